@@ -1,0 +1,116 @@
+//! The instruction sets that kernels are written for, found once at run time.
+
+use crate::error::{Error, Result};
+
+/// Families of instruction sets, each with kernels of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Isa {
+    /// Plain Rust, whatever the processor.
+    Plain,
+    /// AVX2 with FMA and F16C.
+    Avx2,
+    /// AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512,
+}
+
+impl Isa {
+    /// Name as `HALFBYTE_ISA` and `doctor` write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Plain => "plain",
+            Isa::Avx2 => "avx2",
+            Isa::Avx512 => "avx512",
+        }
+    }
+}
+
+/// What a processor offers to kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// The richest family of instruction sets.
+    pub isa: Isa,
+    /// Whether there are bf16 dot products (AVX512_BF16).
+    pub bf16_dot: bool,
+}
+
+impl Caps {
+    /// What this processor offers.
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni");
+            if avx512 {
+                return Self { isa: Isa::Avx512, bf16_dot: is_x86_feature_detected!("avx512bf16") };
+            }
+            if avx2 {
+                return Self { isa: Isa::Avx2, bf16_dot: false };
+            }
+        }
+        Self { isa: Isa::Plain, bf16_dot: false }
+    }
+
+    /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avx512`) allows, if it is set.
+    pub fn detect_within_environment() -> Result<Self> {
+        let caps = Self::detect();
+        match std::env::var("HALFBYTE_ISA") {
+            Err(_) => Ok(caps),
+            Ok(name) => {
+                let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|isa| isa.name() == name);
+                let isa = isa.ok_or_else(|| Error::invalid("HALFBYTE_ISA", "plain, avx2 or avx512", format!("\"{name}\"")))?;
+                caps.limited_to(isa)
+            }
+        }
+    }
+
+    /// The same processor with nothing richer than `isa`. Error: the processor does not reach it.
+    pub fn limited_to(self, isa: Isa) -> Result<Self> {
+        if isa > self.isa {
+            return Err(Error::Device {
+                op: "cpu",
+                cause: format!("expected a processor with {}, got one with {} at most", isa.name(), self.isa.name()),
+            });
+        }
+        Ok(Self { isa, bf16_dot: self.bf16_dot && isa == Isa::Avx512 })
+    }
+}
+
+/// Compiles one plain body for each family of instruction sets and picks the compiled one at run time.
+///
+/// `per_isa! { pub fn name(a: A) -> R { body } }` makes `fn name(isa: Isa, a: A) -> R`. The compiler vectorises the
+/// body for each. `isa` must be one that the processor has, as [`Caps::isa`] is.
+macro_rules! per_isa {
+    ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
+        $(#[$meta])*
+        $vis fn $name(isa: $crate::cpu::isa::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[inline(always)]
+            fn plain($($arg: $ty),*) $(-> $ret)? $body
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma,f16c")]
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    plain($($arg),*)
+                }
+                #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+                fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    plain($($arg),*)
+                }
+                match isa {
+                    // SAFETY: a `Caps` with this family is made only where the processor was found to have it.
+                    $crate::cpu::isa::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: as above.
+                    $crate::cpu::isa::Isa::Avx2 => return unsafe { avx2($($arg),*) },
+                    $crate::cpu::isa::Isa::Plain => {}
+                }
+            }
+            let _ = isa;
+            plain($($arg),*)
+        }
+    };
+}
+pub(crate) use per_isa;

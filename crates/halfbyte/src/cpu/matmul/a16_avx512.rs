@@ -1,0 +1,399 @@
+//! Tiles of f32 multiply-adds with AVX-512.
+//!
+//! A code becomes a float by a table lookup: the tile shifted so that a lane's code lies in its lowest four bits is the
+//! index (`vpermps` ignores the bits above). The table's entries already have the middle code taken off for symmetric
+//! formats. Codes of 8 bits are masked and converted instead. Integer zero points are taken off before multiplying, so
+//! that a weight is exact until its scale comes; with float offsets each weight is `scale · code + offset`, rounded once.
+
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
+use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
+
+pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, direct, convert, product };
+
+fn panels(height: usize) -> usize {
+    if height <= 4 { 4 } else { 2 }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn direct(_: Weights<'_>, _: usize, _: usize) -> DirectFn {
+    unreachable!("selected on x86-64 only")
+}
+#[cfg(not(target_arch = "x86_64"))]
+fn convert(_: Weights<'_>) -> ConvertFn {
+    unreachable!("selected on x86-64 only")
+}
+#[cfg(not(target_arch = "x86_64"))]
+fn product(_: usize, _: usize) -> ProductFn {
+    unreachable!("selected on x86-64 only")
+}
+
+#[cfg(target_arch = "x86_64")]
+use dispatch::{convert, direct, product};
+
+#[cfg(target_arch = "x86_64")]
+mod dispatch {
+    use super::x86;
+    use super::{ConvertFn, DirectFn, ProductFn, Weights};
+    use crate::layout::cpu_n16::field_bits;
+    use crate::tensor::Float;
+
+    /// Instantiates `$function` for the height and number of panels of a tile.
+    macro_rules! of_shape {
+        ($height:expr, $panels:expr, $($path:ident)::+ $(, $field:ident)?) => {
+            match ($height, $panels) {
+                (1, 4) => $($path)::+::<$($field,)? 1, 4>,
+                (2, 4) => $($path)::+::<$($field,)? 2, 4>,
+                (4, 4) => $($path)::+::<$($field,)? 4, 4>,
+                (6, 2) => $($path)::+::<$($field,)? 6, 2>,
+                (8, 2) => $($path)::+::<$($field,)? 8, 2>,
+                (10, 2) => $($path)::+::<$($field,)? 10, 2>,
+                (12, 2) => $($path)::+::<$($field,)? 12, 2>,
+                (1, 1) => $($path)::+::<$($field,)? 1, 1>,
+                (2, 1) => $($path)::+::<$($field,)? 2, 1>,
+                (4, 1) => $($path)::+::<$($field,)? 4, 1>,
+                (6, 1) => $($path)::+::<$($field,)? 6, 1>,
+                (8, 1) => $($path)::+::<$($field,)? 8, 1>,
+                (10, 1) => $($path)::+::<$($field,)? 10, 1>,
+                (12, 1) => $($path)::+::<$($field,)? 12, 1>,
+                (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
+            }
+        };
+    }
+
+    pub(super) fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
+        fn quantized<const FIELD: u32>(height: usize, panels: usize) -> DirectFn {
+            of_shape!(height, panels, x86::direct_quantized, FIELD)
+        }
+        fn dense<const BYTES: usize>(height: usize, panels: usize) -> DirectFn {
+            of_shape!(height, panels, x86::direct_dense, BYTES)
+        }
+        match w {
+            Weights::Quantized(w) => match field_bits(w.format().bits) {
+                2 => quantized::<2>(height, panels),
+                4 => quantized::<4>(height, panels),
+                _ => quantized::<8>(height, panels),
+            },
+            Weights::Dense(w) => match w.dtype() {
+                Float::F16 => dense::<{ x86::F16 }>(height, panels),
+                Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
+                Float::F32 => dense::<{ x86::F32 }>(height, panels),
+            },
+        }
+    }
+
+    pub(super) fn convert(w: Weights<'_>) -> ConvertFn {
+        match w {
+            Weights::Quantized(w) => match field_bits(w.format().bits) {
+                2 => x86::convert_quantized::<2>,
+                4 => x86::convert_quantized::<4>,
+                _ => x86::convert_quantized::<8>,
+            },
+            Weights::Dense(_) => x86::convert_dense,
+        }
+    }
+
+    pub(super) fn product(height: usize, panels: usize) -> ProductFn {
+        of_shape!(height, panels, x86::product)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Weights;
+    use crate::cpu::x86::avx512::{load_bf16, load_f16, load_f32, load_per_group, load_u16};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros};
+    use crate::tensor::Floats;
+    use std::arch::x86_64::*;
+    use std::ops::Range;
+
+    /// Types of dense weights, as constants that a function can be generic over.
+    pub(super) const F16: usize = 0;
+    pub(super) const BF16: usize = 1;
+    pub(super) const F32: usize = 2;
+
+    /// How the codes of a group become weights.
+    #[derive(Clone, Copy)]
+    struct GroupParams {
+        scale: __m512,
+        /// Taken off each code: the zero point (0 where the table has taken it off, or where there is an offset).
+        zero: __m512,
+        offset: __m512,
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq,f16c")]
+    fn group_params<const FIELD: u32>(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
+        let at = (panel * w.groups() + group) * PANEL;
+        let scale = load_per_group(w.scales(), at);
+        let none = _mm512_setzero_ps();
+        match w.zeros() {
+            PackedZeros::Symmetric => {
+                let zero = if FIELD == 8 { _mm512_set1_ps(w.format().middle() as f32) } else { none };
+                GroupParams { scale, zero, offset: none }
+            }
+            PackedZeros::Integer(zeros) => {
+                GroupParams { scale, zero: _mm512_cvtepi32_ps(load_u16(&zeros[at..])), offset: none }
+            }
+            PackedZeros::Float(offsets) => GroupParams { scale, zero: none, offset: load_per_group(offsets, at) },
+        }
+    }
+
+    /// Floats of the codes 0…15 (of their lowest FIELD bits), less the middle code if the format is symmetric.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn table<const FIELD: u32>(w: &CpuN16) -> __m512 {
+        let middle = if matches!(w.zeros(), PackedZeros::Symmetric) { w.format().middle() as f32 } else { 0.0 };
+        let mut entries = [0.0f32; 16];
+        for (code, entry) in entries.iter_mut().enumerate() {
+            *entry = (code as u32 & ((1 << FIELD) - 1)) as f32 - middle;
+        }
+        load_f32(&entries)
+    }
+
+    /// Codes at bit `shift` of each lane as floats.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn codes<const FIELD: u32>(raw: __m512i, shift: u32, table: __m512) -> __m512 {
+        let shifted = if shift == 0 { raw } else { _mm512_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32)) };
+        if FIELD == 8 {
+            _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(255)))
+        } else {
+            _mm512_permutexvar_ps(shifted, table)
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq,f16c")]
+    pub(super) fn direct_quantized<const FIELD: u32, const R: usize, const P: usize>(
+        w: Weights<'_>,
+        panel: usize,
+        x: &[f32],
+        c: &mut [f32],
+    ) {
+        let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
+        match w.zeros() {
+            PackedZeros::Symmetric if FIELD < 8 => direct_zero::<FIELD, R, P, TABLE_ZERO>(w, panel, x, c),
+            PackedZeros::Symmetric | PackedZeros::Integer(_) => direct_zero::<FIELD, R, P, GROUP_ZERO>(w, panel, x, c),
+            PackedZeros::Float(_) => direct_zero::<FIELD, R, P, OFFSET>(w, panel, x, c),
+        }
+    }
+
+    /// Where zero is taken off: in the table, from each code, or as an offset added to each scaled code.
+    const TABLE_ZERO: u8 = 0;
+    const GROUP_ZERO: u8 = 1;
+    const OFFSET: u8 = 2;
+
+    #[target_feature(enable = "avx512f,avx512dq,f16c")]
+    fn direct_zero<const FIELD: u32, const R: usize, const P: usize, const ZERO: u8>(
+        w: &CpuN16,
+        panel: usize,
+        x: &[f32],
+        c: &mut [f32],
+    ) {
+        let per_tile = (32 / FIELD) as usize;
+        let panel_bytes = w.tiles() * 64;
+        let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes];
+        assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
+        let table = table::<FIELD>(w);
+        let mut y = [[_mm512_setzero_ps(); P]; R];
+        for span in w.spans() {
+            let mut params = [group_params::<FIELD>(w, panel, span.group); P];
+            for p in 1..P {
+                params[p] = group_params::<FIELD>(w, panel + p, span.group);
+            }
+            let mut sum = if ZERO == OFFSET { y } else { [[_mm512_setzero_ps(); P]; R] };
+            let mut tile = data[span.tile * 64..].as_ptr();
+            let mut x = x[span.tile * per_tile * R..].as_ptr();
+            for _ in 0..span.tiles {
+                let mut raw = [_mm512_setzero_si512(); P];
+                for p in 0..P {
+                    // SAFETY: 64 bytes of panel p's tile, within `data`.
+                    raw[p] = unsafe { _mm512_load_si512(tile.add(p * panel_bytes).cast()) };
+                    // Far enough ahead to hide memory; a prefetch never faults.
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                }
+                for field in 0..per_tile / 4 {
+                    for byte in 0..4 {
+                        let shift = byte as u32 * 8 + field as u32 * FIELD;
+                        let place = field * 4 + byte;
+                        let mut weight = [_mm512_setzero_ps(); P];
+                        for p in 0..P {
+                            let code = codes::<FIELD>(raw[p], shift, table);
+                            weight[p] = match ZERO {
+                                TABLE_ZERO => code,
+                                GROUP_ZERO => _mm512_sub_ps(code, params[p].zero),
+                                _ => _mm512_fmadd_ps(code, params[p].scale, params[p].offset),
+                            };
+                        }
+                        for r in 0..R {
+                            // SAFETY: place `tile·per_tile + place` of row r, within x as asserted.
+                            let v = _mm512_set1_ps(unsafe { *x.add(place * R + r) });
+                            for p in 0..P {
+                                sum[r][p] = _mm512_fmadd_ps(v, weight[p], sum[r][p]);
+                            }
+                        }
+                    }
+                }
+                tile = tile.wrapping_add(64);
+                x = x.wrapping_add(per_tile * R);
+            }
+            if ZERO == OFFSET {
+                y = sum;
+            } else {
+                for r in 0..R {
+                    for p in 0..P {
+                        y[r][p] = _mm512_fmadd_ps(sum[r][p], params[p].scale, y[r][p]);
+                    }
+                }
+            }
+        }
+        store(&y, c);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn store<const R: usize, const P: usize>(y: &[[__m512; P]; R], c: &mut [f32]) {
+        for r in 0..R {
+            for p in 0..P {
+                let out = &mut c[(r * P + p) * PANEL..][..PANEL];
+                // SAFETY: `out` is 16 floats.
+                unsafe { _mm512_storeu_ps(out.as_mut_ptr(), y[r][p]) };
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq,f16c")]
+    pub(super) fn direct_dense<const DTYPE: usize, const R: usize, const P: usize>(
+        w: Weights<'_>,
+        panel: usize,
+        x: &[f32],
+        c: &mut [f32],
+    ) {
+        let Weights::Dense(w) = w else { unreachable!("asked for with dense weights") };
+        let k = w.k();
+        assert!(x.len() == k * R && c.len() == R * P * PANEL);
+        let mut data = [w.data().slice(0..0); P];
+        for p in 0..P {
+            data[p] = w.data().slice((panel + p) * k * PANEL..(panel + p + 1) * k * PANEL);
+        }
+        // Two sums for each output of one row: else a sum would wait for the one before it.
+        let mut y = [[[_mm512_setzero_ps(); P]; R]; 2];
+        for j in 0..k {
+            for p in 0..P {
+                let at = j * PANEL;
+                let weight = match (DTYPE, &data[p]) {
+                    (F16, Floats::F16(v)) => {
+                        prefetch(v, at + 1024);
+                        load_f16(&v[at..])
+                    }
+                    (BF16, Floats::BF16(v)) => {
+                        prefetch(v, at + 1024);
+                        load_bf16(&v[at..])
+                    }
+                    (F32, Floats::F32(v)) => {
+                        prefetch(v, at + 512);
+                        load_f32(&v[at..])
+                    }
+                    _ => unreachable!("asked for with another type"),
+                };
+                for r in 0..R {
+                    let v = _mm512_set1_ps(x[j * R + r]);
+                    y[j % 2][r][p] = _mm512_fmadd_ps(v, weight, y[j % 2][r][p]);
+                }
+            }
+        }
+        for r in 0..R {
+            for p in 0..P {
+                y[0][r][p] = _mm512_add_ps(y[0][r][p], y[1][r][p]);
+            }
+        }
+        store(&y[0], c);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn prefetch<T>(v: &[T], at: usize) {
+        _mm_prefetch::<_MM_HINT_T0>(v.as_ptr().wrapping_add(at).cast());
+    }
+
+    #[target_feature(enable = "avx512f,avx512dq,f16c")]
+    pub(super) fn convert_quantized<const FIELD: u32>(
+        w: Weights<'_>,
+        panel: usize,
+        places: Range<usize>,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
+        let per_tile = (32 / FIELD) as usize;
+        let panel_bytes = w.tiles() * 64;
+        let data = &w.codes()[panel * panel_bytes..(panel + 1) * panel_bytes];
+        let table = table::<FIELD>(w);
+        let (first, end) = (places.start / per_tile, places.end / per_tile);
+        let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
+        for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
+            let params = group_params::<FIELD>(w, panel, span.group);
+            for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
+                let bytes = &data[tile * 64..][..64];
+                // SAFETY: 64 bytes, checked by the slice.
+                let raw = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
+                let out = &mut out[(tile - first) * per_tile * stride..];
+                for field in 0..per_tile / 4 {
+                    for byte in 0..4 {
+                        let code = codes::<FIELD>(raw, byte as u32 * 8 + field as u32 * FIELD, table);
+                        let weight = _mm512_fmadd_ps(_mm512_sub_ps(code, params.zero), params.scale, params.offset);
+                        let out = &mut out[(field * 4 + byte) * stride..][..PANEL];
+                        // SAFETY: `out` is 16 floats.
+                        unsafe { _mm512_storeu_ps(out.as_mut_ptr(), weight) };
+                    }
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx512f,f16c")]
+    pub(super) fn convert_dense(w: Weights<'_>, panel: usize, places: Range<usize>, out: &mut [f32], stride: usize) {
+        let Weights::Dense(w) = w else { unreachable!("asked for with dense weights") };
+        let data = w.data().slice((panel * w.k() + places.start) * PANEL..(panel * w.k() + places.end) * PANEL);
+        for j in 0..places.len() {
+            let weight = match data {
+                Floats::F16(v) => load_f16(&v[j * PANEL..]),
+                Floats::BF16(v) => load_bf16(&v[j * PANEL..]),
+                Floats::F32(v) => load_f32(&v[j * PANEL..]),
+            };
+            let out = &mut out[j * stride..][..PANEL];
+            // SAFETY: `out` is 16 floats.
+            unsafe { _mm512_storeu_ps(out.as_mut_ptr(), weight) };
+        }
+    }
+
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn product<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
+        let places = x.len() / R;
+        assert!(x.len() == places * R && w.len() == places * P * PANEL && c.len() == R * P * PANEL);
+        let mut y = [[_mm512_setzero_ps(); P]; R];
+        for r in 0..R {
+            for p in 0..P {
+                y[r][p] = load_f32(&c[(r * P + p) * PANEL..]);
+            }
+        }
+        let (mut x, mut w) = (x.as_ptr(), w.as_ptr());
+        for _ in 0..places {
+            let mut weight = [_mm512_setzero_ps(); P];
+            for p in 0..P {
+                // SAFETY: within w, whose length was asserted.
+                weight[p] = unsafe { _mm512_loadu_ps(w.add(p * PANEL)) };
+            }
+            for r in 0..R {
+                // SAFETY: within x, whose length was asserted.
+                let v = _mm512_set1_ps(unsafe { *x.add(r) });
+                for p in 0..P {
+                    y[r][p] = _mm512_fmadd_ps(v, weight[p], y[r][p]);
+                }
+            }
+            x = x.wrapping_add(R);
+            w = w.wrapping_add(P * PANEL);
+        }
+        store(&y, c);
+    }
+}

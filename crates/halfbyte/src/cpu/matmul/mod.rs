@@ -1,0 +1,220 @@
+//! Products on a CPU: the table of kernels, the choice among them, and its explanation.
+//!
+//! A product is computed by a *driver* (who packs x, cuts the work into tasks and blocks that fit the caches) with the
+//! *tile* functions of an instruction set (who multiply a few rows of x by a few panels of weights in registers):
+//!
+//! | driver | tiles | activations |
+//! |---|---|---|
+//! | [`quantized_act`] | `a8_avx512vnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
+//! | [`exact_act`] | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
+//! | [`exact_act`] | `a16_avx512bf16` | bf16 as they are, bf16 dot products |
+
+mod a16_avx512;
+mod a8_avx512vnni;
+mod any_scalar;
+mod blocking;
+mod epilogue;
+mod exact_act;
+mod quantized_act;
+
+pub use epilogue::{Activation, Epilogue};
+
+use super::Cpu;
+use super::isa::{Caps, Isa};
+use crate::error::{Error, Result};
+use crate::format::{Act, Format};
+use crate::kernel::{Problem, Reason, Rejection};
+use crate::layout::Lines;
+use crate::layout::cpu_dense_n16::CpuDenseN16;
+use crate::layout::cpu_n16::CpuN16;
+use crate::tensor::{Float, Floats, FloatsMut};
+use epilogue::Output;
+use std::sync::PoisonError;
+
+/// A weight in the layout that the kernels read.
+#[derive(Clone, Debug)]
+pub enum Packed {
+    /// Codes, and what becomes of the activations.
+    Quantized(CpuN16, Act),
+    /// Floats.
+    Dense(CpuDenseN16),
+}
+
+impl Packed {
+    /// Outputs.
+    pub fn n(&self) -> usize {
+        match self {
+            Packed::Quantized(w, _) => w.n(),
+            Packed::Dense(w) => w.n(),
+        }
+    }
+
+    /// Length of the reduction.
+    pub fn k(&self) -> usize {
+        match self {
+            Packed::Quantized(w, _) => w.k(),
+            Packed::Dense(w) => w.k(),
+        }
+    }
+
+    /// Format; None if dense.
+    pub fn format(&self) -> Option<Format> {
+        match self {
+            Packed::Quantized(w, act) => Some(Format { weight: w.format(), act: *act }),
+            Packed::Dense(_) => None,
+        }
+    }
+
+    /// Bytes that the weight takes.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Packed::Quantized(w, _) => w.bytes(),
+            Packed::Dense(w) => w.bytes(),
+        }
+    }
+}
+
+/// One product.
+pub struct Call<'a> {
+    /// Activations `[m, k]`.
+    pub x: Floats<'a>,
+    /// Rows of x.
+    pub m: usize,
+    /// Weight.
+    pub w: &'a Packed,
+    /// What happens to the sums.
+    pub epilogue: Epilogue<'a>,
+    /// Output `[m, n]`.
+    pub y: FloatsMut<'a>,
+}
+
+/// Buffers that a device keeps from product to product.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    x: Lines,
+    meta: Lines,
+}
+
+/// A way to compute products.
+pub struct Kernel {
+    /// Name, the stem of its file.
+    pub name: &'static str,
+    /// Layout of the weights it reads.
+    pub layout: &'static str,
+    /// What it does, in one line.
+    pub what: &'static str,
+    supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
+    run: fn(&Cpu, &mut Scratch, &Input<'_>, &Output<'_>),
+}
+
+/// What a kernel multiplies.
+struct Input<'a> {
+    x: Floats<'a>,
+    m: usize,
+    w: &'a Packed,
+}
+
+/// All kernels; the first that supports a problem serves it.
+pub const KERNELS: &[Kernel] = &[
+    Kernel {
+        name: "a8_avx512vnni",
+        layout: "cpu_n16",
+        what: "x to int8, vpdpbusd, f32 sums a group",
+        supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::Avx512)),
+        run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx512vnni::TILES),
+    },
+    Kernel {
+        name: "a16_avx512",
+        layout: "cpu_n16, cpu_dense_n16",
+        what: "weights to f32 in registers or a panel in cache, f32 multiply-add",
+        supports: |caps, p| exact(p).and_then(|()| needs(caps, Isa::Avx512)),
+        run: |cpu, scratch, input, y| exact_act::run(cpu, scratch, input, y, &a16_avx512::TILES),
+    },
+    Kernel {
+        name: "any_scalar",
+        layout: "cpu_n16, cpu_dense_n16",
+        what: "plain Rust, every format, every processor",
+        supports: |_, _| Ok(()),
+        run: |cpu, scratch, input, y| {
+            if matches!(input.w, Packed::Quantized(_, act) if act.is_quantized()) {
+                quantized_act::run(cpu, scratch, input, y, &any_scalar::QUANTIZED_ACT_TILES);
+            } else {
+                exact_act::run(cpu, scratch, input, y, &any_scalar::EXACT_ACT_TILES);
+            }
+        },
+    },
+];
+
+fn needs(caps: &Caps, isa: Isa) -> std::result::Result<(), Reason> {
+    if caps.isa >= isa {
+        return Ok(());
+    }
+    Err(Reason(format!("needs {}, this device uses {}", isa.name(), caps.isa.name())))
+}
+
+fn quantized(p: &Problem) -> std::result::Result<(), Reason> {
+    match p.format {
+        Some(f) if f.act.is_quantized() => Ok(()),
+        Some(_) => Err(Reason("multiplies quantised activations (a8), the format says exact ones".into())),
+        None => Err(Reason("multiplies codes, the weights are dense".into())),
+    }
+}
+
+fn exact(p: &Problem) -> std::result::Result<(), Reason> {
+    match p.format {
+        Some(f) if f.act.is_quantized() => {
+            Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The kernel that serves a problem.
+pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
+    let mut rejections = Vec::new();
+    for kernel in KERNELS {
+        match (kernel.supports)(caps, problem) {
+            Ok(()) => return Ok(kernel),
+            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
+        }
+    }
+    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+}
+
+/// Every kernel with the reason against it; the first without one is chosen.
+pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
+    let mut chosen: Option<&str> = None;
+    KERNELS
+        .iter()
+        .map(|kernel| match ((kernel.supports)(caps, problem), chosen) {
+            (Err(reason), _) => (kernel, Some(reason)),
+            (Ok(()), Some(other)) => (kernel, Some(Reason(format!("{other} comes first")))),
+            (Ok(()), None) => {
+                chosen = Some(kernel.name);
+                (kernel, None)
+            }
+        })
+        .collect()
+}
+
+/// Computes a product whose shapes have been checked.
+pub(crate) fn run(kernel: &Kernel, cpu: &Cpu, call: Call<'_>) {
+    let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    let output = Output::new(call.y, [call.m, call.w.n()], call.epilogue);
+    (kernel.run)(cpu, &mut scratch, &Input { x: call.x, m: call.m, w: call.w }, &output);
+}
+
+/// Brings elements `range` of x to f32 in `out`.
+fn widen(x: Floats<'_>, range: std::ops::Range<usize>, out: &mut [f32]) {
+    use half::slice::HalfFloatSliceExt;
+    match x {
+        Floats::F32(x) => out.copy_from_slice(&x[range]),
+        Floats::F16(x) => x[range].convert_to_f32_slice(out),
+        Floats::BF16(x) => x[range].convert_to_f32_slice(out),
+    }
+}
+
+/// Whether activations of this type can go to bf16 dot products unchanged.
+fn is_bf16(x: Float) -> bool {
+    x == Float::BF16
+}

@@ -1,0 +1,347 @@
+//! Driver of products with activations quantised on the fly.
+//!
+//! ```text
+//! x → codes qA, scale sA, offset oA of each row and group; sums of each span         (once, all threads)
+//! for each task (outputs × rows), for each block of spans that fits the cache:
+//!     for each tile of outputs, for each panel of rows:                               (in registers)
+//!         for each span:  D = Σ qA·(qB − zB)         int32, exact
+//!                         y += sB·(sA·D + oA·ΣqB') + oB·(sA·ΣqA + K·oA)
+//! epilogue
+//! ```
+//!
+//! which is the four-term formula `Σ (sA·qA + oA)(sB·qB' + oB)`, with `qB' = qB − zB` where the weight has a zero point
+//! and `oB` where it has a float offset instead.
+
+use super::blocking::{RowPanels, Tasks, with_buffers};
+use super::{Input, Output, Packed, Scratch, widen};
+use crate::cpu::Cpu;
+use crate::cpu::isa::per_isa;
+use crate::format::Act;
+use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL, Span};
+use crate::quantize::activations::ActRange;
+use crate::tensor::Floats;
+use std::ops::Range;
+
+/// Places along k that are multiplied before the next tile of outputs: a panel of x and one of weights in the cache.
+const BLOCK_PLACES: usize = 4096;
+
+/// Below this many elements of x, one thread quantises them all.
+const PARALLEL_ELEMENTS: usize = 1 << 14;
+
+/// The tile functions of an instruction set.
+pub(super) struct Tiles {
+    /// Heights that tiles come in, ascending.
+    pub heights: &'static [usize],
+    /// Panels of outputs that a tile of this height spans.
+    pub panels: fn(height: usize) -> usize,
+    /// The function for codes in fields of this many bits, for this height, and one panel or as many as `panels` says.
+    pub tile: fn(field_bits: u32, height: usize, panels: usize) -> TileFn,
+}
+
+/// Adds the product of a panel of x and some panels of weights, over some spans, to `c` `[height][panels · 16]`.
+///
+/// # Safety
+/// The processor has the instruction set; the tile's slices are as long as its fields say.
+pub(super) type TileFn = unsafe fn(tile: &Tile<'_>, c: &mut [f32]);
+
+/// What a tile function multiplies.
+pub(super) struct Tile<'a> {
+    /// Weights.
+    pub w: &'a CpuN16,
+    /// First panel of outputs.
+    pub panel: usize,
+    /// Spans to go over.
+    pub spans: Range<usize>,
+    /// Codes of the panel of x, `[place / 4][height][4]`.
+    pub x: &'a [i8],
+    /// Numbers of the panel of x for each span and row, `[span][height]`.
+    pub rows: &'a [RowSpan],
+    /// Whether x has offsets.
+    pub x_offsets: bool,
+}
+
+/// What a span's products of a row are multiplied by and added to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct RowSpan {
+    /// Scale of x, sA.
+    pub scale: f32,
+    /// `−ΣqA`.
+    pub minus_sum: i32,
+    /// Sum of what the codes stand for, `sA·ΣqA + K·oA`.
+    pub total: f32,
+    /// Offset of x, oA.
+    pub offset: f32,
+}
+
+pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>, tiles: &Tiles) {
+    let Packed::Quantized(w, act) = input.w else { unreachable!("selected for quantised weights only") };
+    let rows = RowPanels::new(input.m, tiles.heights);
+    let (height, spans) = (rows.height, w.spans().len());
+    let (x_len, rows_len) = (w.places() * height, spans * height);
+    scratch.x.ensure(rows.count * x_len);
+    scratch.meta.ensure(rows.count * rows_len * size_of::<RowSpan>());
+
+    let pack = Pack { x: input.x, w, act: *act, rows };
+    let x_out = SendPtr(scratch.x.as_mut_slice::<i8>().as_mut_ptr());
+    let rows_out = SendPtr(scratch.meta.as_mut_slice::<RowSpan>().as_mut_ptr());
+    let pack_panel = |p: usize| {
+        // SAFETY: `ensure` above made room for `rows.count` pieces of these lengths; each panel has its own.
+        let x = unsafe { std::slice::from_raw_parts_mut(x_out.get().add(p * x_len), x_len) };
+        // SAFETY: as above.
+        let row_spans = unsafe { std::slice::from_raw_parts_mut(rows_out.get().add(p * rows_len), rows_len) };
+        pack.panel(cpu, p, x, row_spans);
+    };
+    if input.m * w.k() < PARALLEL_ELEMENTS {
+        (0..rows.count).for_each(pack_panel);
+    } else {
+        cpu.threads().run(rows.count, &pack_panel);
+    }
+
+    let x = scratch.x.as_slice::<i8>();
+    let row_spans = scratch.meta.as_slice::<RowSpan>();
+    let tile_panels = (tiles.panels)(height);
+    let field = crate::layout::cpu_n16::field_bits(w.format().bits);
+    let wide = (tiles.tile)(field, height, tile_panels);
+    let narrow = (tiles.tile)(field, height, 1);
+    let x_block = w.places().min(BLOCK_PLACES) * height;
+    let tasks = Tasks::new(rows, x_block, w.panels(), tile_panels, cpu.threads().count());
+    cpu.threads().run(tasks.count, &|i| {
+        let (row_panels, panels) = tasks.get(i);
+        let steps = Steps { panels, wide: tile_panels };
+        let tile_len = height * tile_panels * PANEL;
+        let one_block = block_end(w.spans(), 0, w.columns_per_tile()) == spans;
+        let kept = if one_block { 1 } else { row_panels.len() * steps.count() };
+        with_buffers([tile_len * kept, 0], |c, _| {
+            let mut first = 0;
+            loop {
+                let end = block_end(w.spans(), first, w.columns_per_tile());
+                for step in 0..steps.count() {
+                    let (panel, width) = steps.get(step);
+                    let function = if width == tile_panels { wide } else { narrow };
+                    for p in row_panels.clone() {
+                        let at = if one_block { 0 } else { step * row_panels.len() + p - row_panels.start };
+                        let c = &mut c[at * tile_len..][..height * width * PANEL];
+                        if first == 0 {
+                            c.fill(0.0);
+                        }
+                        let tile = Tile {
+                            w,
+                            panel,
+                            spans: first..end,
+                            x: &x[p * x_len..][..x_len],
+                            rows: &row_spans[p * rows_len..][..rows_len],
+                            x_offsets: *act == Act::A8Asym,
+                        };
+                        // SAFETY: `select` found the instruction set; the slices are those that `Tile` describes.
+                        unsafe { function(&tile, c) };
+                        if end == spans {
+                            for (row, c) in rows.rows(p).zip(c.chunks_exact(width * PANEL)) {
+                                // SAFETY: tasks cover disjoint rows and outputs.
+                                unsafe { y.store(row, panel * PANEL, c) };
+                            }
+                        }
+                    }
+                }
+                if end == spans {
+                    return;
+                }
+                first = end;
+            }
+        });
+    });
+}
+
+/// The panels of a task in tiles of `wide` panels, and the rest one by one.
+pub(super) struct Steps {
+    pub panels: Range<usize>,
+    pub wide: usize,
+}
+
+impl Steps {
+    pub fn count(&self) -> usize {
+        self.panels.len() / self.wide + self.panels.len() % self.wide
+    }
+
+    /// First panel and number of panels of a step.
+    pub fn get(&self, step: usize) -> (usize, usize) {
+        let full = self.panels.len() / self.wide;
+        if step < full {
+            (self.panels.start + step * self.wide, self.wide)
+        } else {
+            (self.panels.start + full * self.wide + step - full, 1)
+        }
+    }
+}
+
+/// End of the block of spans that begins with `first`.
+fn block_end(spans: &[Span], first: usize, columns_per_tile: usize) -> usize {
+    let Some(start) = spans.get(first) else { return spans.len() };
+    let fits = |s: &Span| (s.tile + s.tiles - start.tile) * columns_per_tile <= BLOCK_PLACES;
+    (first + spans[first..].iter().take_while(|s| fits(s)).count()).max(first + 1)
+}
+
+/// A pointer that tasks share, each for a part of its own.
+pub(super) struct SendPtr<T>(pub *mut T);
+
+// SAFETY: whoever dereferences it says why the parts are disjoint.
+unsafe impl<T> Sync for SendPtr<T> {}
+
+impl<T> SendPtr<T> {
+    pub fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
+/// Quantises rows of x into panels.
+struct Pack<'a> {
+    x: Floats<'a>,
+    w: &'a CpuN16,
+    act: Act,
+    rows: RowPanels,
+}
+
+impl Pack<'_> {
+    fn panel(&self, cpu: &Cpu, p: usize, out: &mut [i8], row_spans: &mut [RowSpan]) {
+        let (w, height) = (self.w, self.rows.height);
+        let (k, places) = (w.k(), w.places());
+        let rows = self.rows.rows(p);
+        with_buffers([k.max(places), places.div_ceil(4)], |row, codes| {
+            let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
+            for r in 0..height {
+                if r >= rows.len() {
+                    codes.fill(0);
+                    row_spans.iter_mut().skip(r).step_by(height).for_each(|s| *s = RowSpan::default());
+                } else {
+                    let at = (rows.start + r) * k;
+                    match (w.columns(), self.x) {
+                        (Some(columns), x) => {
+                            for (v, &c) in row.iter_mut().zip(columns) {
+                                *v = if c == FILLER { 0.0 } else { x.get(at + c as usize) };
+                            }
+                            self.row(cpu, row, codes, r, row_spans);
+                        }
+                        (None, Floats::F32(x)) => self.row(cpu, &x[at..at + k], codes, r, row_spans),
+                        (None, x) => {
+                            widen(x, at..at + k, &mut row[..k]);
+                            self.row(cpu, row, codes, r, row_spans);
+                        }
+                    }
+                }
+                if places == 0 {
+                    continue;
+                }
+                let out: &mut [u32] = bytemuck::cast_slice_mut(&mut *out);
+                let codes: &[u32] = bytemuck::cast_slice(&*codes);
+                for (out, &quad) in out[r..].iter_mut().step_by(height).zip(codes) {
+                    *out = quad;
+                }
+            }
+        });
+    }
+
+    /// Quantises a row that lies in the order of places into `codes` and the `r`th entry of each span.
+    fn row(&self, cpu: &Cpu, row: &[f32], codes: &mut [i8], r: usize, row_spans: &mut [RowSpan]) {
+        let isa = cpu.caps().isa;
+        let per_tile = self.w.columns_per_tile();
+        let spans = self.w.spans();
+        let mut s = 0;
+        while s < spans.len() {
+            let group = spans[s].group;
+            let in_group = spans[s..].iter().take_while(|span| span.group == group).count();
+            let extremes = spans[s..s + in_group].iter().fold(Extremes::NONE, |e, span| {
+                let piece = &row[span.tile * per_tile..][..span.columns];
+                e.join(if self.act == Act::A8Asym { low_and_high(isa, piece) } else { magnitude(isa, piece) })
+            });
+            let range = match self.act {
+                Act::A8Asym => ActRange::asymmetric(extremes.low, extremes.high, extremes.finite()),
+                _ => ActRange::symmetric(f32::from_bits(extremes.magnitude_bits)),
+            };
+            for (span, at) in spans[s..s + in_group].iter().zip(s..) {
+                let start = span.tile * per_tile;
+                let out = &mut codes[start..start + span.tiles * per_tile];
+                let sum = encode(isa, &row[start..start + span.columns], range, &mut out[..span.columns]);
+                out[span.columns..].fill(0);
+                row_spans[at * self.rows.height + r] = RowSpan {
+                    scale: range.scale,
+                    minus_sum: -sum,
+                    total: range.scale * sum as f32 + span.columns as f32 * range.offset,
+                    offset: range.offset,
+                };
+            }
+            s += in_group;
+        }
+    }
+}
+
+/// Least, greatest element, and the greatest magnitude as bits, by which NaN and infinity are greatest.
+#[derive(Clone, Copy)]
+struct Extremes {
+    low: f32,
+    high: f32,
+    magnitude_bits: u32,
+}
+
+impl Extremes {
+    const NONE: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY, magnitude_bits: 0 };
+
+    fn join(self, other: Self) -> Self {
+        Self {
+            low: self.low.min(other.low),
+            high: self.high.max(other.high),
+            magnitude_bits: self.magnitude_bits.max(other.magnitude_bits),
+        }
+    }
+
+    fn finite(self) -> bool {
+        f32::from_bits(self.magnitude_bits).is_finite()
+    }
+}
+
+per_isa! {
+    fn magnitude(x: &[f32]) -> Extremes {
+        let bits = x.iter().fold(0u32, |a, v| a.max(v.to_bits() & 0x7fff_ffff));
+        Extremes { magnitude_bits: bits, ..Extremes::NONE }
+    }
+}
+
+per_isa! {
+    fn low_and_high(x: &[f32]) -> Extremes {
+        // Sixteen of each side by side, for the vectoriser: it may not reorder float comparisons itself.
+        let (mut low, mut high, mut bits) = ([f32::INFINITY; 16], [f32::NEG_INFINITY; 16], [0u32; 16]);
+        let chunks = x.chunks_exact(16);
+        let rest = chunks.remainder();
+        for chunk in chunks {
+            for i in 0..16 {
+                let v = chunk[i];
+                low[i] = if v < low[i] { v } else { low[i] };
+                high[i] = if v > high[i] { v } else { high[i] };
+                bits[i] = bits[i].max(v.to_bits() & 0x7fff_ffff);
+            }
+        }
+        let mut all = Extremes::NONE;
+        for i in 0..16 {
+            all = all.join(Extremes { low: low[i], high: high[i], magnitude_bits: bits[i] });
+        }
+        for &v in rest {
+            all = all.join(Extremes { low: v, high: v, magnitude_bits: v.to_bits() & 0x7fff_ffff });
+        }
+        all
+    }
+}
+
+per_isa! {
+    /// [`ActRange::code`] of each element, and their sum.
+    fn encode(x: &[f32], range: ActRange, out: &mut [i8]) -> i32 {
+        // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the lowest bits.
+        const ROUND: f32 = 12_582_912.0;
+        let flip = if range.shift == 0.0 { 0u8 } else { 0x80 };
+        let mut sum = 0i32;
+        for (out, &v) in out.iter_mut().zip(x) {
+            let code = (((v - range.base) * range.inverse + ROUND).to_bits() as u8 ^ flip) as i8;
+            *out = code;
+            sum += i32::from(code);
+        }
+        sum
+    }
+}

@@ -1,0 +1,52 @@
+//! Who multiplies on a CPU: the team of threads, the instruction sets, and the kernels.
+
+pub mod isa;
+pub mod matmul;
+pub mod threads;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::error::{Error, Result};
+use isa::Caps;
+use matmul::Scratch;
+use std::sync::Mutex;
+use threads::Threads;
+
+/// A CPU as a device: a team of threads and what the processor offers.
+#[derive(Debug)]
+pub struct Cpu {
+    threads: Threads,
+    caps: Caps,
+    scratch: Mutex<Scratch>,
+}
+
+impl Cpu {
+    /// A team of `threads` threads with the best instruction set found, within what `HALFBYTE_ISA` allows.
+    pub fn new(threads: usize) -> Result<Self> {
+        Self::with_caps(threads, Caps::detect_within_environment()?)
+    }
+
+    /// As many threads as the system offers to this process.
+    pub fn all_threads() -> Result<Self> {
+        Self::new(std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// A team restricted to given capabilities. Error: the processor does not have them.
+    pub fn with_caps(threads: usize, caps: Caps) -> Result<Self> {
+        let found = Caps::detect().limited_to(caps.isa)?;
+        let caps = Caps { bf16_dot: caps.bf16_dot && found.bf16_dot, ..found };
+        let threads = Threads::new(threads)
+            .map_err(|e| Error::Device { op: "cpu", cause: format!("no team of {threads} threads: {e}") })?;
+        Ok(Self { threads, caps, scratch: Mutex::new(Scratch::default()) })
+    }
+
+    /// The team.
+    pub fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    /// What the processor offers, as far as this device uses it.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+}

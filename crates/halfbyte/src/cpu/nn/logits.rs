@@ -1,0 +1,186 @@
+//! What reads rows of logits: probabilities, their normaliser, the most probable.
+
+use super::exp::{exp, exp_f64};
+use super::{in_tasks, rows_of};
+use crate::cpu::Cpu;
+use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::lanes::{Kernel, Simd, dispatch};
+use crate::error::{Error, Result};
+
+/// Replaces each row `x` of `row` elements by `eˣ / Σ eˣ`.
+///
+/// *Shapes:* `x` `[m, row]`. *Accuracy:* relative error ≤ (row/8 + 16)·2⁻²⁴ plus 2⁻²⁴ of `max − x`; results below
+/// about 2⁻¹²⁶ are 0. A row of only −∞, or with +∞ in it, becomes NaN where the quotient is not defined.
+/// *Errors:* a length that is no multiple of `row`.
+pub fn softmax_in_place(cpu: &Cpu, x: &mut [f32], row: usize) -> Result<()> {
+    let rows = rows_of("softmax", x.len(), row)?;
+    let x = DisjointMut::new(x);
+    in_tasks(cpu, rows, row, &|range| {
+        // SAFETY: ranges of rows are disjoint.
+        let x = unsafe { x.range(range.start * row..range.end * row) };
+        dispatch(cpu, Softmax { x, row });
+    });
+    Ok(())
+}
+
+/// `out[i] = ln Σ eˣ` over row `i` of `logits`.
+///
+/// *Shapes:* `logits` `[m, v]`, `out` `[m]`. *Accuracy:* absolute error ≤ (v/8 + 16)·2⁻⁵² + 2⁻⁵² of the greatest
+/// logit: terms and sum are computed in f64. A row of only −∞ gives −∞, one with +∞ gives +∞, one with NaN gives NaN.
+/// *Errors:* `logits` is no multiple of `out`, or has empty rows.
+pub fn log_sum_exp(cpu: &Cpu, logits: &[f32], out: &mut [f64]) -> Result<()> {
+    let row = row_length("log_sum_exp", logits.len(), out.len())?;
+    let (rows, out) = (out.len(), DisjointMut::new(out));
+    in_tasks(cpu, rows, 4 * row, &|range| {
+        // SAFETY: ranges of rows are disjoint.
+        let out = unsafe { out.range(range.clone()) };
+        dispatch(cpu, LogSumExp { logits: &logits[range.start * row..range.end * row], row, out });
+    });
+    Ok(())
+}
+
+/// `out[i]` = the index of the greatest element of row `i` of `logits`, the first of equals. NaN counts as greater
+/// than any number, as in NumPy and PyTorch.
+///
+/// *Shapes:* `logits` `[m, v]`, `out` `[m]`. *Errors:* `logits` is no multiple of `out`, or has empty rows.
+pub fn argmax(cpu: &Cpu, logits: &[f32], out: &mut [usize]) -> Result<()> {
+    let row = row_length("argmax", logits.len(), out.len())?;
+    let (rows, out) = (out.len(), DisjointMut::new(out));
+    in_tasks(cpu, rows, row, &|range| {
+        // SAFETY: ranges of rows are disjoint.
+        let out = unsafe { out.range(range.clone()) };
+        dispatch(cpu, Argmax { logits: &logits[range.start * row..range.end * row], row, out });
+    });
+    Ok(())
+}
+
+fn row_length(op: &'static str, len: usize, rows: usize) -> Result<usize> {
+    if rows == 0 && len == 0 {
+        return Ok(1);
+    }
+    if rows == 0 || len == 0 || len % rows != 0 {
+        return Err(Error::invalid(op, format!("{rows} rows of logits, none empty"), format!("{len} elements")));
+    }
+    Ok(len / rows)
+}
+
+/// The greatest element that is no NaN, −∞ if there is none, and whether one is NaN.
+#[inline(always)]
+fn greatest<S: Simd>(s: S, x: &[f32]) -> (f32, bool) {
+    let mut best = [s.splat(f32::NEG_INFINITY); 4];
+    // x − x is 0 or NaN; sums of such tell of the NaN. Infinities must not: they are cut off first.
+    let (low, high) = (s.splat(f32::MIN), s.splat(f32::MAX));
+    let mut nan = [s.splat(0.0); 4];
+    let mut quads = x.chunks_exact(4 * S::LANES);
+    let mut step = |i: usize, v: S::V| {
+        best[i] = s.max(v, best[i]);
+        let finite = s.if_less(v, low, low, s.if_less(high, v, high, v));
+        nan[i] = s.mul_add(finite, s.splat(0.0), nan[i]);
+    };
+    for quad in &mut quads {
+        for (i, part) in quad.chunks_exact(S::LANES).enumerate() {
+            step(i, s.load(part));
+        }
+    }
+    let mut singles = quads.remainder().chunks_exact(S::LANES);
+    for single in &mut singles {
+        step(0, s.load(single));
+    }
+    step(1, s.load_part(singles.remainder(), f32::NEG_INFINITY));
+    let best = s.max(s.max(best[0], best[1]), s.max(best[2], best[3]));
+    let nan = s.add(s.add(nan[0], nan[1]), s.add(nan[2], nan[3]));
+    (s.greatest(best), s.sum(nan).is_nan())
+}
+
+struct Softmax<'a> {
+    x: &'a mut [f32],
+    row: usize,
+}
+
+impl Kernel for Softmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for x in self.x.chunks_exact_mut(self.row) {
+            let max = s.splat(greatest(s, x).0);
+            let mut sum = s.splat(0.0);
+            let mut parts = x.chunks_exact_mut(S::LANES);
+            for part in &mut parts {
+                let e = exp(s, s.sub(s.load(part), max));
+                sum = s.add(sum, e);
+                s.store(part, e);
+            }
+            let rest = parts.into_remainder();
+            if !rest.is_empty() {
+                let e = exp(s, s.sub(s.load_part(rest, f32::NEG_INFINITY), max));
+                sum = s.add(sum, e);
+                s.store_part(rest, e);
+            }
+            let factor = 1.0 / s.sum(sum);
+            x.iter_mut().for_each(|x| *x *= factor);
+        }
+    }
+}
+
+struct LogSumExp<'a> {
+    logits: &'a [f32],
+    row: usize,
+    out: &'a mut [f64],
+}
+
+impl Kernel for LogSumExp<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (x, out) in self.logits.chunks_exact(self.row).zip(self.out) {
+            let (max, nan) = greatest(s, x);
+            *out = if nan {
+                f64::NAN
+            } else if max.is_infinite() {
+                f64::from(max)
+            } else {
+                let max = f64::from(max);
+                max + sum_of_exp(x, max).ln()
+            };
+        }
+    }
+}
+
+#[inline(always)]
+fn sum_of_exp(x: &[f32], max: f64) -> f64 {
+    let mut sums = [0.0; 16];
+    let mut parts = x.chunks_exact(16);
+    let mut step = |x: [f64; 16]| {
+        let e = exp_f64(x);
+        for i in 0..16 {
+            sums[i] += e[i];
+        }
+    };
+    for part in &mut parts {
+        step(std::array::from_fn(|i| f64::from(part[i]) - max));
+    }
+    let rest = parts.remainder();
+    step(std::array::from_fn(|i| rest.get(i).map_or(f64::NEG_INFINITY, |&x| f64::from(x) - max)));
+    sums.iter().sum()
+}
+
+struct Argmax<'a> {
+    logits: &'a [f32],
+    row: usize,
+    out: &'a mut [usize],
+}
+
+impl Kernel for Argmax<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for (x, out) in self.logits.chunks_exact(self.row).zip(self.out) {
+            let (max, nan) = greatest(s, x);
+            let found = if nan { x.iter().position(|x| x.is_nan()) } else { x.iter().position(|&x| x == max) };
+            *out = found.unwrap_or(0);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! A team of threads that waits for work by spinning a while before it sleeps.
+//!
+//! Decoding a token is dozens of products of tens of microseconds each. Waking sleeping threads for each would cost as
+//! much as the products; a spinning team takes a job within a cache line's way from core to core.
+
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// How often an idle thread looks for work before it sleeps: about a quarter of a millisecond.
+const SPINS_BEFORE_SLEEP: u32 = 20_000;
+
+thread_local! {
+    static IN_TASK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A fixed team of threads, the caller among them.
+pub struct Threads {
+    shared: Arc<Shared>,
+    workers: Vec<std::thread::JoinHandle<()>>,
+    submit: Mutex<()>,
+}
+
+type Job = *const (dyn Fn(usize) + Sync);
+
+struct Shared {
+    /// Counts jobs; a change tells that there is one.
+    epoch: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    tasks: AtomicUsize,
+    next: AtomicUsize,
+    /// Workers that have not finished the current job.
+    active: AtomicUsize,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    sleepers: AtomicUsize,
+    sleep: Mutex<()>,
+    wake: Condvar,
+}
+
+// SAFETY: `job` is written only by the submitter, under the `submit` lock, while no worker is in a job
+// (`active` is 0), and read by workers only after they acquired the epoch that was released after the write.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer is to a `Sync` closure that outlives the job, since `run` waits for all workers.
+unsafe impl Send for Shared {}
+
+impl Threads {
+    /// A team of `count` threads (at least 1), of which `count − 1` are started now.
+    pub fn new(count: usize) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            epoch: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            tasks: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            active: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+        });
+        let mut team = Self { shared, workers: Vec::new(), submit: Mutex::new(()) };
+        for i in 1..count.max(1) {
+            let shared = Arc::clone(&team.shared);
+            let name = format!("halfbyte-{i}");
+            team.workers.push(std::thread::Builder::new().name(name).spawn(move || shared.work())?);
+        }
+        Ok(team)
+    }
+
+    /// Number of threads, the caller included.
+    pub fn count(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `task(0) … task(tasks − 1)`, each once, on all threads, and returns when all are done.
+    ///
+    /// Which thread runs which is not defined, so results must not depend on it. Called from inside a task, it runs
+    /// everything on the calling thread. A panic in a task is passed on.
+    pub fn run(&self, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if tasks <= 1 || self.workers.is_empty() || IN_TASK.get() {
+            (0..tasks).for_each(task);
+            return;
+        }
+        let _one_at_a_time = lock(&self.submit);
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime is erased; the pointer is used by workers until `active` is 0, which `Finish`
+        // waits for before this call returns or unwinds.
+        let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(task) };
+        // SAFETY: `active` is 0: no worker reads the job now.
+        unsafe { *shared.job.get() = Some(job) };
+        shared.tasks.store(tasks, Ordering::Relaxed);
+        shared.next.store(0, Ordering::Relaxed);
+        shared.active.store(self.workers.len(), Ordering::Relaxed);
+        shared.epoch.fetch_add(1, Ordering::SeqCst);
+        if shared.sleepers.load(Ordering::SeqCst) > 0 {
+            let _guard = lock(&shared.sleep);
+            shared.wake.notify_all();
+        }
+        let finish = Finish(shared);
+        shared.take_tasks(task);
+        drop(finish);
+        if shared.panicked.swap(false, Ordering::Relaxed) {
+            panic!("a task panicked on another thread");
+        }
+    }
+}
+
+/// Waits until every worker has left the job, also when the caller's own task panics.
+struct Finish<'a>(&'a Shared);
+
+impl Drop for Finish<'_> {
+    fn drop(&mut self) {
+        while self.0.active.load(Ordering::Acquire) != 0 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+impl Shared {
+    fn take_tasks(&self, task: &(dyn Fn(usize) + Sync)) {
+        struct Leave;
+        impl Drop for Leave {
+            fn drop(&mut self) {
+                IN_TASK.set(false);
+            }
+        }
+        IN_TASK.set(true);
+        let _leave = Leave;
+        let tasks = self.tasks.load(Ordering::Relaxed);
+        loop {
+            let i = self.next.fetch_add(1, Ordering::Relaxed);
+            if i >= tasks {
+                return;
+            }
+            task(i);
+        }
+    }
+
+    fn work(&self) {
+        let mut seen = 0;
+        loop {
+            seen = self.wait_for_job(seen);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            // SAFETY: the epoch was acquired after the job was written; `run` keeps the closure alive until this
+            // worker has counted `active` down.
+            let task = unsafe { (*self.job.get()).map(|job| &*job) };
+            if let Some(task) = task {
+                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.take_tasks(task)));
+                if outcome.is_err() {
+                    self.panicked.store(true, Ordering::Relaxed);
+                }
+            }
+            self.active.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    fn wait_for_job(&self, seen: u64) -> u64 {
+        for _ in 0..SPINS_BEFORE_SLEEP {
+            let epoch = self.epoch.load(Ordering::Acquire);
+            if epoch != seen {
+                return epoch;
+            }
+            std::hint::spin_loop();
+        }
+        let mut guard = lock(&self.sleep);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let epoch = self.epoch.load(Ordering::SeqCst);
+            if epoch != seen {
+                self.sleepers.fetch_sub(1, Ordering::SeqCst);
+                return epoch;
+            }
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
+        {
+            let _guard = lock(&self.shared.sleep);
+            self.shared.wake.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker's panic was already passed on by `run`.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Threads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a team of {} threads", self.count())
+    }
+}
+
+fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_also_after_sleeping_and_nested() {
+        let team = Threads::new(4).unwrap();
+        for round in 0..200 {
+            let hits: Vec<AtomicUsize> = (0..37).map(|_| AtomicUsize::new(0)).collect();
+            team.run(37, &|i| {
+                team.run(2, &|_| {
+                    hits[i].fetch_add(1, Ordering::Relaxed);
+                });
+            });
+            assert!(hits.iter().all(|h| h.load(Ordering::Relaxed) == 2));
+            if round % 50 == 0 {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_team_lives_on() {
+        let team = Threads::new(3).unwrap();
+        for _ in 0..20 {
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                team.run(8, &|i| assert!(i != 5, "task five fails"));
+            }));
+            assert!(outcome.is_err());
+            let sum = AtomicUsize::new(0);
+            team.run(10, &|i| {
+                sum.fetch_add(i, Ordering::Relaxed);
+            });
+            assert_eq!(sum.load(Ordering::Relaxed), 45);
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Loads from packed data that kernels of one instruction set share.
+
+pub(super) mod avx512;

@@ -1,0 +1,224 @@
+//! What the numbers mean: formats as data, and how they are written down.
+//!
+//! A [`Format`] names a way to hold weights and to take activations:
+//!
+//! ```text
+//! w4a16-g128            4-bit codes, half activations, groups of 128 along k, symmetric, f16 scales
+//! w4a8-g32-asym         4-bit codes with integer zero points, activations quantised on the fly to 8 bits
+//! w8a8                  8-bit codes, one scale an output channel, 8-bit activations
+//! w4a8-g64-float-xasym  float offsets; activations with scale and offset
+//! w8a32-tensor-sf32     one scale for the whole tensor, scales kept in f32
+//! ```
+//!
+//! Grammar: `w{2|3|4|8}a{8|16|32}[-g{N}|-tensor][-asym|-float][-xasym][-sbf16|-sf32]`. No group means one scale an
+//! output channel.
+
+mod qtensor;
+pub mod reference;
+
+pub use qtensor::{QTensor, Zeros};
+
+use crate::error::{Error, Result};
+use crate::tensor::Float;
+use std::fmt;
+use std::str::FromStr;
+
+/// How far one scale reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Group {
+    /// One scale for the whole tensor.
+    Tensor,
+    /// One scale an output channel (a row of the weight).
+    Channel,
+    /// One scale for this many neighbours along k; the last group may be shorter.
+    Size(usize),
+}
+
+impl Group {
+    /// Number of groups along a k of this length.
+    pub fn count(self, k: usize) -> usize {
+        match self {
+            Group::Tensor | Group::Channel => 1,
+            Group::Size(g) => k.div_ceil(g).max(1),
+        }
+    }
+
+    /// Length of a full group along a k of this length.
+    pub fn len(self, k: usize) -> usize {
+        match self {
+            Group::Tensor | Group::Channel => k,
+            Group::Size(g) => g,
+        }
+    }
+}
+
+/// Where zero lies among the codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Zero {
+    /// In the middle: `w = scale · (code − 2^(bits−1))`.
+    Symmetric,
+    /// At an integer of its own for each group: `w = scale · (code − zero)`.
+    Integer,
+    /// Nowhere in particular: `w = scale · code + offset`.
+    Float,
+}
+
+/// What becomes of the activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Act {
+    /// Multiplied as they are, f16 or bf16 by habit (any float type is taken).
+    A16,
+    /// Multiplied as they are, f32 by habit (any float type is taken).
+    A32,
+    /// Quantised on the fly to 8 bits, symmetric, one scale a row and weight group.
+    A8,
+    /// Quantised on the fly to 8 bits with scale and offset, one of each a row and weight group.
+    A8Asym,
+}
+
+impl Act {
+    /// Whether activations are quantised on the fly.
+    pub fn is_quantized(self) -> bool {
+        matches!(self, Act::A8 | Act::A8Asym)
+    }
+}
+
+/// The weight's half of a format: codes, groups, zeros, scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WeightFormat {
+    /// Bits a code: 2, 3, 4 or 8.
+    pub bits: u32,
+    /// How far one scale reaches.
+    pub group: Group,
+    /// Where zero lies among the codes.
+    pub zero: Zero,
+    /// Type that the scales (and float offsets) are exact in.
+    pub scale: Float,
+}
+
+impl WeightFormat {
+    /// The largest code, `2^bits − 1`.
+    pub fn max_code(&self) -> u32 {
+        (1 << self.bits) - 1
+    }
+
+    /// The code that stands for zero in a symmetric format, `2^(bits−1)`.
+    pub fn middle(&self) -> u32 {
+        1 << (self.bits - 1)
+    }
+
+    /// Checks that bits and group size are ones that exist.
+    pub fn validate(&self) -> Result<()> {
+        if !matches!(self.bits, 2 | 3 | 4 | 8) {
+            return Err(Error::invalid("format", "2, 3, 4 or 8 bits", self.bits.to_string()));
+        }
+        if self.group == Group::Size(0) {
+            return Err(Error::invalid("format", "a group of at least 1", "0"));
+        }
+        Ok(())
+    }
+}
+
+/// A scheme of the field, as `w4a16-g128`: what the weights are and what becomes of the activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Format {
+    /// The weights.
+    pub weight: WeightFormat,
+    /// The activations.
+    pub act: Act,
+}
+
+/// The formats that the project tests, measures and documents; any other that parses works too.
+pub const FORMATS: &[&str] = &[
+    "w4a16-g128", "w4a16-g128-asym", "w4a16-g64", "w4a16-g32-asym", "w4a16-g32-float", "w4a16", "w4a16-g32-sf32",
+    "w8a16-g128", "w8a16", "w8a16-g32-asym", "w8a16-tensor", "w3a16-g128", "w3a16-g128-asym", "w2a16-g64-asym",
+    "w2a16-g32-float", "w4a8-g128", "w4a8-g128-asym", "w4a8-g32-asym", "w4a8-g64-xasym", "w4a8-g128-asym-xasym",
+    "w4a8-g32-float-xasym", "w4a8", "w8a8-g128", "w8a8", "w8a8-xasym", "w8a8-tensor", "w8a8-g32-asym-xasym",
+    "w3a8-g128-asym", "w2a8-g64-asym", "w4a32-g128", "w8a32-g64-float-sbf16", "w4a16-g20-asym", "w4a8-g100-asym",
+];
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let act = match self.act {
+            Act::A16 => "16",
+            Act::A32 => "32",
+            Act::A8 | Act::A8Asym => "8",
+        };
+        write!(f, "w{}a{act}", self.weight.bits)?;
+        match self.weight.group {
+            Group::Tensor => f.write_str("-tensor")?,
+            Group::Channel => {}
+            Group::Size(g) => write!(f, "-g{g}")?,
+        }
+        match self.weight.zero {
+            Zero::Symmetric => {}
+            Zero::Integer => f.write_str("-asym")?,
+            Zero::Float => f.write_str("-float")?,
+        }
+        if self.act == Act::A8Asym {
+            f.write_str("-xasym")?;
+        }
+        match self.weight.scale {
+            Float::F16 => {}
+            Float::BF16 => f.write_str("-sbf16")?,
+            Float::F32 => f.write_str("-sf32")?,
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Format {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let fail = |expected: &str| Error::invalid("format", expected, format!("\"{text}\""));
+        let mut parts = text.split('-');
+        let head = parts.next().unwrap_or_default();
+        let (bits, act) = head
+            .strip_prefix('w')
+            .and_then(|rest| rest.split_once('a'))
+            .ok_or_else(|| fail("a name like w4a16-g128 or w8a8"))?;
+        let bits = match bits {
+            "2" => 2,
+            "3" => 3,
+            "4" => 4,
+            "8" => 8,
+            _ => return Err(fail("weights of 2, 3, 4 or 8 bits (w2, w3, w4, w8)")),
+        };
+        let mut act = match act {
+            "8" => Act::A8,
+            "16" => Act::A16,
+            "32" => Act::A32,
+            _ => return Err(fail("activations of 8, 16 or 32 bits (a8, a16, a32)")),
+        };
+        let (mut group, mut zero, mut scale) = (None, None, None);
+        for part in parts {
+            let repeated = match part {
+                "tensor" => group.replace(Group::Tensor).is_some(),
+                "asym" => zero.replace(Zero::Integer).is_some(),
+                "float" => zero.replace(Zero::Float).is_some(),
+                "sbf16" => scale.replace(Float::BF16).is_some(),
+                "sf32" => scale.replace(Float::F32).is_some(),
+                "xasym" if act == Act::A8 => {
+                    act = Act::A8Asym;
+                    false
+                }
+                "xasym" => return Err(fail("-xasym once, and only with a8")),
+                _ => match part.strip_prefix('g').and_then(|g| g.parse::<usize>().ok()) {
+                    Some(g) if g > 0 && !part.starts_with("g+") => group.replace(Group::Size(g)).is_some(),
+                    _ => return Err(fail("parts of -g{N}, -tensor, -asym, -float, -xasym, -sbf16, -sf32")),
+                },
+            };
+            if repeated {
+                return Err(fail("each property once"));
+            }
+        }
+        let weight = WeightFormat {
+            bits,
+            group: group.unwrap_or(Group::Channel),
+            zero: zero.unwrap_or(Zero::Symmetric),
+            scale: scale.unwrap_or(Float::F16),
+        };
+        Ok(Format { weight, act })
+    }
+}

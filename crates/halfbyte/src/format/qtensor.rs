@@ -1,0 +1,197 @@
+//! The canonical quantised tensor: one code a byte, in row-major order, with its scales and zeros.
+
+use super::{Group, WeightFormat, Zero};
+use crate::error::{Error, Result};
+
+/// Where zero lies, group by group.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Zeros {
+    /// In the middle of the codes, everywhere.
+    Symmetric,
+    /// Zero points, `[n, groups]`, each from 0 to `2^bits`.
+    Integer(Vec<u16>),
+    /// Offsets added after scaling, `[n, groups]`.
+    Float(Vec<f32>),
+}
+
+/// Integer codes, scales and zeros of a logical float matrix `[n, k]`.
+///
+/// `w[i, j] = scales[i, g] · (codes[i, j] − zero[i, g])`, or `scales[i, g] · codes[i, j] + offset[i, g]`, with
+/// `g = group of column j`: `j / group size`, or `group_index[j]` where columns were quantised in another order
+/// (act-order).
+#[derive(Clone, Debug, PartialEq)]
+pub struct QTensor {
+    format: WeightFormat,
+    n: usize,
+    k: usize,
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+    zeros: Zeros,
+    group_index: Option<Vec<u32>>,
+}
+
+impl QTensor {
+    /// Builds a tensor from its parts.
+    ///
+    /// Shapes: `codes` `[n, k]`; `scales` `[n, groups]` (a per-tensor scale is repeated for each row); `zeros` the
+    /// same; `group_index` `[k]`. Errors: a length that does not fit, a code or zero beyond its bits, a scale that is
+    /// not finite or not exact in the format's scale type, a group index out of range. An index that says no more than
+    /// `j / group size` is dropped.
+    pub fn new(
+        format: WeightFormat,
+        [n, k]: [usize; 2],
+        codes: Vec<u8>,
+        scales: Vec<f32>,
+        zeros: Zeros,
+        group_index: Option<Vec<u32>>,
+    ) -> Result<Self> {
+        const OP: &str = "qtensor";
+        format.validate()?;
+        let groups = format.group.count(k);
+        let size = |a: usize, b: usize, what: &str| {
+            a.checked_mul(b).ok_or_else(|| Error::invalid(OP, format!("{what} that fits memory"), format!("{a} × {b}")))
+        };
+        let check = |what: &str, got: usize, want: usize| {
+            if got == want { Ok(()) } else { Err(Error::invalid(OP, format!("{want} {what}"), got.to_string())) }
+        };
+        check("codes", codes.len(), size(n, k, "codes")?)?;
+        let of_groups = size(n, groups, "scales")?;
+        check("scales", scales.len(), of_groups)?;
+        if let Some(code) = codes.iter().find(|&&c| u32::from(c) > format.max_code()) {
+            return Err(Error::invalid(OP, format!("codes of {} bits", format.bits), code.to_string()));
+        }
+        let exact = |what: &str, values: &[f32]| match values.iter().find(|&&s| format.scale.round(s) != s || !s.is_finite()) {
+            None => Ok(()),
+            Some(s) => Err(Error::invalid(OP, format!("{what} finite and exact in {}", format.scale), s.to_string())),
+        };
+        exact("scales", &scales)?;
+        match (&zeros, format.zero) {
+            (Zeros::Symmetric, Zero::Symmetric) => {}
+            (Zeros::Integer(z), Zero::Integer) => {
+                check("zero points", z.len(), of_groups)?;
+                if let Some(z) = z.iter().find(|&&z| u32::from(z) > format.max_code() + 1) {
+                    return Err(Error::invalid(OP, format!("zero points up to {}", format.max_code() + 1), z.to_string()));
+                }
+            }
+            (Zeros::Float(o), Zero::Float) => {
+                check("offsets", o.len(), of_groups)?;
+                exact("offsets", o)?;
+            }
+            (got, want) => return Err(Error::invalid(OP, format!("{want:?} zeros"), zeros_name(got))),
+        }
+        let group_index = match group_index {
+            None => None,
+            Some(index) => {
+                check("group indices", index.len(), k)?;
+                if let Some(g) = index.iter().find(|&&g| g as usize >= groups) {
+                    return Err(Error::invalid(OP, format!("group indices below {groups}"), g.to_string()));
+                }
+                let size = format.group.len(k).max(1);
+                let trivial = index.iter().enumerate().all(|(j, &g)| g as usize == j / size);
+                (!trivial).then_some(index)
+            }
+        };
+        Ok(Self { format, n, k, codes, scales, zeros, group_index })
+    }
+
+    /// What the codes mean.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// Output channels (rows).
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Length of the reduction (columns).
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Groups along k.
+    pub fn groups(&self) -> usize {
+        self.format.group.count(self.k)
+    }
+
+    /// Codes, `[n, k]`, one a byte, unsigned.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// Scales, `[n, groups]`.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
+    /// Zeros or offsets.
+    pub fn zeros(&self) -> &Zeros {
+        &self.zeros
+    }
+
+    /// Group of each column, if it is not simply `j / group size`.
+    pub fn group_index(&self) -> Option<&[u32]> {
+        self.group_index.as_deref()
+    }
+
+    /// Group of column `j`.
+    pub fn group_of(&self, j: usize) -> usize {
+        match (&self.group_index, self.format.group) {
+            (Some(index), _) => index[j] as usize,
+            (None, Group::Size(g)) => j / g,
+            (None, _) => 0,
+        }
+    }
+
+    /// Zero point of row `i` and group `g` in codes, for formats without float offsets.
+    pub fn zero_point(&self, i: usize, g: usize) -> Option<u32> {
+        match &self.zeros {
+            Zeros::Symmetric => Some(self.format.middle()),
+            Zeros::Integer(z) => Some(u32::from(z[i * self.groups() + g])),
+            Zeros::Float(_) => None,
+        }
+    }
+
+    /// Rows of several tensors one below the other, as when the q, k and v projections become one product.
+    ///
+    /// Errors: no tensor; formats, k or group indices that differ.
+    pub fn concat_rows(parts: &[&QTensor]) -> Result<Self> {
+        const OP: &str = "qtensor: rows one below the other";
+        let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
+        for part in &parts[1..] {
+            if part.format != first.format || part.k != first.k || part.group_index != first.group_index {
+                return Err(Error::invalid(
+                    OP,
+                    format!("format {:?}, k {} and the same group index everywhere", first.format, first.k),
+                    format!("format {:?}, k {}", part.format, part.k),
+                ));
+            }
+        }
+        let zeros = match &first.zeros {
+            Zeros::Symmetric => Zeros::Symmetric,
+            Zeros::Integer(_) => Zeros::Integer(
+                parts.iter().flat_map(|p| if let Zeros::Integer(z) = &p.zeros { z.as_slice() } else { &[] }).copied().collect(),
+            ),
+            Zeros::Float(_) => Zeros::Float(
+                parts.iter().flat_map(|p| if let Zeros::Float(z) = &p.zeros { z.as_slice() } else { &[] }).copied().collect(),
+            ),
+        };
+        Ok(Self {
+            format: first.format,
+            n: parts.iter().map(|p| p.n).sum(),
+            k: first.k,
+            codes: parts.iter().flat_map(|p| &p.codes).copied().collect(),
+            scales: parts.iter().flat_map(|p| &p.scales).copied().collect(),
+            zeros,
+            group_index: first.group_index.clone(),
+        })
+    }
+}
+
+fn zeros_name(zeros: &Zeros) -> &'static str {
+    match zeros {
+        Zeros::Symmetric => "none (symmetric)",
+        Zeros::Integer(_) => "integer zero points",
+        Zeros::Float(_) => "float offsets",
+    }
+}

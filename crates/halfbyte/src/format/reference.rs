@@ -1,0 +1,124 @@
+//! The executable specification: every format's meaning, in f64, as plainly as it can be said.
+//!
+//! Kernels are tested against this file, element by element; see [`Bound`].
+
+use super::{Act, QTensor, Zeros};
+use crate::quantize::activations::{ActCodes, quantize_activations};
+use crate::tensor::Float;
+
+/// The float matrix that a quantised tensor stands for, `[n, k]`, exact (f64 holds every product of code and scale).
+pub fn dequantize(w: &QTensor) -> Vec<f64> {
+    let groups = w.groups();
+    let mut out = Vec::with_capacity(w.n() * w.k());
+    for i in 0..w.n() {
+        for j in 0..w.k() {
+            let g = w.group_of(j);
+            let code = f64::from(w.codes()[i * w.k() + j]);
+            let scale = f64::from(w.scales()[i * groups + g]);
+            out.push(match w.zeros() {
+                Zeros::Symmetric => scale * (code - f64::from(w.format().middle())),
+                Zeros::Integer(z) => scale * (code - f64::from(z[i * groups + g])),
+                Zeros::Float(o) => scale * code + f64::from(o[i * groups + g]),
+            });
+        }
+    }
+    out
+}
+
+/// `y = x · wᵀ` in f64 for x `[m, k]` and w `[n, k]`, with `magnitude = |x| · |w|ᵀ`, by which errors are measured.
+pub fn matmul(x: &[f64], w: &[f64], [m, n, k]: [usize; 3]) -> Product {
+    let mut value = Vec::with_capacity(m * n);
+    let mut magnitude = Vec::with_capacity(m * n);
+    for r in 0..m {
+        let row = &x[r * k..(r + 1) * k];
+        for i in 0..n {
+            let weight = &w[i * k..(i + 1) * k];
+            value.push(row.iter().zip(weight).map(|(a, b)| a * b).sum());
+            magnitude.push(row.iter().zip(weight).map(|(a, b)| (a * b).abs()).sum());
+        }
+    }
+    Product { value, magnitude }
+}
+
+/// Result of [`matmul`], both `[m, n]`.
+#[derive(Clone, Debug)]
+pub struct Product {
+    /// The product.
+    pub value: Vec<f64>,
+    /// The product of absolute values.
+    pub magnitude: Vec<f64>,
+}
+
+/// `y = x · dequant(w)ᵀ` as the format defines it: with quantised activations, x is quantised first and what its codes
+/// stand for is multiplied.
+///
+/// Shapes: x `[m, k]` f32. With quantised activations the product is the sum of four terms,
+/// `Σ (sA·qA + oA)(sB·qB + oB)`, and its magnitude is that of the four: `(|sA·qA| + |oA|) · (|sB·qB| + |oB|)ᵀ`. Without
+/// offsets that is `|x| · |W|ᵀ` again.
+pub fn linear(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
+    let shape = [m, w.n(), w.k()];
+    if !act.is_quantized() {
+        let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+        return matmul(&x, &dequantize(w), shape);
+    }
+    let codes = quantize_activations(x, m, w, act);
+    let value = matmul(&dequantize_activations(&codes, w), &dequantize(w), shape).value;
+    let magnitude = matmul(&activation_magnitudes(&codes, w), &weight_magnitudes(w), shape).value;
+    Product { value, magnitude }
+}
+
+fn activation_magnitudes(x: &ActCodes, w: &QTensor) -> Vec<f64> {
+    let (k, groups) = (w.k(), w.groups());
+    let at = |i: usize| (i / k) * groups + w.group_of(i % k);
+    let term = |i: usize| (f64::from(x.scales[at(i)]) * f64::from(x.codes[i])).abs() + f64::from(x.offsets[at(i)]).abs();
+    (0..x.codes.len()).map(term).collect()
+}
+
+fn weight_magnitudes(w: &QTensor) -> Vec<f64> {
+    let Zeros::Float(offsets) = w.zeros() else { return dequantize(w).into_iter().map(f64::abs).collect() };
+    let (k, groups) = (w.k(), w.groups());
+    let at = |i: usize| (i / k) * groups + w.group_of(i % k);
+    let term = |i: usize| {
+        (f64::from(w.scales()[at(i)]) * f64::from(w.codes()[i])).abs() + f64::from(offsets[at(i)]).abs()
+    };
+    (0..w.codes().len()).map(term).collect()
+}
+
+/// What quantised activations stand for, `[m, k]`: `scale · code + offset` of the row and the column's group.
+pub fn dequantize_activations(x: &ActCodes, w: &QTensor) -> Vec<f64> {
+    let (k, groups) = (w.k(), w.groups());
+    let m = x.codes.len() / k.max(1);
+    let mut out = Vec::with_capacity(m * k);
+    for r in 0..m {
+        for j in 0..k {
+            let g = r * groups + w.group_of(j);
+            out.push(f64::from(x.scales[g]) * f64::from(x.codes[r * k + j]) + f64::from(x.offsets[g]));
+        }
+    }
+    out
+}
+
+/// How far a kernel's result may lie from the reference: `|y − ref| ≤ (u_out + c·u_acc) · (|x|·|W|ᵀ)`, plus the least
+/// magnitude that the output type holds.
+///
+/// `u_acc = 2⁻²⁴`: every kernel accumulates in f32. `c` counts roundings on the way of one term into its sum; kernels
+/// sum in several partial accumulators, so that `c` grows far slower than k.
+#[derive(Clone, Copy, Debug)]
+pub struct Bound {
+    /// Type of the output.
+    pub out: Float,
+    /// Length of the reduction.
+    pub k: usize,
+}
+
+impl Bound {
+    /// The allowed distance for an element whose magnitude `|x|·|W|ᵀ` is given.
+    pub fn allowed(&self, magnitude: f64) -> f64 {
+        let c = 16.0 + (self.k as f64).sqrt();
+        let least = match self.out {
+            Float::F16 => 2f64.powi(-25),
+            Float::BF16 | Float::F32 => 2f64.powi(-126),
+        };
+        (self.out.unit_roundoff() + c * 2f64.powi(-24)) * magnitude + least
+    }
+}

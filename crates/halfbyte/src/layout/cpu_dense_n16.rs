@@ -1,0 +1,86 @@
+//! Dense floats in panels of 16 outputs: `[n/16][k][16]`, in the type that they came in.
+
+use super::Lines;
+use super::cpu_n16::PANEL;
+use crate::error::{Error, Result};
+use crate::tensor::{Float, Floats};
+use half::{bf16, f16};
+
+/// A dense float matrix packed for the CPU kernels.
+#[derive(Clone, Debug)]
+pub struct CpuDenseN16 {
+    n: usize,
+    k: usize,
+    dtype: Float,
+    data: Lines,
+}
+
+impl CpuDenseN16 {
+    /// Packs `w` `[n, k]`; the last panel is filled with zeros.
+    pub fn pack(w: Floats<'_>, [n, k]: [usize; 2]) -> Result<Self> {
+        if n.checked_mul(k) != Some(w.len()) {
+            return Err(Error::invalid("pack dense weights", format!("{n} × {k} weights"), w.len().to_string()));
+        }
+        let dtype = w.dtype();
+        let mut data = Lines::zeroed(n.next_multiple_of(PANEL) * k * dtype.size_bytes());
+        match w {
+            Floats::F16(w) => spread(w, data.as_mut_slice::<f16>(), k),
+            Floats::BF16(w) => spread(w, data.as_mut_slice::<bf16>(), k),
+            Floats::F32(w) => spread(w, data.as_mut_slice::<f32>(), k),
+        }
+        Ok(Self { n, k, dtype, data })
+    }
+
+    /// The matrix `[n, k]` again, widened.
+    pub fn unpack(&self) -> Vec<f32> {
+        let data = self.data();
+        (0..self.n * self.k)
+            .map(|at| (at / self.k, at % self.k))
+            .map(|(i, j)| data.get(((i / PANEL) * self.k + j) * PANEL + i % PANEL))
+            .collect()
+    }
+
+    /// Outputs.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Length of the reduction.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Type of the weights.
+    pub fn dtype(&self) -> Float {
+        self.dtype
+    }
+
+    /// Panels of 16 outputs.
+    pub fn panels(&self) -> usize {
+        self.n.div_ceil(PANEL)
+    }
+
+    /// Floats, `[panel][k][16]`.
+    pub fn data(&self) -> Floats<'_> {
+        let len = self.panels() * self.k * PANEL;
+        match self.dtype {
+            Float::F16 => Floats::F16(&self.data.as_slice::<f16>()[..len]),
+            Float::BF16 => Floats::BF16(&self.data.as_slice::<bf16>()[..len]),
+            Float::F32 => Floats::F32(&self.data.as_slice::<f32>()[..len]),
+        }
+    }
+
+    /// Bytes that the packed matrix takes.
+    pub fn bytes(&self) -> usize {
+        self.panels() * self.k * PANEL * self.dtype.size_bytes()
+    }
+}
+
+fn spread<T: Copy>(w: &[T], out: &mut [T], k: usize) {
+    for (i, row) in w.chunks_exact(k.max(1)).enumerate() {
+        let base = (i / PANEL) * k * PANEL + i % PANEL;
+        for (j, &value) in row.iter().enumerate() {
+            out[base + j * PANEL] = value;
+        }
+    }
+}

@@ -1,0 +1,16 @@
+//! Where the bits lie: bijections between the canonical tensor and what kernels read.
+//!
+//! | layout | holds | read by |
+//! |---|---|---|
+//! | `row_major` | [`crate::QTensor`] itself: one code a byte | the reference |
+//! | [`cpu_n16`] | codes in tiles of 16 outputs × 32 bits | every CPU kernel of a quantised format |
+//! | [`cpu_dense_n16`] | floats in columns of 16 outputs | every CPU kernel of dense weights |
+
+pub mod cpu_dense_n16;
+pub mod cpu_n16;
+mod lines;
+
+pub use lines::Lines;
+
+/// Names of the layouts, in pipeline order.
+pub const LAYOUTS: &[&str] = &["row_major", "cpu_n16", "cpu_dense_n16"];

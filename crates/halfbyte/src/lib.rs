@@ -1,0 +1,23 @@
+//! Numbers in, numbers out: weights of a neural network in 2, 3, 4 or 8 bits times float activations,
+//! `y = x · dequant(W)ᵀ`.
+//!
+//! The modules in the order in which data passes them:
+//!
+//! ```text
+//! float W ──quantize──▶ QTensor ──layout──▶ packed ──kernel──▶ y
+//!            (format)    canonical
+//! ```
+#![deny(missing_docs)]
+
+pub mod cpu;
+pub mod error;
+pub mod format;
+pub mod kernel;
+pub mod layout;
+pub mod ops;
+pub mod quantize;
+pub mod tensor;
+
+pub use error::{Error, Result};
+pub use format::{Act, Format, Group, QTensor, WeightFormat, Zero, Zeros};
+pub use tensor::{Float, Floats, FloatsMut};

@@ -1,0 +1,174 @@
+//! Round to nearest: each group's scale from its extremes, or from a search for the least squared error.
+
+use crate::error::{Error, Result};
+use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
+use crate::tensor::Floats;
+use rayon::prelude::*;
+
+/// How a symmetric group's scale follows from its largest magnitude.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SymmetricScale {
+    /// `max|w| / (2^(bits−1) − 1)`: both extremes are met exactly, the lowest code stays unused.
+    #[default]
+    Narrow,
+    /// `max|w| / ((2^bits − 1) / 2)`: every code is used; an extreme on the positive side is off by half a step.
+    Full,
+}
+
+/// Options of [`rtn`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rtn {
+    /// How a symmetric scale follows from the largest magnitude.
+    pub symmetric: SymmetricScale,
+    /// Search 40 shrunken ranges, down to 0.5 of the full one, for the least squared error of the group.
+    pub search: bool,
+}
+
+/// Quantises a matrix by rounding to nearest.
+///
+/// *Shapes:* w `[n, k]`. *Accuracy:* every element within half a step of its group, plus the rounding of the scale to
+/// the format's scale type; codes are chosen for the rounded scale. Asymmetric ranges always include zero.
+/// *Errors:* a length that is not n·k, a bad format, NaN or infinity (with its place), a scale beyond the scale type.
+pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn) -> Result<QTensor> {
+    const OP: &str = "quantize (round to nearest)";
+    format.validate()?;
+    if n.checked_mul(k) != Some(w.len()) {
+        return Err(Error::invalid(OP, format!("{n} × {k} weights"), w.len().to_string()));
+    }
+    let groups = format.group.count(k);
+    let len = format.group.len(k).max(1);
+    let range = Range { format, options };
+    let tensor_wide = match format.group {
+        Group::Tensor => Some(range.of(&w.to_f32())),
+        _ => None,
+    };
+    let mut codes = vec![0u8; n * k];
+    let mut params = vec![Params { scale: 0.0, zero: 0.0 }; n * groups];
+    let bad = codes
+        .par_chunks_mut(k.max(1))
+        .zip(params.par_chunks_mut(groups))
+        .enumerate()
+        .map(|(i, (codes, params))| {
+            let row = w.slice(i * k..(i + 1) * k).to_f32();
+            if let Some(j) = row.iter().position(|v| !v.is_finite()) {
+                return Some((i, j, row[j]));
+            }
+            for (g, params) in params.iter_mut().enumerate() {
+                let (from, to) = (g * len, ((g + 1) * len).min(k));
+                *params = tensor_wide.unwrap_or_else(|| range.of(&row[from..to]));
+                for (code, &value) in codes[from..to].iter_mut().zip(&row[from..to]) {
+                    *code = params.code(value, format);
+                }
+            }
+            None
+        })
+        .find_map_first(|bad| bad);
+    if let Some((row, column, value)) = bad {
+        return Err(Error::NotFinite { op: OP, value: value.to_string(), row, column });
+    }
+    if n == 0 || k == 0 {
+        params.fill(Params { scale: 0.0, zero: 0.0 });
+    }
+    let scales: Vec<f32> = params.iter().map(|p| p.scale).collect();
+    if let Some(i) = scales.iter().position(|s| !s.is_finite()) {
+        return Err(Error::invalid(
+            OP,
+            format!("scales within the range of {}", format.scale),
+            format!("weights too large for that in row {}", i / groups),
+        ));
+    }
+    let zeros = match format.zero {
+        Zero::Symmetric => Zeros::Symmetric,
+        Zero::Integer => Zeros::Integer(params.iter().map(|p| p.zero as u16).collect()),
+        Zero::Float => Zeros::Float(params.iter().map(|p| p.zero).collect()),
+    };
+    QTensor::new(format, [n, k], codes, scales, zeros, None)
+}
+
+/// Scale and zero (a zero point, or an offset where the format has one) of one group.
+#[derive(Clone, Copy, Debug)]
+struct Params {
+    scale: f32,
+    zero: f32,
+}
+
+impl Params {
+    fn code(self, value: f32, format: WeightFormat) -> u8 {
+        let max = format.max_code() as f32;
+        if self.scale == 0.0 {
+            return if format.zero == Zero::Float { 0 } else { self.zero as u8 };
+        }
+        let code = match format.zero {
+            Zero::Float => (value - self.zero) / self.scale,
+            Zero::Symmetric | Zero::Integer => value / self.scale + self.zero,
+        };
+        code.round_ties_even().clamp(0.0, max) as u8
+    }
+
+    fn value(self, code: u8, format: WeightFormat) -> f32 {
+        match format.zero {
+            Zero::Float => self.scale.mul_add(f32::from(code), self.zero),
+            Zero::Symmetric | Zero::Integer => self.scale * (f32::from(code) - self.zero),
+        }
+    }
+}
+
+/// Chooses a group's parameters.
+struct Range {
+    format: WeightFormat,
+    options: Rtn,
+}
+
+impl Range {
+    fn of(&self, group: &[f32]) -> Params {
+        let full = self.shrunk(group, 1.0);
+        if !self.options.search {
+            return full;
+        }
+        let error = |p: Params| -> f64 {
+            group.iter().map(|&v| f64::from(p.value(p.code(v, self.format), self.format) - v).powi(2)).sum()
+        };
+        let mut best = (error(full), full);
+        for step in 1..=40 {
+            let params = self.shrunk(group, 1.0 - 0.5 * step as f32 / 40.0);
+            let error = error(params);
+            if error < best.0 {
+                best = (error, params);
+            }
+        }
+        best.1
+    }
+
+    /// Parameters for the group's range times `factor`.
+    fn shrunk(&self, group: &[f32], factor: f32) -> Params {
+        let format = self.format;
+        let round = |s: f32| format.scale.round(s);
+        let max_code = format.max_code() as f32;
+        match format.zero {
+            Zero::Symmetric => {
+                let magnitude = group.iter().fold(0.0f32, |a, v| a.max(v.abs())) * factor;
+                let levels = match self.options.symmetric {
+                    SymmetricScale::Narrow => (format.middle() - 1) as f32,
+                    SymmetricScale::Full => max_code / 2.0,
+                };
+                Params { scale: round(magnitude / levels), zero: format.middle() as f32 }
+            }
+            Zero::Integer => {
+                let low = group.iter().fold(0.0f32, |a, &v| a.min(v)) * factor;
+                let high = group.iter().fold(0.0f32, |a, &v| a.max(v)) * factor;
+                let scale = round((high - low) / max_code);
+                let zero = if scale == 0.0 { 0.0 } else { (-low / scale).round_ties_even().clamp(0.0, max_code) };
+                Params { scale, zero }
+            }
+            Zero::Float => {
+                let low = group.iter().fold(f32::INFINITY, |a, &v| a.min(v));
+                let high = group.iter().fold(f32::NEG_INFINITY, |a, &v| a.max(v));
+                let (low, high) = if group.is_empty() { (0.0, 0.0) } else { (low, high) };
+                let middle = (low + high) / 2.0;
+                let half = (high - low) / 2.0 * factor;
+                let zero = round(middle - half);
+                Params { scale: round((middle + half - zero) / max_code), zero }
+            }
+        }
+    }
+}

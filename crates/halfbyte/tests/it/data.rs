@@ -1,0 +1,67 @@
+//! Reproducible random data.
+
+use halfbyte::{Float, Format, QTensor, WeightFormat, Zero, Zeros};
+
+/// SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+
+    /// Near to normal, mean 0, deviation 1.
+    pub fn normal(&mut self) -> f32 {
+        let sum: f32 = (0..6).map(|_| (self.bits() >> 40) as f32 / (1 << 24) as f32).sum();
+        (sum - 3.0) * std::f32::consts::SQRT_2
+    }
+
+    pub fn normals(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.normal()).collect()
+    }
+
+    /// Normal with a few elements a hundred times larger, as activations have them.
+    pub fn activations(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.normal() * if self.below(200) == 0 { 100.0 } else { 1.0 }).collect()
+    }
+
+    /// A tensor whose codes and zeros take every value; with a shuffled group index if asked for.
+    pub fn qtensor(&mut self, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
+        let groups = format.group.count(k);
+        let codes = (0..n * k).map(|_| self.below(format.max_code() as usize + 1) as u8).collect();
+        let mut scales: Vec<f32> = (0..n * groups).map(|_| format.scale.round(self.normal().abs() * 0.01 + 0.001)).collect();
+        if format.group == halfbyte::Group::Tensor {
+            scales.fill(0.013);
+            scales = scales.into_iter().map(|s| format.scale.round(s)).collect();
+        }
+        let zeros = match format.zero {
+            Zero::Symmetric => Zeros::Symmetric,
+            Zero::Integer => Zeros::Integer((0..n * groups).map(|_| self.below(format.max_code() as usize + 2) as u16).collect()),
+            Zero::Float => Zeros::Float((0..n * groups).map(|_| format.scale.round(self.normal() * 0.05)).collect()),
+        };
+        let index = act_order.then(|| {
+            let mut index: Vec<u32> = (0..k).map(|j| (j / format.group.len(k).max(1)) as u32).collect();
+            for j in (1..k).rev() {
+                index.swap(j, self.below(j + 1));
+            }
+            index
+        });
+        QTensor::new(format, [n, k], codes, scales, zeros, index).unwrap()
+    }
+}
+
+pub fn parse(name: &str) -> Format {
+    name.parse().unwrap()
+}
+
+pub fn rounded(values: &[f32], dtype: Float) -> Vec<f32> {
+    values.iter().map(|&v| dtype.round(v)).collect()
+}

@@ -1,0 +1,7 @@
+//! Tests of the library through its public interface, one binary.
+
+mod data;
+mod format;
+mod layout;
+mod matmul;
+mod quantize;

@@ -1,0 +1,254 @@
+//! Every kernel × format × edge shape against the f64 reference, element by element.
+
+use crate::data::{Random, parse, rounded};
+use half::{bf16, f16};
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::isa::{Caps, Isa};
+use halfbyte::format::FORMATS;
+use halfbyte::format::reference::{self, Bound, Product};
+use halfbyte::ops::{Activation, Linear, Weight};
+use halfbyte::{Float, Floats, FloatsMut};
+
+/// What stands before and after every output, to see that a kernel writes nothing else.
+const CANARY: f32 = -7.25e8;
+
+/// Devices with each set of capabilities that this machine can take on.
+fn devices(threads: usize) -> Vec<Cpu> {
+    let found = Caps::detect();
+    let mut caps: Vec<Caps> =
+        [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter_map(|isa| found.limited_to(isa).ok()).collect();
+    if found.bf16_dot {
+        caps.push(Caps { bf16_dot: false, ..found });
+    }
+    caps.into_iter().map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
+}
+
+fn forward(linear: &Linear, cpu: &Cpu, x: &[f32], x_type: Float, m: usize, out: Float) -> Vec<f32> {
+    let f16s: Vec<f16> = x.iter().map(|&v| f16::from_f32(v)).collect();
+    let bf16s: Vec<bf16> = x.iter().map(|&v| bf16::from_f32(v)).collect();
+    let x = match x_type {
+        Float::F16 => Floats::F16(&f16s),
+        Float::BF16 => Floats::BF16(&bf16s),
+        Float::F32 => Floats::F32(x),
+    };
+    let len = m * linear.n();
+    macro_rules! guarded {
+        ($variant:ident, $canary:expr, $widen:expr) => {{
+            let mut y = vec![$canary; len + 64];
+            linear.forward(cpu, x, m, FloatsMut::$variant(&mut y[32..32 + len])).unwrap();
+            let intact = |v: &[_]| v.iter().all(|&v| v == $canary);
+            assert!(intact(&y[..32]) && intact(&y[32 + len..]), "wrote outside of its output");
+            y[32..32 + len].iter().map($widen).collect()
+        }};
+    }
+    match out {
+        Float::F32 => guarded!(F32, CANARY, |&v| v),
+        Float::F16 => guarded!(F16, f16::from_f32(-31744.0), |v| v.to_f32()),
+        Float::BF16 => guarded!(BF16, bf16::from_f32(CANARY), |v| v.to_f32()),
+    }
+}
+
+fn check(y: &[f32], reference: &Product, k: usize, out: Float, what: &str) {
+    let bound = Bound { out, k };
+    for (i, &y) in y.iter().enumerate() {
+        let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
+        let error = (f64::from(y) - want).abs();
+        let allowed = bound.allowed(magnitude);
+        assert!(error <= allowed, "{what}: element {i} is {y}, expected {want} ± {allowed:e}, off by {error:e}");
+    }
+}
+
+const SHAPES: &[[usize; 2]] = &[[1, 1], [16, 128], [17, 33], [48, 256], [130, 300], [37, 20], [5, 0], [80, 129]];
+
+#[test]
+fn every_kernel_format_and_edge_shape_is_within_the_bound() {
+    let cpus = devices(2);
+    let mut random = Random(1);
+    let mut seen = std::collections::BTreeSet::new();
+    for (i, name) in FORMATS.iter().enumerate() {
+        let format = parse(name);
+        for (s, &[n, k]) in SHAPES.iter().enumerate() {
+            let act_order = (i + s) % 3 == 0;
+            let w = random.qtensor(format.weight, [n, k], act_order);
+            let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+            for m in [0, 1, 2, 3, 5, 7, 8, 11, 12, 16, 17, 25, 63, 64, 65] {
+                if m > 20 && (i + s + m) % 4 != 0 {
+                    continue;
+                }
+                let types = [Float::F32, Float::F16, Float::BF16];
+                let (x_type, out) = (types[(i + m) % 3], types[(i + m / 2 + s) % 3]);
+                let x = rounded(&random.activations(m * k), x_type);
+                let reference = reference::linear(&x, m, &w, format.act);
+                for cpu in &cpus {
+                    let y = forward(&linear, cpu, &x, x_type, m, out);
+                    let problem = halfbyte::kernel::Problem { format: Some(format), x: x_type, m, n, k };
+                    let kernel = halfbyte::cpu::matmul::select(&cpu.caps(), &problem).unwrap().name;
+                    seen.insert(kernel);
+                    check(&y, &reference, k, out, &format!("{kernel}: {problem}, act-order {act_order}"));
+                }
+            }
+        }
+    }
+    if Caps::detect().bf16_dot {
+        let all: Vec<_> = halfbyte::cpu::matmul::KERNELS.iter().map(|k| k.name).collect();
+        assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
+    }
+}
+
+#[test]
+fn long_reductions_and_many_rows_cross_every_block() {
+    let mut random = Random(2);
+    for (name, n, k, m) in [
+        ("w4a8-g128", 300, 9000, 30),
+        ("w4a8", 40, 9001, 13),
+        ("w8a8-xasym", 40, 9001, 13),
+        ("w4a16-g128-asym", 300, 1400, 100),
+        ("w4a16", 40, 9001, 50),
+        ("w8a16-g32-asym", 70, 1100, 300),
+        ("w2a8-g64-asym", 530, 700, 130),
+    ] {
+        let format = parse(name);
+        let w = random.qtensor(format.weight, [n, k], false);
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+        for x_type in [Float::F32, Float::BF16] {
+            let x = rounded(&random.activations(m * k), x_type);
+            let reference = reference::linear(&x, m, &w, format.act);
+            for cpu in devices(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain || m < 40) {
+                let y = forward(&linear, cpu, &x, x_type, m, Float::F32);
+                check(&y, &reference, k, Float::F32, &format!("{name} m={m} on {:?}", cpu.caps()));
+            }
+        }
+    }
+}
+
+#[test]
+fn dense_weights_of_every_type() {
+    let mut random = Random(3);
+    for &[n, k] in SHAPES {
+        for dtype in [Float::F16, Float::BF16, Float::F32] {
+            let w = rounded(&random.normals(n * k), dtype);
+            let f16s: Vec<f16> = w.iter().map(|&v| f16::from_f32(v)).collect();
+            let bf16s: Vec<bf16> = w.iter().map(|&v| bf16::from_f32(v)).collect();
+            let floats = match dtype {
+                Float::F16 => Floats::F16(&f16s),
+                Float::BF16 => Floats::BF16(&bf16s),
+                Float::F32 => Floats::F32(&w),
+            };
+            let linear = Linear::new(Weight::Dense(floats, [n, k])).unwrap();
+            let wide: Vec<f64> = w.iter().map(|&v| f64::from(v)).collect();
+            for m in [0, 1, 2, 7, 12, 17, 64] {
+                for x_type in [Float::F32, Float::BF16] {
+                    let x = rounded(&random.activations(m * k), x_type);
+                    let x64: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+                    let reference = reference::matmul(&x64, &wide, [m, n, k]);
+                    for cpu in devices(2) {
+                        let y = forward(&linear, &cpu, &x, x_type, m, Float::F32);
+                        check(&y, &reference, k, Float::F32, &format!("dense {dtype} {n}×{k} m={m}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_same_bits_whatever_the_number_of_threads() {
+    let mut random = Random(4);
+    for name in ["w4a8-g128", "w4a16-g128-asym", "w8a8-xasym", "w8a16"] {
+        let format = parse(name);
+        let w = random.qtensor(format.weight, [333, 520], false);
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+        for m in [1, 9, 40] {
+            for x_type in [Float::F32, Float::BF16] {
+                let x = rounded(&random.activations(m * 520), x_type);
+                for (a, b) in devices(1).iter().zip(&devices(5)) {
+                    let one = forward(&linear, a, &x, x_type, m, Float::F32);
+                    assert_eq!(one, forward(&linear, b, &x, x_type, m, Float::F32), "{name} m={m} {:?}", a.caps());
+                    assert_eq!(one, forward(&linear, a, &x, x_type, m, Float::F32), "{name} m={m}: twice");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bias_and_activation_come_last() {
+    let mut random = Random(5);
+    let format = parse("w4a16-g32-asym");
+    let w = random.qtensor(format.weight, [21, 64], false);
+    let bias = random.normals(21);
+    let x = random.normals(3 * 64);
+    let cpu = Cpu::new(2).unwrap();
+    let plain = reference::linear(&x, 3, &w, format.act);
+    for activation in [
+        Activation::None,
+        Activation::Relu,
+        Activation::Relu6,
+        Activation::Clamp(-0.5, 0.25),
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::Silu,
+    ] {
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+        let linear = linear.with_bias(bias.clone()).unwrap().with_activation(activation);
+        let y = forward(&linear, &cpu, &x, Float::F32, 3, Float::F32);
+        for (i, &y) in y.iter().enumerate() {
+            let v = plain.value[i] + f64::from(bias[i % 21]);
+            let phi = |v: f64| 0.5 * (1.0 + libm::erf(v / std::f64::consts::SQRT_2));
+            let want = match activation {
+                Activation::None => v,
+                Activation::Relu => v.max(0.0),
+                Activation::Relu6 => v.clamp(0.0, 6.0),
+                Activation::Clamp(low, high) => v.clamp(low.into(), high.into()),
+                Activation::Gelu => v * phi(v),
+                Activation::GeluTanh => {
+                    0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044715 * v.powi(3))).tanh())
+                }
+                Activation::Silu => v / (1.0 + (-v).exp()),
+            };
+            assert!((f64::from(y) - want).abs() < 1e-5, "{activation:?}: {y} and {want}");
+        }
+    }
+}
+
+#[test]
+fn nan_and_infinity_in_x_reach_y_and_only_their_row() {
+    let mut random = Random(6);
+    for name in ["w4a8-g32", "w4a8-g32-asym-xasym", "w4a16-g32", "w8a16-g32-float", "w4a8"] {
+        let format = parse(name);
+        let w = random.qtensor(format.weight, [33, 96], false);
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap().with_activation(Activation::Relu);
+        for bad in [f32::NAN, f32::INFINITY] {
+            for m in [1, 20] {
+                let mut x = random.normals(m * 96);
+                x[(m - 1) * 96 + 40] = bad;
+                for cpu in devices(2) {
+                    let y = forward(&linear, &cpu, &x, Float::F32, m, Float::F32);
+                    assert!(y[..(m - 1) * 33].iter().all(|v| v.is_finite()), "{name} {bad}: leaked into other rows");
+                    let row = &y[(m - 1) * 33..];
+                    if bad.is_nan() || format.act.is_quantized() {
+                        assert!(row.iter().all(|v| v.is_nan()), "{name} {bad}: {row:?}");
+                    } else {
+                        assert!(row.iter().any(|v| !v.is_finite()), "{name} {bad}: {row:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_lengths_are_errors() {
+    let mut random = Random(7);
+    let format = parse("w4a16-g32");
+    let w = random.qtensor(format.weight, [4, 32], false);
+    let cpu = Cpu::new(1).unwrap();
+    let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+    let mut y = [0.0; 8];
+    let error = linear.forward(&cpu, Floats::F32(&[0.0; 63]), 2, FloatsMut::F32(&mut y)).unwrap_err();
+    assert_eq!(error.to_string(), "linear: expected x of 2 × 32, got 63 elements");
+    let error = linear.forward(&cpu, Floats::F32(&[0.0; 64]), 2, FloatsMut::F32(&mut y[..7])).unwrap_err();
+    assert_eq!(error.to_string(), "linear: expected y of 2 × 4, got 7 elements");
+    assert!(linear.forward(&cpu, Floats::F32(&[]), usize::MAX, FloatsMut::F32(&mut y)).is_err());
+    assert!(linear.with_bias(vec![0.0; 3]).is_err());
+}

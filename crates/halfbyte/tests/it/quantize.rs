@@ -1,0 +1,106 @@
+//! Rounding to nearest, and the rule for activations.
+
+use crate::data::{Random, parse};
+use halfbyte::format::{FORMATS, reference};
+use halfbyte::quantize::activations::quantize_activations;
+use halfbyte::quantize::{Rtn, SymmetricScale, rtn};
+use halfbyte::{Act, Error, Float, Floats, Group, WeightFormat, Zero};
+
+fn squared_error(w: &[f32], format: WeightFormat, shape: [usize; 2], options: Rtn) -> f64 {
+    let q = rtn(Floats::F32(w), shape, format, options).unwrap();
+    reference::dequantize(&q).iter().zip(w).map(|(a, &b)| (a - f64::from(b)).powi(2)).sum()
+}
+
+#[test]
+fn every_weight_is_within_half_a_step() {
+    let mut random = Random(11);
+    let (n, k) = (9, 300);
+    let w = random.normals(n * k);
+    for name in FORMATS {
+        let format = parse(name).weight;
+        let q = rtn(Floats::F32(&w), [n, k], format, Rtn::default()).unwrap();
+        let step = |i: usize| f64::from(q.scales()[(i / k) * q.groups() + q.group_of(i % k)]);
+        for (i, (a, &b)) in reference::dequantize(&q).iter().zip(&w).enumerate() {
+            // The extremes may be off by what rounding the scale and the zero costs besides.
+            let levels = f64::from(format.max_code());
+            let rounding = step(i) * levels * 2.0 * format.scale.unit_roundoff();
+            let zero = if format.zero == Zero::Integer { 0.5 * step(i) } else { 0.0 };
+            let error = (a - f64::from(b)).abs();
+            assert!(error <= 0.5 * step(i) + rounding + zero, "{name} element {i}: {a} for {b}, step {}", step(i));
+        }
+    }
+}
+
+#[test]
+fn symmetric_scales_follow_their_rule() {
+    let w = [0.5f32, -1.0, 0.25, 0.75];
+    let format = WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32 };
+    let scale = |symmetric| rtn(Floats::F32(&w), [1, 4], format, Rtn { symmetric, search: false }).unwrap().scales()[0];
+    assert_eq!(scale(SymmetricScale::Narrow), 1.0 / 7.0);
+    assert_eq!(scale(SymmetricScale::Full), 1.0 / 7.5);
+}
+
+#[test]
+fn searching_never_makes_the_error_larger_and_helps_at_few_bits() {
+    let mut random = Random(12);
+    let w = random.normals(4 * 512);
+    for name in FORMATS {
+        let format = parse(name).weight;
+        let plain = squared_error(&w, format, [4, 512], Rtn::default());
+        let searched = squared_error(&w, format, [4, 512], Rtn { search: true, ..Rtn::default() });
+        assert!(searched <= plain, "{name}: {searched} > {plain}");
+        if format.bits <= 3 && format.group != Group::Tensor {
+            assert!(searched < 0.98 * plain, "{name}: {searched} of {plain}");
+        }
+    }
+}
+
+#[test]
+fn constant_groups_and_zeros_are_kept() {
+    for name in ["w4a16-g4", "w4a16-g4-asym", "w4a16-g4-float", "w2a16-g4-asym-sf32"] {
+        let w = [0.0f32, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5, -2.0, -2.0, -2.0, -2.0];
+        let q = rtn(Floats::F32(&w), [1, 12], parse(name).weight, Rtn::default()).unwrap();
+        for (a, b) in reference::dequantize(&q).iter().zip(w) {
+            assert!((a - f64::from(b)).abs() <= f64::from(b.abs()) * 2f64.powi(-10), "{name}: {a} for {b}");
+        }
+    }
+}
+
+#[test]
+fn nan_infinity_and_too_large_weights_are_errors_that_say_where() {
+    let format = parse("w4a16-g2").weight;
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut w = [1.0f32; 12];
+        w[9] = bad;
+        match rtn(Floats::F32(&w), [3, 4], format, Rtn::default()).unwrap_err() {
+            Error::NotFinite { row: 2, column: 1, .. } => {}
+            other => panic!("{other}"),
+        }
+    }
+    let error = rtn(Floats::F32(&[1e9; 4]), [2, 2], format, Rtn::default()).unwrap_err();
+    assert!(error.to_string().contains("weights too large"), "{error}");
+    assert!(rtn(Floats::F32(&[1.0; 3]), [2, 2], format, Rtn::default()).is_err());
+    assert!(rtn(Floats::F32(&[]), [usize::MAX, 2], format, Rtn::default()).is_err());
+}
+
+#[test]
+fn activations_are_within_half_a_step_of_what_their_codes_stand_for() {
+    let mut random = Random(13);
+    let w = random.qtensor(parse("w4a8-g32").weight, [2, 100], true);
+    for act in [Act::A8, Act::A8Asym] {
+        for scale in [1.0f32, 1e-20, 1e20] {
+            let x: Vec<f32> = random.activations(3 * 100).iter().map(|v| v * scale + scale).collect();
+            let q = quantize_activations(&x, 3, &w, act);
+            for (i, (a, &b)) in reference::dequantize_activations(&q, &w).iter().zip(&x).enumerate() {
+                let step = f64::from(q.scales[(i / 100) * w.groups() + w.group_of(i % 100)]);
+                assert!((a - f64::from(b)).abs() <= step * 0.5001 + f64::from(b).abs() * 1e-6, "{act:?} {i}: {a} for {b}");
+            }
+        }
+        let q = quantize_activations(&[0.0; 100], 1, &w, act);
+        assert!(q.codes.iter().all(|&c| c == 0) && q.scales.iter().all(|&s| s == 0.0), "{act:?}");
+        let mut x = [1.0; 100];
+        x[3] = f32::NAN;
+        let q = quantize_activations(&x, 1, &w, act);
+        assert_eq!(q.scales.iter().filter(|s| s.is_nan()).count(), 1, "{act:?}");
+    }
+}
