@@ -88,10 +88,18 @@ pub(crate) trait Simd: Copy {
         lanes[0]
     }
 
-    /// The greatest element that is no NaN; −∞ if there is none.
+    /// The greatest element, if none is NaN.
     #[inline(always)]
     fn greatest(self, v: Self::V) -> f32 {
-        self.to_array(v)[..Self::LANES].iter().fold(f32::NEG_INFINITY, |best, &x| if x > best { x } else { best })
+        let mut lanes = self.to_array(v);
+        let mut half = Self::LANES / 2;
+        while half > 0 {
+            for i in 0..half {
+                lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };
+            }
+            half /= 2;
+        }
+        lanes[0]
     }
 }
 
@@ -237,6 +245,7 @@ mod x86 {
                 _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(x)))
             }
             sum(v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
+            greatest(v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
         }
     }
 

@@ -1,7 +1,12 @@
 //! Who multiplies on a CPU: the team of threads, the instruction sets, and the kernels.
 
+pub mod attention;
+mod disjoint;
 pub mod isa;
+mod lanes;
 pub mod matmul;
+pub mod nn;
+pub mod roofline;
 pub mod threads;
 #[cfg(target_arch = "x86_64")]
 mod x86;

@@ -6,7 +6,7 @@
 //!     for each 64-byte tile of codes of each panel p:
 //!         for each field i:  codes = (tile >> i·bits) & mask          unsigned bytes, 4 columns of 16 outputs
 //!             for each row r:  acc[r][p] += dot4(codes, x[r][4 columns])          vpdpbusd
-//!     y[r][p] += scaleB · (scaleA·acc + offsetA·ΣqB') [+ offsetB·ΣxA]
+//!     y[r][p] += scaleB·scaleA·acc [+ scaleB·offsetA·ΣqB'] [+ offsetB·ΣxA]
 //! ```
 //!
 //! The zero point goes in as the accumulator's first value, exact in int32. A tile of 12 rows × 2 panels holds 24 sums
@@ -59,7 +59,8 @@ fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Tile;
-    use crate::cpu::x86::avx512::{load_per_group, load_u16};
+    use crate::cpu::matmul::quantized_act::RowSpan;
+    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16};
     use crate::layout::cpu_n16::{PANEL, PackedZeros};
     use std::arch::x86_64::*;
 
@@ -67,105 +68,138 @@ mod x86 {
     pub(super) fn tile<const FIELD: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
         let w = t.w;
         let panel_bytes = w.tiles() * 64;
-        let fields = (8 / FIELD) as usize;
-        let spans = &w.spans()[t.spans.clone()];
-        let Some(last) = spans.last() else { return };
-        let end = last.tile + last.tiles;
-        // Every pointer below stays within these.
+        let fields = const { (8 / FIELD) as usize };
         let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
-        assert!(t.x.len() >= end * fields * R * 4 && c.len() >= R * P * PANEL && end * 64 <= panel_bytes);
-        assert!(t.rows.len() >= t.spans.end * R);
-        let mask = _mm512_set1_epi8(((1u32 << FIELD) - 1) as u8 as i8);
-        let middle = w.format().middle() as i32;
+        let middle = _mm512_set1_epi32(w.format().middle() as i32);
+        let per_span = |s: usize, p: usize| ((t.panel + p) * w.spans().len() + s) * PANEL;
 
-        for (s, span) in t.spans.clone().zip(spans) {
-            let rows = &t.rows[s * R..(s + 1) * R];
-            let mut group_at = [0; P];
+        for (s, span) in t.spans.clone().zip(&w.spans()[t.spans.clone()]) {
+            let per_group = |p: usize| ((t.panel + p) * w.groups() + span.group) * PANEL;
+            let rows: &[RowSpan; R] = t.rows[s * R..].first_chunk().unwrap_or_else(|| unreachable!("R rows a span"));
+            let mut scales = [_mm512_setzero_ps(); P];
             for p in 0..P {
-                group_at[p] = ((t.panel + p) * w.groups() + span.group) * PANEL;
+                scales[p] = load_per_group(w.scales(), per_group(p));
             }
-            let mut acc = [[_mm512_setzero_si512(); P]; R];
+            let mut zeros = [middle; P];
             match w.zeros() {
-                PackedZeros::Symmetric => {
-                    for r in 0..R {
-                        acc[r] = [_mm512_set1_epi32(middle * rows[r].minus_sum); P];
-                    }
-                }
-                PackedZeros::Integer(zeros) => {
+                PackedZeros::Symmetric => {}
+                PackedZeros::Integer(z) => {
                     for p in 0..P {
-                        let zero = load_u16(&zeros[group_at[p]..]);
-                        for r in 0..R {
-                            acc[r][p] = _mm512_mullo_epi32(zero, _mm512_set1_epi32(rows[r].minus_sum));
-                        }
+                        zeros[p] = load_u16(&z[per_group(p)..]);
                     }
                 }
-                PackedZeros::Float(_) => {}
+                PackedZeros::Float(_) => zeros = [_mm512_setzero_si512(); P],
             }
+            let operands = Operands {
+                codes: &codes[span.tile * 64..],
+                panel_bytes,
+                x: &t.x[span.tile * fields * R * 4..(span.tile + span.tiles) * fields * R * 4],
+                rows,
+                zeros,
+                scales,
+            };
+            add_product::<FIELD, R, P>(&operands, c);
 
-            let mut x = t.x[span.tile * fields * R * 4..].as_ptr();
-            let mut tile = codes[span.tile * 64..].as_ptr();
-            for _ in 0..span.tiles {
-                let mut raw = [_mm512_setzero_si512(); P];
+            if t.x_offsets {
                 for p in 0..P {
-                    // SAFETY: 64 bytes of panel p's tile, within `codes` as asserted.
-                    raw[p] = unsafe { _mm512_load_si512(tile.add(p * panel_bytes).cast()) };
-                    // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
-                    if R <= 8 {
-                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
-                    }
+                    let sums = _mm512_mul_ps(scales[p], load_f32(&w.code_sums()[per_span(s, p)..]));
+                    add_outer::<R, P>(c, p, sums, |r| rows[r].offset);
                 }
-                for i in 0..fields {
-                    let mut codes = raw;
-                    for p in 0..P {
-                        if i > 0 {
-                            codes[p] = _mm512_srl_epi32(raw[p], _mm_cvtsi32_si128((i as u32 * FIELD) as i32));
-                        }
-                        if FIELD < 8 {
-                            codes[p] = _mm512_and_si512(codes[p], mask);
-                        }
-                    }
-                    for r in 0..R {
-                        // SAFETY: 4 codes of row r, within `t.x` as asserted; any alignment.
-                        let quad = unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() };
-                        let quad = _mm512_set1_epi32(quad);
-                        for p in 0..P {
-                            acc[r][p] = _mm512_dpbusd_epi32(acc[r][p], codes[p], quad);
-                        }
-                    }
-                }
-                x = x.wrapping_add(fields * R * 4);
-                tile = tile.wrapping_add(64);
             }
+            if let PackedZeros::Float(offsets) = w.zeros() {
+                for p in 0..P {
+                    add_outer::<R, P>(c, p, load_per_group(offsets, per_group(p)), |r| rows[r].total);
+                }
+            }
+        }
+    }
 
+    /// A span of one tile.
+    struct Operands<'a, const R: usize, const P: usize> {
+        /// Codes of the panels, `panel_bytes` apart.
+        codes: &'a [u8],
+        panel_bytes: usize,
+        /// Codes of x, `[place / 4][R][4]`.
+        x: &'a [i8],
+        rows: &'a [RowSpan; R],
+        /// Zero points of the panels.
+        zeros: [__m512i; P],
+        /// Scales of the panels.
+        scales: [__m512; P],
+    }
+
+    /// Adds `scaleB·scaleA·Σ qA·(qB − zB)` to `c`.
+    ///
+    /// A function of its own, not inlined, and short enough that the compiler unrolls all its loops over rows and
+    /// panels: only then do the sums stay in registers.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+    fn add_product<const FIELD: u32, const R: usize, const P: usize>(o: &Operands<'_, R, P>, c: &mut [f32]) {
+        let fields = const { (8 / FIELD) as usize };
+        let tiles = o.x.len() / (fields * R * 4);
+        assert!(tiles * 64 + (P - 1) * o.panel_bytes <= o.codes.len() && c.len() >= R * P * PANEL);
+        let mask = _mm512_set1_epi8(((1u32 << FIELD) - 1) as u8 as i8);
+        let mut sums = [[_mm512_setzero_si512(); P]; R];
+        for r in 0..R {
             for p in 0..P {
-                let scale = load_per_group(w.scales(), group_at[p]);
-                let sums = if t.x_offsets {
-                    let at = ((t.panel + p) * w.spans().len() + s) * PANEL;
-                    // SAFETY: `PANEL` sums from `at`, checked by the slice.
-                    unsafe { _mm512_loadu_ps(w.code_sums()[at..at + PANEL].as_ptr()) }
-                } else {
-                    _mm512_setzero_ps()
-                };
-                let offset = match w.zeros() {
-                    PackedZeros::Float(offsets) => Some(load_per_group(offsets, group_at[p])),
-                    _ => None,
-                };
-                for r in 0..R {
-                    let row = rows[r];
-                    let mut sum = _mm512_mul_ps(_mm512_cvtepi32_ps(acc[r][p]), _mm512_set1_ps(row.scale));
-                    if t.x_offsets {
-                        sum = _mm512_fmadd_ps(sums, _mm512_set1_ps(row.offset), sum);
-                    }
-                    let out = &mut c[(r * P + p) * PANEL..][..PANEL];
-                    // SAFETY: `out` is `PANEL` floats.
-                    let mut y = _mm512_fmadd_ps(sum, scale, unsafe { _mm512_loadu_ps(out.as_ptr()) });
-                    if let Some(offset) = offset {
-                        y = _mm512_fmadd_ps(offset, _mm512_set1_ps(row.total), y);
-                    }
-                    // SAFETY: as above.
-                    unsafe { _mm512_storeu_ps(out.as_mut_ptr(), y) };
+                sums[r][p] = _mm512_mullo_epi32(o.zeros[p], _mm512_set1_epi32(o.rows[r].minus_sum));
+            }
+        }
+        let (mut tile, mut x) = (o.codes.as_ptr(), o.x.as_ptr());
+        for _ in 0..tiles {
+            let mut raw = [_mm512_setzero_si512(); P];
+            for p in 0..P {
+                // SAFETY: 64 bytes of panel p's tile, within `codes` as asserted.
+                raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * o.panel_bytes).cast()) };
+                // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
+                if R <= 8 {
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * o.panel_bytes + 1024).cast());
                 }
             }
+            for i in 0..fields {
+                let mut codes = raw;
+                for p in 0..P {
+                    if i > 0 {
+                        codes[p] = _mm512_srl_epi32(raw[p], _mm_cvtsi32_si128((i as u32 * FIELD) as i32));
+                    }
+                    if FIELD < 8 {
+                        codes[p] = _mm512_and_si512(codes[p], mask);
+                    }
+                }
+                for r in 0..R {
+                    // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                    let quad = _mm512_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
+                    for p in 0..P {
+                        sums[r][p] = _mm512_dpbusd_epi32(sums[r][p], codes[p], quad);
+                    }
+                }
+            }
+            x = x.wrapping_add(fields * R * 4);
+            tile = tile.wrapping_add(64);
+        }
+        let c = c.as_mut_ptr();
+        for r in 0..R {
+            let scale = _mm512_set1_ps(o.rows[r].scale);
+            for p in 0..P {
+                let sum = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][p]), scale);
+                // SAFETY: `PANEL` floats at this place of c, whose length was asserted.
+                unsafe {
+                    let c = c.add((r * P + p) * PANEL);
+                    _mm512_storeu_ps(c, _mm512_fmadd_ps(sum, o.scales[p], _mm512_loadu_ps(c)));
+                }
+            }
+        }
+    }
+
+    /// Adds `column · row(r)` to panel `p` of every row of `c`.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn add_outer<const R: usize, const P: usize>(c: &mut [f32], p: usize, column: __m512, row: impl Fn(usize) -> f32) {
+        for r in 0..R {
+            let c = &mut c[(r * P + p) * PANEL..][..PANEL];
+            let sum = _mm512_fmadd_ps(column, _mm512_set1_ps(row(r)), load_f32(c));
+            // SAFETY: `c` is 16 floats.
+            unsafe { _mm512_storeu_ps(c.as_mut_ptr(), sum) };
         }
     }
 }

@@ -68,28 +68,30 @@ fn row_length(op: &'static str, len: usize, rows: usize) -> Result<usize> {
 #[inline(always)]
 fn greatest<S: Simd>(s: S, x: &[f32]) -> (f32, bool) {
     let mut best = [s.splat(f32::NEG_INFINITY); 4];
-    // x − x is 0 or NaN; sums of such tell of the NaN. Infinities must not: they are cut off first.
-    let (low, high) = (s.splat(f32::MIN), s.splat(f32::MAX));
     let mut nan = [s.splat(0.0); 4];
     let mut quads = x.chunks_exact(4 * S::LANES);
-    let mut step = |i: usize, v: S::V| {
-        best[i] = s.max(v, best[i]);
-        let finite = s.if_less(v, low, low, s.if_less(high, v, high, v));
-        nan[i] = s.mul_add(finite, s.splat(0.0), nan[i]);
-    };
     for quad in &mut quads {
         for (i, part) in quad.chunks_exact(S::LANES).enumerate() {
-            step(i, s.load(part));
+            compare(s, s.load(part), &mut best[i], &mut nan[i]);
         }
     }
     let mut singles = quads.remainder().chunks_exact(S::LANES);
     for single in &mut singles {
-        step(0, s.load(single));
+        compare(s, s.load(single), &mut best[0], &mut nan[0]);
     }
-    step(1, s.load_part(singles.remainder(), f32::NEG_INFINITY));
+    compare(s, s.load_part(singles.remainder(), f32::NEG_INFINITY), &mut best[1], &mut nan[1]);
     let best = s.max(s.max(best[0], best[1]), s.max(best[2], best[3]));
     let nan = s.add(s.add(nan[0], nan[1]), s.add(nan[2], nan[3]));
     (s.greatest(best), s.sum(nan).is_nan())
+}
+
+/// `best` becomes the greater of itself and `v`; `nan`, which is 0, becomes NaN if `v` is.
+#[inline(always)]
+fn compare<S: Simd>(s: S, v: S::V, best: &mut S::V, nan: &mut S::V) {
+    *best = s.max(v, *best);
+    let (low, high) = (s.splat(f32::MIN), s.splat(f32::MAX));
+    let finite = s.if_less(v, low, low, s.if_less(high, v, high, v));
+    *nan = s.mul_add(finite, s.splat(0.0), *nan);
 }
 
 struct Softmax<'a> {
@@ -151,18 +153,19 @@ impl Kernel for LogSumExp<'_> {
 #[inline(always)]
 fn sum_of_exp(x: &[f32], max: f64) -> f64 {
     let mut sums = [0.0; 16];
-    let mut parts = x.chunks_exact(16);
-    let mut step = |x: [f64; 16]| {
-        let e = exp_f64(x);
+    let mut last = [f32::NEG_INFINITY; 16];
+    let rest = x.chunks_exact(16).remainder();
+    last[..rest.len()].copy_from_slice(rest);
+    for part in x.chunks_exact(16).chain([&last[..]]) {
+        let mut below_max = [0.0; 16];
+        for i in 0..16 {
+            below_max[i] = f64::from(part[i]) - max;
+        }
+        let e = exp_f64(below_max);
         for i in 0..16 {
             sums[i] += e[i];
         }
-    };
-    for part in &mut parts {
-        step(std::array::from_fn(|i| f64::from(part[i]) - max));
     }
-    let rest = parts.remainder();
-    step(std::array::from_fn(|i| rest.get(i).map_or(f64::NEG_INFINITY, |&x| f64::from(x) - max)));
     sums.iter().sum()
 }
 

@@ -1,0 +1,192 @@
+//! Causal grouped-query attention, and the cache of keys and values that it reads.
+//!
+//! ```text
+//! for each key/value head, for each tile of rows (a row is one query of one head of the group):
+//!     for each block of 128 positions that a row of the tile sees:
+//!         scores = queries · keysᵀ                            register-tiled products
+//!         shift the running maximum, turn scores into 2^(score − maximum), add up
+//!         sums of values = sums of values · 2^(old − new maximum) + weights · values
+//!     out = sums of values / sum of weights
+//! ```
+//!
+//! All heads of a group are in the same tile, so they share the keys and values once loaded. Positions that only some
+//! rows of a tile see are added row by row, so a value that is not finite never reaches a query that may not see it.
+//! With few rows (decoding), a tile's blocks are divided into parts that run side by side and are merged in order.
+
+mod cache;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+pub use cache::KvCache;
+
+use super::Cpu;
+use super::disjoint::DisjointMut;
+use super::lanes::dispatch;
+use crate::error::{Error, Result};
+use cache::POSITIONS_PER_BLOCK;
+use tile::{Merge, Part, PartLayout, Tile, Whole, tile_rows, with_part_buffer, with_scratch};
+
+/// Blocks that make a part when a tile's positions are divided.
+const BLOCKS_PER_PART: usize = 2;
+/// Jobs of fewer multiplications stay on the calling thread.
+const SMALL_JOB: usize = 64 * 1024;
+
+/// The heads in a row of a fused query, key and value matrix: `heads` query heads, `kv_heads` key heads, `kv_heads`
+/// value heads, each of `head_size` elements. Query head `i` reads key and value head `i / (heads / kv_heads)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Number of query heads: a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Number of key heads, and of value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_size: usize,
+}
+
+impl Heads {
+    /// Elements of a row: `(heads + 2·kv_heads)·head_size`.
+    pub fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_size
+    }
+
+    /// Query heads that share a key and value head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Itself, if the numbers make sense.
+    pub(crate) fn checked(self, op: &'static str) -> Result<Self> {
+        let Self { heads, kv_heads, head_size } = self;
+        let whole = heads > 0 && kv_heads > 0 && head_size > 0 && heads % kv_heads == 0;
+        let row = kv_heads.checked_mul(2).and_then(|n| n.checked_add(heads)).and_then(|n| n.checked_mul(head_size));
+        if whole && row.is_some() {
+            return Ok(self);
+        }
+        let expected = "heads in whole groups, one group for each key/value head, of at least one element";
+        Err(Error::invalid(op, expected, format!("{heads} heads, {kv_heads} key/value heads, head size {head_size}")))
+    }
+}
+
+/// What attends to what.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Rows of queries, keys and values, `[m, heads.row()]`. Only the queries are read here: the keys and values are
+    /// those in the cache, where those of these rows must be already.
+    pub qkv: &'a [f32],
+    /// What is in a row.
+    pub heads: Heads,
+    /// Position of the first row; row `i` sees positions up to `first_position + i`.
+    pub first_position: usize,
+    /// Factor of the scores, as a rule `1/√head_size`.
+    pub scale: f32,
+    /// A row sees at most this many positions, its own included (sliding window).
+    pub window: Option<usize>,
+}
+
+/// `out = softmax(scale · Q·Kᵀ, causal) · V` for every query head, with the keys and values of `layer` in `cache`.
+///
+/// *Shapes:* `out` `[m, heads·head_size]`. *Accuracy:* with `n` visible positions, head size `h` and
+/// `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the exact one.
+/// NaN and infinities in a query, or in a key or value that it sees, give NaN in its output and touch no other query's.
+/// *Errors:* shapes that do not fit, positions that the cache does not have, a window of 0.
+/// *Source:* online softmax of Milakov and Gimelshein, 2018; tiles as in Dao, "FlashAttention-2", 2023; parts of the
+/// positions side by side as in "Flash-Decoding", 2023.
+pub fn attention(cpu: &Cpu, what: &Attention<'_>, cache: &KvCache, layer: usize, out: &mut [f32]) -> Result<()> {
+    let rows = what.check(cache, layer, out.len())?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let heads = what.heads;
+    let height = tile_rows(cpu.caps().isa);
+    let rows_per_kv_head = rows * heads.group();
+    let tiles = rows_per_kv_head.div_ceil(height);
+    let out = DisjointMut::new(out);
+    let tile = |kv_head: usize, index: usize| Tile {
+        what: *what,
+        cache,
+        layer,
+        kv_head,
+        first_row: index * height,
+        rows: height.min(rows_per_kv_head - index * height),
+    };
+    let end = what.first_position + rows;
+    let blocks = what.first_seen(0) / POSITIONS_PER_BLOCK..end.div_ceil(POSITIONS_PER_BLOCK);
+    let parts = if tiles == 1 { blocks.len().div_ceil(BLOCKS_PER_PART) } else { 1 };
+    if parts == 1 {
+        in_tasks(cpu, what, rows, tiles * heads.kv_heads, &|i| {
+            // A later tile sees more positions: the long tasks first.
+            let tile = tile(i / tiles, tiles - 1 - i % tiles);
+            with_scratch(|scratch| dispatch(cpu, Whole { tile, scratch, out: &out }));
+        });
+        return Ok(());
+    }
+    let layout = PartLayout::new(rows_per_kv_head, heads.head_size);
+    with_part_buffer(layout.len() * parts * heads.kv_heads, |buffer| {
+        let shared = DisjointMut::new(&mut *buffer);
+        in_tasks(cpu, what, rows, parts * heads.kv_heads, &|i| {
+            let first = blocks.start + i % parts * BLOCKS_PER_PART;
+            // SAFETY: each task has its own part of the buffer.
+            let state = unsafe { shared.range(i * layout.len()..(i + 1) * layout.len()) };
+            let (tile, blocks) = (tile(i / parts, 0), first..blocks.end.min(first + BLOCKS_PER_PART));
+            with_scratch(|scratch| dispatch(cpu, Part { tile, scratch, blocks, state }));
+        });
+        for (kv_head, states) in buffer.chunks_exact(layout.len() * parts).enumerate() {
+            dispatch(cpu, Merge { tile: tile(kv_head, 0), layout, states, out: &out });
+        }
+    });
+    Ok(())
+}
+
+/// Runs the tasks on the team, or here if there is little to do.
+fn in_tasks(cpu: &Cpu, what: &Attention<'_>, rows: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+    let end = what.first_position + rows;
+    let multiplications = 2 * rows * (end - what.first_seen(0)) * what.heads.heads * what.heads.head_size;
+    if multiplications < SMALL_JOB {
+        return (0..tasks).for_each(task);
+    }
+    cpu.threads().run(tasks, task);
+}
+
+impl Attention<'_> {
+    /// The first position that row `row` sees.
+    fn first_seen(&self, row: usize) -> usize {
+        self.window.map_or(0, |window| (self.first_position + row + 1).saturating_sub(window))
+    }
+
+    /// Checks everything; returns the number of rows.
+    fn check(&self, cache: &KvCache, layer: usize, out: usize) -> Result<usize> {
+        const OP: &str = "attention";
+        let heads = self.heads.checked(OP)?;
+        if (heads.kv_heads, heads.head_size) != (cache.kv_heads(), cache.head_size()) {
+            return Err(Error::invalid(
+                OP,
+                format!("the cache's {} key/value heads of {}", cache.kv_heads(), cache.head_size()),
+                format!("{} of {}", heads.kv_heads, heads.head_size),
+            ));
+        }
+        if self.qkv.len() % heads.row() != 0 {
+            return Err(Error::invalid(OP, format!("rows of {} elements", heads.row()), self.qkv.len().to_string()));
+        }
+        let rows = self.qkv.len() / heads.row();
+        if out != rows * heads.heads * heads.head_size {
+            let expected = format!("{} elements in out", rows * heads.heads * heads.head_size);
+            return Err(Error::invalid(OP, expected, out.to_string()));
+        }
+        if layer >= cache.layers() {
+            return Err(Error::invalid(OP, format!("a layer below {}", cache.layers()), layer.to_string()));
+        }
+        if self.window == Some(0) {
+            return Err(Error::invalid(OP, "a window of at least one position", "0"));
+        }
+        let cached = cache.len_of(layer);
+        if self.first_position.checked_add(rows).is_none_or(|end| end > cached) {
+            return Err(Error::invalid(
+                OP,
+                format!("positions below {cached}, those in the cache"),
+                format!("{rows} positions from {}", self.first_position),
+            ));
+        }
+        Ok(rows)
+    }
+}

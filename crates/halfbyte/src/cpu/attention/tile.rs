@@ -1,0 +1,530 @@
+//! Attention of a few rows of queries to the keys and values of one head.
+
+use super::Attention;
+use super::cache::{KvCache, Line, PANEL, POSITIONS_PER_BLOCK, padded};
+use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::isa::Isa;
+use crate::cpu::lanes::{Kernel, Simd};
+use crate::cpu::nn::exp2;
+use std::cell::RefCell;
+use std::ops::Range;
+
+/// Most rows of a tile, for any instruction set.
+const MAX_ROWS: usize = 12;
+/// Elements from a row of weights to the next. The extra line keeps rows out of each other's cache sets.
+const WEIGHTS_ROW: usize = POSITIONS_PER_BLOCK + 16;
+
+/// Rows of a full tile: with two vectors of scores for each, they fill the registers.
+pub(super) fn tile_rows(isa: Isa) -> usize {
+    match isa {
+        Isa::Avx512 => 12,
+        Isa::Avx2 => 6,
+        Isa::Plain => 4,
+    }
+}
+
+/// Consecutive rows of one key and value head. Row `i` is query `i / group` of head `i % group` in the group.
+#[derive(Clone, Copy)]
+pub(super) struct Tile<'a> {
+    pub(super) what: Attention<'a>,
+    pub(super) cache: &'a KvCache,
+    pub(super) layer: usize,
+    pub(super) kv_head: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
+}
+
+impl Tile<'_> {
+    fn query_of(&self, row: usize) -> usize {
+        (self.first_row + row) / self.what.heads.group()
+    }
+
+    fn head_of(&self, row: usize) -> usize {
+        let group = self.what.heads.group();
+        self.kv_head * group + (self.first_row + row) % group
+    }
+
+    /// Positions that a row sees.
+    fn seen(&self, row: usize) -> Range<usize> {
+        let query = self.query_of(row);
+        self.what.first_seen(query)..self.what.first_position + query + 1
+    }
+
+    /// Where a row's output goes.
+    fn place(&self, row: usize) -> Range<usize> {
+        let heads = self.what.heads;
+        let start = (self.query_of(row) * heads.heads + self.head_of(row)) * heads.head_size;
+        start..start + heads.head_size
+    }
+}
+
+/// Buffers that a thread keeps for its tiles.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Scaled queries, `[head_size][tile height]`.
+    queries: Vec<Line>,
+    /// Scores, then weights, of a block: `[tile height][WEIGHTS_ROW]`.
+    weights: Vec<Line>,
+    /// Sums of weighted values, `[tile height][padded head size]`.
+    sums: Vec<Line>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+    static PARTS: RefCell<Vec<Line>> = RefCell::default();
+}
+
+/// Calls `then` with this thread's buffers.
+pub(super) fn with_scratch(then: impl FnOnce(&mut Scratch)) {
+    SCRATCH.with_borrow_mut(then);
+}
+
+/// Calls `then` with `len` floats that this thread keeps.
+pub(super) fn with_part_buffer(len: usize, then: impl FnOnce(&mut [f32])) {
+    PARTS.with_borrow_mut(|buffer| then(floats(buffer, len)));
+}
+
+/// The first `len` floats of a buffer, which grows to hold them.
+fn floats(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
+    let lines = len.div_ceil(16);
+    if buffer.len() < lines {
+        buffer.resize(lines, bytemuck::Zeroable::zeroed());
+    }
+    &mut bytemuck::cast_slice_mut(buffer)[..len]
+}
+
+/// Attends to everything visible and writes the outputs.
+pub(super) struct Whole<'a> {
+    pub(super) tile: Tile<'a>,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) out: &'a DisjointMut<'a, f32>,
+}
+
+impl Kernel for Whole<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let tile = self.tile;
+        let end = tile.seen(tile.rows - 1).end;
+        let blocks = tile.seen(0).start / POSITIONS_PER_BLOCK..end.div_ceil(POSITIONS_PER_BLOCK);
+        let totals = attend(s, &tile, blocks, self.scratch);
+        let stride = padded(tile.what.heads.head_size);
+        let sums: &[f32] = bytemuck::cast_slice(&self.scratch.sums);
+        for (row, sums) in sums.chunks_exact(stride).take(tile.rows).enumerate() {
+            // SAFETY: each row of each head is in one tile.
+            let out = unsafe { self.out.range(tile.place(row)) };
+            let factor = 1.0 / totals.sum[row];
+            out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * factor);
+        }
+    }
+}
+
+/// Where a part's state lies in a buffer: the maxima, the sums of weights, the sums of weighted values.
+#[derive(Clone, Copy)]
+pub(super) struct PartLayout {
+    rows: usize,
+    stride: usize,
+}
+
+impl PartLayout {
+    pub(super) fn new(rows: usize, head_size: usize) -> Self {
+        Self { rows, stride: padded(head_size) }
+    }
+
+    /// Elements of a state.
+    pub(super) fn len(self) -> usize {
+        32 + self.rows * self.stride
+    }
+}
+
+/// Attends to the positions in `blocks` and writes the state.
+pub(super) struct Part<'a> {
+    pub(super) tile: Tile<'a>,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) blocks: Range<usize>,
+    pub(super) state: &'a mut [f32],
+}
+
+impl Kernel for Part<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let totals = attend(s, &self.tile, self.blocks, self.scratch);
+        let (max, rest) = self.state.split_at_mut(16);
+        let (sum, sums) = rest.split_at_mut(16);
+        max.copy_from_slice(&totals.max);
+        sum.copy_from_slice(&totals.sum);
+        sums.copy_from_slice(&bytemuck::cast_slice(&self.scratch.sums)[..sums.len()]);
+    }
+}
+
+/// Puts the states of the parts of a tile together and writes the outputs.
+pub(super) struct Merge<'a> {
+    pub(super) tile: Tile<'a>,
+    pub(super) layout: PartLayout,
+    pub(super) states: &'a [f32],
+    pub(super) out: &'a DisjointMut<'a, f32>,
+}
+
+impl Kernel for Merge<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let states = || self.states.chunks_exact(self.layout.len());
+        for row in 0..self.tile.rows {
+            // SAFETY: this thread alone writes now.
+            let out = unsafe { self.out.range(self.tile.place(row)) };
+            let max = states().map(|state| state[row]).fold(f32::MIN, |a, b| if b > a { b } else { a });
+            out.fill(0.0);
+            let mut total = 0.0;
+            for state in states() {
+                let weight = s.to_array(exp2(s, s.splat(state[row] - max)))[0];
+                total += weight * state[16 + row];
+                let sums = &state[32 + row * self.layout.stride..];
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out += weight * sum);
+            }
+            let factor = 1.0 / total;
+            out.iter_mut().for_each(|out| *out *= factor);
+        }
+    }
+}
+
+/// What is known of each row after attending: the greatest score, and Σ 2^(score − greatest).
+struct Totals {
+    max: [f32; 16],
+    sum: [f32; 16],
+}
+
+/// Attends to the positions in `blocks`; leaves the sums of weighted values in `scratch.sums`.
+#[inline(always)]
+fn attend<S: Simd>(s: S, tile: &Tile<'_>, blocks: Range<usize>, scratch: &mut Scratch) -> Totals {
+    match tile.rows {
+        1 => attend_rows::<S, 1>(s, tile, blocks, scratch),
+        2 => attend_rows::<S, 2>(s, tile, blocks, scratch),
+        3 => attend_rows::<S, 3>(s, tile, blocks, scratch),
+        4 => attend_rows::<S, 4>(s, tile, blocks, scratch),
+        5..=6 if S::LANES >= 8 => attend_rows::<S, 6>(s, tile, blocks, scratch),
+        7..=8 if S::LANES == 16 => attend_rows::<S, 8>(s, tile, blocks, scratch),
+        9..=MAX_ROWS if S::LANES == 16 => attend_rows::<S, 12>(s, tile, blocks, scratch),
+        rows => unreachable!("a tile of {rows} rows with vectors of {}", S::LANES),
+    }
+}
+
+/// The same for tiles of up to `R` rows. Rows beyond the tile's are like its last with a query of zeros.
+#[inline(always)]
+fn attend_rows<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, blocks: Range<usize>, scratch: &mut Scratch) -> Totals {
+    let heads = tile.what.heads;
+    let stride = padded(heads.head_size);
+    let queries = floats(&mut scratch.queries, heads.head_size * R);
+    let weights = floats(&mut scratch.weights, R * WEIGHTS_ROW);
+    let sums = floats(&mut scratch.sums, R * stride);
+    pack_queries::<R>(tile, queries);
+    sums.fill(0.0);
+    let seen: [Range<usize>; R] = std::array::from_fn(|row| tile.seen(row.min(tile.rows - 1)));
+    // Later rows neither start nor end earlier.
+    let (seen_by_one, seen_by_all) = (seen[0].start..seen[R - 1].end, seen[R - 1].start..seen[0].end);
+    let mut max = [f32::MIN; 16];
+    let mut total = [s.splat(0.0); R];
+    for index in blocks {
+        let block = within_block(&seen_by_one, index);
+        if block.is_empty() {
+            continue;
+        }
+        let (keys, values) = tile.cache.block(tile.layer, tile.kv_head, index);
+        let columns = block.start / S::LANES..block.end.div_ceil(S::LANES);
+        scores::<S, R>(s, queries, keys, columns, weights);
+
+        let before = max;
+        for row in 0..R {
+            let seen = within_block(&seen[row], index);
+            let weights = &mut weights[row * WEIGHTS_ROW..][..POSITIONS_PER_BLOCK];
+            let greatest = mask_and_find_greatest(s, weights, &seen);
+            max[row] = if greatest > max[row] { greatest } else { max[row] };
+        }
+        let rescale = exp2_of_difference(s, &before, &max);
+        for row in 0..R {
+            let seen = within_block(&seen[row], index);
+            let weights = &mut weights[row * WEIGHTS_ROW..][..POSITIONS_PER_BLOCK];
+            let sum = scores_to_weights(s, weights, &seen, max[row]);
+            total[row] = s.mul_add(total[row], s.splat(rescale[row]), sum);
+        }
+
+        let common = within_block(&seen_by_all, index);
+        add_values::<S, R>(s, weights, values, common.clone(), &rescale, sums);
+        for row in 0..R {
+            let seen = within_block(&seen[row], index);
+            let (before, after) = match common.is_empty() {
+                true => (seen, 0..0),
+                false => (seen.start..common.start, common.end..seen.end),
+            };
+            for edge in [before, after] {
+                if !edge.is_empty() {
+                    let (weights, sums) = (&weights[row * WEIGHTS_ROW..], &mut sums[row * stride..][..stride]);
+                    add_values::<S, 1>(s, weights, values, edge, &[1.0; 16], sums);
+                }
+            }
+        }
+    }
+    let mut sum = [0.0; 16];
+    for row in 0..R {
+        sum[row] = s.sum(total[row]);
+    }
+    Totals { max, sum }
+}
+
+/// The part of `positions` in block `index`, counted from the block's start.
+#[inline(always)]
+fn within_block(positions: &Range<usize>, index: usize) -> Range<usize> {
+    let base = index * POSITIONS_PER_BLOCK;
+    let cut = |position: usize| position.max(base).min(base + POSITIONS_PER_BLOCK) - base;
+    cut(positions.start)..cut(positions.end)
+}
+
+/// Queries times the scale and log₂ e, so that weights are powers of two.
+#[inline(always)]
+fn pack_queries<const R: usize>(tile: &Tile<'_>, queries: &mut [f32]) {
+    let heads = tile.what.heads;
+    let scale = tile.what.scale * std::f32::consts::LOG2_E;
+    for row in 0..R {
+        let to = queries[row..].iter_mut().step_by(R);
+        if row < tile.rows {
+            let from = &tile.what.qkv[tile.query_of(row) * heads.row() + tile.head_of(row) * heads.head_size..];
+            to.zip(&from[..heads.head_size]).for_each(|(to, from)| *to = from * scale);
+        } else {
+            to.for_each(|to| *to = 0.0);
+        }
+    }
+}
+
+/// Scores of `columns` (vectors of positions) of a block, into the rows of `weights`.
+#[inline(always)]
+fn scores<S: Simd, const R: usize>(s: S, queries: &[f32], keys: &[f32], columns: Range<usize>, weights: &mut [f32]) {
+    match (S::LANES, R) {
+        (16, 1 | 2) => score_columns::<S, R, 1, 4>(s, queries, keys, columns, weights),
+        (16, 3 | 4) => score_columns::<S, R, 1, 2>(s, queries, keys, columns, weights),
+        (_, 1 | 2) => score_columns::<S, R, 2, 2>(s, queries, keys, columns, weights),
+        _ => score_columns::<S, R, 2, 1>(s, queries, keys, columns, weights),
+    }
+}
+
+/// `C` columns at a time, each sum in `U` parts.
+#[inline(always)]
+fn score_columns<S: Simd, const R: usize, const C: usize, const U: usize>(
+    s: S,
+    queries: &[f32],
+    keys: &[f32],
+    columns: Range<usize>,
+    weights: &mut [f32],
+) {
+    let mut column = columns.start;
+    while column + C <= columns.end {
+        score_some::<S, R, C, U>(s, queries, keys, column, weights);
+        column += C;
+    }
+    while column < columns.end {
+        score_some::<S, R, 1, U>(s, queries, keys, column, weights);
+        column += 1;
+    }
+}
+
+#[inline(always)]
+fn score_some<S: Simd, const R: usize, const C: usize, const U: usize>(
+    s: S,
+    queries: &[f32],
+    keys: &[f32],
+    column: usize,
+    weights: &mut [f32],
+) {
+    let head_size = queries.len() / R;
+    let b = std::array::from_fn(|c| {
+        let position = (column + c) * S::LANES;
+        &keys[position / PANEL * PANEL * head_size + position % PANEL..]
+    });
+    let acc = product::<S, R, C, U>(s, Factor { of: queries, row: 1, step: R }, b, PANEL, head_size);
+    for row in 0..R {
+        for c in 0..C {
+            s.store(&mut weights[row * WEIGHTS_ROW + (column + c) * S::LANES..], acc[row][c]);
+        }
+    }
+}
+
+/// Sets the scores of unseen positions, in vectors that hold a seen one, to −∞. Returns the greatest score that is no
+/// NaN.
+#[inline(always)]
+fn mask_and_find_greatest<S: Simd>(s: S, scores: &mut [f32], seen: &Range<usize>) -> f32 {
+    if seen.is_empty() {
+        return f32::MIN;
+    }
+    let whole = seen.start / S::LANES * S::LANES..seen.end.next_multiple_of(S::LANES);
+    scores[whole.start..seen.start].fill(f32::NEG_INFINITY);
+    scores[seen.end..whole.end].fill(f32::NEG_INFINITY);
+    let mut best = [s.splat(f32::MIN); 2];
+    for (i, part) in scores[whole].chunks_exact(S::LANES).enumerate() {
+        best[i % 2] = s.max(s.load(part), best[i % 2]);
+    }
+    s.greatest(s.max(best[0], best[1]))
+}
+
+/// Turns the scores of positions `seen` into weights; returns their sum, in parts.
+#[inline(always)]
+fn scores_to_weights<S: Simd>(s: S, scores: &mut [f32], seen: &Range<usize>, max: f32) -> S::V {
+    let mut sum = s.splat(0.0);
+    if seen.is_empty() {
+        return sum;
+    }
+    let max = s.splat(max);
+    let whole = seen.start / S::LANES * S::LANES..seen.end.next_multiple_of(S::LANES);
+    for part in scores[whole].chunks_exact_mut(S::LANES) {
+        let weight = exp2(s, s.sub(s.load(part), max));
+        sum = s.add(sum, weight);
+        s.store(part, weight);
+    }
+    sum
+}
+
+#[inline(always)]
+fn exp2_of_difference<S: Simd>(s: S, a: &[f32; 16], b: &[f32; 16]) -> [f32; 16] {
+    let mut result = [0.0; 16];
+    for ((result, a), b) in result.chunks_exact_mut(S::LANES).zip(a.chunks_exact(S::LANES)).zip(b.chunks_exact(S::LANES)) {
+        s.store(result, exp2(s, s.sub(s.load(a), s.load(b))));
+    }
+    result
+}
+
+/// `sums = sums · rescale + weights · values` over `positions` of a block.
+#[inline(always)]
+fn add_values<S: Simd, const R: usize>(
+    s: S,
+    weights: &[f32],
+    values: &[f32],
+    positions: Range<usize>,
+    rescale: &[f32; 16],
+    sums: &mut [f32],
+) {
+    let weights = &weights[positions.start..];
+    let values = &values[positions.start * (sums.len() / R)..];
+    match (S::LANES, R) {
+        (_, 1) => add_columns::<S, R, 4, 2>(s, weights, values, positions.len(), rescale, sums),
+        (16, 2..=6) | (8, 2) => add_columns::<S, R, 4, 1>(s, weights, values, positions.len(), rescale, sums),
+        _ => add_columns::<S, R, 2, 1>(s, weights, values, positions.len(), rescale, sums),
+    }
+}
+
+/// `C` vectors of a row at a time, each sum in `U` parts.
+#[inline(always)]
+fn add_columns<S: Simd, const R: usize, const C: usize, const U: usize>(
+    s: S,
+    weights: &[f32],
+    values: &[f32],
+    positions: usize,
+    rescale: &[f32; 16],
+    sums: &mut [f32],
+) {
+    let columns = sums.len() / R / S::LANES;
+    let mut column = 0;
+    while column + C <= columns {
+        add_some::<S, R, C, U>(s, weights, values, positions, rescale, (column, sums));
+        column += C;
+    }
+    while column < columns {
+        add_some::<S, R, 1, U>(s, weights, values, positions, rescale, (column, sums));
+        column += 1;
+    }
+}
+
+#[inline(always)]
+fn add_some<S: Simd, const R: usize, const C: usize, const U: usize>(
+    s: S,
+    weights: &[f32],
+    values: &[f32],
+    positions: usize,
+    rescale: &[f32; 16],
+    (column, sums): (usize, &mut [f32]),
+) {
+    let stride = sums.len() / R;
+    let b = std::array::from_fn(|c| &values[((column + c) * S::LANES).min(values.len())..]);
+    let acc = product::<S, R, C, U>(s, Factor { of: weights, row: WEIGHTS_ROW, step: 1 }, b, stride, positions);
+    for row in 0..R {
+        for c in 0..C {
+            let sum = &mut sums[row * stride + (column + c) * S::LANES..];
+            let new = s.mul_add(s.load(sum), s.splat(rescale[row]), acc[row][c]);
+            s.store(sum, new);
+        }
+    }
+}
+
+/// The left side of a product: element `(row, k)` is `of[row·self.row + k·self.step]`.
+#[derive(Clone, Copy)]
+struct Factor<'a> {
+    of: &'a [f32],
+    row: usize,
+    step: usize,
+}
+
+/// `result[row][c] = Σ a(row, k) · b[c][k·b_step ..]` over `k < n`, a vector each. Each sum runs in `U` parts.
+///
+/// This is where the time goes: `R·C·U` vectors stay in registers, an element of `a` is broadcast for `C` products,
+/// a vector of `b` is loaded for `R`.
+#[inline(always)]
+fn product<S: Simd, const R: usize, const C: usize, const U: usize>(
+    s: S,
+    a: Factor<'_>,
+    b: [&[f32]; C],
+    b_step: usize,
+    n: usize,
+) -> [[S::V; C]; R] {
+    let mut acc = [[[s.splat(0.0); C]; R]; U];
+    if n > 0 {
+        assert!(a.of.len() > (R - 1) * a.row + (n - 1) * a.step);
+        assert!(b.iter().all(|b| b.len() >= (n - 1) * b_step + S::LANES));
+    }
+    let mut k = 0;
+    while k + U <= n {
+        for u in 0..U {
+            // SAFETY: k + u < n; the lengths were checked above.
+            unsafe { add_products(s, a, b, (b_step, k + u), &mut acc[u]) };
+        }
+        k += U;
+    }
+    while k < n {
+        // SAFETY: k < n; the lengths were checked above.
+        unsafe { add_products(s, a, b, (b_step, k), &mut acc[0]) };
+        k += 1;
+    }
+    let mut result = acc[0];
+    for part in &acc[1..] {
+        for row in 0..R {
+            for c in 0..C {
+                result[row][c] = s.add(result[row][c], part[row][c]);
+            }
+        }
+    }
+    result
+}
+
+/// # Safety
+/// `a` must have an element `(R − 1, k)`, and each of `b` a vector at `k·b_step`.
+#[inline(always)]
+unsafe fn add_products<S: Simd, const R: usize, const C: usize>(
+    s: S,
+    a: Factor<'_>,
+    b: [&[f32]; C],
+    (b_step, k): (usize, usize),
+    acc: &mut [[S::V; C]; R],
+) {
+    let mut y = [s.splat(0.0); C];
+    for c in 0..C {
+        // SAFETY: the caller's promise.
+        y[c] = unsafe { s.load_ptr(b[c].as_ptr().add(k * b_step)) };
+    }
+    for row in 0..R {
+        // SAFETY: the caller's promise.
+        let x = s.splat(unsafe { *a.of.as_ptr().add(row * a.row + k * a.step) });
+        for c in 0..C {
+            acc[row][c] = s.mul_add(x, y[c], acc[row][c]);
+        }
+    }
+}
