@@ -24,8 +24,7 @@ use super::Cpu;
 use super::disjoint::DisjointMut;
 use super::lanes::dispatch;
 use crate::error::{Error, Result};
-use cache::POSITIONS_PER_BLOCK;
-use tile::{Merge, Part, PartLayout, Tile, Whole, tile_rows, with_part_buffer, with_scratch};
+use tile::{Attend, Finish, Merge, PartLayout, Tile, tile_rows, with_part_buffer, with_scratch};
 
 /// Blocks that make a part when a tile's positions are divided.
 const BLOCKS_PER_PART: usize = 2;
@@ -110,14 +109,16 @@ pub fn attention(cpu: &Cpu, what: &Attention<'_>, cache: &KvCache, layer: usize,
         first_row: index * height,
         rows: height.min(rows_per_kv_head - index * height),
     };
-    let end = what.first_position + rows;
-    let blocks = what.first_seen(0) / POSITIONS_PER_BLOCK..end.div_ceil(POSITIONS_PER_BLOCK);
+    let blocks = tile(0, tiles - 1).blocks();
     let parts = if tiles == 1 { blocks.len().div_ceil(BLOCKS_PER_PART) } else { 1 };
     if parts == 1 {
         in_tasks(cpu, what, rows, tiles * heads.kv_heads, &|i| {
             // A later tile sees more positions: the long tasks first.
             let tile = tile(i / tiles, tiles - 1 - i % tiles);
-            with_scratch(|scratch| dispatch(cpu, Whole { tile, scratch, out: &out }));
+            with_scratch(|scratch| {
+                let totals = dispatch(cpu, Attend { tile, blocks: tile.blocks(), scratch });
+                dispatch(cpu, Finish { tile, totals, scratch, out: &out });
+            });
         });
         return Ok(());
     }
@@ -129,7 +130,10 @@ pub fn attention(cpu: &Cpu, what: &Attention<'_>, cache: &KvCache, layer: usize,
             // SAFETY: each task has its own part of the buffer.
             let state = unsafe { shared.range(i * layout.len()..(i + 1) * layout.len()) };
             let (tile, blocks) = (tile(i / parts, 0), first..blocks.end.min(first + BLOCKS_PER_PART));
-            with_scratch(|scratch| dispatch(cpu, Part { tile, scratch, blocks, state }));
+            with_scratch(|scratch| {
+                let totals = dispatch(cpu, Attend { tile, blocks, scratch });
+                layout.save(&totals, scratch, state);
+            });
         });
         for (kv_head, states) in buffer.chunks_exact(layout.len() * parts).enumerate() {
             dispatch(cpu, Merge { tile: tile(kv_head, 0), layout, states, out: &out });
@@ -165,7 +169,7 @@ impl Attention<'_> {
                 format!("{} of {}", heads.kv_heads, heads.head_size),
             ));
         }
-        if self.qkv.len() % heads.row() != 0 {
+        if !self.qkv.len().is_multiple_of(heads.row()) {
             return Err(Error::invalid(OP, format!("rows of {} elements", heads.row()), self.qkv.len().to_string()));
         }
         let rows = self.qkv.len() / heads.row();

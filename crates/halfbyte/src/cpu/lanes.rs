@@ -280,3 +280,84 @@ mod x86 {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::cpu::isa::Caps;
+
+    /// For each instruction set of this machine: `result` with one thread and with three must have the same bits;
+    /// they go to `check`.
+    pub(crate) fn on_every_cpu(result: impl Fn(&Cpu) -> Vec<f32>, check: impl Fn(Isa, &[f32])) {
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+            let Ok(caps) = Caps::detect().limited_to(isa) else { continue };
+            let values = result(&Cpu::with_caps(1, caps).unwrap());
+            let on_three = result(&Cpu::with_caps(3, caps).unwrap());
+            assert_eq!(bits(&values), bits(&on_three), "{isa:?}: one thread and three");
+            check(isa, &values);
+        }
+    }
+
+    /// Numbers in −1 … 1 that look random.
+    pub(crate) fn noise(seed: u32, len: usize) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(2_654_435_769) | 1;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / 8_388_608.0 - 1.0
+        };
+        (0..len).map(|_| next()).collect()
+    }
+
+    struct Everything;
+
+    impl Kernel for Everything {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<f32> {
+            let n = S::LANES;
+            let a: Vec<f32> = (0..n).map(|i| i as f32 - 2.0).collect();
+            let b: Vec<f32> = (0..n).map(|i| if i == 1 { f32::NAN } else { 1.0 }).collect();
+            let (a, b, two) = (s.load(&a), s.load(&b), s.splat(2.0));
+            let mut results = vec![s.sum(a), s.greatest(a)];
+            let shifted = s.shift_to_exponent(s.splat(f32::from_bits(130)));
+            for v in [
+                s.add(a, two),
+                s.sub(a, two),
+                s.mul(a, two),
+                s.div(a, two),
+                s.mul_add(a, two, two),
+                s.max(a, b),
+                s.max(b, a),
+                s.if_less(a, b, two, a),
+                s.load_part(&[5.0, 6.0], 7.0),
+                shifted,
+            ] {
+                results.extend(&s.to_array(v)[..4]);
+            }
+            let mut part = [9.0; 3];
+            s.store_part(&mut part[..2], a);
+            results.extend(part);
+            results
+        }
+    }
+
+    #[test]
+    fn operations_mean_the_same_on_every_instruction_set() {
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+            let Ok(caps) = Caps::detect().limited_to(isa) else { continue };
+            let got = dispatch(&Cpu::with_caps(1, caps).unwrap(), Everything);
+            let lanes = [4.0, 8.0, 16.0][isa as usize];
+            assert_eq!(got[..2], [lanes * (lanes - 5.0) / 2.0, lanes - 3.0], "{isa:?}");
+            let nan = f32::NAN;
+            #[rustfmt::skip]
+            let expected = [
+                0.0, 1.0, 2.0, 3.0,  -4.0, -3.0, -2.0, -1.0,  -4.0, -2.0, 0.0, 2.0,  -1.0, -0.5, 0.0, 0.5,
+                -2.0, 0.0, 2.0, 4.0,  1.0, nan, 1.0, 1.0,  1.0, -1.0, 1.0, 1.0,  2.0, -1.0, 2.0, 1.0,
+                5.0, 6.0, 7.0, 7.0,  8.0, 8.0, 8.0, 8.0,  -2.0, -1.0, 9.0,
+            ];
+            assert_eq!(format!("{:?}", &got[2..]), format!("{expected:?}"), "{isa:?}");
+        }
+    }
+}

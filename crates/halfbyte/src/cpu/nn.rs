@@ -111,8 +111,8 @@ fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
     match (len, row) {
         (0, _) => Ok(0),
         (_, 0) => Err(Error::invalid(op, "rows of at least one element", "rows of none")),
-        _ if len % row != 0 => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
-        _ => Ok(len / row),
+        _ if len.is_multiple_of(row) => Ok(len / row),
+        _ => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
     }
 }
 

@@ -1,41 +1,81 @@
 //! A byte buffer whose every line of 64 bytes is aligned, so that a vector load never crosses a cache line.
 
 use bytemuck::{Pod, Zeroable};
+use memmap2::MmapMut;
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
+/// From this size on a buffer is mapped by itself, with a wish for huge pages: going through it once, a processor would
+/// else spend a good part of the time looking pages up.
+const MAPPED_BYTES: usize = 4 << 20;
+
 /// Zero-initialised bytes, aligned to 64, in whole lines of 64.
-#[derive(Clone, Default)]
-pub struct Lines(Vec<Line>);
+#[derive(Default)]
+pub struct Lines(Memory);
+
+enum Memory {
+    Heap(Vec<Line>),
+    Mapped(MmapMut),
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Memory::Heap(Vec::new())
+    }
+}
 
 impl Lines {
     /// Zeroed lines that hold at least `bytes`.
     pub fn zeroed(bytes: usize) -> Self {
-        Self(bytemuck::zeroed_vec(bytes.div_ceil(64)))
+        let bytes = bytes.next_multiple_of(64);
+        if bytes >= MAPPED_BYTES
+            && let Ok(map) = MmapMut::map_anon(bytes)
+        {
+            // Only a wish: without huge pages everything works, slower.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+            return Self(Memory::Mapped(map));
+        }
+        Self(Memory::Heap(bytemuck::zeroed_vec(bytes / 64)))
     }
 
     /// Grows to hold at least `bytes`; what was there may be lost.
     pub fn ensure(&mut self, bytes: usize) {
-        if self.0.len() * 64 < bytes {
+        if self.as_slice::<u8>().len() < bytes {
             *self = Self::zeroed(bytes);
         }
     }
 
     /// The buffer as elements of a plain type whose size divides 64.
     pub fn as_slice<T: Pod>(&self) -> &[T] {
-        bytemuck::cast_slice(&self.0)
+        match &self.0 {
+            Memory::Heap(lines) => bytemuck::cast_slice(lines),
+            Memory::Mapped(map) => bytemuck::cast_slice(map),
+        }
     }
 
     /// The buffer as writable elements of a plain type whose size divides 64.
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
-        bytemuck::cast_slice_mut(&mut self.0)
+        match &mut self.0 {
+            Memory::Heap(lines) => bytemuck::cast_slice_mut(lines),
+            Memory::Mapped(map) => bytemuck::cast_slice_mut(map),
+        }
+    }
+}
+
+impl Clone for Lines {
+    fn clone(&self) -> Self {
+        let bytes = self.as_slice::<u8>();
+        let mut copy = Self::zeroed(bytes.len());
+        copy.as_mut_slice::<u8>().copy_from_slice(bytes);
+        copy
     }
 }
 
 impl std::fmt::Debug for Lines {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} lines of 64 bytes", self.0.len())
+        write!(f, "{} lines of 64 bytes", self.as_slice::<u8>().len() / 64)
     }
 }

@@ -37,19 +37,22 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// An empty cache for up to `capacity` positions. *Errors:* heads that make no sense, sizes beyond the address
-    /// space.
+    /// An empty cache for up to `capacity` positions. *Errors:* heads that make no sense, sizes beyond the
+    /// address space.
     pub fn new(layers: usize, heads: Heads, capacity: usize) -> Result<Self> {
         let heads = heads.checked("kv cache")?;
         let too_big = || {
             let got = format!("{layers} layers, {} heads of {}", heads.kv_heads, heads.head_size);
-            Error::invalid("kv cache", "a block that fits in the address space", got)
+            Error::invalid("kv cache", "a block that fits in memory", got)
         };
         let padded = heads.head_size.checked_next_multiple_of(16).ok_or_else(too_big)?;
         let block = [2 * POSITIONS_PER_BLOCK, heads.kv_heads, layers, size_of::<f32>()];
         let bytes = block.iter().try_fold(padded, |bytes, &n| bytes.checked_mul(n));
         bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(too_big)?;
-        Ok(Self { layers, heads, capacity, lens: vec![0; layers], blocks: Vec::new() })
+        let mut lens = Vec::new();
+        lens.try_reserve_exact(layers).map_err(|_| too_big())?;
+        lens.resize(layers, 0);
+        Ok(Self { layers, heads, capacity, lens, blocks: Vec::new() })
     }
 
     /// Number of layers.
@@ -121,7 +124,7 @@ impl KvCache {
     /// not fit, a layer or position out of range, no memory.
     pub fn append(&mut self, cpu: &Cpu, layer: usize, position: usize, qkv: &[f32]) -> Result<()> {
         let row = self.heads.row();
-        if qkv.len() % row != 0 {
+        if !qkv.len().is_multiple_of(row) {
             return Err(Error::invalid("kv cache", format!("rows of {row} elements"), qkv.len().to_string()));
         }
         if layer >= self.layers {

@@ -9,8 +9,6 @@ use crate::cpu::nn::exp2;
 use std::cell::RefCell;
 use std::ops::Range;
 
-/// Most rows of a tile, for any instruction set.
-const MAX_ROWS: usize = 12;
 /// Elements from a row of weights to the next. The extra line keeps rows out of each other's cache sets.
 const WEIGHTS_ROW: usize = POSITIONS_PER_BLOCK + 16;
 
@@ -35,6 +33,11 @@ pub(super) struct Tile<'a> {
 }
 
 impl Tile<'_> {
+    /// The blocks in which some row sees a position.
+    pub(super) fn blocks(&self) -> Range<usize> {
+        self.seen(0).start / POSITIONS_PER_BLOCK..self.seen(self.rows - 1).end.div_ceil(POSITIONS_PER_BLOCK)
+    }
+
     fn query_of(&self, row: usize) -> usize {
         (self.first_row + row) / self.what.heads.group()
     }
@@ -93,29 +96,60 @@ fn floats(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
     &mut bytemuck::cast_slice_mut(buffer)[..len]
 }
 
-/// Attends to everything visible and writes the outputs.
-pub(super) struct Whole<'a> {
+/// Attends to the positions in `blocks`; leaves the sums of weighted values in `scratch`.
+pub(super) struct Attend<'a> {
     pub(super) tile: Tile<'a>,
+    pub(super) blocks: Range<usize>,
     pub(super) scratch: &'a mut Scratch,
+}
+
+impl Kernel for Attend<'_> {
+    type Output = Totals;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Totals {
+        let Self { tile, blocks, scratch } = self;
+        match tile.rows {
+            1 => attend::<S, 1>(s, &tile, blocks, scratch),
+            2 => attend::<S, 2>(s, &tile, blocks, scratch),
+            3 => attend::<S, 3>(s, &tile, blocks, scratch),
+            4 => attend::<S, 4>(s, &tile, blocks, scratch),
+            5..=6 if S::LANES >= 8 => attend::<S, 6>(s, &tile, blocks, scratch),
+            7..=8 if S::LANES == 16 => attend::<S, 8>(s, &tile, blocks, scratch),
+            9..=12 if S::LANES == 16 => attend::<S, 12>(s, &tile, blocks, scratch),
+            rows => unreachable!("a tile of {rows} rows with vectors of {}", S::LANES),
+        }
+    }
+}
+
+/// What is known of each row after attending: the greatest score, and Σ 2^(score − greatest).
+pub(super) struct Totals {
+    max: [f32; 16],
+    sum: [f32; 16],
+}
+
+/// Divides the sums of weighted values by the sums of weights, into the outputs.
+pub(super) struct Finish<'a> {
+    pub(super) tile: Tile<'a>,
+    pub(super) totals: Totals,
+    pub(super) scratch: &'a Scratch,
     pub(super) out: &'a DisjointMut<'a, f32>,
 }
 
-impl Kernel for Whole<'_> {
+impl Kernel for Finish<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let tile = self.tile;
-        let end = tile.seen(tile.rows - 1).end;
-        let blocks = tile.seen(0).start / POSITIONS_PER_BLOCK..end.div_ceil(POSITIONS_PER_BLOCK);
-        let totals = attend(s, &tile, blocks, self.scratch);
-        let stride = padded(tile.what.heads.head_size);
+    fn run<S: Simd>(self, _: S) {
+        let stride = padded(self.tile.what.heads.head_size);
         let sums: &[f32] = bytemuck::cast_slice(&self.scratch.sums);
-        for (row, sums) in sums.chunks_exact(stride).take(tile.rows).enumerate() {
+        for (row, sums) in sums.chunks_exact(stride).take(self.tile.rows).enumerate() {
             // SAFETY: each row of each head is in one tile.
-            let out = unsafe { self.out.range(tile.place(row)) };
-            let factor = 1.0 / totals.sum[row];
-            out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum * factor);
+            let out = unsafe { self.out.range(self.tile.place(row)) };
+            let factor = 1.0 / self.totals.sum[row];
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = sum * factor;
+            }
         }
     }
 }
@@ -136,27 +170,12 @@ impl PartLayout {
     pub(super) fn len(self) -> usize {
         32 + self.rows * self.stride
     }
-}
 
-/// Attends to the positions in `blocks` and writes the state.
-pub(super) struct Part<'a> {
-    pub(super) tile: Tile<'a>,
-    pub(super) scratch: &'a mut Scratch,
-    pub(super) blocks: Range<usize>,
-    pub(super) state: &'a mut [f32],
-}
-
-impl Kernel for Part<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        let totals = attend(s, &self.tile, self.blocks, self.scratch);
-        let (max, rest) = self.state.split_at_mut(16);
-        let (sum, sums) = rest.split_at_mut(16);
-        max.copy_from_slice(&totals.max);
-        sum.copy_from_slice(&totals.sum);
-        sums.copy_from_slice(&bytemuck::cast_slice(&self.scratch.sums)[..sums.len()]);
+    /// Keeps what a part's tile came to.
+    pub(super) fn save(self, totals: &Totals, scratch: &Scratch, state: &mut [f32]) {
+        state[..16].copy_from_slice(&totals.max);
+        state[16..32].copy_from_slice(&totals.sum);
+        state[32..].copy_from_slice(&bytemuck::cast_slice(&scratch.sums)[..self.rows * self.stride]);
     }
 }
 
@@ -192,30 +211,9 @@ impl Kernel for Merge<'_> {
     }
 }
 
-/// What is known of each row after attending: the greatest score, and Σ 2^(score − greatest).
-struct Totals {
-    max: [f32; 16],
-    sum: [f32; 16],
-}
-
-/// Attends to the positions in `blocks`; leaves the sums of weighted values in `scratch.sums`.
+/// Tiles of up to `R` rows. Rows beyond the tile's are like its last with a query of zeros.
 #[inline(always)]
-fn attend<S: Simd>(s: S, tile: &Tile<'_>, blocks: Range<usize>, scratch: &mut Scratch) -> Totals {
-    match tile.rows {
-        1 => attend_rows::<S, 1>(s, tile, blocks, scratch),
-        2 => attend_rows::<S, 2>(s, tile, blocks, scratch),
-        3 => attend_rows::<S, 3>(s, tile, blocks, scratch),
-        4 => attend_rows::<S, 4>(s, tile, blocks, scratch),
-        5..=6 if S::LANES >= 8 => attend_rows::<S, 6>(s, tile, blocks, scratch),
-        7..=8 if S::LANES == 16 => attend_rows::<S, 8>(s, tile, blocks, scratch),
-        9..=MAX_ROWS if S::LANES == 16 => attend_rows::<S, 12>(s, tile, blocks, scratch),
-        rows => unreachable!("a tile of {rows} rows with vectors of {}", S::LANES),
-    }
-}
-
-/// The same for tiles of up to `R` rows. Rows beyond the tile's are like its last with a query of zeros.
-#[inline(always)]
-fn attend_rows<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, blocks: Range<usize>, scratch: &mut Scratch) -> Totals {
+fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, blocks: Range<usize>, scratch: &mut Scratch) -> Totals {
     let heads = tile.what.heads;
     let stride = padded(heads.head_size);
     let queries = floats(&mut scratch.queries, heads.head_size * R);
@@ -388,7 +386,9 @@ fn scores_to_weights<S: Simd>(s: S, scores: &mut [f32], seen: &Range<usize>, max
 #[inline(always)]
 fn exp2_of_difference<S: Simd>(s: S, a: &[f32; 16], b: &[f32; 16]) -> [f32; 16] {
     let mut result = [0.0; 16];
-    for ((result, a), b) in result.chunks_exact_mut(S::LANES).zip(a.chunks_exact(S::LANES)).zip(b.chunks_exact(S::LANES)) {
+    for ((result, a), b) in
+        result.chunks_exact_mut(S::LANES).zip(a.chunks_exact(S::LANES)).zip(b.chunks_exact(S::LANES))
+    {
         s.store(result, exp2(s, s.sub(s.load(a), s.load(b))));
     }
     result

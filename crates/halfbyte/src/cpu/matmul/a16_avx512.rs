@@ -2,7 +2,7 @@
 //!
 //! A code becomes a float by a table lookup: the tile shifted so that a lane's code lies in its lowest four bits is the
 //! index (`vpermps` ignores the bits above). The table's entries already have the middle code taken off for symmetric
-//! formats. Codes of 8 bits are masked and converted instead. Integer zero points are taken off before multiplying, so
+//! formats. A code of 8 bits is set into the lowest bits of the float 2²³ instead, which makes it 2²³ + code. Integer zero points are taken off before multiplying, so
 //! that a weight is exact until its scale comes; with float offsets each weight is `scale · code + offset`, rounded once.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -112,11 +112,14 @@ mod x86 {
     pub(super) const BF16: usize = 1;
     pub(super) const F32: usize = 2;
 
+    /// 2²³, which [`codes`] adds to codes of 8 bits: the float whose lowest bits they become.
+    const ADDED_TO_BYTES: f32 = 8_388_608.0;
+
     /// How the codes of a group become weights.
     #[derive(Clone, Copy)]
     struct GroupParams {
         scale: __m512,
-        /// Taken off each code: the zero point (0 where the table has taken it off, or where there is an offset).
+        /// Taken off each of [`codes`]: what was added there, and the zero point unless the table has taken it off.
         zero: __m512,
         offset: __m512,
     }
@@ -127,15 +130,18 @@ mod x86 {
         let at = (panel * w.groups() + group) * PANEL;
         let scale = load_per_group(w.scales(), at);
         let none = _mm512_setzero_ps();
+        let added = _mm512_set1_ps(if FIELD == 8 { ADDED_TO_BYTES } else { 0.0 });
         match w.zeros() {
+            PackedZeros::Symmetric if FIELD < 8 => GroupParams { scale, zero: none, offset: none },
             PackedZeros::Symmetric => {
-                let zero = if FIELD == 8 { _mm512_set1_ps(w.format().middle() as f32) } else { none };
-                GroupParams { scale, zero, offset: none }
+                let middle = _mm512_set1_ps(w.format().middle() as f32);
+                GroupParams { scale, zero: _mm512_add_ps(middle, added), offset: none }
             }
             PackedZeros::Integer(zeros) => {
-                GroupParams { scale, zero: _mm512_cvtepi32_ps(load_u16(&zeros[at..])), offset: none }
+                let zero = _mm512_cvtepi32_ps(load_u16(&zeros[at..]));
+                GroupParams { scale, zero: _mm512_add_ps(zero, added), offset: none }
             }
-            PackedZeros::Float(offsets) => GroupParams { scale, zero: none, offset: load_per_group(offsets, at) },
+            PackedZeros::Float(offsets) => GroupParams { scale, zero: added, offset: load_per_group(offsets, at) },
         }
     }
 
@@ -151,13 +157,15 @@ mod x86 {
         load_f32(&entries)
     }
 
-    /// Codes at bit `shift` of each lane as floats.
+    /// Codes at bit `shift` of each lane as floats; codes of 8 bits with [`ADDED_TO_BYTES`].
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn codes<const FIELD: u32>(raw: __m512i, shift: u32, table: __m512) -> __m512 {
         let shifted = if shift == 0 { raw } else { _mm512_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32)) };
         if FIELD == 8 {
-            _mm512_cvtepi32_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(255)))
+            // (lane & 0xff) | bits of 2²³
+            let (mask, added) = (_mm512_set1_epi32(0xff), _mm512_set1_epi32(ADDED_TO_BYTES.to_bits() as i32));
+            _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xea>(shifted, mask, added))
         } else {
             _mm512_permutexvar_ps(shifted, table)
         }
@@ -219,10 +227,11 @@ mod x86 {
                         let mut weight = [_mm512_setzero_ps(); P];
                         for p in 0..P {
                             let code = codes::<FIELD>(raw[p], shift, table);
+                            let params = params[p];
                             weight[p] = match ZERO {
                                 TABLE_ZERO => code,
-                                GROUP_ZERO => _mm512_sub_ps(code, params[p].zero),
-                                _ => _mm512_fmadd_ps(code, params[p].scale, params[p].offset),
+                                GROUP_ZERO => _mm512_sub_ps(code, params.zero),
+                                _ => _mm512_fmadd_ps(_mm512_sub_ps(code, params.zero), params.scale, params.offset),
                             };
                         }
                         for r in 0..R {

@@ -9,7 +9,10 @@
 //! | [`exact_act`] | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
 //! | [`exact_act`] | `a16_avx512bf16` | bf16 as they are, bf16 dot products |
 
+mod a16_avx2;
 mod a16_avx512;
+mod a16_avx512bf16;
+mod a8_avx2;
 mod a8_avx512vnni;
 mod any_scalar;
 mod blocking;
@@ -124,11 +127,32 @@ pub const KERNELS: &[Kernel] = &[
         run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx512vnni::TILES),
     },
     Kernel {
+        name: "a8_avx2",
+        layout: "cpu_n16",
+        what: "x to int8, vpmaddubsw, f32 sums a group",
+        supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::Avx2)),
+        run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx2::TILES),
+    },
+    Kernel {
+        name: "a16_avx512bf16",
+        layout: "cpu_n16",
+        what: "codes to bf16, vdpbf16ps, f32 sums a group",
+        supports: a16_avx512bf16::supports,
+        run: a16_avx512bf16::run,
+    },
+    Kernel {
         name: "a16_avx512",
         layout: "cpu_n16, cpu_dense_n16",
         what: "weights to f32 in registers or a panel in cache, f32 multiply-add",
         supports: |caps, p| exact(p).and_then(|()| needs(caps, Isa::Avx512)),
         run: |cpu, scratch, input, y| exact_act::run(cpu, scratch, input, y, &a16_avx512::TILES),
+    },
+    Kernel {
+        name: "a16_avx2",
+        layout: "cpu_n16, cpu_dense_n16",
+        what: "weights to f32 in registers or a panel in cache, f32 multiply-add",
+        supports: |caps, p| exact(p).and_then(|()| needs(caps, Isa::Avx2)),
+        run: |cpu, scratch, input, y| exact_act::run(cpu, scratch, input, y, &a16_avx2::TILES),
     },
     Kernel {
         name: "any_scalar",

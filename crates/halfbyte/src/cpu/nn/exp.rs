@@ -35,7 +35,7 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
 #[inline(always)]
 fn exp_near_zero<S: Simd>(s: S, r: S::V) -> S::V {
     let mut p = s.splat(1.987_569_1e-4);
-    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
         p = s.mul_add(p, r, s.splat(c));
     }
     s.add(s.mul_add(p, s.mul(r, r), r), s.splat(1.0))
@@ -62,7 +62,9 @@ pub(super) fn exp_f64<const N: usize>(x: [f64; N]) -> [f64; N] {
         let r = (x - n * LN_2_FIRST) - n * LN_2_REST;
         // The Taylor series: the first term left out is below 2⁻⁵² for |r| ≤ ln 2 / 2.
         let mut p = 1.0 / 479_001_600.0;
-        for factorial in [39_916_800.0, 3_628_800.0, 362_880.0, 40_320.0, 5_040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0] {
+        for factorial in
+            [39_916_800.0, 3_628_800.0, 362_880.0, 40_320.0, 5_040.0, 720.0, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0]
+        {
             p = p * r + 1.0 / factorial;
         }
         let value = p * f64::from_bits(biased.to_bits() << 52);

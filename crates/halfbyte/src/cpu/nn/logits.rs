@@ -58,7 +58,7 @@ fn row_length(op: &'static str, len: usize, rows: usize) -> Result<usize> {
     if rows == 0 && len == 0 {
         return Ok(1);
     }
-    if rows == 0 || len == 0 || len % rows != 0 {
+    if rows == 0 || len == 0 || !len.is_multiple_of(rows) {
         return Err(Error::invalid(op, format!("{rows} rows of logits, none empty"), format!("{len} elements")));
     }
     Ok(len / rows)
@@ -182,7 +182,10 @@ impl Kernel for Argmax<'_> {
     fn run<S: Simd>(self, s: S) {
         for (x, out) in self.logits.chunks_exact(self.row).zip(self.out) {
             let (max, nan) = greatest(s, x);
-            let found = if nan { x.iter().position(|x| x.is_nan()) } else { x.iter().position(|&x| x == max) };
+            // Chunks first: whether one holds it takes no branch for each element.
+            let is_it = |x: &f32| if nan { x.is_nan() } else { *x == max };
+            let held = x.chunks(64).position(|chunk| chunk.iter().fold(false, |found, x| found | is_it(x)));
+            let found = held.and_then(|i| Some(i * 64 + x[i * 64..].iter().position(is_it)?));
             *out = found.unwrap_or(0);
         }
     }

@@ -1,0 +1,461 @@
+//! Tiles of f32 multiply-adds with AVX2 and FMA.
+//!
+//! As [`a16_avx512`](super::a16_avx512), 16 outputs in two registers of 8. Without a lookup among 16 floats a code becomes
+//! a float by conversion: with integer zero points shifted down, masked, converted, and the zero point taken off. In a
+//! symmetric format the code less the middle one is a signed number, two's complement, once its highest bit is flipped:
+//! shifted up and, with its sign, down again, it needs no zero point.
+//!
+//! One or two rows are multiplied by weights converted in registers. More rows take the weights from a buffer.
+
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
+use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
+
+pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6], panels, direct, convert, product };
+
+fn panels(height: usize) -> usize {
+    if height <= 2 { 2 } else { 1 }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn direct(_: Weights<'_>, _: usize, _: usize) -> DirectFn {
+    unreachable!("selected on x86-64 only")
+}
+#[cfg(not(target_arch = "x86_64"))]
+fn convert(_: Weights<'_>) -> ConvertFn {
+    unreachable!("selected on x86-64 only")
+}
+#[cfg(not(target_arch = "x86_64"))]
+fn product(_: usize, _: usize) -> ProductFn {
+    unreachable!("selected on x86-64 only")
+}
+
+#[cfg(target_arch = "x86_64")]
+use dispatch::{convert, direct, product};
+
+#[cfg(target_arch = "x86_64")]
+mod dispatch {
+    use super::x86;
+    use super::{ConvertFn, DirectFn, ProductFn, Weights};
+    use crate::layout::cpu_n16::{PackedZeros, field_bits};
+    use crate::tensor::Float;
+
+    pub(super) fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
+        fn quantized<const BITS: u32, const ZERO: u8>(height: usize, panels: usize) -> DirectFn {
+            match (height, panels) {
+                (1, 2) => x86::direct_quantized::<BITS, 1, 2, ZERO>,
+                (2, 2) => x86::direct_quantized::<BITS, 2, 2, ZERO>,
+                (1, 1) => x86::direct_quantized::<BITS, 1, 1, ZERO>,
+                (2, 1) => x86::direct_quantized::<BITS, 2, 1, ZERO>,
+                (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
+            }
+        }
+        fn dense<const DTYPE: usize>(height: usize, panels: usize) -> DirectFn {
+            match (height, panels) {
+                (1, 2) => x86::direct_dense::<DTYPE, 1, 2>,
+                (2, 2) => x86::direct_dense::<DTYPE, 2, 2>,
+                (1, 1) => x86::direct_dense::<DTYPE, 1, 1>,
+                (2, 1) => x86::direct_dense::<DTYPE, 2, 1>,
+                (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
+            }
+        }
+        match height {
+            4 => return x86::direct_through_buffer::<4>,
+            6 => return x86::direct_through_buffer::<6>,
+            _ => {}
+        }
+        match w {
+            Weights::Quantized(w) => match (w.zeros(), w.format().bits) {
+                (PackedZeros::Symmetric, 2) => quantized::<2, { x86::NO_ZERO }>(height, panels),
+                (PackedZeros::Symmetric, 3) => quantized::<3, { x86::NO_ZERO }>(height, panels),
+                (PackedZeros::Symmetric, 4) => quantized::<4, { x86::NO_ZERO }>(height, panels),
+                (PackedZeros::Symmetric, _) => quantized::<8, { x86::NO_ZERO }>(height, panels),
+                // Fields of 4 bits hold codes of 3 bits as well.
+                (PackedZeros::Integer(_), bits) => match field_bits(bits) {
+                    2 => quantized::<2, { x86::GROUP_ZERO }>(height, panels),
+                    4 => quantized::<4, { x86::GROUP_ZERO }>(height, panels),
+                    _ => quantized::<8, { x86::GROUP_ZERO }>(height, panels),
+                },
+                (PackedZeros::Float(_), bits) => match field_bits(bits) {
+                    2 => quantized::<2, { x86::OFFSET }>(height, panels),
+                    4 => quantized::<4, { x86::OFFSET }>(height, panels),
+                    _ => quantized::<8, { x86::OFFSET }>(height, panels),
+                },
+            },
+            Weights::Dense(w) => match w.dtype() {
+                Float::F16 => dense::<{ x86::F16 }>(height, panels),
+                Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
+                Float::F32 => dense::<{ x86::F32 }>(height, panels),
+            },
+        }
+    }
+
+    pub(super) fn convert(w: Weights<'_>) -> ConvertFn {
+        match w {
+            Weights::Quantized(w) => match field_bits(w.format().bits) {
+                2 => x86::convert_quantized::<2>,
+                4 => x86::convert_quantized::<4>,
+                _ => x86::convert_quantized::<8>,
+            },
+            Weights::Dense(_) => x86::convert_dense,
+        }
+    }
+
+    pub(super) fn product(height: usize, panels: usize) -> ProductFn {
+        match (height, panels) {
+            (1, 2) => x86::product::<1, 2>,
+            (2, 2) => x86::product::<2, 2>,
+            (1, 1) => x86::product::<1, 1>,
+            (2, 1) => x86::product::<2, 1>,
+            (4, 1) => x86::product::<4, 1>,
+            (6, 1) => x86::product::<6, 1>,
+            (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::Weights;
+    use crate::cpu::x86::avx2::{load_bf16, load_f16, load_f32, load_per_group, load_u16, store_f32};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros};
+    use crate::tensor::Floats;
+    use std::arch::x86_64::*;
+    use std::ops::Range;
+
+    /// Types of dense weights, as constants that a function can be generic over.
+    pub(super) const F16: usize = 0;
+    pub(super) const BF16: usize = 1;
+    pub(super) const F32: usize = 2;
+
+    /// Where zero is taken off: nowhere (codes are made signed), from each code, or as an offset added to each scaled code.
+    pub(super) const NO_ZERO: u8 = 0;
+    pub(super) const GROUP_ZERO: u8 = 1;
+    pub(super) const OFFSET: u8 = 2;
+
+    /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
+    type Sums<const R: usize, const P: usize> = [[[__m256; 2]; P]; R];
+
+    /// How the codes of a group become weights.
+    #[derive(Clone, Copy)]
+    struct GroupParams {
+        scale: [__m256; 2],
+        /// Taken off each code; 0 where there is an offset.
+        zero: [__m256; 2],
+        offset: [__m256; 2],
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn group_params(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
+        let at = (panel * w.groups() + group) * PANEL;
+        let scale = load_per_group(w.scales(), at);
+        let none = [_mm256_setzero_ps(); 2];
+        match w.zeros() {
+            PackedZeros::Symmetric => {
+                GroupParams { scale, zero: [_mm256_set1_ps(w.format().middle() as f32); 2], offset: none }
+            }
+            PackedZeros::Integer(zeros) => {
+                let zero = load_u16(&zeros[at..]);
+                GroupParams { scale, zero: [_mm256_cvtepi32_ps(zero[0]), _mm256_cvtepi32_ps(zero[1])], offset: none }
+            }
+            PackedZeros::Float(offsets) => GroupParams { scale, zero: none, offset: load_per_group(offsets, at) },
+        }
+    }
+
+    /// Codes at bit `shift` of each lane as floats.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
+        let shifted = _mm256_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32));
+        _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)))
+    }
+
+    /// Codes at bit `shift` of each lane, whose highest bits have been flipped, less the middle code.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn signed_codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
+        let shifted = _mm256_sll_epi32(raw, _mm_cvtsi32_si128((32 - BITS - shift) as i32));
+        _mm256_cvtepi32_ps(_mm256_sra_epi32(shifted, _mm_cvtsi32_si128(32 - BITS as i32)))
+    }
+
+    /// BITS is that of the code if ZERO is [`NO_ZERO`], else that of its field.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn direct_quantized<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
+        w: Weights<'_>,
+        panel: usize,
+        x: &[f32],
+        c: &mut [f32],
+    ) {
+        let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
+        let per_tile = w.columns_per_tile();
+        let panel_bytes = w.tiles() * 64;
+        let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes];
+        assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
+        c.fill(0.0);
+        for span in w.spans() {
+            let mut params = [group_params(w, panel, span.group); P];
+            for p in 1..P {
+                params[p] = group_params(w, panel + p, span.group);
+            }
+            let codes = &data[span.tile * 64..];
+            let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
+            let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+            direct_span::<BITS, R, P, ZERO>(codes, panel_bytes, x, &params, &mut sums);
+            for r in 0..R {
+                for p in 0..P {
+                    let out = &mut c[(r * P + p) * PANEL..][..PANEL];
+                    let mut y = load_f32(out);
+                    for h in 0..2 {
+                        y[h] = match ZERO {
+                            OFFSET => _mm256_add_ps(y[h], sums[r][p][h]),
+                            _ => _mm256_fmadd_ps(sums[r][p][h], params[p].scale[h], y[h]),
+                        };
+                    }
+                    store_f32(y, out);
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a span's weights, panels `panel_bytes` apart, and x `[place][R]` to `sums`.
+    ///
+    /// A function of its own, not inlined, so that the sums stay in registers all through the loop.
+    #[inline(never)]
+    #[target_feature(enable = "avx2,fma")]
+    fn direct_span<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
+        data: &[u8],
+        panel_bytes: usize,
+        x: &[f32],
+        params: &[GroupParams; P],
+        sums: &mut Sums<R, P>,
+    ) {
+        let field = const { if BITS == 3 { 4 } else { BITS } };
+        let per_tile = const { (32 / if BITS == 3 { 4 } else { BITS }) as usize };
+        let tiles = x.len() / (per_tile * R);
+        assert!(tiles * 64 + (P - 1) * panel_bytes <= data.len());
+        // Flips the highest bit of each code; those of filler do not matter, for x is 0 there.
+        let flip = const {
+            let (mut flip, mut at) = (0u32, BITS - 1);
+            while at < 32 {
+                flip |= 1 << at;
+                at += if BITS == 3 { 4 } else { BITS };
+            }
+            flip
+        };
+        let mut acc = *sums;
+        let (mut tile, mut x) = (data.as_ptr(), x.as_ptr());
+        for _ in 0..tiles {
+            let mut raw = [[_mm256_setzero_si256(); 2]; P];
+            for p in 0..P {
+                for h in 0..2 {
+                    // SAFETY: half of the 64 bytes of panel p's tile, within `data` as asserted.
+                    raw[p][h] = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                    if ZERO == NO_ZERO {
+                        raw[p][h] = _mm256_xor_si256(raw[p][h], _mm256_set1_epi32(flip as i32));
+                    }
+                }
+                // Far enough ahead to hide memory; a prefetch never faults.
+                _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+            }
+            for place in 0..per_tile {
+                let shift = (place % 4 * 8) as u32 + (place / 4) as u32 * field;
+                let mut weight = [[_mm256_setzero_ps(); 2]; P];
+                for p in 0..P {
+                    for h in 0..2 {
+                        weight[p][h] = match ZERO {
+                            NO_ZERO => signed_codes::<BITS>(raw[p][h], shift),
+                            GROUP_ZERO => _mm256_sub_ps(codes::<BITS>(raw[p][h], shift), params[p].zero[h]),
+                            _ => {
+                                let code = codes::<BITS>(raw[p][h], shift);
+                                _mm256_fmadd_ps(code, params[p].scale[h], params[p].offset[h])
+                            }
+                        };
+                    }
+                }
+                for r in 0..R {
+                    // SAFETY: within x, from whose length `tiles` comes.
+                    let v = _mm256_set1_ps(unsafe { *x.add(place * R + r) });
+                    for p in 0..P {
+                        for h in 0..2 {
+                            acc[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], acc[r][p][h]);
+                        }
+                    }
+                }
+            }
+            tile = tile.wrapping_add(64);
+            x = x.wrapping_add(per_tile * R);
+        }
+        *sums = acc;
+    }
+
+    /// More rows than there are registers for converting: one panel of weights, a few places at a time.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn direct_through_buffer<const R: usize>(w: Weights<'_>, panel: usize, x: &[f32], c: &mut [f32]) {
+        /// A multiple of the places of every tile.
+        const BLOCK: usize = 128;
+        let places = x.len() / R;
+        let mut buffer = [0.0f32; BLOCK * PANEL];
+        c.fill(0.0);
+        for start in (0..places).step_by(BLOCK) {
+            let block = start..(start + BLOCK).min(places);
+            let buffer = &mut buffer[..block.len() * PANEL];
+            match w {
+                Weights::Dense(_) => convert_dense(w, panel, block.clone(), buffer, PANEL),
+                Weights::Quantized(q) => match q.columns_per_tile() {
+                    16 => convert_quantized::<2>(w, panel, block.clone(), buffer, PANEL),
+                    8 => convert_quantized::<4>(w, panel, block.clone(), buffer, PANEL),
+                    _ => convert_quantized::<8>(w, panel, block.clone(), buffer, PANEL),
+                },
+            }
+            product::<R, 1>(&x[block.start * R..block.end * R], buffer, c);
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn direct_dense<const DTYPE: usize, const R: usize, const P: usize>(
+        w: Weights<'_>,
+        panel: usize,
+        x: &[f32],
+        c: &mut [f32],
+    ) {
+        let Weights::Dense(w) = w else { unreachable!("asked for with dense weights") };
+        let k = w.k();
+        assert!(x.len() == k * R && c.len() == R * P * PANEL);
+        let mut data = [w.data().slice(0..0); P];
+        for p in 0..P {
+            data[p] = w.data().slice((panel + p) * k * PANEL..(panel + p + 1) * k * PANEL);
+        }
+        let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+        for j in 0..k {
+            let mut weight = [[_mm256_setzero_ps(); 2]; P];
+            for p in 0..P {
+                let at = j * PANEL;
+                weight[p] = match (DTYPE, &data[p]) {
+                    (F16, Floats::F16(v)) => {
+                        prefetch(v, at + 1024);
+                        load_f16(&v[at..])
+                    }
+                    (BF16, Floats::BF16(v)) => {
+                        prefetch(v, at + 1024);
+                        load_bf16(&v[at..])
+                    }
+                    (F32, Floats::F32(v)) => {
+                        prefetch(v, at + 512);
+                        load_f32(&v[at..])
+                    }
+                    _ => unreachable!("asked for with another type"),
+                };
+            }
+            for r in 0..R {
+                let v = _mm256_set1_ps(x[j * R + r]);
+                for p in 0..P {
+                    for h in 0..2 {
+                        y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
+                    }
+                }
+            }
+        }
+        store(&y, c);
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn store<const R: usize, const P: usize>(y: &Sums<R, P>, c: &mut [f32]) {
+        for r in 0..R {
+            for p in 0..P {
+                store_f32(y[r][p], &mut c[(r * P + p) * PANEL..]);
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn prefetch<T>(v: &[T], at: usize) {
+        _mm_prefetch::<_MM_HINT_T0>(v.as_ptr().wrapping_add(at).cast());
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn convert_quantized<const FIELD: u32>(
+        w: Weights<'_>,
+        panel: usize,
+        places: Range<usize>,
+        out: &mut [f32],
+        stride: usize,
+    ) {
+        let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
+        let per_tile = const { (32 / FIELD) as usize };
+        let panel_bytes = w.tiles() * 64;
+        let data = &w.codes()[panel * panel_bytes..(panel + 1) * panel_bytes];
+        let (first, end) = (places.start / per_tile, places.end / per_tile);
+        let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
+        for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
+            let params = group_params(w, panel, span.group);
+            for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
+                let bytes = &data[tile * 64..][..64];
+                // SAFETY: 64 bytes, checked by the slice.
+                let raw = unsafe {
+                    [_mm256_loadu_si256(bytes.as_ptr().cast()), _mm256_loadu_si256(bytes[32..].as_ptr().cast())]
+                };
+                let out = &mut out[(tile - first) * per_tile * stride..];
+                for place in 0..per_tile {
+                    let shift = (place % 4 * 8) as u32 + (place / 4) as u32 * FIELD;
+                    let mut weight = params.zero;
+                    for h in 0..2 {
+                        let code = _mm256_sub_ps(codes::<FIELD>(raw[h], shift), params.zero[h]);
+                        weight[h] = _mm256_fmadd_ps(code, params.scale[h], params.offset[h]);
+                    }
+                    store_f32(weight, &mut out[place * stride..]);
+                }
+            }
+        }
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) fn convert_dense(w: Weights<'_>, panel: usize, places: Range<usize>, out: &mut [f32], stride: usize) {
+        let Weights::Dense(w) = w else { unreachable!("asked for with dense weights") };
+        let data = w.data().slice((panel * w.k() + places.start) * PANEL..(panel * w.k() + places.end) * PANEL);
+        for j in 0..places.len() {
+            let weight = match data {
+                Floats::F16(v) => load_f16(&v[j * PANEL..]),
+                Floats::BF16(v) => load_bf16(&v[j * PANEL..]),
+                Floats::F32(v) => load_f32(&v[j * PANEL..]),
+            };
+            store_f32(weight, &mut out[j * stride..]);
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) fn product<const R: usize, const P: usize>(x: &[f32], w: &[f32], c: &mut [f32]) {
+        let places = x.len() / R;
+        assert!(x.len() == places * R && w.len() == places * P * PANEL && c.len() == R * P * PANEL);
+        let mut y: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
+        for r in 0..R {
+            for p in 0..P {
+                y[r][p] = load_f32(&c[(r * P + p) * PANEL..]);
+            }
+        }
+        let (mut x, mut w) = (x.as_ptr(), w.as_ptr());
+        for _ in 0..places {
+            let mut weight = [[_mm256_setzero_ps(); 2]; P];
+            for p in 0..P {
+                for h in 0..2 {
+                    // SAFETY: within w, whose length was asserted.
+                    weight[p][h] = unsafe { _mm256_loadu_ps(w.add(p * PANEL + h * 8)) };
+                }
+            }
+            for r in 0..R {
+                // SAFETY: within x, whose length was asserted.
+                let v = _mm256_set1_ps(unsafe { *x.add(r) });
+                for p in 0..P {
+                    for h in 0..2 {
+                        y[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], y[r][p][h]);
+                    }
+                }
+            }
+            x = x.wrapping_add(R);
+            w = w.wrapping_add(P * PANEL);
+        }
+        store(&y, c);
+    }
+}

@@ -1,0 +1,246 @@
+//! Tiles of int8 dot products with AVX2.
+//!
+//! As [`a8_avx512vnni`](super::a8_avx512vnni), 16 outputs in two registers of 8. Without a dot product of four bytes the
+//! sums are made in two steps.
+//!
+//! * Fields of 2 and 4 bits: `vpmaddubsw` multiplies bytes and adds pairs in int16. A pair is at most 2·15·128 = 3840,
+//!   so that eight of them fit in int16; they are added there, and widened to int32 (`vpmaddwd` by ones) a few tiles at
+//!   a time. Nothing saturates.
+//! * Fields of 8 bits: a pair is up to 2·255·128, too large for int16. Bytes are split into words of the even and of the
+//!   odd columns, and `vpmaddwd` multiplies words and adds pairs in int32.
+
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+
+use super::quantized_act::{TileFn, Tiles};
+
+pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile };
+
+fn panels(height: usize) -> usize {
+    if height <= 2 { 2 } else { 1 }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn tile(_: u32, _: usize, _: usize) -> TileFn {
+    unreachable!("selected on x86-64 only")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
+    fn of_field<const FIELD: u32>(height: usize, panels: usize) -> TileFn {
+        match (height, panels) {
+            (1, 2) => x86::tile::<FIELD, 1, 2>,
+            (2, 2) => x86::tile::<FIELD, 2, 2>,
+            (1, 1) => x86::tile::<FIELD, 1, 1>,
+            (2, 1) => x86::tile::<FIELD, 2, 1>,
+            (4, 1) => x86::tile::<FIELD, 4, 1>,
+            _ => unreachable!("no tile of {height} rows × {panels} panels"),
+        }
+    }
+    match field_bits {
+        2 => of_field::<2>(height, panels),
+        4 => of_field::<4>(height, panels),
+        8 => of_field::<8>(height, panels),
+        _ => unreachable!("no fields of {field_bits} bits"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::quantized_act::Tile;
+    use crate::cpu::x86::avx2::{load_f32, load_per_group, load_u16, store_f32};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros};
+    use std::arch::x86_64::*;
+
+    /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
+    type Sums<const R: usize, const P: usize> = [[[__m256i; 2]; P]; R];
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn tile<const FIELD: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
+        let w = t.w;
+        let panel_bytes = w.tiles() * 64;
+        let fields = const { (8 / FIELD) as usize };
+        let spans = &w.spans()[t.spans.clone()];
+        let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
+        let middle = w.format().middle() as i32;
+
+        for (s, span) in t.spans.clone().zip(spans) {
+            let rows = &t.rows[s * R..(s + 1) * R];
+            let mut group_at = [0; P];
+            for p in 0..P {
+                group_at[p] = ((t.panel + p) * w.groups() + span.group) * PANEL;
+            }
+            let mut acc: Sums<R, P> = [[[_mm256_setzero_si256(); 2]; P]; R];
+            match w.zeros() {
+                PackedZeros::Symmetric => {
+                    for r in 0..R {
+                        acc[r] = [[_mm256_set1_epi32(middle * rows[r].minus_sum); 2]; P];
+                    }
+                }
+                PackedZeros::Integer(zeros) => {
+                    for p in 0..P {
+                        let zero = load_u16(&zeros[group_at[p]..]);
+                        for r in 0..R {
+                            let minus_sum = _mm256_set1_epi32(rows[r].minus_sum);
+                            for h in 0..2 {
+                                acc[r][p][h] = _mm256_mullo_epi32(zero[h], minus_sum);
+                            }
+                        }
+                    }
+                }
+                PackedZeros::Float(_) => {}
+            }
+
+            let x = &t.x[span.tile * fields * R * 4..(span.tile + span.tiles) * fields * R * 4];
+            if FIELD == 8 {
+                dot_bytes::<R, P>(&codes[span.tile * 64..], panel_bytes, x, &mut acc);
+            } else {
+                dot::<FIELD, R, P>(&codes[span.tile * 64..], panel_bytes, x, &mut acc);
+            }
+
+            for p in 0..P {
+                let scale = load_per_group(w.scales(), group_at[p]);
+                let code_sums = if t.x_offsets {
+                    load_f32(&w.code_sums()[((t.panel + p) * w.spans().len() + s) * PANEL..])
+                } else {
+                    [_mm256_setzero_ps(); 2]
+                };
+                let offset = match w.zeros() {
+                    PackedZeros::Float(offsets) => Some(load_per_group(offsets, group_at[p])),
+                    _ => None,
+                };
+                for r in 0..R {
+                    let row = rows[r];
+                    let out = &mut c[(r * P + p) * PANEL..][..PANEL];
+                    let mut y = load_f32(out);
+                    for h in 0..2 {
+                        let mut sum = _mm256_mul_ps(_mm256_cvtepi32_ps(acc[r][p][h]), _mm256_set1_ps(row.scale));
+                        if t.x_offsets {
+                            sum = _mm256_fmadd_ps(code_sums[h], _mm256_set1_ps(row.offset), sum);
+                        }
+                        y[h] = _mm256_fmadd_ps(sum, scale[h], y[h]);
+                        if let Some(offset) = offset {
+                            y[h] = _mm256_fmadd_ps(offset[h], _mm256_set1_ps(row.total), y[h]);
+                        }
+                    }
+                    store_f32(y, out);
+                }
+            }
+        }
+    }
+
+    /// Adds the dot products of a span's codes of 2 or 4 bits, panels `panel_bytes` apart, and x `[place / 4][R][4]` to
+    /// `acc`.
+    ///
+    /// A function of its own, not inlined, so that the sums stay in registers all through the inner loop.
+    #[inline(never)]
+    #[target_feature(enable = "avx2")]
+    fn dot<const FIELD: u32, const R: usize, const P: usize>(
+        codes: &[u8],
+        panel_bytes: usize,
+        x: &[i8],
+        acc: &mut Sums<R, P>,
+    ) {
+        let fields = const { (8 / FIELD) as usize };
+        // Sums of this many tiles stay within int16.
+        let chunk = const {
+            let pair = 2 * ((1 << FIELD) - 1) * 128;
+            let tiles = if FIELD == 4 { 4 } else { 8 };
+            assert!(tiles * (8 / FIELD as i32) * pair <= i16::MAX as i32);
+            tiles as usize
+        };
+        let tiles = x.len() / (fields * R * 4);
+        assert!(tiles * 64 + (P - 1) * panel_bytes <= codes.len());
+        let mask = _mm256_set1_epi8(((1u32 << FIELD) - 1) as i8);
+        let ones = _mm256_set1_epi16(1);
+        let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
+        let mut left = tiles;
+        while left > 0 {
+            let count = left.min(chunk);
+            left -= count;
+            let mut sums: Sums<R, P> = [[[_mm256_setzero_si256(); 2]; P]; R];
+            for _ in 0..count {
+                for i in 0..fields {
+                    let mut codes = [[_mm256_setzero_si256(); 2]; P];
+                    for p in 0..P {
+                        for h in 0..2 {
+                            // SAFETY: half of the 64 bytes of panel p's tile, within `codes` as asserted.
+                            let raw = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                            let shift = _mm_cvtsi32_si128((i as u32 * FIELD) as i32);
+                            codes[p][h] = _mm256_and_si256(_mm256_srl_epi32(raw, shift), mask);
+                        }
+                    }
+                    for r in 0..R {
+                        // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                        let quad = _mm256_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
+                        for p in 0..P {
+                            for h in 0..2 {
+                                let pairs = _mm256_maddubs_epi16(codes[p][h], quad);
+                                sums[r][p][h] = _mm256_add_epi16(sums[r][p][h], pairs);
+                            }
+                        }
+                    }
+                }
+                if R <= 2 {
+                    for p in 0..P {
+                        // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
+                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                    }
+                }
+                x = x.wrapping_add(fields * R * 4);
+                tile = tile.wrapping_add(64);
+            }
+            for r in 0..R {
+                for p in 0..P {
+                    for h in 0..2 {
+                        let wide = _mm256_madd_epi16(sums[r][p][h], ones);
+                        acc[r][p][h] = _mm256_add_epi32(acc[r][p][h], wide);
+                    }
+                }
+            }
+        }
+    }
+
+    /// As [`dot`], for codes of 8 bits.
+    #[inline(never)]
+    #[target_feature(enable = "avx2")]
+    fn dot_bytes<const R: usize, const P: usize>(codes: &[u8], panel_bytes: usize, x: &[i8], acc: &mut Sums<R, P>) {
+        let tiles = x.len() / (R * 4);
+        assert!(tiles * 64 + (P - 1) * panel_bytes <= codes.len());
+        let low = _mm256_set1_epi16(0xff);
+        let mut sums = *acc;
+        let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
+        for _ in 0..tiles {
+            let mut even = [[_mm256_setzero_si256(); 2]; P];
+            let mut odd = even;
+            for p in 0..P {
+                for h in 0..2 {
+                    // SAFETY: half of the 64 bytes of panel p's tile, within `codes` as asserted.
+                    let raw = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                    even[p][h] = _mm256_and_si256(raw, low);
+                    odd[p][h] = _mm256_srli_epi16::<8>(raw);
+                }
+                if R <= 2 {
+                    // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                }
+            }
+            for r in 0..R {
+                // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                let quad = _mm256_set1_epi32(unsafe { x.add(r * 4).cast::<i32>().read_unaligned() });
+                let x_even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(quad));
+                let x_odd = _mm256_srai_epi16::<8>(quad);
+                for p in 0..P {
+                    for h in 0..2 {
+                        let pairs = _mm256_madd_epi16(even[p][h], x_even);
+                        sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], pairs);
+                        let pairs = _mm256_madd_epi16(odd[p][h], x_odd);
+                        sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], pairs);
+                    }
+                }
+            }
+            x = x.wrapping_add(R * 4);
+            tile = tile.wrapping_add(64);
+        }
+        *acc = sums;
+    }
+}
