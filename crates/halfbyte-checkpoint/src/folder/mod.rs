@@ -1,0 +1,192 @@
+//! Whole model folders: read from one, written to another, a tensor at a time.
+//!
+//! Everything goes to a folder of a temporary name beside the target, is synced, and is renamed at the end. A run that is
+//! cancelled or fails removes it; one that is killed leaves only a `.<target>.<process>-<n>.tmp`.
+
+mod dense;
+mod quantized;
+mod staging;
+
+pub use dense::write_dense;
+pub use quantized::{Quantization, write_model};
+
+use crate::error::{Error, Result};
+use crate::safetensors::{Checkpoint, TensorSpec, Writer, WrittenFiles, pretty, write_synced};
+use crate::scheme::{ModuleKind, SCHEMES, Weights};
+use halfbyte::WeightFormat;
+use serde_json::{Map, Value};
+use staging::Staging;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// A model folder to be written from another.
+pub struct Job<'a> {
+    /// The model that is read.
+    pub source: &'a Weights,
+    /// The folder that is written. Folders above it are made.
+    pub target: &'a Path,
+    /// A file of weights is closed before it passes this size.
+    pub max_shard_bytes: u64,
+    /// Whether a model folder that is there already is replaced.
+    pub overwrite: bool,
+    /// Called before each tensor and at the end.
+    pub progress: Option<&'a mut dyn FnMut(Progress<'_>)>,
+    /// Asked before each tensor whether to stop.
+    pub cancel: Option<&'a dyn Fn() -> bool>,
+}
+
+impl<'a> Job<'a> {
+    /// A job with shards of at most 5 GB, that replaces nothing and reports nothing.
+    pub fn new(source: &'a Weights, target: &'a Path) -> Self {
+        Self { source, target, max_shard_bytes: 5_000_000_000, overwrite: false, progress: None, cancel: None }
+    }
+}
+
+impl std::fmt::Debug for Job<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { source, target, max_shard_bytes, overwrite, .. } = self;
+        f.debug_struct("Job")
+            .field("source", &source.folder())
+            .field("target", target)
+            .field("max_shard_bytes", max_shard_bytes)
+            .field("overwrite", overwrite)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// The tensor or module that is worked on; empty at the end.
+    pub name: &'a str,
+    /// Bytes of the target that are written.
+    pub bytes: u64,
+    /// Bytes of the target in all.
+    pub total_bytes: u64,
+}
+
+/// What a job has left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Bytes of all tensors.
+    pub tensor_bytes: u64,
+    /// Modules that are quantised in the target.
+    pub quantized: usize,
+}
+
+/// A module that could be a linear layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Linear<'a> {
+    /// Its name without `.weight`, as in `model.layers.0.self_attn.q_proj`.
+    pub name: &'a str,
+    /// Outputs and length of the reduction, `[n, k]`.
+    pub shape: [usize; 2],
+    /// Its format in the source, if it is quantised there.
+    pub source: Option<WeightFormat>,
+}
+
+impl Linear<'_> {
+    /// Whether it lies inside one of the repeated blocks, as all that quantisers take by default do: its name has a
+    /// number in it. Embeddings and the output head do not.
+    pub fn in_block(&self) -> bool {
+        self.name.split('.').any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    }
+}
+
+/// The modules of a model that could be linear layers, in the order of its files. Errors: quantised tensors that do not
+/// fit each other.
+pub fn linears(source: &Weights) -> Result<Vec<Linear<'_>>> {
+    source
+        .modules()
+        .into_iter()
+        .map(|name| match source.kind(name)? {
+            ModuleKind::Quantized(scheme) => {
+                let description = (scheme.describe)(source, name)?;
+                Ok(Linear { name, shape: description.shape, source: Some(description.format) })
+            }
+            ModuleKind::Dense | ModuleKind::Absent => {
+                let info = source.checkpoint().info(&format!("{name}.weight"))?;
+                // The list holds matrices only.
+                let [n, k] = [info.shape[0], info.shape[1]];
+                Ok(Linear { name, shape: [n, k], source: None })
+            }
+        })
+        .collect()
+}
+
+/// What a tensor of the source is part of: nothing, or the module at this place in a list.
+fn owners<'a>(
+    checkpoint: &Checkpoint,
+    modules: impl Iterator<Item = (usize, &'a str, bool)>,
+) -> HashMap<String, usize> {
+    let mut owners = HashMap::new();
+    for (at, name, quantized) in modules {
+        let parts: Vec<&str> =
+            if quantized { SCHEMES.iter().flat_map(|s| s.parts).copied().collect() } else { vec!["weight"] };
+        for part in parts {
+            let tensor = format!("{name}.{part}");
+            if checkpoint.contains(&tensor) {
+                owners.insert(tensor, at);
+            }
+        }
+    }
+    owners
+}
+
+/// One step of a job: what is read, and the tensors that it becomes.
+struct Step<'a, T> {
+    name: &'a str,
+    task: T,
+    specs: Vec<TensorSpec>,
+}
+
+/// Writes the tensors of all steps; `write` gets each step's task with the writer.
+fn write_steps<T>(
+    job: &mut Job<'_>,
+    staging: &Staging,
+    steps: Vec<Step<'_, T>>,
+    mut write: impl FnMut(&T, &str, &mut Writer) -> Result<()>,
+) -> Result<WrittenFiles> {
+    let specs: Vec<TensorSpec> = steps.iter().flat_map(|step| step.specs.iter().cloned()).collect();
+    let mut writer = Writer::create(staging.path(), &specs, job.max_shard_bytes)?;
+    let total_bytes = writer.tensor_bytes();
+    let mut bytes = 0;
+    let report = |name: &str, bytes: u64, job: &mut Job<'_>| {
+        if let Some(progress) = &mut job.progress {
+            progress(Progress { name, bytes, total_bytes });
+        }
+    };
+    for step in &steps {
+        if job.cancel.is_some_and(|cancel| cancel()) {
+            return Err(Error::Cancelled);
+        }
+        report(step.name, bytes, job);
+        write(&step.task, step.name, &mut writer)?;
+        bytes += step.specs.iter().filter_map(|s| s.dtype.bytes_of(&s.shape)).sum::<usize>() as u64;
+    }
+    if job.cancel.is_some_and(|cancel| cancel()) {
+        return Err(Error::Cancelled);
+    }
+    let written = writer.finish()?;
+    report("", bytes, job);
+    Ok(written)
+}
+
+/// The source's `config.json`, without what it says of quantisation. Error: there is none.
+fn dense_config(source: &Weights) -> Result<Map<String, Value>> {
+    let path = source.folder().join("config.json");
+    let mut config = crate::config::read_object(&path)?
+        .ok_or_else(|| Error::missing(&path, "there is no such file, and a model folder needs one"))?;
+    config.shift_remove("quantization_config");
+    config.shift_remove("compression_config");
+    Ok(config)
+}
+
+/// Writes `config.json` and the files beside it, and gives the folder its name.
+fn complete(job: &Job<'_>, staging: Staging, config: Map<String, Value>) -> Result<PathBuf> {
+    write_synced(&staging.path().join("config.json"), &pretty(&Value::Object(config)))?;
+    staging.copy_side_files(job.source.folder())?;
+    staging.commit()
+}

@@ -1,0 +1,164 @@
+//! A description of a checkpoint: what is in it, and what looks wrong.
+
+use crate::config::QuantizationConfig;
+use crate::error::Result;
+use crate::finding::Finding;
+use crate::safetensors::DType;
+use crate::scheme::{ModuleKind, Weights};
+use halfbyte::{Act, Format};
+use serde::Serialize;
+use std::path::PathBuf;
+
+/// Everything that can be said of a checkpoint without reading its codes.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    /// The path that was opened.
+    pub path: PathBuf,
+    /// First of `architectures` in `config.json`.
+    pub architecture: Option<String>,
+    /// What the checkpoint says of its quantisation.
+    pub quantization: Option<QuantizationConfig>,
+    /// The safetensors files.
+    pub files: Vec<PathBuf>,
+    /// Every tensor, in the order of the files.
+    pub tensors: Vec<TensorSummary>,
+    /// Every module with a matrix of weights, in the same order.
+    pub modules: Vec<ModuleSummary>,
+    /// Bytes of all tensors.
+    pub total_bytes: u64,
+    /// Weights that the checkpoint stands for; codes count, scales and zeros do not.
+    pub parameters: u64,
+    /// Bits of the files for each of these weights.
+    pub bits_per_weight: f64,
+    /// Everything that looks wrong.
+    pub findings: Vec<Finding>,
+}
+
+/// A tensor as its file declares it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TensorSummary {
+    /// Its name.
+    pub name: String,
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Bytes it takes.
+    pub bytes: u64,
+    /// The file that holds it, without its folder.
+    pub file: String,
+}
+
+/// A module with a matrix of weights.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ModuleSummary {
+    /// Its name.
+    pub name: String,
+    /// Outputs and length of the reduction, `[n, k]`; None if its tensors do not fit each other.
+    pub shape: Option<[usize; 2]>,
+    /// How it is stored: `dense`, or the scheme's name.
+    pub scheme: &'static str,
+    /// What its numbers are: a float type for dense ones, `w4a16-g128` and the like for codes, `unreadable` if its
+    /// tensors do not fit each other.
+    pub format: String,
+    /// Whether columns were quantised in another order than they lie in.
+    pub act_order: bool,
+    /// Bytes of its tensors, bias included.
+    pub bytes: u64,
+}
+
+/// Describes a checkpoint. Modules that cannot be read become findings. Errors: a `config.json` that is not JSON.
+pub fn inspect(weights: &Weights) -> Result<Inspection> {
+    let checkpoint = weights.checkpoint();
+    let config = crate::config::read_object(&weights.folder().join("config.json"))?;
+    let architecture =
+        config.as_ref().and_then(|c| c.get("architectures")?.as_array()?.first()?.as_str()).map(str::to_owned);
+    let mut findings = checkpoint.findings().to_vec();
+    let mut modules = Vec::new();
+    let mut quantized_parameters = 0u64;
+    let mut quantized_parts = std::collections::HashSet::new();
+    for name in weights.modules() {
+        let bytes_of = |parts: &[&str]| -> u64 {
+            parts
+                .iter()
+                .filter_map(|part| checkpoint.get(&format!("{name}.{part}")))
+                .map(|info| info.bytes as u64)
+                .sum()
+        };
+        let summary = match weights.kind(name) {
+            Ok(ModuleKind::Absent) => continue,
+            Ok(ModuleKind::Dense) => {
+                let info = checkpoint.info(&format!("{name}.weight"))?;
+                ModuleSummary {
+                    name: name.to_owned(),
+                    shape: Some([info.shape[0], info.shape[1]]),
+                    scheme: "dense",
+                    format: info.dtype.float().map_or(info.dtype.name(), |f| f.name()).to_owned(),
+                    act_order: false,
+                    bytes: bytes_of(&["weight", "bias"]),
+                }
+            }
+            Ok(ModuleKind::Quantized(scheme)) => {
+                quantized_parts.extend(scheme.parts.iter().map(|part| format!("{name}.{part}")));
+                let bytes = bytes_of(scheme.parts) + bytes_of(&["bias"]);
+                let unread = ModuleSummary {
+                    name: name.to_owned(),
+                    shape: None,
+                    scheme: scheme.name,
+                    format: "unreadable".into(),
+                    act_order: false,
+                    bytes,
+                };
+                match (scheme.describe)(weights, name) {
+                    Ok(description) => {
+                        let [n, k] = description.shape;
+                        quantized_parameters += n as u64 * k as u64;
+                        findings.extend(description.findings);
+                        let format = Format { weight: description.format, act: Act::A16 }.to_string();
+                        ModuleSummary { shape: Some([n, k]), format, act_order: description.act_order, ..unread }
+                    }
+                    Err(e) => {
+                        findings.push(Finding::new(name, e.to_string()));
+                        unread
+                    }
+                }
+            }
+            Err(e) => {
+                findings.push(Finding::new(name, e.to_string()));
+                continue;
+            }
+        };
+        modules.push(summary);
+    }
+    if weights.quantization().is_some() && quantized_parts.is_empty() {
+        findings.push(Finding::new("quantization_config", "declares a quantised model, but no module is quantised"));
+    }
+    let mut parameters = quantized_parameters;
+    let mut total_bytes = 0;
+    let mut tensors = Vec::new();
+    for info in checkpoint.tensors() {
+        total_bytes += info.bytes as u64;
+        if !quantized_parts.contains(info.name) {
+            parameters += (info.bytes * 8 / info.dtype.size_bits()) as u64;
+        }
+        tensors.push(TensorSummary {
+            name: info.name.to_owned(),
+            dtype: info.dtype,
+            shape: info.shape.to_vec(),
+            bytes: info.bytes as u64,
+            file: info.file.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        });
+    }
+    Ok(Inspection {
+        path: checkpoint.path().to_owned(),
+        architecture,
+        quantization: weights.quantization().cloned(),
+        files: checkpoint.files().map(|file| file.to_owned()).collect(),
+        tensors,
+        modules,
+        total_bytes,
+        parameters,
+        bits_per_weight: if parameters == 0 { 0.0 } else { total_bytes as f64 * 8.0 / parameters as f64 },
+        findings,
+    })
+}

@@ -1,0 +1,33 @@
+//! Files in, tensors out: checkpoints of language models in Hugging Face's form, dense or quantised.
+//!
+//! * [`safetensors`] reads and writes the container: strict about every header, memory-mapped, sharded.
+//! * [`config`] reads what a checkpoint says of its quantisation.
+//! * [`scheme`] turns the tensors of a module into a [`halfbyte::QTensor`] and back; [`Weights`] is the view of a whole
+//!   model in those terms.
+//! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
+//! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
+//!
+//! Every file is taken as hostile: a header's numbers are checked against the size of the file before anything is
+//! allocated for them, and every error names the file and the tensor.
+#![deny(missing_docs)]
+#![deny(unsafe_code)]
+
+pub mod config;
+pub mod error;
+mod finding;
+pub mod folder;
+pub mod inspect;
+pub mod safetensors;
+pub mod scheme;
+
+pub use config::{GptqConfig, GptqVersion, QuantizationConfig};
+pub use error::{Error, Result};
+pub use finding::Finding;
+pub use folder::{Job, Linear, Progress, Quantization, Written, linears, write_dense, write_model};
+pub use inspect::{Inspection, inspect};
+pub use safetensors::{Checkpoint, DType, FloatData, TensorInfo};
+pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, Weights};
+
+// Safetensors are little-endian and are read in place.
+const _: () =
+    assert!(cfg!(target_endian = "little"), "checkpoints are read in place, which needs a little-endian target");

@@ -1,0 +1,24 @@
+//! The safetensors container: named tensors in one file, or in several with an index.
+//!
+//! ```text
+//! file = u64 header length │ JSON header │ data
+//! header = { "name": {"dtype": "F16", "shape": [n, k], "data_offsets": [from, to]}, …, "__metadata__": {…} }
+//! ```
+//!
+//! Headers are parsed here and not by the reference implementation, which takes duplicate names and does not say which
+//! tensor of which file is wrong. Source: the format's specification at github.com/huggingface/safetensors.
+
+mod data;
+mod dtype;
+mod header;
+mod mapping;
+mod reader;
+mod writer;
+
+pub use data::FloatData;
+pub use dtype::DType;
+pub use reader::{Checkpoint, TensorInfo};
+pub use writer::{TensorSpec, Writer, WrittenFiles};
+
+pub(crate) use reader::read_small;
+pub(crate) use writer::{pretty, sync_dir, temporary_name, write_synced};

@@ -1,0 +1,257 @@
+//! Reading a GPTQ module: shapes, labels and data are checked against each other before any code is unpacked.
+
+use super::super::{LoadedModule, Weights, matrix};
+use super::{labels, stream};
+use crate::config::{GptqConfig, GptqVersion};
+use crate::error::{Error, Result};
+use crate::finding::Finding;
+use crate::safetensors::{Checkpoint, DType};
+use halfbyte::{Group, QTensor, WeightFormat, Zero, Zeros};
+
+/// A module of which everything but codes and scales has been read.
+pub(super) struct Module {
+    pub n: usize,
+    pub k: usize,
+    pub format: WeightFormat,
+    /// `[n, groups]`, as in the tensor that it becomes.
+    zeros: Zeros,
+    /// Only if it says more than `j / group size`.
+    pub group_index: Option<Vec<u32>>,
+    pub findings: Vec<Finding>,
+}
+
+/// Reads a module's shapes, zero points and group index.
+pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
+    let parts = Parts::of(weights, prefix)?;
+    let mut findings = Vec::new();
+    let group_index = parts.group_index()?;
+    let group = parts.group(group_index.as_deref())?;
+    let group_index = parts.meaningful(group_index, group, &mut findings)?;
+    let zeros = parts.zeros(&mut findings)?;
+    let zero = if zeros == Zeros::Symmetric { Zero::Symmetric } else { Zero::Integer };
+    let scales = parts.checkpoint.info(&parts.name("scales"))?;
+    let scale = scales.dtype.float().ok_or_else(|| {
+        Error::malformed(
+            scales.file,
+            format!("tensor `{}`: expected F16, BF16 or F32, got {}", scales.name, scales.dtype),
+        )
+    })?;
+    let format = WeightFormat { bits: parts.bits, group, zero, scale };
+    Ok(Module { n: parts.n, k: parts.k, format, zeros, group_index, findings })
+}
+
+/// Reads a module.
+pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule> {
+    let Module { n, k, format, zeros, group_index, findings } = examine(weights, prefix)?;
+    let checkpoint = weights.checkpoint();
+    let codes = stream::unpack_columns(&checkpoint.ints(&format!("{prefix}.qweight"))?, format.bits, [n, k]);
+    let scales = checkpoint.floats(&format!("{prefix}.scales"))?.to_f32();
+    let scales = transposed(&scales, format.group.count(k), n);
+    let tensor = QTensor::new(format, [n, k], codes, scales, zeros, group_index).map_err(Error::numbers(prefix))?;
+    Ok(LoadedModule { tensor, findings })
+}
+
+/// The shapes of a module's tensors, found consistent.
+struct Parts<'a> {
+    checkpoint: &'a Checkpoint,
+    config: Option<&'a GptqConfig>,
+    prefix: &'a str,
+    n: usize,
+    k: usize,
+    groups: usize,
+    bits: u32,
+}
+
+impl<'a> Parts<'a> {
+    fn of(weights: &'a Weights, prefix: &'a str) -> Result<Self> {
+        let checkpoint = weights.checkpoint();
+        let config = labels::declared(weights);
+        let name = |part: &str| format!("{prefix}.{part}");
+        let [rows, n] = matrix(checkpoint, &name("qweight"), DType::I32)?;
+        let file = checkpoint.info(&name("qweight"))?.file;
+        let scales = checkpoint.info(&name("scales"))?;
+        let groups = match *scales.shape {
+            [groups, columns] if columns == n && groups > 0 && n > 0 && rows > 0 => groups,
+            ref shape => {
+                let what = format!(
+                    "tensor `{}`: expected [groups, {n}], none of them 0, beside a qweight of [{rows}, {n}], got {shape:?}; \
+                     is this GPTQ?",
+                    scales.name
+                );
+                return Err(Error::malformed(scales.file, what));
+            }
+        };
+        // The config's bits, unless modules may have their own: then the shape of the zero points tells.
+        let declared = config.and_then(GptqConfig::bits_of_all);
+        let bits = if checkpoint.contains(&name("qzeros")) {
+            let [zero_rows, zero_columns] = matrix(checkpoint, &name("qzeros"), DType::I32)?;
+            let told = match zero_columns.checked_mul(32) {
+                Some(total) if total % n == 0 && matches!(total / n, 2 | 3 | 4 | 8) => Some((total / n) as u32),
+                _ => None,
+            };
+            let bits = declared.or(told);
+            match bits {
+                Some(bits) if told == Some(bits) && zero_rows == groups => bits,
+                _ => {
+                    let bits = bits.map_or("bits".to_owned(), |b| b.to_string());
+                    let what = format!(
+                        "tensor `{}`: expected [{groups}, {n}·{bits}/32] (groups and outputs of the scales; outputs × bits \
+                         a multiple of 32), got [{zero_rows}, {zero_columns}]",
+                        name("qzeros")
+                    );
+                    return Err(Error::malformed(checkpoint.info(&name("qzeros"))?.file, what));
+                }
+            }
+        } else if let Some(config) = config.filter(|c| c.sym_of_all() == Some(true)) {
+            config.bits
+        } else {
+            let what =
+                format!("there is no tensor `{}`, and no config says that zero points are symmetric", name("qzeros"));
+            return Err(Error::missing(file, what));
+        };
+        let total_bits = rows.checked_mul(32).filter(|total| total % bits as usize == 0);
+        let Some(total_bits) = total_bits else {
+            let what =
+                format!("tensor `{}`: {rows} rows of 32 bits do not hold whole codes of {bits} bits", name("qweight"));
+            return Err(Error::malformed(file, what));
+        };
+        Ok(Self { checkpoint, config, prefix, n, k: total_bits / bits as usize, groups, bits })
+    }
+
+    fn name(&self, part: &str) -> String {
+        format!("{}.{part}", self.prefix)
+    }
+
+    /// The group index as it is stored, every entry found in range.
+    fn group_index(&self) -> Result<Option<Vec<u32>>> {
+        let name = self.name("g_idx");
+        let Some(info) = self.checkpoint.get(&name) else { return Ok(None) };
+        if info.shape != [self.k] {
+            let what =
+                format!("tensor `{name}`: expected shape [{}] (inputs of qweight), got {:?}", self.k, info.shape);
+            return Err(Error::malformed(info.file, what));
+        }
+        let index = self.checkpoint.ints(&name)?;
+        if let Some((j, g)) = index.iter().enumerate().find(|&(_, &g)| g < 0 || g as usize >= self.groups) {
+            let what = format!("tensor `{name}`: expected groups from 0 to {}, got {g} at {j}", self.groups - 1);
+            return Err(Error::malformed(info.file, what));
+        }
+        Ok(Some(index.iter().map(|&g| g as u32).collect()))
+    }
+
+    /// The group size: as declared, or told by the data where nothing is declared for this module alone.
+    fn group(&self, index: Option<&[u32]>) -> Result<Group> {
+        let &Self { k, groups, config, .. } = self;
+        let fail = |expected: String| {
+            let info = self.checkpoint.info(&self.name("scales"))?;
+            let what = format!("tensor `{}`: expected {expected}, got {:?}", info.name, info.shape);
+            Err(Error::malformed(info.file, what))
+        };
+        let declared = config.map(|c| c.group_size.map_or(Group::Channel, Group::Size));
+        match declared {
+            Some(group) if group.count(k) == groups => return Ok(group),
+            Some(group) if config.is_some_and(|c| !c.dynamic) => {
+                let size = config.and_then(|c| c.group_size).map_or("-1".to_owned(), |g| g.to_string());
+                return fail(format!("[{}, {}] for {k} inputs and group_size {size}", group.count(k), self.n));
+            }
+            _ => {}
+        }
+        if groups == 1 {
+            return Ok(Group::Channel);
+        }
+        let told = match index {
+            Some(index) => {
+                let mut members = vec![0usize; groups];
+                index.iter().for_each(|&g| members[g as usize] += 1);
+                members.into_iter().max()
+            }
+            None => (k % groups == 0).then_some(k / groups),
+        };
+        match told.filter(|&size| size > 0 && k.div_ceil(size) == groups) {
+            Some(size) => Ok(Group::Size(size)),
+            None => fail(format!("a number of groups that divides the {k} inputs, as no config gives the group size")),
+        }
+    }
+
+    /// Drops an index that says nothing; refuses a missing one that would have said something.
+    fn meaningful(
+        &self,
+        index: Option<Vec<u32>>,
+        group: Group,
+        findings: &mut Vec<Finding>,
+    ) -> Result<Option<Vec<u32>>> {
+        let size = group.len(self.k).max(1);
+        let reordered = self.groups > 1 && self.config.is_some_and(|c| c.desc_act && !c.static_groups);
+        let name = self.name("g_idx");
+        let Some(index) = index else {
+            if reordered {
+                let what = format!(
+                    "there is no tensor `{name}`, but the config says desc_act: the order of columns is unknown"
+                );
+                return Err(Error::missing(self.checkpoint.path(), what));
+            }
+            if self.groups > 1 {
+                findings.push(Finding::new(self.prefix, "g_idx is missing; columns were grouped in their order"));
+            }
+            return Ok(None);
+        };
+        if index.iter().enumerate().all(|(j, &g)| g as usize == j / size) {
+            return Ok(None);
+        }
+        if index.iter().all(|&g| g == 0) {
+            if reordered {
+                let what =
+                    format!("tensor `{name}`: expected {} groups as desc_act needs, got 0 throughout", self.groups);
+                return Err(Error::malformed(self.checkpoint.info(&name)?.file, what));
+            }
+            findings.push(Finding::new(
+                self.prefix,
+                "g_idx is 0 throughout: not filled in, so columns were grouped in their order",
+            ));
+            return Ok(None);
+        }
+        if !self.config.is_some_and(|c| c.desc_act) {
+            let says = if self.config.is_some() { "the config says desc_act false" } else { "no config says desc_act" };
+            findings
+                .push(Finding::new(self.prefix, format!("{says}, but g_idx reorders the columns; g_idx was followed")));
+        }
+        Ok(Some(index))
+    }
+
+    /// The zero points, `[n, groups]`.
+    fn zeros(&self, findings: &mut Vec<Finding>) -> Result<Zeros> {
+        let &Self { n, groups, bits, config, .. } = self;
+        let mut find = |text: String| findings.push(Finding::new(self.prefix, text));
+        let name = self.name("qzeros");
+        if !self.checkpoint.contains(&name) {
+            find("qzeros is missing and the config says sym: read as symmetric".into());
+            return Ok(Zeros::Symmetric);
+        }
+        let stored = stream::unpack_rows(&self.checkpoint.ints(&name)?, bits, groups * n);
+        let (version, text) = labels::zero_convention(&stored, bits, config);
+        text.into_iter().for_each(&mut find);
+        let add = u16::from(version == GptqVersion::V1);
+        let middle = 1u16 << (bits - 1);
+        if stored.iter().all(|&z| u16::from(z) + add == middle) {
+            return Ok(Zeros::Symmetric);
+        }
+        if config.and_then(GptqConfig::sym_of_all) == Some(true) {
+            find(format!("the config says sym, but zero points other than {middle} are stored; they were followed"));
+        }
+        let beyond = stored.iter().filter(|&&z| u16::from(z) + add > (1 << bits) - 1).count();
+        if beyond > 0 {
+            find(format!(
+                "{beyond} zero points are stored as {}, read as {}; other readers may take them for 0",
+                (1 << bits) - 1,
+                1 << bits
+            ));
+        }
+        let zeros: Vec<u16> = stored.iter().map(|&z| u16::from(z) + add).collect();
+        Ok(Zeros::Integer(transposed(&zeros, groups, n)))
+    }
+}
+
+/// `[rows, columns]` to `[columns, rows]`.
+pub(super) fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+    (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
+}

@@ -1,0 +1,233 @@
+//! Schemes: how the tensors of a quantised module are named and packed.
+//!
+//! [`SCHEMES`] is the table; a scheme is added by a file and a line in it. [`Weights`] answers, module by module,
+//! whether a checkpoint holds it dense, quantised or not at all, and loads it.
+
+pub mod gptq;
+
+use crate::config::{self, QuantizationConfig};
+use crate::error::{Error, Result};
+use crate::finding::Finding;
+use crate::safetensors::{Checkpoint, DType, FloatData};
+use halfbyte::{QTensor, WeightFormat};
+use std::path::{Path, PathBuf};
+
+/// A way to store a quantised linear layer as tensors.
+#[derive(Debug)]
+pub struct Scheme {
+    /// Its name, as `quant_method` spells it.
+    pub name: &'static str,
+    /// Endings of the tensors that make up a module; the first is the one that gives it away.
+    pub parts: &'static [&'static str],
+    /// Whether a module is stored this way.
+    pub detect: fn(&Checkpoint, prefix: &str) -> bool,
+    /// What a module holds, without reading its codes.
+    pub describe: fn(&Weights, prefix: &str) -> Result<Description>,
+    /// Reads a module.
+    pub load: fn(&Weights, prefix: &str) -> Result<LoadedModule>,
+}
+
+/// Every scheme that is read, in order of preference.
+pub static SCHEMES: &[Scheme] = &[gptq::SCHEME];
+
+/// What a quantised module holds, as far as labels, shapes, zero points and group indices tell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Description {
+    /// The meaning of its codes.
+    pub format: WeightFormat,
+    /// Outputs and length of the reduction.
+    pub shape: [usize; 2],
+    /// Whether columns were quantised in another order than they lie in.
+    pub act_order: bool,
+    /// What is odd about it.
+    pub findings: Vec<Finding>,
+}
+
+/// A quantised module as it was read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedModule {
+    /// Its codes, scales and zeros.
+    pub tensor: QTensor,
+    /// What is odd about it.
+    pub findings: Vec<Finding>,
+}
+
+/// How a checkpoint holds a module.
+#[derive(Clone, Copy, Debug)]
+pub enum ModuleKind {
+    /// As floats, in `<prefix>.weight`.
+    Dense,
+    /// As codes, in a scheme's tensors.
+    Quantized(&'static Scheme),
+    /// Not at all.
+    Absent,
+}
+
+/// A linear layer's weight as it was stored.
+#[derive(Clone, Debug)]
+pub enum LinearWeight<'a> {
+    /// Floats.
+    Dense {
+        /// The elements, row-major.
+        floats: FloatData<'a>,
+        /// Outputs and length of the reduction, `[n, k]`.
+        shape: [usize; 2],
+    },
+    /// Codes.
+    Quantized(QTensor),
+}
+
+impl LinearWeight<'_> {
+    /// Outputs and length of the reduction, `[n, k]`.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            LinearWeight::Dense { shape, .. } => *shape,
+            LinearWeight::Quantized(q) => [q.n(), q.k()],
+        }
+    }
+}
+
+/// A linear layer as it was stored.
+#[derive(Clone, Debug)]
+pub struct LoadedLinear<'a> {
+    /// The weight.
+    pub weight: LinearWeight<'a>,
+    /// The bias `[n]`; None also where a file holds one that is zero throughout.
+    pub bias: Option<Vec<f32>>,
+    /// What was odd about the tensors, and which reading was taken.
+    pub findings: Vec<Finding>,
+}
+
+/// The weights of a model: a checkpoint with the schemes that it is written in.
+#[derive(Debug)]
+pub struct Weights {
+    checkpoint: Checkpoint,
+    config: Option<QuantizationConfig>,
+    folder: PathBuf,
+}
+
+impl Weights {
+    /// Opens a model folder, or one safetensors file with the configs that lie beside it.
+    ///
+    /// Errors: those of [`Checkpoint::open`] and of [`config::read`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let checkpoint = Checkpoint::open(path)?;
+        let folder = if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(Path::new("")).to_owned() };
+        let config = config::read(&folder)?;
+        Ok(Self { checkpoint, config, folder })
+    }
+
+    /// The tensors.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The folder of the model.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What the checkpoint says of its quantisation.
+    pub fn quantization(&self) -> Option<&QuantizationConfig> {
+        self.config.as_ref()
+    }
+
+    /// How the checkpoint holds the module `prefix`, as in `model.layers.0.self_attn.q_proj`. The tensors decide, not
+    /// the config. Error: both a dense and a quantised weight.
+    pub fn kind(&self, prefix: &str) -> Result<ModuleKind> {
+        let scheme = SCHEMES.iter().find(|scheme| (scheme.detect)(&self.checkpoint, prefix));
+        let dense = self.checkpoint.get(&format!("{prefix}.weight"));
+        match (scheme, dense) {
+            (Some(scheme), None) => Ok(ModuleKind::Quantized(scheme)),
+            (None, Some(_)) => Ok(ModuleKind::Dense),
+            (None, None) => Ok(ModuleKind::Absent),
+            (Some(scheme), Some(dense)) => Err(Error::malformed(
+                dense.file,
+                format!("module `{prefix}`: expected either `weight` or `{}`, got both", scheme.parts[0]),
+            )),
+        }
+    }
+
+    /// Loads a linear layer.
+    ///
+    /// Errors: no such module, a weight that is not a float matrix, quantised tensors that do not fit each other or the
+    /// config, a bias of another length.
+    pub fn load_linear(&self, prefix: &str) -> Result<LoadedLinear<'_>> {
+        let (weight, findings) = match self.kind(prefix)? {
+            ModuleKind::Absent => {
+                let what = format!("there is no module `{prefix}`: neither `{prefix}.weight` nor quantised tensors");
+                return Err(Error::missing(self.checkpoint.path(), what));
+            }
+            ModuleKind::Dense => {
+                let name = format!("{prefix}.weight");
+                let info = self.checkpoint.info(&name)?;
+                let &[n, k] = info.shape else {
+                    let what = format!("tensor `{name}`: expected a matrix [n, k], got shape {:?}", info.shape);
+                    return Err(Error::malformed(info.file, what));
+                };
+                (LinearWeight::Dense { floats: self.checkpoint.floats(&name)?, shape: [n, k] }, Vec::new())
+            }
+            ModuleKind::Quantized(scheme) => {
+                let LoadedModule { tensor, findings } = (scheme.load)(self, prefix)?;
+                (LinearWeight::Quantized(tensor), findings)
+            }
+        };
+        let bias = self.bias(prefix, weight.shape()[0])?;
+        Ok(LoadedLinear { weight, bias, findings })
+    }
+
+    /// The elements of a float tensor, with the shape that the caller expects. Errors: no such tensor, another shape,
+    /// not floats.
+    pub fn floats(&self, name: &str, shape: &[usize]) -> Result<FloatData<'_>> {
+        let info = self.checkpoint.info(name)?;
+        if info.shape != shape {
+            let what = format!("tensor `{name}`: expected shape {shape:?}, got {:?}", info.shape);
+            return Err(Error::malformed(info.file, what));
+        }
+        self.checkpoint.floats(name)
+    }
+
+    /// Lets go of the memory that reading a module took.
+    pub fn release(&self, prefix: &str) {
+        let parts = SCHEMES.iter().flat_map(|scheme| scheme.parts).copied();
+        for part in parts.chain(["weight", "bias"]) {
+            self.checkpoint.release(&format!("{prefix}.{part}"));
+        }
+    }
+
+    /// Every module that could be a linear layer, in the order of the files: those with a float matrix `weight`
+    /// (embeddings among them) and the quantised ones.
+    pub fn modules(&self) -> Vec<&str> {
+        let is_first_part = |part: &str| SCHEMES.iter().any(|scheme| scheme.parts[0] == part);
+        self.checkpoint
+            .tensors()
+            .filter_map(|info| {
+                let (prefix, part) = info.name.rsplit_once('.')?;
+                let dense = part == "weight" && info.shape.len() == 2 && info.dtype.float().is_some();
+                (dense || is_first_part(part)).then_some(prefix)
+            })
+            .collect()
+    }
+
+    fn bias(&self, prefix: &str, n: usize) -> Result<Option<Vec<f32>>> {
+        let name = format!("{prefix}.bias");
+        if !self.checkpoint.contains(&name) {
+            return Ok(None);
+        }
+        let bias = self.floats(&name, &[n])?.to_f32();
+        Ok(bias.iter().any(|&b| b != 0.0).then_some(bias))
+    }
+}
+
+/// A tensor's shape as a matrix of this type. Errors: no such tensor, another type, not a matrix.
+pub(crate) fn matrix(checkpoint: &Checkpoint, name: &str, dtype: DType) -> Result<[usize; 2]> {
+    let info = checkpoint.info(name)?;
+    match info.shape {
+        &[rows, columns] if info.dtype == dtype => Ok([rows, columns]),
+        shape => {
+            let what = format!("tensor `{name}`: expected a matrix of {dtype}, got {} {shape:?}", info.dtype);
+            Err(Error::malformed(info.file, what))
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What checkpoints say of their quantisation: every spelling, and every way to get it wrong.
+
+use crate::support::{assert_names, text_of};
+use halfbyte_checkpoint::config::read;
+use halfbyte_checkpoint::{Error, GptqConfig, GptqVersion, QuantizationConfig, Result};
+
+/// Reads these fields from `config.json`.
+fn parse(fields: &str) -> Result<Option<QuantizationConfig>> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), format!("{{\"quantization_config\": {fields}}}")).unwrap();
+    read(dir.path())
+}
+
+fn gptq(fields: &str) -> GptqConfig {
+    match parse(fields).unwrap() {
+        Some(QuantizationConfig::Gptq(config)) => config,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn every_spelling_is_read() {
+    let plain = gptq(r#"{"quant_method": "gptq", "bits": 4, "group_size": 128}"#);
+    assert_eq!((plain.bits, plain.group_size, plain.sym, plain.desc_act), (4, Some(128), None, false));
+    assert_eq!((plain.version, plain.lm_head, plain.dynamic), (GptqVersion::V1, false, false));
+    for bits in ["bits", "w_bit", "wbits"] {
+        for group in ["group_size", "q_group_size"] {
+            let config =
+                gptq(&format!(r#"{{"quant_method": "GPTQ", "{bits}": 3, "{group}": -1, "zero_point": true}}"#));
+            assert_eq!((config.bits, config.group_size, config.sym), (3, None, Some(false)));
+        }
+    }
+    for key in ["checkpoint_format", "format", "version"] {
+        let config = gptq(&format!(r#"{{"quant_method": "gptq", "bits": 8, "{key}": "gptq_v2", "lm_head": true}}"#));
+        assert_eq!((config.version, config.lm_head), (GptqVersion::V2, true));
+    }
+    let config = gptq(
+        r#"{"quant_method": "gptq", "bits": 2, "group_size": 64, "sym": true, "zero_point": false, "desc_act": true,
+        "static_groups": true, "dynamic": {"-:x": {}}, "pack_dtype": "int32", "modules_in_block_to_quantize": [["a"]],
+        "is_marlin_format": false, "dataset": null, "checkpoint_format": null, "damp_percent": 0.01}"#,
+    );
+    assert_eq!((config.sym, config.desc_act, config.static_groups, config.dynamic), (Some(true), true, true, true));
+    assert!(!gptq(r#"{"quant_method": "gptq", "bits": 2, "dynamic": {}}"#).dynamic);
+}
+
+#[test]
+fn the_config_may_lie_in_a_file_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(read(dir.path()).unwrap(), None);
+    std::fs::write(dir.path().join("config.json"), r#"{"quantization_config": null}"#).unwrap();
+    assert_eq!(read(dir.path()).unwrap(), None);
+    let own = dir.path().join("quantize_config.json");
+    std::fs::write(&own, r#"{"bits": 4, "group_size": 128, "desc_act": false, "sym": true}"#).unwrap();
+    let Some(QuantizationConfig::Gptq(config)) = read(dir.path()).unwrap() else { panic!() };
+    assert_eq!((config.bits, config.file.as_path()), (4, own.as_path()));
+    // config.json comes first.
+    std::fs::write(dir.path().join("config.json"), r#"{"quantization_config": {"quant_method": "gptq", "bits": 8}}"#)
+        .unwrap();
+    let Some(QuantizationConfig::Gptq(config)) = read(dir.path()).unwrap() else { panic!() };
+    assert_eq!(config.bits, 8);
+}
+
+#[test]
+fn wrong_types_and_absurd_values_are_errors_that_name_the_field() {
+    let cases: &[(&str, &[&str])] = &[
+        (r#""gptq""#, &["`quantization_config`", "an object", "\"gptq\""]),
+        ("[1]", &["`quantization_config`", "an object"]),
+        (r#"{"quant_method": 4, "bits": 4}"#, &["quantization_config.quant_method", "a string", "got 4"]),
+        (r#"{"quant_method": "gptq"}"#, &["quantization_config.bits", "found none"]),
+        (r#"{"quant_method": "gptq", "bits": "4"}"#, &["quantization_config.bits", "an integer", "\"4\""]),
+        (r#"{"quant_method": "gptq", "bits": 4.0}"#, &["quantization_config.bits", "an integer", "4.0"]),
+        (r#"{"quant_method": "gptq", "bits": true}"#, &["quantization_config.bits", "got true"]),
+        (r#"{"quant_method": "gptq", "bits": 18446744073709551615}"#, &["quantization_config.bits", "an integer"]),
+        (r#"{"quant_method": "gptq", "bits": 5}"#, &["quantization_config.bits", "2, 3, 4 or 8", "got 5"]),
+        (r#"{"quant_method": "gptq", "bits": -4}"#, &["quantization_config.bits", "got -4"]),
+        (r#"{"quant_method": "gptq", "bits": 4, "w_bit": 8}"#, &["`bits` and `w_bit`", "4 and 8"]),
+        (r#"{"quant_method": "gptq", "bits": 4, "group_size": 0}"#, &["group_size", "-1 or 1", "got 0"]),
+        (r#"{"quant_method": "gptq", "bits": 4, "group_size": -2}"#, &["group_size", "got -2"]),
+        (
+            r#"{"quant_method": "gptq", "bits": 4, "group_size": 9007199254740992}"#,
+            &["group_size", "got 9007199254740992"],
+        ),
+        (r#"{"quant_method": "gptq", "bits": 4, "group_size": "128"}"#, &["group_size", "an integer"]),
+        (r#"{"quant_method": "gptq", "bits": 4, "sym": 1}"#, &["quantization_config.sym", "true or false", "got 1"]),
+        (r#"{"quant_method": "gptq", "bits": 4, "sym": true, "zero_point": true}"#, &["`sym` and `zero_point`"]),
+        (r#"{"quant_method": "gptq", "bits": 4, "desc_act": "no"}"#, &["quantization_config.desc_act", "\"no\""]),
+        (r#"{"quant_method": "gptq", "bits": 4, "lm_head": {}}"#, &["quantization_config.lm_head", "{}"]),
+        (r#"{"quant_method": "gptq", "bits": 4, "dynamic": [1]}"#, &["quantization_config.dynamic", "an object"]),
+    ];
+    for (fields, parts) in cases {
+        let text = text_of(parse(fields));
+        assert_names(&text, parts);
+        assert_names(&text, &["config.json"]);
+    }
+    let long = format!(r#"{{"quant_method": "gptq", "bits": "{}"}}"#, "ä".repeat(100_000));
+    assert!(text_of(parse(&long)).len() < 1000);
+}
+
+#[test]
+fn methods_that_are_not_read_are_named() {
+    let cases: &[(&str, &str)] = &[
+        (r#"{"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": true}"#, "`awq`"),
+        (r#"{"quant_method": "compressed-tensors", "config_groups": {}}"#, "`compressed-tensors`"),
+        (r#"{"config_groups": {}}"#, "`compressed-tensors`"),
+        (r#"{"quant_method": "bitsandbytes", "load_in_4bit": true}"#, "`bitsandbytes`"),
+        (r#"{"quant_method": "marlin", "bits": 4}"#, "`marlin`"),
+        (r#"{"quant_method": "gptq", "bits": 4, "is_marlin_format": true}"#, "is_marlin_format"),
+        (r#"{"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}"#, "`marlin`"),
+        (r#"{"quant_method": "gptq", "bits": 4, "format": "gptq_p"}"#, "`gptq_p`"),
+        (r#"{"quant_method": "gptq", "bits": 4, "pack_dtype": "int8"}"#, "pack_dtype"),
+        (r#"{"bits": 4, "group_size": 128, "zero_point": true, "version": "GEMM"}"#, "(none)"),
+        (r#"{}"#, "(none)"),
+    ];
+    for (fields, name) in cases {
+        let error = parse(fields).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{fields}: {error}");
+        assert_names(&error.to_string(), &[name, "not read yet", "config.json"]);
+    }
+}
+
+#[test]
+fn files_that_are_no_json_objects_are_errors_that_name_the_file() {
+    for (content, part) in
+        [("{", "expected JSON"), ("[]", "JSON object"), ("", "expected JSON"), ("\u{feff}{}", "expected JSON")]
+    {
+        for file in ["config.json", "quantize_config.json"] {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::write(dir.path().join(file), content).unwrap();
+            assert_names(&text_of(read(dir.path())), &[file, part]);
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("config.json"), "[".repeat(200_000)).unwrap();
+    assert_names(&text_of(read(dir.path())), &["config.json", "recursion"]);
+}
