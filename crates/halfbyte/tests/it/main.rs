@@ -5,3 +5,4 @@ mod format;
 mod layout;
 mod matmul;
 mod quantize;
+mod tidy;

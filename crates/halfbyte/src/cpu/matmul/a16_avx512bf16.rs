@@ -23,7 +23,7 @@
 
 use super::blocking::{RowPanels, Tasks, with_buffers};
 use super::quantized_act::{SendPtr, Steps};
-use super::{Input, Output, Packed, Scratch, exact, is_bf16, widen};
+use super::{Input, Output, Packed, Scratch, exact, is_bf16};
 use crate::cpu::Cpu;
 use crate::cpu::isa::Caps;
 use crate::format::Zero;

@@ -141,11 +141,11 @@ mod x86 {
         acc: &mut Sums<R, P>,
     ) {
         let fields = const { (8 / FIELD) as usize };
-        // Sums of this many tiles stay within int16.
+        // Sums of this many tiles stay within int16. (Codes of 8 bits go to `dot_bytes`.)
         let chunk = const {
             let pair = 2 * ((1 << FIELD) - 1) * 128;
             let tiles = if FIELD == 4 { 4 } else { 8 };
-            assert!(tiles * (8 / FIELD as i32) * pair <= i16::MAX as i32);
+            assert!(FIELD == 8 || tiles * (8 / FIELD as i32) * pair <= i16::MAX as i32);
             tiles as usize
         };
         let tiles = x.len() / (fields * R * 4);

@@ -1,0 +1,112 @@
+//! One error type for the crate, divided by what the caller can do about it.
+
+use std::path::PathBuf;
+
+/// Everything that can go wrong between a model's folder and its tokens.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The model's configuration is not one that can run.
+    #[error("{}, field {field}: expected {expected}, got {got}", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Name of the field, with a dot before a nested one.
+        field: String,
+        /// What it may be.
+        expected: String,
+        /// What it is.
+        got: String,
+    },
+    /// The tokenizer cannot be read, or refuses a text.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+    /// A tensor of the checkpoint does not fit the configuration.
+    #[error("tensor {name}: expected {expected}, got {got}")]
+    Weight {
+        /// Name of the tensor, or of its layer.
+        name: String,
+        /// What the configuration asks for.
+        expected: String,
+        /// What the file holds.
+        got: String,
+    },
+    /// A weight cannot be quantised.
+    #[error("tensor {name}: {source}")]
+    Quantize {
+        /// Name of the tensor's layer.
+        name: String,
+        /// Why.
+        source: halfbyte::Error,
+    },
+    /// A prompt without a token.
+    #[error("prompt: expected at least one token, got none")]
+    EmptyPrompt,
+    /// More tokens than the context holds.
+    #[error("context: expected at most {limit} tokens, got {got}")]
+    ContextFull {
+        /// Tokens that fit.
+        limit: usize,
+        /// Tokens that would be needed.
+        got: usize,
+    },
+    /// A token id that the model does not know.
+    #[error("token: expected an id below {vocab}, got {id}")]
+    UnknownToken {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// The model computed NaN or infinite logits: its weights hold such values, or overflow.
+    #[error("logits: expected finite numbers, got {0}")]
+    NotFinite(f32),
+    /// A line of a text file is not a document.
+    #[error("{}, line {line}: expected {expected}, got {got}", path.display())]
+    Text {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// What a line must be.
+        expected: &'static str,
+        /// What it is.
+        got: String,
+    },
+    /// An argument does not fit the operation: change the call.
+    #[error("{op}: expected {expected}, got {got}")]
+    Invalid {
+        /// The operation that refused.
+        op: &'static str,
+        /// What it would have taken.
+        expected: String,
+        /// What it was given.
+        got: String,
+    },
+    /// The caller asked to stop.
+    #[error("cancelled")]
+    Cancelled,
+    /// The numbers refused.
+    #[error(transparent)]
+    Numbers(#[from] halfbyte::Error),
+    /// The checkpoint refused.
+    #[error(transparent)]
+    Checkpoint(#[from] halfbyte_checkpoint::Error),
+}
+
+impl Error {
+    pub(crate) fn invalid(op: &'static str, expected: impl Into<String>, got: impl Into<String>) -> Self {
+        Self::Invalid { op, expected: expected.into(), got: got.into() }
+    }
+}
+
+/// The crate's result.
+pub type Result<T> = std::result::Result<T, Error>;

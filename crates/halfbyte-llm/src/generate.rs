@@ -1,0 +1,125 @@
+//! Text from a prompt, streamed.
+
+use crate::engine::Session;
+use crate::error::{Error, Result};
+use crate::sampling::{Sampler, Sampling};
+use crate::stop::StopFilter;
+use crate::tokenizer::Tokenizer;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// What to write, and when to stop.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Token ids of the prompt; they follow what the session holds already.
+    pub prompt: &'a [u32],
+    /// At most this many new tokens.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the text, as a rule [`crate::Config::eos`]; none to write on.
+    pub end_tokens: &'a [u32],
+    /// Text that ends the text; it is not shown.
+    pub stop: &'a [String],
+    /// Set from another thread (or a signal) to stop before the next token.
+    pub cancel: Option<&'a AtomicBool>,
+}
+
+/// Why writing stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// As many tokens as were asked for.
+    Length,
+    /// The model ended its text.
+    End,
+    /// A stop string came.
+    Stop,
+    /// The context is full.
+    Context,
+    /// The caller's flag, or its function, said so.
+    Cancelled,
+}
+
+/// What was written, and how long it took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generated {
+    /// New tokens, the one that ended the text not among them.
+    pub tokens: Vec<u32>,
+    /// Why it stopped.
+    pub finish: Finish,
+    /// Time for the prompt, until its last logits.
+    pub prefill: Duration,
+    /// Time for all that followed.
+    pub decode: Duration,
+    /// Tokens run through the model after the prompt: the ones that `decode` is the time of.
+    pub decoded: usize,
+}
+
+impl Session<'_> {
+    /// Continues a prompt; `show` is handed each new piece of text and may stop the writing.
+    ///
+    /// Pieces are whole characters; a piece that may be the beginning of a stop string waits. Errors: an empty prompt,
+    /// a prompt longer than the context, token ids beyond the vocabulary, sampling options or logits that
+    /// [`Sampler`] refuses.
+    pub fn generate(
+        &mut self,
+        tokenizer: &Tokenizer,
+        request: &Request<'_>,
+        show: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let mut sampler = Sampler::new(request.sampling)?;
+        let mut decoder = tokenizer.stream();
+        let mut filter = StopFilter::new(request.stop);
+        let cancelled = || request.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed));
+        let begun = Instant::now();
+        let mut logits = match self.prefill_unless(request.prompt, request.cancel) {
+            Err(Error::Cancelled) => {
+                let (prefill, decode) = (begun.elapsed(), Duration::ZERO);
+                return Ok(Generated { tokens: Vec::new(), finish: Finish::Cancelled, prefill, decode, decoded: 0 });
+            }
+            other => other?,
+        };
+        let prefill = begun.elapsed();
+        let begun = Instant::now();
+        let (mut tokens, mut decoded) = (Vec::new(), 0);
+        let finish = loop {
+            if tokens.len() == request.max_tokens {
+                break Finish::Length;
+            }
+            if cancelled() {
+                break Finish::Cancelled;
+            }
+            let token = sampler.next(logits)?;
+            if request.end_tokens.contains(&token) {
+                break Finish::End;
+            }
+            tokens.push(token);
+            let passed = filter.push(&decoder.push(token)?);
+            if !passed.text.is_empty() && show(&passed.text).is_break() {
+                break Finish::Cancelled;
+            }
+            if passed.stopped {
+                break Finish::Stop;
+            }
+            if tokens.len() == request.max_tokens {
+                break Finish::Length;
+            }
+            if self.len() == self.context() {
+                break Finish::Context;
+            }
+            logits = self.decode(token)?;
+            decoded += 1;
+        };
+        let decode = begun.elapsed();
+        if finish != Finish::Stop {
+            let passed = filter.push(&decoder.finish()?);
+            let rest = if passed.stopped { passed.text } else { passed.text + &filter.finish() };
+            if !rest.is_empty() {
+                // Nothing is left to stop.
+                let _ = show(&rest);
+            }
+        }
+        Ok(Generated { tokens, finish, prefill, decode, decoded })
+    }
+}

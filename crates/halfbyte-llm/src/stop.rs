@@ -1,0 +1,72 @@
+//! Stop strings in a stream of text.
+
+/// Lets text pass until a stop string comes, and holds back what may be the beginning of one.
+#[derive(Clone, Debug)]
+pub(crate) struct StopFilter<'a> {
+    stops: &'a [String],
+    held: String,
+}
+
+/// What a piece of text brought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Passed {
+    /// Text that may be shown.
+    pub text: String,
+    /// Whether a stop string came; it and what follows are dropped.
+    pub stopped: bool,
+}
+
+impl<'a> StopFilter<'a> {
+    /// Empty stop strings are none.
+    pub fn new(stops: &'a [String]) -> Self {
+        Self { stops, held: String::new() }
+    }
+
+    pub fn push(&mut self, text: &str) -> Passed {
+        self.held.push_str(text);
+        let stops = || self.stops.iter().filter(|s| !s.is_empty());
+        if let Some(at) = stops().filter_map(|s| self.held.find(s.as_str())).min() {
+            self.held.truncate(at);
+            return Passed { text: std::mem::take(&mut self.held), stopped: true };
+        }
+        let may_begin = |at: &usize| stops().any(|s| s.starts_with(&self.held[*at..]));
+        let keep_from = self.held.char_indices().map(|(at, _)| at).find(may_begin).unwrap_or(self.held.len());
+        let rest = self.held.split_off(keep_from);
+        Passed { text: std::mem::replace(&mut self.held, rest), stopped: false }
+    }
+
+    pub fn finish(self) -> String {
+        self.held
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_string_over_several_pieces_is_never_shown() {
+        let stops = ["\n\nclass".to_owned(), "END".to_owned(), String::new()];
+        let mut filter = StopFilter::new(&stops);
+        let mut shown = String::new();
+        for piece in ["a\n", "\nb", " E", "N", "é", "\n", "\ncl", "ass C"] {
+            let passed = filter.push(piece);
+            shown.push_str(&passed.text);
+            if passed.stopped {
+                assert_eq!(shown, "a\n\nb ENé");
+                return;
+            }
+        }
+        panic!("the stop string was missed");
+    }
+
+    #[test]
+    fn the_earliest_of_several_wins_and_held_text_comes_at_the_end() {
+        let stops = ["xyz".to_owned(), "b".to_owned()];
+        let mut filter = StopFilter::new(&stops);
+        assert_eq!(filter.push("abxyz"), Passed { text: "a".to_owned(), stopped: true });
+        let mut filter = StopFilter::new(&stops);
+        assert_eq!(filter.push("axy"), Passed { text: "a".to_owned(), stopped: false });
+        assert_eq!(filter.finish(), "xy");
+    }
+}

@@ -1,0 +1,108 @@
+//! Text to token ids and back, also piece by piece.
+
+use crate::error::{Error, Result};
+use std::path::Path;
+
+/// A `tokenizer.json`.
+#[derive(Clone, Debug)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of a folder.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        Self::from_file(&folder.join("tokenizer.json"))
+    }
+
+    /// Reads a `tokenizer.json`. Any truncation or padding that the file asks for is switched off.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+        let refuse = |e: tokenizers::Error| Error::Tokenizer(format!("{}: {e}", path.display()));
+        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(refuse)?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(refuse)?;
+        Ok(Self { inner })
+    }
+
+    /// Ids of a text, without special tokens around it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Ids of a prompt: the token that begins a text, where the model has one, and the text's.
+    pub fn encode_prompt(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
+        let mut ids: Vec<u32> = bos.into_iter().collect();
+        ids.extend(self.encode(text)?);
+        Ok(ids)
+    }
+
+    /// Text of ids, without special tokens. Bytes that are no UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.inner.decode(ids, true).map_err(|e| Error::Tokenizer(e.to_string()))
+    }
+
+    /// Number of tokens, the added ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.inner.get_vocab_size(true)
+    }
+
+    /// Begins to decode a stream of ids.
+    pub fn stream(&self) -> DecodeStream<'_> {
+        DecodeStream { tokenizer: self, ids: Vec::new(), settled: 0, shown: String::new() }
+    }
+}
+
+/// Turns ids into text as they come, and holds back what may still change: a character whose last bytes are missing.
+#[derive(Clone, Debug)]
+pub struct DecodeStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The last ids: some that are shown, kept as context (a decoder may treat the first token apart), and those after.
+    ids: Vec<u32>,
+    /// Ids that are context only.
+    settled: usize,
+    /// Text of `ids` as far as it was given out.
+    shown: String,
+}
+
+/// A longer run of replacement characters is no unfinished character but text that will never be valid.
+const LONGEST_HELD: usize = 16;
+
+impl DecodeStream<'_> {
+    /// Takes an id; gives the text that is now certain, perhaps none.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        self.ids.push(id);
+        let text = self.tokenizer.decode(&self.ids)?;
+        let certain = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+        let held = (text.len() - certain.len()) / char::REPLACEMENT_CHARACTER.len_utf8();
+        if held > 0 && held <= LONGEST_HELD {
+            // A decoder may turn bytes that were a character into replacements until the next ones come.
+            let Some(new) = certain.strip_prefix(self.shown.as_str()) else { return Ok(String::new()) };
+            let new = new.to_owned();
+            self.shown.push_str(&new);
+            return Ok(new);
+        }
+        let new = unshown(&text, &self.shown);
+        self.ids.drain(..self.settled);
+        self.settled = self.ids.len();
+        self.shown = self.tokenizer.decode(&self.ids)?;
+        Ok(new)
+    }
+
+    /// Ends the stream; gives what was held back, bytes that never became a character as U+FFFD.
+    pub fn finish(self) -> Result<String> {
+        Ok(unshown(&self.tokenizer.decode(&self.ids)?, &self.shown))
+    }
+}
+
+/// What of `text` comes after the part that was shown.
+fn unshown(text: &str, shown: &str) -> String {
+    match text.strip_prefix(shown) {
+        Some(rest) => rest.to_owned(),
+        None => {
+            let same = text.char_indices().zip(shown.chars()).find(|((_, a), b)| a != b).map_or(text.len(), |((at, _), _)| at);
+            text[same..].to_owned()
+        }
+    }
+}

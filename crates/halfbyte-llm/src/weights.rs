@@ -1,0 +1,319 @@
+//! From a checkpoint's tensors to packed layers, one at a time.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::models::room;
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::matmul::Packed;
+use halfbyte::layout::cpu_n16::PANEL;
+use halfbyte::ops::{Linear, Weight};
+use halfbyte::quantize::{Rtn, rtn};
+use halfbyte::{Act, Float, Floats, FloatsMut, QTensor, WeightFormat};
+use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, LinearWeight};
+use std::borrow::Cow;
+
+/// How a model is loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadOptions {
+    /// What becomes of the activations of quantised layers. Dense layers always take them as they are.
+    pub act: Act,
+    /// Quantise every dense linear layer of the blocks while loading; the embedding and the head stay as they are.
+    pub quantize: Option<(WeightFormat, Rtn)>,
+}
+
+impl Default for LoadOptions {
+    /// Weights as they are stored, activations exact.
+    fn default() -> Self {
+        Self { act: Act::A16, quantize: None }
+    }
+}
+
+/// What a configuration says of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Whether it must have a bias. One that the file holds is applied in any case.
+    pub bias: bool,
+}
+
+/// Reads, checks and packs the tensors that a graph asks for.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    weights: &'a checkpoint::Weights,
+    options: LoadOptions,
+    parameters: u64,
+    findings: Vec<Finding>,
+}
+
+impl<'a> Loader<'a> {
+    /// Error: a format that does not exist.
+    pub fn new(weights: &'a checkpoint::Weights, options: LoadOptions) -> Result<Self> {
+        if let Some((format, _)) = options.quantize {
+            format.validate()?;
+        }
+        let findings = weights.checkpoint().findings().to_vec();
+        Ok(Self { weights, options, parameters: 0, findings })
+    }
+
+    /// Weights loaded so far, in numbers.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
+    }
+
+    /// What was odd about the tensors, and which reading was taken.
+    pub fn into_findings(self) -> Vec<Finding> {
+        self.findings
+    }
+
+    /// A vector of `len` floats, widened.
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let vector = self.weights.floats(name, &[len])?.to_f32();
+        self.weights.checkpoint().release(name);
+        self.parameters += len as u64;
+        Ok(vector)
+    }
+
+    /// Linear layers that read the same vector, as one product where they are stored alike.
+    ///
+    /// Errors: missing or malformed tensors, another shape than asked for, weights that cannot be quantised.
+    pub fn joined(&mut self, layers: &[(String, Shape)]) -> Result<Projection> {
+        let mut loaded = Vec::with_capacity(layers.len());
+        for (prefix, shape) in layers {
+            loaded.push(self.layer(prefix, *shape)?);
+        }
+        let mut parts = Vec::new();
+        for alike in loaded.chunk_by(alike) {
+            parts.push(self.pack(alike, &layers[0].0)?);
+        }
+        drop(loaded);
+        layers.iter().for_each(|(prefix, _)| self.weights.release(prefix));
+        Ok(Projection { parts })
+    }
+
+    /// The embedding `[vocab, hidden]` and the head; one matrix for both where they are tied.
+    pub fn head(&mut self, embedding: &str, head: &str, config: &Config) -> Result<Head> {
+        let [vocab, hidden] = [config.vocab_size, config.hidden_size];
+        let name = format!("{embedding}.weight");
+        let rows = self.weights.floats(&name, &[vocab, hidden])?;
+        self.parameters += vocab as u64 * hidden as u64;
+        let head = if config.tied_embeddings {
+            let linear = Linear::new(Weight::Dense(rows.as_floats(), [vocab, hidden]))?;
+            Head { linear, embedding: None }
+        } else {
+            let embedding = Some(owned(rows));
+            self.weights.checkpoint().release(&name);
+            let stored = self.stored(head, Shape { n: vocab, k: hidden, bias: false })?;
+            let linear = self.pack(&[stored], head)?;
+            self.weights.release(head);
+            Head { linear, embedding }
+        };
+        self.weights.checkpoint().release(&name);
+        Ok(head)
+    }
+
+    /// A layer of a block, quantised if the options say so.
+    fn layer(&mut self, prefix: &str, shape: Shape) -> Result<Layer<'a>> {
+        let mut layer = self.stored(prefix, shape)?;
+        if let (LinearWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize) {
+            let quantized = rtn(floats.as_floats(), *shape, format, options)
+                .map_err(|source| Error::Quantize { name: prefix.to_owned(), source })?;
+            layer.weight = LinearWeight::Quantized(quantized);
+            self.weights.release(prefix);
+        }
+        Ok(layer)
+    }
+
+    /// A layer as the file holds it, its shape checked.
+    fn stored(&mut self, prefix: &str, shape: Shape) -> Result<Layer<'a>> {
+        let layer = self.weights.load_linear(prefix)?;
+        let got = layer.weight.shape();
+        if got != [shape.n, shape.k] {
+            return Err(Error::Weight {
+                name: prefix.to_owned(),
+                expected: format!("a matrix of {} × {}, by the configuration", shape.n, shape.k),
+                got: format!("{} × {}", got[0], got[1]),
+            });
+        }
+        if shape.bias && !self.weights.checkpoint().contains(&format!("{prefix}.bias")) {
+            return Err(Error::Weight {
+                name: format!("{prefix}.bias"),
+                expected: "a bias, by the configuration".to_owned(),
+                got: "no such tensor".to_owned(),
+            });
+        }
+        self.findings.extend(layer.findings);
+        self.parameters += shape.n as u64 * shape.k as u64 + layer.bias.as_ref().map_or(0, |b| b.len() as u64);
+        Ok(Layer { weight: layer.weight, bias: layer.bias, n: shape.n })
+    }
+
+    /// Packs layers that are alike, one below the other.
+    fn pack(&self, layers: &[Layer<'_>], first_prefix: &str) -> Result<Linear> {
+        let named = |source| Error::Weight {
+            name: first_prefix.to_owned(),
+            expected: "weights that can be packed".to_owned(),
+            got: format!("{source}"),
+        };
+        let linear = match &layers[0].weight {
+            LinearWeight::Quantized(first) => {
+                let parts: Vec<&QTensor> = layers
+                    .iter()
+                    .filter_map(|l| if let LinearWeight::Quantized(q) = &l.weight { Some(q) } else { None })
+                    .collect();
+                let rows = if parts.len() == 1 { Cow::Borrowed(first) } else { Cow::Owned(QTensor::concat_rows(&parts).map_err(named)?) };
+                Linear::new(Weight::Quantized(&rows, self.options.act))
+            }
+            LinearWeight::Dense { floats, shape: [_, k] } => {
+                let parts: Vec<Floats<'_>> = layers
+                    .iter()
+                    .filter_map(|l| if let LinearWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None })
+                    .collect();
+                let n = layers.iter().map(|l| l.n).sum();
+                match parts.as_slice() {
+                    [single] => Linear::new(Weight::Dense(*single, [n, *k])),
+                    several => Linear::new(Weight::Dense(below_each_other(several, floats.dtype()).as_floats(), [n, *k])),
+                }
+            }
+        };
+        let linear = linear.map_err(named)?;
+        if layers.iter().all(|l| l.bias.is_none()) {
+            return Ok(linear);
+        }
+        let bias = layers.iter().flat_map(|l| l.bias.clone().unwrap_or_else(|| vec![0.0; l.n])).collect();
+        linear.with_bias(bias).map_err(named)
+    }
+}
+
+/// A layer on its way from the file to the kernels.
+struct Layer<'a> {
+    weight: LinearWeight<'a>,
+    bias: Option<Vec<f32>>,
+    n: usize,
+}
+
+/// Whether two layers can be packed as one.
+fn alike(a: &Layer<'_>, b: &Layer<'_>) -> bool {
+    match (&a.weight, &b.weight) {
+        (LinearWeight::Quantized(a), LinearWeight::Quantized(b)) => {
+            a.format() == b.format() && a.group_index() == b.group_index()
+        }
+        (LinearWeight::Dense { floats: a, .. }, LinearWeight::Dense { floats: b, .. }) => a.dtype() == b.dtype(),
+        _ => false,
+    }
+}
+
+/// Rows of matrices of one type, one below the other.
+fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<'static> {
+    macro_rules! concat {
+        ($variant:ident) => {
+            FloatData::$variant(Cow::Owned(
+                parts.iter().flat_map(|p| if let Floats::$variant(v) = p { *v } else { &[] }).copied().collect(),
+            ))
+        };
+    }
+    match dtype {
+        Float::F16 => concat!(F16),
+        Float::BF16 => concat!(BF16),
+        Float::F32 => concat!(F32),
+    }
+}
+
+fn owned(data: FloatData<'_>) -> FloatData<'static> {
+    match data {
+        FloatData::F16(v) => FloatData::F16(Cow::Owned(v.into_owned())),
+        FloatData::BF16(v) => FloatData::BF16(Cow::Owned(v.into_owned())),
+        FloatData::F32(v) => FloatData::F32(Cow::Owned(v.into_owned())),
+    }
+}
+
+/// Linear layers that read the same vector; their outputs lie side by side.
+#[derive(Debug)]
+pub struct Projection {
+    /// More than one only where the checkpoint stores them in different formats.
+    parts: Vec<Linear>,
+}
+
+impl Projection {
+    /// Outputs of all parts.
+    pub fn n(&self) -> usize {
+        self.parts.iter().map(Linear::n).sum()
+    }
+
+    /// Bytes that the packed weights take.
+    pub fn bytes(&self) -> usize {
+        self.parts.iter().map(Linear::bytes).sum()
+    }
+
+    /// The products that it is.
+    pub fn parts(&self) -> &[Linear] {
+        &self.parts
+    }
+
+    /// Multiplies. Shapes: x `[m, k]`, y `[m, n]`; `part` is room for the outputs of one part.
+    pub fn forward(&self, cpu: &Cpu, x: &[f32], m: usize, y: &mut [f32], part: &mut Vec<f32>) -> Result<()> {
+        if let [only] = self.parts.as_slice() {
+            return Ok(only.forward(cpu, Floats::F32(x), m, FloatsMut::F32(y))?);
+        }
+        let (n, mut from) = (self.n(), 0);
+        for linear in &self.parts {
+            let of_part = linear.n();
+            let part = room(part, m * of_part);
+            linear.forward(cpu, Floats::F32(x), m, FloatsMut::F32(part))?;
+            for (y, part) in y.chunks_exact_mut(n).zip(part.chunks_exact(of_part)) {
+                y[from..from + of_part].copy_from_slice(part);
+            }
+            from += of_part;
+        }
+        Ok(())
+    }
+}
+
+/// The layer from vectors to logits, and the way back: the embedding.
+#[derive(Debug)]
+pub struct Head {
+    linear: Linear,
+    /// `[vocab, hidden]`; None where the head's weight is the embedding, which then is held once.
+    embedding: Option<FloatData<'static>>,
+}
+
+impl Head {
+    /// Logits. Shapes: x `[m, hidden]`, y `[m, vocab]`.
+    pub fn logits(&self, cpu: &Cpu, x: &[f32], m: usize, y: &mut [f32]) -> Result<()> {
+        Ok(self.linear.forward(cpu, Floats::F32(x), m, FloatsMut::F32(y))?)
+    }
+
+    /// Vectors of tokens, whose ids are below the vocabulary. Shape: out `[tokens, hidden]`.
+    pub fn embed(&self, tokens: &[u32], out: &mut [f32]) {
+        let hidden = self.linear.k();
+        for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(hidden)) {
+            let token = token as usize;
+            match (&self.embedding, self.linear.packed()) {
+                (Some(rows), _) => widen(rows.as_floats().slice(token * hidden..(token + 1) * hidden), 1, out),
+                (None, Packed::Dense(packed)) => {
+                    // Element j of output i lies at [i / 16][j][i % 16].
+                    let data = packed.data();
+                    let first = token / PANEL * hidden * PANEL + token % PANEL;
+                    widen(data.slice(first..first + (hidden - 1) * PANEL + 1), PANEL, out);
+                }
+                (None, Packed::Quantized(..)) => unreachable!("a tied head is packed dense"),
+            }
+        }
+    }
+
+    /// Bytes that embedding and head take.
+    pub fn bytes(&self) -> usize {
+        let embedding = self.embedding.as_ref().map_or(0, |e| e.len() * e.dtype().size_bytes());
+        self.linear.bytes() + embedding
+    }
+}
+
+/// Every `step`th element.
+fn widen(from: Floats<'_>, step: usize, to: &mut [f32]) {
+    match from {
+        Floats::F16(v) => to.iter_mut().zip(v.iter().step_by(step)).for_each(|(to, v)| *to = v.to_f32()),
+        Floats::BF16(v) => to.iter_mut().zip(v.iter().step_by(step)).for_each(|(to, v)| *to = v.to_f32()),
+        Floats::F32(v) => to.iter_mut().zip(v.iter().step_by(step)).for_each(|(to, v)| *to = *v),
+    }
+}

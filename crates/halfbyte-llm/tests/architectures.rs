@@ -1,0 +1,92 @@
+//! Tiny models of each variant against the logits and greedy tokens that transformers computed.
+
+use halfbyte::cpu::Cpu;
+use halfbyte_checkpoint::{Checkpoint, Weights};
+use halfbyte_llm::{Config, Error, LoadOptions, Model, Session, eval};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+const MODELS: [&str; 3] = ["llama", "llama-tied-mha", "llama3-rope"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
+}
+
+fn argmax(logits: &[f32]) -> u32 {
+    (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
+}
+
+#[test]
+fn logits_and_greedy_tokens_equal_those_of_transformers() {
+    let cpu = Cpu::all_threads().unwrap();
+    for name in MODELS {
+        let mut config = Config::from_folder(&folder(name)).unwrap();
+        let weights = Weights::open(folder(name)).unwrap();
+        // The software that made these numbers had turned the whole model to the type of its weights before it computed
+        // in f32, the rotary frequencies included: unlike a model that is loaded in f32, as the one in `models/` was.
+        let dtype = config.dtype.unwrap();
+        config.rope_frequencies.iter_mut().for_each(|f| *f = f64::from(dtype.round(*f as f32)));
+        let model = Model::from_weights(config, &weights, &LoadOptions::default()).unwrap();
+        let expected = Checkpoint::open(folder(name).join("expected.safetensors")).unwrap();
+        let (ids, want) = (expected.ints("input_ids").unwrap(), expected.floats("logits").unwrap().to_f32());
+        let mut got = Vec::new();
+        let mut write = |logits: &[f32]| {
+            got.extend_from_slice(logits);
+            Ok(())
+        };
+        let ids_of = eval::Ids { ids: &ids, shape: [2, 40] };
+        eval::logits(&model, &cpu, &ids_of, &mut write, &mut |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(got.len(), want.len());
+        let worst = got.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let largest = want.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+        println!("{name}: largest difference {worst:.2e} of logits up to {largest:.1}");
+        assert!(worst <= 2e-5, "{name}: {worst}");
+
+        let prompt: Vec<u32> = ids[..12].iter().map(|&id| id as u32).collect();
+        let new: Vec<u32> = expected.ints("greedy_new_ids").unwrap().iter().map(|&id| id as u32).collect();
+        assert_eq!(new.len(), 24);
+        let mut session = Session::new(&model, &cpu, 36).unwrap();
+        let mut token = argmax(session.prefill(&prompt).unwrap());
+        for &want in &new {
+            assert_eq!(token, want, "{name}");
+            if session.len() < 35 {
+                token = argmax(session.decode(token).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_tensor_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = |from: &str| std::fs::copy(folder("llama").join(from), dir.path().join(from)).unwrap();
+    copy("model.safetensors");
+    let config = std::fs::read_to_string(folder("llama").join("config.json")).unwrap();
+    let refused = |from: &str, to: &str| {
+        assert!(config.contains(from));
+        std::fs::write(dir.path().join("config.json"), config.replace(from, to)).unwrap();
+        Model::load(dir.path(), &LoadOptions::default()).unwrap_err().to_string()
+    };
+    let text = refused("\"intermediate_size\": 256", "\"intermediate_size\": 320");
+    assert!(text.contains("model.layers.0.mlp.gate_proj") && text.contains("320 × 128"), "{text}");
+    let text = refused("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 200000000");
+    assert!(text.contains("model.layers.2."), "{text}");
+    let text = refused("\"attention_bias\": false", "\"attention_bias\": true");
+    assert!(text.contains("q_proj.bias"), "{text}");
+    let text = refused("\"vocab_size\": 320", "\"vocab_size\": 321");
+    assert!(text.contains("model.embed_tokens.weight"), "{text}");
+}
+
+#[test]
+fn ids_that_cannot_run_are_refused() {
+    let cpu = Cpu::new(1).unwrap();
+    let model = Model::load(&folder("llama"), &LoadOptions::default()).unwrap();
+    let run = |ids: &[i32], shape| {
+        eval::logits(&model, &cpu, &eval::Ids { ids, shape }, &mut |_| Ok(()), &mut |_| ControlFlow::Continue(()))
+    };
+    assert!(matches!(run(&[1, -1], [1, 2]), Err(Error::Invalid { .. })));
+    assert!(matches!(run(&[1, 320], [1, 2]), Err(Error::UnknownToken { id: 320, .. })));
+    assert!(matches!(run(&[1, 2, 3], [1, 2]), Err(Error::Invalid { .. })));
+    assert!(matches!(run(&[], [0, 0]), Err(Error::EmptyPrompt)));
+    assert!(matches!(run(&[1; 257], [1, 257]), Err(Error::ContextFull { limit: 256, got: 257 })));
+}

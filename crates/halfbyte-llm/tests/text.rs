@@ -1,0 +1,130 @@
+//! Text in and out: streaming of characters that take several tokens, and files of documents.
+
+use halfbyte_llm::{Error, Tokenizer, eval};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+fn real() -> Tokenizer {
+    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    Tokenizer::from_folder(&folder).unwrap()
+}
+
+/// A tokenizer that spells unknown characters as bytes and marks spaces, as SentencePiece models do.
+fn byte_fallback() -> Tokenizer {
+    let mut vocab = serde_json::Map::new();
+    for byte in 0..256 {
+        vocab.insert(format!("<0x{byte:02X}>"), json!(byte));
+    }
+    for (i, piece) in ["▁", "▁a", "b", "▁b"].iter().enumerate() {
+        vocab.insert((*piece).to_owned(), json!(256 + i));
+    }
+    let tokenizer = json!({
+        "version": "1.0", "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
+        "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        ]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": true, "ignore_merges": false,
+                  "vocab": vocab, "merges": []}
+    });
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    Tokenizer::from_folder(dir.path()).unwrap()
+}
+
+/// Streams ids; returns the pieces.
+fn pieces(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+    let mut stream = tokenizer.stream();
+    let mut pieces: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    pieces.push(stream.finish().unwrap());
+    pieces
+}
+
+#[test]
+fn a_character_of_several_tokens_comes_whole() {
+    let text = "héllo → 世界 🦀🦀 ﷽ e\u{301} ’tis\n\tdef 𝔘𝔫𝔦𝔠𝔬𝔡𝔢()";
+    for tokenizer in [real(), byte_fallback()] {
+        let ids: Vec<u32> = match tokenizer.vocab_size() {
+            4096 => tokenizer.encode(text).unwrap(),
+            _ => text.bytes().map(u32::from).collect(),
+        };
+        assert!(ids.len() > text.chars().count() / 2);
+        let pieces = pieces(&tokenizer, &ids);
+        assert!(pieces.iter().all(|piece| !piece.contains(char::REPLACEMENT_CHARACTER)), "{pieces:?}");
+        assert_eq!(pieces.concat(), text);
+        assert_eq!(pieces[ids.len()], "", "nothing was held back");
+    }
+}
+
+#[test]
+fn spaces_between_words_survive_the_stream() {
+    let tokenizer = byte_fallback();
+    let ids = [257, 258, 259, 256, 257, 0xc3, 0xa9, 259];
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "ab b  aé b");
+    assert_eq!(pieces(&tokenizer, &ids).concat(), "ab b  aé b");
+}
+
+#[test]
+fn bytes_that_are_no_text_come_as_replacement_characters_and_never_stall() {
+    let tokenizer = real();
+    let euro = tokenizer.encode("€").unwrap();
+    assert!(euro.len() > 1, "the test needs a character of several tokens");
+    let first = euro[0];
+    let good = tokenizer.encode("x = 1").unwrap();
+    // An unfinished character in the middle, then at the end.
+    let ids: Vec<u32> = good.iter().copied().chain([first]).chain(good.iter().copied()).chain([first]).collect();
+    let got = pieces(&tokenizer, &ids);
+    assert_eq!(got.concat(), tokenizer.decode(&ids).unwrap());
+    assert!(got[good.len()].is_empty(), "held back: {got:?}");
+    assert_eq!(*got.last().unwrap(), "\u{fffd}");
+    // A long run: most of it comes out before the end.
+    let ids = vec![first; 100];
+    let got = pieces(&tokenizer, &ids);
+    assert_eq!(got.concat(), tokenizer.decode(&ids).unwrap());
+    assert!(got.last().unwrap().chars().count() <= 17, "{got:?}");
+}
+
+#[test]
+fn encoding_adds_nothing_and_cuts_nothing() {
+    let tokenizer = byte_fallback();
+    assert_eq!(tokenizer.encode("bbbbbb").unwrap(), [258; 6], "the truncation that the file asks for is off");
+    let tokenizer = real();
+    assert_eq!(tokenizer.encode_prompt("", Some(0)).unwrap(), [0]);
+    assert!(tokenizer.encode_prompt("", None).unwrap().is_empty());
+    let ids = tokenizer.encode_prompt("def ", Some(0)).unwrap();
+    assert_eq!(ids[0], 0);
+    assert_eq!(ids[1..], tokenizer.encode("def ").unwrap());
+    assert_eq!(tokenizer.decode(&ids).unwrap(), "def ", "special tokens are not shown");
+}
+
+#[test]
+fn a_broken_tokenizer_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(Tokenizer::from_folder(dir.path()), Err(Error::Io { .. })));
+    std::fs::write(dir.path().join("tokenizer.json"), "{\"version\": 1}").unwrap();
+    let error = Tokenizer::from_folder(dir.path()).unwrap_err().to_string();
+    assert!(error.contains("tokenizer.json"), "{error}");
+}
+
+#[test]
+fn lines_that_are_no_documents_are_numbered() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("texts.jsonl");
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        eval::documents(&path)
+    };
+    assert_eq!(read(b"{\"text\": \"a\\nb\"}\r\n\n  \n{\"id\": 7, \"text\": \"\"}").unwrap(), ["a\nb", ""]);
+    assert_eq!(read(b"").unwrap(), [""; 0]);
+    for bad in [&b"{\"text\": \"a\""[..], b"[1]", b"{\"txt\": \"a\"}", b"{\"text\": 3}", b"{\"text\": \"\xff\"}", b"\"text\""] {
+        let file = [b"{\"text\": \"good\"}\n\n", bad, b"\n{\"text\": \"good\"}"].concat();
+        match read(&file) {
+            Err(Error::Text { line: 3, path: at, .. }) => assert_eq!(at, path),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(matches!(eval::documents(&dir.path().join("none")), Err(Error::Io { .. })));
+}

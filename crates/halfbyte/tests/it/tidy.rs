@@ -1,0 +1,78 @@
+//! Who may import whom, and where unsafe code may stand.
+
+use std::path::{Path, PathBuf};
+
+/// Modules of the library in pipeline order, with those that each may import.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("tensor", &[]),
+    ("error", &["kernel"]),
+    ("format", &["error", "quantize", "tensor"]),
+    ("kernel", &["format", "tensor"]),
+    ("quantize", &["error", "format", "tensor"]),
+    ("layout", &["error", "format", "tensor"]),
+    ("cpu", &["error", "format", "kernel", "layout", "quantize", "tensor"]),
+    ("ops", &["cpu", "error", "format", "kernel", "layout", "tensor"]),
+];
+
+/// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share.
+const MAY_BE_UNSAFE: &[&str] = &["cpu/"];
+
+fn sources() -> Vec<(PathBuf, String)> {
+    fn visit(folder: &Path, out: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                visit(&path, out);
+            } else if path.extension().is_some_and(|e| e == "rs") {
+                out.push(path);
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut paths = Vec::new();
+    visit(&root, &mut paths);
+    assert!(paths.len() > 20, "found only {} sources", paths.len());
+    paths.into_iter().map(|p| (p.strip_prefix(&root).unwrap().to_owned(), std::fs::read_to_string(&p).unwrap())).collect()
+}
+
+#[test]
+fn modules_import_only_what_they_may() {
+    for (path, text) in sources() {
+        let module = path.iter().next().unwrap().to_str().unwrap().trim_end_matches(".rs");
+        if module == "lib" {
+            continue;
+        }
+        let allowed = MAY_IMPORT.iter().find(|(name, _)| *name == module);
+        let (_, allowed) = allowed.unwrap_or_else(|| panic!("{}: module {module} has no rule here", path.display()));
+        for (number, line) in text.lines().enumerate() {
+            for (at, _) in line.match_indices("crate::").filter(|(at, _)| !line[..*at].ends_with('$')) {
+                let imported: String =
+                    line[at + 7..].chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let inside = imported == module || allowed.contains(&imported.as_str());
+                assert!(inside || line.trim_start().starts_with("//"), "{}:{}: {line}", path.display(), number + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_stands_only_where_it_may() {
+    for (path, text) in sources() {
+        let place = path.to_str().unwrap().replace('\\', "/");
+        if MAY_BE_UNSAFE.iter().any(|prefix| place.starts_with(prefix)) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            assert!(!line.contains("unsafe "), "{place}:{}: {line}", number + 1);
+        }
+    }
+}
+
+#[test]
+fn every_kernel_is_a_file_of_its_name() {
+    let files: Vec<PathBuf> = sources().into_iter().map(|(path, _)| path).collect();
+    for kernel in halfbyte::cpu::matmul::KERNELS {
+        let expected = Path::new("cpu/matmul").join(format!("{}.rs", kernel.name));
+        assert!(files.contains(&expected), "no {}", expected.display());
+    }
+}
