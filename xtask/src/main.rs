@@ -1,1 +1,27 @@
-fn main() {}
+//! Tasks of the repository: `cargo xtask --help`.
+#![forbid(unsafe_code)]
+
+mod bench_record;
+
+use clap::Parser;
+
+/// Tasks of the repository.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+enum Task {
+    /// Measure products and write bench/record/<processor>/<date>-<case>.csv.
+    BenchRecord(bench_record::Args),
+}
+
+fn main() -> std::process::ExitCode {
+    let result = match Task::parse() {
+        Task::BenchRecord(args) => bench_record::run(&args),
+    };
+    match result {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

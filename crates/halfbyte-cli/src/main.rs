@@ -1,1 +1,82 @@
-fn main() {}
+//! The halfbyte command line: quantise, inspect, run and measure language models on int weights.
+//!
+//! One file a subcommand in `commands`; the rest is what they share. Results go to standard output, as text or as one
+//! JSON object; progress, notes and errors to standard error.
+#![forbid(unsafe_code)]
+
+mod app;
+mod args;
+mod commands;
+mod failure;
+mod interrupt;
+mod machine;
+mod model;
+mod progress;
+mod random;
+mod text;
+mod timing;
+
+use app::App;
+use args::Common;
+use clap::{CommandFactory, Parser, Subcommand};
+use commands::{bench, completions, demo, dequantize, doctor, eval, explain, inspect, quantize, run};
+use failure::{Failure, Result};
+use std::process::ExitCode;
+
+/// Int weights for language models: quantise, inspect, run, measure.
+#[derive(Debug, Parser)]
+#[command(name = "halfbyte", version, propagate_version = true, max_term_width = 100)]
+#[command(
+    after_help = "Exit status: 0 done; 1 the answer is \"no\" (a bound is missed); 2 wrong usage; 3 bad input file; \
+                        4 device or memory; 130 interrupted."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Demo(demo::Args),
+    Inspect(inspect::Args),
+    Quantize(quantize::Args),
+    Dequantize(dequantize::Args),
+    Run(run::Args),
+    #[command(subcommand)]
+    Eval(eval::Command),
+    #[command(subcommand)]
+    Bench(bench::Command),
+    Explain(explain::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return failure::of_usage(&error, &mut Cli::command()),
+    };
+    match dispatch(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+fn dispatch(cli: Cli) -> Result<()> {
+    let app = App::new(cli.common)?;
+    interrupt::install().map_err(|e| Failure::device("cannot listen for Ctrl-C", e.to_string()))?;
+    match cli.command {
+        Command::Demo(args) => demo::run(&args, &app),
+        Command::Inspect(args) => inspect::run(&args, &app),
+        Command::Quantize(args) => quantize::run(&args, &app),
+        Command::Dequantize(args) => dequantize::run(&args, &app),
+        Command::Run(args) => run::run(&args, &app),
+        Command::Eval(command) => eval::run(&command, &app),
+        Command::Bench(command) => bench::run(&command, &app),
+        Command::Explain(args) => explain::run(&args, &app),
+        Command::Doctor(args) => doctor::run(&args, &app),
+        Command::Completions(args) => completions::run(&args, &app),
+    }
+}

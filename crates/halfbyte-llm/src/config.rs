@@ -187,16 +187,16 @@ fn architecture(fields: &Fields<'_>) -> Result<&'static str> {
     match fields.get("architectures") {
         Some(Value::Array(names)) if !names.is_empty() => {
             let found = models.iter().find(|m| names.iter().any(|name| name == m.architecture));
-            found.map(|m| m.architecture).ok_or_else(|| {
-                fields.refuse("architectures", known(), shown(&Value::Array(names.clone())))
-            })
+            found
+                .map(|m| m.architecture)
+                .ok_or_else(|| fields.refuse("architectures", known(), shown(&Value::Array(names.clone()))))
         }
         None | Some(Value::Array(_)) => {
             let model_type = fields.string("model_type")?;
             let found = models.iter().find(|m| Some(m.model_type) == model_type);
-            found.map(|m| m.architecture).ok_or_else(|| {
-                fields.refuse("model_type", known(), format!("no architectures and {model_type:?}"))
-            })
+            found
+                .map(|m| m.architecture)
+                .ok_or_else(|| fields.refuse("model_type", known(), format!("no architectures and {model_type:?}")))
         }
         Some(other) => Err(fields.refuse("architectures", "a list of names", shown(other))),
     }

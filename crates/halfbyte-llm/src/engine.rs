@@ -37,7 +37,8 @@ impl Model {
     /// Loads the tensors of an open checkpoint.
     pub fn from_weights(config: Config, weights: &Weights, options: &LoadOptions) -> Result<Self> {
         let known = MODELS.iter().find(|m| m.architecture == config.architecture);
-        let model = known.ok_or_else(|| Error::invalid("load a model", "an architecture of MODELS", config.architecture))?;
+        let model =
+            known.ok_or_else(|| Error::invalid("load a model", "an architecture of MODELS", config.architecture))?;
         let mut loader = Loader::new(weights, *options)?;
         let graph = (model.load)(&config, &mut loader)?;
         Ok(Self { config, graph, parameters: loader.parameters(), findings: loader.into_findings() })

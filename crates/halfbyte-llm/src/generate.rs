@@ -44,7 +44,7 @@ pub enum Finish {
 /// What was written, and how long it took.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
-    /// New tokens, the one that ended the text not among them.
+    /// New tokens, the one that ended the text not among them. The session has not read the last of them.
     pub tokens: Vec<u32>,
     /// Why it stopped.
     pub finish: Finish,

@@ -59,9 +59,11 @@ impl Sampler {
         }
         let inverse = 1.0 / self.options.temperature;
         self.candidates.clear();
-        self.candidates.extend(
-            logits.iter().enumerate().map(|(token, &logit)| Candidate { token: token as u32, logit, weight: 0.0 }),
-        );
+        self.candidates.extend(logits.iter().enumerate().map(|(token, &logit)| Candidate {
+            token: token as u32,
+            logit,
+            weight: 0.0,
+        }));
         if self.options.top_k > 0 && self.options.top_k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(self.options.top_k - 1, likelier);
             self.candidates.truncate(self.options.top_k);

@@ -101,7 +101,8 @@ fn unshown(text: &str, shown: &str) -> String {
     match text.strip_prefix(shown) {
         Some(rest) => rest.to_owned(),
         None => {
-            let same = text.char_indices().zip(shown.chars()).find(|((_, a), b)| a != b).map_or(text.len(), |((at, _), _)| at);
+            let same =
+                text.char_indices().zip(shown.chars()).find(|((_, a), b)| a != b).map_or(text.len(), |((at, _), _)| at);
             text[same..].to_owned()
         }
     }

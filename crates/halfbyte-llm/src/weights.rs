@@ -117,7 +117,8 @@ impl<'a> Loader<'a> {
     /// A layer of a block, quantised if the options say so.
     fn layer(&mut self, prefix: &str, shape: Shape) -> Result<Layer<'a>> {
         let mut layer = self.stored(prefix, shape)?;
-        if let (LinearWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize) {
+        if let (LinearWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize)
+        {
             let quantized = rtn(floats.as_floats(), *shape, format, options)
                 .map_err(|source| Error::Quantize { name: prefix.to_owned(), source })?;
             layer.weight = LinearWeight::Quantized(quantized);
@@ -162,18 +163,26 @@ impl<'a> Loader<'a> {
                     .iter()
                     .filter_map(|l| if let LinearWeight::Quantized(q) = &l.weight { Some(q) } else { None })
                     .collect();
-                let rows = if parts.len() == 1 { Cow::Borrowed(first) } else { Cow::Owned(QTensor::concat_rows(&parts).map_err(named)?) };
+                let rows = if parts.len() == 1 {
+                    Cow::Borrowed(first)
+                } else {
+                    Cow::Owned(QTensor::concat_rows(&parts).map_err(named)?)
+                };
                 Linear::new(Weight::Quantized(&rows, self.options.act))
             }
             LinearWeight::Dense { floats, shape: [_, k] } => {
                 let parts: Vec<Floats<'_>> = layers
                     .iter()
-                    .filter_map(|l| if let LinearWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None })
+                    .filter_map(|l| {
+                        if let LinearWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None }
+                    })
                     .collect();
                 let n = layers.iter().map(|l| l.n).sum();
                 match parts.as_slice() {
                     [single] => Linear::new(Weight::Dense(*single, [n, *k])),
-                    several => Linear::new(Weight::Dense(below_each_other(several, floats.dtype()).as_floats(), [n, *k])),
+                    several => {
+                        Linear::new(Weight::Dense(below_each_other(several, floats.dtype()).as_floats(), [n, *k]))
+                    }
                 }
             }
         };

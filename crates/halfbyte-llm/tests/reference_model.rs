@@ -1,8 +1,8 @@
 //! The small real model in `models/` against what another implementation computed from it.
 
+use halfbyte::Format;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
-use halfbyte::Format;
 use halfbyte_llm::{Error, Finish, LoadOptions, Model, Request, Sampling, Session, Tokenizer, eval};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -224,7 +224,8 @@ fn prompts_that_cannot_run_are_refused() {
 #[test]
 fn perplexity_refuses_what_it_cannot_score() {
     let (cpu, model, _) = load(quantized("w4a8-g128"));
-    let run = |tokens: &[u32], window| eval::perplexity(&model, &cpu, tokens, window, &mut |_| ControlFlow::Continue(()));
+    let run =
+        |tokens: &[u32], window| eval::perplexity(&model, &cpu, tokens, window, &mut |_| ControlFlow::Continue(()));
     assert!(matches!(run(&[1; 100], 1), Err(Error::Invalid { .. })));
     assert!(matches!(run(&[1; 100], 101), Err(Error::Invalid { .. })));
     assert!(matches!(run(&[1; 4000], 1025), Err(Error::ContextFull { .. })));

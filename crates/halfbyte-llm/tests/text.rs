@@ -119,7 +119,9 @@ fn lines_that_are_no_documents_are_numbered() {
     };
     assert_eq!(read(b"{\"text\": \"a\\nb\"}\r\n\n  \n{\"id\": 7, \"text\": \"\"}").unwrap(), ["a\nb", ""]);
     assert_eq!(read(b"").unwrap(), [""; 0]);
-    for bad in [&b"{\"text\": \"a\""[..], b"[1]", b"{\"txt\": \"a\"}", b"{\"text\": 3}", b"{\"text\": \"\xff\"}", b"\"text\""] {
+    for bad in
+        [&b"{\"text\": \"a\""[..], b"[1]", b"{\"txt\": \"a\"}", b"{\"text\": 3}", b"{\"text\": \"\xff\"}", b"\"text\""]
+    {
         let file = [b"{\"text\": \"good\"}\n\n", bad, b"\n{\"text\": \"good\"}"].concat();
         match read(&file) {
             Err(Error::Text { line: 3, path: at, .. }) => assert_eq!(at, path),

@@ -72,7 +72,13 @@ pub fn load(config: &Config, weights: &mut Loader<'_>) -> Result<Box<dyn Graph>>
 }
 
 impl Graph for Llama {
-    fn forward<'s>(&self, cpu: &Cpu, batch: Batch<'_>, cache: &mut KvCache, scratch: &'s mut Scratch) -> Result<&'s [f32]> {
+    fn forward<'s>(
+        &self,
+        cpu: &Cpu,
+        batch: Batch<'_>,
+        cache: &mut KvCache,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [f32]> {
         let Scratch { stream, normed, update, qkv, attended, gate_up, inner, part } = scratch;
         let (hidden, heads, eps) = (self.hidden, self.heads, self.eps);
         let (mut m, position) = (batch.tokens.len(), cache.len());

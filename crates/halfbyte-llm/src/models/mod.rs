@@ -30,7 +30,13 @@ pub trait Graph: std::fmt::Debug + Send + Sync {
     /// Returns the normed vectors `[rows, hidden]` within `scratch`: of all tokens, or of the last one only.
     /// The caller has checked that ids are below the vocabulary and that the cache has room.
     /// After an error the cache may hold them for some layers only.
-    fn forward<'s>(&self, cpu: &Cpu, batch: Batch<'_>, cache: &mut KvCache, scratch: &'s mut Scratch) -> Result<&'s [f32]>;
+    fn forward<'s>(
+        &self,
+        cpu: &Cpu,
+        batch: Batch<'_>,
+        cache: &mut KvCache,
+        scratch: &'s mut Scratch,
+    ) -> Result<&'s [f32]>;
 
     /// The layer from vectors to logits.
     fn head(&self) -> &Head;

@@ -14,6 +14,7 @@
 //! With few rows (decoding), a tile's blocks are divided into parts that run side by side and are merged in order.
 
 mod cache;
+mod product;
 #[cfg(test)]
 mod tests;
 mod tile;

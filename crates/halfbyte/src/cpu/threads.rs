@@ -29,7 +29,9 @@ struct Shared {
     job: UnsafeCell<Option<Job>>,
     tasks: AtomicUsize,
     next: AtomicUsize,
-    /// Workers that have not finished the current job.
+    /// Whether workers may enter the job.
+    open: AtomicBool,
+    /// Workers that are in the job, or trying the door.
     active: AtomicUsize,
     panicked: AtomicBool,
     stop: AtomicBool,
@@ -38,8 +40,8 @@ struct Shared {
     wake: Condvar,
 }
 
-// SAFETY: `job` is written only by the submitter, under the `submit` lock, while no worker is in a job
-// (`active` is 0), and read by workers only after they acquired the epoch that was released after the write.
+// SAFETY: `job` is written only by the submitter, under the `submit` lock, while the door is shut and no worker is inside
+// (`Finish` waited for that), and read by workers only after they found the door open, which happens after the write.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the pointer is to a `Sync` closure that outlives the job, since `run` waits for all workers.
 unsafe impl Send for Shared {}
@@ -52,6 +54,7 @@ impl Threads {
             job: UnsafeCell::new(None),
             tasks: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
+            open: AtomicBool::new(false),
             active: AtomicUsize::new(0),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
@@ -73,7 +76,8 @@ impl Threads {
         self.workers.len() + 1
     }
 
-    /// Runs `task(0) … task(tasks − 1)`, each once, on all threads, and returns when all are done.
+    /// Runs `task(0) … task(tasks − 1)`, each once, on all threads, and returns when all are done. It waits for no thread
+    /// that took no task: on a busy machine the caller may well do them all.
     ///
     /// Which thread runs which is not defined, so results must not depend on it. Called from inside a task, it runs
     /// everything on the calling thread. A panic in a task is passed on.
@@ -84,14 +88,14 @@ impl Threads {
         }
         let _one_at_a_time = lock(&self.submit);
         let shared = &*self.shared;
-        // SAFETY: only the lifetime is erased; the pointer is used by workers until `active` is 0, which `Finish`
-        // waits for before this call returns or unwinds.
+        // SAFETY: only the lifetime is erased; workers use the pointer only while they are inside, and `Finish` shuts the
+        // door and waits for the last of them before this call returns or unwinds.
         let job: Job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), Job>(task) };
-        // SAFETY: `active` is 0: no worker reads the job now.
+        // SAFETY: the door is shut and no one inside: no worker reads the job now.
         unsafe { *shared.job.get() = Some(job) };
         shared.tasks.store(tasks, Ordering::Relaxed);
         shared.next.store(0, Ordering::Relaxed);
-        shared.active.store(self.workers.len(), Ordering::Relaxed);
+        shared.open.store(true, Ordering::SeqCst);
         shared.epoch.fetch_add(1, Ordering::SeqCst);
         if shared.sleepers.load(Ordering::SeqCst) > 0 {
             let _guard = lock(&shared.sleep);
@@ -106,12 +110,15 @@ impl Threads {
     }
 }
 
-/// Waits until every worker has left the job, also when the caller's own task panics.
+/// Shuts the door and waits until every worker has left, also when the caller's own task panics.
 struct Finish<'a>(&'a Shared);
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
-        while self.0.active.load(Ordering::Acquire) != 0 {
+        // Either a worker's count comes before this and is waited for, or the worker finds the door shut: both are
+        // sequentially consistent.
+        self.0.open.store(false, Ordering::SeqCst);
+        while self.0.active.load(Ordering::SeqCst) != 0 {
             std::hint::spin_loop();
         }
     }
@@ -144,16 +151,19 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            // SAFETY: the epoch was acquired after the job was written; `run` keeps the closure alive until this
-            // worker has counted `active` down.
-            let task = unsafe { (*self.job.get()).map(|job| &*job) };
-            if let Some(task) = task {
-                let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.take_tasks(task)));
-                if outcome.is_err() {
-                    self.panicked.store(true, Ordering::Relaxed);
+            self.active.fetch_add(1, Ordering::SeqCst);
+            if self.open.load(Ordering::SeqCst) {
+                // SAFETY: the door is open and this worker is counted, so that the job was written and `Finish` keeps the
+                // closure alive until the count is taken back.
+                let task = unsafe { (*self.job.get()).map(|job| &*job) };
+                if let Some(task) = task {
+                    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.take_tasks(task)));
+                    if outcome.is_err() {
+                        self.panicked.store(true, Ordering::Relaxed);
+                    }
                 }
             }
-            self.active.fetch_sub(1, Ordering::Release);
+            self.active.fetch_sub(1, Ordering::SeqCst);
         }
     }
 

@@ -274,8 +274,7 @@ mod x86 {
         let mask = (1i16 << FIELD) - 1;
         let middle = w.format().middle() as i32;
         // By the code and whatever bits come after it; by the code less the zero point.
-        let (of_code, of_difference) =
-            (words(&|i| (i & mask) - middle as i16), words(&|i| i - GREATEST_ZERO));
+        let (of_code, of_difference) = (words(&|i| (i & mask) - middle as i16), words(&|i| i - GREATEST_ZERO));
         for (i, piece) in pieces(w, places).enumerate() {
             let at = (panel * w.groups() + piece.group) * PANEL;
             let scales = &mut out.scales[i * out.stride..][..PANEL];

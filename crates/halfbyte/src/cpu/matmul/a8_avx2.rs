@@ -231,10 +231,9 @@ mod x86 {
                 let x_odd = _mm256_srai_epi16::<8>(quad);
                 for p in 0..P {
                     for h in 0..2 {
-                        let pairs = _mm256_madd_epi16(even[p][h], x_even);
-                        sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], pairs);
-                        let pairs = _mm256_madd_epi16(odd[p][h], x_odd);
-                        sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], pairs);
+                        let evens = _mm256_madd_epi16(even[p][h], x_even);
+                        let odds = _mm256_madd_epi16(odd[p][h], x_odd);
+                        sums[r][p][h] = _mm256_add_epi32(sums[r][p][h], _mm256_add_epi32(evens, odds));
                     }
                 }
             }

@@ -1,0 +1,170 @@
+//! Options that several commands share.
+
+use clap::{Args, ValueEnum};
+use halfbyte::quantize::{Rtn, SymmetricScale};
+use halfbyte::{Act, Float, Format};
+use std::str::FromStr;
+
+/// Options of every command.
+#[derive(Clone, Debug, Args)]
+pub struct Common {
+    /// Print one JSON object instead of text.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Where to compute: auto, cpu, cuda or cuda:I. This version has the CPU only.
+    #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
+    pub device: Device,
+    /// Threads to compute with [default: all that the system offers].
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// No progress and no notes on standard error.
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
+}
+
+/// A device as `--device` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The best there is.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A GPU.
+    Cuda(u32),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Device::Auto),
+            "cpu" => Ok(Device::Cpu),
+            "cuda" => Ok(Device::Cuda(0)),
+            _ => match text.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(number)) => Ok(Device::Cuda(number)),
+                _ => Err("expected auto, cpu, cuda or cuda:I".to_owned()),
+            },
+        }
+    }
+}
+
+/// What becomes of activations, as `--act` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ActArg {
+    /// Quantised on the fly to 8 bits, one scale a row and group.
+    A8,
+    /// Quantised on the fly to 8 bits, with scale and offset.
+    #[value(name = "a8-xasym")]
+    A8Xasym,
+    /// Exact.
+    A16,
+    /// Exact.
+    A32,
+}
+
+impl From<ActArg> for Act {
+    fn from(act: ActArg) -> Act {
+        match act {
+            ActArg::A8 => Act::A8,
+            ActArg::A8Xasym => Act::A8Asym,
+            ActArg::A16 => Act::A16,
+            ActArg::A32 => Act::A32,
+        }
+    }
+}
+
+/// Options of rounding to nearest.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct RtnArgs {
+    /// Search each group's scale for the least squared error (slower, often better).
+    #[arg(long)]
+    pub search: bool,
+    /// How a symmetric scale follows from the largest magnitude: narrow divides it by 2^(b-1) - 1, full by (2^b - 1) / 2.
+    #[arg(long, value_enum, default_value = "narrow", value_name = "RANGE")]
+    pub symmetric_range: SymmetricRange,
+}
+
+/// The two conventions for symmetric scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SymmetricRange {
+    /// Both extremes are met exactly; the lowest code stays unused.
+    Narrow,
+    /// Every code is used; an extreme on the positive side is off by half a step.
+    Full,
+}
+
+impl From<RtnArgs> for Rtn {
+    fn from(args: RtnArgs) -> Rtn {
+        let symmetric = match args.symmetric_range {
+            SymmetricRange::Narrow => SymmetricScale::Narrow,
+            SymmetricRange::Full => SymmetricScale::Full,
+        };
+        Rtn { symmetric, search: args.search }
+    }
+}
+
+/// A float type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FloatArg {
+    /// Single precision.
+    F32,
+    /// Half precision.
+    F16,
+    /// Brain float.
+    Bf16,
+}
+
+impl From<FloatArg> for Float {
+    fn from(float: FloatArg) -> Float {
+        match float {
+            FloatArg::F32 => Float::F32,
+            FloatArg::F16 => Float::F16,
+            FloatArg::Bf16 => Float::BF16,
+        }
+    }
+}
+
+/// What the weights of a product are: a format, or dense floats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightKind {
+    /// Codes.
+    Quantized(Format),
+    /// Floats.
+    Dense(Float),
+}
+
+impl WeightKind {
+    /// The format; None if dense.
+    pub fn format(self) -> Option<Format> {
+        match self {
+            WeightKind::Quantized(format) => Some(format),
+            WeightKind::Dense(_) => None,
+        }
+    }
+}
+
+impl FromStr for WeightKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "f32" => Ok(WeightKind::Dense(Float::F32)),
+            "f16" => Ok(WeightKind::Dense(Float::F16)),
+            "bf16" => Ok(WeightKind::Dense(Float::BF16)),
+            _ => text
+                .parse()
+                .map(WeightKind::Quantized)
+                .map_err(|e: halfbyte::Error| format!("{e}; dense weights are f32, f16 or bf16")),
+        }
+    }
+}
+
+impl std::fmt::Display for WeightKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            WeightKind::Quantized(format) => format.fmt(f),
+            WeightKind::Dense(float) => float.fmt(f),
+        }
+    }
+}

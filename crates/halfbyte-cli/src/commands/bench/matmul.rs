@@ -1,0 +1,452 @@
+//! `halfbyte bench matmul`: products on cold weights, beside what the machine could do at most.
+
+use super::case::{Case, Shape};
+use super::check::{self, Check, Computed};
+use crate::app::App;
+use crate::args::{FloatArg, WeightKind};
+use crate::failure::{Exit, Failure, Result};
+use crate::machine;
+use crate::progress::Progress;
+use crate::random;
+use crate::text::{Align, bytes, rate, table};
+use crate::timing::{Effort, Measured, measure};
+use half::{bf16, f16};
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::matmul;
+use halfbyte::cpu::roofline::Roofline;
+use halfbyte::kernel::Problem;
+use halfbyte::ops::{Linear, Weight};
+use halfbyte::{Act, Float, Floats, FloatsMut, Format, Group, WeightFormat, Zero};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Time products y = x Wᵀ on weights that lie in no cache.
+///
+/// Weights and x are random; as many copies of the weights are passed through in turn as it takes to find each of them
+/// cold. The machine's read bandwidth and peaks are measured before and after.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Shapes, formats and rows from a file, as bench/cases/llama.toml.
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["n", "k"])]
+    case: Option<PathBuf>,
+    /// Formats of the weights, as w4a8-g128; or f32, f16, bf16 for dense ones [default: w4a8-g128].
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
+    format: Vec<WeightKind>,
+    /// Rows of x [default: 1,8,128,512].
+    #[arg(short, value_name = "M", value_delimiter = ',')]
+    m: Vec<usize>,
+    /// Outputs.
+    #[arg(short, value_name = "N", default_value_t = 4096)]
+    n: usize,
+    /// Length of the reduction.
+    #[arg(short, value_name = "K", default_value_t = 4096)]
+    k: usize,
+    /// Type of x.
+    #[arg(long, value_enum, default_value = "f32")]
+    x: FloatArg,
+    /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
+    #[arg(long)]
+    check: bool,
+    /// Leave out the dense f32 product of the same shape, to which times are compared.
+    #[arg(long)]
+    no_baseline: bool,
+}
+
+/// What is measured unless told: w4a8-g128.
+const DEFAULT: WeightKind = WeightKind::Quantized(Format {
+    weight: WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Symmetric, scale: Float::F16 },
+    act: Act::A8,
+});
+
+#[derive(Serialize)]
+struct Report {
+    threads: usize,
+    isa: &'static str,
+    origin: Option<String>,
+    roofline_before: Limits,
+    roofline_after: Limits,
+    results: Vec<Line>,
+    /// None without `--check`.
+    passed: Option<bool>,
+}
+
+/// What the machine can do at most.
+#[derive(Clone, Copy, Serialize)]
+struct Limits {
+    read_gb_per_s: f64,
+    int8_gop_per_s: f64,
+    f32_gflop_per_s: f64,
+    bf16_gflop_per_s: Option<f64>,
+}
+
+impl Limits {
+    fn measure(cpu: &Cpu) -> Self {
+        let roofline = Roofline::measure(cpu);
+        Self {
+            read_gb_per_s: roofline.read_bytes_per_second / 1e9,
+            int8_gop_per_s: roofline.int8_ops_per_second / 1e9,
+            f32_gflop_per_s: roofline.f32_flops_per_second / 1e9,
+            bf16_gflop_per_s: roofline.bf16_flops_per_second.map(|flops| flops / 1e9),
+        }
+    }
+
+    /// The better of two measurements: a limit is what was reached at any time.
+    fn best(self, other: Self) -> Self {
+        Self {
+            read_gb_per_s: self.read_gb_per_s.max(other.read_gb_per_s),
+            int8_gop_per_s: self.int8_gop_per_s.max(other.int8_gop_per_s),
+            f32_gflop_per_s: self.f32_gflop_per_s.max(other.f32_gflop_per_s),
+            bf16_gflop_per_s: self.bf16_gflop_per_s.zip(other.bf16_gflop_per_s).map(|(a, b)| a.max(b)),
+        }
+    }
+
+    /// Least time for reading these bytes and doing these operations, in seconds, and what sets it.
+    fn least_seconds(&self, kind: WeightKind, x: Float, bytes: f64, ops: f64) -> (f64, &'static str) {
+        let (peak, name) = match (kind, x, self.bf16_gflop_per_s) {
+            (WeightKind::Quantized(f), ..) if f.act.is_quantized() => (self.int8_gop_per_s, "int8 peak"),
+            (_, Float::BF16, Some(peak)) => (peak, "bf16 peak"),
+            _ => (self.f32_gflop_per_s, "f32 peak"),
+        };
+        let (reading, computing) = (bytes / self.read_gb_per_s / 1e9, ops / peak / 1e9);
+        if reading > computing { (reading, "read") } else { (computing, name) }
+    }
+}
+
+#[derive(Serialize)]
+struct Line {
+    #[serde(skip)]
+    kind: WeightKind,
+    format: String,
+    x: &'static str,
+    m: usize,
+    n: usize,
+    k: usize,
+    origin: Option<String>,
+    kernel: &'static str,
+    weight_bytes: usize,
+    copies: usize,
+    runs: usize,
+    median_us: f64,
+    least_us: f64,
+    spread: f64,
+    gflop_per_s: f64,
+    weights_gb_per_s: f64,
+    roofline_percent: f64,
+    limit: &'static str,
+    baseline_us: Option<f64>,
+    times_baseline: Option<f64>,
+    check: Option<Check>,
+}
+
+/// What is measured.
+struct Plan {
+    origin: Option<String>,
+    kinds: Vec<WeightKind>,
+    m: Vec<usize>,
+    shapes: Vec<(Shape, bool)>,
+}
+
+fn plan(args: &Args) -> Result<Plan> {
+    let or = |given: &[usize], other: Vec<usize>| if given.is_empty() { other } else { given.to_vec() };
+    let plan = match &args.case {
+        Some(path) => {
+            let (case, kinds) = Case::read(path)?;
+            let kinds = if args.format.is_empty() { kinds } else { args.format.clone() };
+            let shapes = case.shapes.into_iter().map(|shape| (shape, true)).collect();
+            Plan { origin: Some(case.origin), kinds, m: or(&args.m, case.m), shapes }
+        }
+        None => {
+            let kinds = if args.format.is_empty() { vec![DEFAULT] } else { args.format.clone() };
+            let shape = Shape { origin: String::new(), n: args.n, k: args.k };
+            Plan { origin: None, kinds, m: or(&args.m, vec![1, 8, 128, 512]), shapes: vec![(shape, false)] }
+        }
+    };
+    let too_large = |a: usize, b: usize| a.checked_mul(b).is_none_or(|size| size > 1 << 40);
+    for (shape, _) in &plan.shapes {
+        let bad_m = plan.m.iter().any(|&m| m == 0 || too_large(m, shape.n.max(shape.k)));
+        if shape.n == 0 || shape.k == 0 || too_large(shape.n, shape.k) || bad_m {
+            return Err(Failure::usage(
+                "sizes must be at least 1 and matrices at most 2^40 elements",
+                format!("m {:?}, n {}, k {}", plan.m, shape.n, shape.k),
+                "choose other sizes",
+            ));
+        }
+    }
+    Ok(plan)
+}
+
+/// Runs all products of the plan.
+pub fn run(args: &Args, app: &App) -> Result<()> {
+    let plan = plan(args)?;
+    let cpu = app.cpu()?;
+    let progress = Progress::steps(app);
+    progress.step("measuring the machine");
+    let before = Limits::measure(&cpu);
+    let mut results = Vec::new();
+    for (shape, named) in &plan.shapes {
+        let baseline =
+            if args.no_baseline { vec![None; plan.m.len()] } else { baselines(&cpu, shape, &plan.m, &progress)? };
+        for &kind in &plan.kinds {
+            let bench = Bench { cpu: &cpu, kind, x: args.x.into(), check: args.check, progress: &progress };
+            let lines = bench.run(shape, &plan.m)?;
+            for (mut line, &baseline) in lines.into_iter().zip(&baseline) {
+                line.origin = named.then(|| shape.origin.clone());
+                line.baseline_us = baseline;
+                line.times_baseline = baseline.map(|b| b / line.median_us);
+                results.push(line);
+            }
+        }
+    }
+    progress.step("measuring the machine again");
+    let after = Limits::measure(&cpu);
+    drop(progress);
+    let limits = before.best(after);
+    for line in &mut results {
+        let traffic = line.weight_bytes + line.m * (line.k * Float::from(args.x).size_bytes() + line.n * 4);
+        let ops = 2.0 * line.m as f64 * line.n as f64 * line.k as f64;
+        let (least, limit) = limits.least_seconds(line.kind, args.x.into(), traffic as f64, ops);
+        line.roofline_percent = 100.0 * least * 1e6 / line.median_us;
+        line.limit = limit;
+    }
+    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
+    let report = Report {
+        threads: cpu.threads().count(),
+        isa: cpu.caps().isa.name(),
+        origin: plan.origin,
+        roofline_before: before,
+        roofline_after: after,
+        results,
+        passed,
+    };
+    app.result(&report, human)?;
+    if passed == Some(false) {
+        return Err(Failure::new(
+            Exit::No,
+            "a product is out of bounds",
+            "an element lies further from the f64 reference than the bound allows",
+            "the column `check` shows the worst distance as a share of the bound",
+        ));
+    }
+    Ok(())
+}
+
+/// Median times, in microseconds, of the dense f32 product of a shape for each m.
+fn baselines(cpu: &Cpu, shape: &Shape, m: &[usize], progress: &Progress) -> Result<Vec<Option<f64>>> {
+    let dense = Bench { cpu, kind: WeightKind::Dense(Float::F32), x: Float::F32, check: false, progress };
+    Ok(dense.run(shape, m)?.iter().map(|line| Some(line.median_us)).collect())
+}
+
+/// Measures one kind of weight.
+struct Bench<'a> {
+    cpu: &'a Cpu,
+    kind: WeightKind,
+    x: Float,
+    check: bool,
+    progress: &'a Progress,
+}
+
+/// Activations of one of the types.
+enum X {
+    F16(Vec<f16>),
+    BF16(Vec<bf16>),
+    F32(Vec<f32>),
+}
+
+impl X {
+    fn new(values: Vec<f32>, dtype: Float) -> Self {
+        match dtype {
+            Float::F16 => X::F16(random::to_f16(&values)),
+            Float::BF16 => X::BF16(random::to_bf16(&values)),
+            Float::F32 => X::F32(values),
+        }
+    }
+
+    fn floats(&self) -> Floats<'_> {
+        match self {
+            X::F16(v) => Floats::F16(v),
+            X::BF16(v) => Floats::BF16(v),
+            X::F32(v) => Floats::F32(v),
+        }
+    }
+}
+
+/// A weight before it is packed.
+enum Source {
+    Quantized(halfbyte::QTensor, Act),
+    Dense(X),
+}
+
+impl Source {
+    fn new(kind: WeightKind, [n, k]: [usize; 2]) -> Result<Self> {
+        Ok(match kind {
+            WeightKind::Quantized(format) => Source::Quantized(random::qtensor(format.weight, [n, k], 1)?, format.act),
+            WeightKind::Dense(dtype) => Source::Dense(X::new(random::normals(n * k, 1), dtype)),
+        })
+    }
+
+    fn pack(&self, shape: [usize; 2]) -> Result<Linear> {
+        Ok(Linear::new(match self {
+            Source::Quantized(w, act) => Weight::Quantized(w, *act),
+            Source::Dense(w) => Weight::Dense(w.floats(), shape),
+        })?)
+    }
+}
+
+impl Bench<'_> {
+    fn run(&self, shape: &Shape, m: &[usize]) -> Result<Vec<Line>> {
+        let Shape { n, k, .. } = *shape;
+        self.progress.step(format!("{} n={n} k={k}: packing", self.kind));
+        self.refuse_too_large(shape, m)?;
+        let source = Source::new(self.kind, [n, k])?;
+        let first = source.pack([n, k])?;
+        let copies = (machine::cold_bytes() as usize).div_ceil(first.bytes().max(1)).clamp(1, 1 << 16);
+        let mut weights = vec![first];
+        while weights.len() < copies {
+            weights.push(source.pack([n, k])?);
+        }
+        m.iter().map(|&m| self.measure(&source, &weights, [m, n, k])).collect()
+    }
+
+    /// Error: more memory than the system says is available.
+    fn refuse_too_large(&self, shape: &Shape, m: &[usize]) -> Result<()> {
+        let Some(available) = machine::memory_available() else { return Ok(()) };
+        let (n, k) = (shape.n as u64, shape.k as u64);
+        let weight = match self.kind {
+            // Codes a byte each, and at most as much again when packed.
+            WeightKind::Quantized(format) => 2 * n * k + 8 * n * format.weight.group.count(shape.k) as u64,
+            WeightKind::Dense(dtype) => 2 * n * k * dtype.size_bytes() as u64 + 4 * n * k,
+        };
+        let rows = m.iter().copied().max().unwrap_or(0) as u64;
+        let needed = weight + machine::cold_bytes() + rows * (n + 2 * k) * 4;
+        if needed > available {
+            return Err(Failure::memory(
+                format!("{} with n {n}, k {k} does not fit", self.kind),
+                format!("about {} are needed, {} are available", bytes(needed), bytes(available)),
+            ));
+        }
+        Ok(())
+    }
+
+    fn measure(&self, source: &Source, weights: &[Linear], [m, n, k]: [usize; 3]) -> Result<Line> {
+        self.progress.step(format!("{} m={m} n={n} k={k}", self.kind));
+        let problem = Problem { format: self.kind.format(), x: self.x, m, n, k };
+        let kernel = matmul::select(&self.cpu.caps(), &problem)?.name;
+        let x = X::new(random::normals(m * k, 2), self.x);
+        let mut y = vec![f32::NAN; m * n];
+        let effort = Effort {
+            warm_up: if weights.len() > 2 { 2 } else { 1 },
+            runs: 10,
+            at_least: Duration::from_millis(300),
+            at_most: Duration::from_secs(3),
+            in_any_case: 3,
+        };
+        let Measured { median, least, spread, runs } = measure(effort, |run| {
+            let linear = &weights[run % weights.len()];
+            Ok(linear.forward(self.cpu, x.floats(), m, FloatsMut::F32(&mut y))?)
+        })?;
+        let check = match self.check {
+            false => None,
+            true => {
+                let dense;
+                let weight = match (source, self.kind) {
+                    (Source::Quantized(w, _), WeightKind::Quantized(format)) => check::Weight::Quantized(w, format),
+                    (Source::Dense(w), _) => {
+                        dense = w.floats().to_f32();
+                        check::Weight::Dense(&dense)
+                    }
+                    (Source::Quantized(w, act), WeightKind::Dense(_)) => {
+                        check::Weight::Quantized(w, Format { weight: w.format(), act: *act })
+                    }
+                };
+                Some(check::check(weight, Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k] })?)
+            }
+        };
+        let weight_bytes = weights[0].bytes();
+        Ok(Line {
+            kind: self.kind,
+            format: self.kind.to_string(),
+            x: self.x.name(),
+            m,
+            n,
+            k,
+            origin: None,
+            kernel,
+            weight_bytes,
+            copies: weights.len(),
+            runs,
+            median_us: median * 1e6,
+            least_us: least * 1e6,
+            spread,
+            gflop_per_s: 2.0 * m as f64 * n as f64 * k as f64 / median / 1e9,
+            weights_gb_per_s: weight_bytes as f64 / median / 1e9,
+            roofline_percent: 0.0,
+            limit: "",
+            baseline_us: None,
+            times_baseline: None,
+            check,
+        })
+    }
+}
+
+fn human(report: &Report) -> String {
+    let mut out = String::new();
+    if let Some(origin) = &report.origin {
+        out += &format!("{origin}\n");
+    }
+    out += &format!("{} threads, {}; x and weights random, weights cold\n\n", report.threads, report.isa);
+    let checked = report.passed.is_some();
+    let mut columns = vec![
+        ("format", Align::Left),
+        ("m", Align::Right),
+        ("n", Align::Right),
+        ("k", Align::Right),
+        ("kernel", Align::Left),
+        ("µs", Align::Right),
+        ("±%", Align::Right),
+        ("GFLOP/s", Align::Right),
+        ("GB/s", Align::Right),
+        ("roofline", Align::Right),
+        ("of", Align::Left),
+        ("× f32", Align::Right),
+    ];
+    if checked {
+        columns.push(("check", Align::Left));
+    }
+    let rows: Vec<Vec<String>> = report
+        .results
+        .iter()
+        .map(|line| {
+            let mut row = vec![
+                line.format.clone(),
+                line.m.to_string(),
+                line.n.to_string(),
+                line.k.to_string(),
+                line.kernel.to_owned(),
+                rate(line.median_us),
+                format!("{:.0}", 50.0 * line.spread),
+                format!("{:.1}", line.gflop_per_s),
+                format!("{:.1}", line.weights_gb_per_s),
+                format!("{:.0} %", line.roofline_percent),
+                line.limit.to_owned(),
+                line.times_baseline.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}")),
+            ];
+            if checked {
+                row.push(line.check.map_or_else(String::new, |check| {
+                    format!("{} {:.2}", if check.passed { "ok" } else { "MISSED" }, check.worst)
+                }));
+            }
+            row
+        })
+        .collect();
+    out += &table(&columns, &rows);
+    out += "\n";
+    for (when, limits) in [("before", report.roofline_before), ("after", report.roofline_after)] {
+        let bf16 = limits.bf16_gflop_per_s.map_or_else(String::new, |peak| format!(", bf16 {peak:.0} GFLOP/s"));
+        out += &format!(
+            "machine {when:<6} read {:.1} GB/s, int8 {:.0} GOP/s, f32 {:.0} GFLOP/s{bf16}\n",
+            limits.read_gb_per_s, limits.int8_gop_per_s, limits.f32_gflop_per_s
+        );
+    }
+    out
+}

@@ -1,0 +1,25 @@
+//! `halfbyte bench`: how fast this machine is with it.
+
+mod case;
+mod check;
+mod matmul;
+pub mod model;
+
+use crate::app::App;
+use crate::failure::Result;
+use clap::Subcommand;
+
+/// Measure speed.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Matmul(matmul::Args),
+    Model(model::Args),
+}
+
+/// Runs one of them.
+pub fn run(command: &Command, app: &App) -> Result<()> {
+    match command {
+        Command::Matmul(args) => matmul::run(args, app),
+        Command::Model(args) => model::run(args, app),
+    }
+}

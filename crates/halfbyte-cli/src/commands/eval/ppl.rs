@@ -1,0 +1,87 @@
+//! `halfbyte eval ppl`: perplexity over a text.
+
+use crate::app::App;
+use crate::failure::Result;
+use crate::interrupt;
+use crate::model::{LoadArgs, tokenizer};
+use crate::progress::{Progress, Unit};
+use crate::text::{bytes, rate};
+use halfbyte_llm::eval;
+use serde::Serialize;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+
+/// Perplexity over the documents of a file.
+///
+/// Each document is encoded without special tokens, the model's bos id goes in front of each, the stream is cut into
+/// windows, the remainder dropped; every window is scored on its own, targets are all its tokens but the first.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Model folder.
+    model: PathBuf,
+    /// The text: each line one document, {"text": "..."}.
+    #[arg(long, value_name = "FILE.jsonl")]
+    text: PathBuf,
+    /// Tokens a window.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
+    window: usize,
+    /// Score the first windows only.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_windows: Option<u64>,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+#[derive(Serialize)]
+struct Perplexity {
+    perplexity: f64,
+    windows: usize,
+    window: usize,
+    tokens: usize,
+    targets: usize,
+    seconds: f64,
+    tokens_per_second: f64,
+    format: String,
+    weight_bytes: usize,
+}
+
+/// Prints the perplexity.
+pub fn run(args: &Args, app: &App) -> Result<()> {
+    let cpu = app.cpu()?;
+    let documents = eval::documents(&args.text)?;
+    let model = args.load.load(app, &args.model)?;
+    let mut tokens = eval::token_stream(&tokenizer(&args.model)?, &documents, model.config().bos)?;
+    if let Some(most) = args.max_windows.and_then(|most| usize::try_from(most).ok()) {
+        tokens.truncate(most.saturating_mul(args.window));
+    }
+    let progress = Progress::new(app, "scoring", Unit::Things("windows"));
+    let cooperate = interrupt::cooperate();
+    let found = eval::perplexity(&model, &cpu, &tokens, args.window, &mut |at| {
+        progress.at(at.done as u64, at.total as u64);
+        if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    drop((cooperate, progress));
+    let result = Perplexity {
+        perplexity: found.perplexity,
+        windows: found.windows,
+        window: args.window,
+        tokens: found.tokens,
+        targets: found.targets,
+        seconds: found.seconds,
+        tokens_per_second: found.tokens_per_second(),
+        format: args.load.name(&args.model)?,
+        weight_bytes: model.weight_bytes(),
+    };
+    app.result(&result, |r| {
+        format!(
+            "perplexity {:.4} ({}, {} of weights), {} windows of {} tokens, {:.1} s, {} tok/s\n",
+            r.perplexity,
+            r.format,
+            bytes(r.weight_bytes as u64),
+            r.windows,
+            r.window,
+            r.seconds,
+            rate(r.tokens_per_second)
+        )
+    })
+}

@@ -1,0 +1,125 @@
+//! `halfbyte inspect`: what is in a checkpoint, and what looks wrong.
+
+use crate::app::App;
+use crate::failure::Result;
+use crate::model::open;
+use crate::text::{Align, bytes, count, table};
+use halfbyte_checkpoint::inspect::TensorSummary;
+use halfbyte_checkpoint::{Inspection, QuantizationConfig, inspect};
+use halfbyte_llm::Config;
+use serde::Serialize;
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+/// Show a model's architecture, tensors, formats, sizes, and every problem found.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Model folder, or one safetensors file.
+    model: PathBuf,
+}
+
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    inspection: Inspection,
+    /// Whether `halfbyte run` takes the configuration.
+    runs: bool,
+    /// Why not.
+    obstacle: Option<String>,
+}
+
+/// Prints the description.
+pub fn run(args: &Args, app: &App) -> Result<()> {
+    let weights = open(&args.model)?;
+    let inspection = inspect(&weights)?;
+    let obstacle = Config::from_folder(weights.folder()).err().map(|e| e.to_string());
+    app.result(&Report { inspection, runs: obstacle.is_none(), obstacle }, human)
+}
+
+/// Tensors or modules of the same name but for numbers, shape and format.
+#[derive(PartialEq, Eq)]
+struct Alike {
+    name: String,
+    shape: String,
+    format: String,
+    scheme: &'static str,
+}
+
+fn human(report: &Report) -> String {
+    let i = &report.inspection;
+    let mut out = format!("{}: {}\n", i.path.display(), i.architecture.as_deref().unwrap_or("no architecture stated"));
+    let files = i.files.len();
+    out += &format!(
+        "{} weights, {} in {} tensors and {files} file{}, {:.2} bits a weight\n",
+        count(i.parameters),
+        bytes(i.total_bytes),
+        i.tensors.len(),
+        if files == 1 { "" } else { "s" },
+        i.bits_per_weight,
+    );
+    if let Some(QuantizationConfig::Gptq(q)) = &i.quantization {
+        let group = q.group_size.map_or("a channel".to_owned(), |g| g.to_string());
+        let sym = q.sym.map_or("symmetry not stated", |s| if s { "symmetric" } else { "asymmetric" });
+        let order = if q.desc_act { ", act-order" } else { "" };
+        out += &format!("declared: {} {} bits, groups of {group}, {sym}{order}\n", q.version.name(), q.bits);
+    }
+    out += "\n";
+
+    let mut groups: Vec<(Alike, usize, u64)> = Vec::new();
+    let mut add = |alike: Alike, size: u64| match groups.iter_mut().find(|(known, ..)| *known == alike) {
+        Some((_, members, total)) => {
+            *members += 1;
+            *total += size;
+        }
+        None => groups.push((alike, 1, size)),
+    };
+    let prefixes: HashSet<&str> = i.modules.iter().map(|module| module.name.as_str()).collect();
+    for module in &i.modules {
+        let shape = module.shape.map_or("?".to_owned(), |s| format!("{s:?}"));
+        let order = if module.act_order { " act-order" } else { "" };
+        let format = format!("{}{order}", module.format);
+        add(Alike { name: pattern(&module.name), shape, format, scheme: module.scheme }, module.bytes);
+    }
+    for tensor in i.tensors.iter().filter(|tensor| !of_module(tensor, &prefixes)) {
+        let (name, format) = (pattern(&tensor.name), tensor.dtype.name().to_lowercase());
+        add(Alike { name, shape: format!("{:?}", tensor.shape), format, scheme: "dense" }, tensor.bytes);
+    }
+    let rows: Vec<Vec<String>> = groups
+        .into_iter()
+        .map(|(alike, members, size)| {
+            vec![alike.name, members.to_string(), alike.shape, alike.scheme.to_owned(), alike.format, bytes(size)]
+        })
+        .collect();
+    let columns = [
+        ("module", Align::Left),
+        ("count", Align::Right),
+        ("shape", Align::Left),
+        ("stored", Align::Left),
+        ("format", Align::Left),
+        ("size", Align::Right),
+    ];
+    out += &table(&columns, &rows);
+    out += "\n";
+    match i.findings.len() {
+        0 => out += "no problems found\n",
+        found => {
+            out += &format!("{found} finding{}:\n", if found == 1 { "" } else { "s" });
+            i.findings.iter().for_each(|finding| out += &format!("  {finding}\n"));
+        }
+    }
+    if let Some(obstacle) = &report.obstacle {
+        out += &format!("does not run: {obstacle}\n");
+    }
+    out
+}
+
+/// Whether a tensor was counted with its module.
+fn of_module(tensor: &TensorSummary, prefixes: &HashSet<&str>) -> bool {
+    tensor.name.rsplit_once('.').is_some_and(|(prefix, _)| prefixes.contains(prefix))
+}
+
+/// A name with `*` for numbers.
+fn pattern(name: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+    name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
+}

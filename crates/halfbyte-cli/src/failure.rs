@@ -1,0 +1,280 @@
+//! What went wrong, as three lines for people and an exit status for scripts.
+
+use crate::text::write_error;
+use halfbyte_checkpoint::Error as CheckpointError;
+use halfbyte_llm::Error as LlmError;
+use std::fmt::Write;
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Exit statuses, the same for every command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The answer is "no".
+    No = 1,
+    /// Wrong usage.
+    Usage = 2,
+    /// A bad input file.
+    Input = 3,
+    /// A device, or memory or disk space, is not to be had.
+    Device = 4,
+    /// Ctrl-C.
+    Interrupted = 130,
+}
+
+/// The reason for which a command ends early.
+#[derive(Debug)]
+pub enum Failure {
+    /// Nobody reads standard output any more, as when `head` has seen enough: no failure at all.
+    PipeClosed,
+    /// Something to tell.
+    Message(Box<Message>),
+}
+
+/// An error as it is shown.
+#[derive(Debug)]
+pub struct Message {
+    exit: Exit,
+    what: String,
+    cause: String,
+    help: String,
+}
+
+/// The crate's result.
+pub type Result<T> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// An error of this kind.
+    pub fn new(exit: Exit, what: impl Into<String>, cause: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::Message(Box::new(Message { exit, what: what.into(), cause: cause.into(), help: help.into() }))
+    }
+
+    /// Options or arguments that do not go together.
+    pub fn usage(what: impl Into<String>, cause: impl Into<String>, help: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, what, cause, help)
+    }
+
+    /// The system refuses what the device needs.
+    pub fn device(what: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self::new(Exit::Device, what, cause, "`halfbyte doctor` shows what this machine offers")
+    }
+
+    /// More memory than the machine has free.
+    pub fn memory(what: impl Into<String>, cause: impl Into<String>) -> Self {
+        Self::new(Exit::Device, what, cause, "choose smaller sizes, or free some memory")
+    }
+
+    /// Ctrl-C.
+    pub fn interrupted() -> Self {
+        Self::new(
+            Exit::Interrupted,
+            "interrupted",
+            "asked to stop (Ctrl-C or a signal); no output file was left half-written",
+            "run the same command again to start over",
+        )
+    }
+
+    /// The system's refusal to do something with a file.
+    pub fn io(verb: &str, path: &Path, source: &io::Error) -> Self {
+        let (exit, help) = match source.kind() {
+            io::ErrorKind::NotFound => (Exit::Input, "check the path"),
+            io::ErrorKind::PermissionDenied => (Exit::Input, "check who may read and write there"),
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (Exit::Device, "free some disk space"),
+            io::ErrorKind::OutOfMemory => (Exit::Device, "free some memory"),
+            _ => (Exit::Input, "check the path and the disk it lies on"),
+        };
+        Self::new(exit, format!("cannot {verb} {}", path.display()), source.to_string(), help)
+    }
+
+    /// Prints it and gives the exit status.
+    pub fn report(self) -> ExitCode {
+        match self {
+            Failure::PipeClosed => ExitCode::SUCCESS,
+            Failure::Message(message) => {
+                write_error(&message.to_string());
+                ExitCode::from(message.exit as u8)
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Message {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "error: {}\ncause: {}\nhelp: {}\n", self.what, self.cause, self.help)
+    }
+}
+
+impl From<halfbyte::Error> for Failure {
+    fn from(error: halfbyte::Error) -> Self {
+        use halfbyte::Error as E;
+        let text = error.to_string();
+        match error {
+            E::Device { .. } => Self::device("the device cannot be used", text),
+            E::NoKernel { .. } => Self::new(
+                Exit::Device,
+                "no kernel for this product",
+                text,
+                "`halfbyte explain` lists every kernel with its reason",
+            ),
+            E::NotFinite { .. } => {
+                Self::new(Exit::Input, "the numbers are not finite", text, "check where the weights come from")
+            }
+            _ => Self::usage("these values do not go together", text, "see --help for what each option takes"),
+        }
+    }
+}
+
+impl From<CheckpointError> for Failure {
+    fn from(error: CheckpointError) -> Self {
+        use CheckpointError as E;
+        let text = error.to_string();
+        match error {
+            E::Io { op, path, source } => Self::io(op, &path, &source),
+            E::Malformed { file, what } => Self::new(
+                Exit::Input,
+                format!("{} is damaged or not what its name says", file.display()),
+                what,
+                "fetch the file again; `halfbyte inspect MODEL` lists what can be read",
+            ),
+            E::Missing { path, what } => Self::new(
+                Exit::Input,
+                format!("{} is not complete", path.display()),
+                what,
+                "a MODEL is a folder with config.json, tokenizer.json and *.safetensors",
+            ),
+            E::Unsupported { file, what } => Self::new(
+                Exit::Input,
+                format!("{} holds what this version does not read", file.display()),
+                what,
+                "dense safetensors and GPTQ checkpoints are read",
+            ),
+            E::Unrepresentable { tensor, reason, scheme } => Self::usage(
+                format!("tensor `{tensor}` cannot be written"),
+                format!("{scheme} cannot hold it: {reason}"),
+                "choose another format or type for the output",
+            ),
+            E::Exists { path, why } => Self::usage(
+                format!("{} already exists{why}", path.display()),
+                "nothing is replaced unless asked for",
+                "choose another output, or add --overwrite",
+            ),
+            E::Cancelled => Self::interrupted(),
+            E::Numbers { tensor, source } => Self::new(
+                Exit::Input,
+                format!("tensor `{tensor}` is refused"),
+                source.to_string(),
+                "check where the weights come from",
+            ),
+            _ => Self::usage("these values do not go together", text, "see --help for what each option takes"),
+        }
+    }
+}
+
+impl From<LlmError> for Failure {
+    fn from(error: LlmError) -> Self {
+        use LlmError as E;
+        let text = error.to_string();
+        match error {
+            E::Io { path, source } => Self::io("read", &path, &source),
+            E::Config { path, field, expected, got } => Self::new(
+                Exit::Input,
+                format!("{} does not describe a model that can run", path.display()),
+                format!("field {field}: expected {expected}, got {got}"),
+                "`halfbyte inspect MODEL` shows what is in the folder",
+            ),
+            E::Tokenizer(cause) => Self::new(
+                Exit::Input,
+                "the tokenizer cannot be used",
+                cause,
+                "check tokenizer.json in the MODEL folder",
+            ),
+            E::Weight { .. } => Self::new(
+                Exit::Input,
+                "the weights do not fit the configuration",
+                text,
+                "`halfbyte inspect MODEL` lists the tensors",
+            ),
+            E::Quantize { .. } => Self::new(
+                Exit::Input,
+                "a weight cannot be quantised",
+                text,
+                "check the tensor, or choose another format",
+            ),
+            E::EmptyPrompt => Self::usage("there is nothing to read", text, "give at least one token"),
+            E::ContextFull { .. } => Self::usage(
+                "the text is longer than the model's context",
+                text,
+                "shorten the text or the window; max_position_embeddings in config.json is the limit",
+            ),
+            E::UnknownToken { .. } => {
+                Self::new(Exit::Input, "a token id is unknown to the model", text, "use the model's own tokenizer")
+            }
+            E::NotFinite(_) => Self::new(
+                Exit::Input,
+                "the model computes NaN or infinity",
+                text,
+                "check where the weights come from, and that they have not been cut to a smaller float type",
+            ),
+            E::Text { path, line, expected, got } => Self::new(
+                Exit::Input,
+                format!("{}, line {line}, is not a document", path.display()),
+                format!("expected {expected}, got {got}"),
+                "each line is one document: {\"text\": \"...\"}",
+            ),
+            E::Cancelled => Self::interrupted(),
+            E::Numbers(source) => source.into(),
+            E::Checkpoint(source) => source.into(),
+            _ => Self::usage("these values do not go together", text, "see --help for what each option takes"),
+        }
+    }
+}
+
+/// Prints what clap has to say: help and version to standard output, errors in this program's form.
+pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
+    use clap::error::ErrorKind as Kind;
+    let rendered = error.render().to_string();
+    match error.kind() {
+        Kind::DisplayHelp | Kind::DisplayVersion => match crate::text::write_output(&rendered) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => failure.report(),
+        },
+        Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            write_error(&rendered);
+            ExitCode::from(Exit::Usage as u8)
+        }
+        _ => {
+            let mut cause = String::new();
+            for line in rendered.lines().map(str::trim) {
+                let line = line.strip_prefix("error: ").unwrap_or(line);
+                if line.starts_with("Usage:") || line.starts_with("For more information") {
+                    break;
+                }
+                if !line.is_empty() {
+                    // A String takes everything.
+                    let _ = write!(cause, "{}{line}", if cause.is_empty() { "" } else { " " });
+                }
+            }
+            let verbs = given_verbs(command);
+            let help = format!("`{verbs} --help` lists what there is");
+            Failure::usage("wrong usage", cause, help).report()
+        }
+    }
+}
+
+/// The program with the subcommands that were named on the command line.
+fn given_verbs(command: &clap::Command) -> String {
+    let mut verbs = "halfbyte".to_owned();
+    let mut at = command;
+    for word in std::env::args().skip(1) {
+        match at.find_subcommand(&word) {
+            Some(inner) => {
+                verbs = format!("{verbs} {word}");
+                at = inner;
+            }
+            None if word.starts_with('-') && at.get_name() == command.get_name() => {}
+            None => break,
+        }
+    }
+    verbs
+}

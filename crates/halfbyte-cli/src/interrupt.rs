@@ -1,0 +1,45 @@
+//! Ctrl-C: stops at once, or, where something must be put away first, at the next tensor or token.
+
+use crate::text::write_error;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+static CANCEL: AtomicBool = AtomicBool::new(false);
+static COOPERATIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// Begins to listen for Ctrl-C, termination and hang-up.
+pub fn install() -> Result<(), ctrlc::Error> {
+    ctrlc::set_handler(|| {
+        let again = CANCEL.swap(true, Ordering::SeqCst);
+        if again || COOPERATIVE.load(Ordering::SeqCst) == 0 {
+            write_error("\ninterrupted\n");
+            std::process::exit(130);
+        }
+    })
+}
+
+/// While this lives, an interrupt only sets the flag, and whoever holds it looks at the flag. A second interrupt ends the
+/// program at once all the same.
+#[derive(Debug)]
+pub struct Cooperate(());
+
+/// From now on the flag is looked at.
+pub fn cooperate() -> Cooperate {
+    COOPERATIVE.fetch_add(1, Ordering::SeqCst);
+    Cooperate(())
+}
+
+impl Drop for Cooperate {
+    fn drop(&mut self) {
+        COOPERATIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether an interrupt came.
+pub fn cancelled() -> bool {
+    CANCEL.load(Ordering::Relaxed)
+}
+
+/// The flag that an interrupt sets.
+pub fn flag() -> &'static AtomicBool {
+    &CANCEL
+}

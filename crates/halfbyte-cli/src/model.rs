@@ -1,0 +1,158 @@
+//! A MODEL argument and what becomes of it while it is loaded.
+
+use crate::app::App;
+use crate::args::{ActArg, RtnArgs};
+use crate::failure::{Exit, Failure, Result};
+use halfbyte::{Act, Format};
+use halfbyte_checkpoint::{Weights, linears};
+use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
+use std::path::{Path, PathBuf};
+
+/// How a model is loaded: the options of run, eval and bench model.
+#[derive(Clone, Debug, clap::Args)]
+pub struct LoadArgs {
+    /// Quantise the blocks' dense layers in memory while loading, as w4a8-g128 (nothing is written).
+    #[arg(long, value_name = "FORMAT")]
+    pub quantize: Option<Format>,
+    /// What becomes of activations in quantised layers: a16, a32 exact; a8 to 8 bits, much faster for prompts
+    /// [default: what --quantize says, else exact].
+    #[arg(long, value_enum)]
+    pub act: Option<ActArg>,
+    #[command(flatten)]
+    pub rtn: RtnArgs,
+}
+
+impl LoadArgs {
+    /// The library's options. Errors: `--act` against what `--quantize` says, options that change nothing.
+    fn options(&self) -> Result<LoadOptions> {
+        let act = self.act.map(Act::from);
+        if let (Some(format), Some(act)) = (self.quantize, act)
+            && format.act != act
+        {
+            return Err(Failure::usage(
+                "--act and --quantize contradict each other",
+                format!("{format} says {:?}, --act says {act:?}", format.act),
+                "leave --act out, or change the format",
+            ));
+        }
+        if self.rtn.search && self.quantize.is_none() {
+            return Err(Failure::usage(
+                "--search changes nothing without --quantize",
+                "only quantising searches for scales",
+                "add --quantize, as in --quantize w4a8-g128",
+            ));
+        }
+        Ok(LoadOptions {
+            act: self.quantize.map(|format| format.act).or(act).unwrap_or(Act::A16),
+            quantize: self.quantize.map(|format| (format.weight, self.rtn.into())),
+        })
+    }
+
+    /// Loads a model folder; what is odd about it is noted.
+    pub fn load(&self, app: &App, folder: &Path) -> Result<Model> {
+        let options = self.options()?;
+        let weights = open_folder(folder)?;
+        let config = Config::from_folder(folder)?;
+        let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
+        if quantized && self.quantize.is_some() {
+            return Err(Failure::usage(
+                format!("{} is quantised already", folder.display()),
+                "--quantize takes dense models",
+                "leave --quantize out; `halfbyte dequantize` makes a dense model of it",
+            ));
+        }
+        if !quantized && self.quantize.is_none() && self.act.is_some_and(|act| Act::from(act).is_quantized()) {
+            return Err(Failure::usage(
+                "--act changes nothing here",
+                format!("no layer of {} is quantised, and dense layers take activations as they are", folder.display()),
+                "add --quantize, as in --quantize w4a8-g128",
+            ));
+        }
+        let model = Model::from_weights(config, &weights, &options)?;
+        for finding in model.findings() {
+            app.note(&format!("note: {finding}"));
+        }
+        Ok(model)
+    }
+
+    /// Format of the model's layers for people and JSON: what was asked for, or what the checkpoint says.
+    pub fn name(&self, folder: &Path) -> Result<String> {
+        match self.quantize {
+            Some(format) => Ok(format.to_string()),
+            None => {
+                let act = self.act.map_or(Act::A16, Act::from);
+                name_of(&open_folder(folder)?, act)
+            }
+        }
+    }
+}
+
+/// The commonest format of the blocks' layers.
+fn name_of(weights: &Weights, act: Act) -> Result<String> {
+    let mut counts: Vec<(String, usize)> = Vec::new();
+    for linear in linears(weights)?.iter().filter(|linear| linear.in_block()) {
+        let name = match linear.source {
+            Some(weight) => Format { weight, act }.to_string(),
+            None => {
+                let info = weights.checkpoint().info(&format!("{}.weight", linear.name))?;
+                info.dtype.name().to_lowercase()
+            }
+        };
+        match counts.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((name, 1)),
+        }
+    }
+    Ok(counts.into_iter().max_by_key(|(_, count)| *count).map_or_else(|| "no layers".to_owned(), |(name, _)| name))
+}
+
+/// Opens a model for reading its tensors: a folder, or one safetensors file.
+pub fn open(path: &Path) -> Result<Weights> {
+    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
+        return Err(Failure::new(
+            Exit::Input,
+            format!("{} is not read", path.display()),
+            "this version does not read GGUF files",
+            "give a folder with config.json and *.safetensors",
+        ));
+    }
+    match std::fs::metadata(path) {
+        Err(e) => Err(Failure::io("open", path, &e)),
+        Ok(_) => Ok(Weights::open(path)?),
+    }
+}
+
+/// Opens a model that must be a folder.
+fn open_folder(path: &Path) -> Result<Weights> {
+    let weights = open(path)?;
+    if !path.is_dir() {
+        return Err(Failure::new(
+            Exit::Input,
+            format!("{} is not a model folder", path.display()),
+            "it is a file, and running a model takes its config.json and tokenizer too",
+            "give the folder that the file lies in",
+        ));
+    }
+    Ok(weights)
+}
+
+/// The model that ships with the program: `models/stdlib-11m` under the current folder, or under the one that it was
+/// built in.
+pub fn shipped() -> Result<PathBuf> {
+    let places = [PathBuf::from("models"), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")];
+    places.iter().map(|place| place.join("stdlib-11m")).find(|folder| folder.join("config.json").is_file()).ok_or_else(
+        || {
+            Failure::new(
+                Exit::Input,
+                "the demo's model is not here",
+                format!("looked for stdlib-11m in {}", places.map(|p| p.display().to_string()).join(" and ")),
+                "run it in the folder of the repository",
+            )
+        },
+    )
+}
+
+/// The tokenizer of a model folder.
+pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
+    Ok(Tokenizer::from_folder(folder)?)
+}

@@ -1,0 +1,84 @@
+//! Reproducible random numbers and weights for measurements: timing zeros would flatter every kernel.
+
+use half::{bf16, f16};
+use halfbyte::{Group, QTensor, WeightFormat, Zero, Zeros};
+use rayon::prelude::*;
+
+/// Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
+#[derive(Clone, Debug)]
+pub struct SplitMix64(pub u64);
+
+impl SplitMix64 {
+    /// The next 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From −1 (included) to 1 (excluded).
+    pub fn uniform(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// Near to normal, mean 0, deviation 1: the sum of three uniform numbers, each of variance 1/3.
+    pub fn normal(&mut self) -> f32 {
+        self.uniform() + self.uniform() + self.uniform()
+    }
+}
+
+/// Elements that share a seed, so that the same numbers come out whatever the number of threads.
+const CHUNK: usize = 1 << 14;
+
+/// `len` elements, each made from the generator of its chunk.
+fn fill<T: Copy + Send>(len: usize, zero: T, seed: u64, make: impl Fn(&mut SplitMix64) -> T + Sync) -> Vec<T> {
+    let mut out = vec![zero; len];
+    out.par_chunks_mut(CHUNK).enumerate().for_each(|(i, chunk)| {
+        let mut random = SplitMix64(seed ^ (i as u64).wrapping_mul(0xd134_2543_de82_ef95));
+        chunk.iter_mut().for_each(|v| *v = make(&mut random));
+    });
+    out
+}
+
+/// Normal floats.
+pub fn normals(len: usize, seed: u64) -> Vec<f32> {
+    fill(len, 0.0, seed, SplitMix64::normal)
+}
+
+/// Uniform floats of this deviation, in half precision.
+pub fn uniform_f16(len: usize, deviation: f32, seed: u64) -> Vec<f16> {
+    let width = deviation * 3f32.sqrt();
+    fill(len, f16::ZERO, seed, |random| f16::from_f32(random.uniform() * width))
+}
+
+/// Floats in half precision.
+pub fn to_f16(values: &[f32]) -> Vec<f16> {
+    values.iter().map(|&v| f16::from_f32(v)).collect()
+}
+
+/// Floats as brain floats.
+pub fn to_bf16(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|&v| bf16::from_f32(v)).collect()
+}
+
+/// A quantised matrix `[n, k]` whose codes take every value.
+pub fn qtensor(format: WeightFormat, [n, k]: [usize; 2], seed: u64) -> halfbyte::Result<QTensor> {
+    let params = n * format.group.count(k);
+    let mask = format.max_code() as u8;
+    let codes = fill(n * k, 0u8, seed, |random| (random.bits() >> 56) as u8 & mask);
+    let scale = |v: f32| format.scale.round(v);
+    let scales = match format.group {
+        Group::Tensor => vec![scale(0.01); params],
+        _ => fill(params, 0.0, seed + 1, |random| scale(0.01 + 0.005 * random.uniform())),
+    };
+    let zeros = match format.zero {
+        Zero::Symmetric => Zeros::Symmetric,
+        Zero::Integer => {
+            Zeros::Integer(fill(params, 0, seed + 2, |random| (random.bits() >> 56) as u16 & u16::from(mask)))
+        }
+        Zero::Float => Zeros::Float(fill(params, 0.0, seed + 2, |random| scale(0.05 * random.uniform()))),
+    };
+    QTensor::new(format, [n, k], codes, scales, zeros, None)
+}

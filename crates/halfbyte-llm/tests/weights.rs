@@ -1,0 +1,130 @@
+//! Layers on their way from a file to memory: joined or not, with biases or without, and with bad numbers in them.
+
+use half::f16;
+use halfbyte::cpu::Cpu;
+use halfbyte::quantize::Rtn;
+use halfbyte::{Act, Format};
+use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
+use halfbyte_checkpoint::{Checkpoint, DType, Weights};
+use halfbyte_llm::weights::{Loader, Shape};
+use halfbyte_llm::{Error, LoadOptions, Model, Sampler, Sampling, Session, eval};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+fn llama() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures/llama")
+}
+
+struct Tensor {
+    name: &'static str,
+    dtype: DType,
+    shape: Vec<usize>,
+    values: Vec<f32>,
+}
+
+/// Values that f16 holds exactly, of no pattern.
+fn tensor(name: &'static str, dtype: DType, shape: &[usize]) -> Tensor {
+    let salt = name.len() as u32 + name.bytes().map(u32::from).sum::<u32>();
+    let value = |i: usize| ((i as u32 + salt).wrapping_mul(2_654_435_761) >> 22) as f32 / 512.0 - 1.0;
+    Tensor { name, dtype, shape: shape.to_vec(), values: (0..shape.iter().product()).map(value).collect() }
+}
+
+fn write(dir: &Path, tensors: &[Tensor]) {
+    let spec = |t: &Tensor| TensorSpec { name: t.name.to_owned(), dtype: t.dtype, shape: t.shape.clone() };
+    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
+    let mut writer = Writer::create(dir, &specs, u64::MAX).unwrap();
+    for t in tensors {
+        let bytes: Vec<u8> = match t.dtype {
+            DType::F16 => t.values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+            _ => t.values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
+        writer.write(t.name, &bytes).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+#[test]
+fn layers_stored_unlike_give_the_outputs_of_one() {
+    const K: usize = 40;
+    let dir = tempfile::tempdir().unwrap();
+    let layers = [
+        (tensor("q.weight", DType::F16, &[24, K]), Some(tensor("q.bias", DType::F16, &[24]))),
+        (tensor("k.weight", DType::F16, &[8, K]), None),
+        (tensor("v.weight", DType::F32, &[9, K]), Some(tensor("v.bias", DType::F32, &[9]))),
+    ];
+    let x: Vec<f32> = tensor("x", DType::F32, &[3, K]).values;
+    let mut want = vec![Vec::new(); 3];
+    for (weight, bias) in &layers {
+        for i in 0..weight.shape[0] {
+            for (m, want) in want.iter_mut().enumerate() {
+                let product = (0..K).map(|j| f64::from(x[m * K + j]) * f64::from(weight.values[i * K + j]));
+                want.push(product.sum::<f64>() + bias.as_ref().map_or(0.0, |b| f64::from(b.values[i])));
+            }
+        }
+    }
+    let tensors: Vec<Tensor> = layers.into_iter().flat_map(|(weight, bias)| [Some(weight), bias]).flatten().collect();
+    write(dir.path(), &tensors);
+    let weights = Weights::open(dir.path()).unwrap();
+    let shape = |n, bias| Shape { n, k: K, bias };
+    let names =
+        [("q".to_owned(), shape(24, true)), ("k".to_owned(), shape(8, false)), ("v".to_owned(), shape(9, true))];
+    let quantized = |format: &str| {
+        let format: Format = format.parse().unwrap();
+        LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())) }
+    };
+    for (options, parts, tolerance) in
+        [(LoadOptions::default(), 2, 1e-5), (quantized("w8a16-g8-sf32"), 1, 0.15), (quantized("w8a8-tensor"), 1, 0.3)]
+    {
+        let mut loader = Loader::new(&weights, options).unwrap();
+        let joined = loader.joined(&names).unwrap();
+        assert_eq!((joined.parts().len(), joined.n()), (parts, 41));
+        assert_eq!(loader.parameters(), 41 * 40 + 24 + 9);
+        let mut y = vec![f32::NAN; 3 * 41];
+        joined.forward(&Cpu::new(2).unwrap(), &x, 3, &mut y, &mut Vec::new()).unwrap();
+        for (got, want) in y.iter().zip(want.iter().flatten()) {
+            assert!((f64::from(*got) - want).abs() < tolerance, "{got} for {want}");
+        }
+    }
+    let mut loader = Loader::new(&weights, LoadOptions::default()).unwrap();
+    let refused = loader.joined(&[("k".to_owned(), shape(8, true))]).unwrap_err();
+    assert!(matches!(&refused, Error::Weight { name, .. } if name == "k.bias"), "{refused}");
+    let refused = loader.joined(&[("k".to_owned(), shape(9, false))]).unwrap_err();
+    assert!(matches!(&refused, Error::Weight { name, .. } if name == "k"), "{refused}");
+    assert!(matches!(loader.joined(&[("o".to_owned(), shape(9, false))]), Err(Error::Checkpoint(_))));
+    assert!(matches!(loader.vector("q.bias", 25), Err(Error::Checkpoint(_))));
+}
+
+/// A copy of a tiny model in which one weight of a tensor is replaced.
+fn spoiled(tensor: &str, value: f16) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(llama().join("config.json"), dir.path().join("config.json")).unwrap();
+    let path = dir.path().join("model.safetensors");
+    let mut file = std::fs::read(llama().join("model.safetensors")).unwrap();
+    let checkpoint = Checkpoint::open(llama()).unwrap();
+    let bytes = checkpoint.bytes(tensor).unwrap();
+    let at = file.windows(bytes.len()).position(|part| part == bytes).unwrap();
+    file[at + 20..at + 22].copy_from_slice(&value.to_le_bytes());
+    std::fs::write(path, file).unwrap();
+    dir
+}
+
+#[test]
+fn weights_that_are_not_finite_are_named_when_quantized_and_felt_when_not() {
+    for value in [f16::NAN, f16::INFINITY] {
+        let dir = spoiled("model.layers.1.mlp.up_proj.weight", value);
+        let format: Format = "w4a8-g128".parse().unwrap();
+        let options = LoadOptions { act: Act::A8, quantize: Some((format.weight, Rtn::default())) };
+        match Model::load(dir.path(), &options) {
+            Err(Error::Quantize { name, .. }) => assert_eq!(name, "model.layers.1.mlp.up_proj"),
+            other => panic!("{other:?}"),
+        }
+        let (cpu, model) = (Cpu::new(1).unwrap(), Model::load(dir.path(), &LoadOptions::default()).unwrap());
+        let mut session = Session::new(&model, &cpu, 10).unwrap();
+        let logits = session.prefill(&[1, 2, 3]).unwrap();
+        assert!(logits.iter().all(|l| l.is_nan()));
+        let mut sampler = Sampler::new(Sampling::default()).unwrap();
+        assert!(matches!(sampler.next(logits), Err(Error::NotFinite(_))));
+        let scored = eval::perplexity(&model, &cpu, &[1; 64], 16, &mut |_| ControlFlow::Continue(()));
+        assert!(matches!(scored, Err(Error::NotFinite(_))));
+    }
+}
