@@ -305,7 +305,7 @@ impl CpuN16 {
 }
 
 /// Bits that a code's field takes in a tile.
-pub fn field_bits(bits: u32) -> u32 {
+pub const fn field_bits(bits: u32) -> u32 {
     if bits == 3 { 4 } else { bits }
 }
 

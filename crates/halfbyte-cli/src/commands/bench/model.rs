@@ -98,6 +98,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let (model, path, format) = match (&args.model, &args.random_weights) {
         (Some(folder), _) => (args.load.load(app, folder)?, folder, args.load.name(folder)?),
         (None, Some(config)) => {
+            // Until the folder is gone again.
+            let _cooperate = interrupt::cooperate();
             let folder = random_model(config, &progress)?;
             (args.load.load(app, folder.path())?, config, args.load.name(folder.path())?)
         }
@@ -105,6 +107,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             return Err(Failure::usage("there is no model", "neither MODEL nor --random-weights", "give one"));
         }
     };
+    if interrupt::cancelled() {
+        return Err(Failure::interrupted());
+    }
     let work = Work {
         prompt: args.prompt,
         generate: args.generate,
@@ -176,7 +181,6 @@ fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> {
     std::fs::write(&copy, &text).map_err(|e| Failure::io("write", &copy, &e))?;
     let specs: Vec<TensorSpec> =
         tensors(&config).into_iter().map(|(name, shape)| TensorSpec { name, dtype: DType::F16, shape }).collect();
-    let _cooperate = interrupt::cooperate();
     let mut writer = Writer::create(folder.path(), &specs, 5_000_000_000)?;
     for (i, spec) in specs.iter().enumerate() {
         progress.step(format!("random weights: {} of {} tensors", i, specs.len()));

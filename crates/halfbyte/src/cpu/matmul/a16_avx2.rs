@@ -1,14 +1,9 @@
 //! Tiles of f32 multiply-adds with AVX2 and FMA.
 //!
-//! As [`a16_avx512`](super::a16_avx512), 16 outputs in two registers of 8. There is no lookup among 16 floats. Instead a
-//! code becomes the lowest bits of a float's fraction, where it lies in its lane:
-//!
-//! ```text
-//! lane & (mask << s) | bits of 2^(23−s)        = 2^(23−s) + code             s = 0 … 15
-//! that − (2^(23−s) + zero)                     = code − zero                 exact
-//! ```
-//!
-//! The upper 16 bits of a lane are shifted down first, once for all their codes.
+//! As [`a16_avx512`](super::a16_avx512), 16 outputs in two registers of 8. There is no lookup among 16 floats; a code
+//! becomes a float by conversion. With zero points or offsets it is shifted down and masked first, and the zero point
+//! taken off after. In a symmetric format the code less the middle one is a signed number, two's complement, once its
+//! highest bit is flipped: shifted up and, with its sign, down again, it needs no zero point.
 //!
 //! Up to four rows are multiplied by weights converted in registers. More rows take the weights from a buffer.
 
@@ -19,8 +14,7 @@ use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
 pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6], panels, direct, convert, product };
 
 fn panels(height: usize) -> usize {
-    let _ = height;
-    1
+    if height <= 2 { 2 } else { 1 }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -47,14 +41,13 @@ mod dispatch {
     use crate::tensor::Float;
 
     pub(super) fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
-        fn quantized<const FIELD: u32, const OFFSET: bool>(height: usize, panels: usize) -> DirectFn {
+        fn quantized<const BITS: u32, const ZERO: u8>(height: usize, panels: usize) -> DirectFn {
             match (height, panels) {
-                (1, 2) => x86::direct_quantized::<FIELD, 1, 2, OFFSET>,
-                (2, 2) => x86::direct_quantized::<FIELD, 2, 2, OFFSET>,
-                (1, 1) => x86::direct_quantized::<FIELD, 1, 1, OFFSET>,
-                (2, 1) => x86::direct_quantized::<FIELD, 2, 1, OFFSET>,
-                (4, 1) => x86::direct_quantized::<FIELD, 4, 1, OFFSET>,
-                (6, 1) => x86::direct_through_buffer::<FIELD, 6>,
+                (1, 2) => x86::direct_quantized::<BITS, 1, 2, ZERO>,
+                (2, 2) => x86::direct_quantized::<BITS, 2, 2, ZERO>,
+                (1, 1) => x86::direct_quantized::<BITS, 1, 1, ZERO>,
+                (2, 1) => x86::direct_quantized::<BITS, 2, 1, ZERO>,
+                (4, 1) => x86::direct_quantized::<BITS, 4, 1, ZERO>,
                 (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
             }
         }
@@ -70,17 +63,24 @@ mod dispatch {
             }
         }
         match w {
-            Weights::Quantized(w) => {
-                let offset = matches!(w.zeros(), PackedZeros::Float(_));
-                match (field_bits(w.format().bits), offset) {
-                    (2, false) => quantized::<2, false>(height, panels),
-                    (2, true) => quantized::<2, true>(height, panels),
-                    (4, false) => quantized::<4, false>(height, panels),
-                    (4, true) => quantized::<4, true>(height, panels),
-                    (_, false) => quantized::<8, false>(height, panels),
-                    (_, true) => quantized::<8, true>(height, panels),
-                }
-            }
+            Weights::Quantized(w) if height == 6 => match field_bits(w.format().bits) {
+                2 => x86::direct_through_buffer::<2, 6>,
+                4 => x86::direct_through_buffer::<4, 6>,
+                _ => x86::direct_through_buffer::<8, 6>,
+            },
+            // Only signs depend on the bits of a code, all else on those of its field.
+            Weights::Quantized(w) => match (w.zeros(), w.format().bits, field_bits(w.format().bits)) {
+                (PackedZeros::Symmetric, 2, _) => quantized::<2, { x86::SIGNED }>(height, panels),
+                (PackedZeros::Symmetric, 3, _) => quantized::<3, { x86::SIGNED }>(height, panels),
+                (PackedZeros::Symmetric, 4, _) => quantized::<4, { x86::SIGNED }>(height, panels),
+                (PackedZeros::Symmetric, _, _) => quantized::<8, { x86::SIGNED }>(height, panels),
+                (PackedZeros::Integer(_), _, 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
+                (PackedZeros::Integer(_), _, 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
+                (PackedZeros::Integer(_), _, _) => quantized::<8, { x86::ZERO_POINT }>(height, panels),
+                (PackedZeros::Float(_), _, 2) => quantized::<2, { x86::OFFSET }>(height, panels),
+                (PackedZeros::Float(_), _, 4) => quantized::<4, { x86::OFFSET }>(height, panels),
+                (PackedZeros::Float(_), _, _) => quantized::<8, { x86::OFFSET }>(height, panels),
+            },
             Weights::Dense(w) => match w.dtype() {
                 Float::F16 => dense::<{ x86::F16 }>(height, panels),
                 Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
@@ -117,7 +117,7 @@ mod dispatch {
 mod x86 {
     use super::Weights;
     use crate::cpu::x86::avx2::{load_bf16, load_f16, load_f32, load_per_group, load_u16, store_f32};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, field_bits};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -127,73 +127,60 @@ mod x86 {
     pub(super) const BF16: usize = 1;
     pub(super) const F32: usize = 2;
 
+    /// Where zero is taken off: by making codes signed, from each code, or with an offset to each scaled code.
+    pub(super) const SIGNED: u8 = 0;
+    pub(super) const ZERO_POINT: u8 = 1;
+    pub(super) const OFFSET: u8 = 2;
+
     /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
     type Sums<const R: usize, const P: usize> = [[[__m256; 2]; P]; R];
-
-    /// Positions of codes in half a lane, at most.
-    const POSITIONS: usize = 8;
 
     /// How the codes of a group become weights.
     #[derive(Clone, Copy)]
     struct GroupParams {
         scale: [__m256; 2],
-        /// Taken off [`raised`] codes of each position: `2^(23−s)`, and the zero point where there is no offset.
-        zero: [[__m256; 2]; POSITIONS],
+        /// Taken off each code; 0 where there is an offset.
+        zero: [__m256; 2],
         offset: [__m256; 2],
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn group_params<const FIELD: u32>(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
+    fn group_params(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
         let at = (panel * w.groups() + group) * PANEL;
         let scale = load_per_group(w.scales(), at);
-        let mut offset = [_mm256_setzero_ps(); 2];
-        let mut zero = [_mm256_setzero_ps(); 2];
+        let none = [_mm256_setzero_ps(); 2];
         match w.zeros() {
-            PackedZeros::Symmetric => zero = [_mm256_set1_ps(w.format().middle() as f32); 2],
+            PackedZeros::Symmetric => {
+                GroupParams { scale, zero: [_mm256_set1_ps(w.format().middle() as f32); 2], offset: none }
+            }
             PackedZeros::Integer(zeros) => {
-                let words = load_u16(&zeros[at..]);
-                zero = [_mm256_cvtepi32_ps(words[0]), _mm256_cvtepi32_ps(words[1])];
+                let zero = load_u16(&zeros[at..]);
+                GroupParams { scale, zero: [_mm256_cvtepi32_ps(zero[0]), _mm256_cvtepi32_ps(zero[1])], offset: none }
             }
-            PackedZeros::Float(offsets) => offset = load_per_group(offsets, at),
+            PackedZeros::Float(offsets) => GroupParams { scale, zero: none, offset: load_per_group(offsets, at) },
         }
-        let mut zeros = [zero; POSITIONS];
-        for position in 0..positions(FIELD) {
-            let base = _mm256_set1_ps(base(position as u32 * FIELD));
-            for h in 0..2 {
-                zeros[position][h] = _mm256_add_ps(zero[h], base);
-            }
-        }
-        GroupParams { scale, zero: zeros, offset }
     }
 
-    /// Positions of codes in half a lane.
-    const fn positions(field: u32) -> usize {
-        (16 / field) as usize
-    }
-
-    /// The place in its tile of the code at a position of the lower or upper half of a lane.
-    const fn place(field: u32, half: usize, position: usize) -> usize {
-        let shift = position as u32 * field;
-        (shift % 8 / field) as usize * 4 + half * 2 + (shift / 8) as usize
-    }
-
-    /// `2^(23−s)`: the unit in the last place is `2^−s`.
-    const fn base(shift: u32) -> f32 {
-        (1 << (23 - shift)) as f32
-    }
-
-    /// Codes at a position of the lower half of each lane, plus `2^(23−s)`.
+    /// Codes at bit `shift` of each lane as floats.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn raised<const FIELD: u32>(raw: __m256i, position: usize) -> __m256 {
-        let shift = position as u32 * FIELD;
-        let code = _mm256_and_si256(raw, _mm256_set1_epi32(((1 << FIELD) - 1) << shift));
-        _mm256_castsi256_ps(_mm256_or_si256(code, _mm256_set1_epi32(base(shift).to_bits() as i32)))
+    fn codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
+        let shifted = _mm256_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32));
+        _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)))
     }
 
+    /// Codes at bit `shift` of each lane, whose highest bits have been flipped, less the middle code, as floats.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn signed_codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
+        let shifted = _mm256_sll_epi32(raw, _mm_cvtsi32_si128((32 - BITS - shift) as i32));
+        _mm256_cvtepi32_ps(_mm256_sra_epi32(shifted, _mm_cvtsi32_si128(32 - BITS as i32)))
+    }
+
+    /// BITS is that of the code if ZERO is [`SIGNED`], else that of its field.
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn direct_quantized<const FIELD: u32, const R: usize, const P: usize, const OFFSET: bool>(
+    pub(super) fn direct_quantized<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
         w: Weights<'_>,
         panel: usize,
         x: &[f32],
@@ -206,20 +193,20 @@ mod x86 {
         assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
         c.fill(0.0);
         for span in w.spans() {
-            let mut params = [group_params::<FIELD>(w, panel, span.group); P];
+            let mut params = [group_params(w, panel, span.group); P];
             for p in 1..P {
-                params[p] = group_params::<FIELD>(w, panel + p, span.group);
+                params[p] = group_params(w, panel + p, span.group);
             }
             let data = &data[span.tile * 64..];
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
-            direct_span::<FIELD, R, P, OFFSET>(data, panel_bytes, x, &params, &mut sums);
+            direct_span::<BITS, R, P, ZERO>(data, panel_bytes, x, &params, &mut sums);
             for r in 0..R {
                 for p in 0..P {
                     let out = &mut c[(r * P + p) * PANEL..][..PANEL];
                     let mut y = load_f32(out);
                     for h in 0..2 {
-                        y[h] = if OFFSET {
+                        y[h] = if ZERO == OFFSET {
                             _mm256_add_ps(y[h], sums[r][p][h])
                         } else {
                             _mm256_fmadd_ps(sums[r][p][h], params[p].scale[h], y[h])
@@ -237,19 +224,19 @@ mod x86 {
     /// A function of its own, not inlined, so that the sums stay in registers all through the loop.
     #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
-    fn direct_span<const FIELD: u32, const R: usize, const P: usize, const OFFSET: bool>(
+    fn direct_span<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
         data: &[u8],
         panel_bytes: usize,
         x: &[f32],
         params: &[GroupParams; P],
         sums: &mut Sums<R, P>,
     ) {
-        let per_tile = const { (32 / FIELD) as usize };
+        let field_step = const { field_bits(BITS) };
+        let per_tile = const { (32 / field_bits(BITS)) as usize };
+        let flip = _mm256_set1_epi32(const { highest_bits(BITS) } as i32);
         let tiles = x.len() / (per_tile * R);
         assert!(tiles * 64 + (P - 1) * panel_bytes <= data.len());
-        // Several sums of few rows take turns: else each would wait for the one before it.
-        let chains = const { 4 / R };
-        let mut acc = [[[[_mm256_setzero_ps(); 2]; P]; R]; 4];
+        let mut acc: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
         let (mut tile, mut x) = (data.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
             let mut raw = [[_mm256_setzero_si256(); 2]; P];
@@ -257,50 +244,54 @@ mod x86 {
                 for h in 0..2 {
                     // SAFETY: half of the 64 bytes of panel p's tile, within `data` as asserted.
                     raw[p][h] = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                    if ZERO == SIGNED {
+                        raw[p][h] = _mm256_xor_si256(raw[p][h], flip);
+                    }
                 }
                 // Far enough ahead to hide memory; a prefetch never faults.
                 _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
             }
-            for half in 0..2 {
-                for position in 0..const { positions(FIELD) } {
-                    let acc = &mut acc[(half * positions(FIELD) + position) % chains];
-                    let mut v = [_mm256_setzero_ps(); R];
-                    for r in 0..R {
-                        // SAFETY: within x, from whose length `tiles` comes.
-                        v[r] = _mm256_set1_ps(unsafe { *x.add(place(FIELD, half, position) * R + r) });
-                    }
+            for field in 0..per_tile / 4 {
+                for byte in 0..4 {
+                    let shift = byte as u32 * 8 + field as u32 * field_step;
+                    let mut weight = [[_mm256_setzero_ps(); 2]; P];
                     for p in 0..P {
                         for h in 0..2 {
-                            let code = raised::<FIELD>(raw[p][h], position);
-                            let mut weight = _mm256_sub_ps(code, params[p].zero[position][h]);
-                            if OFFSET {
-                                weight = _mm256_fmadd_ps(weight, params[p].scale[h], params[p].offset[h]);
-                            }
-                            for r in 0..R {
-                                acc[r][p][h] = _mm256_fmadd_ps(v[r], weight, acc[r][p][h]);
-                            }
+                            weight[p][h] = match ZERO {
+                                SIGNED => signed_codes::<BITS>(raw[p][h], shift),
+                                ZERO_POINT => _mm256_sub_ps(codes::<BITS>(raw[p][h], shift), params[p].zero[h]),
+                                _ => {
+                                    let code = codes::<BITS>(raw[p][h], shift);
+                                    _mm256_fmadd_ps(code, params[p].scale[h], params[p].offset[h])
+                                }
+                            };
                         }
                     }
-                }
-                for p in 0..P {
-                    for h in 0..2 {
-                        raw[p][h] = _mm256_srli_epi32::<16>(raw[p][h]);
+                    for r in 0..R {
+                        // SAFETY: within x, from whose length `tiles` comes.
+                        let v = _mm256_set1_ps(unsafe { *x.add((field * 4 + byte) * R + r) });
+                        for p in 0..P {
+                            for h in 0..2 {
+                                acc[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], acc[r][p][h]);
+                            }
+                        }
                     }
                 }
             }
             tile = tile.wrapping_add(64);
             x = x.wrapping_add(per_tile * R);
         }
-        for r in 0..R {
-            for p in 0..P {
-                for h in 0..2 {
-                    sums[r][p][h] = acc[0][r][p][h];
-                    for chain in 1..chains {
-                        sums[r][p][h] = _mm256_add_ps(sums[r][p][h], acc[chain][r][p][h]);
-                    }
-                }
-            }
+        *sums = acc;
+    }
+
+    /// The highest bit of each code of a lane.
+    const fn highest_bits(bits: u32) -> u32 {
+        let (mut mask, mut at) = (0, bits - 1);
+        while at < 32 {
+            mask |= 1 << at;
+            at += field_bits(bits);
         }
+        mask
     }
 
     /// More rows than leave registers for converting: one panel of weights, a few places at a time.
@@ -402,24 +393,24 @@ mod x86 {
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
-            let params = group_params::<FIELD>(w, panel, span.group);
+            let params = group_params(w, panel, span.group);
             for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
                 let bytes = &data[tile * 64..][..64];
                 // SAFETY: 64 bytes, checked by the slice.
-                let mut raw = unsafe {
+                let raw = unsafe {
                     [_mm256_loadu_si256(bytes.as_ptr().cast()), _mm256_loadu_si256(bytes[32..].as_ptr().cast())]
                 };
                 let out = &mut out[(tile - first) * per_tile * stride..][..(per_tile - 1) * stride + PANEL];
-                for half in 0..2 {
-                    for position in 0..const { positions(FIELD) } {
+                for field in 0..per_tile / 4 {
+                    for byte in 0..4 {
                         let mut weight = params.offset;
                         for h in 0..2 {
-                            let code = _mm256_sub_ps(raised::<FIELD>(raw[h], position), params.zero[position][h]);
+                            let code = codes::<FIELD>(raw[h], byte as u32 * 8 + field as u32 * FIELD);
+                            let code = _mm256_sub_ps(code, params.zero[h]);
                             weight[h] = _mm256_fmadd_ps(code, params.scale[h], params.offset[h]);
                         }
-                        store_f32(weight, &mut out[place(FIELD, half, position) * stride..]);
+                        store_f32(weight, &mut out[(field * 4 + byte) * stride..]);
                     }
-                    raw = [_mm256_srli_epi32::<16>(raw[0]), _mm256_srli_epi32::<16>(raw[1])];
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Products of bf16 activations with bf16 dot products (AVX512_BF16), for many rows.
+//! Products of bf16 activations with bf16 dot products (AVX512_BF16), from five rows on.
 //!
 //! A code less its zero point is an integer of at most 256 and so is exact in bf16. The integers are multiplied, summed
 //! in f32 over a span, and only the sum is scaled: nothing is rounded before f32.
@@ -34,10 +34,10 @@ use half::bf16;
 use std::ops::Range;
 
 /// Fewer rows are served faster by f32 tiles, which need no buffer of converted weights.
-const LEAST_ROWS: usize = 16;
+const LEAST_ROWS: usize = 5;
 
 /// Heights that tiles come in.
-const HEIGHTS: &[usize] = &[8, 10, 12];
+const HEIGHTS: &[usize] = &[6, 8, 10, 12];
 
 /// Panels of outputs that a tile spans.
 const TILE_PANELS: usize = 2;
@@ -47,6 +47,9 @@ const BLOCK_PLACES: usize = 512;
 
 /// Pieces of spans in a block at most: a span takes a tile, which has 4 places or more.
 const BLOCK_PIECES: usize = BLOCK_PLACES / 4;
+
+/// Below this many elements of x, one thread packs them all.
+const PARALLEL_ELEMENTS: usize = 1 << 15;
 
 /// Whether this kernel serves a problem; else why not.
 pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
@@ -101,11 +104,16 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let x_len = places / 2 * height;
     scratch.x.ensure(rows.count * x_len * 4);
     let x_out = SendPtr(scratch.x.as_mut_slice::<u32>().as_mut_ptr());
-    cpu.threads().run(rows.count, &|p| {
+    let pack_panel = |p: usize| {
         // SAFETY: `ensure` made room for `rows.count` pieces of this length; each panel has its own.
         let x = unsafe { std::slice::from_raw_parts_mut(x_out.get().add(p * x_len), x_len) };
         pack(values, w, rows, p, x);
-    });
+    };
+    if input.m * places < PARALLEL_ELEMENTS {
+        (0..rows.count).for_each(pack_panel);
+    } else {
+        cpu.threads().run(rows.count, &pack_panel);
+    }
 
     let x = scratch.x.as_slice::<u32>();
     let (convert, wide, narrow) = (convert(w), product(height, TILE_PANELS), product(height, 1));
@@ -237,6 +245,8 @@ fn convert(w: &CpuN16) -> ConvertFn {
 #[cfg(target_arch = "x86_64")]
 fn product(height: usize, panels: usize) -> ProductFn {
     match (height, panels) {
+        (6, 2) => x86::product::<6, 2>,
+        (6, 1) => x86::product::<6, 1>,
         (8, 2) => x86::product::<8, 2>,
         (10, 2) => x86::product::<10, 2>,
         (12, 2) => x86::product::<12, 2>,
