@@ -16,8 +16,19 @@ pub struct Args {
 }
 
 const COLUMNS: &[&str] = &[
-    "format", "x", "m", "n", "k", "kernel", "median_us", "least_us", "gflop_per_s", "weights_gb_per_s",
-    "roofline_percent", "limit", "times_baseline",
+    "format",
+    "x",
+    "m",
+    "n",
+    "k",
+    "kernel",
+    "median_us",
+    "least_us",
+    "gflop_per_s",
+    "weights_gb_per_s",
+    "roofline_percent",
+    "limit",
+    "times_baseline",
 ];
 
 pub fn run(args: &Args) -> Result<(), String> {
@@ -46,7 +57,8 @@ pub fn run(args: &Args) -> Result<(), String> {
         writeln!(out, "{}", cells.join(",")).map_err(|e| e.to_string())?;
     }
 
-    let slug: String = processor.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
+    let slug: String =
+        processor.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
     let folder = root.join("bench/record").join(slug.trim_matches('-'));
     let case = args.case.file_stem().map_or_else(|| "case".into(), |s| s.to_string_lossy().into_owned());
     let more: String = args.more.concat().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
@@ -61,7 +73,9 @@ pub fn run(args: &Args) -> Result<(), String> {
 /// A number short, a text without quotes.
 fn text(value: &Value) -> String {
     match value {
-        Value::Number(n) => n.as_f64().map_or_else(|| n.to_string(), |v| if v.fract() == 0.0 { format!("{v}") } else { format!("{v:.1}") }),
+        Value::Number(n) => n
+            .as_f64()
+            .map_or_else(|| n.to_string(), |v| if v.fract() == 0.0 { format!("{v}") } else { format!("{v:.1}") }),
         Value::String(s) => s.clone(),
         Value::Null => String::new(),
         other => other.to_string(),

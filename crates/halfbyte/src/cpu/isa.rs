@@ -38,7 +38,8 @@ impl Caps {
     pub fn detect() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
             let avx512 = avx2
                 && is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
@@ -62,7 +63,8 @@ impl Caps {
             Err(_) => Ok(caps),
             Ok(name) => {
                 let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|isa| isa.name() == name);
-                let isa = isa.ok_or_else(|| Error::invalid("HALFBYTE_ISA", "plain, avx2 or avx512", format!("\"{name}\"")))?;
+                let isa =
+                    isa.ok_or_else(|| Error::invalid("HALFBYTE_ISA", "plain, avx2 or avx512", format!("\"{name}\"")))?;
                 caps.limited_to(isa)
             }
         }

@@ -60,7 +60,10 @@ impl QTensor {
         if let Some(code) = codes.iter().find(|&&c| u32::from(c) > format.max_code()) {
             return Err(Error::invalid(OP, format!("codes of {} bits", format.bits), code.to_string()));
         }
-        let exact = |what: &str, values: &[f32]| match values.iter().find(|&&s| format.scale.round(s) != s || !s.is_finite()) {
+        let exact = |what: &str, values: &[f32]| match values
+            .iter()
+            .find(|&&s| format.scale.round(s) != s || !s.is_finite())
+        {
             None => Ok(()),
             Some(s) => Err(Error::invalid(OP, format!("{what} finite and exact in {}", format.scale), s.to_string())),
         };
@@ -70,7 +73,11 @@ impl QTensor {
             (Zeros::Integer(z), Zero::Integer) => {
                 check("zero points", z.len(), of_groups)?;
                 if let Some(z) = z.iter().find(|&&z| u32::from(z) > format.max_code() + 1) {
-                    return Err(Error::invalid(OP, format!("zero points up to {}", format.max_code() + 1), z.to_string()));
+                    return Err(Error::invalid(
+                        OP,
+                        format!("zero points up to {}", format.max_code() + 1),
+                        z.to_string(),
+                    ));
                 }
             }
             (Zeros::Float(o), Zero::Float) => {
@@ -170,10 +177,18 @@ impl QTensor {
         let zeros = match &first.zeros {
             Zeros::Symmetric => Zeros::Symmetric,
             Zeros::Integer(_) => Zeros::Integer(
-                parts.iter().flat_map(|p| if let Zeros::Integer(z) = &p.zeros { z.as_slice() } else { &[] }).copied().collect(),
+                parts
+                    .iter()
+                    .flat_map(|p| if let Zeros::Integer(z) = &p.zeros { z.as_slice() } else { &[] })
+                    .copied()
+                    .collect(),
             ),
             Zeros::Float(_) => Zeros::Float(
-                parts.iter().flat_map(|p| if let Zeros::Float(z) = &p.zeros { z.as_slice() } else { &[] }).copied().collect(),
+                parts
+                    .iter()
+                    .flat_map(|p| if let Zeros::Float(z) = &p.zeros { z.as_slice() } else { &[] })
+                    .copied()
+                    .collect(),
             ),
         };
         Ok(Self {

@@ -70,7 +70,8 @@ pub fn linear(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
 fn activation_magnitudes(x: &ActCodes, w: &QTensor) -> Vec<f64> {
     let (k, groups) = (w.k(), w.groups());
     let at = |i: usize| (i / k) * groups + w.group_of(i % k);
-    let term = |i: usize| (f64::from(x.scales[at(i)]) * f64::from(x.codes[i])).abs() + f64::from(x.offsets[at(i)]).abs();
+    let term =
+        |i: usize| (f64::from(x.scales[at(i)]) * f64::from(x.codes[i])).abs() + f64::from(x.offsets[at(i)]).abs();
     (0..x.codes.len()).map(term).collect()
 }
 
@@ -78,9 +79,8 @@ fn weight_magnitudes(w: &QTensor) -> Vec<f64> {
     let Zeros::Float(offsets) = w.zeros() else { return dequantize(w).into_iter().map(f64::abs).collect() };
     let (k, groups) = (w.k(), w.groups());
     let at = |i: usize| (i / k) * groups + w.group_of(i % k);
-    let term = |i: usize| {
-        (f64::from(w.scales()[at(i)]) * f64::from(w.codes()[i])).abs() + f64::from(offsets[at(i)]).abs()
-    };
+    let term =
+        |i: usize| (f64::from(w.scales()[at(i)]) * f64::from(w.codes()[i])).abs() + f64::from(offsets[at(i)]).abs();
     (0..w.codes().len()).map(term).collect()
 }
 

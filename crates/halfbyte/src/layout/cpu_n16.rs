@@ -115,6 +115,9 @@ pub struct CpuN16 {
 pub const FILLER: u32 = u32::MAX;
 
 impl CpuN16 {
+    /// Bytes after the last tile that kernels may read, so that a vector may be loaded from the middle of a lane.
+    pub const READABLE_AFTER: usize = 64;
+
     /// Packs a tensor; `code_sums` for kernels that take activations with offsets.
     pub fn pack(w: &QTensor, code_sums: bool) -> Self {
         let format = w.format();
@@ -139,7 +142,7 @@ impl CpuN16 {
         }
         let tiles = places.len() / per_tile;
         let panels = n.div_ceil(PANEL);
-        let mut codes = Lines::zeroed(panels * tiles * 64);
+        let mut codes = Lines::zeroed(panels * tiles * 64 + Self::READABLE_AFTER);
         let field = field_bits(format.bits);
         codes.as_mut_slice::<u8>().par_chunks_mut((tiles * 64).max(64)).enumerate().for_each(|(panel, bytes)| {
             for i in panel * PANEL..((panel + 1) * PANEL).min(n) {
@@ -168,9 +171,9 @@ impl CpuN16 {
         let scales = PerGroup::new(spread(&|i, g| w.scales()[i * groups + g]), format.scale);
         let zeros = match w.zeros() {
             Zeros::Symmetric => PackedZeros::Symmetric,
-            Zeros::Integer(z) => {
-                PackedZeros::Integer(spread(&|i, g| f32::from(z[i * groups + g])).into_iter().map(|z| z as u16).collect())
-            }
+            Zeros::Integer(z) => PackedZeros::Integer(
+                spread(&|i, g| f32::from(z[i * groups + g])).into_iter().map(|z| z as u16).collect(),
+            ),
             Zeros::Float(o) => PackedZeros::Float(PerGroup::new(spread(&|i, g| o[i * groups + g]), format.scale)),
         };
         let code_sums = if code_sums { sums(w, &places, &spans, per_tile) } else { Vec::new() };
@@ -261,7 +264,7 @@ impl CpuN16 {
         &self.spans
     }
 
-    /// Codes, `[panel][tile][64]`.
+    /// Codes, `[panel][tile][64]`, and [`CpuN16::READABLE_AFTER`] bytes that mean nothing.
     pub fn codes(&self) -> &[u8] {
         self.codes.as_slice()
     }
@@ -301,7 +304,6 @@ impl CpuN16 {
         let columns = self.columns.as_ref().map_or(0, |c| c.len() * 4);
         self.panels() * self.tiles * 64 + self.scales.bytes() + zeros + self.code_sums.len() * 4 + columns
     }
-
 }
 
 /// Bits that a code's field takes in a tile.

@@ -81,8 +81,7 @@ impl ActRange {
 /// Shapes: x `[m, k]`.
 pub fn quantize_activations(x: &[f32], m: usize, w: &QTensor, act: Act) -> ActCodes {
     let (k, groups) = (w.k(), w.groups());
-    let mut out =
-        ActCodes { codes: vec![0; m * k], scales: vec![0.0; m * groups], offsets: vec![0.0; m * groups] };
+    let mut out = ActCodes { codes: vec![0; m * k], scales: vec![0.0; m * groups], offsets: vec![0.0; m * groups] };
     for r in 0..m {
         let row = &x[r * k..(r + 1) * k];
         let mut low = vec![f32::INFINITY; groups];

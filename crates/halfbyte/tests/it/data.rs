@@ -37,14 +37,17 @@ impl Random {
     pub fn qtensor(&mut self, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
         let groups = format.group.count(k);
         let codes = (0..n * k).map(|_| self.below(format.max_code() as usize + 1) as u8).collect();
-        let mut scales: Vec<f32> = (0..n * groups).map(|_| format.scale.round(self.normal().abs() * 0.01 + 0.001)).collect();
+        let mut scales: Vec<f32> =
+            (0..n * groups).map(|_| format.scale.round(self.normal().abs() * 0.01 + 0.001)).collect();
         if format.group == halfbyte::Group::Tensor {
             scales.fill(0.013);
             scales = scales.into_iter().map(|s| format.scale.round(s)).collect();
         }
         let zeros = match format.zero {
             Zero::Symmetric => Zeros::Symmetric,
-            Zero::Integer => Zeros::Integer((0..n * groups).map(|_| self.below(format.max_code() as usize + 2) as u16).collect()),
+            Zero::Integer => {
+                Zeros::Integer((0..n * groups).map(|_| self.below(format.max_code() as usize + 2) as u16).collect())
+            }
             Zero::Float => Zeros::Float((0..n * groups).map(|_| format.scale.round(self.normal() * 0.05)).collect()),
         };
         let index = act_order.then(|| {

@@ -20,11 +20,29 @@ fn names_parse_and_print_the_same() {
 
 #[test]
 fn what_is_no_format_is_an_error_that_quotes_it() {
-    for name in ["", "w4", "w5a16", "w4a4", "w4a16-g0", "w4a16-g", "w4a16-g+8", "w4a16-g64-g32", "w4a16-asym-float",
-        "w4a16-xasym", "w4a8-xasym-xasym", "w4a16-", "W4A16", "w4a16-g99999999999999999999", "w4a16 ", "w4a16-q"]
-    {
+    for name in [
+        "",
+        "w4",
+        "w5a16",
+        "w4a4",
+        "w4a16-g0",
+        "w4a16-g",
+        "w4a16-g+8",
+        "w4a16-g64-g32",
+        "w4a16-asym-float",
+        "w4a16-xasym",
+        "w4a8-xasym-xasym",
+        "w4a16-",
+        "W4A16",
+        "w4a16-g99999999999999999999",
+        "w4a16 ",
+        "w4a16-q",
+    ] {
         let error = name.parse::<Format>().unwrap_err();
-        assert!(matches!(error, Error::Invalid { .. }) && error.to_string().contains(&format!("\"{name}\"")), "{error}");
+        assert!(
+            matches!(error, Error::Invalid { .. }) && error.to_string().contains(&format!("\"{name}\"")),
+            "{error}"
+        );
     }
 }
 
@@ -50,7 +68,9 @@ fn every_code_means_what_the_format_says() {
 fn tensors_refuse_what_does_not_fit() {
     let format = WeightFormat { bits: 4, group: Group::Size(2), zero: Zero::Integer, scale: Float::F16 };
     let make = |codes: &[u8], scales: &[f32], zeros: Zeros, index: Option<Vec<u32>>| {
-        QTensor::new(format, [1, 4], codes.to_vec(), scales.to_vec(), zeros, index).map(|_| ()).map_err(|e| e.to_string())
+        QTensor::new(format, [1, 4], codes.to_vec(), scales.to_vec(), zeros, index)
+            .map(|_| ())
+            .map_err(|e| e.to_string())
     };
     let good = || Zeros::Integer(vec![8, 16]);
     assert_eq!(make(&[0, 15, 3, 4], &[0.5, 0.25], good(), Some(vec![1, 0, 1, 0])), Ok(()));

@@ -28,7 +28,8 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
 #[test]
 fn packed_codes_take_no_more_than_their_bits() {
     let mut random = Random(10);
-    for (name, bits) in [("w4a16-g128", 4.125), ("w8a16-g128", 8.125), ("w2a16-g128", 2.125), ("w4a16-g128-asym", 4.25)] {
+    for (name, bits) in [("w4a16-g128", 4.125), ("w8a16-g128", 8.125), ("w2a16-g128", 2.125), ("w4a16-g128-asym", 4.25)]
+    {
         let w = random.qtensor(parse(name).weight, [256, 1024], false);
         let packed = CpuN16::pack(&w, false).bytes() as f64 * 8.0 / (256.0 * 1024.0);
         assert_eq!(packed, bits, "{name}");

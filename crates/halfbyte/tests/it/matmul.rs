@@ -222,8 +222,8 @@ fn nan_and_infinity_in_x_reach_y_and_only_their_row() {
             for m in [1, 20] {
                 let mut x = random.normals(m * 96);
                 x[(m - 1) * 96 + 40] = bad;
-                for cpu in devices(2) {
-                    let y = forward(&linear, &cpu, &x, Float::F32, m, Float::F32);
+                for (cpu, x_type) in devices(2).iter().flat_map(|cpu| [(cpu, Float::F32), (cpu, Float::BF16)]) {
+                    let y = forward(&linear, cpu, &x, x_type, m, Float::F32);
                     assert!(y[..(m - 1) * 33].iter().all(|v| v.is_finite()), "{name} {bad}: leaked into other rows");
                     let row = &y[(m - 1) * 33..];
                     if bad.is_nan() || format.act.is_quantized() {

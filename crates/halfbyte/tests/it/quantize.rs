@@ -93,7 +93,10 @@ fn activations_are_within_half_a_step_of_what_their_codes_stand_for() {
             let q = quantize_activations(&x, 3, &w, act);
             for (i, (a, &b)) in reference::dequantize_activations(&q, &w).iter().zip(&x).enumerate() {
                 let step = f64::from(q.scales[(i / 100) * w.groups() + w.group_of(i % 100)]);
-                assert!((a - f64::from(b)).abs() <= step * 0.5001 + f64::from(b).abs() * 1e-6, "{act:?} {i}: {a} for {b}");
+                assert!(
+                    (a - f64::from(b)).abs() <= step * 0.5001 + f64::from(b).abs() * 1e-6,
+                    "{act:?} {i}: {a} for {b}"
+                );
             }
         }
         let q = quantize_activations(&[0.0; 100], 1, &w, act);

@@ -32,7 +32,10 @@ fn sources() -> Vec<(PathBuf, String)> {
     let mut paths = Vec::new();
     visit(&root, &mut paths);
     assert!(paths.len() > 20, "found only {} sources", paths.len());
-    paths.into_iter().map(|p| (p.strip_prefix(&root).unwrap().to_owned(), std::fs::read_to_string(&p).unwrap())).collect()
+    paths
+        .into_iter()
+        .map(|p| (p.strip_prefix(&root).unwrap().to_owned(), std::fs::read_to_string(&p).unwrap()))
+        .collect()
 }
 
 #[test]

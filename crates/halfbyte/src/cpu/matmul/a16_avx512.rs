@@ -2,8 +2,12 @@
 //!
 //! A code becomes a float by a table lookup: the tile shifted so that a lane's code lies in its lowest four bits is the
 //! index (`vpermps` ignores the bits above). The table's entries already have the middle code taken off for symmetric
-//! formats. A code of 8 bits is set into the lowest bits of the float 2²³ instead, which makes it 2²³ + code. Integer zero points are taken off before multiplying, so
-//! that a weight is exact until its scale comes; with float offsets each weight is `scale · code + offset`, rounded once.
+//! formats. A code of 8 bits is set into the lowest bits of the float 2²³ instead, which makes it 2²³ + code. Integer zero
+//! points are taken off before multiplying, so that a weight is exact until its scale comes; with float offsets each
+//! weight is `scale · code + offset`, rounded once.
+//!
+//! Where weights are converted in registers, the codes of a lane's second byte are brought to its lowest bits by loading from one byte
+//! further on, and so on: loads have room to spare where shifts have none.
 
 #![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 
@@ -198,36 +202,79 @@ mod x86 {
         x: &[f32],
         c: &mut [f32],
     ) {
-        let per_tile = (32 / FIELD) as usize;
+        let per_tile = const { (32 / FIELD) as usize };
         let panel_bytes = w.tiles() * 64;
-        let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes];
-        assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
+        let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes + CpuN16::READABLE_AFTER];
         let table = table::<FIELD>(w);
-        let mut y = [[_mm512_setzero_ps(); P]; R];
+        c.fill(0.0);
         for span in w.spans() {
             let mut params = [group_params::<FIELD>(w, panel, span.group); P];
             for p in 1..P {
                 params[p] = group_params::<FIELD>(w, panel + p, span.group);
             }
-            let mut sum = if ZERO == OFFSET { y } else { [[_mm512_setzero_ps(); P]; R] };
-            let mut tile = data[span.tile * 64..].as_ptr();
-            let mut x = x[span.tile * per_tile * R..].as_ptr();
-            for _ in 0..span.tiles {
+            let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
+            let operands = Operands { codes: &data[span.tile * 64..], panel_bytes, x, table, params };
+            add_span::<FIELD, R, P, ZERO>(&operands, c);
+        }
+    }
+
+    /// A span of one tile.
+    struct Operands<'a, const P: usize> {
+        /// Codes of the panels, `panel_bytes` apart.
+        codes: &'a [u8],
+        panel_bytes: usize,
+        /// `[place][R]`.
+        x: &'a [f32],
+        table: __m512,
+        params: [GroupParams; P],
+    }
+
+    /// Repeats a block with a constant in place of a variable. The compiler leaves longer loops rolled up, and sums that a
+    /// rolled-up loop indexes lie in memory.
+    macro_rules! unrolled {
+        ($i:ident in [$($value:literal),+] $body:block) => {
+            $({
+                const $i: usize = $value;
+                $body
+            })+
+        };
+    }
+
+    /// Adds the product of a span to `c`. A function of its own so that the sums stay in registers.
+    #[inline(never)]
+    #[target_feature(enable = "avx512f")]
+    fn add_span<const FIELD: u32, const R: usize, const P: usize, const ZERO: u8>(o: &Operands<'_, P>, c: &mut [f32]) {
+        let per_tile = const { (32 / FIELD) as usize };
+        let tiles = o.x.len() / (per_tile * R);
+        assert!(tiles * 64 + (P - 1) * o.panel_bytes + 3 <= o.codes.len() && c.len() == R * P * PANEL);
+        let c = c.as_mut_ptr();
+        let mut sum = [[_mm512_setzero_ps(); P]; R];
+        if ZERO == OFFSET {
+            for r in 0..R {
+                for p in 0..P {
+                    // SAFETY: `PANEL` floats at this place of c, whose length was asserted.
+                    sum[r][p] = unsafe { _mm512_loadu_ps(c.add((r * P + p) * PANEL)) };
+                }
+            }
+        }
+        let (mut tile, mut x) = (o.codes.as_ptr(), o.x.as_ptr());
+        for _ in 0..tiles {
+            for p in 0..P {
+                // Far enough ahead to hide memory; a prefetch never faults.
+                _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * o.panel_bytes + 1024).cast());
+            }
+            unrolled!(BYTE in [0, 1, 2, 3] {
                 let mut raw = [_mm512_setzero_si512(); P];
                 for p in 0..P {
-                    // SAFETY: 64 bytes of panel p's tile, within `data`.
-                    raw[p] = unsafe { _mm512_load_si512(tile.add(p * panel_bytes).cast()) };
-                    // Far enough ahead to hide memory; a prefetch never faults.
-                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
+                    // SAFETY: 64 bytes from this byte of panel p's tile, within `codes` as asserted.
+                    raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * o.panel_bytes + BYTE).cast()) };
                 }
-                for field in 0..per_tile / 4 {
-                    for byte in 0..4 {
-                        let shift = byte as u32 * 8 + field as u32 * FIELD;
-                        let place = field * 4 + byte;
+                unrolled!(INDEX in [0, 1, 2, 3] {
+                    if INDEX < per_tile / 4 {
                         let mut weight = [_mm512_setzero_ps(); P];
                         for p in 0..P {
-                            let code = codes::<FIELD>(raw[p], shift, table);
-                            let params = params[p];
+                            let code = codes::<FIELD>(raw[p], INDEX as u32 * FIELD, o.table);
+                            let params = &o.params[p];
                             weight[p] = match ZERO {
                                 TABLE_ZERO => code,
                                 GROUP_ZERO => _mm512_sub_ps(code, params.zero),
@@ -235,28 +282,31 @@ mod x86 {
                             };
                         }
                         for r in 0..R {
-                            // SAFETY: place `tile·per_tile + place` of row r, within x as asserted.
-                            let v = _mm512_set1_ps(unsafe { *x.add(place * R + r) });
+                            // SAFETY: a place of this tile of row r, within x, from whose length `tiles` comes.
+                            let v = _mm512_set1_ps(unsafe { *x.add((INDEX * 4 + BYTE) * R + r) });
                             for p in 0..P {
                                 sum[r][p] = _mm512_fmadd_ps(v, weight[p], sum[r][p]);
                             }
                         }
                     }
-                }
-                tile = tile.wrapping_add(64);
-                x = x.wrapping_add(per_tile * R);
-            }
-            if ZERO == OFFSET {
-                y = sum;
-            } else {
-                for r in 0..R {
-                    for p in 0..P {
-                        y[r][p] = _mm512_fmadd_ps(sum[r][p], params[p].scale, y[r][p]);
-                    }
+                });
+            });
+            tile = tile.wrapping_add(64);
+            x = x.wrapping_add(per_tile * R);
+        }
+        for r in 0..R {
+            for p in 0..P {
+                // SAFETY: `PANEL` floats at this place of c, whose length was asserted.
+                unsafe {
+                    let c = c.add((r * P + p) * PANEL);
+                    let y = match ZERO {
+                        OFFSET => sum[r][p],
+                        _ => _mm512_fmadd_ps(sum[r][p], o.params[p].scale, _mm512_loadu_ps(c)),
+                    };
+                    _mm512_storeu_ps(c, y);
                 }
             }
         }
-        store(&y, c);
     }
 
     #[inline]

@@ -62,7 +62,11 @@ fn quantized_tile(t: &Tile<'_>, c: &mut [f32]) {
             }
         }
         let (scales, offsets) = scales_and_offsets(w, t.panel, span.group);
-        let sums = if t.x_offsets { &w.code_sums()[(t.panel * w.spans().len() + s) * PANEL..][..PANEL] } else { &[0.0; PANEL] };
+        let sums = if t.x_offsets {
+            &w.code_sums()[(t.panel * w.spans().len() + s) * PANEL..][..PANEL]
+        } else {
+            &[0.0; PANEL]
+        };
         for lane in 0..PANEL {
             let dot = (acc[lane] + row.minus_sum * zeros[lane] as i32) as f32;
             c[lane] += scales[lane] * (row.scale * dot + row.offset * sums[lane]) + offsets[lane] * row.total;

@@ -8,7 +8,7 @@ use std::ops::Range;
 /// Bytes of x that a task goes over again and again: half of a level-2 cache of 1 MiB, less the weights' share.
 const X_BLOCK_BYTES: usize = 384 << 10;
 
-/// Panels of 16 outputs that a task takes at most.
+/// Panels of 16 outputs that a task takes: at most where there are many rows, at least where there is one panel of them.
 const CHUNK_PANELS: usize = 16;
 
 /// Rows of x, cut evenly into panels of one height; the last rows of a panel may be filler.
@@ -57,8 +57,13 @@ impl Tasks {
         let blocks = rows.count.div_ceil(block);
         // Even blocks: 9 panels in blocks of at most 8 are 5 and 4, not 8 and 1.
         let block = rows.count.div_ceil(blocks.max(1));
-        let wanted = if rows.count <= 1 { threads } else { (threads * 4).div_ceil(blocks.max(1)) };
-        let chunk = panels.div_ceil(wanted.max(1)).next_multiple_of(tile_panels).clamp(tile_panels, CHUNK_PANELS);
+        // One panel of rows reads each weight once: a few even chunks a thread, or one if there are few outputs. More
+        // rows: chunks whose sums stay in the cache.
+        let (wanted, most) = match rows.count {
+            0 | 1 => (threads * (panels / (threads * CHUNK_PANELS)).clamp(1, 8), usize::MAX),
+            _ => ((threads * 4).div_ceil(blocks.max(1)), CHUNK_PANELS.max(tile_panels)),
+        };
+        let chunk = panels.div_ceil(wanted.max(1)).next_multiple_of(tile_panels).min(most);
         let count = blocks * panels.div_ceil(chunk);
         Self { row_panels: rows.count, block, blocks, panels, chunk, count }
     }
