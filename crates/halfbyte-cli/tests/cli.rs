@@ -568,7 +568,9 @@ fn bench_model_times_folders_and_random_weights() {
             assert!(number(&found, field) > 0.0, "{field}");
         }
         if cfg!(target_os = "linux") {
-            assert!(number(&found, "peak_resident_bytes") > number(&found, "weight_bytes"));
+            let (peak, weights) = (number(&found, "peak_resident_bytes"), number(&found, "weight_bytes"));
+            let allowed = 1.3 * weights + 10.0 * number(&found, "kv_bytes_per_token") + 64e6;
+            assert!(peak > weights && peak <= allowed, "{peak} of {allowed} bytes");
         }
     }
 }

@@ -21,3 +21,8 @@ pub mod tensor;
 pub use error::{Error, Result};
 pub use format::{Act, Format, Group, QTensor, WeightFormat, Zero, Zeros};
 pub use tensor::{Float, Floats, FloatsMut};
+
+/// The example of the README, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;
