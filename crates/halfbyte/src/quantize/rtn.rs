@@ -87,13 +87,13 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
 
 /// Scale and zero (a zero point, or an offset where the format has one) of one group.
 #[derive(Clone, Copy, Debug)]
-struct Params {
-    scale: f32,
-    zero: f32,
+pub(super) struct Params {
+    pub scale: f32,
+    pub zero: f32,
 }
 
 impl Params {
-    fn code(self, value: f32, format: WeightFormat) -> u8 {
+    pub fn code(self, value: f32, format: WeightFormat) -> u8 {
         let max = format.max_code() as f32;
         if self.scale == 0.0 {
             return if format.zero == Zero::Float { 0 } else { self.zero as u8 };
@@ -114,13 +114,13 @@ impl Params {
 }
 
 /// Chooses a group's parameters.
-struct Range {
-    format: WeightFormat,
-    options: Rtn,
+pub(super) struct Range {
+    pub format: WeightFormat,
+    pub options: Rtn,
 }
 
 impl Range {
-    fn of(&self, group: &[f32]) -> Params {
+    pub fn of(&self, group: &[f32]) -> Params {
         let full = self.shrunk(group, 1.0);
         if !self.options.search {
             return full;

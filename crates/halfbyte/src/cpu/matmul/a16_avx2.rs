@@ -7,9 +7,9 @@
 //!
 //! Up to four rows are multiplied by weights converted in registers. More rows take the weights from a buffer.
 
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
+use crate::layout::cpu_n16::{PackedZeros, field_bits};
+use crate::tensor::Float;
 
 pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6], panels, direct, convert, product };
 
@@ -17,103 +17,78 @@ fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn direct(_: Weights<'_>, _: usize, _: usize) -> DirectFn {
-    unreachable!("selected on x86-64 only")
-}
-#[cfg(not(target_arch = "x86_64"))]
-fn convert(_: Weights<'_>) -> ConvertFn {
-    unreachable!("selected on x86-64 only")
-}
-#[cfg(not(target_arch = "x86_64"))]
-fn product(_: usize, _: usize) -> ProductFn {
-    unreachable!("selected on x86-64 only")
-}
-
-#[cfg(target_arch = "x86_64")]
-use dispatch::{convert, direct, product};
-
-#[cfg(target_arch = "x86_64")]
-mod dispatch {
-    use super::x86;
-    use super::{ConvertFn, DirectFn, ProductFn, Weights};
-    use crate::layout::cpu_n16::{PackedZeros, field_bits};
-    use crate::tensor::Float;
-
-    pub(super) fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
-        fn quantized<const BITS: u32, const ZERO: u8>(height: usize, panels: usize) -> DirectFn {
-            match (height, panels) {
-                (1, 2) => x86::direct_quantized::<BITS, 1, 2, ZERO>,
-                (2, 2) => x86::direct_quantized::<BITS, 2, 2, ZERO>,
-                (1, 1) => x86::direct_quantized::<BITS, 1, 1, ZERO>,
-                (2, 1) => x86::direct_quantized::<BITS, 2, 1, ZERO>,
-                (4, 1) => x86::direct_quantized::<BITS, 4, 1, ZERO>,
-                (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
-            }
-        }
-        fn dense<const DTYPE: usize>(height: usize, panels: usize) -> DirectFn {
-            match (height, panels) {
-                (1, 2) => x86::direct_dense::<DTYPE, 1, 2>,
-                (2, 2) => x86::direct_dense::<DTYPE, 2, 2>,
-                (1, 1) => x86::direct_dense::<DTYPE, 1, 1>,
-                (2, 1) => x86::direct_dense::<DTYPE, 2, 1>,
-                (4, 1) => x86::direct_dense::<DTYPE, 4, 1>,
-                (6, 1) => x86::direct_dense::<DTYPE, 6, 1>,
-                (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
-            }
-        }
-        match w {
-            Weights::Quantized(w) if height == 6 => match field_bits(w.format().bits) {
-                2 => x86::direct_through_buffer::<2, 6>,
-                4 => x86::direct_through_buffer::<4, 6>,
-                _ => x86::direct_through_buffer::<8, 6>,
-            },
-            // Only signs depend on the bits of a code, all else on those of its field.
-            Weights::Quantized(w) => match (w.zeros(), w.format().bits, field_bits(w.format().bits)) {
-                (PackedZeros::Symmetric, 2, _) => quantized::<2, { x86::SIGNED }>(height, panels),
-                (PackedZeros::Symmetric, 3, _) => quantized::<3, { x86::SIGNED }>(height, panels),
-                (PackedZeros::Symmetric, 4, _) => quantized::<4, { x86::SIGNED }>(height, panels),
-                (PackedZeros::Symmetric, _, _) => quantized::<8, { x86::SIGNED }>(height, panels),
-                (PackedZeros::Integer(_), _, 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
-                (PackedZeros::Integer(_), _, 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
-                (PackedZeros::Integer(_), _, _) => quantized::<8, { x86::ZERO_POINT }>(height, panels),
-                (PackedZeros::Float(_), _, 2) => quantized::<2, { x86::OFFSET }>(height, panels),
-                (PackedZeros::Float(_), _, 4) => quantized::<4, { x86::OFFSET }>(height, panels),
-                (PackedZeros::Float(_), _, _) => quantized::<8, { x86::OFFSET }>(height, panels),
-            },
-            Weights::Dense(w) => match w.dtype() {
-                Float::F16 => dense::<{ x86::F16 }>(height, panels),
-                Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
-                Float::F32 => dense::<{ x86::F32 }>(height, panels),
-            },
-        }
-    }
-
-    pub(super) fn convert(w: Weights<'_>) -> ConvertFn {
-        match w {
-            Weights::Quantized(w) => match field_bits(w.format().bits) {
-                2 => x86::convert_quantized::<2>,
-                4 => x86::convert_quantized::<4>,
-                _ => x86::convert_quantized::<8>,
-            },
-            Weights::Dense(_) => x86::convert_dense,
-        }
-    }
-
-    pub(super) fn product(height: usize, panels: usize) -> ProductFn {
+fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
+    fn quantized<const BITS: u32, const ZERO: u8>(height: usize, panels: usize) -> DirectFn {
         match (height, panels) {
-            (1, 2) => x86::product::<1, 2>,
-            (2, 2) => x86::product::<2, 2>,
-            (1, 1) => x86::product::<1, 1>,
-            (2, 1) => x86::product::<2, 1>,
-            (4, 1) => x86::product::<4, 1>,
-            (6, 1) => x86::product::<6, 1>,
+            (1, 2) => x86::direct_quantized::<BITS, 1, 2, ZERO>,
+            (2, 2) => x86::direct_quantized::<BITS, 2, 2, ZERO>,
+            (1, 1) => x86::direct_quantized::<BITS, 1, 1, ZERO>,
+            (2, 1) => x86::direct_quantized::<BITS, 2, 1, ZERO>,
+            (4, 1) => x86::direct_quantized::<BITS, 4, 1, ZERO>,
             (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
+    fn dense<const DTYPE: usize>(height: usize, panels: usize) -> DirectFn {
+        match (height, panels) {
+            (1, 2) => x86::direct_dense::<DTYPE, 1, 2>,
+            (2, 2) => x86::direct_dense::<DTYPE, 2, 2>,
+            (1, 1) => x86::direct_dense::<DTYPE, 1, 1>,
+            (2, 1) => x86::direct_dense::<DTYPE, 2, 1>,
+            (4, 1) => x86::direct_dense::<DTYPE, 4, 1>,
+            (6, 1) => x86::direct_dense::<DTYPE, 6, 1>,
+            (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
+        }
+    }
+    match w {
+        Weights::Quantized(w) if height == 6 => match field_bits(w.format().bits) {
+            2 => x86::direct_through_buffer::<2, 6>,
+            4 => x86::direct_through_buffer::<4, 6>,
+            _ => x86::direct_through_buffer::<8, 6>,
+        },
+        // Only signs depend on the bits of a code, all else on those of its field.
+        Weights::Quantized(w) => match (w.zeros(), w.format().bits, field_bits(w.format().bits)) {
+            (PackedZeros::Symmetric, 2, _) => quantized::<2, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 3, _) => quantized::<3, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 4, _) => quantized::<4, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, _, _) => quantized::<8, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Integer(_), _, 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), _, 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), _, _) => quantized::<8, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Float(_), _, 2) => quantized::<2, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), _, 4) => quantized::<4, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), _, _) => quantized::<8, { x86::OFFSET }>(height, panels),
+        },
+        Weights::Dense(w) => match w.dtype() {
+            Float::F16 => dense::<{ x86::F16 }>(height, panels),
+            Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
+            Float::F32 => dense::<{ x86::F32 }>(height, panels),
+        },
+    }
 }
 
-#[cfg(target_arch = "x86_64")]
+fn convert(w: Weights<'_>) -> ConvertFn {
+    match w {
+        Weights::Quantized(w) => match field_bits(w.format().bits) {
+            2 => x86::convert_quantized::<2>,
+            4 => x86::convert_quantized::<4>,
+            _ => x86::convert_quantized::<8>,
+        },
+        Weights::Dense(_) => x86::convert_dense,
+    }
+}
+
+fn product(height: usize, panels: usize) -> ProductFn {
+    match (height, panels) {
+        (1, 2) => x86::product::<1, 2>,
+        (2, 2) => x86::product::<2, 2>,
+        (1, 1) => x86::product::<1, 1>,
+        (2, 1) => x86::product::<2, 1>,
+        (4, 1) => x86::product::<4, 1>,
+        (6, 1) => x86::product::<6, 1>,
+        (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
+    }
+}
+
 mod x86 {
     use super::Weights;
     use crate::cpu::x86::avx2::{load_bf16, load_f16, load_f32, load_per_group, load_u16, store_f32};

@@ -6,12 +6,12 @@
 //! points are taken off before multiplying, so that a weight is exact until its scale comes; with float offsets each
 //! weight is `scale · code + offset`, rounded once.
 //!
-//! Where weights are converted in registers, the codes of a lane's second byte are brought to its lowest bits by loading from one byte
-//! further on, and so on: loads have room to spare where shifts have none.
-
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+//! Where weights are converted in registers, the codes of a lane's second byte are brought to its lowest bits by loading
+//! from one byte further on, and so on: loads have room to spare where shifts have none.
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
+use crate::layout::cpu_n16::field_bits;
+use crate::tensor::Float;
 
 pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, direct, convert, product };
 
@@ -19,90 +19,65 @@ fn panels(height: usize) -> usize {
     if height <= 4 { 4 } else { 2 }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn direct(_: Weights<'_>, _: usize, _: usize) -> DirectFn {
-    unreachable!("selected on x86-64 only")
+/// Instantiates `$function` for the height and number of panels of a tile.
+macro_rules! of_shape {
+    ($height:expr, $panels:expr, $($path:ident)::+ $(, $field:ident)?) => {
+        match ($height, $panels) {
+            (1, 4) => $($path)::+::<$($field,)? 1, 4>,
+            (2, 4) => $($path)::+::<$($field,)? 2, 4>,
+            (4, 4) => $($path)::+::<$($field,)? 4, 4>,
+            (6, 2) => $($path)::+::<$($field,)? 6, 2>,
+            (8, 2) => $($path)::+::<$($field,)? 8, 2>,
+            (10, 2) => $($path)::+::<$($field,)? 10, 2>,
+            (12, 2) => $($path)::+::<$($field,)? 12, 2>,
+            (1, 1) => $($path)::+::<$($field,)? 1, 1>,
+            (2, 1) => $($path)::+::<$($field,)? 2, 1>,
+            (4, 1) => $($path)::+::<$($field,)? 4, 1>,
+            (6, 1) => $($path)::+::<$($field,)? 6, 1>,
+            (8, 1) => $($path)::+::<$($field,)? 8, 1>,
+            (10, 1) => $($path)::+::<$($field,)? 10, 1>,
+            (12, 1) => $($path)::+::<$($field,)? 12, 1>,
+            (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
+        }
+    };
 }
-#[cfg(not(target_arch = "x86_64"))]
-fn convert(_: Weights<'_>) -> ConvertFn {
-    unreachable!("selected on x86-64 only")
-}
-#[cfg(not(target_arch = "x86_64"))]
-fn product(_: usize, _: usize) -> ProductFn {
-    unreachable!("selected on x86-64 only")
-}
 
-#[cfg(target_arch = "x86_64")]
-use dispatch::{convert, direct, product};
-
-#[cfg(target_arch = "x86_64")]
-mod dispatch {
-    use super::x86;
-    use super::{ConvertFn, DirectFn, ProductFn, Weights};
-    use crate::layout::cpu_n16::field_bits;
-    use crate::tensor::Float;
-
-    /// Instantiates `$function` for the height and number of panels of a tile.
-    macro_rules! of_shape {
-        ($height:expr, $panels:expr, $($path:ident)::+ $(, $field:ident)?) => {
-            match ($height, $panels) {
-                (1, 4) => $($path)::+::<$($field,)? 1, 4>,
-                (2, 4) => $($path)::+::<$($field,)? 2, 4>,
-                (4, 4) => $($path)::+::<$($field,)? 4, 4>,
-                (6, 2) => $($path)::+::<$($field,)? 6, 2>,
-                (8, 2) => $($path)::+::<$($field,)? 8, 2>,
-                (10, 2) => $($path)::+::<$($field,)? 10, 2>,
-                (12, 2) => $($path)::+::<$($field,)? 12, 2>,
-                (1, 1) => $($path)::+::<$($field,)? 1, 1>,
-                (2, 1) => $($path)::+::<$($field,)? 2, 1>,
-                (4, 1) => $($path)::+::<$($field,)? 4, 1>,
-                (6, 1) => $($path)::+::<$($field,)? 6, 1>,
-                (8, 1) => $($path)::+::<$($field,)? 8, 1>,
-                (10, 1) => $($path)::+::<$($field,)? 10, 1>,
-                (12, 1) => $($path)::+::<$($field,)? 12, 1>,
-                (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
-            }
-        };
+fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
+    fn quantized<const FIELD: u32>(height: usize, panels: usize) -> DirectFn {
+        of_shape!(height, panels, x86::direct_quantized, FIELD)
     }
-
-    pub(super) fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
-        fn quantized<const FIELD: u32>(height: usize, panels: usize) -> DirectFn {
-            of_shape!(height, panels, x86::direct_quantized, FIELD)
-        }
-        fn dense<const BYTES: usize>(height: usize, panels: usize) -> DirectFn {
-            of_shape!(height, panels, x86::direct_dense, BYTES)
-        }
-        match w {
-            Weights::Quantized(w) => match field_bits(w.format().bits) {
-                2 => quantized::<2>(height, panels),
-                4 => quantized::<4>(height, panels),
-                _ => quantized::<8>(height, panels),
-            },
-            Weights::Dense(w) => match w.dtype() {
-                Float::F16 => dense::<{ x86::F16 }>(height, panels),
-                Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
-                Float::F32 => dense::<{ x86::F32 }>(height, panels),
-            },
-        }
+    fn dense<const BYTES: usize>(height: usize, panels: usize) -> DirectFn {
+        of_shape!(height, panels, x86::direct_dense, BYTES)
     }
-
-    pub(super) fn convert(w: Weights<'_>) -> ConvertFn {
-        match w {
-            Weights::Quantized(w) => match field_bits(w.format().bits) {
-                2 => x86::convert_quantized::<2>,
-                4 => x86::convert_quantized::<4>,
-                _ => x86::convert_quantized::<8>,
-            },
-            Weights::Dense(_) => x86::convert_dense,
-        }
-    }
-
-    pub(super) fn product(height: usize, panels: usize) -> ProductFn {
-        of_shape!(height, panels, x86::product)
+    match w {
+        Weights::Quantized(w) => match field_bits(w.format().bits) {
+            2 => quantized::<2>(height, panels),
+            4 => quantized::<4>(height, panels),
+            _ => quantized::<8>(height, panels),
+        },
+        Weights::Dense(w) => match w.dtype() {
+            Float::F16 => dense::<{ x86::F16 }>(height, panels),
+            Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
+            Float::F32 => dense::<{ x86::F32 }>(height, panels),
+        },
     }
 }
 
-#[cfg(target_arch = "x86_64")]
+fn convert(w: Weights<'_>) -> ConvertFn {
+    match w {
+        Weights::Quantized(w) => match field_bits(w.format().bits) {
+            2 => x86::convert_quantized::<2>,
+            4 => x86::convert_quantized::<4>,
+            _ => x86::convert_quantized::<8>,
+        },
+        Weights::Dense(_) => x86::convert_dense,
+    }
+}
+
+fn product(height: usize, panels: usize) -> ProductFn {
+    of_shape!(height, panels, x86::product)
+}
+
 mod x86 {
     use super::Weights;
     use crate::cpu::x86::avx512::{load_bf16, load_f16, load_f32, load_per_group, load_u16};

@@ -19,17 +19,15 @@
 //!
 //! `vdpbf16ps` takes denormal numbers for zero, in x and in the sums: an activation below 2⁻¹²⁶ counts as 0.
 
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-
-use super::blocking::{RowPanels, Tasks, with_buffers};
-use super::quantized_act::{SendPtr, Steps};
-use super::{Input, Output, Packed, Scratch, exact, is_bf16};
+use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
+use super::{Input, Output, Packed, Scratch, exact};
 use crate::cpu::Cpu;
+use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::Caps;
 use crate::format::Zero;
 use crate::kernel::{Problem, Reason};
 use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL};
-use crate::tensor::Floats;
+use crate::tensor::{Float, Floats};
 use half::bf16;
 use std::ops::Range;
 
@@ -63,7 +61,7 @@ pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
     if format.weight.zero == Zero::Float {
         return Err(Reason("multiplies integers, the weights have float offsets".into()));
     }
-    if !is_bf16(problem.x) {
+    if problem.x != Float::BF16 {
         return Err(Reason(format!("multiplies x of type bf16, x is {}", problem.x)));
     }
     if problem.m < LEAST_ROWS {
@@ -103,10 +101,10 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let (height, places) = (rows.height, w.places());
     let x_len = places / 2 * height;
     scratch.x.ensure(rows.count * x_len * 4);
-    let x_out = SendPtr(scratch.x.as_mut_slice::<u32>().as_mut_ptr());
+    let x_out = DisjointMut::new(scratch.x.as_mut_slice::<u32>());
     let pack_panel = |p: usize| {
-        // SAFETY: `ensure` made room for `rows.count` pieces of this length; each panel has its own.
-        let x = unsafe { std::slice::from_raw_parts_mut(x_out.get().add(p * x_len), x_len) };
+        // SAFETY: each panel has a part of its own.
+        let x = unsafe { x_out.range(p * x_len..(p + 1) * x_len) };
         pack(values, w, rows, p, x);
     };
     if input.m * places < PARALLEL_ELEMENTS {
@@ -224,16 +222,6 @@ fn pack(x: &[bf16], w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32]) 
     }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn convert(_: &CpuN16) -> ConvertFn {
-    unreachable!("selected on x86-64 only")
-}
-#[cfg(not(target_arch = "x86_64"))]
-fn product(_: usize, _: usize) -> ProductFn {
-    unreachable!("selected on x86-64 only")
-}
-
-#[cfg(target_arch = "x86_64")]
 fn convert(w: &CpuN16) -> ConvertFn {
     match crate::layout::cpu_n16::field_bits(w.format().bits) {
         2 => x86::convert::<2>,
@@ -242,7 +230,6 @@ fn convert(w: &CpuN16) -> ConvertFn {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 fn product(height: usize, panels: usize) -> ProductFn {
     match (height, panels) {
         (6, 2) => x86::product::<6, 2>,
@@ -257,7 +244,6 @@ fn product(height: usize, panels: usize) -> ProductFn {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::{Converted, pieces};
     use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16};

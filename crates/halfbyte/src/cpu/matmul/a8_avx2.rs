@@ -9,8 +9,6 @@
 //! * Fields of 8 bits: a pair is up to 2·255·128, too large for int16. Bytes are split into words of the even and of the
 //!   odd columns, and `vpmaddwd` multiplies words and adds pairs in int32.
 
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-
 use super::quantized_act::{TileFn, Tiles};
 
 pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile };
@@ -19,12 +17,6 @@ fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn tile(_: u32, _: usize, _: usize) -> TileFn {
-    unreachable!("selected on x86-64 only")
-}
-
-#[cfg(target_arch = "x86_64")]
 fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
     fn of_field<const FIELD: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
@@ -44,7 +36,6 @@ fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::quantized_act::Tile;
     use crate::cpu::x86::avx2::{load_f32, load_per_group, load_u16, store_f32};

@@ -12,8 +12,6 @@
 //! The zero point goes in as the accumulator's first value, exact in int32. A tile of 12 rows × 2 panels holds 24 sums
 //! in registers and does 48 dot products for each 128 bytes of codes, which cost two loads and six shifts and masks.
 
-#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-
 use super::quantized_act::{Tile, TileFn, Tiles};
 
 pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile };
@@ -22,12 +20,6 @@ fn panels(height: usize) -> usize {
     if height <= 6 { 4 } else { 2 }
 }
 
-#[cfg(not(target_arch = "x86_64"))]
-fn tile(_: u32, _: usize, _: usize) -> TileFn {
-    unreachable!("selected on x86-64 only")
-}
-
-#[cfg(target_arch = "x86_64")]
 fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
     fn of_field<const FIELD: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
@@ -56,7 +48,6 @@ fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;

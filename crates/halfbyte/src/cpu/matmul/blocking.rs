@@ -78,6 +78,28 @@ impl Tasks {
     }
 }
 
+/// The panels of a task in tiles of `wide` panels, and the rest one by one.
+pub(super) struct Steps {
+    pub panels: Range<usize>,
+    pub wide: usize,
+}
+
+impl Steps {
+    pub fn count(&self) -> usize {
+        self.panels.len() / self.wide + self.panels.len() % self.wide
+    }
+
+    /// First panel and number of panels of a step.
+    pub fn get(&self, step: usize) -> (usize, usize) {
+        let full = self.panels.len() / self.wide;
+        if step < full {
+            (self.panels.start + step * self.wide, self.wide)
+        } else {
+            (self.panels.start + full * self.wide + step - full, 1)
+        }
+    }
+}
+
 thread_local! {
     static BUFFERS: RefCell<[Lines; 2]> = RefCell::default();
 }

@@ -15,10 +15,10 @@
 //!     for each panel of rows:  y += x · buffer
 //! ```
 
-use super::blocking::{RowPanels, Tasks, with_buffers};
-use super::quantized_act::{SendPtr, Steps};
+use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
 use super::{Input, Output, Packed, Scratch, widen};
 use crate::cpu::Cpu;
+use crate::cpu::disjoint::DisjointMut;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL};
 use std::ops::Range;
@@ -95,10 +95,10 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let places = w.places();
     let x_len = places * height;
     scratch.x.ensure(rows.count * x_len * 4);
-    let x_out = SendPtr(scratch.x.as_mut_slice::<f32>().as_mut_ptr());
+    let x_out = DisjointMut::new(scratch.x.as_mut_slice::<f32>());
     let pack_panel = |p: usize| {
-        // SAFETY: `ensure` made room for `rows.count` pieces of this length; each panel has its own.
-        let x = unsafe { std::slice::from_raw_parts_mut(x_out.get().add(p * x_len), x_len) };
+        // SAFETY: each panel has a part of its own.
+        let x = unsafe { x_out.range(p * x_len..(p + 1) * x_len) };
         pack(input, w, rows, p, x);
     };
     if input.m * places < PARALLEL_ELEMENTS {

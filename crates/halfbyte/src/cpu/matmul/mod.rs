@@ -5,14 +5,19 @@
 //!
 //! | driver | tiles | activations |
 //! |---|---|---|
-//! | [`quantized_act`] | `a8_avx512vnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
-//! | [`exact_act`] | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
-//! | [`exact_act`] | `a16_avx512bf16` | bf16 as they are, bf16 dot products |
+//! | `quantized_act` | `a8_avx512vnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
+//! | `exact_act` | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
+//! | `a16_avx512bf16` | its own | bf16 as they are, bf16 dot products |
 
+#[cfg(target_arch = "x86_64")]
 mod a16_avx2;
+#[cfg(target_arch = "x86_64")]
 mod a16_avx512;
+#[cfg(target_arch = "x86_64")]
 mod a16_avx512bf16;
+#[cfg(target_arch = "x86_64")]
 mod a8_avx2;
+#[cfg(target_arch = "x86_64")]
 mod a8_avx512vnni;
 mod any_scalar;
 mod blocking;
@@ -30,7 +35,7 @@ use crate::kernel::{Problem, Reason, Rejection};
 use crate::layout::Lines;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::CpuN16;
-use crate::tensor::{Float, Floats, FloatsMut};
+use crate::tensor::{Floats, FloatsMut};
 use epilogue::Output;
 use std::sync::PoisonError;
 
@@ -117,8 +122,9 @@ struct Input<'a> {
     w: &'a Packed,
 }
 
-/// All kernels; the first that supports a problem serves it.
+/// All kernels that this program was compiled with; the first that supports a problem serves it.
 pub const KERNELS: &[Kernel] = &[
+    #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "a8_avx512vnni",
         layout: "cpu_n16",
@@ -126,6 +132,7 @@ pub const KERNELS: &[Kernel] = &[
         supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::Avx512)),
         run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx512vnni::TILES),
     },
+    #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "a8_avx2",
         layout: "cpu_n16",
@@ -133,6 +140,7 @@ pub const KERNELS: &[Kernel] = &[
         supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::Avx2)),
         run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx2::TILES),
     },
+    #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "a16_avx512bf16",
         layout: "cpu_n16",
@@ -140,6 +148,7 @@ pub const KERNELS: &[Kernel] = &[
         supports: a16_avx512bf16::supports,
         run: a16_avx512bf16::run,
     },
+    #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "a16_avx512",
         layout: "cpu_n16, cpu_dense_n16",
@@ -147,6 +156,7 @@ pub const KERNELS: &[Kernel] = &[
         supports: |caps, p| exact(p).and_then(|()| needs(caps, Isa::Avx512)),
         run: |cpu, scratch, input, y| exact_act::run(cpu, scratch, input, y, &a16_avx512::TILES),
     },
+    #[cfg(target_arch = "x86_64")]
     Kernel {
         name: "a16_avx2",
         layout: "cpu_n16, cpu_dense_n16",
@@ -169,6 +179,7 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "plain kernels need nothing"))]
 fn needs(caps: &Caps, isa: Isa) -> std::result::Result<(), Reason> {
     if caps.isa >= isa {
         return Ok(());
@@ -176,6 +187,7 @@ fn needs(caps: &Caps, isa: Isa) -> std::result::Result<(), Reason> {
     Err(Reason(format!("needs {}, this device uses {}", isa.name(), caps.isa.name())))
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the plain kernel takes both"))]
 fn quantized(p: &Problem) -> std::result::Result<(), Reason> {
     match p.format {
         Some(f) if f.act.is_quantized() => Ok(()),
@@ -184,6 +196,7 @@ fn quantized(p: &Problem) -> std::result::Result<(), Reason> {
     }
 }
 
+#[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "the plain kernel takes both"))]
 fn exact(p: &Problem) -> std::result::Result<(), Reason> {
     match p.format {
         Some(f) if f.act.is_quantized() => {
@@ -236,9 +249,4 @@ fn widen(x: Floats<'_>, range: std::ops::Range<usize>, out: &mut [f32]) {
         Floats::F16(x) => x[range].convert_to_f32_slice(out),
         Floats::BF16(x) => x[range].convert_to_f32_slice(out),
     }
-}
-
-/// Whether activations of this type can go to bf16 dot products unchanged.
-fn is_bf16(x: Float) -> bool {
-    x == Float::BF16
 }

@@ -12,9 +12,10 @@
 //! which is the four-term formula `Σ (sA·qA + oA)(sB·qB' + oB)`, with `qB' = qB − zB` where the weight has a zero point
 //! and `oB` where it has a float offset instead.
 
-use super::blocking::{RowPanels, Tasks, with_buffers};
+use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
 use super::{Input, Output, Packed, Scratch, widen};
 use crate::cpu::Cpu;
+use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::per_isa;
 use crate::format::Act;
 use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL, Span};
@@ -83,13 +84,12 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     scratch.meta.ensure(rows.count * rows_len * size_of::<RowSpan>());
 
     let pack = Pack { x: input.x, w, act: *act, rows };
-    let x_out = SendPtr(scratch.x.as_mut_slice::<i8>().as_mut_ptr());
-    let rows_out = SendPtr(scratch.meta.as_mut_slice::<RowSpan>().as_mut_ptr());
+    let x_out = DisjointMut::new(scratch.x.as_mut_slice::<i8>());
+    let rows_out = DisjointMut::new(scratch.meta.as_mut_slice::<RowSpan>());
     let pack_panel = |p: usize| {
-        // SAFETY: `ensure` above made room for `rows.count` pieces of these lengths; each panel has its own.
-        let x = unsafe { std::slice::from_raw_parts_mut(x_out.get().add(p * x_len), x_len) };
-        // SAFETY: as above.
-        let row_spans = unsafe { std::slice::from_raw_parts_mut(rows_out.get().add(p * rows_len), rows_len) };
+        // SAFETY: each panel has a part of its own.
+        let (x, row_spans) =
+            unsafe { (x_out.range(p * x_len..(p + 1) * x_len), rows_out.range(p * rows_len..(p + 1) * rows_len)) };
         pack.panel(cpu, p, x, row_spans);
     };
     if input.m * w.k() < PARALLEL_ELEMENTS {
@@ -152,45 +152,11 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     });
 }
 
-/// The panels of a task in tiles of `wide` panels, and the rest one by one.
-pub(super) struct Steps {
-    pub panels: Range<usize>,
-    pub wide: usize,
-}
-
-impl Steps {
-    pub fn count(&self) -> usize {
-        self.panels.len() / self.wide + self.panels.len() % self.wide
-    }
-
-    /// First panel and number of panels of a step.
-    pub fn get(&self, step: usize) -> (usize, usize) {
-        let full = self.panels.len() / self.wide;
-        if step < full {
-            (self.panels.start + step * self.wide, self.wide)
-        } else {
-            (self.panels.start + full * self.wide + step - full, 1)
-        }
-    }
-}
-
 /// End of the block of spans that begins with `first`.
 fn block_end(spans: &[Span], first: usize, columns_per_tile: usize) -> usize {
     let Some(start) = spans.get(first) else { return spans.len() };
     let fits = |s: &Span| (s.tile + s.tiles - start.tile) * columns_per_tile <= BLOCK_PLACES;
     (first + spans[first..].iter().take_while(|s| fits(s)).count()).max(first + 1)
-}
-
-/// A pointer that tasks share, each for a part of its own.
-pub(super) struct SendPtr<T>(pub *mut T);
-
-// SAFETY: whoever dereferences it says why the parts are disjoint.
-unsafe impl<T> Sync for SendPtr<T> {}
-
-impl<T> SendPtr<T> {
-    pub fn get(&self) -> *mut T {
-        self.0
-    }
 }
 
 /// Quantises rows of x into panels.

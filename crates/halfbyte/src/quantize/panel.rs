@@ -1,0 +1,127 @@
+//! Matrix products in f64: a right-hand side repacked once, multiplied by many rows.
+//!
+//! Each element is a sum in one fixed order, whatever rows it is computed with: results do not depend on how rows are
+//! divided among threads.
+
+use std::ops::Range;
+
+/// Columns that the innermost loop handles at a time, and rows.
+const TILE: usize = 4;
+/// Terms of a sum that are added up before the sum goes back to memory: a strip of this length stays in the cache.
+const DEPTH: usize = 256;
+
+/// A matrix `[depth, width]`, in strips of four columns.
+pub(super) struct Panel {
+    /// Chunks of `DEPTH` rows one after the other; in a chunk its strips; in a strip its rows, four columns each.
+    packed: Vec<[f64; TILE]>,
+    depth: usize,
+    width: usize,
+}
+
+impl Panel {
+    /// Repacks a matrix given by its rows, each of at least `width` elements.
+    pub(super) fn from_rows<'a, T: Copy + Into<f64> + 'a>(
+        [depth, width]: [usize; 2],
+        row: impl Fn(usize) -> &'a [T],
+    ) -> Self {
+        let mut panel = Self::zeros([depth, width]);
+        for chunk in panel.chunks() {
+            for d in chunk.clone() {
+                for (s, columns) in row(d)[..width].chunks(TILE).enumerate() {
+                    let at = panel.strip(&chunk, s).start + d - chunk.start;
+                    for (to, &from) in panel.packed[at].iter_mut().zip(columns) {
+                        *to = from.into();
+                    }
+                }
+            }
+        }
+        panel
+    }
+
+    /// Repacks a matrix given by its columns, each of at least `depth` elements.
+    pub(super) fn from_columns<'a>([depth, width]: [usize; 2], column: impl Fn(usize) -> &'a [f64]) -> Self {
+        let mut panel = Self::zeros([depth, width]);
+        for chunk in panel.chunks() {
+            for c in 0..width {
+                let strip = panel.strip(&chunk, c / TILE);
+                for (to, &from) in panel.packed[strip].iter_mut().zip(&column(c)[chunk.clone()]) {
+                    to[c % TILE] = from;
+                }
+            }
+        }
+        panel
+    }
+
+    fn zeros([depth, width]: [usize; 2]) -> Self {
+        Self { packed: vec![[0.0; TILE]; depth * width.div_ceil(TILE)], depth, width }
+    }
+
+    fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let depth = self.depth;
+        (0..depth).step_by(DEPTH).map(move |d| d..(d + DEPTH).min(depth))
+    }
+
+    /// Where strip `s` of a chunk lies.
+    fn strip(&self, chunk: &Range<usize>, s: usize) -> Range<usize> {
+        let from = chunk.start * self.width.div_ceil(TILE) + s * chunk.len();
+        from..from + chunk.len()
+    }
+
+    /// `x[.., to..to + width] −= x[.., from..from + depth] · panel`, for x in rows of `stride`.
+    pub(super) fn subtract_from(&self, x: &mut [f64], stride: usize, from: usize, to: usize) {
+        for chunk in self.chunks() {
+            for s in 0..self.width.div_ceil(TILE) {
+                let strip = &self.packed[self.strip(&chunk, s)];
+                let to = to + s * TILE..to + ((s + 1) * TILE).min(self.width);
+                for rows in x.chunks_mut(TILE * stride) {
+                    let count = rows.len() / stride;
+                    let left = std::array::from_fn(|i| {
+                        &rows[i.min(count - 1) * stride + from..][chunk.start..chunk.end]
+                    });
+                    let product = tile(left, strip);
+                    for (row, product) in rows.chunks_mut(stride).zip(product) {
+                        row[to.clone()].iter_mut().zip(product).for_each(|(x, p)| *x -= p);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `y[i, j] += (left · panel)[first + i, j]` for `j ≤ first + i`, with y in rows of `width`, row `i` of it row
+    /// `first + i` of the whole, and `left` `[.., depth]` the whole left-hand side.
+    pub(super) fn add_lower_to(&self, y: &mut [f64], first: usize, left: &[f64]) {
+        for chunk in self.chunks() {
+            for s in 0..(first + y.len() / self.width).div_ceil(TILE) {
+                let strip = &self.packed[self.strip(&chunk, s)];
+                let columns = s * TILE..((s + 1) * TILE).min(self.width);
+                for (t, rows) in y.chunks_mut(TILE * self.width).enumerate() {
+                    let (row, count) = (first + t * TILE, rows.len() / self.width);
+                    if columns.start >= row + count {
+                        continue;
+                    }
+                    let left = std::array::from_fn(|i| {
+                        &left[(row + i.min(count - 1)) * self.depth..][chunk.start..chunk.end]
+                    });
+                    let product = tile(left, strip);
+                    for (row, product) in rows.chunks_mut(self.width).zip(product) {
+                        row[columns.clone()].iter_mut().zip(product).for_each(|(y, p)| *y += p);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Four rows times one strip.
+fn tile(left: [&[f64]; TILE], strip: &[[f64; TILE]]) -> [[f64; TILE]; TILE] {
+    let mut sums = [[0.0; TILE]; TILE];
+    let left = left.map(|row| &row[..strip.len()]);
+    for (d, right) in strip.iter().enumerate() {
+        for (sums, row) in sums.iter_mut().zip(left) {
+            for (sum, r) in sums.iter_mut().zip(right) {
+                *sum += row[d] * r;
+            }
+        }
+    }
+    sums
+}
