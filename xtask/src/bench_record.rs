@@ -57,17 +57,23 @@ pub fn run(args: &Args) -> Result<(), String> {
         writeln!(out, "{}", cells.join(",")).map_err(|e| e.to_string())?;
     }
 
-    let slug: String =
-        processor.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
-    let folder = root.join("bench/record").join(slug.trim_matches('-'));
+    let folder = root.join("bench/record").join(slug(&processor));
     let case = args.case.file_stem().map_or_else(|| "case".into(), |s| s.to_string_lossy().into_owned());
-    let more: String = args.more.concat().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
-    let path = folder.join(format!("{date}-{case}{more}.csv"));
+    let name = slug(
+        &[date.as_str(), &case].into_iter().chain(args.more.iter().map(String::as_str)).collect::<Vec<_>>().join(" "),
+    );
+    let path = folder.join(format!("{name}.csv"));
     std::fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     std::fs::write(&path, &out).map_err(|e| format!("{}: {e}", path.display()))?;
     print!("{out}");
     eprintln!("written to {}", path.display());
     Ok(())
+}
+
+/// Letters and digits, what lies between them as one dash.
+fn slug(text: &str) -> String {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
 }
 
 /// A number short, a text without quotes.

@@ -9,7 +9,7 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "cargo xtask")]
 enum Task {
-    /// Measure products and write bench/record/<processor>/<date>-<case>.csv.
+    /// Measure products and write a file in bench/record, in a folder named after the processor.
     BenchRecord(bench_record::Args),
 }
 
