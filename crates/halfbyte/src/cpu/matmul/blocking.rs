@@ -22,13 +22,12 @@ pub(super) struct RowPanels {
 }
 
 impl RowPanels {
-    /// Cuts `m` rows for tiles that come in the given heights, ascending.
+    /// Cuts `m` rows for tiles that come in the given heights, ascending, so that little is filler and tiles are few:
+    /// what a tile does besides multiplying counts as one more row.
     pub fn new(m: usize, heights: &[usize]) -> Self {
-        let highest = heights[heights.len() - 1];
-        let count = m.div_ceil(highest);
-        let rows = m.div_ceil(count.max(1));
-        let height = heights.iter().copied().find(|&h| h >= rows).unwrap_or(highest);
-        Self { m, count, height }
+        let cost = |height: usize| m.div_ceil(height) * (height + 1);
+        let height = heights.iter().copied().rev().min_by_key(|&height| cost(height)).unwrap_or(1);
+        Self { m, count: m.div_ceil(height), height }
     }
 
     /// Rows of panel `p`.
