@@ -1,12 +1,23 @@
-//! What a checkpoint says of its quantisation: `quantization_config` in `config.json`, or `quantize_config.json`.
+//! What a checkpoint says of its quantisation: `quantization_config` in `config.json`, `quantize_config.json` (AutoGPTQ)
+//! or `quant_config.json` (AutoAWQ).
 //!
-//! Source: the fields as AutoGPTQ, GPTQModel, transformers and vLLM read and write them; each has several spellings.
+//! Source: the fields as AutoAWQ, AutoGPTQ, GPTQModel, transformers and vLLM read and write them; each has several
+//! spellings.
 
 use crate::error::{Error, Result};
 use crate::safetensors::read_small;
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+
+mod awq;
+mod compressed_tensors;
+
+pub use awq::{AwqConfig, AwqVersion};
+pub use compressed_tensors::{
+    CompressedTensorsConfig, CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy,
+};
 
 /// The quantisation that a checkpoint declares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -15,6 +26,11 @@ use std::path::{Path, PathBuf};
 pub enum QuantizationConfig {
     /// GPTQ.
     Gptq(GptqConfig),
+    /// AWQ.
+    Awq(AwqConfig),
+    /// compressed-tensors.
+    #[serde(rename = "compressed-tensors")]
+    CompressedTensors(CompressedTensorsConfig),
 }
 
 /// How GPTQ files store zero points.
@@ -97,8 +113,13 @@ pub fn read(folder: &Path) -> Result<Option<QuantizationConfig>> {
             }
         }
     }
-    let separate = folder.join("quantize_config.json");
-    read_object(&separate)?.map(|fields| parse(&fields, "", &separate)).transpose()
+    for name in ["quantize_config.json", "quant_config.json"] {
+        let separate = folder.join(name);
+        if let Some(fields) = read_object(&separate)? {
+            return parse(&fields, "", &separate).map(Some);
+        }
+    }
+    Ok(None)
 }
 
 /// The JSON object in a file; None if there is no such file.
@@ -114,23 +135,25 @@ pub(crate) fn read_object(file: &Path) -> Result<Option<Map<String, Value>>> {
 }
 
 fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<QuantizationConfig> {
-    let fields = Fields { fields, prefix, file };
+    let fields = Fields { fields, prefix: prefix.into(), file };
     let method = fields.text(&["quant_method"])?;
+    if method.as_deref().map_or(fields.has(&["config_groups"]), |m| m == "compressed-tensors") {
+        return compressed_tensors::parse(&fields).map(QuantizationConfig::CompressedTensors);
+    }
     let format = fields.text(&["checkpoint_format", "format", "version"])?;
     let not_read = |what: &str, name: &str| {
-        let what = format!("{} `{name}` is not read yet; methods that are: gptq", fields.path(what));
+        let what =
+            format!("{} `{name}` is not read yet; methods that are: awq, compressed-tensors, gptq", fields.path(what));
         Err(Error::unsupported(file, what))
     };
-    // AutoGPTQ's own quantize_config.json names no method; AutoAWQ's does by its kernels' names only.
+    if awq::is_declared(&fields)? {
+        return awq::parse(&fields).map(QuantizationConfig::Awq);
+    }
+    // AutoGPTQ's own quantize_config.json names no method.
     match method.as_deref() {
         Some("gptq") => {}
-        None if fields.has(&["bits", "wbits", "w_bit"]) && !fields.has(&["config_groups", "zero_point"]) => {}
-        None => {
-            return not_read(
-                "quant_method",
-                if fields.has(&["config_groups"]) { "compressed-tensors" } else { "(none)" },
-            );
-        }
+        None if fields.has(&["bits", "wbits", "w_bit"]) && !fields.has(&["zero_point"]) => {}
+        None => return not_read("quant_method", "(none)"),
         Some(other) => return not_read("quant_method", other),
     }
     if fields.boolean(&["is_marlin_format"])? == Some(true) {
@@ -190,7 +213,7 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
 /// Typed access to the fields of a config, each under any of its spellings.
 struct Fields<'a> {
     fields: &'a Map<String, Value>,
-    prefix: &'a str,
+    prefix: Cow<'a, str>,
     file: &'a Path,
 }
 

@@ -20,7 +20,7 @@ pub mod inspect;
 pub mod safetensors;
 pub mod scheme;
 
-pub use config::{GptqConfig, GptqVersion, QuantizationConfig};
+pub use config::{AwqConfig, AwqVersion, CompressedTensorsConfig, GptqConfig, GptqVersion, QuantizationConfig};
 pub use error::{Error, Result};
 pub use finding::Finding;
 pub use folder::{Job, Linear, Progress, Quantization, Written, linears, write_dense, write_model};

@@ -3,6 +3,8 @@
 //! [`SCHEMES`] is the table; a scheme is added by a file and a line in it. [`Weights`] answers, module by module,
 //! whether a checkpoint holds it dense, quantised or not at all, and loads it.
 
+mod awq;
+mod compressed_tensors;
 pub mod gptq;
 
 use crate::config::{self, QuantizationConfig};
@@ -20,7 +22,7 @@ pub struct Scheme {
     /// Endings of the tensors that make up a module; the first is the one that gives it away.
     pub parts: &'static [&'static str],
     /// Whether a module is stored this way.
-    pub detect: fn(&Checkpoint, prefix: &str) -> bool,
+    pub detect: fn(&Weights, prefix: &str) -> bool,
     /// What a module holds, without reading its codes.
     pub describe: fn(&Weights, prefix: &str) -> Result<Description>,
     /// Reads a module.
@@ -28,7 +30,7 @@ pub struct Scheme {
 }
 
 /// Every scheme that is read, in order of preference.
-pub static SCHEMES: &[Scheme] = &[gptq::SCHEME];
+pub static SCHEMES: &[Scheme] = &[awq::SCHEME, gptq::SCHEME, compressed_tensors::PACKED, compressed_tensors::BYTES];
 
 /// What a quantised module holds, as far as labels, shapes, zero points and group indices tell.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,8 +138,10 @@ impl Weights {
     /// How the checkpoint holds the module `prefix`, as in `model.layers.0.self_attn.q_proj`. The tensors decide, not
     /// the config. Error: both a dense and a quantised weight.
     pub fn kind(&self, prefix: &str) -> Result<ModuleKind> {
-        let scheme = SCHEMES.iter().find(|scheme| (scheme.detect)(&self.checkpoint, prefix));
-        let dense = self.checkpoint.get(&format!("{prefix}.weight"));
+        let scheme = SCHEMES.iter().find(|scheme| (scheme.detect)(self, prefix));
+        // One scheme keeps its codes under the name that floats have.
+        let own_weight = scheme.is_some_and(|scheme| scheme.parts.contains(&"weight"));
+        let dense = self.checkpoint.get(&format!("{prefix}.weight")).filter(|_| !own_weight);
         match (scheme, dense) {
             (Some(scheme), None) => Ok(ModuleKind::Quantized(scheme)),
             (None, Some(_)) => Ok(ModuleKind::Dense),
@@ -199,13 +203,15 @@ impl Weights {
     /// Every module that could be a linear layer, in the order of the files: those with a float matrix `weight`
     /// (embeddings among them) and the quantised ones.
     pub fn modules(&self) -> Vec<&str> {
-        let is_first_part = |part: &str| SCHEMES.iter().any(|scheme| scheme.parts[0] == part);
+        let gives_away = |prefix: &str, part: &str| {
+            SCHEMES.iter().any(|scheme| scheme.parts[0] == part && (scheme.detect)(self, prefix))
+        };
         self.checkpoint
             .tensors()
             .filter_map(|info| {
                 let (prefix, part) = info.name.rsplit_once('.')?;
                 let dense = part == "weight" && info.shape.len() == 2 && info.dtype.float().is_some();
-                (dense || is_first_part(part)).then_some(prefix)
+                (dense || gives_away(prefix, part)).then_some(prefix)
             })
             .collect()
     }

@@ -1,5 +1,7 @@
 //! Tests of the crate through its public interface.
 
+mod awq;
+mod compressed_tensors;
 mod config;
 mod folder;
 mod gptq;

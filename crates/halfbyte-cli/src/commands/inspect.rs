@@ -4,6 +4,7 @@ use crate::app::App;
 use crate::failure::Result;
 use crate::model::open;
 use crate::text::{Align, bytes, count, table};
+use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
 use halfbyte_checkpoint::{Inspection, QuantizationConfig, inspect};
 use halfbyte_llm::Config;
@@ -45,6 +46,35 @@ struct Alike {
     scheme: &'static str,
 }
 
+/// What the configuration says of the quantisation, a line for each kind of module.
+fn declared(config: &QuantizationConfig) -> Vec<String> {
+    let group = |size: Option<usize>| size.map_or("one scale a channel".to_owned(), |g| format!("groups of {g}"));
+    let symmetry = |symmetric: Option<bool>| match symmetric {
+        Some(true) => "symmetric",
+        Some(false) => "asymmetric",
+        None => "symmetry not stated",
+    };
+    match config {
+        QuantizationConfig::Gptq(q) => {
+            let order = if q.desc_act { ", act-order" } else { "" };
+            vec![format!("{} {} bits, {}, {}{order}", q.version.name(), q.bits, group(q.group_size), symmetry(q.sym))]
+        }
+        QuantizationConfig::Awq(q) => {
+            let symmetric = q.zero_point.map(|zero_point| !zero_point);
+            vec![format!("awq {} {} bits, {}, {}", q.version.name(), q.bits, group(q.group_size), symmetry(symmetric))]
+        }
+        QuantizationConfig::CompressedTensors(q) => {
+            let line = |g: &CompressedTensorsGroup| {
+                let format = g.format.map_or("compressed-tensors", CompressedTensorsFormat::name);
+                let order = if g.act_order { ", act-order" } else { "" };
+                let symmetry = symmetry(Some(g.symmetric));
+                format!("{format} {} bits, {}, {symmetry}{order}, for {}", g.bits, g.strategy, g.targets.join(", "))
+            };
+            q.groups.iter().map(line).collect()
+        }
+    }
+}
+
 fn human(report: &Report) -> String {
     let i = &report.inspection;
     let mut out = format!("{}: {}\n", i.path.display(), i.architecture.as_deref().unwrap_or("no architecture stated"));
@@ -57,11 +87,8 @@ fn human(report: &Report) -> String {
         if files == 1 { "" } else { "s" },
         i.bits_per_weight,
     );
-    if let Some(QuantizationConfig::Gptq(q)) = &i.quantization {
-        let group = q.group_size.map_or("a channel".to_owned(), |g| g.to_string());
-        let sym = q.sym.map_or("symmetry not stated", |s| if s { "symmetric" } else { "asymmetric" });
-        let order = if q.desc_act { ", act-order" } else { "" };
-        out += &format!("declared: {} {} bits, groups of {group}, {sym}{order}\n", q.version.name(), q.bits);
+    for line in i.quantization.iter().flat_map(declared) {
+        out += &format!("declared: {line}\n");
     }
     out += "\n";
 

@@ -7,7 +7,7 @@ use crate::config::{GptqConfig, GptqVersion, QuantizationConfig};
 pub(super) fn declared(weights: &Weights) -> Option<&GptqConfig> {
     match weights.quantization() {
         Some(QuantizationConfig::Gptq(config)) => Some(config),
-        None => None,
+        _ => None,
     }
 }
 

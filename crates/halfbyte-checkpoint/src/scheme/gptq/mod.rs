@@ -27,7 +27,7 @@ use super::{Description, Scheme};
 pub(super) const SCHEME: Scheme = Scheme {
     name: "gptq",
     parts: &["qweight", "qzeros", "scales", "g_idx"],
-    detect: |checkpoint, prefix| checkpoint.contains(&format!("{prefix}.qweight")),
+    detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.qweight")),
     describe: |weights, prefix| {
         let module = read::examine(weights, prefix)?;
         Ok(Description {

@@ -1,0 +1,78 @@
+//! compressed-tensors: `weight_packed` or `weight` in bytes, `weight_scale`, `weight_zero_point`, `weight_shape`.
+//!
+//! ```text
+//! weight_packed      i32 [N, W]        for each row its K codes as a little-endian bit stream; W = ceil(K·b/32), or
+//!                                      ceil(K / floor(32/b)) where no code straddles two words (3 bits, older files)
+//! weight             i8  [N, K]        instead, the codes as they are (`int-quantized`)
+//! weight_scale       float             [N, G]; [N, 1] a channel; [1] a tensor
+//! weight_zero_point  i32 [ceil(N·b/32), G]   packed like the codes, but down the columns; missing if symmetric
+//!                    i8                instead, as they are, in the shape of weight_scale
+//! weight_shape       i64 [2]           N, K; with weight_packed only
+//! weight_g_idx       i32 [K]           group of each column; −1 throughout: not used
+//! w[n, k] = weight_scale[n, g] · (q[n, k] − zero[n, g])
+//! ```
+//!
+//! Codes and zero points are signed; packed ones are stored with `2^(b−1)` added, which is how [`halfbyte::QTensor`]
+//! holds them. A `quantization_config` is compared with the tensors and loses where the two differ.
+//!
+//! Source: compressed-tensors 0.20.0, whose files the tests read to their exact values. The older packing follows its
+//! description; no file of an older release is among the tests.
+
+mod labels;
+mod packing;
+mod read;
+
+use super::{Description, Scheme, Weights};
+use crate::error::Result;
+use crate::safetensors::DType;
+
+/// The line in [`super::SCHEMES`] for packed codes (`pack-quantized`).
+pub(super) const PACKED: Scheme = Scheme {
+    name: "compressed-tensors",
+    parts: &[
+        "weight_packed",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_shape",
+        "weight_g_idx",
+        "input_scale",
+        "input_zero_point",
+        "output_scale",
+        "output_zero_point",
+    ],
+    detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.weight_packed")),
+    describe: |weights, prefix| describe(weights, prefix, read::Storage::Packed),
+    load: |weights, prefix| read::load(weights, prefix, read::Storage::Packed),
+};
+
+/// The line in [`super::SCHEMES`] for codes that take a byte each (`int-quantized`).
+pub(super) const BYTES: Scheme = Scheme {
+    name: "compressed-tensors",
+    parts: &[
+        "weight",
+        "weight_scale",
+        "weight_zero_point",
+        "weight_g_idx",
+        "input_scale",
+        "input_zero_point",
+        "output_scale",
+        "output_zero_point",
+    ],
+    detect: |weights, prefix| {
+        let checkpoint = weights.checkpoint();
+        checkpoint.get(&format!("{prefix}.weight")).is_some_and(|info| info.dtype == DType::I8)
+            && checkpoint.contains(&format!("{prefix}.weight_scale"))
+    },
+    describe: |weights, prefix| describe(weights, prefix, read::Storage::Bytes),
+    load: |weights, prefix| read::load(weights, prefix, read::Storage::Bytes),
+};
+
+fn describe(weights: &Weights, prefix: &str, storage: read::Storage) -> Result<Description> {
+    let module = read::examine(weights, prefix, storage)?;
+    Ok(Description {
+        format: module.format,
+        shape: [module.n, module.k],
+        act_order: module.group_index.is_some(),
+        findings: module.findings,
+    })
+}
