@@ -72,6 +72,7 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
             };
             q.groups.iter().map(line).collect()
         }
+        _ => Vec::new(),
     }
 }
 

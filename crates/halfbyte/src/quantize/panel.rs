@@ -69,18 +69,17 @@ impl Panel {
 
     /// `x[.., to..to + width] −= x[.., from..from + depth] · panel`, for x in rows of `stride`.
     pub(super) fn subtract_from(&self, x: &mut [f64], stride: usize, from: usize, to: usize) {
+        // Rows a power of two apart fall on the same lines of a cache: few of them at a time are used for all strips.
         for chunk in self.chunks() {
-            for s in 0..self.width.div_ceil(TILE) {
-                let strip = &self.packed[self.strip(&chunk, s)];
-                let to = to + s * TILE..to + ((s + 1) * TILE).min(self.width);
-                for rows in x.chunks_mut(TILE * stride) {
-                    let count = rows.len() / stride;
-                    let left = std::array::from_fn(|i| {
-                        &rows[i.min(count - 1) * stride + from..][chunk.start..chunk.end]
-                    });
+            for rows in x.chunks_mut(TILE * stride) {
+                let last = rows.len() / stride - 1;
+                for (s, to) in (to..to + self.width).step_by(TILE).enumerate() {
+                    let strip = &self.packed[self.strip(&chunk, s)];
+                    let left = std::array::from_fn(|i| &rows[i.min(last) * stride + from..][chunk.start..chunk.end]);
                     let product = tile(left, strip);
+                    let columns = TILE.min(self.width - s * TILE);
                     for (row, product) in rows.chunks_mut(stride).zip(product) {
-                        row[to.clone()].iter_mut().zip(product).for_each(|(x, p)| *x -= p);
+                        row[to..to + columns].iter_mut().zip(product).for_each(|(x, p)| *x -= p);
                     }
                 }
             }
@@ -99,9 +98,8 @@ impl Panel {
                     if columns.start >= row + count {
                         continue;
                     }
-                    let left = std::array::from_fn(|i| {
-                        &left[(row + i.min(count - 1)) * self.depth..][chunk.start..chunk.end]
-                    });
+                    let left =
+                        std::array::from_fn(|i| &left[(row + i.min(count - 1)) * self.depth..][chunk.start..chunk.end]);
                     let product = tile(left, strip);
                     for (row, product) in rows.chunks_mut(self.width).zip(product) {
                         row[columns.clone()].iter_mut().zip(product).for_each(|(y, p)| *y += p);

@@ -105,6 +105,15 @@ impl Params {
         code.round_ties_even().clamp(0.0, max) as u8
     }
 
+    /// What a code stands for, exactly.
+    pub fn exact(self, code: u8, format: WeightFormat) -> f64 {
+        let (scale, zero) = (f64::from(self.scale), f64::from(self.zero));
+        match format.zero {
+            Zero::Float => scale * f64::from(code) + zero,
+            Zero::Symmetric | Zero::Integer => scale * (f64::from(code) - zero),
+        }
+    }
+
     fn value(self, code: u8, format: WeightFormat) -> f32 {
         match format.zero {
             Zero::Float => self.scale.mul_add(f32::from(code), self.zero),

@@ -2,6 +2,7 @@
 
 mod data;
 mod format;
+mod gptq;
 mod layout;
 mod matmul;
 mod quantize;
