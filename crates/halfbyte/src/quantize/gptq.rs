@@ -87,8 +87,8 @@ pub struct Calibrated {
 /// in the authors' program.
 ///
 /// *Cost:* `k³/3 + n·k²` floating-point operations and `8 · k²` bytes besides the Hessian's own; for k = 16384 that is
-/// 1.5 · 10¹² operations before the first row, and 2 GiB. A matrix of n = k = 4096 takes about 4 s on two cores. The result is the same, bit for bit, whatever the number of
-/// threads.
+/// 1.5 · 10¹² operations before the first row, and 2 GiB. A matrix of n = k = 4096 takes about 4 s on two cores. The
+/// result is the same, bit for bit, whatever the number of threads.
 ///
 /// *Errors:* a length that is not n·k, a Hessian of another k, one without inputs or of zeros only, one that no damping
 /// makes positive definite, a damping that is negative or not finite, a bad format, NaN or infinity (with its place), a
