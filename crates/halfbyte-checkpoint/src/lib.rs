@@ -19,14 +19,20 @@ pub mod folder;
 pub mod inspect;
 pub mod safetensors;
 pub mod scheme;
+mod target;
+pub mod verify;
 
 pub use config::{AwqConfig, AwqVersion, CompressedTensorsConfig, GptqConfig, GptqVersion, QuantizationConfig};
 pub use error::{Error, Result};
 pub use finding::Finding;
-pub use folder::{Job, Linear, Progress, Quantization, Written, linears, write_dense, write_model};
+pub use folder::{
+    Conversion, Converted, Job, Linear, Progress, Quantization, Written, convert, linears, write_dense, write_model,
+};
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{Checkpoint, DType, FloatData, TensorInfo};
 pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, Weights};
+pub use target::Target;
+pub use verify::{Verification, verify};
 
 // Safetensors are little-endian and are read in place.
 const _: () =

@@ -102,7 +102,7 @@ fn dequantized(q: &QTensor, dtype: Float, name: &str) -> Result<Vec<u8>> {
 }
 
 /// Floats of another type, as bytes of `dtype`.
-fn converted(floats: Floats<'_>, dtype: Float, name: &str) -> Result<Vec<u8>> {
+pub(super) fn converted(floats: Floats<'_>, dtype: Float, name: &str) -> Result<Vec<u8>> {
     const ROW: usize = 1 << 12;
     let (full, rest) = (floats.len() / ROW, floats.len() % ROW);
     let mut bytes = rows(full, ROW, dtype, name, |i, j| f64::from(floats.get(i * ROW + j)))?;

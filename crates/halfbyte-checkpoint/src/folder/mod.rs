@@ -3,10 +3,12 @@
 //! Everything goes to a folder of a temporary name beside the target, is synced, and is renamed at the end. A run that is
 //! cancelled or fails removes it; one that is killed leaves only a `.<target>.<process>-<n>.tmp`.
 
+mod convert;
 mod dense;
 mod quantized;
 mod staging;
 
+pub use convert::{Conversion, Converted, convert};
 pub use dense::write_dense;
 pub use quantized::{Quantization, write_model};
 

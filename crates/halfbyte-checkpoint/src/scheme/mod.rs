@@ -3,8 +3,8 @@
 //! [`SCHEMES`] is the table; a scheme is added by a file and a line in it. [`Weights`] answers, module by module,
 //! whether a checkpoint holds it dense, quantised or not at all, and loads it.
 
-mod awq;
-mod compressed_tensors;
+pub(crate) mod awq;
+pub(crate) mod compressed_tensors;
 pub mod gptq;
 
 use crate::config::{self, QuantizationConfig};

@@ -3,6 +3,7 @@
 mod awq;
 mod compressed_tensors;
 mod config;
+mod convert;
 mod folder;
 mod gptq;
 mod inspect;
