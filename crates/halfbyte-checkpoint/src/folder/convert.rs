@@ -54,7 +54,7 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
     if quantised == 0 {
         return Err(Error::invalid("convert", "a model with quantised layers", "none"));
     }
-    let mut requantized = Vec::new();
+    let (mut requantized, mut refused) = (Vec::new(), None);
     let quantization = Quantization {
         target,
         format: &mut |module| choose(module)?.ok(),
@@ -73,12 +73,18 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
                     requantized.push((module.name.to_owned(), reason.to_string()));
                     rounded(q, format)
                 }
-                Err(reason) => Err(reason),
+                Err(reason) => {
+                    refused = Some((module.name.to_owned(), reason.to_string()));
+                    Err(reason)
+                }
             }
         },
         dense: &mut |_| None,
     };
-    let written = write_model(job, quantization)?;
+    let written = write_model(job, quantization).map_err(|error| match refused {
+        Some((module, reason)) => unrepresentable(&module, target.name())(reason),
+        None => error,
+    })?;
     Ok(Converted { written, requantized })
 }
 

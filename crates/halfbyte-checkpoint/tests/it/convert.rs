@@ -175,7 +175,7 @@ fn what_a_form_cannot_hold_is_refused_and_nothing_is_left() {
     assert_names(&refused("sixteen", V2), &["zero points of gptq_v2 go from 0 to 15, got 16"]);
     assert_names(&refused("sixteen", Target::Awq), &["zero points go from 0 to 15, got 16"]);
     assert_names(&refused("sixteen", Target::CompressedTensors), &["zero points go from 0 to 15, got 16"]);
-    assert_names(&refused("eight", Target::Awq), &["q_proj", "codes of 4 bits"]);
+    assert_names(&refused("eight", Target::Awq), &["q_proj", "awq cannot hold", "codes of 4 bits"]);
     assert_eq!(listing(dir.path()), before);
     // Groups that no form joins, unless they are asked to be rounded again.
     let joined = |requantize| {
