@@ -12,16 +12,19 @@
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
+pub mod checkpoint;
 pub mod config;
 pub mod error;
 mod finding;
 pub mod folder;
 pub mod inspect;
+mod mapping;
 pub mod safetensors;
 pub mod scheme;
 mod target;
 pub mod verify;
 
+pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{AwqConfig, AwqVersion, CompressedTensorsConfig, GptqConfig, GptqVersion, QuantizationConfig};
 pub use error::{Error, Result};
 pub use finding::Finding;
@@ -29,7 +32,7 @@ pub use folder::{
     Conversion, Converted, Job, Linear, Progress, Quantization, Written, convert, linears, write_dense, write_model,
 };
 pub use inspect::{Inspection, inspect};
-pub use safetensors::{Checkpoint, DType, FloatData, TensorInfo};
+pub use safetensors::{DType, FloatData};
 pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, Weights};
 pub use target::Target;
 pub use verify::{Verification, verify};

@@ -10,16 +10,16 @@
 
 mod data;
 mod dtype;
+pub(crate) mod files;
 mod header;
-mod mapping;
-mod reader;
+
 mod writer;
 
+pub use crate::checkpoint::{Checkpoint, TensorInfo};
 pub use data::FloatData;
 pub use dtype::DType;
-pub use reader::{Checkpoint, TensorInfo};
 pub use writer::{TensorSpec, Writer, WrittenFiles};
 
 pub(crate) use data::cast;
-pub(crate) use reader::read_small;
+pub(crate) use files::read_small;
 pub(crate) use writer::{pretty, sync_dir, temporary_name, write_synced};
