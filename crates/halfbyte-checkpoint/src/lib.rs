@@ -17,6 +17,7 @@ pub mod error;
 mod finding;
 pub mod folder;
 pub mod inspect;
+pub mod onnx;
 pub mod safetensors;
 pub mod scheme;
 
