@@ -40,18 +40,18 @@ pub(crate) fn pack_row(bits: u32, codes: &[u8], bytes: &mut [u8]) {
 
 /// `spread` puts the `8·BITS` lowest bits of a word into its eight bytes.
 fn unpack<const BITS: usize>(bytes: &[u8], codes: &mut [u8], spread: impl Fn(u64) -> u64) {
-    let spread = |bytes: &[u8]| {
-        let mut word = [0; 8];
-        word[..bytes.len()].copy_from_slice(bytes);
-        spread(u64::from_le_bytes(word)).to_le_bytes()
-    };
     let (eights, rest) = codes.as_chunks_mut::<8>();
     let (words, tail) = bytes.split_at(eights.len() * BITS);
-    for (eight, word) in eights.iter_mut().zip(words.as_chunks::<BITS>().0) {
-        *eight = spread(word);
+    for (eight, bytes) in eights.iter_mut().zip(words.as_chunks::<BITS>().0) {
+        // A copy of known length, so that the loop becomes vector code.
+        let mut word = [0; 8];
+        word[..BITS].copy_from_slice(bytes);
+        *eight = spread(u64::from_le_bytes(word)).to_le_bytes();
     }
     let used = (rest.len() * BITS).div_ceil(8);
-    rest.copy_from_slice(&spread(&tail[..used])[..rest.len()]);
+    let mut word = [0; 8];
+    word[..used].copy_from_slice(&tail[..used]);
+    rest.copy_from_slice(&spread(u64::from_le_bytes(word)).to_le_bytes()[..rest.len()]);
 }
 
 /// `gather` puts the `BITS` lowest bits of each byte of a word into its `8·BITS` lowest bits.

@@ -14,6 +14,8 @@ pub struct BlockLayout {
     k: usize,
     bits: u32,
     block_size: usize,
+    /// Neighbours along k that share a scale in the tensor; at least a block.
+    group_size: usize,
     scale: Float,
     has_zero_points: bool,
 }
@@ -31,6 +33,12 @@ pub struct PackedBlocks {
     pub zero_points: Option<Vec<u8>>,
 }
 
+/// What onnxruntime's kernels for the CPU take.
+const BLOCK_SIZES: [usize; 5] = [16, 32, 64, 128, 256];
+
+/// What groups of other sizes are divided into: those of 256 are not taken everywhere.
+const DIVISIONS: [usize; 4] = [128, 64, 32, 16];
+
 fn refuse<T>(tensor: &str, reason: impl Into<String>) -> Result<T> {
     Err(Error::Unrepresentable { tensor: tensor.to_owned(), scheme: "MatMulNBits", reason: reason.into() })
 }
@@ -38,9 +46,11 @@ fn refuse<T>(tensor: &str, reason: impl Into<String>) -> Result<T> {
 impl BlockLayout {
     /// The layout of a tensor `[n, k]` of this format, with scales stored as `scale`.
     ///
-    /// One scale a row or for the whole tensor becomes one block a row, of the least power of two that holds k and is at
-    /// least 16. *Errors:* what the operator cannot hold: bits other than 2, 4 and 8, float offsets, groups that are not
-    /// a power of two from 16 on (unless there is one only), an empty tensor, one that does not fit memory.
+    /// The operator's readers take blocks of 16, 32, 64, 128 and 256. Groups of such a size become blocks. Larger ones
+    /// are divided, and their scale is repeated: into blocks of 128, or the largest of 64, 32 and 16 that they are a
+    /// multiple of. One scale a row or for the whole tensor becomes one block if it can, else blocks of 128. *Errors:*
+    /// what the operator cannot hold: bits other than 2, 4 and 8, float offsets, groups that are no multiple of 16
+    /// (unless there is one only), an empty tensor, one that does not fit memory.
     pub fn of(name: &str, format: WeightFormat, [n, k]: [usize; 2], scale: Float) -> Result<Self> {
         format.validate().map_err(Error::numbers(name))?;
         let WeightFormat { bits, group, zero, .. } = format;
@@ -53,22 +63,22 @@ impl BlockLayout {
         if n == 0 || k == 0 {
             return refuse(name, format!("a tensor [{n}, {k}] is empty"));
         }
-        let whole = k.max(16).checked_next_power_of_two();
-        let block_size = match group {
-            Group::Size(size) if size.is_power_of_two() && size >= 16 => Some(size),
+        let (block_size, group_size) = match group {
+            Group::Size(size) if BLOCK_SIZES.contains(&size) => (size, size),
             Group::Size(size) if size < k => {
-                return refuse(name, format!("its block size is a power of two from 16 on, not {size}"));
+                let Some(block) = DIVISIONS.into_iter().find(|block| size % block == 0) else {
+                    return refuse(name, format!("its blocks are of 16, 32, 64, 128 or 256, not {size}"));
+                };
+                (block, size)
             }
-            _ => whole,
+            _ => (BLOCK_SIZES.into_iter().find(|&size| size >= k).unwrap_or(DIVISIONS[0]), usize::MAX),
         };
-        let fits = |size: &usize| {
-            let codes = k.checked_next_multiple_of(*size)?;
-            n.checked_mul(codes)?.checked_mul(size_of::<f32>())?.checked_mul(8)
-        };
-        let Some(block_size) = block_size.filter(|size| fits(size).is_some()) else {
-            return refuse(name, format!("a tensor [{n}, {k}] in blocks does not fit memory"));
-        };
-        Ok(Self { n, k, bits, block_size, scale, has_zero_points: zero == Zero::Integer })
+        // Of everything, an f32 for each code would take the most.
+        let codes = k.checked_next_multiple_of(block_size).and_then(|codes| n.checked_mul(codes)?.checked_mul(4));
+        if codes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return refuse(name, format!("a tensor [{n}, {k}] in blocks of {block_size} does not fit memory"));
+        }
+        Ok(Self { n, k, bits, block_size, group_size, scale, has_zero_points: zero == Zero::Integer })
     }
 
     /// Outputs and length of the reduction, `[n, k]`.
@@ -93,6 +103,15 @@ impl BlockLayout {
 
     fn blocks(&self) -> usize {
         self.k.div_ceil(self.block_size)
+    }
+
+    /// The values of groups, `[n, groups]`, as those of blocks, `[n, blocks]`, row after row.
+    fn by_block<'a, T: Copy>(&self, of_groups: &'a [T]) -> impl Iterator<Item = impl Iterator<Item = T> + use<'a, T>> {
+        let &Self { n, block_size, group_size, .. } = self;
+        let blocks = self.blocks();
+        of_groups
+            .chunks_exact(of_groups.len() / n)
+            .map(move |groups| (0..blocks).map(move |block| groups[block * block_size / group_size]))
     }
 
     fn block_bytes(&self) -> usize {
@@ -125,7 +144,7 @@ impl PackedBlocks {
 
 /// Packs a tensor as onnxruntime's quantiser does, without loss; scales are stored as `scale`.
 ///
-/// Spare codes are 0, spare zero points `2^(bits−1)`. *Errors:* those of [`BlockLayout::of`]; act-order; a scale that is
+/// [`BlockLayout::of`] says which blocks groups become; what the tensor stands for is the same in all of them. Spare codes are 0, spare zero points `2^(bits−1)`. *Errors:* those of [`BlockLayout::of`]; act-order; a scale that is
 /// not exact in its type, a zero point of `2^bits`.
 pub fn pack(name: &str, q: &QTensor, scale: Float) -> Result<PackedBlocks> {
     let layout = BlockLayout::of(name, q.format(), [q.n(), q.k()], scale)?;
@@ -145,8 +164,8 @@ pub fn pack(name: &str, q: &QTensor, scale: Float) -> Result<PackedBlocks> {
             let row = layout.zero_row_bytes();
             let mut bytes = vec![0u8; n * row];
             let mut codes = vec![1u8 << (bits - 1); row * 8 / bits as usize];
-            for (bytes, zeros) in bytes.chunks_exact_mut(row).zip(zeros.chunks_exact(layout.blocks())) {
-                codes.iter_mut().zip(zeros).for_each(|(code, &zero)| *code = zero as u8);
+            for (bytes, zeros) in bytes.chunks_exact_mut(row).zip(layout.by_block(zeros)) {
+                codes.iter_mut().zip(zeros).for_each(|(code, zero)| *code = zero as u8);
                 pack_row(bits, &codes, bytes);
             }
             Some(bytes)
@@ -157,11 +176,11 @@ pub fn pack(name: &str, q: &QTensor, scale: Float) -> Result<PackedBlocks> {
     if let Some(wide) = q.scales().iter().find(|&&s| scale.round(s) != s) {
         return refuse(name, format!("its scales are {scale}, and {wide} is not exact in it"));
     }
-    let scales = q.scales().iter();
+    let scales = layout.by_block(q.scales()).flatten();
     let scales: Vec<u8> = match scale {
-        Float::F16 => scales.flat_map(|&s| f16::from_f32(s).to_le_bytes()).collect(),
-        Float::BF16 => scales.flat_map(|&s| bf16::from_f32(s).to_le_bytes()).collect(),
-        Float::F32 => scales.flat_map(|&s| s.to_le_bytes()).collect(),
+        Float::F16 => scales.flat_map(|s| f16::from_f32(s).to_le_bytes()).collect(),
+        Float::BF16 => scales.flat_map(|s| bf16::from_f32(s).to_le_bytes()).collect(),
+        Float::F32 => scales.flat_map(|s| s.to_le_bytes()).collect(),
     };
     Ok(PackedBlocks { layout, weight, scales, zero_points })
 }

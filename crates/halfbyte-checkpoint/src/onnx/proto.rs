@@ -13,6 +13,9 @@ use std::ops::Range;
 /// What can go wrong here, without the place.
 pub(super) type Result<T> = std::result::Result<T, String>;
 
+/// Fields of one message that are read: what is kept of each may be a few times as long as the field itself.
+const MAX_FIELDS: usize = 1 << 22;
+
 /// Bytes of a file that hold a message, a string, or packed numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Slice<'a> {
@@ -56,9 +59,15 @@ impl<'a> Slice<'a> {
 
     /// The fields, in order; an error is the last item.
     pub fn fields(mut self) -> impl Iterator<Item = Result<Field<'a>>> {
+        let mut count = 0;
         std::iter::from_fn(move || {
             (self.start < self.end).then(|| {
-                let field = self.field();
+                count += 1;
+                let field = if count > MAX_FIELDS {
+                    Err(format!("the message before byte {} has more than {MAX_FIELDS} fields", self.start))
+                } else {
+                    self.field()
+                };
                 if field.is_err() {
                     self.start = self.end;
                 }

@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 use std::ops::Range;
 use std::path::{Component, Path};
 
+/// Dimensions of a tensor; none has more than a few.
+const MAX_DIMS: usize = 32;
+
 /// A tensor that a model holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Initializer {
@@ -95,7 +98,12 @@ impl<'a> Fields<'a> {
         let mut segmented = false;
         let mut read = |field: Field<'a>| {
             match field.number {
-                1 => field.for_each_number(|d| this.dims.push(d))?,
+                1 => field.for_each_number(|d| {
+                    // One too many is kept, so that it shows.
+                    if this.dims.len() <= MAX_DIMS {
+                        this.dims.push(d);
+                    }
+                })?,
                 2 => this.data_type = field.number_value()?,
                 3 => segmented = true,
                 element::FLOAT_DATA
@@ -130,6 +138,10 @@ impl<'a> Fields<'a> {
             let what = format!("tensor `{}`: unknown element type {}", self.name, self.data_type);
             return Err(Error::unsupported(self.file, what));
         };
+        if self.dims.len() > MAX_DIMS {
+            let what = format!("tensor `{}`: expected at most {MAX_DIMS} dimensions, got more", self.name);
+            return Err(Error::unsupported(self.file, what));
+        }
         let dims: Vec<i64> = self.dims.iter().map(|&d| d as i64).collect();
         let shape: Option<Vec<usize>> = dims.iter().map(|&d| usize::try_from(d).ok()).collect();
         let bytes = shape.as_ref().and_then(|shape| element.bytes_of(shape));

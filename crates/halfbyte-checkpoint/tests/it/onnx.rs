@@ -197,11 +197,32 @@ fn scales_are_widened_and_one_group_is_one_a_row() {
     for group in [Group::Tensor, Group::Size(100), Group::Size(512)] {
         let q = random(2, WeightFormat { group, ..format }, [4, 70]);
         let packed = pack("m", &q, Float::F16).unwrap();
-        let size = if group == Group::Size(512) { 512 } else { 128 };
-        assert_eq!(packed.layout.block_size(), size);
+        assert_eq!(packed.layout.block_size(), 128);
         let read = read_packed(&packed);
         assert_eq!(read.format().group, Group::Channel);
         assert_eq!(dequantize(&read), dequantize(&q));
+    }
+}
+
+#[test]
+fn groups_that_are_no_blocks_are_divided() {
+    let format = WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Integer, scale: Float::F16 };
+    let cases = [
+        (Group::Channel, 256, 256),
+        (Group::Channel, 257, 128),
+        (Group::Tensor, 1500, 128),
+        (Group::Size(512), 1500, 128),
+        (Group::Size(192), 500, 64),
+        (Group::Size(96), 500, 32),
+        (Group::Size(48), 100, 16),
+        (Group::Size(256), 300, 256),
+    ];
+    for (seed, (group, k, block)) in cases.into_iter().enumerate() {
+        let q = random(seed as u64, WeightFormat { group, ..format }, [3, k]);
+        let packed = pack("m", &q, Float::F16).unwrap();
+        assert_eq!(packed.layout.block_size(), block, "{group:?}");
+        let read = read_packed(&packed);
+        assert_eq!((read.codes(), dequantize(&read)), (q.codes(), dequantize(&q)), "{group:?}");
     }
 }
 
@@ -246,9 +267,9 @@ fn what_matmulnbits_cannot_hold_is_refused() {
         error.to_string()
     };
     assert_names(&refusal(&q(WeightFormat { bits: 3, ..format }), Float::F32), &["`m`", "2, 4 or 8 bits, not 3"]);
-    for group in [8, 20, 48] {
+    for group in [8, 20, 40] {
         let format = WeightFormat { group: Group::Size(group), ..format };
-        assert_names(&refusal(&q(format), Float::F32), &["power of two", &group.to_string()]);
+        assert_names(&refusal(&q(format), Float::F32), &["blocks are of 16, 32", &format!("not {group}")]);
     }
     assert_names(&refusal(&q(format), Float::F16), &["its scales are f16", "not exact"]);
     let tensor = |format, zeros, index| QTensor::new(format, [1, 64], vec![0; 64], vec![1.0; 2], zeros, index).unwrap();
