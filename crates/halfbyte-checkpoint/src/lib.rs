@@ -4,6 +4,7 @@
 //! * [`config`] reads what a checkpoint says of its quantisation.
 //! * [`scheme`] turns the tensors of a module into a [`halfbyte::QTensor`] and back; [`Weights`] is the view of a whole
 //!   model in those terms.
+//! * [`onnx`] reads and writes ONNX models with quantised products.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
 //!
@@ -19,6 +20,7 @@ mod finding;
 pub mod folder;
 pub mod inspect;
 mod mapping;
+pub mod onnx;
 pub mod safetensors;
 pub mod scheme;
 mod target;

@@ -8,5 +8,7 @@ mod folder;
 mod gptq;
 mod inspect;
 mod malicious;
+mod onnx;
+mod onnx_malformed;
 mod safetensors;
 mod support;
