@@ -3,7 +3,8 @@
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::mapping::Mapping;
-use crate::safetensors::{DType, FloatData, cast, files};
+use crate::onnx;
+use crate::safetensors::{self, DType, FloatData, cast};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,6 +19,16 @@ pub struct Checkpoint {
     tensors: Vec<Tensor>,
     by_name: HashMap<String, usize>,
     findings: Vec<Finding>,
+    container: Container,
+}
+
+/// What a container says besides its tensors.
+#[derive(Debug)]
+pub(crate) enum Container {
+    /// Nothing: safetensors.
+    Plain,
+    /// The quantised products of a model.
+    Onnx(onnx::Model),
 }
 
 #[derive(Debug)]
@@ -32,10 +43,27 @@ pub(crate) struct Tensor {
     pub name: String,
     pub dtype: DType,
     pub shape: Vec<usize>,
-    /// The file that declares it.
+    /// The file that holds it.
     pub file: usize,
-    /// Place in the file.
-    pub range: Range<usize>,
+    pub place: Place,
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// In this range of its file.
+    Range(Range<usize>),
+    /// Here: the file holds them in another encoding.
+    Decoded(Vec<u8>),
+}
+
+impl Place {
+    fn len(&self) -> usize {
+        match self {
+            Place::Range(range) => range.len(),
+            Place::Decoded(bytes) => bytes.len(),
+        }
+    }
 }
 
 /// What a checkpoint says of one tensor.
@@ -53,9 +81,13 @@ pub struct TensorInfo<'a> {
     pub file: &'a Path,
 }
 
+/// What is opened in a folder without safetensors files.
+const OTHER_FILES: &[&str] = &["model.onnx"];
+
 impl Checkpoint {
-    /// Opens a folder (`model.safetensors`; or an index with its shards; or the only `*.safetensors` in it) or one
-    /// file, and validates every header.
+    /// Opens a folder (`model.safetensors`; or an index with its shards; or the only `*.safetensors` in it; or else
+    /// `model.onnx`) or one file, and validates every header. The container is told by the file's name: `*.onnx`, or
+    /// else safetensors.
     ///
     /// Errors: no such files, a header that is not consistent with its file, an index that names shards outside the
     /// folder, shards or tensors that do not exist, a tensor in two shards.
@@ -71,19 +103,50 @@ impl Checkpoint {
             tensors: Vec::new(),
             by_name: HashMap::new(),
             findings: Vec::new(),
+            container: Container::Plain,
         };
-        if metadata.is_dir() {
-            files::open_folder(path, &mut this)?
-        } else {
-            files::add_file(path, &mut this)?
+        if !metadata.is_dir() {
+            this.open_file(path)?;
+        } else if !safetensors::files::open_folder(path, &mut this)? {
+            let others: Vec<PathBuf> =
+                OTHER_FILES.iter().map(|name| path.join(name)).filter(|file| file.is_file()).collect();
+            let [only] = others.as_slice() else {
+                let names = ["model.safetensors", "model.safetensors.index.json"].join(", ");
+                let what = format!("expected {names} or {}, found none of them", OTHER_FILES.join(", "));
+                return Err(Error::missing(path, what));
+            };
+            this.open_file(only)?;
         }
         Ok(this)
+    }
+
+    fn open_file(&mut self, path: &Path) -> Result<()> {
+        let is = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
+        if is("onnx") {
+            return onnx::files::open_file(path, self);
+        }
+        safetensors::files::add_file(path, self)
+    }
+
+    /// What the container says besides its tensors.
+    pub(crate) fn container(&self) -> &Container {
+        &self.container
+    }
+
+    /// Keeps what the container says besides its tensors.
+    pub(crate) fn set_container(&mut self, container: Container) {
+        self.container = container;
     }
 
     /// Adds a file; returns its number.
     pub(crate) fn add_file(&mut self, file: MappedFile) -> usize {
         self.files.push(file);
         self.files.len() - 1
+    }
+
+    /// Size of a file that was added.
+    pub(crate) fn file_bytes(&self, file: usize) -> usize {
+        self.files[file].map.bytes().len()
     }
 
     /// Adds a tensor. Error: there is one of this name.
@@ -146,7 +209,10 @@ impl Checkpoint {
     /// A tensor's bytes, little-endian, row-major; in place. Error: no such tensor.
     pub fn bytes(&self, name: &str) -> Result<&[u8]> {
         let tensor = self.tensor(name)?;
-        Ok(&self.files[tensor.file].map.bytes()[tensor.range.clone()])
+        Ok(match &tensor.place {
+            Place::Range(range) => &self.files[tensor.file].map.bytes()[range.clone()],
+            Place::Decoded(bytes) => bytes,
+        })
     }
 
     /// A float tensor's elements. Errors: no such tensor, another type than F16, BF16, F32.
@@ -171,8 +237,8 @@ impl Checkpoint {
     /// Lets go of the memory that reading a tensor took; it is read from the file again when it is needed again. With
     /// this after each tensor, converting a model holds one tensor at a time. Unknown names are ignored.
     pub fn release(&self, name: &str) {
-        if let Ok(tensor) = self.tensor(name) {
-            self.files[tensor.file].map.release(tensor.range.clone());
+        if let Ok(Tensor { file, place: Place::Range(range), .. }) = self.tensor(name) {
+            self.files[*file].map.release(range.clone());
         }
     }
 
@@ -187,7 +253,7 @@ impl Checkpoint {
             name: &tensor.name,
             dtype: tensor.dtype,
             shape: &tensor.shape,
-            bytes: tensor.range.len(),
+            bytes: tensor.place.len(),
             file: &self.files[tensor.file].path,
         }
     }

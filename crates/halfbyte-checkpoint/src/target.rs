@@ -2,10 +2,11 @@
 
 use crate::config::GptqVersion;
 use crate::error::{Error, Result};
-use crate::safetensors::TensorSpec;
-use crate::scheme::{awq, compressed_tensors, gptq};
+use crate::safetensors::{DType, TensorSpec, Writer, WrittenFiles};
+use crate::scheme::{awq, compressed_tensors, gptq, matmul_nbits};
 use halfbyte::{QTensor, WeightFormat};
 use serde_json::Value;
+use std::path::Path;
 
 /// A form of files that quantised models are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,15 +20,18 @@ pub enum Target {
     Awq,
     /// compressed-tensors, `pack-quantized`.
     CompressedTensors,
+    /// ONNX: a `MatMulNBits` node for each module, other tensors as initialisers.
+    Onnx,
 }
 
 impl Target {
-    /// How `quant_method` spells it.
+    /// Its name, for GPTQ, AWQ and compressed-tensors as `quant_method` spells it.
     pub fn name(self) -> &'static str {
         match self {
             Target::Gptq(_) => "gptq",
             Target::Awq => "awq",
             Target::CompressedTensors => "compressed-tensors",
+            Target::Onnx => "onnx",
         }
     }
 
@@ -46,6 +50,7 @@ impl Target {
             }
             Target::Awq => Box::new(awq::Writer),
             Target::CompressedTensors => Box::new(compressed_tensors::Writer),
+            Target::Onnx => Box::new(matmul_nbits::OnnxForm),
         }
     }
 }
@@ -61,15 +66,61 @@ pub(crate) trait Form {
     /// Hands on these tensors' bytes, in that order. Error: numbers that the form cannot hold.
     fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
-    /// `quantization_config` of a model. Error: what the config cannot say.
-    fn config(&self, model: &Settings<'_>) -> Result<Value>;
+    /// `quantization_config` of a model; None where the tensors say it all. Error: what the config cannot say.
+    fn config(&self, model: &Settings<'_>) -> Result<Option<Value>>;
+
+    /// Begins the files of a model, whose tensors are these.
+    fn create(
+        &self,
+        dir: &Path,
+        tensors: &[TensorSpec],
+        _model: &Settings<'_>,
+        max_shard_bytes: u64,
+    ) -> Result<Box<dyn TensorWriter>> {
+        Ok(Box::new(Writer::create(dir, tensors, max_shard_bytes)?))
+    }
+}
+
+/// Files in which tensors are written one at a time, in any order, after all were declared.
+pub(crate) trait TensorWriter {
+    /// Writes a tensor's data.
+    fn write(&mut self, name: &str, data: &[u8]) -> Result<()>;
+
+    /// Bytes of all declared tensors.
+    fn tensor_bytes(&self) -> u64;
+
+    /// Gives the files their final names.
+    fn finish(self: Box<Self>) -> Result<WrittenFiles>;
+}
+
+impl TensorWriter for Writer {
+    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        Writer::write(self, name, data)
+    }
+
+    fn tensor_bytes(&self) -> u64 {
+        Writer::tensor_bytes(self)
+    }
+
+    fn finish(self: Box<Self>) -> Result<WrittenFiles> {
+        Writer::finish(*self)
+    }
+}
+
+/// A quantised module.
+#[derive(Clone, Debug)]
+pub(crate) struct Module {
+    pub name: String,
+    pub format: WeightFormat,
+    /// Outputs and length of the reduction.
+    pub shape: [usize; 2],
 }
 
 /// What a config has to say of a whole model.
 #[derive(Debug)]
 pub(crate) struct Settings<'a> {
-    /// Every quantised module with its format.
-    pub quantized: &'a [(String, WeightFormat)],
+    /// Every quantised module.
+    pub quantized: &'a [Module],
     /// Linear layers that stay dense.
     pub dense: &'a [String],
     /// Whether any module was quantised in another order of columns.
@@ -81,8 +132,8 @@ impl Settings<'_> {
     /// None: no module.
     pub fn commonest<T: PartialEq>(&self, property: impl Fn(&WeightFormat) -> T) -> Option<T> {
         let mut counts: Vec<(T, usize)> = Vec::new();
-        for (_, format) in self.quantized {
-            let value = property(format);
+        for module in self.quantized {
+            let value = property(&module.format);
             match counts.iter_mut().find(|(known, _)| *known == value) {
                 Some((_, count)) => *count += 1,
                 None => counts.push((value, 1)),
@@ -121,6 +172,6 @@ pub(crate) fn f16_scales(q: &QTensor) -> std::result::Result<Vec<half::f16>, Str
 }
 
 /// A tensor of a module.
-pub(crate) fn spec(module: &str, part: &str, dtype: crate::safetensors::DType, shape: &[usize]) -> TensorSpec {
+pub(crate) fn spec(module: &str, part: &str, dtype: DType, shape: &[usize]) -> TensorSpec {
     TensorSpec { name: format!("{module}.{part}"), dtype, shape: shape.to_vec() }
 }

@@ -137,6 +137,8 @@ pub enum FormArg {
     Awq,
     /// compressed-tensors, pack-quantized.
     CompressedTensors,
+    /// ONNX: a MatMulNBits node for each layer.
+    Onnx,
 }
 
 impl FormArg {
@@ -154,6 +156,7 @@ impl From<FormArg> for Target {
             FormArg::GptqV2 => Target::Gptq(Some(GptqVersion::V2)),
             FormArg::Awq => Target::Awq,
             FormArg::CompressedTensors => Target::CompressedTensors,
+            FormArg::Onnx => Target::Onnx,
         }
     }
 }

@@ -6,7 +6,7 @@ use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners,
 use crate::error::{Error, Result};
 use crate::safetensors::{Checkpoint, TensorSpec};
 use crate::scheme::LinearWeight;
-use crate::target::{Settings, Target, unrepresentable};
+use crate::target::{Module, Settings, Target, unrepresentable};
 use halfbyte::{Floats, QTensor, WeightFormat, Zero};
 
 /// How the modules of a model become quantised ones.
@@ -62,7 +62,8 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
             return Err(refuse(differences(format, nearest)));
         }
     }
-    let quantized: Vec<(String, WeightFormat)> = chosen().map(|(m, format)| (m.name.to_owned(), format)).collect();
+    let quantized: Vec<Module> =
+        chosen().map(|(m, format)| Module { name: m.name.to_owned(), format, shape: m.shape }).collect();
     let dense: Vec<String> = modules
         .iter()
         .zip(&formats)
@@ -100,7 +101,8 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
 
     let staging = Staging::create(job.target, job.overwrite, source.folder())?;
     let mut act_order = false;
-    let written = write_steps(&mut job, &staging, steps, |task, name, writer| {
+    let create = |specs: &[TensorSpec], shard| form.create(staging.path(), specs, &settings(false), shard);
+    let written = write_steps(&mut job, create, steps, |task, name, writer| {
         let &Some((at, format)) = task else {
             match replace(name) {
                 None => writer.write(name, checkpoint.bytes(name)?)?,
@@ -123,7 +125,9 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         let mut put = |bytes: &[u8]| specs.next().map_or(Ok(()), |spec| writer.write(&spec.name, bytes));
         form.pack(name, &q, &mut put)
     })?;
-    config.insert("quantization_config".into(), form.config(&settings(act_order))?);
+    if let Some(own) = form.config(&settings(act_order))? {
+        config.insert("quantization_config".into(), own);
+    }
     let folder = complete(&job, staging, config)?;
     Ok(Written { folder, tensor_bytes: written.tensor_bytes, quantized: quantized.len() })
 }

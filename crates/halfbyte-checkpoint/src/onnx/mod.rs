@@ -17,6 +17,7 @@
 
 pub(crate) mod codes;
 mod element;
+pub(crate) mod files;
 mod model;
 mod nbits;
 mod pack;

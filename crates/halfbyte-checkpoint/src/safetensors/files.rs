@@ -1,14 +1,15 @@
 //! The safetensors files of a folder: which they are, and all their tensors.
 
 use super::header::{self, MAX_HEADER_BYTES};
-use crate::checkpoint::{Checkpoint, MappedFile, Tensor};
+use crate::checkpoint::{Checkpoint, MappedFile, Place, Tensor};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::mapping::Mapping;
 use std::path::{Path, PathBuf};
 
 /// Adds the tensors of a folder: of `model.safetensors`; or of an index's shards; or of the only `*.safetensors` in it.
-pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
+/// False: there is none of these.
+pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<bool> {
     let single = path.join("model.safetensors");
     let index = path.join("model.safetensors.index.json");
     if single.is_file() {
@@ -19,10 +20,10 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<()
                 "lies beside model.safetensors; the single file was read and the index was not",
             ));
         }
-        return Ok(());
+        return Ok(true);
     }
     if index.is_file() {
-        return add_index(path, &index, checkpoint);
+        return add_index(path, &index, checkpoint).map(|()| true);
     }
     let names = |ending: &str| -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();
@@ -36,11 +37,9 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<()
         Ok(found)
     };
     match (names(".safetensors.index.json")?.as_slice(), names(".safetensors")?.as_slice()) {
-        ([index], _) => add_index(path, index, checkpoint),
-        ([], [single]) => add_file(single, checkpoint),
-        ([], []) => {
-            Err(Error::missing(path, "expected model.safetensors or model.safetensors.index.json, found neither"))
-        }
+        ([index], _) => add_index(path, index, checkpoint).map(|()| true),
+        ([], [single]) => add_file(single, checkpoint).map(|()| true),
+        ([], []) => Ok(false),
         ([], several) => Err(Error::missing(
             path,
             format!(
@@ -58,7 +57,7 @@ pub(crate) fn add_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
     let entries = header::parse(map.bytes(), path)?;
     let file = checkpoint.add_file(MappedFile { path: path.to_owned(), map });
     for header::Entry { name, dtype, shape, range } in entries {
-        checkpoint.add_tensor(Tensor { name, dtype, shape, file, range })?;
+        checkpoint.add_tensor(Tensor { name, dtype, shape, file, place: Place::Range(range) })?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use super::pack::pack_gemm;
 use super::read::transposed;
 use crate::error::{Error, Result};
 use crate::safetensors::{DType, TensorSpec};
-use crate::target::{Form, Settings, f16_scales, spec, unrepresentable};
+use crate::target::{Form, Module, Settings, f16_scales, spec, unrepresentable};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Value, json};
 
@@ -60,23 +60,23 @@ impl Form for Writer {
     }
 
     /// The fields that AutoAWQ, transformers and vLLM read.
-    fn config(&self, model: &Settings<'_>) -> Result<Value> {
+    fn config(&self, model: &Settings<'_>) -> Result<Option<Value>> {
         let group_of = |format: &WeightFormat| match format.group {
             Group::Size(size) => i64::try_from(size).unwrap_or(i64::MAX),
             Group::Channel | Group::Tensor => -1,
         };
         let group_size = model.commonest(group_of).unwrap_or(-1);
-        if let Some((name, format)) = model.quantized.iter().find(|(_, format)| group_of(format) != group_size) {
+        if let Some(Module { name, format, .. }) = model.quantized.iter().find(|m| group_of(&m.format) != group_size) {
             let got = format!("{} in `{name}`, {group_size} elsewhere", group_of(format));
             return Err(Error::invalid("write AWQ", "one group size for the whole model", got));
         }
-        Ok(json!({
+        Ok(Some(json!({
             "quant_method": "awq",
             "bits": 4,
             "group_size": group_size,
             "zero_point": true,
             "version": "gemm",
             "modules_to_not_convert": if model.dense.is_empty() { Value::Null } else { json!(model.dense) },
-        }))
+        })))
     }
 }

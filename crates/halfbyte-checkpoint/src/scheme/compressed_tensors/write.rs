@@ -3,7 +3,7 @@
 use super::packing::Packing;
 use crate::error::Result;
 use crate::safetensors::{DType, TensorSpec};
-use crate::target::{Form, Settings, exactly, spec, unrepresentable};
+use crate::target::{Form, Module, Settings, exactly, spec, unrepresentable};
 use half::{bf16, f16};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Map, Value, json};
@@ -79,10 +79,10 @@ impl Form for Writer {
 
     /// The fields that compressed-tensors, transformers and vLLM read: a group of settings for each format, the commonest
     /// for every linear layer, the others by name.
-    fn config(&self, model: &Settings<'_>) -> Result<Value> {
+    fn config(&self, model: &Settings<'_>) -> Result<Option<Value>> {
         let same = |a: &WeightFormat, b: &WeightFormat| WeightFormat { scale: b.scale, ..*a } == *b;
         let mut groups: Vec<(WeightFormat, Vec<&str>)> = Vec::new();
-        for (name, format) in model.quantized {
+        for Module { name, format, .. } in model.quantized {
             match groups.iter_mut().find(|(known, _)| same(known, format)) {
                 Some((_, names)) => names.push(name),
                 None => groups.push((*format, vec![name])),
@@ -107,11 +107,11 @@ impl Form for Writer {
             config_groups.insert(format!("group_{i}"), group);
         }
         let mut ignore = model.dense.to_vec();
-        if !model.quantized.iter().any(|(name, _)| name == HEAD) {
+        if !model.quantized.iter().any(|module| module.name == HEAD) {
             // It is a linear layer even where its weight is the embedding and no tensor has its name.
             ignore.push(HEAD.into());
         }
-        Ok(json!({
+        Ok(Some(json!({
             "quant_method": "compressed-tensors",
             "format": "pack-quantized",
             "quantization_status": "compressed",
@@ -119,7 +119,7 @@ impl Form for Writer {
             "ignore": ignore,
             "kv_cache_scheme": null,
             "global_compression_ratio": null,
-        }))
+        })))
     }
 }
 

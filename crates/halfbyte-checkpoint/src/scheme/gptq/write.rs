@@ -5,7 +5,7 @@ use super::stream;
 use crate::config::GptqVersion;
 use crate::error::Result;
 use crate::safetensors::{DType, TensorSpec};
-use crate::target::{Form, Settings, exactly, f16_scales, spec, unrepresentable};
+use crate::target::{Form, Module, Settings, exactly, f16_scales, spec, unrepresentable};
 use half::f16;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Map, Value, json};
@@ -93,10 +93,10 @@ impl Form for Writer {
 
     /// The fields that GPTQModel, transformers and vLLM read. The commonest format is the model's; modules of another
     /// one, and those that stay dense, are overrides (`dynamic`, by regular expression).
-    fn config(&self, model: &Settings<'_>) -> Result<Value> {
+    fn config(&self, model: &Settings<'_>) -> Result<Option<Value>> {
         let common = model.commonest(Fields::of).unwrap_or(Fields { bits: 4, group_size: -1, sym: true });
         let mut dynamic = Map::new();
-        for (name, format) in model.quantized {
+        for Module { name, format, .. } in model.quantized {
             let own = Fields::of(format);
             if own != common {
                 dynamic.insert(format!("+:{}", exactly(name)), own.to_json());
@@ -111,7 +111,7 @@ impl Form for Writer {
             "group_size": common.group_size,
             "sym": common.sym,
             "desc_act": model.act_order,
-            "lm_head": model.quantized.iter().any(|(name, _)| name == "lm_head" || name.ends_with(".lm_head")),
+            "lm_head": model.quantized.iter().any(|module| module.name == "lm_head" || module.name.ends_with(".lm_head")),
             "checkpoint_format": self.0.name(),
             "pack_dtype": "int32",
             "meta": {"quantizer": [concat!("halfbyte:", env!("CARGO_PKG_VERSION"))]},
@@ -119,7 +119,7 @@ impl Form for Writer {
         if let (false, Value::Object(fields)) = (dynamic.is_empty(), &mut config) {
             fields.insert("dynamic".into(), Value::Object(dynamic));
         }
-        Ok(config)
+        Ok(Some(config))
     }
 }
 
