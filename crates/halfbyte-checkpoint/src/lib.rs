@@ -16,6 +16,7 @@ pub mod config;
 pub mod error;
 mod finding;
 pub mod folder;
+pub mod gguf;
 pub mod inspect;
 pub mod safetensors;
 pub mod scheme;
