@@ -52,15 +52,15 @@ pub fn metadata_from(
     set("attention.head_count_kv", Meta::U32(kv_heads));
     set("attention.key_length", Meta::U32(head_dim));
     set("attention.value_length", Meta::U32(head_dim));
-    set("attention.layer_norm_rms_epsilon", Meta::F32(config.float("rms_norm_eps")? as f32));
+    set("attention.layer_norm_rms_epsilon", Meta::F32(config.single("rms_norm_eps")?));
     set("rope.dimension_count", Meta::U32(head_dim));
-    set("rope.freq_base", Meta::F32(config.rope_theta()? as f32));
+    set("rope.freq_base", Meta::F32(narrow("rope_theta", config.rope_theta()?)?));
     match config.rope_scaling()? {
         // The factors of llama3 are a tensor.
         None | Some(("llama3", _)) => {}
         Some(("linear", scaling)) => {
             set("rope.scaling.type", Meta::String("linear".into()));
-            set("rope.scaling.factor", Meta::F32(Config(scaling).float("factor")? as f32));
+            set("rope.scaling.factor", Meta::F32(Config(scaling).single("factor")?));
         }
         Some((other, _)) => {
             return Err(unfit("rope_type", "default, linear or llama3", &Value::String(other.to_owned())));
@@ -122,6 +122,10 @@ impl<'a> Config<'a> {
         value.as_f64().filter(|v| v.is_finite()).ok_or_else(|| unfit(field, "a number", value))
     }
 
+    fn single(self, field: &str) -> Result<f32> {
+        narrow(field, self.float(field)?)
+    }
+
     /// Ids of tokens, in a list or one alone.
     fn tokens(self, field: &str, most: usize) -> Result<Vec<u32>> {
         let vocab_size = self.size("vocab_size")?;
@@ -173,6 +177,12 @@ impl<'a> Config<'a> {
             Some(other) => Err(unfit("rope_type", "a string", other)),
         }
     }
+}
+
+/// A number in single precision, as GGUF holds it.
+fn narrow(field: &str, value: f64) -> Result<f32> {
+    let single = value as f32;
+    if single.is_finite() { Ok(single) } else { Err(unfit(field, "a number that f32 holds", &value.into())) }
 }
 
 fn unfit(field: &str, expected: &str, got: &Value) -> Error {

@@ -196,7 +196,7 @@ impl<'a> Source<'a> {
             }
         }
         if vocab_size > MOST_TOKENS {
-            return Err(refuse(&format!("a vocabulary of at most {MOST_TOKENS} tokens"), &json!(vocab_size)));
+            return Err(refuse(&format!("a vocab_size of at most {MOST_TOKENS}"), &json!(vocab_size)));
         }
         let vocab = model.get("vocab").and_then(Value::as_object);
         let vocab = vocab.ok_or_else(|| refuse("an object `model.vocab`", &Value::Null))?;
