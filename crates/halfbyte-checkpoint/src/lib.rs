@@ -18,6 +18,7 @@ pub mod config;
 pub mod error;
 mod finding;
 pub mod folder;
+pub mod gguf;
 pub mod inspect;
 mod mapping;
 pub mod onnx;

@@ -5,6 +5,7 @@ mod compressed_tensors;
 mod config;
 mod convert;
 mod folder;
+mod gguf;
 mod gptq;
 mod inspect;
 mod malicious;
