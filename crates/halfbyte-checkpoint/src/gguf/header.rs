@@ -154,7 +154,12 @@ fn declaration<'a>(name: &'a str, cursor: &mut Cursor<'_>) -> std::result::Resul
     Ok(Declared { name, ggml_type, shape, bytes, offset })
 }
 
-fn place(tensor: Declared<'_>, start: usize, alignment: usize, length: usize) -> std::result::Result<TensorEntry, String> {
+fn place(
+    tensor: Declared<'_>,
+    start: usize,
+    alignment: usize,
+    length: usize,
+) -> std::result::Result<TensorEntry, String> {
     let Declared { name, ggml_type, shape, bytes, offset } = tensor;
     if offset % alignment as u64 != 0 {
         return Err(format!("expected an offset that is a multiple of {alignment}, got {offset}"));
@@ -219,9 +224,9 @@ impl Header {
             Some(Value::Array(Array::I32(list))) => same(list).and_then(|v| v.try_into().ok()),
             Some(value) => value.as_u64(),
         };
-        number.map(Some).ok_or_else(|| {
-            self.unexpected(key, "a whole number that is not negative, the same for all layers")
-        })
+        number
+            .map(Some)
+            .ok_or_else(|| self.unexpected(key, "a whole number that is not negative, the same for all layers"))
     }
 
     /// A finite number, if the key is there. Error: another type.

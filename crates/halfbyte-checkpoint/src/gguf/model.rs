@@ -153,10 +153,9 @@ fn scaling(header: &Header, bytes: &[u8], head_dim: u64, theta: f64) -> Result<M
         }
         Some(_) => return Err(header.unexpected(KEY, "\"none\" or \"linear\"")),
     };
-    let linear = of_type.map(|factor| Map::from_iter([
-        ("rope_type".to_owned(), json!("linear")),
-        ("factor".to_owned(), json!(factor)),
-    ]));
+    let linear = of_type.map(|factor| {
+        Map::from_iter([("rope_type".to_owned(), json!("linear")), ("factor".to_owned(), json!(factor))])
+    });
     let Some(tensor) = header.tensor(TENSOR) else { return Ok(linear.unwrap_or_default()) };
     let refuse = |what: &str| Error::unsupported(&header.file, format!("tensor `{TENSOR}`: {what}"));
     let data = bytes.get(tensor.range.clone()).filter(|_| tensor.ggml_type == GgmlType::F32);

@@ -261,7 +261,9 @@ impl<'a> Cursor<'a> {
             Ok(count) if count <= self.left() / least => Ok(count),
             _ => {
                 let left = self.left();
-                Err(format!("{count} {what} cannot lie in the {left} bytes that are left; the file is truncated or not GGUF"))
+                Err(format!(
+                    "{count} {what} cannot lie in the {left} bytes that are left; the file is truncated or not GGUF"
+                ))
             }
         }
     }

@@ -22,7 +22,8 @@ pub fn pack(tensor: &str, ggml_type: GgmlType, w: &QTensor) -> Result<Vec<u8>> {
         GgmlType::Q8_0 => (8, Zero::Symmetric),
         other => return Err(Error::invalid("pack GGUF blocks", "Q4_0, Q4_1 or Q8_0", other.name())),
     };
-    let refuse = |reason: String| Error::Unrepresentable { tensor: tensor.to_owned(), scheme: ggml_type.name(), reason };
+    let refuse =
+        |reason: String| Error::Unrepresentable { tensor: tensor.to_owned(), scheme: ggml_type.name(), reason };
     let format = w.format();
     if format.bits != bits || format.zero != zero {
         return Err(refuse(format!(

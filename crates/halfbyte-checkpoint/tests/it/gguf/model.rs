@@ -111,7 +111,8 @@ fn models_that_have_no_config() {
     ];
     for (key, value, part) in cases {
         let text = text_of(config_json(&with(&header, key, value), &bytes));
-        let named = if part == "got nothing" && key.starts_with("llama.rope") { "llama.rope.scaling.factor" } else { key };
+        let named =
+            if part == "got nothing" && key.starts_with("llama.rope") { "llama.rope.scaling.factor" } else { key };
         // A head of another length is told by what else says it.
         let named = if key == "llama.attention.key_length" { "llama.attention.value_length" } else { named };
         assert_names(&text, &["tiny_llama.gguf", named, part]);
@@ -160,10 +161,16 @@ fn a_config_comes_back_from_its_metadata() {
 fn rotary_scaling_goes_there_and_back() {
     let tokenizer = read_json(&model().join("tokenizer.json"));
     let cases = [
-        (json!({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192}), 500000.0),
-        (json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 2048}), 10000.0),
+        (
+            json!({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192}),
+            500000.0,
+        ),
+        (
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 2048}),
+            10000.0,
+        ),
         (json!({"rope_type": "linear", "factor": 4.0}), 10000.0),
     ];
     for (scaling, theta) in cases {
