@@ -5,6 +5,7 @@
 //! * [`scheme`] turns the tensors of a module into a [`halfbyte::QTensor`] and back; [`Weights`] is the view of a whole
 //!   model in those terms.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
+//! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
 //!
 //! Every file is taken as hostile: a header's numbers are checked against the size of the file before anything is
@@ -16,6 +17,7 @@ pub mod config;
 pub mod error;
 mod finding;
 pub mod folder;
+pub mod gguf;
 pub mod inspect;
 pub mod safetensors;
 pub mod scheme;
