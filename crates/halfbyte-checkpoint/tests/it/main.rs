@@ -4,6 +4,7 @@ mod awq;
 mod compressed_tensors;
 mod config;
 mod folder;
+mod gguf;
 mod gptq;
 mod inspect;
 mod malicious;
