@@ -222,7 +222,11 @@ impl<'a> Cursor<'a> {
 
     pub fn slice(&mut self, length: usize) -> Result<&'a [u8], String> {
         if length > self.left() {
-            return Err(format!("expected {length} bytes at {}, got {}: the file is truncated", self.at, self.left()));
+            return Err(format!(
+                "expected {length} bytes at {}, got {}: the file is truncated, or its header too long",
+                self.at,
+                self.left()
+            ));
         }
         let slice = &self.bytes[self.at..self.at + length];
         self.at += length;
@@ -262,7 +266,7 @@ impl<'a> Cursor<'a> {
             _ => {
                 let left = self.left();
                 Err(format!(
-                    "{count} {what} cannot lie in the {left} bytes that are left; the file is truncated or not GGUF"
+                    "{count} {what} cannot lie in the {left} bytes that are left; the file is truncated, not GGUF, or its header too long"
                 ))
             }
         }

@@ -154,6 +154,14 @@ fn split<const A: usize>(bytes: &[u8]) -> (&[u8; A], &[u8]) {
 }
 
 /// The half that two bytes are, widened (exact).
+///
+/// In a block of 32 codes this is most of the work, so that finite halves go without the detour through a function for
+/// the instruction set at hand: their bits, moved to the places of a single's, are 2⁻¹¹² of their value.
 fn half(bytes: &[u8; 2]) -> f32 {
-    half::f16::from_le_bytes(*bytes).to_f32()
+    let bits = u32::from(u16::from_le_bytes(*bytes));
+    if bits & 0x7c00 == 0x7c00 {
+        return half::f16::from_le_bytes(*bytes).to_f32();
+    }
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((112 + 127) << 23);
+    f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
 }
