@@ -20,13 +20,16 @@ pub mod inspect;
 pub mod safetensors;
 pub mod scheme;
 
-pub use config::{AwqConfig, AwqVersion, CompressedTensorsConfig, GptqConfig, GptqVersion, QuantizationConfig};
+pub use config::{
+    AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, GptqConfig, GptqVersion,
+    QuantizationConfig,
+};
 pub use error::{Error, Result};
 pub use finding::Finding;
 pub use folder::{Job, Linear, Progress, Quantization, Written, linears, write_dense, write_model};
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{Checkpoint, DType, FloatData, TensorInfo};
-pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, Weights};
+pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, StoredFormat, Weights};
 
 // Safetensors are little-endian and are read in place.
 const _: () =

@@ -47,11 +47,12 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     let staging = Staging::create(job.target, job.overwrite, source.folder())?;
     let written = write_steps(&mut job, &staging, steps, |&is_module, name, writer| {
         if is_module {
-            if let LinearWeight::Quantized(q) = source.load_linear(name)?.weight {
-                source.release(name);
-                writer.write(&format!("{name}.weight"), &dequantized(&q, dtype, name)?)?;
-            }
-            return Ok(());
+            let bytes = match source.load_linear(name)?.weight {
+                LinearWeight::Quantized(q) => dequantized(&q, dtype, name)?,
+                LinearWeight::Dense { floats, .. } => converted(floats.as_floats(), dtype, name)?,
+            };
+            source.release(name);
+            return writer.write(&format!("{name}.weight"), &bytes);
         }
         match checkpoint.info(name)?.dtype.float() {
             Some(own) if own != dtype => {

@@ -218,7 +218,7 @@ fn a_zero_point_of_zero_is_held_by_v2_and_refused_by_v1() {
 }
 
 /// A tensor of random codes, scales and zero points.
-fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
+pub fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
     let mut random = Random(seed);
     let groups = format.group.count(k);
     let codes = (0..n * k).map(|_| random.below(1 << format.bits) as u8).collect();
@@ -237,7 +237,7 @@ fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) 
     QTensor::new(format, [n, k], codes, scales, zeros, index).unwrap()
 }
 
-fn tensors_of(q: &QTensor, version: GptqVersion) -> Vec<Tensor> {
+pub fn tensors_of(q: &QTensor, version: GptqVersion) -> Vec<Tensor> {
     let packed = pack("m", q, version).unwrap();
     let (n, k, groups, bits) = (q.n(), q.k(), q.groups(), q.format().bits as usize);
     vec![
