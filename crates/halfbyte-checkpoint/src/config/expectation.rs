@@ -118,10 +118,7 @@ fn of_compressed_tensors(config: &CompressedTensorsConfig, module: &str) -> Expe
             return Quantized(format!("the config's {group} targets it (`{text}`)"));
         }
     }
-    let class = config.groups.iter().find_map(|group| {
-        let text = group.targets.texts().iter().find(|text| is_class(text))?;
-        Some((&group.name, text))
-    });
+    let class = config.groups.iter().find_map(|group| Some((&group.name, group.targets.class()?)));
     match class {
         Some((group, text)) if in_block(module) || is_head(module) => {
             Quantized(format!("the config's {group} targets `{text}`, and its ignore does not have it"))
@@ -130,11 +127,6 @@ fn of_compressed_tensors(config: &CompressedTensorsConfig, module: &str) -> Expe
         None if config.groups.is_empty() => Unsaid,
         None => Dense("no group of the config targets it".into()),
     }
-}
-
-/// Whether a target is the name of a class: those begin with a capital, as Python has it.
-pub(crate) fn is_class(target: &str) -> bool {
-    target.starts_with(|c: char| c.is_ascii_uppercase())
 }
 
 /// Whether a module lies inside one of the repeated blocks: its name has a number in it.

@@ -23,6 +23,8 @@ pub struct ModulePatterns {
     parts: HashMap<String, usize>,
     expressions: Vec<(usize, Regex)>,
     unread: Vec<(usize, String)>,
+    /// The first name of a class.
+    class: Option<usize>,
 }
 
 /// The longest name that is looked for in others, and that others are looked for in.
@@ -57,6 +59,8 @@ impl ModulePatterns {
                 }
             }
         }
+        // Python's classes begin with a capital; its modules do not.
+        this.class = texts.iter().position(|text| text.starts_with(|c: char| c.is_ascii_uppercase()));
         this.texts = texts;
         this
     }
@@ -124,6 +128,11 @@ impl ModulePatterns {
     /// Whether the list has this very name.
     pub fn names(&self, name: &str) -> bool {
         self.literals.get(name).is_some_and(|found| found[WHOLE].is_some())
+    }
+
+    /// The first entry that is the name of a class, such as `Linear`.
+    pub fn class(&self) -> Option<&str> {
+        self.class.map(|at| self.texts[at].as_str())
     }
 
     /// The entries as the config has them.

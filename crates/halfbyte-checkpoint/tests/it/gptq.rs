@@ -154,7 +154,11 @@ fn without_a_config_the_shapes_and_the_zero_points_tell() {
         let (q, _, findings) = golden.load("v1.qzeros", "");
         assert_eq!(q, expected, "{}", golden.name);
         let texts: String = findings.iter().map(|f| f.text.as_str()).collect();
-        assert_eq!(texts.contains("no quantization_config says how zero points are stored"), !golden.sym, "{texts}");
+        assert_eq!(
+            texts.contains("no quantization_config of GPTQ's says how zero points are stored"),
+            !golden.sym,
+            "{texts}"
+        );
         assert_eq!(texts.contains("g_idx reorders"), golden.act_order, "{texts}");
         if golden.sym {
             let (q, _, findings) = golden.load("v2.qzeros", "");
@@ -367,6 +371,14 @@ fn group_indices_are_judged_by_their_data() {
     let (read, _, findings) = load(&tensors_of(&reordered, GptqVersion::V1), &plain_config);
     assert_eq!(read, reordered);
     assert_names(&findings[0].text, &["desc_act false", "g_idx was followed"]);
+
+    // One group has no order to lose, whatever the config says.
+    let channel = random(4, WeightFormat { group: Group::Channel, ..format }, [32, 64], false);
+    let says_order = config_of(&channel, GptqVersion::V1).replace("\"desc_act\": false", "\"desc_act\": true");
+    for parts in [&tensors_of(&channel, GptqVersion::V1)[..], &tensors_of(&channel, GptqVersion::V1)[..3]] {
+        let (read, _, findings) = load(parts, &says_order);
+        assert_eq!((&read, findings), (&channel, vec![]));
+    }
 
     // Zero throughout: never filled in.
     let mut zero = tensors.clone();

@@ -270,3 +270,32 @@ fn modules_of_compressed_tensors_are_dense_or_not_by_their_tensors() {
     assert_eq!(texts.len(), 3, "{texts:?}");
     assert_names(&texts[2], &["quantization_config: `re:(?!x)h.0.[cd]` in ignore", "look-around", "match nothing"]);
 }
+
+#[test]
+fn shapes_tell_awq_from_gptq_whatever_the_config_says() {
+    let load = |tensors: &[Tensor], config: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        write_folder(dir.path(), tensors, config);
+        let weights = Weights::open(dir.path()).unwrap();
+        let loaded = weights.load_linear("m").unwrap();
+        let LinearWeight::Quantized(q) = loaded.weight else { panic!("expected a quantised weight") };
+        (q, loaded.findings.iter().map(|f| f.text.clone()).collect::<Vec<_>>())
+    };
+    let gptq_config = r#"{"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true}}"#;
+    for (golden, group) in awq::goldens() {
+        for layout in ["gemm", "gemv_fast"] {
+            let tensors = awq::packed(&golden, layout);
+            let (expected, _) = load(&tensors, &awq::config_of(layout, group));
+            let (q, texts) = load(&tensors, gptq_config);
+            assert_eq!(q, expected, "{layout} {group}");
+            assert_eq!(texts.len(), 1, "{layout} {group}: {texts:?}");
+            assert_names(&texts[0], &["says gptq", "those of awq", "read as awq"]);
+        }
+    }
+    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16 };
+    let q = random(31, format, [32, 64], false);
+    let (read, texts) = load(&tensors_of(&q, GptqVersion::V1), &awq::config_of("gemm", 32));
+    assert_eq!(read, q);
+    assert_eq!(texts.len(), 1, "{texts:?}");
+    assert_names(&texts[0], &["says awq", "those of gptq", "read as gptq"]);
+}

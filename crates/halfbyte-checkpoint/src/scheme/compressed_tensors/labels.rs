@@ -2,7 +2,7 @@
 
 use crate::config::{
     CompressedTensorsConfig, CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy,
-    QuantizationConfig, is_class, other_names,
+    QuantizationConfig, other_names,
 };
 use crate::scheme::Weights;
 use halfbyte::Group;
@@ -80,11 +80,10 @@ pub(super) fn group_of<'a>(
         return Some(Label { group, joined: Some(other) });
     }
     let fit = |group: &&CompressedTensorsGroup| {
-        let class = group.targets.texts().iter().any(|target| is_class(target));
         let storage = group.format.is_none_or(|format| format == evidence.format);
         let bits = evidence.bits.contains(&group.bits);
         let reach = evidence.reach.fits(group.strategy, evidence.k);
-        (class, bits, reach, group.symmetric != evidence.zero_points, storage)
+        (group.targets.class().is_some(), bits, reach, group.symmetric != evidence.zero_points, storage)
     };
     // The first of several that fit alike.
     config.groups.iter().rev().max_by_key(fit).map(|group| Label { group, joined: None })

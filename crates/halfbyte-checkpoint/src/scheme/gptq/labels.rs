@@ -46,12 +46,13 @@ pub(super) fn zero_convention(
                  {other_symmetric}; read as {other_name}"
             ),
             None => format!(
-                "no quantization_config; every stored zero point is {other_symmetric}, so it was read as {other_name}"
+                "no quantization_config of GPTQ's; every stored zero point is {other_symmetric}, so it was read as {other_name}"
             ),
         };
         return (other, Some(text));
     }
-    let unlabelled = (config.is_none() && !all(symmetric))
-        .then(|| format!("no quantization_config says how zero points are stored; read as {name} (less one)"));
+    let unlabelled = (config.is_none() && !all(symmetric)).then(|| {
+        format!("no quantization_config of GPTQ's says how zero points are stored; read as {name} (less one)")
+    });
     (label, unlabelled)
 }
