@@ -151,9 +151,11 @@ fn human(report: &Report) -> String {
     out
 }
 
-/// Whether a tensor was counted with its module.
+/// Whether a tensor was counted with its module. Some schemes hang theirs below the weight: `weight.absmax`.
 fn of_module(tensor: &TensorSummary, prefixes: &HashSet<&str>) -> bool {
-    tensor.name.rsplit_once('.').is_some_and(|(prefix, _)| prefixes.contains(prefix))
+    let below_weight = tensor.name.rsplit_once(".weight.").map(|(prefix, _)| prefix);
+    let prefix = tensor.name.rsplit_once('.').map(|(prefix, _)| prefix);
+    below_weight.into_iter().chain(prefix).any(|prefix| prefixes.contains(prefix))
 }
 
 /// A name with `*` for numbers.
