@@ -116,8 +116,12 @@ impl Checkpoint {
             let others: Vec<PathBuf> =
                 OTHER_FILES.iter().map(|name| path.join(name)).filter(|file| file.is_file()).collect();
             let [only] = others.as_slice() else {
-                let names = ["model.safetensors", "model.safetensors.index.json"].join(", ");
-                let what = format!("expected {names} or {}, found none of them", OTHER_FILES.join(", "));
+                let what = match others.len() {
+                    0 => "found none of them",
+                    _ => "found several of the last",
+                };
+                let others = OTHER_FILES.join(" or ");
+                let what = format!("expected model.safetensors, model.safetensors.index.json, {others}; {what}");
                 return Err(Error::missing(path, what));
             };
             this.open_file(only)?;

@@ -9,15 +9,24 @@ use crate::safetensors::read_small;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 mod awq;
+mod bitsandbytes;
 mod compressed_tensors;
+mod expectation;
+mod gptq;
+mod patterns;
 
 pub use awq::{AwqConfig, AwqVersion};
+pub use bitsandbytes::{BitsAndBytesConfig, BitsAndBytesKind};
 pub use compressed_tensors::{
     CompressedTensorsConfig, CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy,
 };
+pub(crate) use expectation::{Expectation, in_block, other_names};
+pub(crate) use gptq::GptqSettings;
+pub use gptq::{GptqConfig, GptqDynamic, GptqOverride, GptqVersion};
+pub use patterns::ModulePatterns;
 
 /// The quantisation that a checkpoint declares.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -31,63 +40,9 @@ pub enum QuantizationConfig {
     /// compressed-tensors.
     #[serde(rename = "compressed-tensors")]
     CompressedTensors(CompressedTensorsConfig),
-}
-
-/// How GPTQ files store zero points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum GptqVersion {
-    /// `gptq`: the zero point less one.
-    #[serde(rename = "gptq")]
-    V1,
-    /// `gptq_v2`: the zero point itself.
-    #[serde(rename = "gptq_v2")]
-    V2,
-}
-
-impl GptqVersion {
-    /// The name that configs use.
-    pub fn name(self) -> &'static str {
-        match self {
-            GptqVersion::V1 => "gptq",
-            GptqVersion::V2 => "gptq_v2",
-        }
-    }
-}
-
-/// What a GPTQ checkpoint declares. The tensors have the last word on most of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct GptqConfig {
-    /// The file that says so.
-    pub file: PathBuf,
-    /// Bits a code: 2, 3, 4 or 8.
-    pub bits: u32,
-    /// Group size along k; None: one group a channel (−1 in the file).
-    pub group_size: Option<usize>,
-    /// Whether every zero point is the middle code, if it says.
-    pub sym: Option<bool>,
-    /// Whether columns were quantised in another order (act-order).
-    pub desc_act: bool,
-    /// Whether groups were fixed before columns were reordered, so that act-order leaves no trace.
-    pub static_groups: bool,
-    /// How zero points are stored.
-    pub version: GptqVersion,
-    /// Whether the output head is quantised too.
-    pub lm_head: bool,
-    /// Whether some modules have settings of their own (`dynamic`); then the tensors' shapes tell.
-    pub dynamic: bool,
-}
-
-impl GptqConfig {
-    /// Bits of every module; None if modules may have their own.
-    pub fn bits_of_all(&self) -> Option<u32> {
-        (!self.dynamic).then_some(self.bits)
-    }
-
-    /// Whether every zero point of every module is the middle code, if the config says so for all of them.
-    pub fn sym_of_all(&self) -> Option<bool> {
-        self.sym.filter(|_| !self.dynamic)
-    }
+    /// bitsandbytes.
+    #[serde(rename = "bitsandbytes")]
+    BitsAndBytes(BitsAndBytesConfig),
 }
 
 /// The largest group size that is believed.
@@ -140,74 +95,82 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
     if method.as_deref().map_or(fields.has(&["config_groups"]), |m| m == "compressed-tensors") {
         return compressed_tensors::parse(&fields).map(QuantizationConfig::CompressedTensors);
     }
-    let format = fields.text(&["checkpoint_format", "format", "version"])?;
-    let not_read = |what: &str, name: &str| {
-        let what =
-            format!("{} `{name}` is not read yet; methods that are: awq, compressed-tensors, gptq", fields.path(what));
-        Err(Error::unsupported(file, what))
-    };
+    if bitsandbytes::is_declared(&fields, method.as_deref()) {
+        return bitsandbytes::parse(&fields).map(QuantizationConfig::BitsAndBytes);
+    }
     if awq::is_declared(&fields)? {
         return awq::parse(&fields).map(QuantizationConfig::Awq);
     }
     // AutoGPTQ's own quantize_config.json names no method.
     match method.as_deref() {
-        Some("gptq") => {}
+        Some("gptq" | "marlin") => {}
         None if fields.has(&["bits", "wbits", "w_bit"]) && !fields.has(&["zero_point"]) => {}
-        None => return not_read("quant_method", "(none)"),
-        Some(other) => return not_read("quant_method", other),
+        None => return not_read(&fields, "quant_method", "(none)"),
+        Some(other) => return not_read(&fields, "quant_method", other),
     }
-    if fields.boolean(&["is_marlin_format"])? == Some(true) {
-        return not_read("is_marlin_format", "true");
-    }
-    let version = match format.as_deref() {
-        None | Some("gptq") => GptqVersion::V1,
-        Some("gptq_v2") => GptqVersion::V2,
-        Some(other) => return not_read("checkpoint_format", other),
-    };
-    match fields.text(&["pack_dtype"])?.as_deref() {
-        None | Some("int32") => {}
-        Some(other) => return not_read("pack_dtype", other),
-    }
-    let Some(bits) = fields.integer(&["bits", "w_bit", "wbits"])? else {
-        return Err(Error::malformed(file, format!("expected the field `{}`, found none", fields.path("bits"))));
-    };
-    if !matches!(bits, 2 | 3 | 4 | 8) {
-        return Err(Error::unsupported(file, format!("`{}`: expected 2, 3, 4 or 8, got {bits}", fields.path("bits"))));
-    }
-    let group_size = match fields.integer(&["group_size", "q_group_size"])? {
-        None | Some(-1) => None,
-        Some(size @ 1..=MAX_GROUP) => Some(size as usize),
+    let format = fields.text(&["checkpoint_format", "format", "version"])?;
+    gptq::parse(&fields, method.as_deref(), format.as_deref()).map(QuantizationConfig::Gptq)
+}
+
+fn not_read<T>(fields: &Fields<'_>, key: &str, name: &str) -> Result<T> {
+    let what = format!(
+        "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, gptq, marlin",
+        fields.path(key)
+    );
+    Err(Error::unsupported(fields.file, what))
+}
+
+/// The group size, if there is one; inner None: one group a channel (−1).
+fn group_size(fields: &Fields<'_>) -> Result<Option<Option<usize>>> {
+    match fields.integer(&["group_size", "q_group_size"])? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(None)),
+        Some(size @ 1..=MAX_GROUP) => Ok(Some(Some(size as usize))),
         Some(other) => {
             let what = format!("`{}`: expected -1 or 1 to {MAX_GROUP}, got {other}", fields.path("group_size"));
-            return Err(Error::malformed(file, what));
+            Err(Error::malformed(fields.file, what))
         }
-    };
+    }
+}
+
+/// Whether every zero point is the middle code, as `sym` or, negated, `zero_point` say.
+fn symmetry(fields: &Fields<'_>) -> Result<Option<bool>> {
     let zero_point = fields.boolean(&["zero_point"])?;
     let sym = fields.boolean(&["sym"])?;
     if let (Some(sym), Some(zero_point)) = (sym, zero_point)
         && sym == zero_point
     {
-        return Err(Error::malformed(file, format!("`sym` and `zero_point` contradict each other: both are {sym}")));
+        let what = format!("`sym` and `zero_point` contradict each other: both are {sym}");
+        return Err(Error::malformed(fields.file, what));
     }
-    let dynamic = match fields.fields.get("dynamic") {
-        None | Some(Value::Null) => false,
-        Some(Value::Object(rules)) => !rules.is_empty(),
-        Some(other) => {
-            let what = format!("`{}`: expected an object, got {}", fields.path("dynamic"), short(other));
-            return Err(Error::malformed(file, what));
+    Ok(sym.or(zero_point.map(|z| !z)))
+}
+
+/// The object under a key.
+fn object<'a>(fields: &Fields<'a>, key: &str) -> Result<Option<Fields<'a>>> {
+    match fields.fields.get(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(inner)) => {
+            Ok(Some(Fields { fields: inner, prefix: fields.path(key).into(), file: fields.file }))
         }
+        Some(other) => {
+            let what = format!("`{}`: expected an object, got {}", fields.path(key), short(other));
+            Err(Error::malformed(fields.file, what))
+        }
+    }
+}
+
+/// The list of strings under a key; empty if there is none.
+fn strings(fields: &Fields<'_>, key: &str) -> Result<Vec<String>> {
+    let strings = match fields.fields.get(key) {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(values)) => values.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
+        Some(_) => None,
     };
-    Ok(QuantizationConfig::Gptq(GptqConfig {
-        file: file.to_owned(),
-        bits: bits as u32,
-        group_size,
-        sym: sym.or(zero_point.map(|z| !z)),
-        desc_act: fields.boolean(&["desc_act", "act_order"])?.unwrap_or(false),
-        static_groups: fields.boolean(&["static_groups"])?.unwrap_or(false),
-        version,
-        lm_head: fields.boolean(&["lm_head"])?.unwrap_or(false),
-        dynamic,
-    }))
+    strings.ok_or_else(|| {
+        let what = format!("`{}`: expected a list of strings, got {}", fields.path(key), short(&fields.fields[key]));
+        Error::malformed(fields.file, what)
+    })
 }
 
 /// Typed access to the fields of a config, each under any of its spellings.

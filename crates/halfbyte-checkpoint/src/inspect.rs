@@ -5,7 +5,6 @@ use crate::error::Result;
 use crate::finding::Finding;
 use crate::safetensors::DType;
 use crate::scheme::{ModuleKind, Weights};
-use halfbyte::{Act, Format};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -58,7 +57,8 @@ pub struct ModuleSummary {
     pub shape: Option<[usize; 2]>,
     /// How it is stored: `dense`, or the scheme's name.
     pub scheme: &'static str,
-    /// What its numbers are: a float type for dense ones, `w4a16-g128` and the like for codes, `unreadable` if its
+    /// What its numbers are: a float type for dense ones, `w4a16-g128` and the like for codes,
+    /// `nf4-g64` and the like for codes that stand for floats, `unreadable` if its
     /// tensors do not fit each other.
     pub format: String,
     /// Whether columns were quantised in another order than they lie in.
@@ -73,7 +73,7 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
     let config = crate::config::read_object(&weights.folder().join("config.json"))?;
     let architecture =
         config.as_ref().and_then(|c| c.get("architectures")?.as_array()?.first()?.as_str()).map(str::to_owned);
-    let mut findings = checkpoint.findings().to_vec();
+    let mut findings = weights.findings();
     let mut modules = Vec::new();
     let mut quantized_parameters = 0u64;
     let mut quantized_parts = std::collections::HashSet::new();
@@ -85,7 +85,9 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
                 .map(|info| info.bytes as u64)
                 .sum()
         };
-        let summary = match weights.kind(name) {
+        let kind = weights.kind(name);
+        findings.extend(kind.as_ref().ok().and_then(|&kind| weights.contradiction(name, kind)));
+        let summary = match kind {
             Ok(ModuleKind::Absent) => continue,
             Ok(ModuleKind::Dense) => {
                 let info = checkpoint.info(&format!("{name}.weight"))?;
@@ -114,7 +116,7 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
                         let [n, k] = description.shape;
                         quantized_parameters += n as u64 * k as u64;
                         findings.extend(description.findings);
-                        let format = Format { weight: description.format, act: Act::A16 }.to_string();
+                        let format = description.format.to_string();
                         ModuleSummary { shape: Some([n, k]), format, act_order: description.act_order, ..unread }
                     }
                     Err(e) => {
@@ -130,6 +132,7 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
         };
         modules.push(summary);
     }
+    findings.extend(zero_biases(weights, modules.iter().filter(|m| m.scheme != "dense").map(|m| m.name.as_str())));
     if weights.quantization().is_some() && quantized_parts.is_empty() {
         findings.push(Finding::new("quantization_config", "declares a quantised model, but no module is quantised"));
     }
@@ -161,4 +164,22 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
         bits_per_weight: if parameters == 0 { 0.0 } else { total_bytes as f64 * 8.0 / parameters as f64 },
         findings,
     })
+}
+
+/// A sentence on the biases of quantised modules that are zero throughout, which some packers write for every layer
+/// without one.
+fn zero_biases<'a>(weights: &Weights, modules: impl Iterator<Item = &'a str>) -> Option<Finding> {
+    let mut names = modules.map(|module| format!("{module}.bias")).filter(|name| {
+        let bias = weights.checkpoint().floats(name);
+        let zero = bias.is_ok_and(|bias| bias.to_f32().iter().all(|&b| b == 0.0));
+        weights.checkpoint().release(name);
+        zero
+    });
+    let first = names.next()?;
+    let others = match names.count() {
+        0 => String::new(),
+        1 => ", with 1 other,".into(),
+        others => format!(", with {others} others,"),
+    };
+    Some(Finding::new(first, format!("a bias{others} is zero throughout, as for a layer without one; read as no bias")))
 }

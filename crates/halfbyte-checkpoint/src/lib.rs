@@ -29,7 +29,10 @@ mod target;
 pub mod verify;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
-pub use config::{AwqConfig, AwqVersion, CompressedTensorsConfig, GptqConfig, GptqVersion, QuantizationConfig};
+pub use config::{
+    AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, GptqConfig, GptqVersion,
+    QuantizationConfig,
+};
 pub use error::{Error, Result};
 pub use finding::Finding;
 pub use folder::{
@@ -37,7 +40,7 @@ pub use folder::{
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
-pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, Weights};
+pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, StoredFormat, Weights};
 pub use target::Target;
 pub use verify::{Verification, verify};
 

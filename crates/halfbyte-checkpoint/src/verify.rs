@@ -125,9 +125,11 @@ impl<'a> Numbers<'a> {
         let checkpoint = weights.checkpoint();
         if let Some(module) = name.strip_suffix(WEIGHT)
             && let ModuleKind::Quantized(_) = weights.kind(module)?
-            && let LinearWeight::Quantized(q) = weights.load_linear(module)?.weight
         {
-            return Ok(Numbers::Quantized(Box::new(q)));
+            return Ok(match weights.load_linear(module)?.weight {
+                LinearWeight::Quantized(q) => Numbers::Quantized(Box::new(q)),
+                LinearWeight::Dense { floats, shape } => Numbers::Floats(floats, shape.to_vec()),
+            });
         }
         let info = checkpoint.info(name)?;
         let shape = info.shape.to_vec();

@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::args::{ActArg, RtnArgs};
 use crate::failure::{Exit, Failure, Result};
 use halfbyte::{Act, Format};
-use halfbyte_checkpoint::{Weights, linears};
+use halfbyte_checkpoint::{StoredFormat, Weights, linears};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
 use std::path::{Path, PathBuf};
 
@@ -92,7 +92,8 @@ fn name_of(weights: &Weights, act: Act) -> Result<String> {
     let mut counts: Vec<(String, usize)> = Vec::new();
     for linear in linears(weights)?.iter().filter(|linear| linear.in_block()) {
         let name = match linear.source {
-            Some(weight) => Format { weight, act }.to_string(),
+            Some(StoredFormat::Codes(weight)) => Format { weight, act }.to_string(),
+            Some(table) => table.to_string(),
             None => {
                 let info = weights.checkpoint().info(&format!("{}.weight", linear.name))?;
                 info.dtype.name().to_lowercase()

@@ -54,7 +54,7 @@ impl<'a> Loader<'a> {
         if let Some((format, _)) = options.quantize {
             format.validate()?;
         }
-        let findings = weights.checkpoint().findings().to_vec();
+        let findings = weights.findings();
         Ok(Self { weights, options, parameters: 0, findings })
     }
 

@@ -1,9 +1,9 @@
 //! What an AWQ checkpoint declares, under AutoAWQ's, llm-awq's and transformers' spellings.
 
-use super::{Fields, MAX_GROUP, short};
+use super::patterns::{Meaning, ModulePatterns};
+use super::{Fields, group_size, strings, symmetry};
 use crate::error::{Error, Result};
 use serde::Serialize;
-use serde_json::Value;
 use std::path::PathBuf;
 
 /// How AWQ files pack codes: named after the kernels that take them so.
@@ -52,8 +52,8 @@ pub struct AwqConfig {
     pub zero_point: Option<bool>,
     /// How codes are packed; `gemv_fast` where `backend` is `llm-awq`.
     pub version: AwqVersion,
-    /// Names, or runs of parts of names, of modules that stay dense.
-    pub modules_to_not_convert: Vec<String>,
+    /// Modules that stay dense: parts of their names.
+    pub modules_to_not_convert: ModulePatterns,
 }
 
 const VERSION: &[&str] = &["version", "checkpoint_format", "format"];
@@ -96,39 +96,15 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<AwqConfig> {
             return Err(Error::malformed(file, format!("expected the field `{}`, found none", fields.path("bits"))));
         }
     }
-    let group_size = match fields.integer(&["group_size", "q_group_size"])? {
-        // What AutoAWQ and transformers take where nothing is said.
-        None => Some(128),
-        Some(-1) => None,
-        Some(size @ 1..=MAX_GROUP) => Some(size as usize),
-        Some(other) => {
-            let what = format!("`{}`: expected -1 or 1 to {MAX_GROUP}, got {other}", fields.path("group_size"));
-            return Err(Error::malformed(file, what));
-        }
-    };
-    let zero_point = fields.boolean(&["zero_point"])?;
-    let sym = fields.boolean(&["sym"])?;
-    if let (Some(sym), Some(zero_point)) = (sym, zero_point)
-        && sym == zero_point
-    {
-        return Err(Error::malformed(file, format!("`sym` and `zero_point` contradict each other: both are {sym}")));
-    }
-    let names = |value: &Value| -> Option<Vec<String>> {
-        value.as_array()?.iter().map(|name| name.as_str().map(str::to_owned)).collect()
-    };
-    let modules_to_not_convert = match fields.fields.get("modules_to_not_convert") {
-        None | Some(Value::Null) => Vec::new(),
-        Some(value) => names(value).ok_or_else(|| {
-            let path = fields.path("modules_to_not_convert");
-            Error::malformed(file, format!("`{path}`: expected a list of strings, got {}", short(value)))
-        })?,
-    };
     Ok(AwqConfig {
         file: file.to_owned(),
         bits: 4,
-        group_size,
-        zero_point: zero_point.or(sym.map(|sym| !sym)),
+        // What AutoAWQ and transformers take where nothing is said.
+        group_size: group_size(fields)?.unwrap_or(Some(128)),
+        zero_point: symmetry(fields)?.map(|sym| !sym),
         version,
-        modules_to_not_convert,
+        modules_to_not_convert: ModulePatterns::new(strings(fields, "modules_to_not_convert")?, |text| {
+            Meaning::Parts(text)
+        }),
     })
 }

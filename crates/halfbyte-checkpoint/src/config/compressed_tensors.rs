@@ -3,7 +3,8 @@
 //! Source: `QuantizationConfig`, `QuantizationScheme` and `QuantizationArgs` of compressed-tensors 0.20.0, with their
 //! defaults.
 
-use super::{Fields, MAX_GROUP, short};
+use super::patterns::{MAX_EXPRESSIONS, Meaning, ModulePatterns};
+use super::{Fields, MAX_GROUP, object, short, strings};
 use crate::error::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
@@ -17,7 +18,7 @@ pub struct CompressedTensorsConfig {
     /// Settings with the modules that they are for (`config_groups`); those that leave weights alone are not listed.
     pub groups: Vec<CompressedTensorsGroup>,
     /// Modules that stay dense: class names, module names, or `re:` and a regular expression.
-    pub ignore: Vec<String>,
+    pub ignore: ModulePatterns,
 }
 
 /// The settings of some modules: one of `config_groups`.
@@ -26,7 +27,7 @@ pub struct CompressedTensorsGroup {
     /// Its key.
     pub name: String,
     /// The modules that it is for: class names, module names, or `re:` and a regular expression.
-    pub targets: Vec<String>,
+    pub targets: ModulePatterns,
     /// How codes are stored, if it says.
     pub format: Option<CompressedTensorsFormat>,
     /// Bits a code, 1 to 8.
@@ -84,6 +85,9 @@ impl std::fmt::Display for CompressedTensorsStrategy {
     }
 }
 
+/// Groups that a config may have.
+const MAX_GROUPS: usize = 256;
+
 /// Reads the fields of a compressed-tensors config.
 pub(super) fn parse(fields: &Fields<'_>) -> Result<CompressedTensorsConfig> {
     let own = format(fields)?;
@@ -100,13 +104,24 @@ pub(super) fn parse(fields: &Fields<'_>) -> Result<CompressedTensorsConfig> {
     }
     let mut groups = Vec::new();
     if let Some(listed) = object(fields, "config_groups")? {
-        for name in listed.fields.keys() {
-            if let Some(group) = object(&listed, name)? {
+        for (name, value) in listed.fields {
+            if value.is_array() {
+                groups.extend(preset(name, &listed, own)?);
+            } else if let Some(group) = object(&listed, name)? {
                 groups.extend(parse_group(name, &group, own)?);
+            }
+            // Every module is held against every group.
+            let expressions: usize = groups.iter().map(|group| group.targets.compiled()).sum();
+            if groups.len() > MAX_GROUPS || expressions > MAX_EXPRESSIONS {
+                let what = format!(
+                    "`{}`: expected at most {MAX_GROUPS} groups and {MAX_EXPRESSIONS} expressions, got more",
+                    listed.prefix
+                );
+                return Err(Error::unsupported(listed.file, what));
             }
         }
     }
-    Ok(CompressedTensorsConfig { file: fields.file.to_owned(), groups, ignore: strings(fields, "ignore")? })
+    Ok(CompressedTensorsConfig { file: fields.file.to_owned(), groups, ignore: modules(fields, "ignore")? })
 }
 
 fn parse_group(
@@ -114,7 +129,7 @@ fn parse_group(
     fields: &Fields<'_>,
     format_of_all: Option<CompressedTensorsFormat>,
 ) -> Result<Option<CompressedTensorsGroup>> {
-    let targets = strings(fields, "targets")?;
+    let targets = modules(fields, "targets")?;
     let format = format(fields)?.or(format_of_all);
     let Some(weights) = object(fields, "weights")? else { return Ok(None) };
     match weights.text(&["type"])?.as_deref() {
@@ -131,6 +146,90 @@ fn parse_group(
         strategy: strategy(&weights)?,
         act_order: act_order(&weights)?,
         activation_bits: activations.map(|a| bits(&a)).transpose()?,
+    }))
+}
+
+/// The modules that a list is for.
+fn modules(fields: &Fields<'_>, key: &str) -> Result<ModulePatterns> {
+    Ok(ModulePatterns::new(strings(fields, key)?, |text| match text.strip_prefix("re:") {
+        Some(expression) => Meaning::Expression(expression),
+        None => Meaning::Name(text),
+    }))
+}
+
+/// Presets of integer weights with one scale for 128 inputs, no zero points: name, bits, bits of the activations.
+const GROUPED: &[(&str, u32, Option<u32>)] = &[
+    ("W2A4", 2, Some(4)),
+    ("W2A8", 2, Some(8)),
+    ("W2A16", 2, None),
+    ("W3A4", 3, Some(4)),
+    ("W3A8", 3, Some(8)),
+    ("W3A16", 3, None),
+    ("W4A4", 4, Some(4)),
+    ("W4A8", 4, Some(8)),
+    ("W4AFP8", 4, Some(8)),
+    ("W4A16", 4, None),
+    ("W4A16_ASYM", 4, None),
+    ("W5A8", 5, Some(8)),
+    ("W5A16", 5, None),
+    ("W6A8", 6, Some(8)),
+    ("W6A16", 6, None),
+    ("W7A8", 7, Some(8)),
+    ("W7A16", 7, None),
+    ("W8A16", 8, None),
+];
+
+/// Presets of weights that are floats.
+const FLOATS: &[&str] = &[
+    "FP8",
+    "FP8_BLOCK",
+    "FP8_DYNAMIC",
+    "MXFP4",
+    "MXFP4A16",
+    "MXFP4XFP8",
+    "MXFP6A16",
+    "MXFP6A8",
+    "MXFP8",
+    "MXFP8A16",
+    "NVFP4",
+    "NVFP4A16",
+];
+
+/// A group that is the name of settings with a list of modules.
+fn preset(
+    name: &str,
+    listed: &Fields<'_>,
+    format: Option<CompressedTensorsFormat>,
+) -> Result<Option<CompressedTensorsGroup>> {
+    let known = name.to_uppercase();
+    let (bits, strategy, activation_bits) = match known.as_str() {
+        "UNQUANTIZED" => return Ok(None),
+        "W8A8" | "INT8" => (8, CompressedTensorsStrategy::Channel, Some(8)),
+        other => match GROUPED.iter().find(|(name, ..)| *name == other) {
+            Some(&(_, bits, activations)) => (bits, CompressedTensorsStrategy::Group(128), activations),
+            None if FLOATS.contains(&other) => {
+                let integers: Vec<&str> = GROUPED.iter().map(|(name, ..)| *name).collect();
+                return not_read(listed, name, "preset of floats", &format!("{}, W8A8, INT8", integers.join(", ")));
+            }
+            None => {
+                let what = format!(
+                    "`{}`: expected settings, or the name of a preset of compressed-tensors 0.20 before a list, and \
+                     there is no preset `{name}`",
+                    listed.path(name)
+                );
+                return Err(Error::malformed(listed.file, what));
+            }
+        },
+    };
+    Ok(Some(CompressedTensorsGroup {
+        name: name.to_owned(),
+        targets: modules(listed, name)?,
+        format,
+        bits,
+        symmetric: known != "W4A16_ASYM",
+        strategy,
+        act_order: false,
+        activation_bits,
     }))
 }
 
@@ -197,31 +296,4 @@ fn not_read<T>(fields: &Fields<'_>, key: &str, name: &str, those_that_are: &str)
     let path = fields.path(key);
     let what = format!("{path} `{name}` of compressed-tensors is not read yet; those that are: {those_that_are}");
     Err(Error::unsupported(fields.file, what))
-}
-
-/// The object under a key.
-fn object<'a>(fields: &Fields<'a>, key: &str) -> Result<Option<Fields<'a>>> {
-    match fields.fields.get(key) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(inner)) => {
-            Ok(Some(Fields { fields: inner, prefix: fields.path(key).into(), file: fields.file }))
-        }
-        Some(other) => {
-            let what = format!("`{}`: expected an object, got {}", fields.path(key), short(other));
-            Err(Error::malformed(fields.file, what))
-        }
-    }
-}
-
-/// The list of strings under a key; empty if there is none.
-fn strings(fields: &Fields<'_>, key: &str) -> Result<Vec<String>> {
-    let strings = match fields.fields.get(key) {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(Value::Array(values)) => values.iter().map(|v| v.as_str().map(str::to_owned)).collect(),
-        Some(_) => None,
-    };
-    strings.ok_or_else(|| {
-        let what = format!("`{}`: expected a list of strings, got {}", fields.path(key), short(&fields.fields[key]));
-        Error::malformed(fields.file, what)
-    })
 }

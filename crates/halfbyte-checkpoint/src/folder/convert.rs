@@ -3,10 +3,10 @@
 use super::quantized::{Quantization, write_model};
 use super::{Job, Linear, Written, linears};
 use crate::error::{Error, Result};
-use crate::scheme::LinearWeight;
+use crate::scheme::{LinearWeight, StoredFormat};
 use crate::target::{Target, unrepresentable};
-use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Floats, Group, QTensor, WeightFormat, format::reference};
+use halfbyte::quantize::{Rtn, SymmetricScale, rtn};
+use halfbyte::{Float, Floats, Group, QTensor, WeightFormat, Zero, format::reference};
 
 /// What a model is converted to.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,9 @@ pub struct Conversion {
     /// Whether modules whose numbers the form cannot hold are rounded to nearest again; otherwise they are refused.
     pub requantize: bool,
 }
+
+/// How modules are rounded again.
+const SEARCH: Rtn = Rtn { symmetric: SymmetricScale::Narrow, search: true };
 
 /// What a conversion has left.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,13 +44,24 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
     let source = job.source;
     // None: the module is dense, or becomes so. Error: why the form has no format for it.
     let choose = |module: &Linear<'_>| -> Option<std::result::Result<WeightFormat, String>> {
-        let format = module.source?;
+        let format = match module.source? {
+            StoredFormat::Codes(format) => format,
+            StoredFormat::Table { name, .. } if !requantize => {
+                return Some(Err(format!("its codes stand for the values of a table, {name}, and not for integers")));
+            }
+            StoredFormat::Table { block, .. } => {
+                WeightFormat { bits: 4, group: Group::Size(block), zero: Zero::Integer, scale: Float::F16 }
+            }
+        };
         let wanted = WeightFormat { bits: bits.unwrap_or(format.bits), group: group.unwrap_or(format.group), ..format };
         let nearest = target.nearest(wanted, module.shape);
         // Only GGUF has quantised embeddings; a head is one product among others if it fits as it is.
-        let optional = !module.in_block();
-        let fits = nearest.as_ref() == Ok(&wanted) && (target == Target::Gguf || module.is_head());
-        (!optional || fits).then_some(nearest)
+        let fits = nearest.as_ref() == Ok(&wanted);
+        match target {
+            Target::Gguf => (fits || !(module.is_embedding() || module.is_head())).then_some(nearest),
+            _ if module.is_embedding() => None,
+            _ => (fits || !module.is_head()).then_some(nearest),
+        }
     };
     let mut quantised = 0;
     for module in linears(source)? {
@@ -64,13 +78,12 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
         target,
         format: &mut |module| choose(module)?.ok(),
         quantize: &mut |module, weight, format| {
-            let LinearWeight::Quantized(q) = weight else {
-                // Only quantised modules have a format chosen.
-                return Err(halfbyte::Error::Invalid {
-                    op: "convert",
-                    expected: "a quantised module".into(),
-                    got: "a dense one".into(),
-                });
+            let q = match weight {
+                LinearWeight::Quantized(q) => q,
+                LinearWeight::Dense { floats, shape } => {
+                    requantized.push((module.name.to_owned(), "its codes stand for the values of a table".to_owned()));
+                    return rtn(floats.as_floats(), *shape, format, SEARCH);
+                }
             };
             match q.express(format) {
                 Ok(expressed) => Ok(expressed.into_owned()),
@@ -96,5 +109,5 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
 /// What the tensor stands for, rounded to nearest in another format.
 fn rounded(q: &QTensor, format: WeightFormat) -> halfbyte::Result<QTensor> {
     let weights: Vec<f32> = reference::dequantize(q).into_iter().map(|w| w as f32).collect();
-    rtn(Floats::F32(&weights), [q.n(), q.k()], format, Rtn { search: true, ..Rtn::default() })
+    rtn(Floats::F32(&weights), [q.n(), q.k()], format, SEARCH)
 }

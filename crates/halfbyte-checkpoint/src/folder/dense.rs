@@ -4,7 +4,7 @@ use super::staging::Staging;
 use super::{Job, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::error::{Error, Result};
 use crate::safetensors::{DType, TensorSpec, Writer};
-use crate::scheme::LinearWeight;
+use crate::scheme::{LinearWeight, Weights};
 use crate::target::TensorWriter;
 use half::{bf16, f16};
 use halfbyte::{Float, Floats, QTensor, Zeros};
@@ -52,11 +52,9 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     let written = write_steps(&mut job, create, steps, |step, writer| {
         let name = step.name;
         if step.task {
-            if let LinearWeight::Quantized(q) = source.load_linear(name)?.weight {
-                source.release(name);
-                writer.write(&format!("{name}.weight"), &dequantized(&q, dtype, name)?)?;
-            }
-            return Ok(());
+            let bytes = floats_of(source, name, dtype)?;
+            source.release(name);
+            return writer.write(&format!("{name}.weight"), &bytes);
         }
         match checkpoint.info(name)?.dtype.float() {
             Some(own) if own != dtype => {
@@ -69,6 +67,14 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     })?;
     let folder = complete(&job, staging, config)?;
     Ok(Written { path: folder, tensor_bytes: written.tensor_bytes, quantized: 0 })
+}
+
+/// What a module stands for, as bytes of `dtype`.
+pub(super) fn floats_of(source: &Weights, name: &str, dtype: Float) -> Result<Vec<u8>> {
+    match source.load_linear(name)?.weight {
+        LinearWeight::Quantized(q) => dequantized(&q, dtype, name),
+        LinearWeight::Dense { floats, .. } => converted(floats.as_floats(), dtype, name),
+    }
 }
 
 /// Says the type in the field that the config has for it: `dtype` since transformers 5, `torch_dtype` before.
@@ -91,7 +97,7 @@ fn set_dtype(config: &mut serde_json::Map<String, Value>, dtype: Float) {
 }
 
 /// The matrix that a quantised tensor stands for, as bytes of `dtype`.
-pub(super) fn dequantized(q: &QTensor, dtype: Float, name: &str) -> Result<Vec<u8>> {
+fn dequantized(q: &QTensor, dtype: Float, name: &str) -> Result<Vec<u8>> {
     let (k, groups) = (q.k(), q.groups());
     let group_of: Vec<usize> = (0..k).map(|j| q.group_of(j)).collect();
     let middle = f64::from(q.format().middle());

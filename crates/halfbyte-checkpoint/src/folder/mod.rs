@@ -15,9 +15,8 @@ pub use quantized::{Quantization, write_model};
 
 use crate::error::{Error, Result};
 use crate::safetensors::{Checkpoint, TensorSpec, WrittenFiles, pretty, write_synced};
-use crate::scheme::{ModuleKind, SCHEMES, Weights};
+use crate::scheme::{ModuleKind, SCHEMES, StoredFormat, Weights};
 use crate::target::TensorWriter;
-use halfbyte::WeightFormat;
 use serde_json::{Map, Value};
 use staging::Staging;
 use std::collections::HashMap;
@@ -88,14 +87,20 @@ pub struct Linear<'a> {
     /// Outputs and length of the reduction, `[n, k]`.
     pub shape: [usize; 2],
     /// Its format in the source, if it is quantised there.
-    pub source: Option<WeightFormat>,
+    pub source: Option<StoredFormat>,
 }
 
 impl Linear<'_> {
     /// Whether it lies inside one of the repeated blocks, as all that quantisers take by default do: its name has a
     /// number in it. Embeddings and the output head do not.
     pub fn in_block(&self) -> bool {
-        self.name.split('.').any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+        crate::config::in_block(self.name)
+    }
+
+    /// Whether it is a table of vectors and no product, by the names that architectures have for it.
+    pub fn is_embedding(&self) -> bool {
+        let last = self.name.rsplit('.').next().unwrap_or_default();
+        last.contains("embed") || matches!(last, "wte" | "wpe" | "token_embd")
     }
 
     /// Whether it is the output head.

@@ -1,6 +1,6 @@
 //! Writing a quantised model.
 
-use super::dense::{converted, dequantized};
+use super::dense::{converted, floats_of};
 use super::staging::Staging;
 use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::error::{Error, Result};
@@ -145,11 +145,9 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
                 Ok(())
             }
             Task::Dequantize(spec) => {
-                if let LinearWeight::Quantized(q) = source.load_linear(name)?.weight {
-                    put(&form.dense_data(spec, Cow::Owned(dequantized(&q, Float::F32, name)?))?)?;
-                }
+                let floats = floats_of(source, name, Float::F32)?;
                 source.release(name);
-                Ok(())
+                put(&form.dense_data(spec, Cow::Owned(floats))?)
             }
             Task::Quantize(module, format) => {
                 let weight = source.load_linear(name)?.weight;

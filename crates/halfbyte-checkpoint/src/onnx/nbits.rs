@@ -5,7 +5,7 @@ use super::model::MatMulNBits;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{DType, FloatData, cast};
-use crate::scheme::{Description, LoadedModule};
+use crate::scheme::{Description, StoredFormat};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use rayon::prelude::*;
 use std::path::Path;
@@ -37,17 +37,22 @@ pub struct Blocks<'a> {
 /// What a product holds, without reading its codes and scales. Errors: those of [`unpack`] that do not lie in them.
 pub fn describe(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<Description> {
     let Module { format, group_index, findings, .. } = Parts::of(file, product, blocks)?.examine()?;
-    Ok(Description { format, shape: [product.n, product.k], act_order: group_index.is_some(), findings })
+    Ok(Description {
+        format: StoredFormat::Codes(format),
+        shape: [product.n, product.k],
+        act_order: group_index.is_some(),
+        findings,
+    })
 }
 
-/// The quantised tensor that a product's initialisers hold, exactly.
+/// The quantised tensor that a product's initialisers hold, exactly, and what is odd about them.
 ///
 /// A single block is [`Group::Channel`]; zero points that are `2^(bits−1)` throughout are none. Float zero points that
 /// are integers from 0 to `2^bits` are taken as such, others as offsets `−zero · scale`; their product need not be
 /// exact in the type of the scales, only in f32. *Errors* name file and tensor: bits other than 2, 4 and 8, types or
 /// shapes that are not the operator's, an index out of range, float zero points that are not finite or whose offset is
 /// not exact in f32, scales that are not finite.
-pub fn unpack(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<LoadedModule> {
+pub fn unpack(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<(QTensor, Vec<Finding>)> {
     let parts = Parts::of(file, product, blocks)?;
     let Module { format, zeros, group_index, findings } = parts.examine()?;
     let &MatMulNBits { n, k, bits, .. } = product;
@@ -58,7 +63,7 @@ pub fn unpack(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result
         .for_each(|(codes, row)| unpack_row(bits, row, codes));
     let tensor = QTensor::new(format, [n, k], codes, parts.scales.to_f32(), zeros, group_index)
         .map_err(Error::numbers(&product.prefix))?;
-    Ok(LoadedModule { tensor, findings })
+    Ok((tensor, findings))
 }
 
 /// A product of which everything but codes and scales has been read.

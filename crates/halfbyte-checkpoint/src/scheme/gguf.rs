@@ -1,6 +1,6 @@
 //! GGUF's blocks, see [`crate::gguf`]: codes and scales of a matrix in one tensor, `weight`.
 
-use super::{Description, LoadedModule, Scheme, Weights};
+use super::{Description, LinearWeight, LoadedModule, Scheme, StoredFormat, Weights};
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
@@ -26,12 +26,12 @@ pub(super) const SCHEME: Scheme = Scheme {
         let format = block.weight_format().ok_or_else(|| {
             Error::unsupported(info.file, format!("tensor `{}`: blocks of {block} are not read", info.name))
         })?;
-        Ok(Description { format, shape, act_order: false, findings: Vec::new() })
+        Ok(Description { format: StoredFormat::Codes(format), shape, act_order: false, findings: Vec::new() })
     },
     load: |weights, prefix| {
         let (info, block, shape) = matrix(weights, prefix)?;
         let tensor = unpack(info.name, block, &weights.checkpoint().data(info.name)?, shape)?;
-        Ok(LoadedModule { tensor, findings: Vec::new() })
+        Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings: Vec::new() })
     },
 };
 

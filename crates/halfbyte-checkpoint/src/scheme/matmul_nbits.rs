@@ -1,6 +1,6 @@
 //! ONNX's `MatMulNBits`, see [`crate::onnx`]: a product's initialisers under the names that [`Part`] gives them.
 
-use super::{LoadedModule, Scheme, Weights};
+use super::{LinearWeight, LoadedModule, Scheme, Weights};
 use crate::checkpoint::Container;
 use crate::error::{Error, Result};
 use crate::onnx::files::Part;
@@ -21,9 +21,10 @@ pub(super) const SCHEME: Scheme = Scheme {
         let (file, product, blocks) = product(weights, prefix)?;
         describe(file, product, &blocks)
     },
-    load: |weights, prefix| -> Result<LoadedModule> {
+    load: |weights, prefix| {
         let (file, product, blocks) = product(weights, prefix)?;
-        unpack(file, product, &blocks)
+        let (tensor, findings) = unpack(file, product, &blocks)?;
+        Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
     },
 };
 

@@ -4,17 +4,19 @@
 //! whether a checkpoint holds it dense, quantised or not at all, and loads it.
 
 pub(crate) mod awq;
+mod bitsandbytes;
 pub(crate) mod compressed_tensors;
 pub(crate) mod gguf;
 pub mod gptq;
+mod marlin;
 pub(crate) mod matmul_nbits;
 
 use crate::checkpoint::Container;
-use crate::config::{self, QuantizationConfig};
+use crate::config::{self, Expectation, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{Checkpoint, DType, FloatData, read_small};
-use halfbyte::{QTensor, WeightFormat};
+use halfbyte::{Act, Format, QTensor, WeightFormat};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -30,7 +32,7 @@ pub struct Scheme {
     /// What a module holds, without reading its codes.
     pub describe: fn(&Weights, prefix: &str) -> Result<Description>,
     /// Reads a module.
-    pub load: fn(&Weights, prefix: &str) -> Result<LoadedModule>,
+    pub load: for<'a> fn(&'a Weights, prefix: &str) -> Result<LoadedModule<'a>>,
 }
 
 /// Every scheme that is read, in order of preference.
@@ -41,13 +43,49 @@ pub static SCHEMES: &[Scheme] = &[
     compressed_tensors::BYTES,
     matmul_nbits::SCHEME,
     gguf::SCHEME,
+    marlin::SCHEME,
+    bitsandbytes::BYTES,
+    bitsandbytes::FOUR_BITS,
 ];
+
+/// What the stored numbers of a module mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredFormat {
+    /// Codes that are numbers, loaded as they are.
+    Codes(WeightFormat),
+    /// Codes that stand for the values of a table, loaded as floats.
+    Table {
+        /// Name of the table.
+        name: &'static str,
+        /// Weights that share a scale.
+        block: usize,
+    },
+}
+
+impl StoredFormat {
+    /// The format of codes that are numbers.
+    pub fn codes(self) -> Option<WeightFormat> {
+        match self {
+            StoredFormat::Codes(format) => Some(format),
+            StoredFormat::Table { .. } => None,
+        }
+    }
+}
+
+impl std::fmt::Display for StoredFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match *self {
+            StoredFormat::Codes(weight) => Format { weight, act: Act::A16 }.fmt(f),
+            StoredFormat::Table { name, block } => write!(f, "{name}-g{block}"),
+        }
+    }
+}
 
 /// What a quantised module holds, as far as labels, shapes, zero points and group indices tell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Description {
     /// The meaning of its codes.
-    pub format: WeightFormat,
+    pub format: StoredFormat,
     /// Outputs and length of the reduction.
     pub shape: [usize; 2],
     /// Whether columns were quantised in another order than they lie in.
@@ -57,10 +95,10 @@ pub struct Description {
 }
 
 /// A quantised module as it was read.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LoadedModule {
-    /// Its codes, scales and zeros.
-    pub tensor: QTensor,
+#[derive(Clone, Debug)]
+pub struct LoadedModule<'a> {
+    /// Its codes, scales and zeros; or what they stand for, if the codes are no numbers.
+    pub weight: LinearWeight<'a>,
     /// What is odd about it.
     pub findings: Vec<Finding>,
 }
@@ -217,7 +255,8 @@ impl Weights {
     /// Errors: no such module, a weight that is not a float matrix, quantised tensors that do not fit each other or the
     /// config, a bias of another length.
     pub fn load_linear(&self, prefix: &str) -> Result<LoadedLinear<'_>> {
-        let (weight, findings) = match self.kind(prefix)? {
+        let kind = self.kind(prefix)?;
+        let (weight, mut findings) = match kind {
             ModuleKind::Absent => {
                 let what = format!("there is no module `{prefix}`: neither `{prefix}.weight` nor quantised tensors");
                 return Err(Error::missing(self.checkpoint.path(), what));
@@ -232,12 +271,45 @@ impl Weights {
                 (LinearWeight::Dense { floats: self.checkpoint.floats(&name)?, shape: [n, k] }, Vec::new())
             }
             ModuleKind::Quantized(scheme) => {
-                let LoadedModule { tensor, findings } = (scheme.load)(self, prefix)?;
-                (LinearWeight::Quantized(tensor), findings)
+                let LoadedModule { weight, findings } = (scheme.load)(self, prefix)?;
+                (weight, findings)
             }
         };
+        findings.extend(self.contradiction(prefix, kind));
         let bias = self.bias(prefix, weight.shape()[0])?;
         Ok(LoadedLinear { weight, bias, findings })
+    }
+
+    /// What the config and the tensors of a module say against each other on whether it is quantised, and how. The
+    /// tensors decide.
+    pub(crate) fn contradiction(&self, prefix: &str, kind: ModuleKind) -> Option<Finding> {
+        let config = self.config.as_ref()?;
+        let text = match (kind, config.expectation(prefix)) {
+            (ModuleKind::Quantized(scheme), _) if scheme.name != config.scheme() => {
+                let (says, is) = (config.scheme(), scheme.name);
+                format!("the config says {says}, but its tensors are those of {is}; read as {is}")
+            }
+            (ModuleKind::Quantized(_), Expectation::Dense(why)) => {
+                format!("{why}, but its tensors are quantised; read as quantised")
+            }
+            (ModuleKind::Dense, Expectation::Quantized(why)) => {
+                format!("{why}, but its weight is stored as floats; read as dense")
+            }
+            _ => return None,
+        };
+        Some(Finding::new(prefix, text))
+    }
+
+    /// What is odd about the files and the config, not about a single module; what holds of every module of a kind.
+    pub fn findings(&self) -> Vec<Finding> {
+        let mut findings = self.checkpoint.findings().to_vec();
+        for (field, text, why) in self.config.iter().flat_map(QuantizationConfig::unread_expressions) {
+            let text =
+                format!("`{text}` in {field} is no expression that is read ({why}); it was taken to match nothing");
+            findings.push(Finding::new("quantization_config", text));
+        }
+        findings.extend(bitsandbytes::rounding(&self.checkpoint));
+        findings
     }
 
     /// The elements of a float tensor, with the shape that the caller expects. Errors: no such tensor, another shape,

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use halfbyte::format::reference::dequantize;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Floats, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::config::{CompressedTensorsStrategy, read};
 use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
 use halfbyte_checkpoint::{
     CompressedTensorsConfig, Error, Finding, Job, LinearWeight, ModuleKind, QuantizationConfig, Weights, inspect,
@@ -17,7 +18,7 @@ fn config(weights: &str) -> String {
     with_groups(&format!(r#"{{"group_0": {{"targets": ["Linear"], "weights": {weights}}}}}"#))
 }
 
-fn with_groups(groups: &str) -> String {
+pub fn with_groups(groups: &str) -> String {
     format!(
         r#"{{"quantization_config": {{"quant_method": "compressed-tensors", "format": "pack-quantized", "version": "0.9.0",
         "ignore": ["lm_head"], "config_groups": {groups}}}}}"#
@@ -247,7 +248,7 @@ fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
 }
 
 /// A module's tensors, packed.
-fn pack(name: &str, q: &QTensor, whole: bool) -> Vec<Tensor> {
+pub fn pack(name: &str, q: &QTensor, whole: bool) -> Vec<Tensor> {
     let (n, k, groups, bits) = (q.n(), q.k(), q.groups(), q.format().bits as usize);
     let part = |part: &str| format!("{name}.{part}");
     let (words, stream) = packed(q.codes(), k, bits, whole);
@@ -289,12 +290,12 @@ fn quantized(format: WeightFormat, [n, k]: [usize; 2]) -> QTensor {
 }
 
 /// The 4-bit module that most tests take apart.
-fn four_bits() -> QTensor {
+pub fn four_bits() -> QTensor {
     let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16 };
     quantized(format, [16, 96])
 }
 
-const FOUR_BITS: &str = r#"{"num_bits": 4, "symmetric": false, "strategy": "group", "group_size": 32}"#;
+pub const FOUR_BITS: &str = r#"{"num_bits": 4, "symmetric": false, "strategy": "group", "group_size": 32}"#;
 
 #[test]
 fn every_format_comes_back_in_both_packings() {
@@ -416,7 +417,7 @@ fn of_several_groups_the_one_that_names_the_module_or_fits_it_counts() {
     let group = |targets: &str, weights: &str| format!(r#"{{"targets": {targets}, "weights": {weights}}}"#);
     let eight = r#"{"num_bits": 8, "strategy": "channel"}"#;
     let both = |first: &str, second: &str| with_groups(&format!(r#"{{"a": {first}, "b": {second}}}"#));
-    let pattern = r#"["re:.*mlp.*"]"#;
+    let pattern = r#"["re:m"]"#;
     let fits = group(pattern, FOUR_BITS);
     assert_eq!(load(&tensors, &both(&group(r#"["Linear"]"#, eight), &fits)), (q.clone(), vec![]));
     assert_eq!(load(&tensors, &both(&fits, &group(pattern, eight))), (q.clone(), vec![]));
@@ -428,6 +429,68 @@ fn of_several_groups_the_one_that_names_the_module_or_fits_it_counts() {
     assert_names(texts[0], &["says 8 bits"]);
     assert_names(texts[1], &["one scale a channel"]);
     assert_names(texts[2], &["symmetric"]);
+    // Of two for all layers, the one that fits.
+    let linear = |weights: &str| group(r#"["Linear"]"#, weights);
+    assert_eq!(load(&tensors, &both(&linear(eight), &linear(FOUR_BITS))), (q.clone(), vec![]));
+    // For another module: no group is meant for this one, and the tensors are followed.
+    let (got, findings) =
+        load(&tensors, &both(&group(r#"["re:.*x", "xm"]"#, FOUR_BITS), &group(r#"["re:mm"]"#, eight)));
+    assert_eq!(got, q);
+    finds(&findings, &["no group of the config targets it", "read as quantised"]);
+}
+
+#[test]
+fn presets_are_read_by_their_names() {
+    let parsed = |name: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let groups = format!(r#"{{"{name}": ["Linear", "re:.*x"]}}"#);
+        std::fs::write(dir.path().join("config.json"), with_groups(&groups)).unwrap();
+        match read(dir.path()) {
+            Ok(Some(QuantizationConfig::CompressedTensors(config))) => Ok(config.groups),
+            Ok(other) => panic!("{other:?}"),
+            Err(e) => Err(e),
+        }
+    };
+    // Name, bits, symmetric, group, bits of activations: as compressed-tensors 0.20 has them.
+    let presets = [
+        ("W2A16", 2, true, Some(128), None),
+        ("W3A8", 3, true, Some(128), Some(8)),
+        ("w4a16", 4, true, Some(128), None),
+        ("W4A4", 4, true, Some(128), Some(4)),
+        ("W4A16_ASYM", 4, false, Some(128), None),
+        ("W4AFP8", 4, true, Some(128), Some(8)),
+        ("W8A16", 8, true, Some(128), None),
+        ("W8A8", 8, true, None, Some(8)),
+        ("INT8", 8, true, None, Some(8)),
+    ];
+    for (name, bits, symmetric, group, activations) in presets {
+        let groups = parsed(name).unwrap();
+        let [only] = groups.as_slice() else { panic!("{name}: {groups:?}") };
+        let strategy = group.map_or(CompressedTensorsStrategy::Channel, CompressedTensorsStrategy::Group);
+        assert_eq!((only.bits, only.symmetric, only.strategy), (bits, symmetric, strategy), "{name}");
+        assert_eq!((only.activation_bits, only.name.as_str(), only.act_order), (activations, name, false));
+        assert_eq!(only.targets.texts(), ["Linear", "re:.*x"]);
+    }
+    assert_eq!(parsed("UNQUANTIZED").unwrap(), []);
+    for (name, parts) in [("NVFP4", ["NVFP4", "preset of floats"]), ("FP8_DYNAMIC", ["FP8_DYNAMIC", "W4A16"])] {
+        let error = parsed(name).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+        assert_names(&error.to_string(), &parts);
+    }
+    // Weights wider than activations are none; nor is an invented name.
+    for name in ["W8A4", "W9A16", "group_0"] {
+        let error = parsed(name).unwrap_err();
+        assert!(matches!(error, Error::Malformed { .. }), "{error}");
+        assert_names(&error.to_string(), &["quantization_config.config_groups", &format!("no preset `{name}`")]);
+    }
+    // The tensors are held against them as against settings.
+    let q = four_bits();
+    let (got, findings) = load(&pack("m", &q, false), &with_groups(r#"{"W4A16": ["Linear"]}"#));
+    assert_eq!(got, q);
+    let texts: Vec<&str> = findings.iter().map(|f| f.text.as_str()).collect();
+    assert_eq!(texts.len(), 2, "{texts:?}");
+    assert_names(texts[0], &["says groups of 128", "groups of 32"]);
+    assert_names(texts[1], &["symmetric"]);
 }
 
 #[test]
@@ -600,7 +663,8 @@ fn configs_that_are_wrong_or_not_read_are_errors_that_name_the_field() {
         (r#""transform_config": {"config_groups": {"R1": {}}}"#, ["transform_config.config_groups", "rotations"]),
         (r#""ignore": "lm_head""#, ["quantization_config.ignore", "a list of strings"]),
         (r#""config_groups": ["Linear"]"#, ["quantization_config.config_groups", "an object"]),
-        (r#""config_groups": {"W4A16": ["Linear"]}"#, ["config_groups.W4A16", "an object"]),
+        (r#""config_groups": {"W4A16": [4]}"#, ["config_groups.W4A16", "a list of strings"]),
+        (r#""config_groups": {"W4A16": "Linear"}"#, ["config_groups.W4A16", "an object"]),
         (r#""config_groups": {"a": {"targets": [1]}}"#, ["config_groups.a.targets", "a list of strings"]),
     ] {
         assert_names(&text_of(parse(&of(rest))), &parts);

@@ -2,6 +2,7 @@
 
 use crate::support::{Random, Tensor, assert_names, listing, taken, tensor, testdata, text_of, write_folder};
 use half::f16;
+use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
@@ -172,6 +173,59 @@ fn a_model_of_onnxruntime_becomes_a_checkpoint() {
             }
         }
     }
+}
+
+#[test]
+fn a_model_goes_through_gguf_and_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let source = Weights::open(crate::support::model()).unwrap();
+    for (name, blocks) in [("w4a16-g128", "Q4_0"), ("w8a16-g64", "Q8_0")] {
+        let format = format(name);
+        let quantization = Quantization {
+            target: V1,
+            format: &mut |module| module.in_block().then_some(format),
+            quantize: &mut |_, weight, format| match weight {
+                LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
+                LinearWeight::Quantized(_) => unreachable!("the model is dense"),
+            },
+            dense: &mut |_| None,
+        };
+        write_model(Job::new(&source, &path(name)), quantization).unwrap();
+        let file = path(&format!("{name}.gguf"));
+        change(&path(name), &file, Target::Gguf).unwrap();
+        let gguf = Weights::open(&file).unwrap();
+        let info = gguf.checkpoint().info("model.layers.3.self_attn.q_proj.weight").unwrap();
+        assert_eq!((info.dtype.name(), info.shape), (blocks, &[384, 384][..]));
+        let proof = compare(&path(name), &file);
+        assert!(proof.equal() && proof.compared == 56, "{proof:?}");
+        // Groups are divided in blocks, and joined again if asked for.
+        let conversion = Conversion { target: V1, bits: None, group: Some(format.group), requantize: false };
+        let back = path(&format!("{name}-back"));
+        convert(Job::new(&gguf, &back), conversion).unwrap();
+        let (first, second) = (Weights::open(path(name)).unwrap(), Weights::open(&back).unwrap());
+        for tensor in first.checkpoint().tensors() {
+            let same = second.checkpoint().bytes(tensor.name).unwrap();
+            if tensor.dtype == DType::F16 && tensor.shape.len() == 1 {
+                // Vectors are f32 in GGUF.
+                let floats = second.checkpoint().floats(tensor.name).unwrap().to_f32();
+                assert_eq!(floats, first.checkpoint().floats(tensor.name).unwrap().to_f32());
+            } else {
+                assert!(first.checkpoint().bytes(tensor.name).unwrap() == same, "{}", tensor.name);
+            }
+        }
+        // From one GGUF file to another: the same file.
+        let again = path(&format!("{name}-again.gguf"));
+        change(&file, &again, Target::Gguf).unwrap();
+        assert!(std::fs::read(&file).unwrap() == std::fs::read(&again).unwrap());
+        assert!(matches!(change(&file, &again, Target::Gguf), Err(Error::Exists { .. })));
+    }
+    // A dense model, into a folder.
+    change(&crate::support::model(), &path("dense"), Target::Gguf).unwrap();
+    assert_eq!(listing(&path("dense")), ["model.gguf"]);
+    assert!(compare(&crate::support::model(), &path("dense")).equal());
+    let leftovers: Vec<String> = listing(dir.path()).into_iter().filter(|name| name.contains("tmp")).collect();
+    assert_eq!(leftovers, Vec::<String>::new());
 }
 
 #[test]

@@ -154,7 +154,11 @@ fn without_a_config_the_shapes_and_the_zero_points_tell() {
         let (q, _, findings) = golden.load("v1.qzeros", "");
         assert_eq!(q, expected, "{}", golden.name);
         let texts: String = findings.iter().map(|f| f.text.as_str()).collect();
-        assert_eq!(texts.contains("no quantization_config says how zero points are stored"), !golden.sym, "{texts}");
+        assert_eq!(
+            texts.contains("no quantization_config of GPTQ's says how zero points are stored"),
+            !golden.sym,
+            "{texts}"
+        );
         assert_eq!(texts.contains("g_idx reorders"), golden.act_order, "{texts}");
         if golden.sym {
             let (q, _, findings) = golden.load("v2.qzeros", "");
@@ -218,7 +222,7 @@ fn a_zero_point_of_zero_is_held_by_v2_and_refused_by_v1() {
 }
 
 /// A tensor of random codes, scales and zero points.
-fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
+pub fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) -> QTensor {
     let mut random = Random(seed);
     let groups = format.group.count(k);
     let codes = (0..n * k).map(|_| random.below(1 << format.bits) as u8).collect();
@@ -237,7 +241,7 @@ fn random(seed: u64, format: WeightFormat, [n, k]: [usize; 2], act_order: bool) 
     QTensor::new(format, [n, k], codes, scales, zeros, index).unwrap()
 }
 
-fn tensors_of(q: &QTensor, version: GptqVersion) -> Vec<Tensor> {
+pub fn tensors_of(q: &QTensor, version: GptqVersion) -> Vec<Tensor> {
     let packed = pack("m", q, version).unwrap();
     let (n, k, groups, bits) = (q.n(), q.k(), q.groups(), q.format().bits as usize);
     vec![
@@ -367,6 +371,14 @@ fn group_indices_are_judged_by_their_data() {
     let (read, _, findings) = load(&tensors_of(&reordered, GptqVersion::V1), &plain_config);
     assert_eq!(read, reordered);
     assert_names(&findings[0].text, &["desc_act false", "g_idx was followed"]);
+
+    // One group has no order to lose, whatever the config says.
+    let channel = random(4, WeightFormat { group: Group::Channel, ..format }, [32, 64], false);
+    let says_order = config_of(&channel, GptqVersion::V1).replace("\"desc_act\": false", "\"desc_act\": true");
+    for parts in [&tensors_of(&channel, GptqVersion::V1)[..], &tensors_of(&channel, GptqVersion::V1)[..3]] {
+        let (read, _, findings) = load(parts, &says_order);
+        assert_eq!((&read, findings), (&channel, vec![]));
+    }
 
     // Zero throughout: never filled in.
     let mut zero = tensors.clone();

@@ -74,3 +74,21 @@ fn a_config_without_quantised_tensors_is_a_finding() {
     let inspection = inspect(&Weights::open(dir.path()).unwrap()).unwrap();
     assert_names(&inspection.findings[0].to_string(), &["declares a quantised model"]);
 }
+
+#[test]
+fn biases_of_zeros_are_said_once() {
+    let (_, golden) = goldens().into_iter().find(|(name, _)| name == "gptq_w4_g32_sym").unwrap();
+    let mut tensors = Vec::new();
+    for (module, bias) in [("h.0.a", f16::ZERO), ("h.0.b", f16::NEG_ZERO), ("h.0.c", f16::ONE)] {
+        for (from, to) in [("qweight", "qweight"), ("v1.qzeros", "qzeros"), ("scales", "scales"), ("g_idx", "g_idx")] {
+            tensors.push(taken(&golden, from, &format!("{module}.{to}")));
+        }
+        tensors.push(tensor(&format!("{module}.bias"), DType::F16, &[64], &[bias; 64]));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true}}"#;
+    write_folder(dir.path(), &tensors, config);
+    let findings = inspect(&Weights::open(dir.path()).unwrap()).unwrap().findings;
+    assert_eq!(findings.len(), 1, "{findings:?}");
+    assert_names(&findings[0].to_string(), &["h.0.a.bias: ", "with 1 other", "zero throughout", "read as no bias"]);
+}

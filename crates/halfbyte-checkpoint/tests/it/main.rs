@@ -1,6 +1,7 @@
 //! Tests of the crate through its public interface.
 
 mod awq;
+mod bitsandbytes;
 mod compressed_tensors;
 mod config;
 mod convert;
@@ -8,7 +9,9 @@ mod folder;
 mod gguf;
 mod gptq;
 mod inspect;
+mod labels;
 mod malicious;
+mod marlin;
 mod onnx;
 mod onnx_malformed;
 mod safetensors;

@@ -4,6 +4,7 @@ use crate::support::{Random, assert_names, listing, testdata, text_of};
 use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::StoredFormat;
 use halfbyte_checkpoint::onnx::{
     BlockLayout, Blocks, MatMulNBits, Model, PackedBlocks, Place, Product, TensorBytes, Writer, describe, pack, unpack,
 };
@@ -32,10 +33,10 @@ pub fn product([n, k]: [usize; 2], bits: u32, block_size: usize) -> MatMulNBits 
 fn read(product: &MatMulNBits, blocks: &Blocks<'_>) -> (QTensor, Vec<Finding>) {
     let description = describe(Path::new("m.onnx"), product, blocks).unwrap();
     let loaded = unpack(Path::new("m.onnx"), product, blocks).unwrap();
-    let q = &loaded.tensor;
-    assert_eq!((description.format, description.shape), (q.format(), [q.n(), q.k()]));
-    assert_eq!((description.act_order, &description.findings), (q.group_index().is_some(), &loaded.findings));
-    (loaded.tensor, loaded.findings)
+    let q = &loaded.0;
+    assert_eq!((description.format, description.shape), (StoredFormat::Codes(q.format()), [q.n(), q.k()]));
+    assert_eq!((description.act_order, &description.findings), (q.group_index().is_some(), &loaded.1));
+    (loaded.0, loaded.1)
 }
 
 /// The product and initialisers that a packed tensor is.
@@ -238,7 +239,7 @@ fn zero_points_are_read_in_any_type() {
         let zeros: Vec<f16> = zeros.iter().copied().map(f16::from_f32).collect();
         let bytes = bytemuck::cast_slice(&zeros);
         let blocks = Blocks { zero_points: Some(TensorBytes { dtype: DType::F16, shape: &[3, 3], bytes }), ..blocks };
-        unpack(Path::new("m.onnx"), &product, &blocks).map(|loaded| loaded.tensor)
+        unpack(Path::new("m.onnx"), &product, &blocks).map(|loaded| loaded.0)
     };
     let mut floats: Vec<f32> = zeros.iter().map(|&z| f32::from(z)).collect();
     assert_eq!(with(&floats).unwrap(), q);

@@ -358,8 +358,8 @@ fn initialisers_that_do_not_fit_their_product() {
     let (product, good) = blocks();
     let file = Path::new("hostile.onnx");
     let loaded = unpack(file, &product, &good).unwrap();
-    assert_eq!((loaded.tensor.zero_point(1, 0), loaded.tensor.zero_point(1, 1)), (Some(3), Some(5)));
-    assert_names(&loaded.findings[0].text, &["g_idx", "zero points"]);
+    assert_eq!((loaded.0.zero_point(1, 0), loaded.0.zero_point(1, 1)), (Some(3), Some(5)));
+    assert_names(&loaded.1[0].text, &["g_idx", "zero points"]);
 
     let refused = |change: &dyn Fn(&mut MatMulNBits, &mut Blocks<'_>), parts: &[&str]| {
         let (mut product, mut blocks) = (product.clone(), good);
@@ -397,6 +397,6 @@ fn initialisers_that_do_not_fit_their_product() {
     let small = MatMulNBits { block_size: 20, g_idx: None, zero_points: None, ..product };
     let weight = TensorBytes { shape: &[2, 1, 10], bytes: &[0; 20], ..good.weight };
     let scales = TensorBytes { shape: &[2, 1], bytes: &[0; 4], ..good.scales };
-    let found = unpack(file, &small, &Blocks { weight, scales, zero_points: None, g_idx: None }).unwrap().findings;
+    let found = unpack(file, &small, &Blocks { weight, scales, zero_points: None, g_idx: None }).unwrap().1;
     assert_names(&found[0].text, &["power of two"]);
 }

@@ -57,7 +57,8 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
     match config {
         QuantizationConfig::Gptq(q) => {
             let order = if q.desc_act { ", act-order" } else { "" };
-            vec![format!("{} {} bits, {}, {}{order}", q.version.name(), q.bits, group(q.group_size), symmetry(q.sym))]
+            let name = if q.marlin { "marlin" } else { q.version.name() };
+            vec![format!("{name} {} bits, {}, {}{order}", q.bits, group(q.group_size), symmetry(q.sym))]
         }
         QuantizationConfig::Awq(q) => {
             let symmetric = q.zero_point.map(|zero_point| !zero_point);
@@ -68,9 +69,18 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
                 let format = g.format.map_or("compressed-tensors", CompressedTensorsFormat::name);
                 let order = if g.act_order { ", act-order" } else { "" };
                 let symmetry = symmetry(Some(g.symmetric));
-                format!("{format} {} bits, {}, {symmetry}{order}, for {}", g.bits, g.strategy, g.targets.join(", "))
+                format!(
+                    "{format} {} bits, {}, {symmetry}{order}, for {}",
+                    g.bits,
+                    g.strategy,
+                    g.targets.texts().join(", ")
+                )
             };
             q.groups.iter().map(line).collect()
+        }
+        QuantizationConfig::BitsAndBytes(q) => {
+            let nested = if q.double_quant == Some(true) { ", scales quantised too" } else { "" };
+            vec![format!("bitsandbytes {}{nested}", q.kind.name())]
         }
         _ => Vec::new(),
     }
@@ -141,9 +151,11 @@ fn human(report: &Report) -> String {
     out
 }
 
-/// Whether a tensor was counted with its module.
+/// Whether a tensor was counted with its module. Some schemes hang theirs below the weight: `weight.absmax`.
 fn of_module(tensor: &TensorSummary, prefixes: &HashSet<&str>) -> bool {
-    tensor.name.rsplit_once('.').is_some_and(|(prefix, _)| prefixes.contains(prefix))
+    let below_weight = tensor.name.rsplit_once(".weight.").map(|(prefix, _)| prefix);
+    let prefix = tensor.name.rsplit_once('.').map(|(prefix, _)| prefix);
+    below_weight.into_iter().chain(prefix).any(|prefix| prefixes.contains(prefix))
 }
 
 /// A name with `*` for numbers.

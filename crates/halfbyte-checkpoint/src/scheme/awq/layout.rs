@@ -16,17 +16,18 @@ pub(super) fn declared(weights: &Weights) -> Option<&AwqConfig> {
     }
 }
 
-/// Whether a module is AWQ's. The config says so; without one, its tensors have a shape of AWQ's that is not also one
-/// of GPTQ's with a `g_idx`.
+/// Whether a module is AWQ's. Its shapes tell, and the config where they are GPTQ's too: scales are as wide as `qweight`
+/// there. Without a config, tensors that may be of either are AWQ's unless they have a `g_idx`.
 pub(super) fn detect(weights: &Weights, prefix: &str) -> bool {
     let checkpoint = weights.checkpoint();
     if !checkpoint.contains(&format!("{prefix}.qweight")) {
         return false;
     }
+    let shapes = Shapes::of(checkpoint, prefix).ok();
     match weights.quantization() {
-        Some(config) => matches!(config, QuantizationConfig::Awq(_)),
-        None => Shapes::of(checkpoint, prefix)
-            .is_ok_and(|shapes| !checkpoint.contains(&format!("{prefix}.g_idx")) && shapes.any_layout()),
+        Some(QuantizationConfig::Awq(_)) => shapes.is_none_or(|s| s.any_layout() || s.qweight[1] != s.scales[1]),
+        Some(_) => shapes.is_some_and(|s| s.any_layout() && s.qweight[1] != s.scales[1]),
+        None => shapes.is_some_and(|s| !checkpoint.contains(&format!("{prefix}.g_idx")) && s.any_layout()),
     }
 }
 
@@ -156,7 +157,7 @@ impl Layout {
         if let Some(at) = settled.iter().position(|layout| layout.version == label)
             && (config.is_some() || settled.len() == 1)
         {
-            if config.is_none() {
+            if weights.quantization().is_none() {
                 findings.push(Finding::new(prefix, "no quantization_config; the shapes are those of AWQ's gemm"));
             }
             return Ok(settled.swap_remove(at));
@@ -166,13 +167,15 @@ impl Layout {
             (Some(only), _) if settled.is_empty() => {
                 let name = only.version.name();
                 let text = match config {
-                    Some(_) => format!(
+                    Some(_) => Some(format!(
                         "the config says {}, but the tensors have the types and shapes of {name}; read as {name}",
                         label.name()
-                    ),
-                    None => format!("no quantization_config; the shapes are those of AWQ's {name}"),
+                    )),
+                    // A config of another scheme is a contradiction that is found for every scheme alike.
+                    None if weights.quantization().is_some() => None,
+                    None => Some(format!("no quantization_config; the shapes are those of AWQ's {name}")),
                 };
-                findings.push(Finding::new(prefix, text));
+                findings.extend(text.map(|text| Finding::new(prefix, text)));
                 Ok(only)
             }
             (Some(last), _) => {

@@ -25,7 +25,7 @@ mod write;
 
 pub(crate) use write::{Writer, nearest};
 
-use super::{Description, Scheme};
+use super::{Description, Scheme, StoredFormat};
 
 /// The scheme's line in [`super::SCHEMES`].
 pub(super) const SCHEME: Scheme = Scheme {
@@ -35,7 +35,7 @@ pub(super) const SCHEME: Scheme = Scheme {
     describe: |weights, prefix| {
         let module = read::examine(weights, prefix)?;
         Ok(Description {
-            format: module.format,
+            format: StoredFormat::Codes(module.format),
             shape: [module.n, module.k],
             act_order: false,
             findings: module.findings,

@@ -1,6 +1,6 @@
 //! Reading an AWQ module: everything but the codes is read and checked first.
 
-use super::super::{LoadedModule, Weights};
+use super::super::{LinearWeight, LoadedModule, Weights};
 use super::layout::{Layout, declared, matrix_of_scales, zeros_name};
 use super::pack;
 use crate::config::AwqVersion;
@@ -76,16 +76,9 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
         Zeros::Integer(points) if points.iter().all(|&z| z == MIDDLE) => Zeros::Symmetric,
         other => other,
     };
-    if let Some(config) = declared(weights) {
-        if config.zero_point == Some(false) && zeros != Zeros::Symmetric {
-            let text = "the config says zero_point false, but zero points other than 8 are stored; they were followed";
-            findings.push(Finding::new(prefix, text));
-        }
-        let whole = format!(".{prefix}.");
-        if let Some(part) = config.modules_to_not_convert.iter().find(|part| whole.contains(&format!(".{part}."))) {
-            let text = format!("the config's modules_to_not_convert has `{part}`, but the module is quantised");
-            findings.push(Finding::new(prefix, text));
-        }
+    if declared(weights).is_some_and(|config| config.zero_point == Some(false)) && zeros != Zeros::Symmetric {
+        let text = "the config says zero_point false, but zero points other than 8 are stored; they were followed";
+        findings.push(Finding::new(prefix, text));
     }
     let zero = match zeros {
         Zeros::Symmetric => Zero::Symmetric,
@@ -97,7 +90,7 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
 }
 
 /// Reads a module.
-pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule> {
+pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
     let Module { n, k, format, findings, version, scales, zeros } = examine(weights, prefix)?;
     let name = format!("{prefix}.qweight");
     let codes = match version {
@@ -106,7 +99,7 @@ pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule> {
         AwqVersion::GemvFast => pack::unpack_gemv_fast(weights.checkpoint().bytes(&name)?, [n, k]),
     };
     let tensor = QTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { tensor, findings })
+    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
 }
 
 /// What `gemv_fast` adds after scaling, `[n, groups]`. Error: it is of another type than the scales.

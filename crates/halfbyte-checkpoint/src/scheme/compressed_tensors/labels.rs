@@ -2,7 +2,7 @@
 
 use crate::config::{
     CompressedTensorsConfig, CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy,
-    QuantizationConfig,
+    QuantizationConfig, other_names,
 };
 use crate::scheme::Weights;
 use halfbyte::Group;
@@ -54,20 +54,37 @@ pub(super) fn declared(weights: &Weights) -> Option<&CompressedTensorsConfig> {
     }
 }
 
-/// The settings that are meant for a module: those that name it, or else those that fit its tensors best, as class names
-/// and regular expressions say nothing here that the tensors do not.
+/// The settings that are meant for a module.
+pub(super) struct Label<'a> {
+    pub group: &'a CompressedTensorsGroup,
+    /// The joined layer, or the part of this one, that they name instead of it.
+    pub joined: Option<String>,
+}
+
+/// The settings that are meant for a module: those that name it, or else those with an expression that matches it, or
+/// else the same for the layer that it is joined in. Class names say nothing that the tensors do not: of the groups that
+/// have them, and of all where none has, the one that fits the tensors best is taken.
 pub(super) fn group_of<'a>(
     config: &'a CompressedTensorsConfig,
     prefix: &str,
     evidence: &Evidence<'_>,
-) -> Option<&'a CompressedTensorsGroup> {
-    let named = |group: &&CompressedTensorsGroup| group.targets.iter().any(|target| target == prefix);
+) -> Option<Label<'a>> {
+    let named = |name: &str| {
+        let groups = || config.groups.iter();
+        groups().find(|g| g.targets.names(name)).or_else(|| groups().find(|g| g.targets.matching(name).is_some()))
+    };
+    if let Some(group) = named(prefix) {
+        return Some(Label { group, joined: None });
+    }
+    if let Some((group, other)) = other_names(prefix).into_iter().find_map(|other| Some((named(&other)?, other))) {
+        return Some(Label { group, joined: Some(other) });
+    }
     let fit = |group: &&CompressedTensorsGroup| {
         let storage = group.format.is_none_or(|format| format == evidence.format);
         let bits = evidence.bits.contains(&group.bits);
         let reach = evidence.reach.fits(group.strategy, evidence.k);
-        (bits, reach, group.symmetric != evidence.zero_points, storage)
+        (group.targets.class().is_some(), bits, reach, group.symmetric != evidence.zero_points, storage)
     };
     // The first of several that fit alike.
-    config.groups.iter().find(named).or_else(|| config.groups.iter().rev().max_by_key(fit))
+    config.groups.iter().rev().max_by_key(fit).map(|group| Label { group, joined: None })
 }

@@ -25,7 +25,7 @@ mod write;
 
 pub(crate) use write::{Writer, nearest};
 
-use super::{Description, Scheme, Weights};
+use super::{Description, Scheme, StoredFormat, Weights};
 use crate::error::Result;
 use crate::safetensors::DType;
 
@@ -45,7 +45,7 @@ pub(super) const PACKED: Scheme = Scheme {
     ],
     detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.weight_packed")),
     describe: |weights, prefix| describe(weights, prefix, read::Storage::Packed),
-    load: |weights, prefix| read::load(weights, prefix, read::Storage::Packed),
+    load: read::load_packed,
 };
 
 /// The line in [`super::SCHEMES`] for codes that take a byte each (`int-quantized`).
@@ -67,13 +67,13 @@ pub(super) const BYTES: Scheme = Scheme {
             && checkpoint.contains(&format!("{prefix}.weight_scale"))
     },
     describe: |weights, prefix| describe(weights, prefix, read::Storage::Bytes),
-    load: |weights, prefix| read::load(weights, prefix, read::Storage::Bytes),
+    load: read::load_bytes,
 };
 
 fn describe(weights: &Weights, prefix: &str, storage: read::Storage) -> Result<Description> {
     let module = read::examine(weights, prefix, storage)?;
     Ok(Description {
-        format: module.format,
+        format: StoredFormat::Codes(module.format),
         shape: [module.n, module.k],
         act_order: module.group_index.is_some(),
         findings: module.findings,

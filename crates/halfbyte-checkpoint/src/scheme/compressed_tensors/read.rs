@@ -1,8 +1,8 @@
 //! Reading a compressed-tensors module: shapes, labels and data are checked against each other before any code is
 //! unpacked.
 
-use super::super::{LoadedModule, Weights, matrix};
-use super::labels::{self, Evidence, Reach};
+use super::super::{LinearWeight, LoadedModule, Weights, matrix};
+use super::labels::{self, Evidence, Label, Reach};
 use super::packing::Packing;
 use crate::config::{CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy};
 use crate::error::{Error, Result};
@@ -41,8 +41,17 @@ pub(super) struct Module {
     pub findings: Vec<Finding>,
 }
 
-/// Reads a module.
-pub(super) fn load(weights: &Weights, prefix: &str, storage: Storage) -> Result<LoadedModule> {
+/// Reads a module of packed codes.
+pub(super) fn load_packed(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
+    load(weights, prefix, Storage::Packed)
+}
+
+/// Reads a module of codes that take a byte each.
+pub(super) fn load_bytes(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
+    load(weights, prefix, Storage::Bytes)
+}
+
+fn load(weights: &Weights, prefix: &str, storage: Storage) -> Result<LoadedModule<'static>> {
     let Module { n, k, format, packing, zeros, group_index, findings } = examine(weights, prefix, storage)?;
     let checkpoint = weights.checkpoint();
     let codes = match packing {
@@ -54,7 +63,7 @@ pub(super) fn load(weights: &Weights, prefix: &str, storage: Storage) -> Result<
         scales = vec![scales[0]; n];
     }
     let tensor = QTensor::new(format, [n, k], codes, scales, zeros, group_index).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { tensor, findings })
+    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
 }
 
 /// Reads a module's shapes, zero points and group index.
@@ -76,9 +85,14 @@ pub(super) fn examine(weights: &Weights, prefix: &str, storage: Storage) -> Resu
     let evidence = Evidence { bits: &widths, reach, k: parts.k, zero_points, format: storage.format() };
     let config = labels::declared(weights);
     let label = config.and_then(|config| labels::group_of(config, prefix, &evidence));
-    if config.is_some_and(|config| config.ignore.iter().any(|name| name == prefix)) {
-        parts.find("the config says to ignore it, but its tensors are quantised; read as quantised".into());
-    }
+    let label = match label {
+        Some(Label { group, joined: Some(name) }) => {
+            let text = format!("the config's {} targets `{name}`, which it is joined in; taken for it too", group.name);
+            parts.find(text);
+            Some(group)
+        }
+        other => other.map(|label| label.group),
+    };
 
     let bits = parts.bits(label, &widths, storage)?;
     let packing = match storage {

@@ -16,7 +16,12 @@ pub(super) fn declared(weights: &Weights) -> Option<&GptqConfig> {
 /// Symmetric zero points betray it: they are stored as `2^(b−1) − 1` in `gptq` and as `2^(b−1)` in `gptq_v2`, and
 /// checkpoints that carry the other label exist (vLLM issue 38966). Where the config says that zero points are not
 /// symmetric, its label is followed.
-pub(super) fn zero_convention(stored: &[u8], bits: u32, config: Option<&GptqConfig>) -> (GptqVersion, Option<String>) {
+pub(super) fn zero_convention(
+    stored: &[u8],
+    bits: u32,
+    config: Option<&GptqConfig>,
+    sym: Option<bool>,
+) -> (GptqVersion, Option<String>) {
     let middle = 1u8 << (bits - 1);
     let all = |value: u8| !stored.is_empty() && stored.iter().all(|&z| z == value);
     let label = config.map_or(GptqVersion::V1, |c| c.version);
@@ -26,7 +31,7 @@ pub(super) fn zero_convention(stored: &[u8], bits: u32, config: Option<&GptqConf
     };
     let (name, other_name) = (label.name(), other.name());
     if all(other_symmetric) {
-        if config.and_then(GptqConfig::sym_of_all) == Some(false) {
+        if sym == Some(false) {
             let meaning =
                 if label == GptqVersion::V1 { u32::from(other_symmetric) + 1 } else { u32::from(other_symmetric) };
             let text = format!(
@@ -41,12 +46,13 @@ pub(super) fn zero_convention(stored: &[u8], bits: u32, config: Option<&GptqConf
                  {other_symmetric}; read as {other_name}"
             ),
             None => format!(
-                "no quantization_config; every stored zero point is {other_symmetric}, so it was read as {other_name}"
+                "no quantization_config of GPTQ's; every stored zero point is {other_symmetric}, so it was read as {other_name}"
             ),
         };
         return (other, Some(text));
     }
-    let unlabelled = (config.is_none() && !all(symmetric))
-        .then(|| format!("no quantization_config says how zero points are stored; read as {name} (less one)"));
+    let unlabelled = (config.is_none() && !all(symmetric)).then(|| {
+        format!("no quantization_config of GPTQ's says how zero points are stored; read as {name} (less one)")
+    });
     (label, unlabelled)
 }

@@ -21,7 +21,7 @@ mod write;
 pub use write::{GptqTensors, pack};
 pub(crate) use write::{Writer, nearest};
 
-use super::{Description, Scheme};
+use super::{Description, Scheme, StoredFormat};
 
 /// The scheme's line in [`super::SCHEMES`].
 pub(super) const SCHEME: Scheme = Scheme {
@@ -31,7 +31,7 @@ pub(super) const SCHEME: Scheme = Scheme {
     describe: |weights, prefix| {
         let module = read::examine(weights, prefix)?;
         Ok(Description {
-            format: module.format,
+            format: StoredFormat::Codes(module.format),
             shape: [module.n, module.k],
             act_order: module.group_index.is_some(),
             findings: module.findings,

@@ -1,8 +1,8 @@
 //! Reading a GPTQ module: shapes, labels and data are checked against each other before any code is unpacked.
 
-use super::super::{LoadedModule, Weights, matrix};
+use super::super::{LinearWeight, LoadedModule, Weights, matrix};
 use super::{labels, stream};
-use crate::config::{GptqConfig, GptqVersion};
+use crate::config::{GptqConfig, GptqSettings, GptqVersion};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{Checkpoint, DType};
@@ -26,6 +26,7 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
     let mut findings = Vec::new();
     let group_index = parts.group_index()?;
     let group = parts.group(group_index.as_deref())?;
+    parts.own_settings(group, &mut findings);
     let group_index = parts.meaningful(group_index, group, &mut findings)?;
     let zeros = parts.zeros(&mut findings)?;
     let zero = if zeros == Zeros::Symmetric { Zero::Symmetric } else { Zero::Integer };
@@ -41,20 +42,22 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
 }
 
 /// Reads a module.
-pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule> {
+pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
     let Module { n, k, format, zeros, group_index, findings } = examine(weights, prefix)?;
     let checkpoint = weights.checkpoint();
     let codes = stream::unpack_columns(&checkpoint.ints(&format!("{prefix}.qweight"))?, format.bits, [n, k]);
     let scales = checkpoint.floats(&format!("{prefix}.scales"))?.to_f32();
     let scales = transposed(&scales, format.group.count(k), n);
     let tensor = QTensor::new(format, [n, k], codes, scales, zeros, group_index).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { tensor, findings })
+    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
 }
 
 /// The shapes of a module's tensors, found consistent.
 struct Parts<'a> {
     checkpoint: &'a Checkpoint,
     config: Option<&'a GptqConfig>,
+    /// What the config has for this module.
+    settings: Option<GptqSettings>,
     prefix: &'a str,
     n: usize,
     k: usize,
@@ -66,6 +69,7 @@ impl<'a> Parts<'a> {
     fn of(weights: &'a Weights, prefix: &'a str) -> Result<Self> {
         let checkpoint = weights.checkpoint();
         let config = labels::declared(weights);
+        let settings = config.map(|config| config.settings_of(prefix));
         let name = |part: &str| format!("{prefix}.{part}");
         let [rows, n] = matrix(checkpoint, &name("qweight"), DType::I32)?;
         let file = checkpoint.info(&name("qweight"))?.file;
@@ -82,7 +86,7 @@ impl<'a> Parts<'a> {
             }
         };
         // The config's bits, unless modules may have their own: then the shape of the zero points tells.
-        let declared = config.and_then(GptqConfig::bits_of_all);
+        let declared = settings.filter(|settings| settings.of_all).map(|settings| settings.bits);
         let bits = if checkpoint.contains(&name("qzeros")) {
             let [zero_rows, zero_columns] = matrix(checkpoint, &name("qzeros"), DType::I32)?;
             let told = match zero_columns.checked_mul(32) {
@@ -102,8 +106,8 @@ impl<'a> Parts<'a> {
                     return Err(Error::malformed(checkpoint.info(&name("qzeros"))?.file, what));
                 }
             }
-        } else if let Some(config) = config.filter(|c| c.sym_of_all() == Some(true)) {
-            config.bits
+        } else if let Some(settings) = settings.filter(|settings| settings.sym == Some(true)) {
+            settings.bits
         } else {
             let what =
                 format!("there is no tensor `{}`, and no config says that zero points are symmetric", name("qzeros"));
@@ -115,7 +119,7 @@ impl<'a> Parts<'a> {
                 format!("tensor `{}`: {rows} rows of 32 bits do not hold whole codes of {bits} bits", name("qweight"));
             return Err(Error::malformed(file, what));
         };
-        Ok(Self { checkpoint, config, prefix, n, k: total_bits / bits as usize, groups, bits })
+        Ok(Self { checkpoint, config, settings, prefix, n, k: total_bits / bits as usize, groups, bits })
     }
 
     fn name(&self, part: &str) -> String {
@@ -141,20 +145,21 @@ impl<'a> Parts<'a> {
 
     /// The group size: as declared, or told by the data where nothing is declared for this module alone.
     fn group(&self, index: Option<&[u32]>) -> Result<Group> {
-        let &Self { k, groups, config, .. } = self;
+        let &Self { k, groups, settings, .. } = self;
         let fail = |expected: String| {
             let info = self.checkpoint.info(&self.name("scales"))?;
             let what = format!("tensor `{}`: expected {expected}, got {:?}", info.name, info.shape);
             Err(Error::malformed(info.file, what))
         };
-        let declared = config.map(|c| c.group_size.map_or(Group::Channel, Group::Size));
-        match declared {
-            Some(group) if group.count(k) == groups => return Ok(group),
-            Some(group) if config.is_some_and(|c| !c.dynamic) => {
-                let size = config.and_then(|c| c.group_size).map_or("-1".to_owned(), |g| g.to_string());
+        if let Some(settings) = settings {
+            let group = settings.group_size.map_or(Group::Channel, Group::Size);
+            if group.count(k) == groups {
+                return Ok(group);
+            }
+            if settings.of_all {
+                let size = group_text(settings.group_size);
                 return fail(format!("[{}, {}] for {k} inputs and group_size {size}", group.count(k), self.n));
             }
-            _ => {}
         }
         if groups == 1 {
             return Ok(Group::Channel);
@@ -173,6 +178,22 @@ impl<'a> Parts<'a> {
         }
     }
 
+    /// Notes where the module's own settings are not those of its tensors.
+    fn own_settings(&self, group: Group, findings: &mut Vec<Finding>) {
+        let Some(settings) = self.settings.filter(|settings| settings.known && !settings.of_all) else { return };
+        if settings.bits != self.bits {
+            let (says, bits) = (settings.bits, self.bits);
+            let text = format!("the config says {says} bits for it, but its qzeros hold {bits}; read as {bits} bits");
+            findings.push(Finding::new(self.prefix, text));
+        }
+        if settings.group_size.map_or(Group::Channel, Group::Size).count(self.k) != self.groups {
+            let says = group_text(settings.group_size);
+            let is = group_text(if let Group::Size(size) = group { Some(size) } else { None });
+            let text = format!("the config says group_size {says} for it, but its scales are for {is}; read as {is}");
+            findings.push(Finding::new(self.prefix, text));
+        }
+    }
+
     /// Drops an index that says nothing; refuses a missing one that would have said something.
     fn meaningful(
         &self,
@@ -181,7 +202,7 @@ impl<'a> Parts<'a> {
         findings: &mut Vec<Finding>,
     ) -> Result<Option<Vec<u32>>> {
         let size = group.len(self.k).max(1);
-        let reordered = self.groups > 1 && self.config.is_some_and(|c| c.desc_act && !c.static_groups);
+        let reordered = self.groups > 1 && self.settings.is_some_and(|settings| settings.act_order);
         let name = self.name("g_idx");
         let Some(index) = index else {
             if reordered {
@@ -210,7 +231,7 @@ impl<'a> Parts<'a> {
             ));
             return Ok(None);
         }
-        if !self.config.is_some_and(|c| c.desc_act) {
+        if !self.settings.is_some_and(|settings| settings.desc_act) {
             let says = if self.config.is_some() { "the config says desc_act false" } else { "no config says desc_act" };
             findings
                 .push(Finding::new(self.prefix, format!("{says}, but g_idx reorders the columns; g_idx was followed")));
@@ -220,7 +241,8 @@ impl<'a> Parts<'a> {
 
     /// The zero points, `[n, groups]`.
     fn zeros(&self, findings: &mut Vec<Finding>) -> Result<Zeros> {
-        let &Self { n, groups, bits, config, .. } = self;
+        let &Self { n, groups, bits, config, settings, .. } = self;
+        let sym = settings.and_then(|settings| settings.sym);
         let mut find = |text: String| findings.push(Finding::new(self.prefix, text));
         let name = self.name("qzeros");
         if !self.checkpoint.contains(&name) {
@@ -228,14 +250,14 @@ impl<'a> Parts<'a> {
             return Ok(Zeros::Symmetric);
         }
         let stored = stream::unpack_rows(&self.checkpoint.ints(&name)?, bits, groups * n);
-        let (version, text) = labels::zero_convention(&stored, bits, config);
+        let (version, text) = labels::zero_convention(&stored, bits, config, sym);
         text.into_iter().for_each(&mut find);
         let add = u16::from(version == GptqVersion::V1);
         let middle = 1u16 << (bits - 1);
         if stored.iter().all(|&z| u16::from(z) + add == middle) {
             return Ok(Zeros::Symmetric);
         }
-        if config.and_then(GptqConfig::sym_of_all) == Some(true) {
+        if sym == Some(true) {
             find(format!("the config says sym, but zero points other than {middle} are stored; they were followed"));
         }
         let beyond = stored.iter().filter(|&&z| u16::from(z) + add > (1 << bits) - 1).count();
@@ -249,6 +271,11 @@ impl<'a> Parts<'a> {
         let zeros: Vec<u16> = stored.iter().map(|&z| u16::from(z) + add).collect();
         Ok(Zeros::Integer(transposed(&zeros, groups, n)))
     }
+}
+
+/// A group size as configs write it.
+fn group_text(size: Option<usize>) -> String {
+    size.map_or("-1".to_owned(), |size| size.to_string())
 }
 
 /// `[rows, columns]` to `[columns, rows]`.
