@@ -139,6 +139,8 @@ pub enum FormArg {
     CompressedTensors,
     /// ONNX: a MatMulNBits node for each layer.
     Onnx,
+    /// GGUF: Q4_0, Q4_1 and Q8_0 blocks, with config and tokenizer in one file.
+    Gguf,
 }
 
 impl FormArg {
@@ -157,6 +159,7 @@ impl From<FormArg> for Target {
             FormArg::Awq => Target::Awq,
             FormArg::CompressedTensors => Target::CompressedTensors,
             FormArg::Onnx => Target::Onnx,
+            FormArg::Gguf => Target::Gguf,
         }
     }
 }

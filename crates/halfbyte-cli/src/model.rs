@@ -51,8 +51,8 @@ impl LoadArgs {
     /// Loads a model folder; what is odd about it is noted.
     pub fn load(&self, app: &App, folder: &Path) -> Result<Model> {
         let options = self.options()?;
-        let weights = open_folder(folder)?;
-        let config = Config::from_folder(folder)?;
+        let weights = open_whole(folder)?;
+        let config = Config::from_weights(&weights)?;
         let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
         if quantized && self.quantize.is_some() {
             return Err(Failure::usage(
@@ -81,7 +81,7 @@ impl LoadArgs {
             Some(format) => Ok(format.to_string()),
             None => {
                 let act = self.act.map_or(Act::A16, Act::from);
-                name_of(&open_folder(folder)?, act)
+                name_of(&open_whole(folder)?, act)
             }
         }
     }
@@ -107,30 +107,22 @@ fn name_of(weights: &Weights, act: Act) -> Result<String> {
     Ok(counts.into_iter().max_by_key(|(_, count)| *count).map_or_else(|| "no layers".to_owned(), |(name, _)| name))
 }
 
-/// Opens a model for reading its tensors: a folder, or one safetensors file.
+/// Opens a model: a folder, or one file.
 pub fn open(path: &Path) -> Result<Weights> {
-    if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
-        return Err(Failure::new(
-            Exit::Input,
-            format!("{} is not read", path.display()),
-            "this version does not read GGUF files",
-            "give a folder with config.json and *.safetensors",
-        ));
-    }
     match std::fs::metadata(path) {
         Err(e) => Err(Failure::io("open", path, &e)),
         Ok(_) => Ok(Weights::open(path)?),
     }
 }
 
-/// Opens a model that must be a folder.
-fn open_folder(path: &Path) -> Result<Weights> {
+/// Opens a model that must have a config and a tokenizer too: a folder, or a GGUF file.
+fn open_whole(path: &Path) -> Result<Weights> {
     let weights = open(path)?;
-    if !path.is_dir() {
+    if !path.is_dir() && weights.own_config()?.is_none() {
         return Err(Failure::new(
             Exit::Input,
             format!("{} is not a model folder", path.display()),
-            "it is a file, and running a model takes its config.json and tokenizer too",
+            "it is a file of weights, and running a model takes its config.json and tokenizer too",
             "give the folder that the file lies in",
         ));
     }
@@ -153,7 +145,7 @@ pub fn shipped() -> Result<PathBuf> {
     )
 }
 
-/// The tokenizer of a model folder.
-pub fn tokenizer(folder: &Path) -> Result<Tokenizer> {
-    Ok(Tokenizer::from_folder(folder)?)
+/// The tokenizer of a model.
+pub fn tokenizer(path: &Path) -> Result<Tokenizer> {
+    Ok(Tokenizer::from_weights(&open_whole(path)?)?)
 }

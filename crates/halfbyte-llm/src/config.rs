@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use halfbyte::Float;
 use halfbyte::cpu::attention::Heads;
+use halfbyte_checkpoint::Weights;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -85,8 +86,21 @@ impl Config {
     /// `torch_dtype`). Errors, each naming the field: a wrong type, a missing size, sizes that are zero, absurd or do
     /// not divide, an architecture, activation function or rope type that is not supported.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
-        let object = object(text, path)?;
-        let fields = Fields { path, prefix: "", map: &object };
+        Self::of(&object(text, path)?, path)
+    }
+
+    /// What a checkpoint says: in the file itself where that holds a config (GGUF, ONNX), else in its folder.
+    ///
+    /// Errors: as [`Config::from_folder`], and what the checkpoint's own config cannot say.
+    pub fn from_weights(weights: &Weights) -> Result<Self> {
+        match weights.own_config()? {
+            Some(config) => Self::of(&config, weights.checkpoint().path()),
+            None => Self::from_folder(weights.folder()),
+        }
+    }
+
+    fn of(object: &Map<String, Value>, path: &Path) -> Result<Self> {
+        let fields = Fields { path, prefix: "", map: object };
         let architecture = architecture(&fields)?;
         let (hidden_size, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
         let kv_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(heads);

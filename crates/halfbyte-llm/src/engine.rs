@@ -26,12 +26,13 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads a folder in Hugging Face's form: `config.json` and safetensors, dense or quantised.
+    /// Loads a folder in Hugging Face's form (`config.json` and safetensors, dense or quantised) or a GGUF file.
     ///
-    /// Each tensor is read, packed and let go before the next. Errors: what [`Config::from_folder`] refuses; missing or
+    /// Each tensor is read, packed and let go before the next. Errors: what [`Config::from_weights`] refuses; missing or
     /// malformed tensors, or such of another shape than the configuration says; weights that cannot be quantised.
-    pub fn load(folder: &Path, options: &LoadOptions) -> Result<Self> {
-        Self::from_weights(Config::from_folder(folder)?, &Weights::open(folder)?, options)
+    pub fn load(path: &Path, options: &LoadOptions) -> Result<Self> {
+        let weights = Weights::open(path)?;
+        Self::from_weights(Config::from_weights(&weights)?, &weights, options)
     }
 
     /// Loads the tensors of an open checkpoint.

@@ -1,6 +1,7 @@
 //! Text to token ids and back, also piece by piece.
 
 use crate::error::{Error, Result};
+use halfbyte_checkpoint::Weights;
 use std::path::Path;
 
 /// A `tokenizer.json`.
@@ -15,9 +16,20 @@ impl Tokenizer {
         Self::from_file(&folder.join("tokenizer.json"))
     }
 
+    /// The tokenizer of a checkpoint: in the file itself where that holds one (GGUF), else in its folder.
+    pub fn from_weights(weights: &Weights) -> Result<Self> {
+        match weights.own_tokenizer()? {
+            Some(json) => Self::from_bytes(json.to_string().into_bytes(), weights.checkpoint().path()),
+            None => Self::from_folder(weights.folder()),
+        }
+    }
+
     /// Reads a `tokenizer.json`. Any truncation or padding that the file asks for is switched off.
     pub fn from_file(path: &Path) -> Result<Self> {
-        let bytes = std::fs::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?;
+        Self::from_bytes(std::fs::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?, path)
+    }
+
+    fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self> {
         let refuse = |e: tokenizers::Error| Error::Tokenizer(format!("{}: {e}", path.display()));
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(refuse)?;
         inner.with_padding(None);

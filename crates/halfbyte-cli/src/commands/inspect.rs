@@ -33,7 +33,7 @@ struct Report {
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let weights = open(&args.model)?;
     let inspection = inspect(&weights)?;
-    let obstacle = Config::from_folder(weights.folder()).err().map(|e| e.to_string());
+    let obstacle = Config::from_weights(&weights).err().map(|e| e.to_string());
     app.result(&Report { inspection, runs: obstacle.is_none(), obstacle }, human)
 }
 
