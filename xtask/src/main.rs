@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench_record;
+mod oracles;
 
 use clap::Parser;
 
@@ -11,11 +12,14 @@ use clap::Parser;
 enum Task {
     /// Measure products and write a file in bench/record, in a folder named after the processor.
     BenchRecord(bench_record::Args),
+    /// Compare what the software of each format reads in the files that we write.
+    Oracles(oracles::Args),
 }
 
 fn main() -> std::process::ExitCode {
     let result = match Task::parse() {
         Task::BenchRecord(args) => bench_record::run(&args),
+        Task::Oracles(args) => oracles::run(&args),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
