@@ -1,6 +1,7 @@
 //! Text to token ids and back, also piece by piece.
 
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// A `tokenizer.json`.
@@ -46,6 +47,11 @@ impl Tokenizer {
     /// Number of tokens, the added ones included.
     pub fn vocab_size(&self) -> usize {
         self.inner.get_vocab_size(true)
+    }
+
+    /// Every token with its id, the added ones included.
+    pub fn vocabulary(&self) -> HashMap<String, u32> {
+        self.inner.get_vocab(true)
     }
 
     /// Begins to decode a stream of ids.
