@@ -5,6 +5,7 @@
 //! * [`scheme`] turns the tensors of a module into a [`halfbyte::QTensor`] and back; [`Weights`] is the view of a whole
 //!   model in those terms.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
+//! * [`json`] parses the texts beside the tensors.
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
 //!
 //! Every file is taken as hostile: a header's numbers are checked against the size of the file before anything is
@@ -17,6 +18,7 @@ pub mod error;
 mod finding;
 pub mod folder;
 pub mod inspect;
+pub mod json;
 pub mod safetensors;
 pub mod scheme;
 

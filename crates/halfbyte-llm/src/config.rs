@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use halfbyte::Float;
 use halfbyte::cpu::attention::Heads;
+use halfbyte_checkpoint::json;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -161,7 +162,12 @@ impl Config {
 }
 
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })
+    String::from_utf8(json::read_small(path)?).map_err(|e| Error::Config {
+        path: path.to_path_buf(),
+        field: "(the whole)".to_owned(),
+        expected: "UTF-8".to_owned(),
+        got: e.to_string(),
+    })
 }
 
 fn object(text: &str, path: &Path) -> Result<Map<String, Value>> {
@@ -171,7 +177,7 @@ fn object(text: &str, path: &Path) -> Result<Map<String, Value>> {
         expected: "a JSON object".to_owned(),
         got,
     };
-    match serde_json::from_str(text) {
+    match json::parse(text.as_bytes()) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(refuse(shown(&other))),
         Err(e) => Err(refuse(e.to_string())),

@@ -17,9 +17,8 @@ mod writer;
 
 pub use data::FloatData;
 pub use dtype::DType;
-pub use reader::{Checkpoint, TensorInfo};
+pub use reader::{Checkpoint, TensorInfo, read_small};
 pub use writer::{TensorSpec, Writer, WrittenFiles};
 
 pub(crate) use data::cast;
-pub(crate) use reader::read_small;
 pub(crate) use writer::{pretty, sync_dir, temporary_name, write_synced};
