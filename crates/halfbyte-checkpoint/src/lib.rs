@@ -4,6 +4,7 @@
 //! * [`config`] reads what a checkpoint says of its quantisation.
 //! * [`scheme`] turns the tensors of a module into a [`halfbyte::QTensor`] and back; [`Weights`] is the view of a whole
 //!   model in those terms.
+//! * [`onnx`] reads and writes ONNX models with quantised products.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
 //! * [`json`] parses the texts beside the tensors.
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
@@ -13,22 +14,33 @@
 #![deny(missing_docs)]
 #![deny(unsafe_code)]
 
+pub mod checkpoint;
 pub mod config;
 pub mod error;
 mod finding;
 pub mod folder;
+pub mod gguf;
 pub mod inspect;
 pub mod json;
+mod mapping;
+pub mod onnx;
 pub mod safetensors;
 pub mod scheme;
+mod target;
+pub mod verify;
 
+pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{AwqConfig, AwqVersion, CompressedTensorsConfig, GptqConfig, GptqVersion, QuantizationConfig};
 pub use error::{Error, Result};
 pub use finding::Finding;
-pub use folder::{Job, Linear, Progress, Quantization, Written, linears, write_dense, write_model};
+pub use folder::{
+    Conversion, Converted, Job, Linear, Progress, Quantization, Written, convert, linears, write_dense, write_model,
+};
 pub use inspect::{Inspection, inspect};
-pub use safetensors::{Checkpoint, DType, FloatData, TensorInfo};
+pub use safetensors::{DType, FloatData};
 pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, Weights};
+pub use target::Target;
+pub use verify::{Verification, verify};
 
 // Safetensors are little-endian and are read in place.
 const _: () =

@@ -2,7 +2,8 @@
 
 use clap::{Args, ValueEnum};
 use halfbyte::quantize::{Rtn, SymmetricScale};
-use halfbyte::{Act, Float, Format};
+use halfbyte::{Act, Float, Format, Group};
+use halfbyte_checkpoint::{GptqVersion, Target};
 use std::str::FromStr;
 
 /// Options of every command.
@@ -101,6 +102,62 @@ impl From<RtnArgs> for Rtn {
             SymmetricRange::Full => SymmetricScale::Full,
         };
         Rtn { symmetric, search: args.search }
+    }
+}
+
+/// Bits a code.
+pub fn bits(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(bits @ (2 | 3 | 4 | 8)) => Ok(bits),
+        _ => Err("expected 2, 3, 4 or 8".to_owned()),
+    }
+}
+
+/// Weights along k that share a scale.
+pub fn group(text: &str) -> Result<Group, String> {
+    match text.parse() {
+        Ok(-1i64) => Ok(Group::Channel),
+        Ok(size @ 1..=0xff_ffff) => Ok(Group::Size(size as usize)),
+        _ => Err("expected -1 (one scale a channel) or a size from 1 to 16777215".to_owned()),
+    }
+}
+
+/// A form of files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FormArg {
+    /// GPTQ: `gptq` if every format is symmetric, else `gptq_v2`.
+    Gptq,
+    /// GPTQ with zero points stored less one, as AutoGPTQ does.
+    #[value(name = "gptq_v1")]
+    GptqV1,
+    /// GPTQ with zero points as they are.
+    #[value(name = "gptq_v2")]
+    GptqV2,
+    /// AWQ, layout gemm: 4 bits.
+    Awq,
+    /// compressed-tensors, pack-quantized.
+    CompressedTensors,
+    /// ONNX: a MatMulNBits node for each layer.
+    Onnx,
+}
+
+impl FormArg {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Target::from(self).name()
+    }
+}
+
+impl From<FormArg> for Target {
+    fn from(form: FormArg) -> Target {
+        match form {
+            FormArg::Gptq => Target::Gptq(None),
+            FormArg::GptqV1 => Target::Gptq(Some(GptqVersion::V1)),
+            FormArg::GptqV2 => Target::Gptq(Some(GptqVersion::V2)),
+            FormArg::Awq => Target::Awq,
+            FormArg::CompressedTensors => Target::CompressedTensors,
+            FormArg::Onnx => Target::Onnx,
+        }
     }
 }
 

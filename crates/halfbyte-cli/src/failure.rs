@@ -152,7 +152,7 @@ impl From<CheckpointError> for Failure {
             E::Unrepresentable { tensor, reason, scheme } => Self::usage(
                 format!("tensor `{tensor}` cannot be written"),
                 format!("{scheme} cannot hold it: {reason}"),
-                "choose another format or type for the output",
+                "choose another format or type for the output; convert has --bits, --group and --requantize",
             ),
             E::Exists { path, why } => Self::usage(
                 format!("{} already exists{why}", path.display()),

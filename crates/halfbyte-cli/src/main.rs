@@ -19,7 +19,7 @@ mod timing;
 use app::App;
 use args::Common;
 use clap::{CommandFactory, Parser, Subcommand};
-use commands::{bench, completions, demo, dequantize, doctor, eval, explain, inspect, quantize, run};
+use commands::{bench, completions, convert, demo, dequantize, doctor, eval, explain, inspect, quantize, run, verify};
 use failure::{Failure, Result};
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "halfbyte", version, propagate_version = true, max_term_width = 100)]
 #[command(
-    after_help = "Exit status: 0 done; 1 the answer is \"no\" (a bound is missed); 2 wrong usage; 3 bad input file; \
+    after_help = "Exit status: 0 done; 1 the answer is \"no\" (verify differs, a bound is missed); 2 wrong usage; 3 bad input file; \
                         4 device or memory; 130 interrupted."
 )]
 pub struct Cli {
@@ -42,7 +42,9 @@ enum Command {
     Demo(demo::Args),
     Inspect(inspect::Args),
     Quantize(quantize::Args),
+    Convert(convert::Args),
     Dequantize(dequantize::Args),
+    Verify(verify::Args),
     Run(run::Args),
     #[command(subcommand)]
     Eval(eval::Command),
@@ -71,6 +73,8 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Demo(args) => demo::run(&args, &app),
         Command::Inspect(args) => inspect::run(&args, &app),
         Command::Quantize(args) => quantize::run(&args, &app),
+        Command::Convert(args) => convert::run(&args, &app),
+        Command::Verify(args) => verify::run(&args, &app),
         Command::Dequantize(args) => dequantize::run(&args, &app),
         Command::Run(args) => run::run(&args, &app),
         Command::Eval(command) => eval::run(&command, &app),

@@ -11,7 +11,9 @@ const VERBS: &[&[&str]] = &[
     &["demo"],
     &["inspect"],
     &["quantize"],
+    &["convert"],
     &["dequantize"],
+    &["verify"],
     &["run"],
     &["eval"],
     &["eval", "ppl"],
@@ -344,6 +346,41 @@ fn divergence_from_a_model_is_measured() {
     fails(3, &["eval", "kl", &m, tiny.to_str().unwrap(), "--text", &text]);
     fails(2, &["eval", "kl", &m, &m, "--text", &text, "--window", "1"]);
     fails(2, &["eval", "kl", &m, "--text", &text]);
+}
+
+#[test]
+fn convert_changes_the_container_and_verify_proves_it() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    quiet(&["quantize", &model(), "-o", &path("gptq"), "--group", "64", "--asym"]);
+    let mut from = path("gptq");
+    for form in ["awq", "compressed-tensors", "gptq_v2"] {
+        let made = json(&["convert", &from, "-o", &path(form), "--to", form]);
+        assert_eq!((&made["modules"], made["requantized"].as_array().unwrap().len()), (&42.into(), 0), "{form}");
+        let proof = json(&["verify", &path("gptq"), &path(form)]);
+        assert_eq!((&proof["equal"], &proof["compared"]), (&true.into(), &56.into()), "{form}");
+        assert_eq!(json(&["inspect", &path(form)])["findings"].as_array().unwrap().len(), 0, "{form}");
+        from = path(form);
+    }
+    let ppl = |model: &str| {
+        let text = validation();
+        number(&json(&["eval", "ppl", model, "--text", &text, "--max-windows", "1"]), "perplexity")
+    };
+    assert_eq!(ppl(&path("awq")), ppl(&path("gptq")));
+    // What does not fit is refused, and said.
+    let refused = fails(2, &["convert", &path("gptq"), "-o", &path("wide"), "--to", "awq", "--group", "128"]);
+    assert!(refused.contains("where they are joined") && refused.contains("--requantize"), "{refused}");
+    assert!(!Path::new(&path("wide")).exists());
+    let made = json(&["convert", &path("gptq"), "-o", &path("wide"), "--to", "awq", "--group", "128", "--requantize"]);
+    assert_eq!(made["requantized"].as_array().unwrap().len(), 42);
+    let no = halfbyte(&["verify", &path("gptq"), &path("wide")]).output().unwrap();
+    let (out, err) = (text(&no.stdout), text(&no.stderr));
+    assert_eq!(no.status.code(), Some(1), "{err}");
+    assert!(out.starts_with("different: 42 of 56 tensors") && out.contains("and 32 more"), "{out}");
+    assert!(err.contains("differ"), "{err}");
+    fails(2, &["convert", &model(), "-o", &path("none"), "--to", "awq"]);
+    fails(2, &["convert", &path("gptq"), "-o", &path("none"), "--to", "paper"]);
+    fails(3, &["verify", &path("gptq"), &path("nowhere")]);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use super::staging::Staging;
 use super::{Job, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::error::{Error, Result};
-use crate::safetensors::{DType, TensorSpec};
+use crate::safetensors::{DType, TensorSpec, Writer};
 use crate::scheme::LinearWeight;
+use crate::target::TensorWriter;
 use half::{bf16, f16};
 use halfbyte::{Float, Floats, QTensor, Zeros};
 use rayon::prelude::*;
@@ -45,7 +46,10 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     }
 
     let staging = Staging::create(job.target, job.overwrite, source.folder())?;
-    let written = write_steps(&mut job, &staging, steps, |&is_module, name, writer| {
+    let create = |specs: &[TensorSpec], shard| -> Result<Box<dyn TensorWriter>> {
+        Ok(Box::new(Writer::create(staging.path(), specs, shard)?))
+    };
+    let written = write_steps(&mut job, create, steps, |&is_module, name, writer| {
         if is_module {
             if let LinearWeight::Quantized(q) = source.load_linear(name)?.weight {
                 source.release(name);
@@ -102,7 +106,7 @@ fn dequantized(q: &QTensor, dtype: Float, name: &str) -> Result<Vec<u8>> {
 }
 
 /// Floats of another type, as bytes of `dtype`.
-fn converted(floats: Floats<'_>, dtype: Float, name: &str) -> Result<Vec<u8>> {
+pub(super) fn converted(floats: Floats<'_>, dtype: Float, name: &str) -> Result<Vec<u8>> {
     const ROW: usize = 1 << 12;
     let (full, rest) = (floats.len() / ROW, floats.len() % ROW);
     let mut bytes = rows(full, ROW, dtype, name, |i, j| f64::from(floats.get(i * ROW + j)))?;

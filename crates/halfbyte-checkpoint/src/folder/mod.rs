@@ -3,16 +3,19 @@
 //! Everything goes to a folder of a temporary name beside the target, is synced, and is renamed at the end. A run that is
 //! cancelled or fails removes it; one that is killed leaves only a `.<target>.<process>-<n>.tmp`.
 
+mod convert;
 mod dense;
 mod quantized;
 mod staging;
 
+pub use convert::{Conversion, Converted, convert};
 pub use dense::write_dense;
 pub use quantized::{Quantization, write_model};
 
 use crate::error::{Error, Result};
-use crate::safetensors::{Checkpoint, TensorSpec, Writer, WrittenFiles, pretty, write_synced};
+use crate::safetensors::{Checkpoint, TensorSpec, WrittenFiles, pretty, write_synced};
 use crate::scheme::{ModuleKind, SCHEMES, Weights};
+use crate::target::TensorWriter;
 use halfbyte::WeightFormat;
 use serde_json::{Map, Value};
 use staging::Staging;
@@ -145,12 +148,12 @@ struct Step<'a, T> {
 /// Writes the tensors of all steps; `write` gets each step's task with the writer.
 fn write_steps<T>(
     job: &mut Job<'_>,
-    staging: &Staging,
+    create: impl FnOnce(&[TensorSpec], u64) -> Result<Box<dyn TensorWriter>>,
     steps: Vec<Step<'_, T>>,
-    mut write: impl FnMut(&T, &str, &mut Writer) -> Result<()>,
+    mut write: impl FnMut(&T, &str, &mut dyn TensorWriter) -> Result<()>,
 ) -> Result<WrittenFiles> {
     let specs: Vec<TensorSpec> = steps.iter().flat_map(|step| step.specs.iter().cloned()).collect();
-    let mut writer = Writer::create(staging.path(), &specs, job.max_shard_bytes)?;
+    let mut writer = create(&specs, job.max_shard_bytes)?;
     let total_bytes = writer.tensor_bytes();
     let mut bytes = 0;
     let report = |name: &str, bytes: u64, job: &mut Job<'_>| {
@@ -163,7 +166,7 @@ fn write_steps<T>(
             return Err(Error::Cancelled);
         }
         report(step.name, bytes, job);
-        write(&step.task, step.name, &mut writer)?;
+        write(&step.task, step.name, writer.as_mut())?;
         bytes += step.specs.iter().filter_map(|s| s.dtype.bytes_of(&s.shape)).sum::<usize>() as u64;
     }
     if job.cancel.is_some_and(|cancel| cancel()) {

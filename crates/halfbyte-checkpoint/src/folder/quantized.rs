@@ -1,42 +1,42 @@
 //! Writing a quantised model.
 
+use super::dense::converted;
 use super::staging::Staging;
 use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
-use crate::config::GptqVersion;
 use crate::error::{Error, Result};
-use crate::safetensors::TensorSpec;
-use crate::scheme::{LinearWeight, gptq};
-use halfbyte::{QTensor, WeightFormat, Zero};
+use crate::safetensors::{Checkpoint, TensorSpec};
+use crate::scheme::LinearWeight;
+use crate::target::{Module, Settings, Target, unrepresentable};
+use halfbyte::{Floats, QTensor, WeightFormat, Zero};
 
 /// How the modules of a model become quantised ones.
 pub struct Quantization<'a> {
-    /// How zero points are stored. None: `gptq` if every format is symmetric, else `gptq_v2`.
-    ///
-    /// The older `gptq` cannot hold a zero point of 0, and GPTQModel refuses asymmetric models in it that it has not
-    /// written itself; symmetric ones are read by everything.
-    pub version: Option<GptqVersion>,
+    /// The form of the files.
+    pub target: Target,
     /// The format of a module; None leaves it as it is. Asked for every module before any is read.
     pub format: &'a mut dyn FnMut(&Linear<'_>) -> Option<WeightFormat>,
     /// Quantises a module to the format that was chosen for it.
     pub quantize: &'a mut dyn FnMut(&Linear<'_>, &LinearWeight<'_>, WeightFormat) -> halfbyte::Result<QTensor>,
+    /// New elements of a float tensor that is not quantised, by its name; None leaves it as it is. They are rounded to the
+    /// tensor's type.
+    pub dense: &'a mut dyn FnMut(&str) -> Option<Vec<f32>>,
 }
 
 impl std::fmt::Debug for Quantization<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Quantization").field("version", &self.version).finish_non_exhaustive()
+        f.debug_struct("Quantization").field("target", &self.target).finish_non_exhaustive()
     }
 }
 
-/// Writes a model folder in which some modules are quantised, in GPTQ's files.
+/// Writes a model folder in which some modules are quantised.
 ///
 /// The folder is complete: weights, `config.json` with a `quantization_config`, tokenizer. Memory holds one module at a
-/// time. *Errors:* no module chosen, a module that GPTQ files cannot hold (see [`gptq::pack`]), a quantised tensor of
-/// another format than was chosen, a module that is quantised in the source and has no format chosen; whatever `quantize`
-/// refuses, with the module's name; [`Error::Cancelled`]; a target that may not be replaced. After an error nothing is
-/// left.
+/// time. *Errors:* no module chosen, a module that the form cannot hold, a quantised tensor of another format than was
+/// chosen, a module that is quantised in the source and has no format chosen; whatever `quantize` refuses, with the
+/// module's name; [`Error::Cancelled`]; a target that may not be replaced. After an error nothing is left.
 pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<Written> {
     const OP: &str = "quantise a model";
-    let Quantization { version, format: choose, quantize } = quantization;
+    let Quantization { target, format: choose, quantize, dense: replace } = quantization;
     let source = job.source;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
@@ -53,8 +53,25 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
     if chosen().next().is_none() {
         return Err(Error::invalid(OP, "at least one module to quantise", format!("none of {}", modules.len())));
     }
-    let asymmetric = chosen().any(|(_, format)| format.zero != Zero::Symmetric);
-    let version = version.unwrap_or(if asymmetric { GptqVersion::V2 } else { GptqVersion::V1 });
+    let form = target.form(chosen().any(|(_, format)| format.zero != Zero::Symmetric));
+    for (module, format) in chosen() {
+        format.validate().map_err(Error::numbers(module.name))?;
+        let refuse = unrepresentable(module.name, target.name());
+        let nearest = form.nearest(format, module.shape).map_err(&refuse)?;
+        if nearest != format {
+            return Err(refuse(differences(format, nearest)));
+        }
+    }
+    let quantized: Vec<Module> =
+        chosen().map(|(m, format)| Module { name: m.name.to_owned(), format, shape: m.shape }).collect();
+    let dense: Vec<String> = modules
+        .iter()
+        .zip(&formats)
+        .filter(|(module, format)| format.is_none() && module.in_block())
+        .map(|(module, _)| module.name.to_owned())
+        .collect();
+    let settings = |act_order| Settings { quantized: &quantized, dense: &dense, act_order };
+    form.config(&settings(false))?;
 
     let owners = owners(
         checkpoint,
@@ -71,7 +88,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
             Some((at, Some(format))) => {
                 if !std::mem::replace(&mut planned[at], true) {
                     let module = &modules[at];
-                    let specs = gptq::specs(module.name, format, module.shape)?;
+                    let specs = form.specs(module.name, format, module.shape);
                     steps.push(Step { name: module.name, task: Some((at, format)), specs });
                 }
             }
@@ -84,9 +101,13 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
 
     let staging = Staging::create(job.target, job.overwrite, source.folder())?;
     let mut act_order = false;
-    let written = write_steps(&mut job, &staging, steps, |task, name, writer| {
+    let create = |specs: &[TensorSpec], shard| form.create(staging.path(), specs, &settings(false), shard);
+    let written = write_steps(&mut job, create, steps, |task, name, writer| {
         let &Some((at, format)) = task else {
-            writer.write(name, checkpoint.bytes(name)?)?;
+            match replace(name) {
+                None => writer.write(name, checkpoint.bytes(name)?)?,
+                Some(values) => writer.write(name, &replaced(checkpoint, name, &values)?)?,
+            }
             checkpoint.release(name);
             return Ok(());
         };
@@ -100,21 +121,46 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         drop(weight);
         source.release(name);
         act_order |= q.group_index().is_some();
-        for (part, bytes) in gptq::pack(name, &q, version)?.parts() {
-            writer.write(&format!("{name}.{part}"), bytes)?;
-        }
-        Ok(())
+        let mut specs = form.specs(name, format, module.shape).into_iter();
+        let mut put = |bytes: &[u8]| specs.next().map_or(Ok(()), |spec| writer.write(&spec.name, bytes));
+        form.pack(name, &q, &mut put)
     })?;
-
-    let quantized: Vec<(String, WeightFormat)> = chosen().map(|(m, format)| (m.name.to_owned(), format)).collect();
-    let dense: Vec<String> = modules
-        .iter()
-        .zip(&formats)
-        .filter(|(module, format)| format.is_none() && module.in_block())
-        .map(|(module, _)| module.name.to_owned())
-        .collect();
-    let settings = gptq::Settings { version, quantized: &quantized, dense: &dense, act_order };
-    config.insert("quantization_config".into(), settings.to_json());
+    if let Some(own) = form.config(&settings(act_order))? {
+        config.insert("quantization_config".into(), own);
+    }
     let folder = complete(&job, staging, config)?;
     Ok(Written { folder, tensor_bytes: written.tensor_bytes, quantized: quantized.len() })
+}
+
+/// Why a form does not take a format as it is.
+fn differences(format: WeightFormat, nearest: WeightFormat) -> String {
+    let mut reasons = Vec::new();
+    if format.bits != nearest.bits {
+        reasons.push(format!("its codes have {} bits, not {}", nearest.bits, format.bits));
+    }
+    if format.group != nearest.group {
+        reasons.push(format!("its groups are {:?}, not {:?}", nearest.group, format.group));
+    }
+    if format.zero != nearest.zero {
+        reasons.push(match nearest.zero {
+            Zero::Symmetric => "it has no zero points".to_owned(),
+            Zero::Integer => "it has integer zero points only, no float offsets".to_owned(),
+            Zero::Float => "it has float offsets only, no zero points".to_owned(),
+        });
+    }
+    if format.scale != nearest.scale {
+        reasons.push(format!("its scales are {}, not {}", nearest.scale, format.scale));
+    }
+    reasons.join("; ")
+}
+
+/// New elements of a tensor, in its own type. Errors: not a float tensor, another number of elements, a value beyond the
+/// type.
+fn replaced(checkpoint: &Checkpoint, name: &str, values: &[f32]) -> Result<Vec<u8>> {
+    let floats = checkpoint.floats(name)?;
+    if floats.len() != values.len() {
+        let expected = format!("{} new elements for `{name}`", floats.len());
+        return Err(Error::invalid("quantise a model", expected, values.len().to_string()));
+    }
+    converted(Floats::F32(values), floats.dtype(), name)
 }

@@ -10,14 +10,15 @@
 
 mod data;
 mod dtype;
+pub(crate) mod files;
 mod header;
-mod mapping;
-mod reader;
+
 mod writer;
 
+pub use crate::checkpoint::{Checkpoint, TensorInfo};
 pub use data::FloatData;
 pub use dtype::DType;
-pub use reader::{Checkpoint, TensorInfo, read_small};
+pub use files::read_small;
 pub use writer::{TensorSpec, Writer, WrittenFiles};
 
 pub(crate) use data::cast;

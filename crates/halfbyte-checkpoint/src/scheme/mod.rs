@@ -3,10 +3,12 @@
 //! [`SCHEMES`] is the table; a scheme is added by a file and a line in it. [`Weights`] answers, module by module,
 //! whether a checkpoint holds it dense, quantised or not at all, and loads it.
 
-mod awq;
-mod compressed_tensors;
+pub(crate) mod awq;
+pub(crate) mod compressed_tensors;
 pub mod gptq;
+pub(crate) mod matmul_nbits;
 
+use crate::checkpoint::Container;
 use crate::config::{self, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
@@ -30,7 +32,8 @@ pub struct Scheme {
 }
 
 /// Every scheme that is read, in order of preference.
-pub static SCHEMES: &[Scheme] = &[awq::SCHEME, gptq::SCHEME, compressed_tensors::PACKED, compressed_tensors::BYTES];
+pub static SCHEMES: &[Scheme] =
+    &[awq::SCHEME, gptq::SCHEME, compressed_tensors::PACKED, compressed_tensors::BYTES, matmul_nbits::SCHEME];
 
 /// What a quantised module holds, as far as labels, shapes, zero points and group indices tell.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,7 +119,10 @@ impl Weights {
         let path = path.as_ref();
         let checkpoint = Checkpoint::open(path)?;
         let folder = if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(Path::new("")).to_owned() };
-        let config = config::read(&folder)?;
+        let config = match checkpoint.container() {
+            Container::Plain => config::read(&folder)?,
+            Container::Onnx(_) => None,
+        };
         Ok(Self { checkpoint, config, folder })
     }
 

@@ -7,7 +7,7 @@ use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Checkpoint, Error, GptqVersion, Job, Linear, LinearWeight, Quantization, Result, Weights, Written, linears,
+    Checkpoint, Error, GptqVersion, Job, Linear, LinearWeight, Quantization, Result, Target, Weights, Written, linears,
     write_dense, write_model,
 };
 use std::cell::Cell;
@@ -25,9 +25,10 @@ fn rounded(weight: &LinearWeight<'_>, format: WeightFormat) -> halfbyte::Result<
 
 fn quantize(job: Job<'_>, format: impl Fn(&Linear<'_>) -> Option<WeightFormat>) -> Result<Written> {
     let quantization = Quantization {
-        version: None,
+        target: Target::Gptq(None),
         format: &mut |module| format(module),
         quantize: &mut |_, weight, format| rounded(weight, format),
+        dense: &mut |_| None,
     };
     write_model(job, quantization)
 }
@@ -215,9 +216,10 @@ fn act_order_is_declared_and_other_tensors_are_kept() {
     let q = QTensor::new(format, [32, 64], vec![5; 2048], vec![0.5; 64], Zeros::Symmetric, Some(index)).unwrap();
     let target = dir.path().join("out");
     let quantization = Quantization {
-        version: Some(GptqVersion::V2),
+        target: Target::Gptq(Some(GptqVersion::V2)),
         format: &mut |_| Some(format),
         quantize: &mut |_, _, _| Ok(q.clone()),
+        dense: &mut |_| None,
     };
     write_model(Job::new(&source, &target), quantization).unwrap();
     let config = &json(&target.join("config.json"))["quantization_config"];
@@ -307,9 +309,10 @@ fn a_target_is_replaced_only_on_request_and_only_if_it_is_a_model() {
     assert_eq!(std::fs::read(target.join("model.safetensors")).unwrap(), before, "the same input gives the same file");
     // A failure leaves the old one.
     let quantization = Quantization {
-        version: None,
+        target: Target::Gptq(None),
         format: &mut |_| Some(format),
         quantize: &mut |_, weight, _| rounded(weight, WeightFormat { bits: 8, ..format }),
+        dense: &mut |_| None,
     };
     let mut job = Job::new(&source, &target);
     job.overwrite = true;

@@ -193,7 +193,7 @@ fn a_tensor_in_two_shards() {
 #[test]
 fn folders_without_weights() {
     let dir = tempfile::tempdir().unwrap();
-    assert_names(&text_of(Checkpoint::open(dir.path())), &["model.safetensors", "found neither"]);
+    assert_names(&text_of(Checkpoint::open(dir.path())), &["model.safetensors", "found none"]);
     let nowhere = dir.path().join("nowhere");
     let error = Checkpoint::open(&nowhere).unwrap_err();
     assert!(matches!(error, Error::Missing { .. }));

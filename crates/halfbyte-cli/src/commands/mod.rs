@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod completions;
+pub mod convert;
 pub mod demo;
 pub mod dequantize;
 pub mod doctor;
@@ -10,3 +11,4 @@ pub mod explain;
 pub mod inspect;
 pub mod quantize;
 pub mod run;
+pub mod verify;

@@ -147,7 +147,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ..Job::new(&source, &args.output)
     };
     let quantization = Quantization {
-        version: None,
+        target: halfbyte_checkpoint::Target::Gptq(None),
         format: &mut |layer| layer.in_block().then_some(format),
         quantize: &mut |_, weight, format| match weight {
             LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, options),
@@ -157,6 +157,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
                 got: "a quantised one".to_owned(),
             }),
         },
+        dense: &mut |_| None,
     };
     let written = write_model(job, quantization)?;
     drop((cooperate, progress));

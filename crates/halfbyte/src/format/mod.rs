@@ -13,6 +13,7 @@
 //! Grammar: `w{2|3|4|8}a{8|16|32}[-g{N}|-tensor][-asym|-float][-xasym][-sbf16|-sf32]`. No group means one scale an
 //! output channel.
 
+mod express;
 mod qtensor;
 pub mod reference;
 

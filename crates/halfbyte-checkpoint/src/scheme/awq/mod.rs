@@ -21,6 +21,9 @@
 mod layout;
 mod pack;
 mod read;
+mod write;
+
+pub(crate) use write::Writer;
 
 use super::{Description, Scheme};
 

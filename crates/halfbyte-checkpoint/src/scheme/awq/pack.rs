@@ -35,6 +35,25 @@ pub(super) fn unpack_gemm(words: &[i32], [rows, columns]: [usize; 2]) -> Vec<u8>
     codes
 }
 
+/// Codes `[columns, rows]` to `gemm` words `[rows, columns/8]`: the inverse of [`unpack_gemm`].
+pub(super) fn pack_gemm(codes: &[u8], [columns, rows]: [usize; 2]) -> Vec<i32> {
+    debug_assert_eq!(codes.len(), rows * columns);
+    let width = columns / 8;
+    let mut words = vec![0i32; rows * width];
+    if words.is_empty() {
+        return words;
+    }
+    words.par_chunks_mut(TILE * width).enumerate().for_each(|(tile, words)| {
+        for (c, eight) in codes.chunks_exact(8 * rows).enumerate() {
+            for (r, words) in words.chunks_exact_mut(width).enumerate() {
+                let code = |i: usize| u32::from(eight[ORDER[i] * rows + tile * TILE + r]) << (4 * i);
+                words[c] = (0..8).fold(0, |word, i| word | code(i)) as i32;
+            }
+        }
+    });
+    words
+}
+
 /// `gemv` words to codes, eight a word in order.
 pub(super) fn unpack_gemv(words: &[i32]) -> Vec<u8> {
     let mut codes = vec![0u8; words.len() * 8];

@@ -21,6 +21,9 @@
 mod labels;
 mod packing;
 mod read;
+mod write;
+
+pub(crate) use write::Writer;
 
 use super::{Description, Scheme, Weights};
 use crate::error::Result;

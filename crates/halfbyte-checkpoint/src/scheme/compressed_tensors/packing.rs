@@ -69,6 +69,31 @@ impl Packing {
         codes
     }
 
+    /// Codes `[n, k]` to rows of words: the inverse of [`Packing::unpack`].
+    pub fn pack(&self, codes: &[u8], [n, k]: [usize; 2]) -> Vec<i32> {
+        debug_assert_eq!(codes.len(), n * k);
+        let row = self.words_of(k);
+        let mut words = vec![0i32; n * row];
+        if !words.is_empty() {
+            words.par_chunks_mut(row).zip(codes.par_chunks(k)).for_each(|(words, codes)| self.pack_row(codes, words));
+        }
+        words
+    }
+
+    /// Codes `[n, groups]` to columns of words: the inverse of [`Packing::unpack_columns`].
+    pub fn pack_columns(&self, codes: &[u8], [n, groups]: [usize; 2]) -> Vec<i32> {
+        debug_assert_eq!(codes.len(), n * groups);
+        let rows = self.words_of(n);
+        let mut words = vec![0i32; rows * groups];
+        let mut stream = vec![0i32; rows];
+        for g in 0..groups {
+            let column: Vec<u8> = codes.iter().skip(g).step_by(groups).copied().collect();
+            self.pack_row(&column, &mut stream);
+            words.iter_mut().skip(g).step_by(groups).zip(&stream).for_each(|(word, &value)| *word = value);
+        }
+        words
+    }
+
     /// Whether all bits are 0 that hold no code in this packing, in rows of `k` codes.
     pub fn spare_bits_are_zero(&self, words: &[i32], k: usize) -> bool {
         words.chunks(self.words_of(k).max(1)).all(|row| {
@@ -89,6 +114,13 @@ impl Packing {
                 let stream = stream(words);
                 codes.iter_mut().zip(0..).for_each(|(code, i)| *code = (stream >> (i * bits)) as u8 & mask);
             }
+        }
+    }
+
+    fn pack_row(&self, codes: &[u8], words: &mut [i32]) {
+        for (codes, words) in codes.chunks(self.codes).zip(words.chunks_mut(self.words)) {
+            let stream = codes.iter().rev().fold(0u128, |stream, &code| stream << self.bits | u128::from(code));
+            words.iter_mut().zip(0..).for_each(|(word, i)| *word = (stream >> (32 * i)) as u32 as i32);
         }
     }
 }
@@ -125,6 +157,9 @@ mod tests {
                     })
                     .collect();
                 let codes = packing.unpack(&words, [n, k]);
+                let packed = packing.pack(&codes, [n, k]);
+                assert_eq!(packing.unpack(&packed, [n, k]), codes);
+                assert!(packing.spare_bits_are_zero(&packed, k));
                 for (at, &code) in codes.iter().enumerate() {
                     let (i, j) = (at / k, at % k);
                     let start = if packing.is_whole() { j / 10 * 32 + j % 10 * 3 } else { j * bits };
@@ -138,6 +173,7 @@ mod tests {
                 for (at, &code) in columns.iter().enumerate() {
                     assert_eq!(code, codes[at % n * k + at / n]);
                 }
+                assert_eq!(packing.unpack_columns(&packing.pack_columns(&columns, [k, n]), [k, n]), columns);
             }
         }
     }

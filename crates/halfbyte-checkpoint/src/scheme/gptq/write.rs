@@ -3,10 +3,11 @@
 use super::read::transposed;
 use super::stream;
 use crate::config::GptqVersion;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::safetensors::{DType, TensorSpec};
+use crate::target::{Form, Module, Settings, exactly, f16_scales, spec, unrepresentable};
 use half::f16;
-use halfbyte::{Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Map, Value, json};
 
 /// A quantised module as GPTQ files hold it.
@@ -22,63 +23,16 @@ pub struct GptqTensors {
     pub g_idx: Vec<i32>,
 }
 
-impl GptqTensors {
-    /// The tensors' bytes by the endings of their names, in the order of [`specs`].
-    pub(crate) fn parts(&self) -> [(&'static str, &[u8]); 4] {
-        [
-            ("qweight", bytemuck::cast_slice(&self.qweight)),
-            ("qzeros", bytemuck::cast_slice(&self.qzeros)),
-            ("scales", bytemuck::cast_slice(&self.scales)),
-            ("g_idx", bytemuck::cast_slice(&self.g_idx)),
-        ]
-    }
-}
-
-fn refuse<T>(tensor: &str, reason: String) -> Result<T> {
-    Err(Error::Unrepresentable { tensor: tensor.to_owned(), scheme: "gptq", reason })
-}
-
-/// Whether GPTQ files can hold a module of this format and shape `[n, k]`, as far as these tell.
-fn check(name: &str, format: WeightFormat, [n, k]: [usize; 2]) -> Result<()> {
-    format.validate().map_err(Error::numbers(name))?;
-    if format.zero == Zero::Float {
-        return refuse(name, "it has integer zero points only, no float offsets".into());
-    }
-    if n == 0 || k == 0 || !n.is_multiple_of(32) || !k.is_multiple_of(32) {
-        return refuse(name, format!("inputs and outputs must be multiples of 32, got {k} and {n}"));
-    }
-    Ok(())
-}
-
-/// The tensors that a module of this format and shape `[n, k]` becomes. Errors: those of [`check`].
-pub(crate) fn specs(name: &str, format: WeightFormat, [n, k]: [usize; 2]) -> Result<Vec<TensorSpec>> {
-    check(name, format, [n, k])?;
-    let (bits, groups) = (format.bits as usize, format.group.count(k));
-    let spec = |part: &str, dtype, shape: &[usize]| TensorSpec {
-        name: format!("{name}.{part}"),
-        dtype,
-        shape: shape.to_vec(),
-    };
-    Ok(vec![
-        spec("qweight", DType::I32, &[k / 32 * bits, n]),
-        spec("qzeros", DType::I32, &[groups, n / 32 * bits]),
-        spec("scales", DType::F16, &[groups, n]),
-        spec("g_idx", DType::I32, &[k]),
-    ])
-}
-
 /// Packs a tensor as GPTQ does, without loss.
 ///
-/// *Errors:* what GPTQ files cannot hold: float offsets, n or k not a multiple of 32, scales that are not exact in f16, a
-/// zero point of 0 in `gptq` (which stores it less one) or of `2^bits` in `gptq_v2`.
-pub fn pack(name: &str, q: &QTensor, version: GptqVersion) -> Result<GptqTensors> {
+/// *Errors:* what GPTQ files cannot hold, with the module's name: float offsets, n or k not a multiple of 32, scales that are not
+/// exact in f16, a zero point of 0 in `gptq` (which stores it less one) or of `2^bits` in `gptq_v2`.
+pub fn pack(module: &str, q: &QTensor, version: GptqVersion) -> Result<GptqTensors> {
+    let refuse = unrepresentable(module, "gptq");
     let format = q.format();
     let (n, k, groups, bits) = (q.n(), q.k(), q.groups(), format.bits);
-    check(name, format, [n, k])?;
-    let scales: Vec<f16> = q.scales().iter().map(|&s| f16::from_f32(s)).collect();
-    if let Some((narrow, wide)) = scales.iter().zip(q.scales()).find(|(narrow, wide)| narrow.to_f32() != **wide) {
-        return refuse(name, format!("its scales are f16, and {wide} is not exact in it (nearest: {narrow})"));
-    }
+    Writer(version).nearest(format, [n, k]).map_err(&refuse)?;
+    let scales = f16_scales(q).map_err(&refuse)?;
     let less = u16::from(version == GptqVersion::V1);
     let middle = format.middle() as u16;
     let zeros = match q.zeros() {
@@ -90,13 +44,13 @@ pub fn pack(name: &str, q: &QTensor, version: GptqVersion) -> Result<GptqTensors
                     Some(z) if u32::from(z) <= format.max_code() => stored.push(z as u8),
                     _ => {
                         let range = format!("{less} to {}", format.max_code() + u32::from(less));
-                        return refuse(name, format!("zero points of {} go from {range}, got {zero}", version.name()));
+                        return Err(refuse(format!("zero points of {} go from {range}, got {zero}", version.name())));
                     }
                 }
             }
             stored
         }
-        Zeros::Float(_) => return refuse(name, "it has integer zero points only, no float offsets".into()),
+        Zeros::Float(_) => return Err(refuse("it has integer zero points only, no float offsets".into())),
     };
     Ok(GptqTensors {
         qweight: stream::pack_columns(q.codes(), bits, [n, k]),
@@ -106,44 +60,49 @@ pub fn pack(name: &str, q: &QTensor, version: GptqVersion) -> Result<GptqTensors
     })
 }
 
-/// What `quantization_config` has to say of a whole model.
-#[derive(Debug)]
-pub(crate) struct Settings<'a> {
-    pub version: GptqVersion,
-    /// Every quantised module with its format.
-    pub quantized: &'a [(String, WeightFormat)],
-    /// Modules inside the repeated blocks that stay dense.
-    pub dense: &'a [String],
-    /// Whether any module was quantised in another order of columns.
-    pub act_order: bool,
-}
+/// Writes GPTQ's form.
+pub(crate) struct Writer(pub GptqVersion);
 
-impl Settings<'_> {
-    /// The object, with the fields that GPTQModel, transformers and vLLM read. The commonest format is the model's;
-    /// modules of another one, and those that stay dense, are overrides (`dynamic`, by regular expression).
-    pub fn to_json(&self) -> Value {
-        let mut formats: Vec<(Fields, usize)> = Vec::new();
-        for (_, format) in self.quantized {
-            let fields = Fields::of(format);
-            match formats.iter_mut().find(|(known, _)| *known == fields) {
-                Some((_, count)) => *count += 1,
-                None => formats.push((fields, 1)),
-            }
+impl Form for Writer {
+    fn nearest(&self, format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+        if n == 0 || k == 0 || !n.is_multiple_of(32) || !k.is_multiple_of(32) {
+            return Err(format!("inputs and outputs must be multiples of 32, got {k} and {n}"));
         }
-        // The first of equally common ones, so that the same model gives the same file.
-        let common = formats
-            .iter()
-            .rev()
-            .max_by_key(|(_, count)| *count)
-            .map_or(Fields { bits: 4, group_size: -1, sym: true }, |f| f.0);
+        let group = if format.group == Group::Tensor { Group::Channel } else { format.group };
+        let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
+        Ok(WeightFormat { group, zero, scale: Float::F16, ..format })
+    }
+
+    fn specs(&self, module: &str, format: WeightFormat, [n, k]: [usize; 2]) -> Vec<TensorSpec> {
+        let (bits, groups) = (format.bits as usize, format.group.count(k));
+        vec![
+            spec(module, "qweight", DType::I32, &[k / 32 * bits, n]),
+            spec(module, "qzeros", DType::I32, &[groups, n / 32 * bits]),
+            spec(module, "scales", DType::F16, &[groups, n]),
+            spec(module, "g_idx", DType::I32, &[k]),
+        ]
+    }
+
+    fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let GptqTensors { qweight, qzeros, scales, g_idx } = pack(module, q, self.0)?;
+        put(bytemuck::cast_slice(&qweight))?;
+        put(bytemuck::cast_slice(&qzeros))?;
+        put(bytemuck::cast_slice(&scales))?;
+        put(bytemuck::cast_slice(&g_idx))
+    }
+
+    /// The fields that GPTQModel, transformers and vLLM read. The commonest format is the model's; modules of another
+    /// one, and those that stay dense, are overrides (`dynamic`, by regular expression).
+    fn config(&self, model: &Settings<'_>) -> Result<Option<Value>> {
+        let common = model.commonest(Fields::of).unwrap_or(Fields { bits: 4, group_size: -1, sym: true });
         let mut dynamic = Map::new();
-        for (name, format) in self.quantized {
+        for Module { name, format, .. } in model.quantized {
             let own = Fields::of(format);
             if own != common {
                 dynamic.insert(format!("+:{}", exactly(name)), own.to_json());
             }
         }
-        for name in self.dense {
+        for name in model.dense {
             dynamic.insert(format!("-:{}", exactly(name)), json!({}));
         }
         let mut config = json!({
@@ -151,16 +110,16 @@ impl Settings<'_> {
             "bits": common.bits,
             "group_size": common.group_size,
             "sym": common.sym,
-            "desc_act": self.act_order,
-            "lm_head": self.quantized.iter().any(|(name, _)| name == "lm_head" || name.ends_with(".lm_head")),
-            "checkpoint_format": self.version.name(),
+            "desc_act": model.act_order,
+            "lm_head": model.quantized.iter().any(|module| module.name == "lm_head" || module.name.ends_with(".lm_head")),
+            "checkpoint_format": self.0.name(),
             "pack_dtype": "int32",
             "meta": {"quantizer": [concat!("halfbyte:", env!("CARGO_PKG_VERSION"))]},
         });
         if let (false, Value::Object(fields)) = (dynamic.is_empty(), &mut config) {
             fields.insert("dynamic".into(), Value::Object(dynamic));
         }
-        config
+        Ok(Some(config))
     }
 }
 
@@ -184,17 +143,4 @@ impl Fields {
     fn to_json(self) -> Value {
         json!({"bits": self.bits, "group_size": self.group_size, "sym": self.sym})
     }
-}
-
-/// A regular expression that matches this module's name alone.
-fn exactly(name: &str) -> String {
-    let mut pattern = String::from("^");
-    for c in name.chars() {
-        if !c.is_ascii_alphanumeric() && c != '_' {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern.push('$');
-    pattern
 }

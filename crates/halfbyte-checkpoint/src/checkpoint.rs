@@ -1,0 +1,260 @@
+//! A checkpoint as one set of named tensors, whatever the container and the number of files.
+
+use crate::error::{Error, Result};
+use crate::finding::Finding;
+use crate::mapping::Mapping;
+use crate::onnx;
+use crate::safetensors::{self, DType, FloatData, cast};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// The tensors of a model folder or of one file, memory-mapped.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    files: Vec<MappedFile>,
+    /// Every tensor, in the order of files and bytes.
+    tensors: Vec<Tensor>,
+    by_name: HashMap<String, usize>,
+    findings: Vec<Finding>,
+    container: Container,
+}
+
+/// What a container says besides its tensors.
+#[derive(Debug)]
+pub(crate) enum Container {
+    /// Nothing: safetensors.
+    Plain,
+    /// The quantised products of a model.
+    Onnx(onnx::Model),
+}
+
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    pub path: PathBuf,
+    pub map: Mapping,
+}
+
+/// A tensor of a container.
+#[derive(Debug)]
+pub(crate) struct Tensor {
+    pub name: String,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    /// The file that holds it.
+    pub file: usize,
+    pub place: Place,
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// In this range of its file.
+    Range(Range<usize>),
+    /// Here: the file holds them in another encoding.
+    Decoded(Vec<u8>),
+}
+
+impl Place {
+    fn len(&self) -> usize {
+        match self {
+            Place::Range(range) => range.len(),
+            Place::Decoded(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// What a checkpoint says of one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorInfo<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Its dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Bytes it takes.
+    pub bytes: usize,
+    /// The file that holds it.
+    pub file: &'a Path,
+}
+
+/// What is opened in a folder without safetensors files.
+const OTHER_FILES: &[&str] = &["model.onnx"];
+
+impl Checkpoint {
+    /// Opens a folder (`model.safetensors`; or an index with its shards; or the only `*.safetensors` in it; or else
+    /// `model.onnx`) or one file, and validates every header. The container is told by the file's name: `*.onnx`, or
+    /// else safetensors.
+    ///
+    /// Errors: no such files, a header that is not consistent with its file, an index that names shards outside the
+    /// folder, shards or tensors that do not exist, a tensor in two shards.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let metadata = std::fs::metadata(path).map_err(|source| match source.kind() {
+            std::io::ErrorKind::NotFound => Error::missing(path, "there is no such file or folder"),
+            _ => Error::io("open", path)(source),
+        })?;
+        let mut this = Self {
+            path: path.to_owned(),
+            files: Vec::new(),
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            findings: Vec::new(),
+            container: Container::Plain,
+        };
+        if !metadata.is_dir() {
+            this.open_file(path)?;
+        } else if !safetensors::files::open_folder(path, &mut this)? {
+            let others: Vec<PathBuf> =
+                OTHER_FILES.iter().map(|name| path.join(name)).filter(|file| file.is_file()).collect();
+            let [only] = others.as_slice() else {
+                let names = ["model.safetensors", "model.safetensors.index.json"].join(", ");
+                let what = format!("expected {names} or {}, found none of them", OTHER_FILES.join(", "));
+                return Err(Error::missing(path, what));
+            };
+            this.open_file(only)?;
+        }
+        Ok(this)
+    }
+
+    fn open_file(&mut self, path: &Path) -> Result<()> {
+        let is = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
+        if is("onnx") {
+            return onnx::files::open_file(path, self);
+        }
+        safetensors::files::add_file(path, self)
+    }
+
+    /// What the container says besides its tensors.
+    pub(crate) fn container(&self) -> &Container {
+        &self.container
+    }
+
+    /// Keeps what the container says besides its tensors.
+    pub(crate) fn set_container(&mut self, container: Container) {
+        self.container = container;
+    }
+
+    /// Adds a file; returns its number.
+    pub(crate) fn add_file(&mut self, file: MappedFile) -> usize {
+        self.files.push(file);
+        self.files.len() - 1
+    }
+
+    /// Size of a file that was added.
+    pub(crate) fn file_bytes(&self, file: usize) -> usize {
+        self.files[file].map.bytes().len()
+    }
+
+    /// Adds a tensor. Error: there is one of this name.
+    pub(crate) fn add_tensor(&mut self, tensor: Tensor) -> Result<()> {
+        let at = self.tensors.len();
+        if let Some(before) = self.by_name.insert(tensor.name.clone(), at) {
+            let other = &self.files[self.tensors[before].file].path;
+            let what = format!("tensor `{}` lies in {} too", tensor.name, other.display());
+            return Err(Error::malformed(&self.files[tensor.file].path, what));
+        }
+        self.tensors.push(tensor);
+        Ok(())
+    }
+
+    /// Notes something odd.
+    pub(crate) fn add_finding(&mut self, finding: Finding) {
+        self.findings.push(finding);
+    }
+
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The files that hold tensors.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
+    }
+
+    /// Names of all tensors, in the order in which they lie in the files.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().map(|tensor| tensor.name.as_str())
+    }
+
+    /// What the files say of all tensors, in the same order.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorInfo<'_>> {
+        self.tensors.iter().map(|tensor| self.info_of(tensor))
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// What was odd about the files, though they could be read.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// What the files say of a tensor; None if there is none of this name.
+    pub fn get(&self, name: &str) -> Option<TensorInfo<'_>> {
+        self.by_name.get(name).map(|&at| self.info_of(&self.tensors[at]))
+    }
+
+    /// What the files say of a tensor. Error: there is none of this name.
+    pub fn info(&self, name: &str) -> Result<TensorInfo<'_>> {
+        self.tensor(name).map(|tensor| self.info_of(tensor))
+    }
+
+    /// A tensor's bytes, little-endian, row-major; in place. Error: no such tensor.
+    pub fn bytes(&self, name: &str) -> Result<&[u8]> {
+        let tensor = self.tensor(name)?;
+        Ok(match &tensor.place {
+            Place::Range(range) => &self.files[tensor.file].map.bytes()[range.clone()],
+            Place::Decoded(bytes) => bytes,
+        })
+    }
+
+    /// A float tensor's elements. Errors: no such tensor, another type than F16, BF16, F32.
+    pub fn floats(&self, name: &str) -> Result<FloatData<'_>> {
+        let info = self.info(name)?;
+        let Some(dtype) = info.dtype.float() else {
+            let what = format!("tensor `{name}`: expected floats (F16, BF16 or F32), got {}", info.dtype);
+            return Err(Error::unsupported(info.file, what));
+        };
+        Ok(FloatData::from_bytes(dtype, self.bytes(name)?))
+    }
+
+    /// An integer tensor's elements. Errors: no such tensor, another type than I32.
+    pub fn ints(&self, name: &str) -> Result<Cow<'_, [i32]>> {
+        let info = self.info(name)?;
+        if info.dtype != DType::I32 {
+            return Err(Error::malformed(info.file, format!("tensor `{name}`: expected I32, got {}", info.dtype)));
+        }
+        Ok(cast(self.bytes(name)?))
+    }
+
+    /// Lets go of the memory that reading a tensor took; it is read from the file again when it is needed again. With
+    /// this after each tensor, converting a model holds one tensor at a time. Unknown names are ignored.
+    pub fn release(&self, name: &str) {
+        if let Ok(Tensor { file, place: Place::Range(range), .. }) = self.tensor(name) {
+            self.files[*file].map.release(range.clone());
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<&Tensor> {
+        let at = self.by_name.get(name);
+        at.map(|&at| &self.tensors[at])
+            .ok_or_else(|| Error::missing(&self.path, format!("there is no tensor `{name}`")))
+    }
+
+    fn info_of<'a>(&'a self, tensor: &'a Tensor) -> TensorInfo<'a> {
+        TensorInfo {
+            name: &tensor.name,
+            dtype: tensor.dtype,
+            shape: &tensor.shape,
+            bytes: tensor.place.len(),
+            file: &self.files[tensor.file].path,
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A model in another form of files: the same numbers, or a refusal.
+
+use super::quantized::{Quantization, write_model};
+use super::{Job, Linear, Written, linears};
+use crate::error::{Error, Result};
+use crate::scheme::LinearWeight;
+use crate::target::{Target, unrepresentable};
+use halfbyte::quantize::{Rtn, rtn};
+use halfbyte::{Floats, Group, QTensor, WeightFormat, format::reference};
+
+/// What a model is converted to.
+#[derive(Clone, Copy, Debug)]
+pub struct Conversion {
+    /// The form of the files.
+    pub target: Target,
+    /// Bits a code; None: as they are, or as the form has them.
+    pub bits: Option<u32>,
+    /// Groups along k; None: as they are, or as the form has them.
+    pub group: Option<Group>,
+    /// Whether modules whose numbers the form cannot hold are rounded to nearest again; otherwise they are refused.
+    pub requantize: bool,
+}
+
+/// What a conversion has left.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Converted {
+    /// The folder.
+    pub written: Written,
+    /// Modules that were rounded again, each with what did not fit.
+    pub requantized: Vec<(String, String)>,
+}
+
+/// Writes a quantised model in another form. Every weight stands for exactly the number that it stood for, unless
+/// [`Conversion::requantize`] allows otherwise.
+///
+/// *Errors:* a source in which nothing is quantised; a module whose numbers the form cannot hold, with the first of them;
+/// otherwise as [`write_model`]. After an error nothing is left.
+pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
+    let Conversion { target, bits, group, requantize } = conversion;
+    let source = job.source;
+    // None: the module is dense. Error: why the form has no format for it.
+    let choose = |module: &Linear<'_>| -> Option<std::result::Result<WeightFormat, String>> {
+        let format = module.source?;
+        let wanted = WeightFormat { bits: bits.unwrap_or(format.bits), group: group.unwrap_or(format.group), ..format };
+        Some(target.nearest(wanted, module.shape))
+    };
+    let mut quantised = 0;
+    for module in linears(source)? {
+        if let Some(format) = choose(&module) {
+            format.map_err(unrepresentable(module.name, target.name()))?;
+            quantised += 1;
+        }
+    }
+    if quantised == 0 {
+        return Err(Error::invalid("convert", "a model with quantised layers", "none"));
+    }
+    let (mut requantized, mut refused) = (Vec::new(), None);
+    let quantization = Quantization {
+        target,
+        format: &mut |module| choose(module)?.ok(),
+        quantize: &mut |module, weight, format| {
+            let LinearWeight::Quantized(q) = weight else {
+                // Only quantised modules have a format chosen.
+                return Err(halfbyte::Error::Invalid {
+                    op: "convert",
+                    expected: "a quantised module".into(),
+                    got: "a dense one".into(),
+                });
+            };
+            match q.express(format) {
+                Ok(expressed) => Ok(expressed.into_owned()),
+                Err(reason) if requantize => {
+                    requantized.push((module.name.to_owned(), reason.to_string()));
+                    rounded(q, format)
+                }
+                Err(reason) => {
+                    refused = Some((module.name.to_owned(), reason.to_string()));
+                    Err(reason)
+                }
+            }
+        },
+        dense: &mut |_| None,
+    };
+    let written = write_model(job, quantization).map_err(|error| match refused {
+        Some((module, reason)) => unrepresentable(&module, target.name())(reason),
+        None => error,
+    })?;
+    Ok(Converted { written, requantized })
+}
+
+/// What the tensor stands for, rounded to nearest in another format.
+fn rounded(q: &QTensor, format: WeightFormat) -> halfbyte::Result<QTensor> {
+    let weights: Vec<f32> = reference::dequantize(q).into_iter().map(|w| w as f32).collect();
+    rtn(Floats::F32(&weights), [q.n(), q.k()], format, Rtn { search: true, ..Rtn::default() })
+}

@@ -1,0 +1,124 @@
+//! The K types, whose blocks are 256 codes: groups of 16 or 32 with scales that are small integers times one half.
+//!
+//! ```text
+//! Q2_K  16 B scales │ 64 B codes │ f16 d │ f16 dmin                   w = d·sc · q − dmin·m
+//! Q3_K  32 B third bits │ 64 B codes │ 12 B scales │ f16 d            w = d·(sc − 32) · (q − 4)
+//! Q4_K  f16 d │ f16 dmin │ 12 B scales │ 128 B nibbles                w = d·sc · q − dmin·m
+//! Q5_K  f16 d │ f16 dmin │ 12 B scales │ 32 B fifth bits │ 128 B      w = d·sc · q − dmin·m
+//! Q6_K  128 B nibbles │ 64 B upper bits │ 16 i8 scales │ f16 d        w = d·sc · (q − 32)
+//! ```
+//!
+//! `d·sc` and `dmin·m` have at most 11 + 8 bits: f32 holds them exactly.
+
+use super::{half, split};
+
+pub(super) fn q2_k(block: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32; 16], offsets: &mut [f32; 16]) {
+    let (packed, rest) = split::<16>(block);
+    let (pairs, rest) = split::<64>(rest);
+    let (d, dmin) = halves(rest);
+    for ((scale, offset), byte) in scales.iter_mut().zip(offsets).zip(packed) {
+        *scale = d * f32::from(byte & 15);
+        *offset = -(dmin * f32::from(byte >> 4));
+    }
+    two_bits(pairs, codes);
+}
+
+pub(super) fn q3_k(block: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 16]) {
+    let (third, rest) = split::<32>(block);
+    let (pairs, rest) = split::<64>(rest);
+    let (packed, rest) = split::<12>(rest);
+    let d = half(split(rest).0);
+    for (i, scale) in scales.iter_mut().enumerate() {
+        let low = packed[i % 8] >> (4 * (i / 8)) & 15;
+        let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
+        *scale = d * (f32::from(high << 4 | low) - 32.0);
+    }
+    two_bits(pairs, codes);
+    for (i, part) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for (code, bits) in part.iter_mut().zip(third) {
+            *code |= (bits >> i & 1) << 2;
+        }
+    }
+}
+
+pub(super) fn q4_k(block: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], offsets: &mut [f32; 8]) {
+    let (halves_of, rest) = split::<4>(block);
+    let (packed, nibbles) = split::<12>(rest);
+    six_bits(halves(halves_of), packed, scales, offsets);
+    pairs_of_32(nibbles, codes);
+}
+
+pub(super) fn q5_k(block: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], offsets: &mut [f32; 8]) {
+    let (halves_of, rest) = split::<4>(block);
+    let (packed, rest) = split::<12>(rest);
+    let (fifth, nibbles) = split::<32>(rest);
+    six_bits(halves(halves_of), packed, scales, offsets);
+    pairs_of_32(nibbles, codes);
+    for (i, part) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        for (code, bits) in part.iter_mut().zip(fifth) {
+            *code |= (bits >> i & 1) << 4;
+        }
+    }
+}
+
+pub(super) fn q6_k(block: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16]) {
+    // From the middle of 6 bits to the middle of 8.
+    const SHIFT: u8 = 128 - 32;
+    let (nibbles, rest) = split::<128>(block);
+    let (upper, rest) = split::<64>(rest);
+    let (packed, rest) = split::<16>(rest);
+    let d = half(split(rest).0);
+    for (scale, &byte) in scales.iter_mut().zip(packed) {
+        *scale = d * f32::from(byte as i8);
+    }
+    // Each half of a block: nibbles 0..64 low, then high; upper bits two at a time for 32 codes.
+    let halves = nibbles.as_chunks::<64>().0.iter().zip(upper.as_chunks::<32>().0);
+    for ((nibbles, upper), codes) in halves.zip(codes.as_chunks_mut::<128>().0) {
+        for (i, part) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            let nibbles = nibbles.as_chunks::<32>().0[i % 2];
+            for ((code, nibble), bits) in part.iter_mut().zip(nibbles).zip(upper) {
+                *code = (nibble >> (4 * (i / 2)) & 15 | (bits >> (2 * i) & 3) << 4) + SHIFT;
+            }
+        }
+    }
+}
+
+/// The two halves that four bytes are.
+fn halves(bytes: &[u8]) -> (f32, f32) {
+    let (first, rest) = split(bytes);
+    (half(first), half(split(rest).0))
+}
+
+/// Codes of two bits: 32 bytes hold the lowest bits of 32 codes, then of the next 32, four times.
+fn two_bits(pairs: &[u8; 64], codes: &mut [u8; 256]) {
+    for (pairs, codes) in pairs.as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<128>().0) {
+        for (i, part) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for (code, bits) in part.iter_mut().zip(pairs) {
+                *code = bits >> (2 * i) & 3;
+            }
+        }
+    }
+}
+
+/// Codes of four bits: 32 bytes hold 32 codes in their low nibbles and the next 32 in their high ones.
+fn pairs_of_32(nibbles: &[u8], codes: &mut [u8; 256]) {
+    for (nibbles, codes) in nibbles.as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<64>().0) {
+        let (low, high) = codes.split_at_mut(32);
+        for ((low, high), byte) in low.iter_mut().zip(high).zip(nibbles) {
+            *low = byte & 15;
+            *high = byte >> 4;
+        }
+    }
+}
+
+/// Eight scales and eight offsets of 6 bits: the first four of each lie in the low bits of bytes 0..4 and 4..8, whose
+/// upper two bits belong to the last four, with nibbles of bytes 8..12 below them.
+fn six_bits((d, dmin): (f32, f32), packed: &[u8; 12], scales: &mut [f32; 8], offsets: &mut [f32; 8]) {
+    for i in 0..4 {
+        let (scale, offset, rest) = (packed[i], packed[4 + i], packed[8 + i]);
+        scales[i] = d * f32::from(scale & 63);
+        offsets[i] = -(dmin * f32::from(offset & 63));
+        scales[4 + i] = d * f32::from(rest & 15 | scale >> 6 << 4);
+        offsets[4 + i] = -(dmin * f32::from(rest >> 4 | offset >> 6 << 4));
+    }
+}

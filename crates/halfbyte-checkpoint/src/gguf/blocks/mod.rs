@@ -1,0 +1,155 @@
+//! Blocks of codes with their scales, as [`halfbyte::QTensor`] and back.
+//!
+//! A row is whole blocks one after the other, and rows follow each other without padding. What a tensor is unpacked to is
+//! exact: each of its numbers, in f64, is what the block's formula says.
+//!
+//! Source: `ggml-common.h` and `ggml-quants.c` of github.com/ggml-org/ggml for the layouts.
+
+mod groups_of_32;
+mod k_types;
+mod pack;
+
+pub use pack::pack;
+
+use super::types::GgmlType;
+use crate::error::{Error, Result};
+use halfbyte::{Group, QTensor, Zero, Zeros};
+use rayon::prelude::*;
+
+const OP: &str = "unpack GGUF blocks";
+
+/// Codes of a task, when several threads unpack a tensor.
+const TASK_CODES: usize = 1 << 18;
+
+/// Unpacks the blocks of a whole tensor `[n, k]`; `tensor` is its name, for errors.
+///
+/// Errors: a type that is no codes with scales (see [`GgmlType::weight_format`]), a k that is no multiple of the block,
+/// another number of bytes than `[n, k]` takes, a scale or offset that is NaN or infinite.
+pub fn unpack(tensor: &str, ggml_type: GgmlType, bytes: &[u8], [n, k]: [usize; 2]) -> Result<QTensor> {
+    let invalid = |expected: String, got: String| {
+        Error::numbers(tensor)(halfbyte::Error::Invalid { op: OP, expected, got })
+    };
+    let Some(format) = ggml_type.weight_format() else {
+        return Err(invalid("a type of codes with scales".into(), ggml_type.to_string()));
+    };
+    if k == 0 || ggml_type.bytes_of(&[n, k]) != Some(bytes.len()) {
+        let expected = format!("whole blocks of {} for [{n}, {k}]", ggml_type.block_len());
+        return Err(invalid(expected, format!("{} bytes of {ggml_type}", bytes.len())));
+    }
+    let (row_bytes, groups) = (bytes.len() / n.max(1), format.group.count(k));
+    let mut codes = vec![0u8; n * k];
+    let mut scales = vec![0f32; n * groups];
+    let mut offsets = vec![0f32; if format.zero == Zero::Float { n * groups } else { 0 }];
+    if n > 0 {
+        let rows = (TASK_CODES / k).max(1);
+        // Symmetric types have no offsets: each task gets none of them.
+        let offset_tasks: Vec<&mut [f32]> = match format.zero {
+            Zero::Float => offsets.chunks_mut(rows * groups).collect(),
+            _ => (0..n.div_ceil(rows)).map(|_| Default::default()).collect(),
+        };
+        (bytes.par_chunks(rows * row_bytes), codes.par_chunks_mut(rows * k), scales.par_chunks_mut(rows * groups), offset_tasks)
+            .into_par_iter()
+            .try_for_each(|(bytes, codes, scales, offsets)| unpack_rows(ggml_type, bytes, k, codes, scales, offsets))
+            .map_err(Error::numbers(tensor))?;
+    }
+    let zeros = if format.zero == Zero::Float { Zeros::Float(offsets) } else { Zeros::Symmetric };
+    QTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(tensor))
+}
+
+/// Unpacks the blocks of some rows, on this thread, to the codes, scales and offsets that a [`QTensor`] of
+/// [`GgmlType::weight_format`] has.
+///
+/// Shapes: `codes` `[rows, k]`; `scales` `[rows, groups]`; `offsets` the same, or empty for symmetric types. Scales and
+/// offsets are as the file has them, also where they are not finite. Errors: a type that is no codes with scales, a k
+/// that is no multiple of the block, lengths that do not fit each other.
+pub fn unpack_rows(
+    ggml_type: GgmlType,
+    bytes: &[u8],
+    k: usize,
+    codes: &mut [u8],
+    scales: &mut [f32],
+    offsets: &mut [f32],
+) -> halfbyte::Result<()> {
+    let invalid = |expected: String, got: String| halfbyte::Error::Invalid { op: OP, expected, got };
+    let Some(format) = ggml_type.weight_format() else {
+        return Err(invalid("a type of codes with scales".into(), ggml_type.to_string()));
+    };
+    let (Group::Size(group), block) = (format.group, ggml_type.block_len()) else {
+        return Err(invalid("a type with groups".into(), ggml_type.to_string()));
+    };
+    let blocks = codes.len() / block;
+    let groups = codes.len() / group;
+    let of_offsets = if format.zero == Zero::Float { groups } else { 0 };
+    let fits = k > 0
+        && k.is_multiple_of(block)
+        && codes.len().is_multiple_of(k)
+        && bytes.len() == blocks * ggml_type.block_bytes()
+        && scales.len() == groups
+        && offsets.len() == of_offsets;
+    if !fits {
+        return Err(invalid(
+            format!("rows of k, whole blocks of {block} with a scale for {group} codes"),
+            format!(
+                "k {k}, {} bytes of {ggml_type}, {} codes, {} scales, {} offsets",
+                bytes.len(),
+                codes.len(),
+                scales.len(),
+                offsets.len()
+            ),
+        ));
+    }
+    match ggml_type {
+        GgmlType::Q4_0 => symmetric(bytes, codes, scales, groups_of_32::q4_0),
+        GgmlType::Q4_1 => with_offsets(bytes, codes, scales, offsets, groups_of_32::q4_1),
+        GgmlType::Q5_0 => symmetric(bytes, codes, scales, groups_of_32::q5_0),
+        GgmlType::Q5_1 => with_offsets(bytes, codes, scales, offsets, groups_of_32::q5_1),
+        GgmlType::Q8_0 => symmetric(bytes, codes, scales, groups_of_32::q8_0),
+        GgmlType::Q2_K => with_offsets(bytes, codes, scales, offsets, k_types::q2_k),
+        GgmlType::Q3_K => symmetric(bytes, codes, scales, k_types::q3_k),
+        GgmlType::Q4_K => with_offsets(bytes, codes, scales, offsets, k_types::q4_k),
+        GgmlType::Q5_K => with_offsets(bytes, codes, scales, offsets, k_types::q5_k),
+        GgmlType::Q6_K => symmetric(bytes, codes, scales, k_types::q6_k),
+        other => return Err(invalid("a type of codes with scales".into(), other.to_string())),
+    }
+    Ok(())
+}
+
+/// Unpacks block after block. Lengths fit: they were checked.
+fn symmetric<const BYTES: usize, const LEN: usize, const GROUPS: usize>(
+    bytes: &[u8],
+    codes: &mut [u8],
+    scales: &mut [f32],
+    block: impl Fn(&[u8; BYTES], &mut [u8; LEN], &mut [f32; GROUPS]),
+) {
+    let codes = codes.as_chunks_mut().0.iter_mut();
+    let scales = scales.as_chunks_mut().0.iter_mut();
+    for ((bytes, codes), scales) in bytes.as_chunks().0.iter().zip(codes).zip(scales) {
+        block(bytes, codes, scales);
+    }
+}
+
+/// The same with offsets.
+fn with_offsets<const BYTES: usize, const LEN: usize, const GROUPS: usize>(
+    bytes: &[u8],
+    codes: &mut [u8],
+    scales: &mut [f32],
+    offsets: &mut [f32],
+    block: impl Fn(&[u8; BYTES], &mut [u8; LEN], &mut [f32; GROUPS], &mut [f32; GROUPS]),
+) {
+    let codes = codes.as_chunks_mut().0.iter_mut();
+    let scales = scales.as_chunks_mut().0.iter_mut();
+    let offsets = offsets.as_chunks_mut().0.iter_mut();
+    for (((bytes, codes), scales), offsets) in bytes.as_chunks().0.iter().zip(codes).zip(scales).zip(offsets) {
+        block(bytes, codes, scales, offsets);
+    }
+}
+
+/// Cuts a block into its parts.
+fn split<const A: usize>(bytes: &[u8]) -> (&[u8; A], &[u8]) {
+    bytes.split_first_chunk().expect("a block holds its parts")
+}
+
+/// The half that two bytes are, widened (exact).
+fn half(bytes: &[u8; 2]) -> f32 {
+    half::f16::from_le_bytes(*bytes).to_f32()
+}

@@ -1,0 +1,36 @@
+//! GGUF, the single-file format of llama.cpp: metadata, a tokenizer and tensors of blocks.
+//!
+//! ```text
+//! file = "GGUF" u32 version │ u64 tensors │ u64 pairs │ pairs │ tensor declarations │ padding │ data
+//! pair = string key, u32 type, value          string = u64 length, bytes
+//! declaration = string name, u32 dimensions, u64 each (innermost first), u32 type, u64 offset into the data
+//! ```
+//!
+//! Everything here works on bytes that lie in memory: [`parse`] reads a header, [`unpack`] and [`pack`] turn blocks into
+//! a [`halfbyte::QTensor`] and back, [`config_json`], [`tokenizer_json`], [`hf_name`] and [`gguf_name`] translate a Llama
+//! model into Hugging Face's terms and [`metadata_from`] from them, and [`Writer`] writes a file.
+//!
+//! Source: the specification at github.com/ggml-org/ggml (docs/gguf.md), and the gguf package for Python, by which
+//! blocks, names and order of rows are tested.
+
+mod blocks;
+mod header;
+mod metadata;
+mod model;
+mod names;
+mod rope;
+mod tokenizer;
+mod types;
+mod value;
+mod writer;
+
+pub use blocks::{pack, unpack, unpack_rows};
+pub use header::{Header, TensorEntry, parse};
+pub use metadata::metadata_from;
+pub use model::config_json;
+pub use names::{gguf_name, gguf_row, has_paired_rows, hf_name, hf_row};
+pub use rope::rope_factors;
+pub use tokenizer::tokenizer_json;
+pub use types::GgmlType;
+pub use value::{Array, Value};
+pub use writer::{TensorSpec, Writer};

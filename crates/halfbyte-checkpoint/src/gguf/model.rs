@@ -1,0 +1,174 @@
+//! A Llama model's shape: GGUF's metadata as Hugging Face's `config.json`.
+
+use super::header::Header;
+use super::rope::parameters_of;
+use super::types::GgmlType;
+use super::value::{Array, Value as Meta};
+use crate::error::{Error, Result};
+use crate::safetensors::cast;
+use serde_json::{Map, Value, json};
+
+/// Keys that change what a model computes and that a `LlamaForCausalLM` has no field for.
+const CHANGING: &[&str] = &[
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attention.scale",
+    "attn_logit_softcapping",
+    "embedding_scale",
+    "final_logit_softcapping",
+    "logit_scale",
+    "residual_scale",
+];
+
+/// The `config.json` of a `LlamaForCausalLM` with this header; `bytes` is the whole file that it was parsed from.
+///
+/// `tie_word_embeddings` means that there is no `output.weight`. Factors of rotary frequencies (`rope_freqs.weight`)
+/// become the `rope_scaling` of type llama3 that gives them. Errors, naming the key or tensor: another architecture,
+/// experts, one part of several, a size that is missing or does not fit the others, scaling of rotary frequencies that
+/// cannot be said in a config.
+pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> {
+    let unsupported = |what: String| Error::unsupported(&header.file, what);
+    match header.text("general.architecture")? {
+        Some("llama") => {}
+        _ => return Err(header.unexpected("general.architecture", "\"llama\"")),
+    }
+    if header.number("split.count")?.is_some_and(|count| count > 1) {
+        return Err(unsupported("key `split.count`: one part of a model in several files; merge them first".into()));
+    }
+    let key = |name: &str| format!("llama.{name}");
+    if header.number(&key("expert_count"))?.is_some_and(|count| count > 0) {
+        return Err(unsupported("key `llama.expert_count`: a mixture of experts".into()));
+    }
+    for name in CHANGING {
+        if header.get(&key(name)).is_some() {
+            return Err(unsupported(format!("key `{}`: no Llama model has it in Hugging Face's terms", key(name))));
+        }
+    }
+    let size = |name: &str| -> Result<u64> {
+        let found = header.number(&key(name))?.filter(|&size| size > 0);
+        found.ok_or_else(|| header.unexpected(&key(name), "a size above 0"))
+    };
+    let (hidden, heads) = (size("embedding_length")?, size("attention.head_count")?);
+    let kv_heads = match header.get(&key("attention.head_count_kv")) {
+        Some(_) => size("attention.head_count_kv")?,
+        None => heads,
+    };
+    let head_dim = match header.get(&key("attention.key_length")) {
+        Some(_) => size("attention.key_length")?,
+        None if hidden % heads == 0 => hidden / heads,
+        None => return Err(header.unexpected(&key("attention.head_count"), "a divisor of `llama.embedding_length`")),
+    };
+    for name in ["attention.value_length", "rope.dimension_count"] {
+        if header.number(&key(name))?.is_some_and(|length| length != head_dim) {
+            return Err(header.unexpected(&key(name), &format!("{head_dim}, as long as a head's keys")));
+        }
+    }
+    let eps = header.float(&key("attention.layer_norm_rms_epsilon"))?;
+    let eps = eps.ok_or_else(|| header.unexpected(&key("attention.layer_norm_rms_epsilon"), "a number"))?;
+    let theta = header.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+    let has = |end: &str| header.tensors.iter().any(|t| t.name.starts_with("blk.") && t.name.ends_with(end));
+
+    let mut config = Map::new();
+    let mut set = |field: &str, value: Value| config.insert(field.to_owned(), value);
+    set("architectures", json!(["LlamaForCausalLM"]));
+    set("attention_bias", json!(["q", "k", "v", "output"].iter().any(|m| has(&format!(".attn_{m}.bias")))));
+    if let Some(id) = token(header, "bos")? {
+        set("bos_token_id", json!(id));
+    }
+    match *end_tokens(header)?.as_slice() {
+        [] => None,
+        [id] => set("eos_token_id", json!(id)),
+        ref ids => set("eos_token_id", json!(ids)),
+    };
+    set("head_dim", json!(head_dim));
+    set("hidden_act", json!("silu"));
+    set("hidden_size", json!(hidden));
+    set("intermediate_size", json!(size("feed_forward_length")?));
+    set("max_position_embeddings", json!(size("context_length")?));
+    set("mlp_bias", json!(["gate", "up", "down"].iter().any(|m| has(&format!(".ffn_{m}.bias")))));
+    set("model_type", json!("llama"));
+    set("num_attention_heads", json!(heads));
+    set("num_hidden_layers", json!(size("block_count")?));
+    set("num_key_value_heads", json!(kv_heads));
+    if let Some(id) = token(header, "padding")? {
+        set("pad_token_id", json!(id));
+    }
+    set("rms_norm_eps", json!(eps));
+    let scaling = scaling(header, bytes, head_dim, theta)?;
+    set("rope_scaling", if scaling.is_empty() { Value::Null } else { Value::Object(scaling) });
+    set("rope_theta", json!(theta));
+    set("tie_word_embeddings", json!(header.tensor("output.weight").is_none()));
+    set("vocab_size", json!(vocab_size(header)?));
+    Ok(config)
+}
+
+/// The id of a token that has a role, if the file names one.
+pub(super) fn token(header: &Header, role: &str) -> Result<Option<u64>> {
+    header.number(&format!("tokenizer.ggml.{role}_token_id"))
+}
+
+/// Tokens that end a text, a turn or a message, the first of them first; none twice.
+fn end_tokens(header: &Header) -> Result<Vec<u64>> {
+    let mut ids = Vec::new();
+    for role in ["eos", "eot", "eom"] {
+        ids.extend(token(header, role)?.filter(|id| !ids.contains(id)));
+    }
+    Ok(ids)
+}
+
+/// Rows of the embedding; without one, what the metadata says.
+fn vocab_size(header: &Header) -> Result<u64> {
+    const KEY: &str = "llama.vocab_size";
+    let said = header.number(KEY)?;
+    if let Some(embedding) = header.tensor("token_embd.weight") {
+        let &[rows, _] = embedding.shape.as_slice() else {
+            let what = format!("tensor `{}`: expected 2 dimensions, got {:?}", embedding.name, embedding.shape);
+            return Err(Error::malformed(&header.file, what));
+        };
+        return match said {
+            Some(said) if said != rows as u64 => {
+                Err(header.unexpected(KEY, &format!("{rows}, as `{}` has rows", embedding.name)))
+            }
+            _ => Ok(rows as u64),
+        };
+    }
+    match (said, header.get("tokenizer.ggml.tokens")) {
+        (Some(said), _) => Ok(said),
+        (None, Some(Meta::Array(Array::String(tokens)))) => Ok(tokens.len() as u64),
+        (None, _) => Err(header.unexpected(KEY, "the number of tokens")),
+    }
+}
+
+/// The config's `rope_scaling`; empty for none.
+fn scaling(header: &Header, bytes: &[u8], head_dim: u64, theta: f64) -> Result<Map<String, Value>> {
+    const TENSOR: &str = "rope_freqs.weight";
+    const KEY: &str = "llama.rope.scaling.type";
+    const LINEAR: &str = "llama.rope.scale_linear";
+    let of_type = match header.text(KEY)? {
+        None => header.float(LINEAR)?.filter(|&factor| factor != 1.0),
+        Some("none") => None,
+        Some("linear") => {
+            let factor = header.float("llama.rope.scaling.factor")?;
+            Some(factor.ok_or_else(|| header.unexpected("llama.rope.scaling.factor", "a number"))?)
+        }
+        Some(_) => return Err(header.unexpected(KEY, "\"none\" or \"linear\"")),
+    };
+    let linear = of_type.map(|factor| Map::from_iter([
+        ("rope_type".to_owned(), json!("linear")),
+        ("factor".to_owned(), json!(factor)),
+    ]));
+    let Some(tensor) = header.tensor(TENSOR) else { return Ok(linear.unwrap_or_default()) };
+    let refuse = |what: &str| Error::unsupported(&header.file, format!("tensor `{TENSOR}`: {what}"));
+    let data = bytes.get(tensor.range.clone()).filter(|_| tensor.ggml_type == GgmlType::F32);
+    let data = data.ok_or_else(|| refuse("expected F32 within the file"))?;
+    let llama3 = usize::try_from(head_dim).ok().and_then(|dim| parameters_of(&cast::<f32>(data), dim, theta));
+    match (linear, llama3) {
+        (None, Some(llama3)) => Ok(llama3),
+        (Some(linear), Some(llama3)) if llama3.is_empty() => Ok(linear),
+        (Some(_), _) => Err(refuse("factors of its own on top of linear scaling, which no config can say")),
+        (None, None) => Err(refuse(
+            "its factors are not those of rope_scaling llama3 with low_freq_factor 1 and high_freq_factor 4, \
+             and a config can say no others",
+        )),
+    }
+}

@@ -1,0 +1,245 @@
+//! From the initialisers of a product to a quantised tensor: everything is checked before any code is unpacked.
+
+use super::codes::unpack_row;
+use super::model::MatMulNBits;
+use crate::error::{Error, Result};
+use crate::finding::Finding;
+use crate::safetensors::{DType, FloatData, cast};
+use crate::scheme::{Description, LoadedModule};
+use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
+use rayon::prelude::*;
+use std::path::Path;
+
+/// A tensor's bytes, and what its file says of them.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorBytes<'a> {
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Its dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Its elements, little-endian, row-major.
+    pub bytes: &'a [u8],
+}
+
+/// The initialisers of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Blocks<'a> {
+    /// Codes.
+    pub weight: TensorBytes<'a>,
+    /// Scales.
+    pub scales: TensorBytes<'a>,
+    /// Zero points, if the product has them.
+    pub zero_points: Option<TensorBytes<'a>>,
+    /// Block of each column, if the product has it.
+    pub g_idx: Option<TensorBytes<'a>>,
+}
+
+/// What a product holds, without reading its codes and scales. Errors: those of [`unpack`] that do not lie in them.
+pub fn describe(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<Description> {
+    let Module { format, group_index, findings, .. } = Parts::of(file, product, blocks)?.examine()?;
+    Ok(Description { format, shape: [product.n, product.k], act_order: group_index.is_some(), findings })
+}
+
+/// The quantised tensor that a product's initialisers hold, exactly.
+///
+/// A single block is [`Group::Channel`]; zero points that are `2^(bits−1)` throughout are none. Float zero points that
+/// are integers from 0 to `2^bits` are taken as such, others as offsets `−zero · scale`; their product need not be
+/// exact in the type of the scales, only in f32. *Errors* name file and tensor: bits other than 2, 4 and 8, types or
+/// shapes that are not the operator's, an index out of range, float zero points that are not finite or whose offset is
+/// not exact in f32, scales that are not finite.
+pub fn unpack(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<LoadedModule> {
+    let parts = Parts::of(file, product, blocks)?;
+    let Module { format, zeros, group_index, findings } = parts.examine()?;
+    let &MatMulNBits { n, k, bits, .. } = product;
+    let mut codes = vec![0u8; n * k];
+    codes
+        .par_chunks_mut(k)
+        .zip(blocks.weight.bytes.par_chunks(parts.row_bytes))
+        .for_each(|(codes, row)| unpack_row(bits, row, codes));
+    let tensor = QTensor::new(format, [n, k], codes, parts.scales.to_f32(), zeros, group_index)
+        .map_err(Error::numbers(&product.prefix))?;
+    Ok(LoadedModule { tensor, findings })
+}
+
+/// A product of which everything but codes and scales has been read.
+struct Module {
+    format: WeightFormat,
+    zeros: Zeros,
+    group_index: Option<Vec<u32>>,
+    findings: Vec<Finding>,
+}
+
+/// A product whose codes and scales have the right types and shapes.
+struct Parts<'a> {
+    file: &'a Path,
+    product: &'a MatMulNBits,
+    blocks: &'a Blocks<'a>,
+    scales: FloatData<'a>,
+    /// Blocks a row.
+    count: usize,
+    /// Bytes of codes a row.
+    row_bytes: usize,
+}
+
+impl<'a> Parts<'a> {
+    fn of(file: &'a Path, product: &'a MatMulNBits, blocks: &'a Blocks<'a>) -> Result<Self> {
+        let &MatMulNBits { n, k, bits, block_size, .. } = product;
+        let unsupported = |what: String| {
+            Error::unsupported(
+                file,
+                format!("tensor `{}`: {what} (MatMulNBits node `{}`)", product.weight, product.node),
+            )
+        };
+        if !matches!(bits, 2 | 4 | 8) {
+            return Err(unsupported(format!("expected codes of 2, 4 or 8 bits, got {bits}")));
+        }
+        let overflow = || unsupported(format!("its size overflows: N {n}, K {k}, blocks of {block_size}"));
+        let block_bits = block_size.checked_mul(bits as usize).ok_or_else(overflow)?;
+        if n == 0 || k == 0 || block_size == 0 || block_bits % 8 != 0 {
+            let what = format!("expected N and K above 0 and blocks of whole bytes, got {n}, {k} and {block_size}");
+            return Err(unsupported(what));
+        }
+        let count = k.div_ceil(block_size);
+        let row_bytes = count.checked_mul(block_bits / 8).ok_or_else(overflow)?;
+        let total = n.checked_mul(row_bytes).ok_or_else(overflow)?;
+        let of_blocks = n.checked_mul(count).ok_or_else(overflow)?;
+        let is_float = |dtype: DType| dtype.float().is_some();
+        let weight = (product.weight.as_str(), &blocks.weight);
+        check(file, weight, &|dtype| dtype == DType::U8, "U8", &[&[n, count, block_bits / 8], &[total]])?;
+        let scales = (product.scales.as_str(), &blocks.scales);
+        check(file, scales, &is_float, "F16, BF16 or F32", &[&[n, count], &[of_blocks]])?;
+        let scales = floats(&blocks.scales);
+        Ok(Self { file, product, blocks, scales, count, row_bytes })
+    }
+
+    fn examine(&self) -> Result<Module> {
+        let &Self { product, count, .. } = self;
+        let group = if count == 1 { Group::Channel } else { Group::Size(product.block_size) };
+        let mut scale = self.scales.dtype();
+        let zeros = self.zeros()?;
+        let zero = match &zeros {
+            Zeros::Symmetric => Zero::Symmetric,
+            Zeros::Integer(_) => Zero::Integer,
+            Zeros::Float(offsets) => {
+                if offsets.iter().any(|&offset| scale.round(offset) != offset) {
+                    scale = Float::F32;
+                }
+                Zero::Float
+            }
+        };
+        let group_index = self.group_index()?;
+        let mut findings = Vec::new();
+        let mut find = |text: &str| findings.push(Finding::new(&product.prefix, text));
+        if !product.block_size.is_power_of_two() || product.block_size < 16 {
+            find("its block size is not a power of two from 16 on; other readers refuse it");
+        }
+        if group_index.is_some() && zero == Zero::Integer {
+            find("it has both g_idx and zero points, of which some readers ignore the zero points; both were followed");
+        }
+        Ok(Module { format: WeightFormat { bits: product.bits, group, zero, scale }, zeros, group_index, findings })
+    }
+
+    /// The zero points, `[n, blocks]`.
+    fn zeros(&self) -> Result<Zeros> {
+        let &Self { file, product, blocks, count, .. } = self;
+        let &MatMulNBits { n, bits, .. } = product;
+        let (Some(name), Some(tensor)) = (&product.zero_points, &blocks.zero_points) else {
+            return Ok(Zeros::Symmetric);
+        };
+        let zeros: Vec<u16> = if tensor.dtype == DType::U8 {
+            // No longer than a row of codes, so that nothing overflows.
+            let row = (count * bits as usize).div_ceil(8);
+            check(file, (name, tensor), &|dtype| dtype == DType::U8, "U8", &[&[n, row], &[n * row]])?;
+            let mut zeros = vec![0u8; n * count];
+            let rows = zeros.chunks_exact_mut(count).zip(tensor.bytes.chunks_exact(row));
+            rows.for_each(|(zeros, row)| unpack_row(bits, row, zeros));
+            zeros.into_iter().map(u16::from).collect()
+        } else {
+            let is_float = |dtype: DType| dtype.float().is_some();
+            check(file, (name, tensor), &is_float, "U8, F16, BF16 or F32", &[&[n, count], &[n * count]])?;
+            let zeros = floats(tensor).to_f32();
+            if let Some((at, zero)) = zeros.iter().enumerate().find(|(_, zero)| !zero.is_finite()) {
+                let what = format!("tensor `{name}`: expected finite zero points, got {zero} at {at}");
+                return Err(Error::malformed(file, what));
+            }
+            let largest = f32::from(1u16 << bits);
+            if !zeros.iter().all(|&zero| zero.fract() == 0.0 && (0.0..=largest).contains(&zero)) {
+                return self.offsets(name, &zeros);
+            }
+            zeros.into_iter().map(|zero| zero as u16).collect()
+        };
+        let middle = 1u16 << (bits - 1);
+        Ok(if zeros.iter().all(|&zero| zero == middle) { Zeros::Symmetric } else { Zeros::Integer(zeros) })
+    }
+
+    /// Float zero points as offsets `−zero · scale`.
+    fn offsets(&self, name: &str, zeros: &[f32]) -> Result<Zeros> {
+        let scales = self.scales.to_f32();
+        let offset = |(at, (&zero, &scale)): (usize, (&f32, &f32))| {
+            // The product of two singles is exact in a double.
+            let exact = -f64::from(zero) * f64::from(scale);
+            let offset = exact as f32;
+            if f64::from(offset) == exact || !scale.is_finite() {
+                return Ok(offset);
+            }
+            let what = format!(
+                "tensor `{name}`: expected zero points that are integers from 0 to {} or whose product with the scale is \
+                 exact in f32, got {zero} times {scale} at {at}",
+                1u16 << self.product.bits
+            );
+            Err(Error::unsupported(self.file, what))
+        };
+        zeros.iter().zip(&scales).enumerate().map(offset).collect::<Result<_>>().map(Zeros::Float)
+    }
+
+    /// The block of each column, if that is not simply `j / block_size`.
+    fn group_index(&self) -> Result<Option<Vec<u32>>> {
+        let &Self { file, product, blocks, count, .. } = self;
+        let &MatMulNBits { k, block_size, .. } = product;
+        let (Some(name), Some(tensor)) = (&product.g_idx, &blocks.g_idx) else { return Ok(None) };
+        // A row of codes holds as many, so that nothing overflows.
+        check(file, (name, tensor), &|dtype| dtype == DType::I32, "I32", &[&[k], &[count * block_size]])?;
+        let index = cast::<i32>(tensor.bytes);
+        let index = &index[..k];
+        if let Some((j, block)) = index.iter().enumerate().find(|&(_, &b)| b < 0 || b as usize >= count) {
+            let what = format!("tensor `{name}`: expected blocks from 0 to {}, got {block} at {j}", count - 1);
+            return Err(Error::malformed(file, what));
+        }
+        let trivial = index.iter().enumerate().all(|(j, &block)| block as usize == j / block_size);
+        Ok((!trivial).then(|| index.iter().map(|&block| block as u32).collect()))
+    }
+}
+
+/// Checks that a tensor has a type, one of these shapes, and the bytes for it.
+fn check(
+    file: &Path,
+    (name, tensor): (&str, &TensorBytes<'_>),
+    fits: &dyn Fn(DType) -> bool,
+    types: &str,
+    shapes: &[&[usize]],
+) -> Result<()> {
+    let bytes = tensor.dtype.bytes_of(tensor.shape);
+    if !fits(tensor.dtype) || !shapes.contains(&tensor.shape) {
+        let [first, rest @ ..] = shapes else { return Ok(()) };
+        let others: String = rest.iter().map(|shape| format!(" or {shape:?}")).collect();
+        let what =
+            format!("tensor `{name}`: expected {types} {first:?}{others}, got {} {:?}", tensor.dtype, tensor.shape);
+        return Err(Error::malformed(file, what));
+    }
+    if bytes != Some(tensor.bytes.len()) {
+        let what = format!(
+            "tensor `{name}`: expected {} bytes for {} {:?}, got {}",
+            bytes.unwrap_or_default(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.bytes.len()
+        );
+        return Err(Error::malformed(file, what));
+    }
+    Ok(())
+}
+
+/// The elements of a tensor that was found to be one of floats.
+fn floats<'a>(tensor: &TensorBytes<'a>) -> FloatData<'a> {
+    FloatData::from_bytes(tensor.dtype.float().unwrap_or(Float::F32), tensor.bytes)
+}

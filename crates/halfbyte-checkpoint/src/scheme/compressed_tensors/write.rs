@@ -1,0 +1,145 @@
+//! Writing compressed-tensors modules (`pack-quantized`), and the config that goes with them.
+
+use super::packing::Packing;
+use crate::error::Result;
+use crate::safetensors::{DType, TensorSpec};
+use crate::target::{Form, Module, Settings, exactly, spec, unrepresentable};
+use half::{bf16, f16};
+use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
+use serde_json::{Map, Value, json};
+
+/// The output head, as every architecture names it.
+const HEAD: &str = "lm_head";
+
+/// Writes compressed-tensors' form.
+pub(crate) struct Writer;
+
+impl Form for Writer {
+    fn nearest(&self, format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+        if n == 0 || k == 0 {
+            return Err(format!("it has no empty tensors, got [{n}, {k}]"));
+        }
+        if let Group::Size(size) = format.group
+            && !k.is_multiple_of(size)
+        {
+            return Err(format!("groups must divide the inputs, got groups of {size} for {k} inputs"));
+        }
+        let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
+        Ok(WeightFormat { zero, ..format })
+    }
+
+    fn specs(&self, module: &str, format: WeightFormat, [n, k]: [usize; 2]) -> Vec<TensorSpec> {
+        let (packing, groups) = (Packing::dense(format.bits), format.group.count(k));
+        let scales: &[usize] = if format.group == Group::Tensor { &[1] } else { &[n, groups] };
+        let mut specs = vec![
+            spec(module, "weight_packed", DType::I32, &[n, packing.words_of(k)]),
+            spec(module, "weight_scale", format.scale.into(), scales),
+            spec(module, "weight_shape", DType::I64, &[2]),
+        ];
+        if format.zero != Zero::Symmetric {
+            let rows = if format.group == Group::Tensor { 1 } else { packing.words_of(n) };
+            specs.push(spec(module, "weight_zero_point", DType::I32, &[rows, groups]));
+        }
+        specs
+    }
+
+    fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let (n, k, format) = (q.n(), q.k(), q.format());
+        let refuse = |reason: String| Err(unrepresentable(module, "compressed-tensors")(reason));
+        if q.group_index().is_some() {
+            return refuse("it has had no group index, so no act-order, since version 0.20".into());
+        }
+        // A scale for the whole tensor is stored once.
+        let (rows, groups) = if format.group == Group::Tensor { (1, 1) } else { (n, q.groups()) };
+        let zeros = match q.zeros() {
+            Zeros::Symmetric => None,
+            Zeros::Integer(zeros) => {
+                let zeros = &zeros[..rows * groups];
+                if let Some(zero) = zeros.iter().find(|&&zero| u32::from(zero) > format.max_code()) {
+                    return refuse(format!("zero points go from 0 to {}, got {zero}", format.max_code()));
+                }
+                Some(zeros.iter().map(|&zero| zero as u8).collect::<Vec<u8>>())
+            }
+            Zeros::Float(_) => return refuse("it has integer zero points only, no float offsets".into()),
+        };
+        let packing = Packing::dense(format.bits);
+        put(bytemuck::cast_slice(&packing.pack(q.codes(), [n, k])))?;
+        let scales = &q.scales()[..rows * groups];
+        match format.scale {
+            Float::F16 => put(bytemuck::cast_slice(&scales.iter().map(|&s| f16::from_f32(s)).collect::<Vec<_>>()))?,
+            Float::BF16 => put(bytemuck::cast_slice(&scales.iter().map(|&s| bf16::from_f32(s)).collect::<Vec<_>>()))?,
+            Float::F32 => put(bytemuck::cast_slice(scales))?,
+        }
+        put(bytemuck::cast_slice(&[n as i64, k as i64]))?;
+        if let Some(zeros) = zeros {
+            put(bytemuck::cast_slice(&packing.pack_columns(&zeros, [rows, groups])))?;
+        }
+        Ok(())
+    }
+
+    /// The fields that compressed-tensors, transformers and vLLM read: a group of settings for each format, the commonest
+    /// for every linear layer, the others by name.
+    fn config(&self, model: &Settings<'_>) -> Result<Option<Value>> {
+        let same = |a: &WeightFormat, b: &WeightFormat| WeightFormat { scale: b.scale, ..*a } == *b;
+        let mut groups: Vec<(WeightFormat, Vec<&str>)> = Vec::new();
+        for Module { name, format, .. } in model.quantized {
+            match groups.iter_mut().find(|(known, _)| same(known, format)) {
+                Some((_, names)) => names.push(name),
+                None => groups.push((*format, vec![name])),
+            }
+        }
+        let common = model.commonest(|format| WeightFormat { scale: Float::F16, ..*format });
+        // Settings by name come first, since the first that fits a module is taken.
+        groups.sort_by_key(|(format, _)| common.is_some_and(|common| same(format, &common)));
+        let mut config_groups = Map::new();
+        for (i, (format, names)) in groups.iter().enumerate() {
+            let targets: Vec<String> = if i + 1 == groups.len() {
+                vec!["Linear".into()]
+            } else {
+                names.iter().map(|name| format!("re:{}", exactly(name))).collect()
+            };
+            let group = json!({
+                "targets": targets,
+                "weights": weights_of(format),
+                "input_activations": null,
+                "output_activations": null,
+            });
+            config_groups.insert(format!("group_{i}"), group);
+        }
+        let mut ignore = model.dense.to_vec();
+        if !model.quantized.iter().any(|module| module.name == HEAD) {
+            // It is a linear layer even where its weight is the embedding and no tensor has its name.
+            ignore.push(HEAD.into());
+        }
+        Ok(Some(json!({
+            "quant_method": "compressed-tensors",
+            "format": "pack-quantized",
+            "quantization_status": "compressed",
+            "config_groups": config_groups,
+            "ignore": ignore,
+            "kv_cache_scheme": null,
+            "global_compression_ratio": null,
+        })))
+    }
+}
+
+/// Settings of one format.
+fn weights_of(format: &WeightFormat) -> Value {
+    let (strategy, group_size) = match format.group {
+        Group::Tensor => ("tensor", None),
+        Group::Channel => ("channel", None),
+        Group::Size(size) => ("group", Some(size)),
+    };
+    json!({
+        "num_bits": format.bits,
+        "type": "int",
+        "symmetric": format.zero == Zero::Symmetric,
+        "strategy": strategy,
+        "group_size": group_size,
+        "dynamic": false,
+        "actorder": null,
+        "block_structure": null,
+        "observer": "minmax",
+        "observer_kwargs": {},
+    })
+}

@@ -1,0 +1,177 @@
+//! The forms of files that a quantised model can be written in.
+
+use crate::config::GptqVersion;
+use crate::error::{Error, Result};
+use crate::safetensors::{DType, TensorSpec, Writer, WrittenFiles};
+use crate::scheme::{awq, compressed_tensors, gptq, matmul_nbits};
+use halfbyte::{QTensor, WeightFormat};
+use serde_json::Value;
+use std::path::Path;
+
+/// A form of files that quantised models are written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// GPTQ, with zero points stored in one way or the other. None: `gptq` if every format is symmetric, else `gptq_v2`.
+    ///
+    /// The older `gptq` cannot hold a zero point of 0, and GPTQModel refuses asymmetric models in it that it has not
+    /// written itself; symmetric ones are read by everything.
+    Gptq(Option<GptqVersion>),
+    /// AWQ in the layout `gemm`: 4 bits, integer zero points.
+    Awq,
+    /// compressed-tensors, `pack-quantized`.
+    CompressedTensors,
+    /// ONNX: a `MatMulNBits` node for each module, other tensors as initialisers.
+    Onnx,
+}
+
+impl Target {
+    /// Its name, for GPTQ, AWQ and compressed-tensors as `quant_method` spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Gptq(_) => "gptq",
+            Target::Awq => "awq",
+            Target::CompressedTensors => "compressed-tensors",
+            Target::Onnx => "onnx",
+        }
+    }
+
+    /// The format nearest to this one that the form has for a module of shape `[n, k]`. Whether it holds the module's
+    /// numbers exactly is for [`QTensor::express`] to say. Error: there is none, for the reason that is given.
+    pub fn nearest(self, format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+        self.form(false).nearest(format, shape)
+    }
+
+    /// What writes this form, for a model in which some format is asymmetric or none.
+    pub(crate) fn form(self, asymmetric: bool) -> Box<dyn Form> {
+        match self {
+            Target::Gptq(version) => {
+                let usual = if asymmetric { GptqVersion::V2 } else { GptqVersion::V1 };
+                Box::new(gptq::Writer(version.unwrap_or(usual)))
+            }
+            Target::Awq => Box::new(awq::Writer),
+            Target::CompressedTensors => Box::new(compressed_tensors::Writer),
+            Target::Onnx => Box::new(matmul_nbits::OnnxForm),
+        }
+    }
+}
+
+/// What a form of files does with modules.
+pub(crate) trait Form {
+    /// The format nearest to this one that a module of this shape can have. Error: why there is none.
+    fn nearest(&self, format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String>;
+
+    /// The tensors that a module becomes, whose format is one of [`Form::nearest`].
+    fn specs(&self, module: &str, format: WeightFormat, shape: [usize; 2]) -> Vec<TensorSpec>;
+
+    /// Hands on these tensors' bytes, in that order. Error: numbers that the form cannot hold.
+    fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+
+    /// `quantization_config` of a model; None where the tensors say it all. Error: what the config cannot say.
+    fn config(&self, model: &Settings<'_>) -> Result<Option<Value>>;
+
+    /// Begins the files of a model, whose tensors are these.
+    fn create(
+        &self,
+        dir: &Path,
+        tensors: &[TensorSpec],
+        _model: &Settings<'_>,
+        max_shard_bytes: u64,
+    ) -> Result<Box<dyn TensorWriter>> {
+        Ok(Box::new(Writer::create(dir, tensors, max_shard_bytes)?))
+    }
+}
+
+/// Files in which tensors are written one at a time, in any order, after all were declared.
+pub(crate) trait TensorWriter {
+    /// Writes a tensor's data.
+    fn write(&mut self, name: &str, data: &[u8]) -> Result<()>;
+
+    /// Bytes of all declared tensors.
+    fn tensor_bytes(&self) -> u64;
+
+    /// Gives the files their final names.
+    fn finish(self: Box<Self>) -> Result<WrittenFiles>;
+}
+
+impl TensorWriter for Writer {
+    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        Writer::write(self, name, data)
+    }
+
+    fn tensor_bytes(&self) -> u64 {
+        Writer::tensor_bytes(self)
+    }
+
+    fn finish(self: Box<Self>) -> Result<WrittenFiles> {
+        Writer::finish(*self)
+    }
+}
+
+/// A quantised module.
+#[derive(Clone, Debug)]
+pub(crate) struct Module {
+    pub name: String,
+    pub format: WeightFormat,
+    /// Outputs and length of the reduction.
+    pub shape: [usize; 2],
+}
+
+/// What a config has to say of a whole model.
+#[derive(Debug)]
+pub(crate) struct Settings<'a> {
+    /// Every quantised module.
+    pub quantized: &'a [Module],
+    /// Linear layers that stay dense.
+    pub dense: &'a [String],
+    /// Whether any module was quantised in another order of columns.
+    pub act_order: bool,
+}
+
+impl Settings<'_> {
+    /// The commonest value of a property; the first of equally common ones, so that the same model gives the same file.
+    /// None: no module.
+    pub fn commonest<T: PartialEq>(&self, property: impl Fn(&WeightFormat) -> T) -> Option<T> {
+        let mut counts: Vec<(T, usize)> = Vec::new();
+        for module in self.quantized {
+            let value = property(&module.format);
+            match counts.iter_mut().find(|(known, _)| *known == value) {
+                Some((_, count)) => *count += 1,
+                None => counts.push((value, 1)),
+            }
+        }
+        counts.into_iter().rev().max_by_key(|(_, count)| *count).map(|(value, _)| value)
+    }
+}
+
+/// A regular expression that matches this module's name alone.
+pub(crate) fn exactly(name: &str) -> String {
+    let mut pattern = String::from("^");
+    for c in name.chars() {
+        if !c.is_ascii_alphanumeric() && c != '_' {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern.push('$');
+    pattern
+}
+
+/// A refusal of a form to hold a module.
+pub(crate) fn unrepresentable(module: &str, scheme: &'static str) -> impl Fn(String) -> Error {
+    let module = module.to_owned();
+    move |reason| Error::Unrepresentable { tensor: module.clone(), scheme, reason }
+}
+
+/// The scales in f16. Error: one that is not exact in it.
+pub(crate) fn f16_scales(q: &QTensor) -> std::result::Result<Vec<half::f16>, String> {
+    let scales: Vec<half::f16> = q.scales().iter().map(|&s| half::f16::from_f32(s)).collect();
+    match scales.iter().zip(q.scales()).find(|(narrow, wide)| narrow.to_f32() != **wide) {
+        None => Ok(scales),
+        Some((narrow, wide)) => Err(format!("its scales are f16, and {wide} is not exact in it (nearest: {narrow})")),
+    }
+}
+
+/// A tensor of a module.
+pub(crate) fn spec(module: &str, part: &str, dtype: DType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { name: format!("{module}.{part}"), dtype, shape: shape.to_vec() }
+}

@@ -1,0 +1,308 @@
+//! A Llama model in GGUF's terms and in Hugging Face's: shape, names, order of rows.
+
+use super::tiny;
+use crate::support::{assert_names, model, testdata, text_of};
+use halfbyte_checkpoint::gguf::{
+    GgmlType, Header, TensorSpec, Value as Meta, Writer, config_json, gguf_name, gguf_row, has_paired_rows, hf_name,
+    hf_row, metadata_from, parse, rope_factors,
+};
+use halfbyte_checkpoint::{Checkpoint, Error};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+fn object(value: Value) -> Map<String, Value> {
+    let Value::Object(map) = value else { panic!("an object") };
+    map
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn model_config() -> Map<String, Value> {
+    object(read_json(&model().join("config.json")))
+}
+
+/// The header with one key set, or removed.
+fn with(header: &Header, key: &str, value: Option<Meta>) -> Header {
+    let mut header = header.clone();
+    header.metadata.retain(|(name, _)| name != key);
+    header.metadata.extend(value.map(|value| (key.to_owned(), value)));
+    header
+}
+
+/// Metadata and F32 tensors, written and read.
+fn written(metadata: &[(String, Meta)], tensors: &[(&str, Vec<usize>, Vec<f32>)]) -> (Vec<u8>, Header) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let spec = |name: &str, shape: &[usize]| TensorSpec {
+        name: name.to_owned(),
+        ggml_type: GgmlType::F32,
+        shape: shape.to_vec(),
+    };
+    let specs: Vec<TensorSpec> = tensors.iter().map(|(name, shape, _)| spec(name, shape)).collect();
+    let mut writer = Writer::create(&path, metadata, &specs).unwrap();
+    for (name, _, data) in tensors {
+        writer.write(name, bytemuck::cast_slice(data)).unwrap();
+    }
+    writer.finish().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let header = parse(&bytes, Path::new("m.gguf")).unwrap();
+    (bytes, header)
+}
+
+#[test]
+fn the_tiny_models_config() {
+    let (bytes, header) = tiny();
+    let expected = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": true,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 679],
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 131072,
+        "mlp_bias": false,
+        "model_type": "llama",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": true,
+        "vocab_size": 680,
+    });
+    assert_eq!(Value::Object(config_json(&header, &bytes).unwrap()), expected);
+}
+
+/// What no config can say, or what does not fit, is an error that names the key or tensor.
+#[test]
+fn models_that_have_no_config() {
+    let (bytes, header) = tiny();
+    let text = |text: &str| Some(Meta::String(text.to_owned()));
+    let number = |n: u32| Some(Meta::U32(n));
+    let cases = [
+        ("general.architecture", text("qwen2"), "\"llama\""),
+        ("general.architecture", None, "got nothing"),
+        ("split.count", Some(Meta::U16(2)), "merge them"),
+        ("llama.expert_count", number(8), "mixture of experts"),
+        ("llama.logit_scale", Some(Meta::F32(0.5)), "no Llama model"),
+        ("llama.embedding_length", None, "above 0, got nothing"),
+        ("llama.embedding_length", number(0), "above 0, got U32(0)"),
+        ("llama.block_count", Some(Meta::I32(-1)), "not negative"),
+        ("llama.attention.head_count", text("4"), "got \"4\""),
+        ("llama.attention.key_length", number(8), ""),
+        ("llama.attention.value_length", number(8), "16"),
+        ("llama.rope.dimension_count", number(8), "16"),
+        ("llama.attention.layer_norm_rms_epsilon", None, "a number"),
+        ("llama.attention.layer_norm_rms_epsilon", Some(Meta::F32(f32::NAN)), "finite"),
+        ("llama.vocab_size", number(681), "680"),
+        ("llama.rope.scaling.type", text("yarn"), "\"none\" or \"linear\""),
+        ("llama.rope.scaling.type", text("linear"), "got nothing"),
+    ];
+    for (key, value, part) in cases {
+        let text = text_of(config_json(&with(&header, key, value), &bytes));
+        let named = if part == "got nothing" && key.starts_with("llama.rope") { "llama.rope.scaling.factor" } else { key };
+        // A head of another length is told by what else says it.
+        let named = if key == "llama.attention.key_length" { "llama.attention.value_length" } else { named };
+        assert_names(&text, &["tiny_llama.gguf", named, part]);
+    }
+    let linear = with(&header, "llama.rope.scale_linear", Some(Meta::F32(2.0)));
+    assert_names(&text_of(config_json(&linear, &bytes)), &["rope_freqs.weight", "on top of linear"]);
+    let same = Meta::Array(halfbyte_checkpoint::gguf::Array::U32(vec![2, 2]));
+    let listed = with(&header, "llama.attention.head_count_kv", Some(same));
+    assert_eq!(config_json(&listed, &bytes).unwrap(), config_json(&header, &bytes).unwrap());
+    let differing = Meta::Array(halfbyte_checkpoint::gguf::Array::I32(vec![2, 4]));
+    let differing = with(&header, "llama.attention.head_count_kv", Some(differing));
+    assert_names(&text_of(config_json(&differing, &bytes)), &["head_count_kv", "the same for all layers"]);
+
+    let factors = header.tensor("rope_freqs.weight").unwrap().range.clone();
+    let mut other = bytes.clone();
+    other[factors.start..][..4].copy_from_slice(&3f32.to_le_bytes());
+    let result = config_json(&header, &other);
+    assert!(matches!(result, Err(Error::Unsupported { .. })));
+    assert_names(&text_of(result), &["rope_freqs.weight", "llama3"]);
+    // Factors that are all 1 scale nothing.
+    other[factors].chunks_mut(4).for_each(|f| f.copy_from_slice(&1f32.to_le_bytes()));
+    assert_eq!(config_json(&header, &other).unwrap()["rope_scaling"], Value::Null);
+}
+
+#[test]
+fn a_config_comes_back_from_its_metadata() {
+    let config = model_config();
+    let tokenizer = read_json(&model().join("tokenizer.json"));
+    let metadata = metadata_from(&config, &tokenizer, GgmlType::Q4_0, Some("{{ x }}")).unwrap();
+    let (bytes, header) = written(&metadata, &[]);
+    assert_eq!(header.get("general.file_type"), Some(&Meta::U32(2)));
+    assert_eq!(header.get("tokenizer.chat_template"), Some(&Meta::String("{{ x }}".into())));
+    let back = config_json(&header, &bytes).unwrap();
+    for field in ["rope_theta", "rope_scaling"] {
+        assert_eq!(back[field], if field == "rope_theta" { json!(10000.0) } else { Value::Null });
+    }
+    let mut compared = 0;
+    for (field, value) in back.iter().filter(|(field, _)| !field.starts_with("rope_")) {
+        assert_eq!(config.get(field), Some(value), "{field}");
+        compared += 1;
+    }
+    assert_eq!(compared, 17);
+}
+
+#[test]
+fn rotary_scaling_goes_there_and_back() {
+    let tokenizer = read_json(&model().join("tokenizer.json"));
+    let cases = [
+        (json!({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192}), 500000.0),
+        (json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 2048}), 10000.0),
+        (json!({"rope_type": "linear", "factor": 4.0}), 10000.0),
+    ];
+    for (scaling, theta) in cases {
+        let mut config = model_config();
+        config.remove("rope_parameters");
+        config.insert("rope_theta".into(), json!(theta));
+        config.insert("rope_scaling".into(), scaling.clone());
+        let metadata = metadata_from(&config, &tokenizer, GgmlType::F16, None).unwrap();
+        let factors = rope_factors(&config).unwrap();
+        assert_eq!(factors.is_some(), scaling["rope_type"] == "llama3");
+        let tensors: Vec<_> = factors.into_iter().map(|f| ("rope_freqs.weight", vec![f.len()], f)).collect();
+        let (bytes, header) = written(&metadata, &tensors);
+        let back = config_json(&header, &bytes).unwrap();
+        assert_eq!((&back["rope_scaling"], &back["rope_theta"]), (&scaling, &json!(theta)));
+    }
+    // The factors that llama.cpp's converter computed, in singles.
+    let (bytes, header) = tiny();
+    let config = config_json(&header, &bytes).unwrap();
+    let want = Checkpoint::open(testdata("gguf/tiny_llama.safetensors")).unwrap();
+    let want = want.floats("rope_freqs.weight").unwrap().to_f32();
+    let got = rope_factors(&config).unwrap().unwrap();
+    assert!(want.iter().any(|f| (1.5..7.5).contains(f)), "one of the pairs is between");
+    for (got, want) in got.iter().zip(&want) {
+        assert!((got - want).abs() <= 1e-5 * want, "{got} and {want}");
+    }
+    assert_eq!(got.len(), want.len());
+    assert_eq!(rope_factors(&model_config()).unwrap(), None);
+}
+
+#[test]
+fn configs_that_gguf_cannot_say() {
+    let tokenizer = read_json(&model().join("tokenizer.json"));
+    let cases = [
+        ("model_type", json!("gemma"), "\"gemma\""),
+        ("hidden_act", json!("gelu"), "\"gelu\""),
+        ("hidden_size", Value::Null, "whole number"),
+        ("hidden_size", json!(u64::MAX), "2^32"),
+        ("num_attention_heads", json!(0), "from 1"),
+        ("head_dim", json!(33), "even"),
+        ("rms_norm_eps", json!("x"), "a number"),
+        ("rms_norm_eps", json!(1e300), "f32"),
+        ("eos_token_id", json!([0, 1, 2, 3]), "at most 3"),
+        ("eos_token_id", json!(4096), "below 4096"),
+        ("partial_rotary_factor", json!(0.5), "all of a head"),
+        ("vocab_size", json!(100), "below vocab_size, 100"),
+        ("vocab_size", json!(u32::MAX), "at most 16777216"),
+    ];
+    for (field, value, part) in cases {
+        let mut config = model_config();
+        config.insert(field.into(), value);
+        let result = metadata_from(&config, &tokenizer, GgmlType::Q8_0, None);
+        assert!(matches!(result, Err(Error::Invalid { .. })), "{field}");
+        assert_names(&text_of(result), &[field, part]);
+    }
+    let scaled = |scaling: Value| {
+        let mut config = model_config();
+        config.insert("rope_parameters".into(), scaling);
+        config
+    };
+    let yarn = scaled(json!({"rope_type": "yarn", "factor": 2.0}));
+    assert_names(&text_of(metadata_from(&yarn, &tokenizer, GgmlType::F16, None)), &["rope_type", "yarn"]);
+    assert_names(&text_of(rope_factors(&scaled(json!({"rope_type": "llama3"})))), &["factor"]);
+    let wrong = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4,
+                       "original_max_position_embeddings": 8192});
+    assert_names(&text_of(rope_factors(&scaled(wrong))), &["low_freq_factor < high_freq_factor"]);
+    assert_names(&text_of(metadata_from(&model_config(), &tokenizer, GgmlType::Q6_K, None)), &["Q6_K"]);
+}
+
+#[test]
+fn names_go_there_and_back() {
+    let pairs = [
+        ("token_embd.weight", "model.embed_tokens.weight"),
+        ("output_norm.weight", "model.norm.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("blk.0.attn_norm.weight", "model.layers.0.input_layernorm.weight"),
+        ("blk.12.attn_q.weight", "model.layers.12.self_attn.q_proj.weight"),
+        ("blk.3.attn_k.bias", "model.layers.3.self_attn.k_proj.bias"),
+        ("blk.3.attn_v.bias", "model.layers.3.self_attn.v_proj.bias"),
+        ("blk.3.attn_output.weight", "model.layers.3.self_attn.o_proj.weight"),
+        ("blk.7.ffn_norm.weight", "model.layers.7.post_attention_layernorm.weight"),
+        ("blk.7.ffn_gate.weight", "model.layers.7.mlp.gate_proj.weight"),
+        ("blk.7.ffn_up.weight", "model.layers.7.mlp.up_proj.weight"),
+        ("blk.7.ffn_down.bias", "model.layers.7.mlp.down_proj.bias"),
+    ];
+    for (gguf, hf) in pairs {
+        assert_eq!(hf_name(gguf).as_deref(), Some(hf));
+        assert_eq!(gguf_name(hf).as_deref(), Some(gguf));
+    }
+    for name in Checkpoint::open(model()).unwrap().tensor_names() {
+        assert_eq!(hf_name(&gguf_name(name).unwrap()).as_deref(), Some(name));
+    }
+    let (_, header) = tiny();
+    for tensor in &header.tensors {
+        let expected = (tensor.name != "rope_freqs.weight").then_some(&tensor.name);
+        assert_eq!(hf_name(&tensor.name).and_then(|hf| gguf_name(&hf)).as_ref(), expected);
+    }
+    for name in [
+        "rope_freqs.weight",
+        "blk.01.attn_q.weight",
+        "blk.+1.attn_q.weight",
+        "blk.99999999999.attn_q.weight",
+        "blk.0.attn_norm.bias",
+        "blk.0.attn_qkv.weight",
+        "blk.0.ffn_gate_exps.weight",
+        "blk.0.attn_q",
+        "blk.0",
+        "output.bias",
+        "",
+    ] {
+        assert_eq!(hf_name(name), None, "{name}");
+    }
+    for name in ["model.layers.0.self_attn.rotary_emb.inv_freq", "model.layers.00.mlp.up_proj.weight", "lm_head.bias"] {
+        assert_eq!(gguf_name(name), None, "{name}");
+    }
+}
+
+/// In the tiny model, q's weights and biases and k's weights hold the number of their row in Hugging Face's order,
+/// brought into GGUF's as llama.cpp's converter does.
+#[test]
+fn rows_of_q_and_k_are_where_llama_cpp_puts_them() {
+    let (bytes, header) = tiny();
+    let expected = Checkpoint::open(testdata("gguf/tiny_llama.safetensors")).unwrap();
+    let mut checked = 0;
+    for name in ["blk.0.attn_q.weight", "blk.1.attn_q.bias", "blk.1.attn_k.weight"] {
+        assert!(has_paired_rows(name));
+        let tensor = header.tensor(name).unwrap();
+        let values = expected.floats(name).unwrap().to_f32();
+        let columns = tensor.shape.get(1).copied().unwrap_or(1);
+        for row in 0..tensor.shape[0] {
+            let hf = hf_row(row, 16);
+            assert_eq!(values[row * columns], hf as f32, "{name}, row {row}");
+            assert_eq!(gguf_row(hf, 16), row);
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, 64 + 64 + 32);
+    assert_eq!((0..8).map(|row| hf_row(row, 4)).collect::<Vec<_>>(), [0, 2, 1, 3, 4, 6, 5, 7]);
+    for name in ["blk.0.attn_v.weight", "blk.0.attn_output.weight", "blk.0.attn_q_norm.weight", "attn_q.weight"] {
+        assert!(!has_paired_rows(name), "{name}");
+    }
+    drop(bytes);
+}

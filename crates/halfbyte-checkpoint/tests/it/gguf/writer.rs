@@ -1,0 +1,120 @@
+//! The writer: what it writes is read back, whole or not at all.
+
+use super::tiny;
+use crate::support::{assert_names, listing, text_of};
+use halfbyte_checkpoint::Error;
+use halfbyte_checkpoint::gguf::{Array, GgmlType, TensorSpec, Value, Writer, parse};
+use std::path::Path;
+
+fn spec(name: &str, ggml_type: GgmlType, shape: &[usize]) -> TensorSpec {
+    TensorSpec { name: name.into(), ggml_type, shape: shape.to_vec() }
+}
+
+/// The tiny model, written by gguf's Python package, comes out the same byte by byte, in whatever order it is written.
+#[test]
+fn a_foreign_file_is_written_again_as_it_was() {
+    let (bytes, header) = tiny();
+    let specs: Vec<TensorSpec> = header.tensors.iter().map(|t| spec(&t.name, t.ggml_type, &t.shape)).collect();
+    let dir = tempfile::tempdir().unwrap();
+    for backwards in [false, true] {
+        let path = dir.path().join(format!("{backwards}.gguf"));
+        let mut writer = Writer::create(&path, &header.metadata, &specs).unwrap();
+        let mut tensors: Vec<_> = header.tensors.iter().collect();
+        if backwards {
+            tensors.reverse();
+        }
+        for tensor in tensors {
+            writer.write(&tensor.name, &bytes[tensor.range.clone()]).unwrap();
+        }
+        assert_eq!(writer.finish().unwrap(), path);
+        assert!(std::fs::read(&path).unwrap() == bytes);
+    }
+    assert_eq!(listing(dir.path()), ["false.gguf", "true.gguf"]);
+}
+
+#[test]
+fn every_type_of_value_comes_back() {
+    let metadata: Vec<(String, Value)> = [
+        Value::U8(255),
+        Value::I8(-128),
+        Value::U16(65535),
+        Value::I16(-32768),
+        Value::U32(u32::MAX),
+        Value::I32(i32::MIN),
+        Value::F32(-0.0),
+        Value::U64(u64::MAX),
+        Value::I64(i64::MIN),
+        Value::F64(f64::MIN_POSITIVE),
+        Value::Bool(true),
+        Value::String("ü\0\n".into()),
+        Value::Array(Array::U8(vec![0, 255])),
+        Value::Array(Array::I8(vec![-1])),
+        Value::Array(Array::U16(vec![1, 2, 3])),
+        Value::Array(Array::I16(vec![-1])),
+        Value::Array(Array::U32(vec![])),
+        Value::Array(Array::I32(vec![i32::MIN, i32::MAX])),
+        Value::Array(Array::F32(vec![1.5, f32::INFINITY])),
+        Value::Array(Array::U64(vec![u64::MAX])),
+        Value::Array(Array::I64(vec![-1])),
+        Value::Array(Array::F64(vec![0.1])),
+        Value::Array(Array::Bool(vec![true, false])),
+        Value::Array(Array::String(vec![String::new(), "b".into()])),
+        Value::Array(Array::Array(vec![Array::U8(vec![1]), Array::String(vec!["x".into()])])),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(i, value)| (format!("key.{i}"), value))
+    .collect();
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    Writer::create(&path, &metadata, &[]).unwrap().finish().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let header = parse(&bytes, &path).unwrap();
+    assert_eq!(header.metadata, metadata);
+    assert!(header.tensors.is_empty());
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.gguf");
+    let create = |metadata: &[(&str, Value)], tensors: &[TensorSpec]| {
+        let metadata: Vec<_> = metadata.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+        Writer::create(&path, &metadata, tensors)
+    };
+    let (f32, q4_0) = (GgmlType::F32, GgmlType::Q4_0);
+    let one = Value::U32(1);
+    let cases = [
+        (create(&[("", one.clone())], &[]), "keys once each"),
+        (create(&[("a", one.clone()), ("a", one.clone())], &[]), "keys once each"),
+        (create(&[("general.alignment", Value::U32(64))], &[]), "general.alignment"),
+        (create(&[], &[spec("", f32, &[1])]), "tensor names of 1 to 63 bytes"),
+        (create(&[], &[spec(&"n".repeat(64), f32, &[1])]), "tensor names of 1 to 63 bytes"),
+        (create(&[], &[spec("t", f32, &[1]), spec("t", f32, &[1])]), "tensor names once each"),
+        (create(&[], &[spec("t", f32, &[1, 1, 1, 1, 1])]), "up to 4 dimensions"),
+        (create(&[], &[spec("t", f32, &[usize::MAX, 2])]), "fit memory"),
+        (create(&[], &[spec("t", q4_0, &[2, 48])]), "whole blocks of 32"),
+    ];
+    for (result, part) in cases {
+        assert!(matches!(result, Err(Error::Invalid { .. })), "{part}");
+        assert_names(&text_of(result), &[part]);
+    }
+    let specs = [spec("a", f32, &[2]), spec("b", q4_0, &[2, 32])];
+    let mut writer = create(&[], &specs).unwrap();
+    assert_names(&text_of(writer.write("c", &[])), &["declared", "`c`"]);
+    assert_names(&text_of(writer.write("a", &[0; 7])), &["8 bytes for `a`"]);
+    assert_names(&text_of(writer.write("b", &[0; 35])), &["36 bytes for `b`"]);
+    writer.write("b", &[0; 36]).unwrap();
+    assert_names(&text_of(writer.write("b", &[0; 36])), &["`b` again"]);
+    assert_eq!(listing(dir.path()).len(), 1);
+    assert_names(&text_of(writer.finish()), &["1 without", "`a`"]);
+    assert!(listing(dir.path()).is_empty());
+
+    drop(create(&[], &specs).unwrap());
+    assert!(listing(dir.path()).is_empty());
+    std::fs::write(&path, "mine").unwrap();
+    assert!(matches!(create(&[], &specs), Err(Error::Exists { .. })));
+    assert!(matches!(Writer::create(Path::new("/"), &[], &[]), Err(Error::Invalid { .. })));
+    assert!(matches!(Writer::create(dir.path().join("no/m.gguf"), &[], &[]), Err(Error::Io { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+}
