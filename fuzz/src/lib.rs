@@ -1,6 +1,7 @@
 //! What the targets share: a folder in memory, and a bound on what an input may allocate.
 
 use cap::Cap;
+use halfbyte_checkpoint::{Weights, inspect, linears};
 use std::alloc::System;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -41,4 +42,19 @@ pub fn write(name: &str, content: &[u8]) -> PathBuf {
 /// A safetensors file: the length of its header, the header, the data.
 pub fn safetensors(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
+}
+
+/// Opens a model, describes it, and loads every module.
+pub fn use_weights(path: &Path, input_bytes: usize) {
+    let Ok(weights) = Weights::open(path) else { return };
+    let _ = inspect(&weights);
+    let _ = linears(&weights);
+    for name in weights.modules() {
+        if let Ok(linear) = weights.load_linear(name) {
+            let [n, k] = linear.weight.shape();
+            // A weight takes two bits at least.
+            assert!(n.checked_mul(k).is_some_and(|elements| elements <= 4 * input_bytes));
+        }
+        weights.release(name);
+    }
 }
