@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::finding::Finding;
+use crate::gguf;
 use crate::mapping::Mapping;
 use crate::onnx;
 use crate::safetensors::{self, DType, FloatData, cast};
@@ -29,6 +30,8 @@ pub(crate) enum Container {
     Plain,
     /// The quantised products of a model.
     Onnx(onnx::Model),
+    /// Metadata; all of what Hugging Face's folders have in several files.
+    Gguf(gguf::Header),
 }
 
 #[derive(Debug)]
@@ -53,6 +56,8 @@ pub(crate) struct Tensor {
 pub(crate) enum Place {
     /// In this range of its file.
     Range(Range<usize>),
+    /// In this range of its file, with rows in another order: GGUF's for heads of this length, see [`gguf::hf_row`].
+    PairedRows(Range<usize>, usize),
     /// Here: the file holds them in another encoding.
     Decoded(Vec<u8>),
 }
@@ -60,7 +65,7 @@ pub(crate) enum Place {
 impl Place {
     fn len(&self) -> usize {
         match self {
-            Place::Range(range) => range.len(),
+            Place::Range(range) | Place::PairedRows(range, _) => range.len(),
             Place::Decoded(bytes) => bytes.len(),
         }
     }
@@ -82,12 +87,12 @@ pub struct TensorInfo<'a> {
 }
 
 /// What is opened in a folder without safetensors files.
-const OTHER_FILES: &[&str] = &["model.onnx"];
+const OTHER_FILES: &[&str] = &["model.gguf", "model.onnx"];
 
 impl Checkpoint {
     /// Opens a folder (`model.safetensors`; or an index with its shards; or the only `*.safetensors` in it; or else
-    /// `model.onnx`) or one file, and validates every header. The container is told by the file's name: `*.onnx`, or
-    /// else safetensors.
+    /// `model.gguf` or `model.onnx`) or one file, and validates every header. The container is told by the file's name:
+    /// `*.gguf`, `*.onnx`, or else safetensors.
     ///
     /// Errors: no such files, a header that is not consistent with its file, an index that names shards outside the
     /// folder, shards or tensors that do not exist, a tensor in two shards.
@@ -125,7 +130,15 @@ impl Checkpoint {
         if is("onnx") {
             return onnx::files::open_file(path, self);
         }
+        if is("gguf") {
+            return gguf::files::open_file(path, self);
+        }
         safetensors::files::add_file(path, self)
+    }
+
+    /// The bytes of the file that was opened first.
+    pub(crate) fn first_file(&self) -> &[u8] {
+        self.files.first().map_or(&[], |file| file.map.bytes())
     }
 
     /// What the container says besides its tensors.
@@ -206,12 +219,30 @@ impl Checkpoint {
         self.tensor(name).map(|tensor| self.info_of(tensor))
     }
 
-    /// A tensor's bytes, little-endian, row-major; in place. Error: no such tensor.
+    /// A tensor's bytes, little-endian, row-major; in place. Errors: no such tensor; one whose rows the file has in another
+    /// order, see [`Checkpoint::data`].
     pub fn bytes(&self, name: &str) -> Result<&[u8]> {
+        match self.data(name)? {
+            Cow::Borrowed(bytes) => Ok(bytes),
+            Cow::Owned(_) => {
+                let what = format!("tensor `{name}`: expected rows in their order, got GGUF's pairs");
+                Err(Error::unsupported(self.info(name)?.file, what))
+            }
+        }
+    }
+
+    /// A tensor's bytes, little-endian, row-major; a copy where the file has its rows in another order. Error: no such
+    /// tensor.
+    pub fn data(&self, name: &str) -> Result<Cow<'_, [u8]>> {
         let tensor = self.tensor(name)?;
+        let file = || self.files[tensor.file].map.bytes();
         Ok(match &tensor.place {
-            Place::Range(range) => &self.files[tensor.file].map.bytes()[range.clone()],
-            Place::Decoded(bytes) => bytes,
+            Place::Range(range) => Cow::Borrowed(&file()[range.clone()]),
+            Place::PairedRows(range, head_dim) => {
+                let rows = tensor.shape[0];
+                Cow::Owned(gguf::reordered(&file()[range.clone()], rows, |row| gguf::gguf_row(row, *head_dim)))
+            }
+            Place::Decoded(bytes) => Cow::Borrowed(bytes),
         })
     }
 
@@ -222,7 +253,7 @@ impl Checkpoint {
             let what = format!("tensor `{name}`: expected floats (F16, BF16 or F32), got {}", info.dtype);
             return Err(Error::unsupported(info.file, what));
         };
-        Ok(FloatData::from_bytes(dtype, self.bytes(name)?))
+        Ok(FloatData::from_bytes(dtype, self.data(name)?))
     }
 
     /// An integer tensor's elements. Errors: no such tensor, another type than I32.
@@ -231,13 +262,13 @@ impl Checkpoint {
         if info.dtype != DType::I32 {
             return Err(Error::malformed(info.file, format!("tensor `{name}`: expected I32, got {}", info.dtype)));
         }
-        Ok(cast(self.bytes(name)?))
+        Ok(cast(self.data(name)?))
     }
 
     /// Lets go of the memory that reading a tensor took; it is read from the file again when it is needed again. With
     /// this after each tensor, converting a model holds one tensor at a time. Unknown names are ignored.
     pub fn release(&self, name: &str) {
-        if let Ok(Tensor { file, place: Place::Range(range), .. }) = self.tensor(name) {
+        if let Ok(Tensor { file, place: Place::Range(range) | Place::PairedRows(range, _), .. }) = self.tensor(name) {
             self.files[*file].map.release(range.clone());
         }
     }

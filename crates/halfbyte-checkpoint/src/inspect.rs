@@ -139,7 +139,7 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
     for info in checkpoint.tensors() {
         total_bytes += info.bytes as u64;
         if !quantized_parts.contains(info.name) {
-            parameters += (info.bytes * 8 / info.dtype.size_bits()) as u64;
+            parameters += info.shape.iter().product::<usize>() as u64;
         }
         tensors.push(TensorSummary {
             name: info.name.to_owned(),

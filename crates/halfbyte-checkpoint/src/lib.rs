@@ -6,6 +6,7 @@
 //!   model in those terms.
 //! * [`onnx`] reads and writes ONNX models with quantised products.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
+//! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
 //! * [`json`] parses the texts beside the tensors.
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
 //!

@@ -3,9 +3,10 @@
 use crate::config::GptqVersion;
 use crate::error::{Error, Result};
 use crate::safetensors::{DType, TensorSpec, Writer, WrittenFiles};
-use crate::scheme::{awq, compressed_tensors, gptq, matmul_nbits};
+use crate::scheme::{Weights, awq, compressed_tensors, gguf, gptq, matmul_nbits};
 use halfbyte::{QTensor, WeightFormat};
 use serde_json::Value;
+use std::borrow::Cow;
 use std::path::Path;
 
 /// A form of files that quantised models are written in.
@@ -22,6 +23,8 @@ pub enum Target {
     CompressedTensors,
     /// ONNX: a `MatMulNBits` node for each module, other tensors as initialisers.
     Onnx,
+    /// GGUF: blocks of Q4_0, Q4_1 and Q8_0; config and tokenizer are in the file too.
+    Gguf,
 }
 
 impl Target {
@@ -32,18 +35,26 @@ impl Target {
             Target::Awq => "awq",
             Target::CompressedTensors => "compressed-tensors",
             Target::Onnx => "onnx",
+            Target::Gguf => "gguf",
         }
     }
 
     /// The format nearest to this one that the form has for a module of shape `[n, k]`. Whether it holds the module's
     /// numbers exactly is for [`QTensor::express`] to say. Error: there is none, for the reason that is given.
     pub fn nearest(self, format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String> {
-        self.form(false).nearest(format, shape)
+        match self {
+            Target::Gptq(_) => gptq::nearest(format, shape),
+            Target::Awq => awq::nearest(format, shape),
+            Target::CompressedTensors => compressed_tensors::nearest(format, shape),
+            Target::Onnx => matmul_nbits::nearest(format, shape),
+            Target::Gguf => gguf::nearest(format, shape),
+        }
     }
 
-    /// What writes this form, for a model in which some format is asymmetric or none.
-    pub(crate) fn form(self, asymmetric: bool) -> Box<dyn Form> {
-        match self {
+    /// What writes this form of a model, in which some format is asymmetric or none. Error: the model's config or
+    /// tokenizer cannot be said in it.
+    pub(crate) fn form(self, source: &Weights, asymmetric: bool) -> Result<Box<dyn Form>> {
+        Ok(match self {
             Target::Gptq(version) => {
                 let usual = if asymmetric { GptqVersion::V2 } else { GptqVersion::V1 };
                 Box::new(gptq::Writer(version.unwrap_or(usual)))
@@ -51,20 +62,38 @@ impl Target {
             Target::Awq => Box::new(awq::Writer),
             Target::CompressedTensors => Box::new(compressed_tensors::Writer),
             Target::Onnx => Box::new(matmul_nbits::OnnxForm),
-        }
+            Target::Gguf => Box::new(gguf::GgufForm::new(source)?),
+        })
     }
 }
 
 /// What a form of files does with modules.
 pub(crate) trait Form {
-    /// The format nearest to this one that a module of this shape can have. Error: why there is none.
-    fn nearest(&self, format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String>;
-
-    /// The tensors that a module becomes, whose format is one of [`Form::nearest`].
+    /// The tensors that a module becomes, whose format is one of [`Target::nearest`].
     fn specs(&self, module: &str, format: WeightFormat, shape: [usize; 2]) -> Vec<TensorSpec>;
 
     /// Hands on these tensors' bytes, in that order. Error: numbers that the form cannot hold.
     fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
+
+    /// What a tensor that is not quantised becomes; None leaves it out. Error: it cannot be there.
+    fn dense(&self, tensor: &TensorSpec) -> Result<Option<TensorSpec>> {
+        Ok(Some(tensor.clone()))
+    }
+
+    /// The data of such a tensor.
+    fn dense_data<'a>(&self, _tensor: &TensorSpec, data: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>> {
+        Ok(data)
+    }
+
+    /// Tensors that the form has of its own.
+    fn extra(&self) -> &[(TensorSpec, Vec<u8>)] {
+        &[]
+    }
+
+    /// The only file that is written; None: a folder with a config and what else a model has.
+    fn only_file(&self) -> Option<&'static str> {
+        None
+    }
 
     /// `quantization_config` of a model; None where the tensors say it all. Error: what the config cannot say.
     fn config(&self, model: &Settings<'_>) -> Result<Option<Value>>;

@@ -6,6 +6,7 @@ use crate::scheme::{LinearWeight, ModuleKind, SCHEMES, Weights};
 use halfbyte::{QTensor, Zeros};
 use rayon::prelude::*;
 use serde::Serialize;
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 /// What [`verify`] found.
@@ -116,7 +117,7 @@ enum Numbers<'a> {
     Quantized(Box<QTensor>),
     Floats(FloatData<'a>, Vec<usize>),
     /// Of a type that holds no weights.
-    Bytes(&'a [u8], Vec<usize>),
+    Bytes(Cow<'a, [u8]>, Vec<usize>),
 }
 
 impl<'a> Numbers<'a> {
@@ -132,7 +133,7 @@ impl<'a> Numbers<'a> {
         let shape = info.shape.to_vec();
         Ok(match info.dtype.float() {
             Some(_) => Numbers::Floats(checkpoint.floats(name)?, shape),
-            None => Numbers::Bytes(checkpoint.bytes(name)?, shape),
+            None => Numbers::Bytes(checkpoint.data(name)?, shape),
         })
     }
 

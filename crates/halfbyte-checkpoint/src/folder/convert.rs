@@ -31,18 +31,23 @@ pub struct Converted {
 }
 
 /// Writes a quantised model in another form. Every weight stands for exactly the number that it stood for, unless
-/// [`Conversion::requantize`] allows otherwise.
+/// [`Conversion::requantize`] allows otherwise. Embeddings become dense where the form has no quantised ones, heads where
+/// it has none of their format.
 ///
-/// *Errors:* a source in which nothing is quantised; a module whose numbers the form cannot hold, with the first of them;
+/// *Errors:* a source in which nothing is quantised (for GGUF it may be dense); a module whose numbers the form cannot hold, with the first of them;
 /// otherwise as [`write_model`]. After an error nothing is left.
 pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
     let Conversion { target, bits, group, requantize } = conversion;
     let source = job.source;
-    // None: the module is dense. Error: why the form has no format for it.
+    // None: the module is dense, or becomes so. Error: why the form has no format for it.
     let choose = |module: &Linear<'_>| -> Option<std::result::Result<WeightFormat, String>> {
         let format = module.source?;
         let wanted = WeightFormat { bits: bits.unwrap_or(format.bits), group: group.unwrap_or(format.group), ..format };
-        Some(target.nearest(wanted, module.shape))
+        let nearest = target.nearest(wanted, module.shape);
+        // Only GGUF has quantised embeddings; a head is one product among others if it fits as it is.
+        let optional = !module.in_block();
+        let fits = nearest.as_ref() == Ok(&wanted) && (target == Target::Gguf || module.is_head());
+        (!optional || fits).then_some(nearest)
     };
     let mut quantised = 0;
     for module in linears(source)? {
@@ -51,7 +56,7 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
             quantised += 1;
         }
     }
-    if quantised == 0 {
+    if quantised == 0 && target != Target::Gguf {
         return Err(Error::invalid("convert", "a model with quantised layers", "none"));
     }
     let (mut requantized, mut refused) = (Vec::new(), None);

@@ -49,8 +49,9 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     let create = |specs: &[TensorSpec], shard| -> Result<Box<dyn TensorWriter>> {
         Ok(Box::new(Writer::create(staging.path(), specs, shard)?))
     };
-    let written = write_steps(&mut job, create, steps, |&is_module, name, writer| {
-        if is_module {
+    let written = write_steps(&mut job, create, steps, |step, writer| {
+        let name = step.name;
+        if step.task {
             if let LinearWeight::Quantized(q) = source.load_linear(name)?.weight {
                 source.release(name);
                 writer.write(&format!("{name}.weight"), &dequantized(&q, dtype, name)?)?;
@@ -61,13 +62,13 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
             Some(own) if own != dtype => {
                 writer.write(name, &converted(checkpoint.floats(name)?.as_floats(), dtype, name)?)?;
             }
-            _ => writer.write(name, checkpoint.bytes(name)?)?,
+            _ => writer.write(name, &checkpoint.data(name)?)?,
         }
         checkpoint.release(name);
         Ok(())
     })?;
     let folder = complete(&job, staging, config)?;
-    Ok(Written { folder, tensor_bytes: written.tensor_bytes, quantized: 0 })
+    Ok(Written { path: folder, tensor_bytes: written.tensor_bytes, quantized: 0 })
 }
 
 /// Says the type in the field that the config has for it: `dtype` since transformers 5, `torch_dtype` before.
@@ -90,7 +91,7 @@ fn set_dtype(config: &mut serde_json::Map<String, Value>, dtype: Float) {
 }
 
 /// The matrix that a quantised tensor stands for, as bytes of `dtype`.
-fn dequantized(q: &QTensor, dtype: Float, name: &str) -> Result<Vec<u8>> {
+pub(super) fn dequantized(q: &QTensor, dtype: Float, name: &str) -> Result<Vec<u8>> {
     let (k, groups) = (q.k(), q.groups());
     let group_of: Vec<usize> = (0..k).map(|j| q.group_of(j)).collect();
     let middle = f64::from(q.format().middle());
@@ -106,7 +107,7 @@ fn dequantized(q: &QTensor, dtype: Float, name: &str) -> Result<Vec<u8>> {
 }
 
 /// Floats of another type, as bytes of `dtype`.
-pub(super) fn converted(floats: Floats<'_>, dtype: Float, name: &str) -> Result<Vec<u8>> {
+pub(crate) fn converted(floats: Floats<'_>, dtype: Float, name: &str) -> Result<Vec<u8>> {
     const ROW: usize = 1 << 12;
     let (full, rest) = (floats.len() / ROW, floats.len() % ROW);
     let mut bytes = rows(full, ROW, dtype, name, |i, j| f64::from(floats.get(i * ROW + j)))?;

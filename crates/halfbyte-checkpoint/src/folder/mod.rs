@@ -9,6 +9,7 @@ mod quantized;
 mod staging;
 
 pub use convert::{Conversion, Converted, convert};
+pub(crate) use dense::converted;
 pub use dense::write_dense;
 pub use quantized::{Quantization, write_model};
 
@@ -26,7 +27,7 @@ use std::path::{Path, PathBuf};
 pub struct Job<'a> {
     /// The model that is read.
     pub source: &'a Weights,
-    /// The folder that is written. Folders above it are made.
+    /// The folder that is written, or the file where that is all there is (`*.gguf`). Folders above it are made.
     pub target: &'a Path,
     /// A file of weights is closed before it passes this size.
     pub max_shard_bytes: u64,
@@ -71,8 +72,8 @@ pub struct Progress<'a> {
 /// What a job has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// The folder.
-    pub folder: PathBuf,
+    /// The folder or file.
+    pub path: PathBuf,
     /// Bytes of all tensors.
     pub tensor_bytes: u64,
     /// Modules that are quantised in the target.
@@ -95,6 +96,11 @@ impl Linear<'_> {
     /// number in it. Embeddings and the output head do not.
     pub fn in_block(&self) -> bool {
         self.name.split('.').any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+    }
+
+    /// Whether it is the output head.
+    pub fn is_head(&self) -> bool {
+        self.name == "lm_head" || self.name.ends_with(".lm_head")
     }
 }
 
@@ -145,12 +151,12 @@ struct Step<'a, T> {
     specs: Vec<TensorSpec>,
 }
 
-/// Writes the tensors of all steps; `write` gets each step's task with the writer.
+/// Writes the tensors of all steps; `write` gets each step with the writer.
 fn write_steps<T>(
     job: &mut Job<'_>,
     create: impl FnOnce(&[TensorSpec], u64) -> Result<Box<dyn TensorWriter>>,
     steps: Vec<Step<'_, T>>,
-    mut write: impl FnMut(&T, &str, &mut dyn TensorWriter) -> Result<()>,
+    mut write: impl FnMut(&Step<'_, T>, &mut dyn TensorWriter) -> Result<()>,
 ) -> Result<WrittenFiles> {
     let specs: Vec<TensorSpec> = steps.iter().flat_map(|step| step.specs.iter().cloned()).collect();
     let mut writer = create(&specs, job.max_shard_bytes)?;
@@ -166,7 +172,7 @@ fn write_steps<T>(
             return Err(Error::Cancelled);
         }
         report(step.name, bytes, job);
-        write(&step.task, step.name, writer.as_mut())?;
+        write(step, writer.as_mut())?;
         bytes += step.specs.iter().filter_map(|s| s.dtype.bytes_of(&s.shape)).sum::<usize>() as u64;
     }
     if job.cancel.is_some_and(|cancel| cancel()) {
@@ -177,11 +183,9 @@ fn write_steps<T>(
     Ok(written)
 }
 
-/// The source's `config.json`, without what it says of quantisation. Error: there is none.
+/// The source's config, without what it says of quantisation. Error: there is none.
 fn dense_config(source: &Weights) -> Result<Map<String, Value>> {
-    let path = source.folder().join("config.json");
-    let mut config = crate::config::read_object(&path)?
-        .ok_or_else(|| Error::missing(&path, "there is no such file, and a model folder needs one"))?;
+    let mut config = source.model_config()?;
     config.shift_remove("quantization_config");
     config.shift_remove("compression_config");
     Ok(config)
@@ -190,6 +194,9 @@ fn dense_config(source: &Weights) -> Result<Map<String, Value>> {
 /// Writes `config.json` and the files beside it, and gives the folder its name.
 fn complete(job: &Job<'_>, staging: Staging, config: Map<String, Value>) -> Result<PathBuf> {
     write_synced(&staging.path().join("config.json"), &pretty(&Value::Object(config)))?;
-    staging.copy_side_files(job.source.folder())?;
+    match job.source.own_tokenizer()? {
+        Some(tokenizer) => write_synced(&staging.path().join("tokenizer.json"), &pretty(&tokenizer))?,
+        None => staging.copy_side_files(job.source.folder())?,
+    }
     staging.commit()
 }

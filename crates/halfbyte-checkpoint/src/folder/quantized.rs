@@ -1,19 +1,21 @@
 //! Writing a quantised model.
 
-use super::dense::converted;
+use super::dense::{converted, dequantized};
 use super::staging::Staging;
 use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::error::{Error, Result};
-use crate::safetensors::{Checkpoint, TensorSpec};
+use crate::safetensors::{Checkpoint, DType, TensorSpec};
 use crate::scheme::LinearWeight;
 use crate::target::{Module, Settings, Target, unrepresentable};
-use halfbyte::{Floats, QTensor, WeightFormat, Zero};
+use halfbyte::{Float, Floats, QTensor, WeightFormat, Zero};
+use std::borrow::Cow;
 
 /// How the modules of a model become quantised ones.
 pub struct Quantization<'a> {
     /// The form of the files.
     pub target: Target,
-    /// The format of a module; None leaves it as it is. Asked for every module before any is read.
+    /// The format of a module; None leaves it dense, or makes it so, in f32, which holds every product of a code and an f16
+    /// scale exactly. Asked for every module before any is read.
     pub format: &'a mut dyn FnMut(&Linear<'_>) -> Option<WeightFormat>,
     /// Quantises a module to the format that was chosen for it.
     pub quantize: &'a mut dyn FnMut(&Linear<'_>, &LinearWeight<'_>, WeightFormat) -> halfbyte::Result<QTensor>,
@@ -28,12 +30,22 @@ impl std::fmt::Debug for Quantization<'_> {
     }
 }
 
-/// Writes a model folder in which some modules are quantised.
+/// What becomes of a module or tensor.
+enum Task<'a> {
+    /// The tensor is taken over.
+    Copy(TensorSpec),
+    /// The module is quantised to this format.
+    Quantize(&'a Linear<'a>, WeightFormat),
+    /// The module is written as the floats that it stands for.
+    Dequantize(TensorSpec),
+}
+
+/// Writes a model in which some modules are quantised.
 ///
-/// The folder is complete: weights, `config.json` with a `quantization_config`, tokenizer. Memory holds one module at a
-/// time. *Errors:* no module chosen, a module that the form cannot hold, a quantised tensor of another format than was
-/// chosen, a module that is quantised in the source and has no format chosen; whatever `quantize` refuses, with the
-/// module's name; [`Error::Cancelled`]; a target that may not be replaced. After an error nothing is left.
+/// What is written is complete: weights, config with a `quantization_config`, tokenizer. Memory holds one module at a
+/// time. *Errors:* no module chosen (GGUF files can do without), a module that the form cannot hold, a quantised tensor of
+/// another format than was chosen; whatever `quantize` refuses, with the module's name; [`Error::Cancelled`]; a target
+/// that may not be replaced. After an error nothing is left.
 pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<Written> {
     const OP: &str = "quantise a model";
     let Quantization { target, format: choose, quantize, dense: replace } = quantization;
@@ -43,25 +55,19 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
 
     let modules = linears(source)?;
     let formats: Vec<Option<WeightFormat>> = modules.iter().map(&mut *choose).collect();
-    for (module, format) in modules.iter().zip(&formats) {
-        if format.is_none() && module.source.is_some() {
-            let got = format!("none for `{}`, which is quantised already", module.name);
-            return Err(Error::invalid(OP, "a format for every quantised module", got));
-        }
-    }
     let chosen = || modules.iter().zip(&formats).filter_map(|(module, format)| Some((module, (*format)?)));
-    if chosen().next().is_none() {
+    if chosen().next().is_none() && target != Target::Gguf {
         return Err(Error::invalid(OP, "at least one module to quantise", format!("none of {}", modules.len())));
     }
-    let form = target.form(chosen().any(|(_, format)| format.zero != Zero::Symmetric));
     for (module, format) in chosen() {
         format.validate().map_err(Error::numbers(module.name))?;
         let refuse = unrepresentable(module.name, target.name());
-        let nearest = form.nearest(format, module.shape).map_err(&refuse)?;
+        let nearest = target.nearest(format, module.shape).map_err(&refuse)?;
         if nearest != format {
             return Err(refuse(differences(format, nearest)));
         }
     }
+    let form = target.form(source, chosen().any(|(_, format)| format.zero != Zero::Symmetric))?;
     let quantized: Vec<Module> =
         chosen().map(|(m, format)| Module { name: m.name.to_owned(), format, shape: m.shape }).collect();
     let dense: Vec<String> = modules
@@ -73,63 +79,101 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
     let settings = |act_order| Settings { quantized: &quantized, dense: &dense, act_order };
     form.config(&settings(false))?;
 
+    let touched = |at: usize| formats[at].is_some() || modules[at].source.is_some();
     let owners = owners(
         checkpoint,
         modules
             .iter()
             .enumerate()
-            .filter(|(at, _)| formats[*at].is_some())
+            .filter(|(at, _)| touched(*at))
             .map(|(at, module)| (at, module.name, module.source.is_some())),
     );
     let mut planned = vec![false; modules.len()];
     let mut steps = Vec::new();
     for info in checkpoint.tensors() {
-        match owners.get(info.name).map(|&at| (at, formats[at])) {
-            Some((at, Some(format))) => {
-                if !std::mem::replace(&mut planned[at], true) {
-                    let module = &modules[at];
-                    let specs = form.specs(module.name, format, module.shape);
-                    steps.push(Step { name: module.name, task: Some((at, format)), specs });
-                }
+        let Some(&at) = owners.get(info.name) else {
+            let spec = TensorSpec { name: info.name.to_owned(), dtype: info.dtype, shape: info.shape.to_vec() };
+            if let Some(target) = form.dense(&spec)? {
+                steps.push(Step { name: info.name, task: Task::Copy(spec), specs: vec![target] });
             }
-            _ => {
-                let spec = TensorSpec { name: info.name.to_owned(), dtype: info.dtype, shape: info.shape.to_vec() };
-                steps.push(Step { name: info.name, task: None, specs: vec![spec] });
+            continue;
+        };
+        if std::mem::replace(&mut planned[at], true) {
+            continue;
+        }
+        let module = &modules[at];
+        match formats[at] {
+            Some(format) => {
+                let specs = form.specs(module.name, format, module.shape);
+                steps.push(Step { name: module.name, task: Task::Quantize(module, format), specs });
+            }
+            None => {
+                let name = format!("{}.weight", module.name);
+                let spec = TensorSpec { name, dtype: DType::F32, shape: module.shape.to_vec() };
+                let specs = form.dense(&spec)?.into_iter().collect();
+                steps.push(Step { name: module.name, task: Task::Dequantize(spec), specs });
             }
         }
     }
 
-    let staging = Staging::create(job.target, job.overwrite, source.folder())?;
+    let staging = match form.only_file() {
+        None => Staging::create(job.target, job.overwrite, source.folder())?,
+        Some(name) => Staging::create_for_file(job.target, job.overwrite, source, name)?,
+    };
     let mut act_order = false;
-    let create = |specs: &[TensorSpec], shard| form.create(staging.path(), specs, &settings(false), shard);
-    let written = write_steps(&mut job, create, steps, |task, name, writer| {
-        let &Some((at, format)) = task else {
-            match replace(name) {
-                None => writer.write(name, checkpoint.bytes(name)?)?,
-                Some(values) => writer.write(name, &replaced(checkpoint, name, &values)?)?,
-            }
-            checkpoint.release(name);
-            return Ok(());
-        };
-        let module = &modules[at];
-        let weight = source.load_linear(name)?.weight;
-        let q = quantize(module, &weight, format).map_err(Error::numbers(name))?;
-        if q.format() != format || [q.n(), q.k()] != module.shape {
-            let expected = format!("`{name}` as {format:?} {:?}", module.shape);
-            return Err(Error::invalid(OP, expected, format!("{:?} {:?}", q.format(), [q.n(), q.k()])));
+    let create = |specs: &[TensorSpec], shard| {
+        let extra = form.extra().iter().map(|(spec, _)| spec);
+        let specs: Vec<TensorSpec> = specs.iter().chain(extra).cloned().collect();
+        let mut writer = form.create(staging.path(), &specs, &settings(false), shard)?;
+        for (spec, data) in form.extra() {
+            writer.write(&spec.name, data)?;
         }
-        drop(weight);
-        source.release(name);
-        act_order |= q.group_index().is_some();
-        let mut specs = form.specs(name, format, module.shape).into_iter();
+        Ok(writer)
+    };
+    let written = write_steps(&mut job, create, steps, |step, writer| {
+        let name = step.name;
+        let mut specs = step.specs.iter();
         let mut put = |bytes: &[u8]| specs.next().map_or(Ok(()), |spec| writer.write(&spec.name, bytes));
-        form.pack(name, &q, &mut put)
+        match &step.task {
+            Task::Copy(spec) => {
+                let data = match replace(name) {
+                    None => checkpoint.data(name)?,
+                    Some(values) => Cow::Owned(replaced(checkpoint, name, &values)?),
+                };
+                put(&form.dense_data(spec, data)?)?;
+                checkpoint.release(name);
+                Ok(())
+            }
+            Task::Dequantize(spec) => {
+                if let LinearWeight::Quantized(q) = source.load_linear(name)?.weight {
+                    put(&form.dense_data(spec, Cow::Owned(dequantized(&q, Float::F32, name)?))?)?;
+                }
+                source.release(name);
+                Ok(())
+            }
+            Task::Quantize(module, format) => {
+                let weight = source.load_linear(name)?.weight;
+                let q = quantize(module, &weight, *format).map_err(Error::numbers(name))?;
+                if q.format() != *format || [q.n(), q.k()] != module.shape {
+                    let expected = format!("`{name}` as {format:?} {:?}", module.shape);
+                    return Err(Error::invalid(OP, expected, format!("{:?} {:?}", q.format(), [q.n(), q.k()])));
+                }
+                drop(weight);
+                source.release(name);
+                act_order |= q.group_index().is_some();
+                form.pack(name, &q, &mut put)
+            }
+        }
     })?;
-    if let Some(own) = form.config(&settings(act_order))? {
-        config.insert("quantization_config".into(), own);
-    }
-    let folder = complete(&job, staging, config)?;
-    Ok(Written { folder, tensor_bytes: written.tensor_bytes, quantized: quantized.len() })
+    let path = if form.only_file().is_some() {
+        staging.commit()?
+    } else {
+        if let Some(own) = form.config(&settings(act_order))? {
+            config.insert("quantization_config".into(), own);
+        }
+        complete(&job, staging, config)?
+    };
+    Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len() })
 }
 
 /// Why a form does not take a format as it is.

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::safetensors::{sync_dir, temporary_name};
+use crate::scheme::Weights;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,8 @@ const SIDE_FILES: &[&str] = &[
 pub(super) struct Staging {
     path: PathBuf,
     target: PathBuf,
+    /// The file of this name in the folder becomes the target; None: the folder itself does.
+    only: Option<&'static str>,
     committed: bool,
 }
 
@@ -62,7 +65,32 @@ impl Staging {
         std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
         let path = temporary_name(parent, &name.to_string_lossy());
         std::fs::create_dir(&path).map_err(Error::io("create", &path))?;
-        Ok(Self { path, target, committed: false })
+        Ok(Self { path, target, only: None, committed: false })
+    }
+
+    /// Makes the folder for a single file `name`: the target, if that ends like it, else the only file in the target.
+    /// Errors: as [`Staging::create`]; a file that may not be replaced or that is the source.
+    pub fn create_for_file(target: &Path, overwrite: bool, source: &Weights, name: &'static str) -> Result<Self> {
+        let ending = |path: &Path| path.extension().map(|e| e.to_ascii_lowercase());
+        if ending(target) != ending(Path::new(name)) || target.is_dir() {
+            return Self::create(target, overwrite, source.folder());
+        }
+        let target = std::path::absolute(target).map_err(Error::io("resolve", target))?;
+        if source.checkpoint().files().any(|file| file.canonicalize().ok() == target.canonicalize().ok()) {
+            let got = target.display().to_string();
+            return Err(Error::invalid("write a model", "a target other than the source", got));
+        }
+        if target.symlink_metadata().is_ok() && !overwrite {
+            let why = ": choose another file, or ask to overwrite it".to_owned();
+            return Err(Error::Exists { path: target, why });
+        }
+        let (Some(parent), Some(file)) = (target.parent(), target.file_name()) else {
+            return Err(Error::invalid("write a model", "a file with a name", target.display().to_string()));
+        };
+        std::fs::create_dir_all(parent).map_err(Error::io("create", parent))?;
+        let path = temporary_name(parent, &file.to_string_lossy());
+        std::fs::create_dir(&path).map_err(Error::io("create", &path))?;
+        Ok(Self { path, target, only: Some(name), committed: false })
     }
 
     fn may_replace(target: &Path, overwrite: bool) -> Result<()> {
@@ -79,7 +107,7 @@ impl Staging {
             return refuse(" and is not empty: choose another folder, or ask to overwrite it");
         }
         // Replacing a folder deletes what is in it, so that it must be sure to be a model.
-        if !target.join("config.json").is_file() {
+        if !["config.json", "model.gguf"].iter().any(|name| target.join(name).is_file()) {
             return refuse(", and is not overwritten: it has no config.json, so it is not a model folder");
         }
         if entries.iter().any(|e| e.path().is_dir()) {
@@ -115,9 +143,15 @@ impl Staging {
 
     /// Gives the folder the target's name; a model that was there is deleted after that.
     pub fn commit(mut self) -> Result<PathBuf> {
-        let Self { path, target, .. } = &self;
+        let Self { path, target, only, .. } = &self;
         let parent = target.parent().unwrap_or(Path::new("."));
         sync_dir(path)?;
+        if let Some(name) = only {
+            // The folder that is left is removed when this is dropped.
+            std::fs::rename(path.join(name), target).map_err(Error::io("rename", target))?;
+            sync_dir(parent)?;
+            return Ok(target.clone());
+        }
         let old = if !target.exists() {
             None
         } else if std::fs::remove_dir(target).is_ok() {

@@ -10,6 +10,10 @@ use std::path::{Path, PathBuf};
 /// Where tensors begin, unless `general.alignment` says otherwise: at multiples of this many bytes.
 pub(super) const DEFAULT_ALIGNMENT: usize = 32;
 
+/// The longest header that is read, so that a lie in a large file takes no memory in proportion to it. Headers with the
+/// largest vocabularies have a tenth of it.
+const LONGEST_HEADER: usize = 256 << 20;
+
 /// Dimensions that a tensor may have.
 const MOST_DIMENSIONS: u32 = 4;
 
@@ -44,12 +48,12 @@ pub struct TensorEntry {
 /// Parses and validates the header of a GGUF file, version 2 or 3, little-endian, whose whole content is `bytes`.
 ///
 /// Errors name the file and the key or tensor. Not read: other versions, big-endian files. Malformed: a file that is not
-/// GGUF; counts and lengths beyond the file; text that is not UTF-8; keys or tensors named twice; more than 4
+/// GGUF; counts and lengths beyond the file, or a header beyond 256 MiB; text that is not UTF-8; keys or tensors named twice; more than 4
 /// dimensions; shapes that overflow or whose rows are no whole blocks; unknown types; data that is misaligned, outside
 /// the file, overlapping, or apart by more than alignment needs. Bytes after the last tensor are ignored.
 pub fn parse(bytes: &[u8], file: &Path) -> Result<Header> {
     let fail = |what: String| Error::malformed(file, what);
-    let mut cursor = Cursor { bytes, at: 0 };
+    let mut cursor = Cursor { bytes: &bytes[..bytes.len().min(LONGEST_HEADER)], at: 0 };
     if cursor.slice(4) != Ok(b"GGUF") {
         return Err(fail("expected a GGUF file, which begins with `GGUF`".into()));
     }
@@ -84,7 +88,8 @@ pub fn parse(bytes: &[u8], file: &Path) -> Result<Header> {
         None => DEFAULT_ALIGNMENT,
         Some((_, Value::U32(alignment))) if alignment.is_power_of_two() => *alignment as usize,
         Some((_, other)) => {
-            return Err(fail(format!("key `general.alignment`: expected a power of two in u32, got {other:?}")));
+            let got = shown(other);
+            return Err(fail(format!("key `general.alignment`: expected a power of two in u32, got {got}")));
         }
     };
 
@@ -154,7 +159,12 @@ fn declaration<'a>(name: &'a str, cursor: &mut Cursor<'_>) -> std::result::Resul
     Ok(Declared { name, ggml_type, shape, bytes, offset })
 }
 
-fn place(tensor: Declared<'_>, start: usize, alignment: usize, length: usize) -> std::result::Result<TensorEntry, String> {
+fn place(
+    tensor: Declared<'_>,
+    start: usize,
+    alignment: usize,
+    length: usize,
+) -> std::result::Result<TensorEntry, String> {
     let Declared { name, ggml_type, shape, bytes, offset } = tensor;
     if offset % alignment as u64 != 0 {
         return Err(format!("expected an offset that is a multiple of {alignment}, got {offset}"));
@@ -183,12 +193,7 @@ impl Header {
 
     /// The error that a key's value is not as expected.
     pub(super) fn unexpected(&self, key: &str, expected: &str) -> Error {
-        let got = match self.get(key) {
-            None => "nothing".to_owned(),
-            Some(Value::Array(array)) => format!("an array of {}", array.len()),
-            Some(Value::String(text)) => format!("{:?}", text.chars().take(60).collect::<String>()),
-            Some(value) => format!("{value:?}"),
-        };
+        let got = self.get(key).map_or("nothing".to_owned(), shown);
         Error::malformed(&self.file, format!("key `{key}`: expected {expected}, got {got}"))
     }
 
@@ -219,9 +224,9 @@ impl Header {
             Some(Value::Array(Array::I32(list))) => same(list).and_then(|v| v.try_into().ok()),
             Some(value) => value.as_u64(),
         };
-        number.map(Some).ok_or_else(|| {
-            self.unexpected(key, "a whole number that is not negative, the same for all layers")
-        })
+        number
+            .map(Some)
+            .ok_or_else(|| self.unexpected(key, "a whole number that is not negative, the same for all layers"))
     }
 
     /// A finite number, if the key is there. Error: another type.
@@ -232,6 +237,15 @@ impl Header {
             Some(Value::F64(v)) if v.is_finite() => Ok(Some(*v)),
             Some(_) => Err(self.unexpected(key, "a finite number")),
         }
+    }
+}
+
+/// A value, cut where it is long.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Array(array) => format!("an array of {}", array.len()),
+        Value::String(text) => format!("{:?}", text.chars().take(60).collect::<String>()),
+        number => format!("{number:?}"),
     }
 }
 

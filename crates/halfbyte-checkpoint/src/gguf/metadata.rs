@@ -30,12 +30,15 @@ pub fn metadata_from(
         config.require("hidden_act", "silu")?;
     }
     let rope = config.rope();
-    if let Some(other) = [config, rope].iter().filter_map(|c| c.get("partial_rotary_factor")).find(|f| f.as_f64() != Some(1.0)) {
+    if let Some(other) =
+        [config, rope].iter().filter_map(|c| c.get("partial_rotary_factor")).find(|f| f.as_f64() != Some(1.0))
+    {
         return Err(unfit("partial_rotary_factor", "1 (all of a head rotates)", other));
     }
     let heads = config.size("num_attention_heads")?;
     let head_dim = config.head_dim()? as u32;
-    let kv_heads = if config.get("num_key_value_heads").is_some() { config.size("num_key_value_heads")? } else { heads };
+    let kv_heads =
+        if config.get("num_key_value_heads").is_some() { config.size("num_key_value_heads")? } else { heads };
     let vocab_size = config.size("vocab_size")?;
     let mut metadata: Vec<(String, Meta)> = vec![
         ("general.architecture".into(), Meta::String("llama".into())),
@@ -187,4 +190,9 @@ fn narrow(field: &str, value: f64) -> Result<f32> {
 
 fn unfit(field: &str, expected: &str, got: &Value) -> Error {
     Error::invalid(OP, format!("`{field}`: {expected}"), got.to_string())
+}
+
+/// Length of a head's vectors by a `config.json`. Errors: sizes that are missing or do not divide.
+pub fn head_dim(config: &Map<String, Value>) -> Result<usize> {
+    Config(config).head_dim()
 }

@@ -14,6 +14,7 @@
 //! blocks, names and order of rows are tested.
 
 mod blocks;
+pub(crate) mod files;
 mod header;
 mod metadata;
 mod model;
@@ -26,8 +27,9 @@ mod writer;
 
 pub use blocks::{pack, unpack, unpack_rows};
 pub use header::{Header, TensorEntry, parse};
-pub use metadata::metadata_from;
+pub use metadata::{head_dim, metadata_from};
 pub use model::config_json;
+pub(crate) use names::reordered;
 pub use names::{gguf_name, gguf_row, has_paired_rows, hf_name, hf_row};
 pub use rope::rope_factors;
 pub use tokenizer::tokenizer_json;

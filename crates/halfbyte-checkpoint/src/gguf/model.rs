@@ -119,24 +119,27 @@ fn end_tokens(header: &Header) -> Result<Vec<u64>> {
 /// Rows of the embedding; without one, what the metadata says.
 fn vocab_size(header: &Header) -> Result<u64> {
     const KEY: &str = "llama.vocab_size";
+    const TOKENS: &str = "tokenizer.ggml.tokens";
     let said = header.number(KEY)?;
+    let tokens = match header.get(TOKENS) {
+        Some(Meta::Array(Array::String(tokens))) => Some(tokens.len() as u64),
+        _ => None,
+    };
     if let Some(embedding) = header.tensor("token_embd.weight") {
         let &[rows, _] = embedding.shape.as_slice() else {
             let what = format!("tensor `{}`: expected 2 dimensions, got {:?}", embedding.name, embedding.shape);
             return Err(Error::malformed(&header.file, what));
         };
-        return match said {
-            Some(said) if said != rows as u64 => {
-                Err(header.unexpected(KEY, &format!("{rows}, as `{}` has rows", embedding.name)))
-            }
-            _ => Ok(rows as u64),
-        };
+        let rows = rows as u64;
+        if said.is_some_and(|said| said != rows) {
+            return Err(header.unexpected(KEY, &format!("{rows}, as `{}` has rows", embedding.name)));
+        }
+        if tokens.is_some_and(|tokens| tokens > rows) {
+            return Err(header.unexpected(TOKENS, &format!("at most {rows}, as `{}` has rows", embedding.name)));
+        }
+        return Ok(rows);
     }
-    match (said, header.get("tokenizer.ggml.tokens")) {
-        (Some(said), _) => Ok(said),
-        (None, Some(Meta::Array(Array::String(tokens)))) => Ok(tokens.len() as u64),
-        (None, _) => Err(header.unexpected(KEY, "the number of tokens")),
-    }
+    said.or(tokens).ok_or_else(|| header.unexpected(KEY, "the number of tokens"))
 }
 
 /// The config's `rope_scaling`; empty for none.
@@ -153,10 +156,9 @@ fn scaling(header: &Header, bytes: &[u8], head_dim: u64, theta: f64) -> Result<M
         }
         Some(_) => return Err(header.unexpected(KEY, "\"none\" or \"linear\"")),
     };
-    let linear = of_type.map(|factor| Map::from_iter([
-        ("rope_type".to_owned(), json!("linear")),
-        ("factor".to_owned(), json!(factor)),
-    ]));
+    let linear = of_type.map(|factor| {
+        Map::from_iter([("rope_type".to_owned(), json!("linear")), ("factor".to_owned(), json!(factor))])
+    });
     let Some(tensor) = header.tensor(TENSOR) else { return Ok(linear.unwrap_or_default()) };
     let refuse = |what: &str| Error::unsupported(&header.file, format!("tensor `{TENSOR}`: {what}"));
     let data = bytes.get(tensor.range.clone()).filter(|_| tensor.ggml_type == GgmlType::F32);

@@ -76,3 +76,11 @@ pub fn gguf_row(row: usize, head_dim: usize) -> usize {
     let (head, at) = (row / head_dim, row % head_dim);
     head * head_dim + at % (head_dim / 2) * 2 + at / (head_dim / 2)
 }
+
+/// The rows of a tensor in another order: row `i` of the result is row `from(i)`.
+pub(crate) fn reordered(bytes: &[u8], rows: usize, from: impl Fn(usize) -> usize) -> Vec<u8> {
+    let row_bytes = bytes.len() / rows.max(1);
+    let mut result = Vec::with_capacity(bytes.len());
+    (0..rows).for_each(|row| result.extend_from_slice(&bytes[from(row) * row_bytes..][..row_bytes]));
+    result
+}

@@ -8,7 +8,7 @@ use std::f64::consts::TAU;
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;
 
-/// How far a factor may lie from the formula's, relative; files have singles of singles.
+/// How far a factor may lie from the formula's, relative: converters compute in singles, through several roundings.
 const TOLERANCE: f64 = 1e-4;
 
 /// The parameters of Hugging Face's `rope_type` "llama3".

@@ -222,7 +222,11 @@ impl<'a> Cursor<'a> {
 
     pub fn slice(&mut self, length: usize) -> Result<&'a [u8], String> {
         if length > self.left() {
-            return Err(format!("expected {length} bytes at {}, got {}: the file is truncated", self.at, self.left()));
+            return Err(format!(
+                "expected {length} bytes at {}, got {}: the file is truncated, or its header too long",
+                self.at,
+                self.left()
+            ));
         }
         let slice = &self.bytes[self.at..self.at + length];
         self.at += length;
@@ -261,7 +265,9 @@ impl<'a> Cursor<'a> {
             Ok(count) if count <= self.left() / least => Ok(count),
             _ => {
                 let left = self.left();
-                Err(format!("{count} {what} cannot lie in the {left} bytes that are left; the file is truncated or not GGUF"))
+                Err(format!(
+                    "{count} {what} cannot lie in the {left} bytes that are left; the file is truncated, not GGUF, or its header too long"
+                ))
             }
         }
     }

@@ -18,7 +18,7 @@ pub enum FloatData<'a> {
 
 impl<'a> FloatData<'a> {
     /// Elements of type `dtype` in these bytes.
-    pub(crate) fn from_bytes(dtype: Float, bytes: &'a [u8]) -> Self {
+    pub(crate) fn from_bytes(dtype: Float, bytes: impl Into<Cow<'a, [u8]>>) -> Self {
         match dtype {
             Float::F16 => FloatData::F16(cast(bytes)),
             Float::BF16 => FloatData::BF16(cast(bytes)),
@@ -56,10 +56,14 @@ impl<'a> FloatData<'a> {
     }
 }
 
-/// The bytes as elements of `T`: in place if their address allows it. The length must be a multiple of the size.
-pub(crate) fn cast<T: AnyBitPattern + NoUninit>(bytes: &[u8]) -> Cow<'_, [T]> {
-    match bytemuck::try_cast_slice(bytes) {
-        Ok(elements) => Cow::Borrowed(elements),
-        Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
+/// The bytes as elements of `T`: in place if they are borrowed and their address allows it. The length must be a multiple
+/// of the size.
+pub(crate) fn cast<'a, T: AnyBitPattern + NoUninit>(bytes: impl Into<Cow<'a, [u8]>>) -> Cow<'a, [T]> {
+    match bytes.into() {
+        Cow::Borrowed(bytes) => match bytemuck::try_cast_slice(bytes) {
+            Ok(elements) => Cow::Borrowed(elements),
+            Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(bytes)),
+        },
+        Cow::Owned(bytes) => Cow::Owned(bytemuck::pod_collect_to_vec(&bytes)),
     }
 }

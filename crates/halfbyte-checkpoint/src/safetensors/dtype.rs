@@ -1,5 +1,6 @@
-//! The element types that a safetensors file may declare.
+//! The element types of tensors: those that a safetensors file may declare, and the blocks of GGUF.
 
+use crate::gguf::GgmlType;
 use halfbyte::Float;
 use serde::{Serialize, Serializer};
 
@@ -10,23 +11,27 @@ macro_rules! dtypes {
         #[non_exhaustive]
         pub enum DType {
             $($(#[$doc])* $variant,)*
+            /// Blocks of codes with their scales, as only GGUF files have them.
+            Block(GgmlType),
         }
 
         impl DType {
-            /// Every type there is.
+            /// Every type that a safetensors file may declare.
             pub const ALL: &'static [DType] = &[$(DType::$variant,)*];
 
             /// The name as the header spells it.
             pub fn name(self) -> &'static str {
                 match self {
+                    DType::Block(block) => block.name(),
                     $(DType::$variant => $name,)*
                 }
             }
 
-            /// Bits an element takes.
-            pub fn size_bits(self) -> usize {
+            /// Bits an element takes; None for blocks, whose elements share some.
+            pub fn size_bits(self) -> Option<usize> {
                 match self {
-                    $(DType::$variant => $bits,)*
+                    DType::Block(_) => None,
+                    $(DType::$variant => Some($bits),)*
                 }
             }
         }
@@ -81,7 +86,7 @@ dtypes! {
 }
 
 impl DType {
-    /// The type of this name, if there is one.
+    /// The type of this name that a safetensors file may declare, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|dtype| dtype.name() == name)
     }
@@ -96,12 +101,47 @@ impl DType {
         }
     }
 
-    /// Bytes of a tensor of this shape. None: the product overflows, or the last byte is not full.
+    /// Bytes of a tensor of this shape. None: the product overflows, or the last byte or block is not full.
     pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
+        let size_bits = match self {
+            DType::Block(block) => return block.bytes_of(shape),
+            _ => self.size_bits()?,
+        };
         // A zero among the dimensions must not hide an overflow among the others: readers multiply in any order.
         let elements = shape.iter().try_fold(1usize, |product, &d| product.checked_mul(d))?;
-        let bits = elements.checked_mul(self.size_bits())?;
+        let bits = elements.checked_mul(size_bits)?;
         (bits % 8 == 0).then_some(bits / 8)
+    }
+}
+
+impl From<GgmlType> for DType {
+    fn from(kind: GgmlType) -> Self {
+        match kind {
+            GgmlType::F16 => DType::F16,
+            GgmlType::BF16 => DType::BF16,
+            GgmlType::F32 => DType::F32,
+            GgmlType::F64 => DType::F64,
+            GgmlType::I8 => DType::I8,
+            GgmlType::I16 => DType::I16,
+            GgmlType::I32 => DType::I32,
+            GgmlType::I64 => DType::I64,
+            block => DType::Block(block),
+        }
+    }
+}
+
+impl TryFrom<DType> for GgmlType {
+    type Error = String;
+
+    fn try_from(dtype: DType) -> Result<Self, String> {
+        match dtype {
+            DType::Block(block) => Ok(block),
+            _ => GgmlType::ALL
+                .iter()
+                .copied()
+                .find(|&kind| DType::from(kind) == dtype)
+                .ok_or_else(|| format!("it has no type {dtype}")),
+        }
     }
 }
 

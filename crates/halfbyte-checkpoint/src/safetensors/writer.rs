@@ -82,6 +82,10 @@ impl Writer {
                     format!("`{}`", tensor.name),
                 ));
             }
+            if matches!(tensor.dtype, DType::Block(_)) {
+                let got = format!("`{}` of {}", tensor.name, tensor.dtype);
+                return Err(Error::invalid(OP, "types that safetensors files have", got));
+            }
             let bytes = tensor.dtype.bytes_of(&tensor.shape).ok_or_else(|| {
                 let got = format!("`{}` of {} {:?}", tensor.name, tensor.dtype, tensor.shape);
                 Error::invalid(OP, "shapes that fit memory and fill whole bytes", got)

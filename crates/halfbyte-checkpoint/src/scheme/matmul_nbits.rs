@@ -36,7 +36,7 @@ fn product<'a>(weights: &'a Weights, prefix: &str) -> Result<(&'a Path, &'a MatM
     };
     let known = match checkpoint.container() {
         Container::Onnx(model) => model.products().iter().find(|product| product.prefix == prefix),
-        Container::Plain => None,
+        Container::Plain | Container::Gguf(_) => None,
     };
     let product = known.ok_or_else(|| {
         let what = format!("module `{prefix}`: expected a MatMulNBits node, which only ONNX models have");
@@ -54,27 +54,26 @@ fn product<'a>(weights: &'a Weights, prefix: &str) -> Result<(&'a Path, &'a MatM
 /// Writes modules as products of an ONNX model.
 pub(crate) struct OnnxForm;
 
-impl OnnxForm {
-    fn layout(module: &str, format: WeightFormat, shape: [usize; 2]) -> Result<BlockLayout> {
-        BlockLayout::of(module, format, shape, format.scale)
-    }
+fn layout_of(module: &str, format: WeightFormat, shape: [usize; 2]) -> Result<BlockLayout> {
+    BlockLayout::of(module, format, shape, format.scale)
+}
+
+/// The format nearest to this one that a module of this shape can have. Error: why there is none.
+pub(crate) fn nearest(format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+    let bits = if format.bits == 3 { 4 } else { format.bits };
+    let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
+    let format = WeightFormat { bits, zero, ..format };
+    let layout = layout_of("", format, shape).map_err(|error| match error {
+        Error::Unrepresentable { reason, .. } => reason,
+        other => other.to_string(),
+    })?;
+    let block = layout.block_size();
+    Ok(WeightFormat { group: if block < shape[1] { Group::Size(block) } else { Group::Channel }, ..format })
 }
 
 impl Form for OnnxForm {
-    fn nearest(&self, format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String> {
-        let bits = if format.bits == 3 { 4 } else { format.bits };
-        let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-        let format = WeightFormat { bits, zero, ..format };
-        let layout = Self::layout("", format, shape).map_err(|error| match error {
-            Error::Unrepresentable { reason, .. } => reason,
-            other => other.to_string(),
-        })?;
-        let block = layout.block_size();
-        Ok(WeightFormat { group: if block < shape[1] { Group::Size(block) } else { Group::Channel }, ..format })
-    }
-
     fn specs(&self, module: &str, format: WeightFormat, shape: [usize; 2]) -> Vec<TensorSpec> {
-        let layout = Self::layout(module, format, shape).into_iter();
+        let layout = layout_of(module, format, shape).into_iter();
         layout
             .flat_map(|layout| layout.tensors().collect::<Vec<_>>())
             .map(|(ending, dtype, shape)| TensorSpec { name: format!("{module}.{ending}"), dtype, shape })
@@ -99,7 +98,7 @@ impl Form for OnnxForm {
         let mut products = Vec::new();
         let mut of_products = HashSet::new();
         for Module { name, format, shape } in model.quantized {
-            let layout = Self::layout(name, *format, *shape)?;
+            let layout = layout_of(name, *format, *shape)?;
             of_products.extend(self.specs(name, *format, *shape).into_iter().map(|spec| spec.name));
             products.push(Product { prefix: name.clone(), layout, bias: false, accuracy_level: 0 });
         }

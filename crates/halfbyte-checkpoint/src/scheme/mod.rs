@@ -5,6 +5,7 @@
 
 pub(crate) mod awq;
 pub(crate) mod compressed_tensors;
+pub(crate) mod gguf;
 pub mod gptq;
 pub(crate) mod matmul_nbits;
 
@@ -12,8 +13,9 @@ use crate::checkpoint::Container;
 use crate::config::{self, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType, FloatData};
+use crate::safetensors::{Checkpoint, DType, FloatData, read_small};
 use halfbyte::{QTensor, WeightFormat};
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
 /// A way to store a quantised linear layer as tensors.
@@ -32,8 +34,14 @@ pub struct Scheme {
 }
 
 /// Every scheme that is read, in order of preference.
-pub static SCHEMES: &[Scheme] =
-    &[awq::SCHEME, gptq::SCHEME, compressed_tensors::PACKED, compressed_tensors::BYTES, matmul_nbits::SCHEME];
+pub static SCHEMES: &[Scheme] = &[
+    awq::SCHEME,
+    gptq::SCHEME,
+    compressed_tensors::PACKED,
+    compressed_tensors::BYTES,
+    matmul_nbits::SCHEME,
+    gguf::SCHEME,
+];
 
 /// What a quantised module holds, as far as labels, shapes, zero points and group indices tell.
 #[derive(Clone, Debug, PartialEq)]
@@ -121,9 +129,54 @@ impl Weights {
         let folder = if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(Path::new("")).to_owned() };
         let config = match checkpoint.container() {
             Container::Plain => config::read(&folder)?,
-            Container::Onnx(_) => None,
+            Container::Onnx(_) | Container::Gguf(_) => None,
         };
         Ok(Self { checkpoint, config, folder })
+    }
+
+    /// What `config.json` would say, where the file itself holds that (GGUF); None where a file beside it does. Errors:
+    /// those of [`gguf::config_json`](crate::gguf::config_json).
+    pub fn own_config(&self) -> Result<Option<Map<String, Value>>> {
+        match self.checkpoint.container() {
+            Container::Gguf(header) => crate::gguf::config_json(header, self.checkpoint.first_file()).map(Some),
+            Container::Plain | Container::Onnx(_) => Ok(None),
+        }
+    }
+
+    /// What `config.json` says, in the file itself or beside it. Errors: there is none, or it is no JSON object.
+    pub(crate) fn model_config(&self) -> Result<Map<String, Value>> {
+        if let Some(config) = self.own_config()? {
+            return Ok(config);
+        }
+        let path = self.folder.join("config.json");
+        config::read_object(&path)?
+            .ok_or_else(|| Error::missing(&path, "there is no such file, and a model folder needs one"))
+    }
+
+    /// The template of conversations, from `chat_template.jinja` or `tokenizer_config.json`, if there is one.
+    pub(crate) fn chat_template(&self) -> Result<Option<String>> {
+        if let Container::Gguf(header) = self.checkpoint.container() {
+            return Ok(match header.get("tokenizer.chat_template") {
+                Some(crate::gguf::Value::String(template)) => Some(template.clone()),
+                _ => None,
+            });
+        }
+        let file = self.folder.join("chat_template.jinja");
+        if file.is_file() {
+            let text = String::from_utf8(read_small(&file)?);
+            return text.map(Some).map_err(|_| Error::malformed(&file, "expected UTF-8"));
+        }
+        let config = config::read_object(&self.folder.join("tokenizer_config.json"))?;
+        Ok(config.and_then(|c| c.get("chat_template")?.as_str().map(str::to_owned)))
+    }
+
+    /// What `tokenizer.json` would say, where the file itself holds that (GGUF); None where a file beside it does. Errors:
+    /// those of [`gguf::tokenizer_json`](crate::gguf::tokenizer_json).
+    pub fn own_tokenizer(&self) -> Result<Option<Value>> {
+        match self.checkpoint.container() {
+            Container::Gguf(header) => crate::gguf::tokenizer_json(header).map(Some),
+            Container::Plain | Container::Onnx(_) => Ok(None),
+        }
     }
 
     /// The tensors.

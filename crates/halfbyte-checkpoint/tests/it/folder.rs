@@ -58,7 +58,7 @@ fn a_model_is_quantised_into_a_complete_folder() {
     let mut job = Job::new(&source, &target);
     job.progress = Some(&mut progress);
     let written = quantize(job, in_blocks(G128)).unwrap();
-    assert_eq!((written.folder.as_path(), written.quantized), (target.canonicalize().unwrap().as_path(), 42));
+    assert_eq!((written.path.as_path(), written.quantized), (target.canonicalize().unwrap().as_path(), 42));
     assert_eq!(listing(target.parent().unwrap()), ["model-int4"]);
     assert_eq!(listing(&target), ["config.json", "model.safetensors", "tokenizer.json"]);
     assert_eq!(

@@ -78,7 +78,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     drop((cooperate, progress));
     let result = Converted {
         model: args.model.clone(),
-        output: converted.written.folder,
+        output: converted.written.path,
         to: args.to.name(),
         bytes_before: source.checkpoint().tensors().map(|t| t.bytes as u64).sum(),
         bytes_after: converted.written.tensor_bytes,

@@ -57,7 +57,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     drop((cooperate, progress));
     let result = Dequantized {
         model: args.model.clone(),
-        output: written.folder,
+        output: written.path,
         dtype: dtype.name(),
         bytes_before: source.checkpoint().tensors().map(|t| t.bytes as u64).sum(),
         bytes_after: written.tensor_bytes,

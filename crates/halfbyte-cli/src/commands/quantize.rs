@@ -161,7 +161,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let written = write_model(job, quantization)?;
     drop((cooperate, progress));
-    result.output = written.folder;
+    result.output = written.path;
     result.sizes = Sizes { bytes_after: written.tensor_bytes, modules: written.quantized, ..sizes };
     result.seconds = begun.elapsed().as_secs_f64();
     app.result(&result, human)

@@ -57,7 +57,9 @@ impl QTensor {
         check("codes", codes.len(), size(n, k, "codes")?)?;
         let of_groups = size(n, groups, "scales")?;
         check("scales", scales.len(), of_groups)?;
-        if let Some(code) = codes.iter().find(|&&c| u32::from(c) > format.max_code()) {
+        // The largest code and not the first that is too large: this search has no exits, and is as fast as memory.
+        let code = codes.iter().fold(0, |most, &code| code.max(most));
+        if u32::from(code) > format.max_code() {
             return Err(Error::invalid(OP, format!("codes of {} bits", format.bits), code.to_string()));
         }
         let exact = |what: &str, values: &[f32]| match values

@@ -74,11 +74,12 @@ pub(super) fn q6_k(block: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 
     // Each half of a block: nibbles 0..64 low, then high; upper bits two at a time for 32 codes.
     let halves = nibbles.as_chunks::<64>().0.iter().zip(upper.as_chunks::<32>().0);
     for ((nibbles, upper), codes) in halves.zip(codes.as_chunks_mut::<128>().0) {
-        for (i, part) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            let nibbles = nibbles.as_chunks::<32>().0[i % 2];
-            for ((code, nibble), bits) in part.iter_mut().zip(nibbles).zip(upper) {
-                *code = (nibble >> (4 * (i / 2)) & 15 | (bits >> (2 * i) & 3) << 4) + SHIFT;
-            }
+        for i in 0..32 {
+            let (first, second, upper) = (nibbles[i], nibbles[32 + i], upper[i]);
+            codes[i] = (first & 15 | (upper & 3) << 4) + SHIFT;
+            codes[32 + i] = (second & 15 | (upper >> 2 & 3) << 4) + SHIFT;
+            codes[64 + i] = (first >> 4 | (upper >> 4 & 3) << 4) + SHIFT;
+            codes[96 + i] = (second >> 4 | (upper >> 6) << 4) + SHIFT;
         }
     }
 }

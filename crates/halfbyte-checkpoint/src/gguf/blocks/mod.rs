@@ -26,9 +26,8 @@ const TASK_CODES: usize = 1 << 18;
 /// Errors: a type that is no codes with scales (see [`GgmlType::weight_format`]), a k that is no multiple of the block,
 /// another number of bytes than `[n, k]` takes, a scale or offset that is NaN or infinite.
 pub fn unpack(tensor: &str, ggml_type: GgmlType, bytes: &[u8], [n, k]: [usize; 2]) -> Result<QTensor> {
-    let invalid = |expected: String, got: String| {
-        Error::numbers(tensor)(halfbyte::Error::Invalid { op: OP, expected, got })
-    };
+    let invalid =
+        |expected: String, got: String| Error::numbers(tensor)(halfbyte::Error::Invalid { op: OP, expected, got });
     let Some(format) = ggml_type.weight_format() else {
         return Err(invalid("a type of codes with scales".into(), ggml_type.to_string()));
     };
@@ -47,7 +46,12 @@ pub fn unpack(tensor: &str, ggml_type: GgmlType, bytes: &[u8], [n, k]: [usize; 2
             Zero::Float => offsets.chunks_mut(rows * groups).collect(),
             _ => (0..n.div_ceil(rows)).map(|_| Default::default()).collect(),
         };
-        (bytes.par_chunks(rows * row_bytes), codes.par_chunks_mut(rows * k), scales.par_chunks_mut(rows * groups), offset_tasks)
+        (
+            bytes.par_chunks(rows * row_bytes),
+            codes.par_chunks_mut(rows * k),
+            scales.par_chunks_mut(rows * groups),
+            offset_tasks,
+        )
             .into_par_iter()
             .try_for_each(|(bytes, codes, scales, offsets)| unpack_rows(ggml_type, bytes, k, codes, scales, offsets))
             .map_err(Error::numbers(tensor))?;
@@ -150,6 +154,14 @@ fn split<const A: usize>(bytes: &[u8]) -> (&[u8; A], &[u8]) {
 }
 
 /// The half that two bytes are, widened (exact).
+///
+/// In a block of 32 codes this is most of the work, so that finite halves go without the detour through a function for
+/// the instruction set at hand: their bits, moved to the places of a single's, are 2⁻¹¹² of their value.
 fn half(bytes: &[u8; 2]) -> f32 {
-    half::f16::from_le_bytes(*bytes).to_f32()
+    let bits = u32::from(u16::from_le_bytes(*bytes));
+    if bits & 0x7c00 == 0x7c00 {
+        return half::f16::from_le_bytes(*bytes).to_f32();
+    }
+    let magnitude = f32::from_bits((bits & 0x7fff) << 13) * f32::from_bits((112 + 127) << 23);
+    f32::from_bits(magnitude.to_bits() | (bits & 0x8000) << 16)
 }

@@ -22,7 +22,8 @@ pub fn pack(tensor: &str, ggml_type: GgmlType, w: &QTensor) -> Result<Vec<u8>> {
         GgmlType::Q8_0 => (8, Zero::Symmetric),
         other => return Err(Error::invalid("pack GGUF blocks", "Q4_0, Q4_1 or Q8_0", other.name())),
     };
-    let refuse = |reason: String| Error::Unrepresentable { tensor: tensor.to_owned(), scheme: ggml_type.name(), reason };
+    let refuse =
+        |reason: String| Error::Unrepresentable { tensor: tensor.to_owned(), scheme: ggml_type.name(), reason };
     let format = w.format();
     if format.bits != bits || format.zero != zero {
         return Err(refuse(format!(
@@ -88,10 +89,9 @@ fn halves(values: &[f32]) -> std::result::Result<Vec<[u8; 2]>, f32> {
     values.iter().map(exact).collect()
 }
 
-/// Codes 0..16 to low nibbles, 16..32 to high ones.
+/// Codes 0..16 to low nibbles, 16..32 to high ones; none is above 15.
 fn nibbles(codes: &[u8; BLOCK], out: &mut [u8]) {
-    let (low, high) = codes.split_at(BLOCK / 2);
-    for ((byte, low), high) in out.iter_mut().zip(low).zip(high) {
-        *byte = low | high << 4;
-    }
+    let (low, high) = codes.as_chunks::<16>().0.split_at(1);
+    let both = u128::from_le_bytes(low[0]) | u128::from_le_bytes(high[0]) << 4;
+    out.copy_from_slice(&both.to_le_bytes());
 }

@@ -78,7 +78,9 @@ pub(super) fn read(header: &Header, vocab: &Vocab<'_>) -> Result<Parts> {
     };
     let known = |token: &str| vocab.ids.contains_key(token);
     let pair = |merge: &String| match merge.split_once(' ') {
-        Some((left, right)) if known(left) && known(right) && known(&[left, right].concat()) => Ok(json!([left, right])),
+        Some((left, right)) if known(left) && known(right) && known(&[left, right].concat()) => {
+            Ok(json!([left, right]))
+        }
         _ => {
             let what = format!("key `{MERGES}`: expected two tokens that are one together, got {merge:?}");
             Err(Error::malformed(&header.file, what))
@@ -107,7 +109,8 @@ pub(super) fn read(header: &Header, vocab: &Vocab<'_>) -> Result<Parts> {
 
 /// Cuts as the tokenizers library is told them.
 fn pre_tokenizer(cuts: &[&str]) -> Value {
-    let split = |cut: &&str| json!({"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": false});
+    let split =
+        |cut: &&str| json!({"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": false});
     match cuts {
         [GPT2] => byte_level(false, true),
         [before @ .., GPT2] => {

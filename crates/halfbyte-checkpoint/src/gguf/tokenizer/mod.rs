@@ -281,16 +281,20 @@ fn around(post_processor: &Value, bos: Option<u64>, eos: Option<u64>) -> Result<
         }
         Some("TemplateProcessing") => {
             let single = post_processor.get("single").and_then(Value::as_array);
-            let ids: Option<Vec<Option<u64>>> = single.into_iter().flatten().map(|piece| {
-                if piece.get("Sequence").is_some() {
-                    return Some(None);
-                }
-                let name = piece.pointer("/SpecialToken/id")?.as_str()?;
-                match post_processor.get("special_tokens")?.get(name)?.get("ids")?.as_array()?.as_slice() {
-                    [id] => id.as_u64().map(Some),
-                    _ => None,
-                }
-            }).collect();
+            let ids: Option<Vec<Option<u64>>> = single
+                .into_iter()
+                .flatten()
+                .map(|piece| {
+                    if piece.get("Sequence").is_some() {
+                        return Some(None);
+                    }
+                    let name = piece.pointer("/SpecialToken/id")?.as_str()?;
+                    match post_processor.get("special_tokens")?.get(name)?.get("ids")?.as_array()?.as_slice() {
+                        [id] => id.as_u64().map(Some),
+                        _ => None,
+                    }
+                })
+                .collect();
             match ids.as_deref() {
                 Some([None]) => Ok((false, false)),
                 Some([first @ Some(_), None]) if *first == bos => Ok((true, false)),

@@ -35,7 +35,8 @@ pub(super) fn read(header: &Header, vocab: &Vocab<'_>) -> Result<Parts> {
         return Err(Error::unsupported(&header.file, what));
     }
     let pieces = Pieces { tokens: vocab.tokens, kinds: &vocab.kinds, ids: &vocab.ids };
-    let merges = pieces.merges(scores).map_err(|what| Error::unsupported(&header.file, format!("key `{TOKENS}`: {what}")))?;
+    let merges =
+        pieces.merges(scores).map_err(|what| Error::unsupported(&header.file, format!("key `{TOKENS}`: {what}")))?;
     let merges: Vec<Value> = merges.iter().map(|m| json!([pieces.tokens[m.left], pieces.tokens[m.right]])).collect();
     let (unknown, _) = vocab.role(header, "unknown")?;
     let prefix = header.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);

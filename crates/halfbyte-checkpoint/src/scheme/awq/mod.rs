@@ -23,7 +23,7 @@ mod pack;
 mod read;
 mod write;
 
-pub(crate) use write::Writer;
+pub(crate) use write::{Writer, nearest};
 
 use super::{Description, Scheme};
 

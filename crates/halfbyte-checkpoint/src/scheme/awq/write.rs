@@ -11,23 +11,24 @@ use serde_json::{Value, json};
 /// Writes AWQ's form.
 pub(crate) struct Writer;
 
-impl Form for Writer {
-    fn nearest(&self, format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
-        if n == 0 || k == 0 || !n.is_multiple_of(8) {
-            return Err(format!("outputs must be a multiple of 8, got {n}"));
-        }
-        let group = match format.group {
-            Group::Size(size) if !k.is_multiple_of(size) => {
-                return Err(format!("groups must divide the inputs, got groups of {size} for {k} inputs"));
-            }
-            Group::Size(size) => Group::Size(size),
-            Group::Tensor | Group::Channel => Group::Channel,
-        };
-        // Readers take a file as symmetric where every zero point is 8.
-        let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-        Ok(WeightFormat { bits: 4, group, zero, scale: Float::F16 })
+/// The format nearest to this one that a module of this shape can have. Error: why there is none.
+pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+    if n == 0 || k == 0 || !n.is_multiple_of(8) {
+        return Err(format!("outputs must be a multiple of 8, got {n}"));
     }
+    let group = match format.group {
+        Group::Size(size) if !k.is_multiple_of(size) => {
+            return Err(format!("groups must divide the inputs, got groups of {size} for {k} inputs"));
+        }
+        Group::Size(size) => Group::Size(size),
+        Group::Tensor | Group::Channel => Group::Channel,
+    };
+    // Readers take a file as symmetric where every zero point is 8.
+    let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
+    Ok(WeightFormat { bits: 4, group, zero, scale: Float::F16 })
+}
 
+impl Form for Writer {
     fn specs(&self, module: &str, format: WeightFormat, [n, k]: [usize; 2]) -> Vec<TensorSpec> {
         let groups = format.group.count(k);
         vec![

@@ -23,7 +23,7 @@ mod packing;
 mod read;
 mod write;
 
-pub(crate) use write::Writer;
+pub(crate) use write::{Writer, nearest};
 
 use super::{Description, Scheme, Weights};
 use crate::error::Result;

@@ -14,20 +14,21 @@ const HEAD: &str = "lm_head";
 /// Writes compressed-tensors' form.
 pub(crate) struct Writer;
 
-impl Form for Writer {
-    fn nearest(&self, format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
-        if n == 0 || k == 0 {
-            return Err(format!("it has no empty tensors, got [{n}, {k}]"));
-        }
-        if let Group::Size(size) = format.group
-            && !k.is_multiple_of(size)
-        {
-            return Err(format!("groups must divide the inputs, got groups of {size} for {k} inputs"));
-        }
-        let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-        Ok(WeightFormat { zero, ..format })
+/// The format nearest to this one that a module of this shape can have. Error: why there is none.
+pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+    if n == 0 || k == 0 {
+        return Err(format!("it has no empty tensors, got [{n}, {k}]"));
     }
+    if let Group::Size(size) = format.group
+        && !k.is_multiple_of(size)
+    {
+        return Err(format!("groups must divide the inputs, got groups of {size} for {k} inputs"));
+    }
+    let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
+    Ok(WeightFormat { zero, ..format })
+}
 
+impl Form for Writer {
     fn specs(&self, module: &str, format: WeightFormat, [n, k]: [usize; 2]) -> Vec<TensorSpec> {
         let (packing, groups) = (Packing::dense(format.bits), format.group.count(k));
         let scales: &[usize] = if format.group == Group::Tensor { &[1] } else { &[n, groups] };

@@ -18,8 +18,8 @@ mod read;
 mod stream;
 mod write;
 
-pub(crate) use write::Writer;
 pub use write::{GptqTensors, pack};
+pub(crate) use write::{Writer, nearest};
 
 use super::{Description, Scheme};
 

@@ -31,7 +31,7 @@ pub fn pack(module: &str, q: &QTensor, version: GptqVersion) -> Result<GptqTenso
     let refuse = unrepresentable(module, "gptq");
     let format = q.format();
     let (n, k, groups, bits) = (q.n(), q.k(), q.groups(), format.bits);
-    Writer(version).nearest(format, [n, k]).map_err(&refuse)?;
+    nearest(format, [n, k]).map_err(&refuse)?;
     let scales = f16_scales(q).map_err(&refuse)?;
     let less = u16::from(version == GptqVersion::V1);
     let middle = format.middle() as u16;
@@ -63,16 +63,17 @@ pub fn pack(module: &str, q: &QTensor, version: GptqVersion) -> Result<GptqTenso
 /// Writes GPTQ's form.
 pub(crate) struct Writer(pub GptqVersion);
 
-impl Form for Writer {
-    fn nearest(&self, format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
-        if n == 0 || k == 0 || !n.is_multiple_of(32) || !k.is_multiple_of(32) {
-            return Err(format!("inputs and outputs must be multiples of 32, got {k} and {n}"));
-        }
-        let group = if format.group == Group::Tensor { Group::Channel } else { format.group };
-        let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-        Ok(WeightFormat { group, zero, scale: Float::F16, ..format })
+/// The format nearest to this one that a module of this shape can have. Error: why there is none.
+pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+    if n == 0 || k == 0 || !n.is_multiple_of(32) || !k.is_multiple_of(32) {
+        return Err(format!("inputs and outputs must be multiples of 32, got {k} and {n}"));
     }
+    let group = if format.group == Group::Tensor { Group::Channel } else { format.group };
+    let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
+    Ok(WeightFormat { group, zero, scale: Float::F16, ..format })
+}
 
+impl Form for Writer {
     fn specs(&self, module: &str, format: WeightFormat, [n, k]: [usize; 2]) -> Vec<TensorSpec> {
         let (bits, groups) = (format.bits as usize, format.group.count(k));
         vec![

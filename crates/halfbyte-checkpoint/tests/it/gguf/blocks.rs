@@ -130,7 +130,8 @@ fn groups_of_any_reach_are_packed_if_no_block_is_parted() {
         let n = 3;
         let groups = group.count(k);
         let scales: Vec<f32> = (0..n * groups).map(|i| 0.5 + i as f32).collect();
-        let zeros = if zero == Zero::Float { Zeros::Float(scales.iter().map(|s| -s).collect()) } else { Zeros::Symmetric };
+        let zeros =
+            if zero == Zero::Float { Zeros::Float(scales.iter().map(|s| -s).collect()) } else { Zeros::Symmetric };
         let codes = (0..n * k).map(|i| (i % (1usize << bits)) as u8).collect();
         let format = WeightFormat { bits, group, zero, scale: Float::F16 };
         QTensor::new(format, [n, k], codes, scales, zeros, None).unwrap()

@@ -3,8 +3,8 @@
 use super::tiny;
 use crate::support::{assert_names, model, testdata, text_of};
 use halfbyte_checkpoint::gguf::{
-    GgmlType, Header, TensorSpec, Value as Meta, Writer, config_json, gguf_name, gguf_row, has_paired_rows, hf_name,
-    hf_row, metadata_from, parse, rope_factors,
+    Array, GgmlType, Header, TensorSpec, Value as Meta, Writer, config_json, gguf_name, gguf_row, has_paired_rows,
+    hf_name, hf_row, metadata_from, parse, rope_factors,
 };
 use halfbyte_checkpoint::{Checkpoint, Error};
 use serde_json::{Map, Value, json};
@@ -100,28 +100,29 @@ fn models_that_have_no_config() {
         ("llama.embedding_length", number(0), "above 0, got U32(0)"),
         ("llama.block_count", Some(Meta::I32(-1)), "not negative"),
         ("llama.attention.head_count", text("4"), "got \"4\""),
-        ("llama.attention.key_length", number(8), ""),
         ("llama.attention.value_length", number(8), "16"),
         ("llama.rope.dimension_count", number(8), "16"),
         ("llama.attention.layer_norm_rms_epsilon", None, "a number"),
         ("llama.attention.layer_norm_rms_epsilon", Some(Meta::F32(f32::NAN)), "finite"),
         ("llama.vocab_size", number(681), "680"),
+        ("tokenizer.ggml.tokens", Some(Meta::Array(Array::String(vec![String::new(); 681]))), "at most 680"),
         ("llama.rope.scaling.type", text("yarn"), "\"none\" or \"linear\""),
-        ("llama.rope.scaling.type", text("linear"), "got nothing"),
     ];
     for (key, value, part) in cases {
         let text = text_of(config_json(&with(&header, key, value), &bytes));
-        let named = if part == "got nothing" && key.starts_with("llama.rope") { "llama.rope.scaling.factor" } else { key };
-        // A head of another length is told by what else says it.
-        let named = if key == "llama.attention.key_length" { "llama.attention.value_length" } else { named };
-        assert_names(&text, &["tiny_llama.gguf", named, part]);
+        assert_names(&text, &["tiny_llama.gguf", key, part]);
     }
+    // What is missing, or no longer fits, is another key.
+    let other_head = with(&header, "llama.attention.key_length", number(8));
+    assert_names(&text_of(config_json(&other_head, &bytes)), &["llama.attention.value_length", "8", "U32(16)"]);
+    let no_factor = with(&header, "llama.rope.scaling.type", text("linear"));
+    assert_names(&text_of(config_json(&no_factor, &bytes)), &["llama.rope.scaling.factor", "got nothing"]);
     let linear = with(&header, "llama.rope.scale_linear", Some(Meta::F32(2.0)));
     assert_names(&text_of(config_json(&linear, &bytes)), &["rope_freqs.weight", "on top of linear"]);
-    let same = Meta::Array(halfbyte_checkpoint::gguf::Array::U32(vec![2, 2]));
+    let same = Meta::Array(Array::U32(vec![2, 2]));
     let listed = with(&header, "llama.attention.head_count_kv", Some(same));
     assert_eq!(config_json(&listed, &bytes).unwrap(), config_json(&header, &bytes).unwrap());
-    let differing = Meta::Array(halfbyte_checkpoint::gguf::Array::I32(vec![2, 4]));
+    let differing = Meta::Array(Array::I32(vec![2, 4]));
     let differing = with(&header, "llama.attention.head_count_kv", Some(differing));
     assert_names(&text_of(config_json(&differing, &bytes)), &["head_count_kv", "the same for all layers"]);
 
@@ -160,10 +161,16 @@ fn a_config_comes_back_from_its_metadata() {
 fn rotary_scaling_goes_there_and_back() {
     let tokenizer = read_json(&model().join("tokenizer.json"));
     let cases = [
-        (json!({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192}), 500000.0),
-        (json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 2048}), 10000.0),
+        (
+            json!({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192}),
+            500000.0,
+        ),
+        (
+            json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 2048}),
+            10000.0,
+        ),
         (json!({"rope_type": "linear", "factor": 4.0}), 10000.0),
     ];
     for (scaling, theta) in cases {
@@ -284,7 +291,7 @@ fn names_go_there_and_back() {
 /// brought into GGUF's as llama.cpp's converter does.
 #[test]
 fn rows_of_q_and_k_are_where_llama_cpp_puts_them() {
-    let (bytes, header) = tiny();
+    let (_, header) = tiny();
     let expected = Checkpoint::open(testdata("gguf/tiny_llama.safetensors")).unwrap();
     let mut checked = 0;
     for name in ["blk.0.attn_q.weight", "blk.1.attn_q.bias", "blk.1.attn_k.weight"] {
@@ -304,5 +311,4 @@ fn rows_of_q_and_k_are_where_llama_cpp_puts_them() {
     for name in ["blk.0.attn_v.weight", "blk.0.attn_output.weight", "blk.0.attn_q_norm.weight", "attn_q.weight"] {
         assert!(!has_paired_rows(name), "{name}");
     }
-    drop(bytes);
 }

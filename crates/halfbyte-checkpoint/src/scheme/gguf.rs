@@ -1,0 +1,205 @@
+//! GGUF's blocks, see [`crate::gguf`]: codes and scales of a matrix in one tensor, `weight`.
+
+use super::{Description, LoadedModule, Scheme, Weights};
+use crate::error::{Error, Result};
+use crate::folder::converted;
+use crate::gguf::{
+    self, GgmlType, Writer, gguf_name, has_paired_rows, hf_row, metadata_from, pack, reordered, rope_factors, unpack,
+};
+use crate::safetensors::{DType, FloatData, TensorInfo, TensorSpec, WrittenFiles, read_small};
+use crate::target::{Form, Settings, TensorWriter, unrepresentable};
+use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::path::Path;
+
+/// The scheme's line in [`super::SCHEMES`].
+pub(super) const SCHEME: Scheme = Scheme {
+    name: "gguf",
+    parts: &["weight"],
+    detect: |weights, prefix| {
+        let info = weights.checkpoint().get(&format!("{prefix}.weight"));
+        info.is_some_and(|info| matches!(info.dtype, DType::Block(block) if block.weight_format().is_some()))
+    },
+    describe: |weights, prefix| {
+        let (info, block, shape) = matrix(weights, prefix)?;
+        let format = block.weight_format().ok_or_else(|| {
+            Error::unsupported(info.file, format!("tensor `{}`: blocks of {block} are not read", info.name))
+        })?;
+        Ok(Description { format, shape, act_order: false, findings: Vec::new() })
+    },
+    load: |weights, prefix| {
+        let (info, block, shape) = matrix(weights, prefix)?;
+        let tensor = unpack(info.name, block, &weights.checkpoint().data(info.name)?, shape)?;
+        Ok(LoadedModule { tensor, findings: Vec::new() })
+    },
+};
+
+fn matrix<'a>(weights: &'a Weights, prefix: &str) -> Result<(TensorInfo<'a>, GgmlType, [usize; 2])> {
+    let info = weights.checkpoint().info(&format!("{prefix}.weight"))?;
+    match (info.dtype, info.shape) {
+        (DType::Block(block), &[n, k]) => Ok((info, block, [n, k])),
+        (dtype, shape) => {
+            let what = format!("tensor `{}`: expected a matrix of blocks, got {dtype} {shape:?}", info.name);
+            Err(Error::malformed(info.file, what))
+        }
+    }
+}
+
+/// The format nearest to this one that a module of this shape can have. Error: why there is none.
+pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::Result<WeightFormat, String> {
+    const BLOCK: usize = 32;
+    if n == 0 || k == 0 || !k.is_multiple_of(BLOCK) {
+        return Err(format!("inputs must be a multiple of {BLOCK}, got {k}"));
+    }
+    let bits = if format.bits == 8 { 8 } else { 4 };
+    let zero = if bits == 8 || format.zero == Zero::Symmetric { Zero::Symmetric } else { Zero::Float };
+    Ok(WeightFormat { bits, group: Group::Size(BLOCK), zero, scale: Float::F16 })
+}
+
+/// The blocks of one of [`nearest`]'s formats.
+fn block_of(format: WeightFormat) -> GgmlType {
+    match (format.bits, format.zero) {
+        (8, _) => GgmlType::Q8_0,
+        (_, Zero::Symmetric) => GgmlType::Q4_0,
+        _ => GgmlType::Q4_1,
+    }
+}
+
+/// Writes a GGUF file.
+pub(crate) struct GgufForm {
+    config: Map<String, Value>,
+    tokenizer: Value,
+    chat_template: Option<String>,
+    head_dim: usize,
+    extra: Vec<(TensorSpec, Vec<u8>)>,
+}
+
+impl GgufForm {
+    /// Errors: no config or tokenizer; what GGUF cannot say of them.
+    pub fn new(source: &Weights) -> Result<Self> {
+        let config = source.model_config()?;
+        let tokenizer = match source.own_tokenizer()? {
+            Some(tokenizer) => tokenizer,
+            None => {
+                let file = source.folder().join("tokenizer.json");
+                serde_json::from_slice(&read_small(&file)?)
+                    .map_err(|e| Error::malformed(&file, format!("expected JSON: {e}")))?
+            }
+        };
+        let extra = rope_factors(&config)?.map(|factors| {
+            let spec = TensorSpec { name: "rope_freqs.weight".into(), dtype: DType::F32, shape: vec![factors.len()] };
+            (spec, bytemuck::cast_slice(&factors).to_vec())
+        });
+        let head_dim = gguf::head_dim(&config)?;
+        let chat_template = source.chat_template()?;
+        Ok(Self { config, tokenizer, chat_template, head_dim, extra: extra.into_iter().collect() })
+    }
+
+    fn name(hf: &str) -> Result<String> {
+        gguf_name(hf)
+            .ok_or_else(|| unrepresentable(hf, "gguf")("a Llama model has no tensor of this name there".into()))
+    }
+
+    /// Rows in GGUF's order, for the tensor of this name there.
+    fn in_order<'a>(&self, name: &str, rows: usize, data: Cow<'a, [u8]>) -> Cow<'a, [u8]> {
+        match has_paired_rows(name) {
+            true => Cow::Owned(reordered(&data, rows, |row| hf_row(row, self.head_dim))),
+            false => data,
+        }
+    }
+}
+
+impl Form for GgufForm {
+    fn specs(&self, module: &str, format: WeightFormat, shape: [usize; 2]) -> Vec<TensorSpec> {
+        let name = format!("{module}.weight");
+        let name = gguf_name(&name).unwrap_or(name);
+        vec![TensorSpec { name, dtype: DType::Block(block_of(format)), shape: shape.to_vec() }]
+    }
+
+    fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        let name = Self::name(&format!("{module}.weight"))?;
+        if has_paired_rows(&name) && !q.n().is_multiple_of(self.head_dim) {
+            let reason = format!("its {} rows are no whole heads of {}", q.n(), self.head_dim);
+            return Err(unrepresentable(module, "gguf")(reason));
+        }
+        let blocks = pack(module, block_of(q.format()), q)?;
+        put(&self.in_order(&name, q.n(), Cow::Owned(blocks)))
+    }
+
+    /// Vectors are f32, as llama.cpp wants them.
+    fn dense(&self, tensor: &TensorSpec) -> Result<Option<TensorSpec>> {
+        if tensor.name.ends_with(".rotary_emb.inv_freq") {
+            // It follows from the config.
+            return Ok(None);
+        }
+        let name = Self::name(&tensor.name)?;
+        if tensor.dtype.float().is_none() {
+            return Err(unrepresentable(&tensor.name, "gguf")(format!("expected floats, got {}", tensor.dtype)));
+        }
+        let dtype = if tensor.shape.len() == 1 { DType::F32 } else { tensor.dtype };
+        Ok(Some(TensorSpec { name, dtype, shape: tensor.shape.clone() }))
+    }
+
+    fn dense_data<'a>(&self, tensor: &TensorSpec, data: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>> {
+        let data = match tensor.dtype.float() {
+            Some(float) if tensor.shape.len() == 1 && float != Float::F32 => {
+                Cow::Owned(converted(FloatData::from_bytes(float, data).as_floats(), Float::F32, &tensor.name)?)
+            }
+            _ => data,
+        };
+        Ok(self.in_order(&Self::name(&tensor.name)?, tensor.shape[0], data))
+    }
+
+    fn extra(&self) -> &[(TensorSpec, Vec<u8>)] {
+        &self.extra
+    }
+
+    fn only_file(&self) -> Option<&'static str> {
+        Some("model.gguf")
+    }
+
+    fn config(&self, _: &Settings<'_>) -> Result<Option<Value>> {
+        Ok(None)
+    }
+
+    fn create(
+        &self,
+        dir: &Path,
+        tensors: &[TensorSpec],
+        model: &Settings<'_>,
+        _: u64,
+    ) -> Result<Box<dyn TensorWriter>> {
+        let specs: Vec<gguf::TensorSpec> = tensors
+            .iter()
+            .map(|t| {
+                let ggml_type = GgmlType::try_from(t.dtype).map_err(unrepresentable(&t.name, "gguf"))?;
+                Ok(gguf::TensorSpec { name: t.name.clone(), ggml_type, shape: t.shape.clone() })
+            })
+            .collect::<Result<_>>()?;
+        // Of a dense model, the type of the largest matrix.
+        let file_type = model.commonest(|format| block_of(*format)).or_else(|| {
+            let largest = specs.iter().max_by_key(|spec| spec.shape.iter().product::<usize>());
+            largest.map(|spec| spec.ggml_type)
+        });
+        let template = self.chat_template.as_deref();
+        let file_type = file_type.unwrap_or(GgmlType::F16);
+        let metadata = metadata_from(&self.config, &self.tokenizer, file_type, template)?;
+        Ok(Box::new(Writer::create(dir.join("model.gguf"), &metadata, &specs)?))
+    }
+}
+
+impl TensorWriter for Writer {
+    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        Writer::write(self, name, data)
+    }
+
+    fn tensor_bytes(&self) -> u64 {
+        Writer::tensor_bytes(self)
+    }
+
+    fn finish(self: Box<Self>) -> Result<WrittenFiles> {
+        let tensor_bytes = Writer::tensor_bytes(&self);
+        Ok(WrittenFiles { files: vec![Writer::finish(*self)?], tensor_bytes })
+    }
+}
