@@ -5,7 +5,7 @@
 //! spellings.
 
 use crate::error::{Error, Result};
-use crate::safetensors::read_small;
+use crate::json::{self, read_small};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -82,7 +82,7 @@ pub(crate) fn read_object(file: &Path) -> Result<Option<Map<String, Value>>> {
     if !file.exists() {
         return Ok(None);
     }
-    match serde_json::from_slice(&read_small(file)?) {
+    match json::parse(&read_small(file)?) {
         Ok(Value::Object(fields)) => Ok(Some(fields)),
         Ok(other) => Err(Error::malformed(file, format!("expected a JSON object, got {}", short(&other)))),
         Err(e) => Err(Error::malformed(file, format!("expected JSON: {e}"))),

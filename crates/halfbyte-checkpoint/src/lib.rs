@@ -7,6 +7,7 @@
 //! * [`onnx`] reads and writes ONNX models with quantised products.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
 //! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
+//! * [`json`] parses the texts beside the tensors.
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
 //!
 //! Every file is taken as hostile: a header's numbers are checked against the size of the file before anything is
@@ -21,6 +22,7 @@ mod finding;
 pub mod folder;
 pub mod gguf;
 pub mod inspect;
+pub mod json;
 mod mapping;
 pub mod onnx;
 pub mod safetensors;

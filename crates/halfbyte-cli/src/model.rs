@@ -1,7 +1,7 @@
 //! A MODEL argument and what becomes of it while it is loaded.
 
 use crate::app::App;
-use crate::args::{ActArg, RtnArgs};
+use crate::args::{ActArg, RtnArgs, SymmetricRange};
 use crate::failure::{Exit, Failure, Result};
 use halfbyte::{Act, Format};
 use halfbyte_checkpoint::{StoredFormat, Weights, linears};
@@ -23,6 +23,10 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
+    /// A model as its folder holds it, activations taken exactly.
+    pub const AS_STORED: Self =
+        Self { quantize: None, act: None, rtn: RtnArgs { search: false, symmetric_range: SymmetricRange::Narrow } };
+
     /// The library's options. Errors: `--act` against what `--quantize` says, options that change nothing.
     fn options(&self) -> Result<LoadOptions> {
         let act = self.act.map(Act::from);

@@ -17,6 +17,7 @@ const VERBS: &[&[&str]] = &[
     &["run"],
     &["eval"],
     &["eval", "ppl"],
+    &["eval", "kl"],
     &["eval", "logits"],
     &["bench"],
     &["bench", "matmul"],
@@ -297,6 +298,54 @@ fn quantize_inspect_eval_dequantize_belong_together() {
 
     assert!(fails(2, &["quantize", &quantized, "-o", &path("twice")]).contains("quantised already"));
     fails(2, &["run", &quantized, "-p", "a", "--quantize", "w4a8-g128"]);
+}
+
+#[test]
+fn divergence_from_a_model_is_measured() {
+    let (m, text) = (model(), validation());
+    let kl = |more: &[&str]| json(&[&["eval", "kl", &m, &m, "--text", &text, "--max-windows", "2"], more].concat());
+    let itself = kl(&[]);
+    for field in ["kl_mean", "kl_standard_error", "kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"] {
+        assert_eq!(itself[field], 0.0, "{field}");
+    }
+    assert_eq!((&itself["top1_agreement"], &itself["perplexity_ratio"]), (&1.0.into(), &1.0.into()));
+    assert_eq!((&itself["windows"], &itself["tokens"], &itself["positions"]), (&2.into(), &1024.into(), &1022.into()));
+
+    let found = kl(&["--quantize", "w4a16-g32-asym", "--window", "256"]);
+    let help = quiet(&["eval", "kl", "--help"]);
+    for field in found.as_object().unwrap().keys().filter(|field| *field != "schema") {
+        assert!(help.contains(field), "{field}");
+    }
+    assert_eq!((&found["format"], &found["reference_format"]), (&"w4a16-g32-asym".into(), &"f16".into()));
+    assert_eq!((&found["positions"], &found["window"]), (&510.into(), &256.into()));
+    let quantiles = ["kl_median", "kl_p90", "kl_p99", "kl_p999", "kl_max"].map(|field| number(&found, field));
+    assert!(quantiles.is_sorted() && quantiles[0] > 0.0, "{quantiles:?}");
+    assert!((0.001..0.1).contains(&number(&found, "kl_mean")), "{found}");
+    assert!((0.8..1.0).contains(&number(&found, "top1_agreement")), "{found}");
+    for (field, more) in [("perplexity", &["--quantize", "w4a16-g32-asym"][..]), ("reference_perplexity", &[])] {
+        let options = ["eval", "ppl", &m, "--text", &text, "--max-windows", "2", "--window", "256"];
+        assert_eq!(found[field], json(&[&options[..], more].concat())["perplexity"], "{field}");
+    }
+    let shown = quiet(&["eval", "kl", &m, &m, "--text", &text, "--max-windows", "1", "--quantize", "w8a16-g128"]);
+    assert!(shown.contains("w8a16-g128 from f16") && shown.contains("top-1 agreement"), "{shown}");
+
+    let here = TempDir::new().unwrap();
+    let copy = copy_of_model(here.path());
+    let (path, other) = (copy.join("tokenizer.json"), copy.display().to_string());
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    let (first, second) = (vocabulary["0"].clone(), vocabulary["1"].clone());
+    (vocabulary["0"], vocabulary["1"]) = (second.clone(), first.clone());
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let error = fails(2, &["eval", "kl", &m, &other, "--text", &text]);
+    for wanted in ["tokenizers", "\"0\"", &format!("id {first} in the model"), &format!("id {second} in the reference")]
+    {
+        assert!(error.contains(wanted), "{wanted}: {error}");
+    }
+    let tiny = repository().join("crates/halfbyte-llm/testdata/architectures/llama");
+    fails(3, &["eval", "kl", &m, tiny.to_str().unwrap(), "--text", &text]);
+    fails(2, &["eval", "kl", &m, &m, "--text", &text, "--window", "1"]);
+    fails(2, &["eval", "kl", &m, "--text", &text]);
 }
 
 #[test]

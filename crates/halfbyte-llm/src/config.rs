@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use halfbyte::Float;
 use halfbyte::cpu::attention::Heads;
-use halfbyte_checkpoint::Weights;
+use halfbyte_checkpoint::{Weights, json};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,9 @@ const LARGEST_DIMENSION: usize = 1 << 28;
 
 /// Nor near this many elements of a matrix.
 const LARGEST_MATRIX: usize = 1 << 40;
+
+/// Nor do layers come near this.
+const MOST_LAYERS: usize = 1 << 16;
 
 /// As far as heads may go.
 const LARGEST_HEAD: usize = 1 << 16;
@@ -130,6 +133,10 @@ impl Config {
                 return Err(fields.refuse(field, "a matrix of at most 2^40 elements", got));
             }
         }
+        let layers = fields.size("num_hidden_layers")?;
+        if layers > MOST_LAYERS {
+            return Err(fields.refuse("num_hidden_layers", format!("at most {MOST_LAYERS}"), layers));
+        }
         match fields.string("hidden_act")?.unwrap_or("silu") {
             "silu" | "swish" => {}
             other => return Err(fields.refuse("hidden_act", "\"silu\"", format!("\"{other}\""))),
@@ -147,7 +154,7 @@ impl Config {
             vocab_size,
             hidden_size,
             intermediate_size,
-            layers: fields.size("num_hidden_layers")?,
+            layers,
             heads,
             kv_heads,
             head_dim,
@@ -174,8 +181,21 @@ impl Config {
     }
 }
 
+/// A JSON file as bytes. Errors: it cannot be read, or is absurdly long.
+pub(crate) fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    json::read_small(path).map_err(|error| match error {
+        halfbyte_checkpoint::Error::Io { path, source, .. } => Error::Io { path, source },
+        other => other.into(),
+    })
+}
+
 fn read(path: &Path) -> Result<String> {
-    std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })
+    String::from_utf8(read_bytes(path)?).map_err(|e| Error::Config {
+        path: path.to_path_buf(),
+        field: "(the whole)".to_owned(),
+        expected: "UTF-8".to_owned(),
+        got: e.to_string(),
+    })
 }
 
 fn object(text: &str, path: &Path) -> Result<Map<String, Value>> {
@@ -185,7 +205,7 @@ fn object(text: &str, path: &Path) -> Result<Map<String, Value>> {
         expected: "a JSON object".to_owned(),
         got,
     };
-    match serde_json::from_str(text) {
+    match json::parse(text.as_bytes()) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(refuse(shown(&other))),
         Err(e) => Err(refuse(e.to_string())),

@@ -5,7 +5,7 @@
 //! ```text
 //! config.json ─config─┐
 //! *.safetensors ──────┴▶ models (graph + packed weights) ─▶ engine (KV cache) ─▶ sampling ─▶ generate ─▶ text
-//! text ──tokenizer──▶ token ids ────────────────────────────▲      └─▶ eval (perplexity, logits)
+//! text ──tokenizer──▶ token ids ────────────────────────────▲      └─▶ eval (perplexity, divergence, logits)
 //! ```
 //!
 //! ```no_run

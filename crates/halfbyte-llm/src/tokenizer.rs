@@ -1,7 +1,12 @@
 //! Text to token ids and back, also piece by piece.
 
+mod check;
+
+use crate::config::read_bytes;
 use crate::error::{Error, Result};
 use halfbyte_checkpoint::Weights;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 /// A `tokenizer.json`.
@@ -25,21 +30,28 @@ impl Tokenizer {
     }
 
     /// Reads a `tokenizer.json`. Any truncation or padding that the file asks for is switched off.
+    ///
+    /// Errors: a file that cannot be read or is absurdly long; no JSON, or a name twice; what would take more memory or
+    /// time than its length explains; what is no tokenizer.
     pub fn from_file(path: &Path) -> Result<Self> {
-        Self::from_bytes(std::fs::read(path).map_err(|source| Error::Io { path: path.to_path_buf(), source })?, path)
+        Self::from_bytes(read_bytes(path)?, path)
     }
 
     fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self> {
-        let refuse = |e: tokenizers::Error| Error::Tokenizer(format!("{}: {e}", path.display()));
-        let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(refuse)?;
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(refuse)?;
-        Ok(Self { inner })
+        let refuse = |e: String| Error::Tokenizer(format!("{}: {e}", path.display()));
+        check::check(&bytes).map_err(refuse)?;
+        let read = || {
+            let mut inner = tokenizers::Tokenizer::from_bytes(bytes)?;
+            inner.with_padding(None);
+            inner.with_truncation(None)?;
+            Ok(inner)
+        };
+        Ok(Self { inner: guarded(read).map_err(refuse)? })
     }
 
     /// Ids of a text, without special tokens around it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        let encoding = guarded(|| self.inner.encode_fast(text, false)).map_err(Error::Tokenizer)?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -52,7 +64,7 @@ impl Tokenizer {
 
     /// Text of ids, without special tokens. Bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        self.inner.decode(ids, true).map_err(|e| Error::Tokenizer(e.to_string()))
+        guarded(|| self.inner.decode(ids, true)).map_err(Error::Tokenizer)
     }
 
     /// Number of tokens, the added ones included.
@@ -60,9 +72,28 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// Every token with its id, the added ones included.
+    pub fn vocabulary(&self) -> HashMap<String, u32> {
+        self.inner.get_vocab(true)
+    }
+
     /// Begins to decode a stream of ids.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream { tokenizer: self, ids: Vec::new(), settled: 0, shown: String::new() }
+    }
+}
+
+/// Runs foreign code, which panics on tokenizers that contradict themselves: on a table of characters with an index
+/// beyond its end, or a token of nothing but what is to be stripped off both its ends. That is an error here. Nothing is
+/// left half-changed: the tokenizer is only read, and one that is being made is lost.
+fn guarded<T>(foreign: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(foreign)) {
+        Ok(result) => result.map_err(|e| e.to_string()),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
+            Err(format!("it contradicts itself: {text}"))
+        }
     }
 }
 

@@ -130,3 +130,38 @@ fn lines_that_are_no_documents_are_numbered() {
     }
     assert!(matches!(eval::documents(&dir.path().join("none")), Err(Error::Io { .. })));
 }
+
+#[test]
+fn a_text_for_two_models_must_mean_the_same_to_both() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let tokenizer = Tokenizer::from_folder(&folder).unwrap();
+    let documents = ["def read(self):".to_owned(), "return 1".to_owned()];
+    let own = (&tokenizer, Some(0));
+    let stream = eval::shared_token_stream(own, own, &documents).unwrap();
+    assert_eq!(stream, eval::token_stream(&tokenizer, &documents, Some(0)).unwrap());
+
+    let refused = |reference: &Tokenizer, bos: Option<u32>| {
+        eval::shared_token_stream(own, (reference, bos), &documents).unwrap_err().to_string()
+    };
+    let error = refused(&tokenizer, None);
+    assert!(error.contains("bos_token_id 0 in the model, none in the reference"), "{error}");
+
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("tokenizer.json");
+    let text = std::fs::read_to_string(folder.join("tokenizer.json")).unwrap();
+    let changed = |change: &dyn Fn(&mut serde_json::Value)| {
+        let mut json = serde_json::from_str(&text).unwrap();
+        change(&mut json);
+        std::fs::write(&path, json.to_string()).unwrap();
+        Tokenizer::from_file(&path).unwrap()
+    };
+    // The same tokens, put together by other rules.
+    let other = changed(&|json| json["model"]["merges"] = serde_json::json!([]));
+    let error = refused(&other, Some(0));
+    assert!(error.contains("cut differently from its token 1 on"), "{error}");
+    let more = changed(&|json| {
+        json["added_tokens"][0]["content"] = "<|end|>".into();
+    });
+    let error = refused(&more, Some(0));
+    assert!(error.contains("\"<|end|>\": unknown in the model"), "{error}");
+}

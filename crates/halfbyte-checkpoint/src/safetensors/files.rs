@@ -108,8 +108,8 @@ fn add_index(path: &Path, index: &Path, checkpoint: &mut Checkpoint) -> Result<(
     Ok(())
 }
 
-/// Reads a JSON file whole, unless it is absurdly long.
-pub(crate) fn read_small(path: &Path) -> Result<Vec<u8>> {
+/// Reads a JSON file whole. Errors: it cannot be read, or is absurdly long: more than 100 MB.
+pub fn read_small(path: &Path) -> Result<Vec<u8>> {
     let length = std::fs::metadata(path).map_err(Error::io("open", path))?.len();
     if length > MAX_HEADER_BYTES {
         return Err(Error::malformed(path, format!("expected at most {MAX_HEADER_BYTES} bytes of JSON, got {length}")));

@@ -1,8 +1,9 @@
 //! Files that lie: each an error that names the file and, where there is one, the tensor.
 
-use crate::support::{assert_names, text_of};
-use halfbyte_checkpoint::{Checkpoint, Error};
+use crate::support::{assert_names, listing, testdata, text_of};
+use halfbyte_checkpoint::{Checkpoint, Error, Weights, inspect, linears};
 use std::path::Path;
+use std::time::Instant;
 
 /// A file of this header and this many bytes of data.
 fn file_of(header: &str, data: usize) -> Vec<u8> {
@@ -207,4 +208,81 @@ fn folders_without_weights() {
     std::fs::write(dir.path().join("model.safetensors.index.json"), r#"{"weight_map":{"a":"folder.safetensors"}}"#)
         .unwrap();
     assert_names(&text_of(Checkpoint::open(dir.path())), &["folder.safetensors"]);
+}
+
+/// What reading a model does with its files, up to the first error.
+fn read_whole(folder: &Path) -> halfbyte_checkpoint::Result<()> {
+    let weights = Weights::open(folder)?;
+    inspect(&weights)?;
+    linears(&weights)?;
+    weights.modules().into_iter().try_for_each(|name| weights.load_linear(name).map(drop))
+}
+
+/// Each folder of `testdata/malicious`, and what its error names.
+const CASES: &[(&str, &[&str])] = &[
+    ("awq-no-groups", &["model.safetensors", "`m.scales`", "[0, 8]"]),
+    ("awq-no-inputs", &["model.safetensors", "`m.qweight`", "[0, 1]"]),
+    ("compressed-tensors-bits-0", &["config.json", "num_bits`", "expected 1 to 16, got 0"]),
+    ("compressed-tensors-g-idx-negative", &["model.safetensors", "`m.weight_g_idx`", "from 0 to 1, got -1 at 8"]),
+    ("compressed-tensors-g-idx-out-of-range", &["model.safetensors", "`m.weight_g_idx`", "from 0 to 1, got 2 at 8"]),
+    ("compressed-tensors-group-0", &["config.json", "group_size`", "1 to 16777216, got 0"]),
+    ("compressed-tensors-negative-shape", &["model.safetensors", "`m.weight_shape`", "neither negative"]),
+    ("compressed-tensors-no-groups", &["model.safetensors", "`m.weight_scale`", "[2, 0]"]),
+    ("compressed-tensors-shape-absurd", &["model.safetensors", "`m.weight_shape`", "4611686018427387904"]),
+    ("config-bits-absurd", &["config.json", "`quantization_config.bits`", "got 1099511627776"]),
+    ("config-bits-negative", &["config.json", "`quantization_config.bits`", "got -4"]),
+    ("config-deep-json", &["config.json", "recursion limit"]),
+    ("config-duplicate-names", &["config.json", "`bits` appears twice"]),
+    ("config-group-0", &["config.json", "`quantization_config.group_size`", "got 0"]),
+    ("config-group-absurd", &["config.json", "`quantization_config.group_size`", "got 4611686018427387904"]),
+    ("config-group-beyond-i64", &["config.json", "`quantization_config.group_size`", "an integer"]),
+    ("config-group-negative", &["config.json", "`quantization_config.group_size`", "got -8"]),
+    ("gptq-g-idx-absurd", &["model.safetensors", "`m.g_idx`", "from 0 to 1, got 2147483647 at 8"]),
+    ("gptq-g-idx-negative", &["model.safetensors", "`m.g_idx`", "from 0 to 1, got -1 at 8"]),
+    ("gptq-g-idx-out-of-range", &["model.safetensors", "`m.g_idx`", "from 0 to 1, got 2 at 8"]),
+    ("gptq-g-idx-short", &["model.safetensors", "`m.g_idx`", "[16]", "got [8]"]),
+    ("gptq-no-groups", &["model.safetensors", "`m.scales`", "none of them 0", "got [0, 8]"]),
+    ("gptq-no-inputs", &["model.safetensors", "qweight of [0, 8]"]),
+    ("gptq-no-outputs", &["model.safetensors", "`m.scales`", "got [2, 0]"]),
+    ("header-deep-json", &["model.safetensors", "not a JSON object"]),
+    ("header-deep-metadata", &["model.safetensors", "not a JSON object"]),
+    ("header-duplicate-fields", &["model.safetensors", "tensor `a`", "duplicate field `shape`"]),
+    ("header-duplicate-names", &["model.safetensors", "`a` appears twice"]),
+    ("header-length-2-63", &["model.safetensors", "at most 100000000", "9223372036854775808"]),
+    ("header-length-beyond-file", &["model.safetensors", "4096", "beyond the file"]),
+    ("header-negative-shape", &["model.safetensors", "tensor `a`", "`-2`"]),
+    ("header-overlapping-ranges", &["model.safetensors", "tensor `b`", "overlap", "`a`"]),
+    ("header-range-beyond-file", &["model.safetensors", "tensor `a`", "400 lies past the end"]),
+    ("header-same-range", &["model.safetensors", "tensor `b`", "overlap", "`a`"]),
+    ("header-shape-overflow", &["model.safetensors", "tensor `a`", "overflows"]),
+    ("index-absolute-path", &["index.json", "tensor `a`", "same folder", "/etc/passwd"]),
+    ("index-deep-json", &["index.json", "not a JSON object"]),
+    ("index-duplicate-maps", &["index.json", "`weight_map` appears twice"]),
+    ("index-duplicate-names", &["index.json", "`a` appears twice"]),
+    ("index-names-itself", &["index.json", "at most 100000000"]),
+    ("index-path-traversal", &["index.json", "tensor `a`", "same folder", "../header-length-2-63"]),
+    ("quant-config-deep-json", &["quant_config.json", "recursion limit"]),
+    ("quant-config-duplicate-names", &["quant_config.json", "`w_bit` appears twice"]),
+    ("quant-config-group-0", &["quant_config.json", "`group_size`", "got 0"]),
+    ("quantize-config-bits-absurd", &["quantize_config.json", "`bits`", "got 1099511627776"]),
+    ("quantize-config-bits-negative", &["quantize_config.json", "`bits`", "got -4"]),
+    ("quantize-config-deep-json", &["quantize_config.json", "recursion limit"]),
+    ("quantize-config-duplicate-names", &["quantize_config.json", "`bits` appears twice"]),
+    ("quantize-config-group-0", &["quantize_config.json", "`group_size`", "got 0"]),
+    ("quantize-config-group-absurd", &["quantize_config.json", "`group_size`", "got 4611686018427387904"]),
+    ("quantize-config-group-beyond-i64", &["quantize_config.json", "`group_size`", "an integer"]),
+    ("quantize-config-group-negative", &["quantize_config.json", "`group_size`", "got -8"]),
+];
+
+#[test]
+fn every_malicious_folder_is_an_error_that_says_where_and_what() {
+    let root = testdata("malicious");
+    assert_eq!(listing(&root), CASES.iter().map(|(case, _)| *case).collect::<Vec<_>>());
+    for (case, parts) in CASES {
+        let begun = Instant::now();
+        let text = text_of(read_whole(&root.join(case)));
+        assert_names(&text, &[case]);
+        assert_names(&text, parts);
+        assert!(text.len() < 1000 && begun.elapsed().as_secs() < 5, "{case}: {} bytes", text.len());
+    }
 }

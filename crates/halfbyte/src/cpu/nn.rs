@@ -9,7 +9,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use logits::{argmax, log_sum_exp, softmax_in_place};
+pub use logits::{argmax, kl_divergence, log_sum_exp, softmax_in_place};
 pub use rope::Rope;
 
 pub(crate) use exp::exp2;

@@ -1,5 +1,6 @@
 //! `halfbyte eval`: how good a model is.
 
+mod kl;
 mod logits;
 mod ppl;
 
@@ -11,6 +12,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Ppl(ppl::Args),
+    Kl(kl::Args),
     Logits(logits::Args),
 }
 
@@ -18,6 +20,7 @@ pub enum Command {
 pub fn run(command: &Command, app: &App) -> Result<()> {
     match command {
         Command::Ppl(args) => ppl::run(args, app),
+        Command::Kl(args) => kl::run(args, app),
         Command::Logits(args) => logits::run(args, app),
     }
 }

@@ -222,6 +222,57 @@ fn log_sum_exp_is_within_its_bound() {
 }
 
 #[test]
+fn kl_divergence_is_within_its_bound() {
+    for (m, v) in sizes().filter(|&(m, _)| m > 0) {
+        // From nearly equal rows to such that share no likely element.
+        for (scale, apart) in [(1.0, 1e-3), (3.0, 1.0), (300.0, 300.0)] {
+            let p: Vec<f32> = noise(11, m * v).iter().map(|x| x * scale).collect();
+            let q: Vec<f32> = p.iter().zip(noise(12, m * v)).map(|(x, y)| x + y * apart).collect();
+            let ln = |row: &[f32]| -> Vec<f64> {
+                let max = f64::from(row.iter().copied().fold(f32::MIN, f32::max));
+                let sum: f64 = row.iter().map(|&x| (f64::from(x) - max).exp()).sum();
+                row.iter().map(|&x| f64::from(x) - max - sum.ln()).collect()
+            };
+            let norm = |cpu: &Cpu, x: &[f32]| {
+                let mut out = vec![7.0; m];
+                log_sum_exp(cpu, x, &mut out).unwrap();
+                out
+            };
+            on_every_cpu(
+                |cpu| {
+                    let (p_norm, q_norm) = (norm(cpu, &p), norm(cpu, &q));
+                    let mut out = vec![7.0; m];
+                    kl_divergence(cpu, &p, &p_norm, &q, &q_norm, &mut out).unwrap();
+                    for ((p, q), &got) in p.chunks(v).zip(q.chunks(v)).zip(&out) {
+                        let expected: f64 = ln(p).iter().zip(ln(q)).map(|(p, q)| p.exp() * (p - q)).sum();
+                        let most = p.iter().chain(q).fold(0.0f32, |most, x| most.max(x.abs()));
+                        let bound = (v as f64 + 64.0) * f64::EPSILON * (1.0 + f64::from(most)).powi(2);
+                        assert!((got - expected).abs() <= bound && got >= 0.0, "{got}, expected {expected}");
+                    }
+                    kl_divergence(cpu, &p, &p_norm, &p, &p_norm, &mut out).unwrap();
+                    assert!(out.iter().all(|&x| x == 0.0), "{out:?}");
+                    Vec::new()
+                },
+                |_, _| {},
+            );
+        }
+    }
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    let p = [[-inf, 0.0], [-inf, 0.0], [0.0, 0.0], [0.0, 0.0], [nan, 0.0]].concat();
+    let q = [[0.0, 0.0], [-inf, 5.0], [-inf, 0.0], [0.0, nan], [0.0, 0.0]].concat();
+    on_every_cpu(
+        |cpu| {
+            let (mut p_norm, mut q_norm, mut out) = ([0.0; 5], [0.0; 5], [7.0; 5]);
+            log_sum_exp(cpu, &p, &mut p_norm).unwrap();
+            log_sum_exp(cpu, &q, &mut q_norm).unwrap();
+            kl_divergence(cpu, &p, &p_norm, &q, &q_norm, &mut out).unwrap();
+            out.iter().map(|&x| x as f32).collect()
+        },
+        |_, got| assert_eq!(format!("{got:?}"), format!("[{:?}, 0.0, inf, NaN, NaN]", std::f32::consts::LN_2)),
+    );
+}
+
+#[test]
 fn argmax_is_the_first_of_equals_and_nan_the_greatest() {
     for (m, v) in sizes().filter(|&(m, _)| m > 0) {
         // Few different values: many equals.
@@ -324,6 +375,10 @@ fn what_does_not_fit_is_refused() {
         swiglu(&cpu, &[0.0; 23], 4, &mut [0.0; 12]),
         softmax_in_place(&cpu, &mut out, 5),
         log_sum_exp(&cpu, &[0.0; 5], &mut [0.0; 2]),
+        kl_divergence(&cpu, &[0.0; 5], &[0.0; 2], &[0.0; 5], &[0.0; 2], &mut [0.0; 2]),
+        kl_divergence(&cpu, &[0.0; 4], &[0.0; 2], &[0.0; 6], &[0.0; 2], &mut [0.0; 2]),
+        kl_divergence(&cpu, &[0.0; 4], &[0.0; 1], &[0.0; 4], &[0.0; 2], &mut [0.0; 2]),
+        kl_divergence(&cpu, &[0.0; 4], &[0.0; 2], &[0.0; 4], &[0.0; 3], &mut [0.0; 2]),
         argmax(&cpu, &[], &mut [0; 2]),
         argmax(&cpu, &[0.0], &mut []),
         rope.apply(&cpu, &mut [0.0; 15], heads, 0),

@@ -1,0 +1,60 @@
+//! What the targets share: a folder in memory, and a bound on what an input may allocate.
+
+use cap::Cap;
+use halfbyte_checkpoint::{Weights, inspect, linears};
+use std::alloc::System;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use tempfile::TempDir;
+
+#[global_allocator]
+static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+
+/// Runs `read` with at most `64 · input + 1 MiB` of new memory. More is refused, which ends the process: a finding.
+pub fn bounded<T>(input: &[u8], read: impl FnOnce() -> T) -> T {
+    let room = 64 * input.len() + (1 << 20);
+    ALLOCATOR.set_limit(ALLOCATOR.allocated() + room).expect("there is room");
+    let result = read();
+    ALLOCATOR.set_limit(usize::MAX).expect("there is room");
+    result
+}
+
+/// The folder of this process, made once, in memory where the system has such a place.
+pub fn folder() -> &'static Path {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    let make = || {
+        let memory = PathBuf::from("/dev/shm");
+        let place = if memory.is_dir() { memory } else { std::env::temp_dir() };
+        tempfile::Builder::new().prefix("halfbyte-fuzz-").tempdir_in(place).expect("a folder for the inputs")
+    };
+    FOLDER.get_or_init(make).path()
+}
+
+/// Writes a file of the folder.
+pub fn write(name: &str, content: &[u8]) -> PathBuf {
+    let path = folder().join(name);
+    // Another file than the one before, which may still be mapped.
+    let _ = std::fs::remove_file(&path);
+    std::fs::write(&path, content).expect("the folder takes files");
+    path
+}
+
+/// A safetensors file: the length of its header, the header, the data.
+pub fn safetensors(header: &[u8], data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header, data].concat()
+}
+
+/// Opens a model, describes it, and loads every module.
+pub fn use_weights(path: &Path, input_bytes: usize) {
+    let Ok(weights) = Weights::open(path) else { return };
+    let _ = inspect(&weights);
+    let _ = linears(&weights);
+    for name in weights.modules() {
+        if let Ok(linear) = weights.load_linear(name) {
+            let [n, k] = linear.weight.shape();
+            // A weight takes two bits at least.
+            assert!(n.checked_mul(k).is_some_and(|elements| elements <= 4 * input_bytes));
+        }
+        weights.release(name);
+    }
+}
