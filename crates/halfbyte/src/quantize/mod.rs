@@ -2,11 +2,14 @@
 
 pub mod activations;
 mod cholesky;
+mod damped;
+mod drift;
 mod gptq;
 mod panel;
 mod rtn;
 mod stats;
 
+pub use drift::{Drift, correct};
 pub use gptq::{Calibrated, Gptq, gptq};
 pub use rtn::{Rtn, SymmetricScale, rtn};
-pub use stats::Hessian;
+pub use stats::{CrossMoment, Hessian};

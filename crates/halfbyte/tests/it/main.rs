@@ -1,6 +1,7 @@
 //! Tests of the library through its public interface, one binary.
 
 mod data;
+mod drift;
 mod format;
 mod gptq;
 mod layout;
