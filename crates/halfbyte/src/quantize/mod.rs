@@ -6,10 +6,12 @@ mod damped;
 mod drift;
 mod gptq;
 mod panel;
+mod refine;
 mod rtn;
 mod stats;
 
 pub use drift::{Drift, correct};
 pub use gptq::{Calibrated, Gptq, gptq};
+pub use refine::{Refine, refine};
 pub use rtn::{Rtn, SymmetricScale, rtn};
 pub use stats::{CrossMoment, Hessian};

@@ -7,4 +7,5 @@ mod gptq;
 mod layout;
 mod matmul;
 mod quantize;
+mod refine;
 mod tidy;
