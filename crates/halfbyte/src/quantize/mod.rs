@@ -1,6 +1,7 @@
 //! From floats to codes: pure functions of a weight matrix, a format and options.
 
 pub mod activations;
+mod awq;
 mod cholesky;
 mod damped;
 mod drift;
@@ -10,6 +11,7 @@ mod refine;
 mod rtn;
 mod stats;
 
+pub use awq::{AwqScales, awq_scales, rtn_clipped};
 pub use drift::{Drift, correct};
 pub use gptq::{Calibrated, Gptq, gptq};
 pub use refine::{Refine, refine};

@@ -1,5 +1,6 @@
 //! Tests of the library through its public interface, one binary.
 
+mod awq;
 mod data;
 mod drift;
 mod format;
