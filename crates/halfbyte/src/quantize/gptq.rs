@@ -29,6 +29,7 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 const OP: &str = "quantize (GPTQ)";
+
 /// Options of [`gptq`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gptq {
