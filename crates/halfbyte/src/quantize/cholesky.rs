@@ -1,10 +1,8 @@
-//! The Cholesky factorisation in f64: blocked, in parallel, the same bits whatever the number of threads.
+//! The Cholesky factorisation in f64, and what is solved with it: blocked, in parallel, the same bits whatever the number of threads.
 
-use super::panel::Panel;
+use super::panel::{BLOCK, Panel, pieces};
 use rayon::prelude::*;
 
-/// Columns factored at a time.
-const BLOCK: usize = 128;
 /// Rows that a thread takes at a time.
 const ROWS: usize = 32;
 
@@ -47,5 +45,38 @@ fn solve(row: &mut [f64], transposed: &[f64]) {
         let factors = &transposed[j * BLOCK + j..];
         head[j] /= factors[0];
         tail.iter_mut().zip(&factors[1..]).for_each(|(x, f)| *x -= head[j] * f);
+    }
+}
+
+/// Solves `x · L · Lᵀ = b` in place for rows of b, which start at column `at` of rows of `stride`; L `[k, k]` as
+/// [`cholesky`] leaves it.
+pub(super) fn solve_rows(l: &[f64], k: usize, rows: &mut [f64], stride: usize, at: usize) {
+    let row_of = |j: usize| &l[j * k..];
+    let mut transposed = vec![0.0; BLOCK * BLOCK];
+    for piece in pieces(0..k) {
+        let (from, len) = (piece.start, piece.len());
+        Panel::from_columns([from, len], |c| row_of(from + c)).subtract_from(rows, stride, at, at + from);
+        for i in 0..len {
+            row_of(from + i)[from..=from + i].iter().enumerate().for_each(|(j, &v)| transposed[j * BLOCK + i] = v);
+        }
+        rows.chunks_mut(stride).for_each(|row| solve(&mut row[at + from..at + piece.end], &transposed));
+    }
+    for piece in pieces(0..k).rev() {
+        let (from, to) = (piece.start, piece.end);
+        Panel::from_rows([k - to, to - from], |d| &row_of(to + d)[from..]).subtract_from(
+            rows,
+            stride,
+            at + to,
+            at + from,
+        );
+        for row in rows.chunks_mut(stride) {
+            let row = &mut row[at + from..at + to];
+            for j in (0..row.len()).rev() {
+                let (head, tail) = row.split_at_mut(j);
+                let factors = &row_of(from + j)[from..];
+                tail[0] /= factors[j];
+                head.iter_mut().zip(factors).for_each(|(x, f)| *x -= tail[0] * f);
+            }
+        }
     }
 }

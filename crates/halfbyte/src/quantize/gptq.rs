@@ -18,8 +18,8 @@
 //! before it. The weights that the paper's update would show when a group begins, from which its scale is found, follow
 //! from the same recursion without rounding. All of it is in f64.
 
-use super::cholesky::cholesky;
-use super::panel::Panel;
+use super::damped::{Damped, check};
+use super::panel::{BLOCK, Panel, pieces, rows_at_a_time};
 use super::rtn::{Params, Range as ScaleRange, Rtn, SymmetricScale, rtn};
 use super::stats::Hessian;
 use crate::error::{Error, Result};
@@ -29,12 +29,6 @@ use rayon::prelude::*;
 use std::ops::Range;
 
 const OP: &str = "quantize (GPTQ)";
-/// Columns settled one by one before a matrix product carries their errors on.
-const BLOCK: usize = 128;
-/// Damping tried after none at all.
-const LEAST_DAMPING: f64 = 1e-6;
-/// Damping beyond which nothing of H would be left.
-const MOST_DAMPING: f64 = 10.0;
 
 /// Options of [`gptq`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,7 +43,8 @@ pub struct Gptq {
     pub static_groups: bool,
     /// How a symmetric scale follows from the largest magnitude.
     pub symmetric: SymmetricScale,
-    /// Search for each group's scale of least squared error, as [`Rtn::search`] does.
+    /// Search for each group's scale as [`Rtn::search`] does, for the least error as it counts in the loss: each column's
+    /// squared error by how little the columns after it can make good.
     pub search: bool,
 }
 
@@ -101,39 +96,26 @@ pub fn gptq(
     options: Gptq,
 ) -> Result<Calibrated> {
     format.validate()?;
-    if n.checked_mul(k) != Some(w.len()) {
-        return Err(Error::invalid(OP, format!("{n} × {k} weights"), w.len().to_string()));
-    }
-    if hessian.k() != k {
-        return Err(Error::invalid(OP, format!("a Hessian of k {k}"), format!("k {}", hessian.k())));
-    }
-    if !(options.damping.is_finite() && options.damping >= 0.0) {
-        return Err(Error::invalid(OP, "a finite damping of at least 0", options.damping.to_string()));
-    }
+    check(OP, w, [n, k], hessian, options.damping)?;
     let scales = ScaleRange { format, options: Rtn { symmetric: options.symmetric, search: options.search } };
-    let dead: Vec<bool> = (0..k).map(|j| hessian.get(j, j) == 0.0).collect();
-    let dead_count = dead.iter().filter(|&&d| d).count();
     if n == 0 || k == 0 {
         let weights = rtn(w, [n, k], format, scales.options)?;
-        return Ok(Calibrated { weights, damping: options.damping, dead: dead_count, loss: 0.0 });
+        let dead = (0..k).filter(|&j| hessian.get(j, j) == 0.0).count();
+        return Ok(Calibrated { weights, damping: options.damping, dead, loss: 0.0 });
     }
-    if dead_count == k {
-        let got = format!("{} inputs, all of them zero", hessian.rows());
-        return Err(Error::invalid(OP, "inputs that are not all zero", got));
-    }
-    let bad = (0..n * k).into_par_iter().find_first(|&i| !w.get(i).is_finite());
-    if let Some(i) = bad {
-        return Err(Error::NotFinite { op: OP, value: w.get(i).to_string(), row: i / k, column: i % k });
-    }
-
+    let mut damped = Damped::new(OP, hessian, options.damping)?;
     let order = order(hessian, options.act_order);
-    let (factor, damping) = factor(hessian, &dead, &order, options.damping)?;
+    let factor = factor(&mut damped, &order)?;
+    let dead = &damped.dead;
     let groups = format.group.count(k);
     let len = format.group.len(k);
     let beforehand = options.static_groups || groups == 1;
     let row = |i: usize| -> Vec<f32> { (0..k).map(|j| if dead[j] { 0.0 } else { w.get(i * k + j) }).collect() };
+    // A search weighs errors as the loss does. Scales found beforehand are of columns as they lie.
+    let mut lying = vec![0.0; k];
+    order.iter().zip(&factor.pivots).for_each(|(&j, &pivot)| lying[j] = pivot);
     let tensor_wide = match format.group {
-        Group::Tensor => Some(scales.of(&(0..n).flat_map(row).collect::<Vec<f32>>())),
+        Group::Tensor => Some(scales.of(&(0..n).flat_map(row).collect::<Vec<f32>>(), &lying)),
         _ => None,
     };
     let plan = Plan {
@@ -148,7 +130,7 @@ pub fn gptq(
     let mut codes = vec![0u8; n * k];
     let mut params = vec![Params { scale: 0.0, zero: 0.0 }; n * groups];
     let mut losses = vec![0.0; n];
-    let rows = (n / (4 * rayon::current_num_threads())).clamp(16, 128);
+    let rows = rows_at_a_time(n);
     let too_large = codes
         .par_chunks_mut(rows * k)
         .zip(params.par_chunks_mut(rows * groups))
@@ -160,8 +142,8 @@ pub fn gptq(
             for (i, params) in params.chunks_mut(groups).enumerate() {
                 let row = row(first + i);
                 if beforehand {
-                    for (params, group) in params.iter_mut().zip(row.chunks(len)) {
-                        *params = tensor_wide.unwrap_or_else(|| plan.scales.of(group));
+                    for ((params, group), pivots) in params.iter_mut().zip(row.chunks(len)).zip(lying.chunks(len)) {
+                        *params = tensor_wide.unwrap_or_else(|| plan.scales.of(group, pivots));
                     }
                 }
                 weights.extend(order.iter().map(|&j| row[j]));
@@ -195,7 +177,8 @@ pub fn gptq(
     }
     let scales = params.iter().map(|p| p.scale).collect();
     let weights = QTensor::new(format, [n, k], codes, scales, zeros, Some(group_index))?;
-    Ok(Calibrated { weights, damping, dead: dead_count, loss: losses.iter().sum() })
+    let (damping, dead) = (damped.damping, damped.dead_count());
+    Ok(Calibrated { weights, damping, dead, loss: losses.iter().sum() })
 }
 
 /// The columns in the order in which they are quantised.
@@ -215,41 +198,18 @@ struct Factor {
     pivots: Vec<f64>,
 }
 
-/// Factors the damped Hessian in the given order; returns the damping it took.
-fn factor(hessian: &Hessian, dead: &[bool], order: &[usize], damping: f64) -> Result<(Factor, f64)> {
-    let k = hessian.k();
-    let live = (0..k).filter(|&j| !dead[j]);
-    let mean = live.clone().map(|j| hessian.get(j, j)).sum::<f64>() / live.count() as f64;
-    let mut factor = Vec::new();
-    factor.try_reserve_exact(k * k).map_err(|e| Error::Device { op: OP, cause: format!("k {k}: {e}") })?;
-    factor.resize(k * k, 0.0);
-    let mut tried = damping;
-    loop {
-        // Cholesky's lower factor of the matrix turned by 180° is R, turned.
-        factor.par_chunks_mut(k).enumerate().for_each(|(a, row)| {
-            let i = order[k - 1 - a];
-            for (b, v) in row[..=a].iter_mut().enumerate() {
-                *v = hessian.get(i, order[k - 1 - b]);
-            }
-            row[a] = if dead[i] { mean } else { row[a] } + tried * mean;
-        });
-        let Err(column) = cholesky(&mut factor, k) else { break };
-        let next = (10.0 * tried).max(LEAST_DAMPING);
-        if next > MOST_DAMPING {
-            return Err(Error::invalid(
-                OP,
-                "a Hessian that damping makes positive definite",
-                format!("none with damping {tried}, by column {}", order[k - 1 - column]),
-            ));
-        }
-        tried = next;
-    }
+/// Factors the damped Hessian in the given order.
+fn factor(damped: &mut Damped<'_>, order: &[usize]) -> Result<Factor> {
+    // Cholesky's lower factor of the matrix turned by 180° is R, turned.
+    let turned: Vec<usize> = order.iter().rev().copied().collect();
+    let mut factor = damped.factor(&turned)?;
+    let k = order.len();
     factor.reverse();
     let diagonal: Vec<f64> = (0..k).map(|j| factor[j * k + j]).collect();
     factor.par_chunks_mut(k).enumerate().for_each(|(i, row)| {
         row[i..].iter_mut().zip(&diagonal[i..]).for_each(|(v, d)| *v /= d);
     });
-    Ok((Factor { feedback: factor, pivots: diagonal.iter().map(|d| d * d).collect() }, tried))
+    Ok(Factor { feedback: factor, pivots: diagonal.iter().map(|d| d * d).collect() })
 }
 
 /// What all rows share. Columns count in the order of quantisation.
@@ -269,12 +229,6 @@ impl Plan {
         let rows = |d| &self.factor.feedback[(from.start + d) * self.k..][to.clone()];
         Panel::from_rows([from.len(), to.len()], rows)
     }
-}
-
-/// `range` in pieces of a block.
-fn pieces(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(BLOCK).map(move |from| from..(from + BLOCK).min(end))
 }
 
 /// Some rows on their way from floats to codes.
@@ -301,8 +255,9 @@ impl Rows<'_> {
             self.carry(plan, 0..from, from..to);
             for start in (from..to).step_by(len) {
                 let group = start..(start + len).min(to);
+                let pivots = &plan.factor.pivots[group.clone()];
                 for (i, updated) in self.updated(plan, group.clone()).chunks(group.len()).enumerate() {
-                    self.params[i * groups + start / len] = plan.scales.of(updated);
+                    self.params[i * groups + start / len] = plan.scales.of(updated, pivots);
                 }
                 self.settle(plan, group, to);
             }

@@ -1,12 +1,19 @@
 //! From floats to codes: pure functions of a weight matrix, a format and options.
 
 pub mod activations;
+mod awq;
 mod cholesky;
+mod damped;
+mod drift;
 mod gptq;
 mod panel;
+mod refine;
 mod rtn;
 mod stats;
 
+pub use awq::{AwqScales, awq_scales, rtn_clipped};
+pub use drift::{Drift, correct};
 pub use gptq::{Calibrated, Gptq, gptq};
+pub use refine::{Refine, refine};
 pub use rtn::{Rtn, SymmetricScale, rtn};
-pub use stats::Hessian;
+pub use stats::{CrossMoment, Hessian};

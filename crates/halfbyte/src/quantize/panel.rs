@@ -52,6 +52,20 @@ impl Panel {
         panel
     }
 
+    /// Repacks a matrix given by its elements.
+    pub(super) fn from_fn([depth, width]: [usize; 2], element: impl Fn(usize, usize) -> f64) -> Self {
+        let mut panel = Self::zeros([depth, width]);
+        for chunk in panel.chunks() {
+            for c in 0..width {
+                let strip = panel.strip(&chunk, c / TILE);
+                for (to, d) in panel.packed[strip].iter_mut().zip(chunk.clone()) {
+                    to[c % TILE] = element(d, c);
+                }
+            }
+        }
+        panel
+    }
+
     fn zeros([depth, width]: [usize; 2]) -> Self {
         Self { packed: vec![[0.0; TILE]; depth * width.div_ceil(TILE)], depth, width }
     }
@@ -89,13 +103,23 @@ impl Panel {
     /// `y[i, j] += (left · panel)[first + i, j]` for `j ≤ first + i`, with y in rows of `width`, row `i` of it row
     /// `first + i` of the whole, and `left` `[.., depth]` the whole left-hand side.
     pub(super) fn add_lower_to(&self, y: &mut [f64], first: usize, left: &[f64]) {
+        self.add(y, first, left, |row| row + 1);
+    }
+
+    /// The same for all j.
+    pub(super) fn add_to(&self, y: &mut [f64], first: usize, left: &[f64]) {
+        self.add(y, first, left, |_| self.width);
+    }
+
+    /// The same for the tiles that hold any of the first `reach(i)` elements of a row i; reach does not fall with i.
+    fn add(&self, y: &mut [f64], first: usize, left: &[f64], reach: impl Fn(usize) -> usize) {
         for chunk in self.chunks() {
-            for s in 0..(first + y.len() / self.width).div_ceil(TILE) {
+            for s in 0..reach(first + y.len() / self.width - 1).div_ceil(TILE) {
                 let strip = &self.packed[self.strip(&chunk, s)];
                 let columns = s * TILE..((s + 1) * TILE).min(self.width);
                 for (t, rows) in y.chunks_mut(TILE * self.width).enumerate() {
                     let (row, count) = (first + t * TILE, rows.len() / self.width);
-                    if columns.start >= row + count {
+                    if columns.start >= reach(row + count - 1) {
                         continue;
                     }
                     let left =
@@ -108,6 +132,21 @@ impl Panel {
             }
         }
     }
+}
+
+/// Columns that are settled, or carried to, at a time.
+pub(super) const BLOCK: usize = 128;
+
+/// `range` in pieces of a block.
+pub(super) fn pieces(range: Range<usize>) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator {
+    let end = range.end;
+    range.step_by(BLOCK).map(move |from| from..(from + BLOCK).min(end))
+}
+
+/// How many of n rows that do not depend on each other a thread takes at a time: enough to make use of a panel, few
+/// enough to keep all threads busy.
+pub(super) fn rows_at_a_time(n: usize) -> usize {
+    (n / (4 * rayon::current_num_threads())).clamp(16, 128)
 }
 
 /// Four rows times one strip.

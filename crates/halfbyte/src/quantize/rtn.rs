@@ -39,7 +39,7 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
     let len = format.group.len(k).max(1);
     let range = Range { format, options };
     let tensor_wide = match format.group {
-        Group::Tensor => Some(range.of(&w.to_f32())),
+        Group::Tensor => Some(range.of(&w.to_f32(), &[1.0])),
         _ => None,
     };
     let mut codes = vec![0u8; n * k];
@@ -55,7 +55,7 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
             }
             for (g, params) in params.iter_mut().enumerate() {
                 let (from, to) = (g * len, ((g + 1) * len).min(k));
-                *params = tensor_wide.unwrap_or_else(|| range.of(&row[from..to]));
+                *params = tensor_wide.unwrap_or_else(|| range.of(&row[from..to], &[1.0]));
                 for (code, &value) in codes[from..to].iter_mut().zip(&row[from..to]) {
                     *code = params.code(value, format);
                 }
@@ -122,6 +122,12 @@ impl Params {
     }
 }
 
+/// The first of the candidates of least error.
+pub(super) fn least(candidates: impl Iterator<Item = (f64, Params)>) -> Params {
+    let best = candidates.reduce(|best, next| if next.0 < best.0 { next } else { best });
+    best.expect("a search has candidates").1
+}
+
 /// Chooses a group's parameters.
 pub(super) struct Range {
     pub format: WeightFormat,
@@ -129,23 +135,24 @@ pub(super) struct Range {
 }
 
 impl Range {
-    pub fn of(&self, group: &[f32]) -> Params {
-        let full = self.shrunk(group, 1.0);
+    /// Without a search, the full range; with it, the one of least squared error. `weights` are what the errors of the
+    /// group's elements count, repeated as often as needed.
+    pub fn of(&self, group: &[f32], weights: &[f64]) -> Params {
         if !self.options.search {
-            return full;
+            return self.shrunk(group, 1.0);
         }
-        let error = |p: Params| -> f64 {
-            group.iter().map(|&v| f64::from(p.value(p.code(v, self.format), self.format) - v).powi(2)).sum()
-        };
-        let mut best = (error(full), full);
-        for step in 1..=40 {
-            let params = self.shrunk(group, 1.0 - 0.5 * step as f32 / 40.0);
-            let error = error(params);
-            if error < best.0 {
-                best = (error, params);
-            }
-        }
-        best.1
+        least(self.candidates(group).map(|params| {
+            let squares = group.iter().map(|&v| {
+                let value = params.value(params.code(v, self.format), self.format);
+                f64::from(value - v).powi(2)
+            });
+            (squares.zip(weights.iter().cycle()).map(|(square, weight)| square * weight).sum(), params)
+        }))
+    }
+
+    /// What a search tries: the full range, and 40 shrunken ones.
+    pub fn candidates(&self, group: &[f32]) -> impl Iterator<Item = Params> {
+        (0..=40).map(|step| self.shrunk(group, 1.0 - 0.5 * step as f32 / 40.0))
     }
 
     /// Parameters for the group's range times `factor`.

@@ -6,7 +6,7 @@ use halfbyte::quantize::{Calibrated, Gptq, Hessian, Rtn, SymmetricScale, gptq, r
 use halfbyte::{Error, Float, Floats, Group, QTensor, WeightFormat, Zero, Zeros};
 
 /// Inputs `[rows, k]` whose channels depend on each other and differ in size.
-fn correlated(random: &mut Random, rows: usize, k: usize) -> Vec<f32> {
+pub fn correlated(random: &mut Random, rows: usize, k: usize) -> Vec<f32> {
     let sizes: Vec<f32> = (0..k).map(|_| 0.2 + 2.0 * random.normal().abs()).collect();
     let mut x = vec![0.0f32; rows * k];
     for row in x.chunks_mut(k) {
@@ -20,19 +20,19 @@ fn correlated(random: &mut Random, rows: usize, k: usize) -> Vec<f32> {
     x
 }
 
-fn hessian_of(x: &[f32], k: usize) -> Hessian {
+pub fn hessian_of(x: &[f32], k: usize) -> Hessian {
     let mut hessian = Hessian::new(k).unwrap();
     hessian.add(x, x.len() / k).unwrap();
     hessian
 }
 
-fn identity(k: usize) -> Hessian {
+pub fn identity(k: usize) -> Hessian {
     let x: Vec<f32> = (0..k * k).map(|i| if i / k == i % k { 1.0 } else { 0.0 }).collect();
     hessian_of(&x, k)
 }
 
 /// `tr((W − Q) · (H + damping) · (W − Q)ᵀ)`, damping being absolute.
-fn objective(w: &[f32], q: &QTensor, hessian: &Hessian, damping: f64) -> f64 {
+pub fn objective(w: &[f32], q: &QTensor, hessian: &Hessian, damping: f64) -> f64 {
     let k = q.k();
     let error: Vec<f64> = reference::dequantize(q).iter().zip(w).map(|(q, &w)| q - f64::from(w)).collect();
     let mut sum = 0.0;
@@ -45,11 +45,11 @@ fn objective(w: &[f32], q: &QTensor, hessian: &Hessian, damping: f64) -> f64 {
     sum
 }
 
-fn mean_diagonal(hessian: &Hessian) -> f64 {
+pub fn mean_diagonal(hessian: &Hessian) -> f64 {
     (0..hessian.k()).map(|j| hessian.get(j, j)).sum::<f64>() / hessian.k() as f64
 }
 
-fn formats() -> Vec<WeightFormat> {
+pub fn formats() -> Vec<WeightFormat> {
     let mut formats = Vec::new();
     for bits in [2, 3, 4, 8] {
         for zero in [Zero::Symmetric, Zero::Integer, Zero::Float] {
@@ -199,6 +199,24 @@ fn outputs_are_closer_than_after_rounding_to_nearest() {
                 let ours = objective(&w, &ours.weights, &hessian, 0.0);
                 assert!(ours < 0.8 * nearest, "{format:?} {options:?}: {ours}, nearest {nearest}");
             }
+        }
+    }
+}
+
+#[test]
+fn a_search_weighs_errors_as_the_loss_does() {
+    let mut random = Random(40);
+    let (n, k) = (30, 256);
+    let w = random.normals(n * k);
+    let hessian = hessian_of(&correlated(&mut random, 900, k), k);
+    for name in ["w2a16-g64-asym", "w3a16-g64", "w3a16-g128-asym", "w4a16-g128-asym", "w3a16-tensor"] {
+        for options in variants() {
+            let loss = |search| {
+                let options = Gptq { search, ..options };
+                gptq(Floats::F32(&w), [n, k], parse(name).weight, &hessian, options).unwrap().loss
+            };
+            let (plain, search) = (loss(false), loss(true));
+            assert!(search < 0.97 * plain, "{name} {options:?}: {search}, without {plain}");
         }
     }
 }
