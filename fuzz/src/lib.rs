@@ -19,15 +19,10 @@ pub fn bounded<T>(input: &[u8], read: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The folder of this process, made once, in memory where the system has such a place.
+/// The folder of this process, made once where the system keeps temporary files.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
-    let make = || {
-        let memory = PathBuf::from("/dev/shm");
-        let place = if memory.is_dir() { memory } else { std::env::temp_dir() };
-        tempfile::Builder::new().prefix("halfbyte-fuzz-").tempdir_in(place).expect("a folder for the inputs")
-    };
-    FOLDER.get_or_init(make).path()
+    FOLDER.get_or_init(|| TempDir::new().expect("a folder for the inputs")).path()
 }
 
 /// Writes a file of the folder.
