@@ -74,6 +74,10 @@ const MODELS: &[Model] = &[
     converted("onnx-w4-g128", "onnx", "gptq-w4-g128", &["--to", "onnx"]),
     converted("onnx-w4-g32-asym", "onnx", "gptq-w4-g32-asym", &["--to", "onnx"]),
     converted("onnx-w8-g32", "onnx", "gptq-w8-g32", &["--to", "onnx"]),
+    converted("gguf-q4_0", "gguf", "gptq-w4-g32", &["--to", "gguf"]),
+    converted("gguf-q4_0-g128", "gguf", "gptq-w4-g128", &["--to", "gguf"]),
+    converted("gguf-q8_0", "gguf", "gptq-w8-g32", &["--to", "gguf"]),
+    converted("gguf-f16", "gguf", DENSE, &["--to", "gguf"]),
 ];
 
 pub fn run(args: &Args) -> Result<(), String> {
