@@ -70,10 +70,17 @@ pub struct ModuleSummary {
 /// Describes a checkpoint. Modules that cannot be read become findings. Errors: a `config.json` that is not JSON.
 pub fn inspect(weights: &Weights) -> Result<Inspection> {
     let checkpoint = weights.checkpoint();
-    let config = crate::config::read_object(&weights.folder().join("config.json"))?;
+    let mut findings = weights.findings();
+    let config = match weights.own_config() {
+        Ok(None) => crate::config::read_object(&weights.folder().join("config.json"))?,
+        Ok(own) => own,
+        Err(e) => {
+            findings.push(Finding::new("metadata", e.to_string()));
+            None
+        }
+    };
     let architecture =
         config.as_ref().and_then(|c| c.get("architectures")?.as_array()?.first()?.as_str()).map(str::to_owned);
-    let mut findings = weights.findings();
     let mut modules = Vec::new();
     let mut quantized_parameters = 0u64;
     let mut quantized_parts = std::collections::HashSet::new();

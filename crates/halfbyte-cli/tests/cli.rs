@@ -183,12 +183,13 @@ fn missing_and_damaged_files_have_status_3() {
     fails(3, &["eval", "logits", &m, "--ids", &none, "-o", &path("logits")]);
     fails(3, &["bench", "model", "--random-weights", &none]);
     fails(3, &["bench", "matmul", "--case", &none]);
-    assert!(fails(3, &["inspect", &path("model.gguf")]).contains("GGUF"));
 
     let bad = |name: &str, content: &[u8]| {
         fs::write(here.path().join(name), content).unwrap();
         path(name)
     };
+    assert!(fails(3, &["inspect", &bad("model.gguf", b"hello")]).contains("begins with `GGUF`"));
+    assert!(fails(3, &["inspect", &bad("model.onnx", b"hello")]).contains("not an ONNX model"));
     let case = bad("case.toml", b"origin = 'x'\nformats = ['w9a9']\nm = [1]\n[[shape]]\norigin = ''\nn = 1\nk = 1\n");
     assert!(fails(3, &["bench", "matmul", "--case", &case]).contains("w9a9"));
     let lines = bad("lines.jsonl", b"{\"text\": \"a\"}\n{\"words\": \"a\"}\n");
@@ -381,6 +382,28 @@ fn convert_changes_the_container_and_verify_proves_it() {
     fails(2, &["convert", &model(), "-o", &path("none"), "--to", "awq"]);
     fails(2, &["convert", &path("gptq"), "-o", &path("none"), "--to", "paper"]);
     fails(3, &["verify", &path("gptq"), &path("nowhere")]);
+}
+
+#[test]
+fn a_gguf_file_is_a_model() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let (gptq, gguf) = (path("gptq"), path("model.gguf"));
+    quiet(&["quantize", &model(), "-o", &gptq]);
+    let made = json(&["convert", &gptq, "-o", &gguf, "--to", "gguf"]);
+    assert_eq!(made["requantized"].as_array().unwrap().len(), 0);
+    assert!(Path::new(&gguf).is_file());
+    assert_eq!(json(&["verify", &gptq, &gguf])["equal"], true);
+    let inspected = json(&["inspect", &gguf]);
+    assert_eq!((&inspected["runs"], &inspected["architecture"]), (&true.into(), &"LlamaForCausalLM".into()));
+    // The same tokens, the same weights, so the same text.
+    let run = |model: &str| quiet(&["run", model, "-p", "def main(", "-n", "24"]);
+    assert_eq!(run(&gguf), run(&gptq));
+    assert!(fails(2, &["convert", &gptq, "-o", &gguf, "--to", "gguf"]).contains("--overwrite"));
+    // Back to a folder that has all that a model needs.
+    quiet(&["convert", &gguf, "-o", &path("back"), "--to", "gptq", "--group", "128"]);
+    assert_eq!(run(&path("back")), run(&gptq));
+    assert_eq!(json(&["verify", &gptq, &path("back")])["equal"], true);
 }
 
 #[test]
