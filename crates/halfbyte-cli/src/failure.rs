@@ -176,7 +176,17 @@ impl From<LlmError> for Failure {
         use LlmError as E;
         let text = error.to_string();
         match error {
-            E::Io { path, source } => Self::io("read", &path, &source),
+            E::Io { path, source } => Self::io("read or write", &path, &source),
+            E::Unfinished { path, what } => Self::usage(
+                format!("the unfinished work in {} cannot be gone on with", path.display()),
+                what,
+                "give the same options and files as then, or add --restart to discard it",
+            ),
+            E::Locked { path } => Self::usage(
+                format!("{} is in use", path.display()),
+                "another process works on the same target",
+                "wait until it is done, or choose another output",
+            ),
             E::Config { path, field, expected, got } => Self::new(
                 Exit::Input,
                 format!("{} does not describe a model that can run", path.display()),

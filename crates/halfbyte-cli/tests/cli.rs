@@ -121,7 +121,7 @@ fn wrong_usage_is_told_and_has_status_2() {
     let target = here.path().join("out").display().to_string();
     let quantize = |more: &[&str]| fails(2, &[&["quantize", &m, "-o", &target], more].concat());
     for (option, value, there_is) in
-        [("--method", "gptq", "rtn"), ("--to", "awq", "gptq"), ("--bits", "5", "2, 3, 4, 8"), ("--group", "0", "-1")]
+        [("--method", "guess", "gptq"), ("--to", "awq", "gptq"), ("--bits", "5", "2, 3, 4, 8"), ("--group", "0", "-1")]
     {
         let error = quantize(&[option, value]);
         assert!(error.contains(value) && error.contains(there_is), "{error}");

@@ -1,12 +1,12 @@
 //! One error type for the crate, divided by what the caller can do about it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Everything that can go wrong between a model's folder and its tokens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A file cannot be read.
+    /// A file cannot be read or written.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
@@ -91,6 +91,20 @@ pub enum Error {
         /// What it was given.
         got: String,
     },
+    /// Work that an earlier run left unfinished cannot be gone on with.
+    #[error("{}: expected unfinished work of the same kind, but {what}", path.display())]
+    Unfinished {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Another process works in this folder.
+    #[error("{}: expected a folder of its own, but another process works there", path.display())]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+    },
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
@@ -103,6 +117,10 @@ pub enum Error {
 }
 
 impl Error {
+    pub(crate) fn io(path: &Path, source: std::io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+
     pub(crate) fn invalid(op: &'static str, expected: impl Into<String>, got: impl Into<String>) -> Self {
         Self::Invalid { op, expected: expected.into(), got: got.into() }
     }

@@ -8,6 +8,8 @@
 //! text ──tokenizer──▶ token ids ────────────────────────────▲      └─▶ eval (perplexity, divergence, logits)
 //! ```
 //!
+//! Beside that, `calibrate` runs a model block by block to quantise it.
+//!
 //! ```no_run
 //! use halfbyte::cpu::Cpu;
 //! use halfbyte_llm::{LoadOptions, Model, Request, Sampling, Session, Tokenizer};
@@ -36,6 +38,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod calibrate;
 pub mod config;
 pub mod engine;
 pub mod error;

@@ -9,7 +9,7 @@ use halfbyte::layout::cpu_n16::PANEL;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Floats, FloatsMut, QTensor, WeightFormat};
-use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, LinearWeight};
+use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, LinearWeight, LoadedLinear};
 use std::borrow::Cow;
 
 /// How a model is loaded.
@@ -84,13 +84,10 @@ impl<'a> Loader<'a> {
         for (prefix, shape) in layers {
             loaded.push(self.layer(prefix, *shape)?);
         }
-        let mut parts = Vec::new();
-        for alike in loaded.chunk_by(alike) {
-            parts.push(self.pack(alike, &layers[0].0)?);
-        }
+        let projection = Projection::new(&loaded, self.options.act, &layers[0].0)?;
         drop(loaded);
         layers.iter().for_each(|(prefix, _)| self.weights.release(prefix));
-        Ok(Projection { parts })
+        Ok(projection)
     }
 
     /// The embedding `[vocab, hidden]` and the head; one matrix for both where they are tied.
@@ -106,7 +103,7 @@ impl<'a> Loader<'a> {
             let embedding = Some(owned(rows));
             self.weights.checkpoint().release(&name);
             let stored = self.stored(head, Shape { n: vocab, k: hidden, bias: false })?;
-            let linear = self.pack(&[stored], head)?;
+            let linear = pack(&[stored], self.options.act, head)?;
             self.weights.release(head);
             Head { linear, embedding }
         };
@@ -115,7 +112,7 @@ impl<'a> Loader<'a> {
     }
 
     /// A layer of a block, quantised if the options say so.
-    fn layer(&mut self, prefix: &str, shape: Shape) -> Result<Layer<'a>> {
+    fn layer(&mut self, prefix: &str, shape: Shape) -> Result<LoadedLinear<'a>> {
         let mut layer = self.stored(prefix, shape)?;
         if let (LinearWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize)
         {
@@ -128,8 +125,8 @@ impl<'a> Loader<'a> {
     }
 
     /// A layer as the file holds it, its shape checked.
-    fn stored(&mut self, prefix: &str, shape: Shape) -> Result<Layer<'a>> {
-        let layer = self.weights.load_linear(prefix)?;
+    fn stored(&mut self, prefix: &str, shape: Shape) -> Result<LoadedLinear<'a>> {
+        let mut layer = self.weights.load_linear(prefix)?;
         let got = layer.weight.shape();
         if got != [shape.n, shape.k] {
             return Err(Error::Weight {
@@ -145,65 +142,57 @@ impl<'a> Loader<'a> {
                 got: "no such tensor".to_owned(),
             });
         }
-        self.findings.extend(layer.findings);
+        self.findings.append(&mut layer.findings);
         self.parameters += shape.n as u64 * shape.k as u64 + layer.bias.as_ref().map_or(0, |b| b.len() as u64);
-        Ok(Layer { weight: layer.weight, bias: layer.bias, n: shape.n })
-    }
-
-    /// Packs layers that are alike, one below the other.
-    fn pack(&self, layers: &[Layer<'_>], first_prefix: &str) -> Result<Linear> {
-        let named = |source| Error::Weight {
-            name: first_prefix.to_owned(),
-            expected: "weights that can be packed".to_owned(),
-            got: format!("{source}"),
-        };
-        let linear = match &layers[0].weight {
-            LinearWeight::Quantized(first) => {
-                let parts: Vec<&QTensor> = layers
-                    .iter()
-                    .filter_map(|l| if let LinearWeight::Quantized(q) = &l.weight { Some(q) } else { None })
-                    .collect();
-                let rows = if parts.len() == 1 {
-                    Cow::Borrowed(first)
-                } else {
-                    Cow::Owned(QTensor::concat_rows(&parts).map_err(named)?)
-                };
-                Linear::new(Weight::Quantized(&rows, self.options.act))
-            }
-            LinearWeight::Dense { floats, shape: [_, k] } => {
-                let parts: Vec<Floats<'_>> = layers
-                    .iter()
-                    .filter_map(|l| {
-                        if let LinearWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None }
-                    })
-                    .collect();
-                let n = layers.iter().map(|l| l.n).sum();
-                match parts.as_slice() {
-                    [single] => Linear::new(Weight::Dense(*single, [n, *k])),
-                    several => {
-                        Linear::new(Weight::Dense(below_each_other(several, floats.dtype()).as_floats(), [n, *k]))
-                    }
-                }
-            }
-        };
-        let linear = linear.map_err(named)?;
-        if layers.iter().all(|l| l.bias.is_none()) {
-            return Ok(linear);
-        }
-        let bias = layers.iter().flat_map(|l| l.bias.clone().unwrap_or_else(|| vec![0.0; l.n])).collect();
-        linear.with_bias(bias).map_err(named)
+        Ok(layer)
     }
 }
 
-/// A layer on its way from the file to the kernels.
-struct Layer<'a> {
-    weight: LinearWeight<'a>,
-    bias: Option<Vec<f32>>,
-    n: usize,
+/// Packs layers that are alike, one below the other; errors name `prefix`.
+fn pack(layers: &[LoadedLinear<'_>], act: Act, prefix: &str) -> Result<Linear> {
+    let named = |source| Error::Weight {
+        name: prefix.to_owned(),
+        expected: "weights that can be packed".to_owned(),
+        got: format!("{source}"),
+    };
+    let outputs = |layer: &LoadedLinear<'_>| layer.weight.shape()[0];
+    let linear = match &layers[0].weight {
+        LinearWeight::Quantized(first) => {
+            let parts: Vec<&QTensor> = layers
+                .iter()
+                .filter_map(|l| if let LinearWeight::Quantized(q) = &l.weight { Some(q) } else { None })
+                .collect();
+            let rows = if parts.len() == 1 {
+                Cow::Borrowed(first)
+            } else {
+                Cow::Owned(QTensor::concat_rows(&parts).map_err(named)?)
+            };
+            Linear::new(Weight::Quantized(&rows, act))
+        }
+        LinearWeight::Dense { floats, shape: [_, k] } => {
+            let parts: Vec<Floats<'_>> = layers
+                .iter()
+                .filter_map(|l| {
+                    if let LinearWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None }
+                })
+                .collect();
+            let n = layers.iter().map(outputs).sum();
+            match parts.as_slice() {
+                [single] => Linear::new(Weight::Dense(*single, [n, *k])),
+                several => Linear::new(Weight::Dense(below_each_other(several, floats.dtype()).as_floats(), [n, *k])),
+            }
+        }
+    };
+    let linear = linear.map_err(named)?;
+    if layers.iter().all(|l| l.bias.is_none()) {
+        return Ok(linear);
+    }
+    let bias = layers.iter().flat_map(|l| l.bias.clone().unwrap_or_else(|| vec![0.0; outputs(l)])).collect();
+    linear.with_bias(bias).map_err(named)
 }
 
 /// Whether two layers can be packed as one.
-fn alike(a: &Layer<'_>, b: &Layer<'_>) -> bool {
+fn alike(a: &LoadedLinear<'_>, b: &LoadedLinear<'_>) -> bool {
     match (&a.weight, &b.weight) {
         (LinearWeight::Quantized(a), LinearWeight::Quantized(b)) => {
             a.format() == b.format() && a.group_index() == b.group_index()
@@ -245,6 +234,12 @@ pub struct Projection {
 }
 
 impl Projection {
+    /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
+    pub fn new(layers: &[LoadedLinear<'_>], act: Act, prefix: &str) -> Result<Self> {
+        let parts = layers.chunk_by(alike).map(|alike| pack(alike, act, prefix)).collect::<Result<_>>()?;
+        Ok(Self { parts })
+    }
+
     /// Outputs of all parts.
     pub fn n(&self) -> usize {
         self.parts.iter().map(Linear::n).sum()

@@ -1,5 +1,7 @@
 //! `halfbyte quantize`: a quantised checkpoint from a dense one.
 
+mod calibrated;
+
 use crate::app::App;
 use crate::args::RtnArgs;
 use crate::failure::{Failure, Result};
@@ -7,6 +9,7 @@ use crate::interrupt;
 use crate::model::open;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
+use calibrated::{Calibration, CalibrationArgs};
 use clap::ValueEnum;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Format, Group, WeightFormat, Zero};
@@ -36,11 +39,15 @@ pub struct Args {
     /// A zero point of its own for each group.
     #[arg(long)]
     asym: bool,
-    /// How codes are chosen: rtn rounds to nearest.
+    /// How codes are chosen: rtn rounds to nearest; gptq makes good each column's error by the columns after it; awq scales
+    /// input channels up and clips ranges. gptq and awq need --calibration. The least loss: gptq with --asym --correct
+    /// --search --sweeps 3.
     #[arg(long, value_enum, default_value = "rtn")]
     method: Method,
     #[command(flatten)]
     rtn: RtnArgs,
+    #[command(flatten)]
+    calibration: CalibrationArgs,
     /// The form of the files: gptq, which transformers, vLLM and others load; its scales are f16.
     #[arg(long, value_enum, default_value = "gptq")]
     to: Target,
@@ -52,9 +59,22 @@ pub struct Args {
     overwrite: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Method {
     Rtn,
+    Gptq,
+    Awq,
+}
+
+impl Method {
+    /// As `--method` spells it, and in words.
+    fn names(self) -> [&'static str; 2] {
+        match self {
+            Method::Rtn => ["rtn", "round to nearest"],
+            Method::Gptq => ["gptq", "GPTQ"],
+            Method::Awq => ["awq", "AWQ"],
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -101,6 +121,9 @@ struct Quantized {
     model: PathBuf,
     output: PathBuf,
     method: &'static str,
+    /// The method in words.
+    #[serde(skip)]
+    by: &'static str,
     to: &'static str,
     format: String,
     dry_run: bool,
@@ -111,12 +134,16 @@ struct Quantized {
     /// What a dry run expects beyond the source's pages, which the system may drop.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_memory_bytes: Option<u64>,
+    /// How calibration went, where there was any.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    calibration: Option<Calibration>,
 }
 
 /// Writes the folder, or says what it would take.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let (Method::Rtn, Target::Gptq) = (args.method, args.to);
+    let Target::Gptq = args.to;
+    args.calibration.check(args.method, args.rtn)?;
     let (format, options) = (args.format(), Rtn::from(args.rtn));
     let source = open(&args.model)?;
     let layers = layers(args, &source)?;
@@ -124,17 +151,31 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let mut result = Quantized {
         model: args.model.clone(),
         output: args.output.clone(),
-        method: "rtn",
+        method: args.method.names()[0],
+        by: args.method.names()[1],
         to: "gptq",
         format: Format { weight: format, act: Act::A16 }.to_string(),
         dry_run: args.dry_run,
         sizes,
         seconds: 0.0,
         peak_memory_bytes: None,
+        calibration: None,
     };
     if args.dry_run {
         result.seconds = estimate_seconds(&source, &layers, format, options)?;
         result.peak_memory_bytes = Some(peak_memory(&layers, format));
+    }
+    if let Some(text) = &args.calibration.calibration {
+        let (calibration, method, overwrite) = (&args.calibration, args.method, args.overwrite);
+        let task =
+            calibrated::Task { app, source: &source, text, calibration, method, rtn: options, format, overwrite };
+        calibrated::run(&task, &mut result)?;
+        if !args.dry_run {
+            result.seconds = begun.elapsed().as_secs_f64();
+        }
+        return app.result(&result, human);
+    }
+    if args.dry_run {
         return app.result(&result, human);
     }
     let progress = Progress::new(app, "quantising", Unit::Bytes);
@@ -255,11 +296,16 @@ fn peak_memory(layers: &[Linear<'_>], format: WeightFormat) -> u64 {
 }
 
 fn human(result: &Quantized) -> String {
-    let Quantized { sizes, format, .. } = result;
-    let mut out = format!(
-        "{}: {} layers to {format} by round to nearest, in GPTQ's form with f16 scales\n",
+    let Quantized { sizes, format, calibration, .. } = result;
+    let mut out = String::new();
+    if let Some(calibration) = calibration {
+        out += &calibrated::human(calibration);
+    }
+    out += &format!(
+        "{}: {} layers to {format} by {}, in GPTQ's form with f16 scales\n",
         result.output.display(),
-        sizes.modules
+        sizes.modules,
+        result.by
     );
     out += &format!(
         "tensors {} before, {} after; {:.2} bits a weight in the quantised layers\n",
@@ -273,7 +319,7 @@ fn human(result: &Quantized) -> String {
             out += &format!(
                 "dry run, nothing was written; it would take about {:.2} s and the disk's own time, {} of disk and about {} of memory\n",
                 result.seconds,
-                bytes(sizes.bytes_after),
+                bytes(sizes.bytes_after + calibration.as_ref().map_or(0, Calibration::work_bytes)),
                 bytes(memory)
             );
         }

@@ -4,9 +4,11 @@ pub mod llama;
 
 use crate::config::Config;
 use crate::error::Result;
-use crate::weights::{Head, Loader};
+use crate::weights::{Head, Loader, Projection, Shape};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::KvCache;
+use halfbyte_checkpoint::Weights;
+use std::ops::ControlFlow;
 
 /// An architecture, as checkpoints name it.
 #[derive(Clone, Copy, Debug)]
@@ -17,11 +19,23 @@ pub struct Architecture {
     pub model_type: &'static str,
     /// Packs the weights.
     pub load: fn(&Config, &mut Loader<'_>) -> Result<Box<dyn Graph>>,
+    /// Packs the weights of one block.
+    pub block: fn(&Config, &mut Loader<'_>, usize) -> Result<Box<dyn Block>>,
+    /// The linear layers of a block, in groups, in the order in which data passes them.
+    pub groups: fn(&Config, usize) -> Vec<LinearGroup>,
+    /// What the first block takes for tokens, whose ids are below the vocabulary; out `[tokens, hidden]`.
+    pub embed: fn(&Config, &Weights, &[u32], &mut [f32]) -> Result<()>,
 }
 
 /// Every architecture that can run.
-pub static MODELS: &[Architecture] =
-    &[Architecture { architecture: "LlamaForCausalLM", model_type: "llama", load: llama::load }];
+pub static MODELS: &[Architecture] = &[Architecture {
+    architecture: "LlamaForCausalLM",
+    model_type: "llama",
+    load: llama::load,
+    block: llama::block,
+    groups: llama::groups,
+    embed: llama::embed,
+}];
 
 /// A model's layers, from token ids to the vectors that the head takes.
 pub trait Graph: std::fmt::Debug + Send + Sync {
@@ -43,6 +57,65 @@ pub trait Graph: std::fmt::Debug + Send + Sync {
 
     /// Bytes of all weights, as they lie in memory.
     fn bytes(&self) -> usize;
+}
+
+/// A model's block on its own: its linear layers can be seen from their inputs, and replaced.
+///
+/// It adds to the residual stream in steps (attention, then the MLP), and each step changes the stream at its end only.
+pub trait Block: std::fmt::Debug + Send {
+    /// Takes one text, from its first token on, through step `step`. Shape: stream `[tokens, hidden]`.
+    ///
+    /// Before each group of the step, `tap` is handed the group's place in [`Architecture::groups`] and its inputs
+    /// `[tokens, k]`; when it breaks, the step ends there and the stream is as it was.
+    fn forward(&mut self, cpu: &Cpu, step: usize, stream: &mut [f32], tap: &mut Tap<'_>) -> Result<ControlFlow<()>>;
+
+    /// Gives a group other weights.
+    fn replace(&mut self, group: usize, weights: Projection);
+
+    /// Gives the norm before a group another weight. Does nothing for a group without one.
+    fn replace_norm(&mut self, group: usize, weight: Vec<f32>);
+}
+
+/// Sees the inputs of a group of linear layers.
+pub type Tap<'a> = dyn FnMut(usize, &[f32]) -> Result<ControlFlow<()>> + 'a;
+
+/// Linear layers that read the same vector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearGroup {
+    /// Their names, without `.weight`, and shapes, whose k is the same.
+    pub layers: Vec<(String, Shape)>,
+    /// The step of the block that they belong to.
+    pub step: usize,
+    /// Whether their output is what the step adds to the residual stream.
+    pub adds: bool,
+    /// What can take up factors of the input's channels; None if nothing can.
+    pub fold: Option<Fold>,
+}
+
+impl LinearGroup {
+    /// Inputs of each layer.
+    pub fn k(&self) -> usize {
+        self.layers[0].1.k
+    }
+
+    /// Outputs of all layers.
+    pub fn n(&self) -> usize {
+        self.layers.iter().map(|(_, shape)| shape.n).sum()
+    }
+}
+
+/// What makes the input of a group, channel by channel in proportion to its own weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fold {
+    /// The norm whose weight has this name.
+    Norm(String),
+    /// The outputs of a layer of an earlier group of the block, by its place there.
+    Linear {
+        /// Place of the group.
+        group: usize,
+        /// Place of the layer in it.
+        layer: usize,
+    },
 }
 
 /// Tokens that go through the layers together.

@@ -1,0 +1,369 @@
+//! Quantising with calibration text: each layer by the inputs that it has in the model.
+
+use super::{Method, Quantized};
+use crate::app::App;
+use crate::args::RtnArgs;
+use crate::failure::{Exit, Failure, Result};
+use crate::interrupt;
+use crate::model::tokenizer;
+use crate::progress::{Progress, Unit};
+use crate::text::{Align, table};
+use halfbyte::WeightFormat;
+use halfbyte::quantize::{Gptq, Refine, Rtn};
+use halfbyte_checkpoint::{Error as CheckpointError, Job, Quantization, Target, Weights, write_model};
+use halfbyte_llm::calibrate::{self, ByAwq, ByGptq, Doing, Finished, LayerReport, RoundToNearest};
+use halfbyte_llm::{Config, Error as LlmError, eval};
+use serde::Serialize;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// What calibration takes, and how it is used.
+#[derive(Clone, Debug, clap::Args)]
+pub struct CalibrationArgs {
+    /// Text to calibrate with: each line one document, {"text": "..."}. With it every method reports the loss of each layer.
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub calibration: Option<PathBuf>,
+    /// Windows of the text that are used, the first ones.
+    #[arg(long, default_value = "256", value_name = "N", requires = "calibration", value_parser = count)]
+    samples: usize,
+    /// Tokens a window. All vectors between two blocks are kept in memory: 4 · samples · window · hidden size bytes.
+    #[arg(long, default_value = "512", value_name = "TOKENS", requires = "calibration", value_parser = count)]
+    window: usize,
+    /// GPTQ: columns in order of falling magnitude of their inputs.
+    #[arg(long)]
+    act_order: bool,
+    /// GPTQ: all scales from the weights as they are, for groups of columns as they lie.
+    #[arg(long)]
+    static_groups: bool,
+    /// GPTQ: added to the diagonal of the Hessian, as a fraction of its mean [default: 0.01].
+    #[arg(long, value_name = "FRACTION", value_parser = damping)]
+    damping: Option<f64>,
+    /// GPTQ: aim at the outputs of the dense model, which runs beside the quantised one, instead of those that each layer has.
+    #[arg(long)]
+    correct: bool,
+    /// GPTQ: let every scale and code move this often afterwards, wherever that lowers the loss; 3 is enough [default: 0].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(0..=1000))]
+    sweeps: Option<u16>,
+    /// Take a layer's inputs after everything before it is quantised (the default).
+    #[arg(long, requires = "calibration", overrides_with = "no_true_sequential")]
+    true_sequential: bool,
+    /// Take all inputs of a block at once, before any of it is quantised: faster, and a little worse.
+    #[arg(long, requires = "calibration")]
+    no_true_sequential: bool,
+    /// Write what became of each layer to this file too.
+    #[arg(long, value_name = "FILE.json", requires = "calibration")]
+    report: Option<PathBuf>,
+    /// Discard what an earlier run left unfinished, and begin anew.
+    #[arg(long, requires = "calibration")]
+    restart: bool,
+}
+
+fn count(text: &str) -> std::result::Result<usize, String> {
+    match text.parse() {
+        Ok(n @ 1..=0xffff_ffff) => Ok(n),
+        _ => Err("expected a number from 1 to 4294967295".to_owned()),
+    }
+}
+
+fn damping(text: &str) -> std::result::Result<f64, String> {
+    match text.parse() {
+        Ok(fraction) if (0.0..=10.0).contains(&fraction) => Ok(fraction),
+        _ => Err("expected a number from 0 to 10".to_owned()),
+    }
+}
+
+impl CalibrationArgs {
+    /// Errors: a method without the text that it needs, options that change nothing.
+    pub fn check(&self, method: Method, rtn: RtnArgs) -> Result<()> {
+        let [name, words] = method.names();
+        if method != Method::Rtn && self.calibration.is_none() {
+            return Err(Failure::usage(
+                format!("--method {name} needs calibration text"),
+                "it chooses codes by the inputs of each layer, and without text there are none",
+                "add --calibration FILE.jsonl with lines {\"text\": \"...\"}",
+            ));
+        }
+        let of_gptq = method != Method::Gptq;
+        let idle = [
+            ("--act-order", self.act_order && of_gptq),
+            ("--static-groups", self.static_groups && of_gptq),
+            ("--damping", self.damping.is_some() && of_gptq),
+            ("--correct", self.correct && of_gptq),
+            ("--sweeps", self.sweeps.is_some() && of_gptq),
+            ("--search", rtn.search && method == Method::Awq),
+        ];
+        match idle.iter().find(|(_, idle)| *idle) {
+            None => Ok(()),
+            Some((option, _)) => Err(Failure::usage(
+                format!("{option} changes nothing with --method {name}"),
+                format!("{words} has no such choice"),
+                "add --method gptq, or leave the option out",
+            )),
+        }
+    }
+
+    fn gptq(&self, rtn: Rtn) -> ByGptq {
+        /// Of the correction, which serves well.
+        const CORRECTION: f64 = 0.1;
+        let damping = self.damping.unwrap_or(Gptq::default().damping);
+        let gptq = Gptq {
+            damping,
+            act_order: self.act_order,
+            static_groups: self.static_groups,
+            symmetric: rtn.symmetric,
+            search: rtn.search,
+        };
+        let sweeps = usize::from(self.sweeps.unwrap_or(0));
+        ByGptq {
+            gptq,
+            correct: self.correct.then_some(CORRECTION),
+            refine: (sweeps > 0).then_some(Refine { sweeps, damping }),
+        }
+    }
+}
+
+/// What a command has in hand when calibration begins.
+pub struct Task<'a> {
+    pub app: &'a App,
+    pub source: &'a Weights,
+    pub text: &'a Path,
+    pub calibration: &'a CalibrationArgs,
+    pub method: Method,
+    pub rtn: Rtn,
+    pub format: WeightFormat,
+    pub overwrite: bool,
+}
+
+/// How calibration went.
+#[derive(Clone, Debug, Serialize)]
+pub struct Calibration {
+    /// Windows of text that were used.
+    windows: usize,
+    /// Tokens a window.
+    window: usize,
+    /// The folder of unfinished work, in a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    work: Option<PathBuf>,
+    /// Bytes that it takes besides the result, in a dry run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    work_bytes: Option<u64>,
+    /// The most memory that the process held at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak_resident_bytes: Option<u64>,
+    /// What became of each layer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    layers: Vec<LayerReport>,
+}
+
+/// Quantises and writes the folder, or says what it would take; fills in the result.
+pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
+    let Task { app, source, calibration, .. } = *task;
+    refuse_existing(&result.output, task.overwrite)?;
+    let config = Config::from_folder(source.folder())?;
+    let tokens = tokens(task, &config)?;
+    let cpu = app.cpu()?;
+    let method: Box<dyn calibrate::Method> = match task.method {
+        Method::Rtn => Box::new(RoundToNearest(task.rtn)),
+        Method::Gptq => Box::new(calibration.gptq(task.rtn)),
+        Method::Awq => Box::new(ByAwq { symmetric: task.rtn.symmetric }),
+    };
+    let job = calibrate::Job {
+        source,
+        config: &config,
+        cpu: &cpu,
+        tokens: &tokens,
+        window: calibration.window,
+        format: task.format,
+        method: method.as_ref(),
+        true_sequential: !calibration.no_true_sequential,
+        target: &result.output,
+        restart: calibration.restart,
+    };
+    let mut summary = Calibration {
+        windows: tokens.len() / calibration.window,
+        window: calibration.window,
+        work: None,
+        work_bytes: None,
+        peak_resident_bytes: None,
+        layers: Vec::new(),
+    };
+    if result.dry_run {
+        let estimate = calibrate::estimate(&job)?;
+        result.seconds += estimate.seconds;
+        result.peak_memory_bytes = result.peak_memory_bytes.max(Some(estimate.peak_memory_bytes));
+        summary.work = Some(calibrate::work_folder(&result.output)?);
+        summary.work_bytes = Some(estimate.work_bytes);
+        result.calibration = Some(summary);
+        return Ok(());
+    }
+    let cooperate = interrupt::cooperate();
+    let finished = quantize(app, &job).map_err(|e| resumable(e, &result.output))?;
+    summary.layers = finished.report().to_vec();
+    if let Some(path) = &calibration.report {
+        write_report(path, &summary)?;
+    }
+    write(task, &finished, result)?;
+    finished.remove()?;
+    drop(cooperate);
+    summary.peak_resident_bytes = crate::machine::peak_resident();
+    result.calibration = Some(summary);
+    Ok(())
+}
+
+/// The final folder is written last: better to know at once that it may not be.
+fn refuse_existing(target: &Path, overwrite: bool) -> Result<()> {
+    let holds_something = std::fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_some());
+    if overwrite || !(holds_something || target.is_file()) {
+        return Ok(());
+    }
+    Err(CheckpointError::Exists { path: target.to_owned(), why: String::new() }.into())
+}
+
+/// Whole windows of the calibration text, as many as there are and were asked for.
+fn tokens(task: &Task<'_>, config: &Config) -> Result<Vec<u32>> {
+    let CalibrationArgs { samples, window, .. } = *task.calibration;
+    let documents = eval::documents(task.text)?;
+    let tokenizer = tokenizer(task.source.folder())?;
+    let tokens = calibrate::windows(&tokenizer, &documents, config.bos, window, samples)?;
+    match tokens.len() / window {
+        0 => Err(Failure::new(
+            Exit::Input,
+            format!("{} is too short", task.text.display()),
+            format!("it does not fill one window of {window} tokens"),
+            "give more text, or a smaller --window",
+        )),
+        windows => {
+            if windows < samples {
+                task.app.note(&format!(
+                    "note: {} fills {windows} windows of {window} tokens, not {samples}; all of it is used",
+                    task.text.display()
+                ));
+            }
+            Ok(tokens)
+        }
+    }
+}
+
+fn quantize(app: &App, job: &calibrate::Job<'_>) -> std::result::Result<Finished, LlmError> {
+    let progress = Progress::steps(app);
+    calibrate::quantize(job, &mut |at| {
+        let left = at.seconds_left.map_or(String::new(), |seconds| format!(", about {} left", duration(seconds)));
+        let percent = (100.0 * at.done).floor();
+        let doing = match at.doing {
+            Doing::Replaying => format!("was done before, running the text through it {percent} %"),
+            Doing::Inputs => format!("inputs of {} {percent} %", short(at.layer)),
+            Doing::Quantizing => format!("quantising {}", short(at.layer)),
+            Doing::Outputs => format!("outputs {percent} %"),
+        };
+        progress.step(format!("block {} of {}: {doing}{left}", at.block + 1, at.blocks));
+        if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+}
+
+/// Writes the model from what lies in the work folder.
+fn write(task: &Task<'_>, finished: &Finished, result: &mut Quantized) -> Result<()> {
+    let progress = Progress::new(task.app, "writing", Unit::Bytes);
+    let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
+    let job = Job {
+        overwrite: task.overwrite,
+        progress: Some(&mut report),
+        cancel: Some(&interrupt::cancelled),
+        ..Job::new(task.source, &result.output)
+    };
+    let quantization = Quantization {
+        target: Target::Gptq(None),
+        format: &mut |layer| finished.contains(layer.name).then_some(task.format),
+        quantize: &mut |layer, _, _| {
+            let refuse = |cause| halfbyte::Error::Device { op: "read finished work", cause };
+            let tensor = finished.tensor(layer.name).map_err(|e| refuse(e.to_string()))?;
+            tensor.ok_or_else(|| refuse(format!("{} is not in it", layer.name)))
+        },
+        dense: &mut |name| finished.changed(name).map(<[f32]>::to_vec),
+    };
+    let written = write_model(job, quantization).map_err(|e| match e {
+        CheckpointError::Cancelled => resumable(LlmError::Cancelled, &result.output),
+        other => other.into(),
+    })?;
+    drop(progress);
+    result.output = written.path;
+    result.sizes.bytes_after = written.tensor_bytes;
+    result.sizes.modules = written.quantized;
+    Ok(())
+}
+
+/// An interrupted run says where it goes on.
+fn resumable(error: LlmError, target: &Path) -> Failure {
+    match (error, calibrate::work_folder(target)) {
+        (LlmError::Cancelled, Ok(folder)) => Failure::new(
+            Exit::Interrupted,
+            "interrupted",
+            format!("asked to stop (Ctrl-C or a signal); finished blocks are kept in {}", folder.display()),
+            "run the same command again to go on",
+        ),
+        (error, _) => error.into(),
+    }
+}
+
+/// Writes the report under a temporary name and gives it its own.
+fn write_report(path: &Path, summary: &Calibration) -> Result<()> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let write = || {
+        let mut file = tempfile::Builder::new().prefix(".report-").tempfile_in(folder)?;
+        serde_json::to_writer_pretty(&mut file, summary)?;
+        file.write_all(b"\n")?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|e| e.error)
+    };
+    write().map(drop).map_err(|e| Failure::io("write", path, &e))
+}
+
+/// The layers as a table: a person must see where the loss is.
+pub fn human(calibration: &Calibration) -> String {
+    let columns = [
+        ("layer", Align::Left),
+        ("n", Align::Right),
+        ("k", Align::Right),
+        ("output error", Align::Right),
+        ("weight error", Align::Right),
+        ("bits", Align::Right),
+        ("damping", Align::Right),
+        ("dead", Align::Right),
+    ];
+    let row = |layer: &LayerReport| {
+        vec![
+            short(&layer.name).to_owned(),
+            layer.shape[0].to_string(),
+            layer.shape[1].to_string(),
+            format!("{:.4} %", 100.0 * layer.output_error),
+            format!("{:.4} %", 100.0 * layer.weight_error),
+            format!("{:.3}", layer.bits_per_weight),
+            layer.damping.map_or("-".to_owned(), |damping| damping.to_string()),
+            layer.dead_columns.to_string(),
+        ]
+    };
+    if calibration.layers.is_empty() {
+        return String::new();
+    }
+    table(&columns, &calibration.layers.iter().map(row).collect::<Vec<_>>())
+}
+
+impl Calibration {
+    /// Bytes of the work folder, in a dry run.
+    pub fn work_bytes(&self) -> u64 {
+        self.work_bytes.unwrap_or(0)
+    }
+}
+
+/// A layer's name without what all of them begin with.
+fn short(name: &str) -> &str {
+    if name.is_empty() { "all layers" } else { name.strip_prefix("model.layers.").unwrap_or(name) }
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds.round() as u64 {
+        0..120 => format!("{seconds:.0} s"),
+        120..7200 => format!("{:.0} min", seconds / 60.0),
+        _ => format!("{:.1} h", seconds / 3600.0),
+    }
+}

@@ -1,0 +1,209 @@
+//! `halfbyte quantize` with calibration text, as a shell sees it.
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn model() -> String {
+    repository().join("models/stdlib-11m").display().to_string()
+}
+
+fn validation() -> String {
+    format!("{}/validation.jsonl", model())
+}
+
+fn halfbyte(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_halfbyte"));
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Runs it, expects success and silence on standard error, gives standard output.
+fn quiet(args: &[&str]) -> String {
+    let out = halfbyte(&[args, &["--quiet"]].concat()).output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{args:?}: {}", text(&out.stderr));
+    assert_eq!(text(&out.stderr), "", "{args:?}");
+    text(&out.stdout)
+}
+
+/// The one JSON object that it prints.
+fn json(args: &[&str]) -> Value {
+    let out = quiet(&[args, &["--json"]].concat());
+    let value: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{args:?}: {e}: {out}"));
+    assert_eq!(value["schema"], 1, "{args:?}");
+    value
+}
+
+/// Runs it, expects this status and the three lines of an error, gives them.
+fn fails(status: i32, args: &[&str]) -> String {
+    let out = halfbyte(args).output().unwrap();
+    let error = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(status), "{args:?}: {error}");
+    assert_eq!(text(&out.stdout), "", "{args:?}");
+    for start in ["error: ", "cause: ", "help: "] {
+        assert_eq!(error.lines().filter(|line| line.starts_with(start)).count(), 1, "{args:?}: {error}");
+    }
+    error
+}
+
+fn number(value: &Value, field: &str) -> f64 {
+    value[field].as_f64().unwrap_or_else(|| panic!("no number {field} in {value}"))
+}
+
+/// Arguments that calibrate with little text.
+fn by_gptq(target: &str) -> Vec<String> {
+    let text = format!("{}/calibration.jsonl", model());
+    ["quantize", &model(), "-o", target, "--method", "gptq", "--calibration", &text, "--samples", "3", "--window", "64"]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// The files of a folder and what is in them.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.file_name().unwrap().into(), fs::read(&path).unwrap())).collect()
+}
+
+/// The names in a folder.
+fn files_of(folder: &Path) -> Vec<PathBuf> {
+    let mut names: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let all = |target: &str, more: &[&str]| -> Vec<String> {
+        by_gptq(&path(target)).into_iter().chain(more.iter().map(|&arg| arg.to_owned())).collect()
+    };
+    let quantize = |target: &str, more: &[&str]| {
+        let arguments = all(target, more);
+        json(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let planned = quantize("plain", &["--asym", "--dry-run"]);
+    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 0, "nothing was written");
+    assert!(number(&planned, "seconds") > 0.0 && number(&planned, "work_bytes") > 4e6);
+    assert!(planned["work"].as_str().unwrap().ends_with(".plain.partial"));
+
+    let done = quantize("plain", &["--asym", "--report", &path("report.json")]);
+    assert_eq!((&done["method"], &done["windows"], &done["window"]), (&"gptq".into(), &3.into(), &64.into()));
+    assert_eq!((&done["modules"], &done["format"]), (&42.into(), &"w4a16-g128-asym".into()));
+    let peak = number(&planned, "peak_memory_bytes");
+    assert!(!cfg!(target_os = "linux") || number(&done, "peak_resident_bytes") < peak + 24e6, "{peak}: {done}");
+    let report: Value = serde_json::from_slice(&fs::read(path("report.json")).unwrap()).unwrap();
+    assert_eq!(report["layers"], done["layers"]);
+    assert_eq!(report["layers"].as_array().unwrap().len(), 42);
+    assert_eq!(files_of(here.path()), ["plain", "report.json"].map(PathBuf::from), "the folder of work is gone");
+    let config = |name: &str| -> Value {
+        serde_json::from_slice(&fs::read(here.path().join(name).join("config.json")).unwrap()).unwrap()
+    };
+    assert_eq!(config("plain")["quantization_config"]["desc_act"], false);
+
+    let rounded: Vec<String> = all("rounded", &["--asym"]).into_iter().map(|arg| arg.replace("gptq", "rtn")).collect();
+    let rounded = json(&rounded.iter().map(String::as_str).collect::<Vec<_>>());
+    let ordered = quantize("ordered", &["--asym", "--act-order"]);
+    let at_once = quantize("at-once", &["--asym", "--no-true-sequential"]);
+    assert_eq!(config("ordered")["quantization_config"]["desc_act"], true);
+    let errors = |done: &Value| {
+        let layers = done["layers"].as_array().unwrap().iter();
+        layers.map(|layer| number(layer, "output_error")).sum::<f64>()
+    };
+    let refined = quantize("refined", &["--asym", "--search", "--sweeps", "2", "--correct"]);
+    assert!(errors(&refined) < errors(&rounded));
+    for better in [&done, &ordered, &at_once] {
+        assert!(errors(better) < 0.9 * errors(&rounded), "{} {}", errors(better), errors(&rounded));
+    }
+    assert_ne!(errors(&done), errors(&at_once));
+    let plain_rtn = ["quantize", &model(), "-o", &path("rtn"), "--asym"];
+    quiet(&plain_rtn);
+    assert!(files(&here.path().join("rtn")) == files(&here.path().join("rounded")), "rtn looks at no inputs");
+
+    let arguments = all("table", &["--group", "-1"]);
+    let table = quiet(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(table.contains("output error") && table.contains("5.mlp.down_proj") && table.contains("GPTQ"), "{table}");
+    let scored = json(&["eval", "ppl", &path("ordered"), "--text", &validation(), "--max-windows", "2"]);
+    assert!((5.0..9.0).contains(&number(&scored, "perplexity")), "{scored}");
+}
+
+#[test]
+fn calibration_refuses_what_cannot_be_meant() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let (m, out) = (model(), path("out"));
+    let text = format!("{m}/calibration.jsonl");
+    let refused = |status: i32, more: &[&str]| fails(status, &[&["quantize", &m, "-o", &out], more].concat());
+    assert!(refused(2, &["--method", "gptq"]).contains("--calibration"));
+    assert!(refused(2, &["--act-order"]).contains("--act-order changes nothing"));
+    assert!(refused(2, &["--method", "awq"]).contains("--calibration"));
+    let idle = refused(2, &["--method", "awq", "--search", "--calibration", &text]);
+    assert!(idle.contains("--search changes nothing"), "{idle}");
+    assert!(refused(2, &["--damping", "0.1", "--calibration", &text]).contains("--damping changes nothing"));
+    for needs_text in [&["--report", "x"][..], &["--restart"], &["--samples", "1"], &["--no-true-sequential"]] {
+        assert!(refused(2, needs_text).contains("--calibration"), "{needs_text:?}");
+    }
+    let gptq = ["--method", "gptq", "--calibration", &text];
+    refused(2, &[&gptq[..], &["--damping", "-1"]].concat());
+    refused(2, &[&gptq[..], &["--window", "0"]].concat());
+    refused(2, &[&gptq[..], &["--window", "100000"]].concat());
+    assert!(refused(2, &[&gptq[..], &["--window", "2000"]].concat()).contains("context"));
+    fs::write(path("short"), "{\"text\": \"too short\"}\n").unwrap();
+    refused(3, &["--method", "gptq", "--calibration", &path("short")]);
+    refused(3, &["--method", "gptq", "--calibration", &path("none")]);
+    fs::create_dir(&out).unwrap();
+    fs::write(path("out/config.json"), "{}").unwrap();
+    assert!(refused(2, &gptq).contains("already exists"));
+    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 2);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_killed_quantize_goes_on_to_the_same_bits() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let quantize = |target: &str| {
+        let arguments = by_gptq(&path(target));
+        halfbyte(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    assert!(quantize("whole").output().unwrap().status.success());
+    for (blocks, signal) in [(1, "-INT"), (3, "-KILL")] {
+        let mut child = quantize("killed").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let block = here.path().join(format!(".killed.partial/block-{:05}", blocks - 1));
+        let begun = Instant::now();
+        while !block.is_dir() {
+            assert!(begun.elapsed() < Duration::from_secs(100) && child.try_wait().unwrap().is_none());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let kill = Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap();
+        assert!(kill.success());
+        let out = child.wait_with_output().unwrap();
+        if signal == "-INT" {
+            let error = text(&out.stderr);
+            assert_eq!(out.status.code(), Some(130), "{error}");
+            assert!(error.contains(".killed.partial") && error.contains("to go on"), "{error}");
+        } else {
+            assert_eq!(out.status.code(), None);
+        }
+        assert!(!Path::new(&path("killed")).exists());
+    }
+    // With other options it is somebody else's work.
+    let other: Vec<String> = by_gptq(&path("killed")).into_iter().chain(["--asym".to_owned()]).collect();
+    let error = fails(2, &other.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(error.contains("format") && error.contains("--restart"), "{error}");
+    assert!(quantize("killed").output().unwrap().status.success());
+    assert_eq!(files_of(here.path()), ["killed", "whole"].map(PathBuf::from));
+    assert!(files(&here.path().join("killed")) == files(&here.path().join("whole")));
+}

@@ -1,0 +1,394 @@
+//! Quantising a model block by block, each layer by the inputs that calibration text gives it.
+//!
+//! ```text
+//! stream = embedding of all windows                              f32 [windows · window, hidden], kept in memory
+//! for each block:
+//!     load it as floats; let the method choose factors for input channels, fold them into norms and layers before
+//!     for each group of layers that share an input (q k v, o, gate up, down):
+//!         run the windows up to the group: Hessian of its inputs
+//!         quantise; the block runs with the quantised group from now on
+//!     put the block away; stream = what the quantised block makes of it
+//! ```
+//!
+//! So the inputs of a layer are those that it will have in the quantised model (true-sequential); without that, a
+//! block's inputs are collected at once, before any of it is quantised. Every window is run on its own from position 0,
+//! with exact activations. Memory holds the streams and one block.
+//!
+//! Finished blocks lie in a hidden folder beside the target, `.<target>.partial/`. A run that was stopped, in whatever
+//! way, goes on from there: the stream is computed again through the finished blocks, and the result is the same, bit for
+//! bit, as it is for any number of threads.
+
+mod inputs;
+mod method;
+mod piece;
+mod plan;
+mod report;
+mod work;
+
+pub use inputs::Inputs;
+pub use method::{ByAwq, ByGptq, Layers, Method, Needs, Outcome, RoundToNearest};
+pub use plan::{Estimate, estimate};
+pub use report::LayerReport;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::models::{Architecture, MODELS};
+use crate::tokenizer::Tokenizer;
+use fnv::FnvHasher;
+use halfbyte::cpu::Cpu;
+use halfbyte::{Act, Format, QTensor, WeightFormat};
+use halfbyte_checkpoint::Weights;
+use piece::{Piece, Streams};
+use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
+use std::hash::Hasher;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, UNIX_EPOCH};
+use work::WorkFolder;
+
+const OP: &str = "calibration";
+
+/// Version of the work folder's form.
+const WORK_VERSION: u32 = 1;
+
+/// A model to be quantised.
+pub struct Job<'a> {
+    /// The dense model.
+    pub source: &'a Weights,
+    /// Its shape.
+    pub config: &'a Config,
+    /// Where it runs.
+    pub cpu: &'a Cpu,
+    /// Calibration text: whole windows, one after the other, as [`windows`] makes them.
+    pub tokens: &'a [u32],
+    /// Tokens a window.
+    pub window: usize,
+    /// What the linear layers of the blocks become.
+    pub format: WeightFormat,
+    /// How.
+    pub method: &'a dyn Method,
+    /// Whether a group's inputs are those that the quantised groups before it in the block give.
+    pub true_sequential: bool,
+    /// The folder that is going to be written; unfinished work lies beside it.
+    pub target: &'a Path,
+    /// Discard what an earlier run left unfinished.
+    pub restart: bool,
+}
+
+impl std::fmt::Debug for Job<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Job")
+            .field("source", &self.source.folder())
+            .field("target", &self.target)
+            .field("format", &self.format)
+            .field("method", &self.method.settings())
+            .finish_non_exhaustive()
+    }
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress<'a> {
+    /// Blocks that are finished.
+    pub block: usize,
+    /// Blocks in all.
+    pub blocks: usize,
+    /// The first layer of the group that is worked on; empty between groups.
+    pub layer: &'a str,
+    /// What is being done.
+    pub doing: Doing,
+    /// How much of that is done, from 0 to 1.
+    pub done: f64,
+    /// Time left, once a block of this run has told how long one takes.
+    pub seconds_left: Option<f64>,
+}
+
+/// What a run is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Doing {
+    /// Computing the stream through a block that was finished before.
+    Replaying,
+    /// Collecting inputs.
+    Inputs,
+    /// Choosing codes.
+    Quantizing,
+    /// Computing the stream through what is quantised.
+    Outputs,
+}
+
+/// Called before each window and each group; may stop the run, which then fails with [`Error::Cancelled`] and can be
+/// gone on with.
+pub type OnProgress<'a> = dyn FnMut(Progress<'_>) -> ControlFlow<()> + 'a;
+
+/// The first windows of a text: at most `most`, fewer if there is no more.
+///
+/// The stream of tokens is that of [`crate::eval::token_stream`]: the token that begins a text in front of each
+/// document. What is left over after the last window is dropped.
+pub fn windows(
+    tokenizer: &Tokenizer,
+    documents: &[String],
+    bos: Option<u32>,
+    window: usize,
+    most: usize,
+) -> Result<Vec<u32>> {
+    if window == 0 {
+        return Err(Error::invalid(OP, "a window of at least 1 token", "0"));
+    }
+    let wanted = window.saturating_mul(most);
+    let mut tokens = Vec::new();
+    for document in documents {
+        if tokens.len() >= wanted {
+            break;
+        }
+        tokens.extend(bos);
+        tokens.extend(tokenizer.encode(document)?);
+    }
+    tokens.truncate(wanted.min(tokens.len() / window * window));
+    Ok(tokens)
+}
+
+/// All blocks quantised, in a folder of work that is locked until it is removed.
+#[derive(Debug)]
+pub struct Finished {
+    work: WorkFolder,
+    /// Every quantised layer with its block and shape.
+    layers: Vec<(usize, String, [usize; 2])>,
+    /// Other tensors that changed.
+    changed: Vec<(String, Vec<f32>)>,
+    report: Vec<LayerReport>,
+}
+
+impl Finished {
+    /// Whether a layer is one of the quantised ones.
+    pub fn contains(&self, name: &str) -> bool {
+        self.layers.iter().any(|(_, known, _)| known == name)
+    }
+
+    /// A quantised layer by its name; None if it is not one of them. Error: the work folder was damaged meanwhile.
+    pub fn tensor(&self, name: &str) -> Result<Option<QTensor>> {
+        match self.layers.iter().find(|(_, known, _)| known == name) {
+            Some((block, _, shape)) => Ok(Some(self.work.tensor(*block, name, *shape)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// The values of a tensor that is no linear layer and changed (a norm, a bias), exact in its type in the source.
+    pub fn changed(&self, name: &str) -> Option<&[f32]> {
+        self.changed.iter().find(|(known, _)| known == name).map(|(_, values)| values.as_slice())
+    }
+
+    /// What became of each layer, in the order of data.
+    pub fn report(&self) -> &[LayerReport] {
+        &self.report
+    }
+
+    /// The folder of work.
+    pub fn folder(&self) -> &Path {
+        self.work.path()
+    }
+
+    /// Removes the work, once the model is written.
+    pub fn remove(self) -> Result<()> {
+        self.work.remove()
+    }
+}
+
+/// The folder in which unfinished work on a target lies. Error: a target without a name.
+pub fn work_folder(target: &Path) -> Result<PathBuf> {
+    WorkFolder::path_of(target)
+}
+
+/// Quantises the linear layers of all blocks, or goes on with an earlier run.
+///
+/// *Errors:* an architecture without blocks, tokens that are not whole windows or not known, a window beyond the model's
+/// context; weights that are not dense, NaN or infinity in weights or inputs, with the layer's name; what the method
+/// refuses; [`Error::Unfinished`] where earlier work was begun with something else, [`Error::Locked`] where another
+/// process is at it; [`Error::Cancelled`].
+pub fn quantize(job: &Job<'_>, progress: &mut OnProgress<'_>) -> Result<Finished> {
+    let architecture = check(job)?;
+    let work = WorkFolder::open(job.target, manifest(job)?, job.format, job.restart)?;
+    let blocks = job.config.layers;
+    let windows = job.tokens.len() / job.window;
+    let mut watch = Watch { progress, block: 0, blocks, windows, here: 0, seconds: 0.0, begun: Instant::now() };
+    // Without any block left to do, nobody needs the stream.
+    if (0..blocks).any(|i| !work.has(i)) {
+        let mut streams = streams(job, architecture)?;
+        for i in 0..blocks {
+            watch.block = i;
+            let mut piece = Piece::load(job, architecture, i)?;
+            if work.has(i) {
+                piece.restore(work.load(i, &piece.groups)?)?;
+                for step in 0..piece.steps() {
+                    piece.advance(&mut streams, step, &mut |done| watch.tell("", Doing::Replaying, done))?;
+                }
+            } else {
+                watch.begun = Instant::now();
+                quantize_block(job, &mut piece, &mut streams, &mut watch)?;
+                work.save(i, &piece.finished)?;
+                watch.here += 1;
+                watch.seconds += watch.begun.elapsed().as_secs_f64();
+            }
+        }
+    }
+    finished(job, architecture, work)
+}
+
+/// Quantises a block and takes the streams through it.
+fn quantize_block(
+    job: &Job<'_>,
+    piece: &mut Piece<'_>,
+    streams: &mut Streams,
+    watch: &mut Watch<'_, '_>,
+) -> Result<()> {
+    let (needs, groups) = (job.method.needs(), piece.groups.len());
+    let names: Vec<String> = piece.groups.iter().map(|group| group.layers[0].0.clone()).collect();
+    if needs.scales {
+        let inputs = piece.collect(streams, 0..groups, needs, &mut |done| watch.tell("", Doing::Inputs, done))?;
+        watch.tell("", Doing::Quantizing, 0)?;
+        piece.choose_scales(&inputs, job.method, job.format)?;
+    }
+    let mut collected = VecDeque::new();
+    if !job.true_sequential {
+        collected.extend(piece.collect(streams, 0..groups, needs, &mut |done| watch.tell("", Doing::Inputs, done))?);
+    }
+    for (group, name) in names.iter().enumerate() {
+        let inputs = match collected.pop_front() {
+            Some(inputs) => inputs,
+            None => {
+                let on_window = &mut |done| watch.tell(name, Doing::Inputs, done);
+                // One for each group asked for.
+                piece.collect(streams, group..group + 1, needs, on_window)?.remove(0)
+            }
+        };
+        watch.tell(name, Doing::Quantizing, 0)?;
+        piece.quantize(group, &inputs, job.method, job.format)?;
+        let step = piece.groups[group].step;
+        let next_step = piece.groups.get(group + 1).map(|next| next.step);
+        // Nobody needs what the last block gives.
+        let needed = next_step.is_some() || watch.block + 1 < watch.blocks;
+        if job.true_sequential && needed && next_step != Some(step) {
+            piece.advance(streams, step, &mut |done| watch.tell("", Doing::Outputs, done))?;
+        }
+    }
+    if !job.true_sequential && watch.block + 1 < watch.blocks {
+        for step in 0..piece.steps() {
+            piece.advance(streams, step, &mut |done| watch.tell("", Doing::Outputs, done))?;
+        }
+    }
+    Ok(())
+}
+
+fn finished(job: &Job<'_>, architecture: &Architecture, work: WorkFolder) -> Result<Finished> {
+    let (mut layers, mut changed, mut report) = (Vec::new(), Vec::new(), Vec::new());
+    for i in 0..job.config.layers {
+        let groups = (architecture.groups)(job.config, i);
+        let block = work.load(i, &groups)?;
+        changed.extend(block.changed);
+        report.extend(block.report);
+        let of_block = groups.into_iter().flat_map(|group| group.layers);
+        layers.extend(of_block.map(|(name, shape)| (i, name, [shape.n, shape.k])));
+    }
+    Ok(Finished { work, layers, changed, report })
+}
+
+/// Checks what can be checked beforehand; finds the architecture.
+fn check(job: &Job<'_>) -> Result<&'static Architecture> {
+    let Job { config, tokens, window, .. } = *job;
+    let known = MODELS.iter().find(|m| m.architecture == config.architecture);
+    let architecture = known.ok_or_else(|| Error::invalid(OP, "an architecture of MODELS", config.architecture))?;
+    job.format.validate()?;
+    if window == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(window) {
+        let expected = format!("at least one window of {window} tokens, and whole windows");
+        return Err(Error::invalid(OP, expected, format!("{} tokens", tokens.len())));
+    }
+    if window > config.max_context {
+        return Err(Error::ContextFull { limit: config.max_context, got: window });
+    }
+    if let Some(&id) = tokens.iter().find(|&&id| id as usize >= config.vocab_size) {
+        return Err(Error::UnknownToken { id, vocab: config.vocab_size });
+    }
+    Ok(architecture)
+}
+
+/// Everything that the result depends on.
+fn manifest(job: &Job<'_>) -> Result<Map<String, Value>> {
+    let tokens: Vec<u8> = job.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+    let mut files = Vec::new();
+    for path in job.source.checkpoint().files() {
+        let io = |source| Error::io(path, source);
+        let metadata = std::fs::metadata(path).map_err(io)?;
+        let modified = metadata.modified().map_err(io)?;
+        let since = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+        files.push(json!({
+            "name": path.file_name().map(|name| name.to_string_lossy()),
+            "bytes": metadata.len(),
+            "modified_ns": u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+        }));
+    }
+    let manifest = json!({
+        "version": WORK_VERSION,
+        "program": concat!("halfbyte ", env!("CARGO_PKG_VERSION")),
+        "method": job.method.settings(),
+        "format": Format { weight: job.format, act: Act::A16 }.to_string(),
+        "true_sequential": job.true_sequential,
+        "window": job.window,
+        "windows": job.tokens.len() / job.window,
+        "tokens_fnv1a": fnv1a(&tokens),
+        "instructions": format!("{:?}", job.cpu.caps()),
+        "config_fnv1a": fnv1a(format!("{:?}", job.config).as_bytes()),
+        "files": files,
+    });
+    match manifest {
+        Value::Object(map) => Ok(map),
+        other => Err(Error::invalid(OP, "a JSON object", other.to_string())),
+    }
+}
+
+/// A hash that is the same everywhere and always.
+fn fnv1a(bytes: &[u8]) -> String {
+    let mut hasher = FnvHasher::default();
+    hasher.write(bytes);
+    format!("{:016x}", hasher.finish())
+}
+
+/// The embedding of all windows.
+fn streams(job: &Job<'_>, architecture: &Architecture) -> Result<Streams> {
+    let hidden = job.config.hidden_size;
+    let len = job.tokens.len().checked_mul(hidden);
+    let mut stream = Vec::new();
+    let reserved = len.map(|len| stream.try_reserve_exact(len).map(|()| stream.resize(len, 0.0f32)));
+    if !matches!(reserved, Some(Ok(()))) {
+        let expected = "fewer windows: all vectors between two blocks are kept in memory";
+        return Err(Error::invalid(OP, expected, format!("{} tokens × {hidden}", job.tokens.len())));
+    }
+    (architecture.embed)(job.config, job.source, job.tokens, &mut stream)?;
+    let dense = job.method.needs().drift.then(|| stream.clone());
+    Ok(Streams { hidden, window: job.window * hidden, quantized: stream, dense })
+}
+
+/// Tells how far a run is, and hears whether to stop.
+struct Watch<'a, 'b> {
+    progress: &'a mut OnProgress<'b>,
+    block: usize,
+    blocks: usize,
+    windows: usize,
+    /// Blocks that this run has quantised, and what that took.
+    here: usize,
+    seconds: f64,
+    /// When the current block was begun.
+    begun: Instant,
+}
+
+impl Watch<'_, '_> {
+    fn tell(&mut self, layer: &str, doing: Doing, windows_done: usize) -> Result<()> {
+        let seconds_left = (self.here > 0).then(|| {
+            let of_block = self.seconds / self.here as f64;
+            let of_this = (of_block - self.begun.elapsed().as_secs_f64()).max(0.0);
+            of_this + of_block * (self.blocks - self.block - 1) as f64
+        });
+        let done = windows_done as f64 / self.windows as f64;
+        let at = Progress { block: self.block, blocks: self.blocks, layer, doing, done, seconds_left };
+        if (self.progress)(at).is_break() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,195 @@
+//! What a run would take, from sizes and a small sample of the work.
+
+use super::inputs::{DriftOf, Inputs};
+use super::method::{Layers, tensor_bytes};
+use super::report::reports;
+use super::work::row_bytes;
+use super::{Job, check};
+use crate::error::{Error, Result};
+use crate::models::{Block, LinearGroup};
+use crate::weights::{LoadOptions, Loader, Shape};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+/// Outputs and inputs of the layer that is quantised to see how long that takes.
+const SAMPLE: [usize; 2] = [512, 512];
+
+/// What every process takes.
+const PROCESS_BYTES: u64 = 24 << 20;
+
+/// What a run would take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Time, without the final writing of the model.
+    pub seconds: f64,
+    /// Bytes of the work folder before it is removed.
+    pub work_bytes: u64,
+    /// Bytes of the vectors between two blocks, which are part of the peak.
+    pub stream_bytes: u64,
+    /// Bytes of memory at most, the source's pages not counted, which the system may drop.
+    pub peak_memory_bytes: u64,
+}
+
+/// Runs one window through the first block and quantises a small layer; the rest is arithmetic.
+///
+/// Errors: as those of [`super::quantize`] before its first block.
+pub fn estimate(job: &Job<'_>) -> Result<Estimate> {
+    let architecture = check(job)?;
+    let groups = (architecture.groups)(job.config, 0);
+    let load = |i| (architecture.block)(job.config, &mut Loader::new(job.source, LoadOptions::default())?, i);
+    let mut block = load(0)?;
+    let mut stream = vec![0.0; job.window * job.config.hidden_size];
+    (architecture.embed)(job.config, job.source, &job.tokens[..job.window], &mut stream)?;
+
+    let windows = (job.tokens.len() / job.window) as f64;
+    let runs = Runs::measure(job, block.as_mut(), &groups, &stream)?;
+    let sample = Sample::measure(job)?;
+    let of_block = windows * runs.seconds(job, &groups) + sample.seconds(job, &groups);
+    Ok(Estimate {
+        seconds: of_block * job.config.layers as f64,
+        work_bytes: work_bytes(job, &groups) * job.config.layers as u64,
+        stream_bytes: stream_bytes(job),
+        peak_memory_bytes: peak_memory(job, &groups),
+    })
+}
+
+/// Seconds that a window takes.
+struct Runs {
+    /// From the beginning of its step up to each group.
+    to: Vec<f64>,
+    /// Through each step.
+    through: Vec<f64>,
+}
+
+impl Runs {
+    fn measure(job: &Job<'_>, block: &mut dyn Block, groups: &[LinearGroup], stream: &[f32]) -> Result<Self> {
+        let steps = groups.last().map_or(0, |group| group.step + 1);
+        let mut this = Self { to: vec![f64::INFINITY; groups.len()], through: vec![f64::INFINITY; steps] };
+        // The first run touches memory for the first time.
+        for _ in 0..2 {
+            let mut stream = stream.to_vec();
+            for step in 0..steps {
+                let begun = Instant::now();
+                let to = &mut this.to;
+                let _ = block.forward(job.cpu, step, &mut stream, &mut |group, _| {
+                    to[group] = to[group].min(begun.elapsed().as_secs_f64());
+                    Ok(ControlFlow::Continue(()))
+                })?;
+                this.through[step] = this.through[step].min(begun.elapsed().as_secs_f64());
+            }
+        }
+        Ok(this)
+    }
+
+    /// All runs of a window that a block takes, inputs summed up elsewhere.
+    fn seconds(&self, job: &Job<'_>, groups: &[LinearGroup]) -> f64 {
+        let needs = job.method.needs();
+        let once: f64 = self.through.iter().sum();
+        let collecting = if job.true_sequential {
+            // Steps are taken apart: nothing before a group's own step is run again.
+            self.to.iter().sum()
+        } else {
+            groups.last().map_or(0.0, |last| self.through[..last.step].iter().sum::<f64>() + self.to[groups.len() - 1])
+        };
+        let models = if needs.drift { 2.0 } else { 1.0 };
+        models * (collecting + once + if needs.scales { once } else { 0.0 })
+    }
+}
+
+/// Seconds of the work on a small layer.
+struct Sample {
+    inputs: f64,
+    rows: usize,
+    quantizing: f64,
+    reporting: f64,
+}
+
+impl Sample {
+    fn measure(job: &Job<'_>) -> Result<Self> {
+        let [n, k] = SAMPLE;
+        // Any numbers do, as long as no inputs are alike.
+        let number = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0;
+        let rows = 2 * k;
+        let x: Vec<f32> = (0..rows * k).map(|i| number(i * 7 + 3)).collect();
+        let weights: Vec<f32> = (0..n * k).map(number).collect();
+        let name = "a sample".to_owned();
+        let group =
+            LinearGroup { layers: vec![(name.clone(), Shape { n, k, bias: false })], step: 0, adds: false, fold: None };
+        let named = |source| Error::Quantize { name: name.clone(), source };
+
+        let begun = Instant::now();
+        let mut inputs = Inputs::new([n, k], rows, job.method.needs(), DriftOf::Inputs).map_err(named)?;
+        inputs.add(&x, job.method.needs().drift.then_some(&x)).map_err(named)?;
+        let of_inputs = begun.elapsed().as_secs_f64();
+        let layers = Layers { group: &group, weights: &weights, inputs: &inputs };
+        let begun = Instant::now();
+        let outcomes = job.method.quantize(&layers, job.format).map_err(named)?;
+        let quantizing = begun.elapsed().as_secs_f64();
+        let begun = Instant::now();
+        reports(&layers, &outcomes);
+        Ok(Self { inputs: of_inputs, rows, quantizing, reporting: begun.elapsed().as_secs_f64() })
+    }
+
+    fn seconds(&self, job: &Job<'_>, groups: &[LinearGroup]) -> f64 {
+        let [n, k] = SAMPLE;
+        let (sample, operations) = ((n * k * k) as f64, job.method.operations(n, k));
+        let times = if job.method.needs().scales { 2.0 } else { 1.0 };
+        let of_group = |group: &LinearGroup| {
+            let square = group.k() as f64 * group.k() as f64;
+            let inputs = self.inputs * job.tokens.len() as f64 / self.rows as f64 * square / (k * k) as f64;
+            let quantizing = self.quantizing * job.method.operations(group.n(), group.k()) / operations;
+            times * inputs + quantizing + self.reporting * group.n() as f64 * square / sample
+        };
+        groups.iter().map(of_group).sum()
+    }
+}
+
+fn stream_bytes(job: &Job<'_>) -> u64 {
+    let streams = if job.method.needs().drift { 2 } else { 1 };
+    streams * (job.tokens.len() * job.config.hidden_size * size_of::<f32>()) as u64
+}
+
+/// Bytes of a block's layers in the work folder, and of what else can change.
+fn work_bytes(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
+    const REST: u64 = 4096;
+    let of_layer = |(_, shape): &(String, Shape)| {
+        let of_groups = shape.n * job.format.group.count(shape.k) * 8;
+        (shape.n * row_bytes(shape.k, job.format) + of_groups + 4 * shape.k) as u64
+    };
+    groups.iter().flat_map(|group| &group.layers).map(of_layer).sum::<u64>() + REST
+}
+
+/// The streams, a block as it runs and as it is put away, and the most that any group takes beside them.
+fn peak_memory(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
+    let needs = job.method.needs();
+    let weights: u64 = groups.iter().map(|group| (group.n() * group.k()) as u64).sum();
+    // Weights that were rescaled run as f32.
+    let width = if needs.scales { 4 } else { job.config.dtype.map_or(4, |dtype| dtype.size_bytes() as u64) };
+    let dense_model = if needs.drift { 2 } else { 0 };
+    let codes: u64 = groups.iter().map(|group| tensor_bytes(group.n(), group.k(), job.format)).sum();
+    let block = weights * (width + dense_model) + codes;
+
+    // In a window: the stream and its copies, the widest group's inputs and outputs, keys and values.
+    let widest = groups.iter().map(|group| group.k() + group.n()).max().unwrap_or(0);
+    let window = (job.window * (4 * job.config.hidden_size + 2 * widest) * size_of::<f32>()) as u64;
+
+    let statistics = |group: &LinearGroup| {
+        let (n, k) = (group.n(), group.k());
+        // The drift of outputs needs the weights once more.
+        let drift = 8 * k * if group.adds { n } else { k } + if group.adds { 4 * n * k } else { 0 };
+        (8 * k * k + 4 * needs.rows * k + if needs.drift { drift } else { 0 }) as u64
+    };
+    let all: u64 = groups.iter().map(statistics).sum();
+    let of_group = |group: &LinearGroup| {
+        let (n, k) = (group.n(), group.k());
+        let own = if job.true_sequential { statistics(group) } else { all };
+        let adding = 2 * 8 * 256 * k as u64;
+        // A thousand rows of weights and of differences are compared in f64.
+        let comparing = 4 * 8 * 1024 * k as u64;
+        let work = job.method.memory_bytes(n, k, job.format).max(comparing.min(32 * (n * k) as u64)).max(adding);
+        own + work + 4 * (n * k) as u64
+    };
+    let quantizing = groups.iter().map(of_group).max().unwrap_or(0);
+    let scaling = if needs.scales { all + 4 * weights } else { 0 };
+    PROCESS_BYTES + stream_bytes(job) + block + window + quantizing.max(scaling)
+}

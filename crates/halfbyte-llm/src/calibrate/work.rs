@@ -1,0 +1,351 @@
+//! Unfinished work on disk: blocks that are done, so that a run that was stopped goes on where it was.
+//!
+//! ```text
+//! .<target>.partial/
+//!     lock                    held while a process works here
+//!     manifest.json           everything that the result depends on
+//!     block-00000/            a finished block: it gets this name when all of it is on disk
+//!         model.safetensors   <layer>.codes u8 [n, bytes], scales f32 [n, groups], zeros u16 or offsets f32 [n, groups],
+//!                             group_index u32 [k]; other tensors that changed, under their own names, f32
+//!         report.json
+//! ```
+//!
+//! Codes of 2, 4 and 8 bits lie side by side in a byte, the first in its lowest bits; codes of 3 bits in fields of 4.
+
+use super::report::LayerReport;
+use crate::error::{Error, Result};
+use crate::models::LinearGroup;
+use halfbyte::{QTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
+use halfbyte_checkpoint::{Checkpoint, DType};
+use serde_json::{Map, Value};
+use std::fs::{File, TryLockError};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const LOCK: &str = "lock";
+const MANIFEST: &str = "manifest.json";
+const REPORT: &str = "report.json";
+/// No manifest or report comes near this; a longer one is not ours.
+const LONGEST_JSON: u64 = 64 << 20;
+
+/// A folder of unfinished work, locked against other processes.
+#[derive(Debug)]
+pub(super) struct WorkFolder {
+    path: PathBuf,
+    format: WeightFormat,
+    /// Locked as long as it is open.
+    lock: File,
+}
+
+/// A finished block.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Block {
+    /// Its quantised layers by name.
+    pub tensors: Vec<(String, QTensor)>,
+    /// Other tensors that changed, by name.
+    pub changed: Vec<(String, Vec<f32>)>,
+    /// What became of each layer.
+    pub report: Vec<LayerReport>,
+}
+
+impl WorkFolder {
+    /// The folder beside `target` in which work on it lies.
+    pub fn path_of(target: &Path) -> Result<PathBuf> {
+        let absolute = std::path::absolute(target).map_err(|source| Error::io(target, source))?;
+        match (absolute.parent(), absolute.file_name()) {
+            (Some(parent), Some(name)) => Ok(parent.join(format!(".{}.partial", name.to_string_lossy()))),
+            _ => Err(Error::invalid("calibration", "a target folder with a name", target.display().to_string())),
+        }
+    }
+
+    /// Makes the folder or goes on with it.
+    ///
+    /// Errors: another process works there, or it was begun with another manifest and `restart` does not discard it.
+    pub fn open(target: &Path, manifest: Map<String, Value>, format: WeightFormat, restart: bool) -> Result<Self> {
+        let path = Self::path_of(target)?;
+        std::fs::create_dir_all(&path).map_err(|source| Error::io(&path, source))?;
+        let lock_path = path.join(LOCK);
+        let mut options = File::options();
+        let lock = options.create(true).truncate(false).write(true).open(&lock_path);
+        let lock = lock.map_err(|source| Error::io(&lock_path, source))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(Error::Locked { path }),
+            Err(TryLockError::Error(source)) => return Err(Error::io(&lock_path, source)),
+        }
+        let this = Self { path, format, lock };
+        this.clean(restart)?;
+        let manifest_path = this.path.join(MANIFEST);
+        if manifest_path.exists() {
+            this.compare(&read_json(&manifest_path)?, &manifest)?;
+        } else if this.entries()?.iter().any(|name| name != LOCK) {
+            return Err(this.refuse("it holds something but no manifest.json"));
+        } else {
+            write_synced(&manifest_path, format!("{:#}\n", Value::Object(manifest)).as_bytes())?;
+            sync_folder(&this.path)?;
+        }
+        Ok(this)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Removes what a killed process left half-written; everything, if asked to.
+    fn clean(&self, everything: bool) -> Result<()> {
+        for name in self.entries()? {
+            let path = self.path.join(&name);
+            if name == LOCK || !(everything || name.ends_with(".tmp")) {
+                continue;
+            }
+            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            removed.map_err(|source| Error::io(&path, source))?;
+        }
+        sync_folder(&self.path)
+    }
+
+    fn entries(&self) -> Result<Vec<String>> {
+        let io = |source| Error::io(&self.path, source);
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.path).map_err(io)? {
+            names.push(entry.map_err(io)?.file_name().to_string_lossy().into_owned());
+        }
+        Ok(names)
+    }
+
+    fn compare(&self, found: &Value, wanted: &Map<String, Value>) -> Result<()> {
+        let Value::Object(found) = found else { return Err(self.refuse("manifest.json is no JSON object")) };
+        let shown = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), Value::to_string);
+        let keys = found.keys().chain(wanted.keys().filter(|key| !found.contains_key(*key)));
+        let differences: Vec<String> = keys
+            .filter(|key| found.get(*key) != wanted.get(*key))
+            .map(|key| format!("{key}: {} then, {} now", shown(found.get(key)), shown(wanted.get(key))))
+            .collect();
+        if differences.is_empty() {
+            return Ok(());
+        }
+        Err(self.refuse(format!("it was begun with something else: {}", differences.join("; "))))
+    }
+
+    fn refuse(&self, what: impl Into<String>) -> Error {
+        Error::Unfinished { path: self.path.clone(), what: what.into() }
+    }
+
+    fn block_path(&self, i: usize) -> PathBuf {
+        self.path.join(format!("block-{i:05}"))
+    }
+
+    /// Whether block `i` is finished.
+    pub fn has(&self, i: usize) -> bool {
+        self.block_path(i).is_dir()
+    }
+
+    /// Puts a finished block away.
+    pub fn save(&self, i: usize, block: &Block) -> Result<()> {
+        let mut parts: Vec<(TensorSpec, Vec<u8>)> = Vec::new();
+        let mut part = |name: String, dtype, shape: &[usize], bytes| {
+            parts.push((TensorSpec { name, dtype, shape: shape.to_vec() }, bytes));
+        };
+        let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+        for (name, q) in &block.tensors {
+            let (of_groups, codes) = ([q.n(), q.groups()], pack(q.codes(), q.k(), q.format()));
+            part(format!("{name}.codes"), DType::U8, &[q.n(), row_bytes(q.k(), q.format())], codes);
+            part(format!("{name}.scales"), DType::F32, &of_groups, floats(q.scales()));
+            match q.zeros() {
+                Zeros::Symmetric => {}
+                Zeros::Integer(zeros) => {
+                    let bytes = zeros.iter().flat_map(|z| z.to_le_bytes()).collect();
+                    part(format!("{name}.zeros"), DType::U16, &of_groups, bytes);
+                }
+                Zeros::Float(offsets) => part(format!("{name}.offsets"), DType::F32, &of_groups, floats(offsets)),
+            }
+            if let Some(index) = q.group_index() {
+                let bytes = index.iter().flat_map(|g| g.to_le_bytes()).collect();
+                part(format!("{name}.group_index"), DType::U32, &[q.k()], bytes);
+            }
+        }
+        for (name, values) in &block.changed {
+            part(name.clone(), DType::F32, &[values.len()], floats(values));
+        }
+
+        let staging = self.path.join(format!("block-{i:05}.tmp"));
+        std::fs::create_dir(&staging).map_err(|source| Error::io(&staging, source))?;
+        let specs: Vec<TensorSpec> = parts.iter().map(|(spec, _)| spec.clone()).collect();
+        let mut writer = Writer::create(&staging, &specs, u64::MAX)?;
+        for (spec, bytes) in &parts {
+            writer.write(&spec.name, bytes)?;
+        }
+        writer.finish()?;
+        let report_path = staging.join(REPORT);
+        let report = serde_json::to_vec_pretty(&block.report).map_err(|e| Error::io(&report_path, e.into()))?;
+        write_synced(&report_path, &report)?;
+        sync_folder(&staging)?;
+        std::fs::rename(&staging, self.block_path(i)).map_err(|source| Error::io(&staging, source))?;
+        sync_folder(&self.path)
+    }
+
+    /// A finished block. Errors: files that are damaged or of other layers.
+    pub fn load(&self, i: usize, groups: &[LinearGroup]) -> Result<Block> {
+        let path = self.block_path(i);
+        let damaged = |what: String| self.refuse(format!("block {i} is damaged: {what}"));
+        let checkpoint = Checkpoint::open(&path).map_err(|e| damaged(e.to_string()))?;
+        let mut block = Block { report: self.report(i)?, ..Block::default() };
+        let names = groups.iter().flat_map(|group| &group.layers).map(|(name, _)| name);
+        if !names.eq(block.report.iter().map(|layer| &layer.name)) {
+            return Err(damaged("its report is about other layers".to_owned()));
+        }
+        let mut own = Vec::new();
+        for (name, shape) in groups.iter().flat_map(|group| &group.layers) {
+            let q = load_tensor(&checkpoint, name, [shape.n, shape.k], self.format).map_err(damaged)?;
+            block.tensors.push((name.clone(), q));
+            own.extend(["codes", "scales", "zeros", "offsets", "group_index"].map(|part| format!("{name}.{part}")));
+        }
+        for info in checkpoint.tensors().filter(|info| own.iter().all(|name| name != info.name)) {
+            let values = checkpoint.floats(info.name).map_err(|e| damaged(e.to_string()))?.to_f32();
+            block.changed.push((info.name.to_owned(), values));
+        }
+        Ok(block)
+    }
+
+    /// One layer of a finished block.
+    pub fn tensor(&self, i: usize, name: &str, shape: [usize; 2]) -> Result<QTensor> {
+        let damaged = |what: String| self.refuse(format!("block {i} is damaged: {what}"));
+        let checkpoint = Checkpoint::open(self.block_path(i)).map_err(|e| damaged(e.to_string()))?;
+        load_tensor(&checkpoint, name, shape, self.format).map_err(damaged)
+    }
+
+    /// The report of a finished block.
+    pub fn report(&self, i: usize) -> Result<Vec<LayerReport>> {
+        let value = read_json(&self.block_path(i).join(REPORT))?;
+        serde_json::from_value(value).map_err(|e| self.refuse(format!("the report of block {i} is damaged: {e}")))
+    }
+
+    /// Removes the folder with all that is in it.
+    pub fn remove(self) -> Result<()> {
+        let Self { path, lock, .. } = self;
+        // The last to go is the lock, so that nobody begins while this is half gone.
+        let this = Self { path: path.clone(), format: self.format, lock };
+        this.clean(true)?;
+        std::fs::remove_dir_all(&path).map_err(|source| Error::io(&path, source))?;
+        drop(this.lock);
+        Ok(())
+    }
+}
+
+fn load_tensor(
+    checkpoint: &Checkpoint,
+    name: &str,
+    [n, k]: [usize; 2],
+    format: WeightFormat,
+) -> std::result::Result<QTensor, String> {
+    let groups = format.group.count(k);
+    let bytes = |part: &str, dtype: DType, shape: &[usize]| -> std::result::Result<&[u8], String> {
+        let name = format!("{name}.{part}");
+        let info = checkpoint.info(&name).map_err(|e| e.to_string())?;
+        if info.dtype != dtype || info.shape != shape {
+            return Err(format!("{name}: expected {dtype} {shape:?}, got {} {:?}", info.dtype, info.shape));
+        }
+        checkpoint.bytes(&name).map_err(|e| e.to_string())
+    };
+    let floats = |part: &str| -> std::result::Result<Vec<f32>, String> {
+        let bytes = bytes(part, DType::F32, &[n, groups])?;
+        Ok(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+    };
+    let codes = unpack(bytes("codes", DType::U8, &[n, row_bytes(k, format)])?, k, format);
+    let zeros = match format.zero {
+        Zero::Symmetric => Zeros::Symmetric,
+        Zero::Integer => {
+            let bytes = bytes("zeros", DType::U16, &[n, groups])?;
+            Zeros::Integer(bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect())
+        }
+        Zero::Float => Zeros::Float(floats("offsets")?),
+    };
+    let group_index = match checkpoint.contains(&format!("{name}.group_index")) {
+        false => None,
+        true => {
+            let bytes = bytes("group_index", DType::U32, &[k])?;
+            Some(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect())
+        }
+    };
+    let q = QTensor::new(format, [n, k], codes, floats("scales")?, zeros, group_index);
+    checkpoint.tensor_names().filter(|part| part.starts_with(name)).for_each(|part| checkpoint.release(part));
+    q.map_err(|e| format!("{name}: {e}"))
+}
+
+/// Bits that a code takes in a byte.
+fn field(format: WeightFormat) -> usize {
+    if format.bits == 3 { 4 } else { format.bits as usize }
+}
+
+/// Bytes of a row of `k` codes.
+pub(super) fn row_bytes(k: usize, format: WeightFormat) -> usize {
+    k.div_ceil(8 / field(format))
+}
+
+fn pack(codes: &[u8], k: usize, format: WeightFormat) -> Vec<u8> {
+    let field = field(format);
+    let byte =
+        |codes: &[u8]| codes.iter().rev().fold(0u8, |byte, code| byte.checked_shl(field as u32).unwrap_or(0) | code);
+    codes.chunks_exact(k.max(1)).flat_map(|row| row.chunks(8 / field).map(byte)).collect()
+}
+
+fn unpack(bytes: &[u8], k: usize, format: WeightFormat) -> Vec<u8> {
+    let (field, mask) = (field(format), format.max_code() as u8);
+    let in_byte = 8 / field;
+    let mut codes = Vec::with_capacity(bytes.len() * in_byte);
+    for row in bytes.chunks_exact(row_bytes(k, format).max(1)) {
+        codes.extend((0..k).map(|j| row[j / in_byte] >> (j % in_byte * field) & mask));
+    }
+    codes
+}
+
+fn read_json(path: &Path) -> Result<Value> {
+    let io = |source| Error::io(path, source);
+    let unfinished = |what: String| Error::Unfinished { path: path.to_owned(), what };
+    if std::fs::metadata(path).map_err(io)?.len() > LONGEST_JSON {
+        return Err(unfinished(format!("expected at most {LONGEST_JSON} bytes")));
+    }
+    let text = std::fs::read(path).map_err(io)?;
+    serde_json::from_slice(&text).map_err(|e| unfinished(e.to_string()))
+}
+
+/// Writes a file under a temporary name, syncs it and gives it its own.
+fn write_synced(path: &Path, content: &[u8]) -> Result<()> {
+    let temporary = path.with_extension("tmp");
+    let written = File::create(&temporary)
+        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, path));
+    written.map_err(|source| Error::io(path, source))
+}
+
+/// Makes renames in a folder durable, where the system has a way to.
+fn sync_folder(path: &Path) -> Result<()> {
+    #[cfg(unix)]
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(|source| Error::io(path, source))?;
+    #[cfg(not(unix))]
+    let _ = path;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halfbyte::{Float, Group};
+
+    #[test]
+    fn codes_come_back_from_their_bytes() {
+        for bits in [2, 3, 4, 8] {
+            let format = WeightFormat { bits, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 };
+            for k in [1, 7, 8, 33] {
+                let codes: Vec<u8> = (0..3 * k).map(|i| (i * 37 % (1 << bits)) as u8).collect();
+                let bytes = pack(&codes, k, format);
+                assert_eq!(bytes.len(), 3 * row_bytes(k, format));
+                assert_eq!(unpack(&bytes, k, format), codes, "{bits} bits, k {k}");
+            }
+        }
+        let format = WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 };
+        assert_eq!(pack(&[1, 2, 3], 3, format), [0x21, 0x03]);
+    }
+}

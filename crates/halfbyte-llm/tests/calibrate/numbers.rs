@@ -1,0 +1,250 @@
+//! What methods are given, and what is reported of their answers.
+
+use crate::case::*;
+use halfbyte::cpu::nn;
+use halfbyte::format::reference;
+use halfbyte::quantize::{Gptq, Hessian};
+use halfbyte::{Float, Group, WeightFormat, Zero};
+use halfbyte_llm::calibrate::{ByGptq, LayerReport, Layers, Method, Needs, Outcome, work_folder};
+use halfbyte_llm::models::{Fold, MODELS};
+use halfbyte_llm::weights::Loader;
+use halfbyte_llm::{Error, LoadOptions, Model, Session};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Mutex;
+
+#[test]
+fn blocks_one_after_the_other_are_the_model() {
+    for name in ["llama", "llama-tied-mha", "llama3-rope"] {
+        let case = Case::new(name);
+        let (config, tokens, cpu) = (&case.config, &case.tokens[..40], &case.cpu);
+        let model = Model::from_weights(config.clone(), &case.source, &LoadOptions::default()).unwrap();
+        let mut session = Session::new(&model, cpu, 40).unwrap();
+        let mut want = Vec::new();
+        let take = &mut |logits: &[f32]| {
+            want.extend_from_slice(logits);
+            Ok(())
+        };
+        session.logits_of_all(tokens, take).unwrap();
+
+        let architecture = &MODELS[0];
+        let mut loader = Loader::new(&case.source, LoadOptions::default()).unwrap();
+        let mut stream = vec![0.0; 40 * config.hidden_size];
+        (architecture.embed)(config, &case.source, tokens, &mut stream).unwrap();
+        for i in 0..config.layers {
+            let groups = (architecture.groups)(config, i);
+            let mut block = (architecture.block)(config, &mut loader, i).unwrap();
+            let mut seen = Vec::new();
+            for step in 0..2 {
+                let before = stream.clone();
+                let stopped = block.forward(cpu, step, &mut stream, &mut |_, _| Ok(ControlFlow::Break(()))).unwrap();
+                assert!(stopped.is_break() && stream == before, "a step that is stopped changes nothing");
+                let tap = &mut |group: usize, x: &[f32]| {
+                    assert_eq!((x.len(), groups[group].step), (40 * groups[group].k(), step));
+                    seen.push(group);
+                    Ok(ControlFlow::Continue(()))
+                };
+                assert!(block.forward(cpu, step, &mut stream, tap).unwrap().is_continue());
+            }
+            assert_eq!(seen, [0, 1, 2, 3]);
+        }
+        let norm = loader.vector("model.norm.weight", config.hidden_size).unwrap();
+        let mut normed = vec![0.0; stream.len()];
+        nn::rms_norm(cpu, &stream, &norm, config.rms_norm_eps, &mut normed).unwrap();
+        let head = loader.head("model.embed_tokens", "lm_head", config).unwrap();
+        let mut got = vec![0.0; want.len()];
+        head.logits(cpu, &normed, 40, &mut got).unwrap();
+        assert_eq!(got, want, "{name}");
+    }
+}
+
+/// Weights, Hessian, answers.
+type Recorded = (Vec<f32>, Hessian, Vec<Outcome>);
+
+/// Keeps what it is given and what it answers.
+struct Recording {
+    inner: ByGptq,
+    seen: Mutex<Vec<Recorded>>,
+}
+
+impl Method for Recording {
+    fn settings(&self) -> String {
+        self.inner.settings()
+    }
+
+    fn quantize(&self, layers: &Layers<'_>, format: WeightFormat) -> halfbyte::Result<Vec<Outcome>> {
+        let outcomes = self.inner.quantize(layers, format)?;
+        let seen = (layers.weights.to_vec(), layers.inputs.hessian.clone(), outcomes.clone());
+        self.seen.lock().unwrap().push(seen);
+        Ok(outcomes)
+    }
+
+    fn operations(&self, n: usize, k: usize) -> f64 {
+        self.inner.operations(n, k)
+    }
+
+    fn memory_bytes(&self, n: usize, k: usize, format: WeightFormat) -> u64 {
+        self.inner.memory_bytes(n, k, format)
+    }
+}
+
+#[test]
+fn the_report_is_the_formula() {
+    for (bits, group, zero) in [
+        (4, Group::Size(32), Zero::Integer),
+        (3, Group::Channel, Zero::Symmetric),
+        (2, Group::Size(64), Zero::Float),
+        (8, Group::Tensor, Zero::Symmetric),
+    ] {
+        let case = Case::new("llama");
+        let recording = Recording { inner: by_gptq(), seen: Mutex::new(Vec::new()) };
+        let format = WeightFormat { bits, group, zero, scale: Float::F16 };
+        let finished = case.run(&recording, |job| job.format = format).unwrap();
+        let mut reports = finished.report().iter();
+        for (weights, hessian, outcomes) in recording.seen.into_inner().unwrap() {
+            let mut weights = weights.as_slice();
+            for outcome in outcomes {
+                let report: &LayerReport = reports.next().unwrap();
+                let q = &outcome.weights;
+                let (dense, rest) = weights.split_at(q.n() * q.k());
+                weights = rest;
+                let values = reference::dequantize(q);
+                let difference: Vec<f64> = dense.iter().zip(values).map(|(&w, q)| f64::from(w) - q).collect();
+                let dense: Vec<f64> = dense.iter().map(|&w| f64::from(w)).collect();
+                let k = q.k();
+                let outputs = |m: &[f64]| {
+                    let row = |row: &[f64]| {
+                        (0..k).map(|i| (0..k).map(|j| row[i] * hessian.get(i, j) * row[j]).sum::<f64>()).sum::<f64>()
+                    };
+                    m.chunks(k).map(row).sum::<f64>()
+                };
+                let squares = |m: &[f64]| m.iter().map(|v| v * v).sum::<f64>();
+                let close = |got: f64, a: f64, b: f64| assert!((got / (a / b).sqrt() - 1.0).abs() < 1e-9, "{report:?}");
+                close(report.output_error, outputs(&difference), outputs(&dense));
+                close(report.weight_error, squares(&difference), squares(&dense));
+                assert!(report.output_error < report.weight_error, "{report:?}");
+                assert_eq!((report.shape, report.dead_columns, report.damping), ([q.n(), k], 0, Some(0.01)));
+                let scales = q.scales().len()
+                    * (16
+                        + match zero {
+                            Zero::Symmetric => 0,
+                            Zero::Integer => bits as usize,
+                            Zero::Float => 16,
+                        });
+                let index = q.group_index().map_or(0, |index| 32 * index.len());
+                let want = f64::from(bits) + (scales + index) as f64 / (q.n() * k) as f64;
+                assert!((report.bits_per_weight - want).abs() < 1e-12, "{report:?}, {want}");
+            }
+        }
+        assert!(reports.next().is_none());
+        finished.remove().unwrap();
+    }
+}
+
+#[test]
+fn inputs_are_those_of_the_quantized_layers_before() {
+    let case = Case::new("llama");
+    let dead = |true_sequential| {
+        let finished = case.run(&Nothing, |job| job.true_sequential = true_sequential).unwrap();
+        let report: Vec<usize> = finished.report().iter().map(|layer| layer.dead_columns).collect();
+        assert!(finished.report().iter().all(|layer| layer.weight_error == 1.0));
+        finished.remove().unwrap();
+        report
+    };
+    // q, k, v, o, gate, up, down: without values o sees nothing, without gate and up down sees nothing.
+    assert_eq!(dead(true), [0, 0, 0, 128, 0, 0, 256].repeat(2));
+    assert_eq!(dead(false), [0; 14]);
+}
+
+#[test]
+fn factors_are_folded_so_that_the_model_stays_the_same() {
+    for (case, has_values, biases) in [
+        (Case::new("llama-tied-mha"), true, 0),
+        (Case::new("llama"), false, 0),
+        (Case::with_biases("llama-tied-mha"), true, 2),
+    ] {
+        let method = Scaling::new(&[0.5, 1.7, 1.0, 3.1, 0.21]);
+        let finished = case.run(&method, |job| job.format = WeightFormat { bits: 8, ..FORMAT }).unwrap();
+        let seen = method.seen.into_inner().unwrap();
+        assert_eq!(seen.len(), 8 * case.config.layers);
+        for of_block in seen.chunks(8) {
+            let (before, after) = of_block.split_at(4);
+            for (before, after) in before.iter().zip(after) {
+                let foldable = before.group.fold.is_some();
+                assert_eq!(foldable, has_values || !before.group.layers[0].0.ends_with("o_proj"));
+                // The second time the layers before are rounded to 8 bits; the first time nothing is folded.
+                let ratio = after.outputs / before.outputs;
+                assert!((ratio - 1.0).abs() < 0.02, "{}: {ratio}", before.group.layers[0].0);
+                assert!(after.squares != before.squares || !foldable);
+                assert!((8..=10).contains(&before.sample) && before.sample == after.sample);
+            }
+        }
+        let mut changed = 0;
+        for info in case.source.checkpoint().tensors() {
+            let Some(values) = finished.changed(info.name) else { continue };
+            changed += 1;
+            let dense = case.source.checkpoint().floats(info.name).unwrap();
+            assert!(values.iter().all(|&v| dense.dtype().round(v) == v) && values != dense.to_f32(), "{}", info.name);
+        }
+        assert_eq!(changed, (2 + biases) * case.config.layers);
+        finished.remove().unwrap();
+    }
+}
+
+/// Answers with the wrong factors.
+struct Wrong(Vec<Option<Vec<f32>>>);
+
+impl Method for Wrong {
+    fn settings(&self) -> String {
+        "wrong".to_owned()
+    }
+
+    fn needs(&self) -> Needs {
+        Needs { scales: true, ..Needs::default() }
+    }
+
+    fn scales(&self, _: &[Layers<'_>], _: WeightFormat) -> halfbyte::Result<Vec<Option<Vec<f32>>>> {
+        Ok(self.0.clone())
+    }
+
+    fn quantize(&self, _: &Layers<'_>, _: WeightFormat) -> halfbyte::Result<Vec<Outcome>> {
+        Ok(Vec::new())
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let mut case = Case::new("llama");
+    let groups = (MODELS[0].groups)(&case.config, 0);
+    assert!(matches!(&groups[0].fold, Some(Fold::Norm(name)) if name == "model.layers.0.input_layernorm.weight"));
+    assert_eq!((&groups[1].fold, &groups[3].fold), (&None, &Some(Fold::Linear { group: 2, layer: 1 })));
+    let some = |k: usize, value: f32| Some(vec![value; k]);
+    for scales in [
+        vec![None; 3],
+        vec![some(127, 1.0), None, None, None],
+        vec![some(128, 0.0), None, None, None],
+        vec![None, None, some(128, f32::NAN), None],
+        vec![None, some(128, 1.0), None, None],
+        // Nothing wrong with these, but no layers come back.
+        vec![None; 4],
+    ] {
+        let refused = case.run(&Wrong(scales), |job| job.restart = true).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    }
+    let method = by_gptq();
+    for (bad, tokens) in [("window", &case.tokens[..WINDOW + 1]), ("none", &[])] {
+        let refused = case.run(&method, |job| job.tokens = tokens).unwrap_err();
+        assert!(matches!(refused, Error::Invalid { .. }), "{bad}: {refused}");
+    }
+    let refused = case.run(&method, |job| job.window = 0).unwrap_err();
+    assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
+    let refused = case.run(&method, |job| (job.tokens, job.window) = (&[1; 257], 257)).unwrap_err();
+    assert!(matches!(refused, Error::ContextFull { limit: 256, got: 257 }), "{refused}");
+    case.tokens[30] = 320;
+    assert!(matches!(case.run(&method, |_| {}), Err(Error::UnknownToken { id: 320, vocab: 320 })));
+    case.tokens[30] = 1;
+    let bad_damping = ByGptq { gptq: Gptq { damping: -1.0, ..Gptq::default() }, ..by_gptq() };
+    let refused = case.run(&bad_damping, |job| job.restart = true).unwrap_err();
+    assert!(matches!(&refused, Error::Quantize { name, .. } if name == "model.layers.0.self_attn.q_proj"), "{refused}");
+    assert!(matches!(work_folder(Path::new("/")), Err(Error::Invalid { .. })));
+}
