@@ -38,7 +38,8 @@ pub use config::{
 pub use error::{Error, Result};
 pub use finding::Finding;
 pub use folder::{
-    Conversion, Converted, Job, Linear, Progress, Quantization, Written, convert, linears, write_dense, write_model,
+    Conversion, Converted, Job, Linear, Progress, Quantization, Sizes, Written, convert, linears, sizes, write_dense,
+    write_model,
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};

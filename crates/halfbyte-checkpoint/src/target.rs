@@ -4,7 +4,7 @@ use crate::config::GptqVersion;
 use crate::error::{Error, Result};
 use crate::safetensors::{DType, TensorSpec, Writer, WrittenFiles};
 use crate::scheme::{Weights, awq, compressed_tensors, gguf, gptq, matmul_nbits};
-use halfbyte::{QTensor, WeightFormat};
+use halfbyte::{QTensor, WeightFormat, Zero};
 use serde_json::Value;
 use std::borrow::Cow;
 use std::path::Path;
@@ -51,6 +51,12 @@ impl Target {
         }
     }
 
+    /// Whether the form holds modules of this format and shape `[n, k]`, as far as these tell. Error: why not.
+    pub fn check(self, format: WeightFormat, shape: [usize; 2]) -> std::result::Result<(), String> {
+        let nearest = self.nearest(format, shape)?;
+        if nearest == format { Ok(()) } else { Err(differences(format, nearest)) }
+    }
+
     /// What writes this form of a model, in which some format is asymmetric or none. Error: the model's config or
     /// tokenizer cannot be said in it.
     pub(crate) fn form(self, source: &Weights, asymmetric: bool) -> Result<Box<dyn Form>> {
@@ -65,6 +71,28 @@ impl Target {
             Target::Gguf => Box::new(gguf::GgufForm::new(source)?),
         })
     }
+}
+
+/// Why a form does not take a format as it is.
+fn differences(format: WeightFormat, nearest: WeightFormat) -> String {
+    let mut reasons = Vec::new();
+    if format.bits != nearest.bits {
+        reasons.push(format!("its codes have {} bits, not {}", nearest.bits, format.bits));
+    }
+    if format.group != nearest.group {
+        reasons.push(format!("its groups are {:?}, not {:?}", nearest.group, format.group));
+    }
+    if format.zero != nearest.zero {
+        reasons.push(match nearest.zero {
+            Zero::Symmetric => "it has no zero points".to_owned(),
+            Zero::Integer => "it has integer zero points only, no float offsets".to_owned(),
+            Zero::Float => "it has float offsets only, no zero points".to_owned(),
+        });
+    }
+    if format.scale != nearest.scale {
+        reasons.push(format!("its scales are {}, not {}", nearest.scale, format.scale));
+    }
+    reasons.join("; ")
 }
 
 /// What a form of files does with modules.

@@ -120,9 +120,12 @@ fn wrong_usage_is_told_and_has_status_2() {
     let here = TempDir::new().unwrap();
     let target = here.path().join("out").display().to_string();
     let quantize = |more: &[&str]| fails(2, &[&["quantize", &m, "-o", &target], more].concat());
-    for (option, value, there_is) in
-        [("--method", "guess", "gptq"), ("--to", "awq", "gptq"), ("--bits", "5", "2, 3, 4, 8"), ("--group", "0", "-1")]
-    {
+    for (option, value, there_is) in [
+        ("--method", "guess", "gptq"),
+        ("--to", "paper", "gptq"),
+        ("--bits", "5", "2, 3, 4 or 8"),
+        ("--group", "0", "-1"),
+    ] {
         let error = quantize(&[option, value]);
         assert!(error.contains(value) && error.contains(there_is), "{error}");
         assert!(error.contains("halfbyte quantize --help"), "{error}");
@@ -382,6 +385,39 @@ fn convert_changes_the_container_and_verify_proves_it() {
     fails(2, &["convert", &model(), "-o", &path("none"), "--to", "awq"]);
     fails(2, &["convert", &path("gptq"), "-o", &path("none"), "--to", "paper"]);
     fails(3, &["verify", &path("gptq"), &path("nowhere")]);
+}
+
+#[test]
+fn quantize_writes_every_form() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let m = model();
+    for (form, more, format) in [
+        ("awq", &["--asym", "--group", "64"][..], "w4a16-g64-asym"),
+        ("compressed-tensors", &["--bits", "8", "--group", "-1"], "w8a16"),
+        ("onnx", &["--bits", "2", "--group", "32"], "w2a16-g32"),
+        ("gguf", &["--asym"], "w4a16-g32-float"),
+        ("gptq_v2", &["--bits", "3"], "w3a16-g128"),
+    ] {
+        let out = path(form);
+        let arguments = [&["quantize", &m, "-o", &out, "--to", form], more].concat();
+        let planned = json(&[&arguments[..], &["--dry-run"]].concat());
+        let made = json(&arguments);
+        assert_eq!((&made["format"], &made["bytes_after"]), (&format.into(), &planned["bytes_after"]), "{form}");
+        let inspected = json(&["inspect", &out]);
+        assert_eq!(inspected["findings"].as_array().unwrap().len(), 0, "{}", inspected["findings"]);
+        let modules = inspected["modules"].as_array().unwrap();
+        assert_eq!(modules.iter().filter(|module| module["format"] == format).count(), 42, "{form}");
+    }
+    for arguments in [
+        &["--to", "awq", "--bits", "8"][..],
+        &["--to", "gguf", "--group", "128"],
+        &["--to", "onnx", "--bits", "3"],
+        &["--to", "awq", "--method", "gptq", "--calibration", "x.jsonl", "--act-order"],
+    ] {
+        let refused = fails(2, &[&["quantize", &m, "-o", &path("none")], arguments].concat());
+        assert!(refused.contains("does not fit the form"), "{refused}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod staging;
 pub use convert::{Conversion, Converted, convert};
 pub(crate) use dense::converted;
 pub use dense::write_dense;
-pub use quantized::{Quantization, write_model};
+pub use quantized::{Quantization, Sizes, sizes, write_model};
 
 use crate::error::{Error, Result};
 use crate::safetensors::{Checkpoint, TensorSpec, WrittenFiles, pretty, write_synced};

@@ -5,7 +5,7 @@ use super::staging::Staging;
 use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::error::{Error, Result};
 use crate::safetensors::{Checkpoint, DType, TensorSpec};
-use crate::scheme::LinearWeight;
+use crate::scheme::{LinearWeight, Weights};
 use crate::target::{Module, Settings, Target, unrepresentable};
 use halfbyte::{Float, Floats, QTensor, WeightFormat, Zero};
 use std::borrow::Cow;
@@ -61,11 +61,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
     }
     for (module, format) in chosen() {
         format.validate().map_err(Error::numbers(module.name))?;
-        let refuse = unrepresentable(module.name, target.name());
-        let nearest = target.nearest(format, module.shape).map_err(&refuse)?;
-        if nearest != format {
-            return Err(refuse(differences(format, nearest)));
-        }
+        target.check(format, module.shape).map_err(unrepresentable(module.name, target.name()))?;
     }
     let form = target.form(source, chosen().any(|(_, format)| format.zero != Zero::Symmetric))?;
     let quantized: Vec<Module> =
@@ -174,26 +170,32 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
     Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len() })
 }
 
-/// Why a form does not take a format as it is.
-fn differences(format: WeightFormat, nearest: WeightFormat) -> String {
-    let mut reasons = Vec::new();
-    if format.bits != nearest.bits {
-        reasons.push(format!("its codes have {} bits, not {}", nearest.bits, format.bits));
+/// What a model is going to take in a form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// Bytes of the quantised modules.
+    pub modules: u64,
+    /// Bytes of all tensors.
+    pub all: u64,
+}
+
+/// What a dense model takes when these modules are quantised to this format. Errors: those of [`Target::check`]; a tensor,
+/// config or tokenizer that the form cannot say.
+pub fn sizes(target: Target, source: &Weights, modules: &[Linear<'_>], format: WeightFormat) -> Result<Sizes> {
+    let form = target.form(source, format.zero != Zero::Symmetric)?;
+    let of = |spec: &TensorSpec| spec.dtype.bytes_of(&spec.shape).unwrap_or(0) as u64;
+    let (mut of_modules, mut all): (u64, u64) = (0, form.extra().iter().map(|(spec, _)| of(spec)).sum());
+    let mut replaced = std::collections::HashSet::new();
+    for module in modules {
+        target.check(format, module.shape).map_err(unrepresentable(module.name, target.name()))?;
+        of_modules += form.specs(module.name, format, module.shape).iter().map(of).sum::<u64>();
+        replaced.insert(format!("{}.weight", module.name));
     }
-    if format.group != nearest.group {
-        reasons.push(format!("its groups are {:?}, not {:?}", nearest.group, format.group));
+    for info in source.checkpoint().tensors().filter(|info| !replaced.contains(info.name)) {
+        let spec = TensorSpec { name: info.name.to_owned(), dtype: info.dtype, shape: info.shape.to_vec() };
+        all += form.dense(&spec)?.as_ref().map_or(0, of);
     }
-    if format.zero != nearest.zero {
-        reasons.push(match nearest.zero {
-            Zero::Symmetric => "it has no zero points".to_owned(),
-            Zero::Integer => "it has integer zero points only, no float offsets".to_owned(),
-            Zero::Float => "it has float offsets only, no zero points".to_owned(),
-        });
-    }
-    if format.scale != nearest.scale {
-        reasons.push(format!("its scales are {}, not {}", nearest.scale, format.scale));
-    }
-    reasons.join("; ")
+    Ok(Sizes { modules: of_modules, all: all + of_modules })
 }
 
 /// New elements of a tensor, in its own type. Errors: not a float tensor, another number of elements, a value beyond the

@@ -3,7 +3,7 @@
 mod calibrated;
 
 use crate::app::App;
-use crate::args::RtnArgs;
+use crate::args::{FormArg, RtnArgs, bits, group};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open;
@@ -12,9 +12,11 @@ use crate::text::bytes;
 use calibrated::{Calibration, CalibrationArgs};
 use clap::ValueEnum;
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Act, Float, Format, Group, WeightFormat, Zero};
+use halfbyte::{Act, Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::scheme::gptq;
-use halfbyte_checkpoint::{GptqVersion, Job, Linear, LinearWeight, Quantization, Weights, linears, write_model};
+use halfbyte_checkpoint::{
+    GptqVersion, Job, Linear, LinearWeight, Quantization, Target, Weights, linears, write_model,
+};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -28,11 +30,11 @@ pub struct Args {
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Bits a code.
-    #[arg(long, default_value = "4", value_name = "BITS", value_parser = ["2", "3", "4", "8"])]
-    bits: String,
-    /// Weights along k that share a scale; -1: one scale an output channel.
-    #[arg(long, default_value = "128", value_name = "N", allow_negative_numbers = true, value_parser = group)]
-    group: Group,
+    #[arg(long, default_value = "4", value_name = "BITS", value_parser = bits)]
+    bits: u32,
+    /// Weights along k that share a scale; -1: one scale an output channel [default: 128; 32 for gguf, which has no other].
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
+    group: Option<Group>,
     /// Zero in the middle of the codes (the default).
     #[arg(long, conflicts_with = "asym")]
     sym: bool,
@@ -48,9 +50,9 @@ pub struct Args {
     rtn: RtnArgs,
     #[command(flatten)]
     calibration: CalibrationArgs,
-    /// The form of the files: gptq, which transformers, vLLM and others load; its scales are f16.
+    /// The form of the files. Scales are f16 in all of them.
     #[arg(long, value_enum, default_value = "gptq")]
-    to: Target,
+    to: FormArg,
     /// Write nothing; print the time, disk space and memory that it would take.
     #[arg(long)]
     dry_run: bool,
@@ -77,29 +79,16 @@ impl Method {
     }
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Target {
-    Gptq,
-}
-
-fn group(text: &str) -> std::result::Result<Group, String> {
-    match text.parse() {
-        Ok(-1i64) => Ok(Group::Channel),
-        Ok(size @ 1..=0xff_ffff) => Ok(Group::Size(size as usize)),
-        _ => Err("expected -1 (one scale a channel) or a size from 1 to 16777215".to_owned()),
-    }
-}
-
 impl Args {
     fn format(&self) -> WeightFormat {
-        let bits = match self.bits.as_str() {
-            "2" => 2,
-            "3" => 3,
-            "8" => 8,
-            _ => 4,
+        let gguf = self.to == FormArg::Gguf;
+        let zero = match (self.asym, gguf) {
+            (false, _) => Zero::Symmetric,
+            (true, false) => Zero::Integer,
+            (true, true) => Zero::Float,
         };
-        let zero = if self.asym { Zero::Integer } else { Zero::Symmetric };
-        WeightFormat { bits, group: self.group, zero, scale: Float::F16 }
+        let group = self.group.unwrap_or(Group::Size(if gguf { 32 } else { 128 }));
+        WeightFormat { bits: self.bits, group, zero, scale: Float::F16 }
     }
 }
 
@@ -142,18 +131,17 @@ struct Quantized {
 /// Writes the folder, or says what it would take.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let Target::Gptq = args.to;
     args.calibration.check(args.method, args.rtn)?;
     let (format, options) = (args.format(), Rtn::from(args.rtn));
     let source = open(&args.model)?;
     let layers = layers(args, &source)?;
-    let sizes = sizes(&source, &layers, format);
+    let sizes = planned(&source, &layers, args.to.into(), format)?;
     let mut result = Quantized {
         model: args.model.clone(),
         output: args.output.clone(),
         method: args.method.names()[0],
         by: args.method.names()[1],
-        to: "gptq",
+        to: args.to.name(),
         format: Format { weight: format, act: Act::A16 }.to_string(),
         dry_run: args.dry_run,
         sizes,
@@ -163,12 +151,22 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     if args.dry_run {
         result.seconds = estimate_seconds(&source, &layers, format, options)?;
-        result.peak_memory_bytes = Some(peak_memory(&layers, format));
+        result.peak_memory_bytes = Some(peak_memory(&source, &layers, args.to.into(), format)?);
     }
     if let Some(text) = &args.calibration.calibration {
         let (calibration, method, overwrite) = (&args.calibration, args.method, args.overwrite);
-        let task =
-            calibrated::Task { app, source: &source, text, calibration, method, rtn: options, format, overwrite };
+        let target = args.to.into();
+        let task = calibrated::Task {
+            app,
+            source: &source,
+            text,
+            calibration,
+            method,
+            rtn: options,
+            format,
+            target,
+            overwrite,
+        };
         calibrated::run(&task, &mut result)?;
         if !args.dry_run {
             result.seconds = begun.elapsed().as_secs_f64();
@@ -188,7 +186,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ..Job::new(&source, &args.output)
     };
     let quantization = Quantization {
-        target: halfbyte_checkpoint::Target::Gptq(None),
+        target: args.to.into(),
         format: &mut |layer| layer.in_block().then_some(format),
         quantize: &mut |_, weight, format| match weight {
             LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, options),
@@ -227,39 +225,36 @@ fn layers<'a>(args: &Args, source: &'a Weights) -> Result<Vec<Linear<'a>>> {
             "`halfbyte inspect MODEL` lists the modules",
         ));
     }
-    if let Some(layer) = layers.iter().find(|l| !l.shape.iter().all(|d| d.is_multiple_of(32))) {
-        let [n, k] = layer.shape;
+    let target = Target::from(args.to);
+    for layer in &layers {
+        if let Err(reason) = target.check(args.format(), layer.shape) {
+            return Err(Failure::usage(
+                format!("`{}` does not fit the form {}", layer.name, target.name()),
+                reason,
+                "choose other options or another form; --quantize with run and eval takes every format, in memory",
+            ));
+        }
+    }
+    let grouped = matches!(args.format().group, Group::Size(_));
+    if args.calibration.permutes() && grouped && !matches!(target, Target::Gptq(_)) {
         return Err(Failure::usage(
-            format!("`{}` does not fit GPTQ files", layer.name),
-            format!("they hold outputs and inputs in multiples of 32, and it has {n} and {k}"),
-            "use --quantize with run and eval, which takes every shape, in memory",
+            format!("--act-order does not fit the form {}", target.name()),
+            "only GPTQ's files say which group a column belongs to",
+            "add --static-groups, leave --act-order out, or write --to gptq",
         ));
     }
     Ok(layers)
 }
 
-/// Bytes of a module in GPTQ's files: codes, zero points, scales, group indices.
-fn gptq_bytes([n, k]: [usize; 2], format: WeightFormat) -> u64 {
-    let (n, k, bits) = (n as u64, k as u64, u64::from(format.bits));
-    let groups = format.group.count(k as usize) as u64;
-    n * k * bits / 8 + groups * n * bits / 8 + groups * n * 2 + k * 4
-}
-
-fn sizes(source: &Weights, layers: &[Linear<'_>], format: WeightFormat) -> Sizes {
-    let all: u64 = source.checkpoint().tensors().map(|info| info.bytes as u64).sum();
-    let dense: u64 = layers
-        .iter()
-        .filter_map(|layer| source.checkpoint().get(&format!("{}.weight", layer.name)))
-        .map(|info| info.bytes as u64)
-        .sum();
+fn planned(source: &Weights, layers: &[Linear<'_>], target: Target, format: WeightFormat) -> Result<Sizes> {
+    let planned = halfbyte_checkpoint::sizes(target, source, layers, format)?;
     let weights: u64 = layers.iter().map(|l| l.shape[0] as u64 * l.shape[1] as u64).sum();
-    let codes: u64 = layers.iter().map(|layer| gptq_bytes(layer.shape, format)).sum();
-    Sizes {
-        bytes_before: all,
-        bytes_after: all - dense + codes,
+    Ok(Sizes {
+        bytes_before: source.checkpoint().tensors().map(|info| info.bytes as u64).sum(),
+        bytes_after: planned.all,
         modules: layers.len(),
-        bits_per_weight: codes as f64 * 8.0 / weights as f64,
-    }
+        bits_per_weight: planned.modules as f64 * 8.0 / weights as f64,
+    })
 }
 
 /// Weights of the piece that is timed.
@@ -276,8 +271,13 @@ fn estimate_seconds(source: &Weights, layers: &[Linear<'_>], format: WeightForma
     for _ in 0..2 {
         let begun = Instant::now();
         let q = rtn(piece, [rows, *k], format, options)?;
-        let version = if format.zero == Zero::Symmetric { GptqVersion::V1 } else { GptqVersion::V2 };
-        gptq::pack(layer.name, &q, version)?;
+        // Packing takes about as long in every form; GPTQ's is the one with the fewest conditions.
+        let plain = WeightFormat { zero: Zero::Symmetric, ..format };
+        let codes = q.codes().to_vec();
+        let packed = QTensor::new(plain, [rows, *k], codes, q.scales().to_vec(), Zeros::Symmetric, None)?;
+        if k.is_multiple_of(32) {
+            gptq::pack(layer.name, &packed, GptqVersion::V2)?;
+        }
         best = best.min(begun.elapsed().as_secs_f64());
     }
     let weights: f64 = layers.iter().map(|l| l.shape[0] as f64 * l.shape[1] as f64).sum();
@@ -285,14 +285,16 @@ fn estimate_seconds(source: &Weights, layers: &[Linear<'_>], format: WeightForma
 }
 
 /// The largest layer as codes, a byte each, beside what they are packed to; and what every process takes.
-fn peak_memory(layers: &[Linear<'_>], format: WeightFormat) -> u64 {
+fn peak_memory(source: &Weights, layers: &[Linear<'_>], target: Target, format: WeightFormat) -> Result<u64> {
     const PROCESS: u64 = 8 << 20;
-    let of_layer = |layer: &Linear<'_>| {
+    let mut largest = 0;
+    for layer in layers {
         let [n, k] = layer.shape;
         let scales = (n * format.group.count(k)) as u64 * 12;
-        (n * k) as u64 + scales + gptq_bytes(layer.shape, format)
-    };
-    PROCESS + layers.iter().map(of_layer).max().unwrap_or(0)
+        let packed = halfbyte_checkpoint::sizes(target, source, std::slice::from_ref(layer), format)?.modules;
+        largest = largest.max((n * k) as u64 + scales + packed);
+    }
+    Ok(PROCESS + largest)
 }
 
 fn human(result: &Quantized) -> String {
@@ -302,10 +304,11 @@ fn human(result: &Quantized) -> String {
         out += &calibrated::human(calibration);
     }
     out += &format!(
-        "{}: {} layers to {format} by {}, in GPTQ's form with f16 scales\n",
+        "{}: {} layers to {format} by {}, in the form {}\n",
         result.output.display(),
         sizes.modules,
-        result.by
+        result.by,
+        result.to
     );
     out += &format!(
         "tensors {} before, {} after; {:.2} bits a weight in the quantised layers\n",

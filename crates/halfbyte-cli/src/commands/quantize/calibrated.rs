@@ -74,6 +74,11 @@ fn damping(text: &str) -> std::result::Result<f64, String> {
 }
 
 impl CalibrationArgs {
+    /// Whether groups hold columns that do not lie side by side.
+    pub fn permutes(&self) -> bool {
+        self.act_order && !self.static_groups
+    }
+
     /// Errors: a method without the text that it needs, options that change nothing.
     pub fn check(&self, method: Method, rtn: RtnArgs) -> Result<()> {
         let [name, words] = method.names();
@@ -132,6 +137,7 @@ pub struct Task<'a> {
     pub method: Method,
     pub rtn: Rtn,
     pub format: WeightFormat,
+    pub target: Target,
     pub overwrite: bool,
 }
 
@@ -160,7 +166,7 @@ pub struct Calibration {
 pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     let Task { app, source, calibration, .. } = *task;
     refuse_existing(&result.output, task.overwrite)?;
-    let config = Config::from_folder(source.folder())?;
+    let config = Config::from_weights(source)?;
     let tokens = tokens(task, &config)?;
     let cpu = app.cpu()?;
     let method: Box<dyn calibrate::Method> = match task.method {
@@ -272,7 +278,7 @@ fn write(task: &Task<'_>, finished: &Finished, result: &mut Quantized) -> Result
         ..Job::new(task.source, &result.output)
     };
     let quantization = Quantization {
-        target: Target::Gptq(None),
+        target: task.target,
         format: &mut |layer| finished.contains(layer.name).then_some(task.format),
         quantize: &mut |layer, _, _| {
             let refuse = |cause| halfbyte::Error::Device { op: "read finished work", cause };
