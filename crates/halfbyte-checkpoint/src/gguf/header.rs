@@ -49,7 +49,7 @@ pub struct TensorEntry {
 ///
 /// Errors name the file and the key or tensor. Not read: other versions, big-endian files. Malformed: a file that is not
 /// GGUF; counts and lengths beyond the file, or a header beyond 256 MiB; text that is not UTF-8; keys or tensors named twice; more than 4
-/// dimensions; shapes that overflow or whose rows are no whole blocks; unknown types; data that is misaligned, outside
+/// dimensions; dimensions of 0; shapes that overflow or whose rows are no whole blocks; unknown types; data that is misaligned, outside
 /// the file, overlapping, or apart by more than alignment needs. Bytes after the last tensor are ignored.
 pub fn parse(bytes: &[u8], file: &Path) -> Result<Header> {
     let fail = |what: String| Error::malformed(file, what);
@@ -146,6 +146,10 @@ fn declaration<'a>(name: &'a str, cursor: &mut Cursor<'_>) -> std::result::Resul
     let mut dims = Vec::with_capacity(dimensions as usize);
     for _ in 0..dimensions {
         dims.push(cursor.u64()?);
+    }
+    if dims.contains(&0) {
+        // Without inputs, any number of outputs would take no bytes.
+        return Err(format!("expected dimensions above 0, got {dims:?}"));
     }
     dims.reverse();
     let (id, offset) = (cursor.u32()?, cursor.u64()?);

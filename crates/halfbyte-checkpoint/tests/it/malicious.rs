@@ -237,6 +237,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("config-group-absurd", &["config.json", "`quantization_config.group_size`", "got 4611686018427387904"]),
     ("config-group-beyond-i64", &["config.json", "`quantization_config.group_size`", "an integer"]),
     ("config-group-negative", &["config.json", "`quantization_config.group_size`", "got -8"]),
+    ("gguf-no-inputs", &["model.gguf", "`blk.0.attn_q.weight`", "dimensions above 0, got [0, "]),
     ("gptq-g-idx-absurd", &["model.safetensors", "`m.g_idx`", "from 0 to 1, got 2147483647 at 8"]),
     ("gptq-g-idx-negative", &["model.safetensors", "`m.g_idx`", "from 0 to 1, got -1 at 8"]),
     ("gptq-g-idx-out-of-range", &["model.safetensors", "`m.g_idx`", "from 0 to 1, got 2 at 8"]),

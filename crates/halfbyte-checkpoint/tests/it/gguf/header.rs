@@ -202,7 +202,7 @@ fn tensors_that_lie() {
         (one(&[], Q4_0, 0), &["[] of Q4_0"]),
         (one(&[u64::MAX, 2], F32, 0), &["overflows"]),
         (one(&[1 << 62], F32, 0), &["overflows"]),
-        (one(&[1 << 32, 1 << 32, 0], F32, 0), &["overflows"]),
+        (one(&[1 << 32, 1 << 32, 0], F32, 0), &["dimensions above 0"]),
         (one(&[4], F32, 8), &["multiple of 32, got 8"]),
         (one(&[17], F32, 0), &["68 bytes at offset 0 reach beyond the file", "64 bytes of data"]),
         (one(&[4], F32, 64), &["16 bytes at offset 64 reach beyond"]),
@@ -222,19 +222,12 @@ fn tensors_that_lie() {
 #[test]
 fn odd_files_that_are_right() {
     const F32: u32 = 0;
-    // Declared in another order than they lie, a scalar, a tensor without elements, bytes after the last one.
-    let header = Maker::new()
-        .tensor("b", &[3, 2], F32, 32)
-        .tensor("a", &[], F32, 0)
-        .tensor("none", &[0, 5], F32, 64)
-        .data(200)
-        .parse()
-        .unwrap();
+    // Declared in another order than they lie, a scalar, bytes after the last one.
+    let header = Maker::new().tensor("b", &[3, 2], F32, 32).tensor("a", &[], F32, 0).data(200).parse().unwrap();
     let names: Vec<&str> = header.tensors.iter().map(|t| t.name.as_str()).collect();
-    assert_eq!(names, ["a", "b", "none"]);
+    assert_eq!(names, ["a", "b"]);
     assert_eq!(header.tensor("a").unwrap().shape, [0usize; 0]);
     assert_eq!(header.tensor("b").unwrap().shape, [2, 3]);
-    assert!(header.tensor("none").unwrap().range.is_empty());
 
     let mut wide = Maker::new().pair("general.alignment", 4, &[128, 0, 0, 0]).tensor("t", &[4], F32, 0);
     wide.data = 256;
