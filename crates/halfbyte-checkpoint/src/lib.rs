@@ -35,7 +35,7 @@ pub use folder::{
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
-pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, Weights};
+pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, StoredLinear, StoredWeight, Weights};
 pub use target::Target;
 pub use verify::{Verification, verify};
 

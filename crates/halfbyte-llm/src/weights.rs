@@ -8,8 +8,8 @@ use halfbyte::cpu::matmul::Packed;
 use halfbyte::layout::cpu_n16::PANEL;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Act, Float, Floats, FloatsMut, QTensor, WeightFormat};
-use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, LinearWeight};
+use halfbyte::{Act, Float, Floats, FloatsMut, StoredTensor, WeightFormat};
+use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, StoredWeight};
 use std::borrow::Cow;
 
 /// How a model is loaded.
@@ -117,11 +117,11 @@ impl<'a> Loader<'a> {
     /// A layer of a block, quantised if the options say so.
     fn layer(&mut self, prefix: &str, shape: Shape) -> Result<Layer<'a>> {
         let mut layer = self.stored(prefix, shape)?;
-        if let (LinearWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize)
+        if let (StoredWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize)
         {
             let quantized = rtn(floats.as_floats(), *shape, format, options)
                 .map_err(|source| Error::Quantize { name: prefix.to_owned(), source })?;
-            layer.weight = LinearWeight::Quantized(quantized);
+            layer.weight = StoredWeight::Quantized(quantized.into());
             self.weights.release(prefix);
         }
         Ok(layer)
@@ -129,7 +129,7 @@ impl<'a> Loader<'a> {
 
     /// A layer as the file holds it, its shape checked.
     fn stored(&mut self, prefix: &str, shape: Shape) -> Result<Layer<'a>> {
-        let layer = self.weights.load_linear(prefix)?;
+        let layer = self.weights.stored_linear(prefix)?;
         let got = layer.weight.shape();
         if got != [shape.n, shape.k] {
             return Err(Error::Weight {
@@ -158,23 +158,18 @@ impl<'a> Loader<'a> {
             got: format!("{source}"),
         };
         let linear = match &layers[0].weight {
-            LinearWeight::Quantized(first) => {
-                let parts: Vec<&QTensor> = layers
+            StoredWeight::Quantized(_) => {
+                let parts: Vec<&StoredTensor<'_>> = layers
                     .iter()
-                    .filter_map(|l| if let LinearWeight::Quantized(q) = &l.weight { Some(q) } else { None })
+                    .filter_map(|l| if let StoredWeight::Quantized(w) = &l.weight { Some(w) } else { None })
                     .collect();
-                let rows = if parts.len() == 1 {
-                    Cow::Borrowed(first)
-                } else {
-                    Cow::Owned(QTensor::concat_rows(&parts).map_err(named)?)
-                };
-                Linear::new(Weight::Quantized(&rows, self.options.act))
+                Linear::new(Weight::Stored(&parts, self.options.act))
             }
-            LinearWeight::Dense { floats, shape: [_, k] } => {
+            StoredWeight::Dense { floats, shape: [_, k] } => {
                 let parts: Vec<Floats<'_>> = layers
                     .iter()
                     .filter_map(|l| {
-                        if let LinearWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None }
+                        if let StoredWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None }
                     })
                     .collect();
                 let n = layers.iter().map(|l| l.n).sum();
@@ -197,7 +192,7 @@ impl<'a> Loader<'a> {
 
 /// A layer on its way from the file to the kernels.
 struct Layer<'a> {
-    weight: LinearWeight<'a>,
+    weight: StoredWeight<'a>,
     bias: Option<Vec<f32>>,
     n: usize,
 }
@@ -205,10 +200,8 @@ struct Layer<'a> {
 /// Whether two layers can be packed as one.
 fn alike(a: &Layer<'_>, b: &Layer<'_>) -> bool {
     match (&a.weight, &b.weight) {
-        (LinearWeight::Quantized(a), LinearWeight::Quantized(b)) => {
-            a.format() == b.format() && a.group_index() == b.group_index()
-        }
-        (LinearWeight::Dense { floats: a, .. }, LinearWeight::Dense { floats: b, .. }) => a.dtype() == b.dtype(),
+        (StoredWeight::Quantized(a), StoredWeight::Quantized(b)) => a.continues(b),
+        (StoredWeight::Dense { floats: a, .. }, StoredWeight::Dense { floats: b, .. }) => a.dtype() == b.dtype(),
         _ => false,
     }
 }

@@ -1,6 +1,6 @@
 //! ONNX's `MatMulNBits`, see [`crate::onnx`]: a product's initialisers under the names that [`Part`] gives them.
 
-use super::{LoadedModule, Scheme, Weights};
+use super::{Scheme, Weights};
 use crate::checkpoint::Container;
 use crate::error::{Error, Result};
 use crate::onnx::files::Part;
@@ -21,9 +21,9 @@ pub(super) const SCHEME: Scheme = Scheme {
         let (file, product, blocks) = product(weights, prefix)?;
         describe(file, product, &blocks)
     },
-    load: |weights, prefix| -> Result<LoadedModule> {
+    load: |weights, prefix| {
         let (file, product, blocks) = product(weights, prefix)?;
-        unpack(file, product, &blocks)
+        Ok(unpack(file, product, &blocks)?.into())
     },
 };
 
