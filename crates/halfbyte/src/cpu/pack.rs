@@ -28,8 +28,8 @@ use rayon::prelude::*;
 /// Packs tensors one below the other; `code_sums` for kernels that take activations with offsets.
 ///
 /// The result is that of [`CpuN16::pack`], bit for bit. Errors: no tensor; tensors that differ in format, k or group
-/// index; an instruction set in `HALFBYTE_ISA` that the processor does not have.
-pub fn pack(parts: &[&StoredTensor<'_>], code_sums: bool) -> Result<CpuN16> {
+/// index; an instruction set that the processor does not have.
+pub fn pack(caps: Caps, parts: &[&StoredTensor<'_>], code_sums: bool) -> Result<CpuN16> {
     const OP: &str = "pack";
     let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
     if let Some(other) = parts.iter().find(|part| !first.continues(part)) {
@@ -37,7 +37,7 @@ pub fn pack(parts: &[&StoredTensor<'_>], code_sums: bool) -> Result<CpuN16> {
         let expected = format!("{} and the same group index everywhere", describe(first));
         return Err(Error::invalid(OP, expected, describe(other)));
     }
-    let isa = Caps::detect_within_environment()?.isa;
+    let isa = Caps::detect().limited_to(caps.isa)?.isa;
     Ok(CpuN16::assemble(parts, code_sums, |places, out| Packing::new(isa, parts, places).fill(out)))
 }
 

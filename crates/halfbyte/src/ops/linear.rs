@@ -1,6 +1,7 @@
 //! A linear layer, quantised or dense inside.
 
 use crate::cpu::Cpu;
+use crate::cpu::isa::Caps;
 use crate::cpu::matmul::{self, Call, Epilogue, Packed};
 use crate::cpu::pack::pack;
 use crate::error::{Error, Result};
@@ -32,11 +33,13 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Packs a weight. Errors: a length that does not fit, stored tensors that are not alike.
+    /// Packs a weight. Errors: a length that does not fit, stored tensors that are not alike, an
+    /// instruction set in `HALFBYTE_ISA` that the processor does not have.
     pub fn new(weight: Weight<'_>) -> Result<Self> {
+        let caps = Caps::detect_within_environment()?;
         let packed = match weight {
-            Weight::Quantized(w, act) => Packed::Quantized(pack(&[&w.into()], act == Act::A8Asym)?, act),
-            Weight::Stored(parts, act) => Packed::Quantized(pack(parts, act == Act::A8Asym)?, act),
+            Weight::Quantized(w, act) => Packed::Quantized(pack(caps, &[&w.into()], act == Act::A8Asym)?, act),
+            Weight::Stored(parts, act) => Packed::Quantized(pack(caps, parts, act == Act::A8Asym)?, act),
             Weight::Dense(w, shape) => Packed::Dense(CpuDenseN16::pack(w, shape)?),
         };
         Ok(Self { packed, bias: None, activation: Activation::None })

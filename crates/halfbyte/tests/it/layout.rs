@@ -2,6 +2,7 @@
 
 use crate::data::{Random, parse, rounded};
 use half::f16;
+use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::cpu::pack::pack;
 use halfbyte::format::FORMATS;
 use halfbyte::layout::codes::Codes;
@@ -139,6 +140,8 @@ fn contents(w: &CpuN16) -> impl PartialEq + std::fmt::Debug + use<> {
 #[test]
 fn every_layout_of_files_packs_to_the_same_bits() {
     let mut random = Random(11);
+    let isas = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter();
+    let caps: Vec<Caps> = isas.filter_map(|isa| Caps::detect().limited_to(isa).ok()).collect();
     let shapes = [[16, 32], [8, 64], [40, 320], [272, 160], [48, 33], [17, 300], [64, 8], [3, 5000], [5, 0], [0, 7]];
     for name in FORMATS {
         for (at, shape) in shapes.into_iter().enumerate() {
@@ -149,7 +152,9 @@ fn every_layout_of_files_packs_to_the_same_bits() {
                     let w = stored(&q, codes, at % 2 == 0, at % 3 == 0);
                     let what = format!("{name} {shape:?} act-order {act_order}, {layout}");
                     assert_eq!(w.to_qtensor().unwrap(), q, "{what}");
-                    assert!(contents(&pack(&[&w], true).unwrap()) == expected, "{what}");
+                    for caps in &caps {
+                        assert!(contents(&pack(*caps, &[&w], true).unwrap()) == expected, "{what}, {caps:?}");
+                    }
                 }
             }
         }
@@ -174,7 +179,7 @@ fn tensors_below_each_other_pack_as_one() {
                     .collect();
                 if let Some(stored) = stored {
                     assert!(
-                        contents(&pack(&stored.iter().collect::<Vec<_>>(), true).unwrap()) == expected,
+                        contents(&pack(Caps::detect(), &stored.iter().collect::<Vec<_>>(), true).unwrap()) == expected,
                         "{name} {heights:?} {layout}"
                     );
                 }
@@ -228,6 +233,6 @@ fn stored_tensors_that_do_not_fit_are_refused() {
     let mut reversed: Vec<u32> = (0..64).map(|j| j / 32).collect();
     reversed.reverse();
     let other = new([16, 64], good(), Some(reversed)).unwrap();
-    assert!(pack(&[&tensor, &other], false).is_err());
-    assert!(pack(&[], false).is_err());
+    assert!(pack(Caps::detect(), &[&tensor, &other], false).is_err());
+    assert!(pack(Caps::detect(), &[], false).is_err());
 }
