@@ -24,6 +24,7 @@ use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL, columns_per_tile, field_bits
 use crate::layout::places::{Places, runs};
 use crate::layout::stored::StoredTensor;
 use rayon::prelude::*;
+use words::{Panels, Rows};
 
 /// Packs tensors one below the other; `code_sums` for kernels that take activations with offsets.
 ///
@@ -100,19 +101,20 @@ impl<'a> Packing<'a> {
     /// nothing, if they cannot be.
     fn words(&self, part: usize, first: usize, out: &mut [u8], room: &mut Room) -> bool {
         let (isa, tiles, bits) = (self.isa, self.places.tiles, self.bits);
-        let per_tile = columns_per_tile(bits);
-        if self.places.columns.is_some() || !self.k.is_multiple_of(per_tile) {
+        if self.places.columns.is_some() || !self.k.is_multiple_of(columns_per_tile(bits)) {
             return false;
         }
         let part = self.parts[part];
+        let to = &mut Panels { isa, tiles, room: &mut room.tiles, out };
         match part.codes() {
-            Codes::WordsDown(words) => words::down(isa, words, part.n(), first, bits, tiles, &mut room.tiles, out),
-            Codes::WordsAlong(words) => words::along(isa, &words[first * tiles..], bits, tiles, out),
+            Codes::WordsDown(words) => words::down(isa, words, part.n(), first, bits, to),
+            Codes::WordsAlong(words) => words::along(isa, &words[first * tiles..], bits, to),
             Codes::WordsAcross(words) if first.is_multiple_of(NIBBLES) => {
-                words::across(isa, words, part.n(), first, tiles, &mut room.tiles, out);
+                words::across(isa, words, part.n(), first, to)
             }
             Codes::Bytes { codes, flip } => {
-                words::bytes(isa, &codes[first * self.k..], self.k, *flip, field_bits(bits), tiles, out);
+                let rows = Rows { codes: &codes[first * self.k..], stride: self.k, flip: *flip };
+                words::bytes(isa, rows, field_bits(bits), to);
             }
             _ => return false,
         }
@@ -123,7 +125,7 @@ impl<'a> Packing<'a> {
     fn bytes(&self, rows: std::ops::Range<usize>, out: &mut [u8], room: &mut Room) {
         let per_tile = columns_per_tile(self.bits);
         let (k, places) = (self.k, self.places.tiles * per_tile);
-        let Room { codes, placed, .. } = room;
+        let Room { codes, placed, tiles } = room;
         codes.resize(rows.len() * k, 0);
         let mut free = codes.as_mut_slice();
         for (part, first, rows) in runs(&self.heights, rows.clone()) {
@@ -145,7 +147,9 @@ impl<'a> Packing<'a> {
                 }
             }
         }
-        words::bytes(self.isa, placed, places, 0, field_bits(self.bits), self.places.tiles, out);
+        let rows = Rows { codes: placed, stride: places, flip: 0 };
+        let to = &mut Panels { isa: self.isa, tiles: self.places.tiles, room: tiles, out };
+        words::bytes(self.isa, rows, field_bits(self.bits), to);
     }
 }
 

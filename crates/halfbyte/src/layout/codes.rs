@@ -40,7 +40,7 @@ impl Codes<'_> {
     /// Number of elements that a matrix `[n, k]` takes; None if the layout cannot hold it, or if only its own function
     /// knows.
     pub(super) fn len_of(&self, [n, k]: [usize; 2], bits: u32) -> Option<usize> {
-        let whole = |count: usize, each: usize| (count % each == 0).then(|| count / each);
+        let whole = |count: usize, each: usize| count.is_multiple_of(each).then(|| count / each);
         let per_word = 32 / bits as usize;
         let words_fit = matches!(bits, 2 | 4 | 8);
         match self {

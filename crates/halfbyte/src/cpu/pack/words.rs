@@ -11,8 +11,41 @@ const RUN: usize = 8;
 /// Rows of words ahead of the one at work that are asked for.
 const ROWS_AHEAD: usize = 2;
 
-/// Bytes ahead along a row that are asked for.
-const WORDS_AHEAD: usize = 128;
+/// Panels on their way: runs of [`RUN`] tiles of each lie in `room` before they go to `out`.
+pub(super) struct Panels<'a> {
+    pub isa: Isa,
+    pub tiles: usize,
+    pub room: &'a mut Vec<u32>,
+    pub out: &'a mut [u8],
+}
+
+impl Panels<'_> {
+    #[inline(always)]
+    fn count(&self) -> usize {
+        self.out.len() / (self.tiles * 64)
+    }
+
+    /// Tile `t` of the run of panel `p`.
+    #[inline(always)]
+    fn tile(&mut self, p: usize, t: usize) -> &mut [u32] {
+        &mut self.room[(p * RUN + t) * PANEL..][..PANEL]
+    }
+
+    /// Room for a run of every panel.
+    #[inline(always)]
+    fn make_room(&mut self) {
+        self.room.resize(self.count() * RUN * PANEL, 0);
+    }
+
+    /// Stores the run of every panel, `run` tiles from `first` on.
+    #[inline(always)]
+    fn store(&mut self, first: usize, run: usize) {
+        for p in 0..self.count() {
+            let to = &mut self.out[(p * self.tiles + first) * 64..][..run * 64];
+            stream::copy(self.isa, &self.room[p * RUN * PANEL..][..run * PANEL], to);
+        }
+    }
+}
 
 /// The order of codes in a word of a file, ascending, to that in a tile's lane, byte by byte: bits that change places.
 fn swaps(bits: u32) -> [(u32, u32); 2] {
@@ -51,85 +84,62 @@ fn transposed(words: &[u32; 256]) -> [u32; 256] {
 }
 
 per_isa! {
-    /// Words `[tiles, n]` of outputs from `row` on, to panels.
-    fn down_in(
-        stores: Isa, words: &[u32], n: usize, row: usize, bits: u32, tiles: usize, room: &mut [u32], out: &mut [u8],
-    ) {
-        let (panels, swaps) = (out.len() / (tiles * 64), swaps(bits));
-        for first in (0..tiles).step_by(RUN) {
-            let run = RUN.min(tiles - first);
+    /// [`crate::layout::codes::Codes::WordsDown`]: words `[tiles, n]`, the outputs from `row` on.
+    pub(super) fn down(words: &[u32], n: usize, row: usize, bits: u32, to: &mut Panels<'_>) {
+        let swaps = swaps(bits);
+        to.make_room();
+        for first in (0..to.tiles).step_by(RUN) {
+            let run = RUN.min(to.tiles - first);
             for t in 0..run {
                 let at = (first + t) * n + row;
-                let line = words[at..][..panels * PANEL].as_chunks::<PANEL>().0;
-                for (p, words_of_panel) in line.iter().enumerate() {
+                for (p, words_of_panel) in words[at..][..to.count() * PANEL].as_chunks::<PANEL>().0.iter().enumerate() {
                     stream::prefetch(words, at + ROWS_AHEAD * n + p * PANEL);
-                    let tile = &mut room[(p * RUN + t) * PANEL..][..PANEL];
-                    for (to, &word) in tile.iter_mut().zip(words_of_panel) {
+                    for (to, &word) in to.tile(p, t).iter_mut().zip(words_of_panel) {
                         *to = ordered(word, swaps);
                     }
                 }
             }
-            for p in 0..panels {
-                let to = &mut out[(p * tiles + first) * 64..][..run * 64];
-                stream::copy(stores, &room[p * RUN * PANEL..][..run * PANEL], to);
-            }
+            to.store(first, run);
         }
     }
 }
 
-/// [`crate::layout::codes::Codes::WordsDown`].
-pub(super) fn down(
-    isa: Isa,
-    words: &[u32],
-    n: usize,
-    row: usize,
-    bits: u32,
-    tiles: usize,
-    room: &mut Vec<u32>,
-    out: &mut [u8],
-) {
-    room.resize(out.len() / (tiles * 64) * RUN * PANEL, 0);
-    down_in(isa, isa, words, n, row, bits, tiles, room, out);
-}
-
 per_isa! {
-    /// Words `[16 · panels, tiles]`, to panels.
-    fn along_in(stores: Isa, words: &[u32], bits: u32, tiles: usize, out: &mut [u8]) {
-        let swaps = swaps(bits);
-        for (words, out) in words.chunks_exact(PANEL * tiles).zip(out.chunks_exact_mut(tiles * 64)) {
+    /// [`crate::layout::codes::Codes::WordsAlong`]: words `[16 · panels, tiles]`, and what follows them.
+    pub(super) fn along(words: &[u32], bits: u32, to: &mut Panels<'_>) {
+        let (tiles, swaps) = (to.tiles, swaps(bits));
+        for (panel, out) in to.out.chunks_exact_mut(tiles * 64).enumerate() {
             for first in (0..tiles).step_by(16) {
                 let run = 16.min(tiles - first);
                 let mut block = [0; 256];
                 for (i, row) in block.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                    let at = i * tiles + first;
-                    stream::prefetch(words, at + WORDS_AHEAD);
+                    let at = (panel * PANEL + i) * tiles + first;
+                    // The same place of the next panel, as rows are too short to look ahead along them.
+                    stream::prefetch(words, at + PANEL * tiles);
                     match words[at..].first_chunk::<16>() {
                         Some(words) if run == 16 => *row = words.map(|word| ordered(word, swaps)),
                         _ => row.iter_mut().zip(&words[at..][..run]).for_each(|(to, &w)| *to = ordered(w, swaps)),
                     }
                 }
                 let tiles = transposed(&block);
-                stream::copy(stores, &tiles[..run * PANEL], &mut out[first * 64..][..run * 64]);
+                stream::copy(to.isa, &tiles[..run * PANEL], &mut out[first * 64..][..run * 64]);
             }
         }
     }
 }
 
-/// [`crate::layout::codes::Codes::WordsAlong`], from the first row of a panel on.
-pub(super) fn along(isa: Isa, words: &[u32], bits: u32, tiles: usize, out: &mut [u8]) {
-    along_in(isa, isa, words, bits, tiles, out);
-}
-
 per_isa! {
-    /// Words `[8 · tiles, n/8]` of outputs from `row` on, to panels.
-    fn across_in(stores: Isa, words: &[u32], n: usize, row: usize, tiles: usize, room: &mut [u32], out: &mut [u8]) {
+    /// [`crate::layout::codes::Codes::WordsAcross`]: words `[8 · tiles, n/8]`, the outputs from `row` on, which must be the
+    /// first of a word.
+    pub(super) fn across(words: &[u32], n: usize, row: usize, to: &mut Panels<'_>) {
         /// Words of a row at a time: those of eight panels.
         const COLUMNS: usize = 16;
         /// Which input goes where in a lane.
         const INPUTS: [usize; NIBBLES] = [0, 4, 1, 5, 2, 6, 3, 7];
-        let (panels, width) = (out.len() / (tiles * 64), n / NIBBLES);
-        for first in (0..tiles).step_by(RUN) {
-            let run = RUN.min(tiles - first);
+        let (panels, width) = (to.count(), n / NIBBLES);
+        to.make_room();
+        for first in (0..to.tiles).step_by(RUN) {
+            let run = RUN.min(to.tiles - first);
             for t in 0..run {
                 for p in (0..panels).step_by(8) {
                     let columns = COLUMNS.min((panels - p) * 2);
@@ -149,14 +159,11 @@ per_isa! {
                     }
                     let tiles = shuffle(&shuffle(&shuffle(&of_output)));
                     for (i, tile) in tiles.as_chunks::<PANEL>().0[..columns / 2].iter().enumerate() {
-                        room[((p + i) * RUN + t) * PANEL..][..PANEL].copy_from_slice(tile);
+                        to.tile(p + i, t).copy_from_slice(tile);
                     }
                 }
             }
-            for p in 0..panels {
-                let to = &mut out[(p * tiles + first) * 64..][..run * 64];
-                stream::copy(stores, &room[p * RUN * PANEL..][..run * PANEL], to);
-            }
+            to.store(first, run);
         }
     }
 }
@@ -177,24 +184,26 @@ fn nibbles_transposed(mut words: [[u32; 16]; NIBBLES]) -> [[u32; 16]; NIBBLES] {
     words
 }
 
-/// [`crate::layout::codes::Codes::WordsAcross`]; `row` must be the first output of a word.
-pub(super) fn across(isa: Isa, words: &[u32], n: usize, row: usize, tiles: usize, room: &mut Vec<u32>, out: &mut [u8]) {
-    room.resize(out.len() / (tiles * 64) * RUN * PANEL, 0);
-    across_in(isa, isa, words, n, row, tiles, room, out);
+/// Codes in bytes: rows of `tiles · columns a tile` codes, from one to the next at a distance of `stride`.
+pub(super) struct Rows<'a> {
+    pub codes: &'a [u8],
+    pub stride: usize,
+    /// Bits to invert.
+    pub flip: u8,
 }
 
 per_isa! {
-    /// Codes in bytes `[16 · panels, tiles · columns a tile]`, rows at a distance of `stride`, to panels.
-    fn bytes_in(stores: Isa, codes: &[u8], stride: usize, flip: u8, field: u32, tiles: usize, out: &mut [u8]) {
-        let fields = 8 / field as usize;
-        let flip = u32::from_ne_bytes([flip; 4]);
-        for (panel, out) in out.chunks_exact_mut(tiles * 64).enumerate() {
+    /// Codes that take a byte each, and `field` bits in a tile.
+    pub(super) fn bytes(rows: Rows<'_>, field: u32, to: &mut Panels<'_>) {
+        let (tiles, per_tile) = (to.tiles, 32 / field as usize);
+        let flip = u32::from_ne_bytes([rows.flip; 4]);
+        for (panel, out) in to.out.chunks_exact_mut(tiles * 64).enumerate() {
             for first in (0..tiles).step_by(16) {
                 let run = 16.min(tiles - first);
                 let mut block = [0u32; 256];
                 for (i, row) in block.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-                    let from = (panel * PANEL + i) * stride + first * 4 * fields;
-                    let codes = codes[from..][..run * 4 * fields].as_chunks::<4>().0;
+                    let from = (panel * PANEL + i) * rows.stride + first * per_tile;
+                    let codes = rows.codes[from..][..run * per_tile].as_chunks::<4>().0;
                     match field {
                         8 => words_of::<1>(codes, flip, row),
                         4 => words_of::<2>(codes, flip, row),
@@ -202,7 +211,7 @@ per_isa! {
                     }
                 }
                 let tiles = transposed(&block);
-                stream::copy(stores, &tiles[..run * PANEL], &mut out[first * 64..][..run * 64]);
+                stream::copy(to.isa, &tiles[..run * PANEL], &mut out[first * 64..][..run * 64]);
             }
         }
     }
@@ -217,9 +226,4 @@ fn words_of<const FIELDS: usize>(codes: &[[u8; 4]], flip: u32, words: &mut [u32;
             *word |= (u32::from_le_bytes(four) ^ flip) << (i * 8 / FIELDS);
         }
     }
-}
-
-/// [`crate::layout::codes::Codes::Bytes`], from the first row of a panel on.
-pub(super) fn bytes(isa: Isa, codes: &[u8], stride: usize, flip: u8, field: u32, tiles: usize, out: &mut [u8]) {
-    bytes_in(isa, isa, codes, stride, flip, field, tiles, out);
 }
