@@ -35,10 +35,10 @@ pub struct Args {
     #[arg(long, value_name = "CONFIG.json", requires = "to")]
     random: Option<PathBuf>,
     /// Form of the random checkpoint; awq has zero points, the others are symmetric.
-    #[arg(long, value_enum, value_name = "FORM", requires = "random")]
+    #[arg(long, value_enum, value_name = "FORM", requires = "random", conflicts_with = "model")]
     to: Option<FormArg>,
     /// Bits a code of the random checkpoint.
-    #[arg(long, value_name = "BITS", value_parser = bits, default_value = "4", requires = "random")]
+    #[arg(long, value_name = "BITS", value_parser = bits, default_value = "4", conflicts_with = "model")]
     bits: u32,
     /// Weights along k that share a scale in the random checkpoint, -1 for all of an output channel.
     #[arg(
@@ -47,7 +47,7 @@ pub struct Args {
         allow_negative_numbers = true,
         value_parser = group,
         default_value = "128",
-        requires = "random"
+        conflicts_with = "model"
     )]
     group: Group,
     /// Repetitions, of which the best and the median are told.
