@@ -5,7 +5,7 @@ use crate::finding::Finding;
 use crate::gguf;
 use crate::mapping::Mapping;
 use crate::onnx;
-use crate::safetensors::{self, DType, FloatData, cast};
+use crate::safetensors::{self, DType, FloatData, cast, cast_floats};
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -257,16 +257,25 @@ impl Checkpoint {
             let what = format!("tensor `{name}`: expected floats (F16, BF16 or F32), got {}", info.dtype);
             return Err(Error::unsupported(info.file, what));
         };
-        Ok(FloatData::from_bytes(dtype, self.data(name)?))
+        Ok(cast_floats(dtype, self.data(name)?))
     }
 
     /// An integer tensor's elements. Errors: no such tensor, another type than I32.
     pub fn ints(&self, name: &str) -> Result<Cow<'_, [i32]>> {
+        Ok(cast(self.bytes_of_ints(name)?))
+    }
+
+    /// An integer tensor's elements as words of packed codes. Errors: as [`Checkpoint::ints`].
+    pub fn words(&self, name: &str) -> Result<Cow<'_, [u32]>> {
+        Ok(cast(self.bytes_of_ints(name)?))
+    }
+
+    fn bytes_of_ints(&self, name: &str) -> Result<Cow<'_, [u8]>> {
         let info = self.info(name)?;
         if info.dtype != DType::I32 {
             return Err(Error::malformed(info.file, format!("tensor `{name}`: expected I32, got {}", info.dtype)));
         }
-        Ok(cast(self.data(name)?))
+        self.data(name)
     }
 
     /// Lets go of the memory that reading a tensor took; it is read from the file again when it is needed again. With

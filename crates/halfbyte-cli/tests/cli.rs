@@ -20,6 +20,7 @@ const VERBS: &[&[&str]] = &[
     &["eval", "kl"],
     &["eval", "logits"],
     &["bench"],
+    &["bench", "load"],
     &["bench", "matmul"],
     &["bench", "model"],
     &["explain"],
@@ -149,6 +150,8 @@ fn wrong_usage_is_told_and_has_status_2() {
     fails(2, &["bench", "matmul", "-m", "0"]);
     fails(2, &["bench", "model", &m, "--generate", "0"]);
     fails(2, &["bench", "model"]);
+    fails(2, &["bench", "load"]);
+    fails(2, &["bench", "load", &m, "--to", "gptq"]);
     let out = halfbyte(&["doctor"]).env("HALFBYTE_ISA", "sse9").output().unwrap();
     assert_eq!(out.status.code(), Some(2));
     for bare in [&[][..], &["eval"], &["bench"]] {
@@ -185,6 +188,7 @@ fn missing_and_damaged_files_have_status_3() {
     fails(3, &["eval", "ppl", &m, "--text", &none]);
     fails(3, &["eval", "logits", &m, "--ids", &none, "-o", &path("logits")]);
     fails(3, &["bench", "model", "--random-weights", &none]);
+    fails(3, &["bench", "load", &none]);
     fails(3, &["bench", "matmul", "--case", &none]);
 
     let bad = |name: &str, content: &[u8]| {
@@ -717,5 +721,29 @@ fn bench_model_times_folders_and_random_weights() {
             let allowed = 1.3 * weights + 10.0 * number(&found, "kv_bytes_per_token") + 64e6;
             assert!(peak > weights && peak <= allowed, "{peak} of {allowed} bytes");
         }
+    }
+}
+
+#[test]
+fn bench_load_times_dense_and_random_quantized_checkpoints() {
+    let config = format!("{}/config.json", model());
+    let model = model();
+    let cases = [
+        (&[model.as_str()][..], "f16"),
+        (&["--random", config.as_str(), "--to", "gptq"], "w4a16-g128"),
+        (&["--random", config.as_str(), "--to", "awq", "--group", "64"], "w4a16-g64-asym"),
+        (&["--random", config.as_str(), "--to", "compressed-tensors", "--bits", "8", "--group", "-1"], "w8a16"),
+    ];
+    for (from, format) in cases {
+        let found = json(&[&["bench", "load", "--repetitions", "2"][..], from].concat());
+        let formats = found["formats"].as_array().unwrap();
+        assert_eq!((formats.len(), &formats[0]["format"]), (1, &format.into()));
+        assert!(formats[0]["layers"].as_u64().unwrap() > 0);
+        for field in ["file_bytes", "best_bytes_per_second", "median_bytes_per_second", "best_share"] {
+            assert!(number(&found, field) > 0.0 && number(&formats[0], field) > 0.0, "{field}");
+        }
+        assert!(number(&found, "best_bytes_per_second") >= number(&found, "median_bytes_per_second"));
+        assert!(number(&found, "read_bytes_per_second") > 0.0);
+        assert_eq!(found["random"], from.len() > 1);
     }
 }

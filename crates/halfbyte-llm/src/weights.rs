@@ -8,8 +8,8 @@ use halfbyte::cpu::matmul::Packed;
 use halfbyte::layout::cpu_n16::PANEL;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Act, Float, Floats, FloatsMut, QTensor, WeightFormat};
-use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, LinearWeight, LoadedLinear};
+use halfbyte::{Act, Float, Floats, FloatsMut, QTensor, StoredTensor, WeightFormat, Zeros};
+use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
 use std::borrow::Cow;
 
 /// How a model is loaded.
@@ -90,12 +90,12 @@ impl<'a> Loader<'a> {
         Ok(projection)
     }
 
-    /// The embedding `[vocab, hidden]` and the head; one matrix for both where they are tied.
+    /// The embedding `[vocab, hidden]` and the head; one matrix for both where they are tied. A quantised embedding
+    /// is held as f32.
     pub fn head(&mut self, embedding: &str, head: &str, config: &Config) -> Result<Head> {
         let [vocab, hidden] = [config.vocab_size, config.hidden_size];
         let name = format!("{embedding}.weight");
-        let rows = self.weights.floats(&name, &[vocab, hidden])?;
-        self.parameters += vocab as u64 * hidden as u64;
+        let rows = self.embedding(embedding, &name, Shape { n: vocab, k: hidden, bias: false })?;
         let head = if config.tied_embeddings {
             let linear = Linear::new(Weight::Dense(rows.as_floats(), [vocab, hidden]))?;
             Head { linear, embedding: None }
@@ -111,22 +111,36 @@ impl<'a> Loader<'a> {
         Ok(head)
     }
 
+    /// The embedding as floats. Rows of it are read, not multiplied, so that codes become what they stand for.
+    fn embedding(&mut self, prefix: &str, name: &str, shape: Shape) -> Result<FloatData<'a>> {
+        if !matches!(self.weights.kind(prefix)?, ModuleKind::Quantized(_)) {
+            self.parameters += shape.n as u64 * shape.k as u64;
+            return Ok(self.weights.floats(name, &[shape.n, shape.k])?);
+        }
+        let floats = match self.stored(prefix, shape)?.weight {
+            StoredWeight::Dense { floats, .. } => floats,
+            StoredWeight::Quantized(codes) => FloatData::F32(Cow::Owned(values(&codes.to_qtensor()?))),
+        };
+        self.weights.release(prefix);
+        Ok(floats)
+    }
+
     /// A layer of a block, quantised if the options say so.
-    fn layer(&mut self, prefix: &str, shape: Shape) -> Result<LoadedLinear<'a>> {
+    fn layer(&mut self, prefix: &str, shape: Shape) -> Result<StoredLinear<'a>> {
         let mut layer = self.stored(prefix, shape)?;
-        if let (LinearWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize)
+        if let (StoredWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize)
         {
             let quantized = rtn(floats.as_floats(), *shape, format, options)
                 .map_err(|source| Error::Quantize { name: prefix.to_owned(), source })?;
-            layer.weight = LinearWeight::Quantized(quantized);
+            layer.weight = StoredWeight::Quantized(quantized.into());
             self.weights.release(prefix);
         }
         Ok(layer)
     }
 
     /// A layer as the file holds it, its shape checked.
-    fn stored(&mut self, prefix: &str, shape: Shape) -> Result<LoadedLinear<'a>> {
-        let mut layer = self.weights.load_linear(prefix)?;
+    fn stored(&mut self, prefix: &str, shape: Shape) -> Result<StoredLinear<'a>> {
+        let mut layer = self.weights.stored_linear(prefix)?;
         let got = layer.weight.shape();
         if got != [shape.n, shape.k] {
             return Err(Error::Weight {
@@ -148,32 +162,43 @@ impl<'a> Loader<'a> {
     }
 }
 
+/// What codes stand for, each rounded to f32 once.
+fn values(q: &QTensor) -> Vec<f32> {
+    let (k, groups, middle) = (q.k(), q.groups(), f64::from(q.format().middle()));
+    let value = |i: usize, j: usize| {
+        let at = i * groups + q.group_of(j);
+        let (code, scale) = (f64::from(q.codes()[i * k + j]), f64::from(q.scales()[at]));
+        let value = match q.zeros() {
+            Zeros::Symmetric => scale * (code - middle),
+            Zeros::Integer(z) => scale * (code - f64::from(z[at])),
+            Zeros::Float(offsets) => scale * code + f64::from(offsets[at]),
+        };
+        value as f32
+    };
+    (0..q.n()).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| value(i, j)).collect()
+}
+
 /// Packs layers that are alike, one below the other; errors name `prefix`.
-fn pack(layers: &[LoadedLinear<'_>], act: Act, prefix: &str) -> Result<Linear> {
+fn pack(layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Linear> {
     let named = |source| Error::Weight {
         name: prefix.to_owned(),
         expected: "weights that can be packed".to_owned(),
         got: format!("{source}"),
     };
-    let outputs = |layer: &LoadedLinear<'_>| layer.weight.shape()[0];
+    let outputs = |layer: &StoredLinear<'_>| layer.weight.shape()[0];
     let linear = match &layers[0].weight {
-        LinearWeight::Quantized(first) => {
-            let parts: Vec<&QTensor> = layers
+        StoredWeight::Quantized(_) => {
+            let parts: Vec<&StoredTensor<'_>> = layers
                 .iter()
-                .filter_map(|l| if let LinearWeight::Quantized(q) = &l.weight { Some(q) } else { None })
+                .filter_map(|l| if let StoredWeight::Quantized(w) = &l.weight { Some(w) } else { None })
                 .collect();
-            let rows = if parts.len() == 1 {
-                Cow::Borrowed(first)
-            } else {
-                Cow::Owned(QTensor::concat_rows(&parts).map_err(named)?)
-            };
-            Linear::new(Weight::Quantized(&rows, act))
+            Linear::new(Weight::Stored(&parts, act))
         }
-        LinearWeight::Dense { floats, shape: [_, k] } => {
+        StoredWeight::Dense { floats, shape: [_, k] } => {
             let parts: Vec<Floats<'_>> = layers
                 .iter()
                 .filter_map(|l| {
-                    if let LinearWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None }
+                    if let StoredWeight::Dense { floats, .. } = &l.weight { Some(floats.as_floats()) } else { None }
                 })
                 .collect();
             let n = layers.iter().map(outputs).sum();
@@ -192,12 +217,10 @@ fn pack(layers: &[LoadedLinear<'_>], act: Act, prefix: &str) -> Result<Linear> {
 }
 
 /// Whether two layers can be packed as one.
-fn alike(a: &LoadedLinear<'_>, b: &LoadedLinear<'_>) -> bool {
+fn alike(a: &StoredLinear<'_>, b: &StoredLinear<'_>) -> bool {
     match (&a.weight, &b.weight) {
-        (LinearWeight::Quantized(a), LinearWeight::Quantized(b)) => {
-            a.format() == b.format() && a.group_index() == b.group_index()
-        }
-        (LinearWeight::Dense { floats: a, .. }, LinearWeight::Dense { floats: b, .. }) => a.dtype() == b.dtype(),
+        (StoredWeight::Quantized(a), StoredWeight::Quantized(b)) => a.continues(b),
+        (StoredWeight::Dense { floats: a, .. }, StoredWeight::Dense { floats: b, .. }) => a.dtype() == b.dtype(),
         _ => false,
     }
 }
@@ -235,7 +258,7 @@ pub struct Projection {
 
 impl Projection {
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
-    pub fn new(layers: &[LoadedLinear<'_>], act: Act, prefix: &str) -> Result<Self> {
+    pub fn new(layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Self> {
         let parts = layers.chunk_by(alike).map(|alike| pack(alike, act, prefix)).collect::<Result<_>>()?;
         Ok(Self { parts })
     }

@@ -2,12 +2,14 @@
 
 use half::f16;
 use halfbyte::cpu::Cpu;
-use halfbyte::quantize::Rtn;
-use halfbyte::{Act, Format};
+use halfbyte::quantize::{Rtn, rtn};
+use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
-use halfbyte_checkpoint::{Checkpoint, DType, Weights};
+use halfbyte_checkpoint::{
+    Checkpoint, DType, Job, LinearWeight, ModuleKind, Quantization, Target, Weights, write_dense, write_model,
+};
 use halfbyte_llm::weights::{Loader, Shape};
-use halfbyte_llm::{Error, LoadOptions, Model, Sampler, Sampling, Session, eval};
+use halfbyte_llm::{Config, Error, LoadOptions, Model, Sampler, Sampling, Session, eval};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -126,5 +128,52 @@ fn weights_that_are_not_finite_are_named_when_quantized_and_felt_when_not() {
         assert!(matches!(sampler.next(logits), Err(Error::NotFinite(_))));
         let scored = eval::perplexity(&model, &cpu, &[1; 64], 16, &mut |_| ControlFlow::Continue(()));
         assert!(matches!(scored, Err(Error::NotFinite(_))));
+    }
+}
+
+#[test]
+fn a_quantized_embedding_is_read_as_what_its_codes_stand_for() {
+    const EMBEDDING: &str = "model.embed_tokens";
+    let stdlib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let cases = [
+        (stdlib, Target::Gguf, "w8a16-g32", "model.gguf"),
+        (llama(), Target::CompressedTensors, "w4a16-g32-asym", "packed"),
+        (llama().with_file_name("llama-tied-mha"), Target::Gptq(None), "w8a16-g64", "gptq"),
+    ];
+    let cpu = Cpu::new(2).unwrap();
+    for (source, target, format, name) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let (quantized, dense) = (dir.path().join(name), dir.path().join("dense"));
+        let wanted = format.parse::<Format>().unwrap().weight;
+        let quantization = Quantization {
+            target,
+            format: &mut |layer| (layer.name == EMBEDDING).then_some(wanted),
+            quantize: &mut |_, weight, format| match weight {
+                LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
+                LinearWeight::Quantized(q) => Ok(q.clone()),
+            },
+            dense: &mut |_| None,
+        };
+        write_model(Job::new(&Weights::open(&source).unwrap(), &quantized), quantization).unwrap();
+        let weights = Weights::open(&quantized).unwrap();
+        assert!(matches!(weights.kind(EMBEDDING), Ok(ModuleKind::Quantized(_))), "{name}");
+        // f32 holds every product of a code and a scale exactly.
+        write_dense(Job::new(&weights, &dense), Float::F32).unwrap();
+        let config = Config::from_folder(&source).unwrap();
+        let [vectors, expected] = [&weights, &Weights::open(&dense).unwrap()].map(|weights| {
+            let mut loader = Loader::new(weights, LoadOptions::default()).unwrap();
+            let head = loader.head(EMBEDDING, "lm_head", &config).unwrap();
+            let (mut x, mut logits) = (vec![0.0; 3 * config.hidden_size], vec![0.0; 3 * config.vocab_size]);
+            head.embed(&[0, 17, config.vocab_size as u32 - 1], &mut x);
+            assert!(x.iter().any(|&x| x != 0.0));
+            head.logits(&cpu, &x, 3, &mut logits).unwrap();
+            (x, logits, loader.parameters())
+        });
+        assert_eq!(vectors.0, expected.0, "{name}");
+        assert_eq!(vectors.2, expected.2, "{name}");
+        let largest = expected.1.iter().fold(0.0f32, |most, l| most.max(l.abs()));
+        for (got, want) in vectors.1.iter().zip(&expected.1) {
+            assert!((got - want).abs() <= 1e-5 * largest, "{name}: {got} {want}");
+        }
     }
 }

@@ -20,7 +20,8 @@ pub mod tensor;
 
 pub use error::{Error, Result};
 pub use format::{Act, Format, Group, QTensor, WeightFormat, Zero, Zeros};
-pub use tensor::{Float, Floats, FloatsMut};
+pub use layout::stored::StoredTensor;
+pub use tensor::{Float, FloatData, Floats, FloatsMut};
 
 /// The example of the README, compiled and run.
 #[cfg(doctest)]

@@ -1,6 +1,7 @@
-//! Borrowed matrices of half or single precision: what callers hand in and get back.
+//! Matrices of half or single precision: what callers hand in and get back.
 
 use half::{bf16, f16};
+use std::borrow::Cow;
 
 /// The float types that activations, scales and dense weights come in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -116,6 +117,48 @@ impl<'a> Floats<'a> {
             Floats::BF16(v) => v.iter().map(|x| x.to_f32()).collect(),
             Floats::F32(v) => v.to_vec(),
         }
+    }
+}
+
+/// A contiguous buffer of floats of one of the three types, owned or borrowed.
+#[derive(Clone, Debug)]
+pub enum FloatData<'a> {
+    /// Half precision.
+    F16(Cow<'a, [f16]>),
+    /// Brain float.
+    BF16(Cow<'a, [bf16]>),
+    /// Single precision.
+    F32(Cow<'a, [f32]>),
+}
+
+impl FloatData<'_> {
+    /// A borrowed view.
+    pub fn as_floats(&self) -> Floats<'_> {
+        match self {
+            FloatData::F16(v) => Floats::F16(v),
+            FloatData::BF16(v) => Floats::BF16(v),
+            FloatData::F32(v) => Floats::F32(v),
+        }
+    }
+
+    /// All elements, widened (exact).
+    pub fn to_f32(&self) -> Vec<f32> {
+        self.as_floats().to_f32()
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.as_floats().len()
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> Float {
+        self.as_floats().dtype()
     }
 }
 

@@ -4,7 +4,7 @@ use super::codes::unpack_row;
 use super::model::MatMulNBits;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{DType, FloatData, cast};
+use crate::safetensors::{DType, FloatData, cast, cast_floats};
 use crate::scheme::{Description, StoredFormat};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use rayon::prelude::*;
@@ -246,5 +246,5 @@ fn check(
 
 /// The elements of a tensor that was found to be one of floats.
 fn floats<'a>(tensor: &TensorBytes<'a>) -> FloatData<'a> {
-    FloatData::from_bytes(tensor.dtype.float().unwrap_or(Float::F32), tensor.bytes)
+    cast_floats(tensor.dtype.float().unwrap_or(Float::F32), tensor.bytes)
 }

@@ -16,10 +16,10 @@ mod header;
 mod writer;
 
 pub use crate::checkpoint::{Checkpoint, TensorInfo};
-pub use data::FloatData;
 pub use dtype::DType;
 pub use files::read_small;
+pub use halfbyte::FloatData;
 pub use writer::{TensorSpec, Writer, WrittenFiles};
 
-pub(crate) use data::cast;
+pub(crate) use data::{cast, cast_floats};
 pub(crate) use writer::{pretty, sync_dir, temporary_name, write_synced};

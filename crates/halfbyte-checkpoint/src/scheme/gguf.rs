@@ -1,12 +1,12 @@
 //! GGUF's blocks, see [`crate::gguf`]: codes and scales of a matrix in one tensor, `weight`.
 
-use super::{Description, LinearWeight, LoadedModule, Scheme, StoredFormat, Weights};
+use super::{Description, Scheme, StoredFormat, StoredModule, StoredWeight, Weights};
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
     self, GgmlType, Writer, gguf_name, has_paired_rows, hf_row, metadata_from, pack, reordered, rope_factors, unpack,
 };
-use crate::safetensors::{DType, FloatData, TensorInfo, TensorSpec, WrittenFiles, read_small};
+use crate::safetensors::{DType, TensorInfo, TensorSpec, WrittenFiles, cast_floats, read_small};
 use crate::target::{Form, Settings, TensorWriter, unrepresentable};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
 use serde_json::{Map, Value};
@@ -31,7 +31,7 @@ pub(super) const SCHEME: Scheme = Scheme {
     load: |weights, prefix| {
         let (info, block, shape) = matrix(weights, prefix)?;
         let tensor = unpack(info.name, block, &weights.checkpoint().data(info.name)?, shape)?;
-        Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings: Vec::new() })
+        Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings: Vec::new() })
     },
 };
 
@@ -144,7 +144,7 @@ impl Form for GgufForm {
     fn dense_data<'a>(&self, tensor: &TensorSpec, data: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>> {
         let data = match tensor.dtype.float() {
             Some(float) if tensor.shape.len() == 1 && float != Float::F32 => {
-                Cow::Owned(converted(FloatData::from_bytes(float, data).as_floats(), Float::F32, &tensor.name)?)
+                Cow::Owned(converted(cast_floats(float, data).as_floats(), Float::F32, &tensor.name)?)
             }
             _ => data,
         };

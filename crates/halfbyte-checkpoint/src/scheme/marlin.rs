@@ -13,7 +13,7 @@
 //! Source: the packer of AutoGPTQ 0.7.1 (`qlinear_marlin.py`, after IST-DASLab's), whose output the tests read to its
 //! exact values.
 
-use super::{Description, LinearWeight, LoadedModule, Scheme, StoredFormat, Weights, matrix};
+use super::{Description, Scheme, StoredFormat, StoredModule, StoredWeight, Weights, matrix};
 use crate::config::{GptqSettings, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
@@ -119,13 +119,13 @@ fn labelled(settings: Option<GptqSettings>, prefix: &str, k: usize, groups: usiz
     (told, findings)
 }
 
-fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
+fn load(weights: &Weights, prefix: &str) -> Result<StoredModule<'static>> {
     let Module { format, shape: [n, k], findings } = examine(weights, prefix)?;
     let checkpoint = weights.checkpoint();
     let codes = unpack(&checkpoint.ints(&format!("{prefix}.B"))?, [n, k]);
     let scales = scales(&checkpoint.floats(&format!("{prefix}.s"))?.to_f32(), n, format.group.count(k));
     let tensor = QTensor::new(format, [n, k], codes, scales, Zeros::Symmetric, None).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
+    Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings })
 }
 
 /// Words `[k/16, 2n]` to codes `[n, k]`.

@@ -16,7 +16,7 @@ use crate::config::{self, Expectation, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{Checkpoint, DType, FloatData, read_small};
-use halfbyte::{Act, Format, QTensor, WeightFormat};
+use halfbyte::{Act, Format, QTensor, StoredTensor, WeightFormat};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub struct Scheme {
     /// What a module holds, without reading its codes.
     pub describe: fn(&Weights, prefix: &str) -> Result<Description>,
     /// Reads a module.
-    pub load: for<'a> fn(&'a Weights, prefix: &str) -> Result<LoadedModule<'a>>,
+    pub load: for<'a> fn(&'a Weights, prefix: &str) -> Result<StoredModule<'a>>,
 }
 
 /// Every scheme that is read, in order of preference.
@@ -94,11 +94,11 @@ pub struct Description {
     pub findings: Vec<Finding>,
 }
 
-/// A quantised module as it was read.
+/// A quantised module whose codes were left where they lie, if they are numbers.
 #[derive(Clone, Debug)]
-pub struct LoadedModule<'a> {
+pub struct StoredModule<'a> {
     /// Its codes, scales and zeros; or what they stand for, if the codes are no numbers.
-    pub weight: LinearWeight<'a>,
+    pub weight: StoredWeight<'a>,
     /// What is odd about it.
     pub findings: Vec<Finding>,
 }
@@ -136,6 +136,41 @@ impl LinearWeight<'_> {
             LinearWeight::Quantized(q) => [q.n(), q.k()],
         }
     }
+}
+
+/// A linear layer's weight where it is stored.
+#[derive(Clone, Debug)]
+pub enum StoredWeight<'a> {
+    /// Floats.
+    Dense {
+        /// The elements, row-major.
+        floats: FloatData<'a>,
+        /// Outputs and length of the reduction, `[n, k]`.
+        shape: [usize; 2],
+    },
+    /// Codes.
+    Quantized(StoredTensor<'a>),
+}
+
+impl StoredWeight<'_> {
+    /// Outputs and length of the reduction, `[n, k]`.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            StoredWeight::Dense { shape, .. } => *shape,
+            StoredWeight::Quantized(w) => [w.n(), w.k()],
+        }
+    }
+}
+
+/// A linear layer whose weight was left where it is stored.
+#[derive(Clone, Debug)]
+pub struct StoredLinear<'a> {
+    /// The weight.
+    pub weight: StoredWeight<'a>,
+    /// The bias `[n]`; None also where a file holds one that is zero throughout.
+    pub bias: Option<Vec<f32>>,
+    /// What was odd about the tensors, and which reading was taken.
+    pub findings: Vec<Finding>,
 }
 
 /// A linear layer as it was stored.
@@ -250,11 +285,23 @@ impl Weights {
         }
     }
 
-    /// Loads a linear layer.
+    /// Loads a linear layer; codes become a [`QTensor`].
+    ///
+    /// Errors: those of [`Weights::stored_linear`].
+    pub fn load_linear(&self, prefix: &str) -> Result<LoadedLinear<'_>> {
+        let StoredLinear { weight, bias, findings } = self.stored_linear(prefix)?;
+        let weight = match weight {
+            StoredWeight::Dense { floats, shape } => LinearWeight::Dense { floats, shape },
+            StoredWeight::Quantized(w) => LinearWeight::Quantized(w.to_qtensor().map_err(Error::numbers(prefix))?),
+        };
+        Ok(LoadedLinear { weight, bias, findings })
+    }
+
+    /// Reads all of a linear layer but its weight, which is left where it is stored: the form to pack for kernels.
     ///
     /// Errors: no such module, a weight that is not a float matrix, quantised tensors that do not fit each other or the
     /// config, a bias of another length.
-    pub fn load_linear(&self, prefix: &str) -> Result<LoadedLinear<'_>> {
+    pub fn stored_linear(&self, prefix: &str) -> Result<StoredLinear<'_>> {
         let kind = self.kind(prefix)?;
         let (weight, mut findings) = match kind {
             ModuleKind::Absent => {
@@ -268,16 +315,16 @@ impl Weights {
                     let what = format!("tensor `{name}`: expected a matrix [n, k], got shape {:?}", info.shape);
                     return Err(Error::malformed(info.file, what));
                 };
-                (LinearWeight::Dense { floats: self.checkpoint.floats(&name)?, shape: [n, k] }, Vec::new())
+                (StoredWeight::Dense { floats: self.checkpoint.floats(&name)?, shape: [n, k] }, Vec::new())
             }
             ModuleKind::Quantized(scheme) => {
-                let LoadedModule { weight, findings } = (scheme.load)(self, prefix)?;
+                let StoredModule { weight, findings } = (scheme.load)(self, prefix)?;
                 (weight, findings)
             }
         };
         findings.extend(self.contradiction(prefix, kind));
         let bias = self.bias(prefix, weight.shape()[0])?;
-        Ok(LoadedLinear { weight, bias, findings })
+        Ok(StoredLinear { weight, bias, findings })
     }
 
     /// What the config and the tensors of a module say against each other on whether it is quantised, and how. The

@@ -10,7 +10,7 @@ use crate::weights::{LoadOptions, Loader, Projection};
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Floats, FloatsMut, QTensor, WeightFormat};
-use halfbyte_checkpoint::{FloatData, LinearWeight, LoadedLinear, Weights};
+use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight, Weights};
 use std::borrow::Cow;
 use std::ops::{ControlFlow, Range};
 
@@ -83,8 +83,8 @@ impl<'a> Piece<'a> {
 
     fn layer(&self, group: usize, layer: usize) -> Result<Vec<f32>> {
         let (name, shape) = &self.groups[group].layers[layer];
-        let loaded = self.source.load_linear(name)?;
-        let LinearWeight::Dense { floats, shape: found } = &loaded.weight else {
+        let loaded = self.source.stored_linear(name)?;
+        let StoredWeight::Dense { floats, shape: found } = &loaded.weight else {
             let (expected, got) = ("floats, to be quantised".to_owned(), "codes".to_owned());
             return Err(Error::Weight { name: name.clone(), expected, got });
         };
@@ -190,8 +190,8 @@ impl<'a> Piece<'a> {
             let layers = (0..self.groups[g].layers.len())
                 .map(|l| {
                     let (floats, shape) = (FloatData::F32(Cow::Owned(self.layer(g, l)?)), self.groups[g].layers[l].1);
-                    let weight = LinearWeight::Dense { floats, shape: [shape.n, shape.k] };
-                    Ok(LoadedLinear { weight, bias: self.bias(g, l)?, findings: Vec::new() })
+                    let weight = StoredWeight::Dense { floats, shape: [shape.n, shape.k] };
+                    Ok(StoredLinear { weight, bias: self.bias(g, l)?, findings: Vec::new() })
                 })
                 .collect::<Result<Vec<_>>>()?;
             let first = self.groups[g].layers[0].0.clone();
@@ -315,17 +315,14 @@ impl<'a> Piece<'a> {
     /// Puts finished layers in the place of the dense ones.
     fn take(&mut self, group: usize, tensors: Vec<QTensor>) -> Result<()> {
         let mut layers = Vec::with_capacity(tensors.len());
-        for (layer, q) in tensors.into_iter().enumerate() {
-            let (weight, bias) = (LinearWeight::Quantized(q), self.bias(group, layer)?);
-            layers.push(LoadedLinear { weight, bias, findings: Vec::new() });
+        for (layer, q) in tensors.iter().enumerate() {
+            let (weight, bias) = (StoredWeight::Quantized(q.into()), self.bias(group, layer)?);
+            layers.push(StoredLinear { weight, bias, findings: Vec::new() });
         }
         let names = &self.groups[group].layers;
         self.running.replace(group, Projection::new(&layers, Act::A16, &names[0].0)?);
-        for ((name, _), layer) in names.iter().zip(layers) {
-            if let LinearWeight::Quantized(q) = layer.weight {
-                self.finished.tensors.push((name.clone(), q));
-            }
-        }
+        drop(layers);
+        self.finished.tensors.extend(names.iter().map(|(name, _)| name.clone()).zip(tensors));
         Ok(())
     }
 

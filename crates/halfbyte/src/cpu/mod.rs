@@ -6,6 +6,7 @@ pub mod isa;
 mod lanes;
 pub mod matmul;
 pub mod nn;
+pub mod pack;
 pub mod roofline;
 pub mod threads;
 #[cfg(target_arch = "x86_64")]

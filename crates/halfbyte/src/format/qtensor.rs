@@ -128,6 +128,11 @@ impl QTensor {
         &self.codes
     }
 
+    /// The codes alone.
+    pub(crate) fn into_codes(self) -> Vec<u8> {
+        self.codes
+    }
+
     /// Scales, `[n, groups]`.
     pub fn scales(&self) -> &[f32] {
         &self.scales

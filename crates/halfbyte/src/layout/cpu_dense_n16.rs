@@ -5,6 +5,7 @@ use super::cpu_n16::PANEL;
 use crate::error::{Error, Result};
 use crate::tensor::{Float, Floats};
 use half::{bf16, f16};
+use rayon::prelude::*;
 
 /// A dense float matrix packed for the CPU kernels.
 #[derive(Clone, Debug)]
@@ -76,11 +77,19 @@ impl CpuDenseN16 {
     }
 }
 
-fn spread<T: Copy>(w: &[T], out: &mut [T], k: usize) {
-    for (i, row) in w.chunks_exact(k.max(1)).enumerate() {
-        let base = (i / PANEL) * k * PANEL + i % PANEL;
-        for (j, &value) in row.iter().enumerate() {
-            out[base + j * PANEL] = value;
-        }
+/// Columns of a panel that are spread together: their lines stay in the first cache.
+const COLUMNS: usize = 64;
+
+fn spread<T: Copy + Send + Sync>(w: &[T], out: &mut [T], k: usize) {
+    if w.is_empty() {
+        return;
     }
+    out.par_chunks_mut(PANEL * k).zip(w.par_chunks(PANEL * k)).for_each(|(out, rows)| {
+        for (at, out) in out.chunks_mut(COLUMNS * PANEL).enumerate() {
+            for (lane, row) in rows.chunks_exact(k).enumerate() {
+                let row = row[at * COLUMNS..].iter();
+                out.iter_mut().skip(lane).step_by(PANEL).zip(row).for_each(|(to, &value)| *to = value);
+            }
+        }
+    });
 }

@@ -20,8 +20,10 @@
 //! Scales, zero points and offsets lie as `[panel][group][16]`.
 
 use super::Lines;
-use crate::format::{QTensor, WeightFormat, Zeros};
-use crate::tensor::Float;
+use super::places::{Places, runs};
+use super::stored::{StoredTensor, Strides};
+use crate::format::{QTensor, WeightFormat, Zero, Zeros};
+use crate::tensor::{Float, FloatData};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -56,11 +58,32 @@ pub enum PerGroup {
 }
 
 impl PerGroup {
-    fn new(values: Vec<f32>, dtype: Float) -> Self {
+    /// Values of tensors one below the other, which are exact in `dtype`.
+    fn of(values: Vec<(&FloatData<'_>, Strides)>, parts: &[&StoredTensor<'_>], groups: usize, dtype: Float) -> Self {
+        let heights = heights(parts);
+        macro_rules! in_their_type {
+            ($variant:ident) => {{
+                let tables: Option<Vec<_>> = values
+                    .iter()
+                    .map(|(v, strides)| if let FloatData::$variant(v) = v { Some((&**v, *strides)) } else { None })
+                    .collect();
+                if let Some(tables) = tables {
+                    return Self::$variant(spread(&tables, &heights, groups));
+                }
+            }};
+        }
         match dtype {
-            Float::F16 => Self::F16(values.into_iter().map(f16::from_f32).collect()),
-            Float::BF16 => Self::BF16(values.into_iter().map(bf16::from_f32).collect()),
-            Float::F32 => Self::F32(values),
+            Float::F16 => in_their_type!(F16),
+            Float::BF16 => in_their_type!(BF16),
+            Float::F32 => in_their_type!(F32),
+        }
+        let wide: Vec<(Vec<f32>, Strides)> = values.iter().map(|(v, strides)| (v.to_f32(), *strides)).collect();
+        let tables: Vec<_> = wide.iter().map(|(v, strides)| (v.as_slice(), *strides)).collect();
+        let spread = spread(&tables, &heights, groups);
+        match dtype {
+            Float::F16 => Self::F16(spread.into_iter().map(f16::from_f32).collect()),
+            Float::BF16 => Self::BF16(spread.into_iter().map(bf16::from_f32).collect()),
+            Float::F32 => Self::F32(spread),
         }
     }
 
@@ -118,68 +141,85 @@ impl CpuN16 {
     /// Bytes after the last tile that kernels may read, so that a vector may be loaded from the middle of a lane.
     pub const READABLE_AFTER: usize = 64;
 
-    /// Packs a tensor; `code_sums` for kernels that take activations with offsets.
+    /// Packs a tensor, code by code: what the layout means. [`crate::cpu::pack`] does the same fast.
+    ///
+    /// `code_sums` for kernels that take activations with offsets.
     pub fn pack(w: &QTensor, code_sums: bool) -> Self {
-        let format = w.format();
-        let per_tile = columns_per_tile(format.bits);
-        let (n, k, groups) = (w.n(), w.k(), w.groups());
-        let mut of_group: Vec<Vec<u32>> = vec![Vec::new(); groups];
-        for j in 0..k {
-            of_group[w.group_of(j)].push(j as u32);
-        }
-        let mut places = Vec::with_capacity(k);
-        let mut spans = Vec::new();
-        for (group, columns) in of_group.iter().enumerate() {
-            let first = places.len() / per_tile;
-            places.extend_from_slice(columns);
-            places.resize(places.len().next_multiple_of(per_tile), FILLER);
-            let end = places.len() / per_tile;
-            for (piece, tile) in (first..end).step_by(SPAN_COLUMNS / per_tile).enumerate() {
-                let tiles = (end - tile).min(SPAN_COLUMNS / per_tile);
-                let columns = (columns.len() - piece * SPAN_COLUMNS).min(SPAN_COLUMNS);
-                spans.push(Span { tile, tiles, columns, group });
+        let (n, k, format) = (w.n(), w.k(), w.format());
+        let (per_tile, field) = (columns_per_tile(format.bits), field_bits(format.bits));
+        Self::assemble(&[&w.into()], code_sums, |places, codes| {
+            for place in 0..places.tiles * per_tile {
+                let column = places.columns.as_ref().map_or(place, |columns| columns[place] as usize);
+                let (tile, within) = (place / per_tile, place % per_tile);
+                for i in (0..n).filter(|_| column < k) {
+                    let at = ((i / PANEL) * places.tiles + tile) * 64 + (i % PANEL) * 4 + within % 4;
+                    codes[at] |= w.codes()[i * k + column] << (within / 4 * field as usize);
+                }
             }
+        })
+    }
+
+    /// Packs tensors one below the other, which must be alike; `fill` writes the codes, `[panel][tile][64]`, over zeros.
+    pub(crate) fn assemble(
+        parts: &[&StoredTensor<'_>],
+        code_sums: bool,
+        fill: impl FnOnce(&Places, &mut [u8]),
+    ) -> Self {
+        let first = parts[0];
+        let (format, k, groups) = (first.format(), first.k(), first.groups());
+        let n: usize = parts.iter().map(|part| part.n()).sum();
+        let places = Places::of(first);
+        let bytes = n.div_ceil(PANEL) * places.tiles * 64;
+        let mut codes = Lines::zeroed(bytes + Self::READABLE_AFTER);
+        fill(&places, &mut codes.as_mut_slice::<u8>()[..bytes]);
+        let scales = PerGroup::of(parts.iter().map(|part| part.scales()).collect(), parts, groups, format.scale);
+        let zeros = match format.zero {
+            Zero::Symmetric => PackedZeros::Symmetric,
+            Zero::Integer => {
+                let tables: Vec<(&[u16], Strides)> = parts.iter().filter_map(|part| part.zero_points()).collect();
+                PackedZeros::Integer(spread(&tables, &heights(parts), groups))
+            }
+            Zero::Float => {
+                let tables = parts.iter().filter_map(|part| part.offsets()).collect();
+                PackedZeros::Float(PerGroup::of(tables, parts, groups, format.scale))
+            }
+        };
+        let Places { tiles, spans, columns } = places;
+        let mut this =
+            Self { format, n, k, groups, tiles, spans, codes, scales, zeros, code_sums: Vec::new(), columns };
+        if code_sums {
+            this.code_sums = this.sums();
         }
-        let tiles = places.len() / per_tile;
-        let panels = n.div_ceil(PANEL);
-        let mut codes = Lines::zeroed(panels * tiles * 64 + Self::READABLE_AFTER);
-        let field = field_bits(format.bits);
-        codes.as_mut_slice::<u8>().par_chunks_mut((tiles * 64).max(64)).enumerate().for_each(|(panel, bytes)| {
-            for i in panel * PANEL..((panel + 1) * PANEL).min(n) {
-                let row = &w.codes()[i * k..(i + 1) * k];
-                let lane = (i % PANEL) * 4;
-                for (tile, places) in places.chunks_exact(per_tile).enumerate() {
-                    let mut word = 0u32;
-                    for (within, &column) in places.iter().enumerate() {
-                        if column != FILLER {
-                            word |= u32::from(row[column as usize]) << (within % 4 * 8 + within / 4 * field as usize);
-                        }
+        this
+    }
+
+    /// Sums of codes less their zero point; filler is 0.
+    fn sums(&self) -> Vec<f32> {
+        let (field, spans) = (field_bits(self.format.bits), self.spans.len());
+        let mask = ((1u32 << field) - 1) as u8;
+        let panel_bytes = (self.tiles * 64).max(64);
+        let mut out = vec![0.0; self.panels() * spans * PANEL];
+        let panels = self.codes().par_chunks_exact(panel_bytes);
+        out.par_chunks_mut((spans * PANEL).max(1)).zip(panels).enumerate().for_each(|(panel, (out, codes))| {
+            for (out, span) in out.chunks_exact_mut(PANEL).zip(&self.spans) {
+                let mut sums = [0i32; PANEL];
+                for tile in codes[span.tile * 64..][..span.tiles * 64].chunks_exact(64) {
+                    for (at, &byte) in tile.iter().enumerate() {
+                        let fields = (0..8).step_by(field as usize).map(|shift| i32::from(byte >> shift & mask));
+                        sums[at / 4] += fields.sum::<i32>();
                     }
-                    bytes[tile * 64 + lane..][..4].copy_from_slice(&word.to_le_bytes());
+                }
+                for (lane, (out, sum)) in out.iter_mut().zip(sums).enumerate().take(self.n - panel * PANEL) {
+                    let zero = match &self.zeros {
+                        PackedZeros::Symmetric => self.format.middle() as i32,
+                        PackedZeros::Integer(z) => i32::from(z[(panel * self.groups + span.group) * PANEL + lane]),
+                        PackedZeros::Float(_) => 0,
+                    };
+                    *out = (sum - zero * span.columns as i32) as f32;
                 }
             }
         });
-        let spread = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
-            let mut out = vec![0.0; panels * groups * PANEL];
-            for i in 0..n {
-                for g in 0..groups {
-                    out[((i / PANEL) * groups + g) * PANEL + i % PANEL] = value(i, g);
-                }
-            }
-            out
-        };
-        let scales = PerGroup::new(spread(&|i, g| w.scales()[i * groups + g]), format.scale);
-        let zeros = match w.zeros() {
-            Zeros::Symmetric => PackedZeros::Symmetric,
-            Zeros::Integer(z) => PackedZeros::Integer(
-                spread(&|i, g| f32::from(z[i * groups + g])).into_iter().map(|z| z as u16).collect(),
-            ),
-            Zeros::Float(o) => PackedZeros::Float(PerGroup::new(spread(&|i, g| o[i * groups + g]), format.scale)),
-        };
-        let code_sums = if code_sums { sums(w, &places, &spans, per_tile) } else { Vec::new() };
-        let identity = places.iter().enumerate().all(|(p, &c)| c == p as u32 || (c == FILLER && p >= k));
-        let columns = (!identity).then_some(places);
-        Self { format, n, k, groups, tiles, spans, codes, scales, zeros, code_sums, columns }
+        out
     }
 
     /// The canonical tensor again.
@@ -316,17 +356,31 @@ pub fn columns_per_tile(bits: u32) -> usize {
     (32 / field_bits(bits)) as usize
 }
 
-fn sums(w: &QTensor, places: &[u32], spans: &[Span], per_tile: usize) -> Vec<f32> {
-    let mut out = vec![0.0; w.n().div_ceil(PANEL) * spans.len() * PANEL];
-    for i in 0..w.n() {
-        for (s, span) in spans.iter().enumerate() {
-            let zero = w.zero_point(i, span.group).unwrap_or(0) as i32;
-            let sum: i32 = places[span.tile * per_tile..][..span.columns]
-                .iter()
-                .map(|&c| i32::from(w.codes()[i * w.k() + c as usize]) - zero)
-                .sum();
-            out[((i / PANEL) * spans.len() + s) * PANEL + i % PANEL] = sum as f32;
+fn heights(parts: &[&StoredTensor<'_>]) -> Vec<usize> {
+    parts.iter().map(|part| part.n()).collect()
+}
+
+/// Values of tensors of these heights, one below the other, in packed order, `[panel][group][16]`.
+fn spread<T: Copy + Default + Send + Sync>(tables: &[(&[T], Strides)], heights: &[usize], groups: usize) -> Vec<T> {
+    let n: usize = heights.iter().sum();
+    let mut out = vec![T::default(); n.div_ceil(PANEL) * groups * PANEL];
+    out.par_chunks_mut((groups * PANEL).max(1)).enumerate().for_each(|(panel, out)| {
+        let mut lane = 0;
+        for (part, first, rows) in runs(heights, panel * PANEL..(panel + 1) * PANEL) {
+            let (values, strides) = tables[part];
+            if strides.output == 1 {
+                for (g, out) in out.chunks_exact_mut(PANEL).enumerate() {
+                    out[lane..lane + rows].copy_from_slice(&values[strides.at(first, g)..][..rows]);
+                }
+            } else {
+                for i in 0..rows {
+                    for (g, out) in out.chunks_exact_mut(PANEL).enumerate() {
+                        out[lane + i] = values[strides.at(first + i, g)];
+                    }
+                }
+            }
+            lane += rows;
         }
-    }
+    });
     out
 }

@@ -8,8 +8,15 @@ use memmap2::MmapMut;
 struct Line([u8; 64]);
 
 /// From this size on a buffer is mapped by itself, with a wish for huge pages: going through it once, a processor would
-/// else spend a good part of the time looking pages up.
-const MAPPED_BYTES: usize = 4 << 20;
+/// else spend a good part of the time looking pages up, and the system a good part of loading on handing them out. Its
+/// pages are zeroed by the thread that first writes them.
+const MAPPED_BYTES: usize = 1 << 20;
+
+/// Of a huge page.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// What may be left unused of the last huge page; a shorter end of a buffer gets small pages.
+const WASTED_BYTES: usize = HUGE_BYTES / 4;
 
 /// Zero-initialised bytes, aligned to 64, in whole lines of 64.
 #[derive(Default)]
@@ -17,7 +24,8 @@ pub struct Lines(Memory);
 
 enum Memory {
     Heap(Vec<Line>),
-    Mapped(MmapMut),
+    /// The mapping, and how much of it is the buffer.
+    Mapped(MmapMut, usize),
 }
 
 impl Default for Memory {
@@ -31,12 +39,13 @@ impl Lines {
     pub fn zeroed(bytes: usize) -> Self {
         let bytes = bytes.next_multiple_of(64);
         if bytes >= MAPPED_BYTES
-            && let Ok(map) = MmapMut::map_anon(bytes)
+            // In whole huge pages, or the system might not begin the mapping with one. What is not touched takes no memory.
+            && let Ok(map) = MmapMut::map_anon(bytes.next_multiple_of(HUGE_BYTES))
         {
             // Only a wish: without huge pages everything works, slower.
             #[cfg(target_os = "linux")]
-            let _ = map.advise(memmap2::Advice::HugePage);
-            return Self(Memory::Mapped(map));
+            let _ = map.advise_range(memmap2::Advice::HugePage, 0, (bytes + WASTED_BYTES) / HUGE_BYTES * HUGE_BYTES);
+            return Self(Memory::Mapped(map, bytes));
         }
         Self(Memory::Heap(bytemuck::zeroed_vec(bytes / 64)))
     }
@@ -52,7 +61,7 @@ impl Lines {
     pub fn as_slice<T: Pod>(&self) -> &[T] {
         match &self.0 {
             Memory::Heap(lines) => bytemuck::cast_slice(lines),
-            Memory::Mapped(map) => bytemuck::cast_slice(map),
+            Memory::Mapped(map, bytes) => bytemuck::cast_slice(&map[..*bytes]),
         }
     }
 
@@ -60,7 +69,7 @@ impl Lines {
     pub fn as_mut_slice<T: Pod>(&mut self) -> &mut [T] {
         match &mut self.0 {
             Memory::Heap(lines) => bytemuck::cast_slice_mut(lines),
-            Memory::Mapped(map) => bytemuck::cast_slice_mut(map),
+            Memory::Mapped(map, bytes) => bytemuck::cast_slice_mut(&mut map[..*bytes]),
         }
     }
 }

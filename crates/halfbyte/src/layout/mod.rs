@@ -3,12 +3,16 @@
 //! | layout | holds | read by |
 //! |---|---|---|
 //! | `row_major` | [`crate::QTensor`] itself: one code a byte | the reference |
+//! | [`codes`] | codes as files hold them | whatever packs them, from a [`stored::StoredTensor`] |
 //! | [`cpu_n16`] | codes in tiles of 16 outputs × 32 bits | every CPU kernel of a quantised format |
 //! | [`cpu_dense_n16`] | floats in columns of 16 outputs | every CPU kernel of dense weights |
 
+pub mod codes;
 pub mod cpu_dense_n16;
 pub mod cpu_n16;
 mod lines;
+pub(crate) mod places;
+pub mod stored;
 
 pub use lines::Lines;
 

@@ -1,12 +1,14 @@
 //! A linear layer, quantised or dense inside.
 
 use crate::cpu::Cpu;
+use crate::cpu::isa::Caps;
 use crate::cpu::matmul::{self, Call, Epilogue, Packed};
+use crate::cpu::pack::pack;
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::Problem;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
-use crate::layout::cpu_n16::CpuN16;
+use crate::layout::stored::StoredTensor;
 use crate::tensor::{Floats, FloatsMut};
 
 pub use crate::cpu::matmul::Activation;
@@ -16,6 +18,8 @@ pub use crate::cpu::matmul::Activation;
 pub enum Weight<'a> {
     /// Codes with scales, and what becomes of the activations.
     Quantized(&'a QTensor, Act),
+    /// The same as files hold it: tensors of one format, one below the other.
+    Stored(&'a [&'a StoredTensor<'a>], Act),
     /// Floats `[n, k]`, multiplied exactly.
     Dense(Floats<'a>, [usize; 2]),
 }
@@ -29,10 +33,13 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Packs a weight. Error: a length that does not fit.
+    /// Packs a weight. Errors: a length that does not fit, stored tensors that are not alike, an
+    /// instruction set in `HALFBYTE_ISA` that the processor does not have.
     pub fn new(weight: Weight<'_>) -> Result<Self> {
+        let caps = Caps::detect_within_environment()?;
         let packed = match weight {
-            Weight::Quantized(w, act) => Packed::Quantized(CpuN16::pack(w, act == Act::A8Asym), act),
+            Weight::Quantized(w, act) => Packed::Quantized(pack(caps, &[&w.into()], act == Act::A8Asym)?, act),
+            Weight::Stored(parts, act) => Packed::Quantized(pack(caps, parts, act == Act::A8Asym)?, act),
             Weight::Dense(w, shape) => Packed::Dense(CpuDenseN16::pack(w, shape)?),
         };
         Ok(Self { packed, bias: None, activation: Activation::None })

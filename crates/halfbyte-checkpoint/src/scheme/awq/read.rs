@@ -1,31 +1,33 @@
 //! Reading an AWQ module: everything but the codes is read and checked first.
 
-use super::super::{LinearWeight, LoadedModule, Weights};
+use super::super::{StoredModule, StoredWeight, Weights};
 use super::layout::{Layout, declared, matrix_of_scales, zeros_name};
 use super::pack;
 use crate::config::AwqVersion;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::DType;
-use halfbyte::{Float, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::layout::codes::Codes;
+use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
+use halfbyte::{Float, FloatData, WeightFormat, Zero};
+use std::sync::Arc;
 
 /// The zero point of a symmetric module.
 const MIDDLE: u16 = 8;
 
 /// A module of which everything but its codes has been read.
-pub(super) struct Module {
+pub(super) struct Module<'a> {
     pub n: usize,
     pub k: usize,
     pub format: WeightFormat,
     pub findings: Vec<Finding>,
     version: AwqVersion,
-    /// `[n, groups]`, as in the tensor that it becomes; so are the zeros.
-    scales: Vec<f32>,
-    zeros: Zeros,
+    scales: (FloatData<'a>, Strides),
+    zeros: StoredZeros<'static>,
 }
 
 /// Reads a module's shapes, scales and zero points.
-pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
+pub(super) fn examine<'a>(weights: &'a Weights, prefix: &str) -> Result<Module<'a>> {
     let mut findings = Vec::new();
     let layout = Layout::of(weights, prefix, &mut findings)?;
     let Layout { version, n, k, group, room } = layout;
@@ -34,32 +36,34 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
         Error::malformed(info.file, format!("tensor `{}`: expected floats, got {}", info.name, info.dtype))
     })?;
     let groups = group.count(k);
-    let stored = matrix_of_scales(weights, prefix, version, [n, room])?;
-    let scales = first_groups(&stored, room, groups);
-    if let Some(at) = (0..n * room).find(|&at| at % room >= groups && stored[at] != 0.0) {
+    // Of scales and zero points alike, room for more groups included.
+    let strides = if version == AwqVersion::Gemv { Strides::of_outputs(room) } else { Strides::of_groups(n) };
+    let scales = weights.checkpoint().floats(info.name)?;
+    let value = |i: usize, g: usize| scales.as_floats().get(strides.at(i, g));
+    let padding = (0..n).flat_map(|i| (groups..room).map(move |g| (i, g)));
+    if let Some((i, g)) = padding.into_iter().find(|&(i, g)| value(i, g) != 0.0) {
         let what = format!(
             "tensor `{}`: expected {groups} groups for {k} inputs, and zeros as padding to {room}, got a scale of {} in \
              group {} of output {}",
             info.name,
-            stored[at],
-            at % room,
-            at / room
+            value(i, g),
+            g,
+            i
         );
         return Err(Error::malformed(info.file, what));
     }
     let zeros = match version {
         AwqVersion::Gemm | AwqVersion::Gemv => {
             let words = weights.checkpoint().ints(&zeros_name(weights.checkpoint(), prefix))?;
-            let points = match version {
-                AwqVersion::Gemm => pack::unpack_gemm(&words, [groups, n]),
-                _ => first_groups(&pack::unpack_gemv(&words), room, groups),
-            };
-            Zeros::Integer(points.into_iter().map(u16::from).collect())
+            let points =
+                if version == AwqVersion::Gemm { pack::unpack_gemm(&words) } else { pack::unpack_gemv(&words) };
+            StoredZeros::Integer(points.into(), strides)
         }
         AwqVersion::GemvFast => {
             let offsets = offsets(weights, prefix, [n, room], groups, scale)?;
+            let scales = first_groups(&matrix_of_scales(weights, prefix, version, [n, room])?, room, groups);
             match zero_points(&offsets, &scales, scale) {
-                Ok(points) => Zeros::Integer(points),
+                Ok(points) => StoredZeros::Integer(points.into(), Strides::of_outputs(groups)),
                 Err(other) => {
                     let total = offsets.len();
                     let text = format!(
@@ -67,39 +71,51 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
                          were read as float offsets"
                     );
                     findings.push(Finding::new(prefix, text));
-                    Zeros::Float(offsets)
+                    StoredZeros::Float(FloatData::F32(offsets.into()), Strides::of_outputs(groups))
                 }
             }
         }
     };
     let zeros = match zeros {
-        Zeros::Integer(points) if points.iter().all(|&z| z == MIDDLE) => Zeros::Symmetric,
+        StoredZeros::Integer(points, strides) => {
+            let symmetric = if points.len() == n * groups {
+                points.iter().all(|&z| z == MIDDLE)
+            } else {
+                (0..n).all(|i| (0..groups).all(|g| points[strides.at(i, g)] == MIDDLE))
+            };
+            if symmetric { StoredZeros::Symmetric } else { StoredZeros::Integer(points, strides) }
+        }
         other => other,
     };
-    if declared(weights).is_some_and(|config| config.zero_point == Some(false)) && zeros != Zeros::Symmetric {
+    if declared(weights).is_some_and(|config| config.zero_point == Some(false))
+        && !matches!(zeros, StoredZeros::Symmetric)
+    {
         let text = "the config says zero_point false, but zero points other than 8 are stored; they were followed";
         findings.push(Finding::new(prefix, text));
     }
     let zero = match zeros {
-        Zeros::Symmetric => Zero::Symmetric,
-        Zeros::Integer(_) => Zero::Integer,
-        Zeros::Float(_) => Zero::Float,
+        StoredZeros::Symmetric => Zero::Symmetric,
+        StoredZeros::Integer(..) => Zero::Integer,
+        StoredZeros::Float(..) => Zero::Float,
     };
     let format = WeightFormat { bits: 4, group, zero, scale };
-    Ok(Module { n, k, format, findings, version, scales, zeros })
+    Ok(Module { n, k, format, findings, version, scales: (scales, strides), zeros })
 }
 
-/// Reads a module.
-pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
+/// Reads all of a module but its codes and scales, which stay where they are.
+pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModule<'a>> {
     let Module { n, k, format, findings, version, scales, zeros } = examine(weights, prefix)?;
     let name = format!("{prefix}.qweight");
     let codes = match version {
-        AwqVersion::Gemm => pack::unpack_gemm(&weights.checkpoint().ints(&name)?, [k, n]),
-        AwqVersion::Gemv => pack::unpack_gemv(&weights.checkpoint().ints(&name)?),
-        AwqVersion::GemvFast => pack::unpack_gemv_fast(weights.checkpoint().bytes(&name)?, [n, k]),
+        AwqVersion::Gemm => Codes::WordsAcross(weights.checkpoint().words(&name)?),
+        AwqVersion::Gemv => Codes::WordsAlong(weights.checkpoint().words(&name)?),
+        AwqVersion::GemvFast => {
+            let bytes = weights.checkpoint().bytes(&name)?;
+            Codes::Rows(Arc::new(move |outputs, codes| pack::unpack_gemv_fast(bytes, k, outputs, codes)))
+        }
     };
-    let tensor = QTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
+    let tensor = StoredTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(prefix))?;
+    Ok(StoredModule { weight: StoredWeight::Quantized(tensor), findings })
 }
 
 /// What `gemv_fast` adds after scaling, `[n, groups]`. Error: it is of another type than the scales.

@@ -1,6 +1,6 @@
 //! Codes of 4 bits for values of a table, with a scale for each block.
 
-use super::super::{LinearWeight, LoadedModule, Weights};
+use super::super::{StoredModule, StoredWeight, Weights};
 use super::{declared, other_kind};
 use crate::config::BitsAndBytesKind;
 use crate::error::{Error, Result};
@@ -203,7 +203,7 @@ fn odd(weights: &Weights, prefix: &str, module: &Module) -> Result<Vec<Finding>>
 }
 
 /// Reads a module.
-pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<LoadedModule<'a>> {
+pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModule<'a>> {
     let mut module = examine(weights, prefix)?;
     let checkpoint = weights.checkpoint();
     let absmax = absmax(checkpoint, prefix, module.nested.as_ref())?;
@@ -220,7 +220,7 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<LoadedModul
         Float::F32 => FloatData::F32(Cow::Owned(all(n * k, value))),
     };
     let findings = std::mem::take(&mut module.findings);
-    Ok(LoadedModule { weight: LinearWeight::Dense { floats, shape: module.shape }, findings })
+    Ok(StoredModule { weight: StoredWeight::Dense { floats, shape: module.shape }, findings })
 }
 
 fn all<T: Send>(len: usize, value: impl Fn(usize) -> T + Sync + Send) -> Vec<T> {

@@ -1,6 +1,6 @@
 //! Signed bytes with the largest magnitude of each output.
 
-use super::super::{LinearWeight, LoadedModule, Weights, matrix};
+use super::super::{StoredModule, StoredWeight, Weights, matrix};
 use super::other_kind;
 use crate::config::BitsAndBytesKind;
 use crate::error::{Error, Result};
@@ -37,11 +37,11 @@ fn order(checkpoint: &Checkpoint, prefix: &str) -> Result<()> {
 }
 
 /// Reads a module.
-pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
+pub(super) fn load(weights: &Weights, prefix: &str) -> Result<StoredModule<'static>> {
     let (format, shape, findings) = examine(weights, prefix)?;
     let checkpoint = weights.checkpoint();
     let codes = checkpoint.bytes(&format!("{prefix}.weight"))?.iter().map(|&code| code ^ 0x80).collect();
     let scales = checkpoint.floats(&format!("{prefix}.SCB"))?.to_f32().into_iter().map(|scb| scb / 127.0).collect();
     let tensor = QTensor::new(format, shape, codes, scales, Zeros::Symmetric, None).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
+    Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings })
 }

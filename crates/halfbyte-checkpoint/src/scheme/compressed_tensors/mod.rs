@@ -45,7 +45,7 @@ pub(super) const PACKED: Scheme = Scheme {
     ],
     detect: |weights, prefix| weights.checkpoint().contains(&format!("{prefix}.weight_packed")),
     describe: |weights, prefix| describe(weights, prefix, read::Storage::Packed),
-    load: read::load_packed,
+    load: |weights, prefix| read::load(weights, prefix, read::Storage::Packed),
 };
 
 /// The line in [`super::SCHEMES`] for codes that take a byte each (`int-quantized`).
@@ -67,7 +67,7 @@ pub(super) const BYTES: Scheme = Scheme {
             && checkpoint.contains(&format!("{prefix}.weight_scale"))
     },
     describe: |weights, prefix| describe(weights, prefix, read::Storage::Bytes),
-    load: read::load_bytes,
+    load: |weights, prefix| read::load(weights, prefix, read::Storage::Bytes),
 };
 
 fn describe(weights: &Weights, prefix: &str, storage: read::Storage) -> Result<Description> {

@@ -1,6 +1,7 @@
 //! Codes in the 32-bit words of a row: as a dense stream, or with no code across two words.
 
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// How codes lie in words: this many codes in this many words, again and again, from the lowest bit up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,24 +46,37 @@ impl Packing {
         *self != Self::dense(self.bits)
     }
 
-    /// Rows of words `[n, words_of(k)]` to codes `[n, k]`, for widths up to 4 bits and 8.
-    pub fn unpack(&self, words: &[i32], [n, k]: [usize; 2]) -> Vec<u8> {
+    /// Rows of words `[n, words_of(k)]` to the codes of these rows, `[rows, k]`, for widths up to 4 bits and 8.
+    pub fn unpack(&self, words: &[u32], k: usize, rows: Range<usize>, codes: &mut [u8]) {
         let row = self.words_of(k);
-        debug_assert_eq!(words.len(), n * row);
-        let mut codes = vec![0u8; n * k];
-        if !codes.is_empty() {
-            codes.par_chunks_mut(k).zip(words.par_chunks(row)).for_each(|(codes, words)| self.unpack_row(words, codes));
+        for (i, codes) in rows.zip(codes.chunks_exact_mut(k)) {
+            self.unpack_row(&words[i * row..][..row], codes);
         }
-        codes
     }
 
     /// Words `[words_of(n), groups]`, a stream down each column, to codes `[n, groups]`, for the same widths.
     pub fn unpack_columns(&self, words: &[i32], [n, groups]: [usize; 2]) -> Vec<u8> {
         debug_assert_eq!(words.len(), self.words_of(n) * groups);
         let mut codes = vec![0u8; n * groups];
+        if codes.is_empty() {
+            return codes;
+        }
+        if self.words == 1 {
+            let mask = ((1u16 << self.bits) - 1) as u8;
+            let rows = codes.par_chunks_mut(self.codes * groups).zip(words.par_chunks(groups));
+            rows.with_min_len(64).for_each(|(codes, words)| {
+                for (codes, i) in codes.chunks_exact_mut(groups).zip(0..) {
+                    codes
+                        .iter_mut()
+                        .zip(words)
+                        .for_each(|(code, &w)| *code = (w as u32 >> (i * self.bits)) as u8 & mask);
+                }
+            });
+            return codes;
+        }
         let mut column = vec![0u8; n];
         for g in 0..groups {
-            let stream: Vec<i32> = words.iter().skip(g).step_by(groups).copied().collect();
+            let stream: Vec<u32> = words.iter().skip(g).step_by(groups).map(|&word| word as u32).collect();
             self.unpack_row(&stream, &mut column);
             codes.iter_mut().skip(g).step_by(groups).zip(&column).for_each(|(code, &value)| *code = value);
         }
@@ -104,14 +118,13 @@ impl Packing {
         })
     }
 
-    fn unpack_row(&self, words: &[i32], codes: &mut [u8]) {
+    fn unpack_row(&self, words: &[u32], codes: &mut [u8]) {
         let (bits, mask) = (self.bits, ((1u16 << self.bits) - 1) as u8);
         for (words, codes) in words.chunks(self.words).zip(codes.chunks_mut(self.codes)) {
             if let &[word] = words {
-                let word = word as u32;
                 codes.iter_mut().zip(0..).for_each(|(code, i)| *code = (word >> (i * bits)) as u8 & mask);
             } else {
-                let stream = stream(words);
+                let stream = words.iter().rev().fold(0u128, |stream, &word| stream << 32 | u128::from(word));
                 codes.iter_mut().zip(0..).for_each(|(code, i)| *code = (stream >> (i * bits)) as u8 & mask);
             }
         }
@@ -156,9 +169,16 @@ mod tests {
                         (seed >> 32) as i32
                     })
                     .collect();
-                let codes = packing.unpack(&words, [n, k]);
+                let unpack = |words: &[i32]| {
+                    let mut codes = vec![0; n * k];
+                    let (front, back) = codes.split_at_mut(k);
+                    packing.unpack(bytemuck::cast_slice(words), k, 0..1, front);
+                    packing.unpack(bytemuck::cast_slice(words), k, 1..n, back);
+                    codes
+                };
+                let codes = unpack(&words);
                 let packed = packing.pack(&codes, [n, k]);
-                assert_eq!(packing.unpack(&packed, [n, k]), codes);
+                assert_eq!(unpack(&packed), codes);
                 assert!(packing.spare_bits_are_zero(&packed, k));
                 for (at, &code) in codes.iter().enumerate() {
                     let (i, j) = (at / k, at % k);

@@ -1,14 +1,18 @@
 //! Reading a compressed-tensors module: shapes, labels and data are checked against each other before any code is
 //! unpacked.
 
-use super::super::{LinearWeight, LoadedModule, Weights, matrix};
+use super::super::{StoredModule, StoredWeight, Weights, matrix};
 use super::labels::{self, Evidence, Label, Reach};
 use super::packing::Packing;
 use crate::config::{CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{Checkpoint, DType, TensorInfo, cast};
-use halfbyte::{Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::layout::codes::Codes;
+use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
+use halfbyte::{Group, WeightFormat, Zero};
+use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Where a module keeps its codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,35 +39,33 @@ pub(super) struct Module {
     pub format: WeightFormat,
     /// None: a byte each.
     packing: Option<Packing>,
-    zeros: Zeros,
+    zeros: StoredZeros<'static>,
     /// Only if it says more than `j / group size`.
     pub group_index: Option<Vec<u32>>,
     pub findings: Vec<Finding>,
 }
 
-/// Reads a module of packed codes.
-pub(super) fn load_packed(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
-    load(weights, prefix, Storage::Packed)
-}
-
-/// Reads a module of codes that take a byte each.
-pub(super) fn load_bytes(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
-    load(weights, prefix, Storage::Bytes)
-}
-
-fn load(weights: &Weights, prefix: &str, storage: Storage) -> Result<LoadedModule<'static>> {
+/// Reads all of a module but its codes and scales, which stay where they are.
+pub(super) fn load<'a>(weights: &'a Weights, prefix: &str, storage: Storage) -> Result<StoredModule<'a>> {
     let Module { n, k, format, packing, zeros, group_index, findings } = examine(weights, prefix, storage)?;
     let checkpoint = weights.checkpoint();
     let codes = match packing {
-        Some(packing) => packing.unpack(&checkpoint.ints(&format!("{prefix}.weight_packed"))?, [n, k]),
-        None => checkpoint.bytes(&format!("{prefix}.weight"))?.iter().map(|&code| code ^ 0x80).collect(),
+        Some(packing) => {
+            let words = checkpoint.words(&format!("{prefix}.weight_packed"))?;
+            if matches!(packing.bits, 2 | 4 | 8) {
+                Codes::WordsAlong(words)
+            } else {
+                Codes::Rows(Arc::new(move |rows, codes| packing.unpack(&words, k, rows, codes)))
+            }
+        }
+        None => Codes::Bytes { codes: Cow::Borrowed(checkpoint.bytes(&format!("{prefix}.weight"))?), flip: 0x80 },
     };
-    let mut scales = checkpoint.floats(&format!("{prefix}.weight_scale"))?.to_f32();
-    if format.group == Group::Tensor {
-        scales = vec![scales[0]; n];
-    }
-    let tensor = QTensor::new(format, [n, k], codes, scales, zeros, group_index).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
+    let strides =
+        if format.group == Group::Tensor { Strides::TENSOR } else { Strides::of_outputs(format.group.count(k)) };
+    let scales = (checkpoint.floats(&format!("{prefix}.weight_scale"))?, strides);
+    let tensor =
+        StoredTensor::new(format, [n, k], codes, scales, zeros, group_index).map_err(Error::numbers(prefix))?;
+    Ok(StoredModule { weight: StoredWeight::Quantized(tensor), findings })
 }
 
 /// Reads a module's shapes, zero points and group index.
@@ -111,7 +113,7 @@ pub(super) fn examine(weights: &Weights, prefix: &str, storage: Storage) -> Resu
         let what = format!("tensor `{}`: expected F16, BF16 or F32, got {}", scales.name, scales.dtype);
         Error::malformed(scales.file, what)
     })?;
-    let zero = if zeros == Zeros::Symmetric { Zero::Symmetric } else { Zero::Integer };
+    let zero = if matches!(zeros, StoredZeros::Symmetric) { Zero::Symmetric } else { Zero::Integer };
     let Parts { n, k, findings, .. } = parts;
     let format = WeightFormat { bits, group, zero, scale };
     Ok(Module { n, k, format, packing, zeros, group_index, findings })
@@ -272,7 +274,7 @@ impl<'a> Parts<'a> {
         bits: u32,
         group: Group,
         label: Option<&CompressedTensorsGroup>,
-    ) -> Result<Zeros> {
+    ) -> Result<StoredZeros<'static>> {
         const PART: &str = "weight_zero_point";
         let (n, groups, middle) = (self.n, group.count(self.k), 1i16 << (bits - 1));
         let name = self.name(PART);
@@ -281,7 +283,7 @@ impl<'a> Parts<'a> {
                 let text = "the config says that zero points are not symmetric, but there are none; read as symmetric";
                 self.find(text.into());
             }
-            return Ok(Zeros::Symmetric);
+            return Ok(StoredZeros::Symmetric);
         };
         let scales = self.checkpoint.info(&self.name("weight_scale"))?;
         let zeros: Vec<u16> = match (info.dtype, info.shape, packing) {
@@ -313,13 +315,13 @@ impl<'a> Parts<'a> {
             }
         };
         if zeros.iter().all(|&z| z == middle as u16) {
-            return Ok(Zeros::Symmetric);
+            return Ok(StoredZeros::Symmetric);
         }
         if label.is_some_and(|label| label.symmetric) {
             let text = "the config says that zero points are symmetric, but others are stored; they were followed";
             self.find(text.into());
         }
-        Ok(Zeros::Integer(zeros))
+        Ok(StoredZeros::Integer(zeros.into(), Strides::of_outputs(groups)))
     }
 
     /// The group of each column, if that is not simply `j / group size`.

@@ -1,20 +1,22 @@
 //! Reading a GPTQ module: shapes, labels and data are checked against each other before any code is unpacked.
 
-use super::super::{LinearWeight, LoadedModule, Weights, matrix};
+use super::super::{StoredModule, StoredWeight, Weights, matrix};
 use super::{labels, stream};
 use crate::config::{GptqConfig, GptqSettings, GptqVersion};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{Checkpoint, DType};
-use halfbyte::{Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::layout::codes::Codes;
+use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
+use halfbyte::{Group, WeightFormat, Zero};
+use std::sync::Arc;
 
 /// A module of which everything but codes and scales has been read.
 pub(super) struct Module {
     pub n: usize,
     pub k: usize,
     pub format: WeightFormat,
-    /// `[n, groups]`, as in the tensor that it becomes.
-    zeros: Zeros,
+    zeros: StoredZeros<'static>,
     /// Only if it says more than `j / group size`.
     pub group_index: Option<Vec<u32>>,
     pub findings: Vec<Finding>,
@@ -29,7 +31,7 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
     parts.own_settings(group, &mut findings);
     let group_index = parts.meaningful(group_index, group, &mut findings)?;
     let zeros = parts.zeros(&mut findings)?;
-    let zero = if zeros == Zeros::Symmetric { Zero::Symmetric } else { Zero::Integer };
+    let zero = if matches!(zeros, StoredZeros::Symmetric) { Zero::Symmetric } else { Zero::Integer };
     let scales = parts.checkpoint.info(&parts.name("scales"))?;
     let scale = scales.dtype.float().ok_or_else(|| {
         Error::malformed(
@@ -41,15 +43,20 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
     Ok(Module { n: parts.n, k: parts.k, format, zeros, group_index, findings })
 }
 
-/// Reads a module.
-pub(super) fn load(weights: &Weights, prefix: &str) -> Result<LoadedModule<'static>> {
+/// Reads all of a module but its codes and scales, which stay where they are.
+pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModule<'a>> {
     let Module { n, k, format, zeros, group_index, findings } = examine(weights, prefix)?;
     let checkpoint = weights.checkpoint();
-    let codes = stream::unpack_columns(&checkpoint.ints(&format!("{prefix}.qweight"))?, format.bits, [n, k]);
-    let scales = checkpoint.floats(&format!("{prefix}.scales"))?.to_f32();
-    let scales = transposed(&scales, format.group.count(k), n);
-    let tensor = QTensor::new(format, [n, k], codes, scales, zeros, group_index).map_err(Error::numbers(prefix))?;
-    Ok(LoadedModule { weight: LinearWeight::Quantized(tensor), findings })
+    let words = checkpoint.words(&format!("{prefix}.qweight"))?;
+    let codes = match format.bits {
+        // Some codes lie in two words.
+        3 => Codes::Rows(Arc::new(move |outputs, codes| stream::unpack_columns(&words, 3, [n, k], outputs, codes))),
+        _ => Codes::WordsDown(words),
+    };
+    let scales = (checkpoint.floats(&format!("{prefix}.scales"))?, Strides::of_groups(n));
+    let tensor =
+        StoredTensor::new(format, [n, k], codes, scales, zeros, group_index).map_err(Error::numbers(prefix))?;
+    Ok(StoredModule { weight: StoredWeight::Quantized(tensor), findings })
 }
 
 /// The shapes of a module's tensors, found consistent.
@@ -239,24 +246,28 @@ impl<'a> Parts<'a> {
         Ok(Some(index))
     }
 
-    /// The zero points, `[n, groups]`.
-    fn zeros(&self, findings: &mut Vec<Finding>) -> Result<Zeros> {
+    /// The zero points.
+    fn zeros(&self, findings: &mut Vec<Finding>) -> Result<StoredZeros<'static>> {
         let &Self { n, groups, bits, config, settings, .. } = self;
         let sym = settings.and_then(|settings| settings.sym);
         let mut find = |text: String| findings.push(Finding::new(self.prefix, text));
         let name = self.name("qzeros");
         if !self.checkpoint.contains(&name) {
             find("qzeros is missing and the config says sym: read as symmetric".into());
-            return Ok(Zeros::Symmetric);
+            return Ok(StoredZeros::Symmetric);
         }
-        let stored = stream::unpack_rows(&self.checkpoint.ints(&name)?, bits, groups * n);
+        let words = self.checkpoint.ints(&name)?;
+        // Most are all the same, which words tell sooner than zero points.
+        let same = stream::repeated(&words, bits);
+        let stored = same.map_or_else(|| stream::unpack_rows(&words, bits, groups * n), |zero| vec![zero]);
         let (version, text) = labels::zero_convention(&stored, bits, config, sym);
         text.into_iter().for_each(&mut find);
         let add = u16::from(version == GptqVersion::V1);
         let middle = 1u16 << (bits - 1);
         if stored.iter().all(|&z| u16::from(z) + add == middle) {
-            return Ok(Zeros::Symmetric);
+            return Ok(StoredZeros::Symmetric);
         }
+        let stored = if same.is_some() { vec![stored[0]; groups * n] } else { stored };
         if sym == Some(true) {
             find(format!("the config says sym, but zero points other than {middle} are stored; they were followed"));
         }
@@ -269,7 +280,7 @@ impl<'a> Parts<'a> {
             ));
         }
         let zeros: Vec<u16> = stored.iter().map(|&z| u16::from(z) + add).collect();
-        Ok(Zeros::Integer(transposed(&zeros, groups, n)))
+        Ok(StoredZeros::Integer(zeros.into(), Strides::of_groups(n)))
     }
 }
 

@@ -3,37 +3,36 @@
 //! A period is the shortest run of words that holds whole codes: one word, or three words of 32 codes for 3 bits.
 
 use rayon::prelude::*;
-
-/// Columns that are unpacked together: their words share a cache line.
-const TILE: usize = 16;
+use std::ops::Range;
 
 /// Words in a period.
 fn period(bits: u32) -> usize {
     if bits == 3 { 3 } else { 1 }
 }
 
-/// Words `[k·bits/32, n]`, a stream down each column, to codes `[n, k]`. `k · bits` must be a multiple of 32.
-pub(super) fn unpack_columns(words: &[i32], bits: u32, [n, k]: [usize; 2]) -> Vec<u8> {
+/// Words `[k·bits/32, n]`, a stream down each column, to the codes of these columns, `[columns, k]`. `k · bits` must be a
+/// multiple of 32.
+pub(super) fn unpack_columns(words: &[u32], bits: u32, [n, k]: [usize; 2], columns: Range<usize>, codes: &mut [u8]) {
     debug_assert_eq!(words.len() * 32, n * k * bits as usize);
-    let mut codes = vec![0u8; n * k];
-    if codes.is_empty() {
-        return codes;
-    }
     let (words_in_period, codes_in_period) = (period(bits), 32 * period(bits) / bits as usize);
-    codes.par_chunks_mut(TILE * k).enumerate().for_each(|(tile, codes)| {
-        for p in 0..k / codes_in_period {
-            for (c, row) in codes.chunks_exact_mut(k).enumerate() {
-                let at = |i: usize| words[(p * words_in_period + i) * n + tile * TILE + c] as u32;
-                let stream = if bits == 3 {
-                    u128::from(at(0)) | u128::from(at(1)) << 32 | u128::from(at(2)) << 64
-                } else {
-                    u128::from(at(0))
-                };
-                spread(stream, bits, &mut row[p * codes_in_period..][..codes_in_period]);
-            }
+    for p in 0..k / codes_in_period {
+        for (column, row) in columns.clone().zip(codes.chunks_exact_mut(k)) {
+            let at = |i: usize| words[(p * words_in_period + i) * n + column];
+            let stream = if bits == 3 {
+                u128::from(at(0)) | u128::from(at(1)) << 32 | u128::from(at(2)) << 64
+            } else {
+                u128::from(at(0))
+            };
+            spread(stream, bits, &mut row[p * codes_in_period..][..codes_in_period]);
         }
-    });
-    codes
+    }
+}
+
+/// The code that these words repeat in all of their fields; None if they hold different ones, or codes across two words.
+pub(super) fn repeated(words: &[i32], bits: u32) -> Option<u8> {
+    let code = *words.first()? as u32 & low(bits) as u32;
+    let word = (0..32 / bits).fold(0, |word, _| word << bits | code);
+    (32 % bits == 0 && words.iter().all(|&w| w as u32 == word)).then_some(code as u8)
 }
 
 /// Codes `[n, k]` to words `[k·bits/32, n]`: the inverse of [`unpack_columns`].
@@ -160,7 +159,11 @@ mod tests {
         for bits in [2u32, 3, 4, 8] {
             for (n, k) in [(1, 32), (5, 32), (16, 64), (17, 96), (33, 32), (40, 160)] {
                 let words: Vec<i32> = (0..n * k * bits as usize / 32).map(|_| random(&mut seed) as i32).collect();
-                let codes = unpack_columns(&words, bits, [n, k]);
+                let mut codes = vec![0; n * k];
+                let (front, back) = codes.split_at_mut(n / 3 * k);
+                for (columns, codes) in [(0..n / 3, front), (n / 3..n, back)] {
+                    unpack_columns(bytemuck::cast_slice(&words), bits, [n, k], columns, codes);
+                }
                 for column in 0..n {
                     for j in 0..k {
                         let expected = bit_by_bit(|w| words[w * n + column] as u32, bits as usize, j);
@@ -180,5 +183,19 @@ mod tests {
                 assert_eq!(pack_rows(&codes, bits), words, "{bits} bits, {n} × {k}");
             }
         }
+    }
+
+    #[test]
+    fn words_of_one_code_are_told_from_others() {
+        for bits in [2, 4, 8] {
+            for code in [0, 1, (1u32 << bits) - 1] {
+                let word = (0..32 / bits).fold(0, |word, i| word | code << (i * bits)) as i32;
+                assert_eq!(repeated(&[word; 5], bits), Some(code as u8));
+                assert_eq!(repeated(&[word, word ^ 1 << 31], bits), None);
+                assert_eq!(repeated(&[word ^ 1 << 31; 2], bits), None);
+            }
+        }
+        assert_eq!(repeated(&[0; 3], 3), None);
+        assert_eq!(repeated(&[], 4), None);
     }
 }

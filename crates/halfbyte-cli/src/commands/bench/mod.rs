@@ -2,6 +2,7 @@
 
 mod case;
 mod check;
+mod load;
 mod matmul;
 pub mod model;
 
@@ -12,6 +13,7 @@ use clap::Subcommand;
 /// Measure speed.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Load(load::Args),
     Matmul(matmul::Args),
     Model(model::Args),
 }
@@ -19,6 +21,7 @@ pub enum Command {
 /// Runs one of them.
 pub fn run(command: &Command, app: &App) -> Result<()> {
     match command {
+        Command::Load(args) => load::run(args, app),
         Command::Matmul(args) => matmul::run(args, app),
         Command::Model(args) => model::run(args, app),
     }

@@ -170,7 +170,7 @@ pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Resul
 }
 
 /// A model folder of random weights, in f16, which goes when it is dropped.
-fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> {
+pub(super) fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> {
     let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
     let config = Config::parse(&text, path)?;
     let folder = tempfile::Builder::new()

@@ -1,0 +1,288 @@
+//! A quantised tensor as a file holds it, borrowed: what [`crate::QTensor`] says, with the bits where they lie.
+//!
+//! Packing for the kernels goes from here in one pass over the file's bytes; [`StoredTensor::to_qtensor`] makes the
+//! canonical tensor for whoever computes with codes.
+
+use super::codes::Codes;
+use crate::error::{Error, Result};
+use crate::format::{QTensor, WeightFormat, Zero, Zeros};
+use crate::tensor::{Float, FloatData};
+use rayon::prelude::*;
+use std::borrow::Cow;
+
+/// Where a slice keeps the value of output i and group g: at `i · output + g · group`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strides {
+    /// From an output to the next.
+    pub output: usize,
+    /// From a group to the next.
+    pub group: usize,
+}
+
+impl Strides {
+    /// One value for the whole tensor.
+    pub const TENSOR: Self = Self { output: 0, group: 0 };
+
+    /// Of a matrix `[n, groups]`.
+    pub fn of_outputs(groups: usize) -> Self {
+        Self { output: groups, group: 1 }
+    }
+
+    /// Of a matrix `[groups, n]`.
+    pub fn of_groups(n: usize) -> Self {
+        Self { output: 1, group: n }
+    }
+
+    /// Where the value of output `i` and group `g` lies.
+    pub fn at(self, i: usize, g: usize) -> usize {
+        i * self.output + g * self.group
+    }
+
+    /// Elements that a slice must have for all outputs and groups; None if no slice can.
+    fn needs(self, n: usize, groups: usize) -> Option<usize> {
+        if n == 0 || groups == 0 {
+            return Some(0);
+        }
+        (n - 1).checked_mul(self.output)?.checked_add((groups - 1).checked_mul(self.group)?)?.checked_add(1)
+    }
+}
+
+/// Where zero lies, group by group, as in [`Zeros`].
+#[derive(Clone, Debug)]
+pub enum StoredZeros<'a> {
+    /// In the middle of the codes, everywhere.
+    Symmetric,
+    /// Zero points, each from 0 to `2^bits`.
+    Integer(Cow<'a, [u16]>, Strides),
+    /// Offsets added after scaling.
+    Float(FloatData<'a>, Strides),
+}
+
+/// Codes, scales and zeros of a matrix `[n, k]` in the layouts of a file.
+#[derive(Clone, Debug)]
+pub struct StoredTensor<'a> {
+    format: WeightFormat,
+    n: usize,
+    k: usize,
+    codes: Codes<'a>,
+    scales: (FloatData<'a>, Strides),
+    zeros: StoredZeros<'a>,
+    group_index: Option<Cow<'a, [u32]>>,
+}
+
+impl<'a> StoredTensor<'a> {
+    /// Brings the parts together.
+    ///
+    /// Errors: those of [`QTensor::new`], but that [`Codes::Rows`] is trusted to give codes of the
+    /// format's bits.
+    pub fn new(
+        format: WeightFormat,
+        [n, k]: [usize; 2],
+        codes: Codes<'a>,
+        scales: (FloatData<'a>, Strides),
+        zeros: StoredZeros<'a>,
+        group_index: Option<Vec<u32>>,
+    ) -> Result<Self> {
+        const OP: &str = "stored tensor";
+        format.validate()?;
+        let groups = format.group.count(k);
+        n.checked_mul(k.max(groups))
+            .ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
+        if let Some(len) = codes.len()
+            && codes.len_of([n, k], format.bits) != Some(len)
+        {
+            let expected = format!("codes for {n} × {k} of {} bits", format.bits);
+            return Err(Error::invalid(OP, expected, format!("{codes:?}")));
+        }
+        if let Codes::Bytes { codes, flip } = &codes
+            && let Some(code) = codes.iter().map(|code| code ^ flip).find(|&code| u32::from(code) > format.max_code())
+        {
+            return Err(Error::invalid(OP, format!("codes of {} bits", format.bits), code.to_string()));
+        }
+        let long_enough = |what: &str, len: usize, strides: Strides| match strides.needs(n, groups) {
+            Some(needed) if needed <= len => Ok(()),
+            _ => Err(Error::invalid(OP, format!("{what} for {n} outputs and {groups} groups"), len.to_string())),
+        };
+        let exact = |what: &str, values: &FloatData<'_>| match not_exact(values, format.scale) {
+            None => Ok(()),
+            Some(s) => Err(Error::invalid(OP, format!("{what} finite and exact in {}", format.scale), s.to_string())),
+        };
+        long_enough("scales", scales.0.len(), scales.1)?;
+        exact("scales", &scales.0)?;
+        match (&zeros, format.zero) {
+            (StoredZeros::Symmetric, Zero::Symmetric) => {}
+            (StoredZeros::Integer(z, strides), Zero::Integer) => {
+                long_enough("zero points", z.len(), *strides)?;
+                let most = format.max_code() as u16 + 1;
+                if let Some(z) = z.iter().find(|&&z| z > most) {
+                    return Err(Error::invalid(OP, format!("zero points up to {most}"), z.to_string()));
+                }
+            }
+            (StoredZeros::Float(o, strides), Zero::Float) => {
+                long_enough("offsets", o.len(), *strides)?;
+                exact("offsets", o)?;
+            }
+            (_, want) => return Err(Error::invalid(OP, format!("{want:?} zeros"), "others")),
+        }
+        let group_index = match group_index {
+            None => None,
+            Some(index) => {
+                if index.len() != k {
+                    return Err(Error::invalid(OP, format!("{k} group indices"), index.len().to_string()));
+                }
+                if let Some(g) = index.iter().find(|&&g| g as usize >= groups) {
+                    return Err(Error::invalid(OP, format!("group indices below {groups}"), g.to_string()));
+                }
+                let size = format.group.len(k).max(1);
+                let trivial = index.iter().enumerate().all(|(j, &g)| g as usize == j / size);
+                (!trivial).then_some(Cow::Owned(index))
+            }
+        };
+        Ok(Self { format, n, k, codes, scales, zeros, group_index })
+    }
+
+    /// What the codes mean.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// Output channels (rows).
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Length of the reduction (columns).
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Groups along k.
+    pub fn groups(&self) -> usize {
+        self.format.group.count(self.k)
+    }
+
+    /// The codes, where they lie.
+    pub fn codes(&self) -> &Codes<'a> {
+        &self.codes
+    }
+
+    /// Scales, and where they lie.
+    pub fn scales(&self) -> (&FloatData<'a>, Strides) {
+        (&self.scales.0, self.scales.1)
+    }
+
+    /// Zeros or offsets, and where they lie.
+    pub fn zeros(&self) -> &StoredZeros<'a> {
+        &self.zeros
+    }
+
+    /// Integer zero points; None in formats without.
+    pub(super) fn zero_points(&self) -> Option<(&[u16], Strides)> {
+        if let StoredZeros::Integer(z, strides) = &self.zeros { Some((z, *strides)) } else { None }
+    }
+
+    /// Float offsets; None in formats without.
+    pub(super) fn offsets(&self) -> Option<(&FloatData<'a>, Strides)> {
+        if let StoredZeros::Float(o, strides) = &self.zeros { Some((o, *strides)) } else { None }
+    }
+
+    /// Group of each column, if it is not simply `j / group size`.
+    pub fn group_index(&self) -> Option<&[u32]> {
+        self.group_index.as_deref()
+    }
+
+    /// Whether rows of the other tensor can be packed below those of this one.
+    pub fn continues(&self, other: &StoredTensor<'_>) -> bool {
+        self.format == other.format && self.k == other.k && self.group_index == other.group_index
+    }
+
+    /// The canonical tensor. Error: a code beyond the format's bits.
+    pub fn to_qtensor(&self) -> Result<QTensor> {
+        /// Outputs that are unpacked together: their words share cache lines.
+        const ROWS: usize = 64;
+        let (shape, groups) = ([self.n, self.k], self.groups());
+        let mut codes = vec![0u8; self.n * self.k];
+        codes.par_chunks_mut((ROWS * self.k).max(1)).enumerate().for_each(|(block, out)| {
+            let first = block * ROWS;
+            self.codes.rows(first..first + out.len() / self.k, shape, self.format.bits, out);
+        });
+        let floats = |values: &FloatData<'_>, strides: Strides| {
+            let values = values.as_floats();
+            self.gather(groups, |i, g| values.get(strides.at(i, g)))
+        };
+        let scales = floats(&self.scales.0, self.scales.1);
+        let zeros = match &self.zeros {
+            StoredZeros::Symmetric => Zeros::Symmetric,
+            StoredZeros::Integer(z, strides) => Zeros::Integer(self.gather(groups, |i, g| z[strides.at(i, g)])),
+            StoredZeros::Float(o, strides) => Zeros::Float(floats(o, *strides)),
+        };
+        let index = self.group_index.as_ref().map(|index| index.to_vec());
+        QTensor::new(self.format, shape, codes, scales, zeros, index)
+    }
+
+    /// Values `[n, groups]`.
+    fn gather<T>(&self, groups: usize, value: impl Fn(usize, usize) -> T) -> Vec<T> {
+        let value = &value;
+        (0..self.n).flat_map(|i| (0..groups).map(move |g| value(i, g))).collect()
+    }
+}
+
+impl<'a> From<&'a QTensor> for StoredTensor<'a> {
+    fn from(q: &'a QTensor) -> Self {
+        let strides = Strides::of_outputs(q.groups());
+        let zeros = match q.zeros() {
+            Zeros::Symmetric => StoredZeros::Symmetric,
+            Zeros::Integer(z) => StoredZeros::Integer(Cow::Borrowed(z), strides),
+            Zeros::Float(o) => StoredZeros::Float(FloatData::F32(Cow::Borrowed(o)), strides),
+        };
+        Self {
+            format: q.format(),
+            n: q.n(),
+            k: q.k(),
+            codes: Codes::Bytes { codes: Cow::Borrowed(q.codes()), flip: 0 },
+            scales: (FloatData::F32(Cow::Borrowed(q.scales())), strides),
+            zeros,
+            group_index: q.group_index().map(Cow::Borrowed),
+        }
+    }
+}
+
+impl From<QTensor> for StoredTensor<'static> {
+    fn from(q: QTensor) -> Self {
+        let strides = Strides::of_outputs(q.groups());
+        let zeros = match q.zeros() {
+            Zeros::Symmetric => StoredZeros::Symmetric,
+            Zeros::Integer(z) => StoredZeros::Integer(Cow::Owned(z.clone()), strides),
+            Zeros::Float(o) => StoredZeros::Float(FloatData::F32(Cow::Owned(o.clone())), strides),
+        };
+        Self {
+            format: q.format(),
+            n: q.n(),
+            k: q.k(),
+            scales: (FloatData::F32(Cow::Owned(q.scales().to_vec())), strides),
+            zeros,
+            group_index: q.group_index().map(|index| Cow::Owned(index.to_vec())),
+            codes: Codes::Bytes { codes: Cow::Owned(q.into_codes()), flip: 0 },
+        }
+    }
+}
+
+/// The first value that is not finite, or not exact in `dtype`.
+fn not_exact(values: &FloatData<'_>, dtype: Float) -> Option<f32> {
+    // The common cases look at exponents only, many at a time.
+    let finite = match values {
+        FloatData::F16(v) if dtype == Float::F16 => {
+            v.iter().fold(true, |all, v| all & (v.to_bits() & 0x7c00 != 0x7c00))
+        }
+        FloatData::BF16(v) if dtype == Float::BF16 => {
+            v.iter().fold(true, |all, v| all & (v.to_bits() & 0x7f80 != 0x7f80))
+        }
+        FloatData::F32(v) if dtype == Float::F32 => v.iter().fold(true, |all, v| all & v.is_finite()),
+        _ => false,
+    };
+    if finite {
+        return None;
+    }
+    let values = values.as_floats();
+    (0..values.len()).map(|i| values.get(i)).find(|&v| !v.is_finite() || dtype.round(v) != v)
+}
