@@ -185,8 +185,10 @@ impl Method for ByGptq {
         let (wide, threads) = (k as u64, rayon::current_num_threads() as u64);
         // Weights, errors and a panel of the factor, for each thread.
         let of_thread = wide * 128 * (4 + 8 + 8);
-        let corrected = if self.correct.is_some() { 4 * n as u64 * wide } else { 0 };
-        8 * wide * wide + threads * of_thread + corrected + 2 * tensor_bytes(n, k, format)
+        // The corrected weights, and what they are solved for in f64.
+        let corrected = if self.correct.is_some() { 4 * n as u64 * wide + 8 * wide * n.max(k) as u64 } else { 0 };
+        let factors = if self.correct.is_some() || self.refine.is_some() { 2 } else { 1 };
+        factors * 8 * wide * wide + threads * of_thread + corrected + 2 * tensor_bytes(n, k, format)
     }
 }
 
