@@ -1,6 +1,6 @@
 //! Where files keep the codes of a matrix `[n, k]`; each layout is drawn in a file of its own.
 //!
-//! [`Codes::rows`] says what a layout means, code by code; `cpu/pack.rs` knows faster ways to what kernels read.
+//! `Codes::rows` says what a layout means, code by code; `cpu/pack.rs` knows faster ways to what kernels read.
 
 mod words_across;
 mod words_along;
