@@ -43,7 +43,9 @@ pub use folder::{
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
-pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredWeight, Weights};
+pub use scheme::{
+    LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight, Weights,
+};
 pub use target::Target;
 pub use verify::{Verification, verify};
 

@@ -1,6 +1,6 @@
 //! ONNX's `MatMulNBits`, see [`crate::onnx`]: a product's initialisers under the names that [`Part`] gives them.
 
-use super::{Scheme, StoredModule, StoredWeight, Weights};
+use super::{Scheme, Weights};
 use crate::checkpoint::Container;
 use crate::error::{Error, Result};
 use crate::onnx::files::Part;
@@ -23,8 +23,7 @@ pub(super) const SCHEME: Scheme = Scheme {
     },
     load: |weights, prefix| {
         let (file, product, blocks) = product(weights, prefix)?;
-        let (tensor, findings) = unpack(file, product, &blocks)?;
-        Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings })
+        unpack(file, product, &blocks)
     },
 };
 

@@ -1,6 +1,6 @@
 //! ONNX files that lie: each an error that names the file and, where there is one, the tensor or node.
 
-use crate::onnx::product;
+use crate::onnx::{product, quantized};
 use crate::support::{assert_names, testdata, text_of};
 use halfbyte_checkpoint::onnx::{Blocks, MatMulNBits, Model, Place, TensorBytes, describe, unpack};
 use halfbyte_checkpoint::safetensors::DType;
@@ -357,7 +357,7 @@ fn blocks() -> (MatMulNBits, Blocks<'static>) {
 fn initialisers_that_do_not_fit_their_product() {
     let (product, good) = blocks();
     let file = Path::new("hostile.onnx");
-    let loaded = unpack(file, &product, &good).unwrap();
+    let loaded = quantized(unpack(file, &product, &good).unwrap());
     assert_eq!((loaded.0.zero_point(1, 0), loaded.0.zero_point(1, 1)), (Some(3), Some(5)));
     assert_names(&loaded.1[0].text, &["g_idx", "zero points"]);
 
@@ -393,10 +393,10 @@ fn initialisers_that_do_not_fit_their_product() {
     // An index may have entries for the padding as well; blocks that others refuse are read with a finding.
     let mut padded = good;
     padded.g_idx = Some(TensorBytes { dtype: DType::I32, shape: &[32], bytes: &[0; 128] });
-    assert_eq!(unpack(file, &product, &padded).unwrap(), loaded);
+    assert_eq!(quantized(unpack(file, &product, &padded).unwrap()), loaded);
     let small = MatMulNBits { block_size: 20, g_idx: None, zero_points: None, ..product };
     let weight = TensorBytes { shape: &[2, 1, 10], bytes: &[0; 20], ..good.weight };
     let scales = TensorBytes { shape: &[2, 1], bytes: &[0; 4], ..good.scales };
-    let found = unpack(file, &small, &Blocks { weight, scales, zero_points: None, g_idx: None }).unwrap().1;
+    let found = unpack(file, &small, &Blocks { weight, scales, zero_points: None, g_idx: None }).unwrap().findings;
     assert_names(&found[0].text, &["power of two"]);
 }

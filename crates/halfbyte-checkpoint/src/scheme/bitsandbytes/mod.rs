@@ -65,7 +65,7 @@ pub(super) const FOUR_BITS: Scheme = Scheme {
     },
     describe: |weights, prefix| {
         let module = four_bits::examine(weights, prefix)?;
-        let format = StoredFormat::Table { name: module.kind.name(), block: module.block };
+        let format = StoredFormat::Floats { name: module.kind.name(), bits: 4, block: module.block };
         Ok(Description { format, shape: module.shape, act_order: false, findings: module.findings })
     },
     load: four_bits::load,
