@@ -25,7 +25,7 @@ mod types;
 mod value;
 mod writer;
 
-pub use blocks::{pack, unpack, unpack_rows};
+pub use blocks::{load, pack, unpack_rows};
 pub use header::{Header, TensorEntry, parse};
 pub use metadata::{head_dim, metadata_from};
 pub use model::config_json;

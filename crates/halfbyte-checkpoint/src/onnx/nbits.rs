@@ -6,9 +6,12 @@ use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{DType, FloatData, cast, cast_floats};
 use crate::scheme::{Description, StoredFormat, StoredModule, StoredWeight};
-use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::layout::codes::Codes;
+use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
+use halfbyte::{Float, Group, WeightFormat, Zero, Zeros};
 use rayon::prelude::*;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A tensor's bytes, and what its file says of them.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +37,7 @@ pub struct Blocks<'a> {
     pub g_idx: Option<TensorBytes<'a>>,
 }
 
-/// What a product holds, without reading its codes and scales. Errors: those of [`unpack`] that do not lie in them.
+/// What a product holds, without reading its codes and scales. Errors: those of [`load`] that do not lie in them.
 pub fn describe(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<Description> {
     let Module { values, group_index, findings } = Parts::of(file, product, blocks)?.examine()?;
     let format = match values {
@@ -58,45 +61,23 @@ pub fn describe(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Resu
 /// type of the scales, only in f32. If one is not, the weights are floats: `(code − zero) · scale`, in f32 as onnxruntime
 /// computes it. *Errors* name file and tensor: bits other than 2, 4 and 8, types or shapes that are not the operator's,
 /// an index out of range, float zero points or scales that are not finite.
-pub fn unpack(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<StoredModule<'static>> {
+pub fn load<'a>(file: &Path, product: &MatMulNBits, blocks: &Blocks<'a>) -> Result<StoredModule<'a>> {
     let parts = Parts::of(file, product, blocks)?;
     let Module { values, group_index, findings } = parts.examine()?;
-    let &MatMulNBits { n, k, bits, .. } = product;
-    let mut codes = vec![0u8; n * k];
-    codes
-        .par_chunks_mut(k)
-        .zip(blocks.weight.bytes.par_chunks(parts.row_bytes))
-        .for_each(|(codes, row)| unpack_row(bits, row, codes));
-    let scales = parts.scales.to_f32();
     let weight = match values {
         Values::Codes(format, zeros) => {
-            let tensor = QTensor::new(format, [n, k], codes, scales, zeros, group_index);
-            StoredWeight::Quantized(tensor.map_err(Error::numbers(&product.prefix))?.into())
-        }
-        Values::Floats(zeros) => {
-            let block_of = |j: usize| group_index.as_ref().map_or(j / product.block_size, |index| index[j] as usize);
-            let of_blocks = scales.par_chunks(parts.count).zip(zeros.par_chunks(parts.count));
-            let rows = codes.par_chunks(k).zip(of_blocks);
-            let value = |(j, &code): (usize, &u8), scales: &[f32], zeros: &[f32]| {
-                (f32::from(code) - zeros[block_of(j)]) * scales[block_of(j)]
+            let strides = Strides::of_outputs(parts.count);
+            let zeros = match zeros {
+                Zeros::Symmetric => StoredZeros::Symmetric,
+                Zeros::Integer(zeros) => StoredZeros::Integer(zeros.into(), strides),
+                Zeros::Float(offsets) => StoredZeros::Float(FloatData::F32(offsets.into()), strides),
             };
-            let floats: Vec<f32> = rows
-                .flat_map_iter(|(codes, (scales, zeros))| {
-                    codes.iter().enumerate().map(move |code| value(code, scales, zeros))
-                })
-                .collect();
-            if let Some(i) = floats.iter().position(|v| !v.is_finite()) {
-                let what = format!(
-                    "tensor `{}`: expected scales that make finite weights, got one of {} in row {}, column {}",
-                    product.scales,
-                    floats[i],
-                    i / k,
-                    i % k
-                );
-                return Err(Error::malformed(file, what));
-            }
-            StoredWeight::Dense { floats: FloatData::F32(floats.into()), shape: [n, k] }
+            let shape = [product.n, product.k];
+            let tensor =
+                StoredTensor::new(format, shape, parts.codes(), (parts.scales.clone(), strides), zeros, group_index);
+            StoredWeight::Quantized(tensor.map_err(Error::numbers(&product.prefix))?)
         }
+        Values::Floats(zeros) => parts.floats(&zeros, group_index.as_deref())?,
     };
     Ok(StoredModule { weight, findings })
 }
@@ -127,10 +108,10 @@ enum ZeroPoints {
 }
 
 /// A product whose codes and scales have the right types and shapes.
-struct Parts<'a> {
-    file: &'a Path,
-    product: &'a MatMulNBits,
-    blocks: &'a Blocks<'a>,
+struct Parts<'p, 'a> {
+    file: &'p Path,
+    product: &'p MatMulNBits,
+    blocks: &'p Blocks<'a>,
     scales: FloatData<'a>,
     /// Blocks a row.
     count: usize,
@@ -138,8 +119,8 @@ struct Parts<'a> {
     row_bytes: usize,
 }
 
-impl<'a> Parts<'a> {
-    fn of(file: &'a Path, product: &'a MatMulNBits, blocks: &'a Blocks<'a>) -> Result<Self> {
+impl<'p, 'a> Parts<'p, 'a> {
+    fn of(file: &'p Path, product: &'p MatMulNBits, blocks: &'p Blocks<'a>) -> Result<Self> {
         let &MatMulNBits { n, k, bits, block_size, .. } = product;
         let unsupported = |what: String| {
             Error::unsupported(
@@ -167,6 +148,51 @@ impl<'a> Parts<'a> {
         check(file, scales, &is_float, "F16, BF16 or F32", &[&[n, count], &[of_blocks]])?;
         let scales = floats(&blocks.scales);
         Ok(Self { file, product, blocks, scales, count, row_bytes })
+    }
+
+    /// The codes where they are.
+    fn codes(&self) -> Codes<'a> {
+        let &MatMulNBits { k, bits, block_size, .. } = self.product;
+        let (bytes, row_bytes) = (self.blocks.weight.bytes, self.row_bytes);
+        if k.is_multiple_of(block_size) && row_bytes.is_multiple_of(4) {
+            return Codes::WordsAlong(cast(bytes));
+        }
+        Codes::Rows(Arc::new(move |rows, codes| {
+            let rows = bytes[rows.start * row_bytes..rows.end * row_bytes].chunks_exact(row_bytes);
+            codes.chunks_exact_mut(k).zip(rows).for_each(|(codes, row)| unpack_row(bits, row, codes));
+        }))
+    }
+
+    /// The weights as floats, their distance from a float zero point times the scale.
+    fn floats(&self, zeros: &[f32], group_index: Option<&[u32]>) -> Result<StoredWeight<'static>> {
+        let &MatMulNBits { n, k, bits, block_size, .. } = self.product;
+        let scales = self.scales.to_f32();
+        let mut floats = vec![0f32; n * k];
+        floats
+            .par_chunks_mut(k)
+            .zip(self.blocks.weight.bytes.par_chunks(self.row_bytes))
+            .zip(scales.par_chunks(self.count).zip(zeros.par_chunks(self.count)))
+            .for_each_init(
+                || vec![0u8; k],
+                |codes, ((floats, row), (scales, zeros))| {
+                    unpack_row(bits, row, codes);
+                    for (j, (float, &code)) in floats.iter_mut().zip(codes.iter()).enumerate() {
+                        let block = group_index.map_or(j / block_size, |index| index[j] as usize);
+                        *float = (f32::from(code) - zeros[block]) * scales[block];
+                    }
+                },
+            );
+        if let Some(i) = floats.iter().position(|v| !v.is_finite()) {
+            let what = format!(
+                "tensor `{}`: expected scales that make finite weights, got {} in row {}, column {}",
+                self.product.scales,
+                floats[i],
+                i / k,
+                i % k
+            );
+            return Err(Error::malformed(self.file, what));
+        }
+        Ok(StoredWeight::Dense { floats: FloatData::F32(floats.into()), shape: [n, k] })
     }
 
     fn examine(&self) -> Result<Module> {

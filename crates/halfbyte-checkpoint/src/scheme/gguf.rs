@@ -4,7 +4,7 @@ use super::{Description, Scheme, StoredFormat, StoredModule, StoredWeight, Weigh
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
-    self, GgmlType, Writer, gguf_name, has_paired_rows, hf_row, metadata_from, pack, reordered, rope_factors, unpack,
+    self, GgmlType, Writer, gguf_name, has_paired_rows, hf_row, load, metadata_from, pack, reordered, rope_factors,
 };
 use crate::safetensors::{DType, TensorInfo, TensorSpec, WrittenFiles, cast_floats, read_small};
 use crate::target::{Form, Settings, TensorWriter, unrepresentable};
@@ -30,8 +30,8 @@ pub(super) const SCHEME: Scheme = Scheme {
     },
     load: |weights, prefix| {
         let (info, block, shape) = matrix(weights, prefix)?;
-        let tensor = unpack(info.name, block, &weights.checkpoint().data(info.name)?, shape)?;
-        Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings: Vec::new() })
+        let tensor = load(info.name, block, weights.checkpoint().data(info.name)?, shape)?;
+        Ok(StoredModule { weight: StoredWeight::Quantized(tensor), findings: Vec::new() })
     },
 };
 

@@ -4,7 +4,7 @@ use super::{Scheme, Weights};
 use crate::checkpoint::Container;
 use crate::error::{Error, Result};
 use crate::onnx::files::Part;
-use crate::onnx::{BlockLayout, Blocks, MatMulNBits, Product, TensorBytes, Writer, describe, pack, unpack};
+use crate::onnx::{BlockLayout, Blocks, MatMulNBits, Product, TensorBytes, Writer, describe, load, pack};
 use crate::safetensors::{TensorSpec, WrittenFiles};
 use crate::target::{Form, Module, Settings, TensorWriter};
 use halfbyte::{Group, QTensor, WeightFormat, Zero};
@@ -23,7 +23,7 @@ pub(super) const SCHEME: Scheme = Scheme {
     },
     load: |weights, prefix| {
         let (file, product, blocks) = product(weights, prefix)?;
-        unpack(file, product, &blocks)
+        load(file, product, &blocks)
     },
 };
 

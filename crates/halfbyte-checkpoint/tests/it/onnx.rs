@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::onnx::{
-    BlockLayout, Blocks, MatMulNBits, Model, PackedBlocks, Place, Product, TensorBytes, Writer, describe, pack, unpack,
+    BlockLayout, Blocks, MatMulNBits, Model, PackedBlocks, Place, Product, TensorBytes, Writer, describe, load, pack,
 };
 use halfbyte_checkpoint::safetensors::{DType, TensorSpec};
 use halfbyte_checkpoint::{Checkpoint, Error, Finding, StoredFormat, StoredModule, StoredWeight};
@@ -39,7 +39,7 @@ pub fn quantized(module: StoredModule<'_>) -> (QTensor, Vec<Finding>) {
 
 fn read(product: &MatMulNBits, blocks: &Blocks<'_>) -> (QTensor, Vec<Finding>) {
     let description = describe(Path::new("m.onnx"), product, blocks).unwrap();
-    let loaded = quantized(unpack(Path::new("m.onnx"), product, blocks).unwrap());
+    let loaded = quantized(load(Path::new("m.onnx"), product, blocks).unwrap());
     let q = &loaded.0;
     assert_eq!((description.format, description.shape), (StoredFormat::Codes(q.format()), [q.n(), q.k()]));
     assert_eq!((description.act_order, &description.findings), (q.group_index().is_some(), &loaded.1));
@@ -170,7 +170,7 @@ fn zero_points_whose_products_no_single_holds_are_read_as_floats() {
     let description = describe(file, &product, &blocks).unwrap();
     assert_eq!(description.format, StoredFormat::Floats { name: "w4-float-zero-points", bits: 4, block: size });
     assert_eq!(description.format.to_string(), "w4-float-zero-points-g32");
-    let module = unpack(file, &product, &blocks).unwrap();
+    let module = load(file, &product, &blocks).unwrap();
     assert_eq!(module.findings, description.findings);
     assert_names(&module.findings[0].text, &["zero points are fractions", "not exact in f32"]);
     let StoredWeight::Dense { floats, shape } = module.weight else { panic!("expected floats") };
@@ -188,7 +188,7 @@ fn zero_points_whose_products_no_single_holds_are_read_as_floats() {
     }
     // A scale too large for any weight is refused, not passed on as infinity.
     let scales = TensorBytes { bytes: bytemuck::cast_slice(&[f32::MAX; 128]), ..blocks.scales };
-    let text = text_of(unpack(file, &product, &Blocks { scales, ..blocks }));
+    let text = text_of(load(file, &product, &Blocks { scales, ..blocks }));
     assert_names(&text, &["m.onnx", "tensor `scales`", "finite weights", "inf in row 0, column 0"]);
 }
 
@@ -280,7 +280,7 @@ fn zero_points_are_read_in_any_type() {
         let zeros: Vec<f16> = zeros.iter().copied().map(f16::from_f32).collect();
         let bytes = bytemuck::cast_slice(&zeros);
         let blocks = Blocks { zero_points: Some(TensorBytes { dtype: DType::F16, shape: &[3, 3], bytes }), ..blocks };
-        unpack(Path::new("m.onnx"), &product, &blocks).map(|loaded| quantized(loaded).0)
+        load(Path::new("m.onnx"), &product, &blocks).map(|loaded| quantized(loaded).0)
     };
     let mut floats: Vec<f32> = zeros.iter().map(|&z| f32::from(z)).collect();
     assert_eq!(with(&floats).unwrap(), q);
