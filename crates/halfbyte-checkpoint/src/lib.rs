@@ -29,6 +29,7 @@ pub mod safetensors;
 pub mod scheme;
 mod target;
 pub mod verify;
+mod writer;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{
@@ -48,6 +49,7 @@ pub use scheme::{
 };
 pub use target::Target;
 pub use verify::{Verification, verify};
+pub use writer::{Writer, WrittenFiles, sync_dir, write_synced};
 
 // Safetensors are little-endian and are read in place.
 const _: () =

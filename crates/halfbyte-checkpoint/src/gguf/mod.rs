@@ -8,7 +8,7 @@
 //!
 //! Everything here works on bytes that lie in memory: [`parse`] reads a header, [`unpack`] and [`pack`] turn blocks into
 //! a [`halfbyte::QTensor`] and back, [`config_json`], [`tokenizer_json`], [`hf_name`] and [`gguf_name`] translate a Llama
-//! model into Hugging Face's terms and [`metadata_from`] from them, and [`Writer`] writes a file.
+//! model into Hugging Face's terms and [`metadata_from`] from them, and [`create`] begins to write a file.
 //!
 //! Source: the specification at github.com/ggml-org/ggml (docs/gguf.md), and the gguf package for Python, by which
 //! blocks, names and order of rows are tested.
@@ -35,4 +35,4 @@ pub use rope::rope_factors;
 pub use tokenizer::tokenizer_json;
 pub use types::GgmlType;
 pub use value::{Array, Value};
-pub use writer::{TensorSpec, Writer};
+pub use writer::{TensorSpec, create};

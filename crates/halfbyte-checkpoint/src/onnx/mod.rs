@@ -10,7 +10,7 @@
 //! ```
 //!
 //! [`Model`] parses a file into initialisers, which are ranges of it or of files beside it, and products; [`load`]
-//! makes a [`halfbyte::QTensor`] of a product's initialisers and [`pack`] undoes it; [`Writer`] writes a model.
+//! makes a [`halfbyte::QTensor`] of a product's initialisers and [`pack`] undoes it; [`create`] begins to write a model.
 //!
 //! Source: the message definitions of onnx 1.23 and the operator as onnxruntime 1.31 defines it, whose files the tests
 //! read to their exact values.
@@ -30,4 +30,4 @@ pub use model::{MatMulNBits, Model};
 pub use nbits::{Blocks, TensorBytes, describe, load};
 pub use pack::{BlockLayout, PackedBlocks, pack};
 pub use tensor::{Initializer, Place};
-pub use writer::{Product, Writer};
+pub use writer::{Product, create};

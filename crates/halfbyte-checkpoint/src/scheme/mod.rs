@@ -11,11 +11,12 @@ pub mod gptq;
 mod marlin;
 pub(crate) mod matmul_nbits;
 
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::Container;
 use crate::config::{self, Expectation, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType, FloatData, read_small};
+use crate::safetensors::{DType, FloatData, read_small};
 use halfbyte::{Act, Format, QTensor, StoredTensor, WeightFormat};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};

@@ -4,7 +4,8 @@ use crate::support::{Tensor, assert_names, taken, tensor, testdata, text_of, wri
 use half::f16;
 use halfbyte::format::reference::dequantize;
 use halfbyte::{Float, Group, WeightFormat, Zero};
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
+use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
     Finding, FloatData, Job, LinearWeight, StoredFormat, Weights, inspect, linears, write_dense,
 };

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::onnx::{
-    BlockLayout, Blocks, MatMulNBits, Model, PackedBlocks, Place, Product, TensorBytes, Writer, describe, load, pack,
+    BlockLayout, Blocks, MatMulNBits, Model, PackedBlocks, Place, Product, TensorBytes, create, describe, load, pack,
 };
 use halfbyte_checkpoint::safetensors::{DType, TensorSpec};
 use halfbyte_checkpoint::{Checkpoint, Error, Finding, StoredFormat, StoredModule, StoredWeight};
@@ -455,11 +455,14 @@ fn a_written_model_is_read_back() {
     let specs = dense.clone().map(|(name, dtype, shape, _)| TensorSpec { name: name.into(), dtype, shape });
     let metadata = [("config.json".to_owned(), "{\"a\": \"ä\"}".to_owned()), ("b".to_owned(), String::new())];
     let write = |dir: &Path, order: [usize; 2]| {
-        let mut writer = Writer::create(dir, &products, &specs, &metadata).unwrap();
+        let mut writer = create(dir, &products, &specs, &metadata).unwrap();
         writer.write("layers.0.down.bias", bytemuck::cast_slice(&[1f32, 2.0, 3.0])).unwrap();
         for at in order {
             let (prefix, q) = &modules[at];
-            writer.write_product(prefix, &pack(prefix, q, q.format().scale).unwrap()).unwrap();
+            let packed = pack(prefix, q, q.format().scale).unwrap();
+            for ((ending, ..), bytes) in packed.layout.tensors().zip(packed.parts()) {
+                writer.write(&format!("{prefix}.{ending}"), bytes).unwrap();
+            }
         }
         for (name, _, _, bytes) in &dense {
             writer.write(name, &vec![7; *bytes]).unwrap();
@@ -493,7 +496,7 @@ fn a_written_model_is_read_back() {
     // Neither file is replaced.
     for name in ["model.onnx", "model.onnx.data"] {
         std::fs::remove_file(second.path().join(name)).unwrap();
-        let error = Writer::create(second.path(), &products, &specs, &metadata).unwrap_err();
+        let error = create(second.path(), &products, &specs, &metadata).unwrap_err();
         assert!(matches!(error, Error::Exists { .. }), "{error}");
         std::fs::write(second.path().join(name), "").unwrap();
     }
@@ -506,7 +509,7 @@ fn a_model_that_is_not_complete_leaves_nothing() {
     let products = [Product { prefix: "m".into(), layout: layout(&q), bias: false, accuracy_level: 0 }];
     let spec = |name: &str, dtype, shape: &[usize]| TensorSpec { name: name.into(), dtype, shape: shape.into() };
     let dir = tempfile::tempdir().unwrap();
-    let create = |specs: &[TensorSpec]| Writer::create(dir.path(), &products, specs, &[]);
+    let create = |specs: &[TensorSpec]| create(dir.path(), &products, specs, &[]);
     let mut writer = create(&[spec("a", DType::U8, &[2])]).unwrap();
     assert_names(&text_of(writer.write("b", &[])), &["declared", "`b`"]);
     assert_names(&text_of(writer.write("a", &[1])), &["2 bytes for `a`", "got 1"]);

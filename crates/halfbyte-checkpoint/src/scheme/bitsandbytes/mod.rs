@@ -27,9 +27,10 @@ mod four_bits;
 mod int8;
 
 use super::{Description, Scheme, StoredFormat, Weights};
+use crate::checkpoint::Checkpoint;
 use crate::config::{BitsAndBytesConfig, BitsAndBytesKind, QuantizationConfig};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType};
+use crate::safetensors::DType;
 
 /// The line in [`super::SCHEMES`] for signed bytes.
 pub(super) const BYTES: Scheme = Scheme {
