@@ -15,6 +15,7 @@ use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Float, Group, WeightFormat, Zero};
 use halfbyte_checkpoint::scheme::SCHEMES;
 use halfbyte_checkpoint::{Job, Quantization, StoredWeight, Target, Weights, linears, write_model};
+use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -25,7 +26,7 @@ use tempfile::TempDir;
 /// Time opening a checkpoint and packing its layers, from files that were read before.
 ///
 /// Every quantised layer counts, and every dense one of a block. What is measured is what loading a model does: new memory
-/// each time, and all layers held until the last is packed.
+/// each time, layers side by side, and all of them held until the last is packed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model folder, or one file.
@@ -150,16 +151,20 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let mut seconds = vec![0.0; formats.len()];
         let begun = Instant::now();
         let weights = open(path)?;
-        let mut packed = Vec::with_capacity(layers.len());
-        for layer in &layers {
-            let begun = Instant::now();
+        let load = |layer: &Layer| -> Result<Linear> {
             let linear = match weights.stored_linear(&layer.name)?.weight {
                 StoredWeight::Quantized(w) => Linear::new(Weight::Stored(&[&w], Act::A16))?,
                 StoredWeight::Dense { floats, shape } => Linear::new(Weight::Dense(floats.as_floats(), shape))?,
             };
-            packed.push(linear);
             weights.release(&layer.name);
-            seconds[layer.format] += begun.elapsed().as_secs_f64();
+            Ok(linear)
+        };
+        let mut packed = Vec::with_capacity(formats.len());
+        for (format, seconds) in seconds.iter_mut().enumerate() {
+            let begun = Instant::now();
+            let layers = layers.par_iter().filter(|layer| layer.format == format);
+            packed.push(layers.map(load).collect::<Result<Vec<_>>>()?);
+            *seconds = begun.elapsed().as_secs_f64();
         }
         let total = begun.elapsed().as_secs_f64();
         // The first counts for nothing.
