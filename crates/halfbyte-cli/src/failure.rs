@@ -110,7 +110,11 @@ impl From<halfbyte::Error> for Failure {
         use halfbyte::Error as E;
         let text = error.to_string();
         match error {
-            E::Device { .. } => Self::device("the device cannot be used", text),
+            E::Device { .. } | E::DeviceLost { .. } => Self::device("the device cannot be used", text),
+            E::DeviceMemory { .. } => Self::memory("the device has too little memory", text),
+            E::LibraryMissing { library, .. } => Self::device(format!("{library} is not found"), text),
+            E::DriverTooOld { .. } => Self::device("the GPU's driver is too old", text),
+            E::Compile { .. } => Self::device("a GPU kernel cannot be compiled", text),
             E::NoKernel { .. } => Self::new(
                 Exit::Device,
                 "no kernel for this product",

@@ -612,7 +612,16 @@ fn doctor_explain_and_completions_say_what_there_is() {
     let doctor = json(&["doctor", "--threads", "2"]);
     assert_eq!(doctor["threads"], 2);
     assert!(doctor["cpu"].is_string() && doctor["memory_bytes"].is_u64());
-    assert!(doctor["cuda"].as_str().unwrap().contains("not supported"));
+    for part in ["driver", "nvrtc", "cublaslt", "cache"] {
+        let part = &doctor["cuda"][part];
+        let missing = part["missing"].as_str().is_some_and(|why| why.contains("expected"));
+        assert!(missing || part["path"].is_string(), "{part}");
+    }
+    let refused =
+        halfbyte(&["doctor"]).env("HALFBYTE_NVRTC", "/nonexistent").env("HALFBYTE_CACHE", "/proc/none").output();
+    let refused = text(&refused.unwrap().stdout);
+    assert!(refused.contains("HALFBYTE_NVRTC: /nonexistent") && refused.contains("/proc/none, 0 kernels"), "{refused}");
+    assert!(refused.contains("each process compiles its kernels"), "{refused}");
     let kernels = doctor["kernels"].as_array().unwrap();
     assert!(kernels.iter().any(|kernel| kernel["serves"].as_u64().unwrap() > 0));
 

@@ -46,6 +46,56 @@ pub enum Error {
         /// What the system said.
         cause: String,
     },
+    /// A library that is opened at run time is nowhere: install it, or say where it lies.
+    #[error("{library}: expected it in one of these places, got none that can be opened{}", lines(.looked))]
+    LibraryMissing {
+        /// The library as its maker calls it.
+        library: &'static str,
+        /// Every place looked at, with what was wrong there.
+        looked: Vec<String>,
+    },
+    /// The GPU's driver is older than what is asked of it: update it, or use older libraries.
+    #[error("{op}: expected a driver for CUDA {needed} or later, got one for CUDA {found}")]
+    DriverTooOld {
+        /// The operation that needs more.
+        op: &'static str,
+        /// The oldest CUDA version that would do.
+        needed: String,
+        /// The CUDA version of the driver.
+        found: String,
+    },
+    /// A GPU has less memory free than is asked for.
+    #[error("{op}: expected {requested_bytes} bytes of device memory, got {free_bytes} bytes free")]
+    DeviceMemory {
+        /// The operation that needs memory.
+        op: &'static str,
+        /// Bytes asked for; 0 if the driver needed them for itself.
+        requested_bytes: usize,
+        /// Bytes free at that time.
+        free_bytes: usize,
+    },
+    /// A GPU is gone, or a fault has ended all work of this process on it: only a new process can go on.
+    #[error("{op}: expected a device that works, got {cause}; this process cannot use it any more")]
+    DeviceLost {
+        /// The operation that learned of it; the fault may lie in an earlier one.
+        op: &'static str,
+        /// What the driver said.
+        cause: String,
+    },
+    /// The compiler refuses a kernel.
+    #[error("compile {kernel} for {arch}: expected machine code, got\n{log}")]
+    Compile {
+        /// The kernel's file and instantiation.
+        kernel: String,
+        /// The processor it was compiled for.
+        arch: String,
+        /// What the compiler said.
+        log: String,
+    },
+}
+
+fn lines(looked: &[String]) -> String {
+    looked.iter().map(|place| format!("\n  {place}")).collect()
 }
 
 fn list(rejections: &[Rejection]) -> String {

@@ -10,6 +10,7 @@
 #![deny(missing_docs)]
 
 pub mod cpu;
+pub mod cuda;
 pub mod error;
 pub mod format;
 pub mod kernel;

@@ -8,11 +8,13 @@ use crate::text::{Align, bytes, table};
 use halfbyte::Float;
 use halfbyte::cpu::isa::Caps;
 use halfbyte::cpu::matmul::{self, KERNELS};
+use halfbyte::cuda::inventory;
 use halfbyte::format::FORMATS;
 use halfbyte::kernel::Problem;
 use serde::Serialize;
+use std::path::PathBuf;
 
-/// Show the processor, its instruction sets, memory, and the kernels that serve here.
+/// Show the processor, its instruction sets, memory, GPUs with their libraries, and the kernels that serve here.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
@@ -30,7 +32,7 @@ struct Doctor {
     last_level_cache_bytes: Option<u64>,
     memory_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
-    cuda: &'static str,
+    cuda: Cuda,
     kernels: Vec<KernelLine>,
 }
 
@@ -42,6 +44,115 @@ struct KernelLine {
     /// Of the listed formats and dense weights, with x in f32 and bf16 and m of 1 and 512: how many problems it is chosen for.
     serves: usize,
     of: usize,
+}
+
+/// What there is for GPUs; where something is not, why, with every place looked at.
+#[derive(Serialize)]
+struct Cuda {
+    driver: Finding,
+    devices: Vec<Device>,
+    /// Why the devices cannot be listed, if the driver was found and they cannot.
+    devices_error: Option<String>,
+    nvrtc: Finding,
+    cublaslt: Finding,
+    cache: Finding,
+    cache_kernels: usize,
+    cache_bytes: u64,
+    /// Why compiled kernels cannot be kept.
+    cache_refusal: Option<String>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Finding {
+    Found { version: Option<String>, path: Option<PathBuf> },
+    Missing { missing: String },
+}
+
+#[derive(Serialize)]
+struct Device {
+    index: u32,
+    name: String,
+    compute_capability: String,
+    multiprocessors: u32,
+    memory_bytes: u64,
+    memory_available_bytes: u64,
+}
+
+impl Finding {
+    fn of(found: halfbyte::Result<inventory::Found>) -> Self {
+        match found {
+            Ok(found) => Finding::Found { version: Some(found.version.to_string()), path: found.path },
+            Err(why) => Finding::Missing { missing: why.to_string() },
+        }
+    }
+
+    fn line(&self) -> String {
+        match self {
+            Finding::Found { version, path } => {
+                let path = path.as_ref().map(|path| path.display().to_string());
+                version.iter().cloned().chain(path).collect::<Vec<_>>().join(", ")
+            }
+            Finding::Missing { missing } => missing.replace('\n', &format!("\n{:19}", "")),
+        }
+    }
+}
+
+impl Cuda {
+    fn of_this_machine() -> Self {
+        let driver = Finding::of(inventory::driver());
+        let (devices, devices_error) = match inventory::devices() {
+            Ok(devices) => (devices, None),
+            Err(_) if matches!(driver, Finding::Missing { .. }) => (Vec::new(), None),
+            Err(why) => (Vec::new(), Some(why.to_string())),
+        };
+        let devices = devices
+            .into_iter()
+            .map(|device| Device {
+                index: device.info.index,
+                name: device.info.name,
+                compute_capability: device.info.compute.map(|part| part.to_string()).join("."),
+                multiprocessors: device.info.multiprocessors,
+                memory_bytes: device.info.memory_bytes as u64,
+                memory_available_bytes: device.free_bytes as u64,
+            })
+            .collect();
+        let (cache, cache_kernels, cache_bytes, cache_refusal) = match inventory::cache() {
+            Ok(cache) => {
+                let found = Finding::Found { version: None, path: Some(cache.folder) };
+                (found, cache.kernels, cache.bytes, cache.refusal)
+            }
+            Err(why) => (Finding::Missing { missing: why.to_string() }, 0, 0, None),
+        };
+        let (nvrtc, cublaslt) = (Finding::of(inventory::nvrtc()), Finding::of(inventory::cublaslt()));
+        Self { driver, devices, devices_error, nvrtc, cublaslt, cache, cache_kernels, cache_bytes, cache_refusal }
+    }
+
+    fn lines(&self) -> Vec<(String, String)> {
+        let mut lines = vec![("CUDA driver".to_owned(), self.driver.line())];
+        lines.extend(self.devices_error.iter().map(|why| ("GPUs".to_owned(), why.clone())));
+        for gpu in &self.devices {
+            let line = format!(
+                "{}, compute capability {}, {} multiprocessors, {}, {} available",
+                gpu.name,
+                gpu.compute_capability,
+                gpu.multiprocessors,
+                bytes(gpu.memory_bytes),
+                bytes(gpu.memory_available_bytes)
+            );
+            lines.push((format!("GPU {}", gpu.index), line));
+        }
+        lines.push(("NVRTC".to_owned(), self.nvrtc.line()));
+        lines.push(("cuBLASLt".to_owned(), self.cublaslt.line()));
+        let refusal = match &self.cache_refusal {
+            Some(why) => format!("; cannot be written ({why}): each process compiles its kernels"),
+            None => String::new(),
+        };
+        let kept =
+            format!("{}, {} kernels, {}{refusal}", self.cache.line(), self.cache_kernels, bytes(self.cache_bytes));
+        lines.push(("kernel cache".to_owned(), kept));
+        lines
+    }
 }
 
 /// Prints the findings.
@@ -92,7 +203,7 @@ pub fn run(_: &Args, app: &App) -> Result<()> {
         last_level_cache_bytes: machine::last_level_cache(),
         memory_bytes: machine::memory_total(),
         memory_available_bytes: machine::memory_available(),
-        cuda: "not supported in this version",
+        cuda: Cuda::of_this_machine(),
         kernels,
     };
     app.result(&doctor, human)
@@ -118,9 +229,9 @@ fn human(doctor: &Doctor) -> String {
         ("threads", format!("{} of {}", doctor.threads, doctor.threads_available)),
         ("last-level cache", size(doctor.last_level_cache_bytes)),
         ("memory", format!("{}, {} available", size(doctor.memory_bytes), size(doctor.memory_available_bytes))),
-        ("CUDA", doctor.cuda.to_owned()),
     ];
-    let mut out: String = lines.iter().map(|(name, value)| format!("{name:<18} {value}\n")).collect();
+    let lines = lines.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(doctor.cuda.lines());
+    let mut out: String = lines.map(|(name, value)| format!("{name:<18} {value}\n")).collect();
     let rows: Vec<Vec<String>> = doctor
         .kernels
         .iter()

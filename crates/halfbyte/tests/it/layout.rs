@@ -8,6 +8,7 @@ use halfbyte::format::FORMATS;
 use halfbyte::layout::codes::Codes;
 use halfbyte::layout::cpu_dense_n16::CpuDenseN16;
 use halfbyte::layout::cpu_n16::{CpuN16, PackedZeros};
+use halfbyte::layout::cuda_plain::CudaPlain;
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::{Error, FloatData, Floats, Group, QTensor, WeightFormat, Zero, Zeros};
 use std::borrow::Cow;
@@ -21,6 +22,7 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
             for act_order in [false, true] {
                 let w = random.qtensor(parse(name).weight, shape, act_order);
                 assert_eq!(CpuN16::pack(&w, false).unpack(), w, "{name} {shape:?} act-order {act_order}");
+                assert_eq!(CudaPlain::pack(&w).unwrap().unpack().unwrap(), w, "{name} {shape:?} act-order {act_order}");
             }
         }
     }

@@ -11,11 +11,16 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("quantize", &["error", "format", "tensor"]),
     ("layout", &["error", "format", "tensor"]),
     ("cpu", &["error", "format", "kernel", "layout", "quantize", "tensor"]),
+    ("cuda", &["error", "format", "kernel", "layout", "tensor"]),
     ("ops", &["cpu", "error", "format", "kernel", "layout", "tensor"]),
 ];
 
-/// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share.
-const MAY_BE_UNSAFE: &[&str] = &["cpu/"];
+/// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share; libraries opened at run
+/// time, and the GPU driver.
+const MAY_BE_UNSAFE: &[&str] = &["cpu/", "cuda/driver.rs", "cuda/driver/", "cuda/library.rs", "cuda/nvrtc.rs"];
+
+/// Where it may be written once a file: the launch of a kernel.
+const LAUNCHERS: &[&str] = &["cuda/matmul/"];
 
 fn sources() -> Vec<(PathBuf, String)> {
     fn visit(folder: &Path, out: &mut Vec<PathBuf>) {
@@ -65,9 +70,14 @@ fn unsafe_code_stands_only_where_it_may() {
         if MAY_BE_UNSAFE.iter().any(|prefix| place.starts_with(prefix)) {
             continue;
         }
-        for (number, line) in text.lines().enumerate() {
-            assert!(!line.contains("unsafe "), "{place}:{}: {line}", number + 1);
+        let code = |line: &str| !line.trim_start().starts_with("//") && line.contains("unsafe ");
+        let mut lines = text.lines().enumerate().filter(|(_, line)| code(line));
+        if LAUNCHERS.iter().any(|prefix| place.starts_with(prefix)) {
+            let launch = lines.next();
+            assert!(launch.is_none_or(|(_, line)| line.contains(".launch(")), "{place}: {launch:?}");
         }
+        let more = lines.next();
+        assert!(more.is_none(), "{place}: {more:?}");
     }
 }
 
@@ -77,5 +87,31 @@ fn every_kernel_is_a_file_of_its_name() {
     for kernel in halfbyte::cpu::matmul::KERNELS {
         let expected = Path::new("cpu/matmul").join(format!("{}.rs", kernel.name));
         assert!(files.contains(&expected), "no {}", expected.display());
+    }
+    for kernel in halfbyte::cuda::matmul::KERNELS {
+        let expected = Path::new("cuda/matmul").join(format!("{}.rs", kernel.name));
+        assert!(files.contains(&expected), "no {}", expected.display());
+        let instances = (kernel.instances)();
+        assert!(!instances.is_empty(), "{} has no instances", kernel.name);
+        for instance in instances {
+            assert_eq!(instance.source.path, format!("cuda/matmul/{}.cu", kernel.name).trim_start_matches("cuda/"));
+            assert_eq!(instance.expression.split('<').next(), Some(kernel.name));
+        }
+    }
+}
+
+#[test]
+fn gpu_sources_include_nothing_but_our_headers() {
+    use halfbyte::cuda::sources::HEADERS;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
+    let on_disk = std::fs::read_dir(root.join("include")).unwrap().count();
+    assert_eq!(HEADERS.len(), on_disk, "every header is handed to the compiler");
+    let kernels = halfbyte::cuda::matmul::KERNELS.iter().map(|kernel| (kernel.instances)()[0].source);
+    for source in HEADERS.iter().chain(kernels) {
+        assert_eq!(std::fs::read_to_string(root.join(source.path)).unwrap(), source.text);
+        for line in source.text.lines().filter(|line| line.trim_start().starts_with("#include")) {
+            let ours = HEADERS.iter().any(|header| line.trim() == format!("#include \"{}\"", header.name()));
+            assert!(ours, "{}: {line}", source.path);
+        }
     }
 }

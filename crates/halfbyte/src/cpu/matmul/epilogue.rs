@@ -1,58 +1,10 @@
 //! What happens to a product before it is stored: bias, activation function, rounding to the output's type.
 
+use crate::kernel::Activation;
 use crate::tensor::FloatsMut;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::marker::PhantomData;
-
-/// Functions applied to a product, element by element. NaN stays NaN.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Activation {
-    /// Nothing.
-    #[default]
-    None,
-    /// `max(v, 0)`.
-    Relu,
-    /// `min(max(v, 0), 6)`.
-    Relu6,
-    /// `min(max(v, low), high)`.
-    Clamp(f32, f32),
-    /// `v · Φ(v)` with the error function.
-    Gelu,
-    /// The hyperbolic-tangent approximation of [`Activation::Gelu`].
-    GeluTanh,
-    /// `v / (1 + exp(−v))`.
-    Silu,
-}
-
-impl Activation {
-    /// The function's value.
-    pub fn apply(self, v: f32) -> f32 {
-        match self {
-            Activation::None => v,
-            Activation::Relu => clamp(v, 0.0, f32::INFINITY),
-            Activation::Relu6 => clamp(v, 0.0, 6.0),
-            Activation::Clamp(low, high) => clamp(v, low, high),
-            Activation::Gelu => 0.5 * v * (1.0 + libm::erff(v * std::f32::consts::FRAC_1_SQRT_2)),
-            Activation::GeluTanh => {
-                let inner = 0.797_884_6 * (v + 0.044_715 * v * v * v);
-                0.5 * v * (1.0 + inner.tanh())
-            }
-            Activation::Silu => v / (1.0 + (-v).exp()),
-        }
-    }
-}
-
-/// Unlike `f32::max` and `min`, keeps NaN.
-fn clamp(v: f32, low: f32, high: f32) -> f32 {
-    if v < low {
-        low
-    } else if v > high {
-        high
-    } else {
-        v
-    }
-}
 
 /// Bias and activation function of one product.
 #[derive(Clone, Copy, Debug, Default)]

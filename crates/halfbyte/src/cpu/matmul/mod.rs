@@ -25,7 +25,8 @@ mod epilogue;
 mod exact_act;
 mod quantized_act;
 
-pub use epilogue::{Activation, Epilogue};
+pub use crate::kernel::Activation;
+pub use epilogue::Epilogue;
 
 use super::Cpu;
 use super::isa::{Caps, Isa};

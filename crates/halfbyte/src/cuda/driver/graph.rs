@@ -1,0 +1,95 @@
+//! Graphs: work recorded once and launched again and again with one call.
+
+use super::{Context, Stream, check};
+use crate::error::Result;
+use cudarc::driver::sys;
+
+/// Recorded work, ready to be launched.
+#[derive(Debug)]
+pub struct Graph {
+    context: Context,
+    handle: sys::CUgraphExec,
+}
+
+// SAFETY: the driver takes calls on a graph from every thread, one at a time: `launch` of the same graph is ordered by
+// the streams it is launched in.
+unsafe impl Send for Graph {}
+
+impl Stream {
+    /// Records what `work` puts into this stream instead of doing it.
+    ///
+    /// Other streams that wait for an event of this one and that this one waits for again are recorded too. Work that is
+    /// recorded cannot wait for the device or allocate on it. Errors: those of `work`, work that cannot be recorded.
+    pub fn capture(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
+        const OP: &str = "capture";
+        self.context().bind()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream is open.
+        check(OP, unsafe { sys::cuStreamBeginCapture_v2(self.handle(), mode) })?;
+        let capture = Capture { stream: self };
+        // An error in here ends the capture; the graph, if there is one, is dropped.
+        work(self)?;
+        let graph = capture.end()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the graph is whole, and no flags are set.
+        let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, graph, 0) };
+        // SAFETY: the recording is not needed any more.
+        let _ = unsafe { sys::cuGraphDestroy(graph) };
+        check("instantiate a graph", result)?;
+        Ok(Graph { context: self.context().clone(), handle })
+    }
+}
+
+/// A stream that is being recorded, until this is dropped.
+struct Capture<'a> {
+    stream: &'a Stream,
+}
+
+impl Capture<'_> {
+    fn end(self) -> Result<sys::CUgraph> {
+        let stream = self.stream;
+        std::mem::forget(self);
+        Self::finish(stream)
+    }
+
+    fn finish(stream: &Stream) -> Result<sys::CUgraph> {
+        stream.context().bind()?;
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: the stream is being recorded.
+        check("capture", unsafe { sys::cuStreamEndCapture(stream.handle(), &mut graph) })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for Capture<'_> {
+    fn drop(&mut self) {
+        if let Ok(graph) = Self::finish(self.stream)
+            && !graph.is_null()
+        {
+            // SAFETY: a recording that nobody has.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
+        }
+    }
+}
+
+impl Graph {
+    /// Puts the recorded work into a stream.
+    ///
+    /// # Safety
+    /// All memory that the recorded work reads or writes is still there, on the device and, for copies, on the host, and
+    /// stays until the work is done; nothing else uses what it writes meanwhile.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        self.context.bind()?;
+        // SAFETY: graph and stream are open; the caller vouches for the memory.
+        check("launch a graph", unsafe { sys::cuGraphLaunch(self.handle, stream.handle()) })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `capture`, closed here once; launches that still run are not harmed.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.handle) };
+        }
+    }
+}

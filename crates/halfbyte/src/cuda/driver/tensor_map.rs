@@ -1,0 +1,145 @@
+//! Tensor maps: what the copy engine of a Hopper multiprocessor must know of a matrix in memory.
+
+use super::check;
+use super::memory::FloatView;
+use crate::error::{Error, Result};
+use crate::tensor::Float;
+use cudarc::driver::sys;
+
+/// A map as kernels take it: a parameter declared `const __grid_constant__`.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct TensorMap(sys::CUtensorMap);
+
+impl std::fmt::Debug for TensorMap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TensorMap")
+    }
+}
+
+/// How 16-byte pieces of a box's rows are exchanged in shared memory, so that columns meet all banks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Swizzle {
+    /// Not at all.
+    #[default]
+    None,
+    /// Within 32 bytes.
+    Bytes32,
+    /// Within 64 bytes.
+    Bytes64,
+    /// Within 128 bytes.
+    Bytes128,
+}
+
+impl Swizzle {
+    /// The longest row of a box, in bytes; none: no limit but the box's own.
+    fn row_bytes(self) -> Option<u32> {
+        match self {
+            Swizzle::None => None,
+            Swizzle::Bytes32 => Some(32),
+            Swizzle::Bytes64 => Some(64),
+            Swizzle::Bytes128 => Some(128),
+        }
+    }
+}
+
+/// How much the second-level cache fetches at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Promotion {
+    /// What is asked for.
+    None,
+    /// 64 bytes.
+    Bytes64,
+    /// 128 bytes.
+    Bytes128,
+    /// 256 bytes.
+    #[default]
+    Bytes256,
+}
+
+/// Boxes of a row-major matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct Tiles {
+    /// Rows and columns of the matrix.
+    pub shape: [usize; 2],
+    /// Elements from a row to the next.
+    pub stride: usize,
+    /// Rows and columns of a box.
+    pub tile: [u32; 2],
+    /// Order in shared memory.
+    pub swizzle: Swizzle,
+    /// Fetches of the second-level cache.
+    pub promotion: Promotion,
+}
+
+impl TensorMap {
+    /// The map of a matrix whose boxes are filled with zeros beyond its edges.
+    ///
+    /// Errors: what the copy engine does not take: an address or a row that does not begin at 16 bytes, a box of more than
+    /// 256 rows or columns or of rows longer than the swizzle; a driver that does not know maps.
+    pub fn of_matrix(data: FloatView<'_>, tiles: &Tiles) -> Result<Self> {
+        const OP: &str = "tensor map";
+        let Tiles { shape: [rows, columns], stride, tile: [tile_rows, tile_columns], swizzle, promotion } = *tiles;
+        let element = data.dtype().size_bytes();
+        let needed = rows.saturating_sub(1).checked_mul(stride).and_then(|start| start.checked_add(columns));
+        let shape = || format!("{rows} × {columns}, {stride} elements from row to row");
+        if rows == 0 || columns == 0 || stride < columns || needed.is_none_or(|needed| needed > data.len()) {
+            return Err(Error::invalid(OP, format!("a matrix within {} elements", data.len()), shape()));
+        }
+        if !data.pointer().is_multiple_of(16) || !(stride * element).is_multiple_of(16) {
+            return Err(Error::invalid(OP, "rows that begin at multiples of 16 bytes", shape()));
+        }
+        let row_bytes = u64::from(tile_columns) * element as u64;
+        if !(1..=256).contains(&tile_rows)
+            || !(1..=256).contains(&tile_columns)
+            || !row_bytes.is_multiple_of(16)
+            || swizzle.row_bytes().is_some_and(|most| row_bytes > u64::from(most))
+        {
+            let expected = format!("boxes of up to 256 × 256 with rows of 16-byte pieces that fit swizzle {swizzle:?}");
+            return Err(Error::invalid(OP, expected, format!("{tile_rows} × {tile_columns}")));
+        }
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        // The driver counts dimensions from the innermost.
+        let extents = [columns as u64, rows as u64];
+        let strides = [(stride * element) as u64];
+        let tile = [tile_columns, tile_rows];
+        let steps = [1u32; 2];
+        let dtype = match data.dtype() {
+            Float::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Float::BF16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Float::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        };
+        let swizzle = match swizzle {
+            Swizzle::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
+            Swizzle::Bytes32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
+            Swizzle::Bytes64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+            Swizzle::Bytes128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+        };
+        let promotion = match promotion {
+            Promotion::None => sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_NONE,
+            Promotion::Bytes64 => sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
+            Promotion::Bytes128 => sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            Promotion::Bytes256 => sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        };
+        // SAFETY: the arrays have as many entries as the map has dimensions; the driver only writes the map, and whoever
+        // holds a view of device memory has opened the driver.
+        let result = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                dtype,
+                2,
+                data.pointer() as *mut std::ffi::c_void,
+                extents.as_ptr(),
+                strides.as_ptr(),
+                tile.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                swizzle,
+                promotion,
+                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        check(OP, result)?;
+        Ok(Self(map))
+    }
+}

@@ -1,0 +1,219 @@
+//! Products on a GPU: the table of kernels, the choice among them, and its explanation.
+//!
+//! When a weight is loaded, the first kernel that supports its format fixes the layout, and it is packed once. When it is
+//! multiplied, the first kernel of that layout that supports the problem runs.
+//!
+//! | kernel | processors | formats |
+//! |---|---|---|
+//! | `plain` | all from sm_75 on | all with exact activations |
+
+mod plain;
+
+pub use plain::Weights as PlainWeights;
+
+use super::driver::{FloatView, FloatViewMut, Stream, View};
+use super::sources::{Arch, Instance};
+use super::{Caps, Gpu, Workspace};
+use crate::error::{Error, Result};
+use crate::format::{Act, Format, QTensor};
+use crate::kernel::{Activation, Problem, Reason, Rejection};
+use crate::tensor::Float;
+
+/// A weight on a device, in the layout of the kernels that read it.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Packed {
+    /// Layout `cuda_plain`.
+    Plain(PlainWeights),
+}
+
+impl Packed {
+    /// Outputs and length of the reduction.
+    pub fn shape(&self) -> [usize; 2] {
+        match self {
+            Packed::Plain(w) => w.shape(),
+        }
+    }
+
+    /// Format.
+    pub fn format(&self) -> Format {
+        match self {
+            Packed::Plain(w) => w.format(),
+        }
+    }
+
+    /// Bytes that it takes on the device.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Packed::Plain(w) => w.bytes(),
+        }
+    }
+
+    /// Name of its layout.
+    pub fn layout(&self) -> &'static str {
+        match self {
+            Packed::Plain(_) => plain::KERNEL.layout,
+        }
+    }
+}
+
+/// Bias and activation function of one product.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// Added to every row, `[n]`.
+    pub bias: Option<View<'a, f32>>,
+    /// Applied last.
+    pub activation: Activation,
+}
+
+/// One product.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// Activations `[m, k]`.
+    pub x: FloatView<'a>,
+    /// Rows of x.
+    pub m: usize,
+    /// Weight.
+    pub w: &'a Packed,
+    /// What happens to the sums.
+    pub epilogue: Epilogue<'a>,
+    /// Output `[m, n]`.
+    pub y: FloatViewMut<'a>,
+    /// What kernels that need it work in, of at least [`workspace_bytes`].
+    pub workspace: Option<&'a mut Workspace>,
+}
+
+/// A way to compute products.
+pub struct Kernel {
+    /// Name, the stem of its files.
+    pub name: &'static str,
+    /// Layout of the weights that it reads.
+    pub layout: &'static str,
+    /// What it does, in one line.
+    pub what: &'static str,
+    /// Whether it is written for a processor.
+    pub serves: fn(Arch) -> bool,
+    /// Every instance that may be launched; of a kernel with very many, enough that nothing in its sources is left out.
+    pub instances: fn() -> Vec<Instance>,
+    supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
+    workspace_bytes: fn(&Caps, &Problem) -> usize,
+    pack: fn(&Gpu, &Stream, &QTensor, Act) -> Result<Packed>,
+    run: fn(&Gpu, &Stream, &mut Call<'_>) -> Result<()>,
+}
+
+/// All kernels, the preferred first.
+pub const KERNELS: &[Kernel] = &[plain::KERNEL];
+
+impl Kernel {
+    /// Whether it computes a problem on a device, or why not.
+    pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+        if !(self.serves)(caps.arch) {
+            return Err(Reason(format!("is not written for {}", caps.arch)));
+        }
+        (self.supports)(caps, problem)
+    }
+}
+
+/// The kernel that serves a problem, among those of one layout if the weight is packed already.
+pub fn select(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Result<&'static Kernel> {
+    let mut rejections = Vec::new();
+    for (kernel, reason) in explain(caps, problem, layout) {
+        match reason {
+            None => return Ok(kernel),
+            Some(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
+        }
+    }
+    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+}
+
+/// Every kernel with the reason against it; the first without one is chosen.
+pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
+    let mut chosen: Option<&str> = None;
+    let reason = |kernel: &Kernel| match layout {
+        Some(layout) if layout != kernel.layout => {
+            Some(Reason(format!("reads layout {}, the weights lie in {layout}", kernel.layout)))
+        }
+        _ => kernel.supports(caps, problem).err(),
+    };
+    KERNELS
+        .iter()
+        .map(|kernel| match (reason(kernel), chosen) {
+            (Some(reason), _) => (kernel, Some(reason)),
+            (None, Some(other)) => (kernel, Some(Reason(format!("{other} comes first")))),
+            (None, None) => {
+                chosen = Some(kernel.name);
+                (kernel, None)
+            }
+        })
+        .collect()
+}
+
+/// Bytes of workspace that a problem needs, whichever kernel of the layout serves it.
+pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<usize> {
+    Ok((select(caps, problem, Some(layout))?.workspace_bytes)(caps, problem))
+}
+
+/// Packs a weight for the kernel that serves it best, and copies it to the device.
+///
+/// `x` is the type that activations will have. Errors: no kernel serves the format, memory is short.
+pub fn pack(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act, x: Float) -> Result<Packed> {
+    let format = Format { weight: w.format(), act };
+    let problem = Problem { format: Some(format), x, m: 1, n: w.n(), k: w.k() };
+    pack_for(select(&gpu.caps(), &problem, None)?, gpu, stream, w, act)
+}
+
+/// Packs a weight in the layout of a kernel, and copies it to the device.
+pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Packed> {
+    (kernel.pack)(gpu, stream, w, act)
+}
+
+/// Puts a product into a stream.
+///
+/// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each. *Accuracy:* see [`crate::format::reference::Bound`]; the same
+/// input gives the same bits. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that no kernel
+/// of the weight's layout serves, a workspace that is too small, a kernel that cannot be compiled.
+pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+    let kernel = select(&gpu.caps(), &problem(&call), Some(call.w.layout()))?;
+    run_with(kernel, gpu, stream, call)
+}
+
+/// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
+pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>) -> Result<()> {
+    const OP: &str = "matmul";
+    let ([n, k], m) = (call.w.shape(), call.m);
+    let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
+        if rows.checked_mul(columns) == Some(len) {
+            return Ok(());
+        }
+        Err(Error::invalid(OP, format!("{what} of {rows} × {columns}"), format!("{len} elements")))
+    };
+    fits("x", [m, k], call.x.len())?;
+    fits("y", [m, n], call.y.len())?;
+    if let Some(bias) = call.epilogue.bias {
+        fits("a bias", [1, n], bias.len())?;
+    }
+    let problem = problem(&call);
+    let caps = gpu.caps();
+    let reason = match kernel.layout == call.w.layout() {
+        true => kernel.supports(&caps, &problem).err(),
+        false => Some(Reason(format!("reads layout {}, the weights lie in {}", kernel.layout, call.w.layout()))),
+    };
+    if let Some(reason) = reason {
+        let rejections = vec![Rejection { kernel: kernel.name, reason }];
+        return Err(Error::NoKernel { problem: problem.to_string(), rejections });
+    }
+    let needed = (kernel.workspace_bytes)(&caps, &problem);
+    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
+    if given < needed {
+        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
+    }
+    if m == 0 || n == 0 {
+        return Ok(());
+    }
+    (kernel.run)(gpu, stream, &mut call)
+}
+
+fn problem(call: &Call<'_>) -> Problem {
+    let [n, k] = call.w.shape();
+    Problem { format: Some(call.w.format()), x: call.x.dtype(), m: call.m, n, k }
+}

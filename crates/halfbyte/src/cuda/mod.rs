@@ -1,0 +1,172 @@
+//! Who multiplies on a GPU: the driver, the run-time compiler with its cache, and the kernels.
+//!
+//! Nothing of CUDA is needed to build this crate, and nothing is linked: the driver and the libraries are opened when a
+//! [`Gpu`] is, and where one is missing the error says where it was looked for ([`library`]). Kernels are C++ sources in
+//! this folder, compiled for the device at hand by [`nvrtc`] and kept by [`cache`].
+//!
+//! | variable | what it does |
+//! |---|---|
+//! | `HALFBYTE_NVRTC`, `HALFBYTE_CUBLASLT` | file or folder of a library |
+//! | `HALFBYTE_CACHE` | folder of compiled kernels |
+//! | `HALFBYTE_CUDA_SOURCES` | folder of sources to read instead of those compiled in |
+//!
+//! A weight times activations that another library has on the device, in that library's stream:
+//!
+//! ```no_run
+//! use halfbyte::cuda::driver::{Stream, View, ViewMut};
+//! use halfbyte::cuda::matmul::{self, Call, Epilogue};
+//! use halfbyte::{Act, Float, QTensor, cuda::Gpu};
+//! use half::f16;
+//!
+//! fn multiply(w: &QTensor, x: u64, y: u64, m: usize, stream: *mut std::ffi::c_void) -> halfbyte::Result<()> {
+//!     let gpu = Gpu::open(0)?;
+//!     // SAFETY: the caller's stream is of this device and stays open.
+//!     let stream = unsafe { Stream::from_raw(gpu.context(), stream) };
+//!     let packed = matmul::pack(&gpu, &stream, w, Act::A16, Float::F16)?;
+//!     // SAFETY: x holds m rows of k halfs and y has room for m rows of n, and nothing else uses them meanwhile.
+//!     let (x, y) = unsafe { (View::<f16>::from_raw(x, m * w.k()), ViewMut::<f16>::from_raw(y, m * w.n())) };
+//!     let call = Call { x: x.into(), m, w: &packed, epilogue: Epilogue::default(), y: y.into(), workspace: None };
+//!     matmul::run(&gpu, &stream, call)?;
+//!     stream.synchronize()
+//! }
+//! ```
+
+pub mod cache;
+pub mod compile;
+pub mod driver;
+pub mod inventory;
+pub mod library;
+pub mod matmul;
+pub mod nvrtc;
+pub mod sources;
+
+use crate::error::Result;
+use compile::Compiler;
+use driver::{Buffer, Context, Driver, Function, Module, Stream, ViewMut};
+use rayon::prelude::*;
+use sources::{Arch, Instance};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// What a device offers to kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caps {
+    /// The processor.
+    pub arch: Arch,
+    /// Multiprocessors (SMs).
+    pub multiprocessors: u32,
+    /// Shared memory that one block may have at most.
+    pub shared_bytes: u32,
+    /// Size of the second-level cache.
+    pub l2_bytes: u32,
+}
+
+/// A GPU as a device: its context, its capabilities, and the kernels loaded on it.
+#[derive(Debug)]
+pub struct Gpu {
+    context: Context,
+    caps: Caps,
+    compiler: Compiler,
+    functions: Mutex<HashMap<String, Function>>,
+}
+
+impl Gpu {
+    /// Device `index`. Errors: no driver, one too old, no such device.
+    pub fn open(index: u32) -> Result<Self> {
+        let context = Context::open(index)?;
+        let arch = Arch::of(context.info().compute);
+        let compiler = Compiler::new(arch, context.driver().version());
+        Ok(Self::with_compiler(context, compiler))
+    }
+
+    /// A device with a compiler of its own, as for another cache.
+    pub fn with_compiler(context: Context, compiler: Compiler) -> Self {
+        let info = context.info();
+        let caps = Caps {
+            arch: compiler.arch(),
+            multiprocessors: info.multiprocessors,
+            shared_bytes: info.shared_bytes,
+            l2_bytes: info.l2_bytes,
+        };
+        Self { context, caps, compiler, functions: Mutex::default() }
+    }
+
+    /// Number of devices; 0 also if there is no driver.
+    pub fn count() -> usize {
+        Driver::open().and_then(Driver::devices).map_or(0, |devices| devices.len())
+    }
+
+    /// The context: memory, and streams of callers.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// What kernels may use.
+    pub fn caps(&self) -> Caps {
+        self.caps
+    }
+
+    /// The compiler, and why it keeps nothing if it does not.
+    pub fn compiler(&self) -> &Compiler {
+        &self.compiler
+    }
+
+    /// A new queue of work.
+    pub fn stream(&self) -> Result<Stream> {
+        Stream::new(&self.context)
+    }
+
+    /// A kernel, loaded: from this device's table, the cache, or the compiler; a launcher in a hurry keeps it. Errors: those of [`Compiler::get`] and
+    /// [`Module::load`].
+    pub fn function(&self, instance: &Instance) -> Result<Function> {
+        let name = instance.to_string();
+        let table = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = table().get(&name) {
+            return Ok(function.clone());
+        }
+        // Not under the lock: another kernel can be had meanwhile. Who comes second finds the first one's in the table.
+        let compiled = self.compiler.get(instance)?;
+        let function = Module::load(&self.context, &compiled.cubin)?.function(&compiled.name)?;
+        Ok(table().entry(name).or_insert(function).clone())
+    }
+
+    /// Loads kernels before they are needed, several at once; `progress` is told how many are there.
+    pub fn prepare(&self, instances: &[Instance], progress: impl Fn(usize) + Sync) -> Result<()> {
+        let done = AtomicUsize::new(0);
+        instances.par_iter().try_for_each(|instance| {
+            self.function(instance)?;
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1);
+            Ok(())
+        })
+    }
+}
+
+/// Memory that kernels leave partial results and counters in, for one stream.
+///
+/// It begins as zeros, and every kernel leaves the counters it has used at zero. Products that share a workspace must be in
+/// one stream, or wait for each other.
+#[derive(Debug)]
+pub struct Workspace {
+    buffer: Buffer<u8>,
+}
+
+impl Workspace {
+    /// Zeroed memory. Error: it is short.
+    pub fn new(gpu: &Gpu, stream: &Stream, bytes: usize) -> Result<Self> {
+        let mut buffer = gpu.context.allocate(bytes)?;
+        stream.fill(buffer.view_mut(), 0)?;
+        stream.synchronize()?;
+        Ok(Self { buffer })
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// All of it.
+    pub fn view_mut(&mut self) -> ViewMut<'_, u8> {
+        self.buffer.view_mut()
+    }
+}

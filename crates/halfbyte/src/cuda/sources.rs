@@ -1,0 +1,116 @@
+//! Sources of kernels, compiled into the program: what the run-time compiler is given.
+//!
+//! `HALFBYTE_CUDA_SOURCES` names a folder that is read instead, as this one (`crates/halfbyte/src/cuda`) while a kernel is
+//! being written: edit, run again, build nothing.
+
+use crate::error::{Error, Result};
+use std::borrow::Cow;
+use std::path::Path;
+
+/// The environment variable that names a folder to read sources from.
+pub const VARIABLE: &str = "HALFBYTE_CUDA_SOURCES";
+
+/// A source file.
+#[derive(Debug)]
+pub struct Source {
+    /// Path below this folder.
+    pub path: &'static str,
+    /// What it holds.
+    pub text: &'static str,
+}
+
+/// Headers, included as `#include "ptx.cuh"`; all of them are handed to every compilation.
+pub const HEADERS: &[Source] = &[Source { path: "include/ptx.cuh", text: include_str!("include/ptx.cuh") }];
+
+impl Source {
+    /// The text: the one compiled in, or that of the file in the folder of [`VARIABLE`]. Error: it cannot be read.
+    pub fn read(&self) -> Result<Cow<'static, str>> {
+        match std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) {
+            None => Ok(Cow::Borrowed(self.text)),
+            Some(folder) => {
+                let path = Path::new(&folder).join(self.path);
+                let text = std::fs::read_to_string(&path);
+                text.map(Cow::Owned).map_err(|e| Error::Device {
+                    op: VARIABLE,
+                    cause: format!("{} cannot be read: {e}", path.display()),
+                })
+            }
+        }
+    }
+
+    /// The name by which other sources include it.
+    pub fn name(&self) -> &'static str {
+        self.path.rsplit('/').next().unwrap_or(self.path)
+    }
+}
+
+/// A kernel of a source with its template arguments and definitions: what is compiled as one.
+#[derive(Clone, Debug)]
+pub struct Instance {
+    /// The file.
+    pub source: &'static Source,
+    /// The kernel, with its arguments if it is a template: `plain<4, 8>`.
+    pub expression: String,
+    /// What is defined while it is compiled: `TOKENS=8`.
+    pub defines: Vec<String>,
+}
+
+impl Instance {
+    /// Without definitions.
+    pub fn new(source: &'static Source, expression: impl Into<String>) -> Self {
+        Self { source, expression: expression.into(), defines: Vec::new() }
+    }
+
+    /// With these definitions.
+    pub fn with(self, defines: impl IntoIterator<Item = String>) -> Self {
+        Self { defines: defines.into_iter().collect(), ..self }
+    }
+}
+
+impl std::fmt::Display for Instance {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} of {}", self.expression, self.source.path)?;
+        if !self.defines.is_empty() {
+            write!(f, " with {}", self.defines.join(" "))?;
+        }
+        Ok(())
+    }
+}
+
+/// A processor that kernels are compiled for: `sm_80`, `sm_90a`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Arch {
+    /// Compute capability: 10 · major + minor.
+    pub number: u32,
+    /// With the instructions that only this very processor has.
+    pub specific: bool,
+}
+
+impl Arch {
+    /// The richest code for a device of this compute capability: from 9.0 on with its own instructions.
+    pub fn of([major, minor]: [u32; 2]) -> Self {
+        Self { number: 10 * major + minor, specific: major >= 9 }
+    }
+}
+
+impl std::fmt::Display for Arch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "sm_{}{}", self.number, if self.specific { "a" } else { "" })
+    }
+}
+
+impl std::str::FromStr for Arch {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let fail = || Error::invalid("processor", "a name like sm_80 or sm_90a", format!("\"{text}\""));
+        let number = text.strip_prefix("sm_").ok_or_else(fail)?;
+        let (number, specific) = match number.strip_suffix('a') {
+            Some(number) => (number, true),
+            None => (number, false),
+        };
+        let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+        let number = number.parse().ok().filter(|number| digits && (10..1000).contains(number)).ok_or_else(fail)?;
+        Ok(Self { number, specific })
+    }
+}

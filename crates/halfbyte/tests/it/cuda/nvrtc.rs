@@ -1,0 +1,130 @@
+//! Every kernel compiles for every processor it is written for, without a device; what it takes is held on record.
+
+use super::nvrtc;
+use halfbyte::Error;
+use halfbyte::cuda::cache::Key;
+use halfbyte::cuda::matmul::KERNELS;
+use halfbyte::cuda::sources::{Arch, Instance, Source};
+use std::fmt::Write;
+use std::path::Path;
+
+const ARCHS: [&str; 5] = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_120a"];
+
+/// The record: rewritten by `HALFBYTE_BLESS=1`.
+const RECORD: &str = "tests/it/cuda/resources.txt";
+
+/// The version of NVRTC that the record was made with; others may allot registers differently.
+const RECORDED_WITH: &str = "13.0";
+
+#[derive(Debug, PartialEq)]
+struct Taken {
+    registers: u32,
+    shared_bytes: u32,
+    stack_bytes: u32,
+    spilled_bytes: u32,
+}
+
+/// What the assembler says of a kernel with `-v`.
+fn taken(log: &str) -> Taken {
+    let number = |before: &str, after: &str| -> Option<u32> {
+        let line = log.lines().find(|line| line.contains(before) && line.contains(after))?;
+        let text = &line[..line.find(after)?];
+        let digits = text.trim_end().rsplit(|c: char| !c.is_ascii_digit()).next()?;
+        digits.parse().ok()
+    };
+    Taken {
+        registers: number("Used", " registers").expect(log),
+        shared_bytes: number("Used", " bytes smem").unwrap_or(0),
+        stack_bytes: number("stack frame", " bytes stack frame").expect(log),
+        spilled_bytes: number("spill", " bytes spill stores").expect(log)
+            + number("spill", " bytes spill loads").expect(log),
+    }
+}
+
+#[test]
+fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let mut record = String::new();
+    for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
+        for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
+            let mut instances = (kernel.instances)();
+            instances.sort_by_key(Instance::to_string);
+            for instance in instances {
+                let options = ["--ptxas-options=-v"];
+                let (compiled, log) = nvrtc.compile_with(&instance, arch, &options).unwrap_or_else(|e| panic!("{e}"));
+                assert!(compiled.cubin.starts_with(b"\x7fELF"), "{instance} for {arch}");
+                // Anything else that the compiler says is a warning.
+                let said = |line: &&str| !line.is_empty() && !line.starts_with("ptxas info") && !line.contains("spill");
+                assert_eq!(log.lines().find(said), None, "{instance} for {arch}:\n{log}");
+                let taken = taken(&log);
+                assert_eq!((taken.stack_bytes, taken.spilled_bytes), (0, 0), "{instance} for {arch}:\n{log}");
+                let Taken { registers, shared_bytes, .. } = taken;
+                writeln!(record, "{arch} {instance}: {registers} registers, {shared_bytes} bytes shared").unwrap();
+            }
+        }
+    }
+    if nvrtc.version().to_string() != RECORDED_WITH {
+        return;
+    }
+    if std::env::var_os("HALFBYTE_BLESS").is_some() {
+        std::fs::write(Path::new(env!("CARGO_MANIFEST_DIR")).join(RECORD), &record).unwrap();
+        return;
+    }
+    let recorded: Vec<&str> = include_str!("resources.txt").lines().collect();
+    let differs = record.lines().filter(|line| !recorded.contains(line)).collect::<Vec<_>>();
+    assert_eq!(record.lines().collect::<Vec<_>>(), recorded, "HALFBYTE_BLESS=1 records anew: {differs:#?}");
+}
+
+#[test]
+fn what_the_compiler_says_is_in_the_error() {
+    let Some(nvrtc) = nvrtc() else { return };
+    static WRONG: Source =
+        Source { path: "test/wrong.cu", text: "#include \"ptx.cuh\"\n__global__ void f() { u32 x = y; }" };
+    let instance = Instance::new(&WRONG, "f");
+    let arch: Arch = "sm_90a".parse().unwrap();
+    match nvrtc.compile(&instance, arch).unwrap_err() {
+        Error::Compile { kernel, arch, log } => {
+            assert_eq!((kernel.as_str(), arch.as_str()), ("f of test/wrong.cu", "sm_90a"));
+            assert!(log.contains("test/wrong.cu(2)") && log.contains("\"y\" is undefined"), "{log}");
+        }
+        other => panic!("{other}"),
+    }
+    static RIGHT: Source = Source { path: "test/right.cu", text: "template <int V> __global__ void f() {}" };
+    for expression in ["g<1>", "f<int>", "f<1"] {
+        let instance = Instance::new(&RIGHT, expression);
+        assert!(
+            matches!(nvrtc.compile(&instance, arch), Err(Error::Compile { .. } | Error::Device { .. })),
+            "{expression}"
+        );
+    }
+    let instance = Instance::new(&RIGHT, "f<1>");
+    assert!(nvrtc.compile(&instance, arch).unwrap().name.contains('f'));
+    let error = nvrtc.compile(&instance, "sm_10".parse().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("knows only") && error.contains("sm_90"), "{error}");
+    // A kernel that is no template, and definitions.
+    static DEFINED: Source =
+        Source { path: "test/defined.cu", text: "extern \"C\" __global__ void f(int* y) { *y = A + B; }" };
+    let defined = Instance::new(&DEFINED, "f");
+    assert!(nvrtc.compile(&defined, arch).is_err());
+    let [three, four] = ["A=3", "A=4"].map(|a| defined.clone().with([a.to_owned(), "B=(1 + 1)".to_owned()]));
+    assert_eq!(nvrtc.compile(&three, arch).unwrap().name, "f");
+    assert_ne!(nvrtc.compile(&three, arch).unwrap().cubin, nvrtc.compile(&four, arch).unwrap().cubin);
+    assert_ne!(Key::of(&three, arch).unwrap(), Key::of(&four, arch).unwrap());
+    assert_eq!(four.to_string(), "f of test/defined.cu with A=4 B=(1 + 1)");
+    static ZERO: Source = Source { path: "test/zero.cu", text: "__global__ void f() {}\0" };
+    assert!(nvrtc.compile(&Instance::new(&ZERO, "f"), arch).is_err());
+}
+
+#[test]
+fn processors_are_written_as_the_field_does() {
+    for text in ["sm_75", "sm_90a", "sm_120a"] {
+        assert_eq!(text.parse::<Arch>().unwrap().to_string(), text);
+    }
+    for text in ["", "90", "sm_", "sm_a", "sm_9", "sm_90b", "sm_+90", "compute_90"] {
+        assert!(text.parse::<Arch>().is_err(), "{text}");
+    }
+    assert_eq!(
+        [[7, 5], [8, 9], [9, 0], [12, 0]].map(|c| Arch::of(c).to_string()),
+        ["sm_75", "sm_89", "sm_90a", "sm_120a"]
+    );
+}

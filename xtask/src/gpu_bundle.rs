@@ -1,0 +1,83 @@
+//! `cargo xtask gpu-bundle`: what a machine with a GPU but without Rust needs to run the tests and the command line.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Profile that the programs are built in.
+    #[arg(long, default_value = "release")]
+    profile: String,
+    /// The folder that is filled.
+    #[arg(short, long, default_value = "gpu-bundle")]
+    output: PathBuf,
+}
+
+/// Runs a program of the bundle there: the libraries of a Python environment with CUDA, or of a toolkit, are on its path.
+const RUN: &str = r#"#!/usr/bin/env bash
+# Runs a program of this folder with the CUDA libraries of the python3 on the path, or of a toolkit:
+#     ./run.sh it cuda              the GPU tests; no GPU is a failure
+#     ./run.sh halfbyte doctor
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+packages=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)
+export LD_LIBRARY_PATH="${packages:+$packages/cu13/lib:}/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+export HALFBYTE_REQUIRE_CUDA=1 HALFBYTE_REQUIRE_NVRTC=1
+program=$1
+shift
+exec "$here/$program" "$@"
+"#;
+
+pub fn run(args: &Args) -> Result<(), String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no folder")?;
+    let output = root.join(&args.output);
+    let io = |path: &Path| {
+        let path = path.display().to_string();
+        move |e: std::io::Error| format!("{path}: {e}")
+    };
+    std::fs::create_dir_all(&output).map_err(io(&output))?;
+    let tests = built(root, &["test", "--no-run", "--package", "halfbyte", "--test", "it"], &args.profile, "it")?;
+    let program = built(root, &["build", "--package", "halfbyte-cli"], &args.profile, "halfbyte")?;
+    let mut bytes = 0;
+    for (name, from) in [("it", tests), ("halfbyte", program)] {
+        let to = output.join(name);
+        std::fs::copy(&from, &to).map_err(io(&from))?;
+        let strip = Command::new("strip").arg(&to).status().map_err(|e| format!("strip: {e}"))?;
+        if !strip.success() {
+            return Err(format!("strip {}: {strip}", to.display()));
+        }
+        bytes += std::fs::metadata(&to).map_err(io(&to))?.len();
+    }
+    let script = output.join("run.sh");
+    std::fs::write(&script, RUN).map_err(io(&script))?;
+    executable(&script).map_err(io(&script))?;
+    println!("{}: it, halfbyte and run.sh, {:.1} MB", output.display(), bytes as f64 / 1e6);
+    Ok(())
+}
+
+/// Builds a program and gives its path.
+fn built(root: &Path, command: &[&str], profile: &str, name: &str) -> Result<PathBuf, String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(command).args(["--locked", "--profile", profile, "--message-format=json-render-diagnostics"]);
+    let output = cargo.current_dir(root).stderr(std::process::Stdio::inherit()).output();
+    let output = output.map_err(|e| format!("{cargo:?}: {e}"))?;
+    if !output.status.success() {
+        return Err(format!("{cargo:?}: {}", output.status));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let mut programs = messages.filter(|message| message["target"]["name"] == name);
+    let program = programs.find_map(|message| message["executable"].as_str().map(PathBuf::from));
+    program.ok_or_else(|| format!("{cargo:?} has built no program {name}"))
+}
+
+#[cfg(unix)]
+fn executable(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+}
+
+#[cfg(not(unix))]
+fn executable(_: &Path) -> std::io::Result<()> {
+    Ok(())
+}
