@@ -1,0 +1,130 @@
+// From sums to y: parts of a tile are added in the order of k, then scale of the row, bias, activation, and the store.
+#pragma once
+#include "wna16_decode.cuh"
+#include "wna16_schedule.cuh"
+
+// What the kernel is given, besides the tensor map of x.
+struct Arguments {
+  const u8* w;                                   // packed weights
+  const u8* rows;                                // GROUP 0: scales (and zero points) of the rows
+  u16* y;                                        // [m][n]
+  const u16* bias;                               // [n], or null
+  float* parts;                                  // 2 * workers * CLUSTER * TILE_STRIPS * 64 * NT floats
+  u32* counters;                                 // cut tiles * CLUSTER * WARPGROUPS words, zero before; every launch leaves zeros
+  int m, n, k, waves, box_bytes;                 // waves: rounds of whole tiles;  box_bytes: 128 * rows of a box of x
+};
+
+DEV float activate(float v) {
+  if constexpr (ACTIVATION == 1) return v < 0.f ? 0.f : v;
+  else if constexpr (ACTIVATION == 2) { const float u = 0.7978845608f * (v + 0.044715f * v * v * v); return 0.5f * v * (1.f + tanhf(u)); }
+  else if constexpr (ACTIVATION == 3) return v / (1.f + __expf(-v));
+  else return v;
+}
+// Stores 16 rows x 8 tokens of a warp: v.x, v.y are row R and tokens 2t, 2t+1; v.z, v.w row R+8.
+DEV void store_block(float4 v, const Arguments& g, int n0, int m0, int lane) {
+  if constexpr (GROUP == 0) {
+    const u32 s = __ldg((const u32*)(g.rows + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
+    v.x *= low(s); v.y *= low(s); v.z *= high(s); v.w *= high(s);
+  }
+  if (g.bias != nullptr) {
+    const int r = n0 + (lane >> 2);
+    const float b = r < g.n ? low(g.bias[r]) : 0.f, b8 = r + 8 < g.n ? low(g.bias[r + 8]) : 0.f;
+    v.x += b; v.y += b; v.z += b8; v.w += b8;
+  }
+  const u32 lo = transpose_8x8(pair(activate(v.x), activate(v.y))), hi = transpose_8x8(pair(activate(v.z), activate(v.w)));   // now: token lane/4, rows 2t, 2t+1 (and + 8)
+  const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
+  if (m >= g.m) return;
+  u16* p = g.y + (u64)m * g.n + n;
+  if ((g.n & 1) == 0 && n + 9 < g.n) { *(u32*)p = lo; *(u32*)(p + 8) = hi; return; }
+  if (n < g.n) p[0] = (u16)lo;
+  if (n + 1 < g.n) p[1] = (u16)(lo >> 16);
+  if (n + 8 < g.n) p[8] = (u16)hi;
+  if (n + 9 < g.n) p[9] = (u16)(hi >> 16);
+}
+DEV float4 four(const float* v) { return make_float4(v[0], v[1], v[2], v[3]); }
+
+// A warp's sums of a whole tile.
+DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int n0, int m0, int lane) {
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) {
+    if (((n0 >> 6) + p) * 64 >= g.n) break;      // the last tile may have fewer strips
+#pragma unroll
+    for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), g, n0 + 64 * p, m0 + 8 * i, lane);
+  }
+}
+
+// The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in memory; the last one
+// adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.  Nobody waits for anybody.
+// Returns whether this warpgroup holds the sum of the tile now.
+DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int rank, int wg, int t, u32 flag) {
+  constexpr bool HOLD = NT * STRIPS <= 64;       // few enough registers to keep the own part
+  constexpr int PART = TILE_STRIPS * 64 * NT / 4;                            // float4 a block
+  const int ct = sc.tile - sc.first, b0 = sc.owner(ct * sc.steps), b1 = sc.owner(ct * sc.steps + sc.steps - 1), others = b1 - b0;
+  u32* counter = g.counters + ((u64)ct * CLUSTER + rank) * WARPGROUPS + wg;
+  // A worker has two slots, for the first and the last tile of its range; only worker b0 can have begun before this tile.
+  const int first = 2 * b0 + (sc.cut(b0) < ct * sc.steps);
+  auto slot = [&](int b) { return (float4*)g.parts + ((u64)(b == b0 ? first : 2 * b) * CLUSTER + rank) * PART + wg * (STRIPS * 16 * NT) + t; };
+  u32 seen = 0;
+  auto share = [&]() {                           // thread 0's count, for all of the warpgroup
+    if (t == 0) store_shared(flag + 4 * wg, seen);
+    barrier_sync(wg + 1, 128);
+    seen = load_shared(flag + 4 * wg);
+    barrier_sync(wg + 1, 128);
+  };
+  if (HOLD && others <= 2) { if (t == 0) seen = load_acquire(counter); share(); }
+  if (!HOLD || seen != (u32)others) {
+    float4* mine = slot(sc.worker);
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+      for (int i = 0; i < NT / 8; i++) mine[(p * (NT / 8) + i) * 128] = four(sum[p] + 4 * i);
+    barrier_sync(wg + 1, 128);                   // with the release below: the part is visible before the count
+    if (t == 0) seen = count_up(counter);
+    share();
+  }
+  if (seen != (u32)others) return false;
+  if (t == 0) *counter = 0;
+  float own[STRIPS][NT / 2];
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) { if constexpr (HOLD) own[p][i] = sum[p][i]; sum[p][i] = 0.f; }
+#pragma unroll(NT * STRIPS <= 32 ? 4 : 1)
+  for (int b = b0; b <= b1; b++) {
+    const float4* from = slot(b);
+    const bool mine = HOLD && b == sc.worker;
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+      for (int i = 0; i < NT / 8; i++) {
+        float4 v;
+        if constexpr (HOLD) v = four(own[p] + 4 * i);
+        if (!mine) v = load_l2(from + (p * (NT / 8) + i) * 128);
+        sum[p][4 * i] += v.x; sum[p][4 * i + 1] += v.y; sum[p][4 * i + 2] += v.z; sum[p][4 * i + 3] += v.w;
+      }
+  }
+  return true;
+}
+
+// SPLIT: every block leaves its part in its shared memory; then each warp of the cluster adds the parts of some blocks of 16 rows x 8
+// tokens, in the order of k, and stores them.  All threads of the cluster that are still there take part.
+DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, u32 exchange, int n_tile, int m0, int rank, int wg, int warp4, int lane) {
+  constexpr int ITEMS = TILE_STRIPS * 4 * (NT / 8), WARPS = WARPGROUPS * 4;
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 8; i++)
+      store_shared(exchange + ((((wg * STRIPS + p) * 4 + warp4) * (NT / 8) + i) * 32 + lane) * 16, sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
+  cluster_sync();
+#pragma unroll 1
+  for (int e = rank * WARPS + wg * 4 + warp4; e < ITEMS; e += SPLIT * WARPS) {
+    float4 v[SPLIT];
+#pragma unroll
+    for (int r = 0; r < SPLIT; r++) v[r] = load_cluster(cluster_address(exchange + (e * 32 + lane) * 16, r));
+#pragma unroll
+    for (int r = 1; r < SPLIT; r++) { v[0].x += v[r].x; v[0].y += v[r].y; v[0].z += v[r].z; v[0].w += v[r].w; }
+    const int i = e % (NT / 8), row = e / (NT / 8);                            // 16 rows each
+    const int n0 = n_tile + row * 16;
+    if ((n0 >> 6) * 64 < g.n) store_block(v[0], g, n0, m0 + 8 * i, lane);
+  }
+}
