@@ -14,7 +14,7 @@ DEV void mbarrier_init(u32 bar, u32 arrivals) { asm volatile("mbarrier.init.shar
 DEV void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // Arrives on a barrier of another block of the cluster (an address from cluster_address).
-DEV void mbarrier_arrive_cluster(u32 bar) { asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DEV void mbarrier_arrive_cluster(u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // Arrives once and announces bytes that copies will bring.
 DEV void mbarrier_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
 DEV void mbarrier_wait(u32 bar, u32 parity) {
@@ -27,7 +27,7 @@ DEV void mbarrier_wait(u32 bar, u32 parity) {
 DEV void mbarrier_wait_cluster(u32 bar, u32 parity) {
   u32 done;
   do {
-    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
   } while (!done);
 }
 

@@ -3,17 +3,6 @@
 #include "wna16_decode.cuh"
 #include "wna16_schedule.cuh"
 
-// What the kernel is given, besides the tensor map of x.
-struct Arguments {
-  const u8* w;                                   // packed weights
-  const u8* rows;                                // GROUP 0: scales (and zero points) of the rows
-  u16* y;                                        // [m][n]
-  const u16* bias;                               // [n], or null
-  float* parts;                                  // 2 * workers * CLUSTER * TILE_STRIPS * 64 * NT floats
-  u32* counters;                                 // cut tiles * CLUSTER * WARPGROUPS words, zero before; every launch leaves zeros
-  int m, n, k, waves, box_bytes;                 // waves: rounds of whole tiles;  box_bytes: 128 * rows of a box of x
-};
-
 DEV float activate(float v) {
   if constexpr (ACTIVATION == 1) return v < 0.f ? 0.f : v;
   else if constexpr (ACTIVATION == 2) { const float u = 0.7978845608f * (v + 0.044715f * v * v * v); return 0.5f * v * (1.f + tanhf(u)); }
@@ -23,7 +12,7 @@ DEV float activate(float v) {
 // Stores 16 rows x 8 tokens of a warp: v.x, v.y are row R and tokens 2t, 2t+1; v.z, v.w row R+8.
 DEV void store_block(float4 v, const Arguments& g, int n0, int m0, int lane) {
   if constexpr (GROUP == 0) {
-    const u32 s = __ldg((const u32*)(g.rows + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
+    const u32 s = __ldg((const u32*)(g.rows_of_scales + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
     v.x *= low(s); v.y *= low(s); v.z *= high(s); v.w *= high(s);
   }
   if (g.bias != nullptr) {
@@ -53,16 +42,43 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int 
   }
 }
 
+// SETS: the sums of all sets, in their order, go to set 0.  wg: warpgroup of the set; t: thread of the warpgroup.
+DEV void join_sets(float (&sum)[STRIPS][NT / 2], u32 base, int set, int wg, int t) {
+  const u32 to = base + (wg * STRIPS * (NT / 8) * 128 + t) * 16;
+  constexpr u32 SET = TILE_STRIPS * 64 * NT * 4;
+  if (set > 0) {
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+      for (int i = 0; i < NT / 8; i++) store_shared(to + (set - 1) * SET + (p * (NT / 8) + i) * 2048, sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
+  }
+  barrier_sync(8 + wg, SETS * 128);
+  if (set == 0) {
+#pragma unroll
+    for (int other = 0; other < SETS - 1; other++)
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+        for (int i = 0; i < NT / 8; i++) {
+          u32 v[4];
+          load_shared(v, to + other * SET + (p * (NT / 8) + i) * 2048);
+#pragma unroll
+          for (int e = 0; e < 4; e++) sum[p][4 * i + e] += __uint_as_float(v[e]);
+        }
+  }
+  barrier_sync(8 + wg, SETS * 128);              // read before the next piece overwrites it
+}
+
 // The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in memory; the last one
 // adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.  Nobody waits for anybody.
 // Returns whether this warpgroup holds the sum of the tile now.
 DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int rank, int wg, int t, u32 flag) {
   constexpr bool HOLD = NT * STRIPS <= 64;       // few enough registers to keep the own part
   constexpr int PART = TILE_STRIPS * 64 * NT / 4;                            // float4 a block
-  const int ct = sc.tile - sc.first, b0 = sc.owner(ct * sc.steps), b1 = sc.owner(ct * sc.steps + sc.steps - 1), others = b1 - b0;
-  u32* counter = g.counters + ((u64)ct * CLUSTER + rank) * WARPGROUPS + wg;
+  const int ct = sc.tile - g.first, b0 = Schedule::owner(g, ct * g.steps), b1 = Schedule::owner(g, ct * g.steps + g.steps - 1), others = b1 - b0;
+  u32* counter = g.counters + ((u64)ct * CLUSTER + rank) * (SET_WARPS / 4) + wg;
   // A worker has two slots, for the first and the last tile of its range; only worker b0 can have begun before this tile.
-  const int first = 2 * b0 + (sc.cut(b0) < ct * sc.steps);
+  const int first = 2 * b0 + (Schedule::cut(g, b0) < ct * g.steps);
   auto slot = [&](int b) { return (float4*)g.parts + ((u64)(b == b0 ? first : 2 * b) * CLUSTER + rank) * PART + wg * (STRIPS * 16 * NT) + t; };
   u32 seen = 0;
   auto share = [&]() {                           // thread 0's count, for all of the warpgroup
@@ -73,7 +89,7 @@ DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Sche
   };
   if (HOLD && others <= 2) { if (t == 0) seen = load_acquire(counter); share(); }
   if (!HOLD || seen != (u32)others) {
-    float4* mine = slot(sc.worker);
+    float4* mine = slot(Schedule::worker());
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
@@ -92,7 +108,7 @@ DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Sche
 #pragma unroll(NT * STRIPS <= 32 ? 4 : 1)
   for (int b = b0; b <= b1; b++) {
     const float4* from = slot(b);
-    const bool mine = HOLD && b == sc.worker;
+    const bool mine = HOLD && b == Schedule::worker();
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll

@@ -30,6 +30,7 @@ constexpr int ACTIVATION = HB_ACTIVATION;        // 0 none, 1 ReLU, 2 GELU (tanh
 constexpr int NT = HB_NT;                        // tokens a tile
 constexpr int WARPGROUPS = HB_WARPGROUPS;        // that convert and multiply
 constexpr int STRIPS = HB_STRIPS;                // a warpgroup
+constexpr int SETS = HB_SETS;                    // the warpgroups are this many sets, which take the units of a tile in turn
 constexpr bool WGMMA = HB_WGMMA;                 // wgmma or mma.sync
 constexpr bool EARLY = HB_EARLY;                 // scale applied to the weight (one rounding), or to the sums of a group (none)
 constexpr int STAGES_W = HB_STAGES_W;            // atoms of 128 k in the ring of W
@@ -43,15 +44,16 @@ constexpr bool LATE_TRIGGER = HB_LATE_TRIGGER;   // the next kernel may start wh
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
 constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + 128 * GROUPS, ATOM = ZEROS + (ZERO ? 64 * GROUPS : 0);
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;      // bytes a strip in the array of GROUP 0
-constexpr int TILE_STRIPS = WARPGROUPS * STRIPS;
+constexpr int TILE_STRIPS = WARPGROUPS / SETS * STRIPS, SET_WARPS = WARPGROUPS / SETS * 4;
 constexpr int CLUSTER = SPLIT * PAIR;
 constexpr bool JOINT = NT <= 32;                 // W and x in one ring with one set of barriers
-constexpr bool PRODUCERS = !JOINT;               // a whole warpgroup for the copies, whose registers go to the others
+constexpr bool PRODUCERS = !JOINT || WARPGROUPS == 4;   // a whole warpgroup for the copies, whose registers go to the others
 constexpr int BOX = NT * 128, STAGE_X = BOXES * BOX, STAGE_W = TILE_STRIPS * ATOM;
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
 constexpr int RING = STAGES_X * STAGE_X + STAGES_W * STAGE_W;
 constexpr int EXCHANGE = SPLIT > 1 ? TILE_STRIPS * 64 * NT * 4 : 0;      // partial sums of this block, over the rings
-constexpr int BARRIERS = RING > EXCHANGE ? RING : EXCHANGE;
+constexpr int SET_SUMS = RING > EXCHANGE ? RING : EXCHANGE;              // where sets leave their sums
+constexpr int BARRIERS = SET_SUMS + (SETS - 1) * TILE_STRIPS * 64 * NT * 4;
 constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 32;
 
 static_assert(BITS == 4 || BITS == 8, "bits");
@@ -60,6 +62,7 @@ static_assert(NT % 8 == 0 && NT <= 256, "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W && PAIR == 1), "a joint ring");
 static_assert(WGMMA || (JOINT && !EARLY), "mma.sync is for few tokens");
-static_assert(!WGMMA || EARLY || GROUP == 0 || (STRIPS == 2 && GROUP >= 64), "late scales alternate between two strips");
+static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128, "wgmma scales sums of 128 k");
+static_assert(WARPGROUPS % SETS == 0 && STAGES_W >= SETS && STAGES_X >= SETS * 2 / BOXES && (SETS == 1 || (PAIR == 1 && SPLIT == 1)), "sets");
 static_assert(SPLIT == 1 || PAIR == 1, "one use of a cluster at a time");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
