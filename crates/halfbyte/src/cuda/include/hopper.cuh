@@ -47,6 +47,8 @@ DEV void copy_box_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
                ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask) : "memory");
 }
+// Fetches the map itself, so that the first box does not wait for it.
+DEV void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEV u64 policy_evict_first() { u64 p; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p)); return p; }
 DEV u64 policy_evict_normal() { u64 p; asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p)); return p; }
 
@@ -56,8 +58,10 @@ DEV u32 load_shared(u32 a) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r
 DEV u32 load_shared_u16(u32 a) { u16 v; asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(a)); return v; }
 DEV void store_shared(u32 a, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(a), "r"(v) : "memory"); }
 DEV void store_shared(u32 a, float x, float y, float z, float w) { asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x), "f"(y), "f"(z), "f"(w) : "memory"); }
-// Four floats from the shared memory of a block of the cluster.
-DEV float4 load_cluster(u32 a) { float4 v; asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(a) : "memory"); return v; }
+// Four floats to the shared memory of a block of the cluster; its barrier `bar` counts the 16 bytes (both addresses from cluster_address).
+DEV void store_cluster(u32 a, u32 bar, float x, float y, float z, float w) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(a), "r"(bar), "f"(x), "f"(y), "f"(z), "f"(w) : "memory");
+}
 // Four floats from global memory past L1, which other blocks wrote.
 DEV float4 load_l2(const float4* p) { float4 v; asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory"); return v; }
 DEV u32 load_acquire(const u32* p) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
@@ -67,6 +71,8 @@ DEV u32 count_up(u32* p) { u32 v; asm volatile("atom.add.acq_rel.gpu.global.u32 
 // ---- warps and blocks
 // Barrier id for `threads` threads of a block.
 DEV void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Arrives at such a barrier without waiting.
+DEV void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 // The address in block `rank` of the cluster that `a` has in this block.
 DEV u32 cluster_address(u32 a, u32 rank) { u32 d; asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(rank)); return d; }

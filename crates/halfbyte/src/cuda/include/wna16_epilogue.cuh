@@ -122,25 +122,30 @@ DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Sche
   return true;
 }
 
-// SPLIT: every block leaves its part in its shared memory; then each warp of the cluster adds the parts of some blocks of 16 rows x 8
-// tokens, in the order of k, and stores them.  All threads of the cluster that are still there take part.
-DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, u32 exchange, int n_tile, int m0, int rank, int wg, int warp4, int lane) {
-  constexpr int ITEMS = TILE_STRIPS * 4 * (NT / 8), WARPS = WARPGROUPS * 4;
+// SPLIT: part e of 16 rows x 8 tokens is added by block e % SPLIT of the cluster, to whose shared memory every block sends its sums of it;
+// `full` there counts the bytes.  Sums are added in the order of k.
+DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, u32 exchange, u32 full, int n_tile, int m0, int rank, int set, int wg, int warp4, int lane) {
+  constexpr int MINE = BLOCKS_OF_8 / SPLIT, WARPS = WARPGROUPS * 4;
+  if (set == 0) {
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++)
+    for (int p = 0; p < STRIPS; p++)
 #pragma unroll
-    for (int i = 0; i < NT / 8; i++)
-      store_shared(exchange + ((((wg * STRIPS + p) * 4 + warp4) * (NT / 8) + i) * 32 + lane) * 16, sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
-  cluster_sync();
+      for (int i = 0; i < NT / 8; i++) {
+        const int e = ((wg * STRIPS + p) * 4 + warp4) * (NT / 8) + i;
+        store_cluster(cluster_address(exchange + ((rank * MINE + e / SPLIT) * 32 + lane) * 16, e % SPLIT), cluster_address(full, e % SPLIT), sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
+      }
+  }
+  mbarrier_wait(full, 0);
 #pragma unroll 1
-  for (int e = rank * WARPS + wg * 4 + warp4; e < ITEMS; e += SPLIT * WARPS) {
-    float4 v[SPLIT];
+  for (int slot = (set * (SET_WARPS / 4) + wg) * 4 + warp4; slot < MINE; slot += WARPS) {
+    float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
-    for (int r = 0; r < SPLIT; r++) v[r] = load_cluster(cluster_address(exchange + (e * 32 + lane) * 16, r));
-#pragma unroll
-    for (int r = 1; r < SPLIT; r++) { v[0].x += v[r].x; v[0].y += v[r].y; v[0].z += v[r].z; v[0].w += v[r].w; }
-    const int i = e % (NT / 8), row = e / (NT / 8);                            // 16 rows each
-    const int n0 = n_tile + row * 16;
-    if ((n0 >> 6) * 64 < g.n) store_block(v[0], g, n0, m0 + 8 * i, lane);
+    for (int r = 0; r < SPLIT; r++) {
+      u32 q[4];
+      load_shared(q, exchange + ((r * MINE + slot) * 32 + lane) * 16);
+      v.x += __uint_as_float(q[0]); v.y += __uint_as_float(q[1]); v.z += __uint_as_float(q[2]); v.w += __uint_as_float(q[3]);
+    }
+    const int e = slot * SPLIT + rank, i = e % (NT / 8), n0 = n_tile + e / (NT / 8) * 16;
+    if ((n0 >> 6) * 64 < g.n) store_block(v, g, n0, m0 + 8 * i, lane);
   }
 }

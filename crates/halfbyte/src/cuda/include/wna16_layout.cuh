@@ -39,6 +39,7 @@ constexpr int BOXES = HB_BOXES;                  // boxes of 64 k in a stage of 
 constexpr int SPLIT = HB_SPLIT;                  // blocks of a cluster that share the k of one tile; 1: units are cut evenly over all blocks
 constexpr int PAIR = HB_PAIR;                    // blocks of a cluster that share x by multicast: 1 or 2
 constexpr int BLOCKS = HB_BLOCKS;                // blocks a multiprocessor has room for
+constexpr int ORDER = HB_ORDER;                  // wgmma: 0 four fragments, then their products; 1 one by one; 2 as 0, warpgroups take turns
 constexpr bool LATE_TRIGGER = HB_LATE_TRIGGER;   // the next kernel may start when the last copy of W is on its way, or at once
 
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
@@ -51,10 +52,11 @@ constexpr bool PRODUCERS = !JOINT || WARPGROUPS == 4;   // a whole warpgroup for
 constexpr int BOX = NT * 128, STAGE_X = BOXES * BOX, STAGE_W = TILE_STRIPS * ATOM;
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
 constexpr int RING = STAGES_X * STAGE_X + STAGES_W * STAGE_W;
-constexpr int EXCHANGE = SPLIT > 1 ? TILE_STRIPS * 64 * NT * 4 : 0;      // partial sums of this block, over the rings
-constexpr int SET_SUMS = RING > EXCHANGE ? RING : EXCHANGE;              // where sets leave their sums
-constexpr int BARRIERS = SET_SUMS + (SETS - 1) * TILE_STRIPS * 64 * NT * 4;
-constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 32;
+constexpr int BLOCKS_OF_8 = TILE_STRIPS * 4 * (NT / 8);                   // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
+constexpr int SET_SUMS = RING;                                           // where sets leave their sums
+constexpr int EXCHANGE = SET_SUMS + (SETS - 1) * BLOCKS_OF_8 * 512;      // SPLIT: where the blocks of a cluster leave theirs
+constexpr int BARRIERS = EXCHANGE + (SPLIT > 1 ? BLOCKS_OF_8 * 512 : 0);
+constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
 
 static_assert(BITS == 4 || BITS == 8, "bits");
 static_assert(GROUP == 0 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");
@@ -63,6 +65,9 @@ static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips"
 static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W && PAIR == 1), "a joint ring");
 static_assert(WGMMA || (JOINT && !EARLY), "mma.sync is for few tokens");
 static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128, "wgmma scales sums of 128 k");
-static_assert(WARPGROUPS % SETS == 0 && STAGES_W >= SETS && STAGES_X >= SETS * 2 / BOXES && (SETS == 1 || (PAIR == 1 && SPLIT == 1)), "sets");
+static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0 && PAIR == 1), "a stage belongs to one set");
+static_assert(BLOCKS_OF_8 % SPLIT == 0, "every block of a cluster adds as many parts");
+static_assert(ORDER != 2 || (SETS == 1 && WARPGROUPS == 2), "two warpgroups take turns");
 static_assert(SPLIT == 1 || PAIR == 1, "one use of a cluster at a time");
+static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
