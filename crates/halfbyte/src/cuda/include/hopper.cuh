@@ -92,6 +92,8 @@ DEV void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" 
 // ---- fragments
 // Four 8x8 matrices of halves; lane i gives the address of row i%8 of matrix i/8.
 DEV void load_matrices(u32 (&b)[4], u32 a) { asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(a) : "memory"); }
+// Stores four 8x8 matrices transposed; lane i gives the address of row i%8 of matrix i/8.
+DEV void store_matrices(u32 a, u32 m0, u32 m1, u32 m2, u32 m3) { asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(m0), "r"(m1), "r"(m2), "r"(m3) : "memory"); }
 // Transposes an 8x8 matrix of halves held by a warp.
 DEV u32 transpose_8x8(u32 a) { u32 d; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a)); return d; }
 // c += A * B, m16n8k16, fp32 sums.

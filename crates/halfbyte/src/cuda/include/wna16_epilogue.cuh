@@ -9,18 +9,29 @@ DEV float activate(float v) {
   else if constexpr (ACTIVATION == 3) return v / (1.f + __expf(-v));
   else return v;
 }
-// Stores 16 rows x 8 tokens of a warp: v.x, v.y are row R and tokens 2t, 2t+1; v.z, v.w row R+8.
-DEV void store_block(float4 v, const Arguments& g, int n0, int m0, int lane) {
+// What a lane's rows R and R+8 are multiplied with, and what is added.
+struct RowTerms { float s, s8, b, b8; };
+DEV RowTerms row_terms(const Arguments& g, int n0, int lane) {
+  RowTerms r = {1.f, 1.f, 0.f, 0.f};
   if constexpr (GROUP == 0) {
     const u32 s = __ldg((const u32*)(g.rows_of_scales + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
-    v.x *= low(s); v.y *= low(s); v.z *= high(s); v.w *= high(s);
+    r.s = low(s); r.s8 = high(s);
   }
   if (g.bias != nullptr) {
-    const int r = n0 + (lane >> 2);
-    const float b = r < g.n ? low(g.bias[r]) : 0.f, b8 = r + 8 < g.n ? low(g.bias[r + 8]) : 0.f;
-    v.x += b; v.y += b; v.z += b8; v.w += b8;
+    const int n = n0 + (lane >> 2);
+    r.b = n < g.n ? low(g.bias[n]) : 0.f; r.b8 = n + 8 < g.n ? low(g.bias[n + 8]) : 0.f;
   }
-  const u32 lo = transpose_8x8(pair(activate(v.x), activate(v.y))), hi = transpose_8x8(pair(activate(v.z), activate(v.w)));   // now: token lane/4, rows 2t, 2t+1 (and + 8)
+  return r;
+}
+// Sums to outputs; v.x, v.y are row R and two tokens, v.z, v.w row R+8.
+struct Pairs { u32 lo, hi; };
+DEV Pairs outputs(float4 v, const RowTerms& r) {
+  return {pair(activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b))), pair(activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8)))};
+}
+// Stores 16 rows x 8 tokens of a warp: two rows of one token a lane.
+DEV void store_block(float4 v, const RowTerms& r, const Arguments& g, int n0, int m0, int lane) {
+  const Pairs o = outputs(v, r);
+  const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);              // now: token lane/4, rows 2t, 2t+1 (and + 8)
   const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
   if (m >= g.m) return;
   u16* p = g.y + (u64)m * g.n + n;
@@ -32,13 +43,47 @@ DEV void store_block(float4 v, const Arguments& g, int n0, int m0, int lane) {
 }
 DEV float4 four(const float* v) { return make_float4(v[0], v[1], v[2], v[3]); }
 
-// A warp's sums of a whole tile.
-DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int n0, int m0, int lane) {
+// A warpgroup's sums of a whole tile.  n0: first row of the warp;  t: thread of the warpgroup.
+// With many tokens they go through shared memory (64 rows x STAGED tokens, 128 bytes a token, 16-byte pieces XORed with the token),
+// so that 64 rows of a token are stored as one line.
+DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int n0, int m0, u32 staging, int wg, int t) {
+  const int lane = t & 31, warp4 = t >> 5;
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
-    if (((n0 >> 6) + p) * 64 >= g.n) break;      // the last tile may have fewer strips
+    const int strip = (n0 >> 6) + p;
+    if (strip * 64 >= g.n) break;                // the last tile may have fewer strips
+    const RowTerms r = row_terms(g, n0 + 64 * p, lane);
+    if constexpr (STAGED == 0) {
 #pragma unroll
-    for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), g, n0 + 64 * p, m0 + 8 * i, lane);
+      for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, m0 + 8 * i, lane);
+    } else {
+      const u32 base = staging + wg * (STAGED * 128);
+      const int token = (lane & 7) + ((lane >> 4) << 3);                     // this lane's row of the four matrices of stmatrix
+      const u32 to = base + token * 128 + (((2 * warp4 + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
+#pragma unroll
+      for (int first = 0; first < NT; first += STAGED) {
+        barrier_sync(1 + wg, 128);               // the buffer is free
+#pragma unroll
+        for (int i = 0; i < STAGED / 16; i++) {
+          const float* v = sum[p] + (first + 16 * i) / 2;
+          const Pairs o = outputs(four(v), r), q = outputs(four(v + 4), r);
+          store_matrices(to + i * 2048, o.lo, o.hi, q.lo, q.hi);
+        }
+        barrier_sync(1 + wg, 128);
+#pragma unroll
+        for (int i = 0; i < STAGED / 16; i++) {
+          const int m = 16 * i + (t >> 3), c = t & 7, n = strip * 64 + 8 * c;
+          u32 v[4];
+          load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
+          if (m0 + first + m >= g.m) continue;
+          u16* y = g.y + (u64)(m0 + first + m) * g.n + n;
+          if ((g.n & 7) == 0 && n < g.n) *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
+          else
+#pragma unroll
+            for (int e = 0; e < 8; e++) if (n + e < g.n) y[e] = (u16)(v[e >> 1] >> (16 * (e & 1)));
+        }
+      }
+    }
   }
 }
 
@@ -146,6 +191,6 @@ DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, 
       v.x += __uint_as_float(q[0]); v.y += __uint_as_float(q[1]); v.z += __uint_as_float(q[2]); v.w += __uint_as_float(q[3]);
     }
     const int e = slot * SPLIT + rank, i = e % (NT / 8), n0 = n_tile + e / (NT / 8) * 16;
-    if ((n0 >> 6) * 64 < g.n) store_block(v, g, n0, m0 + 8 * i, lane);
+    if ((n0 >> 6) * 64 < g.n) store_block(v, row_terms(g, n0, lane), g, n0, m0 + 8 * i, lane);
   }
 }

@@ -47,7 +47,7 @@ constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + 128 * GROUPS
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;      // bytes a strip in the array of GROUP 0
 constexpr int TILE_STRIPS = WARPGROUPS / SETS * STRIPS, SET_WARPS = WARPGROUPS / SETS * 4;
 constexpr int CLUSTER = SPLIT * PAIR;
-constexpr bool JOINT = NT <= 32;                 // W and x in one ring with one set of barriers
+constexpr bool JOINT = NT <= 32 || BLOCKS == 2;                 // W and x in one ring with one set of barriers
 constexpr bool PRODUCERS = !JOINT || WARPGROUPS == 4;   // a whole warpgroup for the copies, whose registers go to the others
 constexpr int BOX = NT * 128, STAGE_X = BOXES * BOX, STAGE_W = TILE_STRIPS * ATOM;
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
@@ -55,7 +55,9 @@ constexpr int RING = STAGES_X * STAGE_X + STAGES_W * STAGE_W;
 constexpr int BLOCKS_OF_8 = TILE_STRIPS * 4 * (NT / 8);                   // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
 constexpr int SET_SUMS = RING;                                           // where sets leave their sums
 constexpr int EXCHANGE = SET_SUMS + (SETS - 1) * BLOCKS_OF_8 * 512;      // SPLIT: where the blocks of a cluster leave theirs
-constexpr int BARRIERS = EXCHANGE + (SPLIT > 1 ? BLOCKS_OF_8 * 512 : 0);
+constexpr int STAGED = NT < 64 || SPLIT > 1 ? 0 : NT % 64 == 0 ? 64 : NT % 32 == 0 ? 32 : 16;   // tokens that y is staged by
+constexpr int STAGING = EXCHANGE;                                        // 128 bytes a staged token and warpgroup of a set
+constexpr int BARRIERS = EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? BLOCKS_OF_8 * 512 : 0);
 constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
 
 static_assert(BITS == 4 || BITS == 8, "bits");

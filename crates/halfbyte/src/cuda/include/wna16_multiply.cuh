@@ -205,6 +205,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
   float acc[STRIPS][NT / 2];
   u32 a[2][4][4];
   u32 x_last = 0;
+  float s = 0.f, s8 = 0.f;                       // scales of the last strip of the unit before
 #pragma unroll
   for (int p = 0; p < STRIPS; p++)
 #pragma unroll
@@ -212,7 +213,6 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
   if (SETS > 1 && left == 0) return;
   if constexpr (STRIPS == 1) {
     // the second half of a unit is in the tensor cores while the next unit is loaded and its first half converted
-    float s = 0.f, s8 = 0.f;
 #pragma unroll 1
     do {
       Unit u;
@@ -250,17 +250,22 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
         const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
         if (opens) descriptor = open_x(c);
         decode_step(u, i, a[i & 1]);
+        if (i == 0) {                            // the last strip of the unit before was in the tensor cores until here
+          wgmma_wait<0>();
+          pin(a[1]); pin(acc[STRIPS - 1]);
+          promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
+          s = low(u.s[STRIPS - 1][0]); s8 = high(u.s[STRIPS - 1][0]);
+        }
         multiply_step(u, i, acc[p], a[i & 1], descriptor, half);
-        wgmma_wait<BEHIND>();
-        pin(a[(i & 1) ^ 1]);
+        if (i > 0) { wgmma_wait<BEHIND>(); pin(a[(i & 1) ^ 1]); }
         if (opens && x_last != 0) c.release_x(x_last);
         if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
         if (half == 1 && p > 0) { pin(acc[p - 1]); promote(sum[p - 1], acc[p - 1], low(u.s[p - 1][0]), high(u.s[p - 1][0])); }
       }
-      wgmma_wait<0>();
-      pin(a[1]); pin(acc[STRIPS - 1]);
-      promote(sum[STRIPS - 1], acc[STRIPS - 1], low(u.s[STRIPS - 1][0]), high(u.s[STRIPS - 1][0]));
     } while (--left > 0);
+    wgmma_wait<0>();
+    pin(a[1]); pin(acc[STRIPS - 1]);
+    promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
   }
   c.release_x(x_last);
 }
