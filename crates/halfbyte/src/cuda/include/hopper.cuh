@@ -37,6 +37,8 @@ DEV void copy_bulk(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
 }
+// Fetches a linear piece into L2.
+DEV void prefetch_bulk(const void* src, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory"); }
 // One box of a 2-D tensor map at (x, y).
 DEV void copy_box(u32 dst, const TensorMap* map, int x, int y, u32 bar) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"

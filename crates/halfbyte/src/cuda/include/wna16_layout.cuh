@@ -40,7 +40,8 @@ constexpr int SPLIT = HB_SPLIT;                  // blocks of a cluster that sha
 constexpr int PAIR = HB_PAIR;                    // blocks of a cluster that share x by multicast: 1 or 2
 constexpr int BLOCKS = HB_BLOCKS;                // blocks a multiprocessor has room for
 constexpr int ORDER = HB_ORDER;                  // wgmma: 0 four fragments, then their products; 1 one by one; 2 as 0, warpgroups take turns
-constexpr bool LATE_TRIGGER = HB_LATE_TRIGGER;   // the next kernel may start when the last copy of W is on its way, or at once
+constexpr int TRIGGER = HB_TRIGGER;              // the next kernel may start when a block has this many units left to copy; 0: at once
+constexpr int PREFETCH = HB_PREFETCH;            // units that are fetched into L2 behind the first round of the ring, before the dependency wait
 
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
 constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + 128 * GROUPS, ATOM = ZEROS + (ZERO ? 64 * GROUPS : 0);

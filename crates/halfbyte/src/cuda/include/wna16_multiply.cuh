@@ -132,7 +132,7 @@ DEV u64 open_x(const Consumer& c) {
 DEV void decode_fragment(const Unit& u, int i, int j, u32 (&a)[4]) {
   const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = GROUP ? k16 / (GROUP / 16) : 0;
   decode(&u.q[p][k16 * WORDS], u.z[p][group], a);
-  if constexpr (EARLY) scale_fragment(u.s[p][group], a);
+  if constexpr (EARLY && GROUP != 0) scale_fragment(u.s[p][group], a);
 }
 DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
   if constexpr (ORDER == 1) return;

@@ -29,6 +29,8 @@ struct Schedule {
     const bool shares = SPLIT == 1 && worker() < g.sharers;
     return {0, shares ? cut(g, worker()) : 0, shares ? cut(g, worker() + 1) : 0, 0, 0, 0};
   }
+  // Units of this worker in cut tiles, from the current piece on.
+  __device__ __forceinline__ int units(const Arguments& g) const { return SPLIT > 1 ? kend - k : end - u + kend - k; }
   // Moves to the next piece; false at the end.
   __device__ __forceinline__ bool next(const Arguments& g) {
     if constexpr (SPLIT > 1) {                   // every worker is a cluster with one whole tile, its blocks share the k of it

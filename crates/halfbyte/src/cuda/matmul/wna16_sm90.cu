@@ -48,33 +48,40 @@ DEV void produce(const Arguments& g, const TensorMap* map, const Rings& r, int r
   Feed f;
   f.sc = Schedule::make(g);
   bool more = f.start(g, rank);
+  if constexpr (TRIGGER == 0) launch_dependents();
   if constexpr (JOINT) {
     const u32 x_bytes = 2 * g.box_bytes;
-    Turn<STAGES_W> t;
-    int n = 0;
+    int left = g.waves * g.steps + f.sc.units(g), n = 0;                     // units still to copy; units copied before the wait
 #pragma unroll 1
-    for (; more && n < STAGES_W; n++, more = f.next(g, rank)) load_w(f, r, n, x_bytes, policy);
-    if (!LATE_TRIGGER || !more) launch_dependents();
-    dependency_wait();
+    for (; more && n < STAGES_W; n++, left--, more = f.next(g, rank)) load_w(f, r, n, x_bytes, policy);
+    if (TRIGGER > 0 && left <= TRIGGER) launch_dependents();
     Feed x;
+    if constexpr (PREFETCH > 0) {
+      x = f;
+      bool some = more;
+#pragma unroll 1
+      for (int i = 0; some && i < PREFETCH; i++, some = x.next(g, rank)) if (x.bytes) prefetch_bulk(x.source, x.bytes);
+    }
+    dependency_wait();
     x.sc = Schedule::make(g);
     x.start(g, rank);
 #pragma unroll 1
     for (int i = 0; i < n; i++, x.next(g, rank)) load_x(x, map, r, i, 0, rank);
+    Turn<STAGES_W> t;
 #pragma unroll 1
     while (more) {
       mbarrier_wait(r.empty_w + 8 * t.stage, t.phase);
       load_w(f, r, t.stage, x_bytes, policy); load_x(f, map, r, t.stage, 0, rank);
       t.advance();
       more = f.next(g, rank);
-      if (LATE_TRIGGER && !more) launch_dependents();
+      if (TRIGGER > 0 && --left == TRIGGER) launch_dependents();
     }
   } else if (!of_x) {
     Turn<STAGES_W> t;
     t.phase = 1;                                 // the first round finds empty stages
 #pragma unroll 1
     for (; more; more = f.next(g, rank), t.advance()) { mbarrier_wait(r.empty_w + 8 * t.stage, t.phase); load_w(f, r, t.stage, 0, policy); }
-    launch_dependents();
+    if constexpr (TRIGGER > 0) launch_dependents();
   } else {
     Turn<STAGES_X> t;
     t.phase = 1;
