@@ -4,9 +4,10 @@
 #include "wna16_schedule.cuh"
 
 DEV float activate(float v) {
-  if constexpr (ACTIVATION == 1) return v < 0.f ? 0.f : v;
-  else if constexpr (ACTIVATION == 2) { const float u = 0.7978845608f * (v + 0.044715f * v * v * v); return 0.5f * v * (1.f + tanhf(u)); }
-  else if constexpr (ACTIVATION == 3) return v / (1.f + __expf(-v));
+  if constexpr (ACTIVATION == 1) return v < HB_LOW ? HB_LOW : v > HB_HIGH ? HB_HIGH : v;
+  else if constexpr (ACTIVATION == 2) return 0.5f * v * (1.f + erff(v * 0.7071067812f));
+  else if constexpr (ACTIVATION == 3) { const float u = 0.7978845608f * (v + 0.044715f * v * v * v); return 0.5f * v * (1.f + tanhf(u)); }
+  else if constexpr (ACTIVATION == 4) return v / (1.f + __expf(-v));
   else return v;
 }
 // What a lane's rows R and R+8 are multiplied with, and what is added.
@@ -19,22 +20,31 @@ DEV RowTerms row_terms(const Arguments& g, int n0, int lane) {
   }
   if (g.bias != nullptr) {
     const int n = n0 + (lane >> 2);
-    r.b = n < g.n ? low(g.bias[n]) : 0.f; r.b8 = n + 8 < g.n ? low(g.bias[n + 8]) : 0.f;
+    r.b = n < g.n ? g.bias[n] : 0.f; r.b8 = n + 8 < g.n ? g.bias[n + 8] : 0.f;
   }
   return r;
 }
 // Sums to outputs; v.x, v.y are row R and two tokens, v.z, v.w row R+8.
 struct Pairs { u32 lo, hi; };
+DEV u32 out_pair(float l, float h) { return OUT == 1 ? bf16_pair(l, h) : half_pair(l, h); }
 DEV Pairs outputs(float4 v, const RowTerms& r) {
-  return {pair(activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b))), pair(activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8)))};
+  return {out_pair(activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b))), out_pair(activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8)))};
 }
 // Stores 16 rows x 8 tokens of a warp: two rows of one token a lane.
 DEV void store_block(float4 v, const RowTerms& r, const Arguments& g, int n0, int m0, int lane) {
+  if constexpr (OUT == 2) {                      // 8 rows of a token are 32 bytes
+    const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2);
+    float* p = (float*)g.y + (u64)token * g.n + row;
+    const float o[4] = {activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b)), activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8))};
+#pragma unroll
+    for (int e = 0; e < 4; e++) if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * g.n + 4 * (e & 2)] = o[e];
+    return;
+  }
   const Pairs o = outputs(v, r);
   const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);              // now: token lane/4, rows 2t, 2t+1 (and + 8)
   const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
   if (m >= g.m) return;
-  u16* p = g.y + (u64)m * g.n + n;
+  u16* p = (u16*)g.y + (u64)m * g.n + n;
   if ((g.n & 1) == 0 && n + 9 < g.n) { *(u32*)p = lo; *(u32*)(p + 8) = hi; return; }
   if (n < g.n) p[0] = (u16)lo;
   if (n + 1 < g.n) p[1] = (u16)(lo >> 16);
@@ -76,7 +86,7 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int 
           u32 v[4];
           load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
           if (m0 + first + m >= g.m) continue;
-          u16* y = g.y + (u64)(m0 + first + m) * g.n + n;
+          u16* y = (u16*)g.y + (u64)(m0 + first + m) * g.n + n;
           if ((g.n & 7) == 0 && n < g.n) *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
           else
 #pragma unroll

@@ -23,10 +23,11 @@
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
 constexpr int BITS = HB_BITS;                    // 4 or 8
-constexpr bool BF16 = HB_BF16;                   // type of x, y, scales, bias: bf16 or fp16
+constexpr bool BF16 = HB_BF16;                   // type of x and the scales: bf16 or fp16
+constexpr int OUT = HB_OUT;                      // type of y: 0 fp16, 1 bf16, 2 fp32
 constexpr int GROUP = HB_GROUP;                  // 32, 64, 128; 0: one scale a row
 constexpr bool ZERO = HB_ZERO;                   // integer zero points
-constexpr int ACTIVATION = HB_ACTIVATION;        // 0 none, 1 ReLU, 2 GELU (tanh), 3 SiLU
+constexpr int ACTIVATION = HB_ACTIVATION;        // 0 none, 1 clamp to HB_LOW .. HB_HIGH, 2 GELU, 3 GELU (tanh), 4 SiLU
 constexpr int NT = HB_NT;                        // tokens a tile
 constexpr int WARPGROUPS = HB_WARPGROUPS;        // that convert and multiply
 constexpr int STRIPS = HB_STRIPS;                // a warpgroup
@@ -56,7 +57,7 @@ constexpr int RING = STAGES_X * STAGE_X + STAGES_W * STAGE_W;
 constexpr int BLOCKS_OF_8 = TILE_STRIPS * 4 * (NT / 8);                   // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
 constexpr int SET_SUMS = RING;                                           // where sets leave their sums
 constexpr int EXCHANGE = SET_SUMS + (SETS - 1) * BLOCKS_OF_8 * 512;      // SPLIT: where the blocks of a cluster leave theirs
-constexpr int STAGED = NT < 64 || SPLIT > 1 ? 0 : NT % 64 == 0 ? 64 : NT % 32 == 0 ? 32 : 16;   // tokens that y is staged by
+constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0 : NT % 64 == 0 ? 64 : NT % 32 == 0 ? 32 : 16;   // tokens that y is staged by
 constexpr int STAGING = EXCHANGE;                                        // 128 bytes a staged token and warpgroup of a set
 constexpr int BARRIERS = EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? BLOCKS_OF_8 * 512 : 0);
 constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
@@ -74,3 +75,4 @@ static_assert(ORDER != 2 || (SETS == 1 && WARPGROUPS == 2), "two warpgroups take
 static_assert(SPLIT == 1 || PAIR == 1, "one use of a cluster at a time");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
+static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");

@@ -6,8 +6,8 @@
 struct Arguments {
   const u8* w;                                   // packed weights
   const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
-  u16* y;                                        // [m][n]
-  const u16* bias;                               // [n], or null
+  void* y;                                       // [m][n]
+  const float* bias;                             // [n], or null
   float* parts;                                  // 2 * workers * CLUSTER * TILE_STRIPS * 64 * NT floats
   u32* counters;                                 // cut tiles * CLUSTER * SET_WARPS / 4 words, zero before; every launch leaves zeros
   int m, n, box_bytes;                           // box_bytes: 128 * rows of a box of x

@@ -5,19 +5,23 @@
 //!
 //! | kernel | processors | formats |
 //! |---|---|---|
+//! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
 //! | `plain` | all from sm_75 on | all with exact activations |
 
+mod gather;
 mod plain;
+pub mod wna16_sm90;
 
 pub use plain::Weights as PlainWeights;
 
-use super::driver::{FloatView, FloatViewMut, Stream, View};
+use super::driver::{Buffer, FloatView, FloatViewMut, Stream, View};
 use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::{Activation, Problem, Reason, Rejection};
 use crate::tensor::Float;
+use bytemuck::Pod;
 
 /// A weight on a device, in the layout of the kernels that read it.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ use crate::tensor::Float;
 pub enum Packed {
     /// Layout `cuda_plain`.
     Plain(PlainWeights),
+    /// Layout `cuda_wna16`.
+    Wna16(wna16_sm90::Weights),
 }
 
 impl Packed {
@@ -32,6 +38,7 @@ impl Packed {
     pub fn shape(&self) -> [usize; 2] {
         match self {
             Packed::Plain(w) => w.shape(),
+            Packed::Wna16(w) => w.shape(),
         }
     }
 
@@ -39,6 +46,7 @@ impl Packed {
     pub fn format(&self) -> Format {
         match self {
             Packed::Plain(w) => w.format(),
+            Packed::Wna16(w) => w.format(),
         }
     }
 
@@ -46,6 +54,7 @@ impl Packed {
     pub fn bytes(&self) -> usize {
         match self {
             Packed::Plain(w) => w.bytes(),
+            Packed::Wna16(w) => w.bytes(),
         }
     }
 
@@ -53,6 +62,7 @@ impl Packed {
     pub fn layout(&self) -> &'static str {
         match self {
             Packed::Plain(_) => plain::KERNEL.layout,
+            Packed::Wna16(_) => wna16_sm90::KERNEL.layout,
         }
     }
 }
@@ -97,12 +107,14 @@ pub struct Kernel {
     pub instances: fn() -> Vec<Instance>,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
+    /// Whether its layout holds the numbers of a tensor whose format it supports.
+    holds: fn(&QTensor) -> std::result::Result<(), Reason>,
     pack: fn(&Gpu, &Stream, &QTensor, Act) -> Result<Packed>,
     run: fn(&Gpu, &Stream, &mut Call<'_>) -> Result<()>,
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, plain::KERNEL];
 
 impl Kernel {
     /// Whether it computes a problem on a device, or why not.
@@ -159,10 +171,17 @@ pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<u
 pub fn pack(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act, x: Float) -> Result<Packed> {
     let format = Format { weight: w.format(), act };
     let problem = Problem { format: Some(format), x, m: 1, n: w.n(), k: w.k() };
-    pack_for(select(&gpu.caps(), &problem, None)?, gpu, stream, w, act)
+    let mut rejections = Vec::new();
+    for kernel in KERNELS {
+        match kernel.supports(&gpu.caps(), &problem).and_then(|()| (kernel.holds)(w)) {
+            Ok(()) => return pack_for(kernel, gpu, stream, w, act),
+            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
+        }
+    }
+    Err(Error::NoKernel { problem: problem.to_string(), rejections })
 }
 
-/// Packs a weight in the layout of a kernel, and copies it to the device.
+/// Packs a weight in the layout of a kernel, and copies it to the device. Error: the layout does not hold it.
 pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Packed> {
     (kernel.pack)(gpu, stream, w, act)
 }
@@ -216,4 +235,11 @@ pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>)
 fn problem(call: &Call<'_>) -> Problem {
     let [n, k] = call.w.shape();
     Problem { format: Some(call.w.format()), x: call.x.dtype(), m: call.m, n, k }
+}
+
+/// Values on the device.
+fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
+    let mut buffer = gpu.context().allocate(values.len())?;
+    stream.upload(values, buffer.view_mut())?;
+    Ok(buffer)
 }

@@ -1,6 +1,6 @@
 //! Launches of `plain.cu`, which is right for every format.
 
-use super::{Call, Kernel, Packed};
+use super::{Call, Kernel, Packed, upload};
 use crate::cuda::driver::{Arg, Buffer, FloatView, Launch, Stream, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -26,6 +26,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     },
     supports,
     workspace_bytes: |_, _| 0,
+    holds: |_| Ok(()),
     pack: |gpu, stream, w, act| Ok(Packed::Plain(Weights::new(gpu, stream, w, act)?)),
     run,
 };
@@ -95,12 +96,6 @@ impl Floats {
     fn bytes(&self) -> usize {
         self.view().len() * self.view().dtype().size_bytes()
     }
-}
-
-fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
-    let mut buffer = gpu.context().allocate(values.len())?;
-    stream.upload(values, buffer.view_mut())?;
-    Ok(buffer)
 }
 
 #[derive(Debug)]
@@ -208,7 +203,6 @@ fn activation(activation: Activation) -> (u32, f32, f32) {
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
-    #[expect(irrefutable_let_patterns, reason = "more layouts will come")]
     let Packed::Plain(w) = call.w else {
         return Err(Error::invalid("plain", "weights in layout cuda_plain", call.w.layout()));
     };
