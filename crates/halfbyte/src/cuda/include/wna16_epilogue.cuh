@@ -179,25 +179,26 @@ DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Sche
 
 // SPLIT: part e of 16 rows x 8 tokens is added by block e % SPLIT of the cluster, to whose shared memory every block sends its sums of it;
 // `full` there counts the bytes.  Sums are added in the order of k.
+constexpr int SLOTS = (BLOCKS_OF_8 + SPLIT - 1) / SPLIT;
+DEV int parts_of_rank(int rank) { return (BLOCKS_OF_8 - rank + SPLIT - 1) / SPLIT; }
 DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, u32 exchange, u32 full, int n_tile, int m0, int rank, int set, int wg, int warp4, int lane) {
-  constexpr int MINE = BLOCKS_OF_8 / SPLIT, WARPS = WARPGROUPS * 4;
   if (set == 0) {
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
       for (int i = 0; i < NT / 8; i++) {
         const int e = ((wg * STRIPS + p) * 4 + warp4) * (NT / 8) + i;
-        store_cluster(cluster_address(exchange + ((rank * MINE + e / SPLIT) * 32 + lane) * 16, e % SPLIT), cluster_address(full, e % SPLIT), sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
+        store_cluster(cluster_address(exchange + ((rank * SLOTS + e / SPLIT) * 32 + lane) * 16, e % SPLIT), cluster_address(full, e % SPLIT), sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
       }
   }
   mbarrier_wait(full, 0);
 #pragma unroll 1
-  for (int slot = (set * (SET_WARPS / 4) + wg) * 4 + warp4; slot < MINE; slot += WARPS) {
+  for (int slot = (set * (SET_WARPS / 4) + wg) * 4 + warp4; slot < parts_of_rank(rank); slot += WARPGROUPS * 4) {
     float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
 #pragma unroll
     for (int r = 0; r < SPLIT; r++) {
       u32 q[4];
-      load_shared(q, exchange + ((r * MINE + slot) * 32 + lane) * 16);
+      load_shared(q, exchange + ((r * SLOTS + slot) * 32 + lane) * 16);
       v.x += __uint_as_float(q[0]); v.y += __uint_as_float(q[1]); v.z += __uint_as_float(q[2]); v.w += __uint_as_float(q[3]);
     }
     const int e = slot * SPLIT + rank, i = e % (NT / 8), n0 = n_tile + e / (NT / 8) * 16;

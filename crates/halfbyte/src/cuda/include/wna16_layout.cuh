@@ -59,7 +59,7 @@ constexpr int SET_SUMS = RING;                                           // wher
 constexpr int EXCHANGE = SET_SUMS + (SETS - 1) * BLOCKS_OF_8 * 512;      // SPLIT: where the blocks of a cluster leave theirs
 constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0 : NT % 64 == 0 ? 64 : NT % 32 == 0 ? 32 : 16;   // tokens that y is staged by
 constexpr int STAGING = EXCHANGE;                                        // 128 bytes a staged token and warpgroup of a set
-constexpr int BARRIERS = EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? BLOCKS_OF_8 * 512 : 0);
+constexpr int BARRIERS = EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
 constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
 
 static_assert(BITS == 4 || BITS == 8, "bits");
@@ -70,7 +70,7 @@ static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W && PAIR == 1), "a jo
 static_assert(WGMMA || (JOINT && !EARLY), "mma.sync is for few tokens");
 static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128, "wgmma scales sums of 128 k");
 static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0 && PAIR == 1), "a stage belongs to one set");
-static_assert(BLOCKS_OF_8 % SPLIT == 0, "every block of a cluster adds as many parts");
+static_assert(SPLIT <= 8, "clusters that every device takes");
 static_assert(ORDER != 2 || (SETS == 1 && WARPGROUPS == 2), "two warpgroups take turns");
 static_assert(SPLIT == 1 || PAIR == 1, "one use of a cluster at a time");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");

@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm90(const _
   if (threadIdx.x == WARPGROUPS * 128) {
     for (int s = 0; s < STAGES_W; s++) { mbarrier_init(r.full_w + 8 * s, 1); mbarrier_init(r.empty_w + 8 * s, SET_WARPS); }
     if constexpr (!JOINT) for (int s = 0; s < STAGES_X; s++) { mbarrier_init(r.full_x + 8 * s, 1); mbarrier_init(r.empty_x + 8 * s, SET_WARPS * PAIR); }
-    if constexpr (SPLIT > 1) { mbarrier_init(r.full_sums, 1); mbarrier_expect(r.full_sums, BLOCKS_OF_8 * 512); }
+    if constexpr (SPLIT > 1) { mbarrier_init(r.full_sums, 1); mbarrier_expect(r.full_sums, SPLIT * parts_of_rank(rank) * 512); }
     mbarrier_init_fence();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
