@@ -320,7 +320,7 @@ impl Source<'_> {
         let (scales, zeros) = out.split_at_mut(2 * STRIP);
         for (at, scale) in scales.chunks_exact_mut(2).enumerate() {
             let row = strip * STRIP + row_at(at);
-            let there = row < n && group < groups && column < k;
+            let there = row < n && group < groups && (column < k || self.atom.group == 0);
             if there {
                 let value = self.w.scales()[row * groups + group];
                 let bits = match self.atom.scale {

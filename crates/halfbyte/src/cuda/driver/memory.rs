@@ -142,6 +142,14 @@ impl<'a, T: Pod> View<'a, T> {
         let pointer = self.pointer + (range.start * size_of::<T>()) as u64;
         View { pointer, len: range.len(), elements: PhantomData }
     }
+
+    /// The same bytes as elements of another type; panics if they are no whole number of those, or not aligned for them.
+    pub fn cast<U: Pod>(self) -> View<'a, U> {
+        let bytes = self.len * size_of::<T>();
+        let whole = bytes.is_multiple_of(size_of::<U>()) && self.pointer.is_multiple_of(align_of::<U>() as u64);
+        assert!(whole, "{bytes} bytes at {:#x} as elements of {}", self.pointer, size_of::<U>());
+        View { pointer: self.pointer, len: bytes / size_of::<U>(), elements: PhantomData }
+    }
 }
 
 impl<'a, T: Pod> ViewMut<'a, T> {

@@ -135,10 +135,11 @@ DEV void decode_fragment(const Unit& u, int i, int j, u32 (&a)[4]) {
   if constexpr (EARLY && GROUP != 0) scale_fragment(u.s[p][group], a);
 }
 DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
-  if constexpr (ORDER == 1) return;
+  if constexpr (ORDER != 1) {
 #pragma unroll
-  for (int j = 0; j < 4; j++) decode_fragment(u, i, j, a[j]);
-  pin(a);
+    for (int j = 0; j < 4; j++) decode_fragment(u, i, j, a[j]);
+    pin(a);
+  }
 }
 constexpr int BEHIND = ORDER == 1 ? 4 : 1;        // groups that a step commits
 // The step's wgmmas; keep: whether the first one adds to d.

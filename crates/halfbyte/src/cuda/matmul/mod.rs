@@ -107,7 +107,6 @@ pub struct Kernel {
     pub instances: fn() -> Vec<Instance>,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
-    /// Whether its layout holds the numbers of a tensor whose format it supports.
     holds: fn(&QTensor) -> std::result::Result<(), Reason>,
     pack: fn(&Gpu, &Stream, &QTensor, Act) -> Result<Packed>,
     run: fn(&Gpu, &Stream, &mut Call<'_>) -> Result<()>,
@@ -123,6 +122,11 @@ impl Kernel {
             return Err(Reason(format!("is not written for {}", caps.arch)));
         }
         (self.supports)(caps, problem)
+    }
+
+    /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
+    pub fn holds(&self, w: &QTensor) -> std::result::Result<(), Reason> {
+        (self.holds)(w)
     }
 }
 

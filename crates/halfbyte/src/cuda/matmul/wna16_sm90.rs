@@ -147,7 +147,6 @@ struct Key {
 /// What is the same in every launch for a key.
 #[derive(Debug)]
 struct Prepared {
-    config: Config,
     schedule: Schedule,
     box_rows: usize,
     map: TensorMap,
@@ -199,7 +198,6 @@ impl Weights {
             promotion: Promotion::Bytes256,
         };
         let prepared = Arc::new(Prepared {
-            config,
             schedule,
             box_rows,
             map: TensorMap::of_matrix(x, &tiles)?,
@@ -249,21 +247,29 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
     let Packed::Wna16(w) = call.w else {
         return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
     };
-    let workspace = call.workspace.as_mut().map_or(0, |workspace| workspace.view_mut().pointer());
-    if !call.y.pointer().is_multiple_of(16) {
-        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{:#x}", call.y.pointer())));
+    let y = call.y.pointer();
+    if !y.is_multiple_of(16) {
+        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
-    let Some(order) = &w.order else {
-        return product(gpu, stream, w, call, Rows { x: call.x, m: call.m, y: call.y.pointer(), workspace });
+    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
+        return Err(Error::invalid(NAME, "a workspace", "none"));
     };
-    let parts = workspace_bytes(&gpu.caps(), &Problem { format: Some(w.format()), x: w.atom.scale, m: call.m, n: w.n, k: w.k });
-    let to = workspace + (parts - call.m.min(gather::ROWS) * w.k * 2) as u64;
+    let Some(order) = &w.order else {
+        return product(gpu, stream, w, call, Rows { x: call.x, m: call.m, y, workspace: workspace.pointer() });
+    };
+    let problem = Problem { format: Some(w.format()), x: w.atom.scale, m: call.m, n: w.n, k: w.k };
+    let end = workspace_bytes(&gpu.caps(), &problem);
     for first in (0..call.m).step_by(gather::ROWS) {
         let m = gather::ROWS.min(call.m - first);
-        let x = call.x.pointer() + (first * w.k * 2) as u64;
-        Gather { x, order: order.pointer(), to, rows: m, k: w.k }.run(gpu, stream)?;
-        let y = call.y.pointer() + (first * w.n * call.y.dtype().size_bytes()) as u64;
-        product(gpu, stream, w, call, Rows { x: within(to, m * w.k, w.atom.scale), m, y, workspace })?;
+        let sorted = workspace.slice(end - m * w.k * 2..end);
+        let x = match w.atom.scale {
+            Float::BF16 => FloatView::BF16(sorted.cast::<bf16>()),
+            _ => FloatView::F16(sorted.cast::<f16>()),
+        };
+        let from = call.x.pointer() + (first * w.k * 2) as u64;
+        Gather { x: from, order: order.pointer(), to: x.pointer(), rows: m, k: w.k }.run(gpu, stream)?;
+        let y = y + (first * w.n * call.y.dtype().size_bytes()) as u64;
+        product(gpu, stream, w, call, Rows { x, m, y, workspace: workspace.pointer() })?;
     }
     Ok(())
 }

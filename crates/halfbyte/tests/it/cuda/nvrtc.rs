@@ -5,6 +5,7 @@ use halfbyte::Error;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::matmul::KERNELS;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
+use rayon::prelude::*;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -49,9 +50,10 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
         for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
             let mut instances = (kernel.instances)();
             instances.sort_by_key(Instance::to_string);
-            for instance in instances {
-                let options = ["--ptxas-options=-v"];
-                let (compiled, log) = nvrtc.compile_with(&instance, arch, &options).unwrap_or_else(|e| panic!("{e}"));
+            let options = ["--ptxas-options=-v"];
+            let compiled: Vec<_> = instances.par_iter().map(|i| nvrtc.compile_with(i, arch, &options)).collect();
+            for (instance, compiled) in instances.iter().zip(compiled) {
+                let (compiled, log) = compiled.unwrap_or_else(|e| panic!("{e}"));
                 assert!(compiled.cubin.starts_with(b"\x7fELF"), "{instance} for {arch}");
                 // Anything else that the compiler says is a warning.
                 let said = |line: &&str| !line.is_empty() && !line.starts_with("ptxas info") && !line.contains("spill");
