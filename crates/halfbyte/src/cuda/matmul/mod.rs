@@ -23,6 +23,8 @@ use crate::kernel::{Activation, Problem, Reason, Rejection};
 use crate::tensor::Float;
 use bytemuck::Pod;
 
+const OP: &str = "matmul";
+
 /// A weight on a device, in the layout of the kernels that read it.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -202,7 +204,20 @@ pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
 
 /// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
 pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>) -> Result<()> {
-    const OP: &str = "matmul";
+    check(kernel, gpu, &call)?;
+    let needed = (kernel.workspace_bytes)(&gpu.caps(), &problem(&call));
+    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
+    if given < needed {
+        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
+    }
+    if call.y.is_empty() {
+        return Ok(());
+    }
+    (kernel.run)(gpu, stream, &mut call)
+}
+
+/// Lengths that fit, and a kernel that serves the problem.
+fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
     let ([n, k], m) = (call.w.shape(), call.m);
     let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
         if rows.checked_mul(columns) == Some(len) {
@@ -215,25 +230,18 @@ pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>)
     if let Some(bias) = call.epilogue.bias {
         fits("a bias", [1, n], bias.len())?;
     }
-    let problem = problem(&call);
-    let caps = gpu.caps();
+    let problem = problem(call);
     let reason = match kernel.layout == call.w.layout() {
-        true => kernel.supports(&caps, &problem).err(),
+        true => kernel.supports(&gpu.caps(), &problem).err(),
         false => Some(Reason(format!("reads layout {}, the weights lie in {}", kernel.layout, call.w.layout()))),
     };
-    if let Some(reason) = reason {
-        let rejections = vec![Rejection { kernel: kernel.name, reason }];
-        return Err(Error::NoKernel { problem: problem.to_string(), rejections });
+    match reason {
+        None => Ok(()),
+        Some(reason) => {
+            let rejections = vec![Rejection { kernel: kernel.name, reason }];
+            Err(Error::NoKernel { problem: problem.to_string(), rejections })
+        }
     }
-    let needed = (kernel.workspace_bytes)(&caps, &problem);
-    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
-    if given < needed {
-        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
-    }
-    if m == 0 || n == 0 {
-        return Ok(());
-    }
-    (kernel.run)(gpu, stream, &mut call)
 }
 
 fn problem(call: &Call<'_>) -> Problem {

@@ -142,6 +142,7 @@ struct Key {
     m: usize,
     out: Float,
     activation: Activation,
+    config: Option<Config>,
 }
 
 /// What is the same in every launch for a key.
@@ -178,6 +179,11 @@ impl Weights {
         Format { weight: self.format, act: self.act }
     }
 
+    /// The form of its atoms.
+    pub fn atom(&self) -> Atom {
+        self.atom
+    }
+
     pub(super) fn bytes(&self) -> usize {
         self.atoms.bytes() + self.rows.bytes() + self.order.as_ref().map_or(0, Buffer::bytes)
     }
@@ -188,7 +194,11 @@ impl Weights {
         if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
             return Ok(prepared.clone());
         }
-        let (config, schedule) = choose(&gpu.caps(), self.atom, [key.m, self.n, self.k], key.out);
+        let shape = [key.m, self.n, self.k];
+        let (config, schedule) = match key.config {
+            None => choose(&gpu.caps(), self.atom, shape, key.out),
+            Some(config) => (config, Schedule::new(config, shape, gpu.caps().multiprocessors as usize)),
+        };
         let box_rows = config.tokens.min(key.m);
         let tiles = Tiles {
             shape: [key.m, self.k],
@@ -248,14 +258,12 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
     };
     let y = call.y.pointer();
-    if !y.is_multiple_of(16) {
-        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
-    }
     let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
         return Err(Error::invalid(NAME, "a workspace", "none"));
     };
     let Some(order) = &w.order else {
-        return product(gpu, stream, w, call, Rows { x: call.x, m: call.m, y, workspace: workspace.pointer() });
+        let all = Rows { x: call.x, m: call.m, y, workspace: workspace.pointer(), config: None };
+        return product(gpu, stream, w, call, all);
     };
     let problem = Problem { format: Some(w.format()), x: w.atom.scale, m: call.m, n: w.n, k: w.k };
     let end = workspace_bytes(&gpu.caps(), &problem);
@@ -269,9 +277,36 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         let from = call.x.pointer() + (first * w.k * 2) as u64;
         Gather { x: from, order: order.pointer(), to: x.pointer(), rows: m, k: w.k }.run(gpu, stream)?;
         let y = y + (first * w.n * call.y.dtype().size_bytes()) as u64;
-        product(gpu, stream, w, call, Rows { x, m, y, workspace: workspace.pointer() })?;
+        product(gpu, stream, w, call, Rows { x, m, y, workspace: workspace.pointer(), config: None })?;
     }
     Ok(())
+}
+
+/// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form and
+/// y: for measuring which is best.
+///
+/// Errors: those of [`super::run`], columns in another order, a shape that the configuration does not cover.
+pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+    super::check(&KERNEL, gpu, call)?;
+    let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
+    let Packed::Wna16(w) = call.w else { return refuse("weights in layout cuda_wna16", call.w.layout().into()) };
+    if w.order.is_some() || !config::all(w.atom, call.y.dtype()).contains(&config) {
+        return refuse("a configuration for this weight", format!("{config:?}"));
+    }
+    if call.y.is_empty() {
+        return Ok(());
+    }
+    let schedule = Schedule::new(config, [call.m, w.n, w.k], gpu.caps().multiprocessors as usize);
+    if !schedule.fits() || schedule.steps < config.split {
+        return refuse("a shape that the configuration covers", format!("{schedule:?}"));
+    }
+    let needed = Workspace::COUNTER_BYTES + schedule.parts_bytes(config);
+    let workspace = match call.workspace.as_deref() {
+        Some(workspace) if workspace.bytes() >= needed => workspace.view().pointer(),
+        other => return refuse(&format!("a workspace of {needed} bytes"), format!("{other:?}")),
+    };
+    let rows = Rows { x: call.x, m: call.m, y: call.y.pointer(), workspace, config: Some(config) };
+    product(gpu, stream, w, call, rows)
 }
 
 /// Some rows of a product.
@@ -280,11 +315,15 @@ struct Rows<'a> {
     m: usize,
     y: u64,
     workspace: u64,
+    config: Option<Config>,
 }
 
 fn product(gpu: &Gpu, stream: &Stream, w: &Weights, call: &Call<'_>, rows: Rows<'_>) -> Result<()> {
-    let Rows { x, m, y, workspace } = rows;
-    let key = Key { x: x.pointer(), m, out: call.y.dtype(), activation: call.epilogue.activation };
+    let Rows { x, m, y, workspace, config } = rows;
+    if !y.is_multiple_of(16) {
+        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
+    }
+    let key = Key { x: x.pointer(), m, out: call.y.dtype(), activation: call.epilogue.activation, config };
     let prepared = w.prepare(gpu, key, x)?;
     let Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
     let arguments = Arguments {
