@@ -13,18 +13,9 @@ DEV void mbarrier_init(u32 bar, u32 arrivals) { asm volatile("mbarrier.init.shar
 // Makes initialised barriers visible to the copy engine and to the cluster.
 DEV void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-// Arrives on a barrier of another block of the cluster (an address from cluster_address).
-DEV void mbarrier_arrive_cluster(u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // Arrives once and announces bytes that copies will bring.
 DEV void mbarrier_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
 DEV void mbarrier_wait(u32 bar, u32 parity) {
-  u32 done;
-  do {
-    asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
-  } while (!done);
-}
-// The same where the arrivals come from other blocks of the cluster too.
-DEV void mbarrier_wait_cluster(u32 bar, u32 parity) {
   u32 done;
   do {
     asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
@@ -73,8 +64,6 @@ DEV u32 count_up(u32* p) { u32 v; asm volatile("atom.add.acq_rel.gpu.global.u32 
 // ---- warps and blocks
 // Barrier id for `threads` threads of a block.
 DEV void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-// Arrives at such a barrier without waiting.
-DEV void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
 // The address in block `rank` of the cluster that `a` has in this block.
 DEV u32 cluster_address(u32 a, u32 rank) { u32 d; asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(rank)); return d; }

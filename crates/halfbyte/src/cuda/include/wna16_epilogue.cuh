@@ -127,14 +127,14 @@ DEV void join_sets(float (&sum)[STRIPS][NT / 2], u32 base, int set, int wg, int 
 // The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in memory; the last one
 // adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.  Nobody waits for anybody.
 // Returns whether this warpgroup holds the sum of the tile now.
-DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int rank, int wg, int t, u32 flag) {
+DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int wg, int t, u32 flag) {
   constexpr bool HOLD = NT * STRIPS <= 64;       // few enough registers to keep the own part
   constexpr int PART = TILE_STRIPS * 64 * NT / 4;                            // float4 a block
   const int ct = sc.tile - g.first, b0 = Schedule::owner(g, ct * g.steps), b1 = Schedule::owner(g, ct * g.steps + g.steps - 1), others = b1 - b0;
-  u32* counter = g.counters + ((u64)ct * CLUSTER + rank) * (SET_WARPS / 4) + wg;
+  u32* counter = g.counters + ct * (SET_WARPS / 4) + wg;
   // A worker has two slots, for the first and the last tile of its range; only worker b0 can have begun before this tile.
   const int first = 2 * b0 + (Schedule::cut(g, b0) < ct * g.steps);
-  auto slot = [&](int b) { return (float4*)g.parts + ((u64)(b == b0 ? first : 2 * b) * CLUSTER + rank) * PART + wg * (STRIPS * 16 * NT) + t; };
+  auto slot = [&](int b) { return (float4*)g.parts + (u64)(b == b0 ? first : 2 * b) * PART + wg * (STRIPS * 16 * NT) + t; };
   u32 seen = 0;
   auto share = [&]() {                           // thread 0's count, for all of the warpgroup
     if (t == 0) store_shared(flag + 4 * wg, seen);
@@ -160,7 +160,7 @@ DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Sche
   for (int p = 0; p < STRIPS; p++)
 #pragma unroll
     for (int i = 0; i < NT / 2; i++) { if constexpr (HOLD) own[p][i] = sum[p][i]; sum[p][i] = 0.f; }
-#pragma unroll(NT * STRIPS <= 32 ? 4 : 1)
+#pragma unroll(NT * STRIPS <= 16 ? 4 : NT * STRIPS <= 32 ? 2 : 1)
   for (int b = b0; b <= b1; b++) {
     const float4* from = slot(b);
     const bool mine = HOLD && b == Schedule::worker();

@@ -38,9 +38,7 @@ constexpr int STAGES_W = HB_STAGES_W;            // atoms of 128 k in the ring o
 constexpr int STAGES_X = HB_STAGES_X;            // stages in the ring of x
 constexpr int BOXES = HB_BOXES;                  // boxes of 64 k in a stage of x: 1 or 2
 constexpr int SPLIT = HB_SPLIT;                  // blocks of a cluster that share the k of one tile; 1: units are cut evenly over all blocks
-constexpr int PAIR = HB_PAIR;                    // blocks of a cluster that share x by multicast: 1 or 2
 constexpr int BLOCKS = HB_BLOCKS;                // blocks a multiprocessor has room for
-constexpr int ORDER = HB_ORDER;                  // wgmma: 0 four fragments, then their products; 1 one by one; 2 as 0, warpgroups take turns
 constexpr int TRIGGER = HB_TRIGGER;              // the next kernel may start when a block has this many units left to copy; 0: at once
 constexpr int PREFETCH = HB_PREFETCH;            // units that are fetched into L2 behind the first round of the ring, before the dependency wait
 
@@ -48,9 +46,8 @@ constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
 constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + 128 * GROUPS, ATOM = ZEROS + (ZERO ? 64 * GROUPS : 0);
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;      // bytes a strip in the array of GROUP 0
 constexpr int TILE_STRIPS = WARPGROUPS / SETS * STRIPS, SET_WARPS = WARPGROUPS / SETS * 4;
-constexpr int CLUSTER = SPLIT * PAIR;
-constexpr bool JOINT = NT <= 32 || BLOCKS == 2;                 // W and x in one ring with one set of barriers
-constexpr bool PRODUCERS = !JOINT || WARPGROUPS == 4;   // a whole warpgroup for the copies, whose registers go to the others
+constexpr bool JOINT = NT <= 32 || BLOCKS == 2;  // W and x in one ring with one set of barriers
+constexpr bool PRODUCERS = !JOINT || WARPGROUPS == 4;                     // a whole warpgroup for the copies, whose registers go to the others
 constexpr int BOX = NT * 128, STAGE_X = BOXES * BOX, STAGE_W = TILE_STRIPS * ATOM;
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
 constexpr int RING = STAGES_X * STAGE_X + STAGES_W * STAGE_W;
@@ -66,13 +63,11 @@ static_assert(BITS == 4 || BITS == 8, "bits");
 static_assert(GROUP == 0 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");
 static_assert(NT % 8 == 0 && NT <= 256, "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
-static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W && PAIR == 1), "a joint ring");
+static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W), "a joint ring");
 static_assert(WGMMA || (JOINT && !EARLY), "mma.sync is for few tokens");
 static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128, "wgmma scales sums of 128 k");
-static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0 && PAIR == 1), "a stage belongs to one set");
+static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0), "a stage belongs to one set");
 static_assert(SPLIT <= 8, "clusters that every device takes");
-static_assert(ORDER != 2 || (SETS == 1 && WARPGROUPS == 2), "two warpgroups take turns");
-static_assert(SPLIT == 1 || PAIR == 1, "one use of a cluster at a time");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");

@@ -33,10 +33,7 @@ struct Consumer {                                // what a consumer warp keeps f
     if constexpr (ZERO) return zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2)));
     else return zeros_symmetric();
   }
-  __device__ __forceinline__ void release_x(u32 bar) const {   // an empty barrier of x, of both blocks of a pair
-    if constexpr (PAIR == 1) { if (lane == 0) mbarrier_arrive(bar); }
-    else { if (lane < 2) mbarrier_arrive_cluster(cluster_address(bar, lane)); }
-  }
+  __device__ __forceinline__ void release(u32 bar) const { if (lane == 0) mbarrier_arrive(bar); }
 };
 // sum += s * acc, rows R and R+8.
 DEV void promote(float (&sum)[NT / 2], const float (&acc)[NT / 2], float s, float s8) {
@@ -91,7 +88,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       }
       if (group == 8 / STEPS - 1) {
         __syncwarp();
-        if (c.lane == 0) mbarrier_arrive(c.r.empty_w + 8 * c.w.stage);
+        c.release(c.r.empty_w + 8 * c.w.stage);
       }
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
@@ -119,7 +116,7 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   }
   if constexpr (!JOINT) {
     __syncwarp();
-    if (c.lane == 0) mbarrier_arrive(c.r.empty_w + 8 * c.w.stage);
+    c.release(c.r.empty_w + 8 * c.w.stage);
   }
   c.w.advance(SETS);
 }
@@ -128,39 +125,22 @@ DEV u64 open_x(const Consumer& c) {
   if constexpr (!JOINT) mbarrier_wait(c.r.full_x + 8 * c.x.stage, c.x.phase);
   return WGMMA_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
 }
-// Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): fragment j of four.
-DEV void decode_fragment(const Unit& u, int i, int j, u32 (&a)[4]) {
-  const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = GROUP ? k16 / (GROUP / 16) : 0;
-  decode(&u.q[p][k16 * WORDS], u.z[p][group], a);
-  if constexpr (EARLY && GROUP != 0) scale_fragment(u.s[p][group], a);
-}
+// Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): its four fragments.
 DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
-  if constexpr (ORDER != 1) {
 #pragma unroll
-    for (int j = 0; j < 4; j++) decode_fragment(u, i, j, a[j]);
-    pin(a);
+  for (int j = 0; j < 4; j++) {
+    const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = GROUP ? k16 / (GROUP / 16) : 0;
+    decode(&u.q[p][k16 * WORDS], u.z[p][group], a[j]);
+    if constexpr (EARLY && GROUP != 0) scale_fragment(u.s[p][group], a[j]);
   }
+  pin(a);
 }
-constexpr int BEHIND = ORDER == 1 ? 4 : 1;        // groups that a step commits
-// The step's wgmmas; keep: whether the first one adds to d.
-DEV void multiply_step(const Unit& u, int i, float (&d)[NT / 2], u32 (&a)[4][4], u64 descriptor, int keep) {
+// The step's wgmmas, as one group; keep: whether the first one adds to d.
+DEV void multiply_step(int i, float (&d)[NT / 2], const u32 (&a)[4][4], u64 descriptor, int keep) {
   const u64 b = descriptor + (BOXES == 2 ? i / STRIPS * (BOX / 16) : 0);
-  if constexpr (ORDER == 1) {
+  wgmma_fence();
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
-      decode_fragment(u, i, j, a[j]);
-      asm volatile("" : "+r"(a[j][0]), "+r"(a[j][1]), "+r"(a[j][2]), "+r"(a[j][3]) :: "memory");
-      wgmma_fence();
-      Wgmma<NT, BF16>::run(d, a[j], b + 2 * j, j ? 1 : keep);
-      if (j < 3) wgmma_commit();
-    }
-  } else {
-    if constexpr (ORDER == 2) barrier_sync(4 + (threadIdx.x >> 7), 256);
-    wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < 4; j++) Wgmma<NT, BF16>::run(d, a[j], b + 2 * j, j ? 1 : keep);
-    if constexpr (ORDER == 2) barrier_arrive(5 - (threadIdx.x >> 7), 256);
-  }
+  for (int j = 0; j < 4; j++) Wgmma<NT, BF16>::run(d, a[j], b + 2 * j, j ? 1 : keep);
   wgmma_commit();
 }
 
@@ -186,10 +166,10 @@ DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, con
       const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
       decode_step(u, i, a[i & 1]);
-      multiply_step(u, i, sum[p], a[i & 1], descriptor, half ? 1 : keep);
-      wgmma_wait<BEHIND>();                      // step i - 1 is done
+      multiply_step(i, sum[p], a[i & 1], descriptor, half ? 1 : keep);
+      wgmma_wait<1>();                           // step i - 1 is done
       pin(a[(i & 1) ^ 1]);
-      if (opens && x_last != 0) c.release_x(x_last);
+      if (opens && x_last != 0) c.release(x_last);
       if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
     }
     keep = 1;
@@ -198,7 +178,7 @@ DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, con
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) pin(sum[p]);
   pin(a[1]);
-  c.release_x(x_last);
+  c.release(x_last);
 }
 
 // `left` units with wgmma, where a unit has sums of its own, which the scales multiply.
@@ -222,17 +202,17 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       decode_step(u, 0, a[0]);
       wgmma_wait<0>();                           // the unit before
       pin(acc[0]); pin(a[1]);
-      if (x_last != 0) c.release_x(x_last);
+      if (x_last != 0) c.release(x_last);
       promote(sum[0], acc[0], s, s8);
       s = low(u.s[0][0]); s8 = high(u.s[0][0]);
-      multiply_step(u, 0, acc[0], a[0], descriptor, 0);
+      multiply_step(0, acc[0], a[0], descriptor, 0);
       const u32 first = c.r.empty_x + 8 * c.x.stage;
       if constexpr (BOXES == 1) { c.x.advance(); descriptor = open_x(c); }
       decode_step(u, 1, a[1]);
-      multiply_step(u, 1, acc[0], a[1], descriptor, 1);
-      wgmma_wait<BEHIND>();
+      multiply_step(1, acc[0], a[1], descriptor, 1);
+      wgmma_wait<1>();
       pin(a[0]);
-      if constexpr (BOXES == 1) c.release_x(first);
+      if constexpr (BOXES == 1) c.release(first);
       x_last = c.r.empty_x + 8 * c.x.stage;
       c.x.advance(1 + (SETS - 1) * (2 / BOXES));
     } while (--left > 0);
@@ -257,9 +237,9 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
           promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
           s = low(u.s[STRIPS - 1][0]); s8 = high(u.s[STRIPS - 1][0]);
         }
-        multiply_step(u, i, acc[p], a[i & 1], descriptor, half);
-        if (i > 0) { wgmma_wait<BEHIND>(); pin(a[(i & 1) ^ 1]); }
-        if (opens && x_last != 0) c.release_x(x_last);
+        multiply_step(i, acc[p], a[i & 1], descriptor, half);
+        if (i > 0) { wgmma_wait<1>(); pin(a[(i & 1) ^ 1]); }
+        if (opens && x_last != 0) c.release(x_last);
         if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
         if (half == 1 && p > 0) { pin(acc[p - 1]); promote(sum[p - 1], acc[p - 1], low(u.s[p - 1][0]), high(u.s[p - 1][0])); }
       }
@@ -268,5 +248,5 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
     pin(a[1]); pin(acc[STRIPS - 1]);
     promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
   }
-  c.release_x(x_last);
+  c.release(x_last);
 }

@@ -8,11 +8,11 @@ struct Arguments {
   const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
   void* y;                                       // [m][n]
   const float* bias;                             // [n], or null
-  float* parts;                                  // 2 * workers * CLUSTER * TILE_STRIPS * 64 * NT floats
-  u32* counters;                                 // cut tiles * CLUSTER * SET_WARPS / 4 words, zero before; every launch leaves zeros
+  float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * NT floats; SPLIT: null
+  u32* counters;                                 // cut tiles * SET_WARPS / 4 words, zero before; every launch leaves zeros; SPLIT: null
   int m, n, box_bytes;                           // box_bytes: 128 * rows of a box of x
-  int steps, rows, columns;                      // atoms along k; tiles along n (of PAIR * TILE_STRIPS strips) and along m
-  int waves, workers, sharers;                   // rounds of whole tiles; grid / CLUSTER; workers that share the cut tiles
+  int steps, rows, columns;                      // atoms along k; tiles along n and along m
+  int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles
 };
 
@@ -20,7 +20,7 @@ struct Arguments {
 struct Schedule {
   int wave, u, end;                              // next round of whole tiles; next unit of the cut tiles, and the end of this worker's
   int tile, k, kend;                             // the current piece: atoms [k, kend) of `tile`
-  DEV int worker() { return blockIdx.x / CLUSTER; }
+  DEV int worker() { return blockIdx.x / SPLIT; }
   // First unit of worker i; the host keeps units * workers below 2^32.
   DEV int cut(const Arguments& g, int i) { return (int)((u32)i * (u32)g.units / (u32)g.sharers); }
   // Worker of unit v.

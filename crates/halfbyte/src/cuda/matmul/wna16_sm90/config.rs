@@ -34,8 +34,6 @@ pub struct Config {
     pub split: usize,
     /// Blocks that a multiprocessor has room for.
     pub blocks: usize,
-    /// Order of conversions and products.
-    pub order: usize,
     /// Units left to copy when the next kernel may start; 0: at once.
     pub trigger: usize,
     /// Units fetched into L2 before x is there.
@@ -58,7 +56,6 @@ const FEW: Config = Config {
     boxes: 2,
     split: 1,
     blocks: 2,
-    order: 0,
     trigger: 8,
     prefetch: 4,
 };
@@ -96,7 +93,7 @@ const CANDIDATES: &[Candidate] = &[
     Candidate(0.52, Config { tokens: 64, strips: 1, split: 2, stages_x: 6, ..SOME }),
     Candidate(1.31, Config { tokens: 96, strips: 2, stages_w: 5, stages_x: 5, ..MANY }),
     Candidate(0.78, MANY),
-    Candidate(0.78, Config { split: 2, stages_w: 6, stages_x: 3, order: 1, trigger: 0, ..MANY }),
+    Candidate(0.78, Config { split: 2, stages_w: 6, stages_x: 3, trigger: 0, ..MANY }),
     Candidate(1.12, Config { tokens: 192, stages_w: 4, stages_x: 7, boxes: 1, ..MANY }),
     Candidate(1.46, Config { tokens: 256, stages_w: 4, stages_x: 5, boxes: 1, ..MANY }),
 ];
@@ -230,9 +227,7 @@ impl Config {
             ("STAGES_X", self.stages_x),
             ("BOXES", self.boxes),
             ("SPLIT", self.split),
-            ("PAIR", 1),
             ("BLOCKS", self.blocks),
-            ("ORDER", self.order),
             ("TRIGGER", self.trigger),
             ("PREFETCH", self.prefetch),
             ("THREADS", self.threads()),
