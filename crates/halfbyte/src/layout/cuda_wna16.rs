@@ -4,7 +4,7 @@
 //! strip = 64 outputs;  super-strip = 4 strips, the last one 1 to 4;  atom = one strip × 128 columns
 //! atoms in the order super-strip, then columns, then strip:    0: s0 s1 s2 s3 | 128: s0 s1 s2 s3 | …
 //!     so that 1, 2 or 4 strips of the same columns are one piece, and 4 strips over a run of columns one stream
-//! atom = codes [1024 · bits bytes] · scales [128/group × 64, 2 bytes each] · zero points [128/group × 64 bytes], if any
+//! atom = codes [1024 · bits bytes] · scales [128/group][64], 2 bytes each · zero points [128/group][64 bytes], if any
 //!
 //! codes of 4 bits  [warp w 0..4][half h 0..2][lane 0..32][word j 0..4], a word the 8 codes of one lane and 16 columns:
 //!     rows R = 16w + lane/4 and R + 8, column c = 64h + 16j + 2·(lane % 4)
@@ -95,6 +95,12 @@ impl Atom {
         if self.zero { 3 * STRIP } else { 2 * STRIP }
     }
 
+    /// Where the scales and zero points of a group of an atom begin: all scales lie before all zero points.
+    fn params_of(self, g: usize) -> [usize; 2] {
+        let scales = self.codes_bytes();
+        [scales + g * 2 * STRIP, scales + self.groups() * 2 * STRIP + g * STRIP]
+    }
+
     /// Row and column, from the atom's first, of the code in field `f` of word `at`; 8 fields a word, or 4.
     fn place(self, at: usize, f: usize) -> (usize, usize) {
         let (j, lane) = (at % 4, at / 4 % 32);
@@ -179,12 +185,14 @@ impl CudaWna16 {
         atoms.par_chunks_mut(atom.bytes()).enumerate().for_each(|(at, out)| {
             let [strip, step] = place_of_atom(at, [strips, steps]);
             source.codes(strip, step, &mut out[..atom.codes_bytes()]);
-            for (g, params) in out[atom.codes_bytes()..].chunks_exact_mut(atom.params_bytes()).enumerate() {
-                source.params(strip, step * STEP + g * atom.group, params);
+            for g in 0..atom.groups() {
+                source.params(strip, step * STEP + g * atom.group, atom.params_of(g), out);
             }
         });
         let mut rows = vec![0u8; if atom.group == 0 { strips * atom.params_bytes() } else { 0 }];
-        rows.par_chunks_mut(atom.params_bytes()).enumerate().for_each(|(strip, out)| source.params(strip, 0, out));
+        rows.par_chunks_mut(atom.params_bytes()).enumerate().for_each(|(strip, out)| {
+            source.params(strip, 0, [0, 2 * STRIP], out);
+        });
         Ok(Self { n, k, format: w.format(), atom, atoms, rows, order })
     }
 
@@ -194,16 +202,16 @@ impl CudaWna16 {
         let (strips, steps, groups) = (n.div_ceil(STRIP), k.div_ceil(STEP), self.format.group.count(k));
         let (mut codes, mut scales, mut zeros) = (vec![0u8; n * k], vec![0f32; n * groups], vec![0u16; n * groups]);
         let column = |c: usize| self.order.as_ref().map_or(c, |order| order[c] as usize);
-        let mut params = |strip: usize, group: usize, bytes: &[u8]| {
+        let mut params = |strip: usize, group: usize, [scales_at, zeros_at]: [usize; 2], bytes: &[u8]| {
             for at in 0..STRIP {
                 let row = strip * STRIP + row_at(at);
                 if row < n && group < groups {
-                    let bits = u16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]);
+                    let bits = u16::from_le_bytes([bytes[scales_at + 2 * at], bytes[scales_at + 2 * at + 1]]);
                     scales[row * groups + group] = match atom.scale {
                         Float::BF16 => bf16::from_bits(bits).to_f32(),
                         _ => f16::from_bits(bits).to_f32(),
                     };
-                    zeros[row * groups + group] = if atom.zero { u16::from(bytes[2 * STRIP + at]) } else { 0 };
+                    zeros[row * groups + group] = if atom.zero { u16::from(bytes[zeros_at + at]) } else { 0 };
                 }
             }
         };
@@ -219,15 +227,15 @@ impl CudaWna16 {
                     }
                 }
             }
-            for (g, bytes) in bytes[atom.codes_bytes()..].chunks_exact(atom.params_bytes()).enumerate() {
+            for g in 0..atom.groups() {
                 let first = step * STEP + g * atom.group;
                 if first < k {
-                    params(strip, first / self.format.group.len(k), bytes);
+                    params(strip, first / self.format.group.len(k), atom.params_of(g), bytes);
                 }
             }
         }
         for (strip, bytes) in self.rows.chunks_exact(atom.params_bytes()).enumerate() {
-            params(strip, 0, bytes);
+            params(strip, 0, [0, 2 * STRIP], bytes);
         }
         let zeros = if atom.zero { Zeros::Integer(zeros) } else { Zeros::Symmetric };
         let index = self.order.as_ref().map(|order| {
@@ -313,12 +321,11 @@ impl Source<'_> {
         }
     }
 
-    /// Scales and zero points of the group that a column lies in.
-    fn params(&self, strip: usize, column: usize, out: &mut [u8]) {
+    /// Scales and zero points of the group that a column lies in, put where they begin.
+    fn params(&self, strip: usize, column: usize, [scales_at, zeros_at]: [usize; 2], out: &mut [u8]) {
         let (n, k, groups) = (self.w.n(), self.w.k(), self.w.groups());
         let group = if self.atom.group == 0 { 0 } else { column / self.w.format().group.len(k) };
-        let (scales, zeros) = out.split_at_mut(2 * STRIP);
-        for (at, scale) in scales.chunks_exact_mut(2).enumerate() {
+        for at in 0..STRIP {
             let row = strip * STRIP + row_at(at);
             let there = row < n && group < groups && (column < k || self.atom.group == 0);
             if there {
@@ -327,10 +334,10 @@ impl Source<'_> {
                     Float::BF16 => bf16::from_f32(value).to_bits(),
                     _ => f16::from_f32(value).to_bits(),
                 };
-                scale.copy_from_slice(&bits.to_le_bytes());
+                out[scales_at + 2 * at..][..2].copy_from_slice(&bits.to_le_bytes());
             }
-            if let Some(zero) = zeros.get_mut(at) {
-                *zero = match self.w.zeros() {
+            if self.atom.zero {
+                out[zeros_at + at] = match self.w.zeros() {
                     Zeros::Integer(z) if there => z[row * groups + group] as u8,
                     _ => self.w.format().middle() as u8,
                 };

@@ -85,7 +85,7 @@ fn codes_for_tensor_cores_lie_where_the_layout_says() {
     let scale = f16::from_le_bytes(atom[scale..scale + 2].try_into().unwrap()).to_f32();
     assert_eq!(scale, w.scales()[300 * 8 + 6]);
     let Zeros::Integer(zeros) = w.zeros() else { panic!() };
-    assert_eq!(u16::from(atom[4096 + 128 + 2 * 16 + 2 * 4 + 1]), zeros[300 * 8 + 6]);
+    assert_eq!(u16::from(atom[4096 + 2 * 128 + 2 * 16 + 2 * 4 + 1]), zeros[300 * 8 + 6]);
 
     let w = random.qtensor(parse("w8a16").weight, [64, 256], false);
     let packed = CudaWna16::pack(&w).unwrap();
