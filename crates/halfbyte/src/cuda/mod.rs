@@ -33,11 +33,13 @@
 
 pub mod cache;
 pub mod compile;
+pub mod cublaslt;
 pub mod driver;
 pub mod inventory;
 pub mod library;
 pub mod matmul;
 pub mod nvrtc;
+pub mod roofline;
 pub mod sources;
 
 use crate::error::Result;

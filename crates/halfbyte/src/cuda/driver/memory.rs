@@ -1,6 +1,6 @@
 //! Memory of a device: buffers that are owned, and views of them or of a caller's own memory.
 
-use super::{Context, check};
+use super::{Context, Stream, check};
 use crate::error::{Error, Result};
 use crate::tensor::Float;
 use bytemuck::Pod;
@@ -61,6 +61,13 @@ impl<T: Pod> Buffer<T> {
     /// The device's address of the first element.
     pub fn pointer(&self) -> u64 {
         self.pointer
+    }
+
+    /// Another buffer with the same content, once the stream is done.
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        let mut copy = self.context.allocate(self.len)?;
+        stream.copy(self.view(), copy.view_mut())?;
+        Ok(copy)
     }
 
     /// All of it.
@@ -182,6 +189,12 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         checked_range(&range, self.len);
         let pointer = self.pointer + (range.start * size_of::<T>()) as u64;
         ViewMut { pointer, len: range.len(), elements: PhantomData }
+    }
+
+    /// As [`View::cast`].
+    pub fn cast<U: Pod>(self) -> ViewMut<'a, U> {
+        let View { pointer, len, .. } = View::<T> { pointer: self.pointer, len: self.len, elements: PhantomData }.cast::<U>();
+        ViewMut { pointer, len, elements: PhantomData }
     }
 }
 

@@ -60,6 +60,14 @@ impl Packed {
         }
     }
 
+    /// Another one with the same content in memory of its own, for measurements on cold weights. Error: memory is short.
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(match self {
+            Packed::Plain(w) => Packed::Plain(w.duplicate(stream)?),
+            Packed::Wna16(w) => Packed::Wna16(w.duplicate(stream)?),
+        })
+    }
+
     /// Name of its layout.
     pub fn layout(&self) -> &'static str {
         match self {

@@ -85,6 +85,14 @@ impl Floats {
         })
     }
 
+    fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(match self {
+            Self::F16(v) => Self::F16(v.duplicate(stream)?),
+            Self::BF16(v) => Self::BF16(v.duplicate(stream)?),
+            Self::F32(v) => Self::F32(v.duplicate(stream)?),
+        })
+    }
+
     fn view(&self) -> FloatView<'_> {
         match self {
             Self::F16(v) => FloatView::F16(v.view()),
@@ -134,6 +142,20 @@ impl Weights {
                 PlainZeros::Float(o) => DeviceZeros::Float(Floats::upload(gpu, stream, o)?),
             },
             group_of: packed.group_of().map(|index| upload(gpu, stream, index)).transpose()?,
+        })
+    }
+
+    pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(Self {
+            codes: self.codes.duplicate(stream)?,
+            scales: self.scales.duplicate(stream)?,
+            zeros: match &self.zeros {
+                DeviceZeros::Symmetric => DeviceZeros::Symmetric,
+                DeviceZeros::Integer(z) => DeviceZeros::Integer(z.duplicate(stream)?),
+                DeviceZeros::Float(o) => DeviceZeros::Float(o.duplicate(stream)?),
+            },
+            group_of: self.group_of.as_ref().map(|index| index.duplicate(stream)).transpose()?,
+            ..*self
         })
     }
 

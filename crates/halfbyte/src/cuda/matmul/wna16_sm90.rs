@@ -171,6 +171,16 @@ impl Weights {
         })
     }
 
+    pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(Self {
+            atoms: self.atoms.duplicate(stream)?,
+            rows: self.rows.duplicate(stream)?,
+            order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
+            prepared: Mutex::default(),
+            ..*self
+        })
+    }
+
     pub(super) fn shape(&self) -> [usize; 2] {
         [self.n, self.k]
     }
