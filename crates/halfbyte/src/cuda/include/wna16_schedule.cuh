@@ -2,7 +2,9 @@
 #pragma once
 #include "wna16_layout.cuh"
 
-// What the kernel is given, besides the tensor map of x.
+// What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte swizzle, zero fill.
+// x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start at a multiple of 16 bytes.
+// The host keeps units * workers below 2^32, and steps >= SPLIT.
 struct Arguments {
   const u8* w;                                   // packed weights
   const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
@@ -21,7 +23,7 @@ struct Schedule {
   int wave, u, end;                              // next round of whole tiles; next unit of the cut tiles, and the end of this worker's
   int tile, k, kend;                             // the current piece: atoms [k, kend) of `tile`
   DEV int worker() { return blockIdx.x / SPLIT; }
-  // First unit of worker i; the host keeps units * workers below 2^32.
+  // First unit of worker i.
   DEV int cut(const Arguments& g, int i) { return (int)((u32)i * (u32)g.units / (u32)g.sharers); }
   // Worker of unit v.
   DEV int owner(const Arguments& g, int v) { return (int)(((u32)(v + 1) * (u32)g.sharers - 1) / (u32)g.units); }
