@@ -1,7 +1,7 @@
 //! Launches of `wna16_sm90.cu`: 4- and 8-bit weights times half floats on Hopper.
 //!
-//! Products of up to 16 tokens use exact codes and scale the sums of each group. With more tokens, scaled weights may be
-//! rounded to the type of x, once: see [`rounds_weights`].
+//! Products of up to 16 rows use exact codes and scale the sums of each group. With more rows, scaled weights may be rounded to
+//! the type of x, once: see [`rounds_weights`].
 
 pub mod config;
 

@@ -485,6 +485,47 @@ fn wrong_lengths_and_problems_are_errors() {
     }
 }
 
+/// Shared memory and stages of whatever is chosen, and the choices that were measured.
+#[test]
+fn configurations_fit_the_device_and_follow_what_was_measured() {
+    for name in formats_of_atoms() {
+        let weight = parse(&name).weight;
+        for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [6144, 4096], [21504, 14336], [1 << 20, 256]] {
+            let atom = Atom::of(weight, k).unwrap();
+            for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
+                let c = config::config(atom, [m, n, k], out, 132);
+                let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
+                assert!(shared <= if c.blocks == 2 { 115_712 } else { 232_448 }, "{what}: {shared} bytes");
+                assert!(c.stages_w >= 2 && c.stages_x >= 2 && c.stages_w.is_multiple_of(c.sets), "{what}");
+                assert!(k.div_ceil(128) >= c.split && (m > 16 || !c.early), "{what}");
+                let s = config::Schedule::new(c, [m, n, k], 132);
+                let tiles = m.div_ceil(c.tokens) * n.div_ceil(64).div_ceil(c.tile_strips());
+                assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
+                let whole = if c.split == 1 { s.waves * s.workers } else { 0 };
+                assert_eq!(whole + s.cut, tiles, "{what}: {s:?}");
+                assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
+            }
+        }
+    }
+    let atom = Atom::of(parse("w4a16-g128").weight, 4096).unwrap();
+    let chosen = |m, n, k| {
+        let c = config::config(atom, [m, n, k], Float::F16, 132);
+        (c.tokens, c.tile_strips(), c.sets, c.split, c.blocks, [c.stages_w, c.stages_x], c.early)
+    };
+    assert_eq!(chosen(1, 21504, 14336), (8, 4, 1, 1, 2, [6, 6], false));
+    assert_eq!(chosen(16, 21504, 14336), (16, 4, 2, 1, 1, [8, 8], false));
+    assert_eq!(chosen(64, 21504, 14336), (64, 4, 1, 1, 1, [5, 7], false));
+    assert_eq!(chosen(128, 21504, 14336), (128, 2, 1, 1, 1, [8, 4], true));
+    assert_eq!(chosen(256, 21504, 14336), (256, 2, 1, 1, 1, [4, 5], true));
+    assert_eq!(chosen(8, 4096, 4096), (8, 4, 1, 8, 2, [5, 5], false));
+    assert_eq!(chosen(16, 4096, 4096), (16, 2, 1, 4, 2, [8, 8], false));
+    assert_eq!(chosen(32, 4096, 4096), (32, 2, 1, 4, 2, [5, 5], false));
+    assert_eq!(chosen(64, 4096, 4096), (32, 2, 1, 2, 1, [8, 8], false));
+    assert_eq!(chosen(128, 4096, 4096), (64, 2, 1, 2, 1, [8, 7], false));
+    assert_eq!(chosen(256, 4096, 4096).3, 2);
+    assert_eq!(chosen(1024, 4096, 4096).0, 256);
+}
+
 #[test]
 fn the_choice_is_pure_and_explained() {
     let problem = |name: &str, m| Problem { format: Some(parse(name)), x: Float::F16, m, n: 4096, k: 4096 };

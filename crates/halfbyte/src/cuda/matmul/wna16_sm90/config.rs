@@ -1,8 +1,6 @@
 //! Which of its many forms the kernel takes for a shape, and who computes what: pure functions of the numbers.
 //!
-//! Every candidate has the time of one unit (a tile × 128 columns) on one multiprocessor, as measured on an H200 for 4 bits
-//! and groups of 128; the least sum of units, and of what starting and joining take, is chosen. A unit of more bytes takes at
-//! least what reading it takes.
+//! The choice follows what was measured on an H200: `docs/decisions/0006-products-on-hopper.md`.
 
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
@@ -40,127 +38,180 @@ pub struct Config {
     pub prefetch: usize,
 }
 
-/// A configuration and the microseconds of its unit.
-struct Candidate(f64, Config);
-
-/// Two warpgroups of two strips with mma.sync, for few tokens.
-const FEW: Config = Config {
+/// Two warpgroups of two strips, each tile cut wherever the work is divided.
+const TWO_BY_TWO: Config = Config {
     tokens: 8,
     warpgroups: 2,
     strips: 2,
     sets: 1,
-    wgmma: false,
+    wgmma: true,
     early: false,
-    stages_w: 5,
-    stages_x: 5,
+    stages_w: 0,
+    stages_x: 0,
     boxes: 2,
     split: 1,
-    blocks: 2,
-    trigger: 8,
-    prefetch: 4,
+    blocks: 1,
+    trigger: 1,
+    prefetch: 0,
 };
 
-/// Two warpgroups of two strips with wgmma.
-const SOME: Config =
-    Config { tokens: 32, wgmma: true, stages_w: 8, stages_x: 8, blocks: 1, trigger: 0, prefetch: 0, ..FEW };
+/// Four warpgroups in two sets, which take units in turn.
+const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
 
-/// Two warpgroups of one strip with wgmma, scales applied early.
-const MANY: Config = Config { tokens: 128, strips: 1, early: true, stages_x: 4, trigger: 1, ..SOME };
+/// Shared memory that a block may have alone on a multiprocessor, and as one of two.
+const ALONE_BYTES: usize = 232_448;
+const SHARED_BY_TWO_BYTES: usize = 115_712;
 
-/// Blocks of a cluster that share the columns of a tile, where tiles are too few for all multiprocessors.
-const SPLIT: Config = Config { stages_w: 4, split: 8, trigger: 0, prefetch: 0, ..FEW };
+/// Units that a worker must have for cutting tiles among all to pay.
+const FEW_UNITS: usize = 16;
 
-const CANDIDATES: &[Candidate] = &[
-    Candidate(0.565, FEW),
-    Candidate(0.565, SPLIT),
-    Candidate(0.565, Config { split: 4, stages_w: 5, ..SPLIT }),
-    Candidate(0.565, Config { split: 2, stages_w: 5, ..SPLIT }),
-    Candidate(0.31, Config { strips: 1, stages_w: 8, ..SPLIT }),
-    Candidate(0.31, Config { strips: 1, split: 4, stages_w: 8, ..SPLIT }),
-    Candidate(
-        0.63,
-        Config { tokens: 16, warpgroups: 4, sets: 2, stages_w: 8, blocks: 1, trigger: 0, prefetch: 0, ..FEW },
-    ),
-    Candidate(0.37, Config { tokens: 16, strips: 1, wgmma: true, split: 4, stages_w: 6, ..SPLIT }),
-    Candidate(0.37, Config { tokens: 16, strips: 1, wgmma: true, split: 2, stages_w: 6, ..SPLIT }),
-    Candidate(0.66, Config { tokens: 24, ..SOME }),
-    Candidate(0.70, SOME),
-    Candidate(0.50, Config { tokens: 32, strips: 1, wgmma: true, split: 4, stages_w: 5, ..SPLIT }),
-    Candidate(0.36, Config { tokens: 32, strips: 1, split: 2, ..SOME }),
-    Candidate(0.85, Config { tokens: 48, stages_w: 6, ..SOME }),
-    Candidate(0.99, Config { tokens: 64, stages_w: 5, stages_x: 7, ..SOME }),
-    Candidate(0.40, Config { tokens: 64, strips: 1, ..SOME }),
-    Candidate(0.52, Config { tokens: 64, strips: 1, split: 2, stages_x: 6, ..SOME }),
-    Candidate(1.31, Config { tokens: 96, strips: 2, stages_w: 5, stages_x: 5, ..MANY }),
-    Candidate(0.78, MANY),
-    Candidate(0.78, Config { split: 2, stages_w: 6, stages_x: 3, trigger: 0, ..MANY }),
-    Candidate(1.12, Config { tokens: 192, stages_w: 4, stages_x: 7, boxes: 1, ..MANY }),
-    Candidate(1.46, Config { tokens: 256, stages_w: 4, stages_x: 5, boxes: 1, ..MANY }),
-];
+/// Where the choice is made: a shape in strips and steps, and the device.
+struct Shape {
+    m: usize,
+    strips: usize,
+    steps: usize,
+    multiprocessors: usize,
+    atom: Atom,
+}
 
-/// Microseconds of starting, storing and joining: of tiles cut anywhere, and of tiles shared by a cluster.
-const CUT_US: f64 = 2.0;
-const CLUSTER_US: f64 = 2.6;
+impl Shape {
+    /// Units of four strips a multiprocessor.
+    fn units(&self) -> f64 {
+        self.strips.div_ceil(4) as f64 * self.steps as f64 / self.multiprocessors as f64
+    }
 
-/// Units that a block must have at least for cutting tiles to pay.
-const FEWEST_UNITS: usize = 16;
+    fn tiles(&self, config: Config) -> usize {
+        self.m.div_ceil(config.tokens).saturating_mul(self.strips.div_ceil(config.tile_strips()))
+    }
 
-/// Bytes that a multiprocessor's share of the memory brings in a microsecond.
-const BYTES_PER_US: f64 = 32_600.0;
+    /// A configuration whose tiles are each shared by a cluster, the largest that keeps the device busy: at most and at
+    /// least so many blocks a multiprocessor; with little work, however few. None: no cluster does.
+    fn shared(&self, config: Config, most: f64, least: f64) -> Option<Config> {
+        let sizes: &[usize] = if config.blocks == 2 { &[8, 4, 2] } else { &[2] };
+        let fits = |&&split: &&usize| {
+            let blocks = self.tiles(config).saturating_mul(split) as f64 / self.multiprocessors as f64;
+            blocks <= most && self.steps >= split && (blocks >= least || self.units() < 8.0)
+        };
+        sizes.iter().find(fits).map(|&split| Config { split, ..config })
+    }
 
-/// Shared memory of a block, and of a multiprocessor less what the system takes of it for a block.
-const BLOCK_BYTES: usize = 232_448;
-const MULTIPROCESSOR_BYTES: usize = 233_472;
-const SYSTEM_BYTES: usize = 1024;
+    fn choose(&self) -> Config {
+        let (bits, units) = (self.atom.bits, self.units());
+        // Sums of whole atoms can be scaled, or of whole rows; scales of smaller groups multiply the weights.
+        let whole_atoms = matches!(self.atom.group, 0 | 128);
+        let base = Config { early: !whole_atoms, ..TWO_BY_TWO };
+        // Two blocks a multiprocessor: the next launch fills its rings while this one runs.
+        let paired = Config { blocks: 2, trigger: 0, ..base };
+        let exact = |config: Config| Config { wgmma: false, early: false, ..config };
+        match self.m {
+            ..=8 => self.shared(exact(paired), 1.75, 1.4).unwrap_or(match bits {
+                4 if units > 40.0 => Config { trigger: 8, prefetch: 4, ..exact(paired) },
+                4 if units < 40.0 => TWO_SETS,
+                _ => exact(paired),
+            }),
+            9..=16 => {
+                let narrow = Config { tokens: 16, strips: 1, ..paired };
+                let narrow = if whole_atoms { narrow } else { exact(narrow) };
+                let wide = Config { strips: 2, ..exact(narrow) };
+                let shared = self.shared(narrow, 1.75, 1.4);
+                let shared = shared.or_else(|| self.shared(wide, 1.75, 1.4).filter(|_| bits == 4));
+                shared.unwrap_or(Config { tokens: 16, ..TWO_SETS })
+            }
+            17..=32 => {
+                let tokens = if self.m <= 24 { 24 } else { 32 };
+                let shared = self.shared(Config { tokens, strips: 1, ..paired }, 1.75, 1.4);
+                shared.unwrap_or(Config { tokens, trigger: 0, ..base })
+            }
+            33..=64 => {
+                let narrow = Config { tokens: 32, strips: 1, trigger: 0, ..base };
+                let tokens = if self.m <= 48 { 48 } else { 64 };
+                let shared = self.shared(narrow, 1.0, 0.9).or_else(|| self.shared(Config { tokens, ..narrow }, 1.0, 0.7));
+                let strips = if units < 30.0 || bits == 8 { 1 } else { 2 };
+                shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips, ..base })
+            }
+            65..=128 => {
+                let shared = self.shared(Config { tokens: 64, strips: 1, trigger: 0, ..base }, 1.0, 0.9);
+                let tokens = if self.m <= 96 { 96 } else { 128 };
+                let early = self.atom.group > 0;
+                shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips: 1, early, ..base })
+            }
+            _ => self.many(Config { tokens: 128, strips: 1, early: self.atom.group > 0, ..base }),
+        }
+    }
+
+    /// For more than 128 rows.
+    fn many(&self, narrow: Config) -> Config {
+        if self.m <= 256
+            && self.tiles(narrow) * 2 <= self.multiprocessors
+            && let Some(shared) = self.shared(narrow, 1.0, 0.9)
+        {
+            return shared;
+        }
+        if self.m <= 256 && self.units() <= 50.0 {
+            return narrow;
+        }
+        let tokens = if self.m <= 192 || (257..=384).contains(&self.m) { 192 } else { 256 };
+        // Whole rounds of tiles, of which nothing is cut.
+        let even = |config: Config| {
+            let tiles = self.tiles(config);
+            let room = tiles.div_ceil(self.multiprocessors) * self.multiprocessors;
+            tiles <= 2 * self.multiprocessors && tiles as f64 / room as f64 >= 0.93
+        };
+        let wide = Config { tokens, boxes: 1, ..narrow };
+        if self.m > 256 && even(narrow) && !even(Config { tokens: 256, ..wide }) { narrow } else { wide }
+    }
+}
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
 pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let cost = |&Candidate(unit_us, config): &Candidate| {
-        let (tiles, steps) = (config.tiles(m, n), k.div_ceil(STEP));
-        let bytes = config.tile_strips() * atom.bytes();
-        let unit_us = unit_us.max(bytes as f64 / BYTES_PER_US);
-        if config.split == 1 {
-            let units = tiles.saturating_mul(steps);
-            return CUT_US + unit_us * units.div_ceil(multiprocessors).max(FEWEST_UNITS.min(units)) as f64;
-        }
-        match tiles.saturating_mul(config.split) <= multiprocessors && steps >= config.split {
-            true => CLUSTER_US + unit_us * steps.div_ceil(config.split) as f64,
-            false => f64::INFINITY,
-        }
-    };
-    let mut best = (f64::INFINITY, FEW);
-    for candidate in CANDIDATES {
-        let us = cost(candidate);
-        if us < best.0 {
-            best = (us, candidate.1);
-        }
-    }
-    best.1.fitted(atom, out)
+    let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
+    Shape { m: m.max(1), strips, steps, multiprocessors: multiprocessors.max(1), atom }.choose().fitted(atom, out)
 }
 
-/// Every configuration, for a form of atoms.
+/// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.
 pub fn all(atom: Atom, out: Float) -> Vec<Config> {
-    CANDIDATES.iter().map(|Candidate(_, config)| config.fitted(atom, out)).collect()
+    const SHAPES: [[usize; 2]; 7] =
+        [[21504, 14336], [4096, 4096], [12288, 4096], [28672, 4096], [6144, 4096], [2048, 2048], [600, 1000]];
+    let mut all = Vec::new();
+    for m in [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512] {
+        for [n, k] in SHAPES {
+            let config = config(atom, [m, n, k], out, 132);
+            if !all.contains(&config) {
+                all.push(config);
+            }
+        }
+    }
+    all
 }
 
 impl Config {
-    /// With what the form of the atoms demands: when scales apply, and as many stages as there is room for.
+    /// With as many stages as there is room for, up to what was found to help.
     fn fitted(mut self, atom: Atom, out: Float) -> Self {
-        self.early = match atom.group {
-            0 => false,
-            128 => self.early,
-            _ => self.wgmma,
-        };
+        let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
+        let room = most.saturating_sub(self.shared_bytes(atom, out));
+        let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
         if self.joint() {
+            let stages = (room / (w + x)).min(8);
+            self.stages_w = stages - stages % self.sets;
             self.stages_x = self.stages_w;
+            return self;
         }
-        let most = BLOCK_BYTES.min(MULTIPROCESSOR_BYTES / self.blocks - SYSTEM_BYTES);
-        while self.shared_bytes(atom, out) > most && self.stages_w > 2 * self.sets {
-            self.stages_w -= self.sets;
-            if self.joint() {
-                self.stages_x = self.stages_w;
-            }
+        let wanted = match self.tokens {
+            192.. => 4,
+            ..=64 if self.tile_strips() == 4 => 5,
+            _ => 8,
+        };
+        let wanted_x = match self.tokens {
+            48 => 8,
+            64 => 7,
+            _ => 10,
+        };
+        let least_x = if self.boxes == 2 { 4 } else { 5 };
+        self.stages_w = if atom.bits == 8 { wanted * 5 / 8 } else { wanted }.max(3);
+        while self.stages_w > 3 && room.saturating_sub(self.stages_w * w) / x < least_x {
+            self.stages_w -= 1;
         }
+        self.stages_x = (room.saturating_sub(self.stages_w * w) / x).min(wanted_x);
         self
     }
 
@@ -172,11 +223,6 @@ impl Config {
     /// Whether W and x share a ring.
     fn joint(self) -> bool {
         self.tokens <= 32 || self.blocks == 2
-    }
-
-    /// Tiles of a product.
-    fn tiles(self, m: usize, n: usize) -> usize {
-        m.div_ceil(self.tokens).saturating_mul(n.div_ceil(STRIP).div_ceil(self.tile_strips()))
     }
 
     /// Threads of a block.
@@ -267,13 +313,14 @@ impl Schedule {
         let (mut waves, mut workers) = (0, tiles);
         if config.split == 1 {
             workers = multiprocessors;
-            // Cut tiles each have a counter; few tokens are cheap to join, so that all their tiles may be cut.
+            // Cut tiles each have counters; few tokens are cheap to join, so that all their tiles may be cut.
             if config.tokens >= 64 || tiles > super::MOST_CUT {
                 waves = tiles / workers;
             }
             let units = tiles.saturating_mul(steps);
-            if waves == 0 && units.div_ceil(workers) < FEWEST_UNITS {
-                workers = units.div_ceil(FEWEST_UNITS);
+            let each = units.div_ceil(workers);
+            if waves == 0 && each < FEW_UNITS && config.blocks == 1 {
+                workers = units.div_ceil(each);
             }
             // Nearly as many whole rounds for all: nothing is cut.
             let rounds = tiles.div_ceil(workers);
