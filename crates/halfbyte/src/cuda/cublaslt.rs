@@ -3,9 +3,9 @@
 //! Where it is looked for: [`super::library`], `HALFBYTE_CUBLASLT`. Of the algorithms that it proposes for a shape the first
 //! is taken. Source: the headers `cublasLt.h` and `library_types.h`, whose numbers stand below.
 
+use super::Gpu;
 use super::driver::{Buffer, FloatView, FloatViewMut, Stream};
 use super::library::{self, CUBLASLT, Opened};
-use super::Gpu;
 use crate::error::{Error, Result};
 use crate::tensor::Float;
 use std::ffi::{c_int, c_void};
@@ -57,14 +57,35 @@ struct Functions {
     preference_create: unsafe extern "C" fn(*mut Handle) -> Status,
     preference_destroy: Destroy,
     preference_set: Set,
-    #[expect(clippy::type_complexity, reason = "the type of the C function")]
     propose: unsafe extern "C" fn(
-        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Proposal, *mut c_int,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        Handle,
+        c_int,
+        *mut Proposal,
+        *mut c_int,
     ) -> Status,
-    #[expect(clippy::type_complexity, reason = "the type of the C function")]
     multiply: unsafe extern "C" fn(
-        Handle, Handle, *const c_void, u64, Handle, u64, Handle, *const c_void, u64, Handle, u64, Handle,
-        *const [u64; 8], u64, usize, *mut c_void,
+        Handle,
+        Handle,
+        *const c_void,
+        u64,
+        Handle,
+        u64,
+        Handle,
+        *const c_void,
+        u64,
+        Handle,
+        u64,
+        Handle,
+        *const [u64; 8],
+        u64,
+        usize,
+        *mut c_void,
     ) -> Status,
 }
 
@@ -139,7 +160,7 @@ impl CublasLt {
         }
         let f = &self.functions;
         let mut product = Owned::new(self, f.product_destroy);
-        // SAFETY (all calls below): each creates into room for one handle, or reads attributes of the size given.
+        // SAFETY: as all calls below, it creates into room for one handle, or reads an attribute of the size given.
         check(unsafe { (f.product_create)(&mut product.handle, COMPUTE_32F, R_32F) })?;
         let transposed = std::ptr::from_ref(&TRANSPOSED).cast();
         // SAFETY: as above.
@@ -175,8 +196,16 @@ impl CublasLt {
         // SAFETY: room for one proposal, as asked for.
         check(unsafe {
             (f.propose)(
-                self.handle, product.handle, w.handle, x.handle, y.handle, y.handle, preference.handle, 1,
-                &mut proposal, &mut count,
+                self.handle,
+                product.handle,
+                w.handle,
+                x.handle,
+                y.handle,
+                y.handle,
+                preference.handle,
+                1,
+                &mut proposal,
+                &mut count,
             )
         })?;
         if count < 1 || proposal.state != 0 {

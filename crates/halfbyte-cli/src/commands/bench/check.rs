@@ -120,7 +120,9 @@ mod tests {
         let w = random::qtensor(format.weight, [5, 64], 3).unwrap();
         let x = random::normals(2 * 64, 4);
         let right: Vec<f32> = reference::linear(&x, 2, &w, format.act).value.iter().map(|&v| v as f32).collect();
-        let checked = |y: &[f32]| check(Weight::Quantized(&w, format), Computed { x: &x, y, shape, out: Float::F32, rounded: None }).unwrap();
+        let checked = |y: &[f32]| {
+            check(Weight::Quantized(&w, format), Computed { x: &x, y, shape, out: Float::F32, rounded: None }).unwrap()
+        };
         let found = checked(&right);
         assert!(found.passed && found.worst < 0.5 && found.elements == 10, "{found:?}");
         for wrong in [right[7] + 0.01, f32::NAN] {

@@ -370,7 +370,10 @@ impl Bench<'_> {
                         check::Weight::Quantized(w, Format { weight: w.format(), act: *act })
                     }
                 };
-                Some(check::check(weight, Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32, rounded: None })?)
+                Some(check::check(
+                    weight,
+                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32, rounded: None },
+                )?)
             }
         };
         let weight_bytes = weights[0].bytes();

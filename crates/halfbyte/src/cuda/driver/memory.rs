@@ -193,7 +193,8 @@ impl<'a, T: Pod> ViewMut<'a, T> {
 
     /// As [`View::cast`].
     pub fn cast<U: Pod>(self) -> ViewMut<'a, U> {
-        let View { pointer, len, .. } = View::<T> { pointer: self.pointer, len: self.len, elements: PhantomData }.cast::<U>();
+        let View { pointer, len, .. } =
+            View::<T> { pointer: self.pointer, len: self.len, elements: PhantomData }.cast::<U>();
         ViewMut { pointer, len, elements: PhantomData }
     }
 }

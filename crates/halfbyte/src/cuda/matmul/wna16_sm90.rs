@@ -7,7 +7,9 @@ pub mod config;
 
 use super::gather::{self, Gather};
 use super::{Call, Kernel, Packed, upload};
-use crate::cuda::driver::{Arg, Buffer, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
+use crate::cuda::driver::{
+    Arg, Buffer, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View,
+};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -58,6 +60,14 @@ fn instances() -> Vec<Instance> {
         shapes.map(|shape| config::config(atom, shape, out, 132).instance(atom, out, activation))
     });
     all.chain(few).collect()
+}
+
+/// Every configuration for a format, with y of the type of x and in f32 and without an activation; none if it is not served.
+pub fn instances_of(format: WeightFormat) -> Vec<Instance> {
+    // More columns than any group: groups of all columns are what rows are.
+    let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
+    let of = |out: Float| config::all(atom, out).into_iter().map(move |c| c.instance(atom, out, Activation::None));
+    of(atom.scale).chain(of(Float::F32)).collect()
 }
 
 /// Whether a product multiplies by weights that were scaled and rounded to the type of x: each then has one more rounding of

@@ -109,7 +109,8 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     let blas = if args.no_baseline { None } else { Some(CublasLt::open(&gpu)?) };
     let roofline = Roofline::new(&gpu)?;
     let large = gpu.context().allocate::<u32>(LARGE_BYTES / 4)?;
-    let mut bench = Bench { gpu: &gpu, stream: &stream, roofline, large, blas, x, check: args.check, progress: &progress };
+    let mut bench =
+        Bench { gpu: &gpu, stream: &stream, roofline, large, blas, x, check: args.check, progress: &progress };
     bench.fill()?;
     progress.step("measuring the device");
     let before = bench.limits()?;
@@ -300,7 +301,11 @@ impl Bench<'_> {
     /// Launches of a graph: whole rounds through the copies, and long enough.
     fn launches(&self, copies: usize, bytes: usize, products: f64) -> usize {
         let seconds = (bytes as f64 / 4e12).max(products / 8e14).max(2e-6);
-        if seconds > GRAPH_SECONDS { copies.min(2) } else { copies * (GRAPH_SECONDS / seconds / copies as f64).ceil() as usize }
+        if seconds > GRAPH_SECONDS {
+            copies.min(2)
+        } else {
+            copies * (GRAPH_SECONDS / seconds / copies as f64).ceil() as usize
+        }
     }
 
     /// Median times of cuBLASLt's product of a shape, in microseconds, in the type of x or f16.
@@ -317,9 +322,8 @@ impl Bench<'_> {
             let x = self.normals(m * k, dtype, 1.0)?;
             let mut y = Halfs::new(self.gpu, m * n, dtype)?;
             let launches = self.launches(copies, 2 * n * k, 2.0 * (m * n * k) as f64);
-            let measured = self.replay(launches, |stream, i| {
-                plan.run(stream, x.view(), weights[i % copies].view(), &y.view_mut())
-            })?;
+            let measured = self
+                .replay(launches, |stream, i| plan.run(stream, x.view(), weights[i % copies].view(), &y.view_mut()))?;
             out.push(Some(measured.median * 1e6));
         }
         Ok(out)

@@ -125,7 +125,8 @@ impl Shape {
             33..=64 => {
                 let narrow = Config { tokens: 32, strips: 1, trigger: 0, ..base };
                 let tokens = if self.m <= 48 { 48 } else { 64 };
-                let shared = self.shared(narrow, 1.0, 0.9).or_else(|| self.shared(Config { tokens, ..narrow }, 1.0, 0.7));
+                let shared =
+                    self.shared(narrow, 1.0, 0.9).or_else(|| self.shared(Config { tokens, ..narrow }, 1.0, 0.7));
                 let strips = if units < 30.0 || bits == 8 { 1 } else { 2 };
                 shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips, ..base })
             }
@@ -279,7 +280,8 @@ impl Config {
             ("THREADS", self.threads()),
             ("SHARED_BYTES", self.shared_bytes(atom, out)),
         ];
-        let floats = [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
+        let floats =
+            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
         let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
         Instance::new(&super::SOURCE, "wna16_sm90").with(defines)
     }
