@@ -125,6 +125,11 @@ pub struct Kernel {
 /// All kernels, the preferred first.
 pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, plain::KERNEL];
 
+/// What kernels launch before themselves.
+pub fn auxiliary() -> Vec<Instance> {
+    vec![gather::instance()]
+}
+
 impl Kernel {
     /// Whether it computes a problem on a device, or why not.
     pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {

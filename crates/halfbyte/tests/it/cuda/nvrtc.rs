@@ -3,7 +3,8 @@
 use super::nvrtc;
 use halfbyte::Error;
 use halfbyte::cuda::cache::Key;
-use halfbyte::cuda::matmul::KERNELS;
+use halfbyte::cuda::matmul::{self, KERNELS};
+use halfbyte::cuda::roofline;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
 use rayon::prelude::*;
 use std::fmt::Write;
@@ -75,6 +76,17 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
     let recorded: Vec<&str> = include_str!("resources.txt").lines().collect();
     let differs = record.lines().filter(|line| !recorded.contains(line)).collect::<Vec<_>>();
     assert_eq!(record.lines().collect::<Vec<_>>(), recorded, "HALFBYTE_BLESS=1 records anew: {differs:#?}");
+}
+
+#[test]
+fn what_is_launched_beside_products_compiles_for_every_processor() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
+        for instance in matmul::auxiliary().into_iter().chain(roofline::instances()) {
+            let (_, log) = nvrtc.compile_with(&instance, arch, &[]).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(log, "", "{instance} for {arch}");
+        }
+    }
 }
 
 #[test]
