@@ -16,16 +16,8 @@ pub struct App {
 }
 
 impl App {
-    /// Error: a device that this version does not have, a team of threads that cannot be made.
+    /// Error: a team of threads that cannot be made.
     pub fn new(common: Common) -> Result<Self> {
-        if let Device::Cuda(number) = common.device {
-            return Err(Failure::new(
-                Exit::Device,
-                format!("device cuda:{number} is not available"),
-                "GPUs are not supported in this version",
-                "use --device cpu, or leave --device out",
-            ));
-        }
         let app = Self { common };
         // Quantising and converting run on a pool of their own.
         rayon::ThreadPoolBuilder::new()
@@ -41,8 +33,24 @@ impl App {
         self.common.threads.map_or_else(all, usize::from)
     }
 
-    /// The CPU as a device.
+    /// The number of the GPU that was asked for.
+    pub fn cuda(&self) -> Option<u32> {
+        match self.common.device {
+            Device::Cuda(number) => Some(number),
+            Device::Auto | Device::Cpu => None,
+        }
+    }
+
+    /// The CPU as a device. Error: another one was asked for, of a command that has the CPU only.
     pub fn cpu(&self) -> Result<Cpu> {
+        if let Some(number) = self.cuda() {
+            return Err(Failure::new(
+                Exit::Device,
+                format!("device cuda:{number} is not available"),
+                "GPUs are not supported by this command in this version",
+                "use --device cpu, or leave --device out",
+            ));
+        }
         Ok(Cpu::new(self.threads())?)
     }
 

@@ -167,6 +167,11 @@ fn devices_that_are_not_there_and_memory_have_status_4() {
         let error = fails(4, &["run", &model(), "-p", "a", "--device", device]);
         assert!(error.contains("not supported"), "{error}");
     }
+    // No machine has as many.
+    for command in [&["bench", "matmul", "--format", "w4a16"][..], &["explain", "w4a16", "1", "64", "64"]] {
+        let error = fails(4, &[command, &["--device", "cuda:1000"]].concat());
+        assert!(error.contains("driver") || error.contains("device number"), "{error}");
+    }
     quiet(&["doctor", "--device", "cpu"]);
     if cfg!(target_os = "linux") {
         // Four terabytes.

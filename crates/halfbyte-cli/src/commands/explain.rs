@@ -4,9 +4,11 @@ use crate::app::App;
 use crate::args::{FloatArg, WeightKind};
 use crate::failure::Result;
 use crate::text::{Align, table};
+use halfbyte::Float;
 use halfbyte::cpu::isa::Caps;
 use halfbyte::cpu::matmul;
-use halfbyte::kernel::Problem;
+use halfbyte::cuda::{self, Gpu};
+use halfbyte::kernel::{Problem, Reason};
 use serde::Serialize;
 
 /// Show which kernel would compute a product, and why each other would not.
@@ -20,15 +22,16 @@ pub struct Args {
     n: usize,
     /// Length of the reduction.
     k: usize,
-    /// Type of x.
-    #[arg(long, value_enum, default_value = "f32")]
-    x: FloatArg,
+    /// Type of x [default: f32; on a GPU f16].
+    #[arg(long, value_enum)]
+    x: Option<FloatArg>,
 }
 
 #[derive(Serialize)]
 struct Explanation {
     problem: String,
-    isa: &'static str,
+    /// Instruction sets, or the GPU's processor.
+    isa: String,
     chosen: Option<&'static str>,
     kernels: Vec<Line>,
 }
@@ -44,19 +47,25 @@ struct Line {
 
 /// Prints the table.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let caps = Caps::detect_within_environment()?;
-    let problem = Problem { format: args.format.format(), x: args.x.into(), m: args.m, n: args.n, k: args.k };
-    let kernels: Vec<Line> = matmul::explain(&caps, &problem)
-        .into_iter()
-        .map(|(kernel, reason)| Line {
-            kernel: kernel.name,
-            layout: kernel.layout,
-            chosen: reason.is_none(),
-            reason: reason.map_or_else(|| kernel.what.to_owned(), |r| r.to_string()),
-        })
-        .collect();
+    let default = if app.cuda().is_some() { Float::F16 } else { Float::F32 };
+    let x = args.x.map_or(default, Float::from);
+    let problem = Problem { format: args.format.format(), x, m: args.m, n: args.n, k: args.k };
+    let (isa, kernels) = match app.cuda() {
+        None => {
+            let caps = Caps::detect_within_environment()?;
+            let explained = matmul::explain(&caps, &problem).into_iter();
+            let lines = explained.map(|(kernel, reason)| line(kernel.name, kernel.layout, kernel.what, reason));
+            (caps.isa.name().to_owned(), lines.collect::<Vec<_>>())
+        }
+        Some(number) => {
+            let caps = Gpu::open(number)?.caps();
+            let explained = cuda::matmul::explain(&caps, &problem, None).into_iter();
+            let lines = explained.map(|(kernel, reason)| line(kernel.name, kernel.layout, kernel.what, reason));
+            (caps.arch.to_string(), lines.collect())
+        }
+    };
     let chosen = kernels.iter().find(|line| line.chosen).map(|line| line.kernel);
-    app.result(&Explanation { problem: problem.to_string(), isa: caps.isa.name(), chosen, kernels }, |e| {
+    app.result(&Explanation { problem: problem.to_string(), isa, chosen, kernels }, |e| {
         let rows: Vec<Vec<String>> = e
             .kernels
             .iter()
@@ -68,4 +77,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let columns = [("kernel", Align::Left), ("", Align::Left), ("why", Align::Left)];
         format!("{}, on {}\n\n{}", e.problem, e.isa, table(&columns, &rows))
     })
+}
+
+fn line(kernel: &'static str, layout: &'static str, what: &'static str, reason: Option<Reason>) -> Line {
+    let chosen = reason.is_none();
+    Line { kernel, layout, chosen, reason: reason.map_or_else(|| what.to_owned(), |r| r.to_string()) }
 }

@@ -211,7 +211,7 @@ impl Context {
     }
 
     /// Makes the context this thread's current one, as the driver's functions need it.
-    fn bind(&self) -> Result<()> {
+    pub(super) fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained.
         check("context", unsafe { sys::cuCtxSetCurrent(self.0.handle) })
     }

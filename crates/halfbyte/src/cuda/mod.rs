@@ -33,16 +33,18 @@
 
 pub mod cache;
 pub mod compile;
+pub mod cublaslt;
 pub mod driver;
 pub mod inventory;
 pub mod library;
 pub mod matmul;
 pub mod nvrtc;
+pub mod roofline;
 pub mod sources;
 
 use crate::error::Result;
 use compile::Compiler;
-use driver::{Buffer, Context, Driver, Function, Module, Stream, ViewMut};
+use driver::{Buffer, Context, Driver, Function, Module, Stream, View, ViewMut};
 use rayon::prelude::*;
 use sources::{Arch, Instance};
 use std::collections::HashMap;
@@ -144,14 +146,18 @@ impl Gpu {
 
 /// Memory that kernels leave partial results and counters in, for one stream.
 ///
-/// It begins as zeros, and every kernel leaves the counters it has used at zero. Products that share a workspace must be in
-/// one stream, or wait for each other.
+/// It begins as zeros. Its first [`Workspace::COUNTER_BYTES`] are counters, which every kernel that uses them leaves at zero;
+/// behind them lies what a kernel finds and leaves as it will. Products that share a workspace must be in one stream, or wait
+/// for each other.
 #[derive(Debug)]
 pub struct Workspace {
     buffer: Buffer<u8>,
 }
 
 impl Workspace {
+    /// Bytes at the beginning that are counters.
+    pub const COUNTER_BYTES: usize = 64 << 10;
+
     /// Zeroed memory. Error: it is short.
     pub fn new(gpu: &Gpu, stream: &Stream, bytes: usize) -> Result<Self> {
         let mut buffer = gpu.context.allocate(bytes)?;
@@ -166,6 +172,11 @@ impl Workspace {
     }
 
     /// All of it.
+    pub fn view(&self) -> View<'_, u8> {
+        self.buffer.view()
+    }
+
+    /// All of it, to be written.
     pub fn view_mut(&mut self) -> ViewMut<'_, u8> {
         self.buffer.view_mut()
     }

@@ -20,7 +20,17 @@ pub struct Source {
 }
 
 /// Headers, included as `#include "ptx.cuh"`; all of them are handed to every compilation.
-pub const HEADERS: &[Source] = &[Source { path: "include/ptx.cuh", text: include_str!("include/ptx.cuh") }];
+pub const HEADERS: &[Source] = &[
+    Source { path: "include/ptx.cuh", text: include_str!("include/ptx.cuh") },
+    Source { path: "include/dequant.cuh", text: include_str!("include/dequant.cuh") },
+    Source { path: "include/hopper.cuh", text: include_str!("include/hopper.cuh") },
+    Source { path: "include/wgmma.cuh", text: include_str!("include/wgmma.cuh") },
+    Source { path: "include/wna16_decode.cuh", text: include_str!("include/wna16_decode.cuh") },
+    Source { path: "include/wna16_epilogue.cuh", text: include_str!("include/wna16_epilogue.cuh") },
+    Source { path: "include/wna16_layout.cuh", text: include_str!("include/wna16_layout.cuh") },
+    Source { path: "include/wna16_multiply.cuh", text: include_str!("include/wna16_multiply.cuh") },
+    Source { path: "include/wna16_schedule.cuh", text: include_str!("include/wna16_schedule.cuh") },
+];
 
 impl Source {
     /// The text: the one compiled in, or that of the file in the folder of [`VARIABLE`]. Error: it cannot be read.

@@ -7,11 +7,13 @@
 //! | [`cpu_n16`] | codes in tiles of 16 outputs × 32 bits | every CPU kernel of a quantised format |
 //! | [`cpu_dense_n16`] | floats in columns of 16 outputs | every CPU kernel of dense weights |
 //! | [`cuda_plain`] | codes in words, outputs side by side | the plain GPU kernel |
+//! | [`cuda_wna16`] | codes in fragments of tensor cores, scales beside them | the GPU kernels for half floats |
 
 pub mod codes;
 pub mod cpu_dense_n16;
 pub mod cpu_n16;
 pub mod cuda_plain;
+pub mod cuda_wna16;
 mod lines;
 pub(crate) mod places;
 pub mod stored;
@@ -19,4 +21,4 @@ pub mod stored;
 pub use lines::Lines;
 
 /// Names of the layouts, in pipeline order.
-pub const LAYOUTS: &[&str] = &["row_major", "cpu_n16", "cpu_dense_n16", "cuda_plain"];
+pub const LAYOUTS: &[&str] = &["row_major", "cpu_n16", "cpu_dense_n16", "cuda_plain", "cuda_wna16"];

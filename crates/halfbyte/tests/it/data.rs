@@ -61,6 +61,14 @@ impl Random {
     }
 }
 
+/// The same tensor with zero points that fit a byte.
+pub fn with_zeros_in_bytes(w: QTensor) -> QTensor {
+    let Zeros::Integer(zeros) = w.zeros() else { return w };
+    let zeros = Zeros::Integer(zeros.iter().map(|&z| z.min(255)).collect());
+    let index = w.group_index().map(<[u32]>::to_vec);
+    QTensor::new(w.format(), [w.n(), w.k()], w.codes().to_vec(), w.scales().to_vec(), zeros, index).unwrap()
+}
+
 pub fn parse(name: &str) -> Format {
     name.parse().unwrap()
 }

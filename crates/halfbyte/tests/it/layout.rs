@@ -1,6 +1,6 @@
 //! Layouts are bijections.
 
-use crate::data::{Random, parse, rounded};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use half::f16;
 use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::cpu::pack::pack;
@@ -9,6 +9,7 @@ use halfbyte::layout::codes::Codes;
 use halfbyte::layout::cpu_dense_n16::CpuDenseN16;
 use halfbyte::layout::cpu_n16::{CpuN16, PackedZeros};
 use halfbyte::layout::cuda_plain::CudaPlain;
+use halfbyte::layout::cuda_wna16::{Atom, CudaWna16};
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::{Error, FloatData, Floats, Group, QTensor, WeightFormat, Zero, Zeros};
 use std::borrow::Cow;
@@ -31,6 +32,87 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
         let halfs: Vec<f16> = w.iter().map(|&v| f16::from_f32(v)).collect();
         assert_eq!(CpuDenseN16::pack(Floats::F16(&halfs), [n, k]).unwrap().unpack(), w);
     }
+}
+
+/// Formats of both widths with every size of groups, with and without zero points, with scales of both types.
+const WNA16: [&str; 12] = [
+    "w4a16-g128",
+    "w4a16-g128-asym",
+    "w4a16-g64-sbf16",
+    "w4a16-g32-asym",
+    "w4a16-asym-sbf16",
+    "w4a16-tensor",
+    "w8a16-g128-asym-sbf16",
+    "w8a16-g64",
+    "w8a16-g32-asym",
+    "w8a16",
+    "w4a16-g256-asym",
+    "w8a16-g96",
+];
+
+#[test]
+fn what_is_packed_for_tensor_cores_unpacks_to_the_same_tensor() {
+    let mut random = Random(12);
+    for name in WNA16 {
+        for shape in [[1, 1], [64, 128], [65, 129], [300, 1000], [130, 640], [3, 5000], [5, 0], [0, 7]] {
+            for act_order in [false, true] {
+                let w = with_zeros_in_bytes(random.qtensor(parse(name).weight, shape, act_order));
+                let packed = CudaWna16::pack(&w).unwrap();
+                assert_eq!(packed.unpack().unwrap(), w, "{name} {shape:?} act-order {act_order}");
+                let atoms = shape[0].div_ceil(64) * shape[1].div_ceil(128);
+                assert_eq!(packed.atoms().len(), atoms * packed.atom().bytes());
+            }
+        }
+    }
+}
+
+/// Codes, a scale and a zero point by hand, where the drawing says that they lie.
+#[test]
+fn codes_for_tensor_cores_lie_where_the_layout_says() {
+    let mut random = Random(13);
+    let w = random.qtensor(parse("w4a16-g64-asym").weight, [400, 512], false);
+    let packed = CudaWna16::pack(&w).unwrap();
+    let bytes = packed.atom().bytes();
+    assert_eq!(bytes, 4096 + 2 * 192);
+    // Output 300 is row 44 of strip 4, the first of the second super-strip, which has 3; column 421 is 37 of step 3.
+    let atom = &packed.atoms()[(4 * 4 + 3 * 3) * bytes..][..bytes];
+    // Row 44 = 16·2 + 12: warp 2, lane/4 = 4, upper half; column 37 = 16·2 + 5: half 0, word 2, lane%4 = 2, odd.
+    let word = (2 * 256 + (4 * 4 + 2) * 4 + 2) * 4;
+    let word = u32::from_le_bytes(atom[word..word + 4].try_into().unwrap());
+    assert_eq!((word >> 18 & 15) as u8, w.codes()[300 * 512 + 421]);
+    // Its group is 6, the first of the atom; scales of rows 36 and 44 are the fifth pair of warp 2.
+    let scale = 4096 + (2 * 16 + 2 * 4 + 1) * 2;
+    let scale = f16::from_le_bytes(atom[scale..scale + 2].try_into().unwrap()).to_f32();
+    assert_eq!(scale, w.scales()[300 * 8 + 6]);
+    let Zeros::Integer(zeros) = w.zeros() else { panic!() };
+    assert_eq!(u16::from(atom[4096 + 2 * 128 + 2 * 16 + 2 * 4 + 1]), zeros[300 * 8 + 6]);
+
+    let w = random.qtensor(parse("w8a16").weight, [64, 256], false);
+    let packed = CudaWna16::pack(&w).unwrap();
+    // Row 59 = 16·3 + 11: warp 3, lane/4 = 3, upper half; column 128 + 93 = 32·2 + 16 + 8 + 2·2 + 1.
+    let byte = 8192 + ((3 * 4 + 2) * 128 + (3 * 4 + 2) * 4 + 3) * 4 + 3;
+    assert_eq!(packed.atoms()[byte], w.codes()[59 * 256 + 221]);
+    assert_eq!(f16::from_le_bytes([packed.rows()[2 * 55], packed.rows()[2 * 55 + 1]]).to_f32(), w.scales()[59]);
+}
+
+#[test]
+fn what_tensor_cores_cannot_hold_is_refused() {
+    let refused = |name: &str, k| Atom::of(parse(name).weight, k).unwrap_err().to_string();
+    assert!(refused("w3a16-g128", 256).contains("codes of 4 or 8 bits, got 3"));
+    assert!(refused("w4a16-g32-float", 256).contains("float offsets"));
+    assert!(refused("w4a16-g32-sf32", 256).contains("got f32"));
+    assert!(refused("w4a16-g20", 256).contains("a multiple of 32, got 20"));
+    assert_eq!(Atom::of(parse("w4a16-g20").weight, 16).unwrap().group, 0);
+
+    let format = parse("w8a16-g32-asym").weight;
+    let tensor = |zero, scale, index| {
+        QTensor::new(format, [1, 64], vec![0; 64], vec![scale; 2], Zeros::Integer(vec![zero; 2]), index).unwrap()
+    };
+    let why = |w: QTensor| CudaWna16::pack(&w).unwrap_err().to_string();
+    assert!(why(tensor(256, 1.0, None)).contains("zero points of 8 bits, got 256"));
+    assert!(why(tensor(255, 512.0, None)).contains("f16 scales up to"));
+    let uneven = [vec![0; 33], vec![1; 31]].concat();
+    assert!(why(tensor(1, 1.0, Some(uneven))).contains("32 columns in group 0, got 33"));
 }
 
 #[test]

@@ -17,10 +17,11 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 
 /// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share; libraries opened at run
 /// time, and the GPU driver.
-const MAY_BE_UNSAFE: &[&str] = &["cpu/", "cuda/driver.rs", "cuda/driver/", "cuda/library.rs", "cuda/nvrtc.rs"];
+const MAY_BE_UNSAFE: &[&str] =
+    &["cpu/", "cuda/cublaslt.rs", "cuda/driver.rs", "cuda/driver/", "cuda/library.rs", "cuda/nvrtc.rs"];
 
 /// Where it may be written once a file: the launch of a kernel.
-const LAUNCHERS: &[&str] = &["cuda/matmul/"];
+const LAUNCHERS: &[&str] = &["cuda/matmul/", "cuda/roofline.rs"];
 
 fn sources() -> Vec<(PathBuf, String)> {
     fn visit(folder: &Path, out: &mut Vec<PathBuf>) {

@@ -29,6 +29,10 @@ pub struct Computed<'a> {
     pub y: &'a [f32],
     /// Rows, outputs, length of the reduction.
     pub shape: [usize; 3],
+    /// Type of the result as it was stored.
+    pub out: Float,
+    /// The type that weights were rounded to before they were multiplied, if they were.
+    pub rounded: Option<Float>,
 }
 
 /// The weight of a product.
@@ -43,22 +47,38 @@ pub enum Weight<'a> {
 /// Compares rows and outputs from the beginning, the middle and the end.
 pub fn check(weight: Weight<'_>, computed: Computed<'_>) -> Result<Check> {
     let [m, n, k] = computed.shape;
-    let (rows, outputs) = (sample(m, ROWS), sample(n, OUTPUTS));
-    let x: Vec<f32> = rows.iter().flat_map(|&r| &computed.x[r * k..(r + 1) * k]).copied().collect();
+    let rows = rows(m);
+    let pick = |values: &[f32], width: usize| -> Vec<f32> {
+        rows.iter().flat_map(|&r| &values[r * width..(r + 1) * width]).copied().collect()
+    };
+    let (x, y) = (pick(computed.x, k), pick(computed.y, n));
+    check_rows(weight, Computed { x: &x, y: &y, shape: [rows.len(), n, k], ..computed })
+}
+
+/// The rows of x that [`check`] looks at.
+pub fn rows(m: usize) -> Vec<usize> {
+    sample(m, ROWS)
+}
+
+/// The same of a product that consists of those rows alone.
+pub fn check_rows(weight: Weight<'_>, computed: Computed<'_>) -> Result<Check> {
+    let Computed { x, y, shape: [m, n, k], out, rounded } = computed;
+    let outputs = sample(n, OUTPUTS);
     let product = match weight {
-        Weight::Quantized(w, format) => reference::linear(&x, rows.len(), &rows_of(w, &outputs)?, format.act),
+        Weight::Quantized(w, format) => reference::linear(x, m, &rows_of(w, &outputs)?, format.act),
         Weight::Dense(w) => {
             let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
             let w: Vec<f64> = outputs.iter().flat_map(|&i| &w[i * k..(i + 1) * k]).map(|&v| f64::from(v)).collect();
-            reference::matmul(&x, &w, [rows.len(), outputs.len(), k])
+            reference::matmul(&x, &w, [m, outputs.len(), k])
         }
     };
-    let bound = Bound { out: Float::F32, k };
+    let bound = Bound { out, k };
+    let rounding = rounded.map_or(0.0, Float::unit_roundoff);
     let mut worst = 0.0f64;
     let mut passed = true;
-    let elements = rows.iter().flat_map(|&r| outputs.iter().map(move |&i| computed.y[r * n + i]));
+    let elements = (0..m).flat_map(|r| outputs.iter().map(move |&i| y[r * n + i]));
     for ((y, value), magnitude) in elements.zip(&product.value).zip(&product.magnitude) {
-        let share = (f64::from(y) - value).abs() / bound.allowed(*magnitude);
+        let share = (f64::from(y) - value).abs() / (bound.allowed(*magnitude) + rounding * magnitude);
         // A NaN is within no bound.
         passed &= share <= 1.0;
         worst = if share.is_nan() { f64::INFINITY } else { worst.max(share) };
@@ -100,7 +120,9 @@ mod tests {
         let w = random::qtensor(format.weight, [5, 64], 3).unwrap();
         let x = random::normals(2 * 64, 4);
         let right: Vec<f32> = reference::linear(&x, 2, &w, format.act).value.iter().map(|&v| v as f32).collect();
-        let checked = |y: &[f32]| check(Weight::Quantized(&w, format), Computed { x: &x, y, shape }).unwrap();
+        let checked = |y: &[f32]| {
+            check(Weight::Quantized(&w, format), Computed { x: &x, y, shape, out: Float::F32, rounded: None }).unwrap()
+        };
         let found = checked(&right);
         assert!(found.passed && found.worst < 0.5 && found.elements == 10, "{found:?}");
         for wrong in [right[7] + 0.01, f32::NAN] {

@@ -1,5 +1,7 @@
 //! `halfbyte bench matmul`: products on cold weights, beside what the machine could do at most.
 
+mod cuda;
+
 use super::case::{Case, Shape};
 use super::check::{self, Check, Computed};
 use crate::app::App;
@@ -42,13 +44,13 @@ pub struct Args {
     /// Length of the reduction.
     #[arg(short, value_name = "K", default_value_t = 4096)]
     k: usize,
-    /// Type of x.
-    #[arg(long, value_enum, default_value = "f32")]
-    x: FloatArg,
+    /// Type of x [default: f32; on a GPU f16].
+    #[arg(long, value_enum)]
+    x: Option<FloatArg>,
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
-    /// Leave out the dense f32 product of the same shape, to which times are compared.
+    /// Leave out the dense product of the same shape, to which times are compared: in f32, on a GPU cuBLASLt in f16.
     #[arg(long)]
     no_baseline: bool,
 }
@@ -179,7 +181,11 @@ fn plan(args: &Args) -> Result<Plan> {
 /// Runs all products of the plan.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let plan = plan(args)?;
+    if let Some(number) = app.cuda() {
+        return cuda::run(args, &plan, number, app);
+    }
     let cpu = app.cpu()?;
+    let x = args.x.map_or(Float::F32, Float::from);
     let progress = Progress::steps(app);
     progress.step("measuring the machine");
     let before = Limits::measure(&cpu);
@@ -188,7 +194,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let baseline =
             if args.no_baseline { vec![None; plan.m.len()] } else { baselines(&cpu, shape, &plan.m, &progress)? };
         for &kind in &plan.kinds {
-            let bench = Bench { cpu: &cpu, kind, x: args.x.into(), check: args.check, progress: &progress };
+            let bench = Bench { cpu: &cpu, kind, x, check: args.check, progress: &progress };
             let lines = bench.run(shape, &plan.m)?;
             for (mut line, &baseline) in lines.into_iter().zip(&baseline) {
                 line.origin = named.then(|| shape.origin.clone());
@@ -203,9 +209,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     drop(progress);
     let limits = before.best(after);
     for line in &mut results {
-        let traffic = line.weight_bytes + line.m * (line.k * Float::from(args.x).size_bytes() + line.n * 4);
+        let traffic = line.weight_bytes + line.m * (line.k * x.size_bytes() + line.n * 4);
         let ops = 2.0 * line.m as f64 * line.n as f64 * line.k as f64;
-        let (least, limit) = limits.least_seconds(line.kind, args.x.into(), traffic as f64, ops);
+        let (least, limit) = limits.least_seconds(line.kind, x, traffic as f64, ops);
         line.roofline_percent = 100.0 * least * 1e6 / line.median_us;
         line.limit = limit;
     }
@@ -220,6 +226,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         passed,
     };
     app.result(&report, human)?;
+    verdict(passed)
+}
+
+/// The failure of a check that found something.
+fn verdict(passed: Option<bool>) -> Result<()> {
     if passed == Some(false) {
         return Err(Failure::new(
             Exit::No,
@@ -359,7 +370,10 @@ impl Bench<'_> {
                         check::Weight::Quantized(w, Format { weight: w.format(), act: *act })
                     }
                 };
-                Some(check::check(weight, Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k] })?)
+                Some(check::check(
+                    weight,
+                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32, rounded: None },
+                )?)
             }
         };
         let weight_bytes = weights[0].bytes();

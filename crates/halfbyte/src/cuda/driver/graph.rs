@@ -1,6 +1,6 @@
 //! Graphs: work recorded once and launched again and again with one call.
 
-use super::{Context, Stream, check};
+use super::{Context, Event, Stream, check};
 use crate::error::Result;
 use cudarc::driver::sys;
 
@@ -37,6 +37,35 @@ impl Stream {
         let _ = unsafe { sys::cuGraphDestroy(graph) };
         check("instantiate a graph", result)?;
         Ok(Graph { context: self.context().clone(), handle })
+    }
+}
+
+impl Stream {
+    /// Records work and replays it, and tells how many seconds each replay takes on the device: for measurements.
+    ///
+    /// `work` is borrowed until the last replay is done, and with it the memory that it uses; none can be allocated or freed
+    /// while it is recorded. The replays before the first that counts are `warm_up`.
+    pub fn time_replays(
+        &self,
+        warm_up: usize,
+        runs: usize,
+        mut work: impl FnMut(&Stream) -> Result<()>,
+    ) -> Result<Vec<f64>> {
+        let graph = self.capture(&mut work)?;
+        let [begin, end] = [Event::new(self.context())?, Event::new(self.context())?];
+        let mut seconds = Vec::with_capacity(runs);
+        for run in 0..warm_up + runs {
+            self.record(&begin)?;
+            // SAFETY: `work` lives, and holds the memory that was recorded; the replay is waited for.
+            unsafe { graph.launch(self) }?;
+            self.record(&end)?;
+            end.synchronize()?;
+            if run >= warm_up {
+                seconds.push(end.seconds_since(&begin)?);
+            }
+        }
+        drop(work);
+        Ok(seconds)
     }
 }
 

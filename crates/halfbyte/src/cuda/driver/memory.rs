@@ -1,6 +1,6 @@
 //! Memory of a device: buffers that are owned, and views of them or of a caller's own memory.
 
-use super::{Context, check};
+use super::{Context, Stream, check};
 use crate::error::{Error, Result};
 use crate::tensor::Float;
 use bytemuck::Pod;
@@ -61,6 +61,13 @@ impl<T: Pod> Buffer<T> {
     /// The device's address of the first element.
     pub fn pointer(&self) -> u64 {
         self.pointer
+    }
+
+    /// Another buffer with the same content, once the stream is done.
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        let mut copy = self.context.allocate(self.len)?;
+        stream.copy(self.view(), copy.view_mut())?;
+        Ok(copy)
     }
 
     /// All of it.
@@ -142,6 +149,14 @@ impl<'a, T: Pod> View<'a, T> {
         let pointer = self.pointer + (range.start * size_of::<T>()) as u64;
         View { pointer, len: range.len(), elements: PhantomData }
     }
+
+    /// The same bytes as elements of another type; panics if they are no whole number of those, or not aligned for them.
+    pub fn cast<U: Pod>(self) -> View<'a, U> {
+        let bytes = self.len * size_of::<T>();
+        let whole = bytes.is_multiple_of(size_of::<U>()) && self.pointer.is_multiple_of(align_of::<U>() as u64);
+        assert!(whole, "{bytes} bytes at {:#x} as elements of {}", self.pointer, size_of::<U>());
+        View { pointer: self.pointer, len: bytes / size_of::<U>(), elements: PhantomData }
+    }
 }
 
 impl<'a, T: Pod> ViewMut<'a, T> {
@@ -174,6 +189,13 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         checked_range(&range, self.len);
         let pointer = self.pointer + (range.start * size_of::<T>()) as u64;
         ViewMut { pointer, len: range.len(), elements: PhantomData }
+    }
+
+    /// As [`View::cast`].
+    pub fn cast<U: Pod>(self) -> ViewMut<'a, U> {
+        let View { pointer, len, .. } =
+            View::<T> { pointer: self.pointer, len: self.len, elements: PhantomData }.cast::<U>();
+        ViewMut { pointer, len, elements: PhantomData }
     }
 }
 

@@ -5,19 +5,25 @@
 //!
 //! | kernel | processors | formats |
 //! |---|---|---|
+//! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
 //! | `plain` | all from sm_75 on | all with exact activations |
 
+mod gather;
 mod plain;
+pub mod wna16_sm90;
 
 pub use plain::Weights as PlainWeights;
 
-use super::driver::{FloatView, FloatViewMut, Stream, View};
+use super::driver::{Buffer, FloatView, FloatViewMut, Stream, View};
 use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::{Activation, Problem, Reason, Rejection};
 use crate::tensor::Float;
+use bytemuck::Pod;
+
+const OP: &str = "matmul";
 
 /// A weight on a device, in the layout of the kernels that read it.
 #[derive(Debug)]
@@ -25,6 +31,8 @@ use crate::tensor::Float;
 pub enum Packed {
     /// Layout `cuda_plain`.
     Plain(PlainWeights),
+    /// Layout `cuda_wna16`.
+    Wna16(wna16_sm90::Weights),
 }
 
 impl Packed {
@@ -32,6 +40,7 @@ impl Packed {
     pub fn shape(&self) -> [usize; 2] {
         match self {
             Packed::Plain(w) => w.shape(),
+            Packed::Wna16(w) => w.shape(),
         }
     }
 
@@ -39,6 +48,7 @@ impl Packed {
     pub fn format(&self) -> Format {
         match self {
             Packed::Plain(w) => w.format(),
+            Packed::Wna16(w) => w.format(),
         }
     }
 
@@ -46,13 +56,23 @@ impl Packed {
     pub fn bytes(&self) -> usize {
         match self {
             Packed::Plain(w) => w.bytes(),
+            Packed::Wna16(w) => w.bytes(),
         }
+    }
+
+    /// Another one with the same content in memory of its own, for measurements on cold weights. Error: memory is short.
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(match self {
+            Packed::Plain(w) => Packed::Plain(w.duplicate(stream)?),
+            Packed::Wna16(w) => Packed::Wna16(w.duplicate(stream)?),
+        })
     }
 
     /// Name of its layout.
     pub fn layout(&self) -> &'static str {
         match self {
             Packed::Plain(_) => plain::KERNEL.layout,
+            Packed::Wna16(_) => wna16_sm90::KERNEL.layout,
         }
     }
 }
@@ -97,12 +117,18 @@ pub struct Kernel {
     pub instances: fn() -> Vec<Instance>,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
+    holds: fn(&QTensor) -> std::result::Result<(), Reason>,
     pack: fn(&Gpu, &Stream, &QTensor, Act) -> Result<Packed>,
     run: fn(&Gpu, &Stream, &mut Call<'_>) -> Result<()>,
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, plain::KERNEL];
+
+/// What kernels launch before themselves.
+pub fn auxiliary() -> Vec<Instance> {
+    vec![gather::instance()]
+}
 
 impl Kernel {
     /// Whether it computes a problem on a device, or why not.
@@ -111,6 +137,11 @@ impl Kernel {
             return Err(Reason(format!("is not written for {}", caps.arch)));
         }
         (self.supports)(caps, problem)
+    }
+
+    /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
+    pub fn holds(&self, w: &QTensor) -> std::result::Result<(), Reason> {
+        (self.holds)(w)
     }
 }
 
@@ -159,10 +190,17 @@ pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<u
 pub fn pack(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act, x: Float) -> Result<Packed> {
     let format = Format { weight: w.format(), act };
     let problem = Problem { format: Some(format), x, m: 1, n: w.n(), k: w.k() };
-    pack_for(select(&gpu.caps(), &problem, None)?, gpu, stream, w, act)
+    let mut rejections = Vec::new();
+    for kernel in KERNELS {
+        match kernel.supports(&gpu.caps(), &problem).and_then(|()| (kernel.holds)(w)) {
+            Ok(()) => return pack_for(kernel, gpu, stream, w, act),
+            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
+        }
+    }
+    Err(Error::NoKernel { problem: problem.to_string(), rejections })
 }
 
-/// Packs a weight in the layout of a kernel, and copies it to the device.
+/// Packs a weight in the layout of a kernel, and copies it to the device. Error: the layout does not hold it.
 pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Packed> {
     (kernel.pack)(gpu, stream, w, act)
 }
@@ -179,7 +217,20 @@ pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
 
 /// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
 pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>) -> Result<()> {
-    const OP: &str = "matmul";
+    check(kernel, gpu, &call)?;
+    let needed = (kernel.workspace_bytes)(&gpu.caps(), &problem(&call));
+    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
+    if given < needed {
+        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
+    }
+    if call.y.is_empty() {
+        return Ok(());
+    }
+    (kernel.run)(gpu, stream, &mut call)
+}
+
+/// Lengths that fit, and a kernel that serves the problem.
+fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
     let ([n, k], m) = (call.w.shape(), call.m);
     let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
         if rows.checked_mul(columns) == Some(len) {
@@ -192,28 +243,28 @@ pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>)
     if let Some(bias) = call.epilogue.bias {
         fits("a bias", [1, n], bias.len())?;
     }
-    let problem = problem(&call);
-    let caps = gpu.caps();
+    let problem = problem(call);
     let reason = match kernel.layout == call.w.layout() {
-        true => kernel.supports(&caps, &problem).err(),
+        true => kernel.supports(&gpu.caps(), &problem).err(),
         false => Some(Reason(format!("reads layout {}, the weights lie in {}", kernel.layout, call.w.layout()))),
     };
-    if let Some(reason) = reason {
-        let rejections = vec![Rejection { kernel: kernel.name, reason }];
-        return Err(Error::NoKernel { problem: problem.to_string(), rejections });
+    match reason {
+        None => Ok(()),
+        Some(reason) => {
+            let rejections = vec![Rejection { kernel: kernel.name, reason }];
+            Err(Error::NoKernel { problem: problem.to_string(), rejections })
+        }
     }
-    let needed = (kernel.workspace_bytes)(&caps, &problem);
-    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
-    if given < needed {
-        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
-    }
-    if m == 0 || n == 0 {
-        return Ok(());
-    }
-    (kernel.run)(gpu, stream, &mut call)
 }
 
 fn problem(call: &Call<'_>) -> Problem {
     let [n, k] = call.w.shape();
     Problem { format: Some(call.w.format()), x: call.x.dtype(), m: call.m, n, k }
+}
+
+/// Values on the device.
+fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
+    let mut buffer = gpu.context().allocate(values.len())?;
+    stream.upload(values, buffer.view_mut())?;
+    Ok(buffer)
 }

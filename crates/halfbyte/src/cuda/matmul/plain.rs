@@ -1,6 +1,6 @@
 //! Launches of `plain.cu`, which is right for every format.
 
-use super::{Call, Kernel, Packed};
+use super::{Call, Kernel, Packed, upload};
 use crate::cuda::driver::{Arg, Buffer, FloatView, Launch, Stream, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -26,6 +26,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     },
     supports,
     workspace_bytes: |_, _| 0,
+    holds: |_| Ok(()),
     pack: |gpu, stream, w, act| Ok(Packed::Plain(Weights::new(gpu, stream, w, act)?)),
     run,
 };
@@ -84,6 +85,14 @@ impl Floats {
         })
     }
 
+    fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(match self {
+            Self::F16(v) => Self::F16(v.duplicate(stream)?),
+            Self::BF16(v) => Self::BF16(v.duplicate(stream)?),
+            Self::F32(v) => Self::F32(v.duplicate(stream)?),
+        })
+    }
+
     fn view(&self) -> FloatView<'_> {
         match self {
             Self::F16(v) => FloatView::F16(v.view()),
@@ -95,12 +104,6 @@ impl Floats {
     fn bytes(&self) -> usize {
         self.view().len() * self.view().dtype().size_bytes()
     }
-}
-
-fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
-    let mut buffer = gpu.context().allocate(values.len())?;
-    stream.upload(values, buffer.view_mut())?;
-    Ok(buffer)
 }
 
 #[derive(Debug)]
@@ -139,6 +142,20 @@ impl Weights {
                 PlainZeros::Float(o) => DeviceZeros::Float(Floats::upload(gpu, stream, o)?),
             },
             group_of: packed.group_of().map(|index| upload(gpu, stream, index)).transpose()?,
+        })
+    }
+
+    pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(Self {
+            codes: self.codes.duplicate(stream)?,
+            scales: self.scales.duplicate(stream)?,
+            zeros: match &self.zeros {
+                DeviceZeros::Symmetric => DeviceZeros::Symmetric,
+                DeviceZeros::Integer(z) => DeviceZeros::Integer(z.duplicate(stream)?),
+                DeviceZeros::Float(o) => DeviceZeros::Float(o.duplicate(stream)?),
+            },
+            group_of: self.group_of.as_ref().map(|index| index.duplicate(stream)).transpose()?,
+            ..*self
         })
     }
 
@@ -208,7 +225,6 @@ fn activation(activation: Activation) -> (u32, f32, f32) {
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
-    #[expect(irrefutable_let_patterns, reason = "more layouts will come")]
     let Packed::Plain(w) = call.w else {
         return Err(Error::invalid("plain", "weights in layout cuda_plain", call.w.layout()));
     };

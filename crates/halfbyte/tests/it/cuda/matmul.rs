@@ -1,18 +1,21 @@
 //! Every GPU kernel × format × edge shape against the f64 reference, element by element.
 
 use super::{gpus, in_child, is_child};
-use crate::data::{Random, parse, rounded};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
+use halfbyte::cuda::matmul::wna16_sm90::{self, config};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed};
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::kernel::{Activation, Problem};
-use halfbyte::{Act, Error, Float};
+use halfbyte::layout::cuda_wna16::Atom;
+use halfbyte::{Act, Error, Float, QTensor};
+use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -28,9 +31,23 @@ struct Bench<'a> {
     kernel: &'static Kernel,
     gpu: &'a Gpu,
     stream: &'a Stream,
+    /// Of the Hopper kernel, if not the one that it chooses.
+    config: Option<config::Config>,
 }
 
-impl Bench<'_> {
+impl<'b> Bench<'b> {
+    fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
+        Self { kernel, gpu, stream, config: None }
+    }
+
+    /// Zeroed counters, and poison in all the rest.
+    fn workspace(&self, bytes: usize) -> Workspace {
+        let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
+        let counters = bytes.min(Workspace::COUNTER_BYTES);
+        self.stream.fill(workspace.view_mut().slice(counters..bytes), POISON).unwrap();
+        workspace
+    }
+
     fn upload<T: Pod>(&self, values: &[T]) -> Buffer<T> {
         let mut buffer = self.gpu.context().allocate(values.len()).unwrap();
         self.stream.upload(values, buffer.view_mut()).unwrap();
@@ -73,11 +90,20 @@ impl Bench<'_> {
         let mut y = self.gpu.context().allocate::<T>(len + 2 * GUARD).unwrap();
         self.stream.fill(y.view_mut(), POISON).unwrap();
         let problem = Problem { format: Some(w.format()), x: x.dtype(), m, n: w.shape()[0], k: w.shape()[1] };
-        let bytes = matmul::workspace_bytes(&self.gpu.caps(), &problem, w.layout()).unwrap();
-        let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
+        let bytes = match self.config {
+            None => matmul::workspace_bytes(&self.gpu.caps(), &problem, w.layout()).unwrap(),
+            Some(_) => 64 << 20,
+        };
+        let mut workspace = self.workspace(bytes);
         let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
         let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace) };
-        matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap();
+        match self.config {
+            None => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
+            Some(config) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
+        }
+        let mut counters = vec![1u8; bytes.min(Workspace::COUNTER_BYTES)];
+        self.stream.download(workspace.view().slice(0..counters.len()), &mut counters).unwrap();
+        assert!(counters.iter().all(|&byte| byte == 0), "{}: counters left behind", self.kernel.name);
         let mut all = vec![T::zeroed(); len + 2 * GUARD];
         self.stream.download(y.view(), &mut all).unwrap();
         let intact = |guard: &[T]| bytemuck::cast_slice::<T, u8>(guard).iter().all(|&byte| byte == POISON);
@@ -86,14 +112,26 @@ impl Bench<'_> {
     }
 }
 
-fn check(y: &[f32], reference: &Product, k: usize, out: Float, what: &str) {
+/// The first rows of a product against the reference; `rounded` if weights were, to the type of x.
+fn check(y: &[f32], reference: &Product, k: usize, out: Float, rounded: Option<Float>, what: &str) {
     let bound = Bound { out, k };
     for (i, &y) in y.iter().enumerate() {
         let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
         let error = (f64::from(y) - want).abs();
-        let allowed = bound.allowed(magnitude);
+        let allowed = bound.allowed(magnitude) + rounded.map_or(0.0, |x| x.unit_roundoff() * magnitude);
         assert!(error <= allowed, "{what}: element {i} is {y}, expected {want} ± {allowed:e}, off by {error:e}");
     }
+}
+
+/// The reference, some rows a thread.
+fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
+    const ROWS: usize = 50;
+    let k = w.k();
+    let chunks = (0..m).step_by(ROWS).map(|first| first..m.min(first + ROWS)).collect::<Vec<_>>();
+    let parts: Vec<Product> =
+        chunks.into_par_iter().map(|r| reference::linear(&x[r.start * k..r.end * k], r.len(), w, act)).collect();
+    let join = |of: fn(&Product) -> &Vec<f64>| parts.iter().flat_map(of).copied().collect();
+    Product { value: join(|p| &p.value), magnitude: join(|p| &p.magnitude) }
 }
 
 /// What a device of this processor would offer, for tests of the choice without one.
@@ -101,13 +139,33 @@ fn caps(arch: &str) -> Caps {
     Caps { arch: arch.parse().unwrap(), multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 60 << 20 }
 }
 
+/// Formats of the table with exact activations.
+fn exact_formats() -> Vec<String> {
+    FORMATS.iter().filter(|name| !parse(name).act.is_quantized()).map(|&name| name.to_owned()).collect()
+}
+
+/// Every form of atoms of the Hopper kernel.
+fn formats_of_atoms() -> Vec<String> {
+    let mut names = Vec::new();
+    for bits in [4, 8] {
+        for group in ["", "-g32", "-g64", "-g128"] {
+            for zero in ["", "-asym"] {
+                names.extend(["", "-sbf16"].map(|scale| format!("w{bits}a16{group}{zero}{scale}")));
+            }
+        }
+    }
+    names
+}
+
 /// The table and the formats that its kernels are tested with.
-fn cases() -> Vec<(&'static Kernel, &'static str)> {
-    let exact = FORMATS.iter().copied().filter(|name| !parse(name).act.is_quantized());
-    exact.flat_map(|name| KERNELS.iter().map(move |kernel| (kernel, name))).collect()
+fn cases() -> Vec<(&'static Kernel, String)> {
+    let both = |name: String| KERNELS.iter().map(move |kernel| (kernel, name.clone()));
+    exact_formats().into_iter().flat_map(both).collect()
 }
 
 const SHAPES: &[[usize; 2]] = &[[1, 1], [16, 128], [17, 33], [48, 256], [130, 300], [37, 20], [5, 0], [80, 129]];
+const ROWS: &[usize] = &[0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 300, 1000];
+const MOST: usize = 1000;
 
 #[test]
 fn every_kernel_format_and_edge_shape_is_within_the_bound() {
@@ -118,31 +176,123 @@ fn every_kernel_format_and_edge_shape_is_within_the_bound() {
         gpu.prepare(&instances, |_| ()).unwrap();
         let (mut random, mut seen) = (Random(1), std::collections::BTreeSet::new());
         for (i, (kernel, name)) in cases().into_iter().enumerate() {
-            let format = parse(name);
+            let format = parse(&name);
             for (s, &[n, k]) in SHAPES.iter().enumerate() {
                 let act_order = (i + s) % 3 == 0;
-                let w = random.qtensor(format.weight, [n, k], act_order);
-                let mut packed = None;
-                for m in [0, 1, 2, 3, 4, 5, 7, 8, 16, 17, 31, 32, 33, 63, 64, 65] {
-                    let (x_type, out) = (TYPES[(i + m) % 3], TYPES[(i + m / 2 + s) % 3]);
-                    let problem = Problem { format: Some(format), x: x_type, m, n, k };
+                let mut w = random.qtensor(format.weight, [n, k], act_order);
+                if kernel.holds(&w).is_err() {
+                    w = with_zeros_in_bytes(w);
+                }
+                for x_type in TYPES {
+                    let problem = Problem { format: Some(format), x: x_type, m: 1, n, k };
                     if kernel.supports(&gpu.caps(), &problem).is_err() {
                         continue;
                     }
                     seen.insert(kernel.name);
-                    let packed =
-                        packed.get_or_insert_with(|| matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap());
-                    let x = rounded(&random.activations(m * k), x_type);
-                    let bench = Bench { kernel, gpu: &gpu, stream: &stream };
-                    let y = bench.forward(packed, &x, [x_type, out], m, Epilogue::default());
-                    let reference = reference::linear(&x, m, &w, format.act);
-                    let what = format!("{}: {problem} to {out}, act-order {act_order}", kernel.name);
-                    check(&y, &reference, k, out, &what);
+                    let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
+                    let x = rounded(&random.activations(MOST * k), x_type);
+                    let reference = reference_of(&x, MOST, &w, format.act);
+                    let bench = Bench::new(kernel, &gpu, &stream);
+                    for (j, &m) in ROWS.iter().enumerate() {
+                        let out = TYPES[(i + j + s) % 3];
+                        let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
+                        let problem = Problem { m, ..problem };
+                        let what = format!("{}: {problem} to {out}, act-order {act_order}", kernel.name);
+                        check(&y, &reference, k, out, rounds(kernel, &gpu, &problem), &what);
+                    }
                 }
             }
         }
         let all: Vec<_> = served.iter().map(|kernel| kernel.name).collect();
         assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
+    }
+}
+
+/// The type to which a kernel rounds weights, if it does.
+fn rounds(kernel: &Kernel, gpu: &Gpu, problem: &Problem) -> Option<Float> {
+    let rounds = kernel.name == "wna16_sm90" && wna16_sm90::rounds_weights(&gpu.caps(), problem);
+    rounds.then_some(problem.x)
+}
+
+/// The Hopper kernel with the formats and shapes that are its own, each with the configuration that it chooses.
+#[test]
+fn every_form_of_atoms_and_number_of_rows_is_within_the_bound() {
+    let kernel = KERNELS.iter().find(|kernel| kernel.name == "wna16_sm90").unwrap();
+    for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568], [16, 128]];
+        let mut instances = Vec::new();
+        for (i, name) in formats_of_atoms().iter().enumerate() {
+            for [n, k] in shapes {
+                let (weight, out) = (parse(name).weight, TYPES[i % 3]);
+                let atom = Atom::of(weight, k).unwrap();
+                for &m in &ROWS[1..] {
+                    let shape = [m, n, k];
+                    let config = config::config(atom, shape, out, gpu.caps().multiprocessors as usize);
+                    instances.push(config.instance(atom, out, Activation::None));
+                }
+            }
+        }
+        instances.sort_by_key(ToString::to_string);
+        instances.dedup_by_key(|instance| instance.to_string());
+        let start = Instant::now();
+        gpu.prepare(&instances, |_| ()).unwrap();
+        println!("{} instances in {:.1} s", instances.len(), start.elapsed().as_secs_f64());
+        let mut random = Random(8);
+        for (i, name) in formats_of_atoms().iter().enumerate() {
+            let format = parse(name);
+            let (x_type, out) = (format.weight.scale, TYPES[i % 3]);
+            for (s, [n, k]) in shapes.into_iter().enumerate() {
+                let act_order = (i + s) % 5 == 4;
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
+                let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
+                let x = rounded(&random.activations(MOST * k), x_type);
+                let reference = reference_of(&x, MOST, &w, format.act);
+                let bench = Bench::new(kernel, &gpu, &stream);
+                for &m in ROWS {
+                    let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
+                    let problem = Problem { format: Some(format), x: x_type, m, n, k };
+                    let what = format!("{problem} to {out}, act-order {act_order}");
+                    check(&y, &reference, k, out, rounds(kernel, &gpu, &problem), &what);
+                }
+            }
+        }
+    }
+}
+
+/// Every configuration of the Hopper kernel, also on shapes for which it would choose another: tiles whole and cut.
+#[test]
+fn every_configuration_is_within_the_bound() {
+    let kernel = KERNELS.iter().find(|kernel| kernel.name == "wna16_sm90").unwrap();
+    for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(9);
+        for name in ["w4a16-g128", "w8a16-g32-asym-sbf16", "w4a16"] {
+            let format = parse(name);
+            let x_type = format.weight.scale;
+            for [n, k, most] in [[1100, 4104, 300], [2048, 520, 1000]] {
+                let atom = Atom::of(format.weight, k).unwrap();
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+                let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
+                let x = rounded(&random.activations(most * k), x_type);
+                let reference = reference_of(&x, most, &w, format.act);
+                let configs = config::all(atom, x_type);
+                let instances: Vec<_> =
+                    configs.iter().map(|config| config.instance(atom, x_type, Activation::None)).collect();
+                gpu.prepare(&instances, |_| ()).unwrap();
+                for config in configs.into_iter().filter(|config| k.div_ceil(128) >= config.split) {
+                    let bench = Bench { config: Some(config), ..Bench::new(kernel, &gpu, &stream) };
+                    for m in [1, config.tokens - 1, config.tokens, config.tokens + 1, most] {
+                        if m > most {
+                            continue;
+                        }
+                        let y = bench.forward(&packed, &x[..m * k], [x_type; 2], m, Epilogue::default());
+                        let what = format!("{name} m={m} n={n} k={k} {config:?}");
+                        check(&y, &reference, k, x_type, config.early.then_some(x_type), &what);
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -193,23 +343,19 @@ fn long_reductions_and_many_rows_cross_every_block() {
             ("w3a16-g128", 1000, 384, 70),
         ] {
             let format = parse(name);
-            let w = random.qtensor(format.weight, [n, k], false);
-            for (kernel, x_type) in KERNELS.iter().zip(TYPES.into_iter().cycle()) {
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+            for (kernel, x_type) in KERNELS.iter().flat_map(|kernel| TYPES.map(|x_type| (kernel, x_type))) {
                 let problem = Problem { format: Some(format), x: x_type, m, n, k };
                 if kernel.supports(&gpu.caps(), &problem).is_err() {
                     continue;
                 }
                 let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
-                let bench = Bench { kernel, gpu: &gpu, stream: &stream };
+                let bench = Bench::new(kernel, &gpu, &stream);
                 let x = rounded(&random.activations(m * k), x_type);
                 let y = bench.forward(&packed, &x, [x_type, Float::F32], m, Epilogue::default());
-                check(
-                    &y,
-                    &reference::linear(&x, m, &w, format.act),
-                    k,
-                    Float::F32,
-                    &format!("{}: {problem}", kernel.name),
-                );
+                let what = format!("{}: {problem}", kernel.name);
+                let reference = reference_of(&x, m, &w, format.act);
+                check(&y, &reference, k, Float::F32, rounds(kernel, &gpu, &problem), &what);
             }
         }
     }
@@ -225,7 +371,7 @@ fn a_row_has_the_same_bits_whatever_m_is() {
         let x = rounded(&random.activations(70 * 640), Float::F16);
         let kernel = KERNELS.iter().find(|kernel| kernel.name == "plain").unwrap();
         let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
-        let bench = Bench { kernel, gpu: &gpu, stream: &stream };
+        let bench = Bench::new(kernel, &gpu, &stream);
         let types = [Float::F16, Float::F32];
         let all = bench.forward(&packed, &x, types, 70, Epilogue::default());
         for m in [1, 4, 5, 33] {
@@ -241,14 +387,14 @@ fn bias_and_activation_come_last() {
         let mut random = Random(5);
         let format = parse("w4a16-g32-asym");
         let w = random.qtensor(format.weight, [21, 64], false);
-        let (bias, x) = (random.normals(21), random.normals(6 * 64));
+        let (bias, x) = (random.normals(21), rounded(&random.normals(6 * 64), Float::F16));
         let plain = reference::linear(&x, 6, &w, format.act);
-        for kernel in KERNELS {
-            let problem = Problem { format: Some(format), x: Float::F32, m: 6, n: 21, k: 64 };
+        for (kernel, x_type) in KERNELS.iter().flat_map(|kernel| [(kernel, Float::F32), (kernel, Float::F16)]) {
+            let problem = Problem { format: Some(format), x: x_type, m: 6, n: 21, k: 64 };
             if kernel.supports(&gpu.caps(), &problem).is_err() {
                 continue;
             }
-            let bench = Bench { kernel, gpu: &gpu, stream: &stream };
+            let bench = Bench::new(kernel, &gpu, &stream);
             let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
             let on_device = bench.upload(&bias);
             for activation in [
@@ -261,7 +407,7 @@ fn bias_and_activation_come_last() {
                 Activation::Silu,
             ] {
                 let epilogue = Epilogue { bias: Some(on_device.view()), activation };
-                let y = bench.forward(&packed, &x, [Float::F32; 2], 6, epilogue);
+                let y = bench.forward(&packed, &x, [x_type, Float::F32], 6, epilogue);
                 for (i, &y) in y.iter().enumerate() {
                     let v = (plain.value[i] + f64::from(bias[i % 21])) as f32;
                     let want = activation.apply(v);
@@ -277,14 +423,15 @@ fn nan_and_infinity_in_x_reach_y_and_only_their_row() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(6);
-        for (kernel, name) in cases().into_iter().filter(|(_, name)| name.contains("g32")) {
-            let format = parse(name);
-            let w = random.qtensor(format.weight, [33, 96], false);
+        let hopper = KERNELS.iter().map(|kernel| (kernel, "w4a16-g32-asym-sbf16".to_owned()));
+        for (kernel, name) in cases().into_iter().filter(|(_, name)| name.contains("g32")).chain(hopper) {
+            let format = parse(&name);
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [33, 96], false));
             let problem = Problem { format: Some(format), x: Float::BF16, m: 20, n: 33, k: 96 };
             if kernel.supports(&gpu.caps(), &problem).is_err() {
                 continue;
             }
-            let bench = Bench { kernel, gpu: &gpu, stream: &stream };
+            let bench = Bench::new(kernel, &gpu, &stream);
             let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
             for bad in [f32::NAN, f32::INFINITY] {
                 for m in [1, 20] {
@@ -336,6 +483,47 @@ fn wrong_lengths_and_problems_are_errors() {
         assert!(matches!(error, Error::NoKernel { .. }), "{error}");
         stream.synchronize().unwrap();
     }
+}
+
+/// Shared memory and stages of whatever is chosen, and the choices that were measured.
+#[test]
+fn configurations_fit_the_device_and_follow_what_was_measured() {
+    for name in formats_of_atoms() {
+        let weight = parse(&name).weight;
+        for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [6144, 4096], [21504, 14336], [1 << 20, 256]] {
+            let atom = Atom::of(weight, k).unwrap();
+            for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
+                let c = config::config(atom, [m, n, k], out, 132);
+                let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
+                assert!(shared <= if c.blocks == 2 { 115_712 } else { 232_448 }, "{what}: {shared} bytes");
+                assert!(c.stages_w >= 2 && c.stages_x >= 2 && c.stages_w.is_multiple_of(c.sets), "{what}");
+                assert!(k.div_ceil(128) >= c.split && (m > 16 || !c.early), "{what}");
+                let s = config::Schedule::new(c, [m, n, k], 132);
+                let tiles = m.div_ceil(c.tokens) * n.div_ceil(64).div_ceil(c.tile_strips());
+                assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
+                let whole = if c.split == 1 { s.waves * s.workers } else { 0 };
+                assert_eq!(whole + s.cut, tiles, "{what}: {s:?}");
+                assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
+            }
+        }
+    }
+    let atom = Atom::of(parse("w4a16-g128").weight, 4096).unwrap();
+    let chosen = |m, n, k| {
+        let c = config::config(atom, [m, n, k], Float::F16, 132);
+        (c.tokens, c.tile_strips(), c.sets, c.split, c.blocks, [c.stages_w, c.stages_x], c.early)
+    };
+    assert_eq!(chosen(1, 21504, 14336), (8, 4, 1, 1, 2, [6, 6], false));
+    assert_eq!(chosen(16, 21504, 14336), (16, 4, 2, 1, 1, [8, 8], false));
+    assert_eq!(chosen(64, 21504, 14336), (64, 4, 1, 1, 1, [5, 7], false));
+    assert_eq!(chosen(128, 21504, 14336), (128, 2, 1, 1, 1, [8, 4], true));
+    assert_eq!(chosen(256, 21504, 14336), (256, 2, 1, 1, 1, [4, 5], true));
+    assert_eq!(chosen(8, 4096, 4096), (8, 4, 1, 8, 2, [5, 5], false));
+    assert_eq!(chosen(16, 4096, 4096), (16, 2, 1, 4, 2, [8, 8], false));
+    assert_eq!(chosen(32, 4096, 4096), (32, 2, 1, 4, 2, [5, 5], false));
+    assert_eq!(chosen(64, 4096, 4096), (32, 2, 1, 2, 1, [8, 8], false));
+    assert_eq!(chosen(128, 4096, 4096), (64, 2, 1, 2, 1, [8, 7], false));
+    assert_eq!(chosen(256, 4096, 4096).3, 2);
+    assert_eq!(chosen(1024, 4096, 4096).0, 256);
 }
 
 #[test]

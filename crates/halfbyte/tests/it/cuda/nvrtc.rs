@@ -3,8 +3,10 @@
 use super::nvrtc;
 use halfbyte::Error;
 use halfbyte::cuda::cache::Key;
-use halfbyte::cuda::matmul::KERNELS;
+use halfbyte::cuda::matmul::{self, KERNELS};
+use halfbyte::cuda::roofline;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
+use rayon::prelude::*;
 use std::fmt::Write;
 use std::path::Path;
 
@@ -49,9 +51,10 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
         for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
             let mut instances = (kernel.instances)();
             instances.sort_by_key(Instance::to_string);
-            for instance in instances {
-                let options = ["--ptxas-options=-v"];
-                let (compiled, log) = nvrtc.compile_with(&instance, arch, &options).unwrap_or_else(|e| panic!("{e}"));
+            let options = ["--ptxas-options=-v"];
+            let compiled: Vec<_> = instances.par_iter().map(|i| nvrtc.compile_with(i, arch, &options)).collect();
+            for (instance, compiled) in instances.iter().zip(compiled) {
+                let (compiled, log) = compiled.unwrap_or_else(|e| panic!("{e}"));
                 assert!(compiled.cubin.starts_with(b"\x7fELF"), "{instance} for {arch}");
                 // Anything else that the compiler says is a warning.
                 let said = |line: &&str| !line.is_empty() && !line.starts_with("ptxas info") && !line.contains("spill");
@@ -73,6 +76,17 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
     let recorded: Vec<&str> = include_str!("resources.txt").lines().collect();
     let differs = record.lines().filter(|line| !recorded.contains(line)).collect::<Vec<_>>();
     assert_eq!(record.lines().collect::<Vec<_>>(), recorded, "HALFBYTE_BLESS=1 records anew: {differs:#?}");
+}
+
+#[test]
+fn what_is_launched_beside_products_compiles_for_every_processor() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
+        for instance in matmul::auxiliary().into_iter().chain(roofline::instances()) {
+            let (_, log) = nvrtc.compile_with(&instance, arch, &[]).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!(log, "", "{instance} for {arch}");
+        }
+    }
 }
 
 #[test]

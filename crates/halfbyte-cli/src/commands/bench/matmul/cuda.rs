@@ -1,0 +1,448 @@
+//! Products on a GPU: graphs of launches, one after the other on weights that are cold, replayed.
+//!
+//! In the same run are measured: a bare read of memory, large and of each weight's own size; the rate of the tensor cores,
+//! with cuBLASLt on 8192³; and cuBLASLt's dense product of every shape, the baseline.
+
+use super::super::case::Shape;
+use super::super::check::{self, Check, Computed};
+use super::{Args, Plan, verdict};
+use crate::app::App;
+use crate::args::WeightKind;
+use crate::failure::{Failure, Result};
+use crate::interrupt;
+use crate::progress::Progress;
+use crate::random;
+use crate::text::{Align, rate, table};
+use crate::timing::Measured;
+use half::{bf16, f16};
+use halfbyte::cuda::cublaslt::CublasLt;
+use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed, wna16_sm90};
+use halfbyte::cuda::roofline::Roofline;
+use halfbyte::cuda::{Gpu, Workspace};
+use halfbyte::kernel::Problem;
+use halfbyte::{Float, Format};
+use serde::Serialize;
+use std::sync::Arc;
+
+/// Bytes of the large read.
+const LARGE_BYTES: usize = 2 << 30;
+
+/// Side of the matrices that the rate of the tensor cores is measured with.
+const SIDE: usize = 8192;
+
+/// Replays that count, and those before them.
+const REPLAYS: usize = 15;
+const WARM_UP: usize = 2;
+
+/// Seconds that a graph should take at least: starting it is then nothing.
+const GRAPH_SECONDS: f64 = 400e-6;
+
+/// How often all copies together must pass the second-level cache, to be cold.
+const TIMES_L2: usize = 3;
+
+#[derive(Serialize)]
+struct Report {
+    device: String,
+    driver: String,
+    multiprocessors: u32,
+    l2_bytes: u32,
+    cublaslt: Option<String>,
+    origin: Option<String>,
+    roofline_before: Limits,
+    roofline_after: Limits,
+    results: Vec<Line>,
+    /// None without `--check`.
+    passed: Option<bool>,
+}
+
+/// What the device can do at most.
+#[derive(Clone, Copy, Serialize)]
+struct Limits {
+    read_gb_per_s: f64,
+    f16_tflop_per_s: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    format: String,
+    x: &'static str,
+    m: usize,
+    n: usize,
+    k: usize,
+    origin: Option<String>,
+    kernel: &'static str,
+    weight_bytes: usize,
+    copies: usize,
+    runs: usize,
+    median_us: f64,
+    least_us: f64,
+    spread: f64,
+    gflop_per_s: f64,
+    weights_gb_per_s: f64,
+    /// A bare read of as many bytes as the weight has.
+    read_us: f64,
+    limit_us: f64,
+    roofline_percent: f64,
+    limit: &'static str,
+    baseline_us: Option<f64>,
+    times_baseline: Option<f64>,
+    check: Option<Check>,
+}
+
+/// Runs all products of the plan on a GPU.
+pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
+    let x: Float = args.x.map_or(Float::F16, Float::from);
+    let formats = plan.kinds.iter().map(|&kind| match kind {
+        WeightKind::Quantized(format) => Ok(format),
+        WeightKind::Dense(_) => Err(Failure::usage(
+            "dense weights are not measured by themselves on a GPU",
+            format!("format {kind}"),
+            "name a quantised format; the dense product of the same shape is the baseline",
+        )),
+    });
+    let formats = formats.collect::<Result<Vec<Format>>>()?;
+    let progress = Progress::steps(app);
+    progress.step("opening the GPU");
+    let gpu = Gpu::open(number)?;
+    let stream = gpu.stream()?;
+    let blas = if args.no_baseline { None } else { Some(CublasLt::open(&gpu)?) };
+    let roofline = Roofline::new(&gpu)?;
+    let large = gpu.context().allocate::<u32>(LARGE_BYTES / 4)?;
+    let mut bench =
+        Bench { gpu: &gpu, stream: &stream, roofline, large, blas, x, check: args.check, progress: &progress };
+    bench.fill()?;
+    progress.step("measuring the device");
+    let before = bench.limits()?;
+    let mut results = Vec::new();
+    for (shape, named) in &plan.shapes {
+        let baselines = bench.baselines(shape, &plan.m)?;
+        for &format in &formats {
+            for (mut line, baseline) in bench.lines(shape, format, &plan.m)?.into_iter().zip(&baselines) {
+                line.origin = named.then(|| shape.origin.clone());
+                line.baseline_us = *baseline;
+                line.times_baseline = baseline.map(|b| b / line.median_us);
+                results.push(line);
+            }
+        }
+    }
+    progress.step("measuring the device again");
+    let after = bench.limits()?;
+    let tensor = before.f16_tflop_per_s.zip(after.f16_tflop_per_s).map(|(a, b)| a.max(b));
+    for line in &mut results {
+        let products = 2.0 * line.m as f64 * line.n as f64 * line.k as f64;
+        let computing = tensor.map_or(0.0, |rate| products / rate * 1e-6);
+        (line.limit_us, line.limit) =
+            if line.read_us > computing { (line.read_us, "read") } else { (computing, "f16 peak") };
+        line.roofline_percent = 100.0 * line.limit_us / line.median_us;
+    }
+    let info = gpu.context().info();
+    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
+    let report = Report {
+        device: info.name.clone(),
+        driver: gpu.context().driver().version().to_string(),
+        multiprocessors: info.multiprocessors,
+        l2_bytes: info.l2_bytes,
+        cublaslt: bench.blas.as_ref().map(|blas| blas.path().display().to_string()),
+        origin: plan.origin.clone(),
+        roofline_before: before,
+        roofline_after: after,
+        results,
+        passed,
+    };
+    drop(bench);
+    drop(progress);
+    app.result(&report, human)?;
+    verdict(passed)
+}
+
+struct Bench<'a> {
+    gpu: &'a Gpu,
+    stream: &'a Stream,
+    roofline: Roofline,
+    /// What is read, and then numbers of cuBLASLt's matrices.
+    large: Buffer<u32>,
+    blas: Option<Arc<CublasLt>>,
+    x: Float,
+    check: bool,
+    progress: &'a Progress,
+}
+
+/// Halfs on the device.
+enum Halfs {
+    F16(Buffer<f16>),
+    BF16(Buffer<bf16>),
+    F32(Buffer<f32>),
+}
+
+impl Halfs {
+    fn new(gpu: &Gpu, len: usize, dtype: Float) -> Result<Self> {
+        Ok(match dtype {
+            Float::F16 => Self::F16(gpu.context().allocate(len)?),
+            Float::BF16 => Self::BF16(gpu.context().allocate(len)?),
+            Float::F32 => Self::F32(gpu.context().allocate(len)?),
+        })
+    }
+
+    fn view(&self) -> FloatView<'_> {
+        match self {
+            Self::F16(v) => v.view().into(),
+            Self::BF16(v) => v.view().into(),
+            Self::F32(v) => v.view().into(),
+        }
+    }
+
+    fn view_mut(&mut self) -> FloatViewMut<'_> {
+        match self {
+            Self::F16(v) => v.view_mut().into(),
+            Self::BF16(v) => v.view_mut().into(),
+            Self::F32(v) => v.view_mut().into(),
+        }
+    }
+
+    /// Some rows, widened.
+    fn rows(&self, stream: &Stream, rows: &[usize], width: usize) -> Result<Vec<f32>> {
+        let mut out = Vec::with_capacity(rows.len() * width);
+        for row in rows.iter().map(|&row| row * width..(row + 1) * width) {
+            match self {
+                Self::F16(v) => {
+                    let mut line = vec![f16::ZERO; width];
+                    stream.download(v.view().slice(row), &mut line)?;
+                    out.extend(line.iter().map(|v| v.to_f32()));
+                }
+                Self::BF16(v) => {
+                    let mut line = vec![bf16::ZERO; width];
+                    stream.download(v.view().slice(row), &mut line)?;
+                    out.extend(line.iter().map(|v| v.to_f32()));
+                }
+                Self::F32(v) => {
+                    let mut line = vec![0f32; width];
+                    stream.download(v.view().slice(row), &mut line)?;
+                    out.extend(line);
+                }
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl Bench<'_> {
+    /// Random halfs all over the large buffer.
+    fn fill(&mut self) -> Result<()> {
+        let Self { stream, roofline, large, .. } = self;
+        let mut halfs = FloatViewMut::F16(large.view_mut().cast::<f16>());
+        roofline.normal(stream, &mut halfs, 1.0, 1)?;
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Random values on the device.
+    fn normals(&self, len: usize, dtype: Float, deviation: f32) -> Result<Halfs> {
+        let mut values = Halfs::new(self.gpu, len, dtype)?;
+        match &mut values {
+            Halfs::F32(buffer) => self.stream.upload(&random::normals(len, 2), buffer.view_mut())?,
+            _ => self.roofline.normal(self.stream, &mut values.view_mut(), deviation, 2)?,
+        }
+        self.stream.synchronize()?;
+        Ok(values)
+    }
+
+    /// Seconds of one of `launches`, which `launch` puts into the stream by their numbers: replays of a graph of all.
+    fn replay(
+        &self,
+        launches: usize,
+        mut launch: impl FnMut(&Stream, usize) -> halfbyte::Result<()>,
+    ) -> Result<Measured> {
+        if interrupt::cancelled() {
+            return Err(Failure::interrupted());
+        }
+        // What is prepared when it is first used is prepared here, where it may allocate and compile.
+        launch(self.stream, 0)?;
+        self.stream.synchronize()?;
+        let all = |stream: &Stream| (0..launches).try_for_each(|i| launch(stream, i));
+        let seconds = self.stream.time_replays(WARM_UP, REPLAYS, all)?;
+        Ok(Measured::of(seconds.into_iter().map(|s| s / launches as f64).collect()))
+    }
+
+    fn limits(&mut self) -> Result<Limits> {
+        let read = self.read(LARGE_BYTES)?;
+        let f16_tflop_per_s = match &self.blas {
+            None => None,
+            Some(blas) => {
+                let plan = blas.plan(self.gpu, [SIDE; 3], Float::F16, Float::F16)?;
+                let halfs = self.large.view().cast::<f16>();
+                let [x, w] = [0, 1].map(|i| FloatView::F16(halfs.slice(i * SIDE * SIDE..(i + 1) * SIDE * SIDE)));
+                let mut y = Halfs::new(self.gpu, SIDE * SIDE, Float::F16)?;
+                let measured = self.replay(2, |stream, _| plan.run(stream, x, w, &y.view_mut()))?;
+                Some(2.0 * (SIDE as f64).powi(3) / measured.median / 1e12)
+            }
+        };
+        Ok(Limits { read_gb_per_s: LARGE_BYTES as f64 / read / 1e9, f16_tflop_per_s })
+    }
+
+    /// Seconds of reading so many bytes, each time others of the large buffer.
+    fn read(&self, bytes: usize) -> Result<f64> {
+        let bytes = bytes.clamp(16, LARGE_BYTES).next_multiple_of(256).min(LARGE_BYTES);
+        let all = self.large.view().cast::<u8>();
+        let windows = LARGE_BYTES / bytes;
+        let mut sink = self.gpu.context().allocate::<u32>(1)?;
+        let launches = windows.min(64);
+        let measured = self.replay(launches, |stream, i| {
+            let first = i % windows * bytes;
+            self.roofline.read(stream, all.slice(first..first + bytes), &mut sink.view_mut())
+        })?;
+        Ok(measured.median)
+    }
+
+    /// Copies of so many bytes that pass the cache often enough.
+    fn copies(&self, bytes: usize) -> usize {
+        (TIMES_L2 * self.gpu.caps().l2_bytes as usize).div_ceil(bytes.max(1)).clamp(1, 1 << 12) + 1
+    }
+
+    /// Launches of a graph: whole rounds through the copies, and long enough.
+    fn launches(&self, copies: usize, bytes: usize, products: f64) -> usize {
+        let seconds = (bytes as f64 / 4e12).max(products / 8e14).max(2e-6);
+        if seconds > GRAPH_SECONDS {
+            copies.min(2)
+        } else {
+            copies * (GRAPH_SECONDS / seconds / copies as f64).ceil() as usize
+        }
+    }
+
+    /// Median times of cuBLASLt's product of a shape, in microseconds, in the type of x or f16.
+    fn baselines(&mut self, shape: &Shape, m: &[usize]) -> Result<Vec<Option<f64>>> {
+        let Some(blas) = self.blas.clone() else { return Ok(vec![None; m.len()]) };
+        let Shape { n, k, .. } = *shape;
+        let dtype = if self.x == Float::BF16 { Float::BF16 } else { Float::F16 };
+        let copies = self.copies(2 * n * k);
+        let weights = (0..copies).map(|_| self.normals(n * k, dtype, 0.02)).collect::<Result<Vec<_>>>()?;
+        let mut out = Vec::new();
+        for &m in m {
+            self.progress.step(format!("cuBLASLt m={m} n={n} k={k}"));
+            let plan = blas.plan(self.gpu, [m, n, k], dtype, dtype)?;
+            let x = self.normals(m * k, dtype, 1.0)?;
+            let mut y = Halfs::new(self.gpu, m * n, dtype)?;
+            let launches = self.launches(copies, 2 * n * k, 2.0 * (m * n * k) as f64);
+            let measured = self
+                .replay(launches, |stream, i| plan.run(stream, x.view(), weights[i % copies].view(), &y.view_mut()))?;
+            out.push(Some(measured.median * 1e6));
+        }
+        Ok(out)
+    }
+
+    fn lines(&mut self, shape: &Shape, format: Format, m: &[usize]) -> Result<Vec<Line>> {
+        let Shape { n, k, .. } = *shape;
+        self.progress.step(format!("{format} n={n} k={k}: packing"));
+        let w = random::qtensor(format.weight, [n, k], 1)?;
+        let first = matmul::pack(self.gpu, self.stream, &w, format.act, self.x)?;
+        let mut weights = vec![first];
+        for _ in 1..self.copies(weights[0].bytes()) {
+            let copy = weights[0].duplicate(self.stream)?;
+            weights.push(copy);
+        }
+        let read_us = self.read(weights[0].bytes())? * 1e6;
+        m.iter().map(|&m| self.line(&w, &weights, [m, n, k], read_us)).collect()
+    }
+
+    fn line(&self, w: &halfbyte::QTensor, weights: &[Packed], [m, n, k]: [usize; 3], read_us: f64) -> Result<Line> {
+        let format = weights[0].format();
+        self.progress.step(format!("{format} m={m} n={n} k={k}"));
+        let problem = Problem { format: Some(format), x: self.x, m, n, k };
+        let caps = self.gpu.caps();
+        let kernel = matmul::select(&caps, &problem, Some(weights[0].layout()))?.name;
+        let bytes = matmul::workspace_bytes(&caps, &problem, weights[0].layout())?;
+        let mut workspace = Workspace::new(self.gpu, self.stream, bytes)?;
+        let x = self.normals(m * k, self.x, 1.0)?;
+        let mut y = Halfs::new(self.gpu, m * n, self.x)?;
+        let launches = self.launches(weights.len(), weights[0].bytes(), 2.0 * (m * n * k) as f64);
+        let measured = self.replay(launches, |stream, i| {
+            let call = Call {
+                x: x.view(),
+                m,
+                w: &weights[i % weights.len()],
+                epilogue: Epilogue::default(),
+                y: y.view_mut(),
+                workspace: Some(&mut workspace),
+            };
+            matmul::run(self.gpu, stream, call)
+        })?;
+        let check = match self.check {
+            false => None,
+            true => {
+                let rows = check::rows(m);
+                let (x, y) = (x.rows(self.stream, &rows, k)?, y.rows(self.stream, &rows, n)?);
+                let rounds = kernel == "wna16_sm90" && wna16_sm90::rounds_weights(&caps, &problem);
+                let rounded = rounds.then_some(self.x);
+                let computed = Computed { x: &x, y: &y, shape: [rows.len(), n, k], out: self.x, rounded };
+                Some(check::check_rows(check::Weight::Quantized(w, format), computed)?)
+            }
+        };
+        let Measured { median, least, spread, runs } = measured;
+        let weight_bytes = weights[0].bytes();
+        Ok(Line {
+            format: format.to_string(),
+            x: self.x.name(),
+            m,
+            n,
+            k,
+            origin: None,
+            kernel,
+            weight_bytes,
+            copies: weights.len(),
+            runs,
+            median_us: median * 1e6,
+            least_us: least * 1e6,
+            spread,
+            gflop_per_s: 2.0 * m as f64 * n as f64 * k as f64 / median / 1e9,
+            weights_gb_per_s: weight_bytes as f64 / median / 1e9,
+            read_us,
+            limit_us: 0.0,
+            roofline_percent: 0.0,
+            limit: "",
+            baseline_us: None,
+            times_baseline: None,
+            check,
+        })
+    }
+}
+
+fn human(report: &Report) -> String {
+    let mut out = report.origin.as_ref().map_or_else(String::new, |origin| format!("{origin}\n"));
+    out += &format!("{}, driver for CUDA {}; x and weights random, weights cold\n\n", report.device, report.driver);
+    let mut columns = vec![("format", Align::Left), ("x", Align::Left)];
+    columns.extend(["m", "n", "k"].map(|name| (name, Align::Right)));
+    columns.push(("kernel", Align::Left));
+    columns.extend(["µs", "±%", "limit µs", "roofline"].map(|name| (name, Align::Right)));
+    columns.push(("of", Align::Left));
+    columns.extend(["cuBLASLt µs", "×"].map(|name| (name, Align::Right)));
+    if report.passed.is_some() {
+        columns.push(("check", Align::Left));
+    }
+    let optional = |value: Option<f64>, text: fn(f64) -> String| value.map_or_else(|| "-".to_owned(), text);
+    let rows: Vec<Vec<String>> = report
+        .results
+        .iter()
+        .map(|line| {
+            let mut row = vec![line.format.clone(), line.x.to_owned()];
+            row.extend([line.m, line.n, line.k].map(|size| size.to_string()));
+            row.extend([
+                line.kernel.to_owned(),
+                rate(line.median_us),
+                format!("{:.1}", 50.0 * line.spread),
+                rate(line.limit_us),
+                format!("{:.0} %", line.roofline_percent),
+                line.limit.to_owned(),
+                optional(line.baseline_us, rate),
+                optional(line.times_baseline, |times| format!("{times:.2}")),
+            ]);
+            row.extend(line.check.map(|c| format!("{} {:.2}", if c.passed { "ok" } else { "MISSED" }, c.worst)));
+            row
+        })
+        .collect();
+    out += &table(&columns, &rows);
+    out += "\n";
+    for (when, limits) in [("before", report.roofline_before), ("after", report.roofline_after)] {
+        let peak = limits.f16_tflop_per_s.map_or_else(String::new, |peak| format!(", f16 {peak:.0} TFLOP/s"));
+        out += &format!("device {when:<6} read {:.0} GB/s{peak}\n", limits.read_gb_per_s);
+    }
+    out
+}

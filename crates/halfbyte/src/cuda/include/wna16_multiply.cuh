@@ -1,0 +1,252 @@
+// The inner loops: `left` units of a piece, from the rings to fp32 sums in registers.
+#pragma once
+#include "wgmma.cuh"
+#include "wna16_decode.cuh"
+#include "wna16_schedule.cuh"
+
+struct Rings {                                   // addresses in shared memory
+  u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag;
+  DEV Rings make(u32 base) {
+    const u32 b = base + BARRIERS;
+    Rings r;
+    r.x = base; r.w = base + STAGES_X * STAGE_X; r.full_w = b; r.empty_w = b + 8 * STAGES_W;
+    r.full_x = JOINT ? r.full_w : b + 16 * STAGES_W; r.empty_x = JOINT ? r.empty_w : r.full_x + 8 * STAGES_X;
+    r.full_sums = b + 16 * (STAGES_W + STAGES_X); r.flag = r.full_sums + 16;
+    return r;
+  }
+};
+template <int STAGES> struct Turn {              // position in a ring
+  u32 stage = 0, phase = 0;
+  __device__ __forceinline__ void advance(u32 n = 1) { stage += n; if (stage >= STAGES) { stage -= STAGES; phase ^= 1; } }
+};
+
+struct Consumer {                                // what a consumer warp keeps from piece to piece
+  Rings r; int set, wg, warp, lane;              // wg: of its set;  warp: of its warpgroup
+  Turn<STAGES_W> w; Turn<STAGES_X> x;
+  __device__ __forceinline__ u32 atom(int p) const { return r.w + w.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
+  __device__ __forceinline__ u32 scales(int p, int group) const { return load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4); }
+  __device__ __forceinline__ Zeros zeros(int p, int group) const {
+    if constexpr (ZERO) return zeros_of(load_shared_u16(atom(p) + ZEROS + group * 64 + warp * 16 + (lane >> 2) * 2));
+    else return zeros_symmetric();
+  }
+  __device__ __forceinline__ Zeros row_zeros(const Arguments& g, int strip) const {
+    if constexpr (ZERO) return zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2)));
+    else return zeros_symmetric();
+  }
+  __device__ __forceinline__ void release(u32 bar) const { if (lane == 0) mbarrier_arrive(bar); }
+};
+// sum += s * acc, rows R and R+8.
+DEV void promote(float (&sum)[NT / 2], const float (&acc)[NT / 2], float s, float s8) {
+#pragma unroll
+  for (int i = 0; i < NT / 2; i++) sum[i] = fmaf(acc[i], (i & 2) ? s8 : s, sum[i]);
+}
+
+// `left` units with mma.sync; sum = the result.
+DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
+  constexpr int STEPS = GROUP ? GROUP / 16 : 8, CHAINS = NT == 8 ? 2 : 1;    // k16 steps a group; independent sums a token block
+  const u32 row = c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);   // this lane's row in a swizzled box
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
+#pragma unroll 1
+  for (; left > 0; left--, c.w.advance(SETS)) {
+    mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
+    Codes q[STRIPS];
+    u32 s[STRIPS][GROUPS + 1];
+    Zeros z[STRIPS][GROUPS + 1];
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) {
+      load_codes(q[p], c.atom(p), c.warp, c.lane);
+#pragma unroll
+      for (int i = 0; i < GROUPS; i++) { s[p][i] = c.scales(p, i); z[p][i] = c.zeros(p, i); }
+      if constexpr (GROUP == 0) z[p][0] = row_zeros[p];
+    }
+#pragma unroll
+    for (int group = 0; group < 8 / STEPS; group++) {
+      float acc[STRIPS][CHAINS][NT / 2];
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+        for (int h = 0; h < CHAINS; h++)
+#pragma unroll
+          for (int i = 0; i < NT / 2; i++) acc[p][h][i] = 0.f;
+#pragma unroll
+      for (int jj = group * STEPS; jj < (group + 1) * STEPS; jj += 2) {      // 32 k each
+        u32 b[NT / 8][4];
+#pragma unroll
+        for (int n = 0; n < NT / 8; n++) load_matrices(b[n], (row + c.w.stage * STAGE_X + (jj >> 2) * BOX + n * 1024) ^ ((jj & 2) << 5));
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+          for (int p = 0; p < STRIPS; p++) {
+            u32 a[4];
+            decode(&q[p][(jj + h) * WORDS], z[p][GROUP ? group : 0], a);
+#pragma unroll
+            for (int n = 0; n < NT / 8; n++) mma_sync<BF16>(acc[p][h % CHAINS] + 4 * n, a, b[n][2 * h], b[n][2 * h + 1]);
+          }
+      }
+      if (group == 8 / STEPS - 1) {
+        __syncwarp();
+        c.release(c.r.empty_w + 8 * c.w.stage);
+      }
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++) {
+        const float s0 = GROUP ? low(s[p][group]) : 1.f, s8 = GROUP ? high(s[p][group]) : 1.f;
+        if constexpr (CHAINS == 2) {
+#pragma unroll
+          for (int i = 0; i < NT / 2; i++) acc[p][0][i] += acc[p][CHAINS - 1][i];
+        }
+        promote(sum[p], acc[p][0], s0, s8);
+      }
+    }
+  }
+}
+
+// What a unit of wgmma starts with: codes, scales and zero points in registers, and the stage of W free again (in a joint ring later).
+struct Unit { Codes q[STRIPS]; u32 s[STRIPS][GROUPS + 1]; Zeros z[STRIPS][GROUPS + 1]; };
+DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
+  mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) {
+    load_codes(u.q[p], c.atom(p), c.warp, c.lane);
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) { u.s[p][i] = c.scales(p, i); u.z[p][i] = c.zeros(p, i); }
+    if constexpr (GROUP == 0) u.z[p][0] = row_zeros[p];
+  }
+  if constexpr (!JOINT) {
+    __syncwarp();
+    c.release(c.r.empty_w + 8 * c.w.stage);
+  }
+  c.w.advance(SETS);
+}
+// Waits for the current stage of x and returns its descriptor; the shuffle makes it uniform, else it would cost two moves a wgmma.
+DEV u64 open_x(const Consumer& c) {
+  if constexpr (!JOINT) mbarrier_wait(c.r.full_x + 8 * c.x.stage, c.x.phase);
+  return WGMMA_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
+}
+// Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): its four fragments.
+DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = GROUP ? k16 / (GROUP / 16) : 0;
+    decode(&u.q[p][k16 * WORDS], u.z[p][group], a[j]);
+    if constexpr (EARLY && GROUP != 0) scale_fragment(u.s[p][group], a[j]);
+  }
+  pin(a);
+}
+// The step's wgmmas, as one group; keep: whether the first one adds to d.
+DEV void multiply_step(int i, float (&d)[NT / 2], const u32 (&a)[4][4], u64 descriptor, int keep) {
+  const u64 b = descriptor + (BOXES == 2 ? i / STRIPS * (BOX / 16) : 0);
+  wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < 4; j++) Wgmma<NT, BF16>::run(d, a[j], b + 2 * j, j ? 1 : keep);
+  wgmma_commit();
+}
+
+// `left` units with wgmma, where all products of a tile go to one set of sums: scales early, or one scale a row.
+// Step i uses fragments i & 1 while the wgmmas of step i - 1 are in flight.
+DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
+  u32 a[2][4][4];
+  u32 x_last = 0;                                // empty barrier of the stage of x that the last step reads (0: none)
+  int keep = 0;
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
+  if (SETS > 1 && left == 0) return;
+#pragma unroll 1
+  do {
+    Unit u;
+    load_unit(c, u, row_zeros);
+    u64 descriptor = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * STRIPS; i++) {
+      const int half = i / STRIPS, p = i % STRIPS;
+      const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
+      if (opens) descriptor = open_x(c);
+      decode_step(u, i, a[i & 1]);
+      multiply_step(i, sum[p], a[i & 1], descriptor, half ? 1 : keep);
+      wgmma_wait<1>();                           // step i - 1 is done
+      pin(a[(i & 1) ^ 1]);
+      if (opens && x_last != 0) c.release(x_last);
+      if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
+    }
+    keep = 1;
+  } while (--left > 0);
+  wgmma_wait<0>();
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) pin(sum[p]);
+  pin(a[1]);
+  c.release(x_last);
+}
+
+// `left` units with wgmma, where a unit has sums of its own, which the scales multiply.
+DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
+  float acc[STRIPS][NT / 2];
+  u32 a[2][4][4];
+  u32 x_last = 0;
+  float s = 0.f, s8 = 0.f;                       // scales of the last strip of the unit before
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = acc[p][i] = 0.f;
+  if (SETS > 1 && left == 0) return;
+  if constexpr (STRIPS == 1) {
+    // the second half of a unit is in the tensor cores while the next unit is loaded and its first half converted
+#pragma unroll 1
+    do {
+      Unit u;
+      load_unit(c, u, row_zeros);
+      u64 descriptor = open_x(c);
+      decode_step(u, 0, a[0]);
+      wgmma_wait<0>();                           // the unit before
+      pin(acc[0]); pin(a[1]);
+      if (x_last != 0) c.release(x_last);
+      promote(sum[0], acc[0], s, s8);
+      s = low(u.s[0][0]); s8 = high(u.s[0][0]);
+      multiply_step(0, acc[0], a[0], descriptor, 0);
+      const u32 first = c.r.empty_x + 8 * c.x.stage;
+      if constexpr (BOXES == 1) { c.x.advance(); descriptor = open_x(c); }
+      decode_step(u, 1, a[1]);
+      multiply_step(1, acc[0], a[1], descriptor, 1);
+      wgmma_wait<1>();
+      pin(a[0]);
+      if constexpr (BOXES == 1) c.release(first);
+      x_last = c.r.empty_x + 8 * c.x.stage;
+      c.x.advance(1 + (SETS - 1) * (2 / BOXES));
+    } while (--left > 0);
+    wgmma_wait<0>();
+    pin(acc[0]); pin(a[1]);
+    promote(sum[0], acc[0], s, s8);
+  } else {
+#pragma unroll 1
+    do {
+      Unit u;
+      load_unit(c, u, row_zeros);
+      u64 descriptor = 0;
+#pragma unroll
+      for (int i = 0; i < 2 * STRIPS; i++) {
+        const int half = i / STRIPS, p = i % STRIPS;
+        const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
+        if (opens) descriptor = open_x(c);
+        decode_step(u, i, a[i & 1]);
+        if (i == 0) {                            // the last strip of the unit before was in the tensor cores until here
+          wgmma_wait<0>();
+          pin(a[1]); pin(acc[STRIPS - 1]);
+          promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
+          s = low(u.s[STRIPS - 1][0]); s8 = high(u.s[STRIPS - 1][0]);
+        }
+        multiply_step(i, acc[p], a[i & 1], descriptor, half);
+        if (i > 0) { wgmma_wait<1>(); pin(a[(i & 1) ^ 1]); }
+        if (opens && x_last != 0) c.release(x_last);
+        if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
+        if (half == 1 && p > 0) { pin(acc[p - 1]); promote(sum[p - 1], acc[p - 1], low(u.s[p - 1][0]), high(u.s[p - 1][0])); }
+      }
+    } while (--left > 0);
+    wgmma_wait<0>();
+    pin(a[1]); pin(acc[STRIPS - 1]);
+    promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
+  }
+  c.release(x_last);
+}

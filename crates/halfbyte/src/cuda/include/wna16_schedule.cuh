@@ -1,0 +1,59 @@
+// Who computes what: whole tiles in rounds, then the remaining tiles cut evenly into units of 128 k.
+#pragma once
+#include "wna16_layout.cuh"
+
+// What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte swizzle, zero fill.
+// x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start at a multiple of 16 bytes.
+// The host keeps units * workers below 2^32, and steps >= SPLIT.
+struct Arguments {
+  const u8* w;                                   // packed weights
+  const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
+  void* y;                                       // [m][n]
+  const float* bias;                             // [n], or null
+  float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * NT floats; SPLIT: null
+  u32* counters;                                 // cut tiles * SET_WARPS / 4 words, zero before; every launch leaves zeros; SPLIT: null
+  int m, n, box_bytes;                           // box_bytes: 128 * rows of a box of x
+  int steps, rows, columns;                      // atoms along k; tiles along n and along m
+  int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
+  int first, units;                              // first cut tile (waves * workers); units in all cut tiles
+};
+
+// A worker is a block, or a cluster.  A tile is TILE_STRIPS strips a block and NT tokens.
+struct Schedule {
+  int wave, u, end;                              // next round of whole tiles; next unit of the cut tiles, and the end of this worker's
+  int tile, k, kend;                             // the current piece: atoms [k, kend) of `tile`
+  DEV int worker() { return blockIdx.x / SPLIT; }
+  // First unit of worker i.
+  DEV int cut(const Arguments& g, int i) { return (int)((u32)i * (u32)g.units / (u32)g.sharers); }
+  // Worker of unit v.
+  DEV int owner(const Arguments& g, int v) { return (int)(((u32)(v + 1) * (u32)g.sharers - 1) / (u32)g.units); }
+  DEV Schedule make(const Arguments& g) {
+    const bool shares = SPLIT == 1 && worker() < g.sharers;
+    return {0, shares ? cut(g, worker()) : 0, shares ? cut(g, worker() + 1) : 0, 0, 0, 0};
+  }
+  // Units of this worker in cut tiles, from the current piece on.
+  __device__ __forceinline__ int units(const Arguments& g) const { return SPLIT > 1 ? kend - k : end - u + kend - k; }
+  // Moves to the next piece; false at the end.
+  __device__ __forceinline__ bool next(const Arguments& g) {
+    if constexpr (SPLIT > 1) {                   // every worker is a cluster with one whole tile, its blocks share the k of it
+      if (wave) return false;
+      const int rank = blockIdx.x % SPLIT;
+      wave = 1; tile = worker(); k = rank * g.steps / SPLIT; kend = (rank + 1) * g.steps / SPLIT;
+      return true;
+    }
+    if (wave < g.waves) { tile = wave++ * g.workers + worker(); k = 0; kend = g.steps; return true; }
+    if (u >= end) return false;
+    const int t = u / g.steps;
+    tile = g.first + t; k = u - t * g.steps; kend = k + end - u < g.steps ? k + end - u : g.steps; u += kend - k;
+    return true;
+  }
+};
+
+// Where a tile lies: all rows of four columns of tokens, then the next four, which keeps the bytes that the blocks of one round
+// read from memory few (over the same k a column of 256 tokens is as many bytes as eight row tiles of 128).
+struct Place { int row, column; };
+DEV Place place(const Arguments& g, int tile) {
+  constexpr int WIDE = 4;
+  const int group = tile / (g.rows * WIDE), left = g.columns - group * WIDE, width = left < WIDE ? left : WIDE, r = tile - group * g.rows * WIDE;
+  return {r / width, group * WIDE + r % width};
+}

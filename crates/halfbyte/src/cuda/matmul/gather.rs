@@ -1,0 +1,41 @@
+//! Launches of `gather.cu`: columns of x in the order of weights that were sorted by their groups.
+
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, Launch, Stream};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::Result;
+
+static SOURCE: Source = Source { path: "matmul/gather.cu", text: include_str!("gather.cu") };
+
+/// Threads of a block, as in the source.
+const THREADS: u32 = 256;
+
+/// Rows that one launch takes at most.
+pub(super) const ROWS: usize = 256;
+
+pub(super) fn instance() -> Instance {
+    Instance::new(&SOURCE, "gather")
+}
+
+/// What is gathered: addresses on the device, of which `x` and `to` have `rows` rows of `k` elements of 16 bits.
+pub(super) struct Gather {
+    pub x: u64,
+    pub order: u64,
+    pub to: u64,
+    pub rows: usize,
+    pub k: usize,
+}
+
+impl Gather {
+    /// Puts it into a stream.
+    ///
+    /// The caller vouches for the addresses; at most [`ROWS`] rows, and k within 31 bits.
+    pub(super) fn run(&self, gpu: &Gpu, stream: &Stream) -> Result<()> {
+        let (rows, k) = (self.rows.min(ROWS) as u32, self.k as u32);
+        let launch = Launch { grid: [k.div_ceil(THREADS), rows, 1], ..Launch::linear(1, THREADS) };
+        let args = [Arg::new(&self.x), Arg::new(&self.order), Arg::new(&self.to), Arg::new(&k)];
+        let function = gpu.function(&instance())?;
+        // SAFETY: the parameters are the source's; the launcher of a product gives addresses of whole matrices.
+        unsafe { function.launch(stream, &launch, &args) }
+    }
+}

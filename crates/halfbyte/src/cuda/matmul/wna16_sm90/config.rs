@@ -1,0 +1,349 @@
+//! Which of its many forms the kernel takes for a shape, and who computes what: pure functions of the numbers.
+//!
+//! The choice follows what was measured on an H200: `docs/decisions/0006-products-on-hopper.md`.
+
+use crate::cuda::sources::Instance;
+use crate::kernel::Activation;
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+
+/// What the kernel is compiled with, besides the format; `include/wna16_layout.cuh` says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Tokens a tile.
+    pub tokens: usize,
+    /// Warpgroups that convert and multiply.
+    pub warpgroups: usize,
+    /// Strips a warpgroup.
+    pub strips: usize,
+    /// Sets of warpgroups, which take the units of a tile in turn.
+    pub sets: usize,
+    /// wgmma instead of mma.sync.
+    pub wgmma: bool,
+    /// Scales apply to weights, and not to sums.
+    pub early: bool,
+    /// Units of W in flight.
+    pub stages_w: usize,
+    /// Stages of x in flight.
+    pub stages_x: usize,
+    /// Boxes of 64 columns in a stage of x.
+    pub boxes: usize,
+    /// Blocks that share the columns of one tile.
+    pub split: usize,
+    /// Blocks that a multiprocessor has room for.
+    pub blocks: usize,
+    /// Units left to copy when the next kernel may start; 0: at once.
+    pub trigger: usize,
+    /// Units fetched into L2 before x is there.
+    pub prefetch: usize,
+}
+
+/// Two warpgroups of two strips, each tile cut wherever the work is divided.
+const TWO_BY_TWO: Config = Config {
+    tokens: 8,
+    warpgroups: 2,
+    strips: 2,
+    sets: 1,
+    wgmma: true,
+    early: false,
+    stages_w: 0,
+    stages_x: 0,
+    boxes: 2,
+    split: 1,
+    blocks: 1,
+    trigger: 1,
+    prefetch: 0,
+};
+
+/// Four warpgroups in two sets, which take units in turn.
+const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
+
+/// Shared memory that a block may have alone on a multiprocessor, and as one of two.
+const ALONE_BYTES: usize = 232_448;
+const SHARED_BY_TWO_BYTES: usize = 115_712;
+
+/// Units that a worker must have for cutting tiles among all to pay.
+const FEW_UNITS: usize = 16;
+
+/// Where the choice is made: a shape in strips and steps, and the device.
+struct Shape {
+    m: usize,
+    strips: usize,
+    steps: usize,
+    multiprocessors: usize,
+    atom: Atom,
+}
+
+impl Shape {
+    /// Units of four strips a multiprocessor.
+    fn units(&self) -> f64 {
+        self.strips.div_ceil(4) as f64 * self.steps as f64 / self.multiprocessors as f64
+    }
+
+    fn tiles(&self, config: Config) -> usize {
+        self.m.div_ceil(config.tokens).saturating_mul(self.strips.div_ceil(config.tile_strips()))
+    }
+
+    /// A configuration whose tiles are each shared by a cluster, the largest that keeps the device busy: at most and at
+    /// least so many blocks a multiprocessor; with little work, however few. None: no cluster does.
+    fn shared(&self, config: Config, most: f64, least: f64) -> Option<Config> {
+        let sizes: &[usize] = if config.blocks == 2 { &[8, 4, 2] } else { &[2] };
+        let fits = |&&split: &&usize| {
+            let blocks = self.tiles(config).saturating_mul(split) as f64 / self.multiprocessors as f64;
+            blocks <= most && self.steps >= split && (blocks >= least || self.units() < 8.0)
+        };
+        sizes.iter().find(fits).map(|&split| Config { split, ..config })
+    }
+
+    fn choose(&self) -> Config {
+        let (bits, units) = (self.atom.bits, self.units());
+        // Sums of whole atoms can be scaled, or of whole rows; scales of smaller groups multiply the weights.
+        let whole_atoms = matches!(self.atom.group, 0 | 128);
+        let base = Config { early: !whole_atoms, ..TWO_BY_TWO };
+        // Two blocks a multiprocessor: the next launch fills its rings while this one runs.
+        let paired = Config { blocks: 2, trigger: 0, ..base };
+        let exact = |config: Config| Config { wgmma: false, early: false, ..config };
+        match self.m {
+            ..=8 => self.shared(exact(paired), 1.75, 1.4).unwrap_or(match bits {
+                4 if units > 40.0 => Config { trigger: 8, prefetch: 4, ..exact(paired) },
+                4 if units < 40.0 => TWO_SETS,
+                _ => exact(paired),
+            }),
+            9..=16 => {
+                let narrow = Config { tokens: 16, strips: 1, ..paired };
+                let narrow = if whole_atoms { narrow } else { exact(narrow) };
+                let wide = Config { strips: 2, ..exact(narrow) };
+                let shared = self.shared(narrow, 1.75, 1.4);
+                let shared = shared.or_else(|| self.shared(wide, 1.75, 1.4).filter(|_| bits == 4));
+                shared.unwrap_or(Config { tokens: 16, ..TWO_SETS })
+            }
+            17..=32 => {
+                let tokens = if self.m <= 24 { 24 } else { 32 };
+                let shared = self.shared(Config { tokens, strips: 1, ..paired }, 1.75, 1.4);
+                shared.unwrap_or(Config { tokens, trigger: 0, ..base })
+            }
+            33..=64 => {
+                let narrow = Config { tokens: 32, strips: 1, trigger: 0, ..base };
+                let tokens = if self.m <= 48 { 48 } else { 64 };
+                let shared =
+                    self.shared(narrow, 1.0, 0.9).or_else(|| self.shared(Config { tokens, ..narrow }, 1.0, 0.7));
+                let strips = if units < 30.0 || bits == 8 { 1 } else { 2 };
+                shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips, ..base })
+            }
+            65..=128 => {
+                let shared = self.shared(Config { tokens: 64, strips: 1, trigger: 0, ..base }, 1.0, 0.9);
+                let tokens = if self.m <= 96 { 96 } else { 128 };
+                let early = self.atom.group > 0;
+                shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips: 1, early, ..base })
+            }
+            _ => self.many(Config { tokens: 128, strips: 1, early: self.atom.group > 0, ..base }),
+        }
+    }
+
+    /// For more than 128 rows.
+    fn many(&self, narrow: Config) -> Config {
+        if self.m <= 256
+            && self.tiles(narrow) * 2 <= self.multiprocessors
+            && let Some(shared) = self.shared(narrow, 1.0, 0.9)
+        {
+            return shared;
+        }
+        if self.m <= 256 && self.units() <= 50.0 {
+            return narrow;
+        }
+        let tokens = if self.m <= 192 || (257..=384).contains(&self.m) { 192 } else { 256 };
+        // Whole rounds of tiles, of which nothing is cut.
+        let even = |config: Config| {
+            let tiles = self.tiles(config);
+            let room = tiles.div_ceil(self.multiprocessors) * self.multiprocessors;
+            tiles <= 2 * self.multiprocessors && tiles as f64 / room as f64 >= 0.93
+        };
+        let wide = Config { tokens, boxes: 1, ..narrow };
+        if self.m > 256 && even(narrow) && !even(Config { tokens: 256, ..wide }) { narrow } else { wide }
+    }
+}
+
+/// The configuration for a shape, for y of a type on a device of so many multiprocessors.
+pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+    let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
+    Shape { m: m.max(1), strips, steps, multiprocessors: multiprocessors.max(1), atom }.choose().fitted(atom, out)
+}
+
+/// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.
+pub fn all(atom: Atom, out: Float) -> Vec<Config> {
+    const SHAPES: [[usize; 2]; 7] =
+        [[21504, 14336], [4096, 4096], [12288, 4096], [28672, 4096], [6144, 4096], [2048, 2048], [600, 1000]];
+    let mut all = Vec::new();
+    for m in [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512] {
+        for [n, k] in SHAPES {
+            let config = config(atom, [m, n, k], out, 132);
+            if !all.contains(&config) {
+                all.push(config);
+            }
+        }
+    }
+    all
+}
+
+impl Config {
+    /// With as many stages as there is room for, up to what was found to help.
+    fn fitted(mut self, atom: Atom, out: Float) -> Self {
+        let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
+        let room = most.saturating_sub(self.shared_bytes(atom, out));
+        let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
+        if self.joint() {
+            let stages = (room / (w + x)).min(8);
+            self.stages_w = stages - stages % self.sets;
+            self.stages_x = self.stages_w;
+            return self;
+        }
+        let wanted = match self.tokens {
+            192.. => 4,
+            ..=64 if self.tile_strips() == 4 => 5,
+            _ => 8,
+        };
+        let wanted_x = match self.tokens {
+            48 => 8,
+            64 => 7,
+            _ => 10,
+        };
+        let least_x = if self.boxes == 2 { 4 } else { 5 };
+        self.stages_w = if atom.bits == 8 { wanted * 5 / 8 } else { wanted }.max(3);
+        while self.stages_w > 3 && room.saturating_sub(self.stages_w * w) / x < least_x {
+            self.stages_w -= 1;
+        }
+        self.stages_x = (room.saturating_sub(self.stages_w * w) / x).min(wanted_x);
+        self
+    }
+
+    /// Strips of a tile.
+    pub fn tile_strips(self) -> usize {
+        self.warpgroups / self.sets * self.strips
+    }
+
+    /// Whether W and x share a ring.
+    fn joint(self) -> bool {
+        self.tokens <= 32 || self.blocks == 2
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> usize {
+        self.warpgroups * 128 + if !self.joint() || self.warpgroups == 4 { 128 } else { 32 }
+    }
+
+    /// Shared memory of a block.
+    pub fn shared_bytes(self, atom: Atom, out: Float) -> usize {
+        let ring = self.stages_x * self.boxes * self.tokens * 128 + self.stages_w * self.tile_strips() * atom.bytes();
+        let parts = self.tile_strips() * 4 * (self.tokens / 8);
+        let staged = match self.tokens {
+            tokens if tokens < 64 || self.split > 1 || out == Float::F32 => 0,
+            tokens if tokens.is_multiple_of(64) => 64,
+            tokens if tokens.is_multiple_of(32) => 32,
+            _ => 16,
+        };
+        let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
+        let sums = (self.sets - 1) * parts * 512 + exchange + self.warpgroups / self.sets * staged * 128;
+        ring + sums + 16 * (self.stages_w + self.stages_x) + 48
+    }
+
+    /// What is compiled.
+    pub fn instance(self, atom: Atom, out: Float, activation: Activation) -> Instance {
+        let (function, low, high) = match activation {
+            Activation::None => (0, 0.0, 0.0),
+            Activation::Relu => (1, 0.0, f32::INFINITY),
+            Activation::Relu6 => (1, 0.0, 6.0),
+            Activation::Clamp(low, high) => (1, low, high),
+            Activation::Gelu => (2, 0.0, 0.0),
+            Activation::GeluTanh => (3, 0.0, 0.0),
+            Activation::Silu => (4, 0.0, 0.0),
+        };
+        let numbers = [
+            ("BITS", atom.bits as usize),
+            ("BF16", (atom.scale == Float::BF16).into()),
+            ("GROUP", atom.group),
+            ("ZERO", atom.zero.into()),
+            ("OUT", super::number(out)),
+            ("ACTIVATION", function),
+            ("NT", self.tokens),
+            ("WARPGROUPS", self.warpgroups),
+            ("STRIPS", self.strips),
+            ("SETS", self.sets),
+            ("WGMMA", self.wgmma.into()),
+            ("EARLY", self.early.into()),
+            ("STAGES_W", self.stages_w),
+            ("STAGES_X", self.stages_x),
+            ("BOXES", self.boxes),
+            ("SPLIT", self.split),
+            ("BLOCKS", self.blocks),
+            ("TRIGGER", self.trigger),
+            ("PREFETCH", self.prefetch),
+            ("THREADS", self.threads()),
+            ("SHARED_BYTES", self.shared_bytes(atom, out)),
+        ];
+        let floats =
+            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
+        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
+        Instance::new(&super::SOURCE, "wna16_sm90").with(defines)
+    }
+}
+
+/// Who computes what: tiles in whole rounds, then those that are left, cut evenly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Atoms along k.
+    pub steps: usize,
+    /// Tiles along n.
+    pub rows: usize,
+    /// Tiles along m.
+    pub columns: usize,
+    /// Rounds of whole tiles.
+    pub waves: usize,
+    /// Blocks, or clusters of them.
+    pub workers: usize,
+    /// Workers that share the cut tiles.
+    pub sharers: usize,
+    /// Cut tiles, each of `steps` units.
+    pub cut: usize,
+}
+
+impl Schedule {
+    /// Of a shape on so many multiprocessors.
+    pub fn new(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Self {
+        let steps = k.div_ceil(STEP);
+        let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
+        let tiles = rows * columns;
+        let (mut waves, mut workers) = (0, tiles);
+        if config.split == 1 {
+            workers = multiprocessors;
+            // Cut tiles each have counters; few tokens are cheap to join, so that all their tiles may be cut.
+            if config.tokens >= 64 || tiles > super::MOST_CUT {
+                waves = tiles / workers;
+            }
+            let units = tiles.saturating_mul(steps);
+            let each = units.div_ceil(workers);
+            if waves == 0 && each < FEW_UNITS && config.blocks == 1 {
+                workers = units.div_ceil(each);
+            }
+            // Nearly as many whole rounds for all: nothing is cut.
+            let rounds = tiles.div_ceil(workers);
+            let even = tiles.div_ceil(rounds);
+            if config.tokens >= 64 && tiles == even * rounds && even * 100 >= workers * 93 {
+                (workers, waves) = (even, rounds);
+            }
+        }
+        let cut = tiles - waves * workers * usize::from(config.split == 1);
+        Self { steps, rows, columns, waves, workers, sharers: workers.min(cut.saturating_mul(steps)), cut }
+    }
+
+    /// Whether the kernel's numbers of 32 bits hold this.
+    pub fn fits(&self) -> bool {
+        let units = (self.rows as u128) * (self.columns as u128) * (self.steps as u128);
+        units * (self.workers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
+    }
+
+    /// Sums of cut tiles that are left in memory, in bytes.
+    pub fn parts_bytes(&self, config: Config) -> usize {
+        let cut = config.split == 1 && self.cut > 0;
+        if cut { 2 * self.workers * config.tile_strips() * STRIP * config.tokens * 4 } else { 0 }
+    }
+}

@@ -1,0 +1,347 @@
+//! Codes of 4 and 8 bits in fragments of the tensor cores, their scales beside them: what the `wna16` GPU kernels read.
+//!
+//! ```text
+//! strip = 64 outputs;  super-strip = 4 strips, the last one 1 to 4;  atom = one strip × 128 columns
+//! atoms in the order super-strip, then columns, then strip:    0: s0 s1 s2 s3 | 128: s0 s1 s2 s3 | …
+//!     so that 1, 2 or 4 strips of the same columns are one piece, and 4 strips over a run of columns one stream
+//! atom = codes [1024 · bits bytes] · scales [128/group][64], 2 bytes each · zero points [128/group][64 bytes], if any
+//!
+//! codes of 4 bits  [warp w 0..4][half h 0..2][lane 0..32][word j 0..4], a word the 8 codes of one lane and 16 columns:
+//!     rows R = 16w + lane/4 and R + 8, column c = 64h + 16j + 2·(lane % 4)
+//!     bits  6 (R, c)       22 (R, c+1)        register 0 of A in mma m16n8k16 and wgmma m64k16
+//!     bits  2 (R+8, c)     18 (R+8, c+1)      register 1
+//!     bits 14 (R, c+8)     30 (R, c+9)        register 2; what passes bit 31 goes on at bit 0
+//!     bits 10 (R+8, c+8)   26 (R+8, c+9)      register 3
+//! codes of 8 bits  [warp w 0..4][quarter i 0..4][lane 0..32][word j 0..4]:
+//!     column c = 32i + 16·(j / 2) + 2·(lane % 4) + 8·(j % 2); bytes (R, c) (R+8, c) (R, c+1) (R+8, c+1)
+//! scales and zero points of a group  [warp w 0..4][i 0..8]: rows 16w + i, 16w + i + 8
+//!
+//! one scale a row: the atoms hold codes only, and a table beside them has for each strip 64 scales and 64 zero points
+//! ```
+//!
+//! Rows are padded to 64 and columns to 128, with scales of zero. Groups of a multiple of 128, 64 or 32 columns lie as groups
+//! of that size with the same scale. Columns that were quantised in another order (act-order) are sorted by their group, and
+//! `order` tells which column of x belongs to each.
+
+use crate::error::{Error, Result};
+use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
+use crate::tensor::Float;
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+const OP: &str = "pack for tensor cores";
+
+/// Rows of a strip, and columns of an atom.
+pub const STRIP: usize = 64;
+/// Columns of an atom.
+pub const STEP: usize = 128;
+
+/// Where the bits of a code of 4 bits begin, with its row and column from (R, c).
+const FIELDS: [(usize, usize, u32); 8] =
+    [(0, 0, 6), (0, 1, 22), (8, 0, 2), (8, 1, 18), (0, 8, 14), (0, 9, 30), (8, 8, 10), (8, 9, 26)];
+
+/// The form of an atom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Atom {
+    /// Bits a code: 4 or 8.
+    pub bits: u32,
+    /// Columns that share a scale: 32, 64 or 128; 0: all of a row.
+    pub group: usize,
+    /// With zero points.
+    pub zero: bool,
+    /// Type of the scales: fp16 or bf16.
+    pub scale: Float,
+}
+
+impl Atom {
+    /// The form for a format and a number of columns. Error: there is none, and why.
+    pub fn of(format: WeightFormat, k: usize) -> Result<Self> {
+        let refuse = |expected: &str, got: String| Err(Error::invalid(OP, expected, got));
+        if !matches!(format.bits, 4 | 8) {
+            return refuse("codes of 4 or 8 bits", format.bits.to_string());
+        }
+        if format.zero == Zero::Float {
+            return refuse("zero points or none", "float offsets".into());
+        }
+        if format.scale == Float::F32 {
+            return refuse("scales in f16 or bf16", "f32".into());
+        }
+        let group = match format.group {
+            Group::Size(size) if format.group.count(k) > 1 => match [128, 64, 32].iter().find(|&&g| size % g == 0) {
+                Some(&group) => group,
+                None => return refuse("groups of a multiple of 32", size.to_string()),
+            },
+            _ => 0,
+        };
+        Ok(Self { bits: format.bits, group, zero: format.zero == Zero::Integer, scale: format.scale })
+    }
+
+    /// Groups in an atom.
+    pub fn groups(self) -> usize {
+        STEP.checked_div(self.group).unwrap_or(0)
+    }
+
+    /// Bytes of an atom.
+    pub fn bytes(self) -> usize {
+        self.codes_bytes() + self.groups() * self.params_bytes()
+    }
+
+    fn codes_bytes(self) -> usize {
+        1024 * self.bits as usize
+    }
+
+    /// Bytes of 64 scales and zero points, which is also what a strip has in the table of rows.
+    fn params_bytes(self) -> usize {
+        if self.zero { 3 * STRIP } else { 2 * STRIP }
+    }
+
+    /// Where the scales and zero points of a group of an atom begin: all scales lie before all zero points.
+    fn params_of(self, g: usize) -> [usize; 2] {
+        let scales = self.codes_bytes();
+        [scales + g * 2 * STRIP, scales + self.groups() * 2 * STRIP + g * STRIP]
+    }
+
+    /// Row and column, from the atom's first, of the code in field `f` of word `at`; 8 fields a word, or 4.
+    fn place(self, at: usize, f: usize) -> (usize, usize) {
+        let (j, lane) = (at % 4, at / 4 % 32);
+        let (row, column) = (lane / 4, 2 * (lane % 4));
+        if self.bits == 4 {
+            let (down, right, _) = FIELDS[f];
+            (16 * (at / 256) + row + down, 64 * (at / 128 % 2) + 16 * j + column + right)
+        } else {
+            let quarter = at / 128 % 4;
+            (16 * (at / 512) + row + 8 * (f % 2), 32 * quarter + 16 * (j / 2) + 8 * (j % 2) + column + f / 2)
+        }
+    }
+
+    /// Lowest bit of field `f`.
+    fn shift(self, f: usize) -> u32 {
+        if self.bits == 4 { FIELDS[f].2 } else { 8 * f as u32 }
+    }
+}
+
+/// The row of a strip whose scale lies at `at`.
+fn row_at(at: usize) -> usize {
+    at / 16 * 16 + at % 16 / 2 + 8 * (at % 2)
+}
+
+/// A quantised tensor packed for the tensor cores.
+#[derive(Clone, Debug)]
+pub struct CudaWna16 {
+    n: usize,
+    k: usize,
+    format: WeightFormat,
+    atom: Atom,
+    atoms: Vec<u8>,
+    rows: Vec<u8>,
+    order: Option<Vec<u32>>,
+}
+
+impl CudaWna16 {
+    /// Whether a tensor of a format that has an [`Atom`] can be packed: its numbers matter too.
+    ///
+    /// Errors: zero points of 256; scales whose products with a code pass fp16; an order of columns whose groups are not
+    /// full.
+    pub fn holds(w: &QTensor) -> Result<Atom> {
+        let atom = Atom::of(w.format(), w.k())?;
+        if let Zeros::Integer(z) = w.zeros()
+            && let Some(z) = z.iter().find(|&&z| z > 255)
+        {
+            return Err(Error::invalid(OP, "zero points of 8 bits", z.to_string()));
+        }
+        if atom.scale == Float::F16 && atom.group > 0 {
+            let most = f16::MAX.to_f32() / (1 << atom.bits) as f32;
+            if let Some(s) = w.scales().iter().find(|s| s.abs() > most) {
+                return Err(Error::invalid(OP, format!("f16 scales up to {most}"), s.to_string()));
+            }
+        }
+        if let (Some(index), Group::Size(size)) = (w.group_index(), w.format().group) {
+            let mut columns = vec![0usize; w.groups()];
+            index.iter().for_each(|&g| columns[g as usize] += 1);
+            for (g, &count) in columns.iter().enumerate() {
+                let expected = size.min(w.k() - g * size);
+                if count != expected {
+                    return Err(Error::invalid(OP, format!("{expected} columns in group {g}"), count.to_string()));
+                }
+            }
+        }
+        Ok(atom)
+    }
+
+    /// Packs a tensor. Errors: those of [`CudaWna16::holds`].
+    pub fn pack(w: &QTensor) -> Result<Self> {
+        let atom = Self::holds(w)?;
+        let (n, k) = (w.n(), w.k());
+        let order = w.group_index().map(|index| {
+            let mut order: Vec<u32> = (0..k as u32).collect();
+            order.sort_by_key(|&j| index[j as usize]);
+            order
+        });
+        let (strips, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
+        let bytes = strips.checked_mul(steps).and_then(|atoms| atoms.checked_mul(atom.bytes()));
+        let bytes = bytes.ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
+        let mut atoms = vec![0u8; bytes];
+        let source = Source { w, atom, order: order.as_deref() };
+        atoms.par_chunks_mut(atom.bytes()).enumerate().for_each(|(at, out)| {
+            let [strip, step] = place_of_atom(at, [strips, steps]);
+            source.codes(strip, step, &mut out[..atom.codes_bytes()]);
+            for g in 0..atom.groups() {
+                source.params(strip, step * STEP + g * atom.group, atom.params_of(g), out);
+            }
+        });
+        let mut rows = vec![0u8; if atom.group == 0 { strips * atom.params_bytes() } else { 0 }];
+        rows.par_chunks_mut(atom.params_bytes()).enumerate().for_each(|(strip, out)| {
+            source.params(strip, 0, [0, 2 * STRIP], out);
+        });
+        Ok(Self { n, k, format: w.format(), atom, atoms, rows, order })
+    }
+
+    /// The canonical tensor again.
+    pub fn unpack(&self) -> Result<QTensor> {
+        let (n, k, atom) = (self.n, self.k, self.atom);
+        let (strips, steps, groups) = (n.div_ceil(STRIP), k.div_ceil(STEP), self.format.group.count(k));
+        let (mut codes, mut scales, mut zeros) = (vec![0u8; n * k], vec![0f32; n * groups], vec![0u16; n * groups]);
+        let column = |c: usize| self.order.as_ref().map_or(c, |order| order[c] as usize);
+        let mut params = |strip: usize, group: usize, [scales_at, zeros_at]: [usize; 2], bytes: &[u8]| {
+            for at in 0..STRIP {
+                let row = strip * STRIP + row_at(at);
+                if row < n && group < groups {
+                    let bits = u16::from_le_bytes([bytes[scales_at + 2 * at], bytes[scales_at + 2 * at + 1]]);
+                    scales[row * groups + group] = match atom.scale {
+                        Float::BF16 => bf16::from_bits(bits).to_f32(),
+                        _ => f16::from_bits(bits).to_f32(),
+                    };
+                    zeros[row * groups + group] = if atom.zero { u16::from(bytes[zeros_at + at]) } else { 0 };
+                }
+            }
+        };
+        for (at, bytes) in self.atoms.chunks_exact(atom.bytes()).enumerate() {
+            let [strip, step] = place_of_atom(at, [strips, steps]);
+            for (i, word) in bytes[..atom.codes_bytes()].chunks_exact(4).enumerate() {
+                let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+                for f in 0..32 / atom.bits as usize {
+                    let (row, c) = atom.place(i, f);
+                    let (row, c) = (strip * STRIP + row, step * STEP + c);
+                    if row < n && c < k {
+                        codes[row * k + column(c)] = (word.rotate_right(atom.shift(f)) & ((1 << atom.bits) - 1)) as u8;
+                    }
+                }
+            }
+            for g in 0..atom.groups() {
+                let first = step * STEP + g * atom.group;
+                if first < k {
+                    params(strip, first / self.format.group.len(k), atom.params_of(g), bytes);
+                }
+            }
+        }
+        for (strip, bytes) in self.rows.chunks_exact(atom.params_bytes()).enumerate() {
+            params(strip, 0, [0, 2 * STRIP], bytes);
+        }
+        let zeros = if atom.zero { Zeros::Integer(zeros) } else { Zeros::Symmetric };
+        let index = self.order.as_ref().map(|order| {
+            let mut index = vec![0u32; k];
+            order.iter().zip(0..).for_each(|(&j, c)| index[j as usize] = c / self.format.group.len(k) as u32);
+            index
+        });
+        QTensor::new(self.format, [n, k], codes, scales, zeros, index)
+    }
+
+    /// Outputs.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Length of the reduction.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// What the codes mean.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// The form of the atoms.
+    pub fn atom(&self) -> Atom {
+        self.atom
+    }
+
+    /// All atoms.
+    pub fn atoms(&self) -> &[u8] {
+        &self.atoms
+    }
+
+    /// Scales and zero points of rows, where a row has one of each.
+    pub fn rows(&self) -> &[u8] {
+        &self.rows
+    }
+
+    /// The column of x that belongs to each packed column, if not the same one.
+    pub fn order(&self) -> Option<&[u32]> {
+        self.order.as_deref()
+    }
+}
+
+/// Strip and step along k of an atom.
+fn place_of_atom(at: usize, [strips, steps]: [usize; 2]) -> [usize; 2] {
+    let first = at / (4 * steps) * 4;
+    let (within, wide) = (at - first * steps, (strips - first).min(4));
+    [first + within % wide, within / wide]
+}
+
+/// What atoms are made of.
+struct Source<'a> {
+    w: &'a QTensor,
+    atom: Atom,
+    order: Option<&'a [u32]>,
+}
+
+impl Source<'_> {
+    fn codes(&self, strip: usize, step: usize, out: &mut [u8]) {
+        let (n, k) = (self.w.n(), self.w.k());
+        let (rows, columns) = (strip * STRIP..n.min((strip + 1) * STRIP), step * STEP..k.min((step + 1) * STEP));
+        // Codes beyond the edges meet x of zero, or go to outputs that nobody stores.
+        let mut tile = [self.w.format().middle() as u8; STRIP * STEP];
+        for (line, row) in tile.chunks_exact_mut(STEP).zip(rows) {
+            let row = &self.w.codes()[row * k..(row + 1) * k];
+            match self.order {
+                None => line[..columns.len()].copy_from_slice(&row[columns.clone()]),
+                Some(order) => {
+                    line.iter_mut().zip(&order[columns.clone()]).for_each(|(code, &j)| *code = row[j as usize]);
+                }
+            }
+        }
+        let fields = 32 / self.atom.bits as usize;
+        for (at, out) in out.chunks_exact_mut(4).enumerate() {
+            let word = (0..fields).fold(0u32, |word, f| {
+                let (row, c) = self.atom.place(at, f);
+                word | u32::from(tile[row * STEP + c]).rotate_left(self.atom.shift(f))
+            });
+            out.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// Scales and zero points of the group that a column lies in, put where they begin.
+    fn params(&self, strip: usize, column: usize, [scales_at, zeros_at]: [usize; 2], out: &mut [u8]) {
+        let (n, k, groups) = (self.w.n(), self.w.k(), self.w.groups());
+        let group = if self.atom.group == 0 { 0 } else { column / self.w.format().group.len(k) };
+        for at in 0..STRIP {
+            let row = strip * STRIP + row_at(at);
+            let there = row < n && group < groups && (column < k || self.atom.group == 0);
+            if there {
+                let value = self.w.scales()[row * groups + group];
+                let bits = match self.atom.scale {
+                    Float::BF16 => bf16::from_f32(value).to_bits(),
+                    _ => f16::from_f32(value).to_bits(),
+                };
+                out[scales_at + 2 * at..][..2].copy_from_slice(&bits.to_le_bytes());
+            }
+            if self.atom.zero {
+                out[zeros_at + at] = match self.w.zeros() {
+                    Zeros::Integer(z) if there => z[row * groups + group] as u8,
+                    _ => self.w.format().middle() as u8,
+                };
+            }
+        }
+    }
+}
