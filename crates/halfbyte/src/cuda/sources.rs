@@ -20,7 +20,10 @@ pub struct Source {
 }
 
 /// Headers, included as `#include "ptx.cuh"`; all of them are handed to every compilation.
-pub const HEADERS: &[Source] = &[Source { path: "include/ptx.cuh", text: include_str!("include/ptx.cuh") }];
+pub const HEADERS: &[Source] = &[
+    Source { path: "include/ptx.cuh", text: include_str!("include/ptx.cuh") },
+    Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
+];
 
 impl Source {
     /// The text: the one compiled in, or that of the file in the folder of [`VARIABLE`]. Error: it cannot be read.

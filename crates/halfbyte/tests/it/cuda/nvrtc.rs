@@ -4,6 +4,7 @@ use super::nvrtc;
 use halfbyte::Error;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::matmul::KERNELS;
+use halfbyte::cuda::nn;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
 use std::fmt::Write;
 use std::path::Path;
@@ -46,8 +47,8 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
     let Some(nvrtc) = nvrtc() else { return };
     let mut record = String::new();
     for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
-        for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
-            let mut instances = (kernel.instances)();
+        let products = KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
+        for mut instances in products.chain([nn::instances(None)]) {
             instances.sort_by_key(Instance::to_string);
             for instance in instances {
                 let options = ["--ptxas-options=-v"];
