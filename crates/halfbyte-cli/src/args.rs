@@ -12,7 +12,8 @@ pub struct Common {
     /// Print one JSON object instead of text.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Where to compute: auto, cpu, cuda or cuda:I. This version has the CPU only.
+    /// Where models compute: cpu, cuda or cuda:I; auto takes the first GPU that works, else the CPU. Run, eval, demo and
+    /// bench model compute on GPUs, everything else on the CPU.
     #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
     /// Threads to compute with [default: all that the system offers].

@@ -55,6 +55,13 @@ enum Command {
     Completions(completions::Args),
 }
 
+impl Command {
+    /// Whether it computes where `--device` says.
+    fn runs_models(&self) -> bool {
+        matches!(self, Self::Demo(_) | Self::Run(_) | Self::Eval(_) | Self::Bench(bench::Command::Model(_)))
+    }
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -69,6 +76,9 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<()> {
     let app = App::new(cli.common)?;
     interrupt::install().map_err(|e| Failure::device("cannot listen for Ctrl-C", e.to_string()))?;
+    if !cli.command.runs_models() {
+        app.cpu_only()?;
+    }
     match cli.command {
         Command::Demo(args) => demo::run(&args, &app),
         Command::Inspect(args) => inspect::run(&args, &app),

@@ -36,10 +36,11 @@
 //! # Ok(())
 //! # }
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod calibrate;
 pub mod config;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod eval;
@@ -49,8 +50,10 @@ pub mod sampling;
 mod stop;
 pub mod tokenizer;
 pub mod weights;
+mod weights_cuda;
 
 pub use config::Config;
+pub use device::Device;
 pub use engine::{Model, Session};
 pub use error::{Error, Result};
 pub use generate::{Finish, Generated, Request};

@@ -18,7 +18,7 @@ fn load(options: LoadOptions) -> (Cpu, Model, Tokenizer) {
 
 fn quantized(format: &str) -> LoadOptions {
     let format: Format = format.parse().unwrap();
-    LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())) }
+    LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() }
 }
 
 fn validation(model: &Model, tokenizer: &Tokenizer) -> Vec<u32> {

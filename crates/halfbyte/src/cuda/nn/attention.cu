@@ -36,7 +36,7 @@ DEV float base_of(float maximum) { return maximum == minus_infinity() ? 0 : maxi
 
 // HEAD: size of a head, rounded up to 32; QUERIES: of a warp.
 template <int HEAD, int QUERIES>
-__global__ void __launch_bounds__(128) attention(const Params p) {
+__global__ void __launch_bounds__(128, 2) attention(const Params p) {
     constexpr int WARPS = 4;
     constexpr int RUN = 32;   // positions
     constexpr float LOG2_E = 1.4426950408889634f;

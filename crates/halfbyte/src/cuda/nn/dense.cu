@@ -22,7 +22,7 @@ struct Params {
 };
 
 template <int ROWS>
-__global__ void __launch_bounds__(THREADS) dense_rows(const Params p) {
+__global__ void __launch_bounds__(THREADS, 2) dense_rows(const Params p) {
     const u64 output = u64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, m0 = u64(blockIdx.y) * ROWS;
     const u32 lane = threadIdx.x % 32;
     if (output >= p.n) return;
