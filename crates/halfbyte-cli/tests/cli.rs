@@ -164,9 +164,12 @@ fn wrong_usage_is_told_and_has_status_2() {
 #[test]
 fn devices_that_are_not_there_and_memory_have_status_4() {
     for device in ["cuda", "cuda:1"] {
-        let error = fails(4, &["run", &model(), "-p", "a", "--device", device]);
+        let error = fails(4, &["bench", "matmul", "--format", "w4a16", "--device", device]);
         assert!(error.contains("not supported"), "{error}");
     }
+    // No machine has as many.
+    let error = fails(4, &["run", &model(), "-p", "a", "--device", "cuda:1000"]);
+    assert!(error.contains("device"), "{error}");
     quiet(&["doctor", "--device", "cpu"]);
     if cfg!(target_os = "linux") {
         // Four terabytes.

@@ -38,7 +38,7 @@ const MOST_BLOCKS_ACROSS: usize = 65_535;
 
 /// Every kernel that a model with heads of this size runs; without one, enough that nothing in the sources is left out.
 pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
-    let heads = head_size.map_or_else(|| vec![64, 128, LARGEST_HEAD], |size| vec![size]);
+    let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     let mut all = vec![
         embed::instance(),
         rms_norm::instance(),
