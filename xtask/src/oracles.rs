@@ -32,7 +32,11 @@ enum Verb {
 const DENSE: &str = "stdlib-11m";
 
 const fn quantized(name: &'static str, options: &'static [&'static str]) -> Model {
-    Model { name, format: "gptq", verb: Verb::Quantize, source: DENSE, options }
+    quantized_to("gptq", name, options)
+}
+
+const fn quantized_to(format: &'static str, name: &'static str, options: &'static [&'static str]) -> Model {
+    Model { name, format, verb: Verb::Quantize, source: DENSE, options }
 }
 
 const fn converted(
@@ -43,6 +47,19 @@ const fn converted(
 ) -> Model {
     Model { name, format, verb: Verb::Convert, source, options }
 }
+
+/// Groups of columns in another order than they lie in; little calibration is enough for that.
+const ACT_ORDER: &[&str] = &[
+    "--method",
+    "gptq",
+    "--act-order",
+    "--calibration",
+    "models/stdlib-11m/calibration.jsonl",
+    "--samples",
+    "2",
+    "--window",
+    "64",
+];
 
 const MODELS: &[Model] = &[
     quantized("gptq-w2-g32", &["--bits", "2", "--group", "32"]),
@@ -55,6 +72,7 @@ const MODELS: &[Model] = &[
     quantized("gptq-w4-asym", &["--bits", "4", "--group", "-1", "--asym"]),
     quantized("gptq-w8-g32", &["--bits", "8", "--group", "32"]),
     quantized("gptq-w8-asym", &["--bits", "8", "--group", "-1", "--asym"]),
+    quantized("gptq-w4-g128-act-order", ACT_ORDER),
     converted("gptq_v1-w3-g128-asym", "gptq", "gptq-w3-g128-asym", &["--to", "gptq_v1"]),
     converted("gptq_v1-w4-g32-asym", "gptq", "gptq-w4-g32-asym", &["--to", "gptq_v1"]),
     converted("gptq_v1-w8-asym", "gptq", "gptq-w8-asym", &["--to", "gptq_v1"]),
@@ -76,6 +94,7 @@ const MODELS: &[Model] = &[
     converted("onnx-w8-g32", "onnx", "gptq-w8-g32", &["--to", "onnx"]),
     converted("gguf-q4_0", "gguf", "gptq-w4-g32", &["--to", "gguf"]),
     converted("gguf-q4_0-g128", "gguf", "gptq-w4-g128", &["--to", "gguf"]),
+    quantized_to("gguf", "gguf-q4_1", &["--to", "gguf", "--bits", "4", "--asym"]),
     converted("gguf-q8_0", "gguf", "gptq-w8-g32", &["--to", "gguf"]),
     converted("gguf-f16", "gguf", DENSE, &["--to", "gguf"]),
 ];

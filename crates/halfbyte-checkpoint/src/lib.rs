@@ -29,6 +29,7 @@ pub mod safetensors;
 pub mod scheme;
 mod target;
 pub mod verify;
+mod writer;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{
@@ -43,9 +44,12 @@ pub use folder::{
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
-pub use scheme::{LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredWeight, Weights};
+pub use scheme::{
+    LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight, Weights,
+};
 pub use target::Target;
 pub use verify::{Verification, verify};
+pub use writer::{Writer, WrittenFiles, sync_dir, write_synced};
 
 // Safetensors are little-endian and are read in place.
 const _: () =

@@ -2,8 +2,9 @@
 
 use crate::config::GptqVersion;
 use crate::error::{Error, Result};
-use crate::safetensors::{DType, TensorSpec, Writer, WrittenFiles};
+use crate::safetensors::{self, DType, TensorSpec};
 use crate::scheme::{Weights, awq, compressed_tensors, gguf, gptq, matmul_nbits};
+use crate::writer::Writer;
 use halfbyte::{QTensor, WeightFormat, Zero};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -133,34 +134,8 @@ pub(crate) trait Form {
         tensors: &[TensorSpec],
         _model: &Settings<'_>,
         max_shard_bytes: u64,
-    ) -> Result<Box<dyn TensorWriter>> {
-        Ok(Box::new(Writer::create(dir, tensors, max_shard_bytes)?))
-    }
-}
-
-/// Files in which tensors are written one at a time, in any order, after all were declared.
-pub(crate) trait TensorWriter {
-    /// Writes a tensor's data.
-    fn write(&mut self, name: &str, data: &[u8]) -> Result<()>;
-
-    /// Bytes of all declared tensors.
-    fn tensor_bytes(&self) -> u64;
-
-    /// Gives the files their final names.
-    fn finish(self: Box<Self>) -> Result<WrittenFiles>;
-}
-
-impl TensorWriter for Writer {
-    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        Writer::write(self, name, data)
-    }
-
-    fn tensor_bytes(&self) -> u64 {
-        Writer::tensor_bytes(self)
-    }
-
-    fn finish(self: Box<Self>) -> Result<WrittenFiles> {
-        Writer::finish(*self)
+    ) -> Result<Writer> {
+        safetensors::create(dir, tensors, max_shard_bytes)
     }
 }
 

@@ -120,7 +120,7 @@ fn name_of(weights: &Weights, act: Act) -> Result<String> {
     for linear in linears(weights)?.iter().filter(|linear| linear.in_block()) {
         let name = match linear.source {
             Some(StoredFormat::Codes(weight)) => Format { weight, act }.to_string(),
-            Some(table) => table.to_string(),
+            Some(floats) => floats.to_string(),
             None => {
                 let info = weights.checkpoint().info(&format!("{}.weight", linear.name))?;
                 info.dtype.name().to_lowercase()

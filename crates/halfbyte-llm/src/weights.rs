@@ -11,6 +11,7 @@ use halfbyte::ops::{Linear, Weight};
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Floats, FloatsMut, QTensor, StoredTensor, WeightFormat, Zeros};
 use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
+use rayon::prelude::*;
 use std::borrow::Cow;
 
 /// How a model is loaded.
@@ -69,6 +70,32 @@ impl<'a> Loader<'a> {
     /// What was odd about the tensors, and which reading was taken.
     pub fn into_findings(self) -> Vec<Finding> {
         self.findings
+    }
+
+    /// Loads parts of a model that do not depend on each other, as many at a time as there are threads: most of the time
+    /// is the system's, which hands out memory, so that threads that share a layer wait for each other.
+    ///
+    /// Errors: the first part's that has one.
+    pub fn side_by_side<T: Send>(
+        &mut self,
+        parts: usize,
+        load: impl Fn(&mut Loader<'a>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let (weights, options) = (self.weights, &self.options);
+        let parts: Vec<_> = (0..parts)
+            .into_par_iter()
+            .map(|i| {
+                let mut own = Loader { weights, options: options.clone(), parameters: 0, findings: Vec::new() };
+                (load(&mut own, i), own)
+            })
+            .collect();
+        let mut loaded = Vec::with_capacity(parts.len());
+        for (part, mut own) in parts {
+            loaded.push(part?);
+            self.parameters += own.parameters;
+            self.findings.append(&mut own.findings);
+        }
+        Ok(loaded)
     }
 
     /// A vector of `len` floats, widened.

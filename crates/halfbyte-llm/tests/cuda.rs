@@ -6,7 +6,7 @@ use half::f16;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Float, Format};
-use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType, Weights};
 use halfbyte_llm::device::Gpu;
 use halfbyte_llm::{
@@ -172,7 +172,7 @@ fn unlike() -> tempfile::TempDir {
         shape: shape.clone(),
     };
     let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
-    let mut writer = Writer::create(dir.path(), &specs, u64::MAX).unwrap();
+    let mut writer = create(dir.path(), &specs, u64::MAX).unwrap();
     for (name, dtype, _, values) in &tensors {
         let bytes: Vec<u8> = match dtype {
             DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),

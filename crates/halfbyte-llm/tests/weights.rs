@@ -4,7 +4,7 @@ use half::f16;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Format};
-use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{
     Checkpoint, DType, Job, LinearWeight, ModuleKind, Quantization, Target, Weights, write_dense, write_model,
 };
@@ -34,7 +34,7 @@ fn tensor(name: &'static str, dtype: DType, shape: &[usize]) -> Tensor {
 fn write(dir: &Path, tensors: &[Tensor]) {
     let spec = |t: &Tensor| TensorSpec { name: t.name.to_owned(), dtype: t.dtype, shape: t.shape.clone() };
     let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
-    let mut writer = Writer::create(dir, &specs, u64::MAX).unwrap();
+    let mut writer = create(dir, &specs, u64::MAX).unwrap();
     for t in tensors {
         let bytes: Vec<u8> = match t.dtype {
             DType::F16 => t.values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),

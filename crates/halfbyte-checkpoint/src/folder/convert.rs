@@ -46,11 +46,11 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
     let choose = |module: &Linear<'_>| -> Option<std::result::Result<WeightFormat, String>> {
         let format = match module.source? {
             StoredFormat::Codes(format) => format,
-            StoredFormat::Table { name, .. } if !requantize => {
-                return Some(Err(format!("its codes stand for the values of a table, {name}, and not for integers")));
+            StoredFormat::Floats { name, .. } if !requantize => {
+                return Some(Err(format!("its codes, {name}, stand for values that no other form holds exactly")));
             }
-            StoredFormat::Table { block, .. } => {
-                WeightFormat { bits: 4, group: Group::Size(block), zero: Zero::Integer, scale: Float::F16 }
+            StoredFormat::Floats { bits, block, .. } => {
+                WeightFormat { bits, group: Group::Size(block), zero: Zero::Integer, scale: Float::F16 }
             }
         };
         let wanted = WeightFormat { bits: bits.unwrap_or(format.bits), group: group.unwrap_or(format.group), ..format };

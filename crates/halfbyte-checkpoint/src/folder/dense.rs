@@ -3,9 +3,8 @@
 use super::staging::Staging;
 use super::{Job, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::error::{Error, Result};
-use crate::safetensors::{DType, TensorSpec, Writer};
+use crate::safetensors::{self, DType, TensorSpec};
 use crate::scheme::{LinearWeight, Weights};
-use crate::target::TensorWriter;
 use half::{bf16, f16};
 use halfbyte::{Float, Floats, QTensor, Zeros};
 use rayon::prelude::*;
@@ -46,9 +45,7 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     }
 
     let staging = Staging::create(job.target, job.overwrite, source.folder())?;
-    let create = |specs: &[TensorSpec], shard| -> Result<Box<dyn TensorWriter>> {
-        Ok(Box::new(Writer::create(staging.path(), specs, shard)?))
-    };
+    let create = |specs: &[TensorSpec], shard| safetensors::create(staging.path(), specs, shard);
     let written = write_steps(&mut job, create, steps, |step, writer| {
         let name = step.name;
         if step.task {

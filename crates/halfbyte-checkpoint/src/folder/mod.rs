@@ -13,10 +13,11 @@ pub(crate) use dense::converted;
 pub use dense::write_dense;
 pub use quantized::{Quantization, Sizes, sizes, write_model};
 
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::safetensors::{Checkpoint, TensorSpec, WrittenFiles, pretty, write_synced};
+use crate::safetensors::{TensorSpec, pretty};
 use crate::scheme::{ModuleKind, SCHEMES, StoredFormat, Weights};
-use crate::target::TensorWriter;
+use crate::writer::{Writer, WrittenFiles, write_synced};
 use serde_json::{Map, Value};
 use staging::Staging;
 use std::collections::HashMap;
@@ -159,9 +160,9 @@ struct Step<'a, T> {
 /// Writes the tensors of all steps; `write` gets each step with the writer.
 fn write_steps<T>(
     job: &mut Job<'_>,
-    create: impl FnOnce(&[TensorSpec], u64) -> Result<Box<dyn TensorWriter>>,
+    create: impl FnOnce(&[TensorSpec], u64) -> Result<Writer>,
     steps: Vec<Step<'_, T>>,
-    mut write: impl FnMut(&Step<'_, T>, &mut dyn TensorWriter) -> Result<()>,
+    mut write: impl FnMut(&Step<'_, T>, &mut Writer) -> Result<()>,
 ) -> Result<WrittenFiles> {
     let specs: Vec<TensorSpec> = steps.iter().flat_map(|step| step.specs.iter().cloned()).collect();
     let mut writer = create(&specs, job.max_shard_bytes)?;
@@ -177,7 +178,7 @@ fn write_steps<T>(
             return Err(Error::Cancelled);
         }
         report(step.name, bytes, job);
-        write(step, writer.as_mut())?;
+        write(step, &mut writer)?;
         bytes += step.specs.iter().filter_map(|s| s.dtype.bytes_of(&s.shape)).sum::<usize>() as u64;
     }
     if job.cancel.is_some_and(|cancel| cancel()) {

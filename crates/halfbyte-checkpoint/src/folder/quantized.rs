@@ -3,8 +3,9 @@
 use super::dense::{converted, floats_of};
 use super::staging::Staging;
 use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
+use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::safetensors::{Checkpoint, DType, TensorSpec};
+use crate::safetensors::{DType, TensorSpec};
 use crate::scheme::{LinearWeight, Weights};
 use crate::target::{Module, Settings, Target, unrepresentable};
 use halfbyte::{Float, Floats, QTensor, WeightFormat, Zero};

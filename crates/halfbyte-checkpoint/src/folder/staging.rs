@@ -1,8 +1,8 @@
 //! The folder of a temporary name in which a model is written, and its renaming.
 
 use crate::error::{Error, Result};
-use crate::safetensors::{sync_dir, temporary_name};
 use crate::scheme::Weights;
+use crate::writer::{sync_dir, temporary_name};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 

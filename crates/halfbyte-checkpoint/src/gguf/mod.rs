@@ -8,7 +8,7 @@
 //!
 //! Everything here works on bytes that lie in memory: [`parse`] reads a header, [`unpack`] and [`pack`] turn blocks into
 //! a [`halfbyte::QTensor`] and back, [`config_json`], [`tokenizer_json`], [`hf_name`] and [`gguf_name`] translate a Llama
-//! model into Hugging Face's terms and [`metadata_from`] from them, and [`Writer`] writes a file.
+//! model into Hugging Face's terms and [`metadata_from`] from them, and [`create`] begins to write a file.
 //!
 //! Source: the specification at github.com/ggml-org/ggml (docs/gguf.md), and the gguf package for Python, by which
 //! blocks, names and order of rows are tested.
@@ -25,7 +25,7 @@ mod types;
 mod value;
 mod writer;
 
-pub use blocks::{pack, unpack, unpack_rows};
+pub use blocks::{load, pack, unpack_rows};
 pub use header::{Header, TensorEntry, parse};
 pub use metadata::{head_dim, metadata_from};
 pub use model::config_json;
@@ -35,4 +35,4 @@ pub use rope::rope_factors;
 pub use tokenizer::tokenizer_json;
 pub use types::GgmlType;
 pub use value::{Array, Value};
-pub use writer::{TensorSpec, Writer};
+pub use writer::{TensorSpec, create};

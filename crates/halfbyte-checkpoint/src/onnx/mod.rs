@@ -9,8 +9,8 @@
 //! w[n, k] = scales[n, b] · (code[n, k] − zero_points[n, b]),   b = k / block_size or g_idx[k]
 //! ```
 //!
-//! [`Model`] parses a file into initialisers, which are ranges of it or of files beside it, and products; [`unpack`]
-//! makes a [`halfbyte::QTensor`] of a product's initialisers and [`pack`] undoes it; [`Writer`] writes a model.
+//! [`Model`] parses a file into initialisers, which are ranges of it or of files beside it, and products; [`load`]
+//! makes a [`halfbyte::QTensor`] of a product's initialisers and [`pack`] undoes it; [`create`] begins to write a model.
 //!
 //! Source: the message definitions of onnx 1.23 and the operator as onnxruntime 1.31 defines it, whose files the tests
 //! read to their exact values.
@@ -27,7 +27,7 @@ mod writer;
 
 pub use element::{ELEMENT_TYPES, ElementType};
 pub use model::{MatMulNBits, Model};
-pub use nbits::{Blocks, TensorBytes, describe, unpack};
+pub use nbits::{Blocks, TensorBytes, describe, load};
 pub use pack::{BlockLayout, PackedBlocks, pack};
 pub use tensor::{Initializer, Place};
-pub use writer::{Product, Writer};
+pub use writer::{Product, create};

@@ -5,10 +5,13 @@ use super::model::MatMulNBits;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{DType, FloatData, cast, cast_floats};
-use crate::scheme::{Description, StoredFormat};
-use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
+use crate::scheme::{Description, StoredFormat, StoredModule, StoredWeight};
+use halfbyte::layout::codes::Codes;
+use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
+use halfbyte::{Float, Group, WeightFormat, Zero, Zeros};
 use rayon::prelude::*;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A tensor's bytes, and what its file says of them.
 #[derive(Clone, Copy, Debug)]
@@ -34,51 +37,81 @@ pub struct Blocks<'a> {
     pub g_idx: Option<TensorBytes<'a>>,
 }
 
-/// What a product holds, without reading its codes and scales. Errors: those of [`unpack`] that do not lie in them.
+/// What a product holds, without reading its codes and scales. Errors: those of [`load`] that do not lie in them.
 pub fn describe(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<Description> {
-    let Module { format, group_index, findings, .. } = Parts::of(file, product, blocks)?.examine()?;
-    Ok(Description {
-        format: StoredFormat::Codes(format),
-        shape: [product.n, product.k],
-        act_order: group_index.is_some(),
-        findings,
-    })
+    let Module { values, group_index, findings } = Parts::of(file, product, blocks)?.examine()?;
+    let format = match values {
+        Values::Codes(format, _) => StoredFormat::Codes(format),
+        Values::Floats(_) => {
+            let name = match product.bits {
+                2 => "w2-float-zero-points",
+                4 => "w4-float-zero-points",
+                _ => "w8-float-zero-points",
+            };
+            StoredFormat::Floats { name, bits: product.bits, block: product.block_size }
+        }
+    };
+    Ok(Description { format, shape: [product.n, product.k], act_order: group_index.is_some(), findings })
 }
 
-/// The quantised tensor that a product's initialisers hold, exactly, and what is odd about them.
+/// The weights that a product's initialisers hold, exactly, and what is odd about them.
 ///
 /// A single block is [`Group::Channel`]; zero points that are `2^(bits−1)` throughout are none. Float zero points that
-/// are integers from 0 to `2^bits` are taken as such, others as offsets `−zero · scale`; their product need not be
-/// exact in the type of the scales, only in f32. *Errors* name file and tensor: bits other than 2, 4 and 8, types or
-/// shapes that are not the operator's, an index out of range, float zero points that are not finite or whose offset is
-/// not exact in f32, scales that are not finite.
-pub fn unpack(file: &Path, product: &MatMulNBits, blocks: &Blocks<'_>) -> Result<(QTensor, Vec<Finding>)> {
+/// are integers from 0 to `2^bits` are taken as such, others as offsets `−zero · scale`, which need not be exact in the
+/// type of the scales, only in f32. If one is not, the weights are floats: `(code − zero) · scale`, in f32 as onnxruntime
+/// computes it. *Errors* name file and tensor: bits other than 2, 4 and 8, types or shapes that are not the operator's,
+/// an index out of range, float zero points or scales that are not finite.
+pub fn load<'a>(file: &Path, product: &MatMulNBits, blocks: &Blocks<'a>) -> Result<StoredModule<'a>> {
     let parts = Parts::of(file, product, blocks)?;
-    let Module { format, zeros, group_index, findings } = parts.examine()?;
-    let &MatMulNBits { n, k, bits, .. } = product;
-    let mut codes = vec![0u8; n * k];
-    codes
-        .par_chunks_mut(k)
-        .zip(blocks.weight.bytes.par_chunks(parts.row_bytes))
-        .for_each(|(codes, row)| unpack_row(bits, row, codes));
-    let tensor = QTensor::new(format, [n, k], codes, parts.scales.to_f32(), zeros, group_index)
-        .map_err(Error::numbers(&product.prefix))?;
-    Ok((tensor, findings))
+    let Module { values, group_index, findings } = parts.examine()?;
+    let weight = match values {
+        Values::Codes(format, zeros) => {
+            let strides = Strides::of_outputs(parts.count);
+            let zeros = match zeros {
+                Zeros::Symmetric => StoredZeros::Symmetric,
+                Zeros::Integer(zeros) => StoredZeros::Integer(zeros.into(), strides),
+                Zeros::Float(offsets) => StoredZeros::Float(FloatData::F32(offsets.into()), strides),
+            };
+            let shape = [product.n, product.k];
+            let tensor =
+                StoredTensor::new(format, shape, parts.codes(), (parts.scales.clone(), strides), zeros, group_index);
+            StoredWeight::Quantized(tensor.map_err(Error::numbers(&product.prefix))?)
+        }
+        Values::Floats(zeros) => parts.floats(&zeros, group_index.as_deref())?,
+    };
+    Ok(StoredModule { weight, findings })
 }
 
 /// A product of which everything but codes and scales has been read.
 struct Module {
-    format: WeightFormat,
-    zeros: Zeros,
+    values: Values,
     group_index: Option<Vec<u32>>,
     findings: Vec<Finding>,
 }
 
+/// What codes stand for.
+enum Values {
+    /// What a format says.
+    Codes(WeightFormat, Zeros),
+    /// Their distance from a float zero point, times the scale, which no format holds exactly.
+    Floats(Vec<f32>),
+}
+
+/// Zero points of a product, `[n, blocks]`.
+enum ZeroPoints {
+    /// The middle code.
+    None,
+    /// From 0 to `2^bits`.
+    Integer(Vec<u16>),
+    /// Finite, and not all of them integers in that range.
+    Float(Vec<f32>),
+}
+
 /// A product whose codes and scales have the right types and shapes.
-struct Parts<'a> {
-    file: &'a Path,
-    product: &'a MatMulNBits,
-    blocks: &'a Blocks<'a>,
+struct Parts<'p, 'a> {
+    file: &'p Path,
+    product: &'p MatMulNBits,
+    blocks: &'p Blocks<'a>,
     scales: FloatData<'a>,
     /// Blocks a row.
     count: usize,
@@ -86,8 +119,8 @@ struct Parts<'a> {
     row_bytes: usize,
 }
 
-impl<'a> Parts<'a> {
-    fn of(file: &'a Path, product: &'a MatMulNBits, blocks: &'a Blocks<'a>) -> Result<Self> {
+impl<'p, 'a> Parts<'p, 'a> {
+    fn of(file: &'p Path, product: &'p MatMulNBits, blocks: &'p Blocks<'a>) -> Result<Self> {
         let &MatMulNBits { n, k, bits, block_size, .. } = product;
         let unsupported = |what: String| {
             Error::unsupported(
@@ -117,39 +150,97 @@ impl<'a> Parts<'a> {
         Ok(Self { file, product, blocks, scales, count, row_bytes })
     }
 
+    /// The codes where they are.
+    fn codes(&self) -> Codes<'a> {
+        let &MatMulNBits { k, bits, block_size, .. } = self.product;
+        let (bytes, row_bytes) = (self.blocks.weight.bytes, self.row_bytes);
+        if k.is_multiple_of(block_size) && row_bytes.is_multiple_of(4) {
+            return Codes::WordsAlong(cast(bytes));
+        }
+        Codes::Rows(Arc::new(move |rows, codes| {
+            let rows = bytes[rows.start * row_bytes..rows.end * row_bytes].chunks_exact(row_bytes);
+            codes.chunks_exact_mut(k).zip(rows).for_each(|(codes, row)| unpack_row(bits, row, codes));
+        }))
+    }
+
+    /// The weights as floats, their distance from a float zero point times the scale.
+    fn floats(&self, zeros: &[f32], group_index: Option<&[u32]>) -> Result<StoredWeight<'static>> {
+        let &MatMulNBits { n, k, bits, block_size, .. } = self.product;
+        let scales = self.scales.to_f32();
+        let mut floats = vec![0f32; n * k];
+        floats
+            .par_chunks_mut(k)
+            .zip(self.blocks.weight.bytes.par_chunks(self.row_bytes))
+            .zip(scales.par_chunks(self.count).zip(zeros.par_chunks(self.count)))
+            .for_each_init(
+                || vec![0u8; k],
+                |codes, ((floats, row), (scales, zeros))| {
+                    unpack_row(bits, row, codes);
+                    for (j, (float, &code)) in floats.iter_mut().zip(codes.iter()).enumerate() {
+                        let block = group_index.map_or(j / block_size, |index| index[j] as usize);
+                        *float = (f32::from(code) - zeros[block]) * scales[block];
+                    }
+                },
+            );
+        if let Some(i) = floats.iter().position(|v| !v.is_finite()) {
+            let what = format!(
+                "tensor `{}`: expected scales that make finite weights, got {} in row {}, column {}",
+                self.product.scales,
+                floats[i],
+                i / k,
+                i % k
+            );
+            return Err(Error::malformed(self.file, what));
+        }
+        Ok(StoredWeight::Dense { floats: FloatData::F32(floats.into()), shape: [n, k] })
+    }
+
     fn examine(&self) -> Result<Module> {
         let &Self { product, count, .. } = self;
         let group = if count == 1 { Group::Channel } else { Group::Size(product.block_size) };
         let mut scale = self.scales.dtype();
-        let zeros = self.zeros()?;
-        let zero = match &zeros {
-            Zeros::Symmetric => Zero::Symmetric,
-            Zeros::Integer(_) => Zero::Integer,
-            Zeros::Float(offsets) => {
-                if offsets.iter().any(|&offset| scale.round(offset) != offset) {
-                    scale = Float::F32;
-                }
-                Zero::Float
-            }
-        };
         let group_index = self.group_index()?;
         let mut findings = Vec::new();
         let mut find = |text: &str| findings.push(Finding::new(&product.prefix, text));
+        let codes = |zero, scale, zeros| Values::Codes(WeightFormat { bits: product.bits, group, zero, scale }, zeros);
+        let mut integer_zeros = false;
+        let values = match self.zeros()? {
+            ZeroPoints::None => codes(Zero::Symmetric, scale, Zeros::Symmetric),
+            ZeroPoints::Integer(zeros) => {
+                integer_zeros = true;
+                codes(Zero::Integer, scale, Zeros::Integer(zeros))
+            }
+            ZeroPoints::Float(zeros) => match self.offsets(&zeros) {
+                Some(offsets) => {
+                    if offsets.iter().any(|&offset| scale.round(offset) != offset) {
+                        scale = Float::F32;
+                    }
+                    codes(Zero::Float, scale, Zeros::Float(offsets))
+                }
+                None => {
+                    find(
+                        "its zero points are fractions whose products with the scales are not exact in f32; its weights \
+                          were read as f32, computed as onnxruntime does",
+                    );
+                    Values::Floats(zeros)
+                }
+            },
+        };
         if !product.block_size.is_power_of_two() || product.block_size < 16 {
             find("its block size is not a power of two from 16 on; other readers refuse it");
         }
-        if group_index.is_some() && zero == Zero::Integer {
+        if group_index.is_some() && integer_zeros {
             find("it has both g_idx and zero points, of which some readers ignore the zero points; both were followed");
         }
-        Ok(Module { format: WeightFormat { bits: product.bits, group, zero, scale }, zeros, group_index, findings })
+        Ok(Module { values, group_index, findings })
     }
 
     /// The zero points, `[n, blocks]`.
-    fn zeros(&self) -> Result<Zeros> {
+    fn zeros(&self) -> Result<ZeroPoints> {
         let &Self { file, product, blocks, count, .. } = self;
         let &MatMulNBits { n, bits, .. } = product;
         let (Some(name), Some(tensor)) = (&product.zero_points, &blocks.zero_points) else {
-            return Ok(Zeros::Symmetric);
+            return Ok(ZeroPoints::None);
         };
         let zeros: Vec<u16> = if tensor.dtype == DType::U8 {
             // No longer than a row of codes, so that nothing overflows.
@@ -169,32 +260,24 @@ impl<'a> Parts<'a> {
             }
             let largest = f32::from(1u16 << bits);
             if !zeros.iter().all(|&zero| zero.fract() == 0.0 && (0.0..=largest).contains(&zero)) {
-                return self.offsets(name, &zeros);
+                return Ok(ZeroPoints::Float(zeros));
             }
             zeros.into_iter().map(|zero| zero as u16).collect()
         };
         let middle = 1u16 << (bits - 1);
-        Ok(if zeros.iter().all(|&zero| zero == middle) { Zeros::Symmetric } else { Zeros::Integer(zeros) })
+        Ok(if zeros.iter().all(|&zero| zero == middle) { ZeroPoints::None } else { ZeroPoints::Integer(zeros) })
     }
 
-    /// Float zero points as offsets `−zero · scale`.
-    fn offsets(&self, name: &str, zeros: &[f32]) -> Result<Zeros> {
+    /// Float zero points as offsets `−zero · scale`; None if one of those is not exact in f32.
+    fn offsets(&self, zeros: &[f32]) -> Option<Vec<f32>> {
         let scales = self.scales.to_f32();
-        let offset = |(at, (&zero, &scale)): (usize, (&f32, &f32))| {
+        let offset = |(&zero, &scale): (&f32, &f32)| {
             // The product of two singles is exact in a double.
             let exact = -f64::from(zero) * f64::from(scale);
             let offset = exact as f32;
-            if f64::from(offset) == exact || !scale.is_finite() {
-                return Ok(offset);
-            }
-            let what = format!(
-                "tensor `{name}`: expected zero points that are integers from 0 to {} or whose product with the scale is \
-                 exact in f32, got {zero} times {scale} at {at}",
-                1u16 << self.product.bits
-            );
-            Err(Error::unsupported(self.file, what))
+            (f64::from(offset) == exact || !scale.is_finite()).then_some(offset)
         };
-        zeros.iter().zip(&scales).enumerate().map(offset).collect::<Result<_>>().map(Zeros::Float)
+        zeros.iter().zip(&scales).map(offset).collect()
     }
 
     /// The block of each column, if that is not simply `j / block_size`.

@@ -123,7 +123,7 @@ impl BlockLayout {
     }
 
     /// Type and shape of each initialiser, by the ending of its name: weight, scales, zero points if there are any.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (String, DType, Vec<usize>)> {
+    pub fn tensors(&self) -> impl Iterator<Item = (String, DType, Vec<usize>)> {
         let &Self { n, bits, scale, has_zero_points, .. } = self;
         let zeros = has_zero_points.then(|| ("zero_points".to_owned(), DType::U8, vec![n, self.zero_row_bytes()]));
         [
@@ -137,7 +137,7 @@ impl BlockLayout {
 
 impl PackedBlocks {
     /// The initialisers' bytes, in the order of [`BlockLayout::tensors`].
-    pub(crate) fn parts(&self) -> impl Iterator<Item = &[u8]> {
+    pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
         [&self.weight, &self.scales].into_iter().chain(&self.zero_points).map(Vec::as_slice)
     }
 }

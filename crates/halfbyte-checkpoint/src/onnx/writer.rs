@@ -1,14 +1,13 @@
-//! Writing a model: the graph at once, the data of its tensors one at a time to their places in a file beside it.
+//! Laying out a model: its graph, and the places of its tensors in a file beside it.
 
 use super::element::ElementType;
-use super::pack::{BlockLayout, PackedBlocks};
+use super::pack::BlockLayout;
 use super::proto::Message;
 use crate::error::{Error, Result};
-use crate::safetensors::{DType, TensorSpec, WrittenFiles, sync_dir, temporary_name, write_synced};
-use std::collections::{HashMap, HashSet};
-use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use crate::safetensors::{DType, TensorSpec};
+use crate::writer::Writer;
+use std::collections::HashSet;
+use std::path::Path;
 
 const OP: &str = "write ONNX";
 const MODEL: &str = "model.onnx";
@@ -40,31 +39,6 @@ pub struct Product {
     pub accuracy_level: u32,
 }
 
-/// Writes `model.onnx` and, with the data of all tensors, `model.onnx.data`.
-///
-/// All products and tensors are declared first; then the data of each is written, in any order, straight to its place.
-/// Files have temporary names until [`Writer::finish`] has synced them; dropping the writer before that removes them.
-/// The same declarations and data make the same bytes.
-#[derive(Debug)]
-pub struct Writer {
-    dir: PathBuf,
-    model: Vec<u8>,
-    file: File,
-    /// Where the data are now.
-    current: PathBuf,
-    places: HashMap<String, Place>,
-    unwritten: usize,
-    tensor_bytes: u64,
-    finished: bool,
-}
-
-#[derive(Debug)]
-struct Place {
-    offset: u64,
-    bytes: usize,
-    written: bool,
-}
-
 /// A tensor with its type and place in ONNX's terms.
 struct Initializer {
     name: String,
@@ -74,140 +48,69 @@ struct Initializer {
     bytes: usize,
 }
 
-impl Writer {
-    /// Lays out both files: `tensors` become initialisers that no node reads, `metadata` keys and values of the model.
-    ///
-    /// Errors: a name declared twice or empty, a type that ONNX does not have, a shape that overflows, a graph beyond 2
-    /// GiB, a file that exists already, the system's refusal.
-    pub fn create(
-        dir: impl AsRef<Path>,
-        products: &[Product],
-        tensors: &[TensorSpec],
-        metadata: &[(String, String)],
-    ) -> Result<Self> {
-        let dir = dir.as_ref().to_owned();
-        for name in [MODEL, DATA] {
-            let path = dir.join(name);
-            if path.symlink_metadata().is_ok() {
-                return Err(Error::Exists { path, why: String::new() });
-            }
-        }
-        let mut names = HashSet::new();
-        let mut unique = |name: &str| {
-            if name.is_empty() || !names.insert(name.to_owned()) {
-                return Err(Error::invalid(OP, "names once each and not empty", format!("`{name}`")));
-            }
-            Ok(())
-        };
-        let mut initializers = Vec::new();
-        let (mut end, mut tensor_bytes) = (0u64, 0u64);
-        let mut declare = |name: String, dtype: DType, shape: Vec<usize>| {
-            unique(&name)?;
-            let fits = || format!("`{name}` of {dtype} {shape:?}");
-            let element = ElementType::from_dtype(dtype)
-                .filter(|element| element.number <= LAST_ELEMENT)
-                .ok_or_else(|| Error::invalid(OP, format!("types of ONNX's IR version {IR_VERSION}"), fits()))?;
-            let bytes = dtype.bytes_of(&shape).filter(|_| shape.iter().all(|&d| i64::try_from(d).is_ok()));
-            let offset = end.next_multiple_of(ALIGNMENT);
-            let after = bytes.and_then(|bytes| offset.checked_add(bytes as u64)).filter(|&end| end <= i64::MAX as u64);
-            let (Some(bytes), Some(after)) = (bytes, after) else {
-                return Err(Error::invalid(OP, "shapes that fit memory and fill whole bytes", fits()));
-            };
-            end = after;
-            tensor_bytes += bytes as u64;
-            initializers.push(Initializer { name, element, shape, offset, bytes });
-            Ok(())
-        };
-        for Product { prefix, layout, bias, .. } in products {
-            for (ending, dtype, shape) in layout.tensors() {
-                declare(format!("{prefix}.{ending}"), dtype, shape)?;
-            }
-            if *bias {
-                declare(format!("{prefix}.bias"), layout.scale().into(), vec![layout.shape()[0]])?;
-            }
-        }
-        for TensorSpec { name, dtype, shape } in tensors {
-            declare(name.clone(), *dtype, shape.clone())?;
-        }
-        for Product { prefix, .. } in products {
-            unique(&format!("{prefix}.input"))?;
-            unique(&format!("{prefix}.output"))?;
-        }
-        let model = model(products, &initializers, metadata);
-        if model.len() > MAX_MODEL_BYTES {
-            return Err(Error::invalid(OP, "a graph below 2 GiB", format!("{} bytes", model.len())));
-        }
-        let current = temporary_name(&dir, DATA);
-        let file = File::create_new(&current).map_err(Error::io("create", &current))?;
-        let unwritten = initializers.len();
-        let place = |i: Initializer| (i.name, Place { offset: i.offset, bytes: i.bytes, written: false });
-        let places = initializers.into_iter().map(place).collect();
-        let this = Self { dir, model, file, current, places, unwritten, tensor_bytes, finished: false };
-        this.file.set_len(end).map_err(Error::io("write", &this.current))?;
-        Ok(this)
-    }
-
-    /// Bytes of all declared tensors.
-    pub fn tensor_bytes(&self) -> u64 {
-        self.tensor_bytes
-    }
-
-    /// Writes a tensor's data, little-endian, row-major. Errors: a name that was not declared or is written already,
-    /// another length than declared, the system's refusal.
-    pub fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        let Some(place) = self.places.get_mut(name) else {
-            return Err(Error::invalid(OP, "a tensor that was declared", format!("`{name}`")));
-        };
-        if place.written {
-            return Err(Error::invalid(OP, "each tensor once", format!("`{name}` again")));
-        }
-        if data.len() != place.bytes {
-            return Err(Error::invalid(OP, format!("{} bytes for `{name}`", place.bytes), data.len().to_string()));
-        }
-        self.file
-            .seek(SeekFrom::Start(place.offset))
-            .and_then(|_| self.file.write_all(data))
-            .map_err(Error::io("write", &self.current))?;
-        place.written = true;
-        self.unwritten -= 1;
-        Ok(())
-    }
-
-    /// Writes the codes, scales and zero points of a product. Errors: those of [`Writer::write`].
-    pub fn write_product(&mut self, prefix: &str, packed: &PackedBlocks) -> Result<()> {
-        for ((ending, ..), bytes) in packed.layout.tensors().zip(packed.parts()) {
-            self.write(&format!("{prefix}.{ending}"), bytes)?;
+/// Begins `model.onnx` and, with the data of all tensors, `model.onnx.data`: `tensors` become initialisers that no node
+/// reads, `metadata` keys and values of the model.
+///
+/// Errors: a name declared twice or empty, a type that ONNX does not have, a shape that overflows, a graph beyond 2 GiB, a
+/// file that exists already, the system's refusal.
+pub fn create(
+    dir: impl AsRef<Path>,
+    products: &[Product],
+    tensors: &[TensorSpec],
+    metadata: &[(String, String)],
+) -> Result<Writer> {
+    let dir = dir.as_ref();
+    let mut names = HashSet::new();
+    let mut unique = |name: &str| {
+        if name.is_empty() || !names.insert(name.to_owned()) {
+            return Err(Error::invalid(OP, "names once each and not empty", format!("`{name}`")));
         }
         Ok(())
-    }
-
-    /// Syncs both files and gives them their final names, the model last. Errors: a declared tensor that was not written,
-    /// the system's refusal; then nothing is left.
-    pub fn finish(mut self) -> Result<WrittenFiles> {
-        if self.unwritten > 0 {
-            let unwritten = self.places.iter().filter(|(_, place)| !place.written).map(|(name, _)| name.as_str());
-            let first = unwritten.min().unwrap_or_default();
-            let got = format!("{} without, the first of them `{first}`", self.unwritten);
-            return Err(Error::invalid("finish ONNX", "data for every declared tensor", got));
+    };
+    let mut initializers = Vec::new();
+    let mut end = 0u64;
+    let mut declare = |name: String, dtype: DType, shape: Vec<usize>| {
+        unique(&name)?;
+        let fits = || format!("`{name}` of {dtype} {shape:?}");
+        let element = ElementType::from_dtype(dtype)
+            .filter(|element| element.number <= LAST_ELEMENT)
+            .ok_or_else(|| Error::invalid(OP, format!("types of ONNX's IR version {IR_VERSION}"), fits()))?;
+        let bytes = dtype.bytes_of(&shape).filter(|_| shape.iter().all(|&d| i64::try_from(d).is_ok()));
+        let offset = end.next_multiple_of(ALIGNMENT);
+        let after = bytes.and_then(|bytes| offset.checked_add(bytes as u64)).filter(|&end| end <= i64::MAX as u64);
+        let (Some(bytes), Some(after)) = (bytes, after) else {
+            return Err(Error::invalid(OP, "shapes that fit memory and fill whole bytes", fits()));
+        };
+        end = after;
+        initializers.push(Initializer { name, element, shape, offset, bytes });
+        Ok(())
+    };
+    for Product { prefix, layout, bias, .. } in products {
+        for (ending, dtype, shape) in layout.tensors() {
+            declare(format!("{prefix}.{ending}"), dtype, shape)?;
         }
-        self.file.sync_all().map_err(Error::io("sync", &self.current))?;
-        let (model, data) = (self.dir.join(MODEL), self.dir.join(DATA));
-        std::fs::rename(&self.current, &data).map_err(Error::io("rename", &self.current))?;
-        self.current.clone_from(&data);
-        write_synced(&model, &self.model)?;
-        self.finished = true;
-        sync_dir(&self.dir)?;
-        Ok(WrittenFiles { files: vec![model, data], tensor_bytes: self.tensor_bytes })
-    }
-}
-
-impl Drop for Writer {
-    fn drop(&mut self) {
-        if !self.finished {
-            // Nothing can be done here about a failure.
-            let _ = std::fs::remove_file(&self.current);
+        if *bias {
+            declare(format!("{prefix}.bias"), layout.scale().into(), vec![layout.shape()[0]])?;
         }
     }
+    for TensorSpec { name, dtype, shape } in tensors {
+        declare(name.clone(), *dtype, shape.clone())?;
+    }
+    for Product { prefix, .. } in products {
+        unique(&format!("{prefix}.input"))?;
+        unique(&format!("{prefix}.output"))?;
+    }
+    let model = model(products, &initializers, metadata);
+    if model.len() > MAX_MODEL_BYTES {
+        return Err(Error::invalid(OP, "a graph below 2 GiB", format!("{} bytes", model.len())));
+    }
+    let mut writer = Writer::new(OP);
+    writer.end_with(dir.join(MODEL), model)?;
+    writer.add_file(dir.join(DATA), &[], end)?;
+    for Initializer { name, offset, bytes, .. } in initializers {
+        writer.declare(name, offset, bytes)?;
+    }
+    Ok(writer)
 }
 
 /// A `ModelProto`.

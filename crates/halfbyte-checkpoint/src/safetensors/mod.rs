@@ -12,14 +12,12 @@ mod data;
 mod dtype;
 pub(crate) mod files;
 mod header;
-
 mod writer;
 
-pub use crate::checkpoint::{Checkpoint, TensorInfo};
 pub use dtype::DType;
 pub use files::read_small;
 pub use halfbyte::FloatData;
-pub use writer::{TensorSpec, Writer, WrittenFiles};
+pub use writer::{TensorSpec, create};
 
 pub(crate) use data::{cast, cast_floats};
-pub(crate) use writer::{pretty, sync_dir, temporary_name, write_synced};
+pub(crate) use writer::pretty;

@@ -1,13 +1,15 @@
 //! GGUF's blocks, see [`crate::gguf`]: codes and scales of a matrix in one tensor, `weight`.
 
 use super::{Description, Scheme, StoredFormat, StoredModule, StoredWeight, Weights};
+use crate::checkpoint::TensorInfo;
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
-    self, GgmlType, Writer, gguf_name, has_paired_rows, hf_row, metadata_from, pack, reordered, rope_factors, unpack,
+    self, GgmlType, gguf_name, has_paired_rows, hf_row, load, metadata_from, pack, reordered, rope_factors,
 };
-use crate::safetensors::{DType, TensorInfo, TensorSpec, WrittenFiles, cast_floats, read_small};
-use crate::target::{Form, Settings, TensorWriter, unrepresentable};
+use crate::safetensors::{DType, TensorSpec, cast_floats, read_small};
+use crate::target::{Form, Settings, unrepresentable};
+use crate::writer::Writer;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -30,8 +32,8 @@ pub(super) const SCHEME: Scheme = Scheme {
     },
     load: |weights, prefix| {
         let (info, block, shape) = matrix(weights, prefix)?;
-        let tensor = unpack(info.name, block, &weights.checkpoint().data(info.name)?, shape)?;
-        Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings: Vec::new() })
+        let tensor = load(info.name, block, weights.checkpoint().data(info.name)?, shape)?;
+        Ok(StoredModule { weight: StoredWeight::Quantized(tensor), findings: Vec::new() })
     },
 };
 
@@ -163,13 +165,7 @@ impl Form for GgufForm {
         Ok(None)
     }
 
-    fn create(
-        &self,
-        dir: &Path,
-        tensors: &[TensorSpec],
-        model: &Settings<'_>,
-        _: u64,
-    ) -> Result<Box<dyn TensorWriter>> {
+    fn create(&self, dir: &Path, tensors: &[TensorSpec], model: &Settings<'_>, _: u64) -> Result<Writer> {
         let specs: Vec<gguf::TensorSpec> = tensors
             .iter()
             .map(|t| {
@@ -185,21 +181,6 @@ impl Form for GgufForm {
         let template = self.chat_template.as_deref();
         let file_type = file_type.unwrap_or(GgmlType::F16);
         let metadata = metadata_from(&self.config, &self.tokenizer, file_type, template)?;
-        Ok(Box::new(Writer::create(dir.join("model.gguf"), &metadata, &specs)?))
-    }
-}
-
-impl TensorWriter for Writer {
-    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        Writer::write(self, name, data)
-    }
-
-    fn tensor_bytes(&self) -> u64 {
-        Writer::tensor_bytes(self)
-    }
-
-    fn finish(self: Box<Self>) -> Result<WrittenFiles> {
-        let tensor_bytes = Writer::tensor_bytes(&self);
-        Ok(WrittenFiles { files: vec![Writer::finish(*self)?], tensor_bytes })
+        gguf::create(dir.join("model.gguf"), &metadata, &specs)
     }
 }

@@ -1,12 +1,13 @@
 //! ONNX's `MatMulNBits`, see [`crate::onnx`]: a product's initialisers under the names that [`Part`] gives them.
 
-use super::{Scheme, StoredModule, StoredWeight, Weights};
+use super::{Scheme, Weights};
 use crate::checkpoint::Container;
 use crate::error::{Error, Result};
 use crate::onnx::files::Part;
-use crate::onnx::{BlockLayout, Blocks, MatMulNBits, Product, TensorBytes, Writer, describe, pack, unpack};
-use crate::safetensors::{TensorSpec, WrittenFiles};
-use crate::target::{Form, Module, Settings, TensorWriter};
+use crate::onnx::{self, BlockLayout, Blocks, MatMulNBits, Product, TensorBytes, describe, load, pack};
+use crate::safetensors::TensorSpec;
+use crate::target::{Form, Module, Settings};
+use crate::writer::Writer;
 use halfbyte::{Group, QTensor, WeightFormat, Zero};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -23,8 +24,7 @@ pub(super) const SCHEME: Scheme = Scheme {
     },
     load: |weights, prefix| {
         let (file, product, blocks) = product(weights, prefix)?;
-        let (tensor, findings) = unpack(file, product, &blocks)?;
-        Ok(StoredModule { weight: StoredWeight::Quantized(tensor.into()), findings })
+        load(file, product, &blocks)
     },
 };
 
@@ -89,13 +89,7 @@ impl Form for OnnxForm {
         Ok(None)
     }
 
-    fn create(
-        &self,
-        dir: &Path,
-        tensors: &[TensorSpec],
-        model: &Settings<'_>,
-        _: u64,
-    ) -> Result<Box<dyn TensorWriter>> {
+    fn create(&self, dir: &Path, tensors: &[TensorSpec], model: &Settings<'_>, _: u64) -> Result<Writer> {
         let mut products = Vec::new();
         let mut of_products = HashSet::new();
         for Module { name, format, shape } in model.quantized {
@@ -104,20 +98,6 @@ impl Form for OnnxForm {
             products.push(Product { prefix: name.clone(), layout, bias: false, accuracy_level: 0 });
         }
         let others: Vec<TensorSpec> = tensors.iter().filter(|t| !of_products.contains(&t.name)).cloned().collect();
-        Ok(Box::new(Writer::create(dir, &products, &others, &[])?))
-    }
-}
-
-impl TensorWriter for Writer {
-    fn write(&mut self, name: &str, data: &[u8]) -> Result<()> {
-        Writer::write(self, name, data)
-    }
-
-    fn tensor_bytes(&self) -> u64 {
-        Writer::tensor_bytes(self)
-    }
-
-    fn finish(self: Box<Self>) -> Result<WrittenFiles> {
-        Writer::finish(*self)
+        onnx::create(dir, &products, &others, &[])
     }
 }

@@ -11,11 +11,12 @@ pub mod gptq;
 mod marlin;
 pub(crate) mod matmul_nbits;
 
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::Container;
 use crate::config::{self, Expectation, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType, FloatData, read_small};
+use crate::safetensors::{DType, FloatData, read_small};
 use halfbyte::{Act, Format, QTensor, StoredTensor, WeightFormat};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -53,10 +54,12 @@ pub static SCHEMES: &[Scheme] = &[
 pub enum StoredFormat {
     /// Codes that are numbers, loaded as they are.
     Codes(WeightFormat),
-    /// Codes that stand for the values of a table, loaded as floats.
-    Table {
-        /// Name of the table.
+    /// Codes that stand for values which no format of codes holds exactly, loaded as floats.
+    Floats {
+        /// Name of the format.
         name: &'static str,
+        /// Bits a code.
+        bits: u32,
         /// Weights that share a scale.
         block: usize,
     },
@@ -67,7 +70,7 @@ impl StoredFormat {
     pub fn codes(self) -> Option<WeightFormat> {
         match self {
             StoredFormat::Codes(format) => Some(format),
-            StoredFormat::Table { .. } => None,
+            StoredFormat::Floats { .. } => None,
         }
     }
 }
@@ -76,7 +79,7 @@ impl std::fmt::Display for StoredFormat {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {
             StoredFormat::Codes(weight) => Format { weight, act: Act::A16 }.fmt(f),
-            StoredFormat::Table { name, block } => write!(f, "{name}-g{block}"),
+            StoredFormat::Floats { name, block, .. } => write!(f, "{name}-g{block}"),
         }
     }
 }
@@ -94,10 +97,10 @@ pub struct Description {
     pub findings: Vec<Finding>,
 }
 
-/// A quantised module whose codes were left where they lie, if they are numbers.
+/// A quantised module whose codes were left where they lie, as far as some format of codes holds them.
 #[derive(Clone, Debug)]
 pub struct StoredModule<'a> {
-    /// Its codes, scales and zeros; or what they stand for, if the codes are no numbers.
+    /// Its codes, scales and zeros; or what they stand for, if no format of codes holds it.
     pub weight: StoredWeight<'a>,
     /// What is odd about it.
     pub findings: Vec<Finding>,

@@ -5,7 +5,8 @@ use half::f16;
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
+use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
     AwqConfig, AwqVersion, Error, Finding, LinearWeight, ModuleKind, QuantizationConfig, Weights, config, inspect,
 };

@@ -4,7 +4,8 @@ use crate::support::{Tensor, assert_names, taken, tensor, testdata, text_of, wri
 use half::f16;
 use halfbyte::format::reference::dequantize;
 use halfbyte::{Float, Group, WeightFormat, Zero};
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
+use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
     Finding, FloatData, Job, LinearWeight, StoredFormat, Weights, inspect, linears, write_dense,
 };
@@ -80,7 +81,7 @@ fn codes_of_4_bits_become_the_floats_that_the_program_makes_of_them_bit_by_bit()
         let listed = linears(&weights).unwrap();
         assert_eq!(listed.len(), 1);
         assert_eq!((listed[0].name, listed[0].shape), ("m", shape));
-        assert_eq!(listed[0].source, Some(StoredFormat::Table { name: kind_of(kind), block }), "{name}");
+        assert_eq!(listed[0].source, Some(StoredFormat::Floats { name: kind_of(kind), bits: 4, block }), "{name}");
         let inspection = inspect(&weights).unwrap();
         assert_eq!(inspection.findings, [], "{name}");
         let module = &inspection.modules[0];

@@ -5,8 +5,9 @@ use half::{bf16, f16};
 use halfbyte::format::reference::dequantize;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Floats, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::Checkpoint;
 use halfbyte_checkpoint::config::{CompressedTensorsStrategy, read};
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
+use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
     CompressedTensorsConfig, Error, Finding, Job, LinearWeight, ModuleKind, QuantizationConfig, Weights, inspect,
     linears, write_dense,

@@ -4,7 +4,8 @@ use crate::support::{Random, Tensor, assert_names, goldens, taken, tensor, testd
 use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
+use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::scheme::gptq::pack;
 use halfbyte_checkpoint::{Error, Finding, GptqVersion, LinearWeight, Weights};
 

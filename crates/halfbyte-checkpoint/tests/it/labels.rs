@@ -6,7 +6,8 @@ use crate::support::{Tensor, assert_names, goldens, taken, tensor, testdata, wri
 use crate::{awq, bitsandbytes};
 use half::f16;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
+use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{GptqVersion, LinearWeight, ModuleKind, Weights, inspect};
 
 #[test]

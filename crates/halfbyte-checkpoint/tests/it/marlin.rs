@@ -3,7 +3,8 @@
 use crate::support::{Tensor, assert_names, taken, tensor, testdata, text_of, write_folder};
 use half::f16;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType};
+use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{Finding, Job, LinearWeight, Weights, inspect, write_dense};
 
 /// Name, group size in the config, group that is read.

@@ -4,12 +4,11 @@ use crate::support::{Random, assert_names, listing, testdata, text_of};
 use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
-use halfbyte_checkpoint::StoredFormat;
 use halfbyte_checkpoint::onnx::{
-    BlockLayout, Blocks, MatMulNBits, Model, PackedBlocks, Place, Product, TensorBytes, Writer, describe, pack, unpack,
+    BlockLayout, Blocks, MatMulNBits, Model, PackedBlocks, Place, Product, TensorBytes, create, describe, load, pack,
 };
 use halfbyte_checkpoint::safetensors::{DType, TensorSpec};
-use halfbyte_checkpoint::{Checkpoint, Error, Finding};
+use halfbyte_checkpoint::{Checkpoint, Error, Finding, StoredFormat, StoredModule, StoredWeight};
 use std::path::{Path, PathBuf};
 
 /// A product `m` of tensors `weight`, `scales`, `zero_points`, `g_idx`.
@@ -30,13 +29,21 @@ pub fn product([n, k]: [usize; 2], bits: u32, block_size: usize) -> MatMulNBits 
     }
 }
 
+/// What was read, where its codes have a format.
+pub fn quantized(module: StoredModule<'_>) -> (QTensor, Vec<Finding>) {
+    match module.weight {
+        StoredWeight::Quantized(tensor) => (tensor.to_qtensor().unwrap(), module.findings),
+        StoredWeight::Dense { .. } => panic!("expected codes, got floats"),
+    }
+}
+
 fn read(product: &MatMulNBits, blocks: &Blocks<'_>) -> (QTensor, Vec<Finding>) {
     let description = describe(Path::new("m.onnx"), product, blocks).unwrap();
-    let loaded = unpack(Path::new("m.onnx"), product, blocks).unwrap();
+    let loaded = quantized(load(Path::new("m.onnx"), product, blocks).unwrap());
     let q = &loaded.0;
     assert_eq!((description.format, description.shape), (StoredFormat::Codes(q.format()), [q.n(), q.k()]));
     assert_eq!((description.act_order, &description.findings), (q.group_index().is_some(), &loaded.1));
-    (loaded.0, loaded.1)
+    loaded
 }
 
 /// The product and initialisers that a packed tensor is.
@@ -98,10 +105,7 @@ fn goldens_of_onnxruntime_are_read_to_their_exact_values_and_packed_to_the_same_
         };
         let (scales, zeros, rounded_scales, rounded_zeros);
         if name.contains("float_zp") {
-            // Fractions of 24 bits times scales of 24 bits are exact in no single.
-            let text = text_of(unpack(Path::new("m.onnx"), &product, &blocks));
-            assert_names(&text, &["m.onnx", "tensor `zero_points`", "exact in f32"]);
-            // Those of 8 bits are.
+            // As they are, they are read as floats, below. Fractions and scales of 8 bits have exact products.
             (rounded_scales, rounded_zeros) = (halves("scales"), halves("zero_points"));
             scales = rounded_scales.iter().map(|s| s.to_f32()).collect();
             zeros = Some(rounded_zeros.iter().map(|z| z.to_f64()).collect::<Vec<_>>());
@@ -149,6 +153,43 @@ fn goldens_of_onnxruntime_are_read_to_their_exact_values_and_packed_to_the_same_
         assert_eq!(packed.scales, golden.bytes("scales").unwrap(), "{name}");
         assert_eq!(packed.zero_points.as_deref(), golden.bytes("zero_points").ok(), "{name}");
     }
+}
+
+#[test]
+fn zero_points_whose_products_no_single_holds_are_read_as_floats() {
+    let golden = Checkpoint::open(testdata("ort_matmulnbits/nbits_w4_b32_float_zp.safetensors")).unwrap();
+    let (n, k, size) = (16, 256, 32);
+    let tensor = |name: &str| {
+        let info = golden.info(name).unwrap();
+        TensorBytes { dtype: info.dtype, shape: info.shape, bytes: golden.bytes(name).unwrap() }
+    };
+    let product = MatMulNBits { zero_points: Some("zero_points".into()), ..product([n, k], 4, size) };
+    let zero_points = Some(tensor("zero_points"));
+    let blocks = Blocks { weight: tensor("B"), scales: tensor("scales"), zero_points, g_idx: None };
+    let file = Path::new("m.onnx");
+    let description = describe(file, &product, &blocks).unwrap();
+    assert_eq!(description.format, StoredFormat::Floats { name: "w4-float-zero-points", bits: 4, block: size });
+    assert_eq!(description.format.to_string(), "w4-float-zero-points-g32");
+    let module = load(file, &product, &blocks).unwrap();
+    assert_eq!(module.findings, description.findings);
+    assert_names(&module.findings[0].text, &["zero points are fractions", "not exact in f32"]);
+    let StoredWeight::Dense { floats, shape } = module.weight else { panic!("expected floats") };
+    assert_eq!(shape, [n, k]);
+    let weights = floats.to_f32();
+    let [scales, zeros, x] = ["scales", "zero_points", "x"].map(|name| golden.floats(name).unwrap().to_f32());
+    for (i, (weight, &code)) in weights.iter().zip(golden.bytes("q").unwrap()).enumerate() {
+        assert_eq!(*weight, (f32::from(code) - zeros[i / size]) * scales[i / size]);
+    }
+    let [x, weights] = [x, weights].map(|v| v.into_iter().map(f64::from).collect::<Vec<_>>());
+    let expected: Vec<f64> = bytemuck::pod_collect_to_vec(golden.bytes("y_f64").unwrap());
+    // Those were computed in f64 throughout.
+    for (got, expected) in matmul(&x, &weights, [x.len() / k, n, k]).value.iter().zip(expected) {
+        assert!((got - expected).abs() <= 1e-7, "{got}, not {expected}");
+    }
+    // A scale too large for any weight is refused, not passed on as infinity.
+    let scales = TensorBytes { bytes: bytemuck::cast_slice(&[f32::MAX; 128]), ..blocks.scales };
+    let text = text_of(load(file, &product, &Blocks { scales, ..blocks }));
+    assert_names(&text, &["m.onnx", "tensor `scales`", "finite weights", "inf in row 0, column 0"]);
 }
 
 /// A tensor of random codes, scales and zero points.
@@ -239,7 +280,7 @@ fn zero_points_are_read_in_any_type() {
         let zeros: Vec<f16> = zeros.iter().copied().map(f16::from_f32).collect();
         let bytes = bytemuck::cast_slice(&zeros);
         let blocks = Blocks { zero_points: Some(TensorBytes { dtype: DType::F16, shape: &[3, 3], bytes }), ..blocks };
-        unpack(Path::new("m.onnx"), &product, &blocks).map(|loaded| loaded.0)
+        load(Path::new("m.onnx"), &product, &blocks).map(|loaded| quantized(loaded).0)
     };
     let mut floats: Vec<f32> = zeros.iter().map(|&z| f32::from(z)).collect();
     assert_eq!(with(&floats).unwrap(), q);
@@ -414,11 +455,14 @@ fn a_written_model_is_read_back() {
     let specs = dense.clone().map(|(name, dtype, shape, _)| TensorSpec { name: name.into(), dtype, shape });
     let metadata = [("config.json".to_owned(), "{\"a\": \"ä\"}".to_owned()), ("b".to_owned(), String::new())];
     let write = |dir: &Path, order: [usize; 2]| {
-        let mut writer = Writer::create(dir, &products, &specs, &metadata).unwrap();
+        let mut writer = create(dir, &products, &specs, &metadata).unwrap();
         writer.write("layers.0.down.bias", bytemuck::cast_slice(&[1f32, 2.0, 3.0])).unwrap();
         for at in order {
             let (prefix, q) = &modules[at];
-            writer.write_product(prefix, &pack(prefix, q, q.format().scale).unwrap()).unwrap();
+            let packed = pack(prefix, q, q.format().scale).unwrap();
+            for ((ending, ..), bytes) in packed.layout.tensors().zip(packed.parts()) {
+                writer.write(&format!("{prefix}.{ending}"), bytes).unwrap();
+            }
         }
         for (name, _, _, bytes) in &dense {
             writer.write(name, &vec![7; *bytes]).unwrap();
@@ -452,7 +496,7 @@ fn a_written_model_is_read_back() {
     // Neither file is replaced.
     for name in ["model.onnx", "model.onnx.data"] {
         std::fs::remove_file(second.path().join(name)).unwrap();
-        let error = Writer::create(second.path(), &products, &specs, &metadata).unwrap_err();
+        let error = create(second.path(), &products, &specs, &metadata).unwrap_err();
         assert!(matches!(error, Error::Exists { .. }), "{error}");
         std::fs::write(second.path().join(name), "").unwrap();
     }
@@ -465,7 +509,7 @@ fn a_model_that_is_not_complete_leaves_nothing() {
     let products = [Product { prefix: "m".into(), layout: layout(&q), bias: false, accuracy_level: 0 }];
     let spec = |name: &str, dtype, shape: &[usize]| TensorSpec { name: name.into(), dtype, shape: shape.into() };
     let dir = tempfile::tempdir().unwrap();
-    let create = |specs: &[TensorSpec]| Writer::create(dir.path(), &products, specs, &[]);
+    let create = |specs: &[TensorSpec]| create(dir.path(), &products, specs, &[]);
     let mut writer = create(&[spec("a", DType::U8, &[2])]).unwrap();
     assert_names(&text_of(writer.write("b", &[])), &["declared", "`b`"]);
     assert_names(&text_of(writer.write("a", &[1])), &["2 bytes for `a`", "got 1"]);

@@ -1,8 +1,8 @@
 //! ONNX files that lie: each an error that names the file and, where there is one, the tensor or node.
 
-use crate::onnx::product;
+use crate::onnx::{product, quantized};
 use crate::support::{assert_names, testdata, text_of};
-use halfbyte_checkpoint::onnx::{Blocks, MatMulNBits, Model, Place, TensorBytes, describe, unpack};
+use halfbyte_checkpoint::onnx::{Blocks, MatMulNBits, Model, Place, TensorBytes, describe, load};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{Error, Result};
 use std::path::Path;
@@ -300,7 +300,7 @@ fn read_products(model: &Model, content: &[u8]) -> usize {
             zero_points: product.zero_points.as_ref().and_then(tensor),
             g_idx: product.g_idx.as_ref().and_then(tensor),
         };
-        unpack(Path::new("hostile.onnx"), product, &blocks).ok()
+        load(Path::new("hostile.onnx"), product, &blocks).ok()
     };
     model.products().iter().filter(|product| read(product).is_some()).count()
 }
@@ -357,14 +357,14 @@ fn blocks() -> (MatMulNBits, Blocks<'static>) {
 fn initialisers_that_do_not_fit_their_product() {
     let (product, good) = blocks();
     let file = Path::new("hostile.onnx");
-    let loaded = unpack(file, &product, &good).unwrap();
+    let loaded = quantized(load(file, &product, &good).unwrap());
     assert_eq!((loaded.0.zero_point(1, 0), loaded.0.zero_point(1, 1)), (Some(3), Some(5)));
     assert_names(&loaded.1[0].text, &["g_idx", "zero points"]);
 
     let refused = |change: &dyn Fn(&mut MatMulNBits, &mut Blocks<'_>), parts: &[&str]| {
         let (mut product, mut blocks) = (product.clone(), good);
         change(&mut product, &mut blocks);
-        let text = text_of(unpack(file, &product, &blocks));
+        let text = text_of(load(file, &product, &blocks));
         assert_eq!(text, text_of(describe(file, &product, &blocks)));
         assert_names(&text, &["hostile.onnx"]);
         assert_names(&text, parts);
@@ -388,15 +388,15 @@ fn initialisers_that_do_not_fit_their_product() {
     refused(&|p, _| p.block_size = usize::MAX, &["tensor `weight`", "overflows"]);
     refused(&|p, _| (p.k, p.block_size) = (usize::MAX, 2), &["tensor `weight`", "overflows"]);
     let infinite = Blocks { scales: TensorBytes { bytes: &[0, 0x7c, 0, 0, 0, 0, 0, 0], ..good.scales }, ..good };
-    assert_names(&text_of(unpack(file, &product, &infinite)), &["tensor `m`", "scales finite", "inf"]);
+    assert_names(&text_of(load(file, &product, &infinite)), &["tensor `m`", "scales finite", "inf"]);
 
     // An index may have entries for the padding as well; blocks that others refuse are read with a finding.
     let mut padded = good;
     padded.g_idx = Some(TensorBytes { dtype: DType::I32, shape: &[32], bytes: &[0; 128] });
-    assert_eq!(unpack(file, &product, &padded).unwrap(), loaded);
+    assert_eq!(quantized(load(file, &product, &padded).unwrap()), loaded);
     let small = MatMulNBits { block_size: 20, g_idx: None, zero_points: None, ..product };
     let weight = TensorBytes { shape: &[2, 1, 10], bytes: &[0; 20], ..good.weight };
     let scales = TensorBytes { shape: &[2, 1], bytes: &[0; 4], ..good.scales };
-    let found = unpack(file, &small, &Blocks { weight, scales, zero_points: None, g_idx: None }).unwrap().1;
+    let found = load(file, &small, &Blocks { weight, scales, zero_points: None, g_idx: None }).unwrap().findings;
     assert_names(&found[0].text, &["power of two"]);
 }

@@ -3,7 +3,7 @@
 use crate::support::{assert_names, listing, model, tensor, text_of, write_folder};
 use half::{bf16, f16};
 use halfbyte::Floats;
-use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType, Error, FloatData};
 use safetensors::SafeTensors;
 
@@ -96,7 +96,7 @@ fn shards_are_filled_in_order_and_read_again() {
         .enumerate()
         .map(|(i, s)| (0..s.dtype.bytes_of(&s.shape).unwrap()).map(|b| (b * 7 + i) as u8).collect())
         .collect();
-    let mut writer = Writer::create(dir.path(), &specs, 30).unwrap();
+    let mut writer = create(dir.path(), &specs, 30).unwrap();
     // In any order.
     for i in [5, 0, 3, 2, 1, 4] {
         writer.write(&specs[i].name, &data[i]).unwrap();
@@ -138,7 +138,7 @@ fn a_writer_that_is_dropped_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let specs = [spec("a", DType::U8, &[4]), spec("b", DType::U8, &[4])];
     for written in 0..=2 {
-        let mut writer = Writer::create(dir.path(), &specs, 4).unwrap();
+        let mut writer = create(dir.path(), &specs, 4).unwrap();
         for s in &specs[..written] {
             writer.write(&s.name, &[1; 4]).unwrap();
         }
@@ -147,12 +147,12 @@ fn a_writer_that_is_dropped_leaves_nothing() {
         assert_eq!(listing(dir.path()), [""; 0]);
     }
     // The same if it is finished too early.
-    let mut writer = Writer::create(dir.path(), &specs, u64::MAX).unwrap();
+    let mut writer = create(dir.path(), &specs, u64::MAX).unwrap();
     writer.write("b", &[1; 4]).unwrap();
     assert_names(&text_of(writer.finish()), &["1 without", "`a`"]);
     assert_eq!(listing(dir.path()), [""; 0]);
     // And if the renaming fails: a folder lies where the index has to go.
-    let mut writer = Writer::create(dir.path(), &specs, 4).unwrap();
+    let mut writer = create(dir.path(), &specs, 4).unwrap();
     specs.iter().for_each(|s| writer.write(&s.name, &[1; 4]).unwrap());
     std::fs::create_dir(dir.path().join("model.safetensors.index.json")).unwrap();
     assert_names(&text_of(writer.finish()), &["model.safetensors.index.json"]);
@@ -163,7 +163,7 @@ fn a_writer_that_is_dropped_leaves_nothing() {
 fn wrong_use_of_a_writer_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let a = spec("a", DType::F16, &[2]);
-    let create = |specs: &[TensorSpec]| Writer::create(dir.path(), specs, 100);
+    let create = |specs: &[TensorSpec]| create(dir.path(), specs, 100);
     assert_names(&text_of(create(&[a.clone(), a.clone()])), &["`a`"]);
     assert_names(&text_of(create(&[spec("__metadata__", DType::U8, &[1])])), &["`__metadata__`"]);
     assert_names(&text_of(create(&[spec("", DType::U8, &[1])])), &["not empty"]);
@@ -185,7 +185,7 @@ fn wrong_use_of_a_writer_is_refused() {
 fn oddities_of_folders_are_reported() {
     let dir = tempfile::tempdir().unwrap();
     let specs = [spec("a", DType::U8, &[4]), spec("b", DType::U8, &[4])];
-    let mut writer = Writer::create(dir.path(), &specs, 4).unwrap();
+    let mut writer = create(dir.path(), &specs, 4).unwrap();
     specs.iter().for_each(|s| writer.write(&s.name, &[1; 4]).unwrap());
     writer.finish().unwrap();
     let index = dir.path().join("model.safetensors.index.json");

@@ -1,6 +1,7 @@
 //! What several tests need: golden files, folders of tensors, random numbers.
 
-use halfbyte_checkpoint::safetensors::{Checkpoint, DType, TensorSpec, Writer};
+use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::safetensors::{DType, TensorSpec, create};
 use std::path::{Path, PathBuf};
 
 /// A path in the crate's test data.
@@ -49,7 +50,7 @@ pub fn write_folder(dir: &Path, tensors: &[Tensor], config: &str) {
         .iter()
         .map(|(name, dtype, shape, _)| TensorSpec { name: name.clone(), dtype: *dtype, shape: shape.clone() })
         .collect();
-    let mut writer = Writer::create(dir, &specs, u64::MAX).unwrap();
+    let mut writer = create(dir, &specs, u64::MAX).unwrap();
     for (name, _, _, data) in tensors {
         writer.write(name, data).unwrap();
     }

@@ -16,11 +16,10 @@ use super::report::LayerReport;
 use crate::error::{Error, Result};
 use crate::models::LinearGroup;
 use halfbyte::{QTensor, WeightFormat, Zero, Zeros};
-use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
-use halfbyte_checkpoint::{Checkpoint, DType};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
+use halfbyte_checkpoint::{Checkpoint, DType, sync_dir, write_synced};
 use serde_json::{Map, Value};
 use std::fs::{File, TryLockError};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const LOCK: &str = "lock";
@@ -83,7 +82,7 @@ impl WorkFolder {
             return Err(this.refuse("it holds something but no manifest.json"));
         } else {
             write_synced(&manifest_path, format!("{:#}\n", Value::Object(manifest)).as_bytes())?;
-            sync_folder(&this.path)?;
+            sync_dir(&this.path)?;
         }
         Ok(this)
     }
@@ -103,7 +102,7 @@ impl WorkFolder {
             let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             removed.map_err(|source| Error::io(&path, source))?;
         }
-        sync_folder(&self.path)
+        Ok(sync_dir(&self.path)?)
     }
 
     fn entries(&self) -> Result<Vec<String>> {
@@ -173,7 +172,7 @@ impl WorkFolder {
         let staging = self.path.join(format!("block-{i:05}.tmp"));
         std::fs::create_dir(&staging).map_err(|source| Error::io(&staging, source))?;
         let specs: Vec<TensorSpec> = parts.iter().map(|(spec, _)| spec.clone()).collect();
-        let mut writer = Writer::create(&staging, &specs, u64::MAX)?;
+        let mut writer = create(&staging, &specs, u64::MAX)?;
         for (spec, bytes) in &parts {
             writer.write(&spec.name, bytes)?;
         }
@@ -181,9 +180,9 @@ impl WorkFolder {
         let report_path = staging.join(REPORT);
         let report = serde_json::to_vec_pretty(&block.report).map_err(|e| Error::io(&report_path, e.into()))?;
         write_synced(&report_path, &report)?;
-        sync_folder(&staging)?;
+        sync_dir(&staging)?;
         std::fs::rename(&staging, self.block_path(i)).map_err(|source| Error::io(&staging, source))?;
-        sync_folder(&self.path)
+        Ok(sync_dir(&self.path)?)
     }
 
     /// A finished block. Errors: files that are damaged or of other layers.
@@ -309,24 +308,6 @@ fn read_json(path: &Path) -> Result<Value> {
     }
     let text = std::fs::read(path).map_err(io)?;
     serde_json::from_slice(&text).map_err(|e| unfinished(e.to_string()))
-}
-
-/// Writes a file under a temporary name, syncs it and gives it its own.
-fn write_synced(path: &Path, content: &[u8]) -> Result<()> {
-    let temporary = path.with_extension("tmp");
-    let written = File::create(&temporary)
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    written.map_err(|source| Error::io(path, source))
-}
-
-/// Makes renames in a folder durable, where the system has a way to.
-fn sync_folder(path: &Path) -> Result<()> {
-    #[cfg(unix)]
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(|source| Error::io(path, source))?;
-    #[cfg(not(unix))]
-    let _ = path;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ struct Layer {
 /// Packs the weights of a Llama.
 pub fn load(config: &Config, weights: &mut Loader<'_>) -> Result<Box<dyn Graph>> {
     let hidden = config.hidden_size;
-    let layers = (0..config.layers).map(|i| Layer::load(config, weights, i)).collect::<Result<_>>()?;
+    let layers = weights.side_by_side(config.layers, |weights, i| Layer::load(config, weights, i))?;
     Ok(Box::new(Llama {
         common: Common::new(config)?,
         layers,

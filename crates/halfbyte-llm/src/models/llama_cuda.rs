@@ -67,6 +67,17 @@ struct Layer {
 }
 
 impl Layer {
+    fn load(config: &Config, weights: &mut Loader<'_>, loading: &Loading<'_>, i: usize) -> Result<Self> {
+        let groups = groups(config, i);
+        let mut norm = |name: &str| -> Result<Buffer<f32>> {
+            loading.vector(&weights.vector(&format!("model.layers.{i}.{name}.weight"), config.hidden_size)?)
+        };
+        let [attention_norm, mlp_norm] = [norm("input_layernorm")?, norm("post_attention_layernorm")?];
+        let mut joined = |group: usize| loading.joined(weights, &groups[group].layers);
+        let (qkv, output, gate_up, down) = (joined(0)?, joined(1)?, joined(2)?, joined(3)?);
+        Ok(Self { attention_norm, qkv, output, mlp_norm, gate_up, down })
+    }
+
     fn projections(&self) -> [&Projection; 4] {
         [&self.qkv, &self.output, &self.gate_up, &self.down]
     }
@@ -78,17 +89,7 @@ pub fn load(config: &Config, weights: &mut Loader<'_>, device: &Device) -> Resul
     let stream = gpu.stream()?;
     let loading = Loading { gpu: &gpu, stream: &stream, activations };
     let hidden = config.hidden_size;
-    let mut layers = Vec::with_capacity(config.layers);
-    for i in 0..config.layers {
-        let groups = groups(config, i);
-        let mut norm = |name: &str| -> Result<Buffer<f32>> {
-            loading.vector(&weights.vector(&format!("model.layers.{i}.{name}.weight"), hidden)?)
-        };
-        let [attention_norm, mlp_norm] = [norm("input_layernorm")?, norm("post_attention_layernorm")?];
-        let mut joined = |group: usize| loading.joined(weights, &groups[group].layers);
-        let (qkv, output, gate_up, down) = (joined(0)?, joined(1)?, joined(2)?, joined(3)?);
-        layers.push(Layer { attention_norm, qkv, output, mlp_norm, gate_up, down });
-    }
+    let layers = weights.side_by_side(config.layers, |weights, i| Layer::load(config, weights, &loading, i))?;
     let norm = loading.vector(&weights.vector("model.norm.weight", hidden)?)?;
     let shape = [config.vocab_size, hidden];
     let embedding =

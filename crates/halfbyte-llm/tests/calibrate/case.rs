@@ -4,7 +4,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte::quantize::{Drift, Gptq, Hessian, Refine, Rtn};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
 use halfbyte_checkpoint::Weights;
-use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_llm::calibrate::{
     self, ByGptq, Finished, Job, Layers, Method, Needs, Outcome, RoundToNearest, work_folder,
 };
@@ -78,7 +78,7 @@ impl Case {
             }
         }
         let specs: Vec<TensorSpec> = tensors.iter().map(|(spec, _)| spec.clone()).collect();
-        let mut writer = Writer::create(&copy, &specs, u64::MAX).unwrap();
+        let mut writer = create(&copy, &specs, u64::MAX).unwrap();
         tensors.iter().for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
         writer.finish().unwrap();
         case.source = Weights::open(&copy).unwrap();

@@ -5,6 +5,7 @@ use super::isa::Isa;
 use crate::layout::Lines;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Upper limits of one device, all threads together.
@@ -36,11 +37,35 @@ impl Roofline {
     }
 }
 
-fn read_bandwidth(cpu: &Cpu) -> f64 {
+/// Bytes a second copied from memory to memory that the system hands out anew, in huge pages where it has them: what
+/// loading weights is bound by, since the system clears each page before a program may write it.
+pub fn copy_to_new_memory(cpu: &Cpu) -> f64 {
+    let from = written();
+    let piece = READ_BYTES / (cpu.threads().count() * 64);
+    let seconds = (0..4).map(|_| {
+        let mut to = Lines::zeroed(READ_BYTES);
+        let pieces = from.as_slice::<u8>().chunks(piece).zip(to.as_mut_slice::<u8>().chunks_mut(piece));
+        let pieces: Vec<_> = pieces.map(Mutex::new).collect();
+        let start = Instant::now();
+        cpu.threads().run(pieces.len(), &|i| {
+            let mut piece = pieces[i].lock().unwrap_or_else(PoisonError::into_inner);
+            let (from, to) = &mut *piece;
+            to.copy_from_slice(from);
+        });
+        start.elapsed().as_secs_f64()
+    });
+    READ_BYTES as f64 / seconds.fold(f64::INFINITY, f64::min)
+}
+
+/// A buffer far larger than the caches. Written, since pages that never were are all one page of zeros.
+fn written() -> Lines {
     let mut buffer = Lines::zeroed(READ_BYTES);
-    // Written first: pages that were never written are all one page of zeros.
-    let words = buffer.as_mut_slice::<u64>();
-    words.iter_mut().step_by(8).enumerate().for_each(|(i, w)| *w = i as u64);
+    buffer.as_mut_slice::<u64>().iter_mut().step_by(8).enumerate().for_each(|(i, w)| *w = i as u64);
+    buffer
+}
+
+fn read_bandwidth(cpu: &Cpu) -> f64 {
+    let buffer = written();
     let words = buffer.as_slice::<u64>();
     let pieces: Vec<&[u64]> = words.chunks(words.len() / (cpu.threads().count() * 16)).collect();
     let isa = cpu.caps().isa;

@@ -1,19 +1,22 @@
 //! Matrix products in f64: a right-hand side repacked once, multiplied by many rows.
 //!
 //! Each element is a sum in one fixed order, whatever rows it is computed with: results do not depend on how rows are
-//! divided among threads.
+//! divided among threads. They depend on the processor as far as one that multiplies and adds with one rounding does so.
 
+use pulp::{Arch, NullaryFnOnce};
 use std::ops::Range;
 
-/// Columns that the innermost loop handles at a time, and rows.
-const TILE: usize = 4;
+/// Columns that the innermost loop handles at a time: a vector of AVX-512, two of AVX2.
+const COLUMNS: usize = 8;
+/// Rows that it handles at a time: as many sums on their way as hide how long an addition takes.
+const ROWS: usize = 4;
 /// Terms of a sum that are added up before the sum goes back to memory: a strip of this length stays in the cache.
 const DEPTH: usize = 256;
 
-/// A matrix `[depth, width]`, in strips of four columns.
+/// A matrix `[depth, width]`, in strips of `COLUMNS`.
 pub(super) struct Panel {
-    /// Chunks of `DEPTH` rows one after the other; in a chunk its strips; in a strip its rows, four columns each.
-    packed: Vec<[f64; TILE]>,
+    /// Chunks of `DEPTH` rows one after the other; in a chunk its strips; in a strip its rows.
+    packed: Vec<[f64; COLUMNS]>,
     depth: usize,
     width: usize,
 }
@@ -27,7 +30,7 @@ impl Panel {
         let mut panel = Self::zeros([depth, width]);
         for chunk in panel.chunks() {
             for d in chunk.clone() {
-                for (s, columns) in row(d)[..width].chunks(TILE).enumerate() {
+                for (s, columns) in row(d)[..width].chunks(COLUMNS).enumerate() {
                     let at = panel.strip(&chunk, s).start + d - chunk.start;
                     for (to, &from) in panel.packed[at].iter_mut().zip(columns) {
                         *to = from.into();
@@ -43,9 +46,9 @@ impl Panel {
         let mut panel = Self::zeros([depth, width]);
         for chunk in panel.chunks() {
             for c in 0..width {
-                let strip = panel.strip(&chunk, c / TILE);
+                let strip = panel.strip(&chunk, c / COLUMNS);
                 for (to, &from) in panel.packed[strip].iter_mut().zip(&column(c)[chunk.clone()]) {
-                    to[c % TILE] = from;
+                    to[c % COLUMNS] = from;
                 }
             }
         }
@@ -57,9 +60,9 @@ impl Panel {
         let mut panel = Self::zeros([depth, width]);
         for chunk in panel.chunks() {
             for c in 0..width {
-                let strip = panel.strip(&chunk, c / TILE);
+                let strip = panel.strip(&chunk, c / COLUMNS);
                 for (to, d) in panel.packed[strip].iter_mut().zip(chunk.clone()) {
-                    to[c % TILE] = element(d, c);
+                    to[c % COLUMNS] = element(d, c);
                 }
             }
         }
@@ -67,7 +70,7 @@ impl Panel {
     }
 
     fn zeros([depth, width]: [usize; 2]) -> Self {
-        Self { packed: vec![[0.0; TILE]; depth * width.div_ceil(TILE)], depth, width }
+        Self { packed: vec![[0.0; COLUMNS]; depth * width.div_ceil(COLUMNS)], depth, width }
     }
 
     fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
@@ -77,7 +80,7 @@ impl Panel {
 
     /// Where strip `s` of a chunk lies.
     fn strip(&self, chunk: &Range<usize>, s: usize) -> Range<usize> {
-        let from = chunk.start * self.width.div_ceil(TILE) + s * chunk.len();
+        let from = chunk.start * self.width.div_ceil(COLUMNS) + s * chunk.len();
         from..from + chunk.len()
     }
 
@@ -85,13 +88,13 @@ impl Panel {
     pub(super) fn subtract_from(&self, x: &mut [f64], stride: usize, from: usize, to: usize) {
         // Rows a power of two apart fall on the same lines of a cache: few of them at a time are used for all strips.
         for chunk in self.chunks() {
-            for rows in x.chunks_mut(TILE * stride) {
+            for rows in x.chunks_mut(ROWS * stride) {
                 let last = rows.len() / stride - 1;
-                for (s, to) in (to..to + self.width).step_by(TILE).enumerate() {
+                for (s, to) in (to..to + self.width).step_by(COLUMNS).enumerate() {
                     let strip = &self.packed[self.strip(&chunk, s)];
                     let left = std::array::from_fn(|i| &rows[i.min(last) * stride + from..][chunk.start..chunk.end]);
                     let product = tile(left, strip);
-                    let columns = TILE.min(self.width - s * TILE);
+                    let columns = COLUMNS.min(self.width - s * COLUMNS);
                     for (row, product) in rows.chunks_mut(stride).zip(product) {
                         row[to..to + columns].iter_mut().zip(product).for_each(|(x, p)| *x -= p);
                     }
@@ -114,11 +117,11 @@ impl Panel {
     /// The same for the tiles that hold any of the first `reach(i)` elements of a row i; reach does not fall with i.
     fn add(&self, y: &mut [f64], first: usize, left: &[f64], reach: impl Fn(usize) -> usize) {
         for chunk in self.chunks() {
-            for s in 0..reach(first + y.len() / self.width - 1).div_ceil(TILE) {
+            for s in 0..reach(first + y.len() / self.width - 1).div_ceil(COLUMNS) {
                 let strip = &self.packed[self.strip(&chunk, s)];
-                let columns = s * TILE..((s + 1) * TILE).min(self.width);
-                for (t, rows) in y.chunks_mut(TILE * self.width).enumerate() {
-                    let (row, count) = (first + t * TILE, rows.len() / self.width);
+                let columns = s * COLUMNS..((s + 1) * COLUMNS).min(self.width);
+                for (t, rows) in y.chunks_mut(ROWS * self.width).enumerate() {
+                    let (row, count) = (first + t * ROWS, rows.len() / self.width);
                     if columns.start >= reach(row + count - 1) {
                         continue;
                     }
@@ -149,14 +152,41 @@ pub(super) fn rows_at_a_time(n: usize) -> usize {
     (n / (4 * rayon::current_num_threads())).clamp(16, 128)
 }
 
-/// Four rows times one strip.
-fn tile(left: [&[f64]; TILE], strip: &[[f64; TILE]]) -> [[f64; TILE]; TILE] {
-    let mut sums = [[0.0; TILE]; TILE];
+/// Some rows times one strip.
+fn tile(left: [&[f64]; ROWS], strip: &[[f64; COLUMNS]]) -> [[f64; COLUMNS]; ROWS] {
     let left = left.map(|row| &row[..strip.len()]);
+    match Arch::new() {
+        // Without the instruction, a multiplication and an addition with one rounding are many.
+        Arch::Scalar => product(left, strip, |sum, a, b| sum + a * b),
+        arch => arch.dispatch(Fused { left, strip }),
+    }
+}
+
+struct Fused<'a> {
+    left: [&'a [f64]; ROWS],
+    strip: &'a [[f64; COLUMNS]],
+}
+
+impl NullaryFnOnce for Fused<'_> {
+    type Output = [[f64; COLUMNS]; ROWS];
+
+    #[inline(always)]
+    fn call(self) -> Self::Output {
+        product(self.left, self.strip, |sum, a, b| a.mul_add(b, sum))
+    }
+}
+
+#[inline(always)]
+fn product(
+    left: [&[f64]; ROWS],
+    strip: &[[f64; COLUMNS]],
+    add: impl Fn(f64, f64, f64) -> f64,
+) -> [[f64; COLUMNS]; ROWS] {
+    let mut sums = [[0.0; COLUMNS]; ROWS];
     for (d, right) in strip.iter().enumerate() {
         for (sums, row) in sums.iter_mut().zip(left) {
-            for (sum, r) in sums.iter_mut().zip(right) {
-                *sum += row[d] * r;
+            for (sum, &r) in sums.iter_mut().zip(right) {
+                *sum = add(*sum, row[d], r);
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Blocks of codes with their scales, as [`halfbyte::QTensor`] and back.
+//! Blocks of codes with their scales, as [`halfbyte::StoredTensor`], and from [`halfbyte::QTensor`].
 //!
-//! A row is whole blocks one after the other, and rows follow each other without padding. What a tensor is unpacked to is
+//! A row is whole blocks one after the other, and rows follow each other without padding. What a tensor is read to is
 //! exact: each of its numbers, in f64, is what the block's formula says.
 //!
 //! Source: `ggml-common.h` and `ggml-quants.c` of github.com/ggml-org/ggml for the layouts.
@@ -13,19 +13,30 @@ pub use pack::pack;
 
 use super::types::GgmlType;
 use crate::error::{Error, Result};
-use halfbyte::{Group, QTensor, Zero, Zeros};
+use crate::safetensors::FloatData;
+use halfbyte::layout::codes::Codes;
+use halfbyte::layout::stored::{StoredZeros, Strides};
+use halfbyte::{Group, StoredTensor, Zero};
 use rayon::prelude::*;
+use std::borrow::Cow;
+use std::sync::Arc;
 
 const OP: &str = "unpack GGUF blocks";
 
 /// Codes of a task, when several threads unpack a tensor.
 const TASK_CODES: usize = 1 << 18;
 
-/// Unpacks the blocks of a whole tensor `[n, k]`; `tensor` is its name, for errors.
+/// The blocks of a whole tensor `[n, k]`, with codes left where they lie; `tensor` is its name, for errors.
 ///
 /// Errors: a type that is no codes with scales (see [`GgmlType::weight_format`]), a k that is no multiple of the block,
 /// another number of bytes than `[n, k]` takes, a scale or offset that is NaN or infinite.
-pub fn unpack(tensor: &str, ggml_type: GgmlType, bytes: &[u8], [n, k]: [usize; 2]) -> Result<QTensor> {
+pub fn load<'a>(
+    tensor: &str,
+    ggml_type: GgmlType,
+    bytes: impl Into<Cow<'a, [u8]>>,
+    [n, k]: [usize; 2],
+) -> Result<StoredTensor<'a>> {
+    let bytes = bytes.into();
     let invalid =
         |expected: String, got: String| Error::numbers(tensor)(halfbyte::Error::Invalid { op: OP, expected, got });
     let Some(format) = ggml_type.weight_format() else {
@@ -36,7 +47,6 @@ pub fn unpack(tensor: &str, ggml_type: GgmlType, bytes: &[u8], [n, k]: [usize; 2
         return Err(invalid(expected, format!("{} bytes of {ggml_type}", bytes.len())));
     }
     let (row_bytes, groups) = (bytes.len() / n.max(1), format.group.count(k));
-    let mut codes = vec![0u8; n * k];
     let mut scales = vec![0f32; n * groups];
     let mut offsets = vec![0f32; if format.zero == Zero::Float { n * groups } else { 0 }];
     if n > 0 {
@@ -46,18 +56,28 @@ pub fn unpack(tensor: &str, ggml_type: GgmlType, bytes: &[u8], [n, k]: [usize; 2
             Zero::Float => offsets.chunks_mut(rows * groups).collect(),
             _ => (0..n.div_ceil(rows)).map(|_| Default::default()).collect(),
         };
-        (
-            bytes.par_chunks(rows * row_bytes),
-            codes.par_chunks_mut(rows * k),
-            scales.par_chunks_mut(rows * groups),
-            offset_tasks,
-        )
+        (bytes.par_chunks(rows * row_bytes), scales.par_chunks_mut(rows * groups), offset_tasks)
             .into_par_iter()
-            .try_for_each(|(bytes, codes, scales, offsets)| unpack_rows(ggml_type, bytes, k, codes, scales, offsets))
+            .try_for_each_init(Vec::new, |codes, (bytes, scales, offsets)| {
+                codes.resize(bytes.len() / row_bytes * k, 0);
+                unpack_rows(ggml_type, bytes, k, codes, scales, offsets)
+            })
             .map_err(Error::numbers(tensor))?;
     }
-    let zeros = if format.zero == Zero::Float { Zeros::Float(offsets) } else { Zeros::Symmetric };
-    QTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(tensor))
+    let strides = Strides::of_outputs(groups);
+    let zeros = match format.zero {
+        Zero::Float => StoredZeros::Float(FloatData::F32(offsets.into()), strides),
+        _ => StoredZeros::Symmetric,
+    };
+    let codes = Codes::Rows(Arc::new(move |rows, codes| {
+        let mut scales = vec![0f32; rows.len() * groups];
+        let mut offsets = vec![0f32; if format.zero == Zero::Float { scales.len() } else { 0 }];
+        let bytes = &bytes[rows.start * row_bytes..rows.end * row_bytes];
+        unpack_rows(ggml_type, bytes, k, codes, &mut scales, &mut offsets)
+            .unwrap_or_else(|e| unreachable!("these blocks were unpacked before: {e}"));
+    }));
+    StoredTensor::new(format, [n, k], codes, (FloatData::F32(scales.into()), strides), zeros, None)
+        .map_err(Error::numbers(tensor))
 }
 
 /// Unpacks the blocks of some rows, on this thread, to the codes, scales and offsets that a [`QTensor`] of

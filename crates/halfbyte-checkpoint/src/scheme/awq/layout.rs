@@ -2,10 +2,11 @@
 
 use super::super::Weights;
 use super::pack::{FAST_INPUTS, FAST_OUTPUTS};
+use crate::checkpoint::Checkpoint;
 use crate::config::{AwqConfig, AwqVersion, QuantizationConfig};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType};
+use crate::safetensors::DType;
 use halfbyte::Group;
 
 /// The AWQ part of what a checkpoint declares.

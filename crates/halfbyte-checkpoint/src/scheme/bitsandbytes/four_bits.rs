@@ -2,10 +2,11 @@
 
 use super::super::{StoredModule, StoredWeight, Weights};
 use super::{declared, other_kind};
+use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::config::BitsAndBytesKind;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType, FloatData, TensorInfo};
+use crate::safetensors::{DType, FloatData};
 use half::{bf16, f16};
 use halfbyte::Float;
 use rayon::prelude::*;

@@ -2,10 +2,11 @@
 
 use super::super::{StoredModule, StoredWeight, Weights, matrix};
 use super::other_kind;
+use crate::checkpoint::Checkpoint;
 use crate::config::BitsAndBytesKind;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType};
+use crate::safetensors::DType;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 
 /// Reads a module's shapes.

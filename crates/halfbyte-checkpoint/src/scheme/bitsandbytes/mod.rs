@@ -27,9 +27,10 @@ mod four_bits;
 mod int8;
 
 use super::{Description, Scheme, StoredFormat, Weights};
+use crate::checkpoint::Checkpoint;
 use crate::config::{BitsAndBytesConfig, BitsAndBytesKind, QuantizationConfig};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType};
+use crate::safetensors::DType;
 
 /// The line in [`super::SCHEMES`] for signed bytes.
 pub(super) const BYTES: Scheme = Scheme {
@@ -65,7 +66,7 @@ pub(super) const FOUR_BITS: Scheme = Scheme {
     },
     describe: |weights, prefix| {
         let module = four_bits::examine(weights, prefix)?;
-        let format = StoredFormat::Table { name: module.kind.name(), block: module.block };
+        let format = StoredFormat::Floats { name: module.kind.name(), bits: 4, block: module.block };
         Ok(Description { format, shape: module.shape, act_order: false, findings: module.findings })
     },
     load: four_bits::load,

@@ -4,10 +4,11 @@
 use super::super::{StoredModule, StoredWeight, Weights, matrix};
 use super::labels::{self, Evidence, Label, Reach};
 use super::packing::Packing;
+use crate::checkpoint::{Checkpoint, TensorInfo};
 use crate::config::{CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType, TensorInfo, cast};
+use crate::safetensors::{DType, cast};
 use halfbyte::layout::codes::Codes;
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::{Group, WeightFormat, Zero};

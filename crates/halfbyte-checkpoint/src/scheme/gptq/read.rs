@@ -2,10 +2,11 @@
 
 use super::super::{StoredModule, StoredWeight, Weights, matrix};
 use super::{labels, stream};
+use crate::checkpoint::Checkpoint;
 use crate::config::{GptqConfig, GptqSettings, GptqVersion};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{Checkpoint, DType};
+use crate::safetensors::DType;
 use halfbyte::layout::codes::Codes;
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::{Group, WeightFormat, Zero};

@@ -5,10 +5,15 @@ use crate::support::{Random, assert_names, testdata, text_of};
 use half::f16;
 use halfbyte::format::reference::dequantize;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
-use halfbyte_checkpoint::gguf::{GgmlType, pack, unpack, unpack_rows};
-use halfbyte_checkpoint::{Checkpoint, Error};
+use halfbyte_checkpoint::gguf::{GgmlType, load, pack, unpack_rows};
+use halfbyte_checkpoint::{Checkpoint, Error, Result};
 
 const PACKED: [GgmlType; 3] = [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q8_0];
+
+/// The numbers of a tensor of blocks.
+fn unpack(tensor: &str, kind: GgmlType, bytes: &[u8], shape: [usize; 2]) -> Result<QTensor> {
+    Ok(load(tensor, kind, bytes, shape)?.to_qtensor().unwrap())
+}
 
 /// The types that are unpacked, by name of their golden file.
 fn unpacked() -> Vec<(String, GgmlType)> {

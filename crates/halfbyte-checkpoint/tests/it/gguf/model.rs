@@ -3,7 +3,7 @@
 use super::tiny;
 use crate::support::{assert_names, model, testdata, text_of};
 use halfbyte_checkpoint::gguf::{
-    Array, GgmlType, Header, TensorSpec, Value as Meta, Writer, config_json, gguf_name, gguf_row, has_paired_rows,
+    Array, GgmlType, Header, TensorSpec, Value as Meta, config_json, create, gguf_name, gguf_row, has_paired_rows,
     hf_name, hf_row, metadata_from, parse, rope_factors,
 };
 use halfbyte_checkpoint::{Checkpoint, Error};
@@ -41,7 +41,7 @@ fn written(metadata: &[(String, Meta)], tensors: &[(&str, Vec<usize>, Vec<f32>)]
         shape: shape.to_vec(),
     };
     let specs: Vec<TensorSpec> = tensors.iter().map(|(name, shape, _)| spec(name, shape)).collect();
-    let mut writer = Writer::create(&path, metadata, &specs).unwrap();
+    let mut writer = create(&path, metadata, &specs).unwrap();
     for (name, _, data) in tensors {
         writer.write(name, bytemuck::cast_slice(data)).unwrap();
     }

@@ -3,7 +3,7 @@
 use super::tiny;
 use crate::support::{assert_names, listing, text_of};
 use halfbyte_checkpoint::Error;
-use halfbyte_checkpoint::gguf::{Array, GgmlType, TensorSpec, Value, Writer, parse};
+use halfbyte_checkpoint::gguf::{Array, GgmlType, TensorSpec, Value, create, parse};
 use std::path::Path;
 
 fn spec(name: &str, ggml_type: GgmlType, shape: &[usize]) -> TensorSpec {
@@ -18,7 +18,7 @@ fn a_foreign_file_is_written_again_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
     for backwards in [false, true] {
         let path = dir.path().join(format!("{backwards}.gguf"));
-        let mut writer = Writer::create(&path, &header.metadata, &specs).unwrap();
+        let mut writer = create(&path, &header.metadata, &specs).unwrap();
         let mut tensors: Vec<_> = header.tensors.iter().collect();
         if backwards {
             tensors.reverse();
@@ -26,7 +26,7 @@ fn a_foreign_file_is_written_again_as_it_was() {
         for tensor in tensors {
             writer.write(&tensor.name, &bytes[tensor.range.clone()]).unwrap();
         }
-        assert_eq!(writer.finish().unwrap(), path);
+        assert_eq!(writer.finish().unwrap().files, std::slice::from_ref(&path));
         assert!(std::fs::read(&path).unwrap() == bytes);
     }
     assert_eq!(listing(dir.path()), ["false.gguf", "true.gguf"]);
@@ -67,7 +67,7 @@ fn every_type_of_value_comes_back() {
     .collect();
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    Writer::create(&path, &metadata, &[]).unwrap().finish().unwrap();
+    create(&path, &metadata, &[]).unwrap().finish().unwrap();
     let bytes = std::fs::read(&path).unwrap();
     let header = parse(&bytes, &path).unwrap();
     assert_eq!(header.metadata, metadata);
@@ -78,29 +78,29 @@ fn every_type_of_value_comes_back() {
 fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
-    let create = |metadata: &[(&str, Value)], tensors: &[TensorSpec]| {
+    let begin = |metadata: &[(&str, Value)], tensors: &[TensorSpec]| {
         let metadata: Vec<_> = metadata.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
-        Writer::create(&path, &metadata, tensors)
+        create(&path, &metadata, tensors)
     };
     let (f32, q4_0) = (GgmlType::F32, GgmlType::Q4_0);
     let one = Value::U32(1);
     let cases = [
-        (create(&[("", one.clone())], &[]), "keys once each"),
-        (create(&[("a", one.clone()), ("a", one.clone())], &[]), "keys once each"),
-        (create(&[("general.alignment", Value::U32(64))], &[]), "general.alignment"),
-        (create(&[], &[spec("", f32, &[1])]), "tensor names of 1 to 63 bytes"),
-        (create(&[], &[spec(&"n".repeat(64), f32, &[1])]), "tensor names of 1 to 63 bytes"),
-        (create(&[], &[spec("t", f32, &[1]), spec("t", f32, &[1])]), "tensor names once each"),
-        (create(&[], &[spec("t", f32, &[1, 1, 1, 1, 1])]), "up to 4 dimensions"),
-        (create(&[], &[spec("t", f32, &[usize::MAX, 2])]), "fit memory"),
-        (create(&[], &[spec("t", q4_0, &[2, 48])]), "whole blocks of 32"),
+        (begin(&[("", one.clone())], &[]), "keys once each"),
+        (begin(&[("a", one.clone()), ("a", one.clone())], &[]), "keys once each"),
+        (begin(&[("general.alignment", Value::U32(64))], &[]), "general.alignment"),
+        (begin(&[], &[spec("", f32, &[1])]), "tensor names of 1 to 63 bytes"),
+        (begin(&[], &[spec(&"n".repeat(64), f32, &[1])]), "tensor names of 1 to 63 bytes"),
+        (begin(&[], &[spec("t", f32, &[1]), spec("t", f32, &[1])]), "tensor names once each"),
+        (begin(&[], &[spec("t", f32, &[1, 1, 1, 1, 1])]), "up to 4 dimensions"),
+        (begin(&[], &[spec("t", f32, &[usize::MAX, 2])]), "fit memory"),
+        (begin(&[], &[spec("t", q4_0, &[2, 48])]), "whole blocks of 32"),
     ];
     for (result, part) in cases {
         assert!(matches!(result, Err(Error::Invalid { .. })), "{part}");
         assert_names(&text_of(result), &[part]);
     }
     let specs = [spec("a", f32, &[2]), spec("b", q4_0, &[2, 32])];
-    let mut writer = create(&[], &specs).unwrap();
+    let mut writer = begin(&[], &specs).unwrap();
     assert_names(&text_of(writer.write("c", &[])), &["declared", "`c`"]);
     assert_names(&text_of(writer.write("a", &[0; 7])), &["8 bytes for `a`"]);
     assert_names(&text_of(writer.write("b", &[0; 35])), &["36 bytes for `b`"]);
@@ -110,11 +110,11 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     assert_names(&text_of(writer.finish()), &["1 without", "`a`"]);
     assert!(listing(dir.path()).is_empty());
 
-    drop(create(&[], &specs).unwrap());
+    drop(begin(&[], &specs).unwrap());
     assert!(listing(dir.path()).is_empty());
     std::fs::write(&path, "mine").unwrap();
-    assert!(matches!(create(&[], &specs), Err(Error::Exists { .. })));
-    assert!(matches!(Writer::create(Path::new("/"), &[], &[]), Err(Error::Invalid { .. })));
-    assert!(matches!(Writer::create(dir.path().join("no/m.gguf"), &[], &[]), Err(Error::Io { .. })));
+    assert!(matches!(begin(&[], &specs), Err(Error::Exists { .. })));
+    assert!(matches!(create(Path::new("/"), &[], &[]), Err(Error::Invalid { .. })));
+    assert!(matches!(create(dir.path().join("no/m.gguf"), &[], &[]), Err(Error::Io { .. })));
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
 }

@@ -10,11 +10,12 @@ use crate::progress::Progress;
 use crate::random;
 use crate::text::{Align, bytes as in_bytes, table};
 use crate::timing::Measured;
-use halfbyte::cpu::roofline::Roofline;
+use halfbyte::cpu::roofline::{Roofline, copy_to_new_memory};
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Float, Group, WeightFormat, Zero};
 use halfbyte_checkpoint::scheme::SCHEMES;
 use halfbyte_checkpoint::{Job, Quantization, StoredWeight, Target, Weights, linears, write_model};
+use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -25,7 +26,7 @@ use tempfile::TempDir;
 /// Time opening a checkpoint and packing its layers, from files that were read before.
 ///
 /// Every quantised layer counts, and every dense one of a block. What is measured is what loading a model does: new memory
-/// each time, and all layers held until the last is packed.
+/// each time, layers side by side, and all of them held until the last is packed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model folder, or one file.
@@ -63,6 +64,8 @@ struct Report {
     isa: &'static str,
     /// What the machine reads from memory at most.
     read_bytes_per_second: f64,
+    /// What it copies at most from memory to memory that is new.
+    copy_to_new_bytes_per_second: f64,
     #[serde(flatten)]
     total: Speed,
     /// The layers of each format by themselves.
@@ -86,18 +89,21 @@ struct Speed {
     /// The best as a share of what the machine reads.
     best_share: f64,
     median_share: f64,
+    /// The best as a share of what the machine copies to new memory.
+    best_share_of_copy: f64,
 }
 
 impl Speed {
-    fn of(file_bytes: u64, seconds: Vec<f64>, machine: f64) -> Self {
+    fn of(file_bytes: u64, seconds: Vec<f64>, [read, copy]: [f64; 2]) -> Self {
         let Measured { median, least, .. } = Measured::of(seconds);
         let [best, median] = [least, median].map(|seconds| file_bytes as f64 / seconds);
         Self {
             file_bytes,
             best_bytes_per_second: best,
             median_bytes_per_second: median,
-            best_share: best / machine,
-            median_share: median / machine,
+            best_share: best / read,
+            median_share: median / read,
+            best_share_of_copy: best / copy,
         }
     }
 }
@@ -135,7 +141,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let read = File::open(file).and_then(|mut file| std::io::copy(&mut file, &mut std::io::sink()));
         read.map_err(|e| Failure::io("read", file, &e))?;
     }
-    let machine = Roofline::measure(&cpu).read_bytes_per_second;
+    let machine = [Roofline::measure(&cpu).read_bytes_per_second, copy_to_new_memory(&cpu)];
     let (mut totals, mut of_format) = (Vec::new(), vec![Vec::new(); formats.len()]);
     for run in 0..=args.repetitions {
         progress.step(format!("loading, {run} of {}", args.repetitions));
@@ -145,16 +151,20 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let mut seconds = vec![0.0; formats.len()];
         let begun = Instant::now();
         let weights = open(path)?;
-        let mut packed = Vec::with_capacity(layers.len());
-        for layer in &layers {
-            let begun = Instant::now();
+        let load = |layer: &Layer| -> Result<Linear> {
             let linear = match weights.stored_linear(&layer.name)?.weight {
                 StoredWeight::Quantized(w) => Linear::new(Weight::Stored(&[&w], Act::A16))?,
                 StoredWeight::Dense { floats, shape } => Linear::new(Weight::Dense(floats.as_floats(), shape))?,
             };
-            packed.push(linear);
             weights.release(&layer.name);
-            seconds[layer.format] += begun.elapsed().as_secs_f64();
+            Ok(linear)
+        };
+        let mut packed = Vec::with_capacity(formats.len());
+        for (format, seconds) in seconds.iter_mut().enumerate() {
+            let begun = Instant::now();
+            let layers = layers.par_iter().filter(|layer| layer.format == format);
+            packed.push(layers.map(load).collect::<Result<Vec<_>>>()?);
+            *seconds = begun.elapsed().as_secs_f64();
         }
         let total = begun.elapsed().as_secs_f64();
         // The first counts for nothing.
@@ -172,7 +182,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         random: written.is_some(),
         threads: cpu.threads().count(),
         isa: cpu.caps().isa.name(),
-        read_bytes_per_second: machine,
+        read_bytes_per_second: machine[0],
+        copy_to_new_bytes_per_second: machine[1],
         total: Speed::of(bytes_of(None), totals, machine),
         formats: formats
             .into_iter()
@@ -247,6 +258,7 @@ fn human(report: &Report) -> String {
             share(speed.best_share),
             gigabytes(speed.median_bytes_per_second),
             share(speed.median_share),
+            share(speed.best_share_of_copy),
         ]
     };
     let mut rows: Vec<Vec<String>> =
@@ -260,13 +272,15 @@ fn human(report: &Report) -> String {
         ("of reading", Align::Right),
         ("median GB/s", Align::Right),
         ("of reading", Align::Right),
+        ("best of copying", Align::Right),
     ];
     format!(
-        "{}{random}: {} threads, {}; this machine reads {} GB/s\n{}",
+        "{}{random}: {} threads, {}; this machine reads {} GB/s and copies {} GB/s to new memory\n{}",
         report.model.display(),
         report.threads,
         report.isa,
         gigabytes(report.read_bytes_per_second),
+        gigabytes(report.copy_to_new_bytes_per_second),
         table(&columns, &rows)
     )
 }

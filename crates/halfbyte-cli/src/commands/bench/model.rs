@@ -11,7 +11,7 @@ use crate::text::{bytes, count, rate};
 use crate::timing::{Effort, Measured, measure};
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::DType;
-use halfbyte_checkpoint::safetensors::{TensorSpec, Writer};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_llm::{Config, Device, Model, Sampler, Sampling, Session};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -198,7 +198,7 @@ pub(super) fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> 
     std::fs::write(&copy, &text).map_err(|e| Failure::io("write", &copy, &e))?;
     let specs: Vec<TensorSpec> =
         tensors(&config).into_iter().map(|(name, shape)| TensorSpec { name, dtype: DType::F16, shape }).collect();
-    let mut writer = Writer::create(folder.path(), &specs, 5_000_000_000)?;
+    let mut writer = create(folder.path(), &specs, 5_000_000_000)?;
     for (i, spec) in specs.iter().enumerate() {
         progress.step(format!("random weights: {} of {} tensors", i, specs.len()));
         if interrupt::cancelled() {

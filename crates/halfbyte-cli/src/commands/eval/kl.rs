@@ -1,5 +1,6 @@
 //! `halfbyte eval kl`: how far a model's predictions are from another's.
 
+use super::WindowArgs;
 use crate::app::App;
 use crate::failure::Result;
 use crate::interrupt;
@@ -21,15 +22,8 @@ pub struct Args {
     model: PathBuf,
     /// Folder of the model to compare with, most often the one that MODEL was quantised from; used as it is stored.
     reference: PathBuf,
-    /// The text: each line one document, {"text": "..."}.
-    #[arg(long, value_name = "FILE.jsonl")]
-    text: PathBuf,
-    /// Tokens a window.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
-    window: usize,
-    /// Compare over the first windows only.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    max_windows: Option<u64>,
+    #[command(flatten)]
+    windows: WindowArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -73,7 +67,7 @@ struct Divergence {
 /// Prints the divergence.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
-    let documents = eval::documents(&args.text)?;
+    let documents = eval::documents(&args.windows.text)?;
     let model = args.load.load(app, &args.model)?;
     let reference = LoadArgs::AS_STORED.load(app, &args.reference)?;
     let mut tokens = eval::shared_token_stream(
@@ -81,12 +75,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         (&tokenizer(&args.reference)?, reference.config().bos),
         &documents,
     )?;
-    if let Some(most) = args.max_windows.and_then(|most| usize::try_from(most).ok()) {
-        tokens.truncate(most.saturating_mul(args.window));
-    }
+    args.windows.cut(&mut tokens);
     let progress = Progress::new(app, "comparing", Unit::Things("windows"));
     let cooperate = interrupt::cooperate();
-    let found = eval::kl_divergence(&model, &reference, &cpu, &tokens, args.window, &mut |at| {
+    let found = eval::kl_divergence(&model, &reference, &cpu, &tokens, args.windows.window, &mut |at| {
         progress.at(at.done as u64, at.total as u64);
         if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
@@ -104,7 +96,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         reference_perplexity: found.reference_perplexity,
         perplexity_ratio: found.perplexity_ratio(),
         windows: found.windows,
-        window: args.window,
+        window: args.windows.window,
         tokens: found.tokens,
         positions: found.positions,
         format: args.load.name(&args.model)?,

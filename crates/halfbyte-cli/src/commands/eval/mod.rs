@@ -7,6 +7,7 @@ mod ppl;
 use crate::app::App;
 use crate::failure::Result;
 use clap::Subcommand;
+use std::path::PathBuf;
 
 /// Measure how good a model is.
 #[derive(Debug, Subcommand)]
@@ -14,6 +15,29 @@ pub enum Command {
     Ppl(ppl::Args),
     Kl(kl::Args),
     Logits(logits::Args),
+}
+
+/// The text that models read, and how it is cut.
+#[derive(Debug, clap::Args)]
+struct WindowArgs {
+    /// The text: each line one document, {"text": "..."}.
+    #[arg(long, value_name = "FILE.jsonl")]
+    text: PathBuf,
+    /// Tokens a window.
+    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
+    window: usize,
+    /// Read the first windows only.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_windows: Option<u64>,
+}
+
+impl WindowArgs {
+    /// Leaves no more windows than were asked for.
+    fn cut(&self, tokens: &mut Vec<u32>) {
+        if let Some(most) = self.max_windows.and_then(|most| usize::try_from(most).ok()) {
+            tokens.truncate(most.saturating_mul(self.window));
+        }
+    }
 }
 
 /// Runs one of them.

@@ -1,5 +1,6 @@
 //! `halfbyte eval ppl`: perplexity over a text.
 
+use super::WindowArgs;
 use crate::app::App;
 use crate::failure::Result;
 use crate::interrupt;
@@ -19,15 +20,8 @@ use std::path::PathBuf;
 pub struct Args {
     /// Model folder.
     model: PathBuf,
-    /// The text: each line one document, {"text": "..."}.
-    #[arg(long, value_name = "FILE.jsonl")]
-    text: PathBuf,
-    /// Tokens a window.
-    #[arg(long, default_value_t = 512, value_name = "TOKENS")]
-    window: usize,
-    /// Score the first windows only.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    max_windows: Option<u64>,
+    #[command(flatten)]
+    windows: WindowArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -49,15 +43,13 @@ struct Perplexity {
 /// Prints the perplexity.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
-    let documents = eval::documents(&args.text)?;
+    let documents = eval::documents(&args.windows.text)?;
     let model = args.load.load(app, &args.model)?;
     let mut tokens = eval::token_stream(&tokenizer(&args.model)?, &documents, model.config().bos)?;
-    if let Some(most) = args.max_windows.and_then(|most| usize::try_from(most).ok()) {
-        tokens.truncate(most.saturating_mul(args.window));
-    }
+    args.windows.cut(&mut tokens);
     let progress = Progress::new(app, "scoring", Unit::Things("windows"));
     let cooperate = interrupt::cooperate();
-    let found = eval::perplexity(&model, &cpu, &tokens, args.window, &mut |at| {
+    let found = eval::perplexity(&model, &cpu, &tokens, args.windows.window, &mut |at| {
         progress.at(at.done as u64, at.total as u64);
         if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
@@ -65,7 +57,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let result = Perplexity {
         perplexity: found.perplexity,
         windows: found.windows,
-        window: args.window,
+        window: args.windows.window,
         tokens: found.tokens,
         targets: found.targets,
         seconds: found.seconds,
