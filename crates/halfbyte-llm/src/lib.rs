@@ -8,7 +8,8 @@
 //! text ──tokenizer──▶ token ids ────────────────────────────▲      └─▶ eval (perplexity, divergence, logits)
 //! ```
 //!
-//! Beside that, `calibrate` runs a model block by block to quantise it.
+//! Beside that, `calibrate` runs a model block by block to quantise it. Where a model lies and computes, in memory or on a
+//! GPU, is [`LoadOptions::device`]; nothing after it looks different.
 //!
 //! ```no_run
 //! use halfbyte::cpu::Cpu;
