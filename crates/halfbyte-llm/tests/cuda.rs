@@ -209,7 +209,9 @@ fn a_batched_prefill_equals_token_by_token() {
     let cpu = Cpu::all_threads().unwrap();
     for (activations, bound) in [(Float::F32, 1e-4), (Float::F16, 5e-2)] {
         let model = Model::load(&stdlib(), &options(on(&gpu, activations), Some("w4a16-g128"))).unwrap();
+        let begun = std::time::Instant::now();
         model.prepare(&|_, _| ()).unwrap();
+        println!("{activations}: kernels ready after {:.1} ms", 1e3 * begun.elapsed().as_secs_f64());
         let tokens: Vec<u32> = (0..700).map(|i| (i * 1_103 + 12) % 4096).collect();
         let batched = all_logits(&model, &cpu, &tokens);
         let mut single = Session::new(&model, &cpu, 700).unwrap();
@@ -264,10 +266,25 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
     let whole = all_logits(&model, &cpu, &[&prompt[..], &[other]].concat());
     assert!(worst(&after_other, &whole[prompt.len() * 4096..]) < 5e-2);
     let warm = Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed: 11 };
-    let (mut on_device, mut on_host) = (Sampler::new(warm).unwrap(), Sampler::new(warm).unwrap());
-    for _ in 0..20 {
-        assert_eq!(session.next(&mut on_device).unwrap(), on_host.next(&after_other).unwrap());
+    for options in [
+        warm,
+        Sampling { top_k: 0, ..warm },
+        Sampling { top_p: 1.0, ..warm },
+        Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, seed: 3 },
+    ] {
+        let (mut on_device, mut on_host) = (Sampler::new(options).unwrap(), Sampler::new(options).unwrap());
+        for i in 0..50 {
+            let (drawn, wanted) = (session.next(&mut on_device).unwrap(), on_host.next(&after_other).unwrap());
+            assert_eq!(drawn, wanted, "draw {i} with {options:?}");
+        }
     }
+    // The likeliest token of a text that has drawn one, and then the drawn one.
+    assert_eq!(session.next(&mut greedy).unwrap(), argmax(&after_other));
+    let drawn = session.next(&mut Sampler::new(warm).unwrap()).unwrap();
+    session.next(&mut greedy).unwrap();
+    let went_on = session.decode(drawn).unwrap().to_vec();
+    let whole_on = all_logits(&model, &cpu, &[&prompt[..], &[other, drawn]].concat());
+    assert!(worst(&went_on, &whole_on[(prompt.len() + 1) * 4096..]) < 5e-2);
     session.clear();
     session.logits_of_all(&[&prompt[..], &[other]].concat(), &mut |_| Ok(())).unwrap();
     assert_eq!(session.next(&mut greedy).unwrap(), argmax(&whole[prompt.len() * 4096..]));

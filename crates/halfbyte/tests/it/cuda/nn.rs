@@ -95,6 +95,10 @@ fn close(got: &[f32], want: &[f64], out: Float, absolute: f64, relative: f64, wh
     // Halfs below their normal range are rounded to a step of 2⁻²⁴.
     let smallest = if out == Float::F16 { 2f64.powi(-25) } else { 0.0 };
     for (i, (&got, &want)) in got.iter().zip(want).enumerate() {
+        if want.is_nan() {
+            assert!(got.is_nan(), "{what}: element {i} is {got}, expected NaN");
+            continue;
+        }
         let allowed = absolute + relative * want.abs();
         let allowed = allowed + out.unit_roundoff() * (want.abs() + allowed) + smallest;
         let error = (f64::from(got) - want).abs();
@@ -341,6 +345,7 @@ impl<'a> Text<'a> {
         for i in 0..m {
             let head = |h: usize| &qkv[i * row + h * size..][..size];
             for h in 0..heads.heads {
+                // Of NaN and a number, `max` takes the number.
                 let norm = head(h).iter().map(|v| v.abs()).fold(0.0, f32::max);
                 let got = &queries[i * row + h * size..][..size];
                 close(
