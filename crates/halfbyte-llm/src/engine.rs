@@ -93,6 +93,8 @@ impl Model {
 pub struct Session<'m> {
     model: &'m Model,
     text: Box<dyn Text + 'm>,
+    /// Whether the tokens read last are still there, so that something can follow them.
+    follows: bool,
     logits: Vec<f32>,
 }
 
@@ -104,7 +106,7 @@ impl<'m> Session<'m> {
         if context > limit {
             return Err(Error::ContextFull { limit, got: context });
         }
-        Ok(Self { model, text: model.resident.begin(cpu, context)?, logits: Vec::new() })
+        Ok(Self { model, text: model.resident.begin(cpu, context)?, follows: false, logits: Vec::new() })
     }
 
     /// The model.
@@ -129,7 +131,12 @@ impl<'m> Session<'m> {
 
     /// Forgets everything; the room stays.
     pub fn clear(&mut self) {
-        self.text.truncate(0);
+        self.forget(0);
+    }
+
+    fn forget(&mut self, position: usize) {
+        self.text.truncate(position);
+        self.follows = false;
     }
 
     /// Reads tokens, many at a time; returns the logits `[vocab]` after the last.
@@ -155,18 +162,20 @@ impl<'m> Session<'m> {
         let before = self.len();
         for tokens in tokens.chunks(PREFILL_TOKENS) {
             if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
-                self.text.truncate(before);
+                self.forget(before);
                 return Err(Error::Cancelled);
             }
             let read = self.text.read(Batch { tokens, all_rows: false });
-            read.inspect_err(|_| self.text.truncate(before))?;
+            read.inspect_err(|_| self.forget(before))?;
         }
+        self.follows = true;
         Ok(())
     }
 
-    /// The token that a sampler chooses to follow what was read. Errors: nothing was read, and those of [`Sampler::next`].
+    /// The token that a sampler chooses to follow what was read. Errors: nothing was read, or what was read last is
+    /// forgotten; those of [`Sampler::next`].
     pub fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
-        if self.is_empty() {
+        if !self.follows {
             return Err(Error::EmptyPrompt);
         }
         self.text.next(sampler)
@@ -178,11 +187,13 @@ impl<'m> Session<'m> {
     pub fn logits_of_all(&mut self, tokens: &[u32], take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         self.check(tokens)?;
         let before = self.len();
-        self.each_logits(tokens, take).inspect_err(|_| self.text.truncate(before))
+        self.each_logits(tokens, take).inspect_err(|_| self.forget(before))?;
+        self.follows = true;
+        Ok(())
     }
 
     fn each_logits(&mut self, tokens: &[u32], take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        let Self { model, text, logits } = self;
+        let Self { model, text, logits, .. } = self;
         let vocab = model.config.vocab_size;
         let at_a_time = (LOGITS_AT_A_TIME / vocab).max(16);
         for tokens in tokens.chunks(PREFILL_TOKENS) {
