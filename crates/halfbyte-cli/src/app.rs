@@ -4,7 +4,10 @@ use crate::args::{Common, Device};
 use crate::failure::{Exit, Failure, Result};
 use crate::text;
 use halfbyte::cpu::Cpu;
+use halfbyte::cuda::{Gpu as CudaGpu, nn};
+use halfbyte_llm::device::Gpu;
 use serde::Serialize;
+use std::sync::OnceLock;
 
 /// Version of the JSON objects' form.
 const SCHEMA: u32 = 1;
@@ -13,12 +16,14 @@ const SCHEMA: u32 = 1;
 #[derive(Debug)]
 pub struct App {
     common: Common,
+    /// The GPU, once it is asked for; none if the CPU computes.
+    gpu: OnceLock<Option<Gpu>>,
 }
 
 impl App {
     /// Error: a team of threads that cannot be made.
     pub fn new(common: Common) -> Result<Self> {
-        let app = Self { common };
+        let app = Self { common, gpu: OnceLock::new() };
         // Quantising and converting run on a pool of their own.
         rayon::ThreadPoolBuilder::new()
             .num_threads(app.threads())
@@ -41,17 +46,51 @@ impl App {
         }
     }
 
-    /// The CPU as a device. Error: another one was asked for, of a command that has the CPU only.
+    /// The CPU, which some of the work is done by on any device. Error: a team of threads that cannot be made.
     pub fn cpu(&self) -> Result<Cpu> {
-        if let Some(number) = self.cuda() {
-            return Err(Failure::new(
-                Exit::Device,
-                format!("device cuda:{number} is not available"),
-                "GPUs are not supported by this command in this version",
-                "use --device cpu, or leave --device out",
-            ));
-        }
         Ok(Cpu::new(self.threads())?)
+    }
+
+    /// Refuses a GPU for a command that computes on the CPU only.
+    pub fn cpu_only(&self) -> Result<()> {
+        let Some(number) = self.cuda() else { return Ok(()) };
+        Err(Failure::new(
+            Exit::Device,
+            format!("device cuda:{number} is not available for this command"),
+            "GPUs are not supported here: run, eval, demo, bench model and bench matmul compute on them",
+            "use --device cpu, or leave --device out",
+        ))
+    }
+
+    /// The GPU that models compute on, if they do: the one asked for, else the first that works. Error: the one asked for is
+    /// not to be had.
+    pub fn gpu(&self) -> Result<Option<Gpu>> {
+        if let Some(known) = self.gpu.get() {
+            return Ok(known.clone());
+        }
+        let gpu = match self.common.device {
+            Device::Cpu => None,
+            Device::Cuda(number) => Some(Gpu::open(number)?),
+            Device::Auto => self.first_that_works(),
+        };
+        Ok(self.gpu.get_or_init(|| gpu).clone())
+    }
+
+    /// Whether the device was left to this program.
+    pub fn chooses_device(&self) -> bool {
+        self.common.device == Device::Auto
+    }
+
+    /// The first GPU that takes a kernel; why one does not is noted.
+    fn first_that_works(&self) -> Option<Gpu> {
+        (0..CudaGpu::count() as u32).find_map(|index| {
+            let works = |gpu: Gpu| {
+                gpu.gpu.prepare(&nn::instances(None)[..1], |_| ())?;
+                Ok::<Gpu, halfbyte::Error>(gpu)
+            };
+            let gpu = Gpu::open(index).and_then(works);
+            gpu.inspect_err(|why| self.note(&format!("note: cuda:{index} is not used: {why}"))).ok()
+        })
     }
 
     /// Whether the result is printed as JSON.

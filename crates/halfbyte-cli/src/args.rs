@@ -12,8 +12,9 @@ pub struct Common {
     /// Print one JSON object instead of text.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Where to compute: auto, cpu, cuda or cuda:I. In this version `bench matmul` alone computes on GPUs,
-    /// `explain` tells of them, and auto is the CPU.
+    /// Where to compute: cpu, cuda or cuda:I; auto takes the first GPU that works, else the CPU. Run, eval, demo and bench
+    /// model compute on GPUs; so does bench matmul, and explain tells of them, if asked for one; everything else is done by
+    /// the CPU.
     #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
     /// Threads to compute with [default: all that the system offers].

@@ -55,6 +55,15 @@ enum Command {
     Completions(completions::Args),
 }
 
+impl Command {
+    /// Whether it heeds `--device`.
+    fn takes_gpus(&self) -> bool {
+        use bench::Command::{Matmul, Model};
+        let models = matches!(self, Self::Demo(_) | Self::Run(_) | Self::Eval(_) | Self::Bench(Model(_)));
+        models || matches!(self, Self::Bench(Matmul(_)) | Self::Explain(_))
+    }
+}
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -69,6 +78,9 @@ fn main() -> ExitCode {
 fn dispatch(cli: Cli) -> Result<()> {
     let app = App::new(cli.common)?;
     interrupt::install().map_err(|e| Failure::device("cannot listen for Ctrl-C", e.to_string()))?;
+    if !cli.command.takes_gpus() {
+        app.cpu_only()?;
+    }
     match cli.command {
         Command::Demo(args) => demo::run(&args, &app),
         Command::Inspect(args) => inspect::run(&args, &app),

@@ -3,8 +3,10 @@
 use crate::app::App;
 use crate::args::{ActArg, RtnArgs, SymmetricRange};
 use crate::failure::{Exit, Failure, Result};
-use halfbyte::{Act, Format};
+use crate::progress::{Progress, Unit};
+use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::{StoredFormat, Weights, linears};
+use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
 use std::path::{Path, PathBuf};
 
@@ -14,8 +16,9 @@ pub struct LoadArgs {
     /// Quantise the blocks' dense layers in memory while loading, as w4a8-g128 (nothing is written).
     #[arg(long, value_name = "FORMAT")]
     pub quantize: Option<Format>,
-    /// What becomes of activations in quantised layers: a16 and a32 take them exactly; a8 rounds them to 8 bits, which is
-    /// faster, and costs 0.05 % of perplexity on the model that ships [default: what --quantize says, else exact].
+    /// What becomes of activations: a16 and a32 take them exactly, on a GPU as f16 and f32; a8 rounds those of quantised
+    /// layers to 8 bits, on the CPU only, which is faster there and costs 0.05 % of perplexity on the model that ships
+    /// [default: what --quantize says, else a16].
     #[arg(long, value_enum)]
     pub act: Option<ActArg>,
     #[command(flatten)]
@@ -28,7 +31,7 @@ impl LoadArgs {
         Self { quantize: None, act: None, rtn: RtnArgs { search: false, symmetric_range: SymmetricRange::Narrow } };
 
     /// The library's options. Errors: `--act` against what `--quantize` says, options that change nothing.
-    fn options(&self) -> Result<LoadOptions> {
+    fn options(&self, app: &App) -> Result<LoadOptions> {
         let act = self.act.map(Act::from);
         if let (Some(format), Some(act)) = (self.quantize, act)
             && format.act != act
@@ -46,15 +49,17 @@ impl LoadArgs {
                 "add --quantize, as in --quantize w4a8-g128",
             ));
         }
+        let act = self.quantize.map(|format| format.act).or(act).unwrap_or(Act::A16);
         Ok(LoadOptions {
-            act: self.quantize.map(|format| format.act).or(act).unwrap_or(Act::A16),
+            device: device(app, act)?,
+            act,
             quantize: self.quantize.map(|format| (format.weight, self.rtn.into())),
         })
     }
 
     /// Loads a model folder; what is odd about it is noted.
     pub fn load(&self, app: &App, folder: &Path) -> Result<Model> {
-        let options = self.options()?;
+        let options = self.options(app)?;
         let weights = open_whole(folder)?;
         let config = Config::from_weights(&weights)?;
         let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
@@ -76,6 +81,7 @@ impl LoadArgs {
         for finding in model.findings() {
             app.note(&format!("note: {finding}"));
         }
+        prepare(app, &model)?;
         Ok(model)
     }
 
@@ -89,6 +95,23 @@ impl LoadArgs {
             }
         }
     }
+}
+
+/// Where a model computes that takes its activations so; noted where that is not the device that would be chosen.
+pub fn device(app: &App, act: Act) -> Result<Device> {
+    let Some(gpu) = app.gpu()? else { return Ok(Device::Cpu) };
+    if act.is_quantized() && app.chooses_device() {
+        app.note("note: the CPU computes: no kernel for GPUs rounds activations to 8 bits");
+        return Ok(Device::Cpu);
+    }
+    let activations = if act == Act::A32 { Float::F32 } else { gpu.activations };
+    Ok(Device::Cuda(Gpu { activations, ..gpu }))
+}
+
+/// Makes a model ready to compute, with a bar while kernels are compiled.
+pub fn prepare(app: &App, model: &Model) -> Result<()> {
+    let progress = Progress::new(app, "compiling GPU kernels, once a machine", Unit::Things("kernels"));
+    Ok(model.prepare(&|done, total| progress.at(done as u64, total as u64))?)
 }
 
 /// The commonest format of the blocks' layers.

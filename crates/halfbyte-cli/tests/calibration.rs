@@ -142,7 +142,8 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     };
     assert!(norm(&here.path().join("table")) != norm(Path::new(&model())));
     assert!(norm(&here.path().join("plain")) == norm(Path::new(&model())));
-    let scored = json(&["eval", "ppl", &path("ordered"), "--text", &validation(), "--max-windows", "2"]);
+    let scored =
+        json(&["eval", "ppl", &path("ordered"), "--text", &validation(), "--max-windows", "2", "--device", "cpu"]);
     assert!((5.0..9.0).contains(&number(&scored, "perplexity")), "{scored}");
 }
 

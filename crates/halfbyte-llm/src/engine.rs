@@ -1,26 +1,28 @@
 //! A model in memory, and the state of one text in it.
 
 use crate::config::Config;
+use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::models::{Batch, Graph, MODELS, Scratch, room};
+use crate::models::{Batch, MODELS, OnCpu, Resident, Text, room};
+use crate::sampling::Sampler;
 use crate::weights::{LoadOptions, Loader};
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::KvCache;
 use halfbyte_checkpoint::{Finding, Weights};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tokens that go through the layers together: enough for the products to run at full speed.
-const PREFILL_TOKENS: usize = 512;
+pub(crate) const PREFILL_TOKENS: usize = 512;
 
 /// Logits computed at a time where they are wanted for every token, in elements (4 MiB).
 const LOGITS_AT_A_TIME: usize = 1 << 20;
 
-/// A language model: its configuration and its packed weights.
+/// A language model: its configuration and its packed weights, in memory or on a GPU.
 #[derive(Debug)]
 pub struct Model {
     config: Config,
-    graph: Box<dyn Graph>,
+    device: Device,
+    resident: Box<dyn Resident>,
     parameters: u64,
     findings: Vec<Finding>,
 }
@@ -40,14 +42,23 @@ impl Model {
         let known = MODELS.iter().find(|m| m.architecture == config.architecture);
         let model =
             known.ok_or_else(|| Error::invalid("load a model", "an architecture of MODELS", config.architecture))?;
-        let mut loader = Loader::new(weights, *options)?;
-        let graph = (model.load)(&config, &mut loader)?;
-        Ok(Self { config, graph, parameters: loader.parameters(), findings: loader.into_findings() })
+        let mut loader = Loader::new(weights, options.clone())?;
+        let resident: Box<dyn Resident> = match &options.device {
+            Device::Cpu => Box::new(OnCpu::new(&config, (model.load)(&config, &mut loader)?)),
+            Device::Cuda(gpu) => (model.load_cuda)(&config, &mut loader, gpu)?,
+        };
+        let device = options.device.clone();
+        Ok(Self { config, device, resident, parameters: loader.parameters(), findings: loader.into_findings() })
     }
 
     /// Its shape.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// Where it lies and computes.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Number of weights, a tied head counted once.
@@ -62,12 +73,18 @@ impl Model {
 
     /// Bytes that the weights take in memory: packed layers, embedding, norms.
     pub fn weight_bytes(&self) -> usize {
-        self.graph.bytes()
+        self.resident.bytes()
+    }
+
+    /// Makes ready what is otherwise made when it is first needed: on a GPU the kernels, which take seconds to compile for
+    /// the first time on a machine. `progress` is told how much of how much is done, from any thread.
+    pub fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+        self.resident.prepare(progress)
     }
 
     /// Bytes that keys and values of one token take over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
-        self.config.kv_bytes_per_token()
+        self.resident.kv_bytes_per_token()
     }
 }
 
@@ -75,21 +92,21 @@ impl Model {
 #[derive(Debug)]
 pub struct Session<'m> {
     model: &'m Model,
-    cpu: &'m Cpu,
-    cache: KvCache,
-    scratch: Scratch,
+    text: Box<dyn Text + 'm>,
+    /// Whether the tokens read last are still there, so that something can follow them.
+    follows: bool,
     logits: Vec<f32>,
 }
 
 impl<'m> Session<'m> {
-    /// Begins a text with room for `context` tokens; memory for keys and values is taken as they come. Error: more than the model was made for.
+    /// Begins a text with room for `context` tokens, where the model lies; `cpu` computes if that is in memory, where
+    /// room for keys and values is taken as they come. Errors: more than the model was made for, too little memory on a GPU.
     pub fn new(model: &'m Model, cpu: &'m Cpu, context: usize) -> Result<Self> {
-        let config = model.config();
-        if context > config.max_context {
-            return Err(Error::ContextFull { limit: config.max_context, got: context });
+        let limit = model.config.max_context;
+        if context > limit {
+            return Err(Error::ContextFull { limit, got: context });
         }
-        let cache = KvCache::new(config.layers, config.attention_heads(), context)?;
-        Ok(Self { model, cpu, cache, scratch: Scratch::default(), logits: Vec::new() })
+        Ok(Self { model, text: model.resident.begin(cpu, context)?, follows: false, logits: Vec::new() })
     }
 
     /// The model.
@@ -99,12 +116,12 @@ impl<'m> Session<'m> {
 
     /// Tokens it has room for.
     pub fn context(&self) -> usize {
-        self.cache.capacity()
+        self.text.capacity()
     }
 
     /// Tokens read so far.
     pub fn len(&self) -> usize {
-        self.cache.len()
+        self.text.position()
     }
 
     /// Whether no token was read.
@@ -114,14 +131,22 @@ impl<'m> Session<'m> {
 
     /// Forgets everything; the room stays.
     pub fn clear(&mut self) {
-        self.cache.truncate(0);
+        self.forget(0);
+    }
+
+    fn forget(&mut self, position: usize) {
+        self.text.truncate(position);
+        self.follows = false;
     }
 
     /// Reads tokens, many at a time; returns the logits `[vocab]` after the last.
     ///
     /// Errors, all before anything is read: no tokens, ids beyond the vocabulary, more tokens than there is room for.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32]> {
-        self.prefill_unless(tokens, None)
+        self.read_unless(tokens, None)?;
+        let logits = room(&mut self.logits, self.model.config.vocab_size);
+        self.text.logits(0..1, logits)?;
+        Ok(logits)
     }
 
     /// Reads one token; returns the logits `[vocab]` after it. Errors: as [`Session::prefill`].
@@ -129,24 +154,31 @@ impl<'m> Session<'m> {
         self.prefill(&[token])
     }
 
-    /// As [`Session::prefill`]; looks at the flag between batches, forgets these tokens and fails with
-    /// [`Error::Cancelled`] when it is set.
-    pub fn prefill_unless(&mut self, tokens: &[u32], cancel: Option<&AtomicBool>) -> Result<&[f32]> {
+    /// Reads tokens as [`Session::prefill`] does, for [`Session::next`]: the logits stay where they are computed.
+    ///
+    /// Looks at the flag between batches, forgets these tokens and fails with [`Error::Cancelled`] when it is set.
+    pub fn read_unless(&mut self, tokens: &[u32], cancel: Option<&AtomicBool>) -> Result<()> {
         self.check(tokens)?;
-        let Self { model, cpu, cache, scratch, logits } = self;
-        let before = cache.len();
-        let mut vector: &[f32] = &[];
+        let before = self.len();
         for tokens in tokens.chunks(PREFILL_TOKENS) {
             if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
-                cache.truncate(before);
+                self.forget(before);
                 return Err(Error::Cancelled);
             }
-            let batch = Batch { tokens, all_rows: false };
-            vector = model.graph.forward(cpu, batch, cache, scratch).inspect_err(|_| cache.truncate(before))?;
+            let read = self.text.read(Batch { tokens, all_rows: false });
+            read.inspect_err(|_| self.forget(before))?;
         }
-        let logits = room(logits, model.config.vocab_size);
-        model.graph.head().logits(cpu, vector, 1, logits)?;
-        Ok(logits)
+        self.follows = true;
+        Ok(())
+    }
+
+    /// The token that a sampler chooses to follow what was read. Errors: nothing was read, or what was read last is
+    /// forgotten; those of [`Sampler::next`].
+    pub fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
+        if !self.follows {
+            return Err(Error::EmptyPrompt);
+        }
+        self.text.next(sampler)
     }
 
     /// Reads tokens and hands on the logits after each of them, `[some tokens, vocab]` at a time, in order.
@@ -154,20 +186,22 @@ impl<'m> Session<'m> {
     /// Errors: as [`Session::prefill`], and whatever `take` returns; these tokens are forgotten then.
     pub fn logits_of_all(&mut self, tokens: &[u32], take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         self.check(tokens)?;
-        let before = self.cache.len();
-        self.each_logits(tokens, take).inspect_err(|_| self.cache.truncate(before))
+        let before = self.len();
+        self.each_logits(tokens, take).inspect_err(|_| self.forget(before))?;
+        self.follows = true;
+        Ok(())
     }
 
     fn each_logits(&mut self, tokens: &[u32], take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
-        let Self { model, cpu, cache, scratch, logits } = self;
-        let (vocab, hidden) = (model.config.vocab_size, model.config.hidden_size);
-        let at_a_time = (LOGITS_AT_A_TIME / vocab).max(16) * hidden;
+        let Self { model, text, logits, .. } = self;
+        let vocab = model.config.vocab_size;
+        let at_a_time = (LOGITS_AT_A_TIME / vocab).max(16);
         for tokens in tokens.chunks(PREFILL_TOKENS) {
-            let vectors = model.graph.forward(cpu, Batch { tokens, all_rows: true }, cache, scratch)?;
-            for vectors in vectors.chunks(at_a_time) {
-                let rows = vectors.len() / hidden;
-                let logits = room(logits, rows * vocab);
-                model.graph.head().logits(cpu, vectors, rows, logits)?;
+            text.read(Batch { tokens, all_rows: true })?;
+            for first in (0..tokens.len()).step_by(at_a_time) {
+                let rows = first..(first + at_a_time).min(tokens.len());
+                let logits = room(logits, rows.len() * vocab);
+                text.logits(rows, logits)?;
                 take(logits)?;
             }
         }

@@ -73,13 +73,13 @@ impl Session<'_> {
         let mut filter = StopFilter::new(request.stop);
         let cancelled = || request.cancel.is_some_and(|flag| flag.load(Ordering::Relaxed));
         let begun = Instant::now();
-        let mut logits = match self.prefill_unless(request.prompt, request.cancel) {
+        match self.read_unless(request.prompt, request.cancel) {
             Err(Error::Cancelled) => {
                 let (prefill, decode) = (begun.elapsed(), Duration::ZERO);
                 return Ok(Generated { tokens: Vec::new(), finish: Finish::Cancelled, prefill, decode, decoded: 0 });
             }
             other => other?,
-        };
+        }
         let prefill = begun.elapsed();
         let begun = Instant::now();
         let (mut tokens, mut decoded) = (Vec::new(), 0);
@@ -90,7 +90,7 @@ impl Session<'_> {
             if cancelled() {
                 break Finish::Cancelled;
             }
-            let token = sampler.next(logits)?;
+            let token = self.next(&mut sampler)?;
             if request.end_tokens.contains(&token) {
                 break Finish::End;
             }
@@ -108,7 +108,7 @@ impl Session<'_> {
             if self.len() == self.context() {
                 break Finish::Context;
             }
-            logits = self.decode(token)?;
+            self.read_unless(&[token], None)?;
             decoded += 1;
         };
         let decode = begun.elapsed();

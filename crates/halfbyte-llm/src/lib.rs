@@ -8,7 +8,8 @@
 //! text ──tokenizer──▶ token ids ────────────────────────────▲      └─▶ eval (perplexity, divergence, logits)
 //! ```
 //!
-//! Beside that, `calibrate` runs a model block by block to quantise it.
+//! Beside that, `calibrate` runs a model block by block to quantise it. Where a model lies and computes, in memory or on a
+//! GPU, is [`LoadOptions::device`]; nothing after it looks different.
 //!
 //! ```no_run
 //! use halfbyte::cpu::Cpu;
@@ -36,10 +37,11 @@
 //! # Ok(())
 //! # }
 //! ```
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod calibrate;
 pub mod config;
+pub mod device;
 pub mod engine;
 pub mod error;
 pub mod eval;
@@ -49,8 +51,10 @@ pub mod sampling;
 mod stop;
 pub mod tokenizer;
 pub mod weights;
+mod weights_cuda;
 
 pub use config::Config;
+pub use device::Device;
 pub use engine::{Model, Session};
 pub use error::{Error, Result};
 pub use generate::{Finish, Generated, Request};

@@ -51,6 +51,11 @@ impl Sampler {
         Ok(Self { options, random: SplitMix64(options.seed), candidates: Vec::new() })
     }
 
+    /// Whether it takes the most likely token, so that no other logit matters.
+    pub fn is_greedy(&self) -> bool {
+        self.options.temperature == 0.0
+    }
+
     /// Chooses a token. Errors: no logits, NaN or infinity among them (minus infinity is a token that never comes).
     pub fn next(&mut self, logits: &[f32]) -> Result<u32> {
         let (best, max) = greatest(logits)?;

@@ -1,6 +1,7 @@
 //! From a checkpoint's tensors to packed layers, one at a time.
 
 use crate::config::Config;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::models::room;
 use halfbyte::cpu::Cpu;
@@ -14,8 +15,10 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 
 /// How a model is loaded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct LoadOptions {
+    /// Where it will lie and compute.
+    pub device: Device,
     /// What becomes of the activations of quantised layers. Dense layers always take them as they are.
     pub act: Act,
     /// Quantise every dense linear layer of the blocks while loading; the embedding and the head stay as they are.
@@ -23,9 +26,9 @@ pub struct LoadOptions {
 }
 
 impl Default for LoadOptions {
-    /// Weights as they are stored, activations exact.
+    /// Weights as they are stored, activations exact, on the CPU.
     fn default() -> Self {
-        Self { act: Act::A16, quantize: None }
+        Self { device: Device::Cpu, act: Act::A16, quantize: None }
     }
 }
 
@@ -78,11 +81,11 @@ impl<'a> Loader<'a> {
         parts: usize,
         load: impl Fn(&mut Loader<'a>, usize) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let (weights, options) = (self.weights, self.options);
+        let (weights, options) = (self.weights, &self.options);
         let parts: Vec<_> = (0..parts)
             .into_par_iter()
             .map(|i| {
-                let mut own = Loader { weights, options, parameters: 0, findings: Vec::new() };
+                let mut own = Loader { weights, options: options.clone(), parameters: 0, findings: Vec::new() };
                 (load(&mut own, i), own)
             })
             .collect();
@@ -107,35 +110,65 @@ impl<'a> Loader<'a> {
     ///
     /// Errors: missing or malformed tensors, another shape than asked for, weights that cannot be quantised.
     pub fn joined(&mut self, layers: &[(String, Shape)]) -> Result<Projection> {
+        self.joined_by(layers, Projection::new)
+    }
+
+    /// The same for another device: `pack` is handed the layers, what becomes of their activations, and the name of the
+    /// first.
+    pub(crate) fn joined_by<T>(
+        &mut self,
+        layers: &[(String, Shape)],
+        pack: impl FnOnce(&[StoredLinear<'_>], Act, &str) -> Result<T>,
+    ) -> Result<T> {
         let mut loaded = Vec::with_capacity(layers.len());
         for (prefix, shape) in layers {
             loaded.push(self.layer(prefix, *shape)?);
         }
-        let projection = Projection::new(&loaded, self.options.act, &layers[0].0)?;
+        let packed = pack(&loaded, self.options.act, &layers[0].0)?;
         drop(loaded);
         layers.iter().for_each(|(prefix, _)| self.weights.release(prefix));
-        Ok(projection)
+        Ok(packed)
     }
 
     /// The embedding `[vocab, hidden]` and the head; one matrix for both where they are tied. A quantised embedding
     /// is held as f32.
     pub fn head(&mut self, embedding: &str, head: &str, config: &Config) -> Result<Head> {
-        let [vocab, hidden] = [config.vocab_size, config.hidden_size];
-        let name = format!("{embedding}.weight");
-        let rows = self.embedding(embedding, &name, Shape { n: vocab, k: hidden, bias: false })?;
-        let head = if config.tied_embeddings {
-            let linear = Linear::new(Weight::Dense(rows.as_floats(), [vocab, hidden]))?;
-            Head { linear, embedding: None }
-        } else {
-            let embedding = Some(owned(rows));
-            self.weights.checkpoint().release(&name);
-            let stored = self.stored(head, Shape { n: vocab, k: hidden, bias: false })?;
-            let linear = pack(&[stored], self.options.act, head)?;
-            self.weights.release(head);
-            Head { linear, embedding }
-        };
+        let shape = [config.vocab_size, config.hidden_size];
+        if config.tied_embeddings {
+            let linear =
+                self.embedding_by(embedding, shape, |rows| Ok(Linear::new(Weight::Dense(rows.as_floats(), shape))?))?;
+            return Ok(Head { linear, embedding: None });
+        }
+        let embedding = Some(self.embedding_by(embedding, shape, |rows| Ok(owned(rows)))?);
+        let linear = self.untied_head_by(head, shape, |stored, act| pack(&[stored], act, head))?;
+        Ok(Head { linear, embedding })
+    }
+
+    /// Hands the rows of the embedding to `take`; a quantised one as f32.
+    pub(crate) fn embedding_by<T>(
+        &mut self,
+        prefix: &str,
+        [n, k]: [usize; 2],
+        take: impl FnOnce(FloatData<'a>) -> Result<T>,
+    ) -> Result<T> {
+        let name = format!("{prefix}.weight");
+        let taken = take(self.embedding(prefix, &name, Shape { n, k, bias: false })?)?;
         self.weights.checkpoint().release(&name);
-        Ok(head)
+        Ok(taken)
+    }
+
+    /// Hands a head that is not the embedding to `pack`, with what becomes of its activations; it is quantised only if the
+    /// file holds it so.
+    pub(crate) fn untied_head_by<T>(
+        &mut self,
+        prefix: &str,
+        [n, k]: [usize; 2],
+        pack: impl FnOnce(StoredLinear<'_>, Act) -> Result<T>,
+    ) -> Result<T> {
+        let act = self.options.act;
+        let packed = pack(self.stored(prefix, Shape { n, k, bias: false })?, act)?;
+        self.weights.release(prefix);
+        Ok(packed)
     }
 
     /// The embedding as floats. Rows of it are read, not multiplied, so that codes become what they stand for.
@@ -244,7 +277,7 @@ fn pack(layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Linear> {
 }
 
 /// Whether two layers can be packed as one.
-fn alike(a: &StoredLinear<'_>, b: &StoredLinear<'_>) -> bool {
+pub(crate) fn alike(a: &StoredLinear<'_>, b: &StoredLinear<'_>) -> bool {
     match (&a.weight, &b.weight) {
         (StoredWeight::Quantized(a), StoredWeight::Quantized(b)) => a.continues(b),
         (StoredWeight::Dense { floats: a, .. }, StoredWeight::Dense { floats: b, .. }) => a.dtype() == b.dtype(),
@@ -253,7 +286,7 @@ fn alike(a: &StoredLinear<'_>, b: &StoredLinear<'_>) -> bool {
 }
 
 /// Rows of matrices of one type, one below the other.
-fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<'static> {
+pub(crate) fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<'static> {
     macro_rules! concat {
         ($variant:ident) => {
             FloatData::$variant(Cow::Owned(

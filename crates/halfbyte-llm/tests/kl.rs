@@ -14,7 +14,7 @@ fn load(name: &str, quantize: Option<&str>) -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name);
     let options = quantize.map_or_else(LoadOptions::default, |format| {
         let format: Format = format.parse().unwrap();
-        LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())) }
+        LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() }
     });
     Model::load(&folder, &options).unwrap()
 }

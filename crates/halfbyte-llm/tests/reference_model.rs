@@ -3,7 +3,7 @@
 use halfbyte::Format;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
-use halfbyte_llm::{Error, Finish, LoadOptions, Model, Request, Sampling, Session, Tokenizer, eval};
+use halfbyte_llm::{Error, Finish, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ fn load(options: LoadOptions) -> (Cpu, Model, Tokenizer) {
 
 fn quantized(format: &str) -> LoadOptions {
     let format: Format = format.parse().unwrap();
-    LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())) }
+    LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() }
 }
 
 fn validation(model: &Model, tokenizer: &Tokenizer) -> Vec<u32> {
@@ -216,9 +216,19 @@ fn prompts_that_cannot_run_are_refused() {
     assert_eq!(session.len(), 0, "refused before anything was read");
     session.prefill(&[1; 8]).unwrap();
     assert!(matches!(session.decode(1), Err(Error::ContextFull { limit: 8, got: 9 })));
+    let mut greedy = Sampler::new(Sampling::default()).unwrap();
+    session.next(&mut greedy).unwrap();
     session.clear();
     assert!(session.is_empty());
+    assert!(matches!(session.next(&mut greedy), Err(Error::EmptyPrompt)));
     session.decode(1).unwrap();
+    let first = session.next(&mut greedy).unwrap();
+    // What is refused changes nothing; what is forgotten has no next.
+    assert!(matches!(session.prefill(&[4096]), Err(Error::UnknownToken { .. })));
+    assert_eq!(session.next(&mut greedy).unwrap(), first);
+    assert!(session.logits_of_all(&[2, 3], &mut |_| Err(Error::Cancelled)).is_err());
+    assert_eq!(session.len(), 1);
+    assert!(matches!(session.next(&mut greedy), Err(Error::EmptyPrompt)));
 }
 
 #[test]

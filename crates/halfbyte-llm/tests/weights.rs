@@ -72,7 +72,7 @@ fn layers_stored_unlike_give_the_outputs_of_one() {
         [("q".to_owned(), shape(24, true)), ("k".to_owned(), shape(8, false)), ("v".to_owned(), shape(9, true))];
     let quantized = |format: &str| {
         let format: Format = format.parse().unwrap();
-        LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())) }
+        LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() }
     };
     for (options, parts, tolerance) in
         [(LoadOptions::default(), 2, 1e-5), (quantized("w8a16-g8-sf32"), 1, 0.15), (quantized("w8a8-tensor"), 1, 0.3)]
@@ -115,7 +115,8 @@ fn weights_that_are_not_finite_are_named_when_quantized_and_felt_when_not() {
     for value in [f16::NAN, f16::INFINITY] {
         let dir = spoiled("model.layers.1.mlp.up_proj.weight", value);
         let format: Format = "w4a8-g128".parse().unwrap();
-        let options = LoadOptions { act: Act::A8, quantize: Some((format.weight, Rtn::default())) };
+        let options =
+            LoadOptions { act: Act::A8, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() };
         match Model::load(dir.path(), &options) {
             Err(Error::Quantize { name, .. }) => assert_eq!(name, "model.layers.1.mlp.up_proj"),
             other => panic!("{other:?}"),

@@ -1,5 +1,7 @@
-//! Problems, what is done to their results, and the reasons for which a kernel is not taken: the vocabulary of dispatch.
+//! Problems, what is done to their results, and the reasons for which a kernel is not taken: the vocabulary of dispatch;
+//! and what heads attention has, wherever it runs.
 
+use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::tensor::Float;
 
@@ -93,5 +95,41 @@ fn clamp(v: f32, low: f32, high: f32) -> f32 {
         high
     } else {
         v
+    }
+}
+
+/// The heads in a row of a fused query, key and value matrix: `heads` query heads, `kv_heads` key heads, `kv_heads`
+/// value heads, each of `head_size` elements. Query head `i` reads key and value head `i / (heads / kv_heads)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    /// Number of query heads: a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Number of key heads, and of value heads.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_size: usize,
+}
+
+impl Heads {
+    /// Elements of a row: `(heads + 2·kv_heads)·head_size`.
+    pub fn row(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_size
+    }
+
+    /// Query heads that share a key and value head.
+    pub fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
+    /// Itself, if the numbers make sense.
+    pub(crate) fn checked(self, op: &'static str) -> Result<Self> {
+        let Self { heads, kv_heads, head_size } = self;
+        let whole = heads > 0 && kv_heads > 0 && head_size > 0 && heads % kv_heads == 0;
+        let row = kv_heads.checked_mul(2).and_then(|n| n.checked_add(heads)).and_then(|n| n.checked_mul(head_size));
+        if whole && row.is_some() {
+            return Ok(self);
+        }
+        let expected = "heads in whole groups, one group for each key/value head, of at least one element";
+        Err(Error::invalid(op, expected, format!("{heads} heads, {kv_heads} key/value heads, head size {head_size}")))
     }
 }

@@ -1,16 +1,16 @@
 //! `halfbyte demo`: the main job on the model that ships with the program, on one screen.
 
-use super::bench::model::{Speed, Work, speed};
+use super::bench::model::{Speed, Work, machine_of, speed};
 use crate::app::App;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
-use crate::model::{shipped, tokenizer};
+use crate::model::{device, prepare, shipped, tokenizer};
 use crate::progress::Progress;
 use crate::text::{Align, bytes, count, cut, rate, table};
-use halfbyte::Format;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
-use halfbyte_llm::{LoadOptions, Model, Request, Sampling, Session, Tokenizer, eval};
+use halfbyte::{Act, Format};
+use halfbyte_llm::{Device, LoadOptions, Model, Request, Sampling, Session, Tokenizer, eval};
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -24,8 +24,9 @@ pub struct Args {
     max_windows: Option<u64>,
 }
 
-/// What the model becomes.
+/// What the model becomes: on the CPU, where 8-bit activations are fastest, and on a GPU, where they stay f16.
 const FORMAT: &str = "w4a8-g128";
+const FORMAT_ON_GPUS: &str = "w4a16-g128";
 
 /// What it is asked to continue.
 const PROMPT: &str = "def read_lines(path):\n    \"\"\"";
@@ -44,6 +45,10 @@ const SPEED: Work = Work { prompt: 512, generate: 128, repetitions: 5, at_most: 
 struct Demo {
     model: PathBuf,
     parameters: u64,
+    device: String,
+    /// For people.
+    #[serde(skip)]
+    machine: String,
     threads: usize,
     isa: &'static str,
     windows: usize,
@@ -74,16 +79,21 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let folder = shipped()?;
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);
-    let format: Format = FORMAT.parse()?;
+    let device = device(app, Act::A16)?;
+    let name = if matches!(device, Device::Cpu) { FORMAT } else { FORMAT_ON_GPUS };
+    let format: Format = name.parse()?;
     progress.step("loading");
     let start = Instant::now();
-    let dense = Model::load(&folder, &LoadOptions::default())?;
+    let dense = Model::load(&folder, &LoadOptions { device: device.clone(), ..LoadOptions::default() })?;
     let dense_seconds = start.elapsed().as_secs_f64();
     progress.step("quantising");
     let start = Instant::now();
-    let options = LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())) };
+    let options = LoadOptions { device, act: format.act, quantize: Some((format.weight, Rtn::default())) };
     let quantized = Model::load(&folder, &options)?;
     let quantized_seconds = start.elapsed().as_secs_f64();
+    for model in [&dense, &quantized] {
+        prepare(app, model)?;
+    }
 
     let tokenizer = tokenizer(&folder)?;
     let documents = eval::documents(&folder.join("validation.jsonl"))?;
@@ -94,11 +104,13 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let before = stage.perplexity(&dense, &tokens[..wanted * WINDOW], Some(SCORING_TIME))?;
     let after = stage.perplexity(&quantized, &tokens[..before.windows * WINDOW], None)?;
     let before_side = stage.side(&dense, "f16", dense_seconds, before.perplexity)?;
-    let after_side = stage.side(&quantized, FORMAT, quantized_seconds, after.perplexity)?;
+    let after_side = stage.side(&quantized, name, quantized_seconds, after.perplexity)?;
     drop(progress);
     let demo = Demo {
         model: folder,
         parameters: dense.parameters(),
+        device: dense.device().to_string(),
+        machine: machine_of(&dense, &cpu),
         threads: cpu.threads().count(),
         isa: cpu.caps().isa.name(),
         windows: before.windows,
@@ -183,7 +195,7 @@ impl Stage<'_> {
 fn human(demo: &Demo) -> String {
     let (before, after) = (&demo.before, &demo.after);
     let name = demo.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut out = format!("{name}: {} weights; {} threads, {}\n\n", count(demo.parameters), demo.threads, demo.isa);
+    let mut out = format!("{name}: {} weights; {}\n\n", count(demo.parameters), demo.machine);
     let windows = match demo.windows == demo.windows_in_all {
         true => format!("all {} windows of {} tokens of its validation set", demo.windows, demo.window),
         false => format!("the first {} of {} windows of its validation set", demo.windows, demo.windows_in_all),
@@ -208,7 +220,8 @@ fn human(demo: &Demo) -> String {
     ];
     let columns = [("", Align::Left), (before.format, Align::Right), (after.format, Align::Right), ("", Align::Left)];
     out += &table(&columns, &rows);
-    out += &format!("\n{FORMAT}: 4-bit codes, a scale for each 128; activations to 8 bits on the fly.\n");
+    let activations = if after.format == FORMAT { "to 8 bits on the fly" } else { "as f16" };
+    out += &format!("\n{}: 4-bit codes, a scale for each 128; activations {activations}.\n", after.format);
     for side in [before, after] {
         out += &format!("\n{} continues, greedily:\n", side.format);
         let text = format!("{}{}", demo.prompt, side.sample);

@@ -52,6 +52,7 @@ struct Continuation {
     finish: &'static str,
     prompt_tokens: usize,
     format: String,
+    device: String,
     prefill_tokens_per_second: f64,
     /// None where no token was decoded after the prompt.
     decode_tokens_per_second: Option<f64>,
@@ -104,6 +105,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             finish: name(generated.finish),
             prompt_tokens: ids.len(),
             format: args.load.name(&args.model)?,
+            device: model.device().to_string(),
             prefill_tokens_per_second: prefill,
             decode_tokens_per_second: decode,
         };

@@ -13,7 +13,7 @@ use halfbyte::cpu::nn::{self, Rope};
 use halfbyte_checkpoint::Weights;
 use std::ops::ControlFlow;
 
-const EMBEDDING: &str = "model.embed_tokens";
+pub(super) const EMBEDDING: &str = "model.embed_tokens";
 
 #[derive(Debug)]
 struct Llama {
@@ -176,13 +176,7 @@ impl Common {
 }
 
 impl Graph for Llama {
-    fn forward<'s>(
-        &self,
-        cpu: &Cpu,
-        batch: Batch<'_>,
-        cache: &mut KvCache,
-        scratch: &'s mut Scratch,
-    ) -> Result<&'s [f32]> {
+    fn forward(&self, cpu: &Cpu, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) -> Result<usize> {
         let common = &self.common;
         let (hidden, eps) = (common.hidden, common.eps);
         let (mut m, position) = (batch.tokens.len(), cache.len());
@@ -217,7 +211,7 @@ impl Graph for Llama {
         let Scratch { stream, normed, update, .. } = scratch;
         let (stream, normed) = (room(stream, m * hidden), room(normed, m * hidden));
         nn::add_rms_norm(cpu, stream, room(update, m * hidden), &self.norm, eps, normed)?;
-        Ok(normed)
+        Ok(m)
     }
 
     fn head(&self) -> &Head {

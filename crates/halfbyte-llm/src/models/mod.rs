@@ -1,14 +1,20 @@
 //! The architectures: a table, and what an architecture has to offer.
 
 pub mod llama;
+pub mod llama_cuda;
+mod on_cpu;
+
+pub(crate) use on_cpu::OnCpu;
 
 use crate::config::Config;
+use crate::device::Gpu;
 use crate::error::Result;
+use crate::sampling::Sampler;
 use crate::weights::{Head, Loader, Projection, Shape};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::KvCache;
 use halfbyte_checkpoint::Weights;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 /// An architecture, as checkpoints name it.
 #[derive(Clone, Copy, Debug)]
@@ -17,8 +23,10 @@ pub struct Architecture {
     pub architecture: &'static str,
     /// Its name in `model_type`.
     pub model_type: &'static str,
-    /// Packs the weights.
+    /// Packs the weights for the CPU.
     pub load: fn(&Config, &mut Loader<'_>) -> Result<Box<dyn Graph>>,
+    /// Packs the weights for a GPU, onto it.
+    pub load_cuda: fn(&Config, &mut Loader<'_>, &Gpu) -> Result<Box<dyn Resident>>,
     /// Packs the weights of one block.
     pub block: fn(&Config, &mut Loader<'_>, usize) -> Result<Box<dyn Block>>,
     /// The linear layers of a block, in groups, in the order in which data passes them.
@@ -32,25 +40,61 @@ pub static MODELS: &[Architecture] = &[Architecture {
     architecture: "LlamaForCausalLM",
     model_type: "llama",
     load: llama::load,
+    load_cuda: llama_cuda::load,
     block: llama::block,
     groups: llama::groups,
     embed: llama::embed,
 }];
 
-/// A model's layers, from token ids to the vectors that the head takes.
+/// A model's weights where they lie and compute: on a CPU or on a GPU.
+pub trait Resident: std::fmt::Debug + Send + Sync {
+    /// Begins a text with room for `context` tokens; `cpu` computes if the weights lie there.
+    fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>>;
+
+    /// Makes everything ready that is otherwise made when it is first needed; `progress` is told how much of how much is
+    /// done, from any thread.
+    fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()>;
+
+    /// Bytes of all weights, as they lie in memory.
+    fn bytes(&self) -> usize;
+
+    /// Bytes that keys and values of one token take over all layers.
+    fn kv_bytes_per_token(&self) -> usize;
+}
+
+/// One text in a model where that computes: what it has read, and what comes next.
+pub trait Text: std::fmt::Debug + Send {
+    /// Tokens it has room for.
+    fn capacity(&self) -> usize;
+
+    /// Tokens read so far: the position of the next.
+    fn position(&self) -> usize;
+
+    /// Forgets tokens from a position on.
+    fn truncate(&mut self, position: usize);
+
+    /// Reads some tokens, at most as many as go through the layers together.
+    ///
+    /// The caller has checked that ids are below the vocabulary and that there is room. After an error nothing of the batch
+    /// has been read, or it must be forgotten by [`Text::truncate`].
+    fn read(&mut self, batch: Batch<'_>) -> Result<()>;
+
+    /// Logits `[rows, vocab]` of some rows of the batch read last: of the last token there is only row 0, unless all were
+    /// asked for.
+    fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()>;
+
+    /// The token that a sampler chooses to follow what was read. Error: as [`Sampler::next`].
+    fn next(&mut self, sampler: &mut Sampler) -> Result<u32>;
+}
+
+/// A model's layers on a CPU, from token ids to the vectors that the head takes.
 pub trait Graph: std::fmt::Debug + Send + Sync {
     /// Runs tokens through all layers and appends their keys and values to the cache.
     ///
-    /// Returns the normed vectors `[rows, hidden]` within `scratch`: of all tokens, or of the last one only.
-    /// The caller has checked that ids are below the vocabulary and that the cache has room.
+    /// Leaves the normed vectors `[rows, hidden]` in [`Scratch::normed`] and returns how many: of all tokens, or of the last
+    /// one only. The caller has checked that ids are below the vocabulary and that the cache has room.
     /// After an error the cache may hold them for some layers only.
-    fn forward<'s>(
-        &self,
-        cpu: &Cpu,
-        batch: Batch<'_>,
-        cache: &mut KvCache,
-        scratch: &'s mut Scratch,
-    ) -> Result<&'s [f32]>;
+    fn forward(&self, cpu: &Cpu, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) -> Result<usize>;
 
     /// The layer from vectors to logits.
     fn head(&self) -> &Head;

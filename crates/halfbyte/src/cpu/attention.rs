@@ -19,6 +19,7 @@ mod product;
 mod tests;
 mod tile;
 
+pub use crate::kernel::Heads;
 pub use cache::KvCache;
 
 use super::Cpu;
@@ -31,42 +32,6 @@ use tile::{Attend, Finish, Merge, PartLayout, Tile, tile_rows, with_part_buffer,
 const BLOCKS_PER_PART: usize = 2;
 /// Jobs of fewer multiplications stay on the calling thread.
 const SMALL_JOB: usize = 64 * 1024;
-
-/// The heads in a row of a fused query, key and value matrix: `heads` query heads, `kv_heads` key heads, `kv_heads`
-/// value heads, each of `head_size` elements. Query head `i` reads key and value head `i / (heads / kv_heads)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// Number of query heads: a multiple of `kv_heads`.
-    pub heads: usize,
-    /// Number of key heads, and of value heads.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_size: usize,
-}
-
-impl Heads {
-    /// Elements of a row: `(heads + 2·kv_heads)·head_size`.
-    pub fn row(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_size
-    }
-
-    /// Query heads that share a key and value head.
-    pub fn group(&self) -> usize {
-        self.heads / self.kv_heads
-    }
-
-    /// Itself, if the numbers make sense.
-    pub(crate) fn checked(self, op: &'static str) -> Result<Self> {
-        let Self { heads, kv_heads, head_size } = self;
-        let whole = heads > 0 && kv_heads > 0 && head_size > 0 && heads % kv_heads == 0;
-        let row = kv_heads.checked_mul(2).and_then(|n| n.checked_add(heads)).and_then(|n| n.checked_mul(head_size));
-        if whole && row.is_some() {
-            return Ok(self);
-        }
-        let expected = "heads in whole groups, one group for each key/value head, of at least one element";
-        Err(Error::invalid(op, expected, format!("{heads} heads, {kv_heads} key/value heads, head size {head_size}")))
-    }
-}
 
 /// What attends to what.
 #[derive(Clone, Copy, Debug)]

@@ -38,6 +38,7 @@ pub mod driver;
 pub mod inventory;
 pub mod library;
 pub mod matmul;
+pub mod nn;
 pub mod nvrtc;
 pub mod roofline;
 pub mod sources;

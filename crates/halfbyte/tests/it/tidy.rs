@@ -7,7 +7,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tensor", &[]),
     ("error", &["kernel"]),
     ("format", &["error", "quantize", "tensor"]),
-    ("kernel", &["format", "tensor"]),
+    ("kernel", &["error", "format", "tensor"]),
     ("quantize", &["error", "format", "tensor"]),
     ("layout", &["error", "format", "tensor"]),
     ("cpu", &["error", "format", "kernel", "layout", "quantize", "tensor"]),
@@ -21,7 +21,7 @@ const MAY_BE_UNSAFE: &[&str] =
     &["cpu/", "cuda/cublaslt.rs", "cuda/driver.rs", "cuda/driver/", "cuda/library.rs", "cuda/nvrtc.rs"];
 
 /// Where it may be written once a file: the launch of a kernel.
-const LAUNCHERS: &[&str] = &["cuda/matmul/", "cuda/roofline.rs"];
+const LAUNCHERS: &[&str] = &["cuda/matmul/", "cuda/nn/", "cuda/roofline.rs"];
 
 fn sources() -> Vec<(PathBuf, String)> {
     fn visit(folder: &Path, out: &mut Vec<PathBuf>) {
@@ -108,7 +108,8 @@ fn gpu_sources_include_nothing_but_our_headers() {
     let on_disk = std::fs::read_dir(root.join("include")).unwrap().count();
     assert_eq!(HEADERS.len(), on_disk, "every header is handed to the compiler");
     let kernels = halfbyte::cuda::matmul::KERNELS.iter().map(|kernel| (kernel.instances)()[0].source);
-    for source in HEADERS.iter().chain(kernels) {
+    let others = halfbyte::cuda::nn::instances(None).into_iter().map(|instance| instance.source);
+    for source in HEADERS.iter().chain(kernels).chain(others) {
         assert_eq!(std::fs::read_to_string(root.join(source.path)).unwrap(), source.text);
         for line in source.text.lines().filter(|line| line.trim_start().starts_with("#include")) {
             let ours = HEADERS.iter().any(|header| line.trim() == format!("#include \"{}\"", header.name()));

@@ -12,7 +12,7 @@ use crate::timing::{Effort, Measured, measure};
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::DType;
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
-use halfbyte_llm::{Config, Model, Session};
+use halfbyte_llm::{Config, Device, Model, Sampler, Sampling, Session};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -45,6 +45,10 @@ struct Report {
     model: PathBuf,
     random_weights: bool,
     format: String,
+    device: String,
+    /// For people.
+    #[serde(skip)]
+    machine: String,
     threads: usize,
     isa: &'static str,
     parameters: u64,
@@ -122,6 +126,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         model: path.clone(),
         random_weights: args.random_weights.is_some(),
         format,
+        device: model.device().to_string(),
+        machine: machine_of(&model, &cpu),
         threads: cpu.threads().count(),
         isa: cpu.caps().isa.name(),
         parameters: model.parameters(),
@@ -133,6 +139,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         speed,
     };
     app.result(&report, human)
+}
+
+/// What a model computes with, for people.
+pub fn machine_of(model: &Model, cpu: &Cpu) -> String {
+    match model.device() {
+        Device::Cpu => format!("{} threads, {}", cpu.threads().count(), cpu.caps().isa.name()),
+        gpu @ Device::Cuda(_) => gpu.to_string(),
+    }
 }
 
 /// Times prefill and decoding, after a warm-up of each.
@@ -150,10 +164,13 @@ pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Resul
         Ok(())
     })?;
     progress.step(format!("decoding of {} tokens", work.generate));
+    let mut greedy = Sampler::new(Sampling::default())?;
     let decode = measure(effort, |_| {
         session.clear();
-        for &token in &tokens[..work.generate] {
-            session.decode(token)?;
+        let mut token = tokens[0];
+        for _ in 0..work.generate {
+            session.read_unless(&[token], None)?;
+            token = session.next(&mut greedy)?;
             if interrupt::cancelled() {
                 return Err(Failure::interrupted());
             }
@@ -235,12 +252,11 @@ fn human(report: &Report) -> String {
     let Report { speed, .. } = report;
     let random = if report.random_weights { ", random weights" } else { "" };
     let mut out = format!(
-        "{}{random}: {} weights as {}, {} threads, {}\n",
+        "{}{random}: {} weights as {}, {}\n",
         report.model.display(),
         count(report.parameters),
         report.format,
-        report.threads,
-        report.isa
+        report.machine
     );
     let line = |name: &str, tokens: usize, speed: f64, spread: f64| {
         format!("{name:<8} {tokens:>5} tokens  {:>8} tok/s  ±{:.0} %\n", rate(speed), 50.0 * spread)

@@ -36,6 +36,7 @@ struct Perplexity {
     seconds: f64,
     tokens_per_second: f64,
     format: String,
+    device: String,
     weight_bytes: usize,
 }
 
@@ -62,6 +63,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         seconds: found.seconds,
         tokens_per_second: found.tokens_per_second(),
         format: args.load.name(&args.model)?,
+        device: model.device().to_string(),
         weight_bytes: model.weight_bytes(),
     };
     app.result(&result, |r| {

@@ -7,6 +7,7 @@ mod cache;
 mod driver;
 mod library;
 mod matmul;
+mod nn;
 mod nvrtc;
 
 use halfbyte::cuda::Gpu;

@@ -4,8 +4,8 @@ use super::nvrtc;
 use halfbyte::Error;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::matmul::{self, KERNELS};
-use halfbyte::cuda::roofline;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
+use halfbyte::cuda::{nn, roofline};
 use rayon::prelude::*;
 use std::fmt::Write;
 use std::path::Path;
@@ -48,8 +48,8 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
     let Some(nvrtc) = nvrtc() else { return };
     let mut record = String::new();
     for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
-        for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
-            let mut instances = (kernel.instances)();
+        let products = KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
+        for mut instances in products.chain([nn::instances(None)]) {
             instances.sort_by_key(Instance::to_string);
             let options = ["--ptxas-options=-v"];
             let compiled: Vec<_> = instances.par_iter().map(|i| nvrtc.compile_with(i, arch, &options)).collect();

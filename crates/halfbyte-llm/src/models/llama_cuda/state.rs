@@ -1,0 +1,168 @@
+//! Tokens through the layers of a Llama, and what lies between these.
+
+use super::{LlamaCuda, Shape};
+use crate::weights_cuda::{Products, Projection, Workspaces};
+use halfbyte::cuda::driver::{Buffer, Stream};
+use halfbyte::cuda::nn::{self, Attention, DenseCall, FloatBuffer, KvCache, Norm, Step};
+use std::ops::Range;
+
+/// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
+/// it is, since recordings hold its addresses.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) cache: KvCache,
+    /// Of the first row, `[1]`.
+    pub(super) position: Buffer<u32>,
+    pub(super) tokens: Buffer<u32>,
+    /// The most likely token, then the bits of its logit.
+    pub(super) choice: Buffer<u32>,
+    residual: Buffer<f32>,
+    normed: FloatBuffer,
+    update: Buffer<f32>,
+    qkv: Buffer<f32>,
+    attended: FloatBuffer,
+    gate_up: Buffer<f32>,
+    inner: FloatBuffer,
+    /// For projections that could not be joined.
+    part: Buffer<f32>,
+    /// Parts of a row's attention.
+    partial: Buffer<f32>,
+    workspaces: Workspaces,
+}
+
+/// Rows that go through the layers together.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) m: usize,
+    /// Positions that attention is laid out for, at least those there are.
+    pub(super) longest: usize,
+    /// Whether every row goes through the last layer, or the last one only.
+    pub(super) all: bool,
+}
+
+impl State {
+    pub(super) fn new(model: &LlamaCuda, stream: &Stream, cache: KvCache, rows: usize) -> halfbyte::Result<Self> {
+        let (gpu, context, Shape { hidden, intermediate, heads, .. }) = (&*model.gpu, model.gpu.context(), model.shape);
+        let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
+        let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
+        Ok(Self {
+            position: context.allocate(1)?,
+            tokens: context.allocate(rows)?,
+            choice: context.allocate(2)?,
+            residual: context.allocate(rows * hidden)?,
+            normed: floats(hidden)?,
+            update: context.allocate(rows * hidden)?,
+            qkv: context.allocate(rows * heads.row())?,
+            attended: floats(heads.heads * heads.head_size)?,
+            gate_up: context.allocate(rows * 2 * intermediate)?,
+            inner: floats(intermediate)?,
+            part: context.allocate(rows * part)?,
+            partial: context.allocate(nn::partial_len(heads, cache.capacity()))?,
+            workspaces: Workspaces::of(gpu, stream, model.projections(), model.activations)?,
+            cache,
+        })
+    }
+
+    /// Tokens and position from the device, to normed vectors in `normed`.
+    pub(super) fn layers(&mut self, model: &LlamaCuda, stream: &Stream, rows: Rows) -> halfbyte::Result<()> {
+        let (gpu, Shape { hidden, intermediate, heads, .. }) = (&*model.gpu, model.shape);
+        let attended = heads.heads * heads.head_size;
+        let Rows { m, longest, all } = rows;
+        let mut on = 0..m;
+        let residual = self.residual.view_mut().slice(0..m * hidden);
+        nn::embed(gpu, stream, model.embedding.rows(), hidden, self.tokens.view().slice(0..m), residual)?;
+        for (i, layer) in model.layers.iter().enumerate() {
+            self.norm(model, stream, &on, i > 0, &layer.attention_norm)?;
+            let normed = self.normed.view(0..m * hidden);
+            let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
+            products.run(&layer.qkv, normed, m, &mut self.qkv)?;
+            let qkv = self.qkv.view_mut().slice(0..m * heads.row());
+            model.rope.apply(gpu, stream, qkv, self.position.view(), &mut self.cache, i)?;
+            if i + 1 == model.layers.len() && !all {
+                // From here on nothing looks at rows other than the last.
+                on = m - 1..m;
+            }
+            let rows = on.len();
+            let what = Attention {
+                qkv: self.qkv.view().slice(on.start * heads.row()..on.end * heads.row()),
+                position: self.position.view(),
+                first_row: on.start,
+                longest,
+                scale: (heads.head_size as f32).sqrt().recip(),
+            };
+            let out = self.attended.view_mut(0..rows * attended);
+            nn::attention(gpu, stream, &what, &self.cache, i, self.partial.view_mut(), out)?;
+            products.run(&layer.output, self.attended.view(0..rows * attended), rows, &mut self.update)?;
+            self.norm(model, stream, &on, true, &layer.mlp_norm)?;
+            let normed = self.normed.view(0..rows * hidden);
+            let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
+            products.run(&layer.gate_up, normed, rows, &mut self.gate_up)?;
+            let gate_up = self.gate_up.view().slice(0..rows * 2 * intermediate);
+            nn::swiglu(gpu, stream, gate_up, intermediate, self.inner.view_mut(0..rows * intermediate))?;
+            products.run(&layer.down, self.inner.view(0..rows * intermediate), rows, &mut self.update)?;
+        }
+        self.norm(model, stream, &on, !model.layers.is_empty(), &model.norm)
+    }
+
+    /// Adds what the last product left to the residual stream, if there is one, and norms it.
+    fn norm(
+        &mut self,
+        model: &LlamaCuda,
+        stream: &Stream,
+        on: &Range<usize>,
+        add: bool,
+        weight: &Buffer<f32>,
+    ) -> halfbyte::Result<()> {
+        let Shape { hidden, eps, .. } = model.shape;
+        let norm = Norm {
+            residual: self.residual.view_mut().slice(on.start * hidden..on.end * hidden),
+            update: add.then(|| self.update.view().slice(0..on.len() * hidden)),
+            weight: weight.view(),
+            eps,
+            out: self.normed.view_mut(0..on.len() * hidden),
+        };
+        nn::rms_norm(&model.gpu, stream, norm)
+    }
+
+    /// Logits of some rows of `normed`.
+    pub(super) fn head(
+        &mut self,
+        model: &LlamaCuda,
+        stream: &Stream,
+        rows: Range<usize>,
+        out: &mut Buffer<f32>,
+    ) -> halfbyte::Result<()> {
+        let (gpu, Shape { hidden, vocab, .. }, m) = (&*model.gpu, model.shape, rows.len());
+        let x = self.normed.view(rows.start * hidden..rows.end * hidden);
+        match &model.head {
+            None => {
+                let y = out.view_mut().slice(0..m * vocab).into();
+                model.embedding.forward(gpu, stream, DenseCall { x, m, bias: None, y })
+            }
+            Some(head) => {
+                let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
+                products.run(head, x, m, out)
+            }
+        }
+    }
+
+    /// From the vector in row `row` of `normed` to the next token; the text has grown by `advance`.
+    pub(super) fn choose(
+        &mut self,
+        model: &LlamaCuda,
+        stream: &Stream,
+        row: usize,
+        advance: usize,
+        logits: &mut Buffer<f32>,
+    ) -> halfbyte::Result<()> {
+        self.head(model, stream, row..row + 1, logits)?;
+        let step = Step {
+            logits: logits.view(),
+            choice: self.choice.view_mut(),
+            token: self.tokens.view_mut().slice(0..1),
+            position: self.position.view_mut(),
+            advance,
+        };
+        nn::argmax(&model.gpu, stream, step)
+    }
+}

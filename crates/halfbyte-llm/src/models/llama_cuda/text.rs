@@ -1,0 +1,190 @@
+//! A text in a Llama on a GPU.
+//!
+//! ```text
+//! several tokens:  upload them ─ layers ─ (head ─ most likely token)            each kernel launched by the host
+//! one token:       layers ─ head ─ most likely token, position + 1              recorded once, then replayed
+//! ```
+//!
+//! A recorded step reads token and position from the device and leaves the next ones there, so that a text that goes on by the
+//! tokens that were chosen here takes one launch a token, and brings back its id. There is a recording for each power of two of
+//! the context's length, which attention divides into parts.
+
+use super::LlamaCuda;
+use super::state::{Rows, State};
+use crate::error::{Error, Result};
+use crate::models::{Batch, Text};
+use crate::sampling::Sampler;
+use halfbyte::cuda::driver::{Buffer, Graph, Stream};
+use std::ops::Range;
+
+/// Positions that the shortest recording serves.
+const SHORTEST_RECORDING: usize = 256;
+
+/// A step of one token, as it was recorded.
+#[derive(Debug)]
+struct Recording {
+    /// Positions that it serves.
+    longest: usize,
+    graph: Graph,
+}
+
+#[derive(Debug)]
+pub(super) struct CudaText<'m> {
+    model: &'m LlamaCuda,
+    stream: Stream,
+    recordings: Vec<Recording>,
+    state: State,
+    /// After the last token, `[vocab]`.
+    logits: Buffer<f32>,
+    /// After some tokens, where all are asked for; grows.
+    many_logits: Buffer<f32>,
+    len: usize,
+    /// Vectors in `normed`.
+    rows: usize,
+    /// Whether `logits` and `choice` are those after the last token, and the device's position is the text's length.
+    chosen: bool,
+    /// The token that the device goes on with, where the host knows it.
+    next: Option<u32>,
+    /// Whether a step was made, so that every kernel of it is loaded: that cannot be done while one is recorded.
+    stepped: bool,
+}
+
+impl<'m> CudaText<'m> {
+    pub(super) fn new(model: &'m LlamaCuda, stream: Stream, state: State) -> Result<Self> {
+        let context = model.gpu.context();
+        Ok(Self {
+            logits: context.allocate(model.shape.vocab)?,
+            many_logits: context.allocate(0)?,
+            model,
+            stream,
+            recordings: Vec::new(),
+            state,
+            len: 0,
+            rows: 0,
+            chosen: false,
+            next: None,
+            stepped: false,
+        })
+    }
+
+    /// Puts tokens and position onto the device.
+    fn place(&mut self, tokens: &[u32]) -> Result<()> {
+        let position = u32::try_from(self.len);
+        let position = position.map_err(|_| Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;
+        self.stream.upload(&[position], self.state.position.view_mut())?;
+        Ok(self.stream.upload(tokens, self.state.tokens.view_mut().slice(0..tokens.len()))?)
+    }
+
+    /// One token, with what chooses the next.
+    fn step(&mut self) -> Result<()> {
+        let longest = (self.len + 1).next_power_of_two().max(SHORTEST_RECORDING).min(self.capacity());
+        let Self { model, stream, recordings, state, logits, stepped, .. } = self;
+        let rows = Rows { m: 1, longest, all: false };
+        if !*stepped {
+            state.layers(model, stream, rows)?;
+            state.choose(model, stream, 0, 1, logits)?;
+            *stepped = true;
+            return Ok(());
+        }
+        if !recordings.iter().any(|recording| recording.longest == longest) {
+            let graph = stream.capture(|stream| {
+                state.layers(model, stream, rows)?;
+                state.choose(model, stream, 0, 1, logits)
+            })?;
+            recordings.push(Recording { longest, graph });
+        }
+        for recording in recordings.iter().filter(|recording| recording.longest == longest) {
+            recording.replay(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the logits after the last token, and the most likely next one, if that was not done.
+    fn choose(&mut self) -> Result<()> {
+        if !self.chosen {
+            self.place(&[])?;
+            let Self { model, stream, state, logits, rows, .. } = self;
+            state.choose(model, stream, *rows - 1, 0, logits)?;
+            (self.chosen, self.next) = (true, None);
+        }
+        Ok(())
+    }
+}
+
+impl Recording {
+    #[expect(unsafe_code, reason = "what a recording uses is known here, where it was made")]
+    fn replay(&self, stream: &Stream) -> halfbyte::Result<()> {
+        // SAFETY: a recording uses the weights of the model, which outlives the text, and the text's own state and logits,
+        // which are allocated once and go with it; all that uses them is in this stream.
+        unsafe { self.graph.launch(stream) }
+    }
+}
+
+impl Text for CudaText<'_> {
+    fn capacity(&self) -> usize {
+        self.state.cache.capacity()
+    }
+
+    fn position(&self) -> usize {
+        self.len
+    }
+
+    fn truncate(&mut self, position: usize) {
+        if position < self.len {
+            (self.len, self.chosen, self.next) = (position, false, None);
+        }
+    }
+
+    fn read(&mut self, batch: Batch<'_>) -> Result<()> {
+        let m = batch.tokens.len();
+        let goes_on = self.chosen && m == 1 && self.next == Some(batch.tokens[0]);
+        if !goes_on {
+            self.place(batch.tokens)?;
+        }
+        (self.chosen, self.next) = (false, None);
+        if m == 1 && !batch.all_rows {
+            self.step()?;
+            (self.rows, self.chosen) = (1, true);
+            self.len += 1;
+            return Ok(());
+        }
+        let rows = Rows { m, longest: self.len + m, all: batch.all_rows };
+        self.state.layers(self.model, &self.stream, rows)?;
+        self.rows = if batch.all_rows { m } else { 1 };
+        self.len += m;
+        if !batch.all_rows {
+            self.choose()?;
+        }
+        Ok(self.stream.synchronize()?)
+    }
+
+    fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
+        if rows == (self.rows - 1..self.rows) && self.chosen {
+            return Ok(self.stream.download(self.logits.view(), out)?);
+        }
+        let Self { model, stream, state, many_logits, .. } = self;
+        if many_logits.len() < out.len() {
+            *many_logits = model.gpu.context().allocate(out.len())?;
+        }
+        state.head(model, stream, rows, many_logits)?;
+        Ok(stream.download(many_logits.view().slice(0..out.len()), out)?)
+    }
+
+    fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
+        self.choose()?;
+        if !sampler.is_greedy() {
+            let mut logits = vec![0.0; self.model.shape.vocab];
+            self.stream.download(self.logits.view(), &mut logits)?;
+            return sampler.next(&logits);
+        }
+        let mut choice = [0; 2];
+        self.stream.download(self.state.choice.view(), &mut choice)?;
+        let [token, greatest] = choice;
+        let greatest = f32::from_bits(greatest);
+        if !greatest.is_finite() {
+            return Err(Error::NotFinite(greatest));
+        }
+        self.next = Some(token);
+        Ok(token)
+    }
+}

@@ -1,0 +1,242 @@
+//! From a checkpoint's tensors to products on a GPU, one at a time.
+
+use crate::error::{Error, Result};
+use crate::weights::{Loader, Shape, alike, below_each_other};
+use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed};
+use halfbyte::cuda::nn::{self, Dense, DenseCall};
+use halfbyte::cuda::{Gpu, Workspace};
+use halfbyte::kernel::{Activation, Problem};
+use halfbyte::{Act, Float, Floats, Format, QTensor, StoredTensor};
+use halfbyte_checkpoint::{StoredLinear, StoredWeight};
+
+/// The layout that quantised weights of a model lie in: so far whole models were run with its kernels alone.
+const LAYOUT: &str = "cuda_plain";
+
+/// What weights are loaded with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Loading<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) stream: &'a Stream,
+    /// Type of what products will read.
+    pub(crate) activations: Float,
+}
+
+impl Loading<'_> {
+    /// A vector on the device.
+    pub(crate) fn vector(&self, values: &[f32]) -> Result<Buffer<f32>> {
+        let mut buffer = self.gpu.context().allocate(values.len())?;
+        self.stream.upload(values, buffer.view_mut())?;
+        Ok(buffer)
+    }
+
+    /// As [`Loader::joined`].
+    pub(crate) fn joined(&self, weights: &mut Loader<'_>, layers: &[(String, Shape)]) -> Result<Projection> {
+        weights.joined_by(layers, |loaded, act, prefix| self.pack(loaded, act, prefix))
+    }
+
+    /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
+    pub(crate) fn pack(&self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
+        let parts = layers.chunk_by(alike).map(|alike| self.part(alike, act, prefix)).collect::<Result<_>>()?;
+        Ok(Projection { parts })
+    }
+
+    fn part(&self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Part> {
+        let named = |source: halfbyte::Error| Error::Weight {
+            name: prefix.to_owned(),
+            expected: "weights that can be packed".to_owned(),
+            got: source.to_string(),
+        };
+        let outputs = |layer: &StoredLinear<'_>| layer.weight.shape()[0];
+        let [n, k] = [layers.iter().map(outputs).sum(), layers[0].weight.shape()[1]];
+        let weight = match &layers[0].weight {
+            StoredWeight::Quantized(_) => {
+                let parts = layers.iter().filter_map(codes).map(StoredTensor::to_qtensor);
+                let parts = parts.collect::<halfbyte::Result<Vec<QTensor>>>().map_err(named)?;
+                let whole = match parts.as_slice() {
+                    [single] => single,
+                    several => &QTensor::concat_rows(&several.iter().collect::<Vec<_>>()).map_err(named)?,
+                };
+                let format = Some(Format { weight: whole.format(), act });
+                let problem = Problem { format, x: self.activations, m: 1, n, k };
+                let kernel = matmul::select(&self.gpu.caps(), &problem, Some(LAYOUT))?;
+                Weight::Quantized(matmul::pack_for(kernel, self.gpu, self.stream, whole, act)?)
+            }
+            StoredWeight::Dense { floats, .. } => {
+                let parts: Vec<Floats<'_>> = layers.iter().filter_map(dense).collect();
+                let whole = match parts.as_slice() {
+                    [single] => Dense::new(self.gpu, self.stream, *single, [n, k]),
+                    several => {
+                        let joined = below_each_other(several, floats.dtype());
+                        Dense::new(self.gpu, self.stream, joined.as_floats(), [n, k])
+                    }
+                };
+                Weight::Dense(whole?)
+            }
+        };
+        let bias = match layers.iter().any(|layer| layer.bias.is_some()) {
+            false => None,
+            true => {
+                let of = |layer: &StoredLinear<'_>| layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs(layer)]);
+                Some(self.vector(&layers.iter().flat_map(of).collect::<Vec<f32>>())?)
+            }
+        };
+        Ok(Part { weight, bias })
+    }
+}
+
+fn codes<'a, 'b>(layer: &'a StoredLinear<'b>) -> Option<&'a StoredTensor<'b>> {
+    if let StoredWeight::Quantized(codes) = &layer.weight { Some(codes) } else { None }
+}
+
+fn dense<'a>(layer: &'a StoredLinear<'_>) -> Option<Floats<'a>> {
+    if let StoredWeight::Dense { floats, .. } = &layer.weight { Some(floats.as_floats()) } else { None }
+}
+
+/// Linear layers on a GPU that read the same vector; their outputs lie side by side.
+#[derive(Debug)]
+pub(crate) struct Projection {
+    /// More than one only where the checkpoint stores them in different formats.
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    weight: Weight,
+    bias: Option<Buffer<f32>>,
+}
+
+#[derive(Debug)]
+enum Weight {
+    Quantized(Packed),
+    Dense(Dense),
+}
+
+impl Part {
+    fn n(&self) -> usize {
+        match &self.weight {
+            Weight::Quantized(packed) => packed.shape()[0],
+            Weight::Dense(dense) => dense.shape()[0],
+        }
+    }
+}
+
+impl Projection {
+    /// Bytes that the packed weights take on the device.
+    pub(crate) fn bytes(&self) -> usize {
+        let bytes = |part: &Part| match &part.weight {
+            Weight::Quantized(packed) => packed.bytes(),
+            Weight::Dense(dense) => dense.bytes(),
+        };
+        self.parts.iter().map(bytes).sum()
+    }
+
+    /// Layouts that kernels must read.
+    pub(crate) fn layouts(&self) -> impl Iterator<Item = &'static str> {
+        self.parts.iter().filter_map(|part| match &part.weight {
+            Weight::Quantized(packed) => Some(packed.layout()),
+            Weight::Dense(_) => None,
+        })
+    }
+
+    /// Outputs of the widest part, if there are several.
+    pub(crate) fn widest_part(&self) -> usize {
+        if self.parts.len() < 2 { 0 } else { self.parts.iter().map(Part::n).max().unwrap_or(0) }
+    }
+}
+
+/// What kernels work in: for a single row, whose products are recorded and must find it where it was, and for several.
+#[derive(Debug, Default)]
+pub(crate) struct Workspaces {
+    of_one: Option<Workspace>,
+    of_many: Option<Workspace>,
+}
+
+impl Workspaces {
+    /// Room that every product with a single row finds large enough.
+    pub(crate) fn of<'a>(
+        gpu: &Gpu,
+        stream: &Stream,
+        projections: impl Iterator<Item = &'a Projection>,
+        x: Float,
+    ) -> halfbyte::Result<Self> {
+        let mut most = 0;
+        for part in projections.flat_map(|projection| &projection.parts) {
+            if let Weight::Quantized(packed) = &part.weight {
+                most = most.max(needed(gpu, packed, x, 1)?);
+            }
+        }
+        let of_one = if most > 0 { Some(Workspace::new(gpu, stream, most)?) } else { None };
+        Ok(Self { of_one, of_many: None })
+    }
+
+    fn at_least(
+        &mut self,
+        gpu: &Gpu,
+        stream: &Stream,
+        m: usize,
+        bytes: usize,
+    ) -> halfbyte::Result<Option<&mut Workspace>> {
+        if m == 1 || bytes == 0 {
+            return Ok(self.of_one.as_mut());
+        }
+        if self.of_many.as_ref().is_none_or(|workspace| workspace.bytes() < bytes) {
+            self.of_many = Some(Workspace::new(gpu, stream, bytes)?);
+        }
+        Ok(self.of_many.as_mut())
+    }
+}
+
+fn needed(gpu: &Gpu, packed: &Packed, x: Float, m: usize) -> halfbyte::Result<usize> {
+    let [n, k] = packed.shape();
+    let problem = Problem { format: Some(packed.format()), x, m, n, k };
+    matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout())
+}
+
+/// What products are made with.
+pub(crate) struct Products<'a> {
+    pub(crate) gpu: &'a Gpu,
+    pub(crate) stream: &'a Stream,
+    /// Room for the outputs of one part.
+    pub(crate) part: &'a mut Buffer<f32>,
+    pub(crate) workspaces: &'a mut Workspaces,
+}
+
+impl Products<'_> {
+    /// Multiplies. Shapes: x `[m, k]`, y at least `[m, n]`.
+    pub(crate) fn run(
+        &mut self,
+        of: &Projection,
+        x: FloatView<'_>,
+        m: usize,
+        y: &mut Buffer<f32>,
+    ) -> halfbyte::Result<()> {
+        let Self { gpu, stream, .. } = *self;
+        let n: usize = of.parts.iter().map(Part::n).sum();
+        let mut first = 0;
+        for part in &of.parts {
+            let columns = first..first + part.n();
+            first = columns.end;
+            let in_place = m == 1 || of.parts.len() == 1;
+            let out = match in_place {
+                true => y.view_mut().slice(columns.start..columns.start + m * columns.len()),
+                false => self.part.view_mut().slice(0..m * columns.len()),
+            };
+            let bias = part.bias.as_ref().map(Buffer::view);
+            match &part.weight {
+                Weight::Dense(dense) => dense.forward(gpu, stream, DenseCall { x, m, bias, y: out.into() })?,
+                Weight::Quantized(packed) => {
+                    let bytes = needed(gpu, packed, x.dtype(), m)?;
+                    let workspace = self.workspaces.at_least(gpu, stream, m, bytes)?;
+                    let epilogue = Epilogue { bias, activation: Activation::None };
+                    matmul::run(gpu, stream, Call { x, m, w: packed, epilogue, y: out.into(), workspace })?;
+                }
+            }
+            if !in_place {
+                let from = self.part.view().slice(0..m * columns.len());
+                nn::columns(gpu, stream, from, y.view_mut().slice(0..m * n), n, columns)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,303 @@
+//! Models on a GPU against the same models on the CPU, and against what other software computed.
+//!
+//! Without a GPU these tests say so and pass; `HALFBYTE_REQUIRE_CUDA=1` makes them fail instead.
+
+use half::f16;
+use halfbyte::cpu::Cpu;
+use halfbyte::quantize::Rtn;
+use halfbyte::{Float, Format};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
+use halfbyte_checkpoint::{Checkpoint, DType, Weights};
+use halfbyte_llm::device::Gpu;
+use halfbyte_llm::{
+    Config, Device, Error, Finish, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval,
+};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+/// The first GPU; none, said aloud, where there is none.
+fn gpu() -> Option<Gpu> {
+    match Gpu::open(0) {
+        Ok(gpu) => Some(gpu),
+        Err(why) => {
+            assert!(std::env::var("HALFBYTE_REQUIRE_CUDA").map_or(true, |v| v != "1"), "no GPU: {why}");
+            eprintln!("skipped: no GPU: {}", why.to_string().lines().next().unwrap_or_default());
+            None
+        }
+    }
+}
+
+fn on(gpu: &Gpu, activations: Float) -> Device {
+    Device::Cuda(Gpu { activations, ..gpu.clone() })
+}
+
+fn options(device: Device, format: Option<&str>) -> LoadOptions {
+    let Some(format) = format else { return LoadOptions { device, ..LoadOptions::default() } };
+    let format: Format = format.parse().unwrap();
+    LoadOptions { device, act: format.act, quantize: Some((format.weight, Rtn::default())) }
+}
+
+fn stdlib() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m")
+}
+
+fn architecture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
+}
+
+fn worst(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |most, d| if d.is_nan() { d } else { most.max(d) })
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn all_logits(model: &Model, cpu: &Cpu, tokens: &[u32]) -> Vec<f32> {
+    let mut out = Vec::new();
+    let mut session = Session::new(model, cpu, tokens.len()).unwrap();
+    let take = &mut |logits: &[f32]| {
+        out.extend_from_slice(logits);
+        Ok(())
+    };
+    session.logits_of_all(tokens, take).unwrap();
+    out
+}
+
+#[test]
+fn greedy_continuations_equal_the_reference() {
+    let Some(gpu) = gpu() else { return };
+    let (cpu, tokenizer) = (Cpu::all_threads().unwrap(), Tokenizer::from_folder(&stdlib()).unwrap());
+    let text = std::fs::read_to_string(stdlib().join("reference.json")).unwrap();
+    let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
+    for (activations, bound) in [(Float::F32, 2e-3), (Float::F16, 3e-2)] {
+        let model = Model::load(&stdlib(), &options(on(&gpu, activations), None)).unwrap();
+        for case in reference["greedy"].as_array().unwrap() {
+            let (prompt, want) = (ids(&case["prompt_ids"]), ids(&case["new_ids"]));
+            let mut session = Session::new(&model, &cpu, prompt.len() + want.len()).unwrap();
+            let logits = session.prefill(&prompt).unwrap();
+            for top in case["last_logits_top5"].as_array().unwrap() {
+                let (token, logit) = (top[0].as_u64().unwrap() as usize, top[1].as_f64().unwrap());
+                let error = (f64::from(logits[token]) - logit).abs();
+                assert!(error < bound, "{activations}, {token}: {} for {logit}", logits[token]);
+            }
+            // Twice: the second time from recordings alone.
+            for _ in 0..2 {
+                session.clear();
+                let request = Request {
+                    prompt: &prompt,
+                    max_tokens: want.len(),
+                    sampling: Sampling::default(),
+                    end_tokens: &[],
+                    stop: &[],
+                    cancel: None,
+                };
+                let got = session.generate(&tokenizer, &request, &mut |_| ControlFlow::Continue(())).unwrap();
+                assert_eq!((got.tokens, got.finish), (want.clone(), Finish::Length), "{activations}");
+            }
+        }
+    }
+}
+
+#[test]
+fn perplexities_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let (cpu, tokenizer) = (Cpu::all_threads().unwrap(), Tokenizer::from_folder(&stdlib()).unwrap());
+    let documents = eval::documents(&stdlib().join("validation.jsonl")).unwrap();
+    let perplexity = |device: Device, format| {
+        let model = Model::load(&stdlib(), &options(device, format)).unwrap();
+        let tokens = eval::token_stream(&tokenizer, &documents, model.config().bos).unwrap();
+        let tokens = &tokens[..6 * 512];
+        eval::perplexity(&model, &cpu, tokens, 512, &mut |_| ControlFlow::Continue(())).unwrap().perplexity
+    };
+    for format in [None, Some("w4a16-g128"), Some("w4a16-g128-asym"), Some("w8a16"), Some("w3a16-g32-asym")] {
+        let want = perplexity(Device::Cpu, format);
+        for (activations, bound) in [(Float::F32, 1e-5), (Float::F16, 1e-3), (Float::BF16, 5e-3)] {
+            let got = perplexity(on(&gpu, activations), format);
+            println!("{format:?} {activations}: {got:.5}, on the CPU {want:.5}, {:+.4} %", 100.0 * (got / want - 1.0));
+            assert!((got / want - 1.0).abs() < bound, "{format:?} {activations}: {got}, on the CPU {want}");
+        }
+    }
+}
+
+/// Untied heads, heads of one and of several queries, scaled frequencies.
+#[test]
+fn logits_of_each_variant_equal_those_of_transformers() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    for name in ["llama", "llama-tied-mha", "llama3-rope"] {
+        let weights = Weights::open(architecture(name)).unwrap();
+        let expected = Checkpoint::open(architecture(name).join("expected.safetensors")).unwrap();
+        let (ids, want) = (expected.ints("input_ids").unwrap(), expected.floats("logits").unwrap().to_f32());
+        let largest = want.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+        for (activations, bound) in [(Float::F32, 5e-5), (Float::F16, 5e-3 * largest)] {
+            let mut config = Config::from_folder(&architecture(name)).unwrap();
+            // As the software that made these numbers had done, see the test of the CPU.
+            let dtype = config.dtype.unwrap();
+            config.rope_frequencies.iter_mut().for_each(|f| *f = f64::from(dtype.round(*f as f32)));
+            let model = Model::from_weights(config, &weights, &options(on(&gpu, activations), None)).unwrap();
+            let mut got = Vec::new();
+            for row in ids.chunks_exact(40) {
+                got.extend(all_logits(&model, &cpu, &row.iter().map(|&id| id as u32).collect::<Vec<_>>()));
+            }
+            let error = worst(&got, &want);
+            println!("{name} {activations}: largest difference {error:.2e} of logits up to {largest:.1}");
+            assert!(error <= bound, "{name} {activations}: {error}");
+        }
+    }
+}
+
+/// A small model with biases whose layers of one group are stored in different types.
+fn unlike() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let config = std::fs::read_to_string(architecture("llama").join("config.json")).unwrap();
+    let config = config.replace("\"attention_bias\": false", "\"attention_bias\": true");
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let from = Checkpoint::open(architecture("llama")).unwrap();
+    let mut tensors: Vec<(String, DType, Vec<usize>, Vec<f32>)> = Vec::new();
+    let names: Vec<String> = from.tensor_names().map(str::to_owned).collect();
+    for name in names {
+        let (shape, values) = (from.info(&name).unwrap().shape.to_vec(), from.floats(&name).unwrap().to_f32());
+        let wide = name.contains("k_proj") || name.contains("up_proj");
+        if name.contains("self_attn") {
+            let bias = (0..shape[0]).map(|i| (i as f32 * 0.7).sin() * 0.1).collect();
+            tensors.push((name.replace(".weight", ".bias"), DType::F32, vec![shape[0]], bias));
+        }
+        tensors.push((name, if wide { DType::F32 } else { DType::F16 }, shape, values));
+    }
+    let spec = |(name, dtype, shape, _): &(String, DType, Vec<usize>, Vec<f32>)| TensorSpec {
+        name: name.clone(),
+        dtype: *dtype,
+        shape: shape.clone(),
+    };
+    let specs: Vec<TensorSpec> = tensors.iter().map(spec).collect();
+    let mut writer = create(dir.path(), &specs, u64::MAX).unwrap();
+    for (name, dtype, _, values) in &tensors {
+        let bytes: Vec<u8> = match dtype {
+            DType::F16 => values.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect(),
+            _ => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        };
+        writer.write(name, &bytes).unwrap();
+    }
+    writer.finish().unwrap();
+    dir
+}
+
+#[test]
+fn layers_stored_unlike_and_biases_give_the_logits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let (cpu, dir) = (Cpu::all_threads().unwrap(), unlike());
+    let tokens: Vec<u32> = (0..30).map(|i| (i * 37 + 5) % 320).collect();
+    for format in [None, Some("w4a16-g32-asym")] {
+        let model = Model::load(dir.path(), &options(Device::Cpu, format)).unwrap();
+        let want = all_logits(&model, &cpu, &tokens);
+        let model = Model::load(dir.path(), &options(on(&gpu, Float::F32), format)).unwrap();
+        let got = all_logits(&model, &cpu, &tokens);
+        assert!(worst(&got, &want) < 1e-4, "{format:?}: {}", worst(&got, &want));
+        let mut session = Session::new(&model, &cpu, 30).unwrap();
+        for (i, &token) in tokens.iter().enumerate() {
+            let error = worst(session.decode(token).unwrap(), &want[i * 320..][..320]);
+            assert!(error < 1e-4, "{format:?}, position {i}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_batched_prefill_equals_token_by_token() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    for (activations, bound) in [(Float::F32, 1e-4), (Float::F16, 5e-2)] {
+        let model = Model::load(&stdlib(), &options(on(&gpu, activations), Some("w4a16-g128"))).unwrap();
+        let begun = std::time::Instant::now();
+        model.prepare(&|_, _| ()).unwrap();
+        println!("{activations}: kernels ready after {:.1} ms", 1e3 * begun.elapsed().as_secs_f64());
+        let tokens: Vec<u32> = (0..700).map(|i| (i * 1_103 + 12) % 4096).collect();
+        let batched = all_logits(&model, &cpu, &tokens);
+        let mut single = Session::new(&model, &cpu, 700).unwrap();
+        // Over the borders of parts and of recordings, from the beginning and from a prompt.
+        for begin in [0, 500] {
+            single.clear();
+            if begin > 0 {
+                single.prefill(&tokens[..begin]).unwrap();
+            }
+            for (i, &token) in tokens.iter().enumerate().skip(begin) {
+                let logits = single.decode(token).unwrap();
+                let error = worst(logits, &batched[i * 4096..][..4096]);
+                assert!(error < bound, "{activations}, position {i}: {error}");
+            }
+        }
+        assert!(matches!(single.decode(1), Err(Error::ContextFull { limit: 700, got: 701 })));
+    }
+}
+
+#[test]
+fn texts_go_on_by_their_own_tokens_or_by_others() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let model = Model::load(&stdlib(), &options(on(&gpu, Float::F16), None)).unwrap();
+    let mut greedy = Sampler::new(Sampling::default()).unwrap();
+    let mut session = Session::new(&model, &cpu, 300).unwrap();
+    assert!(matches!(session.next(&mut greedy), Err(Error::EmptyPrompt)));
+    let argmax =
+        |logits: &[f32]| (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32;
+    // What the device goes on with by itself is what the logits say, step by step.
+    let prompt = [1, 77, 300, 9];
+    let mut by_logits = vec![argmax(session.prefill(&prompt).unwrap())];
+    for i in 0..280 {
+        let next = argmax(session.decode(by_logits[i]).unwrap());
+        by_logits.push(next);
+    }
+    session.clear();
+    session.read_unless(&prompt, None).unwrap();
+    let mut by_device = vec![session.next(&mut greedy).unwrap()];
+    for i in 0..280 {
+        session.read_unless(&[by_device[i]], None).unwrap();
+        by_device.push(session.next(&mut greedy).unwrap());
+        assert_eq!(session.next(&mut greedy).unwrap(), by_device[i + 1], "asked twice");
+    }
+    assert_eq!(by_device, by_logits);
+    // Another token than the likeliest, a draw, a draw of all rows.
+    let other = by_logits[0] ^ 1;
+    session.clear();
+    session.read_unless(&prompt, None).unwrap();
+    session.next(&mut greedy).unwrap();
+    let after_other = session.decode(other).unwrap().to_vec();
+    let whole = all_logits(&model, &cpu, &[&prompt[..], &[other]].concat());
+    assert!(worst(&after_other, &whole[prompt.len() * 4096..]) < 5e-2);
+    let warm = Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed: 11 };
+    for options in [
+        warm,
+        Sampling { top_k: 0, ..warm },
+        Sampling { top_p: 1.0, ..warm },
+        Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, seed: 3 },
+    ] {
+        let (mut on_device, mut on_host) = (Sampler::new(options).unwrap(), Sampler::new(options).unwrap());
+        for i in 0..50 {
+            let (drawn, wanted) = (session.next(&mut on_device).unwrap(), on_host.next(&after_other).unwrap());
+            assert_eq!(drawn, wanted, "draw {i} with {options:?}");
+        }
+    }
+    // The likeliest token of a text that has drawn one, and then the drawn one.
+    assert_eq!(session.next(&mut greedy).unwrap(), argmax(&after_other));
+    let drawn = session.next(&mut Sampler::new(warm).unwrap()).unwrap();
+    session.next(&mut greedy).unwrap();
+    let went_on = session.decode(drawn).unwrap().to_vec();
+    let whole_on = all_logits(&model, &cpu, &[&prompt[..], &[other, drawn]].concat());
+    assert!(worst(&went_on, &whole_on[(prompt.len() + 1) * 4096..]) < 5e-2);
+    session.clear();
+    session.logits_of_all(&[&prompt[..], &[other]].concat(), &mut |_| Ok(())).unwrap();
+    assert_eq!(session.next(&mut greedy).unwrap(), argmax(&whole[prompt.len() * 4096..]));
+    // Two texts in one model at a time.
+    let mut second = Session::new(&model, &cpu, 300).unwrap();
+    second.prefill(&prompt).unwrap();
+    assert_eq!(second.next(&mut greedy).unwrap(), by_logits[0]);
+    assert_eq!(session.len(), 5);
+}
+
+#[test]
+fn what_no_gpu_kernel_computes_is_an_error() {
+    let Some(gpu) = gpu() else { return };
+    let error = Model::load(&stdlib(), &options(on(&gpu, Float::F16), Some("w4a8-g128"))).unwrap_err();
+    assert!(matches!(error, Error::Numbers(halfbyte::Error::NoKernel { .. })), "{error}");
+}

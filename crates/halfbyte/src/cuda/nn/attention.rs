@@ -1,0 +1,223 @@
+//! Launches of `attention.cu`, and the cache of keys and values that it reads.
+
+use super::floats::{FloatBuffer, float_type};
+use super::{launch, narrow, rows_of, same_length};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use crate::kernel::Heads;
+use crate::tensor::Float;
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source = Source { path: "nn/attention.cu", text: include_str!("attention.cu") };
+
+/// As in the source.
+const WARPS: usize = 4;
+const RUN: usize = 32;
+
+/// Queries a warp, where there are few and where there are many.
+const FEW: usize = 1;
+const MANY: usize = 4;
+
+/// Elements of the largest head.
+pub const LARGEST_HEAD: usize = 256;
+
+/// Positions of a part, where a single row's positions are divided.
+pub const PART_LENGTH: usize = 128;
+
+/// Size of a head as kernels are made for.
+fn padded(head_size: usize) -> usize {
+    head_size.next_multiple_of(32)
+}
+
+pub(super) fn instances(head_size: usize) -> Vec<Instance> {
+    [FEW, MANY].map(|queries| instance(head_size, queries)).into()
+}
+
+fn instance(head_size: usize, queries: usize) -> Instance {
+    Instance::new(&SOURCE, format!("attention<{}, {queries}>", padded(head_size)))
+}
+
+pub(super) fn combine() -> Instance {
+    Instance::new(&SOURCE, format!("combine<{}>", 32 * WARPS))
+}
+
+/// The keys and values of all layers, on a device.
+///
+/// For each layer the keys `[kv_heads][capacity][head_size]`, and the values likewise.
+#[derive(Debug)]
+pub struct KvCache {
+    keys: FloatBuffer,
+    values: FloatBuffer,
+    layers: usize,
+    heads: Heads,
+    capacity: usize,
+}
+
+impl KvCache {
+    /// Memory for `capacity` positions. *Errors:* heads that make no sense or are larger than [`LARGEST_HEAD`], sizes
+    /// beyond the address space, memory that is short.
+    pub fn new(gpu: &Gpu, layers: usize, heads: Heads, capacity: usize, dtype: Float) -> Result<Self> {
+        const OP: &str = "kv cache";
+        let heads = heads.checked(OP)?;
+        if heads.head_size > LARGEST_HEAD {
+            let expected = format!("heads of at most {LARGEST_HEAD} elements");
+            return Err(Error::invalid(OP, expected, heads.head_size.to_string()));
+        }
+        narrow(OP, "positions", capacity)?;
+        let sizes = [heads.kv_heads, capacity, heads.head_size];
+        let len = sizes.iter().try_fold(layers, |len, &n| len.checked_mul(n));
+        let len = len.ok_or_else(|| Error::invalid(OP, "a size that fits memory", format!("{layers} × {sizes:?}")))?;
+        let [keys, values] = [FloatBuffer::allocate(gpu, dtype, len)?, FloatBuffer::allocate(gpu, dtype, len)?];
+        Ok(Self { keys, values, layers, heads, capacity })
+    }
+
+    /// The heads that it is for.
+    pub fn heads(&self) -> Heads {
+        self.heads
+    }
+
+    /// Positions that it has room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Type of its elements.
+    pub fn dtype(&self) -> Float {
+        self.keys.dtype()
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        self.keys.bytes() + self.values.bytes()
+    }
+
+    /// Keys and values of a layer, each `[kv_heads, capacity, head_size]`. Error, which names `op`: there is none.
+    pub fn layer(&self, op: &'static str, layer: usize) -> Result<[FloatView<'_>; 2]> {
+        if layer >= self.layers {
+            return Err(Error::invalid(op, format!("a layer below {}", self.layers), layer.to_string()));
+        }
+        let len = self.heads.kv_heads * self.capacity * self.heads.head_size;
+        Ok([&self.keys, &self.values].map(|all| all.view(layer * len..(layer + 1) * len)))
+    }
+}
+
+/// What attends to what.
+#[derive(Debug)]
+pub struct Attention<'a> {
+    /// Rows of queries, keys and values, `[m, heads.row()]`; only the queries are read: keys and values are in the cache.
+    pub qkv: View<'a, f32>,
+    /// Position of a row before this batch or at its begin, `[1]`.
+    pub position: View<'a, u32>,
+    /// Rows between that position and the first row here.
+    pub first_row: usize,
+    /// Positions that a row may see at most: what one row's are divided by.
+    pub longest: usize,
+    /// Factor of the scores, as a rule `1/√head_size`.
+    pub scale: f32,
+}
+
+/// Elements that one row needs in `partial` for texts up to `longest`.
+pub fn partial_len(heads: Heads, longest: usize) -> usize {
+    heads.heads * longest.div_ceil(PART_LENGTH) * (heads.head_size + 2)
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    qkv: u64,
+    keys: u64,
+    values: u64,
+    partial: u64,
+    out: u64,
+    position: u64,
+    row_length: u64,
+    capacity: u64,
+    rows: u32,
+    first_row: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_size: u32,
+    parts: u32,
+    part_length: u32,
+    scale: f32,
+    kind: u32,
+    out_type: u32,
+}
+
+/// `out = softmax(scale · Q·Kᵀ, causal) · V` for every query head, with the keys and values of `layer` in `cache`.
+///
+/// Row `i` is at `position[0] + first_row + i` and sees all positions up to its own, which must be in the cache and fewer
+/// than `longest`. A single row's positions are divided into parts that run side by side.
+///
+/// *Shapes:* `out` `[m, heads·head_size]`, `partial` at least [`partial_len`]. *Accuracy:* with `n` visible positions, head
+/// size `h` and `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the
+/// exact one, before it is rounded to out's type. NaN in a query, or in a key or value that it sees, gives NaN in its output
+/// and touches no other query's. *Errors:* shapes that do not fit, more positions than the cache has.
+///
+/// *Source:* as [the one for CPUs](crate::cpu::attention::attention).
+pub fn attention(
+    gpu: &Gpu,
+    stream: &Stream,
+    what: &Attention<'_>,
+    cache: &KvCache,
+    layer: usize,
+    partial: ViewMut<'_, f32>,
+    out: FloatViewMut<'_>,
+) -> Result<()> {
+    const OP: &str = "attention";
+    let heads = cache.heads();
+    let rows = rows_of(OP, what.qkv.len(), heads.row())?;
+    same_length(OP, "out", Some(rows * heads.heads * heads.head_size), out.len())?;
+    same_length(OP, "position", Some(1), what.position.len())?;
+    if what.longest > cache.capacity() || rows > what.longest {
+        let expected = format!("at least {rows} and at most {} positions, those of the cache", cache.capacity());
+        return Err(Error::invalid(OP, expected, what.longest.to_string()));
+    }
+    let [keys, values] = cache.layer(OP, layer)?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let parts = if rows == 1 { what.longest.div_ceil(PART_LENGTH) } else { 1 };
+    let part_length = if parts == 1 { what.longest } else { PART_LENGTH };
+    if parts > 1 && partial.len() < partial_len(heads, what.longest) {
+        let expected = format!("at least {} elements in partial", partial_len(heads, what.longest));
+        return Err(Error::invalid(OP, expected, partial.len().to_string()));
+    }
+    let params = Params {
+        qkv: what.qkv.pointer(),
+        keys: keys.pointer(),
+        values: values.pointer(),
+        partial: partial.pointer(),
+        out: out.pointer(),
+        position: what.position.pointer(),
+        row_length: heads.row() as u64,
+        capacity: cache.capacity() as u64,
+        rows: narrow(OP, "rows", rows)?,
+        first_row: narrow(OP, "rows", what.first_row)?,
+        heads: narrow(OP, "heads", heads.heads)?,
+        kv_heads: narrow(OP, "heads", heads.kv_heads)?,
+        head_size: narrow(OP, "a head", heads.head_size)?,
+        parts: narrow(OP, "parts", parts)?,
+        part_length: narrow(OP, "positions", part_length)?,
+        scale: what.scale,
+        kind: float_type(cache.dtype()),
+        out_type: float_type(out.dtype()),
+    };
+    let queries = rows * heads.group();
+    let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
+    let head = padded(heads.head_size);
+    let shared = (RUN * (head + 4) + RUN * head + WARPS * each * head) * size_of::<f32>();
+    let grid = [queries.div_ceil(WARPS * each), heads.kv_heads, parts];
+    let threads = 32 * WARPS as u32;
+    let attend = (instance(heads.head_size, each), launch(OP, grid, threads, shared as u32)?);
+    let add_up = (combine(), launch(OP, [rows * heads.heads, 1, 1], threads, 0)?);
+    for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 { 2 } else { 1 }) {
+        let function = gpu.function(&instance)?;
+        // SAFETY: both take the source's `Params`, whose lengths were checked above.
+        unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }?;
+    }
+    Ok(())
+}

@@ -1,0 +1,136 @@
+//! Launches of `dense.cu`: products of weights that are floats.
+
+use super::floats::{FloatBuffer, float_type};
+use super::{launch, same_length};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::Result;
+use crate::tensor::Floats;
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source = Source { path: "nn/dense.cu", text: include_str!("dense.cu") };
+
+/// As in the source.
+const THREADS: u32 = 256;
+const OUTPUTS: usize = THREADS as usize / 32;
+const TILE: usize = 64;
+
+/// Rows that a warp takes together where there are more than one.
+const ROWS: usize = 4;
+
+/// From more rows than this on, tiles are faster.
+const MOST_FEW_ROWS: usize = 16;
+
+fn rows_instance(rows: usize) -> Instance {
+    Instance::new(&SOURCE, format!("dense_rows<{rows}>"))
+}
+
+fn tiles_instance() -> Instance {
+    Instance::new(&SOURCE, format!("dense_tiles<{TILE}>"))
+}
+
+pub(super) fn instances() -> [Instance; 3] {
+    [rows_instance(1), rows_instance(ROWS), tiles_instance()]
+}
+
+/// A matrix of floats on a device.
+#[derive(Debug)]
+pub struct Dense {
+    data: FloatBuffer,
+    n: usize,
+    k: usize,
+}
+
+/// One product.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// Activations `[m, k]`.
+    pub x: FloatView<'a>,
+    /// Rows of x.
+    pub m: usize,
+    /// Added to every row, `[n]`.
+    pub bias: Option<View<'a, f32>>,
+    /// Output `[m, n]`.
+    pub y: FloatViewMut<'a>,
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    x: u64,
+    w: u64,
+    bias: u64,
+    y: u64,
+    m: u64,
+    n: u64,
+    k: u64,
+    x_type: u32,
+    w_type: u32,
+    y_type: u32,
+    by_eight: u32,
+}
+
+impl Dense {
+    /// Copies a matrix `[n, k]` to the device. Errors: a length that does not fit, memory that is short.
+    pub fn new(gpu: &Gpu, stream: &Stream, w: Floats<'_>, [n, k]: [usize; 2]) -> Result<Self> {
+        same_length("dense", "the matrix", n.checked_mul(k), w.len())?;
+        Ok(Self { data: FloatBuffer::upload(gpu, stream, w)?, n, k })
+    }
+
+    /// Outputs and length of the reduction.
+    pub fn shape(&self) -> [usize; 2] {
+        [self.n, self.k]
+    }
+
+    /// Bytes that it takes on the device.
+    pub fn bytes(&self) -> usize {
+        self.data.bytes()
+    }
+
+    /// Its rows, one after the other.
+    pub fn rows(&self) -> FloatView<'_> {
+        self.data.view(0..self.data.len())
+    }
+
+    /// `y = x · Wᵀ + bias`.
+    ///
+    /// *Accuracy:* see [`crate::format::reference::Bound`]. *Errors:* a length that does not fit.
+    pub fn forward(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        const OP: &str = "dense";
+        let (n, k, m) = (self.n, self.k, call.m);
+        same_length(OP, "x", m.checked_mul(k), call.x.len())?;
+        same_length(OP, "y", m.checked_mul(n), call.y.len())?;
+        if let Some(bias) = call.bias {
+            same_length(OP, "a bias", Some(n), bias.len())?;
+        }
+        if m == 0 || n == 0 {
+            return Ok(());
+        }
+        let w = self.rows();
+        let aligned = call.x.pointer().is_multiple_of(16) && w.pointer().is_multiple_of(16);
+        let params = Params {
+            x: call.x.pointer(),
+            w: w.pointer(),
+            bias: call.bias.map_or(0, |bias| bias.pointer()),
+            y: call.y.pointer(),
+            m: m as u64,
+            n: n as u64,
+            k: k as u64,
+            x_type: float_type(call.x.dtype()),
+            w_type: float_type(w.dtype()),
+            y_type: float_type(call.y.dtype()),
+            by_eight: (aligned && k.is_multiple_of(8)).into(),
+        };
+        let (instance, grid) = match m {
+            1 => (rows_instance(1), [n.div_ceil(OUTPUTS), 1, 1]),
+            2..=MOST_FEW_ROWS => (rows_instance(ROWS), [n.div_ceil(OUTPUTS), m.div_ceil(ROWS), 1]),
+            _ => (tiles_instance(), [n.div_ceil(TILE), m.div_ceil(TILE), 1]),
+        };
+        let form = launch(OP, grid, THREADS, 0)?;
+        let function = gpu.function(&instance)?;
+        // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
+        unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+    }
+}

@@ -1,0 +1,64 @@
+//! Launches of `embed.cu`: vectors of tokens.
+
+use super::floats::float_type;
+use super::{launch, narrow, same_length};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatView, Stream, View, ViewMut};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source = Source { path: "nn/embed.cu", text: include_str!("embed.cu") };
+
+const THREADS: u32 = 256;
+
+pub(super) fn instance() -> Instance {
+    Instance::new(&SOURCE, "embed")
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    table: u64,
+    tokens: u64,
+    out: u64,
+    hidden: u64,
+    vocab: u32,
+    kind: u32,
+}
+
+/// Vectors of tokens: `out[i] = table[tokens[i]]`, exactly.
+///
+/// *Shapes:* table `[vocab, hidden]`, out `[tokens, hidden]`. Tokens are ids below the vocabulary; one beyond it gives the
+/// last row. *Errors:* lengths that do not fit.
+pub fn embed(
+    gpu: &Gpu,
+    stream: &Stream,
+    table: FloatView<'_>,
+    hidden: usize,
+    tokens: View<'_, u32>,
+    out: ViewMut<'_, f32>,
+) -> Result<()> {
+    const OP: &str = "embed";
+    let vocab = super::rows_of(OP, table.len(), hidden)?;
+    same_length(OP, "out", tokens.len().checked_mul(hidden), out.len())?;
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    if vocab == 0 {
+        return Err(Error::invalid(OP, "a table of at least one row", "none"));
+    }
+    let params = Params {
+        table: table.pointer(),
+        tokens: tokens.pointer(),
+        out: out.pointer(),
+        hidden: hidden as u64,
+        vocab: narrow(OP, "a vocabulary", vocab)?,
+        kind: float_type(table.dtype()),
+    };
+    let form = launch(OP, [tokens.len(), 1, 1], THREADS, 0)?;
+    let function = gpu.function(&instance())?;
+    // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
+    unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+}

@@ -1,0 +1,87 @@
+//! What stands between the products of a language model, on a GPU, and products of dense weights.
+//!
+//! The residual stream, and what products leave, is f32; what products read has the type of the caller's choice; sums are
+//! f32. Matrices are row-major. Each output is computed in one order: the same input gives the same bits. NaN goes in and
+//! comes out. Positions and tokens are read from device memory, so that a step recorded in a graph serves every position.
+//!
+//! An operation is a `.cu` and the `.rs` that launches it, of one name. Every launch goes into the stream that is handed
+//! in and needs no other memory than it is handed.
+
+mod argmax;
+mod attention;
+mod columns;
+mod dense;
+mod embed;
+mod floats;
+mod rms_norm;
+mod rope;
+mod swiglu;
+
+pub use argmax::{Step, argmax};
+pub use attention::{Attention, KvCache, LARGEST_HEAD, PART_LENGTH, attention, partial_len};
+pub use columns::columns;
+pub use dense::{Call as DenseCall, Dense};
+pub use embed::embed;
+pub use floats::FloatBuffer;
+pub use rms_norm::{Norm, rms_norm};
+pub use rope::Rope;
+pub use swiglu::swiglu;
+
+use super::driver::Launch;
+use super::sources::Instance;
+use crate::error::{Error, Result};
+
+/// Blocks of a launch in its first direction, at most.
+const MOST_BLOCKS: usize = i32::MAX as usize;
+/// And in the others.
+const MOST_BLOCKS_ACROSS: usize = 65_535;
+
+/// Every kernel that a model with heads of this size runs; without one, enough that nothing in the sources is left out.
+pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
+    let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
+    let mut all = vec![
+        embed::instance(),
+        rms_norm::instance(),
+        rope::instance(),
+        attention::combine(),
+        swiglu::instance(),
+        argmax::instance(),
+        columns::instance(),
+    ];
+    all.extend(heads.into_iter().flat_map(attention::instances));
+    all.extend(dense::instances());
+    all
+}
+
+fn same_length(op: &'static str, name: &str, expected: Option<usize>, got: usize) -> Result<()> {
+    if expected == Some(got) {
+        return Ok(());
+    }
+    let expected = expected.map_or_else(|| "a length that fits memory".to_owned(), |len| format!("{len} elements"));
+    Err(Error::invalid(op, format!("{expected} in {name}"), got.to_string()))
+}
+
+/// Rows of `row` elements in `len` elements.
+fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
+    match (len, row) {
+        (0, _) => Ok(0),
+        (_, 0) => Err(Error::invalid(op, "rows of at least one element", "rows of none")),
+        _ if len.is_multiple_of(row) => Ok(len / row),
+        _ => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
+    }
+}
+
+/// The form of a launch. Error: more blocks than a launch may have.
+fn launch(op: &'static str, [x, y, z]: [usize; 3], threads: u32, shared_bytes: u32) -> Result<Launch> {
+    if x > MOST_BLOCKS || y > MOST_BLOCKS_ACROSS || z > MOST_BLOCKS_ACROSS {
+        let expected = format!("at most {MOST_BLOCKS} × {MOST_BLOCKS_ACROSS} × {MOST_BLOCKS_ACROSS} blocks");
+        return Err(Error::invalid(op, expected, format!("{x} × {y} × {z}")));
+    }
+    let grid = [x as u32, y as u32, z as u32];
+    Ok(Launch { grid, shared_bytes, ..Launch::linear(1, threads) })
+}
+
+/// Numbers as kernels take them: sizes beyond 32 bits are none that a model has.
+fn narrow(op: &'static str, what: &str, value: usize) -> Result<u32> {
+    u32::try_from(value).map_err(|_| Error::invalid(op, format!("{what} below 2³²"), value.to_string()))
+}

@@ -1,0 +1,114 @@
+//! Launches of `rope.cu`: positions come into queries and keys, and keys and values into the cache.
+
+use super::attention::KvCache;
+use super::floats::float_type;
+use super::{launch, narrow, rows_of, same_length};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, Buffer, Stream, View, ViewMut};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use bytemuck::{Pod, Zeroable};
+use std::f64::consts::TAU;
+
+static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu") };
+
+/// As in the source: heads of a block.
+const WARPS: usize = 8;
+const MOST_PAIRS: usize = 128;
+
+pub(super) fn instance() -> Instance {
+    Instance::new(&SOURCE, "rope")
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    qkv: u64,
+    keys: u64,
+    values: u64,
+    turns: u64,
+    position: u64,
+    capacity: u64,
+    heads: u32,
+    kv_heads: u32,
+    head_size: u32,
+    pairs: u32,
+    kind: u32,
+    padding: u32,
+}
+
+/// Rotations of query and key heads by their positions, in the convention of Hugging Face Llama: element `i` is paired
+/// with element `i + rotated/2`, where the first `rotated` elements of a head are rotated.
+///
+/// *Source:* Su et al., "RoFormer", 2021; the pairs are halves as in GPT-NeoX.
+#[derive(Debug)]
+pub struct Rope {
+    turns: Buffer<f64>,
+}
+
+impl Rope {
+    /// `inv_freq[i]`: the angle, in radians a position, of pair `i`. *Errors:* a number that is not finite, more pairs than
+    /// heads have.
+    pub fn new(gpu: &Gpu, stream: &Stream, inv_freq: &[f64]) -> Result<Self> {
+        if let Some(bad) = inv_freq.iter().find(|frequency| !frequency.is_finite()) {
+            return Err(Error::invalid("rope", "finite frequencies", bad.to_string()));
+        }
+        if inv_freq.len() > MOST_PAIRS {
+            return Err(Error::invalid("rope", format!("at most {MOST_PAIRS} pairs"), inv_freq.len().to_string()));
+        }
+        let values: Vec<f64> = inv_freq.iter().map(|frequency| frequency / TAU).collect();
+        let mut turns = gpu.context().allocate(values.len())?;
+        stream.upload(&values, turns.view_mut())?;
+        Ok(Self { turns })
+    }
+
+    /// Rotates the query heads in the rows of `qkv` in place and the key heads into `layer` of the cache, where the value
+    /// heads go too; row `i` is at `position[0] + i`.
+    ///
+    /// *Shapes:* `qkv` `[m, heads.row()]` with the heads of the cache, `position` `[1]`. Rows beyond the cache's capacity
+    /// are left out. *Accuracy:* absolute error ≤ 3·2⁻²⁴ of the pair's norm, before it is rounded to the cache's type.
+    /// *Errors:* lengths that do not fit, heads smaller than what is rotated, a layer that the cache does not have.
+    pub fn apply(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        qkv: ViewMut<'_, f32>,
+        position: View<'_, u32>,
+        cache: &mut KvCache,
+        layer: usize,
+    ) -> Result<()> {
+        const OP: &str = "rope";
+        let heads = cache.heads();
+        let rows = rows_of(OP, qkv.len(), heads.row())?;
+        same_length(OP, "position", Some(1), position.len())?;
+        if heads.head_size < 2 * self.turns.len() {
+            let expected = format!("heads of at least {} elements", 2 * self.turns.len());
+            return Err(Error::invalid(OP, expected, heads.head_size.to_string()));
+        }
+        let [keys, values] = cache.layer(OP, layer)?;
+        if rows == 0 {
+            return Ok(());
+        }
+        let params = Params {
+            qkv: qkv.pointer(),
+            keys: keys.pointer(),
+            values: values.pointer(),
+            turns: self.turns.pointer(),
+            position: position.pointer(),
+            capacity: cache.capacity() as u64,
+            heads: narrow(OP, "heads", heads.heads)?,
+            kv_heads: narrow(OP, "heads", heads.kv_heads)?,
+            head_size: narrow(OP, "a head", heads.head_size)?,
+            pairs: narrow(OP, "pairs", self.turns.len())?,
+            kind: float_type(cache.dtype()),
+            padding: 0,
+        };
+        let blocks = (heads.heads + 2 * heads.kv_heads).div_ceil(WARPS);
+        let form = launch(OP, [rows, blocks, 1], 32 * WARPS as u32, 0)?;
+        let function = gpu.function(&instance())?;
+        // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above; the cache is borrowed to be
+        // written.
+        unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+    }
+}
