@@ -6,9 +6,10 @@
 //! declaration = string name, u32 dimensions, u64 each (innermost first), u32 type, u64 offset into the data
 //! ```
 //!
-//! Everything here works on bytes that lie in memory: [`parse`] reads a header, [`unpack`] and [`pack`] turn blocks into
-//! a [`halfbyte::QTensor`] and back, [`config_json`], [`tokenizer_json`], [`hf_name`] and [`gguf_name`] translate a Llama
-//! model into Hugging Face's terms and [`metadata_from`] from them, and [`create`] begins to write a file.
+//! Everything here works on bytes that lie in memory: [`parse`] reads a header, [`load`] takes blocks for a
+//! [`halfbyte::StoredTensor`] and [`pack`] makes them of a [`halfbyte::QTensor`], [`config_json`], [`tokenizer_json`],
+//! [`hf_name`] and [`gguf_name`] translate a Llama model into Hugging Face's terms and [`metadata_from`] from them, and
+//! [`create`] begins to write a file.
 //!
 //! Source: the specification at github.com/ggml-org/ggml (docs/gguf.md), and the gguf package for Python, by which
 //! blocks, names and order of rows are tested.

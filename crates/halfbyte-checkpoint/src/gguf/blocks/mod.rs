@@ -80,7 +80,7 @@ pub fn load<'a>(
         .map_err(Error::numbers(tensor))
 }
 
-/// Unpacks the blocks of some rows, on this thread, to the codes, scales and offsets that a [`QTensor`] of
+/// Unpacks the blocks of some rows, on this thread, to the codes, scales and offsets that a [`halfbyte::QTensor`] of
 /// [`GgmlType::weight_format`] has.
 ///
 /// Shapes: `codes` `[rows, k]`; `scales` `[rows, groups]`; `offsets` the same, or empty for symmetric types. Scales and
