@@ -10,7 +10,8 @@
 //! ```
 //!
 //! [`Model`] parses a file into initialisers, which are ranges of it or of files beside it, and products; [`load`]
-//! makes a [`halfbyte::QTensor`] of a product's initialisers and [`pack`] undoes it; [`create`] begins to write a model.
+//! takes a product's initialisers for a [`halfbyte::StoredTensor`] and [`pack`] makes them of a [`halfbyte::QTensor`];
+//! [`create`] begins to write a model.
 //!
 //! Source: the message definitions of onnx 1.23 and the operator as onnxruntime 1.31 defines it, whose files the tests
 //! read to their exact values.
