@@ -141,7 +141,7 @@ fn stream(codes: impl Iterator<Item = u8>, bits: u32) -> Vec<u32> {
 }
 
 /// A tensor's codes in every layout that can hold them, put there code by code.
-fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
+pub fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
     let ([n, k], bits) = ([q.n(), q.k()], q.format().bits);
     let code = |i: usize, j: usize| q.codes()[i * k + j];
     let bytes = |flip: u8| Codes::Bytes { codes: q.codes().iter().map(|c| c ^ flip).collect::<Vec<_>>().into(), flip };
@@ -187,7 +187,7 @@ fn table(q: &QTensor, values: &[f32], by_groups: bool, wide: bool) -> (FloatData
     (data, strides)
 }
 
-fn stored(q: &QTensor, codes: Codes<'static>, by_groups: bool, wide: bool) -> StoredTensor<'static> {
+pub fn stored(q: &QTensor, codes: Codes<'static>, by_groups: bool, wide: bool) -> StoredTensor<'static> {
     let zeros = match q.zeros() {
         Zeros::Symmetric => StoredZeros::Symmetric,
         Zeros::Integer(z) => {

@@ -9,19 +9,21 @@
 //! | `plain` | all from sm_75 on | all with exact activations |
 
 mod gather;
+mod pack;
 mod plain;
 pub mod wna16_sm90;
 
+pub use pack::Packer;
 pub use plain::Weights as PlainWeights;
 
-use super::driver::{Buffer, FloatView, FloatViewMut, Stream, View};
+use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::{Activation, Problem, Reason, Rejection};
+use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
-use bytemuck::Pod;
 
 const OP: &str = "matmul";
 
@@ -52,12 +54,18 @@ impl Packed {
         }
     }
 
+    /// The memory that it lies in, in the order of the layout: codes, scales, zeros, and the groups or the order of columns,
+    /// as far as there are such; of `cuda_wna16` atoms, the table of rows, and the order of columns.
+    pub fn memory(&self) -> Vec<View<'_, u8>> {
+        match self {
+            Packed::Plain(w) => w.memory(),
+            Packed::Wna16(w) => w.memory(),
+        }
+    }
+
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
-        match self {
-            Packed::Plain(w) => w.bytes(),
-            Packed::Wna16(w) => w.bytes(),
-        }
+        self.memory().iter().map(View::len).sum()
     }
 
     /// Another one with the same content in memory of its own, for measurements on cold weights. Error: memory is short.
@@ -117,17 +125,17 @@ pub struct Kernel {
     pub instances: fn() -> Vec<Instance>,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
-    holds: fn(&QTensor) -> std::result::Result<(), Reason>,
-    pack: fn(&Gpu, &Stream, &QTensor, Act) -> Result<Packed>,
+    holds: fn(&StoredTensor<'_>) -> std::result::Result<(), Reason>,
+    pack: fn(&mut Packer<'_>, pack::Whole, &[&StoredTensor<'_>], Act) -> Result<Packed>,
     run: fn(&Gpu, &Stream, &mut Call<'_>) -> Result<()>,
 }
 
 /// All kernels, the preferred first.
 pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, plain::KERNEL];
 
-/// What kernels launch before themselves.
+/// What is launched before kernels, and what packs weights for them.
 pub fn auxiliary() -> Vec<Instance> {
-    vec![gather::instance()]
+    [vec![gather::instance()], pack::instances()].concat()
 }
 
 impl Kernel {
@@ -140,7 +148,7 @@ impl Kernel {
     }
 
     /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
-    pub fn holds(&self, w: &QTensor) -> std::result::Result<(), Reason> {
+    pub fn holds(&self, w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
         (self.holds)(w)
     }
 }
@@ -184,25 +192,16 @@ pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<u
     Ok((select(caps, problem, Some(layout))?.workspace_bytes)(caps, problem))
 }
 
-/// Packs a weight for the kernel that serves it best, and copies it to the device.
+/// Packs a weight on the device for the kernel that serves it best; a [`Packer`] packs many, and straight from files.
 ///
 /// `x` is the type that activations will have. Errors: no kernel serves the format, memory is short.
 pub fn pack(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act, x: Float) -> Result<Packed> {
-    let format = Format { weight: w.format(), act };
-    let problem = Problem { format: Some(format), x, m: 1, n: w.n(), k: w.k() };
-    let mut rejections = Vec::new();
-    for kernel in KERNELS {
-        match kernel.supports(&gpu.caps(), &problem).and_then(|()| (kernel.holds)(w)) {
-            Ok(()) => return pack_for(kernel, gpu, stream, w, act),
-            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-        }
-    }
-    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    Packer::new(gpu, stream).pack(&[&w.into()], act, x)
 }
 
-/// Packs a weight in the layout of a kernel, and copies it to the device. Error: the layout does not hold it.
+/// Packs a weight on the device in the layout of a kernel. Error: the layout does not hold it.
 pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Packed> {
-    (kernel.pack)(gpu, stream, w, act)
+    Packer::new(gpu, stream).pack_for(kernel, &[&w.into()], act)
 }
 
 /// Puts a product into a stream.
@@ -260,11 +259,4 @@ fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
 fn problem(call: &Call<'_>) -> Problem {
     let [n, k] = call.w.shape();
     Problem { format: Some(call.w.format()), x: call.x.dtype(), m: call.m, n, k }
-}
-
-/// Values on the device.
-fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
-    let mut buffer = gpu.context().allocate(values.len())?;
-    stream.upload(values, buffer.view_mut())?;
-    Ok(buffer)
 }

@@ -1,15 +1,16 @@
 //! Launches of `plain.cu`, which is right for every format.
 
-use super::{Call, Kernel, Packed, upload};
+use super::pack::{Packer, Target, Whole};
+use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, Buffer, FloatView, Launch, Stream, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, QTensor, WeightFormat};
+use crate::format::{Act, Format, WeightFormat, Zero};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cpu_n16::field_bits;
-use crate::layout::cuda_plain::{CudaPlain, PlainZeros};
-use crate::tensor::{Float, FloatData};
+use crate::layout::stored::StoredTensor;
+use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 
@@ -27,7 +28,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     supports,
     workspace_bytes: |_, _| 0,
     holds: |_| Ok(()),
-    pack: |gpu, stream, w, act| Ok(Packed::Plain(Weights::new(gpu, stream, w, act)?)),
+    pack: |packer, whole, parts, act| Ok(Packed::Plain(Weights::new(packer, whole, parts, act)?)),
     run,
 };
 
@@ -77,11 +78,11 @@ enum Floats {
 }
 
 impl Floats {
-    fn upload(gpu: &Gpu, stream: &Stream, values: &FloatData<'_>) -> Result<Self> {
-        Ok(match values {
-            FloatData::F16(v) => Self::F16(upload(gpu, stream, v)?),
-            FloatData::BF16(v) => Self::BF16(upload(gpu, stream, v)?),
-            FloatData::F32(v) => Self::F32(upload(gpu, stream, v)?),
+    fn allocate(packer: &Packer<'_>, dtype: Float, len: usize) -> Result<Self> {
+        Ok(match dtype {
+            Float::F16 => Self::F16(packer.allocate(len)?),
+            Float::BF16 => Self::BF16(packer.allocate(len)?),
+            Float::F32 => Self::F32(packer.allocate(len)?),
         })
     }
 
@@ -101,8 +102,12 @@ impl Floats {
         }
     }
 
-    fn bytes(&self) -> usize {
-        self.view().len() * self.view().dtype().size_bytes()
+    fn memory(&self) -> View<'_, u8> {
+        match self {
+            Self::F16(v) => v.view().cast(),
+            Self::BF16(v) => v.view().cast(),
+            Self::F32(v) => v.view().cast(),
+        }
     }
 }
 
@@ -111,6 +116,17 @@ enum DeviceZeros {
     Symmetric,
     Integer(Buffer<u16>),
     Float(Floats),
+}
+
+impl DeviceZeros {
+    /// Address; 0 if there are none.
+    fn pointer(&self) -> u64 {
+        match self {
+            Self::Symmetric => 0,
+            Self::Integer(z) => z.pointer(),
+            Self::Float(o) => o.view().pointer(),
+        }
+    }
 }
 
 /// A weight in the plain layout on a device.
@@ -127,22 +143,33 @@ pub struct Weights {
 }
 
 impl Weights {
-    fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
-        let packed = CudaPlain::pack(w)?;
-        Ok(Self {
-            n: packed.n(),
-            k: packed.k(),
-            format: packed.format(),
+    fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
+        let Whole { format, n, k } = whole;
+        let too_large = || Error::invalid("pack", "a matrix that fits memory", format!("{n} × {k}"));
+        let sized = |count: usize| count.checked_mul(n).ok_or_else(too_large);
+        let params = sized(whole.groups())?;
+        let group_of = parts.first().and_then(|part| part.group_index());
+        let packed = Self {
+            n,
+            k,
+            format,
             act,
-            codes: upload(gpu, stream, packed.codes())?,
-            scales: Floats::upload(gpu, stream, packed.scales())?,
-            zeros: match packed.zeros() {
-                PlainZeros::Symmetric => DeviceZeros::Symmetric,
-                PlainZeros::Integer(z) => DeviceZeros::Integer(upload(gpu, stream, z)?),
-                PlainZeros::Float(o) => DeviceZeros::Float(Floats::upload(gpu, stream, o)?),
+            codes: packer.allocate(sized(k.div_ceil(32 / field_bits(format.bits) as usize))?)?,
+            scales: Floats::allocate(packer, format.scale, params)?,
+            zeros: match format.zero {
+                Zero::Symmetric => DeviceZeros::Symmetric,
+                Zero::Integer => DeviceZeros::Integer(packer.allocate(params)?),
+                Zero::Float => DeviceZeros::Float(Floats::allocate(packer, format.scale, params)?),
             },
-            group_of: packed.group_of().map(|index| upload(gpu, stream, index)).transpose()?,
-        })
+            group_of: group_of.map(|index| packer.upload(index)).transpose()?,
+        };
+        let target = Target::Plain {
+            codes: packed.codes.pointer(),
+            scales: packed.scales.view().pointer(),
+            zeros: packed.zeros.pointer(),
+        };
+        packer.write(whole, parts, &target)?;
+        Ok(packed)
     }
 
     pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
@@ -167,13 +194,14 @@ impl Weights {
         Format { weight: self.format, act: self.act }
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(super) fn memory(&self) -> Vec<View<'_, u8>> {
         let zeros = match &self.zeros {
-            DeviceZeros::Symmetric => 0,
-            DeviceZeros::Integer(z) => z.bytes(),
-            DeviceZeros::Float(o) => o.bytes(),
+            DeviceZeros::Symmetric => None,
+            DeviceZeros::Integer(z) => Some(z.view().cast()),
+            DeviceZeros::Float(o) => Some(o.memory()),
         };
-        self.codes.bytes() + self.scales.bytes() + zeros + self.group_of.as_ref().map_or(0, Buffer::bytes)
+        let group_of = self.group_of.as_ref().map(|index| index.view().cast());
+        [self.codes.view().cast(), self.scales.memory()].into_iter().chain(zeros).chain(group_of).collect()
     }
 }
 
@@ -203,11 +231,20 @@ struct Params {
     row_blocks: u32,
 }
 
-fn float_type(dtype: Float) -> u32 {
+pub(super) fn float_type(dtype: Float) -> u32 {
     match dtype {
         Float::F16 => 0,
         Float::BF16 => 1,
         Float::F32 => 2,
+    }
+}
+
+/// Number of the kind of zeros in the sources.
+pub(super) fn zero_kind(zero: Zero) -> u32 {
+    match zero {
+        Zero::Symmetric => 0,
+        Zero::Integer => 1,
+        Zero::Float => 2,
     }
 }
 
@@ -229,17 +266,12 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         return Err(Error::invalid("plain", "weights in layout cuda_plain", call.w.layout()));
     };
     let (rows, row_blocks, blocks) = grid(call.m, w.n);
-    let (zero_kind, zeros) = match &w.zeros {
-        DeviceZeros::Symmetric => (0, 0),
-        DeviceZeros::Integer(z) => (1, z.pointer()),
-        DeviceZeros::Float(o) => (2, o.view().pointer()),
-    };
     let (activation, low, high) = activation(call.epilogue.activation);
     let params = Params {
         x: call.x.pointer(),
         codes: w.codes.pointer(),
         scales: w.scales.view().pointer(),
-        zeros,
+        zeros: w.zeros.pointer(),
         group_of: w.group_of.as_ref().map_or(0, Buffer::pointer),
         bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
         y: call.y.pointer(),
@@ -251,7 +283,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         x_type: float_type(call.x.dtype()),
         scale_type: float_type(w.scales.view().dtype()),
         y_type: float_type(call.y.dtype()),
-        zero_kind,
+        zero_kind: zero_kind(w.format.zero),
         activation,
         low,
         high,

@@ -6,16 +6,18 @@
 pub mod config;
 
 use super::gather::{self, Gather};
-use super::{Call, Kernel, Packed, upload};
+use super::pack::{Packer, Target, Whole};
+use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{
     Arg, Buffer, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View,
 };
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, QTensor, WeightFormat};
+use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Activation, Problem, Reason};
-use crate::layout::cuda_wna16::{Atom, CudaWna16};
+use crate::layout::cuda_wna16::{Atom, order_of};
+use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
@@ -34,8 +36,8 @@ pub(super) const KERNEL: Kernel = Kernel {
     instances,
     supports,
     workspace_bytes,
-    holds: |w| CudaWna16::holds(w).map(|_| ()).map_err(|why| Reason(why.to_string())),
-    pack: |gpu, stream, w, act| Ok(Packed::Wna16(Weights::new(gpu, stream, w, act)?)),
+    holds: |w| Atom::holding(w).map(|_| ()).map_err(|why| Reason(why.to_string())),
+    pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
     run,
 };
 
@@ -166,19 +168,30 @@ struct Prepared {
 }
 
 impl Weights {
-    fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
-        let packed = CudaWna16::pack(w)?;
-        Ok(Self {
-            n: packed.n(),
-            k: packed.k(),
-            format: packed.format(),
+    fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
+        let Whole { format, n, k } = whole;
+        let atom = Atom::of(format, k)?;
+        parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
+        let order = parts.first().and_then(|part| part.group_index()).map(order_of);
+        let weights = Self {
+            n,
+            k,
+            format,
             act,
-            atom: packed.atom(),
-            atoms: upload(gpu, stream, packed.atoms())?,
-            rows: upload(gpu, stream, packed.rows())?,
-            order: packed.order().map(|order| upload(gpu, stream, order)).transpose()?,
+            atom,
+            atoms: packer.allocate(atom.bytes_of([n, k])?)?,
+            rows: packer.allocate(atom.bytes_of_rows(n))?,
+            order: order.map(|order| packer.upload(&order)).transpose()?,
             prepared: Mutex::default(),
-        })
+        };
+        let target = Target::Wna16 {
+            atoms: weights.atoms.pointer(),
+            rows: weights.rows.pointer(),
+            order: weights.order.as_ref().map_or(0, Buffer::pointer),
+            group: atom.group,
+        };
+        packer.write(whole, parts, &target)?;
+        Ok(weights)
     }
 
     pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
@@ -204,8 +217,9 @@ impl Weights {
         self.atom
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.atoms.bytes() + self.rows.bytes() + self.order.as_ref().map_or(0, Buffer::bytes)
+    pub(super) fn memory(&self) -> Vec<View<'_, u8>> {
+        let order = self.order.as_ref().map(|order| order.view().cast());
+        [self.atoms.view(), self.rows.view()].into_iter().chain(order).collect()
     }
 
     /// The launch for a key, out of those kept, or made and kept.

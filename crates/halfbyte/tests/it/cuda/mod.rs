@@ -9,6 +9,7 @@ mod library;
 mod matmul;
 mod nn;
 mod nvrtc;
+mod pack;
 
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::nvrtc::Nvrtc;
