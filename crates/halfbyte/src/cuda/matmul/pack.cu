@@ -102,7 +102,8 @@ DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& part, u64 row0, u64 col
             if (k % 4 == 0) {
                 loaded[i] = *reinterpret_cast<const u32*>(bytes + at);
             } else {
-                for (int b = 0; b < 4 && column + b < k; b++) loaded[i] |= u32(bytes[at + b]) << (8 * b);
+#pragma unroll
+                for (int b = 0; b < 4; b++) loaded[i] |= column + b < k ? u32(bytes[at + b]) << (8 * b) : 0;
             }
         }
 #pragma unroll

@@ -413,9 +413,10 @@ fn copy_lines(from: &[u8], pitch: usize, first: usize, width: usize, range: Rang
         let mut at = range.start + chunk * CHUNK_BYTES;
         while !to.is_empty() {
             let (line, column) = (at / width, at % width);
-            let (now, later) = std::mem::take(&mut to).split_at_mut((width - column).min(to.len()));
-            now.copy_from_slice(&from[line * pitch + first + column..][..now.len()]);
-            at += now.len();
+            let len = (width - column).min(to.len());
+            let (now, later) = std::mem::take(&mut to).split_at_mut(len);
+            now.copy_from_slice(&from[line * pitch + first + column..][..len]);
+            at += len;
             to = later;
         }
     });

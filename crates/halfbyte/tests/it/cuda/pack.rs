@@ -319,12 +319,12 @@ fn packing_keeps_pace_with_copies() {
             // The same codes whole on the device, and the kernel by itself.
             let raw = bytes_of(w.codes(), &bytes);
             let mut staged = gpu.context().allocate::<u8>(raw.len()).unwrap();
-            let pageable = best(&mut || stream.upload(&raw, staged.view_mut()).unwrap());
             let mut uploader = Uploader::new(gpu.context());
             let pinned = best(&mut || {
                 uploader.upload(&stream, staged.view_mut(), 1, |_, _| Ok(())).unwrap();
                 stream.synchronize().unwrap();
             });
+            let pageable = best(&mut || stream.upload(&raw, staged.view_mut()).unwrap());
             let (mut scales_there, mut zeros_there) =
                 (gpu.context().allocate(scales.len()).unwrap(), gpu.context().allocate(zeros.len()).unwrap());
             stream.upload(&scales, scales_there.view_mut()).unwrap();
