@@ -1,7 +1,7 @@
 //! Golden modules of other software, multiplied on a GPU: packed there for each kernel that serves them, and compared with
 //! products of the numbers that their origin says they stand for.
 //!
-//! Without a GPU this test says so and passes; `HALFBYTE_REQUIRE_CUDA=1` makes it fail instead.
+//! Modules go side by side, for compiling kernels takes most of the time. Without a GPU this test says so and passes; `HALFBYTE_REQUIRE_CUDA=1` makes it fail instead.
 
 use crate::support::{Random, Tensor, testdata, write_folder};
 use crate::{awq, compressed_tensors, gptq};
@@ -15,7 +15,9 @@ use halfbyte::format::reference::{Bound, matmul as product};
 use halfbyte::kernel::Problem;
 use halfbyte::{Act, Float, Format, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::{Checkpoint, StoredWeight, Weights};
+use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::Mutex;
 
 const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 
@@ -44,16 +46,20 @@ struct Given {
     tolerance: f64,
 }
 
+/// Tensors that each kernel multiplied.
+type Served = Mutex<BTreeMap<&'static str, usize>>;
+
 struct Bench<'a> {
     gpu: &'a Gpu,
-    stream: &'a Stream,
-    packer: Packer<'a>,
-    random: Random,
-    /// Tensors that each kernel multiplied.
-    served: BTreeMap<&'static str, usize>,
+    stream: Stream,
+    served: &'a Served,
 }
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    fn new(gpu: &'a Gpu, served: &'a Served) -> Self {
+        Self { gpu, stream: gpu.stream().unwrap(), served }
+    }
+
     fn upload<T: Pod>(&self, values: &[T]) -> Buffer<T> {
         let mut buffer = self.gpu.context().allocate(values.len()).unwrap();
         self.stream.upload(values, buffer.view_mut()).unwrap();
@@ -66,7 +72,7 @@ impl Bench<'_> {
         let m = x.len() / k;
         let problem = Problem { format: Some(w.format()), x: x_type, m, n, k };
         let bytes = matmul::workspace_bytes(&self.gpu.caps(), &problem, w.layout()).unwrap();
-        let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
+        let mut workspace = Workspace::new(self.gpu, &self.stream, bytes).unwrap();
         let halfs = self.upload(&x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>());
         let brains = self.upload(&x.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>());
         let singles = self.upload(x);
@@ -78,16 +84,17 @@ impl Bench<'_> {
         let (bias, mut y) = (self.upload(bias), self.upload(&vec![f32::NAN; m * n]));
         let epilogue = Epilogue { bias: (!bias.is_empty()).then(|| bias.view()), ..Epilogue::default() };
         let call = Call { x, m, w, epilogue, y: y.view_mut().into(), workspace: Some(&mut workspace) };
-        matmul::run_with(kernel, self.gpu, self.stream, call).unwrap();
+        matmul::run_with(kernel, self.gpu, &self.stream, call).unwrap();
         let mut out = vec![0.0; m * n];
         self.stream.download(y.view(), &mut out).unwrap();
         out
     }
 
     /// Multiplies a tensor that stands for `dense` `[n, k]` by every kernel that takes it.
-    fn check(&mut self, name: &str, stored: &StoredTensor<'_>, dense: &[f64], given: &[Given]) {
+    fn check(&self, name: &str, stored: &StoredTensor<'_>, dense: &[f64], given: &[Given]) {
         let (n, k, act) = (stored.n(), stored.k(), Act::A16);
         assert_eq!(dense.len(), n * k);
+        let (mut packer, mut random) = (Packer::new(self.gpu, &self.stream), Random(7));
         for (kernel, x_type) in KERNELS.iter().flat_map(|kernel| TYPES.map(|x_type| (kernel, x_type))) {
             let format = Some(Format { weight: stored.format(), act });
             let problem = |m| Problem { format, x: x_type, m, n, k };
@@ -95,16 +102,15 @@ impl Bench<'_> {
             if kernel.supports(&caps, &problem(1)).is_err() || kernel.holds(stored).is_err() {
                 continue;
             }
-            *self.served.entry(kernel.name).or_default() += 1;
-            let packed = self.packer.pack_for(kernel, &[stored], act).unwrap();
+            *self.served.lock().unwrap().entry(kernel.name).or_default() += 1;
+            let packed = packer.pack_for(kernel, &[stored], act).unwrap();
             let bound = Bound { out: Float::F32, k };
             let rounding = |m| match kernel.name != "plain" && rounds_weights(&caps, &problem(m)) {
                 true => x_type.unit_roundoff(),
                 false => 0.0,
             };
             for m in ROWS {
-                let x: Vec<f32> =
-                    (0..m * k).map(|_| x_type.round(self.random.below(2001) as f32 / 500.0 - 2.0)).collect();
+                let x: Vec<f32> = (0..m * k).map(|_| x_type.round(random.below(2001) as f32 / 500.0 - 2.0)).collect();
                 let y = self.forward(kernel, &packed, &x, x_type, &[]);
                 let wide: Vec<f64> = x.iter().map(|&x| x.into()).collect();
                 let reference = product(&wide, dense, [m, n, k]);
@@ -138,7 +144,7 @@ impl Bench<'_> {
     }
 
     /// The same for the module `m` of a folder.
-    fn check_module(&mut self, name: &str, tensors: &[Tensor], config: &str, dense: &[f64], given: &[Given]) {
+    fn check_module(&self, name: &str, tensors: &[Tensor], config: &str, dense: &[f64], given: &[Given]) {
         let folder = tempfile::tempdir().unwrap();
         write_folder(folder.path(), tensors, config);
         let weights = Weights::open(folder.path()).unwrap();
@@ -176,21 +182,21 @@ fn same(name: &str, dense: &[f64], made: &[f32], dtype: Float) {
 #[test]
 fn goldens_of_other_software_multiply_to_their_products() {
     let Some(gpu) = gpu() else { return };
-    let stream = gpu.stream().unwrap();
-    let packer = Packer::new(&gpu, &stream);
-    let mut bench = Bench { gpu: &gpu, stream: &stream, packer, random: Random(7), served: BTreeMap::new() };
-    of_gptq(&mut bench);
-    of_awq(&mut bench);
-    of_compressed_tensors(&mut bench);
-    of_paddle(&mut bench);
-    println!("{:?}", bench.served);
+    let served = Served::default();
+    of_gptq(&gpu, &served);
+    of_awq(&gpu, &served);
+    of_compressed_tensors(&gpu, &served);
+    of_paddle(&gpu, &served);
+    let served = served.into_inner().unwrap();
+    println!("{served:?}");
     for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(gpu.caps().arch)) {
-        assert!(bench.served.get(kernel.name).is_some_and(|&tensors| tensors >= 40), "{:?}", bench.served);
+        assert!(served.get(kernel.name).is_some_and(|&tensors| tensors >= 40), "{served:?}");
     }
 }
 
-fn of_gptq(bench: &mut Bench<'_>) {
-    for golden in gptq::all() {
+fn of_gptq(gpu: &Gpu, served: &Served) {
+    gptq::all().into_par_iter().for_each(|golden| {
+        let bench = Bench::new(gpu, served);
         let gptq::Golden { name, file, n, k, .. } = &golden;
         let (n, k) = (*n, *k);
         let (q, zeros, index) = (file.bytes("q").unwrap(), file.ints("zeros").unwrap(), file.ints("g_idx").unwrap());
@@ -210,11 +216,12 @@ fn of_gptq(bench: &mut Bench<'_>) {
             let (tensors, config) = (golden.tensors(qzeros), golden.config(version.name(), golden.sym));
             bench.check_module(name, &tensors, &config, &dense, std::slice::from_ref(&given));
         }
-    }
+    });
 }
 
-fn of_awq(bench: &mut Bench<'_>) {
-    for (file, group) in awq::goldens() {
+fn of_awq(gpu: &Gpu, served: &Served) {
+    awq::goldens().into_par_iter().for_each(|(file, group)| {
+        let bench = Bench::new(gpu, served);
         let [k, n] = file.info("q").unwrap().shape.to_vec()[..] else { panic!("q is no matrix") };
         let (q, zeros, scales) = (file.bytes("q").unwrap(), file.ints("zeros").unwrap(), f32s(&file, "scales"));
         let dense = matrix(n, k, |i, j| {
@@ -235,11 +242,12 @@ fn of_awq(bench: &mut Bench<'_>) {
             let (tensors, config) = (awq::packed(&file, layout), awq::config_of(layout, group));
             bench.check_module(&format!("awq {layout}, groups of {group}"), &tensors, &config, &dense, &[given]);
         }
-    }
+    });
 }
 
-fn of_compressed_tensors(bench: &mut Bench<'_>) {
-    for golden in compressed_tensors::goldens() {
+fn of_compressed_tensors(gpu: &Gpu, served: &Served) {
+    compressed_tensors::goldens().into_par_iter().for_each(|golden| {
+        let bench = Bench::new(gpu, served);
         let file = &golden.file;
         let [n, k] = file.info("q").unwrap().shape.to_vec()[..] else { panic!("q is no matrix") };
         let groups = golden.group.count(k);
@@ -251,13 +259,15 @@ fn of_compressed_tensors(bench: &mut Bench<'_>) {
         });
         same(&golden.name, &dense, &f32s(file, "decompressed"), golden.dtype);
         bench.check_module(&golden.name, &golden.tensors(), &golden.config(), &dense, &[]);
-    }
+    });
 }
 
 /// Weights in the layout that Paddle makes for its mixed products, whose codes the manifest says where to find.
-fn of_paddle(bench: &mut Bench<'_>) {
-    for (shape, dtype) in ["1x128x64", "3x256x48", "4x192x32"].iter().flat_map(|s| [(s, Float::F16), (s, Float::BF16)])
-    {
+fn of_paddle(gpu: &Gpu, served: &Served) {
+    let shapes = ["1x128x64", "3x256x48", "4x192x32"];
+    let files: Vec<_> = shapes.iter().flat_map(|shape| [(shape, Float::F16), (shape, Float::BF16)]).collect();
+    files.into_par_iter().for_each(|(shape, dtype)| {
+        let bench = Bench::new(gpu, served);
         let dtype_name = if dtype == Float::F16 { "fp16" } else { "bf16" };
         let file = format!("weight_only_linear/wol_{shape}_{dtype_name}.safetensors");
         let file = &Checkpoint::open(testdata(&file)).unwrap();
@@ -293,5 +303,5 @@ fn of_paddle(bench: &mut Bench<'_>) {
             let name = format!("{shape} {dtype_name} {}", part("weights"));
             bench.check(&name, &(&q).into(), &dense, &[exact, by_ort]);
         }
-    }
+    });
 }
