@@ -58,7 +58,7 @@ impl Loading<'_> {
                     several => &QTensor::concat_rows(&several.iter().collect::<Vec<_>>()).map_err(named)?,
                 };
                 let format = Some(Format { weight: whole.format(), act });
-                let problem = Problem { format, x: self.activations, m: 1, n, k };
+                let problem = Problem { format, x: self.activations, y: Float::F32, m: 1, n, k };
                 let kernel = matmul::select(&self.gpu.caps(), &problem, Some(LAYOUT))?;
                 Weight::Quantized(matmul::pack_for(kernel, self.gpu, self.stream, whole, act)?)
             }
@@ -189,7 +189,7 @@ impl Workspaces {
 
 fn needed(gpu: &Gpu, packed: &Packed, x: Float, m: usize) -> halfbyte::Result<usize> {
     let [n, k] = packed.shape();
-    let problem = Problem { format: Some(packed.format()), x, m, n, k };
+    let problem = Problem { format: Some(packed.format()), x, y: Float::F32, m, n, k };
     matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout())
 }
 
@@ -229,7 +229,9 @@ impl Products<'_> {
                     let bytes = needed(gpu, packed, x.dtype(), m)?;
                     let workspace = self.workspaces.at_least(gpu, stream, m, bytes)?;
                     let epilogue = Epilogue { bias, activation: Activation::None };
-                    matmul::run(gpu, stream, Call { x, m, w: packed, epilogue, y: out.into(), workspace })?;
+                    let y = out.into();
+                    let call = Call { x, m, w: packed, epilogue, y, workspace, batch_invariant: false };
+                    matmul::run(gpu, stream, call)?;
                 }
             }
             if !in_place {

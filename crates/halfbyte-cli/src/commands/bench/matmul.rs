@@ -341,7 +341,7 @@ impl Bench<'_> {
 
     fn measure(&self, source: &Source, weights: &[Linear], [m, n, k]: [usize; 3]) -> Result<Line> {
         self.progress.step(format!("{} m={m} n={n} k={k}", self.kind));
-        let problem = Problem { format: self.kind.format(), x: self.x, m, n, k };
+        let problem = Problem { format: self.kind.format(), x: self.x, y: Float::F32, m, n, k };
         let kernel = matmul::select(&self.cpu.caps(), &problem)?.name;
         let x = X::new(random::normals(m * k, 2), self.x);
         let mut y = vec![f32::NAN; m * n];
@@ -372,7 +372,7 @@ impl Bench<'_> {
                 };
                 Some(check::check(
                     weight,
-                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32, rounded: None },
+                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32 },
                 )?)
             }
         };

@@ -19,6 +19,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: "plain",
     layout: "cuda_plain",
     what: "weights to f32 in shared memory, f32 multiply-add, every format and processor",
+    batch_invariant: true,
     serves: |arch| arch.number >= 75,
     instances: || {
         let fields = [2, 4, 8].into_iter();

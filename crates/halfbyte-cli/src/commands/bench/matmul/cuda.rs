@@ -17,7 +17,7 @@ use crate::timing::Measured;
 use half::{bf16, f16};
 use halfbyte::cuda::cublaslt::CublasLt;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed, wna16_sm90};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
@@ -346,7 +346,7 @@ impl Bench<'_> {
     fn line(&self, w: &halfbyte::QTensor, weights: &[Packed], [m, n, k]: [usize; 3], read_us: f64) -> Result<Line> {
         let format = weights[0].format();
         self.progress.step(format!("{format} m={m} n={n} k={k}"));
-        let problem = Problem { format: Some(format), x: self.x, m, n, k };
+        let problem = Problem { format: Some(format), x: self.x, y: self.x, m, n, k };
         let caps = self.gpu.caps();
         let kernel = matmul::select(&caps, &problem, Some(weights[0].layout()))?.name;
         let bytes = matmul::workspace_bytes(&caps, &problem, weights[0].layout())?;
@@ -362,6 +362,7 @@ impl Bench<'_> {
                 epilogue: Epilogue::default(),
                 y: y.view_mut(),
                 workspace: Some(&mut workspace),
+                batch_invariant: false,
             };
             matmul::run(self.gpu, stream, call)
         })?;
@@ -370,9 +371,7 @@ impl Bench<'_> {
             true => {
                 let rows = check::rows(m);
                 let (x, y) = (x.rows(self.stream, &rows, k)?, y.rows(self.stream, &rows, n)?);
-                let rounds = kernel == "wna16_sm90" && wna16_sm90::rounds_weights(&caps, &problem);
-                let rounded = rounds.then_some(self.x);
-                let computed = Computed { x: &x, y: &y, shape: [rows.len(), n, k], out: self.x, rounded };
+                let computed = Computed { x: &x, y: &y, shape: [rows.len(), n, k], out: self.x };
                 Some(check::check_rows(check::Weight::Quantized(w, format), computed)?)
             }
         };
