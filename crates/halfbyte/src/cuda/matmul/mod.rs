@@ -121,6 +121,8 @@ pub struct Kernel {
     pub serves: fn(Arch) -> bool,
     /// Every instance that may be launched; of a kernel with very many, enough that nothing in its sources is left out.
     pub instances: fn() -> Vec<Instance>,
+    /// The instances that a problem which it supports is computed by, without an activation.
+    instances_of: fn(&Caps, &Problem) -> Vec<Instance>,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
     holds: fn(&QTensor) -> std::result::Result<(), Reason>,
@@ -197,6 +199,11 @@ pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'s
             }
         })
         .collect()
+}
+
+/// What a problem is computed by, to be compiled before it is needed. Error: no kernel of the layout serves it.
+pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<Instance>> {
+    Ok((select(caps, problem, Some(layout))?.instances_of)(caps, problem))
 }
 
 /// Bytes of workspace that a problem needs, whichever kernel of the layout serves it.

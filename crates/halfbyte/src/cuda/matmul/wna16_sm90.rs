@@ -4,8 +4,12 @@
 //! below 128), scaled weights are rounded to the type of x instead, once: `k` roundings of either sign, which stay within the
 //! bound unless x was made to add them all up.
 
+mod candidates;
 pub mod config;
 
+pub use candidates::{candidates, compiles};
+
+use super::gather;
 use super::wna16::{self, Rows, Weights};
 use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
@@ -31,6 +35,11 @@ pub(super) const KERNEL: Kernel = Kernel {
     batch_invariant: true,
     serves: |arch| arch.number == 90 && arch.specific,
     instances,
+    instances_of: |caps, problem| {
+        let Ok(atom) = wna16::atom(problem) else { return Vec::new() };
+        let (config, _) = Choice::Fast.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
+        vec![config.instance(atom, problem.y, Activation::None), gather::instance()]
+    },
     supports,
     workspace_bytes,
     holds: wna16::holds,
@@ -62,7 +71,7 @@ fn instances() -> Vec<Instance> {
 }
 
 /// Every configuration for a format, with y of the type of x and in f32 and without an activation; none if it is not served.
-pub fn instances_of(format: WeightFormat) -> Vec<Instance> {
+pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
     // More columns than any group: groups of all columns are what rows are.
     let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
     let of = |out: Float| config::all(atom, out).into_iter().map(move |c| c.instance(atom, out, Activation::None));
@@ -231,15 +240,15 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
     wna16::run(gpu, stream, call, w, bytes, |rows| product(gpu, stream, w, call, choice, rows))
 }
 
-/// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form and
-/// y: for measuring which is best.
+/// Puts a product into a stream with a configuration of the caller's choice, as [`config::all`] and [`candidates`] have them for
+/// the weight's form and y: for measuring which is best. With one that rounds weights, k must be long.
 ///
-/// Errors: those of [`super::run`], columns in another order, a shape that the configuration does not cover.
+/// Errors: those of [`super::run`], a copy of x that would be needed, a shape that the configuration does not cover.
 pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
     super::check(&KERNEL, gpu, call)?;
     let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
     let Packed::Wna16(w) = call.w else { return refuse("weights in layout cuda_wna16", call.w.layout().into()) };
-    if !w.reads_in_place(call.x) || !config::all(w.atom(), call.y.dtype()).contains(&config) {
+    if !w.reads_in_place(call.x) || !compiles(config, w.atom(), call.y.dtype()) {
         return refuse("a configuration for this weight", format!("{config:?}"));
     }
     if call.y.is_empty() {

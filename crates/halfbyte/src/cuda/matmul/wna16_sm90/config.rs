@@ -39,7 +39,7 @@ pub struct Config {
 }
 
 /// Two warpgroups of two strips, each tile cut wherever the work is divided.
-const TWO_BY_TWO: Config = Config {
+pub(super) const TWO_BY_TWO: Config = Config {
     tokens: 8,
     warpgroups: 2,
     strips: 2,
@@ -56,7 +56,7 @@ const TWO_BY_TWO: Config = Config {
 };
 
 /// Four warpgroups in two sets, which take units in turn.
-const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
+pub(super) const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
 
 /// Shared memory that a block may have alone on a multiprocessor, and as one of two.
 const ALONE_BYTES: usize = 232_448;
@@ -67,6 +67,9 @@ const FEW_UNITS: usize = 16;
 
 /// Columns from which on weights may be scaled and rounded: so many roundings of either sign are small beside the one of y.
 const ROUNDING_COLUMNS: usize = 512;
+
+/// Tokens for which the registers hold sums of groups smaller than atoms, beside those of a tile.
+pub(super) const MOST_TOKENS_OF_SMALL_GROUPS: usize = 96;
 
 /// Where the choice is made: a shape in strips and steps, and the device.
 struct Shape {
@@ -113,8 +116,11 @@ impl Shape {
 
     fn choose(&self) -> Config {
         let config = self.choose_fast();
-        // Sums of smaller groups than atoms are scaled by one strip alone, for want of registers.
-        if config.wgmma && !config.early && !self.whole_atoms() { Config { strips: 1, ..config } } else { config }
+        if !config.wgmma || config.early || self.whole_atoms() {
+            return config;
+        }
+        // The sums of small groups take registers.
+        Config { strips: 1, tokens: config.tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config }
     }
 
     fn choose_fast(&self) -> Config {
@@ -169,7 +175,8 @@ impl Shape {
             9..=16 => 16,
             17..=32 => 32,
             33..=64 => 64,
-            _ => 128,
+            _ if self.whole_atoms() => 128,
+            _ => MOST_TOKENS_OF_SMALL_GROUPS,
         };
         let config = Config { tokens, strips: 1, trigger: 0, ..TWO_BY_TWO };
         let split = if self.strips.div_ceil(config.tile_strips()) * 2 <= self.multiprocessors { 2 } else { 1 };
@@ -229,9 +236,32 @@ pub fn all(atom: Atom, out: Float) -> Vec<Config> {
     all
 }
 
+/// `n64 2x1 wgmma early w5 x7/2`: tokens, warpgroups and strips, instruction, where scales apply, stages of W and of x and
+/// boxes; then what is not 1 or 0.
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let instruction = if self.wgmma { "wgmma" } else { "mma" };
+        let scales = if self.early { "early" } else { "late" };
+        write!(f, "n{} {}x{} {instruction} {scales}", self.tokens, self.warpgroups / self.sets, self.strips)?;
+        write!(f, " w{} x{}/{}", self.stages_w, self.stages_x, self.boxes)?;
+        for (name, value, usual) in [
+            ("sets", self.sets, 1),
+            ("split", self.split, 1),
+            ("blocks", self.blocks, 1),
+            ("trigger", self.trigger, 0),
+            ("prefetch", self.prefetch, 0),
+        ] {
+            if value != usual {
+                write!(f, " {name} {value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Config {
     /// With as many stages as there is room for, up to what was found to help.
-    fn fitted(mut self, atom: Atom, out: Float) -> Self {
+    pub(super) fn fitted(mut self, atom: Atom, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
         let room = most.saturating_sub(self.shared_bytes(atom, out));
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
@@ -266,7 +296,7 @@ impl Config {
     }
 
     /// Whether W and x share a ring.
-    fn joint(self) -> bool {
+    pub(super) fn joint(self) -> bool {
         self.tokens <= 32 || self.blocks == 2
     }
 
