@@ -255,11 +255,10 @@ pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Re
         return Ok(());
     }
     let [n, k] = w.shape();
-    let schedule = Schedule::new(config, [call.m, n, k], gpu.caps().multiprocessors as usize);
-    if !schedule.fits() || schedule.steps < config.split {
-        return refuse("a shape that the configuration covers", format!("{schedule:?}"));
-    }
-    let needed = Workspace::COUNTER_BYTES + schedule.parts_bytes(config);
+    let needed = match config.workspace_bytes([call.m, n, k], gpu.caps().multiprocessors as usize) {
+        Some(bytes) => bytes,
+        None => return refuse("a shape that the configuration covers", format!("{} × {n} × {k}", call.m)),
+    };
     let workspace = match call.workspace.as_deref() {
         Some(workspace) if workspace.bytes() >= needed => workspace.view().pointer(),
         other => return refuse(&format!("a workspace of {needed} bytes"), format!("{other:?}")),

@@ -17,6 +17,11 @@ const WORKSPACE_BYTES: usize = 128 << 20;
 /// Other configurations that are named besides the fastest.
 const NAMED: usize = 3;
 
+#[derive(Serialize)]
+struct Report<'a> {
+    results: &'a [Swept],
+}
+
 /// One number of rows of one shape.
 #[derive(Serialize)]
 pub struct Swept {
@@ -52,7 +57,8 @@ impl Bench<'_> {
         let multiprocessors = self.gpu.caps().multiprocessors as usize;
         let chosen = config::config(atom, [m, n, k], self.y, multiprocessors);
         let mut configs = vec![chosen];
-        configs.extend(candidates(atom, m, self.y).into_iter().filter(|&c| c != chosen && k.div_ceil(128) >= c.split));
+        configs.extend(candidates(atom, m, self.y).into_iter().filter(|&c| c != chosen));
+        configs.retain(|c| c.workspace_bytes([m, n, k], multiprocessors).is_some_and(|bytes| bytes <= WORKSPACE_BYTES));
         let instances: Vec<_> = configs.iter().map(|c| c.instance(atom, self.y, Activation::None)).collect();
         self.progress.step(format!("{format} m={m} n={n} k={k}: compiling {} configurations", instances.len()));
         self.gpu.prepare(&instances, |_| ())?;
@@ -85,7 +91,7 @@ impl Bench<'_> {
 
 /// Prints what was measured.
 pub(super) fn print(results: &[Swept], app: &App) -> Result<()> {
-    app.result(&results, |results| {
+    app.result(&Report { results }, |Report { results }| {
         let mut columns = vec![("format", Align::Left), ("y", Align::Left)];
         columns.extend(["m", "n", "k"].map(|name| (name, Align::Right)));
         columns.extend([("µs", Align::Right), ("", Align::Left), ("configuration", Align::Left)]);

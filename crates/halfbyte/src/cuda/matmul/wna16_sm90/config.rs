@@ -2,6 +2,7 @@
 //!
 //! The choice follows what was measured on an H200: `docs/decisions/0006-products-on-hopper.md`.
 
+use crate::cuda::Workspace;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -318,6 +319,13 @@ impl Config {
         let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
         let sums = (self.sets - 1) * parts * 512 + exchange + self.warpgroups / self.sets * staged * 128;
         ring + sums + 16 * (self.stages_w + self.stages_x) + 48
+    }
+
+    /// Bytes that a product of a shape works in; none if the configuration does not cover the shape.
+    pub fn workspace_bytes(self, shape: [usize; 3], multiprocessors: usize) -> Option<usize> {
+        let schedule = Schedule::new(self, shape, multiprocessors);
+        let covered = schedule.fits() && schedule.steps >= self.split;
+        covered.then(|| Workspace::COUNTER_BYTES + schedule.parts_bytes(self))
     }
 
     /// What is compiled.
