@@ -51,9 +51,14 @@ impl Sampler {
         Ok(Self { options, random: SplitMix64(options.seed), candidates: Vec::new() })
     }
 
-    /// Whether it takes the most likely token, so that no other logit matters.
-    pub fn is_greedy(&self) -> bool {
-        self.options.temperature == 0.0
+    /// What it was made with.
+    pub fn options(&self) -> Sampling {
+        self.options
+    }
+
+    /// The next of its random numbers, from 0 to below 1, for a draw that is made elsewhere.
+    pub(crate) fn random(&mut self) -> f64 {
+        self.random.unit()
     }
 
     /// Chooses a token. Errors: no logits, NaN or infinity among them (minus infinity is a token that never comes).

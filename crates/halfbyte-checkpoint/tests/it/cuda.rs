@@ -8,7 +8,6 @@ use crate::{awq, compressed_tensors, gptq};
 use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
-use halfbyte::cuda::matmul::wna16_sm90::rounds_weights;
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, Packer};
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::format::reference::{Bound, matmul as product};
@@ -70,7 +69,7 @@ impl<'a> Bench<'a> {
     fn forward(&self, kernel: &Kernel, w: &Packed, x: &[f32], x_type: Float, bias: &[f32]) -> Vec<f32> {
         let [n, k] = w.shape();
         let m = x.len() / k;
-        let problem = Problem { format: Some(w.format()), x: x_type, m, n, k };
+        let problem = Problem { format: Some(w.format()), x: x_type, y: Float::F32, m, n, k };
         let bytes = matmul::workspace_bytes(&self.gpu.caps(), &problem, w.layout()).unwrap();
         let mut workspace = Workspace::new(self.gpu, &self.stream, bytes).unwrap();
         let halfs = self.upload(&x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>());
@@ -83,7 +82,8 @@ impl<'a> Bench<'a> {
         };
         let (bias, mut y) = (self.upload(bias), self.upload(&vec![f32::NAN; m * n]));
         let epilogue = Epilogue { bias: (!bias.is_empty()).then(|| bias.view()), ..Epilogue::default() };
-        let call = Call { x, m, w, epilogue, y: y.view_mut().into(), workspace: Some(&mut workspace) };
+        let call =
+            Call { x, m, w, epilogue, y: y.view_mut().into(), workspace: Some(&mut workspace), batch_invariant: false };
         matmul::run_with(kernel, self.gpu, &self.stream, call).unwrap();
         let mut out = vec![0.0; m * n];
         self.stream.download(y.view(), &mut out).unwrap();
@@ -97,7 +97,7 @@ impl<'a> Bench<'a> {
         let (mut packer, mut random) = (Packer::new(self.gpu, &self.stream), Random(7));
         for (kernel, x_type) in KERNELS.iter().flat_map(|kernel| TYPES.map(|x_type| (kernel, x_type))) {
             let format = Some(Format { weight: stored.format(), act });
-            let problem = |m| Problem { format, x: x_type, m, n, k };
+            let problem = |m| Problem { format, x: x_type, y: Float::F32, m, n, k };
             let caps = self.gpu.caps();
             if kernel.supports(&caps, &problem(1)).is_err() || kernel.holds(stored).is_err() {
                 continue;
@@ -105,10 +105,6 @@ impl<'a> Bench<'a> {
             *self.served.lock().unwrap().entry(kernel.name).or_default() += 1;
             let packed = packer.pack_for(kernel, &[stored], act).unwrap();
             let bound = Bound { out: Float::F32, k };
-            let rounding = |m| match kernel.name != "plain" && rounds_weights(&caps, &problem(m)) {
-                true => x_type.unit_roundoff(),
-                false => 0.0,
-            };
             for m in ROWS {
                 let x: Vec<f32> = (0..m * k).map(|_| x_type.round(random.below(2001) as f32 / 500.0 - 2.0)).collect();
                 let y = self.forward(kernel, &packed, &x, x_type, &[]);
@@ -116,7 +112,7 @@ impl<'a> Bench<'a> {
                 let reference = product(&wide, dense, [m, n, k]);
                 for (at, (&y, &want)) in y.iter().zip(&reference.value).enumerate() {
                     let magnitude = reference.magnitude[at];
-                    let allowed = bound.allowed(magnitude) + rounding(m) * magnitude;
+                    let allowed = bound.allowed(magnitude);
                     let error = (f64::from(y) - want).abs();
                     assert!(error <= allowed, "{name} by {} at {at}: {y}, not {want} ± {allowed:e}", problem(m));
                 }
@@ -128,7 +124,7 @@ impl<'a> Bench<'a> {
                 let magnitudes = product(&wide, dense, [m, n, k]).magnitude;
                 assert_eq!((y.len(), given.y.len()), (m * n, m * n), "{name}");
                 for (at, (&y, &want)) in y.iter().zip(&given.y).enumerate() {
-                    let of_weights = rounding(m) + given.weights.map_or(0.0, Float::unit_roundoff);
+                    let of_weights = given.weights.map_or(0.0, Float::unit_roundoff);
                     let magnitude = magnitudes[at] + f64::from(given.bias.get(at % n).map_or(0.0, |b| b.abs()));
                     let allowed =
                         bound.allowed(magnitude) + of_weights * magnitude + given.tolerance * (1.0 + want.abs());

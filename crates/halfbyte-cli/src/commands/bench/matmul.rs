@@ -1,6 +1,7 @@
 //! `halfbyte bench matmul`: products on cold weights, beside what the machine could do at most.
 
 mod cuda;
+mod sweep;
 
 use super::case::{Case, Shape};
 use super::check::{self, Check, Computed};
@@ -47,12 +48,18 @@ pub struct Args {
     /// Type of x [default: f32; on a GPU f16].
     #[arg(long, value_enum)]
     x: Option<FloatArg>,
+    /// Type of y, on a GPU [default: that of x].
+    #[arg(long, value_enum)]
+    y: Option<FloatArg>,
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
     /// Leave out the dense product of the same shape, to which times are compared: in f32, on a GPU cuBLASLt in f16.
     #[arg(long)]
     no_baseline: bool,
+    /// On a GPU: time every configuration of the kernel that has several, beside the one it chooses, instead of the products.
+    #[arg(long)]
+    sweep: bool,
 }
 
 /// What is measured unless told: w4a8-g128.
@@ -183,6 +190,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let plan = plan(args)?;
     if let Some(number) = app.cuda() {
         return cuda::run(args, &plan, number, app);
+    }
+    if args.sweep || args.y.is_some() {
+        let option = if args.sweep { "--sweep" } else { "--y" };
+        return Err(Failure::usage(
+            "it asks for what only kernels on a GPU have",
+            format!("option {option}"),
+            "add --device cuda; on a CPU y is f32, and each kernel has one configuration",
+        ));
     }
     let cpu = app.cpu()?;
     let x = args.x.map_or(Float::F32, Float::from);
@@ -341,7 +356,7 @@ impl Bench<'_> {
 
     fn measure(&self, source: &Source, weights: &[Linear], [m, n, k]: [usize; 3]) -> Result<Line> {
         self.progress.step(format!("{} m={m} n={n} k={k}", self.kind));
-        let problem = Problem { format: self.kind.format(), x: self.x, m, n, k };
+        let problem = Problem { format: self.kind.format(), x: self.x, y: Float::F32, m, n, k };
         let kernel = matmul::select(&self.cpu.caps(), &problem)?.name;
         let x = X::new(random::normals(m * k, 2), self.x);
         let mut y = vec![f32::NAN; m * n];
@@ -372,7 +387,7 @@ impl Bench<'_> {
                 };
                 Some(check::check(
                     weight,
-                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32, rounded: None },
+                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32 },
                 )?)
             }
         };

@@ -16,6 +16,8 @@ pub(super) struct State {
     pub(super) tokens: Buffer<u32>,
     /// The most likely token, then the bits of its logit.
     pub(super) choice: Buffer<u32>,
+    /// A drawn token, then the same bits.
+    pub(super) drawn: Buffer<u32>,
     residual: Buffer<f32>,
     normed: FloatBuffer,
     update: Buffer<f32>,
@@ -49,6 +51,7 @@ impl State {
             position: context.allocate(1)?,
             tokens: context.allocate(rows)?,
             choice: context.allocate(2)?,
+            drawn: context.allocate(2)?,
             residual: context.allocate(rows * hidden)?,
             normed: floats(hidden)?,
             update: context.allocate(rows * hidden)?,

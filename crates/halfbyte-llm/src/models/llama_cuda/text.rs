@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::models::{Batch, Text};
 use crate::sampling::Sampler;
 use halfbyte::cuda::driver::{Buffer, Graph, Stream};
+use halfbyte::cuda::nn::{self, Draw};
 use std::ops::Range;
 
 /// Positions that the shortest recording serves.
@@ -45,6 +46,8 @@ pub(super) struct CudaText<'m> {
     chosen: bool,
     /// The token that the device goes on with, where the host knows it.
     next: Option<u32>,
+    /// Whether that token was drawn, and is not the most likely one that a step leaves.
+    drew: bool,
     /// Whether a step was made, so that every kernel of it is loaded: that cannot be done while one is recorded.
     stepped: bool,
 }
@@ -63,6 +66,7 @@ impl<'m> CudaText<'m> {
             rows: 0,
             chosen: false,
             next: None,
+            drew: false,
             stepped: false,
         })
     }
@@ -105,7 +109,7 @@ impl<'m> CudaText<'m> {
             self.place(&[])?;
             let Self { model, stream, state, logits, rows, .. } = self;
             state.choose(model, stream, *rows - 1, 0, logits)?;
-            (self.chosen, self.next) = (true, None);
+            (self.chosen, self.next, self.drew) = (true, None, false);
         }
         Ok(())
     }
@@ -141,7 +145,7 @@ impl Text for CudaText<'_> {
         if !goes_on {
             self.place(batch.tokens)?;
         }
-        (self.chosen, self.next) = (false, None);
+        (self.chosen, self.next, self.drew) = (false, None, false);
         if m == 1 && !batch.all_rows {
             self.step()?;
             (self.rows, self.chosen) = (1, true);
@@ -172,19 +176,35 @@ impl Text for CudaText<'_> {
 
     fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
         self.choose()?;
-        if !sampler.is_greedy() {
-            let mut logits = vec![0.0; self.model.shape.vocab];
-            self.stream.download(self.logits.view(), &mut logits)?;
-            return sampler.next(&logits);
+        let options = sampler.options();
+        let Self { model, stream, state, logits, .. } = self;
+        let mut result = [0; 2];
+        if options.temperature == 0.0 {
+            stream.download(state.choice.view(), &mut result)?;
+        } else {
+            let draw = Draw {
+                logits: logits.view(),
+                choice: state.choice.view(),
+                drawn: state.drawn.view_mut(),
+                token: state.tokens.view_mut().slice(0..1),
+                temperature: options.temperature,
+                top_k: options.top_k,
+                top_p: options.top_p,
+                random: sampler.random(),
+            };
+            nn::sample(&model.gpu, stream, draw)?;
+            stream.download(state.drawn.view(), &mut result)?;
+            self.drew = true;
         }
-        let mut choice = [0; 2];
-        self.stream.download(self.state.choice.view(), &mut choice)?;
-        let [token, greatest] = choice;
+        let [token, greatest] = result;
         let greatest = f32::from_bits(greatest);
         if !greatest.is_finite() {
             return Err(Error::NotFinite(greatest));
         }
-        self.next = Some(token);
+        // What was drawn lies where the next step reads, also if the most likely token is asked for after it.
+        if options.temperature > 0.0 || !self.drew {
+            self.next = Some(token);
+        }
         Ok(token)
     }
 }

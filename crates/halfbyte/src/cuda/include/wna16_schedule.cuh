@@ -4,7 +4,7 @@
 
 // What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte swizzle, zero fill.
 // x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start at a multiple of 16 bytes.
-// The host keeps units * workers below 2^32, and steps >= SPLIT.
+// The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
 struct Arguments {
   const u8* w;                                   // packed weights
   const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows

@@ -141,7 +141,7 @@ impl<'a> Packer<'a> {
     pub fn pack(&mut self, parts: &[&StoredTensor<'_>], act: Act, x: Float) -> Result<Packed> {
         let whole = whole(parts)?;
         let format = Format { weight: whole.format, act };
-        let problem = Problem { format: Some(format), x, m: 1, n: whole.n, k: whole.k };
+        let problem = Problem { format: Some(format), x, y: x, m: 1, n: whole.n, k: whole.k };
         let mut rejections = Vec::new();
         for kernel in KERNELS {
             let held = || parts.iter().try_for_each(|part| (kernel.holds)(part));

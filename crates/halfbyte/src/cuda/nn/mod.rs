@@ -15,6 +15,7 @@ mod embed;
 mod floats;
 mod rms_norm;
 mod rope;
+mod sample;
 mod swiglu;
 
 pub use argmax::{Step, argmax};
@@ -25,6 +26,7 @@ pub use embed::embed;
 pub use floats::FloatBuffer;
 pub use rms_norm::{Norm, rms_norm};
 pub use rope::Rope;
+pub use sample::{Draw, sample};
 pub use swiglu::swiglu;
 
 use super::driver::Launch;
@@ -46,6 +48,7 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
         attention::combine(),
         swiglu::instance(),
         argmax::instance(),
+        sample::instance(),
         columns::instance(),
     ];
     all.extend(heads.into_iter().flat_map(attention::instances));

@@ -48,7 +48,7 @@ fn uploads_in_pieces_arrive_whole() {
             let mut next = 0;
             let write = |range: std::ops::Range<usize>, to: &mut [u8]| {
                 assert_eq!((range.start, range.len()), (next, to.len()));
-                assert!(range.start % unit == 0 && range.end % unit == 0);
+                assert!(range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit));
                 next = range.end;
                 to.iter_mut().zip(range).for_each(|(to, at)| *to = (at % 251) as u8);
                 Ok(())

@@ -1,7 +1,7 @@
 //! What is packed on the device against what is packed on the CPU, bit for bit, from every way that files have.
 
 use super::gpus;
-use crate::data::{Random, parse, with_zeros_in_bytes};
+use crate::data::{Random, below_each_other, parse, with_zeros_in_bytes};
 use crate::layout::{layouts, stored};
 use bytemuck::{Pod, Zeroable};
 use halfbyte::cuda::driver::{Arg, Event, Launch, Stream, Uploader};
@@ -118,7 +118,7 @@ fn tensors_below_each_other_and_slabs_pack_as_one() {
                     let index = index.filter(|_| heights[0] % 2 == 1);
                     parts = parts.map(|q| reindexed(&q, index.clone()));
                 }
-                let expected = expected(&QTensor::concat_rows(&parts.each_ref()).unwrap());
+                let expected = expected(&below_each_other(&parts));
                 let rotated = |q: &QTensor, i: usize| {
                     let mut all = layouts(q);
                     let at = i % all.len();
