@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, Packer};
 use halfbyte::cuda::{Gpu, Workspace};
-use halfbyte::format::reference::{Bound, matmul as product};
+use halfbyte::format::reference::matmul as product;
 use halfbyte::kernel::Problem;
 use halfbyte::{Act, Float, Format, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::{Checkpoint, StoredWeight, Weights};
@@ -104,7 +104,7 @@ impl<'a> Bench<'a> {
             }
             *self.served.lock().unwrap().entry(kernel.name).or_default() += 1;
             let packed = packer.pack_for(kernel, &[stored], act).unwrap();
-            let bound = Bound { out: Float::F32, k };
+            let bound = |m| kernel.bound(&caps, &problem(m));
             for m in ROWS {
                 let x: Vec<f32> = (0..m * k).map(|_| x_type.round(random.below(2001) as f32 / 500.0 - 2.0)).collect();
                 let y = self.forward(kernel, &packed, &x, x_type, &[]);
@@ -112,7 +112,7 @@ impl<'a> Bench<'a> {
                 let reference = product(&wide, dense, [m, n, k]);
                 for (at, (&y, &want)) in y.iter().zip(&reference.value).enumerate() {
                     let magnitude = reference.magnitude[at];
-                    let allowed = bound.allowed(magnitude);
+                    let allowed = bound(m).allowed(magnitude);
                     let error = (f64::from(y) - want).abs();
                     assert!(error <= allowed, "{name} by {} at {at}: {y}, not {want} ± {allowed:e}", problem(m));
                 }
@@ -127,7 +127,7 @@ impl<'a> Bench<'a> {
                     let of_weights = given.weights.map_or(0.0, Float::unit_roundoff);
                     let magnitude = magnitudes[at] + f64::from(given.bias.get(at % n).map_or(0.0, |b| b.abs()));
                     let allowed =
-                        bound.allowed(magnitude) + of_weights * magnitude + given.tolerance * (1.0 + want.abs());
+                        bound(m).allowed(magnitude) + of_weights * magnitude + given.tolerance * (1.0 + want.abs());
                     let error = (f64::from(y) - want).abs();
                     assert!(
                         error <= allowed,

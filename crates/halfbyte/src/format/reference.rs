@@ -103,15 +103,24 @@ pub fn dequantize_activations(x: &ActCodes, w: &QTensor) -> Vec<f64> {
 ///
 /// `u_acc = 2⁻²⁴`: every kernel accumulates in f32. `c` counts roundings on the way of one term into its sum; kernels
 /// sum in several partial accumulators, so that `c` grows far slower than k.
+///
+/// A kernel that says so multiplies by weights that it scaled and rounded to a half type, once: `u` of that type is added.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     /// Type of the output.
     pub out: Float,
     /// Length of the reduction.
     pub k: usize,
+    /// The type that weights are rounded to before they are multiplied, if they are.
+    pub rounded_weights: Option<Float>,
 }
 
 impl Bound {
+    /// The bound of a kernel whose weights are exact.
+    pub fn new(out: Float, k: usize) -> Self {
+        Self { out, k, rounded_weights: None }
+    }
+
     /// The allowed distance for an element whose magnitude `|x|·|W|ᵀ` is given.
     pub fn allowed(&self, magnitude: f64) -> f64 {
         let c = 16.0 + (self.k as f64).sqrt();
@@ -119,6 +128,7 @@ impl Bound {
             Float::F16 => 2f64.powi(-25),
             Float::BF16 | Float::F32 => 2f64.powi(-126),
         };
-        (self.out.unit_roundoff() + c * 2f64.powi(-24)) * magnitude + least
+        let weights = self.rounded_weights.map_or(0.0, Float::unit_roundoff);
+        (self.out.unit_roundoff() + weights + c * 2f64.powi(-24)) * magnitude + least
     }
 }

@@ -49,7 +49,7 @@ fn forward(linear: &Linear, cpu: &Cpu, x: &[f32], x_type: Float, m: usize, out: 
 }
 
 fn check(y: &[f32], reference: &Product, k: usize, out: Float, what: &str) {
-    let bound = Bound { out, k };
+    let bound = Bound::new(out, k);
     for (i, &y) in y.iter().enumerate() {
         let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
         let error = (f64::from(y) - want).abs();

@@ -2,7 +2,7 @@
 
 use crate::failure::Result;
 use halfbyte::format::reference::{self, Bound};
-use halfbyte::{Float, Format, QTensor, Zeros};
+use halfbyte::{Format, QTensor, Zeros};
 use serde::Serialize;
 
 /// Rows of x and outputs that are looked at.
@@ -29,8 +29,8 @@ pub struct Computed<'a> {
     pub y: &'a [f32],
     /// Rows, outputs, length of the reduction.
     pub shape: [usize; 3],
-    /// Type of the result as it was stored.
-    pub out: Float,
+    /// How far it may lie from the reference.
+    pub bound: Bound,
 }
 
 /// The weight of a product.
@@ -60,7 +60,7 @@ pub fn rows(m: usize) -> Vec<usize> {
 
 /// The same of a product that consists of those rows alone.
 pub fn check_rows(weight: Weight<'_>, computed: Computed<'_>) -> Result<Check> {
-    let Computed { x, y, shape: [m, n, k], out } = computed;
+    let Computed { x, y, shape: [m, n, k], bound } = computed;
     let outputs = sample(n, OUTPUTS);
     let product = match weight {
         Weight::Quantized(w, format) => reference::linear(x, m, &rows_of(w, &outputs)?, format.act),
@@ -70,7 +70,6 @@ pub fn check_rows(weight: Weight<'_>, computed: Computed<'_>) -> Result<Check> {
             reference::matmul(&x, &w, [m, outputs.len(), k])
         }
     };
-    let bound = Bound { out, k };
     let mut worst = 0.0f64;
     let mut passed = true;
     let elements = (0..m).flat_map(|r| outputs.iter().map(move |&i| y[r * n + i]));
@@ -109,6 +108,7 @@ fn rows_of(w: &QTensor, rows: &[usize]) -> Result<QTensor> {
 mod tests {
     use super::*;
     use crate::random;
+    use halfbyte::Float;
 
     #[test]
     fn a_wrong_element_and_a_nan_are_found() {
@@ -117,8 +117,10 @@ mod tests {
         let w = random::qtensor(format.weight, [5, 64], 3).unwrap();
         let x = random::normals(2 * 64, 4);
         let right: Vec<f32> = reference::linear(&x, 2, &w, format.act).value.iter().map(|&v| v as f32).collect();
-        let checked =
-            |y: &[f32]| check(Weight::Quantized(&w, format), Computed { x: &x, y, shape, out: Float::F32 }).unwrap();
+        let checked = |y: &[f32]| {
+            check(Weight::Quantized(&w, format), Computed { x: &x, y, shape, bound: Bound::new(Float::F32, shape[2]) })
+                .unwrap()
+        };
         let found = checked(&right);
         assert!(found.passed && found.worst < 0.5 && found.elements == 10, "{found:?}");
         for wrong in [right[7] + 0.01, f32::NAN] {

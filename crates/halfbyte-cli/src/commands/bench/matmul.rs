@@ -17,6 +17,7 @@ use half::{bf16, f16};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::matmul;
 use halfbyte::cpu::roofline::Roofline;
+use halfbyte::format::reference::Bound;
 use halfbyte::kernel::Problem;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Float, Floats, FloatsMut, Format, Group, WeightFormat, Zero};
@@ -387,7 +388,7 @@ impl Bench<'_> {
                 };
                 Some(check::check(
                     weight,
-                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32 },
+                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], bound: Bound::new(Float::F32, k) },
                 )?)
             }
         };

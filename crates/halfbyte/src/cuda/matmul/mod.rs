@@ -22,6 +22,7 @@ use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
+use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::{Activation, Problem, Reason, Rejection};
 use crate::layout::stored::StoredTensor;
@@ -131,6 +132,7 @@ pub struct Kernel {
     pub instances: fn() -> Vec<Instance>,
     /// The instances that a problem which it supports is computed by, without an activation.
     instances_of: fn(&Caps, &Problem) -> Vec<Instance>,
+    rounds_weights: fn(&Caps, &Problem) -> bool,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
     holds: fn(&StoredTensor<'_>) -> std::result::Result<(), Reason>,
@@ -153,6 +155,12 @@ impl Kernel {
             return Err(Reason(format!("is not written for {}", caps.arch)));
         }
         (self.supports)(caps, problem)
+    }
+
+    /// How far its results lie from the reference at most.
+    pub fn bound(&self, caps: &Caps, problem: &Problem) -> Bound {
+        let rounded_weights = (self.rounds_weights)(caps, problem).then_some(problem.x);
+        Bound { rounded_weights, ..Bound::new(problem.y, problem.k) }
     }
 
     /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
@@ -233,7 +241,7 @@ pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: A
 
 /// Puts a product into a stream.
 ///
-/// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each. *Accuracy:* see [`crate::format::reference::Bound`]; the same
+/// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each. *Accuracy:* [`Kernel::bound`]; the same
 /// input gives the same bits. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that no kernel
 /// of the weight's layout serves, a workspace that is too small, a kernel that cannot be compiled.
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {

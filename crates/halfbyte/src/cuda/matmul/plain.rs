@@ -30,6 +30,7 @@ pub(super) const KERNEL: Kernel = Kernel {
         let bits = problem.format.map(|format| format.weight.bits);
         bits.map(|bits| instance(field_bits(bits), grid(problem.m, problem.n).0)).into_iter().collect()
     },
+    rounds_weights: |_, _| false,
     supports,
     workspace_bytes: |_, _| 0,
     holds: |_| Ok(()),

@@ -1,8 +1,7 @@
 //! Launches of `wna16_sm90.cu`: 4- and 8-bit weights times half floats on Hopper.
 //!
-//! Products use exact codes and scale the sums of each group. Where y is a half float, k long and m above 64 (16 with groups
-//! below 128), scaled weights are rounded to the type of x instead, once: `k` roundings of either sign, which stay within the
-//! bound unless x was made to add them all up.
+//! Products use exact codes and scale the sums of each group. Those of more than 128 rows, with y a half float, use weights
+//! that were scaled and rounded to the type of x, once.
 
 mod candidates;
 pub mod config;
@@ -39,6 +38,10 @@ pub(super) const KERNEL: Kernel = Kernel {
         let Ok(atom) = wna16::atom(problem) else { return Vec::new() };
         let (config, _) = Choice::Fast.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
         vec![config.instance(atom, problem.y, Activation::None), gather::instance()]
+    },
+    rounds_weights: |caps, problem| {
+        let shape = [problem.m, problem.n, problem.k];
+        wna16::atom(problem).is_ok_and(|atom| Choice::Fast.make(caps, atom, shape, problem.y).0.early)
     },
     supports,
     workspace_bytes,
@@ -241,7 +244,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
 }
 
 /// Puts a product into a stream with a configuration of the caller's choice, as [`config::all`] and [`candidates`] have them for
-/// the weight's form and y: for measuring which is best. With one that rounds weights, k must be long.
+/// the weight's form and y: for measuring which is best. Those that scale early round weights to the type of x.
 ///
 /// Errors: those of [`super::run`], a copy of x that would be needed, a shape that the configuration does not cover.
 pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {

@@ -332,7 +332,7 @@ fn dense_products_are_within_the_bound() {
                     let bias = bias_on_device.as_ref().map(Buffer::view);
                     weight.forward(&gpu, &bench.stream, DenseCall { x: whole(&on_device), m, bias, y }).unwrap();
                 });
-                let bound = Bound { out: out_type, k };
+                let bound = Bound::new(out_type, k);
                 for (at, &got) in got.iter().enumerate() {
                     let (row, output) = (at / n, at % n);
                     let terms = x[row * k..][..k].iter().zip(&w[output * k..][..k]);

@@ -371,7 +371,7 @@ impl Bench<'_> {
         self.progress.step(format!("{format} m={m} n={n} k={k}"));
         let problem = Problem { format: Some(format), x: self.x, y: self.y, m, n, k };
         let caps = self.gpu.caps();
-        let kernel = matmul::select(&caps, &problem, Some(weights[0].layout()))?.name;
+        let kernel = matmul::select(&caps, &problem, Some(weights[0].layout()))?;
         let bytes = matmul::workspace_bytes(&caps, &problem, weights[0].layout())?;
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes)?;
         let x = self.normals(m * k, self.x, 1.0)?;
@@ -394,7 +394,8 @@ impl Bench<'_> {
             true => {
                 let rows = check::rows(m);
                 let (x, y) = (x.rows(self.stream, &rows, k)?, y.rows(self.stream, &rows, n)?);
-                let computed = Computed { x: &x, y: &y, shape: [rows.len(), n, k], out: self.y };
+                let computed =
+                    Computed { x: &x, y: &y, shape: [rows.len(), n, k], bound: kernel.bound(&caps, &problem) };
                 Some(check::check_rows(check::Weight::Quantized(w, format), computed)?)
             }
         };
@@ -408,7 +409,7 @@ impl Bench<'_> {
             n,
             k,
             origin: None,
-            kernel,
+            kernel: kernel.name,
             weight_bytes,
             copies: weights.len(),
             runs,

@@ -66,9 +66,6 @@ const SHARED_BY_TWO_BYTES: usize = 115_712;
 /// Units that a worker must have for cutting tiles among all to pay.
 const FEW_UNITS: usize = 16;
 
-/// Columns from which on weights may be scaled and rounded: so many roundings of either sign are small beside the one of y.
-const ROUNDING_COLUMNS: usize = 512;
-
 /// Tokens for which the registers hold sums of groups smaller than atoms, beside those of a tile.
 pub(super) const MOST_TOKENS_OF_SMALL_GROUPS: usize = 96;
 
@@ -83,10 +80,14 @@ struct Shape {
     rounds: bool,
 }
 
+/// Rows beyond which weights are scaled and rounded where y is a half float: tiles of 256 tokens leave no registers for the sums
+/// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
+const MOST_EXACT_ROWS: usize = 128;
+
 impl Shape {
     fn new(atom: Atom, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Self {
         let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
-        let rounds = out != Float::F32 && k >= ROUNDING_COLUMNS;
+        let rounds = atom.group > 0 && m > MOST_EXACT_ROWS && out != Float::F32;
         Self { m: m.max(1), strips, steps, multiprocessors: multiprocessors.max(1), atom, rounds }
     }
 
@@ -125,22 +126,21 @@ impl Shape {
     }
 
     fn choose_fast(&self) -> Config {
-        let (bits, units, whole_atoms) = (self.atom.bits, self.units(), self.whole_atoms());
-        // Scales of smaller groups than atoms had better multiply the weights.
-        let base = Config { early: !whole_atoms && self.rounds, ..TWO_BY_TWO };
+        let (bits, units) = (self.atom.bits, self.units());
+        let base = TWO_BY_TWO;
         // Two blocks a multiprocessor: the next launch fills its rings while this one runs.
         let paired = Config { blocks: 2, trigger: 0, ..base };
-        let exact = |config: Config| Config { wgmma: false, early: false, ..config };
+        let sync = |config: Config| Config { wgmma: false, ..config };
         match self.m {
-            ..=8 => self.shared(exact(paired), 1.75, 1.4).unwrap_or(match bits {
-                4 if units > 40.0 => Config { trigger: 8, prefetch: 4, ..exact(paired) },
+            ..=8 => self.shared(sync(paired), 1.75, 1.4).unwrap_or(match bits {
+                4 if units > 40.0 => Config { trigger: 8, prefetch: 4, ..sync(paired) },
                 4 if units < 40.0 => TWO_SETS,
-                _ => exact(paired),
+                _ => sync(paired),
             }),
             9..=16 => {
                 let narrow = Config { tokens: 16, strips: 1, ..paired };
-                let narrow = if whole_atoms { narrow } else { exact(narrow) };
-                let wide = Config { strips: 2, ..exact(narrow) };
+                let narrow = if self.whole_atoms() { narrow } else { sync(narrow) };
+                let wide = Config { strips: 2, ..sync(narrow) };
                 let shared = self.shared(narrow, 1.75, 1.4);
                 let shared = shared.or_else(|| self.shared(wide, 1.75, 1.4).filter(|_| bits == 4));
                 shared.unwrap_or(Config { tokens: 16, ..TWO_SETS })
@@ -161,10 +161,9 @@ impl Shape {
             65..=128 => {
                 let shared = self.shared(Config { tokens: 64, strips: 1, trigger: 0, ..base }, 1.0, 0.9);
                 let tokens = if self.m <= 96 { 96 } else { 128 };
-                let early = self.atom.group > 0 && self.rounds;
-                shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips: 1, early, ..base })
+                shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips: 1, ..base })
             }
-            _ => self.many(Config { tokens: 128, strips: 1, early: self.atom.group > 0 && self.rounds, ..base }),
+            _ => self.many(Config { tokens: 128, strips: 1, early: self.rounds, ..base }),
         }
     }
 
