@@ -12,6 +12,7 @@ mod stream;
 mod tensor_map;
 
 pub use graph::Graph;
+pub(super) use graph::beside_capture;
 pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
 pub use stream::{Event, Stream};
