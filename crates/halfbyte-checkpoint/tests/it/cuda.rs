@@ -185,7 +185,7 @@ fn goldens_of_other_software_multiply_to_their_products() {
     of_paddle(&gpu, &served);
     let served = served.into_inner().unwrap();
     println!("{served:?}");
-    for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(gpu.caps().arch)) {
+    for kernel in KERNELS.iter().filter(|kernel| kernel.packs && (kernel.serves)(gpu.caps().arch)) {
         assert!(served.get(kernel.name).is_some_and(|&tensors| tensors >= 40), "{served:?}");
     }
 }

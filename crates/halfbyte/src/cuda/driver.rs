@@ -13,6 +13,7 @@ mod tensor_map;
 mod upload;
 
 pub use graph::Graph;
+pub(super) use graph::beside_capture;
 pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
 pub use stream::{Event, Stream};

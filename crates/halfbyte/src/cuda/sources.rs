@@ -31,6 +31,7 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/wna16_multiply.cuh", text: include_str!("include/wna16_multiply.cuh") },
     Source { path: "include/wna16_schedule.cuh", text: include_str!("include/wna16_schedule.cuh") },
     Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
+    Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
 ];
 
 impl Source {

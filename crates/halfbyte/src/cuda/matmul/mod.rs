@@ -5,9 +5,13 @@
 //!
 //! | kernel | processors | formats |
 //! |---|---|---|
+//! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
 //! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
 //! | `plain` | all from sm_75 on | all with exact activations |
 
+pub mod dequantize;
+pub mod dequantize_cublaslt;
+mod finish;
 mod gather;
 mod pack;
 mod plain;
@@ -124,6 +128,8 @@ pub struct Kernel {
     pub layout: &'static str,
     /// What it does, in one line.
     pub what: &'static str,
+    /// Whether weights are packed for it; else it reads what was packed for another kernel.
+    pub packs: bool,
     /// Whether it can sum in an order that does not depend on the number of rows.
     pub batch_invariant: bool,
     /// Whether it is written for a processor.
@@ -141,7 +147,8 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, plain::KERNEL];
+pub const KERNELS: &[Kernel] =
+    &[dequantize_cublaslt::WNA16, wna16_sm90::KERNEL, dequantize_cublaslt::PLAIN, plain::KERNEL];
 
 /// What is launched before kernels, and what packs weights for them.
 pub fn auxiliary() -> Vec<Instance> {
@@ -169,7 +176,8 @@ impl Kernel {
     }
 }
 
-/// The kernel that serves a problem, among those of one layout if the weight is packed already.
+/// The kernel that serves a problem, among those of one layout if the weight is packed already, else of the layout that
+/// [`pack`] would choose.
 pub fn select(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Result<&'static Kernel> {
     let mut rejections = Vec::new();
     for (kernel, reason) in explain(caps, problem, layout) {
@@ -195,13 +203,23 @@ fn select_batch_invariant(caps: &Caps, problem: &Problem, layout: &str) -> Resul
     Err(Error::NoKernel { problem: problem.to_string(), rejections })
 }
 
-/// Every kernel with the reason against it; the first without one is chosen.
+/// The layout of weights that are not packed yet: that of the first kernel for which they are packed.
+fn layout_of_pack(caps: &Caps, problem: &Problem) -> Option<&'static str> {
+    let one = Problem { m: 1, y: problem.x, ..*problem };
+    KERNELS.iter().find(|kernel| kernel.packs && kernel.supports(caps, &one).is_ok()).map(|kernel| kernel.layout)
+}
+
+/// Every kernel with the reason against it; the first without one is chosen. The layout is as for [`select`].
 pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
     let mut chosen: Option<&str> = None;
-    let reason = |kernel: &Kernel| match layout {
-        Some(layout) if layout != kernel.layout => {
+    let packed = layout_of_pack(caps, problem);
+    let reason = |kernel: &Kernel| match (layout, packed) {
+        (Some(layout), _) if layout != kernel.layout => {
             Some(Reason(format!("reads layout {}, the weights lie in {layout}", kernel.layout)))
         }
+        (None, Some(packed)) if packed != kernel.layout => kernel.supports(caps, problem).err().or_else(|| {
+            Some(Reason(format!("reads layout {}, the weights would be packed in {packed}", kernel.layout)))
+        }),
         _ => kernel.supports(caps, problem).err(),
     };
     KERNELS
@@ -222,9 +240,13 @@ pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<
     Ok((select(caps, problem, Some(layout))?.instances_of)(caps, problem))
 }
 
-/// Bytes of workspace that a problem needs, whichever kernel of the layout serves it.
+/// Bytes of workspace that a problem needs, whichever kernel of the layout serves it, with rows that depend on each other or
+/// not.
 pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<usize> {
-    Ok((select(caps, problem, Some(layout))?.workspace_bytes)(caps, problem))
+    let fastest = select(caps, problem, Some(layout))?;
+    let batch_invariant = select_batch_invariant(caps, problem, layout);
+    let bytes = |kernel: &Kernel| (kernel.workspace_bytes)(caps, problem);
+    Ok(bytes(fastest).max(batch_invariant.map_or(0, bytes)))
 }
 
 /// Packs a weight on the device for the kernel that serves it best; a [`Packer`] packs many, and straight from files.
@@ -268,18 +290,7 @@ pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>)
 
 /// Lengths that fit, and a kernel that serves the problem.
 fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
-    let ([n, k], m) = (call.w.shape(), call.m);
-    let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
-        if rows.checked_mul(columns) == Some(len) {
-            return Ok(());
-        }
-        Err(Error::invalid(OP, format!("{what} of {rows} × {columns}"), format!("{len} elements")))
-    };
-    fits("x", [m, k], call.x.len())?;
-    fits("y", [m, n], call.y.len())?;
-    if let Some(bias) = call.epilogue.bias {
-        fits("a bias", [1, n], bias.len())?;
-    }
+    check_lengths(call)?;
     let problem = problem(call);
     let reason = match kernel.layout == call.w.layout() {
         true if call.batch_invariant && !kernel.batch_invariant => Some(Reason("is not batch-invariant".into())),
@@ -293,6 +304,22 @@ fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
             Err(Error::NoKernel { problem: problem.to_string(), rejections })
         }
     }
+}
+
+fn check_lengths(call: &Call<'_>) -> Result<()> {
+    let ([n, k], m) = (call.w.shape(), call.m);
+    let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
+        if rows.checked_mul(columns) == Some(len) {
+            return Ok(());
+        }
+        Err(Error::invalid(OP, format!("{what} of {rows} × {columns}"), format!("{len} elements")))
+    };
+    fits("x", [m, k], call.x.len())?;
+    fits("y", [m, n], call.y.len())?;
+    if let Some(bias) = call.epilogue.bias {
+        fits("a bias", [1, n], bias.len())?;
+    }
+    Ok(())
 }
 
 fn problem(call: &Call<'_>) -> Problem {

@@ -143,7 +143,7 @@ impl<'a> Packer<'a> {
         let format = Format { weight: whole.format, act };
         let problem = Problem { format: Some(format), x, y: x, m: 1, n: whole.n, k: whole.k };
         let mut rejections = Vec::new();
-        for kernel in KERNELS {
+        for kernel in KERNELS.iter().filter(|kernel| kernel.packs) {
             let held = || parts.iter().try_for_each(|part| (kernel.holds)(part));
             match kernel.supports(&self.gpu.caps(), &problem).and_then(|()| held()) {
                 Ok(()) => return self.pack_for(kernel, parts, act),

@@ -20,6 +20,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: "plain",
     layout: "cuda_plain",
     what: "weights to f32 in shared memory, f32 multiply-add, every format and processor",
+    packs: true,
     batch_invariant: true,
     serves: |arch| arch.number >= 75,
     instances: || {
@@ -200,6 +201,21 @@ impl Weights {
         Format { weight: self.format, act: self.act }
     }
 
+    /// What kernels are told of it.
+    pub(super) fn parts(&self) -> Parts {
+        Parts {
+            codes: self.codes.pointer(),
+            scales: self.scales.view().pointer(),
+            zeros: self.zeros.pointer(),
+            group_of: self.group_of.as_ref().map_or(0, Buffer::pointer),
+            group: self.format.group.len(self.k).clamp(1, i32::MAX as usize) as u32,
+            middle: self.format.middle(),
+            scale_type: float_type(self.scales.view().dtype()),
+            zero_kind: zero_kind(self.format.zero),
+            field_bits: field_bits(self.format.bits),
+        }
+    }
+
     pub(super) fn memory(&self) -> Vec<View<'_, u8>> {
         let zeros = match &self.zeros {
             DeviceZeros::Symmetric => None,
@@ -209,6 +225,20 @@ impl Weights {
         let group_of = self.group_of.as_ref().map(|index| index.view().cast());
         [self.codes.view().cast(), self.scales.memory()].into_iter().chain(zeros).chain(group_of).collect()
     }
+}
+
+/// Addresses of a weight's parts, 0 where it has none, and the numbers of types and kinds.
+pub(super) struct Parts {
+    pub codes: u64,
+    pub scales: u64,
+    pub zeros: u64,
+    pub group_of: u64,
+    pub group: u32,
+    pub middle: u32,
+    pub scale_type: u32,
+    pub zero_kind: u32,
+    /// Bits of a code's place in a word.
+    pub field_bits: u32,
 }
 
 /// As in the source.
@@ -255,7 +285,7 @@ pub(super) fn zero_kind(zero: Zero) -> u32 {
 }
 
 /// Number of the function and its limits, as in the source.
-fn activation(activation: Activation) -> (u32, f32, f32) {
+pub(super) fn activation(activation: Activation) -> (u32, f32, f32) {
     match activation {
         Activation::None => (0, 0.0, 0.0),
         Activation::Relu => (1, 0.0, f32::INFINITY),
@@ -272,30 +302,31 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         return Err(Error::invalid("plain", "weights in layout cuda_plain", call.w.layout()));
     };
     let (rows, row_blocks, blocks) = grid(call.m, w.n);
+    let parts = w.parts();
     let (activation, low, high) = activation(call.epilogue.activation);
     let params = Params {
         x: call.x.pointer(),
-        codes: w.codes.pointer(),
-        scales: w.scales.view().pointer(),
-        zeros: w.zeros.pointer(),
-        group_of: w.group_of.as_ref().map_or(0, Buffer::pointer),
+        codes: parts.codes,
+        scales: parts.scales,
+        zeros: parts.zeros,
+        group_of: parts.group_of,
         bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
         y: call.y.pointer(),
         m: call.m as u64,
         n: w.n as u64,
         k: w.k as u64,
-        group: w.format.group.len(w.k).clamp(1, i32::MAX as usize) as u32,
-        middle: w.format.middle(),
+        group: parts.group,
+        middle: parts.middle,
         x_type: float_type(call.x.dtype()),
-        scale_type: float_type(w.scales.view().dtype()),
+        scale_type: parts.scale_type,
         y_type: float_type(call.y.dtype()),
-        zero_kind: zero_kind(w.format.zero),
+        zero_kind: parts.zero_kind,
         activation,
         low,
         high,
         row_blocks: row_blocks as u32,
     };
-    let function = gpu.function(&instance(field_bits(w.format.bits), rows))?;
+    let function = gpu.function(&instance(parts.field_bits, rows))?;
     // SAFETY: the one parameter is the source's `Params`; lengths of x, y and bias were checked by `run_with`, the others
     // are those of the packed weight; blocks are within the limit, as `supports` has checked.
     unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS), &[Arg::new(&params)]) }

@@ -96,6 +96,11 @@ impl Weights {
         self.rows.pointer()
     }
 
+    /// Address of the columns of x that the packed ones belong to; 0 if they are in that order.
+    pub(super) fn order(&self) -> u64 {
+        self.order.as_ref().map_or(0, Buffer::pointer)
+    }
+
     /// Whether x is multiplied where it lies, and not a copy of it.
     pub(super) fn reads_in_place(&self, x: FloatView<'_>) -> bool {
         self.order.is_none() && self.k.is_multiple_of(PIECE) && x.pointer().is_multiple_of(2 * PIECE as u64)
@@ -178,7 +183,7 @@ pub(super) fn run(
         };
         let gather = Gather {
             x: x.pointer() + (first * w.k * 2) as u64,
-            order: w.order.as_ref().map_or(0, Buffer::pointer),
+            order: w.order(),
             to: copied.pointer(),
             rows: m,
             k: w.k,

@@ -31,6 +31,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     layout: wna16::LAYOUT,
     what: "wgmma or mma.sync on weights converted in registers, copies by the bulk engine",
+    packs: true,
     batch_invariant: true,
     serves: |arch| arch.number == 90 && arch.specific,
     instances,

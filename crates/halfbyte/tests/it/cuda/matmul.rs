@@ -139,7 +139,13 @@ fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
 
 /// What a device of this processor would offer, for tests of the choice without one.
 fn caps(arch: &str) -> Caps {
-    Caps { arch: arch.parse().unwrap(), multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 60 << 20 }
+    Caps {
+        arch: arch.parse().unwrap(),
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        l2_bytes: 60 << 20,
+        cublaslt: true,
+    }
 }
 
 /// Formats of the table with exact activations.
