@@ -53,6 +53,9 @@ pub struct Args {
     /// Leave out the dense product of the same shape, to which times are compared: in f32, on a GPU cuBLASLt in f16.
     #[arg(long)]
     no_baseline: bool,
+    /// Take this kernel of the table, also where another comes first; on a GPU only.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
 }
 
 /// What is measured unless told: w4a8-g128.
@@ -183,6 +186,13 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let plan = plan(args)?;
     if let Some(number) = app.cuda() {
         return cuda::run(args, &plan, number, app);
+    }
+    if let Some(name) = &args.kernel {
+        return Err(Failure::usage(
+            "a kernel can be chosen on a GPU only",
+            format!("--kernel {name} without --device cuda"),
+            "name a GPU as the device, or no kernel",
+        ));
     }
     let cpu = app.cpu()?;
     let x = args.x.map_or(Float::F32, Float::from);

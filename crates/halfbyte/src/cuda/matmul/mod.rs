@@ -6,10 +6,12 @@
 //! | kernel | processors | formats |
 //! |---|---|---|
 //! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
+//! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
 //! | `plain` | all from sm_75 on | all with exact activations |
 
 mod gather;
 mod plain;
+pub mod wna16_sm80;
 pub mod wna16_sm90;
 
 pub use plain::Weights as PlainWeights;
@@ -123,7 +125,7 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, wna16_sm80::KERNEL, plain::KERNEL];
 
 /// What kernels launch before themselves.
 pub fn auxiliary() -> Vec<Instance> {
@@ -137,6 +139,11 @@ impl Kernel {
             return Err(Reason(format!("is not written for {}", caps.arch)));
         }
         (self.supports)(caps, problem)
+    }
+
+    /// Bytes of workspace that it needs for a problem that it supports.
+    pub fn workspace_bytes(&self, caps: &Caps, problem: &Problem) -> usize {
+        (self.workspace_bytes)(caps, problem)
     }
 
     /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.

@@ -143,6 +143,8 @@ pub struct Weights {
     rows: Buffer<u8>,
     order: Option<Buffer<u32>>,
     prepared: Mutex<Vec<(Key, Arc<Prepared>)>>,
+    /// Launches of the other kernel that reads this layout.
+    pub(super) sm80: super::wna16_sm80::Kept,
 }
 
 /// What a launch was prepared for.
@@ -166,7 +168,7 @@ struct Prepared {
 }
 
 impl Weights {
-    fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
         let packed = CudaWna16::pack(w)?;
         Ok(Self {
             n: packed.n(),
@@ -178,6 +180,7 @@ impl Weights {
             rows: upload(gpu, stream, packed.rows())?,
             order: packed.order().map(|order| upload(gpu, stream, order)).transpose()?,
             prepared: Mutex::default(),
+            sm80: Default::default(),
         })
     }
 
@@ -187,6 +190,7 @@ impl Weights {
             rows: self.rows.duplicate(stream)?,
             order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
             prepared: Mutex::default(),
+            sm80: Default::default(),
             ..*self
         })
     }
@@ -202,6 +206,16 @@ impl Weights {
     /// The form of its atoms.
     pub fn atom(&self) -> Atom {
         self.atom
+    }
+
+    /// Where the atoms and the table of rows begin.
+    pub(super) fn addresses(&self) -> [u64; 2] {
+        [self.atoms.pointer(), self.rows.pointer()]
+    }
+
+    /// The column of x that belongs to each packed column, if not the same one.
+    pub(super) fn order(&self) -> Option<&Buffer<u32>> {
+        self.order.as_ref()
     }
 
     pub(super) fn bytes(&self) -> usize {

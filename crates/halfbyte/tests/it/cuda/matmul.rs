@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
+use halfbyte::cuda::matmul::wna16_sm80::{self, Plan};
 use halfbyte::cuda::matmul::wna16_sm90::{self, config};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed};
 use halfbyte::cuda::{Caps, Gpu, Workspace};
@@ -25,19 +26,26 @@ const GUARD: usize = 64;
 /// Every byte of outputs and guards before the kernel runs: NaN in all three types.
 const POISON: u8 = 0xff;
 
-const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
+pub(super) const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     kernel: &'static Kernel,
     gpu: &'a Gpu,
     stream: &'a Stream,
     /// Of the Hopper kernel, if not the one that it chooses.
     config: Option<config::Config>,
+    /// Of the kernel from sm_80 on, if not its own.
+    plan: Option<Plan>,
 }
 
 impl<'b> Bench<'b> {
-    fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
-        Self { kernel, gpu, stream, config: None }
+    pub(super) fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
+        Self { kernel, gpu, stream, config: None, plan: None }
+    }
+
+    /// With a plan for the kernel from sm_80 on.
+    pub(super) fn planned(self, plan: Plan) -> Self {
+        Self { plan: Some(plan), ..self }
     }
 
     /// Zeroed counters, and poison in all the rest.
@@ -55,7 +63,14 @@ impl<'b> Bench<'b> {
     }
 
     /// The product twice, whose bits must agree, with guards round the output that must stay as they were.
-    fn forward(&self, w: &Packed, x: &[f32], [x_type, out]: [Float; 2], m: usize, epilogue: Epilogue<'_>) -> Vec<f32> {
+    pub(super) fn forward(
+        &self,
+        w: &Packed,
+        x: &[f32],
+        [x_type, out]: [Float; 2],
+        m: usize,
+        epilogue: Epilogue<'_>,
+    ) -> Vec<f32> {
         let halfs =
             (x_type == Float::F16).then(|| self.upload(&x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>()));
         let brains =
@@ -90,16 +105,17 @@ impl<'b> Bench<'b> {
         let mut y = self.gpu.context().allocate::<T>(len + 2 * GUARD).unwrap();
         self.stream.fill(y.view_mut(), POISON).unwrap();
         let problem = Problem { format: Some(w.format()), x: x.dtype(), m, n: w.shape()[0], k: w.shape()[1] };
-        let bytes = match self.config {
-            None => matmul::workspace_bytes(&self.gpu.caps(), &problem, w.layout()).unwrap(),
-            Some(_) => 64 << 20,
+        let bytes = match (self.config, self.plan) {
+            (None, None) => self.kernel.workspace_bytes(&self.gpu.caps(), &problem),
+            _ => 64 << 20,
         };
         let mut workspace = self.workspace(bytes);
         let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
         let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace) };
-        match self.config {
-            None => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            Some(config) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
+        match (self.config, self.plan) {
+            (None, None) => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
+            (Some(config), _) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
+            (_, Some(plan)) => wna16_sm80::run_as(plan, self.gpu, self.stream, &call).unwrap(),
         }
         let mut counters = vec![1u8; bytes.min(Workspace::COUNTER_BYTES)];
         self.stream.download(workspace.view().slice(0..counters.len()), &mut counters).unwrap();
@@ -113,7 +129,7 @@ impl<'b> Bench<'b> {
 }
 
 /// The first rows of a product against the reference; `rounded` if weights were, to the type of x.
-fn check(y: &[f32], reference: &Product, k: usize, out: Float, rounded: Option<Float>, what: &str) {
+pub(super) fn check(y: &[f32], reference: &Product, k: usize, out: Float, rounded: Option<Float>, what: &str) {
     let bound = Bound { out, k };
     for (i, &y) in y.iter().enumerate() {
         let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
@@ -124,7 +140,7 @@ fn check(y: &[f32], reference: &Product, k: usize, out: Float, rounded: Option<F
 }
 
 /// The reference, some rows a thread.
-fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
+pub(super) fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
     const ROWS: usize = 50;
     let k = w.k();
     let chunks = (0..m).step_by(ROWS).map(|first| first..m.min(first + ROWS)).collect::<Vec<_>>();
@@ -135,7 +151,7 @@ fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
 }
 
 /// What a device of this processor would offer, for tests of the choice without one.
-fn caps(arch: &str) -> Caps {
+pub(super) fn caps(arch: &str) -> Caps {
     Caps { arch: arch.parse().unwrap(), multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 60 << 20 }
 }
 
@@ -145,7 +161,7 @@ fn exact_formats() -> Vec<String> {
 }
 
 /// Every form of atoms of the Hopper kernel.
-fn formats_of_atoms() -> Vec<String> {
+pub(super) fn formats_of_atoms() -> Vec<String> {
     let mut names = Vec::new();
     for bits in [4, 8] {
         for group in ["", "-g32", "-g64", "-g128"] {
@@ -164,8 +180,8 @@ fn cases() -> Vec<(&'static Kernel, String)> {
 }
 
 const SHAPES: &[[usize; 2]] = &[[1, 1], [16, 128], [17, 33], [48, 256], [130, 300], [37, 20], [5, 0], [80, 129]];
-const ROWS: &[usize] = &[0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 300, 1000];
-const MOST: usize = 1000;
+pub(super) const ROWS: &[usize] = &[0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 300, 1000];
+pub(super) const MOST: usize = 1000;
 
 #[test]
 fn every_kernel_format_and_edge_shape_is_within_the_bound() {

@@ -9,6 +9,7 @@ mod library;
 mod matmul;
 mod nn;
 mod nvrtc;
+mod wna16_sm80;
 
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::nvrtc::Nvrtc;

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use std::fmt::Write;
 use std::path::Path;
 
-const ARCHS: [&str; 5] = ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_120a"];
+const ARCHS: [&str; 7] = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
 
 /// The record: rewritten by `HALFBYTE_BLESS=1`.
 const RECORD: &str = "tests/it/cuda/resources.txt";

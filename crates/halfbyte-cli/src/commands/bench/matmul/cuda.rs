@@ -17,7 +17,7 @@ use crate::timing::Measured;
 use half::{bf16, f16};
 use halfbyte::cuda::cublaslt::CublasLt;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed, wna16_sm90};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, wna16_sm90};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
@@ -102,6 +102,7 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
         )),
     });
     let formats = formats.collect::<Result<Vec<Format>>>()?;
+    let kernel = args.kernel.as_deref().map(kernel_named).transpose()?;
     let progress = Progress::steps(app);
     progress.step("opening the GPU");
     let gpu = Gpu::open(number)?;
@@ -110,7 +111,7 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     let roofline = Roofline::new(&gpu)?;
     let large = gpu.context().allocate::<u32>(LARGE_BYTES / 4)?;
     let mut bench =
-        Bench { gpu: &gpu, stream: &stream, roofline, large, blas, x, check: args.check, progress: &progress };
+        Bench { gpu: &gpu, stream: &stream, roofline, large, blas, x, kernel, check: args.check, progress: &progress };
     bench.fill()?;
     progress.step("measuring the device");
     let before = bench.limits()?;
@@ -156,6 +157,15 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     verdict(passed)
 }
 
+/// The kernel of the table with a name.
+fn kernel_named(name: &str) -> Result<&'static Kernel> {
+    let names = || KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>().join(", ");
+    KERNELS
+        .iter()
+        .find(|kernel| kernel.name == name)
+        .ok_or_else(|| Failure::usage("no such kernel", format!("--kernel {name}"), format!("name one of {}", names())))
+}
+
 struct Bench<'a> {
     gpu: &'a Gpu,
     stream: &'a Stream,
@@ -164,6 +174,8 @@ struct Bench<'a> {
     large: Buffer<u32>,
     blas: Option<Arc<CublasLt>>,
     x: Float,
+    /// The one that multiplies, if not the first that serves a product.
+    kernel: Option<&'static Kernel>,
     check: bool,
     progress: &'a Progress,
 }
@@ -333,7 +345,10 @@ impl Bench<'_> {
         let Shape { n, k, .. } = *shape;
         self.progress.step(format!("{format} n={n} k={k}: packing"));
         let w = random::qtensor(format.weight, [n, k], 1)?;
-        let first = matmul::pack(self.gpu, self.stream, &w, format.act, self.x)?;
+        let first = match self.kernel {
+            None => matmul::pack(self.gpu, self.stream, &w, format.act, self.x)?,
+            Some(kernel) => matmul::pack_for(kernel, self.gpu, self.stream, &w, format.act)?,
+        };
         let mut weights = vec![first];
         for _ in 1..self.copies(weights[0].bytes()) {
             let copy = weights[0].duplicate(self.stream)?;
@@ -348,8 +363,11 @@ impl Bench<'_> {
         self.progress.step(format!("{format} m={m} n={n} k={k}"));
         let problem = Problem { format: Some(format), x: self.x, m, n, k };
         let caps = self.gpu.caps();
-        let kernel = matmul::select(&caps, &problem, Some(weights[0].layout()))?.name;
-        let bytes = matmul::workspace_bytes(&caps, &problem, weights[0].layout())?;
+        let kernel = match self.kernel {
+            None => matmul::select(&caps, &problem, Some(weights[0].layout()))?,
+            Some(kernel) => kernel,
+        };
+        let bytes = kernel.workspace_bytes(&caps, &problem);
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes)?;
         let x = self.normals(m * k, self.x, 1.0)?;
         let mut y = Halfs::new(self.gpu, m * n, self.x)?;
@@ -363,14 +381,14 @@ impl Bench<'_> {
                 y: y.view_mut(),
                 workspace: Some(&mut workspace),
             };
-            matmul::run(self.gpu, stream, call)
+            matmul::run_with(kernel, self.gpu, stream, call)
         })?;
         let check = match self.check {
             false => None,
             true => {
                 let rows = check::rows(m);
                 let (x, y) = (x.rows(self.stream, &rows, k)?, y.rows(self.stream, &rows, n)?);
-                let rounds = kernel == "wna16_sm90" && wna16_sm90::rounds_weights(&caps, &problem);
+                let rounds = kernel.name == "wna16_sm90" && wna16_sm90::rounds_weights(&caps, &problem);
                 let rounded = rounds.then_some(self.x);
                 let computed = Computed { x: &x, y: &y, shape: [rows.len(), n, k], out: self.x, rounded };
                 Some(check::check_rows(check::Weight::Quantized(w, format), computed)?)
@@ -385,7 +403,7 @@ impl Bench<'_> {
             n,
             k,
             origin: None,
-            kernel,
+            kernel: kernel.name,
             weight_bytes,
             copies: weights.len(),
             runs,

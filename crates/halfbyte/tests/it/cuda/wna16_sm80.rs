@@ -1,0 +1,259 @@
+//! The kernel from sm_80 on: what the tests of all kernels do not reach.
+
+use super::gpus;
+use super::matmul::{Bench, MOST, ROWS, TYPES, caps, check, formats_of_atoms, reference_of};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use halfbyte::Float;
+use halfbyte::cuda::Caps;
+use halfbyte::cuda::matmul::wna16_sm80::{Plan, config};
+use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel};
+use halfbyte::kernel::{Activation, Problem};
+use halfbyte::layout::cuda_wna16::Atom;
+
+fn kernel() -> &'static Kernel {
+    KERNELS.iter().find(|kernel| kernel.name == "wna16_sm80").unwrap()
+}
+
+/// x of the scales' type and of the other one, for every form of atoms and the configurations that are chosen.
+#[test]
+fn x_of_either_type_meets_scales_of_either_type() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568]];
+        let mut instances = Vec::new();
+        for (i, name) in formats_of_atoms().iter().enumerate() {
+            for ([n, k], x) in shapes.into_iter().flat_map(|shape| TYPES[..2].iter().map(move |&x| (shape, x))) {
+                let (atom, out) = (Atom::of(parse(name).weight, k).unwrap(), TYPES[i % 3]);
+                for &m in &ROWS[1..] {
+                    let config = config::config(atom, [m, n, k], out, &gpu.caps());
+                    instances.push(config.instance(atom, [x, out], Activation::None));
+                }
+            }
+        }
+        instances.sort_by_key(ToString::to_string);
+        instances.dedup_by_key(|instance| instance.to_string());
+        gpu.prepare(&instances, |_| ()).unwrap();
+        let mut random = Random(11);
+        for (i, name) in formats_of_atoms().iter().enumerate() {
+            let (format, out) = (parse(name), TYPES[i % 3]);
+            for (s, [n, k]) in shapes.into_iter().enumerate() {
+                let act_order = (i + s) % 4 == 3;
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
+                let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+                for &x_type in &TYPES[..2] {
+                    let x = rounded(&random.activations(MOST * k), x_type);
+                    let reference = reference_of(&x, MOST, &w, format.act);
+                    let bench = Bench::new(kernel(), &gpu, &stream);
+                    for &m in ROWS {
+                        let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
+                        let problem = Problem { format: Some(format), x: x_type, m, n, k };
+                        check(&y, &reference, k, out, None, &format!("{problem} to {out}, act-order {act_order}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every configuration, also where another would be chosen, with tiles whole and cut either way.
+#[test]
+fn every_configuration_and_cut_is_within_the_bound() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(12);
+        for (name, x_type) in [
+            ("w4a16-g128", Float::F16),
+            ("w4a16-g64-asym", Float::BF16),
+            ("w8a16-g32-asym-sbf16", Float::F16),
+            ("w4a16", Float::F16),
+            ("w8a16-asym-sbf16", Float::BF16),
+        ] {
+            let format = parse(name);
+            for [n, k, most] in [[1100, 4104, 300], [2048, 520, 700]] {
+                let atom = Atom::of(format.weight, k).unwrap();
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+                let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+                let x = rounded(&random.activations(most * k), x_type);
+                let reference = reference_of(&x, most, &w, format.act);
+                let configs = config::all(atom, x_type, &gpu.caps());
+                let instances: Vec<_> =
+                    configs.iter().map(|config| config.instance(atom, [x_type; 2], Activation::None)).collect();
+                gpu.prepare(&instances, |_| ()).unwrap();
+                for (config, invariant) in configs.into_iter().flat_map(|config| [(config, false), (config, true)]) {
+                    let plan = Plan { config: Some(config), invariant };
+                    let bench = Bench::new(kernel(), &gpu, &stream).planned(plan);
+                    let tokens = config.tile_tokens();
+                    for m in [1, tokens - 1, tokens, tokens + 1, most] {
+                        let y = bench.forward(&packed, &x[..m * k], [x_type; 2], m, Epilogue::default());
+                        check(&y, &reference, k, x_type, None, &format!("{name} m={m} n={n} k={k} {plan:?}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(13);
+        for (name, [n, k], act_order) in [
+            ("w4a16-g128", [1100, 4104], false),
+            ("w8a16-g32-asym", [600, 2560], true),
+            ("w4a16", [300, 1000], false),
+            ("w8a16-g64", [70, 264], false),
+        ] {
+            let format = parse(name);
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
+            let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+            let x = rounded(&random.activations(600 * k), Float::F16);
+            let types = [Float::F16, Float::F32];
+            let run = |plan, m: usize| {
+                let bench = Bench::new(kernel(), &gpu, &stream).planned(plan);
+                bench.forward(&packed, &x[..m * k], types, m, Epilogue::default())
+            };
+            let all = run(Plan { config: None, invariant: true }, 600);
+            let reference = reference_of(&x, 600, &w, format.act);
+            check(&all, &reference, k, Float::F32, None, name);
+            for m in [1, 7, 16, 17, 33, 64, 65, 256, 257] {
+                let y = run(Plan { config: None, invariant: true }, m);
+                assert!(y == all[..m * n], "{name} m={m}");
+            }
+            for config in config::all(Atom::of(format.weight, k).unwrap(), Float::F32, &gpu.caps()) {
+                let y = run(Plan { config: Some(config), invariant: true }, 40);
+                assert!(y == all[..40 * n], "{name} {config:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
+    let devices = [
+        caps("sm_90a"),
+        Caps { multiprocessors: 108, shared_bytes: 166_912, l2_bytes: 40 << 20, ..caps("sm_80") },
+        Caps { multiprocessors: 128, shared_bytes: 101_376, l2_bytes: 72 << 20, ..caps("sm_89") },
+    ];
+    for name in formats_of_atoms() {
+        let weight = parse(&name).weight;
+        for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [21504, 14336], [1 << 20, 256]] {
+            let atom = Atom::of(weight, k).unwrap();
+            for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
+                for caps in &devices {
+                    let shape = [m, n, k];
+                    let c = config::config(atom, shape, out, caps);
+                    let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
+                    assert!(config::all(atom, out, caps).contains(&c), "{what}");
+                    assert!(shared <= caps.shared_bytes as usize && c.stages >= 3, "{what}: {shared} bytes");
+                    let s = config::Schedule::new(c, shape, c.workers(atom, out, caps));
+                    let tiles = m.div_ceil(c.tile_tokens()) * n.div_ceil(64).div_ceil(c.tile_strips());
+                    assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
+                    assert_eq!(s.waves * s.workers + s.cut, tiles, "{what}: {s:?}");
+                    assert!(s.sharers <= s.workers && (s.cut == 0) == (s.sharers == 0), "{what}: {s:?}");
+                    assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
+                    // Where tiles of few and of many tokens are cut: at the same columns.
+                    let cuts = |m: usize| {
+                        let s = config::Schedule::invariant(config::config(atom, [m, n, k], out, caps), [m, n, k]);
+                        s.workers / (s.rows * s.columns)
+                    };
+                    assert_eq!(cuts(m.min(config::ROWS_AT_ONCE)), cuts(1), "{what}");
+                }
+            }
+        }
+    }
+    assert!(matmul::select(&caps("sm_75"), &problem(Float::F16), None).unwrap().name == "plain");
+    for arch in ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"] {
+        for x in [Float::F16, Float::BF16] {
+            assert_eq!(matmul::select(&caps(arch), &problem(x), None).unwrap().name, "wna16_sm80", "{arch}");
+        }
+    }
+    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::BF16), None).unwrap().name, "wna16_sm80");
+    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::F16), None).unwrap().name, "wna16_sm90");
+}
+
+fn problem(x: Float) -> Problem {
+    Problem { format: Some(parse("w4a16-g128")), x, m: 5, n: 4096, k: 4096 }
+}
+
+/// Times of every configuration.
+#[test]
+#[ignore]
+fn tune() {
+    use halfbyte::cuda::Workspace;
+    use halfbyte::cuda::driver::{FloatView, FloatViewMut};
+    let ms: Vec<usize> = std::env::var("TUNE_M")
+        .map_or(vec![1, 16, 32, 64, 128, 256, 1024], |v| v.split(',').map(|v| v.parse().unwrap()).collect());
+    let names = std::env::var("TUNE_F").unwrap_or("w4a16-g128,w8a16-g128".into());
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(1);
+        for [n, k] in [[21504, 14336], [4096, 4096]] {
+            for name in names.split(',') {
+                let format = parse(name);
+                let w = random.qtensor(format.weight, [n, k], false);
+                let first = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+                let copies = (200_000_000 / first.bytes()).max(1) + 1;
+                let mut weights = vec![first];
+                for _ in 1..copies {
+                    let d = weights[0].duplicate(&stream).unwrap();
+                    weights.push(d);
+                }
+                let atom = Atom::of(format.weight, k).unwrap();
+                for &m in &ms {
+                    let x: Vec<half::f16> =
+                        (0..m * k).map(|i| half::f16::from_f32(((i * 7919) % 4093) as f32 / 2000.0 - 1.0)).collect();
+                    let mut bx = gpu.context().allocate::<half::f16>(m * k).unwrap();
+                    stream.upload(&x, bx.view_mut()).unwrap();
+                    let mut y = gpu.context().allocate::<half::f16>(m * n).unwrap();
+                    let mut workspace = Workspace::new(&gpu, &stream, 1 << 30).unwrap();
+                    let chosen = config::config(atom, [m, n, k], Float::F16, &gpu.caps());
+                    let mut plans: Vec<Plan> = config::all(atom, Float::F16, &gpu.caps())
+                        .into_iter()
+                        .map(|c| Plan { config: Some(c), invariant: false })
+                        .collect();
+                    plans.push(Plan { config: None, invariant: true });
+                    let mut line = format!("{name} {n}x{k} m={m}:");
+                    for plan in plans {
+                        if let Some(c) = plan.config {
+                            let t = c.tile_tokens();
+                            if t > 8 && t >= 4 * m || m > 4 * t {
+                                continue;
+                            }
+                        }
+                        let launches = if m >= 512 { 4 } else { 2 * copies.max(8) };
+                        let mut launch = |stream: &halfbyte::cuda::driver::Stream, i: usize| {
+                            let call = matmul::Call {
+                                x: FloatView::F16(bx.view()),
+                                m,
+                                w: &weights[i % copies],
+                                epilogue: Epilogue::default(),
+                                y: FloatViewMut::F16(y.view_mut()),
+                                workspace: Some(&mut workspace),
+                            };
+                            halfbyte::cuda::matmul::wna16_sm80::run_as(plan, &gpu, stream, &call)
+                        };
+                        launch(&stream, 0).unwrap();
+                        stream.synchronize().unwrap();
+                        let mut s = stream
+                            .time_replays(1, 7, |stream| (0..launches).try_for_each(|i| launch(stream, i)))
+                            .unwrap();
+                        s.sort_by(|a, b| a.total_cmp(b));
+                        let us = s[3] / launches as f64 * 1e6;
+                        line += &match plan.config {
+                            Some(c) => format!(
+                                " {}{}x{}s{}:{us:.1}",
+                                if c == chosen { "*" } else { "" },
+                                c.tile_tokens(),
+                                c.tile_strips() * 64,
+                                c.stages
+                            ),
+                            None => format!(" inv:{us:.1}"),
+                        };
+                    }
+                    println!("{line}");
+                }
+            }
+        }
+    }
+}
