@@ -21,6 +21,7 @@ constexpr int WARP_CODES = 2 * BITS * STEP, STRIP_CODES = 4 * WARP_CODES, STRIP_
 constexpr int STRIP_ZEROS = STRIP_SCALES + 128 * STAGE_GROUPS, STRIP_BYTES = STRIP_ZEROS + (ZERO ? 64 * STAGE_GROUPS : 0);
 // x lies in boxes of 64 k, 128 bytes a token, whose 16-byte pieces are XORed with the token.
 constexpr int BOX = TILE_TOKENS * 128, STAGE_X = STEP / 64 * BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES;
+constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16, X_PIECES = TILE_TOKENS * 8;   // of 16 bytes: codes of a stage, a box of x
 constexpr int RING = STAGES * (STAGE_X + STAGE_W);
 constexpr int STAGED = NT < 64 || OUT == 2 ? 0 : 32;                       // tokens that y is staged by
 constexpr int STAGING = RING;                                              // 128 bytes a staged token and warpgroup

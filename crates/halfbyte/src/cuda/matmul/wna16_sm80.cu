@@ -12,98 +12,105 @@
 #include "wna16_sm80.cuh"
 #include "wna16_epilogue.cuh"
 
-// The stages of this block in order, with what their copies need.
+// The stages of this block in order, with what a thread copies of them: 16-byte pieces t, t + THREADS, ... of W and of x.  What depends on
+// t is computed once a stage, the rest are constants.  Behind the last stage nothing is left of W, and x is zeros.
 struct Feed {
-  Schedule sc; const u8* source; u32 step; int strips, token, half;
-  __device__ __forceinline__ bool start(const Arguments& g) {
-    if (!sc.next(g)) return false;
+  Schedule sc; const u8* source; u32 step; int strips, half;
+  const u16* x; int rows_left, k_left;           // of this thread's first piece of x, and what is left from there
+  __device__ __forceinline__ void start(const Arguments& g) {
+    strips = rows_left = half = 0;
+    if (!sc.next(g)) { sc.k = 0; sc.kend = 1 << 30; return; }
     const Place at = place(g, sc.tile);
     const int all = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = all - 4 * super < 4 ? all - 4 * super : 4;
     strips = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
     source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
-    step = in * ATOM; token = at.column * TILE_TOKENS; half = 0;
-    return true;
+    step = in * ATOM;
+    const int t = threadIdx.x, m = at.column * TILE_TOKENS + t / 8 % TILE_TOKENS, k = sc.k * 128 + t / X_PIECES * 64 + t % 8 * 8;
+    x = g.x + (u64)m * g.k + k;
+    rows_left = g.m - m; k_left = g.k - k;
   }
-  __device__ __forceinline__ bool next(const Arguments& g) {
-    if (++half < HALVES) return true;
-    half = 0;
-    if (++sc.k < sc.kend) { source += step; return true; }
-    return start(g);
+  __device__ __forceinline__ void next(const Arguments& g) {
+    x += STEP; k_left -= STEP;
+    if (++half < HALVES) return;
+    half = 0; source += step;
+    if (++sc.k == sc.kend) start(g);
   }
 };
-// Thread t copies the 16-byte pieces t, t + THREADS, ...: what depends on t is computed once, the rest are constants.
-// The strips of a stage.
-DEV void copy_w(const Feed& f, u32 to) {
-  constexpr int PIECES = STRIP_CODES / 16, OF_WARP = WARP_CODES / 16, ALL = TILE_STRIPS * PIECES;
-  const int t = threadIdx.x, at = (t % PIECES) / OF_WARP * (256 * BITS) + t % OF_WARP * 16;
-  const u8* from = f.source + t / PIECES * ATOM + at + f.half * WARP_CODES;
-  const u32 dst = to + t / PIECES * STRIP_BYTES + t % PIECES * 16;
-#pragma unroll
-  for (int first = 0; first < ALL; first += THREADS) {
-    const int strip = first / PIECES, rest = first % PIECES;
-    if ((ALL % THREADS == 0 || first + t < ALL) && strip + t / PIECES < f.strips)
-      copy_16(dst + strip * STRIP_BYTES + rest * 16, from + strip * ATOM + rest / OF_WARP * (256 * BITS));
-  }
+// Of the pieces of W of a stage, every THREADS-th one from `first` on.
+DEV void copy_w(const Feed& f, u32 to, int first) {
+  constexpr int PIECES = STRIP_CODES / 16, OF_WARP = WARP_CODES / 16;
+  const int t = threadIdx.x, strip = first / PIECES, rest = first % PIECES;
+  const u32 from = t / PIECES * ATOM + (t % PIECES) / OF_WARP * (256 * BITS) + t % OF_WARP * 16 + f.half * WARP_CODES;
+  if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / PIECES < f.strips)
+    copy_16(to + (strip + t / PIECES) * STRIP_BYTES + (rest + t % PIECES) * 16, f.source + from + strip * ATOM + rest / OF_WARP * (256 * BITS));
+}
+// Scales and zero points.
+DEV void copy_groups(const Feed& f, u32 to) {
+  constexpr int SCALE_PIECES = 8 * STAGE_GROUPS, EACH = ZERO ? 12 * STAGE_GROUPS : SCALE_PIECES;
   if constexpr (GROUP != 0) {
-    constexpr int SCALE_PIECES = 8 * STAGE_GROUPS, EACH = ZERO ? 12 * STAGE_GROUPS : SCALE_PIECES;
     static_assert(TILE_STRIPS * EACH <= THREADS, "one piece a thread");
-    const int strip = t / EACH, at = t % EACH, group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
-    const int from = at < SCALE_PIECES ? SCALES + group * 128 + at * 16 : ZEROS + group * 64 + (at - SCALE_PIECES) * 16;
-    if (strip < f.strips) copy_16(to + strip * STRIP_BYTES + STRIP_SCALES + at * 16, f.source + strip * ATOM + from);
+    const int strip = threadIdx.x / EACH, at = threadIdx.x % EACH, group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
+    const u32 from = strip * ATOM + (at < SCALE_PIECES ? SCALES + group * 128 + at * 16 : ZEROS + group * 64 + (at - SCALE_PIECES) * 16);
+    if (strip < f.strips) copy_16(to + strip * STRIP_BYTES + STRIP_SCALES + at * 16, f.source + from);
   }
 }
-// The boxes of a stage; zeros beyond m and k.
-DEV void copy_x(const Arguments& g, const Feed& f, u32 to) {
-  constexpr int PIECES = TILE_TOKENS * 8, ALL = STEP / 64 * PIECES;
-  const int t = threadIdx.x, token = t / 8 % TILE_TOKENS, piece = t % 8;
-  const int m = f.token + token, k = f.sc.k * 128 + f.half * STEP + t / PIECES * 64 + piece * 8;
-  const u16* from = g.x + (u64)m * g.k + k;
-  const u32 dst = to + t / PIECES * BOX + token * 128 + ((piece ^ (token & 7)) << 4);
-#pragma unroll
-  for (int first = 0; first < ALL; first += THREADS) {
-    const int box = first / PIECES, more = first % PIECES / 8;
-    const bool there = m + more < g.m && k + box * 64 < g.k;
-    if (ALL % THREADS == 0 || first + t < ALL) copy_16_or_zero(dst + box * BOX + more * 128, there ? from + (u64)more * g.k + box * 64 : g.x, there);
-  }
+// Of the pieces of x, every THREADS-th one from `first` on; zeros beyond m and k.
+DEV void copy_x(const Arguments& g, const Feed& f, u32 to, int first) {
+  const int t = threadIdx.x, token = t / 8 % TILE_TOKENS, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
+  const bool there = more < f.rows_left && box * 64 < f.k_left;
+  if (STEP / 64 * X_PIECES % THREADS == 0 || first + t < STEP / 64 * X_PIECES)
+    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4), f.x + (u64)more * g.k + box * 64, there);
 }
 
-// The ring: stages that are read in turn, each filled again as soon as the next one is opened.
+// The ring: stages that are read in turn.  While one is read, the one before it is filled again, a part of it in each step.
 struct Ring {
-  u32 x, w; Feed feed; bool more; u32 stage, free;
+  u32 x, w; Feed feed; u32 stage, free;
+  static constexpr int COPIES_W = (W_PIECES + THREADS - 1) / THREADS, COPIES_X = (STEP / 64 * X_PIECES + THREADS - 1) / THREADS, PARTS = K16 - 1;
+  __device__ __forceinline__ void copy_all_w() const {
+#pragma unroll
+    for (int c = 0; c < COPIES_W; c++) copy_w(feed, w + free * STAGE_W, c * THREADS);
+    copy_groups(feed, w + free * STAGE_W);
+  }
+  __device__ __forceinline__ void copy_all_x(const Arguments& g) const {
+#pragma unroll
+    for (int c = 0; c < COPIES_X; c++) copy_x(g, feed, x + free * STAGE_X, c * THREADS);
+  }
+  // Part `part` of PARTS; each a few copies.
+  __device__ __forceinline__ void copy(const Arguments& g, int part) const {
+#pragma unroll
+    for (int c = 0; c < COPIES_W; c++) if (c % PARTS == part) copy_w(feed, w + free * STAGE_W, c * THREADS);
+#pragma unroll
+    for (int c = 0; c < COPIES_X; c++) if ((c + COPIES_W) % PARTS == part) copy_x(g, feed, x + free * STAGE_X, c * THREADS);
+    if (part == PARTS - 1) copy_groups(feed, w + free * STAGE_W);
+  }
+  // After all parts.
+  __device__ __forceinline__ void close(const Arguments& g) { copy_commit(); feed.next(g); }
   __device__ __forceinline__ void fill(const Arguments& g, u32 base) {
     x = base; w = base + STAGES * STAGE_X;
     feed.sc = Schedule::make(g);
-    more = feed.start(g);
+    feed.start(g);
 #if __CUDA_ARCH__ >= 900
     // W depends on no kernel before this one: it is copied while they end.
-    Feed of_x = feed;
-    bool some = more;
+    const Feed first = feed;
 #pragma unroll 1
-    for (int s = 0; more && s < STAGES - 1; s++, more = feed.next(g)) copy_w(feed, w + s * STAGE_W);
+    for (free = 0; free < STAGES - 1; free++, feed.next(g)) copy_all_w();
     dependency_wait();
+    feed = first;
 #pragma unroll 1
-    for (int s = 0; s < STAGES - 1; s++) {
-      if (some) { copy_x(g, of_x, x + s * STAGE_X); some = of_x.next(g); }
-      copy_commit();
-    }
+    for (free = 0; free < STAGES - 1; free++) { copy_all_x(g); close(g); }
 #else
 #pragma unroll 1
-    for (int s = 0; s < STAGES - 1; s++) {
-      if (more) { copy_w(feed, w + s * STAGE_W); copy_x(g, feed, x + s * STAGE_X); more = feed.next(g); }
-      copy_commit();
-    }
+    for (free = 0; free < STAGES - 1; free++) { copy_all_w(); copy_all_x(g); close(g); }
 #endif
     stage = STAGES - 1; free = STAGES - 2;
   }
-  // Moves to the next stage, waits until it is there for all warps, and refills the one that was read before.
-  __device__ __forceinline__ void open(const Arguments& g) {
+  // Moves to the next stage, when it is there for all warps.
+  __device__ __forceinline__ void open() {
     free = stage;
     if (++stage == STAGES) stage = 0;
     copy_wait<STAGES - 2>();
     __syncthreads();
-    if (more) { copy_w(feed, w + free * STAGE_W); copy_x(g, feed, x + free * STAGE_X); more = feed.next(g); }
-    copy_commit();
   }
 };
 
@@ -118,12 +125,14 @@ struct Warp {
     return {r.x + (column * NT + token) * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4), w + warp * WARP_CODES + lane * 16,
             w + STRIP_SCALES + warp * 32 + (lane >> 2) * 4, w + STRIP_ZEROS + warp * 16 + (lane >> 2) * 2};
   }
+  // x of 16 tokens (or 8) and 16 k.
+  __device__ __forceinline__ void load_block(u32 (&b)[4], u32 stage, int j, int i) const {
+    const u32 at = ((row + stage * STAGE_X + (j >> 2) * BOX) ^ ((j & 3) << 5)) + i * 2048;
+    if constexpr (NT == 8) load_two_matrices(b, at); else load_matrices(b, at);
+  }
   __device__ __forceinline__ void load_x(Step& b, u32 stage, int j) const {
-    const u32 at = (row + stage * STAGE_X + (j >> 2) * BOX) ^ ((j & 3) << 5);
-    if constexpr (NT == 8) load_two_matrices(b[0], at);
-    else
 #pragma unroll
-      for (int i = 0; i < NT / 16; i++) load_matrices(b[i], at + i * 2048);
+    for (int i = 0; i < (NT + 15) / 16; i++) load_block(b[i], stage, j, i);
   }
   __device__ __forceinline__ void load_codes(u32 (&q)[STRIPS][WORDS_A_STAGE], u32 stage) const {
 #pragma unroll
@@ -136,10 +145,16 @@ struct Warp {
         for (int e = 0; e < 4; e++) q[p][4 * i + e] = v[e];
       }
   }
+  __device__ __forceinline__ void load_codes_of_32(u32 (&q)[2 * WORDS], u32 stage, int p, int pair) const {
+    const u32 at = codes + stage * STAGE_W + p * STRIP_BYTES;
+    if constexpr (BITS == 8) load_shared(q, at + pair * 512);
+    else load_shared(q, at + (pair >> 1) * 512 + (pair & 1) * 8);
+  }
   __device__ __forceinline__ void load_group(u32 (&s)[STRIPS], Zeros (&z)[STRIPS], u32 stage, int group) const {
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       s[p] = load_shared(scales + stage * STAGE_W + p * STRIP_BYTES + group * 128);
+      z[p] = zeros_symmetric();
       if constexpr (ZERO) z[p] = zeros_of(load_shared_u16(zeros + stage * STAGE_W + p * STRIP_BYTES + group * 64));
     }
   }
@@ -152,7 +167,7 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
   Zeros z[STRIPS];
   Step b[2];
   auto open = [&]() {
-    r.open(g);
+    r.open();
     warp.load_codes(q, r.stage);
     if constexpr (GROUP != 0) warp.load_group(s, z, r.stage, 0);
     warp.load_x(b[0], r.stage, 0);
@@ -183,8 +198,13 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 #pragma unroll
             for (int i = 0; i < NT / 2; i++) acc[p][i] = 0.f;
         }
-        if (j + 1 < K16) warp.load_x(b[(j + 1) & 1], r.stage, j + 1);
-        else if (half + 1 < HALVES || left > 1) open();
+        if (j + 1 < K16) {
+          warp.load_x(b[(j + 1) & 1], r.stage, j + 1);
+          r.copy(g, j);
+        } else {
+          r.close(g);
+          if (half + 1 < HALVES || left > 1) open();
+        }
 #pragma unroll
         for (int n = 0; n < NT / 8; n++)
 #pragma unroll
@@ -195,6 +215,56 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 #pragma unroll
             for (int i = 0; i < NT / 2; i++) sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8[p] : s0[p], sum[p][i]);
       }
+  }
+}
+
+// The same for groups of 32: their sums are so short that each block of 16 tokens has its own for the while, and not all at once.
+DEV void multiply_short(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left) {
+  constexpr int WIDE = NT < 16 ? NT / 2 : 8;     // sums of such a block
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
+#pragma unroll 1
+  for (left *= HALVES; left > 0; left--) {
+    r.open();
+#pragma unroll
+    for (int part = 0; part < Ring::PARTS; part++) r.copy(g, part);
+    r.close(g);
+#pragma unroll 1
+    for (int group = 0; group < K16 / 2; group++) {
+      u32 a[2][STRIPS][4], s[STRIPS];
+      Zeros z[STRIPS];
+      warp.load_group(s, z, r.stage, group);
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++) {
+        u32 q[2 * WORDS];
+        warp.load_codes_of_32(q, r.stage, p, group);
+        decode(q, z[p], a[0][p]);
+        decode(q + WORDS, z[p], a[1][p]);
+      }
+#pragma unroll
+      for (int i = 0; i < (NT + 15) / 16; i++) {
+        float acc[STRIPS][WIDE];
+        u32 b[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) warp.load_block(b[h], r.stage, 2 * group + h, i);
+#pragma unroll
+        for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+          for (int e = 0; e < WIDE; e++) acc[p][e] = 0.f;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+#pragma unroll
+          for (int n = 0; n < WIDE / 4; n++)
+#pragma unroll
+            for (int p = 0; p < STRIPS; p++) mma_sync<BF16>(acc[p] + 4 * n, a[h][p], b[h][2 * n], b[h][2 * n + 1]);
+#pragma unroll
+        for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+          for (int e = 0; e < WIDE; e++) sum[p][8 * i + e] = fmaf(acc[p][e], (e & 2) ? high(s[p]) : low(s[p]), sum[p][8 * i + e]);
+      }
+    }
   }
 }
 
@@ -219,7 +289,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
         if ((strip + p) * 64 < g.n) row_zeros[p] = zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)(strip + p) * ROW_BLOCK + 128) + warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
-    multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);
+    if constexpr (GROUP == 32) multiply_short(r, g, own, sum, sc.kend - sc.k);
+    else multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);
     const bool whole = sc.k == 0 && sc.kend == g.steps;
     if (whole || join_parts(sum, g, sc, wg, threadIdx.x & 127, base + FLAGS)) store_tile(sum, g, n0, m0, base + STAGING, wg, threadIdx.x & 127);
   }

@@ -102,8 +102,8 @@ impl Plan {
         let shape = [m.max(1), n.max(1), k.max(1)];
         let config = self.config.unwrap_or_else(|| config::config(atom, shape, out, caps));
         let schedule = match self.invariant {
-            true => Schedule::invariant(config, shape),
-            false => Schedule::new(config, shape, config.workers(atom, out, caps)),
+            true => Schedule::pieces(config, shape, config::invariant_pieces(shape)),
+            false => config::schedule(config, shape, config.workers(atom, out, caps)),
         };
         (config, schedule)
     }

@@ -146,18 +146,12 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
                     let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
                     assert!(config::all(atom, out, caps).contains(&c), "{what}");
                     assert!(shared <= caps.shared_bytes as usize && c.stages >= 3, "{what}: {shared} bytes");
-                    let s = config::Schedule::new(c, shape, c.workers(atom, out, caps));
+                    let s = config::schedule(c, shape, c.workers(atom, out, caps));
                     let tiles = m.div_ceil(c.tile_tokens()) * n.div_ceil(64).div_ceil(c.tile_strips());
                     assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
                     assert_eq!(s.waves * s.workers + s.cut, tiles, "{what}: {s:?}");
                     assert!(s.sharers <= s.workers && (s.cut == 0) == (s.sharers == 0), "{what}: {s:?}");
                     assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
-                    // Where tiles of few and of many tokens are cut: at the same columns.
-                    let cuts = |m: usize| {
-                        let s = config::Schedule::invariant(config::config(atom, [m, n, k], out, caps), [m, n, k]);
-                        s.workers / (s.rows * s.columns)
-                    };
-                    assert_eq!(cuts(m.min(config::ROWS_AT_ONCE)), cuts(1), "{what}");
                 }
             }
         }
@@ -174,86 +168,4 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
 
 fn problem(x: Float) -> Problem {
     Problem { format: Some(parse("w4a16-g128")), x, m: 5, n: 4096, k: 4096 }
-}
-
-/// Times of every configuration.
-#[test]
-#[ignore]
-fn tune() {
-    use halfbyte::cuda::Workspace;
-    use halfbyte::cuda::driver::{FloatView, FloatViewMut};
-    let ms: Vec<usize> = std::env::var("TUNE_M")
-        .map_or(vec![1, 16, 32, 64, 128, 256, 1024], |v| v.split(',').map(|v| v.parse().unwrap()).collect());
-    let names = std::env::var("TUNE_F").unwrap_or("w4a16-g128,w8a16-g128".into());
-    for gpu in gpus() {
-        let stream = gpu.stream().unwrap();
-        let mut random = Random(1);
-        for [n, k] in [[21504, 14336], [4096, 4096]] {
-            for name in names.split(',') {
-                let format = parse(name);
-                let w = random.qtensor(format.weight, [n, k], false);
-                let first = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
-                let copies = (200_000_000 / first.bytes()).max(1) + 1;
-                let mut weights = vec![first];
-                for _ in 1..copies {
-                    let d = weights[0].duplicate(&stream).unwrap();
-                    weights.push(d);
-                }
-                let atom = Atom::of(format.weight, k).unwrap();
-                for &m in &ms {
-                    let x: Vec<half::f16> =
-                        (0..m * k).map(|i| half::f16::from_f32(((i * 7919) % 4093) as f32 / 2000.0 - 1.0)).collect();
-                    let mut bx = gpu.context().allocate::<half::f16>(m * k).unwrap();
-                    stream.upload(&x, bx.view_mut()).unwrap();
-                    let mut y = gpu.context().allocate::<half::f16>(m * n).unwrap();
-                    let mut workspace = Workspace::new(&gpu, &stream, 1 << 30).unwrap();
-                    let chosen = config::config(atom, [m, n, k], Float::F16, &gpu.caps());
-                    let mut plans: Vec<Plan> = config::all(atom, Float::F16, &gpu.caps())
-                        .into_iter()
-                        .map(|c| Plan { config: Some(c), invariant: false })
-                        .collect();
-                    plans.push(Plan { config: None, invariant: true });
-                    let mut line = format!("{name} {n}x{k} m={m}:");
-                    for plan in plans {
-                        if let Some(c) = plan.config {
-                            let t = c.tile_tokens();
-                            if t > 8 && t >= 4 * m || m > 4 * t {
-                                continue;
-                            }
-                        }
-                        let launches = if m >= 512 { 4 } else { 2 * copies.max(8) };
-                        let mut launch = |stream: &halfbyte::cuda::driver::Stream, i: usize| {
-                            let call = matmul::Call {
-                                x: FloatView::F16(bx.view()),
-                                m,
-                                w: &weights[i % copies],
-                                epilogue: Epilogue::default(),
-                                y: FloatViewMut::F16(y.view_mut()),
-                                workspace: Some(&mut workspace),
-                            };
-                            halfbyte::cuda::matmul::wna16_sm80::run_as(plan, &gpu, stream, &call)
-                        };
-                        launch(&stream, 0).unwrap();
-                        stream.synchronize().unwrap();
-                        let mut s = stream
-                            .time_replays(1, 7, |stream| (0..launches).try_for_each(|i| launch(stream, i)))
-                            .unwrap();
-                        s.sort_by(|a, b| a.total_cmp(b));
-                        let us = s[3] / launches as f64 * 1e6;
-                        line += &match plan.config {
-                            Some(c) => format!(
-                                " {}{}x{}s{}:{us:.1}",
-                                if c == chosen { "*" } else { "" },
-                                c.tile_tokens(),
-                                c.tile_strips() * 64,
-                                c.stages
-                            ),
-                            None => format!(" inv:{us:.1}"),
-                        };
-                    }
-                    println!("{line}");
-                }
-            }
-        }
-    }
 }

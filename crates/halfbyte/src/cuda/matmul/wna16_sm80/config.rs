@@ -47,6 +47,9 @@ const LEAST_UNITS: usize = 4;
 /// larger devices. A constant, so that the same product has the same bits on all of them.
 const PIECES: usize = 264;
 
+/// Units whose time a block needs beside its own.
+const BLOCK_UNITS: usize = 3;
+
 /// Rows of x that a product takes at once where the cuts must not depend on m, so that the parts stay few.
 pub const ROWS_AT_ONCE: usize = 256;
 
@@ -90,7 +93,10 @@ impl Config {
         let of_two = ((caps.shared_bytes as usize + 1024) / 2).saturating_sub(1024);
         let most = if self.blocks == 2 && of_two >= LEAST_SHARED_BYTES { of_two } else { caps.shared_bytes as usize };
         let room = most.saturating_sub(self.staging(out) + 16);
-        self.step = if 4 * self.stage_bytes(atom) <= room { STEP } else { STEP / 2 };
+        self.step = STEP;
+        // A stage's codes are in registers: 32 words of two strips of 8 bits would be too many.
+        let few_words = self.strips * atom.bits as usize <= 8;
+        self.step = if few_words && 4 * self.stage_bytes(atom) <= room { STEP } else { STEP / 2 };
         self.stages = (room / self.stage_bytes(atom)).clamp(2, MOST_STAGES);
         self
     }
@@ -188,48 +194,45 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Of a shape on as many blocks as a device has room for: cut where that keeps all of them busy.
-    pub fn new(config: Config, shape: [usize; 3], workers: usize) -> Self {
+    /// Of a shape on as many blocks as a device has room for, each of which takes as much: whole tiles in rounds, then runs of
+    /// units that begin and end anywhere in the tiles that are left.
+    pub fn even(config: Config, shape: [usize; 3], workers: usize) -> Self {
         let mut schedule = Self::whole(config, shape);
-        let Self { steps, rows, columns, .. } = schedule;
-        let tiles = rows * columns;
-        (schedule.workers, schedule.waves) = (workers.max(1), 0);
-        // Few tokens are cheap to join, so that all their tiles may be cut; each cut tile has counters.
-        if config.tokens >= 64 || tiles > super::MOST_CUT {
-            schedule.waves = tiles / schedule.workers;
-        }
+        let tiles = schedule.cut;
+        schedule.workers = workers.max(1);
+        schedule.waves = tiles / schedule.workers;
         // Nearly as many whole rounds for all: nothing is cut.
         let rounds = tiles.div_ceil(schedule.workers);
         let even = tiles.div_ceil(rounds);
-        if config.tokens >= 64 && tiles == even * rounds && even * 100 >= schedule.workers * 93 {
+        if tiles == even * rounds && even * 100 >= schedule.workers * 93 {
             (schedule.workers, schedule.waves) = (even, rounds);
         }
         schedule.cut = tiles - schedule.waves * schedule.workers;
-        schedule.sharers = schedule.workers.min(schedule.cut.saturating_mul(steps));
+        schedule.sharers = schedule.workers.min(schedule.cut.saturating_mul(schedule.steps));
         if schedule.waves == 0 {
             schedule.workers = schedule.sharers;
         }
         schedule
     }
 
-    /// Of a shape such that every sum is formed in an order that follows from n and k alone: a row of y has the same bits
-    /// whatever m is, whichever configuration, and on every device.
-    pub fn invariant(config: Config, shape: [usize; 3]) -> Self {
+    /// Of a shape whose tiles are each cut into so many pieces, a block for each: where the cuts are follows from k and their
+    /// number alone.
+    pub fn pieces(config: Config, shape: [usize; 3], pieces: usize) -> Self {
         let mut schedule = Self::whole(config, shape);
-        let pieces = pieces(shape);
-        if pieces > 1 {
-            schedule.cut = schedule.rows * schedule.columns;
-            schedule.workers = schedule.cut * pieces;
-            schedule.sharers = schedule.workers;
-            schedule.waves = 0;
+        if pieces <= 1 {
+            (schedule.waves, schedule.cut) = (1, 0);
+            return schedule;
         }
+        schedule.workers = schedule.cut * pieces;
+        schedule.sharers = schedule.workers;
         schedule
     }
 
-    /// A block a tile.
+    /// A block a tile, and all of them to be cut.
     fn whole(config: Config, [m, n, k]: [usize; 3]) -> Self {
         let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tile_tokens()));
-        Self { steps: k.div_ceil(STEP), rows, columns, waves: 1, workers: rows * columns, sharers: 0, cut: 0 }
+        let tiles = rows * columns;
+        Self { steps: k.div_ceil(STEP), rows, columns, waves: 0, workers: tiles, sharers: 0, cut: tiles }
     }
 
     /// Whether the kernel's numbers of 32 bits hold this.
@@ -245,8 +248,25 @@ impl Schedule {
     }
 }
 
-/// Pieces that the columns of every tile are cut into, by n and k alone.
-fn pieces([_, n, k]: [usize; 3]) -> usize {
+/// Pieces of every tile that n and k alone tell: with them a row of y has the same bits whatever m is, whichever configuration
+/// multiplies, and on every device.
+pub fn invariant_pieces([_, n, k]: [usize; 3]) -> usize {
     let (tiles, steps) = (n.div_ceil(4 * STRIP).max(1), k.div_ceil(STEP));
     (PIECES / tiles).min(steps / LEAST_UNITS).clamp(1, MOST_PIECES)
+}
+
+/// Pieces of every tile that take least: blocks come in rounds of as many as there is room for, and each needs some units'
+/// time to begin and to end.
+fn pieces(config: Config, [m, n, k]: [usize; 3], workers: usize) -> usize {
+    let tiles = n.div_ceil(STRIP).div_ceil(config.tile_strips()) * m.div_ceil(config.tile_tokens());
+    let steps = k.div_ceil(STEP);
+    let most = (steps / LEAST_UNITS).min(super::MOST_CUT / tiles.max(1)).clamp(1, MOST_PIECES);
+    let time = |pieces: usize| (tiles * pieces).div_ceil(workers) * (steps.div_ceil(pieces) + BLOCK_UNITS);
+    (1..=most).min_by_key(|&pieces| time(pieces)).unwrap_or(1)
+}
+
+/// Who computes what for a shape on a device with a configuration.
+pub fn schedule(config: Config, shape: [usize; 3], workers: usize) -> Schedule {
+    let pieces = pieces(config, shape, workers);
+    if config.tokens < 64 { Schedule::pieces(config, shape, pieces) } else { Schedule::even(config, shape, workers) }
 }
