@@ -36,7 +36,7 @@ pub fn run(args: &Args) -> Result<(), String> {
         let served = KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
         let mut instances: Vec<Instance> = served.clone().flat_map(|kernel| (kernel.instances)()).collect();
         if served.clone().any(|kernel| kernel.name == "wna16_sm90") {
-            instances.extend(formats.iter().flat_map(|format| wna16_sm90::instances_of(format.weight)));
+            instances.extend(formats.iter().flat_map(|format| wna16_sm90::every_instance(format.weight)));
         }
         instances.sort_by_cached_key(Instance::to_string);
         instances.dedup_by_key(|instance| instance.to_string());

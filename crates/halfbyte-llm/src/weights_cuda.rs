@@ -5,13 +5,12 @@ use crate::weights::{Loader, Shape, alike, below_each_other};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed};
 use halfbyte::cuda::nn::{self, Dense, DenseCall};
+use halfbyte::cuda::sources::Instance;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::{Activation, Problem};
-use halfbyte::{Act, Float, Floats, Format, QTensor, StoredTensor};
+use halfbyte::{Act, Float, Floats, QTensor, StoredTensor};
 use halfbyte_checkpoint::{StoredLinear, StoredWeight};
-
-/// The layout that quantised weights of a model lie in: so far whole models were run with its kernels alone.
-const LAYOUT: &str = "cuda_plain";
+use std::collections::{BTreeMap, HashSet};
 
 /// What weights are loaded with.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +47,7 @@ impl Loading<'_> {
             got: source.to_string(),
         };
         let outputs = |layer: &StoredLinear<'_>| layer.weight.shape()[0];
-        let [n, k] = [layers.iter().map(outputs).sum(), layers[0].weight.shape()[1]];
+        let [n, k]: [usize; 2] = [layers.iter().map(outputs).sum(), layers[0].weight.shape()[1]];
         let weight = match &layers[0].weight {
             StoredWeight::Quantized(_) => {
                 let parts = layers.iter().filter_map(codes).map(StoredTensor::to_qtensor);
@@ -57,10 +56,7 @@ impl Loading<'_> {
                     [single] => single,
                     several => &QTensor::concat_rows(&several.iter().collect::<Vec<_>>()).map_err(named)?,
                 };
-                let format = Some(Format { weight: whole.format(), act });
-                let problem = Problem { format, x: self.activations, m: 1, n, k };
-                let kernel = matmul::select(&self.gpu.caps(), &problem, Some(LAYOUT))?;
-                Weight::Quantized(matmul::pack_for(kernel, self.gpu, self.stream, whole, act)?)
+                Weight::Quantized(matmul::pack(self.gpu, self.stream, whole, act, self.activations)?)
             }
             StoredWeight::Dense { floats, .. } => {
                 let parts: Vec<Floats<'_>> = layers.iter().filter_map(dense).collect();
@@ -131,10 +127,10 @@ impl Projection {
         self.parts.iter().map(bytes).sum()
     }
 
-    /// Layouts that kernels must read.
-    pub(crate) fn layouts(&self) -> impl Iterator<Item = &'static str> {
+    /// Its quantised weights.
+    pub(crate) fn quantized(&self) -> impl Iterator<Item = &Packed> {
         self.parts.iter().filter_map(|part| match &part.weight {
-            Weight::Quantized(packed) => Some(packed.layout()),
+            Weight::Quantized(packed) => Some(packed),
             Weight::Dense(_) => None,
         })
     }
@@ -187,10 +183,33 @@ impl Workspaces {
     }
 }
 
+/// Bytes that a product works in.
 fn needed(gpu: &Gpu, packed: &Packed, x: Float, m: usize) -> halfbyte::Result<usize> {
+    matmul::workspace_bytes(&gpu.caps(), &problem(packed, x, m), packed.layout())
+}
+
+fn problem(packed: &Packed, x: Float, m: usize) -> Problem {
     let [n, k] = packed.shape();
-    let problem = Problem { format: Some(packed.format()), x, m, n, k };
-    matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout())
+    Problem { format: Some(packed.format()), x, y: Float::F32, m, n, k }
+}
+
+/// The kernels that products of up to `most` rows with some weights are computed by.
+pub(crate) fn instances<'a>(
+    gpu: &Gpu,
+    weights: impl Iterator<Item = &'a Packed>,
+    x: Float,
+    most: usize,
+) -> halfbyte::Result<Vec<Instance>> {
+    let mut shapes = HashSet::new();
+    let mut instances = BTreeMap::new();
+    for packed in weights.filter(|packed| shapes.insert((packed.format().to_string(), packed.shape()))) {
+        for m in 1..=most {
+            for instance in matmul::instances_of(&gpu.caps(), &problem(packed, x, m), packed.layout())? {
+                instances.insert(instance.to_string(), instance);
+            }
+        }
+    }
+    Ok(instances.into_values().collect())
 }
 
 /// What products are made with.
@@ -217,7 +236,8 @@ impl Products<'_> {
         for part in &of.parts {
             let columns = first..first + part.n();
             first = columns.end;
-            let in_place = m == 1 || of.parts.len() == 1;
+            // A row's outputs lie side by side; kernels store 16 bytes at once.
+            let in_place = of.parts.len() == 1 || (m == 1 && columns.start.is_multiple_of(4));
             let out = match in_place {
                 true => y.view_mut().slice(columns.start..columns.start + m * columns.len()),
                 false => self.part.view_mut().slice(0..m * columns.len()),
@@ -229,7 +249,9 @@ impl Products<'_> {
                     let bytes = needed(gpu, packed, x.dtype(), m)?;
                     let workspace = self.workspaces.at_least(gpu, stream, m, bytes)?;
                     let epilogue = Epilogue { bias, activation: Activation::None };
-                    matmul::run(gpu, stream, Call { x, m, w: packed, epilogue, y: out.into(), workspace })?;
+                    let y = out.into();
+                    let call = Call { x, m, w: packed, epilogue, y, workspace, batch_invariant: false };
+                    matmul::run(gpu, stream, call)?;
                 }
             }
             if !in_place {

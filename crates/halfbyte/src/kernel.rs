@@ -12,6 +12,8 @@ pub struct Problem {
     pub format: Option<Format>,
     /// Type of the activations as handed in.
     pub x: Float,
+    /// Type of the result.
+    pub y: Float,
     /// Rows of x.
     pub m: usize,
     /// Outputs.
@@ -26,7 +28,7 @@ impl std::fmt::Display for Problem {
             Some(format) => write!(f, "{format}")?,
             None => f.write_str("dense")?,
         }
-        write!(f, " with x {} at m={} n={} k={}", self.x, self.m, self.n, self.k)
+        write!(f, " with x {}, y {} at m={} n={} k={}", self.x, self.y, self.m, self.n, self.k)
     }
 }
 

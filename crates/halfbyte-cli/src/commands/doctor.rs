@@ -167,6 +167,7 @@ pub fn run(_: &Args, app: &App) -> Result<()> {
             [(Float::F32, 1), (Float::F32, 512), (Float::BF16, 1), (Float::BF16, 512)].map(|(x, m)| Problem {
                 format: kind.format(),
                 x,
+                y: Float::F32,
                 m,
                 n: 4096,
                 k: 4096,

@@ -25,6 +25,9 @@ pub struct Args {
     /// Type of x [default: f32; on a GPU f16].
     #[arg(long, value_enum)]
     x: Option<FloatArg>,
+    /// Type of y [default: f32; on a GPU f16].
+    #[arg(long, value_enum)]
+    y: Option<FloatArg>,
 }
 
 #[derive(Serialize)]
@@ -49,7 +52,8 @@ struct Line {
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let default = if app.cuda().is_some() { Float::F16 } else { Float::F32 };
     let x = args.x.map_or(default, Float::from);
-    let problem = Problem { format: args.format.format(), x, m: args.m, n: args.n, k: args.k };
+    let y = args.y.map_or(default, Float::from);
+    let problem = Problem { format: args.format.format(), x, y, m: args.m, n: args.n, k: args.k };
     let (isa, kernels) = match app.cuda() {
         None => {
             let caps = Caps::detect_within_environment()?;

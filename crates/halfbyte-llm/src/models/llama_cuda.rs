@@ -10,7 +10,7 @@ use crate::device::Gpu as Device;
 use crate::engine::PREFILL_TOKENS;
 use crate::error::Result;
 use crate::weights::Loader;
-use crate::weights_cuda::{Loading, Projection};
+use crate::weights_cuda::{self, Loading, Projection};
 use halfbyte::Float;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::Gpu;
@@ -119,12 +119,8 @@ impl Resident for LlamaCuda {
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         let mut instances = nn::instances(Some(self.shape.heads.head_size));
-        let mut layouts: Vec<&str> = self.projections().flat_map(Projection::layouts).collect();
-        layouts.sort_unstable();
-        layouts.dedup();
-        let arch = self.gpu.caps().arch;
-        let kernels = halfbyte::cuda::matmul::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
-        instances.extend(kernels.filter(|k| layouts.contains(&k.layout)).flat_map(|kernel| (kernel.instances)()));
+        let weights = self.projections().flat_map(Projection::quantized);
+        instances.extend(weights_cuda::instances(&self.gpu, weights, self.activations, PREFILL_TOKENS)?);
         Ok(self.gpu.prepare(&instances, |done| progress(done, instances.len()))?)
     }
 

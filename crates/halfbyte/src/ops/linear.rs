@@ -98,7 +98,7 @@ impl Linear {
         if m.checked_mul(n) != Some(y.len()) {
             return Err(Error::invalid("linear", format!("y of {m} × {n}"), format!("{} elements", y.len())));
         }
-        let problem = Problem { format: self.format(), x: x.dtype(), m, n, k };
+        let problem = Problem { format: self.format(), x: x.dtype(), y: y.dtype(), m, n, k };
         let kernel = matmul::select(&cpu.caps(), &problem)?;
         if m > 0 && n > 0 {
             let epilogue = Epilogue { bias: self.bias.as_deref(), activation: self.activation };

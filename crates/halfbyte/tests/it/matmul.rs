@@ -81,7 +81,7 @@ fn every_kernel_format_and_edge_shape_is_within_the_bound() {
                 let reference = reference::linear(&x, m, &w, format.act);
                 for cpu in &cpus {
                     let y = forward(&linear, cpu, &x, x_type, m, out);
-                    let problem = halfbyte::kernel::Problem { format: Some(format), x: x_type, m, n, k };
+                    let problem = halfbyte::kernel::Problem { format: Some(format), x: x_type, y: Float::F32, m, n, k };
                     let kernel = halfbyte::cpu::matmul::select(&cpu.caps(), &problem).unwrap().name;
                     seen.insert(kernel);
                     check(&y, &reference, k, out, &format!("{kernel}: {problem}, act-order {act_order}"));

@@ -1,6 +1,7 @@
 //! `halfbyte bench matmul`: products on cold weights, beside what the machine could do at most.
 
 mod cuda;
+mod sweep;
 
 use super::case::{Case, Shape};
 use super::check::{self, Check, Computed};
@@ -47,6 +48,9 @@ pub struct Args {
     /// Type of x [default: f32; on a GPU f16].
     #[arg(long, value_enum)]
     x: Option<FloatArg>,
+    /// Type of y, on a GPU [default: that of x].
+    #[arg(long, value_enum)]
+    y: Option<FloatArg>,
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
@@ -56,6 +60,9 @@ pub struct Args {
     /// Take this kernel of the table, also where another comes first; on a GPU only.
     #[arg(long, value_name = "NAME")]
     kernel: Option<String>,
+    /// On a GPU: time every configuration of the kernel that has several, beside the one it chooses, instead of the products.
+    #[arg(long)]
+    sweep: bool,
 }
 
 /// What is measured unless told: w4a8-g128.
@@ -187,11 +194,12 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     if let Some(number) = app.cuda() {
         return cuda::run(args, &plan, number, app);
     }
-    if let Some(name) = &args.kernel {
+    let asked = [("--sweep", args.sweep), ("--y", args.y.is_some()), ("--kernel", args.kernel.is_some())];
+    if let Some((option, _)) = asked.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(
-            "a kernel can be chosen on a GPU only",
-            format!("--kernel {name} without --device cuda"),
-            "name a GPU as the device, or no kernel",
+            "it asks for what only kernels on a GPU have",
+            format!("option {option}"),
+            "add --device cuda; on a CPU y is f32, and each kernel has one configuration",
         ));
     }
     let cpu = app.cpu()?;
@@ -351,7 +359,7 @@ impl Bench<'_> {
 
     fn measure(&self, source: &Source, weights: &[Linear], [m, n, k]: [usize; 3]) -> Result<Line> {
         self.progress.step(format!("{} m={m} n={n} k={k}", self.kind));
-        let problem = Problem { format: self.kind.format(), x: self.x, m, n, k };
+        let problem = Problem { format: self.kind.format(), x: self.x, y: Float::F32, m, n, k };
         let kernel = matmul::select(&self.cpu.caps(), &problem)?.name;
         let x = X::new(random::normals(m * k, 2), self.x);
         let mut y = vec![f32::NAN; m * n];
@@ -382,7 +390,7 @@ impl Bench<'_> {
                 };
                 Some(check::check(
                     weight,
-                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32, rounded: None },
+                    Computed { x: &x.floats().to_f32(), y: &y, shape: [m, n, k], out: Float::F32 },
                 )?)
             }
         };

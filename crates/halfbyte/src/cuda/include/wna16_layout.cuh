@@ -35,7 +35,7 @@ static_assert(NT % 8 == 0 && NT <= 256, "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W), "a joint ring");
 static_assert(WGMMA || (JOINT && !EARLY), "mma.sync is for few tokens");
-static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128, "wgmma scales sums of 128 k");
+static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128 || (STRIPS == 1 && NT <= 128), "registers for the sums of a group");
 static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0), "a stage belongs to one set");
 static_assert(SPLIT <= 8, "clusters that every device takes");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
@@ -44,7 +44,7 @@ static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the hos
 
 // What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte swizzle, zero fill.
 // x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start at a multiple of 16 bytes.
-// The host keeps units * workers below 2^32, and steps >= SPLIT.
+// The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
 struct Arguments {
   const u8* w;                                   // packed weights
   const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows

@@ -105,22 +105,28 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
   }
 }
 
-// What a unit of wgmma starts with: codes, scales and zero points in registers, and the stage of W free again (in a joint ring later).
-struct Unit { Codes q[STRIPS]; u32 s[STRIPS][GROUPS + 1]; Zeros z[STRIPS][GROUPS + 1]; };
+// What a unit of wgmma starts with: codes, scales and zero points in registers.
+struct Unit { Codes q[STRIPS]; u32 s[STRIPS][GROUPS + 1]; Zeros z[STRIPS][GROUPS + 1]; u32 empty_w; };
 DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
-    load_codes(u.q[p], c.atom(p), c.warp, c.lane);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) { u.s[p][i] = c.scales(p, i); u.z[p][i] = c.zeros(p, i); }
     if constexpr (GROUP == 0) u.z[p][0] = row_zeros[p];
   }
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) load_codes(u.q[p], c.atom(p), c.warp, c.lane);
+  u.empty_w = c.r.empty_w + 8 * c.w.stage;
+  c.w.advance(SETS);
+}
+// Frees the stage of W, once every code has been converted (in a joint ring it is freed with x).  An arrival does not wait for loads
+// that are still on their way to registers: freed right behind them, the stage was at times written before it was read.
+DEV void release_unit(const Consumer& c, const Unit& u) {
   if constexpr (!JOINT) {
     __syncwarp();
-    c.release(c.r.empty_w + 8 * c.w.stage);
+    c.release(u.empty_w);
   }
-  c.w.advance(SETS);
 }
 // Waits for the current stage of x and returns its descriptor; the shuffle makes it uniform, else it would cost two moves a wgmma.
 DEV u64 open_x(const Consumer& c) {
@@ -168,6 +174,7 @@ DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, con
       const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
       decode_step(u, i, a[i & 1]);
+      if (i == 2 * STRIPS - 1) release_unit(c, u);
       multiply_step(i, sum[p], a[i & 1], descriptor, half ? 1 : keep);
       wgmma_wait<1>();                           // step i - 1 is done
       pin(a[(i & 1) ^ 1]);
@@ -211,6 +218,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       const u32 first = c.r.empty_x + 8 * c.x.stage;
       if constexpr (BOXES == 1) { c.x.advance(); descriptor = open_x(c); }
       decode_step(u, 1, a[1]);
+      release_unit(c, u);
       multiply_step(1, acc[0], a[1], descriptor, 1);
       wgmma_wait<1>();
       pin(a[0]);
@@ -233,6 +241,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
         const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
         if (opens) descriptor = open_x(c);
         decode_step(u, i, a[i & 1]);
+        if (i == 2 * STRIPS - 1) release_unit(c, u);
         if (i == 0) {                            // the last strip of the unit before was in the tensor cores until here
           wgmma_wait<0>();
           pin(a[1]); pin(acc[STRIPS - 1]);
@@ -250,5 +259,49 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
     pin(a[1]); pin(acc[STRIPS - 1]);
     promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
   }
+  c.release(x_last);
+}
+
+// The same with groups of 32 or 64 k, of which each has sums of its own; one strip a warpgroup.  The fragments of a group are converted
+// while the group before is in the tensor cores.
+DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
+  constexpr int STEPS = GROUP ? GROUP / 16 : 8;  // k16 steps a group
+  float acc[NT / 2];
+  u32 a[2][STEPS][4];
+  u32 x_last = 0;
+  float s = 0.f, s8 = 0.f;                       // scales of the group before
+#pragma unroll
+  for (int i = 0; i < NT / 2; i++) sum[0][i] = acc[i] = 0.f;
+  if (SETS > 1 && left == 0) return;
+#pragma unroll 1
+  do {
+    Unit u;
+    load_unit(c, u, row_zeros);
+    u64 descriptor = 0;
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+      const int first = group * STEPS, half = first / 4;
+      const bool opens = first % 4 == 0 && (half == 0 || BOXES == 1), closes = (first + STEPS) % 4 == 0 && (half == 1 || BOXES == 1);
+      if (opens) descriptor = open_x(c);
+#pragma unroll
+      for (int j = 0; j < STEPS; j++) decode(&u.q[0][(first + j) * WORDS], u.z[0][group], a[group & 1][j]);
+      pin(a[group & 1]);
+      if (group == GROUPS - 1) release_unit(c, u);
+      wgmma_wait<0>();                           // the group before
+      pin(acc); pin(a[(group & 1) ^ 1]);
+      if (x_last != 0) { c.release(x_last); x_last = 0; }
+      promote(sum[0], acc, s, s8);
+      s = low(u.s[0][group]); s8 = high(u.s[0][group]);
+      const u64 b = descriptor + (BOXES == 2 ? half * (BOX / 16) : 0);
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < STEPS; j++) Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + 2 * ((first + j) & 3), j ? 1 : 0);
+      wgmma_commit();
+      if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
+    }
+  } while (--left > 0);
+  wgmma_wait<0>();
+  pin(acc); pin(a[(GROUPS - 1) & 1]);
+  promote(sum[0], acc, s, s8);
   c.release(x_last);
 }

@@ -34,17 +34,17 @@ static_assert(STEP == 64 || STEP == 128, "step");
 static_assert(STAGES >= 2 && WARPGROUPS <= 4 && WARPGROUPS % COLUMNS == 0, "form of a block");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
-// What the kernel is given.  x starts at a multiple of 16 bytes and k is a multiple of 8; w and y start at a multiple of 16 bytes.
-// The host keeps units * workers below 2^32.
+// What the kernel is given.  x, w and y start at multiples of 16 bytes, and pitch is a multiple of 8.
+// The host keeps units * sharers below 2^32, all units below 2^31.
 struct Arguments {
   const u8* w;                                   // packed weights
   const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
-  const u16* x;                                  // [m][k]
+  const u16* x;                                  // [m][pitch], of which k columns count; zeros from k to the next multiple of 8
   void* y;                                       // [m][n]
   const float* bias;                             // [n], or null
   float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * TILE_TOKENS floats
   u32* counters;                                 // cut tiles * WARPGROUPS words, zero before; every launch leaves zeros
-  int m, n, k;
+  int m, n, k, pitch;
   int steps, rows, columns;                      // atoms along k; tiles along n and along m
   int waves, workers, sharers;                   // rounds of whole tiles; grid; workers that share the cut tiles
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles

@@ -1,4 +1,4 @@
-//! Launches of `gather.cu`: columns of x in the order of weights that were sorted by their groups.
+//! Launches of `gather.cu`: columns of x in the order of weights that were sorted by their groups, or in wider rows.
 
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Launch, Stream};
@@ -17,23 +17,25 @@ pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "gather")
 }
 
-/// What is gathered: addresses on the device, of which `x` and `to` have `rows` rows of `k` elements of 16 bits.
+/// What is gathered: addresses on the device, of which `x` has `rows` rows of `k` elements of 16 bits, and `to` of `pitch`.
 pub(super) struct Gather {
     pub x: u64,
+    /// The column of x for each of k columns; 0: the same one.
     pub order: u64,
     pub to: u64,
     pub rows: usize,
     pub k: usize,
+    pub pitch: usize,
 }
 
 impl Gather {
     /// Puts it into a stream.
     ///
-    /// The caller vouches for the addresses; at most [`ROWS`] rows, and k within 31 bits.
+    /// The caller vouches for the addresses; at most [`ROWS`] rows, and pitch within 31 bits.
     pub(super) fn run(&self, gpu: &Gpu, stream: &Stream) -> Result<()> {
-        let (rows, k) = (self.rows.min(ROWS) as u32, self.k as u32);
-        let launch = Launch { grid: [k.div_ceil(THREADS), rows, 1], ..Launch::linear(1, THREADS) };
-        let args = [Arg::new(&self.x), Arg::new(&self.order), Arg::new(&self.to), Arg::new(&k)];
+        let (rows, k, pitch) = (self.rows.min(ROWS) as u32, self.k as u32, self.pitch as u32);
+        let launch = Launch { grid: [pitch.div_ceil(THREADS), rows, 1], ..Launch::linear(1, THREADS) };
+        let args = [Arg::new(&self.x), Arg::new(&self.order), Arg::new(&self.to), Arg::new(&k), Arg::new(&pitch)];
         let function = gpu.function(&instance())?;
         // SAFETY: the parameters are the source's; the launcher of a product gives addresses of whole matrices.
         unsafe { function.launch(stream, &launch, &args) }

@@ -11,10 +11,12 @@
 
 mod gather;
 mod plain;
+mod wna16;
 pub mod wna16_sm80;
 pub mod wna16_sm90;
 
 pub use plain::Weights as PlainWeights;
+pub use wna16::Weights as Wna16Weights;
 
 use super::driver::{Buffer, FloatView, FloatViewMut, Stream, View};
 use super::sources::{Arch, Instance};
@@ -34,7 +36,7 @@ pub enum Packed {
     /// Layout `cuda_plain`.
     Plain(PlainWeights),
     /// Layout `cuda_wna16`.
-    Wna16(wna16_sm90::Weights),
+    Wna16(Wna16Weights),
 }
 
 impl Packed {
@@ -74,7 +76,7 @@ impl Packed {
     pub fn layout(&self) -> &'static str {
         match self {
             Packed::Plain(_) => plain::KERNEL.layout,
-            Packed::Wna16(_) => wna16_sm90::KERNEL.layout,
+            Packed::Wna16(_) => wna16::LAYOUT,
         }
     }
 }
@@ -103,6 +105,8 @@ pub struct Call<'a> {
     pub y: FloatViewMut<'a>,
     /// What kernels that need it work in, of at least [`workspace_bytes`].
     pub workspace: Option<&'a mut Workspace>,
+    /// Whether a row of y must have the same bits whatever the other rows and their number are, which costs time.
+    pub batch_invariant: bool,
 }
 
 /// A way to compute products.
@@ -113,10 +117,14 @@ pub struct Kernel {
     pub layout: &'static str,
     /// What it does, in one line.
     pub what: &'static str,
+    /// Whether it can sum in an order that does not depend on the number of rows.
+    pub batch_invariant: bool,
     /// Whether it is written for a processor.
     pub serves: fn(Arch) -> bool,
     /// Every instance that may be launched; of a kernel with very many, enough that nothing in its sources is left out.
     pub instances: fn() -> Vec<Instance>,
+    /// The instances that a problem which it supports is computed by, without an activation.
+    instances_of: fn(&Caps, &Problem) -> Vec<Instance>,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
     holds: fn(&QTensor) -> std::result::Result<(), Reason>,
@@ -164,6 +172,20 @@ pub fn select(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Result<&'
     Err(Error::NoKernel { problem: problem.to_string(), rejections })
 }
 
+/// The kernel that serves a problem with rows that do not depend on each other: the same one whatever their number is.
+fn select_batch_invariant(caps: &Caps, problem: &Problem, layout: &str) -> Result<&'static Kernel> {
+    let one = Problem { m: 1, ..*problem };
+    let mut rejections = Vec::new();
+    for kernel in KERNELS.iter().filter(|kernel| kernel.layout == layout) {
+        let able = if kernel.batch_invariant { Ok(()) } else { Err(Reason("is not batch-invariant".into())) };
+        match able.and_then(|()| kernel.supports(caps, &one)) {
+            Ok(()) => return Ok(kernel),
+            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
+        }
+    }
+    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+}
+
 /// Every kernel with the reason against it; the first without one is chosen.
 pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
     let mut chosen: Option<&str> = None;
@@ -186,6 +208,11 @@ pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'s
         .collect()
 }
 
+/// What a problem is computed by, to be compiled before it is needed. Error: no kernel of the layout serves it.
+pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<Instance>> {
+    Ok((select(caps, problem, Some(layout))?.instances_of)(caps, problem))
+}
+
 /// Bytes of workspace that a problem needs, whichever kernel of the layout serves it.
 pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<usize> {
     Ok((select(caps, problem, Some(layout))?.workspace_bytes)(caps, problem))
@@ -196,7 +223,7 @@ pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<u
 /// `x` is the type that activations will have. Errors: no kernel serves the format, memory is short.
 pub fn pack(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act, x: Float) -> Result<Packed> {
     let format = Format { weight: w.format(), act };
-    let problem = Problem { format: Some(format), x, m: 1, n: w.n(), k: w.k() };
+    let problem = Problem { format: Some(format), x, y: x, m: 1, n: w.n(), k: w.k() };
     let mut rejections = Vec::new();
     for kernel in KERNELS {
         match kernel.supports(&gpu.caps(), &problem).and_then(|()| (kernel.holds)(w)) {
@@ -218,7 +245,10 @@ pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: A
 /// input gives the same bits. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that no kernel
 /// of the weight's layout serves, a workspace that is too small, a kernel that cannot be compiled.
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let kernel = select(&gpu.caps(), &problem(&call), Some(call.w.layout()))?;
+    let kernel = match call.batch_invariant {
+        false => select(&gpu.caps(), &problem(&call), Some(call.w.layout()))?,
+        true => select_batch_invariant(&gpu.caps(), &problem(&call), call.w.layout())?,
+    };
     run_with(kernel, gpu, stream, call)
 }
 
@@ -252,6 +282,7 @@ fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
     }
     let problem = problem(call);
     let reason = match kernel.layout == call.w.layout() {
+        true if call.batch_invariant && !kernel.batch_invariant => Some(Reason("is not batch-invariant".into())),
         true => kernel.supports(&gpu.caps(), &problem).err(),
         false => Some(Reason(format!("reads layout {}, the weights lie in {}", kernel.layout, call.w.layout()))),
     };
@@ -266,7 +297,7 @@ fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
 
 fn problem(call: &Call<'_>) -> Problem {
     let [n, k] = call.w.shape();
-    Problem { format: Some(call.w.format()), x: call.x.dtype(), m: call.m, n, k }
+    Problem { format: Some(call.w.format()), x: call.x.dtype(), y: call.y.dtype(), m: call.m, n, k }
 }
 
 /// Values on the device.

@@ -19,10 +19,15 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: "plain",
     layout: "cuda_plain",
     what: "weights to f32 in shared memory, f32 multiply-add, every format and processor",
+    batch_invariant: true,
     serves: |arch| arch.number >= 75,
     instances: || {
         let fields = [2, 4, 8].into_iter();
         fields.flat_map(|field| [SMALL_ROWS, ROWS].map(|rows| instance(field, rows))).collect()
+    },
+    instances_of: |_, problem| {
+        let bits = problem.format.map(|format| format.weight.bits);
+        bits.map(|bits| instance(field_bits(bits), grid(problem.m, problem.n).0)).into_iter().collect()
     },
     supports,
     workspace_bytes: |_, _| 0,

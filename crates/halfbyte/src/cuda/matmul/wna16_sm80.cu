@@ -27,7 +27,7 @@ struct Feed {
     source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM;
     const int t = threadIdx.x, m = at.column * TILE_TOKENS + t / 8 % TILE_TOKENS, k = sc.k * 128 + t / X_PIECES * 64 + t % 8 * 8;
-    x = g.x + (u64)m * g.k + k;
+    x = g.x + (u64)m * g.pitch + k;
     rows_left = g.m - m; k_left = g.k - k;
   }
   __device__ __forceinline__ void next(const Arguments& g) {
@@ -60,7 +60,7 @@ DEV void copy_x(const Arguments& g, const Feed& f, u32 to, int first) {
   const int t = threadIdx.x, token = t / 8 % TILE_TOKENS, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
   const bool there = more < f.rows_left && box * 64 < f.k_left;
   if (STEP / 64 * X_PIECES % THREADS == 0 || first + t < STEP / 64 * X_PIECES)
-    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4), f.x + (u64)more * g.k + box * 64, there);
+    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4), f.x + (u64)more * g.pitch + box * 64, there);
 }
 
 // The ring: stages that are read in turn.  While one is read, the one before it is filled again, a part of it in each step.

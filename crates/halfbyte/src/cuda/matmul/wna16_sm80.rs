@@ -1,19 +1,19 @@
 //! Launches of `wna16_sm80.cu`: 4- and 8-bit weights times half floats on every processor from sm_80 on.
 //!
-//! Codes are multiplied as exact integers, and scales multiply the sums of their groups: weights are never rounded.
+//! Codes are multiplied as exact integers, and scales multiply the sums of their groups: weights are never rounded, and x may be
+//! of another type than the scales.
 
 pub mod config;
 
-use super::gather::{self, Gather};
-use super::wna16_sm90::Weights;
-use super::{Call, Kernel, Packed};
+use super::wna16::{self, Rows, Weights};
+use super::{Call, Kernel, Packed, gather};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::WeightFormat;
 use crate::kernel::{Activation, Problem, Reason};
-use crate::layout::cuda_wna16::{Atom, CudaWna16};
+use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
@@ -25,13 +25,19 @@ const NAME: &str = "wna16_sm80";
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
-    layout: "cuda_wna16",
+    layout: wna16::LAYOUT,
     what: "mma.sync on weights converted in registers, copies by cp.async",
+    batch_invariant: true,
     serves: |arch| arch.number >= 80,
     instances,
+    instances_of: |caps, problem| {
+        let Ok(atom) = wna16::atom(problem) else { return Vec::new() };
+        let (config, _) = Choice::FAST.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
+        vec![config.instance(atom, [problem.x, problem.y], Activation::None), gather::instance()]
+    },
     supports,
     workspace_bytes,
-    holds: |w| CudaWna16::holds(w).map(|_| ()).map_err(|why| Reason(why.to_string())),
+    holds: wna16::holds,
     pack: |gpu, stream, w, act| Ok(Packed::Wna16(Weights::new(gpu, stream, w, act)?)),
     run,
 };
@@ -71,7 +77,7 @@ fn instances() -> Vec<Instance> {
 
 /// Every configuration for a format and x of a type on a device, with y of the type of x and in f32 and without an activation;
 /// none if it is not served.
-pub fn instances_of(format: WeightFormat, x: Float, caps: &Caps) -> Vec<Instance> {
+pub fn every_instance(format: WeightFormat, x: Float, caps: &Caps) -> Vec<Instance> {
     // More columns than any group: groups of all columns are what rows are.
     let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
     let of = |out: Float| {
@@ -80,83 +86,67 @@ pub fn instances_of(format: WeightFormat, x: Float, caps: &Caps) -> Vec<Instance
     of(x).chain(of(Float::F32)).collect()
 }
 
-/// How a product is to be computed.
+/// How a launch comes to its configuration and its cuts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Plan {
-    /// The kernel's form; none: the one that is chosen for the shape.
-    pub config: Option<Config>,
-    /// Whether a row of y must have the same bits whatever m is: sums are then cut as n and k alone tell.
-    pub invariant: bool,
+struct Choice {
+    /// The caller's; none: the fastest.
+    config: Option<Config>,
+    /// Whether sums are cut as n and k alone tell, so that a row of y has the same bits whatever m is.
+    batch_invariant: bool,
 }
 
-impl Plan {
-    /// What [`super::run`] does.
-    const CHOSEN: Self = Self { config: None, invariant: false };
+impl Choice {
+    const FAST: Self = Self { config: None, batch_invariant: false };
+    const BATCH_INVARIANT: Self = Self { config: None, batch_invariant: true };
 
-    /// Rows of x that are multiplied in one launch.
-    fn rows(self, m: usize) -> usize {
-        if self.invariant { m.min(config::ROWS_AT_ONCE) } else { m }
-    }
-
-    fn choose(self, caps: &Caps, atom: Atom, [m, n, k]: [usize; 3], out: Float) -> (Config, Schedule) {
+    fn make(self, caps: &Caps, atom: Atom, [m, n, k]: [usize; 3], out: Float) -> (Config, Schedule) {
         let shape = [m.max(1), n.max(1), k.max(1)];
         let config = self.config.unwrap_or_else(|| config::config(atom, shape, out, caps));
-        let schedule = match self.invariant {
+        let schedule = match self.batch_invariant {
             true => Schedule::pieces(config, shape, config::invariant_pieces(shape)),
             false => config::schedule(config, shape, config.workers(atom, out, caps)),
         };
         (config, schedule)
     }
 
-    /// Counters, sums of cut tiles, and room for the columns of some rows of x in another order.
-    fn workspace_bytes(self, caps: &Caps, atom: Atom, [m, n, k]: [usize; 3], out: Float) -> usize {
+    /// Rows that one launch takes.
+    fn rows(self, m: usize) -> usize {
+        if self.batch_invariant { m.min(config::ROWS_AT_ONCE) } else { m }
+    }
+
+    fn workspace_bytes(self, caps: &Caps, atom: Atom, problem: &Problem) -> usize {
         let parts = |m: usize| {
-            let (config, schedule) = self.choose(caps, atom, [m, n, k], out);
+            let (config, schedule) = self.make(caps, atom, [self.rows(m), problem.n, problem.k], problem.y);
             schedule.parts_bytes(config)
         };
-        let rows = m.min(gather::ROWS);
-        let all = self.rows(m);
-        let each = [all, m % all.max(1), rows, m % gather::ROWS];
-        Workspace::COUNTER_BYTES + each.map(parts).into_iter().max().unwrap_or(0) + rows * k * 2
+        wna16::workspace_bytes(problem, parts)
     }
 }
 
 fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+    let atom = wna16::atom(problem)?;
     let refuse = |why: String| Err(Reason(why));
-    let Some(format) = problem.format else { return refuse("multiplies codes, the weights are dense".into()) };
-    if format.act.is_quantized() {
-        return refuse("multiplies exact activations (a16, a32), the format says quantised ones".into());
-    }
-    let atom = Atom::of(format.weight, problem.k).map_err(|why| Reason(why.to_string()))?;
     if problem.x == Float::F32 {
         return refuse("multiplies x in f16 or bf16; x is f32".into());
     }
-    if problem.k == 0 || !problem.k.is_multiple_of(8) {
-        return refuse(format!("copies rows of x in pieces of 8 elements, k is {}", problem.k));
-    }
-    if [problem.m, problem.n, problem.k].iter().any(|&size| size > i32::MAX as usize) {
-        return refuse("more rows or columns than 31 bits count".into());
-    }
-    let (config, schedule) = Plan::CHOSEN.choose(caps, atom, [problem.m, problem.n, problem.k], problem.x);
-    let shared = config.shared_bytes(atom, problem.x);
-    if shared > caps.shared_bytes as usize {
-        return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-    }
-    if !schedule.fits() {
-        return refuse("more tiles than 32 bits count".into());
+    for choice in [Choice::FAST, Choice::BATCH_INVARIANT] {
+        let shape = [choice.rows(problem.m), problem.n, problem.k];
+        let (config, schedule) = choice.make(caps, atom, shape, problem.y);
+        let shared = config.shared_bytes(atom, problem.y);
+        if shared > caps.shared_bytes as usize {
+            return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
+        }
+        if !schedule.fits() {
+            return refuse("more tiles than 32 bits count".into());
+        }
     }
     Ok(())
 }
 
 fn workspace_bytes(caps: &Caps, problem: &Problem) -> usize {
-    let Some(atom) = problem.format.and_then(|format| Atom::of(format.weight, problem.k).ok()) else { return 0 };
-    let shape = [problem.m, problem.n, problem.k];
-    // Of y only the type of x is known here; y in f32 may have more blocks at once.
-    [problem.x, Float::F32]
-        .map(|out| Plan::CHOSEN.workspace_bytes(caps, atom, shape, out))
-        .into_iter()
-        .max()
-        .unwrap_or(0)
+    let Ok(atom) = wna16::atom(problem) else { return 0 };
+    let of = |choice: Choice| choice.workspace_bytes(caps, atom, problem);
+    of(Choice::FAST).max(of(Choice::BATCH_INVARIANT))
 }
 
 /// The number of a type in the source.
@@ -175,7 +165,7 @@ struct Key {
     x: Float,
     out: Float,
     activation: Activation,
-    plan: Plan,
+    choice: Choice,
 }
 
 /// What is the same in every launch for a key.
@@ -186,22 +176,24 @@ struct Prepared {
     function: Function,
 }
 
-/// Launches for one weight, made once and kept.
+/// The launches that a weight keeps prepared.
 #[derive(Debug, Default)]
-pub(super) struct Kept(Mutex<Vec<(Key, Arc<Prepared>)>>);
+pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
 
-impl Kept {
-    fn get(&self, gpu: &Gpu, atom: Atom, [n, k]: [usize; 2], key: Key) -> Result<Arc<Prepared>> {
+impl Launches {
+    /// The launch for a key, out of those kept, or made and kept.
+    fn prepare(&self, gpu: &Gpu, w: &Weights, key: Key) -> Result<Arc<Prepared>> {
         let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
             return Ok(prepared.clone());
         }
-        let (config, schedule) = key.plan.choose(&gpu.caps(), atom, [key.m, n, k], key.out);
+        let ([n, k], atom, caps) = (w.shape(), w.atom(), gpu.caps());
+        let (config, schedule) = key.choice.make(&caps, atom, [key.m, n, k], key.out);
         let prepared = Arc::new(Prepared {
             schedule,
             launch: Launch {
                 shared_bytes: config.shared_bytes(atom, key.out) as u32,
-                programmatic: gpu.caps().arch.number >= 90,
+                programmatic: caps.arch.number >= 90,
                 ..Launch::linear(schedule.workers as u32, config.threads() as u32)
             },
             function: gpu.function(&config.instance(atom, [key.x, key.out], key.activation))?,
@@ -229,6 +221,7 @@ struct Arguments {
     m: i32,
     n: i32,
     k: i32,
+    pitch: i32,
     steps: i32,
     rows: i32,
     columns: i32,
@@ -237,96 +230,89 @@ struct Arguments {
     sharers: i32,
     first: i32,
     units: i32,
-    padding: i32,
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
-    multiply(Plan::CHOSEN, gpu, stream, call)
+    multiply(gpu, stream, call, Choice { config: None, batch_invariant: call.batch_invariant })
 }
 
-/// Puts a product into a stream as the caller plans it: with one of [`config::all`] for the weight's form and y, for measuring
-/// which is best, or such that the bits of a row do not depend on m.
+/// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form, y and
+/// the device: for measuring which is best.
 ///
-/// Errors: those of [`super::run`], a shape that the plan does not cover.
-pub fn run_as(plan: Plan, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+/// Errors: those of [`super::run`], a shape that the configuration does not cover.
+pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
     super::check(&KERNEL, gpu, call)?;
     if call.y.is_empty() {
         return Ok(());
     }
-    multiply(plan, gpu, stream, call)
+    multiply(gpu, stream, call, Choice { config: Some(config), batch_invariant: call.batch_invariant })
 }
 
-fn multiply(plan: Plan, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+fn multiply(gpu: &Gpu, stream: &Stream, call: &Call<'_>, choice: Choice) -> Result<()> {
     let refuse = |expected: String, got: String| Err(Error::invalid(NAME, expected, got));
     let Packed::Wna16(w) = call.w else {
         return refuse("weights in layout cuda_wna16".into(), call.w.layout().into());
     };
-    let (atom, [n, k], m, out) = (w.atom(), w.shape(), call.m, call.y.dtype());
-    if plan.config.is_some_and(|config| !config::all(atom, out, &gpu.caps()).contains(&config)) {
-        return refuse("a configuration for this weight".into(), format!("{:?}", plan.config));
+    let (caps, problem) = (gpu.caps(), super::problem(call));
+    if choice.config.is_some_and(|config| !config::all(w.atom(), problem.y, &caps).contains(&config)) {
+        return refuse("a configuration for this weight".into(), format!("{:?}", choice.config));
     }
-    let needed = plan.workspace_bytes(&gpu.caps(), atom, [m, n, k], out);
-    let workspace = match call.workspace.as_deref() {
-        Some(workspace) if workspace.bytes() >= needed => workspace.view(),
-        other => return refuse(format!("a workspace of {needed} bytes"), format!("{other:?}")),
-    };
-    let (x, y) = (call.x.pointer(), call.y.pointer());
-    let mut rows = plan.rows(m);
-    if w.order().is_some() {
-        rows = rows.min(gather::ROWS);
+    let needed = choice.workspace_bytes(&caps, w.atom(), &problem);
+    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
+    if given < needed {
+        return refuse(format!("a workspace of {needed} bytes"), given.to_string());
     }
-    for first in (0..m).step_by(rows) {
-        let m = rows.min(m - first);
-        let y = y + (first * n * out.size_bytes()) as u64;
-        let mut x = x + (first * k * 2) as u64;
-        if let Some(order) = w.order() {
-            let to = workspace.slice(needed - m * k * 2..needed).pointer();
-            Gather { x, order: order.pointer(), to, rows: m, k }.run(gpu, stream)?;
-            x = to;
-        }
-        product(plan, gpu, stream, call, Rows { x, m, y, workspace: workspace.pointer() })?;
-    }
-    Ok(())
+    wna16::run(gpu, stream, call, w, needed, |rows| {
+        let at_once = choice.rows(rows.m);
+        (0..rows.m).step_by(at_once).try_for_each(|first| {
+            let part = Part {
+                x: rows.x.pointer() + (first * rows.pitch * 2) as u64,
+                y: rows.y + (first * problem.n * problem.y.size_bytes()) as u64,
+                m: at_once.min(rows.m - first),
+            };
+            product(gpu, stream, w, call, choice, &rows, part)
+        })
+    })
 }
 
-/// Some rows of a product: addresses on the device.
-struct Rows {
+/// Rows of one launch: addresses of the first one's x and y.
+struct Part {
     x: u64,
-    m: usize,
     y: u64,
-    workspace: u64,
+    m: usize,
 }
 
-fn product(plan: Plan, gpu: &Gpu, stream: &Stream, call: &Call<'_>, rows: Rows) -> Result<()> {
-    let Rows { x, m, y, workspace } = rows;
-    let Packed::Wna16(w) = call.w else {
-        return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
-    };
-    for (what, address) in [("x", x), ("y", y)] {
-        if !address.is_multiple_of(16) {
-            let expected = format!("{what} that begins at a multiple of 16 bytes");
-            return Err(Error::invalid(NAME, expected, format!("{address:#x}")));
-        }
+fn product(
+    gpu: &Gpu,
+    stream: &Stream,
+    w: &Weights,
+    call: &Call<'_>,
+    choice: Choice,
+    all: &Rows<'_>,
+    Part { x, y, m }: Part,
+) -> Result<()> {
+    if !y.is_multiple_of(16) {
+        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
     let [n, k] = w.shape();
-    let key = Key { m, x: call.x.dtype(), out: call.y.dtype(), activation: call.epilogue.activation, plan };
-    let prepared = w.sm80.get(gpu, w.atom(), [n, k], key)?;
+    let key = Key { m, x: call.x.dtype(), out: call.y.dtype(), activation: call.epilogue.activation, choice };
+    let prepared = w.launches_sm80.prepare(gpu, w, key)?;
     let Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
     if !prepared.schedule.fits() {
         return Err(Error::invalid(NAME, "tiles that 32 bits count", format!("{:?}", prepared.schedule)));
     }
-    let [atoms, rows_of_scales] = w.addresses();
     let arguments = Arguments {
-        w: atoms,
-        rows_of_scales,
+        w: w.atoms(),
+        rows_of_scales: w.rows(),
         x,
         y,
         bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-        parts: workspace + Workspace::COUNTER_BYTES as u64,
-        counters: workspace,
+        parts: all.workspace + Workspace::COUNTER_BYTES as u64,
+        counters: all.workspace,
         m: m as i32,
         n: n as i32,
         k: k as i32,
+        pitch: all.pitch as i32,
         steps: steps as i32,
         rows: rows as i32,
         columns: columns as i32,
@@ -335,7 +321,6 @@ fn product(plan: Plan, gpu: &Gpu, stream: &Stream, call: &Call<'_>, rows: Rows) 
         sharers: sharers as i32,
         first: (waves * workers) as i32,
         units: (cut * steps) as i32,
-        padding: 0,
     };
     // SAFETY: the parameter is the source's; lengths of x, y and bias were checked by `check`, the workspace's by `multiply`,
     // the others are those of the packed weight.

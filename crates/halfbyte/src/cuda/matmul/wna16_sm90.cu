@@ -130,7 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm90(const _
       position = (position + units) % SETS;
       if constexpr (!WGMMA) multiply_sync(c, sum, mine, row_zeros);
       else if constexpr (EARLY || GROUP == 0) multiply_early(c, sum, mine, row_zeros);
-      else multiply_late(c, sum, mine, row_zeros);
+      else if constexpr (GROUP == 128) multiply_late(c, sum, mine, row_zeros);
+      else multiply_late_groups(c, sum, mine, row_zeros);
       if constexpr (SETS > 1) join_sets(sum, r.x + SET_SUMS, c.set, c.wg, threadIdx.x & 127);
       if constexpr (SPLIT > 1) {
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, m0, rank, c.set, c.wg, c.warp, lane);

@@ -1,25 +1,27 @@
 //! Launches of `wna16_sm90.cu`: 4- and 8-bit weights times half floats on Hopper.
 //!
-//! Products of up to 16 rows use exact codes and scale the sums of each group. With more rows, scaled weights may be rounded to
-//! the type of x, once: see [`rounds_weights`].
+//! Products use exact codes and scale the sums of each group. Where y is a half float, k long and m above 64 (16 with groups
+//! below 128), scaled weights are rounded to the type of x instead, once: `k` roundings of either sign, which stay within the
+//! bound unless x was made to add them all up.
 
+mod candidates;
 pub mod config;
 
-use super::gather::{self, Gather};
-use super::{Call, Kernel, Packed, upload};
-use crate::cuda::driver::{
-    Arg, Buffer, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View,
-};
+pub use candidates::{candidates, compiles};
+
+use super::gather;
+use super::wna16::{self, Rows, Weights};
+use super::{Call, Kernel, Packed};
+use crate::cuda::driver::{Arg, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, QTensor, WeightFormat};
+use crate::format::WeightFormat;
 use crate::kernel::{Activation, Problem, Reason};
-use crate::layout::cuda_wna16::{Atom, CudaWna16};
+use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
-use half::{bf16, f16};
 use std::sync::{Arc, Mutex, PoisonError};
 
 static SOURCE: Source = Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu") };
@@ -28,13 +30,19 @@ const NAME: &str = "wna16_sm90";
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
-    layout: "cuda_wna16",
+    layout: wna16::LAYOUT,
     what: "wgmma or mma.sync on weights converted in registers, copies by the bulk engine",
+    batch_invariant: true,
     serves: |arch| arch.number == 90 && arch.specific,
     instances,
+    instances_of: |caps, problem| {
+        let Ok(atom) = wna16::atom(problem) else { return Vec::new() };
+        let (config, _) = Choice::Fast.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
+        vec![config.instance(atom, problem.y, Activation::None), gather::instance()]
+    },
     supports,
     workspace_bytes,
-    holds: |w| CudaWna16::holds(w).map(|_| ()).map_err(|why| Reason(why.to_string())),
+    holds: wna16::holds,
     pack: |gpu, stream, w, act| Ok(Packed::Wna16(Weights::new(gpu, stream, w, act)?)),
     run,
 };
@@ -63,63 +71,67 @@ fn instances() -> Vec<Instance> {
 }
 
 /// Every configuration for a format, with y of the type of x and in f32 and without an activation; none if it is not served.
-pub fn instances_of(format: WeightFormat) -> Vec<Instance> {
+pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
     // More columns than any group: groups of all columns are what rows are.
     let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
     let of = |out: Float| config::all(atom, out).into_iter().map(move |c| c.instance(atom, out, Activation::None));
     of(atom.scale).chain(of(Float::F32)).collect()
 }
 
-/// Whether a product multiplies by weights that were scaled and rounded to the type of x: each then has one more rounding of
-/// that type than [`crate::format::reference::Bound`] counts.
-pub fn rounds_weights(caps: &Caps, problem: &Problem) -> bool {
-    let Some(atom) = problem.format.and_then(|format| Atom::of(format.weight, problem.k).ok()) else { return false };
-    choose(caps, atom, [problem.m, problem.n, problem.k], problem.x).0.early
+/// How a launch comes to its configuration.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Choice {
+    /// The fastest.
+    Fast,
+    /// One that sums in the same order whatever the number of rows.
+    BatchInvariant,
+    /// The caller's.
+    Given(Config),
 }
 
-fn choose(caps: &Caps, atom: Atom, [m, n, k]: [usize; 3], out: Float) -> (Config, Schedule) {
-    let (shape, multiprocessors) = ([m.max(1), n.max(1), k.max(1)], caps.multiprocessors.max(1) as usize);
-    let config = config::config(atom, shape, out, multiprocessors);
-    (config, Schedule::new(config, shape, multiprocessors))
+impl Choice {
+    fn make(self, caps: &Caps, atom: Atom, [m, n, k]: [usize; 3], out: Float) -> (Config, Schedule) {
+        let (shape, multiprocessors) = ([m.max(1), n.max(1), k.max(1)], caps.multiprocessors.max(1) as usize);
+        let config = match self {
+            Choice::Fast => config::config(atom, shape, out, multiprocessors),
+            Choice::BatchInvariant => config::batch_invariant(atom, shape, out, multiprocessors),
+            Choice::Given(config) => config,
+        };
+        let schedule = match self {
+            Choice::BatchInvariant => Schedule::whole(config, shape),
+            _ => Schedule::new(config, shape, multiprocessors),
+        };
+        (config, schedule)
+    }
 }
 
 fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+    let atom = wna16::atom(problem)?;
     let refuse = |why: String| Err(Reason(why));
-    let Some(format) = problem.format else { return refuse("multiplies codes, the weights are dense".into()) };
-    if format.act.is_quantized() {
-        return refuse("multiplies exact activations (a16, a32), the format says quantised ones".into());
-    }
-    let atom = Atom::of(format.weight, problem.k).map_err(|why| Reason(why.to_string()))?;
     if problem.x != atom.scale {
         return refuse(format!("multiplies x of the type of the scales, {}; x is {}", atom.scale, problem.x));
     }
-    if problem.k == 0 || !problem.k.is_multiple_of(8) {
-        return refuse(format!("copies rows of x in pieces of 8 elements, k is {}", problem.k));
-    }
-    if [problem.m, problem.n, problem.k].iter().any(|&size| size > i32::MAX as usize) {
-        return refuse("more rows or columns than 31 bits count".into());
-    }
-    let (config, schedule) = choose(caps, atom, [problem.m, problem.n, problem.k], problem.x);
-    let shared = config.shared_bytes(atom, problem.x);
-    if shared > caps.shared_bytes as usize {
-        return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-    }
-    if !schedule.fits() {
-        return refuse("more tiles than 32 bits count".into());
+    for choice in [Choice::Fast, Choice::BatchInvariant] {
+        let (config, schedule) = choice.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
+        let shared = config.shared_bytes(atom, problem.y);
+        if shared > caps.shared_bytes as usize {
+            return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
+        }
+        if !schedule.fits() {
+            return refuse("more tiles than 32 bits count".into());
+        }
     }
     Ok(())
 }
 
-/// Counters, sums of cut tiles, and room for the columns of some rows of x in another order.
+/// Counters, sums of cut tiles, and room for a copy of some rows of x.
 fn workspace_bytes(caps: &Caps, problem: &Problem) -> usize {
-    let Some(atom) = problem.format.and_then(|format| Atom::of(format.weight, problem.k).ok()) else { return 0 };
+    let Ok(atom) = wna16::atom(problem) else { return 0 };
     let parts = |m: usize| {
-        let (config, schedule) = choose(caps, atom, [m, problem.n, problem.k], problem.x);
+        let (config, schedule) = Choice::Fast.make(caps, atom, [m, problem.n, problem.k], problem.y);
         schedule.parts_bytes(config)
     };
-    let rows = problem.m.min(gather::ROWS);
-    let most = [problem.m, rows, problem.m % gather::ROWS].map(parts).into_iter().max().unwrap_or(0);
-    Workspace::COUNTER_BYTES + most + rows * problem.k * 2
+    wna16::workspace_bytes(problem, parts)
 }
 
 /// The number of a type in the source.
@@ -131,30 +143,15 @@ fn number(out: Float) -> usize {
     }
 }
 
-/// A weight in layout `cuda_wna16` on a device.
-#[derive(Debug)]
-pub struct Weights {
-    n: usize,
-    k: usize,
-    format: WeightFormat,
-    act: Act,
-    atom: Atom,
-    atoms: Buffer<u8>,
-    rows: Buffer<u8>,
-    order: Option<Buffer<u32>>,
-    prepared: Mutex<Vec<(Key, Arc<Prepared>)>>,
-    /// Launches of the other kernel that reads this layout.
-    pub(super) sm80: super::wna16_sm80::Kept,
-}
-
 /// What a launch was prepared for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Key {
     x: u64,
+    pitch: usize,
     m: usize,
     out: Float,
     activation: Activation,
-    config: Option<Config>,
+    choice: Choice,
 }
 
 /// What is the same in every launch for a key.
@@ -167,76 +164,23 @@ struct Prepared {
     function: Function,
 }
 
-impl Weights {
-    pub(super) fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
-        let packed = CudaWna16::pack(w)?;
-        Ok(Self {
-            n: packed.n(),
-            k: packed.k(),
-            format: packed.format(),
-            act,
-            atom: packed.atom(),
-            atoms: upload(gpu, stream, packed.atoms())?,
-            rows: upload(gpu, stream, packed.rows())?,
-            order: packed.order().map(|order| upload(gpu, stream, order)).transpose()?,
-            prepared: Mutex::default(),
-            sm80: Default::default(),
-        })
-    }
+/// The launches that a weight keeps prepared.
+#[derive(Debug, Default)]
+pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
 
-    pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
-        Ok(Self {
-            atoms: self.atoms.duplicate(stream)?,
-            rows: self.rows.duplicate(stream)?,
-            order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
-            prepared: Mutex::default(),
-            sm80: Default::default(),
-            ..*self
-        })
-    }
-
-    pub(super) fn shape(&self) -> [usize; 2] {
-        [self.n, self.k]
-    }
-
-    pub(super) fn format(&self) -> Format {
-        Format { weight: self.format, act: self.act }
-    }
-
-    /// The form of its atoms.
-    pub fn atom(&self) -> Atom {
-        self.atom
-    }
-
-    /// Where the atoms and the table of rows begin.
-    pub(super) fn addresses(&self) -> [u64; 2] {
-        [self.atoms.pointer(), self.rows.pointer()]
-    }
-
-    /// The column of x that belongs to each packed column, if not the same one.
-    pub(super) fn order(&self) -> Option<&Buffer<u32>> {
-        self.order.as_ref()
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.atoms.bytes() + self.rows.bytes() + self.order.as_ref().map_or(0, Buffer::bytes)
-    }
-
+impl Launches {
     /// The launch for a key, out of those kept, or made and kept.
-    fn prepare(&self, gpu: &Gpu, key: Key, x: FloatView<'_>) -> Result<Arc<Prepared>> {
-        let kept = || self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+    fn prepare(&self, gpu: &Gpu, w: &Weights, key: Key, x: FloatView<'_>) -> Result<Arc<Prepared>> {
+        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
             return Ok(prepared.clone());
         }
-        let shape = [key.m, self.n, self.k];
-        let (config, schedule) = match key.config {
-            None => choose(&gpu.caps(), self.atom, shape, key.out),
-            Some(config) => (config, Schedule::new(config, shape, gpu.caps().multiprocessors as usize)),
-        };
+        let ([n, k], atom) = (w.shape(), w.atom());
+        let (config, schedule) = key.choice.make(&gpu.caps(), atom, [key.m, n, k], key.out);
         let box_rows = config.tokens.min(key.m);
         let tiles = Tiles {
-            shape: [key.m, self.k],
-            stride: self.k,
+            shape: [key.m, k],
+            stride: key.pitch,
             tile: [box_rows as u32, 64],
             swizzle: Swizzle::Bytes128,
             promotion: Promotion::Bytes256,
@@ -248,11 +192,11 @@ impl Weights {
             launch: Launch {
                 grid: [(schedule.workers * config.split) as u32, 1, 1],
                 cluster: [config.split as u32, 1, 1],
-                shared_bytes: config.shared_bytes(self.atom, key.out) as u32,
+                shared_bytes: config.shared_bytes(atom, key.out) as u32,
                 programmatic: true,
                 ..Launch::linear(1, config.threads() as u32)
             },
-            function: gpu.function(&config.instance(self.atom, key.out, key.activation))?,
+            function: gpu.function(&config.instance(atom, key.out, key.activation))?,
         });
         let mut kept = kept();
         if kept.len() == KEPT {
@@ -291,46 +235,27 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
     let Packed::Wna16(w) = call.w else {
         return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
     };
-    let y = call.y.pointer();
-    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
-        return Err(Error::invalid(NAME, "a workspace", "none"));
-    };
-    let Some(order) = &w.order else {
-        let all = Rows { x: call.x, m: call.m, y, workspace: workspace.pointer(), config: None };
-        return product(gpu, stream, w, call, all);
-    };
-    let problem = Problem { format: Some(w.format()), x: w.atom.scale, m: call.m, n: w.n, k: w.k };
-    let end = workspace_bytes(&gpu.caps(), &problem);
-    for first in (0..call.m).step_by(gather::ROWS) {
-        let m = gather::ROWS.min(call.m - first);
-        let sorted = workspace.slice(end - m * w.k * 2..end);
-        let x = match w.atom.scale {
-            Float::BF16 => FloatView::BF16(sorted.cast::<bf16>()),
-            _ => FloatView::F16(sorted.cast::<f16>()),
-        };
-        let from = call.x.pointer() + (first * w.k * 2) as u64;
-        Gather { x: from, order: order.pointer(), to: x.pointer(), rows: m, k: w.k }.run(gpu, stream)?;
-        let y = y + (first * w.n * call.y.dtype().size_bytes()) as u64;
-        product(gpu, stream, w, call, Rows { x, m, y, workspace: workspace.pointer(), config: None })?;
-    }
-    Ok(())
+    let choice = if call.batch_invariant { Choice::BatchInvariant } else { Choice::Fast };
+    let bytes = workspace_bytes(&gpu.caps(), &super::problem(call));
+    wna16::run(gpu, stream, call, w, bytes, |rows| product(gpu, stream, w, call, choice, rows))
 }
 
-/// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form and
-/// y: for measuring which is best.
+/// Puts a product into a stream with a configuration of the caller's choice, as [`config::all`] and [`candidates`] have them for
+/// the weight's form and y: for measuring which is best. With one that rounds weights, k must be long.
 ///
-/// Errors: those of [`super::run`], columns in another order, a shape that the configuration does not cover.
+/// Errors: those of [`super::run`], a copy of x that would be needed, a shape that the configuration does not cover.
 pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
     super::check(&KERNEL, gpu, call)?;
     let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
     let Packed::Wna16(w) = call.w else { return refuse("weights in layout cuda_wna16", call.w.layout().into()) };
-    if w.order.is_some() || !config::all(w.atom, call.y.dtype()).contains(&config) {
+    if !w.reads_in_place(call.x) || !compiles(config, w.atom(), call.y.dtype()) {
         return refuse("a configuration for this weight", format!("{config:?}"));
     }
     if call.y.is_empty() {
         return Ok(());
     }
-    let schedule = Schedule::new(config, [call.m, w.n, w.k], gpu.caps().multiprocessors as usize);
+    let [n, k] = w.shape();
+    let schedule = Schedule::new(config, [call.m, n, k], gpu.caps().multiprocessors as usize);
     if !schedule.fits() || schedule.steps < config.split {
         return refuse("a shape that the configuration covers", format!("{schedule:?}"));
     }
@@ -339,36 +264,27 @@ pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Re
         Some(workspace) if workspace.bytes() >= needed => workspace.view().pointer(),
         other => return refuse(&format!("a workspace of {needed} bytes"), format!("{other:?}")),
     };
-    let rows = Rows { x: call.x, m: call.m, y: call.y.pointer(), workspace, config: Some(config) };
-    product(gpu, stream, w, call, rows)
+    let rows = Rows { x: call.x, pitch: k, m: call.m, y: call.y.pointer(), workspace };
+    product(gpu, stream, w, call, Choice::Given(config), rows)
 }
 
-/// Some rows of a product.
-struct Rows<'a> {
-    x: FloatView<'a>,
-    m: usize,
-    y: u64,
-    workspace: u64,
-    config: Option<Config>,
-}
-
-fn product(gpu: &Gpu, stream: &Stream, w: &Weights, call: &Call<'_>, rows: Rows<'_>) -> Result<()> {
-    let Rows { x, m, y, workspace, config } = rows;
+fn product(gpu: &Gpu, stream: &Stream, w: &Weights, call: &Call<'_>, choice: Choice, rows: Rows<'_>) -> Result<()> {
+    let Rows { x, pitch, m, y, workspace } = rows;
     if !y.is_multiple_of(16) {
         return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
-    let key = Key { x: x.pointer(), m, out: call.y.dtype(), activation: call.epilogue.activation, config };
-    let prepared = w.prepare(gpu, key, x)?;
+    let (out, activation) = (call.y.dtype(), call.epilogue.activation);
+    let prepared = w.launches.prepare(gpu, w, Key { x: x.pointer(), pitch, m, out, activation, choice }, x)?;
     let Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
     let arguments = Arguments {
-        w: w.atoms.pointer(),
-        rows_of_scales: w.rows.pointer(),
+        w: w.atoms(),
+        rows_of_scales: w.rows(),
         y,
         bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
         parts: workspace + Workspace::COUNTER_BYTES as u64,
         counters: workspace,
         m: m as i32,
-        n: w.n as i32,
+        n: w.shape()[0] as i32,
         box_bytes: (prepared.box_rows * 128) as i32,
         steps: steps as i32,
         rows: rows as i32,

@@ -7,9 +7,8 @@ use half::{bf16, f16};
 use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
-use halfbyte::cuda::matmul::wna16_sm80::{self, Plan};
 use halfbyte::cuda::matmul::wna16_sm90::{self, config};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, wna16_sm80};
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound, Product};
@@ -29,23 +28,19 @@ const POISON: u8 = 0xff;
 pub(super) const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 
 pub(super) struct Bench<'a> {
-    kernel: &'static Kernel,
-    gpu: &'a Gpu,
-    stream: &'a Stream,
+    pub(super) kernel: &'static Kernel,
+    pub(super) gpu: &'a Gpu,
+    pub(super) stream: &'a Stream,
     /// Of the Hopper kernel, if not the one that it chooses.
-    config: Option<config::Config>,
-    /// Of the kernel from sm_80 on, if not its own.
-    plan: Option<Plan>,
+    pub(super) config: Option<config::Config>,
+    /// Of the kernel from sm_80 on, if not the one that it chooses.
+    pub(super) config_sm80: Option<wna16_sm80::config::Config>,
+    pub(super) batch_invariant: bool,
 }
 
 impl<'b> Bench<'b> {
     pub(super) fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
-        Self { kernel, gpu, stream, config: None, plan: None }
-    }
-
-    /// With a plan for the kernel from sm_80 on.
-    pub(super) fn planned(self, plan: Plan) -> Self {
-        Self { plan: Some(plan), ..self }
+        Self { kernel, gpu, stream, config: None, config_sm80: None, batch_invariant: false }
     }
 
     /// Zeroed counters, and poison in all the rest.
@@ -101,21 +96,24 @@ impl<'b> Bench<'b> {
     where
         for<'a> FloatViewMut<'a>: From<ViewMut<'a, T>>,
     {
-        let len = m * w.shape()[0];
+        let [n, k] = w.shape();
+        let len = m * n;
         let mut y = self.gpu.context().allocate::<T>(len + 2 * GUARD).unwrap();
         self.stream.fill(y.view_mut(), POISON).unwrap();
-        let problem = Problem { format: Some(w.format()), x: x.dtype(), m, n: w.shape()[0], k: w.shape()[1] };
-        let bytes = match (self.config, self.plan) {
+        let out = FloatViewMut::from(y.view_mut()).dtype();
+        let problem = Problem { format: Some(w.format()), x: x.dtype(), y: out, m, n, k };
+        let bytes = match (self.config, self.config_sm80) {
             (None, None) => self.kernel.workspace_bytes(&self.gpu.caps(), &problem),
             _ => 64 << 20,
         };
         let mut workspace = self.workspace(bytes);
         let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
-        let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace) };
-        match (self.config, self.plan) {
+        let batch_invariant = self.batch_invariant;
+        let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace), batch_invariant };
+        match (self.config, self.config_sm80) {
             (None, None) => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
             (Some(config), _) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (_, Some(plan)) => wna16_sm80::run_as(plan, self.gpu, self.stream, &call).unwrap(),
+            (_, Some(config)) => wna16_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
         }
         let mut counters = vec![1u8; bytes.min(Workspace::COUNTER_BYTES)];
         self.stream.download(workspace.view().slice(0..counters.len()), &mut counters).unwrap();
@@ -128,13 +126,13 @@ impl<'b> Bench<'b> {
     }
 }
 
-/// The first rows of a product against the reference; `rounded` if weights were, to the type of x.
-pub(super) fn check(y: &[f32], reference: &Product, k: usize, out: Float, rounded: Option<Float>, what: &str) {
+/// The first rows of a product against the reference.
+pub(super) fn check(y: &[f32], reference: &Product, k: usize, out: Float, what: &str) {
     let bound = Bound { out, k };
     for (i, &y) in y.iter().enumerate() {
         let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
         let error = (f64::from(y) - want).abs();
-        let allowed = bound.allowed(magnitude) + rounded.map_or(0.0, |x| x.unit_roundoff() * magnitude);
+        let allowed = bound.allowed(magnitude);
         assert!(error <= allowed, "{what}: element {i} is {y}, expected {want} ± {allowed:e}, off by {error:e}");
     }
 }
@@ -200,7 +198,7 @@ fn every_kernel_format_and_edge_shape_is_within_the_bound() {
                     w = with_zeros_in_bytes(w);
                 }
                 for x_type in TYPES {
-                    let problem = Problem { format: Some(format), x: x_type, m: 1, n, k };
+                    let problem = Problem { format: Some(format), x: x_type, y: x_type, m: 1, n, k };
                     if kernel.supports(&gpu.caps(), &problem).is_err() {
                         continue;
                     }
@@ -212,9 +210,9 @@ fn every_kernel_format_and_edge_shape_is_within_the_bound() {
                     for (j, &m) in ROWS.iter().enumerate() {
                         let out = TYPES[(i + j + s) % 3];
                         let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
-                        let problem = Problem { m, ..problem };
-                        let what = format!("{}: {problem} to {out}, act-order {act_order}", kernel.name);
-                        check(&y, &reference, k, out, rounds(kernel, &gpu, &problem), &what);
+                        let problem = Problem { m, y: out, ..problem };
+                        let what = format!("{}: {problem}, act-order {act_order}", kernel.name);
+                        check(&y, &reference, k, out, &what);
                     }
                 }
             }
@@ -222,12 +220,6 @@ fn every_kernel_format_and_edge_shape_is_within_the_bound() {
         let all: Vec<_> = served.iter().map(|kernel| kernel.name).collect();
         assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
     }
-}
-
-/// The type to which a kernel rounds weights, if it does.
-fn rounds(kernel: &Kernel, gpu: &Gpu, problem: &Problem) -> Option<Float> {
-    let rounds = kernel.name == "wna16_sm90" && wna16_sm90::rounds_weights(&gpu.caps(), problem);
-    rounds.then_some(problem.x)
 }
 
 /// The Hopper kernel with the formats and shapes that are its own, each with the configuration that it chooses.
@@ -267,9 +259,8 @@ fn every_form_of_atoms_and_number_of_rows_is_within_the_bound() {
                 let bench = Bench::new(kernel, &gpu, &stream);
                 for &m in ROWS {
                     let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
-                    let problem = Problem { format: Some(format), x: x_type, m, n, k };
-                    let what = format!("{problem} to {out}, act-order {act_order}");
-                    check(&y, &reference, k, out, rounds(kernel, &gpu, &problem), &what);
+                    let problem = Problem { format: Some(format), x: x_type, y: out, m, n, k };
+                    check(&y, &reference, k, out, &format!("{problem}, act-order {act_order}"));
                 }
             }
         }
@@ -304,7 +295,7 @@ fn every_configuration_is_within_the_bound() {
                         }
                         let y = bench.forward(&packed, &x[..m * k], [x_type; 2], m, Epilogue::default());
                         let what = format!("{name} m={m} n={n} k={k} {config:?}");
-                        check(&y, &reference, k, x_type, config.early.then_some(x_type), &what);
+                        check(&y, &reference, k, x_type, &what);
                     }
                 }
             }
@@ -361,7 +352,7 @@ fn long_reductions_and_many_rows_cross_every_block() {
             let format = parse(name);
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
             for (kernel, x_type) in KERNELS.iter().flat_map(|kernel| TYPES.map(|x_type| (kernel, x_type))) {
-                let problem = Problem { format: Some(format), x: x_type, m, n, k };
+                let problem = Problem { format: Some(format), x: x_type, y: Float::F32, m, n, k };
                 if kernel.supports(&gpu.caps(), &problem).is_err() {
                     continue;
                 }
@@ -371,7 +362,7 @@ fn long_reductions_and_many_rows_cross_every_block() {
                 let y = bench.forward(&packed, &x, [x_type, Float::F32], m, Epilogue::default());
                 let what = format!("{}: {problem}", kernel.name);
                 let reference = reference_of(&x, m, &w, format.act);
-                check(&y, &reference, k, Float::F32, rounds(kernel, &gpu, &problem), &what);
+                check(&y, &reference, k, Float::F32, &what);
             }
         }
     }
@@ -382,16 +373,73 @@ fn a_row_has_the_same_bits_whatever_m_is() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(3);
-        let format = parse("w4a16-g128");
-        let w = random.qtensor(format.weight, [100, 640], false);
-        let x = rounded(&random.activations(70 * 640), Float::F16);
-        let kernel = KERNELS.iter().find(|kernel| kernel.name == "plain").unwrap();
-        let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
-        let bench = Bench::new(kernel, &gpu, &stream);
-        let types = [Float::F16, Float::F32];
-        let all = bench.forward(&packed, &x, types, 70, Epilogue::default());
-        for m in [1, 4, 5, 33] {
-            assert_eq!(bench.forward(&packed, &x[..m * 640], types, m, Epilogue::default()), all[..m * 100]);
+        let formats = ["w4a16-g128", "w4a16-g64-asym", "w8a16-g32-asym-sbf16", "w8a16", "w3a16-g128"];
+        // With tiles that a cluster shares, and with so many that none does.
+        for (name, [n, k]) in formats.iter().flat_map(|name| [[100, 648], [9000, 260]].map(|shape| (name, shape))) {
+            let format = parse(name);
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+            let x_type = format.weight.scale;
+            let x = rounded(&random.activations(200 * k), x_type);
+            for kernel in KERNELS.iter().filter(|kernel| kernel.batch_invariant) {
+                let problem = Problem { format: Some(format), x: x_type, y: x_type, m: 1, n, k };
+                if kernel.supports(&gpu.caps(), &problem).and_then(|()| kernel.holds(&w)).is_err() {
+                    continue;
+                }
+                let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
+                let bench = Bench { batch_invariant: true, ..Bench::new(kernel, &gpu, &stream) };
+                for out in [x_type, Float::F32] {
+                    let all = bench.forward(&packed, &x, [x_type, out], 200, Epilogue::default());
+                    check(&all[..8 * n], &reference_of(&x[..8 * k], 8, &w, format.act), k, out, name);
+                    for m in [1, 4, 9, 17, 33, 65, 129] {
+                        let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
+                        assert!(y == all[..m * n], "{} {name} [{n}, {k}]: rows depend on m = {m}", kernel.name);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Stages of the rings are written again while others are read: whatever the timing, the bits are the same.
+#[test]
+fn many_repetitions_have_the_same_bits() {
+    let kernel = KERNELS.iter().find(|kernel| kernel.name == "wna16_sm90").unwrap();
+    for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(10);
+        for (name, [n, k]) in [("w8a16-asym", [320, 2568]), ("w4a16-g128", [640, 4096]), ("w8a16-g32", [192, 4096])] {
+            let format = parse(name);
+            let w = random.qtensor(format.weight, [n, k], false);
+            let packed = matmul::pack_for(kernel, &gpu, &stream, &with_zeros_in_bytes(w), format.act).unwrap();
+            let bench = Bench::new(kernel, &gpu, &stream);
+            for m in [1, 16, 32, 64, 129, 300] {
+                let values: Vec<f16> = random.activations(m * k).into_iter().map(f16::from_f32).collect();
+                let x = bench.upload(&values);
+                let problem = Problem { format: Some(format), x: Float::F16, y: Float::F16, m, n, k };
+                let bytes = matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout()).unwrap();
+                let mut workspace = bench.workspace(bytes);
+                const TIMES: usize = 64;
+                let mut y = gpu.context().allocate::<f16>(TIMES * m * n).unwrap();
+                for i in 0..TIMES {
+                    let call = Call {
+                        x: FloatView::F16(x.view()),
+                        m,
+                        w: &packed,
+                        epilogue: Epilogue::default(),
+                        y: y.view_mut().slice(i * m * n..(i + 1) * m * n).into(),
+                        workspace: Some(&mut workspace),
+                        batch_invariant: false,
+                    };
+                    matmul::run_with(kernel, &gpu, &stream, call).unwrap();
+                }
+                let mut all = vec![f16::ZERO; TIMES * m * n];
+                stream.download(y.view(), &mut all).unwrap();
+                let (first, others) = all.split_at(m * n);
+                for (i, other) in others.chunks(m * n).enumerate() {
+                    let differ = (0..m * n).find(|&j| first[j].to_bits() != other[j].to_bits());
+                    assert_eq!(differ, None, "{name} m={m} n={n} k={k}: repetition {i} differs");
+                }
+            }
         }
     }
 }
@@ -406,7 +454,7 @@ fn bias_and_activation_come_last() {
         let (bias, x) = (random.normals(21), rounded(&random.normals(6 * 64), Float::F16));
         let plain = reference::linear(&x, 6, &w, format.act);
         for (kernel, x_type) in KERNELS.iter().flat_map(|kernel| [(kernel, Float::F32), (kernel, Float::F16)]) {
-            let problem = Problem { format: Some(format), x: x_type, m: 6, n: 21, k: 64 };
+            let problem = Problem { format: Some(format), x: x_type, y: Float::F32, m: 6, n: 21, k: 64 };
             if kernel.supports(&gpu.caps(), &problem).is_err() {
                 continue;
             }
@@ -443,7 +491,7 @@ fn nan_and_infinity_in_x_reach_y_and_only_their_row() {
         for (kernel, name) in cases().into_iter().filter(|(_, name)| name.contains("g32")).chain(hopper) {
             let format = parse(&name);
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [33, 96], false));
-            let problem = Problem { format: Some(format), x: Float::BF16, m: 20, n: 33, k: 96 };
+            let problem = Problem { format: Some(format), x: Float::BF16, y: Float::BF16, m: 20, n: 33, k: 96 };
             if kernel.supports(&gpu.caps(), &problem).is_err() {
                 continue;
             }
@@ -486,7 +534,7 @@ fn wrong_lengths_and_problems_are_errors() {
         let mut run = |x_len: usize, m: usize, y_len: usize, bias| {
             let (x, y) = (FloatView::F32(x.view().slice(0..x_len)), FloatViewMut::F32(y.view_mut().slice(0..y_len)));
             let epilogue = Epilogue { bias, activation: Activation::None };
-            matmul::run(&gpu, &stream, Call { x, m, w: &packed, epilogue, y, workspace: None })
+            matmul::run(&gpu, &stream, Call { x, m, w: &packed, epilogue, y, workspace: None, batch_invariant: false })
         };
         run(64, 2, 8, None).unwrap();
         run(0, 0, 0, None).unwrap();
@@ -514,6 +562,13 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
                 assert!(shared <= if c.blocks == 2 { 115_712 } else { 232_448 }, "{what}: {shared} bytes");
                 assert!(c.stages_w >= 2 && c.stages_x >= 2 && c.stages_w.is_multiple_of(c.sets), "{what}");
                 assert!(k.div_ceil(128) >= c.split && (m > 16 || !c.early), "{what}");
+                assert!(!c.early || (out != Float::F32 && k >= 512), "{what}: rounds weights");
+                let invariant = config::batch_invariant(atom, [m, n, k], out, 132);
+                let one = config::batch_invariant(atom, [1, n, k], out, 132);
+                assert!(!invariant.early && invariant.split == one.split && invariant.sets == 1, "{what}");
+                for config in [c, invariant] {
+                    assert!(wna16_sm90::compiles(config, atom, out), "{what}: {config}");
+                }
                 let s = config::Schedule::new(c, [m, n, k], 132);
                 let tiles = m.div_ceil(c.tokens) * n.div_ceil(64).div_ceil(c.tile_strips());
                 assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
@@ -544,7 +599,8 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
 
 #[test]
 fn the_choice_is_pure_and_explained() {
-    let problem = |name: &str, m| Problem { format: Some(parse(name)), x: Float::F16, m, n: 4096, k: 4096 };
+    let problem =
+        |name: &str, m| Problem { format: Some(parse(name)), x: Float::F16, y: Float::F16, m, n: 4096, k: 4096 };
     for arch in ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_120a"] {
         for name in FORMATS.iter().filter(|name| !parse(name).act.is_quantized()) {
             for m in [0, 1, 16, 4096] {

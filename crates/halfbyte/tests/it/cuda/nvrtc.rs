@@ -1,11 +1,13 @@
 //! Every kernel compiles for every processor it is written for, without a device; what it takes is held on record.
 
 use super::nvrtc;
-use halfbyte::Error;
 use halfbyte::cuda::cache::Key;
-use halfbyte::cuda::matmul::{self, KERNELS};
+use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
 use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::{nn, roofline};
+use halfbyte::kernel::Activation;
+use halfbyte::layout::cuda_wna16::Atom;
+use halfbyte::{Error, Float};
 use rayon::prelude::*;
 use std::fmt::Write;
 use std::path::Path;
@@ -76,6 +78,29 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
     let recorded: Vec<&str> = include_str!("resources.txt").lines().collect();
     let differs = record.lines().filter(|line| !recorded.contains(line)).collect::<Vec<_>>();
     assert_eq!(record.lines().collect::<Vec<_>>(), recorded, "HALFBYTE_BLESS=1 records anew: {differs:#?}");
+}
+
+/// What a sweep measures compiles, and lies in registers.
+#[test]
+fn candidates_compile_without_spills() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = "sm_90a".parse::<Arch>().unwrap();
+    let atoms = [
+        (Atom { bits: 4, group: 128, zero: false, scale: Float::F16 }, Float::F16),
+        (Atom { bits: 8, group: 32, zero: true, scale: Float::BF16 }, Float::F32),
+    ];
+    for (atom, out) in atoms {
+        let of = |m| wna16_sm90::candidates(atom, m, out);
+        let all: Vec<_> = [8, 32, 64, 256].into_iter().flat_map(of).collect();
+        assert!(all.len() > 30, "{}", all.len());
+        // Some of each kind: the whole takes minutes.
+        all.iter().step_by(all.len() / 12).for_each(|config| {
+            let instance = config.instance(atom, out, Activation::None);
+            let (_, log) = nvrtc.compile_with(&instance, arch, &["--ptxas-options=-v"]).unwrap();
+            let taken = taken(&log);
+            assert_eq!((taken.stack_bytes, taken.spilled_bytes), (0, 0), "{config}:\n{log}");
+        });
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::matmul::{Bench, MOST, ROWS, TYPES, caps, check, formats_of_atoms, ref
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
 use halfbyte::cuda::Caps;
-use halfbyte::cuda::matmul::wna16_sm80::{Plan, config};
+use halfbyte::cuda::matmul::wna16_sm80::config;
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel};
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
@@ -46,8 +46,8 @@ fn x_of_either_type_meets_scales_of_either_type() {
                     let bench = Bench::new(kernel(), &gpu, &stream);
                     for &m in ROWS {
                         let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
-                        let problem = Problem { format: Some(format), x: x_type, m, n, k };
-                        check(&y, &reference, k, out, None, &format!("{problem} to {out}, act-order {act_order}"));
+                        let problem = Problem { format: Some(format), x: x_type, y: out, m, n, k };
+                        check(&y, &reference, k, out, &format!("{problem}, act-order {act_order}"));
                     }
                 }
             }
@@ -79,13 +79,14 @@ fn every_configuration_and_cut_is_within_the_bound() {
                 let instances: Vec<_> =
                     configs.iter().map(|config| config.instance(atom, [x_type; 2], Activation::None)).collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
-                for (config, invariant) in configs.into_iter().flat_map(|config| [(config, false), (config, true)]) {
-                    let plan = Plan { config: Some(config), invariant };
-                    let bench = Bench::new(kernel(), &gpu, &stream).planned(plan);
+                for (config, batch_invariant) in configs.into_iter().flat_map(|c| [(c, false), (c, true)]) {
+                    let bench = Bench::new(kernel(), &gpu, &stream);
+                    let bench = Bench { config_sm80: Some(config), batch_invariant, ..bench };
                     let tokens = config.tile_tokens();
                     for m in [1, tokens - 1, tokens, tokens + 1, most] {
                         let y = bench.forward(&packed, &x[..m * k], [x_type; 2], m, Epilogue::default());
-                        check(&y, &reference, k, x_type, None, &format!("{name} m={m} n={n} k={k} {plan:?}"));
+                        let what = format!("{name} m={m} n={n} k={k} {config:?} {batch_invariant}");
+                        check(&y, &reference, k, x_type, &what);
                     }
                 }
             }
@@ -109,19 +110,19 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
             let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
             let x = rounded(&random.activations(600 * k), Float::F16);
             let types = [Float::F16, Float::F32];
-            let run = |plan, m: usize| {
-                let bench = Bench::new(kernel(), &gpu, &stream).planned(plan);
+            let run = |config_sm80, m: usize| {
+                let bench = Bench { config_sm80, batch_invariant: true, ..Bench::new(kernel(), &gpu, &stream) };
                 bench.forward(&packed, &x[..m * k], types, m, Epilogue::default())
             };
-            let all = run(Plan { config: None, invariant: true }, 600);
+            let all = run(None, 600);
             let reference = reference_of(&x, 600, &w, format.act);
-            check(&all, &reference, k, Float::F32, None, name);
+            check(&all, &reference, k, Float::F32, name);
             for m in [1, 7, 16, 17, 33, 64, 65, 256, 257] {
-                let y = run(Plan { config: None, invariant: true }, m);
+                let y = run(None, m);
                 assert!(y == all[..m * n], "{name} m={m}");
             }
             for config in config::all(Atom::of(format.weight, k).unwrap(), Float::F32, &gpu.caps()) {
-                let y = run(Plan { config: Some(config), invariant: true }, 40);
+                let y = run(Some(config), 40);
                 assert!(y == all[..40 * n], "{name} {config:?}");
             }
         }
@@ -167,5 +168,5 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
 }
 
 fn problem(x: Float) -> Problem {
-    Problem { format: Some(parse("w4a16-g128")), x, m: 5, n: 4096, k: 4096 }
+    Problem { format: Some(parse("w4a16-g128")), x, y: x, m: 5, n: 4096, k: 4096 }
 }

@@ -5,7 +5,7 @@
 
 use super::super::case::Shape;
 use super::super::check::{self, Check, Computed};
-use super::{Args, Plan, verdict};
+use super::{Args, Plan, sweep, verdict};
 use crate::app::App;
 use crate::args::WeightKind;
 use crate::failure::{Failure, Result};
@@ -17,11 +17,11 @@ use crate::timing::Measured;
 use half::{bf16, f16};
 use halfbyte::cuda::cublaslt::CublasLt;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, wna16_sm90};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
-use halfbyte::{Float, Format};
+use halfbyte::{Float, Format, QTensor};
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -67,6 +67,7 @@ struct Limits {
 struct Line {
     format: String,
     x: &'static str,
+    y: &'static str,
     m: usize,
     n: usize,
     k: usize,
@@ -93,6 +94,7 @@ struct Line {
 /// Runs all products of the plan on a GPU.
 pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     let x: Float = args.x.map_or(Float::F16, Float::from);
+    let y = args.y.map_or(x, Float::from);
     let formats = plan.kinds.iter().map(|&kind| match kind {
         WeightKind::Quantized(format) => Ok(format),
         WeightKind::Dense(_) => Err(Failure::usage(
@@ -110,9 +112,33 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     let blas = if args.no_baseline { None } else { Some(CublasLt::open(&gpu)?) };
     let roofline = Roofline::new(&gpu)?;
     let large = gpu.context().allocate::<u32>(LARGE_BYTES / 4)?;
-    let mut bench =
-        Bench { gpu: &gpu, stream: &stream, roofline, large, blas, x, kernel, check: args.check, progress: &progress };
+    let mut bench = Bench {
+        gpu: &gpu,
+        stream: &stream,
+        roofline,
+        large,
+        blas,
+        x,
+        y,
+        kernel,
+        check: args.check,
+        progress: &progress,
+    };
     bench.fill()?;
+    if args.sweep {
+        let mut swept = Vec::new();
+        for (Shape { n, k, .. }, _) in &plan.shapes {
+            for &format in &formats {
+                let (_, weights) = bench.weights([*n, *k], format)?;
+                for &m in &plan.m {
+                    swept.push(bench.sweep(format, &weights, [m, *n, *k])?);
+                }
+            }
+        }
+        drop(bench);
+        drop(progress);
+        return sweep::print(&swept, app);
+    }
     progress.step("measuring the device");
     let before = bench.limits()?;
     let mut results = Vec::new();
@@ -166,29 +192,30 @@ fn kernel_named(name: &str) -> Result<&'static Kernel> {
         .ok_or_else(|| Failure::usage("no such kernel", format!("--kernel {name}"), format!("name one of {}", names())))
 }
 
-struct Bench<'a> {
-    gpu: &'a Gpu,
-    stream: &'a Stream,
+pub(super) struct Bench<'a> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) stream: &'a Stream,
     roofline: Roofline,
     /// What is read, and then numbers of cuBLASLt's matrices.
     large: Buffer<u32>,
     blas: Option<Arc<CublasLt>>,
-    x: Float,
+    pub(super) x: Float,
+    pub(super) y: Float,
     /// The one that multiplies, if not the first that serves a product.
     kernel: Option<&'static Kernel>,
     check: bool,
-    progress: &'a Progress,
+    pub(super) progress: &'a Progress,
 }
 
 /// Halfs on the device.
-enum Halfs {
+pub(super) enum Halfs {
     F16(Buffer<f16>),
     BF16(Buffer<bf16>),
     F32(Buffer<f32>),
 }
 
 impl Halfs {
-    fn new(gpu: &Gpu, len: usize, dtype: Float) -> Result<Self> {
+    pub(super) fn new(gpu: &Gpu, len: usize, dtype: Float) -> Result<Self> {
         Ok(match dtype {
             Float::F16 => Self::F16(gpu.context().allocate(len)?),
             Float::BF16 => Self::BF16(gpu.context().allocate(len)?),
@@ -196,7 +223,7 @@ impl Halfs {
         })
     }
 
-    fn view(&self) -> FloatView<'_> {
+    pub(super) fn view(&self) -> FloatView<'_> {
         match self {
             Self::F16(v) => v.view().into(),
             Self::BF16(v) => v.view().into(),
@@ -204,7 +231,7 @@ impl Halfs {
         }
     }
 
-    fn view_mut(&mut self) -> FloatViewMut<'_> {
+    pub(super) fn view_mut(&mut self) -> FloatViewMut<'_> {
         match self {
             Self::F16(v) => v.view_mut().into(),
             Self::BF16(v) => v.view_mut().into(),
@@ -248,7 +275,7 @@ impl Bench<'_> {
     }
 
     /// Random values on the device.
-    fn normals(&self, len: usize, dtype: Float, deviation: f32) -> Result<Halfs> {
+    pub(super) fn normals(&self, len: usize, dtype: Float, deviation: f32) -> Result<Halfs> {
         let mut values = Halfs::new(self.gpu, len, dtype)?;
         match &mut values {
             Halfs::F32(buffer) => self.stream.upload(&random::normals(len, 2), buffer.view_mut())?,
@@ -259,7 +286,7 @@ impl Bench<'_> {
     }
 
     /// Seconds of one of `launches`, which `launch` puts into the stream by their numbers: replays of a graph of all.
-    fn replay(
+    pub(super) fn replay(
         &self,
         launches: usize,
         mut launch: impl FnMut(&Stream, usize) -> halfbyte::Result<()>,
@@ -311,7 +338,7 @@ impl Bench<'_> {
     }
 
     /// Launches of a graph: whole rounds through the copies, and long enough.
-    fn launches(&self, copies: usize, bytes: usize, products: f64) -> usize {
+    pub(super) fn launches(&self, copies: usize, bytes: usize, products: f64) -> usize {
         let seconds = (bytes as f64 / 4e12).max(products / 8e14).max(2e-6);
         if seconds > GRAPH_SECONDS {
             copies.min(2)
@@ -341,8 +368,8 @@ impl Bench<'_> {
         Ok(out)
     }
 
-    fn lines(&mut self, shape: &Shape, format: Format, m: &[usize]) -> Result<Vec<Line>> {
-        let Shape { n, k, .. } = *shape;
+    /// Random weights on the CPU, and enough copies of them on the device.
+    fn weights(&self, [n, k]: [usize; 2], format: Format) -> Result<(QTensor, Vec<Packed>)> {
         self.progress.step(format!("{format} n={n} k={k}: packing"));
         let w = random::qtensor(format.weight, [n, k], 1)?;
         let first = match self.kernel {
@@ -354,14 +381,20 @@ impl Bench<'_> {
             let copy = weights[0].duplicate(self.stream)?;
             weights.push(copy);
         }
+        Ok((w, weights))
+    }
+
+    fn lines(&mut self, shape: &Shape, format: Format, m: &[usize]) -> Result<Vec<Line>> {
+        let Shape { n, k, .. } = *shape;
+        let (w, weights) = self.weights([n, k], format)?;
         let read_us = self.read(weights[0].bytes())? * 1e6;
         m.iter().map(|&m| self.line(&w, &weights, [m, n, k], read_us)).collect()
     }
 
-    fn line(&self, w: &halfbyte::QTensor, weights: &[Packed], [m, n, k]: [usize; 3], read_us: f64) -> Result<Line> {
+    fn line(&self, w: &QTensor, weights: &[Packed], [m, n, k]: [usize; 3], read_us: f64) -> Result<Line> {
         let format = weights[0].format();
         self.progress.step(format!("{format} m={m} n={n} k={k}"));
-        let problem = Problem { format: Some(format), x: self.x, m, n, k };
+        let problem = Problem { format: Some(format), x: self.x, y: self.y, m, n, k };
         let caps = self.gpu.caps();
         let kernel = match self.kernel {
             None => matmul::select(&caps, &problem, Some(weights[0].layout()))?,
@@ -370,7 +403,7 @@ impl Bench<'_> {
         let bytes = kernel.workspace_bytes(&caps, &problem);
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes)?;
         let x = self.normals(m * k, self.x, 1.0)?;
-        let mut y = Halfs::new(self.gpu, m * n, self.x)?;
+        let mut y = Halfs::new(self.gpu, m * n, self.y)?;
         let launches = self.launches(weights.len(), weights[0].bytes(), 2.0 * (m * n * k) as f64);
         let measured = self.replay(launches, |stream, i| {
             let call = Call {
@@ -380,6 +413,7 @@ impl Bench<'_> {
                 epilogue: Epilogue::default(),
                 y: y.view_mut(),
                 workspace: Some(&mut workspace),
+                batch_invariant: false,
             };
             matmul::run_with(kernel, self.gpu, stream, call)
         })?;
@@ -388,9 +422,7 @@ impl Bench<'_> {
             true => {
                 let rows = check::rows(m);
                 let (x, y) = (x.rows(self.stream, &rows, k)?, y.rows(self.stream, &rows, n)?);
-                let rounds = kernel.name == "wna16_sm90" && wna16_sm90::rounds_weights(&caps, &problem);
-                let rounded = rounds.then_some(self.x);
-                let computed = Computed { x: &x, y: &y, shape: [rows.len(), n, k], out: self.x, rounded };
+                let computed = Computed { x: &x, y: &y, shape: [rows.len(), n, k], out: self.y };
                 Some(check::check_rows(check::Weight::Quantized(w, format), computed)?)
             }
         };
@@ -399,6 +431,7 @@ impl Bench<'_> {
         Ok(Line {
             format: format.to_string(),
             x: self.x.name(),
+            y: self.y.name(),
             m,
             n,
             k,
@@ -426,7 +459,7 @@ impl Bench<'_> {
 fn human(report: &Report) -> String {
     let mut out = report.origin.as_ref().map_or_else(String::new, |origin| format!("{origin}\n"));
     out += &format!("{}, driver for CUDA {}; x and weights random, weights cold\n\n", report.device, report.driver);
-    let mut columns = vec![("format", Align::Left), ("x", Align::Left)];
+    let mut columns = vec![("format", Align::Left), ("x", Align::Left), ("y", Align::Left)];
     columns.extend(["m", "n", "k"].map(|name| (name, Align::Right)));
     columns.push(("kernel", Align::Left));
     columns.extend(["µs", "±%", "limit µs", "roofline"].map(|name| (name, Align::Right)));
@@ -440,7 +473,7 @@ fn human(report: &Report) -> String {
         .results
         .iter()
         .map(|line| {
-            let mut row = vec![line.format.clone(), line.x.to_owned()];
+            let mut row = vec![line.format.clone(), line.x.to_owned(), line.y.to_owned()];
             row.extend([line.m, line.n, line.k].map(|size| size.to_string()));
             row.extend([
                 line.kernel.to_owned(),

@@ -51,7 +51,7 @@ const PIECES: usize = 264;
 const BLOCK_UNITS: usize = 3;
 
 /// Rows of x that a product takes at once where the cuts must not depend on m, so that the parts stay few.
-pub const ROWS_AT_ONCE: usize = 256;
+pub const ROWS_AT_ONCE: usize = 64;
 
 /// The configuration for a shape on a device.
 pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
@@ -237,8 +237,9 @@ impl Schedule {
 
     /// Whether the kernel's numbers of 32 bits hold this.
     pub fn fits(&self) -> bool {
-        let units = (self.rows as u128) * (self.columns as u128) * (self.steps as u128);
-        units * (self.workers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
+        let units = |tiles: u128| tiles * self.steps as u128;
+        let all = units(self.rows as u128 * self.columns as u128);
+        all < 1 << 31 && units(self.cut as u128) * (self.sharers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.

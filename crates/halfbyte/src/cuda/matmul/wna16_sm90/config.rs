@@ -39,7 +39,7 @@ pub struct Config {
 }
 
 /// Two warpgroups of two strips, each tile cut wherever the work is divided.
-const TWO_BY_TWO: Config = Config {
+pub(super) const TWO_BY_TWO: Config = Config {
     tokens: 8,
     warpgroups: 2,
     strips: 2,
@@ -56,7 +56,7 @@ const TWO_BY_TWO: Config = Config {
 };
 
 /// Four warpgroups in two sets, which take units in turn.
-const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
+pub(super) const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
 
 /// Shared memory that a block may have alone on a multiprocessor, and as one of two.
 const ALONE_BYTES: usize = 232_448;
@@ -65,6 +65,12 @@ const SHARED_BY_TWO_BYTES: usize = 115_712;
 /// Units that a worker must have for cutting tiles among all to pay.
 const FEW_UNITS: usize = 16;
 
+/// Columns from which on weights may be scaled and rounded: so many roundings of either sign are small beside the one of y.
+const ROUNDING_COLUMNS: usize = 512;
+
+/// Tokens for which the registers hold sums of groups smaller than atoms, beside those of a tile.
+pub(super) const MOST_TOKENS_OF_SMALL_GROUPS: usize = 96;
+
 /// Where the choice is made: a shape in strips and steps, and the device.
 struct Shape {
     m: usize,
@@ -72,9 +78,22 @@ struct Shape {
     steps: usize,
     multiprocessors: usize,
     atom: Atom,
+    /// Whether scales may be applied to weights, which rounds them.
+    rounds: bool,
 }
 
 impl Shape {
+    fn new(atom: Atom, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Self {
+        let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
+        let rounds = out != Float::F32 && k >= ROUNDING_COLUMNS;
+        Self { m: m.max(1), strips, steps, multiprocessors: multiprocessors.max(1), atom, rounds }
+    }
+
+    /// Whether the sums of atoms can be scaled, or those of rows: an atom has one group at most.
+    fn whole_atoms(&self) -> bool {
+        matches!(self.atom.group, 0 | 128)
+    }
+
     /// Units of four strips a multiprocessor.
     fn units(&self) -> f64 {
         self.strips.div_ceil(4) as f64 * self.steps as f64 / self.multiprocessors as f64
@@ -96,10 +115,18 @@ impl Shape {
     }
 
     fn choose(&self) -> Config {
-        let (bits, units) = (self.atom.bits, self.units());
-        // Sums of whole atoms can be scaled, or of whole rows; scales of smaller groups multiply the weights.
-        let whole_atoms = matches!(self.atom.group, 0 | 128);
-        let base = Config { early: !whole_atoms, ..TWO_BY_TWO };
+        let config = self.choose_fast();
+        if !config.wgmma || config.early || self.whole_atoms() {
+            return config;
+        }
+        // The sums of small groups take registers.
+        Config { strips: 1, tokens: config.tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config }
+    }
+
+    fn choose_fast(&self) -> Config {
+        let (bits, units, whole_atoms) = (self.atom.bits, self.units(), self.whole_atoms());
+        // Scales of smaller groups than atoms had better multiply the weights.
+        let base = Config { early: !whole_atoms && self.rounds, ..TWO_BY_TWO };
         // Two blocks a multiprocessor: the next launch fills its rings while this one runs.
         let paired = Config { blocks: 2, trigger: 0, ..base };
         let exact = |config: Config| Config { wgmma: false, early: false, ..config };
@@ -133,11 +160,27 @@ impl Shape {
             65..=128 => {
                 let shared = self.shared(Config { tokens: 64, strips: 1, trigger: 0, ..base }, 1.0, 0.9);
                 let tokens = if self.m <= 96 { 96 } else { 128 };
-                let early = self.atom.group > 0;
+                let early = self.atom.group > 0 && self.rounds;
                 shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips: 1, early, ..base })
             }
-            _ => self.many(Config { tokens: 128, strips: 1, early: self.atom.group > 0, ..base }),
+            _ => self.many(Config { tokens: 128, strips: 1, early: self.atom.group > 0 && self.rounds, ..base }),
         }
+    }
+
+    /// The same order of sums for every number of rows: exact, with tiles that are never cut, and shared by a cluster or not
+    /// as n and k alone tell.
+    fn choose_batch_invariant(&self) -> Config {
+        let tokens = match self.m {
+            ..=8 => 8,
+            9..=16 => 16,
+            17..=32 => 32,
+            33..=64 => 64,
+            _ if self.whole_atoms() => 128,
+            _ => MOST_TOKENS_OF_SMALL_GROUPS,
+        };
+        let config = Config { tokens, strips: 1, trigger: 0, ..TWO_BY_TWO };
+        let split = if self.strips.div_ceil(config.tile_strips()) * 2 <= self.multiprocessors { 2 } else { 1 };
+        Config { split: split.min(self.steps), ..config }
     }
 
     /// For more than 128 rows.
@@ -149,6 +192,10 @@ impl Shape {
             return shared;
         }
         if self.m <= 256 && self.units() <= 50.0 {
+            return narrow;
+        }
+        // Wider tiles leave no registers for the sums of a group.
+        if self.atom.group > 0 && !self.rounds {
             return narrow;
         }
         let tokens = if self.m <= 192 || (257..=384).contains(&self.m) { 192 } else { 256 };
@@ -164,9 +211,13 @@ impl Shape {
 }
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
-pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
-    Shape { m: m.max(1), strips, steps, multiprocessors: multiprocessors.max(1), atom }.choose().fitted(atom, out)
+pub fn config(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+    Shape::new(atom, shape, out, multiprocessors).choose().fitted(atom, out)
+}
+
+/// The configuration for a shape with which a row of y has the same bits whatever the number of rows is.
+pub fn batch_invariant(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+    Shape::new(atom, shape, out, multiprocessors).choose_batch_invariant().fitted(atom, out)
 }
 
 /// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.
@@ -185,9 +236,32 @@ pub fn all(atom: Atom, out: Float) -> Vec<Config> {
     all
 }
 
+/// `n64 2x1 wgmma early w5 x7/2`: tokens, warpgroups and strips, instruction, where scales apply, stages of W and of x and
+/// boxes; then what is not 1 or 0.
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let instruction = if self.wgmma { "wgmma" } else { "mma" };
+        let scales = if self.early { "early" } else { "late" };
+        write!(f, "n{} {}x{} {instruction} {scales}", self.tokens, self.warpgroups / self.sets, self.strips)?;
+        write!(f, " w{} x{}/{}", self.stages_w, self.stages_x, self.boxes)?;
+        for (name, value, usual) in [
+            ("sets", self.sets, 1),
+            ("split", self.split, 1),
+            ("blocks", self.blocks, 1),
+            ("trigger", self.trigger, 0),
+            ("prefetch", self.prefetch, 0),
+        ] {
+            if value != usual {
+                write!(f, " {name} {value}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Config {
     /// With as many stages as there is room for, up to what was found to help.
-    fn fitted(mut self, atom: Atom, out: Float) -> Self {
+    pub(super) fn fitted(mut self, atom: Atom, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
         let room = most.saturating_sub(self.shared_bytes(atom, out));
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
@@ -222,7 +296,7 @@ impl Config {
     }
 
     /// Whether W and x share a ring.
-    fn joint(self) -> bool {
+    pub(super) fn joint(self) -> bool {
         self.tokens <= 32 || self.blocks == 2
     }
 
@@ -335,10 +409,19 @@ impl Schedule {
         Self { steps, rows, columns, waves, workers, sharers: workers.min(cut.saturating_mul(steps)), cut }
     }
 
+    /// Every tile whole, by a worker of its own.
+    pub fn whole(config: Config, [m, n, k]: [usize; 3]) -> Self {
+        let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
+        let workers = rows.saturating_mul(columns);
+        let waves = usize::from(config.split == 1);
+        Self { steps: k.div_ceil(STEP), rows, columns, waves, workers, sharers: 0, cut: 0 }
+    }
+
     /// Whether the kernel's numbers of 32 bits hold this.
     pub fn fits(&self) -> bool {
-        let units = (self.rows as u128) * (self.columns as u128) * (self.steps as u128);
-        units * (self.workers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
+        let units = |tiles: u128| tiles * self.steps as u128;
+        let all = units(self.rows as u128 * self.columns as u128);
+        all < 1 << 31 && units(self.cut as u128) * (self.sharers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.

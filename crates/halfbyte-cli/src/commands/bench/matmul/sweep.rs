@@ -1,0 +1,107 @@
+//! `bench matmul --sweep`: every configuration of the Hopper kernel against the one that it chooses.
+
+use super::cuda::{Bench, Halfs};
+use crate::app::App;
+use crate::failure::{Failure, Result};
+use crate::text::{Align, rate, table};
+use halfbyte::Format;
+use halfbyte::cuda::Workspace;
+use halfbyte::cuda::matmul::wna16_sm90::{self, candidates, config};
+use halfbyte::cuda::matmul::{Call, Epilogue, Packed};
+use halfbyte::kernel::Activation;
+use serde::Serialize;
+
+/// Room for the sums of tiles that a configuration cuts.
+const WORKSPACE_BYTES: usize = 128 << 20;
+
+/// Other configurations that are named besides the fastest.
+const NAMED: usize = 3;
+
+/// One number of rows of one shape.
+#[derive(Serialize)]
+pub struct Swept {
+    format: String,
+    x: &'static str,
+    y: &'static str,
+    m: usize,
+    n: usize,
+    k: usize,
+    chosen: String,
+    chosen_us: f64,
+    /// The fastest first.
+    others: Vec<Other>,
+}
+
+#[derive(Serialize)]
+struct Other {
+    config: String,
+    median_us: f64,
+}
+
+impl Bench<'_> {
+    /// Times all candidates on weights that lie in one layout.
+    pub(super) fn sweep(&self, format: Format, weights: &[Packed], [m, n, k]: [usize; 3]) -> Result<Swept> {
+        let Some(Packed::Wna16(first)) = weights.first() else {
+            return Err(Failure::usage(
+                "only layout cuda_wna16 has several configurations",
+                format!("format {format} on {}", self.gpu.caps().arch),
+                "name a format of 4 or 8 bits, on a Hopper",
+            ));
+        };
+        let atom = first.atom();
+        let multiprocessors = self.gpu.caps().multiprocessors as usize;
+        let chosen = config::config(atom, [m, n, k], self.y, multiprocessors);
+        let mut configs = vec![chosen];
+        configs.extend(candidates(atom, m, self.y).into_iter().filter(|&c| c != chosen && k.div_ceil(128) >= c.split));
+        let instances: Vec<_> = configs.iter().map(|c| c.instance(atom, self.y, Activation::None)).collect();
+        self.progress.step(format!("{format} m={m} n={n} k={k}: compiling {} configurations", instances.len()));
+        self.gpu.prepare(&instances, |_| ())?;
+        let mut workspace = Workspace::new(self.gpu, self.stream, WORKSPACE_BYTES)?;
+        let x = self.normals(m * k, self.x, 1.0)?;
+        let mut y = Halfs::new(self.gpu, m * n, self.y)?;
+        let launches = self.launches(weights.len(), weights[0].bytes(), 2.0 * (m * n * k) as f64);
+        let mut others = Vec::new();
+        for config in configs {
+            self.progress.step(format!("{format} m={m} n={n} k={k}: {config}"));
+            let measured = self.replay(launches, |stream, i| {
+                let call = Call {
+                    x: x.view(),
+                    m,
+                    w: &weights[i % weights.len()],
+                    epilogue: Epilogue::default(),
+                    y: y.view_mut(),
+                    workspace: Some(&mut workspace),
+                    batch_invariant: false,
+                };
+                wna16_sm90::run_as(config, self.gpu, stream, &call)
+            })?;
+            others.push(Other { config: config.to_string(), median_us: measured.median * 1e6 });
+        }
+        let Other { config: chosen, median_us: chosen_us } = others.remove(0);
+        others.sort_by(|a, b| a.median_us.total_cmp(&b.median_us));
+        Ok(Swept { format: format.to_string(), x: self.x.name(), y: self.y.name(), m, n, k, chosen, chosen_us, others })
+    }
+}
+
+/// Prints what was measured.
+pub(super) fn print(results: &[Swept], app: &App) -> Result<()> {
+    app.result(&results, |results| {
+        let mut columns = vec![("format", Align::Left), ("y", Align::Left)];
+        columns.extend(["m", "n", "k"].map(|name| (name, Align::Right)));
+        columns.extend([("µs", Align::Right), ("", Align::Left), ("configuration", Align::Left)]);
+        let mut rows = Vec::new();
+        for s in results.iter() {
+            let mut row = vec![s.format.clone(), s.y.to_owned()];
+            row.extend([s.m, s.n, s.k].map(|size| size.to_string()));
+            row.extend([rate(s.chosen_us), "chosen".to_owned(), s.chosen.clone()]);
+            rows.push(row);
+            for other in s.others.iter().take(NAMED) {
+                let mut row = vec![String::new(); 5];
+                let share = format!("{:+.1} %", 100.0 * (other.median_us / s.chosen_us - 1.0));
+                row.extend([rate(other.median_us), share, other.config.clone()]);
+                rows.push(row);
+            }
+        }
+        table(&columns, &rows)
+    })
+}

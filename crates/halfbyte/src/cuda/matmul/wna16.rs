@@ -1,0 +1,182 @@
+//! Weights in layout `cuda_wna16` on a device, and what the kernels that read it do before they multiply.
+
+use super::gather::{self, Gather};
+use super::{Call, upload, wna16_sm80, wna16_sm90};
+use crate::cuda::driver::{Buffer, FloatView, Stream};
+use crate::cuda::{Gpu, Workspace};
+use crate::error::{Error, Result};
+use crate::format::{Act, Format, QTensor, WeightFormat};
+use crate::kernel::{Problem, Reason};
+use crate::layout::cuda_wna16::{Atom, CudaWna16};
+use crate::tensor::Float;
+use half::{bf16, f16};
+
+/// Name of the layout.
+pub(super) const LAYOUT: &str = "cuda_wna16";
+
+/// A weight in layout `cuda_wna16` on a device.
+#[derive(Debug)]
+pub struct Weights {
+    n: usize,
+    k: usize,
+    format: WeightFormat,
+    act: Act,
+    atom: Atom,
+    atoms: Buffer<u8>,
+    rows: Buffer<u8>,
+    order: Option<Buffer<u32>>,
+    /// What the Hopper kernel keeps prepared.
+    pub(super) launches: wna16_sm90::Launches,
+    /// What the kernel from sm_80 on keeps prepared.
+    pub(super) launches_sm80: wna16_sm80::Launches,
+}
+
+impl Weights {
+    pub(super) fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
+        let packed = CudaWna16::pack(w)?;
+        Ok(Self {
+            n: packed.n(),
+            k: packed.k(),
+            format: packed.format(),
+            act,
+            atom: packed.atom(),
+            atoms: upload(gpu, stream, packed.atoms())?,
+            rows: upload(gpu, stream, packed.rows())?,
+            order: packed.order().map(|order| upload(gpu, stream, order)).transpose()?,
+            launches: Default::default(),
+            launches_sm80: Default::default(),
+        })
+    }
+
+    pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(Self {
+            atoms: self.atoms.duplicate(stream)?,
+            rows: self.rows.duplicate(stream)?,
+            order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
+            launches: Default::default(),
+            launches_sm80: Default::default(),
+            ..*self
+        })
+    }
+
+    pub(super) fn shape(&self) -> [usize; 2] {
+        [self.n, self.k]
+    }
+
+    pub(super) fn format(&self) -> Format {
+        Format { weight: self.format, act: self.act }
+    }
+
+    /// The form of its atoms.
+    pub fn atom(&self) -> Atom {
+        self.atom
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.atoms.bytes() + self.rows.bytes() + self.order.as_ref().map_or(0, Buffer::bytes)
+    }
+
+    /// Address of the atoms.
+    pub(super) fn atoms(&self) -> u64 {
+        self.atoms.pointer()
+    }
+
+    /// Address of the scales and zero points of rows.
+    pub(super) fn rows(&self) -> u64 {
+        self.rows.pointer()
+    }
+
+    /// Whether x is multiplied where it lies, and not a copy of it.
+    pub(super) fn reads_in_place(&self, x: FloatView<'_>) -> bool {
+        self.order.is_none() && self.k.is_multiple_of(PIECE) && x.pointer().is_multiple_of(2 * PIECE as u64)
+    }
+}
+
+/// Elements of x that are copied at once: rows of it begin at multiples of so many.
+const PIECE: usize = 8;
+
+/// Whether the layout holds the numbers of a tensor, or why not.
+pub(super) fn holds(w: &QTensor) -> std::result::Result<(), Reason> {
+    CudaWna16::holds(w).map(|_| ()).map_err(|why| Reason(why.to_string()))
+}
+
+/// The form of atoms that a problem's weights have, or why there is none that codes are multiplied from.
+pub(super) fn atom(problem: &Problem) -> std::result::Result<Atom, Reason> {
+    let Some(format) = problem.format else { return Err(Reason("multiplies codes, the weights are dense".into())) };
+    if format.act.is_quantized() {
+        return Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()));
+    }
+    if problem.k == 0 {
+        return Err(Reason("multiplies by at least one column".into()));
+    }
+    if [problem.m, problem.n, problem.k].iter().any(|&size| size > i32::MAX as usize) {
+        return Err(Reason("more rows or columns than 31 bits count".into()));
+    }
+    Atom::of(format.weight, problem.k).map_err(|why| Reason(why.to_string()))
+}
+
+/// Some rows of a product, of which x lies as the kernel needs it.
+pub(super) struct Rows<'a> {
+    /// Activations, rows of `pitch` elements of which the first k count.
+    pub x: FloatView<'a>,
+    /// Elements from row to row of x: a multiple of 8.
+    pub pitch: usize,
+    /// Rows.
+    pub m: usize,
+    /// Address of the first row of y.
+    pub y: u64,
+    /// Address of the workspace.
+    pub workspace: u64,
+}
+
+/// Bytes of workspace for a problem: counters, `parts(m)` for that many rows, and room for a copy of some rows of x, in
+/// another order or wider.
+pub(super) fn workspace_bytes(problem: &Problem, parts: impl Fn(usize) -> usize) -> usize {
+    let rows = problem.m.min(gather::ROWS);
+    let most = [problem.m, rows, problem.m % gather::ROWS].map(parts).into_iter().max().unwrap_or(0);
+    (Workspace::COUNTER_BYTES + most).next_multiple_of(2 * PIECE) + rows * pitch(problem.k) * 2
+}
+
+fn pitch(k: usize) -> usize {
+    k.next_multiple_of(PIECE)
+}
+
+/// Runs a product: all rows at once or, where x must be copied first, some at a time. `bytes` is [`workspace_bytes`], which
+/// the workspace has.
+pub(super) fn run(
+    gpu: &Gpu,
+    stream: &Stream,
+    call: &Call<'_>,
+    w: &Weights,
+    bytes: usize,
+    product: impl Fn(Rows<'_>) -> Result<()>,
+) -> Result<()> {
+    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
+        return Err(Error::invalid("wna16", "a workspace", "none"));
+    };
+    let (x, m, y) = (call.x, call.m, call.y.pointer());
+    if w.reads_in_place(x) {
+        return product(Rows { x, pitch: w.k, m, y, workspace: workspace.pointer() });
+    }
+    let pitch = pitch(w.k);
+    for first in (0..m).step_by(gather::ROWS) {
+        let m = gather::ROWS.min(m - first);
+        let copy = workspace.slice(bytes - m * pitch * 2..bytes);
+        let copied = match x.dtype() {
+            Float::BF16 => FloatView::BF16(copy.cast::<bf16>()),
+            _ => FloatView::F16(copy.cast::<f16>()),
+        };
+        let gather = Gather {
+            x: x.pointer() + (first * w.k * 2) as u64,
+            order: w.order.as_ref().map_or(0, Buffer::pointer),
+            to: copied.pointer(),
+            rows: m,
+            k: w.k,
+            pitch,
+        };
+        gather.run(gpu, stream)?;
+        let y = y + (first * w.n * call.y.dtype().size_bytes()) as u64;
+        product(Rows { x: copied, pitch, m, y, workspace: workspace.pointer() })?;
+    }
+    Ok(())
+}
