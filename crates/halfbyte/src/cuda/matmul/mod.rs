@@ -149,6 +149,11 @@ impl Kernel {
         (self.supports)(caps, problem)
     }
 
+    /// What a problem that it supports is computed by, without an activation.
+    pub fn instances_of(&self, caps: &Caps, problem: &Problem) -> Vec<Instance> {
+        (self.instances_of)(caps, problem)
+    }
+
     /// Bytes of workspace that it needs for a problem that it supports.
     pub fn workspace_bytes(&self, caps: &Caps, problem: &Problem) -> usize {
         (self.workspace_bytes)(caps, problem)
@@ -210,7 +215,7 @@ pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'s
 
 /// What a problem is computed by, to be compiled before it is needed. Error: no kernel of the layout serves it.
 pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<Instance>> {
-    Ok((select(caps, problem, Some(layout))?.instances_of)(caps, problem))
+    Ok(select(caps, problem, Some(layout))?.instances_of(caps, problem))
 }
 
 /// Bytes of workspace that a problem needs, whichever kernel of the layout serves it.

@@ -26,7 +26,7 @@ struct Feed {
     strips = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
     source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM;
-    const int t = threadIdx.x, m = at.column * TILE_TOKENS + t / 8 % TILE_TOKENS, k = sc.k * 128 + t / X_PIECES * 64 + t % 8 * 8;
+    const int t = threadIdx.x, m = at.column * NT + t / 8 % NT, k = sc.k * 128 + t / X_PIECES * 64 + t % 8 * 8;
     x = g.x + (u64)m * g.pitch + k;
     rows_left = g.m - m; k_left = g.k - k;
   }
@@ -47,7 +47,7 @@ DEV void copy_w(const Feed& f, u32 to, int first) {
 }
 // Scales and zero points.
 DEV void copy_groups(const Feed& f, u32 to) {
-  constexpr int SCALE_PIECES = 8 * STAGE_GROUPS, EACH = ZERO ? 12 * STAGE_GROUPS : SCALE_PIECES;
+  constexpr int SCALE_PIECES = 8 * STAGE_GROUPS, EACH = GROUP == 0 ? 1 : ZERO ? 12 * STAGE_GROUPS : SCALE_PIECES;
   if constexpr (GROUP != 0) {
     static_assert(TILE_STRIPS * EACH <= THREADS, "one piece a thread");
     const int strip = threadIdx.x / EACH, at = threadIdx.x % EACH, group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
@@ -57,10 +57,10 @@ DEV void copy_groups(const Feed& f, u32 to) {
 }
 // Of the pieces of x, every THREADS-th one from `first` on; zeros beyond m and k.
 DEV void copy_x(const Arguments& g, const Feed& f, u32 to, int first) {
-  const int t = threadIdx.x, token = t / 8 % TILE_TOKENS, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
+  const int t = threadIdx.x, token = t / 8 % NT, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
   const bool there = more < f.rows_left && box * 64 < f.k_left;
   if (STEP / 64 * X_PIECES % THREADS == 0 || first + t < STEP / 64 * X_PIECES)
-    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4), f.x + (u64)more * g.pitch + box * 64, there);
+    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4), there ? f.x + (u64)more * g.pitch + box * 64 : g.x, there);
 }
 
 // The ring: stages that are read in turn.  While one is read, the one before it is filled again, a part of it in each step.
@@ -119,10 +119,10 @@ typedef u32 Step[(NT + 15) / 16][4];             // B fragments of 16 k
 
 struct Warp {
   u32 row, codes, scales, zeros;                 // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it
-  DEV Warp make(const Ring& r, int row_part, int column, int warp, int lane) {
+  DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (NT == 8 ? 0 : (lane >> 4) << 3);
-    const u32 w = r.w + row_part * STRIPS * STRIP_BYTES;
-    return {r.x + (column * NT + token) * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4), w + warp * WARP_CODES + lane * 16,
+    const u32 w = r.w + wg * STRIPS * STRIP_BYTES;
+    return {r.x + token * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4), w + warp * WARP_CODES + lane * 16,
             w + STRIP_SCALES + warp * 32 + (lane >> 2) * 4, w + STRIP_ZEROS + warp * 16 + (lane >> 2) * 2};
   }
   // x of 16 tokens (or 8) and 16 k.
@@ -160,7 +160,14 @@ struct Warp {
   }
 };
 
-// `left` units of 128 k; sum = the result.
+// a times x of 16 k.
+DEV void multiply_step(float (&sum)[STRIPS][NT / 2], const u32 (&a)[STRIPS][4], const Step& b) {
+#pragma unroll
+  for (int n = 0; n < NT / 8; n++)
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) mma_sync<BF16>(sum[p] + 4 * n, a[p], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+}
+// `left` units of 128 k, where a group is a unit or a row; sum = the result.
 DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
   float acc[STRIPS][NT / 2];                     // sums of a group
   u32 q[STRIPS][WORDS_A_STAGE], s[STRIPS];
@@ -185,9 +192,7 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
     for (int half = 0; half < HALVES; half++)
 #pragma unroll
       for (int j = 0; j < K16; j++) {
-        const int k = (half * K16 + j) * 16;
-        const bool starts = GROUP != 0 && k % (GROUP ? GROUP : 1) == 0, ends = GROUP != 0 && (k + 16) % (GROUP ? GROUP : 1) == 0;
-        if (starts && j > 0) warp.load_group(s, z, r.stage, j * 16 / (GROUP ? GROUP : 1));
+        const bool starts = GROUP != 0 && half == 0 && j == 0, ends = GROUP != 0 && half == HALVES - 1 && j == K16 - 1;
         u32 a[STRIPS][4];
         float s0[STRIPS], s8[STRIPS];
 #pragma unroll
@@ -205,10 +210,7 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
           r.close(g);
           if (half + 1 < HALVES || left > 1) open();
         }
-#pragma unroll
-        for (int n = 0; n < NT / 8; n++)
-#pragma unroll
-          for (int p = 0; p < STRIPS; p++) mma_sync<BF16>((GROUP ? acc : sum)[p] + 4 * n, a[p], b[j & 1][n / 2][n % 2 * 2], b[j & 1][n / 2][n % 2 * 2 + 1]);
+        multiply_step(GROUP ? acc : sum, a, b[j & 1]);
         if (ends)
 #pragma unroll
           for (int p = 0; p < STRIPS; p++)
@@ -218,69 +220,73 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
   }
 }
 
-// The same for groups of 32: their sums are so short that each block of 16 tokens has its own for the while, and not all at once.
+// The same for groups of 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and zero points.
 DEV void multiply_short(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left) {
-  constexpr int WIDE = NT < 16 ? NT / 2 : 8;     // sums of such a block
-#pragma unroll
-  for (int p = 0; p < STRIPS; p++)
-#pragma unroll
-    for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
-#pragma unroll 1
-  for (left *= HALVES; left > 0; left--) {
+  constexpr int OF_GROUP = GROUP == 64 ? 2 : 1;  // times 32 k
+  float acc[STRIPS][NT / 2];
+  u32 q[STRIPS][2 * WORDS], s[STRIPS];
+  Zeros z[STRIPS];
+  Step b[2];
+  int pair = 0;                                  // of steps of 16 k of the stage
+  auto open = [&]() {
     r.open();
 #pragma unroll
     for (int part = 0; part < Ring::PARTS; part++) r.copy(g, part);
     r.close(g);
+  };
+  auto load = [&]() {
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) warp.load_codes_of_32(q[p], r.stage, p, pair);
+    if (pair % OF_GROUP == 0) warp.load_group(s, z, r.stage, pair / OF_GROUP);
+    warp.load_x(b[0], r.stage, 2 * pair);
+  };
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = acc[p][i] = 0.f;
+  open();
+  load();
 #pragma unroll 1
-    for (int group = 0; group < K16 / 2; group++) {
-      u32 a[2][STRIPS][4], s[STRIPS];
-      Zeros z[STRIPS];
-      warp.load_group(s, z, r.stage, group);
+  for (left *= 4; left > 0; left--) {
+    const bool ends = pair % OF_GROUP == OF_GROUP - 1;
+    u32 a[STRIPS][4];
+    float s0[STRIPS], s8[STRIPS];
 #pragma unroll
-      for (int p = 0; p < STRIPS; p++) {
-        u32 q[2 * WORDS];
-        warp.load_codes_of_32(q, r.stage, p, group);
-        decode(q, z[p], a[0][p]);
-        decode(q + WORDS, z[p], a[1][p]);
-      }
-#pragma unroll
-      for (int i = 0; i < (NT + 15) / 16; i++) {
-        float acc[STRIPS][WIDE];
-        u32 b[2][4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) warp.load_block(b[h], r.stage, 2 * group + h, i);
-#pragma unroll
-        for (int p = 0; p < STRIPS; p++)
-#pragma unroll
-          for (int e = 0; e < WIDE; e++) acc[p][e] = 0.f;
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-#pragma unroll
-          for (int n = 0; n < WIDE / 4; n++)
-#pragma unroll
-            for (int p = 0; p < STRIPS; p++) mma_sync<BF16>(acc[p] + 4 * n, a[h][p], b[h][2 * n], b[h][2 * n + 1]);
-#pragma unroll
-        for (int p = 0; p < STRIPS; p++)
-#pragma unroll
-          for (int e = 0; e < WIDE; e++) sum[p][8 * i + e] = fmaf(acc[p][e], (e & 2) ? high(s[p]) : low(s[p]), sum[p][8 * i + e]);
-      }
+    for (int p = 0; p < STRIPS; p++) {
+      decode(q[p], z[p], a[p]);
+      s0[p] = low(s[p]); s8[p] = high(s[p]);
     }
+    warp.load_x(b[1], r.stage, 2 * pair + 1);
+    multiply_step(acc, a, b[0]);
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) decode(q[p] + WORDS, z[p], a[p]);
+    if (++pair == K16 / 2) {
+      pair = 0;
+      if (left > 1) open();
+    }
+    if (left > 1) load();
+    multiply_step(acc, a, b[1]);
+    if (ends)
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+        for (int i = 0; i < NT / 2; i++) { sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8[p] : s0[p], sum[p][i]); acc[p][i] = 0.f; }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const __grid_constant__ Arguments g) {
   extern __shared__ __align__(1024) u8 shared[];
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // the shuffle tells the compiler: uniform
-  const int wg = warp >> 2, row_part = wg / COLUMNS, column = wg % COLUMNS, warp4 = warp & 3;
+  const int wg = warp >> 2, warp4 = warp & 3;
   const u32 base = shared_address(shared);
   launch_dependents();
   Ring r;
   r.fill(g, base);
-  const Warp own = Warp::make(r, row_part, column, warp4, lane);
+  const Warp own = Warp::make(r, wg, warp4, lane);
   Schedule sc = Schedule::make(g);
   while (sc.next(g)) {
     const Place at = place(g, sc.tile);
-    const int strip = at.row * TILE_STRIPS + row_part * STRIPS, n0 = strip * 64 + warp4 * 16, m0 = at.column * TILE_TOKENS + column * NT;
+    const int strip = at.row * TILE_STRIPS + wg * STRIPS, n0 = strip * 64 + warp4 * 16, m0 = at.column * NT;
     Zeros row_zeros[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
@@ -289,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
         if ((strip + p) * 64 < g.n) row_zeros[p] = zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)(strip + p) * ROW_BLOCK + 128) + warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
-    if constexpr (GROUP == 32) multiply_short(r, g, own, sum, sc.kend - sc.k);
+    if constexpr (GROUP == 32 || GROUP == 64) multiply_short(r, g, own, sum, sc.kend - sc.k);
     else multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);
     const bool whole = sc.k == 0 && sc.kend == g.steps;
     if (whole || join_parts(sum, g, sc, wg, threadIdx.x & 127, base + FLAGS)) store_tile(sum, g, n0, m0, base + STAGING, wg, threadIdx.x & 127);

@@ -51,39 +51,41 @@ const MOST_CUT: usize = Workspace::COUNTER_BYTES / 4 / MOST_WARPGROUPS;
 /// Launches that a weight keeps prepared.
 const KEPT: usize = 32;
 
-/// Every configuration for the commonest format and the others' forms of conversion, each for the least and for the most
-/// shared memory that a processor has.
+/// Shared memory that a block may have: on the processors of graphics cards, on sm_80, and on those of data centres since.
+const SHARED_BYTES: [u32; 3] = [101_376, 166_912, 232_448];
+
+/// Every configuration for a form of atoms and devices with so much shared memory.
+fn instances_with(shared_bytes: u32, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Vec<Instance> {
+    let caps = Caps { arch: Arch::of([8, 0]), multiprocessors: 108, shared_bytes, l2_bytes: 0 };
+    config::all(atom, out, &caps).into_iter().map(|c| c.instance(atom, [x, out], activation)).collect()
+}
+
+/// Every configuration for the commonest format, and for the others' forms of conversion with the least shared memory.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
-    let forms = [
-        (atom, [Float::F16; 2], Activation::None),
+    let all = SHARED_BYTES.into_iter().flat_map(|bytes| instances_with(bytes, atom, [Float::F16; 2], Activation::None));
+    let others = [
         (Atom { scale: Float::BF16, ..atom }, [Float::BF16; 2], Activation::Silu),
         (Atom { bits: 8, zero: true, group: 32, ..atom }, [Float::BF16, Float::F32], Activation::Gelu),
         (Atom { bits: 8, group: 0, zero: true, scale: Float::BF16 }, [Float::F16; 2], Activation::GeluTanh),
         (Atom { zero: true, group: 32, ..atom }, [Float::BF16; 2], Activation::Relu6),
+        (Atom { bits: 8, zero: true, group: 64, ..atom }, [Float::F16; 2], Activation::None),
     ];
-    let mut all = Vec::new();
-    for (number, shared_bytes) in [(89, 101_376), (90, 232_448)] {
-        let arch = Arch { number, specific: false };
-        let caps = Caps { arch, multiprocessors: 132, shared_bytes, l2_bytes: 0 };
-        for (atom, [x, out], activation) in forms {
-            all.extend(config::all(atom, out, &caps).into_iter().map(|c| c.instance(atom, [x, out], activation)));
-        }
-    }
-    all.sort_by_key(Instance::to_string);
+    let few = others.into_iter().flat_map(|(atom, types, act)| instances_with(SHARED_BYTES[0], atom, types, act));
+    let mut all: Vec<_> = all.chain(few).collect();
+    all.sort_by_cached_key(Instance::to_string);
     all.dedup_by_key(|instance| instance.to_string());
     all
 }
 
-/// Every configuration for a format and x of a type on a device, with y of the type of x and in f32 and without an activation;
-/// none if it is not served.
-pub fn every_instance(format: WeightFormat, x: Float, caps: &Caps) -> Vec<Instance> {
+/// Every configuration for a format and x of the type of its scales, with y of the type of x and in f32 and without an
+/// activation; none if it is not served.
+pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
     // More columns than any group: groups of all columns are what rows are.
     let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
-    let of = |out: Float| {
-        config::all(atom, out, caps).into_iter().map(move |c| c.instance(atom, [x, out], Activation::None))
-    };
-    of(x).chain(of(Float::F32)).collect()
+    let types = [[atom.scale; 2], [atom.scale, Float::F32]];
+    let of = |bytes| types.into_iter().flat_map(move |types| instances_with(bytes, atom, types, Activation::None));
+    SHARED_BYTES.into_iter().flat_map(of).collect()
 }
 
 /// How a launch comes to its configuration and its cuts.

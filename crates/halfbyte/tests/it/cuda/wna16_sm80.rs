@@ -82,7 +82,7 @@ fn every_configuration_and_cut_is_within_the_bound() {
                 for (config, batch_invariant) in configs.into_iter().flat_map(|c| [(c, false), (c, true)]) {
                     let bench = Bench::new(kernel(), &gpu, &stream);
                     let bench = Bench { config_sm80: Some(config), batch_invariant, ..bench };
-                    let tokens = config.tile_tokens();
+                    let tokens = config.tokens;
                     for m in [1, tokens - 1, tokens, tokens + 1, most] {
                         let y = bench.forward(&packed, &x[..m * k], [x_type; 2], m, Epilogue::default());
                         let what = format!("{name} m={m} n={n} k={k} {config:?} {batch_invariant}");
@@ -148,7 +148,7 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
                     assert!(config::all(atom, out, caps).contains(&c), "{what}");
                     assert!(shared <= caps.shared_bytes as usize && c.stages >= 3, "{what}: {shared} bytes");
                     let s = config::schedule(c, shape, c.workers(atom, out, caps));
-                    let tiles = m.div_ceil(c.tile_tokens()) * n.div_ceil(64).div_ceil(c.tile_strips());
+                    let tiles = m.div_ceil(c.tokens) * n.div_ceil(64).div_ceil(c.tile_strips());
                     assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
                     assert_eq!(s.waves * s.workers + s.cut, tiles, "{what}: {s:?}");
                     assert!(s.sharers <= s.workers && (s.cut == 0) == (s.sharers == 0), "{what}: {s:?}");
@@ -157,6 +157,18 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
             }
         }
     }
+    let atom = Atom::of(parse("w4a16-g128").weight, 4096).unwrap();
+    let chosen = |m, n, k| {
+        let c = config::config(atom, [m, n, k], Float::F16, &devices[0]);
+        let s = config::schedule(c, [m, n, k], c.workers(atom, Float::F16, &devices[0]));
+        (c.tokens, c.tile_strips(), [c.step, c.stages], [s.waves, s.sharers, s.cut])
+    };
+    assert_eq!(chosen(1, 21504, 14336), (8, 4, [128, 6], [0, 252, 84]));
+    assert_eq!(chosen(16, 21504, 14336), (16, 4, [128, 5], [0, 252, 84]));
+    assert_eq!(chosen(64, 21504, 14336), (64, 4, [128, 6], [0, 252, 84]));
+    assert_eq!(chosen(256, 21504, 14336), (64, 4, [128, 6], [2, 132, 72]));
+    assert_eq!(chosen(16, 4096, 4096), (16, 2, [128, 6], [0, 256, 32]));
+    assert_eq!(chosen(1024, 4096, 4096), (64, 4, [128, 6], [2, 0, 0]));
     assert!(matmul::select(&caps("sm_75"), &problem(Float::F16), None).unwrap().name == "plain");
     for arch in ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"] {
         for x in [Float::F16, Float::BF16] {

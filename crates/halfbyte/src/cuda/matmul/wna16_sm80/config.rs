@@ -11,12 +11,10 @@ use crate::tensor::Float;
 /// What the kernel is compiled with, besides the types; `include/wna16_sm80.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// Tokens a warpgroup.
+    /// Tokens a tile.
     pub tokens: usize,
-    /// Warpgroups, of 4 warps each.
+    /// Warpgroups, of 4 warps each, one behind the other along the rows.
     pub warpgroups: usize,
-    /// Warpgroups side by side along the tokens.
-    pub columns: usize,
     /// Strips a warpgroup.
     pub strips: usize,
     /// Columns of W a stage.
@@ -28,7 +26,7 @@ pub struct Config {
 }
 
 /// Up to 8 tokens, in tiles of 256 rows.
-const FEW: Config = Config { tokens: 8, warpgroups: 2, columns: 1, strips: 2, step: 128, stages: 0, blocks: 2 };
+const FEW: Config = Config { tokens: 8, warpgroups: 2, strips: 2, step: 128, stages: 0, blocks: 2 };
 
 /// Shared memory of a block that shares a multiprocessor with another, at least; where there is less, it is alone.
 const LEAST_SHARED_BYTES: usize = 80_000;
@@ -36,8 +34,8 @@ const LEAST_SHARED_BYTES: usize = 80_000;
 /// Stages that were found to help.
 const MOST_STAGES: usize = 6;
 
-/// Units that a worker must have for tiles of 256 rows to pay.
-const FEW_UNITS: usize = 8;
+/// Units of 256 rows that a block must have for up to 64 tokens, else tiles have 128 rows.
+const FEW_UNITS: usize = 4;
 
 /// Pieces that the columns of a tile are cut into at most where the cuts must not depend on m, and units of each at least.
 const MOST_PIECES: usize = 16;
@@ -47,8 +45,12 @@ const LEAST_UNITS: usize = 4;
 /// larger devices. A constant, so that the same product has the same bits on all of them.
 const PIECES: usize = 264;
 
-/// Units whose time a block needs beside its own.
+/// Units whose time a block needs beside its own, and all blocks together where tiles are cut anywhere.
 const BLOCK_UNITS: usize = 3;
+const EVEN_UNITS: usize = 5;
+
+/// Sums of cut tiles that are left in memory at most.
+const MOST_PARTS_BYTES: usize = 64 << 20;
 
 /// Rows of x that a product takes at once where the cuts must not depend on m, so that the parts stay few.
 pub const ROWS_AT_ONCE: usize = 64;
@@ -57,38 +59,34 @@ pub const ROWS_AT_ONCE: usize = 64;
 pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
     let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
     let little = strips.div_ceil(4) * steps < FEW_UNITS * 2 * caps.multiprocessors as usize;
-    let strips = if little { 1 } else { 2 };
-    let config = match m {
-        ..=8 => Config { strips, ..FEW },
-        9..=16 => Config { tokens: 16, strips, ..FEW },
-        17..=32 => Config { tokens: 32, strips, blocks: 3 - strips, ..FEW },
-        33..=64 => Config { tokens: 64, strips, blocks: 1, ..FEW },
-        _ => Config { tokens: 64, columns: 2, blocks: 1, ..FEW },
+    let strips = if little && m <= 64 { 1 } else { 2 };
+    let tokens = match m {
+        ..=8 => 8,
+        9..=16 => 16,
+        17..=32 => 32,
+        _ => 64,
     };
-    config.fitted(atom, out, caps)
+    Config::of(tokens, strips).fitted(atom, out, caps)
 }
 
 /// Every configuration for a form of atoms on a device.
 pub fn all(atom: Atom, out: Float, caps: &Caps) -> Vec<Config> {
-    let forms = [
-        (8, 1, 1, 2),
-        (8, 1, 2, 2),
-        (16, 1, 1, 2),
-        (16, 1, 2, 2),
-        (32, 1, 1, 2),
-        (32, 1, 2, 1),
-        (64, 1, 1, 1),
-        (64, 1, 2, 1),
-        (64, 2, 2, 1),
-    ];
-    let of =
-        |(tokens, columns, strips, blocks)| Config { tokens, columns, strips, blocks, ..FEW }.fitted(atom, out, caps);
-    forms.into_iter().map(of).collect()
+    let of = |tokens| [1, 2].map(|strips| Config::of(tokens, strips).fitted(atom, out, caps));
+    [8, 16, 32, 64].into_iter().flat_map(of).collect()
 }
 
 impl Config {
+    /// Two blocks a multiprocessor where their registers are enough for that.
+    fn of(tokens: usize, strips: usize) -> Self {
+        Self { tokens, strips, blocks: if tokens * strips <= 32 { 2 } else { 1 }, ..FEW }
+    }
+
     /// With stages of as many columns, and as many stages, as a device has room for.
     fn fitted(mut self, atom: Atom, out: Float, caps: &Caps) -> Self {
+        // The loop for small groups keeps more in registers, and 8 bits take twice the words.
+        if atom.bits == 8 && matches!(atom.group, 32 | 64) && self.tokens * self.strips > 16 {
+            self.blocks = 1;
+        }
         // A multiprocessor has 1 KB more than a block may have, and takes 1 KB more than a block asks for.
         let of_two = ((caps.shared_bytes as usize + 1024) / 2).saturating_sub(1024);
         let most = if self.blocks == 2 && of_two >= LEAST_SHARED_BYTES { of_two } else { caps.shared_bytes as usize };
@@ -103,12 +101,7 @@ impl Config {
 
     /// Strips of a tile.
     pub fn tile_strips(self) -> usize {
-        self.warpgroups / self.columns * self.strips
-    }
-
-    /// Tokens of a tile.
-    pub fn tile_tokens(self) -> usize {
-        self.columns * self.tokens
+        self.warpgroups * self.strips
     }
 
     /// Threads of a block.
@@ -118,9 +111,9 @@ impl Config {
 
     fn stage_bytes(self, atom: Atom) -> usize {
         let codes = STRIP * self.step * atom.bits as usize / 8;
-        let groups = if atom.group == 0 { 0 } else { (self.step / atom.group).max(1) };
+        let groups = self.step.checked_div(atom.group).map_or(0, |groups| groups.max(1));
         let params = groups * if atom.zero { 3 * STRIP } else { 2 * STRIP };
-        self.tile_strips() * (codes + params) + self.tile_tokens() * self.step * 2
+        self.tile_strips() * (codes + params) + self.tokens * self.step * 2
     }
 
     fn staging(self, out: Float) -> usize {
@@ -159,7 +152,6 @@ impl Config {
             ("ACTIVATION", function),
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
-            ("COLUMNS", self.columns),
             ("STRIPS", self.strips),
             ("STEP", self.step),
             ("STAGES", self.stages),
@@ -230,7 +222,7 @@ impl Schedule {
 
     /// A block a tile, and all of them to be cut.
     fn whole(config: Config, [m, n, k]: [usize; 3]) -> Self {
-        let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tile_tokens()));
+        let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
         let tiles = rows * columns;
         Self { steps: k.div_ceil(STEP), rows, columns, waves: 0, workers: tiles, sharers: 0, cut: tiles }
     }
@@ -245,7 +237,7 @@ impl Schedule {
     /// Sums of cut tiles that are left in memory, in bytes.
     pub fn parts_bytes(&self, config: Config) -> usize {
         let cut = self.cut > 0;
-        if cut { 2 * self.workers * config.tile_strips() * STRIP * config.tile_tokens() * 4 } else { 0 }
+        if cut { 2 * self.workers * config.tile_strips() * STRIP * config.tokens * 4 } else { 0 }
     }
 }
 
@@ -256,18 +248,19 @@ pub fn invariant_pieces([_, n, k]: [usize; 3]) -> usize {
     (PIECES / tiles).min(steps / LEAST_UNITS).clamp(1, MOST_PIECES)
 }
 
-/// Pieces of every tile that take least: blocks come in rounds of as many as there is room for, and each needs some units'
-/// time to begin and to end.
-fn pieces(config: Config, [m, n, k]: [usize; 3], workers: usize) -> usize {
-    let tiles = n.div_ceil(STRIP).div_ceil(config.tile_strips()) * m.div_ceil(config.tile_tokens());
-    let steps = k.div_ceil(STEP);
-    let most = (steps / LEAST_UNITS).min(super::MOST_CUT / tiles.max(1)).clamp(1, MOST_PIECES);
-    let time = |pieces: usize| (tiles * pieces).div_ceil(workers) * (steps.div_ceil(pieces) + BLOCK_UNITS);
-    (1..=most).min_by_key(|&pieces| time(pieces)).unwrap_or(1)
-}
-
-/// Who computes what for a shape on a device with a configuration.
+/// Who computes what for a shape on so many blocks: every tile in pieces, or cut anywhere, whichever takes least.
+///
+/// Pieces come in rounds of as many blocks as there is room for. One column of tiles is always cut into pieces: the blocks of
+/// the next product begin while its last ones end.
 pub fn schedule(config: Config, shape: [usize; 3], workers: usize) -> Schedule {
-    let pieces = pieces(config, shape, workers);
-    if config.tokens < 64 { Schedule::pieces(config, shape, pieces) } else { Schedule::even(config, shape, workers) }
+    let Schedule { steps, rows, columns, .. } = Schedule::whole(config, shape);
+    let (tiles, part) = (rows * columns, 2 * config.tile_strips() * STRIP * config.tokens * 4);
+    let blocks = super::MOST_CUT.min(MOST_PARTS_BYTES / part);
+    let most = (steps / LEAST_UNITS).min(blocks / tiles).clamp(1, MOST_PIECES);
+    let time = |pieces: usize| (tiles * pieces).div_ceil(workers) * (steps.div_ceil(pieces) + BLOCK_UNITS);
+    let pieces = (1..=most).min_by_key(|&pieces| time(pieces)).unwrap_or(1);
+    match columns == 1 || time(pieces) <= tiles * steps / workers + EVEN_UNITS {
+        true => Schedule::pieces(config, shape, pieces),
+        false => Schedule::even(config, shape, workers),
+    }
 }
