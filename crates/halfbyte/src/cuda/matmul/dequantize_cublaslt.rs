@@ -91,7 +91,7 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
 /// Whether it is faster than the other kernels of a layout, or why not: a pure function of what was measured on an H200
 /// (`docs/decisions/0008-the-floor.md`).
 ///
-/// Weights for the tensor cores: never where `wna16_sm90` serves, from 1 to 16384 rows; from [`MOST_ROWS_OF_SM80`] on where
+/// Weights for the tensor cores: never where `wna16_sm90` serves, from 1 to 16384 rows; from 384 on where
 /// `wna16_sm80` does; always with x in f32, which nothing else takes. Plain weights: always, from one row on.
 pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
     if layout != wna16::LAYOUT {
