@@ -3,7 +3,7 @@
 use halfbyte::Format;
 use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
-use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
+use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm80, wna16_sm90};
 use halfbyte::cuda::nn;
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance};
@@ -41,6 +41,8 @@ pub fn run(args: &Args) -> Result<(), String> {
         let mut instances: Vec<Instance> = served.clone().flat_map(|kernel| (kernel.instances)()).collect();
         if served.clone().any(|kernel| kernel.name == "wna16_sm90") {
             instances.extend(formats.iter().flat_map(|format| wna16_sm90::every_instance(format.weight)));
+        } else if served.clone().any(|kernel| kernel.name == "wna16_sm80") {
+            instances.extend(formats.iter().flat_map(|format| wna16_sm80::every_instance(format.weight)));
         }
         instances.extend(matmul::auxiliary());
         instances.extend(args.head_size.iter().flat_map(|&size| nn::instances(Some(size))));

@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
 //! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
+//! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
 //! | `plain` | all from sm_75 on | all with exact activations |
 
 pub mod dequantize;
@@ -16,6 +17,7 @@ mod gather;
 mod pack;
 mod plain;
 mod wna16;
+pub mod wna16_sm80;
 pub mod wna16_sm90;
 
 pub use pack::Packer;
@@ -148,7 +150,7 @@ pub struct Kernel {
 
 /// All kernels, the preferred first.
 pub const KERNELS: &[Kernel] =
-    &[dequantize_cublaslt::WNA16, wna16_sm90::KERNEL, dequantize_cublaslt::PLAIN, plain::KERNEL];
+    &[dequantize_cublaslt::WNA16, wna16_sm90::KERNEL, wna16_sm80::KERNEL, dequantize_cublaslt::PLAIN, plain::KERNEL];
 
 /// What is launched before kernels, and what packs weights for them.
 pub fn auxiliary() -> Vec<Instance> {
@@ -168,6 +170,16 @@ impl Kernel {
     pub fn bound(&self, caps: &Caps, problem: &Problem) -> Bound {
         let rounded_weights = (self.rounds_weights)(caps, problem).then_some(problem.x);
         Bound { rounded_weights, ..Bound::new(problem.y, problem.k) }
+    }
+
+    /// What a problem that it supports is computed by, without an activation.
+    pub fn instances_of(&self, caps: &Caps, problem: &Problem) -> Vec<Instance> {
+        (self.instances_of)(caps, problem)
+    }
+
+    /// Bytes of workspace that it needs for a problem that it supports.
+    pub fn workspace_bytes(&self, caps: &Caps, problem: &Problem) -> usize {
+        (self.workspace_bytes)(caps, problem)
     }
 
     /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
@@ -237,7 +249,7 @@ pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'s
 
 /// What a problem is computed by, to be compiled before it is needed. Error: no kernel of the layout serves it.
 pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<Instance>> {
-    Ok((select(caps, problem, Some(layout))?.instances_of)(caps, problem))
+    Ok(select(caps, problem, Some(layout))?.instances_of(caps, problem))
 }
 
 /// Bytes of workspace that a problem needs, whichever kernel of the layout serves it, with rows that depend on each other or

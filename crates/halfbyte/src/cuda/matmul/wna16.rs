@@ -2,7 +2,7 @@
 
 use super::gather::{self, Gather};
 use super::pack::{Packer, Target, Whole};
-use super::{Call, wna16_sm90};
+use super::{Call, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -29,6 +29,8 @@ pub struct Weights {
     order: Option<Buffer<u32>>,
     /// What the Hopper kernel keeps prepared.
     pub(super) launches: wna16_sm90::Launches,
+    /// What the kernel from sm_80 on keeps prepared.
+    pub(super) launches_sm80: wna16_sm80::Launches,
 }
 
 impl Weights {
@@ -47,6 +49,7 @@ impl Weights {
             rows: packer.allocate(atom.bytes_of_rows(n))?,
             order: order.map(|order| packer.upload(&order)).transpose()?,
             launches: Default::default(),
+            launches_sm80: Default::default(),
         };
         let target = Target::Wna16 {
             atoms: weights.atoms(),
@@ -64,6 +67,7 @@ impl Weights {
             rows: self.rows.duplicate(stream)?,
             order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
             launches: Default::default(),
+            launches_sm80: Default::default(),
             ..*self
         })
     }

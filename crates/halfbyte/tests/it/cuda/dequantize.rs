@@ -220,7 +220,9 @@ fn products_are_within_the_bound_across_slabs() {
                         let mine = KERNELS.iter().find(|kernel| !kernel.packs && kernel.layout == packed.layout());
                         // Where it is slower it is right all the same.
                         let refused = mine.unwrap().supports(&gpu.caps(), &problem).err();
-                        if refused.is_some_and(|why| Some(why) != floor::pays(&problem, packed.layout()).err()) {
+                        if refused
+                            .is_some_and(|why| Some(why) != floor::pays(&gpu.caps(), &problem, packed.layout()).err())
+                        {
                             continue;
                         }
                         // Where a few large terms outweigh the others, roundings of weights do not average out.
@@ -407,7 +409,10 @@ fn the_choice_is_pure_and_explained() {
         let same = problem("w4a16-g128", f16, m);
         assert_eq!(chosen(&hopper, &same, Some("cuda_plain")), NAME);
         assert_eq!(chosen(&hopper, &same, Some("cuda_wna16")), "wna16_sm90");
-        assert_eq!(chosen(&hopper, &Problem { x: Float::BF16, y: Float::BF16, ..same }, Some("cuda_wna16")), NAME);
+        let unlike = Problem { x: Float::BF16, y: Float::BF16, ..same };
+        let best = if m < 384 { "wna16_sm80" } else { NAME };
+        assert_eq!(chosen(&hopper, &unlike, Some("cuda_wna16")), best);
+        assert_eq!(chosen(&caps("sm_89", true), &same, Some("cuda_wna16")), best);
         let narrow = Problem { x: Float::F32, y: Float::F32, k: 128, ..same };
         assert_eq!(chosen(&hopper, &narrow, Some("cuda_plain")), "plain");
     }
