@@ -16,12 +16,15 @@ mod finish;
 mod gather;
 mod pack;
 mod plain;
+mod quantize_activations;
 mod wna16;
 pub mod wna16_sm80;
 pub mod wna16_sm90;
+pub mod wna8_sm90;
 
 pub use pack::Packer;
 pub use plain::Weights as PlainWeights;
+pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
 pub use wna16::Weights as Wna16Weights;
 
 use super::driver::{FloatView, FloatViewMut, Stream, View};
@@ -149,8 +152,14 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] =
-    &[dequantize_cublaslt::WNA16, wna16_sm90::KERNEL, wna16_sm80::KERNEL, dequantize_cublaslt::PLAIN, plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[
+    wna8_sm90::KERNEL,
+    dequantize_cublaslt::WNA16,
+    wna16_sm90::KERNEL,
+    wna16_sm80::KERNEL,
+    dequantize_cublaslt::PLAIN,
+    plain::KERNEL,
+];
 
 /// What is launched before kernels, and what packs weights for them.
 pub fn auxiliary() -> Vec<Instance> {
@@ -219,6 +228,28 @@ fn select_batch_invariant(caps: &Caps, problem: &Problem, layout: &str) -> Resul
 fn layout_of_pack(caps: &Caps, problem: &Problem) -> Option<&'static str> {
     let one = Problem { m: 1, y: problem.x, ..*problem };
     KERNELS.iter().find(|kernel| kernel.packs && kernel.supports(caps, &one).is_ok()).map(|kernel| kernel.layout)
+}
+
+/// Number of a type in the sources.
+fn float_type(dtype: Float) -> u32 {
+    match dtype {
+        Float::F16 => 0,
+        Float::BF16 => 1,
+        Float::F32 => 2,
+    }
+}
+
+/// Number of a function in the sources, and its limits.
+fn activation(activation: Activation) -> (u32, f32, f32) {
+    match activation {
+        Activation::None => (0, 0.0, 0.0),
+        Activation::Relu => (1, 0.0, f32::INFINITY),
+        Activation::Relu6 => (1, 0.0, 6.0),
+        Activation::Clamp(low, high) => (1, low, high),
+        Activation::Gelu => (2, 0.0, 0.0),
+        Activation::GeluTanh => (3, 0.0, 0.0),
+        Activation::Silu => (4, 0.0, 0.0),
+    }
 }
 
 /// Every kernel with the reason against it; the first without one is chosen. The layout is as for [`select`].

@@ -13,12 +13,13 @@ struct Params {
     const void* x;         // [m][k]
     const u32* order;      // [k]: the column that each place is for, or null
     signed char* codes;    // [m][pitch]: pitch a multiple of 128, zeros from k on
-    float* scales;         // [groups][m_pitch]
-    float* offsets;        // [groups][m_pitch], or null: symmetric
-    int* sums;             // [groups][m_pitch], or null
-    u64 k, pitch;
-    u32 m, m_pitch, group, groups;
+    float* scales;         // of row r and group g: at g * group_pitch + r
+    float* sums;           // of codes, likewise; or null
+    float* offsets;        // likewise, where there are any
+    u64 k, pitch, group_pitch;
+    u32 group, groups;
     FloatType x_type;
+    u32 padding;
 };
 
 constexpr float LEAST_RANGE = 7.8886090522101181e-31f;   // 2^-100
@@ -111,9 +112,9 @@ __global__ void __launch_bounds__(256) quantize_activations(const Params p) {
         for (int w = 0; w < WARPS; w++) sum += totals[w];
     }
     if (there && thread == 0) {
-        const u64 at = u64(group) * p.m_pitch + row;
+        const u64 at = group * p.group_pitch + row;
         p.scales[at] = rule.scale;
+        if (p.sums) p.sums[at] = float(sum);
         if (OFFSET) p.offsets[at] = rule.offset;
-        if (p.sums) p.sums[at] = sum;
     }
 }

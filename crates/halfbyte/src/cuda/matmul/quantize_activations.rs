@@ -1,0 +1,168 @@
+//! Launches of `quantize_activations.cu`: activations to codes of 8 bits, as [`crate::quantize::activations`] has them.
+
+use super::float_type;
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View, ViewMut};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source =
+    Source { path: "matmul/quantize_activations.cu", text: include_str!("quantize_activations.cu") };
+
+const OP: &str = "quantize activations";
+
+/// Threads of a block, and columns from which on all of them share a group.
+const THREADS: usize = 256;
+const LONG: usize = 1024;
+
+/// Columns that codes are padded to.
+const STEP: usize = 128;
+
+/// Quantised activations in memory: how they lie.
+///
+/// Codes are `[m][pitch]` bytes with sign, zeros from k on; those of 16 columns lie in the order of [`Form::place`]. Terms are
+/// `[groups][terms][m_pitch]` numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub k: usize,
+    /// Columns of a group.
+    pub group: usize,
+    /// Groups of a row.
+    pub groups: usize,
+    /// With the sums of codes.
+    pub sums: bool,
+    /// With offsets beside scales.
+    pub offsets: bool,
+}
+
+impl Form {
+    /// Bytes from row to row of codes.
+    pub fn pitch(self) -> usize {
+        self.k.next_multiple_of(STEP)
+    }
+
+    /// Numbers of one term of a group: one a row, and some that nobody reads.
+    pub fn m_pitch(self) -> usize {
+        self.m.next_multiple_of(4)
+    }
+
+    /// Terms of a group: scales, sums of codes, offsets, as far as there are any.
+    pub fn terms(self) -> usize {
+        1 + usize::from(self.sums) + usize::from(self.offsets)
+    }
+
+    /// Where the code of a column lies in its row.
+    pub fn place(column: usize) -> usize {
+        let c = column % 16;
+        column - c + c % 8 / 2 * 4 + c % 2 * 2 + c / 8
+    }
+
+    pub(super) fn codes_bytes(self) -> usize {
+        self.m * self.pitch()
+    }
+
+    pub(super) fn terms_bytes(self) -> usize {
+        4 * self.groups * self.terms() * self.m_pitch()
+    }
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    x: u64,
+    order: u64,
+    codes: u64,
+    scales: u64,
+    sums: u64,
+    offsets: u64,
+    k: u64,
+    pitch: u64,
+    group_pitch: u64,
+    group: u32,
+    groups: u32,
+    x_type: u32,
+    padding: u32,
+}
+
+/// The kernel for groups of so many columns.
+pub(super) fn instance(group: usize, offsets: bool) -> Instance {
+    let threads = if group >= LONG { THREADS } else { 32 };
+    Instance::new(&SOURCE, format!("quantize_activations<{threads}, {offsets}>"))
+}
+
+pub(super) fn instances() -> Vec<Instance> {
+    [1, LONG].into_iter().flat_map(|group| [false, true].map(|offsets| instance(group, offsets))).collect()
+}
+
+/// Puts it into a stream. Shapes: x `[m, k]`, order `[k]` (the column of x for each place, if not the same), codes and terms as
+/// [`Form`] says. Errors: lengths that do not fit.
+pub fn quantize_activations(
+    gpu: &Gpu,
+    stream: &Stream,
+    form: Form,
+    x: FloatView<'_>,
+    order: Option<View<'_, u32>>,
+    codes: ViewMut<'_, u8>,
+    terms: ViewMut<'_, f32>,
+) -> Result<()> {
+    let fits = |what: &str, expected: Option<usize>, got: usize| match expected == Some(got) {
+        true => Ok(()),
+        false => Err(Error::invalid(OP, format!("{expected:?} elements of {what}"), got.to_string())),
+    };
+    fits("x", form.m.checked_mul(form.k), x.len())?;
+    fits("codes", form.m.checked_mul(form.pitch()), codes.len())?;
+    fits("terms", Some(form.terms_bytes() / 4), terms.len())?;
+    if let Some(order) = order {
+        fits("order", Some(form.k), order.len())?;
+    }
+    if form.group == 0 || form.groups != form.k.div_ceil(form.group) {
+        return Err(Error::invalid(OP, "groups that cover the columns", format!("{form:?}")));
+    }
+    if form.m == 0 || form.k == 0 {
+        return Ok(());
+    }
+    run(gpu, stream, form, x, order.map_or(0, |order| order.pointer()), [codes.pointer(), terms.pointer()])
+}
+
+/// Puts it into a stream: `codes` `[m][pitch]` and `terms` `[groups][terms][m_pitch]` are addresses of whole matrices, as is
+/// `order` `[k]`, or 0.
+pub(super) fn run(
+    gpu: &Gpu,
+    stream: &Stream,
+    form: Form,
+    x: FloatView<'_>,
+    order: u64,
+    [codes, terms]: [u64; 2],
+) -> Result<()> {
+    let row = 4 * form.m_pitch() as u64;
+    let params = Params {
+        x: x.pointer(),
+        order,
+        codes,
+        scales: terms,
+        sums: if form.sums { terms + row } else { 0 },
+        offsets: if form.offsets { terms + row * (1 + u64::from(form.sums)) } else { 0 },
+        k: form.k as u64,
+        pitch: form.pitch() as u64,
+        group_pitch: (form.terms() * form.m_pitch()) as u64,
+        group: form.group as u32,
+        groups: form.groups as u32,
+        x_type: float_type(x.dtype()),
+        padding: 0,
+    };
+    let at_once = if form.group >= LONG { 1 } else { THREADS / 32 };
+    let blocks = form.groups.div_ceil(at_once);
+    if form.m > i32::MAX as usize || blocks > 65_535 {
+        let expected = format!("fewer than 2³¹ rows and at most {} groups", 65_535 * at_once);
+        return Err(Error::invalid(OP, expected, format!("{} and {}", form.m, form.groups)));
+    }
+    let launch = Launch { grid: [form.m as u32, blocks as u32, 1], ..Launch::linear(1, THREADS as u32) };
+    let function = gpu.function(&instance(form.group, form.offsets))?;
+    // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
+    unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
+}

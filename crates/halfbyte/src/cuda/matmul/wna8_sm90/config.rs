@@ -1,0 +1,135 @@
+//! Which form the kernel takes for a shape: pure functions of the numbers.
+
+use crate::cuda::matmul::wna16_sm90::config as exact;
+use crate::cuda::matmul::{activation as activation_number, float_type};
+use crate::cuda::sources::Instance;
+use crate::kernel::Activation;
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+
+pub use exact::Schedule;
+
+/// What x has beside codes and scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Sums of codes, for weights with zero points.
+    pub sums: bool,
+    /// Offsets.
+    pub offsets: bool,
+}
+
+/// What the kernel is compiled with, besides the format; `include/wna8_layout.cuh` says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Tokens a tile.
+    pub tokens: usize,
+    /// Strips a warpgroup.
+    pub strips: usize,
+    /// Units in flight.
+    pub stages: usize,
+    /// Blocks that share the columns of one tile.
+    pub split: usize,
+    /// Blocks that a multiprocessor has room for.
+    pub blocks: usize,
+    /// Units left to copy when the next kernel may start; 0: at once.
+    pub trigger: usize,
+}
+
+/// Warpgroups that convert and multiply.
+const WARPGROUPS: usize = 2;
+
+/// Shared memory that a block may have alone on a multiprocessor, and as one of two.
+const ALONE_BYTES: usize = 232_448;
+const SHARED_BY_TWO_BYTES: usize = 115_712;
+
+/// Units that were found to be enough in flight.
+const MOST_STAGES: usize = 8;
+
+/// The configuration for a shape, for y of a type on a device of so many multiprocessors.
+pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+    let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(128);
+    let (strips, blocks) = if tokens <= 16 { (2, 2) } else { (1, 1) };
+    let whole = Config { tokens, strips, stages: 0, split: 1, blocks, trigger: usize::from(blocks == 1) };
+    let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
+    let units = rows.div_ceil(4) * steps / multiprocessors;
+    let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.tile_strips());
+    // Few tiles are each shared by a cluster, the largest that fits the device at once.
+    let sizes: &[usize] = if blocks == 2 { &[8, 4, 2] } else { &[2] };
+    let fits = |&&split: &&usize| tiles * split <= multiprocessors * blocks * 7 / 8 && split <= steps;
+    let split = if units < 8 { sizes.iter().find(fits).copied().unwrap_or(1) } else { 1 };
+    Config { split, trigger: if split > 1 { 0 } else { whole.trigger }, ..whole }.fitted(atom, terms, out)
+}
+
+impl Config {
+    fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
+        let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
+        let room = most.saturating_sub(self.shared_bytes(atom, terms, out));
+        Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(MOST_STAGES), ..self }
+    }
+
+    /// Strips of a tile.
+    pub fn tile_strips(self) -> usize {
+        WARPGROUPS * self.strips
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> usize {
+        WARPGROUPS * 128 + if self.tokens > 32 { 128 } else { 32 }
+    }
+
+    fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
+        let terms = 1 + usize::from(terms.sums) + usize::from(terms.offsets);
+        self.tokens * 128 + atom.groups() * terms * self.tokens * 4 + self.tile_strips() * atom.bytes()
+    }
+
+    /// Shared memory of a block.
+    pub fn shared_bytes(self, atom: Atom, terms: Terms, out: Float) -> usize {
+        let parts = self.tile_strips() * 4 * (self.tokens / 8);
+        let staged = if self.tokens < 64 || self.split > 1 || out == Float::F32 { 0 } else { 64 };
+        let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
+        self.stages * (self.stage_bytes(atom, terms) + 16) + WARPGROUPS * staged * 128 + exchange + 32
+    }
+
+    /// The same tiles as the kernel for exact activations has them.
+    fn tiles(self) -> exact::Config {
+        let Self { tokens, strips, split, blocks, .. } = self;
+        exact::Config { tokens, warpgroups: WARPGROUPS, strips, split, blocks, ..exact::TWO_BY_TWO }
+    }
+
+    /// Who computes what.
+    pub fn schedule(self, shape: [usize; 3], multiprocessors: usize) -> Schedule {
+        Schedule::new(self.tiles(), shape, multiprocessors * self.blocks.min(1))
+    }
+
+    /// Sums of cut tiles that are left in memory, in bytes.
+    pub fn parts_bytes(self, schedule: &Schedule) -> usize {
+        schedule.parts_bytes(self.tiles())
+    }
+
+    /// What is compiled.
+    pub fn instance(self, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
+        let (function, low, high) = activation_number(activation);
+        let numbers = [
+            ("BITS", atom.bits as usize),
+            ("BF16", (atom.scale == Float::BF16).into()),
+            ("GROUP", atom.group),
+            ("ZERO", atom.zero.into()),
+            ("OFFSET", terms.offsets.into()),
+            ("OUT", float_type(out) as usize),
+            ("ACTIVATION", function as usize),
+            ("NT", self.tokens),
+            ("WARPGROUPS", WARPGROUPS),
+            ("STRIPS", self.strips),
+            ("STAGES", self.stages),
+            ("SPLIT", self.split),
+            ("BLOCKS", self.blocks),
+            ("TRIGGER", self.trigger),
+            ("THREADS", self.threads()),
+            ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
+        ];
+        let floats =
+            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
+        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
+        Instance::new(&super::SOURCE, "wna8_sm90").with(defines)
+    }
+}
