@@ -147,9 +147,8 @@ fn convolutions_of_other_software_as_products_of_patches() {
             let linear = linear.with_bias(bias[range.clone()].to_vec()).unwrap();
             let relu = linear.clone().with_activation(Activation::Relu).unwrap();
             let of_group = |y: &Data| {
-                let at = |i: usize, row: usize| {
-                    ((row / (oh * ow)) * outputs + range.start + i) * oh * ow + row % (oh * ow)
-                };
+                let at =
+                    |i: usize, row: usize| ((row / (oh * ow)) * outputs + range.start + i) * oh * ow + row % (oh * ow);
                 Data(y.0, (0..m * per_group).map(|e| y.1[at(e % per_group, e / per_group)]).collect())
             };
             for cpu in devices(2) {
@@ -309,8 +308,7 @@ fn activations_clamp_codes() {
     let x = codes(&mut random, Byte::U8, m * k);
     let w = codes(&mut random, Byte::I8, n * k);
     let weight = Int8Weight::new(w.get(), [n, k], &[0.002], &[]).unwrap();
-    let (x_affine, y_affine) =
-        (Affine::new(Byte::U8, 0.02, 120).unwrap(), Affine::new(Byte::I8, 0.11, -20).unwrap());
+    let (x_affine, y_affine) = (Affine::new(Byte::U8, 0.02, 120).unwrap(), Affine::new(Byte::I8, 0.11, -20).unwrap());
     let linear = LinearInt8::new(&weight, x_affine, y_affine).unwrap();
     for (activation, range) in [
         (Activation::Relu, -20..=127),
@@ -349,8 +347,7 @@ fn outputs_in_floats() {
             .map(|(at, &sum)| (sum as f32 * (0.03f32 * scales[at % n]) + float_bias[at % n]).max(0.0))
             .collect();
         for cpu in devices(2) {
-            let (mut f32s, mut f16s, mut bf16s) =
-                (vec![-1.0; m * n], vec![f16::NAN; m * n], vec![bf16::NAN; m * n]);
+            let (mut f32s, mut f16s, mut bf16s) = (vec![-1.0; m * n], vec![f16::NAN; m * n], vec![bf16::NAN; m * n]);
             linear.forward_floats(&cpu, x.get(), m, FloatsMut::F32(&mut f32s)).unwrap();
             linear.forward_floats(&cpu, x.get(), m, FloatsMut::F16(&mut f16s)).unwrap();
             linear.forward_floats(&cpu, x.get(), m, FloatsMut::BF16(&mut bf16s)).unwrap();
@@ -408,6 +405,10 @@ fn bad_input_is_an_error_that_says_what() {
     let weight = |n, k, scales: &[f32], zeros: &[i32]| Int8Weight::new(Bytes::I8(&w), [n, k], scales, zeros).map(drop);
     refused(weight(2, 4, &[1.0], &[]), "int8 weight: expected 2 × 4 codes, got 6");
     assert!(weight(usize::MAX, 6, &[1.0], &[]).is_err());
+    let endless = Int8Weight::new(Bytes::I8(&[]), [usize::MAX / 8, 0], &[1.0], &[]).unwrap();
+    assert!(
+        CpuInt8::pack(&endless).unwrap_err().to_string().starts_with("pack int8: expected a packed weight that fits")
+    );
     refused(weight(3, 2, &[1.0; 2], &[]), "int8 weight: expected 1 or 3 scales, got 2");
     refused(weight(3, 2, &[1.0; 3], &[0; 2]), "int8 weight: expected no, 1 or 3 zero points, got 2");
     refused(weight(3, 2, &[-1.0], &[]), "int8 weight: expected finite scales of at least 0, got -1");
@@ -418,7 +419,8 @@ fn bad_input_is_an_error_that_says_what() {
     let linear = LinearInt8::new(&weight, u8s, i8s).unwrap();
     let text = "int8 epilogue: expected a bias of 3, got 2";
     refused(linear.clone().with_bias(vec![0; 2]).map(drop), text);
-    let text = "int8 epilogue: expected sums within int32 for every input, got sums of 2147483647 to 2147484157 at output 1";
+    let text =
+        "int8 epilogue: expected sums within int32 for every input, got sums of 2147483647 to 2147484157 at output 1";
     refused(linear.clone().with_bias(vec![0, i32::MAX, 0]).map(drop), text);
     let text = "int8 epilogue: expected none, relu, relu6 or a clamp for codes of 8 bits, got Gelu";
     refused(linear.clone().with_activation(Activation::Gelu).map(drop), text);
