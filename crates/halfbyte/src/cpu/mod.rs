@@ -2,6 +2,7 @@
 
 pub mod attention;
 mod disjoint;
+pub mod int8;
 pub mod isa;
 mod lanes;
 pub mod matmul;

@@ -23,7 +23,7 @@ enum Pointer {
 }
 
 /// The output `[m, n]`, written by many tasks at once, each in a part of its own.
-pub(super) struct Output<'a> {
+pub(crate) struct Output<'a> {
     pointer: Pointer,
     m: usize,
     n: usize,
@@ -35,7 +35,7 @@ pub(super) struct Output<'a> {
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    pub(super) fn new(y: FloatsMut<'a>, [m, n]: [usize; 2], epilogue: Epilogue<'a>) -> Self {
+    pub fn new(y: FloatsMut<'a>, [m, n]: [usize; 2], epilogue: Epilogue<'a>) -> Self {
         assert_eq!(y.len(), m * n);
         let pointer = match y {
             FloatsMut::F16(y) => Pointer::F16(y.as_mut_ptr()),
@@ -50,7 +50,7 @@ impl<'a> Output<'a> {
     ///
     /// # Safety
     /// No other thread may store these elements during this product.
-    pub(super) unsafe fn store(&self, row: usize, column: usize, sums: &[f32]) {
+    pub unsafe fn store(&self, row: usize, column: usize, sums: &[f32]) {
         assert!(row < self.m && column < self.n);
         let len = sums.len().min(self.n - column);
         let at = row * self.n + column;

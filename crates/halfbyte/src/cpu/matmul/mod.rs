@@ -27,6 +27,7 @@ mod quantized_act;
 
 pub use crate::kernel::Activation;
 pub use epilogue::Epilogue;
+pub(crate) use epilogue::Output;
 
 use super::Cpu;
 use super::isa::{Caps, Isa};
@@ -37,7 +38,6 @@ use crate::layout::Lines;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::CpuN16;
 use crate::tensor::{Floats, FloatsMut};
-use epilogue::Output;
 use std::sync::PoisonError;
 
 /// A weight in the layout that the kernels read.
@@ -100,7 +100,7 @@ pub struct Call<'a> {
 /// Buffers that a device keeps from product to product.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    x: Lines,
+    pub(super) x: Lines,
     meta: Lines,
 }
 
