@@ -1,6 +1,7 @@
 //! Tests of the library through its public interface, one binary.
 
 mod awq;
+mod conv;
 mod cuda;
 mod data;
 mod drift;

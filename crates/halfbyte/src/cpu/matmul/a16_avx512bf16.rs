@@ -20,7 +20,7 @@
 //! `vdpbf16ps` takes denormal numbers for zero, in x and in the sums: an activation below 2⁻¹²⁶ counts as 0.
 
 use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
-use super::{Input, Output, Packed, Scratch, exact};
+use super::{Input, Output, Packed, Rows, Scratch, exact};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::Caps;
@@ -94,9 +94,7 @@ struct Converted<'a> {
 }
 
 pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {
-    let (Packed::Quantized(w, _), Floats::BF16(values)) = (input.w, input.x) else {
-        unreachable!("selected for quantised weights and x of type bf16 only")
-    };
+    let Packed::Quantized(w, _) = input.w else { unreachable!("selected for quantised weights only") };
     let rows = RowPanels::new(input.m, HEIGHTS);
     let (height, places) = (rows.height, w.places());
     let x_len = places / 2 * height;
@@ -105,7 +103,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let pack_panel = |p: usize| {
         // SAFETY: each panel has a part of its own.
         let x = unsafe { x_out.range(p * x_len..(p + 1) * x_len) };
-        pack(values, w, rows, p, x);
+        pack(input.x, w, rows, p, x);
     };
     if input.m * places < PARALLEL_ELEMENTS {
         (0..rows.count).for_each(pack_panel);
@@ -182,7 +180,7 @@ fn pieces(w: &CpuN16, block: Range<usize>) -> impl Iterator<Item = Piece> {
 }
 
 /// Brings the rows of a panel of x to the order of places, in pairs, `[place / 2][height]`; filler is 0.
-fn pack(x: &[bf16], w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32]) {
+fn pack(x: Rows<'_>, w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32]) {
     let (k, height) = (w.k(), rows.height);
     if k == 0 {
         return;
@@ -191,33 +189,49 @@ fn pack(x: &[bf16], w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32]) 
     if rows.len() < height {
         out.fill(0);
     }
+    with_buffers([k.div_ceil(2), 0], |room, _| {
+        let room: &mut [bf16] = &mut bytemuck::cast_slice_mut(room)[..k];
+        for (r, at) in rows.enumerate() {
+            let row = match x {
+                Rows::Matrix(Floats::BF16(x)) => &x[at * k..(at + 1) * k],
+                Rows::Patches(Floats::BF16(x), patches) => {
+                    patches.copy(x, at, bf16::ZERO, room);
+                    &*room
+                }
+                _ => unreachable!("selected for x of type bf16 only"),
+            };
+            interleave(row, w, r, height, out);
+        }
+    });
+}
+
+/// Brings row `r` of a panel to its places.
+fn interleave(row: &[bf16], w: &CpuN16, r: usize, height: usize, out: &mut [u32]) {
     let pair = |low: bf16, high: bf16| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
-    for (r, row) in x[rows.start * k..rows.end * k].chunks_exact(k).enumerate() {
-        let mut quads = out.chunks_exact_mut(2 * height);
-        let mut put = |four: [bf16; 4]| {
-            if let Some(out) = quads.next() {
-                out[r] = pair(four[0], four[2]);
-                out[height + r] = pair(four[1], four[3]);
+    let mut quads = out.chunks_exact_mut(2 * height);
+    let mut put = |four: [bf16; 4]| {
+        if let Some(out) = quads.next() {
+            out[r] = pair(four[0], four[2]);
+            out[height + r] = pair(four[1], four[3]);
+        }
+    };
+    match w.columns() {
+        Some(columns) => {
+            for columns in columns.chunks_exact(4) {
+                put(std::array::from_fn(|i| match columns[i] {
+                    FILLER => bf16::ZERO,
+                    c => row[c as usize],
+                }));
             }
-        };
-        match w.columns() {
-            Some(columns) => {
-                for columns in columns.chunks_exact(4) {
-                    put(std::array::from_fn(|i| match columns[i] {
-                        FILLER => bf16::ZERO,
-                        c => row[c as usize],
-                    }));
-                }
+        }
+        None => {
+            let fours = row.chunks_exact(4);
+            let rest = fours.remainder();
+            fours.for_each(|four| put([four[0], four[1], four[2], four[3]]));
+            if !rest.is_empty() {
+                put(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(bf16::ZERO)));
             }
-            None => {
-                let fours = row.chunks_exact(4);
-                let rest = fours.remainder();
-                fours.for_each(|four| put([four[0], four[1], four[2], four[3]]));
-                if !rest.is_empty() {
-                    put(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(bf16::ZERO)));
-                }
-                (k.div_ceil(4)..w.places() / 4).for_each(|_| put([bf16::ZERO; 4]));
-            }
+            (row.len().div_ceil(4)..w.places() / 4).for_each(|_| put([bf16::ZERO; 4]));
         }
     }
 }

@@ -16,7 +16,7 @@
 //! ```
 
 use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
-use super::{Input, Output, Packed, Scratch, widen};
+use super::{Input, Output, Packed, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
@@ -187,9 +187,9 @@ fn pack(input: &Input<'_>, w: Weights<'_>, rows: RowPanels, panel: usize, out: &
     if rows.len() < height {
         out.fill(0.0);
     }
-    with_buffers([k, 0], |row, _| {
-        for (r, at) in rows.map(|row| row * k).enumerate() {
-            widen(input.x, at..at + k, row);
+    with_buffers([k, k.div_ceil(2)], |row, room| {
+        for (r, at) in rows.enumerate() {
+            input.x.widen(at, row, room);
             let places = out[r..].iter_mut().step_by(height);
             match columns {
                 Some(columns) => {

@@ -1,0 +1,251 @@
+//! Convolutions: geometry, the reference against other software, every kernel against the reference.
+
+use crate::data::{Random, parse, rounded};
+use half::{bf16, f16};
+use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::isa::{Caps, Isa};
+use halfbyte::format::reference::{self, Bound, Product};
+use halfbyte::ops::{Activation, Conv2d};
+use halfbyte::{Act, Float, Floats, FloatsMut, QTensor};
+
+/// What stands before and after every output, to see that a kernel writes nothing else.
+const CANARY: f32 = -7.25e8;
+
+const TYPES: [Float; 3] = [Float::F32, Float::F16, Float::BF16];
+const LAYOUTS: [Layout2d; 2] = [Layout2d::Nchw, Layout2d::Nhwc];
+
+/// Devices with each set of capabilities that this machine can take on.
+fn devices(threads: usize) -> Vec<Cpu> {
+    let found = Caps::detect();
+    let mut caps: Vec<Caps> =
+        [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter_map(|isa| found.limited_to(isa).ok()).collect();
+    if found.bf16_dot {
+        caps.push(Caps { bf16_dot: false, ..found });
+    }
+    caps.into_iter().map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
+}
+
+/// Values `[batch, channels, pixels]` in a layout.
+fn laid_out(values: &[f32], [batch, channels, pixels]: [usize; 3], layout: Layout2d) -> Vec<f32> {
+    match layout {
+        Layout2d::Nchw => values.to_vec(),
+        Layout2d::Nhwc => (0..batch * pixels * channels)
+            .map(|i| (i / channels / pixels, i / channels % pixels, i % channels))
+            .map(|(b, p, c)| values[(b * channels + c) * pixels + p])
+            .collect(),
+    }
+}
+
+/// The same backwards.
+fn planes(values: &[f32], [batch, channels, pixels]: [usize; 3], layout: Layout2d) -> Vec<f32> {
+    // Channels last of [batch, channels, pixels] is channels first of [batch, pixels, channels].
+    laid_out(values, [batch, pixels, channels], layout)
+}
+
+/// A convolution to be computed.
+#[derive(Clone, Copy)]
+struct Case<'a> {
+    shape: &'a Conv2dShape,
+    /// `[batch, ci, h, w]`, of the type `x_type`.
+    x: &'a [f32],
+    x_type: Float,
+    x_layout: Layout2d,
+    y_type: Float,
+    y_layout: Layout2d,
+}
+
+impl Case<'_> {
+    /// y `[batch, co, oh, ow]`.
+    fn forward(&self, conv: Conv2d, cpu: &Cpu) -> Vec<f32> {
+        let (shape, geometry) = (self.shape, self.shape.geometry());
+        let conv = conv.with_layouts(self.x_layout, self.y_layout);
+        let [h, w] = shape.input();
+        let x = laid_out(self.x, [shape.batch(), geometry.ci, h * w], self.x_layout);
+        let f16s: Vec<f16> = x.iter().map(|&v| f16::from_f32(v)).collect();
+        let bf16s: Vec<bf16> = x.iter().map(|&v| bf16::from_f32(v)).collect();
+        let x = match self.x_type {
+            Float::F16 => Floats::F16(&f16s),
+            Float::BF16 => Floats::BF16(&bf16s),
+            Float::F32 => Floats::F32(&x),
+        };
+        let len = shape.y_len();
+        macro_rules! guarded {
+            ($variant:ident, $canary:expr, $widen:expr) => {{
+                let mut y = vec![$canary; len + 64];
+                let out = FloatsMut::$variant(&mut y[32..32 + len]);
+                conv.forward(cpu, x, shape.batch(), shape.input(), out).unwrap();
+                let intact = |v: &[_]| v.iter().all(|&v| v == $canary);
+                assert!(intact(&y[..32]) && intact(&y[32 + len..]), "wrote outside of its output");
+                y[32..32 + len].iter().map($widen).collect::<Vec<f32>>()
+            }};
+        }
+        let y = match self.y_type {
+            Float::F32 => guarded!(F32, CANARY, |&v| v),
+            Float::F16 => guarded!(F16, f16::from_f32(-31744.0), |v| v.to_f32()),
+            Float::BF16 => guarded!(BF16, bf16::from_f32(CANARY), |v| v.to_f32()),
+        };
+        planes(&y, [shape.batch(), geometry.co, shape.output().iter().product()], self.y_layout)
+    }
+}
+
+fn check(y: &[f32], reference: &Product, k: usize, out: Float, what: &str) {
+    let bound = Bound::new(out, k);
+    assert_eq!(y.len(), reference.value.len(), "{what}");
+    for (i, &y) in y.iter().enumerate() {
+        let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
+        let error = (f64::from(y) - want).abs();
+        let allowed = bound.allowed(magnitude);
+        assert!(error <= allowed, "{what}: element {i} is {y}, expected {want} ± {allowed:e}, off by {error:e}");
+    }
+}
+
+/// Geometries with batch and size of the input: kernels of every kind, padding and strides larger than the kernel, channels
+/// that fill no tile, groups.
+fn cases() -> Vec<(Geometry, usize, [usize; 2])> {
+    let new = Geometry::new;
+    vec![
+        (new(16, 24, [1, 1]), 2, [5, 7]),
+        (Geometry { padding: [1; 4], ..new(16, 33, [3, 3]) }, 1, [6, 5]),
+        (Geometry { padding: [1; 4], ..new(32, 32, [3, 3]) }, 3, [9, 8]),
+        (Geometry { stride: [2, 2], padding: [3; 4], ..new(3, 20, [7, 7]) }, 1, [17, 16]),
+        (Geometry { padding: [0, 3, 0, 2], ..new(8, 5, [1, 6]) }, 2, [3, 9]),
+        (Geometry { padding: [4, 0, 1, 0], dilation: [2, 1], ..new(8, 17, [5, 1]) }, 1, [11, 3]),
+        (Geometry { padding: [5, 4, 3, 2], ..new(4, 6, [2, 2]) }, 1, [3, 4]),
+        (Geometry { stride: [5, 4], ..new(8, 8, [2, 3]) }, 2, [13, 12]),
+        (Geometry { stride: [4, 3], padding: [6, 7, 5, 8], dilation: [3, 2], ..new(8, 9, [3, 2]) }, 1, [5, 6]),
+        (Geometry { dilation: [2, 3], padding: [2, 3, 2, 3], groups: 2, ..new(16, 10, [3, 3]) }, 2, [7, 8]),
+        (Geometry { padding: [1; 4], groups: 4, ..new(16, 8, [3, 3]) }, 1, [6, 6]),
+        (Geometry { groups: 3, ..new(24, 9, [1, 1]) }, 2, [4, 5]),
+        (Geometry { stride: [3, 3], ..new(17, 9, [1, 1]) }, 1, [8, 7]),
+        (Geometry { padding: [1; 4], groups: 12, ..new(12, 12, [3, 3]) }, 2, [9, 10]),
+        (Geometry { padding: [1; 4], stride: [2, 1], groups: 70, ..new(70, 140, [3, 3]) }, 1, [5, 4]),
+        (Geometry { padding: [2; 4], groups: 2, ..new(2, 40, [3, 3]) }, 1, [5, 6]),
+        (Geometry { padding: [1; 4], ..new(1, 18, [3, 3]) }, 1, [7, 7]),
+        (Geometry { padding: [1; 4], ..new(8, 8, [3, 3]) }, 0, [4, 4]),
+        (new(8, 4, [4, 4]), 1, [4, 4]),
+    ]
+}
+
+/// Formats whose groups of a scale divide the channels of a group.
+fn formats(geometry: &Geometry) -> Vec<String> {
+    let channels = geometry.channels();
+    let mut names: Vec<String> = [
+        "w4a16",
+        "w8a16",
+        "w8a16-asym",
+        "w8a8",
+        "w8a8-xasym",
+        "w8a8-tensor",
+        "w4a8-asym",
+        "w4a8-float-xasym",
+        "w3a8-asym",
+        "w2a16-float",
+        "w3a16-asym",
+        "w8a32-sf32",
+    ]
+    .map(str::to_owned)
+    .into();
+    for group in [1, 2, 4, 8, 16, 32].into_iter().filter(|group| channels % group == 0) {
+        for name in ["w4a16-gN", "w4a16-gN-float", "w4a8-gN-asym", "w8a8-gN-asym-xasym", "w2a8-gN"] {
+            names.push(name.replace('N', &group.to_string()));
+        }
+    }
+    names
+}
+
+#[test]
+fn every_geometry_format_layout_and_type_is_within_the_bound() {
+    let cpus = devices(2);
+    let mut random = Random(31);
+    let mut seen = std::collections::BTreeSet::new();
+    for (g, (geometry, batch, size)) in cases().into_iter().enumerate() {
+        let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+        for (i, name) in formats(&geometry).iter().enumerate() {
+            let format = parse(name);
+            let w = random.qtensor(format.weight, [geometry.co, geometry.k()], false);
+            let turn = g + i;
+            let x_type = TYPES[turn % 3];
+            let x = rounded(&random.activations(shape.x_len()), x_type);
+            let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
+            for (c, cpu) in cpus.iter().enumerate() {
+                let case = Case {
+                    shape: &shape,
+                    x: &x,
+                    x_type,
+                    x_layout: LAYOUTS[(turn + c) % 2],
+                    y_type: TYPES[(turn / 3 + c) % 3],
+                    y_layout: LAYOUTS[(turn / 2 + c) % 2],
+                };
+                let conv = Conv2d::new(&w, format.act, geometry).unwrap();
+                assert_eq!(conv.format(), Some(format));
+                let kernel = conv.kernel(cpu, batch, size, x_type, case.y_type).unwrap();
+                seen.insert(kernel);
+                let y = case.forward(conv, cpu);
+                let what = format!(
+                    "{kernel}: {name} {geometry:?} batch {batch} {size:?}, x {x_type} {}, y {} {}",
+                    case.x_layout, case.y_type, case.y_layout
+                );
+                check(&y, &reference, geometry.k(), case.y_type, &what);
+            }
+        }
+    }
+    if Caps::detect().bf16_dot {
+        let all: Vec<_> = halfbyte::cpu::matmul::KERNELS.iter().map(|k| k.name).chain(["depthwise"]).collect();
+        assert!(all.iter().all(|name| seen.contains(name)), "kernels that no case reached: {all:?} but {seen:?}");
+    }
+}
+
+#[test]
+fn many_pixels_and_channels_cross_every_slab() {
+    let mut random = Random(32);
+    for (name, geometry, batch, size) in [
+        ("w4a16-g32", Geometry { padding: [1; 4], ..Geometry::new(64, 40, [3, 3]) }, 2, [20, 23]),
+        ("w8a8", Geometry { padding: [1; 4], ..Geometry::new(64, 40, [3, 3]) }, 2, [20, 23]),
+        ("w8a8", Geometry::new(200, 70, [1, 1]), 3, [15, 14]),
+        ("w4a8-g100-asym-xasym", Geometry { padding: [1; 4], groups: 2, ..Geometry::new(200, 6, [3, 3]) }, 2, [17, 16]),
+        ("w8a16", Geometry { padding: [1; 4], groups: 100, ..Geometry::new(100, 200, [3, 3]) }, 3, [20, 19]),
+    ] {
+        let format = parse(name);
+        let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+        let w = random.qtensor(format.weight, [geometry.co, geometry.k()], false);
+        for (i, &x_type) in TYPES.iter().enumerate() {
+            let x = rounded(&random.activations(shape.x_len()), x_type);
+            let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
+            for cpu in devices(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain) {
+                let (x_layout, y_layout) = (LAYOUTS[i % 2], LAYOUTS[i / 2]);
+                let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
+                let y = case.forward(Conv2d::new(&w, format.act, geometry).unwrap(), cpu);
+                check(&y, &reference, geometry.k(), Float::F32, &format!("{name} {geometry:?} on {:?}", cpu.caps()));
+            }
+        }
+    }
+}
+
+#[test]
+fn dense_weights_of_every_type() {
+    let cpus = devices(2);
+    let mut random = Random(33);
+    for (i, (geometry, batch, size)) in cases().into_iter().enumerate() {
+        let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+        let (dtype, x_type) = (TYPES[i % 3], TYPES[i / 3 % 3]);
+        let w = rounded(&random.normals(geometry.co * geometry.k()), dtype);
+        let f16s: Vec<f16> = w.iter().map(|&v| f16::from_f32(v)).collect();
+        let bf16s: Vec<bf16> = w.iter().map(|&v| bf16::from_f32(v)).collect();
+        let floats = match dtype {
+            Float::F16 => Floats::F16(&f16s),
+            Float::BF16 => Floats::BF16(&bf16s),
+            Float::F32 => Floats::F32(&w),
+        };
+        let x = rounded(&random.activations(shape.x_len()), x_type);
+        let wide = |v: &[f32]| v.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        let reference = reference::conv2d(&wide(&x), &wide(&w), &shape);
+        for cpu in &cpus {
+            for (x_layout, y_layout) in LAYOUTS.iter().flat_map(|&x| LAYOUTS.map(|y| (x, y))) {
+                let case = Case { shape: &shape, x: &x, x_type, x_layout, y_type: Float::F32, y_layout };
+                let y = case.forward(Conv2d::dense(floats, geometry).unwrap(), cpu);
+                check(&y, &reference, geometry.k(), Float::F32, &format!("dense {dtype} {geometry:?} {size:?}"));
+            }
+        }
+    }
+}
