@@ -295,6 +295,10 @@ impl Conv2dShape {
 
 /// Positions of a kernel's axis that lie in the input, for a window that begins at `start` from the padding's edge on.
 fn inside([start, padding, size]: [usize; 3], positions: usize, dilation: usize) -> Range<usize> {
+    // Most windows lie inside with all their positions, and need no division.
+    if start >= padding && start + (positions - 1) * dilation < padding + size {
+        return 0..positions;
+    }
     let first = padding.saturating_sub(start).div_ceil(dilation).min(positions);
     let end = (padding + size).saturating_sub(start).div_ceil(dilation).min(positions);
     first..end.max(first)

@@ -11,6 +11,7 @@ pub mod pack;
 mod patches;
 pub mod roofline;
 pub mod threads;
+mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -18,7 +18,7 @@ use crate::cpu::isa::per_isa;
 use crate::cpu::matmul::{Output, widen};
 use crate::format::{Act, QTensor, Zeros};
 use crate::layout::Lines;
-use crate::quantize::activations::ActRange;
+use crate::quantize::activations::LEAST_RANGE;
 use crate::tensor::Floats;
 
 /// Channels whose sums are in registers together.
@@ -112,10 +112,8 @@ impl Depthwise {
                 }
             }
             match self.act {
-                Some(Act::A8Asym) => {
-                    out.iter_mut().for_each(|v| *v = stands_for(ActRange::asymmetric(*v, *v, v.is_finite()), *v))
-                }
-                Some(_) => out.iter_mut().for_each(|v| *v = stands_for(ActRange::symmetric(v.abs()), *v)),
+                Some(Act::A8Asym) => out.iter_mut().for_each(|v| *v += *v - *v),
+                Some(_) => coded(cpu.caps().isa, out),
                 None => {}
             }
         });
@@ -123,9 +121,16 @@ impl Depthwise {
     }
 }
 
-/// What the code of an element stands for.
-fn stands_for(range: ActRange, v: f32) -> f32 {
-    range.scale * f32::from(range.code(v)) + range.offset
+per_isa! {
+    /// What the code of each element stands for, which is ±127 in a scale of its own. As with any group, a magnitude too
+    /// small for a scale becomes 0, and NaN and infinity NaN.
+    fn coded(x: &mut [f32]) {
+        for v in x {
+            let coded = (v.abs() / 127.0 * 127.0).copysign(*v);
+            let coded = if v.abs() < LEAST_RANGE { 0.0 } else { coded };
+            *v = coded + (*v - *v);
+        }
+    }
 }
 
 per_isa! {

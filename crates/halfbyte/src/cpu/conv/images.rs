@@ -8,6 +8,7 @@ use crate::conv::Conv2dShape;
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::per_isa;
+use crate::cpu::transpose::transpose as transpose32;
 use crate::layout::Lines;
 use crate::tensor::Floats;
 use half::{bf16, f16};
@@ -86,12 +87,6 @@ fn squares<T: Copy + Default>(x: &[T], plane: usize, channels: usize, out: &mut 
 }
 
 per_isa! {
-    fn squares_u32(x: &[u32], plane: usize, channels: usize, out: &mut [u32]) {
-        squares(x, plane, channels, out);
-    }
-}
-
-per_isa! {
     fn squares_u16(x: &[u16], plane: usize, channels: usize, out: &mut [u16]) {
         squares(x, plane, channels, out);
     }
@@ -99,7 +94,7 @@ per_isa! {
 
 impl Block for u32 {
     fn transpose(cpu: &Cpu, x: &[Self], plane: usize, channels: usize, out: &mut [Self]) {
-        squares_u32(cpu.caps().isa, x, plane, channels, out);
+        transpose32(cpu.caps().isa, [channels, out.len() / channels], (x, plane), (out, channels));
     }
 }
 

@@ -23,7 +23,8 @@ use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
 use super::{Input, Output, Packed, Rows, Scratch, exact};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::isa::Caps;
+use crate::cpu::isa::{Caps, Isa};
+use crate::cpu::transpose::transpose;
 use crate::format::Zero;
 use crate::kernel::{Problem, Reason};
 use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL};
@@ -185,13 +186,12 @@ fn pack(x: Rows<'_>, w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32])
     if k == 0 {
         return;
     }
-    let rows = rows.rows(panel);
-    if rows.len() < height {
-        out.fill(0);
-    }
-    with_buffers([k.div_ceil(2), 0], |room, _| {
+    let (rows, pairs) = (rows.rows(panel), w.places() / 2);
+    with_buffers([height * pairs, k.div_ceil(2)], |lines, room| {
+        let lines: &mut [u32] = bytemuck::cast_slice_mut(lines);
         let room: &mut [bf16] = &mut bytemuck::cast_slice_mut(room)[..k];
-        for (r, at) in rows.enumerate() {
+        lines[rows.len() * pairs..].fill(0);
+        for (line, at) in lines.chunks_exact_mut(pairs).zip(rows) {
             let row = match x {
                 Rows::Matrix(Floats::BF16(x)) => &x[at * k..(at + 1) * k],
                 Rows::Patches(Floats::BF16(x), patches) => {
@@ -200,38 +200,34 @@ fn pack(x: Rows<'_>, w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32])
                 }
                 _ => unreachable!("selected for x of type bf16 only"),
             };
-            interleave(row, w, r, height, out);
+            pair(row, w.columns(), line);
         }
+        transpose(Isa::Avx512, [height, pairs], (lines, pairs), (out, height));
     });
 }
 
-/// Brings row `r` of a panel to its places.
-fn interleave(row: &[bf16], w: &CpuN16, r: usize, height: usize, out: &mut [u32]) {
+/// Brings a row to pairs in the order of places; filler is 0.
+fn pair(row: &[bf16], columns: Option<&[u32]>, out: &mut [u32]) {
     let pair = |low: bf16, high: bf16| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
-    let mut quads = out.chunks_exact_mut(2 * height);
-    let mut put = |four: [bf16; 4]| {
-        if let Some(out) = quads.next() {
-            out[r] = pair(four[0], four[2]);
-            out[height + r] = pair(four[1], four[3]);
-        }
-    };
-    match w.columns() {
+    let pairs = |[a, b, c, d]: [bf16; 4]| [pair(a, c), pair(b, d)];
+    let (out, _) = out.as_chunks_mut::<2>();
+    match columns {
         Some(columns) => {
-            for columns in columns.chunks_exact(4) {
-                put(std::array::from_fn(|i| match columns[i] {
-                    FILLER => bf16::ZERO,
-                    c => row[c as usize],
-                }));
+            let value = |c: u32| if c == FILLER { bf16::ZERO } else { row[c as usize] };
+            for (out, columns) in out.iter_mut().zip(columns.as_chunks::<4>().0) {
+                *out = pairs(columns.map(value));
             }
         }
         None => {
-            let fours = row.chunks_exact(4);
-            let rest = fours.remainder();
-            fours.for_each(|four| put([four[0], four[1], four[2], four[3]]));
-            if !rest.is_empty() {
-                put(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(bf16::ZERO)));
+            let (fours, rest) = row.as_chunks::<4>();
+            let (full, last) = out.split_at_mut(fours.len());
+            for (out, &four) in full.iter_mut().zip(fours) {
+                *out = pairs(four);
             }
-            (row.len().div_ceil(4)..w.places() / 4).for_each(|_| put([bf16::ZERO; 4]));
+            last.fill([0; 2]);
+            if !rest.is_empty() {
+                last[0] = pairs(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(bf16::ZERO)));
+            }
         }
     }
 }

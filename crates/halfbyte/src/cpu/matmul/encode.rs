@@ -26,31 +26,33 @@ use crate::tensor::Floats;
 pub(crate) struct EncodedPixels<'a> {
     /// Codes in the order of places, four in each element.
     quads: &'a [u32],
-    /// Windows on `quads`.
-    quad_patches: Patches<'a>,
     row_spans: &'a [RowSpan],
-    /// Windows on `row_spans`.
-    span_patches: Patches<'a>,
+    /// Windows on the pixels, of an element for each group.
+    patches: Patches<'a>,
+    /// Elements of `quads` and `row_spans` that a pixel has in a group.
+    lens: [usize; 2],
 }
 
 impl EncodedPixels<'_> {
-    /// Brings row `row` to `out` `[place / 4][height]` and `row_spans` `[span][height]`, whose first elements are those of
-    /// the row.
-    pub(super) fn row(&self, row: usize, height: usize, out: &mut [u32], row_spans: &mut [RowSpan]) {
-        spread(self.quads, &self.quad_patches, row, height, out);
-        spread(self.row_spans, &self.span_patches, row, height, row_spans);
+    /// Brings the codes of row `row` to `line`, and its numbers to every `height`th of `row_spans`.
+    pub(super) fn row(&self, row: usize, line: &mut [u32], height: usize, row_spans: &mut [RowSpan]) {
+        let [quads, spans] = self.lens;
+        self.patches.runs(row, |position, count, from| {
+            let line = &mut line[position * quads..][..count * quads];
+            let row_spans = row_spans[position * spans * height..].iter_mut().step_by(height);
+            match from {
+                Some(from) => {
+                    line.copy_from_slice(&self.quads[from * quads..][..count * quads]);
+                    let numbers = &self.row_spans[from * spans..][..count * spans];
+                    row_spans.zip(numbers).for_each(|(out, &numbers)| *out = numbers);
+                }
+                None => {
+                    line.fill(0);
+                    row_spans.take(count * spans).for_each(|out| *out = RowSpan::default());
+                }
+            }
+        });
     }
-}
-
-/// Writes a row to every `height`th element.
-fn spread<T: Copy + Default>(x: &[T], patches: &Patches<'_>, row: usize, height: usize, out: &mut [T]) {
-    patches.runs(row, |at, len, from| {
-        let out = out[at * height..].iter_mut().step_by(height);
-        match from {
-            Some(from) => out.zip(&x[from..from + len]).for_each(|(out, &value)| *out = value),
-            None => out.take(len).for_each(|out| *out = T::default()),
-        }
-    });
 }
 
 /// Pixels of a convolution's input in one group of channels, as they are quantised.
@@ -131,9 +133,9 @@ impl<'a> Pixels<'a> {
     ) -> EncodedPixels<'s> {
         EncodedPixels {
             quads: scratch.x.as_slice(),
-            quad_patches: Patches::new(shape, group, first, self.places / 4),
             row_spans: scratch.meta.as_slice(),
-            span_patches: Patches::new(shape, group, first, self.spans.len()),
+            patches: Patches::new(shape, group, first, 1),
+            lens: [self.places / 4, self.spans.len()],
         }
     }
 }

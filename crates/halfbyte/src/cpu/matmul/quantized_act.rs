@@ -17,6 +17,7 @@ use super::encode::{Pixels, encode_row};
 use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::transpose::transpose;
 use crate::format::Act;
 use crate::layout::cpu_n16::{CpuN16, PANEL, Span};
 use std::ops::Range;
@@ -167,37 +168,32 @@ struct Pack<'a> {
 
 impl Pack<'_> {
     fn panel(&self, cpu: &Cpu, p: usize, out: &mut [i8], row_spans: &mut [RowSpan]) {
-        let height = self.rows.height;
+        let (isa, height, rows) = (cpu.caps().isa, self.rows.height, self.rows.rows(p));
         let (k, places) = (self.whole.channels, self.whole.places);
-        let rows = self.rows.rows(p);
-        let out: &mut [u32] = if places == 0 { &mut [] } else { bytemuck::cast_slice_mut(out) };
-        with_buffers([k.max(places), places.div_ceil(4)], |room, codes| {
-            let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
-            for r in 0..height {
-                if r >= rows.len() {
-                    out.iter_mut().skip(r).step_by(height).for_each(|quad| *quad = 0);
-                    row_spans.iter_mut().skip(r).step_by(height).for_each(|s| *s = RowSpan::default());
-                    continue;
-                }
-                let x = match self.x {
-                    Rows::Matrix(x) => x,
-                    Rows::Encoded(pixels) => {
-                        if places > 0 {
-                            pixels.row(rows.start + r, height, &mut out[r..], &mut row_spans[r..]);
-                        }
-                        continue;
+        if places == 0 {
+            return;
+        }
+        let quads = places / 4;
+        with_buffers([k.max(places), height * quads], |room, lines| {
+            let lines: &mut [u32] = bytemuck::cast_slice_mut(lines);
+            lines[rows.len() * quads..].fill(0);
+            for r in rows.len()..height {
+                row_spans[r..].iter_mut().step_by(height).for_each(|s| *s = RowSpan::default());
+            }
+            for ((r, row), line) in rows.enumerate().zip(lines.chunks_exact_mut(quads)) {
+                match self.x {
+                    Rows::Matrix(x) => {
+                        let row = self.whole.ordered(x, row, room);
+                        encode_row(isa, &self.whole, row, bytemuck::cast_slice_mut(line), |span, numbers| {
+                            row_spans[span * height + r] = numbers;
+                        });
                     }
+                    Rows::Encoded(pixels) => pixels.row(row, line, height, &mut row_spans[r..]),
                     Rows::Patches(..) => unreachable!("pixels are quantised before their windows are gathered"),
-                };
-                let row = self.whole.ordered(x, rows.start + r, room);
-                encode_row(cpu.caps().isa, &self.whole, row, codes, |span, numbers| {
-                    row_spans[span * height + r] = numbers;
-                });
-                let codes: &[u32] = bytemuck::cast_slice(&*codes);
-                for (out, &quad) in out.iter_mut().skip(r).step_by(height).zip(codes) {
-                    *out = quad;
                 }
             }
+            let out = bytemuck::cast_slice_mut(out);
+            transpose(isa, [height, quads], (lines, quads), (out, height));
         });
     }
 }
