@@ -12,6 +12,7 @@
 
 pub(crate) mod depthwise;
 mod images;
+pub(crate) mod int8;
 
 use super::Cpu;
 use super::matmul::{self, Epilogue, Input, Kernel, Output, Packed, Pixels, Rows};
@@ -55,8 +56,12 @@ pub(crate) struct Call<'a> {
 /// Buffers that a device keeps from convolution to convolution.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
+    /// x pixel by pixel.
     images: Lines,
+    /// x as `depthwise` multiplies it; y pixel by pixel, where bytes become planes.
     wide: Lines,
+    /// Bytes of x, each channel as often as it has outputs.
+    repeated: Lines,
     encoded: matmul::Scratch,
 }
 
@@ -77,11 +82,11 @@ pub(crate) fn run(cpu: &Cpu, call: Call<'_>) -> Result<()> {
         return Ok(());
     }
     let y = match y_layout {
-        Layout2d::Nhwc => Output::matrix(y, [m, geometry.co], epilogue),
+        Layout2d::Nhwc => Output::new(y, [m, geometry.co], epilogue),
         Layout2d::Nchw => Output::planes(y, [m, geometry.co], shape.output().iter().product(), epilogue),
     };
     let mut scratch = cpu.conv_scratch.lock().unwrap_or_else(PoisonError::into_inner);
-    let Scratch { images, wide, encoded } = &mut *scratch;
+    let Scratch { images, wide, encoded, .. } = &mut *scratch;
     let x = match x_layout {
         Layout2d::Nhwc => x,
         Layout2d::Nchw => images::to_pixels(cpu, x, shape, images),

@@ -3,6 +3,7 @@
 pub mod attention;
 pub(crate) mod conv;
 mod disjoint;
+pub mod int8;
 pub mod isa;
 mod lanes;
 pub mod matmul;

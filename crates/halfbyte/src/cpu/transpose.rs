@@ -1,8 +1,10 @@
-//! Matrices of 32-bit elements, transposed.
+//! Matrices of 32, 16 and 8 bits an element, transposed.
 //!
 //! ```text
-//! for each 16 rows, for each 16 columns (8 with AVX2):
-//!     load 16 vectors along the rows; bring pairs, fours, and lanes of each two vectors side by side; store 16 vectors
+//! 32 bits:  for each 16 rows, for each 16 columns (8 with AVX2):
+//!               load vectors along the rows; bring pairs, fours, and lanes of each two vectors side by side; store
+//! others:   for each 16 rows, for each 16 columns (8 for 16 bits):
+//!               log₂ times:  vectors 2i and 2i + 1 = vectors i and i + half, their elements in turn
 //! ```
 //!
 //! What is left over at the edges is masked away, or goes element by element.
@@ -36,9 +38,90 @@ pub(crate) fn transpose(isa: Isa, [rows, columns]: [usize; 2], from: (&[u32], us
     }
 }
 
+/// The same for 16 bits an element.
+pub(crate) fn transpose_16(shape: [usize; 2], from: (&[u16], usize), to: (&mut [u16], usize)) {
+    #[cfg(target_arch = "x86_64")]
+    squares(shape, from, to, x86::square_16);
+    #[cfg(not(target_arch = "x86_64"))]
+    squares(shape, from, to, plain::<u16, 8>);
+}
+
+/// The same for 8 bits an element.
+pub(crate) fn transpose_8(shape: [usize; 2], from: (&[u8], usize), to: (&mut [u8], usize)) {
+    #[cfg(target_arch = "x86_64")]
+    squares(shape, from, to, x86::square_8);
+    #[cfg(not(target_arch = "x86_64"))]
+    squares(shape, from, to, plain::<u8, 16>);
+}
+
+#[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "vectors do this"))]
+fn plain<T: Copy, const SIDE: usize>(square: [[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE] {
+    std::array::from_fn(|i| std::array::from_fn(|j| square[j][i]))
+}
+
+/// Square by square, and the edges element by element.
+fn squares<T: Copy + Default, const SIDE: usize>(
+    [rows, columns]: [usize; 2],
+    (from, from_stride): (&[T], usize),
+    (to, to_stride): (&mut [T], usize),
+    transposed: impl Fn([[T; SIDE]; SIDE]) -> [[T; SIDE]; SIDE],
+) {
+    for r in (0..rows).step_by(SIDE) {
+        for c in (0..columns).step_by(SIDE) {
+            let (high, wide) = ((rows - r).min(SIDE), (columns - c).min(SIDE));
+            if high < SIDE || wide < SIDE {
+                for (i, j) in (r..r + high).flat_map(|i| (c..c + wide).map(move |j| (i, j))) {
+                    to[j * to_stride + i] = from[i * from_stride + j];
+                }
+                continue;
+            }
+            let mut square = [[T::default(); SIDE]; SIDE];
+            for (i, line) in square.iter_mut().enumerate() {
+                line.copy_from_slice(&from[(r + i) * from_stride + c..][..SIDE]);
+            }
+            for (j, line) in transposed(square).iter().enumerate() {
+                to[(c + j) * to_stride + r..][..SIDE].copy_from_slice(line);
+            }
+        }
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::*;
+
+    macro_rules! square {
+        ($(#[$meta:meta])* $name:ident, $element:ty, $side:literal, $low:ident, $high:ident) => {
+            $(#[$meta])*
+            #[inline]
+            pub(super) fn $name(square: [[$element; $side]; $side]) -> [[$element; $side]; $side] {
+                // SAFETY: both are as many vectors of 16 bytes, of which any pattern is valid.
+                let mut v: [__m128i; $side] = unsafe { std::mem::transmute(square) };
+                for _ in 0..$side.trailing_zeros() {
+                    let mut next = v;
+                    for i in 0..$side / 2 {
+                        // SAFETY: SSE2, which every such processor has.
+                        unsafe {
+                            next[2 * i] = $low(v[i], v[i + $side / 2]);
+                            next[2 * i + 1] = $high(v[i], v[i + $side / 2]);
+                        }
+                    }
+                    v = next;
+                }
+                // SAFETY: as above.
+                unsafe { std::mem::transmute(v) }
+            }
+        };
+    }
+
+    square!(
+        /// 8 × 8.
+        square_16, u16, 8usize, _mm_unpacklo_epi16, _mm_unpackhi_epi16
+    );
+    square!(
+        /// 16 × 16.
+        square_8, u8, 16usize, _mm_unpacklo_epi8, _mm_unpackhi_epi8
+    );
 
     /// Where the matrices lie.
     pub(super) struct Matrices {
@@ -177,11 +260,13 @@ mod tests {
     use super::*;
     use crate::cpu::isa::Caps;
 
+    const SHAPES: [[usize; 2]; 9] = [[1, 1], [12, 16], [16, 48], [7, 33], [8, 8], [17, 5], [33, 40], [0, 4], [3, 0]];
+
     #[test]
     fn every_element_comes_to_its_place_and_nothing_else_is_written() {
         let found = Caps::detect();
         for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|&isa| found.limited_to(isa).is_ok()) {
-            for [rows, columns] in [[1, 1], [12, 16], [16, 48], [7, 33], [8, 8], [17, 5], [33, 40], [0, 4], [3, 0]] {
+            for [rows, columns] in SHAPES {
                 let (from_stride, to_stride) = (columns + 3, rows + 2);
                 let from: Vec<u32> = (0..(rows * from_stride) as u32).collect();
                 let mut to = vec![u32::MAX; columns * to_stride];
@@ -191,6 +276,29 @@ mod tests {
                     let want = if r < rows { (r * from_stride + c) as u32 } else { u32::MAX };
                     assert_eq!(got, want, "{isa:?} {rows} × {columns}: row {r}, column {c}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn narrow_elements_too() {
+        for [rows, columns] in SHAPES {
+            let (from_stride, to_stride) = (columns + 3, rows + 2);
+            let from: Vec<u16> = (0..(rows * from_stride) as u16).collect();
+            let mut to = vec![u16::MAX; columns * to_stride];
+            transpose_16([rows, columns], (&from, from_stride), (&mut to, to_stride));
+            let bytes: Vec<u8> = from.iter().map(|&v| (v % 251) as u8).collect();
+            let mut to_bytes = vec![u8::MAX; columns * to_stride];
+            transpose_8([rows, columns], (&bytes, from_stride), (&mut to_bytes, to_stride));
+            for (i, (&wide, &narrow)) in to.iter().zip(&to_bytes).enumerate() {
+                let (c, r) = (i / to_stride, i % to_stride);
+                let want = (r < rows).then_some((r * from_stride + c) as u16);
+                assert_eq!(wide, want.unwrap_or(u16::MAX), "{rows} × {columns}: row {r}, column {c}");
+                assert_eq!(
+                    narrow,
+                    want.map_or(u8::MAX, |v| (v % 251) as u8),
+                    "{rows} × {columns}: row {r}, column {c}"
+                );
             }
         }
     }

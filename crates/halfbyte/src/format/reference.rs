@@ -2,11 +2,13 @@
 //!
 //! Kernels are tested against this file, element by element; see [`Bound`].
 
+use super::int8::{Bytes, Int8Weight};
 use super::{Act, QTensor, Zeros};
 use crate::conv::{Conv2dShape, Geometry};
 use crate::error::Result;
 use crate::quantize::activations::{ActCodes, quantize_activations, quantize_rows};
 use crate::tensor::Float;
+use std::ops::RangeInclusive;
 
 /// The float matrix that a quantised tensor stands for, `[n, k]`, exact (f64 holds every product of code and scale).
 pub fn dequantize(w: &QTensor) -> Vec<f64> {
@@ -206,4 +208,26 @@ impl Bound {
         let weights = self.rounded_weights.map_or(0.0, Float::unit_roundoff);
         (self.out.unit_roundoff() + weights + c * 2f64.powi(-24)) * magnitude + least
     }
+}
+
+/// Sums of a product of bytes, `[m, n]`: `Σ (qI − zI)(qW − zW) + bias`, exact; see [`super::int8`].
+///
+/// Shapes: x `[m, k]`, bias `[n]`.
+pub fn int8_sums(x: Bytes<'_>, m: usize, x_zero: i32, w: &Int8Weight<'_>, bias: Option<&[i32]>) -> Vec<i64> {
+    let (n, k) = (w.n(), w.k());
+    let mut sums = Vec::with_capacity(m * n);
+    for r in 0..m {
+        for i in 0..n {
+            let product = |j| i64::from(x.get(r * k + j) - x_zero) * i64::from(w.codes().get(i * k + j) - w.zero(i));
+            let bias = bias.map_or(0, |bias| i64::from(bias[i]));
+            sums.push((0..k).map(product).sum::<i64>() + bias);
+        }
+    }
+    sums
+}
+
+/// The code of y for a sum: `clamp(round_half_even(f32(sum) · M) + zO)`, with M in f32; see [`super::int8`].
+pub fn requantize(sum: i64, multiplier: f32, y_zero: i32, range: RangeInclusive<i32>) -> i32 {
+    let steps = f64::from((sum as f32 * multiplier).round_ties_even());
+    (steps + f64::from(y_zero)).clamp((*range.start()).into(), (*range.end()).into()) as i32
 }

@@ -45,7 +45,7 @@ impl Conv2d {
     /// processor does not have.
     pub fn new(w: &QTensor, act: Act, geometry: Geometry) -> Result<Self> {
         geometry.validate()?;
-        check_shape([w.n(), w.k()], &geometry)?;
+        check_shape(OP, [w.n(), w.k()], &geometry)?;
         let share = geometry.scale_channels(w.format().group)?;
         if w.group_index().is_some() {
             let got = "columns that are grouped in another order (act-order)";
@@ -152,15 +152,7 @@ impl Conv2d {
     /// [`Conv2dShape::new`], a length that does not fit, a product that no kernel serves.
     pub fn forward(&self, cpu: &Cpu, x: Floats<'_>, batch: usize, size: [usize; 2], y: FloatsMut<'_>) -> Result<()> {
         let shape = Conv2dShape::new(self.geometry, batch, size)?;
-        let check = |what: &str, len: usize, [h, w]: [usize; 2], channels: usize| {
-            if len == batch * h * w * channels {
-                return Ok(());
-            }
-            let expected = format!("{what} of {batch} × {channels} × {h} × {w}");
-            Err(Error::invalid(OP, expected, format!("{len} elements")))
-        };
-        check("x", x.len(), shape.input(), self.geometry.ci)?;
-        check("y", y.len(), shape.output(), self.geometry.co)?;
+        check_images(OP, &shape, [x.len(), y.len()])?;
         let epilogue = Epilogue { bias: self.bias.as_deref(), activation: self.activation };
         let [x_layout, y_layout] = self.layouts;
         conv::run(cpu, Call { shape: &shape, x, x_layout, weights: &self.weights, epilogue, y, y_layout })
@@ -168,14 +160,28 @@ impl Conv2d {
 }
 
 /// Whether each channel of x is seen by few outputs, and by no output together with another.
-fn is_depthwise(geometry: &Geometry) -> bool {
+pub(super) fn is_depthwise(geometry: &Geometry) -> bool {
     geometry.channels() == 1 && geometry.groups > 1 && geometry.outputs() <= DEPTHWISE_OUTPUTS
 }
 
-fn check_shape(got: [usize; 2], geometry: &Geometry) -> Result<()> {
+/// Error: a weight that is not `[co, k]`.
+pub(super) fn check_shape(op: &'static str, got: [usize; 2], geometry: &Geometry) -> Result<()> {
     if got == [geometry.co, geometry.k()] {
         return Ok(());
     }
     let expected = format!("a weight of {} × {}", geometry.co, geometry.k());
-    Err(Error::invalid(OP, expected, format!("{} × {}", got[0], got[1])))
+    Err(Error::invalid(op, expected, format!("{} × {}", got[0], got[1])))
+}
+
+/// Error: an x or a y of another length than the shape's.
+pub(super) fn check_images(op: &'static str, shape: &Conv2dShape, [x, y]: [usize; 2]) -> Result<()> {
+    let check = |what: &str, len: usize, [h, w]: [usize; 2], channels: usize| {
+        if len == shape.batch() * h * w * channels {
+            return Ok(());
+        }
+        let expected = format!("{what} of {} × {channels} × {h} × {w}", shape.batch());
+        Err(Error::invalid(op, expected, format!("{len} elements")))
+    };
+    check("x", x, shape.input(), shape.geometry().ci)?;
+    check("y", y, shape.output(), shape.geometry().co)
 }

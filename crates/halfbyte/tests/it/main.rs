@@ -2,12 +2,15 @@
 
 mod awq;
 mod conv;
+mod conv_int8;
 mod cuda;
 mod data;
 mod drift;
 mod express;
 mod format;
+mod golden;
 mod gptq;
+mod int8;
 mod layout;
 mod matmul;
 mod quantize;

@@ -48,7 +48,7 @@ const BLOCK: usize = 64;
 
 impl<'a> Output<'a> {
     /// Row by row.
-    pub fn matrix(y: FloatsMut<'a>, [m, n]: [usize; 2], epilogue: Epilogue<'a>) -> Self {
+    pub fn new(y: FloatsMut<'a>, [m, n]: [usize; 2], epilogue: Epilogue<'a>) -> Self {
         assert_eq!(y.len(), m * n);
         let pointer = match y {
             FloatsMut::F16(y) => Pointer::F16(y.as_mut_ptr()),
@@ -61,7 +61,7 @@ impl<'a> Output<'a> {
     /// Image by image of `pixels` rows each, and in an image column by column.
     pub fn planes(y: FloatsMut<'a>, [m, n]: [usize; 2], pixels: usize, epilogue: Epilogue<'a>) -> Self {
         assert!(pixels > 0 && m % pixels == 0);
-        Self { plane: pixels, ..Self::matrix(y, [m, n], epilogue) }
+        Self { plane: pixels, ..Self::new(y, [m, n], epilogue) }
     }
 
     /// Some rows and columns of it, with rows and columns counted from the first of them.

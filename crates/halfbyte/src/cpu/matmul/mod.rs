@@ -104,7 +104,7 @@ pub struct Call<'a> {
 /// Buffers that a device keeps from product to product.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    x: Lines,
+    pub(super) x: Lines,
     meta: Lines,
 }
 
@@ -245,7 +245,7 @@ pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<R
 /// Computes a product whose shapes have been checked.
 pub(crate) fn run(kernel: &Kernel, cpu: &Cpu, call: Call<'_>) {
     let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-    let output = Output::matrix(call.y, [call.m, call.w.n()], call.epilogue);
+    let output = Output::new(call.y, [call.m, call.w.n()], call.epilogue);
     run_part(kernel, cpu, &mut scratch, &Input { x: Rows::Matrix(call.x), m: call.m, w: call.w }, &output);
 }
 
