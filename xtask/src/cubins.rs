@@ -3,7 +3,8 @@
 use halfbyte::Format;
 use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
-use halfbyte::cuda::matmul::{KERNELS, wna16_sm90};
+use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm80, wna16_sm90};
+use halfbyte::cuda::nn;
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance};
 use std::path::PathBuf;
@@ -18,6 +19,9 @@ pub struct Args {
     /// Formats whose every configuration is compiled, where a kernel has more of them than are always made.
     #[arg(long, value_delimiter = ',', default_value = "w4a16-g128")]
     format: Vec<String>,
+    /// Sizes of attention heads of models that are run with it.
+    #[arg(long, value_delimiter = ',', default_values_t = [64, 128])]
+    head_size: Vec<usize>,
     /// The folder, which HALFBYTE_CACHE names on the other machine.
     #[arg(short, long, default_value = "cubins")]
     output: PathBuf,
@@ -37,7 +41,11 @@ pub fn run(args: &Args) -> Result<(), String> {
         let mut instances: Vec<Instance> = served.clone().flat_map(|kernel| (kernel.instances)()).collect();
         if served.clone().any(|kernel| kernel.name == "wna16_sm90") {
             instances.extend(formats.iter().flat_map(|format| wna16_sm90::every_instance(format.weight)));
+        } else if served.clone().any(|kernel| kernel.name == "wna16_sm80") {
+            instances.extend(formats.iter().flat_map(|format| wna16_sm80::every_instance(format.weight)));
         }
+        instances.extend(matmul::auxiliary());
+        instances.extend(args.head_size.iter().flat_map(|&size| nn::instances(Some(size))));
         instances.sort_by_cached_key(Instance::to_string);
         instances.dedup_by_key(|instance| instance.to_string());
         let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));

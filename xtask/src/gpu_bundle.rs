@@ -13,16 +13,28 @@ pub struct Args {
     output: PathBuf,
 }
 
+/// Folders of the repository that the tests read.
+const DATA: [&str; 6] = [
+    "crates/halfbyte-checkpoint/testdata/awq",
+    "crates/halfbyte-checkpoint/testdata/compressed_tensors",
+    "crates/halfbyte-checkpoint/testdata/gptq",
+    "crates/halfbyte-checkpoint/testdata/weight_only_linear",
+    "crates/halfbyte-llm/testdata/architectures",
+    "models/stdlib-11m",
+];
+
 /// Runs a program of the bundle there: the libraries of a Python environment with CUDA, or of a toolkit, are on its path.
 const RUN: &str = r#"#!/usr/bin/env bash
 # Runs a program of this folder with the CUDA libraries of the python3 on the path, or of a toolkit:
 #     ./run.sh it cuda              the GPU tests; no GPU is a failure
+#     ./run.sh checkpoint cuda      golden modules of other software, multiplied
+#     ./run.sh llm                  whole models
 #     ./run.sh halfbyte doctor
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 packages=$(python3 -c 'import nvidia; print(list(nvidia.__path__)[0])' 2>/dev/null || true)
 export LD_LIBRARY_PATH="${packages:+$packages/cu13/lib:}/usr/local/cuda/lib64${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
-export HALFBYTE_REQUIRE_CUDA=1 HALFBYTE_REQUIRE_NVRTC=1
+export HALFBYTE_REQUIRE_CUDA=1 HALFBYTE_REQUIRE_NVRTC=1 HALFBYTE_ROOT="$here/root"
 program=$1
 shift
 exec "$here/$program" "$@"
@@ -36,23 +48,46 @@ pub fn run(args: &Args) -> Result<(), String> {
         move |e: std::io::Error| format!("{path}: {e}")
     };
     std::fs::create_dir_all(&output).map_err(io(&output))?;
-    let tests = built(root, &["test", "--no-run", "--package", "halfbyte", "--test", "it"], &args.profile, "it")?;
-    let program = built(root, &["build", "--package", "halfbyte-cli"], &args.profile, "halfbyte")?;
+    let test =
+        |package, name| built(root, &["test", "--no-run", "--package", package, "--test", name], &args.profile, name);
+    let programs = [
+        ("it", test("halfbyte", "it")?),
+        ("checkpoint", test("halfbyte-checkpoint", "it")?),
+        ("llm", test("halfbyte-llm", "cuda")?),
+        ("halfbyte", built(root, &["build", "--package", "halfbyte-cli"], &args.profile, "halfbyte")?),
+    ];
     let mut bytes = 0;
-    for (name, from) in [("it", tests), ("halfbyte", program)] {
+    for (name, from) in &programs {
         let to = output.join(name);
-        std::fs::copy(&from, &to).map_err(io(&from))?;
+        std::fs::copy(from, &to).map_err(io(from))?;
         let strip = Command::new("strip").arg(&to).status().map_err(|e| format!("strip: {e}"))?;
         if !strip.success() {
             return Err(format!("strip {}: {strip}", to.display()));
         }
         bytes += std::fs::metadata(&to).map_err(io(&to))?.len();
     }
+    for folder in DATA {
+        bytes += copied(&root.join(folder), &output.join("root").join(folder))?;
+    }
     let script = output.join("run.sh");
     std::fs::write(&script, RUN).map_err(io(&script))?;
     executable(&script).map_err(io(&script))?;
-    println!("{}: it, halfbyte and run.sh, {:.1} MB", output.display(), bytes as f64 / 1e6);
+    let names = programs.map(|(name, _)| name).join(", ");
+    println!("{}: {names}, run.sh and their data, {:.1} MB", output.display(), bytes as f64 / 1e6);
     Ok(())
+}
+
+/// Copies a folder with its folders, and gives the bytes of its files.
+fn copied(from: &Path, to: &Path) -> Result<u64, String> {
+    let io = |e: std::io::Error| format!("{}: {e}", from.display());
+    std::fs::create_dir_all(to).map_err(io)?;
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(from).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let (from, to) = (entry.path(), to.join(entry.file_name()));
+        bytes += if from.is_dir() { copied(&from, &to)? } else { std::fs::copy(&from, &to).map_err(io)? };
+    }
+    Ok(bytes)
 }
 
 /// Builds a program and gives its path.

@@ -3,22 +3,23 @@
 use crate::error::{Error, Result};
 use crate::weights::{Loader, Shape, alike, below_each_other};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed, Packer};
 use halfbyte::cuda::nn::{self, Dense, DenseCall};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::{Activation, Problem};
-use halfbyte::{Act, Float, Floats, QTensor, StoredTensor};
+use halfbyte::{Act, Float, Floats, StoredTensor};
 use halfbyte_checkpoint::{StoredLinear, StoredWeight};
 use std::collections::{BTreeMap, HashSet};
 
 /// What weights are loaded with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct Loading<'a> {
     pub(crate) gpu: &'a Gpu,
     pub(crate) stream: &'a Stream,
     /// Type of what products will read.
     pub(crate) activations: Float,
+    pub(crate) packer: Packer<'a>,
 }
 
 impl Loading<'_> {
@@ -30,17 +31,17 @@ impl Loading<'_> {
     }
 
     /// As [`Loader::joined`].
-    pub(crate) fn joined(&self, weights: &mut Loader<'_>, layers: &[(String, Shape)]) -> Result<Projection> {
+    pub(crate) fn joined(&mut self, weights: &mut Loader<'_>, layers: &[(String, Shape)]) -> Result<Projection> {
         weights.joined_by(layers, |loaded, act, prefix| self.pack(loaded, act, prefix))
     }
 
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
-    pub(crate) fn pack(&self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
+    pub(crate) fn pack(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
         let parts = layers.chunk_by(alike).map(|alike| self.part(alike, act, prefix)).collect::<Result<_>>()?;
         Ok(Projection { parts })
     }
 
-    fn part(&self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Part> {
+    fn part(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Part> {
         let named = |source: halfbyte::Error| Error::Weight {
             name: prefix.to_owned(),
             expected: "weights that can be packed".to_owned(),
@@ -50,13 +51,11 @@ impl Loading<'_> {
         let [n, k]: [usize; 2] = [layers.iter().map(outputs).sum(), layers[0].weight.shape()[1]];
         let weight = match &layers[0].weight {
             StoredWeight::Quantized(_) => {
-                let parts = layers.iter().filter_map(codes).map(StoredTensor::to_qtensor);
-                let parts = parts.collect::<halfbyte::Result<Vec<QTensor>>>().map_err(named)?;
-                let whole = match parts.as_slice() {
-                    [single] => single,
-                    several => &QTensor::concat_rows(&several.iter().collect::<Vec<_>>()).map_err(named)?,
-                };
-                Weight::Quantized(matmul::pack(self.gpu, self.stream, whole, act, self.activations)?)
+                let parts: Vec<&StoredTensor<'_>> = layers.iter().filter_map(codes).collect();
+                match self.packer.pack(&parts, act, self.activations) {
+                    Err(source @ halfbyte::Error::Invalid { .. }) => return Err(named(source)),
+                    packed => Weight::Quantized(packed?),
+                }
             }
             StoredWeight::Dense { floats, .. } => {
                 let parts: Vec<Floats<'_>> = layers.iter().filter_map(dense).collect();

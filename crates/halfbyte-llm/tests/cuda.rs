@@ -37,12 +37,18 @@ fn options(device: Device, format: Option<&str>) -> LoadOptions {
     LoadOptions { device, act: format.act, quantize: Some((format.weight, Rtn::default())) }
 }
 
+/// The repository, or what `HALFBYTE_ROOT` names instead: what of it was brought to another machine.
+fn root() -> PathBuf {
+    let brought = std::env::var_os("HALFBYTE_ROOT").map(PathBuf::from);
+    brought.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+}
+
 fn stdlib() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m")
+    root().join("models/stdlib-11m")
 }
 
 fn architecture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
+    root().join("crates/halfbyte-llm/testdata/architectures").join(name)
 }
 
 fn worst(a: &[f32], b: &[f32]) -> f32 {

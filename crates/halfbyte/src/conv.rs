@@ -126,7 +126,7 @@ impl Geometry {
         let channels = self.channels();
         match group {
             Group::Size(size) if size < self.k() => {
-                if size == 0 || channels % size != 0 {
+                if !channels.is_multiple_of(size) {
                     let expected = format!("one scale a row, or groups that divide {channels} channels");
                     return Err(Error::invalid(OP, expected, format!("groups of {size}")));
                 }

@@ -160,6 +160,16 @@ impl FloatData<'_> {
     pub fn dtype(&self) -> Float {
         self.as_floats().dtype()
     }
+
+    /// The largest magnitude of finite elements; 0 if there are none.
+    pub(crate) fn largest(&self) -> f32 {
+        // Magnitudes are in the order of their bits, and integers are compared many at a time.
+        match self {
+            FloatData::F16(v) => f16::from_bits(v.iter().fold(0, |most, v| most.max(v.to_bits() & 0x7fff))).to_f32(),
+            FloatData::BF16(v) => bf16::from_bits(v.iter().fold(0, |most, v| most.max(v.to_bits() & 0x7fff))).to_f32(),
+            FloatData::F32(v) => f32::from_bits(v.iter().fold(0, |most, v| most.max(v.to_bits() & 0x7fff_ffff))),
+        }
+    }
 }
 
 /// A borrowed, contiguous, writable buffer of floats of one of the three types.

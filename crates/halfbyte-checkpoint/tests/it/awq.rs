@@ -11,7 +11,7 @@ use halfbyte_checkpoint::{
     AwqConfig, AwqVersion, Error, Finding, LinearWeight, ModuleKind, QuantizationConfig, Weights, config, inspect,
 };
 
-const LAYOUTS: [&str; 3] = ["gemm", "gemv", "gemv_fast"];
+pub const LAYOUTS: [&str; 3] = ["gemm", "gemv", "gemv_fast"];
 
 /// The golden files, with their group sizes.
 pub fn goldens() -> [(Checkpoint, usize); 3] {

@@ -50,16 +50,16 @@ fn finds(findings: &[Finding], parts: &[&str]) {
 
 // ---- Files of compressed-tensors 0.20.0 ----
 
-struct Golden {
-    name: String,
-    file: Checkpoint,
-    bits: u32,
+pub struct Golden {
+    pub name: String,
+    pub file: Checkpoint,
+    pub bits: u32,
     sym: bool,
-    group: Group,
-    dtype: Float,
+    pub group: Group,
+    pub dtype: Float,
 }
 
-fn goldens() -> Vec<Golden> {
+pub fn goldens() -> Vec<Golden> {
     let mut paths: Vec<PathBuf> =
         std::fs::read_dir(testdata("compressed_tensors")).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.retain(|path| path.file_name().unwrap().to_string_lossy().starts_with("ct_"));
@@ -86,13 +86,13 @@ fn goldens() -> Vec<Golden> {
 }
 
 impl Golden {
-    fn tensors(&self) -> Vec<Tensor> {
+    pub fn tensors(&self) -> Vec<Tensor> {
         let parts = ["weight_packed", "weight_scale", "weight_shape", "weight_zero_point"];
         let present = parts.into_iter().filter(|part| self.file.contains(part));
         present.map(|part| taken(&self.file, part, &format!("m.{part}"))).collect()
     }
 
-    fn config(&self) -> String {
+    pub fn config(&self) -> String {
         let (strategy, size) = match self.group {
             Group::Size(size) => ("group", size.to_string()),
             _ => ("channel", "null".to_owned()),

@@ -9,21 +9,21 @@ use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::scheme::gptq::pack;
 use halfbyte_checkpoint::{Error, Finding, GptqVersion, LinearWeight, Weights};
 
-const VERSIONS: [(GptqVersion, &str); 2] = [(GptqVersion::V1, "v1.qzeros"), (GptqVersion::V2, "v2.qzeros")];
+pub const VERSIONS: [(GptqVersion, &str); 2] = [(GptqVersion::V1, "v1.qzeros"), (GptqVersion::V2, "v2.qzeros")];
 
 /// Settings of a golden file, from its name and its shapes.
-struct Golden {
-    name: String,
-    file: Checkpoint,
-    bits: u32,
-    sym: bool,
+pub struct Golden {
+    pub name: String,
+    pub file: Checkpoint,
+    pub bits: u32,
+    pub sym: bool,
     act_order: bool,
     per_channel: bool,
-    n: usize,
-    k: usize,
+    pub n: usize,
+    pub k: usize,
 }
 
-fn all() -> Vec<Golden> {
+pub fn all() -> Vec<Golden> {
     let golden = |(name, file): (String, Checkpoint)| {
         let [k, n] = file.info("q").unwrap().shape.to_vec()[..] else { panic!("{name}: q is no matrix") };
         let bits = name["gptq_w".len()..][..1].parse().unwrap();
@@ -34,7 +34,7 @@ fn all() -> Vec<Golden> {
 }
 
 impl Golden {
-    fn tensors(&self, qzeros: &str) -> Vec<Tensor> {
+    pub fn tensors(&self, qzeros: &str) -> Vec<Tensor> {
         [
             ("qweight", "m.qweight"),
             (qzeros, "m.qzeros"),
@@ -46,7 +46,7 @@ impl Golden {
         .to_vec()
     }
 
-    fn config(&self, version: &str, sym: bool) -> String {
+    pub fn config(&self, version: &str, sym: bool) -> String {
         let group = if self.per_channel { -1 } else { 32 };
         format!(
             r#"{{"quantization_config": {{"quant_method": "gptq", "bits": {}, "group_size": {group}, "sym": {sym},

@@ -5,6 +5,7 @@ mod bitsandbytes;
 mod compressed_tensors;
 mod config;
 mod convert;
+mod cuda;
 mod folder;
 mod gguf;
 mod gptq;

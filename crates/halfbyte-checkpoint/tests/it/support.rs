@@ -4,14 +4,20 @@ use halfbyte_checkpoint::Checkpoint;
 use halfbyte_checkpoint::safetensors::{DType, TensorSpec, create};
 use std::path::{Path, PathBuf};
 
+/// The repository, or what `HALFBYTE_ROOT` names instead: what of it was brought to another machine.
+fn root() -> PathBuf {
+    let brought = std::env::var_os("HALFBYTE_ROOT").map(PathBuf::from);
+    brought.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+}
+
 /// A path in the crate's test data.
 pub fn testdata(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name)
+    root().join("crates/halfbyte-checkpoint/testdata").join(name)
 }
 
 /// The model that ships with the project.
 pub fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m")
+    root().join("models/stdlib-11m")
 }
 
 /// The golden GPTQ files of complete modules.

@@ -15,6 +15,7 @@ use halfbyte::Float;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::matmul::Packer;
 use halfbyte::cuda::nn::{self, Dense, KvCache, Rope};
 use halfbyte::kernel::Heads;
 use state::State;
@@ -58,7 +59,7 @@ struct Layer {
 }
 
 impl Layer {
-    fn load(config: &Config, weights: &mut Loader<'_>, loading: &Loading<'_>, i: usize) -> Result<Self> {
+    fn load(config: &Config, weights: &mut Loader<'_>, loading: &mut Loading<'_>, i: usize) -> Result<Self> {
         let groups = groups(config, i);
         let mut norm = |name: &str| -> Result<Buffer<f32>> {
             loading.vector(&weights.vector(&format!("model.layers.{i}.{name}.weight"), config.hidden_size)?)
@@ -78,9 +79,10 @@ impl Layer {
 pub fn load(config: &Config, weights: &mut Loader<'_>, device: &Device) -> Result<Box<dyn Resident>> {
     let Device { gpu, activations } = device.clone();
     let stream = gpu.stream()?;
-    let loading = Loading { gpu: &gpu, stream: &stream, activations };
+    let mut loading = Loading { gpu: &gpu, stream: &stream, activations, packer: Packer::new(&gpu, &stream) };
     let hidden = config.hidden_size;
-    let layers = weights.side_by_side(config.layers, |weights, i| Layer::load(config, weights, &loading, i))?;
+    // One after the other: all threads bring each to the one bus.
+    let layers = (0..config.layers).map(|i| Layer::load(config, weights, &mut loading, i)).collect::<Result<_>>()?;
     let norm = loading.vector(&weights.vector("model.norm.weight", hidden)?)?;
     let shape = [config.vocab_size, hidden];
     let embedding =
@@ -89,6 +91,7 @@ pub fn load(config: &Config, weights: &mut Loader<'_>, device: &Device) -> Resul
         true => None,
         false => Some(weights.untied_head_by("lm_head", shape, |stored, act| loading.pack(&[stored], act, "lm_head"))?),
     };
+    drop(loading);
     let shape = Shape {
         layers: config.layers,
         hidden,

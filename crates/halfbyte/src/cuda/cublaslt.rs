@@ -4,13 +4,13 @@
 //! is taken. Source: the headers `cublasLt.h` and `library_types.h`, whose numbers stand below.
 
 use super::Gpu;
-use super::driver::{Buffer, FloatView, FloatViewMut, Stream};
+use super::driver::{Buffer, FloatView, FloatViewMut, Stream, beside_capture};
 use super::library::{self, CUBLASLT, Opened};
 use crate::error::{Error, Result};
 use crate::tensor::Float;
 use std::ffi::{c_int, c_void};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 const OP: &str = "cuBLASLt";
 
@@ -24,13 +24,22 @@ const R_16BF: c_int = 14;
 const TRANSPOSE_A: c_int = 3;
 const TRANSPOSED: c_int = 1;
 const MOST_WORKSPACE: c_int = 1;
+const REDUCTIONS: c_int = 3;
 const LEAST_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
 
-/// Bytes that an algorithm may work in.
-const WORKSPACE_BYTES: usize = 32 << 20;
+/// How sums of parts of k may be joined: in any way, or only in f32 and in a step of its own, which rounds nothing to the
+/// type of y and has one order.
+const ANY_REDUCTION: u32 = 7;
+const REDUCTION_IN_F32: u32 = 2;
 
-/// Where matrices must begin.
+/// Bytes that an algorithm may work in.
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Where matrices of a [`Plan`] must begin, and the most that an algorithm asks for.
 const ALIGNMENT: u32 = 16;
+
+/// Products that a device keeps prepared.
+const KEPT: usize = 64;
 
 /// An algorithm as the library proposes it.
 #[derive(Clone, Copy)]
@@ -137,11 +146,10 @@ impl CublasLt {
                 multiply: library.function("cublasLtMatmul")?,
             }
         };
-        // The handle belongs to the context that is current.
-        gpu.context().bind()?;
         let mut handle = std::ptr::null_mut();
+        // The handle belongs to the context that is current.
         // SAFETY: room for one handle; a context is current.
-        check(unsafe { (functions.create)(&mut handle) })?;
+        beside_capture(gpu.context(), || check(unsafe { (functions.create)(&mut handle) }))?;
         Ok(Arc::new(Self { functions, handle, library }))
     }
 
@@ -158,6 +166,15 @@ impl CublasLt {
             let got = format!("m={m} n={n} k={k} in {input}");
             return Err(Error::invalid(OP, "matrices of 16 bits that are not empty", got));
         }
+        let alignments = [ALIGNMENT; 3];
+        let matrices = Matrices { shape: [m, n, k], input, out, w_pitch: k, y_pitch: n, alignments };
+        let prepared = self.prepare(matrices, ANY_REDUCTION)?;
+        let workspace = gpu.context().allocate(prepared.workspace_bytes)?;
+        Ok(Plan { prepared, workspace })
+    }
+
+    fn prepare(self: &Arc<Self>, matrices: Matrices, reductions: u32) -> Result<Prepared> {
+        let Matrices { shape: [m, n, k], input, out, w_pitch, y_pitch, alignments: [x_at, w_at, y_at] } = matrices;
         let f = &self.functions;
         let mut product = Owned::new(self, f.product_destroy);
         // SAFETY: as all calls below, it creates into room for one handle, or reads an attribute of the size given.
@@ -171,15 +188,15 @@ impl CublasLt {
             Float::F32 => R_32F,
         };
         // The library counts matrices by columns: w is k × n and taken transposed, x is k × m, y is n × m.
-        let layout = |dtype: Float, rows: usize, columns: usize| -> Result<Owned> {
+        let layout = |dtype: Float, rows: usize, columns: usize, pitch: usize| -> Result<Owned> {
             let mut layout = Owned::new(self, f.layout_destroy);
             // SAFETY: as above.
             let status = unsafe {
-                (f.layout_create)(&mut layout.handle, number(dtype), rows as u64, columns as u64, rows as i64)
+                (f.layout_create)(&mut layout.handle, number(dtype), rows as u64, columns as u64, pitch as i64)
             };
             check(status).map(|()| layout)
         };
-        let (w, x, y) = (layout(input, k, n)?, layout(input, k, m)?, layout(out, n, m)?);
+        let (w, x, y) = (layout(input, k, n, w_pitch)?, layout(input, k, m, k)?, layout(out, n, m, y_pitch)?);
         let mut preference = Owned::new(self, f.preference_destroy);
         // SAFETY: as above.
         check(unsafe { (f.preference_create)(&mut preference.handle) })?;
@@ -188,8 +205,9 @@ impl CublasLt {
             check(unsafe { (f.preference_set)(preference.handle, attribute, value, bytes) })
         };
         set(MOST_WORKSPACE, std::ptr::from_ref(&WORKSPACE_BYTES).cast(), size_of::<usize>())?;
-        for attribute in LEAST_ALIGNMENTS {
-            set(attribute, std::ptr::from_ref(&ALIGNMENT).cast(), size_of::<u32>())?;
+        set(REDUCTIONS, std::ptr::from_ref(&reductions).cast(), size_of::<u32>())?;
+        for (attribute, bytes) in LEAST_ALIGNMENTS.into_iter().zip([w_at, x_at, y_at, y_at]) {
+            set(attribute, std::ptr::from_ref(&bytes).cast(), size_of::<u32>())?;
         }
         let empty = Proposal { algorithm: [0; 8], workspace_bytes: 0, state: 0, waves: 0.0, reserved: [0; 4] };
         let (mut proposal, mut count) = (empty, 0);
@@ -211,9 +229,8 @@ impl CublasLt {
         if count < 1 || proposal.state != 0 {
             return Err(Error::Device { op: OP, cause: format!("no algorithm for m={m} n={n} k={k}") });
         }
-        let workspace = gpu.context().allocate(proposal.workspace_bytes)?;
-        let algorithm = proposal.algorithm;
-        Ok(Plan { shape: [m, n, k], input, out, product, w, x, y, algorithm, workspace })
+        let Proposal { algorithm, workspace_bytes, .. } = proposal;
+        Ok(Prepared { matrices, product, w, x, y, algorithm, workspace_bytes })
     }
 }
 
@@ -246,62 +263,141 @@ impl Drop for Owned {
     }
 }
 
-/// A product, ready to be put into a stream; launches of one plan must be in one stream, or wait for each other.
-pub struct Plan {
-    shape: [usize; 3],
-    input: Float,
-    out: Float,
+/// What is multiplied, and how it lies: x `[m, k]` and w `[n, k]` of one type, y `[m, n]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Matrices {
+    /// m, n, k; none is 0.
+    pub shape: [usize; 3],
+    /// Type of x and w.
+    pub input: Float,
+    /// Type of y: that of x, or f32.
+    pub out: Float,
+    /// Elements from row to row of w.
+    pub w_pitch: usize,
+    /// Elements from row to row of y.
+    pub y_pitch: usize,
+    /// Bytes of which the addresses of x, w and y are multiples.
+    pub alignments: [u32; 3],
+}
+
+/// Bytes of which an address is a multiple, as far as algorithms ask.
+pub(super) fn alignment(address: u64) -> u32 {
+    1 << address.trailing_zeros().min(ALIGNMENT.trailing_zeros())
+}
+
+/// A product as it was prepared.
+struct Prepared {
+    matrices: Matrices,
     product: Owned,
     w: Owned,
     x: Owned,
     y: Owned,
     algorithm: [u64; 8],
-    workspace: Buffer<u8>,
+    workspace_bytes: usize,
 }
 
-impl std::fmt::Debug for Plan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "cuBLASLt m={} n={} k={}", self.shape[0], self.shape[1], self.shape[2])
-    }
-}
+// SAFETY: the descriptions are only read after `prepare`.
+unsafe impl Send for Prepared {}
+// SAFETY: as above.
+unsafe impl Sync for Prepared {}
 
-// SAFETY: the descriptions are only read after `plan`.
-unsafe impl Send for Plan {}
-
-impl Plan {
-    /// Puts the product into a stream. Errors: lengths, types or addresses that do not fit the plan.
-    pub fn run(&self, stream: &Stream, x: FloatView<'_>, w: FloatView<'_>, y: &FloatViewMut<'_>) -> Result<()> {
-        let [m, n, k] = self.shape;
-        let got = [(x.dtype(), x.len()), (w.dtype(), w.len()), (y.dtype(), y.len())];
-        let expected = [(self.input, m * k), (self.input, n * k), (self.out, m * n)];
-        let aligned = |pointer: u64| pointer.is_multiple_of(u64::from(ALIGNMENT));
-        if got != expected || ![x.pointer(), w.pointer(), y.pointer()].into_iter().all(aligned) {
-            return Err(Error::invalid(OP, format!("x, w, y of {expected:?} at multiples of 16"), format!("{got:?}")));
-        }
+impl Prepared {
+    /// Puts the product into a stream; the addresses are those of matrices and memory as they were described.
+    fn run(&self, stream: &Stream, [x, w, y]: [u64; 3], workspace: u64) -> Result<()> {
         stream.context().bind()?;
         let library = &self.product.library;
         let (one, zero) = (1f32, 0f32);
-        // SAFETY: the descriptions are those of the matrices, whose lengths were checked; the workspace has what the
-        // algorithm asked for, and lives as long as the plan.
+        // SAFETY: the caller vouches for the addresses; the workspace has what the algorithm asked for.
         check(unsafe {
             (library.functions.multiply)(
                 library.handle,
                 self.product.handle,
                 std::ptr::from_ref(&one).cast(),
-                w.pointer(),
+                w,
                 self.w.handle,
-                x.pointer(),
+                x,
                 self.x.handle,
                 std::ptr::from_ref(&zero).cast(),
-                y.pointer(),
+                y,
                 self.y.handle,
-                y.pointer(),
+                y,
                 self.y.handle,
                 &self.algorithm,
-                self.workspace.pointer(),
-                self.workspace.bytes(),
+                workspace,
+                self.workspace_bytes,
                 stream.raw(),
             )
         })
+    }
+}
+
+/// The library with the products that a device has prepared.
+pub(super) struct Products {
+    library: Arc<CublasLt>,
+    kept: Mutex<Vec<Arc<Prepared>>>,
+}
+
+impl std::fmt::Debug for Products {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.library.fmt(f)
+    }
+}
+
+impl Products {
+    /// Opens the library. Errors: those of [`CublasLt::open`].
+    pub(super) fn open(gpu: &Gpu) -> Result<Self> {
+        Ok(Self { library: CublasLt::open(gpu)?, kept: Mutex::default() })
+    }
+
+    /// Puts y = x · wᵀ into a stream, with sums in f32 that no part rounds earlier, the same bits each time. What is
+    /// prepared for matrices is kept.
+    ///
+    /// The caller vouches for the addresses: of x, w and y as described, and of [`WORKSPACE_BYTES`] to work in. Errors:
+    /// sizes that the library does not take.
+    pub(super) fn run(&self, stream: &Stream, matrices: Matrices, addresses: [u64; 3], workspace: u64) -> Result<()> {
+        self.prepared(stream, matrices)?.run(stream, addresses, workspace)
+    }
+
+    fn prepared(&self, stream: &Stream, matrices: Matrices) -> Result<Arc<Prepared>> {
+        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(prepared) = kept().iter().find(|prepared| prepared.matrices == matrices) {
+            return Ok(prepared.clone());
+        }
+        let prepare = || self.library.prepare(matrices, REDUCTION_IN_F32);
+        let prepared = Arc::new(beside_capture(stream.context(), prepare)?);
+        let mut kept = kept();
+        if kept.len() == KEPT {
+            kept.remove(0);
+        }
+        kept.push(prepared.clone());
+        Ok(prepared)
+    }
+}
+
+/// A product with memory to work in, ready to be put into a stream; launches of one plan must be in one stream, or wait for
+/// each other.
+pub struct Plan {
+    prepared: Prepared,
+    workspace: Buffer<u8>,
+}
+
+impl std::fmt::Debug for Plan {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [m, n, k] = self.prepared.matrices.shape;
+        write!(f, "cuBLASLt m={m} n={n} k={k}")
+    }
+}
+
+impl Plan {
+    /// Puts the product into a stream. Errors: lengths, types or addresses that do not fit the plan.
+    pub fn run(&self, stream: &Stream, x: FloatView<'_>, w: FloatView<'_>, y: &FloatViewMut<'_>) -> Result<()> {
+        let Matrices { shape: [m, n, k], input, out, .. } = self.prepared.matrices;
+        let got = [(x.dtype(), x.len()), (w.dtype(), w.len()), (y.dtype(), y.len())];
+        let expected = [(input, m * k), (input, n * k), (out, m * n)];
+        let addresses = [x.pointer(), w.pointer(), y.pointer()];
+        if got != expected || !addresses.iter().all(|address| address.is_multiple_of(u64::from(ALIGNMENT))) {
+            return Err(Error::invalid(OP, format!("x, w, y of {expected:?} at multiples of 16"), format!("{got:?}")));
+        }
+        self.prepared.run(stream, addresses, self.workspace.pointer())
     }
 }

@@ -10,12 +10,15 @@ mod launch;
 mod memory;
 mod stream;
 mod tensor_map;
+mod upload;
 
 pub use graph::Graph;
+pub(super) use graph::beside_capture;
 pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
 pub use stream::{Event, Stream};
 pub use tensor_map::{Promotion, Swizzle, TensorMap, Tiles};
+pub use upload::Uploader;
 
 use super::library;
 use crate::error::{Error, Result};

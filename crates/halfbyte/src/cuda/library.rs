@@ -76,12 +76,7 @@ impl Opened {
 ///
 /// Error: [`Error::LibraryMissing`] with every place.
 pub fn open(wanted: &Wanted, newest: Option<u32>) -> Result<Opened> {
-    let names: Vec<String> = wanted
-        .versions
-        .iter()
-        .filter(|&&version| newest.is_none_or(|newest| version <= newest))
-        .map(|version| format!("lib{}.so.{version}", wanted.stem))
-        .collect();
+    let names = names(wanted, newest);
     let mut looked = Vec::new();
     if let Some(place) = env::var_os(wanted.variable).filter(|place| !place.is_empty()) {
         let place = PathBuf::from(place);
@@ -115,6 +110,38 @@ pub fn open(wanted: &Wanted, newest: Option<u32>) -> Result<Opened> {
     }
     looked.push(format!("{} is not set", wanted.variable));
     Err(Error::LibraryMissing { library: wanted.name, looked })
+}
+
+/// Whether a library lies in one of the places where [`open`] looks, which does not open it.
+pub fn is_there(wanted: &Wanted, newest: Option<u32>) -> bool {
+    let names = names(wanted, newest);
+    let lies_in = |folder: &Path| names.iter().any(|name| folder.join(name).is_file());
+    if let Some(place) = env::var_os(wanted.variable).filter(|place| !place.is_empty()) {
+        let place = PathBuf::from(place);
+        return place.is_file() || lies_in(&place);
+    }
+    let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(["/lib64", "/usr/lib64", "/lib", "/usr/lib"].map(PathBuf::from));
+    let cached = || {
+        let files = loader_cache();
+        names.iter().any(|name| files.iter().any(|file| file.ends_with(name) && file.is_file()))
+    };
+    names.iter().any(|name| mapped(name).is_some())
+        || folders.chain(toolkits()).any(|folder| lies_in(&folder))
+        || cached()
+        || python_packages(wanted.packages).iter().any(|folder| lies_in(folder))
+}
+
+/// The files that the loader's cache names: absolute paths that each end with a zero, among other things.
+fn loader_cache() -> Vec<PathBuf> {
+    let bytes = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
+    let texts = bytes.split(|&byte| byte == 0).filter(|text| text.starts_with(b"/"));
+    texts.filter_map(|text| std::str::from_utf8(text).ok().map(PathBuf::from)).collect()
+}
+
+fn names(wanted: &Wanted, newest: Option<u32>) -> Vec<String> {
+    let versions = wanted.versions.iter().filter(|&&version| newest.is_none_or(|newest| version <= newest));
+    versions.map(|version| format!("lib{}.so.{version}", wanted.stem)).collect()
 }
 
 /// What a library's function without arguments answers.

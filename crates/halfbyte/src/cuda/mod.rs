@@ -15,7 +15,9 @@
 //! ```no_run
 //! use halfbyte::cuda::driver::{Stream, View, ViewMut};
 //! use halfbyte::cuda::matmul::{self, Call, Epilogue};
-//! use halfbyte::{Act, Float, QTensor, cuda::Gpu};
+//! use halfbyte::cuda::{Gpu, Workspace};
+//! use halfbyte::kernel::Problem;
+//! use halfbyte::{Act, Float, QTensor};
 //! use half::f16;
 //!
 //! fn multiply(w: &QTensor, x: u64, y: u64, m: usize, stream: *mut std::ffi::c_void) -> halfbyte::Result<()> {
@@ -23,9 +25,14 @@
 //!     // SAFETY: the caller's stream is of this device and stays open.
 //!     let stream = unsafe { Stream::from_raw(gpu.context(), stream) };
 //!     let packed = matmul::pack(&gpu, &stream, w, Act::A16, Float::F16)?;
+//!     let [n, k] = packed.shape();
+//!     let problem = Problem { format: Some(packed.format()), x: Float::F16, y: Float::F16, m, n, k };
+//!     let bytes = matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout())?;
+//!     let mut workspace = Workspace::new(&gpu, &stream, bytes)?;
 //!     // SAFETY: x holds m rows of k halfs and y has room for m rows of n, and nothing else uses them meanwhile.
-//!     let (x, y) = unsafe { (View::<f16>::from_raw(x, m * w.k()), ViewMut::<f16>::from_raw(y, m * w.n())) };
-//!     let call = Call { x: x.into(), m, w: &packed, epilogue: Epilogue::default(), y: y.into(), workspace: None };
+//!     let (x, y) = unsafe { (View::<f16>::from_raw(x, m * k), ViewMut::<f16>::from_raw(y, m * n)) };
+//!     let (epilogue, workspace) = (Epilogue::default(), Some(&mut workspace));
+//!     let call = Call { x: x.into(), m, w: &packed, epilogue, y: y.into(), workspace, batch_invariant: false };
 //!     matmul::run(&gpu, &stream, call)?;
 //!     stream.synchronize()
 //! }
@@ -45,12 +52,14 @@ pub mod sources;
 
 use crate::error::Result;
 use compile::Compiler;
+use cublaslt::Products;
 use driver::{Buffer, Context, Driver, Function, Module, Stream, View, ViewMut};
+use library::CUBLASLT;
 use rayon::prelude::*;
 use sources::{Arch, Instance};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a device offers to kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,11 +72,15 @@ pub struct Caps {
     pub shared_bytes: u32,
     /// Size of the second-level cache.
     pub l2_bytes: u32,
+    /// Whether cuBLASLt was found.
+    pub cublaslt: bool,
 }
 
 /// A GPU as a device: its context, its capabilities, and the kernels loaded on it.
 #[derive(Debug)]
 pub struct Gpu {
+    /// cuBLASLt, once it was needed; it goes before the context that it works in.
+    products: Mutex<Option<Arc<Products>>>,
     context: Context,
     caps: Caps,
     compiler: Compiler,
@@ -91,8 +104,9 @@ impl Gpu {
             multiprocessors: info.multiprocessors,
             shared_bytes: info.shared_bytes,
             l2_bytes: info.l2_bytes,
+            cublaslt: library::is_there(&CUBLASLT, Some(context.driver().version().major)),
         };
-        Self { context, caps, compiler, functions: Mutex::default() }
+        Self { products: Mutex::default(), context, caps, compiler, functions: Mutex::default() }
     }
 
     /// Number of devices; 0 also if there is no driver.
@@ -113,6 +127,18 @@ impl Gpu {
     /// The compiler, and why it keeps nothing if it does not.
     pub fn compiler(&self) -> &Compiler {
         &self.compiler
+    }
+
+    /// cuBLASLt, opened when it is first needed. Errors: those of [`cublaslt::CublasLt::open`].
+    fn products(&self) -> Result<Arc<Products>> {
+        // Under the lock: the library is opened once.
+        let mut products = self.products.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(products) = &*products {
+            return Ok(products.clone());
+        }
+        let opened = Arc::new(Products::open(self)?);
+        *products = Some(opened.clone());
+        Ok(opened)
     }
 
     /// A new queue of work.

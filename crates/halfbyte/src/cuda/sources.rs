@@ -23,14 +23,19 @@ pub struct Source {
 pub const HEADERS: &[Source] = &[
     Source { path: "include/ptx.cuh", text: include_str!("include/ptx.cuh") },
     Source { path: "include/dequant.cuh", text: include_str!("include/dequant.cuh") },
+    Source { path: "include/ampere.cuh", text: include_str!("include/ampere.cuh") },
     Source { path: "include/hopper.cuh", text: include_str!("include/hopper.cuh") },
     Source { path: "include/wgmma.cuh", text: include_str!("include/wgmma.cuh") },
+    Source { path: "include/wna16_atom.cuh", text: include_str!("include/wna16_atom.cuh") },
     Source { path: "include/wna16_decode.cuh", text: include_str!("include/wna16_decode.cuh") },
     Source { path: "include/wna16_epilogue.cuh", text: include_str!("include/wna16_epilogue.cuh") },
+    Source { path: "include/wna16_join.cuh", text: include_str!("include/wna16_join.cuh") },
     Source { path: "include/wna16_layout.cuh", text: include_str!("include/wna16_layout.cuh") },
     Source { path: "include/wna16_multiply.cuh", text: include_str!("include/wna16_multiply.cuh") },
     Source { path: "include/wna16_schedule.cuh", text: include_str!("include/wna16_schedule.cuh") },
+    Source { path: "include/wna16_sm80.cuh", text: include_str!("include/wna16_sm80.cuh") },
     Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
+    Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
 ];
 
 impl Source {

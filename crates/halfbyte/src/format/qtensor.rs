@@ -190,49 +190,6 @@ impl QTensor {
             group_index: self.group_index.clone(),
         })
     }
-
-    /// Rows of several tensors one below the other, as when the q, k and v projections become one product.
-    ///
-    /// Errors: no tensor; formats, k or group indices that differ.
-    pub fn concat_rows(parts: &[&QTensor]) -> Result<Self> {
-        const OP: &str = "qtensor: rows one below the other";
-        let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
-        for part in &parts[1..] {
-            if part.format != first.format || part.k != first.k || part.group_index != first.group_index {
-                return Err(Error::invalid(
-                    OP,
-                    format!("format {:?}, k {} and the same group index everywhere", first.format, first.k),
-                    format!("format {:?}, k {}", part.format, part.k),
-                ));
-            }
-        }
-        let zeros = match &first.zeros {
-            Zeros::Symmetric => Zeros::Symmetric,
-            Zeros::Integer(_) => Zeros::Integer(
-                parts
-                    .iter()
-                    .flat_map(|p| if let Zeros::Integer(z) = &p.zeros { z.as_slice() } else { &[] })
-                    .copied()
-                    .collect(),
-            ),
-            Zeros::Float(_) => Zeros::Float(
-                parts
-                    .iter()
-                    .flat_map(|p| if let Zeros::Float(z) = &p.zeros { z.as_slice() } else { &[] })
-                    .copied()
-                    .collect(),
-            ),
-        };
-        Ok(Self {
-            format: first.format,
-            n: parts.iter().map(|p| p.n).sum(),
-            k: first.k,
-            codes: parts.iter().flat_map(|p| &p.codes).copied().collect(),
-            scales: parts.iter().flat_map(|p| &p.scales).copied().collect(),
-            zeros,
-            group_index: first.group_index.clone(),
-        })
-    }
 }
 
 fn zeros_name(zeros: &Zeros) -> &'static str {

@@ -41,7 +41,7 @@ pub enum PlainZeros {
 }
 
 impl CudaPlain {
-    /// Packs a tensor. Error: more columns than 31 bits count.
+    /// Packs a tensor, on the CPU: what the GPU's packing is tested against. Error: more columns than 31 bits count.
     pub fn pack(w: &QTensor) -> Result<Self> {
         let (n, k, format) = (w.n(), w.k(), w.format());
         if k > i32::MAX as usize {

@@ -23,6 +23,7 @@
 //! of that size with the same scale. Columns that were quantised in another order (act-order) are sorted by their group, and
 //! `order` tells which column of x belongs to each.
 
+use super::stored::StoredTensor;
 use crate::error::{Error, Result};
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
 use crate::tensor::Float;
@@ -76,6 +77,51 @@ impl Atom {
         Ok(Self { bits: format.bits, group, zero: format.zero == Zero::Integer, scale: format.scale })
     }
 
+    /// The form for a tensor: its numbers matter too.
+    ///
+    /// Errors: those of [`Atom::of`]; zero points of 256; scales whose products with a code pass fp16; an order of columns
+    /// whose groups are not full.
+    pub fn holding(w: &StoredTensor<'_>) -> Result<Self> {
+        let (format, k) = (w.format(), w.k());
+        let atom = Self::of(format, k)?;
+        if let Some((z, _)) = w.zero_points()
+            && let Some(z) = z.iter().max()
+            && *z > 255
+        {
+            return Err(Error::invalid(OP, "zero points of 8 bits", z.to_string()));
+        }
+        if atom.scale == Float::F16 && atom.group > 0 {
+            let most = f16::MAX.to_f32() / (1 << atom.bits) as f32;
+            let largest = w.scales().0.largest();
+            if largest > most {
+                return Err(Error::invalid(OP, format!("f16 scales up to {most}"), largest.to_string()));
+            }
+        }
+        if let (Some(index), Group::Size(size)) = (w.group_index(), format.group) {
+            let mut columns = vec![0usize; w.groups()];
+            index.iter().for_each(|&g| columns[g as usize] += 1);
+            for (g, &count) in columns.iter().enumerate() {
+                let expected = size.min(k - g * size);
+                if count != expected {
+                    return Err(Error::invalid(OP, format!("{expected} columns in group {g}"), count.to_string()));
+                }
+            }
+        }
+        Ok(atom)
+    }
+
+    /// Bytes of all atoms of a matrix. Error: they fit no memory.
+    pub fn bytes_of(self, [n, k]: [usize; 2]) -> Result<usize> {
+        let atoms = n.div_ceil(STRIP).checked_mul(k.div_ceil(STEP));
+        let bytes = atoms.and_then(|atoms| atoms.checked_mul(self.bytes()));
+        bytes.ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))
+    }
+
+    /// Bytes of the table of rows, where a row has one scale.
+    pub fn bytes_of_rows(self, n: usize) -> usize {
+        if self.group == 0 { n.div_ceil(STRIP) * self.params_bytes() } else { 0 }
+    }
+
     /// Groups in an atom.
     pub fn groups(self) -> usize {
         STEP.checked_div(self.group).unwrap_or(0)
@@ -120,6 +166,13 @@ impl Atom {
     }
 }
 
+/// Columns sorted by their groups: the column of x for each packed one.
+pub fn order_of(group_index: &[u32]) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..group_index.len() as u32).collect();
+    order.sort_by_key(|&j| group_index[j as usize]);
+    order
+}
+
 /// The row of a strip whose scale lies at `at`.
 fn row_at(at: usize) -> usize {
     at / 16 * 16 + at % 16 / 2 + 8 * (at % 2)
@@ -138,49 +191,13 @@ pub struct CudaWna16 {
 }
 
 impl CudaWna16 {
-    /// Whether a tensor of a format that has an [`Atom`] can be packed: its numbers matter too.
-    ///
-    /// Errors: zero points of 256; scales whose products with a code pass fp16; an order of columns whose groups are not
-    /// full.
-    pub fn holds(w: &QTensor) -> Result<Atom> {
-        let atom = Atom::of(w.format(), w.k())?;
-        if let Zeros::Integer(z) = w.zeros()
-            && let Some(z) = z.iter().find(|&&z| z > 255)
-        {
-            return Err(Error::invalid(OP, "zero points of 8 bits", z.to_string()));
-        }
-        if atom.scale == Float::F16 && atom.group > 0 {
-            let most = f16::MAX.to_f32() / (1 << atom.bits) as f32;
-            if let Some(s) = w.scales().iter().find(|s| s.abs() > most) {
-                return Err(Error::invalid(OP, format!("f16 scales up to {most}"), s.to_string()));
-            }
-        }
-        if let (Some(index), Group::Size(size)) = (w.group_index(), w.format().group) {
-            let mut columns = vec![0usize; w.groups()];
-            index.iter().for_each(|&g| columns[g as usize] += 1);
-            for (g, &count) in columns.iter().enumerate() {
-                let expected = size.min(w.k() - g * size);
-                if count != expected {
-                    return Err(Error::invalid(OP, format!("{expected} columns in group {g}"), count.to_string()));
-                }
-            }
-        }
-        Ok(atom)
-    }
-
-    /// Packs a tensor. Errors: those of [`CudaWna16::holds`].
+    /// Packs a tensor, on the CPU: what the GPU's packing is tested against. Errors: those of [`Atom::holding`].
     pub fn pack(w: &QTensor) -> Result<Self> {
-        let atom = Self::holds(w)?;
+        let atom = Atom::holding(&w.into())?;
         let (n, k) = (w.n(), w.k());
-        let order = w.group_index().map(|index| {
-            let mut order: Vec<u32> = (0..k as u32).collect();
-            order.sort_by_key(|&j| index[j as usize]);
-            order
-        });
+        let order = w.group_index().map(order_of);
         let (strips, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
-        let bytes = strips.checked_mul(steps).and_then(|atoms| atoms.checked_mul(atom.bytes()));
-        let bytes = bytes.ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
-        let mut atoms = vec![0u8; bytes];
+        let mut atoms = vec![0u8; atom.bytes_of([n, k])?];
         let source = Source { w, atom, order: order.as_deref() };
         atoms.par_chunks_mut(atom.bytes()).enumerate().for_each(|(at, out)| {
             let [strip, step] = place_of_atom(at, [strips, steps]);
@@ -189,7 +206,7 @@ impl CudaWna16 {
                 source.params(strip, step * STEP + g * atom.group, atom.params_of(g), out);
             }
         });
-        let mut rows = vec![0u8; if atom.group == 0 { strips * atom.params_bytes() } else { 0 }];
+        let mut rows = vec![0u8; atom.bytes_of_rows(n)];
         rows.par_chunks_mut(atom.params_bytes()).enumerate().for_each(|(strip, out)| {
             source.params(strip, 0, [0, 2 * STRIP], out);
         });

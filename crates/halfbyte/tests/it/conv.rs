@@ -148,7 +148,7 @@ fn formats(geometry: &Geometry) -> Vec<String> {
     ]
     .map(str::to_owned)
     .into();
-    for group in [1, 2, 4, 8, 16, 32].into_iter().filter(|group| channels % group == 0) {
+    for group in [1, 2, 4, 8, 16, 32].into_iter().filter(|&group| channels.is_multiple_of(group)) {
         for name in ["w4a16-gN", "w4a16-gN-float", "w4a8-gN-asym", "w8a8-gN-asym-xasym", "w2a8-gN"] {
             names.push(name.replace('N', &group.to_string()));
         }

@@ -69,6 +69,29 @@ pub fn with_zeros_in_bytes(w: QTensor) -> QTensor {
     QTensor::new(w.format(), [w.n(), w.k()], w.codes().to_vec(), w.scales().to_vec(), zeros, index).unwrap()
 }
 
+/// Rows of several tensors of one format, k and order of columns, one below the other.
+pub fn below_each_other(parts: &[QTensor]) -> QTensor {
+    let first = &parts[0];
+    let zeros = match first.zeros() {
+        Zeros::Symmetric => Zeros::Symmetric,
+        Zeros::Integer(_) => Zeros::Integer(joined(parts, |p| match p.zeros() {
+            Zeros::Integer(z) => z,
+            other => panic!("{other:?}"),
+        })),
+        Zeros::Float(_) => Zeros::Float(joined(parts, |p| match p.zeros() {
+            Zeros::Float(o) => o,
+            other => panic!("{other:?}"),
+        })),
+    };
+    let (n, index) = (parts.iter().map(QTensor::n).sum(), first.group_index().map(<[u32]>::to_vec));
+    let (codes, scales) = (joined(parts, QTensor::codes), joined(parts, QTensor::scales));
+    QTensor::new(first.format(), [n, first.k()], codes, scales, zeros, index).unwrap()
+}
+
+fn joined<T: Copy>(parts: &[QTensor], of: impl Fn(&QTensor) -> &[T]) -> Vec<T> {
+    parts.iter().flat_map(of).copied().collect()
+}
+
 pub fn parse(name: &str) -> Format {
     name.parse().unwrap()
 }

@@ -1,6 +1,6 @@
 //! Names of formats, and what tensors refuse.
 
-use crate::data::{Random, parse};
+use crate::data::parse;
 use halfbyte::format::{FORMATS, reference};
 use halfbyte::{Act, Error, Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
 
@@ -85,20 +85,4 @@ fn tensors_refuse_what_does_not_fit() {
     assert!(text(make(&[0; 4], &[0.5; 2], good(), Some(vec![0, 0, 1, 2]))).contains("group indices below 2"));
     let huge = QTensor::new(format, [usize::MAX, 4], vec![], vec![], good(), None).unwrap_err();
     assert!(huge.to_string().contains("fits memory"), "{huge}");
-}
-
-#[test]
-fn rows_join_only_when_formats_agree() {
-    let mut random = Random(8);
-    for name in ["w4a16-g32", "w4a16-g32-asym", "w8a16-float"] {
-        let format = parse(name).weight;
-        let (a, b) = (random.qtensor(format, [3, 64], false), random.qtensor(format, [5, 64], false));
-        let joined = QTensor::concat_rows(&[&a, &b]).unwrap();
-        let mut rows = reference::dequantize(&a);
-        rows.extend(reference::dequantize(&b));
-        assert_eq!(reference::dequantize(&joined), rows);
-        let other = random.qtensor(parse("w4a16-g64").weight, [3, 64], false);
-        assert!(QTensor::concat_rows(&[&a, &other]).is_err());
-        assert!(QTensor::concat_rows(&[]).is_err());
-    }
 }

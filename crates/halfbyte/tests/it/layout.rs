@@ -1,6 +1,6 @@
 //! Layouts are bijections.
 
-use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use crate::data::{Random, below_each_other, parse, rounded, with_zeros_in_bytes};
 use half::f16;
 use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::cpu::pack::pack;
@@ -141,7 +141,7 @@ fn stream(codes: impl Iterator<Item = u8>, bits: u32) -> Vec<u32> {
 }
 
 /// A tensor's codes in every layout that can hold them, put there code by code.
-fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
+pub fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
     let ([n, k], bits) = ([q.n(), q.k()], q.format().bits);
     let code = |i: usize, j: usize| q.codes()[i * k + j];
     let bytes = |flip: u8| Codes::Bytes { codes: q.codes().iter().map(|c| c ^ flip).collect::<Vec<_>>().into(), flip };
@@ -187,7 +187,7 @@ fn table(q: &QTensor, values: &[f32], by_groups: bool, wide: bool) -> (FloatData
     (data, strides)
 }
 
-fn stored(q: &QTensor, codes: Codes<'static>, by_groups: bool, wide: bool) -> StoredTensor<'static> {
+pub fn stored(q: &QTensor, codes: Codes<'static>, by_groups: bool, wide: bool) -> StoredTensor<'static> {
     let zeros = match q.zeros() {
         Zeros::Symmetric => StoredZeros::Symmetric,
         Zeros::Integer(z) => {
@@ -251,7 +251,7 @@ fn tensors_below_each_other_pack_as_one() {
     for name in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g32-asym", "w2a16-g32-float", "w3a16-g128", "w4a16-g20-asym"] {
         for heights in [[32, 16, 48], [24, 8, 144], [5, 30, 14], [0, 16, 1]] {
             let parts = heights.map(|n| random.qtensor(parse(name).weight, [n, 256], false));
-            let joined = QTensor::concat_rows(&parts.each_ref()).unwrap();
+            let joined = below_each_other(&parts);
             let expected = contents(&CpuN16::pack(&joined, true));
             for layout in ["bytes", "rows", "words down", "words along", "words across"] {
                 let stored: Option<Vec<StoredTensor<'_>>> = parts

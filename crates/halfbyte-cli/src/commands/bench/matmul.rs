@@ -58,6 +58,9 @@ pub struct Args {
     /// Leave out the dense product of the same shape, to which times are compared: in f32, on a GPU cuBLASLt in f16.
     #[arg(long)]
     no_baseline: bool,
+    /// Take this kernel of the table, also where another comes first; on a GPU only.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
     /// On a GPU: time every configuration of the kernel that has several, beside the one it chooses, instead of the products.
     #[arg(long)]
     sweep: bool,
@@ -192,8 +195,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     if let Some(number) = app.cuda() {
         return cuda::run(args, &plan, number, app);
     }
-    if args.sweep || args.y.is_some() {
-        let option = if args.sweep { "--sweep" } else { "--y" };
+    let asked = [("--sweep", args.sweep), ("--y", args.y.is_some()), ("--kernel", args.kernel.is_some())];
+    if let Some((option, _)) = asked.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(
             "it asks for what only kernels on a GPU have",
             format!("option {option}"),

@@ -112,7 +112,7 @@ impl Depthwise {
                 }
             }
             match self.act {
-                Some(Act::A8Asym) => out.iter_mut().for_each(|v| *v += *v - *v),
+                Some(Act::A8Asym) => out.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = f32::NAN),
                 Some(_) => coded(cpu.caps().isa, out),
                 None => {}
             }
@@ -128,7 +128,7 @@ per_isa! {
         for v in x {
             let coded = (v.abs() / 127.0 * 127.0).copysign(*v);
             let coded = if v.abs() < LEAST_RANGE { 0.0 } else { coded };
-            *v = coded + (*v - *v);
+            *v = if v.is_finite() { coded } else { f32::NAN };
         }
     }
 }

@@ -69,6 +69,21 @@ impl Stream {
     }
 }
 
+/// Does what a stream of this thread that is being recorded would forbid, as allocating and loading code, and is no part of
+/// what is recorded.
+pub(in crate::cuda) fn beside_capture<T>(context: &Context, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    context.bind()?;
+    let exchange = |mode: &mut sys::CUstreamCaptureMode| {
+        // SAFETY: the mode is the thread's own, and the old one takes its place.
+        check("capture", unsafe { sys::cuThreadExchangeStreamCaptureMode(mode) })
+    };
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    exchange(&mut mode)?;
+    let done = work();
+    exchange(&mut mode)?;
+    done
+}
+
 /// A stream that is being recorded, until this is dropped.
 struct Capture<'a> {
     stream: &'a Stream,

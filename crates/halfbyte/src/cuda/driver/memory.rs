@@ -191,6 +191,14 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         ViewMut { pointer, len: range.len(), elements: PhantomData }
     }
 
+    /// The elements before one, and the others; panics if there are fewer.
+    pub fn split_at(self, at: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
+        checked_range(&(at..self.len), self.len);
+        let pointer = self.pointer + (at * size_of::<T>()) as u64;
+        let later = ViewMut { pointer, len: self.len - at, elements: PhantomData };
+        (ViewMut { len: at, ..self }, later)
+    }
+
     /// As [`View::cast`].
     pub fn cast<U: Pod>(self) -> ViewMut<'a, U> {
         let View { pointer, len, .. } =

@@ -1,7 +1,7 @@
 // From the words of an atom to A fragments, and the scales and zero points that go with them.
 #pragma once
-#include "hopper.cuh"
-#include "wna16_layout.cuh"
+#include "ampere.cuh"
+#include "wna16_atom.cuh"
 
 constexpr int WORDS = BITS / 4;                  // a lane's words for one k16 step
 typedef u32 Codes[8 * WORDS];                    // a lane's words of an atom
@@ -49,6 +49,7 @@ DEV void scale_fragment(u32 s, u32 (&a)[4]) {
   if constexpr (BF16) { a[0] = bf16_mul(a[0], r); a[1] = bf16_mul(a[1], r8); a[2] = bf16_mul(a[2], r); a[3] = bf16_mul(a[3], r8); }
   else { a[0] = half_mul(a[0], r); a[1] = half_mul(a[1], r8); a[2] = half_mul(a[2], r); a[3] = half_mul(a[3], r8); }
 }
-DEV float low(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
-DEV float high(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }
+// Scales of rows R and R+8.
+DEV float low(u32 v) { return SCALE_BF16 ? bf16_low(v) : half_low(v); }
+DEV float high(u32 v) { return SCALE_BF16 ? bf16_high(v) : half_high(v); }
 DEV u32 pair(float l, float h) { return BF16 ? bf16_pair(l, h) : half_pair(l, h); }

@@ -1,6 +1,8 @@
 // The inner loops: `left` units of a piece, from the rings to fp32 sums in registers.
 #pragma once
+#include "hopper.cuh"
 #include "wgmma.cuh"
+#include "wna16_layout.cuh"
 #include "wna16_decode.cuh"
 #include "wna16_schedule.cuh"
 

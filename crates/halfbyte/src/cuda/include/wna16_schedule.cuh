@@ -1,22 +1,7 @@
 // Who computes what: whole tiles in rounds, then the remaining tiles cut evenly into units of 128 k.
+// After the header of a kernel's configuration, which has SPLIT and Arguments.
 #pragma once
-#include "wna16_layout.cuh"
-
-// What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte swizzle, zero fill.
-// x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start at a multiple of 16 bytes.
-// The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
-struct Arguments {
-  const u8* w;                                   // packed weights
-  const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
-  void* y;                                       // [m][n]
-  const float* bias;                             // [n], or null
-  float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * NT floats; SPLIT: null
-  u32* counters;                                 // cut tiles * SET_WARPS / 4 words, zero before; every launch leaves zeros; SPLIT: null
-  int m, n, box_bytes;                           // box_bytes: 128 * rows of a box of x
-  int steps, rows, columns;                      // atoms along k; tiles along n and along m
-  int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
-  int first, units;                              // first cut tile (waves * workers); units in all cut tiles
-};
+#include "wna16_atom.cuh"
 
 // A worker is a block, or a cluster.  A tile is TILE_STRIPS strips a block and NT tokens.
 struct Schedule {

@@ -5,26 +5,34 @@
 //!
 //! | kernel | processors | formats |
 //! |---|---|---|
+//! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
 //! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
+//! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
 //! | `plain` | all from sm_75 on | all with exact activations |
 
+pub mod dequantize;
+pub mod dequantize_cublaslt;
+mod finish;
 mod gather;
+mod pack;
 mod plain;
 mod wna16;
+pub mod wna16_sm80;
 pub mod wna16_sm90;
 
+pub use pack::Packer;
 pub use plain::Weights as PlainWeights;
 pub use wna16::Weights as Wna16Weights;
 
-use super::driver::{Buffer, FloatView, FloatViewMut, Stream, View};
+use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::{Activation, Problem, Reason, Rejection};
+use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
-use bytemuck::Pod;
 
 const OP: &str = "matmul";
 
@@ -55,12 +63,18 @@ impl Packed {
         }
     }
 
+    /// The memory that it lies in, in the order of the layout: codes, scales, zeros, and the groups or the order of columns,
+    /// as far as there are such; of `cuda_wna16` atoms, the table of rows, and the order of columns.
+    pub fn memory(&self) -> Vec<View<'_, u8>> {
+        match self {
+            Packed::Plain(w) => w.memory(),
+            Packed::Wna16(w) => w.memory(),
+        }
+    }
+
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
-        match self {
-            Packed::Plain(w) => w.bytes(),
-            Packed::Wna16(w) => w.bytes(),
-        }
+        self.memory().iter().map(View::len).sum()
     }
 
     /// Another one with the same content in memory of its own, for measurements on cold weights. Error: memory is short.
@@ -116,6 +130,8 @@ pub struct Kernel {
     pub layout: &'static str,
     /// What it does, in one line.
     pub what: &'static str,
+    /// Whether weights are packed for it; else it reads what was packed for another kernel.
+    pub packs: bool,
     /// Whether it can sum in an order that does not depend on the number of rows.
     pub batch_invariant: bool,
     /// Whether it is written for a processor.
@@ -127,17 +143,18 @@ pub struct Kernel {
     rounds_weights: fn(&Caps, &Problem) -> bool,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     workspace_bytes: fn(&Caps, &Problem) -> usize,
-    holds: fn(&QTensor) -> std::result::Result<(), Reason>,
-    pack: fn(&Gpu, &Stream, &QTensor, Act) -> Result<Packed>,
+    holds: fn(&StoredTensor<'_>) -> std::result::Result<(), Reason>,
+    pack: fn(&mut Packer<'_>, pack::Whole, &[&StoredTensor<'_>], Act) -> Result<Packed>,
     run: fn(&Gpu, &Stream, &mut Call<'_>) -> Result<()>,
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[wna16_sm90::KERNEL, plain::KERNEL];
+pub const KERNELS: &[Kernel] =
+    &[dequantize_cublaslt::WNA16, wna16_sm90::KERNEL, wna16_sm80::KERNEL, dequantize_cublaslt::PLAIN, plain::KERNEL];
 
-/// What kernels launch before themselves.
+/// What is launched before kernels, and what packs weights for them.
 pub fn auxiliary() -> Vec<Instance> {
-    vec![gather::instance()]
+    [vec![gather::instance()], pack::instances()].concat()
 }
 
 impl Kernel {
@@ -155,13 +172,24 @@ impl Kernel {
         Bound { rounded_weights, ..Bound::new(problem.y, problem.k) }
     }
 
+    /// What a problem that it supports is computed by, without an activation.
+    pub fn instances_of(&self, caps: &Caps, problem: &Problem) -> Vec<Instance> {
+        (self.instances_of)(caps, problem)
+    }
+
+    /// Bytes of workspace that it needs for a problem that it supports.
+    pub fn workspace_bytes(&self, caps: &Caps, problem: &Problem) -> usize {
+        (self.workspace_bytes)(caps, problem)
+    }
+
     /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
-    pub fn holds(&self, w: &QTensor) -> std::result::Result<(), Reason> {
+    pub fn holds(&self, w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
         (self.holds)(w)
     }
 }
 
-/// The kernel that serves a problem, among those of one layout if the weight is packed already.
+/// The kernel that serves a problem, among those of one layout if the weight is packed already, else of the layout that
+/// [`pack`] would choose.
 pub fn select(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Result<&'static Kernel> {
     let mut rejections = Vec::new();
     for (kernel, reason) in explain(caps, problem, layout) {
@@ -187,13 +215,23 @@ fn select_batch_invariant(caps: &Caps, problem: &Problem, layout: &str) -> Resul
     Err(Error::NoKernel { problem: problem.to_string(), rejections })
 }
 
-/// Every kernel with the reason against it; the first without one is chosen.
+/// The layout of weights that are not packed yet: that of the first kernel for which they are packed.
+fn layout_of_pack(caps: &Caps, problem: &Problem) -> Option<&'static str> {
+    let one = Problem { m: 1, y: problem.x, ..*problem };
+    KERNELS.iter().find(|kernel| kernel.packs && kernel.supports(caps, &one).is_ok()).map(|kernel| kernel.layout)
+}
+
+/// Every kernel with the reason against it; the first without one is chosen. The layout is as for [`select`].
 pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
     let mut chosen: Option<&str> = None;
-    let reason = |kernel: &Kernel| match layout {
-        Some(layout) if layout != kernel.layout => {
+    let packed = layout_of_pack(caps, problem);
+    let reason = |kernel: &Kernel| match (layout, packed) {
+        (Some(layout), _) if layout != kernel.layout => {
             Some(Reason(format!("reads layout {}, the weights lie in {layout}", kernel.layout)))
         }
+        (None, Some(packed)) if packed != kernel.layout => kernel.supports(caps, problem).err().or_else(|| {
+            Some(Reason(format!("reads layout {}, the weights would be packed in {packed}", kernel.layout)))
+        }),
         _ => kernel.supports(caps, problem).err(),
     };
     KERNELS
@@ -211,33 +249,28 @@ pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'s
 
 /// What a problem is computed by, to be compiled before it is needed. Error: no kernel of the layout serves it.
 pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<Instance>> {
-    Ok((select(caps, problem, Some(layout))?.instances_of)(caps, problem))
+    Ok(select(caps, problem, Some(layout))?.instances_of(caps, problem))
 }
 
-/// Bytes of workspace that a problem needs, whichever kernel of the layout serves it.
+/// Bytes of workspace that a problem needs, whichever kernel of the layout serves it, with rows that depend on each other or
+/// not.
 pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<usize> {
-    Ok((select(caps, problem, Some(layout))?.workspace_bytes)(caps, problem))
+    let fastest = select(caps, problem, Some(layout))?;
+    let batch_invariant = select_batch_invariant(caps, problem, layout);
+    let bytes = |kernel: &Kernel| (kernel.workspace_bytes)(caps, problem);
+    Ok(bytes(fastest).max(batch_invariant.map_or(0, bytes)))
 }
 
-/// Packs a weight for the kernel that serves it best, and copies it to the device.
+/// Packs a weight on the device for the kernel that serves it best; a [`Packer`] packs many, and straight from files.
 ///
 /// `x` is the type that activations will have. Errors: no kernel serves the format, memory is short.
 pub fn pack(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act, x: Float) -> Result<Packed> {
-    let format = Format { weight: w.format(), act };
-    let problem = Problem { format: Some(format), x, y: x, m: 1, n: w.n(), k: w.k() };
-    let mut rejections = Vec::new();
-    for kernel in KERNELS {
-        match kernel.supports(&gpu.caps(), &problem).and_then(|()| (kernel.holds)(w)) {
-            Ok(()) => return pack_for(kernel, gpu, stream, w, act),
-            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-        }
-    }
-    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    Packer::new(gpu, stream).pack(&[&w.into()], act, x)
 }
 
-/// Packs a weight in the layout of a kernel, and copies it to the device. Error: the layout does not hold it.
+/// Packs a weight on the device in the layout of a kernel. Error: the layout does not hold it.
 pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Packed> {
-    (kernel.pack)(gpu, stream, w, act)
+    Packer::new(gpu, stream).pack_for(kernel, &[&w.into()], act)
 }
 
 /// Puts a product into a stream.
@@ -269,18 +302,7 @@ pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>)
 
 /// Lengths that fit, and a kernel that serves the problem.
 fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
-    let ([n, k], m) = (call.w.shape(), call.m);
-    let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
-        if rows.checked_mul(columns) == Some(len) {
-            return Ok(());
-        }
-        Err(Error::invalid(OP, format!("{what} of {rows} × {columns}"), format!("{len} elements")))
-    };
-    fits("x", [m, k], call.x.len())?;
-    fits("y", [m, n], call.y.len())?;
-    if let Some(bias) = call.epilogue.bias {
-        fits("a bias", [1, n], bias.len())?;
-    }
+    check_lengths(call)?;
     let problem = problem(call);
     let reason = match kernel.layout == call.w.layout() {
         true if call.batch_invariant && !kernel.batch_invariant => Some(Reason("is not batch-invariant".into())),
@@ -296,14 +318,23 @@ fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
     }
 }
 
+fn check_lengths(call: &Call<'_>) -> Result<()> {
+    let ([n, k], m) = (call.w.shape(), call.m);
+    let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
+        if rows.checked_mul(columns) == Some(len) {
+            return Ok(());
+        }
+        Err(Error::invalid(OP, format!("{what} of {rows} × {columns}"), format!("{len} elements")))
+    };
+    fits("x", [m, k], call.x.len())?;
+    fits("y", [m, n], call.y.len())?;
+    if let Some(bias) = call.epilogue.bias {
+        fits("a bias", [1, n], bias.len())?;
+    }
+    Ok(())
+}
+
 fn problem(call: &Call<'_>) -> Problem {
     let [n, k] = call.w.shape();
     Problem { format: Some(call.w.format()), x: call.x.dtype(), y: call.y.dtype(), m: call.m, n, k }
-}
-
-/// Values on the device.
-fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
-    let mut buffer = gpu.context().allocate(values.len())?;
-    stream.upload(values, buffer.view_mut())?;
-    Ok(buffer)
 }

@@ -9,7 +9,7 @@
 // Every sum is made by one thread from the first column to the last, so that a row of y has the same bits whatever m is.
 // Types of x, scales and y are looked at where they are loaded and stored: the compiler would else make 27 kernels of one.
 // The layout of the weights is that of layout/cuda_plain.rs.
-#include "ptx.cuh"
+#include "activation.cuh"
 
 constexpr int OUTPUTS = 64;   // of a block
 constexpr int COLUMNS = 32;   // of a run
@@ -17,7 +17,6 @@ constexpr int THREADS = 256;
 
 enum FloatType : u32 { F16 = 0, BF16 = 1, F32 = 2 };
 enum ZeroKind : u32 { SYMMETRIC = 0, INTEGER = 1, OFFSET = 2 };
-enum Activation : u32 { NONE = 0, CLAMP = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };
 
 // As `Params` in plain.rs.
 struct Params {
@@ -47,17 +46,6 @@ DEV float load(const void* from, u64 at, FloatType type) {
 DEV void store(void* to, u64 at, float value, FloatType type) {
     if (type == F32) static_cast<float*>(to)[at] = value;
     else static_cast<u16*>(to)[at] = type == F16 ? half_of_float(value) : bfloat_of_float(value);
-}
-
-// NaN stays NaN: comparisons with it are false.
-DEV float activate(float v, const Params& p) {
-    switch (p.activation) {
-        case CLAMP: return v < p.low ? p.low : v > p.high ? p.high : v;
-        case GELU: return 0.5f * v * (1.0f + erff(v * 0.70710678f));
-        case GELU_TANH: return 0.5f * v * (1.0f + tanhf(0.7978846f * (v + 0.044715f * v * v * v)));
-        case SILU: return v / (1.0f + expf(-v));
-        default: return v;
-    }
 }
 
 // FIELD: bits of a code's place in a word; ROWS: rows of x a thread.
@@ -123,6 +111,6 @@ __global__ void __launch_bounds__(THREADS, 2) plain(const Params p) {
         if (row >= p.m || output >= p.n) continue;
         float sum = smem_w[i / OUTPUTS][i % OUTPUTS];
         if (p.bias) sum += p.bias[output];
-        store(p.y, row * p.n + output, activate(sum, p), p.y_type);
+        store(p.y, row * p.n + output, activate(sum, p.activation, p.low, p.high), p.y_type);
     }
 }

@@ -1,15 +1,16 @@
 //! Launches of `plain.cu`, which is right for every format.
 
-use super::{Call, Kernel, Packed, upload};
+use super::pack::{Packer, Target, Whole};
+use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, Buffer, FloatView, Launch, Stream, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, QTensor, WeightFormat};
+use crate::format::{Act, Format, WeightFormat, Zero};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cpu_n16::field_bits;
-use crate::layout::cuda_plain::{CudaPlain, PlainZeros};
-use crate::tensor::{Float, FloatData};
+use crate::layout::stored::StoredTensor;
+use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 
@@ -19,6 +20,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: "plain",
     layout: "cuda_plain",
     what: "weights to f32 in shared memory, f32 multiply-add, every format and processor",
+    packs: true,
     batch_invariant: true,
     serves: |arch| arch.number >= 75,
     instances: || {
@@ -33,7 +35,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     supports,
     workspace_bytes: |_, _| 0,
     holds: |_| Ok(()),
-    pack: |gpu, stream, w, act| Ok(Packed::Plain(Weights::new(gpu, stream, w, act)?)),
+    pack: |packer, whole, parts, act| Ok(Packed::Plain(Weights::new(packer, whole, parts, act)?)),
     run,
 };
 
@@ -83,11 +85,11 @@ enum Floats {
 }
 
 impl Floats {
-    fn upload(gpu: &Gpu, stream: &Stream, values: &FloatData<'_>) -> Result<Self> {
-        Ok(match values {
-            FloatData::F16(v) => Self::F16(upload(gpu, stream, v)?),
-            FloatData::BF16(v) => Self::BF16(upload(gpu, stream, v)?),
-            FloatData::F32(v) => Self::F32(upload(gpu, stream, v)?),
+    fn allocate(packer: &Packer<'_>, dtype: Float, len: usize) -> Result<Self> {
+        Ok(match dtype {
+            Float::F16 => Self::F16(packer.allocate(len)?),
+            Float::BF16 => Self::BF16(packer.allocate(len)?),
+            Float::F32 => Self::F32(packer.allocate(len)?),
         })
     }
 
@@ -107,8 +109,12 @@ impl Floats {
         }
     }
 
-    fn bytes(&self) -> usize {
-        self.view().len() * self.view().dtype().size_bytes()
+    fn memory(&self) -> View<'_, u8> {
+        match self {
+            Self::F16(v) => v.view().cast(),
+            Self::BF16(v) => v.view().cast(),
+            Self::F32(v) => v.view().cast(),
+        }
     }
 }
 
@@ -117,6 +123,17 @@ enum DeviceZeros {
     Symmetric,
     Integer(Buffer<u16>),
     Float(Floats),
+}
+
+impl DeviceZeros {
+    /// Address; 0 if there are none.
+    fn pointer(&self) -> u64 {
+        match self {
+            Self::Symmetric => 0,
+            Self::Integer(z) => z.pointer(),
+            Self::Float(o) => o.view().pointer(),
+        }
+    }
 }
 
 /// A weight in the plain layout on a device.
@@ -133,22 +150,33 @@ pub struct Weights {
 }
 
 impl Weights {
-    fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
-        let packed = CudaPlain::pack(w)?;
-        Ok(Self {
-            n: packed.n(),
-            k: packed.k(),
-            format: packed.format(),
+    fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
+        let Whole { format, n, k } = whole;
+        let too_large = || Error::invalid("pack", "a matrix that fits memory", format!("{n} × {k}"));
+        let sized = |count: usize| count.checked_mul(n).ok_or_else(too_large);
+        let params = sized(whole.groups())?;
+        let group_of = parts.first().and_then(|part| part.group_index());
+        let packed = Self {
+            n,
+            k,
+            format,
             act,
-            codes: upload(gpu, stream, packed.codes())?,
-            scales: Floats::upload(gpu, stream, packed.scales())?,
-            zeros: match packed.zeros() {
-                PlainZeros::Symmetric => DeviceZeros::Symmetric,
-                PlainZeros::Integer(z) => DeviceZeros::Integer(upload(gpu, stream, z)?),
-                PlainZeros::Float(o) => DeviceZeros::Float(Floats::upload(gpu, stream, o)?),
+            codes: packer.allocate(sized(k.div_ceil(32 / field_bits(format.bits) as usize))?)?,
+            scales: Floats::allocate(packer, format.scale, params)?,
+            zeros: match format.zero {
+                Zero::Symmetric => DeviceZeros::Symmetric,
+                Zero::Integer => DeviceZeros::Integer(packer.allocate(params)?),
+                Zero::Float => DeviceZeros::Float(Floats::allocate(packer, format.scale, params)?),
             },
-            group_of: packed.group_of().map(|index| upload(gpu, stream, index)).transpose()?,
-        })
+            group_of: group_of.map(|index| packer.upload(index)).transpose()?,
+        };
+        let target = Target::Plain {
+            codes: packed.codes.pointer(),
+            scales: packed.scales.view().pointer(),
+            zeros: packed.zeros.pointer(),
+        };
+        packer.write(whole, parts, &target)?;
+        Ok(packed)
     }
 
     pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
@@ -173,14 +201,44 @@ impl Weights {
         Format { weight: self.format, act: self.act }
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        let zeros = match &self.zeros {
-            DeviceZeros::Symmetric => 0,
-            DeviceZeros::Integer(z) => z.bytes(),
-            DeviceZeros::Float(o) => o.bytes(),
-        };
-        self.codes.bytes() + self.scales.bytes() + zeros + self.group_of.as_ref().map_or(0, Buffer::bytes)
+    /// What kernels are told of it.
+    pub(super) fn parts(&self) -> Parts {
+        Parts {
+            codes: self.codes.pointer(),
+            scales: self.scales.view().pointer(),
+            zeros: self.zeros.pointer(),
+            group_of: self.group_of.as_ref().map_or(0, Buffer::pointer),
+            group: self.format.group.len(self.k).clamp(1, i32::MAX as usize) as u32,
+            middle: self.format.middle(),
+            scale_type: float_type(self.scales.view().dtype()),
+            zero_kind: zero_kind(self.format.zero),
+            field_bits: field_bits(self.format.bits),
+        }
     }
+
+    pub(super) fn memory(&self) -> Vec<View<'_, u8>> {
+        let zeros = match &self.zeros {
+            DeviceZeros::Symmetric => None,
+            DeviceZeros::Integer(z) => Some(z.view().cast()),
+            DeviceZeros::Float(o) => Some(o.memory()),
+        };
+        let group_of = self.group_of.as_ref().map(|index| index.view().cast());
+        [self.codes.view().cast(), self.scales.memory()].into_iter().chain(zeros).chain(group_of).collect()
+    }
+}
+
+/// Addresses of a weight's parts, 0 where it has none, and the numbers of types and kinds.
+pub(super) struct Parts {
+    pub codes: u64,
+    pub scales: u64,
+    pub zeros: u64,
+    pub group_of: u64,
+    pub group: u32,
+    pub middle: u32,
+    pub scale_type: u32,
+    pub zero_kind: u32,
+    /// Bits of a code's place in a word.
+    pub field_bits: u32,
 }
 
 /// As in the source.
@@ -209,7 +267,7 @@ struct Params {
     row_blocks: u32,
 }
 
-fn float_type(dtype: Float) -> u32 {
+pub(super) fn float_type(dtype: Float) -> u32 {
     match dtype {
         Float::F16 => 0,
         Float::BF16 => 1,
@@ -217,8 +275,17 @@ fn float_type(dtype: Float) -> u32 {
     }
 }
 
+/// Number of the kind of zeros in the sources.
+pub(super) fn zero_kind(zero: Zero) -> u32 {
+    match zero {
+        Zero::Symmetric => 0,
+        Zero::Integer => 1,
+        Zero::Float => 2,
+    }
+}
+
 /// Number of the function and its limits, as in the source.
-fn activation(activation: Activation) -> (u32, f32, f32) {
+pub(super) fn activation(activation: Activation) -> (u32, f32, f32) {
     match activation {
         Activation::None => (0, 0.0, 0.0),
         Activation::Relu => (1, 0.0, f32::INFINITY),
@@ -235,35 +302,31 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         return Err(Error::invalid("plain", "weights in layout cuda_plain", call.w.layout()));
     };
     let (rows, row_blocks, blocks) = grid(call.m, w.n);
-    let (zero_kind, zeros) = match &w.zeros {
-        DeviceZeros::Symmetric => (0, 0),
-        DeviceZeros::Integer(z) => (1, z.pointer()),
-        DeviceZeros::Float(o) => (2, o.view().pointer()),
-    };
+    let parts = w.parts();
     let (activation, low, high) = activation(call.epilogue.activation);
     let params = Params {
         x: call.x.pointer(),
-        codes: w.codes.pointer(),
-        scales: w.scales.view().pointer(),
-        zeros,
-        group_of: w.group_of.as_ref().map_or(0, Buffer::pointer),
+        codes: parts.codes,
+        scales: parts.scales,
+        zeros: parts.zeros,
+        group_of: parts.group_of,
         bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
         y: call.y.pointer(),
         m: call.m as u64,
         n: w.n as u64,
         k: w.k as u64,
-        group: w.format.group.len(w.k).clamp(1, i32::MAX as usize) as u32,
-        middle: w.format.middle(),
+        group: parts.group,
+        middle: parts.middle,
         x_type: float_type(call.x.dtype()),
-        scale_type: float_type(w.scales.view().dtype()),
+        scale_type: parts.scale_type,
         y_type: float_type(call.y.dtype()),
-        zero_kind,
+        zero_kind: parts.zero_kind,
         activation,
         low,
         high,
         row_blocks: row_blocks as u32,
     };
-    let function = gpu.function(&instance(field_bits(w.format.bits), rows))?;
+    let function = gpu.function(&instance(parts.field_bits, rows))?;
     // SAFETY: the one parameter is the source's `Params`; lengths of x, y and bias were checked by `run_with`, the others
     // are those of the packed weight; blocks are within the limit, as `supports` has checked.
     unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS), &[Arg::new(&params)]) }

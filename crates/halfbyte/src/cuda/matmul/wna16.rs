@@ -1,13 +1,15 @@
 //! Weights in layout `cuda_wna16` on a device, and what the kernels that read it do before they multiply.
 
 use super::gather::{self, Gather};
-use super::{Call, upload, wna16_sm90};
-use crate::cuda::driver::{Buffer, FloatView, Stream};
+use super::pack::{Packer, Target, Whole};
+use super::{Call, wna16_sm80, wna16_sm90};
+use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, QTensor, WeightFormat};
+use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Problem, Reason};
-use crate::layout::cuda_wna16::{Atom, CudaWna16};
+use crate::layout::cuda_wna16::{Atom, order_of};
+use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use half::{bf16, f16};
 
@@ -27,22 +29,36 @@ pub struct Weights {
     order: Option<Buffer<u32>>,
     /// What the Hopper kernel keeps prepared.
     pub(super) launches: wna16_sm90::Launches,
+    /// What the kernel from sm_80 on keeps prepared.
+    pub(super) launches_sm80: wna16_sm80::Launches,
 }
 
 impl Weights {
-    pub(super) fn new(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act) -> Result<Self> {
-        let packed = CudaWna16::pack(w)?;
-        Ok(Self {
-            n: packed.n(),
-            k: packed.k(),
-            format: packed.format(),
+    pub(super) fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
+        let Whole { format, n, k } = whole;
+        let atom = Atom::of(format, k)?;
+        parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
+        let order = parts.first().and_then(|part| part.group_index()).map(order_of);
+        let weights = Self {
+            n,
+            k,
+            format,
             act,
-            atom: packed.atom(),
-            atoms: upload(gpu, stream, packed.atoms())?,
-            rows: upload(gpu, stream, packed.rows())?,
-            order: packed.order().map(|order| upload(gpu, stream, order)).transpose()?,
+            atom,
+            atoms: packer.allocate(atom.bytes_of([n, k])?)?,
+            rows: packer.allocate(atom.bytes_of_rows(n))?,
+            order: order.map(|order| packer.upload(&order)).transpose()?,
             launches: Default::default(),
-        })
+            launches_sm80: Default::default(),
+        };
+        let target = Target::Wna16 {
+            atoms: weights.atoms(),
+            rows: weights.rows(),
+            order: weights.order.as_ref().map_or(0, Buffer::pointer),
+            group: atom.group,
+        };
+        packer.write(whole, parts, &target)?;
+        Ok(weights)
     }
 
     pub(super) fn duplicate(&self, stream: &Stream) -> Result<Self> {
@@ -51,6 +67,7 @@ impl Weights {
             rows: self.rows.duplicate(stream)?,
             order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
             launches: Default::default(),
+            launches_sm80: Default::default(),
             ..*self
         })
     }
@@ -68,8 +85,9 @@ impl Weights {
         self.atom
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        self.atoms.bytes() + self.rows.bytes() + self.order.as_ref().map_or(0, Buffer::bytes)
+    pub(super) fn memory(&self) -> Vec<View<'_, u8>> {
+        let order = self.order.as_ref().map(|order| order.view().cast());
+        [self.atoms.view(), self.rows.view()].into_iter().chain(order).collect()
     }
 
     /// Address of the atoms.
@@ -82,6 +100,11 @@ impl Weights {
         self.rows.pointer()
     }
 
+    /// Address of the columns of x that the packed ones belong to; 0 if they are in that order.
+    pub(super) fn order(&self) -> u64 {
+        self.order.as_ref().map_or(0, Buffer::pointer)
+    }
+
     /// Whether x is multiplied where it lies, and not a copy of it.
     pub(super) fn reads_in_place(&self, x: FloatView<'_>) -> bool {
         self.order.is_none() && self.k.is_multiple_of(PIECE) && x.pointer().is_multiple_of(2 * PIECE as u64)
@@ -92,8 +115,8 @@ impl Weights {
 const PIECE: usize = 8;
 
 /// Whether the layout holds the numbers of a tensor, or why not.
-pub(super) fn holds(w: &QTensor) -> std::result::Result<(), Reason> {
-    CudaWna16::holds(w).map(|_| ()).map_err(|why| Reason(why.to_string()))
+pub(super) fn holds(w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
+    Atom::holding(w).map(|_| ()).map_err(|why| Reason(why.to_string()))
 }
 
 /// The form of atoms that a problem's weights have, or why there is none that codes are multiplied from.
@@ -164,7 +187,7 @@ pub(super) fn run(
         };
         let gather = Gather {
             x: x.pointer() + (first * w.k * 2) as u64,
-            order: w.order.as_ref().map_or(0, Buffer::pointer),
+            order: w.order(),
             to: copied.pointer(),
             rows: m,
             k: w.k,

@@ -1,7 +1,7 @@
 // y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) on sm_90a: 4- or 8-bit weights, x and y fp16 or bf16, fp32 sums.
 //
 // The product is computed transposed: rows of W are the A operand of the tensor cores, converted in registers and used at once;
-// tokens are its N, which comes in steps of 8.  include/wna16_layout.cuh draws the packed weights and names what is configured.
+// tokens are its N, which comes in steps of 8.  include/wna16_atom.cuh draws the packed weights, wna16_layout.cuh names what is configured.
 //
 // One block a multiprocessor walks over units of one tile x 128 k:
 //   producers (one thread each) keep a ring of atoms of W (one linear bulk copy a unit) and a ring of boxes of x (a tensor map in
@@ -12,8 +12,8 @@
 //     the scales apply either to the sums of a group as above, or (EARLY) to the integers, rounded once.
 //   A tile that one block computed alone is stored; parts of a tile are joined in memory (stream-K) or in a cluster (SPLIT).
 // Sums are in fp32 and in one order: the same input gives the same bits.
-#include "wna16_epilogue.cuh"
 #include "wna16_multiply.cuh"
+#include "wna16_join.cuh"
 
 // The units of this block in order, with what their copies need.
 struct Feed {

@@ -31,6 +31,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     layout: wna16::LAYOUT,
     what: "wgmma or mma.sync on weights converted in registers, copies by the bulk engine",
+    packs: true,
     batch_invariant: true,
     serves: |arch| arch.number == 90 && arch.specific,
     instances,
@@ -46,7 +47,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     supports,
     workspace_bytes,
     holds: wna16::holds,
-    pack: |gpu, stream, w, act| Ok(Packed::Wna16(Weights::new(gpu, stream, w, act)?)),
+    pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
     run,
 };
 

@@ -5,10 +5,10 @@ use crate::data::Random;
 use half::{bf16, f16};
 use halfbyte::Error;
 use halfbyte::cuda::driver::{
-    Arg, Context, Event, FloatView, Function, Launch, Module, Promotion, Stream, Swizzle, TensorMap, Tiles, View,
-    ViewMut,
+    Arg, Context, Event, FloatView, Function, Launch, Module, Promotion, Stream, Swizzle, TensorMap, Tiles, Uploader,
+    View, ViewMut,
 };
-use halfbyte::cuda::sources::{Instance, Source};
+use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::{Gpu, Workspace};
 
 static PROBE: Source = Source { path: "test/probe.cu", text: include_str!("probe.cu") };
@@ -33,6 +33,37 @@ fn read<T: bytemuck::Pod>(stream: &Stream, view: View<'_, T>) -> Vec<T> {
     let mut out = vec![T::zeroed(); view.len()];
     stream.download(view, &mut out).unwrap();
     out
+}
+
+#[test]
+fn uploads_in_pieces_arrive_whole() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        let mut uploader = Uploader::new(gpu.context());
+        // Within a piece, more than two pieces, and units that a piece is no multiple of.
+        for (len, unit) in
+            [(0, 1), (5, 1), (1000, 8), (30_000_000, 1), (21_000_000, 3_000_000), (20_000_000, 10_000_000)]
+        {
+            let mut buffer = gpu.context().allocate::<u8>(len).unwrap();
+            let mut next = 0;
+            let write = |range: std::ops::Range<usize>, to: &mut [u8]| {
+                assert_eq!((range.start, range.len()), (next, to.len()));
+                assert!(range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit));
+                next = range.end;
+                to.iter_mut().zip(range).for_each(|(to, at)| *to = (at % 251) as u8);
+                Ok(())
+            };
+            uploader.upload(&stream, buffer.view_mut(), unit, write).unwrap();
+            assert_eq!(next, len);
+            let got = read(&stream, buffer.view());
+            assert!(got.iter().enumerate().all(|(at, &byte)| usize::from(byte) == at % 251), "{len} by {unit}");
+        }
+        let mut buffer = gpu.context().allocate::<u8>(7).unwrap();
+        let error = uploader.upload(&stream, buffer.view_mut(), 2, |_, _| Ok(())).unwrap_err().to_string();
+        assert_eq!(error, "upload: expected a multiple of 2 bytes, got 7");
+        let fail = |_: std::ops::Range<usize>, _: &mut [u8]| "sm_".parse::<Arch>().map(drop);
+        assert!(uploader.upload(&stream, buffer.view_mut(), 1, fail).unwrap_err().to_string().contains("sm_80"));
+    }
 }
 
 #[test]

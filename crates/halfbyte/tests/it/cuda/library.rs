@@ -24,6 +24,7 @@ fn a_library_of_the_system_is_found_with_its_path() {
         assert!(opened.path().is_absolute() && opened.path().ends_with("libm.so.6"), "{}", opened.path().display());
         let missing = looked(library::open(&wanted("m", &[7, 6]), Some(5)).unwrap_err());
         assert!(missing.iter().all(|place| !place.starts_with("libm.so.6")), "newer than allowed: {missing:?}");
+        assert!(library::is_there(&wanted("m", &[7, 6]), None) && !library::is_there(&wanted("m", &[7, 6]), Some(5)));
     }
 }
 
@@ -42,6 +43,8 @@ fn every_place_is_looked_at_and_named_when_there_is_nothing() {
     }
     let opened = library::open(&wanted("of-python", &[13, 12]), None).unwrap();
     assert!(opened.path().ends_with("python3.12/site-packages/nvidia/cu13/lib/libof-python.so.13"));
+    assert!(library::is_there(&wanted("of-python", &[13, 12]), None));
+    assert!(!library::is_there(&wanted("of-nobody", &[13, 12]), None));
     let error = library::open(&wanted("of-nobody", &[13, 12]), None).unwrap_err();
     let text = error.to_string();
     let looked = looked(error);
@@ -68,7 +71,8 @@ fn a_variable_is_the_only_place() {
         }
         return;
     }
-    // The system has this library, but the variable leads elsewhere.
+    // The system has this library, but the variable leads elsewhere: to something that lies there, and opens not.
+    assert!(library::is_there(&wanted("m", &[6]), None));
     let looked = looked(library::open(&wanted("m", &[6]), None).unwrap_err());
     assert_eq!(looked.len(), 1);
     assert!(looked[0].starts_with("HALFBYTE_TEST_LIBRARY: ") && looked[0].contains("libm.so.6 ("), "{looked:?}");

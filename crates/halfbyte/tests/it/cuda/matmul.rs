@@ -8,7 +8,8 @@ use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
 use halfbyte::cuda::matmul::wna16_sm90::{self, config};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, wna16_sm80};
+use halfbyte::cuda::sources::Instance;
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound, Product};
@@ -25,20 +26,22 @@ const GUARD: usize = 64;
 /// Every byte of outputs and guards before the kernel runs: NaN in all three types.
 const POISON: u8 = 0xff;
 
-const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
+pub(super) const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 
-struct Bench<'a> {
-    kernel: &'static Kernel,
-    gpu: &'a Gpu,
-    stream: &'a Stream,
+pub(super) struct Bench<'a> {
+    pub(super) kernel: &'static Kernel,
+    pub(super) gpu: &'a Gpu,
+    pub(super) stream: &'a Stream,
     /// Of the Hopper kernel, if not the one that it chooses.
-    config: Option<config::Config>,
-    batch_invariant: bool,
+    pub(super) config: Option<config::Config>,
+    /// Of the kernel from sm_80 on, if not the one that it chooses.
+    pub(super) config_sm80: Option<wna16_sm80::config::Config>,
+    pub(super) batch_invariant: bool,
 }
 
 impl<'b> Bench<'b> {
-    fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
-        Self { kernel, gpu, stream, config: None, batch_invariant: false }
+    pub(super) fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
+        Self { kernel, gpu, stream, config: None, config_sm80: None, batch_invariant: false }
     }
 
     /// Zeroed counters, and poison in all the rest.
@@ -56,7 +59,14 @@ impl<'b> Bench<'b> {
     }
 
     /// The product twice, whose bits must agree, with guards round the output that must stay as they were.
-    fn forward(&self, w: &Packed, x: &[f32], [x_type, out]: [Float; 2], m: usize, epilogue: Epilogue<'_>) -> Vec<f32> {
+    pub(super) fn forward(
+        &self,
+        w: &Packed,
+        x: &[f32],
+        [x_type, out]: [Float; 2],
+        m: usize,
+        epilogue: Epilogue<'_>,
+    ) -> Vec<f32> {
         let halfs =
             (x_type == Float::F16).then(|| self.upload(&x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>()));
         let brains =
@@ -93,17 +103,18 @@ impl<'b> Bench<'b> {
         self.stream.fill(y.view_mut(), POISON).unwrap();
         let out = FloatViewMut::from(y.view_mut()).dtype();
         let problem = Problem { format: Some(w.format()), x: x.dtype(), y: out, m, n, k };
-        let bytes = match self.config {
-            None => matmul::workspace_bytes(&self.gpu.caps(), &problem, w.layout()).unwrap(),
-            Some(_) => 64 << 20,
+        let bytes = match (self.config, self.config_sm80) {
+            (None, None) => self.kernel.workspace_bytes(&self.gpu.caps(), &problem),
+            _ => 64 << 20,
         };
         let mut workspace = self.workspace(bytes);
         let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
         let batch_invariant = self.batch_invariant;
         let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace), batch_invariant };
-        match self.config {
-            None => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            Some(config) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
+        match (self.config, self.config_sm80) {
+            (None, None) => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
+            (Some(config), _) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
+            (_, Some(config)) => wna16_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
         }
         let mut counters = vec![1u8; bytes.min(Workspace::COUNTER_BYTES)];
         self.stream.download(workspace.view().slice(0..counters.len()), &mut counters).unwrap();
@@ -117,7 +128,7 @@ impl<'b> Bench<'b> {
 }
 
 /// The first rows of a product against the reference.
-fn check(y: &[f32], reference: &Product, bound: Bound, what: &str) {
+pub(super) fn check(y: &[f32], reference: &Product, bound: Bound, what: &str) {
     for (i, &y) in y.iter().enumerate() {
         let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
         let error = (f64::from(y) - want).abs();
@@ -127,7 +138,7 @@ fn check(y: &[f32], reference: &Product, bound: Bound, what: &str) {
 }
 
 /// The reference, some rows a thread.
-fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
+pub(super) fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
     const ROWS: usize = 50;
     let k = w.k();
     let chunks = (0..m).step_by(ROWS).map(|first| first..m.min(first + ROWS)).collect::<Vec<_>>();
@@ -138,8 +149,14 @@ fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
 }
 
 /// What a device of this processor would offer, for tests of the choice without one.
-fn caps(arch: &str) -> Caps {
-    Caps { arch: arch.parse().unwrap(), multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 60 << 20 }
+pub(super) fn caps(arch: &str) -> Caps {
+    Caps {
+        arch: arch.parse().unwrap(),
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        l2_bytes: 60 << 20,
+        cublaslt: true,
+    }
 }
 
 /// Formats of the table with exact activations.
@@ -148,7 +165,7 @@ fn exact_formats() -> Vec<String> {
 }
 
 /// Every form of atoms of the Hopper kernel.
-fn formats_of_atoms() -> Vec<String> {
+pub(super) fn formats_of_atoms() -> Vec<String> {
     let mut names = Vec::new();
     for bits in [4, 8] {
         for group in ["", "-g32", "-g64", "-g128"] {
@@ -167,23 +184,41 @@ fn cases() -> Vec<(&'static Kernel, String)> {
 }
 
 const SHAPES: &[[usize; 2]] = &[[1, 1], [16, 128], [17, 33], [48, 256], [130, 300], [37, 20], [5, 0], [80, 129]];
-const ROWS: &[usize] = &[0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 300, 1000];
-const MOST: usize = 1000;
+pub(super) const ROWS: &[usize] = &[0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 300, 1000];
+pub(super) const MOST: usize = 1000;
+
+/// What the cases are computed by.
+fn instances_of_cases(caps: &Caps) -> Vec<Instance> {
+    let mut instances = Vec::new();
+    for (i, (kernel, name)) in cases().into_iter().enumerate() {
+        let format = Some(parse(&name));
+        for (s, &[n, k]) in SHAPES.iter().enumerate() {
+            for (x, (j, &m)) in TYPES.into_iter().flat_map(|x| ROWS.iter().enumerate().map(move |row| (x, row))) {
+                let problem = Problem { format, x, y: TYPES[(i + j + s) % 3], m, n, k };
+                if kernel.supports(caps, &problem).is_ok() {
+                    instances.extend(kernel.instances_of(caps, &problem));
+                }
+            }
+        }
+    }
+    instances.sort_by_cached_key(Instance::to_string);
+    instances.dedup_by_key(|instance| instance.to_string());
+    instances
+}
 
 #[test]
 fn every_kernel_format_and_edge_shape_is_within_the_bound() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let served: Vec<_> = KERNELS.iter().filter(|kernel| (kernel.serves)(gpu.caps().arch)).collect();
-        let instances: Vec<_> = served.iter().flat_map(|kernel| (kernel.instances)()).collect();
-        gpu.prepare(&instances, |_| ()).unwrap();
+        gpu.prepare(&instances_of_cases(&gpu.caps()), |_| ()).unwrap();
         let (mut random, mut seen) = (Random(1), std::collections::BTreeSet::new());
         for (i, (kernel, name)) in cases().into_iter().enumerate() {
             let format = parse(&name);
             for (s, &[n, k]) in SHAPES.iter().enumerate() {
                 let act_order = (i + s) % 3 == 0;
                 let mut w = random.qtensor(format.weight, [n, k], act_order);
-                if kernel.holds(&w).is_err() {
+                if kernel.holds(&(&w).into()).is_err() {
                     w = with_zeros_in_bytes(w);
                 }
                 for x_type in TYPES {
@@ -374,7 +409,7 @@ fn a_row_has_the_same_bits_whatever_m_is() {
             let x = rounded(&random.activations(200 * k), x_type);
             for kernel in KERNELS.iter().filter(|kernel| kernel.batch_invariant) {
                 let problem = Problem { format: Some(format), x: x_type, y: x_type, m: 1, n, k };
-                if kernel.supports(&gpu.caps(), &problem).and_then(|()| kernel.holds(&w)).is_err() {
+                if kernel.supports(&gpu.caps(), &problem).and_then(|()| kernel.holds(&(&w).into())).is_err() {
                     continue;
                 }
                 let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();

@@ -4,11 +4,14 @@
 //! `HALFBYTE_REQUIRE_NVRTC=1` make them fail instead.
 
 mod cache;
+mod dequantize;
 mod driver;
 mod library;
 mod matmul;
 mod nn;
 mod nvrtc;
+mod pack;
+mod wna16_sm80;
 
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::nvrtc::Nvrtc;

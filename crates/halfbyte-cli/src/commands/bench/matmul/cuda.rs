@@ -17,7 +17,7 @@ use crate::timing::Measured;
 use half::{bf16, f16};
 use halfbyte::cuda::cublaslt::CublasLt;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
@@ -104,6 +104,7 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
         )),
     });
     let formats = formats.collect::<Result<Vec<Format>>>()?;
+    let kernel = args.kernel.as_deref().map(kernel_named).transpose()?;
     let progress = Progress::steps(app);
     progress.step("opening the GPU");
     let gpu = Gpu::open(number)?;
@@ -111,8 +112,18 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     let blas = if args.no_baseline { None } else { Some(CublasLt::open(&gpu)?) };
     let roofline = Roofline::new(&gpu)?;
     let large = gpu.context().allocate::<u32>(LARGE_BYTES / 4)?;
-    let mut bench =
-        Bench { gpu: &gpu, stream: &stream, roofline, large, blas, x, y, check: args.check, progress: &progress };
+    let mut bench = Bench {
+        gpu: &gpu,
+        stream: &stream,
+        roofline,
+        large,
+        blas,
+        x,
+        y,
+        kernel,
+        check: args.check,
+        progress: &progress,
+    };
     bench.fill()?;
     if args.sweep {
         let mut swept = Vec::new();
@@ -172,6 +183,15 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     verdict(passed)
 }
 
+/// The kernel of the table with a name.
+fn kernel_named(name: &str) -> Result<&'static Kernel> {
+    let names = || KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>().join(", ");
+    KERNELS
+        .iter()
+        .find(|kernel| kernel.name == name)
+        .ok_or_else(|| Failure::usage("no such kernel", format!("--kernel {name}"), format!("name one of {}", names())))
+}
+
 pub(super) struct Bench<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) stream: &'a Stream,
@@ -181,6 +201,8 @@ pub(super) struct Bench<'a> {
     blas: Option<Arc<CublasLt>>,
     pub(super) x: Float,
     pub(super) y: Float,
+    /// The one that multiplies, if not the first that serves a product.
+    kernel: Option<&'static Kernel>,
     check: bool,
     pub(super) progress: &'a Progress,
 }
@@ -350,7 +372,10 @@ impl Bench<'_> {
     fn weights(&self, [n, k]: [usize; 2], format: Format) -> Result<(QTensor, Vec<Packed>)> {
         self.progress.step(format!("{format} n={n} k={k}: packing"));
         let w = random::qtensor(format.weight, [n, k], 1)?;
-        let first = matmul::pack(self.gpu, self.stream, &w, format.act, self.x)?;
+        let first = match self.kernel {
+            None => matmul::pack(self.gpu, self.stream, &w, format.act, self.x)?,
+            Some(kernel) => matmul::pack_for(kernel, self.gpu, self.stream, &w, format.act)?,
+        };
         let mut weights = vec![first];
         for _ in 1..self.copies(weights[0].bytes()) {
             let copy = weights[0].duplicate(self.stream)?;
@@ -371,8 +396,11 @@ impl Bench<'_> {
         self.progress.step(format!("{format} m={m} n={n} k={k}"));
         let problem = Problem { format: Some(format), x: self.x, y: self.y, m, n, k };
         let caps = self.gpu.caps();
-        let kernel = matmul::select(&caps, &problem, Some(weights[0].layout()))?;
-        let bytes = matmul::workspace_bytes(&caps, &problem, weights[0].layout())?;
+        let kernel = match self.kernel {
+            None => matmul::select(&caps, &problem, Some(weights[0].layout()))?,
+            Some(kernel) => kernel,
+        };
+        let bytes = kernel.workspace_bytes(&caps, &problem);
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes)?;
         let x = self.normals(m * k, self.x, 1.0)?;
         let mut y = Halfs::new(self.gpu, m * n, self.y)?;
@@ -387,7 +415,7 @@ impl Bench<'_> {
                 workspace: Some(&mut workspace),
                 batch_invariant: false,
             };
-            matmul::run(self.gpu, stream, call)
+            matmul::run_with(kernel, self.gpu, stream, call)
         })?;
         let check = match self.check {
             false => None,

@@ -1,0 +1,71 @@
+// Instructions from sm_80 on that CUDA C++ has no operators for, one function each.  hopper.cuh adds those of sm_90a.
+// Shared memory is addressed by 32-bit addresses of the shared window.  NVRTC needs no header for this file.
+#pragma once
+#include "dequant.cuh"
+
+DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+// ---- copies of 16 bytes from global to shared memory, past L1, in groups of a thread's own
+DEV void copy_16(u32 dst, const void* src) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory"); }
+// Zeros where not `there`: then src is not read.
+DEV void copy_16_or_zero(u32 dst, const void* src, bool there) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory"); }
+DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits until at most N groups of this thread are unfinished.
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// ---- loads
+DEV void load_shared(u32 (&v)[4], u32 a) { asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(a)); }
+DEV void load_shared(u32 (&v)[2], u32 a) { asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(a)); }
+DEV u32 load_shared(u32 a) { u32 v; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(a)); return v; }
+DEV u32 load_shared_u16(u32 a) { u16 v; asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(a)); return v; }
+DEV void store_shared(u32 a, u32 v) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(a), "r"(v) : "memory"); }
+DEV void store_shared(u32 a, float x, float y, float z, float w) { asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(a), "f"(x), "f"(y), "f"(z), "f"(w) : "memory"); }
+// Four floats from global memory past L1, which other blocks wrote.
+DEV float4 load_l2(const float4* p) { float4 v; asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory"); return v; }
+DEV u32 load_acquire(const u32* p) { u32 v; asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory"); return v; }
+// Adds 1 and returns the value before; orders what this block wrote before it, and what it reads after it.
+DEV u32 count_up(u32* p) { u32 v; asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(v) : "l"(p) : "memory"); return v; }
+
+// ---- warps and blocks
+// Barrier id for `threads` threads of a block.
+DEV void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// Programmatic dependent launch: waits until the kernels before this one have ended and their writes are visible;
+// before sm_90 a kernel starts only then.
+DEV void dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel start its blocks where there is room; it may read what this one writes only after its own dependency_wait.
+DEV void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// ---- fragments
+// Four 8x8 matrices of halves; lane i gives the address of row i%8 of matrix i/8.
+DEV void load_matrices(u32 (&b)[4], u32 a) { asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(a) : "memory"); }
+// The first two of them; lanes 0 to 15 give addresses.
+DEV void load_two_matrices(u32 (&b)[4], u32 a) { asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(b[0]), "=r"(b[1]) : "r"(a) : "memory"); }
+// Transposes an 8x8 matrix of halves held by a warp.
+DEV u32 transpose_8x8(u32 a) { u32 d; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(a)); return d; }
+// Stores four 8x8 matrices transposed; lane i gives the address of row i%8 of matrix i/8.
+DEV void store_matrices(u32 a, u32 m0, u32 m1, u32 m2, u32 m3) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(m0), "r"(m1), "r"(m2), "r"(m3) : "memory");
+#else
+  const u32 m[4] = {m0, m1, m2, m3}, lane = threadIdx.x & 31;
+#pragma unroll
+  for (int j = 0; j < 4; j++) store_shared(__shfl_sync(0xffffffffu, a, 8 * j + (lane >> 2)) + 4 * (lane & 3), transpose_8x8(m[j]));
+#endif
+}
+// c += A * B, m16n8k16, fp32 sums.
+template <bool BF16> DEV void mma_sync(float* c, const u32 (&a)[4], u32 b0, u32 b1) {
+  if constexpr (BF16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}

@@ -1,0 +1,212 @@
+//! Launches of `dequantize.cu`: rows of quantised weights as floats.
+
+use super::{Packed, plain};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use crate::format::WeightFormat;
+use crate::layout::cpu_n16::field_bits;
+use crate::layout::cuda_wna16::{STEP, STRIP};
+use crate::tensor::Float;
+use bytemuck::{Pod, Zeroable};
+use std::ops::Range;
+
+static SOURCE: Source = Source { path: "matmul/dequantize.cu", text: include_str!("dequantize.cu") };
+
+const OP: &str = "dequantize";
+
+/// As in the source.
+const THREADS: u32 = 256;
+
+/// Columns of a row that a block of either kernel has, in bytes.
+const PLAIN_WINDOW_BYTES: usize = 256;
+const WINDOW_BYTES: usize = 512;
+
+/// Rows R with rows R + 8 in a strip.
+const PAIRS: u32 = 32;
+
+/// Bytes behind each row in shared memory, which keep columns of threads in different banks.
+const PADDING_BYTES: usize = 16;
+
+/// Most rows of one launch, and most columns: both are far within a grid.
+pub(super) const MOST_ROWS: usize = 1 << 20;
+pub(super) const MOST_COLUMNS: usize = 1 << 22;
+
+const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
+
+fn name(to: Float) -> &'static str {
+    match to {
+        Float::F16 => "F16",
+        Float::BF16 => "BF16",
+        Float::F32 => "F32",
+    }
+}
+
+fn plain_instance(field_bits: u32, to: Float) -> Instance {
+    Instance::new(&SOURCE, format!("dequantize_plain<{field_bits}, {}>", name(to)))
+}
+
+fn wna16_instance(bits: u32, to: Float, sorted: bool) -> Instance {
+    Instance::new(&SOURCE, format!("dequantize_wna16<{bits}, {}, {sorted}>", name(to)))
+}
+
+/// What weights of a format are made floats by, whose columns may have been sorted.
+pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) -> Vec<Instance> {
+    match tensor_cores {
+        true => [false, true].map(|sorted| wna16_instance(format.bits, to, sorted)).into(),
+        false => vec![plain_instance(field_bits(format.bits), to)],
+    }
+}
+
+pub(super) fn plain_instances() -> Vec<Instance> {
+    [2, 4, 8].into_iter().flat_map(|field| TYPES.map(|to| plain_instance(field, to))).collect()
+}
+
+pub(super) fn wna16_instances() -> Vec<Instance> {
+    let forms = [(4, false), (4, true), (8, false), (8, true)];
+    forms.into_iter().flat_map(|(bits, sorted)| TYPES.map(|to| wna16_instance(bits, to, sorted))).collect()
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Output {
+    to: u64,
+    pitch: u64,
+    n: u32,
+    k: u32,
+    first: u32,
+    rows: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Plain {
+    codes: u64,
+    scales: u64,
+    zeros: u64,
+    group_of: u64,
+    group: u32,
+    middle: u32,
+    scale_type: u32,
+    zero_kind: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Wna16 {
+    atoms: u64,
+    rows: u64,
+    order: u64,
+    steps: u32,
+    groups: u32,
+    atom_bytes: u32,
+    zero: u32,
+    bf16_scales: u32,
+    window: u32,
+}
+
+/// Puts some rows of a weight, each value rounded once to the type of `to`, into a stream.
+///
+/// *Shapes:* `to` is `[rows, pitch]` with a pitch of k rounded up to a multiple of 8; what lies behind column k has no
+/// meaning. Columns are those of the matrix, whatever order the layout has them in. *Accuracy:* the bits of
+/// [`crate::format::reference::dequantize`], rounded to nearest. Values beyond the range of `to` become infinite.
+/// *Errors:* rows that do not begin at a multiple of 64 or do not lie within the matrix, a length that does not fit, memory
+/// that does not begin at a multiple of 16 bytes, more than 2²⁰ rows or 2²² columns at once.
+pub fn run(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>, to: &mut FloatViewMut<'_>) -> Result<()> {
+    let [n, k] = w.shape();
+    let fits = rows.start.is_multiple_of(STRIP) && rows.start <= rows.end && rows.end <= n;
+    if !fits || rows.len() > MOST_ROWS || k > MOST_COLUMNS {
+        let expected =
+            format!("at most {MOST_ROWS} rows of {n}, from a multiple of {STRIP} on, of {MOST_COLUMNS} columns");
+        return Err(Error::invalid(OP, expected, format!("{rows:?} of {k} columns")));
+    }
+    let pitch = pitch(k);
+    if to.len() != rows.len() * pitch || !to.pointer().is_multiple_of(16) {
+        let got = format!("{} elements at {:#x}", to.len(), to.pointer());
+        return Err(Error::invalid(OP, format!("{} × {pitch} elements at a multiple of 16 bytes", rows.len()), got));
+    }
+    launch(gpu, stream, w, rows, to.dtype(), to.pointer())
+}
+
+/// Elements from row to row.
+pub(super) fn pitch(k: usize) -> usize {
+    k.next_multiple_of(8)
+}
+
+/// As [`run`], to an address; the caller has checked what that checks.
+pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>, to: Float, at: u64) -> Result<()> {
+    let [n, k] = w.shape();
+    if rows.is_empty() || k == 0 {
+        return Ok(());
+    }
+    let pitch = pitch(k);
+    let output = Output {
+        to: at,
+        pitch: pitch as u64,
+        n: n as u32,
+        k: k as u32,
+        first: rows.start as u32,
+        rows: rows.len() as u32,
+    };
+    let strips = rows.len().div_ceil(STRIP) as u32;
+    let (instance, form, args) = match w {
+        Packed::Plain(w) => {
+            let plain::Parts { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind, field_bits } =
+                w.parts();
+            let windows = (pitch * to.size_bytes()).div_ceil(PLAIN_WINDOW_BYTES) as u32;
+            let form = Launch { grid: [windows, strips, 1], ..Launch::linear(1, THREADS) };
+            let plain = Plain { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind };
+            (plain_instance(field_bits, to), form, Args::Plain(plain))
+        }
+        Packed::Wna16(w) => {
+            let sorted = w.order() != 0;
+            let window = window(sorted, k, to, gpu.caps().shared_bytes as usize);
+            let windows = pitch.div_ceil(window) as u32;
+            // Rows of a block, and blocks.
+            let (rows, grid) = match sorted {
+                false => (STRIP, [windows, strips, 1]),
+                true => (2, [strips * PAIRS, windows, 1]),
+            };
+            let shared_bytes = (rows * (window * to.size_bytes() + PADDING_BYTES)) as u32;
+            let form = Launch { grid, shared_bytes, ..Launch::linear(1, THREADS) };
+            let atom = w.atom();
+            let wna16 = Wna16 {
+                atoms: w.atoms(),
+                rows: w.rows(),
+                order: w.order(),
+                steps: k.div_ceil(STEP) as u32,
+                groups: atom.groups() as u32,
+                atom_bytes: atom.bytes() as u32,
+                zero: atom.zero.into(),
+                bf16_scales: (atom.scale == Float::BF16).into(),
+                window: window as u32,
+            };
+            (wna16_instance(atom.bits, to, sorted), form, Args::Wna16(wna16))
+        }
+    };
+    let args = match &args {
+        Args::Plain(plain) => [Arg::new(&output), Arg::new(plain)],
+        Args::Wna16(wna16) => [Arg::new(&output), Arg::new(wna16)],
+    };
+    // SAFETY: the parameters are the source's; the output has room for the rows, and the rest is that of a packed weight.
+    unsafe { gpu.function(&instance)?.launch(stream, &form, &args) }
+}
+
+/// The second parameter.
+enum Args {
+    Plain(Plain),
+    Wna16(Wna16),
+}
+
+/// Columns that a block has at once of a weight for the tensor cores.
+///
+/// Where they lie in their order, a block has all 64 rows of a strip and few columns. Where they were sorted, it has two rows
+/// and as many columns as fit in half of a multiprocessor's memory: all of them up to about 29 000 halfs on Hopper. With more,
+/// each window goes through all codes.
+fn window(sorted: bool, k: usize, to: Float, shared_bytes: usize) -> usize {
+    let bytes = if sorted { shared_bytes / 4 - PADDING_BYTES } else { WINDOW_BYTES };
+    let most = bytes / to.size_bytes() / 8 * 8;
+    if sorted { pitch(k).min(most) } else { most }
+}

@@ -1,0 +1,424 @@
+//! Launches of `pack.cu`: from the words of files to the layouts of the kernels, on the device.
+//!
+//! ```text
+//! scales and zeros go up as they are
+//! for each slab of rows:
+//!     its codes go up as they are, by way of pinned memory
+//!     a kernel writes the layout
+//! ```
+//!
+//! Codes that only a function knows ([`Codes::Rows`]) are unpacked to bytes on their way to pinned memory. The result is that
+//! of [`CudaWna16::pack`](crate::layout::cuda_wna16::CudaWna16::pack) and of
+//! [`CudaPlain::pack`](crate::layout::cuda_plain::CudaPlain::pack), bit for bit.
+
+use super::plain::{float_type, zero_kind};
+use super::{KERNELS, Kernel, Packed};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, Buffer, Launch, Stream, Uploader};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use crate::format::{Act, Format, WeightFormat};
+use crate::kernel::{Problem, Rejection};
+use crate::layout::codes::{Codes, NIBBLES};
+use crate::layout::cpu_n16::field_bits;
+use crate::layout::places::runs;
+use crate::layout::stored::{StoredTensor, StoredZeros, Strides};
+use crate::tensor::{Float, FloatData};
+use bytemuck::{Pod, Zeroable, cast_slice};
+use rayon::prelude::*;
+use std::ops::Range;
+
+static SOURCE: Source = Source { path: "matmul/pack.cu", text: include_str!("pack.cu") };
+
+const OP: &str = "pack";
+
+/// As in the source: outputs and threads of a block.
+const OUTPUTS: usize = 64;
+const THREADS: u32 = 256;
+
+/// Rows that begin a slab: in `cuda_wna16` their atoms lie together.
+const SLAB_ROWS: usize = 256;
+
+/// What the codes of a slab take on the device.
+const SLAB_BYTES: usize = 64 << 20;
+
+/// Where what is uploaded begins.
+const ALIGNMENT: usize = 256;
+
+pub(super) fn instances() -> Vec<Instance> {
+    let names = ["wna16<4>", "wna16<8>", "wna16_rows", "plain<2>", "plain<4>", "plain<8>", "plain_params"];
+    names.map(|name| Instance::new(&SOURCE, name)).to_vec()
+}
+
+/// Packs weights, with the memory that it takes: pinned and on the device, kept until it is dropped.
+#[derive(Debug)]
+pub struct Packer<'a> {
+    gpu: &'a Gpu,
+    stream: &'a Stream,
+    uploader: Uploader,
+    staging: Option<Buffer<u8>>,
+    slab_bytes: usize,
+}
+
+/// Rows of a tensor, as in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Part {
+    codes: u64,
+    stride: u64,
+    scales: u64,
+    scale_output: u64,
+    scale_group: u64,
+    zeros: u64,
+    zero_output: u64,
+    zero_group: u64,
+    top: u32,
+    rows: u32,
+    kind: u32,
+    flip: u32,
+    scale_type: u32,
+    offset_type: u32,
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    parts: u64,
+    order: u64,
+    codes: u64,
+    scales: u64,
+    zeros: u64,
+    n: u32,
+    k: u32,
+    groups: u32,
+    first: u32,
+    count: u32,
+    group: u32,
+    atom_group: u32,
+    middle: u32,
+    scale_type: u32,
+    zero_kind: u32,
+}
+
+/// Where a layout lies, as addresses on the device.
+pub(super) enum Target {
+    /// Layout `cuda_wna16`: atoms of groups of so many columns, scales of rows, the order of columns or 0.
+    Wna16 { atoms: u64, rows: u64, order: u64, group: usize },
+    /// Layout `cuda_plain`.
+    Plain { codes: u64, scales: u64, zeros: u64 },
+}
+
+/// What the parts have in common.
+#[derive(Clone, Copy)]
+pub(super) struct Whole {
+    pub format: WeightFormat,
+    pub n: usize,
+    pub k: usize,
+}
+
+impl Whole {
+    pub(super) fn groups(&self) -> usize {
+        self.format.group.count(self.k)
+    }
+}
+
+impl<'a> Packer<'a> {
+    /// Takes memory when it is first used.
+    pub fn new(gpu: &'a Gpu, stream: &'a Stream) -> Self {
+        Self { gpu, stream, uploader: Uploader::new(gpu.context()), staging: None, slab_bytes: SLAB_BYTES }
+    }
+
+    /// The same with at most so many bytes of codes on the device that are not packed yet, but no fewer than those of 256
+    /// rows.
+    pub fn with_slab_bytes(self, slab_bytes: usize) -> Self {
+        Self { slab_bytes, ..self }
+    }
+
+    /// Packs tensors one below the other for the kernel that serves them best; `x` is the type that activations will have.
+    ///
+    /// Errors: no tensor; tensors that differ in format, k or group index; no kernel serves the format; memory is short.
+    pub fn pack(&mut self, parts: &[&StoredTensor<'_>], act: Act, x: Float) -> Result<Packed> {
+        let whole = whole(parts)?;
+        let format = Format { weight: whole.format, act };
+        let problem = Problem { format: Some(format), x, y: x, m: 1, n: whole.n, k: whole.k };
+        let mut rejections = Vec::new();
+        for kernel in KERNELS.iter().filter(|kernel| kernel.packs) {
+            let held = || parts.iter().try_for_each(|part| (kernel.holds)(part));
+            match kernel.supports(&self.gpu.caps(), &problem).and_then(|()| held()) {
+                Ok(()) => return self.pack_for(kernel, parts, act),
+                Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
+            }
+        }
+        Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    }
+
+    /// The same in the layout of a kernel of the caller's choice. Error also: the layout does not hold the numbers.
+    pub fn pack_for(&mut self, kernel: &Kernel, parts: &[&StoredTensor<'_>], act: Act) -> Result<Packed> {
+        let whole = whole(parts)?;
+        if whole.n > i32::MAX as usize || whole.k > i32::MAX as usize {
+            return Err(Error::invalid(OP, "fewer than 2³¹ rows and columns", format!("{} × {}", whole.n, whole.k)));
+        }
+        (kernel.pack)(self, whole, parts, act)
+    }
+
+    /// Memory of the device that stays.
+    pub(super) fn allocate<T: Pod>(&self, len: usize) -> Result<Buffer<T>> {
+        self.gpu.context().allocate(len)
+    }
+
+    /// Values on the device.
+    pub(super) fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<T>> {
+        let mut buffer = self.allocate(values.len())?;
+        self.stream.upload(values, buffer.view_mut())?;
+        Ok(buffer)
+    }
+
+    /// Writes a layout, and waits for it.
+    pub(super) fn write(&mut self, whole: Whole, parts: &[&StoredTensor<'_>], target: &Target) -> Result<()> {
+        let heights: Vec<usize> = parts.iter().map(|part| part.n()).collect();
+        let row_bytes = parts.iter().map(|part| bytes_of_rows(part, NIBBLES)).max().unwrap_or(0).div_ceil(NIBBLES);
+        let rows = (self.slab_bytes / row_bytes.max(1) / SLAB_ROWS).max(1) * SLAB_ROWS;
+        let slabs: Vec<Range<usize>> =
+            (0..whole.n).step_by(rows).map(|first| first..whole.n.min(first.saturating_add(rows))).collect();
+        let slab_bytes = |slab: &Range<usize>| -> usize {
+            let codes = |(part, _, rows): (usize, usize, usize)| aligned(bytes_of_rows(parts[part], rows));
+            runs(&heights, slab.clone()).map(codes).sum()
+        };
+        let table_bytes = aligned(parts.len() * size_of::<Part>());
+        let params_bytes: usize = parts.iter().flat_map(|part| params_of(part)).map(|(v, _)| aligned(v.len())).sum();
+        let codes_bytes = slabs.iter().map(slab_bytes).max().unwrap_or(0);
+        let needed = table_bytes + params_bytes + codes_bytes;
+        let mut staging = match self.staging.take().filter(|staging| staging.len() >= needed) {
+            Some(staging) => staging,
+            None => self.allocate(needed)?,
+        };
+        let mut free = table_bytes;
+        let mut params = Vec::with_capacity(parts.len());
+        for part in parts {
+            let mut addresses = [0; 2];
+            for (address, (values, _)) in addresses.iter_mut().zip(params_of(part)) {
+                *address = self.stage(&mut staging, &mut free, values.len(), 1, |range, to| copy(values, range, to))?;
+            }
+            params.push(addresses);
+        }
+        let first_of_codes = free;
+        for slab in slabs {
+            free = first_of_codes;
+            let mut table = Vec::with_capacity(parts.len());
+            for (part, first, rows) in runs(&heights, slab.clone()) {
+                let top = slab.start.max(heights[..part].iter().sum());
+                table.push(self.part(&mut staging, &mut free, parts[part], [top, first, rows], params[part])?);
+            }
+            let bytes: &[u8] = cast_slice(&table);
+            self.stage(&mut staging, &mut 0, bytes.len(), 1, |range, to| copy(bytes, range, to))?;
+            self.launch(whole, slab, &table, staging.pointer(), target)?;
+        }
+        self.staging = Some(staging);
+        self.stream.synchronize()
+    }
+
+    /// Codes of some rows of a tensor, put on the device: `rows` from its own row `first` on, which are from `top` on in the
+    /// packed matrix.
+    fn part(
+        &mut self,
+        staging: &mut Buffer<u8>,
+        free: &mut usize,
+        tensor: &StoredTensor<'_>,
+        [top, first, rows]: [usize; 3],
+        [scales, zeros]: [u64; 2],
+    ) -> Result<Part> {
+        let (n, k, format) = (tensor.n(), tensor.k(), tensor.format());
+        let per_word = 32 / format.bits as usize;
+        let bytes = bytes_of_rows(tensor, rows);
+        let mut lines = |all: &[u8], pitch: usize, first: usize, width: usize| {
+            self.stage(staging, free, bytes, 1, |range, to| copy_lines(all, pitch, first, width, range, to))
+        };
+        let (kind, flip, stride, codes) = match tensor.codes() {
+            Codes::Bytes { codes, flip } => (0, *flip, k, lines(codes, bytes, first * k, bytes)?),
+            Codes::WordsAlong(words) => {
+                let stride = k.div_ceil(per_word);
+                (1, 0, stride, lines(cast_slice(words), bytes, first * stride * 4, bytes)?)
+            }
+            Codes::WordsDown(words) => (2, 0, rows, lines(cast_slice(words), n * 4, first * 4, rows * 4)?),
+            Codes::WordsAcross(words) => {
+                let [n, first, rows] = [n, first, rows].map(|rows| rows / NIBBLES);
+                (3, 0, rows, lines(cast_slice(words), n * 4, first * 4, rows * 4)?)
+            }
+            Codes::Rows(unpack) => {
+                /// Rows that are unpacked together: their words share cache lines.
+                const TOGETHER: usize = 64;
+                let write = |range: Range<usize>, to: &mut [u8]| {
+                    let first = first + range.start / k;
+                    to.par_chunks_mut(TOGETHER * k).enumerate().for_each(|(chunk, out)| {
+                        let first = first + chunk * TOGETHER;
+                        unpack(first..first + out.len() / k, out);
+                    });
+                    let most = to.par_chunks(1 << 16).map(|codes| codes.iter().fold(0, |most, &code| code.max(most)));
+                    match most.max() {
+                        Some(code) if u32::from(code) > format.max_code() => {
+                            Err(Error::invalid(OP, format!("codes of {} bits", format.bits), code.to_string()))
+                        }
+                        _ => Ok(()),
+                    }
+                };
+                (0, 0, k, self.stage(staging, free, bytes, k, write)?)
+            }
+        };
+        let (scales_stored, by_scale) = tensor.scales();
+        let (offset_type, zero_bytes, by_zero) = match tensor.zeros() {
+            StoredZeros::Symmetric => (Float::F32, 0, Strides::TENSOR),
+            StoredZeros::Integer(_, strides) => (Float::F32, 2, *strides),
+            StoredZeros::Float(o, strides) => (o.dtype(), o.dtype().size_bytes(), *strides),
+        };
+        let scale_type = scales_stored.dtype();
+        Ok(Part {
+            codes,
+            stride: stride as u64,
+            scales: scales + (first * by_scale.output * scale_type.size_bytes()) as u64,
+            scale_output: by_scale.output as u64,
+            scale_group: by_scale.group as u64,
+            zeros: zeros + (first * by_zero.output * zero_bytes) as u64,
+            zero_output: by_zero.output as u64,
+            zero_group: by_zero.group as u64,
+            top: top as u32,
+            rows: rows as u32,
+            kind,
+            flip: u32::from(flip) * 0x0101_0101,
+            scale_type: float_type(scale_type),
+            offset_type: float_type(offset_type),
+        })
+    }
+
+    /// Uploads to the next free place, and gives its address.
+    fn stage(
+        &mut self,
+        staging: &mut Buffer<u8>,
+        free: &mut usize,
+        bytes: usize,
+        unit: usize,
+        write: impl FnMut(Range<usize>, &mut [u8]) -> Result<()>,
+    ) -> Result<u64> {
+        let to = staging.view_mut().slice(*free..*free + bytes);
+        let address = to.pointer();
+        self.uploader.upload(self.stream, to, unit, write)?;
+        *free += aligned(bytes);
+        Ok(address)
+    }
+
+    /// Puts the kernels for a slab into the stream.
+    fn launch(&self, whole: Whole, slab: Range<usize>, table: &[Part], parts: u64, target: &Target) -> Result<()> {
+        let Whole { format, n, k } = whole;
+        let groups = whole.groups();
+        let mut params = Params {
+            parts,
+            order: 0,
+            codes: 0,
+            scales: 0,
+            zeros: 0,
+            n: n as u32,
+            k: k as u32,
+            groups: groups as u32,
+            first: slab.start as u32,
+            count: table.len() as u32,
+            group: format.group.len(k).clamp(1, i32::MAX as usize) as u32,
+            atom_group: 0,
+            middle: format.middle(),
+            scale_type: float_type(format.scale),
+            zero_kind: zero_kind(format.zero),
+        };
+        let strips = slab.len().div_ceil(OUTPUTS);
+        let tiles = strips * k.div_ceil(128);
+        let launches = match *target {
+            Target::Wna16 { atoms, rows, order, group } => {
+                (params.codes, params.scales, params.order, params.atom_group) = (atoms, rows, order, group as u32);
+                let rows = if group == 0 { strips } else { 0 };
+                [(format!("wna16<{}>", format.bits), tiles, THREADS), ("wna16_rows".into(), rows, OUTPUTS as u32)]
+            }
+            Target::Plain { codes, scales, zeros } => {
+                (params.codes, params.scales, params.zeros) = (codes, scales, zeros);
+                let field = field_bits(format.bits);
+                let blocks = slab.len().div_ceil(THREADS as usize) * groups;
+                [(format!("plain<{field}>"), tiles, THREADS), ("plain_params".into(), blocks, THREADS)]
+            }
+        };
+        for (name, blocks, threads) in launches.into_iter().filter(|&(_, blocks, _)| blocks > 0) {
+            let blocks = i32::try_from(blocks).map_err(|_| {
+                Error::invalid(OP, "a slab of fewer than 2³¹ blocks", format!("{blocks} for {n} × {k}"))
+            })?;
+            let function = self.gpu.function(&Instance::new(&SOURCE, name))?;
+            // SAFETY: the one parameter is the source's `Params`; the parts in its table are as long as their rows say, as
+            // `StoredTensor` has checked, and the target has room for the whole.
+            unsafe { function.launch(self.stream, &Launch::linear(blocks as u32, threads), &[Arg::new(&params)]) }?;
+        }
+        Ok(())
+    }
+}
+
+/// What the parts have in common. Errors: no tensor; tensors that differ in format, k or group index.
+fn whole(parts: &[&StoredTensor<'_>]) -> Result<Whole> {
+    let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
+    if let Some(other) = parts.iter().find(|part| !first.continues(part)) {
+        let describe = |part: &StoredTensor<'_>| format!("format {:?}, k {}", part.format(), part.k());
+        let expected = format!("{} and the same group index everywhere", describe(first));
+        return Err(Error::invalid(OP, expected, describe(other)));
+    }
+    let n = parts.iter().try_fold(0usize, |n, part| n.checked_add(part.n()));
+    let n = n.ok_or_else(|| Error::invalid(OP, "rows that fit memory", "more"))?;
+    Ok(Whole { format: first.format(), n, k: first.k() })
+}
+
+fn aligned(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// What the codes of some rows take on the device.
+fn bytes_of_rows(tensor: &StoredTensor<'_>, rows: usize) -> usize {
+    let (k, per_word) = (tensor.k(), 32 / tensor.format().bits as usize);
+    match tensor.codes() {
+        Codes::Bytes { .. } | Codes::Rows(_) => rows * k,
+        Codes::WordsAlong(_) | Codes::WordsDown(_) => k.div_ceil(per_word) * 4 * rows,
+        Codes::WordsAcross(_) => rows / NIBBLES * 4 * k,
+    }
+}
+
+/// Scales and zeros as they lie, with the strides of each; no zeros if there are none.
+fn params_of<'a>(tensor: &'a StoredTensor<'_>) -> impl Iterator<Item = (&'a [u8], Strides)> {
+    fn floats<'a>(values: &'a FloatData<'_>) -> &'a [u8] {
+        match values {
+            FloatData::F16(v) => cast_slice(v),
+            FloatData::BF16(v) => cast_slice(v),
+            FloatData::F32(v) => cast_slice(v),
+        }
+    }
+    let (scales, strides) = tensor.scales();
+    let zeros = match tensor.zeros() {
+        StoredZeros::Symmetric => None,
+        StoredZeros::Integer(z, strides) => Some((cast_slice(z), *strides)),
+        StoredZeros::Float(o, strides) => Some((floats(o), *strides)),
+    };
+    [(floats(scales), strides)].into_iter().chain(zeros)
+}
+
+/// Bytes `range` of some.
+fn copy(from: &[u8], range: Range<usize>, to: &mut [u8]) -> Result<()> {
+    copy_lines(from, from.len(), 0, from.len(), range, to)
+}
+
+/// Bytes `range` of the columns `first .. first + width` of lines of `pitch` bytes, by several threads.
+fn copy_lines(from: &[u8], pitch: usize, first: usize, width: usize, range: Range<usize>, to: &mut [u8]) -> Result<()> {
+    /// What a thread copies at a time.
+    const CHUNK_BYTES: usize = 256 << 10;
+    to.par_chunks_mut(CHUNK_BYTES).enumerate().for_each(|(chunk, mut to)| {
+        let mut at = range.start + chunk * CHUNK_BYTES;
+        while !to.is_empty() {
+            let (line, column) = (at / width, at % width);
+            let len = (width - column).min(to.len());
+            let (now, later) = std::mem::take(&mut to).split_at_mut(len);
+            now.copy_from_slice(&from[line * pitch + first + column..][..len]);
+            at += len;
+            to = later;
+        }
+    });
+    Ok(())
+}

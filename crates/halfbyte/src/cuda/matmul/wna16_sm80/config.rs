@@ -1,0 +1,266 @@
+//! Which form the kernel takes for a shape, and who computes what: pure functions of the numbers.
+//!
+//! The choice follows what was measured on an H200: `docs/decisions/0007-products-from-sm80.md`.
+
+use crate::cuda::Caps;
+use crate::cuda::sources::Instance;
+use crate::kernel::Activation;
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+
+/// What the kernel is compiled with, besides the types; `include/wna16_sm80.cuh` says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Tokens a tile.
+    pub tokens: usize,
+    /// Warpgroups, of 4 warps each, one behind the other along the rows.
+    pub warpgroups: usize,
+    /// Strips a warpgroup.
+    pub strips: usize,
+    /// Columns of W a stage.
+    pub step: usize,
+    /// Stages in flight.
+    pub stages: usize,
+    /// Blocks that a multiprocessor has registers for.
+    pub blocks: usize,
+}
+
+/// Up to 8 tokens, in tiles of 256 rows.
+const FEW: Config = Config { tokens: 8, warpgroups: 2, strips: 2, step: 128, stages: 0, blocks: 2 };
+
+/// Shared memory of a block that shares a multiprocessor with another, at least; where there is less, it is alone.
+const LEAST_SHARED_BYTES: usize = 80_000;
+
+/// Stages that were found to help.
+const MOST_STAGES: usize = 6;
+
+/// Units of 256 rows that a block must have for up to 64 tokens, else tiles have 128 rows.
+const FEW_UNITS: usize = 4;
+
+/// Pieces that the columns of a tile are cut into at most where the cuts must not depend on m, and units of each at least.
+const MOST_PIECES: usize = 16;
+const LEAST_UNITS: usize = 4;
+
+/// Blocks that the pieces of one column of tiles should be at least, if there are as many: two for each multiprocessor of the
+/// larger devices. A constant, so that the same product has the same bits on all of them.
+const PIECES: usize = 264;
+
+/// Units whose time a block needs beside its own, and all blocks together where tiles are cut anywhere.
+const BLOCK_UNITS: usize = 3;
+const EVEN_UNITS: usize = 5;
+
+/// Sums of cut tiles that are left in memory at most.
+const MOST_PARTS_BYTES: usize = 64 << 20;
+
+/// Rows of x that a product takes at once where the cuts must not depend on m, so that the parts stay few.
+pub const ROWS_AT_ONCE: usize = 64;
+
+/// The configuration for a shape on a device.
+pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+    let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
+    let little = strips.div_ceil(4) * steps < FEW_UNITS * 2 * caps.multiprocessors as usize;
+    let strips = if little && m <= 64 { 1 } else { 2 };
+    let tokens = match m {
+        ..=8 => 8,
+        9..=16 => 16,
+        17..=32 => 32,
+        _ => 64,
+    };
+    Config::of(tokens, strips).fitted(atom, out, caps)
+}
+
+/// Every configuration for a form of atoms on a device.
+pub fn all(atom: Atom, out: Float, caps: &Caps) -> Vec<Config> {
+    let of = |tokens| [1, 2].map(|strips| Config::of(tokens, strips).fitted(atom, out, caps));
+    [8, 16, 32, 64].into_iter().flat_map(of).collect()
+}
+
+impl Config {
+    /// Two blocks a multiprocessor where their registers are enough for that.
+    fn of(tokens: usize, strips: usize) -> Self {
+        Self { tokens, strips, blocks: if tokens * strips <= 32 { 2 } else { 1 }, ..FEW }
+    }
+
+    /// With stages of as many columns, and as many stages, as a device has room for.
+    fn fitted(mut self, atom: Atom, out: Float, caps: &Caps) -> Self {
+        // The loop for small groups keeps more in registers, and 8 bits take twice the words.
+        if atom.bits == 8 && matches!(atom.group, 32 | 64) && self.tokens * self.strips > 16 {
+            self.blocks = 1;
+        }
+        // A multiprocessor has 1 KB more than a block may have, and takes 1 KB more than a block asks for.
+        let of_two = ((caps.shared_bytes as usize + 1024) / 2).saturating_sub(1024);
+        let most = if self.blocks == 2 && of_two >= LEAST_SHARED_BYTES { of_two } else { caps.shared_bytes as usize };
+        let room = most.saturating_sub(self.staging(out) + 16);
+        self.step = STEP;
+        // A stage's codes are in registers: 32 words of two strips of 8 bits would be too many.
+        let few_words = self.strips * atom.bits as usize <= 8;
+        self.step = if few_words && 4 * self.stage_bytes(atom) <= room { STEP } else { STEP / 2 };
+        self.stages = (room / self.stage_bytes(atom)).clamp(2, MOST_STAGES);
+        self
+    }
+
+    /// Strips of a tile.
+    pub fn tile_strips(self) -> usize {
+        self.warpgroups * self.strips
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> usize {
+        self.warpgroups * 128
+    }
+
+    fn stage_bytes(self, atom: Atom) -> usize {
+        let codes = STRIP * self.step * atom.bits as usize / 8;
+        let groups = self.step.checked_div(atom.group).map_or(0, |groups| groups.max(1));
+        let params = groups * if atom.zero { 3 * STRIP } else { 2 * STRIP };
+        self.tile_strips() * (codes + params) + self.tokens * self.step * 2
+    }
+
+    fn staging(self, out: Float) -> usize {
+        if self.tokens < 64 || out == Float::F32 { 0 } else { self.warpgroups * 32 * 128 }
+    }
+
+    /// Shared memory of a block.
+    pub fn shared_bytes(self, atom: Atom, out: Float) -> usize {
+        self.stages * self.stage_bytes(atom) + self.staging(out) + 16
+    }
+
+    /// Blocks that a device has room for at once.
+    pub fn workers(self, atom: Atom, out: Float, caps: &Caps) -> usize {
+        let blocks = (caps.shared_bytes as usize + 1024) / (self.shared_bytes(atom, out) + 1024);
+        caps.multiprocessors.max(1) as usize * blocks.clamp(1, self.blocks)
+    }
+
+    /// What is compiled.
+    pub fn instance(self, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Instance {
+        let (function, low, high) = match activation {
+            Activation::None => (0, 0.0, 0.0),
+            Activation::Relu => (1, 0.0, f32::INFINITY),
+            Activation::Relu6 => (1, 0.0, 6.0),
+            Activation::Clamp(low, high) => (1, low, high),
+            Activation::Gelu => (2, 0.0, 0.0),
+            Activation::GeluTanh => (3, 0.0, 0.0),
+            Activation::Silu => (4, 0.0, 0.0),
+        };
+        let numbers = [
+            ("BITS", atom.bits as usize),
+            ("BF16", (x == Float::BF16).into()),
+            ("SCALE_BF16", (atom.scale == Float::BF16).into()),
+            ("GROUP", atom.group),
+            ("ZERO", atom.zero.into()),
+            ("OUT", super::number(out)),
+            ("ACTIVATION", function),
+            ("NT", self.tokens),
+            ("WARPGROUPS", self.warpgroups),
+            ("STRIPS", self.strips),
+            ("STEP", self.step),
+            ("STAGES", self.stages),
+            ("BLOCKS", self.blocks),
+            ("THREADS", self.threads()),
+            ("SHARED_BYTES", self.shared_bytes(atom, out)),
+        ];
+        let floats =
+            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
+        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
+        Instance::new(&super::SOURCE, "wna16_sm80").with(defines)
+    }
+}
+
+/// Who computes what: tiles in whole rounds, then those that are left, cut evenly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Atoms along k.
+    pub steps: usize,
+    /// Tiles along n.
+    pub rows: usize,
+    /// Tiles along m.
+    pub columns: usize,
+    /// Rounds of whole tiles.
+    pub waves: usize,
+    /// Blocks.
+    pub workers: usize,
+    /// Blocks that share the cut tiles.
+    pub sharers: usize,
+    /// Cut tiles, each of `steps` units.
+    pub cut: usize,
+}
+
+impl Schedule {
+    /// Of a shape on as many blocks as a device has room for, each of which takes as much: whole tiles in rounds, then runs of
+    /// units that begin and end anywhere in the tiles that are left.
+    pub fn even(config: Config, shape: [usize; 3], workers: usize) -> Self {
+        let mut schedule = Self::whole(config, shape);
+        let tiles = schedule.cut;
+        schedule.workers = workers.max(1);
+        schedule.waves = tiles / schedule.workers;
+        // Nearly as many whole rounds for all: nothing is cut.
+        let rounds = tiles.div_ceil(schedule.workers);
+        let even = tiles.div_ceil(rounds);
+        if tiles == even * rounds && even * 100 >= schedule.workers * 93 {
+            (schedule.workers, schedule.waves) = (even, rounds);
+        }
+        schedule.cut = tiles - schedule.waves * schedule.workers;
+        schedule.sharers = schedule.workers.min(schedule.cut.saturating_mul(schedule.steps));
+        if schedule.waves == 0 {
+            schedule.workers = schedule.sharers;
+        }
+        schedule
+    }
+
+    /// Of a shape whose tiles are each cut into so many pieces, a block for each: where the cuts are follows from k and their
+    /// number alone.
+    pub fn pieces(config: Config, shape: [usize; 3], pieces: usize) -> Self {
+        let mut schedule = Self::whole(config, shape);
+        if pieces <= 1 {
+            (schedule.waves, schedule.cut) = (1, 0);
+            return schedule;
+        }
+        schedule.workers = schedule.cut * pieces;
+        schedule.sharers = schedule.workers;
+        schedule
+    }
+
+    /// A block a tile, and all of them to be cut.
+    fn whole(config: Config, [m, n, k]: [usize; 3]) -> Self {
+        let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
+        let tiles = rows * columns;
+        Self { steps: k.div_ceil(STEP), rows, columns, waves: 0, workers: tiles, sharers: 0, cut: tiles }
+    }
+
+    /// Whether the kernel's numbers of 32 bits hold this.
+    pub fn fits(&self) -> bool {
+        let units = |tiles: u128| tiles * self.steps as u128;
+        let all = units(self.rows as u128 * self.columns as u128);
+        all < 1 << 31 && units(self.cut as u128) * (self.sharers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
+    }
+
+    /// Sums of cut tiles that are left in memory, in bytes.
+    pub fn parts_bytes(&self, config: Config) -> usize {
+        let cut = self.cut > 0;
+        if cut { 2 * self.workers * config.tile_strips() * STRIP * config.tokens * 4 } else { 0 }
+    }
+}
+
+/// Pieces of every tile that n and k alone tell: with them a row of y has the same bits whatever m is, whichever configuration
+/// multiplies, and on every device.
+pub fn invariant_pieces([_, n, k]: [usize; 3]) -> usize {
+    let (tiles, steps) = (n.div_ceil(4 * STRIP).max(1), k.div_ceil(STEP));
+    (PIECES / tiles).min(steps / LEAST_UNITS).clamp(1, MOST_PIECES)
+}
+
+/// Who computes what for a shape on so many blocks: every tile in pieces, or cut anywhere, whichever takes least.
+///
+/// Pieces come in rounds of as many blocks as there is room for. One column of tiles is always cut into pieces: the blocks of
+/// the next product begin while its last ones end.
+pub fn schedule(config: Config, shape: [usize; 3], workers: usize) -> Schedule {
+    let Schedule { steps, rows, columns, .. } = Schedule::whole(config, shape);
+    let (tiles, part) = (rows * columns, 2 * config.tile_strips() * STRIP * config.tokens * 4);
+    let blocks = super::MOST_CUT.min(MOST_PARTS_BYTES / part);
+    let most = (steps / LEAST_UNITS).min(blocks / tiles).clamp(1, MOST_PIECES);
+    let time = |pieces: usize| (tiles * pieces).div_ceil(workers) * (steps.div_ceil(pieces) + BLOCK_UNITS);
+    let pieces = (1..=most).min_by_key(|&pieces| time(pieces)).unwrap_or(1);
+    match columns == 1 || time(pieces) <= tiles * steps / workers + EVEN_UNITS {
+        true => Schedule::pieces(config, shape, pieces),
+        false => Schedule::even(config, shape, workers),
+    }
+}

@@ -1,0 +1,185 @@
+//! The kernel from sm_80 on: what the tests of all kernels do not reach.
+
+use super::gpus;
+use super::matmul::{Bench, MOST, ROWS, TYPES, caps, check, formats_of_atoms, reference_of};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use halfbyte::Float;
+use halfbyte::cuda::Caps;
+use halfbyte::cuda::matmul::wna16_sm80::config;
+use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel};
+use halfbyte::format::reference::Bound;
+use halfbyte::kernel::{Activation, Problem};
+use halfbyte::layout::cuda_wna16::Atom;
+
+fn kernel() -> &'static Kernel {
+    KERNELS.iter().find(|kernel| kernel.name == "wna16_sm80").unwrap()
+}
+
+/// x of the scales' type and of the other one, for every form of atoms and the configurations that are chosen.
+#[test]
+fn x_of_either_type_meets_scales_of_either_type() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568]];
+        let mut instances = Vec::new();
+        for (i, name) in formats_of_atoms().iter().enumerate() {
+            for ([n, k], x) in shapes.into_iter().flat_map(|shape| TYPES[..2].iter().map(move |&x| (shape, x))) {
+                let (atom, out) = (Atom::of(parse(name).weight, k).unwrap(), TYPES[i % 3]);
+                for &m in &ROWS[1..] {
+                    let config = config::config(atom, [m, n, k], out, &gpu.caps());
+                    instances.push(config.instance(atom, [x, out], Activation::None));
+                }
+            }
+        }
+        instances.sort_by_key(ToString::to_string);
+        instances.dedup_by_key(|instance| instance.to_string());
+        gpu.prepare(&instances, |_| ()).unwrap();
+        let mut random = Random(11);
+        for (i, name) in formats_of_atoms().iter().enumerate() {
+            let (format, out) = (parse(name), TYPES[i % 3]);
+            for (s, [n, k]) in shapes.into_iter().enumerate() {
+                let act_order = (i + s) % 4 == 3;
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
+                let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+                for &x_type in &TYPES[..2] {
+                    let x = rounded(&random.activations(MOST * k), x_type);
+                    let reference = reference_of(&x, MOST, &w, format.act);
+                    let bench = Bench::new(kernel(), &gpu, &stream);
+                    for &m in ROWS {
+                        let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
+                        let problem = Problem { format: Some(format), x: x_type, y: out, m, n, k };
+                        check(&y, &reference, Bound::new(out, k), &format!("{problem}, act-order {act_order}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every configuration, also where another would be chosen, with tiles whole and cut either way.
+#[test]
+fn every_configuration_and_cut_is_within_the_bound() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(12);
+        for (name, x_type) in [
+            ("w4a16-g128", Float::F16),
+            ("w4a16-g64-asym", Float::BF16),
+            ("w8a16-g32-asym-sbf16", Float::F16),
+            ("w4a16", Float::F16),
+            ("w8a16-asym-sbf16", Float::BF16),
+        ] {
+            let format = parse(name);
+            for [n, k, most] in [[1100, 4104, 300], [2048, 520, 700]] {
+                let atom = Atom::of(format.weight, k).unwrap();
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+                let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+                let x = rounded(&random.activations(most * k), x_type);
+                let reference = reference_of(&x, most, &w, format.act);
+                let configs = config::all(atom, x_type, &gpu.caps());
+                let instances: Vec<_> =
+                    configs.iter().map(|config| config.instance(atom, [x_type; 2], Activation::None)).collect();
+                gpu.prepare(&instances, |_| ()).unwrap();
+                for (config, batch_invariant) in configs.into_iter().flat_map(|c| [(c, false), (c, true)]) {
+                    let bench = Bench::new(kernel(), &gpu, &stream);
+                    let bench = Bench { config_sm80: Some(config), batch_invariant, ..bench };
+                    let tokens = config.tokens;
+                    for m in [1, tokens - 1, tokens, tokens + 1, most] {
+                        let y = bench.forward(&packed, &x[..m * k], [x_type; 2], m, Epilogue::default());
+                        let what = format!("{name} m={m} n={n} k={k} {config:?} {batch_invariant}");
+                        check(&y, &reference, Bound::new(x_type, k), &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(13);
+        for (name, [n, k], act_order) in [
+            ("w4a16-g128", [1100, 4104], false),
+            ("w8a16-g32-asym", [600, 2560], true),
+            ("w4a16", [300, 1000], false),
+            ("w8a16-g64", [70, 264], false),
+        ] {
+            let format = parse(name);
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
+            let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+            let x = rounded(&random.activations(600 * k), Float::F16);
+            let types = [Float::F16, Float::F32];
+            let run = |config_sm80, m: usize| {
+                let bench = Bench { config_sm80, batch_invariant: true, ..Bench::new(kernel(), &gpu, &stream) };
+                bench.forward(&packed, &x[..m * k], types, m, Epilogue::default())
+            };
+            let all = run(None, 600);
+            let reference = reference_of(&x, 600, &w, format.act);
+            check(&all, &reference, Bound::new(Float::F32, k), name);
+            for m in [1, 7, 16, 17, 33, 64, 65, 256, 257] {
+                let y = run(None, m);
+                assert!(y == all[..m * n], "{name} m={m}");
+            }
+            for config in config::all(Atom::of(format.weight, k).unwrap(), Float::F32, &gpu.caps()) {
+                let y = run(Some(config), 40);
+                assert!(y == all[..40 * n], "{name} {config:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
+    let devices = [
+        caps("sm_90a"),
+        Caps { multiprocessors: 108, shared_bytes: 166_912, l2_bytes: 40 << 20, ..caps("sm_80") },
+        Caps { multiprocessors: 128, shared_bytes: 101_376, l2_bytes: 72 << 20, ..caps("sm_89") },
+    ];
+    for name in formats_of_atoms() {
+        let weight = parse(&name).weight;
+        for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [21504, 14336], [1 << 20, 256]] {
+            let atom = Atom::of(weight, k).unwrap();
+            for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
+                for caps in &devices {
+                    let shape = [m, n, k];
+                    let c = config::config(atom, shape, out, caps);
+                    let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
+                    assert!(config::all(atom, out, caps).contains(&c), "{what}");
+                    assert!(shared <= caps.shared_bytes as usize && c.stages >= 3, "{what}: {shared} bytes");
+                    let s = config::schedule(c, shape, c.workers(atom, out, caps));
+                    let tiles = m.div_ceil(c.tokens) * n.div_ceil(64).div_ceil(c.tile_strips());
+                    assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
+                    assert_eq!(s.waves * s.workers + s.cut, tiles, "{what}: {s:?}");
+                    assert!(s.sharers <= s.workers && (s.cut == 0) == (s.sharers == 0), "{what}: {s:?}");
+                    assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
+                }
+            }
+        }
+    }
+    let atom = Atom::of(parse("w4a16-g128").weight, 4096).unwrap();
+    let chosen = |m, n, k| {
+        let c = config::config(atom, [m, n, k], Float::F16, &devices[0]);
+        let s = config::schedule(c, [m, n, k], c.workers(atom, Float::F16, &devices[0]));
+        (c.tokens, c.tile_strips(), [c.step, c.stages], [s.waves, s.sharers, s.cut])
+    };
+    assert_eq!(chosen(1, 21504, 14336), (8, 4, [128, 6], [0, 252, 84]));
+    assert_eq!(chosen(16, 21504, 14336), (16, 4, [128, 5], [0, 252, 84]));
+    assert_eq!(chosen(64, 21504, 14336), (64, 4, [128, 6], [0, 252, 84]));
+    assert_eq!(chosen(256, 21504, 14336), (64, 4, [128, 6], [2, 132, 72]));
+    assert_eq!(chosen(16, 4096, 4096), (16, 2, [128, 6], [0, 256, 32]));
+    assert_eq!(chosen(1024, 4096, 4096), (64, 4, [128, 6], [2, 0, 0]));
+    assert!(matmul::select(&caps("sm_75"), &problem(Float::F16), None).unwrap().name == "plain");
+    for arch in ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"] {
+        for x in [Float::F16, Float::BF16] {
+            assert_eq!(matmul::select(&caps(arch), &problem(x), None).unwrap().name, "wna16_sm80", "{arch}");
+        }
+    }
+    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::BF16), None).unwrap().name, "wna16_sm80");
+    assert_eq!(matmul::select(&caps("sm_90a"), &problem(Float::F16), None).unwrap().name, "wna16_sm90");
+}
+
+fn problem(x: Float) -> Problem {
+    Problem { format: Some(parse("w4a16-g128")), x, y: x, m: 5, n: 4096, k: 4096 }
+}
