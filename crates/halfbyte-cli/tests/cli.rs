@@ -718,7 +718,7 @@ fn bench_conv_reports_checks_and_says_what_it_leaves_out() {
         &case,
         "origin = 'a test'\nformats = ['w8a8', 'w4a16-g16-asym', 'f32']\nbatch = [1, 2]\n\
          [[shape]]\norigin = 'strided'\nci = 16\nco = 24\nsize = [9, 10]\nkernel = [3, 3]\nstride = [2, 1]\npadding = [1, 1, 1, 1]\n\
-         [[shape]]\norigin = 'grouped'\nci = 8\nco = 8\nsize = [9, 10]\nkernel = [3, 1]\ngroups = 8\n",
+         [[shape]]\norigin = 'grouped'\nci = 8\nco = 8\nsize = [9, 10]\nkernel = [3, 6]\ngroups = 8\n",
     )
     .unwrap();
     let case = case.to_str().unwrap();
@@ -733,7 +733,7 @@ fn bench_conv_reports_checks_and_says_what_it_leaves_out() {
                 assert!(number(line, field) > 0.0, "{field}");
             }
             assert!(line["baseline_us"].is_null() && line["layout"] == layout);
-            let pixels = line["batch"].as_u64().unwrap() * if line["groups"] == 1 { 4 * 5 * 10 } else { 8 * 7 * 10 };
+            let pixels = line["batch"].as_u64().unwrap() * if line["groups"] == 1 { 4 * 5 * 10 } else { 8 * 7 * 5 };
             assert_eq!((&line["check"]["passed"], &line["check"]["elements"]), (&true.into(), &pixels.into()));
             assert!(number(&line["check"], "worst") <= 1.0);
             assert_eq!(line["kernel"] == "depthwise", line["groups"] == 8);

@@ -115,7 +115,7 @@ fn every_geometry_and_type_is_exact() {
         ] {
             let mut bits = |len: usize| -> Vec<u8> { (0..len).map(|_| random.bits() as u8).collect() };
             let (x, w) = (bits(shape.x_len()), bits(geometry.co * geometry.k()));
-            let zero = |byte: Byte, random: &mut Random| byte.codes().start() + random.below(256) as i32;
+            let zero = |byte: Byte, random: &mut Random| byte.codes().start() + 96 + random.below(64) as i32;
             let zeros: Vec<i32> = (0..geometry.co).map(|_| zero(w_byte, &mut random)).collect();
             let scales: Vec<f32> = (0..geometry.co).map(|_| 0.001 + 0.001 * random.normal().abs()).collect();
             let bias: Vec<i32> = (0..geometry.co).map(|_| random.below(20001) as i32 - 10000).collect();
