@@ -46,7 +46,9 @@ impl CpuInt8 {
     pub fn pack(w: &Int8Weight<'_>) -> Result<Self> {
         let (n, k) = (w.n(), w.k());
         let bytes = n.checked_next_multiple_of(PANEL).zip(k.checked_next_multiple_of(QUAD));
-        let bytes = bytes.and_then(|(n, k)| n.checked_mul(k)).filter(|&bytes| isize::try_from(bytes).is_ok());
+        let bytes = bytes.and_then(|(n, k)| n.checked_mul(k)).filter(|&bytes| {
+            n.checked_mul(size_of::<Totals>()).is_some_and(|totals| bytes.max(totals) <= isize::MAX as usize)
+        });
         let bytes = bytes
             .ok_or_else(|| Error::invalid("pack int8", "a packed weight that fits memory", format!("{n} × {k}")))?;
         let (source, shift): (&[u8], u8) = match w.codes() {

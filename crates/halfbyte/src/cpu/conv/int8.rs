@@ -16,7 +16,7 @@ use crate::cpu::isa::per_isa;
 use crate::cpu::patches::Patches;
 use crate::format::int8::{Affine, Byte, BytesMut, Int8Weight};
 use crate::layout::Lines;
-use crate::layout::cpu_int8::{CpuInt8, PANEL};
+use crate::layout::cpu_int8::CpuInt8;
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -129,7 +129,7 @@ fn depthwise(
     let flip = if affine.byte() == Byte::I8 { 0x80 } else { 0 };
     let y = DisjointMut::new(y);
     cpu.threads().run(shape.batch() * rows, &|row| {
-        let mut sums = vec![[0i32; PANEL]; co.div_ceil(PANEL)];
+        let mut sums = vec![0i32; co];
         let mut taps = Vec::with_capacity(kernel[0] * kernel[1]);
         for pixel in row * columns..(row + 1) * columns {
             let window = shape.window(pixel);
@@ -140,7 +140,7 @@ fn depthwise(
                 let x = if inside { &x[window.pixel([ky, kx]) * co..][..co] } else { &padding };
                 taps.push((x, w));
             }
-            add_taps(isa, &taps, flip, &mut sums.as_flattened_mut()[..co]);
+            add_taps(isa, &taps, flip, &mut sums);
             // SAFETY: each pixel is of one task.
             epilogue.finish(isa, &sums, unsafe { y.range(pixel * co..(pixel + 1) * co) });
         }

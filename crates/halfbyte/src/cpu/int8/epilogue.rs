@@ -6,23 +6,23 @@
 //! floats:  y = activation(sum · sI·sW + bias)
 //! ```
 
-use super::Target;
+use super::{MAX_PANELS, Target};
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::{Isa, per_isa};
 use crate::cpu::matmul::{self, Activation};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, BytesMut, multiplier};
-use crate::layout::cpu_int8::{CpuInt8, PANEL};
+use crate::layout::cpu_int8::{CpuInt8, PANEL, Totals};
 
 const OP: &str = "int8 epilogue";
 
 /// Sums to bytes.
 #[derive(Clone, Debug)]
 pub struct Requantize {
-    /// Per output, whole panels.
-    constants: Vec<[i32; PANEL]>,
-    /// Per output, whole panels.
-    multipliers: Vec<[f32; PANEL]>,
+    /// What is added to the products of each output.
+    constants: Vec<i32>,
+    /// What the sums of each output are multiplied by.
+    multipliers: Vec<f32>,
     y: Affine,
     /// Least and greatest code.
     range: [i32; 2],
@@ -51,12 +51,12 @@ impl Requantize {
                 ));
             }
         };
-        Ok(Self { constants: constants(w, x, bias)?, multipliers: in_panels(&multipliers), y, range })
+        Ok(Self { constants: constants(w, x, bias)?, multipliers, y, range })
     }
 
     /// Finishes sums of products of unsigned codes with weights that are less their zero points already: those of all outputs
     /// of a row.
-    pub(crate) fn finish(&self, isa: Isa, sums: &[[i32; PANEL]], y: &mut [u8]) {
+    pub(crate) fn finish(&self, isa: Isa, sums: &[i32], y: &mut [u8]) {
         let zero = self.y.zero();
         let bounds = self.range.map(|code| (code - zero) as f32);
         requantize(isa, sums, &self.constants, &self.multipliers, bounds, zero as u8, y);
@@ -71,11 +71,11 @@ impl Requantize {
 /// Sums to floats.
 #[derive(Clone, Debug)]
 pub struct Dequantize {
-    /// Per output, whole panels.
-    constants: Vec<[i32; PANEL]>,
-    /// Per output, whole panels.
-    scales: Vec<[f32; PANEL]>,
-    bias: Option<Vec<[f32; PANEL]>>,
+    /// What is added to the products of each output.
+    constants: Vec<i32>,
+    /// What the sums of each output are multiplied by.
+    scales: Vec<f32>,
+    bias: Option<Vec<f32>>,
     activation: Activation,
 }
 
@@ -96,8 +96,7 @@ impl Dequantize {
         if let Some(bias) = float_bias {
             check_bias(w, bias.len())?;
         }
-        let constants = constants(w, x, bias)?;
-        Ok(Self { constants, scales: in_panels(&scales), bias: float_bias.map(in_panels), activation })
+        Ok(Self { constants: constants(w, x, bias)?, scales, bias: float_bias.map(<[f32]>::to_vec), activation })
     }
 }
 
@@ -116,14 +115,12 @@ fn check_bias(w: &CpuInt8, len: usize) -> Result<()> {
 }
 
 /// What is added to an output's products, whatever x is; wrapped around, as the sums are.
-fn constants(w: &CpuInt8, x: Affine, bias: Option<&[i32]>) -> Result<Vec<[i32; PANEL]>> {
+fn constants(w: &CpuInt8, x: Affine, bias: Option<&[i32]>) -> Result<Vec<i32>> {
     if let Some(bias) = bias {
         check_bias(w, bias.len())?;
     }
-    let least_code = x.byte().codes().start() - x.zero();
-    let greatest_code = x.byte().codes().end() - x.zero();
-    let (low, high) = (i64::from(least_code), i64::from(greatest_code));
-    let constant = |(i, total): (usize, &crate::layout::cpu_int8::Totals)| {
+    let [low, high] = [x.byte().codes().start(), x.byte().codes().end()].map(|code| i64::from(code - x.zero()));
+    let constant = |(i, total): (usize, &Totals)| {
         let bias = bias.map_or(0, |bias| i64::from(bias[i]));
         let least = bias + low * total.positive + high * total.negative;
         let greatest = bias + high * total.positive + low * total.negative;
@@ -131,28 +128,16 @@ fn constants(w: &CpuInt8, x: Affine, bias: Option<&[i32]>) -> Result<Vec<[i32; P
             let got = format!("sums of {least} to {greatest} at output {i}");
             return Err(Error::invalid(OP, "sums within int32 for every input", got));
         }
-        // The zero point as the kernels see it: of unsigned codes. Only the lowest 32 bits of a sum count.
+        // `low` is less the zero point as the kernels see it, of unsigned codes. Only the lowest 32 bits of a sum count.
         Ok((bias + low * (total.positive + total.negative)) as i32)
     };
-    let constants: Vec<i32> = w.totals().iter().enumerate().map(constant).collect::<Result<_>>()?;
-    Ok(in_panels(&constants))
-}
-
-/// Whole panels, filled with 0.
-fn in_panels<T: Copy + Default>(values: &[T]) -> Vec<[T; PANEL]> {
-    let panel = |chunk: &[T]| {
-        let mut panel = [T::default(); PANEL];
-        panel[..chunk.len()].copy_from_slice(chunk);
-        panel
-    };
-    values.chunks(PANEL).map(panel).collect()
+    w.totals().iter().enumerate().map(constant).collect()
 }
 
 /// The output, written by many tasks at once, each in a part of its own.
 pub(super) struct Output<'a> {
     isa: Isa,
-    n: usize,
-    zeros: Option<Vec<[i32; PANEL]>>,
+    w: &'a CpuInt8,
     kind: Kind<'a>,
     stride: usize,
     column: usize,
@@ -164,11 +149,11 @@ enum Kind<'a> {
 }
 
 impl<'a> Output<'a> {
-    pub(super) fn new(isa: Isa, w: &CpuInt8, y: Target<'a>, m: usize, stride: usize, column: usize) -> Self {
+    pub(super) fn new(isa: Isa, w: &'a CpuInt8, y: Target<'a>, m: usize, stride: usize, column: usize) -> Self {
         let kind = match y {
             Target::Bytes(requantize, y) => {
                 assert_eq!((y.byte(), y.len()), (requantize.y.byte(), m * stride));
-                assert_eq!(requantize.constants.len(), w.panels());
+                assert_eq!(requantize.constants.len(), w.n());
                 let y: &mut [u8] = match y {
                     BytesMut::U8(y) => y,
                     BytesMut::I8(y) => bytemuck::cast_slice_mut(y),
@@ -176,43 +161,55 @@ impl<'a> Output<'a> {
                 Kind::Bytes(requantize, DisjointMut::new(y))
             }
             Target::Floats(dequantize, y) => {
-                assert_eq!(dequantize.constants.len(), w.panels());
+                assert_eq!(dequantize.constants.len(), w.n());
                 let epilogue = matmul::Epilogue { bias: None, activation: dequantize.activation };
                 Kind::Floats(dequantize, matmul::Output::new(y, [m, stride], epilogue))
             }
         };
-        Self { isa, n: w.n(), zeros: w.zeros().map(in_panels), kind, stride, column }
+        Self { isa, w, kind, stride, column }
     }
 
-    /// Finishes and stores the sums `c` of some panels of a row, whose inputs are `x`.
+    /// Finishes and stores a tile of sums, `c` `[height][width]`: `height` rows from `row` on, outputs from `first` on;
+    /// those past the last are dropped. `x` are the inputs, rows `x_stride` bytes apart.
     ///
     /// # Safety
     /// No other thread may store these elements during this product.
-    pub(super) unsafe fn store(&self, row: usize, panel: usize, x: &[u8], c: &mut [i32]) {
-        let c = c.as_chunks_mut::<PANEL>().0;
-        let panels = panel..panel + c.len();
-        if let Some(zeros) = &self.zeros {
-            subtract_zeros(self.isa, c, &zeros[panels.clone()], x);
+    pub(super) unsafe fn store(
+        &self,
+        [row, first]: [usize; 2],
+        [height, width]: [usize; 2],
+        (x, x_stride): (&[u8], usize),
+        c: &mut [i32],
+    ) {
+        let outputs = first..(first + width).min(self.w.n());
+        let at = |r: usize| (row + r) * self.stride + self.column + first;
+        if let Some(zeros) = self.w.zeros() {
+            for r in 0..height {
+                let x = &x[r * x_stride..][..self.w.k()];
+                subtract_zeros(self.isa, &mut c[r * width..][..width], &zeros[outputs.clone()], x);
+            }
         }
-        let first = panel * PANEL;
-        let len = (c.len() * PANEL).min(self.n - first);
         match &self.kind {
             Kind::Bytes(f, y) => {
-                let at = row * self.stride + self.column + first;
-                // SAFETY: elements of this task alone (caller).
-                let y = unsafe { y.range(at..at + len) };
                 let zero = f.y.zero();
                 let bounds = f.range.map(|code| (code - zero) as f32);
-                let (constants, multipliers) = (&f.constants[panels.clone()], &f.multipliers[panels]);
-                requantize(self.isa, c, constants, multipliers, bounds, zero as u8, y);
+                let (constants, multipliers) = (&f.constants[outputs.clone()], &f.multipliers[outputs.clone()]);
+                for r in 0..height {
+                    // SAFETY: elements of this task alone (caller).
+                    let y = unsafe { y.range(at(r)..at(r) + outputs.len()) };
+                    requantize(self.isa, &c[r * width..], constants, multipliers, bounds, zero as u8, y);
+                }
             }
             Kind::Floats(f, y) => {
-                let mut values = [[0.0f32; PANEL]; super::MAX_SUMS / PANEL];
-                let values = &mut values[..c.len()];
-                let bias = f.bias.as_ref().map(|bias| &bias[panels.clone()]);
-                dequantize(self.isa, c, &f.constants[panels.clone()], &f.scales[panels], bias, values);
-                // SAFETY: elements of this task alone (caller).
-                unsafe { y.store(row, self.column + first, &values.as_flattened()[..len]) };
+                let (constants, scales) = (&f.constants[outputs.clone()], &f.scales[outputs.clone()]);
+                let bias = f.bias.as_ref().map(|bias| &bias[outputs.clone()]);
+                let mut values = [0.0; MAX_PANELS * PANEL];
+                let values = &mut values[..outputs.len()];
+                for r in 0..height {
+                    dequantize(self.isa, &c[r * width..], constants, scales, bias, values);
+                    // SAFETY: elements of this task alone (caller).
+                    unsafe { y.store(row + r, self.column + first, values) };
+                }
             }
         }
     }
@@ -220,58 +217,37 @@ impl<'a> Output<'a> {
 
 per_isa! {
     /// `c −= zero · Σx`.
-    fn subtract_zeros(c: &mut [[i32; PANEL]], zeros: &[[i32; PANEL]], x: &[u8]) {
+    fn subtract_zeros(c: &mut [i32], zeros: &[i32], x: &[u8]) {
         let sum = x.iter().fold(0i32, |sum, &code| sum.wrapping_add(code.into()));
-        for (c, zeros) in c.iter_mut().zip(zeros) {
-            for lane in 0..PANEL {
-                c[lane] = c[lane].wrapping_sub(zeros[lane].wrapping_mul(sum));
-            }
+        for (c, zero) in c.iter_mut().zip(zeros) {
+            *c = c.wrapping_sub(zero.wrapping_mul(sum));
         }
     }
 }
 
 per_isa! {
-    fn requantize(
-        c: &[[i32; PANEL]],
-        constants: &[[i32; PANEL]],
-        multipliers: &[[f32; PANEL]],
-        bounds: [f32; 2],
-        zero: u8,
-        y: &mut [u8],
-    ) {
+    /// Sums to bytes, as many as `y` has.
+    fn requantize(c: &[i32], constants: &[i32], multipliers: &[f32], bounds: [f32; 2], zero: u8, y: &mut [u8]) {
         // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the lowest bits.
         const ROUND: f32 = 12_582_912.0;
         let [low, high] = bounds;
-        for (((c, constants), multipliers), y) in c.iter().zip(constants).zip(multipliers).zip(y.chunks_mut(PANEL)) {
-            let mut codes = [0u8; PANEL];
-            for lane in 0..PANEL {
-                let steps = c[lane].wrapping_add(constants[lane]) as f32 * multipliers[lane];
-                let steps = if steps > low { steps } else { low };
-                let steps = if steps < high { steps } else { high };
-                codes[lane] = ((steps + ROUND).to_bits() as u8).wrapping_add(zero);
-            }
-            y.copy_from_slice(&codes[..y.len()]);
+        for (((y, &c), &constant), &multiplier) in y.iter_mut().zip(c).zip(constants).zip(multipliers) {
+            let steps = c.wrapping_add(constant) as f32 * multiplier;
+            let steps = if steps > low { steps } else { low };
+            let steps = if steps < high { steps } else { high };
+            *y = ((steps + ROUND).to_bits() as u8).wrapping_add(zero);
         }
     }
 }
 
 per_isa! {
-    fn dequantize(
-        c: &[[i32; PANEL]],
-        constants: &[[i32; PANEL]],
-        scales: &[[f32; PANEL]],
-        bias: Option<&[[f32; PANEL]]>,
-        y: &mut [[f32; PANEL]],
-    ) {
-        for (((c, constants), scales), y) in c.iter().zip(constants).zip(scales).zip(y.iter_mut()) {
-            for lane in 0..PANEL {
-                y[lane] = c[lane].wrapping_add(constants[lane]) as f32 * scales[lane];
-            }
+    /// Sums to floats, as many as `y` has.
+    fn dequantize(c: &[i32], constants: &[i32], scales: &[f32], bias: Option<&[f32]>, y: &mut [f32]) {
+        for (((y, &c), &constant), &scale) in y.iter_mut().zip(c).zip(constants).zip(scales) {
+            *y = c.wrapping_add(constant) as f32 * scale;
         }
-        for (bias, y) in bias.into_iter().flatten().zip(y) {
-            for lane in 0..PANEL {
-                y[lane] += bias[lane];
-            }
+        if let Some(bias) = bias {
+            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
         }
     }
 }

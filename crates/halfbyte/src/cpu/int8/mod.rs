@@ -31,7 +31,7 @@ pub use epilogue::{Dequantize, Requantize};
 
 use super::Cpu;
 use super::disjoint::DisjointMut;
-use super::isa::Isa;
+use super::isa::{Isa, per_isa};
 use crate::format::int8::{Byte, BytesMut};
 use crate::layout::Lines;
 use crate::layout::cpu_int8::{CpuInt8, PANEL, QUAD};
@@ -41,6 +41,9 @@ use epilogue::Output;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::PoisonError;
+
+/// Panels of a tile at most.
+const MAX_PANELS: usize = 4;
 
 /// Sums of a tile at most: 24 registers of 16.
 const MAX_SUMS: usize = 24 * PANEL;
@@ -163,6 +166,10 @@ impl Product<'_> {
         assert!(last.is_some_and(|last| last >= k), "{m} rows of {k}, stride {stride}, in {} bytes", x.len());
         if byte == Byte::I8 || last < Some(w.quads() * QUAD) {
             let copy = |rows: Range<usize>, out: &mut [u8]| {
+                if stride == k {
+                    out.copy_from_slice(&x[rows.start * k..rows.end * k]);
+                    return;
+                }
                 for (row, out) in rows.zip(out.chunks_exact_mut(k)) {
                     out.copy_from_slice(&x[row * stride..][..k]);
                 }
@@ -182,7 +189,7 @@ impl Product<'_> {
                 write(rows, out);
             }
             if byte == Byte::I8 {
-                out.iter_mut().for_each(|code| *code ^= 0x80);
+                make_unsigned(self.cpu.caps().isa, out);
             }
         };
         let tasks = Tasks::of_rows(m, w, threads);
@@ -212,7 +219,7 @@ impl Product<'_> {
 
     /// Multiplies rows of x, which begin with `x`, by panels of the weight. No other task has these elements of y.
     fn block(&self, x: &[u8], stride: usize, rows: Range<usize>, panels: Range<usize>) {
-        let (w, k) = (self.w, self.w.k());
+        let w = self.w;
         let mut c = Sums([0; MAX_SUMS]);
         let mut panel = panels.start;
         while panel < panels.end {
@@ -237,14 +244,18 @@ impl Product<'_> {
                     // was checked just now.
                     unsafe { heights[tile.len() - 1](&operands, c) };
                 }
-                for (r, c) in tile.clone().zip(c.chunks_exact_mut(width * PANEL)) {
-                    let x = &x[(r - tile.start) * stride..][..k];
-                    // SAFETY: tasks cover disjoint rows and panels.
-                    unsafe { self.output.store(rows.start + r, panel, x, c) };
-                }
+                let (corner, size) = ([rows.start + tile.start, panel * PANEL], [tile.len(), width * PANEL]);
+                // SAFETY: tasks cover disjoint rows and panels.
+                unsafe { self.output.store(corner, size, (x, stride), c) };
             }
             panel += width;
         }
+    }
+}
+
+per_isa! {
+    fn make_unsigned(codes: &mut [u8]) {
+        codes.iter_mut().for_each(|code| *code ^= 0x80);
     }
 }
 
