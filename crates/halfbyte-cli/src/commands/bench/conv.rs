@@ -1,10 +1,12 @@
 //! `halfbyte bench conv`: convolutions on cold inputs, beside what the machine could compute at most.
 
+mod plan;
+
 use super::check::{self, Check};
 use super::matmul::{Limits, X, machine, verdict};
 use crate::app::App;
 use crate::args::{FloatArg, WeightKind};
-use crate::failure::{Exit, Failure, Result};
+use crate::failure::{Failure, Result};
 use crate::machine::{cold_bytes, memory_available};
 use crate::progress::Progress;
 use crate::random;
@@ -15,9 +17,10 @@ use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::ops::Conv2d;
-use halfbyte::{Act, Float, Floats, FloatsMut, Format, Group, QTensor, WeightFormat, Zero};
-use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
+use halfbyte::{Act, Float, Floats, FloatsMut, QTensor};
+use plan::{Shape, plan};
+use serde::Serialize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Time two-dimensional convolutions on images that lie in no cache.
@@ -98,113 +101,6 @@ fn pair(text: &str) -> std::result::Result<[usize; 2], String> {
         Some((down, across)) => Ok([number(down)?, number(across)?]),
         None => number(text).map(|both| [both; 2]),
     }
-}
-
-/// A case file: shapes to be measured, with their origin.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Case {
-    /// Where the shapes come from.
-    origin: String,
-    /// Formats of the weights.
-    formats: Vec<String>,
-    /// Images at a time.
-    batch: Vec<usize>,
-    #[serde(rename = "shape")]
-    shapes: Vec<Shape>,
-}
-
-/// A convolution of a case; what is left out is 1, or 0 for padding.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Shape {
-    /// What it is.
-    origin: String,
-    ci: usize,
-    co: usize,
-    size: [usize; 2],
-    kernel: [usize; 2],
-    #[serde(default = "ones")]
-    stride: [usize; 2],
-    /// Above, left, below, right.
-    #[serde(default)]
-    padding: [usize; 4],
-    #[serde(default = "ones")]
-    dilation: [usize; 2],
-    #[serde(default = "one")]
-    groups: usize,
-}
-
-fn one() -> usize {
-    1
-}
-
-fn ones() -> [usize; 2] {
-    [1; 2]
-}
-
-impl Shape {
-    fn geometry(&self) -> Geometry {
-        let Self { ci, co, kernel, stride, padding, dilation, groups, .. } = *self;
-        Geometry { ci, co, kernel, stride, padding, dilation, groups }
-    }
-}
-
-/// What is measured unless told.
-const DEFAULT: WeightKind = WeightKind::Quantized(Format {
-    weight: WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 },
-    act: Act::A8,
-});
-
-struct Plan {
-    origin: Option<String>,
-    kinds: Vec<WeightKind>,
-    batches: Vec<usize>,
-    shapes: Vec<Shape>,
-}
-
-fn read(path: &Path) -> Result<(Case, Vec<WeightKind>)> {
-    let refuse = |cause: String| {
-        let what = format!("{} is not a case file of convolutions", path.display());
-        Failure::new(Exit::Input, what, cause, "bench/cases/resnet50.toml shows the form")
-    };
-    let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
-    let case: Case = toml::from_str(&text).map_err(|e| refuse(e.to_string().trim_end().to_owned()))?;
-    if case.formats.is_empty() || case.batch.is_empty() || case.shapes.is_empty() {
-        return Err(refuse("expected at least one of each: formats, batch, shape".to_owned()));
-    }
-    let kinds = case.formats.iter().map(|name| name.parse().map_err(&refuse)).collect::<Result<_>>()?;
-    Ok((case, kinds))
-}
-
-fn plan(args: &Args) -> Result<Plan> {
-    let (origin, mut kinds, mut batches, shapes) = match &args.case {
-        Some(path) => {
-            let (case, kinds) = read(path)?;
-            (Some(case.origin), kinds, case.batch, case.shapes)
-        }
-        None => {
-            let Args { ci, co, size, kernel, stride, padding: [down, across], dilation, groups, .. } = *args;
-            let padding = [down, across, down, across];
-            let shape = Shape { origin: String::new(), ci, co, size, kernel, stride, padding, dilation, groups };
-            (None, vec![DEFAULT], vec![1], vec![shape])
-        }
-    };
-    if !args.format.is_empty() {
-        kinds.clone_from(&args.format);
-    }
-    if !args.batch.is_empty() {
-        batches.clone_from(&args.batch);
-    }
-    for (shape, &batch) in shapes.iter().flat_map(|shape| batches.iter().map(move |batch| (shape, batch))) {
-        let refuse =
-            |cause: String| Failure::usage("it is no convolution that can be measured", cause, "choose other sizes");
-        Conv2dShape::new(shape.geometry(), batch, shape.size).map_err(|e| refuse(e.to_string()))?;
-        if batch == 0 {
-            return Err(refuse("a batch of no images takes no time".to_owned()));
-        }
-    }
-    Ok(Plan { origin, kinds, batches, shapes })
 }
 
 #[derive(Serialize)]
