@@ -37,6 +37,12 @@ impl Golden {
         data.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect()
     }
 
+    pub fn f64s(&self, name: &str) -> Vec<f64> {
+        let (dtype, _, data) = &self.0[name];
+        assert_eq!(*dtype, Dtype::F64, "{name}");
+        data.as_chunks::<8>().0.iter().map(|v| f64::from_le_bytes(*v)).collect()
+    }
+
     /// Integers of any of the types that the files hold, widened.
     pub fn ints(&self, name: &str) -> Vec<i32> {
         let (dtype, _, data) = &self.0[name];

@@ -1,6 +1,8 @@
 //! Tests of the library through its public interface, one binary.
 
 mod awq;
+mod conv;
+mod conv_int8;
 mod cuda;
 mod data;
 mod drift;

@@ -54,6 +54,14 @@ impl Requantize {
         Ok(Self { constants: constants(w, x, bias)?, multipliers, y, range })
     }
 
+    /// Finishes sums of products of unsigned codes with weights that are less their zero points already: those of all outputs
+    /// of a row.
+    pub(crate) fn finish(&self, isa: Isa, sums: &[i32], y: &mut [u8]) {
+        let zero = self.y.zero();
+        let bounds = self.range.map(|code| (code - zero) as f32);
+        requantize(isa, sums, &self.constants, &self.multipliers, bounds, zero as u8, y);
+    }
+
     /// What the codes of y stand for.
     pub fn y(&self) -> Affine {
         self.y
