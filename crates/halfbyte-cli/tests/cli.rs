@@ -20,6 +20,7 @@ const VERBS: &[&[&str]] = &[
     &["eval", "kl"],
     &["eval", "logits"],
     &["bench"],
+    &["bench", "conv"],
     &["bench", "load"],
     &["bench", "matmul"],
     &["bench", "model"],
@@ -153,6 +154,10 @@ fn wrong_usage_is_told_and_has_status_2() {
     fails(2, &["eval", "ppl", &m, "--text", &validation(), "--window", "1"]);
     fails(2, &["eval", "ppl", &m, "--text", &validation(), "--window", "100000"]);
     fails(2, &["bench", "matmul", "-m", "0"]);
+    fails(2, &["bench", "conv", "--kernel", "60"]);
+    fails(2, &["bench", "conv", "--size", "7x"]);
+    fails(2, &["bench", "conv", "--batch", "0"]);
+    fails(2, &["bench", "conv", "--groups", "3"]);
     fails(2, &["bench", "model", &m, "--generate", "0"]);
     fails(2, &["bench", "model"]);
     fails(2, &["bench", "load"]);
@@ -211,6 +216,7 @@ fn missing_and_damaged_files_have_status_3() {
     assert!(fails(3, &["inspect", &bad("model.onnx", b"hello")]).contains("not an ONNX model"));
     let case = bad("case.toml", b"origin = 'x'\nformats = ['w9a9']\nm = [1]\n[[shape]]\norigin = ''\nn = 1\nk = 1\n");
     assert!(fails(3, &["bench", "matmul", "--case", &case]).contains("w9a9"));
+    assert!(fails(3, &["bench", "conv", "--case", &case]).contains("not a case file of convolutions"));
     let lines = bad("lines.jsonl", b"{\"text\": \"a\"}\n{\"words\": \"a\"}\n");
     assert!(fails(3, &["eval", "ppl", &m, "--text", &lines]).contains("line 2"));
     let ids = bad("ids.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\x7f");
@@ -702,6 +708,40 @@ fn bench_matmul_reports_and_checks() {
         let case: toml::Value = toml::from_str(&text).unwrap();
         assert!(case["shape"].as_array().is_some_and(|shapes| !shapes.is_empty()));
     }
+}
+
+#[test]
+fn bench_conv_reports_checks_and_says_what_it_leaves_out() {
+    let here = TempDir::new().unwrap();
+    let case = here.path().join("small.toml");
+    fs::write(
+        &case,
+        "origin = 'a test'\nformats = ['w8a8', 'w4a16-g16-asym', 'f32']\nbatch = [1, 2]\n\
+         [[shape]]\norigin = 'strided'\nci = 16\nco = 24\nsize = [9, 10]\nkernel = [3, 3]\nstride = [2, 1]\npadding = [1, 1, 1, 1]\n\
+         [[shape]]\norigin = 'grouped'\nci = 8\nco = 8\nsize = [9, 10]\nkernel = [3, 6]\ngroups = 8\n",
+    )
+    .unwrap();
+    let case = case.to_str().unwrap();
+    for layout in ["nchw", "nhwc"] {
+        let found = json(&["bench", "conv", "--case", case, "--check", "--no-baseline", "--layout", layout]);
+        assert_eq!((&found["passed"], &found["origin"]), (&true.into(), &"a test".into()));
+        let (results, left_out) = (found["results"].as_array().unwrap(), found["left_out"].as_array().unwrap());
+        assert_eq!((results.len(), left_out.len()), (3 * 2 + 2 * 2, 2));
+        assert!(left_out.iter().all(|left| left["format"] == "w4a16-g16-asym" && left["cause"].is_string()));
+        for line in results {
+            for field in ["median_us", "least_us", "gflop_per_s", "peak_percent", "runs", "weight_bytes", "copies"] {
+                assert!(number(line, field) > 0.0, "{field}");
+            }
+            assert!(line["baseline_us"].is_null() && line["layout"] == layout);
+            let pixels = line["batch"].as_u64().unwrap() * if line["groups"] == 1 { 4 * 5 * 10 } else { 8 * 7 * 5 };
+            assert_eq!((&line["check"]["passed"], &line["check"]["elements"]), (&true.into(), &pixels.into()));
+            assert!(number(&line["check"], "worst") <= 1.0);
+            assert_eq!(line["kernel"] == "depthwise", line["groups"] == 8);
+        }
+    }
+    let one = ["bench", "conv", "--ci", "8", "--co", "8", "--size", "6x5", "--format", "w8a16", "--x", "bf16"];
+    let table = quiet(&one);
+    assert!(table.contains("8→8 3×3 6×5") && table.contains("of peak") && table.contains("machine before"), "{table}");
 }
 
 #[test]

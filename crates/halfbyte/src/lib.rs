@@ -9,6 +9,7 @@
 //! ```
 #![deny(missing_docs)]
 
+pub mod conv;
 pub mod cpu;
 pub mod cuda;
 pub mod error;

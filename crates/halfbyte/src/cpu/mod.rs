@@ -1,14 +1,18 @@
 //! Who multiplies on a CPU: the team of threads, the instruction sets, and the kernels.
 
 pub mod attention;
+pub(crate) mod conv;
 mod disjoint;
+pub mod int8;
 pub mod isa;
 mod lanes;
 pub mod matmul;
 pub mod nn;
 pub mod pack;
+mod patches;
 pub mod roofline;
 pub mod threads;
+mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -24,6 +28,7 @@ pub struct Cpu {
     threads: Threads,
     caps: Caps,
     scratch: Mutex<Scratch>,
+    conv_scratch: Mutex<conv::Scratch>,
 }
 
 impl Cpu {
@@ -43,7 +48,7 @@ impl Cpu {
         let caps = Caps { bf16_dot: caps.bf16_dot && found.bf16_dot, ..found };
         let threads = Threads::new(threads)
             .map_err(|e| Error::Device { op: "cpu", cause: format!("no team of {threads} threads: {e}") })?;
-        Ok(Self { threads, caps, scratch: Mutex::new(Scratch::default()) })
+        Ok(Self { threads, caps, scratch: Mutex::default(), conv_scratch: Mutex::default() })
     }
 
     /// The team.

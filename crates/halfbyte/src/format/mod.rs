@@ -14,6 +14,7 @@
 //! output channel.
 
 mod express;
+pub mod int8;
 mod qtensor;
 pub mod reference;
 

@@ -165,6 +165,31 @@ impl QTensor {
             Zeros::Float(_) => None,
         }
     }
+
+    /// Some of the rows. Error: rows that are not there.
+    pub fn rows(&self, rows: std::ops::Range<usize>) -> Result<Self> {
+        if rows.start > rows.end || rows.end > self.n {
+            return Err(Error::invalid("qtensor", format!("rows of {}", self.n), format!("{rows:?}")));
+        }
+        fn part<T: Clone>(values: &[T], width: usize, rows: &std::ops::Range<usize>) -> Vec<T> {
+            values[rows.start * width..rows.end * width].to_vec()
+        }
+        let groups = self.groups();
+        let zeros = match &self.zeros {
+            Zeros::Symmetric => Zeros::Symmetric,
+            Zeros::Integer(z) => Zeros::Integer(part(z, groups, &rows)),
+            Zeros::Float(o) => Zeros::Float(part(o, groups, &rows)),
+        };
+        Ok(Self {
+            format: self.format,
+            n: rows.len(),
+            k: self.k,
+            codes: part(&self.codes, self.k, &rows),
+            scales: part(&self.scales, groups, &rows),
+            zeros,
+            group_index: self.group_index.clone(),
+        })
+    }
 }
 
 fn zeros_name(zeros: &Zeros) -> &'static str {

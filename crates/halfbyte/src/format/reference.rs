@@ -2,9 +2,13 @@
 //!
 //! Kernels are tested against this file, element by element; see [`Bound`].
 
+use super::int8::{Bytes, Int8Weight};
 use super::{Act, QTensor, Zeros};
-use crate::quantize::activations::{ActCodes, quantize_activations};
+use crate::conv::{Conv2dShape, Geometry};
+use crate::error::Result;
+use crate::quantize::activations::{ActCodes, quantize_activations, quantize_rows};
 use crate::tensor::Float;
+use std::ops::RangeInclusive;
 
 /// The float matrix that a quantised tensor stands for, `[n, k]`, exact (f64 holds every product of code and scale).
 pub fn dequantize(w: &QTensor) -> Vec<f64> {
@@ -65,6 +69,79 @@ pub fn linear(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
     let value = matmul(&dequantize_activations(&codes, w), &dequantize(w), shape).value;
     let magnitude = matmul(&activation_magnitudes(&codes, w), &weight_magnitudes(w), shape).value;
     Product { value, magnitude }
+}
+
+/// The convolution of x with w in f64, with the magnitude of the sum as [`matmul`] has it.
+///
+/// Shapes: x `[batch, ci, h, w]`, w `[co, kh, kw, ci / groups]`, both results `[batch, co, oh, ow]`.
+pub fn conv2d(x: &[f64], w: &[f64], shape: &Conv2dShape) -> Product {
+    let Geometry { ci, co, kernel, stride, padding, dilation, .. } = *shape.geometry();
+    let (channels, outputs) = (shape.geometry().channels(), shape.geometry().outputs());
+    let ([height, width], [rows, columns]) = (shape.input(), shape.output());
+    // Where a position of the kernel lies in the input, if it does.
+    let place = |axis: usize, output: usize, position: usize, size: usize| {
+        let padded = output * stride[axis] + position * dilation[axis];
+        padded.checked_sub(padding[axis]).filter(|&at| at < size)
+    };
+    let mut product =
+        Product { value: Vec::with_capacity(shape.y_len()), magnitude: Vec::with_capacity(shape.y_len()) };
+    for b in 0..shape.batch() {
+        for o in 0..co {
+            for (oy, ox) in (0..rows).flat_map(|oy| (0..columns).map(move |ox| (oy, ox))) {
+                let (mut value, mut magnitude) = (0.0, 0.0);
+                for ky in 0..kernel[0] {
+                    let Some(y) = place(0, oy, ky, height) else { continue };
+                    for kx in 0..kernel[1] {
+                        let Some(x_at) = place(1, ox, kx, width) else { continue };
+                        for c in 0..channels {
+                            let plane = b * ci + o / outputs * channels + c;
+                            let weight = w[((o * kernel[0] + ky) * kernel[1] + kx) * channels + c];
+                            let term = x[(plane * height + y) * width + x_at] * weight;
+                            value += term;
+                            magnitude += term.abs();
+                        }
+                    }
+                }
+                product.value.push(value);
+                product.magnitude.push(magnitude);
+            }
+        }
+    }
+    product
+}
+
+/// The convolution of x with dequant(w) as the format defines it.
+///
+/// With quantised activations x is quantised once, by the rule of [`crate::quantize::activations`]: one scale (and offset) for
+/// each pixel and group of channels, the channels that share a scale of the weight; all channels of a pixel's group of
+/// the convolution where the weight has one scale a row. What those codes stand for is convolved, and padding is exactly
+/// zero.
+///
+/// Shapes: x `[batch, ci, h, w]` f32, w `[co, k]` in the order of [`crate::conv`], both results `[batch, co, oh, ow]`; the
+/// magnitude is that of [`linear`]. *Errors:* groups of a scale that do not divide the channels of a position.
+pub fn conv2d_linear(x: &[f32], w: &QTensor, act: Act, shape: &Conv2dShape) -> Result<Product> {
+    let ci = shape.geometry().ci;
+    let share = shape.geometry().scale_channels(w.format().group)?;
+    if !act.is_quantized() {
+        let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+        return Ok(conv2d(&x, &dequantize(w), shape));
+    }
+    let (pixels, plane) = (shape.input_pixels(), shape.input().iter().product::<usize>());
+    let channel_first = |pixel: usize, c: usize| (pixel / plane * ci + c) * plane + pixel % plane;
+    let rows: Vec<f32> = (0..pixels * ci).map(|i| x[channel_first(i / ci, i % ci)]).collect();
+    let groups = ci / share;
+    let codes = quantize_rows(&rows, [pixels, ci, groups], |c| c / share, act);
+    let (mut value, mut magnitude) = (vec![0.0; x.len()], vec![0.0; x.len()]);
+    for (i, &code) in codes.codes.iter().enumerate() {
+        let (pixel, c) = (i / ci, i % ci);
+        let scaled = f64::from(codes.scales[pixel * groups + c / share]) * f64::from(code);
+        let offset = f64::from(codes.offsets[pixel * groups + c / share]);
+        value[channel_first(pixel, c)] = scaled + offset;
+        magnitude[channel_first(pixel, c)] = scaled.abs() + offset.abs();
+    }
+    let value = conv2d(&value, &dequantize(w), shape).value;
+    let magnitude = conv2d(&magnitude, &weight_magnitudes(w), shape).magnitude;
+    Ok(Product { value, magnitude })
 }
 
 fn activation_magnitudes(x: &ActCodes, w: &QTensor) -> Vec<f64> {
@@ -131,4 +208,26 @@ impl Bound {
         let weights = self.rounded_weights.map_or(0.0, Float::unit_roundoff);
         (self.out.unit_roundoff() + weights + c * 2f64.powi(-24)) * magnitude + least
     }
+}
+
+/// Sums of a product of bytes, `[m, n]`: `Σ (qI − zI)(qW − zW) + bias`, exact; see [`super::int8`].
+///
+/// Shapes: x `[m, k]`, bias `[n]`.
+pub fn int8_sums(x: Bytes<'_>, m: usize, x_zero: i32, w: &Int8Weight<'_>, bias: Option<&[i32]>) -> Vec<i64> {
+    let (n, k) = (w.n(), w.k());
+    let mut sums = Vec::with_capacity(m * n);
+    for r in 0..m {
+        for i in 0..n {
+            let product = |j| i64::from(x.get(r * k + j) - x_zero) * i64::from(w.codes().get(i * k + j) - w.zero(i));
+            let bias = bias.map_or(0, |bias| i64::from(bias[i]));
+            sums.push((0..k).map(product).sum::<i64>() + bias);
+        }
+    }
+    sums
+}
+
+/// The code of y for a sum: `clamp(round_half_even(f32(sum) · M) + zO)`, with M in f32; see [`super::int8`].
+pub fn requantize(sum: i64, multiplier: f32, y_zero: i32, range: RangeInclusive<i32>) -> i32 {
+    let steps = f64::from((sum as f32 * multiplier).round_ties_even());
+    (steps + f64::from(y_zero)).clamp((*range.start()).into(), (*range.end()).into()) as i32
 }

@@ -6,11 +6,13 @@
 //! | [`codes`] | codes as files hold them | whatever packs them, from a [`stored::StoredTensor`] |
 //! | [`cpu_n16`] | codes in tiles of 16 outputs × 32 bits | every CPU kernel of a quantised format |
 //! | [`cpu_dense_n16`] | floats in columns of 16 outputs | every CPU kernel of dense weights |
+//! | [`cpu_int8`] | bytes in tiles of 16 outputs × 4 columns | the CPU kernels of 8 bits in, 8 bits out |
 //! | [`cuda_plain`] | codes in words, outputs side by side | the plain GPU kernel |
 //! | [`cuda_wna16`] | codes in fragments of tensor cores, scales beside them | the GPU kernels for half floats |
 
 pub mod codes;
 pub mod cpu_dense_n16;
+pub mod cpu_int8;
 pub mod cpu_n16;
 pub mod cuda_plain;
 pub mod cuda_wna16;
@@ -21,4 +23,4 @@ pub mod stored;
 pub use lines::Lines;
 
 /// Names of the layouts, in pipeline order.
-pub const LAYOUTS: &[&str] = &["row_major", "cpu_n16", "cpu_dense_n16", "cuda_plain", "cuda_wna16"];
+pub const LAYOUTS: &[&str] = &["row_major", "cpu_n16", "cpu_dense_n16", "cpu_int8", "cuda_plain", "cuda_wna16"];

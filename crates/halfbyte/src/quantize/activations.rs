@@ -80,7 +80,16 @@ impl ActRange {
 ///
 /// Shapes: x `[m, k]`.
 pub fn quantize_activations(x: &[f32], m: usize, w: &QTensor, act: Act) -> ActCodes {
-    let (k, groups) = (w.k(), w.groups());
+    quantize_rows(x, [m, w.k(), w.groups()], |j| w.group_of(j), act)
+}
+
+/// Quantises rows whose columns are divided into groups in any way. Shapes: x `[m, k]`.
+pub(crate) fn quantize_rows(
+    x: &[f32],
+    [m, k, groups]: [usize; 3],
+    group_of: impl Fn(usize) -> usize,
+    act: Act,
+) -> ActCodes {
     let mut out = ActCodes { codes: vec![0; m * k], scales: vec![0.0; m * groups], offsets: vec![0.0; m * groups] };
     for r in 0..m {
         let row = &x[r * k..(r + 1) * k];
@@ -88,7 +97,7 @@ pub fn quantize_activations(x: &[f32], m: usize, w: &QTensor, act: Act) -> ActCo
         let mut high = vec![f32::NEG_INFINITY; groups];
         let mut finite = vec![true; groups];
         for (j, &v) in row.iter().enumerate() {
-            let g = w.group_of(j);
+            let g = group_of(j);
             low[g] = low[g].min(v);
             high[g] = high[g].max(v);
             finite[g] &= v.is_finite();
@@ -102,7 +111,7 @@ pub fn quantize_activations(x: &[f32], m: usize, w: &QTensor, act: Act) -> ActCo
             })
             .collect();
         for (j, &v) in row.iter().enumerate() {
-            out.codes[r * k + j] = ranges[w.group_of(j)].code(v);
+            out.codes[r * k + j] = ranges[group_of(j)].code(v);
         }
         for (g, range) in ranges.iter().enumerate() {
             out.scales[r * groups + g] = range.scale;

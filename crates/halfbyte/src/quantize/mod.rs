@@ -3,6 +3,7 @@
 pub mod activations;
 mod awq;
 mod cholesky;
+mod conv2d;
 mod damped;
 mod drift;
 mod gptq;
@@ -12,6 +13,7 @@ mod rtn;
 mod stats;
 
 pub use awq::{AwqScales, awq_scales, rtn_clipped};
+pub use conv2d::rtn_conv2d;
 pub use drift::{Drift, correct};
 pub use gptq::{Calibrated, Gptq, gptq};
 pub use refine::{Refine, refine};

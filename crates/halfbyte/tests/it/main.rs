@@ -1,12 +1,16 @@
 //! Tests of the library through its public interface, one binary.
 
 mod awq;
+mod conv;
+mod conv_int8;
 mod cuda;
 mod data;
 mod drift;
 mod express;
 mod format;
+mod golden;
 mod gptq;
+mod int8;
 mod layout;
 mod matmul;
 mod quantize;

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("tensor", &[]),
     ("error", &["kernel"]),
-    ("format", &["error", "quantize", "tensor"]),
+    ("conv", &["error", "format"]),
+    ("format", &["conv", "error", "quantize", "tensor"]),
     ("kernel", &["error", "format", "tensor"]),
-    ("quantize", &["error", "format", "tensor"]),
+    ("quantize", &["conv", "error", "format", "tensor"]),
     ("layout", &["error", "format", "tensor"]),
-    ("cpu", &["error", "format", "kernel", "layout", "quantize", "tensor"]),
+    ("cpu", &["conv", "error", "format", "kernel", "layout", "quantize", "tensor"]),
     ("cuda", &["error", "format", "kernel", "layout", "tensor"]),
-    ("ops", &["cpu", "error", "format", "kernel", "layout", "tensor"]),
+    ("ops", &["conv", "cpu", "error", "format", "kernel", "layout", "tensor"]),
 ];
 
 /// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share; libraries opened at run

@@ -1,7 +1,7 @@
 //! Whether a measured product is right: a sample of its elements against the f64 reference.
 
 use crate::failure::Result;
-use halfbyte::format::reference::{self, Bound};
+use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::{Format, QTensor, Zeros};
 use serde::Serialize;
 
@@ -70,16 +70,21 @@ pub fn check_rows(weight: Weight<'_>, computed: Computed<'_>) -> Result<Check> {
             reference::matmul(&x, &w, [m, outputs.len(), k])
         }
     };
+    let elements = (0..m).flat_map(|r| outputs.iter().map(move |&i| y[r * n + i]));
+    Ok(compare(&product, elements, bound))
+}
+
+/// Compares elements in the order of the reference.
+pub fn compare(product: &Product, elements: impl Iterator<Item = f32>, bound: Bound) -> Check {
     let mut worst = 0.0f64;
     let mut passed = true;
-    let elements = (0..m).flat_map(|r| outputs.iter().map(move |&i| y[r * n + i]));
     for ((y, value), magnitude) in elements.zip(&product.value).zip(&product.magnitude) {
         let share = (f64::from(y) - value).abs() / bound.allowed(*magnitude);
         // A NaN is within no bound.
         passed &= share <= 1.0;
         worst = if share.is_nan() { f64::INFINITY } else { worst.max(share) };
     }
-    Ok(Check { elements: product.value.len(), worst, passed })
+    Check { elements: product.value.len(), worst, passed }
 }
 
 /// At most `most` of `count` indices, the first and the last among them.

@@ -86,15 +86,15 @@ struct Report {
 
 /// What the machine can do at most.
 #[derive(Clone, Copy, Serialize)]
-struct Limits {
-    read_gb_per_s: f64,
-    int8_gop_per_s: f64,
-    f32_gflop_per_s: f64,
-    bf16_gflop_per_s: Option<f64>,
+pub(super) struct Limits {
+    pub read_gb_per_s: f64,
+    pub int8_gop_per_s: f64,
+    pub f32_gflop_per_s: f64,
+    pub bf16_gflop_per_s: Option<f64>,
 }
 
 impl Limits {
-    fn measure(cpu: &Cpu) -> Self {
+    pub fn measure(cpu: &Cpu) -> Self {
         let roofline = Roofline::measure(cpu);
         Self {
             read_gb_per_s: roofline.read_bytes_per_second / 1e9,
@@ -105,7 +105,7 @@ impl Limits {
     }
 
     /// The better of two measurements: a limit is what was reached at any time.
-    fn best(self, other: Self) -> Self {
+    pub fn best(self, other: Self) -> Self {
         Self {
             read_gb_per_s: self.read_gb_per_s.max(other.read_gb_per_s),
             int8_gop_per_s: self.int8_gop_per_s.max(other.int8_gop_per_s),
@@ -249,7 +249,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
 }
 
 /// The failure of a check that found something.
-fn verdict(passed: Option<bool>) -> Result<()> {
+pub(super) fn verdict(passed: Option<bool>) -> Result<()> {
     if passed == Some(false) {
         return Err(Failure::new(
             Exit::No,
@@ -277,14 +277,14 @@ struct Bench<'a> {
 }
 
 /// Activations of one of the types.
-enum X {
+pub(super) enum X {
     F16(Vec<f16>),
     BF16(Vec<bf16>),
     F32(Vec<f32>),
 }
 
 impl X {
-    fn new(values: Vec<f32>, dtype: Float) -> Self {
+    pub fn new(values: Vec<f32>, dtype: Float) -> Self {
         match dtype {
             Float::F16 => X::F16(random::to_f16(&values)),
             Float::BF16 => X::BF16(random::to_bf16(&values)),
@@ -292,7 +292,7 @@ impl X {
         }
     }
 
-    fn floats(&self) -> Floats<'_> {
+    pub fn floats(&self) -> Floats<'_> {
         match self {
             X::F16(v) => Floats::F16(v),
             X::BF16(v) => Floats::BF16(v),
@@ -474,12 +474,17 @@ fn human(report: &Report) -> String {
         .collect();
     out += &table(&columns, &rows);
     out += "\n";
-    for (when, limits) in [("before", report.roofline_before), ("after", report.roofline_after)] {
+    out + &machine(report.roofline_before, report.roofline_after)
+}
+
+/// What the machine could do, a line each time it was measured.
+pub(super) fn machine(before: Limits, after: Limits) -> String {
+    let line = |(when, limits): (&str, Limits)| {
         let bf16 = limits.bf16_gflop_per_s.map_or_else(String::new, |peak| format!(", bf16 {peak:.0} GFLOP/s"));
-        out += &format!(
+        format!(
             "machine {when:<6} read {:.1} GB/s, int8 {:.0} GOP/s, f32 {:.0} GFLOP/s{bf16}\n",
             limits.read_gb_per_s, limits.int8_gop_per_s, limits.f32_gflop_per_s
-        );
-    }
-    out
+        )
+    };
+    [("before", before), ("after", after)].map(line).concat()
 }

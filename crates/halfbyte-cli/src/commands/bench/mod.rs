@@ -2,6 +2,7 @@
 
 mod case;
 mod check;
+mod conv;
 mod load;
 mod matmul;
 pub mod model;
@@ -13,6 +14,7 @@ use clap::Subcommand;
 /// Measure speed.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    Conv(conv::Args),
     Load(load::Args),
     Matmul(matmul::Args),
     Model(model::Args),
@@ -21,6 +23,7 @@ pub enum Command {
 /// Runs one of them.
 pub fn run(command: &Command, app: &App) -> Result<()> {
     match command {
+        Command::Conv(args) => conv::run(args, app),
         Command::Load(args) => load::run(args, app),
         Command::Matmul(args) => matmul::run(args, app),
         Command::Model(args) => model::run(args, app),

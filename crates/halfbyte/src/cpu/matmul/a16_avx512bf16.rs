@@ -20,10 +20,11 @@
 //! `vdpbf16ps` takes denormal numbers for zero, in x and in the sums: an activation below 2⁻¹²⁶ counts as 0.
 
 use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
-use super::{Input, Output, Packed, Scratch, exact};
+use super::{Input, Output, Packed, Rows, Scratch, exact};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::isa::Caps;
+use crate::cpu::isa::{Caps, Isa};
+use crate::cpu::transpose::transpose;
 use crate::format::Zero;
 use crate::kernel::{Problem, Reason};
 use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL};
@@ -94,9 +95,7 @@ struct Converted<'a> {
 }
 
 pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {
-    let (Packed::Quantized(w, _), Floats::BF16(values)) = (input.w, input.x) else {
-        unreachable!("selected for quantised weights and x of type bf16 only")
-    };
+    let Packed::Quantized(w, _) = input.w else { unreachable!("selected for quantised weights only") };
     let rows = RowPanels::new(input.m, HEIGHTS);
     let (height, places) = (rows.height, w.places());
     let x_len = places / 2 * height;
@@ -105,7 +104,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let pack_panel = |p: usize| {
         // SAFETY: each panel has a part of its own.
         let x = unsafe { x_out.range(p * x_len..(p + 1) * x_len) };
-        pack(values, w, rows, p, x);
+        pack(input.x, w, rows, p, x);
     };
     if input.m * places < PARALLEL_ELEMENTS {
         (0..rows.count).for_each(pack_panel);
@@ -182,41 +181,52 @@ fn pieces(w: &CpuN16, block: Range<usize>) -> impl Iterator<Item = Piece> {
 }
 
 /// Brings the rows of a panel of x to the order of places, in pairs, `[place / 2][height]`; filler is 0.
-fn pack(x: &[bf16], w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32]) {
+fn pack(x: Rows<'_>, w: &CpuN16, rows: RowPanels, panel: usize, out: &mut [u32]) {
     let (k, height) = (w.k(), rows.height);
     if k == 0 {
         return;
     }
-    let rows = rows.rows(panel);
-    if rows.len() < height {
-        out.fill(0);
-    }
+    let (rows, pairs) = (rows.rows(panel), w.places() / 2);
+    with_buffers([height * pairs, k.div_ceil(2)], |lines, room| {
+        let lines: &mut [u32] = bytemuck::cast_slice_mut(lines);
+        let room: &mut [bf16] = &mut bytemuck::cast_slice_mut(room)[..k];
+        lines[rows.len() * pairs..].fill(0);
+        for (line, at) in lines.chunks_exact_mut(pairs).zip(rows) {
+            let row = match x {
+                Rows::Matrix(Floats::BF16(x)) => &x[at * k..(at + 1) * k],
+                Rows::Patches(Floats::BF16(x), patches) => {
+                    patches.copy(x, at, bf16::ZERO, room);
+                    &*room
+                }
+                _ => unreachable!("selected for x of type bf16 only"),
+            };
+            pair(row, w.columns(), line);
+        }
+        transpose(Isa::Avx512, [height, pairs], (lines, pairs), (out, height));
+    });
+}
+
+/// Brings a row to pairs in the order of places; filler is 0.
+fn pair(row: &[bf16], columns: Option<&[u32]>, out: &mut [u32]) {
     let pair = |low: bf16, high: bf16| u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
-    for (r, row) in x[rows.start * k..rows.end * k].chunks_exact(k).enumerate() {
-        let mut quads = out.chunks_exact_mut(2 * height);
-        let mut put = |four: [bf16; 4]| {
-            if let Some(out) = quads.next() {
-                out[r] = pair(four[0], four[2]);
-                out[height + r] = pair(four[1], four[3]);
+    let pairs = |[a, b, c, d]: [bf16; 4]| [pair(a, c), pair(b, d)];
+    let (out, _) = out.as_chunks_mut::<2>();
+    match columns {
+        Some(columns) => {
+            let value = |c: u32| if c == FILLER { bf16::ZERO } else { row[c as usize] };
+            for (out, columns) in out.iter_mut().zip(columns.as_chunks::<4>().0) {
+                *out = pairs(columns.map(value));
             }
-        };
-        match w.columns() {
-            Some(columns) => {
-                for columns in columns.chunks_exact(4) {
-                    put(std::array::from_fn(|i| match columns[i] {
-                        FILLER => bf16::ZERO,
-                        c => row[c as usize],
-                    }));
-                }
+        }
+        None => {
+            let (fours, rest) = row.as_chunks::<4>();
+            let (full, last) = out.split_at_mut(fours.len());
+            for (out, &four) in full.iter_mut().zip(fours) {
+                *out = pairs(four);
             }
-            None => {
-                let fours = row.chunks_exact(4);
-                let rest = fours.remainder();
-                fours.for_each(|four| put([four[0], four[1], four[2], four[3]]));
-                if !rest.is_empty() {
-                    put(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(bf16::ZERO)));
-                }
-                (k.div_ceil(4)..w.places() / 4).for_each(|_| put([bf16::ZERO; 4]));
+            last.fill([0; 2]);
+            if !rest.is_empty() {
+                last[0] = pairs(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(bf16::ZERO)));
             }
         }
     }

@@ -16,11 +16,13 @@
 //! ```
 
 use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
-use super::{Input, Output, Packed, Scratch, widen};
+use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::transpose::transpose;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL};
+use crate::tensor::Floats;
 use std::ops::Range;
 
 /// Places along k that are converted at a time: two panels of 16 outputs take 64 KiB.
@@ -99,7 +101,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     let pack_panel = |p: usize| {
         // SAFETY: each panel has a part of its own.
         let x = unsafe { x_out.range(p * x_len..(p + 1) * x_len) };
-        pack(input, w, rows, p, x);
+        pack(cpu, input, w, rows, p, x);
     };
     if input.m * places < PARALLEL_ELEMENTS {
         (0..rows.count).for_each(pack_panel);
@@ -173,36 +175,41 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
 }
 
 /// Brings the rows of a panel of x to f32 in the order of places, `[place][height]`; filler is 0.
-fn pack(input: &Input<'_>, w: Weights<'_>, rows: RowPanels, panel: usize, out: &mut [f32]) {
-    let k = input.w.k();
+fn pack(cpu: &Cpu, input: &Input<'_>, w: Weights<'_>, rows: RowPanels, panel: usize, out: &mut [f32]) {
+    let (k, places) = (input.w.k(), w.places());
     if k == 0 {
         return;
     }
-    let height = rows.height;
-    let rows = rows.rows(panel);
+    let (isa, height, rows) = (cpu.caps().isa, rows.height, rows.rows(panel));
     let columns = match w {
         Weights::Quantized(w) => w.columns(),
         Weights::Dense(_) => None,
     };
-    if rows.len() < height {
-        out.fill(0.0);
+    let out: &mut [u32] = bytemuck::cast_slice_mut(out);
+    if let (Rows::Matrix(Floats::F32(x)), None) = (input.x, columns)
+        && rows.len() == height
+        && places == k
+    {
+        let x: &[u32] = bytemuck::cast_slice(&x[rows.start * k..rows.end * k]);
+        return transpose(isa, [height, k], (x, k), (out, height));
     }
-    with_buffers([k, 0], |row, _| {
-        for (r, at) in rows.map(|row| row * k).enumerate() {
-            widen(input.x, at..at + k, row);
-            let places = out[r..].iter_mut().step_by(height);
+    with_buffers([height * places, k + k.div_ceil(2)], |lines, room| {
+        let (row, room) = room.split_at_mut(k);
+        lines[rows.len() * places..].fill(0.0);
+        for (line, at) in lines.chunks_exact_mut(places).zip(rows) {
             match columns {
                 Some(columns) => {
-                    for (out, &c) in places.zip(columns) {
-                        *out = if c == FILLER { 0.0 } else { row[c as usize] };
+                    input.x.widen(at, row, room);
+                    for (v, &c) in line.iter_mut().zip(columns) {
+                        *v = if c == FILLER { 0.0 } else { row[c as usize] };
                     }
                 }
                 None => {
-                    for (out, v) in places.zip(row.iter().copied().chain(std::iter::repeat(0.0))) {
-                        *out = v;
-                    }
+                    input.x.widen(at, &mut line[..k], room);
+                    line[k..].fill(0.0);
                 }
             }
         }
+        transpose(isa, [height, places], (bytemuck::cast_slice(lines), places), (out, height));
     });
 }

@@ -21,12 +21,17 @@ mod a8_avx2;
 mod a8_avx512vnni;
 mod any_scalar;
 mod blocking;
+mod encode;
 mod epilogue;
 mod exact_act;
 mod quantized_act;
+mod rows;
 
 pub use crate::kernel::Activation;
+pub(crate) use encode::Pixels;
 pub use epilogue::Epilogue;
+pub(crate) use epilogue::Output;
+pub(crate) use rows::{Rows, widen};
 
 use super::Cpu;
 use super::isa::{Caps, Isa};
@@ -37,7 +42,6 @@ use crate::layout::Lines;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::CpuN16;
 use crate::tensor::{Floats, FloatsMut};
-use epilogue::Output;
 use std::sync::PoisonError;
 
 /// A weight in the layout that the kernels read.
@@ -100,7 +104,7 @@ pub struct Call<'a> {
 /// Buffers that a device keeps from product to product.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    x: Lines,
+    pub(super) x: Lines,
     meta: Lines,
 }
 
@@ -117,10 +121,13 @@ pub struct Kernel {
 }
 
 /// What a kernel multiplies.
-struct Input<'a> {
-    x: Floats<'a>,
-    m: usize,
-    w: &'a Packed,
+pub(crate) struct Input<'a> {
+    /// Rows of x, as many as `m` says.
+    pub x: Rows<'a>,
+    /// Rows of x.
+    pub m: usize,
+    /// Weight.
+    pub w: &'a Packed,
 }
 
 /// All kernels that this program was compiled with; the first that supports a problem serves it.
@@ -239,15 +246,10 @@ pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<R
 pub(crate) fn run(kernel: &Kernel, cpu: &Cpu, call: Call<'_>) {
     let mut scratch = cpu.scratch.lock().unwrap_or_else(PoisonError::into_inner);
     let output = Output::new(call.y, [call.m, call.w.n()], call.epilogue);
-    (kernel.run)(cpu, &mut scratch, &Input { x: call.x, m: call.m, w: call.w }, &output);
+    run_part(kernel, cpu, &mut scratch, &Input { x: Rows::Matrix(call.x), m: call.m, w: call.w }, &output);
 }
 
-/// Brings elements `range` of x to f32 in `out`.
-fn widen(x: Floats<'_>, range: std::ops::Range<usize>, out: &mut [f32]) {
-    use half::slice::HalfFloatSliceExt;
-    match x {
-        Floats::F32(x) => out.copy_from_slice(&x[range]),
-        Floats::F16(x) => x[range].convert_to_f32_slice(out),
-        Floats::BF16(x) => x[range].convert_to_f32_slice(out),
-    }
+/// Computes a part of something larger, for which no other thread computes the same outputs at the time.
+pub(crate) fn run_part(kernel: &Kernel, cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {
+    (kernel.run)(cpu, scratch, input, y);
 }

@@ -13,14 +13,13 @@
 //! and `oB` where it has a float offset instead.
 
 use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
-use super::{Input, Output, Packed, Scratch, widen};
+use super::encode::{Pixels, encode_row};
+use super::{Input, Output, Packed, Rows, Scratch};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::isa::per_isa;
+use crate::cpu::transpose::transpose;
 use crate::format::Act;
-use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL, Span};
-use crate::quantize::activations::ActRange;
-use crate::tensor::Floats;
+use crate::layout::cpu_n16::{CpuN16, PANEL, Span};
 use std::ops::Range;
 
 /// Places along k that are multiplied before the next tile of outputs: a panel of x and one of weights in the cache.
@@ -83,7 +82,7 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     scratch.x.ensure(rows.count * x_len);
     scratch.meta.ensure(rows.count * rows_len * size_of::<RowSpan>());
 
-    let pack = Pack { x: input.x, w, act: *act, rows };
+    let pack = Pack { x: input.x, whole: Pixels::new(w, *act, 1), rows };
     let x_out = DisjointMut::new(scratch.x.as_mut_slice::<i8>());
     let rows_out = DisjointMut::new(scratch.meta.as_mut_slice::<RowSpan>());
     let pack_panel = |p: usize| {
@@ -161,153 +160,40 @@ fn block_end(spans: &[Span], first: usize, columns_per_tile: usize) -> usize {
 
 /// Quantises rows of x into panels.
 struct Pack<'a> {
-    x: Floats<'a>,
-    w: &'a CpuN16,
-    act: Act,
+    x: Rows<'a>,
+    /// Whole rows as if they were pixels of one position.
+    whole: Pixels<'a>,
     rows: RowPanels,
 }
 
 impl Pack<'_> {
     fn panel(&self, cpu: &Cpu, p: usize, out: &mut [i8], row_spans: &mut [RowSpan]) {
-        let (w, height) = (self.w, self.rows.height);
-        let (k, places) = (w.k(), w.places());
-        let rows = self.rows.rows(p);
-        with_buffers([k.max(places), places.div_ceil(4)], |row, codes| {
-            let codes: &mut [i8] = bytemuck::cast_slice_mut(codes);
-            for r in 0..height {
-                if r >= rows.len() {
-                    codes.fill(0);
-                    row_spans.iter_mut().skip(r).step_by(height).for_each(|s| *s = RowSpan::default());
-                } else {
-                    let at = (rows.start + r) * k;
-                    match (w.columns(), self.x) {
-                        (Some(columns), x) => {
-                            for (v, &c) in row.iter_mut().zip(columns) {
-                                *v = if c == FILLER { 0.0 } else { x.get(at + c as usize) };
-                            }
-                            self.row(cpu, row, codes, r, row_spans);
-                        }
-                        (None, Floats::F32(x)) => self.row(cpu, &x[at..at + k], codes, r, row_spans),
-                        (None, x) => {
-                            widen(x, at..at + k, &mut row[..k]);
-                            self.row(cpu, row, codes, r, row_spans);
-                        }
+        let (isa, height, rows) = (cpu.caps().isa, self.rows.height, self.rows.rows(p));
+        let (k, places) = (self.whole.channels, self.whole.places);
+        if places == 0 {
+            return;
+        }
+        let quads = places / 4;
+        with_buffers([k.max(places), height * quads], |room, lines| {
+            let lines: &mut [u32] = bytemuck::cast_slice_mut(lines);
+            lines[rows.len() * quads..].fill(0);
+            for r in rows.len()..height {
+                row_spans[r..].iter_mut().step_by(height).for_each(|s| *s = RowSpan::default());
+            }
+            for ((r, row), line) in rows.enumerate().zip(lines.chunks_exact_mut(quads)) {
+                match self.x {
+                    Rows::Matrix(x) => {
+                        let row = self.whole.ordered(x, row, room);
+                        encode_row(isa, &self.whole, row, bytemuck::cast_slice_mut(line), |span, numbers| {
+                            row_spans[span * height + r] = numbers;
+                        });
                     }
-                }
-                if places == 0 {
-                    continue;
-                }
-                let out: &mut [u32] = bytemuck::cast_slice_mut(&mut *out);
-                let codes: &[u32] = bytemuck::cast_slice(&*codes);
-                for (out, &quad) in out[r..].iter_mut().step_by(height).zip(codes) {
-                    *out = quad;
+                    Rows::Encoded(pixels) => pixels.row(row, line, height, &mut row_spans[r..]),
+                    Rows::Patches(..) => unreachable!("pixels are quantised before their windows are gathered"),
                 }
             }
+            let out = bytemuck::cast_slice_mut(out);
+            transpose(isa, [height, quads], (lines, quads), (out, height));
         });
-    }
-
-    /// Quantises a row that lies in the order of places into `codes` and the `r`th entry of each span.
-    fn row(&self, cpu: &Cpu, row: &[f32], codes: &mut [i8], r: usize, row_spans: &mut [RowSpan]) {
-        let isa = cpu.caps().isa;
-        let per_tile = self.w.columns_per_tile();
-        let spans = self.w.spans();
-        let mut s = 0;
-        while s < spans.len() {
-            let group = spans[s].group;
-            let in_group = spans[s..].iter().take_while(|span| span.group == group).count();
-            let extremes = spans[s..s + in_group].iter().fold(Extremes::NONE, |e, span| {
-                let piece = &row[span.tile * per_tile..][..span.columns];
-                e.join(if self.act == Act::A8Asym { low_and_high(isa, piece) } else { magnitude(isa, piece) })
-            });
-            let range = match self.act {
-                Act::A8Asym => ActRange::asymmetric(extremes.low, extremes.high, extremes.finite()),
-                _ => ActRange::symmetric(f32::from_bits(extremes.magnitude_bits)),
-            };
-            for (span, at) in spans[s..s + in_group].iter().zip(s..) {
-                let start = span.tile * per_tile;
-                let out = &mut codes[start..start + span.tiles * per_tile];
-                let sum = encode(isa, &row[start..start + span.columns], range, &mut out[..span.columns]);
-                out[span.columns..].fill(0);
-                row_spans[at * self.rows.height + r] = RowSpan {
-                    scale: range.scale,
-                    minus_sum: -sum,
-                    total: range.scale * sum as f32 + span.columns as f32 * range.offset,
-                    offset: range.offset,
-                };
-            }
-            s += in_group;
-        }
-    }
-}
-
-/// Least, greatest element, and the greatest magnitude as bits, by which NaN and infinity are greatest.
-#[derive(Clone, Copy)]
-struct Extremes {
-    low: f32,
-    high: f32,
-    magnitude_bits: u32,
-}
-
-impl Extremes {
-    const NONE: Self = Self { low: f32::INFINITY, high: f32::NEG_INFINITY, magnitude_bits: 0 };
-
-    fn join(self, other: Self) -> Self {
-        Self {
-            low: self.low.min(other.low),
-            high: self.high.max(other.high),
-            magnitude_bits: self.magnitude_bits.max(other.magnitude_bits),
-        }
-    }
-
-    fn finite(self) -> bool {
-        f32::from_bits(self.magnitude_bits).is_finite()
-    }
-}
-
-per_isa! {
-    fn magnitude(x: &[f32]) -> Extremes {
-        let bits = x.iter().fold(0u32, |a, v| a.max(v.to_bits() & 0x7fff_ffff));
-        Extremes { magnitude_bits: bits, ..Extremes::NONE }
-    }
-}
-
-per_isa! {
-    fn low_and_high(x: &[f32]) -> Extremes {
-        // Sixteen of each side by side, for the vectoriser: it may not reorder float comparisons itself.
-        let (mut low, mut high, mut bits) = ([f32::INFINITY; 16], [f32::NEG_INFINITY; 16], [0u32; 16]);
-        let chunks = x.chunks_exact(16);
-        let rest = chunks.remainder();
-        for chunk in chunks {
-            for i in 0..16 {
-                let v = chunk[i];
-                low[i] = if v < low[i] { v } else { low[i] };
-                high[i] = if v > high[i] { v } else { high[i] };
-                bits[i] = bits[i].max(v.to_bits() & 0x7fff_ffff);
-            }
-        }
-        let mut all = Extremes::NONE;
-        for i in 0..16 {
-            all = all.join(Extremes { low: low[i], high: high[i], magnitude_bits: bits[i] });
-        }
-        for &v in rest {
-            all = all.join(Extremes { low: v, high: v, magnitude_bits: v.to_bits() & 0x7fff_ffff });
-        }
-        all
-    }
-}
-
-per_isa! {
-    /// [`ActRange::code`] of each element, and their sum.
-    fn encode(x: &[f32], range: ActRange, out: &mut [i8]) -> i32 {
-        // Adding 1.5·2²³ rounds to an integer, half to even, and leaves it in the lowest bits.
-        const ROUND: f32 = 12_582_912.0;
-        let flip = if range.shift == 0.0 { 0u8 } else { 0x80 };
-        let mut sum = 0i32;
-        for (out, &v) in out.iter_mut().zip(x) {
-            let code = (((v - range.base) * range.inverse + ROUND).to_bits() as u8 ^ flip) as i8;
-            *out = code;
-            sum += i32::from(code);
-        }
-        sum
     }
 }

@@ -37,6 +37,8 @@ DEV void copy_box_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
                ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask) : "memory");
 }
+// Orders what this thread has loaded from shared memory before what copies write there after a later arrival.
+DEV void loads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Fetches the map itself, so that the first box does not wait for it.
 DEV void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEV u64 policy_evict_first() { u64 p; asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p)); return p; }

@@ -35,7 +35,11 @@ struct Consumer {                                // what a consumer warp keeps f
     if constexpr (ZERO) return zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2)));
     else return zeros_symmetric();
   }
+  // Frees a stage that the tensor cores have read.
   __device__ __forceinline__ void release(u32 bar) const { if (lane == 0) mbarrier_arrive(bar); }
+  // Frees a stage that this warp has loaded to registers: the copy engine writes it by another way, on which an arrival alone does not
+  // keep it behind loads that are still on theirs.
+  __device__ __forceinline__ void release_loaded(u32 bar) const { loads_before_copies(); __syncwarp(); release(bar); }
 };
 // sum += s * acc, rows R and R+8.
 DEV void promote(float (&sum)[NT / 2], const float (&acc)[NT / 2], float s, float s8) {
@@ -88,10 +92,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
             for (int n = 0; n < NT / 8; n++) mma_sync<BF16>(acc[p][h % CHAINS] + 4 * n, a, b[n][2 * h], b[n][2 * h + 1]);
           }
       }
-      if (group == 8 / STEPS - 1) {
-        __syncwarp();
-        c.release(c.r.empty_w + 8 * c.w.stage);
-      }
+      if (group == 8 / STEPS - 1) c.release_loaded(c.r.empty_w + 8 * c.w.stage);
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
         const float s0 = GROUP ? low(s[p][group]) : 1.f, s8 = GROUP ? high(s[p][group]) : 1.f;
@@ -120,13 +121,9 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   u.empty_w = c.r.empty_w + 8 * c.w.stage;
   c.w.advance(SETS);
 }
-// Frees the stage of W, once every code has been converted (in a joint ring it is freed with x).  An arrival does not wait for loads
-// that are still on their way to registers: freed right behind them, the stage was at times written before it was read.
+// Frees the stage of W, once every code has been converted; in a joint ring it is freed with x.
 DEV void release_unit(const Consumer& c, const Unit& u) {
-  if constexpr (!JOINT) {
-    __syncwarp();
-    c.release(u.empty_w);
-  }
+  if constexpr (JOINT) loads_before_copies(); else c.release_loaded(u.empty_w);
 }
 // Waits for the current stage of x and returns its descriptor; the shuffle makes it uniform, else it would cost two moves a wgmma.
 DEV u64 open_x(const Consumer& c) {

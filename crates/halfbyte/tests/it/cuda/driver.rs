@@ -95,7 +95,7 @@ fn copies_arrive_and_views_are_where_they_should_be() {
         assert!(stream.download(other.view(), &mut []).is_err());
         let mut nothing = gpu.context().allocate::<u32>(0).unwrap();
         stream.upload(&[], nothing.view_mut()).unwrap();
-        assert_eq!(read(&stream, nothing.view()), []);
+        assert_eq!(read(&stream, nothing.view()), Vec::<u32>::new());
         let mut workspace = Workspace::new(&gpu, &stream, 100).unwrap();
         assert_eq!(workspace.bytes(), 100);
         let view = workspace.view_mut();

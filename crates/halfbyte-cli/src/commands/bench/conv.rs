@@ -1,0 +1,429 @@
+//! `halfbyte bench conv`: convolutions on cold inputs, beside what the machine could compute at most.
+
+mod plan;
+
+use super::check::{self, Check};
+use super::matmul::{Limits, X, machine, verdict};
+use crate::app::App;
+use crate::args::{FloatArg, WeightKind};
+use crate::failure::{Failure, Result};
+use crate::machine::{cold_bytes, memory_available};
+use crate::progress::Progress;
+use crate::random;
+use crate::text::{Align, bytes, rate, table};
+use crate::timing::{Effort, Measured, measure};
+use clap::ValueEnum;
+use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
+use halfbyte::cpu::Cpu;
+use halfbyte::format::reference::{self, Bound};
+use halfbyte::ops::Conv2d;
+use halfbyte::{Act, Float, Floats, FloatsMut, QTensor};
+use plan::{Shape, plan};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Time two-dimensional convolutions on images that lie in no cache.
+///
+/// Weights and x are random; as many copies of x and y are passed through in turn as it takes to find each of them cold. The
+/// machine's peaks are measured before and after.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Shapes, formats and batches from a file, as bench/cases/resnet50.toml.
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["ci", "co", "size", "kernel", "stride", "padding", "dilation", "groups"])]
+    case: Option<PathBuf>,
+    /// Formats of the weights, as w8a8; or f32, f16, bf16 for dense ones [default: w8a8].
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
+    format: Vec<WeightKind>,
+    /// Images at a time [default: 1].
+    #[arg(long, value_name = "N", value_delimiter = ',')]
+    batch: Vec<usize>,
+    /// Type of x; y is f32.
+    #[arg(long, value_enum, default_value = "f32")]
+    x: FloatArg,
+    /// Order of the elements of x and y.
+    #[arg(long, value_enum, default_value = "nhwc")]
+    layout: LayoutArg,
+    /// Input channels.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    ci: usize,
+    /// Output channels.
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    co: usize,
+    /// Rows and columns of the input: 56, or 56x48.
+    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "56")]
+    size: [usize; 2],
+    /// Rows and columns of the kernel.
+    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "3")]
+    kernel: [usize; 2],
+    /// Pixels from output to output.
+    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "1")]
+    stride: [usize; 2],
+    /// Pixels of zeros above and below, left and right.
+    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "1")]
+    padding: [usize; 2],
+    /// Pixels from position to position of the kernel.
+    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "1")]
+    dilation: [usize; 2],
+    /// Groups of channels.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    groups: usize,
+    /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
+    #[arg(long)]
+    check: bool,
+    /// Leave out the convolution with dense f32 weights, to which times are compared.
+    #[arg(long)]
+    no_baseline: bool,
+}
+
+/// An order of elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LayoutArg {
+    /// Channels first.
+    Nchw,
+    /// Channels last.
+    Nhwc,
+}
+
+impl From<LayoutArg> for Layout2d {
+    fn from(layout: LayoutArg) -> Self {
+        match layout {
+            LayoutArg::Nchw => Layout2d::Nchw,
+            LayoutArg::Nhwc => Layout2d::Nhwc,
+        }
+    }
+}
+
+/// Two numbers, down and across, or one for both.
+fn pair(text: &str) -> std::result::Result<[usize; 2], String> {
+    let number = |text: &str| text.parse().map_err(|_| "expected a number, or two as 3x5".to_owned());
+    match text.split_once('x') {
+        Some((down, across)) => Ok([number(down)?, number(across)?]),
+        None => number(text).map(|both| [both; 2]),
+    }
+}
+
+#[derive(Serialize)]
+struct Report {
+    threads: usize,
+    isa: &'static str,
+    origin: Option<String>,
+    roofline_before: Limits,
+    roofline_after: Limits,
+    results: Vec<Line>,
+    /// Formats that a shape cannot have.
+    left_out: Vec<LeftOut>,
+    /// None without `--check`.
+    passed: Option<bool>,
+}
+
+#[derive(Serialize)]
+struct LeftOut {
+    format: String,
+    shape: String,
+    cause: String,
+}
+
+#[derive(Serialize)]
+struct Line {
+    format: String,
+    x: &'static str,
+    layout: &'static str,
+    batch: usize,
+    ci: usize,
+    co: usize,
+    size: [usize; 2],
+    kernel_size: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 4],
+    dilation: [usize; 2],
+    groups: usize,
+    origin: Option<String>,
+    kernel: &'static str,
+    weight_bytes: usize,
+    copies: usize,
+    runs: usize,
+    median_us: f64,
+    least_us: f64,
+    spread: f64,
+    gflop_per_s: f64,
+    peak_percent: f64,
+    peak: &'static str,
+    baseline_us: Option<f64>,
+    times_baseline: Option<f64>,
+    check: Option<Check>,
+}
+
+/// Runs all convolutions of the plan.
+pub fn run(args: &Args, app: &App) -> Result<()> {
+    app.cpu_only()?;
+    let plan = plan(args)?;
+    let cpu = app.cpu()?;
+    let progress = Progress::steps(app);
+    progress.step("measuring the machine");
+    let before = Limits::measure(&cpu);
+    let (mut results, mut left_out) = (Vec::new(), Vec::new());
+    for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
+        let bench = Bench { cpu: &cpu, shape, batch, x: args.x.into(), layout: args.layout.into(), check: args.check };
+        let baseline = match args.no_baseline {
+            true => None,
+            false => Some(bench.run(WeightKind::Dense(Float::F32), &progress)?.median_us),
+        };
+        for &kind in &plan.kinds {
+            if let WeightKind::Quantized(format) = kind
+                && let Err(e) = shape.geometry().scale_channels(format.weight.group)
+            {
+                let (format, shape) = (kind.to_string(), name(&shape.geometry(), shape.size));
+                left_out.push(LeftOut { format, shape, cause: e.to_string() });
+                continue;
+            }
+            let mut line = bench.run(kind, &progress)?;
+            line.origin = plan.origin.is_some().then(|| shape.origin.clone());
+            line.baseline_us = baseline;
+            line.times_baseline = baseline.map(|b| b / line.median_us);
+            results.push(line);
+        }
+    }
+    progress.step("measuring the machine again");
+    let after = Limits::measure(&cpu);
+    drop(progress);
+    let limits = before.best(after);
+    for line in &mut results {
+        let (peak, name) = match (line.kernel, limits.bf16_gflop_per_s) {
+            ("a16_avx512bf16", Some(peak)) => (peak, "bf16"),
+            (kernel, _) if kernel.starts_with("a8_") => (limits.int8_gop_per_s, "int8"),
+            _ => (limits.f32_gflop_per_s, "f32"),
+        };
+        line.peak_percent = 100.0 * line.gflop_per_s / peak;
+        line.peak = name;
+    }
+    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
+    let report = Report {
+        threads: cpu.threads().count(),
+        isa: cpu.caps().isa.name(),
+        origin: plan.origin,
+        roofline_before: before,
+        roofline_after: after,
+        results,
+        left_out,
+        passed,
+    };
+    app.result(&report, human)?;
+    verdict(passed)
+}
+
+/// A weight before it is packed.
+enum Source {
+    Quantized(QTensor, Act),
+    Dense(X),
+}
+
+impl Source {
+    fn new(kind: WeightKind, geometry: &Geometry) -> Result<Self> {
+        let [n, k] = [geometry.co, geometry.k()];
+        Ok(match kind {
+            WeightKind::Quantized(format) => Source::Quantized(random::qtensor(format.weight, [n, k], 1)?, format.act),
+            WeightKind::Dense(dtype) => Source::Dense(X::new(random::normals(n * k, 1), dtype)),
+        })
+    }
+
+    fn pack(&self, geometry: Geometry) -> Result<Conv2d> {
+        Ok(match self {
+            Source::Quantized(w, act) => Conv2d::new(w, *act, geometry)?,
+            Source::Dense(w) => Conv2d::dense(w.floats(), geometry)?,
+        })
+    }
+}
+
+/// Measures one convolution.
+struct Bench<'a> {
+    cpu: &'a Cpu,
+    shape: &'a Shape,
+    batch: usize,
+    x: Float,
+    layout: Layout2d,
+    check: bool,
+}
+
+impl Bench<'_> {
+    fn run(&self, kind: WeightKind, progress: &Progress) -> Result<Line> {
+        let (geometry, size) = (self.shape.geometry(), self.shape.size);
+        let shape = Conv2dShape::new(geometry, self.batch, size)?;
+        progress.step(format!("{kind} {} batch {}", name(&geometry, size), self.batch));
+        let image_bytes = shape.x_len() * self.x.size_bytes() + shape.y_len() * 4;
+        let copies = (cold_bytes() as usize).div_ceil(image_bytes).clamp(1, 1 << 12);
+        self.refuse_too_large(&shape, copies * image_bytes)?;
+        let source = Source::new(kind, &geometry)?;
+        let conv = source.pack(geometry)?.with_layouts(self.layout, self.layout);
+        let x: Vec<X> =
+            (0..copies).map(|seed| X::new(random::normals(shape.x_len(), 2 + seed as u64), self.x)).collect();
+        let mut y = vec![vec![f32::NAN; shape.y_len()]; copies];
+        let effort = Effort {
+            warm_up: 2,
+            runs: 10,
+            at_least: Duration::from_millis(300),
+            at_most: Duration::from_secs(3),
+            in_any_case: 3,
+        };
+        let Measured { median, least, spread, runs } = measure(effort, |run| {
+            let at = run % copies;
+            Ok(conv.forward(self.cpu, x[at].floats(), self.batch, size, FloatsMut::F32(&mut y[at]))?)
+        })?;
+        let check = if self.check { Some(self.compare(&source, &shape, x[0].floats(), &y[0])?) } else { None };
+        Ok(Line {
+            format: kind.to_string(),
+            x: self.x.name(),
+            layout: self.layout.name(),
+            batch: self.batch,
+            ci: geometry.ci,
+            co: geometry.co,
+            size,
+            kernel_size: geometry.kernel,
+            stride: geometry.stride,
+            padding: geometry.padding,
+            dilation: geometry.dilation,
+            groups: geometry.groups,
+            origin: None,
+            kernel: conv.kernel(self.cpu, self.batch, size, self.x, Float::F32)?,
+            weight_bytes: conv.bytes(),
+            copies,
+            runs,
+            median_us: median * 1e6,
+            least_us: least * 1e6,
+            spread,
+            gflop_per_s: shape.operations() / median / 1e9,
+            peak_percent: 0.0,
+            peak: "",
+            baseline_us: None,
+            times_baseline: None,
+            check,
+        })
+    }
+
+    /// Error: more memory than the system says is available.
+    fn refuse_too_large(&self, shape: &Conv2dShape, images: usize) -> Result<()> {
+        let Some(available) = memory_available() else { return Ok(()) };
+        let weights = shape.geometry().co * shape.geometry().k() * 16;
+        let needed = (images + 8 * shape.x_len() + weights) as u64;
+        if needed > available {
+            return Err(Failure::memory(
+                format!("{} at batch {} does not fit", name(shape.geometry(), shape.input()), self.batch),
+                format!("about {} are needed, {} are available", bytes(needed), bytes(available)),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Compares the first and the last image with the reference: all their pixels, of the first channels if any may be left out.
+    fn compare(&self, source: &Source, shape: &Conv2dShape, x: Floats<'_>, y: &[f32]) -> Result<Check> {
+        let geometry = shape.geometry();
+        let channels = if geometry.groups == 1 { geometry.co.min(CHECKED_CHANNELS) } else { geometry.co };
+        let one = Conv2dShape::new(Geometry { co: channels, ..*geometry }, 1, shape.input())?;
+        let bound = Bound::new(Float::F32, geometry.k());
+        let (pixels, seen) = (shape.input().iter().product::<usize>(), shape.output().iter().product::<usize>());
+        let mut found = Check { elements: 0, worst: 0.0, passed: true };
+        for image in if self.batch == 1 { vec![0] } else { vec![0, self.batch - 1] } {
+            let at = |image: usize, channels: usize, pixels: usize, c: usize, p: usize| match self.layout {
+                Layout2d::Nchw => (image * channels + c) * pixels + p,
+                Layout2d::Nhwc => (image * pixels + p) * channels + c,
+            };
+            let planes = (0..geometry.ci).flat_map(|c| (0..pixels).map(move |p| (c, p)));
+            let x: Vec<f32> = planes.map(|(c, p)| x.get(at(image, geometry.ci, pixels, c, p))).collect();
+            let product = match source {
+                Source::Quantized(w, act) => reference::conv2d_linear(&x, &w.rows(0..channels)?, *act, &one)?,
+                Source::Dense(w) => {
+                    let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+                    reference::conv2d(&wide(&x), &wide(&w.floats().to_f32()[..channels * geometry.k()]), &one)
+                }
+            };
+            let elements = (0..channels).flat_map(|c| (0..seen).map(move |p| (c, p)));
+            let elements = elements.map(|(c, p)| y[at(image, geometry.co, seen, c, p)]);
+            let check = check::compare(&product, elements, bound);
+            found = Check {
+                elements: found.elements + check.elements,
+                worst: found.worst.max(check.worst),
+                passed: found.passed && check.passed,
+            };
+        }
+        Ok(found)
+    }
+}
+
+/// Output channels that are compared with the reference.
+const CHECKED_CHANNELS: usize = 4;
+
+/// A convolution as a table names it: `64→128 3×3 /2 56×56`.
+fn name(geometry: &Geometry, [h, w]: [usize; 2]) -> String {
+    let Geometry { ci, co, kernel: [kh, kw], stride, dilation, groups, .. } = *geometry;
+    let more = |sign: &str, [down, across]: [usize; 2]| match (down, across) {
+        (1, 1) => String::new(),
+        (a, b) if a == b => format!(" {sign}{a}"),
+        (a, b) => format!(" {sign}{a}×{b}"),
+    };
+    let groups = if groups == 1 { String::new() } else { format!(" in {groups} groups") };
+    format!("{ci}→{co} {kh}×{kw}{}{}{groups} {h}×{w}", more("/", stride), more("dilated ", dilation))
+}
+
+fn human(report: &Report) -> String {
+    let mut out = String::new();
+    if let Some(origin) = &report.origin {
+        out += &format!("{origin}\n");
+    }
+    out += &format!("{} threads, {}; x and weights random, x and y cold\n\n", report.threads, report.isa);
+    let checked = report.passed.is_some();
+    let mut columns = vec![
+        ("format", Align::Left),
+        ("x", Align::Left),
+        ("layout", Align::Left),
+        ("batch", Align::Right),
+        ("convolution", Align::Left),
+        ("kernel", Align::Left),
+        ("µs", Align::Right),
+        ("±%", Align::Right),
+        ("GFLOP/s", Align::Right),
+        ("of peak", Align::Right),
+        ("", Align::Left),
+        ("× f32", Align::Right),
+    ];
+    if checked {
+        columns.push(("check", Align::Left));
+    }
+    let rows: Vec<Vec<String>> = report
+        .results
+        .iter()
+        .map(|line| {
+            let geometry = Geometry {
+                stride: line.stride,
+                dilation: line.dilation,
+                groups: line.groups,
+                ..Geometry::new(line.ci, line.co, line.kernel_size)
+            };
+            let mut row = vec![
+                line.format.clone(),
+                line.x.to_owned(),
+                line.layout.to_owned(),
+                line.batch.to_string(),
+                name(&geometry, line.size),
+                line.kernel.to_owned(),
+                rate(line.median_us),
+                format!("{:.0}", 50.0 * line.spread),
+                format!("{:.1}", line.gflop_per_s),
+                format!("{:.0} %", line.peak_percent),
+                line.peak.to_owned(),
+                line.times_baseline.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}")),
+            ];
+            if checked {
+                row.push(line.check.map_or_else(String::new, |check| {
+                    format!("{} {:.2}", if check.passed { "ok" } else { "MISSED" }, check.worst)
+                }));
+            }
+            row
+        })
+        .collect();
+    out += &table(&columns, &rows);
+    out += "\n";
+    for left in &report.left_out {
+        out += &format!("left out: {} of {}: {}\n", left.format, left.shape, left.cause);
+    }
+    out + &machine(report.roofline_before, report.roofline_after)
+}

@@ -1,0 +1,194 @@
+//! Convolutions of bytes: products whose rows are gathered as they are needed, and a loop of its own for one channel a group.
+//!
+//! ```text
+//! x to pixels, if it lies in planes                                                         (once, all threads)
+//! products:   for each group of channels:  int8::multiply, with rows written from windows; padding has x's zero point
+//! depthwise:  for each output pixel:  c = Σ x[position] · (w − zW)[position]                int32, channels in registers
+//! epilogue, as that of products; y to planes, if it lies so
+//! ```
+
+use super::images;
+use crate::conv::{Conv2dShape, Geometry, Layout2d};
+use crate::cpu::Cpu;
+use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::int8::{self, Requantize, Rows, Target};
+use crate::cpu::isa::per_isa;
+use crate::cpu::patches::Patches;
+use crate::format::int8::{Affine, Byte, BytesMut, Int8Weight};
+use crate::layout::Lines;
+use crate::layout::cpu_int8::CpuInt8;
+use std::ops::Range;
+use std::sync::PoisonError;
+
+/// Weights in the form that they are multiplied in.
+#[derive(Clone, Debug)]
+pub(crate) struct Weights {
+    /// One for each group of channels; a single one for all of them if each has one input channel.
+    pub packed: Vec<CpuInt8>,
+    /// What becomes of the sums of each.
+    pub epilogues: Vec<Requantize>,
+    /// The single one, if each group has one input channel.
+    pub depthwise: Option<Depthwise>,
+}
+
+/// Weights less their zero points, `[position][co]`.
+#[derive(Clone, Debug)]
+pub(crate) struct Depthwise(Vec<i16>);
+
+impl Depthwise {
+    /// From weights `[co, kh · kw]`.
+    pub fn new(w: &Int8Weight<'_>) -> Self {
+        let (co, positions) = (w.n(), w.k());
+        let order = (0..positions).flat_map(|p| (0..co).map(move |o| (p, o)));
+        Self(order.map(|(p, o)| (w.codes().get(o * positions + p) - w.zero(o)) as i16).collect())
+    }
+
+    /// Bytes that the weights take.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.0.as_slice())
+    }
+}
+
+/// One convolution; signed bytes as their bits.
+pub(crate) struct Call<'a> {
+    pub shape: &'a Conv2dShape,
+    pub x: &'a [u8],
+    /// What the bytes of x stand for.
+    pub affine: Affine,
+    pub x_layout: Layout2d,
+    pub weights: &'a Weights,
+    pub y: &'a mut [u8],
+    pub y_layout: Layout2d,
+}
+
+/// Computes a convolution whose lengths have been checked.
+pub(crate) fn run(cpu: &Cpu, call: Call<'_>) {
+    let Call { shape, x, affine, x_layout, weights, y, y_layout } = call;
+    if y.is_empty() {
+        return;
+    }
+    let mut scratch = cpu.conv_scratch.lock().unwrap_or_else(PoisonError::into_inner);
+    let super::Scratch { images: pixels, wide, repeated, .. } = &mut *scratch;
+    let x = match x_layout {
+        Layout2d::Nhwc => x,
+        Layout2d::Nchw => {
+            pixels.ensure(x.len());
+            images::transpose(cpu, x, shape, pixels.as_mut_slice::<u8>());
+            &pixels.as_slice::<u8>()[..x.len()]
+        }
+    };
+    let x =
+        if weights.depthwise.is_some() && shape.geometry().outputs() > 1 { repeat(cpu, x, shape, repeated) } else { x };
+    match y_layout {
+        Layout2d::Nhwc => convolve(cpu, shape, (x, affine), weights, y),
+        Layout2d::Nchw => {
+            wide.ensure(y.len());
+            let by_pixel = &mut wide.as_mut_slice::<u8>()[..y.len()];
+            convolve(cpu, shape, (x, affine), weights, by_pixel);
+            images::to_planes(cpu, by_pixel, shape, y);
+        }
+    }
+}
+
+/// x and y lie pixel by pixel.
+fn convolve(cpu: &Cpu, shape: &Conv2dShape, (x, affine): (&[u8], Affine), weights: &Weights, y: &mut [u8]) {
+    if let Some(w) = &weights.depthwise {
+        return depthwise(cpu, shape, (x, affine), (w, &weights.epilogues[0]), y);
+    }
+    let geometry = shape.geometry();
+    let (channels, padding) = (geometry.channels(), affine.zero() as u8);
+    for (group, (w, epilogue)) in weights.packed.iter().zip(&weights.epilogues).enumerate() {
+        let patches = Patches::new(shape, group, 0, channels);
+        let write = |rows: Range<usize>, out: &mut [u8]| {
+            for (row, out) in rows.zip(out.chunks_exact_mut(w.k())) {
+                patches.copy(x, row, padding, out);
+            }
+        };
+        let rows = if shape.is_product() { Rows::Strided(x, channels) } else { Rows::Written(&write) };
+        let y = match epilogue.y().byte() {
+            Byte::U8 => BytesMut::U8(y),
+            Byte::I8 => BytesMut::I8(bytemuck::cast_slice_mut(y)),
+        };
+        let (m, column) = (shape.output_pixels(), group * geometry.outputs());
+        let y = Target::Bytes(epilogue, y);
+        int8::multiply(cpu, int8::Call { x: rows, byte: affine.byte(), m, w, y, stride: geometry.co, column });
+    }
+}
+
+fn depthwise(
+    cpu: &Cpu,
+    shape: &Conv2dShape,
+    (x, affine): (&[u8], Affine),
+    (w, epilogue): (&Depthwise, &Requantize),
+    y: &mut [u8],
+) {
+    let Geometry { co, kernel, .. } = *shape.geometry();
+    let isa = cpu.caps().isa;
+    let [rows, columns] = shape.output();
+    let padding = vec![affine.zero() as u8; co];
+    let flip = if affine.byte() == Byte::I8 { 0x80 } else { 0 };
+    let y = DisjointMut::new(y);
+    cpu.threads().run(shape.batch() * rows, &|row| {
+        let mut sums = vec![0i32; co];
+        let mut taps = Vec::with_capacity(kernel[0] * kernel[1]);
+        for pixel in row * columns..(row + 1) * columns {
+            let window = shape.window(pixel);
+            taps.clear();
+            for (position, w) in w.0.chunks_exact(co).enumerate() {
+                let [ky, kx] = [position / kernel[1], position % kernel[1]];
+                let inside = window.rows.contains(&ky) && window.columns.contains(&kx);
+                let x = if inside { &x[window.pixel([ky, kx]) * co..][..co] } else { &padding };
+                taps.push((x, w));
+            }
+            add_taps(isa, &taps, flip, &mut sums);
+            // SAFETY: each pixel is of one task.
+            epilogue.finish(isa, &sums, unsafe { y.range(pixel * co..(pixel + 1) * co) });
+        }
+    });
+}
+
+/// Channels whose sums are in registers together.
+const BLOCK: usize = 64;
+
+per_isa! {
+    /// `sums = Σ (x ^ flip) · w`.
+    fn add_taps(taps: &[(&[u8], &[i16])], flip: u8, sums: &mut [i32]) {
+        for (block, sums) in sums.chunks_mut(BLOCK).enumerate() {
+            let at = block * BLOCK;
+            if let Ok(sums) = <&mut [i32; BLOCK]>::try_from(&mut *sums) {
+                let mut acc = [0i32; BLOCK];
+                for (x, w) in taps {
+                    let (x, w) = (&x[at..][..BLOCK], &w[at..][..BLOCK]);
+                    for c in 0..BLOCK {
+                        acc[c] += i32::from(x[c] ^ flip) * i32::from(w[c]);
+                    }
+                }
+                *sums = acc;
+                continue;
+            }
+            sums.fill(0);
+            for (x, w) in taps {
+                for ((sum, x), w) in sums.iter_mut().zip(&x[at..]).zip(&w[at..]) {
+                    *sum += i32::from(x ^ flip) * i32::from(*w);
+                }
+            }
+        }
+    }
+}
+
+/// Each channel as often as it has outputs.
+fn repeat<'a>(cpu: &Cpu, x: &[u8], shape: &Conv2dShape, out: &'a mut Lines) -> &'a [u8] {
+    let Geometry { ci, co, .. } = *shape.geometry();
+    let pixels = shape.input_pixels();
+    out.ensure(pixels * co);
+    let parts = DisjointMut::new(out.as_mut_slice::<u8>());
+    cpu.threads().run(pixels.div_ceil(BLOCK), &|block| {
+        let pixels = block * BLOCK..((block + 1) * BLOCK).min(pixels);
+        // SAFETY: each block has a part of its own.
+        let out = unsafe { parts.range(pixels.start * co..pixels.end * co) };
+        for (out, &code) in out.chunks_exact_mut(co / ci).zip(&x[pixels.start * ci..pixels.end * ci]) {
+            out.fill(code);
+        }
+    });
+    &out.as_slice::<u8>()[..pixels * co]
+}

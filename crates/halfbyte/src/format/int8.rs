@@ -1,0 +1,233 @@
+//! Eight bits in: bytes with a scale and a zero point, and the matrices of bytes that they are multiplied by.
+//!
+//! ```text
+//! x[r, j] = sI · (qI[r, j] − zI)            one scale and zero point a tensor
+//! w[i, j] = sW[i] · (qW[i, j] − zW[i])      one of each an output, or a tensor; zW is 0 almost everywhere
+//! sum[r, i] = Σⱼ (qI − zI)(qW − zW) + bias[i]                      int32, exact; the bias has the scale sI·sW[i]
+//! y[r, i] = clamp(round(sum · M[i]) + zO)    M[i] = (sI · sW[i]) / sO
+//! ```
+//!
+//! The scales, M and the product `sum · M` are f32, each rounded once, in this order; `round` goes to the nearest
+//! integer, halves to the even one. These are the bits of onnxruntime's QLinearMatMul and QLinearConv: with M in f64, or
+//! its factors in another order, sums that come close to a half fall to the other side.
+
+use crate::error::{Error, Result};
+use std::ops::RangeInclusive;
+
+/// The two types of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Byte {
+    /// 0 to 255.
+    U8,
+    /// −128 to 127.
+    I8,
+}
+
+impl Byte {
+    /// The codes of this type.
+    pub fn codes(self) -> RangeInclusive<i32> {
+        match self {
+            Byte::U8 => 0..=255,
+            Byte::I8 => -128..=127,
+        }
+    }
+
+    /// The name as error texts write it: `u8`, `i8`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Byte::U8 => "u8",
+            Byte::I8 => "i8",
+        }
+    }
+}
+
+/// Borrowed bytes of either type.
+#[derive(Clone, Copy, Debug)]
+pub enum Bytes<'a> {
+    /// Unsigned.
+    U8(&'a [u8]),
+    /// Signed.
+    I8(&'a [i8]),
+}
+
+impl Bytes<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            Bytes::U8(v) => v.len(),
+            Bytes::I8(v) => v.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Type of the elements.
+    pub fn byte(&self) -> Byte {
+        match self {
+            Bytes::U8(_) => Byte::U8,
+            Bytes::I8(_) => Byte::I8,
+        }
+    }
+
+    /// Element `i`.
+    pub fn get(&self, i: usize) -> i32 {
+        match self {
+            Bytes::U8(v) => v[i].into(),
+            Bytes::I8(v) => v[i].into(),
+        }
+    }
+}
+
+/// Writable bytes of either type.
+#[derive(Debug)]
+pub enum BytesMut<'a> {
+    /// Unsigned.
+    U8(&'a mut [u8]),
+    /// Signed.
+    I8(&'a mut [i8]),
+}
+
+impl BytesMut<'_> {
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        match self {
+            BytesMut::U8(v) => v.len(),
+            BytesMut::I8(v) => v.len(),
+        }
+    }
+
+    /// Whether there is no element.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Type of the elements.
+    pub fn byte(&self) -> Byte {
+        match self {
+            BytesMut::U8(_) => Byte::U8,
+            BytesMut::I8(_) => Byte::I8,
+        }
+    }
+}
+
+/// What a tensor's bytes stand for: `scale · (code − zero)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Affine {
+    byte: Byte,
+    scale: f32,
+    zero: i32,
+}
+
+impl Affine {
+    /// A scale and a zero point for bytes of a type. Errors: a scale that is not finite or not above 0, a zero point that
+    /// is no code of the type.
+    pub fn new(byte: Byte, scale: f32, zero: i32) -> Result<Self> {
+        if !(scale.is_finite() && scale > 0.0) {
+            return Err(Error::invalid("int8 scale", "a finite scale above 0", scale.to_string()));
+        }
+        check_zero(byte, zero)?;
+        Ok(Self { byte, scale, zero })
+    }
+
+    /// Type of the bytes.
+    pub fn byte(&self) -> Byte {
+        self.byte
+    }
+
+    /// What one step of the codes stands for.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
+    /// The code of 0.
+    pub fn zero(&self) -> i32 {
+        self.zero
+    }
+
+    /// The code nearest to a number (halves to even), at the type's ends if it lies beyond them. NaN becomes the zero
+    /// point.
+    pub fn code(&self, value: f32) -> i32 {
+        let (low, high) = self.byte.codes().into_inner();
+        // Beyond ±256 every zero point saturates; this far from the ends, adding one to it is exact.
+        let steps = (value / self.scale).clamp(-256.0, 256.0).round_ties_even() as i32;
+        (steps + self.zero).clamp(low, high)
+    }
+}
+
+/// A weight in bytes, as it is given to a layer: codes `[n, k]`, scales and zero points an output or a tensor.
+#[derive(Clone, Copy, Debug)]
+pub struct Int8Weight<'a> {
+    codes: Bytes<'a>,
+    n: usize,
+    k: usize,
+    scales: &'a [f32],
+    zeros: &'a [i32],
+}
+
+impl<'a> Int8Weight<'a> {
+    /// Puts a weight together.
+    ///
+    /// *Shapes:* codes `[n, k]`; scales `[n]`, or one; zeros `[n]`, or one, or none where all are 0. *Errors:* a length that
+    /// does not fit, a scale that is negative or not finite, a zero point that is no code of the type.
+    pub fn new(codes: Bytes<'a>, [n, k]: [usize; 2], scales: &'a [f32], zeros: &'a [i32]) -> Result<Self> {
+        const OP: &str = "int8 weight";
+        if n.checked_mul(k) != Some(codes.len()) {
+            return Err(Error::invalid(OP, format!("{n} × {k} codes"), codes.len().to_string()));
+        }
+        if scales.len() != n && scales.len() != 1 {
+            return Err(Error::invalid(OP, format!("1 or {n} scales"), scales.len().to_string()));
+        }
+        if zeros.len() > 1 && zeros.len() != n {
+            return Err(Error::invalid(OP, format!("no, 1 or {n} zero points"), zeros.len().to_string()));
+        }
+        if let Some(scale) = scales.iter().find(|s| !(s.is_finite() && **s >= 0.0)) {
+            return Err(Error::invalid(OP, "finite scales of at least 0", scale.to_string()));
+        }
+        zeros.iter().try_for_each(|&zero| check_zero(codes.byte(), zero))?;
+        Ok(Self { codes, n, k, scales, zeros })
+    }
+
+    /// Codes `[n, k]`.
+    pub fn codes(&self) -> Bytes<'a> {
+        self.codes
+    }
+
+    /// Outputs.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Length of the reduction.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Scale of output `i`.
+    pub fn scale(&self, i: usize) -> f32 {
+        if self.scales.len() == 1 { self.scales[0] } else { self.scales[i] }
+    }
+
+    /// Zero point of output `i`.
+    pub fn zero(&self, i: usize) -> i32 {
+        match self.zeros {
+            [] => 0,
+            [zero] => *zero,
+            zeros => zeros[i],
+        }
+    }
+}
+
+fn check_zero(byte: Byte, zero: i32) -> Result<()> {
+    if byte.codes().contains(&zero) {
+        return Ok(());
+    }
+    Err(Error::invalid("int8 zero point", format!("a code of {}", byte.name()), zero.to_string()))
+}
+
+/// What a sum is multiplied by on its way to the codes of y: `M = (sI · sW) / sO`.
+pub fn multiplier(x: Affine, w_scale: f32, y: Affine) -> f32 {
+    x.scale * w_scale / y.scale
+}
