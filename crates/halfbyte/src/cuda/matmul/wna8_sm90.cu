@@ -127,7 +127,8 @@ DEV void promote_integers(float (&sum)[NT / 2], const int (&acc)[NT / 2], const 
 }
 
 struct Consumer { Rings r; int wg, warp, lane; Turn t; };
-DEV void release(const Consumer& c, u32 bar) { if (c.lane == 0) mbarrier_arrive(bar); }
+// Frees a stage whose weights and terms this warp has loaded.
+DEV void release(const Consumer& c, u32 bar) { loads_before_copies(); __syncwarp(); if (c.lane == 0) mbarrier_arrive(bar); }
 // Waits for the current stage and returns the descriptor of its codes of x; the shuffle makes it uniform.
 DEV u64 open(const Consumer& c) {
   mbarrier_wait(c.r.full + 8 * c.t.stage, c.t.phase);
@@ -181,7 +182,7 @@ DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
       wgmma_wait<0>();                           // the group before
       pin(acc); pin(a[(i & 1) ^ 1]);
       if (i > 0 || last != 0) promote_integers(sum[i > 0 ? (i - 1) / IN_UNIT : STRIPS - 1], acc, before, last_terms, c.lane);
-      if (i == 0 && last != 0) { __syncwarp(); release(c, last); }
+      if (i == 0 && last != 0) release(c, last);
       before = here;
       last_terms = c.r.terms + c.t.stage * STAGE_TERMS + group * TERMS * NT * 4;
       wgmma_fence();
@@ -195,7 +196,6 @@ DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
   wgmma_wait<0>();
   pin(acc); pin(a[(STRIPS * IN_UNIT - 1) & 1]);
   promote_integers(sum[STRIPS - 1], acc, before, last_terms, c.lane);
-  __syncwarp();
   release(c, last);
 }
 
