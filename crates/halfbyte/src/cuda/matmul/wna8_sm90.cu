@@ -135,9 +135,9 @@ DEV u64 open(const Consumer& c) {
   return WGMMA_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.t.stage * (BOX / 16), 0);
 }
 
-// `left` units whose groups are promoted one by one.
+// `left` units whose groups are promoted one by one.  Steps of up to 64 k alternate between two sets of fragments; a group is one step or two.
 DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
-  constexpr int K32 = GROUP ? GROUP / 32 : 1, IN_UNIT = GROUP ? GROUPS : 1;
+  constexpr int STEP = GROUP == 32 ? 32 : 64, K32 = STEP / 32, IN_GROUP = GROUP ? GROUP / STEP : 1, IN_STRIP = 128 / STEP;
   int acc[NT / 2];
   u32 a[2][K32][4];
   u32 last = 0, last_terms = 0;                  // empty barrier of the stage before; terms of the group before
@@ -155,46 +155,49 @@ DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
     Codes q[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) load_codes(q[p], w + p * ATOM, c.warp, c.lane);
+    int total = 0, total8 = 0;
 #pragma unroll
-    for (int i = 0; i < STRIPS * IN_UNIT; i++) {
-      const int p = i / IN_UNIT, group = i % IN_UNIT;
-      const u32 s = load_shared(w + p * ATOM + SCALES + group * 128 + c.warp * 32 + (c.lane >> 2) * 4);
-      RowGroup here = {low(s) * UNIT, high(s) * UNIT, 0.f, 0.f, 0.f, 0.f};
-      if constexpr (ZERO) {
-        const u32 z = load_shared_u16(w + p * ATOM + ZEROS + group * 64 + c.warp * 16 + (c.lane >> 2) * 2);
-        here.z = (float)(z & 255) / UNIT; here.z8 = (float)(z >> 8) / UNIT;
-      }
-      int total = 0, total8 = 0;
+    for (int i = 0; i < STRIPS * IN_STRIP; i++) {
+      const int p = i / IN_STRIP, step = i % IN_STRIP, group = step / IN_GROUP;
+      const bool opens = step % IN_GROUP == 0, closes = step % IN_GROUP == IN_GROUP - 1;
 #pragma unroll
       for (int j = 0; j < K32; j++) {
-        const u32* words = &q[p][(group * K32 + j) * 2 * WORDS];
+        const u32* words = &q[p][(step * K32 + j) * 2 * WORDS];
         decode_bytes(words, a[i & 1][j][0], a[i & 1][j][1]);
         decode_bytes(words + WORDS, a[i & 1][j][2], a[i & 1][j][3]);
-        if constexpr (OFFSET) {
+      }
+      pin(a[i & 1]);
+      if (opens) {
+        const u32 s = load_shared(w + p * ATOM + SCALES + group * 128 + c.warp * 32 + (c.lane >> 2) * 4);
+        u32 z = 0;
+        if constexpr (ZERO) z = load_shared_u16(w + p * ATOM + ZEROS + group * 64 + c.warp * 16 + (c.lane >> 2) * 2);
+        wgmma_wait<0>();                         // the group before
+        pin(acc); pin(a[(i & 1) ^ 1]);
+        if (i > 0 || last != 0) promote_integers(sum[i > 0 ? (i - 1) / IN_STRIP : STRIPS - 1], acc, before, last_terms, c.lane);
+        if (i == 0 && last != 0) release(c, last);
+        before = {low(s) * UNIT, high(s) * UNIT, (float)(z & 255) / UNIT, (float)(z >> 8) / UNIT, 0.f, 0.f};
+        last_terms = c.r.terms + c.t.stage * STAGE_TERMS + group * TERMS * NT * 4;
+        total = total8 = 0;
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(acc, a[i & 1][j], descriptor + 2 * (step * K32 + j), opens && j == 0 ? 0 : 1);
+      wgmma_commit();
+      if constexpr (OFFSET) {
+#pragma unroll
+        for (int j = 0; j < K32; j++) {
           total = add_bytes(a[i & 1][j][0], add_bytes(a[i & 1][j][2], total));
           total8 = add_bytes(a[i & 1][j][1], add_bytes(a[i & 1][j][3], total8));
         }
+        if (closes) { before.sum = (float)quad_sum(total) - before.z * GROUP; before.sum8 = (float)quad_sum(total8) - before.z8 * GROUP; }
       }
-      pin(a[i & 1]);
-      if constexpr (OFFSET) {
-        here.sum = (float)quad_sum(total) - here.z * (32 * K32); here.sum8 = (float)quad_sum(total8) - here.z8 * (32 * K32);
-      }
-      wgmma_wait<0>();                           // the group before
-      pin(acc); pin(a[(i & 1) ^ 1]);
-      if (i > 0 || last != 0) promote_integers(sum[i > 0 ? (i - 1) / IN_UNIT : STRIPS - 1], acc, before, last_terms, c.lane);
-      if (i == 0 && last != 0) release(c, last);
-      before = here;
-      last_terms = c.r.terms + c.t.stage * STAGE_TERMS + group * TERMS * NT * 4;
-      wgmma_fence();
-#pragma unroll
-      for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(acc, a[i & 1][j], descriptor + 2 * (group * K32 + j), j ? 1 : 0);
-      wgmma_commit();
+      if (!opens) { wgmma_wait<1>(); pin(a[(i & 1) ^ 1]); }                  // the group's first step is done, its fragments are free
     }
     last = c.r.empty + 8 * c.t.stage;
     c.t.advance();
   } while (--left > 0);
   wgmma_wait<0>();
-  pin(acc); pin(a[(STRIPS * IN_UNIT - 1) & 1]);
+  pin(acc); pin(a[1]);
   promote_integers(sum[STRIPS - 1], acc, before, last_terms, c.lane);
   release(c, last);
 }

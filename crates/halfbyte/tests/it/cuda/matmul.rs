@@ -571,6 +571,7 @@ fn wrong_lengths_and_problems_are_errors() {
         let error = run(64, 2, 8, Some(bias.view())).unwrap_err().to_string();
         assert_eq!(error, "matmul: expected a bias of 1 × 4, got 3 elements");
         assert!(run(64, usize::MAX, 8, None).is_err());
+        let w = random.qtensor(parse("w2a16-g32").weight, [4, 32], false);
         let error = matmul::pack(&gpu, &stream, &w, Act::A8, Float::F32).unwrap_err();
         assert!(matches!(error, Error::NoKernel { .. }), "{error}");
         stream.synchronize().unwrap();
@@ -641,7 +642,7 @@ fn the_choice_is_pure_and_explained() {
                 matmul::select(&caps(arch), &problem(name, m), Some(layout)).unwrap();
             }
         }
-        let error = matmul::select(&caps(arch), &problem("w4a8", 1), None).err().unwrap();
+        let error = matmul::select(&caps(arch), &problem("w2a8", 1), None).err().unwrap();
         assert!(error.to_string().contains("plain: multiplies exact activations"), "{error}");
         let dense = Problem { format: None, ..problem("w4a16", 1) };
         assert!(matmul::select(&caps(arch), &dense, None).is_err());
