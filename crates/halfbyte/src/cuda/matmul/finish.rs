@@ -1,6 +1,6 @@
 //! Launches of `finish.cu`: bias, activation and rounding of sums that lie in memory.
 
-use super::plain::{activation, float_type};
+use super::{activation, float_type};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Launch, Stream};
 use crate::cuda::sources::{Instance, Source};

@@ -221,6 +221,28 @@ fn layout_of_pack(caps: &Caps, problem: &Problem) -> Option<&'static str> {
     KERNELS.iter().find(|kernel| kernel.packs && kernel.supports(caps, &one).is_ok()).map(|kernel| kernel.layout)
 }
 
+/// Number of a type in the sources.
+fn float_type(dtype: Float) -> u32 {
+    match dtype {
+        Float::F16 => 0,
+        Float::BF16 => 1,
+        Float::F32 => 2,
+    }
+}
+
+/// Number of a function in the sources, and its limits.
+fn activation(activation: Activation) -> (u32, f32, f32) {
+    match activation {
+        Activation::None => (0, 0.0, 0.0),
+        Activation::Relu => (1, 0.0, f32::INFINITY),
+        Activation::Relu6 => (1, 0.0, 6.0),
+        Activation::Clamp(low, high) => (1, low, high),
+        Activation::Gelu => (2, 0.0, 0.0),
+        Activation::GeluTanh => (3, 0.0, 0.0),
+        Activation::Silu => (4, 0.0, 0.0),
+    }
+}
+
 /// Every kernel with the reason against it; the first without one is chosen. The layout is as for [`select`].
 pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
     let mut chosen: Option<&str> = None;

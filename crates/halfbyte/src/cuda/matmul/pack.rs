@@ -11,7 +11,8 @@
 //! of [`CudaWna16::pack`](crate::layout::cuda_wna16::CudaWna16::pack) and of
 //! [`CudaPlain::pack`](crate::layout::cuda_plain::CudaPlain::pack), bit for bit.
 
-use super::plain::{float_type, zero_kind};
+use super::float_type;
+use super::plain::zero_kind;
 use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Launch, Stream, Uploader};

@@ -7,7 +7,7 @@ use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat, Zero};
-use crate::kernel::{Activation, Problem, Reason};
+use crate::kernel::{Problem, Reason};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
@@ -210,7 +210,7 @@ impl Weights {
             group_of: self.group_of.as_ref().map_or(0, Buffer::pointer),
             group: self.format.group.len(self.k).clamp(1, i32::MAX as usize) as u32,
             middle: self.format.middle(),
-            scale_type: float_type(self.scales.view().dtype()),
+            scale_type: super::float_type(self.scales.view().dtype()),
             zero_kind: zero_kind(self.format.zero),
             field_bits: field_bits(self.format.bits),
         }
@@ -267,14 +267,6 @@ struct Params {
     row_blocks: u32,
 }
 
-pub(super) fn float_type(dtype: Float) -> u32 {
-    match dtype {
-        Float::F16 => 0,
-        Float::BF16 => 1,
-        Float::F32 => 2,
-    }
-}
-
 /// Number of the kind of zeros in the sources.
 pub(super) fn zero_kind(zero: Zero) -> u32 {
     match zero {
@@ -284,26 +276,13 @@ pub(super) fn zero_kind(zero: Zero) -> u32 {
     }
 }
 
-/// Number of the function and its limits, as in the source.
-pub(super) fn activation(activation: Activation) -> (u32, f32, f32) {
-    match activation {
-        Activation::None => (0, 0.0, 0.0),
-        Activation::Relu => (1, 0.0, f32::INFINITY),
-        Activation::Relu6 => (1, 0.0, 6.0),
-        Activation::Clamp(low, high) => (1, low, high),
-        Activation::Gelu => (2, 0.0, 0.0),
-        Activation::GeluTanh => (3, 0.0, 0.0),
-        Activation::Silu => (4, 0.0, 0.0),
-    }
-}
-
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
     let Packed::Plain(w) = call.w else {
         return Err(Error::invalid("plain", "weights in layout cuda_plain", call.w.layout()));
     };
     let (rows, row_blocks, blocks) = grid(call.m, w.n);
     let parts = w.parts();
-    let (activation, low, high) = activation(call.epilogue.activation);
+    let (activation, low, high) = super::activation(call.epilogue.activation);
     let params = Params {
         x: call.x.pointer(),
         codes: parts.codes,
@@ -317,9 +296,9 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         k: w.k as u64,
         group: parts.group,
         middle: parts.middle,
-        x_type: float_type(call.x.dtype()),
+        x_type: super::float_type(call.x.dtype()),
         scale_type: parts.scale_type,
-        y_type: float_type(call.y.dtype()),
+        y_type: super::float_type(call.y.dtype()),
         zero_kind: parts.zero_kind,
         activation,
         low,

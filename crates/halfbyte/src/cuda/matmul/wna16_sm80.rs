@@ -153,15 +153,6 @@ fn workspace_bytes(caps: &Caps, problem: &Problem) -> usize {
     of(Choice::FAST).max(of(Choice::BATCH_INVARIANT))
 }
 
-/// The number of a type in the source.
-fn number(out: Float) -> usize {
-    match out {
-        Float::F16 => 0,
-        Float::BF16 => 1,
-        Float::F32 => 2,
-    }
-}
-
 /// What a launch was prepared for.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Key {

@@ -3,6 +3,7 @@
 //! The choice follows what was measured on an H200: `docs/decisions/0006-products-on-hopper.md`.
 
 use crate::cuda::Workspace;
+use crate::cuda::matmul::{activation as activation_number, float_type};
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -329,22 +330,14 @@ impl Config {
 
     /// What is compiled.
     pub fn instance(self, atom: Atom, out: Float, activation: Activation) -> Instance {
-        let (function, low, high) = match activation {
-            Activation::None => (0, 0.0, 0.0),
-            Activation::Relu => (1, 0.0, f32::INFINITY),
-            Activation::Relu6 => (1, 0.0, 6.0),
-            Activation::Clamp(low, high) => (1, low, high),
-            Activation::Gelu => (2, 0.0, 0.0),
-            Activation::GeluTanh => (3, 0.0, 0.0),
-            Activation::Silu => (4, 0.0, 0.0),
-        };
+        let (function, low, high) = activation_number(activation);
         let numbers = [
             ("BITS", atom.bits as usize),
             ("BF16", (atom.scale == Float::BF16).into()),
             ("GROUP", atom.group),
             ("ZERO", atom.zero.into()),
-            ("OUT", super::number(out)),
-            ("ACTIVATION", function),
+            ("OUT", float_type(out) as usize),
+            ("ACTIVATION", function as usize),
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
