@@ -12,9 +12,10 @@ static SOURCE: Source =
 
 const OP: &str = "quantize activations";
 
-/// Threads of a block, and columns from which on all of them share a group.
+/// Threads of a block, columns that each of them has at once, and threads of a group that is not the whole block's.
 const THREADS: usize = 256;
-const LONG: usize = 1024;
+const COLUMNS: usize = 16;
+const OF_A_GROUP: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// Columns that codes are padded to.
 const STEP: usize = 128;
@@ -29,7 +30,7 @@ pub struct Form {
     pub m: usize,
     /// Columns.
     pub k: usize,
-    /// Columns of a group.
+    /// Columns of a group: a multiple of 16, or all of a row.
     pub group: usize,
     /// Groups of a row.
     pub groups: usize,
@@ -86,17 +87,22 @@ struct Params {
     group: u32,
     groups: u32,
     x_type: u32,
-    padding: u32,
+    aligned: u32,
+}
+
+/// Threads that share a group of so many columns.
+fn threads(group: usize) -> usize {
+    OF_A_GROUP.into_iter().find(|threads| threads * COLUMNS == group).unwrap_or(THREADS)
 }
 
 /// The kernel for groups of so many columns.
 pub(super) fn instance(group: usize, offsets: bool) -> Instance {
-    let threads = if group >= LONG { THREADS } else { 32 };
-    Instance::new(&SOURCE, format!("quantize_activations<{threads}, {offsets}>"))
+    Instance::new(&SOURCE, format!("quantize_activations<{}, {offsets}>", threads(group)))
 }
 
 pub(super) fn instances() -> Vec<Instance> {
-    [1, LONG].into_iter().flat_map(|group| [false, true].map(|offsets| instance(group, offsets))).collect()
+    let groups = OF_A_GROUP.into_iter().chain([THREADS]).map(|threads| threads * COLUMNS);
+    groups.flat_map(|group| [false, true].map(|offsets| instance(group, offsets))).collect()
 }
 
 /// Puts it into a stream. Shapes: x `[m, k]`, order `[k]` (the column of x for each place, if not the same), codes and terms as
@@ -120,8 +126,10 @@ pub fn quantize_activations(
     if let Some(order) = order {
         fits("order", Some(form.k), order.len())?;
     }
-    if form.group == 0 || form.groups != form.k.div_ceil(form.group) {
-        return Err(Error::invalid(OP, "groups that cover the columns", format!("{form:?}")));
+    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
+    if form.group == 0 || form.groups != form.k.div_ceil(form.group) || !even {
+        let expected = format!("groups of a multiple of {COLUMNS} columns that cover them, or of all");
+        return Err(Error::invalid(OP, expected, format!("{form:?}")));
     }
     if form.m == 0 || form.k == 0 {
         return Ok(());
@@ -153,15 +161,16 @@ pub(super) fn run(
         group: form.group as u32,
         groups: form.groups as u32,
         x_type: float_type(x.dtype()),
-        padding: 0,
+        aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
-    let at_once = if form.group >= LONG { 1 } else { THREADS / 32 };
-    let blocks = form.groups.div_ceil(at_once);
+    let long = threads(form.group) == THREADS;
+    let blocks = if long { form.groups } else { form.pitch().div_ceil(THREADS * COLUMNS) };
     if form.m > i32::MAX as usize || blocks > 65_535 {
-        let expected = format!("fewer than 2³¹ rows and at most {} groups", 65_535 * at_once);
-        return Err(Error::invalid(OP, expected, format!("{} and {}", form.m, form.groups)));
+        let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
+        return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));
     }
-    let launch = Launch { grid: [form.m as u32, blocks as u32, 1], ..Launch::linear(1, THREADS as u32) };
+    let grid = [form.m as u32, blocks as u32, 1];
+    let launch = Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) };
     let function = gpu.function(&instance(form.group, form.offsets))?;
     // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
     unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
