@@ -36,6 +36,7 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/wna16_schedule.cuh", text: include_str!("include/wna16_schedule.cuh") },
     Source { path: "include/wna16_sm80.cuh", text: include_str!("include/wna16_sm80.cuh") },
     Source { path: "include/wna8_layout.cuh", text: include_str!("include/wna8_layout.cuh") },
+    Source { path: "include/wna8_multiply.cuh", text: include_str!("include/wna8_multiply.cuh") },
     Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
     Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
 ];

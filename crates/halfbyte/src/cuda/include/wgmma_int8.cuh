@@ -27,6 +27,8 @@ template <int N, bool UNSIGNED> struct WgmmaInt8;
 #define I56 I52, INTEGERS(52)
 #define I60 I56, INTEGERS(56)
 #define I64 I60, INTEGERS(60)
+#define I128 I64, INTEGERS(64), INTEGERS(68), INTEGERS(72), INTEGERS(76), INTEGERS(80), INTEGERS(84), INTEGERS(88), INTEGERS(92), \
+             INTEGERS(96), INTEGERS(100), INTEGERS(104), INTEGERS(108), INTEGERS(112), INTEGERS(116), INTEGERS(120), INTEGERS(124)
 #define DEFINE_WGMMA_INT8_TYPE(N, C, A0, A1, A2, A3, B, KEEP, UNSIGNED, TYPE)                                                        \
   template <> struct WgmmaInt8<N, UNSIGNED> {                                                                                        \
     DEV void run(int (&d)[C], const u32 (&a)[4], u64 b, int keep) {                                                                  \
@@ -43,3 +45,4 @@ DEFINE_WGMMA_INT8(16, 8, 8, 9, 10, 11, 12, 13)
 DEFINE_WGMMA_INT8(32, 16, 16, 17, 18, 19, 20, 21)
 DEFINE_WGMMA_INT8(64, 32, 32, 33, 34, 35, 36, 37)
 DEFINE_WGMMA_INT8(128, 64, 64, 65, 66, 67, 68, 69)
+DEFINE_WGMMA_INT8(256, 128, 128, 129, 130, 131, 132, 133)

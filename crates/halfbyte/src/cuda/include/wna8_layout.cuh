@@ -3,19 +3,22 @@
 #include "wna16_atom.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
-constexpr int NT = HB_NT;                        // tokens a tile: 8, 16, 32, 64, 128
+constexpr int NT = HB_NT;                        // tokens a tile: 8, 16, 32, 64, 128; 256 with one scale a row
 constexpr int WARPGROUPS = HB_WARPGROUPS;        // that convert and multiply
 constexpr int STRIPS = HB_STRIPS;                // a warpgroup
 constexpr int STAGES = HB_STAGES;                // units of W and x in flight
 constexpr int SPLIT = HB_SPLIT;                  // blocks of a cluster that share the k of one tile; 1: units are cut evenly over all blocks
+constexpr int PAIR = HB_PAIR;                    // blocks of a cluster that have neighbouring tiles of rows and share the copies of x: 1 or 2
 constexpr int BLOCKS = HB_BLOCKS;                // blocks a multiprocessor has room for
 constexpr int TRIGGER = HB_TRIGGER;              // the next kernel may start when a block has this many units left to copy; 0: at once
 constexpr bool OFFSET = HB_OFFSET;               // x has offsets beside scales
 
+constexpr bool SYNC = NT <= 16;                  // mma.sync, not wgmma
 constexpr int SETS = 1;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS, SET_WARPS = WARPGROUPS * 4;
 constexpr bool PRODUCERS = NT > 32;              // a whole warpgroup for the copies, whose registers go to the others
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
+constexpr int PRODUCER_REGISTERS = GROUP ? 56 : 40, CONSUMER_REGISTERS = GROUP ? 224 : 232;   // a thread; together with two consumers 504 of 512
 // Of each group and token: a scale, the sum of the codes where weights have zero points, an offset.
 constexpr int TERMS = 1 + ZERO + OFFSET;
 // A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups.
@@ -29,14 +32,15 @@ constexpr int STAGING = EXCHANGE;                                        // 128 
 constexpr int BARRIERS = EXCHANGE + WARPGROUPS * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
 constexpr int SHARED_BYTES = BARRIERS + 16 * STAGES + 32;
 
-static_assert(NT == 8 || NT == 16 || NT == 32 || NT == 64 || NT == 128, "tokens");
+static_assert(NT == 8 || NT == 16 || NT == 32 || NT == 64 || NT == 128 || (NT == 256 && GROUP == 0), "tokens");
+static_assert(PAIR == 1 || (PAIR == 2 && SPLIT == 1 && NT >= 64), "halves of boxes in whole swizzles");
 static_assert(TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(STAGES >= 2 && SPLIT <= 8, "rings and clusters");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
-// What the kernel is given, besides the tensor map of the codes of x: {pitch, m} of bytes, box {128, min(NT, m)}, 128-byte swizzle, zero fill.
+// What the kernel is given, besides the tensor map of the codes of x: {pitch, m} of bytes, box {128, min(NT, m)} or {128, NT / 2}, 128-byte swizzle, zero fill.
 // Codes of 16 columns lie in the order that quantize_activations.cu gives them.  w, y and the terms start at multiples of 16 bytes.
 // The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
 struct Arguments {
@@ -45,11 +49,11 @@ struct Arguments {
   const float* terms;                            // [groups of x][TERMS][m_pitch]: scales, sums, offsets
   void* y;                                       // [m][n]
   const float* bias;                             // [n], or null
-  float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * NT floats; SPLIT: null
-  u32* counters;                                 // cut tiles * WARPGROUPS words, zero before; every launch leaves zeros; SPLIT: null
-  int m, n, box_bytes, m_pitch;                  // box_bytes: 128 * rows of a box of x; m_pitch: a multiple of 4
-  int steps, rows, columns;                      // atoms along k; tiles along n and along m
-  int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
+  float* parts;                                  // 2 * workers * PAIR * TILE_STRIPS * 64 * NT floats; SPLIT: null
+  u32* counters;                                 // cut tiles * PAIR * WARPGROUPS words, zero before; every launch leaves zeros; SPLIT: null
+  int m, n, box_bytes, m_pitch;                  // box_bytes: 128 * rows of a box of x (NT / 2 for a pair); m_pitch: a multiple of 4
+  int steps, rows, columns;                      // atoms along k; tiles (of a pair together) along n, and along m
+  int waves, workers, sharers;                   // rounds of whole tiles; grid / (SPLIT * PAIR); workers that share the cut tiles
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles
   int ratio, groups;                             // groups of atoms that have one group of x; groups of x
 };

@@ -56,7 +56,7 @@ const KEPT: usize = 32;
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
     let plain = Terms { sums: false, offsets: false };
-    let all = [8, 16, 32, 64, 128].into_iter().flat_map(|m| {
+    let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
         let forms = [
             (atom, plain, Float::F16),
             (Atom { bits: 8, ..atom }, plain, Float::F16),
@@ -168,7 +168,7 @@ impl Launches {
         }
         let ([n, k], atom) = (w.shape(), w.atom());
         let (config, schedule) = choose(&gpu.caps(), atom, terms, [key.m, n, k], key.out);
-        let box_rows = config.tokens.min(key.m);
+        let box_rows = if config.pair > 1 { config.tokens / config.pair } else { config.tokens.min(key.m) };
         let pitch = k.next_multiple_of(128);
         let tiles = Tiles {
             shape: [key.m, pitch],
@@ -182,8 +182,8 @@ impl Launches {
             box_rows,
             map: TensorMap::of_bytes(codes, &tiles)?,
             launch: Launch {
-                grid: [(schedule.workers * config.split) as u32, 1, 1],
-                cluster: [config.split as u32, 1, 1],
+                grid: [(schedule.workers * config.cluster()) as u32, 1, 1],
+                cluster: [config.cluster() as u32, 1, 1],
                 shared_bytes: config.shared_bytes(atom, terms, key.out) as u32,
                 programmatic: true,
                 ..Launch::linear(1, config.threads() as u32)
@@ -269,7 +269,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         sharers: sharers as i32,
         first: (waves * workers) as i32,
         units: (cut * steps) as i32,
-        ratio: if atom.group == 0 { 1 } else { (x.group / atom.group).max(1) as i32 },
+        ratio: x.group.checked_div(atom.group).unwrap_or(1).max(1) as i32,
         groups: x.groups as i32,
     };
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];

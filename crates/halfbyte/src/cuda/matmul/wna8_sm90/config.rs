@@ -29,6 +29,8 @@ pub struct Config {
     pub stages: usize,
     /// Blocks that share the columns of one tile.
     pub split: usize,
+    /// Blocks of a cluster that have neighbouring tiles of rows and fetch x together.
+    pub pair: usize,
     /// Blocks that a multiprocessor has room for.
     pub blocks: usize,
     /// Units left to copy when the next kernel may start; 0: at once.
@@ -46,18 +48,26 @@ const SHARED_BY_TWO_BYTES: usize = 115_712;
 const MOST_STAGES: usize = 8;
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
+///
+/// Up to 16 rows the kernel waits for memory: `mma.sync`, two blocks a multiprocessor, of which one fills its ring for the next
+/// product. With many rows it is what goes from L2 to the multiprocessors that counts (they take 42 bytes a clock): pairs of
+/// blocks fetch x once, and 256 tokens a tile where the registers hold their sums.
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(128);
+    let wide = atom.group == 0 && terms == Terms { sums: false, offsets: false };
+    let most = if wide && m > 128 { 256 } else { 128 };
+    let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
     let (strips, blocks) = if tokens <= 16 { (2, 2) } else { (1, 1) };
-    let whole = Config { tokens, strips, stages: 0, split: 1, blocks, trigger: usize::from(blocks == 1) };
+    let pair = if tokens >= 128 { 2 } else { 1 };
+    let whole = Config { tokens, strips, stages: 0, split: 1, pair, blocks, trigger: usize::from(blocks == 1) };
     let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
     let units = rows.div_ceil(4) * steps / multiprocessors;
-    let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.tile_strips());
+    let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
     // Few tiles are each shared by a cluster, the largest that fits the device at once.
     let sizes: &[usize] = if blocks == 2 { &[8, 4, 2] } else { &[2] };
     let fits = |&&split: &&usize| tiles * split <= multiprocessors * blocks * 7 / 8 && split <= steps;
     let split = if units < 8 { sizes.iter().find(fits).copied().unwrap_or(1) } else { 1 };
-    Config { split, trigger: if split > 1 { 0 } else { whole.trigger }, ..whole }.fitted(atom, terms, out)
+    let config = if split > 1 { Config { split, pair: 1, trigger: 0, ..whole } } else { whole };
+    config.fitted(atom, terms, out)
 }
 
 impl Config {
@@ -67,9 +77,14 @@ impl Config {
         Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(MOST_STAGES), ..self }
     }
 
-    /// Strips of a tile.
-    pub fn tile_strips(self) -> usize {
+    /// Strips of a block's tile.
+    fn tile_strips(self) -> usize {
         WARPGROUPS * self.strips
+    }
+
+    /// Blocks of a cluster.
+    pub fn cluster(self) -> usize {
+        self.split * self.pair
     }
 
     /// Threads of a block.
@@ -90,15 +105,15 @@ impl Config {
         self.stages * (self.stage_bytes(atom, terms) + 16) + WARPGROUPS * staged * 128 + exchange + 32
     }
 
-    /// The same tiles as the kernel for exact activations has them.
+    /// The tiles as the kernel for exact activations has them; those of a pair are one.
     fn tiles(self) -> exact::Config {
-        let Self { tokens, strips, split, blocks, .. } = self;
-        exact::Config { tokens, warpgroups: WARPGROUPS, strips, split, blocks, ..exact::TWO_BY_TWO }
+        let Self { tokens, strips, split, pair, blocks, .. } = self;
+        exact::Config { tokens, warpgroups: WARPGROUPS * pair, strips, split, blocks, ..exact::TWO_BY_TWO }
     }
 
     /// Who computes what.
     pub fn schedule(self, shape: [usize; 3], multiprocessors: usize) -> Schedule {
-        Schedule::new(self.tiles(), shape, multiprocessors * self.blocks.min(1))
+        Schedule::new(self.tiles(), shape, multiprocessors / self.pair)
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.
@@ -122,6 +137,7 @@ impl Config {
             ("STRIPS", self.strips),
             ("STAGES", self.stages),
             ("SPLIT", self.split),
+            ("PAIR", self.pair),
             ("BLOCKS", self.blocks),
             ("TRIGGER", self.trigger),
             ("THREADS", self.threads()),
