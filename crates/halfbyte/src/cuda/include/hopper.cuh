@@ -10,8 +10,6 @@ DEV void mbarrier_init(u32 bar, u32 arrivals) { asm volatile("mbarrier.init.shar
 // Makes initialised barriers visible to the copy engine and to the cluster.
 DEV void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-// The same of a barrier of any block of the cluster; bar from cluster_address.
-DEV void mbarrier_arrive_cluster(u32 bar) { asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // Arrives once and announces bytes that copies will bring.
 DEV void mbarrier_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
 DEV void mbarrier_wait(u32 bar, u32 parity) {

@@ -100,15 +100,15 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int 
 
 // The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in memory; the last one
 // adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.  Nobody waits for anybody.
-// part: the warpgroup's number among those of the tile, of both blocks of a pair.  Returns whether this warpgroup holds the sum of the tile now.
-DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int wg, int t, u32 flag, int part) {
+// Returns whether this warpgroup holds the sum of the tile now.
+DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int wg, int t, u32 flag) {
   constexpr bool HOLD = NT * STRIPS <= 64;       // few enough registers to keep the own part
-  constexpr int PART = PAIR * SET_WARPS * STRIPS * 4 * NT;                   // float4 a worker
+  constexpr int PART = SET_WARPS * STRIPS * 4 * NT;                          // float4 a block
   const int ct = sc.tile - g.first, b0 = Schedule::owner(g, ct * g.steps), b1 = Schedule::owner(g, ct * g.steps + g.steps - 1), others = b1 - b0;
-  u32* counter = g.counters + ct * (PAIR * SET_WARPS / 4) + part;
+  u32* counter = g.counters + ct * (SET_WARPS / 4) + wg;
   // A worker has two slots, for the first and the last tile of its range; only worker b0 can have begun before this tile.
   const int first = 2 * b0 + (Schedule::cut(g, b0) < ct * g.steps);
-  auto slot = [&](int b) { return (float4*)g.parts + (u64)(b == b0 ? first : 2 * b) * PART + part * (STRIPS * 16 * NT) + t; };
+  auto slot = [&](int b) { return (float4*)g.parts + (u64)(b == b0 ? first : 2 * b) * PART + wg * (STRIPS * 16 * NT) + t; };
   u32 seen = 0;
   auto share = [&]() {                           // thread 0's count, for all of the warpgroup
     if (t == 0) store_shared(flag + 4 * wg, seen);

@@ -17,7 +17,6 @@ constexpr int BLOCKS = HB_BLOCKS;                // blocks a multiprocessor has 
 constexpr int TRIGGER = HB_TRIGGER;              // the next kernel may start when a block has this many units left to copy; 0: at once
 constexpr int PREFETCH = HB_PREFETCH;            // units that are fetched into L2 behind the first round of the ring, before the dependency wait
 
-constexpr int PAIR = 1;                          // blocks have tiles of their own
 constexpr int TILE_STRIPS = WARPGROUPS / SETS * STRIPS, SET_WARPS = WARPGROUPS / SETS * 4;
 constexpr bool JOINT = NT <= 32 || BLOCKS == 2;  // W and x in one ring with one set of barriers
 constexpr bool PRODUCERS = !JOINT || WARPGROUPS == 4;                     // a whole warpgroup for the copies, whose registers go to the others

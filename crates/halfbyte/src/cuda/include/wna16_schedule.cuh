@@ -1,5 +1,5 @@
 // Who computes what: whole tiles in rounds, then the remaining tiles cut evenly into units of 128 k.
-// After the header of a kernel's configuration, which has SPLIT, PAIR and Arguments.
+// After the header of a kernel's configuration, which has SPLIT and Arguments.
 #pragma once
 #include "wna16_atom.cuh"
 
@@ -7,7 +7,7 @@
 struct Schedule {
   int wave, u, end;                              // next round of whole tiles; next unit of the cut tiles, and the end of this worker's
   int tile, k, kend;                             // the current piece: atoms [k, kend) of `tile`
-  DEV int worker() { return blockIdx.x / (SPLIT * PAIR); }
+  DEV int worker() { return blockIdx.x / SPLIT; }
   // First unit of worker i.
   DEV int cut(const Arguments& g, int i) { return (int)((u32)i * (u32)g.units / (u32)g.sharers); }
   // Worker of unit v.
@@ -42,5 +42,3 @@ DEV Place place(const Arguments& g, int tile) {
   const int group = tile / (g.rows * WIDE), left = g.columns - group * WIDE, width = left < WIDE ? left : WIDE, r = tile - group * g.rows * WIDE;
   return {r / width, group * WIDE + r % width};
 }
-// The row of tiles of this block: those of a pair are neighbours.
-DEV int row_tile(Place at) { return PAIR > 1 ? at.row * PAIR + (int)(blockIdx.x % PAIR) : at.row; }

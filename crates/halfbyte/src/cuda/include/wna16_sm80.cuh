@@ -10,7 +10,7 @@ constexpr int STEP = HB_STEP;                    // k a stage: 64 or 128
 constexpr int STAGES = HB_STAGES;                // of the ring of W and x
 constexpr int BLOCKS = HB_BLOCKS;                // blocks that a multiprocessor has registers for
 
-constexpr int SPLIT = 1, PAIR = 1, SET_WARPS = WARPGROUPS * 4;                       // one block a worker, one set of warps a block
+constexpr int SPLIT = 1, SET_WARPS = WARPGROUPS * 4;                       // one block a worker, one set of warps a block
 constexpr int THREADS = WARPGROUPS * 128;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS;
 constexpr int HALVES = 128 / STEP, K16 = STEP / 16;                        // stages an atom, and steps of the tensor cores a stage

@@ -8,9 +8,9 @@ constexpr int WARPGROUPS = HB_WARPGROUPS;        // that convert and multiply
 constexpr int STRIPS = HB_STRIPS;                // a warpgroup
 constexpr int STAGES = HB_STAGES;                // units of W and x in flight
 constexpr int SPLIT = HB_SPLIT;                  // blocks of a cluster that share the k of one tile; 1: units are cut evenly over all blocks
-constexpr int PAIR = HB_PAIR;                    // blocks of a cluster that have neighbouring tiles of rows and share the copies of x: 1 or 2
 constexpr int BLOCKS = HB_BLOCKS;                // blocks a multiprocessor has room for
 constexpr int TRIGGER = HB_TRIGGER;              // the next kernel may start when a block has this many units left to copy; 0: at once
+constexpr int PREFETCH = HB_PREFETCH;            // units that are fetched into L2 behind the first round of the ring, before the dependency wait
 constexpr bool OFFSET = HB_OFFSET;               // x has offsets beside scales
 
 constexpr bool SYNC = NT <= 16;                  // mma.sync, not wgmma
@@ -33,14 +33,13 @@ constexpr int BARRIERS = EXCHANGE + WARPGROUPS * STAGED * 128 + (SPLIT > 1 ? SPL
 constexpr int SHARED_BYTES = BARRIERS + 16 * STAGES + 32;
 
 static_assert(NT == 8 || NT == 16 || NT == 32 || NT == 64 || NT == 128 || (NT == 256 && GROUP == 0), "tokens");
-static_assert(PAIR == 1 || (PAIR == 2 && SPLIT == 1 && NT >= 64), "halves of boxes in whole swizzles");
 static_assert(TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(STAGES >= 2 && SPLIT <= 8, "rings and clusters");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
-// What the kernel is given, besides the tensor map of the codes of x: {pitch, m} of bytes, box {128, min(NT, m)} or {128, NT / 2}, 128-byte swizzle, zero fill.
+// What the kernel is given, besides the tensor map of the codes of x: {pitch, m} of bytes, box {128, min(NT, m)}, 128-byte swizzle, zero fill.
 // Codes of 16 columns lie in the order that quantize_activations.cu gives them.  w, y and the terms start at multiples of 16 bytes.
 // The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
 struct Arguments {
@@ -49,11 +48,11 @@ struct Arguments {
   const float* terms;                            // [groups of x][TERMS][m_pitch]: scales, sums, offsets
   void* y;                                       // [m][n]
   const float* bias;                             // [n], or null
-  float* parts;                                  // 2 * workers * PAIR * TILE_STRIPS * 64 * NT floats; SPLIT: null
-  u32* counters;                                 // cut tiles * PAIR * WARPGROUPS words, zero before; every launch leaves zeros; SPLIT: null
-  int m, n, box_bytes, m_pitch;                  // box_bytes: 128 * rows of a box of x (NT / 2 for a pair); m_pitch: a multiple of 4
-  int steps, rows, columns;                      // atoms along k; tiles (of a pair together) along n, and along m
-  int waves, workers, sharers;                   // rounds of whole tiles; grid / (SPLIT * PAIR); workers that share the cut tiles
+  float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * NT floats; SPLIT: null
+  u32* counters;                                 // cut tiles * WARPGROUPS words, zero before; every launch leaves zeros; SPLIT: null
+  int m, n, k, box_bytes, m_pitch;                  // box_bytes: 128 * rows of a box of x; m_pitch: a multiple of 4
+  int steps, rows, columns;                      // atoms along k; tiles along n and along m
+  int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles
   int ratio, groups;                             // groups of atoms that have one group of x; groups of x
 };

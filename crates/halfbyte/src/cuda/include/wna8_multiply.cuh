@@ -39,43 +39,67 @@ DEV void decode_fragment(const Codes& q, int k32, u32 (&a)[4]) {
   decode_bytes(&q[(k32 * 2 + 1) * WORDS], a[2], a[3]);
 }
 
-// Of rows R and R+8 and one group: scales in what a byte stands for, zero points in bytes, sums of the bytes less the zero points.
-struct RowGroup { float s, s8, z, z8, sum, sum8; };
+// Of rows R and R+8 and one group: scales in what a byte stands for, what takes MAGIC off, zero points in bytes, and scaled sums of the
+// bytes less the zero points.
+struct RowGroup { float s, s8, c, c8; int z, z8; float sum, sum8; };
 
 // Sums of the bytes of rows R and R+8 over a lane's columns; then over all of them.
 struct ByteSums {
   int r, r8;
-  DEV int add(u32 v, int sum) {
-    if constexpr (ZERO) return (int)__dp4a(v, 0x01010101u, (u32)sum); else return __dp4a((int)v, 0x01010101, sum);
+  DEV int add(u32 v, u32 ones, int sum) {
+    if constexpr (ZERO) return (int)__dp4a(v, ones, (u32)sum); else return __dp4a((int)v, (int)ones, sum);
   }
-  __device__ __forceinline__ void add(const u32 (&a)[4]) { r = add(a[0], add(a[2], r)); r8 = add(a[1], add(a[3], r8)); }
+  // Ones for the columns of a k16 step that are there: the first `there` of them.
+  DEV u32 ones(int there, int lane) {
+    if (there >= 16) return 0x01010101;
+    const int c = 2 * (lane & 3);
+    return (c < there) | (c + 8 < there) << 8 | (c + 1 < there) << 16 | (c + 9 < there) << 24;
+  }
+  __device__ __forceinline__ void add(const u32 (&a)[4], int there, int lane) {
+    const u32 low = ones(there, lane), high = ones(there - 16, lane);
+    r = add(a[0], low, add(a[2], high, r)); r8 = add(a[1], low, add(a[3], high, r8));
+  }
   DEV int quad(int v) { v += __shfl_xor_sync(0xffffffffu, v, 1); return v + __shfl_xor_sync(0xffffffffu, v, 2); }
   __device__ __forceinline__ ByteSums all() const { return {quad(r), quad(r8)}; }
+  // Less the zero points of so many columns, scaled.
+  __device__ __forceinline__ void scaled(RowGroup& w, int there) const {
+    const ByteSums sums = all();
+    w.sum = w.s * (float)(sums.r - w.z * there); w.sum8 = w.s8 * (float)(sums.r8 - w.z8 * there);
+  }
 };
 
+// An integer of up to 2^22 added to these bits is the float 1.5 * 2^23 + the integer: conversions have a sixteenth of the rate of
+// additions.  s * MAGIC is exact for scales of 11 bits, so fmaf(f, s, -s * MAGIC) is s times the integer, rounded once.
+constexpr float MAGIC = 12582912.f;
+constexpr int MAGIC_BITS = 0x4b400000;
 DEV float2 load_pair(u32 a) { float2 v; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a)); return v; }
-// sum += s (sx (acc - z X) + ox S) of C / 4 blocks of 8 tokens.  terms: address of the first one's terms of x.
+// sum += sx (s (acc - z X)) + ox s S of C / 4 blocks of 8 tokens.  terms: address of the first one's terms of x.
 template <int C> DEV void promote_integers(float* sum, const int (&acc)[C], const RowGroup& w, u32 terms, int lane) {
   const u32 at = terms + 8 * (lane & 3);
 #pragma unroll
   for (int i = 0; i < C / 4; i++) {
     const float2 sx = load_pair(at + 32 * i);
-    float2 total = {0.f, 0.f}, ox = {0.f, 0.f};
-    if constexpr (ZERO) total = load_pair(at + 4 * NT + 32 * i);
+    int total[2] = {0, 0};
+    float2 ox = {0.f, 0.f};
+    if constexpr (ZERO) {
+      const float2 x = load_pair(at + 4 * NT + 32 * i);
+      total[0] = __float_as_int(x.x + MAGIC) - MAGIC_BITS; total[1] = __float_as_int(x.y + MAGIC) - MAGIC_BITS;
+    }
     if constexpr (OFFSET) ox = load_pair(at + (1 + ZERO) * 4 * NT + 32 * i);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-      float f = __int2float_rn(acc[4 * i + e]);
-      if constexpr (ZERO) f = fmaf(-(e & 2 ? w.z8 : w.z), e & 1 ? total.y : total.x, f);
-      f *= e & 1 ? sx.y : sx.x;
-      if constexpr (OFFSET) f = fmaf(e & 1 ? ox.y : ox.x, e & 2 ? w.sum8 : w.sum, f);
-      sum[4 * i + e] = fmaf(f, e & 2 ? w.s8 : w.s, sum[4 * i + e]);
+      int v = acc[4 * i + e] + MAGIC_BITS;
+      if constexpr (ZERO) v -= (e & 2 ? w.z8 : w.z) * total[e & 1];
+      const float scaled = fmaf(__int_as_float(v), e & 2 ? w.s8 : w.s, e & 2 ? w.c8 : w.c);
+      sum[4 * i + e] = fmaf(scaled, e & 1 ? sx.y : sx.x, sum[4 * i + e]);
+      if constexpr (OFFSET) sum[4 * i + e] = fmaf(e & 1 ? ox.y : ox.x, e & 2 ? w.sum8 : w.sum, sum[4 * i + e]);
     }
   }
 }
 
 struct Consumer {                                // what a consumer warp keeps from piece to piece
   Rings r; int wg, warp, lane; Turn t;
+  int columns;                                   // of the weight, from the current unit on
   __device__ __forceinline__ void wait() const { mbarrier_wait(r.full + 8 * t.stage, t.phase); }
   __device__ __forceinline__ u32 atom(int p) const { return r.w + t.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
   __device__ __forceinline__ u32 terms(int group) const { return r.terms + t.stage * STAGE_TERMS + group * TERMS * NT * 4; }
@@ -83,22 +107,22 @@ struct Consumer {                                // what a consumer warp keeps f
     const u32 s = load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4);
     u32 z = 0;
     if constexpr (ZERO) z = load_shared_u16(atom(p) + ZEROS + group * 64 + warp * 16 + (lane >> 2) * 2);
-    return {low(s) * UNIT, high(s) * UNIT, (float)((z & 255) * BYTE_OF_ZERO), (float)((z >> 8) * BYTE_OF_ZERO), 0.f, 0.f};
+    const float r = low(s) * UNIT, r8 = high(s) * UNIT;
+    return {r, r8, -MAGIC * r, -MAGIC * r8, (int)(z & 255) * BYTE_OF_ZERO, (int)(z >> 8) * BYTE_OF_ZERO, 0.f, 0.f};
   }
+  // Columns of group i of a unit that the weight has.
+  __device__ __forceinline__ int there(int i) const { return min(max(columns - i * GROUP, 0), GROUP); }
+  __device__ __forceinline__ void advance() { t.advance(); columns -= 128; }
   // The descriptor of the codes of x; the shuffle makes it uniform.
   __device__ __forceinline__ u64 descriptor() const {
     return WGMMA_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(r.x) + t.stage * (BOX / 16), 0);
   }
-  // Frees a stage that this warp is done with, in every block of the cluster that copies to it.
-  __device__ __forceinline__ void release(u32 bar) const {
-    __syncwarp();
-    if constexpr (PAIR > 1) { if (lane < PAIR) mbarrier_arrive_cluster(cluster_address(bar, lane)); }
-    else if (lane == 0) mbarrier_arrive(bar);
-  }
+  // Frees a stage that this warp is done with.
+  __device__ __forceinline__ void release(u32 bar) const { __syncwarp(); if (lane == 0) mbarrier_arrive(bar); }
 };
 
-// One scale a row: integers of a piece of k to sums.  first: whether it begins at column 0;  token: of the tile;  units: of the piece.
-template <int C> DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Arguments& g, const Consumer& c, int strip, int token, int units, bool first) {
+// One scale a row: integers of a piece of k to sums.  first: whether it begins at column 0;  token: of the tile;  columns: of the piece.
+template <int C> DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Arguments& g, const Consumer& c, int strip, int token, int columns, bool first) {
   int z = 0, z8 = 0;
   if constexpr (ZERO) {
     const u32 both = __ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + c.warp * 8 + (c.lane >> 2));
@@ -107,7 +131,7 @@ template <int C> DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums
   float rows = 0.f, rows8 = 0.f;
   if constexpr (OFFSET) {
     const ByteSums all = bytes.all();
-    rows = (float)(all.r - z * 128 * units); rows8 = (float)(all.r8 - z8 * 128 * units);
+    rows = (float)(all.r - z * columns); rows8 = (float)(all.r8 - z8 * columns);
   }
 #pragma unroll
   for (int i = 0; i < C / 4; i++)
@@ -132,7 +156,7 @@ template <int C> DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums
 DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g, const int (&strips)[STRIPS], int token) {
   constexpr int K32 = GROUP ? GROUP / 32 : 4;    // steps of a group
   const u32 row = c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);   // this lane's row in a swizzled box
-  const int units = left;
+  const int columns = min(left * 128, c.columns);
   int acc[STRIPS][NT / 2];
   ByteSums bytes[STRIPS];
 #pragma unroll
@@ -142,7 +166,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     for (int i = 0; i < NT / 2; i++) { acc[p][i] = 0; sum[p][i] = 0.f; }
   }
 #pragma unroll 1
-  for (; left > 0; left--, c.t.advance()) {
+  for (; left > 0; left--, c.advance()) {
     c.wait();
     Codes q[STRIPS];
 #pragma unroll
@@ -170,12 +194,12 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
         }
         u32 a[4];
         decode_fragment(q[p], k32, a);
-        if constexpr (OFFSET) bytes[p].add(a);
+        if constexpr (OFFSET) bytes[p].add(a, c.columns - 32 * k32, c.lane);
 #pragma unroll
         for (int n = 0; n < NT / 8; n++) mma_sync_int8<ZERO>(acc[p] + 4 * n, a, b[n][k32 / 2][k32 % 2 * 2], b[n][k32 / 2][k32 % 2 * 2 + 1]);
         if (closes) {
           RowGroup w = rows[p][group];
-          if constexpr (OFFSET) { const ByteSums all = bytes[p].all(); w.sum = (float)all.r - w.z * GROUP; w.sum8 = (float)all.r8 - w.z8 * GROUP; }
+          if constexpr (OFFSET) bytes[p].scaled(w, c.there(group));
           promote_integers(sum[p], acc[p], w, c.terms(group), c.lane);
         }
       }
@@ -185,7 +209,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   }
   if constexpr (GROUP == 0)
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c, strips[p], token, units, first);
+    for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c, strips[p], token, columns, first);
 }
 
 // Products of groups with wgmma that are on their way.  A task is one group times HALF tokens.  Groups take turns with fragments, tasks with
@@ -216,14 +240,11 @@ template <int P, int I> DEV void multiply_group(const Consumer& c, Groups& s, fl
 #pragma unroll
   for (int j = 0; j < K32; j++) {
     decode_fragment(q, I * K32 + j, s.a[P][j]);
-    if constexpr (OFFSET) bytes.add(s.a[P][j]);
+    if constexpr (OFFSET) bytes.add(s.a[P][j], c.columns - 32 * (I * K32 + j), c.lane);
   }
   pin(s.a[P]);
   s.rows[P] = c.rows(0, I);
-  if constexpr (OFFSET) {
-    const ByteSums all = bytes.all();
-    s.rows[P].sum = (float)all.r - s.rows[P].z * GROUP; s.rows[P].sum8 = (float)all.r8 - s.rows[P].z8 * GROUP;
-  }
+  if constexpr (OFFSET) bytes.scaled(s.rows[P], c.there(I));
   s.terms[P] = c.terms(I);
   multiply_task<P, I, 0>(c, s, sum, descriptor);
   if (I == 0 && s.last != 0) c.release(s.last);
@@ -239,7 +260,7 @@ template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT 
   if constexpr (GROUPS >= 2) multiply_group<P ^ 1, 1>(c, s, sum, q, descriptor);
   if constexpr (GROUPS == 4) { multiply_group<P, 2>(c, s, sum, q, descriptor); multiply_group<P ^ 1, 3>(c, s, sum, q, descriptor); }
   s.last = c.r.empty + 8 * c.t.stage;
-  c.t.advance();
+  c.advance();
 }
 DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
   static_assert(STRIPS == 1 || GROUP == 0 || SYNC, "integers of one strip");
@@ -266,7 +287,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   u32 last = 0;
   int keep = 0;
   ByteSums bytes[STRIPS];
-  const int units = left;
+  const int columns = min(left * 128, c.columns);
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     bytes[p] = {0, 0};
@@ -286,7 +307,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         decode_fragment(q[p], 2 * half + j, a[i & 1][j]);
-        if constexpr (OFFSET) bytes[p].add(a[i & 1][j]);
+        if constexpr (OFFSET) bytes[p].add(a[i & 1][j], c.columns - 32 * (2 * half + j), c.lane);
       }
       pin(a[i & 1]);
       wgmma_fence();
@@ -299,7 +320,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     }
     keep = 1;
     last = c.r.empty + 8 * c.t.stage;
-    c.t.advance();
+    c.advance();
   } while (--left > 0);
   wgmma_wait<0>();
 #pragma unroll
@@ -307,5 +328,5 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   pin(a[1]);
   c.release(last);
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c, strips[p], token, units, first);
+  for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c, strips[p], token, columns, first);
 }

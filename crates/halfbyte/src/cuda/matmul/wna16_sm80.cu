@@ -298,6 +298,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
     if constexpr (GROUP == 32 || GROUP == 64) multiply_short(r, g, own, sum, sc.kend - sc.k);
     else multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);
     const bool whole = sc.k == 0 && sc.kend == g.steps;
-    if (whole || join_parts(sum, g, sc, wg, threadIdx.x & 127, base + FLAGS, wg)) store_tile(sum, g, n0, m0, base + STAGING, wg, threadIdx.x & 127);
+    if (whole || join_parts(sum, g, sc, wg, threadIdx.x & 127, base + FLAGS)) store_tile(sum, g, n0, m0, base + STAGING, wg, threadIdx.x & 127);
   }
 }

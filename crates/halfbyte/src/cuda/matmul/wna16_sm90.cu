@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm90(const _
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, m0, rank, c.set, c.wg, c.warp, lane);
       } else if (c.set == 0) {
         const bool whole = sc.k == 0 && sc.kend == g.steps;
-        if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag, c.wg)) store_tile(sum, g, n0, m0, r.x + STAGING, c.wg, threadIdx.x & 127);
+        if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag)) store_tile(sum, g, n0, m0, r.x + STAGING, c.wg, threadIdx.x & 127);
       }
     }
   }

@@ -168,7 +168,7 @@ impl Launches {
         }
         let ([n, k], atom) = (w.shape(), w.atom());
         let (config, schedule) = choose(&gpu.caps(), atom, terms, [key.m, n, k], key.out);
-        let box_rows = if config.pair > 1 { config.tokens / config.pair } else { config.tokens.min(key.m) };
+        let box_rows = config.tokens.min(key.m);
         let pitch = k.next_multiple_of(128);
         let tiles = Tiles {
             shape: [key.m, pitch],
@@ -182,8 +182,8 @@ impl Launches {
             box_rows,
             map: TensorMap::of_bytes(codes, &tiles)?,
             launch: Launch {
-                grid: [(schedule.workers * config.cluster()) as u32, 1, 1],
-                cluster: [config.cluster() as u32, 1, 1],
+                grid: [(schedule.workers * config.split) as u32, 1, 1],
+                cluster: [config.split as u32, 1, 1],
                 shared_bytes: config.shared_bytes(atom, terms, key.out) as u32,
                 programmatic: true,
                 ..Launch::linear(1, config.threads() as u32)
@@ -212,6 +212,7 @@ struct Arguments {
     counters: u64,
     m: i32,
     n: i32,
+    k: i32,
     box_bytes: i32,
     m_pitch: i32,
     steps: i32,
@@ -224,6 +225,7 @@ struct Arguments {
     units: i32,
     ratio: i32,
     groups: i32,
+    padding: i32,
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
@@ -259,6 +261,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         counters: workspace.pointer(),
         m: call.m as i32,
         n: problem.n as i32,
+        k: problem.k as i32,
         box_bytes: (prepared.box_rows * 128) as i32,
         m_pitch: x.m_pitch() as i32,
         steps: steps as i32,
@@ -271,6 +274,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         units: (cut * steps) as i32,
         ratio: x.group.checked_div(atom.group).unwrap_or(1).max(1) as i32,
         groups: x.groups as i32,
+        padding: 0,
     };
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
     // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others

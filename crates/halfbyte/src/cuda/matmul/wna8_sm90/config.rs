@@ -29,12 +29,12 @@ pub struct Config {
     pub stages: usize,
     /// Blocks that share the columns of one tile.
     pub split: usize,
-    /// Blocks of a cluster that have neighbouring tiles of rows and fetch x together.
-    pub pair: usize,
     /// Blocks that a multiprocessor has room for.
     pub blocks: usize,
     /// Units left to copy when the next kernel may start; 0: at once.
     pub trigger: usize,
+    /// Units that are fetched into L2 behind those in flight, while x is quantised.
+    pub prefetch: usize,
 }
 
 /// Warpgroups that convert and multiply.
@@ -47,18 +47,21 @@ const SHARED_BY_TWO_BYTES: usize = 115_712;
 /// Units that were found to be enough in flight.
 const MOST_STAGES: usize = 8;
 
+/// Units fetched ahead, times the bits of a weight: 16 of 4 bits are 35 MB on 132 multiprocessors, the half of L2.
+const PREFETCHED_BITS: usize = 64;
+
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
 ///
-/// Up to 16 rows the kernel waits for memory: `mma.sync`, two blocks a multiprocessor, of which one fills its ring for the next
-/// product. With many rows it is what goes from L2 to the multiprocessors that counts (they take 42 bytes a clock): pairs of
-/// blocks fetch x once, and 256 tokens a tile where the registers hold their sums.
+/// Up to 16 rows the kernel waits for memory: `mma.sync`, two blocks a multiprocessor, of which one fills its ring, and L2, for the
+/// next product while the other runs and x is quantised. With many rows what goes from L2 to the multiprocessors counts (they
+/// take 42 bytes a clock): 256 tokens a tile where the registers hold their sums.
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
     let wide = atom.group == 0 && terms == Terms { sums: false, offsets: false };
     let most = if wide && m > 128 { 256 } else { 128 };
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
-    let (strips, blocks) = if tokens <= 16 { (2, 2) } else { (1, 1) };
-    let pair = if tokens >= 128 { 2 } else { 1 };
-    let whole = Config { tokens, strips, stages: 0, split: 1, pair, blocks, trigger: usize::from(blocks == 1) };
+    let (strips, blocks) = if tokens > 16 { (1, 1) } else { (8 / atom.bits as usize, 2) };
+    let (trigger, prefetch) = if blocks == 1 { (1, 0) } else { (0, PREFETCHED_BITS / atom.bits as usize) };
+    let whole = Config { tokens, strips, stages: 0, split: 1, blocks, trigger, prefetch };
     let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
     let units = rows.div_ceil(4) * steps / multiprocessors;
     let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
@@ -66,7 +69,7 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     let sizes: &[usize] = if blocks == 2 { &[8, 4, 2] } else { &[2] };
     let fits = |&&split: &&usize| tiles * split <= multiprocessors * blocks * 7 / 8 && split <= steps;
     let split = if units < 8 { sizes.iter().find(fits).copied().unwrap_or(1) } else { 1 };
-    let config = if split > 1 { Config { split, pair: 1, trigger: 0, ..whole } } else { whole };
+    let config = if split > 1 { Config { split, trigger: 0, ..whole } } else { whole };
     config.fitted(atom, terms, out)
 }
 
@@ -80,11 +83,6 @@ impl Config {
     /// Strips of a block's tile.
     fn tile_strips(self) -> usize {
         WARPGROUPS * self.strips
-    }
-
-    /// Blocks of a cluster.
-    pub fn cluster(self) -> usize {
-        self.split * self.pair
     }
 
     /// Threads of a block.
@@ -105,15 +103,15 @@ impl Config {
         self.stages * (self.stage_bytes(atom, terms) + 16) + WARPGROUPS * staged * 128 + exchange + 32
     }
 
-    /// The tiles as the kernel for exact activations has them; those of a pair are one.
+    /// The tiles as the kernel for exact activations has them.
     fn tiles(self) -> exact::Config {
-        let Self { tokens, strips, split, pair, blocks, .. } = self;
-        exact::Config { tokens, warpgroups: WARPGROUPS * pair, strips, split, blocks, ..exact::TWO_BY_TWO }
+        let Self { tokens, strips, split, blocks, .. } = self;
+        exact::Config { tokens, warpgroups: WARPGROUPS, strips, split, blocks, ..exact::TWO_BY_TWO }
     }
 
     /// Who computes what.
     pub fn schedule(self, shape: [usize; 3], multiprocessors: usize) -> Schedule {
-        Schedule::new(self.tiles(), shape, multiprocessors / self.pair)
+        Schedule::new(self.tiles(), shape, multiprocessors)
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.
@@ -137,9 +135,9 @@ impl Config {
             ("STRIPS", self.strips),
             ("STAGES", self.stages),
             ("SPLIT", self.split),
-            ("PAIR", self.pair),
             ("BLOCKS", self.blocks),
             ("TRIGGER", self.trigger),
+            ("PREFETCH", self.prefetch),
             ("THREADS", self.threads()),
             ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
         ];
