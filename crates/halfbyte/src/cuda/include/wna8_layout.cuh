@@ -23,8 +23,8 @@ constexpr int PRODUCER_REGISTERS = GROUP ? 56 : 40, CONSUMER_REGISTERS = GROUP ?
 constexpr int TERMS = 1 + ZERO + OFFSET;
 // A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups.
 constexpr int BOX = NT * 128, STAGE_TERMS = GROUPS * TERMS * NT * 4;
-constexpr int TERMS_AT = STAGES * BOX, W_AT = TERMS_AT + STAGES * STAGE_TERMS, STAGE_W = TILE_STRIPS * ATOM;
-constexpr int RING = W_AT + STAGES * STAGE_W;
+constexpr int STAGE_W = TILE_STRIPS * ATOM, W_AT = STAGES * BOX, TERMS_AT = W_AT + STAGES * STAGE_W;   // copies of W go to whole lines of 128 bytes
+constexpr int RING = TERMS_AT + STAGES * STAGE_TERMS;
 constexpr int BLOCKS_OF_8 = TILE_STRIPS * 4 * (NT / 8);                   // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
 constexpr int EXCHANGE = RING;                                           // SPLIT: where the blocks of a cluster leave their sums
 constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0 : 64;         // tokens that y is staged by
@@ -54,5 +54,6 @@ struct Arguments {
   int steps, rows, columns;                      // atoms along k; tiles along n and along m
   int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles
-  int ratio, groups;                             // groups of atoms that have one group of x; groups of x
+  u32 ratio;                                     // 2^32 / r + 1 where r groups of atoms have one group of x; 0: each has its own
+  int groups;                                    // of x
 };

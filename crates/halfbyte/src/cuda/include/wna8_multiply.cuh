@@ -27,7 +27,7 @@ DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
   if constexpr (BITS == 4) {
     const u32 x = __funnelshift_r(q[0], q[0], 2), x8 = q[0] << 2;
     if constexpr (ZERO) { r = x & 0xf0f0f0f0; r8 = x8 & 0xf0f0f0f0; }
-    else { r = (x & 0xf0f0f0f0) ^ 0x80808080; r8 = (x8 & 0xf0f0f0f0) ^ 0x80808080; }
+    else { r = and_xor(x, 0xf0f0f0f0, 0x80808080); r8 = and_xor(x8, 0xf0f0f0f0, 0x80808080); }
   } else {
     r = __byte_perm(q[0], q[1], 0x6240); r8 = __byte_perm(q[0], q[1], 0x7351);
     if constexpr (!ZERO) { r ^= 0x80808080; r8 ^= 0x80808080; }
@@ -68,13 +68,17 @@ struct ByteSums {
   }
 };
 
-// An integer of up to 2^22 added to these bits is the float 1.5 * 2^23 + the integer: conversions have a sixteenth of the rate of
-// additions.  s * MAGIC is exact for scales of 11 bits, so fmaf(f, s, -s * MAGIC) is s times the integer, rounded once.
+// Integers of a group are counted from these bits on: up to 2^22 away they are those of the float 1.5 * 2^23 + the integer, and need no
+// conversion.  s * MAGIC is exact for scales of 11 bits, so fmaf(f, s, -s * MAGIC) is s times the integer, rounded once.
 constexpr float MAGIC = 12582912.f;
 constexpr int MAGIC_BITS = 0x4b400000;
 DEV float2 load_pair(u32 a) { float2 v; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a)); return v; }
-// sum += sx (s (acc - z X)) + ox s S of C / 4 blocks of 8 tokens.  terms: address of the first one's terms of x.
-template <int C> DEV void promote_integers(float* sum, const int (&acc)[C], const RowGroup& w, u32 terms, int lane) {
+template <int C> DEV void start_integers(int (&acc)[C]) {
+#pragma unroll
+  for (int i = 0; i < C; i++) acc[i] = MAGIC_BITS;
+}
+// sum += sx (s (acc - z X)) + ox s S of C / 4 blocks of 8 tokens, and acc starts anew.  terms: address of the first one's terms of x.
+template <int C> DEV void promote_integers(float* sum, int (&acc)[C], const RowGroup& w, u32 terms, int lane) {
   const u32 at = terms + 8 * (lane & 3);
 #pragma unroll
   for (int i = 0; i < C / 4; i++) {
@@ -88,7 +92,8 @@ template <int C> DEV void promote_integers(float* sum, const int (&acc)[C], cons
     if constexpr (OFFSET) ox = load_pair(at + (1 + ZERO) * 4 * NT + 32 * i);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
-      int v = acc[4 * i + e] + MAGIC_BITS;
+      int v = acc[4 * i + e];
+      acc[4 * i + e] = MAGIC_BITS;
       if constexpr (ZERO) v -= (e & 2 ? w.z8 : w.z) * total[e & 1];
       const float scaled = fmaf(__int_as_float(v), e & 2 ? w.s8 : w.s, e & 2 ? w.c8 : w.c);
       sum[4 * i + e] = fmaf(scaled, e & 1 ? sx.y : sx.x, sum[4 * i + e]);
@@ -163,7 +168,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   for (int p = 0; p < STRIPS; p++) {
     bytes[p] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < NT / 2; i++) { acc[p][i] = 0; sum[p][i] = 0.f; }
+    for (int i = 0; i < NT / 2; i++) { acc[p][i] = GROUP ? MAGIC_BITS : 0; sum[p][i] = 0.f; }
   }
 #pragma unroll 1
   for (; left > 0; left--, c.advance()) {
@@ -187,11 +192,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
       const bool opens = GROUP != 0 && k32 % K32 == 0, closes = GROUP != 0 && k32 % K32 == K32 - 1;
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
-        if (opens) {
-          bytes[p] = {0, 0};
-#pragma unroll
-          for (int i = 0; i < NT / 2; i++) acc[p][i] = 0;
-        }
+        if (opens) bytes[p] = {0, 0};
         u32 a[4];
         decode_fragment(q[p], k32, a);
         if constexpr (OFFSET) bytes[p].add(a, c.columns - 32 * k32, c.lane);
@@ -229,7 +230,7 @@ template <int P, int I, int H> DEV void multiply_task(const Consumer& c, Groups&
   constexpr int K32 = GROUP ? GROUP / 32 : 1;
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < K32; j++) WgmmaInt8<HALF, ZERO>::run(s.acc[HALVES == 2 ? H : P], s.a[P][j], descriptor + H * (HALF * 8) + 2 * (I * K32 + j), j ? 1 : 0);
+  for (int j = 0; j < K32; j++) WgmmaInt8<HALF, ZERO>::run(s.acc[HALVES == 2 ? H : P], s.a[P][j], descriptor + H * (HALF * 8) + 2 * (I * K32 + j), 1);
   wgmma_commit();
   finish_task<1, P, H>(c, s, sum, I + H > 0 || s.last != 0);
 }
@@ -268,8 +269,7 @@ DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
   s.last = 0;
 #pragma unroll
   for (int i = 0; i < NT / 2; i++) sum[0][i] = 0.f;
-#pragma unroll
-  for (int i = 0; i < HALF / 2; i++) s.acc[0][i] = s.acc[1][i] = 0;
+  start_integers(s.acc[0]); start_integers(s.acc[1]);
 #pragma unroll 1
   while (true) {
     multiply_unit<0>(c, s, sum[0]);

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
     __shared__ float lows[8], highs[8];
     __shared__ int finites[8], totals[8];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.x;
-    launch_dependents();
+    // No early launch of the product: its blocks would land beside those of the one before, two on some multiprocessors.
     dependency_wait();
 
     const u32 chunk = blockIdx.y * BLOCK + threadIdx.x, group = LONG ? blockIdx.y : chunk / THREADS;

@@ -39,7 +39,8 @@ DEV void load_x(const Arguments& g, const Feed& f, const TensorMap* map, const R
 #pragma unroll
   for (int i = 0; i < GROUPS; i++) {
     // Behind the last group of x lie columns that are not there: any numbers do, their codes are zeros.
-    const int group = (f.sc.k * GROUPS + i) / g.ratio, there = group < g.groups ? group : g.groups - 1;
+    const u32 atom_group = f.sc.k * GROUPS + i;
+    const int group = g.ratio ? __umulhi(atom_group, g.ratio) : atom_group, there = group < g.groups ? group : g.groups - 1;
 #pragma unroll
     for (int t = 0; t < TERMS; t++)
       copy_bulk(r.terms + s * STAGE_TERMS + (i * TERMS + t) * NT * 4, g.terms + ((u64)there * TERMS + t) * g.m_pitch + f.token, f.terms_bytes, r.full + 8 * s, policy);

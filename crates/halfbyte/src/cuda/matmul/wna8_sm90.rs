@@ -49,6 +49,9 @@ pub(super) const KERNEL: Kernel = Kernel {
 /// Columns of one scale that 32 bits of sums are sure to hold.
 const MOST_COLUMNS: usize = 1 << 16;
 
+/// Columns up to which the source divides by the ratio of two groups with one multiplication.
+const MOST_K: usize = 1 << 21;
+
 /// Launches that a weight keeps prepared.
 const KEPT: usize = 32;
 
@@ -105,6 +108,9 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
     let refuse = |why: String| Err(Reason(why));
     if atom.group == 0 && problem.k > MOST_COLUMNS {
         return refuse(format!("adds up to {MOST_COLUMNS} columns of one scale, k is {}", problem.k));
+    }
+    if problem.k > MOST_K {
+        return refuse(format!("multiplies up to {MOST_K} columns, k is {}", problem.k));
     }
     let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
     let shared = config.shared_bytes(atom, terms, problem.y);
@@ -223,7 +229,7 @@ struct Arguments {
     sharers: i32,
     first: i32,
     units: i32,
-    ratio: i32,
+    ratio: u32,
     groups: i32,
     padding: i32,
 }
@@ -272,7 +278,8 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         sharers: sharers as i32,
         first: (waves * workers) as i32,
         units: (cut * steps) as i32,
-        ratio: x.group.checked_div(atom.group).unwrap_or(1).max(1) as i32,
+        // Exact up to MOST_K columns in groups of 32.
+        ratio: x.group.checked_div(atom.group).filter(|&ratio| ratio > 1).map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
         groups: x.groups as i32,
         padding: 0,
     };
