@@ -1,6 +1,6 @@
 // Units of wNa8 in registers: the three ways of multiplying codes of 8 bits, and the consumers' place in the ring.
 //   multiply_sync    up to 16 tokens: mma.sync m16n8k32
-//   multiply_groups  more, scales for groups: wgmma, a group's integers are promoted while the next ones are multiplied
+//   multiply_groups  more, scales for groups: wgmma, the integers of each group are promoted
 //   multiply_rows    more, one scale a row: wgmma, the integers of a whole piece of k are promoted once
 #pragma once
 #include "wgmma_int8.cuh"
@@ -213,26 +213,13 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c, strips[p], token, columns, first);
 }
 
-// Products of groups with wgmma that are on their way.  A task is one group times HALF tokens.  Groups take turns with fragments, tasks with
-// integers: while the tensor cores work on a task, the integers of the one before are promoted.
-constexpr int HALVES = NT == 128 ? 2 : 1, HALF = NT / HALVES;
-struct Groups { int acc[2][HALF / 2]; u32 a[2][GROUP ? GROUP / 32 : 1][4]; RowGroup rows[2]; u32 terms[2], last; };
-// Once no more than N tasks are under way, promotes the one before task H of a group of parity P, if there is one.
-template <int N, int P, int H> DEV void finish_task(const Consumer& c, Groups& s, float (&sum)[NT / 2], bool any) {
-  constexpr int A = HALVES == 2 ? H ^ 1 : P ^ 1, OF = H == 0 ? P ^ 1 : P, AT = H == 0 ? HALVES - 1 : 0;
-  wgmma_wait<N>();
-  pin(s.acc[A]);
-  if (H == 0) pin(s.a[P ^ 1]);
-  if (any) promote_integers(sum + AT * (HALF / 2), s.acc[A], s.rows[OF], s.terms[OF] + AT * HALF * 4, c.lane);
-}
-// Task H of group I of a unit.
-template <int P, int I, int H> DEV void multiply_task(const Consumer& c, Groups& s, float (&sum)[NT / 2], u64 descriptor) {
-  constexpr int K32 = GROUP ? GROUP / 32 : 1;
-  wgmma_fence();
-#pragma unroll
-  for (int j = 0; j < K32; j++) WgmmaInt8<HALF, ZERO>::run(s.acc[HALVES == 2 ? H : P], s.a[P][j], descriptor + H * (HALF * 8) + 2 * (I * K32 + j), 1);
-  wgmma_commit();
-  finish_task<1, P, H>(c, s, sum, I + H > 0 || s.last != 0);
+// Products of groups with wgmma: while a group is in the tensor cores, the fragments of the next one are converted.
+struct Groups { int acc[NT / 2]; u32 a[2][GROUP ? GROUP / 32 : 1][4]; RowGroup before; u32 last, terms; };
+// Promotes the group before, whose parity is P ^ 1, once it is done.
+template <int P> DEV void finish_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], bool any) {
+  wgmma_wait<0>();
+  pin(s.acc); pin(s.a[P ^ 1]);
+  if (any) promote_integers(sum, s.acc, s.before, s.terms, c.lane);
 }
 // Group I of a unit; P: its parity.
 template <int P, int I> DEV void multiply_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], const Codes& q, u64 descriptor) {
@@ -244,12 +231,15 @@ template <int P, int I> DEV void multiply_group(const Consumer& c, Groups& s, fl
     if constexpr (OFFSET) bytes.add(s.a[P][j], c.columns - 32 * (I * K32 + j), c.lane);
   }
   pin(s.a[P]);
-  s.rows[P] = c.rows(0, I);
-  if constexpr (OFFSET) bytes.scaled(s.rows[P], c.there(I));
-  s.terms[P] = c.terms(I);
-  multiply_task<P, I, 0>(c, s, sum, descriptor);
+  RowGroup w = c.rows(0, I);
+  if constexpr (OFFSET) bytes.scaled(w, c.there(I));
+  finish_group<P>(c, s, sum, I > 0 || s.last != 0);
   if (I == 0 && s.last != 0) c.release(s.last);
-  if constexpr (HALVES == 2) multiply_task<P, I, 1>(c, s, sum, descriptor);
+  wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + 2 * (I * K32 + j), 1);
+  wgmma_commit();
+  s.before = w; s.terms = c.terms(I);
 }
 // One unit, whose first group has parity P.
 template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT / 2]) {
@@ -266,16 +256,16 @@ template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT 
 DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
   static_assert(STRIPS == 1 || GROUP == 0 || SYNC, "integers of one strip");
   Groups s;
-  s.last = 0;
+  s.last = 0; s.terms = 0; s.before = {};
 #pragma unroll
   for (int i = 0; i < NT / 2; i++) sum[0][i] = 0.f;
-  start_integers(s.acc[0]); start_integers(s.acc[1]);
+  start_integers(s.acc);
 #pragma unroll 1
   while (true) {
     multiply_unit<0>(c, s, sum[0]);
-    if (--left == 0) { finish_task<0, GROUPS % 2, 0>(c, s, sum[0], true); break; }
+    if (--left == 0) { finish_group<GROUPS % 2>(c, s, sum[0], true); break; }
     multiply_unit<GROUPS % 2>(c, s, sum[0]);
-    if (--left == 0) { finish_task<0, 0, 0>(c, s, sum[0], true); break; }
+    if (--left == 0) { finish_group<0>(c, s, sum[0], true); break; }
   }
   c.release(s.last);
 }

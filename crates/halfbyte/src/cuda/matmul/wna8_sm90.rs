@@ -279,7 +279,11 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         first: (waves * workers) as i32,
         units: (cut * steps) as i32,
         // Exact up to MOST_K columns in groups of 32.
-        ratio: x.group.checked_div(atom.group).filter(|&ratio| ratio > 1).map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
+        ratio: x
+            .group
+            .checked_div(atom.group)
+            .filter(|&ratio| ratio > 1)
+            .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
         groups: x.groups as i32,
         padding: 0,
     };
