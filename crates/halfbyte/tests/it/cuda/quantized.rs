@@ -62,6 +62,7 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                     let mut codes = gpu.context().allocate::<u8>(m * form.pitch()).unwrap();
                     let mut terms = gpu.context().allocate::<f32>(form.groups * form.terms() * form.m_pitch()).unwrap();
                     stream.fill(codes.view_mut(), 0x55).unwrap();
+                    stream.fill(terms.view_mut(), 0x55).unwrap();
                     let view = FloatView::F32(on_device.view());
                     let order_view = order_there.as_ref().map(|order| order.view());
                     quantize_activations(&gpu, &stream, form, view, order_view, codes.view_mut(), terms.view_mut())
