@@ -26,6 +26,7 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/ampere.cuh", text: include_str!("include/ampere.cuh") },
     Source { path: "include/hopper.cuh", text: include_str!("include/hopper.cuh") },
     Source { path: "include/wgmma.cuh", text: include_str!("include/wgmma.cuh") },
+    Source { path: "include/wgmma_int8.cuh", text: include_str!("include/wgmma_int8.cuh") },
     Source { path: "include/wna16_atom.cuh", text: include_str!("include/wna16_atom.cuh") },
     Source { path: "include/wna16_decode.cuh", text: include_str!("include/wna16_decode.cuh") },
     Source { path: "include/wna16_epilogue.cuh", text: include_str!("include/wna16_epilogue.cuh") },
@@ -34,6 +35,8 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/wna16_multiply.cuh", text: include_str!("include/wna16_multiply.cuh") },
     Source { path: "include/wna16_schedule.cuh", text: include_str!("include/wna16_schedule.cuh") },
     Source { path: "include/wna16_sm80.cuh", text: include_str!("include/wna16_sm80.cuh") },
+    Source { path: "include/wna8_layout.cuh", text: include_str!("include/wna8_layout.cuh") },
+    Source { path: "include/wna8_multiply.cuh", text: include_str!("include/wna8_multiply.cuh") },
     Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
     Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
 ];

@@ -1,7 +1,7 @@
 //! Tensor maps: what the copy engine of a Hopper multiprocessor must know of a matrix in memory.
 
 use super::check;
-use super::memory::FloatView;
+use super::memory::{FloatView, View};
 use crate::error::{Error, Result};
 use crate::tensor::Float;
 use cudarc::driver::sys;
@@ -78,15 +78,29 @@ impl TensorMap {
     /// Errors: what the copy engine does not take: an address or a row that does not begin at 16 bytes, a box of more than
     /// 256 rows or columns or of rows longer than the swizzle; a driver that does not know maps.
     pub fn of_matrix(data: FloatView<'_>, tiles: &Tiles) -> Result<Self> {
+        let dtype = match data.dtype() {
+            Float::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Float::BF16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            Float::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        };
+        Self::encode([data.pointer(), data.len() as u64], data.dtype().size_bytes(), dtype, tiles)
+    }
+
+    /// The same of a matrix of bytes.
+    pub fn of_bytes(data: View<'_, u8>, tiles: &Tiles) -> Result<Self> {
+        let dtype = sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8;
+        Self::encode([data.pointer(), data.len() as u64], 1, dtype, tiles)
+    }
+
+    fn encode([data, len]: [u64; 2], element: usize, dtype: sys::CUtensorMapDataType, tiles: &Tiles) -> Result<Self> {
         const OP: &str = "tensor map";
         let Tiles { shape: [rows, columns], stride, tile: [tile_rows, tile_columns], swizzle, promotion } = *tiles;
-        let element = data.dtype().size_bytes();
         let needed = rows.saturating_sub(1).checked_mul(stride).and_then(|start| start.checked_add(columns));
         let shape = || format!("{rows} × {columns}, {stride} elements from row to row");
-        if rows == 0 || columns == 0 || stride < columns || needed.is_none_or(|needed| needed > data.len()) {
-            return Err(Error::invalid(OP, format!("a matrix within {} elements", data.len()), shape()));
+        if rows == 0 || columns == 0 || stride < columns || needed.is_none_or(|needed| needed as u64 > len) {
+            return Err(Error::invalid(OP, format!("a matrix within {len} elements"), shape()));
         }
-        if !data.pointer().is_multiple_of(16) || !(stride * element).is_multiple_of(16) {
+        if !data.is_multiple_of(16) || !(stride * element).is_multiple_of(16) {
             return Err(Error::invalid(OP, "rows that begin at multiples of 16 bytes", shape()));
         }
         let row_bytes = u64::from(tile_columns) * element as u64;
@@ -104,11 +118,6 @@ impl TensorMap {
         let strides = [(stride * element) as u64];
         let tile = [tile_columns, tile_rows];
         let steps = [1u32; 2];
-        let dtype = match data.dtype() {
-            Float::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            Float::BF16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            Float::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        };
         let swizzle = match swizzle {
             Swizzle::None => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
             Swizzle::Bytes32 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
@@ -128,7 +137,7 @@ impl TensorMap {
                 &mut map,
                 dtype,
                 2,
-                data.pointer() as *mut std::ffi::c_void,
+                data as *mut std::ffi::c_void,
                 extents.as_ptr(),
                 strides.as_ptr(),
                 tile.as_ptr(),

@@ -15,6 +15,8 @@ typedef unsigned char u8;
 // ---- single instructions
 // (a & b) | c in one LOP3.
 DEV u32 and_or(u32 a, u32 b, u32 c) { u32 d; asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
+// (a & b) ^ c in one LOP3.
+DEV u32 and_xor(u32 a, u32 b, u32 c) { u32 d; asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 // (~a & b) | c in one LOP3.
 DEV u32 andn_or(u32 a, u32 b, u32 c) { u32 d; asm("lop3.b32 %0, %1, %2, %3, 0xae;" : "=r"(d) : "r"(a), "r"(b), "r"(c)); return d; }
 DEV u32 half_add(u32 a, u32 b) { u32 d; asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b)); return d; }

@@ -16,12 +16,15 @@ mod finish;
 mod gather;
 mod pack;
 mod plain;
+mod quantize_activations;
 mod wna16;
 pub mod wna16_sm80;
 pub mod wna16_sm90;
+pub mod wna8_sm90;
 
 pub use pack::Packer;
 pub use plain::Weights as PlainWeights;
+pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
 pub use wna16::Weights as Wna16Weights;
 
 use super::driver::{FloatView, FloatViewMut, Stream, View};
@@ -149,8 +152,14 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] =
-    &[dequantize_cublaslt::WNA16, wna16_sm90::KERNEL, wna16_sm80::KERNEL, dequantize_cublaslt::PLAIN, plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[
+    wna8_sm90::KERNEL,
+    dequantize_cublaslt::WNA16,
+    wna16_sm90::KERNEL,
+    wna16_sm80::KERNEL,
+    dequantize_cublaslt::PLAIN,
+    plain::KERNEL,
+];
 
 /// What is launched before kernels, and what packs weights for them.
 pub fn auxiliary() -> Vec<Instance> {

@@ -2,7 +2,7 @@
 
 use super::gather::{self, Gather};
 use super::pack::{Packer, Target, Whole};
-use super::{Call, wna16_sm80, wna16_sm90};
+use super::{Call, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -30,6 +30,8 @@ pub struct Weights {
     /// What the Hopper kernel keeps prepared.
     pub(super) launches: wna16_sm90::Launches,
     /// What the kernel from sm_80 on keeps prepared.
+    /// What the kernel for quantised activations keeps prepared.
+    pub(super) launches_a8: wna8_sm90::Launches,
     pub(super) launches_sm80: wna16_sm80::Launches,
 }
 
@@ -50,6 +52,7 @@ impl Weights {
             order: order.map(|order| packer.upload(&order)).transpose()?,
             launches: Default::default(),
             launches_sm80: Default::default(),
+            launches_a8: Default::default(),
         };
         let target = Target::Wna16 {
             atoms: weights.atoms(),
@@ -68,6 +71,7 @@ impl Weights {
             order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
             launches: Default::default(),
             launches_sm80: Default::default(),
+            launches_a8: Default::default(),
             ..*self
         })
     }

@@ -11,6 +11,7 @@ mod matmul;
 mod nn;
 mod nvrtc;
 mod pack;
+mod quantized;
 mod wna16_sm80;
 
 use halfbyte::cuda::Gpu;

@@ -41,7 +41,7 @@ pub struct Config {
 }
 
 /// Two warpgroups of two strips, each tile cut wherever the work is divided.
-pub(super) const TWO_BY_TWO: Config = Config {
+pub(in crate::cuda::matmul) const TWO_BY_TWO: Config = Config {
     tokens: 8,
     warpgroups: 2,
     strips: 2,

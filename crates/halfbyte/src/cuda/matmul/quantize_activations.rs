@@ -1,0 +1,177 @@
+//! Launches of `quantize_activations.cu`: activations to codes of 8 bits, as [`crate::quantize::activations`] has them.
+
+use super::float_type;
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View, ViewMut};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source =
+    Source { path: "matmul/quantize_activations.cu", text: include_str!("quantize_activations.cu") };
+
+const OP: &str = "quantize activations";
+
+/// Threads of a block, columns that each of them has at once, and threads of a group that is not the whole block's.
+const THREADS: usize = 256;
+const COLUMNS: usize = 16;
+const OF_A_GROUP: [usize; 5] = [1, 2, 4, 8, 16];
+
+/// Columns that codes are padded to.
+const STEP: usize = 128;
+
+/// Quantised activations in memory: how they lie.
+///
+/// Codes are `[m][pitch]` bytes with sign, zeros from k on; those of 16 columns lie in the order of [`Form::place`]. Terms are
+/// `[groups][terms][m_pitch]` numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub k: usize,
+    /// Columns of a group: a multiple of 16, or all of a row.
+    pub group: usize,
+    /// Groups of a row.
+    pub groups: usize,
+    /// With the sums of codes.
+    pub sums: bool,
+    /// With offsets beside scales.
+    pub offsets: bool,
+}
+
+impl Form {
+    /// Bytes from row to row of codes.
+    pub fn pitch(self) -> usize {
+        self.k.next_multiple_of(STEP)
+    }
+
+    /// Numbers of one term of a group: one a row, and some that nobody reads.
+    pub fn m_pitch(self) -> usize {
+        self.m.next_multiple_of(4)
+    }
+
+    /// Terms of a group: scales, sums of codes, offsets, as far as there are any.
+    pub fn terms(self) -> usize {
+        1 + usize::from(self.sums) + usize::from(self.offsets)
+    }
+
+    /// Where the code of a column lies in its row.
+    pub fn place(column: usize) -> usize {
+        let c = column % 16;
+        column - c + c % 8 / 2 * 4 + c % 2 * 2 + c / 8
+    }
+
+    pub(super) fn codes_bytes(self) -> usize {
+        self.m * self.pitch()
+    }
+
+    pub(super) fn terms_bytes(self) -> usize {
+        4 * self.groups * self.terms() * self.m_pitch()
+    }
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    x: u64,
+    order: u64,
+    codes: u64,
+    scales: u64,
+    sums: u64,
+    offsets: u64,
+    k: u64,
+    pitch: u64,
+    group_pitch: u64,
+    group: u32,
+    groups: u32,
+    x_type: u32,
+    aligned: u32,
+}
+
+/// Threads that share a group of so many columns.
+fn threads(group: usize) -> usize {
+    OF_A_GROUP.into_iter().find(|threads| threads * COLUMNS == group).unwrap_or(THREADS)
+}
+
+/// The kernel for groups of so many columns.
+pub(super) fn instance(group: usize, offsets: bool) -> Instance {
+    Instance::new(&SOURCE, format!("quantize_activations<{}, {offsets}>", threads(group)))
+}
+
+pub(super) fn instances() -> Vec<Instance> {
+    let groups = OF_A_GROUP.into_iter().chain([THREADS]).map(|threads| threads * COLUMNS);
+    groups.flat_map(|group| [false, true].map(|offsets| instance(group, offsets))).collect()
+}
+
+/// Puts it into a stream. Shapes: x `[m, k]`, order `[k]` (the column of x for each place, if not the same), codes and terms as
+/// [`Form`] says. Errors: lengths that do not fit.
+pub fn quantize_activations(
+    gpu: &Gpu,
+    stream: &Stream,
+    form: Form,
+    x: FloatView<'_>,
+    order: Option<View<'_, u32>>,
+    codes: ViewMut<'_, u8>,
+    terms: ViewMut<'_, f32>,
+) -> Result<()> {
+    let fits = |what: &str, expected: Option<usize>, got: usize| match expected == Some(got) {
+        true => Ok(()),
+        false => Err(Error::invalid(OP, format!("{expected:?} elements of {what}"), got.to_string())),
+    };
+    fits("x", form.m.checked_mul(form.k), x.len())?;
+    fits("codes", form.m.checked_mul(form.pitch()), codes.len())?;
+    fits("terms", Some(form.terms_bytes() / 4), terms.len())?;
+    if let Some(order) = order {
+        fits("order", Some(form.k), order.len())?;
+    }
+    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
+    if form.group == 0 || form.groups != form.k.div_ceil(form.group) || !even {
+        let expected = format!("groups of a multiple of {COLUMNS} columns that cover them, or of all");
+        return Err(Error::invalid(OP, expected, format!("{form:?}")));
+    }
+    if form.m == 0 || form.k == 0 {
+        return Ok(());
+    }
+    run(gpu, stream, form, x, order.map_or(0, |order| order.pointer()), [codes.pointer(), terms.pointer()])
+}
+
+/// Puts it into a stream: `codes` `[m][pitch]` and `terms` `[groups][terms][m_pitch]` are addresses of whole matrices, as is
+/// `order` `[k]`, or 0.
+pub(super) fn run(
+    gpu: &Gpu,
+    stream: &Stream,
+    form: Form,
+    x: FloatView<'_>,
+    order: u64,
+    [codes, terms]: [u64; 2],
+) -> Result<()> {
+    let row = 4 * form.m_pitch() as u64;
+    let params = Params {
+        x: x.pointer(),
+        order,
+        codes,
+        scales: terms,
+        sums: if form.sums { terms + row } else { 0 },
+        offsets: if form.offsets { terms + row * (1 + u64::from(form.sums)) } else { 0 },
+        k: form.k as u64,
+        pitch: form.pitch() as u64,
+        group_pitch: (form.terms() * form.m_pitch()) as u64,
+        group: form.group as u32,
+        groups: form.groups as u32,
+        x_type: float_type(x.dtype()),
+        aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
+    };
+    let long = threads(form.group) == THREADS;
+    let blocks = if long { form.groups } else { form.pitch().div_ceil(THREADS * COLUMNS) };
+    if form.m > i32::MAX as usize || blocks > 65_535 {
+        let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
+        return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));
+    }
+    let grid = [form.m as u32, blocks as u32, 1];
+    let launch = Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) };
+    let function = gpu.function(&instance(form.group, form.offsets))?;
+    // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
+    unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
+}

@@ -1,0 +1,294 @@
+//! Launches of `wna8_sm90.cu`: 4- and 8-bit weights times activations that are quantised on the fly, on Hopper.
+//!
+//! One kernel quantises x, group by group as the weights have them, the next one multiplies: it fetches its first weights while
+//! the other runs.
+
+pub mod config;
+
+use super::quantize_activations::{self, Form};
+use super::wna16::{self, Weights};
+use super::{Call, Kernel, Packed};
+use crate::cuda::driver::{Arg, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
+use crate::cuda::sources::{Instance, Source};
+use crate::cuda::{Caps, Gpu, Workspace};
+use crate::error::{Error, Result};
+use crate::format::{Act, Format};
+use crate::kernel::{Activation, Problem, Reason};
+use crate::layout::cuda_wna16::Atom;
+use crate::tensor::Float;
+use bytemuck::{Pod, Zeroable};
+use config::{Config, Terms};
+use std::sync::{Arc, Mutex, PoisonError};
+
+static SOURCE: Source = Source { path: "matmul/wna8_sm90.cu", text: include_str!("wna8_sm90.cu") };
+
+const NAME: &str = "wna8_sm90";
+
+pub(super) const KERNEL: Kernel = Kernel {
+    name: NAME,
+    layout: wna16::LAYOUT,
+    what: "x quantised on the fly, integer wgmma on bytes of weights, copies by the bulk engine",
+    packs: true,
+    batch_invariant: false,
+    serves: |arch| arch.number == 90 && arch.specific,
+    instances,
+    instances_of: |caps, problem| {
+        let Ok((atom, terms)) = form(problem) else { return Vec::new() };
+        let (config, _) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
+        let quantize = quantize_activations::instance(x_form(problem, terms).group, terms.offsets);
+        vec![quantize, config.instance(atom, terms, problem.y, Activation::None)]
+    },
+    rounds_weights: |_, _| false,
+    supports,
+    workspace_bytes: |caps, problem| Room::new(caps, problem).map_or(0, |room| room.bytes),
+    holds: wna16::holds,
+    pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
+    run,
+};
+
+/// Columns of one scale that 32 bits of sums are sure to hold.
+const MOST_COLUMNS: usize = 1 << 16;
+
+/// Columns up to which the source divides by the ratio of two groups with one multiplication.
+const MOST_K: usize = 1 << 21;
+
+/// Launches that a weight keeps prepared.
+const KEPT: usize = 32;
+
+/// Every number of tokens for the commonest formats, and the other forms of conversion.
+fn instances() -> Vec<Instance> {
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
+    let plain = Terms { sums: false, offsets: false };
+    let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
+        let forms = [
+            (atom, plain, Float::F16),
+            (Atom { bits: 8, ..atom }, plain, Float::F16),
+            (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
+            (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true }, Float::F32),
+            (
+                Atom { bits: 8, zero: true, group: 0, scale: Float::BF16 },
+                Terms { sums: true, offsets: true },
+                Float::F16,
+            ),
+        ];
+        forms.into_iter().map(move |(atom, terms, out)| {
+            config::config(atom, terms, [m, 21504, 14336], out, 132).instance(atom, terms, out, Activation::None)
+        })
+    });
+    all.chain(quantize_activations::instances()).collect()
+}
+
+/// The form of atoms and terms, or why there is none.
+fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
+    let refuse = |why: &str| Err(Reason(why.into()));
+    let Some(format) = problem.format else { return refuse("multiplies codes, the weights are dense") };
+    if !format.act.is_quantized() {
+        return refuse("multiplies quantised activations (a8), the format says exact ones");
+    }
+    let exact = Problem { format: Some(Format { act: Act::A16, ..format }), ..*problem };
+    let atom = wna16::atom(&exact)?;
+    Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym }))
+}
+
+fn x_form(problem: &Problem, terms: Terms) -> Form {
+    let group = problem.format.map(|format| format.weight.group);
+    let len = group.map_or(problem.k, |group| group.len(problem.k)).max(1);
+    let groups = group.map_or(1, |group| group.count(problem.k));
+    Form { m: problem.m, k: problem.k, group: len, groups, sums: terms.sums, offsets: terms.offsets }
+}
+
+fn choose(caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float) -> (Config, config::Schedule) {
+    let (shape, multiprocessors) = ([m.max(1), n.max(1), k.max(1)], caps.multiprocessors.max(1) as usize);
+    let config = config::config(atom, terms, shape, out, multiprocessors);
+    (config, config.schedule(shape, multiprocessors))
+}
+
+fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+    let (atom, terms) = form(problem)?;
+    let refuse = |why: String| Err(Reason(why));
+    if atom.group == 0 && problem.k > MOST_COLUMNS {
+        return refuse(format!("adds up to {MOST_COLUMNS} columns of one scale, k is {}", problem.k));
+    }
+    if problem.k > MOST_K {
+        return refuse(format!("multiplies up to {MOST_K} columns, k is {}", problem.k));
+    }
+    let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
+    let shared = config.shared_bytes(atom, terms, problem.y);
+    if shared > caps.shared_bytes as usize {
+        return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
+    }
+    if !schedule.fits() {
+        return refuse("more tiles than 32 bits count".into());
+    }
+    Ok(())
+}
+
+/// Where things lie in the workspace: counters, sums of cut tiles, codes of x, terms of x.
+struct Room {
+    codes: usize,
+    terms: usize,
+    bytes: usize,
+}
+
+impl Room {
+    fn new(caps: &Caps, problem: &Problem) -> std::result::Result<Self, Reason> {
+        const ALIGNMENT: usize = 256;
+        let (atom, terms) = form(problem)?;
+        let x = x_form(problem, terms);
+        let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
+        let codes = (Workspace::COUNTER_BYTES + config.parts_bytes(&schedule)).next_multiple_of(ALIGNMENT);
+        let terms = (codes + x.codes_bytes()).next_multiple_of(ALIGNMENT);
+        Ok(Self { codes, terms, bytes: terms + x.terms_bytes() })
+    }
+}
+
+/// What a launch was prepared for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Key {
+    codes: u64,
+    m: usize,
+    out: Float,
+    activation: Activation,
+}
+
+/// What is the same in every launch for a key.
+#[derive(Debug)]
+struct Prepared {
+    schedule: config::Schedule,
+    box_rows: usize,
+    map: TensorMap,
+    launch: Launch,
+    function: Function,
+}
+
+/// The launches that a weight keeps prepared.
+#[derive(Debug, Default)]
+pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
+
+impl Launches {
+    /// The launch for a key, out of those kept, or made and kept.
+    fn prepare(&self, gpu: &Gpu, w: &Weights, terms: Terms, key: Key, codes: View<'_, u8>) -> Result<Arc<Prepared>> {
+        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
+            return Ok(prepared.clone());
+        }
+        let ([n, k], atom) = (w.shape(), w.atom());
+        let (config, schedule) = choose(&gpu.caps(), atom, terms, [key.m, n, k], key.out);
+        let box_rows = config.tokens.min(key.m);
+        let pitch = k.next_multiple_of(128);
+        let tiles = Tiles {
+            shape: [key.m, pitch],
+            stride: pitch,
+            tile: [box_rows as u32, 128],
+            swizzle: Swizzle::Bytes128,
+            promotion: Promotion::Bytes256,
+        };
+        let prepared = Arc::new(Prepared {
+            schedule,
+            box_rows,
+            map: TensorMap::of_bytes(codes, &tiles)?,
+            launch: Launch {
+                grid: [(schedule.workers * config.split) as u32, 1, 1],
+                cluster: [config.split as u32, 1, 1],
+                shared_bytes: config.shared_bytes(atom, terms, key.out) as u32,
+                programmatic: true,
+                ..Launch::linear(1, config.threads() as u32)
+            },
+            function: gpu.function(&config.instance(atom, terms, key.out, key.activation))?,
+        });
+        let mut kept = kept();
+        if kept.len() == KEPT {
+            kept.remove(0);
+        }
+        kept.push((key, prepared.clone()));
+        Ok(prepared)
+    }
+}
+
+/// `Arguments` of the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Arguments {
+    w: u64,
+    rows_of_scales: u64,
+    terms: u64,
+    y: u64,
+    bias: u64,
+    parts: u64,
+    counters: u64,
+    m: i32,
+    n: i32,
+    k: i32,
+    box_bytes: i32,
+    m_pitch: i32,
+    steps: i32,
+    rows: i32,
+    columns: i32,
+    waves: i32,
+    workers: i32,
+    sharers: i32,
+    first: i32,
+    units: i32,
+    ratio: u32,
+    groups: i32,
+    padding: i32,
+}
+
+fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
+    let Packed::Wna16(w) = call.w else {
+        return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
+    };
+    let problem = super::problem(call);
+    let refuse = |why: Reason| Error::invalid(NAME, "a product that it serves", why.to_string());
+    let (atom, terms) = form(&problem).map_err(refuse)?;
+    let room = Room::new(&gpu.caps(), &problem).map_err(refuse)?;
+    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
+        return Err(Error::invalid(NAME, "a workspace", "none"));
+    };
+    let y = call.y.pointer();
+    if !y.is_multiple_of(16) {
+        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
+    }
+    let x = x_form(&problem, terms);
+    let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
+    let terms_at = workspace.pointer() + room.terms as u64;
+    quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms_at])?;
+    let (out, activation) = (call.y.dtype(), call.epilogue.activation);
+    let key = Key { codes: codes.pointer(), m: call.m, out, activation };
+    let prepared = w.launches_a8.prepare(gpu, w, terms, key, codes)?;
+    let config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
+    let arguments = Arguments {
+        w: w.atoms(),
+        rows_of_scales: w.rows(),
+        terms: terms_at,
+        y,
+        bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
+        parts: workspace.pointer() + Workspace::COUNTER_BYTES as u64,
+        counters: workspace.pointer(),
+        m: call.m as i32,
+        n: problem.n as i32,
+        k: problem.k as i32,
+        box_bytes: (prepared.box_rows * 128) as i32,
+        m_pitch: x.m_pitch() as i32,
+        steps: steps as i32,
+        rows: rows as i32,
+        columns: columns as i32,
+        waves: waves as i32,
+        workers: workers as i32,
+        sharers: sharers as i32,
+        first: (waves * workers) as i32,
+        units: (cut * steps) as i32,
+        // Exact up to MOST_K columns in groups of 32.
+        ratio: x
+            .group
+            .checked_div(atom.group)
+            .filter(|&ratio| ratio > 1)
+            .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
+        groups: x.groups as i32,
+        padding: 0,
+    };
+    let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
+    // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others
+    // are those of the packed weight.
+    unsafe { prepared.function.launch(stream, &prepared.launch, &args) }
+}

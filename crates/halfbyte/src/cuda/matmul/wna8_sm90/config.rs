@@ -1,0 +1,149 @@
+//! Which form the kernel takes for a shape: pure functions of the numbers.
+
+use crate::cuda::matmul::wna16_sm90::config as exact;
+use crate::cuda::matmul::{activation as activation_number, float_type};
+use crate::cuda::sources::Instance;
+use crate::kernel::Activation;
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+
+pub use exact::Schedule;
+
+/// What x has beside codes and scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Sums of codes, for weights with zero points.
+    pub sums: bool,
+    /// Offsets.
+    pub offsets: bool,
+}
+
+/// What the kernel is compiled with, besides the format; `include/wna8_layout.cuh` says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Tokens a tile.
+    pub tokens: usize,
+    /// Strips a warpgroup.
+    pub strips: usize,
+    /// Units in flight.
+    pub stages: usize,
+    /// Blocks that share the columns of one tile.
+    pub split: usize,
+    /// Blocks that a multiprocessor has room for.
+    pub blocks: usize,
+    /// Units left to copy when the next kernel may start; 0: at once.
+    pub trigger: usize,
+    /// Units that are fetched into L2 behind those in flight, while x is quantised.
+    pub prefetch: usize,
+}
+
+/// Warpgroups that convert and multiply.
+const WARPGROUPS: usize = 2;
+
+/// Shared memory that a block may have alone on a multiprocessor, and as one of two.
+const ALONE_BYTES: usize = 232_448;
+const SHARED_BY_TWO_BYTES: usize = 115_712;
+
+/// Units that were found to be enough in flight.
+const MOST_STAGES: usize = 8;
+
+/// Units fetched ahead, times the bits of a weight: 16 of 4 bits are 35 MB on 132 multiprocessors, the half of L2.
+const PREFETCHED_BITS: usize = 64;
+
+/// The configuration for a shape, for y of a type on a device of so many multiprocessors.
+///
+/// Up to 16 rows the kernel waits for memory: `mma.sync`, two blocks a multiprocessor, of which one fills its ring, and L2, for the
+/// next product while the other runs and x is quantised. With many rows what goes from L2 to the multiprocessors counts (they
+/// take 42 bytes a clock): 256 tokens a tile where the registers hold their sums.
+pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+    let wide = atom.group == 0 && terms == Terms { sums: false, offsets: false };
+    let most = if wide && m > 128 { 256 } else { 128 };
+    let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
+    let (strips, blocks) = if tokens > 16 { (1, 1) } else { (8 / atom.bits as usize, 2) };
+    let (trigger, prefetch) = if blocks == 1 { (1, 0) } else { (0, PREFETCHED_BITS / atom.bits as usize) };
+    let whole = Config { tokens, strips, stages: 0, split: 1, blocks, trigger, prefetch };
+    let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
+    let units = rows.div_ceil(4) * steps / multiprocessors;
+    let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
+    // Few tiles are each shared by a cluster, the largest that fits the device at once.
+    let sizes: &[usize] = if blocks == 2 { &[8, 4, 2] } else { &[2] };
+    let fits = |&&split: &&usize| tiles * split <= multiprocessors * blocks * 7 / 8 && split <= steps;
+    let split = if units < 8 { sizes.iter().find(fits).copied().unwrap_or(1) } else { 1 };
+    let config = if split > 1 { Config { split, trigger: 0, ..whole } } else { whole };
+    config.fitted(atom, terms, out)
+}
+
+impl Config {
+    fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
+        let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
+        let room = most.saturating_sub(self.shared_bytes(atom, terms, out));
+        Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(MOST_STAGES), ..self }
+    }
+
+    /// Strips of a block's tile.
+    fn tile_strips(self) -> usize {
+        WARPGROUPS * self.strips
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> usize {
+        WARPGROUPS * 128 + if self.tokens > 32 { 128 } else { 32 }
+    }
+
+    fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
+        let terms = 1 + usize::from(terms.sums) + usize::from(terms.offsets);
+        self.tokens * 128 + atom.groups() * terms * self.tokens * 4 + self.tile_strips() * atom.bytes()
+    }
+
+    /// Shared memory of a block.
+    pub fn shared_bytes(self, atom: Atom, terms: Terms, out: Float) -> usize {
+        let parts = self.tile_strips() * 4 * (self.tokens / 8);
+        let staged = if self.tokens < 64 || self.split > 1 || out == Float::F32 { 0 } else { 64 };
+        let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
+        self.stages * (self.stage_bytes(atom, terms) + 16) + WARPGROUPS * staged * 128 + exchange + 32
+    }
+
+    /// The tiles as the kernel for exact activations has them.
+    fn tiles(self) -> exact::Config {
+        let Self { tokens, strips, split, blocks, .. } = self;
+        exact::Config { tokens, warpgroups: WARPGROUPS, strips, split, blocks, ..exact::TWO_BY_TWO }
+    }
+
+    /// Who computes what.
+    pub fn schedule(self, shape: [usize; 3], multiprocessors: usize) -> Schedule {
+        Schedule::new(self.tiles(), shape, multiprocessors)
+    }
+
+    /// Sums of cut tiles that are left in memory, in bytes.
+    pub fn parts_bytes(self, schedule: &Schedule) -> usize {
+        schedule.parts_bytes(self.tiles())
+    }
+
+    /// What is compiled.
+    pub fn instance(self, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
+        let (function, low, high) = activation_number(activation);
+        let numbers = [
+            ("BITS", atom.bits as usize),
+            ("BF16", (atom.scale == Float::BF16).into()),
+            ("GROUP", atom.group),
+            ("ZERO", atom.zero.into()),
+            ("OFFSET", terms.offsets.into()),
+            ("OUT", float_type(out) as usize),
+            ("ACTIVATION", function as usize),
+            ("NT", self.tokens),
+            ("WARPGROUPS", WARPGROUPS),
+            ("STRIPS", self.strips),
+            ("STAGES", self.stages),
+            ("SPLIT", self.split),
+            ("BLOCKS", self.blocks),
+            ("TRIGGER", self.trigger),
+            ("PREFETCH", self.prefetch),
+            ("THREADS", self.threads()),
+            ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
+        ];
+        let floats =
+            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
+        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
+        Instance::new(&super::SOURCE, "wna8_sm90").with(defines)
+    }
+}

@@ -1,0 +1,181 @@
+//! Products with quantised activations, and the quantising itself, against the CPU and the reference.
+
+use super::gpus;
+use super::matmul::{Bench, check, formats_of_atoms, reference_of};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use halfbyte::cuda::driver::FloatView;
+use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, QuantizedForm, quantize_activations};
+use halfbyte::format::reference::Bound;
+use halfbyte::kernel::Problem;
+use halfbyte::quantize::activations::{ActCodes, quantize_activations as on_cpu};
+use halfbyte::{Act, Float, Format};
+
+const ROWS: &[usize] = &[0, 1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 300];
+const MOST: usize = 300;
+
+fn kernel() -> &'static Kernel {
+    KERNELS.iter().find(|kernel| kernel.name == "wna8_sm90").unwrap()
+}
+
+#[test]
+fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(21);
+        for (i, name) in ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256"].into_iter().enumerate() {
+            for (s, [m, k]) in [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1]].into_iter().enumerate() {
+                let weight = parse(name).weight;
+                let w = random.qtensor(weight, [1, k], (i + s) % 3 == 2);
+                let mut x = random.activations(m * k);
+                // Rows without a range, with a tiny one, with NaN and with infinity.
+                if m > 3 {
+                    x[..k].fill(0.0);
+                    x[k..2 * k].iter_mut().for_each(|v| *v *= 1e-31);
+                    x[2 * k] = f32::NAN;
+                    x[4 * k - 1] = f32::INFINITY;
+                }
+                for act in [Act::A8, Act::A8Asym] {
+                    let group = weight.group;
+                    let form = QuantizedForm {
+                        m,
+                        k,
+                        group: group.len(k),
+                        groups: group.count(k),
+                        sums: true,
+                        offsets: act == Act::A8Asym,
+                    };
+                    let order: Option<Vec<u32>> = w.group_index().map(|index| {
+                        let mut order: Vec<u32> = (0..k as u32).collect();
+                        order.sort_by_key(|&j| index[j as usize]);
+                        order
+                    });
+                    let on_device = {
+                        let mut buffer = gpu.context().allocate::<f32>(m * k).unwrap();
+                        stream.upload(&x, buffer.view_mut()).unwrap();
+                        buffer
+                    };
+                    let order_there = order.as_ref().map(|order| {
+                        let mut buffer = gpu.context().allocate::<u32>(k).unwrap();
+                        stream.upload(order, buffer.view_mut()).unwrap();
+                        buffer
+                    });
+                    let mut codes = gpu.context().allocate::<u8>(m * form.pitch()).unwrap();
+                    let mut terms = gpu.context().allocate::<f32>(form.groups * form.terms() * form.m_pitch()).unwrap();
+                    stream.fill(codes.view_mut(), 0x55).unwrap();
+                    stream.fill(terms.view_mut(), 0x55).unwrap();
+                    let view = FloatView::F32(on_device.view());
+                    let order_view = order_there.as_ref().map(|order| order.view());
+                    quantize_activations(&gpu, &stream, form, view, order_view, codes.view_mut(), terms.view_mut())
+                        .unwrap();
+                    let (mut got, mut numbers) = (vec![0u8; codes.len()], vec![0f32; terms.len()]);
+                    stream.download(codes.view(), &mut got).unwrap();
+                    stream.download(terms.view(), &mut numbers).unwrap();
+                    let ActCodes { codes: want, scales, offsets } = on_cpu(&x, m, &w, act);
+                    let what = format!("{name} {act:?} m={m} k={k} act-order {}", order.is_some());
+                    for r in 0..m {
+                        for c in 0..form.pitch() {
+                            let code = got[r * form.pitch() + QuantizedForm::place(c)] as i8;
+                            let column = order.as_ref().filter(|_| c < k).map_or(c, |order| order[c] as usize);
+                            let expected = if c < k { want[r * k + column] } else { 0 };
+                            assert_eq!(code, expected, "{what}: row {r}, column {c}");
+                        }
+                        for g in 0..form.groups {
+                            let term = |t: usize| numbers[(g * form.terms() + t) * form.m_pitch() + r];
+                            let at = r * form.groups + g;
+                            let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
+                            assert!(same(term(0), scales[at]), "{what}: scale {r} {g}: {} {}", term(0), scales[at]);
+                            let columns = (0..k).filter(|&j| w.group_of(j) == g);
+                            let sum: i32 = columns.map(|j| i32::from(want[r * k + j])).sum();
+                            assert_eq!(term(1), sum as f32, "{what}: sum {r} {g}");
+                            if form.offsets {
+                                assert!(same(term(2), offsets[at]), "{what}: offset {r} {g}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A product of the sweep: the format, whether its columns lie in an order of their own, types of x and y, and sizes.
+struct Case {
+    format: Format,
+    act_order: bool,
+    problem: Problem,
+}
+
+/// Every form of atoms with both kinds of quantised activations; rows of one weight lie behind each other.
+fn cases() -> Vec<Vec<Case>> {
+    let types = [Float::F16, Float::BF16, Float::F32];
+    let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568], [4200, 512], [37, 20]];
+    let mut all = Vec::new();
+    for (i, name) in formats_of_atoms().iter().enumerate() {
+        for (s, [n, k]) in shapes.into_iter().enumerate() {
+            // The widest one with every third form.
+            if n > 4000 && i % 3 != 0 {
+                continue;
+            }
+            let act = if (i + s) % 2 == 0 { Act::A8 } else { Act::A8Asym };
+            let format = Format { act, ..parse(name) };
+            let x = types[(i + s) % 3];
+            let case = |(j, &m): (usize, &usize)| Case {
+                format,
+                act_order: (i + s) % 5 == 4,
+                problem: Problem { format: Some(format), x, y: types[(i + j) % 3], m, n, k },
+            };
+            all.push(ROWS.iter().enumerate().map(case).collect());
+        }
+    }
+    all
+}
+
+#[test]
+fn products_are_within_the_bound_of_their_specification() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(22);
+        let cases = cases();
+        let mut instances: Vec<_> =
+            cases.iter().flatten().flat_map(|case| kernel().instances_of(&gpu.caps(), &case.problem)).collect();
+        instances.sort_by_cached_key(ToString::to_string);
+        instances.dedup_by_key(|instance| instance.to_string());
+        gpu.prepare(&instances, |_| ()).unwrap();
+        for rows in cases {
+            let Case { format, act_order, problem: Problem { x: x_type, n, k, .. } } = rows[0];
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
+            let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+            let x = rounded(&random.activations(MOST * k), x_type);
+            let reference = reference_of(&x, MOST, &w, format.act);
+            let bench = Bench::new(kernel(), &gpu, &stream);
+            for Case { problem, .. } in rows {
+                let Problem { y, m, .. } = problem;
+                let got = bench.forward(&packed, &x[..m * k], [x_type, y], m, Epilogue::default());
+                check(&got, &reference, Bound::new(y, k), &format!("{problem}, act-order {act_order}"));
+            }
+        }
+    }
+}
+
+/// Stages of the ring are written again while others are read: whatever the timing, the bits are the same.
+#[test]
+fn many_repetitions_have_the_same_bits() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(23);
+        for (name, [n, k]) in [("w8a8-g32-asym", [320, 2568]), ("w4a8-g128", [640, 4096]), ("w8a8", [192, 4096])] {
+            let format = parse(name);
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+            let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+            let bench = Bench::new(kernel(), &gpu, &stream);
+            for m in [1, 16, 32, 64, 129, 300] {
+                let x = rounded(&random.activations(m * k), Float::F16);
+                let first = bench.forward(&packed, &x, [Float::F16; 2], m, Epilogue::default());
+                for i in 1..32 {
+                    let again = bench.forward(&packed, &x, [Float::F16; 2], m, Epilogue::default());
+                    assert!(first == again, "{name} m={m}: repetition {i} differs");
+                }
+            }
+        }
+    }
+}
