@@ -40,6 +40,7 @@
 
 pub mod cache;
 pub mod compile;
+pub mod conv;
 pub mod cublaslt;
 pub mod driver;
 pub mod inventory;

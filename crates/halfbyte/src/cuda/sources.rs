@@ -37,6 +37,9 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/wna16_sm80.cuh", text: include_str!("include/wna16_sm80.cuh") },
     Source { path: "include/wna8_layout.cuh", text: include_str!("include/wna8_layout.cuh") },
     Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
+    Source { path: "include/images.cuh", text: include_str!("include/images.cuh") },
+    Source { path: "include/quantize.cuh", text: include_str!("include/quantize.cuh") },
+    Source { path: "include/windows.cuh", text: include_str!("include/windows.cuh") },
     Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
 ];
 

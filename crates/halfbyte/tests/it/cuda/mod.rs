@@ -4,6 +4,7 @@
 //! `HALFBYTE_REQUIRE_NVRTC=1` make them fail instead.
 
 mod cache;
+mod conv;
 mod dequantize;
 mod driver;
 mod library;

@@ -4,7 +4,7 @@ use super::nvrtc;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
 use halfbyte::cuda::sources::{Arch, Instance, Source};
-use halfbyte::cuda::{nn, roofline};
+use halfbyte::cuda::{conv, nn, roofline};
 use halfbyte::kernel::Activation;
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Error, Float};
@@ -53,7 +53,10 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
     for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
         let products = KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let mut seen = HashSet::new();
-        for mut instances in products.chain([nn::instances(None), matmul::auxiliary()]) {
+        let convolutions =
+            conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
+        let others = [nn::instances(None), matmul::auxiliary()];
+        for mut instances in products.chain(convolutions).chain(others) {
             instances.retain(|instance| seen.insert(instance.to_string()));
             instances.sort_by_key(Instance::to_string);
             let options = ["--ptxas-options=-v"];
