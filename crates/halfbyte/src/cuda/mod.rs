@@ -43,6 +43,7 @@ pub mod compile;
 pub mod conv;
 pub mod cublaslt;
 pub mod driver;
+pub mod int8;
 pub mod inventory;
 pub mod library;
 pub mod matmul;

@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 /// As in `include/images.cuh`.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-pub(super) struct Images {
+pub(in crate::cuda) struct Images {
     batch: u64,
     height: u64,
     width: u64,
@@ -31,7 +31,7 @@ pub(super) struct Images {
 
 impl Images {
     /// Error: more channels or positions than 32 bits count.
-    pub(super) fn new(op: &'static str, shape: &Conv2dShape, [x, y]: [Layout2d; 2]) -> Result<Self> {
+    pub(in crate::cuda) fn new(op: &'static str, shape: &Conv2dShape, [x, y]: [Layout2d; 2]) -> Result<Self> {
         let g = shape.geometry();
         let narrow = |value: usize| {
             let fail = |_| Error::invalid(op, "fewer than 2³² channels and positions", value.to_string());

@@ -6,11 +6,10 @@
 pub mod config;
 
 use super::weights::Kind;
+use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{
-    Arg, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, View, Windows as Map,
-};
+use crate::cuda::driver::{Arg, FloatView, Function, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna16_sm90::config::Config;
 use crate::cuda::matmul::{Packed, Wna16Weights, wna16_sm90};
 use crate::cuda::sources::Instance;
@@ -63,7 +62,8 @@ fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16 };
     let forms = [
         (atom, Float::F16, Activation::Relu),
-        (Atom { bits: 8, ..atom }, Float::F16, Activation::None),
+        (Atom { bits: 8, zero: true, scale: Float::BF16, ..atom }, Float::BF16, Activation::None),
+        (Atom { bits: 8, zero: true, group: 32, ..atom }, Float::F16, Activation::Gelu),
         (Atom { group: 64, zero: true, scale: Float::BF16, ..atom }, Float::BF16, Activation::Silu),
         (Atom { bits: 8, group: 128, ..atom }, Float::F32, Activation::None),
     ];
@@ -90,32 +90,13 @@ fn instance(config: Config, atom: Atom, out: Float, activation: Activation) -> I
     instance
 }
 
-/// Why the copy engine does not bring windows of a geometry, if it does not.
-fn taken(geometry: &Geometry) -> std::result::Result<(), Reason> {
-    let refuse = |why: String| Err(Reason(why));
-    if !geometry.channels().is_multiple_of(BOX) {
-        return refuse(format!("brings {BOX} channels of a group at a time, a group has {}", geometry.channels()));
-    }
-    let reach = |axis: usize| (geometry.kernel[axis] - 1).saturating_mul(geometry.dilation[axis]);
-    if (0..2).any(|axis| reach(axis) > 255) {
-        return refuse("brings positions at most 255 pixels apart".into());
-    }
-    // The size of the images does not matter here: any that there are.
-    let input = [0, 1].map(|axis| reach(axis) + 1);
-    let shape = Conv2dShape::new(*geometry, 1, input).map_err(|why| Reason(why.to_string()))?;
-    if !windows(&shape, 64).are_taken() {
-        return refuse("brings windows of strides up to 8 that begin at most 128 pixels outside of an image".into());
-    }
-    Ok(())
-}
-
 /// Whether weights are packed for this kernel, if the layout holds their numbers.
 pub(super) fn packs(caps: &Caps, format: Format, geometry: &Geometry, x: Float) -> bool {
     let atom = Atom::of(format.weight, geometry.k());
     (KERNEL.serves)(caps.arch)
         && !format.act.is_quantized()
         && atom.is_ok_and(|atom| atom.scale == x)
-        && taken(geometry).is_ok()
+        && windows::taken(geometry, BOX).is_ok()
 }
 
 /// The form of atoms, or why there is none.
@@ -164,7 +145,7 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     }
     let atom = form(problem)?;
     let g = problem.shape.geometry();
-    taken(g)?;
+    windows::taken(g, BOX)?;
     let sizes = [problem.shape.output_pixels(), problem.shape.x_len(), g.co, g.k()];
     if sizes.iter().any(|&size| size > i32::MAX as usize) {
         return refuse("more pixels or columns than 31 bits count".into());
@@ -181,23 +162,6 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
         return refuse("more tiles than 32 bits count".into());
     }
     Ok(())
-}
-
-/// Windows of so many output pixels on one group of the images.
-fn windows(shape: &Conv2dShape, tokens: usize) -> Map {
-    let g = shape.geometry();
-    let ([h, w], [top, left, bottom, right]) = (shape.input(), g.padding);
-    let reach = [0, 1].map(|axis| (g.kernel[axis] - 1) * g.dilation[axis]);
-    Map {
-        shape: [shape.batch(), h, w, g.channels()],
-        pixel: g.ci,
-        stride: g.stride,
-        padding: [top, left],
-        extent: [h + top + bottom - reach[0], w + left + right - reach[1]],
-        tile: [tokens as u32, BOX as u32],
-        swizzle: Swizzle::Bytes128,
-        promotion: Promotion::Bytes256,
-    }
 }
 
 /// What a launch was prepared for.
@@ -231,7 +195,10 @@ impl Launches {
             return Ok(prepared.clone());
         }
         let (g, (config, schedule)) = (key.shape.geometry(), key.plan);
-        let windows = windows(&key.shape, config.tokens);
+        let windows = Map {
+            shape: [key.shape.batch(), key.shape.input()[0], key.shape.input()[1], g.channels()],
+            ..windows::map(&key.shape, [config.tokens, BOX], Swizzle::Bytes128)
+        };
         let map = |group: usize| TensorMap::of_windows(x.slice(group * g.channels() * 2..x.len()), 2, &windows);
         let prepared = Arc::new(Prepared {
             maps: (0..g.groups).map(map).collect::<Result<_>>()?,
@@ -248,36 +215,6 @@ impl Launches {
         }
         kept.push((key, prepared.clone()));
         Ok(prepared)
-    }
-}
-
-/// `Windows` of `include/windows.cuh`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Windows {
-    channels: i32,
-    kernel: [i32; 2],
-    output: [i32; 2],
-    stride: [i32; 2],
-    dilation: [i32; 2],
-    padding: [i32; 2],
-    pitch: i32,
-}
-
-impl Windows {
-    /// Of sizes that [`supports`] has found to fit.
-    fn new(shape: &Conv2dShape) -> Self {
-        let g = shape.geometry();
-        let pair = |sizes: [usize; 2]| sizes.map(|size| size as i32);
-        Self {
-            channels: g.channels() as i32,
-            kernel: pair(g.kernel),
-            output: pair(shape.output()),
-            stride: pair(g.stride),
-            dilation: pair(g.dilation),
-            padding: pair([g.padding[0], g.padding[1]]),
-            pitch: g.co as i32,
-        }
     }
 }
 
@@ -316,7 +253,9 @@ fn fragments(part: &Packed) -> Option<&Wna16Weights> {
 }
 
 fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, (atom, plan): (Atom, Plan)) -> Result<()> {
-    let (shape, g) = (problem.shape, *problem.shape.geometry());
+    let why = |why: Reason| Error::invalid(NAME, "a problem that it serves", why.to_string());
+    let shape = windows::flat(problem.shape).map_err(why)?;
+    let g = *shape.geometry();
     let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
     let parts: Option<Vec<&Wna16Weights>> = match &call.w.kind {
         Kind::Quantized(parts) if parts.len() == g.groups => parts.iter().map(fragments).collect(),
@@ -345,7 +284,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, (atom,
         let (config, schedule) = &plan;
         let product =
             wna16_sm90::Arguments::new(w, schedule, [y, bias, workspace], shape.output_pixels(), config.tokens);
-        let arguments = Arguments { product, windows: Windows::new(&shape) };
+        let arguments = Arguments { product, windows: Windows::new(&shape, g.channels()) };
         let args = [Arg::new(&arguments), Arg::new(map)];
         // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others
         // are those of the packed weight.

@@ -10,12 +10,13 @@
 //! | `implicit_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
 //! | `plain` | all from sm_75 on | everything |
 
-mod images;
+pub(in crate::cuda) mod images;
 pub mod implicit_sm90;
 mod plain;
 mod product;
 mod quantize_pixels;
 mod weights;
+pub(in crate::cuda) mod windows;
 
 pub use weights::Weights;
 

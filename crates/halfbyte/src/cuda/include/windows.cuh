@@ -4,7 +4,7 @@
 //   of the kernel, in the order kernel row, kernel column, channel.  A box of columns of one position for NT tokens is one copy of a tensor map
 //   in im2col mode: it goes from output pixel to output pixel through rows and images by itself, and fills with zeros what lies in the
 //   padding, beyond the last image, or beyond the last channel.
-// Columns past the last position, where k is no whole number of units, are boxes beyond the last channel.
+// Columns past the last position, where k is no whole number of units, are boxes beyond the last channel, which W has zeros for.
 #pragma once
 #include "hopper.cuh"
 
@@ -36,8 +36,9 @@ struct Window {
     channel = 0;
     if (++kx == v.kernel_columns) { kx = 0; ky++; }
   }
-  __device__ __forceinline__ void copy(const Windows& v, u32 dst, const TensorMap* map, u32 bar) const {
+  // first: channel of x that is channel 0 here.
+  __device__ __forceinline__ void copy(const Windows& v, u32 dst, const TensorMap* map, u32 bar, int first = 0) const {
     const bool there = ky < v.kernel_rows;
-    copy_im2col(dst, map, there ? channel : v.channels, column, row, image, there ? kx * v.dilation_across : 0, there ? ky * v.dilation_down : 0, bar);
+    copy_im2col(dst, map, first + (there ? channel : v.channels), column, row, image, there ? kx * v.dilation_across : 0, there ? ky * v.dilation_down : 0, bar);
   }
 };

@@ -137,7 +137,7 @@ fn check(y: &[f32], reference: &Product, bound: Bound, what: &str) {
 
 /// Geometries of the implicit product with batch and size of the input: channels of one box and several, an odd number of boxes,
 /// every parameter by itself and together, outputs that fill no strip, groups.
-fn implicit_cases() -> Vec<(Geometry, usize, [usize; 2])> {
+pub(super) fn implicit_cases() -> Vec<(Geometry, usize, [usize; 2])> {
     let new = Geometry::new;
     vec![
         (Geometry { padding: [1; 4], ..new(64, 64, [3, 3]) }, 3, [9, 8]),
@@ -431,7 +431,7 @@ fn wrong_weights_lengths_and_workspaces_are_errors() {
 }
 
 /// A device that is not there: the choice needs none.
-fn caps(number: u32) -> Caps {
+pub(super) fn caps(number: u32) -> Caps {
     let arch = Arch { number, specific: number >= 90 };
     Caps { arch, multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 50 << 20, cublaslt: false }
 }

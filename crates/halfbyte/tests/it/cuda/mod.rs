@@ -7,6 +7,7 @@ mod cache;
 mod conv;
 mod dequantize;
 mod driver;
+mod int8;
 mod library;
 mod matmul;
 mod nn;

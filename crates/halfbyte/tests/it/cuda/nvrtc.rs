@@ -4,7 +4,7 @@ use super::nvrtc;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
 use halfbyte::cuda::sources::{Arch, Instance, Source};
-use halfbyte::cuda::{conv, nn, roofline};
+use halfbyte::cuda::{conv, int8, nn, roofline};
 use halfbyte::kernel::Activation;
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Error, Float};
@@ -55,8 +55,9 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
         let mut seen = HashSet::new();
         let convolutions =
             conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
+        let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let others = [nn::instances(None), matmul::auxiliary()];
-        for mut instances in products.chain(convolutions).chain(others) {
+        for mut instances in products.chain(convolutions).chain(of_bytes).chain(others) {
             instances.retain(|instance| seen.insert(instance.to_string()));
             instances.sort_by_key(Instance::to_string);
             let options = ["--ptxas-options=-v"];

@@ -76,7 +76,7 @@ pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
                 128 => sums <= 128,
                 _ => strips == 1 && tokens <= 96,
             };
-            if (strips == 2 && n <= 2 * STRIP) || (!exact && (out == Float::F32 || sums > 256)) {
+            if (strips == 2 && n <= 2 * STRIP) || (!exact && (out == Float::F32 || strips == 2)) {
                 continue;
             }
             let config = Config { early: !exact, ..base(tokens, strips, n) }.fitted_to_sets(atom, out);
