@@ -1,5 +1,6 @@
 //! `halfbyte bench conv`: convolutions on cold images and weights, beside what the machine could compute at most.
 
+mod cuda;
 mod int8;
 mod plan;
 
@@ -40,9 +41,9 @@ pub struct Args {
     /// Images at a time [default: 1].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     batch: Vec<usize>,
-    /// Type of x; y is f32.
-    #[arg(long, value_enum, default_value = "f32")]
-    x: FloatArg,
+    /// Type of x [default: f32, and f16 on a GPU]; y is f32, and on a GPU of the type of x.
+    #[arg(long, value_enum)]
+    x: Option<FloatArg>,
     /// Type of x and y where the format is int8.
     #[arg(long, value_enum, default_value = "u8")]
     bytes: ByteArg,
@@ -177,17 +178,34 @@ struct Line {
     check: Option<Check>,
 }
 
+impl Line {
+    /// As far as [`name`] tells of it.
+    fn geometry(&self) -> Geometry {
+        let Self { stride, dilation, groups, .. } = *self;
+        Geometry { stride, dilation, groups, ..Geometry::new(self.ci, self.co, self.kernel_size) }
+    }
+}
+
 /// Runs all convolutions of the plan.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    app.cpu_only()?;
     let plan = plan(args)?;
+    if let Some(number) = app.cuda() {
+        return cuda::run(args, plan, number, app);
+    }
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);
     progress.step("measuring the machine");
     let before = Limits::measure(&cpu);
     let (mut results, mut left_out) = (Vec::new(), Vec::new());
     for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
-        let bench = Bench { cpu: &cpu, shape, batch, x: args.x.into(), layout: args.layout.into(), check: args.check };
+        let bench = Bench {
+            cpu: &cpu,
+            shape,
+            batch,
+            x: args.x.map_or(Float::F32, Float::from),
+            layout: args.layout.into(),
+            check: args.check,
+        };
         let baseline = match args.no_baseline {
             true => None,
             false => Some(bench.run(WeightKind::Dense(Float::F32), &progress)?.median_us),
@@ -292,7 +310,8 @@ impl Bench<'_> {
             let at = run % copies;
             Ok(convs[at].forward(self.cpu, x[at].floats(), self.batch, size, FloatsMut::F32(&mut y[at]))?)
         })?;
-        let check = if self.check { Some(self.compare(&source, &shape, x[0].floats(), &y[0])?) } else { None };
+        let bound = Bound::new(Float::F32, geometry.k());
+        let check = if self.check { Some(self.compare(&source, &shape, x[0].floats(), &y[0], bound)?) } else { None };
         let kernel = convs[0].kernel(self.cpu, self.batch, size, self.x, Float::F32)?;
         Ok(Line {
             format: kind.to_string(),
@@ -353,11 +372,10 @@ impl Bench<'_> {
     }
 
     /// Compares the first and the last image with the reference: all their pixels, of the first channels if any may be left out.
-    fn compare(&self, source: &Source, shape: &Conv2dShape, x: Floats<'_>, y: &[f32]) -> Result<Check> {
+    fn compare(&self, source: &Source, shape: &Conv2dShape, x: Floats<'_>, y: &[f32], bound: Bound) -> Result<Check> {
         let geometry = shape.geometry();
         let one = checked_part(shape)?;
         let channels = one.geometry().co;
-        let bound = Bound::new(Float::F32, geometry.k());
         let (pixels, seen) = (shape.input().iter().product::<usize>(), shape.output().iter().product::<usize>());
         let mut found = Check { elements: 0, worst: 0.0, passed: true };
         for image in self.checked_images() {
@@ -458,18 +476,12 @@ fn human(report: &Report) -> String {
         .results
         .iter()
         .map(|line| {
-            let geometry = Geometry {
-                stride: line.stride,
-                dilation: line.dilation,
-                groups: line.groups,
-                ..Geometry::new(line.ci, line.co, line.kernel_size)
-            };
             let mut row = vec![
                 line.format.clone(),
                 line.x.to_owned(),
                 line.layout.to_owned(),
                 line.batch.to_string(),
-                name(&geometry, line.size),
+                name(&line.geometry(), line.size),
                 line.kernel.to_owned(),
                 rate(line.median_us),
                 format!("{:.0}", 50.0 * line.spread),

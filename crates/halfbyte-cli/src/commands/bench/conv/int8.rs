@@ -12,19 +12,19 @@ use halfbyte::format::reference;
 use halfbyte::ops::{Activation, Conv2dInt8};
 
 /// A layer before it is packed: symmetric weights with a scale each output, and a bias.
-struct Source {
+pub(super) struct Source {
     /// `[co, k]`.
     codes: Vec<i8>,
     scales: Vec<f32>,
-    bias: Vec<i32>,
-    x: Affine,
-    y: Affine,
+    pub bias: Vec<i32>,
+    pub x: Affine,
+    pub y: Affine,
 }
 
 impl Source {
     /// Random, with half of the outputs above 0 and few at the end of the codes. Zero points are those behind a relu: the
     /// least code.
-    fn new(geometry: &Geometry, byte: Byte) -> Result<Self> {
+    pub fn new(geometry: &Geometry, byte: Byte) -> Result<Self> {
         // Deviations of uniform codes, the least one being that of 0, and of −127 to 127.
         const X_STEPS: f32 = 147.0;
         const W_STEPS: f32 = 73.0;
@@ -39,7 +39,7 @@ impl Source {
         Ok(Self { codes, scales, bias, x, y })
     }
 
-    fn weight(&self, geometry: &Geometry) -> Result<Int8Weight<'_>> {
+    pub fn weight(&self, geometry: &Geometry) -> Result<Int8Weight<'_>> {
         Ok(Int8Weight::new(Bytes::I8(&self.codes), [geometry.co, geometry.k()], &self.scales, &[])?)
     }
 
@@ -50,7 +50,7 @@ impl Source {
 }
 
 /// Bytes of a type, from their bits.
-fn bytes(byte: Byte, bits: &[u8]) -> Bytes<'_> {
+pub(super) fn bytes(byte: Byte, bits: &[u8]) -> Bytes<'_> {
     match byte {
         Byte::U8 => Bytes::U8(bits),
         Byte::I8 => Bytes::I8(bytemuck::cast_slice(bits)),
@@ -94,7 +94,13 @@ impl Bench<'_> {
 
     /// Compares codes of the first and the last image with sums in integers: none may differ. `worst` is how many steps the
     /// furthest one is off.
-    fn compare_int8(&self, source: &Source, shape: &Conv2dShape, x: Bytes<'_>, y: Bytes<'_>) -> Result<Check> {
+    pub(super) fn compare_int8(
+        &self,
+        source: &Source,
+        shape: &Conv2dShape,
+        x: Bytes<'_>,
+        y: Bytes<'_>,
+    ) -> Result<Check> {
         let geometry = shape.geometry();
         let (part, weight) = (checked_part(shape)?, source.weight(geometry)?);
         let channels = part.geometry().co;
