@@ -1,6 +1,6 @@
 //! Weights of convolutions on a device.
 
-use super::{OP, implicit_sm90};
+use super::{OP, implicit_sm90, patches};
 use crate::conv::Geometry;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
@@ -8,7 +8,9 @@ use crate::cuda::nn::FloatBuffer;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, QTensor};
+use crate::kernel;
 use crate::tensor::{Float, Floats};
+use std::borrow::Cow;
 
 /// Name of the layout of weights that are floats.
 pub(super) const DENSE: &str = "dense";
@@ -17,6 +19,7 @@ pub(super) const DENSE: &str = "dense";
 #[derive(Debug)]
 pub struct Weights {
     geometry: Geometry,
+    format: Option<Format>,
     pub(super) kind: Kind,
     /// What the implicit product keeps prepared.
     pub(super) launches: implicit_sm90::Launches,
@@ -48,8 +51,8 @@ impl Weights {
             return Err(Error::invalid(OP, "groups of neighbouring channels", got));
         }
         let mut packer = Packer::new(gpu, stream);
-        let parts = match layout_of(&gpu.caps(), w, act, &geometry, x) {
-            Layout::Product => vec![packer.pack(&[&w.into()], act, x)?],
+        let parts = match layout_of(&gpu.caps(), w, act, &geometry, x)? {
+            Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
             Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
             Layout::Fragments => {
                 let kernel = matmul_kernel("wna16_sm90")?;
@@ -61,7 +64,7 @@ impl Weights {
                 (0..geometry.groups).map(packed).collect::<Result<_>>()?
             }
         };
-        Ok(Self::of(geometry, Kind::Quantized(parts)))
+        Ok(Self::of(geometry, Some(Format { weight: w.format(), act }), Kind::Quantized(parts)))
     }
 
     /// Floats that are multiplied exactly.
@@ -74,11 +77,11 @@ impl Weights {
             let expected = format!("{} × {} weights", geometry.co, geometry.k());
             return Err(Error::invalid(OP, expected, w.len().to_string()));
         }
-        Ok(Self::of(geometry, Kind::Dense(FloatBuffer::upload(gpu, stream, w)?)))
+        Ok(Self::of(geometry, None, Kind::Dense(FloatBuffer::upload(gpu, stream, w)?)))
     }
 
-    fn of(geometry: Geometry, kind: Kind) -> Self {
-        Self { geometry, kind, launches: Default::default() }
+    fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
+        Self { geometry, format, kind, launches: Default::default() }
     }
 
     /// What the layer fixes.
@@ -88,10 +91,7 @@ impl Weights {
 
     /// Format; none if it is dense.
     pub fn format(&self) -> Option<Format> {
-        match &self.kind {
-            Kind::Dense(_) => None,
-            Kind::Quantized(parts) => parts.first().map(Packed::format),
-        }
+        self.format
     }
 
     /// Name of its layout.
@@ -118,34 +118,47 @@ impl Weights {
                 Kind::Quantized(parts.iter().map(|part| part.duplicate(stream)).collect::<Result<_>>()?)
             }
         };
-        Ok(Self::of(self.geometry, kind))
+        Ok(Self::of(self.geometry, self.format, kind))
     }
 }
 
 /// Where a weight's kernel wants it to lie.
-enum Layout {
-    /// As products have it.
-    Product,
+enum Layout<'a> {
+    /// As products have it, and as the rows that they are multiplied by need it.
+    Product(Cow<'a, QTensor>),
     /// As the implicit product has it: in fragments of the tensor cores, group by group.
     Fragments,
     /// As the plain kernel has it.
     Plain,
 }
 
-fn layout_of(caps: &Caps, w: &QTensor, act: Act, geometry: &Geometry, x: Float) -> Layout {
+fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
     let format = Format { weight: w.format(), act };
     if implicit_sm90::packs(caps, format, geometry, x)
         && matmul_kernel("wna16_sm90").is_ok_and(|kernel| kernel.holds(&w.into()).is_ok())
     {
-        return Layout::Fragments;
+        return Ok(Layout::Fragments);
     }
+    // The layout in which products would have it.
+    let layout = |w: &QTensor| {
+        let format = Some(Format { weight: w.format(), act });
+        let problem = kernel::Problem { format, x, y: x, m: 1, n: w.n(), k: w.k() };
+        let serves = |kernel: &&matmul::Kernel| {
+            kernel.packs && kernel.supports(caps, &problem).is_ok() && kernel.holds(&w.into()).is_ok()
+        };
+        KERNELS.iter().find(serves).map(|kernel| kernel.layout)
+    };
     let Geometry { kernel, stride, padding, groups, .. } = *geometry;
-    let (n, k) = (w.n(), w.k());
-    let problem = crate::kernel::Problem { format: Some(format), x, y: x, m: 1, n, k };
-    let product = kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1;
-    let packed = |kernel: &matmul::Kernel| kernel.packs && kernel.supports(caps, &problem).is_ok();
-    let held = |kernel: &matmul::Kernel| kernel.holds(&w.into()).is_ok();
-    if product && KERNELS.iter().any(|kernel| packed(kernel) && held(kernel)) { Layout::Product } else { Layout::Plain }
+    if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
+        return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
+    }
+    if patches::is_served(geometry)
+        && let Some(wider) = patches::weight(w, format, geometry)?
+        && layout(&wider) == Some(patches::LAYOUT)
+    {
+        return Ok(Layout::Product(wider));
+    }
+    Ok(Layout::Plain)
 }
 
 fn matmul_kernel(name: &str) -> Result<&'static matmul::Kernel> {

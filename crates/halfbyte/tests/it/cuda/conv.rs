@@ -246,6 +246,82 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
 }
 
 #[test]
+fn products_of_patches_are_within_the_bound_for_every_geometry() {
+    let patches = kernel("patches");
+    let formats =
+        ["w4a16", "w8a16-asym", "w4a16-asym", "w8a16-sbf16", "w8a8", "w8a8-xasym", "w4a8-asym", "w4a8-g32-xasym"];
+    for gpu in gpus().into_iter().filter(|gpu| (patches.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: patches, plan: None };
+        let (mut random, mut served) = (Random(67), [0; 2]);
+        for (g, (geometry, batch, size)) in cases().into_iter().chain(implicit_cases()).enumerate() {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (i, name) in formats.into_iter().enumerate() {
+                let (format, turn) = (parse(name), g + i);
+                if geometry.scale_channels(format.weight.group).is_err() {
+                    continue;
+                }
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
+                // Quantised on the fly, x is of any type; else of that of the scales.
+                let quantized = format.act.is_quantized();
+                let x_type = if quantized { TYPES[turn % 3] } else { format.weight.scale };
+                let types = [x_type, TYPES[turn / 2 % 3]];
+                let x = rounded(&random.activations(shape.x_len()), x_type);
+                let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
+                let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, x_type).unwrap();
+                assert_eq!(w.format(), Some(format));
+                for x_layout in LAYOUTS {
+                    let layouts = [x_layout, Layout2d::Nhwc];
+                    let images = Images { shape: &shape, x: &x, types, layouts };
+                    let (problem, caps) = (images.problem(&w), gpu.caps());
+                    if patches.supports(&caps, &problem, w.layout()).is_err() {
+                        continue;
+                    }
+                    served[usize::from(quantized)] += 1;
+                    let y = bench.forward(&w, &images, Epilogue::default());
+                    let bound = patches.bound(&caps, &problem, w.layout());
+                    check(&y, &reference, bound, &format!("patches: {problem}"));
+                }
+            }
+        }
+        let least = if (kernel("implicit_sm90").serves)(gpu.caps().arch) { [100, 50] } else { [100, 0] };
+        assert!(served[0] >= least[0] && served[1] >= least[1], "{served:?} served on {}", gpu.caps().arch);
+    }
+}
+
+#[test]
+fn slabs_of_patches_agree_with_the_plain_kernel() {
+    let patches = kernel("patches");
+    for gpu in gpus().into_iter().filter(|gpu| (patches.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let geometry = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
+        let shape = Conv2dShape::new(geometry, 5, [224, 224]).unwrap();
+        let (mut random, format) = (Random(68), parse("w8a16"));
+        let w = random.qtensor(format.weight, [64, geometry.k()], false);
+        let x = rounded(&random.normals(shape.x_len()), Float::F16);
+        let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
+        for layouts in [[Layout2d::Nhwc; 2], LAYOUTS] {
+            let images = Images { shape: &shape, x: &x, types: [Float::F16, Float::F32], layouts };
+            let by = |name| {
+                let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel(name), plan: None };
+                bench.forward(&packed, &images, Epilogue::default())
+            };
+            let (got, want) = (by("patches"), by("plain"));
+            let bound = patches.bound(&gpu.caps(), &images.problem(&packed), packed.layout());
+            // |x| · |w| is at most this for any pixel; the error of both kernels is a small part of it.
+            let weights = reference::dequantize(&w);
+            let row = |i: usize| weights[i * 147..(i + 1) * 147].iter().map(|v| v.abs()).sum::<f64>();
+            let largest = f64::from(x.iter().fold(0.0f32, |most, v| most.max(v.abs())));
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                let magnitude = largest * row(i / 112 / 112 % 64);
+                let allowed = bound.allowed(magnitude) + Bound::new(Float::F32, 147).allowed(magnitude);
+                assert!(f64::from((got - want).abs()) <= allowed, "{layouts:?}: element {i} is {got}, plain {want}");
+            }
+        }
+    }
+}
+
+#[test]
 fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
     let implicit = kernel("implicit_sm90");
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
@@ -450,8 +526,13 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     let half = Float::F16;
     assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_sm90");
     assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_plain"), "plain");
-    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "plain");
+    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "patches");
+    assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "plain");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "patches");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "plain");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "patches");
+    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "patches");
+    assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_plain"), "plain");
@@ -469,7 +550,9 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
         let reasons: Vec<String> =
             all.iter().map(|(_, reason)| reason.as_ref().map_or_else(String::new, |r| r.0.clone())).collect();
         assert!(reasons[1].contains(why), "{problem}: {reasons:?}");
-        assert_eq!(reasons[2], "", "{problem}");
+        let chosen = all.iter().filter(|(_, reason)| reason.is_none()).map(|(kernel, _)| kernel.name);
+        let expected = if geometry.groups == 1 { "patches" } else { "plain" };
+        assert_eq!(chosen.collect::<Vec<_>>(), [expected], "{problem}");
     }
     assert_eq!(
         problem("w4a16", narrow, half, nhwc).to_string(),
