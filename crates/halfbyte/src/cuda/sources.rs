@@ -26,6 +26,7 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/ampere.cuh", text: include_str!("include/ampere.cuh") },
     Source { path: "include/hopper.cuh", text: include_str!("include/hopper.cuh") },
     Source { path: "include/wgmma.cuh", text: include_str!("include/wgmma.cuh") },
+    Source { path: "include/wgmma_bytes.cuh", text: include_str!("include/wgmma_bytes.cuh") },
     Source { path: "include/wgmma_int8.cuh", text: include_str!("include/wgmma_int8.cuh") },
     Source { path: "include/wna16_atom.cuh", text: include_str!("include/wna16_atom.cuh") },
     Source { path: "include/wna16_decode.cuh", text: include_str!("include/wna16_decode.cuh") },

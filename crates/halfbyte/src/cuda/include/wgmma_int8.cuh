@@ -43,19 +43,3 @@ DEFINE_WGMMA_INT8(16, 8, 8, 9, 10, 11, 12, 13)
 DEFINE_WGMMA_INT8(32, 16, 16, 17, 18, 19, 20, 21)
 DEFINE_WGMMA_INT8(64, 32, 32, 33, 34, 35, 36, 37)
 DEFINE_WGMMA_INT8(128, 64, 64, 65, 66, 67, 68, 69)
-
-// The same with both operands in shared memory, where A is signed and B is not, or is too.
-template <int N, bool UNSIGNED> struct WgmmaBytes;
-#define DEFINE_WGMMA_BYTES_TYPE(N, C, A, B, KEEP, UNSIGNED, TYPE)                                                                    \
-  template <> struct WgmmaBytes<N, UNSIGNED> {                                                                                       \
-    DEV void run(int (&d)[C], u64 a, u64 b, int keep) {                                                                              \
-      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #KEEP ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8." TYPE      \
-                   "\n {" S##C "}, %" #A ", %" #B ", p;\n}" : I##C : "l"(a), "l"(b), "r"(keep));                                     \
-    }                                                                                                                               \
-  };
-#define DEFINE_WGMMA_BYTES(N, C, A, B, KEEP)                  \
-  DEFINE_WGMMA_BYTES_TYPE(N, C, A, B, KEEP, false, "s8")      \
-  DEFINE_WGMMA_BYTES_TYPE(N, C, A, B, KEEP, true, "u8")
-DEFINE_WGMMA_BYTES(32, 16, 16, 17, 18)
-DEFINE_WGMMA_BYTES(64, 32, 32, 33, 34)
-DEFINE_WGMMA_BYTES(128, 64, 64, 65, 66)

@@ -121,9 +121,9 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   u.empty_w = c.r.empty_w + 8 * c.w.stage;
   c.w.advance(SETS);
 }
-// Frees the stage of W, once every code has been converted; in a joint ring it is freed with x.
+// Frees the stage of W, once a wgmma holds the last codes: they have arrived then, and no fence is needed.  In a joint ring it is freed with x.
 DEV void release_unit(const Consumer& c, const Unit& u) {
-  if constexpr (JOINT) loads_before_copies(); else c.release_loaded(u.empty_w);
+  if constexpr (!JOINT) { __syncwarp(); c.release(u.empty_w); }
 }
 // Waits for the current stage of x and returns its descriptor; the shuffle makes it uniform, else it would cost two moves a wgmma.
 DEV u64 open_x(const Consumer& c) {
@@ -171,8 +171,8 @@ DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, con
       const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
       decode_step(u, i, a[i & 1]);
-      if (i == 2 * STRIPS - 1) release_unit(c, u);
       multiply_step(i, sum[p], a[i & 1], descriptor, half ? 1 : keep);
+      if (i == 2 * STRIPS - 1) release_unit(c, u);
       wgmma_wait<1>();                           // step i - 1 is done
       pin(a[(i & 1) ^ 1]);
       if (opens && x_last != 0) c.release(x_last);
@@ -215,8 +215,8 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       const u32 first = c.r.empty_x + 8 * c.x.stage;
       if constexpr (BOXES == 1) { c.x.advance(); descriptor = open_x(c); }
       decode_step(u, 1, a[1]);
-      release_unit(c, u);
       multiply_step(1, acc[0], a[1], descriptor, 1);
+      release_unit(c, u);
       wgmma_wait<1>();
       pin(a[0]);
       if constexpr (BOXES == 1) c.release(first);
@@ -238,7 +238,6 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
         const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
         if (opens) descriptor = open_x(c);
         decode_step(u, i, a[i & 1]);
-        if (i == 2 * STRIPS - 1) release_unit(c, u);
         if (i == 0) {                            // the last strip of the unit before was in the tensor cores until here
           wgmma_wait<0>();
           pin(a[1]); pin(acc[STRIPS - 1]);
@@ -246,6 +245,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
           s = low(u.s[STRIPS - 1][0]); s8 = high(u.s[STRIPS - 1][0]);
         }
         multiply_step(i, acc[p], a[i & 1], descriptor, half);
+        if (i == 2 * STRIPS - 1) release_unit(c, u);
         if (i > 0) { wgmma_wait<1>(); pin(a[(i & 1) ^ 1]); }
         if (opens && x_last != 0) c.release(x_last);
         if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
@@ -283,7 +283,6 @@ DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int lef
 #pragma unroll
       for (int j = 0; j < STEPS; j++) decode(&u.q[0][(first + j) * WORDS], u.z[0][group], a[group & 1][j]);
       pin(a[group & 1]);
-      if (group == GROUPS - 1) release_unit(c, u);
       wgmma_wait<0>();                           // the group before
       pin(acc); pin(a[(group & 1) ^ 1]);
       if (x_last != 0) { c.release(x_last); x_last = 0; }
@@ -294,6 +293,7 @@ DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int lef
 #pragma unroll
       for (int j = 0; j < STEPS; j++) Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + 2 * ((first + j) & 3), j ? 1 : 0);
       wgmma_commit();
+      if (group == GROUPS - 1) release_unit(c, u);
       if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
     }
   } while (--left > 0);

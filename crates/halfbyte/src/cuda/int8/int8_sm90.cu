@@ -9,7 +9,7 @@
 //       v += zero * sum of the row's weights at the position
 //   codes go through shared memory, 64 outputs of a pixel side by side
 // Two blocks fit on a multiprocessor: one computes while the other fills its ring or stores.
-#include "wgmma_int8.cuh"
+#include "wgmma_bytes.cuh"
 #include "windows.cuh"
 
 constexpr int NT = HB_NT;                        // pixels a warpgroup

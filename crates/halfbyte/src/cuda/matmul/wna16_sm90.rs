@@ -276,7 +276,9 @@ pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Re
     super::check(&KERNEL, gpu, call)?;
     let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
     let Packed::Wna16(w) = call.w else { return refuse("weights in layout cuda_wna16", call.w.layout().into()) };
-    if !w.reads_in_place(call.x) || !compiles(config, w.atom(), call.y.dtype()) {
+    let (atom, y) = (w.atom(), call.y.dtype());
+    let known = compiles(config, atom, y) || config::all(atom, y).contains(&config);
+    if !w.reads_in_place(call.x) || !known {
         return refuse("a configuration for this weight", format!("{config:?}"));
     }
     if call.y.is_empty() {

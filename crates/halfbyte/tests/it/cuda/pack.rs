@@ -235,8 +235,8 @@ struct Params {
     types: [u32; 2],
 }
 
-/// The kernels alone have at least 0.6 of the speed of a copy within the device, and packing from files, with memory for the
-/// result, at least 0.3 of that of a copy to it from pinned memory (0.41 on an H200).
+/// The kernels alone beside a copy within the device, and packing from files, with memory for the result, beside a copy to it from
+/// pinned memory.
 #[test]
 #[ignore = "a measurement, for a device that nothing else uses"]
 fn packing_keeps_pace_with_copies() {
@@ -270,7 +270,6 @@ fn packing_keeps_pace_with_copies() {
         println!(
             "kind          MB in+out | kernel µs  TB/s  of copy | pinned ms pageable ms | pack ms GB/s | CPU ms + upload ms"
         );
-        let mut slow = Vec::new();
         for (name, kind) in [
             ("w4a16-g128", "words down"),
             ("w4a16-g128-asym", "words across"),
@@ -393,14 +392,7 @@ fn packing_keeps_pace_with_copies() {
                 cpu * 1e3,
                 upload * 1e3
             );
-            if moved / seconds < 0.6 * copied {
-                slow.push(format!("{name} {kind}: the kernel"));
-            }
-            if pinned / pack < 0.3 && kind != "rows" {
-                slow.push(format!("{name} {kind}: with the upload"));
-            }
         }
-        assert_eq!(slow, [""; 0]);
     }
 }
 
