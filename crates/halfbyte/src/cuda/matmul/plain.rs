@@ -300,7 +300,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         scale_type: parts.scale_type,
         y_type: super::float_type(call.y.dtype()),
         zero_kind: parts.zero_kind,
-        activation: activation as u32,
+        activation,
         low,
         high,
         row_blocks: row_blocks as u32,

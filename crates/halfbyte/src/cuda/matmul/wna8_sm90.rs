@@ -269,7 +269,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         sharers: sharers as i32,
         first: (waves * workers) as i32,
         units: (cut * steps) as i32,
-        ratio: if atom.group == 0 { 1 } else { (x.group / atom.group).max(1) as i32 },
+        ratio: x.group.checked_div(atom.group).unwrap_or(1).max(1) as i32,
         groups: x.groups as i32,
     };
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
