@@ -2,10 +2,10 @@
 
 use super::nvrtc;
 use halfbyte::cuda::cache::Key;
-use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
-use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::driver::Version;
+use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
 use halfbyte::cuda::nvrtc::Nvrtc;
+use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::{conv, int8, nn, roofline};
 use halfbyte::kernel::Activation;
 use halfbyte::layout::cuda_wna16::Atom;

@@ -72,11 +72,13 @@ pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
             let sums = strips * tokens;
             // Sums of a group lie beside those of the tile; weights that are scaled and rounded need none.
             let exact = match atom.group {
+                0 if atom.bits == 8 && strips == 2 => sums <= 192,
                 0 => sums <= 256,
                 128 => sums <= 128,
                 _ => strips == 1 && tokens <= 96,
             };
-            if (strips == 2 && n <= 2 * STRIP) || (!exact && (out == Float::F32 || strips == 2)) {
+            let rounds = atom.group > 0 && out != Float::F32 && strips == 1;
+            if (strips == 2 && n <= 2 * STRIP) || !(exact || rounds) {
                 continue;
             }
             let config = Config { early: !exact, ..base(tokens, strips, n) }.fitted_to_sets(atom, out);
