@@ -77,6 +77,9 @@ pub struct Args {
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
+    /// On a GPU, time every form that the kernel could take beside the one that it takes.
+    #[arg(long)]
+    sweep: bool,
     /// Leave out the convolution with dense f32 weights, to which times are compared.
     #[arg(long)]
     no_baseline: bool,

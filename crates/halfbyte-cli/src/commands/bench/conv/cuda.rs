@@ -14,8 +14,10 @@ use crate::text::{Align, rate, table};
 use crate::timing::Measured;
 use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::Cpu;
+use halfbyte::cuda::conv::implicit_sm90::{self, config::Plan as Form};
 use halfbyte::cuda::conv::{self, Call, Problem, Weights};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
+use halfbyte::cuda::int8::int8_sm90::{self, config::Config};
 use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Layer, Target};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::nn::FloatBuffer;
@@ -52,8 +54,20 @@ struct Report {
     results: Vec<Line>,
     /// Formats that a shape cannot have.
     left_out: Vec<LeftOut>,
+    /// Without `--sweep` none.
+    swept: Vec<Swept>,
     /// None without `--check`.
     passed: Option<bool>,
+}
+
+/// A form of a kernel.
+#[derive(Serialize)]
+struct Swept {
+    format: String,
+    batch: usize,
+    convolution: String,
+    form: String,
+    median_us: f64,
 }
 
 /// Runs all convolutions of the plan on a GPU.
@@ -68,10 +82,11 @@ pub(super) fn run(args: &Args, plan: Plan, number: u32, app: &App) -> Result<()>
     let gpu = Gpu::open(number)?;
     let stream = gpu.stream()?;
     let read_gb_per_s = read_rate(&gpu, &stream)?;
-    let (mut results, mut left_out) = (Vec::new(), Vec::new());
+    let (mut results, mut left_out, mut swept) = (Vec::new(), Vec::new(), Vec::new());
     for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
         let x = args.x.map_or(Float::F16, Float::from);
-        let device = Device { gpu: &gpu, stream: &stream, cpu: &cpu, shape, batch, x, check: args.check };
+        let device =
+            Device { gpu: &gpu, stream: &stream, cpu: &cpu, shape, batch, x, check: args.check, sweep: args.sweep };
         for &kind in &plan.kinds {
             if let Kind::Floats(WeightKind::Quantized(format)) = kind
                 && let Err(e) = shape.geometry().scale_channels(format.weight.group)
@@ -82,8 +97,8 @@ pub(super) fn run(args: &Args, plan: Plan, number: u32, app: &App) -> Result<()>
             }
             progress.step(format!("{kind} {} batch {batch}", name(&shape.geometry(), shape.size)));
             let (mut line, bytes) = match kind {
-                Kind::Floats(kind) => device.floats(kind)?,
-                Kind::Int8 => device.bytes(args.bytes.into())?,
+                Kind::Floats(kind) => device.floats(kind, &mut swept)?,
+                Kind::Int8 => device.bytes(args.bytes.into(), &mut swept)?,
             };
             line.origin = plan.origin.is_some().then(|| shape.origin.clone());
             line.peak_percent = 100.0 * bytes as f64 / (line.median_us * 1e3) / read_gb_per_s;
@@ -103,6 +118,7 @@ pub(super) fn run(args: &Args, plan: Plan, number: u32, app: &App) -> Result<()>
         read_gb_per_s,
         results,
         left_out,
+        swept,
         passed,
     };
     app.result(&report, human)?;
@@ -145,9 +161,15 @@ struct Device<'a> {
     batch: usize,
     x: Float,
     check: bool,
+    sweep: bool,
 }
 
 impl Device<'_> {
+    fn swept(&self, format: String, form: String, measured: Measured) -> Swept {
+        let convolution = name(&self.shape.geometry(), self.shape.size);
+        Swept { format, batch: self.batch, convolution, form, median_us: measured.median * 1e6 }
+    }
+
     /// What compares results with the reference, and describes them.
     fn bench(&self) -> Bench<'_> {
         let Self { cpu, shape, batch, x, check, .. } = *self;
@@ -166,7 +188,7 @@ impl Device<'_> {
     }
 
     /// A line, and the bytes of weight and images.
-    fn floats(&self, kind: WeightKind) -> Result<(Line, usize)> {
+    fn floats(&self, kind: WeightKind, swept: &mut Vec<Swept>) -> Result<(Line, usize)> {
         let Self { gpu, stream, batch, x: dtype, .. } = *self;
         let (geometry, size) = (self.shape.geometry(), self.shape.size);
         let shape = Conv2dShape::new(geometry, batch, size)?;
@@ -184,13 +206,18 @@ impl Device<'_> {
         let problem = Problem { format: weights[0].format(), shape, x: dtype, y: dtype, layouts };
         let kernel = conv::select(&gpu.caps(), &problem, weights[0].layout())?;
         let needed = kernel.workspace_bytes(&gpu.caps(), &problem, weights[0].layout());
+        let plans = match self.sweep && kernel.name == "implicit_sm90" {
+            true => implicit_sm90::plans(&gpu.caps(), &problem).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let needed = plans.iter().map(implicit_sm90::workspace_bytes_as).max().unwrap_or(0).max(needed);
         let mut workspace = Workspace::new(gpu, stream, needed)?;
         let x = X::new(random::normals(shape.x_len(), 2), dtype);
         let on_device = FloatBuffer::upload(gpu, stream, x.floats())?;
         let mut y = FloatBuffer::allocate(gpu, dtype, shape.y_len())?;
         let bytes = weights[0].bytes() + on_device.bytes() + y.bytes();
         let launches = self.launches(weights.len(), bytes, shape.operations());
-        let measured = replay(stream, launches, |stream, i| {
+        let mut run = |stream: &Stream, i: usize, plan: Option<Form>| {
             let call = Call {
                 x: on_device.view(0..shape.x_len()),
                 x_layout: Layout2d::Nhwc,
@@ -202,8 +229,18 @@ impl Device<'_> {
                 y_layout: Layout2d::Nhwc,
                 workspace: Some(&mut workspace),
             };
-            conv::run_with(kernel, gpu, stream, call)
-        })?;
+            match plan {
+                None => conv::run_with(kernel, gpu, stream, call),
+                Some(plan) => implicit_sm90::run_as(plan, gpu, stream, call),
+            }
+        };
+        for plan in plans {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(plan)))?;
+            let (config, schedule) = plan;
+            let rounds = if schedule.parts_bytes(config) > 0 { "cut" } else { "whole" };
+            swept.push(self.swept(kind.to_string(), format!("{config} {rounds}"), measured));
+        }
+        let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
         let bound = kernel.bound(&gpu.caps(), &problem, weights[0].layout());
         let check = match self.check {
             true => Some(self.bench().compare(&source, &shape, x.floats(), &self.download(&y)?, bound)?),
@@ -249,7 +286,7 @@ impl Device<'_> {
     }
 
     /// The same of bytes, with bias and relu.
-    fn bytes(&self, byte: Byte) -> Result<(Line, usize)> {
+    fn bytes(&self, byte: Byte, swept: &mut Vec<Swept>) -> Result<(Line, usize)> {
         let Self { gpu, stream, batch, .. } = *self;
         let (geometry, size) = (self.shape.geometry(), self.shape.size);
         let shape = Conv2dShape::new(geometry, batch, size)?;
@@ -270,7 +307,7 @@ impl Device<'_> {
         let bytes = layers[0].bytes() + shape.x_len() + shape.y_len();
         // Bytes multiply at twice the rate of halfs.
         let launches = self.launches(layers.len(), bytes, shape.operations() / 2.0);
-        let measured = replay(stream, launches, |stream, i| {
+        let mut run = |stream: &Stream, i: usize, config: Option<Config>| {
             let call = int8::Call {
                 layer: &layers[i % layers.len()],
                 x: on_device.view(),
@@ -280,8 +317,21 @@ impl Device<'_> {
                 y: Target::Bytes(y.view_mut()),
                 y_layout: Layout2d::Nhwc,
             };
-            int8::run_with(kernel, gpu, stream, call)
-        })?;
+            match config {
+                None => int8::run_with(kernel, gpu, stream, call),
+                Some(config) => int8_sm90::run_as(config, gpu, stream, call),
+            }
+        };
+        let configs = match self.sweep && kernel.name == "int8_sm90" {
+            true => int8_sm90::config::configs(byte == Byte::U8),
+            false => Vec::new(),
+        };
+        for config in configs {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(config)))?;
+            let form = format!("2 × {} pixels, {} strips, {} stages", config.tokens, config.strips, config.stages);
+            swept.push(self.swept("int8".to_owned(), form, measured));
+        }
+        let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
         let check = match self.check {
             true => {
                 let mut codes = vec![0; shape.y_len()];
@@ -325,6 +375,16 @@ fn human(report: &Report) -> String {
     let rows: Vec<Vec<String>> = report.results.iter().map(row).collect();
     out += &table(&columns, &rows);
     out += "\n";
+    if !report.swept.is_empty() {
+        let mut columns = ["format", "convolution", "form"].map(|name| (name, Align::Left)).to_vec();
+        columns.extend(["batch", "µs"].map(|name| (name, Align::Right)));
+        let row = |form: &Swept| {
+            let texts = [&form.format, &form.convolution, &form.form].map(Clone::clone);
+            texts.into_iter().chain([form.batch.to_string(), rate(form.median_us)]).collect()
+        };
+        out += &table(&columns, &report.swept.iter().map(row).collect::<Vec<Vec<String>>>());
+        out += "\n";
+    }
     for left in &report.left_out {
         out += &format!("left out: {} of {}: {}\n", left.format, left.shape, left.cause);
     }
