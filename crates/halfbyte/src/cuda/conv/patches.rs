@@ -32,11 +32,11 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by crate::cuda::matmul",
     serves: |arch| arch.number >= 80,
-    instances: || UNITS.map(|(_, unit)| Instance::new(&SOURCE, format!("patches<{unit}>"))).into(),
+    instances,
     instances_of: |caps, problem, layout| {
         let products = slabs(problem).into_iter().map(|m| matmul::instances_of(caps, &product(problem, m), layout));
         let products = products.flat_map(Result::unwrap_or_default);
-        UNITS.into_iter().map(|(_, unit)| Instance::new(&SOURCE, format!("patches<{unit}>"))).chain(products).collect()
+        instances().into_iter().chain(products).collect()
     },
     supports,
     bound,
@@ -44,7 +44,10 @@ pub(super) const KERNEL: Kernel = Kernel {
     run,
 };
 
-/// Bytes that are moved at once, and the type that does.
+/// Bytes that are written at once, where rows are a whole number of them.
+const PIECE_BYTES: usize = 16;
+
+/// Bytes that are read at once, and the type that does.
 const UNITS: [(usize, &str); 4] = [(16, "uint4"), (8, "uint2"), (4, "unsigned int"), (2, "unsigned short")];
 
 /// As in the source: threads and rows of a block, and units of a row at most.
@@ -73,6 +76,16 @@ struct Params {
     there: u32,
     elements: u32,
     unused: u32,
+}
+
+fn instance(unit: &str, together: usize) -> Instance {
+    Instance::new(&SOURCE, format!("patches<{unit}, {together}>"))
+}
+
+fn instances() -> Vec<Instance> {
+    let whole = UNITS.map(|(bytes, unit)| instance(unit, PIECE_BYTES / bytes));
+    let single = UNITS.into_iter().filter(|&(bytes, _)| bytes < PIECE_BYTES).map(|(_, unit)| instance(unit, 1));
+    whole.into_iter().chain(single).collect()
 }
 
 /// The format in which a weight is multiplied by patches: with quantised activations, a scale for each position, since each has
@@ -193,6 +206,9 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     }
     let padded = [0, 1].map(|axis| shape.input()[axis] + g.padding[axis] + g.padding[axis + 2]);
     let reached = padded.iter().try_fold(g.ci * shape.batch().max(1), |all, &size| all.checked_mul(size));
+    if padded[0] > i16::MAX as usize {
+        return refuse(format!("images of up to {} rows with their padding, these have {}", i16::MAX, padded[0]));
+    }
     if reached.is_none_or(|reached| reached > i32::MAX as usize) || shape.y_len() > i32::MAX as usize {
         return refuse("more elements than 31 bits count".into());
     }
@@ -232,7 +248,8 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
     if units > MOST_UNITS {
         return refuse(&format!("x at a multiple of more than {bytes} bytes"), format!("{:#x}", call.x.pointer()));
     }
-    let function = gpu.function(&Instance::new(&SOURCE, format!("patches<{unit}>")))?;
+    let together = if (wide * element).is_multiple_of(PIECE_BYTES) { PIECE_BYTES / bytes } else { 1 };
+    let function = gpu.function(&instance(unit, together))?;
     let images = Images::new(OP, &problem.shape, problem.layouts)?;
     let first_of_patches = first_of_patches(&gpu.caps(), problem, w.layout());
     let (mut workspace, patches) = workspace.split_at(first_of_patches);
