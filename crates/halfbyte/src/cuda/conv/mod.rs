@@ -8,14 +8,15 @@
 //! |---|---|---|
 //! | `product` | all from sm_80 on | one position, stride 1: a product of [`crate::cuda::matmul`] |
 //! | `implicit_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
-//! | `patches` | all from sm_80 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
+//! | `product_of_patches` | all from sm_80 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
 //! | `plain` | all from sm_75 on | everything |
 
 pub(in crate::cuda) mod images;
 pub mod implicit_sm90;
-mod patches;
+pub(in crate::cuda) mod patches;
 mod plain;
 mod product;
+mod product_of_patches;
 mod quantize_pixels;
 mod weights;
 pub(in crate::cuda) mod windows;
@@ -117,7 +118,7 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[product::KERNEL, implicit_sm90::KERNEL, patches::KERNEL, plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[product::KERNEL, implicit_sm90::KERNEL, product_of_patches::KERNEL, plain::KERNEL];
 
 impl Kernel {
     /// Whether it computes a problem on a device with weights in a layout, or why not.

@@ -1,7 +1,7 @@
 // Rows of a product out of images: for some output pixels what each of them sees, position by position, channel by channel.
 //
 //   a block makes a table of a row's units: where each lies from the first position of a window on, and how far down and across
-//   a warp has a row at a time, a lane every 32nd piece of its units: a unit in the padding, or past the last column, is zero
+//   a warp has a row at a time, a lane every 32nd piece of its units: a unit in the padding, or past the last column, is what fills those
 //
 // A unit is as many neighbouring bytes of a pixel as can be moved at once.
 #include "images.cuh"
@@ -19,10 +19,15 @@ struct Params {
     u32 first, rows;       // first output pixel
     u32 units, there;      // of a row of out; those that lie in windows
     u32 elements;          // of a unit: neighbouring channels of images in nhwc
-    u32 unused;
+    u32 fill;              // every byte of elements in the padding
 };
 
 struct Unit { int at; short down, across; };
+
+// A unit of which every word is the same.
+template <typename UNIT> DEV UNIT filled(u32 word) { return UNIT(word); }
+template <> __device__ __forceinline__ uint2 filled<uint2>(u32 word) { return make_uint2(word, word); }
+template <> __device__ __forceinline__ uint4 filled<uint4>(u32 word) { return make_uint4(word, word, word, word); }
 
 // UNITS: that a lane writes at once, 16 bytes of them or one, where rows are no whole number of 16 bytes.
 template <typename UNIT, int UNITS>
@@ -58,7 +63,7 @@ __global__ void __launch_bounds__(THREADS) patches(const __grid_constant__ Param
             for (int e = 0; e < UNITS; e++) {
                 const Unit unit = table[i * UNITS + e];
                 const bool inside = u32(y + unit.down) < u32(height) && u32(x + unit.across) < u32(width);
-                piece.units[e] = inside ? from[at + unit.at] : UNIT{};
+                piece.units[e] = inside ? from[at + unit.at] : filled<UNIT>(p.fill);
             }
             to[i] = piece;
         }

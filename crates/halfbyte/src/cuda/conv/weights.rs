@@ -1,6 +1,6 @@
 //! Weights of convolutions on a device.
 
-use super::{OP, implicit_sm90, patches};
+use super::{OP, implicit_sm90, product_of_patches};
 use crate::conv::Geometry;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
@@ -152,9 +152,9 @@ fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: 
     if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
         return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
     }
-    if patches::is_served(geometry)
-        && let Some(wider) = patches::weight(w, format, geometry)?
-        && layout(&wider) == Some(patches::LAYOUT)
+    if product_of_patches::is_served(geometry)
+        && let Some(wider) = product_of_patches::weight(w, format, geometry)?
+        && layout(&wider) == Some(product_of_patches::LAYOUT)
     {
         return Ok(Layout::Product(wider));
     }

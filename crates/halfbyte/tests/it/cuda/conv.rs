@@ -247,7 +247,7 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
 
 #[test]
 fn products_of_patches_are_within_the_bound_for_every_geometry() {
-    let patches = kernel("patches");
+    let patches = kernel("product_of_patches");
     let formats =
         ["w4a16", "w8a16-asym", "w4a16-asym", "w8a16-sbf16", "w8a8", "w8a8-xasym", "w4a8-asym", "w4a8-g32-xasym"];
     for gpu in gpus().into_iter().filter(|gpu| (patches.serves)(gpu.caps().arch)) {
@@ -291,7 +291,7 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
 
 #[test]
 fn slabs_of_patches_agree_with_the_plain_kernel() {
-    let patches = kernel("patches");
+    let patches = kernel("product_of_patches");
     for gpu in gpus().into_iter().filter(|gpu| (patches.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let geometry = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
@@ -306,7 +306,7 @@ fn slabs_of_patches_agree_with_the_plain_kernel() {
                 let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel(name), plan: None };
                 bench.forward(&packed, &images, Epilogue::default())
             };
-            let (got, want) = (by("patches"), by("plain"));
+            let (got, want) = (by("product_of_patches"), by("plain"));
             let bound = patches.bound(&gpu.caps(), &images.problem(&packed), packed.layout());
             // |x| · |w| is at most this for any pixel; the error of both kernels is a small part of it.
             let weights = reference::dequantize(&w);
@@ -526,12 +526,12 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     let half = Float::F16;
     assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_sm90");
     assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_plain"), "plain");
-    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "patches");
+    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "patches");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "patches");
-    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "patches");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "product_of_patches");
+    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "plain");
@@ -551,7 +551,7 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
             all.iter().map(|(_, reason)| reason.as_ref().map_or_else(String::new, |r| r.0.clone())).collect();
         assert!(reasons[1].contains(why), "{problem}: {reasons:?}");
         let chosen = all.iter().filter(|(_, reason)| reason.is_none()).map(|(kernel, _)| kernel.name);
-        let expected = if geometry.groups == 1 { "patches" } else { "plain" };
+        let expected = if geometry.groups == 1 { "product_of_patches" } else { "plain" };
         assert_eq!(chosen.collect::<Vec<_>>(), [expected], "{problem}");
     }
     assert_eq!(
