@@ -20,6 +20,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     serves: |arch| arch.number >= 75,
     instances: || vec![instance()],
     supports,
+    workspace_bytes: |_| 0,
     run,
 };
 

@@ -2,7 +2,7 @@
 
 pub mod config;
 
-use super::{Call, Kernel, Problem, Target};
+use super::{Call, Kernel, Layer, Problem, Target};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::windows::{self, Windows};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, Swizzle, TensorMap, View};
@@ -29,11 +29,8 @@ pub(super) const KERNEL: Kernel = Kernel {
         all.map(Config::instance).collect()
     },
     supports,
-    run: |gpu, stream, problem, call| {
-        let config =
-            config::config(product_of(&problem.shape), is_unsigned(&call), gpu.caps().multiprocessors as usize);
-        launch(gpu, stream, problem, call, config)
-    },
+    workspace_bytes: |_| 0,
+    run: |gpu, stream, problem, call| launch(gpu, stream, problem, &call, None),
 };
 
 /// Channels of a box of x.
@@ -54,8 +51,8 @@ fn is_pointwise(geometry: &Geometry) -> bool {
     geometry.positions() == 1 && geometry.groups == 1
 }
 
-fn is_unsigned(call: &Call<'_>) -> bool {
-    call.layer.x().byte() == Byte::U8
+fn is_unsigned(layer: &Layer) -> bool {
+    layer.x().byte() == Byte::U8
 }
 
 /// Pixels, outputs of a group, columns, groups.
@@ -173,36 +170,61 @@ struct Arguments {
 pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     let problem = call.problem()?;
     super::check(&KERNEL, gpu, &problem, &call)?;
-    if !config::configs(is_unsigned(&call)).contains(&config) {
+    if !config::configs(is_unsigned(call.layer)).contains(&config) {
         return Err(Error::invalid(NAME, "a configuration for the type of x", format!("{config:?}")));
     }
-    if call.y.len() == 0 { Ok(()) } else { launch(gpu, stream, &problem, call, config) }
+    if call.y.len() == 0 { Ok(()) } else { launch(gpu, stream, &problem, &call, Some(config)) }
 }
 
-fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>, config: Config) -> Result<()> {
+/// Puts a layer into a stream with a configuration, or the one that is chosen.
+fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config: Option<Config>) -> Result<()> {
     let refuse = |why: Reason| Error::invalid(NAME, "a problem that it serves", why.to_string());
+    let Target::Bytes(y) = &call.y else { return Err(Error::invalid(NAME, "outputs in bytes", "outputs in floats")) };
     let shape = windows::flat(problem.shape).map_err(refuse)?;
-    let (layer, g) = (call.layer, *shape.geometry());
-    let (Target::Bytes(y), Some(y_is)) = (&call.y, layer.y()) else {
-        return Err(Error::invalid(NAME, "outputs in bytes", "outputs in floats"));
-    };
-    let addresses = [call.x.pointer(), y.pointer()];
-    if addresses.iter().any(|address| !address.is_multiple_of(PIECE as u64)) {
-        return Err(Error::invalid(NAME, "x and y that begin at multiples of 16 bytes", format!("{addresses:x?}")));
+    multiply_as(gpu, stream, call.layer, shape, (call.x, y.pointer()), config)
+}
+
+/// The same of images of a shape that it supports, in layers whose weight has the shape's outputs and, but for zeros, columns; y is
+/// an address.
+pub(super) fn multiply(
+    gpu: &Gpu,
+    stream: &Stream,
+    layer: &Layer,
+    shape: Conv2dShape,
+    x: View<'_, u8>,
+    y: u64,
+) -> Result<()> {
+    multiply_as(gpu, stream, layer, shape, (x, y), None)
+}
+
+fn multiply_as(
+    gpu: &Gpu,
+    stream: &Stream,
+    layer: &Layer,
+    shape: Conv2dShape,
+    (x, y): (View<'_, u8>, u64),
+    config: Option<Config>,
+) -> Result<()> {
+    let g = *shape.geometry();
+    let Some(y_is) = layer.y() else { return Err(Error::invalid(NAME, "outputs in bytes", "outputs in floats")) };
+    if [x.pointer(), y].iter().any(|address| !address.is_multiple_of(PIECE as u64)) {
+        let got = format!("{:#x} and {y:#x}", x.pointer());
+        return Err(Error::invalid(NAME, "x and y that begin at multiples of 16 bytes", got));
     }
-    let prepared = layer.launches.prepare(gpu, Key { x: call.x.pointer(), shape, config }, call.x)?;
-    let (m, rows) = (shape.output_pixels(), config.rows(g.outputs()));
+    let multiprocessors = gpu.caps().multiprocessors as usize;
+    let config = config.unwrap_or_else(|| config::config(product_of(&shape), is_unsigned(layer), multiprocessors));
+    let prepared = layer.launches.prepare(gpu, Key { x: x.pointer(), shape, config }, x)?;
     let arguments = Arguments {
         w: layer.codes.pointer(),
         constants: layer.constants.pointer(),
         position_sums: layer.position_sums.pointer(),
         multipliers: layer.scales.pointer(),
-        y: y.pointer(),
-        m: m as i32,
+        y,
+        m: shape.output_pixels() as i32,
         n: g.co as i32,
         outputs: g.outputs() as i32,
         steps: g.k().div_ceil(STEP) as i32,
-        rows: rows as i32,
+        rows: config.rows(g.outputs()) as i32,
         height: shape.input()[0] as i32,
         width: shape.input()[1] as i32,
         x_zero: layer.x().zero(),

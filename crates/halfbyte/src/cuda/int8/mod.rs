@@ -2,13 +2,15 @@
 //! [`crate::ops::Conv2dInt8`] have them, to the bit.
 //!
 //! A [`Layer`] holds the packed weight with all that depends on it and on the scales and zero points of x and y. For every
-//! input the first kernel that supports the problem runs; all of them read the same layout, `cuda_int8`, and need no workspace.
+//! input the first kernel that supports the problem runs; all of them read the same layout, `cuda_int8`.
 //!
 //! | kernel | processors | what it computes |
 //! |---|---|---|
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
+//! | `int8_patches` | sm_90a | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` |
 //! | `int8_plain` | all from sm_75 on | everything |
 
+mod int8_patches;
 mod int8_plain;
 pub mod int8_sm90;
 mod layer;
@@ -17,7 +19,7 @@ pub use layer::{Epilogue, Layer};
 
 use super::driver::{FloatViewMut, Stream, View, ViewMut};
 use super::sources::{Arch, Instance};
-use super::{Caps, Gpu};
+use super::{Caps, Gpu, Workspace};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::kernel::{Reason, Rejection};
@@ -82,6 +84,8 @@ pub struct Call<'a> {
     pub y: Target<'a>,
     /// Order of the elements of y.
     pub y_layout: Layout2d,
+    /// What kernels that need it work in, of at least [`workspace_bytes`].
+    pub workspace: Option<&'a mut Workspace>,
 }
 
 impl Call<'_> {
@@ -107,11 +111,12 @@ pub struct Kernel {
     /// Every instance that may be launched.
     pub instances: fn() -> Vec<Instance>,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
+    workspace_bytes: fn(&Problem) -> usize,
     run: fn(&Gpu, &Stream, &Problem, Call<'_>) -> Result<()>,
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[int8_sm90::KERNEL, int8_plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[int8_sm90::KERNEL, int8_patches::KERNEL, int8_plain::KERNEL];
 
 impl Kernel {
     /// Whether it computes a problem on a device, or why not.
@@ -121,6 +126,16 @@ impl Kernel {
         }
         (self.supports)(caps, problem)
     }
+
+    /// Bytes of workspace that it needs for a problem that it supports.
+    pub fn workspace_bytes(&self, problem: &Problem) -> usize {
+        (self.workspace_bytes)(problem)
+    }
+}
+
+/// Bytes of workspace that a problem needs. Error: no kernel serves it.
+pub fn workspace_bytes(caps: &Caps, problem: &Problem) -> Result<usize> {
+    Ok(select(caps, problem)?.workspace_bytes(problem))
 }
 
 /// The kernel that serves a problem: the first that supports it. Error: none does, and why.
@@ -140,7 +155,7 @@ pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
 /// *Shapes:* x `[batch, ci, h, w]`, y `[batch, co, oh, ow]`, or with channels last. *Accuracy:* to the bit as
 /// [`crate::format::int8`] says, whatever the kernel. *Errors:* those of [`Conv2dShape::new`], a length that does not fit, floats
 /// where the layer has bytes or the other way round, images that do not begin at multiples of 16 bytes where the kernel needs that,
-/// a kernel that cannot be compiled.
+/// a workspace that is too small, a kernel that cannot be compiled.
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     run_with(select(&gpu.caps(), &call.problem()?)?, gpu, stream, call)
 }
@@ -174,6 +189,10 @@ fn check(kernel: &Kernel, gpu: &Gpu, problem: &Problem, call: &Call<'_>) -> Resu
     if let Err(reason) = kernel.supports(&gpu.caps(), problem) {
         let rejections = vec![Rejection { kernel: kernel.name, reason }];
         return Err(Error::NoKernel { problem: problem.to_string(), rejections });
+    }
+    let (needed, given) = (kernel.workspace_bytes(problem), call.workspace.as_ref().map_or(0, |w| w.bytes()));
+    if given < needed {
+        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
     }
     Ok(())
 }

@@ -10,10 +10,10 @@ use bytemuck::Pod;
 use half::f16;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, Stream};
 use halfbyte::cuda::int8::int8_sm90::{self, config::Config};
 use halfbyte::cuda::int8::{self, Call, Epilogue, KERNELS, Kernel, Layer, Problem, Target};
+use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
 use halfbyte::layout::cuda_int8::CudaInt8;
 use halfbyte::ops::{Activation, Conv2dInt8, LinearInt8};
@@ -46,9 +46,12 @@ impl Bench<'_> {
         let pixels = |size: [usize; 2]| size[0] * size[1];
         let x = self.upload(&laid_out(x, [shape.batch(), shape.geometry().ci, pixels(shape.input())], layouts[0]));
         let len = shape.y_len();
+        let problem = Problem { shape: *shape, symmetric: layer.is_symmetric(), floats: false, layouts };
         let once = || {
             let mut y = self.gpu.context().allocate::<u8>(len + 2 * GUARD).unwrap();
             self.stream.fill(y.view_mut(), POISON).unwrap();
+            let needed = KERNELS.iter().map(|kernel| kernel.workspace_bytes(&problem)).max().unwrap_or(0);
+            let mut workspace = Workspace::new(self.gpu, self.stream, needed).unwrap();
             let call = Call {
                 layer,
                 x: x.view(),
@@ -57,6 +60,7 @@ impl Bench<'_> {
                 size: shape.input(),
                 y: Target::Bytes(y.view_mut().slice(GUARD..GUARD + len)),
                 y_layout: layouts[1],
+                workspace: Some(&mut workspace),
             };
             match how {
                 How::Kernel(kernel) => int8::run_with(kernel, self.gpu, self.stream, call).unwrap(),
@@ -204,7 +208,7 @@ fn linear_layers_of_other_software() {
             let mut y = gpu.context().allocate::<f32>(m * n).unwrap();
             let (x_layout, y_layout, batch, size) = (Layout2d::Nhwc, Layout2d::Nhwc, m, [1, 1]);
             let target = Target::Floats(y.view_mut().into());
-            let call = Call { layer: &layer, x: x.view(), x_layout, batch, size, y: target, y_layout };
+            let call = Call { layer: &layer, x: x.view(), x_layout, batch, size, y: target, y_layout, workspace: None };
             int8::run(&gpu, &stream, call).unwrap();
             let mut floats = vec![0.0f32; m * n];
             stream.download(y.view(), &mut floats).unwrap();
@@ -263,7 +267,7 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream };
         let mut random = Random(72);
-        let mut forms = 0;
+        let (mut forms, mut copied) = (0, 0);
         let all = cases().into_iter().chain(implicit_cases()).chain(pointwise);
         for (turn, (geometry, batch, size)) in all.enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
@@ -286,7 +290,15 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                 same(&bench.forward(plain, &layer, &data.x, &shape, layouts), &want, &shape, &what(&plain));
                 let layouts = [Layout2d::Nhwc; 2];
                 let problem = Problem { shape, symmetric, floats: false, layouts };
-                let hopper = kernel("int8_sm90");
+                let (hopper, patches) = (kernel("int8_sm90"), kernel("int8_patches"));
+                for x_layout in LAYOUTS {
+                    let layouts = [x_layout, Layout2d::Nhwc];
+                    let how = How::Kernel(patches);
+                    if patches.supports(&gpu.caps(), &Problem { layouts, ..problem }).is_ok() {
+                        same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, &what(&how));
+                        copied += 1;
+                    }
+                }
                 if hopper.supports(&gpu.caps(), &problem).is_err() {
                     continue;
                 }
@@ -297,28 +309,39 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                 }
             }
         }
-        assert!(forms > 100 || !(kernel("int8_sm90").serves)(gpu.caps().arch), "{forms} forms");
+        let served = (kernel("int8_sm90").serves)(gpu.caps().arch);
+        assert!((forms > 100 && copied > 100) || !served, "{forms} forms, {copied} of patches");
     }
 }
 
 #[test]
 fn many_pixels_have_the_bits_of_the_cpu() {
-    let cpu = Cpu::new(4).unwrap();
-    let geometry = Geometry { padding: [1; 4], ..Geometry::new(128, 192, [3, 3]) };
-    let shape = Conv2dShape::new(geometry, 8, [56, 55]).unwrap();
-    for gpu in gpus() {
-        let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream };
+    let (cpu, gpus) = (Cpu::new(4).unwrap(), gpus());
+    if gpus.is_empty() {
+        return;
+    }
+    for (geometry, batch, size) in [
+        (Geometry { padding: [1; 4], ..Geometry::new(128, 192, [3, 3]) }, 8, [56, 55]),
+        // More than one slab of patches.
+        (Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 32, [7, 7]) }, 9, [225, 224]),
+    ] {
+        let shape = Conv2dShape::new(geometry, batch, size).unwrap();
         let data = Random8::new(&mut Random(73), &shape, TYPES[0], true);
-        let w = Int8Weight::new(bytes(Byte::I8, &data.w), [192, geometry.k()], &data.scales, &data.zeros).unwrap();
-        let reference = Conv2dInt8::new(&w, geometry, data.x_is, data.y_is).unwrap();
+        let (n, k) = (geometry.co, geometry.k());
+        let w = Int8Weight::new(bytes(Byte::I8, &data.w), [n, k], &data.scales, &data.zeros).unwrap();
+        let (x_is, y_is) = (data.x_is, data.y_is);
         let layouts = [Layout2d::Nhwc; 2];
+        let reference = Conv2dInt8::new(&w, geometry, x_is, y_is).unwrap();
         let want = on_cpu(&reference, &cpu, &data.x, &shape, layouts);
-        let layer =
-            Layer::conv2d(&gpu, &stream, &w, geometry, data.x_is, Some(data.y_is), Epilogue::default()).unwrap();
-        let problem = Problem { shape, symmetric: true, floats: false, layouts };
-        for kernel in KERNELS.iter().filter(|kernel| kernel.supports(&gpu.caps(), &problem).is_ok()) {
-            same(&bench.forward(How::Kernel(kernel), &layer, &data.x, &shape, layouts), &want, &shape, kernel.name);
+        for gpu in &gpus {
+            let stream = gpu.stream().unwrap();
+            let bench = Bench { gpu, stream: &stream };
+            let layer = Layer::conv2d(gpu, &stream, &w, geometry, x_is, Some(y_is), Epilogue::default()).unwrap();
+            let problem = Problem { shape, symmetric: true, floats: false, layouts };
+            for kernel in KERNELS.iter().filter(|kernel| kernel.supports(&gpu.caps(), &problem).is_ok()) {
+                let how = How::Kernel(kernel);
+                same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, kernel.name);
+            }
         }
     }
 }
@@ -352,8 +375,12 @@ fn outputs_in_floats_are_those_of_the_cpu() {
                     _ => Target::Floats(singles.view_mut().into()),
                 };
                 let (x_layout, y_layout, batch, size) = (layout, layout, 9, [1, 1]);
-                int8::run(&gpu, &stream, Call { layer: &layer, x: x.view(), x_layout, batch, size, y, y_layout })
-                    .unwrap();
+                int8::run(
+                    &gpu,
+                    &stream,
+                    Call { layer: &layer, x: x.view(), x_layout, batch, size, y, y_layout, workspace: None },
+                )
+                .unwrap();
                 let mut got = vec![0.0f32; 360];
                 if y_type == Float::F32 {
                     stream.download(singles.view(), &mut got).unwrap();
@@ -393,7 +420,7 @@ fn wrong_types_shapes_and_lengths_are_errors() {
                 false => Target::Bytes(y.view_mut().cast::<u8>().slice(0..y_len)),
             };
             let (x_layout, y_layout, batch, size) = (Layout2d::Nchw, Layout2d::Nchw, 1, [4, 4]);
-            let call = Call { layer: &made, x: x.view(), x_layout, batch, size, y, y_layout };
+            let call = Call { layer: &made, x: x.view(), x_layout, batch, size, y, y_layout, workspace: None };
             let result = int8::run(&gpu, &stream, call).map_err(|e| e.to_string());
             stream.synchronize().unwrap();
             result
@@ -438,14 +465,16 @@ fn the_choice_is_the_hopper_kernel_wherever_it_can() {
         "int8_sm90"
     );
     assert_eq!(chosen(80, &problem(wide, true, false, nhwc)), "int8_plain");
-    for (problem, why) in [
-        (problem(wide, false, false, nhwc), "without zero points"),
-        (problem(wide, true, true, nhwc), "y is floats"),
-        (problem(wide, true, false, LAYOUTS), "in nhwc"),
-        (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32"),
-        (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels"),
+    for (problem, why, instead) in [
+        (problem(wide, false, false, nhwc), "without zero points", "int8_plain"),
+        (problem(wide, true, true, nhwc), "y is floats", "int8_plain"),
+        (problem(wide, true, false, LAYOUTS), "in nhwc", "int8_patches"),
+        (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_plain"),
+        (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_plain"),
+        (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_patches"),
+        (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_patches"),
     ] {
-        assert_eq!(chosen(90, &problem), "int8_plain", "{problem}");
+        assert_eq!(chosen(90, &problem), instead, "{problem}");
         let reason = kernel("int8_sm90").supports(&caps(90), &problem).unwrap_err();
         assert!(reason.0.contains(why), "{problem}: {reason}");
     }

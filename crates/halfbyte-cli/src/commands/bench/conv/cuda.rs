@@ -301,6 +301,7 @@ impl Device<'_> {
         let layouts = [Layout2d::Nhwc; 2];
         let problem = int8::Problem { shape, symmetric: layers[0].is_symmetric(), floats: false, layouts };
         let kernel = int8::select(&gpu.caps(), &problem)?;
+        let mut workspace = Workspace::new(gpu, stream, kernel.workspace_bytes(&problem))?;
         let x = random::bytes(shape.x_len(), 3);
         let on_device = self.upload(&x)?;
         let mut y = gpu.context().allocate::<u8>(shape.y_len())?;
@@ -316,6 +317,7 @@ impl Device<'_> {
                 size,
                 y: Target::Bytes(y.view_mut()),
                 y_layout: Layout2d::Nhwc,
+                workspace: Some(&mut workspace),
             };
             match config {
                 None => int8::run_with(kernel, gpu, stream, call),
