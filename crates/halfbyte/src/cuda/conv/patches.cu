@@ -25,9 +25,15 @@ struct Params {
 struct Unit { int at; short down, across; };
 
 // A unit of which every word is the same.
-template <typename UNIT> DEV UNIT filled(u32 word) { return UNIT(word); }
-template <> __device__ __forceinline__ uint2 filled<uint2>(u32 word) { return make_uint2(word, word); }
-template <> __device__ __forceinline__ uint4 filled<uint4>(u32 word) { return make_uint4(word, word, word, word); }
+template <typename UNIT> DEV UNIT filled(u32 word) {
+    if constexpr (sizeof(UNIT) <= 4) return UNIT(word);
+    else {
+        UNIT v;
+        v.x = v.y = word;
+        if constexpr (sizeof(UNIT) == 16) v.z = v.w = word;
+        return v;
+    }
+}
 
 // UNITS: that a lane writes at once, 16 bytes of them or one, where rows are no whole number of 16 bytes.
 template <typename UNIT, int UNITS>
