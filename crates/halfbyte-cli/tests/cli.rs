@@ -178,7 +178,8 @@ fn devices_that_are_not_there_and_memory_have_status_4() {
         assert!(error.contains("not supported"), "{error}");
     }
     // No machine has as many.
-    for command in [&["bench", "matmul", "--format", "w4a16"][..], &["explain", "w4a16", "1", "64", "64"]] {
+    let bench = |what| ["bench", what, "--format", "w4a16"];
+    for command in [&bench("matmul")[..], &bench("conv"), &["explain", "w4a16", "1", "64", "64"]] {
         let error = fails(4, &[command, &["--device", "cuda:1000"]].concat());
         assert!(error.contains("driver") || error.contains("device number"), "{error}");
     }
