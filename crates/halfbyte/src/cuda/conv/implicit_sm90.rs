@@ -130,6 +130,11 @@ pub fn plans(caps: &Caps, problem: &Problem) -> std::result::Result<Vec<Plan>, R
     Ok(config::plans(atom, product_of(&problem.shape), problem.y, caps.multiprocessors as usize))
 }
 
+/// What a plan for a problem is computed by, without an activation. Error: the kernel does not support the problem.
+pub fn instance_as(plan: &Plan, problem: &Problem) -> std::result::Result<Instance, Reason> {
+    Ok(instance(plan.0, form(problem)?, problem.y, Activation::None))
+}
+
 /// Bytes of workspace for a plan.
 pub fn workspace_bytes_as((config, schedule): &Plan) -> usize {
     Workspace::COUNTER_BYTES + schedule.parts_bytes(*config)

@@ -11,11 +11,11 @@ use halfbyte::cuda::conv::implicit_sm90::{self, config::Plan};
 use halfbyte::cuda::conv::{self, Call, KERNELS, Kernel, Problem, Weights};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
 use halfbyte::cuda::matmul::Epilogue;
-use halfbyte::cuda::sources::Arch;
+use halfbyte::cuda::sources::{Arch, Instance};
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::kernel::Activation;
-use halfbyte::{Float, Floats};
+use halfbyte::{Float, Floats, Format};
 
 /// Elements before and after every output, to see that a kernel writes nothing else.
 const GUARD: usize = 64;
@@ -125,6 +125,14 @@ impl Images<'_> {
     }
 }
 
+/// Compiles what is needed, several at once.
+fn prepare(gpu: &Gpu, instances: impl IntoIterator<Item = Instance>) {
+    let mut instances: Vec<Instance> = instances.into_iter().collect();
+    instances.sort_by_cached_key(Instance::to_string);
+    instances.dedup_by_key(|instance| instance.to_string());
+    gpu.prepare(&instances, |_| ()).unwrap();
+}
+
 fn check(y: &[f32], reference: &Product, bound: Bound, what: &str) {
     assert_eq!(y.len(), reference.value.len(), "{what}");
     for (i, &y) in y.iter().enumerate() {
@@ -193,11 +201,6 @@ fn the_plain_kernel_is_within_the_bound_for_every_geometry_format_layout_and_typ
                 let y = bench.forward(&w, &images, Epilogue::default());
                 let bound = bench.kernel.bound(&caps, &problem, w.layout());
                 check(&y, &reference, bound, &format!("plain on {}: {problem}", w.layout()));
-                // Whatever is chosen is right too.
-                let chosen = Bench { kernel: conv::select(&caps, &problem, w.layout()).unwrap(), ..bench };
-                let y = chosen.forward(&w, &images, Epilogue::default());
-                let bound = chosen.kernel.bound(&caps, &problem, w.layout());
-                check(&y, &reference, bound, &format!("{}: {problem}", chosen.kernel.name));
             }
         }
     }
@@ -210,19 +213,41 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
         let mut random = Random(62);
+        let (caps, layout) = (gpu.caps(), "cuda_wna16");
+        let problem_of = |g: usize, i: usize, shape: Conv2dShape| {
+            let format = parse(IMPLICIT_FORMATS[i]);
+            let x = format.weight.scale;
+            let y = if (g + i).is_multiple_of(2) { x } else { TYPES[(g + i) / 2 % 3] };
+            Problem { format: Some(format), shape, x, y, layouts: [Layout2d::Nhwc; 2] }
+        };
+        // Some here, others for the next format.
+        let plans_of = |g: usize, i: usize, problem: &Problem| {
+            let plans = implicit_sm90::plans(&caps, problem).unwrap();
+            plans.into_iter().skip((g + i) % 9).step_by(9).collect::<Vec<_>>()
+        };
+        let all = implicit_cases().into_iter().enumerate().flat_map(|(g, (geometry, batch, size))| {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            (0..IMPLICIT_FORMATS.len()).map(move |i| (g, i, shape))
+        });
+        let needed = all.flat_map(|(g, i, shape)| {
+            let problem = problem_of(g, i, shape);
+            let planned = plans_of(g, i, &problem).into_iter();
+            let planned = planned.map(|plan| implicit_sm90::instance_as(&plan, &problem).unwrap()).collect::<Vec<_>>();
+            [planned, implicit.instances_of(&caps, &problem, layout)].concat()
+        });
+        prepare(&gpu, needed.chain((kernel("plain").instances)()));
         for (g, (geometry, batch, size)) in implicit_cases().into_iter().enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
             for (i, name) in IMPLICIT_FORMATS.into_iter().enumerate() {
                 let format = parse(name);
                 let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
-                let x_type = format.weight.scale;
-                let y_type = if (g + i) % 2 == 0 { x_type } else { TYPES[(g + i) / 2 % 3] };
+                let Problem { x: x_type, y: y_type, .. } = problem_of(g, i, shape);
                 let x = rounded(&random.activations(shape.x_len()), x_type);
                 let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
                 let images = Images { shape: &shape, x: &x, types: [x_type, y_type], layouts: [Layout2d::Nhwc; 2] };
                 let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, x_type).unwrap();
-                assert_eq!(w.layout(), "cuda_wna16", "{name} {geometry:?}");
-                let (problem, caps) = (images.problem(&w), gpu.caps());
+                assert_eq!(w.layout(), layout, "{name} {geometry:?}");
+                let problem = images.problem(&w);
                 let select = conv::select(&caps, &problem, w.layout()).unwrap().name;
                 assert_eq!(select, "implicit_sm90", "{problem}");
                 let y = bench.forward(&w, &images, Epilogue::default());
@@ -231,9 +256,7 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
                 let plain = Bench { kernel: kernel("plain"), ..bench };
                 let y = plain.forward(&w, &images, Epilogue::default());
                 check(&y, &reference, Bound::new(y_type, geometry.k()), &format!("plain: {problem}"));
-                // Every third plan here, another third for the next format.
-                let plans = implicit_sm90::plans(&caps, &problem).unwrap();
-                for plan in plans.into_iter().skip((g + i) % 3).step_by(3) {
+                for plan in plans_of(g, i, &problem) {
                     let planned = Bench { plan: Some(plan), ..bench };
                     let y = planned.forward(&w, &images, Epilogue::default());
                     let rounded_weights = plan.0.early.then_some(x_type);
@@ -254,6 +277,23 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream, kernel: patches, plan: None };
         let (mut random, mut served) = (Random(67), [0; 2]);
+        // Quantised on the fly, x is of any type; else of that of the scales.
+        let types_of = |format: Format, turn: usize| {
+            let x = if format.act.is_quantized() { TYPES[turn % 3] } else { format.weight.scale };
+            [x, TYPES[turn / 2 % 3]]
+        };
+        let mut needed = Vec::new();
+        for (g, (geometry, batch, size)) in cases().into_iter().chain(implicit_cases()).enumerate() {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (i, format) in formats.into_iter().map(parse).enumerate() {
+                let ([x, y], layouts) = (types_of(format, g + i), [Layout2d::Nhwc; 2]);
+                let problem = Problem { format: Some(format), shape, x, y, layouts };
+                if patches.supports(&gpu.caps(), &problem, "cuda_wna16").is_ok() {
+                    needed.extend(patches.instances_of(&gpu.caps(), &problem, "cuda_wna16"));
+                }
+            }
+        }
+        prepare(&gpu, needed);
         for (g, (geometry, batch, size)) in cases().into_iter().chain(implicit_cases()).enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
             for (i, name) in formats.into_iter().enumerate() {
@@ -262,10 +302,8 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
                     continue;
                 }
                 let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
-                // Quantised on the fly, x is of any type; else of that of the scales.
-                let quantized = format.act.is_quantized();
-                let x_type = if quantized { TYPES[turn % 3] } else { format.weight.scale };
-                let types = [x_type, TYPES[turn / 2 % 3]];
+                let (quantized, types) = (format.act.is_quantized(), types_of(format, turn));
+                let x_type = types[0];
                 let x = rounded(&random.activations(shape.x_len()), x_type);
                 let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
                 let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, x_type).unwrap();
@@ -347,6 +385,8 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
             let sums = Images { x: &absolute, types: [Float::F32; 2], ..images };
             let magnitude = plain.forward(&dense, &sums, Epilogue::default());
             let plans = implicit_sm90::plans(&gpu.caps(), &images.problem(&packed)).unwrap();
+            let problem = images.problem(&packed);
+            prepare(&gpu, plans.iter().map(|plan| implicit_sm90::instance_as(plan, &problem).unwrap()));
             assert!(plans.iter().any(|(_, s)| s.waves > 0), "{plans:?}");
             assert!(plans.iter().any(|(config, s)| s.parts_bytes(*config) > 0), "{plans:?}");
             for plan in plans {
@@ -377,9 +417,7 @@ fn bias_and_activation_come_last_in_every_kernel() {
             let bias = random.normals(geometry.co);
             let plain = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
             let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
-            for activation in
-                [Activation::None, Activation::Relu, Activation::Relu6, Activation::Clamp(-0.5, 0.25), Activation::Silu]
-            {
+            for activation in [Activation::None, Activation::Relu6, Activation::Clamp(-0.5, 0.25), Activation::Silu] {
                 let images =
                     Images { shape: &shape, x: &x, types: [Float::F16, Float::F32], layouts: [Layout2d::Nhwc; 2] };
                 let problem = images.problem(&w);
