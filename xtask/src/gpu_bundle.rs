@@ -14,7 +14,8 @@ pub struct Args {
 }
 
 /// Folders of the repository that the tests read.
-const DATA: [&str; 6] = [
+const DATA: [&str; 7] = [
+    "crates/halfbyte/testdata",
     "crates/halfbyte-checkpoint/testdata/awq",
     "crates/halfbyte-checkpoint/testdata/compressed_tensors",
     "crates/halfbyte-checkpoint/testdata/gptq",

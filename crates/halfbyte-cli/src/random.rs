@@ -47,6 +47,11 @@ pub fn normals(len: usize, seed: u64) -> Vec<f32> {
     fill(len, 0.0, seed, SplitMix64::normal)
 }
 
+/// Uniform bytes, as their bits.
+pub fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    fill(len, 0, seed, |random| (random.bits() >> 56) as u8)
+}
+
 /// Uniform floats of this deviation, in half precision.
 pub fn uniform_f16(len: usize, deviation: f32, seed: u64) -> Vec<f16> {
     let width = deviation * 3f32.sqrt();
@@ -67,7 +72,7 @@ pub fn to_bf16(values: &[f32]) -> Vec<bf16> {
 pub fn qtensor(format: WeightFormat, [n, k]: [usize; 2], seed: u64) -> halfbyte::Result<QTensor> {
     let params = n * format.group.count(k);
     let mask = format.max_code() as u8;
-    let codes = fill(n * k, 0u8, seed, |random| (random.bits() >> 56) as u8 & mask);
+    let codes = bytes(n * k, seed).into_iter().map(|code| code & mask).collect();
     let scale = |v: f32| format.scale.round(v);
     let scales = match format.group {
         Group::Tensor => vec![scale(0.01); params],

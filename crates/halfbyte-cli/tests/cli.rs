@@ -178,7 +178,8 @@ fn devices_that_are_not_there_and_memory_have_status_4() {
         assert!(error.contains("not supported"), "{error}");
     }
     // No machine has as many.
-    for command in [&["bench", "matmul", "--format", "w4a16"][..], &["explain", "w4a16", "1", "64", "64"]] {
+    let bench = |what| ["bench", what, "--format", "w4a16"];
+    for command in [&bench("matmul")[..], &bench("conv"), &["explain", "w4a16", "1", "64", "64"]] {
         let error = fails(4, &[command, &["--device", "cuda:1000"]].concat());
         assert!(error.contains("driver") || error.contains("device number"), "{error}");
     }
@@ -716,17 +717,18 @@ fn bench_conv_reports_checks_and_says_what_it_leaves_out() {
     let case = here.path().join("small.toml");
     fs::write(
         &case,
-        "origin = 'a test'\nformats = ['w8a8', 'w4a16-g16-asym', 'f32']\nbatch = [1, 2]\n\
+        "origin = 'a test'\nformats = ['w8a8', 'w4a16-g16-asym', 'f32', 'int8']\nbatch = [1, 2]\n\
          [[shape]]\norigin = 'strided'\nci = 16\nco = 24\nsize = [9, 10]\nkernel = [3, 3]\nstride = [2, 1]\npadding = [1, 1, 1, 1]\n\
          [[shape]]\norigin = 'grouped'\nci = 8\nco = 8\nsize = [9, 10]\nkernel = [3, 6]\ngroups = 8\n",
     )
     .unwrap();
     let case = case.to_str().unwrap();
-    for layout in ["nchw", "nhwc"] {
-        let found = json(&["bench", "conv", "--case", case, "--check", "--no-baseline", "--layout", layout]);
+    for (layout, bytes) in [("nchw", "i8"), ("nhwc", "u8")] {
+        let options = ["--check", "--no-baseline", "--layout", layout, "--bytes", bytes];
+        let found = json(&[&["bench", "conv", "--case", case][..], &options].concat());
         assert_eq!((&found["passed"], &found["origin"]), (&true.into(), &"a test".into()));
         let (results, left_out) = (found["results"].as_array().unwrap(), found["left_out"].as_array().unwrap());
-        assert_eq!((results.len(), left_out.len()), (3 * 2 + 2 * 2, 2));
+        assert_eq!((results.len(), left_out.len()), (4 * 2 + 3 * 2, 2));
         assert!(left_out.iter().all(|left| left["format"] == "w4a16-g16-asym" && left["cause"].is_string()));
         for line in results {
             for field in ["median_us", "least_us", "gflop_per_s", "peak_percent", "runs", "weight_bytes", "copies"] {
@@ -735,8 +737,11 @@ fn bench_conv_reports_checks_and_says_what_it_leaves_out() {
             assert!(line["baseline_us"].is_null() && line["layout"] == layout);
             let pixels = line["batch"].as_u64().unwrap() * if line["groups"] == 1 { 4 * 5 * 10 } else { 8 * 7 * 5 };
             assert_eq!((&line["check"]["passed"], &line["check"]["elements"]), (&true.into(), &pixels.into()));
-            assert!(number(&line["check"], "worst") <= 1.0);
-            assert_eq!(line["kernel"] == "depthwise", line["groups"] == 8);
+            let int8 = line["format"] == "int8";
+            assert!(number(&line["check"], "worst") <= if int8 { 0.0 } else { 1.0 });
+            assert_eq!(line["x"], if int8 { bytes } else { "f32" });
+            let depthwise = line["kernel"] == if int8 { "int8_depthwise" } else { "depthwise" };
+            assert_eq!(depthwise, line["groups"] == 8);
         }
     }
     let one = ["bench", "conv", "--ci", "8", "--co", "8", "--size", "6x5", "--format", "w8a16", "--x", "bf16"];

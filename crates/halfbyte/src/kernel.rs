@@ -3,6 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::Format;
+use crate::format::int8::Affine;
 use crate::tensor::Float;
 
 /// One product to be computed: what, and how large.
@@ -86,6 +87,21 @@ impl Activation {
             }
             Activation::Silu => v / (1.0 + (-v).exp()),
         }
+    }
+
+    /// The least and the greatest code of y that it leaves. Error: it is more than a clamp, or clamps to nothing.
+    pub(crate) fn range_of_codes(self, op: &'static str, y: Affine) -> Result<[i32; 2]> {
+        let (least, greatest) = y.byte().codes().into_inner();
+        Ok(match self {
+            Activation::None => [least, greatest],
+            Activation::Relu => [y.zero(), greatest],
+            Activation::Relu6 => [y.zero(), y.code(6.0)],
+            Activation::Clamp(low, high) if low <= high => [y.code(low), y.code(high)],
+            other => {
+                let expected = "none, relu, relu6 or a clamp for codes of 8 bits";
+                return Err(Error::invalid(op, expected, format!("{other:?}")));
+            }
+        })
     }
 }
 

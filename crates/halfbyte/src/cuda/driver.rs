@@ -17,7 +17,7 @@ pub(super) use graph::beside_capture;
 pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
 pub use stream::{Event, Stream};
-pub use tensor_map::{Promotion, Swizzle, TensorMap, Tiles};
+pub use tensor_map::{Promotion, Swizzle, TensorMap, Tiles, Windows};
 pub use upload::Uploader;
 
 use super::library;

@@ -40,8 +40,10 @@
 
 pub mod cache;
 pub mod compile;
+pub mod conv;
 pub mod cublaslt;
 pub mod driver;
+pub mod int8;
 pub mod inventory;
 pub mod library;
 pub mod matmul;
@@ -58,6 +60,8 @@ use library::CUBLASLT;
 use rayon::prelude::*;
 use sources::{Arch, Instance};
 use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -206,5 +210,25 @@ impl Workspace {
     /// All of it, to be written.
     pub fn view_mut(&mut self) -> ViewMut<'_, u8> {
         self.buffer.view_mut()
+    }
+
+    /// Its first bytes as a workspace, and the others; panics if there are fewer.
+    fn split_at(&mut self, bytes: usize) -> (Part<'_>, View<'_, u8>) {
+        let (buffer, others) = self.buffer.split_at(bytes);
+        // Neither it nor the buffer in it is dropped.
+        let workspace = ManuallyDrop::new(Self { buffer: ManuallyDrop::into_inner(buffer) });
+        (Part { workspace, life: PhantomData }, others)
+    }
+}
+
+/// The first bytes of a workspace.
+struct Part<'a> {
+    workspace: ManuallyDrop<Workspace>,
+    life: PhantomData<&'a mut Workspace>,
+}
+
+impl Part<'_> {
+    fn get(&mut self) -> &mut Workspace {
+        &mut self.workspace
     }
 }

@@ -26,6 +26,7 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/ampere.cuh", text: include_str!("include/ampere.cuh") },
     Source { path: "include/hopper.cuh", text: include_str!("include/hopper.cuh") },
     Source { path: "include/wgmma.cuh", text: include_str!("include/wgmma.cuh") },
+    Source { path: "include/wgmma_bytes.cuh", text: include_str!("include/wgmma_bytes.cuh") },
     Source { path: "include/wgmma_int8.cuh", text: include_str!("include/wgmma_int8.cuh") },
     Source { path: "include/wna16_atom.cuh", text: include_str!("include/wna16_atom.cuh") },
     Source { path: "include/wna16_decode.cuh", text: include_str!("include/wna16_decode.cuh") },
@@ -38,6 +39,9 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/wna8_layout.cuh", text: include_str!("include/wna8_layout.cuh") },
     Source { path: "include/wna8_multiply.cuh", text: include_str!("include/wna8_multiply.cuh") },
     Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
+    Source { path: "include/images.cuh", text: include_str!("include/images.cuh") },
+    Source { path: "include/quantize.cuh", text: include_str!("include/quantize.cuh") },
+    Source { path: "include/windows.cuh", text: include_str!("include/windows.cuh") },
     Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
 ];
 

@@ -14,6 +14,7 @@ pub mod codes;
 pub mod cpu_dense_n16;
 pub mod cpu_int8;
 pub mod cpu_n16;
+pub mod cuda_int8;
 pub mod cuda_plain;
 pub mod cuda_wna16;
 mod lines;
@@ -23,4 +24,5 @@ pub mod stored;
 pub use lines::Lines;
 
 /// Names of the layouts, in pipeline order.
-pub const LAYOUTS: &[&str] = &["row_major", "cpu_n16", "cpu_dense_n16", "cpu_int8", "cuda_plain", "cuda_wna16"];
+pub const LAYOUTS: &[&str] =
+    &["row_major", "cpu_n16", "cpu_dense_n16", "cpu_int8", "cuda_plain", "cuda_wna16", "cuda_int8"];

@@ -3,9 +3,9 @@
 use super::Activation;
 use super::conv2d::{check_images, check_shape, is_depthwise};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cpu::Cpu;
 use crate::cpu::conv::int8::{self, Call, Depthwise, Weights};
 use crate::cpu::int8::Requantize;
+use crate::cpu::{self, Cpu};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Bytes, BytesMut, Int8Weight};
 use crate::layout::cpu_int8::CpuInt8;
@@ -96,6 +96,11 @@ impl Conv2dInt8 {
     pub fn bytes(&self) -> usize {
         let depthwise = self.weights.depthwise.as_ref().map_or(0, Depthwise::bytes);
         self.weights.packed.iter().map(CpuInt8::bytes).sum::<usize>() + depthwise
+    }
+
+    /// Name of the kernel that computes it: `int8_depthwise`, or that of the dot products as [`crate::cpu::int8`] lists them.
+    pub fn kernel(&self, cpu: &Cpu) -> &'static str {
+        if self.weights.depthwise.is_some() { "int8_depthwise" } else { cpu::int8::kernel(cpu) }
     }
 
     /// Convolves `batch` images of `[h, w]` pixels.

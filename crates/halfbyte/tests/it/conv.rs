@@ -130,7 +130,7 @@ pub fn cases() -> Vec<(Geometry, usize, [usize; 2])> {
 }
 
 /// Formats whose groups of a scale divide the channels of a group.
-fn formats(geometry: &Geometry) -> Vec<String> {
+pub fn formats(geometry: &Geometry) -> Vec<String> {
     let channels = geometry.channels();
     let mut names: Vec<String> = [
         "w4a16",

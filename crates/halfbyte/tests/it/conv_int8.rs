@@ -17,19 +17,19 @@ fn devices(threads: usize) -> Vec<Cpu> {
 }
 
 /// Bytes of a type, from their bits.
-fn bytes(byte: Byte, bits: &[u8]) -> Bytes<'_> {
+pub fn bytes(byte: Byte, bits: &[u8]) -> Bytes<'_> {
     match byte {
         Byte::U8 => Bytes::U8(bits),
         Byte::I8 => Bytes::I8(bytemuck::cast_slice(bits)),
     }
 }
 
-fn type_of(signed: bool) -> Byte {
+pub fn type_of(signed: bool) -> Byte {
     if signed { Byte::I8 } else { Byte::U8 }
 }
 
 /// y `[batch, co, oh, ow]` of x `[batch, ci, h, w]`, as bits.
-fn forward(conv: &Conv2dInt8, cpu: &Cpu, x: &[u8], shape: &Conv2dShape, layouts: [Layout2d; 2]) -> Vec<u8> {
+pub fn forward(conv: &Conv2dInt8, cpu: &Cpu, x: &[u8], shape: &Conv2dShape, layouts: [Layout2d; 2]) -> Vec<u8> {
     const CANARY: u8 = 0xa5;
     let conv = conv.clone().with_layouts(layouts[0], layouts[1]);
     let geometry = shape.geometry();

@@ -2,13 +2,17 @@
 
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The tensors of a file.
 pub struct Golden(BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>);
 
+/// A path in the crate's test data: of the repository, or of what `HALFBYTE_ROOT` names instead, what of it was brought to another
+/// machine.
 pub fn path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("testdata").join(name)
+    let brought = std::env::var_os("HALFBYTE_ROOT").map(PathBuf::from);
+    let root = brought.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."));
+    root.join("crates/halfbyte/testdata").join(name)
 }
 
 impl Golden {

@@ -12,7 +12,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("quantize", &["conv", "error", "format", "tensor"]),
     ("layout", &["error", "format", "tensor"]),
     ("cpu", &["conv", "error", "format", "kernel", "layout", "quantize", "tensor"]),
-    ("cuda", &["error", "format", "kernel", "layout", "tensor"]),
+    ("cuda", &["conv", "error", "format", "kernel", "layout", "tensor"]),
     ("ops", &["conv", "cpu", "error", "format", "kernel", "layout", "tensor"]),
 ];
 
@@ -22,7 +22,7 @@ const MAY_BE_UNSAFE: &[&str] =
     &["cpu/", "cuda/cublaslt.rs", "cuda/driver.rs", "cuda/driver/", "cuda/library.rs", "cuda/nvrtc.rs"];
 
 /// Where it may be written once a file: the launch of a kernel.
-const LAUNCHERS: &[&str] = &["cuda/matmul/", "cuda/nn/", "cuda/roofline.rs"];
+const LAUNCHERS: &[&str] = &["cuda/conv/", "cuda/int8/", "cuda/matmul/", "cuda/nn/", "cuda/roofline.rs"];
 
 fn sources() -> Vec<(PathBuf, String)> {
     fn visit(folder: &Path, out: &mut Vec<PathBuf>) {

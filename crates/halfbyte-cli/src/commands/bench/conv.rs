@@ -1,5 +1,7 @@
-//! `halfbyte bench conv`: convolutions on cold inputs, beside what the machine could compute at most.
+//! `halfbyte bench conv`: convolutions on cold images and weights, beside what the machine could compute at most.
 
+mod cuda;
+mod int8;
 mod plan;
 
 use super::check::{self, Check};
@@ -15,32 +17,36 @@ use crate::timing::{Effort, Measured, measure};
 use clap::ValueEnum;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
+use halfbyte::format::int8::Byte;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::ops::Conv2d;
 use halfbyte::{Act, Float, Floats, FloatsMut, QTensor};
-use plan::{Shape, plan};
+use plan::{Kind, Shape, plan};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Time two-dimensional convolutions on images that lie in no cache.
+/// Time two-dimensional convolutions on images and weights that lie in no cache.
 ///
-/// Weights and x are random; as many copies of x and y are passed through in turn as it takes to find each of them cold. The
-/// machine's peaks are measured before and after.
+/// Weights and x are random; as many copies of weights, x and y are passed through in turn as it takes to find each of them
+/// cold. The machine's peaks are measured before and after.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Shapes, formats and batches from a file, as bench/cases/resnet50.toml.
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["ci", "co", "size", "kernel", "stride", "padding", "dilation", "groups"])]
     case: Option<PathBuf>,
-    /// Formats of the weights, as w8a8; or f32, f16, bf16 for dense ones [default: w8a8].
+    /// Formats of the weights, as w8a8; f32, f16, bf16 for dense ones; or int8 for bytes in, bytes out [default: w8a8].
     #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
-    format: Vec<WeightKind>,
+    format: Vec<Kind>,
     /// Images at a time [default: 1].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     batch: Vec<usize>,
-    /// Type of x; y is f32.
-    #[arg(long, value_enum, default_value = "f32")]
-    x: FloatArg,
+    /// Type of x [default: f32, and f16 on a GPU]; y is f32, and on a GPU of the type of x.
+    #[arg(long, value_enum)]
+    x: Option<FloatArg>,
+    /// Type of x and y where the format is int8.
+    #[arg(long, value_enum, default_value = "u8")]
+    bytes: ByteArg,
     /// Order of the elements of x and y.
     #[arg(long, value_enum, default_value = "nhwc")]
     layout: LayoutArg,
@@ -71,6 +77,9 @@ pub struct Args {
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
+    /// On a GPU, time every form that the kernel could take beside the one that it takes.
+    #[arg(long)]
+    sweep: bool,
     /// Leave out the convolution with dense f32 weights, to which times are compared.
     #[arg(long)]
     no_baseline: bool,
@@ -90,6 +99,24 @@ impl From<LayoutArg> for Layout2d {
         match layout {
             LayoutArg::Nchw => Layout2d::Nchw,
             LayoutArg::Nhwc => Layout2d::Nhwc,
+        }
+    }
+}
+
+/// A type of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ByteArg {
+    /// 0 to 255.
+    U8,
+    /// −128 to 127.
+    I8,
+}
+
+impl From<ByteArg> for Byte {
+    fn from(byte: ByteArg) -> Self {
+        match byte {
+            ByteArg::U8 => Byte::U8,
+            ByteArg::I8 => Byte::I8,
         }
     }
 }
@@ -154,30 +181,50 @@ struct Line {
     check: Option<Check>,
 }
 
+impl Line {
+    /// As far as [`name`] tells of it.
+    fn geometry(&self) -> Geometry {
+        let Self { stride, dilation, groups, .. } = *self;
+        Geometry { stride, dilation, groups, ..Geometry::new(self.ci, self.co, self.kernel_size) }
+    }
+}
+
 /// Runs all convolutions of the plan.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    app.cpu_only()?;
     let plan = plan(args)?;
+    if let Some(number) = app.cuda() {
+        return cuda::run(args, plan, number, app);
+    }
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);
     progress.step("measuring the machine");
     let before = Limits::measure(&cpu);
     let (mut results, mut left_out) = (Vec::new(), Vec::new());
     for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
-        let bench = Bench { cpu: &cpu, shape, batch, x: args.x.into(), layout: args.layout.into(), check: args.check };
+        let bench = Bench {
+            cpu: &cpu,
+            shape,
+            batch,
+            x: args.x.map_or(Float::F32, Float::from),
+            layout: args.layout.into(),
+            check: args.check,
+        };
         let baseline = match args.no_baseline {
             true => None,
             false => Some(bench.run(WeightKind::Dense(Float::F32), &progress)?.median_us),
         };
         for &kind in &plan.kinds {
-            if let WeightKind::Quantized(format) = kind
+            if let Kind::Floats(WeightKind::Quantized(format)) = kind
                 && let Err(e) = shape.geometry().scale_channels(format.weight.group)
             {
                 let (format, shape) = (kind.to_string(), name(&shape.geometry(), shape.size));
                 left_out.push(LeftOut { format, shape, cause: e.to_string() });
                 continue;
             }
-            let mut line = bench.run(kind, &progress)?;
+            let mut line = match kind {
+                Kind::Floats(kind) => bench.run(kind, &progress)?,
+                Kind::Int8 => bench.run_int8(args.bytes.into(), &progress)?,
+            };
             line.origin = plan.origin.is_some().then(|| shape.origin.clone());
             line.baseline_us = baseline;
             line.times_baseline = baseline.map(|b| b / line.median_us);
@@ -191,7 +238,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     for line in &mut results {
         let (peak, name) = match (line.kernel, limits.bf16_gflop_per_s) {
             ("a16_avx512bf16", Some(peak)) => (peak, "bf16"),
-            (kernel, _) if kernel.starts_with("a8_") => (limits.int8_gop_per_s, "int8"),
+            (kernel, _) if kernel.starts_with("a8_") || kernel.starts_with("int8_") => (limits.int8_gop_per_s, "int8"),
             _ => (limits.f32_gflop_per_s, "f32"),
         };
         line.peak_percent = 100.0 * line.gflop_per_s / peak;
@@ -251,42 +298,55 @@ impl Bench<'_> {
         let shape = Conv2dShape::new(geometry, self.batch, size)?;
         progress.step(format!("{kind} {} batch {}", name(&geometry, size), self.batch));
         let image_bytes = shape.x_len() * self.x.size_bytes() + shape.y_len() * 4;
-        let copies = (cold_bytes() as usize).div_ceil(image_bytes).clamp(1, 1 << 12);
-        self.refuse_too_large(&shape, copies * image_bytes)?;
+        self.refuse_too_large(&shape, image_bytes)?;
         let source = Source::new(kind, &geometry)?;
-        let conv = source.pack(geometry)?.with_layouts(self.layout, self.layout);
+        let pack = || Ok::<_, Failure>(source.pack(geometry)?.with_layouts(self.layout, self.layout));
+        let mut convs = vec![pack()?];
+        let copies = copies(image_bytes + convs[0].bytes());
+        while convs.len() < copies {
+            convs.push(pack()?);
+        }
         let x: Vec<X> =
             (0..copies).map(|seed| X::new(random::normals(shape.x_len(), 2 + seed as u64), self.x)).collect();
         let mut y = vec![vec![f32::NAN; shape.y_len()]; copies];
-        let effort = Effort {
-            warm_up: 2,
-            runs: 10,
-            at_least: Duration::from_millis(300),
-            at_most: Duration::from_secs(3),
-            in_any_case: 3,
-        };
-        let Measured { median, least, spread, runs } = measure(effort, |run| {
+        let measured = measure(EFFORT, |run| {
             let at = run % copies;
-            Ok(conv.forward(self.cpu, x[at].floats(), self.batch, size, FloatsMut::F32(&mut y[at]))?)
+            Ok(convs[at].forward(self.cpu, x[at].floats(), self.batch, size, FloatsMut::F32(&mut y[at]))?)
         })?;
-        let check = if self.check { Some(self.compare(&source, &shape, x[0].floats(), &y[0])?) } else { None };
+        let bound = Bound::new(Float::F32, geometry.k());
+        let check = if self.check { Some(self.compare(&source, &shape, x[0].floats(), &y[0], bound)?) } else { None };
+        let kernel = convs[0].kernel(self.cpu, self.batch, size, self.x, Float::F32)?;
         Ok(Line {
             format: kind.to_string(),
             x: self.x.name(),
+            kernel,
+            weight_bytes: convs[0].bytes(),
+            copies,
+            check,
+            ..self.line(&shape, measured)
+        })
+    }
+
+    /// A line of this shape and these times; the rest is to be filled in.
+    fn line(&self, shape: &Conv2dShape, Measured { median, least, spread, runs }: Measured) -> Line {
+        let geometry = shape.geometry();
+        Line {
+            format: String::new(),
+            x: "",
             layout: self.layout.name(),
             batch: self.batch,
             ci: geometry.ci,
             co: geometry.co,
-            size,
+            size: shape.input(),
             kernel_size: geometry.kernel,
             stride: geometry.stride,
             padding: geometry.padding,
             dilation: geometry.dilation,
             groups: geometry.groups,
             origin: None,
-            kernel: conv.kernel(self.cpu, self.batch, size, self.x, Float::F32)?,
-            weight_bytes: conv.bytes(),
-            copies,
+            kernel: "",
+            weight_bytes: 0,
+            copies: 0,
             runs,
             median_us: median * 1e6,
             least_us: least * 1e6,
@@ -296,15 +356,15 @@ impl Bench<'_> {
             peak: "",
             baseline_us: None,
             times_baseline: None,
-            check,
-        })
+            check: None,
+        }
     }
 
     /// Error: more memory than the system says is available.
-    fn refuse_too_large(&self, shape: &Conv2dShape, images: usize) -> Result<()> {
+    fn refuse_too_large(&self, shape: &Conv2dShape, image_bytes: usize) -> Result<()> {
         let Some(available) = memory_available() else { return Ok(()) };
         let weights = shape.geometry().co * shape.geometry().k() * 16;
-        let needed = (images + 8 * shape.x_len() + weights) as u64;
+        let needed = (image_bytes + 8 * shape.x_len() + weights) as u64 + cold_bytes();
         if needed > available {
             return Err(Failure::memory(
                 format!("{} at batch {} does not fit", name(shape.geometry(), shape.input()), self.batch),
@@ -315,20 +375,15 @@ impl Bench<'_> {
     }
 
     /// Compares the first and the last image with the reference: all their pixels, of the first channels if any may be left out.
-    fn compare(&self, source: &Source, shape: &Conv2dShape, x: Floats<'_>, y: &[f32]) -> Result<Check> {
+    fn compare(&self, source: &Source, shape: &Conv2dShape, x: Floats<'_>, y: &[f32], bound: Bound) -> Result<Check> {
         let geometry = shape.geometry();
-        let channels = if geometry.groups == 1 { geometry.co.min(CHECKED_CHANNELS) } else { geometry.co };
-        let one = Conv2dShape::new(Geometry { co: channels, ..*geometry }, 1, shape.input())?;
-        let bound = Bound::new(Float::F32, geometry.k());
+        let one = checked_part(shape)?;
+        let channels = one.geometry().co;
         let (pixels, seen) = (shape.input().iter().product::<usize>(), shape.output().iter().product::<usize>());
         let mut found = Check { elements: 0, worst: 0.0, passed: true };
-        for image in if self.batch == 1 { vec![0] } else { vec![0, self.batch - 1] } {
-            let at = |image: usize, channels: usize, pixels: usize, c: usize, p: usize| match self.layout {
-                Layout2d::Nchw => (image * channels + c) * pixels + p,
-                Layout2d::Nhwc => (image * pixels + p) * channels + c,
-            };
+        for image in self.checked_images() {
             let planes = (0..geometry.ci).flat_map(|c| (0..pixels).map(move |p| (c, p)));
-            let x: Vec<f32> = planes.map(|(c, p)| x.get(at(image, geometry.ci, pixels, c, p))).collect();
+            let x: Vec<f32> = planes.map(|(c, p)| x.get(self.at([image, c, p], [geometry.ci, pixels]))).collect();
             let product = match source {
                 Source::Quantized(w, act) => reference::conv2d_linear(&x, &w.rows(0..channels)?, *act, &one)?,
                 Source::Dense(w) => {
@@ -337,7 +392,7 @@ impl Bench<'_> {
                 }
             };
             let elements = (0..channels).flat_map(|c| (0..seen).map(move |p| (c, p)));
-            let elements = elements.map(|(c, p)| y[at(image, geometry.co, seen, c, p)]);
+            let elements = elements.map(|(c, p)| y[self.at([image, c, p], [geometry.co, seen])]);
             let check = check::compare(&product, elements, bound);
             found = Check {
                 elements: found.elements + check.elements,
@@ -347,10 +402,42 @@ impl Bench<'_> {
         }
         Ok(found)
     }
+
+    /// Images that are compared with the reference: the first and the last.
+    fn checked_images(&self) -> Vec<usize> {
+        if self.batch == 1 { vec![0] } else { vec![0, self.batch - 1] }
+    }
+
+    /// Where a channel of a pixel of an image lies.
+    fn at(&self, [image, c, p]: [usize; 3], [channels, pixels]: [usize; 2]) -> usize {
+        match self.layout {
+            Layout2d::Nchw => (image * channels + c) * pixels + p,
+            Layout2d::Nhwc => (image * pixels + p) * channels + c,
+        }
+    }
 }
 
-/// Output channels that are compared with the reference.
-const CHECKED_CHANNELS: usize = 4;
+/// How long a convolution is measured.
+const EFFORT: Effort = Effort {
+    warm_up: 2,
+    runs: 10,
+    at_least: Duration::from_millis(300),
+    at_most: Duration::from_secs(3),
+    in_any_case: 3,
+};
+
+/// Copies of so many bytes that are passed through in turn, so that none is in a cache when it is met again.
+fn copies(each_bytes: usize) -> usize {
+    (cold_bytes() as usize).div_ceil(each_bytes).clamp(1, 1 << 12)
+}
+
+/// What is compared with the reference: one image, of the first channels if any may be left out.
+fn checked_part(shape: &Conv2dShape) -> Result<Conv2dShape> {
+    const CHANNELS: usize = 4;
+    let geometry = *shape.geometry();
+    let co = if geometry.groups == 1 { geometry.co.min(CHANNELS) } else { geometry.co };
+    Ok(Conv2dShape::new(Geometry { co, ..geometry }, 1, shape.input())?)
+}
 
 /// A convolution as a table names it: `64→128 3×3 /2 56×56`.
 fn name(geometry: &Geometry, [h, w]: [usize; 2]) -> String {
@@ -369,7 +456,7 @@ fn human(report: &Report) -> String {
     if let Some(origin) = &report.origin {
         out += &format!("{origin}\n");
     }
-    out += &format!("{} threads, {}; x and weights random, x and y cold\n\n", report.threads, report.isa);
+    out += &format!("{} threads, {}; weights and x random; they and y cold\n\n", report.threads, report.isa);
     let checked = report.passed.is_some();
     let mut columns = vec![
         ("format", Align::Left),
@@ -392,18 +479,12 @@ fn human(report: &Report) -> String {
         .results
         .iter()
         .map(|line| {
-            let geometry = Geometry {
-                stride: line.stride,
-                dilation: line.dilation,
-                groups: line.groups,
-                ..Geometry::new(line.ci, line.co, line.kernel_size)
-            };
             let mut row = vec![
                 line.format.clone(),
                 line.x.to_owned(),
                 line.layout.to_owned(),
                 line.batch.to_string(),
-                name(&geometry, line.size),
+                name(&line.geometry(), line.size),
                 line.kernel.to_owned(),
                 rate(line.median_us),
                 format!("{:.0}", 50.0 * line.spread),

@@ -37,20 +37,7 @@ impl Requantize {
     pub fn new(w: &CpuInt8, x: Affine, bias: Option<&[i32]>, y: Affine, activation: Activation) -> Result<Self> {
         let multipliers: Vec<f32> = w.scales().iter().map(|&scale| multiplier(x, scale, y)).collect();
         check_finite("multipliers", &multipliers)?;
-        let (least, greatest) = y.byte().codes().into_inner();
-        let range = match activation {
-            Activation::None => [least, greatest],
-            Activation::Relu => [y.zero(), greatest],
-            Activation::Relu6 => [y.zero(), y.code(6.0)],
-            Activation::Clamp(low, high) if low <= high => [y.code(low), y.code(high)],
-            other => {
-                return Err(Error::invalid(
-                    OP,
-                    "none, relu, relu6 or a clamp for codes of 8 bits",
-                    format!("{other:?}"),
-                ));
-            }
-        };
+        let range = activation.range_of_codes(OP, y)?;
         Ok(Self { constants: constants(w, x, bias)?, multipliers, y, range })
     }
 

@@ -123,6 +123,17 @@ fn tiles(isa: Isa) -> &'static Tiles {
     }
 }
 
+/// Name of the dot products of a device: `int8_avx512vnni`, `int8_avx2` or `int8_scalar`.
+pub(crate) fn kernel(cpu: &Cpu) -> &'static str {
+    match cpu.caps().isa {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => "int8_avx512vnni",
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => "int8_avx2",
+        _ => "int8_scalar",
+    }
+}
+
 thread_local! {
     static BLOCK: RefCell<Lines> = RefCell::default();
 }

@@ -7,6 +7,7 @@ use bytemuck::Pod;
 use cudarc::driver::sys;
 use half::{bf16, f16};
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::Range;
 
 /// Owned memory of a device that holds elements of a plain type.
@@ -61,6 +62,13 @@ impl<T: Pod> Buffer<T> {
     /// The device's address of the first element.
     pub fn pointer(&self) -> u64 {
         self.pointer
+    }
+
+    /// The elements before one as a buffer that frees nothing, to be used while this one is borrowed, and the others; panics if there
+    /// are fewer.
+    pub(in crate::cuda) fn split_at(&mut self, at: usize) -> (ManuallyDrop<Self>, View<'_, T>) {
+        let first = Self { context: self.context.clone(), pointer: self.pointer, len: at, elements: PhantomData };
+        (ManuallyDrop::new(first), self.view().slice(at..self.len))
     }
 
     /// Another buffer with the same content, once the stream is done.

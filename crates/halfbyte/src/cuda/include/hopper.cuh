@@ -37,6 +37,12 @@ DEV void copy_box_multicast(u32 dst, const TensorMap* map, int x, int y, u32 bar
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
                ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask) : "memory");
 }
+// The channels from c on, as many as a box has, of pixels of a 4-D tensor map in im2col mode: those that lie (across, down) from pixel (x, y)
+// of an image and from those that come after it in the map's steps.
+DEV void copy_im2col(u32 dst, const TensorMap* map, int c, int x, int y, int image, int across, int down, u32 bar) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
+               ::"r"(dst), "l"(map), "r"(bar), "r"(c), "r"(x), "r"(y), "r"(image), "h"((u16)across), "h"((u16)down) : "memory");
+}
 // Orders what this thread has loaded from shared memory before what copies write there after a later arrival.
 DEV void loads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Fetches the map itself, so that the first box does not wait for it.

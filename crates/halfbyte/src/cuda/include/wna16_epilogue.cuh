@@ -11,6 +11,14 @@ DEV float activate(float v) {
   else if constexpr (ACTIVATION == 4) return v / (1.f + __expf(-v));
   else return v;
 }
+// Outputs from a token of y to the next: a convolution may have groups.
+DEV int pitch_of_y(const Arguments& g) {
+#ifdef HB_CONV
+  return g.windows.pitch;
+#else
+  return g.n;
+#endif
+}
 // What a lane's rows R and R+8 are multiplied with, and what is added.
 struct RowTerms { float s, s8, b, b8; };
 DEV RowTerms row_terms(const Arguments& g, int n0, int lane) {
@@ -35,18 +43,18 @@ DEV Pairs outputs(float4 v, const RowTerms& r) {
 DEV void store_block(float4 v, const RowTerms& r, const Arguments& g, int n0, int m0, int lane) {
   if constexpr (OUT == 2) {                      // 8 rows of a token are 32 bytes
     const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2);
-    float* p = (float*)g.y + (u64)token * g.n + row;
+    float* p = (float*)g.y + (u64)token * pitch_of_y(g) + row;
     const float o[4] = {activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b)), activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8))};
 #pragma unroll
-    for (int e = 0; e < 4; e++) if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * g.n + 4 * (e & 2)] = o[e];
+    for (int e = 0; e < 4; e++) if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * pitch_of_y(g) + 4 * (e & 2)] = o[e];
     return;
   }
   const Pairs o = outputs(v, r);
   const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);              // now: token lane/4, rows 2t, 2t+1 (and + 8)
   const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
   if (m >= g.m) return;
-  u16* p = (u16*)g.y + (u64)m * g.n + n;
-  if ((g.n & 1) == 0 && n + 9 < g.n) { *(u32*)p = lo; *(u32*)(p + 8) = hi; return; }
+  u16* p = (u16*)g.y + (u64)m * pitch_of_y(g) + n;
+  if (((g.n | pitch_of_y(g)) & 1) == 0 && n + 9 < g.n) { *(u32*)p = lo; *(u32*)(p + 8) = hi; return; }
   if (n < g.n) p[0] = (u16)lo;
   if (n + 1 < g.n) p[1] = (u16)(lo >> 16);
   if (n + 8 < g.n) p[8] = (u16)hi;
@@ -87,8 +95,8 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int 
           u32 v[4];
           load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
           if (m0 + first + m >= g.m) continue;
-          u16* y = (u16*)g.y + (u64)(m0 + first + m) * g.n + n;
-          if ((g.n & 7) == 0 && n < g.n) *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
+          u16* y = (u16*)g.y + (u64)(m0 + first + m) * pitch_of_y(g) + n;
+          if (((g.n | pitch_of_y(g)) & 7) == 0 && n < g.n) *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
           else
 #pragma unroll
             for (int e = 0; e < 8; e++) if (n + e < g.n) y[e] = (u16)(v[e >> 1] >> (16 * (e & 1)));

@@ -1,6 +1,9 @@
 // What a configuration of the kernel for Hopper is made of, and what it is given.
 #pragma once
 #include "wna16_atom.cuh"
+#ifdef HB_CONV
+#include "windows.cuh"
+#endif
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
 constexpr int NT = HB_NT;                        // tokens a tile
@@ -56,4 +59,7 @@ struct Arguments {
   int steps, rows, columns;                      // atoms along k; tiles along n and along m
   int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles
+#ifdef HB_CONV
+  Windows windows;                               // x is images, and its map one of im2col: boxes of NT pixels x 64 channels
+#endif
 };

@@ -24,6 +24,7 @@ pub mod wna8_sm90;
 
 pub use pack::Packer;
 pub use plain::Weights as PlainWeights;
+pub(super) use plain::zero_kind;
 pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
 pub use wna16::Weights as Wna16Weights;
 
@@ -231,7 +232,7 @@ fn layout_of_pack(caps: &Caps, problem: &Problem) -> Option<&'static str> {
 }
 
 /// Number of a type in the sources.
-fn float_type(dtype: Float) -> u32 {
+pub(super) fn float_type(dtype: Float) -> u32 {
     match dtype {
         Float::F16 => 0,
         Float::BF16 => 1,
@@ -240,7 +241,7 @@ fn float_type(dtype: Float) -> u32 {
 }
 
 /// Number of a function in the sources, and its limits.
-fn activation(activation: Activation) -> (u32, f32, f32) {
+pub(super) fn activation(activation: Activation) -> (u32, f32, f32) {
     match activation {
         Activation::None => (0, 0.0, 0.0),
         Activation::Relu => (1, 0.0, f32::INFINITY),

@@ -202,7 +202,7 @@ impl Weights {
     }
 
     /// What kernels are told of it.
-    pub(super) fn parts(&self) -> Parts {
+    pub(in crate::cuda) fn parts(&self) -> Parts {
         Parts {
             codes: self.codes.pointer(),
             scales: self.scales.view().pointer(),
@@ -228,7 +228,7 @@ impl Weights {
 }
 
 /// Addresses of a weight's parts, 0 where it has none, and the numbers of types and kinds.
-pub(super) struct Parts {
+pub(in crate::cuda) struct Parts {
     pub codes: u64,
     pub scales: u64,
     pub zeros: u64,
@@ -268,7 +268,7 @@ struct Params {
 }
 
 /// Number of the kind of zeros in the sources.
-pub(super) fn zero_kind(zero: Zero) -> u32 {
+pub(in crate::cuda) fn zero_kind(zero: Zero) -> u32 {
     match zero {
         Zero::Symmetric => 0,
         Zero::Integer => 1,

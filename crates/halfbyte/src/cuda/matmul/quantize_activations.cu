@@ -3,10 +3,10 @@
 //   a thread has 16 columns of a row, several threads (or a block, where groups are long) a group
 //   least and greatest element -> scale, offset -> codes, and their sum
 //
-// The rule is that of quantize/activations.rs, bit for bit: every operation is f32, rounded once, in the same order.
+// quantize.cuh has the rule.
 // Codes of 16 columns lie in the order of the A fragments that packed weights give (matmul/wna8_sm90.cu): columns
 // 2t, 2t + 8, 2t + 1, 2t + 9 in bytes 4t .. 4t + 3.
-#include "floats.cuh"
+#include "quantize.cuh"
 
 #include "ampere.cuh"
 
@@ -24,14 +24,8 @@ struct Params {
     u32 aligned;           // rows of x begin at multiples of 16 bytes
 };
 
-constexpr float LEAST_RANGE = 7.8886090522101181e-31f;   // 2^-100
 constexpr u32 COLUMNS = 16;                              // a thread
 constexpr u32 BLOCK = 256;
-
-// Least and greatest, and whether all are finite.
-struct Range { float low, high; bool finite; };
-
-DEV Range joined(Range a, Range b) { return {fminf(a.low, b.low), fmaxf(a.high, b.high), a.finite && b.finite}; }
 
 // That of the lane at a distance.
 DEV Range across(Range r, int distance) {
@@ -57,28 +51,12 @@ DEV int load_columns(const Params& p, u64 row, u64 c, float (&v)[COLUMNS]) {
 }
 
 DEV Range range_of(const float (&v)[COLUMNS], int there) {
-    Range r = {__uint_as_float(0x7f800000), __uint_as_float(0xff800000), true};
+    Range r = range_of_none();
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
-        if (i < there) r = joined(r, {v[i], v[i], fabsf(v[i]) < __uint_as_float(0x7f800000)});
+        if (i < there) r = joined(r, range_of_one(v[i]));
     return r;
 }
-
-// What takes x to its code.
-struct Rule { float scale, offset, base, inverse; int shift; };
-
-template <bool OFFSET> DEV Rule rule_of(Range r) {
-    constexpr float STEPS = OFFSET ? 255.f : 127.f;
-    const float range = OFFSET ? __fsub_rn(r.high, r.low) : fmaxf(fmaxf(r.high, -r.low), 0.f);
-    if (!r.finite || !(fabsf(range) < __uint_as_float(0x7f800000))) return {__uint_as_float(0x7fc00000), 0.f, 0.f, 0.f, 0};
-    if (range < LEAST_RANGE) return {0.f, OFFSET ? r.low : 0.f, 0.f, 0.f, 0};
-    const float scale = __fdiv_rn(range, STEPS), inverse = __fdiv_rn(STEPS, range);
-    if constexpr (OFFSET) return {scale, __fadd_rn(r.low, __fmul_rn(128.f, scale)), r.low, inverse, 128};
-    else return {scale, 0.f, 0.f, inverse, 0};
-}
-
-// From -128 to 127 by the choice of scale; NaN, which a rule without shift makes of it, comes to 0.
-DEV int code_of(float x, const Rule& rule) { return __float2int_rn(__fmul_rn(__fsub_rn(x, rule.base), rule.inverse)) - rule.shift; }
 
 // Writes the codes of 16 columns in the order of fragments and returns their sum.
 DEV int write_codes(const Params& p, u64 row, u64 c, const float (&v)[COLUMNS], int there, const Rule& rule) {

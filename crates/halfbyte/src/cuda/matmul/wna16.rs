@@ -29,9 +29,9 @@ pub struct Weights {
     order: Option<Buffer<u32>>,
     /// What the Hopper kernel keeps prepared.
     pub(super) launches: wna16_sm90::Launches,
-    /// What the kernel from sm_80 on keeps prepared.
     /// What the kernel for quantised activations keeps prepared.
     pub(super) launches_a8: wna8_sm90::Launches,
+    /// What the kernel from sm_80 on keeps prepared.
     pub(super) launches_sm80: wna16_sm80::Launches,
 }
 
@@ -95,12 +95,12 @@ impl Weights {
     }
 
     /// Address of the atoms.
-    pub(super) fn atoms(&self) -> u64 {
+    pub(in crate::cuda) fn atoms(&self) -> u64 {
         self.atoms.pointer()
     }
 
     /// Address of the scales and zero points of rows.
-    pub(super) fn rows(&self) -> u64 {
+    pub(in crate::cuda) fn rows(&self) -> u64 {
         self.rows.pointer()
     }
 
@@ -124,7 +124,7 @@ pub(super) fn holds(w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
 }
 
 /// The form of atoms that a problem's weights have, or why there is none that codes are multiplied from.
-pub(super) fn atom(problem: &Problem) -> std::result::Result<Atom, Reason> {
+pub(in crate::cuda) fn atom(problem: &Problem) -> std::result::Result<Atom, Reason> {
     let Some(format) = problem.format else { return Err(Reason("multiplies codes, the weights are dense".into())) };
     if format.act.is_quantized() {
         return Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()));

@@ -12,12 +12,16 @@
 //     the scales apply either to the sums of a group as above, or (EARLY) to the integers, rounded once.
 //   A tile that one block computed alone is stored; parts of a tile are joined in memory (stream-K) or in a cluster (SPLIT).
 // Sums are in fp32 and in one order: the same input gives the same bits.
+// HB_CONV: x is images, tokens are output pixels, and the boxes of x windows on them (include/windows.cuh).
 #include "wna16_multiply.cuh"
 #include "wna16_join.cuh"
 
 // The units of this block in order, with what their copies need.
 struct Feed {
   Schedule sc; const u8* source; u32 step, bytes; int token;
+#ifdef HB_CONV
+  Window window;                                 // of the unit's first box
+#endif
   __device__ __forceinline__ bool start(const Arguments& g) {
     if (!sc.next(g)) return false;
     const Place at = place(g, sc.tile);
@@ -25,19 +29,36 @@ struct Feed {
     const int in = strips - 4 * super < 4 ? strips - 4 * super : 4, here = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
     source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM; bytes = here * ATOM; token = at.column * NT;
+#ifdef HB_CONV
+    window = Window::of(g.windows, token, sc.k * 128);
+#endif
     return true;
   }
-  __device__ __forceinline__ bool next(const Arguments& g) { if (++sc.k < sc.kend) { source += step; return true; } return start(g); }
+  __device__ __forceinline__ bool next(const Arguments& g) {
+    if (++sc.k >= sc.kend) return start(g);
+    source += step;
+#ifdef HB_CONV
+    window.advance(g.windows, 64); window.advance(g.windows, 64);
+#endif
+    return true;
+  }
 };
 DEV void load_w(const Feed& f, const Rings& r, u32 s, u32 more, u64 policy) {
   mbarrier_expect(r.full_w + 8 * s, f.bytes + more);
   copy_bulk(r.w + s * STAGE_W, f.source, f.bytes, r.full_w + 8 * s, policy);
 }
 // Boxes [box, box + BOXES) of 64 k of the unit.
-DEV void load_x(const Feed& f, const TensorMap* map, const Rings& r, u32 s, int box) {
+DEV void load_x(const Arguments& g, const Feed& f, const TensorMap* map, const Rings& r, u32 s, int box) {
+#ifdef HB_CONV
+  Window window = f.window;
+  if (box) window.advance(g.windows, 64);
+#pragma unroll
+  for (int i = 0; i < BOXES; i++, window.advance(g.windows, 64)) window.copy(g.windows, r.x + s * STAGE_X + i * BOX, map, r.full_x + 8 * s);
+#else
 #pragma unroll
   for (int i = 0; i < BOXES; i++)
     copy_box(r.x + s * STAGE_X + i * BOX, map, f.sc.k * 128 + (box + i) * 64, f.token, r.full_x + 8 * s);
+#endif
 }
 DEV void produce(const Arguments& g, const TensorMap* map, const Rings& r, bool of_x) {
   const u64 policy = g.columns == 1 ? policy_evict_first() : policy_evict_normal();
@@ -62,12 +83,12 @@ DEV void produce(const Arguments& g, const TensorMap* map, const Rings& r, bool 
     x.sc = Schedule::make(g);
     x.start(g);
 #pragma unroll 1
-    for (int i = 0; i < n; i++, x.next(g)) load_x(x, map, r, i, 0);
+    for (int i = 0; i < n; i++, x.next(g)) load_x(g, x, map, r, i, 0);
     Turn<STAGES_W> t;
 #pragma unroll 1
     while (more) {
       mbarrier_wait(r.empty_w + 8 * t.stage, t.phase);
-      load_w(f, r, t.stage, x_bytes, policy); load_x(f, map, r, t.stage, 0);
+      load_w(f, r, t.stage, x_bytes, policy); load_x(g, f, map, r, t.stage, 0);
       t.advance();
       more = f.next(g);
       if (TRIGGER > 0 && --left == TRIGGER) launch_dependents();
@@ -88,7 +109,7 @@ DEV void produce(const Arguments& g, const TensorMap* map, const Rings& r, bool 
       for (int box = 0; box < 2; box += BOXES, t.advance()) {
         mbarrier_wait(r.empty_x + 8 * t.stage, t.phase);
         mbarrier_expect(r.full_x + 8 * t.stage, BOXES * g.box_bytes);
-        load_x(f, map, r, t.stage, box);
+        load_x(g, f, map, r, t.stage, box);
       }
   }
 }

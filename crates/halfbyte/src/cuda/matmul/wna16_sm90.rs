@@ -205,7 +205,7 @@ impl Launches {
 /// `Arguments` of the source.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Arguments {
+pub(in crate::cuda) struct Arguments {
     w: u64,
     rows_of_scales: u64,
     y: u64,
@@ -224,6 +224,39 @@ struct Arguments {
     first: i32,
     units: i32,
     padding: i32,
+}
+
+impl Arguments {
+    /// Of m rows, in boxes of `box_rows`; y, bias and the workspace are addresses, of the bias 0 if there is none.
+    pub(in crate::cuda) fn new(
+        w: &Weights,
+        schedule: &Schedule,
+        [y, bias, workspace]: [u64; 3],
+        m: usize,
+        box_rows: usize,
+    ) -> Self {
+        let Schedule { steps, rows, columns, waves, workers, sharers, cut } = *schedule;
+        Self {
+            w: w.atoms(),
+            rows_of_scales: w.rows(),
+            y,
+            bias,
+            parts: workspace + Workspace::COUNTER_BYTES as u64,
+            counters: workspace,
+            m: m as i32,
+            n: w.shape()[0] as i32,
+            box_bytes: (box_rows * 128) as i32,
+            steps: steps as i32,
+            rows: rows as i32,
+            columns: columns as i32,
+            waves: waves as i32,
+            workers: workers as i32,
+            sharers: sharers as i32,
+            first: (waves * workers) as i32,
+            units: (cut * steps) as i32,
+            padding: 0,
+        }
+    }
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
@@ -271,27 +304,8 @@ fn product(gpu: &Gpu, stream: &Stream, w: &Weights, call: &Call<'_>, choice: Cho
     }
     let (out, activation) = (call.y.dtype(), call.epilogue.activation);
     let prepared = w.launches.prepare(gpu, w, Key { x: x.pointer(), pitch, m, out, activation, choice }, x)?;
-    let Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
-    let arguments = Arguments {
-        w: w.atoms(),
-        rows_of_scales: w.rows(),
-        y,
-        bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-        parts: workspace + Workspace::COUNTER_BYTES as u64,
-        counters: workspace,
-        m: m as i32,
-        n: w.shape()[0] as i32,
-        box_bytes: (prepared.box_rows * 128) as i32,
-        steps: steps as i32,
-        rows: rows as i32,
-        columns: columns as i32,
-        waves: waves as i32,
-        workers: workers as i32,
-        sharers: sharers as i32,
-        first: (waves * workers) as i32,
-        units: (cut * steps) as i32,
-        padding: 0,
-    };
+    let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
+    let arguments = Arguments::new(w, &prepared.schedule, [y, bias, workspace], m, prepared.box_rows);
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
     // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others
     // are those of the packed weight.

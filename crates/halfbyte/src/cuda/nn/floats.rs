@@ -41,6 +41,15 @@ impl FloatBuffer {
         Ok(buffer)
     }
 
+    /// Another buffer with the same content, once the stream is done.
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        Ok(match self {
+            Self::F16(v) => Self::F16(v.duplicate(stream)?),
+            Self::BF16(v) => Self::BF16(v.duplicate(stream)?),
+            Self::F32(v) => Self::F32(v.duplicate(stream)?),
+        })
+    }
+
     /// Type of the elements.
     pub fn dtype(&self) -> Float {
         self.view(0..0).dtype()

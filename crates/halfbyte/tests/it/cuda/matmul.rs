@@ -159,11 +159,6 @@ pub(super) fn caps(arch: &str) -> Caps {
     }
 }
 
-/// Formats of the table with exact activations.
-fn exact_formats() -> Vec<String> {
-    FORMATS.iter().filter(|name| !parse(name).act.is_quantized()).map(|&name| name.to_owned()).collect()
-}
-
 /// Every form of atoms of the Hopper kernel.
 pub(super) fn formats_of_atoms() -> Vec<String> {
     let mut names = Vec::new();

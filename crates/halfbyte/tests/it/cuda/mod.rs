@@ -4,8 +4,10 @@
 //! `HALFBYTE_REQUIRE_NVRTC=1` make them fail instead.
 
 mod cache;
+mod conv;
 mod dequantize;
 mod driver;
+mod int8;
 mod library;
 mod matmul;
 mod nn;

@@ -1,12 +1,13 @@
 //! Every kernel compiles for every processor it is written for, without a device; what it takes is held on record.
 
 use super::nvrtc;
+use crate::data::parse;
 use halfbyte::cuda::cache::Key;
 use halfbyte::cuda::driver::Version;
 use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
-use halfbyte::cuda::{nn, roofline};
+use halfbyte::cuda::{conv, int8, nn, roofline};
 use halfbyte::kernel::Activation;
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Error, Float};
@@ -61,7 +62,11 @@ fn every_kernel_compiles_for_every_processor_and_takes_what_is_recorded() {
     for arch in ARCHS.map(|arch| arch.parse::<Arch>().unwrap()).into_iter().filter(|&arch| nvrtc.knows(arch)) {
         let products = KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let mut seen = HashSet::new();
-        for mut instances in products.chain([nn::instances(None), matmul::auxiliary()]) {
+        let convolutions =
+            conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
+        let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
+        let others = [nn::instances(None), matmul::auxiliary()];
+        for mut instances in products.chain(convolutions).chain(of_bytes).chain(others) {
             instances.retain(|instance| seen.insert(instance.to_string()));
             instances.sort_by_key(Instance::to_string);
             let options = told(nvrtc);
@@ -112,6 +117,28 @@ fn candidates_compile_without_spills() {
             assert_eq!((taken.stack_bytes, taken.spilled_bytes), (0, 0), "{config}:\n{log}");
         });
     }
+}
+
+/// One in so many forms is compiled.
+const SOME_FORMS: usize = 8;
+
+/// Implicit products have many forms too: none spills, whatever the format.
+#[test]
+fn forms_of_implicit_products_compile_without_spills() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = "sm_90a".parse::<Arch>().unwrap();
+    let formats = ["w4a16-asym", "w8a16-asym-sbf16", "w4a16-g32-asym-sbf16", "w8a16-g64-asym", "w8a16-g128-asym"];
+    let of = |name: &&str| conv::implicit_sm90::every_instance(parse(name).weight);
+    let all: Vec<Instance> = formats.iter().flat_map(of).collect();
+    assert!(all.len() > 80, "{}", all.len());
+    // Some of each format: the whole takes minutes.
+    let some: Vec<&Instance> = all.iter().step_by(SOME_FORMS).collect();
+    let spilling = some.into_par_iter().filter_map(|instance| {
+        let (_, log) = nvrtc.compile_with(instance, arch, told(nvrtc)).unwrap();
+        let taken = taken(&log);
+        ((taken.stack_bytes, taken.spilled_bytes) != (0, 0)).then(|| format!("{instance}: {taken:?}"))
+    });
+    assert_eq!(spilling.collect::<Vec<_>>(), Vec::<String>::new());
 }
 
 #[test]

@@ -7,6 +7,7 @@ use halfbyte::conv::{Conv2dShape, Geometry};
 use halfbyte::{Act, Float, Format, Group, WeightFormat, Zero};
 use serde::Deserialize;
 use std::path::Path;
+use std::str::FromStr;
 
 /// A case file: shapes to be measured, with their origin.
 #[derive(Debug, Deserialize)]
@@ -59,21 +60,50 @@ impl Shape {
     }
 }
 
+/// A kind of convolution.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// Of floats by a weight in some format.
+    Floats(WeightKind),
+    /// Of bytes by bytes, to bytes.
+    Int8,
+}
+
+impl FromStr for Kind {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "int8" => Ok(Kind::Int8),
+            _ => text.parse().map(Kind::Floats).map_err(|e| format!("{e}; bytes in, bytes out is int8")),
+        }
+    }
+}
+
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Kind::Floats(kind) => kind.fmt(f),
+            Kind::Int8 => f.write_str("int8"),
+        }
+    }
+}
+
 /// What is measured unless told.
-const DEFAULT: WeightKind = WeightKind::Quantized(Format {
+const DEFAULT: Kind = Kind::Floats(WeightKind::Quantized(Format {
     weight: WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 },
     act: Act::A8,
-});
+}));
 
 /// What is measured.
 pub(super) struct Plan {
     pub origin: Option<String>,
-    pub kinds: Vec<WeightKind>,
+    pub kinds: Vec<Kind>,
     pub batches: Vec<usize>,
     pub shapes: Vec<Shape>,
 }
 
-fn read(path: &Path) -> Result<(Case, Vec<WeightKind>)> {
+fn read(path: &Path) -> Result<(Case, Vec<Kind>)> {
     let refuse = |cause: String| {
         let what = format!("{} is not a case file of convolutions", path.display());
         Failure::new(Exit::Input, what, cause, "bench/cases/resnet50.toml shows the form")

@@ -41,7 +41,7 @@ pub struct Config {
 }
 
 /// Two warpgroups of two strips, each tile cut wherever the work is divided.
-pub(in crate::cuda::matmul) const TWO_BY_TWO: Config = Config {
+pub(in crate::cuda) const TWO_BY_TWO: Config = Config {
     tokens: 8,
     warpgroups: 2,
     strips: 2,
@@ -262,7 +262,7 @@ impl std::fmt::Display for Config {
 
 impl Config {
     /// With as many stages as there is room for, up to what was found to help.
-    pub(super) fn fitted(mut self, atom: Atom, out: Float) -> Self {
+    pub(in crate::cuda) fn fitted(mut self, atom: Atom, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
         let room = most.saturating_sub(self.shared_bytes(atom, out));
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
@@ -426,7 +426,8 @@ impl Schedule {
 
     /// Sums of cut tiles that are left in memory, in bytes.
     pub fn parts_bytes(&self, config: Config) -> usize {
-        let cut = config.split == 1 && self.cut > 0;
+        // As many workers as tiles that are left have one each, whole.
+        let cut = config.split == 1 && self.cut > 0 && self.sharers != self.cut;
         if cut { 2 * self.workers * config.tile_strips() * STRIP * config.tokens * 4 } else { 0 }
     }
 }

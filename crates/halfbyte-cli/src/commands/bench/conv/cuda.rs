@@ -1,0 +1,394 @@
+//! Convolutions on a GPU: graphs of launches on weights that take turns, replayed. Images lie pixel by pixel, and stay.
+
+use super::int8::Source as Int8Source;
+use super::plan::{Kind, Plan, Shape};
+use super::{Args, Bench, LeftOut, Line, Source, name};
+use crate::app::App;
+use crate::args::WeightKind;
+use crate::commands::bench::matmul::{X, verdict};
+use crate::failure::{Failure, Result};
+use crate::interrupt;
+use crate::progress::Progress;
+use crate::random;
+use crate::text::{Align, rate, table};
+use crate::timing::Measured;
+use halfbyte::conv::{Conv2dShape, Layout2d};
+use halfbyte::cpu::Cpu;
+use halfbyte::cuda::conv::implicit_sm90::{self, config::Plan as Form};
+use halfbyte::cuda::conv::{self, Call, Problem, Weights};
+use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
+use halfbyte::cuda::int8::int8_sm90::{self, config::Config};
+use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Layer, Target};
+use halfbyte::cuda::matmul::Epilogue;
+use halfbyte::cuda::nn::FloatBuffer;
+use halfbyte::cuda::roofline::Roofline;
+use halfbyte::cuda::{Gpu, Workspace};
+use halfbyte::format::int8::Byte;
+use halfbyte::kernel::Activation;
+use halfbyte::{Float, Floats};
+use serde::Serialize;
+
+/// Bytes that the rate of memory is measured with.
+const READ_BYTES: usize = 1 << 30;
+
+/// Replays that count, and those before them.
+const REPLAYS: usize = 15;
+const WARM_UP: usize = 2;
+
+/// Seconds that a graph should take at least: starting it is then nothing.
+const GRAPH_SECONDS: f64 = 400e-6;
+
+/// How often all copies of a weight together must pass the second-level cache, to be cold; and copies at most, since small
+/// weights are none of what takes time.
+const TIMES_L2: usize = 3;
+const MOST_COPIES: usize = 256;
+
+#[derive(Serialize)]
+struct Report {
+    device: String,
+    driver: String,
+    multiprocessors: u32,
+    l2_bytes: u32,
+    origin: Option<String>,
+    read_gb_per_s: f64,
+    results: Vec<Line>,
+    /// Formats that a shape cannot have.
+    left_out: Vec<LeftOut>,
+    /// Without `--sweep` none.
+    swept: Vec<Swept>,
+    /// None without `--check`.
+    passed: Option<bool>,
+}
+
+/// A form of a kernel.
+#[derive(Serialize)]
+struct Swept {
+    format: String,
+    batch: usize,
+    convolution: String,
+    form: String,
+    median_us: f64,
+}
+
+/// Runs all convolutions of the plan on a GPU.
+pub(super) fn run(args: &Args, plan: Plan, number: u32, app: &App) -> Result<()> {
+    if Layout2d::from(args.layout) != Layout2d::Nhwc {
+        let cause = "images are measured in nhwc on a GPU, which its kernels read";
+        return Err(Failure::usage("no such measurement", cause, "leave --layout out"));
+    }
+    let cpu = app.cpu()?;
+    let progress = Progress::steps(app);
+    progress.step("opening the GPU");
+    let gpu = Gpu::open(number)?;
+    let stream = gpu.stream()?;
+    let read_gb_per_s = read_rate(&gpu, &stream)?;
+    let (mut results, mut left_out, mut swept) = (Vec::new(), Vec::new(), Vec::new());
+    for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
+        let x = args.x.map_or(Float::F16, Float::from);
+        let device =
+            Device { gpu: &gpu, stream: &stream, cpu: &cpu, shape, batch, x, check: args.check, sweep: args.sweep };
+        for &kind in &plan.kinds {
+            if let Kind::Floats(WeightKind::Quantized(format)) = kind
+                && let Err(e) = shape.geometry().scale_channels(format.weight.group)
+            {
+                let (format, shape) = (kind.to_string(), name(&shape.geometry(), shape.size));
+                left_out.push(LeftOut { format, shape, cause: e.to_string() });
+                continue;
+            }
+            progress.step(format!("{kind} {} batch {batch}", name(&shape.geometry(), shape.size)));
+            let (mut line, bytes) = match kind {
+                Kind::Floats(kind) => device.floats(kind, &mut swept)?,
+                Kind::Int8 => device.bytes(args.bytes.into(), &mut swept)?,
+            };
+            line.origin = plan.origin.is_some().then(|| shape.origin.clone());
+            line.peak_percent = 100.0 * bytes as f64 / (line.median_us * 1e3) / read_gb_per_s;
+            line.peak = "read";
+            results.push(line);
+        }
+    }
+    drop(progress);
+    let info = gpu.context().info();
+    let passed = args.check.then(|| results.iter().all(|line| line.check.is_some_and(|check| check.passed)));
+    let report = Report {
+        device: info.name.clone(),
+        driver: gpu.context().driver().version().to_string(),
+        multiprocessors: info.multiprocessors,
+        l2_bytes: info.l2_bytes,
+        origin: plan.origin,
+        read_gb_per_s,
+        results,
+        left_out,
+        swept,
+        passed,
+    };
+    app.result(&report, human)?;
+    verdict(passed)
+}
+
+/// Gigabytes a second of a bare read.
+fn read_rate(gpu: &Gpu, stream: &Stream) -> Result<f64> {
+    let roofline = Roofline::new(gpu)?;
+    let mut all = gpu.context().allocate::<u8>(READ_BYTES)?;
+    stream.fill(all.view_mut(), 1)?;
+    let mut sink = gpu.context().allocate::<u32>(1)?;
+    let read = |stream: &Stream, _| roofline.read(stream, all.view(), &mut sink.view_mut());
+    Ok(READ_BYTES as f64 / replay(stream, 2, read)?.median / 1e9)
+}
+
+/// Seconds of one of `launches`, which `launch` puts into the stream by their numbers: replays of a graph of all.
+fn replay(
+    stream: &Stream,
+    launches: usize,
+    mut launch: impl FnMut(&Stream, usize) -> halfbyte::Result<()>,
+) -> Result<Measured> {
+    if interrupt::cancelled() {
+        return Err(Failure::interrupted());
+    }
+    // What is prepared when it is first used is prepared here, where it may allocate and compile.
+    launch(stream, 0)?;
+    stream.synchronize()?;
+    let all = |stream: &Stream| (0..launches).try_for_each(|i| launch(stream, i));
+    let seconds = stream.time_replays(WARM_UP, REPLAYS, all)?;
+    Ok(Measured::of(seconds.into_iter().map(|s| s / launches as f64).collect()))
+}
+
+/// Measures one convolution.
+struct Device<'a> {
+    gpu: &'a Gpu,
+    stream: &'a Stream,
+    cpu: &'a Cpu,
+    shape: &'a Shape,
+    batch: usize,
+    x: Float,
+    check: bool,
+    sweep: bool,
+}
+
+impl Device<'_> {
+    fn swept(&self, format: String, form: String, measured: Measured) -> Swept {
+        let convolution = name(&self.shape.geometry(), self.shape.size);
+        Swept { format, batch: self.batch, convolution, form, median_us: measured.median * 1e6 }
+    }
+
+    /// What compares results with the reference, and describes them.
+    fn bench(&self) -> Bench<'_> {
+        let Self { cpu, shape, batch, x, check, .. } = *self;
+        Bench { cpu, shape, batch, x, layout: Layout2d::Nhwc, check }
+    }
+
+    fn copies(&self, weight_bytes: usize) -> usize {
+        let cold = TIMES_L2 * self.gpu.caps().l2_bytes as usize;
+        cold.div_ceil(weight_bytes.max(1)).clamp(1, MOST_COPIES) + 1
+    }
+
+    /// Launches of a graph: whole rounds through the copies, and long enough.
+    fn launches(&self, copies: usize, bytes: usize, operations: f64) -> usize {
+        let seconds = (bytes as f64 / 4e12).max(operations / 8e14).max(2e-6);
+        copies * (GRAPH_SECONDS / seconds / copies as f64).ceil().max(1.0) as usize
+    }
+
+    /// A line, and the bytes of weight and images.
+    fn floats(&self, kind: WeightKind, swept: &mut Vec<Swept>) -> Result<(Line, usize)> {
+        let Self { gpu, stream, batch, x: dtype, .. } = *self;
+        let (geometry, size) = (self.shape.geometry(), self.shape.size);
+        let shape = Conv2dShape::new(geometry, batch, size)?;
+        let source = Source::new(kind, &geometry)?;
+        let first = match &source {
+            Source::Quantized(w, act) => Weights::pack(gpu, stream, w, *act, geometry, dtype)?,
+            Source::Dense(w) => Weights::dense(gpu, stream, w.floats(), geometry)?,
+        };
+        let mut weights = vec![first];
+        while weights.len() < self.copies(weights[0].bytes()) {
+            let copy = weights[0].duplicate(stream)?;
+            weights.push(copy);
+        }
+        let layouts = [Layout2d::Nhwc; 2];
+        let problem = Problem { format: weights[0].format(), shape, x: dtype, y: dtype, layouts };
+        let kernel = conv::select(&gpu.caps(), &problem, weights[0].layout())?;
+        let needed = kernel.workspace_bytes(&gpu.caps(), &problem, weights[0].layout());
+        let plans = match self.sweep && kernel.name == "implicit_sm90" {
+            true => implicit_sm90::plans(&gpu.caps(), &problem).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let needed = plans.iter().map(implicit_sm90::workspace_bytes_as).max().unwrap_or(0).max(needed);
+        let mut workspace = Workspace::new(gpu, stream, needed)?;
+        let x = X::new(random::normals(shape.x_len(), 2), dtype);
+        let on_device = FloatBuffer::upload(gpu, stream, x.floats())?;
+        let mut y = FloatBuffer::allocate(gpu, dtype, shape.y_len())?;
+        let bytes = weights[0].bytes() + on_device.bytes() + y.bytes();
+        let launches = self.launches(weights.len(), bytes, shape.operations());
+        let mut run = |stream: &Stream, i: usize, plan: Option<Form>| {
+            let call = Call {
+                x: on_device.view(0..shape.x_len()),
+                x_layout: Layout2d::Nhwc,
+                batch,
+                size,
+                w: &weights[i % weights.len()],
+                epilogue: Epilogue::default(),
+                y: y.view_mut(0..shape.y_len()),
+                y_layout: Layout2d::Nhwc,
+                workspace: Some(&mut workspace),
+            };
+            match plan {
+                None => conv::run_with(kernel, gpu, stream, call),
+                Some(plan) => implicit_sm90::run_as(plan, gpu, stream, call),
+            }
+        };
+        for plan in plans {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(plan)))?;
+            let (config, schedule) = plan;
+            let rounds = if schedule.parts_bytes(config) > 0 { "cut" } else { "whole" };
+            swept.push(self.swept(kind.to_string(), format!("{config} {rounds}"), measured));
+        }
+        let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
+        let bound = kernel.bound(&gpu.caps(), &problem, weights[0].layout());
+        let check = match self.check {
+            true => Some(self.bench().compare(&source, &shape, x.floats(), &self.download(&y)?, bound)?),
+            false => None,
+        };
+        let line = Line {
+            format: kind.to_string(),
+            x: dtype.name(),
+            kernel: kernel.name,
+            weight_bytes: weights[0].bytes(),
+            copies: weights.len(),
+            check,
+            ..self.bench().line(&shape, measured)
+        };
+        Ok((line, bytes))
+    }
+
+    /// Widened.
+    fn download(&self, y: &FloatBuffer) -> Result<Vec<f32>> {
+        Ok(match y.view(0..y.len()) {
+            FloatView::F16(v) => {
+                let mut y = vec![half::f16::ZERO; v.len()];
+                self.stream.download(v, &mut y)?;
+                Floats::F16(&y).to_f32()
+            }
+            FloatView::BF16(v) => {
+                let mut y = vec![half::bf16::ZERO; v.len()];
+                self.stream.download(v, &mut y)?;
+                Floats::BF16(&y).to_f32()
+            }
+            FloatView::F32(v) => {
+                let mut y = vec![0.0; v.len()];
+                self.stream.download(v, &mut y)?;
+                y
+            }
+        })
+    }
+
+    fn upload(&self, values: &[u8]) -> Result<Buffer<u8>> {
+        let mut buffer = self.gpu.context().allocate(values.len())?;
+        self.stream.upload(values, buffer.view_mut())?;
+        Ok(buffer)
+    }
+
+    /// The same of bytes, with bias and relu.
+    fn bytes(&self, byte: Byte, swept: &mut Vec<Swept>) -> Result<(Line, usize)> {
+        let Self { gpu, stream, batch, .. } = *self;
+        let (geometry, size) = (self.shape.geometry(), self.shape.size);
+        let shape = Conv2dShape::new(geometry, batch, size)?;
+        let source = Int8Source::new(&geometry, byte)?;
+        let weight = source.weight(&geometry)?;
+        let epilogue = Int8Epilogue { bias: Some(&source.bias), float_bias: None, activation: Activation::Relu };
+        let mut layers = vec![Layer::conv2d(gpu, stream, &weight, geometry, source.x, Some(source.y), epilogue)?];
+        while layers.len() < self.copies(layers[0].bytes()) {
+            let copy = layers[0].duplicate(stream)?;
+            layers.push(copy);
+        }
+        let layouts = [Layout2d::Nhwc; 2];
+        let problem = int8::Problem { shape, symmetric: layers[0].is_symmetric(), floats: false, layouts };
+        let kernel = int8::select(&gpu.caps(), &problem)?;
+        let mut workspace = Workspace::new(gpu, stream, kernel.workspace_bytes(&problem))?;
+        let x = random::bytes(shape.x_len(), 3);
+        let on_device = self.upload(&x)?;
+        let mut y = gpu.context().allocate::<u8>(shape.y_len())?;
+        let bytes = layers[0].bytes() + shape.x_len() + shape.y_len();
+        // Bytes multiply at twice the rate of halfs.
+        let launches = self.launches(layers.len(), bytes, shape.operations() / 2.0);
+        let mut run = |stream: &Stream, i: usize, config: Option<Config>| {
+            let call = int8::Call {
+                layer: &layers[i % layers.len()],
+                x: on_device.view(),
+                x_layout: Layout2d::Nhwc,
+                batch,
+                size,
+                y: Target::Bytes(y.view_mut()),
+                y_layout: Layout2d::Nhwc,
+                workspace: Some(&mut workspace),
+            };
+            match config {
+                None => int8::run_with(kernel, gpu, stream, call),
+                Some(config) => int8_sm90::run_as(config, gpu, stream, call),
+            }
+        };
+        let configs = match self.sweep && kernel.name == "int8_sm90" {
+            true => int8_sm90::config::configs(byte == Byte::U8),
+            false => Vec::new(),
+        };
+        for config in configs {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(config)))?;
+            let form = format!("2 × {} pixels, {} strips, {} stages", config.tokens, config.strips, config.stages);
+            swept.push(self.swept("int8".to_owned(), form, measured));
+        }
+        let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
+        let check = match self.check {
+            true => {
+                let mut codes = vec![0; shape.y_len()];
+                stream.download(y.view(), &mut codes)?;
+                let [x, y] = [&x, &codes].map(|bits| super::int8::bytes(byte, bits));
+                Some(self.bench().compare_int8(&source, &shape, x, y)?)
+            }
+            false => None,
+        };
+        let line = Line {
+            format: "int8".to_owned(),
+            x: byte.name(),
+            kernel: kernel.name,
+            weight_bytes: layers[0].bytes(),
+            copies: layers.len(),
+            check,
+            ..self.bench().line(&shape, measured)
+        };
+        Ok((line, bytes))
+    }
+}
+
+fn human(report: &Report) -> String {
+    let mut out = report.origin.as_ref().map_or_else(String::new, |origin| format!("{origin}\n"));
+    let Report { device, driver, .. } = report;
+    out += &format!("{device}, driver for CUDA {driver}; x and weights random, weights take turns, images stay\n\n");
+    let mut columns = vec![("format", Align::Left), ("x", Align::Left), ("batch", Align::Right)];
+    columns.extend([("convolution", Align::Left), ("kernel", Align::Left)]);
+    columns.extend(["µs", "±%", "TFLOP/s", "of read"].map(|name| (name, Align::Right)));
+    if report.passed.is_some() {
+        columns.push(("check", Align::Left));
+    }
+    let row = |line: &Line| {
+        let mut row = vec![line.format.clone(), line.x.to_owned(), line.batch.to_string()];
+        row.extend([name(&line.geometry(), line.size), line.kernel.to_owned(), rate(line.median_us)]);
+        row.extend([format!("{:.1}", 50.0 * line.spread), format!("{:.1}", line.gflop_per_s / 1e3)]);
+        row.push(format!("{:.0} %", line.peak_percent));
+        row.extend(line.check.map(|c| format!("{} {:.2}", if c.passed { "ok" } else { "MISSED" }, c.worst)));
+        row
+    };
+    let rows: Vec<Vec<String>> = report.results.iter().map(row).collect();
+    out += &table(&columns, &rows);
+    out += "\n";
+    if !report.swept.is_empty() {
+        let mut columns = ["format", "convolution", "form"].map(|name| (name, Align::Left)).to_vec();
+        columns.extend(["batch", "µs"].map(|name| (name, Align::Right)));
+        let row = |form: &Swept| {
+            let texts = [&form.format, &form.convolution, &form.form].map(Clone::clone);
+            texts.into_iter().chain([form.batch.to_string(), rate(form.median_us)]).collect()
+        };
+        out += &table(&columns, &report.swept.iter().map(row).collect::<Vec<Vec<String>>>());
+        out += "\n";
+    }
+    for left in &report.left_out {
+        out += &format!("left out: {} of {}: {}\n", left.format, left.shape, left.cause);
+    }
+    out + &format!("device read {:.0} GB/s\n", report.read_gb_per_s)
+}

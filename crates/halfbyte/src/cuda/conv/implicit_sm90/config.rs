@@ -1,0 +1,191 @@
+//! Which form of `wna16_sm90.cu` an implicit product takes, and who computes what: pure functions of the numbers.
+//!
+//! Convolutions have many tokens (output pixels) and few outputs and columns, unlike the products of language models: tiles are
+//! short, whole rounds of them decide, and each box of x is read from the second-level cache again for each position of the
+//! kernel. So every width of a tile is tried with a model of its time, in clocks of a multiprocessor:
+//!
+//! ```text
+//! unit (128 columns of a tile) = max(products at 2048 a clock, bytes of W and x at 40 a clock, conversion of W)
+//! tile  = its units + TILE + tokens · EPILOGUE (· 2 if two sets join their sums)
+//! whole = rounds · tile                      every tile by one block
+//! cut   = units / blocks + 2 tiles' ends + JOIN    the last round's tiles cut evenly among all blocks
+//! ```
+//!
+//! The model is what is known of the processor; it has not been fitted to measurements. For ResNet-50 at a batch of 32 on 132
+//! multiprocessors it takes, with codes of 4 bits and one scale a row, the widths that the tests of this file record: 7² × 512
+//! outputs are 33 × 4 tiles of 48 pixels, one for each multiprocessor; 14² × 256 are 66 × 2 of 96; 28² × 128 are 131 of 192.
+//! 64 outputs are one strip: two warpgroups take its units in turn, where a tile of two strips would be half empty.
+
+use crate::cuda::matmul::wna16_sm90::config::{Config, Schedule, TWO_BY_TWO};
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+
+/// Pixels a tile.
+const TOKENS: [usize; 6] = [48, 64, 96, 128, 192, 256];
+
+/// Clocks of a tile besides its units, and of the end of a tile for each of its pixels.
+const TILE: usize = 1200;
+const EPILOGUE: usize = 8;
+
+/// Clocks of adding up parts of a cut tile.
+const JOIN: usize = 4000;
+
+/// Multiply-adds and bytes from the second-level cache that a multiprocessor has in a clock.
+const PRODUCTS: usize = 2048;
+const BYTES: usize = 40;
+
+/// Pixels below which an instruction takes no less time: its weights come from registers.
+const LEAST_TOKENS: usize = 64;
+
+/// A configuration, and who computes what with it.
+pub type Plan = (Config, Schedule);
+
+/// The plan for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
+/// least time.
+pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Plan {
+    let best = plans(atom, shape, out, multiprocessors);
+    best.into_iter().min_by_key(|(config, schedule)| clocks(*config, schedule, atom)).unwrap_or_else(|| {
+        // A shape that no schedule counts, as its own says.
+        let shape = shape.map(|size| size.max(1));
+        let config = base(256, 1, shape[1]).fitted_to_sets(atom, out);
+        (config, whole(config, shape, multiprocessors.max(1)))
+    })
+}
+
+/// All plans for a shape.
+pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
+    let shape = shape.map(|size| size.max(1));
+    let multiprocessors = multiprocessors.max(1);
+    let plans = configs(atom, shape[1], out).into_iter().flat_map(|config| {
+        let whole = whole(config, shape, multiprocessors);
+        let cut = Schedule::new(config, shape, multiprocessors);
+        [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
+    });
+    plans.filter(|(_, schedule)| schedule.fits()).collect()
+}
+
+/// Every configuration that is chosen from.
+pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
+    let mut all = Vec::new();
+    for strips in [1, 2] {
+        for tokens in TOKENS {
+            let sums = strips * tokens;
+            // Sums of a group lie beside those of the tile; weights that are scaled and rounded need none.
+            let exact = match atom.group {
+                0 if atom.bits == 8 && strips == 2 => sums <= 192,
+                0 => sums <= 256,
+                128 => sums <= 128,
+                _ => strips == 1 && tokens <= 96,
+            };
+            let rounds = atom.group > 0 && out != Float::F32 && strips == 1;
+            if (strips == 2 && n <= 2 * STRIP) || !(exact || rounds) {
+                continue;
+            }
+            let config = Config { early: !exact, ..base(tokens, strips, n) }.fitted_to_sets(atom, out);
+            // Two boxes in flight, and two units of each set.
+            if config.stages_x >= 2 && config.stages_w >= 2 && config.shared_bytes(atom, out) <= SHARED_BYTES {
+                all.push(config);
+            }
+        }
+    }
+    all
+}
+
+/// Shared memory of a block alone on a multiprocessor.
+const SHARED_BYTES: usize = 232_448;
+
+fn base(tokens: usize, strips: usize, n: usize) -> Config {
+    let boxes = if tokens >= 192 { 1 } else { 2 };
+    let sets = if n <= STRIP { 2 } else { 1 };
+    Config { tokens, strips, boxes, sets, ..TWO_BY_TWO }
+}
+
+impl Config {
+    /// With as many stages as there is room for; those of two sets belong to one of them each.
+    fn fitted_to_sets(self, atom: Atom, out: Float) -> Self {
+        let fitted = self.fitted(atom, out);
+        if self.sets == 1 {
+            return fitted;
+        }
+        let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
+        let of_x = self.sets * 2 / self.boxes;
+        let none = Config { stages_w: 0, stages_x: 0, ..self };
+        let room = SHARED_BYTES.saturating_sub(none.shared_bytes(atom, out));
+        let stages_x = (room.saturating_sub(self.sets * w) / x).min(8) / of_x * of_x;
+        let stages_w = (room.saturating_sub(stages_x * x) / w).min(8) / self.sets * self.sets;
+        Config { stages_w, stages_x, ..self }
+    }
+}
+
+/// Whole rounds of tiles, and a last one of those that are left, each whole by one block.
+fn whole(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Schedule {
+    let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
+    let tiles = rows.saturating_mul(columns);
+    let workers = multiprocessors.min(tiles);
+    let cut = tiles % workers;
+    Schedule { steps: k.div_ceil(STEP), rows, columns, waves: tiles / workers, workers, sharers: cut, cut }
+}
+
+/// The time of a plan by the model above.
+fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
+    let (tokens, strips) = (config.tokens, config.tile_strips());
+    let products = strips * STRIP * tokens.max(LEAST_TOKENS) * STEP / PRODUCTS;
+    let bytes = (tokens * STEP * 2 + strips * atom.bytes()) / BYTES;
+    // Sums that are scaled group by group wait for the tensor cores.
+    let late = if config.early { 0 } else { atom.groups() * (tokens / 2 + 64) };
+    let conversion = strips * (160 + late);
+    let unit = products.max(bytes).max(conversion) + 64;
+    let end = TILE + tokens * EPILOGUE * config.sets;
+    if schedule.cut == 0 || schedule.sharers == schedule.cut {
+        let rounds = schedule.waves + schedule.cut.div_ceil(schedule.workers);
+        return rounds.saturating_mul(schedule.steps * unit + end);
+    }
+    let left = (schedule.cut * schedule.steps).div_ceil(schedule.sharers.max(1));
+    (schedule.waves * schedule.steps + left).saturating_mul(unit) + (schedule.waves + 2) * end + JOIN
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROWS: Atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16 };
+
+    #[test]
+    fn the_layers_of_resnet_50_fill_whole_rounds() {
+        let of = |m, n, k| {
+            let (config, schedule) = plan(ROWS, [m, n, k], Float::F16, 132);
+            (config.tokens, config.tile_strips(), config.sets, schedule.rows * schedule.columns, schedule.workers)
+        };
+        assert_eq!(of(32 * 28 * 28, 128, 1152), (192, 2, 1, 131, 131));
+        assert_eq!(of(32 * 14 * 14, 256, 2304), (96, 2, 1, 132, 132));
+        assert_eq!(of(32 * 7 * 7, 512, 4608), (48, 2, 1, 132, 132));
+        let (tokens, strips, sets, _, _) = of(32 * 56 * 56, 64, 576);
+        assert_eq!((strips, sets), (1, 2), "{tokens} pixels");
+    }
+
+    #[test]
+    fn few_tiles_of_many_columns_are_cut() {
+        let (config, schedule) = plan(ROWS, [49, 512, 4608], Float::F16, 132);
+        assert!(schedule.cut > 0 && schedule.sharers > schedule.cut, "{config} {schedule:?}");
+        assert!(schedule.parts_bytes(config) > 0);
+    }
+
+    #[test]
+    fn every_plan_computes_every_tile_once() {
+        for bits in [4, 8] {
+            for group in [0, 32, 64, 128] {
+                let atom = Atom { bits, group, ..ROWS };
+                for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576), (6272, 2048, 1024)] {
+                    for out in [Float::F16, Float::F32] {
+                        let (config, s) = plan(atom, [m, n, k], out, 132);
+                        assert!(s.fits() && config.shared_bytes(atom, out) <= SHARED_BYTES, "{config}");
+                        assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config} {s:?}");
+                        assert!(s.rows * config.tile_strips() * STRIP >= n && s.columns * config.tokens >= m);
+                        assert!(out == Float::F16 || !config.early, "{config} rounds weights");
+                        assert!(config.stages_w % config.sets == 0 && config.stages_x >= 2, "{config}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Launches of `plain.cu`, which is right for every convolution.
+
+use super::images::Images;
+use super::weights::{DENSE, Kind};
+use super::{Call, Kernel, OP, Problem, quantize_pixels};
+use crate::conv::Layout2d;
+use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View};
+use crate::cuda::matmul::{self, Packed};
+use crate::cuda::sources::{Instance, Source};
+use crate::cuda::{Caps, Gpu, Workspace};
+use crate::error::{Error, Result};
+use crate::format::reference::Bound;
+use crate::kernel::Reason;
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source = Source { path: "conv/plain.cu", text: include_str!("plain.cu") };
+
+pub(super) const KERNEL: Kernel = Kernel {
+    name: "plain",
+    what: "a thread an output, f32 multiply-add, every geometry, format, layout and processor",
+    serves: |arch| arch.number >= 75,
+    instances: || {
+        let codes = [[1, 2], [1, 4], [1, 8], [2, 4], [2, 8]];
+        let all = [[0, 0]].into_iter().chain(codes).map(|[layout, bits]| instance(layout, bits));
+        all.chain(quantize_pixels::instances()).collect()
+    },
+    instances_of: |_, problem, layout| {
+        let bits = problem.format.map_or(0, |format| format.weight.bits);
+        let layout = match layout {
+            "cuda_plain" => 1,
+            DENSE => 0,
+            _ => 2,
+        };
+        let field = if layout == 1 && bits == 3 { 4 } else { bits };
+        vec![instance(layout, field)]
+    },
+    supports,
+    bound: |_, problem, _| Bound::new(problem.y, problem.shape.geometry().k()),
+    workspace_bytes: |_, problem, _| quantized_bytes(problem),
+    run,
+};
+
+/// As in the source: threads of a block, and output pixels of a thread.
+const THREADS: usize = 256;
+const PIXELS: usize = 4;
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Weight {
+    codes: u64,
+    scales: u64,
+    zeros: u64,
+    n: u64,
+    k: u64,
+    group: u32,
+    middle: u32,
+    dtype: u32,
+    zero_kind: u32,
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    images: Images,
+    w: Weight,
+    x: u64,
+    bias: u64,
+    y: u64,
+    pixels: u64,
+    first: u64,
+    x_type: u32,
+    y_type: u32,
+    activation: u32,
+    low: f32,
+    high: f32,
+    unused: u32,
+}
+
+/// The layout's number in the source, and the bits of a code's place.
+fn instance(layout: u32, bits: u32) -> Instance {
+    Instance::new(&SOURCE, format!("conv_plain<{layout}, {bits}>"))
+}
+
+/// Threads for so many outputs of every pixel.
+fn tasks(problem: &Problem, outputs: usize) -> usize {
+    problem.shape.output_pixels().div_ceil(PIXELS).saturating_mul(outputs)
+}
+
+fn supports(_: &Caps, problem: &Problem, _: &str) -> std::result::Result<(), Reason> {
+    let g = problem.shape.geometry();
+    let scales = problem.format.is_some_and(|format| format.act.is_quantized())
+        && problem.shape.x_len().div_ceil(THREADS) > i32::MAX as usize;
+    let blocks = tasks(problem, g.co).div_ceil(THREADS) > i32::MAX as usize;
+    if blocks || scales || [g.ci, g.co, g.k()].iter().any(|&size| size > i32::MAX as usize) {
+        return Err(Reason("more channels or blocks than 31 bits count".into()));
+    }
+    Ok(())
+}
+
+/// Room for what quantised images stand for.
+fn quantized_bytes(problem: &Problem) -> usize {
+    let quantized = problem.format.is_some_and(|format| format.act.is_quantized());
+    if quantized { Workspace::COUNTER_BYTES + 4 * problem.shape.x_len() } else { 0 }
+}
+
+/// A part of a weight, with its instance.
+fn weight(part: &Packed) -> (Weight, Instance) {
+    let ([n, k], format) = (part.shape(), part.format().weight);
+    let [n, k] = [n as u64, k as u64];
+    let (middle, zero_kind) = (format.middle(), matmul::zero_kind(format.zero));
+    match part {
+        Packed::Plain(w) => {
+            let w = w.parts();
+            let (group, dtype) = (w.group, w.scale_type);
+            let weight =
+                Weight { codes: w.codes, scales: w.scales, zeros: w.zeros, n, k, group, middle, dtype, zero_kind };
+            (weight, instance(1, w.field_bits))
+        }
+        Packed::Wna16(w) => {
+            let atom = w.atom();
+            let (group, dtype) = (atom.group as u32, matmul::float_type(atom.scale));
+            let weight = Weight { codes: w.atoms(), scales: w.rows(), zeros: 0, n, k, group, middle, dtype, zero_kind };
+            (weight, instance(2, atom.bits))
+        }
+    }
+}
+
+fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
+    let g = *problem.shape.geometry();
+    let [mut x_layout, y_layout] = problem.layouts;
+    let (mut x, mut x_type) = (call.x.pointer(), call.x.dtype());
+    if let Some(format) = problem.format.filter(|format| format.act.is_quantized()) {
+        let Some(workspace) = call.workspace else {
+            return Err(Error::invalid(OP, format!("a workspace of {} bytes", quantized_bytes(problem)), "none"));
+        };
+        let all = workspace.view_mut().slice(Workspace::COUNTER_BYTES..quantized_bytes(problem));
+        let values = all.cast::<f32>();
+        let share = g.scale_channels(format.weight.group)?;
+        x = values.pointer();
+        quantize_pixels::run(gpu, stream, &problem.shape, (call.x, x_layout), (format.act, share), values)?;
+        (x_layout, x_type) = (Layout2d::Nhwc, crate::tensor::Float::F32);
+    }
+    let parts: Vec<(Weight, Instance)> = match &call.w.kind {
+        Kind::Quantized(parts) => parts.iter().map(weight).collect(),
+        Kind::Dense(floats) => {
+            let view: FloatView<'_> = floats.view(0..floats.len());
+            let dtype = matmul::float_type(view.dtype());
+            let (n, k) = (g.co as u64, g.k() as u64);
+            let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
+            vec![(Weight { codes: view.pointer(), ..none }, instance(0, 0))]
+        }
+    };
+    let (activation, low, high) = matmul::activation(call.epilogue.activation);
+    let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
+    let mut first = 0;
+    for (w, instance) in parts {
+        let params = Params {
+            images,
+            w,
+            x,
+            bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
+            y: call.y.pointer(),
+            pixels: problem.shape.output_pixels() as u64,
+            first,
+            x_type: matmul::float_type(x_type),
+            y_type: matmul::float_type(problem.y),
+            activation,
+            low,
+            high,
+            unused: 0,
+        };
+        first += w.n;
+        let blocks = tasks(problem, w.n as usize).div_ceil(THREADS);
+        let function = gpu.function(&instance)?;
+        // SAFETY: the one parameter is the source's `Params`; lengths of x, y and bias were checked by `run_with`, those of
+        // the weight when it was packed; blocks are within the limit, as `supports` has checked.
+        unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS as u32), &[Arg::new(&params)]) }?;
+    }
+    Ok(())
+}

@@ -1,0 +1,55 @@
+//! Convolutions of one pixel each: products of the pixels as they lie.
+
+use super::weights::Kind;
+use super::{Call, Kernel, Problem};
+use crate::conv::Layout2d;
+use crate::cuda::driver::Stream;
+use crate::cuda::matmul;
+use crate::cuda::{Caps, Gpu};
+use crate::error::{Error, Result};
+use crate::format::reference::Bound;
+use crate::kernel::{self, Reason};
+
+pub(super) const KERNEL: Kernel = Kernel {
+    name: "product",
+    what: "one position, stride 1, no padding: the product of crate::cuda::matmul",
+    serves: |_| true,
+    instances: Vec::new,
+    instances_of: |caps, problem, layout| matmul::instances_of(caps, &of(problem), layout).unwrap_or_default(),
+    supports,
+    bound: |caps, problem, layout| match matmul::select(caps, &of(problem), Some(layout)) {
+        Ok(kernel) => kernel.bound(caps, &of(problem)),
+        Err(_) => Bound::new(problem.y, problem.shape.geometry().k()),
+    },
+    workspace_bytes: |caps, problem, layout| matmul::workspace_bytes(caps, &of(problem), layout).unwrap_or(0),
+    run,
+};
+
+/// The product with a row for each pixel.
+fn of(problem: &Problem) -> kernel::Problem {
+    let g = problem.shape.geometry();
+    let (m, n, k) = (problem.shape.output_pixels(), g.co, g.k());
+    kernel::Problem { format: problem.format, x: problem.x, y: problem.y, m, n, k }
+}
+
+fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
+    if !problem.shape.is_product() {
+        return Err(Reason("computes one position with stride 1, no padding and one group".into()));
+    }
+    if problem.layouts != [Layout2d::Nhwc; 2] {
+        return Err(Reason("reads and writes images in nhwc".into()));
+    }
+    matmul::select(caps, &of(problem), Some(layout)).map(|_| ()).map_err(|why| Reason(why.to_string()))
+}
+
+fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
+    let Call { x, w, epilogue, y, workspace, .. } = call;
+    let Kind::Quantized(parts) = &w.kind else {
+        return Err(Error::invalid("product", "a quantised weight", w.layout()));
+    };
+    let [w] = parts.as_slice() else {
+        return Err(Error::invalid("product", "one group", parts.len().to_string()));
+    };
+    let m = problem.shape.output_pixels();
+    matmul::run(gpu, stream, matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false })
+}

@@ -1,0 +1,73 @@
+//! Launches of `quantize_pixels.cu`: images as what their codes of 8 bits stand for, by the rule of
+//! [`crate::ops::Conv2d`].
+
+use crate::conv::{Conv2dShape, Layout2d};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatView, Launch, Stream, ViewMut};
+use crate::cuda::matmul::float_type;
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use crate::format::Act;
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source = Source { path: "conv/quantize_pixels.cu", text: include_str!("quantize_pixels.cu") };
+
+const THREADS: usize = 256;
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    x: u64,
+    y: u64,
+    pixels: u64,
+    plane: u64,
+    channels: u32,
+    share: u32,
+    x_type: u32,
+    nhwc: u32,
+}
+
+fn instance(act: Act) -> Instance {
+    Instance::new(&SOURCE, format!("quantize_pixels<{}>", act == Act::A8Asym))
+}
+
+pub(super) fn instances() -> Vec<Instance> {
+    [Act::A8, Act::A8Asym].map(instance).into()
+}
+
+/// Puts it into a stream: y `[pixels, ci]`; `share` channels have one scale.
+pub(super) fn run(
+    gpu: &Gpu,
+    stream: &Stream,
+    shape: &Conv2dShape,
+    (x, layout): (FloatView<'_>, Layout2d),
+    (act, share): (Act, usize),
+    y: ViewMut<'_, f32>,
+) -> Result<()> {
+    let ci = shape.geometry().ci;
+    let tasks = shape.input_pixels() * (ci / share);
+    let (Ok(blocks), Ok(channels)) = (i32::try_from(tasks.div_ceil(THREADS)), u32::try_from(ci)) else {
+        return Err(Error::invalid("quantize pixels", "fewer than 2³⁹ scales", tasks.to_string()));
+    };
+    if x.len() != shape.x_len() || y.len() != x.len() {
+        let got = format!("{} and {}", x.len(), y.len());
+        return Err(Error::invalid("quantize pixels", format!("x and y of {} elements", shape.x_len()), got));
+    }
+    if tasks == 0 {
+        return Ok(());
+    }
+    let params = Params {
+        x: x.pointer(),
+        y: y.pointer(),
+        pixels: shape.input_pixels() as u64,
+        plane: shape.input().iter().product::<usize>() as u64,
+        channels,
+        share: share as u32,
+        x_type: float_type(x.dtype()),
+        nhwc: (layout == Layout2d::Nhwc).into(),
+    };
+    let function = gpu.function(&instance(act))?;
+    // SAFETY: the one parameter is the source's `Params`; lengths of x and y were checked above.
+    unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS as u32), &[Arg::new(&params)]) }
+}

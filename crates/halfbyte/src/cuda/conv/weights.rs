@@ -1,0 +1,167 @@
+//! Weights of convolutions on a device.
+
+use super::{OP, implicit_sm90, product_of_patches};
+use crate::conv::Geometry;
+use crate::cuda::driver::Stream;
+use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
+use crate::cuda::nn::FloatBuffer;
+use crate::cuda::{Caps, Gpu};
+use crate::error::{Error, Result};
+use crate::format::{Act, Format, QTensor};
+use crate::kernel;
+use crate::tensor::{Float, Floats};
+use std::borrow::Cow;
+
+/// Name of the layout of weights that are floats.
+pub(super) const DENSE: &str = "dense";
+
+/// A convolution's weight `[co, k]` on a device, in the order of [`crate::conv`].
+#[derive(Debug)]
+pub struct Weights {
+    geometry: Geometry,
+    format: Option<Format>,
+    pub(super) kind: Kind,
+    /// What the implicit product keeps prepared.
+    pub(super) launches: implicit_sm90::Launches,
+}
+
+/// What a weight is made of.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// Floats.
+    Dense(FloatBuffer),
+    /// Codes: all groups of the convolution in one, or each in one of its own, in one layout.
+    Quantized(Vec<Packed>),
+}
+
+impl Weights {
+    /// Packs a quantised weight for the kernel that serves it best, when x is of the type given.
+    ///
+    /// *Errors:* a geometry that [`Geometry::validate`] refuses, another shape of the weight, groups of a scale that do not
+    /// divide `ci / groups`, columns in an order of their own (act-order), memory that is short.
+    pub fn pack(gpu: &Gpu, stream: &Stream, w: &QTensor, act: Act, geometry: Geometry, x: Float) -> Result<Self> {
+        geometry.validate()?;
+        if [w.n(), w.k()] != [geometry.co, geometry.k()] {
+            let expected = format!("a weight of {} × {}", geometry.co, geometry.k());
+            return Err(Error::invalid(OP, expected, format!("{} × {}", w.n(), w.k())));
+        }
+        geometry.scale_channels(w.format().group)?;
+        if w.group_index().is_some() {
+            let got = "columns that are grouped in another order (act-order)";
+            return Err(Error::invalid(OP, "groups of neighbouring channels", got));
+        }
+        let mut packer = Packer::new(gpu, stream);
+        let parts = match layout_of(&gpu.caps(), w, act, &geometry, x)? {
+            Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
+            Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
+            Layout::Fragments => {
+                let kernel = matmul_kernel("wna16_sm90")?;
+                let outputs = geometry.outputs();
+                let packed = |group: usize| {
+                    let rows = w.rows(group * outputs..(group + 1) * outputs)?;
+                    packer.pack_for(kernel, &[&(&rows).into()], act)
+                };
+                (0..geometry.groups).map(packed).collect::<Result<_>>()?
+            }
+        };
+        Ok(Self::of(geometry, Some(Format { weight: w.format(), act }), Kind::Quantized(parts)))
+    }
+
+    /// Floats that are multiplied exactly.
+    ///
+    /// *Shapes:* w `[co, k]`. *Errors:* a geometry that [`Geometry::validate`] refuses, a length that does not fit, memory
+    /// that is short.
+    pub fn dense(gpu: &Gpu, stream: &Stream, w: Floats<'_>, geometry: Geometry) -> Result<Self> {
+        geometry.validate()?;
+        if w.len() != geometry.co * geometry.k() {
+            let expected = format!("{} × {} weights", geometry.co, geometry.k());
+            return Err(Error::invalid(OP, expected, w.len().to_string()));
+        }
+        Ok(Self::of(geometry, None, Kind::Dense(FloatBuffer::upload(gpu, stream, w)?)))
+    }
+
+    fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
+        Self { geometry, format, kind, launches: Default::default() }
+    }
+
+    /// What the layer fixes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Format; none if it is dense.
+    pub fn format(&self) -> Option<Format> {
+        self.format
+    }
+
+    /// Name of its layout.
+    pub fn layout(&self) -> &'static str {
+        match &self.kind {
+            Kind::Dense(_) => DENSE,
+            Kind::Quantized(parts) => parts.first().map_or(DENSE, Packed::layout),
+        }
+    }
+
+    /// Bytes that it takes on the device.
+    pub fn bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Dense(floats) => floats.bytes(),
+            Kind::Quantized(parts) => parts.iter().map(Packed::bytes).sum(),
+        }
+    }
+
+    /// Another one with the same content in memory of its own, for measurements on cold weights. Error: memory is short.
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        let kind = match &self.kind {
+            Kind::Dense(floats) => Kind::Dense(floats.duplicate(stream)?),
+            Kind::Quantized(parts) => {
+                Kind::Quantized(parts.iter().map(|part| part.duplicate(stream)).collect::<Result<_>>()?)
+            }
+        };
+        Ok(Self::of(self.geometry, self.format, kind))
+    }
+}
+
+/// Where a weight's kernel wants it to lie.
+enum Layout<'a> {
+    /// As products have it, and as the rows that they are multiplied by need it.
+    Product(Cow<'a, QTensor>),
+    /// As the implicit product has it: in fragments of the tensor cores, group by group.
+    Fragments,
+    /// As the plain kernel has it.
+    Plain,
+}
+
+fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
+    let format = Format { weight: w.format(), act };
+    if implicit_sm90::packs(caps, format, geometry, x)
+        && matmul_kernel("wna16_sm90").is_ok_and(|kernel| kernel.holds(&w.into()).is_ok())
+    {
+        return Ok(Layout::Fragments);
+    }
+    // The layout in which products would have it.
+    let layout = |w: &QTensor| {
+        let format = Some(Format { weight: w.format(), act });
+        let problem = kernel::Problem { format, x, y: x, m: 1, n: w.n(), k: w.k() };
+        let serves = |kernel: &&matmul::Kernel| {
+            kernel.packs && kernel.supports(caps, &problem).is_ok() && kernel.holds(&w.into()).is_ok()
+        };
+        KERNELS.iter().find(serves).map(|kernel| kernel.layout)
+    };
+    let Geometry { kernel, stride, padding, groups, .. } = *geometry;
+    if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
+        return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
+    }
+    if product_of_patches::is_served(geometry)
+        && let Some(wider) = product_of_patches::weight(w, format, geometry)?
+        && layout(&wider) == Some(product_of_patches::LAYOUT)
+    {
+        return Ok(Layout::Product(wider));
+    }
+    Ok(Layout::Plain)
+}
+
+fn matmul_kernel(name: &str) -> Result<&'static matmul::Kernel> {
+    let found = KERNELS.iter().find(|kernel| kernel.name == name);
+    found.ok_or_else(|| Error::invalid(OP, format!("a kernel {name}"), "none"))
+}

@@ -1,0 +1,112 @@
+//! Launches of `int8_plain.cu`, which is right for every layer.
+
+use super::{Call, Kernel, OP, Problem, Target};
+use crate::cuda::conv::images::Images;
+use crate::cuda::driver::{Arg, Buffer, Launch, Stream};
+use crate::cuda::matmul::{activation, float_type};
+use crate::cuda::sources::{Instance, Source};
+use crate::cuda::{Caps, Gpu};
+use crate::error::Result;
+use crate::format::int8::Byte;
+use crate::kernel::Reason;
+use crate::layout::cuda_int8::STEP;
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source = Source { path: "int8/int8_plain.cu", text: include_str!("int8_plain.cu") };
+
+pub(super) const KERNEL: Kernel = Kernel {
+    name: "int8_plain",
+    what: "a thread an output, integer multiply-add, every geometry, layout and processor",
+    serves: |arch| arch.number >= 75,
+    instances: || vec![instance()],
+    supports,
+    workspace_bytes: |_| 0,
+    run,
+};
+
+/// As in the source: threads of a block, and pixels of a thread.
+const THREADS: usize = 256;
+const PIXELS: usize = 4;
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    images: Images,
+    x: u64,
+    w: u64,
+    zeros: u64,
+    bias: u64,
+    scales: u64,
+    float_bias: u64,
+    y: u64,
+    pixels: u64,
+    n: u64,
+    steps: u32,
+    x_unsigned: u32,
+    x_zero: i32,
+    y_zero: i32,
+    low: f32,
+    high: f32,
+    bytes: u32,
+    y_type: u32,
+    activation: u32,
+    unused: u32,
+}
+
+fn instance() -> Instance {
+    Instance::new(&SOURCE, "int8_plain")
+}
+
+fn blocks(problem: &Problem) -> usize {
+    let tasks = problem.shape.output_pixels().div_ceil(PIXELS).saturating_mul(problem.shape.geometry().co);
+    tasks.div_ceil(THREADS)
+}
+
+fn supports(_: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+    let g = problem.shape.geometry();
+    if [blocks(problem), g.ci, g.co, g.k()].iter().any(|&size| size > i32::MAX as usize) {
+        return Err(Reason("more channels or blocks than 31 bits count".into()));
+    }
+    Ok(())
+}
+
+fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
+    let (layer, g) = (call.layer, problem.shape.geometry());
+    let (function, mut low, mut high) = activation(layer.activation());
+    let (y, y_type, bytes) = match &call.y {
+        Target::Bytes(y) => (y.pointer(), 0, 1),
+        Target::Floats(y) => (y.pointer(), float_type(y.dtype()), 0),
+    };
+    if bytes == 1 {
+        [low, high] = layer.bounds;
+    }
+    let pointer = |buffer: &Option<Buffer<i32>>| buffer.as_ref().map_or(0, Buffer::pointer);
+    let params = Params {
+        images: Images::new(OP, &problem.shape, problem.layouts)?,
+        x: call.x.pointer(),
+        w: layer.codes.pointer(),
+        zeros: pointer(&layer.zeros),
+        bias: pointer(&layer.bias),
+        scales: layer.scales.pointer(),
+        float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
+        y,
+        pixels: problem.shape.output_pixels() as u64,
+        n: g.co as u64,
+        steps: g.k().div_ceil(STEP) as u32,
+        x_unsigned: (layer.x().byte() == Byte::U8).into(),
+        x_zero: layer.x().zero(),
+        y_zero: layer.y().map_or(0, |y| y.zero()),
+        low,
+        high,
+        bytes,
+        y_type,
+        activation: function,
+        unused: 0,
+    };
+    let launch = Launch::linear(blocks(problem) as u32, THREADS as u32);
+    let function = gpu.function(&instance())?;
+    // SAFETY: the one parameter is the source's `Params`; lengths of x and y were checked by `run_with`, the others are the
+    // layer's; blocks are within the limit, as `supports` has checked.
+    unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
+}

@@ -1,0 +1,210 @@
+//! A layer of bytes on a device: the packed weight, and what its sums become.
+
+use super::{OP, int8_sm90};
+use crate::conv::Geometry;
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Buffer, Stream};
+use crate::error::{Error, Result};
+use crate::format::int8::{Affine, Int8Weight, multiplier};
+use crate::kernel::Activation;
+use crate::layout::cuda_int8::CudaInt8;
+use bytemuck::Pod;
+
+/// What is done to the sums of a layer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Epilogue<'a> {
+    /// Added to the sums, `[co]`, in steps of `sI·sW`.
+    pub bias: Option<&'a [i32]>,
+    /// Added to outputs in floats, `[co]`.
+    pub float_bias: Option<&'a [f32]>,
+    /// Applied last; to codes only a clamp.
+    pub activation: Activation,
+}
+
+/// `y = activation(x ∗ W + bias)` of bytes on a device, for inputs of one scale and zero point and outputs of another, or in
+/// floats.
+#[derive(Debug)]
+pub struct Layer {
+    geometry: Geometry,
+    x: Affine,
+    y: Option<Affine>,
+    activation: Activation,
+    /// Least and greatest code of y, less its zero point; of floats the limits of a clamp mean nothing.
+    pub(super) bounds: [f32; 2],
+    /// Layout `cuda_int8`.
+    pub(super) codes: Buffer<i8>,
+    /// Zero points of the signed codes; none if all are 0.
+    pub(super) zeros: Option<Buffer<i32>>,
+    pub(super) bias: Option<Buffer<i32>>,
+    pub(super) float_bias: Option<Buffer<f32>>,
+    /// What sums are multiplied by.
+    pub(super) scales: Buffer<f32>,
+    /// What is added to products of the codes of x as they are: `bias − zI·Σw`.
+    pub(super) constants: Buffer<i32>,
+    /// Sums of signed codes, `[positions, co]`.
+    pub(super) position_sums: Buffer<i32>,
+    /// What the Hopper kernel keeps prepared.
+    pub(super) launches: int8_sm90::Launches,
+}
+
+impl Layer {
+    /// A convolution with a weight `[co, k]` in the order of [`crate::conv`]; y in bytes, or in floats if it has no scale.
+    ///
+    /// *Errors:* a geometry that [`Geometry::validate`] refuses, another shape of the weight, a length that does not fit, sums that
+    /// leave int32 for some input, scales so far apart that `sI·sW/sO` is not finite, for y in bytes a bias in floats or an
+    /// activation that is more than a clamp, memory that is short.
+    pub fn conv2d(
+        gpu: &Gpu,
+        stream: &Stream,
+        w: &Int8Weight<'_>,
+        geometry: Geometry,
+        x: Affine,
+        y: Option<Affine>,
+        epilogue: Epilogue<'_>,
+    ) -> Result<Self> {
+        geometry.validate()?;
+        let (n, k) = (w.n(), w.k());
+        if [n, k] != [geometry.co, geometry.k()] {
+            let expected = format!("a weight of {} × {}", geometry.co, geometry.k());
+            return Err(Error::invalid(OP, expected, format!("{n} × {k}")));
+        }
+        let lengths = [epilogue.bias.map(<[i32]>::len), epilogue.float_bias.map(<[f32]>::len)];
+        if let Some(len) = lengths.into_iter().flatten().find(|&len| len != n) {
+            return Err(Error::invalid(OP, format!("a bias of {n}"), len.to_string()));
+        }
+        if y.is_some() && epilogue.float_bias.is_some() {
+            return Err(Error::invalid(OP, "a bias in steps of the sums, for y in bytes", "one in floats"));
+        }
+        let bounds = match y {
+            Some(y) => epilogue.activation.range_of_codes(OP, y)?.map(|code| (code - y.zero()) as f32),
+            None => [0.0; 2],
+        };
+        let scale = |i: usize| match y {
+            Some(y) => multiplier(x, w.scale(i), y),
+            None => x.scale() * w.scale(i),
+        };
+        let scales: Vec<f32> = (0..n).map(scale).collect();
+        if let Some(i) = scales.iter().position(|scale| !scale.is_finite()) {
+            return Err(Error::invalid(OP, "finite multipliers", format!("{} at output {i}", scales[i])));
+        }
+        let packed = CudaInt8::pack(w, geometry.groups)?;
+        let bias = |i: usize| epilogue.bias.map_or(0, |bias| bias[i]);
+        let [constants, position_sums] = sums(&packed, &geometry, x, bias)?;
+        let zeros = packed.zeros().iter().any(|&zero| zero != 0).then_some(packed.zeros());
+        let layer = Self {
+            geometry,
+            x,
+            y,
+            activation: epilogue.activation,
+            bounds,
+            codes: upload(gpu, stream, packed.codes())?,
+            zeros: zeros.map(|zeros| upload(gpu, stream, zeros)).transpose()?,
+            bias: epilogue.bias.map(|bias| upload(gpu, stream, bias)).transpose()?,
+            float_bias: epilogue.float_bias.map(|bias| upload(gpu, stream, bias)).transpose()?,
+            scales: upload(gpu, stream, &scales)?,
+            constants: upload(gpu, stream, &constants)?,
+            position_sums: upload(gpu, stream, &position_sums)?,
+            launches: Default::default(),
+        };
+        Ok(layer)
+    }
+
+    /// A product with a weight `[n, k]`: a convolution of one position, whose images are rows of one pixel in nhwc.
+    ///
+    /// *Errors:* as of [`Layer::conv2d`].
+    pub fn linear(
+        gpu: &Gpu,
+        stream: &Stream,
+        w: &Int8Weight<'_>,
+        x: Affine,
+        y: Option<Affine>,
+        epilogue: Epilogue<'_>,
+    ) -> Result<Self> {
+        Self::conv2d(gpu, stream, w, Geometry::new(w.k(), w.n(), [1, 1]), x, y, epilogue)
+    }
+
+    /// What the layer fixes.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What the bytes of x stand for.
+    pub fn x(&self) -> Affine {
+        self.x
+    }
+
+    /// What the bytes of y stand for; none if y is floats.
+    pub fn y(&self) -> Option<Affine> {
+        self.y
+    }
+
+    /// Applied last.
+    pub fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    /// Whether the weights, as signed codes, have no zero points.
+    pub fn is_symmetric(&self) -> bool {
+        self.zeros.is_none()
+    }
+
+    /// Bytes that the packed weight takes, without what stands beside it for each output.
+    pub fn bytes(&self) -> usize {
+        self.codes.bytes()
+    }
+
+    /// Another one with the same content in memory of its own, for measurements on cold weights. Error: memory is short.
+    pub fn duplicate(&self, stream: &Stream) -> Result<Self> {
+        let copy = |buffer: &Buffer<i32>| buffer.duplicate(stream);
+        Ok(Self {
+            codes: self.codes.duplicate(stream)?,
+            zeros: self.zeros.as_ref().map(copy).transpose()?,
+            bias: self.bias.as_ref().map(copy).transpose()?,
+            float_bias: self.float_bias.as_ref().map(|bias| bias.duplicate(stream)).transpose()?,
+            scales: self.scales.duplicate(stream)?,
+            constants: copy(&self.constants)?,
+            position_sums: copy(&self.position_sums)?,
+            launches: Default::default(),
+            ..*self
+        })
+    }
+}
+
+fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>> {
+    let mut buffer = gpu.context().allocate(values.len())?;
+    stream.upload(values, buffer.view_mut())?;
+    Ok(buffer)
+}
+
+/// Constants `[co]` and sums of codes `[positions, co]`, both wrapped round as the sums of the kernels are.
+///
+/// Error: sums that leave int32 for some input.
+fn sums(w: &CudaInt8, geometry: &Geometry, x: Affine, bias: impl Fn(usize) -> i32) -> Result<[Vec<i32>; 2]> {
+    let (n, channels) = (w.n(), geometry.channels());
+    let [low, high] = [x.byte().codes().start(), x.byte().codes().end()].map(|code| i64::from(code - x.zero()));
+    let mut constants = Vec::with_capacity(n);
+    let mut position_sums = vec![0; geometry.positions() * n];
+    for (i, &zero) in w.zeros().iter().enumerate() {
+        let (mut positive, mut negative, mut all) = (0i64, 0i64, 0i64);
+        for position in 0..geometry.positions() {
+            let mut sum = 0i64;
+            for c in 0..channels {
+                let code = i64::from(w.code(i, position * channels + c));
+                sum += code;
+                positive += (code - i64::from(zero)).max(0);
+                negative += (code - i64::from(zero)).min(0);
+            }
+            position_sums[position * n + i] = sum as i32;
+            all += sum;
+        }
+        let bias = i64::from(bias(i));
+        let least = bias + low * positive + high * negative;
+        let greatest = bias + high * positive + low * negative;
+        if i32::try_from(least).is_err() || i32::try_from(greatest).is_err() {
+            let got = format!("sums of {least} to {greatest} at output {i}");
+            return Err(Error::invalid(OP, "sums within int32 for every input", got));
+        }
+        constants.push((bias - i64::from(x.zero()) * all) as i32);
+    }
+    Ok([constants, position_sums])
+}
