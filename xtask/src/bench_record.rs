@@ -3,7 +3,8 @@
 //! What was measured on a machine without this repository, as one with a GPU, comes as the report that it printed with `--json`.
 //!
 //! On a machine that others use too, or beside other software, one measurement says little: `--rounds` repeats it, with the
-//! other software after each round, and keeps the median of every number.
+//! other software after each round. Other work only ever adds time, and by spells: of the rounds' medians the least is kept, ours
+//! and theirs, and of what the machine could do the most.
 
 use serde_json::Value;
 use std::fmt::Write;
@@ -18,7 +19,7 @@ pub struct Args {
     /// Shapes, formats and rows [default: bench/cases/llama.toml, for convolutions resnet50.toml].
     #[arg(long)]
     case: Option<PathBuf>,
-    /// How often it is measured; of each number the median is kept.
+    /// How often it is measured; of the rounds the one with the least median is kept, line by line.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
     /// After each round, time what other software takes for the same: a Python with bench/peers/requirements.txt. Convolutions only.
@@ -155,8 +156,7 @@ pub fn run(args: &Args) -> Result<(), String> {
             }
         }
     }
-    let (first, last) = (&reports[0], &reports[reports.len() - 1]);
-    let report = first;
+    let report = &reports[0];
     let processor = match report["device"].as_str() {
         Some(device) => device.to_owned(),
         None => {
@@ -180,28 +180,34 @@ pub fn run(args: &Args) -> Result<(), String> {
     line(&mut out, &format!("{date}, {processor}, {with}"))?;
     line(&mut out, &format!("commit {commit}: cargo run --release -- {}", command.join(" ")))?;
     if reports.len() > 1 {
-        line(&mut out, &format!("{} rounds, of each number the median", reports.len()))?;
+        line(&mut out, &format!("{} rounds, of each line the one with the least median", reports.len()))?;
     }
     if let Some(peer) = peers.first() {
         let what = "after each round, on cold weights and images in turn";
         line(&mut out, &format!("{}, {} threads, {what}: {PEER}", text(&peer["software"]), text(&peer["threads"])))?;
     }
-    for (when, limits) in [("before", &first["roofline_before"]), ("after", &last["roofline_after"])] {
-        let limits = limits.as_object().ok_or("the report has no roofline")?;
-        let list: Vec<String> = limits.iter().map(|(name, value)| format!("{name} {}", text(value))).collect();
+    for (when, key) in [("before", "roofline_before"), ("after", "roofline_after")] {
+        let limits = report[key].as_object().ok_or("the report has no roofline")?;
+        let most = |name: &str| best(reports.iter().map(|report| &report[key][name]), f64::max);
+        let list: Vec<String> = limits.keys().map(|name| format!("{name} {}", text(&most(name)))).collect();
         line(&mut out, &format!("limits {when}: {}", list.join(", ")))?;
     }
     let peer_columns = if peers.is_empty() { &[] } else { PEER_COLUMNS };
     writeln!(out, "{}", [columns, peer_columns].concat().join(",")).map_err(|e| e.to_string())?;
     for (i, result) in report["results"].as_array().ok_or("the report has no results")?.iter().enumerate() {
-        let of_rounds = |column: &str| median(reports.iter().map(|report| &report["results"][i][column]));
+        let time = |report: &&Value| report["results"][i]["median_us"].as_f64().unwrap_or(f64::INFINITY);
+        let round = reports.iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(report);
+        let of_round = |column: &str| match (column, share_of_peak(&round["results"][i], &reports)) {
+            ("peak_percent", Some(percent)) => text(&percent.into()),
+            _ => text(&round["results"][i][column]),
+        };
         let of_peers = |column: &str| {
             let same = |line: &&Value| ["origin", "batch"].iter().all(|key| line[key] == result[key]);
             let lines = peers.iter().map(|peer| peer["results"].as_array()?.iter().find(same));
             let lines = lines.collect::<Option<Vec<_>>>().ok_or(format!("{PEER} left out {}", result["origin"]))?;
-            Ok::<_, String>(median(lines.into_iter().map(|line| &line[column])))
+            Ok::<_, String>(text(&best(lines.into_iter().map(|line| &line[column]), f64::min)))
         };
-        let mut cells: Vec<String> = columns.iter().map(|&column| of_rounds(column)).collect();
+        let mut cells: Vec<String> = columns.iter().map(|&column| of_round(column)).collect();
         cells.extend(peer_columns.iter().map(|&column| of_peers(column)).collect::<Result<Vec<_>, _>>()?);
         writeln!(out, "{}", cells.join(",")).map_err(|e| e.to_string())?;
     }
@@ -225,19 +231,20 @@ fn slug(text: &str) -> String {
     words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
 }
 
-/// The median of numbers; of anything else the first.
-fn median<'a>(values: impl Iterator<Item = &'a Value>) -> String {
-    let values: Vec<&Value> = values.collect();
-    let numbers: Option<Vec<f64>> = values.iter().map(|value| value.as_f64()).collect();
-    match numbers {
-        Some(mut numbers) if numbers.len() > 1 => {
-            numbers.sort_by(f64::total_cmp);
-            let middle = numbers.len() / 2;
-            let pair = if numbers.len() % 2 == 1 { [middle; 2] } else { [middle - 1, middle] };
-            text(&Value::from(pair.map(|i| numbers[i]).iter().sum::<f64>() / 2.0))
-        }
-        _ => values.first().map_or_else(String::new, |value| text(value)),
-    }
+/// The best of numbers; null if one is none.
+fn best<'a>(values: impl Iterator<Item = &'a Value>, better: fn(f64, f64) -> f64) -> Value {
+    let numbers: Option<Vec<f64>> = values.map(Value::as_f64).collect();
+    numbers.and_then(|numbers| numbers.into_iter().reduce(better)).map_or(Value::Null, Value::from)
+}
+
+/// What share a line has of the peak that it names, the greatest that was measured in any round; None if it names none.
+fn share_of_peak(line: &Value, reports: &[Value]) -> Option<f64> {
+    let name = line["peak"].as_str()?;
+    let limits = reports.iter().flat_map(|report| [&report["roofline_before"], &report["roofline_after"]]);
+    let peaks = limits.filter_map(|limits| {
+        limits.as_object()?.iter().find(|(key, _)| key.split('_').next() == Some(name))?.1.as_f64()
+    });
+    Some(100.0 * line["gflop_per_s"].as_f64()? / peaks.reduce(f64::max)?)
 }
 
 /// A number short, a text without quotes, sizes with a cross between them.
