@@ -1,6 +1,10 @@
-//! `cargo xtask bench-record`: what `halfbyte bench matmul` measures, as a file that is committed.
+//! `cargo xtask bench-record`: what `halfbyte bench` measures, as a file that is committed.
 //!
 //! What was measured on a machine without this repository, as one with a GPU, comes as the report that it printed with `--json`.
+//!
+//! On a machine that others use too, or beside other software, one measurement says little: `--rounds` repeats it, with the
+//! other software after each round. Other work only ever adds time, and by spells: of the rounds' medians the least is kept, ours
+//! and theirs, and of what the machine could do the most.
 
 use serde_json::Value;
 use std::fmt::Write;
@@ -9,18 +13,57 @@ use std::process::{Command, Stdio};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Shapes, formats and rows.
-    #[arg(long, default_value = "bench/cases/llama.toml")]
-    case: PathBuf,
+    /// What is measured.
+    #[arg(long, value_enum, default_value = "matmul")]
+    bench: Bench,
+    /// Shapes, formats and rows [default: bench/cases/llama.toml, for convolutions resnet50.toml].
+    #[arg(long)]
+    case: Option<PathBuf>,
+    /// How often it is measured; of the rounds the one with the least median is kept, line by line.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// After each round, time what other software takes for the same: a Python with bench/peers/requirements.txt. Convolutions only.
+    #[arg(long, value_name = "PYTHON")]
+    peers: Option<PathBuf>,
     /// A report that `halfbyte bench matmul --json` has printed elsewhere, instead of running it here.
-    #[arg(long, requires = "commit")]
+    #[arg(long, requires = "commit", conflicts_with_all = ["bench", "rounds", "peers"])]
     report: Option<PathBuf>,
     /// The commit that the report was made with.
     #[arg(long, requires = "report")]
     commit: Option<String>,
-    /// More arguments for `halfbyte bench matmul`, as `-- --x bf16`.
+    /// More arguments for `halfbyte bench`, as `-- --x bf16`.
     #[arg(last = true)]
     more: Vec<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, clap::ValueEnum)]
+enum Bench {
+    Matmul,
+    Conv,
+}
+
+impl Bench {
+    fn name(self) -> &'static str {
+        match self {
+            Bench::Matmul => "matmul",
+            Bench::Conv => "conv",
+        }
+    }
+
+    fn case(self) -> &'static str {
+        match self {
+            Bench::Matmul => "bench/cases/llama.toml",
+            Bench::Conv => "bench/cases/resnet50.toml",
+        }
+    }
+
+    fn columns(self, device: bool) -> &'static [&'static str] {
+        match self {
+            Bench::Matmul if device => DEVICE_COLUMNS,
+            Bench::Matmul => COLUMNS,
+            Bench::Conv => CONV_COLUMNS,
+        }
+    }
 }
 
 /// On a processor.
@@ -60,18 +103,60 @@ const DEVICE_COLUMNS: &[&str] = &[
     "times_baseline",
 ];
 
+/// Convolutions, on a processor.
+const CONV_COLUMNS: &[&str] = &[
+    "format",
+    "x",
+    "layout",
+    "batch",
+    "ci",
+    "co",
+    "size",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "kernel",
+    "median_us",
+    "least_us",
+    "gflop_per_s",
+    "peak_percent",
+    "peak",
+    "baseline_us",
+    "times_baseline",
+];
+
+/// What bench/peers/conv_onnxruntime.py times, in microseconds.
+const PEER_COLUMNS: &[&str] = &["qlinear_conv_us", "qlinear_conv_nhwc_us", "conv_us"];
+
 pub fn run(args: &Args) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no folder")?;
-    let mut command = vec!["bench".to_owned(), "matmul".into(), "--case".into(), args.case.display().to_string()];
+    let case = args.case.clone().unwrap_or_else(|| args.bench.case().into());
+    let mut command = vec!["bench".to_owned(), args.bench.name().into(), "--case".into(), case.display().to_string()];
     command.extend(args.more.iter().cloned());
     command.push("--json".into());
-    let report = match &args.report {
+    if args.peers.is_some() && args.bench != Bench::Conv {
+        return Err("other software is timed on convolutions only: add --bench conv".into());
+    }
+    let (mut reports, mut peers) = (Vec::new(), Vec::new());
+    match &args.report {
         Some(path) => {
             let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-            serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?
+            reports.push(serde_json::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?);
         }
-        None => halfbyte(root, &command)?,
-    };
+        None => {
+            for round in 1..=args.rounds {
+                eprintln!("round {round} of {}", args.rounds);
+                let report = halfbyte(root, &command)?;
+                if let Some(python) = &args.peers {
+                    peers.push(peer(root, python, &case, &report["threads"])?);
+                }
+                reports.push(report);
+            }
+        }
+    }
+    let report = &reports[0];
     let processor = match report["device"].as_str() {
         Some(device) => device.to_owned(),
         None => {
@@ -79,7 +164,7 @@ pub fn run(args: &Args) -> Result<(), String> {
             doctor["cpu"].as_str().ok_or("doctor names no processor")?.to_owned()
         }
     };
-    let columns = if report["device"].is_string() { DEVICE_COLUMNS } else { COLUMNS };
+    let columns = args.bench.columns(report["device"].is_string());
     let date = text_of(Command::new("date").args(["-u", "+%Y-%m-%d"]))?;
     let commit = match &args.commit {
         Some(commit) => commit.clone(),
@@ -94,19 +179,41 @@ pub fn run(args: &Args) -> Result<(), String> {
     };
     line(&mut out, &format!("{date}, {processor}, {with}"))?;
     line(&mut out, &format!("commit {commit}: cargo run --release -- {}", command.join(" ")))?;
-    for (when, limits) in [("before", &report["roofline_before"]), ("after", &report["roofline_after"])] {
-        let limits = limits.as_object().ok_or("the report has no roofline")?;
-        let list: Vec<String> = limits.iter().map(|(name, value)| format!("{name} {}", text(value))).collect();
+    if reports.len() > 1 {
+        line(&mut out, &format!("{} rounds, of each line the one with the least median", reports.len()))?;
+    }
+    if let Some(peer) = peers.first() {
+        let what = "after each round, on cold weights and images in turn";
+        line(&mut out, &format!("{}, {} threads, {what}: {PEER}", text(&peer["software"]), text(&peer["threads"])))?;
+    }
+    for (when, key) in [("before", "roofline_before"), ("after", "roofline_after")] {
+        let limits = report[key].as_object().ok_or("the report has no roofline")?;
+        let most = |name: &str| best(reports.iter().map(|report| &report[key][name]), f64::max);
+        let list: Vec<String> = limits.keys().map(|name| format!("{name} {}", text(&most(name)))).collect();
         line(&mut out, &format!("limits {when}: {}", list.join(", ")))?;
     }
-    writeln!(out, "{}", columns.join(",")).map_err(|e| e.to_string())?;
-    for result in report["results"].as_array().ok_or("the report has no results")? {
-        let cells: Vec<String> = columns.iter().map(|&column| text(&result[column])).collect();
+    let peer_columns = if peers.is_empty() { &[] } else { PEER_COLUMNS };
+    writeln!(out, "{}", [columns, peer_columns].concat().join(",")).map_err(|e| e.to_string())?;
+    for (i, result) in report["results"].as_array().ok_or("the report has no results")?.iter().enumerate() {
+        let time = |report: &&Value| report["results"][i]["median_us"].as_f64().unwrap_or(f64::INFINITY);
+        let round = reports.iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(report);
+        let of_round = |column: &str| match (column, share_of_peak(&round["results"][i], &reports)) {
+            ("peak_percent", Some(percent)) => text(&percent.into()),
+            _ => text(&round["results"][i][column]),
+        };
+        let of_peers = |column: &str| {
+            let same = |line: &&Value| ["origin", "batch"].iter().all(|key| line[key] == result[key]);
+            let lines = peers.iter().map(|peer| peer["results"].as_array()?.iter().find(same));
+            let lines = lines.collect::<Option<Vec<_>>>().ok_or(format!("{PEER} left out {}", result["origin"]))?;
+            Ok::<_, String>(text(&best(lines.into_iter().map(|line| &line[column]), f64::min)))
+        };
+        let mut cells: Vec<String> = columns.iter().map(|&column| of_round(column)).collect();
+        cells.extend(peer_columns.iter().map(|&column| of_peers(column)).collect::<Result<Vec<_>, _>>()?);
         writeln!(out, "{}", cells.join(",")).map_err(|e| e.to_string())?;
     }
 
     let folder = root.join("bench/record").join(slug(&processor));
-    let case = args.case.file_stem().map_or_else(|| "case".into(), |s| s.to_string_lossy().into_owned());
+    let case = case.file_stem().map_or_else(|| "case".into(), |s| s.to_string_lossy().into_owned());
     let name = slug(
         &[date.as_str(), &case].into_iter().chain(args.more.iter().map(String::as_str)).collect::<Vec<_>>().join(" "),
     );
@@ -124,7 +231,23 @@ fn slug(text: &str) -> String {
     words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
 }
 
-/// A number short, a text without quotes.
+/// The best of numbers; null if one is none.
+fn best<'a>(values: impl Iterator<Item = &'a Value>, better: fn(f64, f64) -> f64) -> Value {
+    let numbers: Option<Vec<f64>> = values.map(Value::as_f64).collect();
+    numbers.and_then(|numbers| numbers.into_iter().reduce(better)).map_or(Value::Null, Value::from)
+}
+
+/// What share a line has of the peak that it names, the greatest that was measured in any round; None if it names none.
+fn share_of_peak(line: &Value, reports: &[Value]) -> Option<f64> {
+    let name = line["peak"].as_str()?;
+    let limits = reports.iter().flat_map(|report| [&report["roofline_before"], &report["roofline_after"]]);
+    let peaks = limits.filter_map(|limits| {
+        limits.as_object()?.iter().find(|(key, _)| key.split('_').next() == Some(name))?.1.as_f64()
+    });
+    Some(100.0 * line["gflop_per_s"].as_f64()? / peaks.reduce(f64::max)?)
+}
+
+/// A number short, a text without quotes, sizes with a cross between them.
 fn text(value: &Value) -> String {
     match value {
         Value::Number(n) => n
@@ -132,8 +255,19 @@ fn text(value: &Value) -> String {
             .map_or_else(|| n.to_string(), |v| if v.fract() == 0.0 { format!("{v}") } else { format!("{v:.1}") }),
         Value::String(s) => s.clone(),
         Value::Null => String::new(),
+        Value::Array(sizes) => sizes.iter().map(text).collect::<Vec<_>>().join("x"),
         other => other.to_string(),
     }
+}
+
+/// The script that times onnxruntime.
+const PEER: &str = "bench/peers/conv_onnxruntime.py";
+
+/// What other software takes for the convolutions of a case.
+fn peer(root: &Path, python: &Path, case: &Path, threads: &Value) -> Result<Value, String> {
+    let mut command = Command::new(python);
+    command.arg(PEER).arg("--case").arg(case).arg("--threads").arg(threads.to_string()).current_dir(root);
+    serde_json::from_str(&text_of(&mut command)?).map_err(|e| format!("{PEER}: {e}"))
 }
 
 /// Runs the command line of this repository, built for release, and parses what it prints.

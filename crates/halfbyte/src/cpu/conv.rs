@@ -13,6 +13,7 @@
 pub(crate) mod depthwise;
 mod images;
 pub(crate) mod int8;
+mod windows;
 
 use super::Cpu;
 use super::matmul::{self, Epilogue, Input, Kernel, Output, Packed, Pixels, Rows};
@@ -62,6 +63,8 @@ pub(crate) struct Scratch {
     wide: Lines,
     /// Bytes of x, each channel as often as it has outputs.
     repeated: Lines,
+    /// Bytes of x with their padding, unsigned.
+    padded: Lines,
     encoded: matmul::Scratch,
 }
 

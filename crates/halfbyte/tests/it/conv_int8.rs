@@ -104,8 +104,11 @@ fn every_geometry_and_type_is_exact() {
     let mut random = Random(41);
     let large = (Geometry { padding: [1; 4], ..Geometry::new(24, 40, [3, 3]) }, 2, [23, 20]);
     let many = (Geometry { padding: [1; 4], groups: 33, ..Geometry::new(33, 66, [3, 3]) }, 2, [23, 20]);
+    // Padding so wide that the image is not brought into it; the middle one of 3 × 3 windows sees the image.
+    let far = Geometry { stride: [1 << 30; 2], padding: [1 << 30; 4], ..Geometry::new(4, 6, [3, 3]) };
+    let far = (far, 1, [4, 5]);
     let (mut codes, mut clamped) = (0, 0);
-    for (turn, (geometry, batch, size)) in cases().into_iter().chain([large, many]).enumerate() {
+    for (turn, (geometry, batch, size)) in cases().into_iter().chain([large, many, far]).enumerate() {
         let shape = Conv2dShape::new(geometry, batch, size).unwrap();
         for (x_byte, w_byte, y_byte) in [
             (Byte::U8, Byte::I8, Byte::U8),

@@ -15,4 +15,5 @@ mod layout;
 mod matmul;
 mod quantize;
 mod refine;
+mod residual_network;
 mod tidy;

@@ -1,7 +1,6 @@
-//! Images from planes to pixels, and back.
-//!
-//! Each is a matrix of channels × pixels, transposed block by block.
+//! Images from planes to pixels, and back: each is a matrix of channels × pixels, transposed block by block. And into their padding.
 
+use super::windows::padded;
 use crate::conv::Conv2dShape;
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
@@ -12,6 +11,9 @@ use half::{bf16, f16};
 
 /// Pixels of a task.
 const BLOCK_PIXELS: usize = 128;
+
+/// Bytes of lines that a task brings into their padding.
+const PAD_BYTES: usize = 16 << 10;
 
 /// Planes of a task.
 const BLOCK_PLANES: usize = 16;
@@ -64,6 +66,35 @@ pub(super) fn to_planes(cpu: &Cpu, y: &[u8], shape: &Conv2dShape, out: &mut [u8]
         let y = &y[image * plane * channels + first..(image + 1) * plane * channels];
         // What are planes and pixels here are pixels and planes there.
         u8::transpose(cpu, y, channels, plane, out);
+    });
+}
+
+/// Brings bytes that lie pixel by pixel into their padding, each `^ flip`.
+pub(super) fn pad(cpu: &Cpu, x: &[u8], shape: &Conv2dShape, [padding, flip]: [u8; 2], out: &mut [u8]) {
+    let (channels, [h, w], [height, width]) = (shape.geometry().ci, shape.input(), padded(shape));
+    let [top, left, ..] = shape.geometry().padding;
+    let (line, inside) = (width * channels, left * channels..(left + w) * channels);
+    let lines = shape.batch() * height;
+    let block = (PAD_BYTES / line).max(1);
+    let out = DisjointMut::new(out);
+    cpu.threads().run(lines.div_ceil(block), &|i| {
+        let lines = i * block..((i + 1) * block).min(lines);
+        // SAFETY: each block has a part of its own.
+        let out = unsafe { out.range(lines.start * line..lines.end * line) };
+        for (out, row) in out.chunks_exact_mut(line).zip(lines) {
+            let (image, y) = (row / height, row % height);
+            if y < top || y >= top + h {
+                out.fill(padding);
+                continue;
+            }
+            out[..inside.start].fill(padding);
+            out[inside.end..].fill(padding);
+            let x = &x[(image * h + y - top) * w * channels..][..inside.len()];
+            match flip {
+                0 => out[inside.clone()].copy_from_slice(x),
+                _ => out[inside.clone()].iter_mut().zip(x).for_each(|(out, code)| *out = code ^ flip),
+            }
+        }
     });
 }
 

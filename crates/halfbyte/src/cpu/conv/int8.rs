@@ -1,22 +1,26 @@
-//! Convolutions of bytes: products whose rows are gathered as they are needed, and a loop of its own for one channel a group.
+//! Convolutions of bytes: products whose rows are read in the image, and a loop of its own for one channel a group.
 //!
 //! ```text
-//! x to pixels, if it lies in planes                                                         (once, all threads)
-//! products:   for each group of channels:  int8::multiply, with rows written from windows; padding has x's zero point
+//! x to pixels, if it lies in planes; into its padding, of x's zero point, and unsigned      (once, all threads)
+//! products:   for each group of channels:  int8::multiply, with rows as they lie in the image
 //! depthwise:  for each output pixel:  c = Σ x[position] · (w − zW)[position]                int32, channels in registers
 //! epilogue, as that of products; y to planes, if it lies so
 //! ```
+//!
+//! A window is a few runs of bytes (`windows.rs`). Where those are no multiples of 4 bytes, rows are gathered as they are needed,
+//! as those of floats are; and so they are where images with their padding would be larger than all rows together.
 
 use super::images;
+use super::windows::{self, Windows};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::int8::{self, Requantize, Rows, Target};
+use crate::cpu::int8::{self, Placed, Requantize, Rows, Runs, Target};
 use crate::cpu::isa::per_isa;
 use crate::cpu::patches::Patches;
 use crate::format::int8::{Affine, Byte, BytesMut, Int8Weight};
 use crate::layout::Lines;
-use crate::layout::cpu_int8::CpuInt8;
+use crate::layout::cpu_int8::{CpuInt8, QUAD};
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -68,7 +72,7 @@ pub(crate) fn run(cpu: &Cpu, call: Call<'_>) {
         return;
     }
     let mut scratch = cpu.conv_scratch.lock().unwrap_or_else(PoisonError::into_inner);
-    let super::Scratch { images: pixels, wide, repeated, .. } = &mut *scratch;
+    let super::Scratch { images: pixels, wide, repeated, padded, .. } = &mut *scratch;
     let x = match x_layout {
         Layout2d::Nhwc => x,
         Layout2d::Nchw => {
@@ -80,39 +84,79 @@ pub(crate) fn run(cpu: &Cpu, call: Call<'_>) {
     let x =
         if weights.depthwise.is_some() && shape.geometry().outputs() > 1 { repeat(cpu, x, shape, repeated) } else { x };
     match y_layout {
-        Layout2d::Nhwc => convolve(cpu, shape, (x, affine), weights, y),
+        Layout2d::Nhwc => convolve(cpu, shape, (x, affine), weights, padded, y),
         Layout2d::Nchw => {
             wide.ensure(y.len());
             let by_pixel = &mut wide.as_mut_slice::<u8>()[..y.len()];
-            convolve(cpu, shape, (x, affine), weights, by_pixel);
+            convolve(cpu, shape, (x, affine), weights, padded, by_pixel);
             images::to_planes(cpu, by_pixel, shape, y);
         }
     }
 }
 
 /// x and y lie pixel by pixel.
-fn convolve(cpu: &Cpu, shape: &Conv2dShape, (x, affine): (&[u8], Affine), weights: &Weights, y: &mut [u8]) {
+fn convolve(
+    cpu: &Cpu,
+    shape: &Conv2dShape,
+    (x, affine): (&[u8], Affine),
+    weights: &Weights,
+    padded: &mut Lines,
+    y: &mut [u8],
+) {
     if let Some(w) = &weights.depthwise {
         return depthwise(cpu, shape, (x, affine), (w, &weights.epilogues[0]), y);
     }
     let geometry = shape.geometry();
-    let (channels, padding) = (geometry.channels(), affine.zero() as u8);
+    let channels = geometry.channels();
+    let (in_place, byte) = match in_padding(cpu, shape, (x, affine), padded) {
+        Some((x, runs)) => (Some((x, runs)), Byte::U8),
+        None => (None, affine.byte()),
+    };
     for (group, (w, epilogue)) in weights.packed.iter().zip(&weights.epilogues).enumerate() {
-        let patches = Patches::new(shape, group, 0, channels);
+        let (windows, patches) = (Windows::new(shape, group), Patches::new(shape, group, 0, channels));
+        let starts = |first: usize, out: &mut [usize]| windows.starts(first, out);
         let write = |rows: Range<usize>, out: &mut [u8]| {
             for (row, out) in rows.zip(out.chunks_exact_mut(w.k())) {
-                patches.copy(x, row, padding, out);
+                patches.copy(x, row, affine.zero() as u8, out);
             }
         };
-        let rows = if shape.is_product() { Rows::Strided(x, channels) } else { Rows::Written(&write) };
+        let rows = match &in_place {
+            Some((x, runs)) => Rows::Placed(Placed { x, runs, starts: &starts }),
+            None if shape.is_product() => Rows::Strided(x, channels),
+            None => Rows::Written(&write),
+        };
         let y = match epilogue.y().byte() {
             Byte::U8 => BytesMut::U8(y),
             Byte::I8 => BytesMut::I8(bytemuck::cast_slice_mut(y)),
         };
         let (m, column) = (shape.output_pixels(), group * geometry.outputs());
         let y = Target::Bytes(epilogue, y);
-        int8::multiply(cpu, int8::Call { x: rows, byte: affine.byte(), m, w, y, stride: geometry.co, column });
+        int8::multiply(cpu, int8::Call { x: rows, byte, m, w, y, stride: geometry.co, column });
     }
+}
+
+/// Images with their padding, unsigned, and how windows lie in them; None where rows are better written, or cannot lie so.
+fn in_padding<'a>(
+    cpu: &Cpu,
+    shape: &Conv2dShape,
+    (x, affine): (&'a [u8], Affine),
+    padded: &'a mut Lines,
+) -> Option<(&'a [u8], Runs)> {
+    let geometry = shape.geometry();
+    if affine.byte() == Byte::U8 && geometry.padding == [0; 4] {
+        return Windows::runs(shape, QUAD).map(|runs| (x, runs));
+    }
+    let rows_len = shape.output_pixels().checked_mul(geometry.k())?.checked_mul(geometry.groups)?;
+    let [height, width] = windows::padded(shape);
+    let len = [height, width, geometry.ci].iter().try_fold(shape.batch(), |len, &size| len.checked_mul(size))?;
+    if len >= rows_len {
+        return None;
+    }
+    let runs = Windows::runs(shape, QUAD)?;
+    let flip = if affine.byte() == Byte::I8 { 0x80 } else { 0 };
+    padded.ensure(len);
+    images::pad(cpu, x, shape, [affine.zero() as u8 ^ flip, flip], &mut padded.as_mut_slice::<u8>()[..len]);
+    Some((&padded.as_slice::<u8>()[..len], runs))
 }
 
 fn depthwise(

@@ -33,7 +33,8 @@ pub(super) struct Tasks {
 impl Tasks {
     /// Blocks of rows, each with all outputs.
     pub fn of_rows(m: usize, w: &CpuInt8, threads: usize) -> Self {
-        let most = (X_BLOCK_BYTES / w.k().max(1)).max(BLOCK_ROWS);
+        // With where each of them begins.
+        let most = (X_BLOCK_BYTES / (w.k() + size_of::<usize>())).max(BLOCK_ROWS);
         let wanted = if threads > 1 { threads * TASKS_PER_THREAD } else { 1 };
         let blocks = m.div_ceil(most).max(wanted.min(m / BLOCK_ROWS)).max(1);
         Self { m, blocks, panels: w.panels(), chunk: w.panels() }

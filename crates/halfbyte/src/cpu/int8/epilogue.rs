@@ -6,6 +6,7 @@
 //! floats:  y = activation(sum · sI·sW + bias)
 //! ```
 
+use super::tile::Placed;
 use super::{MAX_PANELS, Target};
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::{Isa, per_isa};
@@ -157,7 +158,7 @@ impl<'a> Output<'a> {
     }
 
     /// Finishes and stores a tile of sums, `c` `[height][width]`: `height` rows from `row` on, outputs from `first` on;
-    /// those past the last are dropped. `x` are the inputs, rows `x_stride` bytes apart.
+    /// those past the last are dropped. `x` are the inputs, and where their rows lie.
     ///
     /// # Safety
     /// No other thread may store these elements during this product.
@@ -165,15 +166,14 @@ impl<'a> Output<'a> {
         &self,
         [row, first]: [usize; 2],
         [height, width]: [usize; 2],
-        (x, x_stride): (&[u8], usize),
+        (x, rows): (&Placed<'_>, &[usize]),
         c: &mut [i32],
     ) {
         let outputs = first..(first + width).min(self.w.n());
         let at = |r: usize| (row + r) * self.stride + self.column + first;
         if let Some(zeros) = self.w.zeros() {
-            for r in 0..height {
-                let x = &x[r * x_stride..][..self.w.k()];
-                subtract_zeros(self.isa, &mut c[r * width..][..width], &zeros[outputs.clone()], x);
+            for (&row, c) in rows.iter().zip(c.chunks_exact_mut(width)) {
+                subtract_zeros(self.isa, c, &zeros[outputs.clone()], x, row, self.w.k());
             }
         }
         match &self.kind {
@@ -203,9 +203,9 @@ impl<'a> Output<'a> {
 }
 
 per_isa! {
-    /// `c −= zero · Σx`.
-    fn subtract_zeros(c: &mut [i32], zeros: &[i32], x: &[u8]) {
-        let sum = x.iter().fold(0i32, |sum, &code| sum.wrapping_add(code.into()));
+    /// `c −= zero · Σx`, of the row that begins there.
+    fn subtract_zeros(c: &mut [i32], zeros: &[i32], x: &Placed<'_>, row: usize, k: usize) {
+        let sum = x.runs.sum(x.x, row, k);
         for (c, zero) in c.iter_mut().zip(zeros) {
             *c = c.wrapping_sub(zero.wrapping_mul(sum));
         }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! for each task (a block of rows × a chunk of outputs):
-//!     the block's rows of x: read where they lie, or written into a buffer that stays in the cache     (Rows)
-//!     for each tile of outputs, for each tile of rows:                                    (in registers)
+//!     the block's rows of x: read where they lie, or written into a buffer that stays in the cache     (Rows, Placed)
+//!     for each span of tiles of outputs, for each tile of rows, for each tile of outputs:         (in registers)
 //!         c = Σ x·w                                    int32
 //!         y = epilogue(c + what zero points and bias add)
 //! ```
@@ -26,8 +26,10 @@ mod dot_scalar;
 mod epilogue;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 pub use epilogue::{Dequantize, Requantize};
+pub(crate) use tile::{Placed, Runs};
 
 use super::Cpu;
 use super::disjoint::DisjointMut;
@@ -41,12 +43,17 @@ use epilogue::Output;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::PoisonError;
+use tile::Tile;
 
 /// Panels of a tile at most.
 const MAX_PANELS: usize = 4;
 
 /// Sums of a tile at most: 24 registers of 16.
 const MAX_SUMS: usize = 24 * PANEL;
+
+/// Bytes of weights that every tile of rows goes across before the next does: they stay in a level-2 cache, and the outputs of a
+/// row are stored together.
+const SPAN_BYTES: usize = 128 << 10;
 
 /// Bytes past the last row that a tile of dot products may read, and multiplies by 0.
 const SLACK_BYTES: usize = QUAD - 1;
@@ -58,6 +65,8 @@ const PARALLEL_MULTIPLICATIONS: usize = 1 << 18;
 pub(crate) enum Rows<'a> {
     /// Rows that lie in memory, the first at the start, each `stride` bytes after the one before.
     Strided(&'a [u8], usize),
+    /// Rows that lie in memory in any way, of unsigned bytes already.
+    Placed(Placed<'a>),
     /// Rows that a function writes when they are wanted, one after the other.
     Written(&'a (dyn Fn(Range<usize>, &mut [u8]) + Sync)),
 }
@@ -91,23 +100,8 @@ pub(crate) enum Target<'a> {
 /// Multiplies a tile: `height` rows of x by some panels, to `c` `[height][panels · 16]`.
 ///
 /// # Safety
-/// The processor has the instruction set. `c` holds the tile's sums, `w` its panels, and from the start of each row of
-/// `x` on there are `quads · 4` bytes.
+/// The processor has the instruction set. `c` holds the tile's sums, and the tile was made by [`Tile::new`].
 type TileFn = unsafe fn(tile: &Tile<'_>, c: &mut [i32]);
-
-/// What a tile function multiplies.
-struct Tile<'a> {
-    /// Bytes from the first row on.
-    x: &'a [u8],
-    /// Bytes from a row to the next.
-    stride: usize,
-    /// Tiles along k, at least 1.
-    quads: usize,
-    /// Codes from the first panel on.
-    w: &'a [i8],
-    /// Bytes from a panel to the next.
-    panel_len: usize,
-}
 
 /// The tile functions of an instruction set: widths in panels, widest first, the last of them 1; and for each width the
 /// functions for 1, 2, 3 … rows.
@@ -135,7 +129,10 @@ pub(crate) fn kernel(cpu: &Cpu) -> &'static str {
 }
 
 thread_local! {
+    /// Rows of a block that were written.
     static BLOCK: RefCell<Lines> = RefCell::default();
+    /// Where the rows of a block begin.
+    static STARTS: RefCell<Vec<usize>> = RefCell::default();
 }
 
 /// Multiplies. The same input gives the same bits, whatever the number of threads.
@@ -155,6 +152,11 @@ pub(crate) fn multiply(cpu: &Cpu, call: Call<'_>) {
     product.run(x, byte);
 }
 
+/// Where rows begin that lie `stride` bytes apart, row `first` at 0.
+fn strided(first: usize, stride: usize) -> impl Fn(usize, &mut [usize]) + Sync {
+    move |row, starts| starts.iter_mut().zip(row - first..).for_each(|(start, row)| *start = row * stride)
+}
+
 /// A product that is being computed.
 struct Product<'a> {
     cpu: &'a Cpu,
@@ -170,6 +172,10 @@ impl Product<'_> {
     fn run(&self, x: Rows<'_>, byte: Byte) {
         let (x, stride) = match x {
             Rows::Written(write) => return self.written(write, byte),
+            Rows::Placed(x) => {
+                assert_eq!(byte, Byte::U8, "rows that lie in memory are unsigned");
+                return self.placed(x);
+            }
             Rows::Strided(x, stride) => (x, stride),
         };
         let (m, w, k) = (self.m, self.w, self.w.k());
@@ -187,8 +193,13 @@ impl Product<'_> {
             };
             return self.run(Rows::Written(&copy), byte);
         }
-        let tasks = Tasks::shared(m, w, self.tiles[0].0, self.threads);
-        tasks.run(self.cpu, |rows, panels| self.block(&x[rows.start * stride..], stride, rows, panels));
+        self.placed(Placed { x, runs: &Runs::one(k), starts: &strided(0, stride) });
+    }
+
+    /// Multiplies rows that lie in memory.
+    fn placed(&self, x: Placed<'_>) {
+        let tasks = Tasks::shared(self.m, self.w, self.tiles[0].0, self.threads);
+        tasks.run(self.cpu, |rows, panels| self.block(&x, rows, panels));
     }
 
     /// Multiplies rows that a function writes: block by block, each with all outputs; or, if the blocks are too few for the
@@ -203,6 +214,7 @@ impl Product<'_> {
                 make_unsigned(self.cpu.caps().isa, out);
             }
         };
+        let runs = &Runs::one(k);
         let tasks = Tasks::of_rows(m, w, threads);
         if threads == 1 || tasks.count() >= threads * TASKS_PER_THREAD {
             return tasks.run(self.cpu, |rows, panels| {
@@ -210,7 +222,7 @@ impl Product<'_> {
                     block.ensure(rows.len() * k + SLACK_BYTES);
                     let x = block.as_mut_slice::<u8>();
                     write(rows.clone(), &mut x[..rows.len() * k]);
-                    self.block(x, k, rows, panels);
+                    self.block(&Placed { x, runs, starts: &strided(rows.start, k) }, rows, panels);
                 });
             });
         }
@@ -223,43 +235,54 @@ impl Product<'_> {
             // SAFETY: pieces are disjoint rows.
             write(rows.clone(), unsafe { x.range(rows.start * k..rows.end * k) });
         });
-        let x = scratch.x.as_slice::<u8>();
-        let tasks = Tasks::shared(m, w, self.tiles[0].0, threads);
-        tasks.run(self.cpu, |rows, panels| self.block(&x[rows.start * k..], k, rows, panels));
+        self.placed(Placed { x: scratch.x.as_slice::<u8>(), runs, starts: &strided(0, k) });
     }
 
-    /// Multiplies rows of x, which begin with `x`, by panels of the weight. No other task has these elements of y.
-    fn block(&self, x: &[u8], stride: usize, rows: Range<usize>, panels: Range<usize>) {
+    /// Multiplies rows of x by panels of the weight. No other task has these elements of y.
+    fn block(&self, x: &Placed<'_>, rows: Range<usize>, panels: Range<usize>) {
+        STARTS.with_borrow_mut(|starts| {
+            starts.resize(rows.len(), 0);
+            (x.starts)(rows.start, starts);
+            self.tiles(x, starts, rows.start, panels);
+        });
+    }
+
+    /// The same, of the rows that begin at `starts`, `first` the number of the first of them.
+    fn tiles(&self, x: &Placed<'_>, starts: &[usize], first: usize, panels: Range<usize>) {
         let w = self.w;
         let mut c = Sums([0; MAX_SUMS]);
         let mut panel = panels.start;
         while panel < panels.end {
             let fits = self.tiles.iter().find(|(width, _)| *width <= panels.end - panel);
             let (width, heights) = fits.unwrap_or_else(|| unreachable!("tiles of one panel exist"));
-            let tiles = rows.len().div_ceil(heights.len());
-            for tile in (0..tiles).map(|t| even(rows.len(), tiles, t)) {
-                let x = &x[tile.start * stride..];
-                let c = &mut c.0[..tile.len() * width * PANEL];
-                if w.quads() == 0 {
-                    c.fill(0);
-                } else {
-                    let operands = Tile {
-                        x,
-                        stride,
-                        quads: w.quads(),
-                        w: &w.codes()[panel * w.panel_len()..],
-                        panel_len: w.panel_len(),
-                    };
-                    assert!((tile.len() - 1) * stride + w.quads() * QUAD <= x.len());
-                    // SAFETY: the instruction set is the device's; `c` was cut to the tile, `w` has `width` panels, and x
-                    // was checked just now.
-                    unsafe { heights[tile.len() - 1](&operands, c) };
+            let across = ((panels.end - panel) / width).min(SPAN_BYTES / (width * w.panel_len()).max(1)).max(1);
+            let span = panel..panel + across * width;
+            // Of even heights: so many more rows than the least in the first ones.
+            let count = starts.len().div_ceil(heights.len());
+            let (least, more) = (starts.len() / count, starts.len() % count);
+            let mut row = 0;
+            for tile in 0..count {
+                let height = least + usize::from(tile < more);
+                let (rows, rest) = starts[row..].split_at(height);
+                let c = &mut c.0[..height * width * PANEL];
+                for panel in span.clone().step_by(*width) {
+                    if w.quads() == 0 {
+                        c.fill(0);
+                    } else {
+                        let mut operands = Tile::new(x, rows, w, panel..panel + width);
+                        if panel == panels.start {
+                            operands.ahead = rest.first().map_or(0, |next| next.saturating_sub(rows[0]));
+                        }
+                        // SAFETY: the instruction set is the device's, and `c` was cut to the tile.
+                        unsafe { heights[height - 1](&operands, c) };
+                    }
+                    let (corner, size) = ([first + row, panel * PANEL], [height, width * PANEL]);
+                    // SAFETY: tasks cover disjoint rows and panels.
+                    unsafe { self.output.store(corner, size, (x, rows), c) };
                 }
-                let (corner, size) = ([rows.start + tile.start, panel * PANEL], [tile.len(), width * PANEL]);
-                // SAFETY: tasks cover disjoint rows and panels.
-                unsafe { self.output.store(corner, size, (x, stride), c) };
+                row += height;
             }
-            panel += width;
+            panel = span.end;
         }
     }
 }
