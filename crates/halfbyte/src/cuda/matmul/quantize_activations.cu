@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
     // The last group fills the row up.
     const u64 end = !LONG || group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
     float v[COLUMNS];
-    int there = load_columns(p, row, first, v);
+    int there = first < end ? load_columns(p, row, first, v) : 0;
     Range range = range_of(v, there);
     if constexpr (LONG) {
 #pragma unroll 1

@@ -15,7 +15,7 @@ const OP: &str = "quantize activations";
 /// Threads of a block, columns that each of them has at once, and threads of a group that is not the whole block's.
 const THREADS: usize = 256;
 const COLUMNS: usize = 16;
-const OF_A_GROUP: [usize; 5] = [1, 2, 4, 8, 16];
+const OF_A_GROUP: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
 /// Columns that codes are padded to.
 const STEP: usize = 128;

@@ -22,7 +22,10 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(21);
-        for (i, name) in ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256"].into_iter().enumerate() {
+        for (i, name) in ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024"]
+            .into_iter()
+            .enumerate()
+        {
             for (s, [m, k]) in [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1]].into_iter().enumerate() {
                 let weight = parse(name).weight;
                 let w = random.qtensor(weight, [1, k], (i + s) % 3 == 2);
@@ -110,7 +113,9 @@ fn cases() -> Vec<Vec<Case>> {
     let types = [Float::F16, Float::BF16, Float::F32];
     let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568], [4200, 512], [37, 20]];
     let mut all = Vec::new();
-    for (i, name) in formats_of_atoms().iter().enumerate() {
+    // Groups of several atoms too.
+    let longer = ["w4a16-g256", "w8a16-g384-asym", "w4a16-g512"].map(str::to_owned);
+    for (i, name) in formats_of_atoms().iter().chain(&longer).enumerate() {
         for (s, [n, k]) in shapes.into_iter().enumerate() {
             // The widest one with every third form.
             if n > 4000 && i % 3 != 0 {
