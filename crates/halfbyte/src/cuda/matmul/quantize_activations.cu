@@ -91,14 +91,17 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
     // The last group fills the row up.
     const u64 end = !LONG || group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
     float v[COLUMNS];
-    int there = first < end ? load_columns(p, row, first, v) : 0;
-    Range range = range_of(v, there);
+    int there = 0;
+    Range range = range_of_none();
     if constexpr (LONG) {
 #pragma unroll 1
-        for (u64 c = first + BLOCK * COLUMNS; c < end; c += BLOCK * COLUMNS) {
+        for (u64 c = first; c < end; c += BLOCK * COLUMNS) {
             there = load_columns(p, row, c, v);
             range = joined(range, range_of(v, there));
         }
+    } else {
+        there = load_columns(p, row, first, v);
+        range = range_of(v, there);
     }
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2) range = joined(range, across(range, distance));
@@ -109,7 +112,15 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
 #pragma unroll
         for (int distance = 4; distance > 0; distance /= 2) range = joined(range, across(range, distance));
     }
-    const Rule rule = rule_of<OFFSET>(range);
+    Rule rule;
+    if constexpr (LONG) {                                // one thread divides: a division is a call, which registers are saved for
+        __shared__ Rule of_all;
+        if (threadIdx.x == 0) of_all = rule_of<OFFSET>(range);
+        __syncthreads();
+        rule = of_all;
+    } else {
+        rule = rule_of<OFFSET>(range);
+    }
 
     int sum = 0;
     if constexpr (LONG) {
