@@ -87,6 +87,10 @@ fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     }
     let exact = Problem { format: Some(Format { act: Act::A16, ..format }), ..*problem };
     let atom = wna16::atom(&exact)?;
+    // Sums of codes are those of a scale of x; each group of an atom would need its own.
+    if atom.zero && atom.group > 0 && format.weight.group.len(problem.k) > atom.group {
+        return refuse("with zero points, multiplies groups of up to 128 columns");
+    }
     Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym }))
 }
 

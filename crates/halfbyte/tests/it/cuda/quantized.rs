@@ -1,7 +1,7 @@
 //! Products with quantised activations, and the quantising itself, against the CPU and the reference.
 
 use super::gpus;
-use super::matmul::{Bench, check, formats_of_atoms, reference_of};
+use super::matmul::{Bench, caps, check, formats_of_atoms, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::driver::FloatView;
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, QuantizedForm, quantize_activations};
@@ -114,7 +114,7 @@ fn cases() -> Vec<Vec<Case>> {
     let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568], [4200, 512], [37, 20]];
     let mut all = Vec::new();
     // Groups of several atoms too.
-    let longer = ["w4a16-g256", "w8a16-g384-asym", "w4a16-g512"].map(str::to_owned);
+    let longer = ["w4a16-g256", "w8a16-g384", "w4a16-g512"].map(str::to_owned);
     for (i, name) in formats_of_atoms().iter().chain(&longer).enumerate() {
         for (s, [n, k]) in shapes.into_iter().enumerate() {
             // The widest one with every third form.
@@ -160,6 +160,20 @@ fn products_are_within_the_bound_of_their_specification() {
             }
         }
     }
+}
+
+#[test]
+fn what_is_not_multiplied_is_told() {
+    let caps = caps("sm_90a");
+    let of = |name: &str, k| {
+        let problem = Problem { format: Some(parse(name)), x: Float::F16, y: Float::F16, m: 3, n: 70, k };
+        kernel().supports(&caps, &problem).map_err(|why| why.to_string())
+    };
+    assert_eq!(of("w8a8-g384", 1000), Ok(()));
+    assert_eq!(of("w8a8-g128-asym", 1000), Ok(()));
+    assert!(of("w8a8-g384-asym", 1000).unwrap_err().contains("up to 128 columns"));
+    assert!(of("w4a16-g128", 1000).unwrap_err().contains("quantised activations"));
+    assert!(of("w8a8", 1 << 17).unwrap_err().contains("one scale"));
 }
 
 /// Stages of the ring are written again while others are read: whatever the timing, the bits are the same.
