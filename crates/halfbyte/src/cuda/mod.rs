@@ -61,7 +61,6 @@ use rayon::prelude::*;
 use sources::{Arch, Instance};
 use std::collections::HashMap;
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -215,15 +214,13 @@ impl Workspace {
     /// Its first bytes as a workspace, and the others; panics if there are fewer.
     fn split_at(&mut self, bytes: usize) -> (Part<'_>, View<'_, u8>) {
         let (buffer, others) = self.buffer.split_at(bytes);
-        // Neither it nor the buffer in it is dropped.
-        let workspace = ManuallyDrop::new(Self { buffer: ManuallyDrop::into_inner(buffer) });
-        (Part { workspace, life: PhantomData }, others)
+        (Part { workspace: Self { buffer }, life: PhantomData }, others)
     }
 }
 
 /// The first bytes of a workspace.
 struct Part<'a> {
-    workspace: ManuallyDrop<Workspace>,
+    workspace: Workspace,
     life: PhantomData<&'a mut Workspace>,
 }
 

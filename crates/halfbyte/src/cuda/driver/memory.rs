@@ -7,7 +7,6 @@ use bytemuck::Pod;
 use cudarc::driver::sys;
 use half::{bf16, f16};
 use std::marker::PhantomData;
-use std::mem::ManuallyDrop;
 use std::ops::Range;
 
 /// Owned memory of a device that holds elements of a plain type.
@@ -19,6 +18,8 @@ pub struct Buffer<T> {
     context: Context,
     pointer: u64,
     len: usize,
+    /// Whether it is freed here.
+    owned: bool,
     elements: PhantomData<T>,
 }
 
@@ -39,7 +40,7 @@ impl Context {
                 other => other,
             })?;
         }
-        Ok(Buffer { context: self.clone(), pointer, len, elements: PhantomData })
+        Ok(Buffer { context: self.clone(), pointer, len, owned: true, elements: PhantomData })
     }
 }
 
@@ -64,11 +65,12 @@ impl<T: Pod> Buffer<T> {
         self.pointer
     }
 
-    /// The elements before one as a buffer that frees nothing, to be used while this one is borrowed, and the others; panics if there
+    /// The elements before one as a buffer that frees nothing, for as long as this one is borrowed, and the others; panics if there
     /// are fewer.
-    pub(in crate::cuda) fn split_at(&mut self, at: usize) -> (ManuallyDrop<Self>, View<'_, T>) {
-        let first = Self { context: self.context.clone(), pointer: self.pointer, len: at, elements: PhantomData };
-        (ManuallyDrop::new(first), self.view().slice(at..self.len))
+    pub(in crate::cuda) fn split_at(&mut self, at: usize) -> (Self, View<'_, T>) {
+        let first =
+            Self { context: self.context.clone(), pointer: self.pointer, len: at, owned: false, elements: PhantomData };
+        (first, self.view().slice(at..self.len))
     }
 
     /// Another buffer with the same content, once the stream is done.
@@ -91,7 +93,7 @@ impl<T: Pod> Buffer<T> {
 
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
-        if self.pointer != 0 && self.context.bind().is_ok() {
+        if self.owned && self.pointer != 0 && self.context.bind().is_ok() {
             // SAFETY: allocated in this context, freed here once. After a fault the memory is gone with the context.
             let _ = unsafe { sys::cuMemFree_v2(self.pointer) };
         }
