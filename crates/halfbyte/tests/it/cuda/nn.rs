@@ -300,7 +300,8 @@ fn draws_are_those_of_the_definition() {
                 assert!(logits[got[0] as usize] > f32::NEG_INFINITY, "{what}");
                 distinct.insert(got[0]);
             }
-            assert!(len < 600 || distinct.len() > 4, "{distinct:?}");
+            // The definition itself draws 1, 2, 6, 6, 16 and 20 different ones.
+            assert!(distinct.len() >= [1, 2, 5, 5, 12, 15][round], "{distinct:?}");
         }
     }
 }
