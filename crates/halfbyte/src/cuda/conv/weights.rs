@@ -1,6 +1,6 @@
 //! Weights of convolutions on a device.
 
-use super::{OP, implicit_sm90, product_of_patches};
+use super::{OP, implicit_a8_sm90, implicit_sm90, product_of_patches};
 use crate::conv::Geometry;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
@@ -21,8 +21,9 @@ pub struct Weights {
     geometry: Geometry,
     format: Option<Format>,
     pub(super) kind: Kind,
-    /// What the implicit product keeps prepared.
+    /// What the implicit products keep prepared.
     pub(super) launches: implicit_sm90::Launches,
+    pub(super) launches_a8: implicit_a8_sm90::Launches,
 }
 
 /// What a weight is made of.
@@ -54,8 +55,7 @@ impl Weights {
         let parts = match layout_of(&gpu.caps(), w, act, &geometry, x)? {
             Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
             Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
-            Layout::Fragments => {
-                let kernel = matmul_kernel("wna16_sm90")?;
+            Layout::Fragments(w, kernel) => {
                 let outputs = geometry.outputs();
                 let packed = |group: usize| {
                     let rows = w.rows(group * outputs..(group + 1) * outputs)?;
@@ -81,7 +81,7 @@ impl Weights {
     }
 
     fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
-        Self { geometry, format, kind, launches: Default::default() }
+        Self { geometry, format, kind, launches: Default::default(), launches_a8: Default::default() }
     }
 
     /// What the layer fixes.
@@ -126,18 +126,25 @@ impl Weights {
 enum Layout<'a> {
     /// As products have it, and as the rows that they are multiplied by need it.
     Product(Cow<'a, QTensor>),
-    /// As the implicit product has it: in fragments of the tensor cores, group by group.
-    Fragments,
+    /// As the implicit products have it: in fragments of the tensor cores, group by group, as a kernel of products packs them.
+    Fragments(Cow<'a, QTensor>, &'static matmul::Kernel),
     /// As the plain kernel has it.
     Plain,
 }
 
 fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
     let format = Format { weight: w.format(), act };
-    if implicit_sm90::packs(caps, format, geometry, x)
-        && matmul_kernel("wna16_sm90").is_ok_and(|kernel| kernel.holds(&w.into()).is_ok())
+    let fragments = match () {
+        () if implicit_sm90::packs(caps, format, geometry, x) => Some((Cow::Borrowed(w), matmul_kernel("wna16_sm90")?)),
+        () if implicit_a8_sm90::packs(caps, format, geometry) => {
+            Some((w.express(product_of_patches::format_of(format, geometry).weight)?, matmul_kernel("wna8_sm90")?))
+        }
+        () => None,
+    };
+    if let Some((w, kernel)) = fragments
+        && kernel.holds(&w.as_ref().into()).is_ok()
     {
-        return Ok(Layout::Fragments);
+        return Ok(Layout::Fragments(w, kernel));
     }
     // The layout in which products would have it.
     let layout = |w: &QTensor| {

@@ -16,7 +16,7 @@ mod finish;
 mod gather;
 mod pack;
 mod plain;
-mod quantize_activations;
+pub(in crate::cuda) mod quantize_activations;
 mod wna16;
 pub mod wna16_sm80;
 pub mod wna16_sm90;

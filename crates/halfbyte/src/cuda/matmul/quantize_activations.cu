@@ -1,6 +1,6 @@
 // Rows of activations as codes of 8 bits, with a scale (and an offset) for each group of columns: what wNa8 products multiply.
 //
-//   a thread has 16 columns of a row, several threads (or a block, where groups are long) a group
+//   a thread has 16 columns of a row, 1 to 32 threads (or a block, where groups are long) a group; short rows share a block
 //   least and greatest element -> scale, offset -> codes, and their sum
 //
 // quantize.cuh has the rule.
@@ -15,11 +15,12 @@ struct Params {
     const void* x;         // [m][k]
     const u32* order;      // [k]: the column that each place is for, or null
     signed char* codes;    // [m][pitch]: pitch a multiple of 128, zeros from k on
-    float* scales;         // of row r and group g: at g * group_pitch + r
+    float* scales;         // of row r and group g: at g * group_pitch + r * row_pitch
     float* sums;           // of codes, likewise; or null
     float* offsets;        // likewise, where there are any
-    u64 k, pitch, group_pitch;
-    u32 group, groups;     // group: a multiple of 16, or not less than k
+    u64 m, k, pitch, group_pitch, row_pitch;
+    u32 group, groups;     // group: columns of codes from a group to the next, a multiple of 16
+    u32 threads, rows;     // of groups that are not long: threads of a row in a block; rows of a block
     FloatType x_type;
     u32 aligned;           // rows of x begin at multiples of 16 bytes
 };
@@ -74,7 +75,7 @@ DEV int write_codes(const Params& p, u64 row, u64 c, const float (&v)[COLUMNS], 
     return sum;
 }
 
-// THREADS: of a group. Fewer than a block has: the block's columns are one piece of a row, whose groups have THREADS * 16 columns.
+// THREADS: of a group. Fewer than a block has: groups have up to THREADS * 16 columns, a block several of them, of one row or of some.
 // All of a block: it has one group of any length.
 template <int THREADS, bool OFFSET>
 __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
@@ -82,14 +83,17 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
     constexpr int LANES = LONG ? 32 : THREADS;
     __shared__ float lows[8], highs[8];
     __shared__ int finites[8], totals[8];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.x;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // No early launch of the product: its blocks would land beside those of the one before, two on some multiprocessors.
     dependency_wait();
 
-    const u32 chunk = blockIdx.y * BLOCK + threadIdx.x, group = LONG ? blockIdx.y : chunk / THREADS;
-    const u64 first = LONG ? u64(group) * p.group + threadIdx.x * COLUMNS : u64(chunk) * COLUMNS;
-    // The last group fills the row up.
-    const u64 end = !LONG || group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
+    const u32 in_block = LONG ? 0 : threadIdx.x / p.threads, of_row = blockIdx.y * BLOCK + threadIdx.x - in_block * p.threads;
+    const u32 group = LONG ? blockIdx.y : of_row / THREADS, column = (LONG ? threadIdx.x : of_row % THREADS) * COLUMNS;
+    const u32 row = LONG ? blockIdx.x : blockIdx.x * p.rows + in_block;
+    const u64 first = u64(group) * p.group + column;
+    // Of a long group the last one fills the row up; of others those behind it do.
+    u64 end = LONG && group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
+    if constexpr (!LONG) end = in_block < p.rows && row < p.m ? min(p.pitch, end) : 0;
     float v[COLUMNS];
     int there = 0;
     Range range = range_of_none();
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
             range = joined(range, range_of(v, there));
         }
     } else {
-        there = load_columns(p, row, first, v);
+        if (first < end) there = load_columns(p, row, first, v);
         range = range_of(v, there);
     }
 #pragma unroll
@@ -141,8 +145,8 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
 #pragma unroll
         for (int w = 0; w < 8; w++) sum += totals[w];
     }
-    if (threadIdx.x % THREADS == 0 && group < p.groups) {
-        const u64 at = group * p.group_pitch + row;
+    if (column == 0 && (LONG || first < end) && group < p.groups) {
+        const u64 at = group * p.group_pitch + u64(row) * p.row_pitch;
         p.scales[at] = rule.scale;
         if (p.sums) p.sums[at] = float(sum);
         if (OFFSET) p.offsets[at] = rule.offset;

@@ -23,7 +23,7 @@ const STEP: usize = 128;
 /// Quantised activations in memory: how they lie.
 ///
 /// Codes are `[m][pitch]` bytes with sign, zeros from k on; those of 16 columns lie in the order of [`Form::place`]. Terms are
-/// `[groups][terms][m_pitch]` numbers.
+/// `[groups][terms][m_pitch]` numbers; of pixels `[m][groups][4]`, of which the first are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     /// Rows.
@@ -38,12 +38,30 @@ pub struct Form {
     pub sums: bool,
     /// With offsets beside scales.
     pub offsets: bool,
+    /// Rows are pixels of images, which are read in windows: nothing lies between them.
+    pub pixels: bool,
 }
+
+/// Numbers that the terms of a pixel's group take: the copy engine brings 16 bytes at least.
+const TERMS_OF_PIXELS: usize = 4;
 
 impl Form {
     /// Bytes from row to row of codes.
     pub fn pitch(self) -> usize {
-        self.k.next_multiple_of(STEP)
+        self.k.next_multiple_of(if self.pixels { COLUMNS } else { STEP })
+    }
+
+    /// Columns of codes from a group to the next.
+    fn span(self) -> usize {
+        if self.groups == 1 { self.pitch() } else { self.group }
+    }
+
+    /// Numbers between the terms of a group and the next, and of a row and the next.
+    fn term_pitches(self) -> [usize; 2] {
+        match self.pixels {
+            true => [TERMS_OF_PIXELS, self.groups * TERMS_OF_PIXELS],
+            false => [self.terms() * self.m_pitch(), 1],
+        }
     }
 
     /// Numbers of one term of a group: one a row, and some that nobody reads.
@@ -56,18 +74,29 @@ impl Form {
         1 + usize::from(self.sums) + usize::from(self.offsets)
     }
 
+    /// Where a term of a row's group lies: 0 is the scale.
+    pub fn term_at(self, row: usize, group: usize, term: usize) -> usize {
+        let [of_group, of_row] = self.term_pitches();
+        group * of_group + row * of_row + term * if self.pixels { 1 } else { self.m_pitch() }
+    }
+
     /// Where the code of a column lies in its row.
     pub fn place(column: usize) -> usize {
         let c = column % 16;
         column - c + c % 8 / 2 * 4 + c % 2 * 2 + c / 8
     }
 
-    pub(super) fn codes_bytes(self) -> usize {
+    /// Bytes of all codes.
+    pub fn codes_bytes(self) -> usize {
         self.m * self.pitch()
     }
 
-    pub(super) fn terms_bytes(self) -> usize {
-        4 * self.groups * self.terms() * self.m_pitch()
+    /// Bytes of all terms.
+    pub fn terms_bytes(self) -> usize {
+        match self.pixels {
+            true => 4 * self.m * self.groups * TERMS_OF_PIXELS,
+            false => 4 * self.groups * self.terms() * self.m_pitch(),
+        }
     }
 }
 
@@ -81,28 +110,36 @@ struct Params {
     scales: u64,
     sums: u64,
     offsets: u64,
+    m: u64,
     k: u64,
     pitch: u64,
     group_pitch: u64,
+    row_pitch: u64,
     group: u32,
     groups: u32,
+    threads: u32,
+    rows: u32,
     x_type: u32,
     aligned: u32,
 }
 
-/// Threads that share a group of so many columns.
-fn threads(group: usize) -> usize {
-    OF_A_GROUP.into_iter().find(|threads| threads * COLUMNS == group).unwrap_or(THREADS)
+/// Threads that share a group whose codes take so many columns.
+fn threads(span: usize) -> usize {
+    OF_A_GROUP.into_iter().find(|threads| threads * COLUMNS >= span).unwrap_or(THREADS)
 }
 
-/// The kernel for groups of so many columns.
-pub(super) fn instance(group: usize, offsets: bool) -> Instance {
-    Instance::new(&SOURCE, format!("quantize_activations<{}, {offsets}>", threads(group)))
+fn of_threads(threads: usize, offsets: bool) -> Instance {
+    Instance::new(&SOURCE, format!("quantize_activations<{threads}, {offsets}>"))
+}
+
+/// The kernel for a form.
+pub(in crate::cuda) fn instance(form: Form) -> Instance {
+    of_threads(threads(form.span()), form.offsets)
 }
 
 pub(super) fn instances() -> Vec<Instance> {
-    let groups = OF_A_GROUP.into_iter().chain([THREADS]).map(|threads| threads * COLUMNS);
-    groups.flat_map(|group| [false, true].map(|offsets| instance(group, offsets))).collect()
+    let all = OF_A_GROUP.into_iter().chain([THREADS]);
+    all.flat_map(|threads| [false, true].map(|offsets| of_threads(threads, offsets))).collect()
 }
 
 /// Puts it into a stream. Shapes: x `[m, k]`, order `[k]` (the column of x for each place, if not the same), codes and terms as
@@ -134,12 +171,14 @@ pub fn quantize_activations(
     if form.m == 0 || form.k == 0 {
         return Ok(());
     }
+    if form.pixels && !form.k.is_multiple_of(COLUMNS) {
+        return Err(Error::invalid(OP, format!("pixels of a multiple of {COLUMNS} columns"), form.k.to_string()));
+    }
     run(gpu, stream, form, x, order.map_or(0, |order| order.pointer()), [codes.pointer(), terms.pointer()])
 }
 
-/// Puts it into a stream: `codes` `[m][pitch]` and `terms` `[groups][terms][m_pitch]` are addresses of whole matrices, as is
-/// `order` `[k]`, or 0.
-pub(super) fn run(
+/// Puts it into a stream: `codes` and `terms` are addresses of whole matrices, as is `order` `[k]`, or 0.
+pub(in crate::cuda) fn run(
     gpu: &Gpu,
     stream: &Stream,
     form: Form,
@@ -147,31 +186,42 @@ pub(super) fn run(
     order: u64,
     [codes, terms]: [u64; 2],
 ) -> Result<()> {
-    let row = 4 * form.m_pitch() as u64;
+    // From a term to the next.
+    let term = if form.pixels { 4 } else { 4 * form.m_pitch() as u64 };
+    let [group_pitch, row_pitch] = form.term_pitches();
+    let (span, pitch) = (form.span(), form.pitch());
+    let of_a_group = threads(span);
+    let long = of_a_group == THREADS;
+    // Those of codes behind the last group among them.
+    let of_a_row = if long { THREADS } else { pitch.div_ceil(span) * of_a_group };
+    let rows = (THREADS / of_a_row).max(1);
     let params = Params {
         x: x.pointer(),
         order,
         codes,
         scales: terms,
-        sums: if form.sums { terms + row } else { 0 },
-        offsets: if form.offsets { terms + row * (1 + u64::from(form.sums)) } else { 0 },
+        sums: if form.sums { terms + term } else { 0 },
+        offsets: if form.offsets { terms + term * (1 + u64::from(form.sums)) } else { 0 },
+        m: form.m as u64,
         k: form.k as u64,
-        pitch: form.pitch() as u64,
-        group_pitch: (form.terms() * form.m_pitch()) as u64,
-        group: form.group as u32,
+        pitch: pitch as u64,
+        group_pitch: group_pitch as u64,
+        row_pitch: row_pitch as u64,
+        group: span as u32,
         groups: form.groups as u32,
+        threads: of_a_row.min(THREADS) as u32,
+        rows: rows as u32,
         x_type: float_type(x.dtype()),
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
-    let long = threads(form.group) == THREADS;
-    let blocks = if long { form.groups } else { form.pitch().div_ceil(THREADS * COLUMNS) };
+    let blocks = if long { form.groups } else { of_a_row.div_ceil(THREADS) };
     if form.m > i32::MAX as usize || blocks > 65_535 {
         let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
         return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));
     }
-    let grid = [form.m as u32, blocks as u32, 1];
+    let grid = [form.m.div_ceil(rows) as u32, blocks as u32, 1];
     let launch = Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) };
-    let function = gpu.function(&instance(form.group, form.offsets))?;
+    let function = gpu.function(&instance(form))?;
     // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
     unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
 }

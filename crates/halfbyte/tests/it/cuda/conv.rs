@@ -7,8 +7,7 @@ use crate::golden::Golden;
 use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
-use halfbyte::cuda::conv::implicit_sm90::{self, config::Plan};
-use halfbyte::cuda::conv::{self, Call, KERNELS, Kernel, Problem, Weights};
+use halfbyte::cuda::conv::{self, Call, KERNELS, Kernel, Problem, Weights, implicit_a8_sm90, implicit_sm90};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::sources::{Arch, Instance};
@@ -34,8 +33,15 @@ struct Bench<'a> {
     gpu: &'a Gpu,
     stream: &'a Stream,
     kernel: &'static Kernel,
-    /// Of the implicit product, if not the one that it chooses.
+    /// Of an implicit product, if not the one that it chooses.
     plan: Option<Plan>,
+}
+
+/// A plan of an implicit product, with exact or with quantised activations.
+#[derive(Clone, Copy)]
+enum Plan {
+    Exact(implicit_sm90::config::Plan),
+    Quantized(implicit_a8_sm90::config::Plan),
 }
 
 /// Images and their result.
@@ -95,7 +101,8 @@ impl Bench<'_> {
         let problem = images.problem(w);
         let bytes = match &self.plan {
             None => self.kernel.workspace_bytes(&self.gpu.caps(), &problem, w.layout()),
-            Some(plan) => implicit_sm90::workspace_bytes_as(plan),
+            Some(Plan::Exact(plan)) => implicit_sm90::workspace_bytes_as(plan),
+            Some(Plan::Quantized(plan)) => implicit_a8_sm90::workspace_bytes_as(plan, &problem).unwrap(),
         };
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
         let counters = bytes.min(Workspace::COUNTER_BYTES);
@@ -105,7 +112,8 @@ impl Bench<'_> {
         let call = Call { x, x_layout, batch, size, w, epilogue, y: y_view, y_layout, workspace: workspace_view };
         match self.plan {
             None => conv::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            Some(plan) => implicit_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Exact(plan)) => implicit_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Quantized(plan)) => implicit_a8_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
         }
         let mut left = vec![1u8; counters];
         self.stream.download(workspace.view().slice(0..counters), &mut left).unwrap();
@@ -257,7 +265,7 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
                 let y = plain.forward(&w, &images, Epilogue::default());
                 check(&y, &reference, Bound::new(y_type, geometry.k()), &format!("plain: {problem}"));
                 for plan in plans_of(g, i, &problem) {
-                    let planned = Bench { plan: Some(plan), ..bench };
+                    let planned = Bench { plan: Some(Plan::Exact(plan)), ..bench };
                     let y = planned.forward(&w, &images, Epilogue::default());
                     let rounded_weights = plan.0.early.then_some(x_type);
                     let bound = Bound { rounded_weights, ..Bound::new(y_type, geometry.k()) };
@@ -265,6 +273,73 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
                 }
             }
         }
+    }
+}
+
+const QUANTIZED_FORMATS: [&str; 10] = [
+    "w8a8",
+    "w4a8",
+    "w8a8-xasym-sbf16",
+    "w4a8-asym",
+    "w8a8-asym-xasym",
+    "w4a8-g64",
+    "w8a8-g64-asym",
+    "w4a8-g32",
+    "w4a8-g32-asym-xasym",
+    "w8a8-tensor",
+];
+
+#[test]
+fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_their_plan() {
+    let implicit = kernel("implicit_a8_sm90");
+    for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
+        let (mut random, mut served, caps, layout) = (Random(69), 0, gpu.caps(), "cuda_wna16");
+        // Several boxes of channels that share a scale, too.
+        let wide = Geometry { padding: [1; 4], ..Geometry::new(256, 100, [3, 2]) };
+        let mut all = Vec::new();
+        for (g, (geometry, batch, size)) in implicit_cases().into_iter().chain([(wide, 2, [8, 7])]).enumerate() {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (i, format) in QUANTIZED_FORMATS.into_iter().map(parse).enumerate() {
+                let [x, y] = [TYPES[(g + i) % 3], TYPES[(g + i) / 3 % 3]];
+                all.push(Problem { format: Some(format), shape, x, y, layouts: [Layout2d::Nhwc; 2] });
+            }
+        }
+        all.retain(|problem| implicit.supports(&caps, problem, layout).is_ok());
+        let plans_of = |problem: &Problem| implicit_a8_sm90::plans(&caps, problem).unwrap();
+        let needed = all.iter().flat_map(|problem| {
+            let planned = plans_of(problem).into_iter();
+            planned.flat_map(|plan| implicit_a8_sm90::instances_as(&plan, problem).unwrap())
+        });
+        prepare(&gpu, needed.chain((kernel("plain").instances)()));
+        for problem in all {
+            let (shape, format) = (problem.shape, problem.format.unwrap());
+            let geometry = *shape.geometry();
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
+            let x = rounded(&random.activations(shape.x_len()), problem.x);
+            let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
+            let images =
+                Images { shape: &shape, x: &x, types: [problem.x, problem.y], layouts: [Layout2d::Nhwc; 2] };
+            let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, problem.x).unwrap();
+            assert_eq!(w.layout(), layout, "{problem}");
+            assert_eq!(images.problem(&w), problem);
+            let selected = conv::select(&caps, &problem, layout).unwrap().name;
+            let expected = if shape.is_product() { "product" } else { "implicit_a8_sm90" };
+            assert_eq!(selected, expected, "{problem}");
+            let bound = implicit.bound(&caps, &problem, layout);
+            check(&bench.forward(&w, &images, Epilogue::default()), &reference, bound, &problem.to_string());
+            // The plain kernel reads the same weights.
+            let plain = Bench { kernel: kernel("plain"), ..bench };
+            check(&plain.forward(&w, &images, Epilogue::default()), &reference, bound, &format!("plain: {problem}"));
+            for plan in plans_of(&problem) {
+                let planned = Bench { plan: Some(Plan::Quantized(plan)), ..bench };
+                let y = planned.forward(&w, &images, Epilogue::default());
+                check(&y, &reference, bound, &format!("{problem} with {:?} {:?}", plan.0, plan.1));
+                served += 1;
+            }
+        }
+        assert!(served >= 200, "{served} plans");
     }
 }
 
@@ -390,7 +465,7 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
             assert!(plans.iter().any(|(_, s)| s.waves > 0), "{plans:?}");
             assert!(plans.iter().any(|(config, s)| s.parts_bytes(*config) > 0), "{plans:?}");
             for plan in plans {
-                let bench = Bench { kernel: implicit, plan: Some(plan), ..plain };
+                let bench = Bench { kernel: implicit, plan: Some(Plan::Exact(plan)), ..plain };
                 let y = bench.forward(&packed, &images, Epilogue::default());
                 for (i, (&y, &want)) in y.iter().zip(&want).enumerate() {
                     let allowed = 2.0 * Bound::new(Float::F16, geometry.k()).allowed(f64::from(magnitude[i]) * 1.001);
@@ -569,7 +644,9 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "product_of_patches");
-    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
+    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_a8_sm90");
+    assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_a8_sm90");
+    assert_eq!(chosen(90, &problem("w8a8", narrow, half, nhwc), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "plain");

@@ -22,11 +22,11 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(21);
-        for (i, name) in ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024"]
+        for (i, name) in ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024", "w8a8-g96"]
             .into_iter()
             .enumerate()
         {
-            for (s, [m, k]) in [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1]].into_iter().enumerate() {
+            for (s, [m, k]) in [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1], [37, 64], [70, 192]].into_iter().enumerate() {
                 let weight = parse(name).weight;
                 let w = random.qtensor(weight, [1, k], (i + s) % 3 == 2);
                 let mut x = random.activations(m * k);
@@ -37,7 +37,8 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                     x[2 * k] = f32::NAN;
                     x[4 * k - 1] = f32::INFINITY;
                 }
-                for act in [Act::A8, Act::A8Asym] {
+                let forms = [Act::A8, Act::A8Asym].into_iter().flat_map(|act| [(act, false), (act, true)]);
+                for (act, pixels) in forms.filter(|&(_, pixels)| !pixels || k.is_multiple_of(16)) {
                     let group = weight.group;
                     let form = QuantizedForm {
                         m,
@@ -46,6 +47,7 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                         groups: group.count(k),
                         sums: true,
                         offsets: act == Act::A8Asym,
+                        pixels,
                     };
                     let order: Option<Vec<u32>> = w.group_index().map(|index| {
                         let mut order: Vec<u32> = (0..k as u32).collect();
@@ -62,8 +64,8 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                         stream.upload(order, buffer.view_mut()).unwrap();
                         buffer
                     });
-                    let mut codes = gpu.context().allocate::<u8>(m * form.pitch()).unwrap();
-                    let mut terms = gpu.context().allocate::<f32>(form.groups * form.terms() * form.m_pitch()).unwrap();
+                    let mut codes = gpu.context().allocate::<u8>(form.codes_bytes()).unwrap();
+                    let mut terms = gpu.context().allocate::<f32>(form.terms_bytes() / 4).unwrap();
                     stream.fill(codes.view_mut(), 0x55).unwrap();
                     stream.fill(terms.view_mut(), 0x55).unwrap();
                     let view = FloatView::F32(on_device.view());
@@ -74,7 +76,7 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                     stream.download(codes.view(), &mut got).unwrap();
                     stream.download(terms.view(), &mut numbers).unwrap();
                     let ActCodes { codes: want, scales, offsets } = on_cpu(&x, m, &w, act);
-                    let what = format!("{name} {act:?} m={m} k={k} act-order {}", order.is_some());
+                    let what = format!("{name} {act:?} m={m} k={k} act-order {} pixels {pixels}", order.is_some());
                     for r in 0..m {
                         for c in 0..form.pitch() {
                             let code = got[r * form.pitch() + QuantizedForm::place(c)] as i8;
@@ -83,7 +85,7 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                             assert_eq!(code, expected, "{what}: row {r}, column {c}");
                         }
                         for g in 0..form.groups {
-                            let term = |t: usize| numbers[(g * form.terms() + t) * form.m_pitch() + r];
+                            let term = |t: usize| numbers[form.term_at(r, g, t)];
                             let at = r * form.groups + g;
                             let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
                             assert!(same(term(0), scales[at]), "{what}: scale {r} {g}: {} {}", term(0), scales[at]);

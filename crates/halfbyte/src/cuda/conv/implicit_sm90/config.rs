@@ -24,8 +24,8 @@ use crate::tensor::Float;
 const TOKENS: [usize; 6] = [48, 64, 96, 128, 192, 256];
 
 /// Clocks of a tile besides its units, and of the end of a tile for each of its pixels.
-const TILE: usize = 1200;
-const EPILOGUE: usize = 8;
+pub(in crate::cuda) const TILE: usize = 1200;
+pub(in crate::cuda) const EPILOGUE: usize = 8;
 
 /// Clocks of adding up parts of a cut tile.
 const JOIN: usize = 4000;
@@ -118,7 +118,7 @@ impl Config {
 }
 
 /// Whole rounds of tiles, and a last one of those that are left, each whole by one block.
-fn whole(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Schedule {
+pub(in crate::cuda) fn whole(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Schedule {
     let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
     let tiles = rows.saturating_mul(columns);
     let workers = multiprocessors.min(tiles);
@@ -135,7 +135,11 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let late = if config.early { 0 } else { atom.groups() * (tokens / 2 + 64) };
     let conversion = strips * (160 + late);
     let unit = products.max(bytes).max(conversion) + 64;
-    let end = TILE + tokens * EPILOGUE * config.sets;
+    total(schedule, unit, TILE + tokens * EPILOGUE * config.sets)
+}
+
+/// The time of a schedule with so many clocks a unit, and so many a tile's end.
+pub(in crate::cuda) fn total(schedule: &Schedule, unit: usize, end: usize) -> usize {
     if schedule.cut == 0 || schedule.sharers == schedule.cut {
         let rounds = schedule.waves + schedule.cut.div_ceil(schedule.workers);
         return rounds.saturating_mul(schedule.steps * unit + end);

@@ -16,6 +16,15 @@ pub struct Terms {
     pub sums: bool,
     /// Offsets.
     pub offsets: bool,
+    /// They lie pixel by pixel, four numbers a group, and come in windows (HB_CONV).
+    pub pixels: bool,
+}
+
+impl Terms {
+    /// Numbers of a group in shared memory, for each token.
+    fn numbers(self) -> usize {
+        if self.pixels { 4 } else { 1 + usize::from(self.sums) + usize::from(self.offsets) }
+    }
 }
 
 /// What the kernel is compiled with, besides the format; `include/wna8_layout.cuh` says what each is.
@@ -56,7 +65,7 @@ const PREFETCHED_BITS: usize = 64;
 /// next product while the other runs and x is quantised. With many rows what goes from L2 to the multiprocessors counts (they
 /// take 42 bytes a clock): 256 tokens a tile where the registers hold their sums.
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let wide = atom.group == 0 && terms == Terms { sums: false, offsets: false };
+    let wide = atom.group == 0 && !terms.sums && !terms.offsets;
     let most = if wide && m > 128 { 256 } else { 128 };
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
     let (strips, blocks) = if tokens > 16 { (1, 1) } else { (8 / atom.bits as usize, 2) };
@@ -74,7 +83,7 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
 }
 
 impl Config {
-    fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
+    pub(in crate::cuda) fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
         let room = most.saturating_sub(self.shared_bytes(atom, terms, out));
         Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(MOST_STAGES), ..self }
@@ -91,8 +100,7 @@ impl Config {
     }
 
     fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
-        let terms = 1 + usize::from(terms.sums) + usize::from(terms.offsets);
-        self.tokens * 128 + atom.groups() * terms * self.tokens * 4 + self.tile_strips() * atom.bytes()
+        self.tokens * 128 + atom.groups() * terms.numbers() * self.tokens * 4 + self.tile_strips() * atom.bytes()
     }
 
     /// Shared memory of a block.
@@ -104,7 +112,7 @@ impl Config {
     }
 
     /// The tiles as the kernel for exact activations has them.
-    fn tiles(self) -> exact::Config {
+    pub(in crate::cuda) fn tiles(self) -> exact::Config {
         let Self { tokens, strips, split, blocks, .. } = self;
         exact::Config { tokens, warpgroups: WARPGROUPS, strips, split, blocks, ..exact::TWO_BY_TWO }
     }
