@@ -7,12 +7,13 @@
 
 pub mod config;
 
+use super::launches::{Key, Prepared};
 use super::product_of_patches::format_of;
 use super::weights::Kind;
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Arg, Function, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
+use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::quantize_activations;
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
 use crate::cuda::matmul::{Packed, QuantizedForm, Wna16Weights};
@@ -26,7 +27,6 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::Plan;
-use std::sync::{Arc, Mutex, PoisonError};
 
 const NAME: &str = "implicit_a8_sm90";
 
@@ -58,9 +58,6 @@ const BOX: usize = 64;
 const TERM_BYTES: usize = 2;
 const TERM_ELEMENTS: usize = 16 / TERM_BYTES;
 
-/// Launches that a weight keeps prepared.
-const KEPT: usize = 32;
-
 /// Both widths of tiles for the commonest formats, and the other terms.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
@@ -84,7 +81,7 @@ fn instances() -> Vec<Instance> {
 
 fn instance(config: Config, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
     let mut instance = config.instance(atom, terms, out, activation);
-    instance.defines.push("HB_CONV=1".into());
+    instance.defines.push("HB_CONV=64".into());
     instance
 }
 
@@ -162,6 +159,38 @@ impl Product {
     fn groups(&self, geometry: &Geometry) -> usize {
         geometry.channels() / self.form.share
     }
+
+    /// A launch, with maps of codes and of terms for each group; both are the images' from the first pixel on.
+    fn prepared(&self, gpu: &Gpu, key: &Key<Plan>, [codes, terms]: [View<'_, u8>; 2]) -> Result<Prepared> {
+        let (shape, (config, schedule)) = (key.shape, key.plan);
+        let (g, [h, w]) = (shape.geometry(), shape.input());
+        let of_codes = Map {
+            shape: [shape.batch(), h, w, g.channels()],
+            ..windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes64)
+        };
+        let of_group = self.groups(g) * TERM_ELEMENTS;
+        let of_terms = Map {
+            shape: [shape.batch(), h, w, of_group],
+            pixel: of_group * g.groups,
+            ..windows::map(&shape, [config.tokens, TERM_ELEMENTS], Swizzle::None)
+        };
+        let mut maps = Vec::with_capacity(2 * g.groups);
+        for group in 0..g.groups {
+            let (codes_at, terms_at) = (group * g.channels(), group * of_group * TERM_BYTES);
+            maps.push(TensorMap::of_windows(codes.slice(codes_at..codes.len()), 1, &of_codes)?);
+            maps.push(TensorMap::of_windows(terms.slice(terms_at..terms.len()), TERM_BYTES, &of_terms)?);
+        }
+        let Form { atom, terms, .. } = self.form;
+        Ok(Prepared {
+            maps,
+            launch: Launch {
+                shared_bytes: config.shared_bytes(atom, terms, key.out) as u32,
+                programmatic: true,
+                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
+            },
+            function: gpu.function(&instance(config, atom, terms, key.out, key.activation))?,
+        })
+    }
 }
 
 /// Rows, outputs and columns of a group's product.
@@ -231,73 +260,6 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     Ok(())
 }
 
-/// What a launch was prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Key {
-    codes: u64,
-    terms: u64,
-    shape: Conv2dShape,
-    out: Float,
-    activation: Activation,
-    plan: Plan,
-}
-
-/// What is the same in every launch for a key.
-#[derive(Debug)]
-struct Prepared {
-    /// Of codes and of terms, for each group.
-    maps: Vec<[TensorMap; 2]>,
-    launch: Launch,
-    function: Function,
-}
-
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
-
-impl Launches {
-    /// The launch for a key, out of those kept, or made and kept; codes and terms are the images' from the first pixel on.
-    fn prepare(&self, gpu: &Gpu, product: &Product, key: Key, [codes, terms]: [View<'_, u8>; 2]) -> Result<Arc<Prepared>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
-            return Ok(prepared.clone());
-        }
-        let (shape, (config, schedule)) = (key.shape, key.plan);
-        let (g, [h, w]) = (shape.geometry(), shape.input());
-        let of_codes = Map {
-            shape: [shape.batch(), h, w, g.channels()],
-            ..windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes64)
-        };
-        let of_group = product.groups(g) * TERM_ELEMENTS;
-        let of_terms = Map {
-            shape: [shape.batch(), h, w, of_group],
-            pixel: of_group * g.groups,
-            ..windows::map(&shape, [config.tokens, TERM_ELEMENTS], Swizzle::None)
-        };
-        let maps = |group: usize| {
-            let (codes_at, terms_at) = (group * g.channels(), group * of_group * TERM_BYTES);
-            let codes = TensorMap::of_windows(codes.slice(codes_at..codes.len()), 1, &of_codes)?;
-            Ok([codes, TensorMap::of_windows(terms.slice(terms_at..terms.len()), TERM_BYTES, &of_terms)?])
-        };
-        let Form { atom, terms: form, .. } = product.form;
-        let prepared = Arc::new(Prepared {
-            maps: (0..g.groups).map(maps).collect::<Result<_>>()?,
-            launch: Launch {
-                shared_bytes: config.shared_bytes(atom, form, key.out) as u32,
-                programmatic: true,
-                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
-            },
-            function: gpu.function(&instance(config, atom, form, key.out, key.activation))?,
-        });
-        let mut kept = kept();
-        if kept.len() == KEPT {
-            kept.remove(0);
-        }
-        kept.push((key, prepared.clone()));
-        Ok(prepared)
-    }
-}
-
 /// `Arguments` of the source, with its windows.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
@@ -352,12 +314,13 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
     let terms = workspace.slice(room.terms..room.bytes);
     quantize_activations::run(gpu, stream, product.x, call.x, 0, [codes.pointer(), terms.pointer()])?;
     let (out, activation) = (problem.y, call.epilogue.activation);
-    let key = Key { codes: codes.pointer(), terms: terms.pointer(), shape, out, activation, plan };
-    let prepared = call.w.launches_a8.prepare(gpu, product, key, [codes, terms])?;
+    // Where the codes begin, the terms are at a place that shape and plan tell.
+    let key = Key { x: codes.pointer(), shape, out, activation, plan };
+    let prepared = call.w.launches_a8.prepare(key, || product.prepared(gpu, &key, [codes, terms]))?;
     // A group's own channels of x.
     let x = QuantizedForm { groups: product.groups(g), ..product.x };
     let (config, schedule) = &plan;
-    for (group, (part, maps)) in parts.iter().zip(&prepared.maps).enumerate() {
+    for (group, (part, maps)) in parts.iter().zip(prepared.maps.chunks_exact(2)).enumerate() {
         let Packed::Wna16(w) = part else { return refuse("weights in fragments", part.layout().into()) };
         let w: &Wna16Weights = w;
         let first = group * g.outputs();

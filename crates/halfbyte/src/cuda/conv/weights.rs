@@ -1,6 +1,7 @@
 //! Weights of convolutions on a device.
 
-use super::{OP, implicit_a8_sm90, implicit_sm90, product_of_patches};
+use super::launches::Launches;
+use super::{OP, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90, product_of_patches};
 use crate::conv::Geometry;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
@@ -22,8 +23,8 @@ pub struct Weights {
     format: Option<Format>,
     pub(super) kind: Kind,
     /// What the implicit products keep prepared.
-    pub(super) launches: implicit_sm90::Launches,
-    pub(super) launches_a8: implicit_a8_sm90::Launches,
+    pub(super) launches: Launches<implicit_sm90::config::Plan>,
+    pub(super) launches_a8: Launches<implicit_a8_sm90::config::Plan>,
 }
 
 /// What a weight is made of.
@@ -33,6 +34,8 @@ pub(super) enum Kind {
     Dense(FloatBuffer),
     /// Codes: all groups of the convolution in one, or each in one of its own, in one layout.
     Quantized(Vec<Packed>),
+    /// Codes whose columns are filled up to rows of windows.
+    Rows(Packed),
 }
 
 impl Weights {
@@ -53,6 +56,10 @@ impl Weights {
         }
         let mut packer = Packer::new(gpu, stream);
         let parts = match layout_of(&gpu.caps(), w, act, &geometry, x)? {
+            Layout::Rows(wide, kernel) => {
+                let packed = packer.pack_for(kernel, &[&wide.as_ref().into()], act)?;
+                return Ok(Self::of(geometry, Some(Format { weight: w.format(), act }), Kind::Rows(packed)));
+            }
             Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
             Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
             Layout::Fragments(w, kernel) => {
@@ -99,6 +106,7 @@ impl Weights {
         match &self.kind {
             Kind::Dense(_) => DENSE,
             Kind::Quantized(parts) => parts.first().map_or(DENSE, Packed::layout),
+            Kind::Rows(_) => implicit_rows_sm90::LAYOUT,
         }
     }
 
@@ -107,6 +115,7 @@ impl Weights {
         match &self.kind {
             Kind::Dense(floats) => floats.bytes(),
             Kind::Quantized(parts) => parts.iter().map(Packed::bytes).sum(),
+            Kind::Rows(part) => part.bytes(),
         }
     }
 
@@ -117,6 +126,7 @@ impl Weights {
             Kind::Quantized(parts) => {
                 Kind::Quantized(parts.iter().map(|part| part.duplicate(stream)).collect::<Result<_>>()?)
             }
+            Kind::Rows(part) => Kind::Rows(part.duplicate(stream)?),
         };
         Ok(Self::of(self.geometry, self.format, kind))
     }
@@ -128,6 +138,8 @@ enum Layout<'a> {
     Product(Cow<'a, QTensor>),
     /// As the implicit products have it: in fragments of the tensor cores, group by group, as a kernel of products packs them.
     Fragments(Cow<'a, QTensor>, &'static matmul::Kernel),
+    /// As the implicit product of rows of windows has it, with columns filled up.
+    Rows(Cow<'a, QTensor>, &'static matmul::Kernel),
     /// As the plain kernel has it.
     Plain,
 }
@@ -158,6 +170,12 @@ fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: 
     let Geometry { kernel, stride, padding, groups, .. } = *geometry;
     if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
         return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
+    }
+    if let Some((filled, w)) = implicit_rows_sm90::weight(caps, w, format, geometry, x)? {
+        let kernel = matmul_kernel("wna16_sm90")?;
+        if kernel.holds(&w.as_ref().into()).is_ok() {
+            return Ok(if filled { Layout::Rows(w, kernel) } else { Layout::Fragments(w, kernel) });
+        }
     }
     if product_of_patches::is_served(geometry)
         && let Some(wider) = product_of_patches::weight(w, format, geometry)?

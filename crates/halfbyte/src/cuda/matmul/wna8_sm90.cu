@@ -40,7 +40,7 @@ struct Feed {
     if (++sc.k >= sc.kend) return start(g);
     source += step;
 #ifdef HB_CONV
-    window.advance(g.windows, 64); window.advance(g.windows, 64);
+    window.advance_boxes<64, 2>(g.windows);
 #endif
     return true;
   }

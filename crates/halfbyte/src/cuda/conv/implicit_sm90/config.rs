@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! unit (128 columns of a tile) = max(products at 2048 a clock, bytes of W and x at 40 a clock, conversion of W)
-//! tile  = its units + TILE + tokens · EPILOGUE (· 2 if two sets join their sums)
+//! tile  = its units + TILE + tokens · EPILOGUE (· 2 if two sets join their sums; less the units of another block, of two)
 //! whole = rounds · tile                      every tile by one block
 //! cut   = units / blocks + 2 tiles' ends + JOIN    the last round's tiles cut evenly among all blocks
 //! ```
@@ -14,7 +14,8 @@
 //! The model is what is known of the processor; it has not been fitted to measurements. For ResNet-50 at a batch of 32 on 132
 //! multiprocessors it takes, with codes of 4 bits and one scale a row, the widths that the tests of this file record: 7² × 512
 //! outputs are 33 × 4 tiles of 48 pixels, one for each multiprocessor; 14² × 256 are 66 × 2 of 96; 28² × 128 are 131 of 192.
-//! 64 outputs are one strip: two warpgroups take its units in turn, where a tile of two strips would be half empty.
+//! 64 outputs are one strip: two warpgroups take its units in turn, where a tile of two strips would be half empty; or two
+//! blocks share a multiprocessor, with a warpgroup each.
 
 use crate::cuda::matmul::wna16_sm90::config::{Config, Schedule, TWO_BY_TWO};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -40,6 +41,12 @@ const LEAST_TOKENS: usize = 64;
 /// A configuration, and who computes what with it.
 pub type Plan = (Config, Schedule);
 
+/// One strip a block, two blocks on a multiprocessor: one stores while the other multiplies.
+const IN_PAIRS: Config = Config { warpgroups: 1, strips: 1, blocks: 2, ..TWO_BY_TWO };
+
+/// Pixels of a tile of those: their rings have room for two stages at least.
+const TOKENS_IN_PAIRS: [usize; 4] = [64, 96, 128, 192];
+
 /// The plan for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
 /// least time.
 pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Plan {
@@ -57,8 +64,8 @@ pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) 
     let shape = shape.map(|size| size.max(1));
     let multiprocessors = multiprocessors.max(1);
     let plans = configs(atom, shape[1], out).into_iter().flat_map(|config| {
-        let whole = whole(config, shape, multiprocessors);
-        let cut = Schedule::new(config, shape, multiprocessors);
+        let whole = whole(config, shape, multiprocessors * config.blocks);
+        let cut = Schedule::new(config, shape, multiprocessors * config.blocks);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
     });
     plans.filter(|(_, schedule)| schedule.fits()).collect()
@@ -67,32 +74,34 @@ pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) 
 /// Every configuration that is chosen from.
 pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
     let mut all = Vec::new();
-    for strips in [1, 2] {
-        for tokens in TOKENS {
-            let sums = strips * tokens;
-            // Sums of a group lie beside those of the tile; weights that are scaled and rounded need none.
-            let exact = match atom.group {
-                0 if atom.bits == 8 && strips == 2 => sums <= 192,
-                0 => sums <= 256,
-                128 => sums <= 128,
-                _ => strips == 1 && tokens <= 96,
-            };
-            let rounds = atom.group > 0 && out != Float::F32 && strips == 1;
-            if (strips == 2 && n <= 2 * STRIP) || !(exact || rounds) {
-                continue;
-            }
-            let config = Config { early: !exact, ..base(tokens, strips, n) }.fitted_to_sets(atom, out);
-            // Two boxes in flight, and two units of each set.
-            if config.stages_x >= 2 && config.stages_w >= 2 && config.shared_bytes(atom, out) <= SHARED_BYTES {
-                all.push(config);
-            }
+    let alone = [1, 2].into_iter().flat_map(|strips| TOKENS.map(|tokens| base(tokens, strips, n)));
+    let in_pairs = TOKENS_IN_PAIRS.map(|tokens| Config { tokens, ..IN_PAIRS }).into_iter().filter(|_| n <= STRIP);
+    for config in alone.chain(in_pairs) {
+        let Config { tokens, strips, blocks, .. } = config;
+        let sums = strips * tokens;
+        // Sums of a group lie beside those of the tile; weights that are scaled and rounded need none.
+        let exact = match atom.group {
+            0 if atom.bits == 8 && strips == 2 => sums <= 192,
+            0 => sums <= 256,
+            128 => sums <= if blocks == 2 { 96 } else { 128 },
+            _ => strips == 1 && tokens <= if blocks == 2 { 64 } else { 96 },
+        };
+        let rounds = atom.group > 0 && out != Float::F32 && strips == 1;
+        // Two boxes in flight, and two units of each set.
+        let config = Config { early: !exact, ..config }.fitted_to_sets(atom, out);
+        let room = if blocks == 2 { SHARED_BY_TWO_BYTES } else { SHARED_BYTES };
+        let fits = config.stages_x >= 2 && config.stages_w >= 2 && config.shared_bytes(atom, out) <= room;
+        let high = strips == 1 || n > 2 * STRIP;
+        if high && fits && (exact || rounds) {
+            all.push(config);
         }
     }
     all
 }
 
-/// Shared memory of a block alone on a multiprocessor.
+/// Shared memory of a block alone on a multiprocessor, and of one of two.
 const SHARED_BYTES: usize = 232_448;
+const SHARED_BY_TWO_BYTES: usize = 115_712;
 
 fn base(tokens: usize, strips: usize, n: usize) -> Config {
     let boxes = if tokens >= 192 { 1 } else { 2 };
@@ -135,7 +144,12 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let late = if config.early { 0 } else { atom.groups() * (tokens / 2 + 64) };
     let conversion = strips * (160 + late);
     let unit = products.max(bytes).max(conversion) + 64;
-    total(schedule, unit, TILE + tokens * EPILOGUE * config.sets)
+    let end = TILE + tokens * EPILOGUE * config.sets;
+    match config.blocks {
+        1 => total(schedule, unit, end),
+        // What a block stores, another one multiplies meanwhile, at half the speed of one alone.
+        blocks => total(schedule, blocks * unit, end.saturating_sub(schedule.steps * unit)),
+    }
 }
 
 /// The time of a schedule with so many clocks a unit, and so many a tile's end.
