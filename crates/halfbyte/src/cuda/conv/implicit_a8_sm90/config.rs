@@ -8,7 +8,7 @@
 //! promoting = groups · tokens · PROMOTE, and TERM for each further term
 //! ```
 
-use crate::cuda::conv::implicit_sm90::config::{EPILOGUE, TILE, total, whole};
+use crate::cuda::conv::implicit_sm90::config::{EPILOGUE, TILE, UNIT, total, whole};
 use crate::cuda::matmul::wna8_sm90::config::{Config, Schedule, Terms};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -69,7 +69,7 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom, terms: Terms) -> usiz
     let bytes = (tokens * (STEP + 16 * atom.groups()) + strips * atom.bytes()) / BYTES;
     let further = usize::from(terms.sums) + usize::from(terms.offsets);
     let promoting = atom.groups() * tokens * (PROMOTE + TERM * further);
-    total(schedule, products.max(bytes).max(promoting) + 64, TILE + tokens * EPILOGUE)
+    total(schedule, products.max(bytes).max(promoting) + UNIT, TILE + tokens * EPILOGUE)
 }
 
 #[cfg(test)]

@@ -5,15 +5,16 @@
 //! kernel. So every width of a tile is tried with a model of its time, in clocks of a multiprocessor:
 //!
 //! ```text
-//! unit (128 columns of a tile) = max(products at 2048 a clock, bytes of W and x at 40 a clock, conversion of W)
-//! tile  = its units + TILE + tokens · EPILOGUE (· 2 if two sets join their sums; less the units of another block, of two)
+//! unit (128 columns of a tile) = max(products at 2048 a clock, bytes of W and x at 45 a clock, conversion of W) + UNIT
+//! tile  = its units + TILE + tokens · strips of a warpgroup · EPILOGUE (· 2 if two sets join their sums)
 //! whole = rounds · tile                      every tile by one block
 //! cut   = units / blocks + 2 tiles' ends + JOIN    the last round's tiles cut evenly among all blocks
 //! ```
 //!
-//! The model is what is known of the processor; it has not been fitted to measurements. For ResNet-50 at a batch of 32 on 132
-//! multiprocessors it takes, with codes of 4 bits and one scale a row, the widths that the tests of this file record: 7² × 512
-//! outputs are 33 × 4 tiles of 48 pixels, one for each multiprocessor; 14² × 256 are 66 × 2 of 96; 28² × 128 are 131 of 192.
+//! Its constants were fitted to 120 times of the 3×3 layers of ResNet-50 at a batch of 32 on an H200, from which it is 10 % off on
+//! average; what it takes there is the fastest form or within 4 % of it (`docs/decisions/0010`). On 132 multiprocessors it takes,
+//! with codes of 4 bits and one scale a row, the widths that the tests of this file record: 7² × 512 outputs are 33 × 4 tiles of
+//! 48 pixels, one for each multiprocessor; 14² × 256 are 66 × 2 of 96; 28² × 128 are 131 of 192.
 //! 64 outputs are one strip: two warpgroups take its units in turn, where a tile of two strips would be half empty; or two
 //! blocks share a multiprocessor, with a warpgroup each.
 
@@ -24,16 +25,20 @@ use crate::tensor::Float;
 /// Pixels a tile.
 const TOKENS: [usize; 6] = [48, 64, 96, 128, 192, 256];
 
-/// Clocks of a tile besides its units, and of the end of a tile for each of its pixels.
-pub(in crate::cuda) const TILE: usize = 1200;
-pub(in crate::cuda) const EPILOGUE: usize = 8;
+/// Clocks of a tile besides its units, and of the end of a tile for each of its pixels and strips of a warpgroup.
+pub(in crate::cuda) const TILE: usize = 350;
+pub(in crate::cuda) const EPILOGUE: usize = 7;
 
 /// Clocks of adding up parts of a cut tile.
-const JOIN: usize = 4000;
+const JOIN: usize = 9700;
 
 /// Multiply-adds and bytes from the second-level cache that a multiprocessor has in a clock.
 const PRODUCTS: usize = 2048;
-const BYTES: usize = 40;
+const BYTES: usize = 45;
+
+/// Clocks of converting a strip of a unit, and of a unit besides.
+const CONVERSION: usize = 100;
+pub(in crate::cuda) const UNIT: usize = 40;
 
 /// Pixels below which an instruction takes no less time: its weights come from registers.
 const LEAST_TOKENS: usize = 64;
@@ -142,9 +147,8 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let bytes = (tokens * STEP * 2 + strips * atom.bytes()) / BYTES;
     // Sums that are scaled group by group wait for the tensor cores.
     let late = if config.early { 0 } else { atom.groups() * (tokens / 2 + 64) };
-    let conversion = strips * (160 + late);
-    let unit = products.max(bytes).max(conversion) + 64;
-    let end = TILE + tokens * EPILOGUE * config.sets;
+    let unit = products.max(bytes).max(strips * (CONVERSION + late)) + UNIT;
+    let end = TILE + tokens * config.strips * EPILOGUE * config.sets;
     match config.blocks {
         1 => total(schedule, unit, end),
         // What a block stores, another one multiplies meanwhile, at half the speed of one alone.
