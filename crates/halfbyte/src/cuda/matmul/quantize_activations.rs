@@ -52,12 +52,12 @@ impl Form {
 
     /// Groups of a row.
     pub fn groups(self) -> usize {
-        self.k.div_ceil(self.group)
+        self.k.div_ceil(self.group.max(1))
     }
 
     /// Pieces of a row.
     pub fn pieces(self) -> usize {
-        self.k.div_ceil(self.piece)
+        self.k.div_ceil(self.piece.max(1))
     }
 
     /// Numbers of one term of a piece: one a row, and some that nobody reads.
@@ -139,7 +139,8 @@ pub fn quantize_activations(
     let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
     let part = PARTS.contains(&form.piece) && form.group.is_multiple_of(form.piece);
     if form.group == 0 || !even || !(form.piece == form.group || part) {
-        let expected = format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
+        let expected =
+            format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
         return Err(Error::invalid(OP, expected, format!("{form:?}")));
     }
     fits("x", form.m.checked_mul(form.k), x.len())?;

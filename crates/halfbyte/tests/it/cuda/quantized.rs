@@ -110,7 +110,8 @@ fn cases() -> Vec<Vec<Case>> {
     let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568], [4200, 512], [37, 20]];
     let mut all = Vec::new();
     // Groups of several atoms too.
-    let longer = ["w4a16-g256", "w8a16-g384-asym", "w4a16-g512-asym", "w4a16-g192-asym", "w8a16-g160"].map(str::to_owned);
+    let longer =
+        ["w4a16-g256", "w8a16-g384-asym", "w4a16-g512-asym", "w4a16-g192-asym", "w8a16-g160"].map(str::to_owned);
     for (i, name) in formats_of_atoms().iter().chain(&longer).enumerate() {
         for (s, [n, k]) in shapes.into_iter().enumerate() {
             // The widest one with every third form.
