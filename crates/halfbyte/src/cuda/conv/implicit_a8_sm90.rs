@@ -54,7 +54,7 @@ pub(super) const KERNEL: Kernel = Kernel {
 /// Channels of a box of codes.
 const BOX: usize = 64;
 
-/// A pixel's terms of a group as the copy engine counts them: elements of so many bytes.
+/// A pixel's terms of a piece as the copy engine counts them: elements of so many bytes.
 const TERM_BYTES: usize = 2;
 const TERM_ELEMENTS: usize = 16 / TERM_BYTES;
 
@@ -112,10 +112,6 @@ impl Form {
         if atom.group == 0 {
             return refuse("multiplies weights of several positions or groups of channels");
         }
-        // Sums of codes are those of a scale of x; each group of an atom would need its own.
-        if atom.zero && share > atom.group {
-            return refuse("with zero points, multiplies groups of up to 128 channels");
-        }
         let terms = Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: true };
         Ok(Self { atom, terms, share })
     }
@@ -137,7 +133,8 @@ impl Product {
             m: problem.shape.input_pixels(),
             k: g.ci,
             group: form.share,
-            groups: g.ci / form.share,
+            // Zero points need the sums of an atom's groups, which may be parts of one.
+            piece: if form.terms.sums { form.atom.group } else { form.share },
             sums: form.terms.sums,
             offsets: form.terms.offsets,
             pixels: true,
@@ -155,9 +152,9 @@ impl Product {
         vec![quantize_activations::instance(self.x), instance(config, atom, terms, out, activation)]
     }
 
-    /// Groups of x that a group of the convolution sees.
-    fn groups(&self, geometry: &Geometry) -> usize {
-        geometry.channels() / self.form.share
+    /// Sets of terms of a pixel's channels in a group of the convolution.
+    fn pieces(&self, geometry: &Geometry) -> usize {
+        geometry.channels() / self.x.piece
     }
 
     /// A launch, with maps of codes and of terms for each group; both are the images' from the first pixel on.
@@ -168,7 +165,7 @@ impl Product {
             shape: [shape.batch(), h, w, g.channels()],
             ..windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes64)
         };
-        let of_group = self.groups(g) * TERM_ELEMENTS;
+        let of_group = self.pieces(g) * TERM_ELEMENTS;
         let of_terms = Map {
             shape: [shape.batch(), h, w, of_group],
             pixel: of_group * g.groups,
@@ -318,7 +315,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
     let key = Key { x: codes.pointer(), shape, out, activation, plan };
     let prepared = call.w.launches_a8.prepare(key, || product.prepared(gpu, &key, [codes, terms]))?;
     // A group's own channels of x.
-    let x = QuantizedForm { groups: product.groups(g), ..product.x };
+    let x = QuantizedForm { k: g.channels(), ..product.x };
     let (config, schedule) = &plan;
     for (group, (part, maps)) in parts.iter().zip(prepared.maps.chunks_exact(2)).enumerate() {
         let Packed::Wna16(w) = part else { return refuse("weights in fragments", part.layout().into()) };

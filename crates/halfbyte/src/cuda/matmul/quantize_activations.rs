@@ -17,13 +17,16 @@ const THREADS: usize = 256;
 const COLUMNS: usize = 16;
 const OF_A_GROUP: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
+/// Columns of a group's parts.
+const PARTS: [usize; 3] = [32, 64, 128];
+
 /// Columns that codes are padded to.
 const STEP: usize = 128;
 
 /// Quantised activations in memory: how they lie.
 ///
 /// Codes are `[m][pitch]` bytes with sign, zeros from k on; those of 16 columns lie in the order of [`Form::place`]. Terms are
-/// `[groups][terms][m_pitch]` numbers; of pixels `[m][groups][4]`, of which the first are there.
+/// `[pieces][terms][m_pitch]` numbers; of pixels `[m][pieces][4]`, of which the first are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     /// Rows.
@@ -32,8 +35,9 @@ pub struct Form {
     pub k: usize,
     /// Columns of a group: a multiple of 16, or all of a row.
     pub group: usize,
-    /// Groups of a row.
-    pub groups: usize,
+    /// Columns that each set of terms is for: the group, or 32, 64 or 128 columns that divide it, where sums of parts of a
+    /// group are asked for. Their scales and offsets are those of the group.
+    pub piece: usize,
     /// With the sums of codes.
     pub sums: bool,
     /// With offsets beside scales.
@@ -42,7 +46,7 @@ pub struct Form {
     pub pixels: bool,
 }
 
-/// Numbers that the terms of a pixel's group take: the copy engine brings 16 bytes at least.
+/// Numbers that the terms of a pixel's piece take: the copy engine brings 16 bytes at least.
 const TERMS_OF_PIXELS: usize = 4;
 
 impl Form {
@@ -51,33 +55,43 @@ impl Form {
         self.k.next_multiple_of(if self.pixels { COLUMNS } else { STEP })
     }
 
-    /// Columns of codes from a group to the next.
-    fn span(self) -> usize {
-        if self.groups == 1 { self.pitch() } else { self.group }
+    /// Groups of a row.
+    pub fn groups(self) -> usize {
+        self.k.div_ceil(self.group)
     }
 
-    /// Numbers between the terms of a group and the next, and of a row and the next.
+    /// Pieces of a row.
+    pub fn pieces(self) -> usize {
+        self.k.div_ceil(self.piece)
+    }
+
+    /// Columns of codes from a group to the next.
+    fn span(self) -> usize {
+        if self.groups() == 1 { self.pitch() } else { self.group }
+    }
+
+    /// Numbers between the terms of a piece and the next, and of a row and the next.
     fn term_pitches(self) -> [usize; 2] {
         match self.pixels {
-            true => [TERMS_OF_PIXELS, self.groups * TERMS_OF_PIXELS],
+            true => [TERMS_OF_PIXELS, self.pieces() * TERMS_OF_PIXELS],
             false => [self.terms() * self.m_pitch(), 1],
         }
     }
 
-    /// Numbers of one term of a group: one a row, and some that nobody reads.
+    /// Numbers of one term of a piece: one a row, and some that nobody reads.
     pub fn m_pitch(self) -> usize {
         self.m.next_multiple_of(4)
     }
 
-    /// Terms of a group: scales, sums of codes, offsets, as far as there are any.
+    /// Terms of a piece: scales, sums of codes, offsets, as far as there are any.
     pub fn terms(self) -> usize {
         1 + usize::from(self.sums) + usize::from(self.offsets)
     }
 
-    /// Where a term of a row's group lies: 0 is the scale.
-    pub fn term_at(self, row: usize, group: usize, term: usize) -> usize {
-        let [of_group, of_row] = self.term_pitches();
-        group * of_group + row * of_row + term * if self.pixels { 1 } else { self.m_pitch() }
+    /// Where a term of a row's piece lies: 0 is the scale.
+    pub fn term_at(self, row: usize, piece: usize, term: usize) -> usize {
+        let [of_piece, of_row] = self.term_pitches();
+        piece * of_piece + row * of_row + term * if self.pixels { 1 } else { self.m_pitch() }
     }
 
     /// Where the code of a column lies in its row.
@@ -94,8 +108,8 @@ impl Form {
     /// Bytes of all terms.
     pub fn terms_bytes(self) -> usize {
         match self.pixels {
-            true => 4 * self.m * self.groups * TERMS_OF_PIXELS,
-            false => 4 * self.groups * self.terms() * self.m_pitch(),
+            true => 4 * self.m * self.pieces() * TERMS_OF_PIXELS,
+            false => 4 * self.pieces() * self.terms() * self.m_pitch(),
         }
     }
 }
@@ -113,10 +127,12 @@ struct Params {
     m: u64,
     k: u64,
     pitch: u64,
-    group_pitch: u64,
+    piece_pitch: u64,
     row_pitch: u64,
     group: u32,
     groups: u32,
+    piece: u32,
+    pieces: u32,
     threads: u32,
     rows: u32,
     x_type: u32,
@@ -157,16 +173,17 @@ pub fn quantize_activations(
         true => Ok(()),
         false => Err(Error::invalid(OP, format!("{expected:?} elements of {what}"), got.to_string())),
     };
+    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
+    let part = PARTS.contains(&form.piece) && form.group.is_multiple_of(form.piece);
+    if form.group == 0 || !even || !(form.piece == form.group || part) {
+        let expected = format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
+        return Err(Error::invalid(OP, expected, format!("{form:?}")));
+    }
     fits("x", form.m.checked_mul(form.k), x.len())?;
     fits("codes", form.m.checked_mul(form.pitch()), codes.len())?;
     fits("terms", Some(form.terms_bytes() / 4), terms.len())?;
     if let Some(order) = order {
         fits("order", Some(form.k), order.len())?;
-    }
-    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
-    if form.group == 0 || form.groups != form.k.div_ceil(form.group) || !even {
-        let expected = format!("groups of a multiple of {COLUMNS} columns that cover them, or of all");
-        return Err(Error::invalid(OP, expected, format!("{form:?}")));
     }
     if form.m == 0 || form.k == 0 {
         return Ok(());
@@ -188,7 +205,7 @@ pub(in crate::cuda) fn run(
 ) -> Result<()> {
     // From a term to the next.
     let term = if form.pixels { 4 } else { 4 * form.m_pitch() as u64 };
-    let [group_pitch, row_pitch] = form.term_pitches();
+    let [piece_pitch, row_pitch] = form.term_pitches();
     let (span, pitch) = (form.span(), form.pitch());
     let of_a_group = threads(span);
     let long = of_a_group == THREADS;
@@ -205,16 +222,19 @@ pub(in crate::cuda) fn run(
         m: form.m as u64,
         k: form.k as u64,
         pitch: pitch as u64,
-        group_pitch: group_pitch as u64,
+        piece_pitch: piece_pitch as u64,
         row_pitch: row_pitch as u64,
         group: span as u32,
-        groups: form.groups as u32,
+        groups: form.groups() as u32,
+        // Of a row that is one group whole, all that its codes take.
+        piece: if form.piece == form.group { span } else { form.piece } as u32,
+        pieces: form.pieces() as u32,
         threads: of_a_row.min(THREADS) as u32,
         rows: rows as u32,
         x_type: float_type(x.dtype()),
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
-    let blocks = if long { form.groups } else { of_a_row.div_ceil(THREADS) };
+    let blocks = if long { form.groups() } else { of_a_row.div_ceil(THREADS) };
     if form.m > i32::MAX as usize || blocks > 65_535 {
         let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
         return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));
