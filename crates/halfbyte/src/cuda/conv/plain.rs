@@ -158,7 +158,9 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
     };
     // From a row of the kernel to the next, and from a position to the next, in columns of the weight.
     let [of_row, of_position] = match &call.w.kind {
-        Kind::Rows(_) => WindowRows::of(&g).map_err(|why| Error::invalid(OP, "rows of windows", why.to_string()))?.pitches(),
+        Kind::Rows(_) => {
+            WindowRows::of(&g).map_err(|why| Error::invalid(OP, "rows of windows", why.to_string()))?.pitches()
+        }
         _ => [g.kernel[1] * g.channels(), g.channels()],
     };
     let (activation, low, high) = matmul::activation(call.epilogue.activation);

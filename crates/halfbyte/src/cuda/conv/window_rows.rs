@@ -167,7 +167,14 @@ impl WindowRows {
 
     /// Puts the images into a stream: from x in 2-byte elements, an address, to an address of [`WindowRows::bytes`]. The caller
     /// vouches for both, and that they [are made](WindowRows::are_made).
-    pub fn make(&self, gpu: &Gpu, stream: &Stream, shape: &Conv2dShape, (x, layout): (u64, Layout2d), out: u64) -> Result<()> {
+    pub fn make(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        shape: &Conv2dShape,
+        (x, layout): (u64, Layout2d),
+        out: u64,
+    ) -> Result<()> {
         let (g, [h, w]) = (shape.geometry(), shape.input());
         let (rows, pieces) = (shape.batch() * h, self.steps(shape) * self.step(shape) / PIECE);
         let nhwc = layout == Layout2d::Nhwc;

@@ -176,7 +176,8 @@ pub fn quantize_activations(
     let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
     let part = PARTS.contains(&form.piece) && form.group.is_multiple_of(form.piece);
     if form.group == 0 || !even || !(form.piece == form.group || part) {
-        let expected = format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
+        let expected =
+            format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
         return Err(Error::invalid(OP, expected, format!("{form:?}")));
     }
     fits("x", form.m.checked_mul(form.k), x.len())?;

@@ -323,8 +323,7 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
             let x = rounded(&random.activations(shape.x_len()), problem.x);
             let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
-            let images =
-                Images { shape: &shape, x: &x, types: [problem.x, problem.y], layouts: [Layout2d::Nhwc; 2] };
+            let images = Images { shape: &shape, x: &x, types: [problem.x, problem.y], layouts: [Layout2d::Nhwc; 2] };
             let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, problem.x).unwrap();
             assert_eq!(w.layout(), layout, "{problem}");
             assert_eq!(images.problem(&w), problem);
@@ -409,7 +408,12 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
             // The plain kernel reads the same weights.
             let plain = Bench { kernel: kernel("plain"), ..bench };
             let exact = Bound::new(problem.y, shape.geometry().k());
-            check(&plain.forward(packed, &images, Epilogue::default()), &reference, exact, &format!("plain: {problem}"));
+            check(
+                &plain.forward(packed, &images, Epilogue::default()),
+                &reference,
+                exact,
+                &format!("plain: {problem}"),
+            );
             for plan in plans_of(turn, problem, packed.layout()) {
                 let planned = Bench { plan: Some(Plan::Rows(plan)), ..bench };
                 let y = planned.forward(packed, &images, Epilogue::default());

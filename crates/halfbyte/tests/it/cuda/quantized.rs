@@ -22,11 +22,14 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(21);
-        for (i, name) in ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024", "w8a8-g96"]
-            .into_iter()
-            .enumerate()
+        for (i, name) in
+            ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024", "w8a8-g96"]
+                .into_iter()
+                .enumerate()
         {
-            for (s, [m, k]) in [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1], [37, 64], [70, 192]].into_iter().enumerate() {
+            for (s, [m, k]) in
+                [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1], [37, 64], [70, 192]].into_iter().enumerate()
+            {
                 let weight = parse(name).weight;
                 let w = random.qtensor(weight, [1, k], (i + s) % 3 == 2);
                 let mut x = random.activations(m * k);

@@ -14,7 +14,7 @@ use crate::text::{Align, rate, table};
 use crate::timing::Measured;
 use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::conv::{self, Call, Problem, Weights, implicit_a8_sm90, implicit_sm90};
+use halfbyte::cuda::conv::{self, Call, Problem, Weights, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
 use halfbyte::cuda::int8::int8_sm90::{self, config::Config};
 use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Layer, Target};
@@ -69,24 +69,30 @@ struct Swept {
     median_us: f64,
 }
 
-/// A plan of an implicit product, with exact or with quantised activations.
+/// A plan of an implicit product: of pixels, of rows of windows, of quantised activations.
 #[derive(Clone, Copy)]
 enum Form {
     Exact(implicit_sm90::config::Plan),
+    Rows(implicit_sm90::config::Plan),
     Quantized(implicit_a8_sm90::config::Plan),
 }
 
 impl Form {
-    /// All that compute a problem; none where no implicit product does.
-    fn all(gpu: &Gpu, problem: &Problem) -> Vec<Self> {
-        let exact = implicit_sm90::plans(&gpu.caps(), problem).unwrap_or_default();
-        let quantized = implicit_a8_sm90::plans(&gpu.caps(), problem).unwrap_or_default();
-        exact.into_iter().map(Form::Exact).chain(quantized.into_iter().map(Form::Quantized)).collect()
+    /// All that compute a problem with weights in a layout; none where no implicit product does.
+    fn all(gpu: &Gpu, problem: &Problem, layout: &str) -> Vec<Self> {
+        let caps = gpu.caps();
+        let exact = implicit_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Exact);
+        let rows = implicit_rows_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Rows);
+        let quantized = implicit_a8_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Quantized);
+        // Where pixels are read as they lie, rows of windows are no choice.
+        let read: Vec<Self> = exact.chain(quantized).collect();
+        if read.is_empty() { rows.collect() } else { read }
     }
 
     fn workspace_bytes(&self, problem: &Problem) -> usize {
         match self {
             Form::Exact(plan) => implicit_sm90::workspace_bytes_as(plan),
+            Form::Rows(plan) => implicit_rows_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
             Form::Quantized(plan) => implicit_a8_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
         }
     }
@@ -95,7 +101,7 @@ impl Form {
 impl std::fmt::Display for Form {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let cut = match self {
-            Form::Exact((config, schedule)) => {
+            Form::Exact((config, schedule)) | Form::Rows((config, schedule)) => {
                 write!(f, "{config}")?;
                 schedule.parts_bytes(*config) > 0
             }
@@ -244,7 +250,7 @@ impl Device<'_> {
         let problem = Problem { format: weights[0].format(), shape, x: dtype, y: dtype, layouts };
         let kernel = conv::select(&gpu.caps(), &problem, weights[0].layout())?;
         let needed = kernel.workspace_bytes(&gpu.caps(), &problem, weights[0].layout());
-        let forms = if self.sweep { Form::all(gpu, &problem) } else { Vec::new() };
+        let forms = if self.sweep { Form::all(gpu, &problem, weights[0].layout()) } else { Vec::new() };
         let needed = forms.iter().map(|form| form.workspace_bytes(&problem)).max().unwrap_or(0).max(needed);
         let mut workspace = Workspace::new(gpu, stream, needed)?;
         let x = X::new(random::normals(shape.x_len(), 2), dtype);
@@ -267,6 +273,7 @@ impl Device<'_> {
             match form {
                 None => conv::run_with(kernel, gpu, stream, call),
                 Some(Form::Exact(plan)) => implicit_sm90::run_as(plan, gpu, stream, call),
+                Some(Form::Rows(plan)) => implicit_rows_sm90::run_as(plan, gpu, stream, call),
                 Some(Form::Quantized(plan)) => implicit_a8_sm90::run_as(plan, gpu, stream, call),
             }
         };
