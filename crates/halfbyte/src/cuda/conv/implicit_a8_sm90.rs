@@ -73,7 +73,7 @@ fn instances() -> Vec<Instance> {
         (Atom { bits: 8, zero: true, group: 64, ..atom }, all, Float::F16, Activation::None),
     ];
     let all = forms.into_iter().flat_map(|(atom, terms, out, activation)| {
-        let configs = config::configs(atom, terms, out).into_iter();
+        let configs = config::configs(atom, terms, 64, out).into_iter();
         configs.map(move |config| instance(config, atom, terms, out, activation))
     });
     all.collect()

@@ -62,7 +62,7 @@ fn instances() -> Vec<Instance> {
         (Atom { zero: true, scale: Float::BF16, ..atom }, 512, Float::F32, Activation::Silu),
     ];
     let all = forms.into_iter().flat_map(|(atom, n, out, activation)| {
-        let configs = config::configs(atom, n, out).into_iter();
+        let configs = config::configs(atom, [n, 576], out).into_iter();
         configs.map(move |config| instance(config, atom, out, activation))
     });
     all.chain([window_rows::instance()]).collect()

@@ -21,7 +21,8 @@ constexpr int SETS = 1;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS, SET_WARPS = WARPGROUPS * 4;
 constexpr bool PRODUCERS = NT > 32;              // a whole warpgroup for the copies, whose registers go to the others
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
-constexpr int PRODUCER_REGISTERS = GROUP ? 56 : 40, CONSUMER_REGISTERS = GROUP ? 224 : 232;   // a thread; together with two consumers 504 of 512
+// A thread's; a producer's with those of two consumers are 504 of 512, and with those of one of two blocks 256 of 256.
+constexpr int PRODUCER_REGISTERS = !GROUP ? 40 : BLOCKS == 2 ? 48 : 56, CONSUMER_REGISTERS = BLOCKS == 2 ? 256 - PRODUCER_REGISTERS : GROUP ? 224 : 232;
 // Of each group and token: a scale, the sum of the codes where weights have zero points, an offset.
 constexpr int TERMS = 1 + ZERO + OFFSET;
 // A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups, term by term.
@@ -42,9 +43,10 @@ constexpr int BARRIERS = EXCHANGE + WARPGROUPS * STAGED * 128 + (SPLIT > 1 ? SPL
 constexpr int SHARED_BYTES = BARRIERS + 16 * STAGES + 32;
 
 static_assert(NT == 8 || NT == 16 || NT == 32 || NT == 64 || NT == 128 || (NT == 256 && GROUP == 0), "tokens");
-static_assert(TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
+static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
+static_assert(TERMS_AT % 128 == 0, "copies of terms go to whole lines, too");
 static_assert(STAGES >= 2 && SPLIT <= 8, "rings and clusters");
-static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
+static_assert(!PRODUCERS || BLOCKS == 1 || (BLOCKS == 2 && WARPGROUPS == 1), "registers are shared out for one block, or for two of one consumer");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
 #ifdef HB_CONV
 static_assert(!SYNC && GROUP != 0, "windows have a scale a position");

@@ -8,7 +8,7 @@
 //! promoting = groups · tokens · PROMOTE, and TERM for each further term
 //! ```
 
-use crate::cuda::conv::implicit_sm90::config::{EPILOGUE, TILE, UNIT, total, whole};
+use crate::cuda::conv::implicit_sm90::config::{EPILOGUE, TILE, UNIT, total_of_blocks, whole};
 use crate::cuda::matmul::wna8_sm90::config::{Config, Schedule, Terms};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -21,7 +21,7 @@ const PRODUCTS: usize = 4096;
 const BYTES: usize = 40;
 
 /// Clocks of promoting the sums of a group and pixel of both warpgroups, and of each further term.
-const PROMOTE: usize = 5;
+const PROMOTE: usize = 7;
 const TERM: usize = 2;
 
 /// A configuration, and who computes what with it.
@@ -33,7 +33,7 @@ pub fn plan(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiproces
     let best = plans(atom, terms, shape, out, multiprocessors);
     best.into_iter().min_by_key(|(config, schedule)| clocks(*config, schedule, atom, terms)).unwrap_or_else(|| {
         // A shape that no schedule counts, as its own says.
-        let config = of_tokens(TOKENS[0], atom, terms, out);
+        let config = alone(TOKENS[0]).fitted(atom, terms, out);
         (config, whole(config.tiles(), shape.map(|size| size.max(1)), multiprocessors.max(1)))
     })
 }
@@ -41,25 +41,31 @@ pub fn plan(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiproces
 /// All plans for a shape.
 pub fn plans(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
     let (shape, multiprocessors) = (shape.map(|size| size.max(1)), multiprocessors.max(1));
-    let plans = configs(atom, terms, out).into_iter().flat_map(|config| {
-        let whole = whole(config.tiles(), shape, multiprocessors);
+    let plans = configs(atom, terms, shape[1], out).into_iter().flat_map(|config| {
+        let whole = whole(config.tiles(), shape, multiprocessors * config.blocks);
         let cut = config.schedule(shape, multiprocessors);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
     });
     plans.filter(|(_, schedule)| schedule.fits()).collect()
 }
 
-/// Every configuration that is chosen from.
-pub fn configs(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
+/// Every configuration that is chosen from, for so many outputs.
+pub fn configs(atom: Atom, terms: Terms, n: usize, out: Float) -> Vec<Config> {
     // With further terms the sums of 128 pixels leave no registers for small groups.
     let most = if atom.group == STEP || !(terms.sums || terms.offsets) { 128 } else { 64 };
     let tokens = TOKENS.into_iter().filter(|&tokens| tokens <= most);
-    tokens.map(|tokens| of_tokens(tokens, atom, terms, out)).collect()
+    let all = tokens.flat_map(|tokens| {
+        let pair = Config { warpgroups: 1, blocks: 2, ..alone(tokens) };
+        // One strip would be half of a tile. Its atoms alone must be whole lines, for what lies behind them.
+        let paired = n <= STRIP && atom.bytes().is_multiple_of(128) && (atom.group > 32 || tokens <= 64);
+        [alone(tokens)].into_iter().chain(paired.then_some(pair))
+    });
+    let all = all.map(|config| config.fitted(atom, terms, out));
+    all.filter(|config| config.stages >= 2).collect()
 }
 
-fn of_tokens(tokens: usize, atom: Atom, terms: Terms, out: Float) -> Config {
-    let config = Config { tokens, strips: 1, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch: 0 };
-    config.fitted(atom, terms, out)
+fn alone(tokens: usize) -> Config {
+    Config { tokens, warpgroups: 2, strips: 1, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch: 0 }
 }
 
 /// The time of a plan by the model above.
@@ -68,8 +74,9 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom, terms: Terms) -> usiz
     let products = strips * STRIP * tokens * STEP / PRODUCTS;
     let bytes = (tokens * (STEP + 16 * atom.groups()) + strips * atom.bytes()) / BYTES;
     let further = usize::from(terms.sums) + usize::from(terms.offsets);
-    let promoting = atom.groups() * tokens * (PROMOTE + TERM * further);
-    total(schedule, products.max(bytes).max(promoting) + UNIT, TILE + tokens * EPILOGUE)
+    let promoting = atom.groups() * tokens * config.warpgroups * (PROMOTE + TERM * further) / 2;
+    let (unit, end) = (products.max(bytes).max(promoting) + UNIT, TILE + tokens * EPILOGUE);
+    total_of_blocks(schedule, config.blocks, unit, end)
 }
 
 #[cfg(test)]

@@ -68,7 +68,7 @@ pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -
 pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
     let shape = shape.map(|size| size.max(1));
     let multiprocessors = multiprocessors.max(1);
-    let plans = configs(atom, shape[1], out).into_iter().flat_map(|config| {
+    let plans = configs(atom, [shape[1], shape[2]], out).into_iter().flat_map(|config| {
         let whole = whole(config, shape, multiprocessors * config.blocks);
         let cut = Schedule::new(config, shape, multiprocessors * config.blocks);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
@@ -76,11 +76,15 @@ pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) 
     plans.filter(|(_, schedule)| schedule.fits()).collect()
 }
 
-/// Every configuration that is chosen from.
-pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
+/// Units of a tile up to which its end is what counts, however many outputs there are.
+const FEW_STEPS: usize = 4;
+
+/// Every configuration that is chosen from, for so many outputs and columns.
+pub fn configs(atom: Atom, [n, k]: [usize; 2], out: Float) -> Vec<Config> {
     let mut all = Vec::new();
     let alone = [1, 2].into_iter().flat_map(|strips| TOKENS.map(|tokens| base(tokens, strips, n)));
-    let in_pairs = TOKENS_IN_PAIRS.map(|tokens| Config { tokens, ..IN_PAIRS }).into_iter().filter(|_| n <= STRIP);
+    let paired = n <= STRIP || k <= FEW_STEPS * STEP;
+    let in_pairs = TOKENS_IN_PAIRS.map(|tokens| Config { tokens, ..IN_PAIRS }).into_iter().filter(|_| paired);
     for config in alone.chain(in_pairs) {
         let Config { tokens, strips, blocks, .. } = config;
         let sums = strips * tokens;
@@ -149,15 +153,20 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let late = if config.early { 0 } else { atom.groups() * (tokens / 2 + 64) };
     let unit = products.max(bytes).max(strips * (CONVERSION + late)) + UNIT;
     let end = TILE + tokens * config.strips * EPILOGUE * config.sets;
-    match config.blocks {
+    total_of_blocks(schedule, config.blocks, unit, end)
+}
+
+/// The same of one or two blocks a multiprocessor, for each of which a unit takes so long alone.
+pub(in crate::cuda) fn total_of_blocks(schedule: &Schedule, blocks: usize, unit: usize, end: usize) -> usize {
+    match blocks {
         1 => total(schedule, unit, end),
         // What a block stores, another one multiplies meanwhile, at half the speed of one alone.
-        blocks => total(schedule, blocks * unit, end.saturating_sub(schedule.steps * unit)),
+        _ => total(schedule, blocks * unit, end.saturating_sub(schedule.steps * unit)),
     }
 }
 
 /// The time of a schedule with so many clocks a unit, and so many a tile's end.
-pub(in crate::cuda) fn total(schedule: &Schedule, unit: usize, end: usize) -> usize {
+fn total(schedule: &Schedule, unit: usize, end: usize) -> usize {
     if schedule.cut == 0 || schedule.sharers == schedule.cut {
         let rounds = schedule.waves + schedule.cut.div_ceil(schedule.workers);
         return rounds.saturating_mul(schedule.steps * unit + end);
