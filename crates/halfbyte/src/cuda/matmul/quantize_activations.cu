@@ -2,6 +2,7 @@
 //
 //   a thread has 16 columns of a row, several threads (or a block, where groups are long) a group
 //   least and greatest element -> scale, offset -> codes, and their sum
+//   A group of many columns may be asked for its sums piece by piece: then each piece has scale and offset beside its sum.
 //
 // quantize.cuh has the rule.
 // Codes of 16 columns lie in the order of the A fragments that packed weights give (matmul/wna8_sm90.cu): columns
@@ -15,11 +16,12 @@ struct Params {
     const void* x;         // [m][k]
     const u32* order;      // [k]: the column that each place is for, or null
     signed char* codes;    // [m][pitch]: pitch a multiple of 128, zeros from k on
-    float* scales;         // of row r and group g: at g * group_pitch + r
+    float* scales;         // of row r and piece i: at i * piece_pitch + r
     float* sums;           // of codes, likewise; or null
     float* offsets;        // likewise, where there are any
-    u64 k, pitch, group_pitch;
+    u64 k, pitch, piece_pitch;
     u32 group, groups;     // group: a multiple of 16, or not less than k
+    u32 piece, pieces;     // piece: the group; or a part of it, 32, 64 or 128 columns
     FloatType x_type;
     u32 aligned;           // rows of x begin at multiples of 16 bytes
 };
@@ -74,6 +76,21 @@ DEV int write_codes(const Params& p, u64 row, u64 c, const float (&v)[COLUMNS], 
     return sum;
 }
 
+// Scale, sum and offset of a piece of a row.
+template <bool OFFSET> DEV void write_terms(const Params& p, u64 row, u64 piece, const Rule& rule, int sum) {
+    if (piece >= p.pieces) return;
+    const u64 at = piece * p.piece_pitch + row;
+    p.scales[at] = rule.scale;
+    if (p.sums) p.sums[at] = float(sum);
+    if (OFFSET) p.offsets[at] = rule.offset;
+}
+// The terms of the piece, less than a group, that a thread's 16 columns from c on lie in; its threads are neighbours.
+template <bool OFFSET> DEV void write_terms_of_part(const Params& p, u64 row, u64 c, const Rule& rule, int sum) {
+    const u32 lanes = p.piece / COLUMNS, lane = threadIdx.x % 32, mask = ((1u << lanes) - 1) << (lane & ~(lanes - 1));
+    for (u32 distance = lanes / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(mask, sum, distance);
+    if (lane % lanes == 0) write_terms<OFFSET>(p, row, c / p.piece, rule, sum);
+}
+
 // THREADS: of a group. Fewer than a block has: the block's columns are one piece of a row, whose groups have THREADS * 16 columns.
 // All of a block: it has one group of any length.
 template <int THREADS, bool OFFSET>
@@ -122,16 +139,21 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
         rule = rule_of<OFFSET>(range);
     }
 
+    const bool parts = p.piece < p.group;
     int sum = 0;
     if constexpr (LONG) {
 #pragma unroll 1
         for (u64 c = first; c < end; c += BLOCK * COLUMNS) {
             there = load_columns(p, row, c, v);
-            sum += write_codes(p, row, c, v, there, rule);
+            const int here = write_codes(p, row, c, v, there, rule);
+            if (parts) write_terms_of_part<OFFSET>(p, row, c, rule, here);
+            sum += here;
         }
-    } else {
-        if (first < end) sum = write_codes(p, row, first, v, there, rule);
+    } else if (first < end) {
+        sum = write_codes(p, row, first, v, there, rule);
+        if (parts) write_terms_of_part<OFFSET>(p, row, first, rule, sum);
     }
+    if (parts) return;
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
     if constexpr (LONG) {
@@ -141,10 +163,5 @@ __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
 #pragma unroll
         for (int w = 0; w < 8; w++) sum += totals[w];
     }
-    if (threadIdx.x % THREADS == 0 && group < p.groups) {
-        const u64 at = group * p.group_pitch + row;
-        p.scales[at] = rule.scale;
-        if (p.sums) p.sums[at] = float(sum);
-        if (OFFSET) p.offsets[at] = rule.offset;
-    }
+    if (threadIdx.x % THREADS == 0) write_terms<OFFSET>(p, row, group, rule, sum);
 }

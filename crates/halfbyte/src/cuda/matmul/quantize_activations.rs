@@ -17,13 +17,16 @@ const THREADS: usize = 256;
 const COLUMNS: usize = 16;
 const OF_A_GROUP: [usize; 6] = [1, 2, 4, 8, 16, 32];
 
+/// Columns of a group's parts.
+const PARTS: [usize; 3] = [32, 64, 128];
+
 /// Columns that codes are padded to.
 const STEP: usize = 128;
 
 /// Quantised activations in memory: how they lie.
 ///
 /// Codes are `[m][pitch]` bytes with sign, zeros from k on; those of 16 columns lie in the order of [`Form::place`]. Terms are
-/// `[groups][terms][m_pitch]` numbers.
+/// `[pieces][terms][m_pitch]` numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
     /// Rows.
@@ -32,8 +35,9 @@ pub struct Form {
     pub k: usize,
     /// Columns of a group: a multiple of 16, or all of a row.
     pub group: usize,
-    /// Groups of a row.
-    pub groups: usize,
+    /// Columns that each set of terms is for: the group, or 32, 64 or 128 columns that divide it, where sums of parts of a
+    /// group are asked for. Their scales and offsets are those of the group.
+    pub piece: usize,
     /// With the sums of codes.
     pub sums: bool,
     /// With offsets beside scales.
@@ -46,12 +50,22 @@ impl Form {
         self.k.next_multiple_of(STEP)
     }
 
-    /// Numbers of one term of a group: one a row, and some that nobody reads.
+    /// Groups of a row.
+    pub fn groups(self) -> usize {
+        self.k.div_ceil(self.group)
+    }
+
+    /// Pieces of a row.
+    pub fn pieces(self) -> usize {
+        self.k.div_ceil(self.piece)
+    }
+
+    /// Numbers of one term of a piece: one a row, and some that nobody reads.
     pub fn m_pitch(self) -> usize {
         self.m.next_multiple_of(4)
     }
 
-    /// Terms of a group: scales, sums of codes, offsets, as far as there are any.
+    /// Terms of a piece: scales, sums of codes, offsets, as far as there are any.
     pub fn terms(self) -> usize {
         1 + usize::from(self.sums) + usize::from(self.offsets)
     }
@@ -67,7 +81,7 @@ impl Form {
     }
 
     pub(super) fn terms_bytes(self) -> usize {
-        4 * self.groups * self.terms() * self.m_pitch()
+        4 * self.pieces() * self.terms() * self.m_pitch()
     }
 }
 
@@ -83,9 +97,11 @@ struct Params {
     offsets: u64,
     k: u64,
     pitch: u64,
-    group_pitch: u64,
+    piece_pitch: u64,
     group: u32,
     groups: u32,
+    piece: u32,
+    pieces: u32,
     x_type: u32,
     aligned: u32,
 }
@@ -120,16 +136,17 @@ pub fn quantize_activations(
         true => Ok(()),
         false => Err(Error::invalid(OP, format!("{expected:?} elements of {what}"), got.to_string())),
     };
+    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
+    let part = PARTS.contains(&form.piece) && form.group.is_multiple_of(form.piece);
+    if form.group == 0 || !even || !(form.piece == form.group || part) {
+        let expected = format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
+        return Err(Error::invalid(OP, expected, format!("{form:?}")));
+    }
     fits("x", form.m.checked_mul(form.k), x.len())?;
     fits("codes", form.m.checked_mul(form.pitch()), codes.len())?;
     fits("terms", Some(form.terms_bytes() / 4), terms.len())?;
     if let Some(order) = order {
         fits("order", Some(form.k), order.len())?;
-    }
-    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
-    if form.group == 0 || form.groups != form.k.div_ceil(form.group) || !even {
-        let expected = format!("groups of a multiple of {COLUMNS} columns that cover them, or of all");
-        return Err(Error::invalid(OP, expected, format!("{form:?}")));
     }
     if form.m == 0 || form.k == 0 {
         return Ok(());
@@ -137,7 +154,7 @@ pub fn quantize_activations(
     run(gpu, stream, form, x, order.map_or(0, |order| order.pointer()), [codes.pointer(), terms.pointer()])
 }
 
-/// Puts it into a stream: `codes` `[m][pitch]` and `terms` `[groups][terms][m_pitch]` are addresses of whole matrices, as is
+/// Puts it into a stream: `codes` `[m][pitch]` and `terms` `[pieces][terms][m_pitch]` are addresses of whole matrices, as is
 /// `order` `[k]`, or 0.
 pub(super) fn run(
     gpu: &Gpu,
@@ -157,14 +174,16 @@ pub(super) fn run(
         offsets: if form.offsets { terms + row * (1 + u64::from(form.sums)) } else { 0 },
         k: form.k as u64,
         pitch: form.pitch() as u64,
-        group_pitch: (form.terms() * form.m_pitch()) as u64,
+        piece_pitch: (form.terms() * form.m_pitch()) as u64,
         group: form.group as u32,
-        groups: form.groups as u32,
+        groups: form.groups() as u32,
+        piece: form.piece as u32,
+        pieces: form.pieces() as u32,
         x_type: float_type(x.dtype()),
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
     let long = threads(form.group) == THREADS;
-    let blocks = if long { form.groups } else { form.pitch().div_ceil(THREADS * COLUMNS) };
+    let blocks = if long { form.groups() } else { form.pitch().div_ceil(THREADS * COLUMNS) };
     if form.m > i32::MAX as usize || blocks > 65_535 {
         let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
         return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));

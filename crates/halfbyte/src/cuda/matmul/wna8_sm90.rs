@@ -35,7 +35,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     instances_of: |caps, problem| {
         let Ok((atom, terms)) = form(problem) else { return Vec::new() };
         let (config, _) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
-        let quantize = quantize_activations::instance(x_form(problem, terms).group, terms.offsets);
+        let quantize = quantize_activations::instance(x_form(problem, atom, terms).group, terms.offsets);
         vec![quantize, config.instance(atom, terms, problem.y, Activation::None)]
     },
     rounds_weights: |_, _| false,
@@ -87,18 +87,14 @@ fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     }
     let exact = Problem { format: Some(Format { act: Act::A16, ..format }), ..*problem };
     let atom = wna16::atom(&exact)?;
-    // Sums of codes are those of a scale of x; each group of an atom would need its own.
-    if atom.zero && atom.group > 0 && format.weight.group.len(problem.k) > atom.group {
-        return refuse("with zero points, multiplies groups of up to 128 columns");
-    }
     Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym }))
 }
 
-fn x_form(problem: &Problem, terms: Terms) -> Form {
-    let group = problem.format.map(|format| format.weight.group);
-    let len = group.map_or(problem.k, |group| group.len(problem.k)).max(1);
-    let groups = group.map_or(1, |group| group.count(problem.k));
-    Form { m: problem.m, k: problem.k, group: len, groups, sums: terms.sums, offsets: terms.offsets }
+fn x_form(problem: &Problem, atom: Atom, terms: Terms) -> Form {
+    let group = problem.format.map_or(problem.k, |format| format.weight.group.len(problem.k)).max(1);
+    // Zero points need the sums of an atom's groups, which may be parts of one.
+    let piece = if terms.sums && atom.group > 0 { atom.group } else { group };
+    Form { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets }
 }
 
 fn choose(caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float) -> (Config, config::Schedule) {
@@ -138,7 +134,7 @@ impl Room {
     fn new(caps: &Caps, problem: &Problem) -> std::result::Result<Self, Reason> {
         const ALIGNMENT: usize = 256;
         let (atom, terms) = form(problem)?;
-        let x = x_form(problem, terms);
+        let x = x_form(problem, atom, terms);
         let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
         let codes = (Workspace::COUNTER_BYTES + config.parts_bytes(&schedule)).next_multiple_of(ALIGNMENT);
         let terms = (codes + x.codes_bytes()).next_multiple_of(ALIGNMENT);
@@ -253,7 +249,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
     if !y.is_multiple_of(16) {
         return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
-    let x = x_form(&problem, terms);
+    let x = x_form(&problem, atom, terms);
     let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
     let terms_at = workspace.pointer() + room.terms as u64;
     quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms_at])?;
@@ -284,11 +280,11 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         units: (cut * steps) as i32,
         // Exact up to MOST_K columns in groups of 32.
         ratio: x
-            .group
+            .piece
             .checked_div(atom.group)
             .filter(|&ratio| ratio > 1)
             .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
-        groups: x.groups as i32,
+        groups: x.pieces() as i32,
         padding: 0,
     };
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
