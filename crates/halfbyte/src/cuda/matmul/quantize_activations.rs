@@ -76,6 +76,19 @@ impl Form {
         column - c + c % 8 / 2 * 4 + c % 2 * 2 + c / 8
     }
 
+    /// Error: groups or pieces of them that are not as said.
+    pub(super) fn check(self) -> Result<()> {
+        let even = self.group.is_multiple_of(COLUMNS) || self.group >= self.k;
+        let part = PARTS.contains(&self.piece) && self.group.is_multiple_of(self.piece);
+        if self.group == 0 || !even || !(self.piece == self.group || part) {
+            let expected = format!(
+                "groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns"
+            );
+            return Err(Error::invalid(OP, expected, format!("{self:?}")));
+        }
+        Ok(())
+    }
+
     pub(super) fn codes_bytes(self) -> usize {
         self.m * self.pitch()
     }
@@ -85,12 +98,10 @@ impl Form {
     }
 }
 
-/// As in the source.
+/// Where codes and terms go, as in `include/quantize_rows.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
-    x: u64,
-    order: u64,
+pub(in crate::cuda) struct Target {
     codes: u64,
     scales: u64,
     sums: u64,
@@ -102,6 +113,35 @@ struct Params {
     groups: u32,
     piece: u32,
     pieces: u32,
+}
+
+impl Target {
+    /// Of matrices at these addresses: `codes` `[m][pitch]` and `terms` `[pieces][terms][m_pitch]`.
+    pub(in crate::cuda) fn new(form: Form, [codes, terms]: [u64; 2]) -> Self {
+        let row = 4 * form.m_pitch() as u64;
+        Self {
+            codes,
+            scales: terms,
+            sums: if form.sums { terms + row } else { 0 },
+            offsets: if form.offsets { terms + row * (1 + u64::from(form.sums)) } else { 0 },
+            k: form.k as u64,
+            pitch: form.pitch() as u64,
+            piece_pitch: (form.terms() * form.m_pitch()) as u64,
+            group: form.group as u32,
+            groups: form.groups() as u32,
+            piece: form.piece as u32,
+            pieces: form.pieces() as u32,
+        }
+    }
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    x: u64,
+    order: u64,
+    to: Target,
     x_type: u32,
     aligned: u32,
 }
@@ -111,14 +151,36 @@ fn threads(group: usize) -> usize {
     OF_A_GROUP.into_iter().find(|threads| threads * COLUMNS == group).unwrap_or(THREADS)
 }
 
-/// The kernel for groups of so many columns.
+/// A kernel that quantises rows, for groups of so many columns.
+pub(in crate::cuda) fn quantizer(source: &'static Source, kernel: &str, group: usize, offsets: bool) -> Instance {
+    Instance::new(source, format!("{kernel}<{}, {offsets}>", threads(group)))
+}
+
+/// The same for every number of columns.
+pub(in crate::cuda) fn quantizers(source: &'static Source, kernel: &str) -> Vec<Instance> {
+    let groups = OF_A_GROUP.into_iter().chain([THREADS]).map(|threads| threads * COLUMNS);
+    groups.flat_map(|group| [false, true].map(|offsets| quantizer(source, kernel, group, offsets))).collect()
+}
+
 pub(super) fn instance(group: usize, offsets: bool) -> Instance {
-    Instance::new(&SOURCE, format!("quantize_activations<{}, {offsets}>", threads(group)))
+    quantizer(&SOURCE, "quantize_activations", group, offsets)
 }
 
 pub(super) fn instances() -> Vec<Instance> {
-    let groups = OF_A_GROUP.into_iter().chain([THREADS]).map(|threads| threads * COLUMNS);
-    groups.flat_map(|group| [false, true].map(|offsets| instance(group, offsets))).collect()
+    quantizers(&SOURCE, "quantize_activations")
+}
+
+/// The launch of a kernel with a block for each row and each group, or for so many columns of short groups. Errors: more rows or
+/// blocks than a launch has.
+pub(in crate::cuda) fn launch_of(form: Form) -> Result<Launch> {
+    let long = threads(form.group) == THREADS;
+    let blocks = if long { form.groups() } else { form.pitch().div_ceil(THREADS * COLUMNS) };
+    if form.m > i32::MAX as usize || blocks > 65_535 {
+        let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
+        return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));
+    }
+    let grid = [form.m as u32, blocks as u32, 1];
+    Ok(Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) })
 }
 
 /// Puts it into a stream. Shapes: x `[m, k]`, order `[k]` (the column of x for each place, if not the same), codes and terms as
@@ -136,13 +198,7 @@ pub fn quantize_activations(
         true => Ok(()),
         false => Err(Error::invalid(OP, format!("{expected:?} elements of {what}"), got.to_string())),
     };
-    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
-    let part = PARTS.contains(&form.piece) && form.group.is_multiple_of(form.piece);
-    if form.group == 0 || !even || !(form.piece == form.group || part) {
-        let expected =
-            format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
-        return Err(Error::invalid(OP, expected, format!("{form:?}")));
-    }
+    form.check()?;
     fits("x", form.m.checked_mul(form.k), x.len())?;
     fits("codes", form.m.checked_mul(form.pitch()), codes.len())?;
     fits("terms", Some(form.terms_bytes() / 4), terms.len())?;
@@ -165,32 +221,14 @@ pub(super) fn run(
     order: u64,
     [codes, terms]: [u64; 2],
 ) -> Result<()> {
-    let row = 4 * form.m_pitch() as u64;
     let params = Params {
         x: x.pointer(),
         order,
-        codes,
-        scales: terms,
-        sums: if form.sums { terms + row } else { 0 },
-        offsets: if form.offsets { terms + row * (1 + u64::from(form.sums)) } else { 0 },
-        k: form.k as u64,
-        pitch: form.pitch() as u64,
-        piece_pitch: (form.terms() * form.m_pitch()) as u64,
-        group: form.group as u32,
-        groups: form.groups() as u32,
-        piece: form.piece as u32,
-        pieces: form.pieces() as u32,
+        to: Target::new(form, [codes, terms]),
         x_type: float_type(x.dtype()),
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
-    let long = threads(form.group) == THREADS;
-    let blocks = if long { form.groups() } else { form.pitch().div_ceil(THREADS * COLUMNS) };
-    if form.m > i32::MAX as usize || blocks > 65_535 {
-        let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
-        return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));
-    }
-    let grid = [form.m as u32, blocks as u32, 1];
-    let launch = Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) };
+    let launch = launch_of(form)?;
     let function = gpu.function(&instance(form.group, form.offsets))?;
     // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
     unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
