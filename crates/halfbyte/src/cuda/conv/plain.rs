@@ -2,6 +2,7 @@
 
 use super::images::Images;
 use super::weights::{DENSE, Kind};
+use super::window_rows::WindowRows;
 use super::{Call, Kernel, OP, Problem, quantize_pixels};
 use crate::conv::Layout2d;
 use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View};
@@ -75,6 +76,8 @@ struct Params {
     activation: u32,
     low: f32,
     high: f32,
+    of_row: u32,
+    of_position: u32,
     unused: u32,
 }
 
@@ -144,6 +147,7 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
     }
     let parts: Vec<(Weight, Instance)> = match &call.w.kind {
         Kind::Quantized(parts) => parts.iter().map(weight).collect(),
+        Kind::Rows(part) => vec![weight(part)],
         Kind::Dense(floats) => {
             let view: FloatView<'_> = floats.view(0..floats.len());
             let dtype = matmul::float_type(view.dtype());
@@ -151,6 +155,13 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
             let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
             vec![(Weight { codes: view.pointer(), ..none }, instance(0, 0))]
         }
+    };
+    // From a row of the kernel to the next, and from a position to the next, in columns of the weight.
+    let [of_row, of_position] = match &call.w.kind {
+        Kind::Rows(_) => {
+            WindowRows::of(&g).map_err(|why| Error::invalid(OP, "rows of windows", why.to_string()))?.pitches()
+        }
+        _ => [g.kernel[1] * g.channels(), g.channels()],
     };
     let (activation, low, high) = matmul::activation(call.epilogue.activation);
     let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
@@ -169,6 +180,8 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
             activation,
             low,
             high,
+            of_row: of_row as u32,
+            of_position: of_position as u32,
             unused: 0,
         };
         first += w.n;

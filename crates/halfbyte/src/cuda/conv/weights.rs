@@ -1,6 +1,7 @@
 //! Weights of convolutions on a device.
 
-use super::{OP, implicit_sm90, product_of_patches};
+use super::launches::Launches;
+use super::{OP, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90, product_of_patches};
 use crate::conv::Geometry;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
@@ -21,8 +22,9 @@ pub struct Weights {
     geometry: Geometry,
     format: Option<Format>,
     pub(super) kind: Kind,
-    /// What the implicit product keeps prepared.
-    pub(super) launches: implicit_sm90::Launches,
+    /// What the implicit products keep prepared.
+    pub(super) launches: Launches<implicit_sm90::config::Plan>,
+    pub(super) launches_a8: Launches<implicit_a8_sm90::config::Plan>,
 }
 
 /// What a weight is made of.
@@ -32,6 +34,8 @@ pub(super) enum Kind {
     Dense(FloatBuffer),
     /// Codes: all groups of the convolution in one, or each in one of its own, in one layout.
     Quantized(Vec<Packed>),
+    /// Codes whose columns are filled up to rows of windows.
+    Rows(Packed),
 }
 
 impl Weights {
@@ -52,10 +56,13 @@ impl Weights {
         }
         let mut packer = Packer::new(gpu, stream);
         let parts = match layout_of(&gpu.caps(), w, act, &geometry, x)? {
+            Layout::Rows(wide, kernel) => {
+                let packed = packer.pack_for(kernel, &[&wide.as_ref().into()], act)?;
+                return Ok(Self::of(geometry, Some(Format { weight: w.format(), act }), Kind::Rows(packed)));
+            }
             Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
             Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
-            Layout::Fragments => {
-                let kernel = matmul_kernel("wna16_sm90")?;
+            Layout::Fragments(w, kernel) => {
                 let outputs = geometry.outputs();
                 let packed = |group: usize| {
                     let rows = w.rows(group * outputs..(group + 1) * outputs)?;
@@ -81,7 +88,7 @@ impl Weights {
     }
 
     fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
-        Self { geometry, format, kind, launches: Default::default() }
+        Self { geometry, format, kind, launches: Default::default(), launches_a8: Default::default() }
     }
 
     /// What the layer fixes.
@@ -99,6 +106,7 @@ impl Weights {
         match &self.kind {
             Kind::Dense(_) => DENSE,
             Kind::Quantized(parts) => parts.first().map_or(DENSE, Packed::layout),
+            Kind::Rows(_) => implicit_rows_sm90::LAYOUT,
         }
     }
 
@@ -107,6 +115,7 @@ impl Weights {
         match &self.kind {
             Kind::Dense(floats) => floats.bytes(),
             Kind::Quantized(parts) => parts.iter().map(Packed::bytes).sum(),
+            Kind::Rows(part) => part.bytes(),
         }
     }
 
@@ -117,6 +126,7 @@ impl Weights {
             Kind::Quantized(parts) => {
                 Kind::Quantized(parts.iter().map(|part| part.duplicate(stream)).collect::<Result<_>>()?)
             }
+            Kind::Rows(part) => Kind::Rows(part.duplicate(stream)?),
         };
         Ok(Self::of(self.geometry, self.format, kind))
     }
@@ -126,18 +136,27 @@ impl Weights {
 enum Layout<'a> {
     /// As products have it, and as the rows that they are multiplied by need it.
     Product(Cow<'a, QTensor>),
-    /// As the implicit product has it: in fragments of the tensor cores, group by group.
-    Fragments,
+    /// As the implicit products have it: in fragments of the tensor cores, group by group, as a kernel of products packs them.
+    Fragments(Cow<'a, QTensor>, &'static matmul::Kernel),
+    /// As the implicit product of rows of windows has it, with columns filled up.
+    Rows(Cow<'a, QTensor>, &'static matmul::Kernel),
     /// As the plain kernel has it.
     Plain,
 }
 
 fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
     let format = Format { weight: w.format(), act };
-    if implicit_sm90::packs(caps, format, geometry, x)
-        && matmul_kernel("wna16_sm90").is_ok_and(|kernel| kernel.holds(&w.into()).is_ok())
+    let fragments = match () {
+        () if implicit_sm90::packs(caps, format, geometry, x) => Some((Cow::Borrowed(w), matmul_kernel("wna16_sm90")?)),
+        () if implicit_a8_sm90::packs(caps, format, geometry) => {
+            Some((w.express(product_of_patches::format_of(format, geometry).weight)?, matmul_kernel("wna8_sm90")?))
+        }
+        () => None,
+    };
+    if let Some((w, kernel)) = fragments
+        && kernel.holds(&w.as_ref().into()).is_ok()
     {
-        return Ok(Layout::Fragments);
+        return Ok(Layout::Fragments(w, kernel));
     }
     // The layout in which products would have it.
     let layout = |w: &QTensor| {
@@ -151,6 +170,12 @@ fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: 
     let Geometry { kernel, stride, padding, groups, .. } = *geometry;
     if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
         return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
+    }
+    if let Some((filled, w)) = implicit_rows_sm90::weight(caps, w, format, geometry, x)? {
+        let kernel = matmul_kernel("wna16_sm90")?;
+        if kernel.holds(&w.as_ref().into()).is_ok() {
+            return Ok(if filled { Layout::Rows(w, kernel) } else { Layout::Fragments(w, kernel) });
+        }
     }
     if product_of_patches::is_served(geometry)
         && let Some(wider) = product_of_patches::weight(w, format, geometry)?

@@ -7,8 +7,8 @@ use crate::golden::Golden;
 use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
-use halfbyte::cuda::conv::implicit_sm90::{self, config::Plan};
 use halfbyte::cuda::conv::{self, Call, KERNELS, Kernel, Problem, Weights};
+use halfbyte::cuda::conv::{implicit_a8_sm90, implicit_rows_sm90, implicit_sm90};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::sources::{Arch, Instance};
@@ -34,8 +34,16 @@ struct Bench<'a> {
     gpu: &'a Gpu,
     stream: &'a Stream,
     kernel: &'static Kernel,
-    /// Of the implicit product, if not the one that it chooses.
+    /// Of an implicit product, if not the one that it chooses.
     plan: Option<Plan>,
+}
+
+/// A plan of an implicit product: of pixels, of rows of windows, of quantised activations.
+#[derive(Clone, Copy)]
+enum Plan {
+    Exact(implicit_sm90::config::Plan),
+    Rows(implicit_sm90::config::Plan),
+    Quantized(implicit_a8_sm90::config::Plan),
 }
 
 /// Images and their result.
@@ -95,7 +103,9 @@ impl Bench<'_> {
         let problem = images.problem(w);
         let bytes = match &self.plan {
             None => self.kernel.workspace_bytes(&self.gpu.caps(), &problem, w.layout()),
-            Some(plan) => implicit_sm90::workspace_bytes_as(plan),
+            Some(Plan::Exact(plan)) => implicit_sm90::workspace_bytes_as(plan),
+            Some(Plan::Rows(plan)) => implicit_rows_sm90::workspace_bytes_as(plan, &problem).unwrap(),
+            Some(Plan::Quantized(plan)) => implicit_a8_sm90::workspace_bytes_as(plan, &problem).unwrap(),
         };
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
         let counters = bytes.min(Workspace::COUNTER_BYTES);
@@ -105,7 +115,9 @@ impl Bench<'_> {
         let call = Call { x, x_layout, batch, size, w, epilogue, y: y_view, y_layout, workspace: workspace_view };
         match self.plan {
             None => conv::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            Some(plan) => implicit_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Exact(plan)) => implicit_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Rows(plan)) => implicit_rows_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Quantized(plan)) => implicit_a8_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
         }
         let mut left = vec![1u8; counters];
         self.stream.download(workspace.view().slice(0..counters), &mut left).unwrap();
@@ -257,7 +269,7 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
                 let y = plain.forward(&w, &images, Epilogue::default());
                 check(&y, &reference, Bound::new(y_type, geometry.k()), &format!("plain: {problem}"));
                 for plan in plans_of(g, i, &problem) {
-                    let planned = Bench { plan: Some(plan), ..bench };
+                    let planned = Bench { plan: Some(Plan::Exact(plan)), ..bench };
                     let y = planned.forward(&w, &images, Epilogue::default());
                     let rounded_weights = plan.0.early.then_some(x_type);
                     let bound = Bound { rounded_weights, ..Bound::new(y_type, geometry.k()) };
@@ -265,6 +277,151 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
                 }
             }
         }
+    }
+}
+
+const QUANTIZED_FORMATS: [&str; 10] = [
+    "w8a8",
+    "w4a8",
+    "w8a8-xasym-sbf16",
+    "w4a8-asym",
+    "w8a8-asym-xasym",
+    "w4a8-g64",
+    "w8a8-g64-asym",
+    "w4a8-g32",
+    "w4a8-g32-asym-xasym",
+    "w8a8-tensor",
+];
+
+#[test]
+fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_their_plan() {
+    let implicit = kernel("implicit_a8_sm90");
+    for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
+        let (mut random, mut served, caps, layout) = (Random(69), 0, gpu.caps(), "cuda_wna16");
+        // Several boxes of channels that share a scale, too.
+        let wide = Geometry { padding: [1; 4], ..Geometry::new(256, 100, [3, 2]) };
+        let mut all = Vec::new();
+        for (g, (geometry, batch, size)) in implicit_cases().into_iter().chain([(wide, 2, [8, 7])]).enumerate() {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (i, format) in QUANTIZED_FORMATS.into_iter().map(parse).enumerate() {
+                let [x, y] = [TYPES[(g + i) % 3], TYPES[(g + i) / 3 % 3]];
+                all.push(Problem { format: Some(format), shape, x, y, layouts: [Layout2d::Nhwc; 2] });
+            }
+        }
+        all.retain(|problem| implicit.supports(&caps, problem, layout).is_ok());
+        let plans_of = |problem: &Problem| implicit_a8_sm90::plans(&caps, problem).unwrap();
+        let needed = all.iter().flat_map(|problem| {
+            let planned = plans_of(problem).into_iter();
+            planned.flat_map(|plan| implicit_a8_sm90::instances_as(&plan, problem).unwrap())
+        });
+        prepare(&gpu, needed.chain((kernel("plain").instances)()));
+        for problem in all {
+            let (shape, format) = (problem.shape, problem.format.unwrap());
+            let geometry = *shape.geometry();
+            let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
+            let x = rounded(&random.activations(shape.x_len()), problem.x);
+            let reference = reference::conv2d_linear(&x, &w, format.act, &shape).unwrap();
+            let images = Images { shape: &shape, x: &x, types: [problem.x, problem.y], layouts: [Layout2d::Nhwc; 2] };
+            let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, problem.x).unwrap();
+            assert_eq!(w.layout(), layout, "{problem}");
+            assert_eq!(images.problem(&w), problem);
+            let selected = conv::select(&caps, &problem, layout).unwrap().name;
+            let expected = if shape.is_product() { "product" } else { "implicit_a8_sm90" };
+            assert_eq!(selected, expected, "{problem}");
+            let bound = implicit.bound(&caps, &problem, layout);
+            check(&bench.forward(&w, &images, Epilogue::default()), &reference, bound, &problem.to_string());
+            // The plain kernel reads the same weights.
+            let plain = Bench { kernel: kernel("plain"), ..bench };
+            check(&plain.forward(&w, &images, Epilogue::default()), &reference, bound, &format!("plain: {problem}"));
+            for plan in plans_of(&problem) {
+                let planned = Bench { plan: Some(Plan::Quantized(plan)), ..bench };
+                let y = planned.forward(&w, &images, Epilogue::default());
+                check(&y, &reference, bound, &format!("{problem} with {:?} {:?}", plan.0, plan.1));
+                served += 1;
+            }
+        }
+        assert!(served >= 200, "{served} plans");
+    }
+}
+
+#[test]
+fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan() {
+    let implicit = kernel("implicit_rows_sm90");
+    let formats = ["w4a16", "w8a16", "w8a16-asym-sbf16", "w4a16-asym", "w8a16-tensor", "w4a16-g32", "w8a16-g16"];
+    for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
+        let (mut random, mut served, caps) = (Random(70), [0; 2], gpu.caps());
+        let new = Geometry::new;
+        // Windows of more than a unit, of 96 columns a row, and beyond the rows' end; the patches of a transformer.
+        let further = [
+            (Geometry { padding: [1; 4], ..new(32, 150, [3, 3]) }, 2, [10, 9]),
+            (Geometry { stride: [2, 2], padding: [3; 4], ..new(3, 64, [7, 7]) }, 2, [30, 34]),
+            (Geometry { stride: [8, 8], ..new(3, 72, [8, 8]) }, 2, [24, 32]),
+            (Geometry { stride: [1, 3], padding: [2, 5, 0, 1], dilation: [3, 1], ..new(5, 65, [3, 2]) }, 2, [9, 12]),
+        ];
+        let geometries = cases().into_iter().chain(implicit_cases()).chain(further);
+        let mut all = Vec::new();
+        for (g, (geometry, batch, size)) in geometries.enumerate() {
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (i, format) in formats.into_iter().map(parse).enumerate() {
+                if geometry.scale_channels(format.weight.group).is_err() {
+                    continue;
+                }
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
+                let x = format.weight.scale;
+                let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, x).unwrap();
+                let y = if i % 2 == 0 { x } else { TYPES[(g + i) % 3] };
+                let layouts = [LAYOUTS[(g + i) % 2], Layout2d::Nhwc];
+                let problem = Problem { format: Some(format), shape, x, y, layouts };
+                if implicit.supports(&caps, &problem, packed.layout()).is_ok() {
+                    all.push((problem, w, packed));
+                }
+            }
+        }
+        // Some here, others for the next format.
+        let plans_of = |turn: usize, problem: &Problem, layout: &str| {
+            let plans = implicit_rows_sm90::plans(&caps, problem, layout).unwrap();
+            plans.into_iter().skip(turn % 5).step_by(5).collect::<Vec<_>>()
+        };
+        let needed = all.iter().enumerate().flat_map(|(turn, (problem, _, w))| {
+            let planned = plans_of(turn, problem, w.layout()).into_iter();
+            let planned = planned.flat_map(|plan| implicit_rows_sm90::instances_as(&plan, problem).unwrap());
+            planned.chain(implicit.instances_of(&caps, problem, w.layout())).collect::<Vec<_>>()
+        });
+        prepare(&gpu, needed.chain((kernel("plain").instances)()));
+        for (turn, (problem, w, packed)) in all.iter().enumerate() {
+            let (shape, format) = (&problem.shape, problem.format.unwrap());
+            let filled = packed.layout() == "cuda_wna16_rows";
+            served[usize::from(filled)] += 1;
+            if filled {
+                let selected = conv::select(&caps, problem, packed.layout()).unwrap().name;
+                assert_eq!(selected, "implicit_rows_sm90", "{problem}");
+            }
+            let x = rounded(&random.activations(shape.x_len()), problem.x);
+            let reference = reference::conv2d_linear(&x, w, format.act, shape).unwrap();
+            let images = Images { shape, x: &x, types: [problem.x, problem.y], layouts: problem.layouts };
+            let bound = implicit.bound(&caps, problem, packed.layout());
+            check(&bench.forward(packed, &images, Epilogue::default()), &reference, bound, &problem.to_string());
+            // The plain kernel reads the same weights.
+            let plain = Bench { kernel: kernel("plain"), ..bench };
+            let exact = Bound::new(problem.y, shape.geometry().k());
+            check(
+                &plain.forward(packed, &images, Epilogue::default()),
+                &reference,
+                exact,
+                &format!("plain: {problem}"),
+            );
+            for plan in plans_of(turn, problem, packed.layout()) {
+                let planned = Bench { plan: Some(Plan::Rows(plan)), ..bench };
+                let y = planned.forward(packed, &images, Epilogue::default());
+                let bound = Bound { rounded_weights: plan.0.early.then_some(problem.x), ..exact };
+                check(&y, &reference, bound, &format!("{problem} with {} {:?}", plan.0, plan.1));
+            }
+        }
+        assert!(served[0] >= 20 && served[1] >= 40, "{served:?} weights with their own columns, and filled up");
     }
 }
 
@@ -322,38 +479,48 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
                 }
             }
         }
-        let least = if (kernel("implicit_sm90").serves)(gpu.caps().arch) { [100, 50] } else { [100, 0] };
+        // On Hopper few weights of exact activations are packed for patches.
+        let least = if (kernel("implicit_sm90").serves)(gpu.caps().arch) { [50, 50] } else { [100, 0] };
         assert!(served[0] >= least[0] && served[1] >= least[1], "{served:?} served on {}", gpu.caps().arch);
     }
 }
 
 #[test]
-fn slabs_of_patches_agree_with_the_plain_kernel() {
-    let patches = kernel("product_of_patches");
-    for gpu in gpus().into_iter().filter(|gpu| (patches.serves)(gpu.caps().arch)) {
+fn many_windows_of_few_channels_agree_with_the_plain_kernel() {
+    for gpu in gpus() {
         let stream = gpu.stream().unwrap();
-        let geometry = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
-        let shape = Conv2dShape::new(geometry, 5, [224, 224]).unwrap();
-        let (mut random, format) = (Random(68), parse("w8a16"));
-        let w = random.qtensor(format.weight, [64, geometry.k()], false);
-        let x = rounded(&random.normals(shape.x_len()), Float::F16);
-        let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
-        for layouts in [[Layout2d::Nhwc; 2], LAYOUTS] {
-            let images = Images { shape: &shape, x: &x, types: [Float::F16, Float::F32], layouts };
-            let by = |name| {
-                let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel(name), plan: None };
-                bench.forward(&packed, &images, Epilogue::default())
-            };
-            let (got, want) = (by("product_of_patches"), by("plain"));
-            let bound = patches.bound(&gpu.caps(), &images.problem(&packed), packed.layout());
-            // |x| · |w| is at most this for any pixel; the error of both kernels is a small part of it.
-            let weights = reference::dequantize(&w);
-            let row = |i: usize| weights[i * 147..(i + 1) * 147].iter().map(|v| v.abs()).sum::<f64>();
-            let largest = f64::from(x.iter().fold(0.0f32, |most, v| most.max(v.abs())));
-            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                let magnitude = largest * row(i / 112 / 112 % 64);
-                let allowed = bound.allowed(magnitude) + Bound::new(Float::F32, 147).allowed(magnitude);
-                assert!(f64::from((got - want).abs()) <= allowed, "{layouts:?}: element {i} is {got}, plain {want}");
+        let stem = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
+        // With gaps in a row of a window patches serve everywhere.
+        let gaps = Geometry { dilation: [1, 2], padding: [3, 6, 3, 6], ..stem };
+        for (geometry, name) in [(stem, "implicit_rows_sm90"), (gaps, "product_of_patches")] {
+            let shape = Conv2dShape::new(geometry, 5, [224, 224]).unwrap();
+            let (mut random, format) = (Random(68), parse("w8a16"));
+            let w = random.qtensor(format.weight, [64, geometry.k()], false);
+            let x = rounded(&random.normals(shape.x_len()), Float::F16);
+            let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
+            for layouts in [[Layout2d::Nhwc; 2], LAYOUTS] {
+                let images = Images { shape: &shape, x: &x, types: [Float::F16, Float::F32], layouts };
+                let kernel_of = kernel(name);
+                if kernel_of.supports(&gpu.caps(), &images.problem(&packed), packed.layout()).is_err() {
+                    assert!(!(kernel_of.serves)(gpu.caps().arch), "{name}: {}", images.problem(&packed));
+                    continue;
+                }
+                let by = |name| {
+                    let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel(name), plan: None };
+                    bench.forward(&packed, &images, Epilogue::default())
+                };
+                let (got, want) = (by(name), by("plain"));
+                let bound = kernel_of.bound(&gpu.caps(), &images.problem(&packed), packed.layout());
+                // |x| · |w| is at most this for any pixel; the error of both kernels is a small part of it.
+                let weights = reference::dequantize(&w);
+                let row = |i: usize| weights[i * 147..(i + 1) * 147].iter().map(|v| v.abs()).sum::<f64>();
+                let largest = f64::from(x.iter().fold(0.0f32, |most, v| most.max(v.abs())));
+                for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                    let magnitude = largest * row(i / 112 / 112 % 64);
+                    let allowed = bound.allowed(magnitude) + Bound::new(Float::F32, 147).allowed(magnitude);
+                    let error = f64::from((got - want).abs());
+                    assert!(error <= allowed, "{name} {layouts:?}: element {i} is {got}, plain {want}");
+                }
             }
         }
     }
@@ -390,7 +557,7 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
             assert!(plans.iter().any(|(_, s)| s.waves > 0), "{plans:?}");
             assert!(plans.iter().any(|(config, s)| s.parts_bytes(*config) > 0), "{plans:?}");
             for plan in plans {
-                let bench = Bench { kernel: implicit, plan: Some(plan), ..plain };
+                let bench = Bench { kernel: implicit, plan: Some(Plan::Exact(plan)), ..plain };
                 let y = bench.forward(&packed, &images, Epilogue::default());
                 for (i, (&y, &want)) in y.iter().zip(&want).enumerate() {
                     let allowed = 2.0 * Bound::new(Float::F16, geometry.k()).allowed(f64::from(magnitude[i]) * 1.001);
@@ -448,9 +615,19 @@ fn nan_and_infinity_reach_every_pixel_that_sees_them_and_no_other() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(65);
-        for name in ["w4a16", "w8a16-asym", "w8a8", "w4a8-g64-asym-xasym"] {
+        let wide = Geometry { padding: [1; 4], ..Geometry::new(64, 16, [3, 3]) };
+        // Boxes of whose rows hold pixels that a window does not see.
+        let narrow = Geometry { ci: 5, ..wide };
+        for (name, geometry) in [
+            ("w4a16", wide),
+            ("w8a16-asym", wide),
+            ("w8a8", wide),
+            ("w4a8-g64-asym-xasym", wide),
+            ("w4a16", narrow),
+            ("w8a16-asym", narrow),
+            ("w8a8", narrow),
+        ] {
             let format = parse(name);
-            let geometry = Geometry { padding: [1; 4], ..Geometry::new(64, 16, [3, 3]) };
             let shape = Conv2dShape::new(geometry, 1, [6, 7]).unwrap();
             let w = random.qtensor(format.weight, [16, geometry.k()], false);
             let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
@@ -566,10 +743,15 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_plain"), "plain");
     assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "product_of_patches");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "implicit_rows_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16_rows"), "implicit_rows_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, LAYOUTS), "cuda_wna16_rows"), "implicit_rows_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, Float::BF16, nhwc), "cuda_wna16_rows"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "product_of_patches");
-    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
+    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_a8_sm90");
+    assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_a8_sm90");
+    assert_eq!(chosen(90, &problem("w8a8", narrow, half, nhwc), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "plain");
