@@ -43,6 +43,10 @@ DEV void copy_im2col(u32 dst, const TensorMap* map, int c, int x, int y, int ima
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
                ::"r"(dst), "l"(map), "r"(bar), "r"(c), "r"(x), "r"(y), "r"(image), "h"((u16)across), "h"((u16)down) : "memory");
 }
+// Arrives when all copies of 16 bytes (ampere.cuh) that this thread has begun are there; one of the arrivals that the barrier counts.
+DEV void copies_arrive(u32 bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
+// Orders what threads have written to shared memory before what tensor cores read there.
+DEV void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Orders what this thread has loaded from shared memory before what copies write there after a later arrival.
 DEV void loads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Fetches the map itself, so that the first box does not wait for it.

@@ -10,6 +10,7 @@
 //   codes go through shared memory, 64 outputs of a pixel side by side
 // Two blocks fit on a multiprocessor: one computes while the other fills its ring or stores.
 #include "wgmma_bytes.cuh"
+#include "requantize.cuh"
 #include "windows.cuh"
 
 constexpr int NT = HB_NT;                        // pixels a warpgroup
@@ -103,14 +104,6 @@ DEV void give_back(const Arguments& g, int row, int column, int n, bool r, bool 
     }
 }
 
-// The code of y, less its zero point, for a sum.
-DEV int code(const Arguments& g, int sum, float multiplier) {
-  float v = __fmul_rn(__int2float_rn(sum), multiplier);
-  v = v > g.low ? v : g.low;
-  v = v < g.high ? v : g.high;
-  return __float2int_rn(v);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map) {
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared), full = base + BARRIERS, empty = full + 8 * STAGES;
@@ -184,31 +177,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_
           if (at[2 * e] != INSIDE) give_back(g, (int)at[2 * e], (int)at[2 * e + 1], n, r, r8, sum[e], sum8[e]);
       }
       const int* a = acc[p] + 4 * i;
-      const u32 left = __byte_perm(code(g, a[0] + sum[0], m), code(g, a[2] + sum8[0], m8), 0x0040);
-      const u32 right = __byte_perm(code(g, a[1] + sum[1], m), code(g, a[3] + sum8[1], m8), 0x0040);
-      // Of pixel lane / 4 now: outputs 2t, 2t + 8, 2t + 1, 2t + 9.
-      u32 codes = transpose_8x8(__byte_perm(left, right, 0x5410));
-      codes = __byte_perm(codes, 0, 0x3120);
-      const int pixel = 8 * i + (lane >> 2);
-      const u32 to = staging + pixel * 64 + (((warp & 3) ^ ((pixel >> 1) & 3)) << 4) + 2 * (lane & 3);
-      store_shared_u16(to, codes);
-      store_shared_u16(to + 8, codes >> 16);
+      const int sums[4] = {a[0] + sum[0], a[1] + sum[1], a[2] + sum8[0], a[3] + sum8[1]};
+      stage_codes(staging, i, warp & 3, lane, requantize_8x16(sums, m, m8, g.low, g.high));
     }
     barrier_sync(1 + wg, 128);
     const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
+    const bool aligned = ((g.outputs | v.pitch) & 15) == 0;
 #pragma unroll 1
     for (int i = t; i < NT * 4; i += 128) {
       const int pixel = i >> 2, chunk = i & 3, at = first + pixel, out = (strip + p) * 64 + 16 * chunk;
       if (at >= g.m || out >= g.outputs) continue;
-      u32 b[4];
-      load_shared(b, staging + pixel * 64 + ((chunk ^ ((pixel >> 1) & 3)) << 4));
-#pragma unroll
-      for (int e = 0; e < 4; e++) b[e] = __vadd4(b[e], zeros);
-      u8* y = g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out;
-      if (((g.outputs | v.pitch) & 15) == 0) *(uint4*)y = make_uint4(b[0], b[1], b[2], b[3]);
-      else
-#pragma unroll
-        for (int e = 0; e < 16; e++) if (out + e < g.outputs) y[e] = (u8)(b[e >> 2] >> (8 * (e & 3)));
+      store_codes(g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out, staging, pixel, chunk, out, g.outputs, aligned, zeros);
     }
   }
 }

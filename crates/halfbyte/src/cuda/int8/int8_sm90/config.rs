@@ -60,6 +60,13 @@ pub fn config([m, n, k, groups]: [usize; 4], unsigned: bool, multiprocessors: us
     configs(unsigned).into_iter().min_by_key(time).unwrap_or(widest)
 }
 
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { tokens, strips, stages, .. } = self;
+        write!(f, "2 × {tokens} pixels, {strips} strips, {stages} stages")
+    }
+}
+
 impl Config {
     fn fitted(self) -> Self {
         let room = SHARED_BYTES - WARPGROUPS * self.tokens * 8;
