@@ -8,7 +8,7 @@
 //
 // A block computes WARPGROUPS * NT outputs slots that follow each other (those that are no output pixel are computed and dropped), for some
 // strips of 64 outputs:
-//   producer (one thread): a ring of atoms of W
+//   producer (one thread): a ring of atoms of W; the blocks of a cluster bring a part of each for all of them
 //   consumers (WARPGROUPS * 4 warps): write the padding, copy the pixels, then wait for them, 128 channels at a time, and for each strip
 //     wgmma m64 nNT k32 with both operands in shared memory: W is A; B is the run of slots under a position
 //     v = sum + constant of the output, which takes the zero point of x off;  codes go through shared memory, 64 outputs of a pixel side by side
@@ -54,6 +54,7 @@ struct Arguments {
   int slots;                                     // of x that a block sees
   int plane;                                     // bytes from 16 channels of the slots to the next
   int stages;                                    // of the ring
+  int cluster;                                   // blocks with neighbouring slots that bring W for each other
   int at_staging, at_x, at_offsets, at_outputs, at_pixels, at_barriers;    // in shared memory; the ring is at 0
   int x_zero, y_zero;
   float low, high;                               // clamp, less the zero point of y
@@ -80,9 +81,11 @@ struct Order {
 
 DEV void produce(const Arguments& g, u32 base) {
   const u64 policy = policy_evict_normal();
+  const u32 part = ATOM / g.cluster, from = cluster_rank() % g.cluster * part;
+  const u16 mask = (u16)((1 << g.cluster) - 1);
   const u32 full = base + g.at_barriers, empty = full + 8 * g.stages;
   const int all = (g.n + 63) >> 6, first = blockIdx.y * g.strips, strips = all - first < g.strips ? all - first : g.strips;
-  const u8* source = g.w + (u64)first * g.steps * ATOM;
+  const u8* source = g.w + (u64)first * g.steps * ATOM + from;
   int s = 0, phase = 1;                          // the first round finds empty stages
 #pragma unroll 1
   for (int p = 0; p < strips; p++, source += (u64)g.steps * ATOM) {
@@ -91,7 +94,9 @@ DEV void produce(const Arguments& g, u32 base) {
     for (int k = 0; k < g.steps; k++, order.advance(g)) {
       mbarrier_wait(empty + 8 * s, phase);
       mbarrier_expect(full + 8 * s, ATOM);
-      copy_bulk(base + s * ATOM, source + (u64)order.step * ATOM, ATOM, full + 8 * s, policy);
+      const u8* atom = source + (u64)order.step * ATOM;
+      if (g.cluster > 1) copy_bulk_multicast(base + s * ATOM + from, atom, part, full + 8 * s, policy, mask);
+      else copy_bulk(base + s * ATOM, atom, ATOM, full + 8 * s, policy);
       if (++s == g.stages) { s = 0; phase ^= 1; }
     }
   }
@@ -175,23 +180,8 @@ DEV void load_squares(const Arguments& g, u32 base, int first, u32 bar) {
   mbarrier_arrive(bar);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const __grid_constant__ Arguments g) {
-  extern __shared__ __align__(1024) u8 shared[];
-  const u32 base = shared_address(shared), full = base + g.at_barriers, empty = full + 8 * g.stages, x_full = empty + 8 * g.stages;
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, first = blockIdx.x * TILE;
-  if (threadIdx.x == CONSUMERS) {
-    for (int s = 0; s < g.stages; s++) { mbarrier_init(full + 8 * s, 1); mbarrier_init(empty + 8 * s, WARPGROUPS * 4); }
-    for (int c = 0; c * g.chunk < g.channels; c++) mbarrier_init(x_full + 8 * c, CONSUMERS);
-    mbarrier_init_fence();
-    async_proxy_fence();
-  }
-  if (warp < WARPGROUPS * 4) prepare(g, base, first);
-  __syncthreads();
-  launch_dependents();
-  if (warp == WARPGROUPS * 4) {
-    if (lane == 0) produce(g, base);
-    return;
-  }
+DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
+  const u32 full = base + g.at_barriers, empty = full + 8 * g.stages, x_full = empty + 8 * g.stages;
   dependency_wait();                             // for x, and for what an earlier kernel reads of y
   if constexpr (FOLD == 0) load(g, base, x_full);
   else load_squares(g, base, first, x_full);
@@ -204,6 +194,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const 
   const int strips = (g.n + 63) >> 6, end = (blockIdx.y + 1) * g.strips < strips ? (blockIdx.y + 1) * g.strips : strips;
   const bool aligned = (g.n & 15) == 0;
   const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
+  // A stage is free when all warps of all blocks that it is copied to have left it.
+  const u32 mine = cluster_address(empty, lane < g.cluster ? lane : 0);
+  auto leave = [&](int stage) { if (lane < g.cluster) mbarrier_arrive_cluster(mine + 8 * stage); };
   int s = 0, phase = 0;
 #pragma unroll 1
   for (int strip = blockIdx.y * g.strips; strip < end; strip++) {
@@ -226,12 +219,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const 
       wgmma_commit();
       // The stage before is free when only this one's products are under way.
       wgmma_wait<1>();
-      if (k > 0 && lane == 0) mbarrier_arrive(empty + 8 * (s ? s - 1 : g.stages - 1));
+      if (k > 0) leave(s ? s - 1 : g.stages - 1);
       if (++s == g.stages) { s = 0; phase ^= 1; }
     }
     wgmma_wait<0>();
     pin(acc);
-    if (lane == 0) mbarrier_arrive(empty + 8 * (s ? s - 1 : g.stages - 1));
+    leave(s ? s - 1 : g.stages - 1);
     barrier_sync(1 + wg, 128);                   // the strip before is stored
 #pragma unroll
     for (int i = 0; i < NT / 8; i++) {
@@ -245,4 +238,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const 
       if (pixel != NONE && out < g.n) store_codes(g.y + (u64)pixel * g.n + out, staging, slot, piece, out, g.n, aligned, zeros);
     }
   }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const __grid_constant__ Arguments g) {
+  extern __shared__ __align__(1024) u8 shared[];
+  const u32 base = shared_address(shared);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, first = blockIdx.x * TILE;
+  if (threadIdx.x == CONSUMERS) {
+    const u32 full = base + g.at_barriers, empty = full + 8 * g.stages, x_full = empty + 8 * g.stages;
+    for (int s = 0; s < g.stages; s++) { mbarrier_init(full + 8 * s, 1); mbarrier_init(empty + 8 * s, g.cluster * WARPGROUPS * 4); }
+    for (int c = 0; c * g.chunk < g.channels; c++) mbarrier_init(x_full + 8 * c, CONSUMERS);
+    mbarrier_init_fence();
+    async_proxy_fence();
+  }
+  if (warp < WARPGROUPS * 4) prepare(g, base, first);
+  if (g.cluster > 1) cluster_sync(); else __syncthreads();
+  launch_dependents();
+  if (warp == WARPGROUPS * 4) {
+    if (lane == 0) produce(g, base);
+    __syncwarp();
+  } else {
+    consume(g, base, warp, lane, first);
+  }
+  if (g.cluster > 1) cluster_sync();             // no block leaves while another one copies to it, or arrives at its barriers
 }

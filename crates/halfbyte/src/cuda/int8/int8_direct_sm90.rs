@@ -27,7 +27,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wgmma of bytes from shared memory, where each pixel lies once for all positions",
     serves: |arch| arch.number == 90 && arch.specific,
     instances: || {
-        let alone = |slots| Config { slots, strips: 1, alone: true };
+        let alone = |slots| Config { slots, strips: 1, alone: true, cluster: 1 };
         let forms = config::SLOTS.into_iter().flat_map(|slots| (0..=SQUARE / 4).map(move |fold| (alone(slots), fold)));
         forms.flat_map(|(form, fold)| [false, true].map(|unsigned| form.instance(fold, unsigned))).collect()
     },
@@ -101,6 +101,7 @@ struct Arguments {
     slots: i32,
     plane: i32,
     stages: i32,
+    cluster: i32,
     at_staging: i32,
     at_x: i32,
     at_offsets: i32,
@@ -111,7 +112,6 @@ struct Arguments {
     y_zero: i32,
     low: f32,
     high: f32,
-    padding: i32,
 }
 
 /// The forms that a shape can have: for measuring which is best.
@@ -172,6 +172,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config
         slots: (config.tile() + grid.reach()) as i32,
         plane: shared.plane as i32,
         stages: shared.stages as i32,
+        cluster: config.cluster as i32,
         at_staging: shared.staging as i32,
         at_x: shared.x as i32,
         at_offsets: shared.offsets as i32,
@@ -182,12 +183,12 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config
         y_zero: y_is.zero(),
         low: layer.bounds[0],
         high: layer.bounds[1],
-        padding: 0,
     };
     let [tiles, rows] = config.blocks(&grid, g.co);
     let launch = Launch {
         grid: [tiles as u32, rows as u32, 1],
         shared_bytes: shared.bytes as u32,
+        cluster: [config.cluster as u32, 1, 1],
         programmatic: true,
         ..Launch::linear(1, config::THREADS as u32)
     };

@@ -18,6 +18,8 @@ pub struct Config {
     pub strips: usize,
     /// Whether a block has a multiprocessor for itself.
     pub alone: bool,
+    /// Blocks with neighbouring slots that bring W for each other.
+    pub cluster: usize,
 }
 
 /// Slots a warpgroup, the most first.
@@ -65,7 +67,8 @@ pub(super) fn configs(grid: &Grid, n: usize) -> Vec<Config> {
     strips.sort_unstable();
     strips.dedup();
     let forms = SLOTS.into_iter().flat_map(|slots| strips.iter().map(move |&strips| (slots, strips)));
-    let forms = forms.flat_map(|(slots, strips)| [false, true].map(|alone| Config { slots, strips, alone }));
+    let forms = forms.flat_map(|(slots, strips)| [false, true].map(|alone| (slots, strips, alone)));
+    let forms = forms.flat_map(|(slots, strips, alone)| [1, 2].map(|cluster| Config { slots, strips, alone, cluster }));
     forms.filter(|config| config.shared(grid).is_some()).collect()
 }
 
@@ -77,7 +80,7 @@ pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<Co
         let each = tiles.saturating_mul(rows).div_ceil(multiprocessors.max(1));
         let atoms = config.strips * grid.k().div_ceil(STEP);
         let products = atoms * STEP * STRIP * config.tile() / PRODUCTS;
-        let bytes = (atoms * STEP * STRIP + (config.tile() + grid.reach()) * grid.channels) / BYTES;
+        let bytes = (atoms * STEP * STRIP / config.cluster + (config.tile() + grid.reach()) * grid.channels) / BYTES;
         let block = products.max(bytes) + config.strips * STRIP * config.tile() / OUTPUTS;
         each.saturating_mul(block) + each.div_ceil(side_by_side) * START
     };
@@ -86,8 +89,9 @@ pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<Co
 
 impl std::fmt::Display for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { slots, strips, alone } = self;
-        write!(f, "2 × {slots} slots, {strips} strips, {}", if *alone { "alone" } else { "one of two" })
+        let Self { slots, strips, alone, cluster } = self;
+        let shared = if *alone { "alone" } else { "one of two" };
+        write!(f, "2 × {slots} slots, {strips} strips, {shared}, clusters of {cluster}")
     }
 }
 
@@ -99,7 +103,8 @@ impl Config {
 
     /// Blocks along the slots and along the outputs.
     pub(super) fn blocks(self, grid: &Grid, n: usize) -> [usize; 2] {
-        [grid.slots().unwrap_or(usize::MAX).div_ceil(self.tile()), n.div_ceil(STRIP).div_ceil(self.strips)]
+        let tiles = grid.slots().unwrap_or(usize::MAX).div_ceil(self.tile());
+        [tiles.div_ceil(self.cluster).saturating_mul(self.cluster), n.div_ceil(STRIP).div_ceil(self.strips)]
     }
 
     /// What lies where; none if it does not fit.
