@@ -27,8 +27,9 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wgmma of bytes from shared memory, where each pixel lies once for all positions",
     serves: |arch| arch.number == 90 && arch.specific,
     instances: || {
-        let alone = |slots| Config { slots, strips: 1, alone: true, cluster: 1 };
-        let forms = config::SLOTS.into_iter().flat_map(|slots| (0..=SQUARE / 4).map(move |fold| (alone(slots), fold)));
+        let form = |slots| Config { slots, strips: 1, alone: true, cluster: 1 };
+        let squares = (1..=SQUARE / 4).map(|fold| (form(config::SLOTS[0]), fold));
+        let forms = config::SLOTS.into_iter().map(|slots| (form(slots), 0)).chain(squares);
         forms.flat_map(|(form, fold)| [false, true].map(|unsigned| form.instance(fold, unsigned))).collect()
     },
     supports,
@@ -36,11 +37,17 @@ pub(super) const KERNEL: Kernel = Kernel {
     run: |gpu, stream, problem, call| launch(gpu, stream, problem, &call, None),
 };
 
+/// Columns of a product up to which windows of one position are brought at once: with more it is a stream, and nothing is seen twice.
+const MOST_COLUMNS: usize = 128;
+
 /// Channels that a product takes at once.
 const CHANNELS: usize = 32;
 
 /// Bytes that are read and written at once.
 const PIECE: u64 = 16;
+
+/// Rows and columns of an image, so that floats divide by them.
+const MOST_SIZE: usize = 1 << 19;
 
 /// Blocks along the outputs that a launch has at most.
 const MOST_ROWS: usize = 65_535;
@@ -63,12 +70,18 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
     if grid.fold == 0 && !g.ci.is_multiple_of(CHANNELS) {
         return Err(Reason(format!("multiplies {CHANNELS} channels at once, there are {}", g.ci)));
     }
+    if grid.kernel == [1, 1] && g.ci > MOST_COLUMNS {
+        return Err(Reason(format!("computes products of up to {MOST_COLUMNS} columns, there are {}", g.ci)));
+    }
     let slots = grid.slots().and_then(|slots| slots.checked_add(grid.reach()));
     if [slots.unwrap_or(usize::MAX), shape.output_pixels(), shape.x_len(), g.co]
         .iter()
         .any(|&size| size > i32::MAX as usize / 2)
     {
         return refuse("more pixels than 30 bits count");
+    }
+    if grid.size.iter().any(|&size| size > MOST_SIZE) {
+        return Err(Reason(format!("more rows or columns of an image than {MOST_SIZE}")));
     }
     match config::config(&grid, g.co, caps.multiprocessors as usize) {
         Some(config) if config.blocks(&grid, g.co)[1] <= MOST_ROWS => Ok(()),

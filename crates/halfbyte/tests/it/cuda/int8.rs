@@ -473,12 +473,13 @@ fn the_choice_is_the_hopper_kernel_wherever_it_can() {
     let new = Geometry::new;
     for (geometry, kernel) in [
         (wide, "int8_direct_sm90"),
-        (new(256, 64, [1, 1]), "int8_direct_sm90"),
+        (new(64, 256, [1, 1]), "int8_direct_sm90"),
+        (new(256, 64, [1, 1]), "int8_sm90"),
         (Geometry { stride: [2, 2], padding: [3; 4], ..new(3, 64, [7, 7]) }, "int8_direct_sm90"),
         (Geometry { stride: [2, 2], ..wide }, "int8_sm90"),
         (Geometry { groups: 2, ..Geometry { ci: 128, ..wide } }, "int8_sm90"),
         // More channels than shared memory holds of what a block sees.
-        (new(2048, 512, [1, 1]), "int8_sm90"),
+        (Geometry { padding: [1; 4], ..new(2048, 512, [3, 3]) }, "int8_sm90"),
     ] {
         assert_eq!(chosen(90, &problem(geometry, true, false, nhwc)), kernel, "{geometry:?}");
     }

@@ -1,7 +1,8 @@
 //! Which form the kernel takes for a shape: a pure function of the numbers.
 //!
 //! ```text
-//! block = strips of a block · max(products at 4096 a clock, bytes of W and x at 32 a clock) + outputs at 12 a clock
+//! atom  = max(products at 4096 a clock, LATENCY over the atoms in flight)
+//! block = max(atoms of a block · atom, bytes of W and x at 32 a clock) + outputs at 12 a clock
 //! time  = blocks of a multiprocessor · block + rounds of blocks that share one · START
 //! ```
 
@@ -37,6 +38,9 @@ const SHARED: usize = 115_712;
 const MOST_STAGES: usize = 16;
 const LEAST_STAGES: usize = 3;
 
+/// Clocks from the request of an atom to its arrival.
+const LATENCY: usize = 1500;
+
 /// Clocks that a block takes beside its products and outputs.
 const START: usize = 3000;
 
@@ -66,7 +70,9 @@ pub(super) fn configs(grid: &Grid, n: usize) -> Vec<Config> {
     strips.retain(|&strips| strips <= all);
     strips.sort_unstable();
     strips.dedup();
-    let forms = SLOTS.into_iter().flat_map(|slots| strips.iter().map(move |&strips| (slots, strips)));
+    // Squares were never faster in narrower tiles.
+    let slots = if grid.fold > 0 { &SLOTS[..1] } else { &SLOTS };
+    let forms = slots.iter().flat_map(|&slots| strips.iter().map(move |&strips| (slots, strips)));
     let forms = forms.flat_map(|(slots, strips)| [false, true].map(|alone| (slots, strips, alone)));
     let forms = forms.flat_map(|(slots, strips, alone)| [1, 2].map(|cluster| Config { slots, strips, alone, cluster }));
     forms.filter(|config| config.shared(grid).is_some()).collect()
@@ -79,7 +85,9 @@ pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<Co
         let side_by_side = if config.alone { 1 } else { 2 };
         let each = tiles.saturating_mul(rows).div_ceil(multiprocessors.max(1));
         let atoms = config.strips * grid.k().div_ceil(STEP);
-        let products = atoms * STEP * STRIP * config.tile() / PRODUCTS;
+        let stages = config.shared(grid).map_or(0, |shared| shared.stages);
+        let ahead = if stages < atoms { stages.saturating_sub(1).max(1) } else { atoms };
+        let products = atoms * (STEP * STRIP * config.tile() / PRODUCTS).max(LATENCY / ahead.max(1));
         let bytes = (atoms * STEP * STRIP / config.cluster + (config.tile() + grid.reach()) * grid.channels) / BYTES;
         let block = products.max(bytes) + config.strips * STRIP * config.tile() / OUTPUTS;
         each.saturating_mul(block) + each.div_ceil(side_by_side) * START
