@@ -95,6 +95,8 @@ DEV void produce(const Arguments& g, u32 base) {
   const u32 full = base + g.at_barriers, empty = full + 8 * g.stages;
   const int all = (g.n + 63) >> 6, first = blockIdx.y * g.strips, strips = all - first < g.strips ? all - first : g.strips;
   const u8* source = g.w + (u64)first * g.steps * ATOM + from;
+  // All of W into the second-level cache, each block a part of it: no ring is as deep as memory is far.
+  for (int i = blockIdx.x; i < strips * g.steps; i += gridDim.x) prefetch_bulk(source - from + (u64)i * ATOM, ATOM);
   int s = 0, phase = 1;                          // the first round finds empty stages
 #pragma unroll 1
   for (int p = 0; p < strips; p++, source += (u64)g.steps * ATOM) {
@@ -194,6 +196,17 @@ DEV void load_squares(const Arguments& g, u32 base, int first, u32 bar) {
   mbarrier_arrive(bar);
 }
 
+// What is added to sums, and what they are multiplied by, of outputs R and R + 8 of a lane.
+struct Terms {
+  int c, c8;
+  float m, m8;
+  DEV Terms of(const Arguments& g, int strip, int warp, int lane) {
+    const int n = strip * 64 + warp * 16 + (lane >> 2);
+    const bool r = n < g.n, r8 = n + 8 < g.n;
+    return {r ? __ldg(g.constants + n) : 0, r8 ? __ldg(g.constants + n + 8) : 0, r ? __ldg(g.multipliers + n) : 0.f, r8 ? __ldg(g.multipliers + n + 8) : 0.f};
+  }
+};
+
 DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
   const u32 full = base + g.at_barriers, empty = full + 8 * g.stages, x_full = empty + 8 * g.stages;
   dependency_wait();                             // for x, and for what an earlier kernel reads of y
@@ -211,13 +224,16 @@ DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
   // A stage is free when all warps of all blocks that it is copied to have left it.
   const u32 mine = cluster_address(empty, lane < g.cluster ? lane : 0);
   auto leave = [&](int stage) { if (lane < g.cluster) mbarrier_arrive_cluster(mine + 8 * stage); };
+  // Pieces of 16 outputs that the thread stores.
+  constexpr int PIECES = (NT * 4 + 127) / 128;
+  const int piece = t & 3;
+  u32 pixels[PIECES];
+#pragma unroll
+  for (int e = 0; e < PIECES; e++) pixels[e] = (t >> 2) + 32 * e < NT ? load_shared(outputs + 4 * ((t >> 2) + 32 * e)) : NONE;
+  Terms terms = Terms::of(g, blockIdx.y * g.strips, warp & 3, lane);
   int s = 0, phase = 0;
 #pragma unroll 1
   for (int strip = blockIdx.y * g.strips; strip < end; strip++) {
-    const int n = strip * 64 + (warp & 3) * 16 + (lane >> 2);                 // output R of the lane
-    const bool r = n < g.n, r8 = n + 8 < g.n;
-    const int c = r ? __ldg(g.constants + n) : 0, c8 = r8 ? __ldg(g.constants + n + 8) : 0;
-    const float m = r ? __ldg(g.multipliers + n) : 0.f, m8 = r8 ? __ldg(g.multipliers + n + 8) : 0.f;
     int acc[NT / 2];
     int until = 0, chunk = 0;
 #pragma unroll 1
@@ -239,19 +255,20 @@ DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
     wgmma_wait<0>();
     pin(acc);
     leave(s ? s - 1 : g.stages - 1);
+    const Terms now = terms;
+    terms = Terms::of(g, strip + 1, warp & 3, lane);
     barrier_sync(1 + wg, 128);                   // the strip before is stored
 #pragma unroll
     for (int i = 0; i < NT / 8; i++) {
-      const int sums[4] = {acc[4 * i] + c, acc[4 * i + 1] + c, acc[4 * i + 2] + c8, acc[4 * i + 3] + c8};
-      stage_codes(staging, i, warp & 3, lane, requantize_8x16(sums, m, m8, g.low, g.high));
+      const int sums[4] = {acc[4 * i] + now.c, acc[4 * i + 1] + now.c, acc[4 * i + 2] + now.c8, acc[4 * i + 3] + now.c8};
+      stage_codes(staging, i, warp & 3, lane, requantize_8x16(sums, now.m, now.m8, g.low, g.high));
     }
     barrier_sync(1 + wg, 128);
-#pragma unroll 1
-    for (int i = t; i < NT * 4; i += 128) {
-      const int slot = i >> 2, piece = i & 3, out = strip * 64 + 16 * piece;
-      const u32 pixel = load_shared(outputs + 4 * slot);
-      if (pixel != NONE && out < g.n) store_codes(g.y + (u64)pixel * g.n + out, staging, slot, piece, out, g.n, aligned, zeros);
-    }
+    const int out = strip * 64 + 16 * piece;
+    if (out < g.n)
+#pragma unroll
+      for (int e = 0; e < PIECES; e++)
+        if (pixels[e] != NONE) store_codes(g.y + (u64)pixels[e] * g.n + out, staging, (t >> 2) + 32 * e, piece, out, g.n, aligned, zeros);
   }
 }
 
