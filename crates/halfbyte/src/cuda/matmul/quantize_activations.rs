@@ -58,12 +58,12 @@ impl Form {
 
     /// Groups of a row.
     pub fn groups(self) -> usize {
-        self.k.div_ceil(self.group)
+        self.k.div_ceil(self.group.max(1))
     }
 
     /// Pieces of a row.
     pub fn pieces(self) -> usize {
-        self.k.div_ceil(self.piece)
+        self.k.div_ceil(self.piece.max(1))
     }
 
     /// Columns of codes from a group to the next.
@@ -101,6 +101,22 @@ impl Form {
         column - c + c % 8 / 2 * 4 + c % 2 * 2 + c / 8
     }
 
+    /// Error: groups or pieces of them that are not as said.
+    pub(super) fn check(self) -> Result<()> {
+        let even = self.group.is_multiple_of(COLUMNS) || self.group >= self.k;
+        let part = PARTS.contains(&self.piece) && self.group.is_multiple_of(self.piece);
+        if self.group == 0 || !even || !(self.piece == self.group || part) {
+            let expected = format!(
+                "groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns"
+            );
+            return Err(Error::invalid(OP, expected, format!("{self:?}")));
+        }
+        if self.pixels && !self.k.is_multiple_of(COLUMNS) {
+            return Err(Error::invalid(OP, format!("pixels of a multiple of {COLUMNS} columns"), self.k.to_string()));
+        }
+        Ok(())
+    }
+
     /// Bytes of all codes.
     pub fn codes_bytes(self) -> usize {
         self.m * self.pitch()
@@ -115,12 +131,10 @@ impl Form {
     }
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
+/// Where codes and terms go, and how rows are dealt to blocks: as in the source.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Params {
-    x: u64,
-    order: u64,
+pub(in crate::cuda) struct Target {
     codes: u64,
     scales: u64,
     sums: u64,
@@ -136,6 +150,63 @@ struct Params {
     pieces: u32,
     threads: u32,
     rows: u32,
+    blocks: u32,
+    padding: u32,
+}
+
+impl Target {
+    /// Of matrices at these addresses, codes and terms as the form says. A block has one row at most.
+    pub(in crate::cuda) fn new(form: Form, [codes, terms]: [u64; 2]) -> Self {
+        // From a term to the next.
+        let term = if form.pixels { 4 } else { 4 * form.m_pitch() as u64 };
+        let [piece_pitch, row_pitch] = form.term_pitches();
+        let span = form.span();
+        Self {
+            codes,
+            scales: terms,
+            sums: if form.sums { terms + term } else { 0 },
+            offsets: if form.offsets { terms + term * (1 + u64::from(form.sums)) } else { 0 },
+            m: form.m as u64,
+            k: form.k as u64,
+            pitch: form.pitch() as u64,
+            piece_pitch: piece_pitch as u64,
+            row_pitch: row_pitch as u64,
+            group: span as u32,
+            groups: form.groups() as u32,
+            // Of a row that is one group whole, all that its codes take.
+            piece: if form.piece == form.group { span } else { form.piece } as u32,
+            pieces: form.pieces() as u32,
+            threads: THREADS as u32,
+            rows: 1,
+            blocks: if is_long(form) { form.groups() } else { threads_of_a_row(form).div_ceil(THREADS) } as u32,
+            padding: 0,
+        }
+    }
+
+    /// Short rows share blocks.
+    fn sharing(self, form: Form) -> Self {
+        let of_a_row = if is_long(form) { THREADS } else { threads_of_a_row(form).min(THREADS) };
+        Self { threads: of_a_row as u32, rows: (THREADS / of_a_row) as u32, ..self }
+    }
+
+    /// The launch in which each block has the rows that it is dealt. Error: more rows or blocks than a launch has.
+    pub(in crate::cuda) fn launch(&self) -> Result<Launch> {
+        if self.m > i32::MAX as u64 || self.blocks > 65_535 {
+            let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
+            return Err(Error::invalid(OP, expected, format!("{} and {}", self.m, self.blocks)));
+        }
+        let grid = [(self.m as u32).div_ceil(self.rows), self.blocks, 1];
+        Ok(Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) })
+    }
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    x: u64,
+    order: u64,
+    to: Target,
     x_type: u32,
     aligned: u32,
 }
@@ -145,18 +216,38 @@ fn threads(span: usize) -> usize {
     OF_A_GROUP.into_iter().find(|threads| threads * COLUMNS >= span).unwrap_or(THREADS)
 }
 
-fn of_threads(threads: usize, offsets: bool) -> Instance {
-    Instance::new(&SOURCE, format!("quantize_activations<{threads}, {offsets}>"))
+/// Whether a group is a whole block's.
+fn is_long(form: Form) -> bool {
+    threads(form.span()) == THREADS
+}
+
+/// Threads of a row with short groups, those of codes behind the last group among them.
+fn threads_of_a_row(form: Form) -> usize {
+    form.pitch().div_ceil(form.span().max(1)) * threads(form.span())
+}
+
+/// A kernel that quantises rows, for a form.
+pub(in crate::cuda) fn quantizer(source: &'static Source, kernel: &str, form: Form) -> Instance {
+    of_threads(source, kernel, threads(form.span()), form.offsets)
+}
+
+/// The same for every number of columns.
+pub(in crate::cuda) fn quantizers(source: &'static Source, kernel: &str) -> Vec<Instance> {
+    let all = OF_A_GROUP.into_iter().chain([THREADS]);
+    all.flat_map(|threads| [false, true].map(|offsets| of_threads(source, kernel, threads, offsets))).collect()
+}
+
+fn of_threads(source: &'static Source, kernel: &str, threads: usize, offsets: bool) -> Instance {
+    Instance::new(source, format!("{kernel}<{threads}, {offsets}>"))
 }
 
 /// The kernel for a form.
 pub(in crate::cuda) fn instance(form: Form) -> Instance {
-    of_threads(threads(form.span()), form.offsets)
+    quantizer(&SOURCE, "quantize_activations", form)
 }
 
 pub(super) fn instances() -> Vec<Instance> {
-    let all = OF_A_GROUP.into_iter().chain([THREADS]);
-    all.flat_map(|threads| [false, true].map(|offsets| of_threads(threads, offsets))).collect()
+    quantizers(&SOURCE, "quantize_activations")
 }
 
 /// Puts it into a stream. Shapes: x `[m, k]`, order `[k]` (the column of x for each place, if not the same), codes and terms as
@@ -174,13 +265,7 @@ pub fn quantize_activations(
         true => Ok(()),
         false => Err(Error::invalid(OP, format!("{expected:?} elements of {what}"), got.to_string())),
     };
-    let even = form.group.is_multiple_of(COLUMNS) || form.group >= form.k;
-    let part = PARTS.contains(&form.piece) && form.group.is_multiple_of(form.piece);
-    if form.group == 0 || !even || !(form.piece == form.group || part) {
-        let expected =
-            format!("groups of a multiple of {COLUMNS} columns, or of all, whole or in pieces of {PARTS:?} columns");
-        return Err(Error::invalid(OP, expected, format!("{form:?}")));
-    }
+    form.check()?;
     fits("x", form.m.checked_mul(form.k), x.len())?;
     fits("codes", form.m.checked_mul(form.pitch()), codes.len())?;
     fits("terms", Some(form.terms_bytes() / 4), terms.len())?;
@@ -202,44 +287,14 @@ pub(in crate::cuda) fn run(
     order: u64,
     [codes, terms]: [u64; 2],
 ) -> Result<()> {
-    // From a term to the next.
-    let term = if form.pixels { 4 } else { 4 * form.m_pitch() as u64 };
-    let [piece_pitch, row_pitch] = form.term_pitches();
-    let (span, pitch) = (form.span(), form.pitch());
-    let of_a_group = threads(span);
-    let long = of_a_group == THREADS;
-    // Those of codes behind the last group among them.
-    let of_a_row = if long { THREADS } else { pitch.div_ceil(span) * of_a_group };
-    let rows = (THREADS / of_a_row).max(1);
     let params = Params {
         x: x.pointer(),
         order,
-        codes,
-        scales: terms,
-        sums: if form.sums { terms + term } else { 0 },
-        offsets: if form.offsets { terms + term * (1 + u64::from(form.sums)) } else { 0 },
-        m: form.m as u64,
-        k: form.k as u64,
-        pitch: pitch as u64,
-        piece_pitch: piece_pitch as u64,
-        row_pitch: row_pitch as u64,
-        group: span as u32,
-        groups: form.groups() as u32,
-        // Of a row that is one group whole, all that its codes take.
-        piece: if form.piece == form.group { span } else { form.piece } as u32,
-        pieces: form.pieces() as u32,
-        threads: of_a_row.min(THREADS) as u32,
-        rows: rows as u32,
+        to: Target::new(form, [codes, terms]).sharing(form),
         x_type: float_type(x.dtype()),
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
-    let blocks = if long { form.groups() } else { of_a_row.div_ceil(THREADS) };
-    if form.m > i32::MAX as usize || blocks > 65_535 {
-        let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
-        return Err(Error::invalid(OP, expected, format!("{} and {blocks}", form.m)));
-    }
-    let grid = [form.m.div_ceil(rows) as u32, blocks as u32, 1];
-    let launch = Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) };
+    let launch = params.to.launch()?;
     let function = gpu.function(&instance(form))?;
     // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
     unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }

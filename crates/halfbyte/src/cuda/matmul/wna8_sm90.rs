@@ -7,7 +7,7 @@ pub mod config;
 
 use super::quantize_activations::{self, Form};
 use super::wna16::{self, Weights};
-use super::{Call, Kernel, Packed};
+use super::{Call, Epilogue, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
@@ -284,26 +284,56 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
     };
     let problem = super::problem(call);
-    let refuse = |why: Reason| Error::invalid(NAME, "a product that it serves", why.to_string());
-    let (atom, terms) = form(&problem).map_err(refuse)?;
     let room = Room::new(&gpu.caps(), &problem).map_err(refuse)?;
     let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
         return Err(Error::invalid(NAME, "a workspace", "none"));
     };
-    let y = call.y.pointer();
+    let (atom, terms) = form(&problem).map_err(refuse)?;
+    let x = x_form(&problem, atom, terms);
+    let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
+    let terms = workspace.pointer() + room.terms as u64;
+    quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms])?;
+    multiply(gpu, stream, w, &problem, Rows { codes, terms }, call.epilogue, call.y.pointer(), workspace)
+}
+
+fn refuse(why: Reason) -> Error {
+    Error::invalid(NAME, "a product that it serves", why.to_string())
+}
+
+/// How x must lie as codes for a problem that it supports.
+pub(super) fn rows_form(problem: &Problem) -> Option<Form> {
+    let (atom, terms) = form(problem).ok()?;
+    Some(x_form(problem, atom, terms))
+}
+
+/// Quantised x: codes, and the address of terms, as [`rows_form`] says.
+pub(super) struct Rows<'a> {
+    pub codes: View<'a, u8>,
+    pub terms: u64,
+}
+
+/// Multiplies what is quantised, into the problem's y at an address, with a workspace of the kernel's size.
+#[expect(clippy::too_many_arguments, reason = "a call with other rows")]
+pub(super) fn multiply(
+    gpu: &Gpu,
+    stream: &Stream,
+    w: &Weights,
+    problem: &Problem,
+    of_x: Rows<'_>,
+    epilogue: Epilogue<'_>,
+    y: u64,
+    workspace: View<'_, u8>,
+) -> Result<()> {
+    let (atom, terms) = form(problem).map_err(refuse)?;
+    let x = x_form(problem, atom, terms);
     if !y.is_multiple_of(16) {
         return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
-    let x = x_form(&problem, atom, terms);
-    let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
-    let terms_at = workspace.pointer() + room.terms as u64;
-    quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms_at])?;
-    let (out, activation) = (call.y.dtype(), call.epilogue.activation);
-    let key = Key { codes: codes.pointer(), m: call.m, out, activation };
-    let prepared = w.launches_a8.prepare(gpu, w, terms, key, codes)?;
-    let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
-    let addresses = [terms_at, y, bias, workspace.pointer()];
-    let arguments = Arguments::new(w, &prepared.schedule, addresses, (call.m, prepared.box_rows), &x);
+    let key = Key { codes: of_x.codes.pointer(), m: problem.m, out: problem.y, activation: epilogue.activation };
+    let prepared = w.launches_a8.prepare(gpu, w, terms, key, of_x.codes)?;
+    let bias = epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
+    let addresses = [of_x.terms, y, bias, workspace.pointer()];
+    let arguments = Arguments::new(w, &prepared.schedule, addresses, (problem.m, prepared.box_rows), &x);
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
     // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others
     // are those of the packed weight.

@@ -14,6 +14,7 @@ mod nn;
 mod nvrtc;
 mod pack;
 mod quantized;
+mod quantized_rows;
 mod wna16_sm80;
 
 use halfbyte::cuda::Gpu;

@@ -3,12 +3,14 @@
 use super::gpus;
 use super::matmul::{Bench, caps, check, formats_of_atoms, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::FloatView;
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, QuantizedForm, quantize_activations};
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::Problem;
+use halfbyte::ops::{Linear, Weight};
 use halfbyte::quantize::activations::{ActCodes, quantize_activations as on_cpu};
-use halfbyte::{Act, Float, Format};
+use halfbyte::{Act, Float, Floats, FloatsMut, Format};
 
 const ROWS: &[usize] = &[0, 1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 300];
 const MOST: usize = 300;
@@ -160,6 +162,38 @@ fn products_are_within_the_bound_of_their_specification() {
                 let Problem { y, m, .. } = problem;
                 let got = bench.forward(&packed, &x[..m * k], [x_type, y], m, Epilogue::default());
                 check(&got, &reference, Bound::new(y, k), &format!("{problem}, act-order {act_order}"));
+            }
+        }
+    }
+}
+
+/// From x of f32 both make the same codes, so that only the sums' rounding differs.
+#[test]
+fn cpu_and_gpu_are_within_both_bounds_of_each_other() {
+    let cpu = Cpu::new(2).unwrap();
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(24);
+        let names =
+            ["w4a8-g128", "w8a8", "w8a8-g32-asym-xasym", "w4a8-g64-xasym", "w4a8", "w8a8-tensor", "w4a8-g512-asym"];
+        for (i, name) in names.into_iter().enumerate() {
+            for (s, [m, n, k]) in [[1, 600, 1000], [17, 65, 136], [300, 320, 2568]].into_iter().enumerate() {
+                let (format, act_order) = (parse(name), (i + s) % 4 == 3);
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
+                let x = random.activations(m * k);
+                let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+                let mut on_host = vec![0.0; m * n];
+                linear.forward(&cpu, Floats::F32(&x), m, FloatsMut::F32(&mut on_host)).unwrap();
+                let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+                let types = [Float::F32, Float::F32];
+                let bench = Bench::new(kernel(), &gpu, &stream);
+                let on_device = bench.forward(&packed, &x, types, m, Epilogue::default());
+                let (reference, bound) = (reference_of(&x, m, &w, format.act), Bound::new(Float::F32, k));
+                for (i, (a, b)) in on_device.iter().zip(&on_host).enumerate() {
+                    let (error, allowed) = (f64::from(a - b).abs(), 2.0 * bound.allowed(reference.magnitude[i]));
+                    let what = format!("{name} m={m} n={n} k={k}, act-order {act_order}: element {i}");
+                    assert!(error <= allowed, "{what} is {a} there, {b} here, off by {error:e}, allowed {allowed:e}");
+                }
             }
         }
     }

@@ -16,8 +16,7 @@ use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::conv::{self, Call, Problem, Weights, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
-use halfbyte::cuda::int8::int8_sm90::{self, config::Config};
-use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Layer, Target};
+use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Form as Int8Form, Layer, Target};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::nn::FloatBuffer;
 use halfbyte::cuda::roofline::Roofline;
@@ -350,7 +349,7 @@ impl Device<'_> {
         let bytes = layers[0].bytes() + shape.x_len() + shape.y_len();
         // Bytes multiply at twice the rate of halfs.
         let launches = self.launches(layers.len(), bytes, shape.operations() / 2.0);
-        let mut run = |stream: &Stream, i: usize, config: Option<Config>| {
+        let mut run = |stream: &Stream, i: usize, form: Option<Int8Form>| {
             let call = int8::Call {
                 layer: &layers[i % layers.len()],
                 x: on_device.view(),
@@ -361,19 +360,15 @@ impl Device<'_> {
                 y_layout: Layout2d::Nhwc,
                 workspace: Some(&mut workspace),
             };
-            match config {
+            match form {
                 None => int8::run_with(kernel, gpu, stream, call),
-                Some(config) => int8_sm90::run_as(config, gpu, stream, call),
+                Some(form) => int8::run_as(form, gpu, stream, call),
             }
         };
-        let configs = match self.sweep && kernel.name == "int8_sm90" {
-            true => int8_sm90::config::configs(byte == Byte::U8),
-            false => Vec::new(),
-        };
-        for config in configs {
-            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(config)))?;
-            let form = format!("2 × {} pixels, {} strips, {} stages", config.tokens, config.strips, config.stages);
-            swept.push(self.swept("int8".to_owned(), form, measured));
+        let forms = if self.sweep { int8::forms(&gpu.caps(), &problem, byte) } else { Vec::new() };
+        for form in forms {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(form)))?;
+            swept.push(self.swept("int8".to_owned(), form.to_string(), measured));
         }
         let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
         let check = match self.check {
