@@ -1,6 +1,6 @@
 //! Implicit products with few channels on Hopper: `wna16_sm90.cu` with rows of windows for x.
 //!
-//! x is copied once, to images in which a row of a window is one run of channels ([`super::window_rows`]); the copy engine brings
+//! x is copied once, to images in which a row of a window is one run of channels (`window_rows.rs`); the copy engine brings
 //! those row by row, 32 columns at a time.
 
 use super::columns::{Columns, FILLED};
