@@ -1,6 +1,6 @@
 //! Implicit products with few channels on Hopper: `wna16_sm90.cu` with rows of windows for x.
 //!
-//! x is copied once, to images in which a row of a window is one run of channels (`window_rows.rs`); the copy engine brings
+//! x is copied once, to images in which a row of a window is the channels of a pixel (`window_rows.rs`); the copy engine brings
 //! those row by row, 32 columns at a time.
 
 use super::columns::{Columns, FILLED};
@@ -84,7 +84,7 @@ pub(super) fn weight<'a>(
     let atom = Atom::of(format.weight, geometry.k());
     let served = (KERNEL.serves)(caps.arch) && !format.act.is_quantized() && atom.is_ok_and(|atom| atom.scale == x);
     let Some(rows) = WindowRows::of(geometry).ok().filter(|_| served) else { return Ok(None) };
-    Ok(rows.weight(w, geometry)?.map(|w| (w, rows.weight_columns())))
+    Ok(rows.weight(w, geometry)?.map(|w| (w, rows.weight_columns(geometry))))
 }
 
 /// A problem as this kernel computes it.

@@ -268,11 +268,10 @@ fn many_windows_of_few_channels_agree_with_the_plain_kernel() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let stem = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
-        // With gaps in a row of a window patches serve everywhere.
-        let gaps = Geometry { dilation: [1, 2], padding: [3, 6, 3, 6], ..stem };
-        for (geometry, name) in [(stem, "implicit_rows_sm90"), (gaps, "product_of_patches")] {
-            let shape = Conv2dShape::new(geometry, 5, [224, 224]).unwrap();
-            let (mut random, format) = (Random(68), parse("w8a16"));
+        // Scales of another type than x are for patches everywhere.
+        for (name, format) in [("implicit_rows_sm90", "w8a16"), ("product_of_patches", "w8a16-sbf16")] {
+            let (geometry, shape) = (stem, Conv2dShape::new(stem, 5, [224, 224]).unwrap());
+            let (mut random, format) = (Random(68), parse(format));
             let w = random.qtensor(format.weight, [64, geometry.k()], false);
             let x = rounded(&random.normals(shape.x_len()), Float::F16);
             let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
