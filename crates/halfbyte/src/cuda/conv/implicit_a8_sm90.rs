@@ -7,8 +7,8 @@
 
 pub mod config;
 
+use super::columns::{Columns, FILLED};
 use super::launches::{Key, Prepared};
-use super::product_of_patches::format_of;
 use super::weights::Kind;
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
@@ -16,17 +16,18 @@ use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::quantize_activations;
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
-use crate::cuda::matmul::{Packed, QuantizedForm, Wna16Weights};
+use crate::cuda::matmul::{Packed, QuantizedForm};
 use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::reference::Bound;
-use crate::format::{Act, Format};
+use crate::format::{Act, Format, Group, QTensor, WeightFormat};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::Plan;
+use std::borrow::Cow;
 
 const NAME: &str = "implicit_a8_sm90";
 
@@ -85,9 +86,22 @@ fn instance(config: Config, atom: Atom, terms: Terms, out: Float, activation: Ac
     instance
 }
 
-/// Whether weights are packed for this kernel, if the layout holds their numbers.
-pub(super) fn packs(caps: &Caps, format: Format, geometry: &Geometry) -> bool {
-    (KERNEL.serves)(caps.arch) && Form::of(format, geometry).is_ok() && windows::taken(geometry, BOX).is_ok()
+/// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
+pub(super) fn weight<'a>(
+    caps: &Caps,
+    w: &'a QTensor,
+    format: Format,
+    geometry: &Geometry,
+) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+    let form = Form::of(format, geometry).ok().filter(|_| (KERNEL.serves)(caps.arch));
+    let Some(form) = form.filter(|form| windows::taken(&form.inner, BOX).is_ok()) else { return Ok(None) };
+    let columns = Columns::of(&form.inner);
+    if columns == Columns::of(geometry) {
+        return Ok(Some((w.express(form.weight)?, columns)));
+    }
+    let by_position = WeightFormat { group: Group::Size(geometry.channels()), ..form.weight };
+    let filled = columns.fill(w.express(by_position)?.as_ref(), geometry, form.weight.group)?;
+    Ok(filled.map(|w| (Cow::Owned(w), columns)))
 }
 
 /// What the numbers of a layer are.
@@ -95,8 +109,13 @@ pub(super) fn packs(caps: &Caps, format: Format, geometry: &Geometry) -> bool {
 struct Form {
     atom: Atom,
     terms: Terms,
-    /// Channels that share a scale.
+    /// Channels of x that share a scale, and with those that are filled up.
     share: usize,
+    columns: usize,
+    /// That of weights: a scale for each position.
+    weight: WeightFormat,
+    /// The layer with its channels filled up to boxes.
+    inner: Geometry,
 }
 
 impl Form {
@@ -107,44 +126,66 @@ impl Form {
             return refuse("multiplies quantised activations (a8), the format says exact ones");
         }
         let why = |why: Error| Reason(why.to_string());
-        let share = geometry.scale_channels(format.weight.group).map_err(why)?;
-        let atom = Atom::of(format_of(format, geometry).weight, geometry.k()).map_err(why)?;
+        let (share, channels) = (geometry.scale_channels(format.weight.group).map_err(why)?, geometry.channels());
+        // One scale a position is one of what is filled up, too.
+        let fills = geometry.groups == 1 && share == channels && !channels.is_multiple_of(BOX);
+        let inner = match fills {
+            true => Geometry { ci: channels.next_multiple_of(BOX), ..*geometry },
+            false => *geometry,
+        };
+        let columns = if fills { inner.ci } else { share };
+        let weight = WeightFormat { group: Group::Size(columns), ..format.weight };
+        let atom = Atom::of(weight, inner.k()).map_err(why)?;
         if atom.group == 0 {
             return refuse("multiplies weights of several positions or groups of channels");
         }
         let terms = Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: true };
-        Ok(Self { atom, terms, share })
+        Ok(Self { atom, terms, share, columns, weight, inner })
+    }
+
+    /// Columns that each set of a pixel's terms is for, if so many share a scale: zero points need the sums of an atom's groups,
+    /// which may be parts of those.
+    fn piece(&self, share: usize) -> usize {
+        if self.terms.sums { self.atom.group } else { share }
     }
 }
 
 /// A problem as this kernel computes it.
 struct Product {
     form: Form,
+    /// The problem's, with channels filled up.
+    inner: Conv2dShape,
     /// Of the pixels of x.
     x: QuantizedForm,
 }
 
 impl Product {
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
-        let g = problem.shape.geometry();
+        let (shape, g) = (&problem.shape, problem.shape.geometry());
         let Some(format) = problem.format else { return Err(Reason("multiplies codes, the weights are dense".into())) };
         let form = Form::of(format, g)?;
+        let inner =
+            Conv2dShape::new(form.inner, shape.batch(), shape.input()).map_err(|why| Reason(why.to_string()))?;
         let x = QuantizedForm {
-            m: problem.shape.input_pixels(),
+            m: shape.input_pixels(),
             k: g.ci,
             group: form.share,
-            // Zero points need the sums of an atom's groups, which may be parts of one.
-            piece: if form.terms.sums { form.atom.group } else { form.share },
+            piece: form.piece(form.share),
             sums: form.terms.sums,
             offsets: form.terms.offsets,
             pixels: true,
         };
-        Ok(Self { form, x })
+        Ok(Self { form, inner, x })
+    }
+
+    /// The terms of a pixel's channels in a group of the convolution, filled up.
+    fn of_group(&self) -> QuantizedForm {
+        QuantizedForm { k: self.form.inner.channels(), piece: self.form.piece(self.form.columns), ..self.x }
     }
 
     fn plan(&self, caps: &Caps, problem: &Problem) -> Plan {
         let Form { atom, terms, .. } = self.form;
-        config::plan(atom, terms, sizes(&problem.shape), problem.y, caps.multiprocessors as usize)
+        config::plan(atom, terms, sizes(&self.inner), problem.y, caps.multiprocessors as usize)
     }
 
     fn instances(&self, config: Config, out: Float, activation: Activation) -> Vec<Instance> {
@@ -152,24 +193,19 @@ impl Product {
         vec![quantize_activations::instance(self.x), instance(config, atom, terms, out, activation)]
     }
 
-    /// Sets of terms of a pixel's channels in a group of the convolution.
-    fn pieces(&self, geometry: &Geometry) -> usize {
-        geometry.channels() / self.x.piece
-    }
-
     /// A launch, with maps of codes and of terms for each group; both are the images' from the first pixel on.
     fn prepared(&self, gpu: &Gpu, key: &Key<Plan>, [codes, terms]: [View<'_, u8>; 2]) -> Result<Prepared> {
-        let (shape, (config, schedule)) = (key.shape, key.plan);
+        let (shape, (config, schedule)) = (&self.inner, key.plan);
         let (g, [h, w]) = (shape.geometry(), shape.input());
         let of_codes = Map {
             shape: [shape.batch(), h, w, g.channels()],
-            ..windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes64)
+            ..windows::map(shape, [config.tokens, BOX], Swizzle::Bytes64)
         };
-        let of_group = self.pieces(g) * TERM_ELEMENTS;
+        let of_group = self.of_group().pieces() * TERM_ELEMENTS;
         let of_terms = Map {
             shape: [shape.batch(), h, w, of_group],
             pixel: of_group * g.groups,
-            ..windows::map(&shape, [config.tokens, TERM_ELEMENTS], Swizzle::None)
+            ..windows::map(shape, [config.tokens, TERM_ELEMENTS], Swizzle::None)
         };
         let mut maps = Vec::with_capacity(2 * g.groups);
         for group in 0..g.groups {
@@ -196,10 +232,10 @@ fn sizes(shape: &Conv2dShape) -> [usize; 3] {
 }
 
 /// All plans for a problem, of which one is chosen. Error: the kernel does not support the problem.
-pub fn plans(caps: &Caps, problem: &Problem) -> std::result::Result<Vec<Plan>, Reason> {
-    KERNEL.supports(caps, problem, LAYOUT)?;
-    let Form { atom, terms, .. } = Product::of(problem)?.form;
-    Ok(config::plans(atom, terms, sizes(&problem.shape), problem.y, caps.multiprocessors as usize))
+pub fn plans(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<Vec<Plan>, Reason> {
+    KERNEL.supports(caps, problem, layout)?;
+    let Product { form: Form { atom, terms, .. }, inner, .. } = Product::of(problem)?;
+    Ok(config::plans(atom, terms, sizes(&inner), problem.y, caps.multiprocessors as usize))
 }
 
 /// What a plan for a problem is computed by, without an activation. Error: the kernel does not support the problem.
@@ -230,16 +266,17 @@ impl Room {
 
 fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
     let refuse = |why: String| Err(Reason(why));
-    if layout != LAYOUT {
-        return refuse(format!("reads layout {LAYOUT}, the weights lie in {layout}"));
+    let product = Product::of(problem)?;
+    let g = product.inner.geometry();
+    let expected = if g == problem.shape.geometry() { LAYOUT } else { FILLED };
+    if layout != expected {
+        return refuse(format!("reads layout {expected}, the weights lie in {layout}"));
     }
     if problem.layouts != [Layout2d::Nhwc; 2] {
         return refuse("reads and writes images in nhwc".into());
     }
-    let product = Product::of(problem)?;
-    let g = problem.shape.geometry();
     windows::taken(g, BOX)?;
-    let sizes = [problem.shape.output_pixels(), problem.shape.x_len(), g.co];
+    let sizes = [problem.shape.output_pixels(), product.inner.x_len(), g.co];
     if sizes.iter().any(|&size| size > i32::MAX as usize) || g.k() > MOST_K {
         return refuse(format!("more pixels than 31 bits count, or more than {MOST_K} columns"));
     }
@@ -282,7 +319,7 @@ pub fn run_as(plan: Plan, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<
     let problem = call.problem()?;
     let product = Product::of(&problem).map_err(served)?;
     super::check(&KERNEL, gpu, &problem, &call, Room::new(&product, &plan).bytes)?;
-    if !plans(&gpu.caps(), &problem).map_err(served)?.contains(&plan) {
+    if !plans(&gpu.caps(), &problem, call.w.layout()).map_err(served)?.contains(&plan) {
         return Err(Error::invalid(NAME, format!("a plan for {problem}"), format!("{plan:?}")));
     }
     match call.y.is_empty() {
@@ -292,11 +329,10 @@ pub fn run_as(plan: Plan, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<
 }
 
 fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, product: &Product, plan: Plan) -> Result<()> {
-    let (shape, g) = (problem.shape, problem.shape.geometry());
+    let (shape, g) = (problem.shape, product.inner.geometry());
     let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
-    let fragments = |part: &'_ Packed| matches!(part, Packed::Wna16(_));
     let parts: &[Packed] = match &call.w.kind {
-        Kind::Quantized(parts) if parts.len() == g.groups && parts.iter().all(fragments) => parts,
+        Kind::Quantized(parts) if parts.len() == g.groups => parts,
         _ => return refuse("weights in fragments, group by group", call.w.layout().into()),
     };
     let y = call.y.pointer();
@@ -314,18 +350,19 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
     // Where the codes begin, the terms are at a place that shape and plan tell.
     let key = Key { x: codes.pointer(), shape, out, activation, plan };
     let prepared = call.w.launches_a8.prepare(key, || product.prepared(gpu, &key, [codes, terms]))?;
-    // A group's own channels of x.
-    let x = QuantizedForm { k: g.channels(), ..product.x };
+    let x = product.of_group();
     let (config, schedule) = &plan;
     for (group, (part, maps)) in parts.iter().zip(prepared.maps.chunks_exact(2)).enumerate() {
         let Packed::Wna16(w) = part else { return refuse("weights in fragments", part.layout().into()) };
-        let w: &Wna16Weights = w;
+        if w.shape() != [g.outputs(), g.k()] {
+            return refuse(&format!("a weight of {} × {}", g.outputs(), g.k()), format!("{:?}", w.shape()));
+        }
         let first = group * g.outputs();
         let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer() + 4 * first as u64);
         let addresses = [terms.pointer(), y + (first * out.size_bytes()) as u64, bias, workspace.pointer()];
         let pixels = (shape.output_pixels(), config.tokens);
-        let product = wna8_sm90::Arguments::new(w, schedule, addresses, pixels, &x);
-        let arguments = Arguments { product, windows: Windows::new(&shape, g.channels()) };
+        let product_of = wna8_sm90::Arguments::new(w, schedule, addresses, pixels, &x);
+        let arguments = Arguments { product: product_of, windows: Windows::new(&product.inner, g.channels()) };
         let args = [Arg::new(&arguments), Arg::new(&maps[0]), Arg::new(&maps[1])];
         // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others
         // are those of the packed weight.

@@ -1,8 +1,9 @@
 //! Implicit products with few channels on Hopper: `wna16_sm90.cu` with rows of windows for x.
 //!
-//! x is copied once, to images in which a row of a window is one run of channels ([`super::window_rows`]); the copy engine brings
+//! x is copied once, to images in which a row of a window is one run of channels (`window_rows.rs`); the copy engine brings
 //! those row by row, 32 columns at a time.
 
+use super::columns::{Columns, FILLED};
 use super::implicit_sm90::{self, config, config::Plan};
 use super::launches::{Key, Prepared};
 use super::weights::Kind;
@@ -24,9 +25,6 @@ use crate::tensor::Float;
 use std::borrow::Cow;
 
 const NAME: &str = "implicit_rows_sm90";
-
-/// Of the weights that it reads: `cuda_wna16` with columns filled up to rows of windows.
-pub(super) const LAYOUT: &str = "cuda_wna16_rows";
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
@@ -52,7 +50,8 @@ pub(super) const KERNEL: Kernel = Kernel {
 
 const ALIGNMENT: usize = 256;
 
-/// The commonest formats with one strip, and others with more.
+/// A third of the forms each for the commonest formats with one strip, and others with more: but for how the rows of x lie they
+/// are those of `implicit_sm90`.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16 };
     let forms = [
@@ -61,8 +60,8 @@ fn instances() -> Vec<Instance> {
         (Atom { bits: 8, zero: true, group: 32, scale: Float::BF16 }, 64, Float::BF16, Activation::None),
         (Atom { zero: true, scale: Float::BF16, ..atom }, 512, Float::F32, Activation::Silu),
     ];
-    let all = forms.into_iter().flat_map(|(atom, n, out, activation)| {
-        let configs = config::configs(atom, [n, 576], out).into_iter();
+    let all = forms.into_iter().enumerate().flat_map(|(first, (atom, n, out, activation))| {
+        let configs = config::configs(atom, [n, 576], out).into_iter().skip(first % 3).step_by(3);
         configs.map(move |config| instance(config, atom, out, activation))
     });
     all.chain([window_rows::instance()]).collect()
@@ -74,19 +73,18 @@ fn instance(config: Config, atom: Atom, out: Float, activation: Activation) -> I
     instance
 }
 
-/// A weight packed for this kernel, if it has the numbers and serves the layer: whether its columns are filled up, and itself.
+/// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
 pub(super) fn weight<'a>(
     caps: &Caps,
     w: &'a QTensor,
     format: Format,
     geometry: &Geometry,
     x: Float,
-) -> Result<Option<(bool, Cow<'a, QTensor>)>> {
+) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
     let atom = Atom::of(format.weight, geometry.k());
     let served = (KERNEL.serves)(caps.arch) && !format.act.is_quantized() && atom.is_ok_and(|atom| atom.scale == x);
     let Some(rows) = WindowRows::of(geometry).ok().filter(|_| served) else { return Ok(None) };
-    let weight = rows.weight(w, geometry)?;
-    Ok(weight.map(|w| (!rows.keeps_columns(geometry), w)))
+    Ok(rows.weight(w, geometry)?.map(|w| (w, rows.weight_columns())))
 }
 
 /// A problem as this kernel computes it.
@@ -152,7 +150,7 @@ pub fn workspace_bytes_as(plan: &Plan, problem: &Problem) -> std::result::Result
 fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
     let refuse = |why: String| Err(Reason(why));
     let product = Product::of(problem)?;
-    let expected = if product.rows.keeps_columns(problem.shape.geometry()) { "cuda_wna16" } else { LAYOUT };
+    let expected = if product.rows.keeps_columns(problem.shape.geometry()) { "cuda_wna16" } else { FILLED };
     if layout != expected {
         return refuse(format!("reads layout {expected}, the weights lie in {layout}"));
     }
@@ -207,7 +205,6 @@ pub fn run_as(plan: Plan, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<
 fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, product: &Product, plan: Plan) -> Result<()> {
     let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
     let part = match &call.w.kind {
-        Kind::Rows(part) => Some(part),
         Kind::Quantized(parts) => parts.first().filter(|_| parts.len() == 1),
         Kind::Dense(_) => None,
     };

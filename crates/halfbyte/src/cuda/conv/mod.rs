@@ -8,11 +8,12 @@
 //! |---|---|---|
 //! | `product` | all from sm_80 on | one position, stride 1: a product of [`crate::cuda::matmul`] |
 //! | `implicit_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
-//! | `implicit_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type |
+//! | `implicit_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type; of one group any channels |
 //! | `implicit_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
 //! | `product_of_patches` | all from sm_80 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
 //! | `plain` | all from sm_75 on | everything |
 
+mod columns;
 pub(in crate::cuda) mod images;
 pub mod implicit_a8_sm90;
 pub mod implicit_rows_sm90;

@@ -1,8 +1,8 @@
 //! Launches of `plain.cu`, which is right for every convolution.
 
+use super::columns::Columns;
 use super::images::Images;
 use super::weights::{DENSE, Kind};
-use super::window_rows::WindowRows;
 use super::{Call, Kernel, OP, Problem, quantize_pixels};
 use crate::conv::Layout2d;
 use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View};
@@ -147,7 +147,6 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
     }
     let parts: Vec<(Weight, Instance)> = match &call.w.kind {
         Kind::Quantized(parts) => parts.iter().map(weight).collect(),
-        Kind::Rows(part) => vec![weight(part)],
         Kind::Dense(floats) => {
             let view: FloatView<'_> = floats.view(0..floats.len());
             let dtype = matmul::float_type(view.dtype());
@@ -156,13 +155,7 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
             vec![(Weight { codes: view.pointer(), ..none }, instance(0, 0))]
         }
     };
-    // From a row of the kernel to the next, and from a position to the next, in columns of the weight.
-    let [of_row, of_position] = match &call.w.kind {
-        Kind::Rows(_) => {
-            WindowRows::of(&g).map_err(|why| Error::invalid(OP, "rows of windows", why.to_string()))?.pitches()
-        }
-        _ => [g.kernel[1] * g.channels(), g.channels()],
-    };
+    let Columns { of_row, of_position } = call.w.columns;
     let (activation, low, high) = matmul::activation(call.epilogue.activation);
     let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
     let mut first = 0;

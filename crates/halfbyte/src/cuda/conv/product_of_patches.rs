@@ -47,7 +47,7 @@ const ALIGNMENT: usize = 256;
 
 /// The format in which a weight is multiplied by patches: with quantised activations, a scale for each position, since each has
 /// the scale of x that its pixel has.
-pub(super) fn format_of(format: Format, geometry: &Geometry) -> Format {
+fn format_of(format: Format, geometry: &Geometry) -> Format {
     match geometry.scale_channels(format.weight.group) {
         Ok(share) if format.act.is_quantized() && geometry.positions() > 1 => {
             Format { weight: WeightFormat { group: Group::Size(share), ..format.weight }, ..format }

@@ -1,5 +1,6 @@
 //! Weights of convolutions on a device.
 
+use super::columns::{Columns, FILLED};
 use super::launches::Launches;
 use super::{OP, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90, product_of_patches};
 use crate::conv::Geometry;
@@ -22,6 +23,7 @@ pub struct Weights {
     geometry: Geometry,
     format: Option<Format>,
     pub(super) kind: Kind,
+    pub(super) columns: Columns,
     /// What the implicit products keep prepared.
     pub(super) launches: Launches<implicit_sm90::config::Plan>,
     pub(super) launches_a8: Launches<implicit_a8_sm90::config::Plan>,
@@ -34,8 +36,6 @@ pub(super) enum Kind {
     Dense(FloatBuffer),
     /// Codes: all groups of the convolution in one, or each in one of its own, in one layout.
     Quantized(Vec<Packed>),
-    /// Codes whose columns are filled up to rows of windows.
-    Rows(Packed),
 }
 
 impl Weights {
@@ -55,14 +55,12 @@ impl Weights {
             return Err(Error::invalid(OP, "groups of neighbouring channels", got));
         }
         let mut packer = Packer::new(gpu, stream);
-        let parts = match layout_of(&gpu.caps(), w, act, &geometry, x)? {
-            Layout::Rows(wide, kernel) => {
-                let packed = packer.pack_for(kernel, &[&wide.as_ref().into()], act)?;
-                return Ok(Self::of(geometry, Some(Format { weight: w.format(), act }), Kind::Rows(packed)));
-            }
+        let layout = layout_of(&gpu.caps(), w, act, &geometry, x)?;
+        let columns = if let Layout::Fragments(_, columns, _) = &layout { *columns } else { Columns::of(&geometry) };
+        let parts = match layout {
             Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
             Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
-            Layout::Fragments(w, kernel) => {
+            Layout::Fragments(w, _, kernel) => {
                 let outputs = geometry.outputs();
                 let packed = |group: usize| {
                     let rows = w.rows(group * outputs..(group + 1) * outputs)?;
@@ -71,7 +69,8 @@ impl Weights {
                 (0..geometry.groups).map(packed).collect::<Result<_>>()?
             }
         };
-        Ok(Self::of(geometry, Some(Format { weight: w.format(), act }), Kind::Quantized(parts)))
+        let format = Format { weight: w.format(), act };
+        Ok(Self { columns, ..Self::of(geometry, Some(format), Kind::Quantized(parts)) })
     }
 
     /// Floats that are multiplied exactly.
@@ -88,7 +87,8 @@ impl Weights {
     }
 
     fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
-        Self { geometry, format, kind, launches: Default::default(), launches_a8: Default::default() }
+        let columns = Columns::of(&geometry);
+        Self { geometry, format, kind, columns, launches: Default::default(), launches_a8: Default::default() }
     }
 
     /// What the layer fixes.
@@ -105,8 +105,8 @@ impl Weights {
     pub fn layout(&self) -> &'static str {
         match &self.kind {
             Kind::Dense(_) => DENSE,
+            Kind::Quantized(_) if self.columns != Columns::of(&self.geometry) => FILLED,
             Kind::Quantized(parts) => parts.first().map_or(DENSE, Packed::layout),
-            Kind::Rows(_) => implicit_rows_sm90::LAYOUT,
         }
     }
 
@@ -115,7 +115,6 @@ impl Weights {
         match &self.kind {
             Kind::Dense(floats) => floats.bytes(),
             Kind::Quantized(parts) => parts.iter().map(Packed::bytes).sum(),
-            Kind::Rows(part) => part.bytes(),
         }
     }
 
@@ -126,9 +125,8 @@ impl Weights {
             Kind::Quantized(parts) => {
                 Kind::Quantized(parts.iter().map(|part| part.duplicate(stream)).collect::<Result<_>>()?)
             }
-            Kind::Rows(part) => Kind::Rows(part.duplicate(stream)?),
         };
-        Ok(Self::of(self.geometry, self.format, kind))
+        Ok(Self { columns: self.columns, ..Self::of(self.geometry, self.format, kind) })
     }
 }
 
@@ -137,26 +135,24 @@ enum Layout<'a> {
     /// As products have it, and as the rows that they are multiplied by need it.
     Product(Cow<'a, QTensor>),
     /// As the implicit products have it: in fragments of the tensor cores, group by group, as a kernel of products packs them.
-    Fragments(Cow<'a, QTensor>, &'static matmul::Kernel),
-    /// As the implicit product of rows of windows has it, with columns filled up.
-    Rows(Cow<'a, QTensor>, &'static matmul::Kernel),
+    Fragments(Cow<'a, QTensor>, Columns, &'static matmul::Kernel),
     /// As the plain kernel has it.
     Plain,
 }
 
 fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
     let format = Format { weight: w.format(), act };
-    let fragments = match () {
-        () if implicit_sm90::packs(caps, format, geometry, x) => Some((Cow::Borrowed(w), matmul_kernel("wna16_sm90")?)),
-        () if implicit_a8_sm90::packs(caps, format, geometry) => {
-            Some((w.express(product_of_patches::format_of(format, geometry).weight)?, matmul_kernel("wna8_sm90")?))
+    let implicit = match implicit_sm90::packs(caps, format, geometry, x) {
+        true => Some((Cow::Borrowed(w), Columns::of(geometry), matmul_kernel("wna16_sm90")?)),
+        false => {
+            let weight = implicit_a8_sm90::weight(caps, w, format, geometry)?;
+            weight.map(|(w, columns)| Ok((w, columns, matmul_kernel("wna8_sm90")?))).transpose()?
         }
-        () => None,
     };
-    if let Some((w, kernel)) = fragments
+    if let Some((w, columns, kernel)) = implicit
         && kernel.holds(&w.as_ref().into()).is_ok()
     {
-        return Ok(Layout::Fragments(w, kernel));
+        return Ok(Layout::Fragments(w, columns, kernel));
     }
     // The layout in which products would have it.
     let layout = |w: &QTensor| {
@@ -171,11 +167,11 @@ fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: 
     if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
         return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
     }
-    if let Some((filled, w)) = implicit_rows_sm90::weight(caps, w, format, geometry, x)? {
-        let kernel = matmul_kernel("wna16_sm90")?;
-        if kernel.holds(&w.as_ref().into()).is_ok() {
-            return Ok(if filled { Layout::Rows(w, kernel) } else { Layout::Fragments(w, kernel) });
-        }
+    let kernel = matmul_kernel("wna16_sm90")?;
+    if let Some((w, columns)) = implicit_rows_sm90::weight(caps, w, format, geometry, x)?
+        && kernel.holds(&w.as_ref().into()).is_ok()
+    {
+        return Ok(Layout::Fragments(w, columns, kernel));
     }
     if product_of_patches::is_served(geometry)
         && let Some(wider) = product_of_patches::weight(w, format, geometry)?

@@ -9,13 +9,14 @@
 //! beyond the map's last channel and come as zeros: nothing of a neighbouring pixel is multiplied, be it infinite. Pixels of that
 //! map overlap.
 
+use super::columns::Columns;
 use super::windows;
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, Windows as Map};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use crate::format::{QTensor, Zeros};
+use crate::format::QTensor;
 use crate::kernel::Reason;
 use bytemuck::{Pod, Zeroable};
 use std::borrow::Cow;
@@ -69,12 +70,12 @@ impl WindowRows {
 
     /// Whether the columns of a weight are those of the convolution, in the same order.
     pub fn keeps_columns(&self, geometry: &Geometry) -> bool {
-        self.columns == geometry.kernel[1] * geometry.ci
+        self.weight_columns() == Columns::of(geometry)
     }
 
-    /// From a row of the kernel to the next, and from a position to the next, in columns of the weight.
-    pub fn pitches(&self) -> [usize; 2] {
-        [self.columns, self.pixel]
+    /// Where the columns of a weight lie.
+    pub fn weight_columns(&self) -> Columns {
+        Columns { of_row: self.columns, of_position: self.pixel }
     }
 
     /// The layer on images in which a row of a window is one pixel.
@@ -99,31 +100,10 @@ impl WindowRows {
         if self.keeps_columns(geometry) {
             return Ok(Some(Cow::Borrowed(w)));
         }
-        let Geometry { ci, kernel: [kh, kw], .. } = *geometry;
-        let (n, k) = (w.n(), w.k());
-        if w.format().group.count(k) != 1 {
+        if w.format().group.count(w.k()) != 1 {
             return Ok(None);
         }
-        let mut codes = Vec::with_capacity(n * kh * self.columns);
-        for i in 0..n {
-            let zero = match w.zeros() {
-                Zeros::Symmetric => Some(w.format().middle()),
-                Zeros::Integer(zeros) => Some(u32::from(zeros[i])).filter(|&zero| zero <= w.format().max_code()),
-                Zeros::Float(_) => None,
-            };
-            let Some(zero) = zero else { return Ok(None) };
-            for row in w.codes()[i * k..(i + 1) * k].chunks(kw * ci) {
-                let end = codes.len() + self.columns;
-                for position in row.chunks(ci) {
-                    codes.extend_from_slice(position);
-                    codes.resize(codes.len() + self.pixel - ci, zero as u8);
-                }
-                codes.resize(end, zero as u8);
-            }
-        }
-        let shape = [n, kh * self.columns];
-        let wide = QTensor::new(w.format(), shape, codes, w.scales().to_vec(), w.zeros().clone(), None)?;
-        Ok(Some(Cow::Owned(wide)))
+        Ok(self.weight_columns().fill(w, geometry, w.format().group)?.map(Cow::Owned))
     }
 
     /// Output pixels that a row of an image holds, each the stride across wide: those that there are, and what the last one sees.

@@ -20,8 +20,9 @@ const OF_A_GROUP: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Columns of a group's parts.
 const PARTS: [usize; 3] = [32, 64, 128];
 
-/// Columns that codes are padded to.
+/// Columns that codes are padded to, and those of pixels.
 const STEP: usize = 128;
+const BOX: usize = 64;
 
 /// Quantised activations in memory: how they lie.
 ///
@@ -42,7 +43,7 @@ pub struct Form {
     pub sums: bool,
     /// With offsets beside scales.
     pub offsets: bool,
-    /// Rows are pixels of images, which are read in windows: nothing lies between them.
+    /// Rows are pixels of images, which are read in windows.
     pub pixels: bool,
 }
 
@@ -52,7 +53,7 @@ const TERMS_OF_PIXELS: usize = 4;
 impl Form {
     /// Bytes from row to row of codes.
     pub fn pitch(self) -> usize {
-        self.k.next_multiple_of(if self.pixels { COLUMNS } else { STEP })
+        self.k.next_multiple_of(if self.pixels { BOX } else { STEP })
     }
 
     /// Groups of a row.

@@ -82,7 +82,8 @@ impl Form {
         let caps = gpu.caps();
         let exact = implicit_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Exact);
         let rows = implicit_rows_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Rows);
-        let quantized = implicit_a8_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Quantized);
+        let quantized =
+            implicit_a8_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Quantized);
         // Where pixels are read as they lie, rows of windows are no choice.
         let read: Vec<Self> = exact.chain(quantized).collect();
         if read.is_empty() { rows.collect() } else { read }
