@@ -61,7 +61,7 @@ fn instances() -> Vec<Instance> {
         (Atom { zero: true, scale: Float::BF16, ..atom }, 512, Float::F32, Activation::Silu),
     ];
     let all = forms.into_iter().enumerate().flat_map(|(first, (atom, n, out, activation))| {
-        let configs = config::configs(atom, [n, 576], out).into_iter().skip(first % 3).step_by(3);
+        let configs = config::configs(atom, n, out).into_iter().skip(first % 3).step_by(3);
         configs.map(move |config| instance(config, atom, out, activation))
     });
     all.chain([window_rows::instance()]).collect()

@@ -65,7 +65,7 @@ fn instances() -> Vec<Instance> {
         (Atom { bits: 8, group: 128, ..atom }, Float::F32, Activation::None),
     ];
     let all = forms.into_iter().flat_map(|(atom, out, activation)| {
-        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, [n, 576], out));
+        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, n, out));
         configs.map(move |config| instance(config, atom, out, activation))
     });
     all.collect()
@@ -77,8 +77,7 @@ pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
     // More columns than any group: groups of all columns are what rows are.
     let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
     let shapes = [atom.scale, Float::F32].into_iter().flat_map(|out| [(64, out), (512, out)]);
-    let all =
-        shapes.flat_map(|(n, out)| config::configs(atom, [n, 576], out).into_iter().map(move |config| (config, out)));
+    let all = shapes.flat_map(|(n, out)| config::configs(atom, n, out).into_iter().map(move |config| (config, out)));
     all.map(|(config, out)| instance(config, atom, out, Activation::None)).collect()
 }
 

@@ -68,7 +68,7 @@ pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -
 pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
     let shape = shape.map(|size| size.max(1));
     let multiprocessors = multiprocessors.max(1);
-    let plans = configs(atom, [shape[1], shape[2]], out).into_iter().flat_map(|config| {
+    let plans = configs(atom, shape[1], out).into_iter().flat_map(|config| {
         let whole = whole(config, shape, multiprocessors * config.blocks);
         let cut = Schedule::new(config, shape, multiprocessors * config.blocks);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
@@ -76,15 +76,11 @@ pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) 
     plans.filter(|(_, schedule)| schedule.fits()).collect()
 }
 
-/// Units of a tile up to which its end is what counts, however many outputs there are.
-const FEW_STEPS: usize = 4;
-
-/// Every configuration that is chosen from, for so many outputs and columns.
-pub fn configs(atom: Atom, [n, k]: [usize; 2], out: Float) -> Vec<Config> {
+/// Every configuration that is chosen from, for so many outputs.
+pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
     let mut all = Vec::new();
     let alone = [1, 2].into_iter().flat_map(|strips| TOKENS.map(|tokens| base(tokens, strips, n)));
-    let paired = n <= STRIP || k <= FEW_STEPS * STEP;
-    let in_pairs = TOKENS_IN_PAIRS.map(|tokens| Config { tokens, ..IN_PAIRS }).into_iter().filter(|_| paired);
+    let in_pairs = TOKENS_IN_PAIRS.map(|tokens| Config { tokens, ..IN_PAIRS }).into_iter().filter(|_| n <= STRIP);
     for config in alone.chain(in_pairs) {
         let Config { tokens, strips, blocks, .. } = config;
         let sums = strips * tokens;
