@@ -25,8 +25,6 @@ pub struct Config {
     pub strips: usize,
     /// Whether a block has a multiprocessor for itself.
     pub alone: bool,
-    /// Blocks with neighbouring slots that bring W for each other.
-    pub cluster: usize,
 }
 
 /// Slots a warpgroup, the most first.
@@ -83,8 +81,7 @@ pub(super) fn configs(grid: &Grid, n: usize) -> Vec<Config> {
     // Squares were never faster in narrower tiles.
     let slots = if grid.fold > 0 { &SLOTS[..1] } else { &SLOTS };
     let forms = slots.iter().flat_map(|&slots| strips.iter().map(move |&strips| (slots, strips)));
-    let forms = forms.flat_map(|(slots, strips)| [false, true].map(|alone| (slots, strips, alone)));
-    let forms = forms.flat_map(|(slots, strips, alone)| [1, 2].map(|cluster| Config { slots, strips, alone, cluster }));
+    let forms = forms.flat_map(|(slots, strips)| [false, true].map(|alone| Config { slots, strips, alone }));
     let fits = |config: &Config| config.shared(grid).is_some_and(|shared| !config.alone || shared.bytes > SHARED);
     forms.filter(fits).collect()
 }
@@ -100,7 +97,7 @@ pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<Co
         let in_flight = if shared.stages < atoms { shared.stages.saturating_sub(1).max(1) } else { atoms };
         let product = atoms * STEP * STRIP * config.tile() / PRODUCTS;
         let output = config.strips * STRIP * config.tile() / OUTPUTS;
-        let busy = product.max((atoms * STEP * STRIP / config.cluster + x) / BYTES) + output;
+        let busy = product.max((atoms * STEP * STRIP + x) / BYTES) + output;
         let latency = x / X_BYTES + product.max(atoms * LATENCY / in_flight.max(1)) + output;
         let together = blocks.div_ceil(multiprocessors.max(1)).min(side_by_side);
         let rounds = blocks.div_ceil(multiprocessors.max(1) * side_by_side);
@@ -112,9 +109,8 @@ pub(super) fn config(grid: &Grid, n: usize, multiprocessors: usize) -> Option<Co
 
 impl std::fmt::Display for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { slots, strips, alone, cluster } = self;
-        let shared = if *alone { "alone" } else { "one of two" };
-        write!(f, "2 × {slots} slots, {strips} strips, {shared}, clusters of {cluster}")
+        let Self { slots, strips, alone } = self;
+        write!(f, "2 × {slots} slots, {strips} strips, {}", if *alone { "alone" } else { "one of two" })
     }
 }
 
@@ -126,8 +122,7 @@ impl Config {
 
     /// Blocks along the slots and along the outputs.
     pub(super) fn blocks(self, grid: &Grid, n: usize) -> [usize; 2] {
-        let tiles = grid.slots().unwrap_or(usize::MAX).div_ceil(self.tile());
-        [tiles.div_ceil(self.cluster).saturating_mul(self.cluster), n.div_ceil(STRIP).div_ceil(self.strips)]
+        [grid.slots().unwrap_or(usize::MAX).div_ceil(self.tile()), n.div_ceil(STRIP).div_ceil(self.strips)]
     }
 
     /// What lies where; none if it does not fit.
@@ -189,14 +184,14 @@ mod tests {
         let of = |grid: Grid, n| {
             let config = config(&grid, n, 132).unwrap();
             let [tiles, rows] = config.blocks(&grid, n);
-            (config.slots, config.strips, config.alone, config.cluster, tiles * rows)
+            (config.slots, config.strips, config.alone, tiles * rows)
         };
-        assert_eq!(of(grid(3, 7, 2, 224), 64), (128, 1, false, 1, 1625));
-        assert_eq!(of(grid(64, 1, 1, 56), 256), (96, 4, false, 1, 523));
-        assert_eq!(of(grid(64, 3, 1, 56), 64), (112, 1, false, 1, 465));
-        assert_eq!(of(grid(128, 3, 1, 28), 128), (112, 1, false, 1, 242));
-        assert_eq!(of(grid(256, 3, 1, 14), 256), (112, 1, false, 1, 132));
-        assert_eq!(of(grid(512, 3, 1, 7), 512), (64, 1, true, 1, 128));
+        assert_eq!(of(grid(3, 7, 2, 224), 64), (128, 1, false, 1625));
+        assert_eq!(of(grid(64, 1, 1, 56), 256), (96, 4, false, 523));
+        assert_eq!(of(grid(64, 3, 1, 56), 64), (112, 1, false, 465));
+        assert_eq!(of(grid(128, 3, 1, 28), 128), (112, 1, false, 242));
+        assert_eq!(of(grid(256, 3, 1, 14), 256), (112, 1, false, 132));
+        assert_eq!(of(grid(512, 3, 1, 7), 512), (64, 1, true, 128));
     }
 
     #[test]
