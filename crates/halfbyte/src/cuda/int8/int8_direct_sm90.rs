@@ -27,7 +27,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wgmma of bytes from shared memory, where each pixel lies once for all positions",
     serves: |arch| arch.number == 90 && arch.specific,
     instances: || {
-        let form = |slots| Config { slots, strips: 1, alone: true, cluster: 1 };
+        let form = |slots| Config { slots, strips: 1, alone: true };
         let squares = (1..=SQUARE / 4).map(|fold| (form(config::SLOTS[0]), fold));
         let forms = config::SLOTS.into_iter().map(|slots| (form(slots), 0)).chain(squares);
         forms.flat_map(|(form, fold)| [false, true].map(|unsigned| form.instance(fold, unsigned))).collect()
@@ -45,9 +45,6 @@ const CHANNELS: usize = 32;
 
 /// Bytes that are read and written at once.
 const PIECE: u64 = 16;
-
-/// Rows and columns of an image, so that floats divide by them.
-const MOST_SIZE: usize = 1 << 19;
 
 /// Blocks along the outputs that a launch has at most.
 const MOST_ROWS: usize = 65_535;
@@ -80,9 +77,6 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
     {
         return refuse("more pixels than 30 bits count");
     }
-    if grid.size.iter().any(|&size| size > MOST_SIZE) {
-        return Err(Reason(format!("more rows or columns of an image than {MOST_SIZE}")));
-    }
     match config::config(&grid, g.co, caps.multiprocessors as usize) {
         Some(config) if config.blocks(&grid, g.co)[1] <= MOST_ROWS => Ok(()),
         Some(_) => refuse("more outputs than a launch has rows of blocks"),
@@ -114,7 +108,6 @@ struct Arguments {
     slots: i32,
     plane: i32,
     stages: i32,
-    cluster: i32,
     at_staging: i32,
     at_x: i32,
     at_offsets: i32,
@@ -125,6 +118,7 @@ struct Arguments {
     y_zero: i32,
     low: f32,
     high: f32,
+    padding: i32,
 }
 
 /// The forms that a shape can have: for measuring which is best.
@@ -185,7 +179,6 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config
         slots: (config.tile() + grid.reach()) as i32,
         plane: shared.plane as i32,
         stages: shared.stages as i32,
-        cluster: config.cluster as i32,
         at_staging: shared.staging as i32,
         at_x: shared.x as i32,
         at_offsets: shared.offsets as i32,
@@ -196,12 +189,12 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config
         y_zero: y_is.zero(),
         low: layer.bounds[0],
         high: layer.bounds[1],
+        padding: 0,
     };
     let [tiles, rows] = config.blocks(&grid, g.co);
     let launch = Launch {
         grid: [tiles as u32, rows as u32, 1],
         shared_bytes: shared.bytes as u32,
-        cluster: [config.cluster as u32, 1, 1],
         programmatic: true,
         ..Launch::linear(1, config::THREADS as u32)
     };

@@ -2,7 +2,7 @@
 // images (include/windows.cuh).  layout/cuda_int8.rs draws the packed weights; format/int8.rs says what the numbers mean, to the bit.
 //
 // A block computes one tile of STRIPS * 64 outputs and WARPGROUPS * NT pixels:
-//   producer (one thread): a ring of stages of 128 k: STRIPS atoms of W, shared by all warpgroups, and one or two boxes of x for each warpgroup
+//   producer (one thread): a ring of stages of 128 k: STRIPS atoms of W, shared by all warpgroups, and two boxes of x for each warpgroup
 //   consumers (WARPGROUPS * 4 warps): wgmma m64 nNT k32 with both operands in shared memory; W is the A operand, so that a thread has few outputs
 //   v = sum + constant of the output, which takes the zero point of x off:  constant = bias - zero * sum of the row of W
 //   In the padding x is the zero point, and the copies bring 0: what the constant takes off there is given back, position by position:
@@ -16,12 +16,11 @@
 constexpr int NT = HB_NT;                        // pixels a warpgroup
 constexpr int STRIPS = HB_STRIPS;                // of 64 outputs
 constexpr int STAGES = HB_STAGES;                // in the ring
-constexpr int WIDE = HB_WIDE;                    // channels of a box of x: 128, or 64 where they are no multiple of that
 constexpr bool UNSIGNED = HB_UNSIGNED;           // x is u8, else i8
 
 constexpr int WARPGROUPS = 2, THREADS = WARPGROUPS * 128 + 32;
-constexpr int ATOM = 64 * 128, BOX = NT * WIDE;  // bytes of a strip x 128 k; of NT pixels x WIDE k
-constexpr int BOXES = 128 / WIDE, STAGE_X = BOXES * BOX, STAGE = STRIPS * ATOM + WARPGROUPS * STAGE_X;
+constexpr int ATOM = 64 * 128, BOX = NT * 64;    // bytes of a strip x 128 k; of NT pixels x 64 k
+constexpr int STAGE_X = 2 * BOX, STAGE = STRIPS * ATOM + WARPGROUPS * STAGE_X;
 constexpr int BARRIERS = STAGES * STAGE;
 constexpr int CORNERS = BARRIERS + 16 * STAGES;                           // row and column of x where a pixel's window begins, 8 bytes
 constexpr int SHARED_BYTES = CORNERS + WARPGROUPS * NT * 8;
@@ -49,8 +48,8 @@ struct Arguments {
 };
 
 DEV u64 descriptor_of_w(u32 a) { return WGMMA_DESCRIPTOR_HIGH | wgmma_descriptor_low(a); }
-// Of 64 channels: 64-byte swizzle, 8 rows in 512 bytes.
-DEV u64 descriptor_of_x(u32 a) { return (WIDE == 128 ? WGMMA_DESCRIPTOR_HIGH : (32ull << 32) | (2ull << 62)) | wgmma_descriptor_low(a); }
+// 64-byte swizzle: 8 rows in 512 bytes.
+DEV u64 descriptor_of_x(u32 a) { return (32ull << 32) | (2ull << 62) | wgmma_descriptor_low(a); }
 
 DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, int strips, int token, int channel) {
   const u64 policy = policy_evict_normal();
@@ -71,9 +70,9 @@ DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, 
 #pragma unroll
     for (int i = 0; i < WARPGROUPS; i++)
 #pragma unroll
-      for (int box = 0; box < BOXES; box++) {
+      for (int box = 0; box < 2; box++) {
         if (i < there) windows[i].copy(v, to + i * STAGE_X + box * BOX, map, full, channel);
-        windows[i].advance(v, WIDE);
+        windows[i].advance(v, 64);
       }
   };
   int k = 0;
@@ -144,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_
     for (int j = 0; j < 4; j++)
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
-        WgmmaBytes<NT, UNSIGNED>::run(acc[p], w + p * (ATOM / 16) + 2 * j, x + j / (4 / BOXES) * (BOX / 16) + 2 * (j % (4 / BOXES)), k + j ? 1 : 0);
+        WgmmaBytes<NT, UNSIGNED>::run(acc[p], w + p * (ATOM / 16) + 2 * j, x + j / 2 * (BOX / 16) + 2 * (j & 1), k + j ? 1 : 0);
     wgmma_commit();
     // The stage before is free when only this one's products are under way.
     wgmma_wait<1>();

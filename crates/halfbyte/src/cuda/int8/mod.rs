@@ -198,7 +198,7 @@ pub fn forms(caps: &Caps, problem: &Problem, x: Byte) -> Vec<Form> {
         forms.extend(int8_direct_sm90::configs(&problem.shape).into_iter().map(Form::Direct));
     }
     if int8_sm90::KERNEL.supports(caps, problem).is_ok() {
-        forms.extend(int8_sm90::configs(&problem.shape, x).into_iter().map(Form::Implicit));
+        forms.extend(int8_sm90::config::configs(x == Byte::U8).into_iter().map(Form::Implicit));
     }
     forms
 }
