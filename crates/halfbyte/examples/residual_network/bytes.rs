@@ -175,10 +175,11 @@ impl Arithmetic for ByteNetwork<'_> {
     fn conv(&mut self, _: usize, x: &Codes) -> Result<Codes> {
         let cpu = self.cpu;
         let Step::Conv(conv) = self.step() else { unreachable!("operations come in one order") };
+        let affine = conv.y().expect("made for outputs in bytes");
         let shape = Conv2dShape::new(*conv.geometry(), x.batch, x.size)?;
         let mut bytes = vec![0; shape.y_len()];
         conv.forward(cpu, Bytes::U8(&x.bytes), x.batch, x.size, BytesMut::U8(&mut bytes))?;
-        Ok(Codes { bytes, floats: Vec::new(), affine: conv.y(), batch: x.batch, size: shape.output() })
+        Ok(Codes { bytes, floats: Vec::new(), affine, batch: x.batch, size: shape.output() })
     }
 
     fn add(&mut self, a: &Codes, b: &Codes) -> Result<Codes> {
