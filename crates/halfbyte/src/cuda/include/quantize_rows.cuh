@@ -1,6 +1,6 @@
 // A row of numbers, wherever they come from, as codes of 8 bits with a scale (and an offset) for each group of columns.
 //
-//   a thread has 16 columns of a row, several threads (or a block, where groups are long) a group
+//   a thread has 16 columns of a row, 1 to 32 threads (or a block, where groups are long) a group; short rows may share a block
 //   least and greatest element -> scale, offset -> codes, and their sum
 //   A group of many columns may be asked for its sums piece by piece: then each piece has scale and offset beside its sum.
 //
@@ -12,13 +12,15 @@
 
 // As `Target` in quantize_activations.rs.
 struct Target {
-    signed char* codes;    // [m][pitch]: pitch a multiple of 128, zeros from k on
-    float* scales;         // of row r and piece i: at i * piece_pitch + r
+    signed char* codes;    // [m][pitch]: pitch a multiple of 16, zeros from k on
+    float* scales;         // of row r and piece i: at i * piece_pitch + r * row_pitch
     float* sums;           // of codes, likewise; or null
     float* offsets;        // likewise, where there are any
-    u64 k, pitch, piece_pitch;
-    u32 group, groups;     // group: a multiple of 16, or not less than k
+    u64 m, k, pitch, piece_pitch, row_pitch;
+    u32 group, groups;     // group: columns of codes from a group to the next, a multiple of 16
     u32 piece, pieces;     // piece: the group; or a part of it, 32, 64 or 128 columns
+    u32 threads, rows;     // of a row in a block, rows of a block; where groups are long, a block and 1
+    u32 blocks;            // of a row
 };
 
 constexpr u32 COLUMNS = 16;                              // a thread
@@ -60,7 +62,7 @@ DEV int write_codes(const Target& p, u64 row, u64 c, const float (&v)[COLUMNS], 
 // Scale, sum and offset of a piece of a row.
 template <bool OFFSET> DEV void write_terms(const Target& p, u64 row, u64 piece, const Rule& rule, int sum) {
     if (piece >= p.pieces) return;
-    const u64 at = piece * p.piece_pitch + row;
+    const u64 at = piece * p.piece_pitch + row * p.row_pitch;
     p.scales[at] = rule.scale;
     if (p.sums) p.sums[at] = float(sum);
     if (OFFSET) p.offsets[at] = rule.offset;
@@ -72,19 +74,24 @@ template <bool OFFSET> DEV void write_terms_of_part(const Target& p, u64 row, u6
     if (lane % lanes == 0) write_terms<OFFSET>(p, row, c / p.piece, rule, sum);
 }
 
-// THREADS: of a group. Fewer than a block has: the block's columns are one piece of a row, whose groups have THREADS * 16 columns.
+// The row of this thread in a launch whose blocks are dealt rows as `p` says.
+DEV u32 row_of_thread(const Target& p) { return blockIdx.x * p.rows + threadIdx.x / p.threads; }
+
+// THREADS: of a group. Fewer than a block has: groups have up to THREADS * 16 columns, a block several of them, of one row or of some.
 // All of a block: it has one group of any length.
-// `columns(c, v)` gives columns of the row from c on, and how many there are.
+// row: of this thread;  block: of the row;  `columns(c, v)` gives columns of the row from c on, and how many there are.
 template <int THREADS, bool OFFSET, class Columns> DEV void quantize_row(const Target& p, u32 row, u32 block, const Columns& columns) {
     constexpr bool LONG = THREADS == BLOCK;
     constexpr int LANES = LONG ? 32 : THREADS;
     __shared__ float lows[8], highs[8];
     __shared__ int finites[8], totals[8];
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 chunk = block * BLOCK + threadIdx.x, group = LONG ? block : chunk / THREADS;
-    const u64 first = LONG ? u64(group) * p.group + threadIdx.x * COLUMNS : u64(chunk) * COLUMNS;
-    // The last group fills the row up.
-    const u64 end = !LONG || group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
+    const u32 in_block = threadIdx.x / p.threads, of_row = block * BLOCK + threadIdx.x - in_block * p.threads;
+    const u32 group = LONG ? block : of_row / THREADS, column = (LONG ? threadIdx.x : of_row % THREADS) * COLUMNS;
+    const u64 first = u64(group) * p.group + column;
+    // Of a long group the last one fills the row up; of others those behind it do.
+    u64 end = LONG && group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
+    if constexpr (!LONG) end = in_block < p.rows && row < p.m ? min(p.pitch, end) : 0;
     float v[COLUMNS];
     int there = 0;
     Range range = range_of_none();
@@ -95,7 +102,7 @@ template <int THREADS, bool OFFSET, class Columns> DEV void quantize_row(const T
             range = joined(range, range_of(v, there));
         }
     } else {
-        there = columns(first, v);
+        if (first < end) there = columns(first, v);
         range = range_of(v, there);
     }
 #pragma unroll
@@ -141,5 +148,5 @@ template <int THREADS, bool OFFSET, class Columns> DEV void quantize_row(const T
 #pragma unroll
         for (int w = 0; w < 8; w++) sum += totals[w];
     }
-    if (threadIdx.x % THREADS == 0) write_terms<OFFSET>(p, row, group, rule, sum);
+    if (column == 0 && (LONG || first < end)) write_terms<OFFSET>(p, row, group, rule, sum);
 }

@@ -16,7 +16,7 @@ mod finish;
 mod gather;
 mod pack;
 mod plain;
-mod quantize_activations;
+pub(in crate::cuda) mod quantize_activations;
 mod quantized_rows;
 mod wna16;
 pub mod wna16_sm80;
@@ -27,7 +27,6 @@ pub use pack::Packer;
 pub use plain::Weights as PlainWeights;
 pub(super) use plain::zero_kind;
 pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
-pub(super) use quantize_activations::{Target, launch_of, quantizer, quantizers};
 pub use quantized_rows::{QuantizedCall, QuantizedRows, QuantizedView, QuantizedViewMut, rows_form, run_quantized};
 pub use wna16::Weights as Wna16Weights;
 

@@ -40,5 +40,6 @@ template <int THREADS, bool OFFSET>
 __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
     // No early launch of the product: its blocks would land beside those of the one before, two on some multiprocessors.
     dependency_wait();
-    quantize_row<THREADS, OFFSET>(p.to, blockIdx.x, blockIdx.y, Matrix{p, blockIdx.x});
+    const u32 row = row_of_thread(p.to);
+    quantize_row<THREADS, OFFSET>(p.to, row, blockIdx.y, Matrix{p, row});
 }

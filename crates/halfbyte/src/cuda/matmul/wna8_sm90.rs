@@ -35,7 +35,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     instances_of: |caps, problem| {
         let Ok((atom, terms)) = form(problem) else { return Vec::new() };
         let (config, _) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
-        let quantize = quantize_activations::instance(x_form(problem, atom, terms).group, terms.offsets);
+        let quantize = quantize_activations::instance(x_form(problem, atom, terms));
         vec![quantize, config.instance(atom, terms, problem.y, Activation::None)]
     },
     rounds_weights: |_, _| false,
@@ -50,7 +50,7 @@ pub(super) const KERNEL: Kernel = Kernel {
 const MOST_COLUMNS: usize = 1 << 16;
 
 /// Columns up to which the source divides by the ratio of two groups with one multiplication.
-const MOST_K: usize = 1 << 21;
+pub(in crate::cuda) const MOST_K: usize = 1 << 21;
 
 /// Launches that a weight keeps prepared.
 const KEPT: usize = 32;
@@ -58,16 +58,16 @@ const KEPT: usize = 32;
 /// Every number of tokens for the commonest formats, and the other forms of conversion.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
-    let plain = Terms { sums: false, offsets: false };
+    let plain = Terms { sums: false, offsets: false, pixels: false };
     let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
         let forms = [
             (atom, plain, Float::F16),
             (Atom { bits: 8, ..atom }, plain, Float::F16),
             (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
-            (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true }, Float::F32),
+            (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true, pixels: false }, Float::F32),
             (
                 Atom { bits: 8, zero: true, group: 0, scale: Float::BF16 },
-                Terms { sums: true, offsets: true },
+                Terms { sums: true, offsets: true, pixels: false },
                 Float::F16,
             ),
         ];
@@ -87,14 +87,14 @@ fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     }
     let exact = Problem { format: Some(Format { act: Act::A16, ..format }), ..*problem };
     let atom = wna16::atom(&exact)?;
-    Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym }))
+    Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: false }))
 }
 
 fn x_form(problem: &Problem, atom: Atom, terms: Terms) -> Form {
     let group = problem.format.map_or(problem.k, |format| format.weight.group.len(problem.k)).max(1);
     // Zero points need the sums of an atom's groups, which may be parts of one.
     let piece = if terms.sums && atom.group > 0 { atom.group } else { group };
-    Form { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets }
+    Form { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets, pixels: false }
 }
 
 fn choose(caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float) -> (Config, config::Schedule) {
@@ -208,7 +208,7 @@ impl Launches {
 /// `Arguments` of the source.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Arguments {
+pub(in crate::cuda) struct Arguments {
     w: u64,
     rows_of_scales: u64,
     terms: u64,
@@ -232,6 +232,51 @@ struct Arguments {
     ratio: u32,
     groups: i32,
     padding: i32,
+}
+
+impl Arguments {
+    /// Of m rows in boxes of `box_rows`, with x in a form; terms, y, bias and the workspace are addresses, of the bias 0 if there is
+    /// none.
+    pub(in crate::cuda) fn new(
+        w: &Weights,
+        schedule: &config::Schedule,
+        [terms, y, bias, workspace]: [u64; 4],
+        (m, box_rows): (usize, usize),
+        x: &Form,
+    ) -> Self {
+        let config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = *schedule;
+        let [n, k] = w.shape();
+        Self {
+            w: w.atoms(),
+            rows_of_scales: w.rows(),
+            terms,
+            y,
+            bias,
+            parts: workspace + Workspace::COUNTER_BYTES as u64,
+            counters: workspace,
+            m: m as i32,
+            n: n as i32,
+            k: k as i32,
+            box_bytes: (box_rows * 128) as i32,
+            m_pitch: x.m_pitch() as i32,
+            steps: steps as i32,
+            rows: rows as i32,
+            columns: columns as i32,
+            waves: waves as i32,
+            workers: workers as i32,
+            sharers: sharers as i32,
+            first: (waves * workers) as i32,
+            units: (cut * steps) as i32,
+            // Exact up to MOST_K columns in groups of 32.
+            ratio: x
+                .piece
+                .checked_div(w.atom().group)
+                .filter(|&ratio| ratio > 1)
+                .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
+            groups: x.pieces() as i32,
+            padding: 0,
+        }
+    }
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
@@ -286,37 +331,9 @@ pub(super) fn multiply(
     }
     let key = Key { codes: of_x.codes.pointer(), m: problem.m, out: problem.y, activation: epilogue.activation };
     let prepared = w.launches_a8.prepare(gpu, w, terms, key, of_x.codes)?;
-    let config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
-    let arguments = Arguments {
-        w: w.atoms(),
-        rows_of_scales: w.rows(),
-        terms: of_x.terms,
-        y,
-        bias: epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-        parts: workspace.pointer() + Workspace::COUNTER_BYTES as u64,
-        counters: workspace.pointer(),
-        m: problem.m as i32,
-        n: problem.n as i32,
-        k: problem.k as i32,
-        box_bytes: (prepared.box_rows * 128) as i32,
-        m_pitch: x.m_pitch() as i32,
-        steps: steps as i32,
-        rows: rows as i32,
-        columns: columns as i32,
-        waves: waves as i32,
-        workers: workers as i32,
-        sharers: sharers as i32,
-        first: (waves * workers) as i32,
-        units: (cut * steps) as i32,
-        // Exact up to MOST_K columns in groups of 32.
-        ratio: x
-            .piece
-            .checked_div(atom.group)
-            .filter(|&ratio| ratio > 1)
-            .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
-        groups: x.pieces() as i32,
-        padding: 0,
-    };
+    let bias = epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
+    let addresses = [of_x.terms, y, bias, workspace.pointer()];
+    let arguments = Arguments::new(w, &prepared.schedule, addresses, (problem.m, prepared.box_rows), &x);
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
     // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others
     // are those of the packed weight.

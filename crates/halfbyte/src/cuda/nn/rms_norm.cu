@@ -77,9 +77,8 @@ __global__ void __launch_bounds__(THREADS, 2) rms_norm_quantized(const Quantized
     dependency_wait();
     const float factor = factor_of_row(p.rows);
     const Normed columns{p, p.rows.stream + blockIdx.x * p.rows.length, factor};
-    const u32 blocks = OF_A_GROUP == BLOCK ? p.to.groups : u32((p.to.pitch + BLOCK * COLUMNS - 1) / (BLOCK * COLUMNS));
 #pragma unroll 1
-    for (u32 block = 0; block < blocks; block++) {
+    for (u32 block = 0; block < p.to.blocks; block++) {
         quantize_row<OF_A_GROUP, OFFSET>(p.to, blockIdx.x, block, columns);
         if (OF_A_GROUP == BLOCK) __syncthreads();        // what the block shared is about to be another group's
     }

@@ -4,7 +4,8 @@ use super::floats::float_type;
 use super::{launch, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
-use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut, Target, quantizer, quantizers};
+use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
+use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::tensor::Float;
@@ -22,7 +23,7 @@ pub(super) fn instance() -> Instance {
 }
 
 pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
-    quantizer(&SOURCE, QUANTIZED, form.group, form.offsets)
+    quantizer(&SOURCE, QUANTIZED, form)
 }
 
 pub(super) fn quantized_instances() -> Vec<Instance> {

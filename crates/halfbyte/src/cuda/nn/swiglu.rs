@@ -4,7 +4,8 @@ use super::floats::float_type;
 use super::{launch, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
-use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut, Target, launch_of, quantizer, quantizers};
+use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
+use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::tensor::Float;
@@ -22,7 +23,7 @@ pub(super) fn instance() -> Instance {
 }
 
 pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
-    quantizer(&SOURCE, QUANTIZED, form.group, form.offsets)
+    quantizer(&SOURCE, QUANTIZED, form)
 }
 
 pub(super) fn quantized_instances() -> Vec<Instance> {
@@ -91,7 +92,7 @@ pub fn swiglu_quantized(
     }
     let to = out.target(OP, [m, inner])?;
     let params = QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), padding: 0 };
-    let form = launch_of(out.form)?;
+    let form = params.to.launch()?;
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }
 

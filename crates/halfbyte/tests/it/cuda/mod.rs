@@ -5,6 +5,7 @@
 
 mod cache;
 mod conv;
+mod conv_implicit;
 mod dequantize;
 mod driver;
 mod int8;

@@ -24,11 +24,14 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(21);
-        for (i, name) in ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024"]
-            .into_iter()
-            .enumerate()
+        for (i, name) in
+            ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024", "w8a8-g96"]
+                .into_iter()
+                .enumerate()
         {
-            for (s, [m, k]) in [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1]].into_iter().enumerate() {
+            for (s, [m, k]) in
+                [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1], [37, 64], [70, 192]].into_iter().enumerate()
+            {
                 let weight = parse(name).weight;
                 let w = random.qtensor(weight, [1, k], (i + s) % 3 == 2);
                 let mut x = random.activations(m * k);
@@ -42,8 +45,10 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                 let group = weight.group.len(k);
                 let parts = [32, 64, 128].into_iter().filter(|part| group > *part && group.is_multiple_of(*part));
                 let pieces = [group].into_iter().chain(parts);
-                for (act, piece) in pieces.flat_map(|piece| [(Act::A8, piece), (Act::A8Asym, piece)]) {
-                    let form = QuantizedForm { m, k, group, piece, sums: true, offsets: act == Act::A8Asym };
+                let forms = pieces.flat_map(|piece| [(Act::A8, piece), (Act::A8Asym, piece)]);
+                let forms = forms.flat_map(|(act, piece)| [false, true].map(|pixels| (act, piece, pixels)));
+                for (act, piece, pixels) in forms {
+                    let form = QuantizedForm { m, k, group, piece, sums: true, offsets: act == Act::A8Asym, pixels };
                     let order: Option<Vec<u32>> = w.group_index().map(|index| {
                         let mut order: Vec<u32> = (0..k as u32).collect();
                         order.sort_by_key(|&j| index[j as usize]);
@@ -59,9 +64,8 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                         stream.upload(order, buffer.view_mut()).unwrap();
                         buffer
                     });
-                    let mut codes = gpu.context().allocate::<u8>(m * form.pitch()).unwrap();
-                    let mut terms =
-                        gpu.context().allocate::<f32>(form.pieces() * form.terms() * form.m_pitch()).unwrap();
+                    let mut codes = gpu.context().allocate::<u8>(form.codes_bytes()).unwrap();
+                    let mut terms = gpu.context().allocate::<f32>(form.terms_bytes() / 4).unwrap();
                     stream.fill(codes.view_mut(), 0x55).unwrap();
                     stream.fill(terms.view_mut(), 0x55).unwrap();
                     let view = FloatView::F32(on_device.view());
@@ -72,7 +76,9 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                     stream.download(codes.view(), &mut got).unwrap();
                     stream.download(terms.view(), &mut numbers).unwrap();
                     let ActCodes { codes: want, scales, offsets } = on_cpu(&x, m, &w, act);
-                    let what = format!("{name} {act:?} m={m} k={k} pieces of {piece}, act-order {}", order.is_some());
+                    let of = if pixels { "pixels" } else { "rows" };
+                    let what =
+                        format!("{name} {act:?} m={m} {of} k={k} pieces of {piece}, act-order {}", order.is_some());
                     let column = |c: usize| order.as_ref().map_or(c, |order| order[c] as usize);
                     for r in 0..m {
                         for c in 0..form.pitch() {
@@ -81,7 +87,7 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                             assert_eq!(code, expected, "{what}: row {r}, column {c}");
                         }
                         for i in 0..form.pieces() {
-                            let term = |t: usize| numbers[(i * form.terms() + t) * form.m_pitch() + r];
+                            let term = |t: usize| numbers[form.term_at(r, i, t)];
                             let at = r * form.groups() + i * piece / group;
                             let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
                             assert!(same(term(0), scales[at]), "{what}: scale {r} {i}: {} {}", term(0), scales[at]);

@@ -68,7 +68,7 @@ fn forms() -> Vec<QuantizedForm> {
             [[32, 32], [128, 128], [256, 64], [16, 16], [512, 128], [768, 768], [k, k]].into_iter().enumerate()
         {
             let (m, sums, offsets) = ([1, 5, 33][(i + j) % 3], (i + j) % 2 == 0, j % 2 == 0);
-            forms.push(QuantizedForm { m, k, group, piece, sums, offsets });
+            forms.push(QuantizedForm { m, k, group, piece, sums, offsets, pixels: false });
         }
     }
     forms
@@ -224,7 +224,7 @@ fn other_rows_than_the_weights_are_refused() {
             let refused = run_quantized(&gpu, &bench.stream, call).unwrap_err();
             assert!(matches!(refused, Error::Invalid { .. }), "{refused}");
         }
-        let none = QuantizedForm { m: 1, k: 256, group: 24, piece: 24, sums: false, offsets: false };
+        let none = QuantizedForm { m: 1, k: 256, group: 24, piece: 24, sums: false, offsets: false, pixels: false };
         assert!(matches!(QuantizedRows::allocate(&gpu, none), Err(Error::Invalid { .. })));
     }
 }
