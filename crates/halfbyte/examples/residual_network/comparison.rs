@@ -1,12 +1,15 @@
-//! The network three ways, on the same images.
+//! The network three ways, on the same images, and on a GPU beside.
 
-use super::bytes::{ByteNetwork, Codes};
-use super::calibration::calibrate;
+use super::bytes::{ByteNetwork, Codes, Quantised};
+use super::calibration::{Seen, calibrate};
+use super::checked::{CheckedBytes, CheckedFloats};
 use super::floats::{FloatNetwork, Images};
+use super::gpu::{GpuBytes, GpuFloats};
 use super::network::Network;
 use super::noise::expected;
 use super::shapes::{SHAPES, draw};
 use halfbyte::cpu::Cpu;
+use halfbyte::cuda::Gpu;
 use halfbyte::{Format, Result};
 use std::time::{Duration, Instant};
 
@@ -44,9 +47,16 @@ pub struct Outcome {
     pub signal: f64,
 }
 
-/// Runs all three.
-pub fn compare(cpu: &Cpu, settings: &Settings<'_>) -> Result<Vec<Outcome>> {
-    let &Settings { channels, size, fitted, calibrated, images, batch, time } = settings;
+/// The network with what calibration has seen of it, and the format of its 4-bit weights.
+pub struct Trained {
+    pub network: Network,
+    pub seen: Vec<Seen>,
+    pub format: Format,
+}
+
+/// Fits the head to some images, and looks at the values of a few of them.
+pub fn train(cpu: &Cpu, settings: &Settings<'_>) -> Result<Trained> {
+    let &Settings { channels, size, fitted, calibrated, .. } = settings;
     let mut network = Network::random(channels, SHAPES.len(), 1);
     let (pixels, classes) = draw(fitted, size, 2);
     let mut untrained = FloatNetwork::new(cpu, &network, None)?;
@@ -56,9 +66,17 @@ pub fn compare(cpu: &Cpu, settings: &Settings<'_>) -> Result<Vec<Outcome>> {
     let mut dense = FloatNetwork::new(cpu, &network, None)?;
     let calibration = Images::of_bytes(&pixels[..calibrated * size * size * 3], calibrated, size);
     let seen = calibrate(&network, &mut dense, &calibration)?;
-    let format: Format = "w4a16-g32".parse()?;
+    Ok(Trained { network, seen, format: "w4a16-g32".parse()? })
+}
+
+/// Runs all three on the CPU, and where there is a GPU the last two on it too.
+pub fn compare(cpu: &Cpu, settings: &Settings<'_>, gpu: Option<&Gpu>) -> Result<Vec<Outcome>> {
+    let &Settings { size, images, batch, time, .. } = settings;
+    let Trained { network, seen, format } = train(cpu, settings)?;
+    let mut dense = FloatNetwork::new(cpu, &network, None)?;
     let mut four_bits = FloatNetwork::new(cpu, &network, Some(format))?;
-    let mut bytes = ByteNetwork::new(cpu, &network, &seen)?;
+    let quantised = Quantised::new(&network, &seen)?;
+    let mut bytes = ByteNetwork::new(cpu, &quantised)?;
 
     let (pixels, drawn) = draw(images, size, 3);
     let parts = || pixels.chunks(batch * size * size * 3).map(|part| (part, part.len() / (size * size * 3)));
@@ -78,10 +96,59 @@ pub fn compare(cpu: &Cpu, settings: &Settings<'_>) -> Result<Vec<Outcome>> {
     let noise = expected(&network, &seen, &four_bits.changes, &vec![0.0; seen.len()])?;
     let (y, seconds) = timed(time, &floats, |x| Ok(network.run(&mut four_bits, x)?.values))?;
     outcomes.push(judge("w4a16-g32", four_bits.bytes(), &y, seconds, Some(noise)));
-    let noise = expected(&network, &seen, &bytes.changes, &bytes.scales)?;
+    let noise = expected(&network, &seen, &quantised.changes, &quantised.scales)?;
     let (y, seconds) = timed(time, &codes, |x| Ok(network.run(&mut bytes, x)?.floats))?;
     outcomes.push(judge("int8", bytes.bytes(), &y, seconds, Some(noise)));
+    if let Some(gpu) = gpu {
+        let stream = gpu.stream()?;
+        let parts: Vec<_> = parts().collect();
+        let mut there = GpuFloats::new(gpu, &stream, &network, format)?;
+        let (y, seconds) = timed(time, &parts, |&(pixels, batch)| {
+            let x = there.images(pixels, batch, size)?;
+            let classes = network.run(&mut there, &x)?;
+            there.classes(classes)
+        })?;
+        let expected = outcomes[1].errors.map(|[_, expected, _]| expected);
+        outcomes.push(judge("w4a16-g32 on the GPU", there.bytes(), &y, seconds, expected));
+        let mut there = GpuBytes::new(gpu, &stream, &quantised)?;
+        let (y, seconds) = timed(time, &parts, |&(pixels, batch)| {
+            let x = there.images(pixels, batch, size)?;
+            let classes = network.run(&mut there, &x)?;
+            there.classes(classes)
+        })?;
+        outcomes.push(judge("int8 on the GPU", there.bytes(), &y, seconds, Some(noise)));
+    }
     Ok(outcomes)
+}
+
+/// What comparing every operation on a GPU with the CPU's came to.
+pub struct Agreement {
+    /// Codes and classes in bytes that were compared, and those with other bits.
+    pub compared: usize,
+    pub different: usize,
+    /// With 4-bit weights: the greatest difference of a product in parts of both bounds, and sums and means that are not the
+    /// nearest halves.
+    pub worst: f64,
+    pub not_nearest: usize,
+}
+
+/// Compares every operation on a GPU with the same one on the CPU.
+pub fn agreement(cpu: &Cpu, settings: &Settings<'_>, gpu: &Gpu) -> Result<Agreement> {
+    let &Settings { size, batch, .. } = settings;
+    let Trained { network, seen, format } = train(cpu, settings)?;
+    let (pixels, _) = draw(batch, size, 4);
+    let stream = gpu.stream()?;
+    let quantised = Quantised::new(&network, &seen)?;
+    let (mut there, mut here) = (GpuBytes::new(gpu, &stream, &quantised)?, ByteNetwork::new(cpu, &quantised)?);
+    let images = (there.images(&pixels, batch, size)?, here.images(&pixels, batch, size));
+    let mut bytes = CheckedBytes { gpu: &mut there, cpu: &mut here, compared: 0, different: 0 };
+    network.run(&mut bytes, &images)?;
+    let mut there = GpuFloats::new(gpu, &stream, &network, format)?;
+    let images = there.images(&pixels, batch, size)?;
+    let mut floats = CheckedFloats::new(cpu, &network, format, &mut there, gpu.caps())?;
+    network.run(&mut floats, &images)?;
+    let (compared, different) = (bytes.compared, bytes.different);
+    Ok(Agreement { compared, different, worst: floats.worst, not_nearest: floats.different })
 }
 
 fn root_mean_square(values: impl Iterator<Item = f64>) -> f64 {

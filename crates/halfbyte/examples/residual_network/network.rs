@@ -16,6 +16,7 @@ use halfbyte::Result;
 use halfbyte::conv::Geometry;
 
 /// A convolution, or the head, as training would leave it.
+#[derive(Clone)]
 pub struct Layer {
     pub geometry: Geometry,
     /// `[co, k]`, in the order that [`halfbyte::conv`] wants.
@@ -27,6 +28,7 @@ pub struct Layer {
 }
 
 /// Numbers of the layers of a block.
+#[derive(Clone)]
 pub struct Block {
     first: usize,
     second: usize,
@@ -34,6 +36,7 @@ pub struct Block {
 }
 
 /// Layers, the first of them the stem, and how they hang together.
+#[derive(Clone)]
 pub struct Network {
     pub layers: Vec<Layer>,
     blocks: Vec<Block>,
@@ -82,6 +85,11 @@ impl Network {
         let geometry = Geometry::new(channels[channels.len() - 1], classes, [1, 1]);
         let head = Layer { geometry, weights: vec![0.0; classes * geometry.ci], bias: vec![0.0; classes], relu: false };
         Self { layers, blocks, head }
+    }
+
+    /// How many operations a run has: a sum for each block, the mean and the head stand beside the convolutions.
+    pub fn operations(&self) -> usize {
+        self.layers.len() + self.blocks.len() + 2
     }
 
     /// What the head sees of x.

@@ -1,14 +1,15 @@
-//! A convolution of bytes: 8 bits in, 8 bits out.
+//! A convolution of bytes: 8 bits in, 8 bits (or floats) out.
 
 use super::Activation;
 use super::conv2d::{check_images, check_shape, is_depthwise};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cpu::conv::int8::{self, Call, Depthwise, Weights};
-use crate::cpu::int8::Requantize;
+use crate::cpu::conv::int8::{self, Call, Depthwise, Epilogue, Weights, Y};
+use crate::cpu::int8::{Dequantize, Requantize};
 use crate::cpu::{self, Cpu};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Bytes, BytesMut, Int8Weight};
 use crate::layout::cpu_int8::CpuInt8;
+use crate::tensor::FloatsMut;
 use std::ops::Range;
 
 const OP: &str = "conv2d int8";
@@ -23,8 +24,9 @@ pub struct Conv2dInt8 {
     geometry: Geometry,
     weights: Weights,
     x: Affine,
-    y: Affine,
+    y: Option<Affine>,
     bias: Option<Vec<i32>>,
+    float_bias: Option<Vec<f32>>,
     activation: Activation,
     layouts: [Layout2d; 2],
 }
@@ -35,26 +37,51 @@ impl Conv2dInt8 {
     /// *Errors:* a geometry that [`Geometry::validate`] refuses, another shape of the weight, sums that leave int32 for some
     /// input, scales so far apart that `sI·sW/sO` is not finite.
     pub fn new(w: &Int8Weight<'_>, geometry: Geometry, x: Affine, y: Affine) -> Result<Self> {
+        Self::of(w, geometry, x, Some(y))
+    }
+
+    /// Packs a weight for outputs in floats: `sum · sI·sW`. *Errors:* as of [`Conv2dInt8::new`].
+    pub fn with_float_outputs(w: &Int8Weight<'_>, geometry: Geometry, x: Affine) -> Result<Self> {
+        Self::of(w, geometry, x, None)
+    }
+
+    fn of(w: &Int8Weight<'_>, geometry: Geometry, x: Affine, y: Option<Affine>) -> Result<Self> {
         geometry.validate()?;
         check_shape(OP, [w.n(), w.k()], &geometry)?;
         let depthwise = is_depthwise(&geometry).then(|| Depthwise::new(w));
         let rows = if depthwise.is_some() { geometry.co } else { geometry.outputs() };
         let packed = (0..geometry.co / rows).map(|i| pack(w, i * rows..(i + 1) * rows)).collect::<Result<_>>()?;
         let weights = Weights { packed, epilogues: Vec::new(), depthwise };
-        let layouts = [Layout2d::Nchw; 2];
-        Self { geometry, weights, x, y, bias: None, activation: Activation::None, layouts }.finished()
+        let (layouts, activation) = ([Layout2d::Nchw; 2], Activation::None);
+        Self { geometry, weights, x, y, bias: None, float_bias: None, activation, layouts }.finished()
     }
 
     /// Adds a bias `[co]` to the sums, in steps of `sI·sW`. *Errors:* another length, sums that leave int32.
     pub fn with_bias(mut self, bias: Vec<i32>) -> Result<Self> {
-        if bias.len() != self.geometry.co {
-            return Err(Error::invalid(OP, format!("a bias of {}", self.geometry.co), bias.len().to_string()));
-        }
+        self.check_bias(bias.len())?;
         self.bias = Some(bias);
         self.finished()
     }
 
-    /// Applies an activation function. *Error:* one that is more than a clamp.
+    /// Adds a bias `[co]` to outputs in floats. *Errors:* another length, outputs in bytes.
+    pub fn with_float_bias(mut self, bias: Vec<f32>) -> Result<Self> {
+        self.check_bias(bias.len())?;
+        if self.y.is_some() {
+            let expected = "an int32 bias in steps of sI·sW for outputs in bytes";
+            return Err(Error::invalid(OP, expected, "a bias in floats"));
+        }
+        self.float_bias = Some(bias);
+        self.finished()
+    }
+
+    fn check_bias(&self, len: usize) -> Result<()> {
+        if len == self.geometry.co {
+            return Ok(());
+        }
+        Err(Error::invalid(OP, format!("a bias of {}", self.geometry.co), len.to_string()))
+    }
+
+    /// Applies an activation function. *Error:* for outputs in bytes, one that is more than a clamp.
     pub fn with_activation(mut self, activation: Activation) -> Result<Self> {
         self.activation = activation;
         self.finished()
@@ -69,9 +96,14 @@ impl Conv2dInt8 {
     fn finished(mut self) -> Result<Self> {
         let mut first = 0;
         let epilogue = |w: &CpuInt8| {
-            let bias = self.bias.as_ref().map(|bias| &bias[first..first + w.n()]);
-            first += w.n();
-            Requantize::new(w, self.x, bias, self.y, self.activation)
+            let rows = first..first + w.n();
+            first = rows.end;
+            let bias = self.bias.as_ref().map(|bias| &bias[rows.clone()]);
+            let float_bias = self.float_bias.as_ref().map(|bias| &bias[rows]);
+            Ok(match self.y {
+                Some(y) => Epilogue::Bytes(Requantize::new(w, self.x, bias, y, self.activation)?),
+                None => Epilogue::Floats(Dequantize::new(w, self.x, bias, float_bias, self.activation)?),
+            })
         };
         self.weights.epilogues = self.weights.packed.iter().map(epilogue).collect::<Result<_>>()?;
         Ok(self)
@@ -87,8 +119,8 @@ impl Conv2dInt8 {
         self.x
     }
 
-    /// What the bytes of y stand for.
-    pub fn y(&self) -> Affine {
+    /// What the bytes of y stand for; None if y is floats.
+    pub fn y(&self) -> Option<Affine> {
         self.y
     }
 
@@ -103,27 +135,54 @@ impl Conv2dInt8 {
         if self.weights.depthwise.is_some() { "int8_depthwise" } else { cpu::int8::kernel(cpu) }
     }
 
-    /// Convolves `batch` images of `[h, w]` pixels.
+    /// Convolves `batch` images of `[h, w]` pixels, to bytes.
     ///
     /// *Shapes:* x `[batch, ci, h, w]` and y `[batch, co, oh, ow]`, or with channels last, of the types that the layer was
     /// made for; see [`Conv2dShape::output`]. *Accuracy:* to the bit as [`crate::format::int8`] says, on every processor,
-    /// whatever the number of threads. *Errors:* those of [`Conv2dShape::new`], a length or a type that does not fit.
+    /// whatever the number of threads. *Errors:* those of [`Conv2dShape::new`], a length or a type that does not fit, a layer with
+    /// float outputs.
     pub fn forward(&self, cpu: &Cpu, x: Bytes<'_>, batch: usize, size: [usize; 2], y: BytesMut<'_>) -> Result<()> {
+        let Some(affine) = self.y else {
+            return Err(Error::invalid(OP, "outputs in floats", y.byte().name()));
+        };
+        if y.byte() != affine.byte() {
+            return Err(Error::invalid(OP, format!("outputs in {}", affine.byte().name()), y.byte().name()));
+        }
+        let (len, y) = match y {
+            BytesMut::U8(y) => (y.len(), y),
+            BytesMut::I8(y) => (y.len(), bytemuck::cast_slice_mut(y)),
+        };
+        self.run(cpu, x, (batch, size), len, Y::Bytes(y))
+    }
+
+    /// Convolves `batch` images of `[h, w]` pixels, to floats.
+    ///
+    /// *Shapes:* x `[batch, ci, h, w]` and y `[batch, co, oh, ow]`, or with channels last. *Accuracy:* the exact sum is rounded to
+    /// f32, multiplied by `f32(sI·sW)`, the float bias added, each with one rounding in f32; then the activation, then the type of
+    /// y. *Errors:* those of [`Conv2dShape::new`], a length or a type that does not fit, a layer with outputs in bytes.
+    pub fn forward_floats(
+        &self,
+        cpu: &Cpu,
+        x: Bytes<'_>,
+        batch: usize,
+        size: [usize; 2],
+        y: FloatsMut<'_>,
+    ) -> Result<()> {
+        if self.y.is_some() {
+            return Err(Error::invalid(OP, "outputs in bytes", y.dtype().name()));
+        }
+        self.run(cpu, x, (batch, size), y.len(), Y::Floats(y))
+    }
+
+    fn run(&self, cpu: &Cpu, x: Bytes<'_>, (batch, size): (usize, [usize; 2]), y_len: usize, y: Y<'_>) -> Result<()> {
         let shape = Conv2dShape::new(self.geometry, batch, size)?;
         if x.byte() != self.x.byte() {
             return Err(Error::invalid(OP, format!("inputs in {}", self.x.byte().name()), x.byte().name()));
         }
-        if y.byte() != self.y.byte() {
-            return Err(Error::invalid(OP, format!("outputs in {}", self.y.byte().name()), y.byte().name()));
-        }
-        check_images(OP, &shape, [x.len(), y.len()])?;
+        check_images(OP, &shape, [x.len(), y_len])?;
         let x: &[u8] = match x {
             Bytes::U8(x) => x,
             Bytes::I8(x) => bytemuck::cast_slice(x),
-        };
-        let y: &mut [u8] = match y {
-            BytesMut::U8(y) => y,
-            BytesMut::I8(y) => bytemuck::cast_slice_mut(y),
         };
         let [x_layout, y_layout] = self.layouts;
         int8::run(cpu, Call { shape: &shape, x, affine: self.x, x_layout, weights: &self.weights, y, y_layout });

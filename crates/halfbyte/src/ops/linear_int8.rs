@@ -128,7 +128,7 @@ impl LinearInt8 {
             return Err(Error::invalid(OP, "outputs in bytes", y.dtype().name()));
         };
         self.check_lengths(x, m, y.len())?;
-        self.run(cpu, x, m, Target::Floats(dequantize, y));
+        self.run(cpu, x, m, Target::Floats(dequantize, dequantize.output(y, [m, self.n()])));
         Ok(())
     }
 

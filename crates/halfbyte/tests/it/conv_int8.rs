@@ -1,14 +1,16 @@
 //! Convolutions of bytes: bit by bit as other software and the reference have it, on every instruction set.
 
 use crate::conv::{LAYOUTS, cases, golden_cases, golden_shape, laid_out, planes};
-use crate::data::Random;
+use crate::data::{Random, rounded};
 use crate::golden::Golden;
+use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight, multiplier};
 use halfbyte::format::reference;
 use halfbyte::ops::{Activation, Conv2dInt8};
+use halfbyte::{Float, FloatsMut};
 
 fn devices(threads: usize) -> Vec<Cpu> {
     let found = Caps::detect();
@@ -36,7 +38,7 @@ pub fn forward(conv: &Conv2dInt8, cpu: &Cpu, x: &[u8], shape: &Conv2dShape, layo
     let x = laid_out(x, [shape.batch(), geometry.ci, shape.input().iter().product()], layouts[0]);
     let mut y = vec![CANARY; shape.y_len() + 64];
     let out = &mut y[32..32 + shape.y_len()];
-    let out = match conv.y().byte() {
+    let out = match conv.y().unwrap().byte() {
         Byte::U8 => BytesMut::U8(out),
         Byte::I8 => BytesMut::I8(bytemuck::cast_slice_mut(out)),
     };
@@ -143,6 +145,84 @@ fn every_geometry_and_type_is_exact() {
     assert!(clamped < codes / 2, "{clamped} of {codes} codes are clamped");
 }
 
+/// y `[batch, co, oh, ow]` in floats of a type.
+fn forward_floats(
+    conv: &Conv2dInt8,
+    cpu: &Cpu,
+    x: &[u8],
+    shape: &Conv2dShape,
+    layouts: [Layout2d; 2],
+    dtype: Float,
+) -> Vec<f32> {
+    let conv = conv.clone().with_layouts(layouts[0], layouts[1]);
+    let (batch, [h, w], geometry) = (shape.batch(), shape.input(), shape.geometry());
+    let x = laid_out(x, [batch, geometry.ci, h * w], layouts[0]);
+    let (x, len) = (bytes(conv.x().byte(), &x), shape.y_len());
+    let run = |y: FloatsMut<'_>| conv.forward_floats(cpu, x, batch, [h, w], y).unwrap();
+    let y: Vec<f32> = match dtype {
+        Float::F32 => {
+            let mut y = vec![f32::NAN; len];
+            run(FloatsMut::F32(&mut y));
+            y
+        }
+        Float::F16 => {
+            let mut y = vec![f16::NAN; len];
+            run(FloatsMut::F16(&mut y));
+            y.into_iter().map(f16::to_f32).collect()
+        }
+        Float::BF16 => {
+            let mut y = vec![bf16::NAN; len];
+            run(FloatsMut::BF16(&mut y));
+            y.into_iter().map(bf16::to_f32).collect()
+        }
+    };
+    planes(&y, [batch, geometry.co, shape.output().iter().product()], layouts[1])
+}
+
+#[test]
+fn outputs_in_floats_are_exact_sums_times_their_scales() {
+    let cpus = devices(3);
+    let mut random = Random(43);
+    let many = (Geometry { padding: [1; 4], groups: 33, ..Geometry::new(33, 66, [3, 3]) }, 2, [23, 20]);
+    for (turn, (geometry, batch, size)) in cases().into_iter().chain([many]).enumerate() {
+        let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+        let (x_byte, w_byte) = (type_of(turn % 2 == 0), type_of(turn % 4 < 2));
+        let mut bits = |len: usize| -> Vec<u8> { (0..len).map(|_| random.bits() as u8).collect() };
+        let (x, w) = (bits(shape.x_len()), bits(geometry.co * geometry.k()));
+        let middle = |byte: Byte| byte.codes().start() + 120;
+        let zeros = vec![middle(w_byte); geometry.co];
+        let scales: Vec<f32> = (0..geometry.co).map(|_| 0.001 + 0.001 * random.normal().abs()).collect();
+        let bias: Vec<i32> = (0..geometry.co).map(|_| random.below(20001) as i32 - 10000).collect();
+        let float_bias = random.normals(geometry.co);
+        let zeros = if turn % 3 == 0 { &[] } else { &zeros[..] };
+        let weight = Int8Weight::new(bytes(w_byte, &w), [geometry.co, geometry.k()], &scales, zeros).unwrap();
+        let x_is = Affine::new(x_byte, 0.02, middle(x_byte) + 5).unwrap();
+
+        let values: Vec<f64> = (0..x.len()).map(|i| f64::from(bytes(x_byte, &x).get(i) - x_is.zero())).collect();
+        let weights: Vec<f64> =
+            (0..w.len()).map(|i| f64::from(weight.codes().get(i) - weight.zero(i / weight.k()))).collect();
+        let sums = reference::conv2d(&values, &weights, &shape).value;
+        let pixels = shape.output().iter().product::<usize>();
+        let activation = [Activation::None, Activation::Relu][turn % 2];
+        let value = |(i, sum): (usize, &f64)| {
+            let o = i / pixels % geometry.co;
+            let sum = (*sum as i64 + i64::from(bias[o])) as f32 * (x_is.scale() * scales[o]) + float_bias[o];
+            if activation == Activation::Relu { sum.max(0.0) } else { sum }
+        };
+        let want: Vec<f32> = sums.iter().enumerate().map(value).collect();
+        let conv = Conv2dInt8::with_float_outputs(&weight, geometry, x_is).unwrap().with_bias(bias.clone()).unwrap();
+        let conv = conv.with_float_bias(float_bias.clone()).unwrap().with_activation(activation).unwrap();
+        assert_eq!(conv.y(), None);
+        for (c, cpu) in cpus.iter().enumerate() {
+            let layouts = [LAYOUTS[(turn + c) % 2], LAYOUTS[(turn / 2 + c) % 2]];
+            let dtype = [Float::F32, Float::F16, Float::BF16][(turn + c) % 3];
+            let y = forward_floats(&conv, cpu, &x, &shape, layouts, dtype);
+            let what = format!("{geometry:?} {size:?} {x_byte:?} {w_byte:?} {layouts:?} {dtype} on {:?}", cpu.caps());
+            assert!(y == rounded(&want, dtype), "{what}");
+        }
+    }
+}
+
 #[test]
 fn wrong_types_shapes_and_lengths_are_errors() {
     let geometry = Geometry::new(2, 3, [3, 3]);
@@ -166,4 +246,16 @@ fn wrong_types_shapes_and_lengths_are_errors() {
     assert!(conv.clone().with_bias(vec![0; 2]).is_err());
     assert!(conv.clone().with_bias(vec![i32::MAX; 3]).is_err());
     assert!(conv.clone().with_activation(Activation::Gelu).is_err());
+    assert!(conv.clone().with_float_bias(vec![0.0; 3]).is_err());
+    let mut y = [0.0; 12];
+    let to_floats =
+        |conv: &Conv2dInt8, y: &mut [f32]| conv.forward_floats(&cpu, Bytes::U8(&x), 1, [4, 4], FloatsMut::F32(y));
+    let of_bytes = to_floats(&conv, &mut y).unwrap_err().to_string();
+    assert_eq!(of_bytes, "conv2d int8: expected outputs in bytes, got f32");
+    let floats = Conv2dInt8::with_float_outputs(&weight([3, 18]), geometry, x_is).unwrap();
+    let floats = floats.with_activation(Activation::Gelu).unwrap();
+    assert!(to_floats(&floats, &mut y).is_ok() && to_floats(&floats, &mut y[1..]).is_err());
+    assert!(floats.clone().with_float_bias(vec![0.0; 2]).is_err());
+    let of_floats = floats.forward(&cpu, Bytes::U8(&x), 1, [4, 4], BytesMut::I8(&mut [0; 12])).unwrap_err();
+    assert_eq!(of_floats.to_string(), "conv2d int8: expected outputs in floats, got i8");
 }

@@ -4,7 +4,7 @@
 //! x to pixels, if it lies in planes; into its padding, of x's zero point, and unsigned      (once, all threads)
 //! products:   for each group of channels:  int8::multiply, with rows as they lie in the image
 //! depthwise:  for each output pixel:  c = Σ x[position] · (w − zW)[position]                int32, channels in registers
-//! epilogue, as that of products; y to planes, if it lies so
+//! epilogue, as that of products; bytes of y to planes, if they lie so, floats straight to theirs
 //! ```
 //!
 //! A window is a few runs of bytes (`windows.rs`). Where those are no multiples of 4 bytes, rows are gathered as they are needed,
@@ -15,12 +15,14 @@ use super::windows::{self, Windows};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::int8::{self, Placed, Requantize, Rows, Runs, Target};
+use crate::cpu::int8::{self, Dequantize, Placed, Requantize, Rows, Runs};
 use crate::cpu::isa::per_isa;
+use crate::cpu::matmul;
 use crate::cpu::patches::Patches;
 use crate::format::int8::{Affine, Byte, BytesMut, Int8Weight};
 use crate::layout::Lines;
 use crate::layout::cpu_int8::{CpuInt8, QUAD};
+use crate::tensor::FloatsMut;
 use std::ops::Range;
 use std::sync::PoisonError;
 
@@ -30,9 +32,16 @@ pub(crate) struct Weights {
     /// One for each group of channels; a single one for all of them if each has one input channel.
     pub packed: Vec<CpuInt8>,
     /// What becomes of the sums of each.
-    pub epilogues: Vec<Requantize>,
+    pub epilogues: Vec<Epilogue>,
     /// The single one, if each group has one input channel.
     pub depthwise: Option<Depthwise>,
+}
+
+/// What becomes of the sums of a weight.
+#[derive(Clone, Debug)]
+pub(crate) enum Epilogue {
+    Bytes(Requantize),
+    Floats(Dequantize),
 }
 
 /// Weights less their zero points, `[position][co]`.
@@ -53,7 +62,28 @@ impl Depthwise {
     }
 }
 
-/// One convolution; signed bytes as their bits.
+/// What a convolution is stored to; signed bytes as their bits.
+pub(crate) enum Y<'a> {
+    Bytes(&'a mut [u8]),
+    Floats(FloatsMut<'a>),
+}
+
+impl Y<'_> {
+    fn is_empty(&self) -> bool {
+        match self {
+            Y::Bytes(y) => y.is_empty(),
+            Y::Floats(y) => y.is_empty(),
+        }
+    }
+}
+
+/// The same, with what finishes the sums: for bytes pixel by pixel.
+enum Target<'a> {
+    Bytes(&'a mut [u8]),
+    Floats(matmul::Output<'a>),
+}
+
+/// One convolution; signed bytes as their bits. The epilogues are of y's kind.
 pub(crate) struct Call<'a> {
     pub shape: &'a Conv2dShape,
     pub x: &'a [u8],
@@ -61,7 +91,7 @@ pub(crate) struct Call<'a> {
     pub affine: Affine,
     pub x_layout: Layout2d,
     pub weights: &'a Weights,
-    pub y: &'a mut [u8],
+    pub y: Y<'a>,
     pub y_layout: Layout2d,
 }
 
@@ -83,25 +113,34 @@ pub(crate) fn run(cpu: &Cpu, call: Call<'_>) {
     };
     let x =
         if weights.depthwise.is_some() && shape.geometry().outputs() > 1 { repeat(cpu, x, shape, repeated) } else { x };
-    match y_layout {
-        Layout2d::Nhwc => convolve(cpu, shape, (x, affine), weights, padded, y),
-        Layout2d::Nchw => {
+    match (y, &weights.epilogues[0], y_layout) {
+        (Y::Bytes(y), _, Layout2d::Nhwc) => convolve(cpu, shape, (x, affine), weights, padded, Target::Bytes(y)),
+        (Y::Bytes(y), _, Layout2d::Nchw) => {
             wide.ensure(y.len());
             let by_pixel = &mut wide.as_mut_slice::<u8>()[..y.len()];
-            convolve(cpu, shape, (x, affine), weights, padded, by_pixel);
+            convolve(cpu, shape, (x, affine), weights, padded, Target::Bytes(by_pixel));
             images::to_planes(cpu, by_pixel, shape, y);
         }
+        (Y::Floats(y), Epilogue::Floats(epilogue), layout) => {
+            let (size, pixels) = ([shape.output_pixels(), shape.geometry().co], shape.output().iter().product());
+            let y = match layout {
+                Layout2d::Nhwc => epilogue.output(y, size),
+                Layout2d::Nchw => epilogue.planes(y, size, pixels),
+            };
+            convolve(cpu, shape, (x, affine), weights, padded, Target::Floats(y));
+        }
+        (Y::Floats(_), Epilogue::Bytes(_), _) => unreachable!("epilogues are of y's kind"),
     }
 }
 
-/// x and y lie pixel by pixel.
+/// x lies pixel by pixel.
 fn convolve(
     cpu: &Cpu,
     shape: &Conv2dShape,
     (x, affine): (&[u8], Affine),
     weights: &Weights,
     padded: &mut Lines,
-    y: &mut [u8],
+    mut y: Target<'_>,
 ) {
     if let Some(w) = &weights.depthwise {
         return depthwise(cpu, shape, (x, affine), (w, &weights.epilogues[0]), y);
@@ -125,12 +164,15 @@ fn convolve(
             None if shape.is_product() => Rows::Strided(x, channels),
             None => Rows::Written(&write),
         };
-        let y = match epilogue.y().byte() {
-            Byte::U8 => BytesMut::U8(y),
-            Byte::I8 => BytesMut::I8(bytemuck::cast_slice_mut(y)),
-        };
         let (m, column) = (shape.output_pixels(), group * geometry.outputs());
-        let y = Target::Bytes(epilogue, y);
+        let y = match (epilogue, &mut y) {
+            (Epilogue::Bytes(epilogue), Target::Bytes(y)) => match epilogue.y().byte() {
+                Byte::U8 => int8::Target::Bytes(epilogue, BytesMut::U8(y)),
+                Byte::I8 => int8::Target::Bytes(epilogue, BytesMut::I8(bytemuck::cast_slice_mut(y))),
+            },
+            (Epilogue::Floats(epilogue), Target::Floats(y)) => int8::Target::Floats(epilogue, *y),
+            _ => unreachable!("epilogues are of y's kind"),
+        };
         int8::multiply(cpu, int8::Call { x: rows, byte, m, w, y, stride: geometry.co, column });
     }
 }
@@ -159,21 +201,37 @@ fn in_padding<'a>(
     Some((&padded.as_slice::<u8>()[..len], runs))
 }
 
+/// Finishes and stores the sums of a pixel; there is room for floats.
+type Finish<'a> = dyn Fn(usize, &[i32], &mut Vec<f32>) + Sync + 'a;
+
 fn depthwise(
     cpu: &Cpu,
     shape: &Conv2dShape,
     (x, affine): (&[u8], Affine),
-    (w, epilogue): (&Depthwise, &Requantize),
-    y: &mut [u8],
+    (w, epilogue): (&Depthwise, &Epilogue),
+    y: Target<'_>,
 ) {
     let Geometry { co, kernel, .. } = *shape.geometry();
     let isa = cpu.caps().isa;
     let [rows, columns] = shape.output();
     let padding = vec![affine.zero() as u8; co];
     let flip = if affine.byte() == Byte::I8 { 0x80 } else { 0 };
-    let y = DisjointMut::new(y);
+    let finish: &Finish<'_> = match (epilogue, y) {
+        (Epilogue::Bytes(epilogue), Target::Bytes(y)) => {
+            let y = DisjointMut::new(y);
+            // SAFETY: each pixel is of one task.
+            &move |pixel, sums, _| epilogue.finish(isa, sums, unsafe { y.range(pixel * co..(pixel + 1) * co) })
+        }
+        (Epilogue::Floats(epilogue), Target::Floats(y)) => &move |pixel, sums, values| {
+            values.resize(co, 0.0);
+            epilogue.finish(isa, sums, values);
+            // SAFETY: each pixel is of one task.
+            unsafe { y.store(pixel, 0, values) };
+        },
+        _ => unreachable!("epilogues are of y's kind"),
+    };
     cpu.threads().run(shape.batch() * rows, &|row| {
-        let mut sums = vec![0i32; co];
+        let (mut sums, mut values) = (vec![0i32; co], Vec::new());
         let mut taps = Vec::with_capacity(kernel[0] * kernel[1]);
         for pixel in row * columns..(row + 1) * columns {
             let window = shape.window(pixel);
@@ -185,8 +243,7 @@ fn depthwise(
                 taps.push((x, w));
             }
             add_taps(isa, &taps, flip, &mut sums);
-            // SAFETY: each pixel is of one task.
-            epilogue.finish(isa, &sums, unsafe { y.range(pixel * co..(pixel + 1) * co) });
+            finish(pixel, &sums, &mut values);
         }
     });
 }

@@ -14,6 +14,7 @@ use crate::cpu::matmul::{self, Activation};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, BytesMut, multiplier};
 use crate::layout::cpu_int8::{CpuInt8, PANEL, Totals};
+use crate::tensor::FloatsMut;
 
 const OP: &str = "int8 epilogue";
 
@@ -86,6 +87,22 @@ impl Dequantize {
         }
         Ok(Self { constants: constants(w, x, bias)?, scales, bias: float_bias.map(<[f32]>::to_vec), activation })
     }
+
+    /// Where finished sums go, `[m, stride]` row by row.
+    pub(crate) fn output<'a>(&self, y: FloatsMut<'a>, size: [usize; 2]) -> matmul::Output<'a> {
+        matmul::Output::new(y, size, matmul::Epilogue { bias: None, activation: self.activation })
+    }
+
+    /// The same image by image of so many pixels, which are rows, and in an image column by column.
+    pub(crate) fn planes<'a>(&self, y: FloatsMut<'a>, size: [usize; 2], pixels: usize) -> matmul::Output<'a> {
+        matmul::Output::planes(y, size, pixels, matmul::Epilogue { bias: None, activation: self.activation })
+    }
+
+    /// Finishes sums of products of unsigned codes with weights that are less their zero points already, those of all outputs
+    /// of a row, but for the activation.
+    pub(crate) fn finish(&self, isa: Isa, sums: &[i32], y: &mut [f32]) {
+        dequantize(isa, sums, &self.constants, &self.scales, self.bias.as_deref(), y);
+    }
 }
 
 fn check_finite(what: &str, values: &[f32]) -> Result<()> {
@@ -150,8 +167,7 @@ impl<'a> Output<'a> {
             }
             Target::Floats(dequantize, y) => {
                 assert_eq!(dequantize.constants.len(), w.n());
-                let epilogue = matmul::Epilogue { bias: None, activation: dequantize.activation };
-                Kind::Floats(dequantize, matmul::Output::new(y, [m, stride], epilogue))
+                Kind::Floats(dequantize, y)
             }
         };
         Self { isa, w, kind, stride, column }

@@ -34,10 +34,10 @@ pub(crate) use tile::{Placed, Runs};
 use super::Cpu;
 use super::disjoint::DisjointMut;
 use super::isa::{Isa, per_isa};
+use super::matmul;
 use crate::format::int8::{Byte, BytesMut};
 use crate::layout::Lines;
 use crate::layout::cpu_int8::{CpuInt8, PANEL, QUAD};
-use crate::tensor::FloatsMut;
 use blocking::{TASKS_PER_THREAD, Tasks, even};
 use epilogue::Output;
 use std::cell::RefCell;
@@ -89,12 +89,12 @@ pub(crate) struct Call<'a> {
     pub column: usize,
 }
 
-/// What becomes of the sums, and the `[m, stride]` elements that they go to.
+/// What becomes of the sums, and where they go, `[m, stride]`.
 pub(crate) enum Target<'a> {
-    /// Bytes.
+    /// Bytes, row by row.
     Bytes(&'a Requantize, BytesMut<'a>),
-    /// Floats.
-    Floats(&'a Dequantize, FloatsMut<'a>),
+    /// Floats, in the order of an output that [`Dequantize::output`] or [`Dequantize::planes`] has made.
+    Floats(&'a Dequantize, matmul::Output<'a>),
 }
 
 /// Multiplies a tile: `height` rows of x by some panels, to `c` `[height][panels · 16]`.

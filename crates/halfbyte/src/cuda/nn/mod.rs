@@ -1,4 +1,5 @@
-//! What stands between the products of a language model, on a GPU, and products of dense weights.
+//! What stands between the products of a language model, and the convolutions of a network, on a GPU; and products of dense
+//! weights.
 //!
 //! The residual stream, and what products leave, is f32; what products read has the type of the caller's choice; sums are
 //! f32. Matrices are row-major. Each output is computed in one order: the same input gives the same bits. NaN goes in and
@@ -7,23 +8,27 @@
 //! An operation is a `.cu` and the `.rs` that launches it, of one name. Every launch goes into the stream that is handed
 //! in and needs no other memory than it is handed.
 
+mod add;
 mod argmax;
 mod attention;
 mod columns;
 mod dense;
 mod embed;
 mod floats;
+mod mean;
 mod rms_norm;
 mod rope;
 mod sample;
 mod swiglu;
 
+pub use add::{add, add_codes};
 pub use argmax::{Step, argmax};
 pub use attention::{Attention, KvCache, LARGEST_HEAD, PART_LENGTH, attention, partial_len};
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
 pub use floats::FloatBuffer;
+pub use mean::{mean, mean_codes};
 pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_quantized};
 pub use rope::Rope;
 pub use sample::{Draw, sample};
@@ -39,7 +44,7 @@ const MOST_BLOCKS: usize = i32::MAX as usize;
 /// And in the others.
 const MOST_BLOCKS_ACROSS: usize = 65_535;
 
-/// Every kernel that a model with heads of this size runs, but for [`quantized_instances`]; without one, enough that nothing in the sources is left out.
+/// Every kernel that a model with heads of this size runs, but for [`quantized_instances`]; without one, those of other networks too, and enough that nothing in the sources is left out.
 pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     let mut all = vec![
@@ -54,6 +59,7 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     ];
     if head_size.is_none() {
         all.extend([rms_norm::quantized_instances(), swiglu::quantized_instances()].concat());
+        all.extend([add::instances(), mean::instances()].concat());
     }
     all.extend(heads.into_iter().flat_map(attention::instances));
     all.extend(dense::instances());

@@ -71,7 +71,7 @@ struct Normed {
 };
 
 template <int OF_A_GROUP, bool OFFSET>
-__global__ void __launch_bounds__(THREADS) rms_norm_quantized(const QuantizedParams p) {
+__global__ void __launch_bounds__(THREADS, 2) rms_norm_quantized(const QuantizedParams p) {
     static_assert(THREADS == BLOCK);
     // As in quantize_activations.cu, and for the same reason no early launch of the product.
     dependency_wait();

@@ -87,9 +87,7 @@ pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
     }
     let params = Params { rows, out: out.pointer() };
     let form = launch(OP, [m, 1, 1], THREADS, 0)?;
-    let function = gpu.function(&instance())?;
-    // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
-    unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+    put(gpu, stream, &instance(), &form, &params)
 }
 
 /// A norm of rows whose result only products with quantised activations read.
@@ -121,9 +119,7 @@ pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -
     }
     // One block to a row, whose sum it forms first.
     let form = Launch { programmatic: true, ..launch(OP, [m, 1, 1], THREADS, 0)? };
-    let function = gpu.function(&quantized_instance(out.form))?;
-    // SAFETY: the one parameter is the source's `QuantizedParams`, whose lengths were checked above.
-    unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+    put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }
 
 /// The rows of a norm as kernels are told of them, and their number. Errors: lengths that do not fit.
@@ -147,4 +143,11 @@ fn rows(
         out_type: float_type(out),
     };
     Ok((m, rows))
+}
+
+/// Puts a kernel into a stream that takes these parameters.
+fn put<P: Pod>(gpu: &Gpu, stream: &Stream, instance: &Instance, form: &Launch, params: &P) -> Result<()> {
+    let function = gpu.function(instance)?;
+    // SAFETY: the one parameter is the source's of that name, whose lengths the callers have checked.
+    unsafe { function.launch(stream, form, &[Arg::new(params)]) }
 }

@@ -3,7 +3,7 @@
 use super::floats::float_type;
 use super::{launch, rows_of, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, FloatViewMut, Stream, View};
+use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
 use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
 use crate::cuda::sources::{Instance, Source};
@@ -72,9 +72,7 @@ pub fn swiglu(gpu: &Gpu, stream: &Stream, gate_up: View<'_, f32>, inner: usize, 
         padding: 0,
     };
     let form = launch(OP, [out.len().div_ceil(THREADS as usize), 1, 1], THREADS, 0)?;
-    let function = gpu.function(&instance())?;
-    // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
-    unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+    put(gpu, stream, &instance(), &form, &params)
 }
 
 /// [`swiglu`] and the quantising of its result in one launch: the same bits as if it were rounded to `rounded` and then quantised.
@@ -95,7 +93,12 @@ pub fn swiglu_quantized(
     let to = out.target(OP, [m, inner])?;
     let params = QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), padding: 0 };
     let form = params.to.launch()?;
-    let function = gpu.function(&quantized_instance(out.form))?;
-    // SAFETY: the one parameter is the source's `QuantizedParams`, whose lengths were checked above.
-    unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+    put(gpu, stream, &quantized_instance(out.form), &form, &params)
+}
+
+/// Puts a kernel into a stream that takes these parameters.
+fn put<P: Pod>(gpu: &Gpu, stream: &Stream, instance: &Instance, form: &Launch, params: &P) -> Result<()> {
+    let function = gpu.function(instance)?;
+    // SAFETY: the one parameter is the source's of that name, whose lengths the callers have checked.
+    unsafe { function.launch(stream, form, &[Arg::new(params)]) }
 }

@@ -16,6 +16,7 @@ mod nvrtc;
 mod pack;
 mod quantized;
 mod quantized_rows;
+mod sums;
 mod wna16_sm80;
 
 use halfbyte::cuda::Gpu;
@@ -24,7 +25,7 @@ use std::io::Write;
 use std::process::{Command, Output};
 
 /// All devices; none, said aloud, where there are none.
-fn gpus() -> Vec<Gpu> {
+pub fn gpus() -> Vec<Gpu> {
     match Gpu::open(0) {
         Ok(first) => [first].into_iter().chain((1..Gpu::count()).map(|i| Gpu::open(i as u32).unwrap())).collect(),
         Err(why) => {

@@ -176,8 +176,16 @@ fn cpu_and_gpu_are_within_both_bounds_of_each_other() {
         let mut random = Random(24);
         let names =
             ["w4a8-g128", "w8a8", "w8a8-g32-asym-xasym", "w4a8-g64-xasym", "w4a8", "w8a8-tensor", "w4a8-g512-asym"];
+        let shapes = [[1, 600, 1000], [17, 65, 136], [300, 320, 2568]];
+        let of = |name: &str| {
+            let format = Some(parse(name));
+            shapes.map(|[m, n, k]| Problem { format, x: Float::F32, y: Float::F32, m, n, k })
+        };
+        let problems = names.iter().flat_map(|name| of(name));
+        let instances: Vec<_> = problems.flat_map(|problem| kernel().instances_of(&gpu.caps(), &problem)).collect();
+        gpu.prepare(&instances, |_| ()).unwrap();
         for (i, name) in names.into_iter().enumerate() {
-            for (s, [m, n, k]) in [[1, 600, 1000], [17, 65, 136], [300, 320, 2568]].into_iter().enumerate() {
+            for (s, [m, n, k]) in shapes.into_iter().enumerate() {
                 let (format, act_order) = (parse(name), (i + s) % 4 == 3);
                 let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
                 let x = random.activations(m * k);

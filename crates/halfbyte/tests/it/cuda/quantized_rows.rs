@@ -14,6 +14,10 @@ use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::{Error, Float};
 
+/// Outputs and columns of weights, and numbers of rows.
+const SHAPES: [[usize; 2]; 3] = [[600, 1024], [320, 2560], [65, 384]];
+const ROWS: &[usize] = &[1, 7, 32, 129, 300];
+
 struct Bench<'a> {
     gpu: &'a Gpu,
     stream: Stream,
@@ -126,17 +130,34 @@ fn products_of_quantized_rows_are_those_of_the_floats() {
         let bench = Bench { gpu: &gpu, stream: gpu.stream().unwrap() };
         let mut random = Random(43);
         let names = ["w4a8-g128", "w8a8", "w8a8-g32-asym", "w4a8-g64-xasym", "w4a8-g256-asym-xasym"];
+        let kernel = matmul::KERNELS.iter().find(|kernel| kernel.name == "wna8_sm90").unwrap();
+        let problem_of = |name: &str, [i, j]: [usize; 2], [m, n, k]: [usize; 3]| Problem {
+            format: Some(parse(name)),
+            x: Float::F32,
+            y: TYPES[(i + j) % 3],
+            m,
+            n,
+            k,
+        };
+        let problems = names.into_iter().enumerate().flat_map(|(i, name)| {
+            let of = move |(j, &m): (usize, &usize)| problem_of(name, [i, j], [m, SHAPES[i % 3][0], SHAPES[i % 3][1]]);
+            ROWS.iter().enumerate().map(of)
+        });
+        let instances: Vec<_> = problems.flat_map(|problem| kernel.instances_of(&gpu.caps(), &problem)).collect();
+        gpu.prepare(&instances, |_| ()).unwrap();
         for (i, name) in names.into_iter().enumerate() {
-            let (format, [n, k]) = (parse(name), [[600, 1024], [320, 2560], [65, 384]][i % 3]);
+            let (format, [n, k]) = (parse(name), SHAPES[i % 3]);
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
             let packed = matmul::pack(&gpu, &bench.stream, &w, format.act, Float::F16).unwrap();
             let bias = bench.upload(&random.normals(n));
             // Room for more rows than there are, as a model has.
             let mut rows = bench.rows(rows_form(&gpu.caps(), &packed, 300).unwrap());
-            for (j, m) in [1, 7, 32, 129, 300].into_iter().enumerate() {
-                let (y, activation) = (TYPES[(i + j) % 3], [Activation::None, Activation::Silu][j % 2]);
+            for (j, &m) in ROWS.iter().enumerate() {
+                // Another activation is another kernel.
+                let activation = if [i, j] == [1, 2] { Activation::Silu } else { Activation::None };
+                let problem = problem_of(name, [i, j], [m, n, k]);
+                let y = problem.y;
                 let x = bench.upload(&random.activations(m * k));
-                let problem = Problem { format: Some(format), x: Float::F32, y, m, n, k };
                 let bytes = matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout()).unwrap();
                 let mut workspace = Workspace::new(&gpu, &bench.stream, bytes).unwrap();
                 let epilogue = Epilogue { bias: Some(bias.view()), activation };

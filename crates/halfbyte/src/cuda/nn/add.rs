@@ -1,0 +1,101 @@
+//! Launches of `add.cu`: sums of what two paths of a network have come to.
+
+use super::floats::float_type;
+use super::{launch, same_length};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::Result;
+use crate::format::int8::{Byte, Sum};
+use bytemuck::{Pod, Zeroable};
+
+static SOURCE: Source = Source { path: "nn/add.cu", text: include_str!("add.cu") };
+
+const OP: &str = "add";
+
+const THREADS: usize = 256;
+/// Elements of a thread.
+const EACH: usize = 4;
+
+pub(super) fn instances() -> [Instance; 2] {
+    ["add", "add_codes"].map(|kernel| Instance::new(&SOURCE, kernel))
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Params {
+    a: u64,
+    b: u64,
+    y: u64,
+    elements: u64,
+    a_type: u32,
+    b_type: u32,
+    y_type: u32,
+    relu: u32,
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct CodeParams {
+    a: u64,
+    b: u64,
+    y: u64,
+    elements: u64,
+    /// Of [`Sum::terms`].
+    terms: [i32; 6],
+    flip_a: u32,
+    flip_b: u32,
+    words: u32,
+    padding: u32,
+}
+
+/// `y = a + b`, or `max(a + b, 0)` with a relu. *Accuracy:* one rounding to f32, and one to the type of y. *Errors:* lengths that
+/// are not equal.
+pub fn add(gpu: &Gpu, stream: &Stream, [a, b]: [FloatView<'_>; 2], relu: bool, y: FloatViewMut<'_>) -> Result<()> {
+    same_length(OP, "a", Some(y.len()), a.len())?;
+    same_length(OP, "b", Some(y.len()), b.len())?;
+    let params = Params {
+        a: a.pointer(),
+        b: b.pointer(),
+        y: y.pointer(),
+        elements: y.len() as u64,
+        a_type: float_type(a.dtype()),
+        b_type: float_type(b.dtype()),
+        y_type: float_type(y.dtype()),
+        relu: relu.into(),
+    };
+    put(gpu, stream, 0, y.len(), &params)
+}
+
+/// The codes of a sum of codes. *Accuracy:* to the bit as [`Sum`] says. *Errors:* lengths that are not equal.
+pub fn add_codes(gpu: &Gpu, stream: &Stream, sum: &Sum, [a, b]: [View<'_, u8>; 2], y: ViewMut<'_, u8>) -> Result<()> {
+    same_length(OP, "a", Some(y.len()), a.len())?;
+    same_length(OP, "b", Some(y.len()), b.len())?;
+    let flip = |byte: Byte| if byte == Byte::I8 { 0x80 } else { 0 };
+    let [of_a, of_b, _] = sum.bytes();
+    let params = CodeParams {
+        a: a.pointer(),
+        b: b.pointer(),
+        y: y.pointer(),
+        elements: y.len() as u64,
+        terms: sum.terms(),
+        flip_a: flip(of_a),
+        flip_b: flip(of_b),
+        words: [a.pointer(), b.pointer(), y.pointer()].iter().all(|at| at.is_multiple_of(4)).into(),
+        padding: 0,
+    };
+    put(gpu, stream, 1, y.len(), &params)
+}
+
+/// Puts one of the kernels into a stream, with its parameters.
+fn put<P: Pod>(gpu: &Gpu, stream: &Stream, kernel: usize, elements: usize, params: &P) -> Result<()> {
+    if elements == 0 {
+        return Ok(());
+    }
+    let form = launch(OP, [elements.div_ceil(THREADS * EACH), 1, 1], THREADS as u32, 0)?;
+    let function = gpu.function(&instances()[kernel])?;
+    // SAFETY: the one parameter is the kernel's, whose lengths the callers have checked.
+    unsafe { function.launch(stream, &form, &[Arg::new(params)]) }
+}
