@@ -17,6 +17,7 @@ mod pack;
 mod quantized;
 mod quantized_rows;
 mod wna16_sm80;
+mod wna8_sm80;
 
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::nvrtc::Nvrtc;
