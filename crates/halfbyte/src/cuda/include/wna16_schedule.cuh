@@ -32,6 +32,13 @@ struct Schedule {
     tile = g.first + t; k = u - t * g.steps; kend = k + end - u < g.steps ? k + end - u : g.steps; u += kend - k;
     return true;
   }
+  // Piece i of this worker, of those that next() passes; false if there are not so many.
+  DEV bool piece(const Arguments& g, int i, Schedule& s) {
+    s = make(g);
+    s.wave = i < g.waves ? i : g.waves;
+    if (i > g.waves) s.u = (s.u / g.steps + (i - g.waves)) * g.steps;        // all but the first begin with their tile
+    return s.next(g);
+  }
 };
 
 // Where a tile lies: all rows of four columns of tokens, then the next four, which keeps the bytes that the blocks of one round

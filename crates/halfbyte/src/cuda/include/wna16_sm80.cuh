@@ -21,6 +21,10 @@ constexpr int STRIP_ZEROS = STRIP_SCALES + 128 * STAGE_GROUPS, STRIP_BYTES = STR
 // x lies in boxes of 64 k, 128 bytes a token, whose 16-byte pieces are XORed with the token.
 constexpr int BOX = NT * 128, STAGE_X = STEP / 64 * BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES;
 constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16, X_PIECES = NT * 8;   // of 16 bytes: codes of a stage, a box of x
+constexpr int X_BYTES = 2, STAGE_TERMS = 0;                                // of a column of x, and nothing beside them
+constexpr bool PADDED = false;                                             // rows of x end with k
+constexpr int WIDTH = NT < 16 ? NT : 16;                                   // tokens of a B fragment that are loaded at once
+constexpr int PARTS = K16 - 1;                                             // a stage is filled in: steps of another one
 constexpr int RING = STAGES * (STAGE_X + STAGE_W);
 constexpr int STAGED = NT < 64 || OUT == 2 ? 0 : 32;                       // tokens that y is staged by
 constexpr int STAGING = RING;                                              // 128 bytes a staged token and warpgroup
@@ -48,3 +52,4 @@ struct Arguments {
   int waves, workers, sharers;                   // rounds of whole tiles; grid; workers that share the cut tiles
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles
 };
+DEV void copy_terms(const Arguments&, int, int, u32) {}

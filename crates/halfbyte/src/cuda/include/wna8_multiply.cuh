@@ -6,7 +6,7 @@
 #include "wgmma_int8.cuh"
 #include "wna8_layout.cuh"
 #include "hopper.cuh"
-#include "wna16_epilogue.cuh"
+#include "wna8_promote.cuh"
 
 struct Rings {                                   // addresses in shared memory
   u32 x, terms, w, full, empty, full_sums, flag;
@@ -19,97 +19,6 @@ struct Turn {                                    // position in the ring
   u32 stage = 0, phase = 0;
   __device__ __forceinline__ void advance() { if (++stage == STAGES) { stage = 0; phase ^= 1; } }
 };
-
-constexpr float UNIT = BITS == 4 ? 0.0625f : 1.f;                           // what a byte's 1 stands for
-constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;                            // what a zero point's 1 is in bytes
-// The bytes of rows R and R+8 of one k16 step.
-DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
-  if constexpr (BITS == 4) {
-    const u32 x = __funnelshift_r(q[0], q[0], 2), x8 = q[0] << 2;
-    if constexpr (ZERO) { r = x & 0xf0f0f0f0; r8 = x8 & 0xf0f0f0f0; }
-    else { r = and_xor(x, 0xf0f0f0f0, 0x80808080); r8 = and_xor(x8, 0xf0f0f0f0, 0x80808080); }
-  } else {
-    r = __byte_perm(q[0], q[1], 0x6240); r8 = __byte_perm(q[0], q[1], 0x7351);
-    if constexpr (!ZERO) { r ^= 0x80808080; r8 ^= 0x80808080; }
-  }
-}
-// The A fragment of a k32 step.
-DEV void decode_fragment(const Codes& q, int k32, u32 (&a)[4]) {
-  decode_bytes(&q[k32 * 2 * WORDS], a[0], a[1]);
-  decode_bytes(&q[(k32 * 2 + 1) * WORDS], a[2], a[3]);
-}
-
-// Of rows R and R+8 and one group: scales in what a byte stands for, what takes MAGIC off, zero points in bytes, and scaled sums of the
-// bytes less the zero points.
-struct RowGroup { float s, s8, c, c8; int z, z8; float sum, sum8; };
-
-// Sums of the bytes of rows R and R+8 over a lane's columns; then over all of them.
-struct ByteSums {
-  int r, r8;
-  DEV int add(u32 v, u32 ones, int sum) {
-    if constexpr (ZERO) return (int)__dp4a(v, ones, (u32)sum); else return __dp4a((int)v, (int)ones, sum);
-  }
-  // Ones for the columns of a k16 step that are there: the first `there` of them.
-  DEV u32 ones(int there, int lane) {
-    if (there >= 16) return 0x01010101;
-    const int c = 2 * (lane & 3);
-    return (c < there) | (c + 8 < there) << 8 | (c + 1 < there) << 16 | (c + 9 < there) << 24;
-  }
-  __device__ __forceinline__ void add(const u32 (&a)[4], int there, int lane) {
-    const u32 low = ones(there, lane), high = ones(there - 16, lane);
-    r = add(a[0], low, add(a[2], high, r)); r8 = add(a[1], low, add(a[3], high, r8));
-  }
-  DEV int quad(int v) { v += __shfl_xor_sync(0xffffffffu, v, 1); return v + __shfl_xor_sync(0xffffffffu, v, 2); }
-  __device__ __forceinline__ ByteSums all() const { return {quad(r), quad(r8)}; }
-  // Less the zero points of so many columns, scaled.
-  __device__ __forceinline__ void scaled(RowGroup& w, int there) const {
-    const ByteSums sums = all();
-    w.sum = w.s * (float)(sums.r - w.z * there); w.sum8 = w.s8 * (float)(sums.r8 - w.z8 * there);
-  }
-};
-
-// Integers of a group are counted from these bits on: up to 2^22 away they are those of the float 1.5 * 2^23 + the integer, and need no
-// conversion.  s * MAGIC is exact for scales of 11 bits, so fmaf(f, s, -s * MAGIC) is s times the integer, rounded once.
-constexpr float MAGIC = 12582912.f;
-constexpr int MAGIC_BITS = 0x4b400000;
-DEV float2 load_pair(u32 a) { float2 v; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a)); return v; }
-// A term of tokens 2t, 2t + 1 of a block of 8, of a group whose terms begin at `terms`.
-DEV float2 load_terms(u32 terms, int term, int block, int t) {
-#ifdef HB_CONV
-  const u32 at = terms + 16 * (8 * block + 2 * t) + 4 * term;
-  return {__uint_as_float(load_shared(at)), __uint_as_float(load_shared(at + 16))};
-#else
-  return load_pair(terms + 4 * NT * term + 32 * block + 8 * t);
-#endif
-}
-template <int C> DEV void start_integers(int (&acc)[C]) {
-#pragma unroll
-  for (int i = 0; i < C; i++) acc[i] = MAGIC_BITS;
-}
-// sum += sx (s (acc - z X)) + ox s S of C / 4 blocks of 8 tokens, and acc starts anew.  terms: address of the first one's terms of x.
-template <int C> DEV void promote_integers(float* sum, int (&acc)[C], const RowGroup& w, u32 terms, int lane) {
-  const int t = lane & 3;
-#pragma unroll
-  for (int i = 0; i < C / 4; i++) {
-    const float2 sx = load_terms(terms, 0, i, t);
-    int total[2] = {0, 0};
-    float2 ox = {0.f, 0.f};
-    if constexpr (ZERO) {
-      const float2 x = load_terms(terms, 1, i, t);
-      total[0] = __float_as_int(x.x + MAGIC) - MAGIC_BITS; total[1] = __float_as_int(x.y + MAGIC) - MAGIC_BITS;
-    }
-    if constexpr (OFFSET) ox = load_terms(terms, 1 + ZERO, i, t);
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      int v = acc[4 * i + e];
-      acc[4 * i + e] = MAGIC_BITS;
-      if constexpr (ZERO) v -= (e & 2 ? w.z8 : w.z) * total[e & 1];
-      const float scaled = fmaf(__int_as_float(v), e & 2 ? w.s8 : w.s, e & 2 ? w.c8 : w.c);
-      sum[4 * i + e] = fmaf(scaled, e & 1 ? sx.y : sx.x, sum[4 * i + e]);
-      if constexpr (OFFSET) sum[4 * i + e] = fmaf(e & 1 ? ox.y : ox.x, e & 2 ? w.sum8 : w.sum, sum[4 * i + e]);
-    }
-  }
-}
 
 // Codes of x for wgmma: the upper word of their descriptor, and how far a step of 32 k lies from the first.
 #ifdef HB_CONV
@@ -130,8 +39,7 @@ struct Consumer {                                // what a consumer warp keeps f
     const u32 s = load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4);
     u32 z = 0;
     if constexpr (ZERO) z = load_shared_u16(atom(p) + ZEROS + group * 64 + warp * 16 + (lane >> 2) * 2);
-    const float r = low(s) * UNIT, r8 = high(s) * UNIT;
-    return {r, r8, -MAGIC * r, -MAGIC * r8, (int)(z & 255) * BYTE_OF_ZERO, (int)(z >> 8) * BYTE_OF_ZERO, 0.f, 0.f};
+    return row_group(s, z);
   }
   // Columns of group i of a unit that the weight has.
   __device__ __forceinline__ int there(int i) const { return min(max(columns - i * GROUP, 0), GROUP); }
@@ -143,37 +51,6 @@ struct Consumer {                                // what a consumer warp keeps f
   // Frees a stage that this warp is done with.
   __device__ __forceinline__ void release(u32 bar) const { __syncwarp(); if (lane == 0) mbarrier_arrive(bar); }
 };
-
-// One scale a row: integers of a piece of k to sums.  first: whether it begins at column 0;  token: of the tile;  columns: of the piece.
-template <int C> DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Arguments& g, const Consumer& c, int strip, int token, int columns, bool first) {
-  int z = 0, z8 = 0;
-  if constexpr (ZERO) {
-    const u32 both = __ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + c.warp * 8 + (c.lane >> 2));
-    z = (int)(both & 255) * BYTE_OF_ZERO; z8 = (int)(both >> 8) * BYTE_OF_ZERO;
-  }
-  float rows = 0.f, rows8 = 0.f;
-  if constexpr (OFFSET) {
-    const ByteSums all = bytes.all();
-    rows = (float)(all.r - z * columns); rows8 = (float)(all.r8 - z8 * columns);
-  }
-#pragma unroll
-  for (int i = 0; i < C / 4; i++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      const int m = token + 8 * i + 2 * (c.lane & 3) + e, at = m < g.m ? m : 0;
-      const float sx = load_l2(g.terms + at) * UNIT;
-      int v = acc[4 * i + e], v8 = acc[4 * i + 2 + e];
-      if constexpr (ZERO) if (first) {
-        const int x = (int)load_l2(g.terms + g.m_pitch + at);
-        v -= z * x; v8 -= z8 * x;
-      }
-      sum[4 * i + e] = (float)v * sx; sum[4 * i + 2 + e] = (float)v8 * sx;
-      if constexpr (OFFSET) {
-        const float ox = load_l2(g.terms + (u64)(1 + ZERO) * g.m_pitch + at) * UNIT;
-        sum[4 * i + e] = fmaf(ox, rows, sum[4 * i + e]); sum[4 * i + 2 + e] = fmaf(ox, rows8, sum[4 * i + 2 + e]);
-      }
-    }
-}
 
 // `left` units with mma.sync.
 DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g, const int (&strips)[STRIPS], int token) {
@@ -228,7 +105,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   }
   if constexpr (GROUP == 0)
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c, strips[p], token, columns, first);
+    for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
 }
 
 // Products of groups with wgmma: while a group is in the tensor cores, the fragments of the next one are converted.
@@ -336,5 +213,5 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   pin(a[1]);
   c.release(last);
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c, strips[p], token, columns, first);
+  for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
 }

@@ -8,12 +8,15 @@
 //! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
 //! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
 //! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
+//! | `wna8_sm90` | sm_90a | the same with quantised activations |
+//! | `wna8_sm80` | all from sm_80 on | the same |
 //! | `plain` | all from sm_75 on | all with exact activations |
 
 pub mod dequantize;
 pub mod dequantize_cublaslt;
 mod finish;
 mod gather;
+mod kept;
 mod pack;
 mod plain;
 pub(in crate::cuda) mod quantize_activations;
@@ -21,6 +24,7 @@ mod quantized_rows;
 mod wna16;
 pub mod wna16_sm80;
 pub mod wna16_sm90;
+pub mod wna8_sm80;
 pub mod wna8_sm90;
 
 pub use pack::Packer;
@@ -157,6 +161,7 @@ pub struct Kernel {
 /// All kernels, the preferred first.
 pub const KERNELS: &[Kernel] = &[
     wna8_sm90::KERNEL,
+    wna8_sm80::KERNEL,
     dequantize_cublaslt::WNA16,
     wna16_sm90::KERNEL,
     wna16_sm80::KERNEL,

@@ -2,7 +2,7 @@
 
 use super::gather::{self, Gather};
 use super::pack::{Packer, Target, Whole};
-use super::{Call, wna8_sm90, wna16_sm80, wna16_sm90};
+use super::{Call, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -33,6 +33,8 @@ pub struct Weights {
     pub(super) launches_a8: wna8_sm90::Launches,
     /// What the kernel from sm_80 on keeps prepared.
     pub(super) launches_sm80: wna16_sm80::Launches,
+    /// What the kernel for quantised activations from sm_80 on keeps prepared.
+    pub(super) launches_a8_sm80: wna8_sm80::Launches,
 }
 
 impl Weights {
@@ -53,6 +55,7 @@ impl Weights {
             launches: Default::default(),
             launches_sm80: Default::default(),
             launches_a8: Default::default(),
+            launches_a8_sm80: Default::default(),
         };
         let target = Target::Wna16 {
             atoms: weights.atoms(),
@@ -72,6 +75,7 @@ impl Weights {
             launches: Default::default(),
             launches_sm80: Default::default(),
             launches_a8: Default::default(),
+            launches_a8_sm80: Default::default(),
             ..*self
         })
     }

@@ -5,6 +5,7 @@
 
 pub mod config;
 
+use super::kept::Kept;
 use super::wna16::{self, Rows, Weights};
 use super::{Call, Kernel, Packed, gather};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
@@ -17,7 +18,6 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
-use std::sync::{Arc, Mutex, PoisonError};
 
 static SOURCE: Source = Source { path: "matmul/wna16_sm80.cu", text: include_str!("wna16_sm80.cu") };
 
@@ -50,11 +50,8 @@ const MOST_WARPGROUPS: usize = 2;
 /// Tiles that may be cut, for each of which the workspace has counters.
 const MOST_CUT: usize = Workspace::COUNTER_BYTES / 4 / MOST_WARPGROUPS;
 
-/// Launches that a weight keeps prepared.
-const KEPT: usize = 32;
-
 /// Shared memory that a block may have: on the processors of graphics cards, on sm_80, and on those of data centres since.
-const SHARED_BYTES: [u32; 3] = [101_376, 166_912, 232_448];
+pub(super) const SHARED_BYTES: [u32; 3] = [101_376, 166_912, 232_448];
 
 /// Every configuration for a form of atoms and devices with so much shared memory.
 fn instances_with(shared_bytes: u32, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Vec<Instance> {
@@ -171,34 +168,56 @@ struct Prepared {
     function: Function,
 }
 
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
-
-impl Launches {
-    /// The launch for a key, out of those kept, or made and kept.
-    fn prepare(&self, gpu: &Gpu, w: &Weights, key: Key) -> Result<Arc<Prepared>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
-            return Ok(prepared.clone());
-        }
+impl Prepared {
+    fn new(gpu: &Gpu, w: &Weights, &Key { m, x, out, activation, choice }: &Key) -> Result<Self> {
         let ([n, k], atom, caps) = (w.shape(), w.atom(), gpu.caps());
-        let (config, schedule) = key.choice.make(&caps, atom, [key.m, n, k], key.out);
-        let prepared = Arc::new(Prepared {
+        let (config, schedule) = choice.make(&caps, atom, [m, n, k], out);
+        if !schedule.fits() {
+            return Err(Error::invalid(NAME, "tiles that 32 bits count", format!("{schedule:?}")));
+        }
+        Ok(Self {
             schedule,
             launch: Launch {
-                shared_bytes: config.shared_bytes(atom, key.out) as u32,
+                shared_bytes: config.shared_bytes(atom, out) as u32,
                 programmatic: caps.arch.number >= 90,
                 ..Launch::linear(schedule.workers as u32, config.threads() as u32)
             },
-            function: gpu.function(&config.instance(atom, [key.x, key.out], key.activation))?,
-        });
-        let mut kept = kept();
-        if kept.len() == KEPT {
-            kept.remove(0);
+            function: gpu.function(&config.instance(atom, [x, out], activation))?,
+        })
+    }
+}
+
+/// The launches that a weight keeps prepared.
+#[derive(Debug, Default)]
+pub(super) struct Launches(Kept<Key, Prepared>);
+
+/// Who computes what, as the sources from sm_80 on have it.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(super) struct Cuts {
+    steps: i32,
+    rows: i32,
+    columns: i32,
+    waves: i32,
+    workers: i32,
+    sharers: i32,
+    first: i32,
+    units: i32,
+}
+
+impl From<Schedule> for Cuts {
+    /// Of a schedule that fits.
+    fn from(Schedule { steps, rows, columns, waves, workers, sharers, cut }: Schedule) -> Self {
+        Self {
+            steps: steps as i32,
+            rows: rows as i32,
+            columns: columns as i32,
+            waves: waves as i32,
+            workers: workers as i32,
+            sharers: sharers as i32,
+            first: (waves * workers) as i32,
+            units: (cut * steps) as i32,
         }
-        kept.push((key, prepared.clone()));
-        Ok(prepared)
     }
 }
 
@@ -217,14 +236,7 @@ struct Arguments {
     n: i32,
     k: i32,
     pitch: i32,
-    steps: i32,
-    rows: i32,
-    columns: i32,
-    waves: i32,
-    workers: i32,
-    sharers: i32,
-    first: i32,
-    units: i32,
+    cuts: Cuts,
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
@@ -291,11 +303,7 @@ fn product(
     }
     let [n, k] = w.shape();
     let key = Key { m, x: call.x.dtype(), out: call.y.dtype(), activation: call.epilogue.activation, choice };
-    let prepared = w.launches_sm80.prepare(gpu, w, key)?;
-    let Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
-    if !prepared.schedule.fits() {
-        return Err(Error::invalid(NAME, "tiles that 32 bits count", format!("{:?}", prepared.schedule)));
-    }
+    let prepared = w.launches_sm80.0.get(key, |key| Prepared::new(gpu, w, key))?;
     let arguments = Arguments {
         w: w.atoms(),
         rows_of_scales: w.rows(),
@@ -308,14 +316,7 @@ fn product(
         n: n as i32,
         k: k as i32,
         pitch: all.pitch as i32,
-        steps: steps as i32,
-        rows: rows as i32,
-        columns: columns as i32,
-        waves: waves as i32,
-        workers: workers as i32,
-        sharers: sharers as i32,
-        first: (waves * workers) as i32,
-        units: (cut * steps) as i32,
+        cuts: prepared.schedule.into(),
     };
     // SAFETY: the parameter is the source's; lengths of x, y and bias were checked by `check`, the workspace's by `multiply`,
     // the others are those of the packed weight.

@@ -40,7 +40,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     },
     rounds_weights: |_, _| false,
     supports,
-    workspace_bytes: |caps, problem| Room::new(caps, problem).map_or(0, |room| room.bytes),
+    workspace_bytes: |caps, problem| room(caps, problem).map_or(0, |room| room.bytes),
     holds: wna16::holds,
     pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
     run,
@@ -79,7 +79,7 @@ fn instances() -> Vec<Instance> {
 }
 
 /// The form of atoms and terms, or why there is none.
-fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
+pub(super) fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     let refuse = |why: &str| Err(Reason(why.into()));
     let Some(format) = problem.format else { return refuse("multiplies codes, the weights are dense") };
     if !format.act.is_quantized() {
@@ -90,7 +90,8 @@ fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: false }))
 }
 
-fn x_form(problem: &Problem, atom: Atom, terms: Terms) -> Form {
+/// How the codes of x lie.
+pub(super) fn x_form(problem: &Problem, atom: Atom, terms: Terms) -> Form {
     let group = problem.format.map_or(problem.k, |format| format.weight.group.len(problem.k)).max(1);
     // Zero points need the sums of an atom's groups, which may be parts of one.
     let piece = if terms.sums && atom.group > 0 { atom.group } else { group };
@@ -103,15 +104,28 @@ fn choose(caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Flo
     (config, config.schedule(shape, multiprocessors))
 }
 
+/// Whether numbers of 32 bits hold the sums of so many columns, and the source's division.
+pub(super) fn check_columns(atom: Atom, k: usize) -> std::result::Result<(), Reason> {
+    if atom.group == 0 && k > MOST_COLUMNS {
+        return Err(Reason(format!("adds up to {MOST_COLUMNS} columns of one scale, k is {k}")));
+    }
+    if k > MOST_K {
+        return Err(Reason(format!("multiplies up to {MOST_K} columns, k is {k}")));
+    }
+    Ok(())
+}
+
+/// What the source divides the number of a group of atoms by to come to that of x: exact up to [`MOST_K`] columns in groups of 32.
+/// 0: each has its own.
+pub(super) fn ratio(x: Form, atom: Atom) -> u32 {
+    let ratio = x.piece.checked_div(atom.group).filter(|&ratio| ratio > 1);
+    ratio.map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32)
+}
+
 fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
     let (atom, terms) = form(problem)?;
     let refuse = |why: String| Err(Reason(why));
-    if atom.group == 0 && problem.k > MOST_COLUMNS {
-        return refuse(format!("adds up to {MOST_COLUMNS} columns of one scale, k is {}", problem.k));
-    }
-    if problem.k > MOST_K {
-        return refuse(format!("multiplies up to {MOST_K} columns, k is {}", problem.k));
-    }
+    check_columns(atom, problem.k)?;
     let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
     let shared = config.shared_bytes(atom, terms, problem.y);
     if shared > caps.shared_bytes as usize {
@@ -124,22 +138,26 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
 }
 
 /// Where things lie in the workspace: counters, sums of cut tiles, codes of x, terms of x.
-struct Room {
-    codes: usize,
-    terms: usize,
-    bytes: usize,
+pub(super) struct Room {
+    pub(super) codes: usize,
+    pub(super) terms: usize,
+    pub(super) bytes: usize,
 }
 
 impl Room {
-    fn new(caps: &Caps, problem: &Problem) -> std::result::Result<Self, Reason> {
+    /// For so many bytes of sums.
+    pub(super) fn new(x: Form, parts_bytes: usize) -> Self {
         const ALIGNMENT: usize = 256;
-        let (atom, terms) = form(problem)?;
-        let x = x_form(problem, atom, terms);
-        let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
-        let codes = (Workspace::COUNTER_BYTES + config.parts_bytes(&schedule)).next_multiple_of(ALIGNMENT);
+        let codes = (Workspace::COUNTER_BYTES + parts_bytes).next_multiple_of(ALIGNMENT);
         let terms = (codes + x.codes_bytes()).next_multiple_of(ALIGNMENT);
-        Ok(Self { codes, terms, bytes: terms + x.terms_bytes() })
+        Self { codes, terms, bytes: terms + x.terms_bytes() }
     }
+}
+
+fn room(caps: &Caps, problem: &Problem) -> std::result::Result<Room, Reason> {
+    let (atom, terms) = form(problem)?;
+    let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
+    Ok(Room::new(x_form(problem, atom, terms), config.parts_bytes(&schedule)))
 }
 
 /// What a launch was prepared for.
@@ -267,12 +285,7 @@ impl Arguments {
             sharers: sharers as i32,
             first: (waves * workers) as i32,
             units: (cut * steps) as i32,
-            // Exact up to MOST_K columns in groups of 32.
-            ratio: x
-                .piece
-                .checked_div(w.atom().group)
-                .filter(|&ratio| ratio > 1)
-                .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
+            ratio: ratio(*x, w.atom()),
             groups: x.pieces() as i32,
             padding: 0,
         }
@@ -284,7 +297,7 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
     };
     let problem = super::problem(call);
-    let room = Room::new(&gpu.caps(), &problem).map_err(refuse)?;
+    let room = room(&gpu.caps(), &problem).map_err(refuse)?;
     let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
         return Err(Error::invalid(NAME, "a workspace", "none"));
     };

@@ -18,6 +18,7 @@ mod quantized;
 mod quantized_rows;
 mod sums;
 mod wna16_sm80;
+mod wna8_sm80;
 
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::nvrtc::Nvrtc;

@@ -13,7 +13,7 @@ use halfbyte::quantize::activations::{ActCodes, quantize_activations as on_cpu};
 use halfbyte::{Act, Float, Floats, FloatsMut, Format};
 
 const ROWS: &[usize] = &[0, 1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 300];
-const MOST: usize = 300;
+pub(super) const MOST: usize = 300;
 
 fn kernel() -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.name == "wna8_sm90").unwrap()
@@ -142,22 +142,27 @@ fn cases() -> Vec<Vec<Case>> {
 
 #[test]
 fn products_are_within_the_bound_of_their_specification() {
-    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+    products_are_within_the_bound(kernel());
+}
+
+/// All cases by one kernel.
+pub(super) fn products_are_within_the_bound(kernel: &'static Kernel) {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let mut random = Random(22);
         let cases = cases();
         let mut instances: Vec<_> =
-            cases.iter().flatten().flat_map(|case| kernel().instances_of(&gpu.caps(), &case.problem)).collect();
+            cases.iter().flatten().flat_map(|case| kernel.instances_of(&gpu.caps(), &case.problem)).collect();
         instances.sort_by_cached_key(ToString::to_string);
         instances.dedup_by_key(|instance| instance.to_string());
         gpu.prepare(&instances, |_| ()).unwrap();
         for rows in cases {
             let Case { format, act_order, problem: Problem { x: x_type, n, k, .. } } = rows[0];
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
-            let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+            let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
             let x = rounded(&random.activations(MOST * k), x_type);
             let reference = reference_of(&x, MOST, &w, format.act);
-            let bench = Bench::new(kernel(), &gpu, &stream);
+            let bench = Bench::new(kernel, &gpu, &stream);
             for Case { problem, .. } in rows {
                 let Problem { y, m, .. } = problem;
                 let got = bench.forward(&packed, &x[..m * k], [x_type, y], m, Epilogue::default());
@@ -225,14 +230,18 @@ fn what_is_not_multiplied_is_told() {
 /// Stages of the ring are written again while others are read: whatever the timing, the bits are the same.
 #[test]
 fn many_repetitions_have_the_same_bits() {
-    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+    repetitions_have_the_same_bits(kernel());
+}
+
+pub(super) fn repetitions_have_the_same_bits(kernel: &'static Kernel) {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let mut random = Random(23);
         for (name, [n, k]) in [("w8a8-g32-asym", [320, 2568]), ("w4a8-g128", [640, 4096]), ("w8a8", [192, 4096])] {
             let format = parse(name);
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
-            let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
-            let bench = Bench::new(kernel(), &gpu, &stream);
+            let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
+            let bench = Bench::new(kernel, &gpu, &stream);
             for m in [1, 16, 32, 64, 129, 300] {
                 let x = rounded(&random.activations(m * k), Float::F16);
                 let first = bench.forward(&packed, &x, [Float::F16; 2], m, Epilogue::default());

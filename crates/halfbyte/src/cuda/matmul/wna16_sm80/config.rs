@@ -58,9 +58,7 @@ pub const ROWS_AT_ONCE: usize = 64;
 
 /// The configuration for a shape on a device.
 pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
-    let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
-    let little = strips.div_ceil(4) * steps < FEW_UNITS * 2 * caps.multiprocessors as usize;
-    let strips = if little && m <= 64 { 1 } else { 2 };
+    let strips = if is_little([m, n, k], caps) { 1 } else { 2 };
     let tokens = match m {
         ..=8 => 8,
         9..=16 => 16,
@@ -68,6 +66,19 @@ pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Con
         _ => 64,
     };
     Config::of(tokens, strips).fitted(atom, out, caps)
+}
+
+/// Whether tiles of 256 rows would leave blocks with few units.
+pub fn is_little([m, n, k]: [usize; 3], caps: &Caps) -> bool {
+    let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
+    m <= 64 && strips.div_ceil(4) * steps < FEW_UNITS * 2 * caps.multiprocessors as usize
+}
+
+/// Shared memory for each of one or two blocks on a multiprocessor, or all for one where half of it is too little.
+pub fn room(caps: &Caps, blocks: usize) -> usize {
+    // A multiprocessor has 1 KB more than a block may have, and takes 1 KB more than a block asks for.
+    let of_two = ((caps.shared_bytes as usize + 1024) / 2).saturating_sub(1024);
+    if blocks == 2 && of_two >= LEAST_SHARED_BYTES { of_two } else { caps.shared_bytes as usize }
 }
 
 /// Every configuration for a form of atoms on a device.
@@ -88,10 +99,7 @@ impl Config {
         if atom.bits == 8 && matches!(atom.group, 32 | 64) && self.tokens * self.strips > 16 {
             self.blocks = 1;
         }
-        // A multiprocessor has 1 KB more than a block may have, and takes 1 KB more than a block asks for.
-        let of_two = ((caps.shared_bytes as usize + 1024) / 2).saturating_sub(1024);
-        let most = if self.blocks == 2 && of_two >= LEAST_SHARED_BYTES { of_two } else { caps.shared_bytes as usize };
-        let room = most.saturating_sub(self.staging(out) + 16);
+        let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);
         self.step = STEP;
         // A stage's codes are in registers: 32 words of two strips of 8 bits would be too many.
         let few_words = self.strips * atom.bits as usize <= 8;

@@ -1,0 +1,149 @@
+// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) from sm_80 on, where x is codes of 8 bits with a scale (and an offset) for
+// each token and group: 4- or 8-bit weights, integer products, sums of a group promoted to fp32.
+//
+// As in wna16_sm80.cu the product is computed transposed, over units of one tile x 128 k, out of a ring that all threads keep full; weights and
+// codes are those of wna8_sm90.cu, and so is what becomes of the integers.
+//   for each group of a unit (GROUP 0: the unit):
+//     words of W -> bytes in registers, the A fragments of mma.sync m16n8k32 for all k of the group
+//     for each part of 16 tokens:
+//       codes of x by ldmatrix; integers of the group from nothing
+//       those of the part before are promoted: sum += sx (s (acc - z X)) + ox s S
+// Tokens come inside k, so that the integers are those of two parts and not of all tokens.
+//   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
+// Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
+#include "wna8_sm80.cuh"
+#include "wna16_ring.cuh"
+#include "wna8_promote.cuh"
+
+constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32, RUNS = 128 / RUN;   // columns multiplied in one run, steps of it, runs of a unit
+constexpr int LAG = GROUP && PARTS > 1 ? 1 : 0;                            // promoted is the part so many before the one that is multiplied
+
+// The A fragments of a run.
+typedef u32 Fragments[STRIPS][K32][4];
+DEV void load_fragments(Fragments& a, const Warp& warp, u32 stage, int run) {
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) {
+    u32 q[K32 * 2 * WORDS];
+    warp.load_words(q, stage, p, run * (K32 * 2 * WORDS));
+#pragma unroll
+    for (int j = 0; j < K32; j++) {
+      decode_bytes(&q[j * 2 * WORDS], a[p][j][0], a[p][j][1]);
+      decode_bytes(&q[(j * 2 + 1) * WORDS], a[p][j][2], a[p][j][3]);
+    }
+  }
+}
+// The B fragments of a run and WIDTH tokens.
+typedef u32 Columns[K32][WIDTH / 8][2];
+DEV void load_columns(Columns& b, const Warp& warp, u32 stage, int run, int i) {
+  constexpr int AT_ONCE = WIDTH == 8 && K32 > 1 ? 2 : 1;
+#pragma unroll
+  for (int j = 0; j < K32; j += AT_ONCE) {
+    u32 v[4];
+    warp.load_block<AT_ONCE == 2>(v, stage, run * K32 + j, i);
+#pragma unroll
+    for (int e = 0; e < WIDTH / 8 * AT_ONCE; e++) { u32 (&to)[2] = AT_ONCE == 2 ? b[j + e][0] : b[j][e]; to[0] = v[2 * e]; to[1] = v[2 * e + 1]; }
+  }
+}
+// Scales and zero points of a group.
+DEV RowGroup load_group(const Warp& warp, u32 stage, int p, int group) {
+  const u32 at = stage * STAGE_W + p * STRIP_BYTES;
+  const u32 s = load_shared(warp.scales + at + group * 128);
+  u32 z = 0;
+  if constexpr (ZERO) z = load_shared_u16(warp.zeros + at + group * 64);
+  return row_group(s, z);
+}
+
+// The units of a piece; sum = the result.
+DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], const Schedule& sc, int warp_of_block, int lane) {
+  int left = sc.kend - sc.k;
+  [[maybe_unused]] int columns = g.k - sc.k * 128;                           // of the weight, from the current unit on
+  int acc[LAG + 1][STRIPS][GROUP ? WIDTH / 2 : NT / 2];
+  ByteSums bytes[STRIPS];
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) {
+    bytes[p] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
+#pragma unroll
+    for (int i = 0; i < (GROUP ? WIDTH : NT) / 2; i++) {
+      acc[0][p][i] = GROUP ? MAGIC_BITS : 0;
+      if constexpr (LAG != 0) acc[LAG][p][i] = MAGIC_BITS;
+    }
+  }
+  int run = 0;
+#pragma unroll 1
+  for (left *= RUNS; left > 0; left--, columns -= RUN) {
+    if (run == 0) r.open();
+    Fragments a;
+    load_fragments(a, warp, r.stage, run);
+    RowGroup rows[STRIPS];
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) {
+      if constexpr (GROUP != 0) { rows[p] = load_group(warp, r.stage, p, run); bytes[p] = {0, 0}; }
+      if constexpr (OFFSET) {
+#pragma unroll
+        for (int j = 0; j < K32; j++) bytes[p].add(a[p][j], columns - 32 * j, lane);
+        if constexpr (GROUP != 0) bytes[p].scaled(rows[p], min(max(columns, 0), GROUP));
+      }
+    }
+    const u32 terms = r.w + STAGES * STAGE_W + r.stage * STAGE_TERMS + run * (TERMS * NT * 4);
+#pragma unroll
+    for (int i = 0; i < PARTS + LAG; i++) {
+      if (i < PARTS) {
+        Columns b;
+        load_columns(b, warp, r.stage, run, i);
+        if (RUNS == 1 || run == 0) r.copy(g, i);
+#pragma unroll
+        for (int j = 0; j < K32; j++)
+#pragma unroll
+          for (int e = 0; e < WIDTH / 8; e++)
+#pragma unroll
+            for (int p = 0; p < STRIPS; p++) mma_sync_int8<ZERO>(acc[i & LAG][p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
+      }
+      if constexpr (GROUP != 0)
+        if (i >= LAG)
+#pragma unroll
+          for (int e = 0; e < WIDTH / 8; e++) {
+            const TokenTerms x = token_terms(terms, (i - LAG) * (WIDTH / 8) + e, lane & 3);
+#pragma unroll
+            for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + (i - LAG) * (WIDTH / 2) + 4 * e, acc[(i - LAG) & LAG][p], e, rows[p], x);
+          }
+    }
+    if (++run == RUNS) { run = 0; r.close(g); }
+  }
+  if constexpr (GROUP == 0) {
+    const Place at = place(g, sc.tile);
+    const int strip = at.row * TILE_STRIPS + (warp_of_block >> 2) * STRIPS, of_piece = min((sc.kend - sc.k) * 128, g.k - sc.k * 128);
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) {
+      const int of_weight = (strip + p) * 64 < g.n ? strip + p : 0;          // the last tile may have fewer
+      promote_rows(sum[p], acc[0][p], bytes[p], g, warp_of_block & 3, lane, of_weight, at.column * NT, of_piece, sc.k == 0);
+    }
+  }
+}
+
+// The same number.  Where registers are short the compiler is not told so: what follows from it is then computed anew, and takes none
+// while units are multiplied.
+DEV int anew(int v) { if constexpr (BLOCKS == 1) asm volatile("" : "+r"(v)); return v; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __grid_constant__ Arguments g) {
+  extern __shared__ __align__(1024) u8 shared[];
+  const u32 base = shared_address(shared);
+  launch_dependents();
+  Ring r;
+  r.fill(g, base);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // the shuffle tells the compiler: uniform
+  const Warp own = Warp::make(r, warp >> 2, warp & 3, lane);
+  Schedule sc;
+#pragma unroll 1
+  for (int piece = 0; Schedule::piece(g, piece, sc); piece++) {
+    float sum[STRIPS][NT / 2];
+    multiply(r, g, own, sum, sc, warp, lane);
+    Schedule::piece(g, anew(piece), sc);
+    const int t = anew(threadIdx.x), wg = __shfl_sync(0xffffffffu, t >> 7, 0);
+    const Place at = place(g, sc.tile);
+    const int n0 = (at.row * TILE_STRIPS + wg * STRIPS) * 64 + (t >> 5 & 3) * 16, m0 = at.column * NT;
+    const bool whole = sc.k == 0 && sc.kend == g.steps;
+    if (whole || join_parts(sum, g, sc, wg, t & 127, base + FLAGS)) store_tile(sum, g, n0, m0, base + STAGING, wg, t & 127);
+  }
+}

@@ -1,0 +1,146 @@
+//! Which form the kernel takes for a shape: pure functions of the numbers. Who computes what is decided as in
+//! [`wna16_sm80`](exact).
+
+use crate::cuda::Caps;
+use crate::cuda::matmul::wna8_sm90::config::Terms;
+use crate::cuda::matmul::wna16_sm80::config as exact;
+use crate::cuda::matmul::{activation as activation_number, float_type};
+use crate::cuda::sources::Instance;
+use crate::kernel::Activation;
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+
+pub use exact::{ROWS_AT_ONCE, Schedule};
+
+/// What the kernel is compiled with, besides the format; `include/wna8_sm80.cuh` says what each is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// Tokens a tile.
+    pub tokens: usize,
+    /// Warpgroups, of 4 warps each, one behind the other along the rows.
+    pub warpgroups: usize,
+    /// Strips a warpgroup.
+    pub strips: usize,
+    /// Units in flight.
+    pub stages: usize,
+    /// Blocks that a multiprocessor has registers for.
+    pub blocks: usize,
+}
+
+const WARPGROUPS: usize = 2;
+
+/// Stages that were found to help, and those that a ring needs: one is read, one is filled, one is on its way.
+const MOST_STAGES: usize = 6;
+const LEAST_STAGES: usize = 3;
+
+/// Tokens of the tiles there are: as many as registers hold the sums of, beside what promoting takes.
+fn tokens(atom: Atom, terms: Terms) -> impl Iterator<Item = usize> + Clone {
+    let wide = atom.group == 0 && !terms.sums && !terms.offsets;
+    [8, 16, 32, 64].into_iter().chain(wide.then_some(128))
+}
+
+/// The configuration for a shape on a device.
+pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+    let all = tokens(atom, terms);
+    let tokens = all.clone().find(|&tokens| m <= tokens).or(all.last()).unwrap_or(8);
+    let strips = if exact::is_little([m, n, k], caps) { 1 } else { 2 };
+    Config::of(tokens, strips, atom, terms, out, caps)
+}
+
+/// Every configuration for a form of atoms on a device.
+pub fn all(atom: Atom, terms: Terms, out: Float, caps: &Caps) -> Vec<Config> {
+    let of = |tokens| [1, 2].map(|strips| Config::of(tokens, strips, atom, terms, out, caps));
+    let mut all: Vec<_> = tokens(atom, terms).flat_map(of).collect();
+    all.dedup();
+    all
+}
+
+impl Config {
+    /// With as many stages as a device has room for, and one strip, or fewer tokens, where there is none for enough of them.
+    fn of(tokens: usize, strips: usize, atom: Atom, terms: Terms, out: Float, caps: &Caps) -> Self {
+        // Two blocks a multiprocessor where their registers are enough for that.
+        let many_terms = atom.bits == 8 && terms.sums && terms.offsets;
+        let blocks = if tokens * strips <= if many_terms { 16 } else { 32 } { 2 } else { 1 };
+        let config = Self { tokens, warpgroups: WARPGROUPS, strips, stages: 0, blocks };
+        let room = exact::room(caps, blocks).saturating_sub(config.shared_bytes(atom, terms, out));
+        let stages = room / config.stage_bytes(atom, terms);
+        match strips {
+            2 if stages < LEAST_STAGES => Self::of(tokens, 1, atom, terms, out, caps),
+            _ if stages < LEAST_STAGES && tokens > 64 => Self::of(64, 2, atom, terms, out, caps),
+            _ => Self { stages: stages.clamp(2, MOST_STAGES), ..config },
+        }
+    }
+
+    /// The tiles as the kernel for exact activations has them.
+    fn tiles(self) -> exact::Config {
+        let Self { tokens, warpgroups, strips, stages, blocks } = self;
+        exact::Config { tokens, warpgroups, strips, step: STEP, stages, blocks }
+    }
+
+    /// Strips of a tile.
+    pub fn tile_strips(self) -> usize {
+        self.tiles().tile_strips()
+    }
+
+    /// Threads of a block.
+    pub fn threads(self) -> usize {
+        self.tiles().threads()
+    }
+
+    fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
+        let terms = 1 + usize::from(terms.sums) + usize::from(terms.offsets);
+        self.tokens * (STEP + atom.groups() * terms * 4) + self.tile_strips() * atom.bytes()
+    }
+
+    /// Shared memory of a block.
+    pub fn shared_bytes(self, atom: Atom, terms: Terms, out: Float) -> usize {
+        let staged = if self.tokens < 64 || out == Float::F32 { 0 } else { 32 };
+        self.stages * self.stage_bytes(atom, terms) + self.warpgroups * staged * 2 * STRIP + 16
+    }
+
+    /// Blocks that a device has room for at once.
+    pub fn workers(self, atom: Atom, terms: Terms, out: Float, caps: &Caps) -> usize {
+        let blocks = (caps.shared_bytes as usize + 1024) / (self.shared_bytes(atom, terms, out) + 1024);
+        caps.multiprocessors.max(1) as usize * blocks.clamp(1, self.blocks)
+    }
+
+    /// Who computes what, on so many blocks at once.
+    pub fn schedule(self, shape: [usize; 3], workers: usize) -> Schedule {
+        exact::schedule(self.tiles(), shape, workers)
+    }
+
+    /// Who computes what where the cuts must not depend on m.
+    pub fn invariant_schedule(self, shape: [usize; 3]) -> Schedule {
+        Schedule::pieces(self.tiles(), shape, exact::invariant_pieces(shape))
+    }
+
+    /// Sums of cut tiles that are left in memory, in bytes.
+    pub fn parts_bytes(self, schedule: &Schedule) -> usize {
+        schedule.parts_bytes(self.tiles())
+    }
+
+    /// What is compiled.
+    pub fn instance(self, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
+        let (function, low, high) = activation_number(activation);
+        let numbers = [
+            ("BITS", atom.bits as usize),
+            ("BF16", (atom.scale == Float::BF16).into()),
+            ("GROUP", atom.group),
+            ("ZERO", atom.zero.into()),
+            ("OFFSET", terms.offsets.into()),
+            ("OUT", float_type(out) as usize),
+            ("ACTIVATION", function as usize),
+            ("NT", self.tokens),
+            ("WARPGROUPS", self.warpgroups),
+            ("STRIPS", self.strips),
+            ("STAGES", self.stages),
+            ("BLOCKS", self.blocks),
+            ("THREADS", self.threads()),
+            ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
+        ];
+        let floats =
+            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
+        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
+        Instance::new(&super::SOURCE, "wna8_sm80").with(defines)
+    }
+}
