@@ -90,6 +90,9 @@ fn differences(format: WeightFormat, nearest: WeightFormat) -> String {
             Zero::Float => "it has float offsets only, no zero points".to_owned(),
         });
     }
+    if format.channel_scale != nearest.channel_scale {
+        reasons.push("its scales have one level, not two".to_owned());
+    }
     if format.scale != nearest.scale {
         reasons.push(format!("its scales are {}, not {}", nearest.scale, format.scale));
     }

@@ -49,9 +49,13 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
             StoredFormat::Floats { name, .. } if !requantize => {
                 return Some(Err(format!("its codes, {name}, stand for values that no other form holds exactly")));
             }
-            StoredFormat::Floats { bits, block, .. } => {
-                WeightFormat { bits, group: Group::Size(block), zero: Zero::Integer, scale: Float::F16 }
-            }
+            StoredFormat::Floats { bits, block, .. } => WeightFormat {
+                bits,
+                group: Group::Size(block),
+                zero: Zero::Integer,
+                scale: Float::F16,
+                channel_scale: None,
+            },
         };
         let wanted = WeightFormat { bits: bits.unwrap_or(format.bits), group: group.unwrap_or(format.group), ..format };
         let nearest = target.nearest(wanted, module.shape);

@@ -88,7 +88,7 @@ impl Args {
             (true, true) => Zero::Float,
         };
         let group = self.group.unwrap_or(Group::Size(if gguf { 32 } else { 128 }));
-        WeightFormat { bits: self.bits, group, zero, scale: Float::F16 }
+        WeightFormat { bits: self.bits, group, zero, scale: Float::F16, channel_scale: None }
     }
 }
 

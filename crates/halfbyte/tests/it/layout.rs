@@ -274,7 +274,13 @@ fn tensors_below_each_other_pack_as_one() {
 
 #[test]
 fn stored_tensors_that_do_not_fit_are_refused() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: halfbyte::Float::F16 };
+    let format = WeightFormat {
+        bits: 4,
+        group: Group::Size(32),
+        zero: Zero::Integer,
+        scale: halfbyte::Float::F16,
+        channel_scale: None,
+    };
     let good = || {
         let scales = (FloatData::F16(vec![f16::ONE; 32].into()), Strides::of_groups(16));
         (

@@ -34,7 +34,8 @@ fn every_weight_is_within_half_a_step() {
 #[test]
 fn symmetric_scales_follow_their_rule() {
     let w = [0.5f32, -1.0, 0.25, 0.75];
-    let format = WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     let scale = |symmetric| rtn(Floats::F32(&w), [1, 4], format, Rtn { symmetric, search: false }).unwrap().scales()[0];
     assert_eq!(scale(SymmetricScale::Narrow), 1.0 / 7.0);
     assert_eq!(scale(SymmetricScale::Full), 1.0 / 7.5);
