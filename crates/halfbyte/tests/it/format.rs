@@ -163,7 +163,8 @@ fn products_on_two_levels_are_those_of_bytes_with_a_scale_a_channel() {
             i8::try_from(code * i32::from(factors[i * w.groups() + g])).unwrap()
         };
         let codes = (0..n * k).map(|at| (i32::from(byte(at / k, at % k)) + 128) as u8).collect();
-        let bytes = QTensor::new(parse("w8a8").weight, [n, k], codes, channel.to_vec(), Zeros::Symmetric, None).unwrap();
+        let bytes =
+            QTensor::new(parse("w8a8").weight, [n, k], codes, channel.to_vec(), Zeros::Symmetric, None).unwrap();
         assert_eq!(reference::dequantize(&w), reference::dequantize(&bytes));
         let x = random.activations(m * k);
         let [two, one] = [&w, &bytes].map(|w| reference::linear(&x, m, w, format.act));
