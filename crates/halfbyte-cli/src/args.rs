@@ -66,6 +66,18 @@ pub enum ActArg {
     A32,
 }
 
+impl ActArg {
+    /// As a command line spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            ActArg::A8 => "a8",
+            ActArg::A8Xasym => "a8-xasym",
+            ActArg::A16 => "a16",
+            ActArg::A32 => "a32",
+        }
+    }
+}
+
 impl From<ActArg> for Act {
     fn from(act: ActArg) -> Act {
         match act {

@@ -107,7 +107,13 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     assert!(!cfg!(target_os = "linux") || number(&done, "peak_resident_bytes") < peak + 24e6, "{peak}: {done}");
     let report: Value = serde_json::from_slice(&fs::read(path("report.json")).unwrap()).unwrap();
     assert_eq!(report["layers"], done["layers"]);
-    assert_eq!(report["layers"].as_array().unwrap().len(), 42);
+    assert_eq!((report["layers"].as_array().unwrap().len(), &report["report_act"]), (42, &"a8".into()));
+    for layer in report["layers"].as_array().unwrap() {
+        let activations = &layer["activations"];
+        let [error, whole] = ["error", "whole_error"].map(|field| number(activations, field));
+        assert!((0.002..0.02).contains(&error) && whole > error, "{layer}");
+        assert_eq!(activations["stays_a16"], false, "{layer}");
+    }
     assert_eq!(files_of(here.path()), ["plain", "report.json"].map(PathBuf::from), "the folder of work is gone");
     let config = |name: &str| -> Value {
         serde_json::from_slice(&fs::read(here.path().join(name).join("config.json")).unwrap()).unwrap()
@@ -131,10 +137,14 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     quiet(&plain_rtn);
     assert!(files(&here.path().join("rtn")) == files(&here.path().join("rounded")), "rtn looks at no inputs");
 
-    let arguments: Vec<String> =
-        all("table", &["--no-true-sequential"]).into_iter().map(|arg| arg.replace("gptq", "awq")).collect();
+    let arguments: Vec<String> = all("table", &["--no-true-sequential", "--report-act", "a8-xasym"])
+        .into_iter()
+        .map(|arg| arg.replace("gptq", "awq"))
+        .collect();
     let table = quiet(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(table.contains("output error") && table.contains("5.mlp.down_proj") && table.contains("AWQ"), "{table}");
+    for part in ["a16 error", "a8-xasym adds", "with scale and offset", "0 of 42 layers", "5.mlp.down_proj", "AWQ"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
     // Factors of channels were folded into the norms.
     let norm = |folder: &Path| -> Vec<u8> {
         let weights = Checkpoint::open(folder).unwrap();
@@ -160,7 +170,13 @@ fn calibration_refuses_what_cannot_be_meant() {
     let idle = refused(2, &["--method", "awq", "--search", "--calibration", &text]);
     assert!(idle.contains("--search changes nothing"), "{idle}");
     assert!(refused(2, &["--damping", "0.1", "--calibration", &text]).contains("--damping changes nothing"));
-    for needs_text in [&["--report", "x"][..], &["--restart"], &["--samples", "1"], &["--no-true-sequential"]] {
+    for needs_text in [
+        &["--report", "x"][..],
+        &["--report-act", "a8"],
+        &["--restart"],
+        &["--samples", "1"],
+        &["--no-true-sequential"],
+    ] {
         assert!(refused(2, needs_text).contains("--calibration"), "{needs_text:?}");
     }
     let gptq = ["--method", "gptq", "--calibration", &text];

@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::weights::{Loader, Shape, alike, below_each_other};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, Packed, Packer};
+use halfbyte::cuda::matmul::{
+    self, Call, Epilogue, Packed, Packer, QuantizedCall, QuantizedForm, QuantizedView, rows_form,
+};
 use halfbyte::cuda::nn::{self, Dense, DenseCall};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::cuda::{Gpu, Workspace};
@@ -134,6 +136,16 @@ impl Projection {
         })
     }
 
+    /// How m rows of x must lie as codes for it; None where any part of it does not read codes, or other ones than the rest.
+    pub(crate) fn rows_form(&self, gpu: &Gpu, m: usize) -> Option<QuantizedForm> {
+        let mut forms = self.parts.iter().map(|part| match &part.weight {
+            Weight::Quantized(packed) => rows_form(&gpu.caps(), packed, m),
+            Weight::Dense(_) => None,
+        });
+        let first = forms.next().flatten()?;
+        forms.all(|form| form == Some(first)).then_some(first)
+    }
+
     /// Outputs of the widest part, if there are several.
     pub(crate) fn widest_part(&self) -> usize {
         if self.parts.len() < 2 { 0 } else { self.parts.iter().map(Part::n).max().unwrap_or(0) }
@@ -211,6 +223,14 @@ pub(crate) fn instances<'a>(
     Ok(instances.into_values().collect())
 }
 
+/// What a projection reads.
+#[derive(Clone, Copy)]
+pub(crate) enum Input<'a> {
+    Floats(FloatView<'a>),
+    /// Quantised before, once for all that read it.
+    Codes(QuantizedView<'a>),
+}
+
 /// What products are made with.
 pub(crate) struct Products<'a> {
     pub(crate) gpu: &'a Gpu,
@@ -222,13 +242,7 @@ pub(crate) struct Products<'a> {
 
 impl Products<'_> {
     /// Multiplies. Shapes: x `[m, k]`, y at least `[m, n]`.
-    pub(crate) fn run(
-        &mut self,
-        of: &Projection,
-        x: FloatView<'_>,
-        m: usize,
-        y: &mut Buffer<f32>,
-    ) -> halfbyte::Result<()> {
+    pub(crate) fn run(&mut self, of: &Projection, x: Input<'_>, m: usize, y: &mut Buffer<f32>) -> halfbyte::Result<()> {
         let Self { gpu, stream, .. } = *self;
         let n: usize = of.parts.iter().map(Part::n).sum();
         let mut first = 0;
@@ -242,15 +256,24 @@ impl Products<'_> {
                 false => self.part.view_mut().slice(0..m * columns.len()),
             };
             let bias = part.bias.as_ref().map(Buffer::view);
-            match &part.weight {
-                Weight::Dense(dense) => dense.forward(gpu, stream, DenseCall { x, m, bias, y: out.into() })?,
-                Weight::Quantized(packed) => {
-                    let bytes = needed(gpu, packed, x.dtype(), m)?;
-                    let workspace = self.workspaces.at_least(gpu, stream, m, bytes)?;
-                    let epilogue = Epilogue { bias, activation: Activation::None };
-                    let y = out.into();
-                    let call = Call { x, m, w: packed, epilogue, y, workspace, batch_invariant: false };
+            let epilogue = Epilogue { bias, activation: Activation::None };
+            let to = out.into();
+            match (&part.weight, x) {
+                (Weight::Dense(dense), Input::Floats(x)) => {
+                    dense.forward(gpu, stream, DenseCall { x, m, bias, y: to })?
+                }
+                (Weight::Quantized(w), Input::Floats(x)) => {
+                    let workspace = self.workspaces.at_least(gpu, stream, m, needed(gpu, w, x.dtype(), m)?)?;
+                    let call = Call { x, m, w, epilogue, y: to, workspace, batch_invariant: false };
                     matmul::run(gpu, stream, call)?;
+                }
+                (Weight::Quantized(w), Input::Codes(x)) => {
+                    let workspace = self.workspaces.at_least(gpu, stream, m, needed(gpu, w, Float::F32, m)?)?;
+                    matmul::run_quantized(gpu, stream, QuantizedCall { x, w, epilogue, y: to, workspace })?;
+                }
+                (Weight::Dense(_), Input::Codes(_)) => {
+                    let [expected, got] = ["floats for dense weights", "codes"].map(str::to_owned);
+                    return Err(halfbyte::Error::Invalid { op: "projection", expected, got });
                 }
             }
             if !in_place {

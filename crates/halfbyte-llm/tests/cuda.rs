@@ -106,17 +106,18 @@ fn greedy_continuations_equal_the_reference() {
     }
 }
 
+/// Of the first windows of the validation set.
+fn perplexity(device: Device, format: Option<&str>) -> f64 {
+    let (cpu, tokenizer) = (Cpu::all_threads().unwrap(), Tokenizer::from_folder(&stdlib()).unwrap());
+    let documents = eval::documents(&stdlib().join("validation.jsonl")).unwrap();
+    let model = Model::load(&stdlib(), &options(device, format)).unwrap();
+    let tokens = eval::token_stream(&tokenizer, &documents, model.config().bos).unwrap();
+    eval::perplexity(&model, &cpu, &tokens[..6 * 512], 512, &mut |_| ControlFlow::Continue(())).unwrap().perplexity
+}
+
 #[test]
 fn perplexities_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    let (cpu, tokenizer) = (Cpu::all_threads().unwrap(), Tokenizer::from_folder(&stdlib()).unwrap());
-    let documents = eval::documents(&stdlib().join("validation.jsonl")).unwrap();
-    let perplexity = |device: Device, format| {
-        let model = Model::load(&stdlib(), &options(device, format)).unwrap();
-        let tokens = eval::token_stream(&tokenizer, &documents, model.config().bos).unwrap();
-        let tokens = &tokens[..6 * 512];
-        eval::perplexity(&model, &cpu, tokens, 512, &mut |_| ControlFlow::Continue(())).unwrap().perplexity
-    };
     for format in [None, Some("w4a16-g128"), Some("w4a16-g128-asym"), Some("w8a16"), Some("w3a16-g32-asym")] {
         let want = perplexity(Device::Cpu, format);
         for (activations, bound) in [(Float::F32, 1e-5), (Float::F16, 1e-3), (Float::BF16, 5e-3)] {
@@ -301,9 +302,54 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
     assert_eq!(session.len(), 5);
 }
 
+/// Quantised where it is made or by kernels of its own, many tokens at once or one by one: the same bits.
+#[test]
+fn quantized_activations_are_the_same_wherever_they_are_quantized() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.gpu.caps().arch.number != 90 {
+        eprintln!("skipped: quantised activations are multiplied on Hopper alone");
+        return;
+    }
+    let cpu = Cpu::all_threads().unwrap();
+    let tokens: Vec<u32> = (0..200).map(|i| (i * 1_103 + 12) % 4096).collect();
+    for format in ["w4a8-g128", "w4a8-g32-asym", "w8a8", "w4a8-g64-xasym"] {
+        for activations in [Float::F16, Float::F32] {
+            let logits = |fused| {
+                let device = Device::Cuda(Gpu { activations, fused, ..gpu.clone() });
+                let model = Model::load(&stdlib(), &options(device, Some(format))).unwrap();
+                let mut logits = all_logits(&model, &cpu, &tokens);
+                let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+                session.prefill(&tokens[..150]).unwrap();
+                for &token in &tokens[150..] {
+                    logits.extend_from_slice(session.decode(token).unwrap());
+                }
+                logits.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            };
+            assert!(logits(true) == logits(false), "{format}, {activations}: other bits");
+        }
+    }
+}
+
+#[test]
+fn perplexities_with_quantized_activations_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    if gpu.gpu.caps().arch.number != 90 {
+        eprintln!("skipped: quantised activations are multiplied on Hopper alone");
+        return;
+    }
+    for format in ["w4a8-g128", "w8a8", "w4a8-g128-asym-xasym"] {
+        let want = perplexity(Device::Cpu, Some(format));
+        for (activations, bound) in [(Float::F32, 1e-3), (Float::F16, 2e-3)] {
+            let got = perplexity(on(&gpu, activations), Some(format));
+            println!("{format} {activations}: {got:.5}, on the CPU {want:.5}, {:+.4} %", 100.0 * (got / want - 1.0));
+            assert!((got / want - 1.0).abs() < bound, "{format} {activations}: {got}, on the CPU {want}");
+        }
+    }
+}
+
 #[test]
 fn what_no_gpu_kernel_computes_is_an_error() {
     let Some(gpu) = gpu() else { return };
-    let error = Model::load(&stdlib(), &options(on(&gpu, Float::F16), Some("w4a8-g128"))).unwrap_err();
+    let error = Model::load(&stdlib(), &options(on(&gpu, Float::F16), Some("w2a8-g64-asym"))).unwrap_err();
     assert!(matches!(error, Error::Numbers(halfbyte::Error::NoKernel { .. })), "{error}");
 }

@@ -7,7 +7,8 @@
 //!     for each group of layers that share an input (q k v, o, gate up, down):
 //!         run the windows up to the group: Hessian of its inputs
 //!         quantise; the block runs with the quantised group from now on
-//!     put the block away; stream = what the quantised block makes of it
+//!     stream = what the quantised block makes of it, and on the way what quantising its inputs would add to its errors
+//!     put the block away
 //! ```
 //!
 //! So the inputs of a layer are those that it will have in the quantised model (true-sequential); without that, a
@@ -18,6 +19,7 @@
 //! way, goes on from there: the stream is computed again through the finished blocks, and the result is the same, bit for
 //! bit, as it is for any number of threads.
 
+mod activations;
 mod inputs;
 mod method;
 mod piece;
@@ -28,7 +30,7 @@ mod work;
 pub use inputs::Inputs;
 pub use method::{ByAwq, ByGptq, Layers, Method, Needs, Outcome, RoundToNearest};
 pub use plan::{Estimate, estimate};
-pub use report::LayerReport;
+pub use report::{ActivationReport, LayerReport};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -50,7 +52,7 @@ use work::WorkFolder;
 const OP: &str = "calibration";
 
 /// Version of the work folder's form.
-const WORK_VERSION: u32 = 1;
+const WORK_VERSION: u32 = 2;
 
 /// A model to be quantised.
 pub struct Job<'a> {
@@ -66,6 +68,8 @@ pub struct Job<'a> {
     pub window: usize,
     /// What the linear layers of the blocks become.
     pub format: WeightFormat,
+    /// What the report tells the cost of, if it is quantised activations. Text runs with exact ones in any case.
+    pub act: Act,
     /// How.
     pub method: &'a dyn Method,
     /// Whether a group's inputs are those that the quantised groups before it in the block give.
@@ -265,13 +269,11 @@ fn quantize_block(
         piece.quantize(group, &inputs, job.method, job.format)?;
         let step = piece.groups[group].step;
         let next_step = piece.groups.get(group + 1).map(|next| next.step);
-        // Nobody needs what the last block gives.
-        let needed = next_step.is_some() || watch.block + 1 < watch.blocks;
-        if job.true_sequential && needed && next_step != Some(step) {
+        if job.true_sequential && next_step != Some(step) {
             piece.advance(streams, step, &mut |done| watch.tell("", Doing::Outputs, done))?;
         }
     }
-    if !job.true_sequential && watch.block + 1 < watch.blocks {
+    if !job.true_sequential {
         for step in 0..piece.steps() {
             piece.advance(streams, step, &mut |done| watch.tell("", Doing::Outputs, done))?;
         }
@@ -331,6 +333,7 @@ fn manifest(job: &Job<'_>) -> Result<Map<String, Value>> {
         "program": concat!("halfbyte ", env!("CARGO_PKG_VERSION")),
         "method": job.method.settings(),
         "format": Format { weight: job.format, act: Act::A16 }.to_string(),
+        "reported_activations": format!("{:?}", job.act),
         "true_sequential": job.true_sequential,
         "window": job.window,
         "windows": job.tokens.len() / job.window,

@@ -1,5 +1,6 @@
 //! The block that is being quantised: its weights as floats and as they run, and the factors folded into them.
 
+use super::activations::ActivationError;
 use super::inputs::{DriftOf, Inputs};
 use super::method::{Layers, Method, Needs};
 use super::report::reports;
@@ -46,6 +47,10 @@ pub(super) struct Piece<'a> {
     columns: Vec<Option<Vec<f32>>>,
     /// Divisors of each layer's rows, by group and place.
     rows: Vec<Vec<Option<Vec<f32>>>>,
+    /// The rule of activations whose cost is measured.
+    act: Option<Act>,
+    /// What it costs in each group that is quantised and whose step was not taken yet.
+    costs: Vec<Option<ActivationError>>,
     /// What is done.
     pub finished: work::Block,
 }
@@ -62,6 +67,8 @@ impl<'a> Piece<'a> {
             dense: job.method.needs().drift.then(load).transpose()?,
             columns: vec![None; groups.len()],
             rows: groups.iter().map(|group| vec![None; group.layers.len()]).collect(),
+            act: job.act.is_quantized().then_some(job.act),
+            costs: groups.iter().map(|_| None).collect(),
             groups,
             finished: work::Block::default(),
         })
@@ -274,13 +281,27 @@ impl<'a> Piece<'a> {
         Error::Quantize { name: self.groups[group].layers[0].0.clone(), source }
     }
 
-    /// Takes the streams through a step.
+    /// Takes the streams through a step, and measures on the way what quantising the inputs of its groups would add.
     pub fn advance(&mut self, streams: &mut Streams, step: usize, on_window: &mut OnWindow<'_>) -> Result<()> {
-        let go = &mut |_: usize, _: &[f32]| Ok(ControlFlow::Continue(()));
+        let places = self.places();
+        let Self { groups, cpu, running, costs, finished, .. } = self;
         for (done, window) in streams.quantized.chunks_exact_mut(streams.window).enumerate() {
             on_window(done)?;
-            let _ = self.running.forward(self.cpu, step, window, go)?;
+            let _ = running.forward(cpu, step, window, &mut |group, x| {
+                if let Some(cost) = &mut costs[group] {
+                    let weights = finished.tensors[places[group].clone()].iter().map(|(_, q)| q);
+                    let added = cost.add(cpu, x, weights);
+                    added.map_err(|source| Error::Quantize { name: groups[group].layers[0].0.clone(), source })?;
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
         }
+        for group in (0..groups.len()).filter(|&group| groups[group].step == step) {
+            if let Some(cost) = costs[group].take() {
+                cost.report(&mut finished.report[places[group].clone()])?;
+            }
+        }
+        let go = &mut |_: usize, _: &[f32]| Ok(ControlFlow::Continue(()));
         if let (Some(dense), Some(all)) = (&mut self.dense, &mut streams.dense) {
             for (done, window) in all.chunks_exact_mut(streams.window).enumerate() {
                 on_window(done)?;
@@ -288,6 +309,16 @@ impl<'a> Piece<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Places of each group's layers among all of the block.
+    fn places(&self) -> Vec<Range<usize>> {
+        let mut from = 0;
+        let of_group = |group: &LinearGroup| {
+            from += group.layers.len();
+            from - group.layers.len()..from
+        };
+        self.groups.iter().map(of_group).collect()
     }
 
     /// Quantises a group; from now on the block runs with it.
@@ -307,8 +338,14 @@ impl<'a> Piece<'a> {
             let expected = format!("the layers of {name} in their shapes, as {format:?}");
             return Err(Error::invalid(OP, expected, got.join(", ")));
         }
-        self.finished.report.extend(reports(&layers, &outcomes));
+        let (reports, outputs): (Vec<_>, Vec<f64>) = reports(&layers, &outcomes).into_iter().unzip();
         drop(weights);
+        if let Some(act) = self.act {
+            let layers = outcomes.iter().map(|outcome| &outcome.weights).zip(outputs);
+            let cost = ActivationError::new(layers, act);
+            self.costs[group] = Some(cost.map_err(|source| Error::Quantize { name: name.clone(), source })?);
+        }
+        self.finished.report.extend(reports);
         self.take(group, outcomes.into_iter().map(|outcome| outcome.weights).collect())
     }
 

@@ -1,5 +1,6 @@
 //! What a run would take, from sizes and a small sample of the work.
 
+use super::activations::ActivationError;
 use super::inputs::{DriftOf, Inputs};
 use super::method::{Layers, tensor_bytes};
 use super::report::reports;
@@ -102,6 +103,8 @@ struct Sample {
     rows: usize,
     quantizing: f64,
     reporting: f64,
+    /// What quantising the inputs would add.
+    activations: f64,
 }
 
 impl Sample {
@@ -127,7 +130,16 @@ impl Sample {
         let quantizing = begun.elapsed().as_secs_f64();
         let begun = Instant::now();
         reports(&layers, &outcomes);
-        Ok(Self { inputs: of_inputs, rows, quantizing, reporting: begun.elapsed().as_secs_f64() })
+        let reporting = begun.elapsed().as_secs_f64();
+        let mut activations = 0.0;
+        if job.act.is_quantized() {
+            let weights = || outcomes.iter().map(|outcome| &outcome.weights);
+            let mut error = ActivationError::new(weights().zip([1.0]), job.act).map_err(named)?;
+            let begun = Instant::now();
+            error.add(job.cpu, &x, weights()).map_err(named)?;
+            activations = begun.elapsed().as_secs_f64();
+        }
+        Ok(Self { inputs: of_inputs, rows, quantizing, reporting, activations })
     }
 
     fn seconds(&self, job: &Job<'_>, groups: &[LinearGroup]) -> f64 {
@@ -136,9 +148,11 @@ impl Sample {
         let times = if job.method.needs().scales { 2.0 } else { 1.0 };
         let of_group = |group: &LinearGroup| {
             let square = group.k() as f64 * group.k() as f64;
-            let inputs = self.inputs * job.tokens.len() as f64 / self.rows as f64 * square / (k * k) as f64;
+            let tokens = job.tokens.len() as f64 / self.rows as f64;
+            let inputs = self.inputs * tokens * square / (k * k) as f64;
+            let activations = self.activations * tokens * (group.n() * group.k()) as f64 / (n * k) as f64;
             let quantizing = self.quantizing * job.method.operations(group.n(), group.k()) / operations;
-            times * inputs + quantizing + self.reporting * group.n() as f64 * square / sample
+            times * inputs + quantizing + activations + self.reporting * group.n() as f64 * square / sample
         };
         groups.iter().map(of_group).sum()
     }
@@ -169,9 +183,12 @@ fn peak_memory(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
     let codes: u64 = groups.iter().map(|group| tensor_bytes(group.n(), group.k(), job.format)).sum();
     let block = weights * (width + dense_model) + codes;
 
-    // In a window: the stream and its copies, the widest group's inputs and outputs, keys and values.
+    // Layers of a step are packed once more to measure what quantised activations would add.
+    let packed = if job.act.is_quantized() { weights * u64::from(job.format.bits.max(4)) / 8 } else { 0 };
+
+    // In a window: the stream and its copies, the widest group's inputs and outputs, both again as errors, keys and values.
     let widest = groups.iter().map(|group| group.k() + group.n()).max().unwrap_or(0);
-    let window = (job.window * (4 * job.config.hidden_size + 2 * widest) * size_of::<f32>()) as u64;
+    let window = (job.window * (4 * job.config.hidden_size + 4 * widest) * size_of::<f32>()) as u64;
 
     let statistics = |group: &LinearGroup| {
         let (n, k) = (group.n(), group.k());
@@ -191,5 +208,5 @@ fn peak_memory(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
     };
     let quantizing = groups.iter().map(of_group).max().unwrap_or(0);
     let scaling = if needs.scales { all + 4 * weights } else { 0 };
-    PROCESS_BYTES + stream_bytes(job) + block + window + quantizing.max(scaling)
+    PROCESS_BYTES + stream_bytes(job) + block + packed + window + quantizing.max(scaling)
 }

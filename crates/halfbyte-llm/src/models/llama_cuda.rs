@@ -15,7 +15,7 @@ use halfbyte::Float;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::matmul::Packer;
+use halfbyte::cuda::matmul::{Packer, QuantizedForm};
 use halfbyte::cuda::nn::{self, Dense, KvCache, Rope};
 use halfbyte::kernel::Heads;
 use state::State;
@@ -26,6 +26,8 @@ use text::CudaText;
 struct LlamaCuda {
     gpu: Arc<Gpu>,
     activations: Float,
+    /// Whether norms quantise what only products with quantised activations read.
+    fused: bool,
     shape: Shape,
     rope: Rope,
     layers: Vec<Layer>,
@@ -77,7 +79,7 @@ impl Layer {
 
 /// Packs the weights of a Llama onto a GPU.
 pub fn load(config: &Config, weights: &mut Loader<'_>, device: &Device) -> Result<Box<dyn Resident>> {
-    let Device { gpu, activations } = device.clone();
+    let Device { gpu, activations, fused } = device.clone();
     let stream = gpu.stream()?;
     let mut loading = Loading { gpu: &gpu, stream: &stream, activations, packer: Packer::new(&gpu, &stream) };
     let hidden = config.hidden_size;
@@ -102,12 +104,26 @@ pub fn load(config: &Config, weights: &mut Loader<'_>, device: &Device) -> Resul
     };
     let rope = Rope::new(&gpu, &stream, &config.rope_frequencies)?;
     stream.synchronize()?;
-    Ok(Box::new(LlamaCuda { gpu, activations, shape, rope, layers, norm, embedding, head }))
+    Ok(Box::new(LlamaCuda { gpu, activations, fused, shape, rope, layers, norm, embedding, head }))
 }
 
 impl LlamaCuda {
     fn projections(&self) -> impl Iterator<Item = &Projection> {
         self.layers.iter().flat_map(Layer::projections).chain(&self.head)
+    }
+
+    /// How m rows lie that are quantised before a projection reads them; None where it reads floats.
+    fn form_of_rows(&self, projection: &Projection, m: usize) -> Option<QuantizedForm> {
+        self.fused.then(|| projection.rows_form(&self.gpu, m)).flatten()
+    }
+
+    /// Every form of rows that norms and activations leave.
+    fn forms_of_rows(&self, m: usize) -> Vec<QuantizedForm> {
+        let mut forms = Vec::new();
+        for projection in self.layers.iter().flat_map(|layer| [&layer.qkv, &layer.gate_up, &layer.down]) {
+            forms.extend(self.form_of_rows(projection, m).filter(|form| !forms.contains(form)));
+        }
+        forms
     }
 }
 
@@ -123,6 +139,7 @@ impl Resident for LlamaCuda {
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         let mut instances = nn::instances(Some(self.shape.heads.head_size));
         let weights = self.projections().flat_map(Projection::quantized);
+        instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
         instances.extend(weights_cuda::instances(&self.gpu, weights, self.activations, PREFILL_TOKENS)?);
         Ok(self.gpu.prepare(&instances, |done| progress(done, instances.len()))?)
     }

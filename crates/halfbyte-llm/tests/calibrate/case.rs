@@ -2,7 +2,7 @@
 
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::{Drift, Gptq, Hessian, Refine, Rtn};
-use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
+use halfbyte::{Act, Float, Group, QTensor, WeightFormat, Zero};
 use halfbyte_checkpoint::Weights;
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_llm::calibrate::{
@@ -111,6 +111,7 @@ impl Case {
             tokens: &self.tokens,
             window: WINDOW,
             format: FORMAT,
+            act: Act::A8,
             method,
             true_sequential: true,
             target: &self.target,

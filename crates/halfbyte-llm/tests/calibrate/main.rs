@@ -1,5 +1,6 @@
 //! Quantising block by block: the same bits however often it is stopped, and the numbers that methods are given.
 
+mod activations;
 mod case;
 mod drift;
 mod numbers;

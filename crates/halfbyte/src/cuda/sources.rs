@@ -41,6 +41,8 @@ pub const HEADERS: &[Source] = &[
     Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
     Source { path: "include/images.cuh", text: include_str!("include/images.cuh") },
     Source { path: "include/quantize.cuh", text: include_str!("include/quantize.cuh") },
+    Source { path: "include/quantize_rows.cuh", text: include_str!("include/quantize_rows.cuh") },
+    Source { path: "include/requantize.cuh", text: include_str!("include/requantize.cuh") },
     Source { path: "include/windows.cuh", text: include_str!("include/windows.cuh") },
     Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
 ];

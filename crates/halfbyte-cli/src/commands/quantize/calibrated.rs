@@ -2,16 +2,16 @@
 
 use super::{Method, Quantized};
 use crate::app::App;
-use crate::args::RtnArgs;
+use crate::args::{ActArg, RtnArgs};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::tokenizer;
 use crate::progress::{Progress, Unit};
 use crate::text::{Align, table};
-use halfbyte::WeightFormat;
 use halfbyte::quantize::{Gptq, Refine, Rtn};
+use halfbyte::{Act, WeightFormat};
 use halfbyte_checkpoint::{Error as CheckpointError, Job, Quantization, Target, Weights, write_model};
-use halfbyte_llm::calibrate::{self, ByAwq, ByGptq, Doing, Finished, LayerReport, RoundToNearest};
+use halfbyte_llm::calibrate::{self, ActivationReport, ByAwq, ByGptq, Doing, Finished, LayerReport, RoundToNearest};
 use halfbyte_llm::{Config, Error as LlmError, eval};
 use serde::Serialize;
 use std::io::Write;
@@ -51,6 +51,10 @@ pub struct CalibrationArgs {
     /// Take all inputs of a block at once, before any of it is quantised: faster, and a little worse.
     #[arg(long, requires = "calibration")]
     no_true_sequential: bool,
+    /// Activations whose cost is told for each layer; the model's files do not depend on it. a16: none, which saves a product
+    /// a layer.
+    #[arg(long, value_enum, default_value = "a8", value_name = "ACT", requires = "calibration")]
+    report_act: ActArg,
     /// Write what became of each layer to this file too.
     #[arg(long, value_name = "FILE.json", requires = "calibration")]
     report: Option<PathBuf>,
@@ -157,6 +161,10 @@ pub struct Calibration {
     /// The most memory that the process held at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     peak_resident_bytes: Option<u64>,
+    /// The activations whose cost `layers` tell.
+    report_act: &'static str,
+    #[serde(skip)]
+    act: Act,
     /// What became of each layer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     layers: Vec<LayerReport>,
@@ -181,6 +189,7 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
         tokens: &tokens,
         window: calibration.window,
         format: task.format,
+        act: calibration.report_act.into(),
         method: method.as_ref(),
         true_sequential: !calibration.no_true_sequential,
         target: &result.output,
@@ -192,6 +201,8 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
         work: None,
         work_bytes: None,
         peak_resident_bytes: None,
+        report_act: calibration.report_act.name(),
+        act: calibration.report_act.into(),
         layers: Vec::new(),
     };
     if result.dry_run {
@@ -324,34 +335,57 @@ fn write_report(path: &Path, summary: &Calibration) -> Result<()> {
     write().map(drop).map_err(|e| Failure::io("write", path, &e))
 }
 
-/// The layers as a table: a person must see where the loss is.
+/// The layers as a table: a person must see where the loss is, and which layers quantised activations are not for.
 pub fn human(calibration: &Calibration) -> String {
+    let Calibration { layers, report_act: act, .. } = calibration;
+    if layers.is_empty() {
+        return String::new();
+    }
+    let measured = layers.iter().any(|layer| layer.activations.is_some());
+    let adds = format!("{act} adds");
+    let of_activations = [(adds.as_str(), Align::Right), ("whole", Align::Right), ("better", Align::Left)];
     let columns = [
-        ("layer", Align::Left),
-        ("n", Align::Right),
-        ("k", Align::Right),
-        ("output error", Align::Right),
-        ("weight error", Align::Right),
-        ("bits", Align::Right),
-        ("damping", Align::Right),
-        ("dead", Align::Right),
-    ];
+        &[("layer", Align::Left), ("n", Align::Right), ("k", Align::Right), ("a16 error", Align::Right)][..],
+        if measured { &of_activations } else { &[] },
+        &[("weight error", Align::Right), ("bits", Align::Right), ("damping", Align::Right), ("dead", Align::Right)],
+    ]
+    .concat();
+    let percent = |error: f64| format!("{:.4} %", 100.0 * error);
     let row = |layer: &LayerReport| {
-        vec![
-            short(&layer.name).to_owned(),
-            layer.shape[0].to_string(),
-            layer.shape[1].to_string(),
-            format!("{:.4} %", 100.0 * layer.output_error),
-            format!("{:.4} %", 100.0 * layer.weight_error),
+        let [n, k] = layer.shape.map(|len| len.to_string());
+        let mut row = vec![short(&layer.name).to_owned(), n, k, percent(layer.output_error)];
+        if let Some(activations) = &layer.activations {
+            let better = if activations.stays_a16 { "a16" } else { act };
+            row.extend([percent(activations.error), percent(activations.whole_error), better.to_owned()]);
+        }
+        row.extend([
+            percent(layer.weight_error),
             format!("{:.3}", layer.bits_per_weight),
             layer.damping.map_or("-".to_owned(), |damping| damping.to_string()),
             layer.dead_columns.to_string(),
-        ]
+        ]);
+        row
     };
-    if calibration.layers.is_empty() {
-        return String::new();
+    let mut out = table(&columns, &layers.iter().map(row).collect::<Vec<_>>());
+    if measured {
+        let stays = layers.iter().filter(|layer| layer.activations.is_some_and(|a| a.stays_a16)).count();
+        out += &format!(
+            "{adds}: what inputs of 8 bits, {}, add to the error of outputs; {stays} of {} layers better stay a16: it is \
+             more than {} %, and more than their weights' error\n",
+            rule(calibration.act),
+            layers.len(),
+            100.0 * ActivationReport::OUTLIERS
+        );
     }
-    table(&columns, &calibration.layers.iter().map(row).collect::<Vec<_>>())
+    out
+}
+
+/// The rule of quantised activations in words.
+fn rule(act: Act) -> &'static str {
+    match act {
+        Act::A8Asym => "with scale and offset for each row and group",
+        Act::A8 | Act::A16 | Act::A32 => "with a scale for each row and group",
+    }
 }
 
 impl Calibration {

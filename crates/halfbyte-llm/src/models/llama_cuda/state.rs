@@ -1,9 +1,10 @@
 //! Tokens through the layers of a Llama, and what lies between these.
 
 use super::{LlamaCuda, Shape};
-use crate::weights_cuda::{Products, Projection, Workspaces};
+use crate::weights_cuda::{Input, Products, Projection, Workspaces};
 use halfbyte::cuda::driver::{Buffer, Stream};
-use halfbyte::cuda::nn::{self, Attention, DenseCall, FloatBuffer, KvCache, Norm, Step};
+use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
+use halfbyte::cuda::nn::{self, Attention, DenseCall, FloatBuffer, KvCache, Norm, QuantizedNorm, Step};
 use std::ops::Range;
 
 /// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
@@ -25,6 +26,8 @@ pub(super) struct State {
     attended: FloatBuffer,
     gate_up: Buffer<f32>,
     inner: FloatBuffer,
+    /// In the place of `normed` and `inner` before products that read codes, a buffer for each form of these.
+    codes: Vec<QuantizedRows>,
     /// For projections that could not be joined.
     part: Buffer<f32>,
     /// Parts of a row's attention.
@@ -46,6 +49,7 @@ impl State {
     pub(super) fn new(model: &LlamaCuda, stream: &Stream, cache: KvCache, rows: usize) -> halfbyte::Result<Self> {
         let (gpu, context, Shape { hidden, intermediate, heads, .. }) = (&*model.gpu, model.gpu.context(), model.shape);
         let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
+        let forms = model.forms_of_rows(rows).into_iter();
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
         Ok(Self {
             position: context.allocate(1)?,
@@ -59,6 +63,7 @@ impl State {
             attended: floats(heads.heads * heads.head_size)?,
             gate_up: context.allocate(rows * 2 * intermediate)?,
             inner: floats(intermediate)?,
+            codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
             partial: context.allocate(nn::partial_len(heads, cache.capacity()))?,
             workspaces: Workspaces::of(gpu, stream, model.projections(), model.activations)?,
@@ -75,8 +80,9 @@ impl State {
         let residual = self.residual.view_mut().slice(0..m * hidden);
         nn::embed(gpu, stream, model.embedding.rows(), hidden, self.tokens.view().slice(0..m), residual)?;
         for (i, layer) in model.layers.iter().enumerate() {
-            self.norm(model, stream, &on, i > 0, &layer.attention_norm)?;
-            let normed = self.normed.view(0..m * hidden);
+            let codes = self.codes_for(model, &layer.qkv, m);
+            self.norm(model, stream, &on, i > 0, &layer.attention_norm, codes)?;
+            let normed = input(&self.normed, &self.codes, codes, [m, hidden]);
             let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
             products.run(&layer.qkv, normed, m, &mut self.qkv)?;
             let qkv = self.qkv.view_mut().slice(0..m * heads.row());
@@ -95,19 +101,36 @@ impl State {
             };
             let out = self.attended.view_mut(0..rows * attended);
             nn::attention(gpu, stream, &what, &self.cache, i, self.partial.view_mut(), out)?;
-            products.run(&layer.output, self.attended.view(0..rows * attended), rows, &mut self.update)?;
-            self.norm(model, stream, &on, true, &layer.mlp_norm)?;
-            let normed = self.normed.view(0..rows * hidden);
+            let attended = Input::Floats(self.attended.view(0..rows * attended));
+            products.run(&layer.output, attended, rows, &mut self.update)?;
+            let codes = self.codes_for(model, &layer.gate_up, rows);
+            self.norm(model, stream, &on, true, &layer.mlp_norm, codes)?;
+            let normed = input(&self.normed, &self.codes, codes, [rows, hidden]);
             let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
             products.run(&layer.gate_up, normed, rows, &mut self.gate_up)?;
+            let codes = self.codes_for(model, &layer.down, rows);
             let gate_up = self.gate_up.view().slice(0..rows * 2 * intermediate);
-            nn::swiglu(gpu, stream, gate_up, intermediate, self.inner.view_mut(0..rows * intermediate))?;
-            products.run(&layer.down, self.inner.view(0..rows * intermediate), rows, &mut self.update)?;
+            match codes {
+                Some(at) => {
+                    let out = self.codes[at].view_mut(rows);
+                    nn::swiglu_quantized(gpu, stream, gate_up, model.activations, out)?;
+                }
+                None => nn::swiglu(gpu, stream, gate_up, intermediate, self.inner.view_mut(0..rows * intermediate))?,
+            }
+            let inner = input(&self.inner, &self.codes, codes, [rows, intermediate]);
+            let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
+            products.run(&layer.down, inner, rows, &mut self.update)?;
         }
-        self.norm(model, stream, &on, !model.layers.is_empty(), &model.norm)
+        self.norm(model, stream, &on, !model.layers.is_empty(), &model.norm, None)
     }
 
-    /// Adds what the last product left to the residual stream, if there is one, and norms it.
+    /// The buffer in which m rows are quantised for a projection; None where it reads floats.
+    fn codes_for(&self, model: &LlamaCuda, projection: &Projection, m: usize) -> Option<usize> {
+        let form = model.form_of_rows(projection, m)?;
+        self.codes.iter().position(|rows| QuantizedForm { m, ..rows.form() } == form)
+    }
+
+    /// Adds what the last product left to the residual stream, if there is one, and norms it: to `normed`, or to codes.
     fn norm(
         &mut self,
         model: &LlamaCuda,
@@ -115,16 +138,22 @@ impl State {
         on: &Range<usize>,
         add: bool,
         weight: &Buffer<f32>,
+        codes: Option<usize>,
     ) -> halfbyte::Result<()> {
         let Shape { hidden, eps, .. } = model.shape;
-        let norm = Norm {
-            residual: self.residual.view_mut().slice(on.start * hidden..on.end * hidden),
-            update: add.then(|| self.update.view().slice(0..on.len() * hidden)),
-            weight: weight.view(),
-            eps,
-            out: self.normed.view_mut(0..on.len() * hidden),
-        };
-        nn::rms_norm(&model.gpu, stream, norm)
+        let residual = self.residual.view_mut().slice(on.start * hidden..on.end * hidden);
+        let update = add.then(|| self.update.view().slice(0..on.len() * hidden));
+        let (gpu, weight) = (&*model.gpu, weight.view());
+        match codes {
+            None => {
+                let out = self.normed.view_mut(0..on.len() * hidden);
+                nn::rms_norm(gpu, stream, Norm { residual, update, weight, eps, out })
+            }
+            Some(at) => {
+                let (rounded, out) = (model.activations, self.codes[at].view_mut(on.len()));
+                nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })
+            }
+        }
     }
 
     /// Logits of some rows of `normed`.
@@ -144,7 +173,7 @@ impl State {
             }
             Some(head) => {
                 let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
-                products.run(head, x, m, out)
+                products.run(head, Input::Floats(x), m, out)
             }
         }
     }
@@ -167,5 +196,18 @@ impl State {
             advance,
         };
         nn::argmax(&model.gpu, stream, step)
+    }
+}
+
+/// The rows that a product reads: floats, or codes of the buffer that is named.
+fn input<'a>(
+    floats: &'a FloatBuffer,
+    codes: &'a [QuantizedRows],
+    at: Option<usize>,
+    [m, width]: [usize; 2],
+) -> Input<'a> {
+    match at {
+        Some(at) => Input::Codes(codes[at].view(m)),
+        None => Input::Floats(floats.view(0..m * width)),
     }
 }

@@ -5,11 +5,12 @@
 
 pub mod config;
 
+use super::launches::{Key, Prepared};
 use super::weights::Kind;
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Arg, FloatView, Function, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
+use crate::cuda::driver::{Arg, FloatView, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna16_sm90::config::Config;
 use crate::cuda::matmul::{Packed, Wna16Weights, wna16_sm90};
 use crate::cuda::sources::Instance;
@@ -22,7 +23,6 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::Plan;
-use std::sync::{Arc, Mutex, PoisonError};
 
 const NAME: &str = "implicit_sm90";
 
@@ -54,9 +54,6 @@ pub(super) const KERNEL: Kernel = Kernel {
 /// Channels of a box of x.
 const BOX: usize = 64;
 
-/// Launches that a weight keeps prepared.
-const KEPT: usize = 32;
-
 /// The widths of tiles for the commonest formats, with one strip and more.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16 };
@@ -68,7 +65,7 @@ fn instances() -> Vec<Instance> {
         (Atom { bits: 8, group: 128, ..atom }, Float::F32, Activation::None),
     ];
     let all = forms.into_iter().flat_map(|(atom, out, activation)| {
-        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, n, out));
+        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, [n, 576], out));
         configs.map(move |config| instance(config, atom, out, activation))
     });
     all.collect()
@@ -80,13 +77,14 @@ pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
     // More columns than any group: groups of all columns are what rows are.
     let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
     let shapes = [atom.scale, Float::F32].into_iter().flat_map(|out| [(64, out), (512, out)]);
-    let all = shapes.flat_map(|(n, out)| config::configs(atom, n, out).into_iter().map(move |config| (config, out)));
+    let all =
+        shapes.flat_map(|(n, out)| config::configs(atom, [n, 576], out).into_iter().map(move |config| (config, out)));
     all.map(|(config, out)| instance(config, atom, out, Activation::None)).collect()
 }
 
 fn instance(config: Config, atom: Atom, out: Float, activation: Activation) -> Instance {
     let mut instance = config.instance(atom, out, activation);
-    instance.defines.push("HB_CONV=1".into());
+    instance.defines.push("HB_CONV=64".into());
     instance
 }
 
@@ -100,7 +98,7 @@ pub(super) fn packs(caps: &Caps, format: Format, geometry: &Geometry, x: Float) 
 }
 
 /// The form of atoms, or why there is none.
-fn form(problem: &Problem) -> std::result::Result<Atom, Reason> {
+pub(super) fn form(problem: &Problem) -> std::result::Result<Atom, Reason> {
     let g = problem.shape.geometry();
     let Some(format) = problem.format else { return Err(Reason("multiplies codes, the weights are dense".into())) };
     if format.act.is_quantized() {
@@ -169,66 +167,12 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     Ok(())
 }
 
-/// What a launch was prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Key {
-    x: u64,
-    shape: Conv2dShape,
-    out: Float,
-    activation: Activation,
-    plan: Plan,
-}
-
-/// What is the same in every launch for a key.
-#[derive(Debug)]
-struct Prepared {
-    /// Of each group.
-    maps: Vec<TensorMap>,
-    launch: Launch,
-    function: Function,
-}
-
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
-
-impl Launches {
-    /// The launch for a key, out of those kept, or made and kept.
-    fn prepare(&self, gpu: &Gpu, atom: Atom, key: Key, x: View<'_, u8>) -> Result<Arc<Prepared>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
-            return Ok(prepared.clone());
-        }
-        let (g, (config, schedule)) = (key.shape.geometry(), key.plan);
-        let windows = Map {
-            shape: [key.shape.batch(), key.shape.input()[0], key.shape.input()[1], g.channels()],
-            ..windows::map(&key.shape, [config.tokens, BOX], Swizzle::Bytes128)
-        };
-        let map = |group: usize| TensorMap::of_windows(x.slice(group * g.channels() * 2..x.len()), 2, &windows);
-        let prepared = Arc::new(Prepared {
-            maps: (0..g.groups).map(map).collect::<Result<_>>()?,
-            launch: Launch {
-                shared_bytes: config.shared_bytes(atom, key.out) as u32,
-                programmatic: true,
-                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
-            },
-            function: gpu.function(&instance(config, atom, key.out, key.activation))?,
-        });
-        let mut kept = kept();
-        if kept.len() == KEPT {
-            kept.remove(0);
-        }
-        kept.push((key, prepared.clone()));
-        Ok(prepared)
-    }
-}
-
 /// `Arguments` of the source, with its windows.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Arguments {
-    product: wna16_sm90::Arguments,
-    windows: Windows,
+pub(super) struct Arguments {
+    pub product: wna16_sm90::Arguments,
+    pub windows: Windows,
 }
 
 fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
@@ -280,15 +224,29 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, (atom,
         return refuse("a workspace", "none".into());
     };
     let (out, activation) = (problem.y, call.epilogue.activation);
-    let key = Key { x: x.pointer(), shape, out, activation, plan };
-    let prepared = call.w.launches.prepare(gpu, atom, key, x)?;
+    let (config, schedule) = plan;
+    let prepared = call.w.launches.prepare(Key { x: x.pointer(), shape, out, activation, plan }, || {
+        let windows = Map {
+            shape: [shape.batch(), shape.input()[0], shape.input()[1], g.channels()],
+            ..windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes128)
+        };
+        let map = |group: usize| TensorMap::of_windows(x.slice(group * g.channels() * 2..x.len()), 2, &windows);
+        Ok(Prepared {
+            maps: (0..g.groups).map(map).collect::<Result<_>>()?,
+            launch: Launch {
+                shared_bytes: config.shared_bytes(atom, out) as u32,
+                programmatic: true,
+                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
+            },
+            function: gpu.function(&instance(config, atom, out, activation))?,
+        })
+    })?;
     for (group, (w, map)) in parts.into_iter().zip(&prepared.maps).enumerate() {
         let first = group * g.outputs();
         let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer() + 4 * first as u64);
         let y = y + (first * out.size_bytes()) as u64;
-        let (config, schedule) = &plan;
         let product =
-            wna16_sm90::Arguments::new(w, schedule, [y, bias, workspace], shape.output_pixels(), config.tokens);
+            wna16_sm90::Arguments::new(w, &schedule, [y, bias, workspace], shape.output_pixels(), config.tokens);
         let arguments = Arguments { product, windows: Windows::new(&shape, g.channels()) };
         let args = [Arg::new(&arguments), Arg::new(map)];
         // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others

@@ -8,17 +8,24 @@
 //! |---|---|---|
 //! | `product` | all from sm_80 on | one position, stride 1: a product of [`crate::cuda::matmul`] |
 //! | `implicit_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
+//! | `implicit_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type; of one group any channels |
+//! | `implicit_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
 //! | `product_of_patches` | all from sm_80 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
 //! | `plain` | all from sm_75 on | everything |
 
+mod columns;
 pub(in crate::cuda) mod images;
+pub mod implicit_a8_sm90;
+pub mod implicit_rows_sm90;
 pub mod implicit_sm90;
+mod launches;
 pub(in crate::cuda) mod patches;
 mod plain;
 mod product;
 mod product_of_patches;
 mod quantize_pixels;
 mod weights;
+mod window_rows;
 pub(in crate::cuda) mod windows;
 
 pub use weights::Weights;
@@ -118,7 +125,14 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[product::KERNEL, implicit_sm90::KERNEL, product_of_patches::KERNEL, plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[
+    product::KERNEL,
+    implicit_sm90::KERNEL,
+    implicit_a8_sm90::KERNEL,
+    implicit_rows_sm90::KERNEL,
+    product_of_patches::KERNEL,
+    plain::KERNEL,
+];
 
 impl Kernel {
     /// Whether it computes a problem on a device with weights in a layout, or why not.

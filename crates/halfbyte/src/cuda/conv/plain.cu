@@ -42,6 +42,7 @@ struct Params {
     FloatType x_type, y_type;
     Activation activation;
     float low, high;       // of CLAMP
+    u32 of_row, of_position;             // columns of w from a row of the kernel to the next, and from a position to the next
     u32 unused;
 };
 
@@ -125,7 +126,6 @@ __global__ void __launch_bounds__(THREADS) conv_plain(const __grid_constant__ Pa
 #pragma unroll
     for (int i = 0; i < PIXELS; i++) pixels[i] = pixel_of(v, first + i);
     Row<LAYOUT, BITS> weights(p.w, row);
-    u64 k = 0;
 #pragma unroll 1
     for (u32 ky = 0; ky < v.kernel_rows; ky++)
 #pragma unroll 1
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(THREADS) conv_plain(const __grid_constant__ Pa
                 places[i].inside = places[i].inside && first + i < p.pixels;
             }
 #pragma unroll 1
-            for (u32 c = 0; c < v.channels; c++, k++) {
-                const float w = weights.at(p.w, k);
+            for (u32 c = 0; c < v.channels; c++) {
+                const float w = weights.at(p.w, u64(ky) * p.of_row + kx * p.of_position + c);
 #pragma unroll
                 for (int i = 0; i < PIXELS; i++) {
                     if (places[i].inside) sums[i] = fmaf(load_float(p.x, places[i].at, p.x_type), w, sums[i]);

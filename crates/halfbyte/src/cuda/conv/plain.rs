@@ -1,5 +1,6 @@
 //! Launches of `plain.cu`, which is right for every convolution.
 
+use super::columns::Columns;
 use super::images::Images;
 use super::weights::{DENSE, Kind};
 use super::{Call, Kernel, OP, Problem, quantize_pixels};
@@ -75,6 +76,8 @@ struct Params {
     activation: u32,
     low: f32,
     high: f32,
+    of_row: u32,
+    of_position: u32,
     unused: u32,
 }
 
@@ -152,6 +155,7 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
             vec![(Weight { codes: view.pointer(), ..none }, instance(0, 0))]
         }
     };
+    let Columns { of_row, of_position } = call.w.columns;
     let (activation, low, high) = matmul::activation(call.epilogue.activation);
     let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
     let mut first = 0;
@@ -169,6 +173,8 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
             activation,
             low,
             high,
+            of_row: of_row as u32,
+            of_position: of_position as u32,
             unused: 0,
         };
         first += w.n;

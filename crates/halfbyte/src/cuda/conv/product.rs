@@ -1,7 +1,7 @@
 //! Convolutions of one pixel each: products of the pixels as they lie.
 
 use super::weights::Kind;
-use super::{Call, Kernel, Problem};
+use super::{Call, Kernel, Problem, implicit_sm90};
 use crate::conv::Layout2d;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul;
@@ -9,6 +9,7 @@ use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::reference::Bound;
 use crate::kernel::{self, Reason};
+use crate::layout::cuda_wna16::STRIP;
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: "product",
@@ -25,6 +26,9 @@ pub(super) const KERNEL: Kernel = Kernel {
     run,
 };
 
+/// Pixels from which tiles of one strip fill a device.
+const MANY_PIXELS: usize = 4096;
+
 /// The product with a row for each pixel.
 fn of(problem: &Problem) -> kernel::Problem {
     let g = problem.shape.geometry();
@@ -38,6 +42,11 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     }
     if problem.layouts != [Layout2d::Nhwc; 2] {
         return Err(Reason("reads and writes images in nhwc".into()));
+    }
+    // Few outputs of many pixels: products have no tile of one strip.
+    let narrow = problem.shape.geometry().co <= STRIP && problem.shape.output_pixels() >= MANY_PIXELS;
+    if narrow && implicit_sm90::KERNEL.supports(caps, problem, layout).is_ok() {
+        return Err(Reason(format!("leaves up to {STRIP} outputs of {MANY_PIXELS} pixels or more to implicit_sm90")));
     }
     matmul::select(caps, &of(problem), Some(layout)).map(|_| ()).map_err(|why| Reason(why.to_string()))
 }

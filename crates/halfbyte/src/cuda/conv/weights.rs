@@ -1,6 +1,8 @@
 //! Weights of convolutions on a device.
 
-use super::{OP, implicit_sm90, product_of_patches};
+use super::columns::{Columns, FILLED};
+use super::launches::Launches;
+use super::{OP, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90, product_of_patches};
 use crate::conv::Geometry;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
@@ -21,8 +23,10 @@ pub struct Weights {
     geometry: Geometry,
     format: Option<Format>,
     pub(super) kind: Kind,
-    /// What the implicit product keeps prepared.
-    pub(super) launches: implicit_sm90::Launches,
+    pub(super) columns: Columns,
+    /// What the implicit products keep prepared.
+    pub(super) launches: Launches<implicit_sm90::config::Plan>,
+    pub(super) launches_a8: Launches<implicit_a8_sm90::config::Plan>,
 }
 
 /// What a weight is made of.
@@ -51,11 +55,12 @@ impl Weights {
             return Err(Error::invalid(OP, "groups of neighbouring channels", got));
         }
         let mut packer = Packer::new(gpu, stream);
-        let parts = match layout_of(&gpu.caps(), w, act, &geometry, x)? {
+        let layout = layout_of(&gpu.caps(), w, act, &geometry, x)?;
+        let columns = if let Layout::Fragments(_, columns, _) = &layout { *columns } else { Columns::of(&geometry) };
+        let parts = match layout {
             Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
             Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
-            Layout::Fragments => {
-                let kernel = matmul_kernel("wna16_sm90")?;
+            Layout::Fragments(w, _, kernel) => {
                 let outputs = geometry.outputs();
                 let packed = |group: usize| {
                     let rows = w.rows(group * outputs..(group + 1) * outputs)?;
@@ -64,7 +69,8 @@ impl Weights {
                 (0..geometry.groups).map(packed).collect::<Result<_>>()?
             }
         };
-        Ok(Self::of(geometry, Some(Format { weight: w.format(), act }), Kind::Quantized(parts)))
+        let format = Format { weight: w.format(), act };
+        Ok(Self { columns, ..Self::of(geometry, Some(format), Kind::Quantized(parts)) })
     }
 
     /// Floats that are multiplied exactly.
@@ -81,7 +87,8 @@ impl Weights {
     }
 
     fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
-        Self { geometry, format, kind, launches: Default::default() }
+        let columns = Columns::of(&geometry);
+        Self { geometry, format, kind, columns, launches: Default::default(), launches_a8: Default::default() }
     }
 
     /// What the layer fixes.
@@ -98,6 +105,7 @@ impl Weights {
     pub fn layout(&self) -> &'static str {
         match &self.kind {
             Kind::Dense(_) => DENSE,
+            Kind::Quantized(_) if self.columns != Columns::of(&self.geometry) => FILLED,
             Kind::Quantized(parts) => parts.first().map_or(DENSE, Packed::layout),
         }
     }
@@ -118,7 +126,7 @@ impl Weights {
                 Kind::Quantized(parts.iter().map(|part| part.duplicate(stream)).collect::<Result<_>>()?)
             }
         };
-        Ok(Self::of(self.geometry, self.format, kind))
+        Ok(Self { columns: self.columns, ..Self::of(self.geometry, self.format, kind) })
     }
 }
 
@@ -126,18 +134,25 @@ impl Weights {
 enum Layout<'a> {
     /// As products have it, and as the rows that they are multiplied by need it.
     Product(Cow<'a, QTensor>),
-    /// As the implicit product has it: in fragments of the tensor cores, group by group.
-    Fragments,
+    /// As the implicit products have it: in fragments of the tensor cores, group by group, as a kernel of products packs them.
+    Fragments(Cow<'a, QTensor>, Columns, &'static matmul::Kernel),
     /// As the plain kernel has it.
     Plain,
 }
 
 fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
     let format = Format { weight: w.format(), act };
-    if implicit_sm90::packs(caps, format, geometry, x)
-        && matmul_kernel("wna16_sm90").is_ok_and(|kernel| kernel.holds(&w.into()).is_ok())
+    let implicit = match implicit_sm90::packs(caps, format, geometry, x) {
+        true => Some((Cow::Borrowed(w), Columns::of(geometry), matmul_kernel("wna16_sm90")?)),
+        false => {
+            let weight = implicit_a8_sm90::weight(caps, w, format, geometry)?;
+            weight.map(|(w, columns)| Ok((w, columns, matmul_kernel("wna8_sm90")?))).transpose()?
+        }
+    };
+    if let Some((w, columns, kernel)) = implicit
+        && kernel.holds(&w.as_ref().into()).is_ok()
     {
-        return Ok(Layout::Fragments);
+        return Ok(Layout::Fragments(w, columns, kernel));
     }
     // The layout in which products would have it.
     let layout = |w: &QTensor| {
@@ -151,6 +166,12 @@ fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: 
     let Geometry { kernel, stride, padding, groups, .. } = *geometry;
     if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
         return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
+    }
+    let kernel = matmul_kernel("wna16_sm90")?;
+    if let Some((w, columns)) = implicit_rows_sm90::weight(caps, w, format, geometry, x)?
+        && kernel.holds(&w.as_ref().into()).is_ok()
+    {
+        return Ok(Layout::Fragments(w, columns, kernel));
     }
     if product_of_patches::is_served(geometry)
         && let Some(wider) = product_of_patches::weight(w, format, geometry)?

@@ -98,7 +98,7 @@ pub struct Tiles {
 pub struct Windows {
     /// Images, rows, columns, channels.
     pub shape: [usize; 4],
-    /// Elements from a pixel to the next, of which the first channels count.
+    /// Elements from a pixel to the next, of which the first channels count; pixels of more channels overlap.
     pub pixel: usize,
     /// Pixels from one output to the next, down and across.
     pub stride: [usize; 2],
@@ -137,7 +137,7 @@ impl Windows {
         let sizes = self.shape.iter().all(|&size| (1..=i32::MAX as usize).contains(&size));
         let [pixels, channels] = self.tile;
         let tile = (1..=1024).contains(&pixels) && (1..=256).contains(&channels);
-        stride && sizes && tile && self.pixel >= self.shape[3] && self.corners().is_some()
+        stride && sizes && tile && self.pixel > 0 && self.corners().is_some()
     }
 }
 

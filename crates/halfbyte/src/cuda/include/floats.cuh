@@ -19,6 +19,12 @@ DEV void store_float(void* to, u64 at, float value, FloatType type) {
     else static_cast<u16*>(to)[at] = type == F16 ? half_of_float(value) : bfloat_of_float(value);
 }
 
+// As it comes back from where it was stored.
+DEV float rounded(float value, FloatType type) {
+    if (type == F32) return value;
+    return float_of_bits(type == F16 ? half_of_float(value) : bfloat_of_float(value), type);
+}
+
 // Eight floats from `at` on, which begin at a multiple of 16 bytes.
 DEV void load_eight(const void* from, u64 at, FloatType type, float (&out)[8]) {
     if (type == F32) {

@@ -10,6 +10,8 @@ DEV void mbarrier_init(u32 bar, u32 arrivals) { asm volatile("mbarrier.init.shar
 // Makes initialised barriers visible to the copy engine and to the cluster.
 DEV void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEV void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+// In any block of the cluster (address from cluster_address).
+DEV void mbarrier_arrive_cluster(u32 bar) { asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }
 // Arrives once and announces bytes that copies will bring.
 DEV void mbarrier_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
 DEV void mbarrier_wait(u32 bar, u32 parity) {
@@ -24,6 +26,11 @@ DEV void mbarrier_wait(u32 bar, u32 parity) {
 DEV void copy_bulk(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "l"(policy) : "memory");
+}
+// The same to the same place, and the same barrier, in every block of the cluster that the mask names.
+DEV void copy_bulk_multicast(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy, u16 mask) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1], %2, [%3], %4, %5;"
+               ::"r"(dst), "l"(src), "r"(bytes), "r"(bar), "h"(mask), "l"(policy) : "memory");
 }
 // Fetches a linear piece into L2.
 DEV void prefetch_bulk(const void* src, u32 bytes) { asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory"); }
@@ -43,6 +50,10 @@ DEV void copy_im2col(u32 dst, const TensorMap* map, int c, int x, int y, int ima
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2], {%7, %8};"
                ::"r"(dst), "l"(map), "r"(bar), "r"(c), "r"(x), "r"(y), "r"(image), "h"((u16)across), "h"((u16)down) : "memory");
 }
+// Arrives when all copies of 16 bytes (ampere.cuh) that this thread has begun are there; one of the arrivals that the barrier counts.
+DEV void copies_arrive(u32 bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(bar) : "memory"); }
+// Orders what threads have written to shared memory before what tensor cores read there.
+DEV void async_proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Orders what this thread has loaded from shared memory before what copies write there after a later arrival.
 DEV void loads_before_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // Fetches the map itself, so that the first box does not wait for it.

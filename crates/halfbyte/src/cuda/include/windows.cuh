@@ -36,9 +36,18 @@ struct Window {
     channel = 0;
     if (++kx == v.kernel_columns) { kx = 0; ky++; }
   }
+  // By several boxes of so many columns.
+  template <int BOX, int BOXES> __device__ __forceinline__ void advance_boxes(const Windows& v) {
+#pragma unroll
+    for (int i = 0; i < BOXES; i++) advance(v, BOX);
+  }
   // first: channel of x that is channel 0 here.
   __device__ __forceinline__ void copy(const Windows& v, u32 dst, const TensorMap* map, u32 bar, int first = 0) const {
+    copy_from(v, dst, map, bar, first + channel, first + v.channels);
+  }
+  // From coordinate `c` of the map on; past the last position from `beyond` on, where the map has nothing.
+  __device__ __forceinline__ void copy_from(const Windows& v, u32 dst, const TensorMap* map, u32 bar, int c, int beyond) const {
     const bool there = ky < v.kernel_rows;
-    copy_im2col(dst, map, first + (there ? channel : v.channels), column, row, image, there ? kx * v.dilation_across : 0, there ? ky * v.dilation_down : 0, bar);
+    copy_im2col(dst, map, there ? c : beyond, column, row, image, there ? kx * v.dilation_across : 0, there ? ky * v.dilation_down : 0, bar);
   }
 };

@@ -3,6 +3,8 @@
 #include "wna16_atom.cuh"
 #ifdef HB_CONV
 #include "windows.cuh"
+constexpr int WINDOW = HB_CONV;                  // columns that a copy brings: 64, or 32, of which two lie behind each other for a box
+static_assert(WINDOW == 64 || WINDOW == 32, "rows of a swizzle");
 #endif
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.

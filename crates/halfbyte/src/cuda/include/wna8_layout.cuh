@@ -1,6 +1,9 @@
 // What a configuration of the kernel for quantised activations is made of, and what it is given.
 #pragma once
 #include "wna16_atom.cuh"
+#ifdef HB_CONV
+#include "windows.cuh"
+#endif
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
 constexpr int NT = HB_NT;                        // tokens a tile: 8, 16, 32, 64, 128; 256 with one scale a row
@@ -18,11 +21,18 @@ constexpr int SETS = 1;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS, SET_WARPS = WARPGROUPS * 4;
 constexpr bool PRODUCERS = NT > 32;              // a whole warpgroup for the copies, whose registers go to the others
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
-constexpr int PRODUCER_REGISTERS = GROUP ? 56 : 40, CONSUMER_REGISTERS = GROUP ? 224 : 232;   // a thread; together with two consumers 504 of 512
+// A thread's; a producer's with those of two consumers are 504 of 512, and with those of one of two blocks 256 of 256.
+constexpr int PRODUCER_REGISTERS = !GROUP ? 40 : BLOCKS == 2 ? 48 : 56, CONSUMER_REGISTERS = BLOCKS == 2 ? 256 - PRODUCER_REGISTERS : GROUP ? 224 : 232;
 // Of each group and token: a scale, the sum of the codes where weights have zero points, an offset.
 constexpr int TERMS = 1 + ZERO + OFFSET;
-// A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups.
-constexpr int BOX = NT * 128, STAGE_TERMS = GROUPS * TERMS * NT * 4;
+// A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups, term by term.
+// HB_CONV: two boxes of 64 codes a token in 64-byte swizzle, and the terms of a group token by token, four numbers each.
+#ifdef HB_CONV
+constexpr int GROUP_TERMS = NT * 16;
+#else
+constexpr int GROUP_TERMS = TERMS * NT * 4;
+#endif
+constexpr int BOX = NT * 128, STAGE_TERMS = GROUPS * GROUP_TERMS;
 constexpr int STAGE_W = TILE_STRIPS * ATOM, W_AT = STAGES * BOX, TERMS_AT = W_AT + STAGES * STAGE_W;   // copies of W go to whole lines of 128 bytes
 constexpr int RING = TERMS_AT + STAGES * STAGE_TERMS;
 constexpr int BLOCKS_OF_8 = TILE_STRIPS * 4 * (NT / 8);                   // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
@@ -33,10 +43,14 @@ constexpr int BARRIERS = EXCHANGE + WARPGROUPS * STAGED * 128 + (SPLIT > 1 ? SPL
 constexpr int SHARED_BYTES = BARRIERS + 16 * STAGES + 32;
 
 static_assert(NT == 8 || NT == 16 || NT == 32 || NT == 64 || NT == 128 || (NT == 256 && GROUP == 0), "tokens");
-static_assert(TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
+static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
+static_assert(TERMS_AT % 128 == 0, "copies of terms go to whole lines, too");
 static_assert(STAGES >= 2 && SPLIT <= 8, "rings and clusters");
-static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
+static_assert(!PRODUCERS || BLOCKS == 1 || (BLOCKS == 2 && WARPGROUPS == 1), "registers are shared out for one block, or for two of one consumer");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
+#ifdef HB_CONV
+static_assert(!SYNC && GROUP != 0, "windows have a scale a position");
+#endif
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
 // What the kernel is given, besides the tensor map of the codes of x: {pitch, m} of bytes, box {128, min(NT, m)}, 128-byte swizzle, zero fill.
@@ -56,4 +70,7 @@ struct Arguments {
   int first, units;                              // first cut tile (waves * workers); units in all cut tiles
   u32 ratio;                                     // 2^32 / r + 1 where r groups of atoms have one group of x; 0: each has its own
   int groups;                                    // of x
+#ifdef HB_CONV
+  Windows windows;                               // x is images: its map, and one of the terms [pixels][groups][4], are of im2col
+#endif
 };

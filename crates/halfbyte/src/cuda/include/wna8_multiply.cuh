@@ -73,23 +73,32 @@ struct ByteSums {
 constexpr float MAGIC = 12582912.f;
 constexpr int MAGIC_BITS = 0x4b400000;
 DEV float2 load_pair(u32 a) { float2 v; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a)); return v; }
+// A term of tokens 2t, 2t + 1 of a block of 8, of a group whose terms begin at `terms`.
+DEV float2 load_terms(u32 terms, int term, int block, int t) {
+#ifdef HB_CONV
+  const u32 at = terms + 16 * (8 * block + 2 * t) + 4 * term;
+  return {__uint_as_float(load_shared(at)), __uint_as_float(load_shared(at + 16))};
+#else
+  return load_pair(terms + 4 * NT * term + 32 * block + 8 * t);
+#endif
+}
 template <int C> DEV void start_integers(int (&acc)[C]) {
 #pragma unroll
   for (int i = 0; i < C; i++) acc[i] = MAGIC_BITS;
 }
 // sum += sx (s (acc - z X)) + ox s S of C / 4 blocks of 8 tokens, and acc starts anew.  terms: address of the first one's terms of x.
 template <int C> DEV void promote_integers(float* sum, int (&acc)[C], const RowGroup& w, u32 terms, int lane) {
-  const u32 at = terms + 8 * (lane & 3);
+  const int t = lane & 3;
 #pragma unroll
   for (int i = 0; i < C / 4; i++) {
-    const float2 sx = load_pair(at + 32 * i);
+    const float2 sx = load_terms(terms, 0, i, t);
     int total[2] = {0, 0};
     float2 ox = {0.f, 0.f};
     if constexpr (ZERO) {
-      const float2 x = load_pair(at + 4 * NT + 32 * i);
+      const float2 x = load_terms(terms, 1, i, t);
       total[0] = __float_as_int(x.x + MAGIC) - MAGIC_BITS; total[1] = __float_as_int(x.y + MAGIC) - MAGIC_BITS;
     }
-    if constexpr (OFFSET) ox = load_pair(at + (1 + ZERO) * 4 * NT + 32 * i);
+    if constexpr (OFFSET) ox = load_terms(terms, 1 + ZERO, i, t);
 #pragma unroll
     for (int e = 0; e < 4; e++) {
       int v = acc[4 * i + e];
@@ -102,12 +111,21 @@ template <int C> DEV void promote_integers(float* sum, int (&acc)[C], const RowG
   }
 }
 
+// Codes of x for wgmma: the upper word of their descriptor, and how far a step of 32 k lies from the first.
+#ifdef HB_CONV
+constexpr u64 CODES_DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);         // 64-byte swizzle: 8 rows in 512 bytes
+DEV int codes_step(int k32) { return k32 / 2 * (NT * 64 / 16) + k32 % 2 * 2; }
+#else
+constexpr u64 CODES_DESCRIPTOR_HIGH = WGMMA_DESCRIPTOR_HIGH;
+DEV int codes_step(int k32) { return 2 * k32; }
+#endif
+
 struct Consumer {                                // what a consumer warp keeps from piece to piece
   Rings r; int wg, warp, lane; Turn t;
   int columns;                                   // of the weight, from the current unit on
   __device__ __forceinline__ void wait() const { mbarrier_wait(r.full + 8 * t.stage, t.phase); }
   __device__ __forceinline__ u32 atom(int p) const { return r.w + t.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
-  __device__ __forceinline__ u32 terms(int group) const { return r.terms + t.stage * STAGE_TERMS + group * TERMS * NT * 4; }
+  __device__ __forceinline__ u32 terms(int group) const { return r.terms + t.stage * STAGE_TERMS + group * GROUP_TERMS; }
   __device__ __forceinline__ RowGroup rows(int p, int group) const {
     const u32 s = load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4);
     u32 z = 0;
@@ -120,7 +138,7 @@ struct Consumer {                                // what a consumer warp keeps f
   __device__ __forceinline__ void advance() { t.advance(); columns -= 128; }
   // The descriptor of the codes of x; the shuffle makes it uniform.
   __device__ __forceinline__ u64 descriptor() const {
-    return WGMMA_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(r.x) + t.stage * (BOX / 16), 0);
+    return CODES_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(r.x) + t.stage * (BOX / 16), 0);
   }
   // Frees a stage that this warp is done with.
   __device__ __forceinline__ void release(u32 bar) const { __syncwarp(); if (lane == 0) mbarrier_arrive(bar); }
@@ -237,7 +255,7 @@ template <int P, int I> DEV void multiply_group(const Consumer& c, Groups& s, fl
   if (I == 0 && s.last != 0) c.release(s.last);
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + 2 * (I * K32 + j), 1);
+  for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + codes_step(I * K32 + j), 1);
   wgmma_commit();
   s.before = w; s.terms = c.terms(I);
 }

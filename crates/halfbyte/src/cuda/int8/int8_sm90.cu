@@ -2,7 +2,7 @@
 // images (include/windows.cuh).  layout/cuda_int8.rs draws the packed weights; format/int8.rs says what the numbers mean, to the bit.
 //
 // A block computes one tile of STRIPS * 64 outputs and WARPGROUPS * NT pixels:
-//   producer (one thread): a ring of stages of 128 k: STRIPS atoms of W, shared by all warpgroups, and two boxes of x for each warpgroup
+//   producer (one thread): a ring of stages of 128 k: STRIPS atoms of W, shared by all warpgroups, and one or two boxes of x for each warpgroup
 //   consumers (WARPGROUPS * 4 warps): wgmma m64 nNT k32 with both operands in shared memory; W is the A operand, so that a thread has few outputs
 //   v = sum + constant of the output, which takes the zero point of x off:  constant = bias - zero * sum of the row of W
 //   In the padding x is the zero point, and the copies bring 0: what the constant takes off there is given back, position by position:
@@ -10,16 +10,18 @@
 //   codes go through shared memory, 64 outputs of a pixel side by side
 // Two blocks fit on a multiprocessor: one computes while the other fills its ring or stores.
 #include "wgmma_bytes.cuh"
+#include "requantize.cuh"
 #include "windows.cuh"
 
 constexpr int NT = HB_NT;                        // pixels a warpgroup
 constexpr int STRIPS = HB_STRIPS;                // of 64 outputs
 constexpr int STAGES = HB_STAGES;                // in the ring
+constexpr int WIDE = HB_WIDE;                    // channels of a box of x: 128, or 64 where they are no multiple of that
 constexpr bool UNSIGNED = HB_UNSIGNED;           // x is u8, else i8
 
 constexpr int WARPGROUPS = 2, THREADS = WARPGROUPS * 128 + 32;
-constexpr int ATOM = 64 * 128, BOX = NT * 64;    // bytes of a strip x 128 k; of NT pixels x 64 k
-constexpr int STAGE_X = 2 * BOX, STAGE = STRIPS * ATOM + WARPGROUPS * STAGE_X;
+constexpr int ATOM = 64 * 128, BOX = NT * WIDE;  // bytes of a strip x 128 k; of NT pixels x WIDE k
+constexpr int BOXES = 128 / WIDE, STAGE_X = BOXES * BOX, STAGE = STRIPS * ATOM + WARPGROUPS * STAGE_X;
 constexpr int BARRIERS = STAGES * STAGE;
 constexpr int CORNERS = BARRIERS + 16 * STAGES;                           // row and column of x where a pixel's window begins, 8 bytes
 constexpr int SHARED_BYTES = CORNERS + WARPGROUPS * NT * 8;
@@ -47,8 +49,8 @@ struct Arguments {
 };
 
 DEV u64 descriptor_of_w(u32 a) { return WGMMA_DESCRIPTOR_HIGH | wgmma_descriptor_low(a); }
-// 64-byte swizzle: 8 rows in 512 bytes.
-DEV u64 descriptor_of_x(u32 a) { return (32ull << 32) | (2ull << 62) | wgmma_descriptor_low(a); }
+// Of 64 channels: 64-byte swizzle, 8 rows in 512 bytes.
+DEV u64 descriptor_of_x(u32 a) { return (WIDE == 128 ? WGMMA_DESCRIPTOR_HIGH : (32ull << 32) | (2ull << 62)) | wgmma_descriptor_low(a); }
 
 DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, int strips, int token, int channel) {
   const u64 policy = policy_evict_normal();
@@ -69,9 +71,9 @@ DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, 
 #pragma unroll
     for (int i = 0; i < WARPGROUPS; i++)
 #pragma unroll
-      for (int box = 0; box < 2; box++) {
+      for (int box = 0; box < BOXES; box++) {
         if (i < there) windows[i].copy(v, to + i * STAGE_X + box * BOX, map, full, channel);
-        windows[i].advance(v, 64);
+        windows[i].advance(v, WIDE);
       }
   };
   int k = 0;
@@ -101,14 +103,6 @@ DEV void give_back(const Arguments& g, int row, int column, int n, bool r, bool 
       if (r) sum += g.x_zero * __ldg(sums);
       if (r8) sum8 += g.x_zero * __ldg(sums + 8);
     }
-}
-
-// The code of y, less its zero point, for a sum.
-DEV int code(const Arguments& g, int sum, float multiplier) {
-  float v = __fmul_rn(__int2float_rn(sum), multiplier);
-  v = v > g.low ? v : g.low;
-  v = v < g.high ? v : g.high;
-  return __float2int_rn(v);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map) {
@@ -150,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_
     for (int j = 0; j < 4; j++)
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
-        WgmmaBytes<NT, UNSIGNED>::run(acc[p], w + p * (ATOM / 16) + 2 * j, x + j / 2 * (BOX / 16) + 2 * (j & 1), k + j ? 1 : 0);
+        WgmmaBytes<NT, UNSIGNED>::run(acc[p], w + p * (ATOM / 16) + 2 * j, x + j / (4 / BOXES) * (BOX / 16) + 2 * (j % (4 / BOXES)), k + j ? 1 : 0);
     wgmma_commit();
     // The stage before is free when only this one's products are under way.
     wgmma_wait<1>();
@@ -184,31 +178,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_
           if (at[2 * e] != INSIDE) give_back(g, (int)at[2 * e], (int)at[2 * e + 1], n, r, r8, sum[e], sum8[e]);
       }
       const int* a = acc[p] + 4 * i;
-      const u32 left = __byte_perm(code(g, a[0] + sum[0], m), code(g, a[2] + sum8[0], m8), 0x0040);
-      const u32 right = __byte_perm(code(g, a[1] + sum[1], m), code(g, a[3] + sum8[1], m8), 0x0040);
-      // Of pixel lane / 4 now: outputs 2t, 2t + 8, 2t + 1, 2t + 9.
-      u32 codes = transpose_8x8(__byte_perm(left, right, 0x5410));
-      codes = __byte_perm(codes, 0, 0x3120);
-      const int pixel = 8 * i + (lane >> 2);
-      const u32 to = staging + pixel * 64 + (((warp & 3) ^ ((pixel >> 1) & 3)) << 4) + 2 * (lane & 3);
-      store_shared_u16(to, codes);
-      store_shared_u16(to + 8, codes >> 16);
+      const int sums[4] = {a[0] + sum[0], a[1] + sum[1], a[2] + sum8[0], a[3] + sum8[1]};
+      stage_codes(staging, i, warp & 3, lane, requantize_8x16(sums, m, m8, g.low, g.high));
     }
     barrier_sync(1 + wg, 128);
     const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
+    const bool aligned = ((g.outputs | v.pitch) & 15) == 0;
 #pragma unroll 1
     for (int i = t; i < NT * 4; i += 128) {
       const int pixel = i >> 2, chunk = i & 3, at = first + pixel, out = (strip + p) * 64 + 16 * chunk;
       if (at >= g.m || out >= g.outputs) continue;
-      u32 b[4];
-      load_shared(b, staging + pixel * 64 + ((chunk ^ ((pixel >> 1) & 3)) << 4));
-#pragma unroll
-      for (int e = 0; e < 4; e++) b[e] = __vadd4(b[e], zeros);
-      u8* y = g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out;
-      if (((g.outputs | v.pitch) & 15) == 0) *(uint4*)y = make_uint4(b[0], b[1], b[2], b[3]);
-      else
-#pragma unroll
-        for (int e = 0; e < 16; e++) if (out + e < g.outputs) y[e] = (u8)(b[e >> 2] >> (8 * (e & 3)));
+      store_codes(g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out, staging, pixel, chunk, out, g.outputs, aligned, zeros);
     }
   }
 }

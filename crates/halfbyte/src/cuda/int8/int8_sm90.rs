@@ -25,15 +25,15 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wgmma of bytes from shared memory, windows of images by the copy engine",
     serves: |arch| arch.number == 90 && arch.specific,
     instances: || {
-        let all = [false, true].into_iter().flat_map(config::configs);
-        all.map(Config::instance).collect()
+        let kinds = [[false, false], [false, true], [true, false], [true, true]];
+        kinds.into_iter().flat_map(|[wide, unsigned]| config::configs(wide, unsigned)).map(Config::instance).collect()
     },
     supports,
     workspace_bytes: |_| 0,
     run: |gpu, stream, problem, call| launch(gpu, stream, problem, &call, None),
 };
 
-/// Channels of a box of x.
+/// Channels of the smallest box of x.
 const BOX: usize = 64;
 
 /// Channels that begin at multiples of so many bytes.
@@ -49,6 +49,11 @@ fn channels(geometry: &Geometry) -> usize {
 
 fn is_pointwise(geometry: &Geometry) -> bool {
     geometry.positions() == 1 && geometry.groups == 1
+}
+
+/// Whether all channels come in boxes of 128.
+fn is_wide(geometry: &Geometry) -> bool {
+    channels(geometry).is_multiple_of(STEP)
 }
 
 fn is_unsigned(layer: &Layer) -> bool {
@@ -77,7 +82,7 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
         return Err(Reason(format!("brings pixels of a multiple of {PIECE} channels, there are {}", g.ci)));
     }
     windows::taken(g, if is_pointwise(g) { PIECE } else { BOX })?;
-    let config = config::config(product_of(shape), true, caps.multiprocessors as usize);
+    let config = config::config(product_of(shape), is_wide(g), true, caps.multiprocessors as usize);
     let tiles = config.tiles([shape.output_pixels(), g.outputs()]);
     if [shape.output_pixels(), shape.x_len(), g.co, g.k(), tiles].iter().any(|&size| size > i32::MAX as usize) {
         return refuse("more pixels, columns or tiles than 31 bits count");
@@ -85,7 +90,7 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
     if g.groups > 65_535 {
         return refuse("more groups than a launch has rows of blocks");
     }
-    if config::configs(true).iter().any(|config| config.shared_bytes() > caps.shared_bytes as usize) {
+    if config::configs(is_wide(g), true).iter().any(|config| config.shared_bytes() > caps.shared_bytes as usize) {
         return Err(Reason(format!("needs more shared memory than the {} bytes of a block", caps.shared_bytes)));
     }
     Ok(())
@@ -121,7 +126,8 @@ impl Launches {
         let Key { shape, config, .. } = key;
         let g = shape.geometry();
         let tiles = config.tiles([shape.output_pixels(), g.outputs()]);
-        let windows = windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes64);
+        let swizzle = if config.wide { Swizzle::Bytes128 } else { Swizzle::Bytes64 };
+        let windows = windows::map(&shape, [config.tokens, config.box_channels()], swizzle);
         let prepared = Arc::new(Prepared {
             map: TensorMap::of_windows(x, 1, &windows)?,
             launch: Launch {
@@ -165,13 +171,18 @@ struct Arguments {
     windows: Windows,
 }
 
-/// Puts a layer into a stream with a configuration of the caller's choice out of [`config::configs`]: for measuring which is
-/// best. Errors: those of [`super::run`], a configuration for x of the other type.
+/// The forms that a shape can have with x of a type: for measuring which is best.
+pub fn configs(shape: &Conv2dShape, x: Byte) -> Vec<Config> {
+    config::configs(is_wide(shape.geometry()), x == Byte::U8)
+}
+
+/// Puts a layer into a stream with a configuration of the caller's choice out of [`configs`]. Errors: those of [`super::run`],
+/// a configuration that the shape does not have, or for x of the other type.
 pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     let problem = call.problem()?;
     super::check(&KERNEL, gpu, &problem, &call)?;
-    if !config::configs(is_unsigned(call.layer)).contains(&config) {
-        return Err(Error::invalid(NAME, "a configuration for the type of x", format!("{config:?}")));
+    if !configs(&problem.shape, call.layer.x().byte()).contains(&config) {
+        return Err(Error::invalid(NAME, "a configuration for the shape and the type of x", format!("{config:?}")));
     }
     if call.y.len() == 0 { Ok(()) } else { launch(gpu, stream, &problem, &call, Some(config)) }
 }
@@ -212,7 +223,8 @@ fn multiply_as(
         return Err(Error::invalid(NAME, "x and y that begin at multiples of 16 bytes", got));
     }
     let multiprocessors = gpu.caps().multiprocessors as usize;
-    let config = config.unwrap_or_else(|| config::config(product_of(&shape), is_unsigned(layer), multiprocessors));
+    let config =
+        config.unwrap_or_else(|| config::config(product_of(&shape), is_wide(&g), is_unsigned(layer), multiprocessors));
     let prepared = layer.launches.prepare(gpu, Key { x: x.pointer(), shape, config }, x)?;
     let arguments = Arguments {
         w: layer.codes.pointer(),

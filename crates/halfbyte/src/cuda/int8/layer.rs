@@ -1,6 +1,6 @@
 //! A layer of bytes on a device: the packed weight, and what its sums become.
 
-use super::{OP, int8_sm90};
+use super::{OP, int8_direct_sm90, int8_sm90};
 use crate::conv::Geometry;
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Buffer, Stream};
@@ -33,6 +33,8 @@ pub struct Layer {
     pub(super) bounds: [f32; 2],
     /// Layout `cuda_int8`.
     pub(super) codes: Buffer<i8>,
+    /// The same in squares of 2 × 2 pixels, of a layer of few channels and stride 2.
+    pub(super) squares: Option<Buffer<i8>>,
     /// Zero points of the signed codes; none if all are 0.
     pub(super) zeros: Option<Buffer<i32>>,
     pub(super) bias: Option<Buffer<i32>>,
@@ -91,6 +93,7 @@ impl Layer {
         let bias = |i: usize| epilogue.bias.map_or(0, |bias| bias[i]);
         let [constants, position_sums] = sums(&packed, &geometry, x, bias)?;
         let zeros = packed.zeros().iter().any(|&zero| zero != 0).then_some(packed.zeros());
+        let squares = int8_direct_sm90::fold(&geometry, &packed).transpose()?;
         let layer = Self {
             geometry,
             x,
@@ -98,6 +101,7 @@ impl Layer {
             activation: epilogue.activation,
             bounds,
             codes: upload(gpu, stream, packed.codes())?,
+            squares: squares.map(|squares| upload(gpu, stream, squares.codes())).transpose()?,
             zeros: zeros.map(|zeros| upload(gpu, stream, zeros)).transpose()?,
             bias: epilogue.bias.map(|bias| upload(gpu, stream, bias)).transpose()?,
             float_bias: epilogue.float_bias.map(|bias| upload(gpu, stream, bias)).transpose()?,
@@ -158,6 +162,7 @@ impl Layer {
         let copy = |buffer: &Buffer<i32>| buffer.duplicate(stream);
         Ok(Self {
             codes: self.codes.duplicate(stream)?,
+            squares: self.squares.as_ref().map(|squares| squares.duplicate(stream)).transpose()?,
             zeros: self.zeros.as_ref().map(copy).transpose()?,
             bias: self.bias.as_ref().map(copy).transpose()?,
             float_bias: self.float_bias.as_ref().map(|bias| bias.duplicate(stream)).transpose()?,

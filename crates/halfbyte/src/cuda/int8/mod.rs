@@ -6,10 +6,12 @@
 //!
 //! | kernel | processors | what it computes |
 //! |---|---|---|
+//! | `int8_direct_sm90` | sm_90a | the same of stride 1 and one group, wherever a multiprocessor holds all channels of what it sees; of stride 2 up to 4 channels |
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
 //! | `int8_patches` | sm_90a | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` |
 //! | `int8_plain` | all from sm_75 on | everything |
 
+pub mod int8_direct_sm90;
 mod int8_patches;
 mod int8_plain;
 pub mod int8_sm90;
@@ -22,6 +24,7 @@ use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
+use crate::format::int8::Byte;
 use crate::kernel::{Reason, Rejection};
 
 const OP: &str = "int8";
@@ -116,7 +119,7 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[int8_sm90::KERNEL, int8_patches::KERNEL, int8_plain::KERNEL];
+pub const KERNELS: &[Kernel] = &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_patches::KERNEL, int8_plain::KERNEL];
 
 impl Kernel {
     /// Whether it computes a problem on a device, or why not.
@@ -168,6 +171,44 @@ pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> 
         return Ok(());
     }
     (kernel.run)(gpu, stream, &problem, call)
+}
+
+/// A form of a Hopper kernel: for measuring which is best.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Of `int8_direct_sm90`.
+    Direct(int8_direct_sm90::config::Config),
+    /// Of `int8_sm90`.
+    Implicit(int8_sm90::config::Config),
+}
+
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Form::Direct(form) => write!(f, "direct, {form}"),
+            Form::Implicit(form) => write!(f, "implicit, {form}"),
+        }
+    }
+}
+
+/// The forms of all kernels that support a problem with x of a type.
+pub fn forms(caps: &Caps, problem: &Problem, x: Byte) -> Vec<Form> {
+    let mut forms = Vec::new();
+    if int8_direct_sm90::KERNEL.supports(caps, problem).is_ok() {
+        forms.extend(int8_direct_sm90::configs(&problem.shape).into_iter().map(Form::Direct));
+    }
+    if int8_sm90::KERNEL.supports(caps, problem).is_ok() {
+        forms.extend(int8_sm90::configs(&problem.shape, x).into_iter().map(Form::Implicit));
+    }
+    forms
+}
+
+/// [`run`] in a form of the caller's choice. Error also: a form that the problem does not have.
+pub fn run_as(form: Form, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+    match form {
+        Form::Direct(form) => int8_direct_sm90::run_as(form, gpu, stream, call),
+        Form::Implicit(form) => int8_sm90::run_as(form, gpu, stream, call),
+    }
 }
 
 /// Lengths and types that fit, and a kernel that serves the problem.

@@ -16,7 +16,8 @@ mod finish;
 mod gather;
 mod pack;
 mod plain;
-mod quantize_activations;
+pub(in crate::cuda) mod quantize_activations;
+mod quantized_rows;
 mod wna16;
 pub mod wna16_sm80;
 pub mod wna16_sm90;
@@ -26,6 +27,7 @@ pub use pack::Packer;
 pub use plain::Weights as PlainWeights;
 pub(super) use plain::zero_kind;
 pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
+pub use quantized_rows::{QuantizedCall, QuantizedRows, QuantizedView, QuantizedViewMut, rows_form, run_quantized};
 pub use wna16::Weights as Wna16Weights;
 
 use super::driver::{FloatView, FloatViewMut, Stream, View};

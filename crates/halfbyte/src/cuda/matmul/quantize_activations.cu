@@ -1,12 +1,7 @@
 // Rows of activations as codes of 8 bits, with a scale (and an offset) for each group of columns: what wNa8 products multiply.
 //
-//   a thread has 16 columns of a row, several threads (or a block, where groups are long) a group
-//   least and greatest element -> scale, offset -> codes, and their sum
-//
-// quantize.cuh has the rule.
-// Codes of 16 columns lie in the order of the A fragments that packed weights give (matmul/wna8_sm90.cu): columns
-// 2t, 2t + 8, 2t + 1, 2t + 9 in bytes 4t .. 4t + 3.
-#include "quantize.cuh"
+//   quantize_rows.cuh has the algorithm; here are the columns of a matrix, in any order.
+#include "quantize_rows.cuh"
 
 #include "ampere.cuh"
 
@@ -14,137 +9,37 @@
 struct Params {
     const void* x;         // [m][k]
     const u32* order;      // [k]: the column that each place is for, or null
-    signed char* codes;    // [m][pitch]: pitch a multiple of 128, zeros from k on
-    float* scales;         // of row r and group g: at g * group_pitch + r
-    float* sums;           // of codes, likewise; or null
-    float* offsets;        // likewise, where there are any
-    u64 k, pitch, group_pitch;
-    u32 group, groups;     // group: a multiple of 16, or not less than k
+    Target to;
     FloatType x_type;
     u32 aligned;           // rows of x begin at multiples of 16 bytes
 };
 
-constexpr u32 COLUMNS = 16;                              // a thread
-constexpr u32 BLOCK = 256;
-
-// That of the lane at a distance.
-DEV Range across(Range r, int distance) {
-    return {__shfl_xor_sync(ALL_LANES, r.low, distance), __shfl_xor_sync(ALL_LANES, r.high, distance),
-            bool(__shfl_xor_sync(ALL_LANES, int(r.finite), distance))};
-}
-
-// Columns of a row from c on; gives how many there are.
-DEV int load_columns(const Params& p, u64 row, u64 c, float (&v)[COLUMNS]) {
-    const int there = c < p.k ? int(min(p.k - c, u64(COLUMNS))) : 0;
-    const u64 from = row * p.k;
-    if (there == COLUMNS && p.aligned && !p.order) {
-        float half[2][8];
-        load_eight(p.x, from + c, p.x_type, half[0]);
-        load_eight(p.x, from + c + 8, p.x_type, half[1]);
+// A row of x.
+struct Matrix {
+    const Params& p;
+    u64 row;
+    // Columns from c on; gives how many there are.
+    __device__ __forceinline__ int operator()(u64 c, float (&v)[COLUMNS]) const {
+        const int there = columns_there(p.to, c);
+        const u64 from = row * p.to.k;
+        if (there == COLUMNS && p.aligned && !p.order) {
+            float half[2][8];
+            load_eight(p.x, from + c, p.x_type, half[0]);
+            load_eight(p.x, from + c + 8, p.x_type, half[1]);
 #pragma unroll
-        for (int i = 0; i < COLUMNS; i++) v[i] = half[i / 8][i % 8];
-    } else {
+            for (int i = 0; i < COLUMNS; i++) v[i] = half[i / 8][i % 8];
+        } else {
 #pragma unroll
-        for (int i = 0; i < COLUMNS; i++) v[i] = i < there ? load_float(p.x, from + (p.order ? p.order[c + i] : c + i), p.x_type) : 0.f;
+            for (int i = 0; i < COLUMNS; i++) v[i] = i < there ? load_float(p.x, from + (p.order ? p.order[c + i] : c + i), p.x_type) : 0.f;
+        }
+        return there;
     }
-    return there;
-}
+};
 
-DEV Range range_of(const float (&v)[COLUMNS], int there) {
-    Range r = range_of_none();
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++)
-        if (i < there) r = joined(r, range_of_one(v[i]));
-    return r;
-}
-
-// Writes the codes of 16 columns in the order of fragments and returns their sum.
-DEV int write_codes(const Params& p, u64 row, u64 c, const float (&v)[COLUMNS], int there, const Rule& rule) {
-    int code[COLUMNS], sum = 0;
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++) code[i] = i < there ? code_of(v[i], rule) : 0;
-    u32 words[4];
-#pragma unroll
-    for (int t = 0; t < 4; t++) {
-        const u32 low = __byte_perm(code[2 * t], code[2 * t + 8], 0x0040), high = __byte_perm(code[2 * t + 1], code[2 * t + 9], 0x0040);
-        words[t] = __byte_perm(low, high, 0x5410);
-        sum = __dp4a(int(words[t]), 0x01010101, sum);
-    }
-    *reinterpret_cast<uint4*>(p.codes + row * p.pitch + c) = make_uint4(words[0], words[1], words[2], words[3]);
-    return sum;
-}
-
-// THREADS: of a group. Fewer than a block has: the block's columns are one piece of a row, whose groups have THREADS * 16 columns.
-// All of a block: it has one group of any length.
 template <int THREADS, bool OFFSET>
 __global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
-    constexpr bool LONG = THREADS == BLOCK;
-    constexpr int LANES = LONG ? 32 : THREADS;
-    __shared__ float lows[8], highs[8];
-    __shared__ int finites[8], totals[8];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.x;
     // No early launch of the product: its blocks would land beside those of the one before, two on some multiprocessors.
     dependency_wait();
-
-    const u32 chunk = blockIdx.y * BLOCK + threadIdx.x, group = LONG ? blockIdx.y : chunk / THREADS;
-    const u64 first = LONG ? u64(group) * p.group + threadIdx.x * COLUMNS : u64(chunk) * COLUMNS;
-    // The last group fills the row up.
-    const u64 end = !LONG || group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
-    float v[COLUMNS];
-    int there = 0;
-    Range range = range_of_none();
-    if constexpr (LONG) {
-#pragma unroll 1
-        for (u64 c = first; c < end; c += BLOCK * COLUMNS) {
-            there = load_columns(p, row, c, v);
-            range = joined(range, range_of(v, there));
-        }
-    } else {
-        there = load_columns(p, row, first, v);
-        range = range_of(v, there);
-    }
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) range = joined(range, across(range, distance));
-    if constexpr (LONG) {
-        if (lane == 0) lows[warp] = range.low, highs[warp] = range.high, finites[warp] = range.finite;
-        __syncthreads();
-        range = {lows[lane % 8], highs[lane % 8], bool(finites[lane % 8])};
-#pragma unroll
-        for (int distance = 4; distance > 0; distance /= 2) range = joined(range, across(range, distance));
-    }
-    Rule rule;
-    if constexpr (LONG) {                                // one thread divides: a division is a call, which registers are saved for
-        __shared__ Rule of_all;
-        if (threadIdx.x == 0) of_all = rule_of<OFFSET>(range);
-        __syncthreads();
-        rule = of_all;
-    } else {
-        rule = rule_of<OFFSET>(range);
-    }
-
-    int sum = 0;
-    if constexpr (LONG) {
-#pragma unroll 1
-        for (u64 c = first; c < end; c += BLOCK * COLUMNS) {
-            there = load_columns(p, row, c, v);
-            sum += write_codes(p, row, c, v, there, rule);
-        }
-    } else {
-        if (first < end) sum = write_codes(p, row, first, v, there, rule);
-    }
-#pragma unroll
-    for (int distance = LANES / 2; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    if constexpr (LONG) {
-        if (lane == 0) totals[warp] = sum;
-        __syncthreads();
-        sum = 0;
-#pragma unroll
-        for (int w = 0; w < 8; w++) sum += totals[w];
-    }
-    if (threadIdx.x % THREADS == 0 && group < p.groups) {
-        const u64 at = group * p.group_pitch + row;
-        p.scales[at] = rule.scale;
-        if (p.sums) p.sums[at] = float(sum);
-        if (OFFSET) p.offsets[at] = rule.offset;
-    }
+    const u32 row = row_of_thread(p.to);
+    quantize_row<THREADS, OFFSET>(p.to, row, blockIdx.y, Matrix{p, row});
 }

@@ -76,7 +76,7 @@ impl Weights {
         })
     }
 
-    pub(super) fn shape(&self) -> [usize; 2] {
+    pub(in crate::cuda) fn shape(&self) -> [usize; 2] {
         [self.n, self.k]
     }
 

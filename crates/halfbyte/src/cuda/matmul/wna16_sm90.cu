@@ -38,7 +38,7 @@ struct Feed {
     if (++sc.k >= sc.kend) return start(g);
     source += step;
 #ifdef HB_CONV
-    window.advance(g.windows, 64); window.advance(g.windows, 64);
+    window.advance_boxes<WINDOW, 128 / WINDOW>(g.windows);
 #endif
     return true;
   }
@@ -51,9 +51,9 @@ DEV void load_w(const Feed& f, const Rings& r, u32 s, u32 more, u64 policy) {
 DEV void load_x(const Arguments& g, const Feed& f, const TensorMap* map, const Rings& r, u32 s, int box) {
 #ifdef HB_CONV
   Window window = f.window;
-  if (box) window.advance(g.windows, 64);
+  if (box) window.advance_boxes<WINDOW, 64 / WINDOW>(g.windows);
 #pragma unroll
-  for (int i = 0; i < BOXES; i++, window.advance(g.windows, 64)) window.copy(g.windows, r.x + s * STAGE_X + i * BOX, map, r.full_x + 8 * s);
+  for (int i = 0; i < BOXES * 64 / WINDOW; i++, window.advance(g.windows, WINDOW)) window.copy(g.windows, r.x + s * STAGE_X + i * (NT * WINDOW * 2), map, r.full_x + 8 * s);
 #else
 #pragma unroll
   for (int i = 0; i < BOXES; i++)

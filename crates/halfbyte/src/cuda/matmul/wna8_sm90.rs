@@ -7,7 +7,7 @@ pub mod config;
 
 use super::quantize_activations::{self, Form};
 use super::wna16::{self, Weights};
-use super::{Call, Kernel, Packed};
+use super::{Call, Epilogue, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
@@ -35,7 +35,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     instances_of: |caps, problem| {
         let Ok((atom, terms)) = form(problem) else { return Vec::new() };
         let (config, _) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
-        let quantize = quantize_activations::instance(x_form(problem, terms).group, terms.offsets);
+        let quantize = quantize_activations::instance(x_form(problem, atom, terms));
         vec![quantize, config.instance(atom, terms, problem.y, Activation::None)]
     },
     rounds_weights: |_, _| false,
@@ -50,7 +50,7 @@ pub(super) const KERNEL: Kernel = Kernel {
 const MOST_COLUMNS: usize = 1 << 16;
 
 /// Columns up to which the source divides by the ratio of two groups with one multiplication.
-const MOST_K: usize = 1 << 21;
+pub(in crate::cuda) const MOST_K: usize = 1 << 21;
 
 /// Launches that a weight keeps prepared.
 const KEPT: usize = 32;
@@ -58,16 +58,16 @@ const KEPT: usize = 32;
 /// Every number of tokens for the commonest formats, and the other forms of conversion.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
-    let plain = Terms { sums: false, offsets: false };
+    let plain = Terms { sums: false, offsets: false, pixels: false };
     let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
         let forms = [
             (atom, plain, Float::F16),
             (Atom { bits: 8, ..atom }, plain, Float::F16),
             (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
-            (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true }, Float::F32),
+            (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true, pixels: false }, Float::F32),
             (
                 Atom { bits: 8, zero: true, group: 0, scale: Float::BF16 },
-                Terms { sums: true, offsets: true },
+                Terms { sums: true, offsets: true, pixels: false },
                 Float::F16,
             ),
         ];
@@ -87,18 +87,14 @@ fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     }
     let exact = Problem { format: Some(Format { act: Act::A16, ..format }), ..*problem };
     let atom = wna16::atom(&exact)?;
-    // Sums of codes are those of a scale of x; each group of an atom would need its own.
-    if atom.zero && atom.group > 0 && format.weight.group.len(problem.k) > atom.group {
-        return refuse("with zero points, multiplies groups of up to 128 columns");
-    }
-    Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym }))
+    Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: false }))
 }
 
-fn x_form(problem: &Problem, terms: Terms) -> Form {
-    let group = problem.format.map(|format| format.weight.group);
-    let len = group.map_or(problem.k, |group| group.len(problem.k)).max(1);
-    let groups = group.map_or(1, |group| group.count(problem.k));
-    Form { m: problem.m, k: problem.k, group: len, groups, sums: terms.sums, offsets: terms.offsets }
+fn x_form(problem: &Problem, atom: Atom, terms: Terms) -> Form {
+    let group = problem.format.map_or(problem.k, |format| format.weight.group.len(problem.k)).max(1);
+    // Zero points need the sums of an atom's groups, which may be parts of one.
+    let piece = if terms.sums && atom.group > 0 { atom.group } else { group };
+    Form { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets, pixels: false }
 }
 
 fn choose(caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float) -> (Config, config::Schedule) {
@@ -138,7 +134,7 @@ impl Room {
     fn new(caps: &Caps, problem: &Problem) -> std::result::Result<Self, Reason> {
         const ALIGNMENT: usize = 256;
         let (atom, terms) = form(problem)?;
-        let x = x_form(problem, terms);
+        let x = x_form(problem, atom, terms);
         let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
         let codes = (Workspace::COUNTER_BYTES + config.parts_bytes(&schedule)).next_multiple_of(ALIGNMENT);
         let terms = (codes + x.codes_bytes()).next_multiple_of(ALIGNMENT);
@@ -212,7 +208,7 @@ impl Launches {
 /// `Arguments` of the source.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct Arguments {
+pub(in crate::cuda) struct Arguments {
     w: u64,
     rows_of_scales: u64,
     terms: u64,
@@ -238,59 +234,106 @@ struct Arguments {
     padding: i32,
 }
 
+impl Arguments {
+    /// Of m rows in boxes of `box_rows`, with x in a form; terms, y, bias and the workspace are addresses, of the bias 0 if there is
+    /// none.
+    pub(in crate::cuda) fn new(
+        w: &Weights,
+        schedule: &config::Schedule,
+        [terms, y, bias, workspace]: [u64; 4],
+        (m, box_rows): (usize, usize),
+        x: &Form,
+    ) -> Self {
+        let config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = *schedule;
+        let [n, k] = w.shape();
+        Self {
+            w: w.atoms(),
+            rows_of_scales: w.rows(),
+            terms,
+            y,
+            bias,
+            parts: workspace + Workspace::COUNTER_BYTES as u64,
+            counters: workspace,
+            m: m as i32,
+            n: n as i32,
+            k: k as i32,
+            box_bytes: (box_rows * 128) as i32,
+            m_pitch: x.m_pitch() as i32,
+            steps: steps as i32,
+            rows: rows as i32,
+            columns: columns as i32,
+            waves: waves as i32,
+            workers: workers as i32,
+            sharers: sharers as i32,
+            first: (waves * workers) as i32,
+            units: (cut * steps) as i32,
+            // Exact up to MOST_K columns in groups of 32.
+            ratio: x
+                .piece
+                .checked_div(w.atom().group)
+                .filter(|&ratio| ratio > 1)
+                .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
+            groups: x.pieces() as i32,
+            padding: 0,
+        }
+    }
+}
+
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
     let Packed::Wna16(w) = call.w else {
         return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
     };
     let problem = super::problem(call);
-    let refuse = |why: Reason| Error::invalid(NAME, "a product that it serves", why.to_string());
-    let (atom, terms) = form(&problem).map_err(refuse)?;
     let room = Room::new(&gpu.caps(), &problem).map_err(refuse)?;
     let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
         return Err(Error::invalid(NAME, "a workspace", "none"));
     };
-    let y = call.y.pointer();
+    let (atom, terms) = form(&problem).map_err(refuse)?;
+    let x = x_form(&problem, atom, terms);
+    let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
+    let terms = workspace.pointer() + room.terms as u64;
+    quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms])?;
+    multiply(gpu, stream, w, &problem, Rows { codes, terms }, call.epilogue, call.y.pointer(), workspace)
+}
+
+fn refuse(why: Reason) -> Error {
+    Error::invalid(NAME, "a product that it serves", why.to_string())
+}
+
+/// How x must lie as codes for a problem that it supports.
+pub(super) fn rows_form(problem: &Problem) -> Option<Form> {
+    let (atom, terms) = form(problem).ok()?;
+    Some(x_form(problem, atom, terms))
+}
+
+/// Quantised x: codes, and the address of terms, as [`rows_form`] says.
+pub(super) struct Rows<'a> {
+    pub codes: View<'a, u8>,
+    pub terms: u64,
+}
+
+/// Multiplies what is quantised, into the problem's y at an address, with a workspace of the kernel's size.
+#[expect(clippy::too_many_arguments, reason = "a call with other rows")]
+pub(super) fn multiply(
+    gpu: &Gpu,
+    stream: &Stream,
+    w: &Weights,
+    problem: &Problem,
+    of_x: Rows<'_>,
+    epilogue: Epilogue<'_>,
+    y: u64,
+    workspace: View<'_, u8>,
+) -> Result<()> {
+    let (atom, terms) = form(problem).map_err(refuse)?;
+    let x = x_form(problem, atom, terms);
     if !y.is_multiple_of(16) {
         return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
-    let x = x_form(&problem, terms);
-    let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
-    let terms_at = workspace.pointer() + room.terms as u64;
-    quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms_at])?;
-    let (out, activation) = (call.y.dtype(), call.epilogue.activation);
-    let key = Key { codes: codes.pointer(), m: call.m, out, activation };
-    let prepared = w.launches_a8.prepare(gpu, w, terms, key, codes)?;
-    let config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = prepared.schedule;
-    let arguments = Arguments {
-        w: w.atoms(),
-        rows_of_scales: w.rows(),
-        terms: terms_at,
-        y,
-        bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-        parts: workspace.pointer() + Workspace::COUNTER_BYTES as u64,
-        counters: workspace.pointer(),
-        m: call.m as i32,
-        n: problem.n as i32,
-        k: problem.k as i32,
-        box_bytes: (prepared.box_rows * 128) as i32,
-        m_pitch: x.m_pitch() as i32,
-        steps: steps as i32,
-        rows: rows as i32,
-        columns: columns as i32,
-        waves: waves as i32,
-        workers: workers as i32,
-        sharers: sharers as i32,
-        first: (waves * workers) as i32,
-        units: (cut * steps) as i32,
-        // Exact up to MOST_K columns in groups of 32.
-        ratio: x
-            .group
-            .checked_div(atom.group)
-            .filter(|&ratio| ratio > 1)
-            .map_or(0, |ratio| ((1 << 32) / ratio + 1) as u32),
-        groups: x.groups as i32,
-        padding: 0,
-    };
+    let key = Key { codes: of_x.codes.pointer(), m: problem.m, out: problem.y, activation: epilogue.activation };
+    let prepared = w.launches_a8.prepare(gpu, w, terms, key, of_x.codes)?;
+    let bias = epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
+    let addresses = [of_x.terms, y, bias, workspace.pointer()];
+    let arguments = Arguments::new(w, &prepared.schedule, addresses, (problem.m, prepared.box_rows), &x);
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
     // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others
     // are those of the packed weight.

@@ -24,12 +24,13 @@ pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
 pub use floats::FloatBuffer;
-pub use rms_norm::{Norm, rms_norm};
+pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_quantized};
 pub use rope::Rope;
 pub use sample::{Draw, sample};
-pub use swiglu::swiglu;
+pub use swiglu::{swiglu, swiglu_quantized};
 
 use super::driver::Launch;
+use super::matmul::QuantizedForm;
 use super::sources::Instance;
 use crate::error::{Error, Result};
 
@@ -38,7 +39,7 @@ const MOST_BLOCKS: usize = i32::MAX as usize;
 /// And in the others.
 const MOST_BLOCKS_ACROSS: usize = 65_535;
 
-/// Every kernel that a model with heads of this size runs; without one, enough that nothing in the sources is left out.
+/// Every kernel that a model with heads of this size runs, but for [`quantized_instances`]; without one, enough that nothing in the sources is left out.
 pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     let mut all = vec![
@@ -51,9 +52,17 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
         sample::instance(),
         columns::instance(),
     ];
+    if head_size.is_none() {
+        all.extend([rms_norm::quantized_instances(), swiglu::quantized_instances()].concat());
+    }
     all.extend(heads.into_iter().flat_map(attention::instances));
     all.extend(dense::instances());
     all
+}
+
+/// The kernels that leave quantised rows of a form.
+pub fn quantized_instances(form: QuantizedForm) -> [Instance; 2] {
+    [rms_norm::quantized_instance(form), swiglu::quantized_instance(form)]
 }
 
 fn same_length(op: &'static str, name: &str, expected: Option<usize>, got: usize) -> Result<()> {

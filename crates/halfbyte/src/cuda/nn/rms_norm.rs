@@ -1,14 +1,20 @@
-//! Launches of `rms_norm.cu`: RMS norms, with what is added before.
+//! Launches of `rms_norm.cu`: RMS norms, with what is added before, and with what products make of them.
 
 use super::floats::float_type;
 use super::{launch, rows_of, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
+use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
+use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
+use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 
 static SOURCE: Source = Source { path: "nn/rms_norm.cu", text: include_str!("rms_norm.cu") };
+
+const OP: &str = "rms_norm";
+const QUANTIZED: &str = "rms_norm_quantized";
 
 const THREADS: u32 = 256;
 
@@ -16,17 +22,40 @@ pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "rms_norm")
 }
 
+pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
+    quantizer(&SOURCE, QUANTIZED, form)
+}
+
+pub(super) fn quantized_instances() -> Vec<Instance> {
+    quantizers(&SOURCE, QUANTIZED)
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Rows {
+    stream: u64,
+    update: u64,
+    weight: u64,
+    length: u64,
+    eps: f32,
+    out_type: u32,
+}
+
 /// As in the source.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
 struct Params {
-    stream: u64,
-    update: u64,
-    weight: u64,
+    rows: Rows,
     out: u64,
-    length: u64,
-    eps: f32,
-    out_type: u32,
+}
+
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct QuantizedParams {
+    rows: Rows,
+    to: Target,
 }
 
 /// A norm of rows.
@@ -50,27 +79,72 @@ pub struct Norm<'a> {
 /// range of f32. *Errors:* lengths that do not fit. *Source:* Zhang and Sennrich, "Root Mean Square Layer Normalization",
 /// 2019.
 pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
-    const OP: &str = "rms_norm";
-    let d = norm.weight.len();
-    let rows = rows_of(OP, norm.residual.len(), d)?;
-    same_length(OP, "out", Some(norm.residual.len()), norm.out.len())?;
-    if let Some(update) = norm.update {
-        same_length(OP, "update", Some(norm.residual.len()), update.len())?;
-    }
-    if rows == 0 {
+    let Norm { residual, update, weight, eps, out } = norm;
+    same_length(OP, "out", Some(residual.len()), out.len())?;
+    let (m, rows) = rows(&residual, update, weight, eps, out.dtype())?;
+    if m == 0 {
         return Ok(());
     }
-    let params = Params {
-        stream: norm.residual.pointer(),
-        update: norm.update.map_or(0, |update| update.pointer()),
-        weight: norm.weight.pointer(),
-        out: norm.out.pointer(),
-        length: d as u64,
-        eps: norm.eps,
-        out_type: float_type(norm.out.dtype()),
-    };
-    let form = launch(OP, [rows, 1, 1], THREADS, 0)?;
+    let params = Params { rows, out: out.pointer() };
+    let form = launch(OP, [m, 1, 1], THREADS, 0)?;
     let function = gpu.function(&instance())?;
     // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
     unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+}
+
+/// A norm of rows whose result only products with quantised activations read.
+#[derive(Debug)]
+pub struct QuantizedNorm<'a> {
+    /// The residual stream `[m, d]`.
+    pub residual: ViewMut<'a, f32>,
+    /// Added to it first, `[m, d]`.
+    pub update: Option<View<'a, f32>>,
+    /// Factors `[d]`.
+    pub weight: View<'a, f32>,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// The type that the result is rounded to before it is quantised.
+    pub rounded: Float,
+    /// Its codes, `[m, d]`.
+    pub out: QuantizedViewMut<'a>,
+}
+
+/// [`rms_norm`] and the quantising of its result in one launch: the same bits.
+///
+/// *Errors:* lengths that do not fit.
+pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -> Result<()> {
+    let QuantizedNorm { residual, update, weight, eps, rounded, out } = norm;
+    let (m, rows) = rows(&residual, update, weight, eps, rounded)?;
+    let params = QuantizedParams { rows, to: out.target(OP, [m, weight.len()])? };
+    if m == 0 {
+        return Ok(());
+    }
+    // One block to a row, whose sum it forms first.
+    let form = Launch { programmatic: true, ..launch(OP, [m, 1, 1], THREADS, 0)? };
+    let function = gpu.function(&quantized_instance(out.form))?;
+    // SAFETY: the one parameter is the source's `QuantizedParams`, whose lengths were checked above.
+    unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+}
+
+/// The rows of a norm as kernels are told of them, and their number. Errors: lengths that do not fit.
+fn rows(
+    residual: &ViewMut<'_, f32>,
+    update: Option<View<'_, f32>>,
+    weight: View<'_, f32>,
+    eps: f32,
+    out: Float,
+) -> Result<(usize, Rows)> {
+    let m = rows_of(OP, residual.len(), weight.len())?;
+    if let Some(update) = update {
+        same_length(OP, "update", Some(residual.len()), update.len())?;
+    }
+    let rows = Rows {
+        stream: residual.pointer(),
+        update: update.map_or(0, |update| update.pointer()),
+        weight: weight.pointer(),
+        length: weight.len() as u64,
+        eps,
+        out_type: float_type(out),
+    };
+    Ok((m, rows))
 }

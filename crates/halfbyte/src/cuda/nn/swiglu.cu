@@ -1,5 +1,10 @@
 // out = silu(gate) * up, with silu(x) = x / (1 + e^-x); a row of gate_up has the gate first, then up.
-#include "floats.cuh"
+//
+// swiglu_quantized makes codes of 8 bits of what swiglu would have left: the same numbers, rounded to the same type, by
+// quantize_rows.cuh.
+#include "quantize_rows.cuh"
+
+#include "ampere.cuh"
 
 constexpr int THREADS = 256;
 
@@ -11,10 +16,41 @@ struct Params {
     FloatType out_type;
 };
 
+// As `QuantizedParams` in swiglu.rs.
+struct QuantizedParams {
+    const float* gate_up;   // [rows][2][inner]
+    Target to;              // inner is its k
+    FloatType out_type;
+};
+
+DEV float product(float gate, float up) { return gate / (1 + expf(-gate)) * up; }
+
 __global__ void __launch_bounds__(THREADS) swiglu(const Params p) {
     const u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
     if (i >= p.elements) return;
     const float* row = p.gate_up + i / p.inner * 2 * p.inner;
-    const float gate = row[i % p.inner], up = row[i % p.inner + p.inner];
-    store_float(p.out, i, gate / (1 + expf(-gate)) * up, p.out_type);
+    store_float(p.out, i, product(row[i % p.inner], row[i % p.inner + p.inner]), p.out_type);
+}
+
+// A row of the result.
+struct Products {
+    const QuantizedParams& p;
+    const float* row;
+    // Columns from c on; gives how many there are.
+    __device__ __forceinline__ int operator()(u64 c, float (&v)[COLUMNS]) const {
+        const int there = columns_there(p.to, c);
+        const float *gate = row + c, *up = gate + p.to.k;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) v[i] = i < there ? product(gate[i], up[i]) : 0.f;
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) v[i] = rounded(v[i], p.out_type);
+        return there;
+    }
+};
+
+template <int OF_A_GROUP, bool OFFSET>
+__global__ void __launch_bounds__(BLOCK, 4) swiglu_quantized(const QuantizedParams p) {
+    // As in quantize_activations.cu, and for the same reason no early launch of the product.
+    dependency_wait();
+    quantize_row<OF_A_GROUP, OFFSET>(p.to, blockIdx.x, blockIdx.y, Products{p, p.gate_up + u64(blockIdx.x) * 2 * p.to.k});
 }

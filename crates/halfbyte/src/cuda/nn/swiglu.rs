@@ -4,16 +4,30 @@ use super::floats::float_type;
 use super::{launch, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Stream, View};
+use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
+use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
+use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 
 static SOURCE: Source = Source { path: "nn/swiglu.cu", text: include_str!("swiglu.cu") };
+
+const OP: &str = "swiglu";
+const QUANTIZED: &str = "swiglu_quantized";
 
 const THREADS: u32 = 256;
 
 pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "swiglu")
+}
+
+pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
+    quantizer(&SOURCE, QUANTIZED, form)
+}
+
+pub(super) fn quantized_instances() -> Vec<Instance> {
+    quantizers(&SOURCE, QUANTIZED)
 }
 
 /// As in the source.
@@ -28,13 +42,22 @@ struct Params {
     padding: u32,
 }
 
+/// As in the source.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct QuantizedParams {
+    gate_up: u64,
+    to: Target,
+    out_type: u32,
+    padding: u32,
+}
+
 /// `out = silu(gate) · up` with `silu(x) = x / (1 + e⁻ˣ)`.
 ///
 /// *Shapes:* `gate_up` `[m, 2·inner]`, each row the gate first, then up; `out` `[m, inner]`. *Accuracy:* relative error
 /// ≤ 2⁻²¹ before it is rounded to out's type, where the gate is above −87; below, the result goes to −0.
 /// *Errors:* lengths that do not fit.
 pub fn swiglu(gpu: &Gpu, stream: &Stream, gate_up: View<'_, f32>, inner: usize, out: FloatViewMut<'_>) -> Result<()> {
-    const OP: &str = "swiglu";
     rows_of(OP, out.len(), inner)?;
     same_length(OP, "gate_up", out.len().checked_mul(2), gate_up.len())?;
     if out.is_empty() {
@@ -51,5 +74,28 @@ pub fn swiglu(gpu: &Gpu, stream: &Stream, gate_up: View<'_, f32>, inner: usize, 
     let form = launch(OP, [out.len().div_ceil(THREADS as usize), 1, 1], THREADS, 0)?;
     let function = gpu.function(&instance())?;
     // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
+    unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+}
+
+/// [`swiglu`] and the quantising of its result in one launch: the same bits as if it were rounded to `rounded` and then quantised.
+///
+/// *Shapes:* `gate_up` `[m, 2·k]` for `out` of `[m, k]`. *Errors:* lengths that do not fit.
+pub fn swiglu_quantized(
+    gpu: &Gpu,
+    stream: &Stream,
+    gate_up: View<'_, f32>,
+    rounded: Float,
+    out: QuantizedViewMut<'_>,
+) -> Result<()> {
+    let (m, inner) = (out.form.m, out.form.k);
+    same_length(OP, "gate_up", m.checked_mul(inner).and_then(|len| len.checked_mul(2)), gate_up.len())?;
+    if gate_up.is_empty() {
+        return Ok(());
+    }
+    let to = out.target(OP, [m, inner])?;
+    let params = QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), padding: 0 };
+    let form = params.to.launch()?;
+    let function = gpu.function(&quantized_instance(out.form))?;
+    // SAFETY: the one parameter is the source's `QuantizedParams`, whose lengths were checked above.
     unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
 }

@@ -11,8 +11,7 @@ use half::f16;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::{Buffer, Stream};
-use halfbyte::cuda::int8::int8_sm90::{self, config::Config};
-use halfbyte::cuda::int8::{self, Call, Epilogue, KERNELS, Kernel, Layer, Problem, Target};
+use halfbyte::cuda::int8::{self, Call, Epilogue, Form, KERNELS, Kernel, Layer, Problem, Target};
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
 use halfbyte::layout::cuda_int8::CudaInt8;
@@ -64,7 +63,7 @@ impl Bench<'_> {
             };
             match how {
                 How::Kernel(kernel) => int8::run_with(kernel, self.gpu, self.stream, call).unwrap(),
-                How::Form(config) => int8_sm90::run_as(config, self.gpu, self.stream, call).unwrap(),
+                How::Form(form) => int8::run_as(form, self.gpu, self.stream, call).unwrap(),
             }
             let mut all = vec![0; len + 2 * GUARD];
             self.stream.download(y.view(), &mut all).unwrap();
@@ -81,14 +80,14 @@ impl Bench<'_> {
 #[derive(Clone, Copy)]
 enum How {
     Kernel(&'static Kernel),
-    Form(Config),
+    Form(Form),
 }
 
 impl std::fmt::Debug for How {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             How::Kernel(kernel) => f.write_str(kernel.name),
-            How::Form(config) => write!(f, "{config:?}"),
+            How::Form(form) => write!(f, "{form}"),
         }
     }
 }
@@ -263,12 +262,22 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
         (new(256, 65, [1, 1]), 3, [9, 11]),
         (Geometry { stride: [2, 2], padding: [1; 4], ..new(48, 144, [1, 1]) }, 2, [9, 11]),
     ];
+    let direct = [
+        (Geometry { padding: [1; 4], ..new(256, 130, [3, 3]) }, 3, [14, 13]),
+        (Geometry { padding: [1, 2, 0, 3], dilation: [2, 1], ..new(32, 48, [3, 4]) }, 4, [9, 30]),
+        (Geometry { padding: [0, 1, 1, 0], ..new(96, 320, [2, 3]) }, 2, [12, 11]),
+        (Geometry { padding: [2; 4], ..new(160, 16, [5, 5]) }, 1, [20, 19]),
+        (Geometry { stride: [2, 2], padding: [3; 4], ..new(3, 64, [7, 7]) }, 3, [33, 34]),
+        (Geometry { stride: [2, 2], ..new(4, 80, [2, 2]) }, 2, [25, 24]),
+        (Geometry { stride: [2, 2], padding: [2, 1, 0, 3], ..new(1, 20, [5, 4]) }, 2, [18, 26]),
+        (Geometry { stride: [2, 2], padding: [1, 0, 2, 1], ..new(2, 33, [3, 3]) }, 3, [15, 14]),
+    ];
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream };
         let mut random = Random(72);
-        let (mut forms, mut copied) = (0, 0);
-        let all = cases().into_iter().chain(implicit_cases()).chain(pointwise);
+        let (mut forms, mut copied) = ([0, 0], 0);
+        let all = cases().into_iter().chain(implicit_cases()).chain(pointwise).chain(direct);
         for (turn, (geometry, batch, size)) in all.enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
             for (i, types) in TYPES.into_iter().enumerate() {
@@ -290,7 +299,7 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                 same(&bench.forward(plain, &layer, &data.x, &shape, layouts), &want, &shape, &what(&plain));
                 let layouts = [Layout2d::Nhwc; 2];
                 let problem = Problem { shape, symmetric, floats: false, layouts };
-                let (hopper, patches) = (kernel("int8_sm90"), kernel("int8_patches"));
+                let (hopper, patches) = (["int8_direct_sm90", "int8_sm90"].map(kernel), kernel("int8_patches"));
                 for x_layout in LAYOUTS {
                     let layouts = [x_layout, Layout2d::Nhwc];
                     let how = How::Kernel(patches);
@@ -299,18 +308,20 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                         copied += 1;
                     }
                 }
-                if hopper.supports(&gpu.caps(), &problem).is_err() {
-                    continue;
-                }
-                let every = int8_sm90::config::configs(types[0] == Byte::U8).into_iter().map(How::Form);
-                for how in every.chain([How::Kernel(hopper)]) {
+                for form in int8::forms(&gpu.caps(), &problem, types[0]) {
+                    let how = How::Form(form);
                     same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, &what(&how));
-                    forms += 1;
+                    forms[matches!(form, Form::Direct(_)) as usize] += 1;
+                }
+                for hopper in hopper.into_iter().filter(|kernel| kernel.supports(&gpu.caps(), &problem).is_ok()) {
+                    let how = How::Kernel(hopper);
+                    same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, &what(&how));
                 }
             }
         }
         let served = (kernel("int8_sm90").serves)(gpu.caps().arch);
-        assert!((forms > 100 && copied > 100) || !served, "{forms} forms, {copied} of patches");
+        let tested = forms.iter().all(|&forms| forms > 100) && copied > 100;
+        assert!(tested || !served, "{forms:?} forms, implicit and direct, {copied} of patches");
     }
 }
 
@@ -459,7 +470,19 @@ fn the_choice_is_the_hopper_kernel_wherever_it_can() {
     };
     let nhwc = [Layout2d::Nhwc; 2];
     let chosen = |number, problem: &Problem| int8::select(&caps(number), problem).unwrap().name;
-    assert_eq!(chosen(90, &problem(wide, true, false, nhwc)), "int8_sm90");
+    let new = Geometry::new;
+    for (geometry, kernel) in [
+        (wide, "int8_direct_sm90"),
+        (new(64, 256, [1, 1]), "int8_direct_sm90"),
+        (new(256, 64, [1, 1]), "int8_sm90"),
+        (Geometry { stride: [2, 2], padding: [3; 4], ..new(3, 64, [7, 7]) }, "int8_direct_sm90"),
+        (Geometry { stride: [2, 2], ..wide }, "int8_sm90"),
+        (Geometry { groups: 2, ..Geometry { ci: 128, ..wide } }, "int8_sm90"),
+        // More channels than shared memory holds of what a block sees.
+        (Geometry { padding: [1; 4], ..new(2048, 512, [3, 3]) }, "int8_sm90"),
+    ] {
+        assert_eq!(chosen(90, &problem(geometry, true, false, nhwc)), kernel, "{geometry:?}");
+    }
     assert_eq!(
         chosen(90, &problem(Geometry { groups: 1, ..Geometry::new(48, 7, [1, 1]) }, true, false, nhwc)),
         "int8_sm90"

@@ -5,6 +5,7 @@
 
 mod cache;
 mod conv;
+mod conv_implicit;
 mod dequantize;
 mod driver;
 mod int8;
@@ -14,6 +15,7 @@ mod nn;
 mod nvrtc;
 mod pack;
 mod quantized;
+mod quantized_rows;
 mod wna16_sm80;
 
 use halfbyte::cuda::Gpu;

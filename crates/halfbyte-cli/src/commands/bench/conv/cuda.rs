@@ -14,11 +14,9 @@ use crate::text::{Align, rate, table};
 use crate::timing::Measured;
 use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::conv::implicit_sm90::{self, config::Plan as Form};
-use halfbyte::cuda::conv::{self, Call, Problem, Weights};
+use halfbyte::cuda::conv::{self, Call, Problem, Weights, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
-use halfbyte::cuda::int8::int8_sm90::{self, config::Config};
-use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Layer, Target};
+use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Form as Int8Form, Layer, Target};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::nn::FloatBuffer;
 use halfbyte::cuda::roofline::Roofline;
@@ -68,6 +66,52 @@ struct Swept {
     convolution: String,
     form: String,
     median_us: f64,
+}
+
+/// A plan of an implicit product: of pixels, of rows of windows, of quantised activations.
+#[derive(Clone, Copy)]
+enum Form {
+    Exact(implicit_sm90::config::Plan),
+    Rows(implicit_sm90::config::Plan),
+    Quantized(implicit_a8_sm90::config::Plan),
+}
+
+impl Form {
+    /// All that compute a problem with weights in a layout; none where no implicit product does.
+    fn all(gpu: &Gpu, problem: &Problem, layout: &str) -> Vec<Self> {
+        let caps = gpu.caps();
+        let exact = implicit_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Exact);
+        let rows = implicit_rows_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Rows);
+        let quantized =
+            implicit_a8_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Quantized);
+        // Where pixels are read as they lie, rows of windows are no choice.
+        let read: Vec<Self> = exact.chain(quantized).collect();
+        if read.is_empty() { rows.collect() } else { read }
+    }
+
+    fn workspace_bytes(&self, problem: &Problem) -> usize {
+        match self {
+            Form::Exact(plan) => implicit_sm90::workspace_bytes_as(plan),
+            Form::Rows(plan) => implicit_rows_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
+            Form::Quantized(plan) => implicit_a8_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
+        }
+    }
+}
+
+impl std::fmt::Display for Form {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let cut = match self {
+            Form::Exact((config, schedule)) | Form::Rows((config, schedule)) => {
+                write!(f, "{config}")?;
+                schedule.parts_bytes(*config) > 0
+            }
+            Form::Quantized((config, schedule)) => {
+                write!(f, "n{} x{}", config.tokens, config.stages)?;
+                config.parts_bytes(schedule) > 0
+            }
+        };
+        f.write_str(if cut { " cut" } else { " whole" })
+    }
 }
 
 /// Runs all convolutions of the plan on a GPU.
@@ -206,18 +250,15 @@ impl Device<'_> {
         let problem = Problem { format: weights[0].format(), shape, x: dtype, y: dtype, layouts };
         let kernel = conv::select(&gpu.caps(), &problem, weights[0].layout())?;
         let needed = kernel.workspace_bytes(&gpu.caps(), &problem, weights[0].layout());
-        let plans = match self.sweep && kernel.name == "implicit_sm90" {
-            true => implicit_sm90::plans(&gpu.caps(), &problem).unwrap_or_default(),
-            false => Vec::new(),
-        };
-        let needed = plans.iter().map(implicit_sm90::workspace_bytes_as).max().unwrap_or(0).max(needed);
+        let forms = if self.sweep { Form::all(gpu, &problem, weights[0].layout()) } else { Vec::new() };
+        let needed = forms.iter().map(|form| form.workspace_bytes(&problem)).max().unwrap_or(0).max(needed);
         let mut workspace = Workspace::new(gpu, stream, needed)?;
         let x = X::new(random::normals(shape.x_len(), 2), dtype);
         let on_device = FloatBuffer::upload(gpu, stream, x.floats())?;
         let mut y = FloatBuffer::allocate(gpu, dtype, shape.y_len())?;
         let bytes = weights[0].bytes() + on_device.bytes() + y.bytes();
         let launches = self.launches(weights.len(), bytes, shape.operations());
-        let mut run = |stream: &Stream, i: usize, plan: Option<Form>| {
+        let mut run = |stream: &Stream, i: usize, form: Option<Form>| {
             let call = Call {
                 x: on_device.view(0..shape.x_len()),
                 x_layout: Layout2d::Nhwc,
@@ -229,16 +270,16 @@ impl Device<'_> {
                 y_layout: Layout2d::Nhwc,
                 workspace: Some(&mut workspace),
             };
-            match plan {
+            match form {
                 None => conv::run_with(kernel, gpu, stream, call),
-                Some(plan) => implicit_sm90::run_as(plan, gpu, stream, call),
+                Some(Form::Exact(plan)) => implicit_sm90::run_as(plan, gpu, stream, call),
+                Some(Form::Rows(plan)) => implicit_rows_sm90::run_as(plan, gpu, stream, call),
+                Some(Form::Quantized(plan)) => implicit_a8_sm90::run_as(plan, gpu, stream, call),
             }
         };
-        for plan in plans {
-            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(plan)))?;
-            let (config, schedule) = plan;
-            let rounds = if schedule.parts_bytes(config) > 0 { "cut" } else { "whole" };
-            swept.push(self.swept(kind.to_string(), format!("{config} {rounds}"), measured));
+        for form in forms {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(form)))?;
+            swept.push(self.swept(kind.to_string(), form.to_string(), measured));
         }
         let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
         let bound = kernel.bound(&gpu.caps(), &problem, weights[0].layout());
@@ -308,7 +349,7 @@ impl Device<'_> {
         let bytes = layers[0].bytes() + shape.x_len() + shape.y_len();
         // Bytes multiply at twice the rate of halfs.
         let launches = self.launches(layers.len(), bytes, shape.operations() / 2.0);
-        let mut run = |stream: &Stream, i: usize, config: Option<Config>| {
+        let mut run = |stream: &Stream, i: usize, form: Option<Int8Form>| {
             let call = int8::Call {
                 layer: &layers[i % layers.len()],
                 x: on_device.view(),
@@ -319,19 +360,15 @@ impl Device<'_> {
                 y_layout: Layout2d::Nhwc,
                 workspace: Some(&mut workspace),
             };
-            match config {
+            match form {
                 None => int8::run_with(kernel, gpu, stream, call),
-                Some(config) => int8_sm90::run_as(config, gpu, stream, call),
+                Some(form) => int8::run_as(form, gpu, stream, call),
             }
         };
-        let configs = match self.sweep && kernel.name == "int8_sm90" {
-            true => int8_sm90::config::configs(byte == Byte::U8),
-            false => Vec::new(),
-        };
-        for config in configs {
-            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(config)))?;
-            let form = format!("2 × {} pixels, {} strips, {} stages", config.tokens, config.strips, config.stages);
-            swept.push(self.swept("int8".to_owned(), form, measured));
+        let forms = if self.sweep { int8::forms(&gpu.caps(), &problem, byte) } else { Vec::new() };
+        for form in forms {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(form)))?;
+            swept.push(self.swept("int8".to_owned(), form.to_string(), measured));
         }
         let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
         let check = match self.check {

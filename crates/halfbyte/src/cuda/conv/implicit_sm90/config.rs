@@ -5,16 +5,18 @@
 //! kernel. So every width of a tile is tried with a model of its time, in clocks of a multiprocessor:
 //!
 //! ```text
-//! unit (128 columns of a tile) = max(products at 2048 a clock, bytes of W and x at 40 a clock, conversion of W)
-//! tile  = its units + TILE + tokens · EPILOGUE (· 2 if two sets join their sums)
+//! unit (128 columns of a tile) = max(products at 2048 a clock, bytes of W and x at 45 a clock, conversion of W) + UNIT
+//! tile  = its units + TILE + tokens · strips of a warpgroup · EPILOGUE (· 2 if two sets join their sums)
 //! whole = rounds · tile                      every tile by one block
 //! cut   = units / blocks + 2 tiles' ends + JOIN    the last round's tiles cut evenly among all blocks
 //! ```
 //!
-//! The model is what is known of the processor; it has not been fitted to measurements. For ResNet-50 at a batch of 32 on 132
-//! multiprocessors it takes, with codes of 4 bits and one scale a row, the widths that the tests of this file record: 7² × 512
-//! outputs are 33 × 4 tiles of 48 pixels, one for each multiprocessor; 14² × 256 are 66 × 2 of 96; 28² × 128 are 131 of 192.
-//! 64 outputs are one strip: two warpgroups take its units in turn, where a tile of two strips would be half empty.
+//! Its constants were fitted to 120 times of the 3×3 layers of ResNet-50 at a batch of 32 on an H200, from which it is 10 % off on
+//! average; what it takes there is the fastest form or within 4 % of it (`docs/decisions/0010`). On 132 multiprocessors it takes,
+//! with codes of 4 bits and one scale a row, the widths that the tests of this file record: 7² × 512 outputs are 33 × 4 tiles of
+//! 48 pixels, one for each multiprocessor; 14² × 256 are 66 × 2 of 96; 28² × 128 are 131 of 192.
+//! 64 outputs are one strip: two warpgroups take its units in turn, where a tile of two strips would be half empty; or two
+//! blocks share a multiprocessor, with a warpgroup each.
 
 use crate::cuda::matmul::wna16_sm90::config::{Config, Schedule, TWO_BY_TWO};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -23,22 +25,32 @@ use crate::tensor::Float;
 /// Pixels a tile.
 const TOKENS: [usize; 6] = [48, 64, 96, 128, 192, 256];
 
-/// Clocks of a tile besides its units, and of the end of a tile for each of its pixels.
-const TILE: usize = 1200;
-const EPILOGUE: usize = 8;
+/// Clocks of a tile besides its units, and of the end of a tile for each of its pixels and strips of a warpgroup.
+pub(in crate::cuda) const TILE: usize = 350;
+pub(in crate::cuda) const EPILOGUE: usize = 7;
 
 /// Clocks of adding up parts of a cut tile.
-const JOIN: usize = 4000;
+const JOIN: usize = 9700;
 
 /// Multiply-adds and bytes from the second-level cache that a multiprocessor has in a clock.
 const PRODUCTS: usize = 2048;
-const BYTES: usize = 40;
+const BYTES: usize = 45;
+
+/// Clocks of converting a strip of a unit, and of a unit besides.
+const CONVERSION: usize = 100;
+pub(in crate::cuda) const UNIT: usize = 40;
 
 /// Pixels below which an instruction takes no less time: its weights come from registers.
 const LEAST_TOKENS: usize = 64;
 
 /// A configuration, and who computes what with it.
 pub type Plan = (Config, Schedule);
+
+/// One strip a block, two blocks on a multiprocessor: one stores while the other multiplies.
+const IN_PAIRS: Config = Config { warpgroups: 1, strips: 1, blocks: 2, ..TWO_BY_TWO };
+
+/// Pixels of a tile of those: their rings have room for two stages at least.
+const TOKENS_IN_PAIRS: [usize; 4] = [64, 96, 128, 192];
 
 /// The plan for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
 /// least time.
@@ -56,43 +68,49 @@ pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -
 pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
     let shape = shape.map(|size| size.max(1));
     let multiprocessors = multiprocessors.max(1);
-    let plans = configs(atom, shape[1], out).into_iter().flat_map(|config| {
-        let whole = whole(config, shape, multiprocessors);
-        let cut = Schedule::new(config, shape, multiprocessors);
+    let plans = configs(atom, [shape[1], shape[2]], out).into_iter().flat_map(|config| {
+        let whole = whole(config, shape, multiprocessors * config.blocks);
+        let cut = Schedule::new(config, shape, multiprocessors * config.blocks);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
     });
     plans.filter(|(_, schedule)| schedule.fits()).collect()
 }
 
-/// Every configuration that is chosen from.
-pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
+/// Units of a tile up to which its end is what counts, however many outputs there are.
+const FEW_STEPS: usize = 4;
+
+/// Every configuration that is chosen from, for so many outputs and columns.
+pub fn configs(atom: Atom, [n, k]: [usize; 2], out: Float) -> Vec<Config> {
     let mut all = Vec::new();
-    for strips in [1, 2] {
-        for tokens in TOKENS {
-            let sums = strips * tokens;
-            // Sums of a group lie beside those of the tile; weights that are scaled and rounded need none.
-            let exact = match atom.group {
-                0 if atom.bits == 8 && strips == 2 => sums <= 192,
-                0 => sums <= 256,
-                128 => sums <= 128,
-                _ => strips == 1 && tokens <= 96,
-            };
-            let rounds = atom.group > 0 && out != Float::F32 && strips == 1;
-            if (strips == 2 && n <= 2 * STRIP) || !(exact || rounds) {
-                continue;
-            }
-            let config = Config { early: !exact, ..base(tokens, strips, n) }.fitted_to_sets(atom, out);
-            // Two boxes in flight, and two units of each set.
-            if config.stages_x >= 2 && config.stages_w >= 2 && config.shared_bytes(atom, out) <= SHARED_BYTES {
-                all.push(config);
-            }
+    let alone = [1, 2].into_iter().flat_map(|strips| TOKENS.map(|tokens| base(tokens, strips, n)));
+    let paired = n <= STRIP || k <= FEW_STEPS * STEP;
+    let in_pairs = TOKENS_IN_PAIRS.map(|tokens| Config { tokens, ..IN_PAIRS }).into_iter().filter(|_| paired);
+    for config in alone.chain(in_pairs) {
+        let Config { tokens, strips, blocks, .. } = config;
+        let sums = strips * tokens;
+        // Sums of a group lie beside those of the tile; weights that are scaled and rounded need none.
+        let exact = match atom.group {
+            0 if atom.bits == 8 && strips == 2 => sums <= 192,
+            0 => sums <= 256,
+            128 => sums <= if blocks == 2 { 96 } else { 128 },
+            _ => strips == 1 && tokens <= if blocks == 2 { 64 } else { 96 },
+        };
+        let rounds = atom.group > 0 && out != Float::F32 && strips == 1;
+        // Two boxes in flight, and two units of each set.
+        let config = Config { early: !exact, ..config }.fitted_to_sets(atom, out);
+        let room = if blocks == 2 { SHARED_BY_TWO_BYTES } else { SHARED_BYTES };
+        let fits = config.stages_x >= 2 && config.stages_w >= 2 && config.shared_bytes(atom, out) <= room;
+        let high = strips == 1 || n > 2 * STRIP;
+        if high && fits && (exact || rounds) {
+            all.push(config);
         }
     }
     all
 }
 
-/// Shared memory of a block alone on a multiprocessor.
+/// Shared memory of a block alone on a multiprocessor, and of one of two.
 const SHARED_BYTES: usize = 232_448;
+const SHARED_BY_TWO_BYTES: usize = 115_712;
 
 fn base(tokens: usize, strips: usize, n: usize) -> Config {
     let boxes = if tokens >= 192 { 1 } else { 2 };
@@ -118,7 +136,7 @@ impl Config {
 }
 
 /// Whole rounds of tiles, and a last one of those that are left, each whole by one block.
-fn whole(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Schedule {
+pub(in crate::cuda) fn whole(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Schedule {
     let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
     let tiles = rows.saturating_mul(columns);
     let workers = multiprocessors.min(tiles);
@@ -133,9 +151,22 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let bytes = (tokens * STEP * 2 + strips * atom.bytes()) / BYTES;
     // Sums that are scaled group by group wait for the tensor cores.
     let late = if config.early { 0 } else { atom.groups() * (tokens / 2 + 64) };
-    let conversion = strips * (160 + late);
-    let unit = products.max(bytes).max(conversion) + 64;
-    let end = TILE + tokens * EPILOGUE * config.sets;
+    let unit = products.max(bytes).max(strips * (CONVERSION + late)) + UNIT;
+    let end = TILE + tokens * config.strips * EPILOGUE * config.sets;
+    total_of_blocks(schedule, config.blocks, unit, end)
+}
+
+/// The same of one or two blocks a multiprocessor, for each of which a unit takes so long alone.
+pub(in crate::cuda) fn total_of_blocks(schedule: &Schedule, blocks: usize, unit: usize, end: usize) -> usize {
+    match blocks {
+        1 => total(schedule, unit, end),
+        // What a block stores, another one multiplies meanwhile, at half the speed of one alone.
+        _ => total(schedule, blocks * unit, end.saturating_sub(schedule.steps * unit)),
+    }
+}
+
+/// The time of a schedule with so many clocks a unit, and so many a tile's end.
+fn total(schedule: &Schedule, unit: usize, end: usize) -> usize {
     if schedule.cut == 0 || schedule.sharers == schedule.cut {
         let rounds = schedule.waves + schedule.cut.div_ceil(schedule.workers);
         return rounds.saturating_mul(schedule.steps * unit + end);
@@ -159,8 +190,8 @@ mod tests {
         assert_eq!(of(32 * 28 * 28, 128, 1152), (192, 2, 1, 131, 131));
         assert_eq!(of(32 * 14 * 14, 256, 2304), (96, 2, 1, 132, 132));
         assert_eq!(of(32 * 7 * 7, 512, 4608), (48, 2, 1, 132, 132));
-        let (tokens, strips, sets, _, _) = of(32 * 56 * 56, 64, 576);
-        assert_eq!((strips, sets), (1, 2), "{tokens} pixels");
+        let (tokens, strips, _, _, _) = of(32 * 56 * 56, 64, 576);
+        assert_eq!(strips, 1, "{tokens} pixels");
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Config {
     pub strips: usize,
     /// Stages of the ring, of 128 columns each.
     pub stages: usize,
+    /// Whether boxes of x have 128 channels, and not 64.
+    pub wide: bool,
     /// Whether x is unsigned.
     pub unsigned: bool,
 }
@@ -40,14 +42,14 @@ const TILE: usize = 3000;
 const PRODUCTS: usize = 4096;
 const BYTES: usize = 40;
 
-/// Every configuration.
-pub fn configs(unsigned: bool) -> Vec<Config> {
-    let forms = [[128, 1], [64, 2], [64, 1], [32, 2], [32, 1]];
-    forms.map(|[tokens, strips]| Config { tokens, strips, stages: 0, unsigned }.fitted()).into()
+/// Every configuration for boxes of one size and x of one type.
+pub fn configs(wide: bool, unsigned: bool) -> Vec<Config> {
+    let forms = [[128, 1], [64, 2], [64, 1], [32, 1]];
+    forms.map(|[tokens, strips]| Config { tokens, strips, stages: 0, wide, unsigned }.fitted()).into()
 }
 
 /// The configuration for a shape: pixels, outputs of a group, columns, groups.
-pub fn config([m, n, k, groups]: [usize; 4], unsigned: bool, multiprocessors: usize) -> Config {
+pub fn config([m, n, k, groups]: [usize; 4], wide: bool, unsigned: bool, multiprocessors: usize) -> Config {
     let time = |config: &Config| {
         let tiles = config.tiles([m, n]).saturating_mul(groups);
         let each = tiles.div_ceil(multiprocessors.max(1));
@@ -56,8 +58,15 @@ pub fn config([m, n, k, groups]: [usize; 4], unsigned: bool, multiprocessors: us
         let bytes = (outputs + pixels) * STEP / BYTES;
         each.saturating_mul(k.div_ceil(STEP)).saturating_mul(products.max(bytes)) + each.div_ceil(2) * TILE
     };
-    let widest = Config { tokens: 128, strips: 1, stages: 0, unsigned }.fitted();
-    configs(unsigned).into_iter().min_by_key(time).unwrap_or(widest)
+    let widest = Config { tokens: 128, strips: 1, stages: 0, wide, unsigned }.fitted();
+    configs(wide, unsigned).into_iter().min_by_key(time).unwrap_or(widest)
+}
+
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { tokens, strips, stages, .. } = self;
+        write!(f, "2 × {tokens} pixels, {strips} strips, {stages} stages")
+    }
 }
 
 impl Config {
@@ -85,6 +94,11 @@ impl Config {
         self.stages * (self.stage_bytes() + 16) + WARPGROUPS * self.tokens * 8
     }
 
+    /// Channels of a box of x.
+    pub fn box_channels(self) -> usize {
+        if self.wide { STEP } else { STEP / 2 }
+    }
+
     /// Threads of a block.
     pub fn threads(self) -> usize {
         WARPGROUPS * 128 + 32
@@ -96,6 +110,7 @@ impl Config {
             ("NT", self.tokens),
             ("STRIPS", self.strips),
             ("STAGES", self.stages),
+            ("WIDE", self.box_channels()),
             ("UNSIGNED", self.unsigned.into()),
             ("THREADS", self.threads()),
             ("SHARED_BYTES", self.shared_bytes()),
@@ -112,7 +127,7 @@ mod tests {
     #[test]
     fn the_layers_of_resnet_50() {
         let of = |m, n, k| {
-            let config = config([m, n, k, 1], true, 132);
+            let config = config([m, n, k, 1], true, true, 132);
             (config.tokens, config.strips, config.tiles([m, n]))
         };
         assert_eq!(of(32 * 56 * 56, 64, 576), (128, 1, 392));
@@ -123,7 +138,7 @@ mod tests {
 
     #[test]
     fn two_blocks_of_every_form_fit_a_multiprocessor() {
-        for config in configs(false) {
+        for config in configs(false, false) {
             assert!(config.stages >= 2 && config.shared_bytes() <= SHARED_BYTES, "{config:?}");
         }
     }

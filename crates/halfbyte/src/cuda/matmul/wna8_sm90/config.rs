@@ -16,6 +16,15 @@ pub struct Terms {
     pub sums: bool,
     /// Offsets.
     pub offsets: bool,
+    /// They lie pixel by pixel, four numbers a group, and come in windows (HB_CONV).
+    pub pixels: bool,
+}
+
+impl Terms {
+    /// Numbers of a group in shared memory, for each token.
+    fn numbers(self) -> usize {
+        if self.pixels { 4 } else { 1 + usize::from(self.sums) + usize::from(self.offsets) }
+    }
 }
 
 /// What the kernel is compiled with, besides the format; `include/wna8_layout.cuh` says what each is.
@@ -23,6 +32,8 @@ pub struct Terms {
 pub struct Config {
     /// Tokens a tile.
     pub tokens: usize,
+    /// Warpgroups that convert and multiply.
+    pub warpgroups: usize,
     /// Strips a warpgroup.
     pub strips: usize,
     /// Units in flight.
@@ -37,7 +48,7 @@ pub struct Config {
     pub prefetch: usize,
 }
 
-/// Warpgroups that convert and multiply.
+/// Warpgroups of products.
 const WARPGROUPS: usize = 2;
 
 /// Shared memory that a block may have alone on a multiprocessor, and as one of two.
@@ -56,12 +67,18 @@ const PREFETCHED_BITS: usize = 64;
 /// next product while the other runs and x is quantised. With many rows what goes from L2 to the multiprocessors counts (they
 /// take 42 bytes a clock): 256 tokens a tile where the registers hold their sums.
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let wide = atom.group == 0 && terms == Terms { sums: false, offsets: false };
+    let wide = atom.group == 0 && !terms.sums && !terms.offsets;
     let most = if wide && m > 128 { 256 } else { 128 };
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
     let (strips, blocks) = if tokens > 16 { (1, 1) } else { (8 / atom.bits as usize, 2) };
     let (trigger, prefetch) = if blocks == 1 { (1, 0) } else { (0, PREFETCHED_BITS / atom.bits as usize) };
-    let whole = Config { tokens, strips, stages: 0, split: 1, blocks, trigger, prefetch };
+    // One strip would be half of a tile: a block has one, and a multiprocessor two blocks.
+    let simple = atom.group != 32 && !terms.sums && !terms.offsets;
+    if n <= STRIP && m > 128 && simple {
+        let pair = Config { tokens: 128, warpgroups: 1, strips, stages: 0, split: 1, blocks: 2, trigger, prefetch };
+        return pair.fitted(atom, terms, out);
+    }
+    let whole = Config { tokens, warpgroups: WARPGROUPS, strips, stages: 0, split: 1, blocks, trigger, prefetch };
     let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
     let units = rows.div_ceil(4) * steps / multiprocessors;
     let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
@@ -74,7 +91,7 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
 }
 
 impl Config {
-    fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
+    pub(in crate::cuda) fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
         let room = most.saturating_sub(self.shared_bytes(atom, terms, out));
         Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(MOST_STAGES), ..self }
@@ -82,17 +99,16 @@ impl Config {
 
     /// Strips of a block's tile.
     fn tile_strips(self) -> usize {
-        WARPGROUPS * self.strips
+        self.warpgroups * self.strips
     }
 
     /// Threads of a block.
     pub fn threads(self) -> usize {
-        WARPGROUPS * 128 + if self.tokens > 32 { 128 } else { 32 }
+        self.warpgroups * 128 + if self.tokens > 32 { 128 } else { 32 }
     }
 
     fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
-        let terms = 1 + usize::from(terms.sums) + usize::from(terms.offsets);
-        self.tokens * 128 + atom.groups() * terms * self.tokens * 4 + self.tile_strips() * atom.bytes()
+        self.tokens * 128 + atom.groups() * terms.numbers() * self.tokens * 4 + self.tile_strips() * atom.bytes()
     }
 
     /// Shared memory of a block.
@@ -100,18 +116,20 @@ impl Config {
         let parts = self.tile_strips() * 4 * (self.tokens / 8);
         let staged = if self.tokens < 64 || self.split > 1 || out == Float::F32 { 0 } else { 64 };
         let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
-        self.stages * (self.stage_bytes(atom, terms) + 16) + WARPGROUPS * staged * 128 + exchange + 32
+        self.stages * (self.stage_bytes(atom, terms) + 16) + self.warpgroups * staged * 128 + exchange + 32
     }
 
     /// The tiles as the kernel for exact activations has them.
-    fn tiles(self) -> exact::Config {
-        let Self { tokens, strips, split, blocks, .. } = self;
-        exact::Config { tokens, warpgroups: WARPGROUPS, strips, split, blocks, ..exact::TWO_BY_TWO }
+    pub(in crate::cuda) fn tiles(self) -> exact::Config {
+        let Self { tokens, warpgroups, strips, split, blocks, .. } = self;
+        exact::Config { tokens, warpgroups, strips, split, blocks, ..exact::TWO_BY_TWO }
     }
 
     /// Who computes what.
     pub fn schedule(self, shape: [usize; 3], multiprocessors: usize) -> Schedule {
-        Schedule::new(self.tiles(), shape, multiprocessors)
+        // Of two blocks with a warpgroup each both compute; of others one fills its ring for the next launch.
+        let workers = if self.warpgroups == 1 { multiprocessors * self.blocks } else { multiprocessors };
+        Schedule::new(self.tiles(), shape, workers)
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.
@@ -131,7 +149,7 @@ impl Config {
             ("OUT", float_type(out) as usize),
             ("ACTIVATION", function as usize),
             ("NT", self.tokens),
-            ("WARPGROUPS", WARPGROUPS),
+            ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
             ("STAGES", self.stages),
             ("SPLIT", self.split),

@@ -1,0 +1,116 @@
+//! Which form of `wna8_sm90.cu` an implicit product takes, and who computes what: pure functions of the numbers.
+//!
+//! As for exact activations every width of a tile is tried with a model of its time. What decides here is promoting: a scale of x
+//! holds for one position and some channels, so that sums in integers end every 32 to 128 columns.
+//!
+//! ```text
+//! unit (128 columns of a tile) = max(products at 4096 a clock, bytes of W and x at 40 a clock, promoting)
+//! promoting = groups · tokens · PROMOTE, and TERM for each further term
+//! ```
+
+use crate::cuda::conv::implicit_sm90::config::{EPILOGUE, TILE, UNIT, total_of_blocks, whole};
+use crate::cuda::matmul::wna8_sm90::config::{Config, Schedule, Terms};
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+
+/// Pixels a tile.
+const TOKENS: [usize; 2] = [64, 128];
+
+/// Multiply-adds and bytes from the second-level cache that a multiprocessor has in a clock.
+const PRODUCTS: usize = 4096;
+const BYTES: usize = 40;
+
+/// Clocks of promoting the sums of a group and pixel of both warpgroups, and of each further term.
+const PROMOTE: usize = 7;
+const TERM: usize = 2;
+
+/// A configuration, and who computes what with it.
+pub type Plan = (Config, Schedule);
+
+/// The plan for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
+/// least time.
+pub fn plan(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Plan {
+    let best = plans(atom, terms, shape, out, multiprocessors);
+    best.into_iter().min_by_key(|(config, schedule)| clocks(*config, schedule, atom, terms)).unwrap_or_else(|| {
+        // A shape that no schedule counts, as its own says.
+        let config = alone(TOKENS[0]).fitted(atom, terms, out);
+        (config, whole(config.tiles(), shape.map(|size| size.max(1)), multiprocessors.max(1)))
+    })
+}
+
+/// All plans for a shape.
+pub fn plans(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
+    let (shape, multiprocessors) = (shape.map(|size| size.max(1)), multiprocessors.max(1));
+    let plans = configs(atom, terms, shape[1], out).into_iter().flat_map(|config| {
+        let whole = whole(config.tiles(), shape, multiprocessors * config.blocks);
+        let cut = config.schedule(shape, multiprocessors);
+        [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
+    });
+    plans.filter(|(_, schedule)| schedule.fits()).collect()
+}
+
+/// Every configuration that is chosen from, for so many outputs.
+pub fn configs(atom: Atom, terms: Terms, n: usize, out: Float) -> Vec<Config> {
+    // With further terms the sums of 128 pixels leave no registers for small groups.
+    let most = if atom.group == STEP || !(terms.sums || terms.offsets) { 128 } else { 64 };
+    let tokens = TOKENS.into_iter().filter(|&tokens| tokens <= most);
+    let all = tokens.flat_map(|tokens| {
+        let pair = Config { warpgroups: 1, blocks: 2, ..alone(tokens) };
+        // One strip would be half of a tile. Its atoms alone must be whole lines, for what lies behind them.
+        let paired = n <= STRIP && atom.bytes().is_multiple_of(128) && (atom.group > 32 || tokens <= 64);
+        [alone(tokens)].into_iter().chain(paired.then_some(pair))
+    });
+    let all = all.map(|config| config.fitted(atom, terms, out));
+    all.filter(|config| config.stages >= 2).collect()
+}
+
+fn alone(tokens: usize) -> Config {
+    Config { tokens, warpgroups: 2, strips: 1, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch: 0 }
+}
+
+/// The time of a plan by the model above.
+fn clocks(config: Config, schedule: &Schedule, atom: Atom, terms: Terms) -> usize {
+    let (tokens, strips) = (config.tokens, config.tiles().tile_strips());
+    let products = strips * STRIP * tokens * STEP / PRODUCTS;
+    let bytes = (tokens * (STEP + 16 * atom.groups()) + strips * atom.bytes()) / BYTES;
+    let further = usize::from(terms.sums) + usize::from(terms.offsets);
+    let promoting = atom.groups() * tokens * config.warpgroups * (PROMOTE + TERM * further) / 2;
+    let (unit, end) = (products.max(bytes).max(promoting) + UNIT, TILE + tokens * EPILOGUE);
+    total_of_blocks(schedule, config.blocks, unit, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERMS: Terms = Terms { sums: false, offsets: false, pixels: true };
+
+    #[test]
+    fn every_plan_computes_every_tile_once_in_memory_that_a_block_has() {
+        for (bits, group, zero) in [(4, 128, false), (8, 64, false), (4, 32, true), (8, 128, true)] {
+            let atom = Atom { bits, group, zero, scale: Float::F16 };
+            for terms in [TERMS, Terms { sums: zero, offsets: true, ..TERMS }] {
+                for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576)] {
+                    for out in [Float::F16, Float::F32] {
+                        let all = plans(atom, terms, [m, n, k], out, 132);
+                        assert!(all.contains(&plan(atom, terms, [m, n, k], out, 132)));
+                        for (config, s) in all {
+                            let bytes = config.shared_bytes(atom, terms, out);
+                            assert!(config.stages >= 2 && bytes <= 232_448, "{config:?} takes {bytes} bytes");
+                            assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config:?} {s:?}");
+                            let strips = config.tiles().tile_strips();
+                            assert!(s.rows * strips * STRIP >= n && s.columns * config.tokens >= m, "{config:?} {s:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn few_tiles_of_many_columns_are_cut() {
+        let atom = Atom { bits: 8, group: 128, zero: false, scale: Float::F16 };
+        let (config, schedule) = plan(atom, TERMS, [49, 512, 4608], Float::F16, 132);
+        assert!(schedule.sharers > schedule.cut && config.parts_bytes(&schedule) > 0, "{config:?} {schedule:?}");
+    }
+}

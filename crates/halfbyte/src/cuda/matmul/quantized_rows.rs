@@ -1,0 +1,164 @@
+//! Activations that are codes of 8 bits already: products of rows that were quantised once, by whatever made them.
+//!
+//! ```text
+//! form = rows_form(caps, w, m)                     how x must lie for a weight; None: its kernels quantise x themselves
+//! rows = QuantizedRows::allocate(gpu, form)
+//! nn::rms_norm_quantized(.., rows.view_mut(m))     or nn::swiglu_quantized, or quantize_activations
+//! run_quantized(.., x: rows.view(m))               the bits of run with the floats that were quantised
+//! ```
+//!
+//! Weights whose forms are equal read the same rows.
+
+use super::quantize_activations::{Form, Target};
+use super::{Epilogue, OP, Packed, wna8_sm90};
+use crate::cuda::driver::{Buffer, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::{Caps, Gpu, Workspace};
+use crate::error::{Error, Result};
+use crate::kernel::Problem;
+use crate::tensor::Float;
+
+/// Rows of quantised activations on a device, or room for them.
+#[derive(Debug)]
+pub struct QuantizedRows {
+    form: Form,
+    codes: Buffer<u8>,
+    terms: Buffer<f32>,
+}
+
+/// Some of them.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedView<'a> {
+    /// How codes and terms lie; its `m` is the number of rows.
+    pub form: Form,
+    /// Codes.
+    pub codes: View<'a, u8>,
+    /// Terms.
+    pub terms: View<'a, f32>,
+}
+
+/// Some of them, to be written.
+#[derive(Debug)]
+pub struct QuantizedViewMut<'a> {
+    /// How codes and terms lie; its `m` is the number of rows.
+    pub form: Form,
+    /// Codes.
+    pub codes: ViewMut<'a, u8>,
+    /// Terms.
+    pub terms: ViewMut<'a, f32>,
+}
+
+impl QuantizedRows {
+    /// Room for as many rows as the form has. Errors: groups that no kernel makes, memory is short.
+    pub fn allocate(gpu: &Gpu, form: Form) -> Result<Self> {
+        form.check()?;
+        let codes = form.m.checked_mul(form.pitch());
+        let codes = codes.ok_or_else(|| Error::invalid(OP, "codes that fit memory", format!("{form:?}")))?;
+        let context = gpu.context();
+        Ok(Self { form, codes: context.allocate(codes)?, terms: context.allocate(form.terms_bytes() / 4)? })
+    }
+
+    /// How they lie; its `m` is how many there is room for.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// The first m rows, as they were written; panics if there is no room for so many.
+    pub fn view(&self, m: usize) -> QuantizedView<'_> {
+        let form = self.first(m);
+        let (codes, terms) = (0..form.codes_bytes(), 0..form.terms_bytes() / 4);
+        QuantizedView { form, codes: self.codes.view().slice(codes), terms: self.terms.view().slice(terms) }
+    }
+
+    /// Room for the first m rows; panics if there is not so much.
+    pub fn view_mut(&mut self, m: usize) -> QuantizedViewMut<'_> {
+        let form = self.first(m);
+        let (codes, terms) = (0..form.codes_bytes(), 0..form.terms_bytes() / 4);
+        QuantizedViewMut { form, codes: self.codes.view_mut().slice(codes), terms: self.terms.view_mut().slice(terms) }
+    }
+
+    fn first(&self, m: usize) -> Form {
+        assert!(m <= self.form.m, "{m} of {} quantised rows", self.form.m);
+        Form { m, ..self.form }
+    }
+}
+
+impl QuantizedViewMut<'_> {
+    /// What kernels are told. Error: columns that are not those of the numbers to be quantised.
+    pub(in crate::cuda) fn target(&self, op: &'static str, [m, k]: [usize; 2]) -> Result<Target> {
+        if [self.form.m, self.form.k] != [m, k] {
+            let got = format!("{} × {}", self.form.m, self.form.k);
+            return Err(Error::invalid(op, format!("room for codes of {m} × {k}"), got));
+        }
+        Ok(Target::new(self.form, [self.codes.pointer(), self.terms.pointer()]))
+    }
+}
+
+/// How rows must lie as codes for a weight; None where its products quantise x themselves, or do not at all, or read columns
+/// in an order of their own.
+pub fn rows_form(caps: &Caps, w: &Packed, m: usize) -> Option<Form> {
+    let Packed::Wna16(w) = w else { return None };
+    let problem = problem(w, m, Float::F32);
+    let kernel = &wna8_sm90::KERNEL;
+    let served = w.order() == 0 && kernel.supports(caps, &problem).is_ok();
+    if served { wna8_sm90::rows_form(&problem) } else { None }
+}
+
+/// One product of quantised rows.
+#[derive(Debug)]
+pub struct QuantizedCall<'a> {
+    /// Activations `[m, k]`.
+    pub x: QuantizedView<'a>,
+    /// Weight.
+    pub w: &'a Packed,
+    /// What happens to the sums.
+    pub epilogue: Epilogue<'a>,
+    /// Output `[m, n]`.
+    pub y: FloatViewMut<'a>,
+    /// As that of a product with floats.
+    pub workspace: Option<&'a mut Workspace>,
+}
+
+/// Puts a product into a stream.
+///
+/// *Accuracy:* the bits of [`super::run`] with the numbers that were quantised. *Errors:* rows of another form than
+/// [`rows_form`] gives, lengths that do not fit, a workspace that is too small, a kernel that cannot be compiled.
+pub fn run_quantized(gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Result<()> {
+    let (form, [n, k]) = (call.x.form, call.w.shape());
+    let wanted = rows_form(&gpu.caps(), call.w, form.m);
+    let Packed::Wna16(w) = call.w else {
+        return Err(Error::invalid(OP, "weights that quantised rows are multiplied by", call.w.layout()));
+    };
+    if wanted != Some(form) {
+        let expected = match wanted {
+            Some(wanted) => format!("rows of {wanted:?} for weights of {n} × {k}"),
+            None => format!("weights that quantised rows are multiplied by, not {} of {n} × {k}", call.w.format()),
+        };
+        return Err(Error::invalid(OP, expected, format!("rows of {form:?}")));
+    }
+    let fits = |what: &str, expected: Option<usize>, got: usize| match expected == Some(got) {
+        true => Ok(()),
+        false => Err(Error::invalid(OP, format!("{what} of {} × {n}", form.m), format!("{got} elements"))),
+    };
+    fits("y", form.m.checked_mul(n), call.y.len())?;
+    if let Some(bias) = call.epilogue.bias {
+        fits("a bias, once for rows,", Some(n), bias.len())?;
+    }
+    if call.y.is_empty() {
+        return Ok(());
+    }
+    let problem = problem(w, form.m, call.y.dtype());
+    let needed = wna8_sm90::KERNEL.workspace_bytes(&gpu.caps(), &problem);
+    let workspace = call.workspace.map(|workspace| workspace.view());
+    let Some(workspace) = workspace.filter(|workspace| workspace.len() >= needed) else {
+        let got = workspace.map_or(0, |workspace| workspace.len());
+        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), got.to_string()));
+    };
+    let rows = wna8_sm90::Rows { codes: call.x.codes, terms: call.x.terms.pointer() };
+    wna8_sm90::multiply(gpu, stream, w, &problem, rows, call.epilogue, call.y.pointer(), workspace)
+}
+
+/// The type of x does not matter any more.
+fn problem(w: &super::Wna16Weights, m: usize, y: Float) -> Problem {
+    let [n, k] = w.shape();
+    Problem { format: Some(w.format()), x: Float::F32, y, m, n, k }
+}
