@@ -20,9 +20,8 @@ pub const MOST_FACTOR: u32 = 16;
 
 /// The greatest factor of a group with this zero point: all 16 codes times it are bytes with sign.
 pub fn most_factor(zero: u32) -> u32 {
-    let (below, above) = (zero, 15u32.saturating_sub(zero));
-    let down = if below == 0 { MOST_FACTOR } else { 128 / below };
-    let up = if above == 0 { MOST_FACTOR } else { 127 / above };
+    let down = 128u32.checked_div(zero).unwrap_or(MOST_FACTOR);
+    let up = 127u32.checked_div(15u32.saturating_sub(zero)).unwrap_or(MOST_FACTOR);
     down.min(up).min(MOST_FACTOR)
 }
 

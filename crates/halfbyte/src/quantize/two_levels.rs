@@ -35,8 +35,9 @@ impl Range {
         let mut found = Vec::with_capacity(2 * (most - least + 1) as usize);
         for factor in least..=most {
             let scale = channel * factor as f32;
-            let of_factor = if scale > 0.0 { (-low / scale).round_ties_even().clamp(0.0, 15.0) } else { own.zero };
-            for zero in [own.zero, if self.format.zero == Zero::Integer { of_factor } else { own.zero }] {
+            let of_factor = (-low / scale).round_ties_even().clamp(0.0, 15.0);
+            let other = self.format.zero == Zero::Integer && scale > 0.0 && of_factor != own.zero;
+            for zero in [Some(own.zero), other.then_some(of_factor)].into_iter().flatten() {
                 if factor <= most_factor(zero as u32) {
                     found.push(Params { scale, zero });
                 }
