@@ -16,6 +16,7 @@ mod bitsandbytes;
 mod compressed_tensors;
 mod expectation;
 mod gptq;
+mod halfbyte;
 mod patterns;
 
 pub use awq::{AwqConfig, AwqVersion};
@@ -26,6 +27,7 @@ pub use compressed_tensors::{
 pub(crate) use expectation::{Expectation, in_block, other_names};
 pub(crate) use gptq::GptqSettings;
 pub use gptq::{GptqConfig, GptqDynamic, GptqOverride, GptqVersion};
+pub use halfbyte::HalfbyteConfig;
 pub use patterns::ModulePatterns;
 
 /// The quantisation that a checkpoint declares.
@@ -43,6 +45,8 @@ pub enum QuantizationConfig {
     /// bitsandbytes.
     #[serde(rename = "bitsandbytes")]
     BitsAndBytes(BitsAndBytesConfig),
+    /// Our own form.
+    Halfbyte(HalfbyteConfig),
 }
 
 /// The largest group size that is believed.
@@ -95,6 +99,9 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
     if method.as_deref().map_or(fields.has(&["config_groups"]), |m| m == "compressed-tensors") {
         return compressed_tensors::parse(&fields).map(QuantizationConfig::CompressedTensors);
     }
+    if method.as_deref() == Some("halfbyte") {
+        return halfbyte::parse(&fields).map(QuantizationConfig::Halfbyte);
+    }
     if bitsandbytes::is_declared(&fields, method.as_deref()) {
         return bitsandbytes::parse(&fields).map(QuantizationConfig::BitsAndBytes);
     }
@@ -114,7 +121,7 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
 
 fn not_read<T>(fields: &Fields<'_>, key: &str, name: &str) -> Result<T> {
     let what = format!(
-        "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, gptq, marlin",
+        "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, gptq, halfbyte, marlin",
         fields.path(key)
     );
     Err(Error::unsupported(fields.file, what))

@@ -34,7 +34,7 @@ mod writer;
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{
     AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, GptqConfig, GptqVersion,
-    QuantizationConfig,
+    HalfbyteConfig, QuantizationConfig,
 };
 pub use error::{Error, Result};
 pub use finding::Finding;

@@ -3,7 +3,7 @@
 use crate::config::GptqVersion;
 use crate::error::{Error, Result};
 use crate::safetensors::{self, DType, TensorSpec};
-use crate::scheme::{Weights, awq, compressed_tensors, gguf, gptq, matmul_nbits};
+use crate::scheme::{Weights, awq, compressed_tensors, gguf, gptq, matmul_nbits, native};
 use crate::writer::Writer;
 use halfbyte::{QTensor, WeightFormat, Zero};
 use serde_json::Value;
@@ -26,10 +26,12 @@ pub enum Target {
     Onnx,
     /// GGUF: blocks of Q4_0, Q4_1 and Q8_0; config and tokenizer are in the file too.
     Gguf,
+    /// Our own, which holds every format.
+    Native,
 }
 
 impl Target {
-    /// Its name, for GPTQ, AWQ and compressed-tensors as `quant_method` spells it.
+    /// Its name, for GPTQ, AWQ, compressed-tensors and our own as `quant_method` spells it.
     pub fn name(self) -> &'static str {
         match self {
             Target::Gptq(_) => "gptq",
@@ -37,6 +39,7 @@ impl Target {
             Target::CompressedTensors => "compressed-tensors",
             Target::Onnx => "onnx",
             Target::Gguf => "gguf",
+            Target::Native => "halfbyte",
         }
     }
 
@@ -49,6 +52,7 @@ impl Target {
             Target::CompressedTensors => compressed_tensors::nearest(format, shape),
             Target::Onnx => matmul_nbits::nearest(format, shape),
             Target::Gguf => gguf::nearest(format, shape),
+            Target::Native => native::nearest(format, shape),
         }
     }
 
@@ -70,6 +74,7 @@ impl Target {
             Target::CompressedTensors => Box::new(compressed_tensors::Writer),
             Target::Onnx => Box::new(matmul_nbits::OnnxForm),
             Target::Gguf => Box::new(gguf::GgufForm::new(source)?),
+            Target::Native => Box::new(native::Writer),
         })
     }
 }
@@ -89,6 +94,9 @@ fn differences(format: WeightFormat, nearest: WeightFormat) -> String {
             Zero::Integer => "it has integer zero points only, no float offsets".to_owned(),
             Zero::Float => "it has float offsets only, no zero points".to_owned(),
         });
+    }
+    if format.channel_scale != nearest.channel_scale {
+        reasons.push("its scales have one level, not two".to_owned());
     }
     if format.scale != nearest.scale {
         reasons.push(format!("its scales are {}, not {}", nearest.scale, format.scale));

@@ -155,6 +155,8 @@ pub enum FormArg {
     Onnx,
     /// GGUF: Q4_0, Q4_1 and Q8_0 blocks, with config and tokenizer in one file.
     Gguf,
+    /// Our own, which holds every format; only halfbyte reads it.
+    Native,
 }
 
 impl FormArg {
@@ -174,6 +176,7 @@ impl From<FormArg> for Target {
             FormArg::CompressedTensors => Target::CompressedTensors,
             FormArg::Onnx => Target::Onnx,
             FormArg::Gguf => Target::Gguf,
+            FormArg::Native => Target::Native,
         }
     }
 }

@@ -74,8 +74,15 @@ pub fn qtensor(format: WeightFormat, [n, k]: [usize; 2], seed: u64) -> halfbyte:
     let mask = format.max_code() as u8;
     let codes = bytes(n * k, seed).into_iter().map(|code| code & mask).collect();
     let scale = |v: f32| format.scale.round(v);
-    let scales = match format.group {
-        Group::Tensor => vec![scale(0.01); params],
+    let scales = match (format.group, format.channel_scale) {
+        (Group::Tensor, _) => vec![scale(0.01); params],
+        // Factors up to 8, which every zero point allows.
+        (_, Some(channel)) => {
+            let channels = fill(n, 0.0, seed + 1, |random| channel.round(0.002 + 0.001 * random.uniform()));
+            let factors = fill(params, 0u8, seed + 3, |random| 1 + (random.bits() >> 61) as u8);
+            let row = params / n.max(1);
+            factors.iter().enumerate().map(|(i, &factor)| channels[i / row] * f32::from(factor)).collect()
+        }
         _ => fill(params, 0.0, seed + 1, |random| scale(0.01 + 0.005 * random.uniform())),
     };
     let zeros = match format.zero {

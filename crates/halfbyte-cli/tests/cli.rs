@@ -381,7 +381,7 @@ fn convert_changes_the_container_and_verify_proves_it() {
     let path = |name: &str| here.path().join(name).display().to_string();
     quiet(&["quantize", &model(), "-o", &path("gptq"), "--group", "64", "--asym"]);
     let mut from = path("gptq");
-    for form in ["awq", "compressed-tensors", "gptq_v2"] {
+    for form in ["awq", "compressed-tensors", "native", "gptq_v2"] {
         let made = json(&["convert", &from, "-o", &path(form), "--to", form]);
         assert_eq!((&made["modules"], made["requantized"].as_array().unwrap().len()), (&42.into(), 0), "{form}");
         let proof = json(&["verify", &path("gptq"), &path(form)]);
@@ -421,6 +421,7 @@ fn quantize_writes_every_form() {
         ("onnx", &["--bits", "2", "--group", "32"], "w2a16-g32"),
         ("gguf", &["--asym"], "w4a16-g32-float"),
         ("gptq_v2", &["--bits", "3"], "w3a16-g128"),
+        ("native", &["--two-level", "--asym"], "w4a16-g128-asym-si8"),
     ] {
         let out = path(form);
         let arguments = [&["quantize", &m, "-o", &out, "--to", form], more].concat();
@@ -436,11 +437,26 @@ fn quantize_writes_every_form() {
         &["--to", "awq", "--bits", "8"][..],
         &["--to", "gguf", "--group", "128"],
         &["--to", "onnx", "--bits", "3"],
+        &["--to", "gptq", "--two-level"],
         &["--to", "awq", "--method", "gptq", "--calibration", "x.jsonl", "--act-order"],
     ] {
         let refused = fails(2, &[&["quantize", &m, "-o", &path("none")], arguments].concat());
         assert!(refused.contains("does not fit the form"), "{refused}");
     }
+    let refused = fails(2, &["quantize", &m, "-o", &path("none"), "--to", "native", "--two-level", "--bits", "8"]);
+    assert!(refused.contains("two levels") && refused.contains("4 bits"), "{refused}");
+    // Two levels run, and become one where the form has scales in f32.
+    let ppl = |model: &str| {
+        let text = validation();
+        number(&json(&["eval", "ppl", model, "--text", &text, "--max-windows", "1"]), "perplexity")
+    };
+    quiet(&["convert", &path("native"), "-o", &path("one"), "--to", "compressed-tensors"]);
+    assert!(json(&["verify", &path("native"), &path("one")])["equal"] == true);
+    assert_eq!(ppl(&path("native")), ppl(&path("one")));
+    quiet(&["convert", &path("one"), "-o", &path("two"), "--to", "native", "--two-level"]);
+    assert_eq!(json(&["inspect", &path("two")])["modules"], json(&["inspect", &path("native")])["modules"]);
+    let refused = fails(2, &["convert", &path("awq"), "-o", &path("none"), "--to", "native", "--two-level"]);
+    assert!(refused.contains("whole multiples of one f16 number"), "{refused}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What a config leads one to expect of a module: quantised or dense.
 
-use super::{AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, GptqConfig, QuantizationConfig};
+use super::{AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, GptqConfig, HalfbyteConfig, QuantizationConfig};
 
 /// Whether a config has a module quantised.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,7 @@ impl QuantizationConfig {
             QuantizationConfig::Awq(config) => of_awq(config, module),
             QuantizationConfig::CompressedTensors(config) => of_compressed_tensors(config, module),
             QuantizationConfig::BitsAndBytes(config) => of_bitsandbytes(config, module),
+            QuantizationConfig::Halfbyte(config) => of_halfbyte(config, module),
         }
     }
 
@@ -35,6 +36,7 @@ impl QuantizationConfig {
             QuantizationConfig::Awq(_) => "awq",
             QuantizationConfig::CompressedTensors(_) => "compressed-tensors",
             QuantizationConfig::BitsAndBytes(_) => "bitsandbytes",
+            QuantizationConfig::Halfbyte(_) => "halfbyte",
         }
     }
 
@@ -42,6 +44,7 @@ impl QuantizationConfig {
     pub(crate) fn unread_expressions(&self) -> Vec<(String, &str, &str)> {
         let lists: Vec<(String, &super::ModulePatterns)> = match self {
             QuantizationConfig::Gptq(c) => vec![("dynamic".into(), &c.dynamic.modules)],
+            QuantizationConfig::Halfbyte(_) => Vec::new(),
             QuantizationConfig::Awq(c) => vec![("modules_to_not_convert".into(), &c.modules_to_not_convert)],
             QuantizationConfig::BitsAndBytes(c) => vec![("llm_int8_skip_modules".into(), &c.skip_modules)],
             QuantizationConfig::CompressedTensors(c) => {
@@ -102,6 +105,16 @@ fn of_bitsandbytes(config: &BitsAndBytesConfig, module: &str) -> Expectation {
             Quantized(format!("the config says {}, and its {LIST} does not have it", config.kind.name()))
         }
         None => Unsaid,
+    }
+}
+
+fn of_halfbyte(config: &HalfbyteConfig, module: &str) -> Expectation {
+    match config.format_of(module) {
+        None => Dense("the config's dense has it".into()),
+        Some(format) if in_block(module) || config.modules.contains_key(module) => {
+            Quantized(format!("the config says {format}"))
+        }
+        Some(_) => Unsaid,
     }
 }
 

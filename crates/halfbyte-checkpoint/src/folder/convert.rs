@@ -17,6 +17,9 @@ pub struct Conversion {
     pub bits: Option<u32>,
     /// Groups along k; None: as they are, or as the form has them.
     pub group: Option<Group>,
+    /// Scales on two levels: those of groups as whole multiples of one scale a channel, of this type. None: as they are, or as
+    /// the form has them.
+    pub channel_scale: Option<Float>,
     /// Whether modules whose numbers the form cannot hold are rounded to nearest again; otherwise they are refused.
     pub requantize: bool,
 }
@@ -40,7 +43,7 @@ pub struct Converted {
 /// *Errors:* a source in which nothing is quantised (for GGUF it may be dense); a module whose numbers the form cannot hold, with the first of them;
 /// otherwise as [`write_model`]. After an error nothing is left.
 pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
-    let Conversion { target, bits, group, requantize } = conversion;
+    let Conversion { target, bits, group, channel_scale, requantize } = conversion;
     let source = job.source;
     // None: the module is dense, or becomes so. Error: why the form has no format for it.
     let choose = |module: &Linear<'_>| -> Option<std::result::Result<WeightFormat, String>> {
@@ -49,12 +52,23 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
             StoredFormat::Floats { name, .. } if !requantize => {
                 return Some(Err(format!("its codes, {name}, stand for values that no other form holds exactly")));
             }
-            StoredFormat::Floats { bits, block, .. } => {
-                WeightFormat { bits, group: Group::Size(block), zero: Zero::Integer, scale: Float::F16 }
-            }
+            StoredFormat::Floats { bits, block, .. } => WeightFormat {
+                bits,
+                group: Group::Size(block),
+                zero: Zero::Integer,
+                scale: Float::F16,
+                channel_scale: None,
+            },
         };
         let wanted = WeightFormat { bits: bits.unwrap_or(format.bits), group: group.unwrap_or(format.group), ..format };
-        let nearest = target.nearest(wanted, module.shape);
+        let wanted = match channel_scale {
+            None => wanted,
+            Some(_) => WeightFormat { scale: Float::F32, channel_scale, ..wanted },
+        };
+        let nearest = target.nearest(wanted, module.shape).and_then(|nearest| match channel_scale {
+            Some(_) if nearest.channel_scale.is_none() => Err("its scales have one level, not two".to_owned()),
+            _ => Ok(nearest),
+        });
         // Only GGUF has quantised embeddings; a head is one product among others if it fits as it is.
         let fits = nearest.as_ref() == Ok(&wanted);
         match target {

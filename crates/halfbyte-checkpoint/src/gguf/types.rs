@@ -151,7 +151,7 @@ impl GgmlType {
             GgmlType::Q6_K => (8, 16, Zero::Symmetric, Float::F32),
             _ => return None,
         };
-        Some(WeightFormat { bits, group: Group::Size(group), zero, scale })
+        Some(WeightFormat { bits, group: Group::Size(group), zero, scale, channel_scale: None })
     }
 
     /// Bytes of a tensor of this shape (outermost dimension first). None: the product overflows, or the last dimension

@@ -202,7 +202,9 @@ impl<'p, 'a> Parts<'p, 'a> {
         let group_index = self.group_index()?;
         let mut findings = Vec::new();
         let mut find = |text: &str| findings.push(Finding::new(&product.prefix, text));
-        let codes = |zero, scale, zeros| Values::Codes(WeightFormat { bits: product.bits, group, zero, scale }, zeros);
+        let codes = |zero, scale, zeros| {
+            Values::Codes(WeightFormat { bits: product.bits, group, zero, scale, channel_scale: None }, zeros)
+        };
         let mut integer_zeros = false;
         let values = match self.zeros()? {
             ZeroPoints::None => codes(Zero::Symmetric, scale, Zeros::Symmetric),

@@ -56,7 +56,7 @@ pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::
     }
     let bits = if format.bits == 8 { 8 } else { 4 };
     let zero = if bits == 8 || format.zero == Zero::Symmetric { Zero::Symmetric } else { Zero::Float };
-    Ok(WeightFormat { bits, group: Group::Size(BLOCK), zero, scale: Float::F16 })
+    Ok(WeightFormat { bits, group: Group::Size(BLOCK), zero, scale: Float::F16, channel_scale: None })
 }
 
 /// The blocks of one of [`nearest`]'s formats.

@@ -93,7 +93,7 @@ fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
         );
         return Err(Error::malformed(words.file, what));
     }
-    let format = WeightFormat { bits: 4, group, zero: Zero::Symmetric, scale };
+    let format = WeightFormat { bits: 4, group, zero: Zero::Symmetric, scale, channel_scale: None };
     Ok(Module { format, shape: [n, k], findings })
 }
 

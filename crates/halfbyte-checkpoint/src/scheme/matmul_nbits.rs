@@ -63,7 +63,7 @@ fn layout_of(module: &str, format: WeightFormat, shape: [usize; 2]) -> Result<Bl
 pub(crate) fn nearest(format: WeightFormat, shape: [usize; 2]) -> std::result::Result<WeightFormat, String> {
     let bits = if format.bits == 3 { 4 } else { format.bits };
     let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-    let format = WeightFormat { bits, zero, ..format };
+    let format = WeightFormat { bits, zero, channel_scale: None, ..format };
     let layout = layout_of("", format, shape).map_err(|error| match error {
         Error::Unrepresentable { reason, .. } => reason,
         other => other.to_string(),

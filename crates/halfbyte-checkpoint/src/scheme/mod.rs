@@ -10,6 +10,7 @@ pub(crate) mod gguf;
 pub mod gptq;
 mod marlin;
 pub(crate) mod matmul_nbits;
+pub(crate) mod native;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::Container;
@@ -47,6 +48,7 @@ pub static SCHEMES: &[Scheme] = &[
     marlin::SCHEME,
     bitsandbytes::BYTES,
     bitsandbytes::FOUR_BITS,
+    native::SCHEME,
 ];
 
 /// What the stored numbers of a module mean.

@@ -79,7 +79,13 @@ fn files_of_autoawq_are_read_to_their_exact_values_in_every_layout() {
             let context = format!("{layout}, [{n}, {k}], groups of {group}");
             let (q, bias, findings) = load(&packed(&golden, layout), &config_of(layout, group));
             assert_eq!(findings, [], "{context}");
-            let format = WeightFormat { bits: 4, group: Group::Size(group), zero: Zero::Integer, scale: Float::F16 };
+            let format = WeightFormat {
+                bits: 4,
+                group: Group::Size(group),
+                zero: Zero::Integer,
+                scale: Float::F16,
+                channel_scale: None,
+            };
             assert_eq!((q.format(), q.n(), q.k(), q.group_index()), (format, n, k, None), "{context}");
             let mut dense = dequantize(&q);
             for i in 0..n {
@@ -148,7 +154,8 @@ fn without_a_config_the_shapes_tell_or_nothing_is_read() {
         }
     }
     // 32 inputs: gemv's tensors are gemm's for groups of 1 as well, which a config of groups of 32 rules out.
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let q = random(5, format, [16, 32]);
     let tensors = pack("m", &q, "gemv");
     assert_names(&refusal(&tensors, ""), &["`m`", "gemm or gemv alike"]);
@@ -265,7 +272,7 @@ fn every_size_and_zero_comes_back() {
     for zero in [Zero::Symmetric, Zero::Integer] {
         for (shape, size) in [([8, 64], 32), ([136, 192], 64), ([264, 1152], 128), ([24, 1024], 32), ([40, 320], 0)] {
             let group = if size == 0 { Group::Channel } else { Group::Size(size) };
-            let format = WeightFormat { bits: 4, group, zero, scale: Float::F16 };
+            let format = WeightFormat { bits: 4, group, zero, scale: Float::F16, channel_scale: None };
             seed += 1;
             let q = random(seed, format, shape);
             for layout in LAYOUTS {
@@ -281,7 +288,8 @@ fn every_size_and_zero_comes_back() {
 #[test]
 fn a_whole_model_reads_back_to_the_same_tensors() {
     let source = Weights::open(model()).unwrap();
-    let format = WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let mut expected: Vec<(String, QTensor)> = Vec::new();
     let mut others: Vec<Tensor> = Vec::new();
     for name in source.checkpoint().tensor_names() {
@@ -327,7 +335,8 @@ fn a_whole_model_reads_back_to_the_same_tensors() {
 
 #[test]
 fn offsets_that_no_zero_point_gives_stay_floats() {
-    let format = WeightFormat { bits: 4, group: Group::Size(64), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(64), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let q = random(9, format, [16, 128]);
     let config = config_of("gemv_fast", 64);
     let mut tensors = pack("m", &q, "gemv_fast");

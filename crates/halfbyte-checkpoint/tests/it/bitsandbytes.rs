@@ -107,7 +107,8 @@ fn signed_bytes_become_codes_with_a_scale_an_output() {
     let loaded = weights.load_linear("m").unwrap();
     assert_eq!(loaded.findings, []);
     let LinearWeight::Quantized(q) = &loaded.weight else { panic!("expected codes") };
-    let format = WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     assert_eq!((q.format(), [q.n(), q.k()]), (format, [32, 64]));
     assert_eq!(loaded.bias.unwrap(), file.floats("m.bias").unwrap().to_f32());
     let scb = file.floats("m.SCB").unwrap().to_f32();

@@ -119,7 +119,11 @@ impl Golden {
         let codes: Vec<i16> = q.codes().iter().map(|&c| i16::from(c)).collect();
         assert_eq!(codes, shifted("q"), "{context}");
         let zero = if self.sym { Zero::Symmetric } else { Zero::Integer };
-        assert_eq!(q.format(), WeightFormat { bits, group: self.group, zero, scale: self.dtype }, "{context}");
+        assert_eq!(
+            q.format(),
+            WeightFormat { bits, group: self.group, zero, scale: self.dtype, channel_scale: None },
+            "{context}"
+        );
         assert_eq!(q.scales(), self.file.floats("weight_scale").unwrap().to_f32(), "{context}");
         let zeros = shifted("zero_point");
         assert_eq!(zeros.len(), q.n() * q.groups());
@@ -296,7 +300,8 @@ fn quantized(format: WeightFormat, [n, k]: [usize; 2]) -> QTensor {
 
 /// The 4-bit module that most tests take apart.
 pub fn four_bits() -> QTensor {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     quantized(format, [16, 96])
 }
 
@@ -309,7 +314,7 @@ fn every_format_comes_back_in_both_packings() {
             for zero in [Zero::Symmetric, Zero::Integer] {
                 for scale in [Float::F16, Float::BF16, Float::F32] {
                     for whole in [false, true] {
-                        let q = quantized(WeightFormat { bits, group, zero, scale }, [13, 330]);
+                        let q = quantized(WeightFormat { bits, group, zero, scale, channel_scale: None }, [13, 330]);
                         let strategy = match group {
                             Group::Tensor => r#""strategy": "tensor""#.to_owned(),
                             Group::Channel => r#""strategy": "channel", "group_size": -1"#.to_owned(),
@@ -330,7 +335,8 @@ fn every_format_comes_back_in_both_packings() {
 
 #[test]
 fn the_spare_bits_tell_the_packings_of_short_rows_apart() {
-    let format = WeightFormat { bits: 3, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 3, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let q = quantized(format, [16, 19]);
     let settings = config(r#"{"num_bits": 3, "strategy": "channel"}"#);
     for (whole, reading) in [(false, "as a dense stream"), (true, "with whole codes in each word")] {

@@ -88,7 +88,7 @@ fn read(dir: &Path) -> Vec<QTensor> {
 }
 
 fn change(from: &Path, to: &Path, target: Target) -> halfbyte_checkpoint::Result<()> {
-    let conversion = Conversion { target, bits: None, group: None, requantize: false };
+    let conversion = Conversion { target, bits: None, group: None, channel_scale: None, requantize: false };
     let converted = convert(Job::new(&Weights::open(from).unwrap(), to), conversion)?;
     assert_eq!(converted.requantized, []);
     Ok(())
@@ -165,8 +165,13 @@ fn a_model_of_onnxruntime_becomes_a_checkpoint() {
         if source.checkpoint().files().count() == 1 {
             std::fs::write(folder.join("config.json"), "{}").unwrap();
             let to = dir.path().join(format!("{name}-ct"));
-            let conversion =
-                Conversion { target: Target::Gptq(Some(GptqVersion::V2)), bits: None, group: None, requantize: false };
+            let conversion = Conversion {
+                target: Target::Gptq(Some(GptqVersion::V2)),
+                bits: None,
+                group: None,
+                channel_scale: None,
+                requantize: false,
+            };
             match convert(Job::new(&Weights::open(&folder).unwrap(), &to), conversion) {
                 Ok(_) => assert!(compare(&folder, &to).equal(), "{name}"),
                 Err(error) => assert!(matches!(error, Error::Unrepresentable { .. }), "{name}: {error}"),
@@ -200,7 +205,8 @@ fn a_model_goes_through_gguf_and_back() {
         let proof = compare(&path(name), &file);
         assert!(proof.equal() && proof.compared == 56, "{proof:?}");
         // Groups are divided in blocks, and joined again if asked for.
-        let conversion = Conversion { target: V1, bits: None, group: Some(format.group), requantize: false };
+        let conversion =
+            Conversion { target: V1, bits: None, group: Some(format.group), channel_scale: None, requantize: false };
         let back = path(&format!("{name}-back"));
         convert(Job::new(&gguf, &back), conversion).unwrap();
         let (first, second) = (Weights::open(path(name)).unwrap(), Weights::open(&back).unwrap());
@@ -268,7 +274,8 @@ fn what_a_form_cannot_hold_is_refused_and_nothing_is_left() {
     assert_eq!(listing(dir.path()), before);
     // Groups that no form joins, unless they are asked to be rounded again.
     let joined = |requantize| {
-        let conversion = Conversion { target: V1, bits: None, group: Some(Group::Size(64)), requantize };
+        let conversion =
+            Conversion { target: V1, bits: None, group: Some(Group::Size(64)), channel_scale: None, requantize };
         convert(Job::new(&Weights::open(path("eight")).unwrap(), &path("joined")), conversion)
     };
     assert_names(&text_of(joined(false)), &["q_proj", "equal scales where they are joined"]);

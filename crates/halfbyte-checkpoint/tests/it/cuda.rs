@@ -285,7 +285,8 @@ fn of_paddle(gpu: &Gpu, served: &Served) {
             let middle = f64::from(1 << (bits - 1));
             let dense =
                 matrix(n, k, |i, j| f64::from(scales[j / group.len(k) * n + i]) * (f64::from(code(i, j)) - middle));
-            let format = WeightFormat { bits: bits as u32, group, zero: Zero::Symmetric, scale: dtype };
+            let format =
+                WeightFormat { bits: bits as u32, group, zero: Zero::Symmetric, scale: dtype, channel_scale: None };
             let q = QTensor::new(format, [n, k], codes, by_output, Zeros::Symmetric, None).unwrap();
             let given = |y: Vec<f64>, tolerance| Given {
                 x: f32s(file, "x"),

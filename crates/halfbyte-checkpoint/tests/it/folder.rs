@@ -13,7 +13,8 @@ use halfbyte_checkpoint::{
 use std::cell::Cell;
 use std::path::Path;
 
-const G128: WeightFormat = WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Symmetric, scale: Float::F16 };
+const G128: WeightFormat =
+    WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
 
 /// Quantises a module as it lies in the source.
 fn rounded(weight: &LinearWeight<'_>, format: WeightFormat) -> halfbyte::Result<QTensor> {
@@ -114,7 +115,8 @@ fn mixed_formats_are_written_as_overrides() {
     let dir = tempfile::tempdir().unwrap();
     let target = dir.path().join("mixed");
     let source = Weights::open(model()).unwrap();
-    let eight = WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Integer, scale: Float::F16 };
+    let eight =
+        WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let format = |module: &Linear<'_>| match module.name {
         name if name.ends_with("v_proj") => None,
         name if name.ends_with("down_proj") => Some(eight),
@@ -215,7 +217,8 @@ fn act_order_is_declared_and_other_tensors_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("in")).unwrap();
     let source = small(&dir.path().join("in"), &[0.5; 2048]);
-    let format = WeightFormat { bits: 3, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 3, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let index: Vec<u32> = (0..64).map(|j| j % 2).collect();
     let q = QTensor::new(format, [32, 64], vec![5; 2048], vec![0.5; 64], Zeros::Symmetric, Some(index)).unwrap();
     let target = dir.path().join("out");

@@ -279,7 +279,7 @@ fn what_is_written_is_read_again() {
             {
                 for act_order in [false, true] {
                     for (version, _) in VERSIONS {
-                        let format = WeightFormat { bits, group, zero, scale: Float::F16 };
+                        let format = WeightFormat { bits, group, zero, scale: Float::F16, channel_scale: None };
                         let q = random(cases, format, [64, 96], act_order && group.count(96) > 1);
                         let (again, _, findings) = load(&tensors_of(&q, version), &config_of(&q, version));
                         assert_eq!(again, q, "{format:?}, {version:?}");
@@ -295,7 +295,8 @@ fn what_is_written_is_read_again() {
 
 #[test]
 fn scales_of_one_value_for_the_whole_tensor_are_repeated() {
-    let format = WeightFormat { bits: 4, group: Group::Tensor, zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Tensor, zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     let q = QTensor::new(format, [32, 64], vec![3; 32 * 64], vec![0.25; 32], Zeros::Symmetric, None).unwrap();
     let (again, _, _) = load(&tensors_of(&q, GptqVersion::V1), &config_of(&q, GptqVersion::V1));
     assert_eq!(again.format().group, Group::Channel);
@@ -304,7 +305,8 @@ fn scales_of_one_value_for_the_whole_tensor_are_repeated() {
 
 #[test]
 fn what_the_files_cannot_hold_is_refused_with_a_reason() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     let new = |format: WeightFormat, [n, k]: [usize; 2], scale: f32, zeros: Zeros| {
         let groups = format.group.count(k);
         QTensor::new(format, [n, k], vec![0; n * k], vec![scale; n * groups], zeros, None).unwrap()
@@ -334,7 +336,8 @@ fn what_the_files_cannot_hold_is_refused_with_a_reason() {
 
 #[test]
 fn scales_may_be_of_any_float_type() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let q = random(7, format, [32, 64], false);
     let scales = pack("m", &q, GptqVersion::V1).unwrap().scales;
     let as_bf16: Vec<bf16> = scales.iter().map(|s| bf16::from_f32(s.to_f32())).collect();
@@ -350,7 +353,8 @@ fn scales_may_be_of_any_float_type() {
 
 #[test]
 fn group_indices_are_judged_by_their_data() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let plain = random(3, format, [32, 64], false);
     let reordered = random(3, format, [32, 64], true);
     let tensors = tensors_of(&plain, GptqVersion::V1);
@@ -392,7 +396,8 @@ fn group_indices_are_judged_by_their_data() {
 
 #[test]
 fn tensors_that_do_not_fit_each_other_are_errors_that_name_them() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let q = random(5, format, [32, 64], false);
     let good = tensors_of(&q, GptqVersion::V1);
     let config = config_of(&q, GptqVersion::V1);
@@ -456,7 +461,8 @@ fn tensors_that_do_not_fit_each_other_are_errors_that_name_them() {
 
 #[test]
 fn oddities_of_files_in_the_wild_are_read() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let q = random(11, format, [32, 64], false);
     let config = config_of(&q, GptqVersion::V1);
     // A bias that is zero throughout is none.

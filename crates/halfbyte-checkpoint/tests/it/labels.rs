@@ -94,7 +94,8 @@ fn findings_under(q: &QTensor, name: &str, fields: &str) -> Vec<String> {
 
 #[test]
 fn settings_that_gptq_has_for_single_modules_are_held_against_the_tensors() {
-    let eight = WeightFormat { bits: 8, group: Group::Size(16), zero: Zero::Symmetric, scale: Float::F16 };
+    let eight =
+        WeightFormat { bits: 8, group: Group::Size(16), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let q = random(21, eight, [32, 64], false);
     let under = |dynamic: &str| {
         let fields =
@@ -137,7 +138,8 @@ fn settings_that_gptq_has_for_single_modules_are_held_against_the_tensors() {
 
 #[test]
 fn modules_of_gptq_are_dense_or_not_by_their_tensors() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let q = random(23, format, [32, 64], false);
     let plain = r#""bits": 4, "group_size": 32, "sym": true"#;
     let under = |module: &str, more: &str| findings_under(&q, module, &format!("{plain}{more}"));
@@ -293,7 +295,8 @@ fn shapes_tell_awq_from_gptq_whatever_the_config_says() {
             assert_names(&texts[0], &["says gptq", "those of awq", "read as awq"]);
         }
     }
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
     let q = random(31, format, [32, 64], false);
     let (read, texts) = load(&tensors_of(&q, GptqVersion::V1), &awq::config_of("gemm", 32));
     assert_eq!(read, q);

@@ -13,6 +13,7 @@ mod inspect;
 mod labels;
 mod malicious;
 mod marlin;
+mod native;
 mod onnx;
 mod onnx_malformed;
 mod safetensors;

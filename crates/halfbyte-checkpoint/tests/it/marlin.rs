@@ -55,7 +55,11 @@ fn files_of_another_program_are_read_to_their_exact_values() {
         let [k, n] = file.info("q").unwrap().shape.to_vec()[..] else { panic!("{name}") };
         let (q, bias, findings) = load(&tensors(&file, "m"), &config(group_size));
         assert_eq!(findings, [], "{name}");
-        assert_eq!(q.format(), WeightFormat { bits: 4, group, zero: Zero::Symmetric, scale: Float::F16 }, "{name}");
+        assert_eq!(
+            q.format(),
+            WeightFormat { bits: 4, group, zero: Zero::Symmetric, scale: Float::F16, channel_scale: None },
+            "{name}"
+        );
         let codes = file.bytes("q").unwrap();
         let scales = file.floats("scales").unwrap().to_f32();
         for i in 0..n {

@@ -213,13 +213,17 @@ fn what_is_packed_is_read_again() {
             for scale in [Float::F16, Float::BF16, Float::F32] {
                 for (group, k) in [(16, 17), (16, 64), (32, 33), (64, 199), (128, 256), (128, 129)] {
                     seed += 1;
-                    let format = WeightFormat { bits, group: Group::Size(group), zero, scale };
+                    let format = WeightFormat { bits, group: Group::Size(group), zero, scale, channel_scale: None };
                     let q = random(seed, format, [5, k]);
                     assert_eq!(read_packed(&pack("m", &q, scale).unwrap()), q, "{format:?}, {k}");
                 }
                 for k in [1, 16, 17, 100, 128] {
                     seed += 1;
-                    let q = random(seed, WeightFormat { bits, group: Group::Channel, zero, scale }, [3, k]);
+                    let q = random(
+                        seed,
+                        WeightFormat { bits, group: Group::Channel, zero, scale, channel_scale: None },
+                        [3, k],
+                    );
                     let packed = pack("m", &q, scale).unwrap();
                     assert_eq!(packed.layout.block_size(), k.max(16).next_power_of_two());
                     assert_eq!(read_packed(&packed), q, "{k}");
@@ -231,7 +235,8 @@ fn what_is_packed_is_read_again() {
 
 #[test]
 fn scales_are_widened_and_one_group_is_one_a_row() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let q = random(1, format, [4, 70]);
     let wide = read_packed(&pack("m", &q, Float::F32).unwrap());
     assert_eq!(wide.format(), WeightFormat { scale: Float::F32, ..format });
@@ -248,7 +253,8 @@ fn scales_are_widened_and_one_group_is_one_a_row() {
 
 #[test]
 fn groups_that_are_no_blocks_are_divided() {
-    let format = WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let cases = [
         (Group::Channel, 256, 256),
         (Group::Channel, 257, 128),
@@ -270,7 +276,8 @@ fn groups_that_are_no_blocks_are_divided() {
 
 #[test]
 fn zero_points_are_read_in_any_type() {
-    let format = WeightFormat { bits: 2, group: Group::Size(16), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 2, group: Group::Size(16), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let q = random(3, format, [3, 40]);
     let packed = pack("m", &q, Float::F16).unwrap();
     let shapes = [vec![3, 3, 4], vec![3, 3], vec![3, 1]];
@@ -301,7 +308,8 @@ fn zero_points_are_read_in_any_type() {
 
 #[test]
 fn what_matmulnbits_cannot_hold_is_refused() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F32, channel_scale: None };
     let q = |format: WeightFormat| random(4, format, [2, 64]);
     let refusal = |q: &QTensor, scale| {
         let error = pack("m", q, scale).unwrap_err();
@@ -440,8 +448,10 @@ fn layout(q: &QTensor) -> BlockLayout {
 
 #[test]
 fn a_written_model_is_read_back() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16 };
-    let channel = WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
+    let channel =
+        WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     let modules = [("layers.0.up", random(5, format, [6, 70])), ("layers.0.down", random(6, channel, [3, 40]))];
     let product = |(prefix, q): &(&str, QTensor), bias, accuracy_level| Product {
         prefix: (*prefix).into(),
@@ -504,7 +514,8 @@ fn a_written_model_is_read_back() {
 
 #[test]
 fn a_model_that_is_not_complete_leaves_nothing() {
-    let format = WeightFormat { bits: 2, group: Group::Size(16), zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 2, group: Group::Size(16), zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     let q = random(7, format, [2, 16]);
     let products = [Product { prefix: "m".into(), layout: layout(&q), bias: false, accuracy_level: 0 }];
     let spec = |name: &str, dtype, shape: &[usize]| TensorSpec { name: name.into(), dtype, shape: shape.into() };

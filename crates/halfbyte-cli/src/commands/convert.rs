@@ -7,7 +7,7 @@ use crate::interrupt;
 use crate::model::open;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
-use halfbyte::Group;
+use halfbyte::{Float, Group};
 use halfbyte_checkpoint::{Conversion, Job, convert};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -31,6 +31,9 @@ pub struct Args {
     /// form has].
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
     group: Option<Group>,
+    /// Scales of groups as factors of 8 bits of one f16 scale an output channel, where they are such: 4 bits, and --to native.
+    #[arg(long)]
+    two_level: bool,
     /// Round to nearest again what the form cannot hold as it is.
     #[arg(long)]
     requantize: bool,
@@ -72,8 +75,13 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         cancel: Some(&interrupt::cancelled),
         ..Job::new(&source, &args.output)
     };
-    let conversion =
-        Conversion { target: args.to.into(), bits: args.bits, group: args.group, requantize: args.requantize };
+    let conversion = Conversion {
+        target: args.to.into(),
+        bits: args.bits,
+        group: args.group,
+        channel_scale: args.two_level.then_some(Float::F16),
+        requantize: args.requantize,
+    };
     let converted = convert(job, conversion)?;
     drop((cooperate, progress));
     let result = Converted {

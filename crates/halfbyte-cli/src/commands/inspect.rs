@@ -82,6 +82,10 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
             let nested = if q.double_quant == Some(true) { ", scales quantised too" } else { "" };
             vec![format!("bitsandbytes {}{nested}", q.kind.name())]
         }
+        QuantizationConfig::Halfbyte(q) => {
+            let others = if q.modules.is_empty() { "" } else { ", others by name" };
+            vec![format!("halfbyte {}{others}", q.format)]
+        }
         _ => Vec::new(),
     }
 }

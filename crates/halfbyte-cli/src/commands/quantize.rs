@@ -41,6 +41,10 @@ pub struct Args {
     /// A zero point of its own for each group.
     #[arg(long)]
     asym: bool,
+    /// Scales of groups as factors of 8 bits of one scale an output channel: 4 bits, and --to native. With activations of 8
+    /// bits products sum whole rows before they scale.
+    #[arg(long)]
+    two_level: bool,
     /// How codes are chosen: rtn rounds to nearest; gptq makes good each column's error by the columns after it; awq scales
     /// input channels up and clips ranges. gptq and awq need --calibration. The least loss: gptq with --asym --correct
     /// --search --sweeps 3.
@@ -88,7 +92,11 @@ impl Args {
             (true, true) => Zero::Float,
         };
         let group = self.group.unwrap_or(Group::Size(if gguf { 32 } else { 128 }));
-        WeightFormat { bits: self.bits, group, zero, scale: Float::F16 }
+        let one = WeightFormat { bits: self.bits, group, zero, scale: Float::F16, channel_scale: None };
+        match self.two_level {
+            false => one,
+            true => WeightFormat { scale: Float::F32, channel_scale: Some(Float::F16), ..one },
+        }
     }
 }
 
@@ -132,6 +140,9 @@ struct Quantized {
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
     args.calibration.check(args.method, args.rtn)?;
+    if let Err(e) = args.format().validate() {
+        return Err(Failure::usage("these options make no format", e.to_string(), "see `halfbyte quantize --help`"));
+    }
     let (format, options) = (args.format(), Rtn::from(args.rtn));
     let source = open(&args.model)?;
     let layers = layers(args, &source)?;
@@ -236,11 +247,11 @@ fn layers<'a>(args: &Args, source: &'a Weights) -> Result<Vec<Linear<'a>>> {
         }
     }
     let grouped = matches!(args.format().group, Group::Size(_));
-    if args.calibration.permutes() && grouped && !matches!(target, Target::Gptq(_)) {
+    if args.calibration.permutes() && grouped && !matches!(target, Target::Gptq(_) | Target::Native) {
         return Err(Failure::usage(
             format!("--act-order does not fit the form {}", target.name()),
-            "only GPTQ's files say which group a column belongs to",
-            "add --static-groups, leave --act-order out, or write --to gptq",
+            "only GPTQ's files and our own say which group a column belongs to",
+            "add --static-groups, leave --act-order out, or write --to gptq or native",
         ));
     }
     Ok(layers)
@@ -272,9 +283,9 @@ fn estimate_seconds(source: &Weights, layers: &[Linear<'_>], format: WeightForma
         let begun = Instant::now();
         let q = rtn(piece, [rows, *k], format, options)?;
         // Packing takes about as long in every form; GPTQ's is the one with the fewest conditions.
-        let plain = WeightFormat { zero: Zero::Symmetric, ..format };
-        let codes = q.codes().to_vec();
-        let packed = QTensor::new(plain, [rows, *k], codes, q.scales().to_vec(), Zeros::Symmetric, None)?;
+        let plain = WeightFormat { zero: Zero::Symmetric, scale: Float::F16, channel_scale: None, ..format };
+        let (codes, scales) = (q.codes().to_vec(), q.scales().iter().map(|&s| Float::F16.round(s)).collect());
+        let packed = QTensor::new(plain, [rows, *k], codes, scales, Zeros::Symmetric, None)?;
         if k.is_multiple_of(32) {
             gptq::pack(layer.name, &packed, GptqVersion::V2)?;
         }

@@ -59,7 +59,9 @@ impl ActivationError {
         let mut groups_of: Option<&QTensor> = None;
         for (layer, q) in self.layers.iter_mut().zip(weights) {
             // Layers whose columns are grouped alike share codes.
-            if groups_of.is_none_or(|other| other.groups() != q.groups() || other.group_index() != q.group_index()) {
+            if groups_of.is_none_or(|other| {
+                other.activation_groups() != q.activation_groups() || other.group_index() != q.group_index()
+            }) {
                 error = rounding_error(x, q, self.act);
                 groups_of = Some(q);
             }
@@ -90,8 +92,8 @@ impl ActivationError {
 
 /// What is added to inputs `[rows, k]` where they are quantised for a weight.
 fn rounding_error(x: &[f32], q: &QTensor, act: Act) -> Vec<f32> {
-    let (k, groups) = (q.k(), q.groups());
-    let group_of: Vec<usize> = (0..k).map(|j| q.group_of(j)).collect();
+    let (k, groups) = (q.k(), q.activation_groups());
+    let group_of: Vec<usize> = (0..k).map(|j| q.activation_group_of(j)).collect();
     let mut error = vec![0.0; x.len()];
     let at_a_time = (ROWS * k).max(1);
     error.par_chunks_mut(at_a_time).zip(x.par_chunks(at_a_time)).for_each(|(error, x)| {

@@ -116,8 +116,10 @@ fn errors(w: &[f32], q: &QTensor, hessian: &Hessian) -> ([f64; 2], f64) {
 
 /// Bits of a tensor for each of its weights.
 fn bits_per_weight(q: &QTensor) -> f64 {
-    let WeightFormat { bits, zero, scale, .. } = q.format();
-    let scale_bits = 8 * scale.size_bytes();
+    let WeightFormat { bits, zero, scale, channel_scale, .. } = q.format();
+    // On two levels a group has a factor of 8 bits.
+    let scale_bits = if channel_scale.is_some() { 8 } else { 8 * scale.size_bytes() };
+    let of_row = channel_scale.map_or(0, |scale| 8 * scale.size_bytes());
     let of_group = scale_bits
         + match zero {
             Zero::Symmetric => 0,
@@ -125,6 +127,6 @@ fn bits_per_weight(q: &QTensor) -> f64 {
             Zero::Float => scale_bits,
         };
     let index = if q.group_index().is_some() { 32 * q.k() } else { 0 };
-    let extra = q.n() * q.groups() * of_group + index;
+    let extra = q.n() * (q.groups() * of_group + of_row) + index;
     f64::from(bits) + extra as f64 / (q.n() * q.k()).max(1) as f64
 }

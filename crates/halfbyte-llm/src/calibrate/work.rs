@@ -318,7 +318,13 @@ mod tests {
     #[test]
     fn codes_come_back_from_their_bytes() {
         for bits in [2, 3, 4, 8] {
-            let format = WeightFormat { bits, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 };
+            let format = WeightFormat {
+                bits,
+                group: Group::Channel,
+                zero: Zero::Symmetric,
+                scale: Float::F16,
+                channel_scale: None,
+            };
             for k in [1, 7, 8, 33] {
                 let codes: Vec<u8> = (0..3 * k).map(|i| (i * 37 % (1 << bits)) as u8).collect();
                 let bytes = pack(&codes, k, format);
@@ -326,7 +332,13 @@ mod tests {
                 assert_eq!(unpack(&bytes, k, format), codes, "{bits} bits, k {k}");
             }
         }
-        let format = WeightFormat { bits: 4, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 };
+        let format = WeightFormat {
+            bits: 4,
+            group: Group::Channel,
+            zero: Zero::Symmetric,
+            scale: Float::F16,
+            channel_scale: None,
+        };
         assert_eq!(pack(&[1, 2, 3], 3, format), [0x21, 0x03]);
     }
 }

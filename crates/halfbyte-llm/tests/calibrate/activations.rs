@@ -73,7 +73,7 @@ fn the_report_is_the_error_of_outputs() {
         for true_sequential in [true, false] {
             let case = Case::new("llama");
             let recording = Recording { inner: by_gptq(), seen: Mutex::new(Vec::new()) };
-            let format = WeightFormat { bits, group, zero, scale: Float::F16 };
+            let format = WeightFormat { bits, group, zero, scale: Float::F16, channel_scale: None };
             let finished = case
                 .run(&recording, |job| (job.format, job.act, job.true_sequential) = (format, act, true_sequential))
                 .unwrap();

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 pub const WINDOW: usize = 24;
 pub const FORMAT: WeightFormat =
-    WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16 };
+    WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
 
 pub fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)

@@ -98,7 +98,7 @@ fn the_report_is_the_formula() {
     ] {
         let case = Case::new("llama");
         let recording = Recording { inner: by_gptq(), seen: Mutex::new(Vec::new()) };
-        let format = WeightFormat { bits, group, zero, scale: Float::F16 };
+        let format = WeightFormat { bits, group, zero, scale: Float::F16, channel_scale: None };
         let finished = case.run(&recording, |job| job.format = format).unwrap();
         let mut reports = finished.report().iter();
         for (weights, hessian, outcomes) in recording.seen.into_inner().unwrap() {

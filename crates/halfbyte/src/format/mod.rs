@@ -8,12 +8,15 @@
 //! w8a8                  8-bit codes, one scale an output channel, 8-bit activations
 //! w4a8-g64-float-xasym  float offsets; activations with scale and offset
 //! w8a32-tensor-sf32     one scale for the whole tensor, scales kept in f32
+//! w4a8-g128-si8         scales of groups are 8-bit factors of one f16 scale an output channel; activations have one
+//!                       scale a row, as if the weights were bytes with a scale a channel
 //! ```
 //!
-//! Grammar: `w{2|3|4|8}a{8|16|32}[-g{N}|-tensor][-asym|-float][-xasym][-sbf16|-sf32]`. No group means one scale an
-//! output channel.
+//! Grammar: `w{2|3|4|8}a{8|16|32}[-g{N}|-tensor][-asym|-float][-xasym][-sbf16|-sf32][-si8]`. No group means one scale an
+//! output channel; `-si8` is for 4 bits in groups, without float offsets.
 
 mod express;
+pub(crate) mod factors;
 pub mod int8;
 mod qtensor;
 pub mod reference;
@@ -72,9 +75,9 @@ pub enum Act {
     A16,
     /// Multiplied as they are, f32 by habit (any float type is taken).
     A32,
-    /// Quantised on the fly to 8 bits, symmetric, one scale a row and weight group.
+    /// Quantised on the fly to 8 bits, symmetric, one scale a row and [`WeightFormat::activation_group`].
     A8,
-    /// Quantised on the fly to 8 bits with scale and offset, one of each a row and weight group.
+    /// Quantised on the fly to 8 bits with scale and offset, one of each a row and [`WeightFormat::activation_group`].
     A8Asym,
 }
 
@@ -96,6 +99,9 @@ pub struct WeightFormat {
     pub zero: Zero,
     /// Type that the scales (and float offsets) are exact in.
     pub scale: Float,
+    /// Two levels: scales of groups are whole multiples of one scale a channel, which is exact in this type, f16 or bf16
+    /// (`scale` is then f32, which holds every multiple). None: each group has a scale of its own.
+    pub channel_scale: Option<Float>,
 }
 
 impl WeightFormat {
@@ -109,13 +115,37 @@ impl WeightFormat {
         1 << (self.bits - 1)
     }
 
-    /// Checks that bits and group size are ones that exist.
+    /// How far one scale of quantised activations reaches: as far as one of the weights, with two levels along all of k.
+    pub fn activation_group(&self) -> Group {
+        if self.channel_scale.is_some() { Group::Channel } else { self.group }
+    }
+
+    /// Checks that bits and group size are ones that exist, and that two levels have what they need.
     pub fn validate(&self) -> Result<()> {
         if !matches!(self.bits, 2 | 3 | 4 | 8) {
             return Err(Error::invalid("format", "2, 3, 4 or 8 bits", self.bits.to_string()));
         }
         if self.group == Group::Size(0) {
             return Err(Error::invalid("format", "a group of at least 1", "0"));
+        }
+        if let Some(channel) = self.channel_scale {
+            let refuse =
+                |expected: &str, got: String| Err(Error::invalid("format with two levels of scales", expected, got));
+            if self.bits != 4 {
+                return refuse("4 bits", self.bits.to_string());
+            }
+            if !matches!(self.group, Group::Size(_)) {
+                return refuse("groups along k", format!("{:?}", self.group));
+            }
+            if self.zero == Zero::Float {
+                return refuse("zero points or none", "float offsets".into());
+            }
+            if channel == Float::F32 {
+                return refuse("scales of channels in f16 or bf16", channel.to_string());
+            }
+            if self.scale != Float::F32 {
+                return refuse("products of scales and factors in f32", self.scale.to_string());
+            }
         }
         Ok(())
     }
@@ -165,6 +195,10 @@ pub const FORMATS: &[&str] = &[
     "w8a32-g64-float-sbf16",
     "w4a16-g20-asym",
     "w4a8-g100-asym",
+    "w4a8-g128-si8",
+    "w4a8-g64-asym-si8",
+    "w4a8-g32-xasym-sbf16-si8",
+    "w4a16-g128-asym-si8",
 ];
 
 impl fmt::Display for Format {
@@ -188,12 +222,12 @@ impl fmt::Display for Format {
         if self.act == Act::A8Asym {
             f.write_str("-xasym")?;
         }
-        match self.weight.scale {
+        match self.weight.channel_scale.unwrap_or(self.weight.scale) {
             Float::F16 => {}
             Float::BF16 => f.write_str("-sbf16")?,
             Float::F32 => f.write_str("-sf32")?,
         }
-        Ok(())
+        if self.weight.channel_scale.is_some() { f.write_str("-si8") } else { Ok(()) }
     }
 }
 
@@ -221,7 +255,7 @@ impl FromStr for Format {
             "32" => Act::A32,
             _ => return Err(fail("activations of 8, 16 or 32 bits (a8, a16, a32)")),
         };
-        let (mut group, mut zero, mut scale) = (None, None, None);
+        let (mut group, mut zero, mut scale, mut factors) = (None, None, None, None);
         for part in parts {
             let repeated = match part {
                 "tensor" => group.replace(Group::Tensor).is_some(),
@@ -229,6 +263,7 @@ impl FromStr for Format {
                 "float" => zero.replace(Zero::Float).is_some(),
                 "sbf16" => scale.replace(Float::BF16).is_some(),
                 "sf32" => scale.replace(Float::F32).is_some(),
+                "si8" => factors.replace(()).is_some(),
                 "xasym" if act == Act::A8 => {
                     act = Act::A8Asym;
                     false
@@ -236,19 +271,24 @@ impl FromStr for Format {
                 "xasym" => return Err(fail("-xasym once, and only with a8")),
                 _ => match part.strip_prefix('g').and_then(|g| g.parse::<usize>().ok()) {
                     Some(g) if g > 0 && !part.starts_with("g+") => group.replace(Group::Size(g)).is_some(),
-                    _ => return Err(fail("parts of -g{N}, -tensor, -asym, -float, -xasym, -sbf16, -sf32")),
+                    _ => return Err(fail("parts of -g{N}, -tensor, -asym, -float, -xasym, -sbf16, -sf32, -si8")),
                 },
             };
             if repeated {
                 return Err(fail("each property once"));
             }
         }
+        let scale = scale.unwrap_or(Float::F16);
         let weight = WeightFormat {
             bits,
             group: group.unwrap_or(Group::Channel),
             zero: zero.unwrap_or(Zero::Symmetric),
-            scale: scale.unwrap_or(Float::F16),
+            scale: if factors.is_some() { Float::F32 } else { scale },
+            channel_scale: factors.map(|()| scale),
         };
+        if factors.is_some() && weight.validate().is_err() {
+            return Err(fail("-si8 with w4, a group and zero points or none, scales in f16 or bf16"));
+        }
         Ok(Format { weight, act })
     }
 }

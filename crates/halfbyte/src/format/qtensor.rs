@@ -1,5 +1,6 @@
 //! The canonical quantised tensor: one code a byte, in row-major order, with its scales and zeros.
 
+use super::factors::{Factors, zero_points};
 use super::{Group, WeightFormat, Zero};
 use crate::error::{Error, Result};
 
@@ -18,7 +19,7 @@ pub enum Zeros {
 ///
 /// `w[i, j] = scales[i, g] · (codes[i, j] − zero[i, g])`, or `scales[i, g] · codes[i, j] + offset[i, g]`, with
 /// `g = group of column j`: `j / group size`, or `group_index[j]` where columns were quantised in another order
-/// (act-order).
+/// (act-order). With two levels `scales[i, g] = channel_scales[i] · factors[i, g]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QTensor {
     format: WeightFormat,
@@ -28,6 +29,7 @@ pub struct QTensor {
     scales: Vec<f32>,
     zeros: Zeros,
     group_index: Option<Vec<u32>>,
+    factors: Option<Factors>,
 }
 
 impl QTensor {
@@ -35,7 +37,8 @@ impl QTensor {
     ///
     /// Shapes: `codes` `[n, k]`; `scales` `[n, groups]` (a per-tensor scale is repeated for each row); `zeros` the
     /// same; `group_index` `[k]`. Errors: a length that does not fit, a code or zero beyond its bits, a scale that is
-    /// not finite or not exact in the format's scale type, a group index out of range. An index that says no more than
+    /// not finite or not exact in the format's scale type, with two levels scales that are no multiples of one for the channel
+    /// or products of code and factor beyond a byte, a group index out of range. An index that says no more than
     /// `j / group size` is dropped.
     pub fn new(
         format: WeightFormat,
@@ -100,7 +103,14 @@ impl QTensor {
                 (!trivial).then_some(index)
             }
         };
-        Ok(Self { format, n, k, codes, scales, zeros, group_index })
+        let factors = match format.channel_scale {
+            None => None,
+            Some(dtype) => {
+                let scale = |i: usize, g: usize| scales[i * groups + g];
+                Some(Factors::of(OP, [n, groups], scale, zero_points(format, &zeros, groups), dtype)?)
+            }
+        };
+        Ok(Self { format, n, k, codes, scales, zeros, group_index, factors })
     }
 
     /// What the codes mean.
@@ -138,6 +148,16 @@ impl QTensor {
         &self.scales
     }
 
+    /// Scales of channels, `[n]`, the greatest that give [`QTensor::scales`]; None without two levels.
+    pub fn channel_scales(&self) -> Option<&[f32]> {
+        self.factors.as_ref().map(|factors| factors.channel.as_slice())
+    }
+
+    /// Factors of groups, `[n, groups]`, each from 1 to 16; None without two levels.
+    pub fn factors(&self) -> Option<&[u8]> {
+        self.factors.as_ref().map(|factors| factors.factors.as_slice())
+    }
+
     /// Zeros or offsets.
     pub fn zeros(&self) -> &Zeros {
         &self.zeros
@@ -155,6 +175,16 @@ impl QTensor {
             (None, Group::Size(g)) => j / g,
             (None, _) => 0,
         }
+    }
+
+    /// Groups of quantised activations along k; see [`WeightFormat::activation_group`].
+    pub fn activation_groups(&self) -> usize {
+        self.format.activation_group().count(self.k)
+    }
+
+    /// Group of column `j` of quantised activations.
+    pub fn activation_group_of(&self, j: usize) -> usize {
+        if self.format.channel_scale.is_some() { 0 } else { self.group_of(j) }
     }
 
     /// Zero point of row `i` and group `g` in codes, for formats without float offsets.
@@ -188,6 +218,10 @@ impl QTensor {
             scales: part(&self.scales, groups, &rows),
             zeros,
             group_index: self.group_index.clone(),
+            factors: self.factors.as_ref().map(|factors| Factors {
+                channel: part(&factors.channel, 1, &rows),
+                factors: part(&factors.factors, groups, &rows),
+            }),
         })
     }
 }

@@ -114,14 +114,15 @@ pub fn conv2d(x: &[f64], w: &[f64], shape: &Conv2dShape) -> Product {
 ///
 /// With quantised activations x is quantised once, by the rule of [`crate::quantize::activations`]: one scale (and offset) for
 /// each pixel and group of channels, the channels that share a scale of the weight; all channels of a pixel's group of
-/// the convolution where the weight has one scale a row. What those codes stand for is convolved, and padding is exactly
+/// the convolution where the weight has one scale a row, or two levels of them. What those codes stand for is convolved, and padding is exactly
 /// zero.
 ///
 /// Shapes: x `[batch, ci, h, w]` f32, w `[co, k]` in the order of [`crate::conv`], both results `[batch, co, oh, ow]`; the
 /// magnitude is that of [`linear`]. *Errors:* groups of a scale that do not divide the channels of a position.
 pub fn conv2d_linear(x: &[f32], w: &QTensor, act: Act, shape: &Conv2dShape) -> Result<Product> {
     let ci = shape.geometry().ci;
-    let share = shape.geometry().scale_channels(w.format().group)?;
+    shape.geometry().scale_channels(w.format().group)?;
+    let share = shape.geometry().scale_channels(w.format().activation_group())?;
     if !act.is_quantized() {
         let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
         return Ok(conv2d(&x, &dequantize(w), shape));
@@ -145,8 +146,8 @@ pub fn conv2d_linear(x: &[f32], w: &QTensor, act: Act, shape: &Conv2dShape) -> R
 }
 
 fn activation_magnitudes(x: &ActCodes, w: &QTensor) -> Vec<f64> {
-    let (k, groups) = (w.k(), w.groups());
-    let at = |i: usize| (i / k) * groups + w.group_of(i % k);
+    let (k, groups) = (w.k(), w.activation_groups());
+    let at = |i: usize| (i / k) * groups + w.activation_group_of(i % k);
     let term =
         |i: usize| (f64::from(x.scales[at(i)]) * f64::from(x.codes[i])).abs() + f64::from(x.offsets[at(i)]).abs();
     (0..x.codes.len()).map(term).collect()
@@ -163,12 +164,12 @@ fn weight_magnitudes(w: &QTensor) -> Vec<f64> {
 
 /// What quantised activations stand for, `[m, k]`: `scale · code + offset` of the row and the column's group.
 pub fn dequantize_activations(x: &ActCodes, w: &QTensor) -> Vec<f64> {
-    let (k, groups) = (w.k(), w.groups());
+    let (k, groups) = (w.k(), w.activation_groups());
     let m = x.codes.len() / k.max(1);
     let mut out = Vec::with_capacity(m * k);
     for r in 0..m {
         for j in 0..k {
-            let g = r * groups + w.group_of(j);
+            let g = r * groups + w.activation_group_of(j);
             out.push(f64::from(x.scales[g]) * f64::from(x.codes[r * k + j]) + f64::from(x.offsets[g]));
         }
     }

@@ -17,6 +17,8 @@
 //! scales and zero points of a group  [warp w 0..4][i 0..8]: rows 16w + i, 16w + i + 8
 //!
 //! one scale a row: the atoms hold codes only, and a table beside them has for each strip 64 scales and 64 zero points
+//! scales on two levels: the table has the scales of the rows, and a group in an atom has, where its scale would lie, 2 bytes:
+//!     its factor f, and 128 − zero point · f; so code · f + 128 − zero point · f is the byte that a weight is, plus 128
 //! ```
 //!
 //! Rows are padded to 64 and columns to 128, with scales of zero. Groups of a multiple of 128, 64 or 32 columns lie as groups
@@ -52,10 +54,27 @@ pub struct Atom {
     pub zero: bool,
     /// Type of the scales: fp16 or bf16.
     pub scale: Float,
+    /// Scales on two levels: groups have factors (and zero points with them), rows have scales.
+    pub factors: bool,
 }
 
 impl Atom {
-    /// The form for a format and a number of columns. Error: there is none, and why.
+    /// The form for a format and a number of columns, on one level of scales or two. Error: there is none, and why.
+    pub fn of_levels(format: WeightFormat, k: usize) -> Result<Self> {
+        let Some(scale) = format.channel_scale else { return Self::of(format, k) };
+        if k == 0 {
+            return Err(Error::invalid(OP, "at least one column, for two levels of scales", "none"));
+        }
+        match format.group {
+            Group::Size(size) => match [128, 64, 32].into_iter().find(|&g| size.is_multiple_of(g)) {
+                Some(group) => Ok(Self { bits: format.bits, group, zero: false, scale, factors: true }),
+                None => Err(Error::invalid(OP, "groups of a multiple of 32", size.to_string())),
+            },
+            other => Err(Error::invalid(OP, "groups along k, for two levels of scales", format!("{other:?}"))),
+        }
+    }
+
+    /// The form for a format with one level of scales and a number of columns. Error: there is none, and why.
     pub fn of(format: WeightFormat, k: usize) -> Result<Self> {
         let refuse = |expected: &str, got: String| Err(Error::invalid(OP, expected, got));
         if !matches!(format.bits, 4 | 8) {
@@ -63,6 +82,9 @@ impl Atom {
         }
         if format.zero == Zero::Float {
             return refuse("zero points or none", "float offsets".into());
+        }
+        if format.channel_scale.is_some() {
+            return refuse("one level of scales", "two".into());
         }
         if format.scale == Float::F32 {
             return refuse("scales in f16 or bf16", "f32".into());
@@ -74,23 +96,23 @@ impl Atom {
             },
             _ => 0,
         };
-        Ok(Self { bits: format.bits, group, zero: format.zero == Zero::Integer, scale: format.scale })
+        Ok(Self { bits: format.bits, group, zero: format.zero == Zero::Integer, scale: format.scale, factors: false })
     }
 
     /// The form for a tensor: its numbers matter too.
     ///
-    /// Errors: those of [`Atom::of`]; zero points of 256; scales whose products with a code pass fp16; an order of columns
+    /// Errors: those of [`Atom::of_levels`]; zero points of 256; scales whose products with a code pass fp16; an order of columns
     /// whose groups are not full.
     pub fn holding(w: &StoredTensor<'_>) -> Result<Self> {
         let (format, k) = (w.format(), w.k());
-        let atom = Self::of(format, k)?;
+        let atom = Self::of_levels(format, k)?;
         if let Some((z, _)) = w.zero_points()
             && let Some(z) = z.iter().max()
             && *z > 255
         {
             return Err(Error::invalid(OP, "zero points of 8 bits", z.to_string()));
         }
-        if atom.scale == Float::F16 && atom.group > 0 {
+        if atom.scale == Float::F16 && atom.group > 0 && !atom.factors {
             let most = f16::MAX.to_f32() / (1 << atom.bits) as f32;
             let largest = w.scales().0.largest();
             if largest > most {
@@ -119,7 +141,17 @@ impl Atom {
 
     /// Bytes of the table of rows, where a row has one scale.
     pub fn bytes_of_rows(self, n: usize) -> usize {
-        if self.group == 0 { n.div_ceil(STRIP) * self.params_bytes() } else { 0 }
+        if self.has_rows() { n.div_ceil(STRIP) * self.params_bytes() } else { 0 }
+    }
+
+    /// Whether a row has one scale, alone or above the factors of its groups: so that sums of all columns are scaled once.
+    pub fn has_rows(self) -> bool {
+        self.group == 0 || self.factors
+    }
+
+    /// Groups in an atom whose sums are scaled apart.
+    pub fn sums(self) -> usize {
+        if self.has_rows() { 0 } else { self.groups() }
     }
 
     /// Groups in an atom.
@@ -178,6 +210,20 @@ fn row_at(at: usize) -> usize {
     at / 16 * 16 + at % 16 / 2 + 8 * (at % 2)
 }
 
+fn bits_of(value: f32, dtype: Float) -> u16 {
+    match dtype {
+        Float::BF16 => bf16::from_f32(value).to_bits(),
+        _ => f16::from_f32(value).to_bits(),
+    }
+}
+
+fn float_of(bits: u16, dtype: Float) -> f32 {
+    match dtype {
+        Float::BF16 => bf16::from_bits(bits).to_f32(),
+        _ => f16::from_bits(bits).to_f32(),
+    }
+}
+
 /// A quantised tensor packed for the tensor cores.
 #[derive(Clone, Debug)]
 pub struct CudaWna16 {
@@ -207,8 +253,14 @@ impl CudaWna16 {
             }
         });
         let mut rows = vec![0u8; atom.bytes_of_rows(n)];
-        rows.par_chunks_mut(atom.params_bytes()).enumerate().for_each(|(strip, out)| {
-            source.params(strip, 0, [0, 2 * STRIP], out);
+        rows.par_chunks_mut(atom.params_bytes()).enumerate().for_each(|(strip, out)| match w.channel_scales() {
+            None => source.params(strip, 0, [0, 2 * STRIP], out),
+            Some(scales) => {
+                for (at, out) in out.chunks_exact_mut(2).enumerate() {
+                    let scale = scales.get(strip * STRIP + row_at(at)).copied().unwrap_or(0.0);
+                    out.copy_from_slice(&bits_of(scale, atom.scale).to_le_bytes());
+                }
+            }
         });
         Ok(Self { n, k, format: w.format(), atom, atoms, rows, order })
     }
@@ -223,11 +275,15 @@ impl CudaWna16 {
             for at in 0..STRIP {
                 let row = strip * STRIP + row_at(at);
                 if row < n && group < groups {
-                    let bits = u16::from_le_bytes([bytes[scales_at + 2 * at], bytes[scales_at + 2 * at + 1]]);
-                    scales[row * groups + group] = match atom.scale {
-                        Float::BF16 => bf16::from_bits(bits).to_f32(),
-                        _ => f16::from_bits(bits).to_f32(),
-                    };
+                    let pair = [bytes[scales_at + 2 * at], bytes[scales_at + 2 * at + 1]];
+                    if atom.factors {
+                        let [factor, zero] = pair;
+                        scales[row * groups + group] = f32::from(factor);
+                        zeros[row * groups + group] = u16::from((128 - zero).checked_div(factor).unwrap_or(0));
+                        continue;
+                    }
+                    let bits = u16::from_le_bytes(pair);
+                    scales[row * groups + group] = float_of(bits, atom.scale);
                     zeros[row * groups + group] = if atom.zero { u16::from(bytes[zeros_at + at]) } else { 0 };
                 }
             }
@@ -251,10 +307,20 @@ impl CudaWna16 {
                 }
             }
         }
-        for (strip, bytes) in self.rows.chunks_exact(atom.params_bytes()).enumerate() {
-            params(strip, 0, [0, 2 * STRIP], bytes);
+        if atom.factors {
+            for (at, bits) in self.rows.chunks_exact(2).enumerate() {
+                let row = at / STRIP * STRIP + row_at(at % STRIP);
+                if row < n {
+                    let channel = float_of(u16::from_le_bytes([bits[0], bits[1]]), atom.scale);
+                    scales[row * groups..(row + 1) * groups].iter_mut().for_each(|scale| *scale *= channel);
+                }
+            }
+        } else {
+            for (strip, bytes) in self.rows.chunks_exact(atom.params_bytes()).enumerate() {
+                params(strip, 0, [0, 2 * STRIP], bytes);
+            }
         }
-        let zeros = if atom.zero { Zeros::Integer(zeros) } else { Zeros::Symmetric };
+        let zeros = if self.format.zero == Zero::Integer { Zeros::Integer(zeros) } else { Zeros::Symmetric };
         let index = self.order.as_ref().map(|order| {
             let mut index = vec![0u32; k];
             order.iter().zip(0..).for_each(|(&j, c)| index[j as usize] = c / self.format.group.len(k) as u32);
@@ -346,10 +412,12 @@ impl Source<'_> {
             let row = strip * STRIP + row_at(at);
             let there = row < n && group < groups && (column < k || self.atom.group == 0);
             if there {
-                let value = self.w.scales()[row * groups + group];
-                let bits = match self.atom.scale {
-                    Float::BF16 => bf16::from_f32(value).to_bits(),
-                    _ => f16::from_f32(value).to_bits(),
+                let i = row * groups + group;
+                let bits = match (self.w.factors(), self.w.zero_point(row, group)) {
+                    (Some(factors), Some(zero)) => {
+                        u16::from_le_bytes([factors[i], (128 - zero * u32::from(factors[i])) as u8])
+                    }
+                    _ => bits_of(self.w.scales()[i], self.atom.scale),
                 };
                 out[scales_at + 2 * at..][..2].copy_from_slice(&bits.to_le_bytes());
             }

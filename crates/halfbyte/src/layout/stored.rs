@@ -5,6 +5,7 @@
 
 use super::codes::Codes;
 use crate::error::{Error, Result};
+use crate::format::factors::Factors;
 use crate::format::{QTensor, WeightFormat, Zero, Zeros};
 use crate::tensor::{Float, FloatData};
 use rayon::prelude::*;
@@ -68,6 +69,7 @@ pub struct StoredTensor<'a> {
     scales: (FloatData<'a>, Strides),
     zeros: StoredZeros<'a>,
     group_index: Option<Cow<'a, [u32]>>,
+    channel_scales: Option<Cow<'a, [f32]>>,
 }
 
 impl<'a> StoredTensor<'a> {
@@ -138,7 +140,19 @@ impl<'a> StoredTensor<'a> {
                 (!trivial).then_some(Cow::Owned(index))
             }
         };
-        Ok(Self { format, n, k, codes, scales, zeros, group_index })
+        let channel_scales = match format.channel_scale {
+            None => None,
+            Some(dtype) => {
+                let values = scales.0.as_floats();
+                let scale = |i: usize, g: usize| values.get(scales.1.at(i, g));
+                let zero = |i: usize, g: usize| match &zeros {
+                    StoredZeros::Integer(z, strides) => u32::from(z[strides.at(i, g)]),
+                    StoredZeros::Symmetric | StoredZeros::Float(..) => format.middle(),
+                };
+                Some(Cow::Owned(Factors::of(OP, [n, groups], scale, zero, dtype)?.channel))
+            }
+        };
+        Ok(Self { format, n, k, codes, scales, zeros, group_index, channel_scales })
     }
 
     /// What the codes mean.
@@ -169,6 +183,11 @@ impl<'a> StoredTensor<'a> {
     /// Scales, and where they lie.
     pub fn scales(&self) -> (&FloatData<'a>, Strides) {
         (&self.scales.0, self.scales.1)
+    }
+
+    /// Scales of channels, `[n]`, of which [`StoredTensor::scales`] are whole multiples; None without two levels.
+    pub fn channel_scales(&self) -> Option<&[f32]> {
+        self.channel_scales.as_deref()
     }
 
     /// Zeros or offsets, and where they lie.
@@ -243,6 +262,7 @@ impl<'a> From<&'a QTensor> for StoredTensor<'a> {
             scales: (FloatData::F32(Cow::Borrowed(q.scales())), strides),
             zeros,
             group_index: q.group_index().map(Cow::Borrowed),
+            channel_scales: q.channel_scales().map(Cow::Borrowed),
         }
     }
 }
@@ -262,6 +282,7 @@ impl From<QTensor> for StoredTensor<'static> {
             scales: (FloatData::F32(Cow::Owned(q.scales().to_vec())), strides),
             zeros,
             group_index: q.group_index().map(|index| Cow::Owned(index.to_vec())),
+            channel_scales: q.channel_scales().map(|scales| Cow::Owned(scales.to_vec())),
             codes: Codes::Bytes { codes: Cow::Owned(q.into_codes()), flip: 0 },
         }
     }

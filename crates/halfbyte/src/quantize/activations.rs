@@ -1,4 +1,5 @@
-//! Activations to 8-bit codes, row by row and weight group by weight group: the rule that every device follows, bit
+//! Activations to 8-bit codes, row by row and weight group by weight group (all of a row, where the weight's scales have two
+//! levels): the rule that every device follows, bit
 //! for bit.
 //!
 //! Symmetric, over the `|x|` of a row's group, in f32:
@@ -76,11 +77,12 @@ impl ActRange {
     }
 }
 
-/// Quantises activations for a weight: the groups are the weight's, along its group index if it has one.
+/// Quantises activations for a weight: the groups are the weight's, along its group index if it has one; one group, where the
+/// weight's scales have two levels.
 ///
 /// Shapes: x `[m, k]`.
 pub fn quantize_activations(x: &[f32], m: usize, w: &QTensor, act: Act) -> ActCodes {
-    quantize_rows(x, [m, w.k(), w.groups()], |j| w.group_of(j), act)
+    quantize_rows(x, [m, w.k(), w.activation_groups()], |j| w.activation_group_of(j), act)
 }
 
 /// Quantises rows whose columns are divided into groups in any way. Shapes: x `[m, k]`.

@@ -80,7 +80,7 @@ pub fn awq_scales(
             .map(|m| match format.group {
                 Group::Tensor => {
                     let all: Vec<f32> = (0..weights[m].1).flat_map(|i| scaled(m, i)).collect();
-                    Some(range.of(&all, &[1.0]))
+                    Some(range.of(&all, &[1.0], None))
                 }
                 _ => None,
             })
@@ -91,8 +91,9 @@ pub fn awq_scales(
                 let mut errors = Vec::with_capacity(rows.len() * k);
                 for &(m, i) in rows {
                     let row: Vec<f32> = scaled(m, i).collect();
+                    let channel = range.channel(row.chunks(format.group.len(k)));
                     for (group, scales) in row.chunks(format.group.len(k)).zip(scales.chunks(format.group.len(k))) {
-                        let params = tensor_wide[m].unwrap_or_else(|| range.of(group, &[1.0]));
+                        let params = tensor_wide[m].unwrap_or_else(|| range.of(group, &[1.0], channel));
                         errors.extend(group.iter().zip(scales).map(|(&v, &scale)| {
                             (params.exact(params.code(v, format), format) - f64::from(v)) / f64::from(scale)
                         }));
@@ -155,6 +156,8 @@ pub fn rtn_clipped(
     let (groups, len) = (format.group.count(k), format.group.len(k));
     let row_of =
         |i: usize, columns: std::ops::Range<usize>| w.slice(i * k + columns.start..i * k + columns.end).to_f32();
+    let channels: Vec<Option<f32>> =
+        (0..n).into_par_iter().map(|i| range.channel(row_of(i, 0..k).chunks(len))).collect();
     let mut params = vec![Params { scale: 0.0, zero: 0.0 }; n * groups];
     for g in 0..groups {
         let columns = g * len..((g + 1) * len).min(k);
@@ -172,7 +175,7 @@ pub fn rtn_clipped(
             work.chunks(2 * len).map(loss).collect()
         };
         if format.group == Group::Tensor {
-            let candidates: Vec<Params> = range.candidates(&w.to_f32()).collect();
+            let candidates: Vec<Params> = range.candidates(&w.to_f32(), None);
             let of_rows: Vec<Vec<f64>> =
                 (0..n).into_par_iter().map(|i| losses(&row_of(i, columns.clone()), &candidates)).collect();
             let totals = (0..candidates.len()).map(|c| of_rows.iter().map(|losses| losses[c]).sum());
@@ -180,7 +183,7 @@ pub fn rtn_clipped(
         } else {
             params.par_chunks_mut(groups).enumerate().for_each(|(i, params)| {
                 let group = row_of(i, columns.clone());
-                let candidates: Vec<Params> = range.candidates(&group).collect();
+                let candidates: Vec<Params> = range.candidates(&group, channels[i]);
                 params[g] = least(losses(&group, &candidates).into_iter().zip(candidates.iter().copied()));
             });
         }

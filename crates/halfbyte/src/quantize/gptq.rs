@@ -115,7 +115,7 @@ pub fn gptq(
     let mut lying = vec![0.0; k];
     order.iter().zip(&factor.pivots).for_each(|(&j, &pivot)| lying[j] = pivot);
     let tensor_wide = match format.group {
-        Group::Tensor => Some(scales.of(&(0..n).flat_map(row).collect::<Vec<f32>>(), &lying)),
+        Group::Tensor => Some(scales.of(&(0..n).flat_map(row).collect::<Vec<f32>>(), &lying, None)),
         _ => None,
     };
     let plan = Plan {
@@ -138,17 +138,23 @@ pub fn gptq(
         .enumerate()
         .map(|(block, ((codes, params), losses))| {
             let first = block * rows;
-            let mut weights = Vec::with_capacity(codes.len());
+            let mut weights: Vec<f32> = Vec::with_capacity(codes.len());
+            let mut channels = Vec::with_capacity(losses.len());
             for (i, params) in params.chunks_mut(groups).enumerate() {
                 let row = row(first + i);
+                let ordered: Vec<f32> = order.iter().map(|&j| row[j]).collect();
+                // Of the weights as they are: errors of columns before a group may ask for more than its greatest factor.
+                let channel = plan.scales.channel(if beforehand { &row } else { &ordered }.chunks(len));
+                channels.push(channel);
                 if beforehand {
                     for ((params, group), pivots) in params.iter_mut().zip(row.chunks(len)).zip(lying.chunks(len)) {
-                        *params = tensor_wide.unwrap_or_else(|| plan.scales.of(group, pivots));
+                        *params = tensor_wide.unwrap_or_else(|| plan.scales.of(group, pivots, channel));
                     }
                 }
-                weights.extend(order.iter().map(|&j| row[j]));
+                weights.extend(ordered);
             }
-            let mut rows = Rows { errors: vec![0.0; weights.len()], weights, params, codes, losses, order: &order };
+            let mut rows =
+                Rows { errors: vec![0.0; weights.len()], weights, params, codes, losses, order: &order, channels };
             if beforehand {
                 rows.settle(&plan, 0..k, k);
             } else {
@@ -242,6 +248,8 @@ struct Rows<'a> {
     codes: &'a mut [u8],
     losses: &'a mut [f64],
     order: &'a [usize],
+    /// Scales of the rows, where scales have two levels.
+    channels: Vec<Option<f32>>,
 }
 
 impl Rows<'_> {
@@ -257,7 +265,7 @@ impl Rows<'_> {
                 let group = start..(start + len).min(to);
                 let pivots = &plan.factor.pivots[group.clone()];
                 for (i, updated) in self.updated(plan, group.clone()).chunks(group.len()).enumerate() {
-                    self.params[i * groups + start / len] = plan.scales.of(updated, pivots);
+                    self.params[i * groups + start / len] = plan.scales.of(updated, pivots, self.channels[i]);
                 }
                 self.settle(plan, group, to);
             }

@@ -11,6 +11,7 @@ mod panel;
 mod refine;
 mod rtn;
 mod stats;
+mod two_levels;
 
 pub use awq::{AwqScales, awq_scales, rtn_clipped};
 pub use conv2d::rtn_conv2d;

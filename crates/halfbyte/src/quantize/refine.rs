@@ -20,6 +20,7 @@ use super::panel::{Panel, pieces, rows_at_a_time};
 use super::rtn::Params;
 use super::stats::Hessian;
 use crate::error::Result;
+use crate::format::factors::most_factor;
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros};
 use crate::tensor::Floats;
 use rayon::prelude::*;
@@ -77,8 +78,9 @@ pub fn refine(w: Floats<'_>, start: &QTensor, hessian: &Hessian, options: Refine
         .enumerate()
         .for_each(|(block, ((codes, params), losses))| {
             let first = block * at_a_time * k;
+            let channels = start.channel_scales().map(|scales| &scales[block * at_a_time..][..losses.len()]);
             let weight = |i: usize| if damped.dead[i % k] { 0.0 } else { f64::from(w.get(first + i)) };
-            let mut rows = Rows { work: vec![0.0; losses.len() * plan.stride()], codes, params };
+            let mut rows = Rows { work: vec![0.0; losses.len() * plan.stride()], codes, params, channels };
             for (i, row) in rows.work.chunks_mut(plan.stride()).enumerate() {
                 for ((error, &j), &g) in row.iter_mut().zip(&plan.order).zip(&plan.group_of) {
                     *error = rows.params[i * groups + g].exact(rows.codes[i * k + j], format) - weight(i * k + j);
@@ -172,6 +174,8 @@ struct Rows<'a> {
     /// In the order of the matrix.
     codes: &'a mut [u8],
     params: &'a mut [Params],
+    /// Scales of the rows, of which those of groups stay multiples, where scales have two levels.
+    channels: Option<&'a [f32]>,
 }
 
 impl Rows<'_> {
@@ -221,8 +225,13 @@ impl Rows<'_> {
             let slope: f64 = step.iter().zip(&*pull).map(|(u, p)| u * p).sum();
             let curvature = -step.iter().zip(turn).map(|(u, t)| u * t).sum::<f64>();
             let params = &mut self.params[i * groups + g];
+            let fits = most_factor(params.zero as u32) as f32;
             let value = if knob == Knob::Scale { &mut params.scale } else { &mut params.zero };
-            let next = format.scale.round((f64::from(*value) + slope / curvature) as f32);
+            let aim = (f64::from(*value) + slope / curvature) as f32;
+            let next = match self.channels {
+                None => format.scale.round(aim),
+                Some(channels) => channels[i] * (aim / channels[i]).round_ties_even().clamp(1.0, fits),
+            };
             let by = f64::from(next) - f64::from(*value);
             let keeps_sign = knob == Knob::Offset || next * *value > 0.0;
             if keeps_sign && next.is_finite() && by * (by * curvature - 2.0 * slope) < 0.0 {

@@ -20,14 +20,16 @@ pub enum SymmetricScale {
 pub struct Rtn {
     /// How a symmetric scale follows from the largest magnitude.
     pub symmetric: SymmetricScale,
-    /// Search 40 shrunken ranges, down to 0.5 of the full one, for the least squared error of the group.
+    /// Search 40 shrunken ranges, down to 0.5 of the full one, for the least squared error of the group (under the scale of a
+    /// channel, every factor from that half on, instead of those next to the full range).
     pub search: bool,
 }
 
 /// Quantises a matrix by rounding to nearest.
 ///
 /// *Shapes:* w `[n, k]`. *Accuracy:* every element within half a step of its group, plus the rounding of the scale to
-/// the format's scale type; codes are chosen for the rounded scale. Asymmetric ranges always include zero.
+/// the format's scale type (where scales have two levels, elements that no code reaches may be further off if that lowers the
+/// squared error of the group); codes are chosen for the rounded scale. Asymmetric ranges always include zero.
 /// *Errors:* a length that is not n·k, a bad format, NaN or infinity (with its place), a scale beyond the scale type.
 pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn) -> Result<QTensor> {
     const OP: &str = "quantize (round to nearest)";
@@ -39,7 +41,7 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
     let len = format.group.len(k).max(1);
     let range = Range { format, options };
     let tensor_wide = match format.group {
-        Group::Tensor => Some(range.of(&w.to_f32(), &[1.0])),
+        Group::Tensor => Some(range.of(&w.to_f32(), &[1.0], None)),
         _ => None,
     };
     let mut codes = vec![0u8; n * k];
@@ -53,9 +55,10 @@ pub fn rtn(w: Floats<'_>, [n, k]: [usize; 2], format: WeightFormat, options: Rtn
             if let Some(j) = row.iter().position(|v| !v.is_finite()) {
                 return Some((i, j, row[j]));
             }
+            let channel = range.channel(row.chunks(len));
             for (g, params) in params.iter_mut().enumerate() {
                 let (from, to) = (g * len, ((g + 1) * len).min(k));
-                *params = tensor_wide.unwrap_or_else(|| range.of(&row[from..to], &[1.0]));
+                *params = tensor_wide.unwrap_or_else(|| range.of(&row[from..to], &[1.0], channel));
                 for (code, &value) in codes[from..to].iter_mut().zip(&row[from..to]) {
                     *code = params.code(value, format);
                 }
@@ -136,12 +139,13 @@ pub(super) struct Range {
 
 impl Range {
     /// Without a search, the full range; with it, the one of least squared error. `weights` are what the errors of the
-    /// group's elements count, repeated as often as needed.
-    pub fn of(&self, group: &[f32], weights: &[f64]) -> Params {
-        if !self.options.search {
-            return self.shrunk(group, 1.0);
+    /// group's elements count, repeated as often as needed; `channel` is the scale of the channel, where there is one, under
+    /// which the least squared error is always looked for.
+    pub fn of(&self, group: &[f32], weights: &[f64], channel: Option<f32>) -> Params {
+        if channel.is_none() && !self.options.search {
+            return self.full(group);
         }
-        least(self.candidates(group).map(|params| {
+        least(self.candidates(group, channel).into_iter().map(|params| {
             let squares = group.iter().map(|&v| {
                 let value = params.value(params.code(v, self.format), self.format);
                 f64::from(value - v).powi(2)
@@ -150,9 +154,17 @@ impl Range {
         }))
     }
 
-    /// What a search tries: the full range, and 40 shrunken ones.
-    pub fn candidates(&self, group: &[f32]) -> impl Iterator<Item = Params> {
-        (0..=40).map(|step| self.shrunk(group, 1.0 - 0.5 * step as f32 / 40.0))
+    /// What a search tries: the full range, and 40 shrunken ones; what a group may have under the scale of its channel.
+    pub fn candidates(&self, group: &[f32], channel: Option<f32>) -> Vec<Params> {
+        match channel {
+            None => (0..=40).map(|step| self.shrunk(group, 1.0 - 0.5 * step as f32 / 40.0)).collect(),
+            Some(channel) => self.multiples(group, channel),
+        }
+    }
+
+    /// Parameters for all of the group's range.
+    pub(super) fn full(&self, group: &[f32]) -> Params {
+        self.shrunk(group, 1.0)
     }
 
     /// Parameters for the group's range times `factor`.

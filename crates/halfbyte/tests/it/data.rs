@@ -50,6 +50,17 @@ impl Random {
             }
             Zero::Float => Zeros::Float((0..n * groups).map(|_| format.scale.round(self.normal() * 0.05)).collect()),
         };
+        if let Some(dtype) = format.channel_scale {
+            for i in 0..n {
+                let channel = dtype.round(self.normal().abs() * 0.01 + 0.001);
+                for at in i * groups..(i + 1) * groups {
+                    let zero = if let Zeros::Integer(z) = &zeros { i32::from(z[at]) } else { format.middle() as i32 };
+                    let fits = |&f: &i32| f <= 16 && -zero * f >= -128 && (15 - zero) * f <= 127;
+                    let most = (1..=16).take_while(fits).count();
+                    scales[at] = channel * (1 + self.below(most)) as f32;
+                }
+            }
+        }
         let index = act_order.then(|| {
             let mut index: Vec<u32> = (0..k).map(|j| (j / format.group.len(k).max(1)) as u32).collect();
             for j in (1..k).rev() {

@@ -122,3 +122,25 @@ fn nothing_is_still_expressed() {
         expressed(&q, "w8a16-g16-asym");
     }
 }
+
+/// To two levels where the scales allow it, and back to every format that holds the products.
+#[test]
+fn scales_on_two_levels_are_the_same_numbers_as_on_one() {
+    for name in ["w4a8-g32-si8", "w4a8-g20-asym-sbf16-si8"] {
+        let q = Random(6).qtensor(format(name), [5, 90], true);
+        let one = q.format().zero;
+        let free = halfbyte::WeightFormat { channel_scale: None, ..q.format() };
+        let wide = q.express(free).unwrap();
+        assert_eq!((wide.scales(), wide.channel_scales()), (q.scales(), None));
+        assert_eq!(*wide.express(q.format()).unwrap(), q, "{name} {one:?}");
+    }
+    // Halves of the channel's scale are as exact as it is.
+    let scales = vec![0.5, 0.75, 1.25];
+    let q = QTensor::new(format("w4a16-g2"), [1, 6], vec![3; 6], scales, Zeros::Symmetric, None).unwrap();
+    assert_eq!(expressed(&q, "w4a8-g2-si8").factors(), Some([2, 3, 5].as_slice()));
+    let scales = vec![0.5, 0.75, 1.26];
+    let scales = scales.into_iter().map(|s| halfbyte::Float::F16.round(s)).collect();
+    let q = QTensor::new(format("w4a16-g2"), [1, 6], vec![3; 6], scales, Zeros::Symmetric, None).unwrap();
+    let text = refusal(&q, "w4a8-g2-si8");
+    assert!(text.contains("whole multiples of one f16 number") && text.contains("row 0"), "{text}");
+}

@@ -54,7 +54,7 @@ pub fn formats() -> Vec<WeightFormat> {
     for bits in [2, 3, 4, 8] {
         for zero in [Zero::Symmetric, Zero::Integer, Zero::Float] {
             for group in [Group::Channel, Group::Tensor, Group::Size(32), Group::Size(20), Group::Size(150)] {
-                formats.push(WeightFormat { bits, group, zero, scale: Float::F16 });
+                formats.push(WeightFormat { bits, group, zero, scale: Float::F16, channel_scale: None });
             }
         }
     }

@@ -35,7 +35,7 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
 }
 
 /// Formats of both widths with every size of groups, with and without zero points, with scales of both types.
-const WNA16: [&str; 12] = [
+const WNA16: [&str; 16] = [
     "w4a16-g128",
     "w4a16-g128-asym",
     "w4a16-g64-sbf16",
@@ -48,6 +48,10 @@ const WNA16: [&str; 12] = [
     "w8a16",
     "w4a16-g256-asym",
     "w8a16-g96",
+    "w4a16-g128-si8",
+    "w4a16-g64-asym-si8",
+    "w4a16-g32-asym-sbf16-si8",
+    "w4a16-g256-asym-si8",
 ];
 
 #[test]
@@ -57,6 +61,10 @@ fn what_is_packed_for_tensor_cores_unpacks_to_the_same_tensor() {
         for shape in [[1, 1], [64, 128], [65, 129], [300, 1000], [130, 640], [3, 5000], [5, 0], [0, 7]] {
             for act_order in [false, true] {
                 let w = with_zeros_in_bytes(random.qtensor(parse(name).weight, shape, act_order));
+                if w.factors().is_some() && shape[1] == 0 {
+                    assert!(CudaWna16::pack(&w).unwrap_err().to_string().contains("at least one column"));
+                    continue;
+                }
                 let packed = CudaWna16::pack(&w).unwrap();
                 assert_eq!(packed.unpack().unwrap(), w, "{name} {shape:?} act-order {act_order}");
                 let atoms = shape[0].div_ceil(64) * shape[1].div_ceil(128);
@@ -95,6 +103,49 @@ fn codes_for_tensor_cores_lie_where_the_layout_says() {
     assert_eq!(f16::from_le_bytes([packed.rows()[2 * 55], packed.rows()[2 * 55 + 1]]).to_f32(), w.scales()[59]);
 }
 
+/// Words with the factors beside them, made bytes as the kernel does it: one multiply-add for four codes, and one XOR.
+#[test]
+fn words_and_factors_make_the_bytes_of_weights() {
+    let mut random = Random(16);
+    for name in ["w4a8-g128-si8", "w4a8-g64-asym-si8", "w4a8-g32-asym-sbf16-si8"] {
+        let [n, k] = [128, 256];
+        let w = random.qtensor(parse(name).weight, [n, k], false);
+        let packed = CudaWna16::pack(&w).unwrap();
+        let (bytes, group) = (packed.atom().bytes(), packed.atom().group);
+        let (factors, mut seen) = (w.factors().unwrap(), 0);
+        for (at, atom) in packed.atoms().chunks_exact(bytes).enumerate() {
+            // Two strips: atoms of a step lie beside each other.
+            let [strip, step] = [at % 2, at / 2];
+            for (i, word) in atom[..4096].as_chunks::<4>().0.iter().enumerate() {
+                let word = u32::from_le_bytes(*word);
+                let (warp, half, lane, j) = (i / 256, i / 128 % 2, i / 4 % 32, i % 4);
+                let column = 64 * half + 16 * j + 2 * (lane % 4);
+                let slot = 4096 + column / group * 128 + warp * 32 + lane / 4 * 4;
+                let [f, b, f8, b8] = [0, 1, 2, 3].map(|byte| u32::from(atom[slot + byte]));
+                for (row, shift, f, b) in [(0, 6, f, b), (8, 2, f8, b8)] {
+                    let four = (word.rotate_right(shift) & 0x0f0f_0f0f) * f + b * 0x0101_0101;
+                    let four = (four ^ 0x8080_8080).to_le_bytes();
+                    for (byte, right) in four.into_iter().zip([0, 8, 1, 9]) {
+                        let (i, c) = (64 * strip + 16 * warp + lane / 4 + row, 128 * step + column + right);
+                        let code = i32::from(w.codes()[i * k + c]) - w.zero_point(i, w.group_of(c)).unwrap() as i32;
+                        let weight = code * i32::from(factors[i * w.groups() + w.group_of(c)]);
+                        assert_eq!(i32::from(byte as i8), weight, "{name}: row {i}, column {c}");
+                        seen += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(seen, n * k);
+        // Scales of rows in the order of the drawing.
+        let channel = packed.rows()[2 * 35..][..2].try_into().map(u16::from_le_bytes).unwrap();
+        let wide = match packed.atom().scale {
+            halfbyte::Float::BF16 => half::bf16::from_bits(channel).to_f32(),
+            _ => f16::from_bits(channel).to_f32(),
+        };
+        assert_eq!(wide, w.channel_scales().unwrap()[32 + 1 + 8]);
+    }
+}
+
 #[test]
 fn what_tensor_cores_cannot_hold_is_refused() {
     let refused = |name: &str, k| Atom::of(parse(name).weight, k).unwrap_err().to_string();
@@ -102,6 +153,10 @@ fn what_tensor_cores_cannot_hold_is_refused() {
     assert!(refused("w4a16-g32-float", 256).contains("float offsets"));
     assert!(refused("w4a16-g32-sf32", 256).contains("got f32"));
     assert!(refused("w4a16-g20", 256).contains("a multiple of 32, got 20"));
+    assert!(refused("w4a16-g32-si8", 256).contains("one level of scales"));
+    let refused = |name: &str, k| Atom::of_levels(parse(name).weight, k).unwrap_err().to_string();
+    assert!(refused("w4a16-g20-si8", 256).contains("a multiple of 32, got 20"));
+    assert!(refused("w4a16-g32-sf32", 256).contains("got f32"));
     assert_eq!(Atom::of(parse("w4a16-g20").weight, 16).unwrap().group, 0);
 
     let format = parse("w8a16-g32-asym").weight;
@@ -274,7 +329,13 @@ fn tensors_below_each_other_pack_as_one() {
 
 #[test]
 fn stored_tensors_that_do_not_fit_are_refused() {
-    let format = WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: halfbyte::Float::F16 };
+    let format = WeightFormat {
+        bits: 4,
+        group: Group::Size(32),
+        zero: Zero::Integer,
+        scale: halfbyte::Float::F16,
+        channel_scale: None,
+    };
     let good = || {
         let scales = (FloatData::F16(vec![f16::ONE; 32].into()), Strides::of_groups(16));
         (

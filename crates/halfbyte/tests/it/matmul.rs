@@ -106,6 +106,7 @@ fn long_reductions_and_many_rows_cross_every_block() {
         ("w4a16", 40, 9001, 50),
         ("w8a16-g32-asym", 70, 1100, 300),
         ("w2a8-g64-asym", 530, 700, 130),
+        ("w4a8-g64-asym-si8", 70, 9001, 30),
     ] {
         let format = parse(name);
         let w = random.qtensor(format.weight, [n, k], false);
@@ -214,7 +215,7 @@ fn bias_and_activation_come_last() {
 #[test]
 fn nan_and_infinity_in_x_reach_y_and_only_their_row() {
     let mut random = Random(6);
-    for name in ["w4a8-g32", "w4a8-g32-asym-xasym", "w4a16-g32", "w8a16-g32-float", "w4a8"] {
+    for name in ["w4a8-g32", "w4a8-g32-asym-xasym", "w4a16-g32", "w8a16-g32-float", "w4a8", "w4a8-g32-si8"] {
         let format = parse(name);
         let w = random.qtensor(format.weight, [33, 96], false);
         let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap().with_activation(Activation::Relu);

@@ -98,7 +98,7 @@ pub(super) fn examine<'a>(weights: &'a Weights, prefix: &str) -> Result<Module<'
         StoredZeros::Integer(..) => Zero::Integer,
         StoredZeros::Float(..) => Zero::Float,
     };
-    let format = WeightFormat { bits: 4, group, zero, scale };
+    let format = WeightFormat { bits: 4, group, zero, scale, channel_scale: None };
     Ok(Module { n, k, format, findings, version, scales: (scales, strides), zeros })
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::
     };
     // Readers take a file as symmetric where every zero point is 8.
     let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-    Ok(WeightFormat { bits: 4, group, zero, scale: Float::F16 })
+    Ok(WeightFormat { bits: 4, group, zero, scale: Float::F16, channel_scale: None })
 }
 
 impl Form for Writer {

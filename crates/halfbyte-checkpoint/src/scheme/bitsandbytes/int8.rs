@@ -22,7 +22,8 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<(WeightFormat, 
         return Err(Error::malformed(scales.file, what));
     }
     order(checkpoint, prefix)?;
-    let format = WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     Ok((format, [n, k], other_kind(weights, prefix, BitsAndBytesKind::Int8).into_iter().collect()))
 }
 

@@ -19,7 +19,7 @@
 //! description; no file of an older release is among the tests.
 
 mod labels;
-mod packing;
+pub(super) mod packing;
 mod read;
 mod write;
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// How codes lie in words: this many codes in this many words, again and again, from the lowest bit up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Packing {
+pub(in crate::scheme) struct Packing {
     /// Bits a code, 1 to 8.
     pub bits: u32,
     words: usize,

@@ -116,7 +116,7 @@ pub(super) fn examine(weights: &Weights, prefix: &str, storage: Storage) -> Resu
     })?;
     let zero = if matches!(zeros, StoredZeros::Symmetric) { Zero::Symmetric } else { Zero::Integer };
     let Parts { n, k, findings, .. } = parts;
-    let format = WeightFormat { bits, group, zero, scale };
+    let format = WeightFormat { bits, group, zero, scale, channel_scale: None };
     Ok(Module { n, k, format, packing, zeros, group_index, findings })
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::
         return Err(format!("groups must divide the inputs, got groups of {size} for {k} inputs"));
     }
     let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-    Ok(WeightFormat { zero, ..format })
+    Ok(WeightFormat { zero, channel_scale: None, ..format })
 }
 
 impl Form for Writer {

@@ -40,7 +40,7 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
             format!("tensor `{}`: expected F16, BF16 or F32, got {}", scales.name, scales.dtype),
         )
     })?;
-    let format = WeightFormat { bits: parts.bits, group, zero, scale };
+    let format = WeightFormat { bits: parts.bits, group, zero, scale, channel_scale: None };
     Ok(Module { n: parts.n, k: parts.k, format, zeros, group_index, findings })
 }
 

@@ -70,7 +70,7 @@ pub(crate) fn nearest(format: WeightFormat, [n, k]: [usize; 2]) -> std::result::
     }
     let group = if format.group == Group::Tensor { Group::Channel } else { format.group };
     let zero = if format.zero == Zero::Float { Zero::Integer } else { format.zero };
-    Ok(WeightFormat { group, zero, scale: Float::F16, ..format })
+    Ok(WeightFormat { group, zero, scale: Float::F16, channel_scale: None, ..format })
 }
 
 impl Form for Writer {

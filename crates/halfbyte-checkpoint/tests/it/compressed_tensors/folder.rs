@@ -5,7 +5,8 @@ use super::*;
 #[test]
 fn a_whole_model_reads_back_module_by_module() {
     let source = Weights::open(model()).unwrap();
-    let format = WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Integer, scale: Float::F16 };
+    let format =
+        WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
     let mut expected = Vec::new();
     let mut tensors = Vec::new();
     let modules = linears(&source).unwrap();
@@ -59,7 +60,8 @@ fn a_whole_model_reads_back_module_by_module() {
 
 #[test]
 fn a_folder_of_signed_bytes_is_listed_and_made_dense() {
-    let format = WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32 };
+    let format =
+        WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F32, channel_scale: None };
     let q = quantized(format, [4, 24]);
     let codes: Vec<i8> = q.codes().iter().map(|&c| (c ^ 0x80) as i8).collect();
     let tensors = [

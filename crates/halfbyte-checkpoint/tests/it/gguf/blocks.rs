@@ -138,7 +138,7 @@ fn groups_of_any_reach_are_packed_if_no_block_is_parted() {
         let zeros =
             if zero == Zero::Float { Zeros::Float(scales.iter().map(|s| -s).collect()) } else { Zeros::Symmetric };
         let codes = (0..n * k).map(|i| (i % (1usize << bits)) as u8).collect();
-        let format = WeightFormat { bits, group, zero, scale: Float::F16 };
+        let format = WeightFormat { bits, group, zero, scale: Float::F16, channel_scale: None };
         QTensor::new(format, [n, k], codes, scales, zeros, None).unwrap()
     };
     for (kind, bits, zero) in
@@ -171,7 +171,7 @@ fn groups_of_any_reach_are_packed_if_no_block_is_parted() {
 #[test]
 fn what_blocks_cannot_hold_is_refused_with_the_reason() {
     let tensor = |bits, zero, scale, value: f32, offset: f32, index: Option<Vec<u32>>| {
-        let format = WeightFormat { bits, group: Group::Size(32), zero, scale };
+        let format = WeightFormat { bits, group: Group::Size(32), zero, scale, channel_scale: None };
         let zeros = match zero {
             Zero::Symmetric => Zeros::Symmetric,
             Zero::Integer => Zeros::Integer(vec![3; 2]),

@@ -228,7 +228,7 @@ fn random_checkpoint(config: &Path, form: Target, args: &Args, progress: &Progre
         .tempdir()
         .map_err(|e| Failure::io("create a folder in", &std::env::temp_dir(), &e))?;
     let zero = if form == Target::Awq { Zero::Integer } else { Zero::Symmetric };
-    let wanted = WeightFormat { bits: args.bits, group: args.group, zero, scale: Float::F16 };
+    let wanted = WeightFormat { bits: args.bits, group: args.group, zero, scale: Float::F16, channel_scale: None };
     let mut seed = 0;
     let quantization = Quantization {
         target: form,

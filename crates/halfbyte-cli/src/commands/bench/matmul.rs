@@ -68,7 +68,13 @@ pub struct Args {
 
 /// What is measured unless told: w4a8-g128.
 const DEFAULT: WeightKind = WeightKind::Quantized(Format {
-    weight: WeightFormat { bits: 4, group: Group::Size(128), zero: Zero::Symmetric, scale: Float::F16 },
+    weight: WeightFormat {
+        bits: 4,
+        group: Group::Size(128),
+        zero: Zero::Symmetric,
+        scale: Float::F16,
+        channel_scale: None,
+    },
     act: Act::A8,
 });
 

@@ -13,7 +13,7 @@ use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::{Isa, per_isa};
 use crate::cpu::patches::Patches;
-use crate::format::Act;
+use crate::format::{Act, Group};
 use crate::layout::cpu_n16::{CpuN16, FILLER, Span};
 use crate::quantize::activations::ActRange;
 use crate::tensor::Floats;
@@ -65,6 +65,8 @@ pub(crate) struct Pixels<'a> {
     per_tile: usize,
     /// Places of a pixel, filler included.
     pub(super) places: usize,
+    /// All spans share one scale, whatever their groups.
+    one_scale: bool,
 }
 
 impl<'a> Pixels<'a> {
@@ -78,6 +80,7 @@ impl<'a> Pixels<'a> {
             channels: w.k() / positions,
             per_tile: w.columns_per_tile(),
             places,
+            one_scale: w.format().activation_group() == Group::Channel,
         }
     }
 
@@ -155,7 +158,7 @@ pub(super) fn encode_row(
     let mut s = 0;
     while s < spans.len() {
         let group = spans[s].group;
-        let in_group = spans[s..].iter().take_while(|span| span.group == group).count();
+        let in_group = spans[s..].iter().take_while(|span| of.one_scale || span.group == group).count();
         let extremes = spans[s..s + in_group].iter().fold(Extremes::NONE, |e, span| {
             let piece = &row[span.tile * per_tile..][..span.columns];
             e.join(if of.act == Act::A8Asym { low_and_high(isa, piece) } else { magnitude(isa, piece) })

@@ -140,7 +140,7 @@ fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<
         };
         let all = workspace.view_mut().slice(Workspace::COUNTER_BYTES..quantized_bytes(problem));
         let values = all.cast::<f32>();
-        let share = g.scale_channels(format.weight.group)?;
+        let share = g.scale_channels(format.weight.activation_group())?;
         x = values.pointer();
         quantize_pixels::run(gpu, stream, &problem.shape, (call.x, x_layout), (format.act, share), values)?;
         (x_layout, x_type) = (Layout2d::Nhwc, crate::tensor::Float::F32);

@@ -142,6 +142,11 @@ enum Layout<'a> {
 
 fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
     let format = Format { weight: w.format(), act };
+    // Products have one scale of x a row, a pixel has one: with several positions they are not the same; and what reads factors
+    // multiplies rows of matrices only.
+    if w.format().channel_scale.is_some() {
+        return Ok(Layout::Plain);
+    }
     let implicit = match implicit_sm90::packs(caps, format, geometry, x) {
         true => Some((Cow::Borrowed(w), Columns::of(geometry), matmul_kernel("wna16_sm90")?)),
         false => {

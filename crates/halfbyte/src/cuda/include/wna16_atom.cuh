@@ -18,6 +18,8 @@
 //   zero points of a group: the same order, one byte each (4 bits: 0..16; 8 bits: 0..255, of biased codes).
 //   GROUP 0 (one scale a row): atoms hold codes only; a second array holds, for each strip, 128 bytes of scales and, where there are
 //   any, 64 bytes of zero points, in the order above.
+//   FACTORS (scales on two levels, 4 bits): the second array has the scales of the rows; the 2 bytes of a row's scale in a group are
+//   its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
 #pragma once
 #include "dequant.cuh"
 
@@ -33,9 +35,17 @@ constexpr int GROUP = HB_GROUP;                  // 32, 64, 128; 0: one scale a 
 constexpr bool ZERO = HB_ZERO;                   // integer zero points
 constexpr int ACTIVATION = HB_ACTIVATION;        // 0 none, 1 clamp to HB_LOW .. HB_HIGH, 2 GELU, 3 GELU (tanh), 4 SiLU
 
+#ifdef HB_FACTORS
+constexpr bool FACTORS = HB_FACTORS;             // scales on two levels
+#else
+constexpr bool FACTORS = false;
+#endif
+
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
+constexpr int SUM_GROUP = FACTORS ? 0 : GROUP, SUM_GROUPS = FACTORS ? 0 : GROUPS;   // whose sums are scaled apart
 constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + 128 * GROUPS, ATOM = ZEROS + (ZERO ? 64 * GROUPS : 0);
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;      // bytes a strip in the array of GROUP 0
 
 static_assert(BITS == 4 || BITS == 8, "bits");
+static_assert(!FACTORS || (BITS == 4 && GROUP != 0 && !ZERO), "factors have the zero points in them");
 static_assert(GROUP == 0 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");

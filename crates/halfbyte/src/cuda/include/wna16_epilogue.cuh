@@ -23,7 +23,7 @@ DEV int pitch_of_y(const Arguments& g) {
 struct RowTerms { float s, s8, b, b8; };
 DEV RowTerms row_terms(const Arguments& g, int n0, int lane) {
   RowTerms r = {1.f, 1.f, 0.f, 0.f};
-  if constexpr (GROUP == 0) {
+  if constexpr (SUM_GROUP == 0) {
     const u32 s = __ldg((const u32*)(g.rows_of_scales + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
     r.s = low(s); r.s8 = high(s);
   }

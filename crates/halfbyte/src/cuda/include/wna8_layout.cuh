@@ -22,7 +22,7 @@ constexpr int TILE_STRIPS = WARPGROUPS * STRIPS, SET_WARPS = WARPGROUPS * 4;
 constexpr bool PRODUCERS = NT > 32;              // a whole warpgroup for the copies, whose registers go to the others
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
 // A thread's; a producer's with those of two consumers are 504 of 512, and with those of one of two blocks 256 of 256.
-constexpr int PRODUCER_REGISTERS = !GROUP ? 40 : BLOCKS == 2 ? 48 : 56, CONSUMER_REGISTERS = BLOCKS == 2 ? 256 - PRODUCER_REGISTERS : GROUP ? 224 : 232;
+constexpr int PRODUCER_REGISTERS = !SUM_GROUP ? 40 : BLOCKS == 2 ? 48 : 56, CONSUMER_REGISTERS = BLOCKS == 2 ? 256 - PRODUCER_REGISTERS : SUM_GROUP ? 224 : 232;
 // Of each group and token: a scale, the sum of the codes where weights have zero points, an offset.
 constexpr int TERMS = 1 + ZERO + OFFSET;
 // A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups, term by term.
@@ -32,7 +32,7 @@ constexpr int GROUP_TERMS = NT * 16;
 #else
 constexpr int GROUP_TERMS = TERMS * NT * 4;
 #endif
-constexpr int BOX = NT * 128, STAGE_TERMS = GROUPS * GROUP_TERMS;
+constexpr int BOX = NT * 128, STAGE_TERMS = SUM_GROUPS * GROUP_TERMS;
 constexpr int STAGE_W = TILE_STRIPS * ATOM, W_AT = STAGES * BOX, TERMS_AT = W_AT + STAGES * STAGE_W;   // copies of W go to whole lines of 128 bytes
 constexpr int RING = TERMS_AT + STAGES * STAGE_TERMS;
 constexpr int BLOCKS_OF_8 = TILE_STRIPS * 4 * (NT / 8);                   // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
@@ -42,7 +42,7 @@ constexpr int STAGING = EXCHANGE;                                        // 128 
 constexpr int BARRIERS = EXCHANGE + WARPGROUPS * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
 constexpr int SHARED_BYTES = BARRIERS + 16 * STAGES + 32;
 
-static_assert(NT == 8 || NT == 16 || NT == 32 || NT == 64 || NT == 128 || (NT == 256 && GROUP == 0), "tokens");
+static_assert(NT == 8 || NT == 16 || NT == 32 || NT == 64 || NT == 128 || (NT == 256 && SUM_GROUP == 0), "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(TERMS_AT % 128 == 0, "copies of terms go to whole lines, too");
 static_assert(STAGES >= 2 && SPLIT <= 8, "rings and clusters");
@@ -58,7 +58,7 @@ static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the hos
 // The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
 struct Arguments {
   const u8* w;                                   // packed weights
-  const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
+  const u8* rows_of_scales;                      // GROUP 0 or FACTORS: scales (and zero points) of the rows
   const float* terms;                            // [groups of x][TERMS][m_pitch]: scales, sums, offsets
   void* y;                                       // [m][n]
   const float* bias;                             // [n], or null

@@ -41,6 +41,12 @@ struct Consumer {                                // what a consumer warp keeps f
     if constexpr (ZERO) z = load_shared_u16(atom(p) + ZEROS + group * 64 + warp * 16 + (lane >> 2) * 2);
     return row_group(s, z);
   }
+  // Of the group that a k32 step of a unit lies in.
+  __device__ __forceinline__ Multiples multiples(int p, int k32) const {
+    if constexpr (!FACTORS) return {};
+    const u32 s = load_shared(atom(p) + SCALES + (k32 * GROUPS / 4) * 128 + warp * 32 + (lane >> 2) * 4);
+    return {s & 255, s >> 16 & 255, __byte_perm(s, 0, 0x1111), __byte_perm(s, 0, 0x3333)};
+  }
   // Columns of group i of a unit that the weight has.
   __device__ __forceinline__ int there(int i) const { return min(max(columns - i * GROUP, 0), GROUP); }
   __device__ __forceinline__ void advance() { t.advance(); columns -= 128; }
@@ -54,7 +60,7 @@ struct Consumer {                                // what a consumer warp keeps f
 
 // `left` units with mma.sync.
 DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g, const int (&strips)[STRIPS], int token) {
-  constexpr int K32 = GROUP ? GROUP / 32 : 4;    // steps of a group
+  constexpr int K32 = SUM_GROUP ? SUM_GROUP / 32 : 4;    // steps of a group
   const u32 row = c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);   // this lane's row in a swizzled box
   const int columns = min(left * 128, c.columns);
   int acc[STRIPS][NT / 2];
@@ -63,7 +69,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   for (int p = 0; p < STRIPS; p++) {
     bytes[p] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < NT / 2; i++) { acc[p][i] = GROUP ? MAGIC_BITS : 0; sum[p][i] = 0.f; }
+    for (int i = 0; i < NT / 2; i++) { acc[p][i] = SUM_GROUP ? MAGIC_BITS : 0; sum[p][i] = 0.f; }
   }
 #pragma unroll 1
   for (; left > 0; left--, c.advance()) {
@@ -71,11 +77,11 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     Codes q[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) load_codes(q[p], c.atom(p), c.warp, c.lane);
-    RowGroup rows[STRIPS][GROUPS + 1];
+    RowGroup rows[STRIPS][SUM_GROUPS + 1];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
-      for (int i = 0; i < GROUPS; i++) rows[p][i] = c.rows(p, i);
+      for (int i = 0; i < SUM_GROUPS; i++) rows[p][i] = c.rows(p, i);
     u32 b[NT / 8][2][4];                         // 64 k each: columns 16 i .. 16 i + 15 in register i
 #pragma unroll
     for (int n = 0; n < NT / 8; n++)
@@ -83,13 +89,13 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
       for (int h = 0; h < 2; h++) load_matrices(b[n][h], (row + c.t.stage * BOX + n * 1024) ^ (h << 6));
 #pragma unroll
     for (int k32 = 0; k32 < 4; k32++) {
-      const int group = GROUP ? k32 / K32 : 0;
-      const bool opens = GROUP != 0 && k32 % K32 == 0, closes = GROUP != 0 && k32 % K32 == K32 - 1;
+      const int group = SUM_GROUP ? k32 / K32 : 0;
+      const bool opens = SUM_GROUP != 0 && k32 % K32 == 0, closes = SUM_GROUP != 0 && k32 % K32 == K32 - 1;
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
         if (opens) bytes[p] = {0, 0};
         u32 a[4];
-        decode_fragment(q[p], k32, a);
+        decode_fragment(q[p], k32, c.multiples(p, k32), a);
         if constexpr (OFFSET) bytes[p].add(a, c.columns - 32 * k32, c.lane);
 #pragma unroll
         for (int n = 0; n < NT / 8; n++) mma_sync_int8<ZERO>(acc[p] + 4 * n, a, b[n][k32 / 2][k32 % 2 * 2], b[n][k32 / 2][k32 % 2 * 2 + 1]);
@@ -103,7 +109,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     loads_before_copies();
     c.release(c.r.empty + 8 * c.t.stage);
   }
-  if constexpr (GROUP == 0)
+  if constexpr (SUM_GROUP == 0)
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
 }
@@ -122,7 +128,7 @@ template <int P, int I> DEV void multiply_group(const Consumer& c, Groups& s, fl
   [[maybe_unused]] ByteSums bytes = {0, 0};
 #pragma unroll
   for (int j = 0; j < K32; j++) {
-    decode_fragment(q, I * K32 + j, s.a[P][j]);
+    decode_fragment(q, I * K32 + j, {}, s.a[P][j]);
     if constexpr (OFFSET) bytes.add(s.a[P][j], c.columns - 32 * (I * K32 + j), c.lane);
   }
   pin(s.a[P]);
@@ -149,7 +155,7 @@ template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT 
   c.advance();
 }
 DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
-  static_assert(STRIPS == 1 || GROUP == 0 || SYNC, "integers of one strip");
+  static_assert(STRIPS == 1 || SUM_GROUP == 0 || SYNC, "integers of one strip");
   Groups s;
   s.last = 0; s.terms = 0; s.before = {};
 #pragma unroll
@@ -191,7 +197,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
       const int p = i % STRIPS, half = i / STRIPS;
 #pragma unroll
       for (int j = 0; j < 2; j++) {
-        decode_fragment(q[p], 2 * half + j, a[i & 1][j]);
+        decode_fragment(q[p], 2 * half + j, c.multiples(p, 2 * half + j), a[i & 1][j]);
         if constexpr (OFFSET) bytes[p].add(a[i & 1][j], c.columns - 32 * (2 * half + j), c.lane);
       }
       pin(a[i & 1]);

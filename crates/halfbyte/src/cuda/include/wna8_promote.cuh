@@ -6,7 +6,7 @@
 #pragma once
 #include "wna16_epilogue.cuh"
 
-constexpr float UNIT = BITS == 4 ? 0.0625f : 1.f;                           // what a byte's 1 stands for
+constexpr float UNIT = BITS == 4 && !FACTORS ? 0.0625f : 1.f;               // what a byte's 1 stands for
 constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;                            // what a zero point's 1 is in bytes
 // The bytes of rows R and R+8 of one k16 step.
 DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
@@ -19,8 +19,19 @@ DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
     if constexpr (!ZERO) { r ^= 0x80808080; r8 ^= 0x80808080; }
   }
 }
+// Of rows R and R+8 and one group on two levels: factors, and 128 less the zero point times that in each byte.
+struct Multiples { u32 f, f8, b, b8; };
 // The A fragment of a k32 step.
-DEV void decode_fragment(const Codes& q, int k32, u32 (&a)[4]) {
+DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Multiples& w, u32 (&a)[4]) {
+  if constexpr (FACTORS) {                       // bytes from 0 to 255, so that none carries into the next; then less 128
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const u32 v = q[2 * k32 + i];
+      a[2 * i] = ((__funnelshift_r(v, v, 6) & 0x0f0f0f0f) * w.f + w.b) ^ 0x80808080;
+      a[2 * i + 1] = ((v >> 2 & 0x0f0f0f0f) * w.f8 + w.b8) ^ 0x80808080;
+    }
+    return;
+  }
   decode_bytes(&q[k32 * 2 * WORDS], a[0], a[1]);
   decode_bytes(&q[(k32 * 2 + 1) * WORDS], a[2], a[3]);
 }

@@ -112,7 +112,7 @@ struct Wna16 {
 /// *Shapes:* `to` is `[rows, pitch]` with a pitch of k rounded up to a multiple of 8; what lies behind column k has no
 /// meaning. Columns are those of the matrix, whatever order the layout has them in. *Accuracy:* the bits of
 /// [`crate::format::reference::dequantize`], rounded to nearest. Values beyond the range of `to` become infinite.
-/// *Errors:* rows that do not begin at a multiple of 64 or do not lie within the matrix, a length that does not fit, memory
+/// *Errors:* scales on two levels as products of quantised activations have them; rows that do not begin at a multiple of 64 or do not lie within the matrix, a length that does not fit, memory
 /// that does not begin at a multiple of 16 bytes, more than 2²⁰ rows or 2²² columns at once.
 pub fn run(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>, to: &mut FloatViewMut<'_>) -> Result<()> {
     let [n, k] = w.shape();
@@ -172,6 +172,13 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
             let shared_bytes = (rows * (window * to.size_bytes() + PADDING_BYTES)) as u32;
             let form = Launch { grid, shared_bytes, ..Launch::linear(1, THREADS) };
             let atom = w.atom();
+            if atom.factors {
+                return Err(Error::invalid(
+                    OP,
+                    "weights with one level of scales, or in layout cuda_plain",
+                    "two levels",
+                ));
+            }
             let wna16 = Wna16 {
                 atoms: w.atoms(),
                 rows: w.rows(),

@@ -26,6 +26,7 @@ struct Part {
     u64 scale_output, scale_group;     // elements from a value to that of the next output, and of the next group
     const void* zeros;                 // u16 zero points, or offsets
     u64 zero_output, zero_group;
+    const float* channels;             // scales of the rows, where scales have two levels
     u32 top, rows;                     // the first row in the packed matrix, and how many there are
     Kind kind;
     u32 flip;                          // bits to invert in each of four bytes
@@ -47,6 +48,7 @@ struct Params {
     u32 middle;                        // the code of zero in a symmetric format
     FloatType scale_type;
     ZeroKind zero_kind;
+    u32 factors;                       // scales on two levels: atoms have factors, with zero points in them
 };
 
 DEV const Part& part_of(const Params& p, u32 row) {
@@ -205,12 +207,14 @@ struct Loaded {
     u32 scale;
     u16 zero;
     FloatType type;
+    float channel;                     // scale of the row, where scales have two levels
+    bool there;
 };
 
 // What lies at `at` among the 64 scales and zero points of a group, of a strip of 64 rows.
 DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
     const u32 row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2), group = p.atom_group ? column / p.group : 0;
-    Loaded loaded = {0, u16(p.middle), F32};
+    Loaded loaded = {0, u16(p.middle), F32, 0.f, false};
     if (row < p.n && group < p.groups && (column < p.k || !p.atom_group)) {
         const Part& part = part_of(p, row);
         const u32 own = row - part.top;
@@ -219,8 +223,19 @@ DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
         if (part.scale_type == F32) loaded.scale = static_cast<const u32*>(part.scales)[from];
         else loaded.scale = static_cast<const u16*>(part.scales)[from];
         if (p.zero_kind == INTEGER) loaded.zero = zero_point(part, own, group);
+        if (p.factors) loaded.channel = part.channels[own];
+        loaded.there = true;
     }
     return loaded;
+}
+
+// A group's factor, and 128 less its zero point times that; 0 where there is no group.
+DEV u16 factor_of(const Loaded& loaded) {
+    if (!loaded.there) return 0;
+    const float scale = loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
+    // The quotient is whole: a scale is its factor times that of the channel, exactly.  In a row of zeros all have 1.
+    const u32 factor = loaded.channel == 0.f ? 1 : __float2uint_rn(__fdiv_rn(scale, loaded.channel));
+    return u16(factor | (128 - loaded.zero * factor) << 8);
 }
 
 DEV void store_param(const Params& p, const Loaded& loaded, u32 at, u16* scales, u8* zeros) {
@@ -237,7 +252,7 @@ __global__ void __launch_bounds__(THREADS) wna16(const Params p) {
     const u32 strips = (p.n + 63) / 64, steps = (p.k + 127) / 128, super = blockIdx.x / (4 * steps) * 4;
     const u32 first = p.first / 64 + super, within = blockIdx.x - super * steps, wide = strips - first < 4 ? strips - first : 4;
     const u32 strip = first + within % wide, step = within / wide;
-    const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0, params = p.zero_kind == INTEGER ? 192 : 128;
+    const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0, params = p.zero_kind == INTEGER && !p.factors ? 192 : 128;
     const u64 at = u64(p.first / 64) * steps + blockIdx.x;
     u8* atom = static_cast<u8*>(p.codes) + at * (1024 * BITS + groups * params);
 
@@ -272,12 +287,21 @@ __global__ void __launch_bounds__(THREADS) wna16(const Params p) {
     }
     u8* scales = atom + 1024 * BITS + group * 128;
     u8* zeros = atom + 1024 * BITS + groups * 128 + group * 64;
-    if (group < groups) store_param(p, loaded, threadIdx.x % 64, reinterpret_cast<u16*>(scales), zeros);
+    if (group >= groups) return;
+    if (p.factors) reinterpret_cast<u16*>(scales)[threadIdx.x % 64] = factor_of(loaded);
+    else store_param(p, loaded, threadIdx.x % 64, reinterpret_cast<u16*>(scales), zeros);
 }
 
 // Scales and zero points where a row has one of each: a block has those of a strip.
 extern "C" __global__ void wna16_rows(const Params p) {
     const u32 strip = p.first / 64 + blockIdx.x;
+    if (p.factors) {
+        const u32 at = threadIdx.x, row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2);
+        const Part& part = part_of(p, row);
+        const float scale = row < p.n ? part.channels[row - part.top] : 0.f;
+        static_cast<u16*>(p.scales)[strip * 64 + at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
+        return;
+    }
     u8* to = static_cast<u8*>(p.scales) + u64(strip) * (p.zero_kind == INTEGER ? 192 : 128);
     store_param(p, load_param(p, strip, 0, threadIdx.x), threadIdx.x, reinterpret_cast<u16*>(to), to + 128);
 }

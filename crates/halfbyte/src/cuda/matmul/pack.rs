@@ -73,6 +73,7 @@ struct Part {
     zeros: u64,
     zero_output: u64,
     zero_group: u64,
+    channels: u64,
     top: u32,
     rows: u32,
     kind: u32,
@@ -100,6 +101,8 @@ struct Params {
     middle: u32,
     scale_type: u32,
     zero_kind: u32,
+    factors: u32,
+    padding: u32,
 }
 
 /// Where a layout lies, as addresses on the device.
@@ -197,7 +200,7 @@ impl<'a> Packer<'a> {
         let mut free = table_bytes;
         let mut params = Vec::with_capacity(parts.len());
         for part in parts {
-            let mut addresses = [0; 2];
+            let mut addresses = [0; 3];
             for (address, (values, _)) in addresses.iter_mut().zip(params_of(part)) {
                 *address = self.stage(&mut staging, &mut free, values.len(), 1, |range, to| copy(values, range, to))?;
             }
@@ -227,7 +230,7 @@ impl<'a> Packer<'a> {
         free: &mut usize,
         tensor: &StoredTensor<'_>,
         [top, first, rows]: [usize; 3],
-        [scales, zeros]: [u64; 2],
+        [scales, zeros, channels]: [u64; 3],
     ) -> Result<Part> {
         let (n, k, format) = (tensor.n(), tensor.k(), tensor.format());
         let per_word = 32 / format.bits as usize;
@@ -282,6 +285,7 @@ impl<'a> Packer<'a> {
             zeros: zeros + (first * by_zero.output * zero_bytes) as u64,
             zero_output: by_zero.output as u64,
             zero_group: by_zero.group as u64,
+            channels: channels + (first * size_of::<f32>()) as u64,
             top: top as u32,
             rows: rows as u32,
             kind,
@@ -327,13 +331,18 @@ impl<'a> Packer<'a> {
             middle: format.middle(),
             scale_type: float_type(format.scale),
             zero_kind: zero_kind(format.zero),
+            factors: 0,
+            padding: 0,
         };
         let strips = slab.len().div_ceil(OUTPUTS);
         let tiles = strips * k.div_ceil(128);
         let launches = match *target {
             Target::Wna16 { atoms, rows, order, group } => {
                 (params.codes, params.scales, params.order, params.atom_group) = (atoms, rows, order, group as u32);
-                let rows = if group == 0 { strips } else { 0 };
+                if let Some(channel) = format.channel_scale {
+                    (params.factors, params.scale_type) = (1, float_type(channel));
+                }
+                let rows = if group == 0 || params.factors == 1 { strips } else { 0 };
                 [(format!("wna16<{}>", format.bits), tiles, THREADS), ("wna16_rows".into(), rows, OUTPUTS as u32)]
             }
             Target::Plain { codes, scales, zeros } => {
@@ -383,8 +392,8 @@ fn bytes_of_rows(tensor: &StoredTensor<'_>, rows: usize) -> usize {
     }
 }
 
-/// Scales and zeros as they lie, with the strides of each; no zeros if there are none.
-fn params_of<'a>(tensor: &'a StoredTensor<'_>) -> impl Iterator<Item = (&'a [u8], Strides)> {
+/// Scales, zeros and scales of channels as they lie, with the strides of each; empty where there are none.
+fn params_of<'a>(tensor: &'a StoredTensor<'_>) -> [(&'a [u8], Strides); 3] {
     fn floats<'a>(values: &'a FloatData<'_>) -> &'a [u8] {
         match values {
             FloatData::F16(v) => cast_slice(v),
@@ -394,11 +403,12 @@ fn params_of<'a>(tensor: &'a StoredTensor<'_>) -> impl Iterator<Item = (&'a [u8]
     }
     let (scales, strides) = tensor.scales();
     let zeros = match tensor.zeros() {
-        StoredZeros::Symmetric => None,
-        StoredZeros::Integer(z, strides) => Some((cast_slice(z), *strides)),
-        StoredZeros::Float(o, strides) => Some((floats(o), *strides)),
+        StoredZeros::Symmetric => (&[] as &[u8], Strides::TENSOR),
+        StoredZeros::Integer(z, strides) => (cast_slice(z), *strides),
+        StoredZeros::Float(o, strides) => (floats(o), *strides),
     };
-    [(floats(scales), strides)].into_iter().chain(zeros)
+    let channels = cast_slice(tensor.channel_scales().unwrap_or_default());
+    [(floats(scales), strides), zeros, (channels, Strides::of_outputs(1))]
 }
 
 /// Bytes `range` of some.

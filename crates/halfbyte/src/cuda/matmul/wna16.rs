@@ -40,7 +40,7 @@ pub struct Weights {
 impl Weights {
     pub(super) fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
         let Whole { format, n, k } = whole;
-        let atom = Atom::of(format, k)?;
+        let atom = Atom::of_levels(format, k)?;
         parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
         let order = parts.first().and_then(|part| part.group_index()).map(order_of);
         let weights = Self {
@@ -133,13 +133,19 @@ pub(in crate::cuda) fn atom(problem: &Problem) -> std::result::Result<Atom, Reas
     if format.act.is_quantized() {
         return Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()));
     }
+    sized(problem)?;
+    Atom::of(format.weight, problem.k).map_err(|why| Reason(why.to_string()))
+}
+
+/// Whether a problem has columns, and no more of anything than the layout counts.
+pub(super) fn sized(problem: &Problem) -> std::result::Result<(), Reason> {
     if problem.k == 0 {
         return Err(Reason("multiplies by at least one column".into()));
     }
     if [problem.m, problem.n, problem.k].iter().any(|&size| size > i32::MAX as usize) {
         return Err(Reason("more rows or columns than 31 bits count".into()));
     }
-    Atom::of(format.weight, problem.k).map_err(|why| Reason(why.to_string()))
+    Ok(())
 }
 
 /// Some rows of a product, of which x lies as the kernel needs it.

@@ -61,12 +61,16 @@ fn instances_with(shared_bytes: u32, atom: Atom, [x, out]: [Float; 2], activatio
 
 /// Every configuration for the commonest format, and for the others' forms of conversion with the least shared memory.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
     let all = SHARED_BYTES.into_iter().flat_map(|bytes| instances_with(bytes, atom, [Float::F16; 2], Activation::None));
     let others = [
         (Atom { scale: Float::BF16, ..atom }, [Float::BF16; 2], Activation::Silu),
         (Atom { bits: 8, zero: true, group: 32, ..atom }, [Float::BF16, Float::F32], Activation::Gelu),
-        (Atom { bits: 8, group: 0, zero: true, scale: Float::BF16 }, [Float::F16; 2], Activation::GeluTanh),
+        (
+            Atom { bits: 8, group: 0, zero: true, scale: Float::BF16, factors: false },
+            [Float::F16; 2],
+            Activation::GeluTanh,
+        ),
         (Atom { zero: true, group: 32, ..atom }, [Float::BF16; 2], Activation::Relu6),
         (Atom { bits: 8, zero: true, group: 64, ..atom }, [Float::F16; 2], Activation::None),
     ];

@@ -59,11 +59,11 @@ const KEPT: usize = 32;
 
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
     let all = config::all(atom, Float::F16).into_iter().map(|c| c.instance(atom, Float::F16, Activation::None));
     let others = [
         (Atom { scale: Float::BF16, ..atom }, Float::BF16, Activation::Silu),
-        (Atom { bits: 8, scale: Float::BF16, zero: true, group: 32 }, Float::F32, Activation::Gelu),
+        (Atom { bits: 8, scale: Float::BF16, zero: true, group: 32, factors: false }, Float::F32, Activation::Gelu),
         (Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F16, Activation::GeluTanh),
         (Atom { zero: true, group: 64, ..atom }, Float::F16, Activation::Relu6),
     ];

@@ -9,7 +9,7 @@ pub mod config;
 use super::kept::Kept;
 use super::quantize_activations;
 use super::wna8_sm90::config::Terms;
-use super::wna8_sm90::{self, Room, form, x_form};
+use super::wna8_sm90::{self, Room, x_form};
 use super::wna16::{self, Weights};
 use super::wna16_sm80::{self, Cuts};
 use super::{Call, Kernel, Packed};
@@ -61,7 +61,7 @@ fn instances() -> Vec<Instance> {
         let all = config::all(atom, terms, out, &caps).into_iter();
         all.map(move |config| config.instance(atom, terms, out, activation))
     };
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let [_, _, most] = wna16_sm80::SHARED_BYTES;
     let [least, ..] = wna16_sm80::SHARED_BYTES;
@@ -79,10 +79,24 @@ fn instances() -> Vec<Instance> {
         ),
         (Atom { zero: true, group: 32, ..atom }, all, Float::F32, Activation::GeluTanh),
         (Atom { bits: 8, zero: true, ..atom }, all, Float::F16, Activation::None),
-        (Atom { bits: 8, zero: true, group: 0, scale: Float::BF16 }, all, Float::F16, Activation::Relu6),
+        (
+            Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false },
+            all,
+            Float::F16,
+            Activation::Relu6,
+        ),
     ];
     let few = others.into_iter().flat_map(|(atom, terms, out, activation)| of(least, atom, terms, out, activation));
     common.chain(few).chain(quantize_activations::instances()).collect()
+}
+
+/// The form of atoms and terms, or why there is none.
+fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
+    let (atom, terms) = wna8_sm90::form(problem)?;
+    if atom.factors {
+        return Err(Reason("multiplies scales on one level, the format has two".into()));
+    }
+    Ok((atom, terms))
 }
 
 /// How a launch comes to its configuration and its cuts.

@@ -9,7 +9,8 @@
 //   The integers of a group are promoted while the tensor cores work for the other warpgroup:
 //     sum += sx (s (acc - z X)) + ox s S     s, z: scale and zero point of the row;  sx, ox, X: scale, offset and sum of the codes of the
 //                                            token;  S: sum of the row's integers q - z
-//   GROUP 0: integers of a whole piece of k are promoted once.
+//   GROUP 0 and FACTORS: integers of a whole piece of k are promoted once; with factors a code times that of its group, less the zero
+//   point times that, is made a signed byte by one multiply-add of a word.
 // Integers are exact; fp32 sums are in one order: the same input gives the same bits.
 // HB_CONV: x is images, tokens are output pixels, and boxes of codes and of terms are windows on them (include/windows.cuh): a pixel has the
 // same codes in every window, and what lies in the padding has the code 0 and the scale 0.
@@ -49,7 +50,7 @@ DEV void load_w(const Arguments& g, const Feed& f, const Rings& r, u32 s, u64 po
 #ifdef HB_CONV
   constexpr u32 x_bytes = BOX + STAGE_TERMS;     // zeros count too
 #else
-  const u32 x_bytes = g.box_bytes + GROUPS * TERMS * f.terms_bytes;
+  const u32 x_bytes = g.box_bytes + SUM_GROUPS * TERMS * f.terms_bytes;
 #endif
   mbarrier_expect(r.full + 8 * s, f.bytes + x_bytes);
   copy_bulk(r.w + s * STAGE_W, f.source, f.bytes, r.full + 8 * s, policy);
@@ -76,9 +77,9 @@ struct Maps { const TensorMap* x; };
 DEV void load_x(const Arguments& g, const Feed& f, const Maps& maps, const Rings& r, u32 s, u64 policy) {
   copy_box(r.x + s * BOX, maps.x, f.sc.k * 128, f.token, r.full + 8 * s);
 #pragma unroll
-  for (int i = 0; i < GROUPS; i++) {
+  for (int i = 0; i < SUM_GROUPS; i++) {
     // Behind the last group of x lie columns that are not there: any numbers do, their codes are zeros.
-    const int group = group_of_x(g, f.sc.k * GROUPS + i), there = group < g.groups ? group : g.groups - 1;
+    const int group = group_of_x(g, f.sc.k * SUM_GROUPS + i), there = group < g.groups ? group : g.groups - 1;
 #pragma unroll
     for (int t = 0; t < TERMS; t++)
       copy_bulk(r.terms + s * STAGE_TERMS + (i * TERMS + t) * NT * 4, g.terms + ((u64)there * TERMS + t) * g.m_pitch + f.token, f.terms_bytes, r.full + 8 * s, policy);
@@ -160,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm90(const __
       float sum[STRIPS][NT / 2];
       c.columns = g.k - sc.k * 128;
       if constexpr (SYNC) multiply_sync(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
-      else if constexpr (GROUP == 0) multiply_rows(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
+      else if constexpr (SUM_GROUP == 0) multiply_rows(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
       else multiply_groups(c, sum, sc.kend - sc.k);
       if constexpr (SPLIT > 1) {
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, m0, rank, 0, c.wg, c.warp, lane);

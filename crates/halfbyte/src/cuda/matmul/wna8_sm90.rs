@@ -12,7 +12,7 @@ use crate::cuda::driver::{Arg, Function, Launch, Promotion, Stream, Swizzle, Ten
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format};
+use crate::format::Act;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
@@ -57,16 +57,22 @@ const KEPT: usize = 32;
 
 /// Every number of tokens for the commonest formats, and the other forms of conversion.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16 };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
         let forms = [
             (atom, plain, Float::F16),
             (Atom { bits: 8, ..atom }, plain, Float::F16),
+            (Atom { factors: true, ..atom }, plain, Float::F16),
+            (
+                Atom { factors: true, group: 32, scale: Float::BF16, ..atom },
+                Terms { sums: false, offsets: true, pixels: false },
+                Float::F32,
+            ),
             (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
             (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true, pixels: false }, Float::F32),
             (
-                Atom { bits: 8, zero: true, group: 0, scale: Float::BF16 },
+                Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false },
                 Terms { sums: true, offsets: true, pixels: false },
                 Float::F16,
             ),
@@ -85,14 +91,14 @@ pub(super) fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reas
     if !format.act.is_quantized() {
         return refuse("multiplies quantised activations (a8), the format says exact ones");
     }
-    let exact = Problem { format: Some(Format { act: Act::A16, ..format }), ..*problem };
-    let atom = wna16::atom(&exact)?;
+    wna16::sized(problem)?;
+    let atom = Atom::of_levels(format.weight, problem.k).map_err(|why| Reason(why.to_string()))?;
     Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: false }))
 }
 
 /// How the codes of x lie.
 pub(super) fn x_form(problem: &Problem, atom: Atom, terms: Terms) -> Form {
-    let group = problem.format.map_or(problem.k, |format| format.weight.group.len(problem.k)).max(1);
+    let group = problem.format.map_or(problem.k, |format| format.weight.activation_group().len(problem.k)).max(1);
     // Zero points need the sums of an atom's groups, which may be parts of one.
     let piece = if terms.sums && atom.group > 0 { atom.group } else { group };
     Form { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets, pixels: false }
@@ -106,7 +112,7 @@ fn choose(caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Flo
 
 /// Whether numbers of 32 bits hold the sums of so many columns, and the source's division.
 pub(super) fn check_columns(atom: Atom, k: usize) -> std::result::Result<(), Reason> {
-    if atom.group == 0 && k > MOST_COLUMNS {
+    if atom.has_rows() && k > MOST_COLUMNS {
         return Err(Reason(format!("adds up to {MOST_COLUMNS} columns of one scale, k is {k}")));
     }
     if k > MOST_K {

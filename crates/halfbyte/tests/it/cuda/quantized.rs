@@ -10,7 +10,7 @@ use halfbyte::format::reference::Bound;
 use halfbyte::kernel::Problem;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::quantize::activations::{ActCodes, quantize_activations as on_cpu};
-use halfbyte::{Act, Float, Floats, FloatsMut, Format};
+use halfbyte::{Act, Float, Floats, FloatsMut, Format, QTensor, Zeros};
 
 const ROWS: &[usize] = &[0, 1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 300];
 pub(super) const MOST: usize = 300;
@@ -24,10 +24,19 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(21);
-        for (i, name) in
-            ["w8a8-g32", "w4a8-g128-asym", "w8a8", "w4a8-g64", "w4a8-g256", "w8a8-g512", "w4a8-g1024", "w8a8-g96"]
-                .into_iter()
-                .enumerate()
+        for (i, name) in [
+            "w8a8-g32",
+            "w4a8-g128-asym",
+            "w8a8",
+            "w4a8-g64",
+            "w4a8-g256",
+            "w8a8-g512",
+            "w4a8-g1024",
+            "w8a8-g96",
+            "w4a8-g32-si8",
+        ]
+        .into_iter()
+        .enumerate()
         {
             for (s, [m, k]) in
                 [[1, 128], [5, 1000], [33, 40], [3, 4100], [2, 1], [37, 64], [70, 192]].into_iter().enumerate()
@@ -42,7 +51,7 @@ fn codes_scales_and_offsets_are_those_of_the_cpu_bit_for_bit() {
                     x[2 * k] = f32::NAN;
                     x[4 * k - 1] = f32::INFINITY;
                 }
-                let group = weight.group.len(k);
+                let group = weight.activation_group().len(k);
                 let parts = [32, 64, 128].into_iter().filter(|part| group > *part && group.is_multiple_of(*part));
                 let pieces = [group].into_iter().chain(parts);
                 let forms = pieces.flat_map(|piece| [(Act::A8, piece), (Act::A8Asym, piece)]);
@@ -120,7 +129,10 @@ fn cases() -> Vec<Vec<Case>> {
     // Groups of several atoms too.
     let longer =
         ["w4a16-g256", "w8a16-g384-asym", "w4a16-g512-asym", "w4a16-g192-asym", "w8a16-g160"].map(str::to_owned);
-    for (i, name) in formats_of_atoms().iter().chain(&longer).enumerate() {
+    // Factors of every kind of group, with zero points and without.
+    let factors = ["-g128", "-g64-asym", "-g32-sbf16", "-g128-asym-sbf16", "-g256-asym", "-g96"];
+    let factors = factors.map(|group| format!("w4a16{group}-si8"));
+    for (i, name) in formats_of_atoms().iter().chain(&longer).chain(&factors).enumerate() {
         for (s, [n, k]) in shapes.into_iter().enumerate() {
             // The widest one with every third form.
             if n > 4000 && i % 3 != 0 {
@@ -222,6 +234,9 @@ fn what_is_not_multiplied_is_told() {
     assert_eq!(of("w8a8-g384", 1000), Ok(()));
     assert_eq!(of("w8a8-g128-asym", 1000), Ok(()));
     assert_eq!(of("w8a8-g384-asym", 1000), Ok(()));
+    assert_eq!(of("w4a8-g64-asym-si8", 1000), Ok(()));
+    assert!(of("w4a8-g48-si8", 1000).unwrap_err().contains("groups"));
+    assert!(of("w4a8-g128-si8", 1 << 17).unwrap_err().contains("one scale"));
     assert!(of("w8a8-g48", 1000).unwrap_err().contains("groups"));
     assert!(of("w4a16-g128", 1000).unwrap_err().contains("quantised activations"));
     assert!(of("w8a8", 1 << 17).unwrap_err().contains("one scale"));
@@ -237,7 +252,12 @@ pub(super) fn repetitions_have_the_same_bits(kernel: &'static Kernel) {
     for gpu in gpus().into_iter().filter(|gpu| (kernel.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let mut random = Random(23);
-        for (name, [n, k]) in [("w8a8-g32-asym", [320, 2568]), ("w4a8-g128", [640, 4096]), ("w8a8", [192, 4096])] {
+        for (name, [n, k]) in [
+            ("w8a8-g32-asym", [320, 2568]),
+            ("w4a8-g128", [640, 4096]),
+            ("w8a8", [192, 4096]),
+            ("w4a8-g64-asym-si8", [640, 4096]),
+        ] {
             let format = parse(name);
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
             let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();
@@ -248,6 +268,42 @@ pub(super) fn repetitions_have_the_same_bits(kernel: &'static Kernel) {
                 for i in 1..32 {
                     let again = bench.forward(&packed, &x, [Float::F16; 2], m, Epilogue::default());
                     assert!(first == again, "{name} m={m}: repetition {i} differs");
+                }
+            }
+        }
+    }
+}
+
+/// What tensor cores are given for factors are the bytes of a weight with a scale a channel, exactly: only sums of pieces of k may
+/// differ, by the order of their additions.
+#[test]
+fn factors_and_the_bytes_that_they_stand_for_have_the_same_product() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(24);
+        let [n, k] = [192, 1024];
+        for name in ["w4a8-g128-si8", "w4a8-g32-asym-si8", "w4a8-g64-asym-xasym-si8"] {
+            let format = parse(name);
+            let w = random.qtensor(format.weight, [n, k], false);
+            let (factors, groups) = (w.factors().unwrap(), w.groups());
+            let byte = |at: usize| {
+                let (i, g) = (at / k, w.group_of(at % k));
+                let code = i32::from(w.codes()[at]) - w.zero_point(i, g).unwrap() as i32;
+                (code * i32::from(factors[i * groups + g]) + 128) as u8
+            };
+            let (codes, scales) = ((0..n * k).map(byte).collect(), w.channel_scales().unwrap().to_vec());
+            let wide = QTensor::new(parse("w8a8").weight, [n, k], codes, scales, Zeros::Symmetric, None).unwrap();
+            let [two, one] = [&w, &wide].map(|w| matmul::pack_for(kernel(), &gpu, &stream, w, format.act).unwrap());
+            let bench = Bench::new(kernel(), &gpu, &stream);
+            for m in [1, 16, 33, 128, 300] {
+                let x = rounded(&random.activations(m * k), Float::F16);
+                let [two, one] =
+                    [&two, &one].map(|w| bench.forward(w, &x, [Float::F16, Float::F32], m, Epilogue::default()));
+                // A weight that is one off is a hundred times this.
+                let most = one.iter().fold(0f32, |most, y| most.max(y.abs()));
+                for (i, (two, one)) in two.iter().zip(&one).enumerate() {
+                    let near = (two - one).abs() <= 2e-6 * most;
+                    assert!(near, "{name} m={m}: element {i} is {two} from factors, {one} from bytes");
                 }
             }
         }

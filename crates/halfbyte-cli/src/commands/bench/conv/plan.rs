@@ -91,7 +91,13 @@ impl std::fmt::Display for Kind {
 
 /// What is measured unless told.
 const DEFAULT: Kind = Kind::Floats(WeightKind::Quantized(Format {
-    weight: WeightFormat { bits: 8, group: Group::Channel, zero: Zero::Symmetric, scale: Float::F16 },
+    weight: WeightFormat {
+        bits: 8,
+        group: Group::Channel,
+        zero: Zero::Symmetric,
+        scale: Float::F16,
+        channel_scale: None,
+    },
     act: Act::A8,
 }));
 

@@ -51,13 +51,15 @@ pub fn plans(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiproce
 
 /// Every configuration that is chosen from, for so many outputs.
 pub fn configs(atom: Atom, terms: Terms, n: usize, out: Float) -> Vec<Config> {
-    // With further terms the sums of 128 pixels leave no registers for small groups.
-    let most = if atom.group == STEP || !(terms.sums || terms.offsets) { 128 } else { 64 };
+    // With further terms the sums of 128 pixels leave no registers for small groups, and none where two blocks share them.
+    let plain = !terms.sums && !terms.offsets;
+    let most = if atom.group == STEP || plain { 128 } else { 64 };
+    let most_of_pairs = if atom.group > 32 && plain { 128 } else { 64 };
     let tokens = TOKENS.into_iter().filter(|&tokens| tokens <= most);
     let all = tokens.flat_map(|tokens| {
         let pair = Config { warpgroups: 1, blocks: 2, ..alone(tokens) };
         // One strip would be half of a tile. Its atoms alone must be whole lines, for what lies behind them.
-        let paired = n <= STRIP && atom.bytes().is_multiple_of(128) && (atom.group > 32 || tokens <= 64);
+        let paired = n <= STRIP && atom.bytes().is_multiple_of(128) && tokens <= most_of_pairs;
         [alone(tokens)].into_iter().chain(paired.then_some(pair))
     });
     let all = all.map(|config| config.fitted(atom, terms, out));
@@ -88,7 +90,7 @@ mod tests {
     #[test]
     fn every_plan_computes_every_tile_once_in_memory_that_a_block_has() {
         for (bits, group, zero) in [(4, 128, false), (8, 64, false), (4, 32, true), (8, 128, true)] {
-            let atom = Atom { bits, group, zero, scale: Float::F16 };
+            let atom = Atom { bits, group, zero, scale: Float::F16, factors: false };
             for terms in [TERMS, Terms { sums: zero, offsets: true, ..TERMS }] {
                 for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576)] {
                     for out in [Float::F16, Float::F32] {
@@ -109,7 +111,7 @@ mod tests {
 
     #[test]
     fn few_tiles_of_many_columns_are_cut() {
-        let atom = Atom { bits: 8, group: 128, zero: false, scale: Float::F16 };
+        let atom = Atom { bits: 8, group: 128, zero: false, scale: Float::F16, factors: false };
         let (config, schedule) = plan(atom, TERMS, [49, 512, 4608], Float::F16, 132);
         assert!(schedule.sharers > schedule.cut && config.parts_bytes(&schedule) > 0, "{config:?} {schedule:?}");
     }

@@ -67,7 +67,7 @@ const PREFETCHED_BITS: usize = 64;
 /// next product while the other runs and x is quantised. With many rows what goes from L2 to the multiprocessors counts (they
 /// take 42 bytes a clock): 256 tokens a tile where the registers hold their sums.
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let wide = atom.group == 0 && !terms.sums && !terms.offsets;
+    let wide = atom.has_rows() && !terms.sums && !terms.offsets;
     let most = if wide && m > 128 { 256 } else { 128 };
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
     let (strips, blocks) = if tokens > 16 { (1, 1) } else { (8 / atom.bits as usize, 2) };
@@ -108,7 +108,7 @@ impl Config {
     }
 
     fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
-        self.tokens * 128 + atom.groups() * terms.numbers() * self.tokens * 4 + self.tile_strips() * atom.bytes()
+        self.tokens * 128 + atom.sums() * terms.numbers() * self.tokens * 4 + self.tile_strips() * atom.bytes()
     }
 
     /// Shared memory of a block.
@@ -161,7 +161,8 @@ impl Config {
         ];
         let floats =
             [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
-        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
+        let factors = atom.factors.then(|| "HB_FACTORS=1".to_owned());
+        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats).chain(factors);
         Instance::new(&super::SOURCE, "wna8_sm90").with(defines)
     }
 }
