@@ -9,6 +9,10 @@ DEV u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p);
 DEV void copy_16(u32 dst, const void* src) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory"); }
 // Zeros where not `there`: then src is not read.
 DEV void copy_16_or_zero(u32 dst, const void* src, bool there) { asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(there ? 16 : 0) : "memory"); }
+// Nothing where not `there`.
+DEV void copy_16_if(u32 dst, const void* src, bool there) {
+  asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n @p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(dst), "l"(src), "r"((int)there) : "memory");
+}
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most N groups of this thread are unfinished.
 template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
@@ -31,6 +35,8 @@ DEV u32 count_up(u32* p) { u32 v; asm volatile("atom.add.acq_rel.gpu.global.u32 
 // ---- warps and blocks
 // Barrier id for `threads` threads of a block.
 DEV void barrier_sync(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+// The same, without waiting for the others.
+DEV void barrier_arrive(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 // Programmatic dependent launch: waits until the kernels before this one have ended and their writes are visible;
 // before sm_90 a kernel starts only then.
 DEV void dependency_wait() {

@@ -28,8 +28,9 @@ DEV void stage_codes(u32 staging, int i, int warp, int lane, u32 codes) {
 DEV void store_codes(u8* y, u32 staging, int pixel, int piece, int out, int outputs, bool aligned, u32 zeros) {
   u32 b[4];
   load_shared(b, staging + place_of_piece(pixel, piece));
+  if (zeros)
 #pragma unroll
-  for (int e = 0; e < 4; e++) b[e] = __vadd4(b[e], zeros);
+    for (int e = 0; e < 4; e++) b[e] = __vadd4(b[e], zeros);
   if (aligned) *(uint4*)y = make_uint4(b[0], b[1], b[2], b[3]);
   else
 #pragma unroll

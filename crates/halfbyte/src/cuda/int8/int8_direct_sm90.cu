@@ -29,7 +29,7 @@ constexpr int WARPGROUPS = 2, THREADS = WARPGROUPS * 128 + 32;
 constexpr int CONSUMERS = WARPGROUPS * 128;
 constexpr int TILE = WARPGROUPS * NT;            // slots of y
 constexpr int ATOM = 64 * 128;                   // bytes of a strip x 128 k
-constexpr int NONE = -1;                         // pixel of a slot that has none
+constexpr u32 NONE = 0xffffffffu;                // place of a slot's pixel that has none
 
 static_assert(NT == 64 || NT == 96 || NT == 112 || NT == 128, "slots");
 static_assert(FOLD <= 4, "a square is 16 bytes");
@@ -60,11 +60,20 @@ struct Arguments {
 };
 
 // Where a slot lies.
-struct Slot {
-  int image, row, column;
-  DEV Slot of(const Arguments& g, int slot) {
+struct Slot { int image, row, column; };
+// The slots from a block's first one on.
+struct Slots {
+  Slot first;
+  float per_pitch, per_rows;
+  DEV Slots from(const Arguments& g, int slot) {
     const int all = g.grid_rows * g.pitch, image = slot / all, rest = slot - image * all, row = rest / g.pitch;
-    return {image, row, rest - row * g.pitch};
+    return {{image, row, rest - row * g.pitch}, __frcp_rn((float)g.pitch), __frcp_rn((float)g.grid_rows)};
+  }
+  // n / d of numbers below 2^20: half a step from the next quotient, the rounding of the reciprocal does no harm.
+  DEV int quotient(int n, float per) { return (int)(((float)n + 0.5f) * per); }
+  __device__ __forceinline__ Slot at(const Arguments& g, int i) const {
+    const int n = first.column + i, down = quotient(n, per_pitch), row = first.row + down, images = quotient(row, per_rows);
+    return {first.image + images, row - images * g.grid_rows, n - down * g.pitch};
   }
 };
 
@@ -83,6 +92,8 @@ DEV void produce(const Arguments& g, u32 base) {
   const u32 full = base + g.at_barriers, empty = full + 8 * g.stages;
   const int all = (g.n + 63) >> 6, first = blockIdx.y * g.strips, strips = all - first < g.strips ? all - first : g.strips;
   const u8* source = g.w + (u64)first * g.steps * ATOM;
+  // All of W into the second-level cache, each block a part of it: no ring is as deep as memory is far.
+  for (int i = blockIdx.x; i < strips * g.steps; i += gridDim.x) prefetch_bulk(source + (u64)i * ATOM, ATOM);
   int s = 0, phase = 1;                          // the first round finds empty stages
 #pragma unroll 1
   for (int p = 0; p < strips; p++, source += (u64)g.steps * ATOM) {
@@ -110,41 +121,45 @@ DEV void prepare(const Arguments& g, u32 base, int first) {
     const int at = ky * g.dilation_down * g.pitch + (position - ky * g.kernel_columns) * g.dilation_across;
     store_shared(base + g.at_offsets + 4 * i, position < positions ? at + channel / 16 * (g.plane / 16) : 0);
   }
-  for (int i = t; i < TILE; i += CONSUMERS) {
-    const Slot at = Slot::of(g, first + i);
-    const bool is = at.image < g.images && at.row < g.rows && at.column < g.columns;
-    store_shared(base + g.at_outputs + 4 * i, is ? (at.image * g.rows + at.row) * g.columns + at.column : NONE);
-  }
-  if constexpr (FOLD == 0) {
-    const float zeros = __uint_as_float((u32)(g.x_zero & 255) * 0x01010101u);
-    for (int i = t; i < g.slots; i += CONSUMERS) {
-      const Slot at = Slot::of(g, first + i);
-      const int row = at.row - g.top, column = at.column - g.left;
-      const bool is = at.image < g.images && (u32)row < (u32)g.height && (u32)column < (u32)g.width;
-      store_shared(base + g.at_pixels + 4 * i, is ? (at.image * g.height + row) * g.width + column : NONE);
-      if (!is)
-#pragma unroll 1
-        for (int to = 0; to < g.channels / 16 * g.plane; to += g.plane) store_shared(base + g.at_x + to + 16 * i, zeros, zeros, zeros, zeros);
+  const Slots slots = Slots::from(g, first);
+  const float zeros = __uint_as_float((u32)(g.x_zero & 255) * 0x01010101u);
+  for (int i = t; i < (FOLD ? TILE : g.slots); i += CONSUMERS) {
+    const Slot at = slots.at(g, i);
+    if (i < TILE) {
+      const bool is = at.image < g.images && at.row < g.rows && at.column < g.columns;
+      store_shared(base + g.at_outputs + 4 * i, is ? (at.image * g.rows + at.row) * g.columns + at.column : NONE);
     }
-    async_proxy_fence();
+    if (FOLD) continue;
+    const int row = at.row - g.top, column = at.column - g.left;
+    const bool is = at.image < g.images && (u32)row < (u32)g.height && (u32)column < (u32)g.width;
+    store_shared(base + g.at_pixels + 4 * i, is ? ((at.image * g.height + row) * g.width + column) * (g.channels / 16) : NONE);
+    if (!is)
+#pragma unroll 1
+      for (int to = 0; to < g.channels / 16 * g.plane; to += g.plane) store_shared(base + g.at_x + to + 16 * i, zeros, zeros, zeros, zeros);
   }
+  if (!FOLD) async_proxy_fence();
 }
 
-// The pixels, and an arrival at the barrier of each chunk.
+// The pixels, and an arrival at the barrier of each chunk. Lanes side by side copy pieces of one pixel; a lane has several copies in hand.
 DEV void load(const Arguments& g, u32 base, u32 bars) {
-  const int t = threadIdx.x, pieces = g.chunk / 16, wide = pieces % 8 == 0 ? 8 : pieces % 4 == 0 ? 4 : pieces % 2 == 0 ? 2 : 1;
-  const int lane = t & (wide - 1), slots = CONSUMERS / wide, first = t / wide;
+  constexpr int AHEAD = 4;
+  const int pieces = g.chunk / 16, wide = pieces % 8 == 0 ? 8 : pieces % 4 == 0 ? 4 : 2, step = CONSUMERS / wide;
+  const int t = threadIdx.x, lane = t & (wide - 1), first = t / wide;
+  const u32 pixels = base + g.at_pixels;
+  const u8* from = g.x + 16 * lane;
+  u32 to = base + g.at_x + lane * g.plane;
 #pragma unroll 1
   for (int c = 0, bar = 0; c < g.channels; c += g.chunk, bar++) {
-    const u8* from = g.x + c;
-    const u32 to = base + g.at_x + c / 16 * g.plane;
-#pragma unroll 4
-    for (int i = first; i < g.slots; i += slots) {
-      const int pixel = (int)load_shared(base + g.at_pixels + 4 * i);
-      if (pixel == NONE) continue;
 #pragma unroll 1
-      for (int q = lane; q < pieces; q += wide) copy_16(to + q * g.plane + 16 * i, from + (u64)pixel * g.channels + 16 * q);
-    }
+    for (int q = lane; q < pieces; q += wide, from += 16 * wide, to += wide * g.plane)
+#pragma unroll 1
+      for (int i = first; i < g.slots; i += AHEAD * step) {
+        u32 at[AHEAD];
+#pragma unroll
+        for (int e = 0; e < AHEAD; e++) at[e] = i + e * step < g.slots ? load_shared(pixels + 4 * (i + e * step)) : NONE;
+#pragma unroll
+        for (int e = 0; e < AHEAD; e++) copy_16_if(to + 16 * (i + e * step), from + (u64)at[e] * 16, at[e] != NONE);
+      }
     copies_arrive(bars + 8 * bar);
   }
 }
@@ -153,8 +168,9 @@ DEV void load(const Arguments& g, u32 base, u32 bars) {
 DEV void load_squares(const Arguments& g, u32 base, int first, u32 bar) {
   const u32 zeros = (u32)(g.x_zero & 255) * 0x0101u;
   const int across = 2 * g.width;                // pixels of a row
+  const Slots slots = Slots::from(g, first);
   for (int i = threadIdx.x; i < g.slots; i += CONSUMERS) {
-    const Slot at = Slot::of(g, first + i);
+    const Slot at = slots.at(g, i);
     const int row = 2 * (at.row - g.top), column = at.column - g.left;
     const bool is = at.image < g.images && (u32)column < (u32)g.width;
     u32 square[4] = {0, 0, 0, 0};
@@ -175,23 +191,19 @@ DEV void load_squares(const Arguments& g, u32 base, int first, u32 bar) {
   mbarrier_arrive(bar);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const __grid_constant__ Arguments g) {
-  extern __shared__ __align__(1024) u8 shared[];
-  const u32 base = shared_address(shared), full = base + g.at_barriers, empty = full + 8 * g.stages, x_full = empty + 8 * g.stages;
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, first = blockIdx.x * TILE;
-  if (threadIdx.x == CONSUMERS) {
-    for (int s = 0; s < g.stages; s++) { mbarrier_init(full + 8 * s, 1); mbarrier_init(empty + 8 * s, WARPGROUPS * 4); }
-    for (int c = 0; c * g.chunk < g.channels; c++) mbarrier_init(x_full + 8 * c, CONSUMERS);
-    mbarrier_init_fence();
-    async_proxy_fence();
+// What is added to sums, and what they are multiplied by, of outputs R and R + 8 of a lane.
+struct Terms {
+  int c, c8;
+  float m, m8;
+  DEV Terms of(const Arguments& g, int strip, int warp, int lane) {
+    const int n = strip * 64 + warp * 16 + (lane >> 2);
+    const bool r = n < g.n, r8 = n + 8 < g.n;
+    return {r ? __ldg(g.constants + n) : 0, r8 ? __ldg(g.constants + n + 8) : 0, r ? __ldg(g.multipliers + n) : 0.f, r8 ? __ldg(g.multipliers + n + 8) : 0.f};
   }
-  if (warp < WARPGROUPS * 4) prepare(g, base, first);
-  __syncthreads();
-  launch_dependents();
-  if (warp == WARPGROUPS * 4) {
-    if (lane == 0) produce(g, base);
-    return;
-  }
+};
+
+DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
+  const u32 full = base + g.at_barriers, empty = full + 8 * g.stages, x_full = empty + 8 * g.stages;
   dependency_wait();                             // for x, and for what an earlier kernel reads of y
   if constexpr (FOLD == 0) load(g, base, x_full);
   else load_squares(g, base, first, x_full);
@@ -204,13 +216,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const 
   const int strips = (g.n + 63) >> 6, end = (blockIdx.y + 1) * g.strips < strips ? (blockIdx.y + 1) * g.strips : strips;
   const bool aligned = (g.n & 15) == 0;
   const u32 zeros = (u32)(g.y_zero & 255) * 0x01010101u;
+  // Pieces of 16 outputs that the thread stores.
+  constexpr int PIECES = (NT * 4 + 127) / 128;
+  const int piece = t & 3;
+  u32 pixels[PIECES];
+#pragma unroll
+  for (int e = 0; e < PIECES; e++) pixels[e] = (t >> 2) + 32 * e < NT ? load_shared(outputs + 4 * ((t >> 2) + 32 * e)) : NONE;
+  Terms terms = Terms::of(g, blockIdx.y * g.strips, warp & 3, lane);
   int s = 0, phase = 0;
 #pragma unroll 1
   for (int strip = blockIdx.y * g.strips; strip < end; strip++) {
-    const int n = strip * 64 + (warp & 3) * 16 + (lane >> 2);                 // output R of the lane
-    const bool r = n < g.n, r8 = n + 8 < g.n;
-    const int c = r ? __ldg(g.constants + n) : 0, c8 = r8 ? __ldg(g.constants + n + 8) : 0;
-    const float m = r ? __ldg(g.multipliers + n) : 0.f, m8 = r8 ? __ldg(g.multipliers + n + 8) : 0.f;
     int acc[NT / 2];
     int until = 0, chunk = 0;
 #pragma unroll 1
@@ -232,17 +247,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const 
     wgmma_wait<0>();
     pin(acc);
     if (lane == 0) mbarrier_arrive(empty + 8 * (s ? s - 1 : g.stages - 1));
+    const Terms now = terms;
+    terms = Terms::of(g, strip + 1, warp & 3, lane);
     barrier_sync(1 + wg, 128);                   // the strip before is stored
 #pragma unroll
     for (int i = 0; i < NT / 8; i++) {
-      const int sums[4] = {acc[4 * i] + c, acc[4 * i + 1] + c, acc[4 * i + 2] + c8, acc[4 * i + 3] + c8};
-      stage_codes(staging, i, warp & 3, lane, requantize_8x16(sums, m, m8, g.low, g.high));
+      const int sums[4] = {acc[4 * i] + now.c, acc[4 * i + 1] + now.c, acc[4 * i + 2] + now.c8, acc[4 * i + 3] + now.c8};
+      stage_codes(staging, i, warp & 3, lane, requantize_8x16(sums, now.m, now.m8, g.low, g.high));
     }
     barrier_sync(1 + wg, 128);
-#pragma unroll 1
-    for (int i = t; i < NT * 4; i += 128) {
-      const int slot = i >> 2, piece = i & 3, pixel = (int)load_shared(outputs + 4 * slot), out = strip * 64 + 16 * piece;
-      if (pixel != NONE && out < g.n) store_codes(g.y + (u64)pixel * g.n + out, staging, slot, piece, out, g.n, aligned, zeros);
-    }
+    const int out = strip * 64 + 16 * piece;
+    if (out < g.n)
+#pragma unroll
+      for (int e = 0; e < PIECES; e++)
+        if (pixels[e] != NONE) store_codes(g.y + (u64)pixels[e] * g.n + out, staging, (t >> 2) + 32 * e, piece, out, g.n, aligned, zeros);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_direct_sm90(const __grid_constant__ Arguments g) {
+  extern __shared__ __align__(1024) u8 shared[];
+  const u32 base = shared_address(shared);
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, first = blockIdx.x * TILE;
+  const bool producer = warp == WARPGROUPS * 4;
+  if (producer && lane == 0) {
+    const u32 full = base + g.at_barriers, empty = full + 8 * g.stages, x_full = empty + 8 * g.stages;
+    for (int s = 0; s < g.stages; s++) { mbarrier_init(full + 8 * s, 1); mbarrier_init(empty + 8 * s, WARPGROUPS * 4); }
+    for (int c = 0; c * g.chunk < g.channels; c++) mbarrier_init(x_full + 8 * c, CONSUMERS);
+    mbarrier_init_fence();
+    async_proxy_fence();
+  }
+  __syncwarp();
+  if (!producer) prepare(g, base, first);
+  // The producer waits for no one.
+  if (producer) barrier_arrive(0, THREADS);
+  else barrier_sync(0, THREADS);
+  launch_dependents();
+  if (producer) {
+    if (lane == 0) produce(g, base);
+    __syncwarp();
+  } else {
+    consume(g, base, warp, lane, first);
   }
 }

@@ -46,6 +46,9 @@ const CHANNELS: usize = 32;
 /// Bytes that are read and written at once.
 const PIECE: u64 = 16;
 
+/// Rows and columns of an image, so that floats divide by them.
+const MOST_SIZE: usize = 1 << 19;
+
 /// Blocks along the outputs that a launch has at most.
 const MOST_ROWS: usize = 65_535;
 
@@ -76,6 +79,9 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
         .any(|&size| size > i32::MAX as usize / 2)
     {
         return refuse("more pixels than 30 bits count");
+    }
+    if grid.size.iter().any(|&size| size > MOST_SIZE) {
+        return Err(Reason(format!("more rows or columns of an image than {MOST_SIZE}")));
     }
     match config::config(&grid, g.co, caps.multiprocessors as usize) {
         Some(config) if config.blocks(&grid, g.co)[1] <= MOST_ROWS => Ok(()),
