@@ -16,7 +16,7 @@ use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, Windows as Map};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use crate::format::QTensor;
+use crate::format::{Group, QTensor};
 use crate::kernel::Reason;
 use bytemuck::{Pod, Zeroable};
 use std::borrow::Cow;
@@ -78,7 +78,12 @@ impl WindowRows {
         if w.format().group.count(w.k()) != 1 {
             return Ok(None);
         }
-        Ok(self.weight_columns(geometry).fill(w, geometry, w.format().group)?.map(Cow::Owned))
+        // A group that was longer than a row would be one of several in more columns.
+        let group = match w.format().group {
+            Group::Size(_) => Group::Channel,
+            whole => whole,
+        };
+        Ok(self.weight_columns(geometry).fill(w, geometry, group)?.map(Cow::Owned))
     }
 
     /// The layer on images in which a row of a window is one pixel.

@@ -111,9 +111,6 @@ impl Form {
             );
             return Err(Error::invalid(OP, expected, format!("{self:?}")));
         }
-        if self.pixels && !self.k.is_multiple_of(COLUMNS) {
-            return Err(Error::invalid(OP, format!("pixels of a multiple of {COLUMNS} columns"), self.k.to_string()));
-        }
         Ok(())
     }
 

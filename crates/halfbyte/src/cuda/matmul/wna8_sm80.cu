@@ -6,9 +6,8 @@
 //   for each group of a unit (GROUP 0: the unit):
 //     words of W -> bytes in registers, the A fragments of mma.sync m16n8k32 for all k of the group
 //     for each part of 16 tokens:
-//       codes of x by ldmatrix; integers of the group from nothing
-//       those of the part before are promoted: sum += sx (s (acc - z X)) + ox s S
-// Tokens come inside k, so that the integers are those of two parts and not of all tokens.
+//       codes of x by ldmatrix; integers of the group from nothing, promoted at once: sum += sx (s (acc - z X)) + ox s S
+// Tokens come inside k, so that the integers are those of one part and not of all tokens.
 //   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
 #include "wna8_sm80.cuh"
@@ -16,7 +15,6 @@
 #include "wna8_promote.cuh"
 
 constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32, RUNS = 128 / RUN;   // columns multiplied in one run, steps of it, runs of a unit
-constexpr int LAG = GROUP && PARTS > 1 ? 1 : 0;                            // promoted is the part so many before the one that is multiplied
 
 // The A fragments of a run.
 typedef u32 Fragments[STRIPS][K32][4];
@@ -57,7 +55,7 @@ DEV RowGroup load_group(const Warp& warp, u32 stage, int p, int group) {
 DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], const Schedule& sc, int warp_of_block, int lane) {
   int left = sc.kend - sc.k;
   [[maybe_unused]] int columns = g.k - sc.k * 128;                           // of the weight, from the current unit on
-  int acc[LAG + 1][STRIPS][GROUP ? WIDTH / 2 : NT / 2];
+  int acc[STRIPS][GROUP ? WIDTH / 2 : NT / 2];
   ByteSums bytes[STRIPS];
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
@@ -65,10 +63,7 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 #pragma unroll
     for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
 #pragma unroll
-    for (int i = 0; i < (GROUP ? WIDTH : NT) / 2; i++) {
-      acc[0][p][i] = GROUP ? MAGIC_BITS : 0;
-      if constexpr (LAG != 0) acc[LAG][p][i] = MAGIC_BITS;
-    }
+    for (int i = 0; i < (GROUP ? WIDTH : NT) / 2; i++) acc[p][i] = GROUP ? MAGIC_BITS : 0;
   }
   int run = 0;
 #pragma unroll 1
@@ -88,26 +83,23 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
     }
     const u32 terms = r.w + STAGES * STAGE_W + r.stage * STAGE_TERMS + run * (TERMS * NT * 4);
 #pragma unroll
-    for (int i = 0; i < PARTS + LAG; i++) {
-      if (i < PARTS) {
-        Columns b;
-        load_columns(b, warp, r.stage, run, i);
-        if (RUNS == 1 || run == 0) r.copy(g, i);
+    for (int i = 0; i < PARTS; i++) {
+      Columns b;
+      load_columns(b, warp, r.stage, run, i);
+      if (RUNS == 1 || run == 0) r.copy(g, i);
 #pragma unroll
-        for (int j = 0; j < K32; j++)
+      for (int j = 0; j < K32; j++)
 #pragma unroll
-          for (int e = 0; e < WIDTH / 8; e++)
+        for (int e = 0; e < WIDTH / 8; e++)
 #pragma unroll
-            for (int p = 0; p < STRIPS; p++) mma_sync_int8<ZERO>(acc[i & LAG][p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
-      }
+          for (int p = 0; p < STRIPS; p++) mma_sync_int8<ZERO>(acc[p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
       if constexpr (GROUP != 0)
-        if (i >= LAG)
 #pragma unroll
-          for (int e = 0; e < WIDTH / 8; e++) {
-            const TokenTerms x = token_terms(terms, (i - LAG) * (WIDTH / 8) + e, lane & 3);
+        for (int e = 0; e < WIDTH / 8; e++) {
+          const TokenTerms x = token_terms(terms, i * (WIDTH / 8) + e, lane & 3);
 #pragma unroll
-            for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + (i - LAG) * (WIDTH / 2) + 4 * e, acc[(i - LAG) & LAG][p], e, rows[p], x);
-          }
+          for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + i * (WIDTH / 2) + 4 * e, acc[p], e, rows[p], x);
+        }
     }
     if (++run == RUNS) { run = 0; r.close(g); }
   }
@@ -117,7 +109,7 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       const int of_weight = (strip + p) * 64 < g.n ? strip + p : 0;          // the last tile may have fewer
-      promote_rows(sum[p], acc[0][p], bytes[p], g, warp_of_block & 3, lane, of_weight, at.column * NT, of_piece, sc.k == 0);
+      promote_rows(sum[p], acc[p], bytes[p], g, warp_of_block & 3, lane, of_weight, at.column * NT, of_piece, sc.k == 0);
     }
   }
 }

@@ -486,7 +486,7 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_a8_sm90");
     assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_a8_sm90");
     assert_eq!(chosen(90, &problem("w8a8", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_a8_sm90");
-    assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "plain");
+    assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
     assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "plain");
     assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "plain");
     assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_plain"), "plain");
