@@ -25,8 +25,8 @@ pub struct Args {
     /// After each round, time what other software takes for the same: a Python with bench/peers/requirements.txt. Convolutions only.
     #[arg(long, value_name = "PYTHON")]
     peers: Option<PathBuf>,
-    /// A report that `halfbyte bench matmul --json` has printed elsewhere, instead of running it here.
-    #[arg(long, requires = "commit", conflicts_with_all = ["bench", "rounds", "peers"])]
+    /// A report that `halfbyte bench` has printed elsewhere with `--json`, instead of running it here.
+    #[arg(long, requires = "commit", conflicts_with_all = ["rounds", "peers"])]
     report: Option<PathBuf>,
     /// The commit that the report was made with.
     #[arg(long, requires = "report")]
@@ -103,7 +103,7 @@ const DEVICE_COLUMNS: &[&str] = &[
     "times_baseline",
 ];
 
-/// Convolutions, on a processor.
+/// Convolutions.
 const CONV_COLUMNS: &[&str] = &[
     "format",
     "x",
@@ -187,10 +187,13 @@ pub fn run(args: &Args) -> Result<(), String> {
         line(&mut out, &format!("{}, {} threads, {what}: {PEER}", text(&peer["software"]), text(&peer["threads"])))?;
     }
     for (when, key) in [("before", "roofline_before"), ("after", "roofline_after")] {
-        let limits = report[key].as_object().ok_or("the report has no roofline")?;
+        let Some(limits) = report[key].as_object() else { continue };
         let most = |name: &str| best(reports.iter().map(|report| &report[key][name]), f64::max);
         let list: Vec<String> = limits.keys().map(|name| format!("{name} {}", text(&most(name)))).collect();
         line(&mut out, &format!("limits {when}: {}", list.join(", ")))?;
+    }
+    if let Some(read) = report["read_gb_per_s"].as_f64() {
+        line(&mut out, &format!("limits: read_gb_per_s {}", text(&read.into())))?;
     }
     let peer_columns = if peers.is_empty() { &[] } else { PEER_COLUMNS };
     writeln!(out, "{}", [columns, peer_columns].concat().join(",")).map_err(|e| e.to_string())?;

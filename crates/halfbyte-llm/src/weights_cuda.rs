@@ -56,7 +56,7 @@ impl Loading<'_> {
                 let parts: Vec<&StoredTensor<'_>> = layers.iter().filter_map(codes).collect();
                 match self.packer.pack(&parts, act, self.activations) {
                     Err(source @ halfbyte::Error::Invalid { .. }) => return Err(named(source)),
-                    packed => Weight::Quantized(packed?),
+                    packed => Weight::Quantized(Box::new(packed?)),
                 }
             }
             StoredWeight::Dense { floats, .. } => {
@@ -105,7 +105,7 @@ struct Part {
 
 #[derive(Debug)]
 enum Weight {
-    Quantized(Packed),
+    Quantized(Box<Packed>),
     Dense(Dense),
 }
 
@@ -131,7 +131,7 @@ impl Projection {
     /// Its quantised weights.
     pub(crate) fn quantized(&self) -> impl Iterator<Item = &Packed> {
         self.parts.iter().filter_map(|part| match &part.weight {
-            Weight::Quantized(packed) => Some(packed),
+            Weight::Quantized(packed) => Some(packed.as_ref()),
             Weight::Dense(_) => None,
         })
     }

@@ -230,7 +230,7 @@ DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
 }
 
 // A group's factor, and 128 less its zero point times that; 0 where there is no group.
-DEV u16 factor_of(const Loaded& loaded) {
+[[maybe_unused]] DEV u16 factor_of(const Loaded& loaded) {
     if (!loaded.there) return 0;
     const float scale = loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
     // The quotient is whole: a scale is its factor times that of the channel, exactly.  In a row of zeros all have 1.
