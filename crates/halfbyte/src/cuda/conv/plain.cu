@@ -137,9 +137,10 @@ __global__ void __launch_bounds__(THREADS) conv_plain(const __grid_constant__ Pa
                 places[i].at += group * v.channels * step;
                 places[i].inside = places[i].inside && first + i < p.pixels;
             }
+            u64 k = u64(ky) * p.of_row + kx * p.of_position;
 #pragma unroll 1
-            for (u32 c = 0; c < v.channels; c++) {
-                const float w = weights.at(p.w, u64(ky) * p.of_row + kx * p.of_position + c);
+            for (u32 c = 0; c < v.channels; c++, k++) {
+                const float w = weights.at(p.w, k);
 #pragma unroll
                 for (int i = 0; i < PIXELS; i++) {
                     if (places[i].inside) sums[i] = fmaf(load_float(p.x, places[i].at, p.x_type), w, sums[i]);
