@@ -45,6 +45,7 @@ pub mod cublaslt;
 pub mod driver;
 pub mod int8;
 pub mod inventory;
+mod kept;
 pub mod library;
 pub mod matmul;
 pub mod nn;

@@ -349,7 +349,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
     let (out, activation) = (problem.y, call.epilogue.activation);
     // Where the codes begin, the terms are at a place that shape and plan tell.
     let key = Key { x: codes.pointer(), shape, out, activation, plan };
-    let prepared = call.w.launches_a8.prepare(key, || product.prepared(gpu, &key, [codes, terms]))?;
+    let prepared = call.w.launches_a8.get(key, |key| product.prepared(gpu, key, [codes, terms]))?;
     let x = product.of_group();
     let (config, schedule) = &plan;
     for (group, (part, maps)) in parts.iter().zip(prepared.maps.chunks_exact(2)).enumerate() {

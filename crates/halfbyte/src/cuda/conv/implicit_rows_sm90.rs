@@ -235,7 +235,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
     product.rows.make(gpu, stream, &problem.shape, (x, problem.layouts[0]), images.pointer())?;
     let (out, activation, (config, schedule)) = (problem.y, call.epilogue.activation, plan);
     let key = Key { x: images.pointer(), shape: problem.shape, out, activation, plan };
-    let prepared = call.w.launches.prepare(key, || {
+    let prepared = call.w.launches_rows.get(key, |_| {
         let map = product.rows.map(&problem.shape, config.tokens)?;
         Ok(Prepared {
             maps: vec![TensorMap::of_windows(images, 2, &map)?],

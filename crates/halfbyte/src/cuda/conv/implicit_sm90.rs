@@ -224,7 +224,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, (atom,
     };
     let (out, activation) = (problem.y, call.epilogue.activation);
     let (config, schedule) = plan;
-    let prepared = call.w.launches.prepare(Key { x: x.pointer(), shape, out, activation, plan }, || {
+    let prepared = call.w.launches.get(Key { x: x.pointer(), shape, out, activation, plan }, |_| {
         let windows = Map {
             shape: [shape.batch(), shape.input()[0], shape.input()[1], g.channels()],
             ..windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes128)

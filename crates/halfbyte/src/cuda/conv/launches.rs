@@ -1,14 +1,10 @@
-//! Launches of implicit products that a weight keeps prepared, since encoding tensor maps takes longer than a launch.
+//! Launches of implicit products that a weight keeps prepared.
 
 use crate::conv::Conv2dShape;
 use crate::cuda::driver::{Function, Launch, TensorMap};
-use crate::error::Result;
+use crate::cuda::kept::Kept;
 use crate::kernel::Activation;
 use crate::tensor::Float;
-use std::sync::{Arc, Mutex, PoisonError};
-
-/// Launches that are kept.
-const KEPT: usize = 32;
 
 /// What a launch was prepared for, with a plan of some kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,29 +26,5 @@ pub(super) struct Prepared {
     pub function: Function,
 }
 
-/// The launches that a weight keeps prepared.
-#[derive(Debug)]
-pub(super) struct Launches<P>(Mutex<Vec<(Key<P>, Arc<Prepared>)>>);
-
-impl<P> Default for Launches<P> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<P: Copy + PartialEq> Launches<P> {
-    /// The launch for a key, out of those kept, or made and kept.
-    pub fn prepare(&self, key: Key<P>, make: impl FnOnce() -> Result<Prepared>) -> Result<Arc<Prepared>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
-            return Ok(prepared.clone());
-        }
-        let prepared = Arc::new(make()?);
-        let mut kept = kept();
-        if kept.len() == KEPT {
-            kept.remove(0);
-        }
-        kept.push((key, prepared.clone()));
-        Ok(prepared)
-    }
-}
+/// The launches of one kernel that a weight keeps prepared.
+pub(super) type Launches<P> = Kept<Key<P>, Prepared>;

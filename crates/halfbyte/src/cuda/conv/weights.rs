@@ -24,8 +24,9 @@ pub struct Weights {
     format: Option<Format>,
     pub(super) kind: Kind,
     pub(super) columns: Columns,
-    /// What the implicit products keep prepared.
+    /// What the implicit products keep prepared, each for itself: the address of x in a key is that of what it multiplies.
     pub(super) launches: Launches<implicit_sm90::config::Plan>,
+    pub(super) launches_rows: Launches<implicit_sm90::config::Plan>,
     pub(super) launches_a8: Launches<implicit_a8_sm90::config::Plan>,
 }
 
@@ -88,7 +89,15 @@ impl Weights {
 
     fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
         let columns = Columns::of(&geometry);
-        Self { geometry, format, kind, columns, launches: Default::default(), launches_a8: Default::default() }
+        Self {
+            geometry,
+            format,
+            kind,
+            columns,
+            launches: Default::default(),
+            launches_rows: Default::default(),
+            launches_a8: Default::default(),
+        }
     }
 
     /// What the layer fixes.

@@ -6,6 +6,7 @@ use super::{Call, Kernel, Layer, Problem, Target};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::windows::{self, Windows};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, Swizzle, TensorMap, View};
+use crate::cuda::kept::Kept;
 use crate::cuda::sources::Source;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
@@ -14,7 +15,6 @@ use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
 use bytemuck::{Pod, Zeroable};
 use config::Config;
-use std::sync::{Arc, Mutex, PoisonError};
 
 static SOURCE: Source = Source { path: "int8/int8_sm90.cu", text: include_str!("int8_sm90.cu") };
 
@@ -38,9 +38,6 @@ const BOX: usize = 64;
 
 /// Channels that begin at multiples of so many bytes.
 const PIECE: usize = 16;
-
-/// Launches that a layer keeps prepared.
-const KEPT: usize = 32;
 
 /// Columns of a position: a product may have any number of pieces, which the copy engine fills up with zeros.
 fn channels(geometry: &Geometry) -> usize {
@@ -107,22 +104,13 @@ struct Prepared {
     function: Function,
 }
 
-/// The launches that a layer keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
-
-impl Launches {
-    /// The launch for a key, out of those kept, or made and kept.
-    fn prepare(&self, gpu: &Gpu, key: Key, x: View<'_, u8>) -> Result<Arc<Prepared>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
-            return Ok(prepared.clone());
-        }
-        let Key { shape, config, .. } = key;
+impl Prepared {
+    fn new(gpu: &Gpu, key: &Key, x: View<'_, u8>) -> Result<Self> {
+        let Key { shape, config, .. } = *key;
         let g = shape.geometry();
         let tiles = config.tiles([shape.output_pixels(), g.outputs()]);
         let windows = windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes64);
-        let prepared = Arc::new(Prepared {
+        Ok(Self {
             map: TensorMap::of_windows(x, 1, &windows)?,
             launch: Launch {
                 grid: [tiles as u32, g.groups as u32, 1],
@@ -131,15 +119,13 @@ impl Launches {
                 ..Launch::linear(1, config.threads() as u32)
             },
             function: gpu.function(&config.instance())?,
-        });
-        let mut kept = kept();
-        if kept.len() == KEPT {
-            kept.remove(0);
-        }
-        kept.push((key, prepared.clone()));
-        Ok(prepared)
+        })
     }
 }
+
+/// The launches that a layer keeps prepared.
+#[derive(Debug, Default)]
+pub(super) struct Launches(Kept<Key, Prepared>);
 
 /// `Arguments` of the source.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -213,7 +199,8 @@ fn multiply_as(
     }
     let multiprocessors = gpu.caps().multiprocessors as usize;
     let config = config.unwrap_or_else(|| config::config(product_of(&shape), is_unsigned(layer), multiprocessors));
-    let prepared = layer.launches.prepare(gpu, Key { x: x.pointer(), shape, config }, x)?;
+    let key = Key { x: x.pointer(), shape, config };
+    let prepared = layer.launches.0.get(key, |key| Prepared::new(gpu, key, x))?;
     let arguments = Arguments {
         w: layer.codes.pointer(),
         constants: layer.constants.pointer(),

@@ -16,7 +16,6 @@ pub mod dequantize;
 pub mod dequantize_cublaslt;
 mod finish;
 mod gather;
-mod kept;
 mod pack;
 mod plain;
 pub(in crate::cuda) mod quantize_activations;

@@ -5,10 +5,10 @@
 
 pub mod config;
 
-use super::kept::Kept;
 use super::wna16::{self, Rows, Weights};
 use super::{Call, Kernel, Packed, gather};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
+use crate::cuda::kept::Kept;
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};

@@ -12,6 +12,7 @@ use super::gather;
 use super::wna16::{self, Rows, Weights};
 use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
+use crate::cuda::kept::Kept;
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -21,7 +22,6 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
-use std::sync::{Arc, Mutex, PoisonError};
 
 static SOURCE: Source = Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu") };
 
@@ -53,9 +53,6 @@ pub(super) const KERNEL: Kernel = Kernel {
 
 /// Tiles that may be cut, for each of which the workspace has two counters.
 const MOST_CUT: usize = Workspace::COUNTER_BYTES / 8;
-
-/// Launches that a weight keeps prepared.
-const KEPT: usize = 32;
 
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances() -> Vec<Instance> {
@@ -159,17 +156,8 @@ struct Prepared {
     function: Function,
 }
 
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
-
-impl Launches {
-    /// The launch for a key, out of those kept, or made and kept.
-    fn prepare(&self, gpu: &Gpu, w: &Weights, key: Key, x: FloatView<'_>) -> Result<Arc<Prepared>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
-            return Ok(prepared.clone());
-        }
+impl Prepared {
+    fn new(gpu: &Gpu, w: &Weights, key: &Key, x: FloatView<'_>) -> Result<Self> {
         let ([n, k], atom) = (w.shape(), w.atom());
         let (config, schedule) = key.choice.make(&gpu.caps(), atom, [key.m, n, k], key.out);
         let box_rows = config.tokens.min(key.m);
@@ -180,7 +168,7 @@ impl Launches {
             swizzle: Swizzle::Bytes128,
             promotion: Promotion::Bytes256,
         };
-        let prepared = Arc::new(Prepared {
+        Ok(Self {
             schedule,
             box_rows,
             map: TensorMap::of_matrix(x, &tiles)?,
@@ -192,15 +180,13 @@ impl Launches {
                 ..Launch::linear(1, config.threads() as u32)
             },
             function: gpu.function(&config.instance(atom, key.out, key.activation))?,
-        });
-        let mut kept = kept();
-        if kept.len() == KEPT {
-            kept.remove(0);
-        }
-        kept.push((key, prepared.clone()));
-        Ok(prepared)
+        })
     }
 }
+
+/// The launches that a weight keeps prepared.
+#[derive(Debug, Default)]
+pub(super) struct Launches(Kept<Key, Prepared>);
 
 /// `Arguments` of the source.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -303,7 +289,8 @@ fn product(gpu: &Gpu, stream: &Stream, w: &Weights, call: &Call<'_>, choice: Cho
         return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
     let (out, activation) = (call.y.dtype(), call.epilogue.activation);
-    let prepared = w.launches.prepare(gpu, w, Key { x: x.pointer(), pitch, m, out, activation, choice }, x)?;
+    let key = Key { x: x.pointer(), pitch, m, out, activation, choice };
+    let prepared = w.launches.0.get(key, |key| Prepared::new(gpu, w, key, x))?;
     let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
     let arguments = Arguments::new(w, &prepared.schedule, [y, bias, workspace], m, prepared.box_rows);
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];

@@ -6,7 +6,6 @@
 
 pub mod config;
 
-use super::kept::Kept;
 use super::quantize_activations;
 use super::wna8_sm90::config::Terms;
 use super::wna8_sm90::{self, Room, x_form};
@@ -14,6 +13,7 @@ use super::wna16::{self, Weights};
 use super::wna16_sm80::{self, Cuts};
 use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
+use crate::cuda::kept::Kept;
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};

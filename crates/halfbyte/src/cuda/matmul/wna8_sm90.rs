@@ -9,6 +9,7 @@ use super::quantize_activations::{self, Form};
 use super::wna16::{self, Weights};
 use super::{Call, Epilogue, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
+use crate::cuda::kept::Kept;
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -18,7 +19,6 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::{Config, Terms};
-use std::sync::{Arc, Mutex, PoisonError};
 
 static SOURCE: Source = Source { path: "matmul/wna8_sm90.cu", text: include_str!("wna8_sm90.cu") };
 
@@ -51,9 +51,6 @@ const MOST_COLUMNS: usize = 1 << 16;
 
 /// Columns up to which the source divides by the ratio of two groups with one multiplication.
 pub(in crate::cuda) const MOST_K: usize = 1 << 21;
-
-/// Launches that a weight keeps prepared.
-const KEPT: usize = 32;
 
 /// Every number of tokens for the commonest formats, and the other forms of conversion.
 fn instances() -> Vec<Instance> {
@@ -185,17 +182,8 @@ struct Prepared {
     function: Function,
 }
 
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Mutex<Vec<(Key, Arc<Prepared>)>>);
-
-impl Launches {
-    /// The launch for a key, out of those kept, or made and kept.
-    fn prepare(&self, gpu: &Gpu, w: &Weights, terms: Terms, key: Key, codes: View<'_, u8>) -> Result<Arc<Prepared>> {
-        let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, prepared)) = kept().iter().find(|(other, _)| *other == key) {
-            return Ok(prepared.clone());
-        }
+impl Prepared {
+    fn new(gpu: &Gpu, w: &Weights, terms: Terms, key: &Key, codes: View<'_, u8>) -> Result<Self> {
         let ([n, k], atom) = (w.shape(), w.atom());
         let (config, schedule) = choose(&gpu.caps(), atom, terms, [key.m, n, k], key.out);
         let box_rows = config.tokens.min(key.m);
@@ -207,7 +195,7 @@ impl Launches {
             swizzle: Swizzle::Bytes128,
             promotion: Promotion::Bytes256,
         };
-        let prepared = Arc::new(Prepared {
+        Ok(Self {
             schedule,
             box_rows,
             map: TensorMap::of_bytes(codes, &tiles)?,
@@ -219,15 +207,13 @@ impl Launches {
                 ..Launch::linear(1, config.threads() as u32)
             },
             function: gpu.function(&config.instance(atom, terms, key.out, key.activation))?,
-        });
-        let mut kept = kept();
-        if kept.len() == KEPT {
-            kept.remove(0);
-        }
-        kept.push((key, prepared.clone()));
-        Ok(prepared)
+        })
     }
 }
+
+/// The launches that a weight keeps prepared.
+#[derive(Debug, Default)]
+pub(super) struct Launches(Kept<Key, Prepared>);
 
 /// `Arguments` of the source.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -349,7 +335,7 @@ pub(super) fn multiply(
         return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
     let key = Key { codes: of_x.codes.pointer(), m: problem.m, out: problem.y, activation: epilogue.activation };
-    let prepared = w.launches_a8.prepare(gpu, w, terms, key, of_x.codes)?;
+    let prepared = w.launches_a8.0.get(key, |key| Prepared::new(gpu, w, terms, key, of_x.codes))?;
     let bias = epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
     let addresses = [of_x.terms, y, bias, workspace.pointer()];
     let arguments = Arguments::new(w, &prepared.schedule, addresses, (problem.m, prepared.box_rows), &x);
