@@ -15,19 +15,16 @@
 #include "wna8_promote.cuh"
 
 constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32, RUNS = 128 / RUN;   // columns multiplied in one run, steps of it, runs of a unit
+constexpr bool AHEAD = BITS == 4 && GROUP != 0 && NT >= 64;   // words of the next run are loaded before the last products of this one
 
-// The A fragments of a run.
-typedef u32 Fragments[STRIPS][K32][4];
-DEV void load_fragments(Fragments& a, const Warp& warp, u32 stage, int run) {
+// Of a run and a strip: a lane's words, and the A fragments that they become.
+typedef u32 Words[K32 * 2 * WORDS];
+typedef u32 Fragments[K32][4];
+DEV void decode_words(Fragments& a, const Words& q) {
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) {
-    u32 q[K32 * 2 * WORDS];
-    warp.load_words(q, stage, p, run * (K32 * 2 * WORDS));
-#pragma unroll
-    for (int j = 0; j < K32; j++) {
-      decode_bytes(&q[j * 2 * WORDS], a[p][j][0], a[p][j][1]);
-      decode_bytes(&q[(j * 2 + 1) * WORDS], a[p][j][2], a[p][j][3]);
-    }
+  for (int j = 0; j < K32; j++) {
+    decode_bytes(&q[j * 2 * WORDS], a[j][0], a[j][1]);
+    decode_bytes(&q[(j * 2 + 1) * WORDS], a[j][2], a[j][3]);
   }
 }
 // The B fragments of a run and WIDTH tokens.
@@ -66,12 +63,27 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
     for (int i = 0; i < (GROUP ? WIDTH : NT) / 2; i++) acc[p][i] = GROUP ? MAGIC_BITS : 0;
   }
   int run = 0;
+  Words ahead[STRIPS];
+  auto load_ahead = [&]() {
+    if (run == 0) r.open();
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) warp.load_words(ahead[p], r.stage, p, run * (K32 * 2 * WORDS));
+  };
+  if (AHEAD) load_ahead();
 #pragma unroll 1
   for (left *= RUNS; left > 0; left--, columns -= RUN) {
-    if (run == 0) r.open();
-    Fragments a;
-    load_fragments(a, warp, r.stage, run);
+    if (!AHEAD && run == 0) r.open();
+    Fragments a[STRIPS];
     RowGroup rows[STRIPS];
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) {
+      if constexpr (AHEAD) decode_words(a[p], ahead[p]);
+      else {
+        Words q;
+        warp.load_words(q, r.stage, p, run * (K32 * 2 * WORDS));
+        decode_words(a[p], q);
+      }
+    }
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       if constexpr (GROUP != 0) { rows[p] = load_group(warp, r.stage, p, run); bytes[p] = {0, 0}; }
@@ -87,6 +99,14 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
       Columns b;
       load_columns(b, warp, r.stage, run, i);
       if (RUNS == 1 || run == 0) r.copy(g, i);
+      TokenTerms x[WIDTH / 8];                   // loaded before the products, which hide how long that takes
+      if constexpr (GROUP != 0)
+#pragma unroll
+        for (int e = 0; e < WIDTH / 8; e++) x[e] = token_terms(terms, i * (WIDTH / 8) + e, lane & 3);
+      if (i == PARTS - 1) {
+        if (++run == RUNS) { run = 0; r.close(g); }
+        if (AHEAD && left > 1) load_ahead();
+      }
 #pragma unroll
       for (int j = 0; j < K32; j++)
 #pragma unroll
@@ -95,13 +115,10 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
           for (int p = 0; p < STRIPS; p++) mma_sync_int8<ZERO>(acc[p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
       if constexpr (GROUP != 0)
 #pragma unroll
-        for (int e = 0; e < WIDTH / 8; e++) {
-          const TokenTerms x = token_terms(terms, i * (WIDTH / 8) + e, lane & 3);
+        for (int e = 0; e < WIDTH / 8; e++)
 #pragma unroll
-          for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + i * (WIDTH / 2) + 4 * e, acc[p], e, rows[p], x);
-        }
+          for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + i * (WIDTH / 2) + 4 * e, acc[p], e, rows[p], x[e]);
     }
-    if (++run == RUNS) { run = 0; r.close(g); }
   }
   if constexpr (GROUP == 0) {
     const Place at = place(g, sc.tile);
