@@ -19,12 +19,13 @@ struct Target {
     u64 m, k, pitch, piece_pitch, row_pitch;
     u32 group, groups;     // group: columns of codes from a group to the next, a multiple of 16
     u32 piece, pieces;     // piece: the group; or a part of it, 32, 64 or 128 columns
-    u32 threads, rows;     // of a row in a block, rows of a block; where groups are long, a block and 1
+    u32 threads, rows;     // of a row in a block, rows of a block; where a block has one group, at least its threads and 1
     u32 blocks;            // of a row
 };
 
 constexpr u32 COLUMNS = 16;                              // a thread
-constexpr u32 BLOCK = 256;
+constexpr u32 BLOCK = 256, MOST = 1024;                  // threads: where blocks have several groups; at most, where they have one
+constexpr int WHOLE = 256;                               // instead of the threads of a group: all that its block has
 
 // That of the lane at a distance.
 DEV Range across(Range r, int distance) {
@@ -77,42 +78,41 @@ template <bool OFFSET> DEV void write_terms_of_part(const Target& p, u64 row, u6
 // The row of this thread in a launch whose blocks are dealt rows as `p` says.
 DEV u32 row_of_thread(const Target& p) { return blockIdx.x * p.rows + threadIdx.x / p.threads; }
 
-// THREADS: of a group. Fewer than a block has: groups have up to THREADS * 16 columns, a block several of them, of one row or of some.
-// All of a block: it has one group of any length.
+// THREADS: of a group. Fewer than WHOLE: groups have up to THREADS * 16 columns, a block several of them, of one row or of some.
+// WHOLE: a block, of any number of warps, has one group of any length.
 // row: of this thread;  block: of the row;  `columns(c, v)` gives columns of the row from c on, and how many there are.
 template <int THREADS, bool OFFSET, class Columns> DEV void quantize_row(const Target& p, u32 row, u32 block, const Columns& columns) {
-    constexpr bool LONG = THREADS == BLOCK;
+    constexpr bool LONG = THREADS == WHOLE;
     constexpr int LANES = LONG ? 32 : THREADS;
-    __shared__ float lows[8], highs[8];
-    __shared__ int finites[8], totals[8];
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ float lows[32], highs[32];
+    __shared__ int finites[32], totals[32];
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     const u32 in_block = threadIdx.x / p.threads, of_row = block * BLOCK + threadIdx.x - in_block * p.threads;
     const u32 group = LONG ? block : of_row / THREADS, column = (LONG ? threadIdx.x : of_row % THREADS) * COLUMNS;
-    const u64 first = u64(group) * p.group + column;
+    const u64 first = u64(group) * p.group + column, stride = blockDim.x * COLUMNS;
     // Of a long group the last one fills the row up; of others those behind it do.
     u64 end = LONG && group + 1 == p.groups ? p.pitch : u64(group + 1) * p.group;
     if constexpr (!LONG) end = in_block < p.rows && row < p.m ? min(p.pitch, end) : 0;
+    // The first columns of a thread stay in registers; what a long group has beyond them is read twice.
     float v[COLUMNS];
-    int there = 0;
-    Range range = range_of_none();
+    const int there = first < end ? columns(first, v) : 0;
+    Range range = range_of(v, there);
     if constexpr (LONG) {
 #pragma unroll 1
-        for (u64 c = first; c < end; c += BLOCK * COLUMNS) {
-            there = columns(c, v);
-            range = joined(range, range_of(v, there));
+        for (u64 c = first + stride; c < end; c += stride) {
+            float more[COLUMNS];
+            const int there = columns(c, more);
+            range = joined(range, range_of(more, there));
         }
-    } else {
-        if (first < end) there = columns(first, v);
-        range = range_of(v, there);
     }
 #pragma unroll
     for (int distance = LANES / 2; distance > 0; distance /= 2) range = joined(range, across(range, distance));
     if constexpr (LONG) {
         if (lane == 0) lows[warp] = range.low, highs[warp] = range.high, finites[warp] = range.finite;
         __syncthreads();
-        range = {lows[lane % 8], highs[lane % 8], bool(finites[lane % 8])};
+        range = {lows[lane % warps], highs[lane % warps], bool(finites[lane % warps])};
 #pragma unroll
-        for (int distance = 4; distance > 0; distance /= 2) range = joined(range, across(range, distance));
+        for (int distance = 16; distance > 0; distance /= 2) range = joined(range, across(range, distance));
     }
     Rule rule;
     if constexpr (LONG) {                                // one thread divides: a division is a call, which registers are saved for
@@ -126,17 +126,18 @@ template <int THREADS, bool OFFSET, class Columns> DEV void quantize_row(const T
 
     const bool parts = p.piece < p.group;
     int sum = 0;
+    if (first < end) {
+        sum = write_codes(p, row, first, v, there, rule);
+        if (parts) write_terms_of_part<OFFSET>(p, row, first, rule, sum);
+    }
     if constexpr (LONG) {
 #pragma unroll 1
-        for (u64 c = first; c < end; c += BLOCK * COLUMNS) {
-            there = columns(c, v);
-            const int here = write_codes(p, row, c, v, there, rule);
+        for (u64 c = first + stride; c < end; c += stride) {
+            float more[COLUMNS];
+            const int there = columns(c, more), here = write_codes(p, row, c, more, there, rule);
             if (parts) write_terms_of_part<OFFSET>(p, row, c, rule, here);
             sum += here;
         }
-    } else if (first < end) {
-        sum = write_codes(p, row, first, v, there, rule);
-        if (parts) write_terms_of_part<OFFSET>(p, row, first, rule, sum);
     }
     if (parts) return;
 #pragma unroll
@@ -145,8 +146,7 @@ template <int THREADS, bool OFFSET, class Columns> DEV void quantize_row(const T
         if (lane == 0) totals[warp] = sum;
         __syncthreads();
         sum = 0;
-#pragma unroll
-        for (int w = 0; w < 8; w++) sum += totals[w];
+        for (u32 w = 0; w < warps; w++) sum += totals[w];
     }
     if (column == 0 && (LONG || first < end)) write_terms<OFFSET>(p, row, group, rule, sum);
 }

@@ -37,9 +37,10 @@ struct Matrix {
 };
 
 template <int THREADS, bool OFFSET>
-__global__ void __launch_bounds__(BLOCK) quantize_activations(const Params p) {
-    // No early launch of the product: its blocks would land beside those of the one before, two on some multiprocessors.
+__global__ void __launch_bounds__(THREADS == WHOLE ? MOST : BLOCK) quantize_activations(const Params p) {
+    // Only now the product may start: beside the one before, its blocks would land two on some multiprocessors and none on others.
     dependency_wait();
+    launch_dependents();
     const u32 row = row_of_thread(p.to);
     quantize_row<THREADS, OFFSET>(p.to, row, blockIdx.y, Matrix{p, row});
 }

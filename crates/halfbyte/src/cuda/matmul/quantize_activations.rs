@@ -13,9 +13,14 @@ static SOURCE: Source =
 const OP: &str = "quantize activations";
 
 /// Threads of a block, columns that each of them has at once, and threads of a group that is not the whole block's.
-const THREADS: usize = 256;
+pub(in crate::cuda) const THREADS: usize = 256;
 const COLUMNS: usize = 16;
 const OF_A_GROUP: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+/// Threads of a block that has one group, at most: with few rows each thread has its columns at once, with many
+/// multiprocessors have several blocks.
+const MOST_THREADS: usize = 1024;
+const FEW_ROWS: usize = 128;
 
 /// Columns of a group's parts.
 const PARTS: [usize; 3] = [32, 64, 128];
@@ -173,7 +178,7 @@ impl Target {
             // Of a row that is one group whole, all that its codes take.
             piece: if form.piece == form.group { span } else { form.piece } as u32,
             pieces: form.pieces() as u32,
-            threads: THREADS as u32,
+            threads: if is_long(form) { MOST_THREADS } else { THREADS } as u32,
             rows: 1,
             blocks: if is_long(form) { form.groups() } else { threads_of_a_row(form).div_ceil(THREADS) } as u32,
             padding: 0,
@@ -182,18 +187,22 @@ impl Target {
 
     /// Short rows share blocks.
     fn sharing(self, form: Form) -> Self {
-        let of_a_row = if is_long(form) { THREADS } else { threads_of_a_row(form).min(THREADS) };
+        if is_long(form) {
+            return self;
+        }
+        let of_a_row = threads_of_a_row(form).min(THREADS);
         Self { threads: of_a_row as u32, rows: (THREADS / of_a_row) as u32, ..self }
     }
 
-    /// The launch in which each block has the rows that it is dealt. Error: more rows or blocks than a launch has.
-    pub(in crate::cuda) fn launch(&self) -> Result<Launch> {
+    /// The launch in which each block, of so many threads, has the rows that it is dealt. Error: more rows or blocks than a
+    /// launch has.
+    pub(in crate::cuda) fn launch(&self, threads: usize) -> Result<Launch> {
         if self.m > i32::MAX as u64 || self.blocks > 65_535 {
             let expected = "fewer than 2³¹ rows, and at most 65 535 blocks to a row";
             return Err(Error::invalid(OP, expected, format!("{} and {}", self.m, self.blocks)));
         }
         let grid = [(self.m as u32).div_ceil(self.rows), self.blocks, 1];
-        Ok(Launch { grid, programmatic: true, ..Launch::linear(1, THREADS as u32) })
+        Ok(Launch { grid, programmatic: true, ..Launch::linear(1, threads as u32) })
     }
 }
 
@@ -216,6 +225,15 @@ fn threads(span: usize) -> usize {
 /// Whether a group is a whole block's.
 fn is_long(form: Form) -> bool {
     threads(form.span()) == THREADS
+}
+
+/// Threads of a block; of one that has a group for itself, as many as its columns keep busy.
+fn block_of(form: Form) -> usize {
+    if !is_long(form) {
+        return THREADS;
+    }
+    let most = if form.m <= FEW_ROWS { MOST_THREADS } else { THREADS };
+    form.span().div_ceil(COLUMNS).next_multiple_of(32).min(most)
 }
 
 /// Threads of a row with short groups, those of codes behind the last group among them.
@@ -291,7 +309,7 @@ pub(in crate::cuda) fn run(
         x_type: float_type(x.dtype()),
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
-    let launch = params.to.launch()?;
+    let launch = params.to.launch(block_of(form))?;
     let function = gpu.function(&instance(form))?;
     // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
     unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }

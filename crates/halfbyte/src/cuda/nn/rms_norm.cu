@@ -73,13 +73,14 @@ struct Normed {
 template <int OF_A_GROUP, bool OFFSET>
 __global__ void __launch_bounds__(THREADS, 2) rms_norm_quantized(const QuantizedParams p) {
     static_assert(THREADS == BLOCK);
-    // As in quantize_activations.cu, and for the same reason no early launch of the product.
+    // As in quantize_activations.cu, and for the same reason not earlier.
     dependency_wait();
+    launch_dependents();
     const float factor = factor_of_row(p.rows);
     const Normed columns{p, p.rows.stream + blockIdx.x * p.rows.length, factor};
 #pragma unroll 1
     for (u32 block = 0; block < p.to.blocks; block++) {
         quantize_row<OF_A_GROUP, OFFSET>(p.to, blockIdx.x, block, columns);
-        if (OF_A_GROUP == BLOCK) __syncthreads();        // what the block shared is about to be another group's
+        if (OF_A_GROUP == WHOLE) __syncthreads();        // what the block shared is about to be another group's
     }
 }

@@ -49,8 +49,9 @@ struct Products {
 };
 
 template <int OF_A_GROUP, bool OFFSET>
-__global__ void __launch_bounds__(BLOCK, 4) swiglu_quantized(const QuantizedParams p) {
-    // As in quantize_activations.cu, and for the same reason no early launch of the product.
+__global__ void __launch_bounds__(BLOCK, 2) swiglu_quantized(const QuantizedParams p) {
+    // As in quantize_activations.cu, and for the same reason not earlier.
     dependency_wait();
+    launch_dependents();
     quantize_row<OF_A_GROUP, OFFSET>(p.to, blockIdx.x, blockIdx.y, Products{p, p.gate_up + u64(blockIdx.x) * 2 * p.to.k});
 }

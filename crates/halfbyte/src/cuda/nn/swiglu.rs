@@ -4,7 +4,7 @@ use super::floats::float_type;
 use super::{launch, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
-use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
+use crate::cuda::matmul::quantize_activations::{self, Target, quantizer, quantizers};
 use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
@@ -92,7 +92,7 @@ pub fn swiglu_quantized(
     }
     let to = out.target(OP, [m, inner])?;
     let params = QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), padding: 0 };
-    let form = params.to.launch()?;
+    let form = params.to.launch(quantize_activations::THREADS)?;
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }
 
