@@ -1,6 +1,6 @@
 // Units of wNa8 in registers: the three ways of multiplying codes of 8 bits, and the consumers' place in the ring.
 //   multiply_sync    up to 16 tokens: mma.sync m16n8k32
-//   multiply_groups  more, scales for groups: wgmma, the integers of each group are promoted
+//   multiply_groups  more, scales for groups: wgmma, the integers of each group are promoted; _of_strips: for two strips
 //   multiply_rows    more, one scale a row: wgmma, the integers of a whole piece of k are promoted once
 #pragma once
 #include "wgmma_int8.cuh"
@@ -155,7 +155,6 @@ template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT 
   c.advance();
 }
 DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
-  static_assert(STRIPS == 1 || SUM_GROUP == 0 || SYNC, "integers of one strip");
   Groups s;
   s.last = 0; s.terms = 0; s.before = {};
 #pragma unroll
@@ -171,10 +170,63 @@ DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
   c.release(s.last);
 }
 
+// The same for two strips, which share the scales of tokens: the fragments of the next group are converted behind the promotion of this one.
+DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
+  constexpr int K32 = GROUP ? GROUP / 32 : 1;
+  int acc[STRIPS][NT / 2];
+  u32 a[STRIPS][K32][4];
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) {
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = 0.f;
+    start_integers(acc[p]);
+  }
+#pragma unroll 1
+  do {
+    c.wait();
+    const u64 descriptor = c.descriptor();
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) {
+      RowGroup w[STRIPS];
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++) {
+        Codes q;
+        load_codes(q, c.atom(p), c.warp, c.lane);
+        w[p] = c.rows(p, i);
+        [[maybe_unused]] ByteSums bytes = {0, 0};
+#pragma unroll
+        for (int j = 0; j < K32; j++) {
+          decode_fragment(q, i * K32 + j, {}, a[p][j]);
+          if constexpr (OFFSET) bytes.add(a[p][j], c.columns - 32 * (i * K32 + j), c.lane);
+        }
+        if constexpr (OFFSET) bytes.scaled(w[p], c.there(i));
+        pin(a[p]); pin(acc[p]);
+      }
+      wgmma_fence();
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+        for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + codes_step(i * K32 + j), 1);
+      wgmma_commit();
+      wgmma_wait<0>();
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++) { pin(acc[p]); pin(a[p]); }
+#pragma unroll
+      for (int e = 0; e < NT / 8; e++) {
+        const TokenTerms x = token_terms(c.terms(i), e, c.lane & 3);
+#pragma unroll
+        for (int p = 0; p < STRIPS; p++) promote_block(sum[p] + 4 * e, acc[p], e, w[p], x);
+      }
+    }
+    c.release(c.r.empty + 8 * c.t.stage);
+    c.advance();
+  } while (--left > 0);
+}
+
 // `left` units with one scale a row.  Steps of 64 k alternate between two sets of fragments.
 DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g, const int (&strips)[STRIPS], int token) {
   int acc[STRIPS][NT / 2];
-  u32 a[2][2][4];
+  u32 a[2][STRIPS][2][4];
   u32 last = 0;
   int keep = 0;
   ByteSums bytes[STRIPS];
@@ -193,21 +245,26 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) load_codes(q[p], c.atom(p), c.warp, c.lane);
 #pragma unroll
-    for (int i = 0; i < 2 * STRIPS; i++) {
-      const int p = i % STRIPS, half = i / STRIPS;
+    for (int half = 0; half < 2; half++) {
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        decode_fragment(q[p], 2 * half + j, c.multiples(p, 2 * half + j), a[i & 1][j]);
-        if constexpr (OFFSET) bytes[p].add(a[i & 1][j], c.columns - 32 * (2 * half + j), c.lane);
-      }
-      pin(a[i & 1]);
+      for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          decode_fragment(q[p], 2 * half + j, c.multiples(p, 2 * half + j), a[half][p][j]);
+          if constexpr (OFFSET) bytes[p].add(a[half][p][j], c.columns - 32 * (2 * half + j), c.lane);
+        }
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++) pin(a[half][p]);
       wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < 2; j++) WgmmaInt8<NT, ZERO>::run(acc[p], a[i & 1][j], descriptor + 2 * (2 * half + j), half + j ? 1 : keep);
+      for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) WgmmaInt8<NT, ZERO>::run(acc[p], a[half][p][j], descriptor + 2 * (2 * half + j), half + j ? 1 : keep);
       wgmma_commit();
       wgmma_wait<1>();                           // the step before
-      pin(a[(i & 1) ^ 1]);
-      if (i == 0 && last != 0) c.release(last);
+#pragma unroll
+      for (int p = 0; p < STRIPS; p++) pin(a[half ^ 1][p]);
+      if (half == 0 && last != 0) c.release(last);
     }
     keep = 1;
     last = c.r.empty + 8 * c.t.stage;
@@ -215,8 +272,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   } while (--left > 0);
   wgmma_wait<0>();
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) pin(acc[p]);
-  pin(a[1]);
+  for (int p = 0; p < STRIPS; p++) { pin(acc[p]); pin(a[1][p]); }
   c.release(last);
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);

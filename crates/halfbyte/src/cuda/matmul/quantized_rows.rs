@@ -153,7 +153,7 @@ pub fn run_quantized(gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Res
         let got = workspace.map_or(0, |workspace| workspace.len());
         return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), got.to_string()));
     };
-    let rows = wna8_sm90::Rows { codes: call.x.codes, terms: call.x.terms.pointer() };
+    let rows = wna8_sm90::Rows { codes: call.x.codes, terms: call.x.terms.pointer(), asked: None };
     wna8_sm90::multiply(gpu, stream, w, &problem, rows, call.epilogue, call.y.pointer(), workspace)
 }
 

@@ -162,6 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm90(const __
       c.columns = g.k - sc.k * 128;
       if constexpr (SYNC) multiply_sync(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
       else if constexpr (SUM_GROUP == 0) multiply_rows(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
+      else if constexpr (STRIPS > 1) multiply_groups_of_strips(c, sum, sc.kend - sc.k);
       else multiply_groups(c, sum, sc.kend - sc.k);
       if constexpr (SPLIT > 1) {
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, m0, rank, 0, c.wg, c.warp, lane);

@@ -34,16 +34,16 @@ pub(super) const KERNEL: Kernel = Kernel {
     instances,
     instances_of: |caps, problem| {
         let Ok((atom, terms)) = form(problem) else { return Vec::new() };
-        let (config, _) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
+        let (config, _) = choose(caps, (atom, terms), [problem.m, problem.n, problem.k], problem.y, None);
         let quantize = quantize_activations::instance(x_form(problem, atom, terms));
         vec![quantize, config.instance(atom, terms, problem.y, Activation::None)]
     },
     rounds_weights: |_, _| false,
     supports,
-    workspace_bytes: |caps, problem| room(caps, problem).map_or(0, |room| room.bytes),
+    workspace_bytes: |caps, problem| room(caps, problem, None).map_or(0, |room| room.bytes),
     holds: wna16::holds,
     pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
-    run,
+    run: |gpu, stream, call| run(gpu, stream, call, None),
 };
 
 /// Columns of one scale that 32 bits of sums are sure to hold.
@@ -82,7 +82,7 @@ fn instances() -> Vec<Instance> {
 }
 
 /// The form of atoms and terms, or why there is none.
-pub(super) fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
+pub fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     let refuse = |why: &str| Err(Reason(why.into()));
     let Some(format) = problem.format else { return refuse("multiplies codes, the weights are dense") };
     if !format.act.is_quantized() {
@@ -101,9 +101,16 @@ pub(super) fn x_form(problem: &Problem, atom: Atom, terms: Terms) -> Form {
     Form { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets, pixels: false }
 }
 
-fn choose(caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float) -> (Config, config::Schedule) {
+/// The configuration of a product and who computes what: the one for its shape, or one that was asked for.
+fn choose(
+    caps: &Caps,
+    (atom, terms): (Atom, Terms),
+    [m, n, k]: [usize; 3],
+    out: Float,
+    asked: Option<Config>,
+) -> (Config, config::Schedule) {
     let (shape, multiprocessors) = ([m.max(1), n.max(1), k.max(1)], caps.multiprocessors.max(1) as usize);
-    let config = config::config(atom, terms, shape, out, multiprocessors);
+    let config = asked.unwrap_or_else(|| config::config(atom, terms, shape, out, multiprocessors));
     (config, config.schedule(shape, multiprocessors))
 }
 
@@ -129,7 +136,7 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
     let (atom, terms) = form(problem)?;
     let refuse = |why: String| Err(Reason(why));
     check_columns(atom, problem.k)?;
-    let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
+    let (config, schedule) = choose(caps, (atom, terms), [problem.m, problem.n, problem.k], problem.y, None);
     let shared = config.shared_bytes(atom, terms, problem.y);
     if shared > caps.shared_bytes as usize {
         return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
@@ -157,9 +164,9 @@ impl Room {
     }
 }
 
-fn room(caps: &Caps, problem: &Problem) -> std::result::Result<Room, Reason> {
+fn room(caps: &Caps, problem: &Problem, asked: Option<Config>) -> std::result::Result<Room, Reason> {
     let (atom, terms) = form(problem)?;
-    let (config, schedule) = choose(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
+    let (config, schedule) = choose(caps, (atom, terms), [problem.m, problem.n, problem.k], problem.y, asked);
     Ok(Room::new(x_form(problem, atom, terms), config.parts_bytes(&schedule)))
 }
 
@@ -170,6 +177,7 @@ struct Key {
     m: usize,
     out: Float,
     activation: Activation,
+    asked: Option<Config>,
 }
 
 /// What is the same in every launch for a key.
@@ -185,7 +193,7 @@ struct Prepared {
 impl Prepared {
     fn new(gpu: &Gpu, w: &Weights, terms: Terms, key: &Key, codes: View<'_, u8>) -> Result<Self> {
         let ([n, k], atom) = (w.shape(), w.atom());
-        let (config, schedule) = choose(&gpu.caps(), atom, terms, [key.m, n, k], key.out);
+        let (config, schedule) = choose(&gpu.caps(), (atom, terms), [key.m, n, k], key.out, key.asked);
         let box_rows = config.tokens.min(key.m);
         let pitch = k.next_multiple_of(128);
         let tiles = Tiles {
@@ -284,21 +292,40 @@ impl Arguments {
     }
 }
 
-fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
+/// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form and y:
+/// for measuring which is best.
+///
+/// Errors: those of [`super::run`], another configuration, a workspace that is too small for it.
+pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+    super::check(&KERNEL, gpu, call)?;
+    let (atom, terms) = form(&super::problem(call)).map_err(refuse)?;
+    if !config::all(atom, terms, call.y.dtype()).contains(&config) {
+        return Err(Error::invalid(NAME, "a configuration for this weight", format!("{config:?}")));
+    }
+    match call.y.is_empty() {
+        true => Ok(()),
+        false => run(gpu, stream, call, Some(config)),
+    }
+}
+
+fn run(gpu: &Gpu, stream: &Stream, call: &Call<'_>, asked: Option<Config>) -> Result<()> {
     let Packed::Wna16(w) = call.w else {
         return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
     };
     let problem = super::problem(call);
-    let room = room(&gpu.caps(), &problem).map_err(refuse)?;
-    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
-        return Err(Error::invalid(NAME, "a workspace", "none"));
+    let room = room(&gpu.caps(), &problem, asked).map_err(refuse)?;
+    let workspace = call.workspace.as_deref().map(Workspace::view);
+    let Some(workspace) = workspace.filter(|workspace| workspace.len() >= room.bytes) else {
+        let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
+        return Err(Error::invalid(NAME, format!("a workspace of {} bytes", room.bytes), given.to_string()));
     };
     let (atom, terms) = form(&problem).map_err(refuse)?;
     let x = x_form(&problem, atom, terms);
     let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
     let terms = workspace.pointer() + room.terms as u64;
     quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms])?;
-    multiply(gpu, stream, w, &problem, Rows { codes, terms }, call.epilogue, call.y.pointer(), workspace)
+    let rows = Rows { codes, terms, asked };
+    multiply(gpu, stream, w, &problem, rows, call.epilogue, call.y.pointer(), workspace)
 }
 
 fn refuse(why: Reason) -> Error {
@@ -311,10 +338,11 @@ pub(super) fn rows_form(problem: &Problem) -> Option<Form> {
     Some(x_form(problem, atom, terms))
 }
 
-/// Quantised x: codes, and the address of terms, as [`rows_form`] says.
+/// Quantised x: codes, and the address of terms, as [`rows_form`] says; and the configuration, if one is asked for.
 pub(super) struct Rows<'a> {
     pub codes: View<'a, u8>,
     pub terms: u64,
+    pub asked: Option<Config>,
 }
 
 /// Multiplies what is quantised, into the problem's y at an address, with a workspace of the kernel's size.
@@ -334,10 +362,11 @@ pub(super) fn multiply(
     if !y.is_multiple_of(16) {
         return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
     }
-    let key = Key { codes: of_x.codes.pointer(), m: problem.m, out: problem.y, activation: epilogue.activation };
-    let prepared = w.launches_a8.0.get(key, |key| Prepared::new(gpu, w, terms, key, of_x.codes))?;
+    let Rows { codes, terms: of_x, asked } = of_x;
+    let key = Key { codes: codes.pointer(), m: problem.m, out: problem.y, activation: epilogue.activation, asked };
+    let prepared = w.launches_a8.0.get(key, |key| Prepared::new(gpu, w, terms, key, codes))?;
     let bias = epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
-    let addresses = [of_x.terms, y, bias, workspace.pointer()];
+    let addresses = [of_x, y, bias, workspace.pointer()];
     let arguments = Arguments::new(w, &prepared.schedule, addresses, (problem.m, prepared.box_rows), &x);
     let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
     // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others

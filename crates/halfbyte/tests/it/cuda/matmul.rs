@@ -8,7 +8,7 @@ use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
 use halfbyte::cuda::matmul::wna16_sm90::{self, config};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, wna8_sm80, wna16_sm80};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, wna8_sm80, wna8_sm90, wna16_sm80};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::FORMATS;
@@ -36,14 +36,16 @@ pub(super) struct Bench<'a> {
     pub(super) config: Option<config::Config>,
     /// Of the kernel from sm_80 on, if not the one that it chooses.
     pub(super) config_sm80: Option<wna16_sm80::config::Config>,
-    /// Of the kernel for quantised activations from sm_80 on, likewise.
+    /// Of the Hopper kernel for quantised activations, and of the one from sm_80 on, likewise.
+    pub(super) config_a8: Option<wna8_sm90::config::Config>,
     pub(super) config_a8_sm80: Option<wna8_sm80::config::Config>,
     pub(super) batch_invariant: bool,
 }
 
 impl<'b> Bench<'b> {
     pub(super) fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
-        Self { kernel, gpu, stream, config: None, config_sm80: None, config_a8_sm80: None, batch_invariant: false }
+        let (config, config_sm80, config_a8, config_a8_sm80) = (None, None, None, None);
+        Self { kernel, gpu, stream, config, config_sm80, config_a8, config_a8_sm80, batch_invariant: false }
     }
 
     /// Zeroed counters, and poison in all the rest.
@@ -105,18 +107,20 @@ impl<'b> Bench<'b> {
         self.stream.fill(y.view_mut(), POISON).unwrap();
         let out = FloatViewMut::from(y.view_mut()).dtype();
         let problem = Problem { format: Some(w.format()), x: x.dtype(), y: out, m, n, k };
-        let bytes = match (self.config, self.config_sm80, self.config_a8_sm80) {
-            (None, None, None) => self.kernel.workspace_bytes(&self.gpu.caps(), &problem),
+        let asked = (self.config, self.config_sm80, self.config_a8, self.config_a8_sm80);
+        let bytes = match asked {
+            (None, None, None, None) => self.kernel.workspace_bytes(&self.gpu.caps(), &problem),
             _ => 64 << 20,
         };
         let mut workspace = self.workspace(bytes);
         let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
         let batch_invariant = self.batch_invariant;
         let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace), batch_invariant };
-        match (self.config, self.config_sm80, self.config_a8_sm80) {
-            (None, None, None) => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
+        match asked {
+            (None, None, None, None) => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
             (Some(config), ..) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (_, Some(config), _) => wna16_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
+            (_, Some(config), ..) => wna16_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
+            (_, _, Some(config), _) => wna8_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
             (.., Some(config)) => wna8_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
         }
         let mut counters = vec![1u8; bytes.min(Workspace::COUNTER_BYTES)];

@@ -5,9 +5,10 @@ use super::matmul::{Bench, caps, check, formats_of_atoms, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::FloatView;
+use halfbyte::cuda::matmul::wna8_sm90::{self, config};
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, QuantizedForm, quantize_activations};
 use halfbyte::format::reference::Bound;
-use halfbyte::kernel::Problem;
+use halfbyte::kernel::{Activation, Problem};
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::quantize::activations::{ActCodes, quantize_activations as on_cpu};
 use halfbyte::{Act, Float, Floats, FloatsMut, Format, QTensor, Zeros};
@@ -185,6 +186,46 @@ pub(super) fn products_are_within_the_bound(kernel: &'static Kernel) {
                 let Problem { y, m, .. } = problem;
                 let got = bench.forward(&packed, &x[..m * k], [x_type, y], m, Epilogue::default());
                 check(&got, &reference, Bound::new(y, k), &format!("{problem}, act-order {act_order}"));
+            }
+        }
+    }
+}
+
+/// Every configuration, also where another would be chosen.
+#[test]
+fn every_configuration_is_within_the_bound() {
+    for gpu in gpus().into_iter().filter(|gpu| (kernel().serves)(gpu.caps().arch)) {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(25);
+        for (name, x_type) in [
+            ("w4a8-g128", Float::F16),
+            ("w4a8-g64-asym-xasym", Float::BF16),
+            ("w8a8-g32-asym-sbf16-xasym", Float::F16),
+            ("w4a8-g128-asym-si8", Float::BF16),
+            ("w4a8", Float::F32),
+            ("w8a8-asym-xasym", Float::BF16),
+        ] {
+            let format = parse(name);
+            let out = if x_type == Float::F32 { Float::F16 } else { x_type };
+            for [n, k, most] in [[1100, 4104, 300], [2048, 2056, 500]] {
+                let problem = Problem { format: Some(format), x: x_type, y: out, m: most, n, k };
+                let (atom, terms) = wna8_sm90::form(&problem).unwrap();
+                let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+                let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
+                let x = rounded(&random.activations(most * k), x_type);
+                let reference = reference_of(&x, most, &w, format.act);
+                let configs = config::all(atom, terms, out);
+                let instances: Vec<_> =
+                    configs.iter().map(|config| config.instance(atom, terms, out, Activation::None)).collect();
+                gpu.prepare(&instances, |_| ()).unwrap();
+                for config in configs {
+                    let bench = Bench { config_a8: Some(config), ..Bench::new(kernel(), &gpu, &stream) };
+                    let tokens = config.tokens;
+                    for m in [1, tokens - 1, tokens, tokens + 1, most] {
+                        let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
+                        check(&y, &reference, Bound::new(out, k), &format!("{name} m={m} n={n} k={k} {config:?}"));
+                    }
+                }
             }
         }
     }

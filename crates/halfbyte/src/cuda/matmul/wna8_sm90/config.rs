@@ -55,46 +55,72 @@ const WARPGROUPS: usize = 2;
 const ALONE_BYTES: usize = 232_448;
 const SHARED_BY_TWO_BYTES: usize = 115_712;
 
-/// Units that were found to be enough in flight.
-const MOST_STAGES: usize = 8;
+/// Units that were found to be enough in flight, up to so many tokens a tile.
+const MOST_STAGES: [(usize, usize); 3] = [(16, 8), (64, 6), (256, 5)];
 
-/// Units fetched ahead, times the bits of a weight: 16 of 4 bits are 35 MB on 132 multiprocessors, the half of L2.
-const PREFETCHED_BITS: usize = 64;
+/// Units fetched ahead where the kernel waits for memory: 18 MB on 132 multiprocessors, a third of L2.
+const PREFETCHED: usize = 8;
+
+/// Units of a block below which few tiles are shared by clusters, and below which its ring holds most of them.
+const FEW_UNITS: usize = 8;
+const SOME_UNITS: usize = 32;
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
 ///
-/// Up to 16 rows the kernel waits for memory: `mma.sync`, two blocks a multiprocessor, of which one fills its ring, and L2, for the
-/// next product while the other runs and x is quantised. With many rows what goes from L2 to the multiprocessors counts (they
-/// take 42 bytes a clock): 256 tokens a tile where the registers hold their sums.
+/// Up to 16 rows the kernel waits for memory: `mma.sync`, and a block fills its ring, and L2 behind it, while x is quantised. Blocks
+/// start then, one on each multiprocessor, since two have no room there. Weights of 4 bits take two strips a warpgroup up to 64
+/// rows, which share what is read of x. With many rows what goes from L2 to the multiprocessors counts (they take 42 bytes a
+/// clock): 256 tokens a tile where the registers hold their sums and tiles are enough for most multiprocessors.
 pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let wide = atom.has_rows() && !terms.sums && !terms.offsets;
-    let most = if wide && m > 128 { 256 } else { 128 };
+    let exact = !terms.sums && !terms.offsets;
+    let wide = atom.has_rows() && exact;
+    let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
+    let widest = rows.div_ceil(WARPGROUPS) * m.div_ceil(256);
+    let most = if wide && m > 128 && widest * 4 >= multiprocessors * 3 { 256 } else { 128 };
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
-    let (strips, blocks) = if tokens > 16 { (1, 1) } else { (8 / atom.bits as usize, 2) };
-    let (trigger, prefetch) = if blocks == 1 { (1, 0) } else { (0, PREFETCHED_BITS / atom.bits as usize) };
     // One strip would be half of a tile: a block has one, and a multiprocessor two blocks.
-    let simple = atom.group != 32 && !terms.sums && !terms.offsets;
-    if n <= STRIP && m > 128 && simple {
-        let pair = Config { tokens: 128, warpgroups: 1, strips, stages: 0, split: 1, blocks: 2, trigger, prefetch };
+    if n <= STRIP && m > 128 && atom.group != 32 && exact {
+        let pair =
+            Config { tokens: 128, warpgroups: 1, strips: 1, stages: 0, split: 1, blocks: 2, trigger: 1, prefetch: 0 };
         return pair.fitted(atom, terms, out);
     }
-    let whole = Config { tokens, warpgroups: WARPGROUPS, strips, stages: 0, split: 1, blocks, trigger, prefetch };
-    let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
     let units = rows.div_ceil(4) * steps / multiprocessors;
+    let sync = tokens <= 16;
+    let two = atom.bits == 4 && units >= FEW_UNITS && (tokens <= 64 || wide && tokens == 128);
+    let strips = if sync { 8 / atom.bits as usize } else { 1 + usize::from(two) };
+    let prefetch = if sync && units >= SOME_UNITS { PREFETCHED } else { 0 };
+    let whole = Config { tokens, warpgroups: WARPGROUPS, strips, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch };
     let tiles = m.div_ceil(tokens) * rows.div_ceil(whole.strips * WARPGROUPS);
     // Few tiles are each shared by a cluster, the largest that fits the device at once.
-    let sizes: &[usize] = if blocks == 2 { &[8, 4, 2] } else { &[2] };
-    let fits = |&&split: &&usize| tiles * split <= multiprocessors * blocks * 7 / 8 && split <= steps;
-    let split = if units < 8 { sizes.iter().find(fits).copied().unwrap_or(1) } else { 1 };
-    let config = if split > 1 { Config { split, trigger: 0, ..whole } } else { whole };
+    let sizes: &[usize] = if sync { &[8, 4, 2] } else { &[2] };
+    let fits = |&&split: &&usize| tiles * split <= multiprocessors * 7 / 8 && split <= steps;
+    let split = if units < FEW_UNITS { sizes.iter().find(fits).copied().unwrap_or(1) } else { 1 };
+    let blocks = 1 + usize::from(split > 1 && sync);
+    let config = if split > 1 { Config { split, blocks, trigger: 0, ..whole } } else { whole };
     config.fitted(atom, terms, out)
+}
+
+/// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.
+pub fn all(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
+    const SHAPES: [[usize; 2]; 6] = [[21504, 14336], [8192, 4224], [4096, 4096], [1024, 4096], [600, 1000], [64, 4096]];
+    let mut all = Vec::new();
+    for m in [8, 16, 32, 64, 128, 256] {
+        for [n, k] in SHAPES {
+            let config = config(atom, terms, [m, n, k], out, 132);
+            if !all.contains(&config) {
+                all.push(config);
+            }
+        }
+    }
+    all
 }
 
 impl Config {
     pub(in crate::cuda) fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
         let room = most.saturating_sub(self.shared_bytes(atom, terms, out));
-        Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(MOST_STAGES), ..self }
+        let enough = MOST_STAGES.iter().find(|&&(tokens, _)| self.tokens <= tokens).map_or(2, |&(_, stages)| stages);
+        Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(enough), ..self }
     }
 
     /// Strips of a block's tile.
