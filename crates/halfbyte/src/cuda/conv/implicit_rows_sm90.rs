@@ -118,7 +118,7 @@ impl Product {
     }
 
     fn plan(&self, caps: &Caps, problem: &Problem) -> Plan {
-        config::plan(self.atom, self.sizes(), problem.y, caps.multiprocessors as usize)
+        config::plan(self.atom, self.sizes(), problem.y, caps.multiprocessors as usize, false)
     }
 
     fn instances(&self, config: Config, out: Float) -> Vec<Instance> {

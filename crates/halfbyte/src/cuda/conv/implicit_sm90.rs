@@ -112,7 +112,8 @@ pub(super) fn form(problem: &Problem) -> std::result::Result<Atom, Reason> {
 }
 
 fn plan(caps: &Caps, atom: Atom, problem: &Problem) -> Plan {
-    config::plan(atom, product_of(&problem.shape), problem.y, caps.multiprocessors as usize)
+    let once = problem.shape.geometry().kernel == [1, 1];
+    config::plan(atom, product_of(&problem.shape), problem.y, caps.multiprocessors as usize, once)
 }
 
 /// Rows, outputs and columns of a group's product.

@@ -52,16 +52,18 @@ const IN_PAIRS: Config = Config { warpgroups: 1, strips: 1, blocks: 2, ..TWO_BY_
 /// Pixels of a tile of those: their rings have room for two stages at least.
 const TOKENS_IN_PAIRS: [usize; 4] = [64, 96, 128, 192];
 
-/// Units of a tile up to which two sets take at most so many pixels, and pairs none: 1×1 over 256 channels of 56² at a batch of 32
-/// took 19.9 µs with 128 pixels, 21.0 with 256 and 20.7 in pairs of 192.
-const FEW_UNITS: usize = 2;
-const TOKENS_OF_FEW_UNITS: usize = 128;
+/// Pixels of a tile at most where nothing is seen twice, and no pairs: there memory decides, and 1×1 over 256 channels of 56² at a
+/// batch of 32 took 19.9 µs with 128 pixels in two sets, 21.0 with 256 and 20.7 in pairs of 192.
+const TOKENS_SEEN_ONCE: usize = 128;
 
 /// The plan for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
-/// least time.
-pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Plan {
-    let best = plans(atom, shape, out, multiprocessors);
-    best.into_iter().min_by_key(|(config, schedule)| clocks(*config, schedule, atom)).unwrap_or_else(|| {
+/// least time. `once`: whether each number of x is seen by one pixel only.
+pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize, once: bool) -> Plan {
+    let mut all = plans(atom, shape, out, multiprocessors);
+    if once {
+        all.retain(|(config, _)| config.blocks == 1 && (config.sets == 1 || config.tokens <= TOKENS_SEEN_ONCE));
+    }
+    all.into_iter().min_by_key(|(config, schedule)| clocks(*config, schedule, atom)).unwrap_or_else(|| {
         // A shape that no schedule counts, as its own says.
         let shape = shape.map(|size| size.max(1));
         let config = base(256, 1, shape[1]).fitted_to_sets(atom, out);
@@ -73,10 +75,7 @@ pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -
 pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
     let shape = shape.map(|size| size.max(1));
     let multiprocessors = multiprocessors.max(1);
-    let few = shape[2].div_ceil(STEP) <= FEW_UNITS;
-    let suited =
-        |config: &Config| !few || config.blocks == 1 && (config.sets == 1 || config.tokens <= TOKENS_OF_FEW_UNITS);
-    let plans = configs(atom, shape[1], out).into_iter().filter(suited).flat_map(|config| {
+    let plans = configs(atom, shape[1], out).into_iter().flat_map(|config| {
         let whole = whole(config, shape, multiprocessors * config.blocks);
         let cut = Schedule::new(config, shape, multiprocessors * config.blocks);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
@@ -190,7 +189,7 @@ mod tests {
     #[test]
     fn the_layers_of_resnet_50_fill_whole_rounds() {
         let of = |m, n, k| {
-            let (config, schedule) = plan(ROWS, [m, n, k], Float::F16, 132);
+            let (config, schedule) = plan(ROWS, [m, n, k], Float::F16, 132, false);
             (config.tokens, config.tile_strips(), config.sets, schedule.rows * schedule.columns, schedule.workers)
         };
         assert_eq!(of(32 * 28 * 28, 128, 1152), (192, 2, 1, 131, 131));
@@ -198,11 +197,15 @@ mod tests {
         assert_eq!(of(32 * 7 * 7, 512, 4608), (48, 2, 1, 132, 132));
         let (tokens, strips, _, _, _) = of(32 * 56 * 56, 64, 576);
         assert_eq!(strips, 1, "{tokens} pixels");
+        for bits in [4, 8] {
+            let (config, _) = plan(Atom { bits, ..ROWS }, [32 * 56 * 56, 64, 256], Float::F16, 132, true);
+            assert_eq!((config.tokens, config.sets, config.blocks), (128, 2, 1), "{bits} bits");
+        }
     }
 
     #[test]
     fn few_tiles_of_many_columns_are_cut() {
-        let (config, schedule) = plan(ROWS, [49, 512, 4608], Float::F16, 132);
+        let (config, schedule) = plan(ROWS, [49, 512, 4608], Float::F16, 132, false);
         assert!(schedule.cut > 0 && schedule.sharers > schedule.cut, "{config} {schedule:?}");
         assert!(schedule.parts_bytes(config) > 0);
     }
@@ -214,7 +217,7 @@ mod tests {
                 let atom = Atom { bits, group, ..ROWS };
                 for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576), (6272, 2048, 1024)] {
                     for out in [Float::F16, Float::F32] {
-                        let (config, s) = plan(atom, [m, n, k], out, 132);
+                        let (config, s) = plan(atom, [m, n, k], out, 132, k == 1024);
                         assert!(s.fits() && config.shared_bytes(atom, out) <= SHARED_BYTES, "{config}");
                         assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config} {s:?}");
                         assert!(s.rows * config.tile_strips() * STRIP >= n && s.columns * config.tokens >= m);
