@@ -1,0 +1,7 @@
+//! The built program, as a shell sees it.
+
+mod bench;
+mod files;
+mod models;
+mod support;
+mod usage;
