@@ -1,183 +1,23 @@
 //! Every GPU kernel × format × edge shape against the f64 reference, element by element.
 
+use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
 use super::{gpus, in_child, is_child};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
-use bytemuck::Pod;
-use half::{bf16, f16};
+use half::f16;
 use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
-use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
+use halfbyte::cuda::driver::{FloatView, FloatViewMut};
 use halfbyte::cuda::matmul::wna16_sm90::{self, config};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, wna8_sm80, wna8_sm90, wna16_sm80};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel};
 use halfbyte::cuda::sources::Instance;
-use halfbyte::cuda::{Caps, Gpu, Workspace};
+use halfbyte::cuda::{Caps, Gpu};
 use halfbyte::format::FORMATS;
-use halfbyte::format::reference::{self, Bound, Product};
+use halfbyte::format::reference::{self, Bound};
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
-use halfbyte::{Act, Error, Float, QTensor};
-use rayon::prelude::*;
+use halfbyte::{Act, Error, Float};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
-
-/// Elements before and after every output, to see that a kernel writes nothing else.
-const GUARD: usize = 64;
-
-/// Every byte of outputs and guards before the kernel runs: NaN in all three types.
-const POISON: u8 = 0xff;
-
-pub(super) const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
-
-pub(super) struct Bench<'a> {
-    pub(super) kernel: &'static Kernel,
-    pub(super) gpu: &'a Gpu,
-    pub(super) stream: &'a Stream,
-    /// Of the Hopper kernel, if not the one that it chooses.
-    pub(super) config: Option<config::Config>,
-    /// Of the kernel from sm_80 on, if not the one that it chooses.
-    pub(super) config_sm80: Option<wna16_sm80::config::Config>,
-    /// Of the Hopper kernel for quantised activations, and of the one from sm_80 on, likewise.
-    pub(super) config_a8: Option<wna8_sm90::config::Config>,
-    pub(super) config_a8_sm80: Option<wna8_sm80::config::Config>,
-    pub(super) batch_invariant: bool,
-}
-
-impl<'b> Bench<'b> {
-    pub(super) fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
-        let (config, config_sm80, config_a8, config_a8_sm80) = (None, None, None, None);
-        Self { kernel, gpu, stream, config, config_sm80, config_a8, config_a8_sm80, batch_invariant: false }
-    }
-
-    /// Zeroed counters, and poison in all the rest.
-    fn workspace(&self, bytes: usize) -> Workspace {
-        let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
-        let counters = bytes.min(Workspace::COUNTER_BYTES);
-        self.stream.fill(workspace.view_mut().slice(counters..bytes), POISON).unwrap();
-        workspace
-    }
-
-    fn upload<T: Pod>(&self, values: &[T]) -> Buffer<T> {
-        let mut buffer = self.gpu.context().allocate(values.len()).unwrap();
-        self.stream.upload(values, buffer.view_mut()).unwrap();
-        buffer
-    }
-
-    /// The product twice, whose bits must agree, with guards round the output that must stay as they were.
-    pub(super) fn forward(
-        &self,
-        w: &Packed,
-        x: &[f32],
-        [x_type, out]: [Float; 2],
-        m: usize,
-        epilogue: Epilogue<'_>,
-    ) -> Vec<f32> {
-        let halfs =
-            (x_type == Float::F16).then(|| self.upload(&x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>()));
-        let brains =
-            (x_type == Float::BF16).then(|| self.upload(&x.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>()));
-        let singles = self.upload(x);
-        let x = match (&halfs, &brains) {
-            (Some(x), _) => FloatView::F16(x.view()),
-            (_, Some(x)) => FloatView::BF16(x.view()),
-            _ => FloatView::F32(singles.view()),
-        };
-        macro_rules! twice {
-            ($type:ty, $widen:expr) => {{
-                let once: Vec<$type> = self.guarded(w, x, m, epilogue);
-                let again: Vec<$type> = self.guarded(w, x, m, epilogue);
-                let bits = |y: &[$type]| bytemuck::cast_slice::<$type, u8>(y).to_vec();
-                assert_eq!(bits(&once), bits(&again), "{}: not the same bits twice", self.kernel.name);
-                once.into_iter().map($widen).collect()
-            }};
-        }
-        match out {
-            Float::F16 => twice!(f16, |v| v.to_f32()),
-            Float::BF16 => twice!(bf16, |v| v.to_f32()),
-            Float::F32 => twice!(f32, |v| v),
-        }
-    }
-
-    fn guarded<T: Pod>(&self, w: &Packed, x: FloatView<'_>, m: usize, epilogue: Epilogue<'_>) -> Vec<T>
-    where
-        for<'a> FloatViewMut<'a>: From<ViewMut<'a, T>>,
-    {
-        let [n, k] = w.shape();
-        let len = m * n;
-        let mut y = self.gpu.context().allocate::<T>(len + 2 * GUARD).unwrap();
-        self.stream.fill(y.view_mut(), POISON).unwrap();
-        let out = FloatViewMut::from(y.view_mut()).dtype();
-        let problem = Problem { format: Some(w.format()), x: x.dtype(), y: out, m, n, k };
-        let asked = (self.config, self.config_sm80, self.config_a8, self.config_a8_sm80);
-        let bytes = match asked {
-            (None, None, None, None) => self.kernel.workspace_bytes(&self.gpu.caps(), &problem),
-            _ => 64 << 20,
-        };
-        let mut workspace = self.workspace(bytes);
-        let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
-        let batch_invariant = self.batch_invariant;
-        let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace), batch_invariant };
-        match asked {
-            (None, None, None, None) => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            (Some(config), ..) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (_, Some(config), ..) => wna16_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (_, _, Some(config), _) => wna8_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (.., Some(config)) => wna8_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
-        }
-        let mut counters = vec![1u8; bytes.min(Workspace::COUNTER_BYTES)];
-        self.stream.download(workspace.view().slice(0..counters.len()), &mut counters).unwrap();
-        assert!(counters.iter().all(|&byte| byte == 0), "{}: counters left behind", self.kernel.name);
-        let mut all = vec![T::zeroed(); len + 2 * GUARD];
-        self.stream.download(y.view(), &mut all).unwrap();
-        let intact = |guard: &[T]| bytemuck::cast_slice::<T, u8>(guard).iter().all(|&byte| byte == POISON);
-        assert!(intact(&all[..GUARD]) && intact(&all[GUARD + len..]), "{}: wrote outside", self.kernel.name);
-        all[GUARD..GUARD + len].to_vec()
-    }
-}
-
-/// The first rows of a product against the reference.
-pub(super) fn check(y: &[f32], reference: &Product, bound: Bound, what: &str) {
-    for (i, &y) in y.iter().enumerate() {
-        let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
-        let error = (f64::from(y) - want).abs();
-        let allowed = bound.allowed(magnitude);
-        assert!(error <= allowed, "{what}: element {i} is {y}, expected {want} ± {allowed:e}, off by {error:e}");
-    }
-}
-
-/// The reference, some rows a thread.
-pub(super) fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Product {
-    const ROWS: usize = 50;
-    let k = w.k();
-    let chunks = (0..m).step_by(ROWS).map(|first| first..m.min(first + ROWS)).collect::<Vec<_>>();
-    let parts: Vec<Product> =
-        chunks.into_par_iter().map(|r| reference::linear(&x[r.start * k..r.end * k], r.len(), w, act)).collect();
-    let join = |of: fn(&Product) -> &Vec<f64>| parts.iter().flat_map(of).copied().collect();
-    Product { value: join(|p| &p.value), magnitude: join(|p| &p.magnitude) }
-}
-
-/// What a device of this processor would offer, for tests of the choice without one.
-pub(super) fn caps(arch: &str) -> Caps {
-    Caps {
-        arch: arch.parse().unwrap(),
-        multiprocessors: 132,
-        shared_bytes: 232_448,
-        l2_bytes: 60 << 20,
-        cublaslt: true,
-    }
-}
-
-/// Every form of atoms of the Hopper kernel.
-pub(super) fn formats_of_atoms() -> Vec<String> {
-    let mut names = Vec::new();
-    for bits in [4, 8] {
-        for group in ["", "-g32", "-g64", "-g128"] {
-            for zero in ["", "-asym"] {
-                names.extend(["", "-sbf16"].map(|scale| format!("w{bits}a16{group}{zero}{scale}")));
-            }
-        }
-    }
-    names
-}
 
 /// The table and the formats that its kernels are tested with.
 fn cases() -> Vec<(&'static Kernel, String)> {

@@ -1,7 +1,7 @@
 //! Products with quantised activations, and the quantising itself, against the CPU and the reference.
 
 use super::gpus;
-use super::matmul::{Bench, caps, check, formats_of_atoms, reference_of};
+use super::products::{Bench, caps, check, formats_of_atoms, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::FloatView;

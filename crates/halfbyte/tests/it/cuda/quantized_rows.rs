@@ -1,7 +1,7 @@
 //! Rows that are quantised where they are made, once for all products that read them: the bits of kernels one by one.
 
 use super::gpus;
-use super::matmul::{TYPES, caps};
+use super::products::{TYPES, caps};
 use crate::data::{Random, parse, with_zeros_in_bytes};
 use bytemuck::Pod;
 use halfbyte::cuda::driver::{Buffer, Stream, View};

@@ -1,7 +1,7 @@
 //! Sums and means between convolutions: codes to the bit as the rules of `format::int8` say, floats rounded once.
 
 use super::gpus;
-use super::matmul::TYPES;
+use super::products::TYPES;
 use crate::data::{Random, rounded};
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};

@@ -1,7 +1,8 @@
 //! The kernel from sm_80 on: what the tests of all kernels do not reach.
 
 use super::gpus;
-use super::matmul::{Bench, MOST, ROWS, TYPES, caps, check, formats_of_atoms, reference_of};
+use super::matmul::{MOST, ROWS};
+use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
 use halfbyte::cuda::Caps;

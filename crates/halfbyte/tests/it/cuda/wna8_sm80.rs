@@ -1,7 +1,7 @@
 //! The kernel for quantised activations from sm_80 on: against the reference, and what the tests of all kernels do not reach.
 
 use super::gpus;
-use super::matmul::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
+use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
 use super::quantized::{MOST, products_are_within_the_bound, repetitions_have_the_same_bits};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
