@@ -2,12 +2,13 @@
 
 use super::gather::{self, Gather};
 use super::pack::{Packer, Target, Whole};
-use super::{Call, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
+use super::{Call, float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
+use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
-use crate::kernel::{Problem, Reason};
+use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::{Atom, order_of};
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
@@ -15,6 +16,31 @@ use half::{bf16, f16};
 
 /// Name of the layout.
 pub(super) const LAYOUT: &str = "cuda_wna16";
+
+/// What a kernel that reads the layout is compiled with: the form of atoms, types of x and y and what comes last, then the
+/// numbers of its configuration.
+pub(super) fn instance<const N: usize>(
+    (source, kernel): (&'static Source, &str),
+    atom: Atom,
+    [x, out]: [Float; 2],
+    activation: Activation,
+    config: [(&str, usize); N],
+) -> Instance {
+    let (function, low, high) = super::activation(activation);
+    let form = [
+        ("BITS", atom.bits as usize),
+        ("BF16", (x == Float::BF16).into()),
+        ("GROUP", atom.group),
+        ("ZERO", atom.zero.into()),
+        ("OUT", float_type(out) as usize),
+        ("ACTIVATION", function as usize),
+    ];
+    let numbers = form.into_iter().chain(config).map(|(name, value)| format!("HB_{name}={value}"));
+    let limits = [("LOW", low), ("HIGH", high)];
+    let limits = limits.map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
+    let factors = atom.factors.then(|| "HB_FACTORS=1".to_owned());
+    Instance::new(source, kernel).with(numbers.chain(limits).chain(factors))
+}
 
 /// A weight in layout `cuda_wna16` on a device.
 #[derive(Debug)]

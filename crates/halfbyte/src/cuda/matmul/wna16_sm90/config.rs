@@ -3,7 +3,7 @@
 //! The choice follows what was measured on an H200: `docs/decisions/0006-products-on-hopper.md`.
 
 use crate::cuda::Workspace;
-use crate::cuda::matmul::{activation as activation_number, float_type};
+use crate::cuda::matmul::wna16;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -330,14 +330,7 @@ impl Config {
 
     /// What is compiled.
     pub fn instance(self, atom: Atom, out: Float, activation: Activation) -> Instance {
-        let (function, low, high) = activation_number(activation);
-        let numbers = [
-            ("BITS", atom.bits as usize),
-            ("BF16", (atom.scale == Float::BF16).into()),
-            ("GROUP", atom.group),
-            ("ZERO", atom.zero.into()),
-            ("OUT", float_type(out) as usize),
-            ("ACTIVATION", function as usize),
+        let config = [
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
@@ -354,10 +347,7 @@ impl Config {
             ("THREADS", self.threads()),
             ("SHARED_BYTES", self.shared_bytes(atom, out)),
         ];
-        let floats =
-            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
-        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
-        Instance::new(&super::SOURCE, "wna16_sm90").with(defines)
+        wna16::instance((&super::SOURCE, "wna16_sm90"), atom, [atom.scale, out], activation, config)
     }
 }
 

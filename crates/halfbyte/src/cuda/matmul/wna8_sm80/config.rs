@@ -3,8 +3,8 @@
 
 use crate::cuda::Caps;
 use crate::cuda::matmul::wna8_sm90::config::Terms;
+use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm80::config as exact;
-use crate::cuda::matmul::{activation as activation_number, float_type};
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -121,15 +121,8 @@ impl Config {
 
     /// What is compiled.
     pub fn instance(self, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
-        let (function, low, high) = activation_number(activation);
-        let numbers = [
-            ("BITS", atom.bits as usize),
-            ("BF16", (atom.scale == Float::BF16).into()),
-            ("GROUP", atom.group),
-            ("ZERO", atom.zero.into()),
+        let config = [
             ("OFFSET", terms.offsets.into()),
-            ("OUT", float_type(out) as usize),
-            ("ACTIVATION", function as usize),
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
@@ -138,9 +131,6 @@ impl Config {
             ("THREADS", self.threads()),
             ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
         ];
-        let floats =
-            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
-        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats);
-        Instance::new(&super::SOURCE, "wna8_sm80").with(defines)
+        wna16::instance((&super::SOURCE, "wna8_sm80"), atom, [atom.scale, out], activation, config)
     }
 }

@@ -1,7 +1,7 @@
 //! Which form the kernel takes for a shape: pure functions of the numbers.
 
+use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm90::config as exact;
-use crate::cuda::matmul::{activation as activation_number, float_type};
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -165,15 +165,8 @@ impl Config {
 
     /// What is compiled.
     pub fn instance(self, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
-        let (function, low, high) = activation_number(activation);
-        let numbers = [
-            ("BITS", atom.bits as usize),
-            ("BF16", (atom.scale == Float::BF16).into()),
-            ("GROUP", atom.group),
-            ("ZERO", atom.zero.into()),
+        let config = [
             ("OFFSET", terms.offsets.into()),
-            ("OUT", float_type(out) as usize),
-            ("ACTIVATION", function as usize),
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
@@ -185,10 +178,6 @@ impl Config {
             ("THREADS", self.threads()),
             ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
         ];
-        let floats =
-            [("LOW", low), ("HIGH", high)].map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
-        let factors = atom.factors.then(|| "HB_FACTORS=1".to_owned());
-        let defines = numbers.iter().map(|(name, value)| format!("HB_{name}={value}")).chain(floats).chain(factors);
-        Instance::new(&super::SOURCE, "wna8_sm90").with(defines)
+        wna16::instance((&super::SOURCE, "wna8_sm90"), atom, [atom.scale, out], activation, config)
     }
 }
