@@ -1,6 +1,7 @@
 //! The built program, as a shell sees it.
 
 mod bench;
+mod calibration;
 mod files;
 mod models;
 mod support;

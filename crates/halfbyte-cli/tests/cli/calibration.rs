@@ -1,5 +1,6 @@
 //! `halfbyte quantize` with calibration text, as a shell sees it.
 
+use crate::support::{fails, halfbyte, json, model, number, quiet, text, validation};
 use halfbyte_checkpoint::Checkpoint;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -8,60 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-
-fn repository() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
-fn model() -> String {
-    repository().join("models/stdlib-11m").display().to_string()
-}
-
-fn validation() -> String {
-    format!("{}/validation.jsonl", model())
-}
-
-fn halfbyte(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_halfbyte"));
-    command.args(args).stdin(Stdio::null());
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// Runs it, expects success and silence on standard error, gives standard output.
-fn quiet(args: &[&str]) -> String {
-    let out = halfbyte(&[args, &["--quiet"]].concat()).output().unwrap();
-    assert_eq!(out.status.code(), Some(0), "{args:?}: {}", text(&out.stderr));
-    assert_eq!(text(&out.stderr), "", "{args:?}");
-    text(&out.stdout)
-}
-
-/// The one JSON object that it prints.
-fn json(args: &[&str]) -> Value {
-    let out = quiet(&[args, &["--json"]].concat());
-    let value: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{args:?}: {e}: {out}"));
-    assert_eq!(value["schema"], 1, "{args:?}");
-    value
-}
-
-/// Runs it, expects this status and the three lines of an error, gives them.
-fn fails(status: i32, args: &[&str]) -> String {
-    let out = halfbyte(args).output().unwrap();
-    let error = text(&out.stderr);
-    assert_eq!(out.status.code(), Some(status), "{args:?}: {error}");
-    assert_eq!(text(&out.stdout), "", "{args:?}");
-    for start in ["error: ", "cause: ", "help: "] {
-        assert_eq!(error.lines().filter(|line| line.starts_with(start)).count(), 1, "{args:?}: {error}");
-    }
-    error
-}
-
-fn number(value: &Value, field: &str) -> f64 {
-    value[field].as_f64().unwrap_or_else(|| panic!("no number {field} in {value}"))
-}
 
 /// Arguments that calibrate with little text.
 fn by_gptq(target: &str) -> Vec<String> {
