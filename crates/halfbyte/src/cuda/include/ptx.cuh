@@ -11,15 +11,15 @@ typedef unsigned long long u64;
 
 // Half precision as its bits. Widening is exact; narrowing rounds to nearest, ties to even, and overflows to infinity.
 DEV float float_of_half(u16 bits) {
-    float value;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
-    return value;
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
 }
 
 DEV u16 half_of_float(float value) {
-    u16 bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
 }
 
 // Brain float as its bits: the upper half of a single.
@@ -27,8 +27,8 @@ DEV float float_of_bfloat(u16 bits) { return __uint_as_float(u32(bits) << 16); }
 
 // The instruction for it begins with sm_80; this is the same rounding everywhere.
 DEV u16 bfloat_of_float(float value) {
-    if (value != value) return 0x7fff;
-    const u32 bits = __float_as_uint(value);
-    // Half of the last kept bit, less one unless that bit is odd: carries where nearest-even rounds up.
-    return u16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  if (value != value) return 0x7fff;
+  const u32 bits = __float_as_uint(value);
+  // Half of the last kept bit, less one unless that bit is odd: carries where nearest-even rounds up.
+  return u16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }

@@ -1,6 +1,7 @@
-// wgmma m64 nN k16 of sm_90a: d = A * B (keep = 0) or d += A * B; A from four registers a thread, B by a shared-memory descriptor, fp32 sums.
-// Between a write to A or d and the first wgmma that reads it stands wgmma_fence(); A, d and B may be touched again only after
-// wgmma_commit() and wgmma_wait<>(), followed by pin() on the registers, which keeps the compiler from moving their uses up.
+// wgmma m64 nN k16 of sm_90a: d = A * B (keep = 0) or d += A * B; A from four registers a thread, B by a shared-memory
+// descriptor, fp32 sums. Between a write to A or d and the first wgmma that reads it stands wgmma_fence(); A, d and B
+// may be touched again only after wgmma_commit() and wgmma_wait<>(), followed by pin() on the registers, which keeps
+// the compiler from moving their uses up.
 #pragma once
 #include "dequant.cuh"
 
@@ -10,11 +11,11 @@ DEV void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "m
 template <int N> DEV void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 template <int C> DEV void pin(float (&v)[C]) {
 #pragma unroll
-  for (int i = 0; i < C; i++) asm volatile("" : "+f"(v[i]) :: "memory");
+  for (int i = 0; i < C; i++) asm volatile("" : "+f"(v[i])::"memory");
 }
 template <int C> DEV void pin(u32 (&v)[C][4]) {
 #pragma unroll
-  for (int i = 0; i < C; i++) asm volatile("" : "+r"(v[i][0]), "+r"(v[i][1]), "+r"(v[i][2]), "+r"(v[i][3]) :: "memory");
+  for (int i = 0; i < C; i++) asm volatile("" : "+r"(v[i][0]), "+r"(v[i][1]), "+r"(v[i][2]), "+r"(v[i][3])::"memory");
 }
 // Descriptor of a K-major B tile in 128-byte swizzle, 8 rows in 1024 bytes: the constant upper word.
 constexpr u64 WGMMA_DESCRIPTOR_HIGH = (64ull << 32) | (1ull << 62);
@@ -89,16 +90,18 @@ template <int N, bool BF16> struct Wgmma;
 #define O124 O120, ACCUMULATORS(120)
 #define S128 S124 ",%124,%125,%126,%127"
 #define O128 O124, ACCUMULATORS(124)
-#define DEFINE_WGMMA_TYPE(N, C, A0, A1, A2, A3, B, KEEP, BF16, TYPE)                                                                  \
-  template <> struct Wgmma<N, BF16> {                                                                                               \
-    DEV void run(float (&d)[C], const u32 (&a)[4], u64 b, int keep) {                                                                \
-      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #KEEP ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE   \
-                   "\n {" S##C "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", p, 1, 1, 0;\n}"                                     \
-                   : O##C : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                                           \
-    }                                                                                                                               \
+#define DEFINE_WGMMA_TYPE(N, C, A0, A1, A2, A3, B, KEEP, BF16, TYPE)                                          \
+  template <> struct Wgmma<N, BF16> {                                                                         \
+    DEV void run(float (&d)[C], const u32 (&a)[4], u64 b, int keep) {                                         \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #KEEP ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N \
+                   "k16.f32." TYPE "." TYPE "\n {" S##C "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B      \
+                                                        ", p, 1, 1, 0;\n}"                                    \
+                   : O##C                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                          \
+    }                                                                                                         \
   };
-#define DEFINE_WGMMA(N, C, A0, A1, A2, A3, B, KEEP)                       \
-  DEFINE_WGMMA_TYPE(N, C, A0, A1, A2, A3, B, KEEP, false, "f16")          \
+#define DEFINE_WGMMA(N, C, A0, A1, A2, A3, B, KEEP)              \
+  DEFINE_WGMMA_TYPE(N, C, A0, A1, A2, A3, B, KEEP, false, "f16") \
   DEFINE_WGMMA_TYPE(N, C, A0, A1, A2, A3, B, KEEP, true, "bf16")
 DEFINE_WGMMA(8, 4, 4, 5, 6, 7, 8, 9)
 DEFINE_WGMMA(16, 8, 8, 9, 10, 11, 12, 13)

@@ -1,11 +1,12 @@
-// wgmma m64 nN k32 of sm_90a for bytes: d = A * B (keep = 0) or d += A * B; A signed or unsigned from four registers a thread, B signed by
-// a shared-memory descriptor, 32-bit integer sums.  Rules for fences and waits are those of wgmma.cuh.
+// wgmma m64 nN k32 of sm_90a for bytes: d = A * B (keep = 0) or d += A * B; A signed or unsigned from four registers a
+// thread, B signed by a shared-memory descriptor, 32-bit integer sums.  Rules for fences and waits are those of
+// wgmma.cuh.
 #pragma once
 #include "wgmma.cuh"
 
 template <int C> DEV void pin(int (&v)[C]) {
 #pragma unroll
-  for (int i = 0; i < C; i++) asm volatile("" : "+r"(v[i]) :: "memory");
+  for (int i = 0; i < C; i++) asm volatile("" : "+r"(v[i])::"memory");
 }
 
 template <int N, bool UNSIGNED> struct WgmmaInt8;
@@ -27,18 +28,23 @@ template <int N, bool UNSIGNED> struct WgmmaInt8;
 #define I56 I52, INTEGERS(52)
 #define I60 I56, INTEGERS(56)
 #define I64 I60, INTEGERS(60)
-#define I128 I64, INTEGERS(64), INTEGERS(68), INTEGERS(72), INTEGERS(76), INTEGERS(80), INTEGERS(84), INTEGERS(88), INTEGERS(92), \
-             INTEGERS(96), INTEGERS(100), INTEGERS(104), INTEGERS(108), INTEGERS(112), INTEGERS(116), INTEGERS(120), INTEGERS(124)
-#define DEFINE_WGMMA_INT8_TYPE(N, C, A0, A1, A2, A3, B, KEEP, UNSIGNED, TYPE)                                                        \
-  template <> struct WgmmaInt8<N, UNSIGNED> {                                                                                        \
-    DEV void run(int (&d)[C], const u32 (&a)[4], u64 b, int keep) {                                                                  \
-      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #KEEP ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N "k32.s32." TYPE ".s8"      \
-                   "\n {" S##C "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", p;\n}"                                              \
-                   : I##C : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                                           \
-    }                                                                                                                               \
+#define I128                                                                                                           \
+  I64, INTEGERS(64), INTEGERS(68), INTEGERS(72), INTEGERS(76), INTEGERS(80), INTEGERS(84), INTEGERS(88), INTEGERS(92), \
+      INTEGERS(96), INTEGERS(100), INTEGERS(104), INTEGERS(108), INTEGERS(112), INTEGERS(116), INTEGERS(120),          \
+      INTEGERS(124)
+#define DEFINE_WGMMA_INT8_TYPE(N, C, A0, A1, A2, A3, B, KEEP, UNSIGNED, TYPE)                                 \
+  template <> struct WgmmaInt8<N, UNSIGNED> {                                                                 \
+    DEV void run(int (&d)[C], const u32 (&a)[4], u64 b, int keep) {                                           \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #KEEP ", 0;\n wgmma.mma_async.sync.aligned.m64n" #N \
+                   "k32.s32." TYPE                                                                            \
+                   ".s8"                                                                                      \
+                   "\n {" S##C "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", p;\n}"                     \
+                   : I##C                                                                                     \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));                          \
+    }                                                                                                         \
   };
-#define DEFINE_WGMMA_INT8(N, C, A0, A1, A2, A3, B, KEEP)                     \
-  DEFINE_WGMMA_INT8_TYPE(N, C, A0, A1, A2, A3, B, KEEP, false, "s8")         \
+#define DEFINE_WGMMA_INT8(N, C, A0, A1, A2, A3, B, KEEP)             \
+  DEFINE_WGMMA_INT8_TYPE(N, C, A0, A1, A2, A3, B, KEEP, false, "s8") \
   DEFINE_WGMMA_INT8_TYPE(N, C, A0, A1, A2, A3, B, KEEP, true, "u8")
 DEFINE_WGMMA_INT8(8, 4, 4, 5, 6, 7, 8, 9)
 DEFINE_WGMMA_INT8(16, 8, 8, 9, 10, 11, 12, 13)

@@ -1,40 +1,51 @@
 // Convolutions as products whose x is in memory nowhere (HB_CONV).
 //
-//   x: images [batch][height][width][channels];  a token of the product is an output pixel, and its columns are the pixels under the positions
-//   of the kernel, in the order kernel row, kernel column, channel.  A box of columns of one position for NT tokens is one copy of a tensor map
-//   in im2col mode: it goes from output pixel to output pixel through rows and images by itself, and fills with zeros what lies in the
-//   padding, beyond the last image, or beyond the last channel.
-// Columns past the last position, where k is no whole number of units, are boxes beyond the last channel, which W has zeros for.
+//   x: images [batch][height][width][channels];  a token of the product is an output pixel, and its columns are the
+//   pixels under the positions of the kernel, in the order kernel row, kernel column, channel.  A box of columns of one
+//   position for NT tokens is one copy of a tensor map in im2col mode: it goes from output pixel to output pixel
+//   through rows and images by itself, and fills with zeros what lies in the padding, beyond the last image, or beyond
+//   the last channel.
+// Columns past the last position, where k is no whole number of units, are boxes beyond the last channel, which W has
+// zeros for.
 #pragma once
 #include "hopper.cuh"
 
 // As `Windows` in conv/implicit_sm90.rs; aligned as what the host puts before it.
 struct alignas(8) Windows {
-  int channels;                                  // of a position: a multiple of a box
+  int channels;  // of a position: a multiple of a box
   int kernel_rows, kernel_columns;
-  int rows, columns;                             // of an image of y
-  int down, across;                              // stride
+  int rows, columns;  // of an image of y
+  int down, across;  // stride
   int dilation_down, dilation_across;
-  int top, left;                                 // padding
-  int pitch;                                     // outputs from a pixel of y to the next
+  int top, left;  // padding
+  int pitch;  // outputs from a pixel of y to the next
 };
 
 // What a box shows: the first of its pixels, and the position and channels that it shows of them all.
 struct Window {
-  int row, column, image;                        // of x, under position (0, 0) of the tile's first output pixel
+  int row, column, image;  // of x, under position (0, 0) of the tile's first output pixel
   int ky, kx, channel;
   // From column `k` on, a multiple of a box.
   DEV Window of(const Windows& v, int token, int k) {
-    const int pixels = v.rows * v.columns, image = token / pixels, pixel = token - image * pixels, r = pixel / v.columns;
+    const int pixels = v.rows * v.columns, image = token / pixels, pixel = token - image * pixels,
+              r = pixel / v.columns;
     const int position = k / v.channels, ky = position / v.kernel_columns;
-    return {r * v.down - v.top, (pixel - r * v.columns) * v.across - v.left, image, ky, position - ky * v.kernel_columns, k - position * v.channels};
+    return {r * v.down - v.top,
+            (pixel - r * v.columns) * v.across - v.left,
+            image,
+            ky,
+            position - ky * v.kernel_columns,
+            k - position * v.channels};
   }
   // Moves on by a box of so many columns.
   __device__ __forceinline__ void advance(const Windows& v, int box) {
     channel += box;
     if (channel < v.channels) return;
     channel = 0;
-    if (++kx == v.kernel_columns) { kx = 0; ky++; }
+    if (++kx == v.kernel_columns) {
+      kx = 0;
+      ky++;
+    }
   }
   // By several boxes of so many columns.
   template <int BOX, int BOXES> __device__ __forceinline__ void advance_boxes(const Windows& v) {
@@ -46,8 +57,10 @@ struct Window {
     copy_from(v, dst, map, bar, first + channel, first + v.channels);
   }
   // From coordinate `c` of the map on; past the last position from `beyond` on, where the map has nothing.
-  __device__ __forceinline__ void copy_from(const Windows& v, u32 dst, const TensorMap* map, u32 bar, int c, int beyond) const {
+  __device__ __forceinline__ void copy_from(const Windows& v, u32 dst, const TensorMap* map, u32 bar, int c,
+                                            int beyond) const {
     const bool there = ky < v.kernel_rows;
-    copy_im2col(dst, map, there ? c : beyond, column, row, image, there ? kx * v.dilation_across : 0, there ? ky * v.dilation_down : 0, bar);
+    copy_im2col(dst, map, there ? c : beyond, column, row, image, there ? kx * v.dilation_across : 0,
+                there ? ky * v.dilation_down : 0, bar);
   }
 };

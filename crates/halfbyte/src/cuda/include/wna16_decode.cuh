@@ -3,8 +3,8 @@
 #include "ampere.cuh"
 #include "wna16_atom.cuh"
 
-constexpr int WORDS = BITS / 4;                  // a lane's words for one k16 step
-typedef u32 Codes[8 * WORDS];                    // a lane's words of an atom
+constexpr int WORDS = BITS / 4;  // a lane's words for one k16 step
+typedef u32 Codes[8 * WORDS];  // a lane's words of an atom
 
 // The lane's codes of one atom; base: address of the atom.
 DEV void load_codes(Codes& q, u32 base, int warp, int lane) {
@@ -12,42 +12,85 @@ DEV void load_codes(Codes& q, u32 base, int warp, int lane) {
   for (int i = 0; i < 2 * WORDS; i++) {
     u32 v[4];
     load_shared(v, base + warp * (256 * BITS) + i * 512 + lane * 16);
-    q[4 * i] = v[0]; q[4 * i + 1] = v[1]; q[4 * i + 2] = v[2]; q[4 * i + 3] = v[3];
+    q[4 * i] = v[0];
+    q[4 * i + 1] = v[1];
+    q[4 * i + 2] = v[2];
+    q[4 * i + 3] = v[3];
   }
 }
 // The constants that take the zero points of rows R and R+8 off.
-struct Zeros { u32 r, r8; };
+struct Zeros {
+  u32 r, r8;
+};
 DEV Zeros zeros_symmetric() {
-  if constexpr (BITS == 4) { if constexpr (BF16) return {0xc220c220, 0xc220c220}; else return {0xce00ce00, 0xdc20dc20}; }
-  else { if constexpr (BF16) return {0, 0}; else return {0xe480e480, 0xe480e480}; }
+  if constexpr (BITS == 4) {
+    if constexpr (BF16)
+      return {0xc220c220, 0xc220c220};
+    else
+      return {0xce00ce00, 0xdc20dc20};
+  } else {
+    if constexpr (BF16)
+      return {0, 0};
+    else
+      return {0xe480e480, 0xe480e480};
+  }
 }
-DEV Zeros zeros_of(u32 z) {                      // z: zero points of R and R+8 in the low two bytes
+DEV Zeros zeros_of(u32 z) {  // z: zero points of R and R+8 in the low two bytes
   const u32 a = z & 255, b = (z >> 8) & 255;
   if constexpr (BITS == 4) {
-    if constexpr (BF16) return {int4_bf16_zero(a), int4_bf16_zero(b)};
-    else return {int4_half_zero_r(a), int4_half_zero_r8(b)};
+    if constexpr (BF16)
+      return {int4_bf16_zero(a), int4_bf16_zero(b)};
+    else
+      return {int4_half_zero_r(a), int4_half_zero_r8(b)};
   } else {
-    if constexpr (BF16) return {bf16_pair(128.f - a, 128.f - a), bf16_pair(128.f - b, 128.f - b)};
-    else return {int8_half_zero(a), int8_half_zero(b)};
+    if constexpr (BF16)
+      return {bf16_pair(128.f - a, 128.f - a), bf16_pair(128.f - b, 128.f - b)};
+    else
+      return {int8_half_zero(a), int8_half_zero(b)};
   }
 }
 // One k16 step: exact integers q - z.
 DEV void decode(const u32* q, Zeros z, u32 (&a)[4]) {
   if constexpr (BITS == 4) {
-    if constexpr (BF16) int4_to_bf16(q[0], z.r, z.r8, a); else int4_to_half(q[0], z.r, z.r8, a);
+    if constexpr (BF16)
+      int4_to_bf16(q[0], z.r, z.r8, a);
+    else
+      int4_to_half(q[0], z.r, z.r8, a);
   } else {
     u32 lo[2], hi[2];
-    if constexpr (BF16) { int8_to_bf16(q[0], lo); int8_to_bf16(q[1], hi); }
-    else { int8_to_half(q[0], z.r, z.r8, lo); int8_to_half(q[1], z.r, z.r8, hi); }
-    a[0] = lo[0]; a[1] = lo[1]; a[2] = hi[0]; a[3] = hi[1];
-    if constexpr (BF16 && ZERO) { a[0] = bf16_add(a[0], z.r); a[1] = bf16_add(a[1], z.r8); a[2] = bf16_add(a[2], z.r); a[3] = bf16_add(a[3], z.r8); }
+    if constexpr (BF16) {
+      int8_to_bf16(q[0], lo);
+      int8_to_bf16(q[1], hi);
+    } else {
+      int8_to_half(q[0], z.r, z.r8, lo);
+      int8_to_half(q[1], z.r, z.r8, hi);
+    }
+    a[0] = lo[0];
+    a[1] = lo[1];
+    a[2] = hi[0];
+    a[3] = hi[1];
+    if constexpr (BF16 && ZERO) {
+      a[0] = bf16_add(a[0], z.r);
+      a[1] = bf16_add(a[1], z.r8);
+      a[2] = bf16_add(a[2], z.r);
+      a[3] = bf16_add(a[3], z.r8);
+    }
   }
 }
 // Times the scales of rows R (low half of s) and R+8.
 DEV void scale_fragment(u32 s, u32 (&a)[4]) {
   const u32 r = __byte_perm(s, s, 0x1010), r8 = __byte_perm(s, s, 0x3232);
-  if constexpr (BF16) { a[0] = bf16_mul(a[0], r); a[1] = bf16_mul(a[1], r8); a[2] = bf16_mul(a[2], r); a[3] = bf16_mul(a[3], r8); }
-  else { a[0] = half_mul(a[0], r); a[1] = half_mul(a[1], r8); a[2] = half_mul(a[2], r); a[3] = half_mul(a[3], r8); }
+  if constexpr (BF16) {
+    a[0] = bf16_mul(a[0], r);
+    a[1] = bf16_mul(a[1], r8);
+    a[2] = bf16_mul(a[2], r);
+    a[3] = bf16_mul(a[3], r8);
+  } else {
+    a[0] = half_mul(a[0], r);
+    a[1] = half_mul(a[1], r8);
+    a[2] = half_mul(a[2], r);
+    a[3] = half_mul(a[3], r8);
+  }
 }
 // Scales of rows R and R+8.
 DEV float low(u32 v) { return SCALE_BF16 ? bf16_low(v) : half_low(v); }

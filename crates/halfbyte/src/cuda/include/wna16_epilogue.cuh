@@ -5,11 +5,17 @@
 #include "wna16_schedule.cuh"
 
 DEV float activate(float v) {
-  if constexpr (ACTIVATION == 1) return v < HB_LOW ? HB_LOW : v > HB_HIGH ? HB_HIGH : v;
-  else if constexpr (ACTIVATION == 2) return 0.5f * v * (1.f + erff(v * 0.7071067812f));
-  else if constexpr (ACTIVATION == 3) { const float u = 0.7978845608f * (v + 0.044715f * v * v * v); return 0.5f * v * (1.f + tanhf(u)); }
-  else if constexpr (ACTIVATION == 4) return v / (1.f + __expf(-v));
-  else return v;
+  if constexpr (ACTIVATION == 1)
+    return v < HB_LOW ? HB_LOW : v > HB_HIGH ? HB_HIGH : v;
+  else if constexpr (ACTIVATION == 2)
+    return 0.5f * v * (1.f + erff(v * 0.7071067812f));
+  else if constexpr (ACTIVATION == 3) {
+    const float u = 0.7978845608f * (v + 0.044715f * v * v * v);
+    return 0.5f * v * (1.f + tanhf(u));
+  } else if constexpr (ACTIVATION == 4)
+    return v / (1.f + __expf(-v));
+  else
+    return v;
 }
 // Outputs from a token of y to the next: a convolution may have groups.
 DEV int pitch_of_y(const Arguments& g) {
@@ -20,41 +26,54 @@ DEV int pitch_of_y(const Arguments& g) {
 #endif
 }
 // What a lane's rows R and R+8 are multiplied with, and what is added.
-struct RowTerms { float s, s8, b, b8; };
+struct RowTerms {
+  float s, s8, b, b8;
+};
 DEV RowTerms row_terms(const Arguments& g, int n0, int lane) {
   RowTerms r = {1.f, 1.f, 0.f, 0.f};
   if constexpr (SUM_GROUP == 0) {
     const u32 s = __ldg((const u32*)(g.rows_of_scales + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
-    r.s = low(s); r.s8 = high(s);
+    r.s = low(s);
+    r.s8 = high(s);
   }
   if (g.bias != nullptr) {
     const int n = n0 + (lane >> 2);
-    r.b = n < g.n ? g.bias[n] : 0.f; r.b8 = n + 8 < g.n ? g.bias[n + 8] : 0.f;
+    r.b = n < g.n ? g.bias[n] : 0.f;
+    r.b8 = n + 8 < g.n ? g.bias[n + 8] : 0.f;
   }
   return r;
 }
 // Sums to outputs; v.x, v.y are row R and two tokens, v.z, v.w row R+8.
-struct Pairs { u32 lo, hi; };
+struct Pairs {
+  u32 lo, hi;
+};
 DEV u32 out_pair(float l, float h) { return OUT == 1 ? bf16_pair(l, h) : half_pair(l, h); }
 DEV Pairs outputs(float4 v, const RowTerms& r) {
-  return {out_pair(activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b))), out_pair(activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8)))};
+  return {out_pair(activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b))),
+          out_pair(activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8)))};
 }
 // Stores 16 rows x 8 tokens of a warp: two rows of one token a lane.
 DEV void store_block(float4 v, const RowTerms& r, const Arguments& g, int n0, int m0, int lane) {
-  if constexpr (OUT == 2) {                      // 8 rows of a token are 32 bytes
+  if constexpr (OUT == 2) {  // 8 rows of a token are 32 bytes
     const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2);
     float* p = (float*)g.y + (u64)token * pitch_of_y(g) + row;
-    const float o[4] = {activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b)), activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8))};
+    const float o[4] = {activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b)), activate(fmaf(v.z, r.s8, r.b8)),
+                        activate(fmaf(v.w, r.s8, r.b8))};
 #pragma unroll
-    for (int e = 0; e < 4; e++) if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * pitch_of_y(g) + 4 * (e & 2)] = o[e];
+    for (int e = 0; e < 4; e++)
+      if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * pitch_of_y(g) + 4 * (e & 2)] = o[e];
     return;
   }
   const Pairs o = outputs(v, r);
-  const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);              // now: token lane/4, rows 2t, 2t+1 (and + 8)
+  const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);  // now: token lane/4, rows 2t, 2t+1 (and + 8)
   const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
   if (m >= g.m) return;
   u16* p = (u16*)g.y + (u64)m * pitch_of_y(g) + n;
-  if (((g.n | pitch_of_y(g)) & 1) == 0 && n + 9 < g.n) { *(u32*)p = lo; *(u32*)(p + 8) = hi; return; }
+  if (((g.n | pitch_of_y(g)) & 1) == 0 && n + 9 < g.n) {
+    *(u32*)p = lo;
+    *(u32*)(p + 8) = hi;
+    return;
+  }
   if (n < g.n) p[0] = (u16)lo;
   if (n + 1 < g.n) p[1] = (u16)(lo >> 16);
   if (n + 8 < g.n) p[8] = (u16)hi;
@@ -63,25 +82,26 @@ DEV void store_block(float4 v, const RowTerms& r, const Arguments& g, int n0, in
 DEV float4 four(const float* v) { return make_float4(v[0], v[1], v[2], v[3]); }
 
 // A warpgroup's sums of a whole tile.  n0: first row of the warp;  t: thread of the warpgroup.
-// With many tokens they go through shared memory (64 rows x STAGED tokens, 128 bytes a token, 16-byte pieces XORed with the token),
-// so that 64 rows of a token are stored as one line.
-DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int n0, int m0, u32 staging, int wg, int t) {
+// With many tokens they go through shared memory (64 rows x STAGED tokens, 128 bytes a token, 16-byte pieces XORed with
+// the token), so that 64 rows of a token are stored as one line.
+DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int n0, int m0, u32 staging, int wg,
+                    int t) {
   const int lane = t & 31, warp4 = t >> 5;
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     const int strip = (n0 >> 6) + p;
-    if (strip * 64 >= g.n) break;                // the last tile may have fewer strips
+    if (strip * 64 >= g.n) break;  // the last tile may have fewer strips
     const RowTerms r = row_terms(g, n0 + 64 * p, lane);
     if constexpr (STAGED == 0) {
 #pragma unroll
       for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, m0 + 8 * i, lane);
     } else {
       const u32 base = staging + wg * (STAGED * 128);
-      const int token = (lane & 7) + ((lane >> 4) << 3);                     // this lane's row of the four matrices of stmatrix
+      const int token = (lane & 7) + ((lane >> 4) << 3);  // this lane's row of the four matrices of stmatrix
       const u32 to = base + token * 128 + (((2 * warp4 + ((lane >> 3) & 1)) ^ (lane & 7)) << 4);
 #pragma unroll
       for (int first = 0; first < NT; first += STAGED) {
-        barrier_sync(1 + wg, 128);               // the buffer is free
+        barrier_sync(1 + wg, 128);  // the buffer is free
 #pragma unroll
         for (int i = 0; i < STAGED / 16; i++) {
           const float* v = sum[p] + (first + 16 * i) / 2;
@@ -96,42 +116,51 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int 
           load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
           if (m0 + first + m >= g.m) continue;
           u16* y = (u16*)g.y + (u64)(m0 + first + m) * pitch_of_y(g) + n;
-          if (((g.n | pitch_of_y(g)) & 7) == 0 && n < g.n) *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
+          if (((g.n | pitch_of_y(g)) & 7) == 0 && n < g.n)
+            *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
           else
 #pragma unroll
-            for (int e = 0; e < 8; e++) if (n + e < g.n) y[e] = (u16)(v[e >> 1] >> (16 * (e & 1)));
+            for (int e = 0; e < 8; e++)
+              if (n + e < g.n) y[e] = (u16)(v[e >> 1] >> (16 * (e & 1)));
         }
       }
     }
   }
 }
 
-// The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in memory; the last one
-// adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.  Nobody waits for anybody.
-// Returns whether this warpgroup holds the sum of the tile now.
+// The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in
+// memory; the last one adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.
+// Nobody waits for anybody. Returns whether this warpgroup holds the sum of the tile now.
 DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int wg, int t, u32 flag) {
-  constexpr bool HOLD = NT * STRIPS <= 64;       // few enough registers to keep the own part
-  constexpr int PART = SET_WARPS * STRIPS * 4 * NT;                          // float4 a block
-  const int ct = sc.tile - g.first, b0 = Schedule::owner(g, ct * g.steps), b1 = Schedule::owner(g, ct * g.steps + g.steps - 1), others = b1 - b0;
+  constexpr bool HOLD = NT * STRIPS <= 64;  // few enough registers to keep the own part
+  constexpr int PART = SET_WARPS * STRIPS * 4 * NT;  // float4 a block
+  const int ct = sc.tile - g.first, b0 = Schedule::owner(g, ct * g.steps),
+            b1 = Schedule::owner(g, ct * g.steps + g.steps - 1), others = b1 - b0;
   u32* counter = g.counters + ct * (SET_WARPS / 4) + wg;
-  // A worker has two slots, for the first and the last tile of its range; only worker b0 can have begun before this tile.
+  // A worker has two slots, for the first and the last tile of its range; only worker b0 can have begun before this
+  // tile.
   const int first = 2 * b0 + (Schedule::cut(g, b0) < ct * g.steps);
-  auto slot = [&](int b) { return (float4*)g.parts + (u64)(b == b0 ? first : 2 * b) * PART + wg * (STRIPS * 16 * NT) + t; };
+  auto slot = [&](int b) {
+    return (float4*)g.parts + (u64)(b == b0 ? first : 2 * b) * PART + wg * (STRIPS * 16 * NT) + t;
+  };
   u32 seen = 0;
-  auto share = [&]() {                           // thread 0's count, for all of the warpgroup
+  auto share = [&]() {  // thread 0's count, for all of the warpgroup
     if (t == 0) store_shared(flag + 4 * wg, seen);
     barrier_sync(wg + 1, 128);
     seen = load_shared(flag + 4 * wg);
     barrier_sync(wg + 1, 128);
   };
-  if (HOLD && others <= 2) { if (t == 0) seen = load_acquire(counter); share(); }
+  if (HOLD && others <= 2) {
+    if (t == 0) seen = load_acquire(counter);
+    share();
+  }
   if (!HOLD || seen != (u32)others) {
     float4* mine = slot(Schedule::worker());
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
       for (int i = 0; i < NT / 8; i++) mine[(p * (NT / 8) + i) * 128] = four(sum[p] + 4 * i);
-    barrier_sync(wg + 1, 128);                   // with the release below: the part is visible before the count
+    barrier_sync(wg + 1, 128);  // with the release below: the part is visible before the count
     if (t == 0) seen = count_up(counter);
     share();
   }
@@ -141,8 +170,11 @@ DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Sche
 #pragma unroll
   for (int p = 0; p < STRIPS; p++)
 #pragma unroll
-    for (int i = 0; i < NT / 2; i++) { if constexpr (HOLD) own[p][i] = sum[p][i]; sum[p][i] = 0.f; }
-#pragma unroll(NT * STRIPS <= 16 ? 4 : NT * STRIPS <= 32 ? 2 : 1)
+    for (int i = 0; i < NT / 2; i++) {
+      if constexpr (HOLD) own[p][i] = sum[p][i];
+      sum[p][i] = 0.f;
+    }
+#pragma unroll(NT* STRIPS <= 16 ? 4 : NT * STRIPS <= 32 ? 2 : 1)
   for (int b = b0; b <= b1; b++) {
     const float4* from = slot(b);
     const bool mine = HOLD && b == Schedule::worker();
@@ -153,7 +185,10 @@ DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Sche
         float4 v;
         if constexpr (HOLD) v = four(own[p] + 4 * i);
         if (!mine) v = load_l2(from + (p * (NT / 8) + i) * 128);
-        sum[p][4 * i] += v.x; sum[p][4 * i + 1] += v.y; sum[p][4 * i + 2] += v.z; sum[p][4 * i + 3] += v.w;
+        sum[p][4 * i] += v.x;
+        sum[p][4 * i + 1] += v.y;
+        sum[p][4 * i + 2] += v.z;
+        sum[p][4 * i + 3] += v.w;
       }
   }
   return true;

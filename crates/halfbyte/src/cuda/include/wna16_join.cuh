@@ -11,7 +11,9 @@ DEV void join_sets(float (&sum)[STRIPS][NT / 2], u32 base, int set, int wg, int 
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
-      for (int i = 0; i < NT / 8; i++) store_shared(to + (set - 1) * SET + (p * (NT / 8) + i) * 2048, sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
+      for (int i = 0; i < NT / 8; i++)
+        store_shared(to + (set - 1) * SET + (p * (NT / 8) + i) * 2048, sum[p][4 * i], sum[p][4 * i + 1],
+                     sum[p][4 * i + 2], sum[p][4 * i + 3]);
   }
   barrier_sync(8 + wg, SETS * 128);
   if (set == 0) {
@@ -27,21 +29,24 @@ DEV void join_sets(float (&sum)[STRIPS][NT / 2], u32 base, int set, int wg, int 
           for (int e = 0; e < 4; e++) sum[p][4 * i + e] += __uint_as_float(v[e]);
         }
   }
-  barrier_sync(8 + wg, SETS * 128);              // read before the next piece overwrites it
+  barrier_sync(8 + wg, SETS * 128);  // read before the next piece overwrites it
 }
 
-// SPLIT: part e of 16 rows x 8 tokens is added by block e % SPLIT of the cluster, to whose shared memory every block sends its sums of it;
-// `full` there counts the bytes.  Sums are added in the order of k.
+// SPLIT: part e of 16 rows x 8 tokens is added by block e % SPLIT of the cluster, to whose shared memory every block
+// sends its sums of it; `full` there counts the bytes.  Sums are added in the order of k.
 constexpr int SLOTS = (BLOCKS_OF_8 + SPLIT - 1) / SPLIT;
 DEV int parts_of_rank(int rank) { return (BLOCKS_OF_8 - rank + SPLIT - 1) / SPLIT; }
-DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, u32 exchange, u32 full, int n_tile, int m0, int rank, int set, int wg, int warp4, int lane) {
+DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, u32 exchange, u32 full, int n_tile,
+                        int m0, int rank, int set, int wg, int warp4, int lane) {
   if (set == 0) {
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
       for (int i = 0; i < NT / 8; i++) {
         const int e = ((wg * STRIPS + p) * 4 + warp4) * (NT / 8) + i;
-        store_cluster(cluster_address(exchange + ((rank * SLOTS + e / SPLIT) * 32 + lane) * 16, e % SPLIT), cluster_address(full, e % SPLIT), sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2], sum[p][4 * i + 3]);
+        store_cluster(cluster_address(exchange + ((rank * SLOTS + e / SPLIT) * 32 + lane) * 16, e % SPLIT),
+                      cluster_address(full, e % SPLIT), sum[p][4 * i], sum[p][4 * i + 1], sum[p][4 * i + 2],
+                      sum[p][4 * i + 3]);
       }
   }
   mbarrier_wait(full, 0);
@@ -52,7 +57,10 @@ DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, 
     for (int r = 0; r < SPLIT; r++) {
       u32 q[4];
       load_shared(q, exchange + ((r * SLOTS + slot) * 32 + lane) * 16);
-      v.x += __uint_as_float(q[0]); v.y += __uint_as_float(q[1]); v.z += __uint_as_float(q[2]); v.w += __uint_as_float(q[3]);
+      v.x += __uint_as_float(q[0]);
+      v.y += __uint_as_float(q[1]);
+      v.z += __uint_as_float(q[2]);
+      v.w += __uint_as_float(q[3]);
     }
     const int e = slot * SPLIT + rank, i = e % (NT / 8), n0 = n_tile + e / (NT / 8) * 16;
     if ((n0 >> 6) * 64 < g.n) store_block(v, row_terms(g, n0, lane), g, n0, m0 + 8 * i, lane);

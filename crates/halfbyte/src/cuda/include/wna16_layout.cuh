@@ -3,65 +3,77 @@
 #include "wna16_atom.cuh"
 #ifdef HB_CONV
 #include "windows.cuh"
-constexpr int WINDOW = HB_CONV;                  // columns that a copy brings: 64, or 32, of which two lie behind each other for a box
+constexpr int WINDOW = HB_CONV;  // columns that a copy brings: 64, or 32, of which two lie behind each other for a box
 static_assert(WINDOW == 64 || WINDOW == 32, "rows of a swizzle");
 #endif
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
-constexpr int NT = HB_NT;                        // tokens a tile
-constexpr int WARPGROUPS = HB_WARPGROUPS;        // that convert and multiply
-constexpr int STRIPS = HB_STRIPS;                // a warpgroup
-constexpr int SETS = HB_SETS;                    // the warpgroups are this many sets, which take the units of a tile in turn
-constexpr bool WGMMA = HB_WGMMA;                 // wgmma or mma.sync
-constexpr bool EARLY = HB_EARLY;                 // scale applied to the weight (one rounding), or to the sums of a group (none)
-constexpr int STAGES_W = HB_STAGES_W;            // atoms of 128 k in the ring of W
-constexpr int STAGES_X = HB_STAGES_X;            // stages in the ring of x
-constexpr int BOXES = HB_BOXES;                  // boxes of 64 k in a stage of x: 1 or 2
-constexpr int SPLIT = HB_SPLIT;                  // blocks of a cluster that share the k of one tile; 1: units are cut evenly over all blocks
-constexpr int BLOCKS = HB_BLOCKS;                // blocks a multiprocessor has room for
-constexpr int TRIGGER = HB_TRIGGER;              // the next kernel may start when a block has this many units left to copy; 0: at once
-constexpr int PREFETCH = HB_PREFETCH;            // units that are fetched into L2 behind the first round of the ring, before the dependency wait
+constexpr int NT = HB_NT;  // tokens a tile
+constexpr int WARPGROUPS = HB_WARPGROUPS;  // that convert and multiply
+constexpr int STRIPS = HB_STRIPS;  // a warpgroup
+constexpr int SETS = HB_SETS;  // the warpgroups are this many sets, which take the units of a tile in turn
+constexpr bool WGMMA = HB_WGMMA;  // wgmma or mma.sync
+constexpr bool EARLY = HB_EARLY;  // scale applied to the weight (one rounding), or to the sums of a group (none)
+constexpr int STAGES_W = HB_STAGES_W;  // atoms of 128 k in the ring of W
+constexpr int STAGES_X = HB_STAGES_X;  // stages in the ring of x
+constexpr int BOXES = HB_BOXES;  // boxes of 64 k in a stage of x: 1 or 2
+constexpr int SPLIT =
+    HB_SPLIT;  // blocks of a cluster that share the k of one tile; 1: units are cut evenly over all blocks
+constexpr int BLOCKS = HB_BLOCKS;  // blocks a multiprocessor has room for
+constexpr int TRIGGER =
+    HB_TRIGGER;  // the next kernel may start when a block has this many units left to copy; 0: at once
+constexpr int PREFETCH =
+    HB_PREFETCH;  // units that are fetched into L2 behind the first round of the ring, before the dependency wait
 
 constexpr int TILE_STRIPS = WARPGROUPS / SETS * STRIPS, SET_WARPS = WARPGROUPS / SETS * 4;
 constexpr bool JOINT = NT <= 32 || BLOCKS == 2;  // W and x in one ring with one set of barriers
-constexpr bool PRODUCERS = !JOINT || WARPGROUPS == 4;                     // a whole warpgroup for the copies, whose registers go to the others
+constexpr bool PRODUCERS =
+    !JOINT || WARPGROUPS == 4;  // a whole warpgroup for the copies, whose registers go to the others
 constexpr int BOX = NT * 128, STAGE_X = BOXES * BOX, STAGE_W = TILE_STRIPS * ATOM;
 constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
 constexpr int RING = STAGES_X * STAGE_X + STAGES_W * STAGE_W;
-constexpr int BLOCKS_OF_8 = TILE_STRIPS * 4 * (NT / 8);                   // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
-constexpr int SET_SUMS = RING;                                           // where sets leave their sums
-constexpr int EXCHANGE = SET_SUMS + (SETS - 1) * BLOCKS_OF_8 * 512;      // SPLIT: where the blocks of a cluster leave theirs
-constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0 : NT % 64 == 0 ? 64 : NT % 32 == 0 ? 32 : 16;   // tokens that y is staged by
-constexpr int STAGING = EXCHANGE;                                        // 128 bytes a staged token and warpgroup of a set
-constexpr int BARRIERS = EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
+constexpr int BLOCKS_OF_8 =
+    TILE_STRIPS * 4 * (NT / 8);  // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
+constexpr int SET_SUMS = RING;  // where sets leave their sums
+constexpr int EXCHANGE =
+    SET_SUMS + (SETS - 1) * BLOCKS_OF_8 * 512;  // SPLIT: where the blocks of a cluster leave theirs
+constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0
+                       : NT % 64 == 0                   ? 64
+                       : NT % 32 == 0                   ? 32
+                                                        : 16;  // tokens that y is staged by
+constexpr int STAGING = EXCHANGE;  // 128 bytes a staged token and warpgroup of a set
+constexpr int BARRIERS =
+    EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
 constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
 
 static_assert(NT % 8 == 0 && NT <= 256, "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W), "a joint ring");
 static_assert(WGMMA || (JOINT && !EARLY), "mma.sync is for few tokens");
-static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128 || (STRIPS == 1 && NT <= 128), "registers for the sums of a group");
-static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0), "a stage belongs to one set");
+static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128 || (STRIPS == 1 && NT <= 128),
+              "registers for the sums of a group");
+static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0),
+              "a stage belongs to one set");
 static_assert(SPLIT <= 8, "clusters that every device takes");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
-// What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte swizzle, zero fill.
-// x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start at a multiple of 16 bytes.
-// The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
+// What the kernel is given, besides the tensor map of x: {k, m} of 2-byte numbers, box {64, min(NT, m)}, 128-byte
+// swizzle, zero fill. x starts at a multiple of 16 bytes and its rows are a multiple of 16 bytes apart; w and y start
+// at a multiple of 16 bytes. The host keeps units * sharers below 2^32, all units below 2^31, and steps >= SPLIT.
 struct Arguments {
-  const u8* w;                                   // packed weights
-  const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
-  void* y;                                       // [m][n]
-  const float* bias;                             // [n], or null
-  float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * NT floats; SPLIT: null
-  u32* counters;                                 // cut tiles * SET_WARPS / 4 words, zero before; every launch leaves zeros; SPLIT: null
-  int m, n, box_bytes;                           // box_bytes: 128 * rows of a box of x
-  int steps, rows, columns;                      // atoms along k; tiles along n and along m
-  int waves, workers, sharers;                   // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
-  int first, units;                              // first cut tile (waves * workers); units in all cut tiles
+  const u8* w;  // packed weights
+  const u8* rows_of_scales;  // GROUP 0: scales (and zero points) of the rows
+  void* y;  // [m][n]
+  const float* bias;  // [n], or null
+  float* parts;  // 2 * workers * TILE_STRIPS * 64 * NT floats; SPLIT: null
+  u32* counters;  // cut tiles * SET_WARPS / 4 words, zero before; every launch leaves zeros; SPLIT: null
+  int m, n, box_bytes;  // box_bytes: 128 * rows of a box of x
+  int steps, rows, columns;  // atoms along k; tiles along n and along m
+  int waves, workers, sharers;  // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
+  int first, units;  // first cut tile (waves * workers); units in all cut tiles
 #ifdef HB_CONV
-  Windows windows;                               // x is images, and its map one of im2col: boxes of NT pixels x 64 channels
+  Windows windows;  // x is images, and its map one of im2col: boxes of NT pixels x 64 channels
 #endif
 };

@@ -6,40 +6,65 @@
 #include "wna16_decode.cuh"
 #include "wna16_schedule.cuh"
 
-struct Rings {                                   // addresses in shared memory
+struct Rings {  // addresses in shared memory
   u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag;
   DEV Rings make(u32 base) {
     const u32 b = base + BARRIERS;
     Rings r;
-    r.x = base; r.w = base + STAGES_X * STAGE_X; r.full_w = b; r.empty_w = b + 8 * STAGES_W;
-    r.full_x = JOINT ? r.full_w : b + 16 * STAGES_W; r.empty_x = JOINT ? r.empty_w : r.full_x + 8 * STAGES_X;
-    r.full_sums = b + 16 * (STAGES_W + STAGES_X); r.flag = r.full_sums + 16;
+    r.x = base;
+    r.w = base + STAGES_X * STAGE_X;
+    r.full_w = b;
+    r.empty_w = b + 8 * STAGES_W;
+    r.full_x = JOINT ? r.full_w : b + 16 * STAGES_W;
+    r.empty_x = JOINT ? r.empty_w : r.full_x + 8 * STAGES_X;
+    r.full_sums = b + 16 * (STAGES_W + STAGES_X);
+    r.flag = r.full_sums + 16;
     return r;
   }
 };
-template <int STAGES> struct Turn {              // position in a ring
+template <int STAGES> struct Turn {  // position in a ring
   u32 stage = 0, phase = 0;
-  __device__ __forceinline__ void advance(u32 n = 1) { stage += n; if (stage >= STAGES) { stage -= STAGES; phase ^= 1; } }
+  __device__ __forceinline__ void advance(u32 n = 1) {
+    stage += n;
+    if (stage >= STAGES) {
+      stage -= STAGES;
+      phase ^= 1;
+    }
+  }
 };
 
-struct Consumer {                                // what a consumer warp keeps from piece to piece
-  Rings r; int set, wg, warp, lane;              // wg: of its set;  warp: of its warpgroup
-  Turn<STAGES_W> w; Turn<STAGES_X> x;
+struct Consumer {  // what a consumer warp keeps from piece to piece
+  Rings r;
+  int set, wg, warp, lane;  // wg: of its set;  warp: of its warpgroup
+  Turn<STAGES_W> w;
+  Turn<STAGES_X> x;
   __device__ __forceinline__ u32 atom(int p) const { return r.w + w.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
-  __device__ __forceinline__ u32 scales(int p, int group) const { return load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4); }
+  __device__ __forceinline__ u32 scales(int p, int group) const {
+    return load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4);
+  }
   __device__ __forceinline__ Zeros zeros(int p, int group) const {
-    if constexpr (ZERO) return zeros_of(load_shared_u16(atom(p) + ZEROS + group * 64 + warp * 16 + (lane >> 2) * 2));
-    else return zeros_symmetric();
+    if constexpr (ZERO)
+      return zeros_of(load_shared_u16(atom(p) + ZEROS + group * 64 + warp * 16 + (lane >> 2) * 2));
+    else
+      return zeros_symmetric();
   }
   __device__ __forceinline__ Zeros row_zeros(const Arguments& g, int strip) const {
-    if constexpr (ZERO) return zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2)));
-    else return zeros_symmetric();
+    if constexpr (ZERO)
+      return zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2)));
+    else
+      return zeros_symmetric();
   }
   // Frees a stage that the tensor cores have read.
-  __device__ __forceinline__ void release(u32 bar) const { if (lane == 0) mbarrier_arrive(bar); }
-  // Frees a stage that this warp has loaded to registers: the copy engine writes it by another way, on which an arrival alone does not
-  // keep it behind loads that are still on theirs.
-  __device__ __forceinline__ void release_loaded(u32 bar) const { loads_before_copies(); __syncwarp(); release(bar); }
+  __device__ __forceinline__ void release(u32 bar) const {
+    if (lane == 0) mbarrier_arrive(bar);
+  }
+  // Frees a stage that this warp has loaded to registers: the copy engine writes it by another way, on which an arrival
+  // alone does not keep it behind loads that are still on theirs.
+  __device__ __forceinline__ void release_loaded(u32 bar) const {
+    loads_before_copies();
+    __syncwarp();
+    release(bar);
+  }
 };
 // sum += s * acc, rows R and R+8.
 DEV void promote(float (&sum)[NT / 2], const float (&acc)[NT / 2], float s, float s8) {
@@ -49,8 +74,10 @@ DEV void promote(float (&sum)[NT / 2], const float (&acc)[NT / 2], float s, floa
 
 // `left` units with mma.sync; sum = the result.
 DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
-  constexpr int STEPS = GROUP ? GROUP / 16 : 8, CHAINS = NT == 8 ? 2 : 1;    // k16 steps a group; independent sums a token block
-  const u32 row = c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);   // this lane's row in a swizzled box
+  constexpr int STEPS = GROUP ? GROUP / 16 : 8,
+                CHAINS = NT == 8 ? 2 : 1;  // k16 steps a group; independent sums a token block
+  const u32 row =
+      c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);  // this lane's row in a swizzled box
 #pragma unroll
   for (int p = 0; p < STRIPS; p++)
 #pragma unroll
@@ -65,7 +92,10 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
     for (int p = 0; p < STRIPS; p++) {
       load_codes(q[p], c.atom(p), c.warp, c.lane);
 #pragma unroll
-      for (int i = 0; i < GROUPS; i++) { s[p][i] = c.scales(p, i); z[p][i] = c.zeros(p, i); }
+      for (int i = 0; i < GROUPS; i++) {
+        s[p][i] = c.scales(p, i);
+        z[p][i] = c.zeros(p, i);
+      }
       if constexpr (GROUP == 0) z[p][0] = row_zeros[p];
     }
 #pragma unroll
@@ -78,10 +108,11 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
           for (int i = 0; i < NT / 2; i++) acc[p][h][i] = 0.f;
 #pragma unroll
-      for (int jj = group * STEPS; jj < (group + 1) * STEPS; jj += 2) {      // 32 k each
+      for (int jj = group * STEPS; jj < (group + 1) * STEPS; jj += 2) {  // 32 k each
         u32 b[NT / 8][4];
 #pragma unroll
-        for (int n = 0; n < NT / 8; n++) load_matrices(b[n], (row + c.w.stage * STAGE_X + (jj >> 2) * BOX + n * 1024) ^ ((jj & 2) << 5));
+        for (int n = 0; n < NT / 8; n++)
+          load_matrices(b[n], (row + c.w.stage * STAGE_X + (jj >> 2) * BOX + n * 1024) ^ ((jj & 2) << 5));
 #pragma unroll
         for (int h = 0; h < 2; h++)
 #pragma unroll
@@ -89,7 +120,8 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
             u32 a[4];
             decode(&q[p][(jj + h) * WORDS], z[p][GROUP ? group : 0], a);
 #pragma unroll
-            for (int n = 0; n < NT / 8; n++) mma_sync<BF16>(acc[p][h % CHAINS] + 4 * n, a, b[n][2 * h], b[n][2 * h + 1]);
+            for (int n = 0; n < NT / 8; n++)
+              mma_sync<BF16>(acc[p][h % CHAINS] + 4 * n, a, b[n][2 * h], b[n][2 * h + 1]);
           }
       }
       if (group == 8 / STEPS - 1) c.release_loaded(c.r.empty_w + 8 * c.w.stage);
@@ -107,13 +139,21 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 }
 
 // What a unit of wgmma starts with: codes, scales and zero points in registers.
-struct Unit { Codes q[STRIPS]; u32 s[STRIPS][GROUPS + 1]; Zeros z[STRIPS][GROUPS + 1]; u32 empty_w; };
+struct Unit {
+  Codes q[STRIPS];
+  u32 s[STRIPS][GROUPS + 1];
+  Zeros z[STRIPS][GROUPS + 1];
+  u32 empty_w;
+};
 DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
 #pragma unroll
-    for (int i = 0; i < GROUPS; i++) { u.s[p][i] = c.scales(p, i); u.z[p][i] = c.zeros(p, i); }
+    for (int i = 0; i < GROUPS; i++) {
+      u.s[p][i] = c.scales(p, i);
+      u.z[p][i] = c.zeros(p, i);
+    }
     if constexpr (GROUP == 0) u.z[p][0] = row_zeros[p];
   }
 #pragma unroll
@@ -121,19 +161,24 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   u.empty_w = c.r.empty_w + 8 * c.w.stage;
   c.w.advance(SETS);
 }
-// Frees the stage of W, once a wgmma holds the last codes: they have arrived then, and no fence is needed.  In a joint ring it is freed with x.
+// Frees the stage of W, once a wgmma holds the last codes: they have arrived then, and no fence is needed.  In a joint
+// ring it is freed with x.
 DEV void release_unit(const Consumer& c, const Unit& u) {
-  if constexpr (!JOINT) { __syncwarp(); c.release(u.empty_w); }
+  if constexpr (!JOINT) {
+    __syncwarp();
+    c.release(u.empty_w);
+  }
 }
 // Of 64 k of x: the upper word of their descriptor, and how far their step of 16 k lies from the first.
-#if defined(HB_CONV) && HB_CONV == 32              // WINDOW
-constexpr u64 X_DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);             // two boxes in 64-byte swizzle: 8 rows in 512 bytes
+#if defined(HB_CONV) && HB_CONV == 32  // WINDOW
+constexpr u64 X_DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);  // two boxes in 64-byte swizzle: 8 rows in 512 bytes
 DEV int x_step(int k16) { return k16 / 2 * (NT * 64 / 16) + k16 % 2 * 2; }
 #else
 constexpr u64 X_DESCRIPTOR_HIGH = WGMMA_DESCRIPTOR_HIGH;
 DEV int x_step(int k16) { return 2 * k16; }
 #endif
-// Waits for the current stage of x and returns its descriptor; the shuffle makes it uniform, else it would cost two moves a wgmma.
+// Waits for the current stage of x and returns its descriptor; the shuffle makes it uniform, else it would cost two
+// moves a wgmma.
 DEV u64 open_x(const Consumer& c) {
   if constexpr (!JOINT) mbarrier_wait(c.r.full_x + 8 * c.x.stage, c.x.phase);
   return X_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
@@ -161,7 +206,7 @@ DEV void multiply_step(int i, float (&d)[NT / 2], const u32 (&a)[4][4], u64 desc
 // Step i uses fragments i & 1 while the wgmmas of step i - 1 are in flight.
 DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
   u32 a[2][4][4];
-  u32 x_last = 0;                                // empty barrier of the stage of x that the last step reads (0: none)
+  u32 x_last = 0;  // empty barrier of the stage of x that the last step reads (0: none)
   int keep = 0;
 #pragma unroll
   for (int p = 0; p < STRIPS; p++)
@@ -181,10 +226,13 @@ DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, con
       decode_step(u, i, a[i & 1]);
       multiply_step(i, sum[p], a[i & 1], descriptor, half ? 1 : keep);
       if (i == 2 * STRIPS - 1) release_unit(c, u);
-      wgmma_wait<1>();                           // step i - 1 is done
+      wgmma_wait<1>();  // step i - 1 is done
       pin(a[(i & 1) ^ 1]);
       if (opens && x_last != 0) c.release(x_last);
-      if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
+      if (closes) {
+        x_last = c.r.empty_x + 8 * c.x.stage;
+        c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1);
+      }
     }
     keep = 1;
   } while (--left > 0);
@@ -200,7 +248,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
   float acc[STRIPS][NT / 2];
   u32 a[2][4][4];
   u32 x_last = 0;
-  float s = 0.f, s8 = 0.f;                       // scales of the last strip of the unit before
+  float s = 0.f, s8 = 0.f;  // scales of the last strip of the unit before
 #pragma unroll
   for (int p = 0; p < STRIPS; p++)
 #pragma unroll
@@ -214,14 +262,19 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       load_unit(c, u, row_zeros);
       u64 descriptor = open_x(c);
       decode_step(u, 0, a[0]);
-      wgmma_wait<0>();                           // the unit before
-      pin(acc[0]); pin(a[1]);
+      wgmma_wait<0>();  // the unit before
+      pin(acc[0]);
+      pin(a[1]);
       if (x_last != 0) c.release(x_last);
       promote(sum[0], acc[0], s, s8);
-      s = low(u.s[0][0]); s8 = high(u.s[0][0]);
+      s = low(u.s[0][0]);
+      s8 = high(u.s[0][0]);
       multiply_step(0, acc[0], a[0], descriptor, 0);
       const u32 first = c.r.empty_x + 8 * c.x.stage;
-      if constexpr (BOXES == 1) { c.x.advance(); descriptor = open_x(c); }
+      if constexpr (BOXES == 1) {
+        c.x.advance();
+        descriptor = open_x(c);
+      }
       decode_step(u, 1, a[1]);
       multiply_step(1, acc[0], a[1], descriptor, 1);
       release_unit(c, u);
@@ -232,7 +285,8 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       c.x.advance(1 + (SETS - 1) * (2 / BOXES));
     } while (--left > 0);
     wgmma_wait<0>();
-    pin(acc[0]); pin(a[1]);
+    pin(acc[0]);
+    pin(a[1]);
     promote(sum[0], acc[0], s, s8);
   } else {
 #pragma unroll 1
@@ -246,35 +300,47 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
         const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
         if (opens) descriptor = open_x(c);
         decode_step(u, i, a[i & 1]);
-        if (i == 0) {                            // the last strip of the unit before was in the tensor cores until here
+        if (i == 0) {  // the last strip of the unit before was in the tensor cores until here
           wgmma_wait<0>();
-          pin(a[1]); pin(acc[STRIPS - 1]);
+          pin(a[1]);
+          pin(acc[STRIPS - 1]);
           promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
-          s = low(u.s[STRIPS - 1][0]); s8 = high(u.s[STRIPS - 1][0]);
+          s = low(u.s[STRIPS - 1][0]);
+          s8 = high(u.s[STRIPS - 1][0]);
         }
         multiply_step(i, acc[p], a[i & 1], descriptor, half);
         if (i == 2 * STRIPS - 1) release_unit(c, u);
-        if (i > 0) { wgmma_wait<1>(); pin(a[(i & 1) ^ 1]); }
+        if (i > 0) {
+          wgmma_wait<1>();
+          pin(a[(i & 1) ^ 1]);
+        }
         if (opens && x_last != 0) c.release(x_last);
-        if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
-        if (half == 1 && p > 0) { pin(acc[p - 1]); promote(sum[p - 1], acc[p - 1], low(u.s[p - 1][0]), high(u.s[p - 1][0])); }
+        if (closes) {
+          x_last = c.r.empty_x + 8 * c.x.stage;
+          c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1);
+        }
+        if (half == 1 && p > 0) {
+          pin(acc[p - 1]);
+          promote(sum[p - 1], acc[p - 1], low(u.s[p - 1][0]), high(u.s[p - 1][0]));
+        }
       }
     } while (--left > 0);
     wgmma_wait<0>();
-    pin(a[1]); pin(acc[STRIPS - 1]);
+    pin(a[1]);
+    pin(acc[STRIPS - 1]);
     promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
   }
   c.release(x_last);
 }
 
-// The same with groups of 32 or 64 k, of which each has sums of its own; one strip a warpgroup.  The fragments of a group are converted
-// while the group before is in the tensor cores.
+// The same with groups of 32 or 64 k, of which each has sums of its own; one strip a warpgroup.  The fragments of a
+// group are converted while the group before is in the tensor cores.
 DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
   constexpr int STEPS = GROUP ? GROUP / 16 : 8;  // k16 steps a group
   float acc[NT / 2];
   u32 a[2][STEPS][4];
   u32 x_last = 0;
-  float s = 0.f, s8 = 0.f;                       // scales of the group before
+  float s = 0.f, s8 = 0.f;  // scales of the group before
 #pragma unroll
   for (int i = 0; i < NT / 2; i++) sum[0][i] = acc[i] = 0.f;
   if (SETS > 1 && left == 0) return;
@@ -286,27 +352,38 @@ DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int lef
 #pragma unroll
     for (int group = 0; group < GROUPS; group++) {
       const int first = group * STEPS, half = first / 4;
-      const bool opens = first % 4 == 0 && (half == 0 || BOXES == 1), closes = (first + STEPS) % 4 == 0 && (half == 1 || BOXES == 1);
+      const bool opens = first % 4 == 0 && (half == 0 || BOXES == 1),
+                 closes = (first + STEPS) % 4 == 0 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
 #pragma unroll
       for (int j = 0; j < STEPS; j++) decode(&u.q[0][(first + j) * WORDS], u.z[0][group], a[group & 1][j]);
       pin(a[group & 1]);
-      wgmma_wait<0>();                           // the group before
-      pin(acc); pin(a[(group & 1) ^ 1]);
-      if (x_last != 0) { c.release(x_last); x_last = 0; }
+      wgmma_wait<0>();  // the group before
+      pin(acc);
+      pin(a[(group & 1) ^ 1]);
+      if (x_last != 0) {
+        c.release(x_last);
+        x_last = 0;
+      }
       promote(sum[0], acc, s, s8);
-      s = low(u.s[0][group]); s8 = high(u.s[0][group]);
+      s = low(u.s[0][group]);
+      s8 = high(u.s[0][group]);
       const u64 b = descriptor + (BOXES == 2 ? half * (BOX / 16) : 0);
       wgmma_fence();
 #pragma unroll
-      for (int j = 0; j < STEPS; j++) Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + x_step((first + j) & 3), j ? 1 : 0);
+      for (int j = 0; j < STEPS; j++)
+        Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + x_step((first + j) & 3), j ? 1 : 0);
       wgmma_commit();
       if (group == GROUPS - 1) release_unit(c, u);
-      if (closes) { x_last = c.r.empty_x + 8 * c.x.stage; c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1); }
+      if (closes) {
+        x_last = c.r.empty_x + 8 * c.x.stage;
+        c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1);
+      }
     }
   } while (--left > 0);
   wgmma_wait<0>();
-  pin(acc); pin(a[(GROUPS - 1) & 1]);
+  pin(acc);
+  pin(a[(GROUPS - 1) & 1]);
   promote(sum[0], acc, s, s8);
   c.release(x_last);
 }

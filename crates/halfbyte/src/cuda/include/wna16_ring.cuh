@@ -1,39 +1,54 @@
-// The ring of stages that all threads of a block keep full with cp.async, and where a warp finds its part of a stage: what the kernels from
-// sm_80 on have in common.
-// After the header of a kernel's configuration, which says how many bytes a column of x has (X_BYTES), whether rows of x have zeros up to a
-// multiple of 128 columns (PADDED), of how many tokens fragments are loaded at once (WIDTH) and in how many parts a stage is filled (PARTS),
-// and copies what x has beside its columns (copy_terms).
+// The ring of stages that all threads of a block keep full with cp.async, and where a warp finds its part of a stage:
+// what the kernels from sm_80 on have in common. After the header of a kernel's configuration, which says how many
+// bytes a column of x has (X_BYTES), whether rows of x have zeros up to a multiple of 128 columns (PADDED), of how many
+// tokens fragments are loaded at once (WIDTH) and in how many parts a stage is filled (PARTS), and copies what x has
+// beside its columns (copy_terms).
 #pragma once
 #include "wna16_epilogue.cuh"
 
-constexpr int BOX_K = 128 / X_BYTES, BOXES = STEP / BOX_K;                  // columns of a box, boxes of a stage of x
-constexpr int COPIES_W = (W_PIECES + THREADS - 1) / THREADS, COPIES_X = (BOXES * X_PIECES + THREADS - 1) / THREADS;   // a thread's
+constexpr int BOX_K = 128 / X_BYTES, BOXES = STEP / BOX_K;  // columns of a box, boxes of a stage of x
+constexpr int COPIES_W = (W_PIECES + THREADS - 1) / THREADS,
+              COPIES_X = (BOXES * X_PIECES + THREADS - 1) / THREADS;  // a thread's
 
-// The stages of this block in order, with what a thread copies of them: 16-byte pieces t, t + THREADS, ... of W and of x.  What depends on
-// t is computed once a stage, the rest are constants.  Behind the last stage nothing is left of W, and x is zeros.
+// The stages of this block in order, with what a thread copies of them: 16-byte pieces t, t + THREADS, ... of W and of
+// x.  What depends on t is computed once a stage, the rest are constants.  Behind the last stage nothing is left of W,
+// and x is zeros.
 struct Feed {
-  int piece, k, kend;                            // the next piece of this block; of the current one units [k, kend) are left
-  const u8* source; u32 step; int strips, half;
-  const u8* x; int rows_left, k_left;            // of this thread's first piece of x, and what is left from there
+  int piece, k, kend;  // the next piece of this block; of the current one units [k, kend) are left
+  const u8* source;
+  u32 step;
+  int strips, half;
+  const u8* x;
+  int rows_left, k_left;  // of this thread's first piece of x, and what is left from there
   __device__ __forceinline__ void start(const Arguments& g) {
-    strips = half = 0; rows_left = -NT;
+    strips = half = 0;
+    rows_left = -NT;
     Schedule sc;
-    if (!Schedule::piece(g, piece++, sc)) { k = 0; kend = 1 << 30; return; }
-    k = sc.k; kend = sc.kend;
+    if (!Schedule::piece(g, piece++, sc)) {
+      k = 0;
+      kend = 1 << 30;
+      return;
+    }
+    k = sc.k;
+    kend = sc.kend;
     const Place at = place(g, sc.tile);
     const int all = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = all - 4 * super < 4 ? all - 4 * super : 4;
     strips = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
     source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM;
-    const int t = threadIdx.x, m = at.column * NT + t / 8 % NT, column = k * 128 + t / X_PIECES * BOX_K + t % 8 * (16 / X_BYTES);
+    const int t = threadIdx.x, m = at.column * NT + t / 8 % NT,
+              column = k * 128 + t / X_PIECES * BOX_K + t % 8 * (16 / X_BYTES);
     x = (const u8*)g.x + ((u64)m * g.pitch + column) * X_BYTES;
-    rows_left = g.m - m; k_left = g.k - column;
+    rows_left = g.m - m;
+    k_left = g.k - column;
   }
   __device__ __forceinline__ void next(const Arguments& g) {
-    x += STEP * X_BYTES; k_left -= STEP;
+    x += STEP * X_BYTES;
+    k_left -= STEP;
     if (++half < HALVES) return;
-    half = 0; source += step;
+    half = 0;
+    source += step;
     if (++k == kend) start(g);
   }
   // First token of the tile; behind the last stage one that is not there.
@@ -45,7 +60,8 @@ DEV void copy_w(const Feed& f, u32 to, int first) {
   const int t = threadIdx.x, strip = first / PIECES, rest = first % PIECES;
   const u32 from = t / PIECES * ATOM + (t % PIECES) / OF_WARP * (256 * BITS) + t % OF_WARP * 16 + f.half * WARP_CODES;
   if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / PIECES < f.strips)
-    copy_16(to + (strip + t / PIECES) * STRIP_BYTES + (rest + t % PIECES) * 16, f.source + from + strip * ATOM + rest / OF_WARP * (256 * BITS));
+    copy_16(to + (strip + t / PIECES) * STRIP_BYTES + (rest + t % PIECES) * 16,
+            f.source + from + strip * ATOM + rest / OF_WARP * (256 * BITS));
 }
 // Scales and zero points.
 DEV void copy_groups(const Feed& f, u32 to) {
@@ -53,7 +69,8 @@ DEV void copy_groups(const Feed& f, u32 to) {
   if constexpr (GROUP != 0) {
     static_assert(TILE_STRIPS * EACH <= THREADS, "one piece a thread");
     const int strip = threadIdx.x / EACH, at = threadIdx.x % EACH, group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
-    const u32 from = strip * ATOM + (at < SCALE_PIECES ? SCALES + group * 128 + at * 16 : ZEROS + group * 64 + (at - SCALE_PIECES) * 16);
+    const u32 from = strip * ATOM + (at < SCALE_PIECES ? SCALES + group * 128 + at * 16
+                                                       : ZEROS + group * 64 + (at - SCALE_PIECES) * 16);
     if (strip < f.strips) copy_16(to + strip * STRIP_BYTES + STRIP_SCALES + at * 16, f.source + from);
   }
 }
@@ -62,12 +79,16 @@ DEV void copy_x(const Arguments& g, const Feed& f, u32 to, int first) {
   const int t = threadIdx.x, token = t / 8 % NT, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
   const bool there = more < f.rows_left && (PADDED || box * BOX_K < f.k_left);
   if (BOXES * X_PIECES % THREADS == 0 || first + t < BOXES * X_PIECES)
-    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4), there ? f.x + ((u64)more * g.pitch + box * BOX_K) * X_BYTES : (const u8*)g.x, there);
+    copy_16_or_zero(to + (box + t / X_PIECES) * BOX + (more + token) * 128 + ((piece ^ (token & 7)) << 4),
+                    there ? f.x + ((u64)more * g.pitch + box * BOX_K) * X_BYTES : (const u8*)g.x, there);
 }
 
-// The ring: stages that are read in turn.  While one is read, the one before it is filled again, a part of it in each step.
+// The ring: stages that are read in turn.  While one is read, the one before it is filled again, a part of it in each
+// step.
 struct Ring {
-  u32 x, w; Feed feed; u32 stage, free;
+  u32 x, w;
+  Feed feed;
+  u32 stage, free;
   __device__ __forceinline__ void copy_all_w() const {
 #pragma unroll
     for (int c = 0; c < COPIES_W; c++) copy_w(feed, w + free * STAGE_W, c * THREADS);
@@ -81,18 +102,24 @@ struct Ring {
   // Part `part` of PARTS; each a few copies.
   __device__ __forceinline__ void copy(const Arguments& g, int part) const {
 #pragma unroll
-    for (int c = 0; c < COPIES_W; c++) if (c % PARTS == part) copy_w(feed, w + free * STAGE_W, c * THREADS);
+    for (int c = 0; c < COPIES_W; c++)
+      if (c % PARTS == part) copy_w(feed, w + free * STAGE_W, c * THREADS);
 #pragma unroll
-    for (int c = 0; c < COPIES_X; c++) if ((c + COPIES_W) % PARTS == part) copy_x(g, feed, x + free * STAGE_X, c * THREADS);
+    for (int c = 0; c < COPIES_X; c++)
+      if ((c + COPIES_W) % PARTS == part) copy_x(g, feed, x + free * STAGE_X, c * THREADS);
     if (part == PARTS - 1) {
       copy_groups(feed, w + free * STAGE_W);
       copy_terms(g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
     }
   }
   // After all parts.
-  __device__ __forceinline__ void close(const Arguments& g) { copy_commit(); feed.next(g); }
+  __device__ __forceinline__ void close(const Arguments& g) {
+    copy_commit();
+    feed.next(g);
+  }
   __device__ __forceinline__ void fill(const Arguments& g, u32 base) {
-    x = base; w = base + STAGES * STAGE_X;
+    x = base;
+    w = base + STAGES * STAGE_X;
     feed.piece = 0;
     feed.start(g);
 #if __CUDA_ARCH__ >= 900
@@ -103,12 +130,20 @@ struct Ring {
     dependency_wait();
     feed = first;
 #pragma unroll 1
-    for (free = 0; free < STAGES - 1; free++) { copy_all_x(g); close(g); }
+    for (free = 0; free < STAGES - 1; free++) {
+      copy_all_x(g);
+      close(g);
+    }
 #else
 #pragma unroll 1
-    for (free = 0; free < STAGES - 1; free++) { copy_all_w(); copy_all_x(g); close(g); }
+    for (free = 0; free < STAGES - 1; free++) {
+      copy_all_w();
+      copy_all_x(g);
+      close(g);
+    }
 #endif
-    stage = STAGES - 1; free = STAGES - 2;
+    stage = STAGES - 1;
+    free = STAGES - 2;
   }
   // Moves to the next stage, when it is there for all warps.
   __device__ __forceinline__ void open() {
@@ -119,12 +154,13 @@ struct Ring {
   }
 };
 
-constexpr int WORDS_A_STAGE = K16 * WORDS;       // a lane's words of a strip of a stage
-typedef u32 Step[(NT + 15) / 16][4];             // B fragments of 16 k
+constexpr int WORDS_A_STAGE = K16 * WORDS;  // a lane's words of a strip of a stage
+typedef u32 Step[(NT + 15) / 16][4];  // B fragments of 16 k
 
 // A warp's place in the stages.
 struct Warp {
-  u32 row, codes, scales, zeros;                 // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it
+  u32 row, codes, scales,
+      zeros;  // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
     const u32 w = r.w + wg * STRIPS * STRIP_BYTES;
@@ -134,7 +170,10 @@ struct Warp {
   // x of WIDTH tokens and 32 bytes of columns; with 8 tokens and PAIR, 64 bytes.
   template <bool PAIR = false> __device__ __forceinline__ void load_block(u32 (&b)[4], u32 stage, int j, int i) const {
     const u32 at = ((row + stage * STAGE_X + (j >> 2) * BOX) ^ ((j & 3) << 5)) + i * (WIDTH * 128);
-    if constexpr (WIDTH == 8 && !PAIR) load_two_matrices(b, at); else load_matrices(b, at);
+    if constexpr (WIDTH == 8 && !PAIR)
+      load_two_matrices(b, at);
+    else
+      load_matrices(b, at);
   }
   __device__ __forceinline__ void load_x(Step& b, u32 stage, int j) const {
 #pragma unroll
@@ -143,7 +182,8 @@ struct Warp {
   // So many of a lane's words of a strip of a stage, from word `first` on.
   template <int COUNT> __device__ __forceinline__ void load_words(u32 (&q)[COUNT], u32 stage, int p, int first) const {
     const u32 at = codes + stage * STAGE_W + p * STRIP_BYTES;
-    if constexpr (COUNT == 2) load_shared(q, at + (first >> 2) * 512 + (first & 2) * 4);
+    if constexpr (COUNT == 2)
+      load_shared(q, at + (first >> 2) * 512 + (first & 2) * 4);
     else
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4) {

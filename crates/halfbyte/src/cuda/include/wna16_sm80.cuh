@@ -2,33 +2,36 @@
 #pragma once
 #include "wna16_atom.cuh"
 
-// A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of each of its strips.
-constexpr int NT = HB_NT;                        // tokens a tile
-constexpr int WARPGROUPS = HB_WARPGROUPS;        // one behind the other along the rows
-constexpr int STRIPS = HB_STRIPS;                // a warpgroup
-constexpr int STEP = HB_STEP;                    // k a stage: 64 or 128
-constexpr int STAGES = HB_STAGES;                // of the ring of W and x
-constexpr int BLOCKS = HB_BLOCKS;                // blocks that a multiprocessor has registers for
+// A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of
+// each of its strips.
+constexpr int NT = HB_NT;  // tokens a tile
+constexpr int WARPGROUPS = HB_WARPGROUPS;  // one behind the other along the rows
+constexpr int STRIPS = HB_STRIPS;  // a warpgroup
+constexpr int STEP = HB_STEP;  // k a stage: 64 or 128
+constexpr int STAGES = HB_STAGES;  // of the ring of W and x
+constexpr int BLOCKS = HB_BLOCKS;  // blocks that a multiprocessor has registers for
 
-constexpr int SPLIT = 1, SET_WARPS = WARPGROUPS * 4;                       // one block a worker, one set of warps a block
+constexpr int SPLIT = 1, SET_WARPS = WARPGROUPS * 4;  // one block a worker, one set of warps a block
 constexpr int THREADS = WARPGROUPS * 128;
 constexpr int TILE_STRIPS = WARPGROUPS * STRIPS;
-constexpr int HALVES = 128 / STEP, K16 = STEP / 16;                        // stages an atom, and steps of the tensor cores a stage
+constexpr int HALVES = 128 / STEP, K16 = STEP / 16;  // stages an atom, and steps of the tensor cores a stage
 // A strip of a stage is the part of an atom that its STEP columns have: codes of 4 warps, scales, zero points.
 constexpr int STAGE_GROUPS = GROUP == 0 ? 0 : GROUP < STEP ? STEP / GROUP : 1;
 constexpr int WARP_CODES = 2 * BITS * STEP, STRIP_CODES = 4 * WARP_CODES, STRIP_SCALES = STRIP_CODES;
-constexpr int STRIP_ZEROS = STRIP_SCALES + 128 * STAGE_GROUPS, STRIP_BYTES = STRIP_ZEROS + (ZERO ? 64 * STAGE_GROUPS : 0);
+constexpr int STRIP_ZEROS = STRIP_SCALES + 128 * STAGE_GROUPS,
+              STRIP_BYTES = STRIP_ZEROS + (ZERO ? 64 * STAGE_GROUPS : 0);
 // x lies in boxes of 64 k, 128 bytes a token, whose 16-byte pieces are XORed with the token.
 constexpr int BOX = NT * 128, STAGE_X = STEP / 64 * BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES;
-constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16, X_PIECES = NT * 8;   // of 16 bytes: codes of a stage, a box of x
-constexpr int X_BYTES = 2, STAGE_TERMS = 0;                                // of a column of x, and nothing beside them
-constexpr bool PADDED = false;                                             // rows of x end with k
-constexpr int WIDTH = NT < 16 ? NT : 16;                                   // tokens of a B fragment that are loaded at once
-constexpr int PARTS = K16 - 1;                                             // a stage is filled in: steps of another one
+constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16,
+              X_PIECES = NT * 8;  // of 16 bytes: codes of a stage, a box of x
+constexpr int X_BYTES = 2, STAGE_TERMS = 0;  // of a column of x, and nothing beside them
+constexpr bool PADDED = false;  // rows of x end with k
+constexpr int WIDTH = NT < 16 ? NT : 16;  // tokens of a B fragment that are loaded at once
+constexpr int PARTS = K16 - 1;  // a stage is filled in: steps of another one
 constexpr int RING = STAGES * (STAGE_X + STAGE_W);
-constexpr int STAGED = NT < 64 || OUT == 2 ? 0 : 32;                       // tokens that y is staged by
-constexpr int STAGING = RING;                                              // 128 bytes a staged token and warpgroup
-constexpr int FLAGS = STAGING + WARPGROUPS * STAGED * 128;                 // a word a warpgroup
+constexpr int STAGED = NT < 64 || OUT == 2 ? 0 : 32;  // tokens that y is staged by
+constexpr int STAGING = RING;  // 128 bytes a staged token and warpgroup
+constexpr int FLAGS = STAGING + WARPGROUPS * STAGED * 128;  // a word a warpgroup
 constexpr int SHARED_BYTES = FLAGS + 16;
 
 static_assert(NT % 8 == 0 && (NT == 8 || NT % 16 == 0), "tokens");
@@ -40,16 +43,16 @@ static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the hos
 // What the kernel is given.  x, w and y start at multiples of 16 bytes, and pitch is a multiple of 8.
 // The host keeps units * sharers below 2^32, all units below 2^31.
 struct Arguments {
-  const u8* w;                                   // packed weights
-  const u8* rows_of_scales;                      // GROUP 0: scales (and zero points) of the rows
-  const u16* x;                                  // [m][pitch], of which k columns count; zeros from k to the next multiple of 8
-  void* y;                                       // [m][n]
-  const float* bias;                             // [n], or null
-  float* parts;                                  // 2 * workers * TILE_STRIPS * 64 * NT floats
-  u32* counters;                                 // cut tiles * WARPGROUPS words, zero before; every launch leaves zeros
+  const u8* w;  // packed weights
+  const u8* rows_of_scales;  // GROUP 0: scales (and zero points) of the rows
+  const u16* x;  // [m][pitch], of which k columns count; zeros from k to the next multiple of 8
+  void* y;  // [m][n]
+  const float* bias;  // [n], or null
+  float* parts;  // 2 * workers * TILE_STRIPS * 64 * NT floats
+  u32* counters;  // cut tiles * WARPGROUPS words, zero before; every launch leaves zeros
   int m, n, k, pitch;
-  int steps, rows, columns;                      // atoms along k; tiles along n and along m
-  int waves, workers, sharers;                   // rounds of whole tiles; grid; workers that share the cut tiles
-  int first, units;                              // first cut tile (waves * workers); units in all cut tiles
+  int steps, rows, columns;  // atoms along k; tiles along n and along m
+  int waves, workers, sharers;  // rounds of whole tiles; grid; workers that share the cut tiles
+  int first, units;  // first cut tile (waves * workers); units in all cut tiles
 };
 DEV void copy_terms(const Arguments&, int, int, u32) {}

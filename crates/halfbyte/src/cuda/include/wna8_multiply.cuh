@@ -1,40 +1,49 @@
 // Units of wNa8 in registers: the three ways of multiplying codes of 8 bits, and the consumers' place in the ring.
 //   multiply_sync    up to 16 tokens: mma.sync m16n8k32
-//   multiply_groups  more, scales for groups: wgmma, the integers of each group are promoted; _of_strips: for two strips
-//   multiply_rows    more, one scale a row: wgmma, the integers of a whole piece of k are promoted once
+//   multiply_groups  more, scales for groups: wgmma, the integers of each group are promoted; _of_strips: for two
+//   strips multiply_rows    more, one scale a row: wgmma, the integers of a whole piece of k are promoted once
 #pragma once
 #include "wgmma_int8.cuh"
 #include "wna8_layout.cuh"
 #include "hopper.cuh"
 #include "wna8_promote.cuh"
 
-struct Rings {                                   // addresses in shared memory
+struct Rings {  // addresses in shared memory
   u32 x, terms, w, full, empty, full_sums, flag;
   DEV Rings make(u32 base) {
     const u32 b = base + BARRIERS;
     return {base, base + TERMS_AT, base + W_AT, b, b + 8 * STAGES, b + 16 * STAGES, b + 16 * STAGES + 16};
   }
 };
-struct Turn {                                    // position in the ring
+struct Turn {  // position in the ring
   u32 stage = 0, phase = 0;
-  __device__ __forceinline__ void advance() { if (++stage == STAGES) { stage = 0; phase ^= 1; } }
+  __device__ __forceinline__ void advance() {
+    if (++stage == STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
 };
 
 // Codes of x for wgmma: the upper word of their descriptor, and how far a step of 32 k lies from the first.
 #ifdef HB_CONV
-constexpr u64 CODES_DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);         // 64-byte swizzle: 8 rows in 512 bytes
+constexpr u64 CODES_DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);  // 64-byte swizzle: 8 rows in 512 bytes
 DEV int codes_step(int k32) { return k32 / 2 * (NT * 64 / 16) + k32 % 2 * 2; }
 #else
 constexpr u64 CODES_DESCRIPTOR_HIGH = WGMMA_DESCRIPTOR_HIGH;
 DEV int codes_step(int k32) { return 2 * k32; }
 #endif
 
-struct Consumer {                                // what a consumer warp keeps from piece to piece
-  Rings r; int wg, warp, lane; Turn t;
-  int columns;                                   // of the weight, from the current unit on
+struct Consumer {  // what a consumer warp keeps from piece to piece
+  Rings r;
+  int wg, warp, lane;
+  Turn t;
+  int columns;  // of the weight, from the current unit on
   __device__ __forceinline__ void wait() const { mbarrier_wait(r.full + 8 * t.stage, t.phase); }
   __device__ __forceinline__ u32 atom(int p) const { return r.w + t.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
-  __device__ __forceinline__ u32 terms(int group) const { return r.terms + t.stage * STAGE_TERMS + group * GROUP_TERMS; }
+  __device__ __forceinline__ u32 terms(int group) const {
+    return r.terms + t.stage * STAGE_TERMS + group * GROUP_TERMS;
+  }
   __device__ __forceinline__ RowGroup rows(int p, int group) const {
     const u32 s = load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4);
     u32 z = 0;
@@ -49,19 +58,27 @@ struct Consumer {                                // what a consumer warp keeps f
   }
   // Columns of group i of a unit that the weight has.
   __device__ __forceinline__ int there(int i) const { return min(max(columns - i * GROUP, 0), GROUP); }
-  __device__ __forceinline__ void advance() { t.advance(); columns -= 128; }
+  __device__ __forceinline__ void advance() {
+    t.advance();
+    columns -= 128;
+  }
   // The descriptor of the codes of x; the shuffle makes it uniform.
   __device__ __forceinline__ u64 descriptor() const {
     return CODES_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(r.x) + t.stage * (BOX / 16), 0);
   }
   // Frees a stage that this warp is done with.
-  __device__ __forceinline__ void release(u32 bar) const { __syncwarp(); if (lane == 0) mbarrier_arrive(bar); }
+  __device__ __forceinline__ void release(u32 bar) const {
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(bar);
+  }
 };
 
 // `left` units with mma.sync.
-DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g, const int (&strips)[STRIPS], int token) {
-  constexpr int K32 = SUM_GROUP ? SUM_GROUP / 32 : 4;    // steps of a group
-  const u32 row = c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);   // this lane's row in a swizzled box
+DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g,
+                       const int (&strips)[STRIPS], int token) {
+  constexpr int K32 = SUM_GROUP ? SUM_GROUP / 32 : 4;  // steps of a group
+  const u32 row =
+      c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);  // this lane's row in a swizzled box
   const int columns = min(left * 128, c.columns);
   int acc[STRIPS][NT / 2];
   ByteSums bytes[STRIPS];
@@ -69,7 +86,10 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   for (int p = 0; p < STRIPS; p++) {
     bytes[p] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < NT / 2; i++) { acc[p][i] = SUM_GROUP ? MAGIC_BITS : 0; sum[p][i] = 0.f; }
+    for (int i = 0; i < NT / 2; i++) {
+      acc[p][i] = SUM_GROUP ? MAGIC_BITS : 0;
+      sum[p][i] = 0.f;
+    }
   }
 #pragma unroll 1
   for (; left > 0; left--, c.advance()) {
@@ -82,7 +102,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll
       for (int i = 0; i < SUM_GROUPS; i++) rows[p][i] = c.rows(p, i);
-    u32 b[NT / 8][2][4];                         // 64 k each: columns 16 i .. 16 i + 15 in register i
+    u32 b[NT / 8][2][4];  // 64 k each: columns 16 i .. 16 i + 15 in register i
 #pragma unroll
     for (int n = 0; n < NT / 8; n++)
 #pragma unroll
@@ -98,7 +118,8 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
         decode_fragment(q[p], k32, c.multiples(p, k32), a);
         if constexpr (OFFSET) bytes[p].add(a, c.columns - 32 * k32, c.lane);
 #pragma unroll
-        for (int n = 0; n < NT / 8; n++) mma_sync_int8<ZERO>(acc[p] + 4 * n, a, b[n][k32 / 2][k32 % 2 * 2], b[n][k32 / 2][k32 % 2 * 2 + 1]);
+        for (int n = 0; n < NT / 8; n++)
+          mma_sync_int8<ZERO>(acc[p] + 4 * n, a, b[n][k32 / 2][k32 % 2 * 2], b[n][k32 / 2][k32 % 2 * 2 + 1]);
         if (closes) {
           RowGroup w = rows[p][group];
           if constexpr (OFFSET) bytes[p].scaled(w, c.there(group));
@@ -111,19 +132,27 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   }
   if constexpr (SUM_GROUP == 0)
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
+    for (int p = 0; p < STRIPS; p++)
+      promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
 }
 
 // Products of groups with wgmma: while a group is in the tensor cores, the fragments of the next one are converted.
-struct Groups { int acc[NT / 2]; u32 a[2][GROUP ? GROUP / 32 : 1][4]; RowGroup before; u32 last, terms; };
+struct Groups {
+  int acc[NT / 2];
+  u32 a[2][GROUP ? GROUP / 32 : 1][4];
+  RowGroup before;
+  u32 last, terms;
+};
 // Promotes the group before, whose parity is P ^ 1, once it is done.
 template <int P> DEV void finish_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], bool any) {
   wgmma_wait<0>();
-  pin(s.acc); pin(s.a[P ^ 1]);
+  pin(s.acc);
+  pin(s.a[P ^ 1]);
   if (any) promote_integers(sum, s.acc, s.before, s.terms, c.lane);
 }
 // Group I of a unit; P: its parity.
-template <int P, int I> DEV void multiply_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], const Codes& q, u64 descriptor) {
+template <int P, int I>
+DEV void multiply_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], const Codes& q, u64 descriptor) {
   constexpr int K32 = GROUP ? GROUP / 32 : 1;
   [[maybe_unused]] ByteSums bytes = {0, 0};
 #pragma unroll
@@ -140,7 +169,8 @@ template <int P, int I> DEV void multiply_group(const Consumer& c, Groups& s, fl
 #pragma unroll
   for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + codes_step(I * K32 + j), 1);
   wgmma_commit();
-  s.before = w; s.terms = c.terms(I);
+  s.before = w;
+  s.terms = c.terms(I);
 }
 // One unit, whose first group has parity P.
 template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT / 2]) {
@@ -150,27 +180,39 @@ template <int P> DEV void multiply_unit(Consumer& c, Groups& s, float (&sum)[NT 
   load_codes(q, c.atom(0), c.warp, c.lane);
   multiply_group<P, 0>(c, s, sum, q, descriptor);
   if constexpr (GROUPS >= 2) multiply_group<P ^ 1, 1>(c, s, sum, q, descriptor);
-  if constexpr (GROUPS == 4) { multiply_group<P, 2>(c, s, sum, q, descriptor); multiply_group<P ^ 1, 3>(c, s, sum, q, descriptor); }
+  if constexpr (GROUPS == 4) {
+    multiply_group<P, 2>(c, s, sum, q, descriptor);
+    multiply_group<P ^ 1, 3>(c, s, sum, q, descriptor);
+  }
   s.last = c.r.empty + 8 * c.t.stage;
   c.advance();
 }
 DEV void multiply_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
   Groups s;
-  s.last = 0; s.terms = 0; s.before = {};
+  s.last = 0;
+  s.terms = 0;
+  s.before = {};
 #pragma unroll
   for (int i = 0; i < NT / 2; i++) sum[0][i] = 0.f;
   start_integers(s.acc);
 #pragma unroll 1
   while (true) {
     multiply_unit<0>(c, s, sum[0]);
-    if (--left == 0) { finish_group<GROUPS % 2>(c, s, sum[0], true); break; }
+    if (--left == 0) {
+      finish_group<GROUPS % 2>(c, s, sum[0], true);
+      break;
+    }
     multiply_unit<GROUPS % 2>(c, s, sum[0]);
-    if (--left == 0) { finish_group<0>(c, s, sum[0], true); break; }
+    if (--left == 0) {
+      finish_group<0>(c, s, sum[0], true);
+      break;
+    }
   }
   c.release(s.last);
 }
 
-// The same for two strips, which share the scales of tokens: the fragments of the next group are converted behind the promotion of this one.
+// The same for two strips, which share the scales of tokens: the fragments of the next group are converted behind the
+// promotion of this one.
 DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], int left) {
   constexpr int K32 = GROUP ? GROUP / 32 : 1;
   int acc[STRIPS][NT / 2];
@@ -200,17 +242,22 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
           if constexpr (OFFSET) bytes.add(a[p][j], c.columns - 32 * (i * K32 + j), c.lane);
         }
         if constexpr (OFFSET) bytes.scaled(w[p], c.there(i));
-        pin(a[p]); pin(acc[p]);
+        pin(a[p]);
+        pin(acc[p]);
       }
       wgmma_fence();
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
-        for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + codes_step(i * K32 + j), 1);
+        for (int j = 0; j < K32; j++)
+          WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + codes_step(i * K32 + j), 1);
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll
-      for (int p = 0; p < STRIPS; p++) { pin(acc[p]); pin(a[p]); }
+      for (int p = 0; p < STRIPS; p++) {
+        pin(acc[p]);
+        pin(a[p]);
+      }
 #pragma unroll
       for (int e = 0; e < NT / 8; e++) {
         const TokenTerms x = token_terms(c.terms(i), e, c.lane & 3);
@@ -224,7 +271,8 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
 }
 
 // `left` units with one scale a row.  Steps of 64 k alternate between two sets of fragments.
-DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g, const int (&strips)[STRIPS], int token) {
+DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g,
+                       const int (&strips)[STRIPS], int token) {
   int acc[STRIPS][NT / 2];
   u32 a[2][STRIPS][2][4];
   u32 last = 0;
@@ -259,9 +307,10 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
-        for (int j = 0; j < 2; j++) WgmmaInt8<NT, ZERO>::run(acc[p], a[half][p][j], descriptor + 2 * (2 * half + j), half + j ? 1 : keep);
+        for (int j = 0; j < 2; j++)
+          WgmmaInt8<NT, ZERO>::run(acc[p], a[half][p][j], descriptor + 2 * (2 * half + j), half + j ? 1 : keep);
       wgmma_commit();
-      wgmma_wait<1>();                           // the step before
+      wgmma_wait<1>();  // the step before
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) pin(a[half ^ 1][p]);
       if (half == 0 && last != 0) c.release(last);
@@ -272,8 +321,12 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   } while (--left > 0);
   wgmma_wait<0>();
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) { pin(acc[p]); pin(a[1][p]); }
+  for (int p = 0; p < STRIPS; p++) {
+    pin(acc[p]);
+    pin(a[1][p]);
+  }
   c.release(last);
 #pragma unroll
-  for (int p = 0; p < STRIPS; p++) promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
+  for (int p = 0; p < STRIPS; p++)
+    promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
 }

@@ -1,4 +1,5 @@
-// From bytes of weights and codes of x to sums: what the kernels for quantised activations have in common, on every processor.
+// From bytes of weights and codes of x to sums: what the kernels for quantised activations have in common, on every
+// processor.
 //   bytes of a fragment, and their sums over columns
 //   promote_block    integers of a group, with its scale: sum += sx (s (acc - z X)) + ox s S
 //   promote_rows     integers of a piece of k, where a row has one scale
@@ -6,24 +7,35 @@
 #pragma once
 #include "wna16_epilogue.cuh"
 
-constexpr float UNIT = BITS == 4 && !FACTORS ? 0.0625f : 1.f;               // what a byte's 1 stands for
-constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;                            // what a zero point's 1 is in bytes
+constexpr float UNIT = BITS == 4 && !FACTORS ? 0.0625f : 1.f;  // what a byte's 1 stands for
+constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;  // what a zero point's 1 is in bytes
 // The bytes of rows R and R+8 of one k16 step.
 DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
   if constexpr (BITS == 4) {
     const u32 x = __funnelshift_r(q[0], q[0], 2), x8 = q[0] << 2;
-    if constexpr (ZERO) { r = x & 0xf0f0f0f0; r8 = x8 & 0xf0f0f0f0; }
-    else { r = and_xor(x, 0xf0f0f0f0, 0x80808080); r8 = and_xor(x8, 0xf0f0f0f0, 0x80808080); }
+    if constexpr (ZERO) {
+      r = x & 0xf0f0f0f0;
+      r8 = x8 & 0xf0f0f0f0;
+    } else {
+      r = and_xor(x, 0xf0f0f0f0, 0x80808080);
+      r8 = and_xor(x8, 0xf0f0f0f0, 0x80808080);
+    }
   } else {
-    r = __byte_perm(q[0], q[1], 0x6240); r8 = __byte_perm(q[0], q[1], 0x7351);
-    if constexpr (!ZERO) { r ^= 0x80808080; r8 ^= 0x80808080; }
+    r = __byte_perm(q[0], q[1], 0x6240);
+    r8 = __byte_perm(q[0], q[1], 0x7351);
+    if constexpr (!ZERO) {
+      r ^= 0x80808080;
+      r8 ^= 0x80808080;
+    }
   }
 }
 // Of rows R and R+8 and one group on two levels: factors, and 128 less the zero point times that in each byte.
-struct Multiples { u32 f, f8, b, b8; };
+struct Multiples {
+  u32 f, f8, b, b8;
+};
 // The A fragment of a k32 step.
 DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Multiples& w, u32 (&a)[4]) {
-  if constexpr (FACTORS) {                       // bytes from 0 to 255, so that none carries into the next; then less 128
+  if constexpr (FACTORS) {  // bytes from 0 to 255, so that none carries into the next; then less 128
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const u32 v = q[2 * k32 + i];
@@ -36,15 +48,22 @@ DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Multipl
   decode_bytes(&q[(k32 * 2 + 1) * WORDS], a[2], a[3]);
 }
 
-// Of rows R and R+8 and one group: scales in what a byte stands for, what takes MAGIC off, zero points in bytes, and scaled sums of the
-// bytes less the zero points.
-struct RowGroup { float s, s8, c, c8; int z, z8; float sum, sum8; };
+// Of rows R and R+8 and one group: scales in what a byte stands for, what takes MAGIC off, zero points in bytes, and
+// scaled sums of the bytes less the zero points.
+struct RowGroup {
+  float s, s8, c, c8;
+  int z, z8;
+  float sum, sum8;
+};
 
 // Sums of the bytes of rows R and R+8 over a lane's columns; then over all of them.
 struct ByteSums {
   int r, r8;
   DEV int add(u32 v, u32 ones, int sum) {
-    if constexpr (ZERO) return (int)__dp4a(v, ones, (u32)sum); else return __dp4a((int)v, (int)ones, sum);
+    if constexpr (ZERO)
+      return (int)__dp4a(v, ones, (u32)sum);
+    else
+      return __dp4a((int)v, (int)ones, sum);
   }
   // Ones for the columns of a k16 step that are there: the first `there` of them.
   DEV u32 ones(int there, int lane) {
@@ -54,19 +73,25 @@ struct ByteSums {
   }
   __device__ __forceinline__ void add(const u32 (&a)[4], int there, int lane) {
     const u32 low = ones(there, lane), high = ones(there - 16, lane);
-    r = add(a[0], low, add(a[2], high, r)); r8 = add(a[1], low, add(a[3], high, r8));
+    r = add(a[0], low, add(a[2], high, r));
+    r8 = add(a[1], low, add(a[3], high, r8));
   }
-  DEV int quad(int v) { v += __shfl_xor_sync(0xffffffffu, v, 1); return v + __shfl_xor_sync(0xffffffffu, v, 2); }
+  DEV int quad(int v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+  }
   __device__ __forceinline__ ByteSums all() const { return {quad(r), quad(r8)}; }
   // Less the zero points of so many columns, scaled.
   __device__ __forceinline__ void scaled(RowGroup& w, int there) const {
     const ByteSums sums = all();
-    w.sum = w.s * (float)(sums.r - w.z * there); w.sum8 = w.s8 * (float)(sums.r8 - w.z8 * there);
+    w.sum = w.s * (float)(sums.r - w.z * there);
+    w.sum8 = w.s8 * (float)(sums.r8 - w.z8 * there);
   }
 };
 
-// Integers of a group are counted from these bits on: up to 2^22 away they are those of the float 1.5 * 2^23 + the integer, and need no
-// conversion.  s * MAGIC is exact for scales of 11 bits, so fmaf(f, s, -s * MAGIC) is s times the integer, rounded once.
+// Integers of a group are counted from these bits on: up to 2^22 away they are those of the float 1.5 * 2^23 + the
+// integer, and need no conversion.  s * MAGIC is exact for scales of 11 bits, so fmaf(f, s, -s * MAGIC) is s times the
+// integer, rounded once.
 constexpr float MAGIC = 12582912.f;
 constexpr int MAGIC_BITS = 0x4b400000;
 // s, z: scales and zero points of rows R and R+8, as they lie in an atom.
@@ -74,7 +99,11 @@ DEV RowGroup row_group(u32 s, u32 z) {
   const float r = low(s) * UNIT, r8 = high(s) * UNIT;
   return {r, r8, -MAGIC * r, -MAGIC * r8, (int)(z & 255) * BYTE_OF_ZERO, (int)(z >> 8) * BYTE_OF_ZERO, 0.f, 0.f};
 }
-DEV float2 load_pair(u32 a) { float2 v; asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a)); return v; }
+DEV float2 load_pair(u32 a) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(a));
+  return v;
+}
 // A term of tokens 2t, 2t + 1 of a block of 8, of a group whose terms begin at `terms`.
 DEV float2 load_terms(u32 terms, int term, int block, int t) {
 #ifdef HB_CONV
@@ -89,13 +118,19 @@ template <int C> DEV void start_integers(int (&acc)[C]) {
   for (int i = 0; i < C; i++) acc[i] = MAGIC_BITS;
 }
 // What x has for two tokens of a lane and a group: scales, offsets, sums of codes.
-struct TokenTerms { float2 sx, ox; int total, total_1; };
+struct TokenTerms {
+  float2 sx, ox;
+  int total, total_1;
+};
 DEV TokenTerms token_terms(u32 terms, int block, int t) {
   TokenTerms x;
-  x.sx = load_terms(terms, 0, block, t); x.ox = {0.f, 0.f}; x.total = x.total_1 = 0;
+  x.sx = load_terms(terms, 0, block, t);
+  x.ox = {0.f, 0.f};
+  x.total = x.total_1 = 0;
   if constexpr (ZERO) {
     const float2 total = load_terms(terms, 1, block, t);
-    x.total = __float_as_int(total.x + MAGIC) - MAGIC_BITS; x.total_1 = __float_as_int(total.y + MAGIC) - MAGIC_BITS;
+    x.total = __float_as_int(total.x + MAGIC) - MAGIC_BITS;
+    x.total_1 = __float_as_int(total.y + MAGIC) - MAGIC_BITS;
   }
   if constexpr (OFFSET) x.ox = load_terms(terms, 1 + ZERO, block, t);
   return x;
@@ -119,17 +154,22 @@ template <int C> DEV void promote_integers(float* sum, int (&acc)[C], const RowG
   for (int i = 0; i < C / 4; i++) promote_block(sum + 4 * i, acc, i, w, token_terms(terms, i, t));
 }
 
-// One scale a row: integers of a piece of k to sums.  first: whether it begins at column 0;  token: of the tile;  columns: of the piece.
-template <int C> DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Arguments& g, int warp, int lane, int strip, int token, int columns, bool first) {
+// One scale a row: integers of a piece of k to sums.  first: whether it begins at column 0;  token: of the tile;
+// columns: of the piece.
+template <int C>
+DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Arguments& g, int warp, int lane,
+                      int strip, int token, int columns, bool first) {
   int z = 0, z8 = 0;
   if constexpr (ZERO) {
     const u32 both = __ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2));
-    z = (int)(both & 255) * BYTE_OF_ZERO; z8 = (int)(both >> 8) * BYTE_OF_ZERO;
+    z = (int)(both & 255) * BYTE_OF_ZERO;
+    z8 = (int)(both >> 8) * BYTE_OF_ZERO;
   }
   float rows = 0.f, rows8 = 0.f;
   if constexpr (OFFSET) {
     const ByteSums all = bytes.all();
-    rows = (float)(all.r - z * columns); rows8 = (float)(all.r8 - z8 * columns);
+    rows = (float)(all.r - z * columns);
+    rows8 = (float)(all.r8 - z8 * columns);
   }
 #pragma unroll
   for (int i = 0; i < C / 4; i++)
@@ -138,14 +178,18 @@ template <int C> DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums
       const int m = token + 8 * i + 2 * (lane & 3) + e, at = m < g.m ? m : 0;
       const float sx = load_l2(g.terms + at) * UNIT;
       int v = acc[4 * i + e], v8 = acc[4 * i + 2 + e];
-      if constexpr (ZERO) if (first) {
-        const int x = (int)load_l2(g.terms + g.m_pitch + at);
-        v -= z * x; v8 -= z8 * x;
-      }
-      sum[4 * i + e] = (float)v * sx; sum[4 * i + 2 + e] = (float)v8 * sx;
+      if constexpr (ZERO)
+        if (first) {
+          const int x = (int)load_l2(g.terms + g.m_pitch + at);
+          v -= z * x;
+          v8 -= z8 * x;
+        }
+      sum[4 * i + e] = (float)v * sx;
+      sum[4 * i + 2 + e] = (float)v8 * sx;
       if constexpr (OFFSET) {
         const float ox = load_l2(g.terms + (u64)(1 + ZERO) * g.m_pitch + at) * UNIT;
-        sum[4 * i + e] = fmaf(ox, rows, sum[4 * i + e]); sum[4 * i + 2 + e] = fmaf(ox, rows8, sum[4 * i + 2 + e]);
+        sum[4 * i + e] = fmaf(ox, rows, sum[4 * i + e]);
+        sum[4 * i + 2 + e] = fmaf(ox, rows8, sum[4 * i + 2 + e]);
       }
     }
 }

@@ -1,11 +1,13 @@
-// y = clamp(round(sum * M) + zero of y) on sm_90a, where sum = x . W^T of bytes is exact in int32: products, and convolutions whose x is windows on
-// images (include/windows.cuh).  layout/cuda_int8.rs draws the packed weights; format/int8.rs says what the numbers mean, to the bit.
+// y = clamp(round(sum * M) + zero of y) on sm_90a, where sum = x . W^T of bytes is exact in int32: products, and
+// convolutions whose x is windows on images (include/windows.cuh).  layout/cuda_int8.rs draws the packed weights;
+// format/int8.rs says what the numbers mean, to the bit.
 //
 // A block computes one tile of STRIPS * 64 outputs and WARPGROUPS * NT pixels:
-//   producer (one thread): a ring of stages of 128 k: STRIPS atoms of W, shared by all warpgroups, and two boxes of x for each warpgroup
-//   consumers (WARPGROUPS * 4 warps): wgmma m64 nNT k32 with both operands in shared memory; W is the A operand, so that a thread has few outputs
-//   v = sum + constant of the output, which takes the zero point of x off:  constant = bias - zero * sum of the row of W
-//   In the padding x is the zero point, and the copies bring 0: what the constant takes off there is given back, position by position:
+//   producer (one thread): a ring of stages of 128 k: STRIPS atoms of W, shared by all warpgroups, and two boxes of x
+//   for each warpgroup consumers (WARPGROUPS * 4 warps): wgmma m64 nNT k32 with both operands in shared memory; W is
+//   the A operand, so that a thread has few outputs v = sum + constant of the output, which takes the zero point of x
+//   off:  constant = bias - zero * sum of the row of W In the padding x is the zero point, and the copies bring 0: what
+//   the constant takes off there is given back, position by position:
 //       v += zero * sum of the row's weights at the position
 //   codes go through shared memory, 64 outputs of a pixel side by side
 // Two blocks fit on a multiprocessor: one computes while the other fills its ring or stores.
@@ -13,16 +15,16 @@
 #include "requantize.cuh"
 #include "windows.cuh"
 
-constexpr int NT = HB_NT;                        // pixels a warpgroup
-constexpr int STRIPS = HB_STRIPS;                // of 64 outputs
-constexpr int STAGES = HB_STAGES;                // in the ring
-constexpr bool UNSIGNED = HB_UNSIGNED;           // x is u8, else i8
+constexpr int NT = HB_NT;  // pixels a warpgroup
+constexpr int STRIPS = HB_STRIPS;  // of 64 outputs
+constexpr int STAGES = HB_STAGES;  // in the ring
+constexpr bool UNSIGNED = HB_UNSIGNED;  // x is u8, else i8
 
 constexpr int WARPGROUPS = 2, THREADS = WARPGROUPS * 128 + 32;
-constexpr int ATOM = 64 * 128, BOX = NT * 64;    // bytes of a strip x 128 k; of NT pixels x 64 k
+constexpr int ATOM = 64 * 128, BOX = NT * 64;  // bytes of a strip x 128 k; of NT pixels x 64 k
 constexpr int STAGE_X = 2 * BOX, STAGE = STRIPS * ATOM + WARPGROUPS * STAGE_X;
 constexpr int BARRIERS = STAGES * STAGE;
-constexpr int CORNERS = BARRIERS + 16 * STAGES;                           // row and column of x where a pixel's window begins, 8 bytes
+constexpr int CORNERS = BARRIERS + 16 * STAGES;  // row and column of x where a pixel's window begins, 8 bytes
 constexpr int SHARED_BYTES = CORNERS + WARPGROUPS * NT * 8;
 
 static_assert(NT == 32 || NT == 64 || NT == 128, "pixels");
@@ -32,18 +34,18 @@ static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the hos
 
 // As `Arguments` in int8_sm90.rs.
 struct Arguments {
-  const u8* w;                                   // packed weights
-  const int* constants;                          // [n]
-  const int* position_sums;                      // [positions][n]: sums of the weights of a row at a position
-  const float* multipliers;                      // [n]
-  u8* y;                                         // [m][n]
-  int m, n, outputs;                             // outputs: of a group
-  int steps;                                     // atoms along k
-  int rows;                                      // tiles along the outputs of a group
-  int height, width;                             // of an image of x
+  const u8* w;  // packed weights
+  const int* constants;  // [n]
+  const int* position_sums;  // [positions][n]: sums of the weights of a row at a position
+  const float* multipliers;  // [n]
+  u8* y;  // [m][n]
+  int m, n, outputs;  // outputs: of a group
+  int steps;  // atoms along k
+  int rows;  // tiles along the outputs of a group
+  int height, width;  // of an image of x
   int x_zero, y_zero;
-  float low, high;                               // clamp, less the zero point of y
-  int channels;                                  // of a group of x
+  float low, high;  // clamp, less the zero point of y
+  int channels;  // of a group of x
   Windows windows;
 };
 
@@ -59,7 +61,7 @@ DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, 
   Window windows[WARPGROUPS];
 #pragma unroll
   for (int i = 0; i < WARPGROUPS; i++) windows[i] = Window::of(v, token + i * NT, 0);
-  const int there = g.m - token > NT ? WARPGROUPS : 1;                       // warpgroups with pixels
+  const int there = g.m - token > NT ? WARPGROUPS : 1;  // warpgroups with pixels
   auto load_w = [&](int s, int k) {
     const u32 full = base + BARRIERS + 8 * s, to = base + s * STAGE;
     mbarrier_expect(full, here * ATOM + there * STAGE_X);
@@ -84,12 +86,16 @@ DEV void produce(const Arguments& g, const TensorMap* map, u32 base, int strip, 
     mbarrier_wait(base + BARRIERS + 8 * (STAGES + s), phase);
     load_w(s, k);
     load_x(s);
-    if (++s == STAGES) { s = 0; phase ^= 1; }
+    if (++s == STAGES) {
+      s = 0;
+      phase ^= 1;
+    }
   }
 }
 
-constexpr u32 INSIDE = 0x80000000u;              // for the row of a window that lies inside of its image
-// Adds what the constants take off for positions outside of the image, of the window that begins at (row, column), to outputs n and n + 8.
+constexpr u32 INSIDE = 0x80000000u;  // for the row of a window that lies inside of its image
+// Adds what the constants take off for positions outside of the image, of the window that begins at (row, column), to
+// outputs n and n + 8.
 DEV void give_back(const Arguments& g, int row, int column, int n, bool r, bool r8, int& sum, int& sum8) {
   const Windows& v = g.windows;
   const int* sums = g.position_sums + n;
@@ -104,13 +110,18 @@ DEV void give_back(const Arguments& g, int row, int column, int n, bool r, bool 
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+    int8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map) {
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared), full = base + BARRIERS, empty = full + 8 * STAGES;
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-  const int strips = (g.outputs + 63) >> 6, strip = blockIdx.x % g.rows * STRIPS, token = blockIdx.x / g.rows * (WARPGROUPS * NT);
+  const int strips = (g.outputs + 63) >> 6, strip = blockIdx.x % g.rows * STRIPS,
+            token = blockIdx.x / g.rows * (WARPGROUPS * NT);
   if (threadIdx.x == 0) {
-    for (int s = 0; s < STAGES; s++) { mbarrier_init(full + 8 * s, 1); mbarrier_init(empty + 8 * s, WARPGROUPS * 4); }
+    for (int s = 0; s < STAGES; s++) {
+      mbarrier_init(full + 8 * s, 1);
+      mbarrier_init(empty + 8 * s, WARPGROUPS * 4);
+    }
     mbarrier_init_fence();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     prefetch_map(&x_map);
@@ -121,13 +132,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_
     if (lane == 0) produce(g, &x_map, base, strip, strips, token, blockIdx.y * g.channels);
     return;
   }
-  const int wg = warp >> 2, t = threadIdx.x & 127, first = token + wg * NT;   // first pixel of the warpgroup
+  const int wg = warp >> 2, t = threadIdx.x & 127, first = token + wg * NT;  // first pixel of the warpgroup
   const Windows& v = g.windows;
   const bool padded = g.x_zero != 0;
   const u32 corners = base + CORNERS + wg * NT * 8;
-  if (padded && t < NT) {                        // meanwhile the ring fills
+  if (padded && t < NT) {  // meanwhile the ring fills
     const Window at = Window::of(v, first + t, 0);
-    const int last_row = at.row + (v.kernel_rows - 1) * v.dilation_down, last_column = at.column + (v.kernel_columns - 1) * v.dilation_across;
+    const int last_row = at.row + (v.kernel_rows - 1) * v.dilation_down,
+              last_column = at.column + (v.kernel_columns - 1) * v.dilation_across;
     const bool inside = at.row >= 0 && at.column >= 0 && last_row < g.height && last_column < g.width;
     store_shared(corners + 8 * t, inside ? INSIDE : (u32)at.row);
     store_shared(corners + 8 * t + 4, (u32)at.column);
@@ -143,29 +155,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_
     for (int j = 0; j < 4; j++)
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
-        WgmmaBytes<NT, UNSIGNED>::run(acc[p], w + p * (ATOM / 16) + 2 * j, x + j / 2 * (BOX / 16) + 2 * (j & 1), k + j ? 1 : 0);
+        WgmmaBytes<NT, UNSIGNED>::run(acc[p], w + p * (ATOM / 16) + 2 * j, x + j / 2 * (BOX / 16) + 2 * (j & 1),
+                                      k + j ? 1 : 0);
     wgmma_commit();
     // The stage before is free when only this one's products are under way.
     wgmma_wait<1>();
     if (k > 0 && lane == 0) mbarrier_arrive(empty + 8 * (s ? s - 1 : STAGES - 1));
-    if (++s == STAGES) { s = 0; phase ^= 1; }
+    if (++s == STAGES) {
+      s = 0;
+      phase ^= 1;
+    }
   }
   wgmma_wait<0>();
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) pin(acc[p]);
-  dependency_wait();                             // what an earlier kernel reads of y
+  dependency_wait();  // what an earlier kernel reads of y
 
-  // Codes of 8 pixels x 16 outputs a warp: transposed in registers, then side by side in the warpgroup's boxes of the first stage, which are read.
+  // Codes of 8 pixels x 16 outputs a warp: transposed in registers, then side by side in the warpgroup's boxes of the
+  // first stage, which are read.
   const u32 staging = base + STRIPS * ATOM + wg * STAGE_X;
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     if ((strip + p) * 64 >= g.outputs) break;
-    const int in_group = (strip + p) * 64 + (warp & 3) * 16 + (lane >> 2);   // output R of the lane
+    const int in_group = (strip + p) * 64 + (warp & 3) * 16 + (lane >> 2);  // output R of the lane
     const int n = blockIdx.y * g.outputs + in_group;
     const bool r = in_group < g.outputs, r8 = in_group + 8 < g.outputs;
     const int c = r ? __ldg(g.constants + n) : 0, c8 = r8 ? __ldg(g.constants + n + 8) : 0;
     const float m = r ? __ldg(g.multipliers + n) : 0.f, m8 = r8 ? __ldg(g.multipliers + n + 8) : 0.f;
-    barrier_sync(1 + wg, 128);                   // all warps have read the first stage, or the strip before is stored
+    barrier_sync(1 + wg, 128);  // all warps have read the first stage, or the strip before is stored
 #pragma unroll
     for (int i = 0; i < NT / 8; i++) {
       int sum[2] = {c, c}, sum8[2] = {c8, c8};
@@ -187,7 +204,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) int8_sm90(const __grid_
     for (int i = t; i < NT * 4; i += 128) {
       const int pixel = i >> 2, chunk = i & 3, at = first + pixel, out = (strip + p) * 64 + 16 * chunk;
       if (at >= g.m || out >= g.outputs) continue;
-      store_codes(g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out, staging, pixel, chunk, out, g.outputs, aligned, zeros);
+      store_codes(g.y + (u64)at * v.pitch + blockIdx.y * g.outputs + out, staging, pixel, chunk, out, g.outputs,
+                  aligned, zeros);
     }
   }
 }

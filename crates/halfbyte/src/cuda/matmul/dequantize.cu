@@ -4,8 +4,8 @@
 //   codes -> value, exact in f32 (in f64 where scales are f32 or zeros are floats) -> rounded -> shared memory
 //   shared memory -> rows, 16 bytes a thread, so that memory is written in whole lines
 //
-// Bound by what is written. Layouts: cuda_plain (layout/cuda_plain.rs), cuda_wna16 (layout/cuda_wna16.rs). Columns of cuda_wna16
-// that were sorted by group go back to where they belong in shared memory, so that x needs no other order.
+// Bound by what is written. Layouts: cuda_plain (layout/cuda_plain.rs), cuda_wna16 (layout/cuda_wna16.rs). Columns of
+// cuda_wna16 that were sorted by group go back to where they belong in shared memory, so that x needs no other order.
 #include "dequant.cuh"
 #include "floats.cuh"
 
@@ -13,10 +13,10 @@ constexpr int THREADS = 256;
 
 // Where rows go, as in dequantize.rs. The first row is a multiple of 64.
 struct Output {
-    void* to;              // [rows][pitch]: begins at 16 bytes, pitch a multiple of 8
-    u64 pitch;
-    u32 n, k;              // of the matrix
-    u32 first, rows;       // which rows
+  void* to;  // [rows][pitch]: begins at 16 bytes, pitch a multiple of 8
+  u64 pitch;
+  u32 n, k;  // of the matrix
+  u32 first, rows;  // which rows
 };
 
 // ---- values
@@ -25,44 +25,52 @@ struct Output {
 DEV float integer(u32 code, float zero_and_2_23) { return __uint_as_float(code | 0x4b000000) - zero_and_2_23; }
 constexpr float TWO_23 = 8388608.f;
 
-// A double as what OUT is rounded from: for halfs a float whose last bit says whether anything was cut off, so that rounding
-// it rounds the double.
+// A double as what OUT is rounded from: for halfs a float whose last bit says whether anything was cut off, so that
+// rounding it rounds the double.
 template <FloatType OUT> DEV float rounded_to_odd(double v) {
-    if constexpr (OUT == F32) return float(v);
-    const float cut = __double2float_rz(v);
-    return double(cut) == v ? cut : __uint_as_float(__float_as_uint(cut) | 1);
+  if constexpr (OUT == F32) return float(v);
+  const float cut = __double2float_rz(v);
+  return double(cut) == v ? cut : __uint_as_float(__float_as_uint(cut) | 1);
 }
 
-template <FloatType OUT> struct Stored { typedef u16 type; };
-template <> struct Stored<F32> { typedef float type; };
+template <FloatType OUT> struct Stored {
+  typedef u16 type;
+};
+template <> struct Stored<F32> {
+  typedef float type;
+};
 
 template <FloatType OUT> DEV typename Stored<OUT>::type narrowed(float v) {
-    if constexpr (OUT == F32) return v;
-    else return u16(OUT == F16 ? half_pair(v, 0.f) : bf16_pair(v, 0.f));
+  if constexpr (OUT == F32)
+    return v;
+  else
+    return u16(OUT == F16 ? half_pair(v, 0.f) : bf16_pair(v, 0.f));
 }
 
 // Two neighbours in shared memory; the first at a multiple of their size.
 template <FloatType OUT> DEV void store_pair(typename Stored<OUT>::type* to, float a, float b) {
-    if constexpr (OUT == F32) *reinterpret_cast<float2*>(to) = make_float2(a, b);
-    else *reinterpret_cast<u32*>(to) = OUT == F16 ? half_pair(a, b) : bf16_pair(a, b);
+  if constexpr (OUT == F32)
+    *reinterpret_cast<float2*>(to) = make_float2(a, b);
+  else
+    *reinterpret_cast<u32*>(to) = OUT == F16 ? half_pair(a, b) : bf16_pair(a, b);
 }
 
 // 4, 8 or 16 neighbours in shared memory; the first at a multiple of their size.
 template <FloatType OUT, int COUNT> DEV void store_run(typename Stored<OUT>::type* to, const float (&v)[COUNT]) {
-    if constexpr (OUT == F32) {
+  if constexpr (OUT == F32) {
 #pragma unroll
-        for (int i = 0; i < COUNT / 4; i++)
-            reinterpret_cast<float4*>(to)[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
-    } else {
-        u32 pairs[COUNT / 2];
+    for (int i = 0; i < COUNT / 4; i++)
+      reinterpret_cast<float4*>(to)[i] = make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]);
+  } else {
+    u32 pairs[COUNT / 2];
 #pragma unroll
-        for (int i = 0; i < COUNT / 2; i++)
-            pairs[i] = OUT == F16 ? half_pair(v[2 * i], v[2 * i + 1]) : bf16_pair(v[2 * i], v[2 * i + 1]);
-        if constexpr (COUNT == 4) *reinterpret_cast<uint2*>(to) = make_uint2(pairs[0], pairs[1]);
+    for (int i = 0; i < COUNT / 2; i++)
+      pairs[i] = OUT == F16 ? half_pair(v[2 * i], v[2 * i + 1]) : bf16_pair(v[2 * i], v[2 * i + 1]);
+    if constexpr (COUNT == 4) *reinterpret_cast<uint2*>(to) = make_uint2(pairs[0], pairs[1]);
 #pragma unroll
-        for (int i = 0; i < COUNT / 8; i++)
-            reinterpret_cast<uint4*>(to)[i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
-    }
+    for (int i = 0; i < COUNT / 8; i++)
+      reinterpret_cast<uint4*>(to)[i] = make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+  }
 }
 
 // ---- from shared memory to rows
@@ -70,204 +78,208 @@ template <FloatType OUT, int COUNT> DEV void store_run(typename Stored<OUT>::typ
 // A row of a tile, `width` columns from column `from` on, by threads `thread`, `thread + threads`, ...
 template <typename T>
 DEV void store_row(const Output& out, const T* tile, u32 row, u32 from, u32 width, u32 thread, u32 threads) {
-    if (row < out.first || row >= min(out.first + out.rows, out.n)) return;
-    uint4* to = reinterpret_cast<uint4*>(static_cast<T*>(out.to) + (row - out.first) * out.pitch + from);
-    for (u32 i = thread; i < width * sizeof(T) / 16; i += threads) to[i] = reinterpret_cast<const uint4*>(tile)[i];
+  if (row < out.first || row >= min(out.first + out.rows, out.n)) return;
+  uint4* to = reinterpret_cast<uint4*>(static_cast<T*>(out.to) + (row - out.first) * out.pitch + from);
+  for (u32 i = thread; i < width * sizeof(T) / 16; i += threads) to[i] = reinterpret_cast<const uint4*>(tile)[i];
 }
 
 // ---- cuda_plain
 
 struct Plain {
-    const u32* codes;      // [words][n]
-    const void* scales;    // [groups][n]
-    const void* zeros;     // [groups][n]: u16 zero points, or offsets of the scales' type
-    const u32* group_of;   // [k], or null: column / group
-    u32 group;
-    u32 middle;            // the code of zero in a symmetric format
-    FloatType scale_type;
-    u32 zero_kind;         // 0 symmetric, 1 integer, 2 offset
+  const u32* codes;  // [words][n]
+  const void* scales;  // [groups][n]
+  const void* zeros;  // [groups][n]: u16 zero points, or offsets of the scales' type
+  const u32* group_of;  // [k], or null: column / group
+  u32 group;
+  u32 middle;  // the code of zero in a symmetric format
+  FloatType scale_type;
+  u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
 };
 
-struct Terms { float scale, zero, offset; };
+struct Terms {
+  float scale, zero, offset;
+};
 
 __device__ inline Terms terms_of(const Plain& p, u32 n, u32 output, u32 group) {
-    const u64 at = u64(group) * n + output;
-    Terms t = {load_float(p.scales, at, p.scale_type), float(p.middle), 0.f};
-    if (p.zero_kind == 1) t.zero = static_cast<const u16*>(p.zeros)[at];
-    if (p.zero_kind == 2) t.offset = load_float(p.zeros, at, p.scale_type);
-    return t;
+  const u64 at = u64(group) * n + output;
+  Terms t = {load_float(p.scales, at, p.scale_type), float(p.middle), 0.f};
+  if (p.zero_kind == 1) t.zero = static_cast<const u16*>(p.zeros)[at];
+  if (p.zero_kind == 2) t.offset = load_float(p.zeros, at, p.scale_type);
+  return t;
 }
 
 // A value that f32 does not hold.
 template <FloatType OUT> DEV float rounded(const Terms& t, bool offset, float code) {
-    const double scale = t.scale;
-    return rounded_to_odd<OUT>(offset ? scale * code + double(t.offset) : scale * (code - t.zero));
+  const double scale = t.scale;
+  return rounded_to_odd<OUT>(offset ? scale * code + double(t.offset) : scale * (code - t.zero));
 }
 
 // FIELD: bits of a code's place in a word. A block has 64 rows and 256 bytes of each.
 template <int FIELD, FloatType OUT>
 __global__ void __launch_bounds__(THREADS, 5) dequantize_plain(const Output out, const Plain p) {
-    typedef typename Stored<OUT>::type T;
-    constexpr int ROWS = 64, COLUMNS = 256 / sizeof(T), PITCH = COLUMNS + 16 / sizeof(T), APART = THREADS / ROWS;
-    constexpr int PER_WORD = 32 / FIELD, WORDS = COLUMNS / PER_WORD / APART;
-    constexpr u32 MASK = (1u << FIELD) - 1;
-    __shared__ __align__(16) T tile[ROWS * PITCH];
+  typedef typename Stored<OUT>::type T;
+  constexpr int ROWS = 64, COLUMNS = 256 / sizeof(T), PITCH = COLUMNS + 16 / sizeof(T), APART = THREADS / ROWS;
+  constexpr int PER_WORD = 32 / FIELD, WORDS = COLUMNS / PER_WORD / APART;
+  constexpr u32 MASK = (1u << FIELD) - 1;
+  __shared__ __align__(16) T tile[ROWS * PITCH];
 
-    const u32 first_column = blockIdx.x * COLUMNS, first_row = out.first + blockIdx.y * ROWS;
-    const u32 lane = threadIdx.x % ROWS, row = first_row + lane, first_word = threadIdx.x / ROWS;
-    u32 words[WORDS];
+  const u32 first_column = blockIdx.x * COLUMNS, first_row = out.first + blockIdx.y * ROWS;
+  const u32 lane = threadIdx.x % ROWS, row = first_row + lane, first_word = threadIdx.x / ROWS;
+  u32 words[WORDS];
 #pragma unroll
-    for (int i = 0; i < WORDS; i++) {
-        const u32 column = first_column + (first_word + i * APART) * PER_WORD;
-        words[i] = row < out.n && column < out.k ? p.codes[u64(column / PER_WORD) * out.n + row] : 0;
+  for (int i = 0; i < WORDS; i++) {
+    const u32 column = first_column + (first_word + i * APART) * PER_WORD;
+    words[i] = row < out.n && column < out.k ? p.codes[u64(column / PER_WORD) * out.n + row] : 0;
+  }
+  const bool exact = p.scale_type != F32 && p.zero_kind != 2;
+  u32 group = (first_column + first_word * PER_WORD) / p.group, end = (group + 1) * p.group;
+#pragma unroll
+  for (int i = 0; i < WORDS; i++) {
+    const u32 within = (first_word + i * APART) * PER_WORD, column = first_column + within;
+    if (row >= out.n || column >= out.k) break;
+    T* to = tile + lane * PITCH + within;
+    for (; column >= end; end += p.group) group++;
+    if (exact && !p.group_of && min(end, out.k) - column >= PER_WORD) {
+      const Terms t = terms_of(p, out.n, row, group);
+      float v[PER_WORD];
+#pragma unroll
+      for (int f = 0; f < PER_WORD; f++) v[f] = t.scale * integer(words[i] >> f * FIELD & MASK, t.zero + TWO_23);
+      store_run<OUT>(to, v);
+      continue;
     }
-    const bool exact = p.scale_type != F32 && p.zero_kind != 2;
-    u32 group = (first_column + first_word * PER_WORD) / p.group, end = (group + 1) * p.group;
-#pragma unroll
-    for (int i = 0; i < WORDS; i++) {
-        const u32 within = (first_word + i * APART) * PER_WORD, column = first_column + within;
-        if (row >= out.n || column >= out.k) break;
-        T* to = tile + lane * PITCH + within;
-        for (; column >= end; end += p.group) group++;
-        if (exact && !p.group_of && min(end, out.k) - column >= PER_WORD) {
-            const Terms t = terms_of(p, out.n, row, group);
-            float v[PER_WORD];
-#pragma unroll
-            for (int f = 0; f < PER_WORD; f++) v[f] = t.scale * integer(words[i] >> f * FIELD & MASK, t.zero + TWO_23);
-            store_run<OUT>(to, v);
-            continue;
-        }
-        if (exact && p.group_of && column + PER_WORD <= out.k) {
+    if (exact && p.group_of && column + PER_WORD <= out.k) {
 #pragma unroll 1
-            for (int first = 0; first < PER_WORD; first += 4) {
-                float v[4];
+      for (int first = 0; first < PER_WORD; first += 4) {
+        float v[4];
 #pragma unroll
-                for (int f = 0; f < 4; f++) {
-                    const Terms t = terms_of(p, out.n, row, p.group_of[column + first + f]);
-                    v[f] = t.scale * integer(words[i] >> (first + f) * FIELD & MASK, t.zero + TWO_23);
-                }
-                store_run<OUT>(to + first, v);
-            }
-            continue;
+        for (int f = 0; f < 4; f++) {
+          const Terms t = terms_of(p, out.n, row, p.group_of[column + first + f]);
+          v[f] = t.scale * integer(words[i] >> (first + f) * FIELD & MASK, t.zero + TWO_23);
         }
-        u32 last = ~0u, of_column = group, next = end;
-        Terms t;
-#pragma unroll 1
-        for (int f = 0; f < PER_WORD && column + f < out.k; f++) {
-            if (column + f == next) of_column++, next += p.group;
-            if (p.group_of) of_column = p.group_of[column + f];
-            if (of_column != last) t = terms_of(p, out.n, row, last = of_column);
-            const float code = float(words[i] >> f * FIELD & MASK);
-            to[f] = narrowed<OUT>(exact ? t.scale * (code - t.zero) : rounded<OUT>(t, p.zero_kind == 2, code));
-        }
+        store_run<OUT>(to + first, v);
+      }
+      continue;
     }
-    __syncthreads();
-    // Sixteen threads a row.
-    const u32 width = min(u32(out.pitch) - first_column, u32(COLUMNS));
+    u32 last = ~0u, of_column = group, next = end;
+    Terms t;
+#pragma unroll 1
+    for (int f = 0; f < PER_WORD && column + f < out.k; f++) {
+      if (column + f == next) of_column++, next += p.group;
+      if (p.group_of) of_column = p.group_of[column + f];
+      if (of_column != last) t = terms_of(p, out.n, row, last = of_column);
+      const float code = float(words[i] >> f * FIELD & MASK);
+      to[f] = narrowed<OUT>(exact ? t.scale * (code - t.zero) : rounded<OUT>(t, p.zero_kind == 2, code));
+    }
+  }
+  __syncthreads();
+  // Sixteen threads a row.
+  const u32 width = min(u32(out.pitch) - first_column, u32(COLUMNS));
 #pragma unroll
-    for (int r = threadIdx.x / 16; r < ROWS; r += THREADS / 16)
-        store_row(out, tile + r * PITCH, first_row + r, first_column, width, threadIdx.x % 16, 16);
+  for (int r = threadIdx.x / 16; r < ROWS; r += THREADS / 16)
+    store_row(out, tile + r * PITCH, first_row + r, first_column, width, threadIdx.x % 16, 16);
 }
 
 // ---- cuda_wna16
 
 struct Wna16 {
-    const u8* atoms;
-    const u8* rows;        // scales and zero points of rows, where a row has one of each
-    const u32* order;      // [k]: the column that each lies in for, or null
-    u32 steps;             // atoms along k
-    u32 groups;            // in an atom: 4, 2, 1; 0: one scale a row
-    u32 atom_bytes;
-    u32 zero;              // with zero points
-    u32 bf16_scales;
-    u32 window;            // columns of a block
+  const u8* atoms;
+  const u8* rows;  // scales and zero points of rows, where a row has one of each
+  const u32* order;  // [k]: the column that each lies in for, or null
+  u32 steps;  // atoms along k
+  u32 groups;  // in an atom: 4, 2, 1; 0: one scale a row
+  u32 atom_bytes;
+  u32 zero;  // with zero points
+  u32 bf16_scales;
+  u32 window;  // columns of a block
 };
 
-// BITS: 4 or 8. A block has a strip of 64 rows and 512 bytes of each; or, where columns were SORTED, rows R and R + 8 and a
-// window of columns: it looks at all and takes those that belong there. Shared memory: rows of the window and 16 bytes each.
+// BITS: 4 or 8. A block has a strip of 64 rows and 512 bytes of each; or, where columns were SORTED, rows R and R + 8
+// and a window of columns: it looks at all and takes those that belong there. Shared memory: rows of the window and 16
+// bytes each.
 template <int BITS, FloatType OUT, bool SORTED>
 __global__ void __launch_bounds__(THREADS, 5) dequantize_wna16(const Output out, const Wna16 p) {
-    typedef typename Stored<OUT>::type T;
-    constexpr u32 CODES = 1024 * BITS, PARTS = BITS / 2, MASK = (1u << BITS) - 1;
-    constexpr u32 PAIRS = SORTED ? 1 : 32;       // of rows R and R + 8
-    extern __shared__ uint4 shared[];
-    T* tile = reinterpret_cast<T*>(shared);
-    const u32 window = SORTED ? p.window : 512 / sizeof(T), pitch = window + 16 / sizeof(T);
+  typedef typename Stored<OUT>::type T;
+  constexpr u32 CODES = 1024 * BITS, PARTS = BITS / 2, MASK = (1u << BITS) - 1;
+  constexpr u32 PAIRS = SORTED ? 1 : 32;  // of rows R and R + 8
+  extern __shared__ uint4 shared[];
+  T* tile = reinterpret_cast<T*>(shared);
+  const u32 window = SORTED ? p.window : 512 / sizeof(T), pitch = window + 16 / sizeof(T);
 
-    // Neighbouring blocks write neighbouring columns, which is 10 % faster.
-    const u32 strip = out.first / 64 + (SORTED ? blockIdx.x / 32 : blockIdx.y), first_pair = SORTED ? blockIdx.x % 32 : 0;
-    const u32 from = (SORTED ? blockIdx.y : blockIdx.x) * window, first_step = SORTED ? 0 : from / 128;
-    const u32 steps = SORTED ? p.steps : min(p.steps - first_step, window / 128);
-    const u32 shift = 7 - p.groups / 2;          // columns of a group: 32, 64, 128
-    // Strips of a super-strip take turns along k.
-    const u32 first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
-    const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * p.atom_bytes;
+  // Neighbouring blocks write neighbouring columns, which is 10 % faster.
+  const u32 strip = out.first / 64 + (SORTED ? blockIdx.x / 32 : blockIdx.y), first_pair = SORTED ? blockIdx.x % 32 : 0;
+  const u32 from = (SORTED ? blockIdx.y : blockIdx.x) * window, first_step = SORTED ? 0 : from / 128;
+  const u32 steps = SORTED ? p.steps : min(p.steps - first_step, window / 128);
+  const u32 shift = 7 - p.groups / 2;  // columns of a group: 32, 64, 128
+  // Strips of a super-strip take turns along k.
+  const u32 first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
+  const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * p.atom_bytes;
 
-    // A thread takes four words, which lie in 16 bytes, of one pair of rows.
-    for (u32 i = threadIdx.x; i < 4 * PAIRS * PARTS * steps; i += THREADS) {
-        const u32 four = i % 4, pair = i / 4 % PAIRS, part = i / (4 * PAIRS) % PARTS, step = first_step + i / (4 * PAIRS * PARTS);
-        const u32 warp = (first_pair + pair) / 8, r = (first_pair + pair) % 8;
-        const u8* atom = base + u64(step * wide) * p.atom_bytes;
-        const uint4 quad = *reinterpret_cast<const uint4*>(atom + ((warp * PARTS + part) * 32 + 4 * r + four) * 16);
-        const u32 words[4] = {quad.x, quad.y, quad.z, quad.w};
-        T* upper = tile + pair * pitch;
-        T* lower = tile + (PAIRS + pair) * pitch;
-        float scale = 0, scale8 = 0, zero = TWO_23 + (1 << (BITS - 1)), zero8 = zero;
-        // Where four words have more than one group they have two.
-        constexpr u32 SPAN = BITS == 4 ? 64 : 32;
+  // A thread takes four words, which lie in 16 bytes, of one pair of rows.
+  for (u32 i = threadIdx.x; i < 4 * PAIRS * PARTS * steps; i += THREADS) {
+    const u32 four = i % 4, pair = i / 4 % PAIRS, part = i / (4 * PAIRS) % PARTS,
+              step = first_step + i / (4 * PAIRS * PARTS);
+    const u32 warp = (first_pair + pair) / 8, r = (first_pair + pair) % 8;
+    const u8* atom = base + u64(step * wide) * p.atom_bytes;
+    const uint4 quad = *reinterpret_cast<const uint4*>(atom + ((warp * PARTS + part) * 32 + 4 * r + four) * 16);
+    const u32 words[4] = {quad.x, quad.y, quad.z, quad.w};
+    T* upper = tile + pair * pitch;
+    T* lower = tile + (PAIRS + pair) * pitch;
+    float scale = 0, scale8 = 0, zero = TWO_23 + (1 << (BITS - 1)), zero8 = zero;
+    // Where four words have more than one group they have two.
+    constexpr u32 SPAN = BITS == 4 ? 64 : 32;
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if (j == 0 || (SPAN == 64 && j == 2 && p.groups == 4)) {
-                const u32 group = (SPAN * part + SPAN / 4 * j) >> shift;
-                const u8* scales = p.groups ? atom + CODES + group * 128 : p.rows + u64(strip) * (p.zero ? 192 : 128);
-                const u8* zeros = p.groups ? atom + CODES + p.groups * 128 + group * 64 : scales + 128;
-                const u32 s = *reinterpret_cast<const u32*>(scales + warp * 32 + r * 4);
-                scale = p.bf16_scales ? bf16_low(s) : half_low(s);
-                scale8 = p.bf16_scales ? bf16_high(s) : half_high(s);
-                if (p.zero) {
-                    const u32 z = *reinterpret_cast<const u16*>(zeros + warp * 16 + r * 2);
-                    zero = TWO_23 + float(z & 255), zero8 = TWO_23 + float(z >> 8);
-                }
-            }
-            // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
-            const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
-#pragma unroll
-            for (int half = 0; half < (BITS == 4 ? 2 : 1); half++) {
-                const u32 c = step * 128 + within + 8 * half;
-                constexpr int F[4] = {BITS == 4 ? 6 : 0, BITS == 4 ? 22 : 16, BITS == 4 ? 2 : 8, BITS == 4 ? 18 : 24};
-                float v[4];
-#pragma unroll
-                for (int f = 0; f < 4; f++) {
-                    const u32 code = __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
-                    v[f] = integer(code, f < 2 ? zero : zero8) * (f < 2 ? scale : scale8);
-                }
-                if constexpr (!SORTED) {
-                    store_pair<OUT>(upper + (c - from), v[0], v[1]);
-                    store_pair<OUT>(lower + (c - from), v[2], v[3]);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < 2; e++) {
-                        const u32 to = c + e < out.k ? p.order[c + e] - from : window;
-                        if (to >= window) continue;
-                        upper[to] = narrowed<OUT>(v[e]);
-                        lower[to] = narrowed<OUT>(v[2 + e]);
-                    }
-                }
-            }
+    for (int j = 0; j < 4; j++) {
+      if (j == 0 || (SPAN == 64 && j == 2 && p.groups == 4)) {
+        const u32 group = (SPAN * part + SPAN / 4 * j) >> shift;
+        const u8* scales = p.groups ? atom + CODES + group * 128 : p.rows + u64(strip) * (p.zero ? 192 : 128);
+        const u8* zeros = p.groups ? atom + CODES + p.groups * 128 + group * 64 : scales + 128;
+        const u32 s = *reinterpret_cast<const u32*>(scales + warp * 32 + r * 4);
+        scale = p.bf16_scales ? bf16_low(s) : half_low(s);
+        scale8 = p.bf16_scales ? bf16_high(s) : half_high(s);
+        if (p.zero) {
+          const u32 z = *reinterpret_cast<const u16*>(zeros + warp * 16 + r * 2);
+          zero = TWO_23 + float(z & 255), zero8 = TWO_23 + float(z >> 8);
         }
+      }
+      // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
+      const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
+#pragma unroll
+      for (int half = 0; half < (BITS == 4 ? 2 : 1); half++) {
+        const u32 c = step * 128 + within + 8 * half;
+        constexpr int F[4] = {BITS == 4 ? 6 : 0, BITS == 4 ? 22 : 16, BITS == 4 ? 2 : 8, BITS == 4 ? 18 : 24};
+        float v[4];
+#pragma unroll
+        for (int f = 0; f < 4; f++) {
+          const u32 code = __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
+          v[f] = integer(code, f < 2 ? zero : zero8) * (f < 2 ? scale : scale8);
+        }
+        if constexpr (!SORTED) {
+          store_pair<OUT>(upper + (c - from), v[0], v[1]);
+          store_pair<OUT>(lower + (c - from), v[2], v[3]);
+        } else {
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            const u32 to = c + e < out.k ? p.order[c + e] - from : window;
+            if (to >= window) continue;
+            upper[to] = narrowed<OUT>(v[e]);
+            lower[to] = narrowed<OUT>(v[2 + e]);
+          }
+        }
+      }
     }
-    __syncthreads();
-    const u32 width = min(u32(out.pitch) - from, window);
-    if constexpr (SORTED) {
-        const u32 row = strip * 64 + first_pair / 8 * 16 + first_pair % 8;
-        store_row(out, tile, row, from, width, threadIdx.x, THREADS);
-        store_row(out, tile + pitch, row + 8, from, width, threadIdx.x, THREADS);
-    } else {
-        // A warp a row.
+  }
+  __syncthreads();
+  const u32 width = min(u32(out.pitch) - from, window);
+  if constexpr (SORTED) {
+    const u32 row = strip * 64 + first_pair / 8 * 16 + first_pair % 8;
+    store_row(out, tile, row, from, width, threadIdx.x, THREADS);
+    store_row(out, tile + pitch, row + 8, from, width, threadIdx.x, THREADS);
+  } else {
+    // A warp a row.
 #pragma unroll 4
-        for (u32 r = threadIdx.x / 32; r < 64; r += THREADS / 32) {
-            const u32 pair = r % 32, row = strip * 64 + pair / 8 * 16 + pair % 8 + r / 32 * 8;
-            store_row(out, tile + r * pitch, row, from, width, threadIdx.x % 32, 32);
-        }
+    for (u32 r = threadIdx.x / 32; r < 64; r += THREADS / 32) {
+      const u32 pair = r % 32, row = strip * 64 + pair / 8 * 16 + pair % 8 + r / 32 * 8;
+      store_row(out, tile + r * pitch, row, from, width, threadIdx.x % 32, 32);
     }
+  }
 }

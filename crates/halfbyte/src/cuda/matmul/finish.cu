@@ -4,36 +4,37 @@
 
 // As `Params` in finish.rs.
 struct Params {
-    const float* sums;     // [rows][sums_pitch]
-    const float* bias;     // [n], or null
-    void* y;               // [rows][y_pitch]; may be the sums themselves
-    u64 sums_pitch, y_pitch;
-    u32 rows, n;
-    FloatType y_type;
-    Activation activation;
-    float low, high;       // of CLAMP
+  const float* sums;  // [rows][sums_pitch]
+  const float* bias;  // [n], or null
+  void* y;  // [rows][y_pitch]; may be the sums themselves
+  u64 sums_pitch, y_pitch;
+  u32 rows, n;
+  FloatType y_type;
+  Activation activation;
+  float low, high;  // of CLAMP
 };
 
 constexpr u32 THREADS = 256, EACH = 4;
 
 // A block has 1024 columns of some rows; a thread four of them, 256 apart.
 extern "C" __global__ void __launch_bounds__(THREADS) finish(const Params p) {
-    const u32 first = blockIdx.x * THREADS * EACH + threadIdx.x;
-    float bias[EACH];
+  const u32 first = blockIdx.x * THREADS * EACH + threadIdx.x;
+  float bias[EACH];
 #pragma unroll
-    for (u32 i = 0; i < EACH; i++) bias[i] = p.bias && first + i * THREADS < p.n ? p.bias[first + i * THREADS] : 0.f;
-    for (u32 row = blockIdx.y; row < p.rows; row += gridDim.y) {
-        float v[EACH];
+  for (u32 i = 0; i < EACH; i++) bias[i] = p.bias && first + i * THREADS < p.n ? p.bias[first + i * THREADS] : 0.f;
+  for (u32 row = blockIdx.y; row < p.rows; row += gridDim.y) {
+    float v[EACH];
 #pragma unroll
-        for (u32 i = 0; i < EACH; i++)
-            v[i] = first + i * THREADS < p.n ? p.sums[row * p.sums_pitch + first + i * THREADS] : 0.f;
+    for (u32 i = 0; i < EACH; i++)
+      v[i] = first + i * THREADS < p.n ? p.sums[row * p.sums_pitch + first + i * THREADS] : 0.f;
 #pragma unroll 1
-        for (u32 i = 0; i < EACH; i++) {
-            const u32 column = first + i * THREADS;
-            if (column >= p.n) break;
-            const float sum = i == 0 ? v[0] : i == 1 ? v[1] : i == 2 ? v[2] : v[3];
-            const float b = i == 0 ? bias[0] : i == 1 ? bias[1] : i == 2 ? bias[2] : bias[3];
-            store_float(p.y, row * p.y_pitch + column, activate(p.bias ? sum + b : sum, p.activation, p.low, p.high), p.y_type);
-        }
+    for (u32 i = 0; i < EACH; i++) {
+      const u32 column = first + i * THREADS;
+      if (column >= p.n) break;
+      const float sum = i == 0 ? v[0] : i == 1 ? v[1] : i == 2 ? v[2] : v[3];
+      const float b = i == 0 ? bias[0] : i == 1 ? bias[1] : i == 2 ? bias[2] : bias[3];
+      store_float(p.y, row * p.y_pitch + column, activate(p.bias ? sum + b : sum, p.activation, p.low, p.high),
+                  p.y_type);
     }
+  }
 }

@@ -2,17 +2,19 @@
 //
 //   a block makes one tile of 64 outputs x 128 columns:
 //       words of the file -> codes, one a byte, [64][128] in shared memory
-//       codes -> an atom of layout/cuda_wna16.rs, or words of layout/cuda_plain.rs, written as one piece or in lines of outputs
+//       codes -> an atom of layout/cuda_wna16.rs, or words of layout/cuda_plain.rs, written as one piece or in lines of
+//       outputs
 //
-// Each byte is read once and written once, but under act-order, where the eight codes of a word go to several tiles: those of
-// 256 outputs come one after the other, and find the words in the cache.
+// Each byte is read once and written once, but under act-order, where the eight codes of a word go to several tiles:
+// those of 256 outputs come one after the other, and find the words in the cache.
 #include "floats.cuh"
 
-constexpr int OUTPUTS = 64;   // of a tile
+constexpr int OUTPUTS = 64;  // of a tile
 constexpr int COLUMNS = 128;
 constexpr int THREADS = 256;
 
-// Words that a row of a tile takes in shared memory: two banks from row to row, so that neighbouring outputs do not collide.
+// Words that a row of a tile takes in shared memory: two banks from row to row, so that neighbouring outputs do not
+// collide.
 constexpr int STRIDE = COLUMNS / 4 + 2;
 
 enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3 };
@@ -20,336 +22,340 @@ enum ZeroKind : u32 { SYMMETRIC = 0, INTEGER = 1, OFFSET = 2 };
 
 // As `Part` in pack.rs: rows that lie in one tensor, from its first on.
 struct Part {
-    const void* codes;
-    u64 stride;                        // bytes or words from a line of codes to the next
-    const void* scales;
-    u64 scale_output, scale_group;     // elements from a value to that of the next output, and of the next group
-    const void* zeros;                 // u16 zero points, or offsets
-    u64 zero_output, zero_group;
-    const float* channels;             // scales of the rows, where scales have two levels
-    u32 top, rows;                     // the first row in the packed matrix, and how many there are
-    Kind kind;
-    u32 flip;                          // bits to invert in each of four bytes
-    FloatType scale_type, offset_type;
+  const void* codes;
+  u64 stride;  // bytes or words from a line of codes to the next
+  const void* scales;
+  u64 scale_output, scale_group;  // elements from a value to that of the next output, and of the next group
+  const void* zeros;  // u16 zero points, or offsets
+  u64 zero_output, zero_group;
+  const float* channels;  // scales of the rows, where scales have two levels
+  u32 top, rows;  // the first row in the packed matrix, and how many there are
+  Kind kind;
+  u32 flip;  // bits to invert in each of four bytes
+  FloatType scale_type, offset_type;
 };
 
 // As `Params` in pack.rs.
 struct Params {
-    const Part* parts;                 // those that rows from `first` on lie in, one below the other
-    const u32* order;                  // [k], or null: the column of the file for each packed one
-    void* codes;                       // atoms, or words [words along k][n]
-    void* scales;                      // of rows, where a row has one; or [groups][n]
-    void* zeros;                       // [groups][n]
-    u32 n, k, groups;
-    u32 first;                         // row
-    u32 count;                         // of parts
-    u32 group;                         // columns that share a scale
-    u32 atom_group;                    // the same in an atom; 0: all of a row
-    u32 middle;                        // the code of zero in a symmetric format
-    FloatType scale_type;
-    ZeroKind zero_kind;
-    u32 factors;                       // scales on two levels: atoms have factors, with zero points in them
+  const Part* parts;  // those that rows from `first` on lie in, one below the other
+  const u32* order;  // [k], or null: the column of the file for each packed one
+  void* codes;  // atoms, or words [words along k][n]
+  void* scales;  // of rows, where a row has one; or [groups][n]
+  void* zeros;  // [groups][n]
+  u32 n, k, groups;
+  u32 first;  // row
+  u32 count;  // of parts
+  u32 group;  // columns that share a scale
+  u32 atom_group;  // the same in an atom; 0: all of a row
+  u32 middle;  // the code of zero in a symmetric format
+  FloatType scale_type;
+  ZeroKind zero_kind;
+  u32 factors;  // scales on two levels: atoms have factors, with zero points in them
 };
 
 DEV const Part& part_of(const Params& p, u32 row) {
-    u32 i = 0;
-    while (i + 1 < p.count && row >= p.parts[i + 1].top) i++;
-    return p.parts[i];
+  u32 i = 0;
+  while (i + 1 < p.count && row >= p.parts[i + 1].top) i++;
+  return p.parts[i];
 }
 
 // The codes of a word, the lowest bits first, one a byte.
-template <int BITS>
-DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
-    if constexpr (BITS == 8) bytes[0] = word;
-    if constexpr (BITS == 4) {
-        const u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
-        bytes[0] = __byte_perm(even, odd, 0x5140), bytes[1] = __byte_perm(even, odd, 0x7362);
-    }
-    if constexpr (BITS == 2) {
+template <int BITS> DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
+  if constexpr (BITS == 8) bytes[0] = word;
+  if constexpr (BITS == 4) {
+    const u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
+    bytes[0] = __byte_perm(even, odd, 0x5140), bytes[1] = __byte_perm(even, odd, 0x7362);
+  }
+  if constexpr (BITS == 2) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const u32 four = word >> (8 * i) & 0xff, pairs = (four | four << 12) & 0x000f000f;
-            bytes[i] = (pairs | pairs << 6) & 0x03030303;
-        }
+    for (int i = 0; i < 4; i++) {
+      const u32 four = word >> (8 * i) & 0xff, pairs = (four | four << 12) & 0x000f000f;
+      bytes[i] = (pairs | pairs << 6) & 0x03030303;
     }
+  }
 }
 
 // One code, wherever it lies.
-template <int BITS>
-DEV u32 code(const Part& part, u32 row, u32 column) {
-    constexpr u32 PER_WORD = 32 / BITS, MASK = (1u << BITS) - 1;
-    const u32* words = static_cast<const u32*>(part.codes);
-    switch (part.kind) {
-        case BYTES: return static_cast<const u8*>(part.codes)[row * part.stride + column] ^ (part.flip & 0xff);
-        case ALONG: return words[row * part.stride + column / PER_WORD] >> (column % PER_WORD * BITS) & MASK;
-        case DOWN: return words[column / PER_WORD * part.stride + row] >> (column % PER_WORD * BITS) & MASK;
-        default: return words[column * part.stride + row / 8] >> (4 * (row % 2 * 4 + row % 8 / 2)) & 15;
-    }
+template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
+  constexpr u32 PER_WORD = 32 / BITS, MASK = (1u << BITS) - 1;
+  const u32* words = static_cast<const u32*>(part.codes);
+  switch (part.kind) {
+    case BYTES: return static_cast<const u8*>(part.codes)[row * part.stride + column] ^ (part.flip & 0xff);
+    case ALONG: return words[row * part.stride + column / PER_WORD] >> (column % PER_WORD * BITS) & MASK;
+    case DOWN: return words[column / PER_WORD * part.stride + row] >> (column % PER_WORD * BITS) & MASK;
+    default: return words[column * part.stride + row / 8] >> (4 * (row % 2 * 4 + row % 8 / 2)) & 15;
+  }
 }
 
 // Codes of whole lines of one tensor, from its row and column on; what lies beyond its edges is left as it comes.
-template <int BITS>
-DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 column0, u32 k) {
-    constexpr int PER_WORD = 32 / BITS, WORDS = COLUMNS / PER_WORD, EACH = OUTPUTS * WORDS / THREADS;
-    const u32 thread = threadIdx.x, rows = part.rows - row0, columns = k - column0;
-    const u64 stride = part.stride;
-    const auto put = [&](u32 row, u32 word, u32 codes) {
-        u32 bytes[8 / BITS];
-        spread<BITS>(codes, bytes);
-        u32* to = &tile[row][word * (8 / BITS)];
-        if constexpr (BITS == 4) *reinterpret_cast<uint2*>(to) = make_uint2(bytes[0], bytes[1]);
-        else {
+template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 column0, u32 k) {
+  constexpr int PER_WORD = 32 / BITS, WORDS = COLUMNS / PER_WORD, EACH = OUTPUTS * WORDS / THREADS;
+  const u32 thread = threadIdx.x, rows = part.rows - row0, columns = k - column0;
+  const u64 stride = part.stride;
+  const auto put = [&](u32 row, u32 word, u32 codes) {
+    u32 bytes[8 / BITS];
+    spread<BITS>(codes, bytes);
+    u32* to = &tile[row][word * (8 / BITS)];
+    if constexpr (BITS == 4)
+      *reinterpret_cast<uint2*>(to) = make_uint2(bytes[0], bytes[1]);
+    else {
 #pragma unroll
-            for (int j = 0; j < 8 / BITS; j++) to[j] = bytes[j];
-        }
-    };
-    if (part.kind == BYTES) {
-        const u32 row = thread / 32, column = thread % 32 * 4;
-        const u8* bytes = static_cast<const u8*>(part.codes) + (row0 + row) * stride + column0 + column;
-        u32 loaded[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++, bytes += 8 * stride) {
-            loaded[i] = 0;
-            if (row + i * 8 >= rows || column >= columns) continue;
-            if (k % 4 == 0) {
-                loaded[i] = *reinterpret_cast<const u32*>(bytes);
-            } else {
-#pragma unroll
-                for (int b = 0; b < 4; b++) loaded[i] |= column + b < columns ? u32(bytes[b]) << (8 * b) : 0;
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++) tile[row + i * 8][thread % 32] = loaded[i] ^ part.flip;
-    } else if (part.kind == ALONG) {
-        constexpr int ROWS = THREADS / WORDS;
-        const u32 row = thread / WORDS, word = thread % WORDS;
-        const u32* words = static_cast<const u32*>(part.codes) + (row0 + row) * stride + column0 / PER_WORD + word;
-        u32 loaded[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++, words += ROWS * stride)
-            loaded[i] = row + i * ROWS < rows && word * PER_WORD < columns ? *words : 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) put(row + i * ROWS, word, loaded[i]);
-    } else if (part.kind == DOWN) {
-        constexpr int DOWN_AT_ONCE = THREADS / OUTPUTS;
-        const u32 row = thread % OUTPUTS, word = thread / OUTPUTS;
-        const u32* words = static_cast<const u32*>(part.codes) + (column0 / PER_WORD + word) * stride + row0 + row;
-        u32 loaded[EACH];
-#pragma unroll
-        for (int i = 0; i < EACH; i++, words += DOWN_AT_ONCE * stride)
-            loaded[i] = row < rows && (word + i * DOWN_AT_ONCE) * PER_WORD < columns ? *words : 0;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) put(row, word + i * DOWN_AT_ONCE, loaded[i]);
-    } else if constexpr (BITS == 4) {
-        // Rows and columns of four registers of four bytes, exchanged.
-        const auto transpose = [](const u32 (&in)[4], u32 (&out)[4]) {
-            const u32 a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
-            const u32 c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
-            out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);
-            out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
-        };
-        // A thread has four columns of eight outputs.
-        const u32 eight = thread % 8, column = thread / 8 * 4;
-        const u32* words = static_cast<const u32*>(part.codes) + (column0 + column) * stride + row0 / 8 + eight;
-        u32 loaded[4], even[4], odd[4], bytes[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++, words += stride) loaded[i] = eight * 8 < rows && column + i < columns ? *words : 0;
-#pragma unroll
-        for (int i = 0; i < 4; i++) even[i] = loaded[i] & 0x0f0f0f0f, odd[i] = loaded[i] >> 4 & 0x0f0f0f0f;
-        u32(*out)[STRIDE] = tile + eight * 8;
-        // Nibbles 0, 2, 4, 6 hold outputs 0, 4, 1, 5; the others 2, 6, 3, 7.
-        transpose(even, bytes);
-        out[0][thread / 8] = bytes[0], out[4][thread / 8] = bytes[1];
-        out[1][thread / 8] = bytes[2], out[5][thread / 8] = bytes[3];
-        transpose(odd, bytes);
-        out[2][thread / 8] = bytes[0], out[6][thread / 8] = bytes[1];
-        out[3][thread / 8] = bytes[2], out[7][thread / 8] = bytes[3];
+      for (int j = 0; j < 8 / BITS; j++) to[j] = bytes[j];
     }
+  };
+  if (part.kind == BYTES) {
+    const u32 row = thread / 32, column = thread % 32 * 4;
+    const u8* bytes = static_cast<const u8*>(part.codes) + (row0 + row) * stride + column0 + column;
+    u32 loaded[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++, bytes += 8 * stride) {
+      loaded[i] = 0;
+      if (row + i * 8 >= rows || column >= columns) continue;
+      if (k % 4 == 0) {
+        loaded[i] = *reinterpret_cast<const u32*>(bytes);
+      } else {
+#pragma unroll
+        for (int b = 0; b < 4; b++) loaded[i] |= column + b < columns ? u32(bytes[b]) << (8 * b) : 0;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) tile[row + i * 8][thread % 32] = loaded[i] ^ part.flip;
+  } else if (part.kind == ALONG) {
+    constexpr int ROWS = THREADS / WORDS;
+    const u32 row = thread / WORDS, word = thread % WORDS;
+    const u32* words = static_cast<const u32*>(part.codes) + (row0 + row) * stride + column0 / PER_WORD + word;
+    u32 loaded[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++, words += ROWS * stride)
+      loaded[i] = row + i * ROWS < rows && word * PER_WORD < columns ? *words : 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) put(row + i * ROWS, word, loaded[i]);
+  } else if (part.kind == DOWN) {
+    constexpr int DOWN_AT_ONCE = THREADS / OUTPUTS;
+    const u32 row = thread % OUTPUTS, word = thread / OUTPUTS;
+    const u32* words = static_cast<const u32*>(part.codes) + (column0 / PER_WORD + word) * stride + row0 + row;
+    u32 loaded[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++, words += DOWN_AT_ONCE * stride)
+      loaded[i] = row < rows && (word + i * DOWN_AT_ONCE) * PER_WORD < columns ? *words : 0;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) put(row, word + i * DOWN_AT_ONCE, loaded[i]);
+  } else if constexpr (BITS == 4) {
+    // Rows and columns of four registers of four bytes, exchanged.
+    const auto transpose = [](const u32(&in)[4], u32(&out)[4]) {
+      const u32 a = __byte_perm(in[0], in[1], 0x5140), b = __byte_perm(in[2], in[3], 0x5140);
+      const u32 c = __byte_perm(in[0], in[1], 0x7362), d = __byte_perm(in[2], in[3], 0x7362);
+      out[0] = __byte_perm(a, b, 0x5410), out[1] = __byte_perm(a, b, 0x7632);
+      out[2] = __byte_perm(c, d, 0x5410), out[3] = __byte_perm(c, d, 0x7632);
+    };
+    // A thread has four columns of eight outputs.
+    const u32 eight = thread % 8, column = thread / 8 * 4;
+    const u32* words = static_cast<const u32*>(part.codes) + (column0 + column) * stride + row0 / 8 + eight;
+    u32 loaded[4], even[4], odd[4], bytes[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++, words += stride) loaded[i] = eight * 8 < rows && column + i < columns ? *words : 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) even[i] = loaded[i] & 0x0f0f0f0f, odd[i] = loaded[i] >> 4 & 0x0f0f0f0f;
+    u32(*out)[STRIDE] = tile + eight * 8;
+    // Nibbles 0, 2, 4, 6 hold outputs 0, 4, 1, 5; the others 2, 6, 3, 7.
+    transpose(even, bytes);
+    out[0][thread / 8] = bytes[0], out[4][thread / 8] = bytes[1];
+    out[1][thread / 8] = bytes[2], out[5][thread / 8] = bytes[3];
+    transpose(odd, bytes);
+    out[2][thread / 8] = bytes[0], out[6][thread / 8] = bytes[1];
+    out[3][thread / 8] = bytes[2], out[7][thread / 8] = bytes[3];
+  }
 }
 
 // The codes of a tile, one a byte, and `filler` beyond the edges.
-template <int BITS>
-DEV void fill(u32 (&tile)[OUTPUTS][STRIDE], const Params& p, u32 row0, u32 column0, u32 filler) {
-    const u32 rows = p.n - row0 < OUTPUTS ? p.n - row0 : OUTPUTS, columns = p.k - column0 < COLUMNS ? p.k - column0 : COLUMNS;
-    const Part& part = part_of(p, row0);
-    u8(*bytes)[STRIDE * 4] = reinterpret_cast<u8(*)[STRIDE * 4]>(tile);
-    const bool whole = !p.order && row0 + rows <= part.top + part.rows;
-    if (whole) {
-        lines<BITS>(tile, part, row0 - part.top, column0, p.k);
-    } else {
-        // Neighbouring threads take what is near in the file.
-        const bool across = part.kind == DOWN || part.kind == ACROSS;
+template <int BITS> DEV void fill(u32 (&tile)[OUTPUTS][STRIDE], const Params& p, u32 row0, u32 column0, u32 filler) {
+  const u32 rows = p.n - row0 < OUTPUTS ? p.n - row0 : OUTPUTS,
+            columns = p.k - column0 < COLUMNS ? p.k - column0 : COLUMNS;
+  const Part& part = part_of(p, row0);
+  u8(*bytes)[STRIDE * 4] = reinterpret_cast<u8(*)[STRIDE * 4]>(tile);
+  const bool whole = !p.order && row0 + rows <= part.top + part.rows;
+  if (whole) {
+    lines<BITS>(tile, part, row0 - part.top, column0, p.k);
+  } else {
+    // Neighbouring threads take what is near in the file.
+    const bool across = part.kind == DOWN || part.kind == ACROSS;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < OUTPUTS * COLUMNS; i += THREADS) {
-            const u32 row = across ? i % OUTPUTS : i / COLUMNS, column = across ? i / OUTPUTS : i % COLUMNS;
-            if (row >= rows || column >= columns) continue;
-            const Part& own = part_of(p, row0 + row);
-            const u32 from = p.order ? p.order[column0 + column] : column0 + column;
-            bytes[row][column] = u8(code<BITS>(own, row0 + row - own.top, from));
-        }
+    for (int i = threadIdx.x; i < OUTPUTS * COLUMNS; i += THREADS) {
+      const u32 row = across ? i % OUTPUTS : i / COLUMNS, column = across ? i / OUTPUTS : i % COLUMNS;
+      if (row >= rows || column >= columns) continue;
+      const Part& own = part_of(p, row0 + row);
+      const u32 from = p.order ? p.order[column0 + column] : column0 + column;
+      bytes[row][column] = u8(code<BITS>(own, row0 + row - own.top, from));
     }
-    if (rows < OUTPUTS || columns < COLUMNS) {
-        __syncthreads();
-#pragma unroll 1
-        for (u32 i = threadIdx.x; i < OUTPUTS * COLUMNS; i += THREADS) {
-            if (i / COLUMNS >= rows || i % COLUMNS >= columns) bytes[i / COLUMNS][i % COLUMNS] = u8(filler);
-        }
-    }
+  }
+  if (rows < OUTPUTS || columns < COLUMNS) {
     __syncthreads();
+#pragma unroll 1
+    for (u32 i = threadIdx.x; i < OUTPUTS * COLUMNS; i += THREADS) {
+      if (i / COLUMNS >= rows || i % COLUMNS >= columns) bytes[i / COLUMNS][i % COLUMNS] = u8(filler);
+    }
+  }
+  __syncthreads();
 }
 
 DEV u16 zero_point(const Part& part, u32 row, u32 group) {
-    return static_cast<const u16*>(part.zeros)[row * part.zero_output + group * part.zero_group];
+  return static_cast<const u16*>(part.zeros)[row * part.zero_output + group * part.zero_group];
 }
 
 // A scale as the file has it, and a zero point: loaded first and used last, so that nobody waits for them.
 struct Loaded {
-    u32 scale;
-    u16 zero;
-    FloatType type;
-    float channel;                     // scale of the row, where scales have two levels
-    bool there;
+  u32 scale;
+  u16 zero;
+  FloatType type;
+  float channel;  // scale of the row, where scales have two levels
+  bool there;
 };
 
 // What lies at `at` among the 64 scales and zero points of a group, of a strip of 64 rows.
 DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
-    const u32 row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2), group = p.atom_group ? column / p.group : 0;
-    Loaded loaded = {0, u16(p.middle), F32, 0.f, false};
-    if (row < p.n && group < p.groups && (column < p.k || !p.atom_group)) {
-        const Part& part = part_of(p, row);
-        const u32 own = row - part.top;
-        const u64 from = own * part.scale_output + group * part.scale_group;
-        loaded.type = part.scale_type;
-        if (part.scale_type == F32) loaded.scale = static_cast<const u32*>(part.scales)[from];
-        else loaded.scale = static_cast<const u16*>(part.scales)[from];
-        if (p.zero_kind == INTEGER) loaded.zero = zero_point(part, own, group);
-        if (p.factors) loaded.channel = part.channels[own];
-        loaded.there = true;
-    }
-    return loaded;
+  const u32 row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2), group = p.atom_group ? column / p.group : 0;
+  Loaded loaded = {0, u16(p.middle), F32, 0.f, false};
+  if (row < p.n && group < p.groups && (column < p.k || !p.atom_group)) {
+    const Part& part = part_of(p, row);
+    const u32 own = row - part.top;
+    const u64 from = own * part.scale_output + group * part.scale_group;
+    loaded.type = part.scale_type;
+    if (part.scale_type == F32)
+      loaded.scale = static_cast<const u32*>(part.scales)[from];
+    else
+      loaded.scale = static_cast<const u16*>(part.scales)[from];
+    if (p.zero_kind == INTEGER) loaded.zero = zero_point(part, own, group);
+    if (p.factors) loaded.channel = part.channels[own];
+    loaded.there = true;
+  }
+  return loaded;
 }
 
 // A group's factor, and 128 less its zero point times that; 0 where there is no group.
 [[maybe_unused]] DEV u16 factor_of(const Loaded& loaded) {
-    if (!loaded.there) return 0;
-    const float scale = loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
-    // The quotient is whole: a scale is its factor times that of the channel, exactly.  In a row of zeros all have 1.
-    const u32 factor = loaded.channel == 0.f ? 1 : __float2uint_rn(__fdiv_rn(scale, loaded.channel));
-    return u16(factor | (128 - loaded.zero * factor) << 8);
+  if (!loaded.there) return 0;
+  const float scale =
+      loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
+  // The quotient is whole: a scale is its factor times that of the channel, exactly.  In a row of zeros all have 1.
+  const u32 factor = loaded.channel == 0.f ? 1 : __float2uint_rn(__fdiv_rn(scale, loaded.channel));
+  return u16(factor | (128 - loaded.zero * factor) << 8);
 }
 
 DEV void store_param(const Params& p, const Loaded& loaded, u32 at, u16* scales, u8* zeros) {
-    const float scale = loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
-    scales[at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
-    if (p.zero_kind == INTEGER) zeros[at] = u8(loaded.zero);
+  const float scale =
+      loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
+  scales[at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
+  if (p.zero_kind == INTEGER) zeros[at] = u8(loaded.zero);
 }
 
 // A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on.
-template <int BITS>
-__global__ void __launch_bounds__(THREADS) wna16(const Params p) {
-    __shared__ __align__(16) u32 tile[OUTPUTS][STRIDE];
-    // Blocks begin with a super-strip: 4 strips, at the end of the matrix fewer.
-    const u32 strips = (p.n + 63) / 64, steps = (p.k + 127) / 128, super = blockIdx.x / (4 * steps) * 4;
-    const u32 first = p.first / 64 + super, within = blockIdx.x - super * steps, wide = strips - first < 4 ? strips - first : 4;
-    const u32 strip = first + within % wide, step = within / wide;
-    const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0, params = p.zero_kind == INTEGER && !p.factors ? 192 : 128;
-    const u64 at = u64(p.first / 64) * steps + blockIdx.x;
-    u8* atom = static_cast<u8*>(p.codes) + at * (1024 * BITS + groups * params);
+template <int BITS> __global__ void __launch_bounds__(THREADS) wna16(const Params p) {
+  __shared__ __align__(16) u32 tile[OUTPUTS][STRIDE];
+  // Blocks begin with a super-strip: 4 strips, at the end of the matrix fewer.
+  const u32 strips = (p.n + 63) / 64, steps = (p.k + 127) / 128, super = blockIdx.x / (4 * steps) * 4;
+  const u32 first = p.first / 64 + super, within = blockIdx.x - super * steps,
+            wide = strips - first < 4 ? strips - first : 4;
+  const u32 strip = first + within % wide, step = within / wide;
+  const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0,
+            params = p.zero_kind == INTEGER && !p.factors ? 192 : 128;
+  const u64 at = u64(p.first / 64) * steps + blockIdx.x;
+  u8* atom = static_cast<u8*>(p.codes) + at * (1024 * BITS + groups * params);
 
-    static_assert(THREADS == 4 * 64, "a thread for each scale of an atom");
-    const u32 group = threadIdx.x / 64;
-    Loaded loaded;
-    if (group < groups) loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
-    fill<BITS>(tile, p, strip * 64, step * 128, p.middle);
-    // The two codes of a row from an even column on, in bytes 0 and 1.
-    const auto pair = [&](int row, int column) -> u32 { return reinterpret_cast<const u16*>(tile[row])[column / 2]; };
+  static_assert(THREADS == 4 * 64, "a thread for each scale of an atom");
+  const u32 group = threadIdx.x / 64;
+  Loaded loaded;
+  if (group < groups) loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
+  fill<BITS>(tile, p, strip * 64, step * 128, p.middle);
+  // The two codes of a row from an even column on, in bytes 0 and 1.
+  const auto pair = [&](int row, int column) -> u32 { return reinterpret_cast<const u16*>(tile[row])[column / 2]; };
 #pragma unroll
-    for (int i = threadIdx.x; i < 64 * BITS; i += THREADS) {
-        const int lane = i % 32;
-        u32 words[4];
+  for (int i = threadIdx.x; i < 64 * BITS; i += THREADS) {
+    const int lane = i % 32;
+    u32 words[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if constexpr (BITS == 4) {
-                const int row = i / 64 * 16 + lane / 4, column = i / 32 % 2 * 64 + 16 * j + lane % 4 * 2;
-                // Codes of a pair lie 16 bits apart.
-                const u32 a = __byte_perm(pair(row, column), 0, 0x4140);
-                const u32 b = __byte_perm(pair(row + 8, column), 0, 0x4140);
-                const u32 c = __byte_perm(pair(row, column + 8), 0, 0x4140);
-                const u32 d = __byte_perm(pair(row + 8, column + 8), 0, 0x4140);
-                words[j] = a << 6 | b << 2 | __funnelshift_l(c, c, 14) | d << 10;
-            } else {
-                const int row = i / 128 * 16 + lane / 4;
-                const int column = i / 32 % 4 * 32 + 16 * (j / 2) + 8 * (j % 2) + lane % 4 * 2;
-                words[j] = __byte_perm(pair(row, column), pair(row + 8, column), 0x5140);
-            }
-        }
-        reinterpret_cast<uint4*>(atom)[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    for (int j = 0; j < 4; j++) {
+      if constexpr (BITS == 4) {
+        const int row = i / 64 * 16 + lane / 4, column = i / 32 % 2 * 64 + 16 * j + lane % 4 * 2;
+        // Codes of a pair lie 16 bits apart.
+        const u32 a = __byte_perm(pair(row, column), 0, 0x4140);
+        const u32 b = __byte_perm(pair(row + 8, column), 0, 0x4140);
+        const u32 c = __byte_perm(pair(row, column + 8), 0, 0x4140);
+        const u32 d = __byte_perm(pair(row + 8, column + 8), 0, 0x4140);
+        words[j] = a << 6 | b << 2 | __funnelshift_l(c, c, 14) | d << 10;
+      } else {
+        const int row = i / 128 * 16 + lane / 4;
+        const int column = i / 32 % 4 * 32 + 16 * (j / 2) + 8 * (j % 2) + lane % 4 * 2;
+        words[j] = __byte_perm(pair(row, column), pair(row + 8, column), 0x5140);
+      }
     }
-    u8* scales = atom + 1024 * BITS + group * 128;
-    u8* zeros = atom + 1024 * BITS + groups * 128 + group * 64;
-    if (group >= groups) return;
-    if (p.factors) reinterpret_cast<u16*>(scales)[threadIdx.x % 64] = factor_of(loaded);
-    else store_param(p, loaded, threadIdx.x % 64, reinterpret_cast<u16*>(scales), zeros);
+    reinterpret_cast<uint4*>(atom)[i] = make_uint4(words[0], words[1], words[2], words[3]);
+  }
+  u8* scales = atom + 1024 * BITS + group * 128;
+  u8* zeros = atom + 1024 * BITS + groups * 128 + group * 64;
+  if (group >= groups) return;
+  if (p.factors)
+    reinterpret_cast<u16*>(scales)[threadIdx.x % 64] = factor_of(loaded);
+  else
+    store_param(p, loaded, threadIdx.x % 64, reinterpret_cast<u16*>(scales), zeros);
 }
 
 // Scales and zero points where a row has one of each: a block has those of a strip.
 extern "C" __global__ void wna16_rows(const Params p) {
-    const u32 strip = p.first / 64 + blockIdx.x;
-    if (p.factors) {
-        const u32 at = threadIdx.x, row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2);
-        const Part& part = part_of(p, row);
-        const float scale = row < p.n ? part.channels[row - part.top] : 0.f;
-        static_cast<u16*>(p.scales)[strip * 64 + at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
-        return;
-    }
-    u8* to = static_cast<u8*>(p.scales) + u64(strip) * (p.zero_kind == INTEGER ? 192 : 128);
-    store_param(p, load_param(p, strip, 0, threadIdx.x), threadIdx.x, reinterpret_cast<u16*>(to), to + 128);
+  const u32 strip = p.first / 64 + blockIdx.x;
+  if (p.factors) {
+    const u32 at = threadIdx.x, row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2);
+    const Part& part = part_of(p, row);
+    const float scale = row < p.n ? part.channels[row - part.top] : 0.f;
+    static_cast<u16*>(p.scales)[strip * 64 + at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
+    return;
+  }
+  u8* to = static_cast<u8*>(p.scales) + u64(strip) * (p.zero_kind == INTEGER ? 192 : 128);
+  store_param(p, load_param(p, strip, 0, threadIdx.x), threadIdx.x, reinterpret_cast<u16*>(to), to + 128);
 }
 
 // A block makes the words of one tile of layout/cuda_plain.rs; FIELD: bits of a code's place.
-template <int FIELD>
-__global__ void __launch_bounds__(THREADS) plain(const Params p) {
-    constexpr int PER_WORD = 32 / FIELD, WORDS = COLUMNS / PER_WORD;
-    __shared__ __align__(16) u32 tile[OUTPUTS][STRIDE];
-    const u32 steps = (p.k + 127) / 128, row0 = p.first + blockIdx.x / steps * OUTPUTS, step = blockIdx.x % steps;
-    fill<FIELD>(tile, p, row0, step * COLUMNS, 0);
-    const u32 words = (p.k + PER_WORD - 1) / PER_WORD;
+template <int FIELD> __global__ void __launch_bounds__(THREADS) plain(const Params p) {
+  constexpr int PER_WORD = 32 / FIELD, WORDS = COLUMNS / PER_WORD;
+  __shared__ __align__(16) u32 tile[OUTPUTS][STRIDE];
+  const u32 steps = (p.k + 127) / 128, row0 = p.first + blockIdx.x / steps * OUTPUTS, step = blockIdx.x % steps;
+  fill<FIELD>(tile, p, row0, step * COLUMNS, 0);
+  const u32 words = (p.k + PER_WORD - 1) / PER_WORD;
 #pragma unroll
-    for (int i = threadIdx.x; i < OUTPUTS * WORDS; i += THREADS) {
-        const int output = i % OUTPUTS, t = i / OUTPUTS;
-        const u32* bytes = &tile[output][t * (8 / FIELD)];
-        u32 word = 0;
+  for (int i = threadIdx.x; i < OUTPUTS * WORDS; i += THREADS) {
+    const int output = i % OUTPUTS, t = i / OUTPUTS;
+    const u32* bytes = &tile[output][t * (8 / FIELD)];
+    u32 word = 0;
 #pragma unroll
-        for (int j = 0; j < 8 / FIELD; j++) {
-            // Four bytes to four fields.
-            u32 four = bytes[j];
-            if constexpr (FIELD == 4) {
-                four = (four | four >> 4) & 0x00ff00ff;
-                four = (four | four >> 8) & 0xffff;
-            }
-            if constexpr (FIELD == 2) {
-                four = (four | four >> 6) & 0x000f000f;
-                four = (four | four >> 12) & 0xff;
-            }
-            word |= four << (4 * FIELD * j % 32);
-        }
-        const u32 row = row0 + output, at = step * WORDS + t;
-        if (row < p.n && at < words) static_cast<u32*>(p.codes)[u64(at) * p.n + row] = word;
+    for (int j = 0; j < 8 / FIELD; j++) {
+      // Four bytes to four fields.
+      u32 four = bytes[j];
+      if constexpr (FIELD == 4) {
+        four = (four | four >> 4) & 0x00ff00ff;
+        four = (four | four >> 8) & 0xffff;
+      }
+      if constexpr (FIELD == 2) {
+        four = (four | four >> 6) & 0x000f000f;
+        four = (four | four >> 12) & 0xff;
+      }
+      word |= four << (4 * FIELD * j % 32);
     }
+    const u32 row = row0 + output, at = step * WORDS + t;
+    if (row < p.n && at < words) static_cast<u32*>(p.codes)[u64(at) * p.n + row] = word;
+  }
 }
 
 // Scales and zeros of layout/cuda_plain.rs: a block has 256 rows of one group.
 extern "C" __global__ void plain_params(const Params p) {
-    const u32 row = p.first + blockIdx.x / p.groups * THREADS + threadIdx.x, group = blockIdx.x % p.groups;
-    if (row >= p.n) return;
-    const Part& part = part_of(p, row);
-    const u32 own = row - part.top;
-    const u64 to = u64(group) * p.n + row;
-    const float scale = load_float(part.scales, own * part.scale_output + group * part.scale_group, part.scale_type);
-    store_float(p.scales, to, scale, p.scale_type);
-    if (p.zero_kind == INTEGER) static_cast<u16*>(p.zeros)[to] = zero_point(part, own, group);
-    if (p.zero_kind == OFFSET) {
-        const float offset = load_float(part.zeros, own * part.zero_output + group * part.zero_group, part.offset_type);
-        store_float(p.zeros, to, offset, p.scale_type);
-    }
+  const u32 row = p.first + blockIdx.x / p.groups * THREADS + threadIdx.x, group = blockIdx.x % p.groups;
+  if (row >= p.n) return;
+  const Part& part = part_of(p, row);
+  const u32 own = row - part.top;
+  const u64 to = u64(group) * p.n + row;
+  const float scale = load_float(part.scales, own * part.scale_output + group * part.scale_group, part.scale_type);
+  store_float(p.scales, to, scale, p.scale_type);
+  if (p.zero_kind == INTEGER) static_cast<u16*>(p.zeros)[to] = zero_point(part, own, group);
+  if (p.zero_kind == OFFSET) {
+    const float offset = load_float(part.zeros, own * part.zero_output + group * part.zero_group, part.offset_type);
+    store_float(p.zeros, to, offset, p.scale_type);
+  }
 }

@@ -1,14 +1,15 @@
-// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) from sm_80 on: 4- or 8-bit weights, x fp16 or bf16, fp32 sums.
+// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) from sm_80 on: 4- or 8-bit weights, x fp16 or bf16,
+// fp32 sums.
 //
-// The product is computed transposed: rows of W are the A operand of mma.sync m16n8k16, tokens its N.  include/wna16_atom.cuh draws
-// the packed weights, wna16_sm80.cuh names what is configured.
+// The product is computed transposed: rows of W are the A operand of mma.sync m16n8k16, tokens its N.
+// include/wna16_atom.cuh draws the packed weights, wna16_sm80.cuh names what is configured.
 //
-// A block walks over units of one tile x 128 k.  All of its threads keep a ring of stages full with cp.async, and each warp takes from
-// a stage the codes of its rows, which it converts in registers to exact integers q - z, and the x of its tokens by ldmatrix.
-// Fragments of a step are loaded while the tensor cores work on the step before, also over the end of a stage.
-// A scale multiplies the sums of its group in fp32: no weight is ever rounded.
-// A tile that one block computed alone is stored; parts of a tile are joined in memory.
-// Every sum is formed in the order of k and the same way whatever the tile, so where tiles are cut alone decides its bits.
+// A block walks over units of one tile x 128 k.  All of its threads keep a ring of stages full with cp.async, and each
+// warp takes from a stage the codes of its rows, which it converts in registers to exact integers q - z, and the x of
+// its tokens by ldmatrix. Fragments of a step are loaded while the tensor cores work on the step before, also over the
+// end of a stage. A scale multiplies the sums of its group in fp32: no weight is ever rounded. A tile that one block
+// computed alone is stored; parts of a tile are joined in memory. Every sum is formed in the order of k and the same
+// way whatever the tile, so where tiles are cut alone decides its bits.
 #include "wna16_sm80.cuh"
 #include "wna16_ring.cuh"
 
@@ -30,8 +31,9 @@ DEV void multiply_step(float (&sum)[STRIPS][NT / 2], const u32 (&a)[STRIPS][4], 
     for (int p = 0; p < STRIPS; p++) mma_sync<BF16>(sum[p] + 4 * n, a[p], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
 }
 // `left` units of 128 k, where a group is a unit or a row; sum = the result.
-DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
-  float acc[STRIPS][NT / 2];                     // sums of a group
+DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left,
+                  const Zeros (&row_zeros)[STRIPS]) {
+  float acc[STRIPS][NT / 2];  // sums of a group
   u32 q[STRIPS][WORDS_A_STAGE], s[STRIPS];
   Zeros z[STRIPS];
   Step b[2];
@@ -61,7 +63,10 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 #pragma unroll
         for (int p = 0; p < STRIPS; p++) {
           decode(&q[p][j * WORDS], z[p], a[p]);
-          if (ends) { s0[p] = low(s[p]); s8[p] = high(s[p]); }
+          if (ends) {
+            s0[p] = low(s[p]);
+            s8[p] = high(s[p]);
+          }
           if (starts)
 #pragma unroll
             for (int i = 0; i < NT / 2; i++) acc[p][i] = 0.f;
@@ -83,14 +88,15 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
   }
 }
 
-// The same for groups of 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and zero points.
+// The same for groups of 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and zero
+// points.
 DEV void multiply_short(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left) {
   constexpr int OF_GROUP = GROUP == 64 ? 2 : 1;  // times 32 k
   float acc[STRIPS][NT / 2];
   u32 q[STRIPS][2 * WORDS], s[STRIPS];
   Zeros z[STRIPS];
   Step b[2];
-  int pair = 0;                                  // of steps of 16 k of the stage
+  int pair = 0;  // of steps of 16 k of the stage
   auto open = [&]() {
     r.open();
 #pragma unroll
@@ -117,7 +123,8 @@ DEV void multiply_short(Ring& r, const Arguments& g, const Warp& warp, float (&s
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       decode(q[p], z[p], a[p]);
-      s0[p] = low(s[p]); s8[p] = high(s[p]);
+      s0[p] = low(s[p]);
+      s8[p] = high(s[p]);
     }
     warp.load_x(b[1], r.stage, 2 * pair + 1);
     multiply_step(acc, a, b[0]);
@@ -133,13 +140,17 @@ DEV void multiply_short(Ring& r, const Arguments& g, const Warp& warp, float (&s
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
-        for (int i = 0; i < NT / 2; i++) { sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8[p] : s0[p], sum[p][i]); acc[p][i] = 0.f; }
+        for (int i = 0; i < NT / 2; i++) {
+          sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8[p] : s0[p], sum[p][i]);
+          acc[p][i] = 0.f;
+        }
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const __grid_constant__ Arguments g) {
   extern __shared__ __align__(1024) u8 shared[];
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // the shuffle tells the compiler: uniform
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
+            lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform
   const int wg = warp >> 2, warp4 = warp & 3;
   const u32 base = shared_address(shared);
   launch_dependents();
@@ -155,12 +166,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
     for (int p = 0; p < STRIPS; p++) {
       row_zeros[p] = zeros_symmetric();
       if constexpr (GROUP == 0 && ZERO)
-        if ((strip + p) * 64 < g.n) row_zeros[p] = zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)(strip + p) * ROW_BLOCK + 128) + warp4 * 8 + (lane >> 2)));
+        if ((strip + p) * 64 < g.n)
+          row_zeros[p] = zeros_of(
+              __ldg((const u16*)(g.rows_of_scales + (u64)(strip + p) * ROW_BLOCK + 128) + warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
-    if constexpr (GROUP == 32 || GROUP == 64) multiply_short(r, g, own, sum, sc.kend - sc.k);
-    else multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);
+    if constexpr (GROUP == 32 || GROUP == 64)
+      multiply_short(r, g, own, sum, sc.kend - sc.k);
+    else
+      multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);
     const bool whole = sc.k == 0 && sc.kend == g.steps;
-    if (whole || join_parts(sum, g, sc, wg, threadIdx.x & 127, base + FLAGS)) store_tile(sum, g, n0, m0, base + STAGING, wg, threadIdx.x & 127);
+    if (whole || join_parts(sum, g, sc, wg, threadIdx.x & 127, base + FLAGS))
+      store_tile(sum, g, n0, m0, base + STAGING, wg, threadIdx.x & 127);
   }
 }

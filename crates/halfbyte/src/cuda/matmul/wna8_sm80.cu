@@ -1,12 +1,14 @@
-// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) from sm_80 on, where x is codes of 8 bits with a scale (and an offset) for
-// each token and group: 4- or 8-bit weights, integer products, sums of a group promoted to fp32.
+// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) from sm_80 on, where x is codes of 8 bits with a
+// scale (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of a group promoted to
+// fp32.
 //
-// As in wna16_sm80.cu the product is computed transposed, over units of one tile x 128 k, out of a ring that all threads keep full; weights and
-// codes are those of wna8_sm90.cu, and so is what becomes of the integers.
+// As in wna16_sm80.cu the product is computed transposed, over units of one tile x 128 k, out of a ring that all
+// threads keep full; weights and codes are those of wna8_sm90.cu, and so is what becomes of the integers.
 //   for each group of a unit (GROUP 0: the unit):
 //     words of W -> bytes in registers, the A fragments of mma.sync m16n8k32 for all k of the group
 //     for each part of 16 tokens:
-//       codes of x by ldmatrix; integers of the group from nothing, promoted at once: sum += sx (s (acc - z X)) + ox s S
+//       codes of x by ldmatrix; integers of the group from nothing, promoted at once: sum += sx (s (acc - z X)) + ox s
+//       S
 // Tokens come inside k, so that the integers are those of one part and not of all tokens.
 //   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
@@ -14,8 +16,10 @@
 #include "wna16_ring.cuh"
 #include "wna8_promote.cuh"
 
-constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32, RUNS = 128 / RUN;   // columns multiplied in one run, steps of it, runs of a unit
-constexpr bool AHEAD = BITS == 4 && GROUP != 0 && NT >= 64;   // words of the next run are loaded before the last products of this one
+constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32,
+              RUNS = 128 / RUN;  // columns multiplied in one run, steps of it, runs of a unit
+constexpr bool AHEAD =
+    BITS == 4 && GROUP != 0 && NT >= 64;  // words of the next run are loaded before the last products of this one
 
 // Of a run and a strip: a lane's words, and the A fragments that they become.
 typedef u32 Words[K32 * 2 * WORDS];
@@ -36,7 +40,11 @@ DEV void load_columns(Columns& b, const Warp& warp, u32 stage, int run, int i) {
     u32 v[4];
     warp.load_block<AT_ONCE == 2>(v, stage, run * K32 + j, i);
 #pragma unroll
-    for (int e = 0; e < WIDTH / 8 * AT_ONCE; e++) { u32 (&to)[2] = AT_ONCE == 2 ? b[j + e][0] : b[j][e]; to[0] = v[2 * e]; to[1] = v[2 * e + 1]; }
+    for (int e = 0; e < WIDTH / 8 * AT_ONCE; e++) {
+      u32(&to)[2] = AT_ONCE == 2 ? b[j + e][0] : b[j][e];
+      to[0] = v[2 * e];
+      to[1] = v[2 * e + 1];
+    }
   }
 }
 // Scales and zero points of a group.
@@ -49,9 +57,10 @@ DEV RowGroup load_group(const Warp& warp, u32 stage, int p, int group) {
 }
 
 // The units of a piece; sum = the result.
-DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], const Schedule& sc, int warp_of_block, int lane) {
+DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], const Schedule& sc,
+                  int warp_of_block, int lane) {
   int left = sc.kend - sc.k;
-  [[maybe_unused]] int columns = g.k - sc.k * 128;                           // of the weight, from the current unit on
+  [[maybe_unused]] int columns = g.k - sc.k * 128;  // of the weight, from the current unit on
   int acc[STRIPS][GROUP ? WIDTH / 2 : NT / 2];
   ByteSums bytes[STRIPS];
 #pragma unroll
@@ -77,7 +86,8 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
     RowGroup rows[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
-      if constexpr (AHEAD) decode_words(a[p], ahead[p]);
+      if constexpr (AHEAD)
+        decode_words(a[p], ahead[p]);
       else {
         Words q;
         warp.load_words(q, r.stage, p, run * (K32 * 2 * WORDS));
@@ -86,7 +96,10 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
     }
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
-      if constexpr (GROUP != 0) { rows[p] = load_group(warp, r.stage, p, run); bytes[p] = {0, 0}; }
+      if constexpr (GROUP != 0) {
+        rows[p] = load_group(warp, r.stage, p, run);
+        bytes[p] = {0, 0};
+      }
       if constexpr (OFFSET) {
 #pragma unroll
         for (int j = 0; j < K32; j++) bytes[p].add(a[p][j], columns - 32 * j, lane);
@@ -99,12 +112,15 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
       Columns b;
       load_columns(b, warp, r.stage, run, i);
       if (RUNS == 1 || run == 0) r.copy(g, i);
-      TokenTerms x[WIDTH / 8];                   // loaded before the products, which hide how long that takes
+      TokenTerms x[WIDTH / 8];  // loaded before the products, which hide how long that takes
       if constexpr (GROUP != 0)
 #pragma unroll
         for (int e = 0; e < WIDTH / 8; e++) x[e] = token_terms(terms, i * (WIDTH / 8) + e, lane & 3);
       if (i == PARTS - 1) {
-        if (++run == RUNS) { run = 0; r.close(g); }
+        if (++run == RUNS) {
+          run = 0;
+          r.close(g);
+        }
         if (AHEAD && left > 1) load_ahead();
       }
 #pragma unroll
@@ -112,7 +128,8 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 #pragma unroll
         for (int e = 0; e < WIDTH / 8; e++)
 #pragma unroll
-          for (int p = 0; p < STRIPS; p++) mma_sync_int8<ZERO>(acc[p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
+          for (int p = 0; p < STRIPS; p++)
+            mma_sync_int8<ZERO>(acc[p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
       if constexpr (GROUP != 0)
 #pragma unroll
         for (int e = 0; e < WIDTH / 8; e++)
@@ -122,18 +139,23 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
   }
   if constexpr (GROUP == 0) {
     const Place at = place(g, sc.tile);
-    const int strip = at.row * TILE_STRIPS + (warp_of_block >> 2) * STRIPS, of_piece = min((sc.kend - sc.k) * 128, g.k - sc.k * 128);
+    const int strip = at.row * TILE_STRIPS + (warp_of_block >> 2) * STRIPS,
+              of_piece = min((sc.kend - sc.k) * 128, g.k - sc.k * 128);
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
-      const int of_weight = (strip + p) * 64 < g.n ? strip + p : 0;          // the last tile may have fewer
-      promote_rows(sum[p], acc[p], bytes[p], g, warp_of_block & 3, lane, of_weight, at.column * NT, of_piece, sc.k == 0);
+      const int of_weight = (strip + p) * 64 < g.n ? strip + p : 0;  // the last tile may have fewer
+      promote_rows(sum[p], acc[p], bytes[p], g, warp_of_block & 3, lane, of_weight, at.column * NT, of_piece,
+                   sc.k == 0);
     }
   }
 }
 
-// The same number.  Where registers are short the compiler is not told so: what follows from it is then computed anew, and takes none
-// while units are multiplied.
-DEV int anew(int v) { if constexpr (BLOCKS == 1) asm volatile("" : "+r"(v)); return v; }
+// The same number.  Where registers are short the compiler is not told so: what follows from it is then computed anew,
+// and takes none while units are multiplied.
+DEV int anew(int v) {
+  if constexpr (BLOCKS == 1) asm volatile("" : "+r"(v));
+  return v;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __grid_constant__ Arguments g) {
   extern __shared__ __align__(1024) u8 shared[];
@@ -141,7 +163,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __
   launch_dependents();
   Ring r;
   r.fill(g, base);
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // the shuffle tells the compiler: uniform
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
+            lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform
   const Warp own = Warp::make(r, warp >> 2, warp & 3, lane);
   Schedule sc;
 #pragma unroll 1
@@ -153,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __
     const Place at = place(g, sc.tile);
     const int n0 = (at.row * TILE_STRIPS + wg * STRIPS) * 64 + (t >> 5 & 3) * 16, m0 = at.column * NT;
     const bool whole = sc.k == 0 && sc.kend == g.steps;
-    if (whole || join_parts(sum, g, sc, wg, t & 127, base + FLAGS)) store_tile(sum, g, n0, m0, base + STAGING, wg, t & 127);
+    if (whole || join_parts(sum, g, sc, wg, t & 127, base + FLAGS))
+      store_tile(sum, g, n0, m0, base + STAGING, wg, t & 127);
   }
 }

@@ -1,35 +1,44 @@
-// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) on sm_90a, where x is codes of 8 bits with a scale (and an offset) for
-// each token and group: 4- or 8-bit weights, integer products, sums of a group promoted to fp32.
+// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) on sm_90a, where x is codes of 8 bits with a scale
+// (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of a group promoted to fp32.
 //
-// As in wna16_sm90.cu the product is computed transposed, over units of one tile x 128 k; the packed weights are the same.
+// As in wna16_sm90.cu the product is computed transposed, over units of one tile x 128 k; the packed weights are the
+// same.
 //   producer (one thread): a ring of stages: atoms of W, a box of codes of x, and the terms of x for the unit's groups.
 //   consumers: words of W to bytes in registers, then mma.sync or wgmma:
 //     symmetric: 16 (q - 8) or q as signed bytes;  with zero points: 16 q or q as unsigned bytes.
 //     Bytes of 16 columns come out in the order 2t, 2t + 8, 2t + 1, 2t + 9, in which the codes of x lie too.
 //   The integers of a group are promoted while the tensor cores work for the other warpgroup:
-//     sum += sx (s (acc - z X)) + ox s S     s, z: scale and zero point of the row;  sx, ox, X: scale, offset and sum of the codes of the
+//     sum += sx (s (acc - z X)) + ox s S     s, z: scale and zero point of the row;  sx, ox, X: scale, offset and sum
+//     of the codes of the
 //                                            token;  S: sum of the row's integers q - z
-//   GROUP 0 and FACTORS: integers of a whole piece of k are promoted once; with factors a code times that of its group, less the zero
-//   point times that, is made a signed byte by one multiply-add of a word.
+//   GROUP 0 and FACTORS: integers of a whole piece of k are promoted once; with factors a code times that of its group,
+//   less the zero point times that, is made a signed byte by one multiply-add of a word.
 // Integers are exact; fp32 sums are in one order: the same input gives the same bits.
-// HB_CONV: x is images, tokens are output pixels, and boxes of codes and of terms are windows on them (include/windows.cuh): a pixel has the
-// same codes in every window, and what lies in the padding has the code 0 and the scale 0.
+// HB_CONV: x is images, tokens are output pixels, and boxes of codes and of terms are windows on them
+// (include/windows.cuh): a pixel has the same codes in every window, and what lies in the padding has the code 0 and
+// the scale 0.
 #include "wna8_multiply.cuh"
 #include "wna16_join.cuh"
 
 // The units of this block in order, with what their copies need.
 struct Feed {
-  Schedule sc; const u8* source; u32 step, bytes, terms_bytes; int token;
+  Schedule sc;
+  const u8* source;
+  u32 step, bytes, terms_bytes;
+  int token;
 #ifdef HB_CONV
-  Window window;                                 // of the unit's first box of 64 k
+  Window window;  // of the unit's first box of 64 k
 #endif
   __device__ __forceinline__ bool start(const Arguments& g) {
     if (!sc.next(g)) return false;
     const Place at = place(g, sc.tile);
     const int strips = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
-    const int in = strips - 4 * super < 4 ? strips - 4 * super : 4, here = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
+    const int in = strips - 4 * super < 4 ? strips - 4 * super : 4,
+              here = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
     source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
-    step = in * ATOM; bytes = here * ATOM; token = at.column * NT;
+    step = in * ATOM;
+    bytes = here * ATOM;
+    token = at.column * NT;
     const int left = g.m_pitch - token;
     terms_bytes = 4 * (left < NT ? left : NT);
 #ifdef HB_CONV
@@ -48,7 +57,7 @@ struct Feed {
 };
 DEV void load_w(const Arguments& g, const Feed& f, const Rings& r, u32 s, u64 policy) {
 #ifdef HB_CONV
-  constexpr u32 x_bytes = BOX + STAGE_TERMS;     // zeros count too
+  constexpr u32 x_bytes = BOX + STAGE_TERMS;  // zeros count too
 #else
   const u32 x_bytes = g.box_bytes + SUM_GROUPS * TERMS * f.terms_bytes;
 #endif
@@ -58,7 +67,9 @@ DEV void load_w(const Arguments& g, const Feed& f, const Rings& r, u32 s, u64 po
 // The group of x that has a group of an atom.
 DEV int group_of_x(const Arguments& g, u32 atom_group) { return g.ratio ? __umulhi(atom_group, g.ratio) : atom_group; }
 #ifdef HB_CONV
-struct Maps { const TensorMap *x, *terms; };
+struct Maps {
+  const TensorMap *x, *terms;
+};
 DEV void load_x(const Arguments& g, const Feed& f, const Maps& maps, const Rings& r, u32 s, u64) {
   Window window = f.window;
 #pragma unroll
@@ -68,12 +79,15 @@ DEV void load_x(const Arguments& g, const Feed& f, const Maps& maps, const Rings
     for (int i = (box * GROUPS + 1) / 2; i < ((box + 1) * GROUPS + 1) / 2; i++) {
       // A group's terms are four floats, which the map counts by twos of bytes.
       const int channel = window.channel + i * GROUP % 64, beyond = 8 * g.groups;
-      window.copy_from(g.windows, r.terms + s * STAGE_TERMS + i * GROUP_TERMS, maps.terms, r.full + 8 * s, 8 * group_of_x(g, channel / GROUP), beyond);
+      window.copy_from(g.windows, r.terms + s * STAGE_TERMS + i * GROUP_TERMS, maps.terms, r.full + 8 * s,
+                       8 * group_of_x(g, channel / GROUP), beyond);
     }
   }
 }
 #else
-struct Maps { const TensorMap* x; };
+struct Maps {
+  const TensorMap* x;
+};
 DEV void load_x(const Arguments& g, const Feed& f, const Maps& maps, const Rings& r, u32 s, u64 policy) {
   copy_box(r.x + s * BOX, maps.x, f.sc.k * 128, f.token, r.full + 8 * s);
 #pragma unroll
@@ -82,7 +96,8 @@ DEV void load_x(const Arguments& g, const Feed& f, const Maps& maps, const Rings
     const int group = group_of_x(g, f.sc.k * SUM_GROUPS + i), there = group < g.groups ? group : g.groups - 1;
 #pragma unroll
     for (int t = 0; t < TERMS; t++)
-      copy_bulk(r.terms + s * STAGE_TERMS + (i * TERMS + t) * NT * 4, g.terms + ((u64)there * TERMS + t) * g.m_pitch + f.token, f.terms_bytes, r.full + 8 * s, policy);
+      copy_bulk(r.terms + s * STAGE_TERMS + (i * TERMS + t) * NT * 4,
+                g.terms + ((u64)there * TERMS + t) * g.m_pitch + f.token, f.terms_bytes, r.full + 8 * s, policy);
   }
 }
 #endif
@@ -92,7 +107,7 @@ DEV void produce(const Arguments& g, const Maps& maps, const Rings& r) {
   f.sc = Schedule::make(g);
   bool more = f.start(g);
   if constexpr (TRIGGER == 0) launch_dependents();
-  int left = g.waves * g.steps + f.sc.units(g), n = 0;                       // units still to copy; units copied before the wait
+  int left = g.waves * g.steps + f.sc.units(g), n = 0;  // units still to copy; units copied before the wait
 #pragma unroll 1
   for (; more && n < STAGES; n++, left--, more = f.next(g)) load_w(g, f, r, n, policy);
   if (TRIGGER > 0 && left <= TRIGGER) launch_dependents();
@@ -112,7 +127,8 @@ DEV void produce(const Arguments& g, const Maps& maps, const Rings& r) {
 #pragma unroll 1
   while (more) {
     mbarrier_wait(r.empty + 8 * t.stage, t.phase);
-    load_w(g, f, r, t.stage, policy); load_x(g, f, maps, r, t.stage, keep);
+    load_w(g, f, r, t.stage, policy);
+    load_x(g, f, maps, r, t.stage, keep);
     t.advance();
     more = f.next(g);
     if (TRIGGER > 0 && --left == TRIGGER) launch_dependents();
@@ -124,14 +140,22 @@ DEV void produce(const Arguments& g, const Maps& maps, const Rings& r) {
 #else
 #define HB_TERMS_MAP
 #endif
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map HB_TERMS_MAP) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    wna8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map HB_TERMS_MAP) {
   extern __shared__ __align__(1024) u8 shared[];
-  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;   // the shuffle tells the compiler: uniform
+  const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
+            lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform
   const int rank = SPLIT > 1 ? cluster_rank() : 0;
   const Rings r = Rings::make(shared_address(shared));
   if (threadIdx.x == WARPGROUPS * 128) {
-    for (int s = 0; s < STAGES; s++) { mbarrier_init(r.full + 8 * s, 1); mbarrier_init(r.empty + 8 * s, SET_WARPS); }
-    if constexpr (SPLIT > 1) { mbarrier_init(r.full_sums, 1); mbarrier_expect(r.full_sums, SPLIT * parts_of_rank(rank) * 512); }
+    for (int s = 0; s < STAGES; s++) {
+      mbarrier_init(r.full + 8 * s, 1);
+      mbarrier_init(r.empty + 8 * s, SET_WARPS);
+    }
+    if constexpr (SPLIT > 1) {
+      mbarrier_init(r.full_sums, 1);
+      mbarrier_expect(r.full_sums, SPLIT * parts_of_rank(rank) * 512);
+    }
     mbarrier_init_fence();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
@@ -142,7 +166,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm90(const __
   const Maps maps = {&x_map};
 #endif
   if (threadIdx.x == 0) prefetch_map(&x_map);
-  if constexpr (SPLIT > 1) cluster_sync(); else __syncthreads();
+  if constexpr (SPLIT > 1)
+    cluster_sync();
+  else
+    __syncthreads();
   if (warp >= WARPGROUPS * 4) {
     if constexpr (PRODUCERS) registers_decrease<PRODUCER_REGISTERS>();
     if (warp == WARPGROUPS * 4 && lane == 0) produce(g, maps, r);
@@ -155,20 +182,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm90(const __
     while (sc.next(g)) {
       const Place at = place(g, sc.tile);
       const int strip = at.row * TILE_STRIPS + c.wg * STRIPS, n0 = strip * 64 + c.warp * 16, m0 = at.column * NT;
-      int strips[STRIPS];                        // the last tile may have fewer
+      int strips[STRIPS];  // the last tile may have fewer
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) strips[p] = (strip + p) * 64 < g.n ? strip + p : 0;
       float sum[STRIPS][NT / 2];
       c.columns = g.k - sc.k * 128;
-      if constexpr (SYNC) multiply_sync(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
-      else if constexpr (SUM_GROUP == 0) multiply_rows(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
-      else if constexpr (STRIPS > 1) multiply_groups_of_strips(c, sum, sc.kend - sc.k);
-      else multiply_groups(c, sum, sc.kend - sc.k);
+      if constexpr (SYNC)
+        multiply_sync(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
+      else if constexpr (SUM_GROUP == 0)
+        multiply_rows(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
+      else if constexpr (STRIPS > 1)
+        multiply_groups_of_strips(c, sum, sc.kend - sc.k);
+      else
+        multiply_groups(c, sum, sc.kend - sc.k);
       if constexpr (SPLIT > 1) {
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, m0, rank, 0, c.wg, c.warp, lane);
       } else {
         const bool whole = sc.k == 0 && sc.kend == g.steps;
-        if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag)) store_tile(sum, g, n0, m0, r.x + STAGING, c.wg, threadIdx.x & 127);
+        if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag))
+          store_tile(sum, g, n0, m0, r.x + STAGING, c.wg, threadIdx.x & 127);
       }
     }
   }

@@ -1,32 +1,31 @@
 // Causal grouped-query attention over the cache: out = softmax(scale * q * keys^T) * values.
 //
-//   attention: a block owns one key/value head, a tile of queries (a row's heads of the group, row after row) and a part
-//   of the positions:
+//   attention: a block owns one key/value head, a tile of queries (a row's heads of the group, row after row) and a
+//   part of the positions:
 //       for each run of 32 positions: keys and values -> f32 in shared memory
-//           each warp, for its queries: a lane scores one position; shift the running maximum; weights = 2^(score - maximum)
-//           sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
+//           each warp, for its queries: a lane scores one position; shift the running maximum; weights = 2^(score -
+//           maximum) sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
 //       one part: out = sums / sum of weights; several: sums, maximum and sum of weights are left in `partial`
 //   combine: a block owns a query and adds the parts up in their order, each shifted to the common maximum
 //
-// Parts have a length of their own and not a number of their own, so that a query's bits depend on its position alone. A
-// position beyond a query's own takes no part in its sums: NaN there does not reach it.
+// Parts have a length of their own and not a number of their own, so that a query's bits depend on its position alone.
+// A position beyond a query's own takes no part in its sums: NaN there does not reach it.
 #include "floats.cuh"
-
 
 // As `Params` in attention.rs.
 struct Params {
-    const float* qkv;        // [rows][row_length], the query heads first
-    const void* keys;        // of one layer: [kv_heads][capacity][head_size]
-    const void* values;      // likewise
-    float* partial;          // [rows][heads][parts][head_size + 2]
-    void* out;               // [rows][heads][head_size]
-    const u32* position;     // of row 0, less first_row
-    u64 row_length, capacity;
-    u32 rows, first_row;
-    u32 heads, kv_heads, head_size;
-    u32 parts, part_length;
-    float scale;
-    FloatType type, out_type;
+  const float* qkv;  // [rows][row_length], the query heads first
+  const void* keys;  // of one layer: [kv_heads][capacity][head_size]
+  const void* values;  // likewise
+  float* partial;  // [rows][heads][parts][head_size + 2]
+  void* out;  // [rows][heads][head_size]
+  const u32* position;  // of row 0, less first_row
+  u64 row_length, capacity;
+  u32 rows, first_row;
+  u32 heads, kv_heads, head_size;
+  u32 parts, part_length;
+  float scale;
+  FloatType type, out_type;
 };
 
 DEV float minus_infinity() { return __int_as_float(0xff800000); }
@@ -35,139 +34,139 @@ DEV float minus_infinity() { return __int_as_float(0xff800000); }
 DEV float base_of(float maximum) { return maximum == minus_infinity() ? 0 : maximum; }
 
 // HEAD: size of a head, rounded up to 32; QUERIES: of a warp.
-template <int HEAD, int QUERIES>
-__global__ void __launch_bounds__(128, 2) attention(const Params p) {
-    constexpr int WARPS = 4;
-    constexpr int RUN = 32;   // positions
-    constexpr float LOG2_E = 1.4426950408889634f;
-    constexpr int PADDED = HEAD + 4;   // so that 8 lanes read 16 bytes each from all banks
-    constexpr int PER_LANE = HEAD / 32;
-    extern __shared__ float4 shared[];
-    float* keys = reinterpret_cast<float*>(shared);        // [RUN][PADDED]
-    float* values = keys + RUN * PADDED;                   // [RUN][HEAD]
-    float* queries = values + RUN * HEAD;                  // [WARPS * QUERIES][HEAD]
+template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) attention(const Params p) {
+  constexpr int WARPS = 4;
+  constexpr int RUN = 32;  // positions
+  constexpr float LOG2_E = 1.4426950408889634f;
+  constexpr int PADDED = HEAD + 4;  // so that 8 lanes read 16 bytes each from all banks
+  constexpr int PER_LANE = HEAD / 32;
+  extern __shared__ float4 shared[];
+  float* keys = reinterpret_cast<float*>(shared);  // [RUN][PADDED]
+  float* values = keys + RUN * PADDED;  // [RUN][HEAD]
+  float* queries = values + RUN * HEAD;  // [WARPS * QUERIES][HEAD]
 
-    const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const u32 group = p.heads / p.kv_heads, kv_head = blockIdx.y, part = blockIdx.z;
-    const u32 total = p.rows * group, first = blockIdx.x * WARPS * QUERIES;
-    const u64 first_position = min(u64(*p.position) + p.first_row, p.capacity - p.rows);
+  const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const u32 group = p.heads / p.kv_heads, kv_head = blockIdx.y, part = blockIdx.z;
+  const u32 total = p.rows * group, first = blockIdx.x * WARPS * QUERIES;
+  const u64 first_position = min(u64(*p.position) + p.first_row, p.capacity - p.rows);
 
-    for (u32 i = thread; i < WARPS * QUERIES * HEAD; i += 32 * WARPS) {
-        const u32 query = first + i / HEAD, d = i % HEAD;
-        float value = 0;
-        if (query < total && d < p.head_size) {
-            const u32 head = kv_head * group + query % group;
-            value = p.qkv[u64(query / group) * p.row_length + u64(head) * p.head_size + d];
-        }
-        queries[i] = value * (p.scale * LOG2_E);
+  for (u32 i = thread; i < WARPS * QUERIES * HEAD; i += 32 * WARPS) {
+    const u32 query = first + i / HEAD, d = i % HEAD;
+    float value = 0;
+    if (query < total && d < p.head_size) {
+      const u32 head = kv_head * group + query % group;
+      value = p.qkv[u64(query / group) * p.row_length + u64(head) * p.head_size + d];
     }
+    queries[i] = value * (p.scale * LOG2_E);
+  }
 
-    // Positions that each query sees, and the last of them all.
-    u64 seen[QUERIES];
-    u64 least = ~0ull;
+  // Positions that each query sees, and the last of them all.
+  u64 seen[QUERIES];
+  u64 least = ~0ull;
 #pragma unroll
-    for (int q = 0; q < QUERIES; q++) {
-        const u32 query = first + warp * QUERIES + q;
-        seen[q] = query < total ? first_position + query / group + 1 : 0;
-        least = min(least, seen[q]);
+  for (int q = 0; q < QUERIES; q++) {
+    const u32 query = first + warp * QUERIES + q;
+    seen[q] = query < total ? first_position + query / group + 1 : 0;
+    least = min(least, seen[q]);
+  }
+  const u32 last = min(first + WARPS * QUERIES, total) - 1;
+  const u64 begin = u64(part) * p.part_length;
+  const u64 end = min(begin + p.part_length, first_position + last / group + 1);
+
+  float maximum[QUERIES], weight[QUERIES] = {}, sums[QUERIES][PER_LANE] = {};
+#pragma unroll
+  for (int q = 0; q < QUERIES; q++) maximum[q] = minus_infinity();
+  const float* own = queries + warp * QUERIES * HEAD;
+
+  for (u64 run = begin; run < end; run += RUN) {
+    __syncthreads();
+    for (u32 i = thread; i < RUN * HEAD; i += 32 * WARPS) {
+      const u32 j = i / HEAD, d = i % HEAD;
+      const bool within = run + j < end && d < p.head_size;
+      const u64 at = (u64(kv_head) * p.capacity + run + j) * p.head_size + d;
+      keys[j * PADDED + d] = within ? load_float(p.keys, at, p.type) : 0;
+      values[i] = within ? load_float(p.values, at, p.type) : 0;
     }
-    const u32 last = min(first + WARPS * QUERIES, total) - 1;
-    const u64 begin = u64(part) * p.part_length;
-    const u64 end = min(begin + p.part_length, first_position + last / group + 1);
+    __syncthreads();
 
-    float maximum[QUERIES], weight[QUERIES] = {}, sums[QUERIES][PER_LANE] = {};
-#pragma unroll
-    for (int q = 0; q < QUERIES; q++) maximum[q] = minus_infinity();
-    const float* own = queries + warp * QUERIES * HEAD;
-
-    for (u64 run = begin; run < end; run += RUN) {
-        __syncthreads();
-        for (u32 i = thread; i < RUN * HEAD; i += 32 * WARPS) {
-            const u32 j = i / HEAD, d = i % HEAD;
-            const bool within = run + j < end && d < p.head_size;
-            const u64 at = (u64(kv_head) * p.capacity + run + j) * p.head_size + d;
-            keys[j * PADDED + d] = within ? load_float(p.keys, at, p.type) : 0;
-            values[i] = within ? load_float(p.values, at, p.type) : 0;
-        }
-        __syncthreads();
-
-        float score[QUERIES] = {};
-        const float4* key = reinterpret_cast<const float4*>(keys + lane * PADDED);
+    float score[QUERIES] = {};
+    const float4* key = reinterpret_cast<const float4*>(keys + lane * PADDED);
 #pragma unroll 8
-        for (int d = 0; d < HEAD / 4; d++) {
-            const float4 k = key[d];
+    for (int d = 0; d < HEAD / 4; d++) {
+      const float4 k = key[d];
 #pragma unroll
-            for (int q = 0; q < QUERIES; q++) {
-                const float4 x = reinterpret_cast<const float4*>(own + q * HEAD)[d];
-                score[q] = fmaf(x.x, k.x, fmaf(x.y, k.y, fmaf(x.z, k.z, fmaf(x.w, k.w, score[q]))));
-            }
-        }
-#pragma unroll
-        for (int q = 0; q < QUERIES; q++) {
-            if (run + lane >= seen[q]) score[q] = minus_infinity();
-            const float higher = fmaxf(maximum[q], warp_max(score[q])), base = base_of(higher);
-            const float shrink = exp2f(maximum[q] - base);
-            maximum[q] = higher;
-            score[q] = exp2f(score[q] - base);
-            weight[q] = weight[q] * shrink + score[q];
-#pragma unroll
-            for (int c = 0; c < PER_LANE; c++) sums[q][c] *= shrink;
-        }
-        const bool all = run + RUN <= least;
-#pragma unroll 4
-        for (int j = 0; j < RUN; j++) {
-            float value[PER_LANE];
-#pragma unroll
-            for (int c = 0; c < PER_LANE; c++) value[c] = values[j * HEAD + c * 32 + lane];
-#pragma unroll
-            for (int q = 0; q < QUERIES; q++) {
-                const float w = __shfl_sync(ALL_LANES, score[q], j);
-                if (all || run + j < seen[q]) {
-#pragma unroll
-                    for (int c = 0; c < PER_LANE; c++) sums[q][c] = fmaf(w, value[c], sums[q][c]);
-                }
-            }
-        }
+      for (int q = 0; q < QUERIES; q++) {
+        const float4 x = reinterpret_cast<const float4*>(own + q * HEAD)[d];
+        score[q] = fmaf(x.x, k.x, fmaf(x.y, k.y, fmaf(x.z, k.z, fmaf(x.w, k.w, score[q]))));
+      }
     }
-
 #pragma unroll
     for (int q = 0; q < QUERIES; q++) {
-        const u32 query = first + warp * QUERIES + q;
-        const float total_weight = warp_sum(weight[q]);
-        if (query >= total) continue;
-        const u64 at = u64(query / group) * p.heads + kv_head * group + query % group;
-        float* left = p.partial + (at * p.parts + part) * (p.head_size + 2);
+      if (run + lane >= seen[q]) score[q] = minus_infinity();
+      const float higher = fmaxf(maximum[q], warp_max(score[q])), base = base_of(higher);
+      const float shrink = exp2f(maximum[q] - base);
+      maximum[q] = higher;
+      score[q] = exp2f(score[q] - base);
+      weight[q] = weight[q] * shrink + score[q];
 #pragma unroll
-        for (int c = 0; c < PER_LANE; c++) {
-            const u32 d = c * 32 + lane;
-            if (d >= p.head_size) continue;
-            if (p.parts == 1) store_float(p.out, at * p.head_size + d, sums[q][c] / total_weight, p.out_type);
-            else left[d] = sums[q][c];
-        }
-        if (p.parts > 1 && lane == 0) {
-            left[p.head_size] = maximum[q];
-            left[p.head_size + 1] = total_weight;
-        }
+      for (int c = 0; c < PER_LANE; c++) sums[q][c] *= shrink;
     }
+    const bool all = run + RUN <= least;
+#pragma unroll 4
+    for (int j = 0; j < RUN; j++) {
+      float value[PER_LANE];
+#pragma unroll
+      for (int c = 0; c < PER_LANE; c++) value[c] = values[j * HEAD + c * 32 + lane];
+#pragma unroll
+      for (int q = 0; q < QUERIES; q++) {
+        const float w = __shfl_sync(ALL_LANES, score[q], j);
+        if (all || run + j < seen[q]) {
+#pragma unroll
+          for (int c = 0; c < PER_LANE; c++) sums[q][c] = fmaf(w, value[c], sums[q][c]);
+        }
+      }
+    }
+  }
+
+#pragma unroll
+  for (int q = 0; q < QUERIES; q++) {
+    const u32 query = first + warp * QUERIES + q;
+    const float total_weight = warp_sum(weight[q]);
+    if (query >= total) continue;
+    const u64 at = u64(query / group) * p.heads + kv_head * group + query % group;
+    float* left = p.partial + (at * p.parts + part) * (p.head_size + 2);
+#pragma unroll
+    for (int c = 0; c < PER_LANE; c++) {
+      const u32 d = c * 32 + lane;
+      if (d >= p.head_size) continue;
+      if (p.parts == 1)
+        store_float(p.out, at * p.head_size + d, sums[q][c] / total_weight, p.out_type);
+      else
+        left[d] = sums[q][c];
+    }
+    if (p.parts > 1 && lane == 0) {
+      left[p.head_size] = maximum[q];
+      left[p.head_size + 1] = total_weight;
+    }
+  }
 }
 
-template <int THREADS>
-__global__ void __launch_bounds__(THREADS) combine(const Params p) {
-    const u64 query = blockIdx.x, row = query / p.heads;
-    const u64 seen = min(u64(*p.position) + p.first_row, p.capacity - p.rows) + row + 1;
-    const u32 parts = min(u64(p.parts), (seen + p.part_length - 1) / p.part_length), length = p.head_size + 2;
-    const float* left = p.partial + query * p.parts * length;
-    float maximum = minus_infinity();
-    for (u32 part = 0; part < parts; part++) maximum = fmaxf(maximum, left[part * length + p.head_size]);
-    const float base = base_of(maximum);
-    for (u32 d = threadIdx.x; d < p.head_size; d += THREADS) {
-        float sum = 0, weight = 0;
-        for (u32 part = 0; part < parts; part++) {
-            const float* of_part = left + part * length;
-            const float shrink = exp2f(of_part[p.head_size] - base);
-            sum = fmaf(of_part[d], shrink, sum);
-            weight = fmaf(of_part[p.head_size + 1], shrink, weight);
-        }
-        store_float(p.out, query * p.head_size + d, sum / weight, p.out_type);
+template <int THREADS> __global__ void __launch_bounds__(THREADS) combine(const Params p) {
+  const u64 query = blockIdx.x, row = query / p.heads;
+  const u64 seen = min(u64(*p.position) + p.first_row, p.capacity - p.rows) + row + 1;
+  const u32 parts = min(u64(p.parts), (seen + p.part_length - 1) / p.part_length), length = p.head_size + 2;
+  const float* left = p.partial + query * p.parts * length;
+  float maximum = minus_infinity();
+  for (u32 part = 0; part < parts; part++) maximum = fmaxf(maximum, left[part * length + p.head_size]);
+  const float base = base_of(maximum);
+  for (u32 d = threadIdx.x; d < p.head_size; d += THREADS) {
+    float sum = 0, weight = 0;
+    for (u32 part = 0; part < parts; part++) {
+      const float* of_part = left + part * length;
+      const float shrink = exp2f(of_part[p.head_size] - base);
+      sum = fmaf(of_part[d], shrink, sum);
+      weight = fmaf(of_part[p.head_size + 1], shrink, weight);
     }
+    store_float(p.out, query * p.head_size + d, sum / weight, p.out_type);
+  }
 }

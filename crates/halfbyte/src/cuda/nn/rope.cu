@@ -13,49 +13,49 @@ constexpr int MOST_PAIRS = 128;
 
 // As `Params` in rope.rs.
 struct Params {
-    float* qkv;               // [rows][heads + 2 kv_heads][head_size]
-    void* keys;               // of one layer: [kv_heads][capacity][head_size]
-    void* values;             // likewise
-    const double* turns;      // [pairs]: of a position
-    const u32* position;      // of the first row
-    u64 capacity;
-    u32 heads, kv_heads, head_size, pairs;
-    FloatType type;           // of the cache
+  float* qkv;  // [rows][heads + 2 kv_heads][head_size]
+  void* keys;  // of one layer: [kv_heads][capacity][head_size]
+  void* values;  // likewise
+  const double* turns;  // [pairs]: of a position
+  const u32* position;  // of the first row
+  u64 capacity;
+  u32 heads, kv_heads, head_size, pairs;
+  FloatType type;  // of the cache
 };
 
 __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
-    __shared__ float2 angles[MOST_PAIRS];
-    const u32 row = blockIdx.x, lane = threadIdx.x % 32;
-    const u64 position = u64(*p.position) + row;
-    for (u32 i = threadIdx.x; i < p.pairs; i += 32 * WARPS) {
-        double turns = double(position) * p.turns[i], sine, cosine;
-        turns -= rint(turns);
-        sincospi(2 * turns, &sine, &cosine);
-        angles[i] = make_float2(float(cosine), float(sine));
-    }
-    __syncthreads();
+  __shared__ float2 angles[MOST_PAIRS];
+  const u32 row = blockIdx.x, lane = threadIdx.x % 32;
+  const u64 position = u64(*p.position) + row;
+  for (u32 i = threadIdx.x; i < p.pairs; i += 32 * WARPS) {
+    double turns = double(position) * p.turns[i], sine, cosine;
+    turns -= rint(turns);
+    sincospi(2 * turns, &sine, &cosine);
+    angles[i] = make_float2(float(cosine), float(sine));
+  }
+  __syncthreads();
 
-    const u32 head = blockIdx.y * WARPS + threadIdx.x / 32, rotated = p.heads + p.kv_heads;
-    // The host knows how long the text is; the limit guards memory.
-    if (head >= rotated + p.kv_heads || position >= p.capacity) return;
-    float* from = p.qkv + (u64(row) * (rotated + p.kv_heads) + head) * p.head_size;
-    const bool is_query = head < p.heads, is_value = head >= rotated;
-    const u32 kv_head = is_value ? head - rotated : head - p.heads;
-    void* cache = is_value ? p.values : p.keys;
-    const u64 place = (u64(kv_head) * p.capacity + position) * p.head_size;
+  const u32 head = blockIdx.y * WARPS + threadIdx.x / 32, rotated = p.heads + p.kv_heads;
+  // The host knows how long the text is; the limit guards memory.
+  if (head >= rotated + p.kv_heads || position >= p.capacity) return;
+  float* from = p.qkv + (u64(row) * (rotated + p.kv_heads) + head) * p.head_size;
+  const bool is_query = head < p.heads, is_value = head >= rotated;
+  const u32 kv_head = is_value ? head - rotated : head - p.heads;
+  void* cache = is_value ? p.values : p.keys;
+  const u64 place = (u64(kv_head) * p.capacity + position) * p.head_size;
 
-    const u32 pairs = is_value ? 0 : p.pairs;
-    for (u32 i = lane; i < pairs; i += 32) {
-        const float a = from[i], b = from[i + pairs], cosine = angles[i].x, sine = angles[i].y;
-        const float first = a * cosine - b * sine, second = fmaf(b, cosine, a * sine);
-        if (is_query) {
-            from[i] = first;
-            from[i + pairs] = second;
-        } else {
-            store_float(cache, place + i, first, p.type);
-            store_float(cache, place + i + pairs, second, p.type);
-        }
+  const u32 pairs = is_value ? 0 : p.pairs;
+  for (u32 i = lane; i < pairs; i += 32) {
+    const float a = from[i], b = from[i + pairs], cosine = angles[i].x, sine = angles[i].y;
+    const float first = a * cosine - b * sine, second = fmaf(b, cosine, a * sine);
+    if (is_query) {
+      from[i] = first;
+      from[i + pairs] = second;
+    } else {
+      store_float(cache, place + i, first, p.type);
+      store_float(cache, place + i + pairs, second, p.type);
     }
-    if (is_query) return;
-    for (u32 i = 2 * pairs + lane; i < p.head_size; i += 32) store_float(cache, place + i, from[i], p.type);
+  }
+  if (is_query) return;
+  for (u32 i = 2 * pairs + lane; i < p.head_size; i += 32) store_float(cache, place + i, from[i], p.type);
 }

@@ -1,136 +1,134 @@
 // A token drawn with probabilities that follow from logits: temperature, the k likeliest, the nucleus.
 //
-//   one block. Tokens have an order: by logit, the greater first, of equals the smaller id; as a 64-bit key that only one has.
-//   weight = e^((logit - greatest) / temperature)
-//   k > 0:      the k-th token in order ends the candidates
-//   top_p < 1:  among them the first in order whose weights, with those before it, reach top_p of all, ends the candidates
-//   the token is the first whose weight, with those before it, passes random * (weight of all candidates): in the same order
-//   with top_p < 1, else by id
+//   one block. Tokens have an order: by logit, the greater first, of equals the smaller id; as a 64-bit key that only
+//   one has. weight = e^((logit - greatest) / temperature) k > 0:      the k-th token in order ends the candidates
+//   top_p < 1:  among them the first in order whose weights, with those before it, reach top_p of all, ends the
+//   candidates the token is the first whose weight, with those before it, passes random * (weight of all candidates):
+//   in the same order with top_p < 1, else by id
 //
-//   The first of an order whose sum reaches a target is found digit by digit, from the highest of its key: 16 sums, one for
-//   each value of the digit, over those that have all higher digits right.
+//   The first of an order whose sum reaches a target is found digit by digit, from the highest of its key: 16 sums, one
+//   for each value of the digit, over those that have all higher digits right.
 //
-// Sums are f64, each added up in one order. The token is that of the sampler on the host, but where `random` falls on a border
-// to within the rounding of e^x.
+// Sums are f64, each added up in one order. The token is that of the sampler on the host, but where `random` falls on a
+// border to within the rounding of e^x.
 #include "floats.cuh"
 
 constexpr int THREADS = 512;
 
 // As `Params` in sample.rs.
 struct Params {
-    const float* logits;   // [length], at least one and none of them NaN or infinity
-    const u32* greatest;   // bits of the greatest logit
-    u32* drawn;            // the token, then bits of the greatest logit
-    u32* token;            // becomes the token
-    double random;         // from 0 to below 1
-    u64 length;
-    float inverse_temperature, top_p;
-    u32 top_k;             // 0: no limit
+  const float* logits;  // [length], at least one and none of them NaN or infinity
+  const u32* greatest;  // bits of the greatest logit
+  u32* drawn;  // the token, then bits of the greatest logit
+  u32* token;  // becomes the token
+  double random;  // from 0 to below 1
+  u64 length;
+  float inverse_temperature, top_p;
+  u32 top_k;  // 0: no limit
 };
 
 // Bits that are ordered as the floats are.
 DEV u32 ordered(float value) {
-    const u32 bits = __float_as_uint(value);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const u32 bits = __float_as_uint(value);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
 // Greater for what comes earlier.
 DEV u64 key_of(float logit, u32 index) { return u64(ordered(logit)) << 32 | (0xffffffffu - index); }
 
 struct Shared {
-    double sums[THREADS / 32][16];
-    u64 prefix;
-    double above;
+  double sums[THREADS / 32][16];
+  u64 prefix;
+  double above;
 };
 
 enum Measure : u32 { COUNT, REACHES, PASSES };
 
-// The key of the first token, in descending order of keys, that with all before it makes up `target`: as many tokens, at
-// least that weight, or more than that weight. Where rounding leaves none, the last that has weight. Only tokens whose place
-// in the order by logit is at least `least` take part; `by_id`: keys are those of the order by id.
+// The key of the first token, in descending order of keys, that with all before it makes up `target`: as many tokens,
+// at least that weight, or more than that weight. Where rounding leaves none, the last that has weight. Only tokens
+// whose place in the order by logit is at least `least` take part; `by_id`: keys are those of the order by id.
 DEV u64 first(const Params& p, float greatest, Shared& s, Measure measure, double target, u64 least, bool by_id) {
-    const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    u64 prefix = 0;
-    double above = 0;
-    for (int shift = by_id ? 28 : 60; shift >= 0; shift -= 4) {
-        double sums[16] = {};
-        for (u64 i = thread; i < p.length; i += THREADS) {
-            const float logit = p.logits[i];
-            const u64 place = key_of(logit, u32(i)), key = by_id ? place & 0xffffffffu : place;
-            // In two steps: a shift by all 64 bits is none.
-            if (place < least || key >> shift >> 4 != prefix) continue;
-            const float distance = logit - greatest;
-            double weight = 1;
-            if (measure != COUNT && distance != 0) weight = expf(distance * p.inverse_temperature);
-            const u32 digit = u32(key >> shift) & 15;
+  const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  u64 prefix = 0;
+  double above = 0;
+  for (int shift = by_id ? 28 : 60; shift >= 0; shift -= 4) {
+    double sums[16] = {};
+    for (u64 i = thread; i < p.length; i += THREADS) {
+      const float logit = p.logits[i];
+      const u64 place = key_of(logit, u32(i)), key = by_id ? place & 0xffffffffu : place;
+      // In two steps: a shift by all 64 bits is none.
+      if (place < least || key >> shift >> 4 != prefix) continue;
+      const float distance = logit - greatest;
+      double weight = 1;
+      if (measure != COUNT && distance != 0) weight = expf(distance * p.inverse_temperature);
+      const u32 digit = u32(key >> shift) & 15;
 #pragma unroll
-            for (int d = 0; d < 16; d++) sums[d] += digit == d ? weight : 0;
-        }
-#pragma unroll
-        for (int d = 0; d < 16; d++) {
-#pragma unroll
-            for (int distance = 16; distance > 0; distance /= 2)
-                sums[d] += __shfl_xor_sync(ALL_LANES, sums[d], distance);
-            if (lane == 0) s.sums[warp][d] = sums[d];
-        }
-        __syncthreads();
-        if (thread == 0) {
-            u32 digit = 0;
-            double before = above, so_far = above;
-            for (int d = 15; d >= 0; d--) {
-                double sum = 0;
-                for (int w = 0; w < THREADS / 32; w++) sum += s.sums[w][d];
-                if (sum == 0) continue;
-                digit = d;
-                before = so_far;
-                so_far += sum;
-                if (measure == PASSES ? so_far > target : so_far >= target) break;
-            }
-            s.prefix = prefix << 4 | digit;
-            s.above = before;
-        }
-        __syncthreads();
-        prefix = s.prefix;
-        above = s.above;
-        __syncthreads();
+      for (int d = 0; d < 16; d++) sums[d] += digit == d ? weight : 0;
     }
-    return prefix;
+#pragma unroll
+    for (int d = 0; d < 16; d++) {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2) sums[d] += __shfl_xor_sync(ALL_LANES, sums[d], distance);
+      if (lane == 0) s.sums[warp][d] = sums[d];
+    }
+    __syncthreads();
+    if (thread == 0) {
+      u32 digit = 0;
+      double before = above, so_far = above;
+      for (int d = 15; d >= 0; d--) {
+        double sum = 0;
+        for (int w = 0; w < THREADS / 32; w++) sum += s.sums[w][d];
+        if (sum == 0) continue;
+        digit = d;
+        before = so_far;
+        so_far += sum;
+        if (measure == PASSES ? so_far > target : so_far >= target) break;
+      }
+      s.prefix = prefix << 4 | digit;
+      s.above = before;
+    }
+    __syncthreads();
+    prefix = s.prefix;
+    above = s.above;
+    __syncthreads();
+  }
+  return prefix;
 }
 
 // Weight of all tokens from a place in the order on.
 DEV double weight_of(const Params& p, float greatest, Shared& s, u64 least) {
-    double sum = 0;
-    for (u64 i = threadIdx.x; i < p.length; i += THREADS) {
-        const float logit = p.logits[i], distance = logit - greatest;
-        if (key_of(logit, u32(i)) < least) continue;
-        sum += distance == 0 ? 1.0 : double(expf(distance * p.inverse_temperature));
-    }
+  double sum = 0;
+  for (u64 i = threadIdx.x; i < p.length; i += THREADS) {
+    const float logit = p.logits[i], distance = logit - greatest;
+    if (key_of(logit, u32(i)) < least) continue;
+    sum += distance == 0 ? 1.0 : double(expf(distance * p.inverse_temperature));
+  }
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-    if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32][0] = sum;
-    __syncthreads();
-    sum = 0;
-    for (int warp = 0; warp < THREADS / 32; warp++) sum += s.sums[warp][0];
-    __syncthreads();
-    return sum;
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
+  if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32][0] = sum;
+  __syncthreads();
+  sum = 0;
+  for (int warp = 0; warp < THREADS / 32; warp++) sum += s.sums[warp][0];
+  __syncthreads();
+  return sum;
 }
 
 __global__ void __launch_bounds__(THREADS) sample(const Params p) {
-    __shared__ Shared s;
-    const float greatest = __uint_as_float(*p.greatest);
-    u64 least = 0;
-    if (p.top_k > 0 && p.top_k < p.length) least = first(p, greatest, s, COUNT, p.top_k, 0, false);
-    double total = weight_of(p, greatest, s, least);
-    const bool nucleus = p.top_p < 1;
-    if (nucleus) {
-        least = first(p, greatest, s, REACHES, total * double(p.top_p), least, false);
-        total = weight_of(p, greatest, s, least);
-    }
-    const u64 key = first(p, greatest, s, PASSES, p.random * total, least, !nucleus);
-    if (threadIdx.x == 0) {
-        const u32 index = 0xffffffffu - u32(key);
-        p.drawn[0] = index;
-        p.drawn[1] = __float_as_uint(greatest);
-        *p.token = index;
-    }
+  __shared__ Shared s;
+  const float greatest = __uint_as_float(*p.greatest);
+  u64 least = 0;
+  if (p.top_k > 0 && p.top_k < p.length) least = first(p, greatest, s, COUNT, p.top_k, 0, false);
+  double total = weight_of(p, greatest, s, least);
+  const bool nucleus = p.top_p < 1;
+  if (nucleus) {
+    least = first(p, greatest, s, REACHES, total * double(p.top_p), least, false);
+    total = weight_of(p, greatest, s, least);
+  }
+  const u64 key = first(p, greatest, s, PASSES, p.random * total, least, !nucleus);
+  if (threadIdx.x == 0) {
+    const u32 index = 0xffffffffu - u32(key);
+    p.drawn[0] = index;
+    p.drawn[1] = __float_as_uint(greatest);
+    *p.token = index;
+  }
 }

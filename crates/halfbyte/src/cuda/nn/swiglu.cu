@@ -10,48 +10,48 @@ constexpr int THREADS = 256;
 
 // As `Params` in swiglu.rs.
 struct Params {
-    const float* gate_up;   // [rows][2][inner]
-    void* out;              // [rows][inner]
-    u64 inner, elements;
-    FloatType out_type;
+  const float* gate_up;  // [rows][2][inner]
+  void* out;  // [rows][inner]
+  u64 inner, elements;
+  FloatType out_type;
 };
 
 // As `QuantizedParams` in swiglu.rs.
 struct QuantizedParams {
-    const float* gate_up;   // [rows][2][inner]
-    Target to;              // inner is its k
-    FloatType out_type;
+  const float* gate_up;  // [rows][2][inner]
+  Target to;  // inner is its k
+  FloatType out_type;
 };
 
 DEV float product(float gate, float up) { return gate / (1 + expf(-gate)) * up; }
 
 __global__ void __launch_bounds__(THREADS) swiglu(const Params p) {
-    const u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
-    if (i >= p.elements) return;
-    const float* row = p.gate_up + i / p.inner * 2 * p.inner;
-    store_float(p.out, i, product(row[i % p.inner], row[i % p.inner + p.inner]), p.out_type);
+  const u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
+  if (i >= p.elements) return;
+  const float* row = p.gate_up + i / p.inner * 2 * p.inner;
+  store_float(p.out, i, product(row[i % p.inner], row[i % p.inner + p.inner]), p.out_type);
 }
 
 // A row of the result.
 struct Products {
-    const QuantizedParams& p;
-    const float* row;
-    // Columns from c on; gives how many there are.
-    __device__ __forceinline__ int operator()(u64 c, float (&v)[COLUMNS]) const {
-        const int there = columns_there(p.to, c);
-        const float *gate = row + c, *up = gate + p.to.k;
+  const QuantizedParams& p;
+  const float* row;
+  // Columns from c on; gives how many there are.
+  __device__ __forceinline__ int operator()(u64 c, float (&v)[COLUMNS]) const {
+    const int there = columns_there(p.to, c);
+    const float *gate = row + c, *up = gate + p.to.k;
 #pragma unroll
-        for (int i = 0; i < COLUMNS; i++) v[i] = i < there ? product(gate[i], up[i]) : 0.f;
+    for (int i = 0; i < COLUMNS; i++) v[i] = i < there ? product(gate[i], up[i]) : 0.f;
 #pragma unroll
-        for (int i = 0; i < COLUMNS; i++) v[i] = rounded(v[i], p.out_type);
-        return there;
-    }
+    for (int i = 0; i < COLUMNS; i++) v[i] = rounded(v[i], p.out_type);
+    return there;
+  }
 };
 
 template <int OF_A_GROUP, bool OFFSET>
 __global__ void __launch_bounds__(BLOCK, 2) swiglu_quantized(const QuantizedParams p) {
-    // As in quantize_activations.cu, and for the same reason not earlier.
-    dependency_wait();
-    launch_dependents();
-    quantize_row<OF_A_GROUP, OFFSET>(p.to, blockIdx.x, blockIdx.y, Products{p, p.gate_up + u64(blockIdx.x) * 2 * p.to.k});
+  // As in quantize_activations.cu, and for the same reason not earlier.
+  dependency_wait();
+  launch_dependents();
+  quantize_row<OF_A_GROUP, OFFSET>(p.to, blockIdx.x, blockIdx.y, Products{p, p.gate_up + u64(blockIdx.x) * 2 * p.to.k});
 }
