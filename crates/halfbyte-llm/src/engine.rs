@@ -3,9 +3,13 @@
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::models::{Batch, MODELS, OnCpu, Resident, Text, room};
+use crate::decoder::Decoder;
+use crate::device::cpu::{CpuModel, OnCpu};
+use crate::device::cuda::CudaModel;
+use crate::device::{Batch, Resident, Text, room};
 use crate::sampling::Sampler;
-use crate::weights::{LoadOptions, Loader};
+use crate::load::{LoadOptions, Loader};
+use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::{Finding, Weights};
 use std::path::Path;
@@ -39,13 +43,14 @@ impl Model {
 
     /// Loads the tensors of an open checkpoint.
     pub fn from_weights(config: Config, weights: &Weights, options: &LoadOptions) -> Result<Self> {
-        let known = MODELS.iter().find(|m| m.architecture == config.architecture);
-        let model =
-            known.ok_or_else(|| Error::invalid("load a model", "an architecture of MODELS", config.architecture))?;
         let mut loader = Loader::new(weights, options.clone())?;
+        let shard = Shard::of(options.comm.as_ref());
         let resident: Box<dyn Resident> = match &options.device {
-            Device::Cpu => Box::new(OnCpu::new(&config, (model.load)(&config, &mut loader)?)),
-            Device::Cuda(gpu) => (model.load_cuda)(&config, &mut loader, gpu)?,
+            Device::Cpu => {
+                let decoder = Decoder::load(&config.spec, &mut loader, &mut OnCpu, shard)?;
+                Box::new(CpuModel { decoder, comm: options.comm.clone() })
+            }
+            Device::Cuda(gpu) => Box::new(CudaModel::load(&config.spec, &mut loader, gpu, shard)?),
         };
         let device = options.device.clone();
         Ok(Self { config, device, resident, parameters: loader.parameters(), findings: loader.into_findings() })
@@ -102,7 +107,7 @@ impl<'m> Session<'m> {
     /// Begins a text with room for `context` tokens, where the model lies; `cpu` computes if that is in memory, where
     /// room for keys and values is taken as they come. Errors: more than the model was made for, too little memory on a GPU.
     pub fn new(model: &'m Model, cpu: &'m Cpu, context: usize) -> Result<Self> {
-        let limit = model.config.max_context;
+        let limit = model.config.spec.max_context;
         if context > limit {
             return Err(Error::ContextFull { limit, got: context });
         }
@@ -144,7 +149,7 @@ impl<'m> Session<'m> {
     /// Errors, all before anything is read: no tokens, ids beyond the vocabulary, more tokens than there is room for.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.read_unless(tokens, None)?;
-        let logits = room(&mut self.logits, self.model.config.vocab_size);
+        let logits = room(&mut self.logits, self.model.config.spec.vocab);
         self.text.logits(0..1, logits)?;
         Ok(logits)
     }
@@ -194,7 +199,7 @@ impl<'m> Session<'m> {
 
     fn each_logits(&mut self, tokens: &[u32], take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         let Self { model, text, logits, .. } = self;
-        let vocab = model.config.vocab_size;
+        let vocab = model.config.spec.vocab;
         let at_a_time = (LOGITS_AT_A_TIME / vocab).max(16);
         for tokens in tokens.chunks(PREFILL_TOKENS) {
             text.read(Batch { tokens, all_rows: true })?;
@@ -209,7 +214,7 @@ impl<'m> Session<'m> {
     }
 
     fn check(&self, tokens: &[u32]) -> Result<()> {
-        let vocab = self.model.config.vocab_size;
+        let vocab = self.model.config.spec.vocab;
         if tokens.is_empty() {
             return Err(Error::EmptyPrompt);
         }

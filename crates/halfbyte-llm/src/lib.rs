@@ -3,13 +3,14 @@
 //! The modules in the order in which data passes them:
 //!
 //! ```text
-//! config.json ─config─┐
-//! *.safetensors ──────┴▶ models (graph + packed weights) ─▶ engine (KV cache) ─▶ sampling ─▶ generate ─▶ text
-//! text ──tokenizer──▶ token ids ────────────────────────────▲      └─▶ eval (perplexity, divergence, logits)
+//! config.json ──config, arch──▶ Spec ─┐
+//! *.safetensors ──load, shard─────────┴▶ decoder (on a device) ─▶ engine ─▶ sampling ─▶ generate ─▶ text
+//! text ──tokenizer──▶ token ids ─────────────────────────────────▲   └─▶ eval (perplexity, divergence, logits)
 //! ```
 //!
-//! Beside that, `calibrate` runs a model block by block to quantise it. Where a model lies and computes, in memory or on a
-//! GPU, is [`LoadOptions::device`]; nothing after it looks different.
+//! An architecture is data, a [`Spec`]; one decoder runs it wherever the weights lie, in memory or on a GPU
+//! ([`LoadOptions::device`]), whole or a part on each of several ranks ([`LoadOptions::comm`]). Beside that, `calibrate` runs
+//! the same decoder block by block to quantise a model.
 //!
 //! ```no_run
 //! use halfbyte::cpu::Cpu;
@@ -39,25 +40,29 @@
 //! ```
 #![deny(unsafe_code)]
 
+pub mod arch;
 pub mod calibrate;
+pub mod comm;
 pub mod config;
+mod decoder;
 pub mod device;
 pub mod engine;
 pub mod error;
 pub mod eval;
 pub mod generate;
-pub mod models;
+pub mod load;
 pub mod sampling;
+pub mod shard;
 mod stop;
 pub mod tokenizer;
-pub mod weights;
-mod weights_cuda;
 
+pub use arch::Spec;
 pub use config::Config;
 pub use device::Device;
 pub use engine::{Model, Session};
 pub use error::{Error, Result};
 pub use generate::{Finish, Generated, Request};
+pub use load::LoadOptions;
 pub use sampling::{Sampler, Sampling};
 pub use tokenizer::Tokenizer;
-pub use weights::LoadOptions;
+

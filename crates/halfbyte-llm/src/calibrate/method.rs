@@ -1,7 +1,7 @@
 //! What a quantiser is told of a group of linear layers, and what it answers.
 
 use super::inputs::Inputs;
-use crate::models::{Fold, LinearGroup};
+use crate::arch::spec::{Fold, LinearGroup};
 use halfbyte::quantize::{
     Calibrated, Gptq, Refine, Rtn, SymmetricScale, awq_scales, correct, gptq, refine, rtn, rtn_clipped,
 };
@@ -81,7 +81,7 @@ impl Layers<'_> {
     /// Rows of each layer in [`Layers::weights`].
     pub fn rows(&self) -> Vec<Range<usize>> {
         let mut from = 0;
-        let of_layer = |(_, shape): &(_, crate::weights::Shape)| {
+        let of_layer = |(_, shape): &(_, crate::arch::spec::Shape)| {
             from += shape.n;
             from - shape.n..from
         };

@@ -20,6 +20,7 @@
 //! bit, as it is for any number of threads.
 
 mod activations;
+mod block;
 mod inputs;
 mod method;
 mod piece;
@@ -27,6 +28,7 @@ mod plan;
 mod report;
 mod work;
 
+pub use block::{Block, groups};
 pub use inputs::Inputs;
 pub use method::{ByAwq, ByGptq, Layers, Method, Needs, Outcome, RoundToNearest};
 pub use plan::{Estimate, estimate};
@@ -34,7 +36,7 @@ pub use report::{ActivationReport, LayerReport};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::models::{Architecture, MODELS};
+use crate::load;
 use crate::tokenizer::Tokenizer;
 use fnv::FnvHasher;
 use halfbyte::cpu::Cpu;
@@ -210,17 +212,17 @@ pub fn work_folder(target: &Path) -> Result<PathBuf> {
 /// refuses; [`Error::Unfinished`] where earlier work was begun with something else, [`Error::Locked`] where another
 /// process is at it; [`Error::Cancelled`].
 pub fn quantize(job: &Job<'_>, progress: &mut OnProgress<'_>) -> Result<Finished> {
-    let architecture = check(job)?;
+    check(job)?;
     let work = WorkFolder::open(job.target, manifest(job)?, job.format, job.restart)?;
-    let blocks = job.config.layers;
+    let blocks = job.config.spec.layers.len();
     let windows = job.tokens.len() / job.window;
     let mut watch = Watch { progress, block: 0, blocks, windows, here: 0, seconds: 0.0, begun: Instant::now() };
     // Without any block left to do, nobody needs the stream.
     if (0..blocks).any(|i| !work.has(i)) {
-        let mut streams = streams(job, architecture)?;
+        let mut streams = streams(job)?;
         for i in 0..blocks {
             watch.block = i;
-            let mut piece = Piece::load(job, architecture, i)?;
+            let mut piece = Piece::load(job, i)?;
             if work.has(i) {
                 piece.restore(work.load(i, &piece.groups)?)?;
                 for step in 0..piece.steps() {
@@ -235,7 +237,7 @@ pub fn quantize(job: &Job<'_>, progress: &mut OnProgress<'_>) -> Result<Finished
             }
         }
     }
-    finished(job, architecture, work)
+    finished(job, work)
 }
 
 /// Quantises a block and takes the streams through it.
@@ -281,10 +283,10 @@ fn quantize_block(
     Ok(())
 }
 
-fn finished(job: &Job<'_>, architecture: &Architecture, work: WorkFolder) -> Result<Finished> {
+fn finished(job: &Job<'_>, work: WorkFolder) -> Result<Finished> {
     let (mut layers, mut changed, mut report) = (Vec::new(), Vec::new(), Vec::new());
-    for i in 0..job.config.layers {
-        let groups = (architecture.groups)(job.config, i);
+    for i in 0..job.config.spec.layers.len() {
+        let groups = groups(&job.config.spec, i)?;
         let block = work.load(i, &groups)?;
         changed.extend(block.changed);
         report.extend(block.report);
@@ -294,23 +296,22 @@ fn finished(job: &Job<'_>, architecture: &Architecture, work: WorkFolder) -> Res
     Ok(Finished { work, layers, changed, report })
 }
 
-/// Checks what can be checked beforehand; finds the architecture.
-fn check(job: &Job<'_>) -> Result<&'static Architecture> {
+/// Checks what can be checked beforehand.
+fn check(job: &Job<'_>) -> Result<()> {
     let Job { config, tokens, window, .. } = *job;
-    let known = MODELS.iter().find(|m| m.architecture == config.architecture);
-    let architecture = known.ok_or_else(|| Error::invalid(OP, "an architecture of MODELS", config.architecture))?;
+    (0..config.spec.layers.len()).try_for_each(|i| groups(&config.spec, i).map(|_| ()))?;
     job.format.validate()?;
     if window == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(window) {
         let expected = format!("at least one window of {window} tokens, and whole windows");
         return Err(Error::invalid(OP, expected, format!("{} tokens", tokens.len())));
     }
-    if window > config.max_context {
-        return Err(Error::ContextFull { limit: config.max_context, got: window });
+    if window > config.spec.max_context {
+        return Err(Error::ContextFull { limit: config.spec.max_context, got: window });
     }
-    if let Some(&id) = tokens.iter().find(|&&id| id as usize >= config.vocab_size) {
-        return Err(Error::UnknownToken { id, vocab: config.vocab_size });
+    if let Some(&id) = tokens.iter().find(|&&id| id as usize >= config.spec.vocab) {
+        return Err(Error::UnknownToken { id, vocab: config.spec.vocab });
     }
-    Ok(architecture)
+    Ok(())
 }
 
 /// Everything that the result depends on.
@@ -356,8 +357,8 @@ fn fnv1a(bytes: &[u8]) -> String {
 }
 
 /// The embedding of all windows.
-fn streams(job: &Job<'_>, architecture: &Architecture) -> Result<Streams> {
-    let hidden = job.config.hidden_size;
+fn streams(job: &Job<'_>) -> Result<Streams> {
+    let hidden = job.config.spec.hidden;
     let len = job.tokens.len().checked_mul(hidden);
     let mut stream = Vec::new();
     let reserved = len.map(|len| stream.try_reserve_exact(len).map(|()| stream.resize(len, 0.0f32)));
@@ -365,7 +366,7 @@ fn streams(job: &Job<'_>, architecture: &Architecture) -> Result<Streams> {
         let expected = "fewer windows: all vectors between two blocks are kept in memory";
         return Err(Error::invalid(OP, expected, format!("{} tokens × {hidden}", job.tokens.len())));
     }
-    (architecture.embed)(job.config, job.source, job.tokens, &mut stream)?;
+    load::embed(&job.config.spec, job.source, job.tokens, &mut stream)?;
     let dense = job.method.needs().drift.then(|| stream.clone());
     Ok(Streams { hidden, window: job.window * hidden, quantized: stream, dense })
 }

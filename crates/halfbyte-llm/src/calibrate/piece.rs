@@ -1,13 +1,15 @@
 //! The block that is being quantised: its weights as floats and as they run, and the factors folded into them.
 
 use super::activations::ActivationError;
+use super::block::{self, Block};
 use super::inputs::{DriftOf, Inputs};
 use super::method::{Layers, Method, Needs};
 use super::report::reports;
 use super::{Job, work};
 use crate::error::{Error, Result};
-use crate::models::{Architecture, Block, Fold, LinearGroup};
-use crate::weights::{LoadOptions, Loader, Projection};
+use crate::arch::spec::{Fold, LinearGroup};
+use crate::device::cpu::Projection;
+use crate::load::{LoadOptions, Loader};
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Floats, FloatsMut, QTensor, WeightFormat};
@@ -40,9 +42,9 @@ pub(super) struct Piece<'a> {
     cpu: &'a Cpu,
     pub groups: Vec<LinearGroup>,
     /// As it is so far: quantised up to some group.
-    running: Box<dyn Block>,
+    running: Block,
     /// As it was, beside it, without any factors.
-    dense: Option<Box<dyn Block>>,
+    dense: Option<Block>,
     /// Factors of each group's columns.
     columns: Vec<Option<Vec<f32>>>,
     /// Divisors of each layer's rows, by group and place.
@@ -57,9 +59,10 @@ pub(super) struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// Loads block `i`, twice if the dense model runs beside.
-    pub fn load(job: &Job<'a>, architecture: &Architecture, i: usize) -> Result<Self> {
-        let load = || (architecture.block)(job.config, &mut Loader::new(job.source, LoadOptions::default())?, i);
-        let groups = (architecture.groups)(job.config, i);
+    pub fn load(job: &Job<'a>, i: usize) -> Result<Self> {
+        let spec = &job.config.spec;
+        let load = || Block::load(spec, &mut Loader::new(job.source, LoadOptions::default())?, i);
+        let groups = block::groups(spec, i)?;
         Ok(Self {
             source: job.source,
             cpu: job.cpu,
@@ -239,7 +242,7 @@ impl<'a> Piece<'a> {
             on_window(done)?;
             if let (Some(dense), Some(all)) = (dense.as_mut(), &streams.dense) {
                 stream.copy_from_slice(&all[done * streams.window..][..streams.window]);
-                run(dense.as_mut(), cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
+                run(dense, cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
                     let seen = &mut of_dense[group - wanted.start];
                     seen.take(x, stream);
                     if let Some(factors) = &columns[group] {
@@ -251,7 +254,7 @@ impl<'a> Piece<'a> {
                 })?;
             }
             stream.copy_from_slice(window);
-            run(running.as_mut(), cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
+            run(running, cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
                 let place = group - wanted.start;
                 let (inputs, outputs) = &mut inputs[place];
                 if needs.drift {
@@ -389,7 +392,7 @@ type OnInputs<'a> = dyn FnMut(usize, &[f32], &[f32]) -> Result<()> + 'a;
 
 /// Runs a window through the steps of the wanted groups, no farther than the last of them.
 fn run(
-    block: &mut dyn Block,
+    block: &mut Block,
     cpu: &Cpu,
     groups: &[LinearGroup],
     wanted: Range<usize>,

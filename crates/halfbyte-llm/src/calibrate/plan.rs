@@ -1,14 +1,15 @@
 //! What a run would take, from sizes and a small sample of the work.
 
 use super::activations::ActivationError;
+use super::block::{self, Block};
 use super::inputs::{DriftOf, Inputs};
 use super::method::{Layers, tensor_bytes};
 use super::report::reports;
 use super::work::row_bytes;
 use super::{Job, check};
 use crate::error::{Error, Result};
-use crate::models::{Block, LinearGroup};
-use crate::weights::{LoadOptions, Loader, Shape};
+use crate::arch::spec::{LinearGroup, Shape};
+use crate::load::{self, LoadOptions, Loader};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -35,20 +36,20 @@ pub struct Estimate {
 ///
 /// Errors: as those of [`super::quantize`] before its first block.
 pub fn estimate(job: &Job<'_>) -> Result<Estimate> {
-    let architecture = check(job)?;
-    let groups = (architecture.groups)(job.config, 0);
-    let load = |i| (architecture.block)(job.config, &mut Loader::new(job.source, LoadOptions::default())?, i);
-    let mut block = load(0)?;
-    let mut stream = vec![0.0; job.window * job.config.hidden_size];
-    (architecture.embed)(job.config, job.source, &job.tokens[..job.window], &mut stream)?;
+    check(job)?;
+    let spec = &job.config.spec;
+    let groups = block::groups(spec, 0)?;
+    let mut block = Block::load(spec, &mut Loader::new(job.source, LoadOptions::default())?, 0)?;
+    let mut stream = vec![0.0; job.window * job.config.spec.hidden];
+    load::embed(spec, job.source, &job.tokens[..job.window], &mut stream)?;
 
     let windows = (job.tokens.len() / job.window) as f64;
-    let runs = Runs::measure(job, block.as_mut(), &groups, &stream)?;
+    let runs = Runs::measure(job, &mut block, &groups, &stream)?;
     let sample = Sample::measure(job)?;
     let of_block = windows * runs.seconds(job, &groups) + sample.seconds(job, &groups);
     Ok(Estimate {
-        seconds: of_block * job.config.layers as f64,
-        work_bytes: work_bytes(job, &groups) * job.config.layers as u64,
+        seconds: of_block * job.config.spec.layers.len() as f64,
+        work_bytes: work_bytes(job, &groups) * job.config.spec.layers.len() as u64,
         stream_bytes: stream_bytes(job),
         peak_memory_bytes: peak_memory(job, &groups),
     })
@@ -63,7 +64,7 @@ struct Runs {
 }
 
 impl Runs {
-    fn measure(job: &Job<'_>, block: &mut dyn Block, groups: &[LinearGroup], stream: &[f32]) -> Result<Self> {
+    fn measure(job: &Job<'_>, block: &mut Block, groups: &[LinearGroup], stream: &[f32]) -> Result<Self> {
         let steps = groups.last().map_or(0, |group| group.step + 1);
         let mut this = Self { to: vec![f64::INFINITY; groups.len()], through: vec![f64::INFINITY; steps] };
         // The first run touches memory for the first time.
@@ -160,7 +161,7 @@ impl Sample {
 
 fn stream_bytes(job: &Job<'_>) -> u64 {
     let streams = if job.method.needs().drift { 2 } else { 1 };
-    streams * (job.tokens.len() * job.config.hidden_size * size_of::<f32>()) as u64
+    streams * (job.tokens.len() * job.config.spec.hidden * size_of::<f32>()) as u64
 }
 
 /// Bytes of a block's layers in the work folder, and of what else can change.
@@ -188,7 +189,7 @@ fn peak_memory(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
 
     // In a window: the stream and its copies, the widest group's inputs and outputs, both again as errors, keys and values.
     let widest = groups.iter().map(|group| group.k() + group.n()).max().unwrap_or(0);
-    let window = (job.window * (4 * job.config.hidden_size + 4 * widest) * size_of::<f32>()) as u64;
+    let window = (job.window * (4 * job.config.spec.hidden + 4 * widest) * size_of::<f32>()) as u64;
 
     let statistics = |group: &LinearGroup| {
         let (n, k) = (group.n(), group.k());

@@ -14,7 +14,7 @@
 
 use super::report::LayerReport;
 use crate::error::{Error, Result};
-use crate::models::LinearGroup;
+use crate::arch::spec::LinearGroup;
 use halfbyte::{QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType, sync_dir, write_synced};

@@ -71,10 +71,10 @@ pub fn kl_divergence(
     window: usize,
     progress: &mut OnProgress<'_>,
 ) -> Result<KlDivergence> {
-    let vocab = reference.config().vocab_size;
-    if model.config().vocab_size != vocab {
+    let vocab = reference.config().spec.vocab;
+    if model.config().spec.vocab != vocab {
         let expected = format!("a model with the reference's vocabulary of {vocab} tokens");
-        return Err(Error::invalid(OP, expected, format!("{} tokens", model.config().vocab_size)));
+        return Err(Error::invalid(OP, expected, format!("{} tokens", model.config().spec.vocab)));
     }
     let windows = Windows::of(OP, tokens, window)?;
     let begun = Instant::now();

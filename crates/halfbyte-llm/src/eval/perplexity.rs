@@ -44,7 +44,7 @@ pub fn perplexity(
     let windows = Windows::of("perplexity", tokens, window)?;
     let begun = Instant::now();
     let mut session = Session::new(model, cpu, window)?;
-    let vocab = model.config().vocab_size;
+    let vocab = model.config().spec.vocab;
     let (mut sum, mut perplexity) = (0.0f64, f64::NAN);
     let mut normalisers = Vec::new();
     for (done, window_tokens) in windows.iter().enumerate() {

@@ -1,7 +1,7 @@
-//! From a checkpoint's tensors to products on a GPU, one at a time.
+//! Linear layers on a GPU.
 
 use crate::error::{Error, Result};
-use crate::weights::{Loader, Shape, alike, below_each_other};
+use crate::load::{alike, below_each_other};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
 use halfbyte::cuda::matmul::{
     self, Call, Epilogue, Packed, Packer, QuantizedCall, QuantizedForm, QuantizedView, rows_form,
@@ -14,7 +14,7 @@ use halfbyte::{Act, Float, Floats, StoredTensor};
 use halfbyte_checkpoint::{StoredLinear, StoredWeight};
 use std::collections::{BTreeMap, HashSet};
 
-/// What weights are loaded with.
+/// What puts weights onto a GPU.
 #[derive(Debug)]
 pub(crate) struct Loading<'a> {
     pub(crate) gpu: &'a Gpu,
@@ -30,11 +30,6 @@ impl Loading<'_> {
         let mut buffer = self.gpu.context().allocate(values.len())?;
         self.stream.upload(values, buffer.view_mut())?;
         Ok(buffer)
-    }
-
-    /// As [`Loader::joined`].
-    pub(crate) fn joined(&mut self, weights: &mut Loader<'_>, layers: &[(String, Shape)]) -> Result<Projection> {
-        weights.joined_by(layers, |loaded, act, prefix| self.pack(loaded, act, prefix))
     }
 
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
@@ -119,6 +114,14 @@ impl Part {
 }
 
 impl Projection {
+    /// Length of the reduction.
+    pub(crate) fn k(&self) -> usize {
+        self.parts.first().map_or(0, |part| match &part.weight {
+            Weight::Quantized(packed) => packed.shape()[1],
+            Weight::Dense(dense) => dense.shape()[1],
+        })
+    }
+
     /// Bytes that the packed weights take on the device.
     pub(crate) fn bytes(&self) -> usize {
         let bytes = |part: &Part| match &part.weight {

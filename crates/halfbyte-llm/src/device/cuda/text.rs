@@ -1,4 +1,4 @@
-//! A text in a Llama on a GPU.
+//! One text in a model on a GPU.
 //!
 //! ```text
 //! several tokens:  upload them ─ layers ─ (head ─ most likely token)            each kernel launched by the host
@@ -9,10 +9,10 @@
 //! tokens that were chosen here takes one launch a token, and brings back its id. There is a recording for each power of two of
 //! the context's length, which attention divides into parts.
 
-use super::LlamaCuda;
-use super::state::{Rows, State};
+use super::CudaModel;
+use super::run::{Rows, State};
+use crate::device::{Batch, Text};
 use crate::error::{Error, Result};
-use crate::models::{Batch, Text};
 use crate::sampling::Sampler;
 use halfbyte::cuda::driver::{Buffer, Graph, Stream};
 use halfbyte::cuda::nn::{self, Draw};
@@ -31,7 +31,7 @@ struct Recording {
 
 #[derive(Debug)]
 pub(super) struct CudaText<'m> {
-    model: &'m LlamaCuda,
+    model: &'m CudaModel,
     stream: Stream,
     recordings: Vec<Recording>,
     state: State,
@@ -53,10 +53,10 @@ pub(super) struct CudaText<'m> {
 }
 
 impl<'m> CudaText<'m> {
-    pub(super) fn new(model: &'m LlamaCuda, stream: Stream, state: State) -> Result<Self> {
+    pub(super) fn new(model: &'m CudaModel, stream: Stream, state: State) -> Result<Self> {
         let context = model.gpu.context();
         Ok(Self {
-            logits: context.allocate(model.shape.vocab)?,
+            logits: context.allocate(model.decoder.vocab)?,
             many_logits: context.allocate(0)?,
             model,
             stream,
@@ -91,10 +91,14 @@ impl<'m> CudaText<'m> {
             return Ok(());
         }
         if !recordings.iter().any(|recording| recording.longest == longest) {
+            // What the steps themselves refuse was refused by the first one, which was not recorded.
+            let mut step = Ok(());
             let graph = stream.capture(|stream| {
-                state.layers(model, stream, rows)?;
+                step = state.layers(model, stream, rows);
                 state.choose(model, stream, 0, 1, logits)
-            })?;
+            });
+            step?;
+            let graph = graph?;
             recordings.push(Recording { longest, graph });
         }
         for recording in recordings.iter().filter(|recording| recording.longest == longest) {

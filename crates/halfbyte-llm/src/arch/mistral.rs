@@ -1,0 +1,25 @@
+//! Mistral: Llama's recipe with a sliding window.
+//!
+//! *Source:* Jiang et al., "Mistral 7B", 2023.
+
+use super::Architecture;
+use super::llama::{Biases, recipe};
+use super::spec::Spec;
+use crate::config::Fields;
+use crate::error::Result;
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { architecture: "MistralForCausalLM", model_type: "mistral", spec };
+
+/// What an absent `sliding_window` means; null means none.
+const WINDOW: usize = 4096;
+
+fn spec(fields: &Fields<'_>) -> Result<Spec> {
+    let mut spec = recipe(fields, 4096 * 32, Biases { qkv: false, output: false, mlp: false })?;
+    let window = match fields.is_null("sliding_window") {
+        true => None,
+        false => Some(fields.optional_size("sliding_window")?.unwrap_or(WINDOW)),
+    };
+    spec.layers.iter_mut().for_each(|layer| layer.attention.window = window);
+    Ok(spec)
+}

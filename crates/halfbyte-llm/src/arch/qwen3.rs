@@ -1,0 +1,24 @@
+//! Qwen3: Llama's recipe with RMS norms over each head of queries and of keys.
+//!
+//! *Source:* "Qwen3 Technical Report", 2025; tensor names as in Hugging Face transformers.
+
+use super::Architecture;
+use super::llama::{Biases, recipe};
+use super::qwen2::windows;
+use super::spec::{NormSpec, Spec};
+use crate::config::Fields;
+use crate::error::Result;
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { architecture: "Qwen3ForCausalLM", model_type: "qwen3", spec };
+
+fn spec(fields: &Fields<'_>) -> Result<Spec> {
+    let bias = fields.flag("attention_bias")?;
+    let mut spec = recipe(fields, 32_768, Biases { qkv: bias, output: bias, mlp: false })?;
+    for (i, layer) in spec.layers.iter_mut().enumerate() {
+        let norm = |name: &str| NormSpec { name: format!("model.layers.{i}.self_attn.{name}"), ..layer.attention.norm.clone() };
+        layer.attention.head_norms = Some([norm("q_norm"), norm("k_norm")]);
+    }
+    windows(fields, &mut spec)?;
+    Ok(spec)
+}

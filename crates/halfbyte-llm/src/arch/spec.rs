@@ -1,0 +1,328 @@
+//! What a decoder-only language model is, as data: [`crate::decoder`] runs it on every device, [`crate::shard`] cuts it for
+//! several ranks, and [`crate::calibrate`] quantises its layers.
+//!
+//! An architecture's file turns a `config.json` into a [`Spec`]; names are those of its tensors in Hugging Face's files.
+
+use halfbyte::kernel::{Activation, Heads};
+use std::sync::Arc;
+
+/// A model's shape, its recipe and the names of its tensors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Length of a token's vector between layers.
+    pub hidden: usize,
+    /// Heads of attention, the same in every layer.
+    pub heads: Heads,
+    /// Tokens that the model was made for.
+    pub max_context: usize,
+    /// Module of the embedding `[vocab, hidden]`.
+    pub embedding: String,
+    /// The layers, in order.
+    pub layers: Vec<LayerSpec>,
+    /// The norm before the head.
+    pub norm: NormSpec,
+    /// Module of the head `[vocab, hidden]`; None: it is the embedding.
+    pub head: Option<String>,
+}
+
+/// One layer: attention, then an MLP.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerSpec {
+    /// Attention and what belongs to it.
+    pub attention: AttentionSpec,
+    /// What follows it.
+    pub mlp: MlpSpec,
+    /// How both add to the residual stream.
+    pub residual: Residual,
+}
+
+/// How attention and MLP add to the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Residual {
+    /// The MLP reads what attention has added: Llama and most others.
+    Sequential,
+    /// Both read the same stream: GPT-J, GPT-NeoX, Falcon. Without a norm of its own the MLP reads attention's.
+    Parallel,
+}
+
+/// A norm over vectors.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NormSpec {
+    /// Its module: `name.weight`, of a LayerNorm `name.bias` too.
+    pub name: String,
+    /// Which.
+    pub kind: NormKind,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+/// The norms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// Root mean square, with a weight.
+    Rms,
+    /// LayerNorm, with a weight and a bias.
+    Layer,
+}
+
+/// A linear layer: module, shape, bias.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearSpec {
+    /// Its module, as `model.layers.0.mlp.up_proj`.
+    pub name: String,
+    /// Outputs and inputs, and whether a bias must be there. One that the file holds is applied in any case.
+    pub shape: Shape,
+}
+
+/// What a configuration says of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Outputs.
+    pub n: usize,
+    /// Inputs.
+    pub k: usize,
+    /// Whether it must have a bias. One that the file holds is applied in any case.
+    pub bias: bool,
+}
+
+/// Causal attention of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Norm before it.
+    pub norm: NormSpec,
+    /// Queries, keys and values.
+    pub qkv: Qkv,
+    /// Norms over each query head and each key head, before positions come in: Qwen3.
+    pub head_norms: Option<[NormSpec; 2]>,
+    /// How positions come in.
+    pub positions: Positions,
+    /// Positions that a query sees, its own included; None: all up to its own.
+    pub window: Option<usize>,
+    /// Factor of the scores, as a rule `1/√head_size`.
+    pub scale: f32,
+    /// From the heads back to the stream.
+    pub output: LinearSpec,
+}
+
+/// Where queries, keys and values come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Qkv {
+    /// A layer each.
+    Split(Box<[LinearSpec; 3]>),
+    /// One layer for all.
+    Fused(LinearSpec, QkvOrder),
+}
+
+/// The order of the outputs of a fused layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkvOrder {
+    /// All query heads, all key heads, all value heads: Phi-3.
+    Blocks,
+    /// For each key and value head its query heads, then the key head, then the value head: BLOOM, GPT-NeoX, Falcon.
+    Groups,
+}
+
+/// How attention learns of positions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Positions {
+    /// Queries and keys are rotated. Layers that rotate alike share one.
+    Rope(Arc<RopeSpec>),
+    /// Scores fall with the distance, by a slope for each head: BLOOM.
+    Alibi,
+    /// Not at all.
+    None,
+}
+
+/// Rotary positions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeSpec {
+    /// Angles, in radians a position, by which the pairs of a head's elements are rotated; scaling is included.
+    /// At most `head_size / 2`.
+    pub frequencies: Vec<f64>,
+}
+
+/// What follows attention.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MlpSpec {
+    /// Norm before it; None only with [`Residual::Parallel`].
+    pub norm: Option<NormSpec>,
+    /// What it computes.
+    pub kind: MlpKind,
+}
+
+/// The kinds of MLP.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MlpKind {
+    /// One for all tokens.
+    Dense(FeedForward),
+    /// Some of many for each token.
+    Experts(ExpertsSpec),
+}
+
+/// `down(act(gate(x)) ⊙ up(x))`, or `down(act(up(x)))`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeedForward {
+    /// Gate, then up; of a plain one up alone.
+    pub up: Vec<LinearSpec>,
+    /// Back to the stream.
+    pub down: LinearSpec,
+    /// The function.
+    pub activation: Activation,
+}
+
+impl FeedForward {
+    /// Whether it has a gate.
+    pub fn is_gated(&self) -> bool {
+        self.up.len() == 2
+    }
+
+    /// Length of the vector inside.
+    pub fn inner(&self) -> usize {
+        self.down.shape.k
+    }
+}
+
+/// A mixture of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExpertsSpec {
+    /// From the stream to a number for each expert.
+    pub router: LinearSpec,
+    /// Experts that compute a token.
+    pub top_k: usize,
+    /// How the router's numbers become weights.
+    pub routing: Routing,
+    /// The experts, all of one shape.
+    pub experts: Vec<FeedForward>,
+}
+
+/// How a router's numbers become the weights of the chosen experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// Softmax over all experts; the chosen ones' shares as they are.
+    Softmax,
+    /// Softmax over the chosen ones alone, so that they add up to 1: Mixtral.
+    SoftmaxOfChosen,
+}
+
+/// Linear layers that read the same vector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearGroup {
+    /// Their names, without `.weight`, and shapes, whose k is the same.
+    pub layers: Vec<(String, Shape)>,
+    /// The step of the block that they belong to: 0 attention, 1 the MLP.
+    pub step: usize,
+    /// Whether their output is what the step adds to the residual stream.
+    pub adds: bool,
+    /// What can take up factors of the input's channels; None if nothing can.
+    pub fold: Option<Fold>,
+}
+
+impl LinearGroup {
+    /// Inputs of each layer.
+    pub fn k(&self) -> usize {
+        self.layers[0].1.k
+    }
+
+    /// Outputs of all layers.
+    pub fn n(&self) -> usize {
+        self.layers.iter().map(|(_, shape)| shape.n).sum()
+    }
+}
+
+/// What makes the input of a group, channel by channel in proportion to its own weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fold {
+    /// The norm whose weight has this name.
+    Norm(String),
+    /// The outputs of a layer of an earlier group of the block, by its place there.
+    Linear {
+        /// Place of the group.
+        group: usize,
+        /// Place of the layer in it.
+        layer: usize,
+    },
+}
+
+impl Spec {
+    /// Bytes that keys and values of one token take over all layers, by the size of an element.
+    pub fn kv_bytes_per_token(&self, element_bytes: usize) -> usize {
+        2 * self.layers.len() * self.heads.kv_heads * self.heads.head_size * element_bytes
+    }
+
+    /// The groups of linear layers of a layer without experts, in the order in which data passes them: q, k and v; o; gate
+    /// and up; down. None: it has experts.
+    pub fn groups(&self, layer: usize) -> Option<Vec<LinearGroup>> {
+        let LayerSpec { attention, mlp, .. } = self.layers.get(layer)?;
+        let MlpKind::Dense(mlp_layers) = &mlp.kind else { return None };
+        // LayerNorms could take up factors too, with their bias; none does yet.
+        let norm = |norm: &NormSpec| (norm.kind == NormKind::Rms).then(|| Fold::Norm(format!("{}.weight", norm.name)));
+        // A head of values that several heads of queries share can take up one factor, not several.
+        let whole = self.heads.heads == self.heads.kv_heads;
+        let (qkv, values) = match &attention.qkv {
+            Qkv::Split(layers) => (layers.as_slice(), whole.then_some(Fold::Linear { group: 0, layer: 2 })),
+            Qkv::Fused(layer, _) => (std::slice::from_ref(layer), None),
+        };
+        let up = mlp_layers.is_gated().then_some(Fold::Linear { group: 2, layer: 1 });
+        let group = |layers: &[LinearSpec], step, adds, fold| LinearGroup {
+            layers: layers.iter().map(|layer| (layer.name.clone(), layer.shape)).collect(),
+            step,
+            adds,
+            fold,
+        };
+        let output = std::slice::from_ref(&attention.output);
+        Some(vec![
+            group(qkv, 0, false, norm(&attention.norm)),
+            group(output, 0, true, values),
+            group(&mlp_layers.up, 1, false, mlp.norm.as_ref().and_then(norm)),
+            group(std::slice::from_ref(&mlp_layers.down), 1, true, up),
+        ])
+    }
+
+    /// Every linear layer of the blocks, in order.
+    pub fn linears(&self) -> impl Iterator<Item = &LinearSpec> {
+        self.layers.iter().flat_map(|layer| {
+            let qkv = match &layer.attention.qkv {
+                Qkv::Split(layers) => layers.as_slice(),
+                Qkv::Fused(layer, _) => std::slice::from_ref(layer),
+            };
+            let (router, mlps) = match &layer.mlp.kind {
+                MlpKind::Dense(mlp) => (None, std::slice::from_ref(mlp)),
+                MlpKind::Experts(experts) => (Some(&experts.router), experts.experts.as_slice()),
+            };
+            let mlps = mlps.iter().flat_map(|mlp| mlp.up.iter().chain([&mlp.down]));
+            qkv.iter().chain([&layer.attention.output]).chain(router).chain(mlps)
+        })
+    }
+
+    /// Every norm over the stream and over heads, with its length, in order.
+    pub fn norms(&self) -> impl Iterator<Item = (&NormSpec, usize)> {
+        let of_layer = |layer| {
+            let LayerSpec { attention, mlp, .. }: &LayerSpec = layer;
+            let stream = [Some(&attention.norm), mlp.norm.as_ref()].into_iter().flatten();
+            let stream = stream.map(|norm| (norm, self.hidden));
+            stream.chain(attention.head_norms.iter().flatten().map(|norm| (norm, self.heads.head_size))).collect::<Vec<_>>()
+        };
+        self.layers.iter().flat_map(of_layer).chain([(&self.norm, self.hidden)])
+    }
+
+    /// Name and shape of every tensor of a dense model, in order: what a checkpoint of it holds.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let mut out = vec![(format!("{}.weight", self.embedding), vec![self.vocab, self.hidden])];
+        for LinearSpec { name, shape: Shape { n, k, bias } } in self.linears() {
+            out.push((format!("{name}.weight"), vec![*n, *k]));
+            if *bias {
+                out.push((format!("{name}.bias"), vec![*n]));
+            }
+        }
+        for (norm, len) in self.norms() {
+            out.push((format!("{}.weight", norm.name), vec![len]));
+            if norm.kind == NormKind::Layer {
+                out.push((format!("{}.bias", norm.name), vec![len]));
+            }
+        }
+        out.extend(self.head.iter().map(|head| (format!("{head}.weight"), vec![self.vocab, self.hidden])));
+        out
+    }
+}

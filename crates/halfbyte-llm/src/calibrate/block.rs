@@ -1,0 +1,93 @@
+//! One layer of a model on its own: the decoder's steps, with a tap on the inputs of its linear layers, which can be replaced.
+
+use crate::arch::spec::{LinearGroup, Residual, Spec};
+use crate::comm::Alone;
+use crate::decoder::{self, Layer, Mlp};
+use crate::device::cpu::{OnCpu, Projection, Run, State, Tap};
+use crate::error::{Error, Result};
+use crate::load::Loader;
+use halfbyte::cpu::attention::KvCache;
+use halfbyte::cpu::{Cpu, nn};
+use std::ops::ControlFlow;
+
+/// A block of a model: it adds to the residual stream in two steps, attention and the MLP, and each step changes the stream at
+/// its end only.
+#[derive(Debug)]
+pub struct Block {
+    layer: Layer<OnCpu>,
+    state: State,
+}
+
+/// The groups of linear layers of a block. Error: a block that is not calibrated.
+pub fn groups(spec: &Spec, block: usize) -> Result<Vec<LinearGroup>> {
+    let refuse = |got: &str| Error::invalid(super::OP, "blocks of attention, then one MLP for all tokens", got);
+    let layer = spec.layers.get(block).ok_or_else(|| refuse("no block of this number"))?;
+    match (layer.residual, spec.groups(block)) {
+        (Residual::Parallel, _) => Err(refuse("an MLP beside attention")),
+        (_, None) => Err(refuse("a mixture of experts")),
+        (_, Some(groups)) => Ok(groups),
+    }
+}
+
+impl Block {
+    /// Loads block `i`. Errors: those of loading a model, a block that is not calibrated.
+    pub fn load(spec: &Spec, loader: &mut Loader<'_>, i: usize) -> Result<Self> {
+        groups(spec, i)?;
+        let layer = decoder::layer(spec, i, loader, &mut OnCpu)?;
+        let cache = KvCache::new(1, spec.heads, spec.max_context)?;
+        Ok(Self { layer, state: State::new(spec.hidden, spec.heads, cache) })
+    }
+
+    /// Takes one text, from its first token on, through step `step`. Shape: stream `[tokens, hidden]`.
+    ///
+    /// Before each group of the step, `tap` is handed the group's place in [`groups`] and its inputs `[tokens, k]`; when it
+    /// breaks, the step ends there and the stream is as it was.
+    pub fn forward(
+        &mut self,
+        cpu: &Cpu,
+        step: usize,
+        stream: &mut [f32],
+        tap: &mut Tap<'_>,
+    ) -> Result<ControlFlow<()>> {
+        let Self { layer, state } = self;
+        if step == 0 {
+            state.cache.truncate(0);
+        }
+        state.begin_with(stream);
+        let tap = &mut |group: usize, x: &[f32]| tap(group, x);
+        let mut run = Run { cpu, comm: &Alone, state, tap: Some(tap) };
+        let flow = match (step, &layer.mlp_norm) {
+            (0, _) => layer.attention(&mut run, 0, false, false)?,
+            (_, Some(norm)) => {
+                decoder::Steps::norm(&mut run, false, norm, None)?;
+                layer.mlp.run(&mut run)?
+            }
+            (_, None) => return Err(Error::invalid(super::OP, "a norm before the MLP", "none")),
+        };
+        if flow.is_continue() {
+            nn::add(cpu, stream, self.state.update())?;
+        }
+        Ok(flow)
+    }
+
+    /// Gives a group other weights.
+    pub fn replace(&mut self, group: usize, weights: Projection) {
+        let attention = &mut self.layer.attention;
+        match (group, &mut self.layer.mlp) {
+            (0, _) => attention.qkv = weights,
+            (1, _) => attention.output = weights,
+            (2, Mlp::Dense(mlp)) => mlp.up = weights,
+            (3, Mlp::Dense(mlp)) => mlp.down = weights,
+            _ => {}
+        }
+    }
+
+    /// Gives the norm before a group another weight. Does nothing for a group without one.
+    pub fn replace_norm(&mut self, group: usize, weight: Vec<f32>) {
+        match (group, &mut self.layer.mlp_norm) {
+            (0, _) => self.layer.attention.norm.weight = weight,
+            (2, Some(norm)) => norm.weight = weight,
+            _ => {}
+        }
+    }
+}

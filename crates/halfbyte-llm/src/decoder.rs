@@ -1,0 +1,269 @@
+//! The one loop over layers: it runs a [`Spec`](crate::arch::Spec) on every device.
+//!
+//! ```text
+//! stream = embedding of the tokens
+//! for each layer:   attention: norm ─ q, k, v ─ (norms of heads, positions) append ─ attend ─ output
+//!                   MLP:       norm ─ up (gate) ─ activation ─ down          or experts
+//! norm
+//! ```
+//!
+//! What a layer adds to the stream lies in [`Slot::Update`] until the next norm takes it, so that a device adds and norms in
+//! one kernel; where ranks share a model, the sum over ranks belongs to that step. A device is a [`ModelDevice`], and what runs
+//! there is its [`Steps`]; calibration sees the inputs of layers by [`Steps::reads`].
+
+mod load;
+
+use crate::arch::spec::{NormKind, Residual, Routing};
+use crate::error::Result;
+use halfbyte::kernel::{Activation, Heads};
+use std::fmt::Debug;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+pub(crate) use load::{LoadDevice, layer};
+
+/// Where weights lie and are multiplied.
+pub(crate) trait ModelDevice: Debug + Sized + Send + Sync + 'static {
+    /// Linear layers that read the same vector; their outputs lie side by side.
+    type Projection: Debug + Send + Sync;
+    /// The weights of a norm.
+    type Vector: Debug + Send + Sync;
+    /// Rotary positions, made ready.
+    type Rope: Debug + Send + Sync;
+    /// Embedding and head.
+    type Vocabulary: Debug + Send + Sync;
+    /// Rows on their way through the layers.
+    type Run<'m>: Steps<Self>;
+}
+
+/// What passes between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slot {
+    /// The norm of the residual stream `[m, hidden]`.
+    Normed,
+    /// Queries, keys and values `[m, (heads + 2 kv_heads) · head_size]`.
+    Qkv,
+    /// What attention gives `[m, heads · head_size]`.
+    Attended,
+    /// Gate and up `[m, 2 · inner]`, or up alone `[m, inner]`.
+    Up,
+    /// What the activation makes of them `[m, inner]`.
+    Inner,
+    /// What is added to the stream `[m, hidden]`.
+    Update,
+}
+
+/// What a device does with the rows that go through the layers together.
+pub(crate) trait Steps<D: ModelDevice> {
+    /// The tokens' vectors become the stream.
+    fn embed(&mut self, vocabulary: &D::Vocabulary) -> Result<()>;
+
+    /// Adds the update of all ranks to the stream, if there is one, and norms the stream for a layer that reads it.
+    fn norm(&mut self, add: bool, norm: &Norm<D>, reader: Option<&D::Projection>) -> Result<()>;
+
+    /// Adds the update of all ranks to the stream.
+    fn add(&mut self) -> Result<()>;
+
+    /// Multiplies.
+    fn project(&mut self, by: &D::Projection, from: Slot, to: Slot) -> Result<()>;
+
+    /// Norms heads and brings positions in, as far as there are such, and appends keys and values to the cache.
+    fn append(&mut self, layer: usize, attention: &Attention<D>) -> Result<()>;
+
+    /// From here on only the last row of each text goes on.
+    fn last_rows(&mut self) -> Result<()>;
+
+    /// What the queries see.
+    fn attend(&mut self, layer: usize, attention: &Attention<D>) -> Result<()>;
+
+    /// The activation between the layers of an MLP, for the one that reads it.
+    fn activate(&mut self, mlp: &FeedForward<D>) -> Result<()>;
+
+    /// The experts of each row, from normed rows to the update.
+    fn experts(&mut self, experts: &Experts<D>) -> Result<()>;
+
+    /// Called before a group of linear layers reads a slot; a break ends the step there.
+    fn reads(&mut self, group: usize, slot: Slot, by: &D::Projection) -> Result<ControlFlow<()>> {
+        let _ = (group, slot, by);
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// A model's weights on a device.
+#[derive(Debug)]
+pub(crate) struct Decoder<D: ModelDevice> {
+    /// Length of the stream's vectors.
+    pub hidden: usize,
+    /// Tokens in all.
+    pub vocab: usize,
+    /// The heads of this rank.
+    pub heads: Heads,
+    pub layers: Vec<Layer<D>>,
+    pub norm: Norm<D>,
+    pub vocabulary: D::Vocabulary,
+}
+
+#[derive(Debug)]
+pub(crate) struct Layer<D: ModelDevice> {
+    pub attention: Attention<D>,
+    /// None: the MLP reads what attention does.
+    pub mlp_norm: Option<Norm<D>>,
+    pub mlp: Mlp<D>,
+    pub residual: Residual,
+}
+
+#[derive(Debug)]
+pub(crate) struct Norm<D: ModelDevice> {
+    pub kind: NormKind,
+    pub eps: f32,
+    pub weight: D::Vector,
+    /// Of a LayerNorm.
+    pub bias: Option<D::Vector>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Attention<D: ModelDevice> {
+    pub norm: Norm<D>,
+    pub qkv: D::Projection,
+    pub heads: Heads,
+    /// Over query heads, over key heads.
+    pub head_norms: Option<[Norm<D>; 2]>,
+    pub rope: Option<Arc<D::Rope>>,
+    /// Slopes of this rank's query heads.
+    pub alibi: Option<Vec<f32>>,
+    pub window: Option<usize>,
+    pub scale: f32,
+    pub output: D::Projection,
+}
+
+#[derive(Debug)]
+pub(crate) enum Mlp<D: ModelDevice> {
+    Dense(FeedForward<D>),
+    Experts(Experts<D>),
+}
+
+#[derive(Debug)]
+pub(crate) struct FeedForward<D: ModelDevice> {
+    /// Gate, then up; or up alone.
+    pub up: D::Projection,
+    pub down: D::Projection,
+    pub activation: Activation,
+    pub gated: bool,
+    /// Length of the vector inside, of this rank.
+    pub inner: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Experts<D: ModelDevice> {
+    pub router: D::Projection,
+    pub top_k: usize,
+    pub routing: Routing,
+    pub experts: Vec<FeedForward<D>>,
+}
+
+impl<D: ModelDevice> Decoder<D> {
+    /// From tokens to normed vectors, of all rows or of the last one of each text.
+    pub fn forward(&self, run: &mut D::Run<'_>, all_rows: bool) -> Result<()> {
+        run.embed(&self.vocabulary)?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let narrows = i + 1 == self.layers.len() && !all_rows;
+            // Nothing breaks off here: only calibration does, layer by layer.
+            let _ = layer.attention(run, i, i > 0, narrows)?;
+            let _ = layer.mlp(run)?;
+        }
+        run.norm(!self.layers.is_empty(), &self.norm, None)
+    }
+
+    /// Every projection, in order.
+    pub fn projections(&self) -> impl Iterator<Item = &D::Projection> {
+        self.layers.iter().flat_map(Layer::projections)
+    }
+
+    /// Every norm, in order.
+    pub fn norms(&self) -> impl Iterator<Item = &Norm<D>> {
+        self.layers.iter().flat_map(Layer::norms).chain([&self.norm])
+    }
+}
+
+impl<D: ModelDevice> Layer<D> {
+    /// Attention: reads the stream, to which the update is added first if there is one, and leaves another update.
+    pub fn attention(&self, run: &mut D::Run<'_>, layer: usize, add: bool, narrows: bool) -> Result<ControlFlow<()>> {
+        let attention = &self.attention;
+        run.norm(add, &attention.norm, Some(&attention.qkv))?;
+        if run.reads(0, Slot::Normed, &attention.qkv)?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        run.project(&attention.qkv, Slot::Normed, Slot::Qkv)?;
+        run.append(layer, attention)?;
+        if narrows {
+            run.last_rows()?;
+        }
+        run.attend(layer, attention)?;
+        if run.reads(1, Slot::Attended, &attention.output)?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        run.project(&attention.output, Slot::Attended, Slot::Update)?;
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// The MLP after attention: adds attention's update and leaves its own.
+    pub fn mlp(&self, run: &mut D::Run<'_>) -> Result<ControlFlow<()>> {
+        match (self.residual, &self.mlp_norm) {
+            (Residual::Sequential, Some(norm)) => run.norm(true, norm, self.mlp.reader())?,
+            (Residual::Sequential, None) => run.norm(true, &self.attention.norm, self.mlp.reader())?,
+            (Residual::Parallel, norm) => {
+                if let Some(norm) = norm {
+                    run.norm(false, norm, self.mlp.reader())?;
+                }
+                run.add()?;
+            }
+        }
+        self.mlp.run(run)
+    }
+
+    fn projections(&self) -> Vec<&D::Projection> {
+        let mut all = vec![&self.attention.qkv, &self.attention.output];
+        match &self.mlp {
+            Mlp::Dense(mlp) => all.extend([&mlp.up, &mlp.down]),
+            Mlp::Experts(experts) => {
+                all.push(&experts.router);
+                all.extend(experts.experts.iter().flat_map(|mlp| [&mlp.up, &mlp.down]));
+            }
+        }
+        all
+    }
+
+    fn norms(&self) -> Vec<&Norm<D>> {
+        let over_heads = self.attention.head_norms.iter().flatten();
+        [&self.attention.norm].into_iter().chain(over_heads).chain(&self.mlp_norm).collect()
+    }
+}
+
+impl<D: ModelDevice> Mlp<D> {
+    /// From normed rows to the update.
+    pub fn run(&self, run: &mut D::Run<'_>) -> Result<ControlFlow<()>> {
+        match self {
+            Mlp::Dense(mlp) => {
+                if run.reads(2, Slot::Normed, &mlp.up)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                run.project(&mlp.up, Slot::Normed, Slot::Up)?;
+                run.activate(mlp)?;
+                if run.reads(3, Slot::Inner, &mlp.down)?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+                run.project(&mlp.down, Slot::Inner, Slot::Update)?;
+            }
+            Mlp::Experts(experts) => run.experts(experts)?,
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// The one projection that reads the normed rows; None: several do.
+    fn reader(&self) -> Option<&D::Projection> {
+        match self {
+            Mlp::Dense(mlp) => Some(&mlp.up),
+            Mlp::Experts(_) => None,
+        }
+    }
+}

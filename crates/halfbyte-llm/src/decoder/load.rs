@@ -1,0 +1,233 @@
+//! From a [`Spec`] and a checkpoint to a [`Decoder`] on a device: this rank's part of every tensor, one at a time.
+
+use super::{Attention, Decoder, Experts, FeedForward, Layer, Mlp, ModelDevice, Norm};
+use crate::arch::spec::{self, LayerSpec, LinearSpec, MlpKind, NormSpec, Positions, Residual, RopeSpec, Spec};
+use crate::error::{Error, Result};
+use crate::load::Loader;
+use crate::shard::{self, Cut, HeadsOf, Shard};
+use halfbyte::Act;
+use halfbyte_checkpoint::{FloatData, StoredLinear};
+use std::ops::Range;
+use std::sync::Arc;
+
+const OP: &str = "load a model";
+
+/// Puts weights onto a device.
+pub(crate) trait LoadDevice {
+    /// The device.
+    type Device: ModelDevice;
+
+    /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
+    fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Of<Self::Device>>;
+
+    /// The weights of a norm.
+    fn vector(&mut self, values: Vec<f32>) -> Result<<Self::Device as ModelDevice>::Vector>;
+
+    /// Rotary positions up to `max_context`.
+    fn rope(&mut self, rope: &RopeSpec, max_context: usize) -> Result<<Self::Device as ModelDevice>::Rope>;
+
+    /// This rank's rows of the embedding, with what packs a head of its own.
+    fn vocabulary(
+        &mut self,
+        embedding: FloatData<'_>,
+        tokens: Range<usize>,
+        hidden: usize,
+        head: Option<Of<Self::Device>>,
+    ) -> Result<<Self::Device as ModelDevice>::Vocabulary>;
+
+    /// Loads layers that do not depend on each other, in whatever order suits the device.
+    fn layers<T: Send>(
+        &mut self,
+        loader: &mut Loader<'_>,
+        count: usize,
+        load: impl Fn(&mut Self, &mut Loader<'_>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>>;
+}
+
+type Of<D> = <D as ModelDevice>::Projection;
+
+/// Rotary positions that layers share, by the first layer of each.
+type Ropes<D> = Vec<(Arc<RopeSpec>, Arc<<D as ModelDevice>::Rope>)>;
+
+impl<D: ModelDevice> Decoder<D> {
+    /// Loads this rank's part of a model. Errors: missing or malformed tensors, other shapes than the spec's, weights that
+    /// cannot be quantised, a recipe that has a part missing, more ranks than heads or groups.
+    pub fn load<L: LoadDevice<Device = D>>(
+        spec: &Spec,
+        loader: &mut Loader<'_>,
+        device: &mut L,
+        shard: Shard,
+    ) -> Result<Self> {
+        let heads = shard.heads(spec.heads)?;
+        let ropes = ropes(spec, device)?;
+        let layers = device.layers(loader, spec.layers.len(), |device, loader, i| {
+            layer_of(spec, i, loader, device, (&heads, shard), &ropes)
+        })?;
+        let norm = norm(&spec.norm, spec.hidden, loader, device)?;
+        let tokens = shard.part(spec.vocab);
+        let embedding = loader.embedding(&spec.embedding, spec.vocab, spec.hidden, &tokens)?;
+        let head = match &spec.head {
+            None => None,
+            Some(name) => {
+                let whole = spec::Shape { n: spec.vocab, k: spec.hidden, bias: false };
+                let stored = loader.stored(name, whole, &Cut::rows(vec![tokens.clone()], whole))?;
+                let packed = device.projection(&[stored], loader.act(), name)?;
+                loader.release(name);
+                Some(packed)
+            }
+        };
+        let vocabulary = device.vocabulary(embedding, tokens, spec.hidden, head)?;
+        loader.release_tensor(&format!("{}.weight", spec.embedding));
+        let (hidden, vocab) = (spec.hidden, spec.vocab);
+        Ok(Self { hidden, vocab, heads: heads.heads, layers, norm, vocabulary })
+    }
+}
+
+/// One whole layer.
+pub(crate) fn layer<L: LoadDevice>(
+    spec: &Spec,
+    i: usize,
+    loader: &mut Loader<'_>,
+    device: &mut L,
+) -> Result<Layer<L::Device>> {
+    let ropes = ropes(spec, device)?;
+    layer_of(spec, i, loader, device, (&Shard::WHOLE.heads(spec.heads)?, Shard::WHOLE), &ropes)
+}
+
+fn ropes<L: LoadDevice>(spec: &Spec, device: &mut L) -> Result<Ropes<L::Device>> {
+    let mut ropes: Ropes<L::Device> = Vec::new();
+    for layer in &spec.layers {
+        if let Positions::Rope(rope) = &layer.attention.positions
+            && !ropes.iter().any(|(known, _)| Arc::ptr_eq(known, rope))
+        {
+            ropes.push((rope.clone(), Arc::new(device.rope(rope, spec.max_context)?)));
+        }
+    }
+    Ok(ropes)
+}
+
+fn norm<L: LoadDevice>(
+    spec: &NormSpec,
+    len: usize,
+    loader: &mut Loader<'_>,
+    device: &mut L,
+) -> Result<Norm<L::Device>> {
+    let mut vector = |part: &str| device.vector(loader.vector(&format!("{}.{part}", spec.name), len)?);
+    let weight = vector("weight")?;
+    let bias = match spec.kind {
+        spec::NormKind::Rms => None,
+        spec::NormKind::Layer => Some(vector("bias")?),
+    };
+    Ok(Norm { kind: spec.kind, eps: spec.eps, weight, bias })
+}
+
+/// Layers that read the same vector, as one projection. Errors name the first.
+fn projection<L: LoadDevice>(
+    layers: &[(&LinearSpec, Cut)],
+    loader: &mut Loader<'_>,
+    device: &mut L,
+) -> Result<Of<L::Device>> {
+    let loaded = layers.iter().map(|(layer, cut)| loader.layer(&layer.name, layer.shape, cut));
+    let loaded = loaded.collect::<Result<Vec<_>>>()?;
+    let packed = device.projection(&loaded, loader.act(), &layers[0].0.name)?;
+    drop(loaded);
+    layers.iter().for_each(|(layer, _)| loader.release(&layer.name));
+    Ok(packed)
+}
+
+fn layer_of<L: LoadDevice>(
+    spec: &Spec,
+    i: usize,
+    loader: &mut Loader<'_>,
+    device: &mut L,
+    (heads, shard): (&HeadsOf, Shard),
+    ropes: &Ropes<L::Device>,
+) -> Result<Layer<L::Device>> {
+    let LayerSpec { attention, mlp, residual } = spec
+        .layers
+        .get(i)
+        .ok_or_else(|| Error::invalid(OP, format!("a layer below {}", spec.layers.len()), i.to_string()))?;
+    if mlp.norm.is_none() && *residual == Residual::Sequential {
+        return Err(Error::invalid(OP, "a norm before an MLP that reads what attention adds", "none"));
+    }
+    let head_norms = match &attention.head_norms {
+        None => None,
+        Some([q, k]) => {
+            let d = spec.heads.head_size;
+            Some([norm(q, d, loader, device)?, norm(k, d, loader, device)?])
+        }
+    };
+    let rope = match &attention.positions {
+        Positions::Rope(rope) => {
+            ropes.iter().find(|(known, _)| Arc::ptr_eq(known, rope)).map(|(_, rope)| rope.clone())
+        }
+        Positions::Alibi | Positions::None => None,
+    };
+    let alibi = (attention.positions == Positions::Alibi).then(|| {
+        let slopes = alibi_slopes(spec.heads.heads);
+        slopes[heads.queries.clone()].to_vec()
+    });
+    let norm_before = norm(&attention.norm, spec.hidden, loader, device)?;
+    let qkv = projection(&shard::qkv(attention, spec.heads, heads), loader, device)?;
+    let output = [(&attention.output, shard::output(attention, heads, shard))];
+    let output = projection(&output, loader, device)?;
+    let mlp_norm = mlp.norm.as_ref().map(|of| norm(of, spec.hidden, loader, device)).transpose()?;
+    let mlp = match &mlp.kind {
+        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard)?),
+        MlpKind::Experts(experts) => {
+            let router = [(&experts.router, Cut::whole(experts.router.shape))];
+            let load = |mlp| feed_forward(mlp, loader, device, shard);
+            let all = experts.experts.iter().map(load).collect::<Result<Vec<_>>>()?;
+            let router = projection(&router, loader, device)?;
+            Mlp::Experts(Experts { router, top_k: experts.top_k, routing: experts.routing, experts: all })
+        }
+    };
+    Ok(Layer {
+        attention: Attention {
+            norm: norm_before,
+            qkv,
+            heads: heads.heads,
+            head_norms,
+            rope,
+            alibi,
+            window: attention.window,
+            scale: attention.scale,
+            output,
+        },
+        mlp_norm,
+        mlp,
+        residual: *residual,
+    })
+}
+
+fn feed_forward<L: LoadDevice>(
+    mlp: &spec::FeedForward,
+    loader: &mut Loader<'_>,
+    device: &mut L,
+    shard: Shard,
+) -> Result<FeedForward<L::Device>> {
+    let unit = if shard == Shard::WHOLE { 1 } else { loader.columns_of_a_group(&mlp.down.name)? };
+    let inner = shard.inner(mlp.inner(), unit)?;
+    let mut layers = shard::feed_forward(mlp, &inner, shard);
+    let down = layers.split_off(mlp.up.len());
+    Ok(FeedForward {
+        up: projection(&layers, loader, device)?,
+        down: projection(&down, loader, device)?,
+        activation: mlp.activation,
+        gated: mlp.is_gated(),
+        inner: inner.len(),
+    })
+}
+
+/// The slope of each head: powers of `2^(−8/n)` for the largest power of two n up to the number of heads, then, for the
+/// others, every second one of twice as many.
+///
+/// *Source:* Press et al., "Train Short, Test Long", 2022, and its published code.
+fn alibi_slopes(heads: usize) -> Vec<f32> {
+    let powers = |n: usize| {
+        let base = 2f64.powf(-8.0 / n as f64);
+        (1..=n).map(move |i| base.powi(i as i32) as f32)
+    };
+    let whole = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    powers(whole).chain(powers(2 * whole).step_by(2)).take(heads).collect()
+}

@@ -1,0 +1,100 @@
+//! Models in memory, computed by the CPU.
+
+mod experts;
+mod projection;
+mod run;
+mod text;
+mod vocabulary;
+
+pub use projection::Projection;
+pub(crate) use run::{Run, State, Tap};
+pub use vocabulary::Vocabulary;
+
+use super::{Resident, Text};
+use crate::arch::spec::RopeSpec;
+use crate::comm::Comm;
+use crate::decoder::{Decoder, LoadDevice, ModelDevice};
+use crate::error::Result;
+use crate::load::Loader;
+use halfbyte::Act;
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::nn::Rope;
+use halfbyte_checkpoint::{FloatData, StoredLinear};
+use std::ops::Range;
+use std::sync::Arc;
+use text::CpuText;
+
+/// The CPU, as the decoder knows it.
+#[derive(Debug)]
+pub(crate) struct OnCpu;
+
+impl ModelDevice for OnCpu {
+    type Projection = Projection;
+    type Vector = Vec<f32>;
+    type Rope = Rope;
+    type Vocabulary = Vocabulary;
+    type Run<'m> = Run<'m>;
+}
+
+impl LoadDevice for OnCpu {
+    type Device = Self;
+
+    fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
+        Projection::new(layers, act, prefix)
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>> {
+        Ok(values)
+    }
+
+    fn rope(&mut self, rope: &RopeSpec, max_context: usize) -> Result<Rope> {
+        Ok(Rope::new(rope.frequencies.clone(), 1.0, max_context)?)
+    }
+
+    fn vocabulary(
+        &mut self,
+        embedding: FloatData<'_>,
+        tokens: Range<usize>,
+        hidden: usize,
+        head: Option<Projection>,
+    ) -> Result<Vocabulary> {
+        Vocabulary::new(embedding, tokens, hidden, head)
+    }
+
+    fn layers<T: Send>(
+        &mut self,
+        loader: &mut Loader<'_>,
+        count: usize,
+        load: impl Fn(&mut Self, &mut Loader<'_>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        loader.side_by_side(count, |loader, i| load(&mut OnCpu, loader, i))
+    }
+}
+
+/// A model in memory.
+#[derive(Debug)]
+pub(crate) struct CpuModel {
+    pub decoder: Decoder<OnCpu>,
+    pub comm: Arc<dyn Comm>,
+}
+
+impl Resident for CpuModel {
+    fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
+        Ok(Box::new(CpuText::new(self, cpu, context)?))
+    }
+
+    fn prepare(&self, _: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+        Ok(())
+    }
+
+    fn bytes(&self) -> usize {
+        let norms = self.decoder.norms().map(|norm| norm.weight.len() + norm.bias.as_ref().map_or(0, Vec::len));
+        let projections: usize = self.decoder.projections().map(Projection::bytes).sum();
+        norms.sum::<usize>() * size_of::<f32>() + projections + self.decoder.vocabulary.bytes()
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        let Decoder { layers, heads, .. } = &self.decoder;
+        2 * layers.len() * heads.kv_heads * heads.head_size * size_of::<f32>()
+    }
+}

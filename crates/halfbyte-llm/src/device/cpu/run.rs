@@ -1,0 +1,238 @@
+//! Rows on their way through the layers, on a CPU.
+
+use super::{OnCpu, Projection, Vocabulary};
+use crate::arch::spec::NormKind;
+use crate::comm::Comm;
+use crate::decoder::{Attention, Experts, FeedForward, Norm, Slot, Steps};
+use crate::device::room;
+use crate::error::Result;
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::attention::{self, KvCache, attention};
+use halfbyte::cpu::nn;
+use halfbyte::kernel::{Activation, Heads};
+use std::fmt;
+use std::mem::take;
+use std::ops::{ControlFlow, Range};
+
+/// Sees the inputs of a group of linear layers.
+pub(crate) type Tap<'a> = dyn FnMut(usize, &[f32]) -> Result<ControlFlow<()>> + 'a;
+
+/// What a run works on, which lasts from one to the next: buffers that grow to the largest batch seen, keys and values.
+#[derive(Debug)]
+pub(crate) struct State {
+    hidden: usize,
+    /// Of this rank.
+    heads: Heads,
+    pub cache: KvCache,
+    /// The tokens that go through the layers together.
+    tokens: Vec<u32>,
+    /// Position of the first row.
+    position: usize,
+    /// Rows.
+    m: usize,
+    /// The residual stream `[m, hidden]`.
+    stream: Vec<f32>,
+    /// One for each [`Slot`].
+    slots: [Vec<f32>; 6],
+    /// For projections that could not be joined.
+    part: Vec<f32>,
+}
+
+impl State {
+    pub fn new(hidden: usize, heads: Heads, cache: KvCache) -> Self {
+        let slots = Default::default();
+        Self { hidden, heads, cache, tokens: Vec::new(), position: 0, m: 0, stream: Vec::new(), slots, part: Vec::new() }
+    }
+
+    /// Tokens that come next.
+    pub fn begin(&mut self, tokens: &[u32]) {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        (self.m, self.position) = (tokens.len(), self.cache.len());
+    }
+
+    /// The same by their vectors.
+    pub fn begin_with(&mut self, stream: &[f32]) {
+        (self.m, self.position) = (stream.len() / self.hidden, self.cache.len());
+        room(&mut self.stream, stream.len()).copy_from_slice(stream);
+    }
+
+    /// Rows that have come through.
+    pub fn rows(&self) -> usize {
+        self.m
+    }
+
+    /// Normed vectors of some rows.
+    pub fn normed(&self, rows: &Range<usize>) -> &[f32] {
+        &self.slots[Slot::Normed as usize][rows.start * self.hidden..rows.end * self.hidden]
+    }
+
+    /// What the last step adds to the stream.
+    pub fn update(&self) -> &[f32] {
+        &self.slots[Slot::Update as usize][..self.m * self.hidden]
+    }
+
+    fn slot(&mut self, slot: Slot) -> &mut Vec<f32> {
+        &mut self.slots[slot as usize]
+    }
+}
+
+/// A run: the CPU, the ranks, and what it works on.
+pub(crate) struct Run<'m> {
+    pub cpu: &'m Cpu,
+    pub comm: &'m dyn Comm,
+    pub state: &'m mut State,
+    /// Calibration's eyes.
+    pub tap: Option<&'m mut Tap<'m>>,
+}
+
+impl fmt::Debug for Run<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Run").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Steps<OnCpu> for Run<'_> {
+    fn embed(&mut self, vocabulary: &Vocabulary) -> Result<()> {
+        let State { hidden, tokens, stream, .. } = &mut *self.state;
+        vocabulary.embed(self.comm, tokens, room(stream, tokens.len() * *hidden))
+    }
+
+    fn norm(&mut self, add: bool, norm: &Norm<OnCpu>, _: Option<&Projection>) -> Result<()> {
+        let len = self.state.m * self.state.hidden;
+        let mut normed = take(self.state.slot(Slot::Normed));
+        let mut update = take(self.state.slot(Slot::Update));
+        let (stream, out) = (room(&mut self.state.stream, len), room(&mut normed, len));
+        if add {
+            self.comm.all_reduce(room(&mut update, len));
+        }
+        let Norm { kind, eps, weight, bias } = norm;
+        let (cpu, update_of) = (self.cpu, add.then(|| &update[..len]));
+        match (kind, update_of, bias) {
+            (NormKind::Rms, None, _) => nn::rms_norm(cpu, stream, weight, *eps, out)?,
+            (NormKind::Rms, Some(update), _) => nn::add_rms_norm(cpu, stream, update, weight, *eps, out)?,
+            (NormKind::Layer, update, bias) => {
+                if let Some(update) = update {
+                    nn::add(cpu, stream, update)?;
+                }
+                let _ = bias;
+                nn::rms_norm(cpu, stream, weight, *eps, out)?;
+            }
+        }
+        (*self.state.slot(Slot::Normed), *self.state.slot(Slot::Update)) = (normed, update);
+        Ok(())
+    }
+
+    fn add(&mut self) -> Result<()> {
+        let len = self.state.m * self.state.hidden;
+        let mut update = take(self.state.slot(Slot::Update));
+        self.comm.all_reduce(room(&mut update, len));
+        nn::add(self.cpu, room(&mut self.state.stream, len), &update[..len])?;
+        *self.state.slot(Slot::Update) = update;
+        Ok(())
+    }
+
+    fn project(&mut self, by: &Projection, from: Slot, to: Slot) -> Result<()> {
+        let (cpu, m) = (self.cpu, self.state.m);
+        let (mut x, mut y) = (take(self.state.slot(from)), take(self.state.slot(to)));
+        let part = &mut self.state.part;
+        let done = by.forward(cpu, room(&mut x, m * by.k()), m, room(&mut y, m * by.n()), part);
+        (*self.state.slot(from), *self.state.slot(to)) = (x, y);
+        done
+    }
+
+    fn append(&mut self, layer: usize, attention: &Attention<OnCpu>) -> Result<()> {
+        let (cpu, heads) = (self.cpu, attention.heads);
+        let State { cache, slots, position, m, .. } = &mut *self.state;
+        let qkv = room(&mut slots[Slot::Qkv as usize], *m * heads.row());
+        if let Some([q, k]) = &attention.head_norms {
+            head_rms_norm(qkv, heads, &q.weight, &k.weight, q.eps);
+        }
+        if let Some(rope) = &attention.rope {
+            rope.apply(cpu, qkv, heads, *position)?;
+        }
+        Ok(cache.append(cpu, layer, *position, qkv)?)
+    }
+
+    fn last_rows(&mut self) -> Result<()> {
+        let State { hidden, heads, stream, slots, position, m, .. } = &mut *self.state;
+        let last = *m - 1;
+        let narrow = |buffer: &mut Vec<f32>, width: usize| buffer.copy_within(last * width..(last + 1) * width, 0);
+        narrow(stream, *hidden);
+        narrow(&mut slots[Slot::Normed as usize], *hidden);
+        narrow(&mut slots[Slot::Qkv as usize], heads.row());
+        (*position, *m) = (*position + last, 1);
+        Ok(())
+    }
+
+    fn attend(&mut self, layer: usize, of: &Attention<OnCpu>) -> Result<()> {
+        let heads = of.heads;
+        let mut attended = take(self.state.slot(Slot::Attended));
+        let State { cache, slots, position, m, .. } = &mut *self.state;
+        let what = attention::Attention {
+            qkv: room(&mut slots[Slot::Qkv as usize], *m * heads.row()),
+            heads,
+            first_position: *position,
+            scale: of.scale,
+            window: of.window,
+        };
+        let out = room(&mut attended, *m * heads.heads * heads.head_size);
+        attention(self.cpu, &what, cache, layer, out)?;
+        *self.state.slot(Slot::Attended) = attended;
+        Ok(())
+    }
+
+    fn activate(&mut self, mlp: &FeedForward<OnCpu>) -> Result<()> {
+        let (m, inner) = (self.state.m, mlp.inner);
+        let mut out = take(self.state.slot(Slot::Inner));
+        let up = room(self.state.slot(Slot::Up), m * inner * (1 + usize::from(mlp.gated)));
+        activate(self.cpu, mlp, up, room(&mut out, m * inner))?;
+        *self.state.slot(Slot::Inner) = out;
+        Ok(())
+    }
+
+    fn experts(&mut self, experts: &Experts<OnCpu>) -> Result<()> {
+        let mut update = take(self.state.slot(Slot::Update));
+        let State { hidden, m, slots, part, .. } = &mut *self.state;
+        let (m, len) = (*m, *m * *hidden);
+        let normed = &slots[Slot::Normed as usize][..len];
+        super::experts::forward(self.cpu, experts, normed, m, room(&mut update, len), part)?;
+        *self.state.slot(Slot::Update) = update;
+        Ok(())
+    }
+
+    fn reads(&mut self, group: usize, slot: Slot, by: &Projection) -> Result<ControlFlow<()>> {
+        match &mut self.tap {
+            None => Ok(ControlFlow::Continue(())),
+            Some(tap) => tap(group, &self.state.slots[slot as usize][..self.state.m * by.k()]),
+        }
+    }
+}
+
+/// The activation of an MLP. Shapes: up `[m, 2 · inner]` with a gate first, or `[m, inner]`, out `[m, inner]`.
+pub(super) fn activate(cpu: &Cpu, mlp: &FeedForward<OnCpu>, up: &[f32], out: &mut [f32]) -> Result<()> {
+    let (inner, f) = (mlp.inner, mlp.activation);
+    match (mlp.gated, f) {
+        (true, Activation::Silu) => nn::swiglu(cpu, up, inner, out)?,
+        (true, f) => {
+            for (row, out) in up.chunks_exact(2 * inner).zip(out.chunks_exact_mut(inner)) {
+                let (gate, up) = row.split_at(inner);
+                out.iter_mut().zip(gate).zip(up).for_each(|((out, gate), up)| *out = f.apply(*gate) * up);
+            }
+        }
+        (false, f) => out.iter_mut().zip(up).for_each(|(out, up)| *out = f.apply(*up)),
+    }
+    Ok(())
+}
+
+fn head_rms_norm(qkv: &mut [f32], heads: Heads, q: &[f32], k: &[f32], eps: f32) {
+    let d = heads.head_size;
+    for row in qkv.chunks_exact_mut(heads.row()) {
+        for (i, head) in row.chunks_exact_mut(d).enumerate().take(heads.heads + heads.kv_heads) {
+            let w = if i < heads.heads { q } else { k };
+            let mean = head.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>() / d as f64;
+            let f = (1.0 / (mean + f64::from(eps)).sqrt()) as f32;
+            head.iter_mut().zip(w).for_each(|(v, w)| *v = *v * f * w);
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Models on a GPU: the same decoder, the same numbers but for the type of what products read.
+
+mod projection;
+mod run;
+mod text;
+
+use super::{Gpu as Device, Resident, Text};
+use crate::arch::spec::{NormKind, Residual, RopeSpec, Spec};
+use crate::decoder::{Decoder, Layer, LoadDevice, Mlp, ModelDevice};
+use crate::engine::PREFILL_TOKENS;
+use crate::error::{Error, Result};
+use crate::load::Loader;
+use crate::shard::Shard;
+use halfbyte::cpu::Cpu;
+use halfbyte::cuda::Gpu;
+use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::matmul::{Packer, QuantizedForm};
+use halfbyte::cuda::nn::{self, Dense, KvCache, Rope};
+use halfbyte::kernel::Activation;
+use halfbyte::{Act, Float};
+use halfbyte_checkpoint::{FloatData, StoredLinear};
+use projection::{Loading, Projection};
+use run::{Run, State};
+use std::ops::Range;
+use std::sync::Arc;
+use text::CudaText;
+
+const OP: &str = "load a model onto a GPU";
+
+/// A GPU, as the decoder knows it.
+#[derive(Debug)]
+pub(crate) struct OnCuda;
+
+impl ModelDevice for OnCuda {
+    type Projection = Projection;
+    type Vector = Buffer<f32>;
+    type Rope = Rope;
+    type Vocabulary = Vocabulary;
+    type Run<'m> = Run<'m>;
+}
+
+/// Embedding and head on a GPU.
+#[derive(Debug)]
+pub(crate) struct Vocabulary {
+    /// `[vocab, hidden]`.
+    embedding: Dense,
+    /// None where the head's weight is the embedding.
+    head: Option<Projection>,
+}
+
+impl LoadDevice for Loading<'_> {
+    type Device = OnCuda;
+
+    fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
+        self.pack(layers, act, prefix)
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Result<Buffer<f32>> {
+        Loading::vector(self, &values)
+    }
+
+    fn rope(&mut self, rope: &RopeSpec, _: usize) -> Result<Rope> {
+        Ok(Rope::new(self.gpu, self.stream, &rope.frequencies)?)
+    }
+
+    fn vocabulary(
+        &mut self,
+        embedding: FloatData<'_>,
+        tokens: Range<usize>,
+        hidden: usize,
+        head: Option<Projection>,
+    ) -> Result<Vocabulary> {
+        let embedding = Dense::new(self.gpu, self.stream, embedding.as_floats(), [tokens.len(), hidden])?;
+        Ok(Vocabulary { embedding, head })
+    }
+
+    /// One after the other: all threads bring each to the one bus.
+    fn layers<T: Send>(
+        &mut self,
+        loader: &mut Loader<'_>,
+        count: usize,
+        load: impl Fn(&mut Self, &mut Loader<'_>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        (0..count).map(|i| load(self, loader, i)).collect()
+    }
+}
+
+/// A model on a GPU.
+#[derive(Debug)]
+pub(crate) struct CudaModel {
+    gpu: Arc<Gpu>,
+    activations: Float,
+    /// Whether norms quantise what only products with quantised activations read.
+    fused: bool,
+    /// For layers without rotary positions: it rotates nothing.
+    no_rope: Rope,
+    decoder: Decoder<OnCuda>,
+}
+
+impl CudaModel {
+    /// Packs the weights onto a GPU. Errors: those of [`Decoder::load`], a recipe that GPUs do not compute.
+    pub fn load(spec: &Spec, loader: &mut Loader<'_>, device: &Device, shard: Shard) -> Result<Self> {
+        if shard != Shard::WHOLE {
+            return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
+        }
+        let Device { gpu, activations, fused } = device.clone();
+        let stream = gpu.stream()?;
+        let mut loading = Loading { gpu: &gpu, stream: &stream, activations, packer: Packer::new(&gpu, &stream) };
+        let decoder = Decoder::load(spec, loader, &mut loading, shard)?;
+        drop(loading);
+        let no_rope = Rope::new(&gpu, &stream, &[])?;
+        stream.synchronize()?;
+        decoder.layers.iter().try_for_each(check)?;
+        Ok(Self { gpu, activations, fused, no_rope, decoder })
+    }
+
+    fn projections(&self) -> impl Iterator<Item = &Projection> {
+        self.decoder.projections().chain(&self.decoder.vocabulary.head)
+    }
+
+    /// How m rows lie that are quantised before a projection reads them; None where it reads floats.
+    fn form_of_rows(&self, projection: &Projection, m: usize) -> Option<QuantizedForm> {
+        self.fused.then(|| projection.rows_form(&self.gpu, m)).flatten()
+    }
+
+    /// Every form of rows that norms and activations leave.
+    fn forms_of_rows(&self, m: usize) -> Vec<QuantizedForm> {
+        let mut forms = Vec::new();
+        for layer in &self.decoder.layers {
+            let of_mlp = dense_mlp(layer).map(|mlp| [&mlp.up, &mlp.down]).into_iter().flatten();
+            for projection in [&layer.attention.qkv].into_iter().chain(of_mlp) {
+                forms.extend(self.form_of_rows(projection, m).filter(|form| !forms.contains(form)));
+            }
+        }
+        forms
+    }
+
+    /// The longest vector inside an MLP.
+    fn inner(&self) -> usize {
+        self.decoder.layers.iter().filter_map(dense_mlp).map(|mlp| mlp.inner).max().unwrap_or(0)
+    }
+}
+
+fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCuda>> {
+    if let Mlp::Dense(mlp) = &layer.mlp { Some(mlp) } else { None }
+}
+
+/// Error: a layer that has no steps on a GPU yet.
+fn check(layer: &Layer<OnCuda>) -> Result<()> {
+    let refuse = |expected: &str, got: &str| Err(Error::invalid(OP, expected, got));
+    let norms = [Some(&layer.attention.norm), layer.mlp_norm.as_ref()].into_iter().flatten();
+    if norms.into_iter().any(|norm| norm.kind != NormKind::Rms) {
+        return refuse("RMS norms", "a LayerNorm");
+    }
+    if layer.residual != Residual::Sequential {
+        return refuse("an MLP that reads what attention adds", "one beside attention");
+    }
+    if layer.attention.alibi.is_some() {
+        return refuse("rotary positions or none", "ALiBi");
+    }
+    match &layer.mlp {
+        Mlp::Experts(_) => refuse("one MLP for all tokens", "a mixture of experts"),
+        Mlp::Dense(mlp) if !mlp.gated || mlp.activation != Activation::Silu => {
+            refuse("an MLP gated by SiLU", "another activation")
+        }
+        Mlp::Dense(_) => Ok(()),
+    }
+}
+
+impl Resident for CudaModel {
+    fn begin<'m>(&'m self, _: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
+        let stream = self.gpu.stream()?;
+        let Decoder { layers, heads, .. } = &self.decoder;
+        let cache = KvCache::new(&self.gpu, layers.len(), *heads, context, self.activations)?;
+        let state = State::new(self, &stream, cache, context.clamp(1, PREFILL_TOKENS))?;
+        Ok(Box::new(CudaText::new(self, stream, state)?))
+    }
+
+    fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
+        let mut instances = nn::instances(Some(self.decoder.heads.head_size));
+        let weights = self.projections().flat_map(Projection::quantized);
+        instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
+        instances.extend(projection::instances(&self.gpu, weights, self.activations, PREFILL_TOKENS)?);
+        Ok(self.gpu.prepare(&instances, |done| progress(done, instances.len()))?)
+    }
+
+    fn bytes(&self) -> usize {
+        let norms: usize = self.decoder.norms().map(|norm| norm.weight.bytes()).sum();
+        let products: usize = self.projections().map(Projection::bytes).sum();
+        norms + products + self.decoder.vocabulary.embedding.bytes()
+    }
+
+    fn kv_bytes_per_token(&self) -> usize {
+        let Decoder { layers, heads, .. } = &self.decoder;
+        2 * layers.len() * heads.kv_heads * heads.head_size * self.activations.size_bytes()
+    }
+}

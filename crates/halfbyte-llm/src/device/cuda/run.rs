@@ -1,0 +1,259 @@
+//! Rows on their way through the layers, on a GPU, and what lies between these.
+
+use super::projection::{Input, Products, Projection, Workspaces};
+use super::{CudaModel, OnCuda, Vocabulary};
+use crate::decoder::{Attention, Decoder, Experts, FeedForward, Norm, Slot, Steps};
+use crate::error::{Error, Result};
+use halfbyte::cuda::driver::{Buffer, Stream};
+use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
+use halfbyte::cuda::nn::{self, DenseCall, FloatBuffer, HeadNorms, KvCache, NewRows, QuantizedNorm, Step};
+use std::ops::Range;
+
+/// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
+/// it is, since recordings hold its addresses.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) cache: KvCache,
+    /// Of the first row, `[1]`.
+    pub(super) position: Buffer<u32>,
+    pub(super) tokens: Buffer<u32>,
+    /// The most likely token, then the bits of its logit.
+    pub(super) choice: Buffer<u32>,
+    /// A drawn token, then the same bits.
+    pub(super) drawn: Buffer<u32>,
+    residual: Buffer<f32>,
+    normed: FloatBuffer,
+    update: Buffer<f32>,
+    qkv: Buffer<f32>,
+    attended: FloatBuffer,
+    up: Buffer<f32>,
+    inner: FloatBuffer,
+    /// In the place of `normed` and `inner` before products that read codes, a buffer for each form of these.
+    codes: Vec<QuantizedRows>,
+    /// For projections that could not be joined.
+    part: Buffer<f32>,
+    /// Parts of a row's attention.
+    partial: Buffer<f32>,
+    workspaces: Workspaces,
+}
+
+/// Rows that go through the layers together.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    pub(super) m: usize,
+    /// Positions that attention is laid out for, at least those there are.
+    pub(super) longest: usize,
+    /// Whether every row goes through the last layer, or the last one only.
+    pub(super) all: bool,
+}
+
+impl State {
+    pub(super) fn new(model: &CudaModel, stream: &Stream, cache: KvCache, rows: usize) -> halfbyte::Result<Self> {
+        let (gpu, context) = (&*model.gpu, model.gpu.context());
+        let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
+        let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
+        let forms = model.forms_of_rows(rows).into_iter();
+        let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
+        Ok(Self {
+            position: context.allocate(1)?,
+            tokens: context.allocate(rows)?,
+            choice: context.allocate(2)?,
+            drawn: context.allocate(2)?,
+            residual: context.allocate(rows * hidden)?,
+            normed: floats(*hidden)?,
+            update: context.allocate(rows * hidden)?,
+            qkv: context.allocate(rows * heads.row())?,
+            attended: floats(heads.heads * heads.head_size)?,
+            up: context.allocate(rows * 2 * inner)?,
+            inner: floats(inner)?,
+            codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
+            part: context.allocate(rows * part)?,
+            partial: context.allocate(nn::partial_len(*heads, cache.capacity()))?,
+            workspaces: Workspaces::of(gpu, stream, model.projections(), model.activations)?,
+            cache,
+        })
+    }
+
+    /// Tokens and position from the device, to normed vectors in `normed`.
+    pub(super) fn layers(&mut self, model: &CudaModel, stream: &Stream, rows: Rows) -> Result<()> {
+        let Rows { m, longest, all } = rows;
+        let mut run = Run { model, stream, state: self, longest, on: 0..m, codes: None };
+        model.decoder.forward(&mut run, all)
+    }
+
+    /// Logits of some rows of `normed`.
+    pub(super) fn head(
+        &mut self,
+        model: &CudaModel,
+        stream: &Stream,
+        rows: Range<usize>,
+        out: &mut Buffer<f32>,
+    ) -> halfbyte::Result<()> {
+        let (gpu, Decoder { hidden, vocab, vocabulary, .. }, m) = (&*model.gpu, &model.decoder, rows.len());
+        let x = self.normed.view(rows.start * hidden..rows.end * hidden);
+        match &vocabulary.head {
+            None => {
+                let y = out.view_mut().slice(0..m * vocab).into();
+                vocabulary.embedding.forward(gpu, stream, DenseCall { x, m, bias: None, y })
+            }
+            Some(head) => {
+                let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
+                products.run(head, Input::Floats(x), m, out)
+            }
+        }
+    }
+
+    /// From the vector in row `row` of `normed` to the next token; the text has grown by `advance`.
+    pub(super) fn choose(
+        &mut self,
+        model: &CudaModel,
+        stream: &Stream,
+        row: usize,
+        advance: usize,
+        logits: &mut Buffer<f32>,
+    ) -> halfbyte::Result<()> {
+        self.head(model, stream, row..row + 1, logits)?;
+        let step = Step {
+            logits: logits.view(),
+            choice: self.choice.view_mut(),
+            token: self.tokens.view_mut().slice(0..1),
+            position: self.position.view_mut(),
+            advance,
+        };
+        nn::argmax(&model.gpu, stream, step)
+    }
+}
+
+/// A run: the model, its stream, and what it works on.
+#[derive(Debug)]
+pub(crate) struct Run<'m> {
+    model: &'m CudaModel,
+    stream: &'m Stream,
+    state: &'m mut State,
+    /// Positions that attention is laid out for.
+    longest: usize,
+    /// The rows that go on, among those that came in.
+    on: Range<usize>,
+    /// The buffer of codes that the next product reads, in place of floats.
+    codes: Option<usize>,
+}
+
+impl Run<'_> {
+    /// The buffer in which rows are quantised for a projection; None where it reads floats.
+    fn codes_for(&self, reader: Option<&Projection>) -> Option<usize> {
+        let m = self.on.len();
+        let form = self.model.form_of_rows(reader?, m)?;
+        self.state.codes.iter().position(|rows| QuantizedForm { m, ..rows.form() } == form)
+    }
+}
+
+impl Steps<OnCuda> for Run<'_> {
+    fn embed(&mut self, vocabulary: &Vocabulary) -> Result<()> {
+        let (m, hidden) = (self.on.len(), self.model.decoder.hidden);
+        let tokens = self.state.tokens.view().slice(0..m);
+        let residual = self.state.residual.view_mut().slice(0..m * hidden);
+        Ok(nn::embed(&self.model.gpu, self.stream, vocabulary.embedding.rows(), hidden, tokens, residual)?)
+    }
+
+    fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
+        self.codes = self.codes_for(reader);
+        let (model, on, hidden) = (self.model, &self.on, self.model.decoder.hidden);
+        let State { residual, update, normed, codes, .. } = &mut *self.state;
+        let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
+        let update = add.then(|| update.view().slice(0..on.len() * hidden));
+        let (gpu, weight, eps) = (&*model.gpu, norm.weight.view(), norm.eps);
+        Ok(match self.codes {
+            None => {
+                let out = normed.view_mut(0..on.len() * hidden);
+                nn::rms_norm(gpu, self.stream, nn::Norm { residual, update, weight, eps, out })?
+            }
+            Some(at) => {
+                let (rounded, out) = (model.activations, codes[at].view_mut(on.len()));
+                nn::rms_norm_quantized(gpu, self.stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?
+            }
+        })
+    }
+
+    fn add(&mut self) -> Result<()> {
+        Err(unknown("an MLP that reads what attention adds", "one beside attention"))
+    }
+
+    fn project(&mut self, by: &Projection, from: Slot, to: Slot) -> Result<()> {
+        let (m, codes) = (self.on.len(), self.codes.take());
+        let state = &mut *self.state;
+        let x = match codes {
+            Some(at) => Input::Codes(state.codes[at].view(m)),
+            None => match from {
+                Slot::Normed => Input::Floats(state.normed.view(0..m * by.k())),
+                Slot::Attended => Input::Floats(state.attended.view(0..m * by.k())),
+                Slot::Inner => Input::Floats(state.inner.view(0..m * by.k())),
+                Slot::Qkv | Slot::Up | Slot::Update => return Err(unknown("rows that products read", "others")),
+            },
+        };
+        let y = match to {
+            Slot::Qkv => &mut state.qkv,
+            Slot::Up => &mut state.up,
+            Slot::Update => &mut state.update,
+            Slot::Normed | Slot::Attended | Slot::Inner => return Err(unknown("room for outputs in f32", "another")),
+        };
+        let (part, workspaces) = (&mut state.part, &mut state.workspaces);
+        let mut products = Products { gpu: &self.model.gpu, stream: self.stream, part, workspaces };
+        Ok(products.run(by, x, m, y)?)
+    }
+
+    fn append(&mut self, layer: usize, attention: &Attention<OnCuda>) -> Result<()> {
+        let State { qkv, position, cache, .. } = &mut *self.state;
+        let qkv = qkv.view_mut().slice(0..self.on.len() * attention.heads.row());
+        let norms = attention.head_norms.as_ref().map(|[queries, keys]| HeadNorms {
+            queries: queries.weight.view(),
+            keys: keys.weight.view(),
+            eps: queries.eps,
+        });
+        let rows = NewRows { qkv, position: position.view(), norms };
+        let rope = attention.rope.as_deref().unwrap_or(&self.model.no_rope);
+        Ok(rope.apply(&self.model.gpu, self.stream, rows, cache, layer)?)
+    }
+
+    fn last_rows(&mut self) -> Result<()> {
+        self.on = self.on.end - 1..self.on.end;
+        Ok(())
+    }
+
+    fn attend(&mut self, layer: usize, of: &Attention<OnCuda>) -> Result<()> {
+        let (heads, on) = (of.heads, &self.on);
+        let State { qkv, position, cache, partial, attended, .. } = &mut *self.state;
+        let what = nn::Attention {
+            qkv: qkv.view().slice(on.start * heads.row()..on.end * heads.row()),
+            position: position.view(),
+            first_row: on.start,
+            longest: self.longest,
+            scale: of.scale,
+            window: of.window,
+        };
+        let out = attended.view_mut(0..on.len() * heads.heads * heads.head_size);
+        Ok(nn::attention(&self.model.gpu, self.stream, &what, cache, layer, partial.view_mut(), out)?)
+    }
+
+    fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {
+        self.codes = self.codes_for(Some(&mlp.down));
+        let (gpu, m, width) = (&*self.model.gpu, self.on.len(), mlp.inner);
+        let State { up, inner, codes, .. } = &mut *self.state;
+        let gate_up = up.view().slice(0..m * 2 * width);
+        Ok(match self.codes {
+            Some(at) => {
+                let out = codes[at].view_mut(m);
+                nn::swiglu_quantized(gpu, self.stream, gate_up, self.model.activations, out)?
+            }
+            None => nn::swiglu(gpu, self.stream, gate_up, width, inner.view_mut(0..m * width))?,
+        })
+    }
+
+    fn experts(&mut self, _: &Experts<OnCuda>) -> Result<()> {
+        Err(unknown("one MLP for all tokens", "a mixture of experts"))
+    }
+}
+
+/// What [`CudaModel::load`] has refused already.
+fn unknown(expected: &str, got: &str) -> Error {
+    Error::invalid("a step of a model on a GPU", expected, got)
+}

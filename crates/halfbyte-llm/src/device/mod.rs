@@ -1,0 +1,114 @@
+//! Where models lie and compute, and what a text in one is, wherever that is.
+//!
+//! `cpu` and `cuda` each have the weights on that device, the steps of [`crate::decoder`], and a text. What they share is said
+//! here and there; they do not know each other.
+
+pub(crate) mod cpu;
+pub(crate) mod cuda;
+
+use crate::error::Result;
+use crate::sampling::Sampler;
+use halfbyte::Float;
+use halfbyte::cpu::Cpu;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where a model lies and computes.
+#[derive(Clone, Debug, Default)]
+pub enum Device {
+    /// In memory, with the CPU that a session is given.
+    #[default]
+    Cpu,
+    /// On a GPU.
+    Cuda(Gpu),
+}
+
+/// A GPU, and how a model computes on it.
+#[derive(Clone, Debug)]
+pub struct Gpu {
+    /// The device.
+    pub gpu: Arc<halfbyte::cuda::Gpu>,
+    /// Type of what products read, and of the cache of keys and values: f16 as a rule, bf16 where numbers pass 65504, f32
+    /// to compare. Everything else is f32.
+    pub activations: Float,
+    /// Whether what only products with quantised activations read is quantised where it is made, and not by a kernel of its own.
+    /// It changes no bit; without it, to compare.
+    pub fused: bool,
+}
+
+impl Gpu {
+    /// Device `index`, with activations in f16. Errors: no driver, one too old, no such device.
+    pub fn open(index: u32) -> halfbyte::Result<Self> {
+        Ok(Self { gpu: Arc::new(halfbyte::cuda::Gpu::open(index)?), activations: Float::F16, fused: true })
+    }
+}
+
+impl std::fmt::Display for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(Gpu { gpu, activations, .. }) => {
+                let info = gpu.context().info();
+                write!(f, "cuda:{} ({}), activations {activations}", info.index, info.name)
+            }
+        }
+    }
+}
+
+/// A model's weights where they lie and compute.
+pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
+    /// Begins a text with room for `context` tokens; `cpu` computes if the weights lie there.
+    fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>>;
+
+    /// Makes everything ready that is otherwise made when it is first needed; `progress` is told how much of how much is
+    /// done, from any thread.
+    fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()>;
+
+    /// Bytes of all weights, as they lie in memory.
+    fn bytes(&self) -> usize;
+
+    /// Bytes that keys and values of one token take over all layers.
+    fn kv_bytes_per_token(&self) -> usize;
+}
+
+/// One text in a model where that computes: what it has read, and what comes next.
+pub(crate) trait Text: std::fmt::Debug + Send {
+    /// Tokens it has room for.
+    fn capacity(&self) -> usize;
+
+    /// Tokens read so far: the position of the next.
+    fn position(&self) -> usize;
+
+    /// Forgets tokens from a position on.
+    fn truncate(&mut self, position: usize);
+
+    /// Reads some tokens, at most as many as go through the layers together.
+    ///
+    /// The caller has checked that ids are below the vocabulary and that there is room. After an error nothing of the batch
+    /// has been read, or it must be forgotten by [`Text::truncate`].
+    fn read(&mut self, batch: Batch<'_>) -> Result<()>;
+
+    /// Logits `[rows, vocab]` of some rows of the batch read last: of the last token there is only row 0, unless all were
+    /// asked for.
+    fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()>;
+
+    /// The token that a sampler chooses to follow what was read. Error: as [`Sampler::next`].
+    fn next(&mut self, sampler: &mut Sampler) -> Result<u32>;
+}
+
+/// Tokens of a text that go through the layers together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Batch<'a> {
+    /// Their ids, one after the other.
+    pub tokens: &'a [u32],
+    /// Whether every token's vector is wanted, or the last one's only.
+    pub all_rows: bool,
+}
+
+/// The first `len` elements of a buffer, which grows where it is shorter.
+pub(crate) fn room(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}

@@ -1,0 +1,252 @@
+//! From a checkpoint's tensors to what a device packs: checked, quantised if asked for, and cut for a rank.
+
+use crate::arch::spec::{Shape, Spec};
+use crate::comm::{Alone, Comm};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::shard::{Cut, cut_floats, cut_linear};
+use halfbyte::quantize::{Rtn, rtn};
+use halfbyte::{Act, Float, Floats, Group, QTensor, WeightFormat, Zeros};
+use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
+use rayon::prelude::*;
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How a model is loaded.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Where it will lie and compute.
+    pub device: Device,
+    /// What becomes of the activations of quantised layers. Dense layers always take them as they are.
+    pub act: Act,
+    /// Quantise every dense linear layer of the blocks while loading; the embedding and the head stay as they are.
+    pub quantize: Option<(WeightFormat, Rtn)>,
+    /// The ranks that share the model; each loads its part.
+    pub comm: Arc<dyn Comm>,
+}
+
+impl Default for LoadOptions {
+    /// Weights as they are stored, activations exact, on the CPU.
+    fn default() -> Self {
+        Self { device: Device::Cpu, act: Act::A16, quantize: None, comm: Arc::new(Alone) }
+    }
+}
+
+/// Reads and checks the tensors that a model asks for.
+#[derive(Debug)]
+pub struct Loader<'a> {
+    weights: &'a checkpoint::Weights,
+    options: LoadOptions,
+    parameters: u64,
+    findings: Vec<Finding>,
+}
+
+impl<'a> Loader<'a> {
+    /// Error: a format that does not exist.
+    pub fn new(weights: &'a checkpoint::Weights, options: LoadOptions) -> Result<Self> {
+        if let Some((format, _)) = options.quantize {
+            format.validate()?;
+        }
+        let findings = weights.findings();
+        Ok(Self { weights, options, parameters: 0, findings })
+    }
+
+    /// Weights loaded so far, in numbers.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
+    }
+
+    /// What was odd about the tensors, and which reading was taken.
+    pub fn into_findings(self) -> Vec<Finding> {
+        self.findings
+    }
+
+    /// Loads parts of a model that do not depend on each other, as many at a time as there are threads: most of the time
+    /// is the system's, which hands out memory, so that threads that share a layer wait for each other.
+    ///
+    /// Errors: the first part's that has one.
+    pub fn side_by_side<T: Send>(
+        &mut self,
+        parts: usize,
+        load: impl Fn(&mut Loader<'a>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let (weights, options) = (self.weights, &self.options);
+        let parts: Vec<_> = (0..parts)
+            .into_par_iter()
+            .map(|i| {
+                let mut own = Loader { weights, options: options.clone(), parameters: 0, findings: Vec::new() };
+                (load(&mut own, i), own)
+            })
+            .collect();
+        let mut loaded = Vec::with_capacity(parts.len());
+        for (part, mut own) in parts {
+            loaded.push(part?);
+            self.parameters += own.parameters;
+            self.findings.append(&mut own.findings);
+        }
+        Ok(loaded)
+    }
+
+    /// A vector of `len` floats, widened.
+    pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let vector = self.weights.floats(name, &[len])?.to_f32();
+        self.weights.checkpoint().release(name);
+        self.parameters += len as u64;
+        Ok(vector)
+    }
+
+    /// What becomes of the activations of quantised layers.
+    pub(crate) fn act(&self) -> Act {
+        self.options.act
+    }
+
+    /// Lets go of a layer's tensors: their pages are not needed again.
+    pub(crate) fn release(&self, prefix: &str) {
+        self.weights.release(prefix);
+    }
+
+    /// The same for one tensor.
+    pub(crate) fn release_tensor(&self, name: &str) {
+        self.weights.checkpoint().release(name);
+    }
+
+    /// Columns along which a layer's weights may be cut: those that share a scale.
+    pub(crate) fn columns_of_a_group(&self, prefix: &str) -> Result<usize> {
+        let group = |format: WeightFormat| match format.group {
+            Group::Size(size) => size,
+            Group::Channel | Group::Tensor => 1,
+        };
+        Ok(match (self.weights.kind(prefix)?, self.options.quantize) {
+            (ModuleKind::Quantized(_), _) => match &self.weights.stored_linear(prefix)?.weight {
+                StoredWeight::Quantized(codes) => group(codes.format()),
+                StoredWeight::Dense { .. } => 1,
+            },
+            (_, Some((format, _))) => group(format),
+            (_, None) => 1,
+        })
+    }
+
+    /// Some rows of the embedding `[vocab, hidden]`, as floats: they are read, not multiplied, so that codes become what they
+    /// stand for.
+    pub(crate) fn embedding(
+        &mut self,
+        prefix: &str,
+        vocab: usize,
+        hidden: usize,
+        tokens: &Range<usize>,
+    ) -> Result<FloatData<'a>> {
+        let shape = Shape { n: vocab, k: hidden, bias: false };
+        let cut = Cut::rows(vec![tokens.clone()], shape);
+        if !matches!(self.weights.kind(prefix)?, ModuleKind::Quantized(_)) {
+            self.parameters += tokens.len() as u64 * hidden as u64;
+            let floats = self.weights.floats(&format!("{prefix}.weight"), &[vocab, hidden])?;
+            return Ok(if cut.is_whole(shape) { floats } else { cut_floats(&floats, hidden, &cut) });
+        }
+        let floats = match self.stored(prefix, shape, &cut)?.weight {
+            StoredWeight::Dense { floats, .. } => floats,
+            StoredWeight::Quantized(codes) => FloatData::F32(Cow::Owned(values(&codes.to_qtensor()?))),
+        };
+        self.weights.release(prefix);
+        Ok(floats)
+    }
+
+    /// A rank's part of a layer of a block, quantised if the options say so.
+    pub(crate) fn layer(&mut self, prefix: &str, shape: Shape, cut: &Cut) -> Result<StoredLinear<'a>> {
+        let whole = Cut::whole(shape);
+        // The part of what the whole is quantised to: ranks together have the numbers that one would have.
+        let quantize = self.options.quantize.is_some();
+        let mut layer = self.stored(prefix, shape, if quantize { &whole } else { cut })?;
+        if let (StoredWeight::Dense { floats, shape }, Some((format, options))) = (&layer.weight, self.options.quantize)
+        {
+            let quantized = rtn(floats.as_floats(), *shape, format, options)
+                .map_err(|source| Error::Quantize { name: prefix.to_owned(), source })?;
+            layer.weight = StoredWeight::Quantized(quantized.into());
+            self.weights.release(prefix);
+        }
+        if quantize && *cut != whole {
+            layer = cut_linear(layer, cut, prefix)?;
+        }
+        Ok(layer)
+    }
+
+    /// A rank's part of a layer as the file holds it, the whole one's shape checked.
+    pub(crate) fn stored(&mut self, prefix: &str, shape: Shape, cut: &Cut) -> Result<StoredLinear<'a>> {
+        let mut layer = self.weights.stored_linear(prefix)?;
+        let got = layer.weight.shape();
+        if got != [shape.n, shape.k] {
+            return Err(Error::Weight {
+                name: prefix.to_owned(),
+                expected: format!("a matrix of {} × {}, by the configuration", shape.n, shape.k),
+                got: format!("{} × {}", got[0], got[1]),
+            });
+        }
+        if shape.bias && !self.weights.checkpoint().contains(&format!("{prefix}.bias")) {
+            return Err(Error::Weight {
+                name: format!("{prefix}.bias"),
+                expected: "a bias, by the configuration".to_owned(),
+                got: "no such tensor".to_owned(),
+            });
+        }
+        self.findings.append(&mut layer.findings);
+        if !cut.is_whole(shape) {
+            layer = cut_linear(layer, cut, prefix)?;
+        }
+        let [n, k] = layer.weight.shape();
+        self.parameters += n as u64 * k as u64 + layer.bias.as_ref().map_or(0, |b| b.len() as u64);
+        Ok(layer)
+    }
+}
+
+/// Whether two layers can be packed as one.
+pub(crate) fn alike(a: &StoredLinear<'_>, b: &StoredLinear<'_>) -> bool {
+    match (&a.weight, &b.weight) {
+        (StoredWeight::Quantized(a), StoredWeight::Quantized(b)) => a.continues(b),
+        (StoredWeight::Dense { floats: a, .. }, StoredWeight::Dense { floats: b, .. }) => a.dtype() == b.dtype(),
+        _ => false,
+    }
+}
+
+/// Rows of matrices of one type, one below the other.
+pub(crate) fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<'static> {
+    macro_rules! concat {
+        ($variant:ident) => {
+            FloatData::$variant(Cow::Owned(
+                parts.iter().flat_map(|p| if let Floats::$variant(v) = p { *v } else { &[] }).copied().collect(),
+            ))
+        };
+    }
+    match dtype {
+        Float::F16 => concat!(F16),
+        Float::BF16 => concat!(BF16),
+        Float::F32 => concat!(F32),
+    }
+}
+
+/// What codes stand for, each rounded to f32 once.
+fn values(q: &QTensor) -> Vec<f32> {
+    let (k, groups, middle) = (q.k(), q.groups(), f64::from(q.format().middle()));
+    let value = |i: usize, j: usize| {
+        let at = i * groups + q.group_of(j);
+        let (code, scale) = (f64::from(q.codes()[i * k + j]), f64::from(q.scales()[at]));
+        let value = match q.zeros() {
+            Zeros::Symmetric => scale * (code - middle),
+            Zeros::Integer(z) => scale * (code - f64::from(z[at])),
+            Zeros::Float(offsets) => scale * code + f64::from(offsets[at]),
+        };
+        value as f32
+    };
+    (0..q.n()).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| value(i, j)).collect()
+}
+
+/// The rows of a model's embedding for some tokens, whose ids are below the vocabulary. Shape: out `[tokens, hidden]`.
+pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &mut [f32]) -> Result<()> {
+    let (hidden, name) = (spec.hidden, format!("{}.weight", spec.embedding));
+    let rows = weights.floats(&name, &[spec.vocab, hidden])?;
+    for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(hidden)) {
+        let row = rows.as_floats().slice(token as usize * hidden..(token as usize + 1) * hidden);
+        out.iter_mut().enumerate().for_each(|(j, out)| *out = row.get(j));
+    }
+    weights.checkpoint().release(&name);
+    Ok(())
+}
