@@ -69,6 +69,36 @@ fn norms_are_within_their_bounds() {
 }
 
 #[test]
+fn head_norms_are_within_the_bound_and_leave_values() {
+    for (heads, kv_heads, head_size) in [(1, 1, 1), (6, 2, 64), (4, 4, 20), (3, 1, 131)] {
+        let heads = Heads { heads, kv_heads, head_size };
+        for m in [0, 1, 3, 150] {
+            let (x, weights) = (noise(13, m * heads.row()), [noise(14, head_size), noise(15, head_size)]);
+            let values = (heads.heads + heads.kv_heads) * head_size;
+            let expected: Vec<f64> = x
+                .chunks(heads.row())
+                .flat_map(|row| {
+                    let [queries, keys, values] =
+                        [0..heads.heads * head_size, heads.heads * head_size..values, values..row.len()]
+                            .map(|range| wide(&row[range]));
+                    [norm_in_f64(&queries, &weights[0], 1e-6), norm_in_f64(&keys, &weights[1], 1e-6), values].concat()
+                })
+                .collect();
+            let relative = (head_size as f64 / 8.0 + 16.0) * U;
+            let bound = |i: usize| if i % heads.row() < values { relative * expected[i].abs() } else { 0.0 };
+            on_every_cpu(
+                |cpu| {
+                    let mut out = x.clone();
+                    head_rms_norm(cpu, &mut out, heads, &weights[0], &weights[1], 1e-6).unwrap();
+                    out
+                },
+                |isa, got| assert_close(isa, got, &expected, bound),
+            );
+        }
+    }
+}
+
+#[test]
 fn swiglu_is_within_its_bound() {
     for (m, inner) in sizes() {
         let mut gate_up = noise(4, m * 2 * inner);
@@ -372,6 +402,10 @@ fn what_does_not_fit_is_refused() {
         rms_norm(&cpu, &[0.0; 6], &[0.0; 3], 0.0, &mut out),
         add_rms_norm(&cpu, &mut [0.0; 12], &[0.0; 11], &[0.0; 3], 0.0, &mut out),
         add(&cpu, &mut out, &[0.0; 11]),
+        head_rms_norm(&cpu, &mut [0.0; 15], heads, &[0.0; 4], &[0.0; 4], 0.0),
+        head_rms_norm(&cpu, &mut [0.0; 16], heads, &[0.0; 3], &[0.0; 4], 0.0),
+        head_rms_norm(&cpu, &mut [0.0; 16], heads, &[0.0; 4], &[0.0; 5], 0.0),
+        head_rms_norm(&cpu, &mut [0.0; 16], Heads { kv_heads: 0, ..heads }, &[0.0; 4], &[0.0; 4], 0.0),
         swiglu(&cpu, &[0.0; 23], 4, &mut [0.0; 12]),
         softmax_in_place(&cpu, &mut out, 5),
         log_sum_exp(&cpu, &[0.0; 5], &mut [0.0; 2]),
