@@ -54,6 +54,7 @@ impl LoadArgs {
             device: device(app, act)?,
             act,
             quantize: self.quantize.map(|format| (format.weight, self.rtn.into())),
+            ..LoadOptions::default()
         })
     }
 

@@ -20,7 +20,7 @@ use std::fmt::Debug;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-pub(crate) use load::{LoadDevice, layer};
+pub(crate) use load::{LoadDevice, layer, projection, vocabulary};
 
 /// Where weights lie and are multiplied.
 pub(crate) trait ModelDevice: Debug + Sized + Send + Sync + 'static {

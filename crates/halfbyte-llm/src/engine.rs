@@ -1,14 +1,14 @@
 //! A model in memory, and the state of one text in it.
 
 use crate::config::Config;
-use crate::device::Device;
-use crate::error::{Error, Result};
 use crate::decoder::Decoder;
+use crate::device::Device;
 use crate::device::cpu::{CpuModel, OnCpu};
 use crate::device::cuda::CudaModel;
 use crate::device::{Batch, Resident, Text, room};
-use crate::sampling::Sampler;
+use crate::error::{Error, Result};
 use crate::load::{LoadOptions, Loader};
+use crate::sampling::Sampler;
 use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::{Finding, Weights};

@@ -65,4 +65,3 @@ pub use generate::{Finish, Generated, Request};
 pub use load::LoadOptions;
 pub use sampling::{Sampler, Sampling};
 pub use tokenizer::Tokenizer;
-

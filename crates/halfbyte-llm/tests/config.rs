@@ -1,6 +1,8 @@
 //! Configurations: both spellings, and every way to be wrong.
 
 use halfbyte::Float;
+use halfbyte::kernel::Heads;
+use halfbyte_llm::arch::spec::Positions;
 use halfbyte_llm::{Config, Error};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -22,6 +24,13 @@ fn with(changes: Value) -> Value {
     config
 }
 
+fn frequencies(config: &Config) -> Vec<f64> {
+    match &config.spec.layers[0].attention.positions {
+        Positions::Rope(rope) => rope.frequencies.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
 fn parse(config: &Value) -> Result<Config, Error> {
     Config::parse(&config.to_string(), Path::new("config.json"))
 }
@@ -38,10 +47,12 @@ fn old_and_new_spellings_mean_the_same() {
     let (old, new) = (parse(&old).unwrap(), parse(&new).unwrap());
     assert_eq!(old, new);
     assert_eq!(old.dtype, Some(Float::BF16));
-    assert_eq!((old.head_dim, old.kv_heads, old.bos, old.eos), (32, 2, Some(0), vec![1]));
-    assert_eq!(old.rope_frequencies.len(), 16);
-    assert_eq!(old.rope_frequencies[0], 0.25);
-    assert!((old.rope_frequencies[8] - 0.25 / 500_000f64.sqrt()).abs() < 1e-15);
+    let Heads { head_size, kv_heads, .. } = old.spec.heads;
+    assert_eq!((head_size, kv_heads, old.bos, &old.eos), (32, 2, Some(0), &vec![1]));
+    let frequencies = frequencies(&old);
+    assert_eq!(frequencies.len(), 16);
+    assert_eq!(frequencies[0], 0.25);
+    assert!((frequencies[8] - 0.25 / 500_000f64.sqrt()).abs() < 1e-15);
 }
 
 #[test]
@@ -51,13 +62,15 @@ fn absent_fields_have_the_defaults_of_transformers() {
         "num_attention_heads": 4, "vocab_size": 320, "eos_token_id": null
     });
     let config = parse(&config).unwrap();
-    assert_eq!((config.architecture, config.kv_heads, config.max_context), ("LlamaForCausalLM", 4, 2048));
-    assert_eq!((config.rms_norm_eps, config.tied_embeddings, config.attention_bias), (1e-6, false, false));
+    let spec = &config.spec;
+    assert_eq!((config.architecture, spec.heads.kv_heads, spec.max_context), ("LlamaForCausalLM", 4, 2048));
+    assert_eq!((spec.norm.eps, spec.head.as_deref()), (1e-6, Some("lm_head")));
+    assert!(spec.linears().all(|layer| !layer.shape.bias));
     assert_eq!((config.bos, config.dtype), (None, None));
     assert!(config.eos.is_empty());
-    assert!((config.rope_frequencies[1] - 10_000f64.powf(-2.0 / 32.0)).abs() < 1e-15);
+    assert!((frequencies(&config)[1] - 10_000f64.powf(-2.0 / 32.0)).abs() < 1e-15);
     assert_eq!(parse(&with(json!({"eos_token_id": [1, 5, 7]}))).unwrap().eos, [1, 5, 7]);
-    assert_eq!(parse(&with(json!({"head_dim": 64}))).unwrap().head_dim, 64);
+    assert_eq!(parse(&with(json!({"head_dim": 64}))).unwrap().spec.heads.head_size, 64);
 }
 
 /// As transformers states it: by wavelengths, in three cases.
@@ -69,7 +82,7 @@ fn llama3_scaling_keeps_blends_and_divides() {
         "rope_scaling": {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
                          "original_max_position_embeddings": 8192}
     })));
-    let got = config.unwrap().rope_frequencies;
+    let got = frequencies(&config.unwrap());
     let mut cases = [0; 3];
     for (i, got) in got.iter().enumerate() {
         let plain = 1.0 / theta.powf(2.0 * i as f64 / 128.0);

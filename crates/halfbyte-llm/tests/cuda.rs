@@ -7,11 +7,9 @@ use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Float, Format};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
-use halfbyte_checkpoint::{Checkpoint, DType, Weights};
+use halfbyte_checkpoint::{Checkpoint, DType};
 use halfbyte_llm::device::Gpu;
-use halfbyte_llm::{
-    Config, Device, Error, Finish, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval,
-};
+use halfbyte_llm::{Device, Error, Finish, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -34,7 +32,7 @@ fn on(gpu: &Gpu, activations: Float) -> Device {
 fn options(device: Device, format: Option<&str>) -> LoadOptions {
     let Some(format) = format else { return LoadOptions { device, ..LoadOptions::default() } };
     let format: Format = format.parse().unwrap();
-    LoadOptions { device, act: format.act, quantize: Some((format.weight, Rtn::default())) }
+    LoadOptions { device, act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() }
 }
 
 /// The repository, or what `HALFBYTE_ROOT` names instead: what of it was brought to another machine.
@@ -133,17 +131,12 @@ fn perplexities_are_those_of_the_cpu() {
 fn logits_of_each_variant_equal_those_of_transformers() {
     let Some(gpu) = gpu() else { return };
     let cpu = Cpu::all_threads().unwrap();
-    for name in ["llama", "llama-tied-mha", "llama3-rope"] {
-        let weights = Weights::open(architecture(name)).unwrap();
+    for name in ["llama", "llama-tied-mha", "llama3-rope", "mistral-window", "qwen2", "qwen3"] {
         let expected = Checkpoint::open(architecture(name).join("expected.safetensors")).unwrap();
         let (ids, want) = (expected.ints("input_ids").unwrap(), expected.floats("logits").unwrap().to_f32());
         let largest = want.iter().fold(0.0f32, |a, b| a.max(b.abs()));
         for (activations, bound) in [(Float::F32, 5e-5), (Float::F16, 5e-3 * largest)] {
-            let mut config = Config::from_folder(&architecture(name)).unwrap();
-            // As the software that made these numbers had done, see the test of the CPU.
-            let dtype = config.dtype.unwrap();
-            config.rope_frequencies.iter_mut().for_each(|f| *f = f64::from(dtype.round(*f as f32)));
-            let model = Model::from_weights(config, &weights, &options(on(&gpu, activations), None)).unwrap();
+            let model = Model::load(&architecture(name), &options(on(&gpu, activations), None)).unwrap();
             let mut got = Vec::new();
             for row in ids.chunks_exact(40) {
                 got.extend(all_logits(&model, &cpu, &row.iter().map(|&id| id as u32).collect::<Vec<_>>()));

@@ -17,7 +17,7 @@ fn read_whole(folder: &Path) -> Result<()> {
         return Ok(());
     }
     let config = Config::from_folder(folder)?;
-    assert!(config.kv_bytes_per_token() > 0);
+    assert!(config.spec.kv_bytes_per_token(4) > 0);
     Ok(())
 }
 

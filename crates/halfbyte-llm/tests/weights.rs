@@ -8,7 +8,10 @@ use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{
     Checkpoint, DType, Job, LinearWeight, ModuleKind, Quantization, Target, Weights, write_dense, write_model,
 };
-use halfbyte_llm::weights::{Loader, Shape};
+use halfbyte_llm::arch::spec::{LinearSpec, Shape};
+use halfbyte_llm::comm::Alone;
+use halfbyte_llm::device::cpu::{Projection, Vocabulary};
+use halfbyte_llm::load::Loader;
 use halfbyte_llm::{Config, Error, LoadOptions, Model, Sampler, Sampling, Session, eval};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -67,9 +70,8 @@ fn layers_stored_unlike_give_the_outputs_of_one() {
     let tensors: Vec<Tensor> = layers.into_iter().flat_map(|(weight, bias)| [Some(weight), bias]).flatten().collect();
     write(dir.path(), &tensors);
     let weights = Weights::open(dir.path()).unwrap();
-    let shape = |n, bias| Shape { n, k: K, bias };
-    let names =
-        [("q".to_owned(), shape(24, true)), ("k".to_owned(), shape(8, false)), ("v".to_owned(), shape(9, true))];
+    let layer = |name: &str, n, bias| LinearSpec { name: name.to_owned(), shape: Shape { n, k: K, bias } };
+    let names = [layer("q", 24, true), layer("k", 8, false), layer("v", 9, true)];
     let quantized = |format: &str| {
         let format: Format = format.parse().unwrap();
         LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() }
@@ -78,7 +80,7 @@ fn layers_stored_unlike_give_the_outputs_of_one() {
         [(LoadOptions::default(), 2, 1e-5), (quantized("w8a16-g8-sf32"), 1, 0.15), (quantized("w8a8-tensor"), 1, 0.3)]
     {
         let mut loader = Loader::new(&weights, options).unwrap();
-        let joined = loader.joined(&names).unwrap();
+        let joined = Projection::load(&mut loader, &names).unwrap();
         assert_eq!((joined.parts().len(), joined.n()), (parts, 41));
         assert_eq!(loader.parameters(), 41 * 40 + 24 + 9);
         let mut y = vec![f32::NAN; 3 * 41];
@@ -88,11 +90,11 @@ fn layers_stored_unlike_give_the_outputs_of_one() {
         }
     }
     let mut loader = Loader::new(&weights, LoadOptions::default()).unwrap();
-    let refused = loader.joined(&[("k".to_owned(), shape(8, true))]).unwrap_err();
+    let refused = Projection::load(&mut loader, &[layer("k", 8, true)]).unwrap_err();
     assert!(matches!(&refused, Error::Weight { name, .. } if name == "k.bias"), "{refused}");
-    let refused = loader.joined(&[("k".to_owned(), shape(9, false))]).unwrap_err();
+    let refused = Projection::load(&mut loader, &[layer("k", 9, false)]).unwrap_err();
     assert!(matches!(&refused, Error::Weight { name, .. } if name == "k"), "{refused}");
-    assert!(matches!(loader.joined(&[("o".to_owned(), shape(9, false))]), Err(Error::Checkpoint(_))));
+    assert!(matches!(Projection::load(&mut loader, &[layer("o", 9, false)]), Err(Error::Checkpoint(_))));
     assert!(matches!(loader.vector("q.bias", 25), Err(Error::Checkpoint(_))));
 }
 
@@ -163,11 +165,11 @@ fn a_quantized_embedding_is_read_as_what_its_codes_stand_for() {
         let config = Config::from_folder(&source).unwrap();
         let [vectors, expected] = [&weights, &Weights::open(&dense).unwrap()].map(|weights| {
             let mut loader = Loader::new(weights, LoadOptions::default()).unwrap();
-            let head = loader.head(EMBEDDING, "lm_head", &config).unwrap();
-            let (mut x, mut logits) = (vec![0.0; 3 * config.hidden_size], vec![0.0; 3 * config.vocab_size]);
-            head.embed(&[0, 17, config.vocab_size as u32 - 1], &mut x);
+            let head = Vocabulary::load(&mut loader, &config.spec).unwrap();
+            let (mut x, mut logits) = (vec![0.0; 3 * config.spec.hidden], vec![0.0; 3 * config.spec.vocab]);
+            head.embed(&Alone, &[0, 17, config.spec.vocab as u32 - 1], &mut x).unwrap();
             assert!(x.iter().any(|&x| x != 0.0));
-            head.logits(&cpu, &x, 3, &mut logits).unwrap();
+            head.logits(&cpu, &Alone, &x, 3, &mut logits).unwrap();
             (x, logits, loader.parameters())
         });
         assert_eq!(vectors.0, expected.0, "{name}");

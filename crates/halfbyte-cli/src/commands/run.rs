@@ -66,7 +66,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let tokenizer = tokenizer(&args.model)?;
     let config = model.config();
     let ids = tokenizer.encode_prompt(&prompt, config.bos)?;
-    let context = ids.len().saturating_add(args.max_tokens).min(config.max_context);
+    let context = ids.len().saturating_add(args.max_tokens).min(config.spec.max_context);
     let mut session = Session::new(&model, &cpu, context)?;
     let request = Request {
         prompt: &ids,

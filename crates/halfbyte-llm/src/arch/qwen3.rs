@@ -16,7 +16,10 @@ fn spec(fields: &Fields<'_>) -> Result<Spec> {
     let bias = fields.flag("attention_bias")?;
     let mut spec = recipe(fields, 32_768, Biases { qkv: bias, output: bias, mlp: false })?;
     for (i, layer) in spec.layers.iter_mut().enumerate() {
-        let norm = |name: &str| NormSpec { name: format!("model.layers.{i}.self_attn.{name}"), ..layer.attention.norm.clone() };
+        let norm = |name: &str| NormSpec {
+            name: format!("model.layers.{i}.self_attn.{name}"),
+            ..layer.attention.norm.clone()
+        };
         layer.attention.head_norms = Some([norm("q_norm"), norm("k_norm")]);
     }
     windows(fields, &mut spec)?;

@@ -302,7 +302,9 @@ impl Spec {
             let LayerSpec { attention, mlp, .. }: &LayerSpec = layer;
             let stream = [Some(&attention.norm), mlp.norm.as_ref()].into_iter().flatten();
             let stream = stream.map(|norm| (norm, self.hidden));
-            stream.chain(attention.head_norms.iter().flatten().map(|norm| (norm, self.heads.head_size))).collect::<Vec<_>>()
+            stream
+                .chain(attention.head_norms.iter().flatten().map(|norm| (norm, self.heads.head_size)))
+                .collect::<Vec<_>>()
         };
         self.layers.iter().flat_map(of_layer).chain([(&self.norm, self.hidden)])
     }

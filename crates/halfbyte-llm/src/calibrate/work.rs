@@ -13,8 +13,8 @@
 //! Codes of 2, 4 and 8 bits lie side by side in a byte, the first in its lowest bits; codes of 3 bits in fields of 4.
 
 use super::report::LayerReport;
-use crate::error::{Error, Result};
 use crate::arch::spec::LinearGroup;
+use crate::error::{Error, Result};
 use halfbyte::{QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType, sync_dir, write_synced};

@@ -64,23 +64,34 @@ impl<D: ModelDevice> Decoder<D> {
             layer_of(spec, i, loader, device, (&heads, shard), &ropes)
         })?;
         let norm = norm(&spec.norm, spec.hidden, loader, device)?;
-        let tokens = shard.part(spec.vocab);
-        let embedding = loader.embedding(&spec.embedding, spec.vocab, spec.hidden, &tokens)?;
-        let head = match &spec.head {
-            None => None,
-            Some(name) => {
-                let whole = spec::Shape { n: spec.vocab, k: spec.hidden, bias: false };
-                let stored = loader.stored(name, whole, &Cut::rows(vec![tokens.clone()], whole))?;
-                let packed = device.projection(&[stored], loader.act(), name)?;
-                loader.release(name);
-                Some(packed)
-            }
-        };
-        let vocabulary = device.vocabulary(embedding, tokens, spec.hidden, head)?;
-        loader.release_tensor(&format!("{}.weight", spec.embedding));
+        let vocabulary = vocabulary(spec, loader, device, shard)?;
         let (hidden, vocab) = (spec.hidden, spec.vocab);
         Ok(Self { hidden, vocab, heads: heads.heads, layers, norm, vocabulary })
     }
+}
+
+/// This rank's rows of embedding and head.
+pub(crate) fn vocabulary<L: LoadDevice>(
+    spec: &Spec,
+    loader: &mut Loader<'_>,
+    device: &mut L,
+    shard: Shard,
+) -> Result<<L::Device as ModelDevice>::Vocabulary> {
+    let tokens = shard.part(spec.vocab);
+    let embedding = loader.embedding(&spec.embedding, spec.vocab, spec.hidden, &tokens)?;
+    let head = match &spec.head {
+        None => None,
+        Some(name) => {
+            let whole = spec::Shape { n: spec.vocab, k: spec.hidden, bias: false };
+            let stored = loader.stored(name, whole, &Cut::rows(vec![tokens.clone()], whole))?;
+            let packed = device.projection(&[stored], loader.act(), name)?;
+            loader.release(name);
+            Some(packed)
+        }
+    };
+    let vocabulary = device.vocabulary(embedding, tokens, spec.hidden, head)?;
+    loader.release_tensor(&format!("{}.weight", spec.embedding));
+    Ok(vocabulary)
 }
 
 /// One whole layer.
@@ -122,7 +133,7 @@ fn norm<L: LoadDevice>(
 }
 
 /// Layers that read the same vector, as one projection. Errors name the first.
-fn projection<L: LoadDevice>(
+pub(crate) fn projection<L: LoadDevice>(
     layers: &[(&LinearSpec, Cut)],
     loader: &mut Loader<'_>,
     device: &mut L,
@@ -158,9 +169,7 @@ fn layer_of<L: LoadDevice>(
         }
     };
     let rope = match &attention.positions {
-        Positions::Rope(rope) => {
-            ropes.iter().find(|(known, _)| Arc::ptr_eq(known, rope)).map(|(_, rope)| rope.clone())
-        }
+        Positions::Rope(rope) => ropes.iter().find(|(known, _)| Arc::ptr_eq(known, rope)).map(|(_, rope)| rope.clone()),
         Positions::Alibi | Positions::None => None,
     };
     let alibi = (attention.positions == Positions::Alibi).then(|| {

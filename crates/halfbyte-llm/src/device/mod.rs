@@ -3,7 +3,7 @@
 //! `cpu` and `cuda` each have the weights on that device, the steps of [`crate::decoder`], and a text. What they share is said
 //! here and there; they do not know each other.
 
-pub(crate) mod cpu;
+pub mod cpu;
 pub(crate) mod cuda;
 
 use crate::error::Result;

@@ -5,10 +5,10 @@ use halfbyte::quantize::{Drift, Gptq, Hessian, Refine, Rtn};
 use halfbyte::{Act, Float, Group, QTensor, WeightFormat, Zero};
 use halfbyte_checkpoint::Weights;
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
+use halfbyte_llm::arch::spec::LinearGroup;
 use halfbyte_llm::calibrate::{
     self, ByGptq, Finished, Job, Layers, Method, Needs, Outcome, RoundToNearest, work_folder,
 };
-use halfbyte_llm::models::LinearGroup;
 use halfbyte_llm::{Config, Error};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -64,7 +64,7 @@ impl Case {
             (std::fs::read_to_string(folder(model).join("config.json")).unwrap(), copy.join("config.json"));
         std::fs::write(path, config.replace("_bias\": false", "_bias\": true")).unwrap();
         case.config = Config::from_folder(&copy).unwrap();
-        assert!(case.config.attention_bias && case.config.mlp_bias);
+        assert!(case.config.spec.linears().all(|layer| layer.shape.bias));
         let mut tensors: Vec<(TensorSpec, Vec<u8>)> = Vec::new();
         for info in case.source.checkpoint().tensors() {
             let spec = |name: String, shape: &[usize]| TensorSpec { name, dtype: info.dtype, shape: shape.to_vec() };

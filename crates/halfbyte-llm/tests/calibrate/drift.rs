@@ -4,9 +4,8 @@ use crate::case::*;
 use halfbyte::WeightFormat;
 use halfbyte::quantize::{CrossMoment, Drift, Hessian, Rtn};
 use halfbyte_llm::LoadOptions;
-use halfbyte_llm::calibrate::{Layers, Method, Needs, Outcome, RoundToNearest};
-use halfbyte_llm::models::MODELS;
-use halfbyte_llm::weights::Loader;
+use halfbyte_llm::calibrate::{Block, Layers, Method, Needs, Outcome, RoundToNearest};
+use halfbyte_llm::load::{Loader, embed};
 use std::ops::ControlFlow;
 use std::sync::Mutex;
 
@@ -87,11 +86,10 @@ fn drift_by_the_formula() {
     let method = Drifting { zero: &["v_proj", "q_proj"], seen: Mutex::new(Vec::new()) };
     case.run(&method, |_| {}).unwrap().remove().unwrap();
     let seen = method.seen.into_inner().unwrap();
-    let architecture = &MODELS[0];
     let mut loader = Loader::new(&case.source, LoadOptions::default()).unwrap();
-    let mut block = (architecture.block)(&case.config, &mut loader, 0).unwrap();
+    let mut block = Block::load(&case.config.spec, &mut loader, 0).unwrap();
     let mut embedded = vec![0.0; WINDOW * 128];
-    (architecture.embed)(&case.config, &case.source, &case.tokens, &mut embedded).unwrap();
+    embed(&case.config.spec, &case.source, &case.tokens, &mut embedded).unwrap();
 
     // q, k and v are zero: attention gives nothing, so o sees x = 0 and the moment with x is zero; gate and up then see
     // the norm of the embedding itself.

@@ -5,9 +5,11 @@ use halfbyte::cpu::nn;
 use halfbyte::format::reference;
 use halfbyte::quantize::{Gptq, Hessian};
 use halfbyte::{Float, Group, WeightFormat, Zero};
-use halfbyte_llm::calibrate::{ByGptq, LayerReport, Layers, Method, Needs, Outcome, work_folder};
-use halfbyte_llm::models::{Fold, MODELS};
-use halfbyte_llm::weights::Loader;
+use halfbyte_llm::arch::spec::Fold;
+use halfbyte_llm::calibrate::{Block, ByGptq, LayerReport, Layers, Method, Needs, Outcome, groups, work_folder};
+use halfbyte_llm::comm::Alone;
+use halfbyte_llm::device::cpu::Vocabulary;
+use halfbyte_llm::load::{Loader, embed};
 use halfbyte_llm::{Error, LoadOptions, Model, Session};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -27,13 +29,12 @@ fn blocks_one_after_the_other_are_the_model() {
         };
         session.logits_of_all(tokens, take).unwrap();
 
-        let architecture = &MODELS[0];
         let mut loader = Loader::new(&case.source, LoadOptions::default()).unwrap();
-        let mut stream = vec![0.0; 40 * config.hidden_size];
-        (architecture.embed)(config, &case.source, tokens, &mut stream).unwrap();
-        for i in 0..config.layers {
-            let groups = (architecture.groups)(config, i);
-            let mut block = (architecture.block)(config, &mut loader, i).unwrap();
+        let mut stream = vec![0.0; 40 * config.spec.hidden];
+        embed(&config.spec, &case.source, tokens, &mut stream).unwrap();
+        for i in 0..config.spec.layers.len() {
+            let groups = groups(&config.spec, i).unwrap();
+            let mut block = Block::load(&config.spec, &mut loader, i).unwrap();
             let mut seen = Vec::new();
             for step in 0..2 {
                 let before = stream.clone();
@@ -48,12 +49,12 @@ fn blocks_one_after_the_other_are_the_model() {
             }
             assert_eq!(seen, [0, 1, 2, 3]);
         }
-        let norm = loader.vector("model.norm.weight", config.hidden_size).unwrap();
+        let norm = loader.vector("model.norm.weight", config.spec.hidden).unwrap();
         let mut normed = vec![0.0; stream.len()];
-        nn::rms_norm(cpu, &stream, &norm, config.rms_norm_eps, &mut normed).unwrap();
-        let head = loader.head("model.embed_tokens", "lm_head", config).unwrap();
+        nn::rms_norm(cpu, &stream, &norm, config.spec.norm.eps, &mut normed).unwrap();
+        let head = Vocabulary::load(&mut loader, &config.spec).unwrap();
         let mut got = vec![0.0; want.len()];
-        head.logits(cpu, &normed, 40, &mut got).unwrap();
+        head.logits(cpu, &Alone, &normed, 40, &mut got).unwrap();
         assert_eq!(got, want, "{name}");
     }
 }
@@ -166,7 +167,7 @@ fn factors_are_folded_so_that_the_model_stays_the_same() {
         let method = Scaling::new(&[0.5, 1.7, 1.0, 3.1, 0.21]);
         let finished = case.run(&method, |job| job.format = WeightFormat { bits: 8, ..FORMAT }).unwrap();
         let seen = method.seen.into_inner().unwrap();
-        assert_eq!(seen.len(), 8 * case.config.layers);
+        assert_eq!(seen.len(), 8 * case.config.spec.layers.len());
         for of_block in seen.chunks(8) {
             let (before, after) = of_block.split_at(4);
             for (before, after) in before.iter().zip(after) {
@@ -186,7 +187,7 @@ fn factors_are_folded_so_that_the_model_stays_the_same() {
             let dense = case.source.checkpoint().floats(info.name).unwrap();
             assert!(values.iter().all(|&v| dense.dtype().round(v) == v) && values != dense.to_f32(), "{}", info.name);
         }
-        assert_eq!(changed, (2 + biases) * case.config.layers);
+        assert_eq!(changed, (2 + biases) * case.config.spec.layers.len());
         finished.remove().unwrap();
     }
 }
@@ -215,7 +216,7 @@ impl Method for Wrong {
 #[test]
 fn what_cannot_be_is_refused() {
     let mut case = Case::new("llama");
-    let groups = (MODELS[0].groups)(&case.config, 0);
+    let groups = groups(&case.config.spec, 0).unwrap();
     assert!(matches!(&groups[0].fold, Some(Fold::Norm(name)) if name == "model.layers.0.input_layernorm.weight"));
     assert_eq!((&groups[1].fold, &groups[3].fold), (&None, &Some(Fold::Linear { group: 2, layer: 1 })));
     let some = |k: usize, value: f32| Some(vec![value; k]);

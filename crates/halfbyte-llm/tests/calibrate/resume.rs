@@ -22,7 +22,7 @@ fn a_run_that_was_stopped_anywhere_goes_on_to_the_same_bits() {
             ControlFlow::Continue(())
         });
         let want = content(&case, finished.unwrap());
-        assert_eq!(want.0.len(), 7 * case.config.layers);
+        assert_eq!(want.0.len(), 7 * case.config.spec.layers.len());
         // Stopped once, at every few of its steps, the first and the last among them.
         for stop in (0..calls).step_by(11).chain([calls - 1]) {
             let stopped = case.run_until(method, stop, |_| {});
@@ -95,9 +95,9 @@ fn work_that_was_begun_with_something_else_is_not_gone_on_with() {
         refused(&case, &method, "instructions", &|_| {});
     }
     case.cpu = Cpu::new(2).unwrap();
-    case.config.rms_norm_eps *= 2.0;
+    case.config.spec.norm.eps *= 2.0;
     refused(&case, &method, "config_fnv1a", &|_| {});
-    case.config.rms_norm_eps /= 2.0;
+    case.config.spec.norm.eps /= 2.0;
 
     // The weights are written anew.
     let copy = case.here.path().join("copy");
@@ -167,7 +167,7 @@ fn a_dry_run_announces_at_least_what_is_used() {
     assert!(estimate.seconds > 0.0 && estimate.peak_memory_bytes > estimate.stream_bytes);
     let finished = calibrate::quantize(&job, &mut |_| ControlFlow::Continue(())).unwrap();
     let mut bytes = 0;
-    for block in 0..case.config.layers {
+    for block in 0..case.config.spec.layers.len() {
         bytes +=
             std::fs::metadata(finished.folder().join(format!("block-{block:05}/model.safetensors"))).unwrap().len();
     }

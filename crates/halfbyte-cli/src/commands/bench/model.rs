@@ -151,7 +151,7 @@ pub fn machine_of(model: &Model, cpu: &Cpu) -> String {
 
 /// Times prefill and decoding, after a warm-up of each.
 pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Result<Speed> {
-    let vocab = model.config().vocab_size;
+    let vocab = model.config().spec.vocab;
     let mut random = SplitMix64(7);
     let tokens: Vec<u32> = (0..work.prompt.max(work.generate)).map(|_| (random.bits() % vocab as u64) as u32).collect();
     let mut session = Session::new(model, cpu, tokens.len())?;
@@ -197,7 +197,7 @@ pub(super) fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> 
     let copy = folder.path().join("config.json");
     std::fs::write(&copy, &text).map_err(|e| Failure::io("write", &copy, &e))?;
     let specs: Vec<TensorSpec> =
-        tensors(&config).into_iter().map(|(name, shape)| TensorSpec { name, dtype: DType::F16, shape }).collect();
+        config.spec.tensors().into_iter().map(|(name, shape)| TensorSpec { name, dtype: DType::F16, shape }).collect();
     let mut writer = create(folder.path(), &specs, 5_000_000_000)?;
     for (i, spec) in specs.iter().enumerate() {
         progress.step(format!("random weights: {} of {} tensors", i, specs.len()));
@@ -214,38 +214,6 @@ pub(super) fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> 
     }
     writer.finish()?;
     Ok(folder)
-}
-
-/// Names and shapes of a Llama's tensors.
-fn tensors(config: &Config) -> Vec<(String, Vec<usize>)> {
-    let (hidden, inner, vocab) = (config.hidden_size, config.intermediate_size, config.vocab_size);
-    let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    let mut out = vec![("model.embed_tokens.weight".to_owned(), vec![vocab, hidden])];
-    for i in 0..config.layers {
-        let linears = [
-            ("self_attn.q_proj", q, hidden, config.attention_bias),
-            ("self_attn.k_proj", kv, hidden, config.attention_bias),
-            ("self_attn.v_proj", kv, hidden, config.attention_bias),
-            ("self_attn.o_proj", hidden, q, config.attention_bias),
-            ("mlp.gate_proj", inner, hidden, config.mlp_bias),
-            ("mlp.up_proj", inner, hidden, config.mlp_bias),
-            ("mlp.down_proj", hidden, inner, config.mlp_bias),
-        ];
-        for (name, n, k, bias) in linears {
-            out.push((format!("model.layers.{i}.{name}.weight"), vec![n, k]));
-            if bias {
-                out.push((format!("model.layers.{i}.{name}.bias"), vec![n]));
-            }
-        }
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            out.push((format!("model.layers.{i}.{norm}.weight"), vec![hidden]));
-        }
-    }
-    out.push(("model.norm.weight".to_owned(), vec![hidden]));
-    if !config.tied_embeddings {
-        out.push(("lm_head.weight".to_owned(), vec![vocab, hidden]));
-    }
-    out
 }
 
 fn human(report: &Report) -> String {

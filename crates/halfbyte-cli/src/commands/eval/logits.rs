@@ -64,7 +64,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let ids = file.ints("input_ids")?;
     let model = args.load.load(app, &args.model)?;
-    let vocab = model.config().vocab_size;
+    let vocab = model.config().spec.vocab;
     let _cooperate = interrupt::cooperate();
     let mut output = Output::create(&args.output, [rows, positions, vocab])?;
     let progress = Progress::new(app, "computing", Unit::Things("rows"));

@@ -25,7 +25,9 @@ pub(super) fn forward(
     out.fill(0.0);
     let (mut rows, mut up, mut inner, mut down) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (expert, mlp) in experts.experts.iter().enumerate() {
-        let of: Vec<(usize, f32)> = (0..m).flat_map(|row| chosen[row].iter().filter(|(e, _)| *e == expert).map(move |(_, w)| (row, *w))).collect();
+        let of: Vec<(usize, f32)> = (0..m)
+            .flat_map(|row| chosen[row].iter().filter(|(e, _)| *e == expert).map(move |(_, w)| (row, *w)))
+            .collect();
         if of.is_empty() {
             continue;
         }

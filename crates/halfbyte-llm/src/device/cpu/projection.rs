@@ -1,8 +1,12 @@
 //! Linear layers in memory.
 
+use super::OnCpu;
+use crate::arch::spec::LinearSpec;
+use crate::decoder;
 use crate::device::room;
 use crate::error::{Error, Result};
-use crate::load::{alike, below_each_other};
+use crate::load::{Loader, alike, below_each_other};
+use crate::shard::Cut;
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Floats, FloatsMut, StoredTensor};
@@ -16,6 +20,13 @@ pub struct Projection {
 }
 
 impl Projection {
+    /// Loads whole layers of the same k. Errors: missing or malformed tensors, other shapes than the specs', weights that
+    /// cannot be quantised.
+    pub fn load(loader: &mut Loader<'_>, layers: &[LinearSpec]) -> Result<Self> {
+        let whole: Vec<_> = layers.iter().map(|layer| (layer, Cut::whole(layer.shape))).collect();
+        decoder::projection(&whole, loader, &mut OnCpu)
+    }
+
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
     pub fn new(layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Self> {
         let parts = layers.chunk_by(alike).map(|alike| pack(alike, act, prefix)).collect::<Result<_>>()?;

@@ -41,7 +41,17 @@ pub(crate) struct State {
 impl State {
     pub fn new(hidden: usize, heads: Heads, cache: KvCache) -> Self {
         let slots = Default::default();
-        Self { hidden, heads, cache, tokens: Vec::new(), position: 0, m: 0, stream: Vec::new(), slots, part: Vec::new() }
+        Self {
+            hidden,
+            heads,
+            cache,
+            tokens: Vec::new(),
+            position: 0,
+            m: 0,
+            stream: Vec::new(),
+            slots,
+            part: Vec::new(),
+        }
     }
 
     /// Tokens that come next.
@@ -146,7 +156,7 @@ impl Steps<OnCpu> for Run<'_> {
         let State { cache, slots, position, m, .. } = &mut *self.state;
         let qkv = room(&mut slots[Slot::Qkv as usize], *m * heads.row());
         if let Some([q, k]) = &attention.head_norms {
-            head_rms_norm(qkv, heads, &q.weight, &k.weight, q.eps);
+            nn::head_rms_norm(cpu, qkv, heads, &q.weight, &k.weight, q.eps)?;
         }
         if let Some(rope) = &attention.rope {
             rope.apply(cpu, qkv, heads, *position)?;
@@ -223,16 +233,4 @@ pub(super) fn activate(cpu: &Cpu, mlp: &FeedForward<OnCpu>, up: &[f32], out: &mu
         (false, f) => out.iter_mut().zip(up).for_each(|(out, up)| *out = f.apply(*up)),
     }
     Ok(())
-}
-
-fn head_rms_norm(qkv: &mut [f32], heads: Heads, q: &[f32], k: &[f32], eps: f32) {
-    let d = heads.head_size;
-    for row in qkv.chunks_exact_mut(heads.row()) {
-        for (i, head) in row.chunks_exact_mut(d).enumerate().take(heads.heads + heads.kv_heads) {
-            let w = if i < heads.heads { q } else { k };
-            let mean = head.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>() / d as f64;
-            let f = (1.0 / (mean + f64::from(eps)).sqrt()) as f32;
-            head.iter_mut().zip(w).for_each(|(v, w)| *v = *v * f * w);
-        }
-    }
 }

@@ -1,8 +1,12 @@
 //! Embedding and head in memory.
 
-use super::Projection;
+use super::{OnCpu, Projection};
+use crate::arch::Spec;
 use crate::comm::Comm;
+use crate::decoder;
 use crate::error::{Error, Result};
+use crate::load::Loader;
+use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::matmul::Packed;
 use halfbyte::layout::cpu_n16::PANEL;
@@ -29,6 +33,11 @@ enum Kind {
 }
 
 impl Vocabulary {
+    /// Loads all rows. Errors: missing or malformed tensors, other shapes than the spec's.
+    pub fn load(loader: &mut Loader<'_>, spec: &Spec) -> Result<Self> {
+        decoder::vocabulary(spec, loader, &mut OnCpu, Shard::WHOLE)
+    }
+
     pub(super) fn new(
         embedding: FloatData<'_>,
         tokens: Range<usize>,

@@ -91,14 +91,10 @@ impl<'m> CudaText<'m> {
             return Ok(());
         }
         if !recordings.iter().any(|recording| recording.longest == longest) {
-            // What the steps themselves refuse was refused by the first one, which was not recorded.
-            let mut step = Ok(());
             let graph = stream.capture(|stream| {
-                step = state.layers(model, stream, rows);
-                state.choose(model, stream, 0, 1, logits)
-            });
-            step?;
-            let graph = graph?;
+                state.layers(model, stream, rows)?;
+                Ok::<_, Error>(state.choose(model, stream, 0, 1, logits)?)
+            })?;
             recordings.push(Recording { longest, graph });
         }
         for recording in recordings.iter().filter(|recording| recording.longest == longest) {

@@ -1,7 +1,7 @@
 //! Graphs: work recorded once and launched again and again with one call.
 
 use super::{Context, Event, Stream, check};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use cudarc::driver::sys;
 
 /// Recorded work, ready to be launched.
@@ -20,7 +20,10 @@ impl Stream {
     ///
     /// Other streams that wait for an event of this one and that this one waits for again are recorded too. Work that is
     /// recorded cannot wait for the device or allocate on it. Errors: those of `work`, work that cannot be recorded.
-    pub fn capture(&self, work: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
+    pub fn capture<E: From<Error>>(
+        &self,
+        work: impl FnOnce(&Stream) -> std::result::Result<(), E>,
+    ) -> std::result::Result<Graph, E> {
         const OP: &str = "capture";
         self.context().bind()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
