@@ -12,6 +12,8 @@
 //! there is its [`Steps`]; calibration sees the inputs of layers by [`Steps::reads`].
 
 mod load;
+#[cfg(test)]
+mod tests;
 
 use crate::arch::spec::{NormKind, Residual, Routing};
 use crate::error::Result;

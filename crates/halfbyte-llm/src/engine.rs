@@ -135,13 +135,13 @@ impl<'m> Session<'m> {
     }
 
     /// Forgets everything; the room stays.
-    pub fn clear(&mut self) {
-        self.forget(0);
+    pub fn clear(&mut self) -> Result<()> {
+        self.forget(0)
     }
 
-    fn forget(&mut self, position: usize) {
-        self.text.truncate(position);
+    fn forget(&mut self, position: usize) -> Result<()> {
         self.follows = false;
+        self.text.truncate(position)
     }
 
     /// Reads tokens, many at a time; returns the logits `[vocab]` after the last.
@@ -167,11 +167,11 @@ impl<'m> Session<'m> {
         let before = self.len();
         for tokens in tokens.chunks(PREFILL_TOKENS) {
             if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
-                self.forget(before);
+                self.forget(before)?;
                 return Err(Error::Cancelled);
             }
             let read = self.text.read(Batch { tokens, all_rows: false });
-            read.inspect_err(|_| self.forget(before))?;
+            self.or_forget(read, before)?;
         }
         self.follows = true;
         Ok(())
@@ -192,9 +192,18 @@ impl<'m> Session<'m> {
     pub fn logits_of_all(&mut self, tokens: &[u32], take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {
         self.check(tokens)?;
         let before = self.len();
-        self.each_logits(tokens, take).inspect_err(|_| self.forget(before))?;
+        let read = self.each_logits(tokens, take);
+        self.or_forget(read, before)?;
         self.follows = true;
         Ok(())
+    }
+
+    /// What came of reading; after an error what was read from `position` on is forgotten.
+    fn or_forget(&mut self, read: Result<()>, position: usize) -> Result<()> {
+        if read.is_err() {
+            self.forget(position)?;
+        }
+        read
     }
 
     fn each_logits(&mut self, tokens: &[u32], take: &mut dyn FnMut(&[f32]) -> Result<()>) -> Result<()> {

@@ -88,7 +88,7 @@ fn greedy_continuations_equal_the_reference() {
             }
             // Twice: the second time from recordings alone.
             for _ in 0..2 {
-                session.clear();
+                session.clear().unwrap();
                 let request = Request {
                     prompt: &prompt,
                     max_tokens: want.len(),
@@ -217,7 +217,7 @@ fn a_batched_prefill_equals_token_by_token() {
         let mut single = Session::new(&model, &cpu, 700).unwrap();
         // Over the borders of parts and of recordings, from the beginning and from a prompt.
         for begin in [0, 500] {
-            single.clear();
+            single.clear().unwrap();
             if begin > 0 {
                 single.prefill(&tokens[..begin]).unwrap();
             }
@@ -248,7 +248,7 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
         let next = argmax(session.decode(by_logits[i]).unwrap());
         by_logits.push(next);
     }
-    session.clear();
+    session.clear().unwrap();
     session.read_unless(&prompt, None).unwrap();
     let mut by_device = vec![session.next(&mut greedy).unwrap()];
     for i in 0..280 {
@@ -259,7 +259,7 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
     assert_eq!(by_device, by_logits);
     // Another token than the likeliest, a draw, a draw of all rows.
     let other = by_logits[0] ^ 1;
-    session.clear();
+    session.clear().unwrap();
     session.read_unless(&prompt, None).unwrap();
     session.next(&mut greedy).unwrap();
     let after_other = session.decode(other).unwrap().to_vec();
@@ -285,7 +285,7 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
     let went_on = session.decode(drawn).unwrap().to_vec();
     let whole_on = all_logits(&model, &cpu, &[&prompt[..], &[other, drawn]].concat());
     assert!(worst(&went_on, &whole_on[(prompt.len() + 1) * 4096..]) < 5e-2);
-    session.clear();
+    session.clear().unwrap();
     session.logits_of_all(&[&prompt[..], &[other]].concat(), &mut |_| Ok(())).unwrap();
     assert_eq!(session.next(&mut greedy).unwrap(), argmax(&whole[prompt.len() * 4096..]));
     // Two texts in one model at a time.

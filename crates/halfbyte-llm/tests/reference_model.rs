@@ -81,7 +81,7 @@ fn greedy_continuations_equal_the_reference() {
             let (token, logit) = (top[0].as_u64().unwrap() as usize, top[1].as_f64().unwrap());
             assert!((f64::from(logits[token]) - logit).abs() < 2e-3, "{token}: {} for {logit}", logits[token]);
         }
-        session.clear();
+        session.clear().unwrap();
         let mut shown = String::new();
         let request = Request {
             prompt: &prompt,
@@ -218,7 +218,7 @@ fn prompts_that_cannot_run_are_refused() {
     assert!(matches!(session.decode(1), Err(Error::ContextFull { limit: 8, got: 9 })));
     let mut greedy = Sampler::new(Sampling::default()).unwrap();
     session.next(&mut greedy).unwrap();
-    session.clear();
+    session.clear().unwrap();
     assert!(session.is_empty());
     assert!(matches!(session.next(&mut greedy), Err(Error::EmptyPrompt)));
     session.decode(1).unwrap();
@@ -292,7 +292,7 @@ fn sampling_stopping_and_cancelling() {
     let got = session.generate(&tokenizer, &request, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!((got.finish, session.len()), (Finish::Context, 100));
     request.max_tokens = 0;
-    session.clear();
+    session.clear().unwrap();
     let got = session.generate(&tokenizer, &request, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!((got.finish, got.tokens.len()), (Finish::Length, 0));
 }

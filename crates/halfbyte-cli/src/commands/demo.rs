@@ -88,7 +88,12 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let dense_seconds = start.elapsed().as_secs_f64();
     progress.step("quantising");
     let start = Instant::now();
-    let options = LoadOptions { device, act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() };
+    let options = LoadOptions {
+        device,
+        act: format.act,
+        quantize: Some((format.weight, Rtn::default())),
+        ..LoadOptions::default()
+    };
     let quantized = Model::load(&folder, &options)?;
     let quantized_seconds = start.elapsed().as_secs_f64();
     for model in [&dense, &quantized] {

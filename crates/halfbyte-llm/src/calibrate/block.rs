@@ -6,7 +6,7 @@ use crate::decoder::{self, Layer, Mlp};
 use crate::device::cpu::{OnCpu, Projection, Run, State, Tap};
 use crate::error::{Error, Result};
 use crate::load::Loader;
-use halfbyte::cpu::attention::KvCache;
+use halfbyte::cpu::attention::{KvCache, Sequence};
 use halfbyte::cpu::{Cpu, nn};
 use std::ops::ControlFlow;
 
@@ -16,6 +16,8 @@ use std::ops::ControlFlow;
 pub struct Block {
     layer: Layer<OnCpu>,
     state: State,
+    /// Keys and values of the text at hand.
+    sequence: Sequence,
 }
 
 /// The groups of linear layers of a block. Error: a block that is not calibrated.
@@ -34,8 +36,9 @@ impl Block {
     pub fn load(spec: &Spec, loader: &mut Loader<'_>, i: usize) -> Result<Self> {
         groups(spec, i)?;
         let layer = decoder::layer(spec, i, loader, &mut OnCpu)?;
-        let cache = KvCache::new(1, spec.heads, spec.max_context)?;
-        Ok(Self { layer, state: State::new(spec.hidden, spec.heads, cache) })
+        let mut cache = KvCache::new(1, spec.heads, spec.max_context)?;
+        let sequence = cache.begin();
+        Ok(Self { layer, state: State::new(spec.hidden, spec.heads, cache), sequence })
     }
 
     /// Takes one text, from its first token on, through step `step`. Shape: stream `[tokens, hidden]`.
@@ -49,11 +52,11 @@ impl Block {
         stream: &mut [f32],
         tap: &mut Tap<'_>,
     ) -> Result<ControlFlow<()>> {
-        let Self { layer, state } = self;
+        let Self { layer, state, sequence } = self;
         if step == 0 {
-            state.cache.truncate(0);
+            state.cache.truncate(*sequence, 0)?;
         }
-        state.begin_with(stream);
+        state.begin_with(*sequence, stream);
         let tap = &mut |group: usize, x: &[f32]| tap(group, x);
         let mut run = Run { cpu, comm: &Alone, state, tap: Some(tap) };
         let flow = match (step, &layer.mlp_norm) {

@@ -80,7 +80,7 @@ pub(crate) trait Text: std::fmt::Debug + Send {
     fn position(&self) -> usize;
 
     /// Forgets tokens from a position on.
-    fn truncate(&mut self, position: usize);
+    fn truncate(&mut self, position: usize) -> Result<()>;
 
     /// Reads some tokens, at most as many as go through the layers together.
     ///

@@ -84,13 +84,13 @@ pub fn kl_divergence(
     let mut found = Comparison::default();
     for (done, window_tokens) in windows.iter().enumerate() {
         expected.clear();
-        session_of_reference.clear();
+        session_of_reference.clear()?;
         session_of_reference.logits_of_all(window_tokens, &mut |logits| {
             expected.extend_from_slice(logits);
             Ok(())
         })?;
         let (mut expected, mut targets) = (&expected[..], &window_tokens[1..]);
-        session.clear();
+        session.clear()?;
         session.logits_of_all(window_tokens, &mut |logits| {
             // The last position of a window has no target.
             let positions = targets.len().min(logits.len() / vocab);

@@ -32,7 +32,7 @@ pub fn logits(
         for &id in row {
             tokens.push(u32::try_from(id).map_err(|_| Error::invalid(OP, "token ids of at least 0", id.to_string()))?);
         }
-        session.clear();
+        session.clear()?;
         session.logits_of_all(&tokens, write)?;
         if progress(Progress { done: done + 1, total: rows, perplexity: f64::NAN }).is_break() {
             return Err(Error::Cancelled);

@@ -48,7 +48,7 @@ pub fn perplexity(
     let (mut sum, mut perplexity) = (0.0f64, f64::NAN);
     let mut normalisers = Vec::new();
     for (done, window_tokens) in windows.iter().enumerate() {
-        session.clear();
+        session.clear()?;
         let mut position = 0;
         session.logits_of_all(window_tokens, &mut |logits| {
             normalisers.resize(logits.len() / vocab, 0.0);

@@ -159,14 +159,14 @@ pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Resul
     let effort = Effort { warm_up: 1, runs, at_least: Duration::ZERO, at_most, in_any_case: 1 };
     progress.step(format!("prefill of {} tokens", work.prompt));
     let prefill = measure(effort, |_| {
-        session.clear();
+        session.clear()?;
         session.prefill(&tokens[..work.prompt])?;
         Ok(())
     })?;
     progress.step(format!("decoding of {} tokens", work.generate));
     let mut greedy = Sampler::new(Sampling::default())?;
     let decode = measure(effort, |_| {
-        session.clear();
+        session.clear()?;
         let mut token = tokens[0];
         for _ in 0..work.generate {
             session.read_unless(&[token], None)?;

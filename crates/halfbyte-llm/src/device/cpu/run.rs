@@ -7,7 +7,7 @@ use crate::decoder::{Attention, Experts, FeedForward, Norm, Slot, Steps};
 use crate::device::room;
 use crate::error::Result;
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::{self, KvCache, attention};
+use halfbyte::cpu::attention::{self, KvCache, Sequence, attention};
 use halfbyte::cpu::nn;
 use halfbyte::kernel::{Activation, Heads};
 use std::fmt;
@@ -16,6 +16,16 @@ use std::ops::{ControlFlow, Range};
 
 /// Sees the inputs of a group of linear layers.
 pub(crate) type Tap<'a> = dyn FnMut(usize, &[f32]) -> Result<ControlFlow<()>> + 'a;
+
+/// The rows of a text that go through the layers together with those of other texts.
+#[derive(Clone, Debug)]
+struct Rows {
+    /// Its keys and values.
+    sequence: Sequence,
+    /// Position of the first row.
+    position: usize,
+    rows: Range<usize>,
+}
 
 /// What a run works on, which lasts from one to the next: buffers that grow to the largest batch seen, keys and values.
 #[derive(Debug)]
@@ -26,8 +36,8 @@ pub(crate) struct State {
     pub cache: KvCache,
     /// The tokens that go through the layers together.
     tokens: Vec<u32>,
-    /// Position of the first row.
-    position: usize,
+    /// Whose they are.
+    texts: Vec<Rows>,
     /// Rows.
     m: usize,
     /// The residual stream `[m, hidden]`.
@@ -40,31 +50,38 @@ pub(crate) struct State {
 
 impl State {
     pub fn new(hidden: usize, heads: Heads, cache: KvCache) -> Self {
-        let slots = Default::default();
         Self {
             hidden,
             heads,
             cache,
             tokens: Vec::new(),
-            position: 0,
+            texts: Vec::new(),
             m: 0,
             stream: Vec::new(),
-            slots,
+            slots: Default::default(),
             part: Vec::new(),
         }
     }
 
-    /// Tokens that come next.
-    pub fn begin(&mut self, tokens: &[u32]) {
+    /// Tokens that come next in some texts.
+    pub fn begin(&mut self, texts: &[(Sequence, &[u32])]) {
         self.tokens.clear();
-        self.tokens.extend_from_slice(tokens);
-        (self.m, self.position) = (tokens.len(), self.cache.len());
+        self.texts.clear();
+        for &(sequence, tokens) in texts {
+            let first = self.tokens.len();
+            self.tokens.extend_from_slice(tokens);
+            let (position, rows) = (self.cache.len(sequence), first..self.tokens.len());
+            self.texts.push(Rows { sequence, position, rows });
+        }
+        self.m = self.tokens.len();
     }
 
-    /// The same by their vectors.
-    pub fn begin_with(&mut self, stream: &[f32]) {
-        (self.m, self.position) = (stream.len() / self.hidden, self.cache.len());
+    /// Those of one text by their vectors.
+    pub fn begin_with(&mut self, sequence: Sequence, stream: &[f32]) {
+        self.m = stream.len() / self.hidden;
         room(&mut self.stream, stream.len()).copy_from_slice(stream);
+        self.texts.clear();
+        self.texts.push(Rows { sequence, position: self.cache.len(sequence), rows: 0..self.m });
     }
 
     /// Rows that have come through.
@@ -153,41 +170,53 @@ impl Steps<OnCpu> for Run<'_> {
 
     fn append(&mut self, layer: usize, attention: &Attention<OnCpu>) -> Result<()> {
         let (cpu, heads) = (self.cpu, attention.heads);
-        let State { cache, slots, position, m, .. } = &mut *self.state;
+        let State { cache, slots, texts, m, .. } = &mut *self.state;
         let qkv = room(&mut slots[Slot::Qkv as usize], *m * heads.row());
         if let Some([q, k]) = &attention.head_norms {
             nn::head_rms_norm(cpu, qkv, heads, &q.weight, &k.weight, q.eps)?;
         }
-        if let Some(rope) = &attention.rope {
-            rope.apply(cpu, qkv, heads, *position)?;
+        for Rows { sequence, position, rows } in texts {
+            let qkv = &mut qkv[rows.start * heads.row()..rows.end * heads.row()];
+            if let Some(rope) = &attention.rope {
+                rope.apply(cpu, qkv, heads, *position)?;
+            }
+            cache.append(cpu, *sequence, layer, *position, qkv)?;
         }
-        Ok(cache.append(cpu, layer, *position, qkv)?)
+        Ok(())
     }
 
     fn last_rows(&mut self) -> Result<()> {
-        let State { hidden, heads, stream, slots, position, m, .. } = &mut *self.state;
-        let last = *m - 1;
-        let narrow = |buffer: &mut Vec<f32>, width: usize| buffer.copy_within(last * width..(last + 1) * width, 0);
-        narrow(stream, *hidden);
-        narrow(&mut slots[Slot::Normed as usize], *hidden);
-        narrow(&mut slots[Slot::Qkv as usize], heads.row());
-        (*position, *m) = (*position + last, 1);
+        let State { hidden, heads, stream, slots, texts, m, .. } = &mut *self.state;
+        for (to, text) in texts.iter_mut().enumerate() {
+            let last = text.rows.end - 1;
+            let narrow = |buffer: &mut Vec<f32>, width: usize| {
+                buffer.copy_within(last * width..(last + 1) * width, to * width);
+            };
+            narrow(stream, *hidden);
+            narrow(&mut slots[Slot::Normed as usize], *hidden);
+            narrow(&mut slots[Slot::Qkv as usize], heads.row());
+            (text.position, text.rows) = (text.position + last - text.rows.start, to..to + 1);
+        }
+        *m = texts.len();
         Ok(())
     }
 
     fn attend(&mut self, layer: usize, of: &Attention<OnCpu>) -> Result<()> {
-        let heads = of.heads;
+        let (heads, width) = (of.heads, of.heads.heads * of.heads.head_size);
         let mut attended = take(self.state.slot(Slot::Attended));
-        let State { cache, slots, position, m, .. } = &mut *self.state;
-        let what = attention::Attention {
-            qkv: room(&mut slots[Slot::Qkv as usize], *m * heads.row()),
-            heads,
-            first_position: *position,
-            scale: of.scale,
-            window: of.window,
-        };
-        let out = room(&mut attended, *m * heads.heads * heads.head_size);
-        attention(self.cpu, &what, cache, layer, out)?;
+        let State { cache, slots, texts, m, .. } = &mut *self.state;
+        let out = room(&mut attended, *m * width);
+        for Rows { sequence, position, rows } in texts {
+            let what = attention::Attention {
+                qkv: &slots[Slot::Qkv as usize][rows.start * heads.row()..rows.end * heads.row()],
+                heads,
+                first_position: *position,
+                scale: of.scale,
+                window: of.window,
+                alibi: of.alibi.as_deref(),
+            };
+            attention(self.cpu, &what, cache, *sequence, layer, &mut out[rows.start * width..rows.end * width])?;
+        }
         *self.state.slot(Slot::Attended) = attended;
         Ok(())
     }

@@ -5,7 +5,7 @@ use crate::device::{Batch, Text};
 use crate::error::Result;
 use crate::sampling::Sampler;
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::KvCache;
+use halfbyte::cpu::attention::{KvCache, Sequence};
 use std::ops::Range;
 
 #[derive(Debug)]
@@ -13,6 +13,12 @@ pub(super) struct CpuText<'m> {
     model: &'m CpuModel,
     cpu: &'m Cpu,
     state: State,
+    /// Its keys and values.
+    sequence: Sequence,
+    /// Tokens it has room for.
+    context: usize,
+    /// Tokens read so far.
+    len: usize,
     /// After the last token; empty if all rows were asked for.
     logits: Vec<f32>,
 }
@@ -20,8 +26,10 @@ pub(super) struct CpuText<'m> {
 impl<'m> CpuText<'m> {
     pub(super) fn new(model: &'m CpuModel, cpu: &'m Cpu, context: usize) -> Result<Self> {
         let decoder = &model.decoder;
-        let cache = KvCache::new(decoder.layers.len(), decoder.heads, context)?;
-        Ok(Self { model, cpu, state: State::new(decoder.hidden, decoder.heads, cache), logits: Vec::new() })
+        let mut cache = KvCache::new(decoder.layers.len(), decoder.heads, context)?;
+        let sequence = cache.begin();
+        let state = State::new(decoder.hidden, decoder.heads, cache);
+        Ok(Self { model, cpu, state, sequence, context, len: 0, logits: Vec::new() })
     }
 
     /// Computes the logits after the last token if that was not done.
@@ -43,23 +51,26 @@ impl<'m> CpuText<'m> {
 
 impl Text for CpuText<'_> {
     fn capacity(&self) -> usize {
-        self.state.cache.capacity()
+        self.context
     }
 
     fn position(&self) -> usize {
-        self.state.cache.len()
+        self.len
     }
 
-    fn truncate(&mut self, position: usize) {
-        self.state.cache.truncate(position);
+    fn truncate(&mut self, position: usize) -> Result<()> {
+        self.state.cache.truncate(self.sequence, position)?;
+        self.len = self.len.min(position);
+        Ok(())
     }
 
     fn read(&mut self, batch: Batch<'_>) -> Result<()> {
         self.logits.clear();
-        self.state.begin(batch.tokens);
+        self.state.begin(&[(self.sequence, batch.tokens)]);
         let CpuModel { decoder, comm } = self.model;
         let mut run = Run { cpu: self.cpu, comm: comm.as_ref(), state: &mut self.state, tap: None };
         decoder.forward(&mut run, batch.all_rows)?;
+        self.len += batch.tokens.len();
         if !batch.all_rows {
             self.last_logits()?;
         }

@@ -133,10 +133,11 @@ impl Text for CudaText<'_> {
         self.len
     }
 
-    fn truncate(&mut self, position: usize) {
+    fn truncate(&mut self, position: usize) -> Result<()> {
         if position < self.len {
             (self.len, self.chosen, self.next) = (position, false, None);
         }
+        Ok(())
     }
 
     fn read(&mut self, batch: Batch<'_>) -> Result<()> {
