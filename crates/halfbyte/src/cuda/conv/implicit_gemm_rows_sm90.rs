@@ -14,6 +14,7 @@ use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::driver::{Arg, FloatView, Launch, Stream, TensorMap, View};
 use crate::cuda::matmul::wna16_sm90::config::Config;
 use crate::cuda::matmul::{Packed, wna16_sm90};
+use crate::cuda::parameters::Flat;
 use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -73,7 +74,7 @@ fn instances() -> Vec<Instance> {
 }
 
 fn instance(config: Config, atom: Atom, out: Float, activation: Activation) -> Instance {
-    let mut instance = config.instance(atom, out, activation);
+    let mut instance = Instance { source: &implicit_gemm_sm90::SOURCE, ..config.instance(atom, out, activation) };
     instance.defines.push(format!("HB_CONV={}", window_rows::BOX));
     instance
 }
@@ -250,8 +251,8 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
     let [map] = prepared.maps.as_slice() else { return refuse("one map", prepared.maps.len().to_string()) };
     let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
     let addresses = [y, bias, workspace.pointer()];
-    let arguments = implicit_gemm_sm90::Arguments {
-        product: wna16_sm90::Arguments::new(w, &schedule, addresses, pixels, config.tokens),
+    let arguments = implicit_gemm_sm90::ConvArguments {
+        product: Flat(wna16_sm90::Arguments::new(w, &schedule, addresses, pixels, config.tokens)),
         windows: Windows::new(&product.inner, product.rows.columns),
     };
     // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others are
