@@ -8,13 +8,15 @@ mod exp;
 mod logits;
 mod norm;
 mod rope;
+mod route;
 #[cfg(test)]
 mod tests;
 
-pub use activation::swiglu;
+pub use activation::{geglu, geglu_tanh, gelu, gelu_tanh, swiglu};
 pub use logits::{argmax, kl_divergence, log_sum_exp, softmax_in_place};
-pub use norm::{add_rms_norm, head_rms_norm, rms_norm};
+pub use norm::{add_layer_norm, add_rms_norm, head_rms_norm, layer_norm, rms_norm};
 pub use rope::Rope;
+pub use route::{RouteWeights, route};
 
 pub(crate) use exp::exp2;
 

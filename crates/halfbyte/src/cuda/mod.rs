@@ -50,6 +50,7 @@ pub mod library;
 pub mod matmul;
 pub mod nn;
 pub mod nvrtc;
+pub mod parameters;
 pub mod roofline;
 pub mod sources;
 

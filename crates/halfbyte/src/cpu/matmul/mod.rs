@@ -223,7 +223,7 @@ pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
             Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
         }
     }
-    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    Err(Error::NoKernel { op: "matmul", problem: problem.to_string(), rejections })
 }
 
 /// Every kernel with the reason against it; the first without one is chosen.

@@ -51,6 +51,56 @@ pub fn add_rms_norm(
     Ok(())
 }
 
+/// `out = (x − mean(x)) / √(var(x) + eps) · weight + bias`, row by row; without a bias it is 0.
+///
+/// *Shapes:* `weight` and `bias` `[d]`, `x` and `out` `[m, d]`. *Accuracy:* absolute error
+/// ≤ (d/8 + 16)·2⁻²⁴ · (|weight|·(|z| + 1) + |bias|) with `z = (x − mean(x)) / √(var(x) + eps)`, as long as the squares stay
+/// in the range of f32 and the standard deviation is above 2⁻¹²·mean(|x|). *Errors:* lengths that do not fit. *Source:* Ba,
+/// Kiros and Hinton, "Layer Normalization", 2016.
+pub fn layer_norm(cpu: &Cpu, x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, out: &mut [f32]) -> Result<()> {
+    const OP: &str = "layer_norm";
+    let d = weight.len();
+    let rows = rows_of(OP, x.len(), d)?;
+    same_length(OP, "bias", d, bias.map_or(d, <[f32]>::len))?;
+    same_length(OP, "out", x.len(), out.len())?;
+    let out = DisjointMut::new(out);
+    in_tasks(cpu, rows, d, &|range| {
+        // SAFETY: ranges of rows are disjoint.
+        let out = unsafe { out.range(range.start * d..range.end * d) };
+        dispatch(cpu, LayerNorm { x: &x[range.start * d..range.end * d], weight, bias, eps, out });
+    });
+    Ok(())
+}
+
+/// `residual += delta`, then `out =` [`layer_norm`] of `residual`.
+///
+/// *Shapes:* `weight` and `bias` `[d]`, the others `[m, d]`. *Errors:* lengths that do not fit.
+pub fn add_layer_norm(
+    cpu: &Cpu,
+    residual: &mut [f32],
+    delta: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    eps: f32,
+    out: &mut [f32],
+) -> Result<()> {
+    const OP: &str = "add_layer_norm";
+    let d = weight.len();
+    let rows = rows_of(OP, residual.len(), d)?;
+    same_length(OP, "delta", residual.len(), delta.len())?;
+    same_length(OP, "bias", d, bias.map_or(d, <[f32]>::len))?;
+    same_length(OP, "out", residual.len(), out.len())?;
+    let (residual, out) = (DisjointMut::new(residual), DisjointMut::new(out));
+    in_tasks(cpu, rows, 2 * d, &|range| {
+        let range = range.start * d..range.end * d;
+        // SAFETY: ranges of rows are disjoint.
+        let (residual, out) = unsafe { (residual.range(range.clone()), out.range(range.clone())) };
+        dispatch(cpu, Add { sum: residual, delta: &delta[range] });
+        dispatch(cpu, LayerNorm { x: residual, weight, bias, eps, out });
+    });
+    Ok(())
+}
+
 /// [`rms_norm`] in place of each query head and each key head in the rows of `qkv`; the value heads stay as they are.
 ///
 /// *Shapes:* `qkv` `[m, heads.row()]`, `query_weight` and `key_weight` `[head_size]`. *Accuracy:* as [`rms_norm`] of rows of
@@ -157,4 +207,68 @@ fn sum_of_squares<S: Simd>(s: S, x: &[f32]) -> f32 {
     let v = s.load_part(singles.remainder(), 0.0);
     sums[1] = s.mul_add(v, v, sums[1]);
     s.sum(s.add(s.add(sums[0], sums[1]), s.add(sums[2], sums[3])))
+}
+
+struct LayerNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    bias: Option<&'a [f32]>,
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for LayerNorm<'_> {
+    type Output = ();
+
+    /// The sum of a row gives a value close to its mean; deviations from that are exact enough to correct it, and to square.
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let d = self.weight.len();
+        for (x, out) in self.x.chunks_exact(d).zip(self.out.chunks_exact_mut(d)) {
+            let center = deviations(s, x, 0.0).0 / d as f32;
+            let (sum, squares) = deviations(s, x, center);
+            let rest = sum / d as f32;
+            let variance = f64::from(squares / d as f32) - f64::from(rest).powi(2);
+            let factor = s.splat((1.0 / (variance.max(0.0) + f64::from(self.eps)).sqrt()) as f32);
+            let (center, rest) = (s.splat(center), s.splat(rest));
+            for start in (0..d).step_by(S::LANES) {
+                let deviation = s.sub(s.sub(load_from(s, x, start), center), rest);
+                let scaled = s.mul(s.mul(deviation, factor), load_from(s, self.weight, start));
+                let shifted = match self.bias {
+                    Some(bias) => s.add(scaled, load_from(s, bias, start)),
+                    None => scaled,
+                };
+                match out.get_mut(start..start + S::LANES) {
+                    Some(out) => s.store(out, shifted),
+                    None => s.store_part(&mut out[start..], shifted),
+                }
+            }
+        }
+    }
+}
+
+/// A vector from `start` on, zeros behind the end.
+#[inline(always)]
+fn load_from<S: Simd>(s: S, x: &[f32], start: usize) -> S::V {
+    match x.get(start..start + S::LANES) {
+        Some(part) => s.load(part),
+        None => s.load_part(&x[start..], 0.0),
+    }
+}
+
+/// `Σ (x − center)` and `Σ (x − center)²`.
+#[inline(always)]
+fn deviations<S: Simd>(s: S, x: &[f32], center: f32) -> (f32, f32) {
+    let (mut sums, mut squares) = ([s.splat(0.0); 4], [s.splat(0.0); 4]);
+    let mut parts = x.chunks_exact(S::LANES);
+    for (i, part) in (&mut parts).enumerate() {
+        let deviation = s.sub(s.load(part), s.splat(center));
+        sums[i % 4] = s.add(sums[i % 4], deviation);
+        squares[i % 4] = s.mul_add(deviation, deviation, squares[i % 4]);
+    }
+    let deviation = s.sub(s.load_part(parts.remainder(), center), s.splat(center));
+    sums[0] = s.add(sums[0], deviation);
+    squares[0] = s.mul_add(deviation, deviation, squares[0]);
+    let all = [sums, squares].map(|[a, b, c, d]| s.sum(s.add(s.add(a, b), s.add(c, d))));
+    (all[0], all[1])
 }

@@ -1,5 +1,5 @@
-//! Launches of `int8_direct_sm90.cu`: convolutions of stride 1, bytes to bytes on Hopper, which bring each pixel to a multiprocessor
-//! once for all positions.
+//! Direct convolution of bytes on Hopper's tensor cores, stride 1: launches of `int8_direct_sm90.cu`, which bring each pixel to a
+//! multiprocessor once for all positions.
 
 pub mod config;
 mod grid;
@@ -7,18 +7,22 @@ mod grid;
 use super::{Call, Kernel, Problem, Target};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::cuda::driver::{Arg, Launch, Stream};
+use crate::cuda::parameters::{Pair, Parameters, parameters};
 use crate::cuda::sources::Source;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
-use bytemuck::{Pod, Zeroable};
 use config::Config;
 pub(super) use grid::fold;
 use grid::{Grid, SQUARE};
 
-static SOURCE: Source = Source { path: "int8/int8_direct_sm90.cu", text: include_str!("int8_direct_sm90.cu") };
+static SOURCE: Source = Source {
+    path: "int8/int8_direct_sm90.cu",
+    text: include_str!("int8_direct_sm90.cu"),
+    parameters: &[Arguments::LAYOUT],
+};
 
 const NAME: &str = "int8_direct_sm90";
 
@@ -90,41 +94,41 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
     }
 }
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    w: u64,
-    constants: u64,
-    multipliers: u64,
-    x: u64,
-    y: u64,
-    n: i32,
-    steps: i32,
-    strips: i32,
-    channels: i32,
-    chunk: i32,
-    kernel: [i32; 2],
-    dilation: [i32; 2],
-    images: i32,
-    input: [i32; 2],
-    before: [i32; 2],
-    output: [i32; 2],
-    grid: [i32; 2],
-    slots: i32,
-    plane: i32,
-    stages: i32,
-    at_staging: i32,
-    at_x: i32,
-    at_offsets: i32,
-    at_outputs: i32,
-    at_pixels: i32,
-    at_barriers: i32,
-    x_zero: i32,
-    y_zero: i32,
-    low: f32,
-    high: f32,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    struct Arguments {
+        w: u64,
+        constants: u64,
+        multipliers: u64,
+        x: u64,
+        y: u64,
+        n: i32,
+        steps: i32,
+        strips: i32,
+        channels: i32,
+        chunk: i32,
+        kernel: Pair,
+        dilation: Pair,
+        images: i32,
+        input: Pair,
+        before: Pair,
+        output: Pair,
+        grid: Pair,
+        slots: i32,
+        plane: i32,
+        stages: i32,
+        at_staging: i32,
+        at_x: i32,
+        at_offsets: i32,
+        at_outputs: i32,
+        at_pixels: i32,
+        at_barriers: i32,
+        x_zero: i32,
+        y_zero: i32,
+        low: f32,
+        high: f32,
+        padding: i32,
+    }
 }
 
 /// The forms that a shape can have: for measuring which is best.
@@ -162,7 +166,6 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config
         (_, Some(squares)) => squares.pointer(),
         (_, None) => return Err(refuse("a layer without a weight of squares")),
     };
-    let pair = |sizes: [usize; 2]| sizes.map(|size| size as i32);
     let arguments = Arguments {
         w,
         constants: layer.constants.pointer(),
@@ -174,14 +177,14 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config
         strips: config.strips as i32,
         channels: grid.channels as i32,
         chunk: if grid.channels.is_multiple_of(STEP) { STEP as i32 } else { grid.channels as i32 },
-        kernel: pair(grid.kernel),
-        dilation: pair(grid.dilation),
+        kernel: grid.kernel.into(),
+        dilation: grid.dilation.into(),
         images: grid.images as i32,
         // Rows of squares may end within a square.
-        input: pair(if grid.fold > 0 { [shape.input()[0], grid.input[1]] } else { grid.input }),
-        before: pair(grid.before),
-        output: pair(grid.output),
-        grid: pair(grid.size),
+        input: Pair::from(if grid.fold > 0 { [shape.input()[0], grid.input[1]] } else { grid.input }),
+        before: grid.before.into(),
+        output: grid.output.into(),
+        grid: grid.size.into(),
         slots: (config.tile() + grid.reach()) as i32,
         plane: shared.plane as i32,
         stages: shared.stages as i32,

@@ -1,4 +1,4 @@
-//! Launches of `int8_sm90.cu`: bytes to bytes on Hopper, x as windows on images that the copy engine brings.
+//! GEMM and implicit GEMM of bytes on Hopper: launches of `int8_sm90.cu`, x as windows on images that the copy engine (TMA) brings.
 
 pub mod config;
 
@@ -7,16 +7,17 @@ use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::windows::{self, Windows};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, Swizzle, TensorMap, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::Source;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
-use bytemuck::{Pod, Zeroable};
 use config::Config;
 
-static SOURCE: Source = Source { path: "int8/int8_sm90.cu", text: include_str!("int8_sm90.cu") };
+static SOURCE: Source =
+    Source { path: "int8/int8_sm90.cu", text: include_str!("int8_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
 const NAME: &str = "int8_sm90";
 
@@ -127,28 +128,28 @@ impl Prepared {
 #[derive(Debug, Default)]
 pub(super) struct Launches(Kept<Key, Prepared>);
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    w: u64,
-    constants: u64,
-    position_sums: u64,
-    multipliers: u64,
-    y: u64,
-    m: i32,
-    n: i32,
-    outputs: i32,
-    steps: i32,
-    rows: i32,
-    height: i32,
-    width: i32,
-    x_zero: i32,
-    y_zero: i32,
-    low: f32,
-    high: f32,
-    channels: i32,
-    windows: Windows,
+parameters! {
+    /// `Arguments` of the source.
+    struct Arguments {
+        w: u64,
+        constants: u64,
+        position_sums: u64,
+        multipliers: u64,
+        y: u64,
+        m: i32,
+        n: i32,
+        outputs: i32,
+        steps: i32,
+        rows: i32,
+        height: i32,
+        width: i32,
+        x_zero: i32,
+        y_zero: i32,
+        low: f32,
+        high: f32,
+        channels: i32,
+        windows: Windows,
+    }
 }
 
 /// Puts a layer into a stream with a configuration of the caller's choice out of [`config::configs`]: for measuring which is

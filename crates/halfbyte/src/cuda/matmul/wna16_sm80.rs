@@ -6,9 +6,10 @@
 pub mod config;
 
 use super::wna16::{self, Rows, Weights};
-use super::{Call, Kernel, Packed, gather};
+use super::{Call, Kernel, Packed, gather, wna16_sm90};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -16,10 +17,10 @@ use crate::format::WeightFormat;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
 
-static SOURCE: Source = Source { path: "matmul/wna16_sm80.cu", text: include_str!("wna16_sm80.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna16_sm80.cu", text: include_str!("wna16_sm80.cu"), parameters: &[Arguments::LAYOUT] };
 
 const NAME: &str = "wna16_sm80";
 
@@ -195,23 +196,24 @@ impl Prepared {
 #[derive(Debug, Default)]
 pub(super) struct Launches(Kept<Key, Prepared>);
 
-/// Who computes what, as the sources from sm_80 on have it.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Cuts {
-    steps: i32,
-    rows: i32,
-    columns: i32,
-    waves: i32,
-    workers: i32,
-    sharers: i32,
-    first: i32,
-    units: i32,
+parameters! {
+    /// Who computes what, as the sources from sm_80 on have it.
+    pub(super) struct Cuts {
+        steps: i32,
+        rows: i32,
+        columns: i32,
+        waves: i32,
+        workers: i32,
+        sharers: i32,
+        first: i32,
+        units: i32,
+    }
 }
 
-impl From<Schedule> for Cuts {
-    /// Of a schedule that fits.
-    fn from(Schedule { steps, rows, columns, waves, workers, sharers, cut }: Schedule) -> Self {
+impl Cuts {
+    /// Of a schedule that fits: atoms along k and tiles along n and m; rounds of whole tiles, workers, and those that share the
+    /// tiles that are cut; how many those are.
+    fn new([steps, rows, columns]: [usize; 3], [waves, workers, sharers]: [usize; 3], cut: usize) -> Self {
         Self {
             steps: steps as i32,
             rows: rows as i32,
@@ -225,22 +227,35 @@ impl From<Schedule> for Cuts {
     }
 }
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    x: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    pitch: i32,
-    cuts: Cuts,
+impl From<Schedule> for Cuts {
+    fn from(Schedule { steps, rows, columns, waves, workers, sharers, cut }: Schedule) -> Self {
+        Self::new([steps, rows, columns], [waves, workers, sharers], cut)
+    }
+}
+
+impl From<wna16_sm90::config::Schedule> for Cuts {
+    fn from(schedule: wna16_sm90::config::Schedule) -> Self {
+        let wna16_sm90::config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = schedule;
+        Self::new([steps, rows, columns], [waves, workers, sharers], cut)
+    }
+}
+
+parameters! {
+    /// `Arguments` of the source.
+    struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        x: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        k: i32,
+        pitch: i32,
+        cuts: Flat<Cuts>,
+    }
 }
 
 fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
@@ -320,7 +335,7 @@ fn product(
         n: n as i32,
         k: k as i32,
         pitch: all.pitch as i32,
-        cuts: prepared.schedule.into(),
+        cuts: Flat(prepared.schedule.into()),
     };
     // SAFETY: the parameter is the source's; lengths of x, y and bias were checked by `check`, the workspace's by `multiply`,
     // the others are those of the packed weight.

@@ -10,9 +10,11 @@ pub use candidates::{candidates, compiles};
 
 use super::gather;
 use super::wna16::{self, Rows, Weights};
+use super::wna16_sm80::Cuts;
 use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -20,10 +22,10 @@ use crate::format::WeightFormat;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
 
-static SOURCE: Source = Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
 const NAME: &str = "wna16_sm90";
 
@@ -188,28 +190,21 @@ impl Prepared {
 #[derive(Debug, Default)]
 pub(super) struct Launches(Kept<Key, Prepared>);
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    box_bytes: i32,
-    steps: i32,
-    rows: i32,
-    columns: i32,
-    waves: i32,
-    workers: i32,
-    sharers: i32,
-    first: i32,
-    units: i32,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    pub(in crate::cuda) struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        box_bytes: i32,
+        cuts: Flat<Cuts>,
+        padding: i32,
+    }
 }
 
 impl Arguments {
@@ -221,7 +216,6 @@ impl Arguments {
         m: usize,
         box_rows: usize,
     ) -> Self {
-        let Schedule { steps, rows, columns, waves, workers, sharers, cut } = *schedule;
         Self {
             w: w.atoms(),
             rows_of_scales: w.rows(),
@@ -232,14 +226,7 @@ impl Arguments {
             m: m as i32,
             n: w.shape()[0] as i32,
             box_bytes: (box_rows * 128) as i32,
-            steps: steps as i32,
-            rows: rows as i32,
-            columns: columns as i32,
-            waves: waves as i32,
-            workers: workers as i32,
-            sharers: sharers as i32,
-            first: (waves * workers) as i32,
-            units: (cut * steps) as i32,
+            cuts: Flat((*schedule).into()),
             padding: 0,
         }
     }

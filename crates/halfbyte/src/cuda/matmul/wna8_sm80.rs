@@ -14,16 +14,17 @@ use super::wna16_sm80::{self, Cuts};
 use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::{Config, Schedule};
 
-static SOURCE: Source = Source { path: "matmul/wna8_sm80.cu", text: include_str!("wna8_sm80.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna8_sm80.cu", text: include_str!("wna8_sm80.cu"), parameters: &[Arguments::LAYOUT] };
 
 const NAME: &str = "wna8_sm80";
 
@@ -198,27 +199,27 @@ impl Prepared {
 #[derive(Debug, Default)]
 pub(super) struct Launches(Kept<Key, Prepared>);
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    x: u64,
-    terms: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    pitch: i32,
-    cuts: Cuts,
-    ratio: u32,
-    groups: i32,
-    m_pitch: i32,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        x: u64,
+        terms: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        k: i32,
+        pitch: i32,
+        cuts: Flat<Cuts>,
+        ratio: u32,
+        groups: i32,
+        m_pitch: i32,
+        padding: i32,
+    }
 }
 
 /// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form, y and
@@ -276,7 +277,7 @@ fn multiply(gpu: &Gpu, stream: &Stream, call: &Call<'_>, choice: Choice) -> Resu
             n: problem.n as i32,
             k: problem.k as i32,
             pitch: x.pitch() as i32,
-            cuts: prepared.schedule.into(),
+            cuts: Flat(prepared.schedule.into()),
             ratio: wna8_sm90::ratio(x, atom),
             groups: x.pieces() as i32,
             m_pitch: x.m_pitch() as i32,

@@ -7,9 +7,11 @@ pub mod config;
 
 use super::quantize_activations::{self, Form};
 use super::wna16::{self, Weights};
+use super::wna16_sm80::Cuts;
 use super::{Call, Epilogue, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -17,10 +19,10 @@ use crate::format::Act;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::{Config, Terms};
 
-static SOURCE: Source = Source { path: "matmul/wna8_sm90.cu", text: include_str!("wna8_sm90.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna8_sm90.cu", text: include_str!("wna8_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
 const NAME: &str = "wna8_sm90";
 
@@ -223,33 +225,26 @@ impl Prepared {
 #[derive(Debug, Default)]
 pub(super) struct Launches(Kept<Key, Prepared>);
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    terms: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    box_bytes: i32,
-    m_pitch: i32,
-    steps: i32,
-    rows: i32,
-    columns: i32,
-    waves: i32,
-    workers: i32,
-    sharers: i32,
-    first: i32,
-    units: i32,
-    ratio: u32,
-    groups: i32,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    pub(in crate::cuda) struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        terms: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        k: i32,
+        box_bytes: i32,
+        m_pitch: i32,
+        cuts: Flat<Cuts>,
+        ratio: u32,
+        groups: i32,
+        padding: i32,
+    }
 }
 
 impl Arguments {
@@ -262,7 +257,6 @@ impl Arguments {
         (m, box_rows): (usize, usize),
         x: &Form,
     ) -> Self {
-        let config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = *schedule;
         let [n, k] = w.shape();
         Self {
             w: w.atoms(),
@@ -277,14 +271,7 @@ impl Arguments {
             k: k as i32,
             box_bytes: (box_rows * 128) as i32,
             m_pitch: x.m_pitch() as i32,
-            steps: steps as i32,
-            rows: rows as i32,
-            columns: columns as i32,
-            waves: waves as i32,
-            workers: workers as i32,
-            sharers: sharers as i32,
-            first: (waves * workers) as i32,
-            units: (cut * steps) as i32,
+            cuts: Flat((*schedule).into()),
             ratio: ratio(*x, w.atom()),
             groups: x.pieces() as i32,
             padding: 0,

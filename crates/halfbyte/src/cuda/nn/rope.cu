@@ -21,7 +21,7 @@ struct Params {
   const u32* position;  // of the first row
   u64 capacity;
   u32 heads, kv_heads, head_size, pairs;
-  FloatType type;  // of the cache
+  FloatType kind;  // of the cache
   float eps;  // of the norms
   const float *query_norm, *key_norm;  // weights [head_size], with norms
 };
@@ -72,8 +72,8 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const P
       from[i] = first;
       from[i + pairs] = second;
     } else {
-      store_float(cache, place + i, first, p.type);
-      store_float(cache, place + i + pairs, second, p.type);
+      store_float(cache, place + i, first, p.kind);
+      store_float(cache, place + i + pairs, second, p.kind);
     }
   }
   if (is_query && !NORMS) return;
@@ -81,6 +81,6 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const P
     if (is_query)
       from[i] = own[i];
     else
-      store_float(cache, place + i, is_value ? from[i] : own[i], p.type);
+      store_float(cache, place + i, is_value ? from[i] : own[i], p.kind);
   }
 }

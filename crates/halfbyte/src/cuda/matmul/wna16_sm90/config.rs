@@ -9,7 +9,7 @@ use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 
-/// What the kernel is compiled with, besides the format; `include/wna16_layout.cuh` says what each is.
+/// What the kernel is compiled with, besides the format; `include/wna16_sm90.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Tokens a tile.

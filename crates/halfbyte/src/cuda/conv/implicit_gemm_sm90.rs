@@ -1,4 +1,4 @@
-//! Implicit products on Hopper: `wna16_sm90.cu` with windows on images for x, which the copy engine brings position by position.
+//! Implicit GEMM on Hopper: `wna16_sm90.cu` with windows on images for x, which the copy engine brings position by position.
 //!
 //! Rows of the product are output pixels, so that x and y lie pixel by pixel, and k is no longer in memory than in
 //! the weight. Each group of the convolution is a launch of its own.
@@ -13,7 +13,8 @@ use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::driver::{Arg, FloatView, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna16_sm90::config::Config;
 use crate::cuda::matmul::{Packed, Wna16Weights, wna16_sm90};
-use crate::cuda::sources::Instance;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::reference::Bound;
@@ -21,10 +22,16 @@ use crate::format::{Format, WeightFormat};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Plan;
 
-const NAME: &str = "implicit_sm90";
+/// The kernel of products, which takes windows besides where they are asked for.
+pub(super) static SOURCE: Source = Source {
+    path: "matmul/wna16_sm90.cu",
+    text: include_str!("../matmul/wna16_sm90.cu"),
+    parameters: &[ConvArguments::LAYOUT],
+};
+
+const NAME: &str = "implicit_gemm_sm90";
 
 /// Of the weights that it reads.
 const LAYOUT: &str = "cuda_wna16";
@@ -82,7 +89,7 @@ pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
 }
 
 fn instance(config: Config, atom: Atom, out: Float, activation: Activation) -> Instance {
-    let mut instance = config.instance(atom, out, activation);
+    let mut instance = Instance { source: &SOURCE, ..config.instance(atom, out, activation) };
     instance.defines.push("HB_CONV=64".into());
     instance
 }
@@ -167,12 +174,12 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     Ok(())
 }
 
-/// `Arguments` of the source, with its windows.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Arguments {
-    pub product: wna16_sm90::Arguments,
-    pub windows: Windows,
+parameters! {
+    /// `Arguments` of the source, with its windows.
+    pub(super) struct ConvArguments {
+        pub product: Flat<wna16_sm90::Arguments>,
+        pub windows: Windows,
+    }
 }
 
 fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
@@ -247,7 +254,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, (atom,
         let y = y + (first * out.size_bytes()) as u64;
         let product =
             wna16_sm90::Arguments::new(w, &schedule, [y, bias, workspace], shape.output_pixels(), config.tokens);
-        let arguments = Arguments { product, windows: Windows::new(&shape, g.channels()) };
+        let arguments = ConvArguments { product: Flat(product), windows: Windows::new(&shape, g.channels()) };
         let args = [Arg::new(&arguments), Arg::new(map)];
         // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others
         // are those of the packed weight.

@@ -1,21 +1,23 @@
-//! Launches of `int8_plain.cu`, which is right for every layer.
+//! Direct convolution and product of bytes on the scalar units (SIMT), any layer: launches of `int8_simt.cu`, what faster kernels are
+//! compared with.
 
 use super::{Call, Kernel, OP, Problem, Target};
 use crate::cuda::conv::images::Images;
 use crate::cuda::driver::{Arg, Buffer, Launch, Stream};
 use crate::cuda::matmul::{activation, float_type};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::Result;
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "int8/int8_plain.cu", text: include_str!("int8_plain.cu") };
+static SOURCE: Source =
+    Source { path: "int8/int8_simt.cu", text: include_str!("int8_simt.cu"), parameters: &[Params::LAYOUT] };
 
 pub(super) const KERNEL: Kernel = Kernel {
-    name: "int8_plain",
+    name: "int8_simt",
     what: "a thread an output, integer multiply-add, every geometry, layout and processor",
     serves: |arch| arch.number >= 75,
     instances: || vec![instance()],
@@ -28,30 +30,30 @@ pub(super) const KERNEL: Kernel = Kernel {
 const THREADS: usize = 256;
 const PIXELS: usize = 4;
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    images: Images,
-    x: u64,
-    w: u64,
-    zeros: u64,
-    bias: u64,
-    scales: u64,
-    float_bias: u64,
-    y: u64,
-    pixels: u64,
-    n: u64,
-    steps: u32,
-    x_unsigned: u32,
-    x_zero: i32,
-    y_zero: i32,
-    low: f32,
-    high: f32,
-    bytes: u32,
-    y_type: u32,
-    activation: u32,
-    unused: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        images: Images,
+        x: u64,
+        w: u64,
+        zeros: u64,
+        bias: u64,
+        scales: u64,
+        float_bias: u64,
+        y: u64,
+        pixels: u64,
+        n: u64,
+        steps: u32,
+        x_unsigned: u32,
+        x_zero: i32,
+        y_zero: i32,
+        low: f32,
+        high: f32,
+        bytes: u32,
+        y_type: u32,
+        activation: u32,
+        unused: u32,
+    }
 }
 
 fn instance() -> Instance {

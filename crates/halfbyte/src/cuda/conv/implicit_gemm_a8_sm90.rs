@@ -1,4 +1,4 @@
-//! Implicit products with quantised activations on Hopper: `wna8_sm90.cu` with windows on images of codes, which the copy engine
+//! Implicit GEMM with quantised activations on Hopper: `wna8_sm90.cu` with windows on images of codes, which the copy engine
 //! brings position by position, and with windows on the scales of their pixels.
 //!
 //! Every pixel is quantised once, before: a scale for the channels that share one in a weight, so that it has the same codes in
@@ -17,7 +17,8 @@ use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, TensorMap, View, Windows
 use crate::cuda::matmul::quantize_activations;
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
 use crate::cuda::matmul::{Packed, QuantizedForm};
-use crate::cuda::sources::Instance;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::reference::Bound;
@@ -25,11 +26,17 @@ use crate::format::{Act, Format, Group, QTensor, WeightFormat};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Plan;
 use std::borrow::Cow;
 
-const NAME: &str = "implicit_a8_sm90";
+/// The kernel of products, which takes windows besides where they are asked for.
+static SOURCE: Source = Source {
+    path: "matmul/wna8_sm90.cu",
+    text: include_str!("../matmul/wna8_sm90.cu"),
+    parameters: &[ConvArguments::LAYOUT],
+};
+
+const NAME: &str = "implicit_gemm_a8_sm90";
 
 /// Of the weights that it reads.
 const LAYOUT: &str = "cuda_wna16";
@@ -81,7 +88,7 @@ fn instances() -> Vec<Instance> {
 }
 
 fn instance(config: Config, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
-    let mut instance = config.instance(atom, terms, out, activation);
+    let mut instance = Instance { source: &SOURCE, ..config.instance(atom, terms, out, activation) };
     instance.defines.push("HB_CONV=64".into());
     instance
 }
@@ -294,12 +301,12 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     Ok(())
 }
 
-/// `Arguments` of the source, with its windows.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    product: wna8_sm90::Arguments,
-    windows: Windows,
+parameters! {
+    /// `Arguments` of the source, with its windows.
+    struct ConvArguments {
+        product: Flat<wna8_sm90::Arguments>,
+        windows: Windows,
+    }
 }
 
 fn served(why: Reason) -> Error {
@@ -362,7 +369,8 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
         let addresses = [terms.pointer(), y + (first * out.size_bytes()) as u64, bias, workspace.pointer()];
         let pixels = (shape.output_pixels(), config.tokens);
         let product_of = wna8_sm90::Arguments::new(w, schedule, addresses, pixels, &x);
-        let arguments = Arguments { product: product_of, windows: Windows::new(&product.inner, g.channels()) };
+        let arguments =
+            ConvArguments { product: Flat(product_of), windows: Windows::new(&product.inner, g.channels()) };
         let args = [Arg::new(&arguments), Arg::new(&maps[0]), Arg::new(&maps[1])];
         // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others
         // are those of the packed weight.
