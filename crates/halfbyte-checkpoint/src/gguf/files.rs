@@ -1,6 +1,7 @@
 //! Opening a GGUF file as a checkpoint, in Hugging Face's terms where there are such.
 
-use super::{Value, config_json, has_paired_rows, hf_name, parse};
+use super::architectures::Architecture;
+use super::{config_json, has_paired_rows, hf_name, parse};
 use crate::checkpoint::{Checkpoint, Container, MappedFile, Place, Tensor};
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
@@ -9,27 +10,28 @@ use std::path::Path;
 /// What a config holds instead of a tensor.
 const IN_THE_CONFIG: &str = "rope_freqs.weight";
 
-/// Adds the tensors of a file. Those of a Llama model have the names and the order of rows of Hugging Face's files;
+/// Adds the tensors of a file. Those of a model that can be translated have the names and the order of rows of Hugging Face's files;
 /// those of other architectures, and such as have no name there, keep theirs.
 ///
-/// Errors: those of [`parse`] and, for a Llama model, of [`config_json`].
+/// Errors: those of [`parse`] and, for such a model, of [`config_json`].
 pub(crate) fn open_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
     let map = Mapping::open(path)?;
     let header = parse(map.bytes(), path)?;
-    let head_dim = match header.get("general.architecture") {
-        Some(Value::String(name)) if name == "llama" => {
-            config_json(&header, map.bytes())?.get("head_dim").and_then(|d| d.as_u64())
+    let translated = match Architecture::of_file(&header)? {
+        None => None,
+        Some(known) => {
+            let head_dim = config_json(&header, map.bytes())?.get("head_dim").and_then(|d| d.as_u64());
+            Some(head_dim.filter(|_| known.paired_rows).map(|head_dim| head_dim as usize))
         }
-        _ => None,
     };
     let file = checkpoint.add_file(MappedFile { path: path.to_owned(), map });
     for entry in &header.tensors {
         let (mut name, mut place) = (entry.name.clone(), Place::Range(entry.range.clone()));
-        if let Some(head_dim) = head_dim.map(|d| d as usize) {
+        if let Some(paired) = translated {
             if name == IN_THE_CONFIG {
                 continue;
             }
-            if has_paired_rows(&name) {
+            if let Some(head_dim) = paired.filter(|_| has_paired_rows(&name)) {
                 if !entry.shape[0].is_multiple_of(head_dim) {
                     let what = format!("tensor `{name}`: expected heads of {head_dim} rows, got {}", entry.shape[0]);
                     return Err(Error::malformed(path, what));

@@ -1,5 +1,6 @@
 //! A Hugging Face folder's `config.json` and `tokenizer.json` as GGUF's metadata.
 
+use super::architectures::{self, Architecture};
 use super::tokenizer;
 use super::types::GgmlType;
 use super::value::Value as Meta;
@@ -11,12 +12,12 @@ const OP: &str = "config as GGUF metadata";
 /// Version of the blocks' layouts, which files with blocks state.
 const QUANTIZATION_VERSION: u32 = 2;
 
-/// The metadata of a Llama model, in the order in which it is written: shape, tokenizer, `chat_template` if there is
+/// The metadata of a model, in the order in which it is written: shape, tokenizer, `chat_template` if there is
 /// one. `file_type` is the type of most of its matrices.
 ///
 /// Factors of rotary frequencies (`rope_type` llama3) are a tensor in GGUF and not in here: see
 /// [`super::rope_factors`]. Errors, naming the field: another architecture, a size that is missing or beyond u32,
-/// activation or rotary scaling that Llama models in GGUF do not have, a file type that has no number, a tokenizer that
+/// an activation, window or rotary scaling that such models in GGUF do not have, a file type that has no number, a tokenizer that
 /// GGUF cannot say exactly.
 pub fn metadata_from(
     config: &Map<String, Value>,
@@ -25,7 +26,7 @@ pub fn metadata_from(
     chat_template: Option<&str>,
 ) -> Result<Vec<(String, Meta)>> {
     let config = Config(config);
-    config.require("model_type", "llama")?;
+    let known = architecture_of(config.0)?;
     if config.get("hidden_act").is_some_and(|act| act != "swish") {
         config.require("hidden_act", "silu")?;
     }
@@ -41,12 +42,12 @@ pub fn metadata_from(
         if config.get("num_key_value_heads").is_some() { config.size("num_key_value_heads")? } else { heads };
     let vocab_size = config.size("vocab_size")?;
     let mut metadata: Vec<(String, Meta)> = vec![
-        ("general.architecture".into(), Meta::String("llama".into())),
+        ("general.architecture".into(), Meta::String(known.gguf.into())),
         ("general.type".into(), Meta::String("model".into())),
         ("general.file_type".into(), Meta::U32(file_type_number(file_type)?)),
         ("general.quantization_version".into(), Meta::U32(QUANTIZATION_VERSION)),
     ];
-    let mut set = |key: &str, value: Meta| metadata.push((format!("llama.{key}"), value));
+    let mut set = |key: &str, value: Meta| metadata.push((known.key(key), value));
     set("block_count", Meta::U32(config.size("num_hidden_layers")?));
     set("context_length", Meta::U32(config.size("max_position_embeddings")?));
     set("embedding_length", Meta::U32(config.size("hidden_size")?));
@@ -70,6 +71,14 @@ pub fn metadata_from(
         }
     }
     set("vocab_size", Meta::U32(vocab_size));
+    let slides = known.window || config.get("use_sliding_window").is_some_and(|value| value == true);
+    match config.get("sliding_window") {
+        Some(_) if known.window => set(architectures::WINDOW, Meta::U32(config.size("sliding_window")?)),
+        Some(window) if slides => {
+            return Err(unfit("sliding_window", "null: GGUF cannot say which layers have one", window));
+        }
+        _ => {}
+    }
 
     let (bos, eos) = (config.tokens("bos_token_id", 1)?, config.tokens("eos_token_id", 3)?);
     let ids = bos.iter().map(|&id| ("bos", id)).chain(["eos", "eot", "eom"].into_iter().zip(eos.iter().copied()));
@@ -83,6 +92,13 @@ pub fn metadata_from(
         metadata.push(("tokenizer.chat_template".into(), Meta::String(template.to_owned())));
     }
     Ok(metadata)
+}
+
+/// The architecture of a `config.json`. Error: one that is not translated.
+pub(crate) fn architecture_of(config: &Map<String, Value>) -> Result<&'static Architecture> {
+    let model_type = config.get("model_type").unwrap_or(&Value::Null);
+    let known = model_type.as_str().and_then(Architecture::of_config);
+    known.ok_or_else(|| unfit("model_type", &architectures::all(|known| known.model_type), model_type))
 }
 
 /// The number by which `general.file_type` names a file of mostly this type.

@@ -8,12 +8,13 @@
 //!
 //! Everything here works on bytes that lie in memory: [`parse`] reads a header, [`load`] takes blocks for a
 //! [`halfbyte::StoredTensor`] and [`pack`] makes them of a [`halfbyte::QTensor`], [`config_json`], [`tokenizer_json`],
-//! [`hf_name`] and [`gguf_name`] translate a Llama model into Hugging Face's terms and [`metadata_from`] from them, and
+//! [`hf_name`] and [`gguf_name`] translate a Llama, Mistral or Qwen model into Hugging Face's terms and [`metadata_from`] from them, and
 //! [`create`] begins to write a file.
 //!
 //! Source: the specification at github.com/ggml-org/ggml (docs/gguf.md), and the gguf package for Python, by which
 //! blocks, names and order of rows are tested.
 
+mod architectures;
 mod blocks;
 pub(crate) mod files;
 mod header;
@@ -28,6 +29,7 @@ mod writer;
 
 pub use blocks::{load, pack, unpack_rows};
 pub use header::{Header, TensorEntry, parse};
+pub(crate) use metadata::architecture_of;
 pub use metadata::{head_dim, metadata_from};
 pub use model::config_json;
 pub(crate) use names::reordered;

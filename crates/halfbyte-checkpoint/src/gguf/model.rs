@@ -1,5 +1,6 @@
-//! A Llama model's shape: GGUF's metadata as Hugging Face's `config.json`.
+//! A model's shape: GGUF's metadata as Hugging Face's `config.json`.
 
+use super::architectures::{self, Architecture};
 use super::header::Header;
 use super::rope::parameters_of;
 use super::types::GgmlType;
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::safetensors::cast;
 use serde_json::{Map, Value, json};
 
-/// Keys that change what a model computes and that a `LlamaForCausalLM` has no field for.
+/// Keys that change what a model computes and that the configs of the architectures here have no field for.
 const CHANGING: &[&str] = &[
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
@@ -20,7 +21,7 @@ const CHANGING: &[&str] = &[
     "residual_scale",
 ];
 
-/// The `config.json` of a `LlamaForCausalLM` with this header; `bytes` is the whole file that it was parsed from.
+/// The `config.json` of a model with this header; `bytes` is the whole file that it was parsed from.
 ///
 /// `tie_word_embeddings` means that there is no `output.weight`. Factors of rotary frequencies (`rope_freqs.weight`)
 /// become the `rope_scaling` of type llama3 that gives them. Errors, naming the key or tensor: another architecture,
@@ -28,20 +29,23 @@ const CHANGING: &[&str] = &[
 /// cannot be said in a config.
 pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> {
     let unsupported = |what: String| Error::unsupported(&header.file, what);
-    match header.text("general.architecture")? {
-        Some("llama") => {}
-        _ => return Err(header.unexpected("general.architecture", "\"llama\"")),
-    }
+    let known = Architecture::of_file(header)?;
+    let known =
+        known.ok_or_else(|| header.unexpected("general.architecture", &architectures::all(|known| known.gguf)))?;
     if header.number("split.count")?.is_some_and(|count| count > 1) {
         return Err(unsupported("key `split.count`: one part of a model in several files; merge them first".into()));
     }
-    let key = |name: &str| format!("llama.{name}");
+    let key = |name: &str| known.key(name);
     if header.number(&key("expert_count"))?.is_some_and(|count| count > 0) {
-        return Err(unsupported("key `llama.expert_count`: a mixture of experts".into()));
+        return Err(unsupported(format!("key `{}`: a mixture of experts", key("expert_count"))));
     }
     for name in CHANGING {
         if header.get(&key(name)).is_some() {
-            return Err(unsupported(format!("key `{}`: no Llama model has it in Hugging Face's terms", key(name))));
+            return Err(unsupported(format!(
+                "key `{}`: no {} has it in Hugging Face's terms",
+                key(name),
+                known.architecture
+            )));
         }
     }
     let size = |name: &str| -> Result<u64> {
@@ -56,7 +60,7 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
     let head_dim = match header.get(&key("attention.key_length")) {
         Some(_) => size("attention.key_length")?,
         None if hidden % heads == 0 => hidden / heads,
-        None => return Err(header.unexpected(&key("attention.head_count"), "a divisor of `llama.embedding_length`")),
+        None => return Err(header.unexpected(&key("attention.head_count"), "a divisor of the embedding's length")),
     };
     for name in ["attention.value_length", "rope.dimension_count"] {
         if header.number(&key(name))?.is_some_and(|length| length != head_dim) {
@@ -70,8 +74,10 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
 
     let mut config = Map::new();
     let mut set = |field: &str, value: Value| config.insert(field.to_owned(), value);
-    set("architectures", json!(["LlamaForCausalLM"]));
-    set("attention_bias", json!(["q", "k", "v", "output"].iter().any(|m| has(&format!(".attn_{m}.bias")))));
+    set("architectures", json!([known.architecture]));
+    if known.attention_bias {
+        set("attention_bias", json!(["q", "k", "v", "output"].iter().any(|m| has(&format!(".attn_{m}.bias")))));
+    }
     if let Some(id) = token(header, "bos")? {
         set("bos_token_id", json!(id));
     }
@@ -85,8 +91,10 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
     set("hidden_size", json!(hidden));
     set("intermediate_size", json!(size("feed_forward_length")?));
     set("max_position_embeddings", json!(size("context_length")?));
-    set("mlp_bias", json!(["gate", "up", "down"].iter().any(|m| has(&format!(".ffn_{m}.bias")))));
-    set("model_type", json!("llama"));
+    if known.mlp_bias {
+        set("mlp_bias", json!(["gate", "up", "down"].iter().any(|m| has(&format!(".ffn_{m}.bias")))));
+    }
+    set("model_type", json!(known.model_type));
     set("num_attention_heads", json!(heads));
     set("num_hidden_layers", json!(size("block_count")?));
     set("num_key_value_heads", json!(kv_heads));
@@ -94,11 +102,20 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
         set("pad_token_id", json!(id));
     }
     set("rms_norm_eps", json!(eps));
-    let scaling = scaling(header, bytes, head_dim, theta)?;
+    match header.number(&key(architectures::WINDOW))?.filter(|&window| window > 0) {
+        Some(window) if known.window => {
+            set("sliding_window", json!(window));
+        }
+        Some(_) => {
+            return Err(unsupported(format!("key `{}`: in some of the layers only", key(architectures::WINDOW))));
+        }
+        None => {}
+    }
+    let scaling = scaling(header, known, bytes, (head_dim, theta))?;
     set("rope_scaling", if scaling.is_empty() { Value::Null } else { Value::Object(scaling) });
     set("rope_theta", json!(theta));
     set("tie_word_embeddings", json!(header.tensor("output.weight").is_none()));
-    set("vocab_size", json!(vocab_size(header)?));
+    set("vocab_size", json!(vocab_size(header, known)?));
     Ok(config)
 }
 
@@ -117,10 +134,10 @@ fn end_tokens(header: &Header) -> Result<Vec<u64>> {
 }
 
 /// Rows of the embedding; without one, what the metadata says.
-fn vocab_size(header: &Header) -> Result<u64> {
-    const KEY: &str = "llama.vocab_size";
+fn vocab_size(header: &Header, known: &Architecture) -> Result<u64> {
+    let key = known.key("vocab_size");
     const TOKENS: &str = "tokenizer.ggml.tokens";
-    let said = header.number(KEY)?;
+    let said = header.number(&key)?;
     let tokens = match header.get(TOKENS) {
         Some(Meta::Array(Array::String(tokens))) => Some(tokens.len() as u64),
         _ => None,
@@ -132,29 +149,31 @@ fn vocab_size(header: &Header) -> Result<u64> {
         };
         let rows = rows as u64;
         if said.is_some_and(|said| said != rows) {
-            return Err(header.unexpected(KEY, &format!("{rows}, as `{}` has rows", embedding.name)));
+            return Err(header.unexpected(&key, &format!("{rows}, as `{}` has rows", embedding.name)));
         }
         if tokens.is_some_and(|tokens| tokens > rows) {
             return Err(header.unexpected(TOKENS, &format!("at most {rows}, as `{}` has rows", embedding.name)));
         }
         return Ok(rows);
     }
-    said.or(tokens).ok_or_else(|| header.unexpected(KEY, "the number of tokens"))
+    said.or(tokens).ok_or_else(|| header.unexpected(&key, "the number of tokens"))
 }
 
 /// The config's `rope_scaling`; empty for none.
-fn scaling(header: &Header, bytes: &[u8], head_dim: u64, theta: f64) -> Result<Map<String, Value>> {
+fn scaling(
+    header: &Header,
+    known: &Architecture,
+    bytes: &[u8],
+    (head_dim, theta): (u64, f64),
+) -> Result<Map<String, Value>> {
     const TENSOR: &str = "rope_freqs.weight";
-    const KEY: &str = "llama.rope.scaling.type";
-    const LINEAR: &str = "llama.rope.scale_linear";
-    let of_type = match header.text(KEY)? {
-        None => header.float(LINEAR)?.filter(|&factor| factor != 1.0),
+    let [key, linear, factor] =
+        ["scaling.type", "scale_linear", "scaling.factor"].map(|name| known.key(&format!("rope.{name}")));
+    let of_type = match header.text(&key)? {
+        None => header.float(&linear)?.filter(|&factor| factor != 1.0),
         Some("none") => None,
-        Some("linear") => {
-            let factor = header.float("llama.rope.scaling.factor")?;
-            Some(factor.ok_or_else(|| header.unexpected("llama.rope.scaling.factor", "a number"))?)
-        }
-        Some(_) => return Err(header.unexpected(KEY, "\"none\" or \"linear\"")),
+        Some("linear") => Some(header.float(&factor)?.ok_or_else(|| header.unexpected(&factor, "a number"))?),
+        Some(_) => return Err(header.unexpected(&key, "\"none\" or \"linear\"")),
     };
     let linear = of_type.map(|factor| {
         Map::from_iter([("rope_type".to_owned(), json!("linear")), ("factor".to_owned(), json!(factor))])

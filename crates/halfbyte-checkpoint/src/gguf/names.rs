@@ -1,4 +1,4 @@
-//! Names of a Llama model's tensors, and the order of the rows of q and k, in GGUF and in Hugging Face's files.
+//! Names of a model's tensors, and the order of the rows of q and k, in GGUF and in Hugging Face's files.
 
 /// Tensors outside of the layers: in GGUF, in Hugging Face's files.
 const OUTER: &[(&str, &str)] = &[
@@ -14,20 +14,22 @@ const OF_LAYER: &[(&str, &str, bool)] = &[
     ("attn_k", "self_attn.k_proj", true),
     ("attn_v", "self_attn.v_proj", true),
     ("attn_output", "self_attn.o_proj", true),
+    ("attn_q_norm", "self_attn.q_norm", false),
+    ("attn_k_norm", "self_attn.k_norm", false),
     ("ffn_norm", "post_attention_layernorm", false),
     ("ffn_gate", "mlp.gate_proj", true),
     ("ffn_up", "mlp.up_proj", true),
     ("ffn_down", "mlp.down_proj", true),
 ];
 
-/// The name that a tensor of a Llama model has in Hugging Face's files, by its name in GGUF; None if it has none there.
+/// The name that a tensor has in Hugging Face's files, by its name in GGUF; None if it has none there.
 ///
 /// `rope_freqs.weight` has none: what it says is in the config, see [`super::config_json`].
 pub fn hf_name(gguf: &str) -> Option<String> {
     translate(gguf, ["blk.", "model.layers."], |(gguf, hf)| (gguf, hf), |&(gguf, hf, bias)| (gguf, hf, bias))
 }
 
-/// The name that a tensor of a Llama model has in GGUF, by its name in Hugging Face's files; None if it has none there.
+/// The name that a tensor has in GGUF, by its name in Hugging Face's files; None if it has none there.
 pub fn gguf_name(hf: &str) -> Option<String> {
     translate(hf, ["model.layers.", "blk."], |(gguf, hf)| (hf, gguf), |&(gguf, hf, bias)| (hf, gguf, bias))
 }
@@ -53,8 +55,8 @@ fn translate(
     (kind == "weight" || (kind == "bias" && bias)).then(|| format!("{to}{layer}.{other}.{kind}"))
 }
 
-/// Whether GGUF keeps the rows of this tensor (by its name there) in another order than Hugging Face: weights and biases
-/// of q and k, see [`hf_row`].
+/// Whether GGUF keeps the rows of this tensor (by its name there) of a Llama or Mistral in another order than Hugging Face:
+/// weights and biases of q and k, see [`hf_row`]. Of other architectures it keeps none so.
 pub fn has_paired_rows(gguf: &str) -> bool {
     gguf.starts_with("blk.")
         && [".attn_q.weight", ".attn_k.weight", ".attn_q.bias", ".attn_k.bias"].iter().any(|end| gguf.ends_with(end))

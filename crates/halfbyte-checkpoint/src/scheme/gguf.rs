@@ -5,7 +5,8 @@ use crate::checkpoint::TensorInfo;
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
-    self, GgmlType, gguf_name, has_paired_rows, hf_row, load, metadata_from, pack, reordered, rope_factors,
+    self, GgmlType, architecture_of, gguf_name, has_paired_rows, hf_row, load, metadata_from, pack, reordered,
+    rope_factors,
 };
 use crate::safetensors::{DType, TensorSpec, cast_floats, read_small};
 use crate::target::{Form, Settings, unrepresentable};
@@ -74,6 +75,8 @@ pub(crate) struct GgufForm {
     tokenizer: Value,
     chat_template: Option<String>,
     head_dim: usize,
+    /// Whether rows of q and k lie in pairs.
+    paired_rows: bool,
     extra: Vec<(TensorSpec, Vec<u8>)>,
 }
 
@@ -94,18 +97,20 @@ impl GgufForm {
             (spec, bytemuck::cast_slice(&factors).to_vec())
         });
         let head_dim = gguf::head_dim(&config)?;
+        let paired_rows = architecture_of(&config)?.paired_rows;
         let chat_template = source.chat_template()?;
-        Ok(Self { config, tokenizer, chat_template, head_dim, extra: extra.into_iter().collect() })
+        Ok(Self { config, tokenizer, chat_template, head_dim, paired_rows, extra: extra.into_iter().collect() })
     }
 
     fn name(hf: &str) -> Result<String> {
-        gguf_name(hf)
-            .ok_or_else(|| unrepresentable(hf, "gguf")("a Llama model has no tensor of this name there".into()))
+        gguf_name(hf).ok_or_else(|| {
+            unrepresentable(hf, "gguf")("the models that GGUF is written of have no tensor of this name".into())
+        })
     }
 
     /// Rows in GGUF's order, for the tensor of this name there.
     fn in_order<'a>(&self, name: &str, rows: usize, data: Cow<'a, [u8]>) -> Cow<'a, [u8]> {
-        match has_paired_rows(name) {
+        match self.paired_rows && has_paired_rows(name) {
             true => Cow::Owned(reordered(&data, rows, |row| hf_row(row, self.head_dim))),
             false => data,
         }
@@ -121,7 +126,7 @@ impl Form for GgufForm {
 
     fn pack(&self, module: &str, q: &QTensor, put: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let name = Self::name(&format!("{module}.weight"))?;
-        if has_paired_rows(&name) && !q.n().is_multiple_of(self.head_dim) {
+        if self.paired_rows && has_paired_rows(&name) && !q.n().is_multiple_of(self.head_dim) {
             let reason = format!("its {} rows are no whole heads of {}", q.n(), self.head_dim);
             return Err(unrepresentable(module, "gguf")(reason));
         }

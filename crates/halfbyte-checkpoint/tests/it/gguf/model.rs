@@ -91,11 +91,11 @@ fn models_that_have_no_config() {
     let text = |text: &str| Some(Meta::String(text.to_owned()));
     let number = |n: u32| Some(Meta::U32(n));
     let cases = [
-        ("general.architecture", text("qwen2"), "\"llama\""),
+        ("general.architecture", text("mamba"), "\"llama\", \"qwen2\""),
         ("general.architecture", None, "got nothing"),
         ("split.count", Some(Meta::U16(2)), "merge them"),
         ("llama.expert_count", number(8), "mixture of experts"),
-        ("llama.logit_scale", Some(Meta::F32(0.5)), "no Llama model"),
+        ("llama.logit_scale", Some(Meta::F32(0.5)), "no LlamaForCausalLM"),
         ("llama.embedding_length", None, "above 0, got nothing"),
         ("llama.embedding_length", number(0), "above 0, got U32(0)"),
         ("llama.block_count", Some(Meta::I32(-1)), "not negative"),

@@ -7,6 +7,7 @@ use crate::decoder::Experts;
 use crate::device::room;
 use crate::error::Result;
 use halfbyte::cpu::Cpu;
+use halfbyte::cpu::nn::{self, RouteWeights};
 
 /// From normed rows `[m, hidden]` to what the experts of each row add up to, in the order of experts: a row's bits do not
 /// depend on the other rows.
@@ -21,13 +22,17 @@ pub(super) fn forward(
     let (hidden, count) = (x.len() / m.max(1), experts.experts.len());
     let mut logits = vec![0.0; m * count];
     experts.router.forward(cpu, x, m, &mut logits, part)?;
-    let chosen = route(&mut logits, count, experts.top_k, experts.routing);
+    let (mut ids, mut shares) = (vec![0u32; m * experts.top_k], vec![0.0; m * experts.top_k]);
+    let of = match experts.routing {
+        Routing::Softmax => RouteWeights::OfAll,
+        Routing::SoftmaxOfChosen => RouteWeights::OfChosen,
+    };
+    nn::route(cpu, &logits, count, experts.top_k, of, &mut ids, &mut shares)?;
     out.fill(0.0);
     let (mut rows, mut up, mut inner, mut down) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (expert, mlp) in experts.experts.iter().enumerate() {
-        let of: Vec<(usize, f32)> = (0..m)
-            .flat_map(|row| chosen[row].iter().filter(|(e, _)| *e == expert).map(move |(_, w)| (row, *w)))
-            .collect();
+        let chosen = ids.iter().zip(&shares).enumerate().filter(|(_, (id, _))| **id as usize == expert);
+        let of: Vec<(usize, f32)> = chosen.map(|(at, (_, share))| (at / experts.top_k, *share)).collect();
         if of.is_empty() {
             continue;
         }
@@ -46,22 +51,4 @@ pub(super) fn forward(
         }
     }
     Ok(())
-}
-
-fn route(logits: &mut [f32], count: usize, top_k: usize, routing: Routing) -> Vec<Vec<(usize, f32)>> {
-    logits
-        .chunks_exact_mut(count)
-        .map(|row| {
-            let mut order: Vec<usize> = (0..count).collect();
-            order.sort_by(|&a, &b| row[b].total_cmp(&row[a]).then(a.cmp(&b)));
-            order.truncate(top_k);
-            let most = row[order[0]];
-            let exp = |i: usize| (row[i] - most).exp();
-            let sum: f32 = match routing {
-                Routing::Softmax => (0..count).map(exp).sum(),
-                Routing::SoftmaxOfChosen => order.iter().map(|&i| exp(i)).sum(),
-            };
-            order.iter().map(|&i| (i, exp(i) / sum)).collect()
-        })
-        .collect()
 }

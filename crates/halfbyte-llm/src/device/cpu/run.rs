@@ -138,12 +138,9 @@ impl Steps<OnCpu> for Run<'_> {
         match (kind, update_of, bias) {
             (NormKind::Rms, None, _) => nn::rms_norm(cpu, stream, weight, *eps, out)?,
             (NormKind::Rms, Some(update), _) => nn::add_rms_norm(cpu, stream, update, weight, *eps, out)?,
-            (NormKind::Layer, update, bias) => {
-                if let Some(update) = update {
-                    nn::add(cpu, stream, update)?;
-                }
-                let _ = bias;
-                nn::rms_norm(cpu, stream, weight, *eps, out)?;
+            (NormKind::Layer, None, bias) => nn::layer_norm(cpu, stream, weight, bias.as_deref(), *eps, out)?,
+            (NormKind::Layer, Some(update), bias) => {
+                nn::add_layer_norm(cpu, stream, update, weight, bias.as_deref(), *eps, out)?;
             }
         }
         (*self.state.slot(Slot::Normed), *self.state.slot(Slot::Update)) = (normed, update);
@@ -253,13 +250,22 @@ pub(super) fn activate(cpu: &Cpu, mlp: &FeedForward<OnCpu>, up: &[f32], out: &mu
     let (inner, f) = (mlp.inner, mlp.activation);
     match (mlp.gated, f) {
         (true, Activation::Silu) => nn::swiglu(cpu, up, inner, out)?,
+        (true, Activation::Gelu) => nn::geglu(cpu, up, inner, out)?,
+        (true, Activation::GeluTanh) => nn::geglu_tanh(cpu, up, inner, out)?,
         (true, f) => {
             for (row, out) in up.chunks_exact(2 * inner).zip(out.chunks_exact_mut(inner)) {
                 let (gate, up) = row.split_at(inner);
                 out.iter_mut().zip(gate).zip(up).for_each(|((out, gate), up)| *out = f.apply(*gate) * up);
             }
         }
-        (false, f) => out.iter_mut().zip(up).for_each(|(out, up)| *out = f.apply(*up)),
+        (false, f) => {
+            out.copy_from_slice(up);
+            match f {
+                Activation::Gelu => nn::gelu(cpu, out),
+                Activation::GeluTanh => nn::gelu_tanh(cpu, out),
+                f => out.iter_mut().for_each(|v| *v = f.apply(*v)),
+            }
+        }
     }
     Ok(())
 }
