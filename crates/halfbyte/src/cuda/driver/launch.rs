@@ -152,8 +152,9 @@ impl Launch {
     }
 }
 
-/// A parameter of a kernel: the bytes of a plain value.
+/// A parameter of a kernel: the bytes of a plain value. A slice of them is what the driver takes.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct Arg<'a> {
     value: *mut c_void,
     life: PhantomData<&'a ()>,
@@ -253,10 +254,10 @@ impl Function {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as u32,
         };
-        let mut values: Vec<*mut c_void> = args.iter().map(|arg| arg.value).collect();
         // SAFETY: function and stream are open, the attributes live through the call, and the caller vouches for the
-        // parameters, which the driver copies.
-        let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values.as_mut_ptr(), std::ptr::null_mut()) };
+        // parameters: the driver copies what they point to and writes nothing.
+        let values = args.as_ptr().cast_mut().cast::<*mut c_void>();
+        let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values, std::ptr::null_mut()) };
         check("launch", result)
     }
 }
