@@ -51,7 +51,9 @@ pub mod matmul;
 pub mod nn;
 pub mod nvrtc;
 pub mod roofline;
+pub mod schedule;
 pub mod sources;
+mod tiled;
 
 use crate::error::Result;
 use compile::Compiler;
@@ -76,6 +78,10 @@ pub struct Caps {
     pub shared_bytes: u32,
     /// Size of the second-level cache.
     pub l2_bytes: u32,
+    /// Megabytes (10⁶) a second from memory, as the data sheet has it; 0: unknown.
+    pub memory_mb_per_s: u32,
+    /// Clock of the multiprocessors at most; 0: unknown.
+    pub clock_khz: u32,
     /// Whether cuBLASLt was found.
     pub cublaslt: bool,
 }
@@ -108,6 +114,8 @@ impl Gpu {
             multiprocessors: info.multiprocessors,
             shared_bytes: info.shared_bytes,
             l2_bytes: info.l2_bytes,
+            memory_mb_per_s: info.memory_mb_per_s(),
+            clock_khz: info.clock_khz,
             cublaslt: library::is_there(&CUBLASLT, Some(context.driver().version().major)),
         };
         Self { products: Mutex::default(), context, caps, compiler, functions: Mutex::default() }

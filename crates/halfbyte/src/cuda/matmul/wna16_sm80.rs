@@ -9,6 +9,7 @@ use super::wna16::{self, Rows, Weights};
 use super::{Call, Kernel, Packed, gather};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::schedule::Cuts;
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -44,18 +45,20 @@ pub(super) const KERNEL: Kernel = Kernel {
     run,
 };
 
-/// Warpgroups of a block at most, each with a counter of its own for every cut tile.
-const MOST_WARPGROUPS: usize = 2;
-
-/// Tiles that may be cut, for each of which the workspace has counters.
-const MOST_CUT: usize = Workspace::COUNTER_BYTES / 4 / MOST_WARPGROUPS;
-
 /// Shared memory that a block may have: on the processors of graphics cards, on sm_80, and on those of data centres since.
 pub(super) const SHARED_BYTES: [u32; 3] = [101_376, 166_912, 232_448];
 
 /// Every configuration for a form of atoms and devices with so much shared memory.
 fn instances_with(shared_bytes: u32, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Vec<Instance> {
-    let caps = Caps { arch: Arch::of([8, 0]), multiprocessors: 108, shared_bytes, l2_bytes: 0, cublaslt: false };
+    let caps = Caps {
+        arch: Arch::of([8, 0]),
+        multiprocessors: 108,
+        shared_bytes,
+        l2_bytes: 0,
+        memory_mb_per_s: 0,
+        clock_khz: 0,
+        cublaslt: false,
+    };
     config::all(atom, out, &caps).into_iter().map(|c| c.instance(atom, [x, out], activation)).collect()
 }
 
@@ -108,7 +111,7 @@ impl Choice {
         let shape = [m.max(1), n.max(1), k.max(1)];
         let config = self.config.unwrap_or_else(|| config::config(atom, shape, out, caps));
         let schedule = match self.batch_invariant {
-            true => Schedule::pieces(config, shape, config::invariant_pieces(shape)),
+            true => config::pieces(config, shape, config::invariant_pieces(shape)),
             false => config::schedule(config, shape, config.workers(atom, out, caps)),
         };
         (config, schedule)
@@ -122,7 +125,7 @@ impl Choice {
     fn workspace_bytes(self, caps: &Caps, atom: Atom, problem: &Problem) -> usize {
         let parts = |m: usize| {
             let (config, schedule) = self.make(caps, atom, [self.rows(m), problem.n, problem.k], problem.y);
-            schedule.parts_bytes(config)
+            config.parts_bytes(&schedule)
         };
         wna16::workspace_bytes(problem, parts)
     }
@@ -194,36 +197,6 @@ impl Prepared {
 /// The launches that a weight keeps prepared.
 #[derive(Debug, Default)]
 pub(super) struct Launches(Kept<Key, Prepared>);
-
-/// Who computes what, as the sources from sm_80 on have it.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Cuts {
-    steps: i32,
-    rows: i32,
-    columns: i32,
-    waves: i32,
-    workers: i32,
-    sharers: i32,
-    first: i32,
-    units: i32,
-}
-
-impl From<Schedule> for Cuts {
-    /// Of a schedule that fits.
-    fn from(Schedule { steps, rows, columns, waves, workers, sharers, cut }: Schedule) -> Self {
-        Self {
-            steps: steps as i32,
-            rows: rows as i32,
-            columns: columns as i32,
-            waves: waves as i32,
-            workers: workers as i32,
-            sharers: sharers as i32,
-            first: (waves * workers) as i32,
-            units: (cut * steps) as i32,
-        }
-    }
-}
 
 /// `Arguments` of the source.
 #[derive(Clone, Copy, Pod, Zeroable)]

@@ -51,9 +51,6 @@ pub(super) const KERNEL: Kernel = Kernel {
     run,
 };
 
-/// Tiles that may be cut, for each of which the workspace has two counters.
-const MOST_CUT: usize = Workspace::COUNTER_BYTES / 8;
-
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };

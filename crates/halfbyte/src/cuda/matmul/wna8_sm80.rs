@@ -8,13 +8,15 @@ pub mod config;
 
 use super::quantize_activations;
 use super::wna8_sm90::config::Terms;
-use super::wna8_sm90::{self, Room, x_form};
+use super::wna8_sm90::{self, x_form};
 use super::wna16::{self, Weights};
-use super::wna16_sm80::{self, Cuts};
+use super::wna16_sm80;
 use super::{Call, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::schedule::Cuts;
 use crate::cuda::sources::{Arch, Instance, Source};
+use crate::cuda::tiled::Room;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::{Activation, Problem, Reason};
@@ -57,7 +59,15 @@ pub(super) const KERNEL: Kernel = Kernel {
 /// Every configuration for the commonest formats, and for the other forms of conversion with the least shared memory.
 fn instances() -> Vec<Instance> {
     let of = |shared_bytes: u32, atom, terms, out, activation| {
-        let caps = Caps { arch: Arch::of([8, 0]), multiprocessors: 108, shared_bytes, l2_bytes: 0, cublaslt: false };
+        let caps = Caps {
+            arch: Arch::of([8, 0]),
+            multiprocessors: 108,
+            shared_bytes,
+            l2_bytes: 0,
+            memory_mb_per_s: 0,
+            clock_khz: 0,
+            cublaslt: false,
+        };
         let all = config::all(atom, terms, out, &caps).into_iter();
         all.map(move |config| config.instance(atom, terms, out, activation))
     };

@@ -11,6 +11,7 @@ use super::{Call, Epilogue, Kernel, Packed};
 use crate::cuda::driver::{Arg, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
 use crate::cuda::kept::Kept;
 use crate::cuda::sources::{Instance, Source};
+use crate::cuda::tiled::Room;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::Act;
@@ -145,23 +146,6 @@ fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
         return refuse("more tiles than 32 bits count".into());
     }
     Ok(())
-}
-
-/// Where things lie in the workspace: counters, sums of cut tiles, codes of x, terms of x.
-pub(super) struct Room {
-    pub(super) codes: usize,
-    pub(super) terms: usize,
-    pub(super) bytes: usize,
-}
-
-impl Room {
-    /// For so many bytes of sums.
-    pub(super) fn new(x: Form, parts_bytes: usize) -> Self {
-        const ALIGNMENT: usize = 256;
-        let codes = (Workspace::COUNTER_BYTES + parts_bytes).next_multiple_of(ALIGNMENT);
-        let terms = (codes + x.codes_bytes()).next_multiple_of(ALIGNMENT);
-        Self { codes, terms, bytes: terms + x.terms_bytes() }
-    }
 }
 
 fn room(caps: &Caps, problem: &Problem, asked: Option<Config>) -> std::result::Result<Room, Reason> {

@@ -458,7 +458,7 @@ fn wrong_weights_lengths_and_workspaces_are_errors() {
 /// A device that is not there: the choice needs none.
 pub(super) fn caps(number: u32) -> Caps {
     let arch = Arch { number, specific: number >= 90 };
-    Caps { arch, multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 50 << 20, cublaslt: false }
+    Caps { arch, l2_bytes: 50 << 20, cublaslt: false, ..super::products::caps("sm_90a") }
 }
 
 #[test]

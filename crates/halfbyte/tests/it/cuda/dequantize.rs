@@ -361,7 +361,7 @@ fn what_it_does_not_take_is_told() {
 
 /// What a device of this processor would offer.
 fn caps(arch: &str, cublaslt: bool) -> Caps {
-    Caps { arch: arch.parse().unwrap(), multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 60 << 20, cublaslt }
+    Caps { cublaslt, ..super::products::caps(arch) }
 }
 
 #[test]

@@ -153,6 +153,8 @@ pub(super) fn caps(arch: &str) -> Caps {
         multiprocessors: 132,
         shared_bytes: 232_448,
         l2_bytes: 60 << 20,
+        memory_mb_per_s: 4_916_736,
+        clock_khz: 1_980_000,
         cublaslt: true,
     }
 }

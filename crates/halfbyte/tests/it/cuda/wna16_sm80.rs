@@ -154,7 +154,7 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
                     assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
                     assert_eq!(s.waves * s.workers + s.cut, tiles, "{what}: {s:?}");
                     assert!(s.sharers <= s.workers && (s.cut == 0) == (s.sharers == 0), "{what}: {s:?}");
-                    assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
+                    assert!(c.parts_bytes(&s) <= 64 << 20, "{what}: {s:?}");
                 }
             }
         }

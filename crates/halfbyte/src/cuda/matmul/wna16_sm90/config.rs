@@ -4,10 +4,13 @@
 
 use crate::cuda::Workspace;
 use crate::cuda::matmul::wna16;
+use crate::cuda::schedule::MOST_CUT;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
+
+pub use crate::cuda::schedule::Schedule;
 
 /// What the kernel is compiled with, besides the format; `include/wna16_layout.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -351,25 +354,6 @@ impl Config {
     }
 }
 
-/// Who computes what: tiles in whole rounds, then those that are left, cut evenly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
-    /// Atoms along k.
-    pub steps: usize,
-    /// Tiles along n.
-    pub rows: usize,
-    /// Tiles along m.
-    pub columns: usize,
-    /// Rounds of whole tiles.
-    pub waves: usize,
-    /// Blocks, or clusters of them.
-    pub workers: usize,
-    /// Workers that share the cut tiles.
-    pub sharers: usize,
-    /// Cut tiles, each of `steps` units.
-    pub cut: usize,
-}
-
 impl Schedule {
     /// Of a shape on so many multiprocessors.
     pub fn new(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Self {
@@ -380,7 +364,7 @@ impl Schedule {
         if config.split == 1 {
             workers = multiprocessors;
             // Cut tiles each have counters; few tokens are cheap to join, so that all their tiles may be cut.
-            if config.tokens >= 64 || tiles > super::MOST_CUT {
+            if config.tokens >= 64 || tiles > MOST_CUT {
                 waves = tiles / workers;
             }
             let units = tiles.saturating_mul(steps);
@@ -405,13 +389,6 @@ impl Schedule {
         let workers = rows.saturating_mul(columns);
         let waves = usize::from(config.split == 1);
         Self { steps: k.div_ceil(STEP), rows, columns, waves, workers, sharers: 0, cut: 0 }
-    }
-
-    /// Whether the kernel's numbers of 32 bits hold this.
-    pub fn fits(&self) -> bool {
-        let units = |tiles: u128| tiles * self.steps as u128;
-        let all = units(self.rows as u128 * self.columns as u128);
-        all < 1 << 31 && units(self.cut as u128) * (self.sharers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.

@@ -111,12 +111,12 @@ impl Config {
 
     /// Who computes what where the cuts must not depend on m.
     pub fn invariant_schedule(self, shape: [usize; 3]) -> Schedule {
-        Schedule::pieces(self.tiles(), shape, exact::invariant_pieces(shape))
+        exact::pieces(self.tiles(), shape, exact::invariant_pieces(shape))
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.
     pub fn parts_bytes(self, schedule: &Schedule) -> usize {
-        schedule.parts_bytes(self.tiles())
+        self.tiles().parts_bytes(schedule)
     }
 
     /// What is compiled.
