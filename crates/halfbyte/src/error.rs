@@ -31,8 +31,10 @@ pub enum Error {
         column: usize,
     },
     /// No kernel serves the problem; each one's reason is listed.
-    #[error("matmul: expected a problem that some kernel serves, got {problem}{}", list(.rejections))]
+    #[error("{op}: expected a problem that some kernel serves, got {problem}{}", list(.rejections))]
     NoKernel {
+        /// The operation that was called.
+        op: &'static str,
         /// The problem as text.
         problem: String,
         /// Every kernel with its reason.

@@ -42,6 +42,7 @@ pub mod cache;
 pub mod compile;
 pub mod conv;
 pub mod cublaslt;
+pub mod dispatch;
 pub mod driver;
 pub mod int8;
 pub mod inventory;

@@ -6,24 +6,24 @@
 //!
 //! | kernel | processors | what it computes |
 //! |---|---|---|
-//! | `product` | all from sm_80 on | one position, stride 1: a product of [`crate::cuda::matmul`] |
-//! | `implicit_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
-//! | `implicit_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type; of one group any channels |
-//! | `implicit_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
-//! | `product_of_patches` | all from sm_80 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
-//! | `plain` | all from sm_75 on | everything |
+//! | `gemm_1x1` | all from sm_80 on | one position, stride 1: a product of [`crate::cuda::matmul`] |
+//! | `implicit_gemm_sm90` | sm_90a | 4 and 8 bits, half images in nhwc, channels of a group a multiple of 64 |
+//! | `implicit_gemm_a8_sm90` | sm_90a | the same with activations quantised on the fly, of any float type; of one group any channels |
+//! | `implicit_gemm_rows_sm90` | sm_90a | 4 and 8 bits, half images of any number of channels, one group |
+//! | `im2col_gemm` | all from sm_80 on | 4 and 8 bits, one group: slabs of patches, each a product of [`crate::cuda::matmul`] |
+//! | `simt` | all from sm_75 on | everything |
 
 mod columns;
+mod gemm_1x1;
+pub(in crate::cuda) mod im2col;
+mod im2col_gemm;
 pub(in crate::cuda) mod images;
-pub mod implicit_a8_sm90;
-pub mod implicit_rows_sm90;
-pub mod implicit_sm90;
+pub mod implicit_gemm_a8_sm90;
+pub mod implicit_gemm_rows_sm90;
+pub mod implicit_gemm_sm90;
 mod launches;
-pub(in crate::cuda) mod patches;
-mod plain;
-mod product;
-mod product_of_patches;
 mod quantize_pixels;
+mod simt;
 mod weights;
 mod window_rows;
 pub(in crate::cuda) mod windows;
@@ -126,12 +126,12 @@ pub struct Kernel {
 
 /// All kernels, the preferred first.
 pub const KERNELS: &[Kernel] = &[
-    product::KERNEL,
-    implicit_sm90::KERNEL,
-    implicit_a8_sm90::KERNEL,
-    implicit_rows_sm90::KERNEL,
-    product_of_patches::KERNEL,
-    plain::KERNEL,
+    gemm_1x1::KERNEL,
+    implicit_gemm_sm90::KERNEL,
+    implicit_gemm_a8_sm90::KERNEL,
+    implicit_gemm_rows_sm90::KERNEL,
+    im2col_gemm::KERNEL,
+    simt::KERNEL,
 ];
 
 impl Kernel {
@@ -182,7 +182,7 @@ pub fn select(caps: &Caps, problem: &Problem, layout: &str) -> Result<&'static K
             Some(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
         }
     }
-    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
 }
 
 /// Bytes of workspace that a problem needs with weights in a layout.
@@ -218,7 +218,7 @@ fn check(kernel: &Kernel, gpu: &Gpu, problem: &Problem, call: &Call<'_>, needed:
     check_lengths(problem, call)?;
     if let Err(reason) = kernel.supports(&gpu.caps(), problem, call.w.layout()) {
         let rejections = vec![Rejection { kernel: kernel.name, reason }];
-        return Err(Error::NoKernel { problem: problem.to_string(), rejections });
+        return Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections });
     }
     let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
     if given < needed {

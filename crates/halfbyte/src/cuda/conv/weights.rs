@@ -2,7 +2,7 @@
 
 use super::columns::{Columns, FILLED};
 use super::launches::Launches;
-use super::{OP, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90, product_of_patches};
+use super::{OP, im2col_gemm, implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
 use crate::conv::Geometry;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
@@ -25,9 +25,9 @@ pub struct Weights {
     pub(super) kind: Kind,
     pub(super) columns: Columns,
     /// What the implicit products keep prepared, each for itself: the address of x in a key is that of what it multiplies.
-    pub(super) launches: Launches<implicit_sm90::config::Plan>,
-    pub(super) launches_rows: Launches<implicit_sm90::config::Plan>,
-    pub(super) launches_a8: Launches<implicit_a8_sm90::config::Plan>,
+    pub(super) launches: Launches<implicit_gemm_sm90::config::Plan>,
+    pub(super) launches_rows: Launches<implicit_gemm_sm90::config::Plan>,
+    pub(super) launches_a8: Launches<implicit_gemm_a8_sm90::config::Plan>,
 }
 
 /// What a weight is made of.
@@ -145,7 +145,7 @@ enum Layout<'a> {
     Product(Cow<'a, QTensor>),
     /// As the implicit products have it: in fragments of the tensor cores, group by group, as a kernel of products packs them.
     Fragments(Cow<'a, QTensor>, Columns, &'static matmul::Kernel),
-    /// As the plain kernel has it.
+    /// As the direct convolution reads it.
     Plain,
 }
 
@@ -156,10 +156,10 @@ fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: 
     if w.format().channel_scale.is_some() {
         return Ok(Layout::Plain);
     }
-    let implicit = match implicit_sm90::packs(caps, format, geometry, x) {
+    let implicit = match implicit_gemm_sm90::packs(caps, format, geometry, x) {
         true => Some((Cow::Borrowed(w), Columns::of(geometry), matmul_kernel("wna16_sm90")?)),
         false => {
-            let weight = implicit_a8_sm90::weight(caps, w, format, geometry)?;
+            let weight = implicit_gemm_a8_sm90::weight(caps, w, format, geometry)?;
             weight.map(|(w, columns)| Ok((w, columns, matmul_kernel("wna8_sm90")?))).transpose()?
         }
     };
@@ -182,14 +182,14 @@ fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: 
         return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
     }
     let kernel = matmul_kernel("wna16_sm90")?;
-    if let Some((w, columns)) = implicit_rows_sm90::weight(caps, w, format, geometry, x)?
+    if let Some((w, columns)) = implicit_gemm_rows_sm90::weight(caps, w, format, geometry, x)?
         && kernel.holds(&w.as_ref().into()).is_ok()
     {
         return Ok(Layout::Fragments(w, columns, kernel));
     }
-    if product_of_patches::is_served(geometry)
-        && let Some(wider) = product_of_patches::weight(w, format, geometry)?
-        && layout(&wider) == Some(product_of_patches::LAYOUT)
+    if im2col_gemm::is_served(geometry)
+        && let Some(wider) = im2col_gemm::weight(w, format, geometry)?
+        && layout(&wider) == Some(im2col_gemm::LAYOUT)
     {
         return Ok(Layout::Product(wider));
     }

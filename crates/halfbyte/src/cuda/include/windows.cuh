@@ -10,7 +10,7 @@
 #pragma once
 #include "hopper.cuh"
 
-// As `Windows` in conv/implicit_sm90.rs; aligned as what the host puts before it.
+// As `Windows` in conv/implicit_gemm_sm90.rs; aligned as what the host puts before it.
 struct alignas(8) Windows {
   int channels;  // of a position: a multiple of a box
   int kernel_rows, kernel_columns;

@@ -1,5 +1,5 @@
-//! Launches of `int8_direct_sm90.cu`: convolutions of stride 1, bytes to bytes on Hopper, which bring each pixel to a multiprocessor
-//! once for all positions.
+//! Direct convolution of bytes on Hopper's tensor cores, stride 1: launches of `int8_direct_sm90.cu`, which bring each pixel to a
+//! multiprocessor once for all positions.
 
 pub mod config;
 mod grid;

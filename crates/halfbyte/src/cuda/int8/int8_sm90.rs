@@ -1,4 +1,4 @@
-//! Launches of `int8_sm90.cu`: bytes to bytes on Hopper, x as windows on images that the copy engine brings.
+//! GEMM and implicit GEMM of bytes on Hopper: launches of `int8_sm90.cu`, x as windows on images that the copy engine (TMA) brings.
 
 pub mod config;
 

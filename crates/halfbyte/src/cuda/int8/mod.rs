@@ -8,12 +8,12 @@
 //! |---|---|---|
 //! | `int8_direct_sm90` | sm_90a | the same of stride 1 and one group, wherever a multiprocessor holds all channels of what it sees; of stride 2 up to 4 channels |
 //! | `int8_sm90` | sm_90a | bytes to bytes in nhwc, weights without zero points, channels of a group a multiple of 64 |
-//! | `int8_patches` | sm_90a | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` |
-//! | `int8_plain` | all from sm_75 on | everything |
+//! | `int8_im2col_gemm` | sm_90a | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` |
+//! | `int8_simt` | all from sm_75 on | everything |
 
 pub mod int8_direct_sm90;
-mod int8_patches;
-mod int8_plain;
+mod int8_im2col_gemm;
+mod int8_simt;
 pub mod int8_sm90;
 mod layer;
 
@@ -119,7 +119,8 @@ pub struct Kernel {
 }
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_patches::KERNEL, int8_plain::KERNEL];
+pub const KERNELS: &[Kernel] =
+    &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_im2col_gemm::KERNEL, int8_simt::KERNEL];
 
 impl Kernel {
     /// Whether it computes a problem on a device, or why not.
@@ -150,7 +151,7 @@ pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
             Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
         }
     }
-    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
 }
 
 /// Puts a layer's product or convolution into a stream.
@@ -229,7 +230,7 @@ fn check(kernel: &Kernel, gpu: &Gpu, problem: &Problem, call: &Call<'_>) -> Resu
     }
     if let Err(reason) = kernel.supports(&gpu.caps(), problem) {
         let rejections = vec![Rejection { kernel: kernel.name, reason }];
-        return Err(Error::NoKernel { problem: problem.to_string(), rejections });
+        return Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections });
     }
     let (needed, given) = (kernel.workspace_bytes(problem), call.workspace.as_ref().map_or(0, |w| w.bytes()));
     if given < needed {

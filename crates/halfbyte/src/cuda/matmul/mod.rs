@@ -214,7 +214,7 @@ pub fn select(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Result<&'
             Some(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
         }
     }
-    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
 }
 
 /// The kernel that serves a problem with rows that do not depend on each other: the same one whatever their number is.
@@ -228,7 +228,7 @@ fn select_batch_invariant(caps: &Caps, problem: &Problem, layout: &str) -> Resul
             Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
         }
     }
-    Err(Error::NoKernel { problem: problem.to_string(), rejections })
+    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
 }
 
 /// The layout of weights that are not packed yet: that of the first kernel for which they are packed.
@@ -351,7 +351,7 @@ fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
         None => Ok(()),
         Some(reason) => {
             let rejections = vec![Rejection { kernel: kernel.name, reason }];
-            Err(Error::NoKernel { problem: problem.to_string(), rejections })
+            Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
         }
     }
 }

@@ -154,7 +154,7 @@ impl<'a> Packer<'a> {
                 Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
             }
         }
-        Err(Error::NoKernel { problem: problem.to_string(), rejections })
+        Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
     }
 
     /// The same in the layout of a kernel of the caller's choice. Error also: the layout does not hold the numbers.

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cuda::conv::{self, Call, KERNELS, Kernel, Problem, Weights};
-use halfbyte::cuda::conv::{implicit_a8_sm90, implicit_rows_sm90, implicit_sm90};
+use halfbyte::cuda::conv::{implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::sources::{Arch, Instance};
@@ -41,9 +41,9 @@ pub(super) struct Bench<'a> {
 /// A plan of an implicit product: of pixels, of rows of windows, of quantised activations.
 #[derive(Clone, Copy)]
 pub(super) enum Plan {
-    Exact(implicit_sm90::config::Plan),
-    Rows(implicit_sm90::config::Plan),
-    Quantized(implicit_a8_sm90::config::Plan),
+    Exact(implicit_gemm_sm90::config::Plan),
+    Rows(implicit_gemm_sm90::config::Plan),
+    Quantized(implicit_gemm_a8_sm90::config::Plan),
 }
 
 /// Images and their result.
@@ -103,9 +103,9 @@ impl Bench<'_> {
         let problem = images.problem(w);
         let bytes = match &self.plan {
             None => self.kernel.workspace_bytes(&self.gpu.caps(), &problem, w.layout()),
-            Some(Plan::Exact(plan)) => implicit_sm90::workspace_bytes_as(plan),
-            Some(Plan::Rows(plan)) => implicit_rows_sm90::workspace_bytes_as(plan, &problem).unwrap(),
-            Some(Plan::Quantized(plan)) => implicit_a8_sm90::workspace_bytes_as(plan, &problem).unwrap(),
+            Some(Plan::Exact(plan)) => implicit_gemm_sm90::workspace_bytes_as(plan),
+            Some(Plan::Rows(plan)) => implicit_gemm_rows_sm90::workspace_bytes_as(plan, &problem).unwrap(),
+            Some(Plan::Quantized(plan)) => implicit_gemm_a8_sm90::workspace_bytes_as(plan, &problem).unwrap(),
         };
         let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
         let counters = bytes.min(Workspace::COUNTER_BYTES);
@@ -115,9 +115,9 @@ impl Bench<'_> {
         let call = Call { x, x_layout, batch, size, w, epilogue, y: y_view, y_layout, workspace: workspace_view };
         match self.plan {
             None => conv::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            Some(Plan::Exact(plan)) => implicit_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
-            Some(Plan::Rows(plan)) => implicit_rows_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
-            Some(Plan::Quantized(plan)) => implicit_a8_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Exact(plan)) => implicit_gemm_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Rows(plan)) => implicit_gemm_rows_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
+            Some(Plan::Quantized(plan)) => implicit_gemm_a8_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
         }
         let mut left = vec![1u8; counters];
         self.stream.download(workspace.view().slice(0..counters), &mut left).unwrap();
@@ -181,7 +181,7 @@ pub(super) fn implicit_cases() -> Vec<(Geometry, usize, [usize; 2])> {
 fn the_plain_kernel_is_within_the_bound_for_every_geometry_format_layout_and_type() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("plain"), plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt"), plan: None };
         let mut random = Random(61);
         for (g, (geometry, batch, size)) in cases().into_iter().enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
@@ -205,7 +205,7 @@ fn the_plain_kernel_is_within_the_bound_for_every_geometry_format_layout_and_typ
 
 #[test]
 fn products_of_patches_are_within_the_bound_for_every_geometry() {
-    let patches = kernel("product_of_patches");
+    let patches = kernel("im2col_gemm");
     let formats =
         ["w4a16", "w8a16-asym", "w4a16-asym", "w8a16-sbf16", "w8a8", "w8a8-xasym", "w4a8-asym", "w4a8-g32-xasym"];
     for gpu in gpus().into_iter().filter(|gpu| (patches.serves)(gpu.caps().arch)) {
@@ -258,7 +258,7 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
             }
         }
         // On Hopper few weights of small groups are packed for patches.
-        let least = if (kernel("implicit_sm90").serves)(gpu.caps().arch) { [50, 20] } else { [100, 0] };
+        let least = if (kernel("implicit_gemm_sm90").serves)(gpu.caps().arch) { [50, 20] } else { [100, 0] };
         assert!(served[0] >= least[0] && served[1] >= least[1], "{served:?} served on {}", gpu.caps().arch);
     }
 }
@@ -269,7 +269,7 @@ fn many_windows_of_few_channels_agree_with_the_plain_kernel() {
         let stream = gpu.stream().unwrap();
         let stem = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
         // Scales of another type than x are for patches everywhere.
-        for (name, format) in [("implicit_rows_sm90", "w8a16"), ("product_of_patches", "w8a16-sbf16")] {
+        for (name, format) in [("implicit_gemm_rows_sm90", "w8a16"), ("im2col_gemm", "w8a16-sbf16")] {
             let (geometry, shape) = (stem, Conv2dShape::new(stem, 5, [224, 224]).unwrap());
             let (mut random, format) = (Random(68), parse(format));
             let w = random.qtensor(format.weight, [64, geometry.k()], false);
@@ -286,7 +286,7 @@ fn many_windows_of_few_channels_agree_with_the_plain_kernel() {
                     let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel(name), plan: None };
                     bench.forward(&packed, &images, Epilogue::default())
                 };
-                let (got, want) = (by(name), by("plain"));
+                let (got, want) = (by(name), by("simt"));
                 let bound = kernel_of.bound(&gpu.caps(), &images.problem(&packed), packed.layout());
                 // |x| · |w| is at most this for any pixel; the error of both kernels is a small part of it.
                 let weights = reference::dequantize(&w);
@@ -391,7 +391,7 @@ fn dense_convolutions_of_other_software() {
     let cases = golden_cases("conv_fp32");
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("plain"), plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt"), plan: None };
         for (name, case) in &cases {
             let golden = Golden::read(&format!("conv_fp32/{name}"));
             let shape = golden_shape(&golden, case);
@@ -473,28 +473,28 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
     };
     let chosen = |number, problem: &Problem, layout| conv::select(&caps(number), problem, layout).unwrap().name;
     let half = Float::F16;
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_plain"), "plain");
-    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
-    assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "implicit_rows_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_rows_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, LAYOUTS), "cuda_wna16_filled"), "implicit_rows_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, Float::BF16, nhwc), "cuda_wna16_filled"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "product_of_patches");
-    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_a8_sm90");
-    assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_a8_sm90");
-    assert_eq!(chosen(90, &problem("w8a8", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_a8_sm90");
-    assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "product_of_patches");
-    assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "plain");
-    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_plain"), "plain");
-    assert_eq!(chosen(90, &problem("w4a16", pointwise, half, nhwc), "cuda_wna16"), "implicit_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_plain"), "simt");
+    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "im2col_gemm");
+    assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "implicit_gemm_rows_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_gemm_rows_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, LAYOUTS), "cuda_wna16_filled"), "implicit_gemm_rows_sm90");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, Float::BF16, nhwc), "cuda_wna16_filled"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "im2col_gemm");
+    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");
+    assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");
+    assert_eq!(chosen(90, &problem("w8a8", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_gemm_a8_sm90");
+    assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "im2col_gemm");
+    assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "simt");
+    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_plain"), "simt");
+    assert_eq!(chosen(90, &problem("w4a16", pointwise, half, nhwc), "cuda_wna16"), "implicit_gemm_sm90");
     let several = Geometry { co: 65, ..pointwise };
-    assert_eq!(chosen(90, &problem("w4a16", several, half, nhwc), "cuda_wna16"), "product");
-    assert_eq!(chosen(90, &problem("w8a8", pointwise, half, nhwc), "cuda_wna16"), "product");
-    assert_eq!(chosen(80, &problem("w4a16", pointwise, half, nhwc), "cuda_wna16"), "product");
+    assert_eq!(chosen(90, &problem("w4a16", several, half, nhwc), "cuda_wna16"), "gemm_1x1");
+    assert_eq!(chosen(90, &problem("w8a8", pointwise, half, nhwc), "cuda_wna16"), "gemm_1x1");
+    assert_eq!(chosen(80, &problem("w4a16", pointwise, half, nhwc), "cuda_wna16"), "gemm_1x1");
     for (geometry, why) in [
         (Geometry { groups: 2, ..wide }, "brings 64 channels of a group at a time, a group has 32"),
         (Geometry { stride: [9, 1], ..wide }, "strides up to 8"),
@@ -507,7 +507,7 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
             all.iter().map(|(_, reason)| reason.as_ref().map_or_else(String::new, |r| r.0.clone())).collect();
         assert!(reasons[1].contains(why), "{problem}: {reasons:?}");
         let chosen = all.iter().filter(|(_, reason)| reason.is_none()).map(|(kernel, _)| kernel.name);
-        let expected = if geometry.groups == 1 { "product_of_patches" } else { "plain" };
+        let expected = if geometry.groups == 1 { "im2col_gemm" } else { "simt" };
         assert_eq!(chosen.collect::<Vec<_>>(), [expected], "{problem}");
     }
     assert_eq!(

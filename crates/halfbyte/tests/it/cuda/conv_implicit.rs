@@ -6,7 +6,7 @@ use crate::conv::{LAYOUTS, cases};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cuda::conv::{self, Problem, Weights};
-use halfbyte::cuda::conv::{implicit_a8_sm90, implicit_rows_sm90, implicit_sm90};
+use halfbyte::cuda::conv::{implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::{Float, Floats};
@@ -27,7 +27,7 @@ const IMPLICIT_FORMATS: [&str; 11] = [
 
 #[test]
 fn implicit_products_are_within_the_bound_whatever_their_plan() {
-    let implicit = kernel("implicit_sm90");
+    let implicit = kernel("implicit_gemm_sm90");
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
@@ -41,7 +41,7 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
         };
         // Some here, others for the next format.
         let plans_of = |g: usize, i: usize, problem: &Problem| {
-            let plans = implicit_sm90::plans(&caps, problem).unwrap();
+            let plans = implicit_gemm_sm90::plans(&caps, problem).unwrap();
             plans.into_iter().skip((g + i) % 9).step_by(9).collect::<Vec<_>>()
         };
         let all = implicit_cases().into_iter().enumerate().flat_map(|(g, (geometry, batch, size))| {
@@ -51,10 +51,11 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
         let needed = all.flat_map(|(g, i, shape)| {
             let problem = problem_of(g, i, shape);
             let planned = plans_of(g, i, &problem).into_iter();
-            let planned = planned.map(|plan| implicit_sm90::instance_as(&plan, &problem).unwrap()).collect::<Vec<_>>();
+            let planned =
+                planned.map(|plan| implicit_gemm_sm90::instance_as(&plan, &problem).unwrap()).collect::<Vec<_>>();
             [planned, implicit.instances_of(&caps, &problem, layout)].concat()
         });
-        prepare(&gpu, needed.chain((kernel("plain").instances)()));
+        prepare(&gpu, needed.chain((kernel("simt").instances)()));
         for (g, (geometry, batch, size)) in implicit_cases().into_iter().enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
             for (i, name) in IMPLICIT_FORMATS.into_iter().enumerate() {
@@ -68,11 +69,11 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
                 assert_eq!(w.layout(), layout, "{name} {geometry:?}");
                 let problem = images.problem(&w);
                 let select = conv::select(&caps, &problem, w.layout()).unwrap().name;
-                assert_eq!(select, "implicit_sm90", "{problem}");
+                assert_eq!(select, "implicit_gemm_sm90", "{problem}");
                 let y = bench.forward(&w, &images, Epilogue::default());
                 check(&y, &reference, implicit.bound(&caps, &problem, w.layout()), &problem.to_string());
                 // The plain kernel reads the same weights.
-                let plain = Bench { kernel: kernel("plain"), ..bench };
+                let plain = Bench { kernel: kernel("simt"), ..bench };
                 let y = plain.forward(&w, &images, Epilogue::default());
                 check(&y, &reference, Bound::new(y_type, geometry.k()), &format!("plain: {problem}"));
                 for plan in plans_of(g, i, &problem) {
@@ -102,7 +103,7 @@ const QUANTIZED_FORMATS: [&str; 10] = [
 
 #[test]
 fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_their_plan() {
-    let implicit = kernel("implicit_a8_sm90");
+    let implicit = kernel("implicit_gemm_a8_sm90");
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
@@ -132,12 +133,13 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
                 }
             }
         }
-        let plans_of = |problem: &Problem, w: &Weights| implicit_a8_sm90::plans(&caps, problem, w.layout()).unwrap();
+        let plans_of =
+            |problem: &Problem, w: &Weights| implicit_gemm_a8_sm90::plans(&caps, problem, w.layout()).unwrap();
         let needed = all.iter().flat_map(|(problem, _, w)| {
             let planned = plans_of(problem, w).into_iter();
-            planned.flat_map(|plan| implicit_a8_sm90::instances_as(&plan, problem).unwrap())
+            planned.flat_map(|plan| implicit_gemm_a8_sm90::instances_as(&plan, problem).unwrap())
         });
-        prepare(&gpu, needed.chain((kernel("plain").instances)()));
+        prepare(&gpu, needed.chain((kernel("simt").instances)()));
         for (problem, w, packed) in &all {
             let (shape, format, layout) = (&problem.shape, problem.format.unwrap(), packed.layout());
             let x = rounded(&random.activations(shape.x_len()), problem.x);
@@ -145,12 +147,12 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
             let images = Images { shape, x: &x, types: [problem.x, problem.y], layouts: problem.layouts };
             assert_eq!(images.problem(packed), *problem);
             let selected = conv::select(&caps, problem, layout).unwrap().name;
-            let expected = if shape.is_product() { "product" } else { "implicit_a8_sm90" };
+            let expected = if shape.is_product() { "gemm_1x1" } else { "implicit_gemm_a8_sm90" };
             assert_eq!(selected, expected, "{problem}");
             let bound = implicit.bound(&caps, problem, layout);
             check(&bench.forward(packed, &images, Epilogue::default()), &reference, bound, &problem.to_string());
             // The plain kernel reads the same weights.
-            let plain = Bench { kernel: kernel("plain"), ..bench };
+            let plain = Bench { kernel: kernel("simt"), ..bench };
             check(
                 &plain.forward(packed, &images, Epilogue::default()),
                 &reference,
@@ -170,7 +172,7 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
 
 #[test]
 fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan() {
-    let implicit = kernel("implicit_rows_sm90");
+    let implicit = kernel("implicit_gemm_rows_sm90");
     let formats = ["w4a16", "w8a16", "w8a16-asym-sbf16", "w4a16-asym", "w8a16-tensor", "w4a16-g32", "w8a16-g16"];
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
@@ -205,22 +207,22 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
         }
         // Some here, others for the next format.
         let plans_of = |turn: usize, problem: &Problem, layout: &str| {
-            let plans = implicit_rows_sm90::plans(&caps, problem, layout).unwrap();
+            let plans = implicit_gemm_rows_sm90::plans(&caps, problem, layout).unwrap();
             plans.into_iter().skip(turn % 5).step_by(5).collect::<Vec<_>>()
         };
         let needed = all.iter().enumerate().flat_map(|(turn, (problem, _, w))| {
             let planned = plans_of(turn, problem, w.layout()).into_iter();
-            let planned = planned.flat_map(|plan| implicit_rows_sm90::instances_as(&plan, problem).unwrap());
+            let planned = planned.flat_map(|plan| implicit_gemm_rows_sm90::instances_as(&plan, problem).unwrap());
             planned.chain(implicit.instances_of(&caps, problem, w.layout())).collect::<Vec<_>>()
         });
-        prepare(&gpu, needed.chain((kernel("plain").instances)()));
+        prepare(&gpu, needed.chain((kernel("simt").instances)()));
         for (turn, (problem, w, packed)) in all.iter().enumerate() {
             let (shape, format) = (&problem.shape, problem.format.unwrap());
             let filled = packed.layout() == "cuda_wna16_filled";
             served[usize::from(filled)] += 1;
             if filled {
                 let selected = conv::select(&caps, problem, packed.layout()).unwrap().name;
-                assert_eq!(selected, "implicit_rows_sm90", "{problem}");
+                assert_eq!(selected, "implicit_gemm_rows_sm90", "{problem}");
             }
             let x = rounded(&random.activations(shape.x_len()), problem.x);
             let reference = reference::conv2d_linear(&x, w, format.act, shape).unwrap();
@@ -228,7 +230,7 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
             let bound = implicit.bound(&caps, problem, packed.layout());
             check(&bench.forward(packed, &images, Epilogue::default()), &reference, bound, &problem.to_string());
             // The plain kernel reads the same weights.
-            let plain = Bench { kernel: kernel("plain"), ..bench };
+            let plain = Bench { kernel: kernel("simt"), ..bench };
             let exact = Bound::new(problem.y, shape.geometry().k());
             check(
                 &plain.forward(packed, &images, Epilogue::default()),
@@ -249,7 +251,7 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
 
 #[test]
 fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
-    let implicit = kernel("implicit_sm90");
+    let implicit = kernel("implicit_gemm_sm90");
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
         let mut random = Random(63);
@@ -264,7 +266,7 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
             let x = rounded(&random.activations(shape.x_len()), Float::F16);
             let images = Images { shape: &shape, x: &x, types: [Float::F16; 2], layouts: [Layout2d::Nhwc; 2] };
             let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
-            let plain = Bench { gpu: &gpu, stream: &stream, kernel: kernel("plain"), plan: None };
+            let plain = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt"), plan: None };
             let want = plain.forward(&packed, &images, Epilogue::default());
             // Sums of absolute values, as |x| and |w| give them.
             let absolute = x.iter().map(|v| v.abs()).collect::<Vec<_>>();
@@ -272,9 +274,9 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
             let dense = Weights::dense(&gpu, &stream, Floats::F32(&values), geometry).unwrap();
             let sums = Images { x: &absolute, types: [Float::F32; 2], ..images };
             let magnitude = plain.forward(&dense, &sums, Epilogue::default());
-            let plans = implicit_sm90::plans(&gpu.caps(), &images.problem(&packed)).unwrap();
+            let plans = implicit_gemm_sm90::plans(&gpu.caps(), &images.problem(&packed)).unwrap();
             let problem = images.problem(&packed);
-            prepare(&gpu, plans.iter().map(|plan| implicit_sm90::instance_as(plan, &problem).unwrap()));
+            prepare(&gpu, plans.iter().map(|plan| implicit_gemm_sm90::instance_as(plan, &problem).unwrap()));
             assert!(plans.iter().any(|(_, s)| s.waves > 0), "{plans:?}");
             assert!(plans.iter().any(|(config, s)| s.parts_bytes(*config) > 0), "{plans:?}");
             for plan in plans {

@@ -294,12 +294,12 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                 let (x_is, y_is) = (data.x_is, Some(data.y_is));
                 let layer = Layer::conv2d(&gpu, &stream, &w, geometry, x_is, y_is, epilogue).unwrap();
                 assert_eq!(layer.is_symmetric(), symmetric);
-                let plain = How::Kernel(kernel("int8_plain"));
+                let plain = How::Kernel(kernel("int8_simt"));
                 let what = |how: &How| format!("{how:?}: {geometry:?} batch {batch} {size:?} {types:?}");
                 same(&bench.forward(plain, &layer, &data.x, &shape, layouts), &want, &shape, &what(&plain));
                 let layouts = [Layout2d::Nhwc; 2];
                 let problem = Problem { shape, symmetric, floats: false, layouts };
-                let (hopper, patches) = (["int8_direct_sm90", "int8_sm90"].map(kernel), kernel("int8_patches"));
+                let (hopper, patches) = (["int8_direct_sm90", "int8_sm90"].map(kernel), kernel("int8_im2col_gemm"));
                 for x_layout in LAYOUTS {
                     let layouts = [x_layout, Layout2d::Nhwc];
                     let how = How::Kernel(patches);
@@ -487,15 +487,15 @@ fn the_choice_is_the_hopper_kernel_wherever_it_can() {
         chosen(90, &problem(Geometry { groups: 1, ..Geometry::new(48, 7, [1, 1]) }, true, false, nhwc)),
         "int8_sm90"
     );
-    assert_eq!(chosen(80, &problem(wide, true, false, nhwc)), "int8_plain");
+    assert_eq!(chosen(80, &problem(wide, true, false, nhwc)), "int8_simt");
     for (problem, why, instead) in [
-        (problem(wide, false, false, nhwc), "without zero points", "int8_plain"),
-        (problem(wide, true, true, nhwc), "y is floats", "int8_plain"),
-        (problem(wide, true, false, LAYOUTS), "in nhwc", "int8_patches"),
-        (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_plain"),
-        (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_plain"),
-        (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_patches"),
-        (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_patches"),
+        (problem(wide, false, false, nhwc), "without zero points", "int8_simt"),
+        (problem(wide, true, true, nhwc), "y is floats", "int8_simt"),
+        (problem(wide, true, false, LAYOUTS), "in nhwc", "int8_im2col_gemm"),
+        (problem(wide, true, false, [Layout2d::Nchw; 2]), "in nhwc", "int8_simt"),
+        (problem(Geometry { groups: 2, ..wide }, true, false, nhwc), "a group has 32", "int8_simt"),
+        (problem(Geometry::new(40, 8, [1, 1]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
+        (problem(Geometry::new(3, 64, [7, 7]), true, false, nhwc), "a multiple of 16 channels", "int8_im2col_gemm"),
     ] {
         assert_eq!(chosen(90, &problem), instead, "{problem}");
         let reason = kernel("int8_sm90").supports(&caps(90), &problem).unwrap_err();

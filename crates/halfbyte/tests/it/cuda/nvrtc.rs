@@ -128,7 +128,7 @@ fn forms_of_implicit_products_compile_without_spills() {
     let Some(nvrtc) = nvrtc() else { return };
     let arch = "sm_90a".parse::<Arch>().unwrap();
     let formats = ["w4a16-asym", "w8a16-asym-sbf16", "w4a16-g32-asym-sbf16", "w8a16-g64-asym", "w8a16-g128-asym"];
-    let of = |name: &&str| conv::implicit_sm90::every_instance(parse(name).weight);
+    let of = |name: &&str| conv::implicit_gemm_sm90::every_instance(parse(name).weight);
     let all: Vec<Instance> = formats.iter().flat_map(of).collect();
     assert!(all.len() > 80, "{}", all.len());
     // Some of each format: the whole takes minutes.

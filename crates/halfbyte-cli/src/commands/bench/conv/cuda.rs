@@ -14,7 +14,9 @@ use crate::text::{Align, rate, table};
 use crate::timing::Measured;
 use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::conv::{self, Call, Problem, Weights, implicit_a8_sm90, implicit_rows_sm90, implicit_sm90};
+use halfbyte::cuda::conv::{
+    self, Call, Problem, Weights, implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90,
+};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
 use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Form as Int8Form, Layer, Target};
 use halfbyte::cuda::matmul::Epilogue;
@@ -71,19 +73,20 @@ struct Swept {
 /// A plan of an implicit product: of pixels, of rows of windows, of quantised activations.
 #[derive(Clone, Copy)]
 enum Form {
-    Exact(implicit_sm90::config::Plan),
-    Rows(implicit_sm90::config::Plan),
-    Quantized(implicit_a8_sm90::config::Plan),
+    Exact(implicit_gemm_sm90::config::Plan),
+    Rows(implicit_gemm_sm90::config::Plan),
+    Quantized(implicit_gemm_a8_sm90::config::Plan),
 }
 
 impl Form {
     /// All that compute a problem with weights in a layout; none where no implicit product does.
     fn all(gpu: &Gpu, problem: &Problem, layout: &str) -> Vec<Self> {
         let caps = gpu.caps();
-        let exact = implicit_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Exact);
-        let rows = implicit_rows_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Rows);
+        let exact = implicit_gemm_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Exact);
+        let rows =
+            implicit_gemm_rows_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Rows);
         let quantized =
-            implicit_a8_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Quantized);
+            implicit_gemm_a8_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Quantized);
         // Where pixels are read as they lie, rows of windows are no choice.
         let read: Vec<Self> = exact.chain(quantized).collect();
         if read.is_empty() { rows.collect() } else { read }
@@ -91,9 +94,9 @@ impl Form {
 
     fn workspace_bytes(&self, problem: &Problem) -> usize {
         match self {
-            Form::Exact(plan) => implicit_sm90::workspace_bytes_as(plan),
-            Form::Rows(plan) => implicit_rows_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
-            Form::Quantized(plan) => implicit_a8_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
+            Form::Exact(plan) => implicit_gemm_sm90::workspace_bytes_as(plan),
+            Form::Rows(plan) => implicit_gemm_rows_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
+            Form::Quantized(plan) => implicit_gemm_a8_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
         }
     }
 }
@@ -272,9 +275,9 @@ impl Device<'_> {
             };
             match form {
                 None => conv::run_with(kernel, gpu, stream, call),
-                Some(Form::Exact(plan)) => implicit_sm90::run_as(plan, gpu, stream, call),
-                Some(Form::Rows(plan)) => implicit_rows_sm90::run_as(plan, gpu, stream, call),
-                Some(Form::Quantized(plan)) => implicit_a8_sm90::run_as(plan, gpu, stream, call),
+                Some(Form::Exact(plan)) => implicit_gemm_sm90::run_as(plan, gpu, stream, call),
+                Some(Form::Rows(plan)) => implicit_gemm_rows_sm90::run_as(plan, gpu, stream, call),
+                Some(Form::Quantized(plan)) => implicit_gemm_a8_sm90::run_as(plan, gpu, stream, call),
             }
         };
         for form in forms {

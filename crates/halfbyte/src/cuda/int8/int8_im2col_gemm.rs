@@ -1,4 +1,4 @@
-//! Convolutions of bytes as products of patches: some output pixels at a time, what they see is copied into the workspace
+//! im2col and GEMM of bytes: for some output pixels at a time, what they see is copied into the workspace as rows of a matrix
 //! ([`crate::cuda::conv`] has the copy) and multiplied by `int8_sm90`.
 //!
 //! Serves what the copy engine does not bring: planes, and few channels. The padding is copied as the zero point of x, so that the
@@ -6,19 +6,19 @@
 
 use super::{Call, Kernel, Problem, Target, int8_sm90};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::conv::patches::{self, Patches};
+use crate::cuda::conv::im2col::{self, Patches};
 use crate::cuda::driver::Stream;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
 
-const NAME: &str = "int8_patches";
+const NAME: &str = "int8_im2col_gemm";
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90",
     serves: |arch| arch.number == 90 && arch.specific,
-    instances: patches::instances,
+    instances: im2col::instances,
     supports,
     workspace_bytes: |problem| Workspace::COUNTER_BYTES + patches(problem, 0).slab_bytes(),
     run,

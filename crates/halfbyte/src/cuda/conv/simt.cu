@@ -20,7 +20,7 @@ constexpr int PIXELS = 4;  // of a thread
 enum Layout : int { DENSE = 0, PLAIN = 1, WNA16 = 2 };
 enum ZeroKind : u32 { SYMMETRIC = 0, INTEGER = 1, OFFSET = 2 };
 
-// As `Weight` in conv/plain.rs: some of the groups of a convolution.
+// As `Weight` in conv/simt.rs: some of the groups of a convolution.
 struct Weight {
   const void* codes;  // DENSE: floats [n][k];  PLAIN: words [words][n];  WNA16: atoms
   const void* scales;  // PLAIN: [groups][n];  WNA16: the table of rows
@@ -32,7 +32,7 @@ struct Weight {
   ZeroKind zero_kind;
 };
 
-// As `Params` in conv/plain.rs.
+// As `Params` in conv/simt.rs.
 struct Params {
   Images images;
   Weight w;

@@ -15,7 +15,7 @@
 constexpr int THREADS = 256;
 constexpr int PIXELS = 4;  // of a thread
 
-// As `Params` in int8_plain.rs.
+// As `Params` in int8_simt.rs.
 struct Params {
   Images images;
   const u8* x;

@@ -1,7 +1,7 @@
-//! Convolutions of one pixel each: products of the pixels as they lie.
+//! 1 × 1 convolution as a GEMM: with stride 1 and images in nhwc, x is the matrix of the product as it lies.
 
 use super::weights::Kind;
-use super::{Call, Kernel, Problem, implicit_sm90};
+use super::{Call, Kernel, Problem, implicit_gemm_sm90};
 use crate::conv::Layout2d;
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul;
@@ -12,7 +12,7 @@ use crate::kernel::{self, Reason};
 use crate::layout::cuda_wna16::STRIP;
 
 pub(super) const KERNEL: Kernel = Kernel {
-    name: "product",
+    name: "gemm_1x1",
     what: "one position, stride 1, no padding: the product of crate::cuda::matmul",
     serves: |_| true,
     instances: Vec::new,
@@ -45,8 +45,10 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     }
     // Few outputs of many pixels: products have no tile of one strip.
     let narrow = problem.shape.geometry().co <= STRIP && problem.shape.output_pixels() >= MANY_PIXELS;
-    if narrow && implicit_sm90::KERNEL.supports(caps, problem, layout).is_ok() {
-        return Err(Reason(format!("leaves up to {STRIP} outputs of {MANY_PIXELS} pixels or more to implicit_sm90")));
+    if narrow && implicit_gemm_sm90::KERNEL.supports(caps, problem, layout).is_ok() {
+        return Err(Reason(format!(
+            "leaves up to {STRIP} outputs of {MANY_PIXELS} pixels or more to implicit_gemm_sm90"
+        )));
     }
     matmul::select(caps, &of(problem), Some(layout)).map(|_| ()).map_err(|why| Reason(why.to_string()))
 }
@@ -54,10 +56,10 @@ fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
 fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
     let Call { x, w, epilogue, y, workspace, .. } = call;
     let Kind::Quantized(parts) = &w.kind else {
-        return Err(Error::invalid("product", "a quantised weight", w.layout()));
+        return Err(Error::invalid("gemm_1x1", "a quantised weight", w.layout()));
     };
     let [w] = parts.as_slice() else {
-        return Err(Error::invalid("product", "one group", parts.len().to_string()));
+        return Err(Error::invalid("gemm_1x1", "one group", parts.len().to_string()));
     };
     let m = problem.shape.output_pixels();
     matmul::run(gpu, stream, matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false })

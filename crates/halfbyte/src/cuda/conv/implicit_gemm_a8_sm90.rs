@@ -1,4 +1,4 @@
-//! Implicit products with quantised activations on Hopper: `wna8_sm90.cu` with windows on images of codes, which the copy engine
+//! Implicit GEMM with quantised activations on Hopper: `wna8_sm90.cu` with windows on images of codes, which the copy engine
 //! brings position by position, and with windows on the scales of their pixels.
 //!
 //! Every pixel is quantised once, before: a scale for the channels that share one in a weight, so that it has the same codes in
@@ -29,7 +29,7 @@ use bytemuck::{Pod, Zeroable};
 use config::Plan;
 use std::borrow::Cow;
 
-const NAME: &str = "implicit_a8_sm90";
+const NAME: &str = "implicit_gemm_a8_sm90";
 
 /// Of the weights that it reads.
 const LAYOUT: &str = "cuda_wna16";

@@ -1,11 +1,11 @@
-//! Convolutions as products of patches: some output pixels at a time, what they see is copied into the workspace
-//! ([`super::patches`]) and multiplied.
+//! im2col and GEMM: for some output pixels at a time, what they see is copied into the workspace as rows of a matrix
+//! ([`super::im2col`]) and multiplied.
 //!
 //! Serves what the copy engine of Hopper does not bring, and all processors before it. A slab of patches is so small that the
 //! second-level cache holds it until it is multiplied. With quantised activations a row of patches has a group for each
 //! position and scale, so that each pixel has the same codes in every window.
 
-use super::patches::{self, Patches};
+use super::im2col::{self, Patches};
 use super::weights::Kind;
 use super::{Call, Kernel, Problem};
 use crate::conv::{Geometry, Layout2d};
@@ -19,7 +19,7 @@ use crate::kernel::{self, Reason};
 use half::{bf16, f16};
 use std::borrow::Cow;
 
-const NAME: &str = "product_of_patches";
+const NAME: &str = "im2col_gemm";
 
 /// Of the weights that it multiplies by.
 pub(super) const LAYOUT: &str = "cuda_wna16";
@@ -28,11 +28,11 @@ pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by crate::cuda::matmul",
     serves: |arch| arch.number >= 80,
-    instances: patches::instances,
+    instances: im2col::instances,
     instances_of: |caps, problem, layout| {
         let products = sizes(problem).into_iter().map(|m| matmul::instances_of(caps, &product(problem, m), layout));
         let products = products.flat_map(Result::unwrap_or_default);
-        patches::instances().into_iter().chain(products).collect()
+        im2col::instances().into_iter().chain(products).collect()
     },
     supports,
     bound,

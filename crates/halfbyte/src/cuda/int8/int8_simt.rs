@@ -1,4 +1,5 @@
-//! Launches of `int8_plain.cu`, which is right for every layer.
+//! Direct convolution and product of bytes on the scalar units (SIMT), any layer: launches of `int8_simt.cu`, what faster kernels are
+//! compared with.
 
 use super::{Call, Kernel, OP, Problem, Target};
 use crate::cuda::conv::images::Images;
@@ -12,10 +13,10 @@ use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
 use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "int8/int8_plain.cu", text: include_str!("int8_plain.cu") };
+static SOURCE: Source = Source { path: "int8/int8_simt.cu", text: include_str!("int8_simt.cu") };
 
 pub(super) const KERNEL: Kernel = Kernel {
-    name: "int8_plain",
+    name: "int8_simt",
     what: "a thread an output, integer multiply-add, every geometry, layout and processor",
     serves: |arch| arch.number >= 75,
     instances: || vec![instance()],

@@ -8,7 +8,7 @@
 //! promoting = groups · tokens · PROMOTE, and TERM for each further term
 //! ```
 
-use crate::cuda::conv::implicit_sm90::config::{EPILOGUE, TILE, UNIT, total_of_blocks, whole};
+use crate::cuda::conv::implicit_gemm_sm90::config::{EPILOGUE, TILE, UNIT, total_of_blocks, whole};
 use crate::cuda::matmul::wna8_sm90::config::{Config, Schedule, Terms};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;

@@ -1,4 +1,5 @@
-//! Launches of `plain.cu`, which is right for every convolution.
+//! Direct convolution on the scalar units (SIMT), any geometry from any layout: launches of `simt.cu`, what faster kernels are
+//! compared with.
 
 use super::columns::Columns;
 use super::images::Images;
@@ -14,10 +15,10 @@ use crate::format::reference::Bound;
 use crate::kernel::Reason;
 use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "conv/plain.cu", text: include_str!("plain.cu") };
+static SOURCE: Source = Source { path: "conv/simt.cu", text: include_str!("simt.cu") };
 
 pub(super) const KERNEL: Kernel = Kernel {
-    name: "plain",
+    name: "simt",
     what: "a thread an output, f32 multiply-add, every geometry, format, layout and processor",
     serves: |arch| arch.number >= 75,
     instances: || {

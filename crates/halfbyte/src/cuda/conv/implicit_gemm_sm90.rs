@@ -1,4 +1,4 @@
-//! Implicit products on Hopper: `wna16_sm90.cu` with windows on images for x, which the copy engine brings position by position.
+//! Implicit GEMM on Hopper: `wna16_sm90.cu` with windows on images for x, which the copy engine brings position by position.
 //!
 //! Rows of the product are output pixels, so that x and y lie pixel by pixel, and k is no longer in memory than in
 //! the weight. Each group of the convolution is a launch of its own.
@@ -24,7 +24,7 @@ use crate::tensor::Float;
 use bytemuck::{Pod, Zeroable};
 use config::Plan;
 
-const NAME: &str = "implicit_sm90";
+const NAME: &str = "implicit_gemm_sm90";
 
 /// Of the weights that it reads.
 const LAYOUT: &str = "cuda_wna16";

@@ -1,10 +1,10 @@
-//! Implicit products with few channels on Hopper: `wna16_sm90.cu` with rows of windows for x.
+//! Implicit GEMM with few channels on Hopper: `wna16_sm90.cu` with rows of windows for x.
 //!
 //! x is copied once, to images in which a row of a window is the channels of a pixel (`window_rows.rs`); the copy engine brings
 //! those row by row, 32 columns at a time.
 
 use super::columns::{Columns, FILLED};
-use super::implicit_sm90::{self, config, config::Plan};
+use super::implicit_gemm_sm90::{self, config, config::Plan};
 use super::launches::{Key, Prepared};
 use super::weights::Kind;
 use super::window_rows::{self, WindowRows};
@@ -24,7 +24,7 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use std::borrow::Cow;
 
-const NAME: &str = "implicit_rows_sm90";
+const NAME: &str = "implicit_gemm_rows_sm90";
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
@@ -51,7 +51,7 @@ pub(super) const KERNEL: Kernel = Kernel {
 const ALIGNMENT: usize = 256;
 
 /// A third of the forms each for the commonest formats with one strip, and others with more: but for how the rows of x lie they
-/// are those of `implicit_sm90`.
+/// are those of `implicit_gemm_sm90`.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, factors: false };
     let forms = [
@@ -105,7 +105,7 @@ impl Product {
         let g = problem.shape.geometry();
         let rows = WindowRows::of(g)?;
         let inner = rows.shape(&problem.shape).map_err(|why| Reason(why.to_string()))?;
-        let atom = implicit_sm90::form(problem)?;
+        let atom = implicit_gemm_sm90::form(problem)?;
         if !rows.keeps_columns(g) && atom.group > 0 {
             return Err(Reason("fills up columns of weights with one scale a row".into()));
         }
@@ -250,7 +250,7 @@ fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, produc
     let [map] = prepared.maps.as_slice() else { return refuse("one map", prepared.maps.len().to_string()) };
     let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
     let addresses = [y, bias, workspace.pointer()];
-    let arguments = implicit_sm90::Arguments {
+    let arguments = implicit_gemm_sm90::Arguments {
         product: wna16_sm90::Arguments::new(w, &schedule, addresses, pixels, config.tokens),
         windows: Windows::new(&product.inner, product.rows.columns),
     };

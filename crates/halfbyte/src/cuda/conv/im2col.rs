@@ -1,4 +1,4 @@
-//! Launches of `patches.cu`: rows of a product out of images.
+//! im2col: the windows of an image as rows of a matrix, by launches of `im2col.cu`.
 
 use super::images::Images;
 use crate::conv::{Conv2dShape, Layout2d};
@@ -10,7 +10,7 @@ use crate::kernel::Reason;
 use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
 
-static SOURCE: Source = Source { path: "conv/patches.cu", text: include_str!("patches.cu") };
+static SOURCE: Source = Source { path: "conv/im2col.cu", text: include_str!("im2col.cu") };
 
 const OP: &str = "patches";
 

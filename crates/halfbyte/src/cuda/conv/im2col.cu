@@ -13,7 +13,7 @@ constexpr u32 ROWS = 64, WARPS = 8;  // of a block
 constexpr int OUTSIDE = -0x8000;  // as far up as no window begins below
 constexpr u32 MOST_UNITS = 6144;  // of a row: the table fits every processor's shared memory
 
-// As `Params` in patches.rs. Elements of x, and all its sizes, are below 2^31, steps from position to position below
+// As `Params` in im2col.rs. Elements of x, and all its sizes, are below 2^31, steps from position to position below
 // 2^15.
 struct Params {
   Images images;
