@@ -1,8 +1,9 @@
 //! A layer of bytes on a device: the packed weight, and what its sums become.
 
-use super::{OP, int8_direct_sm90, int8_sm90};
+use super::{Int8, OP, int8_direct_sm90};
 use crate::conv::Geometry;
 use crate::cuda::Gpu;
+use crate::cuda::dispatch::Plans;
 use crate::cuda::driver::{Buffer, Stream};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Int8Weight, multiplier};
@@ -45,8 +46,8 @@ pub struct Layer {
     pub(super) constants: Buffer<i32>,
     /// Sums of signed codes, `[positions, co]`.
     pub(super) position_sums: Buffer<i32>,
-    /// What the Hopper kernel keeps prepared.
-    pub(super) launches: int8_sm90::Launches,
+    /// What was chosen for the problems that it has seen.
+    pub(super) plans: Plans<Int8>,
 }
 
 impl Layer {
@@ -108,7 +109,7 @@ impl Layer {
             scales: upload(gpu, stream, &scales)?,
             constants: upload(gpu, stream, &constants)?,
             position_sums: upload(gpu, stream, &position_sums)?,
-            launches: Default::default(),
+            plans: Plans::default(),
         };
         Ok(layer)
     }
@@ -169,7 +170,7 @@ impl Layer {
             scales: self.scales.duplicate(stream)?,
             constants: copy(&self.constants)?,
             position_sums: copy(&self.position_sums)?,
-            launches: Default::default(),
+            plans: Plans::default(),
             ..*self
         })
     }
