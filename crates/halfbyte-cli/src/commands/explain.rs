@@ -1,9 +1,11 @@
 //! `halfbyte explain`: which kernel would run, and why each other would not.
 
+mod conv;
+
 use crate::app::App;
 use crate::args::{FloatArg, WeightKind};
-use crate::failure::Result;
-use crate::text::{Align, table};
+use crate::failure::{Failure, Result};
+use crate::text::{Align, bytes, table};
 use halfbyte::Float;
 use halfbyte::cpu::isa::Caps;
 use halfbyte::cpu::matmul;
@@ -11,9 +13,25 @@ use halfbyte::cuda::{self, Gpu};
 use halfbyte::kernel::{Problem, Reason};
 use serde::Serialize;
 
-/// Show which kernel would compute a product, and why each other would not.
+/// Show which kernel would compute a product or a convolution, and why each other would not.
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 pub struct Args {
+    #[command(subcommand)]
+    of: Option<Of>,
+    #[command(flatten)]
+    product: Option<Product>,
+}
+
+/// What is explained instead of a product.
+#[derive(Debug, clap::Subcommand)]
+enum Of {
+    Conv(conv::Args),
+}
+
+/// A product.
+#[derive(Debug, clap::Args)]
+struct Product {
     /// Format of the weights, as w4a8-g128; or f32, f16, bf16 for dense ones.
     format: WeightKind,
     /// Rows of x.
@@ -36,6 +54,12 @@ struct Explanation {
     /// Instruction sets, or the GPU's processor.
     isa: String,
     chosen: Option<&'static str>,
+    /// How the chosen one computes it, where it has several ways.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    configuration: Option<String>,
+    /// What the chosen one works in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workspace_bytes: Option<usize>,
     kernels: Vec<Line>,
 }
 
@@ -50,6 +74,16 @@ struct Line {
 
 /// Prints the table.
 pub fn run(args: &Args, app: &App) -> Result<()> {
+    match (&args.of, &args.product) {
+        (Some(Of::Conv(args)), _) => conv::run(args, app),
+        (None, Some(args)) => product(args, app),
+        (None, None) => {
+            Err(Failure::usage("nothing to explain", "expected a format and sizes, got none", "see --help"))
+        }
+    }
+}
+
+fn product(args: &Product, app: &App) -> Result<()> {
     let default = if app.cuda().is_some() { Float::F16 } else { Float::F32 };
     let x = args.x.map_or(default, Float::from);
     let y = args.y.map_or(default, Float::from);
@@ -68,19 +102,33 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             (caps.arch.to_string(), lines.collect())
         }
     };
-    let chosen = kernels.iter().find(|line| line.chosen).map(|line| line.kernel);
-    app.result(&Explanation { problem: problem.to_string(), isa, chosen, kernels }, |e| {
-        let rows: Vec<Vec<String>> = e
-            .kernels
-            .iter()
-            .map(|line| {
-                let mark = if line.chosen { "chosen" } else { "no" };
-                vec![line.kernel.to_owned(), mark.to_owned(), line.reason.clone()]
-            })
-            .collect();
-        let columns = [("kernel", Align::Left), ("", Align::Left), ("why", Align::Left)];
-        format!("{}, on {}\n\n{}", e.problem, e.isa, table(&columns, &rows))
-    })
+    Explanation::new(problem.to_string(), isa, kernels).print(app)
+}
+
+impl Explanation {
+    fn new(problem: String, isa: String, kernels: Vec<Line>) -> Self {
+        let chosen = kernels.iter().find(|line| line.chosen).map(|line| line.kernel);
+        Self { problem, isa, chosen, configuration: None, workspace_bytes: None, kernels }
+    }
+
+    fn print(&self, app: &App) -> Result<()> {
+        app.result(self, |e| {
+            let rows: Vec<Vec<String>> = e
+                .kernels
+                .iter()
+                .map(|line| {
+                    let mark = if line.chosen { "chosen" } else { "no" };
+                    vec![line.kernel.to_owned(), mark.to_owned(), line.reason.clone()]
+                })
+                .collect();
+            let columns = [("kernel", Align::Left), ("", Align::Left), ("why", Align::Left)];
+            let mut out = format!("{}, on {}\n\n{}", e.problem, e.isa, table(&columns, &rows));
+            if let (Some(configuration), Some(workspace_bytes)) = (&e.configuration, e.workspace_bytes) {
+                out += &format!("\n{configuration}; {} of workspace\n", bytes(workspace_bytes as u64));
+            }
+            out
+        })
+    }
 }
 
 fn line(kernel: &'static str, layout: &'static str, what: &'static str, reason: Option<Reason>) -> Line {

@@ -120,6 +120,13 @@ pub struct Kernel {
     run: fn(&Cpu, &mut Scratch, &Input<'_>, &Output<'_>),
 }
 
+impl Kernel {
+    /// Whether it computes a problem on a device, or why not.
+    pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+        (self.supports)(caps, problem)
+    }
+}
+
 impl Row for Kernel {
     fn name(&self) -> &'static str {
         self.name
