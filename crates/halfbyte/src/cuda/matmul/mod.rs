@@ -35,7 +35,9 @@ pub use kernel::{Configuration, Kernel};
 pub use pack::Packer;
 pub use plans::{Plan, Plans};
 pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
-pub use quantized_rows::{QuantizedCall, QuantizedRows, QuantizedView, QuantizedViewMut, rows_form, run_quantized};
+pub use quantized_rows::{
+    QuantizedCall, QuantizedRows, QuantizedView, QuantizedViewMut, rows_form, run_quantized, run_quantized_with,
+};
 pub use simt::Weights as PlainWeights;
 pub(super) use simt::zero_kind;
 pub use wna16::Weights as Wna16Weights;
@@ -43,7 +45,7 @@ pub use wna16::Weights as Wna16Weights;
 pub(in crate::cuda) use plans::KeptPlans;
 
 use super::driver::{FloatView, FloatViewMut, Stream, View};
-use super::sources::Instance;
+use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, QTensor};
@@ -160,6 +162,19 @@ pub static KERNELS: &[Kernel] = &[
 /// What is launched before kernels, and what packs weights for them.
 pub fn auxiliary() -> Vec<Instance> {
     [vec![gather::instance()], pack::instances()].concat()
+}
+
+/// Every instance that products with weights of a format are computed by on a processor, with x of any type, y of the same one or f32,
+/// and no activation: whatever their sizes and the rest of the device are. None that packs weights is among them.
+pub fn every_instance(arch: Arch, format: Format) -> Vec<Instance> {
+    let served = KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
+    let types = |x: Float| [[x, x], [x, Float::F32]];
+    let types = move || [Float::F16, Float::BF16, Float::F32].into_iter().flat_map(types);
+    let mut all: Vec<_> =
+        served.flat_map(|kernel| types().flat_map(|types| (kernel.every_instance)(format, types))).collect();
+    all.sort_by_cached_key(Instance::to_string);
+    all.dedup_by_key(|instance| instance.to_string());
+    all
 }
 
 /// The kernel of a name, for weights in a layout if it reads several. Error: the names that there are.

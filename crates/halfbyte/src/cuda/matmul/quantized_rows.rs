@@ -10,7 +10,7 @@
 //! Weights whose forms are equal read the same rows.
 
 use super::quantize_activations::{Form, Target};
-use super::{Epilogue, OP, Packed, select};
+use super::{Configuration, Epilogue, Kernel, OP, Packed, select};
 use crate::cuda::driver::{Buffer, FloatViewMut, Stream, View, ViewMut};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -124,12 +124,30 @@ pub struct QuantizedCall<'a> {
 /// *Accuracy:* the bits of [`super::run`] with the numbers that were quantised. *Errors:* rows of another form than
 /// [`rows_form`] gives, lengths that do not fit, a workspace that is too small, a kernel that cannot be compiled.
 pub fn run_quantized(gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Result<()> {
-    let (form, [n, k]) = (call.x.form, call.w.shape());
-    let problem = problem(call.w, form.m, call.y.dtype());
+    let problem = problem(call.w, call.x.form.m, call.y.dtype());
     let plans = call.w.plans(gpu, problem.x, problem.y);
-    let plan = plans.as_ref().ok().and_then(|plans| plans.at(form.m, false).ok()).filter(|_| call.w.in_order());
-    let wanted = plan.and_then(|plan| plan.kernel().rows_form(&problem));
-    let Some(plan) = plan.filter(|_| wanted == Some(form)) else {
+    let plan = plans.as_ref().ok().and_then(|plans| plans.at(problem.m, false).ok());
+    launch(gpu, stream, &problem, plan.map(|plan| (plan.kernel(), plan.configuration())), &call)
+}
+
+/// The same by a kernel of the caller's choice. Error also: it does not read such rows.
+pub fn run_quantized_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Result<()> {
+    let problem = problem(call.w, call.x.form.m, call.y.dtype());
+    let chosen = kernel.choose(&gpu.caps(), &problem, false).ok().filter(|_| kernel.layout == call.w.layout());
+    launch(gpu, stream, &problem, chosen.as_ref().map(|configuration| (kernel, configuration)), &call)
+}
+
+fn launch(
+    gpu: &Gpu,
+    stream: &Stream,
+    problem: &Problem,
+    plan: Option<(&Kernel, &Configuration)>,
+    call: &QuantizedCall<'_>,
+) -> Result<()> {
+    let (form, [n, k]) = (call.x.form, call.w.shape());
+    let plan = plan.filter(|_| call.w.in_order());
+    let wanted = plan.and_then(|(kernel, _)| kernel.rows_form(problem));
+    let Some((_, configuration)) = plan.filter(|_| wanted == Some(form)) else {
         let expected = match wanted {
             Some(wanted) => format!("rows of {wanted:?} for weights of {n} × {k}"),
             None => format!("weights that quantised rows are multiplied by, not {} of {n} × {k}", call.w.format()),
@@ -144,7 +162,7 @@ pub fn run_quantized(gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Res
     if let Some(bias) = call.epilogue.bias {
         fits("a bias, once for rows,", Some(n), bias.len())?;
     }
-    if call.y.is_empty() { Ok(()) } else { plan.configuration().get().run_quantized(gpu, stream, &problem, &call) }
+    if call.y.is_empty() { Ok(()) } else { configuration.get().run_quantized(gpu, stream, problem, call) }
 }
 
 /// The type of x does not matter any more.
