@@ -5,7 +5,7 @@ use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
 use halfbyte::cuda::conv;
 use halfbyte::cuda::int8;
-use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm80, wna16_sm90};
+use halfbyte::cuda::matmul::{self, KERNELS};
 use halfbyte::cuda::nn;
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance};
@@ -40,12 +40,8 @@ pub fn run(args: &Args) -> Result<(), String> {
         // Machine code serves every driver of the compiler's major version.
         let compiler = Compiler::with_cache(arch, nvrtc.version(), Some(Cache::at(&args.output)));
         let served = KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
-        let mut instances: Vec<Instance> = served.clone().flat_map(|kernel| (kernel.instances)()).collect();
-        if served.clone().any(|kernel| kernel.name == "wna16_sm90") {
-            instances.extend(formats.iter().flat_map(|format| wna16_sm90::every_instance(format.weight)));
-        } else if served.clone().any(|kernel| kernel.name == "wna16_sm80") {
-            instances.extend(formats.iter().flat_map(|format| wna16_sm80::every_instance(format.weight)));
-        }
+        let mut instances: Vec<Instance> = served.flat_map(|kernel| (kernel.instances)()).collect();
+        instances.extend(formats.iter().flat_map(|&format| matmul::every_instance(arch, format)));
         instances.extend(matmul::auxiliary());
         for kernel in conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
             instances.extend((kernel.instances)());

@@ -414,6 +414,6 @@ fn the_choice_is_pure_and_explained() {
         assert_eq!(chosen(&hopper, &unlike, Some("cuda_wna16")), best);
         assert_eq!(chosen(&caps("sm_89", true), &same, Some("cuda_wna16")), best);
         let narrow = Problem { x: Float::F32, y: Float::F32, k: 128, ..same };
-        assert_eq!(chosen(&hopper, &narrow, Some("cuda_plain")), "plain");
+        assert_eq!(chosen(&hopper, &narrow, Some("cuda_plain")), "simt");
     }
 }

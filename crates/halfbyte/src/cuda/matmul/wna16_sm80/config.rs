@@ -4,6 +4,7 @@
 
 use crate::cuda::Caps;
 use crate::cuda::matmul::wna16;
+use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::schedule::MOST_CUT;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
@@ -27,6 +28,14 @@ pub struct Config {
     pub stages: usize,
     /// Blocks that a multiprocessor has registers for.
     pub blocks: usize,
+}
+
+/// `n64 2x1 step 128 w6`: tokens, warpgroups and strips, columns and number of stages; then blocks, if there are several.
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{} {}x{} step {} w{}", self.tokens, self.warpgroups, self.strips, self.step, self.stages)?;
+        write_unusual(f, &[("blocks", self.blocks, 1)])
+    }
 }
 
 /// Up to 8 tokens, in tiles of 256 rows.

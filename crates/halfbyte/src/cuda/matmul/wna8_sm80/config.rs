@@ -5,6 +5,7 @@ use crate::cuda::Caps;
 use crate::cuda::matmul::wna8_sm90::config::Terms;
 use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm80::config as exact;
+use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -25,6 +26,14 @@ pub struct Config {
     pub stages: usize,
     /// Blocks that a multiprocessor has registers for.
     pub blocks: usize,
+}
+
+/// `n64 2x1 w6`: tokens, warpgroups and strips, stages; then blocks, if there are several.
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{} {}x{} w{}", self.tokens, self.warpgroups, self.strips, self.stages)?;
+        write_unusual(f, &[("blocks", self.blocks, 1)])
+    }
 }
 
 const WARPGROUPS: usize = 2;
