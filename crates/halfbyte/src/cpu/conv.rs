@@ -11,6 +11,7 @@
 //! follow each other and the team shares the outputs of each. One channel a group goes to `depthwise`.
 
 pub(crate) mod depthwise;
+pub mod explain;
 mod images;
 pub(crate) mod int8;
 mod windows;

@@ -37,6 +37,7 @@ pub mod cache;
 pub mod compile;
 pub mod conv;
 pub mod cublaslt;
+pub mod dispatch;
 pub mod driver;
 pub mod int8;
 pub mod inventory;
@@ -47,8 +48,10 @@ pub mod nn;
 pub mod nvrtc;
 mod queue;
 pub mod roofline;
+pub mod schedule;
 pub mod sources;
 mod tensor;
+mod tiled;
 
 pub use queue::Cuda;
 pub use tensor::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut};
@@ -58,6 +61,7 @@ use compile::Compiler;
 use cublaslt::Products;
 use driver::{Buffer, Context, Driver, Function, Module, Stream, View, ViewMut};
 use library::CUBLASLT;
+use matmul::KeptPlans;
 use rayon::prelude::*;
 use sources::{Arch, Instance};
 use std::collections::HashMap;
@@ -76,8 +80,40 @@ pub struct Caps {
     pub shared_bytes: u32,
     /// Size of the second-level cache.
     pub l2_bytes: u32,
+    /// Megabytes (10⁶) a second from memory, as the data sheet has it; 0: unknown.
+    pub memory_mb_per_s: u32,
+    /// Clock of the multiprocessors at most; 0: unknown.
+    pub clock_khz: u32,
     /// Whether cuBLASLt was found.
     pub cublaslt: bool,
+}
+
+impl Caps {
+    /// An H200: the device whose measurements choices follow.
+    pub const H200: Self = Self {
+        arch: Arch { number: 90, specific: true },
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        l2_bytes: 60 << 20,
+        memory_mb_per_s: 4_916_736,
+        clock_khz: 1_980_000,
+        cublaslt: true,
+    };
+
+    /// Clocks that memory takes to bring so many bytes to each multiprocessor; 0: unknown.
+    pub fn clocks_of_memory(&self, bytes: usize) -> f64 {
+        match self.memory_mb_per_s {
+            0 => 0.0,
+            // kHz · bytes / (MB/s): thousandths of a clock.
+            rate => bytes as f64 * f64::from(self.multiprocessors) * f64::from(self.clock_khz) / f64::from(rate) * 1e-3,
+        }
+    }
+
+    /// A processor of which nothing else is known: to enumerate what is compiled for it.
+    pub(crate) fn of_arch(arch: Arch) -> Self {
+        let (multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz) = (108, 101_376, 0, 0, 0);
+        Self { arch, multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz, cublaslt: false }
+    }
 }
 
 /// A GPU as a device: its context, its capabilities, and the kernels loaded on it.
@@ -89,7 +125,13 @@ pub struct Gpu {
     caps: Caps,
     compiler: Compiler,
     functions: Mutex<HashMap<String, Function>>,
+    /// Those that are launched beside products, by a key that takes no formatting.
+    functions_by_key: Mutex<HashMap<Key, Function>>,
+    plans: KeptPlans,
 }
+
+/// A kernel's name, and the numbers of its instance.
+type Key = (&'static str, [u32; 2]);
 
 impl Gpu {
     /// Device `index`. Errors: no driver, one too old, no such device.
@@ -108,9 +150,19 @@ impl Gpu {
             multiprocessors: info.multiprocessors,
             shared_bytes: info.shared_bytes,
             l2_bytes: info.l2_bytes,
+            memory_mb_per_s: info.memory_mb_per_s(),
+            clock_khz: info.clock_khz,
             cublaslt: library::is_there(&CUBLASLT, Some(context.driver().version().major)),
         };
-        Self { products: Mutex::default(), context, caps, compiler, functions: Mutex::default() }
+        Self {
+            products: Mutex::default(),
+            context,
+            caps,
+            compiler,
+            functions: Mutex::default(),
+            functions_by_key: Mutex::default(),
+            plans: KeptPlans::default(),
+        }
     }
 
     /// Number of devices; 0 also if there is no driver.
@@ -162,6 +214,21 @@ impl Gpu {
         let compiled = self.compiler.get(instance)?;
         let function = Module::load(&self.context, &compiled.cubin)?.function(&compiled.name)?;
         Ok(table().entry(name).or_insert(function).clone())
+    }
+
+    /// As [`Gpu::function`], for launchers that know an instance by a name and numbers: nothing is formatted but once.
+    fn function_once(&self, key: Key, instance: impl FnOnce() -> Instance) -> Result<Function> {
+        let table = || self.functions_by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = table().get(&key) {
+            return Ok(function.clone());
+        }
+        let function = self.function(&instance())?;
+        Ok(table().entry(key).or_insert(function).clone())
+    }
+
+    /// The plans of products with weights of some form, which every weight of that form shares.
+    fn plans(&self) -> &KeptPlans {
+        &self.plans
     }
 
     /// Loads kernels before they are needed, several at once; `progress` is told how many are there.

@@ -3,7 +3,8 @@
 use super::Weight;
 use super::device::layers::{self, Convolution, EpilogueInt8, ImagesInt8};
 use crate::conv::Geometry;
-use crate::cpu::conv::depthwise::Depthwise;
+use crate::cpu::conv::depthwise::{self, Depthwise};
+use crate::cpu::conv::explain::format_of_products;
 use crate::cpu::conv::int8::{Depthwise as DepthwiseInt8, Epilogue as ConvEpilogueInt8, Weights as WeightsInt8, Y};
 use crate::cpu::conv::{self, Weights};
 use crate::cpu::int8::{Dequantize, Requantize, Rows, Target};
@@ -21,15 +22,6 @@ use crate::layout::cpu_int8::CpuInt8;
 use crate::tensor::{Float, Floats, FloatsMut};
 use std::borrow::Cow;
 use std::ops::Range;
-
-/// Outputs a channel up to which a convolution of one channel a group is none of products: each product would have as few
-/// outputs, and each channel of x is held as often.
-const DEPTHWISE_OUTPUTS: usize = 8;
-
-/// Whether each channel of x is seen by few outputs, and by no output together with another.
-fn is_depthwise(geometry: &Geometry) -> bool {
-    geometry.channels() == 1 && geometry.groups > 1 && geometry.outputs() <= DEPTHWISE_OUTPUTS
-}
 
 /// A weight with its bias, and the kernels that were chosen for it.
 #[derive(Debug)]
@@ -125,18 +117,15 @@ impl Conv2d {
 }
 
 fn quantized(caps: Caps, w: &QTensor, act: Act, geometry: Geometry) -> Result<Weights> {
-    let share = geometry.scale_channels(w.format().group)?;
+    geometry.scale_channels(w.format().group)?;
     if w.group_index().is_some() {
         let got = "columns that are grouped in another order (act-order)";
         return Err(Error::invalid("conv2d", "groups of neighbouring channels", got));
     }
-    if is_depthwise(&geometry) {
+    if depthwise::serves(&geometry).is_ok() {
         return Ok(Weights::Depthwise(Depthwise::quantized(w, act)));
     }
-    // A scale for each position, so that each has the scale of x that its pixel has.
-    let by_position = WeightFormat { group: Group::Size(share), ..w.format() };
-    let by_pixel = act.is_quantized() && geometry.positions() > 1;
-    let w = if by_pixel { w.express(by_position)? } else { Cow::Borrowed(w) };
+    let w = w.express(format_of_products(w.format(), act, &geometry)?)?;
     let packed = |group: usize| {
         let part = w.rows(group * geometry.outputs()..(group + 1) * geometry.outputs())?;
         Ok(Packed::Quantized(pack(caps, &[&(&part).into()], act == Act::A8Asym)?, act))
@@ -145,7 +134,7 @@ fn quantized(caps: Caps, w: &QTensor, act: Act, geometry: Geometry) -> Result<We
 }
 
 fn dense(w: Floats<'_>, geometry: Geometry) -> Result<Weights> {
-    if is_depthwise(&geometry) {
+    if depthwise::serves(&geometry).is_ok() {
         return Ok(Weights::Depthwise(Depthwise::dense(w, geometry.co)));
     }
     let (outputs, k) = (geometry.outputs(), geometry.k());
@@ -279,7 +268,7 @@ pub struct Conv2dInt8 {
 
 impl Conv2dInt8 {
     pub(super) fn new(w: &Int8Weight<'_>, geometry: Geometry, epilogue: &EpilogueInt8) -> Result<Self> {
-        let depthwise = is_depthwise(&geometry).then(|| DepthwiseInt8::new(w));
+        let depthwise = depthwise::serves(&geometry).is_ok().then(|| DepthwiseInt8::new(w));
         let rows = if depthwise.is_some() { geometry.co } else { geometry.outputs() };
         let packed = (0..geometry.co / rows).map(|i| pack_rows(w, i * rows..(i + 1) * rows)).collect::<Result<_>>()?;
         let weights = WeightsInt8 { packed, epilogues: Vec::new(), depthwise };

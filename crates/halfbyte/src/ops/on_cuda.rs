@@ -14,6 +14,7 @@ use crate::format::reference::Bound;
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Activation, Problem};
 use crate::tensor::Float;
+use std::sync::Arc;
 
 /// The type that activations of a format have where nothing else is said.
 fn inputs(weight: WeightFormat, act: Act) -> Float {
@@ -150,7 +151,8 @@ pub struct Conv2d {
 
 impl Conv2d {
     fn problem(&self, call: &Convolution<'_>, [x, y]: [Float; 2]) -> conv::Problem {
-        conv::Problem { format: self.weights.format(), shape: *call.shape, x, y, layouts: call.layouts }
+        let (format, packed) = (self.weights.format(), self.weights.layout());
+        conv::Problem { format, shape: *call.shape, x, y, layouts: call.layouts, packed }
     }
 }
 
@@ -186,24 +188,22 @@ impl layers::Conv2d<Cuda> for Conv2d {
     }
 
     fn kernel(&self, device: &Cuda, call: &Convolution<'_>, types: [Float; 2]) -> Result<&'static str> {
-        Ok(conv::select(&device.gpu().caps(), &self.problem(call, types), self.weights.layout())?.name)
+        Ok(conv::plan(device.gpu(), &self.weights, self.problem(call, types))?.kernel().name)
     }
 
     fn bound(&self, device: &Cuda, call: &Convolution<'_>, types: [Float; 2]) -> Result<Bound> {
-        let (caps, problem, layout) = (device.gpu().caps(), self.problem(call, types), self.weights.layout());
-        Ok(conv::select(&caps, &problem, layout)?.bound(&caps, &problem, layout))
+        Ok(conv::plan(device.gpu(), &self.weights, self.problem(call, types))?.bound())
     }
 
     fn forward(&self, device: &Cuda, call: &Convolution<'_>, x: AnyFloats<'_>, y: AnyFloatsMut<'_>) -> Result<()> {
         same_gpu(&self.device, device)?;
         let (gpu, stream, w) = (device.gpu(), device.stream(), &self.weights);
-        let problem = self.problem(call, [x.dtype(), y.dtype()]);
-        let bytes = conv::workspace_bytes(&gpu.caps(), &problem, w.layout())?;
+        let plan = conv::plan(gpu, w, self.problem(call, [x.dtype(), y.dtype()]))?;
         let Convolution { shape, layouts: [x_layout, y_layout], activation } = *call;
         let (batch, size) = (shape.batch(), shape.input());
-        device.floats("conv2d", x, y, bytes, |x, y, workspace| {
+        device.floats("conv2d", x, y, plan.workspace_bytes(), |x, y, workspace| {
             let epilogue = Epilogue { bias: self.bias.as_ref().map(Buffer::view), activation };
-            conv::run(gpu, stream, conv::Call { x, x_layout, batch, size, w, epilogue, y, y_layout, workspace })
+            plan.run(gpu, stream, conv::Call { x, x_layout, batch, size, w, epilogue, y, y_layout, workspace })
         })
     }
 }
@@ -232,27 +232,25 @@ impl LayerInt8 {
         self.layer.set_epilogue(self.device.gpu(), self.device.stream(), epilogue(of))
     }
 
-    /// Bytes of workspace that a call needs.
-    fn workspace_bytes(&self, device: &Cuda, call: ImagesInt8<'_>) -> Result<usize> {
+    /// How a call is computed.
+    fn plan(&self, device: &Cuda, call: ImagesInt8<'_>) -> Result<Arc<int8::Plan>> {
         same_gpu(&self.device, device)?;
-        let (symmetric, floats) = (self.layer.is_symmetric(), self.layer.y().is_none());
-        let problem = int8::Problem { shape: *call.shape, symmetric, floats, layouts: call.layouts };
-        int8::workspace_bytes(&device.gpu().caps(), &problem)
+        let (x, symmetric, floats) = (self.layer.x().byte(), self.layer.is_symmetric(), self.layer.y().is_none());
+        let problem = int8::Problem { shape: *call.shape, x, symmetric, floats, layouts: call.layouts };
+        int8::plan(device.gpu(), &self.layer, problem)
     }
 
     fn to_bytes(&self, device: &Cuda, call: ImagesInt8<'_>, x: AnyBytes<'_>, y: AnyBytesMut<'_>) -> Result<()> {
-        let bytes = self.workspace_bytes(device, call)?;
-        device.bytes("int8", x, y, bytes, |x, y, workspace| {
-            let call = self.call(call, x, Target::Bytes(y), workspace);
-            int8::run(device.gpu(), device.stream(), call)
+        let plan = self.plan(device, call)?;
+        device.bytes("int8", x, y, plan.workspace_bytes(), |x, y, workspace| {
+            plan.run(device.gpu(), device.stream(), self.call(call, x, Target::Bytes(y), workspace))
         })
     }
 
     fn to_floats(&self, device: &Cuda, call: ImagesInt8<'_>, x: AnyBytes<'_>, y: AnyFloatsMut<'_>) -> Result<()> {
-        let bytes = self.workspace_bytes(device, call)?;
-        device.bytes_to_floats("int8", x, y, bytes, |x, y, workspace| {
-            let call = self.call(call, x, Target::Floats(y), workspace);
-            int8::run(device.gpu(), device.stream(), call)
+        let plan = self.plan(device, call)?;
+        device.bytes_to_floats("int8", x, y, plan.workspace_bytes(), |x, y, workspace| {
+            plan.run(device.gpu(), device.stream(), self.call(call, x, Target::Floats(y), workspace))
         })
     }
 

@@ -35,9 +35,9 @@ pub(crate) use rows::{Rows, widen};
 
 use super::Cpu;
 use super::isa::{Caps, Isa};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{Act, Format};
-use crate::kernel::{Problem, Reason, Rejection};
+use crate::kernel::{self, Problem, Reason, Row, first};
 use crate::layout::Lines;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::CpuN16;
@@ -118,6 +118,19 @@ pub struct Kernel {
     pub what: &'static str,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     run: fn(&Cpu, &mut Scratch, &Input<'_>, &Output<'_>),
+}
+
+impl Kernel {
+    /// Whether it computes a problem on a device, or why not.
+    pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+        (self.supports)(caps, problem)
+    }
+}
+
+impl Row for Kernel {
+    fn name(&self) -> &'static str {
+        self.name
+    }
 }
 
 impl std::fmt::Debug for Kernel {
@@ -254,30 +267,12 @@ impl Plans {
 
 /// The kernel that serves a problem.
 pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
-    let mut rejections = Vec::new();
-    for kernel in KERNELS {
-        match (kernel.supports)(caps, problem) {
-            Ok(()) => return Ok(kernel),
-            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-        }
-    }
-    Err(Error::NoKernel { op: "matmul", problem: problem.to_string(), rejections })
+    first("matmul", problem, KERNELS, |kernel| (kernel.supports)(caps, problem).map(|()| kernel))
 }
 
 /// Every kernel with the reason against it; the first without one is chosen.
 pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
-    let mut chosen: Option<&str> = None;
-    KERNELS
-        .iter()
-        .map(|kernel| match ((kernel.supports)(caps, problem), chosen) {
-            (Err(reason), _) => (kernel, Some(reason)),
-            (Ok(()), Some(other)) => (kernel, Some(Reason(format!("{other} comes first")))),
-            (Ok(()), None) => {
-                chosen = Some(kernel.name);
-                (kernel, None)
-            }
-        })
-        .collect()
+    kernel::explain(KERNELS, |kernel| (kernel.supports)(caps, problem).err())
 }
 
 /// Computes a product whose shapes have been checked.

@@ -1,6 +1,6 @@
 //! Modules of machine code, their functions, and launches.
 
-use super::{Context, Stream, check};
+use super::{Context, Stream, TensorMap, check};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use std::ffi::{CString, c_int, c_void};
@@ -167,6 +167,13 @@ impl<'a> Arg<'a> {
     }
 }
 
+/// A struct that a kernel takes as its first parameter, laid out as in the source. Whoever makes one has checked that what its
+/// addresses point to holds what the kernel reads and writes, and is used in the order of the stream.
+pub(in crate::cuda) trait Parameters: bytemuck::Pod {}
+
+/// Parameters of a kernel at most.
+const MOST_PARAMETERS: usize = 16;
+
 impl Function {
     /// What it takes.
     pub fn resources(&self) -> Result<Resources> {
@@ -259,5 +266,23 @@ impl Function {
         let values = args.as_ptr().cast_mut().cast::<*mut c_void>();
         let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values, std::ptr::null_mut()) };
         check("launch", result)
+    }
+
+    /// Puts a kernel that takes one struct, and tensor maps behind it, into a stream. Error: as for [`Function::launch`].
+    pub(in crate::cuda) fn launch_typed<P: Parameters>(
+        &self,
+        stream: &Stream,
+        launch: &Launch,
+        parameters: &P,
+        maps: &[TensorMap],
+    ) -> Result<()> {
+        let mut args = [Arg::new(parameters); MOST_PARAMETERS];
+        let Some(of_maps) = args.get_mut(1..1 + maps.len()) else {
+            return Err(Error::invalid("launch", format!("fewer than {MOST_PARAMETERS} maps"), maps.len().to_string()));
+        };
+        of_maps.iter_mut().zip(maps).for_each(|(arg, map)| *arg = Arg::new(map));
+        // SAFETY: the struct is laid out as the source's, whose kernel takes it and these maps; whoever made it has checked its
+        // addresses.
+        unsafe { self.launch(stream, launch, &args[..1 + maps.len()]) }
     }
 }

@@ -1,8 +1,9 @@
 //! A layer of bytes on a device: the packed weight, and what its sums become.
 
-use super::{OP, int8_direct_sm90, int8_sm90};
+use super::{Int8, OP, int8_direct_sm90};
 use crate::conv::Geometry;
 use crate::cuda::Gpu;
+use crate::cuda::dispatch::Plans;
 use crate::cuda::driver::{Buffer, Stream};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Int8Weight, multiplier};
@@ -47,8 +48,8 @@ pub struct Layer {
     pub(super) position_sums: Buffer<i32>,
     /// What the sums of each output come to without a bias.
     sums: Vec<Sums>,
-    /// What the Hopper kernel keeps prepared.
-    pub(super) launches: int8_sm90::Launches,
+    /// What was chosen for the problems that it has seen.
+    pub(super) plans: Plans<Int8>,
 }
 
 impl Layer {
@@ -99,7 +100,7 @@ impl Layer {
             constants: gpu.context().allocate(n)?,
             position_sums: upload(gpu, stream, &position_sums)?,
             sums,
-            launches: Default::default(),
+            plans: Plans::default(),
         };
         layer.set_epilogue(gpu, stream, epilogue)?;
         Ok(layer)
@@ -191,7 +192,7 @@ impl Layer {
             constants: copy(&self.constants)?,
             position_sums: copy(&self.position_sums)?,
             sums: self.sums.clone(),
-            launches: Default::default(),
+            plans: Plans::default(),
             ..*self
         })
     }

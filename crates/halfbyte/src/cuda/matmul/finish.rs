@@ -2,7 +2,7 @@
 
 use super::{activation, float_type};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Launch, Stream};
+use crate::cuda::driver::{Launch, Parameters, Stream};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::kernel::Activation;
@@ -53,6 +53,8 @@ struct Params {
     high: f32,
 }
 
+impl Parameters for Params {}
+
 impl Finish {
     /// Puts it into a stream. The caller vouches for the addresses; rows and n are within 31 bits.
     pub(super) fn run(&self, gpu: &Gpu, stream: &Stream) -> Result<()> {
@@ -71,8 +73,8 @@ impl Finish {
             high,
         };
         let grid = [params.n.div_ceil(COLUMNS), self.rows.min(MOST_DOWN) as u32, 1];
-        let function = gpu.function(&instance())?;
-        // SAFETY: the one parameter is the source's `Params`; the launcher of a product gives addresses of whole matrices.
-        unsafe { function.launch(stream, &Launch { grid, ..Launch::linear(1, THREADS) }, &[Arg::new(&params)]) }
+        let function = gpu.function_once(("finish", [0; 2]), instance)?;
+        let launch = Launch { grid, ..Launch::linear(1, THREADS) };
+        function.launch_typed(stream, &launch, &params, &[])
     }
 }
