@@ -10,7 +10,6 @@ use super::sources::{Arch, Instance};
 use super::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::Format;
-use crate::format::reference::Bound;
 use crate::kernel::{self, Reason, Row};
 use std::fmt::{Debug, Display};
 use std::sync::Arc;
@@ -29,9 +28,6 @@ pub trait Operation: Sized + 'static {
     /// The same with its operands.
     type Call<'a>;
 
-    /// How far results of kernels that round no weight lie from the reference at most.
-    fn bound(problem: &Self::Problem) -> Bound;
-
     /// What a call asks for. Error: lengths that do not fit.
     fn asked(call: &Self::Call<'_>) -> Result<Asked<Self>>;
 }
@@ -48,7 +44,7 @@ pub struct Asked<O: Operation> {
 }
 
 /// A kernel in one of its configurations, for one problem on one device. It writes as what it is: sizes of tiles and so on.
-pub(in crate::cuda) trait Configured<O: Operation>: Debug + Display + Send + Sync {
+pub(in crate::cuda) trait Configured<O: Operation>: Display + Send + Sync {
     /// All that is launched, without an activation where that is compiled in.
     fn instances(&self) -> Vec<Instance>;
 
@@ -57,9 +53,9 @@ pub(in crate::cuda) trait Configured<O: Operation>: Debug + Display + Send + Syn
         0
     }
 
-    /// How far its results lie from the reference at most.
-    fn bound(&self, problem: &O::Problem) -> Bound {
-        O::bound(problem)
+    /// Whether weights are scaled and rounded to the type of x before they are multiplied.
+    fn rounds_weights(&self) -> bool {
+        false
     }
 
     /// Puts it into a stream; the call is of the problem, with lengths and a workspace that fit, and y has elements.
@@ -127,7 +123,6 @@ pub(in crate::cuda) fn no_candidates<O: Operation>(_: &Caps, _: &O::Problem) -> 
 }
 
 /// How a problem is computed: the kernel, its configuration, and what it needs. It keeps what is the same in every launch.
-#[derive(Debug)]
 pub struct Plan<O: Operation> {
     kernel: &'static Kernel<O>,
     problem: O::Problem,
@@ -155,9 +150,9 @@ impl<O: Operation> Plan<O> {
         self.configured.workspace_bytes()
     }
 
-    /// How far its results lie from the reference at most.
-    pub fn bound(&self) -> Bound {
-        self.configured.bound(&self.problem)
+    /// Whether weights are scaled and rounded to the type of x before they are multiplied.
+    pub fn rounds_weights(&self) -> bool {
+        self.configured.rounds_weights()
     }
 
     /// All that it launches, without an activation where that is compiled in: to be compiled before it is needed.
@@ -188,9 +183,15 @@ impl<O: Operation> Display for Plan<O> {
     }
 }
 
+impl<O: Operation> Debug for Plan<O> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} by {}, {self}", O::NAME, self.problem, self.kernel.name)
+    }
+}
+
 impl<O: Operation> Debug for Kernel<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kernel").field("name", &self.name).finish_non_exhaustive()
+        f.write_str(self.name)
     }
 }
 

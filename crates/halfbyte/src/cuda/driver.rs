@@ -233,6 +233,12 @@ impl Context {
 
     /// Makes the context this thread's current one, as the driver's functions need it.
     pub(super) fn bind(&self) -> Result<()> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: may be called at any time; looking is cheaper than setting.
+        let looked = unsafe { sys::cuCtxGetCurrent(&mut current) };
+        if looked == CUresult::CUDA_SUCCESS && current == self.0.handle {
+            return Ok(());
+        }
         // SAFETY: the context is retained.
         check("context", unsafe { sys::cuCtxSetCurrent(self.0.handle) })
     }

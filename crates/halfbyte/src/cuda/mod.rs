@@ -10,29 +10,26 @@
 //! | `HALFBYTE_CACHE` | folder of compiled kernels |
 //! | `HALFBYTE_CUDA_SOURCES` | folder of sources to read instead of those compiled in |
 //!
-//! A weight times activations that another library has on the device, in that library's stream:
+//! A layer times activations that another library has on the device, in that library's stream:
 //!
 //! ```no_run
-//! use halfbyte::cuda::driver::{Stream, View, ViewMut};
-//! use halfbyte::cuda::matmul::{self, Call, Epilogue};
-//! use halfbyte::cuda::{Gpu, Workspace};
-//! use halfbyte::{Act, Float, QTensor};
 //! use half::f16;
+//! use halfbyte::cuda::driver::{Stream, View, ViewMut};
+//! use halfbyte::cuda::{Cuda, Gpu};
+//! use halfbyte::{Act, Linear, QTensor, Weight};
+//! use std::sync::Arc;
 //!
 //! fn multiply(w: &QTensor, x: u64, y: u64, m: usize, stream: *mut std::ffi::c_void) -> halfbyte::Result<()> {
-//!     let gpu = Gpu::open(0)?;
+//!     let gpu = Arc::new(Gpu::open(0)?);
 //!     // SAFETY: the caller's stream is of this device and stays open.
 //!     let stream = unsafe { Stream::from_raw(gpu.context(), stream) };
-//!     let packed = matmul::pack(&gpu, &stream, w, Act::A16, Float::F16)?;
-//!     let [n, k] = packed.shape();
-//!     let bytes = packed.plans(&gpu, Float::F16, Float::F16)?.workspace_bytes(m);
-//!     let mut workspace = Workspace::new(&gpu, &stream, bytes)?;
+//!     let device = Cuda::new(gpu, stream)?;
+//!     let linear = Linear::on(&device, Weight::Quantized(w, Act::A16))?;
+//!     let [n, k] = [linear.n(), linear.k()];
 //!     // SAFETY: x holds m rows of k halfs and y has room for m rows of n, and nothing else uses them meanwhile.
 //!     let (x, y) = unsafe { (View::<f16>::from_raw(x, m * k), ViewMut::<f16>::from_raw(y, m * n)) };
-//!     let (epilogue, workspace) = (Epilogue::default(), Some(&mut workspace));
-//!     let call = Call { x: x.into(), m, w: &packed, epilogue, y: y.into(), workspace, batch_invariant: false };
-//!     matmul::run(&gpu, &stream, call)?;
-//!     stream.synchronize()
+//!     linear.forward(&device, x, m, y)?;
+//!     device.synchronize()
 //! }
 //! ```
 
@@ -49,10 +46,15 @@ pub mod library;
 pub mod matmul;
 pub mod nn;
 pub mod nvrtc;
+mod queue;
 pub mod roofline;
 pub mod schedule;
 pub mod sources;
+mod tensor;
 mod tiled;
+
+pub use queue::Cuda;
+pub use tensor::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut};
 
 use crate::error::Result;
 use compile::Compiler;

@@ -41,8 +41,8 @@ use crate::kernel::{self, Problem, Reason, Row, first};
 use crate::layout::Lines;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::CpuN16;
-use crate::tensor::{Floats, FloatsMut};
-use std::sync::PoisonError;
+use crate::tensor::{Float, Floats, FloatsMut};
+use std::sync::{OnceLock, PoisonError};
 
 /// A weight in the layout that the kernels read.
 #[derive(Clone, Debug)]
@@ -120,9 +120,22 @@ pub struct Kernel {
     run: fn(&Cpu, &mut Scratch, &Input<'_>, &Output<'_>),
 }
 
+impl Kernel {
+    /// Whether it computes a problem on a device, or why not.
+    pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+        (self.supports)(caps, problem)
+    }
+}
+
 impl Row for Kernel {
     fn name(&self) -> &'static str {
         self.name
+    }
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
     }
 }
 
@@ -217,6 +230,38 @@ fn exact(p: &Problem) -> std::result::Result<(), Reason> {
             Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()))
         }
         _ => Ok(()),
+    }
+}
+
+/// From so many rows on another kernel may serve the same weight and types.
+#[cfg(target_arch = "x86_64")]
+const MANY_ROWS: usize = a16_avx512bf16::LEAST_ROWS;
+#[cfg(not(target_arch = "x86_64"))]
+const MANY_ROWS: usize = usize::MAX;
+
+/// The choices for one weight, each made when it is first needed: for every pair of types, for few rows and for many.
+#[derive(Debug, Default)]
+pub(crate) struct Plans([OnceLock<(Caps, &'static Kernel)>; 18]);
+
+impl Plans {
+    /// What [`select`] chooses. Error: no kernel serves the problem.
+    pub fn at(&self, caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
+        let number = |dtype: Float| match dtype {
+            Float::F16 => 0,
+            Float::BF16 => 1,
+            Float::F32 => 2,
+        };
+        let many = usize::from(problem.m >= MANY_ROWS);
+        let plan = &self.0[(number(problem.x) * 3 + number(problem.y)) * 2 + many];
+        match plan.get() {
+            Some((of, kernel)) if of == caps => Ok(kernel),
+            // The first device that runs a weight is nearly always the only one.
+            _ => {
+                let kernel = select(caps, problem)?;
+                let _ = plan.set((*caps, kernel));
+                Ok(kernel)
+            }
+        }
     }
 }
 

@@ -28,7 +28,7 @@ struct Params {
     nhwc: u32,
 }
 
-fn instance(act: Act) -> Instance {
+pub(super) fn instance(act: Act) -> Instance {
     Instance::new(&SOURCE, format!("quantize_pixels<{}>", act == Act::A8Asym))
 }
 

@@ -152,8 +152,9 @@ impl Launch {
     }
 }
 
-/// A parameter of a kernel: the bytes of a plain value.
+/// A parameter of a kernel: the bytes of a plain value. A slice of them is what the driver takes.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct Arg<'a> {
     value: *mut c_void,
     life: PhantomData<&'a ()>,
@@ -260,18 +261,10 @@ impl Function {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as u32,
         };
-        let mut values = [std::ptr::null_mut(); MOST_PARAMETERS];
-        let Some(given) = values.get_mut(..args.len()) else {
-            return Err(Error::invalid(
-                "launch",
-                format!("at most {MOST_PARAMETERS} parameters"),
-                args.len().to_string(),
-            ));
-        };
-        given.iter_mut().zip(args).for_each(|(value, arg)| *value = arg.value);
         // SAFETY: function and stream are open, the attributes live through the call, and the caller vouches for the
-        // parameters, which the driver copies.
-        let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values.as_mut_ptr(), std::ptr::null_mut()) };
+        // parameters: the driver copies what they point to and writes nothing.
+        let values = args.as_ptr().cast_mut().cast::<*mut c_void>();
+        let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values, std::ptr::null_mut()) };
         check("launch", result)
     }
 

@@ -6,6 +6,8 @@
 mod cache;
 mod conv;
 mod conv_implicit;
+mod conv_plans;
+mod convolutions;
 mod dequantize;
 mod driver;
 mod int8;
