@@ -16,6 +16,7 @@ mod matmul;
 mod nn;
 mod nvrtc;
 mod pack;
+mod parameters;
 mod plans;
 mod products;
 mod quantized;
