@@ -123,17 +123,10 @@ impl Arithmetic for CheckedFloats<'_, '_> {
         let images = self.images(x)?;
         let here = self.cpu.conv(layer, &images)?;
         let magnitudes = self.magnitudes.conv(layer, &magnitudes_of(&images))?;
-<<<<<<< HEAD
         let conv = &self.gpu.layers[layer];
         let bound = conv.bound(self.gpu.machine.device(), x.batch, x.size, Float::F16, Float::F16)?;
         let k = conv.geometry().k();
         self.compare(&self.images(&there)?.values, &here, &magnitudes, bound, k);
-=======
-        let problem = self.gpu.problem(layer, *x)?;
-        let bound = conv::Plan::of(&self.caps, &problem)?.bound();
-        let values = self.gpu.values(there)?;
-        self.compare(&values, &here, &magnitudes, bound, problem.shape.geometry().k());
->>>>>>> work-conv
         Ok(there)
     }
 
