@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <folder>/<content>.<processor>.nvrtc<version>.cubin
-//!     content = SHA-256 of: instantiation, options, definitions, source, every header
+//!     content = SHA-256 of: instantiation, options, definitions, source with its assertions, every header
 //! file: "HBCUBIN1" · SHA-256 of what follows · length of the name (4 bytes, little-endian) · name · machine code
 //! ```
 //!
@@ -68,7 +68,7 @@ impl Key {
         part(&instance.defines.join("\n"));
         for source in [instance.source].into_iter().chain(HEADERS) {
             part(source.path);
-            part(&source.read()?);
+            part(&source.checked()?);
         }
         Ok(Self { content: hex(&hash.finalize()), arch })
     }

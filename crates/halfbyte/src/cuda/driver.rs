@@ -14,7 +14,6 @@ mod upload;
 
 pub use graph::Graph;
 pub(super) use graph::beside_capture;
-pub(super) use launch::Parameters;
 pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
 pub use stream::{Event, Stream};

@@ -46,6 +46,7 @@ pub mod library;
 pub mod matmul;
 pub mod nn;
 pub mod nvrtc;
+pub mod parameters;
 mod queue;
 pub mod roofline;
 pub mod schedule;

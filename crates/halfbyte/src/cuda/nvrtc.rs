@@ -148,7 +148,7 @@ impl Nvrtc {
             return Err(fail(format!("NVRTC {} knows only {}", self.version, known.join(", "))));
         }
         let c_string = |text: &str| CString::new(text).map_err(|_| fail("a zero byte in a source or an option".into()));
-        let text = c_string(&instance.source.read()?)?;
+        let text = c_string(&instance.source.checked()?)?;
         let name = c_string(instance.source.path)?;
         let expression = c_string(&instance.expression)?;
         let headers = HEADERS.iter().map(|header| c_string(&header.read()?)).collect::<Result<Vec<_>>>()?;

@@ -6,7 +6,7 @@ use super::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::tensor::Float;
 
-static SOURCE: Source = Source { path: "roofline.cu", text: include_str!("roofline.cu") };
+static SOURCE: Source = Source { path: "roofline.cu", text: include_str!("roofline.cu"), parameters: &[] };
 
 /// As in the source.
 const THREADS: u32 = 512;

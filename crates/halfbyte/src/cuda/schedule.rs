@@ -6,7 +6,7 @@
 //! the last one, which a counter tells, adds them up. How a shape is cut is a matter of each kernel's configuration.
 
 use super::Workspace;
-use bytemuck::{Pod, Zeroable};
+use super::parameters::parameters;
 
 /// Counters that a cut tile has: one for each of two warpgroups.
 const COUNTERS: usize = 2;
@@ -42,18 +42,19 @@ impl Schedule {
     }
 }
 
-/// The schedule as sources have it.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Cuts {
-    steps: i32,
-    rows: i32,
-    columns: i32,
-    waves: i32,
-    workers: i32,
-    sharers: i32,
-    first: i32,
-    units: i32,
+parameters! {
+    /// The schedule as sources have it.
+    #[derive(Debug)]
+    pub(in crate::cuda) struct Cuts {
+        steps: i32,
+        rows: i32,
+        columns: i32,
+        waves: i32,
+        workers: i32,
+        sharers: i32,
+        first: i32,
+        units: i32,
+    }
 }
 
 impl From<Schedule> for Cuts {

@@ -3,6 +3,7 @@
 //! `HALFBYTE_CUDA_SOURCES` names a folder that is read instead, as this one (`crates/halfbyte/src/cuda`) while a kernel is
 //! being written: edit, run again, build nothing.
 
+use super::parameters::StructLayout;
 use crate::error::{Error, Result};
 use std::borrow::Cow;
 use std::path::Path;
@@ -17,37 +18,52 @@ pub struct Source {
     pub path: &'static str,
     /// What it holds.
     pub text: &'static str,
+    /// The structs that its kernels take, which [`Source::checked`] has C++ compare with its own.
+    pub parameters: &'static [&'static StructLayout],
+}
+
+/// The headers of these names.
+macro_rules! headers {
+    ($($name:literal)+) => {
+        &[$(Source {
+            path: concat!("include/", $name),
+            text: include_str!(concat!("include/", $name)),
+            parameters: &[],
+        }),+]
+    };
 }
 
 /// Headers, included as `#include "ptx.cuh"`; all of them are handed to every compilation.
-pub const HEADERS: &[Source] = &[
-    Source { path: "include/ptx.cuh", text: include_str!("include/ptx.cuh") },
-    Source { path: "include/dequant.cuh", text: include_str!("include/dequant.cuh") },
-    Source { path: "include/ampere.cuh", text: include_str!("include/ampere.cuh") },
-    Source { path: "include/hopper.cuh", text: include_str!("include/hopper.cuh") },
-    Source { path: "include/wgmma.cuh", text: include_str!("include/wgmma.cuh") },
-    Source { path: "include/wgmma_bytes.cuh", text: include_str!("include/wgmma_bytes.cuh") },
-    Source { path: "include/wgmma_int8.cuh", text: include_str!("include/wgmma_int8.cuh") },
-    Source { path: "include/wna16_atom.cuh", text: include_str!("include/wna16_atom.cuh") },
-    Source { path: "include/wna16_decode.cuh", text: include_str!("include/wna16_decode.cuh") },
-    Source { path: "include/wna16_epilogue.cuh", text: include_str!("include/wna16_epilogue.cuh") },
-    Source { path: "include/wna16_join.cuh", text: include_str!("include/wna16_join.cuh") },
-    Source { path: "include/wna16_layout.cuh", text: include_str!("include/wna16_layout.cuh") },
-    Source { path: "include/wna16_multiply.cuh", text: include_str!("include/wna16_multiply.cuh") },
-    Source { path: "include/wna16_ring.cuh", text: include_str!("include/wna16_ring.cuh") },
-    Source { path: "include/wna16_schedule.cuh", text: include_str!("include/wna16_schedule.cuh") },
-    Source { path: "include/wna16_sm80.cuh", text: include_str!("include/wna16_sm80.cuh") },
-    Source { path: "include/wna8_layout.cuh", text: include_str!("include/wna8_layout.cuh") },
-    Source { path: "include/wna8_multiply.cuh", text: include_str!("include/wna8_multiply.cuh") },
-    Source { path: "include/wna8_promote.cuh", text: include_str!("include/wna8_promote.cuh") },
-    Source { path: "include/wna8_sm80.cuh", text: include_str!("include/wna8_sm80.cuh") },
-    Source { path: "include/floats.cuh", text: include_str!("include/floats.cuh") },
-    Source { path: "include/images.cuh", text: include_str!("include/images.cuh") },
-    Source { path: "include/quantize.cuh", text: include_str!("include/quantize.cuh") },
-    Source { path: "include/quantize_rows.cuh", text: include_str!("include/quantize_rows.cuh") },
-    Source { path: "include/requantize.cuh", text: include_str!("include/requantize.cuh") },
-    Source { path: "include/windows.cuh", text: include_str!("include/windows.cuh") },
-    Source { path: "include/activation.cuh", text: include_str!("include/activation.cuh") },
+pub const HEADERS: &[Source] = headers![
+    "activation.cuh"
+    "ampere.cuh"
+    "cluster_join.cuh"
+    "cp_async_ring.cuh"
+    "decode_codes.cuh"
+    "dequant.cuh"
+    "epilogue.cuh"
+    "floats.cuh"
+    "hopper.cuh"
+    "images.cuh"
+    "ptx.cuh"
+    "quantize.cuh"
+    "quantize_rows.cuh"
+    "requantize.cuh"
+    "stream_k_schedule.cuh"
+    "weight_atom.cuh"
+    "wgmma.cuh"
+    "wgmma_bytes.cuh"
+    "wgmma_int8.cuh"
+    "windows.cuh"
+    "wna16_multiply.cuh"
+    "wna16_rows.cuh"
+    "wna16_sm80.cuh"
+    "wna16_sm90.cuh"
+    "wna8_multiply.cuh"
+    "wna8_promote.cuh"
+    "wna8_rows.cuh"
+    "wna8_sm80.cuh"
+    "wna8_sm90.cuh"
 ];
 
 impl Source {
@@ -64,6 +80,17 @@ impl Source {
                 })
             }
         }
+    }
+
+    /// What the compiler is given: [`Source::read`], then assertions that structs of C++ lie as those of Rust do.
+    pub fn checked(&self) -> Result<Cow<'static, str>> {
+        let text = self.read()?;
+        if self.parameters.is_empty() {
+            return Ok(text);
+        }
+        let assertions: String = self.parameters.iter().map(|layout| layout.assertions()).collect();
+        // Errors in what follows are reported under this name.
+        Ok(Cow::Owned(format!("{text}\n#line 1 \"structs of {}\"\n{assertions}", self.path)))
     }
 
     /// The name by which other sources include it.

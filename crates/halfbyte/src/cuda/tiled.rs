@@ -4,9 +4,10 @@
 //! ([`check`]), how it is launched ([`Prepared`]), what a weight keeps of that ([`Launches`]), and where quantised activations lie
 //! in the workspace ([`Room`]), is the same for all.
 
-use super::driver::{Function, Launch, Parameters, Stream, TensorMap};
+use super::driver::{Function, Launch, Stream, TensorMap};
 use super::kept::Kept;
 use super::matmul::QuantizedForm;
+use super::parameters::Parameters;
 use super::schedule::Schedule;
 use super::sources::Instance;
 use super::{Caps, Gpu, Workspace};

@@ -139,3 +139,50 @@ fn the_example_of_the_readme_differs_on_a_gpu_in_one_line() {
     let [(a, b)] = different[..] else { panic!("{different:?}") };
     assert!(a.contains("let device = Cpu::all_threads()?;") && b.trim() == "let device = Cuda::open(0)?;", "{a}\n{b}");
 }
+
+/// Structs that Rust and C++ share are declared by the macro that records how they lie, and every source names those that its
+/// kernels take: then the compiler compares them (`cuda/parameters.rs`).
+#[test]
+fn parameters_of_gpu_kernels_are_checked_structs() {
+    for (path, text) in sources().into_iter().filter(|(path, _)| path.starts_with("cuda")) {
+        // Declares them; a struct of a library of NVIDIA's.
+        let may = ["cuda/parameters.rs", "cuda/cublaslt.rs"].iter().any(|file| path == Path::new(file));
+        assert!(may || !text.contains("repr(C)"), "{}: declared by parameters!", path.display());
+    }
+    use halfbyte::cuda::{conv, int8, matmul, nn, roofline};
+    let products = matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)()).chain(matmul::auxiliary());
+    let convolutions = conv::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
+    let of_bytes = int8::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
+    let others = nn::instances(None).into_iter().chain(roofline::instances());
+    for instance in products.chain(convolutions).chain(of_bytes).chain(others) {
+        let source = instance.source;
+        for declared in source.text.split("__global__").skip(1) {
+            for of_kernel in parameter_types(declared) {
+                let named = source.parameters.iter().any(|layout| layout.name == of_kernel);
+                // What is given to the products on Hopper: `Arguments`, or those with windows.
+                let given = of_kernel == "Given" && !source.parameters.is_empty();
+                assert!(named || given, "{instance} takes {of_kernel}, which its source does not name");
+            }
+        }
+    }
+}
+
+/// The structs that a kernel takes by value, but for tensor maps, out of what follows `__global__`.
+fn parameter_types(declared: &str) -> Vec<&str> {
+    let (before, mut rest) = declared.split_once('(').unwrap();
+    if before.ends_with("__launch_bounds__") {
+        // Behind the parenthesis that closes it.
+        let mut depth = 1;
+        let end = rest.find(|c| {
+            depth += i32::from(c == '(') - i32::from(c == ')');
+            depth == 0
+        });
+        (_, rest) = rest[end.unwrap()..].split_once('(').unwrap();
+    }
+    let (parameters, _) = rest.split_once(')').unwrap();
+    let types = parameters.split(',').filter(|parameter| !parameter.contains('*')).map(|parameter| {
+        let words = parameter.split_whitespace().filter(|word| !["const", "__grid_constant__"].contains(word));
+        words.into_iter().next().unwrap()
+    });
+    types.filter(|name| !["u16", "u32", "u64", "float", "TensorMap"].contains(name)).collect()
+}

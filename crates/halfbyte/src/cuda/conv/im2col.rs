@@ -4,13 +4,14 @@ use super::images::Images;
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Launch, Stream};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
-use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
 
-static SOURCE: Source = Source { path: "conv/im2col.cu", text: include_str!("im2col.cu") };
+static SOURCE: Source =
+    Source { path: "conv/im2col.cu", text: include_str!("im2col.cu"), parameters: &[Params::LAYOUT] };
 
 const OP: &str = "patches";
 
@@ -29,19 +30,19 @@ const MOST_UNITS: usize = 6144;
 /// Bytes of patches at a time: half of the second-level cache of the smallest processors that this is meant for.
 const SLAB_BYTES: usize = 16 << 20;
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    images: Images,
-    x: u64,
-    out: u64,
-    first: u32,
-    rows: u32,
-    units: u32,
-    there: u32,
-    elements: u32,
-    fill: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        images: Images,
+        x: u64,
+        out: u64,
+        first: u32,
+        rows: u32,
+        units: u32,
+        there: u32,
+        elements: u32,
+        fill: u32,
+    }
 }
 
 fn instance(unit: &str, together: usize) -> Instance {

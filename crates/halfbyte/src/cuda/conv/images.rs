@@ -1,32 +1,33 @@
 //! Images and windows as kernels are told of them.
 
 use crate::conv::{Conv2dShape, Layout2d};
+use crate::cuda::parameters::parameters;
 use crate::error::{Error, Result};
-use bytemuck::{Pod, Zeroable};
 
-/// As in `include/images.cuh`.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Images {
-    batch: u64,
-    height: u64,
-    width: u64,
-    rows: u64,
-    columns: u64,
-    kernel_rows: u32,
-    kernel_columns: u32,
-    channels: u32,
-    outputs: u32,
-    groups: u32,
-    x_nhwc: u32,
-    y_nhwc: u32,
-    padding: u32,
-    stride_down: u64,
-    stride_across: u64,
-    dilation_down: u64,
-    dilation_across: u64,
-    top: u64,
-    left: u64,
+parameters! {
+    /// As in `include/images.cuh`.
+    #[derive(Debug)]
+    pub(in crate::cuda) struct Images {
+        batch: u64,
+        height: u64,
+        width: u64,
+        rows: u64,
+        columns: u64,
+        kernel_rows: u32,
+        kernel_columns: u32,
+        channels: u32,
+        outputs: u32,
+        groups: u32,
+        x_nhwc: u32,
+        y_nhwc: u32,
+        padding: u32,
+        stride_down: u64,
+        stride_across: u64,
+        dilation_down: u64,
+        dilation_across: u64,
+        top: u64,
+        left: u64,
+    }
 }
 
 impl Images {

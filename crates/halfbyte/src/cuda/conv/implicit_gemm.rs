@@ -6,9 +6,10 @@
 use super::{Call, Convolution, Problem};
 use crate::conv::Conv2dShape;
 use crate::cuda::dispatch::{Bind, Configured};
-use crate::cuda::driver::{Parameters, Stream, TensorMap, View};
+use crate::cuda::driver::{Stream, TensorMap, View};
 use crate::cuda::kept::Kept;
 use crate::cuda::matmul::Wna16Weights;
+use crate::cuda::parameters::Parameters;
 use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::Instance;
 use crate::cuda::tiled::{Prepared, Tiled, check};

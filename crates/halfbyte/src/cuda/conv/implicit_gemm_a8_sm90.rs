@@ -12,10 +12,11 @@ use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Parameters, Stream, Swizzle, TensorMap, View, Windows as Map};
+use crate::cuda::driver::{Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
 use crate::cuda::matmul::{QuantizedForm, Wna16Weights, quantize_activations};
-use crate::cuda::sources::Instance;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::{Room, Tiled};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
@@ -23,9 +24,15 @@ use crate::format::{Act, Format, Group, QTensor, WeightFormat};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Tiling;
 use std::borrow::Cow;
+
+/// The kernel of products, which takes windows besides where they are asked for.
+static SOURCE: Source = Source {
+    path: "matmul/wna8_sm90.cu",
+    text: include_str!("../matmul/wna8_sm90.cu"),
+    parameters: &[ConvArguments::LAYOUT],
+};
 
 const NAME: &str = "implicit_gemm_a8_sm90";
 
@@ -109,7 +116,7 @@ impl Tiled for OnWindows {
     }
 
     fn instance(&(atom, terms, out): &Self::Form, config: Config, activation: Activation) -> Instance {
-        let mut instance = config.instance(atom, terms, out, activation);
+        let mut instance = Instance { source: &SOURCE, ..config.instance(atom, terms, out, activation) };
         instance.defines.push(format!("HB_CONV={BOX}"));
         instance
     }
@@ -183,15 +190,13 @@ impl Form {
     }
 }
 
-/// `Arguments` of the source, with its windows.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    product: wna8_sm90::Arguments,
-    windows: Windows,
+parameters! {
+    /// `Arguments` of the source, with its windows.
+    struct ConvArguments {
+        product: Flat<wna8_sm90::Arguments>,
+        windows: Windows,
+    }
 }
-
-impl Parameters for Arguments {}
 
 /// Pixels as codes, in the workspace.
 #[derive(Clone)]
@@ -214,7 +219,7 @@ impl Codes {
 impl ImplicitGemm for Codes {
     const NAME: &'static str = NAME;
     type Kernel = OnWindows;
-    type Arguments = Arguments;
+    type Arguments = ConvArguments;
 
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
         let Problem { format: Some(format), shape, y: out, layouts, packed, .. } = *problem else {
@@ -323,10 +328,10 @@ impl ImplicitGemm for Codes {
         (config, schedule): &Tiling,
         images: &Images<'_>,
         [y, bias, workspace]: [u64; 3],
-    ) -> Arguments {
+    ) -> ConvArguments {
         let (addresses, pixels) = ([images.terms.pointer(), y, bias, workspace], self.inner.output_pixels());
-        Arguments {
-            product: wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &self.of_group()),
+        ConvArguments {
+            product: Flat(wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &self.of_group())),
             windows: Windows::new(&self.inner, self.inner.geometry().channels()),
         }
     }

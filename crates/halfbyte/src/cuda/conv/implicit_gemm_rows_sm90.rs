@@ -5,7 +5,7 @@
 
 use super::columns::{Columns, FILLED};
 use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
-use super::implicit_gemm_sm90::{self, Arguments, OnWindows, config, config::Tiling};
+use super::implicit_gemm_sm90::{self, ConvArguments, OnWindows, config, config::Tiling};
 use super::window_rows::{self, BOX, WindowRows};
 use super::windows::Windows;
 use super::{Call, Kernel, Problem};
@@ -13,6 +13,7 @@ use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::driver::{Stream, TensorMap, View};
 use crate::cuda::matmul::Wna16Weights;
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
+use crate::cuda::parameters::Flat;
 use crate::cuda::sources::Instance;
 use crate::cuda::tiled::Tiled;
 use crate::cuda::{Caps, Gpu, Workspace};
@@ -96,7 +97,7 @@ impl RowsOfWindows {
 impl ImplicitGemm for RowsOfWindows {
     const NAME: &'static str = NAME;
     type Kernel = OnWindows<BOX>;
-    type Arguments = Arguments;
+    type Arguments = ConvArguments;
 
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
         let Problem { shape: outer, y: out, layouts: [x_layout, y_layout], packed, .. } = *problem;
@@ -182,10 +183,10 @@ impl ImplicitGemm for RowsOfWindows {
         (config, schedule): &Tiling,
         _: &Images<'_>,
         addresses: [u64; 3],
-    ) -> Arguments {
+    ) -> ConvArguments {
         let pixels = self.inner.output_pixels();
-        Arguments {
-            product: wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens),
+        ConvArguments {
+            product: Flat(wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens)),
             windows: Windows::new(&self.inner, self.rows.columns),
         }
     }

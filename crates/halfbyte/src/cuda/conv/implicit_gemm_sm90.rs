@@ -9,10 +9,11 @@ use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{FloatView, Parameters, Stream, Swizzle, TensorMap, View, Windows as Map};
+use crate::cuda::driver::{FloatView, Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::Wna16Weights;
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
-use crate::cuda::sources::Instance;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Tiled;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
@@ -20,8 +21,14 @@ use crate::format::Format;
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Tiling;
+
+/// The kernel of products, which takes windows besides where they are asked for.
+pub(super) static SOURCE: Source = Source {
+    path: "matmul/wna16_sm90.cu",
+    text: include_str!("../matmul/wna16_sm90.cu"),
+    parameters: &[ConvArguments::LAYOUT],
+};
 
 const NAME: &str = "implicit_gemm_sm90";
 
@@ -57,7 +64,7 @@ impl<const CHANNELS: usize> Tiled for OnWindows<CHANNELS> {
     }
 
     fn instance(&(atom, out): &(Atom, Float), config: Config, activation: Activation) -> Instance {
-        let mut instance = config.instance(atom, out, activation);
+        let mut instance = Instance { source: &SOURCE, ..config.instance(atom, out, activation) };
         instance.defines.push(format!("HB_CONV={CHANNELS}"));
         instance
     }
@@ -124,15 +131,13 @@ pub(super) fn halfs<'a>(kernel: &'static str, x: FloatView<'a>) -> Result<View<'
     }
 }
 
-/// `Arguments` of the source, with its windows.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Arguments {
-    pub product: wna16_sm90::Arguments,
-    pub windows: Windows,
+parameters! {
+    /// `Arguments` of the source, with its windows.
+    pub(super) struct ConvArguments {
+        pub product: Flat<wna16_sm90::Arguments>,
+        pub windows: Windows,
+    }
 }
-
-impl Parameters for Arguments {}
 
 /// Pixels where they lie.
 #[derive(Clone)]
@@ -146,7 +151,7 @@ struct Pixels {
 impl ImplicitGemm for Pixels {
     const NAME: &'static str = NAME;
     type Kernel = OnWindows<BOX>;
-    type Arguments = Arguments;
+    type Arguments = ConvArguments;
 
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
         let Problem { shape, y: out, packed, layouts, .. } = *problem;
@@ -223,10 +228,10 @@ impl ImplicitGemm for Pixels {
         (config, schedule): &Tiling,
         _: &Images<'_>,
         addresses: [u64; 3],
-    ) -> Arguments {
+    ) -> ConvArguments {
         let pixels = self.shape.output_pixels();
-        Arguments {
-            product: wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens),
+        ConvArguments {
+            product: Flat(wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens)),
             windows: Windows::new(&self.shape, self.shape.geometry().channels()),
         }
     }

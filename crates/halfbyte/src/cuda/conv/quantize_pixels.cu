@@ -12,7 +12,7 @@ struct Params {
   float* y;  // [pixels][channels]
   u64 pixels, plane;  // plane: pixels of an image
   u32 channels, share;  // share: channels of a scale
-  FloatType type;
+  FloatType x_type;
   u32 nhwc;
 };
 
@@ -25,9 +25,9 @@ template <bool OFFSET> __global__ void __launch_bounds__(256) quantize_pixels(co
   const u64 from =
       (p.nhwc ? pixel * p.channels : pixel / p.plane * p.channels * p.plane + pixel % p.plane) + first * step;
   Range range = range_of_none();
-  for (u32 c = 0; c < p.share; c++) range = joined(range, range_of_one(load_float(p.x, from + c * step, p.type)));
+  for (u32 c = 0; c < p.share; c++) range = joined(range, range_of_one(load_float(p.x, from + c * step, p.x_type)));
   const Rule rule = rule_of<OFFSET>(range);
   float* to = p.y + pixel * p.channels + first;
   for (u32 c = 0; c < p.share; c++)
-    to[c] = __fmaf_rn(rule.scale, float(code_of(load_float(p.x, from + c * step, p.type), rule)), rule.offset);
+    to[c] = __fmaf_rn(rule.scale, float(code_of(load_float(p.x, from + c * step, p.x_type), rule)), rule.offset);
 }

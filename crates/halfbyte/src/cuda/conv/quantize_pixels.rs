@@ -5,27 +5,28 @@ use crate::conv::{Conv2dShape, Layout2d};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, Launch, Stream, ViewMut};
 use crate::cuda::matmul::float_type;
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::Act;
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "conv/quantize_pixels.cu", text: include_str!("quantize_pixels.cu") };
+static SOURCE: Source =
+    Source { path: "conv/quantize_pixels.cu", text: include_str!("quantize_pixels.cu"), parameters: &[Params::LAYOUT] };
 
 const THREADS: usize = 256;
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: u64,
-    y: u64,
-    pixels: u64,
-    plane: u64,
-    channels: u32,
-    share: u32,
-    x_type: u32,
-    nhwc: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        x: u64,
+        y: u64,
+        pixels: u64,
+        plane: u64,
+        channels: u32,
+        share: u32,
+        x_type: u32,
+        nhwc: u32,
+    }
 }
 
 pub(super) fn instance(act: Act) -> Instance {

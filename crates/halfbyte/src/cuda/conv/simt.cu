@@ -28,7 +28,7 @@ struct Weight {
   u64 n, k;
   u32 group;  // columns that share a scale; WNA16: 0 for all of a row
   u32 middle;  // the code of zero in a symmetric format
-  FloatType type;  // of the scales, or of the floats
+  FloatType dtype;  // of the scales, or of the floats
   ZeroKind zero_kind;
 };
 
@@ -54,7 +54,7 @@ template <int LAYOUT, int BITS> struct Row;
 template <> struct Row<DENSE, 0> {
   u64 first;
   __device__ __forceinline__ Row(const Weight& w, u64 row) : first(row * w.k) {}
-  __device__ __forceinline__ float at(const Weight& w, u64 k) { return load_float(w.codes, first + k, w.type); }
+  __device__ __forceinline__ float at(const Weight& w, u64 k) { return load_float(w.codes, first + k, w.dtype); }
 };
 
 // BITS: of a code's place in a word.
@@ -67,9 +67,9 @@ template <int BITS> struct Row<PLAIN, BITS> {
     const u64 param = k / w.group * w.n + row;
     if (param != loaded) {
       loaded = param;
-      scale = load_float(w.scales, param, w.type);
+      scale = load_float(w.scales, param, w.dtype);
       if (w.zero_kind == INTEGER) zero = static_cast<const u16*>(w.zeros)[param];
-      if (w.zero_kind == OFFSET) offset = load_float(w.zeros, param, w.type);
+      if (w.zero_kind == OFFSET) offset = load_float(w.zeros, param, w.dtype);
     }
     const u32 word = static_cast<const u32*>(w.codes)[k / PER_WORD * w.n + row];
     const float code = float(word >> (u32(k) % PER_WORD * BITS) & ((1u << BITS) - 1));
@@ -95,7 +95,7 @@ template <int BITS> struct Row<WNA16, BITS> {
     if (!w.group) load_params(w, table, table + 128);
   }
   __device__ __forceinline__ void load_params(const Weight& w, const u8* scales, const u8* zeros) {
-    scale = load_float(scales, warp * 16 + of_warp * 2 + upper, w.type);
+    scale = load_float(scales, warp * 16 + of_warp * 2 + upper, w.dtype);
     if (w.zero_kind == INTEGER) zero = zeros[warp * 16 + of_warp * 2 + upper];
   }
   __device__ __forceinline__ float at(const Weight& w, u64 k) {

@@ -9,14 +9,14 @@ use crate::conv::Layout2d;
 use crate::cuda::dispatch::{Bind, Configured, no_candidates};
 use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View};
 use crate::cuda::matmul::{self, Packed};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::Act;
 use crate::kernel::Reason;
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "conv/simt.cu", text: include_str!("simt.cu") };
+static SOURCE: Source = Source { path: "conv/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: "simt",
@@ -36,40 +36,38 @@ pub(super) const KERNEL: Kernel = Kernel {
 const THREADS: usize = 256;
 const PIXELS: usize = 4;
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Weight {
-    codes: u64,
-    scales: u64,
-    zeros: u64,
-    n: u64,
-    k: u64,
-    group: u32,
-    middle: u32,
-    dtype: u32,
-    zero_kind: u32,
-}
+parameters! {
+    /// As in the source.
+    struct Weight {
+        codes: u64,
+        scales: u64,
+        zeros: u64,
+        n: u64,
+        k: u64,
+        group: u32,
+        middle: u32,
+        dtype: u32,
+        zero_kind: u32,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    images: Images,
-    w: Weight,
-    x: u64,
-    bias: u64,
-    y: u64,
-    pixels: u64,
-    first: u64,
-    x_type: u32,
-    y_type: u32,
-    activation: u32,
-    low: f32,
-    high: f32,
-    of_row: u32,
-    of_position: u32,
-    unused: u32,
+    /// As in the source.
+    struct Params {
+        images: Images,
+        w: Weight,
+        x: u64,
+        bias: u64,
+        y: u64,
+        pixels: u64,
+        first: u64,
+        x_type: u32,
+        y_type: u32,
+        activation: u32,
+        low: f32,
+        high: f32,
+        of_row: u32,
+        of_position: u32,
+        unused: u32,
+    }
 }
 
 /// The layout's number in the source, and the bits of a code's place.

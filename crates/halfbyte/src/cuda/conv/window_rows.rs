@@ -14,14 +14,15 @@ use super::windows;
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, Windows as Map};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Group, QTensor};
 use crate::kernel::Reason;
-use bytemuck::{Pod, Zeroable};
 use std::borrow::Cow;
 
-static SOURCE: Source = Source { path: "conv/window_rows.cu", text: include_str!("window_rows.cu") };
+static SOURCE: Source =
+    Source { path: "conv/window_rows.cu", text: include_str!("window_rows.cu"), parameters: &[Params::LAYOUT] };
 
 const OP: &str = "window rows";
 
@@ -172,24 +173,24 @@ impl WindowRows {
     }
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: u64,
-    out: u64,
-    pieces: u32,
-    of_pixel: u32,
-    outputs: u32,
-    height: u32,
-    width: u32,
-    channels: u32,
-    there: u32,
-    across: u32,
-    dilation: u32,
-    left: u32,
-    nhwc: u32,
-    unused: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        x: u64,
+        out: u64,
+        pieces: u32,
+        of_pixel: u32,
+        outputs: u32,
+        height: u32,
+        width: u32,
+        channels: u32,
+        there: u32,
+        across: u32,
+        dilation: u32,
+        left: u32,
+        nhwc: u32,
+        unused: u32,
+    }
 }
 
 #[cfg(test)]

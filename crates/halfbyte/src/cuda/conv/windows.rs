@@ -2,8 +2,8 @@
 
 use crate::conv::{Conv2dShape, Geometry};
 use crate::cuda::driver::{Promotion, Swizzle, Windows as Map};
+use crate::cuda::parameters::{Pair, parameters};
 use crate::kernel::Reason;
-use bytemuck::{Pod, Zeroable};
 
 /// Positions that a copy can name, counted from the first.
 const MOST_OFFSET: usize = 255;
@@ -52,31 +52,30 @@ pub(in crate::cuda) fn map(shape: &Conv2dShape, [pixels, channels]: [usize; 2], 
     }
 }
 
-/// `Windows` of `include/windows.cuh`.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Windows {
-    channels: i32,
-    kernel: [i32; 2],
-    output: [i32; 2],
-    stride: [i32; 2],
-    dilation: [i32; 2],
-    padding: [i32; 2],
-    pitch: i32,
+parameters! {
+    /// `Windows` of `include/windows.cuh`.
+    pub(in crate::cuda) struct Windows {
+        channels: i32,
+        kernel: Pair,
+        output: Pair,
+        stride: Pair,
+        dilation: Pair,
+        padding: Pair,
+        pitch: i32,
+    }
 }
 
 impl Windows {
     /// Of sizes below 2³¹, with so many channels of a position.
     pub(in crate::cuda) fn new(shape: &Conv2dShape, channels: usize) -> Self {
         let g = shape.geometry();
-        let pair = |sizes: [usize; 2]| sizes.map(|size| size as i32);
         Self {
             channels: channels as i32,
-            kernel: pair(g.kernel),
-            output: pair(shape.output()),
-            stride: pair(g.stride),
-            dilation: pair(g.dilation),
-            padding: pair([g.padding[0], g.padding[1]]),
+            kernel: g.kernel.into(),
+            output: shape.output().into(),
+            stride: g.stride.into(),
+            dilation: g.dilation.into(),
+            padding: [g.padding[0], g.padding[1]].into(),
             pitch: g.co as i32,
         }
     }

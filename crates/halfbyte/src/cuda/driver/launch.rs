@@ -1,6 +1,7 @@
 //! Modules of machine code, their functions, and launches.
 
 use super::{Context, Stream, TensorMap, check};
+use crate::cuda::parameters::Parameters;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use std::ffi::{CString, c_int, c_void};
@@ -166,10 +167,6 @@ impl<'a> Arg<'a> {
         Self { value: std::ptr::from_ref(value).cast_mut().cast(), life: PhantomData }
     }
 }
-
-/// A struct that a kernel takes as its first parameter, laid out as in the source. Whoever makes one has checked that what its
-/// addresses point to holds what the kernel reads and writes, and is used in the order of the stream.
-pub(in crate::cuda) trait Parameters: bytemuck::Pod {}
 
 /// Parameters of a kernel at most.
 const MOST_PARAMETERS: usize = 16;

@@ -14,6 +14,14 @@ typedef unsigned short u16;
 typedef unsigned char u8;
 #define DEV static __device__ __forceinline__
 
+// One of two types.
+template <bool FIRST, class A, class B> struct Choice {
+  typedef A Type;
+};
+template <class A, class B> struct Choice<false, A, B> {
+  typedef B Type;
+};
+
 // ---- single instructions
 // (a & b) | c in one LOP3.
 DEV u32 and_or(u32 a, u32 b, u32 c) {

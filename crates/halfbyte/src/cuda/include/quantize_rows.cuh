@@ -21,6 +21,7 @@ struct Target {
   u32 piece, pieces;  // piece: the group; or a part of it, 32, 64 or 128 columns
   u32 threads, rows;  // of a row in a block, rows of a block; where a block has one group, at least its threads and 1
   u32 blocks;  // of a row
+  u32 padding;  // of this struct
 };
 
 constexpr u32 COLUMNS = 16;  // a thread

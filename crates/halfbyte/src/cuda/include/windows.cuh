@@ -10,14 +10,16 @@
 #pragma once
 #include "hopper.cuh"
 
-// As `Windows` in conv/implicit_gemm_sm90.rs; aligned as what the host puts before it.
-struct alignas(8) Windows {
+// A number for rows and one for columns.
+struct Pair {
+  int rows, columns;
+};
+
+// As `Windows` in conv/windows.rs.
+struct Windows {
   int channels;  // of a position: a multiple of a box
-  int kernel_rows, kernel_columns;
-  int rows, columns;  // of an image of y
-  int down, across;  // stride
-  int dilation_down, dilation_across;
-  int top, left;  // padding
+  Pair kernel, output;  // sizes: of the kernel, of an image of y
+  Pair stride, dilation, padding;  // padding: above and to the left
   int pitch;  // outputs from a pixel of y to the next
 };
 
@@ -27,14 +29,14 @@ struct Window {
   int ky, kx, channel;
   // From column `k` on, a multiple of a box.
   DEV Window of(const Windows& v, int token, int k) {
-    const int pixels = v.rows * v.columns, image = token / pixels, pixel = token - image * pixels,
-              r = pixel / v.columns;
-    const int position = k / v.channels, ky = position / v.kernel_columns;
-    return {r * v.down - v.top,
-            (pixel - r * v.columns) * v.across - v.left,
+    const int pixels = v.output.rows * v.output.columns, image = token / pixels, pixel = token - image * pixels,
+              r = pixel / v.output.columns;
+    const int position = k / v.channels, ky = position / v.kernel.columns;
+    return {r * v.stride.rows - v.padding.rows,
+            (pixel - r * v.output.columns) * v.stride.columns - v.padding.columns,
             image,
             ky,
-            position - ky * v.kernel_columns,
+            position - ky * v.kernel.columns,
             k - position * v.channels};
   }
   // Moves on by a box of so many columns.
@@ -42,7 +44,7 @@ struct Window {
     channel += box;
     if (channel < v.channels) return;
     channel = 0;
-    if (++kx == v.kernel_columns) {
+    if (++kx == v.kernel.columns) {
       kx = 0;
       ky++;
     }
@@ -59,8 +61,8 @@ struct Window {
   // From coordinate `c` of the map on; past the last position from `beyond` on, where the map has nothing.
   __device__ __forceinline__ void copy_from(const Windows& v, u32 dst, const TensorMap* map, u32 bar, int c,
                                             int beyond) const {
-    const bool there = ky < v.kernel_rows;
-    copy_im2col(dst, map, there ? c : beyond, column, row, image, there ? kx * v.dilation_across : 0,
-                there ? ky * v.dilation_down : 0, bar);
+    const bool there = ky < v.kernel.rows;
+    copy_im2col(dst, map, there ? c : beyond, column, row, image, there ? kx * v.dilation.columns : 0,
+                there ? ky * v.dilation.rows : 0, bar);
   }
 };

@@ -1,10 +1,7 @@
 // The inner loops: `left` units of a piece, from the rings to fp32 sums in registers.
 #pragma once
-#include "hopper.cuh"
-#include "wgmma.cuh"
-#include "wna16_layout.cuh"
-#include "wna16_decode.cuh"
-#include "wna16_schedule.cuh"
+#include "wna16_rows.cuh"
+#include "decode_codes.cuh"
 
 struct Rings {  // addresses in shared memory
   u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag;
@@ -169,19 +166,12 @@ DEV void release_unit(const Consumer& c, const Unit& u) {
     c.release(u.empty_w);
   }
 }
-// Of 64 k of x: the upper word of their descriptor, and how far their step of 16 k lies from the first.
-#if defined(HB_CONV) && HB_CONV == 32  // WINDOW
-constexpr u64 X_DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);  // two boxes in 64-byte swizzle: 8 rows in 512 bytes
-DEV int x_step(int k16) { return k16 / 2 * (NT * 64 / 16) + k16 % 2 * 2; }
-#else
-constexpr u64 X_DESCRIPTOR_HIGH = WGMMA_DESCRIPTOR_HIGH;
-DEV int x_step(int k16) { return 2 * k16; }
-#endif
 // Waits for the current stage of x and returns its descriptor; the shuffle makes it uniform, else it would cost two
 // moves a wgmma.
 DEV u64 open_x(const Consumer& c) {
   if constexpr (!JOINT) mbarrier_wait(c.r.full_x + 8 * c.x.stage, c.x.phase);
-  return X_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
+  return RowsOfX::DESCRIPTOR_HIGH |
+         __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
 }
 // Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): its four fragments.
 DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
@@ -198,7 +188,7 @@ DEV void multiply_step(int i, float (&d)[NT / 2], const u32 (&a)[4][4], u64 desc
   const u64 b = descriptor + (BOXES == 2 ? i / STRIPS * (BOX / 16) : 0);
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < 4; j++) Wgmma<NT, BF16>::run(d, a[j], b + x_step(j), j ? 1 : keep);
+  for (int j = 0; j < 4; j++) Wgmma<NT, BF16>::run(d, a[j], b + RowsOfX::step(j), j ? 1 : keep);
   wgmma_commit();
 }
 
@@ -372,7 +362,7 @@ DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int lef
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < STEPS; j++)
-        Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + x_step((first + j) & 3), j ? 1 : 0);
+        Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + RowsOfX::step((first + j) & 3), j ? 1 : 0);
       wgmma_commit();
       if (group == GROUPS - 1) release_unit(c, u);
       if (closes) {

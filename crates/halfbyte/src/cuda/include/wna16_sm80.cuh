@@ -1,6 +1,6 @@
 // What a configuration of the kernel from sm_80 on is made of, and what it is given.
 #pragma once
-#include "wna16_atom.cuh"
+#include "weight_atom.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of
 // each of its strips.
@@ -54,5 +54,8 @@ struct Arguments {
   int steps, rows, columns;  // atoms along k; tiles along n and along m
   int waves, workers, sharers;  // rounds of whole tiles; grid; workers that share the cut tiles
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
+  // Outputs from a token of y to the next.
+  __device__ __forceinline__ int pitch_of_y() const { return n; }
 };
+typedef Arguments Given;
 DEV void copy_terms(const Arguments&, int, int, u32) {}

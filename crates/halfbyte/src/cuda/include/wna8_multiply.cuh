@@ -4,8 +4,7 @@
 //   strips multiply_rows    more, one scale a row: wgmma, the integers of a whole piece of k are promoted once
 #pragma once
 #include "wgmma_int8.cuh"
-#include "wna8_layout.cuh"
-#include "hopper.cuh"
+#include "wna8_rows.cuh"
 #include "wna8_promote.cuh"
 
 struct Rings {  // addresses in shared memory
@@ -24,15 +23,6 @@ struct Turn {  // position in the ring
     }
   }
 };
-
-// Codes of x for wgmma: the upper word of their descriptor, and how far a step of 32 k lies from the first.
-#ifdef HB_CONV
-constexpr u64 CODES_DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);  // 64-byte swizzle: 8 rows in 512 bytes
-DEV int codes_step(int k32) { return k32 / 2 * (NT * 64 / 16) + k32 % 2 * 2; }
-#else
-constexpr u64 CODES_DESCRIPTOR_HIGH = WGMMA_DESCRIPTOR_HIGH;
-DEV int codes_step(int k32) { return 2 * k32; }
-#endif
 
 struct Consumer {  // what a consumer warp keeps from piece to piece
   Rings r;
@@ -64,7 +54,7 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   }
   // The descriptor of the codes of x; the shuffle makes it uniform.
   __device__ __forceinline__ u64 descriptor() const {
-    return CODES_DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(r.x) + t.stage * (BOX / 16), 0);
+    return RowsOfX::DESCRIPTOR_HIGH | __shfl_sync(0xffffffffu, wgmma_descriptor_low(r.x) + t.stage * (BOX / 16), 0);
   }
   // Frees a stage that this warp is done with.
   __device__ __forceinline__ void release(u32 bar) const {
@@ -167,7 +157,7 @@ DEV void multiply_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], cons
   if (I == 0 && s.last != 0) c.release(s.last);
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + codes_step(I * K32 + j), 1);
+  for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + RowsOfX::step(I * K32 + j), 1);
   wgmma_commit();
   s.before = w;
   s.terms = c.terms(I);
@@ -250,7 +240,7 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
         for (int j = 0; j < K32; j++)
-          WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + codes_step(i * K32 + j), 1);
+          WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + RowsOfX::step(i * K32 + j), 1);
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll

@@ -5,7 +5,7 @@
 //   promote_rows     integers of a piece of k, where a row has one scale
 // After the header of a kernel's configuration.
 #pragma once
-#include "wna16_epilogue.cuh"
+#include "epilogue.cuh"
 
 constexpr float UNIT = BITS == 4 && !FACTORS ? 0.0625f : 1.f;  // what a byte's 1 stands for
 constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;  // what a zero point's 1 is in bytes
@@ -106,12 +106,12 @@ DEV float2 load_pair(u32 a) {
 }
 // A term of tokens 2t, 2t + 1 of a block of 8, of a group whose terms begin at `terms`.
 DEV float2 load_terms(u32 terms, int term, int block, int t) {
-#ifdef HB_CONV
-  const u32 at = terms + 16 * (8 * block + 2 * t) + 4 * term;
-  return {__uint_as_float(load_shared(at)), __uint_as_float(load_shared(at + 16))};
-#else
-  return load_pair(terms + 4 * NT * term + 32 * block + 8 * t);
-#endif
+  if constexpr (TERMS_BY_TOKEN) {
+    const u32 at = terms + 16 * (8 * block + 2 * t) + 4 * term;
+    return {__uint_as_float(load_shared(at)), __uint_as_float(load_shared(at + 16))};
+  } else {
+    return load_pair(terms + 4 * NT * term + 32 * block + 8 * t);
+  }
 }
 template <int C> DEV void start_integers(int (&acc)[C]) {
 #pragma unroll

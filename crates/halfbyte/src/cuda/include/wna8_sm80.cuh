@@ -1,7 +1,7 @@
 // What a configuration of the kernel for quantised activations from sm_80 on is made of, and what it is given.
 #pragma once
 #include "ampere.cuh"
-#include "wna16_atom.cuh"
+#include "weight_atom.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of
 // each of its strips.
@@ -23,6 +23,7 @@ constexpr int WARP_CODES = 256 * BITS, STRIP_CODES = CODES, STRIP_SCALES = SCALE
 // x has 128 bytes a token, whose 16-byte pieces are XORed with the token, and for each group of the unit terms: a
 // scale, the sum of the codes where weights have zero points, an offset.
 constexpr int X_BYTES = 1, TERMS = 1 + ZERO + OFFSET;
+constexpr bool TERMS_BY_TOKEN = false;
 constexpr bool PADDED = true;  // rows of codes have zeros up to a multiple of 128
 constexpr int BOX = NT * 128, STAGE_X = BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES, STAGE_TERMS = GROUPS * TERMS * NT * 4;
 constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16, X_PIECES = NT * 8;  // of 16 bytes
@@ -56,7 +57,11 @@ struct Arguments {
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   u32 ratio;  // 2^32 / r + 1 where r groups of atoms have one group of x; 0: each has its own
   int groups, m_pitch;  // of x; from group and term to the next
+  int padding;  // of this struct
+  // Outputs from a token of y to the next.
+  __device__ __forceinline__ int pitch_of_y() const { return n; }
 };
+typedef Arguments Given;
 
 // The terms of a unit and the tokens of a tile: [group][term][NT], four tokens a piece.  Those of tokens that are not
 // there stay as they are.

@@ -2,10 +2,10 @@
 // stride 1 on images whose pixels lie in shared memory once, for all positions of the kernel.  layout/cuda_int8.rs
 // draws the packed weights; format/int8.rs says what the numbers mean, to the bit.
 //
-// All images together are one row of slots: an image has grid_rows x pitch of them, its pixels with as many columns and
+// All images together are one row of slots: an image has a grid of them, its pixels with as many columns and
 // rows of padding as windows need to their left or right, above or below; the padding between two rows, or two images,
-// belongs to both.  The output at slot s sees slots s + ky * dilation * pitch + kx * dilation: the same distances
-// everywhere, so that the pixels under one position are a run of slots.
+// belongs to both.  The output at slot s sees slots s + (ky * dilation) * columns of the grid + kx * dilation: the same
+// distances everywhere, so that the pixels under one position are a run of slots.
 //
 // A block computes WARPGROUPS * NT outputs slots that follow each other (those that are no output pixel are computed
 // and dropped), for some strips of 64 outputs:
@@ -20,7 +20,7 @@
 // Any 8 neighbours are then a core matrix, wherever they begin. HB_FOLD = channels of x: x has few channels and
 // stride 2.  A slot is a square of 2 x 2 pixels, (row, column, channel), and 16 bytes; the window is one of squares, of
 // stride 1.
-#include "hopper.cuh"
+#include "windows.cuh"
 #include "wgmma_bytes.cuh"
 #include "requantize.cuh"
 
@@ -50,16 +50,18 @@ struct Arguments {
   int strips;  // that a block computes
   int channels;  // of a slot
   int chunk;  // channels that are waited for together: 128, or all
-  int kernel_rows, kernel_columns, dilation_down, dilation_across;
-  int images, height, width, top, left;  // of x, in slots
-  int rows, columns;  // of an image of y
-  int grid_rows, pitch;
+  Pair kernel, dilation;
+  int images;
+  Pair input, before;  // of x, in slots: sizes of an image; padding above and to the left
+  Pair output;  // sizes of an image of y
+  Pair grid;  // slots of an image: rows, and from a row to the next
   int slots;  // of x that a block sees
   int plane;  // bytes from 16 channels of the slots to the next
   int stages;  // of the ring
   int at_staging, at_x, at_offsets, at_outputs, at_pixels, at_barriers;  // in shared memory; the ring is at 0
   int x_zero, y_zero;
   float low, high;  // clamp, less the zero point of y
+  int padding;  // of this struct
 };
 
 // Where a slot lies.
@@ -71,15 +73,16 @@ struct Slots {
   Slot first;
   float per_pitch, per_rows;
   DEV Slots from(const Arguments& g, int slot) {
-    const int all = g.grid_rows * g.pitch, image = slot / all, rest = slot - image * all, row = rest / g.pitch;
-    return {{image, row, rest - row * g.pitch}, __frcp_rn((float)g.pitch), __frcp_rn((float)g.grid_rows)};
+    const int all = g.grid.rows * g.grid.columns, image = slot / all, rest = slot - image * all,
+              row = rest / g.grid.columns;
+    return {{image, row, rest - row * g.grid.columns}, __frcp_rn((float)g.grid.columns), __frcp_rn((float)g.grid.rows)};
   }
   // n / d of numbers below 2^20: half a step from the next quotient, the rounding of the reciprocal does no harm.
   DEV int quotient(int n, float per) { return (int)(((float)n + 0.5f) * per); }
   __device__ __forceinline__ Slot at(const Arguments& g, int i) const {
     const int n = first.column + i, down = quotient(n, per_pitch), row = first.row + down,
               images = quotient(row, per_rows);
-    return {first.image + images, row - images * g.grid_rows, n - down * g.pitch};
+    return {first.image + images, row - images * g.grid.rows, n - down * g.grid.columns};
   }
 };
 
@@ -123,13 +126,13 @@ DEV void prepare(const Arguments& g, u32 base, int first) {
   const int t = threadIdx.x, chunks = g.channels / 128;
   // Slots from the first on under the 32 columns of each product, in the order of the products.
   for (int i = t; i < g.steps * 4; i += CONSUMERS) {
-    const int atom = i >> 2, positions = g.kernel_rows * g.kernel_columns;
+    const int atom = i >> 2, positions = g.kernel.rows * g.kernel.columns;
     int column = i * 32;
     if (g.channels % 128 == 0) column = (atom % positions * chunks + atom / positions) * 128 + (i & 3) * 32;
     const int position = column / g.channels, channel = column - position * g.channels,
-              ky = position / g.kernel_columns;
+              ky = position / g.kernel.columns;
     // Past the last position W is zeros.
-    const int at = ky * g.dilation_down * g.pitch + (position - ky * g.kernel_columns) * g.dilation_across;
+    const int at = ky * g.dilation.rows * g.grid.columns + (position - ky * g.kernel.columns) * g.dilation.columns;
     store_shared(base + g.at_offsets + 4 * i, position < positions ? at + channel / 16 * (g.plane / 16) : 0);
   }
   const Slots slots = Slots::from(g, first);
@@ -137,14 +140,15 @@ DEV void prepare(const Arguments& g, u32 base, int first) {
   for (int i = t; i < (FOLD ? TILE : g.slots); i += CONSUMERS) {
     const Slot at = slots.at(g, i);
     if (i < TILE) {
-      const bool is = at.image < g.images && at.row < g.rows && at.column < g.columns;
-      store_shared(base + g.at_outputs + 4 * i, is ? (at.image * g.rows + at.row) * g.columns + at.column : NONE);
+      const bool is = at.image < g.images && at.row < g.output.rows && at.column < g.output.columns;
+      store_shared(base + g.at_outputs + 4 * i,
+                   is ? (at.image * g.output.rows + at.row) * g.output.columns + at.column : NONE);
     }
     if (FOLD) continue;
-    const int row = at.row - g.top, column = at.column - g.left;
-    const bool is = at.image < g.images && (u32)row < (u32)g.height && (u32)column < (u32)g.width;
+    const int row = at.row - g.before.rows, column = at.column - g.before.columns;
+    const bool is = at.image < g.images && (u32)row < (u32)g.input.rows && (u32)column < (u32)g.input.columns;
     store_shared(base + g.at_pixels + 4 * i,
-                 is ? ((at.image * g.height + row) * g.width + column) * (g.channels / 16) : NONE);
+                 is ? ((at.image * g.input.rows + row) * g.input.columns + column) * (g.channels / 16) : NONE);
     if (!is)
 #pragma unroll 1
       for (int to = 0; to < g.channels / 16 * g.plane; to += g.plane)
@@ -182,17 +186,17 @@ DEV void load(const Arguments& g, u32 base, u32 bars) {
 // The same where a slot is a square of 2 x 2 pixels: two runs of 2 * FOLD bytes, which begin at multiples of 2.
 DEV void load_squares(const Arguments& g, u32 base, int first, u32 bar) {
   const u32 zeros = (u32)(g.x_zero & 255) * 0x0101u;
-  const int across = 2 * g.width;  // pixels of a row
+  const int across = 2 * g.input.columns;  // pixels of a row
   const Slots slots = Slots::from(g, first);
   for (int i = threadIdx.x; i < g.slots; i += CONSUMERS) {
     const Slot at = slots.at(g, i);
-    const int row = 2 * (at.row - g.top), column = at.column - g.left;
-    const bool is = at.image < g.images && (u32)column < (u32)g.width;
+    const int row = 2 * (at.row - g.before.rows), column = at.column - g.before.columns;
+    const bool is = at.image < g.images && (u32)column < (u32)g.input.columns;
     u32 square[4] = {0, 0, 0, 0};
 #pragma unroll
     for (int down = 0; down < 2; down++) {
-      const bool there = is && (u32)(row + down) < (u32)g.height;
-      const u16* from = (const u16*)(g.x + ((u64)(at.image * g.height + row + down) * across + 2 * column) * FOLD);
+      const bool there = is && (u32)(row + down) < (u32)g.input.rows;
+      const u16* from = (const u16*)(g.x + ((u64)(at.image * g.input.rows + row + down) * across + 2 * column) * FOLD);
 #pragma unroll
       for (int e = 0; e < FOLD; e++) {
         const u32 pair = there ? __ldg(from + e) : zeros;
@@ -228,7 +232,7 @@ DEV void consume(const Arguments& g, u32 base, int warp, int lane, int first) {
     load_squares(g, base, first, x_full);
 
   const int wg = warp >> 2, t = threadIdx.x & 127,
-            per_chunk = g.channels % 128 == 0 ? g.kernel_rows * g.kernel_columns : g.steps;
+            per_chunk = g.channels % 128 == 0 ? g.kernel.rows * g.kernel.columns : g.steps;
   const u32 staging = base + g.at_staging + wg * NT * 64, outputs = base + g.at_outputs + 4 * wg * NT;
   // B without swizzle: from 16 columns to the next a plane, or the next square; from 8 slots to the next 128 bytes.
   const u64 w0 = WGMMA_DESCRIPTOR_HIGH | wgmma_descriptor_low(base);

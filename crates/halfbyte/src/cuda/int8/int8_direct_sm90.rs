@@ -6,20 +6,24 @@ mod grid;
 
 use super::{Call, Int8, Kernel, Problem, bytes_of};
 use crate::cuda::dispatch::Configured;
-use crate::cuda::driver::{Function, Launch, Parameters, Stream};
+use crate::cuda::driver::{Function, Launch, Stream};
 use crate::cuda::kept::Kept;
+use crate::cuda::parameters::{Pair, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
-use bytemuck::{Pod, Zeroable};
 use config::{Config, Shared};
 pub(super) use grid::fold;
 use grid::{Grid, SQUARE};
 
-static SOURCE: Source = Source { path: "int8/int8_direct_sm90.cu", text: include_str!("int8_direct_sm90.cu") };
+static SOURCE: Source = Source {
+    path: "int8/int8_direct_sm90.cu",
+    text: include_str!("int8_direct_sm90.cu"),
+    parameters: &[Arguments::LAYOUT],
+};
 
 const NAME: &str = "int8_direct_sm90";
 
@@ -58,44 +62,42 @@ const MOST_SIZE: usize = 1 << 19;
 /// Blocks along the outputs that a launch has at most.
 const MOST_ROWS: usize = 65_535;
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    w: u64,
-    constants: u64,
-    multipliers: u64,
-    x: u64,
-    y: u64,
-    n: i32,
-    steps: i32,
-    strips: i32,
-    channels: i32,
-    chunk: i32,
-    kernel: [i32; 2],
-    dilation: [i32; 2],
-    images: i32,
-    input: [i32; 2],
-    before: [i32; 2],
-    output: [i32; 2],
-    grid: [i32; 2],
-    slots: i32,
-    plane: i32,
-    stages: i32,
-    at_staging: i32,
-    at_x: i32,
-    at_offsets: i32,
-    at_outputs: i32,
-    at_pixels: i32,
-    at_barriers: i32,
-    x_zero: i32,
-    y_zero: i32,
-    low: f32,
-    high: f32,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    struct Arguments {
+        w: u64,
+        constants: u64,
+        multipliers: u64,
+        x: u64,
+        y: u64,
+        n: i32,
+        steps: i32,
+        strips: i32,
+        channels: i32,
+        chunk: i32,
+        kernel: Pair,
+        dilation: Pair,
+        images: i32,
+        input: Pair,
+        before: Pair,
+        output: Pair,
+        grid: Pair,
+        slots: i32,
+        plane: i32,
+        stages: i32,
+        at_staging: i32,
+        at_x: i32,
+        at_offsets: i32,
+        at_outputs: i32,
+        at_pixels: i32,
+        at_barriers: i32,
+        x_zero: i32,
+        y_zero: i32,
+        low: f32,
+        high: f32,
+        padding: i32,
+    }
 }
-
-impl Parameters for Arguments {}
 
 /// A convolution on a grid of slots, in one configuration.
 struct Direct {
@@ -176,7 +178,6 @@ impl Configured<Int8> for Direct {
             (_, Some(squares)) => squares.pointer(),
             (_, None) => return Err(Error::invalid(NAME, "a layer with a weight of squares", "none")),
         };
-        let pair = |sizes: [usize; 2]| sizes.map(|size| size as i32);
         let arguments = Arguments {
             w,
             constants: layer.constants.pointer(),
@@ -188,14 +189,14 @@ impl Configured<Int8> for Direct {
             strips: config.strips as i32,
             channels: grid.channels as i32,
             chunk: if grid.channels.is_multiple_of(STEP) { STEP as i32 } else { grid.channels as i32 },
-            kernel: pair(grid.kernel),
-            dilation: pair(grid.dilation),
+            kernel: grid.kernel.into(),
+            dilation: grid.dilation.into(),
             images: grid.images as i32,
             // Rows of squares may end within a square.
-            input: pair(if grid.fold > 0 { [shape.input()[0], grid.input[1]] } else { grid.input }),
-            before: pair(grid.before),
-            output: pair(grid.output),
-            grid: pair(grid.size),
+            input: Pair::from(if grid.fold > 0 { [shape.input()[0], grid.input[1]] } else { grid.input }),
+            before: grid.before.into(),
+            output: grid.output.into(),
+            grid: grid.size.into(),
             slots: (config.tile() + grid.reach()) as i32,
             plane: shared.plane as i32,
             stages: shared.stages as i32,

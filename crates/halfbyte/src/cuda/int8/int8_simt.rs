@@ -4,18 +4,19 @@
 use super::{Call, Int8, Kernel, OP, Problem, Target};
 use crate::cuda::conv::images::Images;
 use crate::cuda::dispatch::{Bind, Configured, no_candidates};
-use crate::cuda::driver::{Buffer, Function, Launch, Parameters, Stream};
+use crate::cuda::driver::{Buffer, Function, Launch, Stream};
 use crate::cuda::kept::Kept;
 use crate::cuda::matmul::{activation, float_type};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::Result;
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "int8/int8_simt.cu", text: include_str!("int8_simt.cu") };
+static SOURCE: Source =
+    Source { path: "int8/int8_simt.cu", text: include_str!("int8_simt.cu"), parameters: &[Params::LAYOUT] };
 
 pub(super) const KERNEL: Kernel = Kernel {
     name: "int8_simt",
@@ -31,30 +32,30 @@ pub(super) const KERNEL: Kernel = Kernel {
 const THREADS: usize = 256;
 const PIXELS: usize = 4;
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    images: Images,
-    x: u64,
-    w: u64,
-    zeros: u64,
-    bias: u64,
-    scales: u64,
-    float_bias: u64,
-    y: u64,
-    pixels: u64,
-    n: u64,
-    steps: u32,
-    x_unsigned: u32,
-    x_zero: i32,
-    y_zero: i32,
-    low: f32,
-    high: f32,
-    bytes: u32,
-    y_type: u32,
-    activation: u32,
-    unused: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        images: Images,
+        x: u64,
+        w: u64,
+        zeros: u64,
+        bias: u64,
+        scales: u64,
+        float_bias: u64,
+        y: u64,
+        pixels: u64,
+        n: u64,
+        steps: u32,
+        x_unsigned: u32,
+        x_zero: i32,
+        y_zero: i32,
+        low: f32,
+        high: f32,
+        bytes: u32,
+        y_type: u32,
+        activation: u32,
+        unused: u32,
+    }
 }
 
 fn instance() -> Instance {
@@ -85,8 +86,6 @@ impl std::fmt::Display for Direct {
         write!(f, "{PIXELS} pixels of an output a thread")
     }
 }
-
-impl Parameters for Params {}
 
 impl Configured<Int8> for Direct {
     fn instances(&self) -> Vec<Instance> {

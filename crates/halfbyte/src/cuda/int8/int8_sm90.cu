@@ -100,10 +100,10 @@ DEV void give_back(const Arguments& g, int row, int column, int n, bool r, bool 
   const Windows& v = g.windows;
   const int* sums = g.position_sums + n;
 #pragma unroll 1
-  for (int ky = 0; ky < v.kernel_rows; ky++)
+  for (int ky = 0; ky < v.kernel.rows; ky++)
 #pragma unroll 1
-    for (int kx = 0; kx < v.kernel_columns; kx++, sums += g.n) {
-      const int y = row + ky * v.dilation_down, x = column + kx * v.dilation_across;
+    for (int kx = 0; kx < v.kernel.columns; kx++, sums += g.n) {
+      const int y = row + ky * v.dilation.rows, x = column + kx * v.dilation.columns;
       if (y >= 0 && x >= 0 && y < g.height && x < g.width) continue;
       if (r) sum += g.x_zero * __ldg(sums);
       if (r8) sum8 += g.x_zero * __ldg(sums + 8);
@@ -138,8 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   const u32 corners = base + CORNERS + wg * NT * 8;
   if (padded && t < NT) {  // meanwhile the ring fills
     const Window at = Window::of(v, first + t, 0);
-    const int last_row = at.row + (v.kernel_rows - 1) * v.dilation_down,
-              last_column = at.column + (v.kernel_columns - 1) * v.dilation_across;
+    const int last_row = at.row + (v.kernel.rows - 1) * v.dilation.rows,
+              last_column = at.column + (v.kernel.columns - 1) * v.dilation.columns;
     const bool inside = at.row >= 0 && at.column >= 0 && last_row < g.height && last_column < g.width;
     store_shared(corners + 8 * t, inside ? INSIDE : (u32)at.row);
     store_shared(corners + 8 * t + 4, (u32)at.column);

@@ -6,18 +6,19 @@ use super::{Call, Int8, Kernel, Layer, Problem, bytes_of};
 use crate::conv::{Conv2dShape, Geometry};
 use crate::cuda::conv::windows::{self, Windows};
 use crate::cuda::dispatch::Configured;
-use crate::cuda::driver::{Function, Launch, Parameters, Stream, Swizzle, TensorMap, View};
+use crate::cuda::driver::{Function, Launch, Stream, Swizzle, TensorMap, View};
 use crate::cuda::kept::Kept;
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
-use bytemuck::{Pod, Zeroable};
 use config::Config;
 
-static SOURCE: Source = Source { path: "int8/int8_sm90.cu", text: include_str!("int8_sm90.cu") };
+static SOURCE: Source =
+    Source { path: "int8/int8_sm90.cu", text: include_str!("int8_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
 const NAME: &str = "int8_sm90";
 
@@ -59,31 +60,29 @@ fn sizes(shape: &Conv2dShape) -> [usize; 4] {
     [shape.output_pixels(), g.outputs(), g.k(), g.groups]
 }
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Arguments {
-    w: u64,
-    constants: u64,
-    position_sums: u64,
-    multipliers: u64,
-    y: u64,
-    m: i32,
-    n: i32,
-    outputs: i32,
-    steps: i32,
-    rows: i32,
-    height: i32,
-    width: i32,
-    x_zero: i32,
-    y_zero: i32,
-    low: f32,
-    high: f32,
-    channels: i32,
-    windows: Windows,
+parameters! {
+    /// `Arguments` of the source.
+    struct Arguments {
+        w: u64,
+        constants: u64,
+        position_sums: u64,
+        multipliers: u64,
+        y: u64,
+        m: i32,
+        n: i32,
+        outputs: i32,
+        steps: i32,
+        rows: i32,
+        height: i32,
+        width: i32,
+        x_zero: i32,
+        y_zero: i32,
+        low: f32,
+        high: f32,
+        channels: i32,
+        windows: Windows,
+    }
 }
-
-impl Parameters for Arguments {}
 
 /// A product, or a convolution as an implicit GEMM, in one configuration.
 pub(super) struct Implicit {

@@ -3,16 +3,20 @@
 use super::{Packed, float_type, simt};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::WeightFormat;
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::cuda_wna16::{STEP, STRIP};
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
 
-static SOURCE: Source = Source { path: "matmul/dequantize.cu", text: include_str!("dequantize.cu") };
+static SOURCE: Source = Source {
+    path: "matmul/dequantize.cu",
+    text: include_str!("dequantize.cu"),
+    parameters: &[Output::LAYOUT, Plain::LAYOUT, Wna16::LAYOUT],
+};
 
 const OP: &str = "dequantize";
 
@@ -68,43 +72,39 @@ pub(super) fn wna16_instances() -> Vec<Instance> {
     forms.into_iter().flat_map(|(bits, sorted)| TYPES.map(|to| wna16_instance(bits, to, sorted))).collect()
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Output {
-    to: u64,
-    pitch: u64,
-    n: u32,
-    k: u32,
-    first: u32,
-    rows: u32,
-}
+parameters! {
+    /// As in the source.
+    struct Output {
+        to: u64,
+        pitch: u64,
+        n: u32,
+        k: u32,
+        first: u32,
+        rows: u32,
+    }
 
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Plain {
-    codes: u64,
-    scales: u64,
-    zeros: u64,
-    group_of: u64,
-    group: u32,
-    middle: u32,
-    scale_type: u32,
-    zero_kind: u32,
-}
+    struct Plain {
+        codes: u64,
+        scales: u64,
+        zeros: u64,
+        group_of: u64,
+        group: u32,
+        middle: u32,
+        scale_type: u32,
+        zero_kind: u32,
+    }
 
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Wna16 {
-    atoms: u64,
-    rows: u64,
-    order: u64,
-    steps: u32,
-    groups: u32,
-    atom_bytes: u32,
-    zero: u32,
-    bf16_scales: u32,
-    window: u32,
+    struct Wna16 {
+        atoms: u64,
+        rows: u64,
+        order: u64,
+        steps: u32,
+        groups: u32,
+        atom_bytes: u32,
+        zero: u32,
+        bf16_scales: u32,
+        window: u32,
+    }
 }
 
 /// Puts some rows of a weight, each value rounded once to the type of `to`, into a stream.

@@ -2,14 +2,15 @@
 
 use super::{activation, float_type};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Launch, Parameters, Stream};
+use crate::cuda::driver::{Launch, Stream};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::kernel::Activation;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "matmul/finish.cu", text: include_str!("finish.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/finish.cu", text: include_str!("finish.cu"), parameters: &[Params::LAYOUT] };
 
 /// As in the source: threads of a block, and columns that it has.
 const THREADS: u32 = 256;
@@ -36,24 +37,22 @@ pub(super) struct Finish {
     pub n: usize,
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    sums: u64,
-    bias: u64,
-    y: u64,
-    sums_pitch: u64,
-    y_pitch: u64,
-    rows: u32,
-    n: u32,
-    y_type: u32,
-    activation: u32,
-    low: f32,
-    high: f32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        sums: u64,
+        bias: u64,
+        y: u64,
+        sums_pitch: u64,
+        y_pitch: u64,
+        rows: u32,
+        n: u32,
+        y_type: u32,
+        activation: u32,
+        low: f32,
+        high: f32,
+    }
 }
-
-impl Parameters for Params {}
 
 impl Finish {
     /// Puts it into a stream. The caller vouches for the addresses; rows and n are within 31 bits.

@@ -5,7 +5,7 @@ use crate::cuda::driver::{Arg, Launch, Stream};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 
-static SOURCE: Source = Source { path: "matmul/gather.cu", text: include_str!("gather.cu") };
+static SOURCE: Source = Source { path: "matmul/gather.cu", text: include_str!("gather.cu"), parameters: &[] };
 
 /// Threads of a block, as in the source.
 const THREADS: u32 = 256;

@@ -51,6 +51,7 @@ struct Params {
   FloatType scale_type;
   ZeroKind zero_kind;
   u32 factors;  // scales on two levels: atoms have factors, with zero points in them
+  u32 padding;  // of this struct
 };
 
 DEV const Part& part_of(const Params& p, u32 row) {

@@ -16,6 +16,7 @@ use super::simt::zero_kind;
 use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Launch, Stream, Uploader};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
@@ -25,11 +26,12 @@ use crate::layout::cpu_n16::field_bits;
 use crate::layout::places::runs;
 use crate::layout::stored::{StoredTensor, StoredZeros, Strides};
 use crate::tensor::{Float, FloatData};
-use bytemuck::{Pod, Zeroable, cast_slice};
+use bytemuck::{Pod, cast_slice};
 use rayon::prelude::*;
 use std::ops::Range;
 
-static SOURCE: Source = Source { path: "matmul/pack.cu", text: include_str!("pack.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/pack.cu", text: include_str!("pack.cu"), parameters: &[Part::LAYOUT, Params::LAYOUT] };
 
 const OP: &str = "pack";
 
@@ -61,48 +63,46 @@ pub struct Packer<'a> {
     slab_bytes: usize,
 }
 
-/// Rows of a tensor, as in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Part {
-    codes: u64,
-    stride: u64,
-    scales: u64,
-    scale_output: u64,
-    scale_group: u64,
-    zeros: u64,
-    zero_output: u64,
-    zero_group: u64,
-    channels: u64,
-    top: u32,
-    rows: u32,
-    kind: u32,
-    flip: u32,
-    scale_type: u32,
-    offset_type: u32,
-}
+parameters! {
+    /// Rows of a tensor, as in the source.
+    struct Part {
+        codes: u64,
+        stride: u64,
+        scales: u64,
+        scale_output: u64,
+        scale_group: u64,
+        zeros: u64,
+        zero_output: u64,
+        zero_group: u64,
+        channels: u64,
+        top: u32,
+        rows: u32,
+        kind: u32,
+        flip: u32,
+        scale_type: u32,
+        offset_type: u32,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    parts: u64,
-    order: u64,
-    codes: u64,
-    scales: u64,
-    zeros: u64,
-    n: u32,
-    k: u32,
-    groups: u32,
-    first: u32,
-    count: u32,
-    group: u32,
-    atom_group: u32,
-    middle: u32,
-    scale_type: u32,
-    zero_kind: u32,
-    factors: u32,
-    padding: u32,
+    /// As in the source.
+    struct Params {
+        parts: u64,
+        order: u64,
+        codes: u64,
+        scales: u64,
+        zeros: u64,
+        n: u32,
+        k: u32,
+        groups: u32,
+        first: u32,
+        count: u32,
+        group: u32,
+        atom_group: u32,
+        middle: u32,
+        scale_type: u32,
+        zero_kind: u32,
+        factors: u32,
+        padding: u32,
+    }
 }
 
 /// Where a layout lies, as addresses on the device.

@@ -14,7 +14,7 @@
 use super::kernel::Configuration;
 use super::{KERNELS, Kernel, OP, Packed};
 use crate::cuda::{Caps, Gpu};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Problem, first};
 use crate::layout::cuda_wna16::STRIP;
@@ -27,6 +27,9 @@ const EACH: usize = 512;
 
 /// Rows of which tiles are multiples, beyond [`EACH`].
 const STEP: usize = 32;
+
+/// Steps that are tried of each range beyond the rows from which on no choice changes.
+const BEYOND: usize = 8;
 
 /// Rows and outputs of the largest tile.
 const LARGEST_TILE: [usize; 2] = [256, 4 * STRIP];
@@ -104,7 +107,7 @@ impl Plans {
             None => {
                 let problem = Problem { m, ..self.problem };
                 let refused = choose(&self.caps, &problem, self.layout, batch_invariant).err();
-                Err(refused.unwrap_or_else(|| crate::Error::invalid(OP, format!("at most {MOST} rows"), m.to_string())))
+                Err(refused.unwrap_or_else(|| Error::invalid(OP, format!("at most {MOST} rows"), m.to_string())))
             }
         }
     }
@@ -168,8 +171,10 @@ pub(super) fn choose(
 fn most_bytes(kernel: &Kernel, caps: &Caps, problem: &Problem, [first, last]: [usize; 2]) -> usize {
     let bytes = |m| kernel.workspace_bytes(caps, &Problem { m, ..*problem });
     let each = first..=last.min(EACH.max(first));
-    // Sums of cut tiles change with their number, other parts grow with m.
-    let steps = (first.max(EACH) / STEP + 1..=last.min(settled(caps, problem.n)) / STEP).map(|steps| steps * STEP);
+    // Sums of cut tiles change with the number of tiles, other parts grow with m. Beyond, some numbers in a row tell: if tiles are cut
+    // at any, they are cut at one of them.
+    let settled = settled(caps, problem.n).max(first + BEYOND * STEP);
+    let steps = (first.max(EACH) / STEP + 1..=last.min(settled) / STEP).map(|steps| steps * STEP);
     each.chain(steps).chain([last]).map(bytes).max().unwrap_or(0)
 }
 

@@ -2,13 +2,16 @@
 
 use super::float_type;
 use crate::cuda::Gpu;
-use crate::cuda::driver::{FloatView, Launch, Parameters, Stream, View, ViewMut};
+use crate::cuda::driver::{FloatView, Launch, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source =
-    Source { path: "matmul/quantize_activations.cu", text: include_str!("quantize_activations.cu") };
+static SOURCE: Source = Source {
+    path: "matmul/quantize_activations.cu",
+    text: include_str!("quantize_activations.cu"),
+    parameters: &[Params::LAYOUT],
+};
 
 const OP: &str = "quantize activations";
 
@@ -133,27 +136,28 @@ impl Form {
     }
 }
 
-/// Where codes and terms go, and how rows are dealt to blocks: as in the source.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Target {
-    codes: u64,
-    scales: u64,
-    sums: u64,
-    offsets: u64,
-    m: u64,
-    k: u64,
-    pitch: u64,
-    piece_pitch: u64,
-    row_pitch: u64,
-    group: u32,
-    groups: u32,
-    piece: u32,
-    pieces: u32,
-    threads: u32,
-    rows: u32,
-    blocks: u32,
-    padding: u32,
+parameters! {
+    /// Where codes and terms go, and how rows are dealt to blocks: as in the source.
+    #[derive(Debug)]
+    pub(in crate::cuda) struct Target {
+        codes: u64,
+        scales: u64,
+        sums: u64,
+        offsets: u64,
+        m: u64,
+        k: u64,
+        pitch: u64,
+        piece_pitch: u64,
+        row_pitch: u64,
+        group: u32,
+        groups: u32,
+        piece: u32,
+        pieces: u32,
+        threads: u32,
+        rows: u32,
+        blocks: u32,
+        padding: u32,
+    }
 }
 
 impl Target {
@@ -206,18 +210,16 @@ impl Target {
     }
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: u64,
-    order: u64,
-    to: Target,
-    x_type: u32,
-    aligned: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        x: u64,
+        order: u64,
+        to: Target,
+        x_type: u32,
+        aligned: u32,
+    }
 }
-
-impl Parameters for Params {}
 
 /// Threads that share a group whose codes take so many columns.
 fn threads(span: usize) -> usize {

@@ -4,7 +4,8 @@ use super::kernel::{Configuration, Configured, Kernel};
 use super::pack::{Packer, Target, Whole};
 use super::plans::KeptPlans;
 use super::{Call, Packed};
-use crate::cuda::driver::{Buffer, FloatView, Launch, Parameters, Stream, View};
+use crate::cuda::driver::{Buffer, FloatView, Launch, Stream, View};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
@@ -13,11 +14,10 @@ use crate::kernel::{Problem, Reason};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use std::any::Any;
 
-static SOURCE: Source = Source { path: "matmul/simt.cu", text: include_str!("simt.cu") };
+static SOURCE: Source = Source { path: "matmul/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
 
 /// Name of the layout.
 pub(super) const LAYOUT: &str = "cuda_plain";
@@ -288,30 +288,30 @@ pub(in crate::cuda) struct Parts {
     pub field_bits: u32,
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: u64,
-    codes: u64,
-    scales: u64,
-    zeros: u64,
-    group_of: u64,
-    bias: u64,
-    y: u64,
-    m: u64,
-    n: u64,
-    k: u64,
-    group: u32,
-    middle: u32,
-    x_type: u32,
-    scale_type: u32,
-    y_type: u32,
-    zero_kind: u32,
-    activation: u32,
-    low: f32,
-    high: f32,
-    row_blocks: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        x: u64,
+        codes: u64,
+        scales: u64,
+        zeros: u64,
+        group_of: u64,
+        bias: u64,
+        y: u64,
+        m: u64,
+        n: u64,
+        k: u64,
+        group: u32,
+        middle: u32,
+        x_type: u32,
+        scale_type: u32,
+        y_type: u32,
+        zero_kind: u32,
+        activation: u32,
+        low: f32,
+        high: f32,
+        row_blocks: u32,
+    }
 }
 
 /// Number of the kind of zeros in the sources.
@@ -322,8 +322,6 @@ pub(in crate::cuda) fn zero_kind(zero: Zero) -> u32 {
         Zero::Float => 2,
     }
 }
-
-impl Parameters for Params {}
 
 fn run(gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
     let Packed::Plain(w) = call.w else {

@@ -2,7 +2,7 @@
 // fp32 sums.
 //
 // The product is computed transposed: rows of W are the A operand of mma.sync m16n8k16, tokens its N.
-// include/wna16_atom.cuh draws the packed weights, wna16_sm80.cuh names what is configured.
+// include/weight_atom.cuh draws the packed weights, wna16_sm80.cuh names what is configured.
 //
 // A block walks over units of one tile x 128 k.  All of its threads keep a ring of stages full with cp.async, and each
 // warp takes from a stage the codes of its rows, which it converts in registers to exact integers q - z, and the x of
@@ -11,7 +11,7 @@
 // computed alone is stored; parts of a tile are joined in memory. Every sum is formed in the order of k and the same
 // way whatever the tile, so where tiles are cut alone decides its bits.
 #include "wna16_sm80.cuh"
-#include "wna16_ring.cuh"
+#include "cp_async_ring.cuh"
 
 // Scales and zero points of a group of a stage, of a lane's rows.
 DEV void load_group(const Warp& w, u32 (&s)[STRIPS], Zeros (&z)[STRIPS], u32 stage, int group) {

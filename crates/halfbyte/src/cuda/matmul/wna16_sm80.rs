@@ -10,17 +10,17 @@ use super::gemm::{self, Choice, Form, Gemm, Launches, Operands};
 use super::kernel::{Answer, Configuration, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
-use crate::cuda::driver::Parameters;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::Tiled;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Config;
 
-static SOURCE: Source = Source { path: "matmul/wna16_sm80.cu", text: include_str!("wna16_sm80.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna16_sm80.cu", text: include_str!("wna16_sm80.cu"), parameters: &[Arguments::LAYOUT] };
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm80>(
     "mma.sync on weights converted in registers, copies by cp.async",
@@ -146,7 +146,7 @@ impl Gemm for Wna16Sm80 {
             n: w.shape()[0] as i32,
             k: k as i32,
             pitch: pitch as i32,
-            cuts: (*schedule).into(),
+            cuts: Flat((*schedule).into()),
         }
     }
 }
@@ -158,22 +158,20 @@ impl From<Config> for Configuration {
     }
 }
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    x: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    pitch: i32,
-    cuts: Cuts,
+parameters! {
+    /// `Arguments` of the source.
+    pub(super) struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        x: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        k: i32,
+        pitch: i32,
+        cuts: Flat<Cuts>,
+    }
 }
-
-impl Parameters for Arguments {}

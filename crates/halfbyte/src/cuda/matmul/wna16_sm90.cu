@@ -2,8 +2,8 @@
 // fp32 sums.
 //
 // The product is computed transposed: rows of W are the A operand of the tensor cores, converted in registers and used
-// at once; tokens are its N, which comes in steps of 8.  include/wna16_atom.cuh draws the packed weights,
-// wna16_layout.cuh names what is configured.
+// at once; tokens are its N, which comes in steps of 8.  include/weight_atom.cuh draws the packed weights,
+// wna16_sm90.cuh names what is configured.
 //
 // One block a multiprocessor walks over units of one tile x 128 k:
 //   producers (one thread each) keep a ring of atoms of W (one linear bulk copy a unit) and a ring of boxes of x (a
@@ -16,20 +16,17 @@
 //   A tile that one block computed alone is stored; parts of a tile are joined in memory (stream-K) or in a cluster
 //   (SPLIT).
 // Sums are in fp32 and in one order: the same input gives the same bits.
-// HB_CONV: x is images, tokens are output pixels, and the boxes of x windows on them (include/windows.cuh).
+// x is a matrix, or images whose output pixels are tokens and whose boxes are windows (wna16_rows.cuh).
 #include "wna16_multiply.cuh"
-#include "wna16_join.cuh"
+#include "cluster_join.cuh"
 
 // The units of this block in order, with what their copies need.
-struct Feed {
+struct Feed : RowsOfX {
   Schedule sc;
   const u8* source;
   u32 step, bytes;
   int token;
-#ifdef HB_CONV
-  Window window;  // of the unit's first box
-#endif
-  __device__ __forceinline__ bool start(const Arguments& g) {
+  __device__ __forceinline__ bool start(const Given& g) {
     if (!sc.next(g)) return false;
     const Place at = place(g, sc.tile);
     const int strips = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
@@ -39,17 +36,13 @@ struct Feed {
     step = in * ATOM;
     bytes = here * ATOM;
     token = at.column * NT;
-#ifdef HB_CONV
-    window = Window::of(g.windows, token, sc.k * 128);
-#endif
+    begin(g, token, sc.k * 128);
     return true;
   }
-  __device__ __forceinline__ bool next(const Arguments& g) {
+  __device__ __forceinline__ bool next(const Given& g) {
     if (++sc.k >= sc.kend) return start(g);
     source += step;
-#ifdef HB_CONV
-    window.advance_boxes<WINDOW, 128 / WINDOW>(g.windows);
-#endif
+    next_unit(g);
     return true;
   }
 };
@@ -58,20 +51,10 @@ DEV void load_w(const Feed& f, const Rings& r, u32 s, u32 more, u64 policy) {
   copy_bulk(r.w + s * STAGE_W, f.source, f.bytes, r.full_w + 8 * s, policy);
 }
 // Boxes [box, box + BOXES) of 64 k of the unit.
-DEV void load_x(const Arguments& g, const Feed& f, const TensorMap* map, const Rings& r, u32 s, int box) {
-#ifdef HB_CONV
-  Window window = f.window;
-  if (box) window.advance_boxes<WINDOW, 64 / WINDOW>(g.windows);
-#pragma unroll
-  for (int i = 0; i < BOXES * 64 / WINDOW; i++, window.advance(g.windows, WINDOW))
-    window.copy(g.windows, r.x + s * STAGE_X + i * (NT * WINDOW * 2), map, r.full_x + 8 * s);
-#else
-#pragma unroll
-  for (int i = 0; i < BOXES; i++)
-    copy_box(r.x + s * STAGE_X + i * BOX, map, f.sc.k * 128 + (box + i) * 64, f.token, r.full_x + 8 * s);
-#endif
+DEV void load_x(const Given& g, const Feed& f, const TensorMap* map, const Rings& r, u32 s, int box) {
+  f.copy(g, r.x + s * STAGE_X, map, r.full_x + 8 * s, f.token, f.sc.k * 128, box);
 }
-DEV void produce(const Arguments& g, const TensorMap* map, const Rings& r, bool of_x) {
+DEV void produce(const Given& g, const TensorMap* map, const Rings& r, bool of_x) {
   const u64 policy = g.columns == 1 ? policy_evict_first() : policy_evict_normal();
   Feed f;
   f.sc = Schedule::make(g);
@@ -79,7 +62,8 @@ DEV void produce(const Arguments& g, const TensorMap* map, const Rings& r, bool 
   if constexpr (TRIGGER == 0) launch_dependents();
   if constexpr (JOINT) {
     const u32 x_bytes = 2 * g.box_bytes;
-    int left = g.waves * g.steps + f.sc.units(g), n = 0;  // units still to copy; units copied before the wait
+    int left = g.waves * g.steps + f.sc.units(g),
+        n = 0;  // units still to copy; units copied before the wait
 #pragma unroll 1
     for (; more && n < STAGES_W; n++, left--, more = f.next(g)) load_w(f, r, n, x_bytes, policy);
     if (TRIGGER > 0 && left <= TRIGGER) launch_dependents();
@@ -130,7 +114,7 @@ DEV void produce(const Arguments& g, const TensorMap* map, const Rings& r, bool 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    wna16_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map) {
+    wna16_sm90(const __grid_constant__ Given g, const __grid_constant__ TensorMap x_map) {
   extern __shared__ __align__(1024) u8 shared[];
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
             lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform

@@ -14,7 +14,8 @@ use super::gemm::{self, Choice, Form, Gemm, Launches, Operands, X};
 use super::kernel::{Answer, Configuration, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
-use crate::cuda::driver::{Parameters, Promotion, Swizzle, TensorMap, Tiles};
+use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Tiled;
@@ -22,10 +23,10 @@ use crate::error::Result;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Config;
 
-static SOURCE: Source = Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
     "wgmma or mma.sync on weights converted in registers, copies by the bulk engine",
@@ -154,24 +155,22 @@ impl From<Config> for Configuration {
     }
 }
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    box_bytes: i32,
-    cuts: Cuts,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    pub(in crate::cuda) struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        box_bytes: i32,
+        cuts: Flat<Cuts>,
+        padding: i32,
+    }
 }
-
-impl Parameters for Arguments {}
 
 impl Arguments {
     /// Of m rows, in boxes of `box_rows`; y, bias and the workspace are addresses, of the bias 0 if there is none.
@@ -193,7 +192,7 @@ impl Arguments {
             m: m as i32,
             n: w.shape()[0] as i32,
             box_bytes: (box_rows * 128) as i32,
-            cuts: (*schedule).into(),
+            cuts: Flat((*schedule).into()),
             padding: 0,
         }
     }

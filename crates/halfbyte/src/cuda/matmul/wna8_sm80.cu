@@ -13,7 +13,7 @@
 //   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
 #include "wna8_sm80.cuh"
-#include "wna16_ring.cuh"
+#include "cp_async_ring.cuh"
 #include "wna8_promote.cuh"
 
 constexpr int RUN = GROUP ? GROUP : 128, K32 = RUN / 32,

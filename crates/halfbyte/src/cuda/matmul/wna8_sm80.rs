@@ -14,17 +14,17 @@ use super::wna8::{self, Terms};
 use super::wna16::Weights;
 use super::wna16_sm80::every_device;
 use crate::cuda::Caps;
-use crate::cuda::driver::Parameters;
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Tiled;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Config;
 
-static SOURCE: Source = Source { path: "matmul/wna8_sm80.cu", text: include_str!("wna8_sm80.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna8_sm80.cu", text: include_str!("wna8_sm80.cu"), parameters: &[Arguments::LAYOUT] };
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm80>(
     "x quantised on the fly, integer mma.sync on bytes of weights, copies by cp.async",
@@ -151,7 +151,7 @@ impl Gemm for Wna8Sm80 {
             n: w.shape()[0] as i32,
             k: k as i32,
             pitch: pitch as i32,
-            cuts: (*schedule).into(),
+            cuts: Flat((*schedule).into()),
             ratio: wna8::ratio(x, w.atom()),
             groups: x.pieces() as i32,
             m_pitch: x.m_pitch() as i32,
@@ -167,27 +167,25 @@ impl From<Config> for Configuration {
     }
 }
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(super) struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    x: u64,
-    terms: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    pitch: i32,
-    cuts: Cuts,
-    ratio: u32,
-    groups: i32,
-    m_pitch: i32,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    pub(super) struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        x: u64,
+        terms: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        k: i32,
+        pitch: i32,
+        cuts: Flat<Cuts>,
+        ratio: u32,
+        groups: i32,
+        m_pitch: i32,
+        padding: i32,
+    }
 }
-
-impl Parameters for Arguments {}

@@ -14,22 +14,18 @@
 //   GROUP 0 and FACTORS: integers of a whole piece of k are promoted once; with factors a code times that of its group,
 //   less the zero point times that, is made a signed byte by one multiply-add of a word.
 // Integers are exact; fp32 sums are in one order: the same input gives the same bits.
-// HB_CONV: x is images, tokens are output pixels, and boxes of codes and of terms are windows on them
-// (include/windows.cuh): a pixel has the same codes in every window, and what lies in the padding has the code 0 and
-// the scale 0.
+// x is a matrix, or images whose output pixels are tokens and whose boxes of codes and of terms are windows
+// (wna8_rows.cuh).
 #include "wna8_multiply.cuh"
-#include "wna16_join.cuh"
+#include "cluster_join.cuh"
 
 // The units of this block in order, with what their copies need.
-struct Feed {
+struct Feed : RowsOfX {
   Schedule sc;
   const u8* source;
   u32 step, bytes, terms_bytes;
   int token;
-#ifdef HB_CONV
-  Window window;  // of the unit's first box of 64 k
-#endif
-  __device__ __forceinline__ bool start(const Arguments& g) {
+  __device__ __forceinline__ bool start(const Given& g) {
     if (!sc.next(g)) return false;
     const Place at = place(g, sc.tile);
     const int strips = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
@@ -41,73 +37,31 @@ struct Feed {
     token = at.column * NT;
     const int left = g.m_pitch - token;
     terms_bytes = 4 * (left < NT ? left : NT);
-#ifdef HB_CONV
-    window = Window::of(g.windows, token, sc.k * 128);
-#endif
+    begin(g, token, sc.k * 128);
     return true;
   }
-  __device__ __forceinline__ bool next(const Arguments& g) {
+  __device__ __forceinline__ bool next(const Given& g) {
     if (++sc.k >= sc.kend) return start(g);
     source += step;
-#ifdef HB_CONV
-    window.advance_boxes<64, 2>(g.windows);
-#endif
+    next_unit(g);
     return true;
   }
 };
-DEV void load_w(const Arguments& g, const Feed& f, const Rings& r, u32 s, u64 policy) {
-#ifdef HB_CONV
-  constexpr u32 x_bytes = BOX + STAGE_TERMS;  // zeros count too
-#else
-  const u32 x_bytes = g.box_bytes + SUM_GROUPS * TERMS * f.terms_bytes;
-#endif
-  mbarrier_expect(r.full + 8 * s, f.bytes + x_bytes);
+DEV void load_w(const Given& g, const Feed& f, const Rings& r, u32 s, u64 policy) {
+  mbarrier_expect(r.full + 8 * s, f.bytes + RowsOfX::bytes(g, f.terms_bytes));
   copy_bulk(r.w + s * STAGE_W, f.source, f.bytes, r.full + 8 * s, policy);
 }
-// The group of x that has a group of an atom.
-DEV int group_of_x(const Arguments& g, u32 atom_group) { return g.ratio ? __umulhi(atom_group, g.ratio) : atom_group; }
-#ifdef HB_CONV
-struct Maps {
-  const TensorMap *x, *terms;
-};
-DEV void load_x(const Arguments& g, const Feed& f, const Maps& maps, const Rings& r, u32 s, u64) {
-  Window window = f.window;
-#pragma unroll
-  for (int box = 0; box < 2; box++, window.advance(g.windows, 64)) {
-    window.copy(g.windows, r.x + s * BOX + box * (NT * 64), maps.x, r.full + 8 * s);
-#pragma unroll
-    for (int i = (box * GROUPS + 1) / 2; i < ((box + 1) * GROUPS + 1) / 2; i++) {
-      // A group's terms are four floats, which the map counts by twos of bytes.
-      const int channel = window.channel + i * GROUP % 64, beyond = 8 * g.groups;
-      window.copy_from(g.windows, r.terms + s * STAGE_TERMS + i * GROUP_TERMS, maps.terms, r.full + 8 * s,
-                       8 * group_of_x(g, channel / GROUP), beyond);
-    }
-  }
+DEV void load_x(const Given& g, const Feed& f, const RowsOfX::Maps& maps, const Rings& r, u32 s, u64 policy) {
+  f.copy(g, r.x + s * BOX, r.terms + s * STAGE_TERMS, maps, r.full + 8 * s, f.token, f.sc.k, f.terms_bytes, policy);
 }
-#else
-struct Maps {
-  const TensorMap* x;
-};
-DEV void load_x(const Arguments& g, const Feed& f, const Maps& maps, const Rings& r, u32 s, u64 policy) {
-  copy_box(r.x + s * BOX, maps.x, f.sc.k * 128, f.token, r.full + 8 * s);
-#pragma unroll
-  for (int i = 0; i < SUM_GROUPS; i++) {
-    // Behind the last group of x lie columns that are not there: any numbers do, their codes are zeros.
-    const int group = group_of_x(g, f.sc.k * SUM_GROUPS + i), there = group < g.groups ? group : g.groups - 1;
-#pragma unroll
-    for (int t = 0; t < TERMS; t++)
-      copy_bulk(r.terms + s * STAGE_TERMS + (i * TERMS + t) * NT * 4,
-                g.terms + ((u64)there * TERMS + t) * g.m_pitch + f.token, f.terms_bytes, r.full + 8 * s, policy);
-  }
-}
-#endif
-DEV void produce(const Arguments& g, const Maps& maps, const Rings& r) {
+DEV void produce(const Given& g, const RowsOfX::Maps& maps, const Rings& r) {
   const u64 policy = g.columns == 1 ? policy_evict_first() : policy_evict_normal(), keep = policy_evict_normal();
   Feed f;
   f.sc = Schedule::make(g);
   bool more = f.start(g);
   if constexpr (TRIGGER == 0) launch_dependents();
-  int left = g.waves * g.steps + f.sc.units(g), n = 0;  // units still to copy; units copied before the wait
+  int left = g.waves * g.steps + f.sc.units(g),
+      n = 0;  // units still to copy; units copied before the wait
 #pragma unroll 1
   for (; more && n < STAGES; n++, left--, more = f.next(g)) load_w(g, f, r, n, policy);
   if (TRIGGER > 0 && left <= TRIGGER) launch_dependents();
@@ -135,13 +89,16 @@ DEV void produce(const Arguments& g, const Maps& maps, const Rings& r) {
   }
 }
 
+// The second tensor map of windows: a parameter of the kernel, which no type can leave out.
 #ifdef HB_CONV
 #define HB_TERMS_MAP , const __grid_constant__ TensorMap terms_map
+#define HB_TERMS , &terms_map
 #else
 #define HB_TERMS_MAP
+#define HB_TERMS
 #endif
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-    wna8_sm90(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap x_map HB_TERMS_MAP) {
+    wna8_sm90(const __grid_constant__ Given g, const __grid_constant__ TensorMap x_map HB_TERMS_MAP) {
   extern __shared__ __align__(1024) u8 shared[];
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
             lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform
@@ -159,13 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     mbarrier_init_fence();
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   }
-#ifdef HB_CONV
-  const Maps maps = {&x_map, &terms_map};
-  if (threadIdx.x == 0) prefetch_map(&terms_map);
-#else
-  const Maps maps = {&x_map};
-#endif
-  if (threadIdx.x == 0) prefetch_map(&x_map);
+  const RowsOfX::Maps maps = {&x_map HB_TERMS};
+  if (threadIdx.x == 0) maps.prefetch();
   if constexpr (SPLIT > 1)
     cluster_sync();
   else

@@ -15,7 +15,8 @@ use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna8::{self, Terms};
 use super::wna16::Weights;
 use crate::cuda::Caps;
-use crate::cuda::driver::{Parameters, Promotion, Swizzle, TensorMap, Tiles};
+use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Tiled;
@@ -23,10 +24,10 @@ use crate::error::Result;
 use crate::kernel::{Activation, Problem};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 use config::Config;
 
-static SOURCE: Source = Source { path: "matmul/wna8_sm90.cu", text: include_str!("wna8_sm90.cu") };
+static SOURCE: Source =
+    Source { path: "matmul/wna8_sm90.cu", text: include_str!("wna8_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm90>(
     "x quantised on the fly, integer wgmma on bytes of weights, copies by the bulk engine",
@@ -153,29 +154,27 @@ impl From<Config> for Configuration {
     }
 }
 
-/// `Arguments` of the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-pub(in crate::cuda) struct Arguments {
-    w: u64,
-    rows_of_scales: u64,
-    terms: u64,
-    y: u64,
-    bias: u64,
-    parts: u64,
-    counters: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    box_bytes: i32,
-    m_pitch: i32,
-    cuts: Cuts,
-    ratio: u32,
-    groups: i32,
-    padding: i32,
+parameters! {
+    /// `Arguments` of the source.
+    pub(in crate::cuda) struct Arguments {
+        w: u64,
+        rows_of_scales: u64,
+        terms: u64,
+        y: u64,
+        bias: u64,
+        parts: u64,
+        counters: u64,
+        m: i32,
+        n: i32,
+        k: i32,
+        box_bytes: i32,
+        m_pitch: i32,
+        cuts: Flat<Cuts>,
+        ratio: u32,
+        groups: i32,
+        padding: i32,
+    }
 }
-
-impl Parameters for Arguments {}
 
 impl Arguments {
     /// Of m rows in boxes of `box_rows`, with x in a form; terms, y, bias and the workspace are addresses, of the bias 0 if there is
@@ -202,7 +201,7 @@ impl Arguments {
             k: k as i32,
             box_bytes: (box_rows * 128) as i32,
             m_pitch: x.m_pitch() as i32,
-            cuts: (*schedule).into(),
+            cuts: Flat((*schedule).into()),
             ratio: wna8::ratio(*x, w.atom()),
             groups: x.pieces() as i32,
             padding: 0,

@@ -4,12 +4,14 @@ use super::floats::float_type;
 use super::{launch, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::format::int8::{Byte, Sum};
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
-static SOURCE: Source = Source { path: "nn/add.cu", text: include_str!("add.cu") };
+static SOURCE: Source =
+    Source { path: "nn/add.cu", text: include_str!("add.cu"), parameters: &[Params::LAYOUT, CodeParams::LAYOUT] };
 
 const OP: &str = "add";
 
@@ -21,34 +23,36 @@ pub(super) fn instances() -> [Instance; 2] {
     ["add", "add_codes"].map(|kernel| Instance::new(&SOURCE, kernel))
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    a: u64,
-    b: u64,
-    y: u64,
-    elements: u64,
-    a_type: u32,
-    b_type: u32,
-    y_type: u32,
-    relu: u32,
-}
+parameters! {
+    /// As in the source.
+    struct Params {
+        a: u64,
+        b: u64,
+        y: u64,
+        elements: u64,
+        a_type: u32,
+        b_type: u32,
+        y_type: u32,
+        relu: u32,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct CodeParams {
-    a: u64,
-    b: u64,
-    y: u64,
-    elements: u64,
-    /// Of [`Sum::terms`].
-    terms: [i32; 6],
-    flip_a: u32,
-    flip_b: u32,
-    words: u32,
-    padding: u32,
+    /// As in the source.
+    struct CodeParams {
+        a: u64,
+        b: u64,
+        y: u64,
+        elements: u64,
+        factor_a: i32,
+        factor_b: i32,
+        constant: i32,
+        zero: i32,
+        least: i32,
+        greatest: i32,
+        flip_a: u32,
+        flip_b: u32,
+        words: u32,
+        padding: u32,
+    }
 }
 
 /// `y = a + b`, or `max(a + b, 0)` with a relu. *Accuracy:* one rounding to f32, and one to the type of y. *Errors:* lengths that
@@ -75,12 +79,18 @@ pub fn add_codes(gpu: &Gpu, stream: &Stream, sum: &Sum, [a, b]: [View<'_, u8>; 2
     same_length(OP, "b", Some(y.len()), b.len())?;
     let flip = |byte: Byte| if byte == Byte::I8 { 0x80 } else { 0 };
     let [of_a, of_b, _] = sum.bytes();
+    let [factor_a, factor_b, constant, zero, least, greatest] = sum.terms();
     let params = CodeParams {
         a: a.pointer(),
         b: b.pointer(),
         y: y.pointer(),
         elements: y.len() as u64,
-        terms: sum.terms(),
+        factor_a,
+        factor_b,
+        constant,
+        zero,
+        least,
+        greatest,
         flip_a: flip(of_a),
         flip_b: flip(of_b),
         words: [a.pointer(), b.pointer(), y.pointer()].iter().all(|at| at.is_multiple_of(4)).into(),

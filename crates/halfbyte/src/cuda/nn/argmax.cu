@@ -15,6 +15,7 @@ struct Params {
   u32* position;  // grows by `advance`
   u64 length;
   u32 advance;
+  u32 padding;  // of this struct
 };
 
 // Whether a comes before b.

@@ -3,11 +3,11 @@
 use super::{launch, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "nn/argmax.cu", text: include_str!("argmax.cu") };
+static SOURCE: Source = Source { path: "nn/argmax.cu", text: include_str!("argmax.cu"), parameters: &[Params::LAYOUT] };
 
 const THREADS: u32 = 1024;
 
@@ -15,17 +15,17 @@ pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "argmax")
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    logits: u64,
-    choice: u64,
-    token: u64,
-    position: u64,
-    length: u64,
-    advance: u32,
-    padding: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        logits: u64,
+        choice: u64,
+        token: u64,
+        position: u64,
+        length: u64,
+        advance: u32,
+        padding: u32,
+    }
 }
 
 /// A text's step from its logits to its next token.

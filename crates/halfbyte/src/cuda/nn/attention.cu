@@ -25,7 +25,7 @@ struct Params {
   u32 heads, kv_heads, head_size;
   u32 parts, part_length;
   float scale;
-  FloatType type, out_type;
+  FloatType kind, out_type;  // kind: of the cache
 };
 
 DEV float minus_infinity() { return __int_as_float(0xff800000); }
@@ -84,8 +84,8 @@ template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) atten
       const u32 j = i / HEAD, d = i % HEAD;
       const bool within = run + j < end && d < p.head_size;
       const u64 at = (u64(kv_head) * p.capacity + run + j) * p.head_size + d;
-      keys[j * PADDED + d] = within ? load_float(p.keys, at, p.type) : 0;
-      values[i] = within ? load_float(p.values, at, p.type) : 0;
+      keys[j * PADDED + d] = within ? load_float(p.keys, at, p.kind) : 0;
+      values[i] = within ? load_float(p.values, at, p.kind) : 0;
     }
     __syncthreads();
 

@@ -4,13 +4,14 @@ use super::floats::{FloatBuffer, float_type};
 use super::{launch, narrow, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::Heads;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "nn/attention.cu", text: include_str!("attention.cu") };
+static SOURCE: Source =
+    Source { path: "nn/attention.cu", text: include_str!("attention.cu"), parameters: &[Params::LAYOUT] };
 
 /// As in the source.
 const WARPS: usize = 4;
@@ -123,28 +124,28 @@ pub fn partial_len(heads: Heads, longest: usize) -> usize {
     heads.heads * longest.div_ceil(PART_LENGTH) * (heads.head_size + 2)
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    qkv: u64,
-    keys: u64,
-    values: u64,
-    partial: u64,
-    out: u64,
-    position: u64,
-    row_length: u64,
-    capacity: u64,
-    rows: u32,
-    first_row: u32,
-    heads: u32,
-    kv_heads: u32,
-    head_size: u32,
-    parts: u32,
-    part_length: u32,
-    scale: f32,
-    kind: u32,
-    out_type: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        qkv: u64,
+        keys: u64,
+        values: u64,
+        partial: u64,
+        out: u64,
+        position: u64,
+        row_length: u64,
+        capacity: u64,
+        rows: u32,
+        first_row: u32,
+        heads: u32,
+        kv_heads: u32,
+        head_size: u32,
+        parts: u32,
+        part_length: u32,
+        scale: f32,
+        kind: u32,
+        out_type: u32,
+    }
 }
 
 /// `out = softmax(scale · Q·Kᵀ, causal) · V` for every query head, with the keys and values of `layer` in `cache`.

@@ -3,12 +3,13 @@
 use super::{launch, rows_of};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use bytemuck::{Pod, Zeroable};
 use std::ops::Range;
 
-static SOURCE: Source = Source { path: "nn/columns.cu", text: include_str!("columns.cu") };
+static SOURCE: Source =
+    Source { path: "nn/columns.cu", text: include_str!("columns.cu"), parameters: &[Params::LAYOUT] };
 
 const THREADS: u32 = 256;
 
@@ -16,16 +17,16 @@ pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "columns")
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    from: u64,
-    to: u64,
-    width: u64,
-    row_length: u64,
-    first: u64,
-    elements: u64,
+parameters! {
+    /// As in the source.
+    struct Params {
+        from: u64,
+        to: u64,
+        width: u64,
+        row_length: u64,
+        first: u64,
+        elements: u64,
+    }
 }
 
 /// Copies `from` into some columns of `to`.

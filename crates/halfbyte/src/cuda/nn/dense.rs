@@ -3,14 +3,14 @@
 use super::floats::{FloatBuffer, float_type};
 use super::{launch, same_length};
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Gpu, matmul};
 use crate::error::Result;
 use crate::kernel::Activation;
 use crate::tensor::Floats;
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "nn/dense.cu", text: include_str!("dense.cu") };
+static SOURCE: Source = Source { path: "nn/dense.cu", text: include_str!("dense.cu"), parameters: &[Params::LAYOUT] };
 
 /// As in the source.
 const THREADS: u32 = 256;
@@ -56,25 +56,25 @@ pub struct Call<'a> {
     pub y: FloatViewMut<'a>,
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: u64,
-    w: u64,
-    bias: u64,
-    y: u64,
-    m: u64,
-    n: u64,
-    k: u64,
-    x_type: u32,
-    w_type: u32,
-    y_type: u32,
-    by_eight: u32,
-    activation: u32,
-    low: f32,
-    high: f32,
-    padding: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        x: u64,
+        w: u64,
+        bias: u64,
+        y: u64,
+        m: u64,
+        n: u64,
+        k: u64,
+        x_type: u32,
+        w_type: u32,
+        y_type: u32,
+        by_eight: u32,
+        activation: u32,
+        low: f32,
+        high: f32,
+        padding: u32,
+    }
 }
 
 impl Dense {

@@ -12,7 +12,7 @@ struct Params {
   float* out;  // [rows][hidden]
   u64 hidden;
   u32 vocab;
-  FloatType type;
+  FloatType kind;
 };
 
 __global__ void __launch_bounds__(THREADS) embed(const Params p) {
@@ -20,5 +20,5 @@ __global__ void __launch_bounds__(THREADS) embed(const Params p) {
   // Ids from the host are checked there, and others come from `argmax`: the limit guards memory against a torn buffer.
   const u64 token = min(p.tokens[row], p.vocab - 1);
   for (u64 i = threadIdx.x; i < p.hidden; i += THREADS)
-    p.out[row * p.hidden + i] = load_float(p.table, token * p.hidden + i, p.type);
+    p.out[row * p.hidden + i] = load_float(p.table, token * p.hidden + i, p.kind);
 }

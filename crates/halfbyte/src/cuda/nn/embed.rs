@@ -4,11 +4,11 @@ use super::floats::float_type;
 use super::{launch, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "nn/embed.cu", text: include_str!("embed.cu") };
+static SOURCE: Source = Source { path: "nn/embed.cu", text: include_str!("embed.cu"), parameters: &[Params::LAYOUT] };
 
 const THREADS: u32 = 256;
 
@@ -16,16 +16,16 @@ pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "embed")
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    table: u64,
-    tokens: u64,
-    out: u64,
-    hidden: u64,
-    vocab: u32,
-    kind: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        table: u64,
+        tokens: u64,
+        out: u64,
+        hidden: u64,
+        vocab: u32,
+        kind: u32,
+    }
 }
 
 /// Vectors of tokens: `out[i] = table[tokens[i]]`, exactly.

@@ -4,12 +4,14 @@ use super::floats::float_type;
 use super::{launch, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::int8::{Byte, Mean};
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
-static SOURCE: Source = Source { path: "nn/mean.cu", text: include_str!("mean.cu") };
+static SOURCE: Source =
+    Source { path: "nn/mean.cu", text: include_str!("mean.cu"), parameters: &[Params::LAYOUT, CodeParams::LAYOUT] };
 
 const OP: &str = "mean";
 
@@ -19,41 +21,37 @@ pub(super) fn instances() -> [Instance; 2] {
     ["mean", "mean_codes"].map(|kernel| Instance::new(&SOURCE, kernel))
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Shape {
-    pixels: u64,
-    channels: u64,
-    means: u64,
-}
+parameters! {
+    /// As in the source.
+    struct Shape {
+        pixels: u64,
+        channels: u64,
+        means: u64,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    x: u64,
-    y: u64,
-    shape: Shape,
-    x_type: u32,
-    y_type: u32,
-}
+    /// As in the source.
+    struct Params {
+        x: u64,
+        y: u64,
+        shape: Shape,
+        x_type: u32,
+        y_type: u32,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct CodeParams {
-    x: u64,
-    y: u64,
-    shape: Shape,
-    zeros: i32,
-    zero: i32,
-    least: i32,
-    greatest: i32,
-    scale: f32,
-    y_scale: f32,
-    flip: u32,
-    padding: u32,
+    /// As in the source.
+    struct CodeParams {
+        x: u64,
+        y: u64,
+        shape: Shape,
+        zeros: i32,
+        zero: i32,
+        least: i32,
+        greatest: i32,
+        scale: f32,
+        y_scale: f32,
+        flip: u32,
+        padding: u32,
+    }
 }
 
 /// The mean over the pixels of each image, channel by channel.

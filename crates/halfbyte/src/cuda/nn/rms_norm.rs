@@ -6,12 +6,17 @@ use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
 use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
-static SOURCE: Source = Source { path: "nn/rms_norm.cu", text: include_str!("rms_norm.cu") };
+static SOURCE: Source = Source {
+    path: "nn/rms_norm.cu",
+    text: include_str!("rms_norm.cu"),
+    parameters: &[Params::LAYOUT, QuantizedParams::LAYOUT],
+};
 
 const OP: &str = "rms_norm";
 const QUANTIZED: &str = "rms_norm_quantized";
@@ -30,32 +35,28 @@ pub(super) fn quantized_instances() -> Vec<Instance> {
     quantizers(&SOURCE, QUANTIZED)
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Rows {
-    stream: u64,
-    update: u64,
-    weight: u64,
-    length: u64,
-    eps: f32,
-    out_type: u32,
-}
+parameters! {
+    /// As in the source.
+    struct Rows {
+        stream: u64,
+        update: u64,
+        weight: u64,
+        length: u64,
+        eps: f32,
+        out_type: u32,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    rows: Rows,
-    out: u64,
-}
+    /// As in the source.
+    struct Params {
+        rows: Rows,
+        out: u64,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct QuantizedParams {
-    rows: Rows,
-    to: Target,
+    /// As in the source.
+    struct QuantizedParams {
+        rows: Rows,
+        to: Target,
+    }
 }
 
 /// A norm of rows.

@@ -20,7 +20,8 @@ struct Params {
   const u32* position;  // of the first row
   u64 capacity;
   u32 heads, kv_heads, head_size, pairs;
-  FloatType type;  // of the cache
+  FloatType kind;  // of the cache
+  u32 padding;  // of this struct
 };
 
 __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
@@ -52,10 +53,10 @@ __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
       from[i] = first;
       from[i + pairs] = second;
     } else {
-      store_float(cache, place + i, first, p.type);
-      store_float(cache, place + i + pairs, second, p.type);
+      store_float(cache, place + i, first, p.kind);
+      store_float(cache, place + i + pairs, second, p.kind);
     }
   }
   if (is_query) return;
-  for (u32 i = 2 * pairs + lane; i < p.head_size; i += 32) store_float(cache, place + i, from[i], p.type);
+  for (u32 i = 2 * pairs + lane; i < p.head_size; i += 32) store_float(cache, place + i, from[i], p.kind);
 }

@@ -5,12 +5,12 @@ use super::floats::float_type;
 use super::{launch, narrow, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use bytemuck::{Pod, Zeroable};
 use std::f64::consts::TAU;
 
-static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu") };
+static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu"), parameters: &[Params::LAYOUT] };
 
 /// As in the source: heads of a block.
 const WARPS: usize = 8;
@@ -20,22 +20,22 @@ pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "rope")
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    qkv: u64,
-    keys: u64,
-    values: u64,
-    turns: u64,
-    position: u64,
-    capacity: u64,
-    heads: u32,
-    kv_heads: u32,
-    head_size: u32,
-    pairs: u32,
-    kind: u32,
-    padding: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        qkv: u64,
+        keys: u64,
+        values: u64,
+        turns: u64,
+        position: u64,
+        capacity: u64,
+        heads: u32,
+        kv_heads: u32,
+        head_size: u32,
+        pairs: u32,
+        kind: u32,
+        padding: u32,
+    }
 }
 
 /// Rotations of query and key heads by their positions, in the convention of Hugging Face Llama: element `i` is paired

@@ -25,6 +25,7 @@ struct Params {
   u64 length;
   float inverse_temperature, top_p;
   u32 top_k;  // 0: no limit
+  u32 padding;  // of this struct
 };
 
 // Bits that are ordered as the floats are.

@@ -3,11 +3,11 @@
 use super::{launch, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use bytemuck::{Pod, Zeroable};
 
-static SOURCE: Source = Source { path: "nn/sample.cu", text: include_str!("sample.cu") };
+static SOURCE: Source = Source { path: "nn/sample.cu", text: include_str!("sample.cu"), parameters: &[Params::LAYOUT] };
 
 const THREADS: u32 = 512;
 
@@ -15,20 +15,20 @@ pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "sample")
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    logits: u64,
-    greatest: u64,
-    drawn: u64,
-    token: u64,
-    random: f64,
-    length: u64,
-    inverse_temperature: f32,
-    top_p: f32,
-    top_k: u32,
-    padding: u32,
+parameters! {
+    /// As in the source.
+    struct Params {
+        logits: u64,
+        greatest: u64,
+        drawn: u64,
+        token: u64,
+        random: f64,
+        length: u64,
+        inverse_temperature: f32,
+        top_p: f32,
+        top_k: u32,
+        padding: u32,
+    }
 }
 
 /// A draw.

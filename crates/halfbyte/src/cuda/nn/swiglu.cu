@@ -14,6 +14,7 @@ struct Params {
   void* out;  // [rows][inner]
   u64 inner, elements;
   FloatType out_type;
+  u32 padding;  // of this struct
 };
 
 // As `QuantizedParams` in swiglu.rs.
@@ -21,6 +22,7 @@ struct QuantizedParams {
   const float* gate_up;  // [rows][2][inner]
   Target to;  // inner is its k
   FloatType out_type;
+  u32 padding;  // of this struct
 };
 
 DEV float product(float gate, float up) { return gate / (1 + expf(-gate)) * up; }

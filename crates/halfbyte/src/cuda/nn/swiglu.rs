@@ -6,12 +6,17 @@ use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
 use crate::cuda::matmul::quantize_activations::{self, Target, quantizer, quantizers};
 use crate::cuda::matmul::{QuantizedForm, QuantizedViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::tensor::Float;
-use bytemuck::{Pod, Zeroable};
+use bytemuck::Pod;
 
-static SOURCE: Source = Source { path: "nn/swiglu.cu", text: include_str!("swiglu.cu") };
+static SOURCE: Source = Source {
+    path: "nn/swiglu.cu",
+    text: include_str!("swiglu.cu"),
+    parameters: &[Params::LAYOUT, QuantizedParams::LAYOUT],
+};
 
 const OP: &str = "swiglu";
 const QUANTIZED: &str = "swiglu_quantized";
@@ -30,26 +35,24 @@ pub(super) fn quantized_instances() -> Vec<Instance> {
     quantizers(&SOURCE, QUANTIZED)
 }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct Params {
-    gate_up: u64,
-    out: u64,
-    inner: u64,
-    elements: u64,
-    out_type: u32,
-    padding: u32,
-}
+parameters! {
+    /// As in the source.
+    struct Params {
+        gate_up: u64,
+        out: u64,
+        inner: u64,
+        elements: u64,
+        out_type: u32,
+        padding: u32,
+    }
 
-/// As in the source.
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct QuantizedParams {
-    gate_up: u64,
-    to: Target,
-    out_type: u32,
-    padding: u32,
+    /// As in the source.
+    struct QuantizedParams {
+        gate_up: u64,
+        to: Target,
+        out_type: u32,
+        padding: u32,
+    }
 }
 
 /// `out = silu(gate) · up` with `silu(x) = x / (1 + e⁻ˣ)`.

@@ -11,8 +11,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-static SOURCE: Source =
-    Source { path: "test/add.cu", text: "template <int V> __global__ void add(float* y) { y[threadIdx.x] += V; }" };
+static SOURCE: Source = Source {
+    path: "test/add.cu",
+    text: "template <int V> __global__ void add(float* y) { y[threadIdx.x] += V; }",
+    parameters: &[],
+};
 
 const COMPILER: Version = Version { major: 13, minor: 0 };
 const DRIVER: Version = Version { major: 13, minor: 4 };
@@ -50,7 +53,8 @@ fn what_is_kept_is_found_by_its_key_only() {
     assert_eq!(cache.find(&key(2), COMPILER), None);
     let other_arch = Key::of(&instance(1), "sm_80".parse().unwrap()).unwrap();
     assert_eq!(cache.find(&other_arch, COMPILER), None);
-    static OTHER: Source = Source { path: "test/add.cu", text: "template <int V> __global__ void add(float* y) {}" };
+    static OTHER: Source =
+        Source { path: "test/add.cu", text: "template <int V> __global__ void add(float* y) {}", parameters: &[] };
     let other_source = Key::of(&Instance::new(&OTHER, "add<1>"), arch()).unwrap();
     assert_eq!(cache.find(&other_source, COMPILER), None);
     let (kernels, bytes) = cache.size();
@@ -273,10 +277,10 @@ fn sources_are_read_from_a_folder_if_asked_for() {
         return in_child(TEST, &[("HALFBYTE_CUDA_SOURCES", folder.path().to_str().unwrap())]);
     }
     assert_eq!(SOURCE.read().unwrap(), "edited");
-    static MISSING: Source = Source { path: "test/none.cu", text: "" };
+    static MISSING: Source = Source { path: "test/none.cu", text: "", parameters: &[] };
     let error = Key::of(&Instance::new(&MISSING, String::new()), arch()).unwrap_err().to_string();
     assert!(error.starts_with("HALFBYTE_CUDA_SOURCES: ") && error.contains("test/none.cu"), "{error}");
     // The key is that of the edited text.
-    static EDITED: Source = Source { path: "test/add.cu", text: "edited" };
+    static EDITED: Source = Source { path: "test/add.cu", text: "edited", parameters: &[] };
     assert_eq!(key(1), Key::of(&Instance::new(&EDITED, "add<1>"), arch()).unwrap());
 }

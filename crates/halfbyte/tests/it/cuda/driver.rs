@@ -11,7 +11,7 @@ use halfbyte::cuda::driver::{
 use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::{Gpu, Workspace};
 
-static PROBE: Source = Source { path: "test/probe.cu", text: include_str!("probe.cu") };
+static PROBE: Source = Source { path: "test/probe.cu", text: include_str!("probe.cu"), parameters: &[] };
 
 fn function(gpu: &Gpu, expression: &str) -> Function {
     gpu.function(&Instance::new(&PROBE, expression)).unwrap()

@@ -17,6 +17,7 @@ mod nn;
 mod nvrtc;
 mod ops;
 mod pack;
+mod parameters;
 mod plans;
 mod products;
 mod quantized;

@@ -164,8 +164,11 @@ fn what_is_launched_beside_products_compiles_for_every_processor() {
 #[test]
 fn what_the_compiler_says_is_in_the_error() {
     let Some(nvrtc) = nvrtc() else { return };
-    static WRONG: Source =
-        Source { path: "test/wrong.cu", text: "#include \"ptx.cuh\"\n__global__ void f() { u32 x = y; }" };
+    static WRONG: Source = Source {
+        path: "test/wrong.cu",
+        text: "#include \"ptx.cuh\"\n__global__ void f() { u32 x = y; }",
+        parameters: &[],
+    };
     let instance = Instance::new(&WRONG, "f");
     let arch: Arch = "sm_90a".parse().unwrap();
     match nvrtc.compile(&instance, arch).unwrap_err() {
@@ -175,7 +178,8 @@ fn what_the_compiler_says_is_in_the_error() {
         }
         other => panic!("{other}"),
     }
-    static RIGHT: Source = Source { path: "test/right.cu", text: "template <int V> __global__ void f() {}" };
+    static RIGHT: Source =
+        Source { path: "test/right.cu", text: "template <int V> __global__ void f() {}", parameters: &[] };
     for expression in ["g<1>", "f<int>", "f<1"] {
         let instance = Instance::new(&RIGHT, expression);
         assert!(
@@ -188,8 +192,11 @@ fn what_the_compiler_says_is_in_the_error() {
     let error = nvrtc.compile(&instance, "sm_10".parse().unwrap()).unwrap_err().to_string();
     assert!(error.contains("knows only") && error.contains("sm_90"), "{error}");
     // A kernel that is no template, and definitions.
-    static DEFINED: Source =
-        Source { path: "test/defined.cu", text: "extern \"C\" __global__ void f(int* y) { *y = A + B; }" };
+    static DEFINED: Source = Source {
+        path: "test/defined.cu",
+        text: "extern \"C\" __global__ void f(int* y) { *y = A + B; }",
+        parameters: &[],
+    };
     let defined = Instance::new(&DEFINED, "f");
     assert!(nvrtc.compile(&defined, arch).is_err());
     let [three, four] = ["A=3", "A=4"].map(|a| defined.clone().with([a.to_owned(), "B=(1 + 1)".to_owned()]));
@@ -197,7 +204,7 @@ fn what_the_compiler_says_is_in_the_error() {
     assert_ne!(nvrtc.compile(&three, arch).unwrap().cubin, nvrtc.compile(&four, arch).unwrap().cubin);
     assert_ne!(Key::of(&three, arch).unwrap(), Key::of(&four, arch).unwrap());
     assert_eq!(four.to_string(), "f of test/defined.cu with A=4 B=(1 + 1)");
-    static ZERO: Source = Source { path: "test/zero.cu", text: "__global__ void f() {}\0" };
+    static ZERO: Source = Source { path: "test/zero.cu", text: "__global__ void f() {}\0", parameters: &[] };
     assert!(nvrtc.compile(&Instance::new(&ZERO, "f"), arch).is_err());
 }
 

@@ -13,7 +13,7 @@ use crate::tensor::Float;
 
 pub use crate::cuda::schedule::Schedule;
 
-/// What the kernel is compiled with, besides the format; `include/wna16_layout.cuh` says what each is.
+/// What the kernel is compiled with, besides the format; `include/wna16_sm90.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Tokens a tile.

@@ -17,7 +17,7 @@ impl Terms {
     }
 }
 
-/// What the kernel is compiled with, besides the format; `include/wna8_layout.cuh` says what each is.
+/// What the kernel is compiled with, besides the format; `include/wna8_sm90.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Tokens a tile.

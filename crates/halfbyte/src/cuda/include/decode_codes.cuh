@@ -1,7 +1,7 @@
 // From the words of an atom to A fragments, and the scales and zero points that go with them.
 #pragma once
 #include "ampere.cuh"
-#include "wna16_atom.cuh"
+#include "weight_atom.cuh"
 
 constexpr int WORDS = BITS / 4;  // a lane's words for one k16 step
 typedef u32 Codes[8 * WORDS];  // a lane's words of an atom

@@ -1,8 +1,8 @@
 // From sums to y: parts of a tile are added in the order of k, then scale of the row, bias, activation, and the store.
 // After the header of a kernel's configuration.
 #pragma once
-#include "wna16_decode.cuh"
-#include "wna16_schedule.cuh"
+#include "decode_codes.cuh"
+#include "stream_k_schedule.cuh"
 
 DEV float activate(float v) {
   if constexpr (ACTIVATION == 1)
@@ -17,19 +17,11 @@ DEV float activate(float v) {
   else
     return v;
 }
-// Outputs from a token of y to the next: a convolution may have groups.
-DEV int pitch_of_y(const Arguments& g) {
-#ifdef HB_CONV
-  return g.windows.pitch;
-#else
-  return g.n;
-#endif
-}
 // What a lane's rows R and R+8 are multiplied with, and what is added.
 struct RowTerms {
   float s, s8, b, b8;
 };
-DEV RowTerms row_terms(const Arguments& g, int n0, int lane) {
+DEV RowTerms row_terms(const Given& g, int n0, int lane) {
   RowTerms r = {1.f, 1.f, 0.f, 0.f};
   if constexpr (SUM_GROUP == 0) {
     const u32 s = __ldg((const u32*)(g.rows_of_scales + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
@@ -53,23 +45,23 @@ DEV Pairs outputs(float4 v, const RowTerms& r) {
           out_pair(activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8)))};
 }
 // Stores 16 rows x 8 tokens of a warp: two rows of one token a lane.
-DEV void store_block(float4 v, const RowTerms& r, const Arguments& g, int n0, int m0, int lane) {
+DEV void store_block(float4 v, const RowTerms& r, const Given& g, int n0, int m0, int lane) {
   if constexpr (OUT == 2) {  // 8 rows of a token are 32 bytes
     const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2);
-    float* p = (float*)g.y + (u64)token * pitch_of_y(g) + row;
+    float* p = (float*)g.y + (u64)token * g.pitch_of_y() + row;
     const float o[4] = {activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b)), activate(fmaf(v.z, r.s8, r.b8)),
                         activate(fmaf(v.w, r.s8, r.b8))};
 #pragma unroll
     for (int e = 0; e < 4; e++)
-      if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * pitch_of_y(g) + 4 * (e & 2)] = o[e];
+      if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * g.pitch_of_y() + 4 * (e & 2)] = o[e];
     return;
   }
   const Pairs o = outputs(v, r);
   const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);  // now: token lane/4, rows 2t, 2t+1 (and + 8)
   const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
   if (m >= g.m) return;
-  u16* p = (u16*)g.y + (u64)m * pitch_of_y(g) + n;
-  if (((g.n | pitch_of_y(g)) & 1) == 0 && n + 9 < g.n) {
+  u16* p = (u16*)g.y + (u64)m * g.pitch_of_y() + n;
+  if (((g.n | g.pitch_of_y()) & 1) == 0 && n + 9 < g.n) {
     *(u32*)p = lo;
     *(u32*)(p + 8) = hi;
     return;
@@ -84,8 +76,7 @@ DEV float4 four(const float* v) { return make_float4(v[0], v[1], v[2], v[3]); }
 // A warpgroup's sums of a whole tile.  n0: first row of the warp;  t: thread of the warpgroup.
 // With many tokens they go through shared memory (64 rows x STAGED tokens, 128 bytes a token, 16-byte pieces XORed with
 // the token), so that 64 rows of a token are stored as one line.
-DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int n0, int m0, u32 staging, int wg,
-                    int t) {
+DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, int n0, int m0, u32 staging, int wg, int t) {
   const int lane = t & 31, warp4 = t >> 5;
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
@@ -115,8 +106,8 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int 
           u32 v[4];
           load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
           if (m0 + first + m >= g.m) continue;
-          u16* y = (u16*)g.y + (u64)(m0 + first + m) * pitch_of_y(g) + n;
-          if (((g.n | pitch_of_y(g)) & 7) == 0 && n < g.n)
+          u16* y = (u16*)g.y + (u64)(m0 + first + m) * g.pitch_of_y() + n;
+          if (((g.n | g.pitch_of_y()) & 7) == 0 && n < g.n)
             *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
           else
 #pragma unroll
@@ -131,7 +122,7 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Arguments& g, int 
 // The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in
 // memory; the last one adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.
 // Nobody waits for anybody. Returns whether this warpgroup holds the sum of the tile now.
-DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Arguments& g, const Schedule& sc, int wg, int t, u32 flag) {
+DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Given& g, const Schedule& sc, int wg, int t, u32 flag) {
   constexpr bool HOLD = NT * STRIPS <= 64;  // few enough registers to keep the own part
   constexpr int PART = SET_WARPS * STRIPS * 4 * NT;  // float4 a block
   const int ct = sc.tile - g.first, b0 = Schedule::owner(g, ct * g.steps),

@@ -1,7 +1,7 @@
 // Sums of a tile that several sets of a block, or several blocks of a cluster, have parts of: joined in shared memory.
 #pragma once
 #include "hopper.cuh"
-#include "wna16_epilogue.cuh"
+#include "epilogue.cuh"
 
 // SETS: the sums of all sets, in their order, go to set 0.  wg: warpgroup of the set; t: thread of the warpgroup.
 DEV void join_sets(float (&sum)[STRIPS][NT / 2], u32 base, int set, int wg, int t) {
@@ -36,8 +36,8 @@ DEV void join_sets(float (&sum)[STRIPS][NT / 2], u32 base, int set, int wg, int 
 // sends its sums of it; `full` there counts the bytes.  Sums are added in the order of k.
 constexpr int SLOTS = (BLOCKS_OF_8 + SPLIT - 1) / SPLIT;
 DEV int parts_of_rank(int rank) { return (BLOCKS_OF_8 - rank + SPLIT - 1) / SPLIT; }
-DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Arguments& g, u32 exchange, u32 full, int n_tile,
-                        int m0, int rank, int set, int wg, int warp4, int lane) {
+DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Given& g, u32 exchange, u32 full, int n_tile, int m0,
+                        int rank, int set, int wg, int warp4, int lane) {
   if (set == 0) {
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)

@@ -1,11 +1,7 @@
 // What a configuration of the kernel for Hopper is made of, and what it is given.
 #pragma once
-#include "wna16_atom.cuh"
-#ifdef HB_CONV
+#include "weight_atom.cuh"
 #include "windows.cuh"
-constexpr int WINDOW = HB_CONV;  // columns that a copy brings: 64, or 32, of which two lie behind each other for a box
-static_assert(WINDOW == 64 || WINDOW == 32, "rows of a swizzle");
-#endif
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
 constexpr int NT = HB_NT;  // tokens a tile
@@ -24,6 +20,14 @@ constexpr int TRIGGER =
     HB_TRIGGER;  // the next kernel may start when a block has this many units left to copy; 0: at once
 constexpr int PREFETCH =
     HB_PREFETCH;  // units that are fetched into L2 behind the first round of the ring, before the dependency wait
+
+// x is windows on images, in copies of so many columns: 64, or 32, of which two lie behind each other for a box; or a
+// matrix: 0.
+#ifdef HB_CONV
+constexpr int WINDOW = HB_CONV;
+#else
+constexpr int WINDOW = 0;
+#endif
 
 constexpr int TILE_STRIPS = WARPGROUPS / SETS * STRIPS, SET_WARPS = WARPGROUPS / SETS * 4;
 constexpr bool JOINT = NT <= 32 || BLOCKS == 2;  // W and x in one ring with one set of barriers
@@ -47,6 +51,7 @@ constexpr int BARRIERS =
 constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
 
 static_assert(NT % 8 == 0 && NT <= 256, "tokens");
+static_assert(WINDOW == 0 || WINDOW == 32 || WINDOW == 64, "rows of a swizzle");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(!JOINT || (BOXES == 2 && STAGES_X == STAGES_W), "a joint ring");
 static_assert(WGMMA || (JOINT && !EARLY), "mma.sync is for few tokens");
@@ -73,7 +78,14 @@ struct Arguments {
   int steps, rows, columns;  // atoms along k; tiles along n and along m
   int waves, workers, sharers;  // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
-#ifdef HB_CONV
-  Windows windows;  // x is images, and its map one of im2col: boxes of NT pixels x 64 channels
-#endif
+  int padding;  // of this struct
+  // Outputs from a token of y to the next.
+  __device__ __forceinline__ int pitch_of_y() const { return n; }
 };
+
+// With windows: x is images, and its map one of im2col: boxes of NT pixels x WINDOW channels.
+struct ConvArguments : Arguments {
+  Windows windows;
+  __device__ __forceinline__ int pitch_of_y() const { return windows.pitch; }  // a convolution may have groups
+};
+typedef Choice<WINDOW != 0, ConvArguments, Arguments>::Type Given;

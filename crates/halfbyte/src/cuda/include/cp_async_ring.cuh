@@ -4,7 +4,7 @@
 // tokens fragments are loaded at once (WIDTH) and in how many parts a stage is filled (PARTS), and copies what x has
 // beside its columns (copy_terms).
 #pragma once
-#include "wna16_epilogue.cuh"
+#include "epilogue.cuh"
 
 constexpr int BOX_K = 128 / X_BYTES, BOXES = STEP / BOX_K;  // columns of a box, boxes of a stage of x
 constexpr int COPIES_W = (W_PIECES + THREADS - 1) / THREADS,

@@ -1,9 +1,7 @@
 // What a configuration of the kernel for quantised activations is made of, and what it is given.
 #pragma once
-#include "wna16_atom.cuh"
-#ifdef HB_CONV
+#include "weight_atom.cuh"
 #include "windows.cuh"
-#endif
 
 // A configuration is compiled with -D; the host's config() chooses it from m, n, k and the number of multiprocessors.
 constexpr int NT = HB_NT;  // tokens a tile: 8, 16, 32, 64, 128; 256 with one scale a row
@@ -18,6 +16,13 @@ constexpr int TRIGGER =
 constexpr int PREFETCH =
     HB_PREFETCH;  // units that are fetched into L2 behind the first round of the ring, before the dependency wait
 constexpr bool OFFSET = HB_OFFSET;  // x has offsets beside scales
+
+// x is windows on images, in copies of so many columns: 64; or a matrix: 0.
+#ifdef HB_CONV
+constexpr int WINDOW = HB_CONV;
+#else
+constexpr int WINDOW = 0;
+#endif
 
 constexpr bool SYNC = NT <= 16;  // mma.sync, not wgmma
 constexpr int SETS = 1;
@@ -34,13 +39,10 @@ constexpr int PRODUCER_REGISTERS = !SUM_GROUP    ? 40
 // Of each group and token: a scale, the sum of the codes where weights have zero points, an offset.
 constexpr int TERMS = 1 + ZERO + OFFSET;
 // A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups, term by term.
-// HB_CONV: two boxes of 64 codes a token in 64-byte swizzle, and the terms of a group token by token, four numbers
+// With windows: two boxes of 64 codes a token in 64-byte swizzle, and the terms of a group token by token, four numbers
 // each.
-#ifdef HB_CONV
-constexpr int GROUP_TERMS = NT * 16;
-#else
-constexpr int GROUP_TERMS = TERMS * NT * 4;
-#endif
+constexpr bool TERMS_BY_TOKEN = WINDOW != 0;
+constexpr int GROUP_TERMS = TERMS_BY_TOKEN ? NT * 16 : TERMS * NT * 4;
 constexpr int BOX = NT * 128, STAGE_TERMS = SUM_GROUPS * GROUP_TERMS;
 constexpr int STAGE_W = TILE_STRIPS * ATOM, W_AT = STAGES * BOX,
               TERMS_AT = W_AT + STAGES * STAGE_W;  // copies of W go to whole lines of 128 bytes
@@ -61,9 +63,7 @@ static_assert(STAGES >= 2 && SPLIT <= 8, "rings and clusters");
 static_assert(!PRODUCERS || BLOCKS == 1 || (BLOCKS == 2 && WARPGROUPS == 1),
               "registers are shared out for one block, or for two of one consumer");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
-#ifdef HB_CONV
-static_assert(!SYNC && GROUP != 0, "windows have a scale a position");
-#endif
+static_assert(WINDOW == 0 || (WINDOW == 64 && !SYNC && GROUP != 0), "windows have a scale a position");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
 // What the kernel is given, besides the tensor map of the codes of x: {pitch, m} of bytes, box {128, min(NT, m)},
@@ -84,7 +84,14 @@ struct Arguments {
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   u32 ratio;  // 2^32 / r + 1 where r groups of atoms have one group of x; 0: each has its own
   int groups;  // of x
-#ifdef HB_CONV
-  Windows windows;  // x is images: its map, and one of the terms [pixels][groups][4], are of im2col
-#endif
+  int padding;  // of this struct
+  // Outputs from a token of y to the next.
+  __device__ __forceinline__ int pitch_of_y() const { return n; }
 };
+
+// With windows: x is images; its map, and one of the terms [pixels][groups][4], are of im2col.
+struct ConvArguments : Arguments {
+  Windows windows;
+  __device__ __forceinline__ int pitch_of_y() const { return windows.pitch; }  // a convolution may have groups
+};
+typedef Choice<WINDOW != 0, ConvArguments, Arguments>::Type Given;
