@@ -7,6 +7,7 @@ use crate::device::cpu::{CpuModel, OnCpu};
 use crate::device::cuda::CudaModel;
 use crate::device::{Batch, Resident, Text, room};
 use crate::error::{Error, Result};
+use crate::explain::Product;
 use crate::load::{LoadOptions, Loader};
 use crate::sampling::Sampler;
 use crate::shard::Shard;
@@ -85,6 +86,12 @@ impl Model {
     /// the first time on a machine. `progress` is told how much of how much is done, from any thread.
     pub fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         self.resident.prepare(progress)
+    }
+
+    /// What its quantised products are computed by; `cpu` computes if the model lies in memory. Error: a product that no
+    /// kernel serves.
+    pub fn explain(&self, cpu: &Cpu) -> Result<Vec<Product>> {
+        self.resident.explain(cpu)
     }
 
     /// Bytes that keys and values of one token take over all layers.

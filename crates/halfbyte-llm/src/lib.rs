@@ -49,6 +49,7 @@ pub mod device;
 pub mod engine;
 pub mod error;
 pub mod eval;
+pub mod explain;
 pub mod generate;
 pub mod load;
 pub mod sampling;

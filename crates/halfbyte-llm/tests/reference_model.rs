@@ -181,7 +181,7 @@ fn batched_and_single(options: LoadOptions) -> [Vec<f32>; 2] {
             of_single.extend_from_slice(logits);
         }
     }
-    batched.clear();
+    batched.clear().unwrap();
     of_batched.extend_from_slice(batched.prefill(tokens).unwrap());
     of_single.extend_from_within(11 * 4096..);
     of_batched.extend_from_slice(batched.decode(5).unwrap());

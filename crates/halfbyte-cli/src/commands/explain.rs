@@ -2,6 +2,7 @@
 //! every number of rows.
 
 mod conv;
+mod model;
 
 use crate::app::App;
 use crate::args::{FloatArg, WeightKind};
@@ -29,6 +30,7 @@ pub struct Args {
 #[derive(Debug, clap::Subcommand)]
 enum Of {
     Conv(conv::Args),
+    Model(model::Args),
 }
 
 /// A product.
@@ -92,6 +94,7 @@ struct Line {
 pub fn run(args: &Args, app: &App) -> Result<()> {
     match (&args.of, &args.product) {
         (Some(Of::Conv(args)), _) => conv::run(args, app),
+        (Some(Of::Model(args)), _) => model::run(args, app),
         (None, Some(args)) => product(args, app),
         (None, None) => {
             Err(Failure::usage("nothing to explain", "expected a format and sizes, got none", "see --help"))

@@ -7,6 +7,7 @@ pub mod cpu;
 pub(crate) mod cuda;
 
 use crate::error::Result;
+use crate::explain::Product;
 use crate::sampling::Sampler;
 use halfbyte::Float;
 use halfbyte::cpu::Cpu;
@@ -63,6 +64,9 @@ pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
     /// Makes everything ready that is otherwise made when it is first needed; `progress` is told how much of how much is
     /// done, from any thread.
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()>;
+
+    /// What its quantised products are computed by; `cpu` computes if the weights lie there.
+    fn explain(&self, cpu: &Cpu) -> Result<Vec<Product>>;
 
     /// Bytes of all weights, as they lie in memory.
     fn bytes(&self) -> usize;

@@ -123,7 +123,18 @@ impl Cuda {
         self.to_floats(op, y, y_room, |y| work(x, y, workspace))
     }
 
-    /// The same with bytes, as their bits.
+    /// Runs `work` on a workspace of at least `bytes` if that is more than none.
+    pub(crate) fn in_workspace(
+        &self,
+        op: &'static str,
+        bytes: usize,
+        work: impl FnOnce(Option<&mut Workspace>) -> Result<()>,
+    ) -> Result<()> {
+        let Room { workspace, outgrown, .. } = &mut *self.room();
+        work(self.grown(op, workspace, outgrown, bytes)?)
+    }
+
+    /// The same as [`Cuda::floats`] with bytes, as their bits.
     pub(crate) fn bytes(
         &self,
         op: &'static str,

@@ -1,16 +1,20 @@
 //! A linear layer, quantised or dense inside.
 
 use super::device::{Device, Tensor, layers::Linear as _};
-use super::{check_bias, check_matrix, on_cpu};
+use super::{check_bias, check_matrix, on_cpu, on_cuda};
 use crate::cpu::Cpu;
 use crate::cpu::isa::Caps;
 use crate::cpu::matmul::Packed;
+use crate::cuda::Cuda;
+use crate::cuda::driver::FloatViewMut;
+use crate::cuda::matmul::{self as cuda, Plans, QuantizedForm, QuantizedView, rows_form};
 use crate::error::Result;
 use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::Problem;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::{Float, Floats};
+use std::sync::Arc;
 
 pub use crate::kernel::Activation;
 
@@ -45,6 +49,32 @@ impl Linear<Cpu> {
     /// The packed weight.
     pub fn packed(&self) -> &Packed {
         self.layer.packed()
+    }
+}
+
+impl Linear<Cuda> {
+    /// With a weight that is packed already, as by a [`Packer`](crate::cuda::matmul::Packer) that packs many.
+    pub fn of_packed(device: &Cuda, packed: cuda::Packed) -> Self {
+        Self { layer: on_cuda::Linear::of(device, packed), activation: Activation::None }
+    }
+
+    /// How m rows of x must lie as codes for [`Linear::forward_rows`]; None where it reads floats.
+    pub fn rows_form(&self, device: &Cuda, m: usize) -> Option<QuantizedForm> {
+        rows_form(&device.gpu().caps(), self.layer.packed()?, m)
+    }
+
+    /// Multiplies rows that another kernel has quantised.
+    ///
+    /// *Shapes:* x as [`Linear::rows_form`] says, y `[m, n]`. *Accuracy:* the bits of [`Linear::forward`] with the numbers that
+    /// were quantised. *Errors:* rows of another form, a length that does not fit, memory that is short.
+    pub fn forward_rows(&self, device: &Cuda, x: QuantizedView<'_>, y: FloatViewMut<'_>) -> Result<()> {
+        self.layer.forward_rows(device, x, y, self.activation).map_err(|error| error.of(OP))
+    }
+
+    /// What it computes products of x to y of these types by, for every number of rows; None if it is dense. *Error:* no kernel
+    /// serves them.
+    pub fn plans(&self, device: &Cuda, x: Float, y: Float) -> Result<Option<Arc<Plans>>> {
+        self.layer.packed().map(|packed| packed.plans(device.gpu(), x, y)).transpose().map_err(|error| error.of(OP))
     }
 }
 

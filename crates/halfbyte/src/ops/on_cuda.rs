@@ -3,9 +3,9 @@
 use super::Weight;
 use super::device::layers::{self, Convolution, EpilogueInt8, ImagesInt8};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::Buffer;
+use crate::cuda::driver::{Buffer, FloatViewMut};
 use crate::cuda::int8::{self, Layer, Target};
-use crate::cuda::matmul::{self, Epilogue, Packed, Packer};
+use crate::cuda::matmul::{self, Epilogue, Packed, Packer, QuantizedCall, QuantizedView, run_quantized};
 use crate::cuda::nn::{Dense, DenseCall};
 use crate::cuda::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut, Cuda, conv};
 use crate::error::{Error, Result};
@@ -53,6 +53,40 @@ pub struct Linear {
 enum LinearWeight {
     Quantized(Packed),
     Dense(Dense),
+}
+
+impl Linear {
+    /// With a weight that is packed already.
+    pub(super) fn of(device: &Cuda, packed: Packed) -> Self {
+        Self { device: device.clone(), weight: LinearWeight::Quantized(packed), bias: None }
+    }
+
+    /// The packed codes; None if it is dense.
+    pub(super) fn packed(&self) -> Option<&Packed> {
+        match &self.weight {
+            LinearWeight::Quantized(w) => Some(w),
+            LinearWeight::Dense(_) => None,
+        }
+    }
+
+    /// Multiplies rows that are codes already.
+    pub(super) fn forward_rows(
+        &self,
+        device: &Cuda,
+        x: QuantizedView<'_>,
+        y: FloatViewMut<'_>,
+        activation: Activation,
+    ) -> Result<()> {
+        same_gpu(&self.device, device)?;
+        let Some(w) = self.packed() else {
+            return Err(Error::invalid("linear", "floats for dense weights", "codes"));
+        };
+        let bytes = w.plans(device.gpu(), Float::F32, y.dtype())?.at(x.form.m, false)?.workspace_bytes();
+        let epilogue = Epilogue { bias: self.bias.as_ref().map(Buffer::view), activation };
+        device.in_workspace("linear", bytes, |workspace| {
+            run_quantized(device.gpu(), device.stream(), QuantizedCall { x, w, epilogue, y, workspace })
+        })
+    }
 }
 
 impl layers::Linear<Cuda> for Linear {

@@ -15,10 +15,12 @@ use crate::arch::spec::RopeSpec;
 use crate::comm::Comm;
 use crate::decoder::{Decoder, LoadDevice, ModelDevice};
 use crate::error::Result;
+use crate::explain::{self, PlanOfRows, Product};
 use crate::load::Loader;
-use halfbyte::Act;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::nn::Rope;
+use halfbyte::kernel::Problem;
+use halfbyte::{Act, Float};
 use halfbyte_checkpoint::{FloatData, StoredLinear};
 use std::ops::Range;
 use std::sync::Arc;
@@ -85,6 +87,17 @@ impl Resident for CpuModel {
 
     fn prepare(&self, _: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         Ok(())
+    }
+
+    fn explain(&self, cpu: &Cpu) -> Result<Vec<Product>> {
+        let mut products = Vec::new();
+        for part in self.decoder.projections().flat_map(Projection::parts).filter(|part| part.format().is_some()) {
+            let (n, k, x, y) = (part.n(), part.k(), Float::F32, Float::F32);
+            let kernel = part.kernel(cpu, 1, x, y)?;
+            let plan = PlanOfRows { rows: [0, usize::MAX], kernel, configuration: String::new(), workspace_bytes: 0 };
+            explain::add(&mut products, Problem { format: part.format(), x, y, m: 1, n, k }, vec![plan]);
+        }
+        Ok(products)
     }
 
     fn bytes(&self) -> usize {

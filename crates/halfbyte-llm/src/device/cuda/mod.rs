@@ -9,20 +9,19 @@ use crate::arch::spec::{NormKind, Residual, RopeSpec, Spec};
 use crate::decoder::{Decoder, Layer, LoadDevice, Mlp, ModelDevice};
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
+use crate::explain::{self, PlanOfRows, Product};
 use crate::load::Loader;
 use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::matmul::{Packer, QuantizedForm};
+use halfbyte::cuda::matmul::{Packer, Plan, QuantizedForm};
 use halfbyte::cuda::nn::{self, Dense, KvCache, Rope};
 use halfbyte::kernel::Activation;
-use halfbyte::{Act, Float};
+use halfbyte::{Act, Cuda, Float};
 use halfbyte_checkpoint::{FloatData, StoredLinear};
 use projection::{Loading, Projection};
 use run::{Run, State};
 use std::ops::Range;
-use std::sync::Arc;
 use text::CudaText;
 
 const OP: &str = "load a model onto a GPU";
@@ -60,7 +59,7 @@ impl LoadDevice for Loading<'_> {
     }
 
     fn rope(&mut self, rope: &RopeSpec, _: usize) -> Result<Rope> {
-        Ok(Rope::new(self.gpu, self.stream, &rope.frequencies)?)
+        Ok(Rope::new(self.cuda.gpu(), self.cuda.stream(), &rope.frequencies)?)
     }
 
     fn vocabulary(
@@ -70,7 +69,7 @@ impl LoadDevice for Loading<'_> {
         hidden: usize,
         head: Option<Projection>,
     ) -> Result<Vocabulary> {
-        let embedding = Dense::new(self.gpu, self.stream, embedding.as_floats(), [tokens.len(), hidden])?;
+        let embedding = Dense::new(self.cuda.gpu(), self.cuda.stream(), embedding.as_floats(), [tokens.len(), hidden])?;
         Ok(Vocabulary { embedding, head })
     }
 
@@ -88,7 +87,8 @@ impl LoadDevice for Loading<'_> {
 /// A model on a GPU.
 #[derive(Debug)]
 pub(crate) struct CudaModel {
-    gpu: Arc<Gpu>,
+    /// The queue that weights came by.
+    cuda: Cuda,
     activations: Float,
     /// Whether norms quantise what only products with quantised activations read.
     fused: bool,
@@ -105,13 +105,15 @@ impl CudaModel {
         }
         let Device { gpu, activations, fused } = device.clone();
         let stream = gpu.stream()?;
-        let mut loading = Loading { gpu: &gpu, stream: &stream, activations, packer: Packer::new(&gpu, &stream) };
+        let cuda = Cuda::new(gpu, stream)?;
+        let packer = Packer::new(cuda.gpu(), cuda.stream());
+        let mut loading = Loading { cuda: &cuda, activations, packer };
         let decoder = Decoder::load(spec, loader, &mut loading, shard)?;
         drop(loading);
-        let no_rope = Rope::new(&gpu, &stream, &[])?;
-        stream.synchronize()?;
+        let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
+        cuda.synchronize()?;
         decoder.layers.iter().try_for_each(check)?;
-        Ok(Self { gpu, activations, fused, no_rope, decoder })
+        Ok(Self { cuda, activations, fused, no_rope, decoder })
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projection> {
@@ -120,7 +122,7 @@ impl CudaModel {
 
     /// How m rows lie that are quantised before a projection reads them; None where it reads floats.
     fn form_of_rows(&self, projection: &Projection, m: usize) -> Option<QuantizedForm> {
-        self.fused.then(|| projection.rows_form(&self.gpu, m)).flatten()
+        self.fused.then(|| projection.rows_form(&self.cuda, m)).flatten()
     }
 
     /// Every form of rows that norms and activations leave.
@@ -169,19 +171,39 @@ fn check(layer: &Layer<OnCuda>) -> Result<()> {
 
 impl Resident for CudaModel {
     fn begin<'m>(&'m self, _: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
-        let stream = self.gpu.stream()?;
+        let gpu = self.cuda.gpu();
+        let cuda = Cuda::new(gpu.clone(), gpu.stream()?)?;
         let Decoder { layers, heads, .. } = &self.decoder;
-        let cache = KvCache::new(&self.gpu, layers.len(), *heads, context, self.activations)?;
-        let state = State::new(self, &stream, cache, context.clamp(1, PREFILL_TOKENS))?;
-        Ok(Box::new(CudaText::new(self, stream, state)?))
+        let cache = KvCache::new(gpu, layers.len(), *heads, context, self.activations)?;
+        let state = State::new(self, &cuda, cache, context.clamp(1, PREFILL_TOKENS))?;
+        Ok(Box::new(CudaText::new(self, cuda, state)?))
     }
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         let mut instances = nn::instances(Some(self.decoder.heads.head_size));
-        let weights = self.projections().flat_map(Projection::quantized);
         instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
-        instances.extend(projection::instances(&self.gpu, weights, self.activations, PREFILL_TOKENS)?);
-        Ok(self.gpu.prepare(&instances, |done| progress(done, instances.len()))?)
+        instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
+        Ok(self.cuda.gpu().prepare(&instances, |done| progress(done, instances.len()))?)
+    }
+
+    fn explain(&self, _: &Cpu) -> Result<Vec<Product>> {
+        let mut products = Vec::new();
+        for projection in self.projections() {
+            // Rows that are quantised where they are made come as the codes of floats in f32.
+            let codes = self.form_of_rows(projection, 1).is_some();
+            let x = if codes { Float::F32 } else { self.activations };
+            for (problem, plans) in projection.plans(&self.cuda, x)? {
+                let [fastest, _] = plans.explain();
+                let of_rows = |plan: &Plan| PlanOfRows {
+                    rows: plan.rows(),
+                    kernel: plan.kernel().name,
+                    configuration: plan.configuration().to_string(),
+                    workspace_bytes: plan.workspace_bytes(),
+                };
+                explain::add(&mut products, problem, fastest.iter().map(of_rows).collect());
+            }
+        }
+        Ok(products)
     }
 
     fn bytes(&self) -> usize {

@@ -1,10 +1,11 @@
 //! Rows on their way through the layers, on a GPU, and what lies between these.
 
-use super::projection::{Input, Products, Projection, Workspaces};
+use super::projection::{Input, Projection};
 use super::{CudaModel, OnCuda, Vocabulary};
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, Norm, Slot, Steps};
 use crate::error::{Error, Result};
-use halfbyte::cuda::driver::{Buffer, Stream};
+use halfbyte::Cuda;
+use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{self, DenseCall, FloatBuffer, HeadNorms, KvCache, NewRows, QuantizedNorm, Step};
 use std::ops::Range;
@@ -34,7 +35,6 @@ pub(super) struct State {
     part: Buffer<f32>,
     /// Parts of a row's attention.
     partial: Buffer<f32>,
-    workspaces: Workspaces,
 }
 
 /// Rows that go through the layers together.
@@ -48,8 +48,8 @@ pub(super) struct Rows {
 }
 
 impl State {
-    pub(super) fn new(model: &CudaModel, stream: &Stream, cache: KvCache, rows: usize) -> halfbyte::Result<Self> {
-        let (gpu, context) = (&*model.gpu, model.gpu.context());
+    pub(super) fn new(model: &CudaModel, cuda: &Cuda, cache: KvCache, rows: usize) -> Result<Self> {
+        let (gpu, context) = (&**cuda.gpu(), cuda.gpu().context());
         let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
         let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
         let forms = model.forms_of_rows(rows).into_iter();
@@ -69,15 +69,14 @@ impl State {
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
             partial: context.allocate(nn::partial_len(*heads, cache.capacity()))?,
-            workspaces: Workspaces::of(gpu, stream, model.projections(), model.activations)?,
             cache,
         })
     }
 
     /// Tokens and position from the device, to normed vectors in `normed`.
-    pub(super) fn layers(&mut self, model: &CudaModel, stream: &Stream, rows: Rows) -> Result<()> {
+    pub(super) fn layers(&mut self, model: &CudaModel, cuda: &Cuda, rows: Rows) -> Result<()> {
         let Rows { m, longest, all } = rows;
-        let mut run = Run { model, stream, state: self, longest, on: 0..m, codes: None };
+        let mut run = Run { model, cuda, state: self, longest, on: 0..m, codes: None };
         model.decoder.forward(&mut run, all)
     }
 
@@ -85,21 +84,19 @@ impl State {
     pub(super) fn head(
         &mut self,
         model: &CudaModel,
-        stream: &Stream,
+        cuda: &Cuda,
         rows: Range<usize>,
         out: &mut Buffer<f32>,
-    ) -> halfbyte::Result<()> {
-        let (gpu, Decoder { hidden, vocab, vocabulary, .. }, m) = (&*model.gpu, &model.decoder, rows.len());
+    ) -> Result<()> {
+        let (Decoder { hidden, vocab, vocabulary, .. }, m) = (&model.decoder, rows.len());
         let x = self.normed.view(rows.start * hidden..rows.end * hidden);
         match &vocabulary.head {
             None => {
                 let y = out.view_mut().slice(0..m * vocab).into();
-                vocabulary.embedding.forward(gpu, stream, DenseCall { x, m, bias: None, y })
+                let call = DenseCall { x, m, bias: None, y };
+                Ok(vocabulary.embedding.forward(cuda.gpu(), cuda.stream(), call)?)
             }
-            Some(head) => {
-                let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
-                products.run(head, Input::Floats(x), m, out)
-            }
+            Some(head) => head.run(cuda, Input::Floats(x), m, out, &mut self.part),
         }
     }
 
@@ -107,12 +104,12 @@ impl State {
     pub(super) fn choose(
         &mut self,
         model: &CudaModel,
-        stream: &Stream,
+        cuda: &Cuda,
         row: usize,
         advance: usize,
         logits: &mut Buffer<f32>,
-    ) -> halfbyte::Result<()> {
-        self.head(model, stream, row..row + 1, logits)?;
+    ) -> Result<()> {
+        self.head(model, cuda, row..row + 1, logits)?;
         let step = Step {
             logits: logits.view(),
             choice: self.choice.view_mut(),
@@ -120,7 +117,7 @@ impl State {
             position: self.position.view_mut(),
             advance,
         };
-        nn::argmax(&model.gpu, stream, step)
+        Ok(nn::argmax(cuda.gpu(), cuda.stream(), step)?)
     }
 }
 
@@ -128,7 +125,7 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Run<'m> {
     model: &'m CudaModel,
-    stream: &'m Stream,
+    cuda: &'m Cuda,
     state: &'m mut State,
     /// Positions that attention is laid out for.
     longest: usize,
@@ -152,7 +149,7 @@ impl Steps<OnCuda> for Run<'_> {
         let (m, hidden) = (self.on.len(), self.model.decoder.hidden);
         let tokens = self.state.tokens.view().slice(0..m);
         let residual = self.state.residual.view_mut().slice(0..m * hidden);
-        Ok(nn::embed(&self.model.gpu, self.stream, vocabulary.embedding.rows(), hidden, tokens, residual)?)
+        Ok(nn::embed(self.cuda.gpu(), self.cuda.stream(), vocabulary.embedding.rows(), hidden, tokens, residual)?)
     }
 
     fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
@@ -161,15 +158,15 @@ impl Steps<OnCuda> for Run<'_> {
         let State { residual, update, normed, codes, .. } = &mut *self.state;
         let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
         let update = add.then(|| update.view().slice(0..on.len() * hidden));
-        let (gpu, weight, eps) = (&*model.gpu, norm.weight.view(), norm.eps);
+        let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
         Ok(match self.codes {
             None => {
                 let out = normed.view_mut(0..on.len() * hidden);
-                nn::rms_norm(gpu, self.stream, nn::Norm { residual, update, weight, eps, out })?
+                nn::rms_norm(gpu, stream, nn::Norm { residual, update, weight, eps, out })?
             }
             Some(at) => {
                 let (rounded, out) = (model.activations, codes[at].view_mut(on.len()));
-                nn::rms_norm_quantized(gpu, self.stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?
+                nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?
             }
         })
     }
@@ -196,9 +193,7 @@ impl Steps<OnCuda> for Run<'_> {
             Slot::Update => &mut state.update,
             Slot::Normed | Slot::Attended | Slot::Inner => return Err(unknown("room for outputs in f32", "another")),
         };
-        let (part, workspaces) = (&mut state.part, &mut state.workspaces);
-        let mut products = Products { gpu: &self.model.gpu, stream: self.stream, part, workspaces };
-        Ok(products.run(by, x, m, y)?)
+        by.run(self.cuda, x, m, y, &mut state.part)
     }
 
     fn append(&mut self, layer: usize, attention: &Attention<OnCuda>) -> Result<()> {
@@ -211,7 +206,7 @@ impl Steps<OnCuda> for Run<'_> {
         });
         let rows = NewRows { qkv, position: position.view(), norms };
         let rope = attention.rope.as_deref().unwrap_or(&self.model.no_rope);
-        Ok(rope.apply(&self.model.gpu, self.stream, rows, cache, layer)?)
+        Ok(rope.apply(self.cuda.gpu(), self.cuda.stream(), rows, cache, layer)?)
     }
 
     fn last_rows(&mut self) -> Result<()> {
@@ -231,20 +226,20 @@ impl Steps<OnCuda> for Run<'_> {
             window: of.window,
         };
         let out = attended.view_mut(0..on.len() * heads.heads * heads.head_size);
-        Ok(nn::attention(&self.model.gpu, self.stream, &what, cache, layer, partial.view_mut(), out)?)
+        Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, partial.view_mut(), out)?)
     }
 
     fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {
         self.codes = self.codes_for(Some(&mlp.down));
-        let (gpu, m, width) = (&*self.model.gpu, self.on.len(), mlp.inner);
+        let (gpu, m, width) = (self.cuda.gpu(), self.on.len(), mlp.inner);
         let State { up, inner, codes, .. } = &mut *self.state;
         let gate_up = up.view().slice(0..m * 2 * width);
         Ok(match self.codes {
             Some(at) => {
                 let out = codes[at].view_mut(m);
-                nn::swiglu_quantized(gpu, self.stream, gate_up, self.model.activations, out)?
+                nn::swiglu_quantized(gpu, self.cuda.stream(), gate_up, self.model.activations, out)?
             }
-            None => nn::swiglu(gpu, self.stream, gate_up, width, inner.view_mut(0..m * width))?,
+            None => nn::swiglu(gpu, self.cuda.stream(), gate_up, width, inner.view_mut(0..m * width))?,
         })
     }
 

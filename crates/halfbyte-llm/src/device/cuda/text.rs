@@ -14,7 +14,8 @@ use super::run::{Rows, State};
 use crate::device::{Batch, Text};
 use crate::error::{Error, Result};
 use crate::sampling::Sampler;
-use halfbyte::cuda::driver::{Buffer, Graph, Stream};
+use halfbyte::Cuda;
+use halfbyte::cuda::driver::{Buffer, Graph};
 use halfbyte::cuda::nn::{self, Draw};
 use std::ops::Range;
 
@@ -32,7 +33,7 @@ struct Recording {
 #[derive(Debug)]
 pub(super) struct CudaText<'m> {
     model: &'m CudaModel,
-    stream: Stream,
+    cuda: Cuda,
     recordings: Vec<Recording>,
     state: State,
     /// After the last token, `[vocab]`.
@@ -53,13 +54,13 @@ pub(super) struct CudaText<'m> {
 }
 
 impl<'m> CudaText<'m> {
-    pub(super) fn new(model: &'m CudaModel, stream: Stream, state: State) -> Result<Self> {
-        let context = model.gpu.context();
+    pub(super) fn new(model: &'m CudaModel, cuda: Cuda, state: State) -> Result<Self> {
+        let context = cuda.gpu().context().clone();
         Ok(Self {
             logits: context.allocate(model.decoder.vocab)?,
             many_logits: context.allocate(0)?,
             model,
-            stream,
+            cuda,
             recordings: Vec::new(),
             state,
             len: 0,
@@ -75,30 +76,30 @@ impl<'m> CudaText<'m> {
     fn place(&mut self, tokens: &[u32]) -> Result<()> {
         let position = u32::try_from(self.len);
         let position = position.map_err(|_| Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;
-        self.stream.upload(&[position], self.state.position.view_mut())?;
-        Ok(self.stream.upload(tokens, self.state.tokens.view_mut().slice(0..tokens.len()))?)
+        self.cuda.stream().upload(&[position], self.state.position.view_mut())?;
+        Ok(self.cuda.stream().upload(tokens, self.state.tokens.view_mut().slice(0..tokens.len()))?)
     }
 
     /// One token, with what chooses the next.
     fn step(&mut self) -> Result<()> {
         let longest = (self.len + 1).next_power_of_two().max(SHORTEST_RECORDING).min(self.capacity());
-        let Self { model, stream, recordings, state, logits, stepped, .. } = self;
+        let Self { model, cuda, recordings, state, logits, stepped, .. } = self;
         let rows = Rows { m: 1, longest, all: false };
         if !*stepped {
-            state.layers(model, stream, rows)?;
-            state.choose(model, stream, 0, 1, logits)?;
+            state.layers(model, cuda, rows)?;
+            state.choose(model, cuda, 0, 1, logits)?;
             *stepped = true;
             return Ok(());
         }
         if !recordings.iter().any(|recording| recording.longest == longest) {
-            let graph = stream.capture(|stream| {
-                state.layers(model, stream, rows)?;
-                Ok::<_, Error>(state.choose(model, stream, 0, 1, logits)?)
+            let graph = cuda.stream().capture(|_| {
+                state.layers(model, cuda, rows)?;
+                Ok::<_, Error>(state.choose(model, cuda, 0, 1, logits)?)
             })?;
             recordings.push(Recording { longest, graph });
         }
         for recording in recordings.iter().filter(|recording| recording.longest == longest) {
-            recording.replay(stream)?;
+            recording.replay(cuda)?;
         }
         Ok(())
     }
@@ -107,8 +108,8 @@ impl<'m> CudaText<'m> {
     fn choose(&mut self) -> Result<()> {
         if !self.chosen {
             self.place(&[])?;
-            let Self { model, stream, state, logits, rows, .. } = self;
-            state.choose(model, stream, *rows - 1, 0, logits)?;
+            let Self { model, cuda, state, logits, rows, .. } = self;
+            state.choose(model, cuda, *rows - 1, 0, logits)?;
             (self.chosen, self.next, self.drew) = (true, None, false);
         }
         Ok(())
@@ -117,10 +118,10 @@ impl<'m> CudaText<'m> {
 
 impl Recording {
     #[expect(unsafe_code, reason = "what a recording uses is known here, where it was made")]
-    fn replay(&self, stream: &Stream) -> halfbyte::Result<()> {
+    fn replay(&self, cuda: &Cuda) -> halfbyte::Result<()> {
         // SAFETY: a recording uses the weights of the model, which outlives the text, and the text's own state and logits,
         // which are allocated once and go with it; all that uses them is in this stream.
-        unsafe { self.graph.launch(stream) }
+        unsafe { self.graph.launch(cuda.stream()) }
     }
 }
 
@@ -154,34 +155,34 @@ impl Text for CudaText<'_> {
             return Ok(());
         }
         let rows = Rows { m, longest: self.len + m, all: batch.all_rows };
-        self.state.layers(self.model, &self.stream, rows)?;
+        self.state.layers(self.model, &self.cuda, rows)?;
         self.rows = if batch.all_rows { m } else { 1 };
         self.len += m;
         if !batch.all_rows {
             self.choose()?;
         }
-        Ok(self.stream.synchronize()?)
+        Ok(self.cuda.stream().synchronize()?)
     }
 
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         if rows == (self.rows - 1..self.rows) && self.chosen {
-            return Ok(self.stream.download(self.logits.view(), out)?);
+            return Ok(self.cuda.stream().download(self.logits.view(), out)?);
         }
-        let Self { model, stream, state, many_logits, .. } = self;
+        let Self { model, cuda, state, many_logits, .. } = self;
         if many_logits.len() < out.len() {
-            *many_logits = model.gpu.context().allocate(out.len())?;
+            *many_logits = cuda.gpu().context().allocate(out.len())?;
         }
-        state.head(model, stream, rows, many_logits)?;
-        Ok(stream.download(many_logits.view().slice(0..out.len()), out)?)
+        state.head(model, cuda, rows, many_logits)?;
+        Ok(cuda.stream().download(many_logits.view().slice(0..out.len()), out)?)
     }
 
     fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
         self.choose()?;
         let options = sampler.options();
-        let Self { model, stream, state, logits, .. } = self;
+        let Self { cuda, state, logits, .. } = self;
         let mut result = [0; 2];
         if options.temperature == 0.0 {
-            stream.download(state.choice.view(), &mut result)?;
+            cuda.stream().download(state.choice.view(), &mut result)?;
         } else {
             let draw = Draw {
                 logits: logits.view(),
@@ -193,8 +194,8 @@ impl Text for CudaText<'_> {
                 top_p: options.top_p,
                 random: sampler.random(),
             };
-            nn::sample(&model.gpu, stream, draw)?;
-            stream.download(state.drawn.view(), &mut result)?;
+            nn::sample(cuda.gpu(), cuda.stream(), draw)?;
+            cuda.stream().download(state.drawn.view(), &mut result)?;
             self.drew = true;
         }
         let [token, greatest] = result;
