@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod bench_record;
+mod bench_results;
 mod cubins;
 mod gpu_bundle;
 mod oracles;
@@ -14,6 +15,8 @@ use clap::Parser;
 enum Task {
     /// Measure products and write a file in bench/record, in a folder named after the processor.
     BenchRecord(bench_record::Args),
+    /// Make bench/RESULTS.md from the records in bench/record.
+    BenchResults(bench_results::Args),
     /// Compile GPU kernels into a folder that serves machines without a compiler.
     Cubins(cubins::Args),
     /// Build tests and command line for a machine with a GPU, and put them in a folder with a script that runs them.
@@ -25,6 +28,7 @@ enum Task {
 fn main() -> std::process::ExitCode {
     let result = match Task::parse() {
         Task::BenchRecord(args) => bench_record::run(&args),
+        Task::BenchResults(args) => bench_results::run(&args),
         Task::Cubins(args) => cubins::run(&args),
         Task::GpuBundle(args) => gpu_bundle::run(&args),
         Task::Oracles(args) => oracles::run(&args),
