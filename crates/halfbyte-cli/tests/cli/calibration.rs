@@ -1,6 +1,6 @@
 //! `halfbyte quantize` with calibration text, as a shell sees it.
 
-use crate::support::{fails, halfbyte, json, model, number, quiet, text, validation};
+use crate::support::{self, fails, first_layers, halfbyte, json, number, quiet, text, validation};
 use halfbyte_checkpoint::Checkpoint;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// Arguments that calibrate with little text.
-fn by_gptq(target: &str) -> Vec<String> {
-    let text = format!("{}/calibration.jsonl", model());
-    ["quantize", &model(), "-o", target, "--method", "gptq", "--calibration", &text, "--samples", "3", "--window", "64"]
+fn by_gptq(model: &str, target: &str) -> Vec<String> {
+    let text = format!("{}/calibration.jsonl", support::model());
+    ["quantize", model, "-o", target, "--method", "gptq", "--calibration", &text, "--samples", "3", "--window", "64"]
         .map(str::to_owned)
         .to_vec()
 }
@@ -33,10 +33,11 @@ fn files_of(folder: &Path) -> Vec<PathBuf> {
 
 #[test]
 fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
-    let here = TempDir::new().unwrap();
+    let (here, whole) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = |name: &str| here.path().join(name).display().to_string();
+    let model = first_layers(whole.path(), 3);
     let all = |target: &str, more: &[&str]| -> Vec<String> {
-        by_gptq(&path(target)).into_iter().chain(more.iter().map(|&arg| arg.to_owned())).collect()
+        by_gptq(&model, &path(target)).into_iter().chain(more.iter().map(|&arg| arg.to_owned())).collect()
     };
     let quantize = |target: &str, more: &[&str]| {
         let arguments = all(target, more);
@@ -44,17 +45,17 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     };
     let planned = quantize("plain", &["--asym", "--dry-run"]);
     assert_eq!(fs::read_dir(here.path()).unwrap().count(), 0, "nothing was written");
-    assert!(number(&planned, "seconds") > 0.0 && number(&planned, "work_bytes") > 4e6);
+    assert!(number(&planned, "seconds") > 0.0 && number(&planned, "work_bytes") > 2e6);
     assert!(planned["work"].as_str().unwrap().ends_with(".plain.partial"));
 
     let done = quantize("plain", &["--asym", "--report", &path("report.json")]);
     assert_eq!((&done["method"], &done["windows"], &done["window"]), (&"gptq".into(), &3.into(), &64.into()));
-    assert_eq!((&done["modules"], &done["format"]), (&42.into(), &"w4a16-g128-asym".into()));
+    assert_eq!((&done["modules"], &done["format"]), (&21.into(), &"w4a16-g128-asym".into()));
     let peak = number(&planned, "peak_memory_bytes");
     assert!(!cfg!(target_os = "linux") || number(&done, "peak_resident_bytes") < peak + 24e6, "{peak}: {done}");
     let report: Value = serde_json::from_slice(&fs::read(path("report.json")).unwrap()).unwrap();
     assert_eq!(report["layers"], done["layers"]);
-    assert_eq!((report["layers"].as_array().unwrap().len(), &report["report_act"]), (42, &"a8".into()));
+    assert_eq!((report["layers"].as_array().unwrap().len(), &report["report_act"]), (21, &"a8".into()));
     for layer in report["layers"].as_array().unwrap() {
         let activations = &layer["activations"];
         let [error, whole] = ["error", "whole_error"].map(|field| number(activations, field));
@@ -80,7 +81,7 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     for better in [&done, &ordered] {
         assert!(errors(better) < 0.9 * errors(&rounded), "{} {}", errors(better), errors(&rounded));
     }
-    let plain_rtn = ["quantize", &model(), "-o", &path("rtn"), "--asym"];
+    let plain_rtn = ["quantize", &model, "-o", &path("rtn"), "--asym"];
     quiet(&plain_rtn);
     assert!(files(&here.path().join("rtn")) == files(&here.path().join("rounded")), "rtn looks at no inputs");
 
@@ -89,7 +90,7 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
         .map(|arg| arg.replace("gptq", "awq"))
         .collect();
     let table = quiet(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    for part in ["a16 error", "a8-xasym adds", "with scale and offset", "0 of 42 layers", "5.mlp.down_proj", "AWQ"] {
+    for part in ["a16 error", "a8-xasym adds", "with scale and offset", "0 of 21 layers", "2.mlp.down_proj", "AWQ"] {
         assert!(table.contains(part), "{part}: {table}");
     }
     // Factors of channels were folded into the norms.
@@ -97,18 +98,18 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
         let weights = Checkpoint::open(folder).unwrap();
         weights.bytes("model.layers.0.input_layernorm.weight").unwrap().to_vec()
     };
-    assert!(norm(&here.path().join("table")) != norm(Path::new(&model())));
-    assert!(norm(&here.path().join("plain")) == norm(Path::new(&model())));
+    assert!(norm(&here.path().join("table")) != norm(Path::new(&model)));
+    assert!(norm(&here.path().join("plain")) == norm(Path::new(&model)));
     let scored =
         json(&["eval", "ppl", &path("ordered"), "--text", &validation(), "--max-windows", "2", "--device", "cpu"]);
-    assert!((5.0..9.0).contains(&number(&scored, "perplexity")), "{scored}");
+    assert!((5.0..2000.0).contains(&number(&scored, "perplexity")), "{scored}");
 }
 
 #[test]
 fn calibration_refuses_what_cannot_be_meant() {
     let here = TempDir::new().unwrap();
     let path = |name: &str| here.path().join(name).display().to_string();
-    let (m, out) = (model(), path("out"));
+    let (m, out) = (support::model(), path("out"));
     let text = format!("{m}/calibration.jsonl");
     let refused = |status: i32, more: &[&str]| fails(status, &[&["quantize", &m, "-o", &out], more].concat());
     assert!(refused(2, &["--method", "gptq"]).contains("--calibration"));
@@ -143,10 +144,11 @@ fn calibration_refuses_what_cannot_be_meant() {
 #[cfg(unix)]
 #[test]
 fn a_killed_quantize_goes_on_to_the_same_bits() {
-    let here = TempDir::new().unwrap();
+    let (here, whole) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let model = first_layers(whole.path(), 4);
     let path = |name: &str| here.path().join(name).display().to_string();
     let quantize = |target: &str| {
-        let arguments = by_gptq(&path(target));
+        let arguments = by_gptq(&model, &path(target));
         halfbyte(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
     };
     assert!(quantize("whole").output().unwrap().status.success());
@@ -171,7 +173,7 @@ fn a_killed_quantize_goes_on_to_the_same_bits() {
         assert!(!Path::new(&path("killed")).exists());
     }
     // With other options it is somebody else's work.
-    let other: Vec<String> = by_gptq(&path("killed")).into_iter().chain(["--asym".to_owned()]).collect();
+    let other: Vec<String> = by_gptq(&model, &path("killed")).into_iter().chain(["--asym".to_owned()]).collect();
     let error = fails(2, &other.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(error.contains("format") && error.contains("--restart"), "{error}");
     assert!(quantize("killed").output().unwrap().status.success());

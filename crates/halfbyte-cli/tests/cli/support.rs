@@ -1,5 +1,7 @@
 //! The program, run with arguments, and what it is run on.
 
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
+use halfbyte_checkpoint::{Checkpoint, TensorInfo};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,4 +79,28 @@ pub fn copy_of_model(folder: &Path) -> PathBuf {
         fs::copy(&path, copy.join(path.file_name().unwrap())).unwrap();
     }
     copy
+}
+
+/// The model's first layers as a model of their own: calibration of all takes minutes and says no more.
+pub fn first_layers(folder: &Path, layers: usize) -> String {
+    let cut = folder.join("cut");
+    fs::create_dir(&cut).unwrap();
+    let path = |name: &str| Path::new(&model()).join(name);
+    fs::copy(path("tokenizer.json"), cut.join("tokenizer.json")).unwrap();
+    let mut config: Value = serde_json::from_slice(&fs::read(path("config.json")).unwrap()).unwrap();
+    config["num_hidden_layers"] = layers.into();
+    fs::write(cut.join("config.json"), config.to_string()).unwrap();
+    let whole = Checkpoint::open(model()).unwrap();
+    let of_later = |name: &str| {
+        let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next());
+        layer.is_some_and(|layer| layer.parse::<usize>().unwrap() >= layers)
+    };
+    let kept = whole.tensors().filter(|info| !of_later(info.name));
+    let spec =
+        |info: TensorInfo<'_>| TensorSpec { name: info.name.to_owned(), dtype: info.dtype, shape: info.shape.to_vec() };
+    let specs: Vec<TensorSpec> = kept.map(spec).collect();
+    let mut writer = create(&cut, &specs, u64::MAX).unwrap();
+    specs.iter().for_each(|spec| writer.write(&spec.name, whole.bytes(&spec.name).unwrap()).unwrap());
+    writer.finish().unwrap();
+    cut.display().to_string()
 }
