@@ -115,16 +115,9 @@ impl Function for Gelu {
 fn scaled_erfc<S: Simd>(s: S, z: S::V) -> S::V {
     let t = s.div(s.splat(1.0), s.mul_add(z, s.splat(0.3), s.splat(1.0)));
     let mut p = s.splat(-0.130_419_33);
-    for c in [
-        0.490_205_14,
-        -0.522_535_96,
-        0.560_327_4,
-        -0.104_055_15,
-        0.219_276_24,
-        0.147_123_14,
-        0.170_902_72,
-        0.169_175_81,
-    ] {
+    for c in
+        [0.490_205_14, -0.522_536, 0.560_327_4, -0.104_055_15, 0.219_276_24, 0.147_123_14, 0.170_902_72, 0.169_175_8]
+    {
         p = s.mul_add(p, t, s.splat(c));
     }
     s.mul(p, t)
@@ -138,7 +131,7 @@ impl Function for GeluTanh {
     #[inline(always)]
     fn of<S: Simd>(self, s: S, x: S::V) -> S::V {
         /// 2·√(2/π).
-        const FACTOR: f32 = 1.595_769_1;
+        const FACTOR: f32 = 1.595_769;
         let inner = s.mul_add(s.mul(x, x), s.splat(0.044_715), s.splat(1.0));
         let e = exp(s, s.mul(s.mul(x, s.splat(-FACTOR)), inner));
         s.div(x, s.add(s.splat(1.0), e))
