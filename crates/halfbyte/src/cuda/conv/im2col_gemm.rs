@@ -101,7 +101,7 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
         return refuse("writes images in nhwc".into());
     }
     let g = shape.geometry();
-    let patches = Patches { shape, layout: x_layout, element: x.size_bytes(), wide: columns(format, g), fill: 0 };
+    let patches = Patches { shape, layout: x_layout, element: x.size_bytes(), wide: columns(format, g) };
     patches.are_copied()?;
     let format = Some(format_of(format, g));
     let product = |m| Gemm::of(caps, kernel::Problem { format, x, y, m, n: g.co, k: patches.wide }, packed);
@@ -153,7 +153,7 @@ impl Configured<Convolution> for Slabs {
         let (mut workspace, room) = workspace.split_at(self.patches_at);
         let mut left = call.y;
         for pixels in patches.slabs() {
-            patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
+            patches.copy(gpu, stream, [call.x.pointer(), room.pointer()], &pixels, 0)?;
             let m = pixels.len();
             let Some(product) = self.products.iter().find(|product| product.problem.m == m) else {
                 return refuse("a slab that was planned", m.to_string());

@@ -29,12 +29,33 @@ pub(super) struct Images<'a> {
     pub terms: View<'a, u8>,
 }
 
+/// A kernel on tiles that reads windows, in all of its configurations.
+pub(super) trait Windowed: Tiled<Form: Send + Sync, Config: Send + Sync> {
+    /// The tiling that is taken for rows, outputs and columns on a device of so many multiprocessors; `once`: each number of x is seen
+    /// by one pixel only.
+    fn tiling(form: &Self::Form, sizes: [usize; 3], multiprocessors: usize, once: bool) -> (Self::Config, Schedule);
+
+    /// All tilings that it is chosen from.
+    fn tilings(form: &Self::Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<(Self::Config, Schedule)>;
+
+    /// Bytes of sums of cut tiles, behind the counters of the workspace.
+    fn parts_bytes(config: Self::Config, schedule: &Schedule) -> usize;
+
+    /// Whether weights are rounded to the type of x.
+    fn rounds_weights(_: Self::Config) -> bool {
+        false
+    }
+
+    /// Writes a configuration.
+    fn write(config: Self::Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result;
+}
+
 /// A problem as a kernel of this kind computes it.
 pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
     /// Name of the kernel.
     const NAME: &'static str;
     /// How it is compiled and launched.
-    type Kernel: Tiled<Form: Send + Sync, Config: Send + Sync>;
+    type Kernel: Windowed;
     /// Its parameters.
     type Arguments: Parameters;
 
@@ -47,14 +68,10 @@ pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
     /// What instances differ by besides the configuration.
     fn form(&self) -> <Self::Kernel as Tiled>::Form;
 
-    /// The tiling that is taken on a device of so many multiprocessors.
-    fn tiling(&self, multiprocessors: usize) -> Tiling<Self>;
-
-    /// All tilings that it is chosen from.
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling<Self>>;
-
-    /// Bytes of sums of cut tiles, behind the counters of the workspace.
-    fn parts_bytes(tiling: &Tiling<Self>) -> usize;
+    /// Whether each number of x is seen by one pixel only.
+    fn sees_once(&self) -> bool {
+        false
+    }
 
     /// Bytes of workspace, with so many of sums.
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {
@@ -65,14 +82,6 @@ pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
     fn before(&self) -> Vec<Instance> {
         Vec::new()
     }
-
-    /// Whether weights are rounded to the type of x.
-    fn rounds_weights(_: &Tiling<Self>) -> bool {
-        false
-    }
-
-    /// Writes a configuration.
-    fn write(config: &<Self::Kernel as Tiled>::Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result;
 
     /// Puts into a stream what is computed before the product, and says what this reads: x, or what was made of it in the workspace,
     /// with so many bytes of sums.
@@ -115,16 +124,18 @@ pub(super) fn counted(sizes: &[usize]) -> std::result::Result<(), Reason> {
 /// The configuration of a row of the table.
 pub(super) fn choose<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
     let gemm = I::of(problem)?;
-    let tiling = gemm.tiling(caps.multiprocessors as usize);
-    check::<I::Kernel>(caps, &gemm.form(), &tiling)?;
+    let (form, multiprocessors) = (gemm.form(), caps.multiprocessors as usize);
+    let tiling = I::Kernel::tiling(&form, sizes(gemm.inner()), multiprocessors, gemm.sees_once());
+    check::<I::Kernel>(caps, &form, &tiling)?;
     Ok(Box::new(Planned { gemm, tiling, launches: Kept::default() }))
 }
 
 /// All configurations of a row of the table that a device has room for.
 pub(super) fn candidates<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Vec<Box<dyn Configured<Convolution>>> {
     let Ok(gemm) = I::of(problem) else { return Vec::new() };
-    let all = gemm.tilings(caps.multiprocessors as usize).into_iter();
-    let fit = all.filter(|tiling| check::<I::Kernel>(caps, &gemm.form(), tiling).is_ok());
+    let form = gemm.form();
+    let all = I::Kernel::tilings(&form, sizes(gemm.inner()), caps.multiprocessors as usize).into_iter();
+    let fit = all.filter(|tiling| check::<I::Kernel>(caps, &form, tiling).is_ok());
     let planned = fit.map(|tiling| {
         let planned = Planned { gemm: gemm.clone(), tiling, launches: Kept::default() };
         Box::new(planned) as Box<dyn Configured<Convolution>>
@@ -139,10 +150,16 @@ struct Planned<I: ImplicitGemm> {
     launches: Kept<(u64, Activation), Prepared>,
 }
 
+impl<I: ImplicitGemm> Planned<I> {
+    fn parts_bytes(&self) -> usize {
+        I::Kernel::parts_bytes(self.tiling.0, &self.tiling.1)
+    }
+}
+
 impl<I: ImplicitGemm> std::fmt::Display for Planned<I> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        I::write(&self.tiling.0, f)?;
-        f.write_str(if I::parts_bytes(&self.tiling) > 0 { " cut" } else { " whole" })
+        I::Kernel::write(self.tiling.0, f)?;
+        f.write_str(if self.parts_bytes() > 0 { " cut" } else { " whole" })
     }
 }
 
@@ -153,17 +170,17 @@ impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
     }
 
     fn workspace_bytes(&self) -> usize {
-        self.gemm.workspace_bytes(I::parts_bytes(&self.tiling))
+        self.gemm.workspace_bytes(self.parts_bytes())
     }
 
     fn rounds_weights(&self) -> bool {
-        I::rounds_weights(&self.tiling)
+        I::Kernel::rounds_weights(self.tiling.0)
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
         let Self { gemm, tiling, launches } = self;
         let workspace = call.room(I::NAME)?;
-        let images = gemm.images(gpu, stream, &call, workspace, I::parts_bytes(tiling))?;
+        let images = gemm.images(gpu, stream, &call, workspace, self.parts_bytes())?;
         let prepared = launches.get((images.x.pointer(), call.epilogue.activation), |&(_, activation)| {
             Prepared::new::<I::Kernel>(gpu, &gemm.form(), *tiling, activation, gemm.maps(&images, &tiling.0)?)
         })?;

@@ -8,7 +8,7 @@
 pub mod config;
 
 use super::columns::{Columns, FILLED};
-use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Windowed, counted};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
@@ -16,6 +16,7 @@ use crate::cuda::driver::{Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
 use crate::cuda::matmul::{QuantizedForm, Wna16Weights, quantize_activations};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::{Room, Tiled};
 use crate::cuda::{Caps, Gpu};
@@ -119,6 +120,24 @@ impl Tiled for OnWindows {
         let mut instance = Instance { source: &SOURCE, ..config.instance(atom, terms, out, activation) };
         instance.defines.push(format!("HB_CONV={BOX}"));
         instance
+    }
+}
+
+impl Windowed for OnWindows {
+    fn tiling(&(atom, terms, out): &Self::Form, sizes: [usize; 3], multiprocessors: usize, _: bool) -> Tiling {
+        config::tiling(atom, terms, sizes, out, multiprocessors)
+    }
+
+    fn tilings(&(atom, terms, out): &Self::Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(atom, terms, sizes, out, multiprocessors)
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        config.parts_bytes(schedule)
+    }
+
+    fn write(config: Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{} x{}", config.tokens, config.stages)
     }
 }
 
@@ -260,28 +279,12 @@ impl ImplicitGemm for Codes {
         (self.form.atom, self.form.terms, self.out)
     }
 
-    fn tiling(&self, multiprocessors: usize) -> Tiling {
-        config::tiling(self.form.atom, self.form.terms, sizes(&self.inner), self.out, multiprocessors)
-    }
-
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
-        config::tilings(self.form.atom, self.form.terms, sizes(&self.inner), self.out, multiprocessors)
-    }
-
-    fn parts_bytes((config, schedule): &Tiling) -> usize {
-        config.parts_bytes(schedule)
-    }
-
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {
         Room::new(self.x, parts_bytes).bytes
     }
 
     fn before(&self) -> Vec<Instance> {
         vec![quantize_activations::instance(self.x)]
-    }
-
-    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "n{} x{}", config.tokens, config.stages)
     }
 
     fn images<'a>(

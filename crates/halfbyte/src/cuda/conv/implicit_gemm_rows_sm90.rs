@@ -130,32 +130,12 @@ impl ImplicitGemm for RowsOfWindows {
         (self.atom, self.out)
     }
 
-    fn tiling(&self, multiprocessors: usize) -> Tiling {
-        config::tiling(self.atom, sizes(&self.inner), self.out, multiprocessors, false)
-    }
-
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
-        config::tilings(self.atom, sizes(&self.inner), self.out, multiprocessors)
-    }
-
-    fn parts_bytes((config, schedule): &Tiling) -> usize {
-        schedule.parts_bytes(*config)
-    }
-
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {
         Self::images_at(parts_bytes) + self.rows.bytes(&self.outer)
     }
 
     fn before(&self) -> Vec<Instance> {
         vec![window_rows::instance()]
-    }
-
-    fn rounds_weights((config, _): &Tiling) -> bool {
-        config.early
-    }
-
-    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{config}")
     }
 
     fn images<'a>(

@@ -5,7 +5,7 @@
 
 pub mod config;
 
-use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Windowed, counted};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
@@ -13,6 +13,7 @@ use crate::cuda::driver::{FloatView, Stream, Swizzle, TensorMap, View, Windows a
 use crate::cuda::matmul::Wna16Weights;
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Tiled;
 use crate::cuda::{Caps, Gpu};
@@ -67,6 +68,28 @@ impl<const CHANNELS: usize> Tiled for OnWindows<CHANNELS> {
         let mut instance = Instance { source: &SOURCE, ..config.instance(atom, out, activation) };
         instance.defines.push(format!("HB_CONV={CHANNELS}"));
         instance
+    }
+}
+
+impl<const CHANNELS: usize> Windowed for OnWindows<CHANNELS> {
+    fn tiling(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize, once: bool) -> Tiling {
+        config::tiling(atom, sizes, out, multiprocessors, once)
+    }
+
+    fn tilings(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(atom, sizes, out, multiprocessors)
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        schedule.parts_bytes(config)
+    }
+
+    fn rounds_weights(config: Config) -> bool {
+        config.early
+    }
+
+    fn write(config: Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{config}")
     }
 }
 
@@ -175,25 +198,8 @@ impl ImplicitGemm for Pixels {
         (self.atom, self.out)
     }
 
-    fn tiling(&self, multiprocessors: usize) -> Tiling {
-        let once = self.shape.geometry().kernel == [1, 1];
-        config::tiling(self.atom, sizes(&self.shape), self.out, multiprocessors, once)
-    }
-
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
-        config::tilings(self.atom, sizes(&self.shape), self.out, multiprocessors)
-    }
-
-    fn parts_bytes((config, schedule): &Tiling) -> usize {
-        schedule.parts_bytes(*config)
-    }
-
-    fn rounds_weights((config, _): &Tiling) -> bool {
-        config.early
-    }
-
-    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{config}")
+    fn sees_once(&self) -> bool {
+        self.shape.geometry().kernel == [1, 1]
     }
 
     fn images<'a>(

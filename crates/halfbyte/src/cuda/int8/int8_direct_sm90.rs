@@ -6,8 +6,7 @@ mod grid;
 
 use super::{Call, Int8, Kernel, Problem, bytes_of};
 use crate::cuda::dispatch::Configured;
-use crate::cuda::driver::{Function, Launch, Stream};
-use crate::cuda::kept::Kept;
+use crate::cuda::driver::{Launch, Stream};
 use crate::cuda::parameters::{Pair, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -105,7 +104,6 @@ struct Direct {
     grid: Grid,
     config: Config,
     shared: Shared,
-    function: Kept<(), Function>,
 }
 
 impl Direct {
@@ -146,7 +144,7 @@ impl Direct {
     /// In a configuration that a block has room for.
     fn new(problem: &Problem, grid: Grid, config: Config) -> Option<Self> {
         let shared = config.shared(&grid)?;
-        Some(Self { problem: *problem, grid, config, shared, function: Kept::default() })
+        Some(Self { problem: *problem, grid, config, shared })
     }
 
     fn instance(&self) -> Instance {
@@ -166,7 +164,7 @@ impl Configured<Int8> for Direct {
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-        let Self { problem, grid, config, shared, function } = self;
+        let Self { problem, grid, config, shared } = self;
         let (layer, shape, co) = (call.layer, &problem.shape, problem.shape.geometry().co);
         let (x, y) = (call.x.pointer(), bytes_of(NAME, &call.y)?);
         if [x, y].iter().any(|address| !address.is_multiple_of(PIECE)) {
@@ -219,7 +217,7 @@ impl Configured<Int8> for Direct {
             programmatic: true,
             ..Launch::linear(1, config::THREADS as u32)
         };
-        let function = function.get((), |()| gpu.function(&self.instance()))?;
-        function.launch_typed(stream, &launch, &arguments, &[])
+        let numbers = [config.slots * 2 + usize::from(problem.x == Byte::U8), grid.fold].map(|n| n as u32);
+        gpu.function_once((NAME, numbers), || self.instance())?.launch_typed(stream, &launch, &arguments, &[])
     }
 }

@@ -36,7 +36,7 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
         return Err(Reason("writes images in nhwc".into()));
     }
     let wide = g.k().next_multiple_of(PIECE);
-    let patches = Patches { shape, layout: problem.layouts[0], element: 1, wide, fill: 0 };
+    let patches = Patches { shape, layout: problem.layouts[0], element: 1, wide };
     patches.are_copied()?;
     // The product of so many rows of patches: a convolution of one position on a row of pixels.
     let product = |rows: usize| {
@@ -77,11 +77,11 @@ impl Configured<Int8> for Slabs {
         let y = bytes_of(NAME, &call.y)?;
         let Some(workspace) = call.workspace else { return Err(Error::invalid(NAME, "a workspace", "none")) };
         // The padding is the zero point of x.
-        let patches = Patches { fill: call.layer.x().zero() as u8, ..self.patches };
+        let (patches, zero) = (&self.patches, call.layer.x().zero() as u8);
         let (_, room) = workspace.split_at(Workspace::COUNTER_BYTES);
         let co = patches.shape.geometry().co;
         for pixels in patches.slabs() {
-            patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
+            patches.copy(gpu, stream, [call.x.pointer(), room.pointer()], &pixels, zero)?;
             let Some(product) = self.products.iter().find(|product| product.pixels() == pixels.len()) else {
                 return Err(Error::invalid(NAME, "a slab that was planned", pixels.len().to_string()));
             };

@@ -4,8 +4,7 @@
 use super::{Call, Int8, Kernel, OP, Problem, Target};
 use crate::cuda::conv::images::Images;
 use crate::cuda::dispatch::{Bind, Configured, no_candidates};
-use crate::cuda::driver::{Buffer, Function, Launch, Stream};
-use crate::cuda::kept::Kept;
+use crate::cuda::driver::{Buffer, Launch, Stream};
 use crate::cuda::matmul::{activation, float_type};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -72,13 +71,12 @@ fn choose(_: &Caps, problem: &Problem) -> Bind<Int8> {
     if [blocks(problem), g.ci, g.co, g.k()].iter().any(|&size| size > i32::MAX as usize) {
         return Err(Reason("more channels or blocks than 31 bits count".into()));
     }
-    Ok(Box::new(Direct { problem: *problem, function: Kept::default() }))
+    Ok(Box::new(Direct { problem: *problem }))
 }
 
 /// A thread for some pixels of an output.
 struct Direct {
     problem: Problem,
-    function: Kept<(), Function>,
 }
 
 impl std::fmt::Display for Direct {
@@ -127,8 +125,7 @@ impl Configured<Int8> for Direct {
             unused: 0,
         };
         let launch = Launch::linear(blocks(problem) as u32, THREADS as u32);
-        let function = self.function.get((), |()| gpu.function(&instance()))?;
         // Blocks are within the limit, as `choose` has checked.
-        function.launch_typed(stream, &launch, &params, &[])
+        gpu.function_once(("int8 simt", [0; 2]), instance)?.launch_typed(stream, &launch, &params, &[])
     }
 }
