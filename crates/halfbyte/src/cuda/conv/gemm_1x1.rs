@@ -3,7 +3,7 @@
 use super::weights::Kind;
 use super::{Call, Convolution, Kernel, Problem, implicit_gemm_sm90};
 use crate::conv::Layout2d;
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
+use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, Configuration};
 use crate::cuda::sources::Instance;
@@ -14,15 +14,15 @@ use crate::layout::cuda_wna16::STRIP;
 
 const NAME: &str = "gemm_1x1";
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    what: "one position, stride 1, no padding: the product of crate::cuda::matmul",
-    serves: |_| true,
-    instances: Vec::new,
-    every_instance: |_| Vec::new(),
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: NAME,
+        what: "one position, stride 1, no padding: the product of crate::cuda::matmul",
+        serves: |_| true,
+        instances: Vec::new,
+    },
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// Pixels from which tiles of one strip fill a device.
 const MANY_PIXELS: usize = 4096;

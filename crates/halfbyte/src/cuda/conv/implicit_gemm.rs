@@ -20,6 +20,16 @@ use crate::kernel::{Activation, Reason};
 /// A configuration, and who computes what with it.
 pub(super) type Tiling<I> = (<<I as ImplicitGemm>::Kernel as Tiled>::Config, Schedule);
 
+/// Where something is computed before a product.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub gpu: &'a Gpu,
+    pub stream: &'a Stream,
+    pub workspace: View<'a, u8>,
+    /// Bytes of sums of cut tiles behind the counters of the workspace.
+    pub parts_bytes: usize,
+}
+
 /// What a kernel reads windows on, and what lies beside it.
 #[derive(Clone, Copy)]
 pub(super) struct Images<'a> {
@@ -27,6 +37,13 @@ pub(super) struct Images<'a> {
     pub x: View<'a, u8>,
     /// Scales of pixels and so on, where they are codes; else nothing.
     pub terms: View<'a, u8>,
+}
+
+/// A group of the convolution: what is multiplied, and the addresses of y, of the bias (0: none) and of the workspace.
+pub(super) struct Part<'a> {
+    pub w: &'a Wna16Weights,
+    pub images: &'a Images<'a>,
+    pub addresses: [u64; 3],
 }
 
 /// A kernel on tiles that reads windows, in all of its configurations.
@@ -83,28 +100,14 @@ pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Puts into a stream what is computed before the product, and says what this reads: x, or what was made of it in the workspace,
-    /// with so many bytes of sums.
-    fn images<'a>(
-        &self,
-        gpu: &Gpu,
-        stream: &Stream,
-        call: &'a Call<'_>,
-        workspace: View<'a, u8>,
-        parts_bytes: usize,
-    ) -> Result<Images<'a>>;
+    /// Puts into a stream what is computed before the product, and says what this reads: x, or what was made of it in the workspace.
+    fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>>;
 
     /// Windows on images, group by group of the convolution: as many maps as the kernel takes, for each.
     fn maps(&self, images: &Images<'_>, config: &<Self::Kernel as Tiled>::Config) -> Result<Vec<TensorMap>>;
 
-    /// Parameters for a group's weight; y, bias and workspace are addresses.
-    fn arguments(
-        &self,
-        w: &Wna16Weights,
-        tiling: &Tiling<Self>,
-        images: &Images<'_>,
-        addresses: [u64; 3],
-    ) -> Self::Arguments;
+    /// Parameters for a group of the convolution.
+    fn arguments(&self, part: &Part<'_>, tiling: &Tiling<Self>) -> Self::Arguments;
 }
 
 /// Rows, outputs and columns of a group's product.
@@ -180,7 +183,7 @@ impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
         let Self { gemm, tiling, launches } = self;
         let workspace = call.room(I::NAME)?;
-        let images = gemm.images(gpu, stream, &call, workspace, self.parts_bytes())?;
+        let images = gemm.images(Place { gpu, stream, workspace, parts_bytes: self.parts_bytes() }, &call)?;
         let prepared = launches.get((images.x.pointer(), call.epilogue.activation), |&(_, activation)| {
             Prepared::new::<I::Kernel>(gpu, &gemm.form(), *tiling, activation, gemm.maps(&images, &tiling.0)?)
         })?;
@@ -190,7 +193,8 @@ impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
             let w = call.w.fragments(I::NAME, [group, g.groups], [g.outputs(), g.k()])?;
             let first = group * g.outputs();
             let addresses = [call.y_at(first), call.bias_at(first), workspace.pointer()];
-            prepared.launch(stream, &gemm.arguments(w, tiling, &images, addresses), maps)?;
+            let part = Part { w, images: &images, addresses };
+            prepared.launch(stream, &gemm.arguments(&part, tiling), maps)?;
         }
         Ok(())
     }

@@ -8,18 +8,18 @@
 pub mod config;
 
 use super::columns::{Columns, FILLED};
-use super::implicit_gemm::{self, Images, ImplicitGemm, Windowed, counted};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, Windowed, counted};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Stream, Swizzle, TensorMap, View, Windows as Map};
+use crate::cuda::Caps;
+use crate::cuda::driver::{Swizzle, TensorMap, Windows as Map};
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
-use crate::cuda::matmul::{QuantizedForm, Wna16Weights, quantize_activations};
+use crate::cuda::matmul::{QuantizedForm, quantize_activations};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::Schedule;
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::{Room, Tiled};
-use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, Group, QTensor, WeightFormat};
 use crate::kernel::{Activation, Reason};
@@ -43,7 +43,7 @@ const LAYOUT: &str = "cuda_wna16";
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "wna8_sm90 on windows of images quantised before, which the copy engine brings: no matrix of patches",
-    serves: |arch| arch.number == 90 && arch.specific,
+    serves: Arch::is_hopper,
     instances,
     every_instance,
     choose: implicit_gemm::choose::<Codes>,
@@ -287,14 +287,8 @@ impl ImplicitGemm for Codes {
         vec![quantize_activations::instance(self.x)]
     }
 
-    fn images<'a>(
-        &self,
-        gpu: &Gpu,
-        stream: &Stream,
-        call: &'a Call<'_>,
-        workspace: View<'a, u8>,
-        parts_bytes: usize,
-    ) -> Result<Images<'a>> {
+    fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>> {
+        let Place { gpu, stream, workspace, parts_bytes } = place;
         let room = Room::new(self.x, parts_bytes);
         let x = workspace.slice(room.codes..room.codes + self.x.codes_bytes());
         let terms = workspace.slice(room.terms..room.bytes);
@@ -325,17 +319,13 @@ impl ImplicitGemm for Codes {
         Ok(maps)
     }
 
-    fn arguments(
-        &self,
-        w: &Wna16Weights,
-        (config, schedule): &Tiling,
-        images: &Images<'_>,
-        [y, bias, workspace]: [u64; 3],
-    ) -> ConvArguments {
-        let (addresses, pixels) = ([images.terms.pointer(), y, bias, workspace], self.inner.output_pixels());
+    fn arguments(&self, part: &Part<'_>, (config, schedule): &Tiling) -> ConvArguments {
+        let (Part { w, images, addresses: [y, bias, workspace] }, shape) = (part, &self.inner);
+        let (addresses, pixels) = ([images.terms.pointer(), *y, *bias, *workspace], shape.output_pixels());
+        let of_x = self.of_group();
         ConvArguments {
-            product: Flat(wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &self.of_group())),
-            windows: Windows::new(&self.inner, self.inner.geometry().channels()),
+            product: Flat(wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &of_x)),
+            windows: Windows::new(shape, shape.geometry().channels()),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::images::Images;
 use super::weights::{DENSE, Kind};
 use super::{Call, Convolution, Kernel, OP, Problem, quantize_pixels};
 use crate::conv::Layout2d;
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
+use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::{FloatView, Launch, Stream};
 use crate::cuda::matmul::{self, Packed};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -18,19 +18,19 @@ use crate::kernel::Reason;
 
 static SOURCE: Source = Source { path: "conv/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: "simt",
-    what: "a thread an output, f32 multiply-add, every geometry, format, layout and processor",
-    serves: |arch| arch.number >= 75,
-    instances: || {
-        let codes = [[1, 2], [1, 4], [1, 8], [2, 4], [2, 8]];
-        let all = [[0, 0]].into_iter().chain(codes).map(|[layout, bits]| instance(layout, bits));
-        all.chain(quantize_pixels::instances()).collect()
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: "simt",
+        what: "a thread an output, f32 multiply-add, every geometry, format, layout and processor",
+        serves: |arch| arch.number >= 75,
+        instances: || {
+            let codes = [[1, 2], [1, 4], [1, 8], [2, 4], [2, 8]];
+            let all = [[0, 0]].into_iter().chain(codes).map(|[layout, bits]| instance(layout, bits));
+            all.chain(quantize_pixels::instances()).collect()
+        },
     },
-    every_instance: |_| Vec::new(),
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// As in the source: threads of a block, and output pixels of a thread.
 const THREADS: usize = 256;

@@ -8,24 +8,24 @@ use super::int8_sm90::Implicit;
 use super::{Call, Int8, Kernel, Problem, bytes_of};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::im2col::{self, Patches};
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
+use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::Stream;
-use crate::cuda::sources::Instance;
+use crate::cuda::sources::{Arch, Instance};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
 
 const NAME: &str = "int8_im2col_gemm";
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90",
-    serves: |arch| arch.number == 90 && arch.specific,
-    instances: im2col::instances,
-    every_instance: |_| Vec::new(),
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: NAME,
+        what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90",
+        serves: Arch::is_hopper,
+        instances: im2col::instances,
+    },
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// Bytes that a row of patches is a multiple of: the columns behind those of a window meet zeros of the weight.
 const PIECE: usize = 16;
