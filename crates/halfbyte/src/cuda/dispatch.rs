@@ -90,7 +90,21 @@ impl<O: Operation> Row for Kernel<O> {
     }
 }
 
+/// What a row says of a kernel, but for its configurations.
+pub(in crate::cuda) struct About {
+    pub name: &'static str,
+    pub what: &'static str,
+    pub serves: fn(Arch) -> bool,
+    pub instances: fn() -> Vec<Instance>,
+}
+
 impl<O: Operation> Kernel<O> {
+    /// A kernel that has but one configuration for a problem, and no more instances than are listed.
+    pub(in crate::cuda) const fn with_one(about: About, choose: fn(&Caps, &O::Problem) -> Bind<O>) -> Self {
+        let About { name, what, serves, instances } = about;
+        Self { name, what, serves, instances, every_instance: |_| Vec::new(), choose, candidates: |_, _| Vec::new() }
+    }
+
     /// Whether it computes a problem on a device, or why not.
     pub fn supports(&self, caps: &Caps, problem: &O::Problem) -> std::result::Result<(), Reason> {
         self.bind(caps, problem).map(drop)
@@ -117,11 +131,6 @@ impl<O: Operation> Kernel<O> {
     }
 }
 
-/// For kernels with but one configuration for a problem.
-pub(in crate::cuda) fn no_candidates<O: Operation>(_: &Caps, _: &O::Problem) -> Vec<Box<dyn Configured<O>>> {
-    Vec::new()
-}
-
 /// How a problem is computed: the kernel, its configuration, and what it needs. It keeps what is the same in every launch.
 pub struct Plan<O: Operation> {
     kernel: &'static Kernel<O>,
@@ -133,6 +142,11 @@ impl<O: Operation> Plan<O> {
     /// That of the first kernel that supports a problem. Error: none does, and why.
     pub fn of(caps: &Caps, problem: &O::Problem) -> Result<Self> {
         kernel::first(O::NAME, problem, O::KERNELS, |kernel| kernel.plan(caps, problem))
+    }
+
+    /// Every kernel with the reason against it; the first without one is that of the plan.
+    pub fn explain(caps: &Caps, problem: &O::Problem) -> Vec<(&'static Kernel<O>, Option<Reason>)> {
+        kernel::explain(O::KERNELS, |kernel| kernel.supports(caps, problem).err())
     }
 
     /// The kernel.
@@ -193,11 +207,6 @@ impl<O: Operation> Debug for Kernel<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
     }
-}
-
-/// Every kernel with the reason against it; the first without one is chosen.
-pub fn explain<O: Operation>(caps: &Caps, problem: &O::Problem) -> Vec<(&'static Kernel<O>, Option<Reason>)> {
-    kernel::explain(O::KERNELS, |kernel| kernel.supports(caps, problem).err())
 }
 
 /// The plans of the problems that a weight has seen last.

@@ -5,17 +5,17 @@
 
 pub mod config;
 
-use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, Windowed, counted};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{FloatView, Stream, Swizzle, TensorMap, View, Windows as Map};
-use crate::cuda::matmul::Wna16Weights;
+use crate::cuda::Caps;
+use crate::cuda::driver::{FloatView, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::schedule::Schedule;
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::Tiled;
-use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Activation, Reason};
@@ -38,7 +38,7 @@ const LAYOUT: &str = "cuda_wna16";
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "wna16_sm90 on windows of images, which the copy engine brings: no matrix of patches",
-    serves: |arch| arch.number == 90 && arch.specific,
+    serves: Arch::is_hopper,
     instances,
     every_instance: every_instance::<BOX>,
     choose: implicit_gemm::choose::<Pixels>,
@@ -67,6 +67,28 @@ impl<const CHANNELS: usize> Tiled for OnWindows<CHANNELS> {
         let mut instance = Instance { source: &SOURCE, ..config.instance(atom, out, activation) };
         instance.defines.push(format!("HB_CONV={CHANNELS}"));
         instance
+    }
+}
+
+impl<const CHANNELS: usize> Windowed for OnWindows<CHANNELS> {
+    fn tiling(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize, once: bool) -> Tiling {
+        config::tiling(atom, sizes, out, multiprocessors, once)
+    }
+
+    fn tilings(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(atom, sizes, out, multiprocessors)
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        schedule.parts_bytes(config)
+    }
+
+    fn rounds_weights(config: Config) -> bool {
+        config.early
+    }
+
+    fn write(config: Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{config}")
     }
 }
 
@@ -175,40 +197,16 @@ impl ImplicitGemm for Pixels {
         (self.atom, self.out)
     }
 
-    fn tiling(&self, multiprocessors: usize) -> Tiling {
-        let once = self.shape.geometry().kernel == [1, 1];
-        config::tiling(self.atom, sizes(&self.shape), self.out, multiprocessors, once)
+    fn sees_once(&self) -> bool {
+        self.shape.geometry().kernel == [1, 1]
     }
 
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
-        config::tilings(self.atom, sizes(&self.shape), self.out, multiprocessors)
-    }
-
-    fn parts_bytes((config, schedule): &Tiling) -> usize {
-        schedule.parts_bytes(*config)
-    }
-
-    fn rounds_weights((config, _): &Tiling) -> bool {
-        config.early
-    }
-
-    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{config}")
-    }
-
-    fn images<'a>(
-        &self,
-        _: &Gpu,
-        _: &Stream,
-        call: &'a Call<'_>,
-        workspace: View<'a, u8>,
-        _: usize,
-    ) -> Result<Images<'a>> {
+    fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>> {
         let x = halfs(NAME, call.x)?;
         if !x.pointer().is_multiple_of(16) {
             return Err(Error::invalid(NAME, "x that begins at a multiple of 16 bytes", format!("{:#x}", x.pointer())));
         }
-        Ok(Images { x, terms: workspace.slice(0..0) })
+        Ok(Images { x, terms: place.workspace.slice(0..0) })
     }
 
     fn maps(&self, images: &Images<'_>, config: &Config) -> Result<Vec<TensorMap>> {
@@ -222,16 +220,10 @@ impl ImplicitGemm for Pixels {
         (0..g.groups).map(map).collect()
     }
 
-    fn arguments(
-        &self,
-        w: &Wna16Weights,
-        (config, schedule): &Tiling,
-        _: &Images<'_>,
-        addresses: [u64; 3],
-    ) -> ConvArguments {
+    fn arguments(&self, part: &Part<'_>, (config, schedule): &Tiling) -> ConvArguments {
         let pixels = self.shape.output_pixels();
         ConvArguments {
-            product: Flat(wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens)),
+            product: Flat(wna16_sm90::Arguments::new(part.w, schedule, part.addresses, pixels, config.tokens)),
             windows: Windows::new(&self.shape, self.shape.geometry().channels()),
         }
     }

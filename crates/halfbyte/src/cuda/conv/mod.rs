@@ -36,12 +36,11 @@ pub use weights::{Weights, layout_of};
 use super::dispatch::{self, Asked, Operation};
 use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::matmul::Epilogue;
-use super::{Caps, Gpu, Workspace};
+use super::{Gpu, Workspace};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::format::reference::Bound;
-use crate::kernel::Reason;
 use crate::tensor::Float;
 use std::sync::Arc;
 
@@ -179,11 +178,6 @@ impl Plan {
         let Problem { shape, x, y, .. } = self.problem();
         Bound { rounded_weights: self.rounds_weights().then_some(*x), ..Bound::new(*y, shape.geometry().k()) }
     }
-}
-
-/// Every kernel with the reason against it; the first without one is chosen.
-pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
-    dispatch::explain(caps, problem)
 }
 
 /// How a problem is computed with a weight: made when it is first asked for, and kept by the weight. Error: no kernel serves it.

@@ -322,7 +322,13 @@ pub fn run_as(
     launch(configuration, gpu, stream, call)
 }
 
-fn launch(configuration: &Configuration, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+/// Puts a product with lengths that fit into a stream, in a configuration that was chosen for its problem.
+pub(in crate::cuda) fn launch(
+    configuration: &Configuration,
+    gpu: &Gpu,
+    stream: &Stream,
+    call: &Call<'_>,
+) -> Result<()> {
     if call.y.is_empty() { Ok(()) } else { configuration.get().run(gpu, stream, call) }
 }
 
