@@ -14,7 +14,7 @@ mod operands;
 pub(super) use operands::{Operands, X};
 pub(in crate::cuda) use operands::{Output, Weight};
 
-use super::kernel::{Answer, Configuration, Configured, Kernel};
+use super::kernel::{Answer, Configuration, Configured, Kernel, is_same};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna16::{self, Weights};
 use super::{Call, Epilogue, Packed, QuantizedCall, gather, wna8, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
@@ -29,7 +29,6 @@ use crate::format::Format;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use std::any::Any;
 use std::fmt::{Debug, Display, Formatter};
 use wna8::Terms;
 
@@ -257,6 +256,12 @@ struct Chosen<T: Gemm> {
     given: bool,
 }
 
+impl<T: Gemm> PartialEq for Chosen<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.config == other.config && self.given == other.given
+    }
+}
+
 impl<T: Gemm> Debug for Chosen<T> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} of {}", self.config, T::NAME)
@@ -291,8 +296,7 @@ impl<T: Gemm> Chosen<T> {
 
 impl<T: Gemm> Configured for Chosen<T> {
     fn is(&self, other: &dyn Configured) -> bool {
-        let other: &dyn Any = other;
-        other.downcast_ref::<Self>().is_some_and(|other| self.config == other.config && self.given == other.given)
+        is_same(self, other)
     }
 
     fn instances(&self, problem: &Problem) -> Vec<Instance> {
