@@ -3,9 +3,9 @@
 use halfbyte::Format;
 use halfbyte::cuda::cache::Cache;
 use halfbyte::cuda::compile::Compiler;
-use halfbyte::cuda::conv::{self, implicit_gemm_sm90};
+use halfbyte::cuda::conv;
 use halfbyte::cuda::int8;
-use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm80, wna16_sm90};
+use halfbyte::cuda::matmul::{self, KERNELS};
 use halfbyte::cuda::nn;
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance};
@@ -40,20 +40,15 @@ pub fn run(args: &Args) -> Result<(), String> {
         // Machine code serves every driver of the compiler's major version.
         let compiler = Compiler::with_cache(arch, nvrtc.version(), Some(Cache::at(&args.output)));
         let served = KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
-        let mut instances: Vec<Instance> = served.clone().flat_map(|kernel| (kernel.instances)()).collect();
-        if served.clone().any(|kernel| kernel.name == "wna16_sm90") {
-            instances.extend(formats.iter().flat_map(|format| wna16_sm90::every_instance(format.weight)));
-        } else if served.clone().any(|kernel| kernel.name == "wna16_sm80") {
-            instances.extend(formats.iter().flat_map(|format| wna16_sm80::every_instance(format.weight)));
-        }
+        let mut instances: Vec<Instance> = served.flat_map(|kernel| (kernel.instances)()).collect();
+        instances.extend(formats.iter().flat_map(|&format| matmul::every_instance(arch, format)));
         instances.extend(matmul::auxiliary());
-        let convolutions = conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
-        instances.extend(convolutions.flat_map(|kernel| (kernel.instances)()));
+        for kernel in conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)) {
+            instances.extend((kernel.instances)());
+            instances.extend(formats.iter().flat_map(|&format| (kernel.every_instance)(format)));
+        }
         let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
         instances.extend(of_bytes.flat_map(|kernel| (kernel.instances)()));
-        if conv::KERNELS.iter().any(|kernel| kernel.name == "implicit_gemm_sm90" && (kernel.serves)(arch)) {
-            instances.extend(formats.iter().flat_map(|format| implicit_gemm_sm90::every_instance(format.weight)));
-        }
         instances.extend(args.head_size.iter().flat_map(|&size| nn::instances(Some(size))));
         instances.sort_by_cached_key(Instance::to_string);
         instances.dedup_by_key(|instance| instance.to_string());

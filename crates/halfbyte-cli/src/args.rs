@@ -1,5 +1,7 @@
 //! Options that several commands share.
 
+pub mod conv;
+
 use clap::{Args, ValueEnum};
 use halfbyte::quantize::{Rtn, SymmetricScale};
 use halfbyte::{Act, Float, Format, Group};

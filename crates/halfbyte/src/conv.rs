@@ -263,6 +263,19 @@ impl Conv2dShape {
         self.output_pixels() * self.geometry.co
     }
 
+    /// Checks the numbers of elements of x and of y.
+    pub(crate) fn check_lengths(&self, op: &'static str, [x, y]: [usize; 2]) -> Result<()> {
+        let fits = |what: &str, expected: usize, [h, w]: [usize; 2], channels: usize, len: usize| {
+            if expected == len {
+                return Ok(());
+            }
+            let expected = format!("{what} of {} × {channels} × {h} × {w}", self.batch);
+            Err(Error::invalid(op, expected, format!("{len} elements")))
+        };
+        fits("x", self.x_len(), self.input, self.geometry.ci, x)?;
+        fits("y", self.y_len(), self.output, self.geometry.co, y)
+    }
+
     /// Multiplications of the product, twice: with additions, padding counted.
     pub fn operations(&self) -> f64 {
         2.0 * self.output_pixels() as f64 * self.geometry.co as f64 * self.geometry.k() as f64

@@ -108,6 +108,15 @@ impl Error {
     pub(crate) fn invalid(op: &'static str, expected: impl Into<String>, got: impl Into<String>) -> Self {
         Self::Invalid { op, expected: expected.into(), got: got.into() }
     }
+
+    /// The same said of the operation that the caller called, not of the part of it that refused.
+    pub(crate) fn of(self, op: &'static str) -> Self {
+        match self {
+            Self::Invalid { expected, got, .. } => Self::Invalid { op, expected, got },
+            Self::NoKernel { problem, rejections, .. } => Self::NoKernel { op, problem, rejections },
+            other => other,
+        }
+    }
 }
 
 /// The crate's result.

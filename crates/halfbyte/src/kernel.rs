@@ -52,6 +52,45 @@ pub struct Rejection {
     pub reason: Reason,
 }
 
+/// A row of a table of kernels.
+pub(crate) trait Row {
+    /// Name of the kernel.
+    fn name(&self) -> &'static str;
+}
+
+/// What the first row of a table that takes a problem makes of it. Error: none takes it, and every row's reason.
+pub(crate) fn first<'a, K: Row + 'a, T>(
+    op: &'static str,
+    problem: &dyn std::fmt::Display,
+    table: impl IntoIterator<Item = &'a K>,
+    mut take: impl FnMut(&'a K) -> std::result::Result<T, Reason>,
+) -> Result<T> {
+    let mut rejections = Vec::new();
+    for row in table {
+        match take(row) {
+            Ok(taken) => return Ok(taken),
+            Err(reason) => rejections.push(Rejection { kernel: row.name(), reason }),
+        }
+    }
+    Err(Error::NoKernel { op, problem: problem.to_string(), rejections })
+}
+
+/// Every row of a table with the reason against it: its own, or that another row comes first.
+pub(crate) fn explain<'a, K: Row + 'a>(
+    table: impl IntoIterator<Item = &'a K>,
+    mut against: impl FnMut(&'a K) -> Option<Reason>,
+) -> Vec<(&'a K, Option<Reason>)> {
+    let mut chosen: Option<&str> = None;
+    let explained = table.into_iter().map(|row| {
+        let reason = against(row).or_else(|| chosen.map(|other| Reason(format!("{other} comes first"))));
+        if reason.is_none() {
+            chosen = Some(row.name());
+        }
+        (row, reason)
+    });
+    explained.collect()
+}
+
 /// Functions applied to a product, element by element. NaN stays NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Activation {

@@ -20,9 +20,12 @@ pub mod ops;
 pub mod quantize;
 pub mod tensor;
 
+pub use cpu::Cpu;
+pub use cuda::Cuda;
 pub use error::{Error, Result};
 pub use format::{Act, Format, Group, QTensor, WeightFormat, Zero, Zeros};
 pub use layout::stored::StoredTensor;
+pub use ops::{Activation, Conv2d, Conv2dInt8, Device, Linear, LinearInt8, Weight};
 pub use tensor::{Float, FloatData, Floats, FloatsMut};
 
 /// The example of the README, compiled and run.

@@ -207,3 +207,47 @@ impl FloatsMut<'_> {
         }
     }
 }
+
+/// Slices, vectors and arrays of an element's type as one of the variants.
+macro_rules! from_slices {
+    ($shared:ident, $exclusive:ident: $($variant:ident($type:ty)),*) => {$(
+        impl<'a> From<&'a [$type]> for $shared<'a> {
+            fn from(values: &'a [$type]) -> Self {
+                Self::$variant(values)
+            }
+        }
+
+        impl<'a> From<&'a Vec<$type>> for $shared<'a> {
+            fn from(values: &'a Vec<$type>) -> Self {
+                Self::$variant(values)
+            }
+        }
+
+        impl<'a, const N: usize> From<&'a [$type; N]> for $shared<'a> {
+            fn from(values: &'a [$type; N]) -> Self {
+                Self::$variant(values)
+            }
+        }
+
+        impl<'a> From<&'a mut [$type]> for $exclusive<'a> {
+            fn from(values: &'a mut [$type]) -> Self {
+                Self::$variant(values)
+            }
+        }
+
+        impl<'a> From<&'a mut Vec<$type>> for $exclusive<'a> {
+            fn from(values: &'a mut Vec<$type>) -> Self {
+                Self::$variant(values)
+            }
+        }
+
+        impl<'a, const N: usize> From<&'a mut [$type; N]> for $exclusive<'a> {
+            fn from(values: &'a mut [$type; N]) -> Self {
+                Self::$variant(values)
+            }
+        }
+    )*};
+}
+pub(crate) use from_slices;
+
+from_slices!(Floats, FloatsMut: F16(f16), BF16(bf16), F32(f32));

@@ -129,8 +129,8 @@ impl Arithmetic for CheckedFloats<'_, '_> {
         let images = self.images(*x)?;
         let here = self.cpu.conv(layer, &images)?;
         let magnitudes = self.magnitudes.conv(layer, &magnitudes_of(&images))?;
-        let (problem, layout) = self.gpu.problem(layer, *x)?;
-        let bound = conv::select(&self.caps, &problem, layout)?.bound(&self.caps, &problem, layout);
+        let problem = self.gpu.problem(layer, *x)?;
+        let bound = conv::Plan::of(&self.caps, &problem)?.bound();
         let values = self.gpu.values(there)?;
         self.compare(&values, &here, &magnitudes, bound, problem.shape.geometry().k());
         Ok(there)

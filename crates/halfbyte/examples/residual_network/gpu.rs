@@ -208,11 +208,12 @@ impl<'a> GpuBytes<'a> {
         let ByteStep::Layer(layer) = &self.steps[step] else { unreachable!("operations come in one order") };
         let problem = int8::Problem {
             shape: Conv2dShape::new(*layer.geometry(), x.batch, x.size)?,
+            x: layer.x().byte(),
             symmetric: layer.is_symmetric(),
             floats: layer.y().is_none(),
             layouts: [Layout2d::Nhwc; 2],
         };
-        let mut workspace = self.tape.workspace(int8::workspace_bytes(&self.tape.gpu.caps(), &problem)?)?;
+        let mut workspace = self.tape.workspace(int8::plan(self.tape.gpu, layer, problem)?.workspace_bytes())?;
         let call = int8::Call {
             layer,
             x: self.view(x),
@@ -359,13 +360,13 @@ impl<'a> GpuFloats<'a> {
         self.layers.iter().map(|layer| layer.weight.bytes()).sum::<usize>() + self.head.weight.bytes()
     }
 
-    /// The convolution of a layer as a problem, and the layout of its weights.
-    pub fn problem(&self, layer: usize, x: Place) -> Result<(conv::Problem, &'static str)> {
+    /// The convolution of a layer as a problem.
+    pub fn problem(&self, layer: usize, x: Place) -> Result<conv::Problem> {
         let weight = &self.layers[layer].weight;
         let shape = Conv2dShape::new(*weight.geometry(), x.batch, x.size)?;
         let (x, y) = (Float::F16, Float::F16);
-        let problem = conv::Problem { format: weight.format(), shape, x, y, layouts: [Layout2d::Nhwc; 2] };
-        Ok((problem, weight.layout()))
+        let (layouts, packed) = ([Layout2d::Nhwc; 2], weight.layout());
+        Ok(conv::Problem { format: weight.format(), shape, x, y, layouts, packed })
     }
 
     /// How far classes of so many images lie from the reference at most.
@@ -397,11 +398,12 @@ impl Arithmetic for GpuFloats<'_> {
 
     fn conv(&mut self, layer: usize, &x: &Place) -> Result<Place> {
         let step = self.tape.step();
-        let (problem, layout) = self.problem(layer, x)?;
+        let problem = self.problem(layer, x)?;
         let channels = problem.shape.geometry().co;
         let y = Place { buffer: step + 1, batch: x.batch, size: problem.shape.output(), channels };
         self.write(y, |this, to| {
-            let mut workspace = this.tape.workspace(conv::workspace_bytes(&this.tape.gpu.caps(), &problem, layout)?)?;
+            let needed = conv::plan(this.tape.gpu, &this.layers[layer].weight, problem)?.workspace_bytes();
+            let mut workspace = this.tape.workspace(needed)?;
             let Weighted { weight, bias, activation } = &this.layers[layer];
             let call = conv::Call {
                 x: this.view(x),

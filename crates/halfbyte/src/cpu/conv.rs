@@ -11,18 +11,19 @@
 //! follow each other and the team shares the outputs of each. One channel a group goes to `depthwise`.
 
 pub(crate) mod depthwise;
+pub mod explain;
 mod images;
 pub(crate) mod int8;
 mod windows;
 
 use super::Cpu;
-use super::matmul::{self, Epilogue, Input, Kernel, Output, Packed, Pixels, Rows};
+use super::matmul::{self, Epilogue, Input, Kernel, Output, Packed, Pixels, Plans, Rows};
 use super::patches::Patches;
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::Result;
 use crate::kernel::Problem;
 use crate::layout::Lines;
-use crate::tensor::{Floats, FloatsMut};
+use crate::tensor::{Float, Floats, FloatsMut};
 use depthwise::Depthwise;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -49,6 +50,8 @@ pub(crate) struct Call<'a> {
     pub x: Floats<'a>,
     pub x_layout: Layout2d,
     pub weights: &'a Weights,
+    /// The kernels that were chosen for its products.
+    pub plans: &'a Plans,
     pub epilogue: Epilogue<'a>,
     pub y: FloatsMut<'a>,
     pub y_layout: Layout2d,
@@ -75,10 +78,10 @@ thread_local! {
 
 /// Computes a convolution whose lengths have been checked. Error: no kernel serves the product.
 pub(crate) fn run(cpu: &Cpu, call: Call<'_>) -> Result<()> {
-    let Call { shape, x, x_layout, weights, epilogue, y, y_layout } = call;
+    let Call { shape, x, x_layout, weights, plans, epilogue, y, y_layout } = call;
     let (m, geometry) = (shape.output_pixels(), shape.geometry());
     let kernel = match weights {
-        Weights::Products(w) => Some(kernel(cpu, shape, &w[0], [x.dtype(), y.dtype()])?),
+        Weights::Products(w) => Some(plans.at(&cpu.caps(), &problem(shape, &w[0], [x.dtype(), y.dtype()]))?),
         Weights::Depthwise(_) => None,
     };
     if m == 0 {
@@ -102,15 +105,9 @@ pub(crate) fn run(cpu: &Cpu, call: Call<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The kernel that multiplies: the one that serves all output pixels at once.
-pub(crate) fn kernel(
-    cpu: &Cpu,
-    shape: &Conv2dShape,
-    w: &Packed,
-    [x, y]: [crate::tensor::Float; 2],
-) -> Result<&'static Kernel> {
-    let problem = Problem { format: w.format(), x, y, m: shape.output_pixels(), n: w.n(), k: w.k() };
-    matmul::select(&cpu.caps(), &problem)
+/// The product whose kernel multiplies: that of all output pixels at once.
+pub(crate) fn problem(shape: &Conv2dShape, w: &Packed, [x, y]: [Float; 2]) -> Problem {
+    Problem { format: w.format(), x, y, m: shape.output_pixels(), n: w.n(), k: w.k() }
 }
 
 fn products(

@@ -1,7 +1,7 @@
 //! Who multiplies on a CPU: the team of threads, the instruction sets, and the kernels.
 
 pub mod attention;
-pub(crate) mod conv;
+pub mod conv;
 mod disjoint;
 pub mod int8;
 pub mod isa;

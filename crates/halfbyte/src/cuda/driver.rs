@@ -141,6 +141,9 @@ impl Driver {
             multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
+            clock_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or(0),
+            memory_clock_khz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or(0),
+            memory_bus_bits: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or(0),
             memory_bytes,
         })
     }
@@ -161,8 +164,22 @@ pub struct DeviceInfo {
     pub shared_bytes: u32,
     /// Size of the second-level cache.
     pub l2_bytes: u32,
+    /// Clock of the multiprocessors at most.
+    pub clock_khz: u32,
+    /// Clock of the memory at most, which has two transfers a clock.
+    pub memory_clock_khz: u32,
+    /// Width of the bus to memory.
+    pub memory_bus_bits: u32,
     /// Size of its memory.
     pub memory_bytes: usize,
+}
+
+impl DeviceInfo {
+    /// Megabytes (10⁶) a second between memory and multiprocessors, as the data sheet has it; 0: the driver does not tell.
+    pub fn memory_mb_per_s(&self) -> u32 {
+        let bytes_a_clock = u64::from(self.memory_bus_bits) / 8 * 2;
+        u32::try_from(u64::from(self.memory_clock_khz) * bytes_a_clock / 1000).unwrap_or(u32::MAX)
+    }
 }
 
 /// The primary context of a device, held as long as anything made from it.
@@ -215,6 +232,12 @@ impl Context {
 
     /// Makes the context this thread's current one, as the driver's functions need it.
     pub(super) fn bind(&self) -> Result<()> {
+        let mut current = std::ptr::null_mut();
+        // SAFETY: may be called at any time; looking is cheaper than setting.
+        let looked = unsafe { sys::cuCtxGetCurrent(&mut current) };
+        if looked == CUresult::CUDA_SUCCESS && current == self.0.handle {
+            return Ok(());
+        }
         // SAFETY: the context is retained.
         check("context", unsafe { sys::cuCtxSetCurrent(self.0.handle) })
     }

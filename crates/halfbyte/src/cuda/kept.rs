@@ -20,7 +20,7 @@ impl<K: PartialEq, V> Kept<K, V> {
     /// The value for a key, out of those kept, or made and kept.
     pub fn get(&self, key: K, make: impl FnOnce(&K) -> Result<V>) -> Result<Arc<V>> {
         let kept = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, value)) = kept().iter().find(|(other, _)| *other == key) {
+        if let Some((_, value)) = kept().iter().rev().find(|(other, _)| *other == key) {
             return Ok(value.clone());
         }
         let value = Arc::new(make(&key)?);

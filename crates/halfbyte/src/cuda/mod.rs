@@ -10,31 +10,26 @@
 //! | `HALFBYTE_CACHE` | folder of compiled kernels |
 //! | `HALFBYTE_CUDA_SOURCES` | folder of sources to read instead of those compiled in |
 //!
-//! A weight times activations that another library has on the device, in that library's stream:
+//! A layer times activations that another library has on the device, in that library's stream:
 //!
 //! ```no_run
-//! use halfbyte::cuda::driver::{Stream, View, ViewMut};
-//! use halfbyte::cuda::matmul::{self, Call, Epilogue};
-//! use halfbyte::cuda::{Gpu, Workspace};
-//! use halfbyte::kernel::Problem;
-//! use halfbyte::{Act, Float, QTensor};
 //! use half::f16;
+//! use halfbyte::cuda::driver::{Stream, View, ViewMut};
+//! use halfbyte::cuda::{Cuda, Gpu};
+//! use halfbyte::{Act, Linear, QTensor, Weight};
+//! use std::sync::Arc;
 //!
 //! fn multiply(w: &QTensor, x: u64, y: u64, m: usize, stream: *mut std::ffi::c_void) -> halfbyte::Result<()> {
-//!     let gpu = Gpu::open(0)?;
+//!     let gpu = Arc::new(Gpu::open(0)?);
 //!     // SAFETY: the caller's stream is of this device and stays open.
 //!     let stream = unsafe { Stream::from_raw(gpu.context(), stream) };
-//!     let packed = matmul::pack(&gpu, &stream, w, Act::A16, Float::F16)?;
-//!     let [n, k] = packed.shape();
-//!     let problem = Problem { format: Some(packed.format()), x: Float::F16, y: Float::F16, m, n, k };
-//!     let bytes = matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout())?;
-//!     let mut workspace = Workspace::new(&gpu, &stream, bytes)?;
+//!     let device = Cuda::new(gpu, stream)?;
+//!     let linear = Linear::on(&device, Weight::Quantized(w, Act::A16))?;
+//!     let [n, k] = [linear.n(), linear.k()];
 //!     // SAFETY: x holds m rows of k halfs and y has room for m rows of n, and nothing else uses them meanwhile.
 //!     let (x, y) = unsafe { (View::<f16>::from_raw(x, m * k), ViewMut::<f16>::from_raw(y, m * n)) };
-//!     let (epilogue, workspace) = (Epilogue::default(), Some(&mut workspace));
-//!     let call = Call { x: x.into(), m, w: &packed, epilogue, y: y.into(), workspace, batch_invariant: false };
-//!     matmul::run(&gpu, &stream, call)?;
-//!     stream.synchronize()
+//!     linear.forward(&device, x, m, y)?;
+//!     device.synchronize()
 //! }
 //! ```
 
@@ -42,6 +37,7 @@ pub mod cache;
 pub mod compile;
 pub mod conv;
 pub mod cublaslt;
+pub mod dispatch;
 pub mod driver;
 pub mod int8;
 pub mod inventory;
@@ -51,14 +47,22 @@ pub mod matmul;
 pub mod nn;
 pub mod nvrtc;
 pub mod parameters;
+mod queue;
 pub mod roofline;
+pub mod schedule;
 pub mod sources;
+mod tensor;
+mod tiled;
+
+pub use queue::Cuda;
+pub use tensor::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut};
 
 use crate::error::Result;
 use compile::Compiler;
 use cublaslt::Products;
 use driver::{Buffer, Context, Driver, Function, Module, Stream, View, ViewMut};
 use library::CUBLASLT;
+use matmul::KeptPlans;
 use rayon::prelude::*;
 use sources::{Arch, Instance};
 use std::collections::HashMap;
@@ -77,8 +81,40 @@ pub struct Caps {
     pub shared_bytes: u32,
     /// Size of the second-level cache.
     pub l2_bytes: u32,
+    /// Megabytes (10⁶) a second from memory, as the data sheet has it; 0: unknown.
+    pub memory_mb_per_s: u32,
+    /// Clock of the multiprocessors at most; 0: unknown.
+    pub clock_khz: u32,
     /// Whether cuBLASLt was found.
     pub cublaslt: bool,
+}
+
+impl Caps {
+    /// An H200: the device whose measurements choices follow.
+    pub const H200: Self = Self {
+        arch: Arch { number: 90, specific: true },
+        multiprocessors: 132,
+        shared_bytes: 232_448,
+        l2_bytes: 60 << 20,
+        memory_mb_per_s: 4_916_736,
+        clock_khz: 1_980_000,
+        cublaslt: true,
+    };
+
+    /// Clocks that memory takes to bring so many bytes to each multiprocessor; 0: unknown.
+    pub fn clocks_of_memory(&self, bytes: usize) -> f64 {
+        match self.memory_mb_per_s {
+            0 => 0.0,
+            // kHz · bytes / (MB/s): thousandths of a clock.
+            rate => bytes as f64 * f64::from(self.multiprocessors) * f64::from(self.clock_khz) / f64::from(rate) * 1e-3,
+        }
+    }
+
+    /// A processor of which nothing else is known: to enumerate what is compiled for it.
+    pub(crate) fn of_arch(arch: Arch) -> Self {
+        let (multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz) = (108, 101_376, 0, 0, 0);
+        Self { arch, multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz, cublaslt: false }
+    }
 }
 
 /// A GPU as a device: its context, its capabilities, and the kernels loaded on it.
@@ -90,7 +126,13 @@ pub struct Gpu {
     caps: Caps,
     compiler: Compiler,
     functions: Mutex<HashMap<String, Function>>,
+    /// Those that are launched beside products, by a key that takes no formatting.
+    functions_by_key: Mutex<HashMap<Key, Function>>,
+    plans: KeptPlans,
 }
+
+/// A kernel's name, and the numbers of its instance.
+type Key = (&'static str, [u32; 2]);
 
 impl Gpu {
     /// Device `index`. Errors: no driver, one too old, no such device.
@@ -109,9 +151,19 @@ impl Gpu {
             multiprocessors: info.multiprocessors,
             shared_bytes: info.shared_bytes,
             l2_bytes: info.l2_bytes,
+            memory_mb_per_s: info.memory_mb_per_s(),
+            clock_khz: info.clock_khz,
             cublaslt: library::is_there(&CUBLASLT, Some(context.driver().version().major)),
         };
-        Self { products: Mutex::default(), context, caps, compiler, functions: Mutex::default() }
+        Self {
+            products: Mutex::default(),
+            context,
+            caps,
+            compiler,
+            functions: Mutex::default(),
+            functions_by_key: Mutex::default(),
+            plans: KeptPlans::default(),
+        }
     }
 
     /// Number of devices; 0 also if there is no driver.
@@ -163,6 +215,21 @@ impl Gpu {
         let compiled = self.compiler.get(instance)?;
         let function = Module::load(&self.context, &compiled.cubin)?.function(&compiled.name)?;
         Ok(table().entry(name).or_insert(function).clone())
+    }
+
+    /// As [`Gpu::function`], for launchers that know an instance by a name and numbers: nothing is formatted but once.
+    fn function_once(&self, key: Key, instance: impl FnOnce() -> Instance) -> Result<Function> {
+        let table = || self.functions_by_key.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = table().get(&key) {
+            return Ok(function.clone());
+        }
+        let function = self.function(&instance())?;
+        Ok(table().entry(key).or_insert(function).clone())
+    }
+
+    /// The plans of products with weights of some form, which every weight of that form shares.
+    fn plans(&self) -> &KeptPlans {
+        &self.plans
     }
 
     /// Loads kernels before they are needed, several at once; `progress` is told how many are there.

@@ -12,6 +12,7 @@
 //! its factors in another order, sums that come close to a half fall to the other side.
 
 use crate::error::{Error, Result};
+use crate::tensor::from_slices;
 use std::ops::RangeInclusive;
 
 /// The two types of bytes.
@@ -112,6 +113,8 @@ impl BytesMut<'_> {
         }
     }
 }
+
+from_slices!(Bytes, BytesMut: U8(u8), I8(i8));
 
 /// What a tensor's bytes stand for: `scale · (code − zero)`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,25 +1,19 @@
 //! A convolution's layer, quantised or dense inside.
 
-use super::Activation;
+use super::device::layers::{Conv2d as _, Convolution};
+use super::device::{Device, Tensor};
+use super::{Activation, Weight, check_bias, check_matrix, on_cpu};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cpu::Cpu;
-use crate::cpu::conv::depthwise::Depthwise;
-use crate::cpu::conv::{self, Call, Weights};
 use crate::cpu::isa::Caps;
-use crate::cpu::matmul::{Epilogue, Packed};
-use crate::cpu::pack::pack;
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, Group, QTensor, WeightFormat};
-use crate::layout::cpu_dense_n16::CpuDenseN16;
-use crate::tensor::{Float, Floats, FloatsMut};
+use crate::format::reference::Bound;
+use crate::format::{Act, Format, QTensor};
+use crate::tensor::{Float, Floats};
 
 const OP: &str = "conv2d";
 
-/// Outputs a channel up to which a convolution of one channel a group is none of products: each product would have as few
-/// outputs, and each channel of x is held as often.
-const DEPTHWISE_OUTPUTS: usize = 8;
-
-/// `y = activation(x ∗ W + bias)`, with W packed once for the kernels.
+/// `y = activation(x ∗ W + bias)`, with W packed once for the kernels of a device.
 ///
 /// Weights are `[co, k]` in the order of [`crate::conv`], as [`crate::quantize::rtn_conv2d`] and
 /// [`Geometry::weight_rows`] give them. Images are [`Layout2d::Nchw`] unless [`Conv2d::with_layouts`] says otherwise.
@@ -28,79 +22,60 @@ const DEPTHWISE_OUTPUTS: usize = 8;
 /// share a scale of the weight, or for all of a pixel in a group of the convolution where the weight has one scale a row. A
 /// pixel so has the same codes in every window that sees it, and padding is exactly zero.
 #[derive(Debug)]
-pub struct Conv2d {
+pub struct Conv2d<D: Device = Cpu> {
     geometry: Geometry,
-    weights: Weights,
-    format: Option<Format>,
-    bias: Option<Vec<f32>>,
+    layer: D::Conv2d,
     activation: Activation,
     layouts: [Layout2d; 2],
 }
 
-impl Conv2d {
-    /// Packs a quantised weight `[co, k]`.
-    ///
-    /// *Errors:* a geometry that [`Geometry::validate`] refuses, another shape of the weight, groups of a scale that do not
-    /// divide `ci / groups`, columns in an order of their own (act-order), an instruction set in `HALFBYTE_ISA` that the
-    /// processor does not have.
+impl Conv2d<Cpu> {
+    /// Packs a quantised weight `[co, k]` for a CPU, whichever [`Cpu`] will convolve. *Errors:* those of [`Conv2d::on`], an
+    /// instruction set in `HALFBYTE_ISA` that the processor does not have.
     pub fn new(w: &QTensor, act: Act, geometry: Geometry) -> Result<Self> {
-        geometry.validate()?;
-        check_shape(OP, [w.n(), w.k()], &geometry)?;
-        let share = geometry.scale_channels(w.format().group)?;
-        if w.group_index().is_some() {
-            let got = "columns that are grouped in another order (act-order)";
-            return Err(Error::invalid(OP, "groups of neighbouring channels", got));
-        }
-        let caps = Caps::detect_within_environment()?;
-        let format = Some(Format { weight: w.format(), act });
-        let weights = if is_depthwise(&geometry) {
-            Weights::Depthwise(Depthwise::quantized(w, act))
-        } else {
-            // A scale for each position, so that each has the scale of x that its pixel has.
-            let by_position = WeightFormat { group: Group::Size(share), ..w.format() };
-            let by_pixel = act.is_quantized() && geometry.positions() > 1;
-            let w = if by_pixel { w.express(by_position)? } else { std::borrow::Cow::Borrowed(w) };
-            let packed = |group: usize| {
-                let part = w.rows(group * geometry.outputs()..(group + 1) * geometry.outputs())?;
-                Ok(Packed::Quantized(pack(caps, &[&(&part).into()], act == Act::A8Asym)?, act))
-            };
-            Weights::Products((0..geometry.groups).map(packed).collect::<Result<_>>()?)
-        };
-        Ok(Self::of(geometry, weights, format))
+        Self::on_caps(Weight::Quantized(w, act), geometry)
     }
 
-    /// Packs floats `[co, k]`, which are multiplied exactly.
-    ///
-    /// *Errors:* a geometry that [`Geometry::validate`] refuses, a length that does not fit.
+    /// The same with floats `[co, k]`, which are multiplied exactly.
     pub fn dense(w: Floats<'_>, geometry: Geometry) -> Result<Self> {
         geometry.validate()?;
-        let (outputs, k) = (geometry.outputs(), geometry.k());
-        if w.len() != geometry.co * k {
-            return Err(Error::invalid(OP, format!("{} × {k} weights", geometry.co), w.len().to_string()));
-        }
-        let weights = if is_depthwise(&geometry) {
-            Weights::Depthwise(Depthwise::dense(w, geometry.co))
-        } else {
-            let packed = |group: usize| {
-                let part = w.slice(group * outputs * k..(group + 1) * outputs * k);
-                Ok(Packed::Dense(CpuDenseN16::pack(part, [outputs, k])?))
-            };
-            Weights::Products((0..geometry.groups).map(packed).collect::<Result<_>>()?)
-        };
-        Ok(Self::of(geometry, weights, None))
+        Self::on_caps(Weight::Dense(w, [geometry.co, geometry.k()]), geometry)
     }
 
-    fn of(geometry: Geometry, weights: Weights, format: Option<Format>) -> Self {
-        let layouts = [Layout2d::Nchw; 2];
-        Self { geometry, weights, format, bias: None, activation: Activation::None, layouts }
+    fn on_caps(weight: Weight<'_>, geometry: Geometry) -> Result<Self> {
+        check_weight(&weight, &geometry)?;
+        let caps = Caps::detect_within_environment()?;
+        Self::of(geometry, on_cpu::Conv2d::new(caps, weight, geometry))
+    }
+}
+
+impl<D: Device> Conv2d<D> {
+    /// Packs a weight `[co, k]` for a device, and for images of the type that [`Linear::on`](super::Linear::on) takes
+    /// activations to have.
+    ///
+    /// *Errors:* a geometry that [`Geometry::validate`] refuses, another shape of the weight, more than one stored tensor, groups
+    /// of a scale that do not divide `ci / groups`, columns in an order of their own (act-order), memory that is short.
+    pub fn on(device: &D, weight: Weight<'_>, geometry: Geometry) -> Result<Self> {
+        check_weight(&weight, &geometry)?;
+        Self::of(geometry, D::Conv2d::pack(device, weight, geometry, None))
     }
 
-    /// Adds a bias `[co]`. Error: another length.
+    /// The same for images of a type: on a GPU it can decide on the kernels that a weight is packed for. *Errors:* as of
+    /// [`Conv2d::on`].
+    pub fn for_inputs(device: &D, weight: Weight<'_>, geometry: Geometry, x: Float) -> Result<Self> {
+        check_weight(&weight, &geometry)?;
+        Self::of(geometry, D::Conv2d::pack(device, weight, geometry, Some(x)))
+    }
+
+    fn of(geometry: Geometry, layer: Result<D::Conv2d>) -> Result<Self> {
+        let (layer, layouts) = (layer.map_err(|error| error.of(OP))?, [Layout2d::Nchw; 2]);
+        Ok(Self { geometry, layer, activation: Activation::None, layouts })
+    }
+
+    /// Adds a bias `[co]`. Errors: another length, memory that is short.
     pub fn with_bias(mut self, bias: Vec<f32>) -> Result<Self> {
-        if bias.len() != self.geometry.co {
-            return Err(Error::invalid(OP, format!("a bias of {}", self.geometry.co), bias.len().to_string()));
-        }
-        self.bias = Some(bias);
+        check_bias(OP, self.geometry.co, bias.len())?;
+        self.layer.set_bias(bias)?;
         Ok(self)
     }
 
@@ -123,45 +98,63 @@ impl Conv2d {
 
     /// Format of the weight; None if it is dense.
     pub fn format(&self) -> Option<Format> {
-        self.format
+        self.layer.format()
     }
 
     /// Bytes that the packed weight takes.
     pub fn bytes(&self) -> usize {
-        match &self.weights {
-            Weights::Products(packed) => packed.iter().map(Packed::bytes).sum(),
-            Weights::Depthwise(w) => w.bytes(),
-        }
+        self.layer.bytes()
     }
 
-    /// Name of the kernel that computes images of this size and these types: `depthwise`, or one of
-    /// [`crate::cpu::matmul::KERNELS`]. *Errors:* those of [`Conv2d::forward`].
-    pub fn kernel(&self, cpu: &Cpu, batch: usize, size: [usize; 2], x: Float, y: Float) -> Result<&'static str> {
+    /// Name of the kernel that computes images of this size and these types. *Errors:* those of [`Conv2d::forward`].
+    pub fn kernel(&self, device: &D, batch: usize, size: [usize; 2], x: Float, y: Float) -> Result<&'static str> {
         let shape = Conv2dShape::new(self.geometry, batch, size)?;
-        match &self.weights {
-            Weights::Products(w) => Ok(conv::kernel(cpu, &shape, &w[0], [x, y])?.name),
-            Weights::Depthwise(_) => Ok("depthwise"),
-        }
+        self.layer.kernel(device, &self.call(&shape), [x, y]).map_err(|error| error.of(OP))
+    }
+
+    /// How far results for images of this size and these types lie from [`crate::format::reference::conv2d_linear`] at most.
+    /// *Errors:* those of [`Conv2d::forward`].
+    pub fn bound(&self, device: &D, batch: usize, size: [usize; 2], x: Float, y: Float) -> Result<Bound> {
+        let shape = Conv2dShape::new(self.geometry, batch, size)?;
+        self.layer.bound(device, &self.call(&shape), [x, y]).map_err(|error| error.of(OP))
+    }
+
+    fn call<'a>(&self, shape: &'a Conv2dShape) -> Convolution<'a> {
+        Convolution { shape, layouts: self.layouts, activation: self.activation }
     }
 
     /// Convolves `batch` images of `[h, w]` pixels.
     ///
     /// *Shapes:* x `[batch, ci, h, w]` and y `[batch, co, oh, ow]`, or with channels last, of any float type each; see
-    /// [`Conv2dShape::output`]. *Accuracy:* that of [`super::Linear::forward`], against
-    /// [`crate::format::reference::conv2d_linear`]. NaN and infinity in x reach every y that sees them. *Errors:* those of
-    /// [`Conv2dShape::new`], a length that does not fit, a product that no kernel serves.
-    pub fn forward(&self, cpu: &Cpu, x: Floats<'_>, batch: usize, size: [usize; 2], y: FloatsMut<'_>) -> Result<()> {
-        let shape = Conv2dShape::new(self.geometry, batch, size)?;
+    /// [`Conv2dShape::output`]. *Accuracy:* [`Conv2d::bound`]; the same input gives the same bits, whatever the number of
+    /// threads. NaN and infinity in x reach every y that sees them. *Errors:* those of [`Conv2dShape::new`], and as of
+    /// [`Linear::forward`](super::Linear::forward).
+    pub fn forward<'x, 'y>(
+        &self,
+        device: &D,
+        x: impl Into<D::X<'x>>,
+        batch: usize,
+        size: [usize; 2],
+        y: impl Into<D::Y<'y>>,
+    ) -> Result<()> {
+        let (x, y, shape) = (x.into(), y.into(), Conv2dShape::new(self.geometry, batch, size)?);
         check_images(OP, &shape, [x.len(), y.len()])?;
-        let epilogue = Epilogue { bias: self.bias.as_deref(), activation: self.activation };
-        let [x_layout, y_layout] = self.layouts;
-        conv::run(cpu, Call { shape: &shape, x, x_layout, weights: &self.weights, epilogue, y, y_layout })
+        self.layer.forward(device, &self.call(&shape), x, y).map_err(|error| error.of(OP))
     }
 }
 
-/// Whether each channel of x is seen by few outputs, and by no output together with another.
-pub(super) fn is_depthwise(geometry: &Geometry) -> bool {
-    geometry.channels() == 1 && geometry.groups > 1 && geometry.outputs() <= DEPTHWISE_OUTPUTS
+/// Errors: a geometry that is refused, a weight of another shape than the geometry's.
+fn check_weight(weight: &Weight<'_>, geometry: &Geometry) -> Result<()> {
+    geometry.validate()?;
+    match weight {
+        Weight::Quantized(w, _) => check_shape(OP, [w.n(), w.k()], geometry),
+        Weight::Stored([w], _) => check_shape(OP, [w.n(), w.k()], geometry),
+        Weight::Stored(parts, _) => Err(Error::invalid(OP, "one stored tensor", parts.len().to_string())),
+        Weight::Dense(w, shape) => {
+            check_shape(OP, *shape, geometry)?;
+            check_matrix(OP, "a weight", *shape, w.len())
+        }
+    }
 }
 
 /// Error: a weight that is not `[co, k]`.

@@ -1,19 +1,22 @@
 //! A linear layer, quantised or dense inside.
 
+use super::device::{Device, Tensor, layers::Linear as _};
+use super::{check_bias, check_matrix, on_cpu};
 use crate::cpu::Cpu;
 use crate::cpu::isa::Caps;
-use crate::cpu::matmul::{self, Call, Epilogue, Packed};
-use crate::cpu::pack::pack;
-use crate::error::{Error, Result};
+use crate::cpu::matmul::Packed;
+use crate::error::Result;
+use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
 use crate::kernel::Problem;
-use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::stored::StoredTensor;
-use crate::tensor::{Floats, FloatsMut};
+use crate::tensor::{Float, Floats};
 
-pub use crate::cpu::matmul::Activation;
+pub use crate::kernel::Activation;
 
-/// A weight as it is given to a [`Linear`].
+const OP: &str = "linear";
+
+/// A weight as it is given to a [`Linear`] or a [`Conv2d`](super::Conv2d).
 #[derive(Clone, Copy, Debug)]
 pub enum Weight<'a> {
     /// Codes with scales, and what becomes of the activations.
@@ -24,33 +27,55 @@ pub enum Weight<'a> {
     Dense(Floats<'a>, [usize; 2]),
 }
 
-/// `y = activation(x · Wᵀ + bias)`, with W packed once for the kernels.
+/// `y = activation(x · Wᵀ + bias)`, with W packed once for the kernels of a device.
 #[derive(Debug)]
-pub struct Linear {
-    packed: Packed,
-    bias: Option<Vec<f32>>,
+pub struct Linear<D: Device = Cpu> {
+    layer: D::Linear,
     activation: Activation,
 }
 
-impl Linear {
-    /// Packs a weight. Errors: a length that does not fit, stored tensors that are not alike, an
-    /// instruction set in `HALFBYTE_ISA` that the processor does not have.
+impl Linear<Cpu> {
+    /// Packs a weight for a CPU, whichever [`Cpu`] will multiply. Errors: those of [`Linear::on`], an instruction set in
+    /// `HALFBYTE_ISA` that the processor does not have.
     pub fn new(weight: Weight<'_>) -> Result<Self> {
-        let caps = Caps::detect_within_environment()?;
-        let packed = match weight {
-            Weight::Quantized(w, act) => Packed::Quantized(pack(caps, &[&w.into()], act == Act::A8Asym)?, act),
-            Weight::Stored(parts, act) => Packed::Quantized(pack(caps, parts, act == Act::A8Asym)?, act),
-            Weight::Dense(w, shape) => Packed::Dense(CpuDenseN16::pack(w, shape)?),
-        };
-        Ok(Self { packed, bias: None, activation: Activation::None })
+        let layer = on_cpu::Linear::new(Caps::detect_within_environment()?, weight).map_err(|error| error.of(OP))?;
+        Ok(Self { layer, activation: Activation::None })
     }
 
-    /// Adds a bias `[n]`. Error: another length.
-    pub fn with_bias(mut self, bias: Vec<f32>) -> Result<Self> {
-        if bias.len() != self.n() {
-            return Err(Error::invalid("linear", format!("a bias of {}", self.n()), bias.len().to_string()));
+    /// The packed weight.
+    pub fn packed(&self) -> &Packed {
+        self.layer.packed()
+    }
+}
+
+impl<D: Device> Linear<D> {
+    /// Packs a weight for a device, and for activations as its format has them: f32 for a32, else of the half type of the
+    /// scales.
+    ///
+    /// *Errors:* a length that does not fit, stored tensors that are not alike, a format that no kernel of the device serves,
+    /// memory that is short.
+    pub fn on(device: &D, weight: Weight<'_>) -> Result<Self> {
+        Self::packed_for(device, weight, None)
+    }
+
+    /// The same for activations of a type: on a GPU it can decide on the kernels that a weight is packed for. *Errors:* as of
+    /// [`Linear::on`].
+    pub fn for_inputs(device: &D, weight: Weight<'_>, x: Float) -> Result<Self> {
+        Self::packed_for(device, weight, Some(x))
+    }
+
+    fn packed_for(device: &D, weight: Weight<'_>, x: Option<Float>) -> Result<Self> {
+        if let Weight::Dense(w, shape) = weight {
+            check_matrix(OP, "a weight", shape, w.len())?;
         }
-        self.bias = Some(bias);
+        let layer = D::Linear::pack(device, weight, x).map_err(|error| error.of(OP))?;
+        Ok(Self { layer, activation: Activation::None })
+    }
+
+    /// Adds a bias `[n]`. Errors: another length, memory that is short.
+    pub fn with_bias(mut self, bias: Vec<f32>) -> Result<Self> {
+        check_bias(OP, self.n(), bias.len())?;
+        self.layer.set_bias(bias)?;
         Ok(self)
     }
 
@@ -62,48 +87,47 @@ impl Linear {
 
     /// Outputs.
     pub fn n(&self) -> usize {
-        self.packed.n()
+        self.layer.shape()[0]
     }
 
     /// Inputs.
     pub fn k(&self) -> usize {
-        self.packed.k()
+        self.layer.shape()[1]
     }
 
     /// Format of the weight; None if it is dense.
     pub fn format(&self) -> Option<Format> {
-        self.packed.format()
+        self.layer.format()
     }
 
     /// Bytes that the packed weight takes.
     pub fn bytes(&self) -> usize {
-        self.packed.bytes()
+        self.layer.bytes()
     }
 
-    /// The packed weight.
-    pub fn packed(&self) -> &Packed {
-        &self.packed
+    /// Name of the kernel that multiplies m rows of these types. *Error:* none does.
+    pub fn kernel(&self, device: &D, m: usize, x: Float, y: Float) -> Result<&'static str> {
+        self.layer.kernel(device, &self.problem(m, x, y)).map_err(|error| error.of(OP))
+    }
+
+    /// How far its results lie from [`crate::format::reference`] at most. *Error:* no kernel multiplies m rows of these types.
+    pub fn bound(&self, device: &D, m: usize, x: Float, y: Float) -> Result<Bound> {
+        self.layer.bound(device, &self.problem(m, x, y)).map_err(|error| error.of(OP))
+    }
+
+    fn problem(&self, m: usize, x: Float, y: Float) -> Problem {
+        Problem { format: self.format(), x, y, m, n: self.n(), k: self.k() }
     }
 
     /// Multiplies.
     ///
-    /// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each. *Accuracy:* see
-    /// [`crate::format::reference::Bound`]; the same input gives the same bits, whatever the number of threads.
-    /// NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that no kernel serves.
-    pub fn forward(&self, cpu: &Cpu, x: Floats<'_>, m: usize, y: FloatsMut<'_>) -> Result<()> {
-        let (n, k) = (self.n(), self.k());
-        if m.checked_mul(k) != Some(x.len()) {
-            return Err(Error::invalid("linear", format!("x of {m} × {k}"), format!("{} elements", x.len())));
-        }
-        if m.checked_mul(n) != Some(y.len()) {
-            return Err(Error::invalid("linear", format!("y of {m} × {n}"), format!("{} elements", y.len())));
-        }
-        let problem = Problem { format: self.format(), x: x.dtype(), y: y.dtype(), m, n, k };
-        let kernel = matmul::select(&cpu.caps(), &problem)?;
-        if m > 0 && n > 0 {
-            let epilogue = Epilogue { bias: self.bias.as_deref(), activation: self.activation };
-            matmul::run(kernel, cpu, Call { x, m, w: &self.packed, epilogue, y });
-        }
-        Ok(())
+    /// *Shapes:* x `[m, k]`, y `[m, n]`, of any float type each. *Accuracy:* [`Linear::bound`]; the same input gives the same
+    /// bits, whatever the number of threads. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that
+    /// no kernel serves; on a GPU another one than the weight lies on, memory that is short, or that grows while work is recorded.
+    pub fn forward<'x, 'y>(&self, device: &D, x: impl Into<D::X<'x>>, m: usize, y: impl Into<D::Y<'y>>) -> Result<()> {
+        let (x, y, [n, k]) = (x.into(), y.into(), self.layer.shape());
+        check_matrix(OP, "x", [m, k], x.len())?;
+        check_matrix(OP, "y", [m, n], y.len())?;
+        self.layer.forward(device, x, m, y, self.activation).map_err(|error| error.of(OP))
     }
 }

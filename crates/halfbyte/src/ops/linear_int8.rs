@@ -1,174 +1,195 @@
 //! A linear layer of bytes: 8 bits in, 8 bits (or floats) out.
 
+use super::device::layers::{EpilogueInt8, LinearInt8 as _};
+use super::device::{Device, Tensor};
+use super::{Activation, check_bias, check_matrix, on_cpu};
 use crate::cpu::Cpu;
-use crate::cpu::int8::{self, Call, Dequantize, Requantize, Rows, Target};
 use crate::error::{Error, Result};
-use crate::format::int8::{Affine, Bytes, BytesMut, Int8Weight};
-use crate::kernel::Activation;
-use crate::layout::cpu_int8::CpuInt8;
-use crate::tensor::FloatsMut;
+use crate::format::int8::{Affine, Byte, Int8Weight};
+use crate::tensor::Float;
 
 const OP: &str = "linear int8";
 
-/// `y = activation(x · Wᵀ + bias)` of bytes with scales and zero points, with W packed once for the kernels.
+/// `y = activation(x · Wᵀ + bias)` of bytes with scales and zero points, with W packed once for the kernels of a device.
 ///
 /// Sums are exact in int32; on the way to bytes they are multiplied and rounded once. [`crate::format::int8`] says how, to the
 /// bit.
-#[derive(Clone, Debug)]
-pub struct LinearInt8 {
-    packed: CpuInt8,
-    x: Affine,
-    y: Option<Affine>,
-    bias: Option<Vec<i32>>,
-    float_bias: Option<Vec<f32>>,
-    activation: Activation,
-    epilogue: Epilogue,
+#[derive(Debug)]
+pub struct LinearInt8<D: Device = Cpu> {
+    layer: D::LinearInt8,
+    n: usize,
+    k: usize,
+    epilogue: EpilogueInt8,
 }
 
-#[derive(Clone, Debug)]
-enum Epilogue {
-    Bytes(Requantize),
-    Floats(Dequantize),
+impl LinearInt8<Cpu> {
+    /// Packs a weight for a CPU, for inputs of a scale and zero point, and outputs of another. *Errors:* those of
+    /// [`LinearInt8::on`].
+    pub fn new(weight: &Int8Weight<'_>, x: Affine, y: Affine) -> Result<Self> {
+        Self::of(weight, EpilogueInt8::new(x, Some(y)), on_cpu::LinearInt8::new)
+    }
+
+    /// Packs a weight for a CPU, for outputs in floats: `sum · sI·sW`. *Errors:* those of [`LinearInt8::on`].
+    pub fn with_float_outputs(weight: &Int8Weight<'_>, x: Affine) -> Result<Self> {
+        Self::of(weight, EpilogueInt8::new(x, None), on_cpu::LinearInt8::new)
+    }
 }
 
-impl LinearInt8 {
-    /// Packs a weight for inputs of a scale and zero point, and outputs of another.
+impl Clone for LinearInt8<Cpu> {
+    fn clone(&self) -> Self {
+        let Self { layer, n, k, epilogue } = self;
+        Self { layer: layer.clone(), n: *n, k: *k, epilogue: epilogue.clone() }
+    }
+}
+
+impl<D: Device> LinearInt8<D> {
+    /// Packs a weight for a device, for inputs of a scale and zero point and outputs of another; without one y is floats:
+    /// `sum · sI·sW`.
     ///
     /// *Errors:* sums that leave int32 for some input (k beyond 33000 can do that, or a large bias); scales so far apart that
-    /// `sI·sW/sO` is not finite.
-    pub fn new(weight: &Int8Weight<'_>, x: Affine, y: Affine) -> Result<Self> {
-        Self::of(weight, x, Some(y))
+    /// `sI·sW/sO` is not finite; memory that is short.
+    pub fn on(device: &D, weight: &Int8Weight<'_>, x: Affine, y: Option<Affine>) -> Result<Self> {
+        let pack = |w: &Int8Weight<'_>, epilogue: &EpilogueInt8| D::LinearInt8::pack(device, w, epilogue);
+        Self::of(weight, EpilogueInt8::new(x, y), pack)
     }
 
-    /// Packs a weight for outputs in floats: `sum · sI·sW`. *Errors:* as of [`LinearInt8::new`].
-    pub fn with_float_outputs(weight: &Int8Weight<'_>, x: Affine) -> Result<Self> {
-        Self::of(weight, x, None)
-    }
-
-    fn of(weight: &Int8Weight<'_>, x: Affine, y: Option<Affine>) -> Result<Self> {
-        let packed = CpuInt8::pack(weight)?;
-        let activation = Activation::None;
-        let epilogue = epilogue(&packed, x, y, (None, None), activation)?;
-        Ok(Self { packed, x, y, bias: None, float_bias: None, activation, epilogue })
+    fn of(
+        weight: &Int8Weight<'_>,
+        epilogue: EpilogueInt8,
+        pack: impl FnOnce(&Int8Weight<'_>, &EpilogueInt8) -> Result<D::LinearInt8>,
+    ) -> Result<Self> {
+        let layer = pack(weight, &epilogue).map_err(|error| error.of(OP))?;
+        Ok(Self { layer, n: weight.n(), k: weight.k(), epilogue })
     }
 
     /// Adds a bias `[n]` to the sums, in steps of `sI·sW`. *Errors:* another length, sums that leave int32.
     pub fn with_bias(mut self, bias: Vec<i32>) -> Result<Self> {
-        self.bias = Some(bias);
+        check_bias(OP, self.n, bias.len())?;
+        self.epilogue.bias = Some(bias);
         self.finished()
     }
 
     /// Adds a bias `[n]` to outputs in floats. *Errors:* another length, outputs in bytes.
     pub fn with_float_bias(mut self, bias: Vec<f32>) -> Result<Self> {
-        self.float_bias = Some(bias);
+        self.epilogue.set_float_bias(OP, self.n, bias)?;
         self.finished()
     }
 
     /// Applies an activation function. *Errors:* for outputs in bytes, one that is more than a clamp.
     pub fn with_activation(mut self, activation: Activation) -> Result<Self> {
-        self.activation = activation;
+        self.epilogue.activation = activation;
         self.finished()
     }
 
     fn finished(mut self) -> Result<Self> {
-        let biases = (self.bias.as_deref(), self.float_bias.as_deref());
-        self.epilogue = epilogue(&self.packed, self.x, self.y, biases, self.activation)?;
+        self.layer.set_epilogue(&self.epilogue).map_err(|error| error.of(OP))?;
         Ok(self)
     }
 
     /// Outputs.
     pub fn n(&self) -> usize {
-        self.packed.n()
+        self.n
     }
 
     /// Inputs.
     pub fn k(&self) -> usize {
-        self.packed.k()
+        self.k
     }
 
     /// What the bytes of x stand for.
     pub fn x(&self) -> Affine {
-        self.x
+        self.epilogue.x
     }
 
     /// What the bytes of y stand for; None if y is floats.
     pub fn y(&self) -> Option<Affine> {
-        self.y
+        self.epilogue.y
     }
 
     /// Bytes that the packed weight takes.
     pub fn bytes(&self) -> usize {
-        self.packed.bytes()
+        self.layer.bytes()
     }
 
     /// Multiplies, to bytes.
     ///
     /// *Shapes:* x `[m, k]`, y `[m, n]`, of the types that the layer was made for. *Accuracy:* to the bit as
-    /// [`crate::format::int8`] says, on every processor, whatever the number of threads. *Errors:* a length or a type that
-    /// does not fit, a layer with float outputs.
-    pub fn forward(&self, cpu: &Cpu, x: Bytes<'_>, m: usize, y: BytesMut<'_>) -> Result<()> {
-        let Epilogue::Bytes(requantize) = &self.epilogue else {
-            return Err(Error::invalid(OP, "outputs in floats", y.byte().name()));
-        };
-        if y.byte() != requantize.y().byte() {
-            return Err(Error::invalid(OP, format!("outputs in {}", requantize.y().byte().name()), y.byte().name()));
-        }
-        self.check_lengths(x, m, y.len())?;
-        self.run(cpu, x, m, Target::Bytes(requantize, y));
-        Ok(())
+    /// [`crate::format::int8`] says, on every device, whatever the number of threads. *Errors:* a length or a type that
+    /// does not fit, a layer with float outputs; on a GPU another one than the weight lies on, memory that is short, or that
+    /// grows while work is recorded.
+    pub fn forward<'x, 'y>(
+        &self,
+        device: &D,
+        x: impl Into<D::XBytes<'x>>,
+        m: usize,
+        y: impl Into<D::YBytes<'y>>,
+    ) -> Result<()> {
+        let (x, y) = (x.into(), y.into());
+        self.epilogue.check_bytes(OP, x.element(), y.element())?;
+        check_matrix(OP, "x", [m, self.k], x.len())?;
+        check_matrix(OP, "y", [m, self.n], y.len())?;
+        self.layer.forward(device, x, m, y).map_err(|error| error.of(OP))
     }
 
     /// Multiplies, to floats.
     ///
     /// *Shapes:* x `[m, k]`, y `[m, n]`. *Accuracy:* the exact sum is rounded to f32, multiplied by `f32(sI·sW)`, the float
-    /// bias added, each with one rounding in f32; then the activation, then the type of y. *Errors:* a length or a type that
-    /// does not fit, a layer with outputs in bytes.
-    pub fn forward_floats(&self, cpu: &Cpu, x: Bytes<'_>, m: usize, y: FloatsMut<'_>) -> Result<()> {
-        let Epilogue::Floats(dequantize) = &self.epilogue else {
-            return Err(Error::invalid(OP, "outputs in bytes", y.dtype().name()));
-        };
-        self.check_lengths(x, m, y.len())?;
-        self.run(cpu, x, m, Target::Floats(dequantize, dequantize.output(y, [m, self.n()])));
-        Ok(())
-    }
-
-    fn check_lengths(&self, x: Bytes<'_>, m: usize, y_len: usize) -> Result<()> {
-        let (n, k) = (self.n(), self.k());
-        if x.byte() != self.x.byte() {
-            return Err(Error::invalid(OP, format!("inputs in {}", self.x.byte().name()), x.byte().name()));
-        }
-        if m.checked_mul(k) != Some(x.len()) {
-            return Err(Error::invalid(OP, format!("x of {m} × {k}"), format!("{} elements", x.len())));
-        }
-        if m.checked_mul(n) != Some(y_len) {
-            return Err(Error::invalid(OP, format!("y of {m} × {n}"), format!("{y_len} elements")));
-        }
-        Ok(())
-    }
-
-    fn run(&self, cpu: &Cpu, x: Bytes<'_>, m: usize, y: Target<'_>) {
-        let byte = x.byte();
-        let x: &[u8] = match x {
-            Bytes::U8(x) => x,
-            Bytes::I8(x) => bytemuck::cast_slice(x),
-        };
-        let x = Rows::Strided(x, self.k());
-        int8::multiply(cpu, Call { x, byte, m, w: &self.packed, y, stride: self.n(), column: 0 });
+    /// bias added, each with one rounding in f32; then the activation, then the type of y. *Errors:* those of
+    /// [`LinearInt8::forward`], with outputs in bytes for those in floats.
+    pub fn forward_floats<'x, 'y>(
+        &self,
+        device: &D,
+        x: impl Into<D::XBytes<'x>>,
+        m: usize,
+        y: impl Into<D::Y<'y>>,
+    ) -> Result<()> {
+        let (x, y) = (x.into(), y.into());
+        self.epilogue.check_floats(OP, x.element(), y.element())?;
+        check_matrix(OP, "x", [m, self.k], x.len())?;
+        check_matrix(OP, "y", [m, self.n], y.len())?;
+        self.layer.forward_floats(device, x, m, y).map_err(|error| error.of(OP))
     }
 }
 
-fn epilogue(
-    w: &CpuInt8,
-    x: Affine,
-    y: Option<Affine>,
-    (bias, float_bias): (Option<&[i32]>, Option<&[f32]>),
-    activation: Activation,
-) -> Result<Epilogue> {
-    match y {
-        Some(_) if float_bias.is_some() => {
-            Err(Error::invalid(OP, "an int32 bias in steps of sI·sW for outputs in bytes", "a bias in floats"))
+impl EpilogueInt8 {
+    pub(super) fn new(x: Affine, y: Option<Affine>) -> Self {
+        Self { x, y, bias: None, float_bias: None, activation: Activation::None }
+    }
+
+    /// Errors: another length, outputs in bytes.
+    pub(super) fn set_float_bias(&mut self, op: &'static str, n: usize, bias: Vec<f32>) -> Result<()> {
+        check_bias(op, n, bias.len())?;
+        if self.y.is_some() {
+            let expected = "an int32 bias in steps of sI·sW for outputs in bytes";
+            return Err(Error::invalid(op, expected, "a bias in floats"));
         }
-        Some(y) => Ok(Epilogue::Bytes(Requantize::new(w, x, bias, y, activation)?)),
-        None => Ok(Epilogue::Floats(Dequantize::new(w, x, bias, float_bias, activation)?)),
+        self.float_bias = Some(bias);
+        Ok(())
+    }
+
+    /// Errors: a layer with outputs in floats, x or y of another type.
+    pub(super) fn check_bytes(&self, op: &'static str, x: Byte, y: Byte) -> Result<()> {
+        let Some(affine) = self.y else {
+            return Err(Error::invalid(op, "outputs in floats", y.name()));
+        };
+        if y != affine.byte() {
+            return Err(Error::invalid(op, format!("outputs in {}", affine.byte().name()), y.name()));
+        }
+        self.check_inputs(op, x)
+    }
+
+    /// Errors: a layer with outputs in bytes, x of another type.
+    pub(super) fn check_floats(&self, op: &'static str, x: Byte, y: Float) -> Result<()> {
+        if self.y.is_some() {
+            return Err(Error::invalid(op, "outputs in bytes", y.name()));
+        }
+        self.check_inputs(op, x)
+    }
+
+    fn check_inputs(&self, op: &'static str, x: Byte) -> Result<()> {
+        if x == self.x.byte() {
+            return Ok(());
+        }
+        Err(Error::invalid(op, format!("inputs in {}", self.x.byte().name()), x.name()))
     }
 }

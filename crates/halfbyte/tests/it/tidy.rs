@@ -13,7 +13,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("layout", &["error", "format", "tensor"]),
     ("cpu", &["conv", "error", "format", "kernel", "layout", "quantize", "tensor"]),
     ("cuda", &["conv", "error", "format", "kernel", "layout", "tensor"]),
-    ("ops", &["conv", "cpu", "error", "format", "kernel", "layout", "tensor"]),
+    ("ops", &["conv", "cpu", "cuda", "error", "format", "kernel", "layout", "tensor"]),
 ];
 
 /// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share; libraries opened at run

@@ -7,6 +7,7 @@ mod plan;
 use super::check::{self, Check};
 use super::matmul::{Limits, X, machine, verdict};
 use crate::app::App;
+use crate::args::conv::{ByteArg, Kind, LayoutArg, Sizes};
 use crate::args::{FloatArg, WeightKind};
 use crate::failure::{Failure, Result};
 use crate::machine::{cold_bytes, memory_available};
@@ -14,14 +15,12 @@ use crate::progress::Progress;
 use crate::random;
 use crate::text::{Align, bytes, rate, table};
 use crate::timing::{Effort, Measured, measure};
-use clap::ValueEnum;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::format::int8::Byte;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::ops::Conv2d;
 use halfbyte::{Act, Float, Floats, FloatsMut, QTensor};
-use plan::{Kind, Shape, plan};
+use plan::{Shape, plan};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,7 +32,7 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Shapes, formats and batches from a file, as bench/cases/resnet50.toml.
-    #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["ci", "co", "size", "kernel", "stride", "padding", "dilation", "groups"])]
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = Sizes::NAMES)]
     case: Option<PathBuf>,
     /// Formats of the weights, as w8a8; f32, f16, bf16 for dense ones; or int8 for bytes in, bytes out [default: w8a8].
     #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
@@ -50,84 +49,20 @@ pub struct Args {
     /// Order of the elements of x and y.
     #[arg(long, value_enum, default_value = "nhwc")]
     layout: LayoutArg,
-    /// Input channels.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    ci: usize,
-    /// Output channels.
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    co: usize,
-    /// Rows and columns of the input: 56, or 56x48.
-    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "56")]
-    size: [usize; 2],
-    /// Rows and columns of the kernel.
-    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "3")]
-    kernel: [usize; 2],
-    /// Pixels from output to output.
-    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "1")]
-    stride: [usize; 2],
-    /// Pixels of zeros above and below, left and right.
-    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "1")]
-    padding: [usize; 2],
-    /// Pixels from position to position of the kernel.
-    #[arg(long, value_name = "H[xW]", value_parser = pair, default_value = "1")]
-    dilation: [usize; 2],
-    /// Groups of channels.
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    groups: usize,
+    #[command(flatten)]
+    sizes: Sizes,
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
-    /// On a GPU, time every form that the kernel could take beside the one that it takes.
+    /// Take this kernel of the table, also where another comes first; on a GPU only.
+    #[arg(long, value_name = "NAME")]
+    kernel: Option<String>,
+    /// On a GPU: time every configuration of the kernel beside the one that it chooses.
     #[arg(long)]
     sweep: bool,
     /// Leave out the convolution with dense f32 weights, to which times are compared.
     #[arg(long)]
     no_baseline: bool,
-}
-
-/// An order of elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum LayoutArg {
-    /// Channels first.
-    Nchw,
-    /// Channels last.
-    Nhwc,
-}
-
-impl From<LayoutArg> for Layout2d {
-    fn from(layout: LayoutArg) -> Self {
-        match layout {
-            LayoutArg::Nchw => Layout2d::Nchw,
-            LayoutArg::Nhwc => Layout2d::Nhwc,
-        }
-    }
-}
-
-/// A type of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ByteArg {
-    /// 0 to 255.
-    U8,
-    /// −128 to 127.
-    I8,
-}
-
-impl From<ByteArg> for Byte {
-    fn from(byte: ByteArg) -> Self {
-        match byte {
-            ByteArg::U8 => Byte::U8,
-            ByteArg::I8 => Byte::I8,
-        }
-    }
-}
-
-/// Two numbers, down and across, or one for both.
-fn pair(text: &str) -> std::result::Result<[usize; 2], String> {
-    let number = |text: &str| text.parse().map_err(|_| "expected a number, or two as 3x5".to_owned());
-    match text.split_once('x') {
-        Some((down, across)) => Ok([number(down)?, number(across)?]),
-        None => number(text).map(|both| [both; 2]),
-    }
 }
 
 #[derive(Serialize)]
@@ -194,6 +129,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let plan = plan(args)?;
     if let Some(number) = app.cuda() {
         return cuda::run(args, plan, number, app);
+    }
+    if args.sweep || args.kernel.is_some() {
+        let cause = "--sweep and --kernel ask for what only kernels on a GPU have";
+        return Err(Failure::usage("no such measurement", cause, "add --device cuda"));
     }
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);

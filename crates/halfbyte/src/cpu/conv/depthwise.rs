@@ -17,6 +17,7 @@ use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::per_isa;
 use crate::cpu::matmul::{Output, widen};
 use crate::format::{Act, QTensor, Zeros};
+use crate::kernel::Reason;
 use crate::layout::Lines;
 use crate::quantize::activations::LEAST_RANGE;
 use crate::tensor::Floats;
@@ -26,6 +27,18 @@ const BLOCK: usize = 64;
 
 /// Pixels that are widened together.
 const BLOCK_PIXELS: usize = 64;
+
+/// Outputs a channel up to which a convolution of one channel a group is none of products: each product would have as few
+/// outputs, and each channel of x is held as often.
+const MOST_OUTPUTS: usize = 8;
+
+/// Whether each channel of x is seen by few outputs, and by no output together with another, or why not.
+pub(crate) fn serves(geometry: &Geometry) -> Result<(), Reason> {
+    match geometry.channels() == 1 && geometry.groups > 1 && geometry.outputs() <= MOST_OUTPUTS {
+        true => Ok(()),
+        false => Err(Reason(format!("computes several groups of one channel each, of up to {MOST_OUTPUTS} outputs"))),
+    }
+}
 
 /// Weights `[position][co]`, in f32.
 #[derive(Debug)]

@@ -33,7 +33,7 @@ use half::bf16;
 use std::ops::Range;
 
 /// Fewer rows are served faster by f32 tiles, which need no buffer of converted weights.
-const LEAST_ROWS: usize = 5;
+pub(super) const LEAST_ROWS: usize = 5;
 
 /// Heights that tiles come in.
 const HEIGHTS: &[usize] = &[6, 8, 10, 12];

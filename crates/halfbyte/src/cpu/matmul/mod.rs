@@ -35,14 +35,14 @@ pub(crate) use rows::{Rows, widen};
 
 use super::Cpu;
 use super::isa::{Caps, Isa};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{Act, Format};
-use crate::kernel::{Problem, Reason, Rejection};
+use crate::kernel::{self, Problem, Reason, Row, first};
 use crate::layout::Lines;
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_n16::CpuN16;
-use crate::tensor::{Floats, FloatsMut};
-use std::sync::PoisonError;
+use crate::tensor::{Float, Floats, FloatsMut};
+use std::sync::{OnceLock, PoisonError};
 
 /// A weight in the layout that the kernels read.
 #[derive(Clone, Debug)]
@@ -118,6 +118,25 @@ pub struct Kernel {
     pub what: &'static str,
     supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
     run: fn(&Cpu, &mut Scratch, &Input<'_>, &Output<'_>),
+}
+
+impl Kernel {
+    /// Whether it computes a problem on a device, or why not.
+    pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+        (self.supports)(caps, problem)
+    }
+}
+
+impl Row for Kernel {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
 }
 
 /// What a kernel multiplies.
@@ -214,32 +233,46 @@ fn exact(p: &Problem) -> std::result::Result<(), Reason> {
     }
 }
 
-/// The kernel that serves a problem.
-pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
-    let mut rejections = Vec::new();
-    for kernel in KERNELS {
-        match (kernel.supports)(caps, problem) {
-            Ok(()) => return Ok(kernel),
-            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
+/// From so many rows on another kernel may serve the same weight and types.
+#[cfg(target_arch = "x86_64")]
+const MANY_ROWS: usize = a16_avx512bf16::LEAST_ROWS;
+#[cfg(not(target_arch = "x86_64"))]
+const MANY_ROWS: usize = usize::MAX;
+
+/// The choices for one weight, each made when it is first needed: for every pair of types, for few rows and for many.
+#[derive(Debug, Default)]
+pub(crate) struct Plans([OnceLock<(Caps, &'static Kernel)>; 18]);
+
+impl Plans {
+    /// What [`select`] chooses. Error: no kernel serves the problem.
+    pub fn at(&self, caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
+        let number = |dtype: Float| match dtype {
+            Float::F16 => 0,
+            Float::BF16 => 1,
+            Float::F32 => 2,
+        };
+        let many = usize::from(problem.m >= MANY_ROWS);
+        let plan = &self.0[(number(problem.x) * 3 + number(problem.y)) * 2 + many];
+        match plan.get() {
+            Some((of, kernel)) if of == caps => Ok(kernel),
+            // The first device that runs a weight is nearly always the only one.
+            _ => {
+                let kernel = select(caps, problem)?;
+                let _ = plan.set((*caps, kernel));
+                Ok(kernel)
+            }
         }
     }
-    Err(Error::NoKernel { op: "matmul", problem: problem.to_string(), rejections })
+}
+
+/// The kernel that serves a problem.
+pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
+    first("matmul", problem, KERNELS, |kernel| (kernel.supports)(caps, problem).map(|()| kernel))
 }
 
 /// Every kernel with the reason against it; the first without one is chosen.
 pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
-    let mut chosen: Option<&str> = None;
-    KERNELS
-        .iter()
-        .map(|kernel| match ((kernel.supports)(caps, problem), chosen) {
-            (Err(reason), _) => (kernel, Some(reason)),
-            (Ok(()), Some(other)) => (kernel, Some(Reason(format!("{other} comes first")))),
-            (Ok(()), None) => {
-                chosen = Some(kernel.name);
-                (kernel, None)
-            }
-        })
-        .collect()
+    kernel::explain(KERNELS, |kernel| (kernel.supports)(caps, problem).err())
 }
 
 /// Computes a product whose shapes have been checked.

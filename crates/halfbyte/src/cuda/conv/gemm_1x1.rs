@@ -1,66 +1,119 @@
 //! 1 × 1 convolution as a GEMM: with stride 1 and images in nhwc, x is the matrix of the product as it lies.
 
 use super::weights::Kind;
-use super::{Call, Kernel, Problem, implicit_gemm_sm90};
+use super::{Call, Convolution, Kernel, Problem, implicit_gemm_sm90};
 use crate::conv::Layout2d;
+use crate::cuda::dispatch::{Bind, Configured, no_candidates};
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul;
+use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::reference::Bound;
 use crate::kernel::{self, Reason};
 use crate::layout::cuda_wna16::STRIP;
 
+const NAME: &str = "gemm_1x1";
+
 pub(super) const KERNEL: Kernel = Kernel {
-    name: "gemm_1x1",
+    name: NAME,
     what: "one position, stride 1, no padding: the product of crate::cuda::matmul",
     serves: |_| true,
     instances: Vec::new,
-    instances_of: |caps, problem, layout| matmul::instances_of(caps, &of(problem), layout).unwrap_or_default(),
-    supports,
-    bound: |caps, problem, layout| match matmul::select(caps, &of(problem), Some(layout)) {
-        Ok(kernel) => kernel.bound(caps, &of(problem)),
-        Err(_) => Bound::new(problem.y, problem.shape.geometry().k()),
-    },
-    workspace_bytes: |caps, problem, layout| matmul::workspace_bytes(caps, &of(problem), layout).unwrap_or(0),
-    run,
+    every_instance: |_| Vec::new(),
+    choose,
+    candidates: no_candidates,
 };
 
 /// Pixels from which tiles of one strip fill a device.
 const MANY_PIXELS: usize = 4096;
 
-/// The product with a row for each pixel.
-fn of(problem: &Problem) -> kernel::Problem {
-    let g = problem.shape.geometry();
-    let (m, n, k) = (problem.shape.output_pixels(), g.co, g.k());
-    kernel::Problem { format: problem.format, x: problem.x, y: problem.y, m, n, k }
-}
-
-fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
-    if !problem.shape.is_product() {
+fn choose(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
+    let (shape, g) = (&problem.shape, problem.shape.geometry());
+    if !shape.is_product() {
         return Err(Reason("computes one position with stride 1, no padding and one group".into()));
     }
     if problem.layouts != [Layout2d::Nhwc; 2] {
         return Err(Reason("reads and writes images in nhwc".into()));
     }
     // Few outputs of many pixels: products have no tile of one strip.
-    let narrow = problem.shape.geometry().co <= STRIP && problem.shape.output_pixels() >= MANY_PIXELS;
-    if narrow && implicit_gemm_sm90::KERNEL.supports(caps, problem, layout).is_ok() {
+    let narrow = g.co <= STRIP && shape.output_pixels() >= MANY_PIXELS;
+    if narrow && implicit_gemm_sm90::KERNEL.supports(caps, problem).is_ok() {
         return Err(Reason(format!(
             "leaves up to {STRIP} outputs of {MANY_PIXELS} pixels or more to implicit_gemm_sm90"
         )));
     }
-    matmul::select(caps, &of(problem), Some(layout)).map(|_| ()).map_err(|why| Reason(why.to_string()))
+    let (m, n, k) = (shape.output_pixels(), g.co, g.k());
+    let product = kernel::Problem { format: problem.format, x: problem.x, y: problem.y, m, n, k };
+    Ok(Box::new(Gemm::of(caps, product, problem.packed)?))
 }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let Call { x, w, epilogue, y, workspace, .. } = call;
-    let Kind::Quantized(parts) = &w.kind else {
-        return Err(Error::invalid("gemm_1x1", "a quantised weight", w.layout()));
-    };
-    let [w] = parts.as_slice() else {
-        return Err(Error::invalid("gemm_1x1", "one group", parts.len().to_string()));
-    };
-    let m = problem.shape.output_pixels();
-    matmul::run(gpu, stream, matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false })
+/// A product of matrices, planned: a row for each pixel.
+pub(super) struct Gemm {
+    caps: Caps,
+    pub problem: kernel::Problem,
+    kernel: &'static matmul::Kernel,
+}
+
+impl Gemm {
+    /// By the first kernel that supports it with a weight in a layout.
+    pub fn of(caps: &Caps, problem: kernel::Problem, layout: &str) -> std::result::Result<Self, Reason> {
+        let kernel = matmul::select(caps, &problem, Some(layout)).map_err(|why| Reason(why.to_string()))?;
+        Ok(Self { caps: *caps, problem, kernel })
+    }
+
+    /// Whether weights are scaled and rounded to the type of x.
+    pub fn rounds_weights(&self) -> bool {
+        self.kernel.bound(&self.caps, &self.problem).rounded_weights.is_some()
+    }
+
+    /// Bytes of workspace that it needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.kernel.workspace_bytes(&self.caps, &self.problem)
+    }
+
+    /// What it is computed by.
+    pub fn instances(&self) -> Vec<Instance> {
+        self.kernel.instances_of(&self.caps, &self.problem)
+    }
+
+    /// Puts it into a stream.
+    pub fn run(&self, gpu: &Gpu, stream: &Stream, call: matmul::Call<'_>) -> Result<()> {
+        matmul::run_with(self.kernel, gpu, stream, call)
+    }
+}
+
+impl std::fmt::Display for Gemm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kernel::Problem { m, n, k, .. } = self.problem;
+        write!(f, "m={m} n={n} k={k} by {}", self.kernel.name)
+    }
+}
+
+impl Configured<Convolution> for Gemm {
+    fn instances(&self) -> Vec<Instance> {
+        self.instances()
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        self.workspace_bytes()
+    }
+
+    fn rounds_weights(&self) -> bool {
+        self.rounds_weights()
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        let Call { x, w, epilogue, y, workspace, .. } = call;
+        let w = one_part(NAME, &w.kind)?;
+        self.run(gpu, stream, matmul::Call { x, m: self.problem.m, w, epilogue, y, workspace, batch_invariant: false })
+    }
+}
+
+/// The weight of a convolution of one group, quantised.
+pub(super) fn one_part<'a>(op: &'static str, kind: &'a Kind) -> Result<&'a matmul::Packed> {
+    match kind {
+        Kind::Quantized(parts) if parts.len() == 1 => Ok(&parts[0]),
+        Kind::Quantized(parts) => Err(Error::invalid(op, "one group", parts.len().to_string())),
+        Kind::Dense(_) => Err(Error::invalid(op, "a quantised weight", "a dense one")),
+    }
 }

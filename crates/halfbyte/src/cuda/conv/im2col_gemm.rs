@@ -5,15 +5,16 @@
 //! second-level cache holds it until it is multiplied. With quantised activations a row of patches has a group for each
 //! position and scale, so that each pixel has the same codes in every window.
 
+use super::gemm_1x1::{Gemm, one_part};
 use super::im2col::{self, Patches};
-use super::weights::Kind;
-use super::{Call, Kernel, Problem};
+use super::{Call, Convolution, Kernel, Problem};
 use crate::conv::{Geometry, Layout2d};
+use crate::cuda::dispatch::{Bind, Configured, no_candidates};
 use crate::cuda::driver::{FloatView, FloatViewMut, Stream};
 use crate::cuda::matmul;
+use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::reference::Bound;
 use crate::format::{Format, Group, QTensor, WeightFormat, Zeros};
 use crate::kernel::{self, Reason};
 use half::{bf16, f16};
@@ -29,15 +30,9 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by crate::cuda::matmul",
     serves: |arch| arch.number >= 80,
     instances: im2col::instances,
-    instances_of: |caps, problem, layout| {
-        let products = sizes(problem).into_iter().map(|m| matmul::instances_of(caps, &product(problem, m), layout));
-        let products = products.flat_map(Result::unwrap_or_default);
-        im2col::instances().into_iter().chain(products).collect()
-    },
-    supports,
-    bound,
-    workspace_bytes: |caps, problem, layout| first_of_patches(caps, problem, layout) + patches(problem).slab_bytes(),
-    run,
+    every_instance: |_| Vec::new(),
+    choose,
+    candidates: no_candidates,
 };
 
 /// Columns of a row of patches begin at multiples of so many.
@@ -91,92 +86,91 @@ pub(super) fn is_served(geometry: &Geometry) -> bool {
     geometry.groups == 1
 }
 
-/// What is copied.
-fn patches(problem: &Problem) -> Patches {
-    let g = problem.shape.geometry();
-    let wide = problem.format.map_or(g.k(), |format| columns(format, g));
-    let (shape, layout, element) = (problem.shape, problem.layouts[0], problem.x.size_bytes());
-    Patches { shape, layout, element, wide, fill: 0 }
-}
-
-/// Output pixels that are multiplied at once: of whole slabs, and of the last.
-fn sizes(problem: &Problem) -> Vec<usize> {
-    let mut sizes: Vec<usize> = patches(problem).slabs().map(|pixels| pixels.len()).collect();
-    sizes.dedup();
-    sizes
-}
-
-/// The product of so many rows of patches.
-fn product(problem: &Problem, m: usize) -> kernel::Problem {
-    let g = problem.shape.geometry();
-    let format = problem.format.map(|format| format_of(format, g));
-    let k = problem.format.map_or(g.k(), |format| columns(format, g));
-    kernel::Problem { format, x: problem.x, y: problem.y, m, n: g.co, k }
-}
-
-/// Where patches begin in the workspace.
-fn first_of_patches(caps: &Caps, problem: &Problem, layout: &str) -> usize {
-    let needed = |m| matmul::workspace_bytes(caps, &product(problem, m), layout).unwrap_or(0);
-    sizes(problem).into_iter().map(needed).max().unwrap_or(0).next_multiple_of(ALIGNMENT)
-}
-
-fn bound(caps: &Caps, problem: &Problem, layout: &str) -> Bound {
-    let bounds = sizes(problem).into_iter().filter_map(|m| {
-        let product = product(problem, m);
-        Some(matmul::select(caps, &product, Some(layout)).ok()?.bound(caps, &product))
-    });
-    let rounded_weights = bounds.filter_map(|bound| bound.rounded_weights).next();
-    Bound { rounded_weights, ..Bound::new(problem.y, problem.shape.geometry().k()) }
-}
-
-fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
+fn choose(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
     let refuse = |why: String| Err(Reason(why));
-    if problem.format.is_none() {
+    let Problem { format: Some(format), shape, x, y, layouts: [x_layout, y_layout], packed } = *problem else {
         return refuse("multiplies codes, the weights are dense".into());
+    };
+    if packed != LAYOUT {
+        return refuse(format!("multiplies weights in layout {LAYOUT}, they lie in {packed}"));
     }
-    if layout != LAYOUT {
-        return refuse(format!("multiplies weights in layout {LAYOUT}, they lie in {layout}"));
-    }
-    if problem.shape.is_product() {
+    if shape.is_product() {
         return refuse("copies nothing where pixels are the product's rows".into());
     }
-    if problem.layouts[1] != Layout2d::Nhwc {
+    if y_layout != Layout2d::Nhwc {
         return refuse("writes images in nhwc".into());
     }
-    patches(problem).are_copied()?;
-    sizes(problem).into_iter().try_for_each(|m| match matmul::select(caps, &product(problem, m), Some(layout)) {
-        Ok(_) => Ok(()),
-        Err(why) => refuse(why.to_string()),
-    })
+    let g = shape.geometry();
+    let patches = Patches { shape, layout: x_layout, element: x.size_bytes(), wide: columns(format, g), fill: 0 };
+    patches.are_copied()?;
+    let format = Some(format_of(format, g));
+    let product = |m| Gemm::of(caps, kernel::Problem { format, x, y, m, n: g.co, k: patches.wide }, packed);
+    let mut sizes: Vec<usize> = patches.slabs().map(|pixels| pixels.len()).collect();
+    sizes.dedup();
+    let products = sizes.into_iter().map(product).collect::<std::result::Result<Vec<_>, _>>()?;
+    let needed = products.iter().map(Gemm::workspace_bytes).max().unwrap_or(0);
+    Ok(Box::new(Slabs { patches, products, patches_at: needed.next_multiple_of(ALIGNMENT) }))
 }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
-    let Kind::Quantized(parts) = &call.w.kind else { return refuse("a quantised weight", call.w.layout().into()) };
-    let [w] = parts.as_slice() else { return refuse("one group", parts.len().to_string()) };
-    let Some(workspace) = call.workspace else { return refuse("a workspace", "none".into()) };
-    let (patches, co) = (patches(problem), problem.shape.geometry().co);
-    if w.shape() != [co, patches.wide] {
-        return refuse(&format!("a weight of {co} × {}", patches.wide), format!("{:?}", w.shape()));
+/// Slabs of patches, each multiplied when it is there.
+struct Slabs {
+    patches: Patches,
+    /// Of whole slabs, and of the last if it is smaller.
+    products: Vec<Gemm>,
+    /// Where patches begin in the workspace.
+    patches_at: usize,
+}
+
+impl std::fmt::Display for Slabs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let slabs = self.patches.slabs().count();
+        write!(f, "{slabs} slabs of patches")?;
+        self.products.iter().try_for_each(|product| write!(f, ", {product}"))
     }
-    let first_of_patches = first_of_patches(&gpu.caps(), problem, w.layout());
-    let (mut workspace, room) = workspace.split_at(first_of_patches);
-    let mut left = call.y;
-    for pixels in patches.slabs() {
-        patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
-        let m = pixels.len();
-        let rows = room.slice(0..m * patches.wide * patches.element);
-        let x = match call.x {
-            FloatView::F16(_) => FloatView::F16(rows.cast::<f16>()),
-            FloatView::BF16(_) => FloatView::BF16(rows.cast::<bf16>()),
-            FloatView::F32(_) => FloatView::F32(rows.cast::<f32>()),
-        };
-        let (y, later) = split(left, m * co);
-        left = later;
-        let (epilogue, workspace) = (call.epilogue, Some(workspace.get()));
-        matmul::run(gpu, stream, matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false })?;
+}
+
+impl Configured<Convolution> for Slabs {
+    fn instances(&self) -> Vec<Instance> {
+        im2col::instances().into_iter().chain(self.products.iter().flat_map(Gemm::instances)).collect()
     }
-    Ok(())
+
+    fn workspace_bytes(&self) -> usize {
+        self.patches_at + self.patches.slab_bytes()
+    }
+
+    fn rounds_weights(&self) -> bool {
+        self.products.iter().any(Gemm::rounds_weights)
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
+        let (patches, co) = (&self.patches, self.patches.shape.geometry().co);
+        let w = one_part(NAME, &call.w.kind)?;
+        if w.shape() != [co, patches.wide] {
+            return refuse(&format!("a weight of {co} × {}", patches.wide), format!("{:?}", w.shape()));
+        }
+        let Some(workspace) = call.workspace else { return refuse("a workspace", "none".into()) };
+        let (mut workspace, room) = workspace.split_at(self.patches_at);
+        let mut left = call.y;
+        for pixels in patches.slabs() {
+            patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
+            let m = pixels.len();
+            let Some(product) = self.products.iter().find(|product| product.problem.m == m) else {
+                return refuse("a slab that was planned", m.to_string());
+            };
+            let rows = room.slice(0..m * patches.wide * patches.element);
+            let x = match call.x {
+                FloatView::F16(_) => FloatView::F16(rows.cast::<f16>()),
+                FloatView::BF16(_) => FloatView::BF16(rows.cast::<bf16>()),
+                FloatView::F32(_) => FloatView::F32(rows.cast::<f32>()),
+            };
+            let (y, later) = split(left, m * co);
+            left = later;
+            let (epilogue, workspace) = (call.epilogue, Some(workspace.get()));
+            product.run(gpu, stream, matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false })?;
+        }
+        Ok(())
+    }
 }
 
 /// The elements before one, and the others.

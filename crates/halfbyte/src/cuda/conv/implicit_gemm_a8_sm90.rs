@@ -8,25 +8,23 @@
 pub mod config;
 
 use super::columns::{Columns, FILLED};
-use super::launches::{Key, Prepared};
-use super::weights::Kind;
+use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
-use crate::cuda::matmul::quantize_activations;
+use crate::cuda::driver::{Stream, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
-use crate::cuda::matmul::{Packed, QuantizedForm};
+use crate::cuda::matmul::{QuantizedForm, Wna16Weights, quantize_activations};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Caps, Gpu, Workspace};
+use crate::cuda::tiled::{Room, Tiled};
+use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::reference::Bound;
 use crate::format::{Act, Format, Group, QTensor, WeightFormat};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use config::Plan;
+use config::Tiling;
 use std::borrow::Cow;
 
 /// The kernel of products, which takes windows besides where they are asked for.
@@ -46,17 +44,9 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wna8_sm90 on windows of images quantised before, which the copy engine brings: no matrix of patches",
     serves: |arch| arch.number == 90 && arch.specific,
     instances,
-    instances_of: |caps, problem, _| match Product::of(problem) {
-        Ok(product) => product.instances(product.plan(caps, problem).0, problem.y, Activation::None),
-        Err(_) => Vec::new(),
-    },
-    supports,
-    bound: |_, problem, _| Bound::new(problem.y, problem.shape.geometry().k()),
-    workspace_bytes: |caps, problem, _| match Product::of(problem) {
-        Ok(product) => Room::new(&product, &product.plan(caps, problem)).bytes,
-        Err(_) => 0,
-    },
-    run,
+    every_instance,
+    choose: implicit_gemm::choose::<Codes>,
+    candidates: implicit_gemm::candidates::<Codes>,
 };
 
 /// Channels of a box of codes.
@@ -82,15 +72,59 @@ fn instances() -> Vec<Instance> {
     ];
     let all = forms.into_iter().flat_map(|(atom, terms, out, activation)| {
         let configs = config::configs(atom, terms, 64, out).into_iter();
-        configs.map(move |config| instance(config, atom, terms, out, activation))
+        configs.map(move |config| OnWindows::instance(&(atom, terms, out), config, activation))
     });
     all.collect()
 }
 
-fn instance(config: Config, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
-    let mut instance = Instance { source: &SOURCE, ..config.instance(atom, terms, out, activation) };
-    instance.defines.push("HB_CONV=64".into());
-    instance
+/// Every configuration for a format that is chosen from, with y of each type and without an activation; none if it is not served.
+fn every_instance(format: Format) -> Vec<Instance> {
+    if !format.act.is_quantized() {
+        return Vec::new();
+    }
+    // A scale for each position has as many channels as there are, in whole boxes.
+    let shares: &[usize] = match format.weight.group {
+        Group::Size(size) => &[size],
+        _ => &[BOX, 2 * BOX],
+    };
+    let atoms = shares.iter().filter_map(|&share| {
+        let atom = Atom::of(WeightFormat { group: Group::Size(share), ..format.weight }, usize::MAX);
+        atom.ok()
+    });
+    let forms =
+        atoms.flat_map(|atom| [Float::F16, Float::BF16, Float::F32].map(|out| (atom, terms(atom, format.act), out)));
+    let all = forms.flat_map(|(atom, terms, out)| {
+        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, terms, n, out));
+        configs.map(move |config| OnWindows::instance(&(atom, terms, out), config, Activation::None))
+    });
+    all.collect()
+}
+
+/// `wna8_sm90.cu` with windows on codes and on terms for x. Its form: atoms, terms of x, and the type of y.
+struct OnWindows;
+
+impl Tiled for OnWindows {
+    type Form = (Atom, Terms, Float);
+    type Config = Config;
+
+    fn threads(config: Config) -> usize {
+        config.threads()
+    }
+
+    fn shared_bytes(&(atom, terms, out): &Self::Form, config: Config) -> usize {
+        config.shared_bytes(atom, terms, out)
+    }
+
+    fn instance(&(atom, terms, out): &Self::Form, config: Config, activation: Activation) -> Instance {
+        let mut instance = Instance { source: &SOURCE, ..config.instance(atom, terms, out, activation) };
+        instance.defines.push(format!("HB_CONV={BOX}"));
+        instance
+    }
+}
+
+/// What pixels have beside codes.
+fn terms(atom: Atom, act: Act) -> Terms {
+    Terms { sums: atom.zero, offsets: act == Act::A8Asym, pixels: true }
 }
 
 /// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
@@ -146,8 +180,7 @@ impl Form {
         if atom.group == 0 {
             return refuse("multiplies weights of several positions or groups of channels");
         }
-        let terms = Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: true };
-        Ok(Self { atom, terms, share, columns, weight, inner })
+        Ok(Self { atom, terms: terms(atom, format.act), share, columns, weight, inner })
     }
 
     /// Columns that each set of a pixel's terms is for, if so many share a scale: zero points need the sums of an atom's groups,
@@ -155,150 +188,6 @@ impl Form {
     fn piece(&self, share: usize) -> usize {
         if self.terms.sums { self.atom.group } else { share }
     }
-}
-
-/// A problem as this kernel computes it.
-struct Product {
-    form: Form,
-    /// The problem's, with channels filled up.
-    inner: Conv2dShape,
-    /// Of the pixels of x.
-    x: QuantizedForm,
-}
-
-impl Product {
-    fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
-        let (shape, g) = (&problem.shape, problem.shape.geometry());
-        let Some(format) = problem.format else { return Err(Reason("multiplies codes, the weights are dense".into())) };
-        let form = Form::of(format, g)?;
-        let inner =
-            Conv2dShape::new(form.inner, shape.batch(), shape.input()).map_err(|why| Reason(why.to_string()))?;
-        let x = QuantizedForm {
-            m: shape.input_pixels(),
-            k: g.ci,
-            group: form.share,
-            piece: form.piece(form.share),
-            sums: form.terms.sums,
-            offsets: form.terms.offsets,
-            pixels: true,
-        };
-        Ok(Self { form, inner, x })
-    }
-
-    /// The terms of a pixel's channels in a group of the convolution, filled up.
-    fn of_group(&self) -> QuantizedForm {
-        QuantizedForm { k: self.form.inner.channels(), piece: self.form.piece(self.form.columns), ..self.x }
-    }
-
-    fn plan(&self, caps: &Caps, problem: &Problem) -> Plan {
-        let Form { atom, terms, .. } = self.form;
-        config::plan(atom, terms, sizes(&self.inner), problem.y, caps.multiprocessors as usize)
-    }
-
-    fn instances(&self, config: Config, out: Float, activation: Activation) -> Vec<Instance> {
-        let Form { atom, terms, .. } = self.form;
-        vec![quantize_activations::instance(self.x), instance(config, atom, terms, out, activation)]
-    }
-
-    /// A launch, with maps of codes and of terms for each group; both are the images' from the first pixel on.
-    fn prepared(&self, gpu: &Gpu, key: &Key<Plan>, [codes, terms]: [View<'_, u8>; 2]) -> Result<Prepared> {
-        let (shape, (config, schedule)) = (&self.inner, key.plan);
-        let (g, [h, w]) = (shape.geometry(), shape.input());
-        let of_codes = Map {
-            shape: [shape.batch(), h, w, g.channels()],
-            ..windows::map(shape, [config.tokens, BOX], Swizzle::Bytes64)
-        };
-        let of_group = self.of_group().pieces() * TERM_ELEMENTS;
-        let of_terms = Map {
-            shape: [shape.batch(), h, w, of_group],
-            pixel: of_group * g.groups,
-            ..windows::map(shape, [config.tokens, TERM_ELEMENTS], Swizzle::None)
-        };
-        let mut maps = Vec::with_capacity(2 * g.groups);
-        for group in 0..g.groups {
-            let (codes_at, terms_at) = (group * g.channels(), group * of_group * TERM_BYTES);
-            maps.push(TensorMap::of_windows(codes.slice(codes_at..codes.len()), 1, &of_codes)?);
-            maps.push(TensorMap::of_windows(terms.slice(terms_at..terms.len()), TERM_BYTES, &of_terms)?);
-        }
-        let Form { atom, terms, .. } = self.form;
-        Ok(Prepared {
-            maps,
-            launch: Launch {
-                shared_bytes: config.shared_bytes(atom, terms, key.out) as u32,
-                programmatic: true,
-                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
-            },
-            function: gpu.function(&instance(config, atom, terms, key.out, key.activation))?,
-        })
-    }
-}
-
-/// Rows, outputs and columns of a group's product.
-fn sizes(shape: &Conv2dShape) -> [usize; 3] {
-    [shape.output_pixels(), shape.geometry().outputs(), shape.geometry().k()]
-}
-
-/// All plans for a problem, of which one is chosen. Error: the kernel does not support the problem.
-pub fn plans(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<Vec<Plan>, Reason> {
-    KERNEL.supports(caps, problem, layout)?;
-    let Product { form: Form { atom, terms, .. }, inner, .. } = Product::of(problem)?;
-    Ok(config::plans(atom, terms, sizes(&inner), problem.y, caps.multiprocessors as usize))
-}
-
-/// What a plan for a problem is computed by, without an activation. Error: the kernel does not support the problem.
-pub fn instances_as(plan: &Plan, problem: &Problem) -> std::result::Result<Vec<Instance>, Reason> {
-    Ok(Product::of(problem)?.instances(plan.0, problem.y, Activation::None))
-}
-
-/// Bytes of workspace for a plan of a problem. Error: the kernel does not support the problem.
-pub fn workspace_bytes_as(plan: &Plan, problem: &Problem) -> std::result::Result<usize, Reason> {
-    Ok(Room::new(&Product::of(problem)?, plan).bytes)
-}
-
-/// Where things lie in the workspace: counters, sums of cut tiles, codes of x, terms of x.
-struct Room {
-    codes: usize,
-    terms: usize,
-    bytes: usize,
-}
-
-impl Room {
-    fn new(product: &Product, (config, schedule): &Plan) -> Self {
-        const ALIGNMENT: usize = 256;
-        let codes = (Workspace::COUNTER_BYTES + config.parts_bytes(schedule)).next_multiple_of(ALIGNMENT);
-        let terms = (codes + product.x.codes_bytes()).next_multiple_of(ALIGNMENT);
-        Self { codes, terms, bytes: terms + product.x.terms_bytes() }
-    }
-}
-
-fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
-    let refuse = |why: String| Err(Reason(why));
-    let product = Product::of(problem)?;
-    let g = product.inner.geometry();
-    let expected = if g == problem.shape.geometry() { LAYOUT } else { FILLED };
-    if layout != expected {
-        return refuse(format!("reads layout {expected}, the weights lie in {layout}"));
-    }
-    if problem.layouts != [Layout2d::Nhwc; 2] {
-        return refuse("reads and writes images in nhwc".into());
-    }
-    windows::taken(g, BOX)?;
-    let sizes = [problem.shape.output_pixels(), product.inner.x_len(), g.co];
-    if sizes.iter().any(|&size| size > i32::MAX as usize) || g.k() > MOST_K {
-        return refuse(format!("more pixels than 31 bits count, or more than {MOST_K} columns"));
-    }
-    if problem.shape.output_pixels() == 0 {
-        return Ok(());
-    }
-    let (config, schedule) = product.plan(caps, problem);
-    let shared = config.shared_bytes(product.form.atom, product.form.terms, problem.y);
-    if shared > caps.shared_bytes as usize {
-        return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-    }
-    if !schedule.fits() {
-        return refuse("more tiles than 32 bits count".into());
-    }
-    Ok(())
 }
 
 parameters! {
@@ -309,72 +198,141 @@ parameters! {
     }
 }
 
-fn served(why: Reason) -> Error {
-    Error::invalid(NAME, "a problem that it serves", why.to_string())
+/// Pixels as codes, in the workspace.
+#[derive(Clone)]
+struct Codes {
+    form: Form,
+    /// The problem's images, with channels filled up.
+    inner: Conv2dShape,
+    /// Of the pixels of x.
+    x: QuantizedForm,
+    out: Float,
 }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let product = Product::of(problem).map_err(served)?;
-    let plan = product.plan(&gpu.caps(), problem);
-    launch(gpu, stream, problem, &call, &product, plan)
-}
-
-/// Puts a convolution into a stream with one of its [`plans`]: for measuring which is best.
-///
-/// Errors: those of [`super::run`], a plan of another problem.
-pub fn run_as(plan: Plan, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let problem = call.problem()?;
-    let product = Product::of(&problem).map_err(served)?;
-    super::check(&KERNEL, gpu, &problem, &call, Room::new(&product, &plan).bytes)?;
-    if !plans(&gpu.caps(), &problem, call.w.layout()).map_err(served)?.contains(&plan) {
-        return Err(Error::invalid(NAME, format!("a plan for {problem}"), format!("{plan:?}")));
-    }
-    match call.y.is_empty() {
-        true => Ok(()),
-        false => launch(gpu, stream, &problem, &call, &product, plan),
+impl Codes {
+    /// The terms of a pixel's channels in a group of the convolution, filled up.
+    fn of_group(&self) -> QuantizedForm {
+        QuantizedForm { k: self.form.inner.channels(), piece: self.form.piece(self.form.columns), ..self.x }
     }
 }
 
-fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, product: &Product, plan: Plan) -> Result<()> {
-    let (shape, g) = (problem.shape, product.inner.geometry());
-    let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
-    let parts: &[Packed] = match &call.w.kind {
-        Kind::Quantized(parts) if parts.len() == g.groups => parts,
-        _ => return refuse("weights in fragments, group by group", call.w.layout().into()),
-    };
-    let y = call.y.pointer();
-    if !y.is_multiple_of(16) {
-        return refuse("y that begins at a multiple of 16 bytes", format!("{y:#x}"));
-    }
-    let room = Room::new(product, &plan);
-    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
-        return refuse(&format!("a workspace of {} bytes", room.bytes), "none".into());
-    };
-    let codes = workspace.slice(room.codes..room.codes + product.x.codes_bytes());
-    let terms = workspace.slice(room.terms..room.bytes);
-    quantize_activations::run(gpu, stream, product.x, call.x, 0, [codes.pointer(), terms.pointer()])?;
-    let (out, activation) = (problem.y, call.epilogue.activation);
-    // Where the codes begin, the terms are at a place that shape and plan tell.
-    let key = Key { x: codes.pointer(), shape, out, activation, plan };
-    let prepared = call.w.launches_a8.get(key, |key| product.prepared(gpu, key, [codes, terms]))?;
-    let x = product.of_group();
-    let (config, schedule) = &plan;
-    for (group, (part, maps)) in parts.iter().zip(prepared.maps.chunks_exact(2)).enumerate() {
-        let Packed::Wna16(w) = part else { return refuse("weights in fragments", part.layout().into()) };
-        if w.shape() != [g.outputs(), g.k()] {
-            return refuse(&format!("a weight of {} × {}", g.outputs(), g.k()), format!("{:?}", w.shape()));
+impl ImplicitGemm for Codes {
+    const NAME: &'static str = NAME;
+    type Kernel = OnWindows;
+    type Arguments = ConvArguments;
+
+    fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
+        let Problem { format: Some(format), shape, y: out, layouts, packed, .. } = *problem else {
+            return Err(Reason("multiplies codes, the weights are dense".into()));
+        };
+        let form = Form::of(format, shape.geometry())?;
+        let inner =
+            Conv2dShape::new(form.inner, shape.batch(), shape.input()).map_err(|why| Reason(why.to_string()))?;
+        let expected = if form.inner == *shape.geometry() { LAYOUT } else { FILLED };
+        if packed != expected {
+            return Err(Reason(format!("reads layout {expected}, the weights lie in {packed}")));
         }
-        let first = group * g.outputs();
-        let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer() + 4 * first as u64);
-        let addresses = [terms.pointer(), y + (first * out.size_bytes()) as u64, bias, workspace.pointer()];
-        let pixels = (shape.output_pixels(), config.tokens);
-        let product_of = wna8_sm90::Arguments::new(w, schedule, addresses, pixels, &x);
-        let arguments =
-            ConvArguments { product: Flat(product_of), windows: Windows::new(&product.inner, g.channels()) };
-        let args = [Arg::new(&arguments), Arg::new(&maps[0]), Arg::new(&maps[1])];
-        // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others
-        // are those of the packed weight.
-        unsafe { prepared.function.launch(stream, &prepared.launch, &args) }?;
+        if layouts != [Layout2d::Nhwc; 2] {
+            return Err(Reason("reads and writes images in nhwc".into()));
+        }
+        windows::taken(&form.inner, BOX)?;
+        counted(&[shape.output_pixels(), inner.x_len(), form.inner.co])?;
+        if form.inner.k() > MOST_K {
+            return Err(Reason(format!("multiplies up to {MOST_K} columns, a window has {}", form.inner.k())));
+        }
+        let x = QuantizedForm {
+            m: shape.input_pixels(),
+            k: shape.geometry().ci,
+            group: form.share,
+            piece: form.piece(form.share),
+            sums: form.terms.sums,
+            offsets: form.terms.offsets,
+            pixels: true,
+        };
+        Ok(Self { form, inner, x, out })
     }
-    Ok(())
+
+    fn inner(&self) -> &Conv2dShape {
+        &self.inner
+    }
+
+    fn form(&self) -> (Atom, Terms, Float) {
+        (self.form.atom, self.form.terms, self.out)
+    }
+
+    fn tiling(&self, multiprocessors: usize) -> Tiling {
+        config::tiling(self.form.atom, self.form.terms, sizes(&self.inner), self.out, multiprocessors)
+    }
+
+    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(self.form.atom, self.form.terms, sizes(&self.inner), self.out, multiprocessors)
+    }
+
+    fn parts_bytes((config, schedule): &Tiling) -> usize {
+        config.parts_bytes(schedule)
+    }
+
+    fn workspace_bytes(&self, parts_bytes: usize) -> usize {
+        Room::new(self.x, parts_bytes).bytes
+    }
+
+    fn before(&self) -> Vec<Instance> {
+        vec![quantize_activations::instance(self.x)]
+    }
+
+    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{} x{}", config.tokens, config.stages)
+    }
+
+    fn images<'a>(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        call: &'a Call<'_>,
+        workspace: View<'a, u8>,
+        parts_bytes: usize,
+    ) -> Result<Images<'a>> {
+        let room = Room::new(self.x, parts_bytes);
+        let x = workspace.slice(room.codes..room.codes + self.x.codes_bytes());
+        let terms = workspace.slice(room.terms..room.bytes);
+        quantize_activations::run(gpu, stream, self.x, call.x, 0, [x.pointer(), terms.pointer()])?;
+        Ok(Images { x, terms })
+    }
+
+    /// Two maps for each group: of codes and of terms, both the images' from the first pixel on.
+    fn maps(&self, images: &Images<'_>, config: &Config) -> Result<Vec<TensorMap>> {
+        let (shape, g, [h, w]) = (&self.inner, self.inner.geometry(), self.inner.input());
+        let of_codes = Map {
+            shape: [shape.batch(), h, w, g.channels()],
+            ..windows::map(shape, [config.tokens, BOX], Swizzle::Bytes64)
+        };
+        let of_group = self.of_group().pieces() * TERM_ELEMENTS;
+        let of_terms = Map {
+            shape: [shape.batch(), h, w, of_group],
+            pixel: of_group * g.groups,
+            ..windows::map(shape, [config.tokens, TERM_ELEMENTS], Swizzle::None)
+        };
+        let Images { x: codes, terms } = *images;
+        let mut maps = Vec::with_capacity(2 * g.groups);
+        for group in 0..g.groups {
+            let (codes_at, terms_at) = (group * g.channels(), group * of_group * TERM_BYTES);
+            maps.push(TensorMap::of_windows(codes.slice(codes_at..codes.len()), 1, &of_codes)?);
+            maps.push(TensorMap::of_windows(terms.slice(terms_at..terms.len()), TERM_BYTES, &of_terms)?);
+        }
+        Ok(maps)
+    }
+
+    fn arguments(
+        &self,
+        w: &Wna16Weights,
+        (config, schedule): &Tiling,
+        images: &Images<'_>,
+        [y, bias, workspace]: [u64; 3],
+    ) -> ConvArguments {
+        let (addresses, pixels) = ([images.terms.pointer(), y, bias, workspace], self.inner.output_pixels());
+        ConvArguments {
+            product: Flat(wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &self.of_group())),
+            windows: Windows::new(&self.inner, self.inner.geometry().channels()),
+        }
+    }
 }

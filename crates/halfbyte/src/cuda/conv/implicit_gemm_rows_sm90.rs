@@ -4,21 +4,20 @@
 //! those row by row, 32 columns at a time.
 
 use super::columns::{Columns, FILLED};
-use super::implicit_gemm_sm90::{self, config, config::Plan};
-use super::launches::{Key, Prepared};
-use super::weights::Kind;
-use super::window_rows::{self, WindowRows};
+use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
+use super::implicit_gemm_sm90::{self, ConvArguments, OnWindows, config, config::Tiling};
+use super::window_rows::{self, BOX, WindowRows};
 use super::windows::Windows;
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Arg, FloatView, Launch, Stream, TensorMap, View};
-use crate::cuda::matmul::wna16_sm90::config::Config;
-use crate::cuda::matmul::{Packed, wna16_sm90};
+use crate::cuda::driver::{Stream, TensorMap, View};
+use crate::cuda::matmul::Wna16Weights;
+use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::Flat;
 use crate::cuda::sources::Instance;
+use crate::cuda::tiled::Tiled;
 use crate::cuda::{Caps, Gpu, Workspace};
-use crate::error::{Error, Result};
-use crate::format::reference::Bound;
+use crate::error::Result;
 use crate::format::{Format, QTensor};
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
@@ -32,21 +31,9 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wna16_sm90 on rows of windows, which the copy engine brings from a copy of x: few channels",
     serves: |arch| arch.number == 90 && arch.specific,
     instances,
-    instances_of: |caps, problem, _| match Product::of(problem) {
-        Ok(product) => product.instances(product.plan(caps, problem).0, problem.y),
-        Err(_) => Vec::new(),
-    },
-    supports,
-    bound: |caps, problem, _| {
-        let rounds = Product::of(problem).is_ok_and(|product| product.plan(caps, problem).0.early);
-        let rounded_weights = rounds.then_some(problem.x);
-        Bound { rounded_weights, ..Bound::new(problem.y, problem.shape.geometry().k()) }
-    },
-    workspace_bytes: |caps, problem, _| match Product::of(problem) {
-        Ok(product) => product.workspace_bytes(problem, &product.plan(caps, problem)),
-        Err(_) => 0,
-    },
-    run,
+    every_instance: implicit_gemm_sm90::every_instance::<BOX>,
+    choose: implicit_gemm::choose::<RowsOfWindows>,
+    candidates: implicit_gemm::candidates::<RowsOfWindows>,
 };
 
 const ALIGNMENT: usize = 256;
@@ -68,15 +55,9 @@ fn instances() -> Vec<Instance> {
     ];
     let all = forms.into_iter().enumerate().flat_map(|(first, (atom, n, out, activation))| {
         let configs = config::configs(atom, n, out).into_iter().skip(first % 3).step_by(3);
-        configs.map(move |config| instance(config, atom, out, activation))
+        configs.map(move |config| OnWindows::<BOX>::instance(&(atom, out), config, activation))
     });
     all.chain([window_rows::instance()]).collect()
-}
-
-fn instance(config: Config, atom: Atom, out: Float, activation: Activation) -> Instance {
-    let mut instance = Instance { source: &implicit_gemm_sm90::SOURCE, ..config.instance(atom, out, activation) };
-    instance.defines.push(format!("HB_CONV={}", window_rows::BOX));
-    instance
 }
 
 /// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
@@ -93,169 +74,120 @@ pub(super) fn weight<'a>(
     Ok(rows.weight(w, geometry)?.map(|w| (w, rows.weight_columns(geometry))))
 }
 
-/// A problem as this kernel computes it.
-struct Product {
-    atom: Atom,
+/// Rows of windows in a copy of x.
+#[derive(Clone)]
+struct RowsOfWindows {
     rows: WindowRows,
-    /// Of the images of rows of windows.
+    /// The problem's images.
+    outer: Conv2dShape,
+    x_layout: Layout2d,
+    /// Images of rows of windows.
     inner: Conv2dShape,
+    atom: Atom,
+    out: Float,
 }
 
-impl Product {
+impl RowsOfWindows {
+    /// Where the images begin in the workspace.
+    fn images_at(parts_bytes: usize) -> usize {
+        (Workspace::COUNTER_BYTES + parts_bytes).next_multiple_of(ALIGNMENT)
+    }
+}
+
+impl ImplicitGemm for RowsOfWindows {
+    const NAME: &'static str = NAME;
+    type Kernel = OnWindows<BOX>;
+    type Arguments = ConvArguments;
+
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
-        let g = problem.shape.geometry();
+        let Problem { shape: outer, y: out, layouts: [x_layout, y_layout], packed, .. } = *problem;
+        let g = outer.geometry();
         let rows = WindowRows::of(g)?;
-        let inner = rows.shape(&problem.shape).map_err(|why| Reason(why.to_string()))?;
+        let inner = rows.shape(&outer).map_err(|why| Reason(why.to_string()))?;
         let atom = implicit_gemm_sm90::form(problem)?;
         if !rows.keeps_columns(g) && atom.group > 0 {
             return Err(Reason("fills up columns of weights with one scale a row".into()));
         }
-        Ok(Self { atom, rows, inner })
+        let expected = if rows.keeps_columns(g) { "cuda_wna16" } else { FILLED };
+        if packed != expected {
+            return Err(Reason(format!("reads layout {expected}, the weights lie in {packed}")));
+        }
+        if y_layout != Layout2d::Nhwc {
+            return Err(Reason("writes images in nhwc".into()));
+        }
+        counted(&sizes(&inner))?;
+        if inner.output_pixels() > 0 {
+            rows.are_made(&outer)?;
+        }
+        Ok(Self { rows, outer, x_layout, inner, atom, out })
     }
 
-    fn sizes(&self) -> [usize; 3] {
-        let g = self.inner.geometry();
-        [self.inner.output_pixels(), g.co, g.k()]
+    fn inner(&self) -> &Conv2dShape {
+        &self.inner
     }
 
-    fn plan(&self, caps: &Caps, problem: &Problem) -> Plan {
-        config::plan(self.atom, self.sizes(), problem.y, caps.multiprocessors as usize, false)
+    fn form(&self) -> (Atom, Float) {
+        (self.atom, self.out)
     }
 
-    fn instances(&self, config: Config, out: Float) -> Vec<Instance> {
-        vec![window_rows::instance(), instance(config, self.atom, out, Activation::None)]
+    fn tiling(&self, multiprocessors: usize) -> Tiling {
+        config::tiling(self.atom, sizes(&self.inner), self.out, multiprocessors, false)
     }
 
-    /// Where the images begin in the workspace.
-    fn images_at((config, schedule): &Plan) -> usize {
-        (Workspace::COUNTER_BYTES + schedule.parts_bytes(*config)).next_multiple_of(ALIGNMENT)
+    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(self.atom, sizes(&self.inner), self.out, multiprocessors)
     }
 
-    fn workspace_bytes(&self, problem: &Problem, plan: &Plan) -> usize {
-        Self::images_at(plan) + self.rows.bytes(&problem.shape)
+    fn parts_bytes((config, schedule): &Tiling) -> usize {
+        schedule.parts_bytes(*config)
     }
-}
 
-/// All plans for a problem, of which one is chosen. Error: the kernel does not support the problem.
-pub fn plans(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<Vec<Plan>, Reason> {
-    KERNEL.supports(caps, problem, layout)?;
-    let product = Product::of(problem)?;
-    Ok(config::plans(product.atom, product.sizes(), problem.y, caps.multiprocessors as usize))
-}
+    fn workspace_bytes(&self, parts_bytes: usize) -> usize {
+        Self::images_at(parts_bytes) + self.rows.bytes(&self.outer)
+    }
 
-/// What a plan for a problem is computed by, without an activation. Error: the kernel does not support the problem.
-pub fn instances_as(plan: &Plan, problem: &Problem) -> std::result::Result<Vec<Instance>, Reason> {
-    Ok(Product::of(problem)?.instances(plan.0, problem.y))
-}
+    fn before(&self) -> Vec<Instance> {
+        vec![window_rows::instance()]
+    }
 
-/// Bytes of workspace for a plan of a problem. Error: the kernel does not support the problem.
-pub fn workspace_bytes_as(plan: &Plan, problem: &Problem) -> std::result::Result<usize, Reason> {
-    Ok(Product::of(problem)?.workspace_bytes(problem, plan))
-}
+    fn rounds_weights((config, _): &Tiling) -> bool {
+        config.early
+    }
 
-fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
-    let refuse = |why: String| Err(Reason(why));
-    let product = Product::of(problem)?;
-    let expected = if product.rows.keeps_columns(problem.shape.geometry()) { "cuda_wna16" } else { FILLED };
-    if layout != expected {
-        return refuse(format!("reads layout {expected}, the weights lie in {layout}"));
+    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{config}")
     }
-    if problem.layouts[1] != Layout2d::Nhwc {
-        return refuse("writes images in nhwc".into());
-    }
-    let [pixels, n, k] = product.sizes();
-    if [pixels, n, k].iter().any(|&size| size > i32::MAX as usize) {
-        return refuse("more pixels or columns than 31 bits count".into());
-    }
-    if pixels == 0 {
-        return Ok(());
-    }
-    product.rows.are_made(&problem.shape)?;
-    let (config, schedule) = product.plan(caps, problem);
-    let shared = config.shared_bytes(product.atom, problem.y);
-    if shared > caps.shared_bytes as usize {
-        return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-    }
-    if !schedule.fits() {
-        return refuse("more tiles than 32 bits count".into());
-    }
-    Ok(())
-}
 
-fn served(why: Reason) -> Error {
-    Error::invalid(NAME, "a problem that it serves", why.to_string())
-}
+    fn images<'a>(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        call: &'a Call<'_>,
+        workspace: View<'a, u8>,
+        parts_bytes: usize,
+    ) -> Result<Images<'a>> {
+        let x = implicit_gemm_sm90::halfs(NAME, call.x)?;
+        let images = workspace.slice(Self::images_at(parts_bytes)..self.workspace_bytes(parts_bytes));
+        self.rows.make(gpu, stream, &self.outer, (x.pointer(), self.x_layout), images.pointer())?;
+        Ok(Images { x: images, terms: workspace.slice(0..0) })
+    }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let product = Product::of(problem).map_err(served)?;
-    let plan = product.plan(&gpu.caps(), problem);
-    launch(gpu, stream, problem, &call, &product, plan)
-}
+    fn maps(&self, images: &Images<'_>, config: &Config) -> Result<Vec<TensorMap>> {
+        let map = self.rows.map(&self.outer, config.tokens)?;
+        Ok(vec![TensorMap::of_windows(images.x, 2, &map)?])
+    }
 
-/// Puts a convolution into a stream with one of its [`plans`]: for measuring which is best.
-///
-/// Errors: those of [`super::run`], a plan of another problem.
-pub fn run_as(plan: Plan, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let problem = call.problem()?;
-    let product = Product::of(&problem).map_err(served)?;
-    super::check(&KERNEL, gpu, &problem, &call, product.workspace_bytes(&problem, &plan))?;
-    if !plans(&gpu.caps(), &problem, call.w.layout()).map_err(served)?.contains(&plan) {
-        return Err(Error::invalid(NAME, format!("a plan for {problem}"), format!("{plan:?}")));
+    fn arguments(
+        &self,
+        w: &Wna16Weights,
+        (config, schedule): &Tiling,
+        _: &Images<'_>,
+        addresses: [u64; 3],
+    ) -> ConvArguments {
+        let pixels = self.inner.output_pixels();
+        ConvArguments {
+            product: Flat(wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens)),
+            windows: Windows::new(&self.inner, self.rows.columns),
+        }
     }
-    match call.y.is_empty() {
-        true => Ok(()),
-        false => launch(gpu, stream, &problem, &call, &product, plan),
-    }
-}
-
-fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, product: &Product, plan: Plan) -> Result<()> {
-    let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
-    let part = match &call.w.kind {
-        Kind::Quantized(parts) => parts.first().filter(|_| parts.len() == 1),
-        Kind::Dense(_) => None,
-    };
-    let Some(Packed::Wna16(w)) = part else { return refuse("weights in fragments", call.w.layout().into()) };
-    let [pixels, n, k] = product.sizes();
-    if w.shape() != [n, k] {
-        return refuse(&format!("a weight of {n} × {k}"), format!("{:?}", w.shape()));
-    }
-    let x = match call.x {
-        FloatView::F16(x) => x.pointer(),
-        FloatView::BF16(x) => x.pointer(),
-        FloatView::F32(_) => return refuse("x in a half type", "f32".into()),
-    };
-    let y = call.y.pointer();
-    if !y.is_multiple_of(16) {
-        return refuse("y that begins at a multiple of 16 bytes", format!("{y:#x}"));
-    }
-    let bytes = product.workspace_bytes(problem, &plan);
-    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
-        return refuse(&format!("a workspace of {bytes} bytes"), "none".into());
-    };
-    let images: View<'_, u8> = workspace.slice(Product::images_at(&plan)..bytes);
-    product.rows.make(gpu, stream, &problem.shape, (x, problem.layouts[0]), images.pointer())?;
-    let (out, activation, (config, schedule)) = (problem.y, call.epilogue.activation, plan);
-    let key = Key { x: images.pointer(), shape: problem.shape, out, activation, plan };
-    let prepared = call.w.launches_rows.get(key, |_| {
-        let map = product.rows.map(&problem.shape, config.tokens)?;
-        Ok(Prepared {
-            maps: vec![TensorMap::of_windows(images, 2, &map)?],
-            launch: Launch {
-                shared_bytes: config.shared_bytes(product.atom, out) as u32,
-                programmatic: true,
-                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
-            },
-            function: gpu.function(&instance(config, product.atom, out, activation))?,
-        })
-    })?;
-    let [map] = prepared.maps.as_slice() else { return refuse("one map", prepared.maps.len().to_string()) };
-    let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
-    let addresses = [y, bias, workspace.pointer()];
-    let arguments = implicit_gemm_sm90::ConvArguments {
-        product: Flat(wna16_sm90::Arguments::new(w, &schedule, addresses, pixels, config.tokens)),
-        windows: Windows::new(&product.inner, product.rows.columns),
-    };
-    // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others are
-    // those of the packed weight.
-    unsafe { prepared.function.launch(stream, &prepared.launch, &[Arg::new(&arguments), Arg::new(map)]) }
 }

@@ -5,27 +5,26 @@
 
 pub mod config;
 
-use super::launches::{Key, Prepared};
-use super::weights::Kind;
+use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Arg, FloatView, Launch, Stream, Swizzle, TensorMap, View, Windows as Map};
-use crate::cuda::matmul::wna16_sm90::config::Config;
-use crate::cuda::matmul::{Packed, Wna16Weights, wna16_sm90};
+use crate::cuda::driver::{FloatView, Stream, Swizzle, TensorMap, View, Windows as Map};
+use crate::cuda::matmul::Wna16Weights;
+use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Caps, Gpu, Workspace};
+use crate::cuda::tiled::Tiled;
+use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::reference::Bound;
-use crate::format::{Format, WeightFormat};
+use crate::format::Format;
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use config::Plan;
+use config::Tiling;
 
 /// The kernel of products, which takes windows besides where they are asked for.
-pub(super) static SOURCE: Source = Source {
+static SOURCE: Source = Source {
     path: "matmul/wna16_sm90.cu",
     text: include_str!("../matmul/wna16_sm90.cu"),
     parameters: &[ConvArguments::LAYOUT],
@@ -41,25 +40,35 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "wna16_sm90 on windows of images, which the copy engine brings: no matrix of patches",
     serves: |arch| arch.number == 90 && arch.specific,
     instances,
-    instances_of: |caps, problem, _| match form(problem) {
-        Ok(atom) => vec![instance(plan(caps, atom, problem).0, atom, problem.y, Activation::None)],
-        Err(_) => Vec::new(),
-    },
-    supports,
-    bound: |caps, problem, _| {
-        let rounds = form(problem).is_ok_and(|atom| plan(caps, atom, problem).0.early);
-        let rounded_weights = rounds.then_some(problem.x);
-        Bound { rounded_weights, ..Bound::new(problem.y, problem.shape.geometry().k()) }
-    },
-    workspace_bytes: |caps, problem, _| match form(problem) {
-        Ok(atom) => workspace_bytes_as(&plan(caps, atom, problem)),
-        Err(_) => 0,
-    },
-    run,
+    every_instance: every_instance::<BOX>,
+    choose: implicit_gemm::choose::<Pixels>,
+    candidates: implicit_gemm::candidates::<Pixels>,
 };
 
 /// Channels of a box of x.
 const BOX: usize = 64;
+
+/// `wna16_sm90.cu` with windows for x, in boxes of so many channels. Its form: atoms, and the type of y.
+pub(super) struct OnWindows<const CHANNELS: usize>;
+
+impl<const CHANNELS: usize> Tiled for OnWindows<CHANNELS> {
+    type Form = (Atom, Float);
+    type Config = Config;
+
+    fn threads(config: Config) -> usize {
+        config.threads()
+    }
+
+    fn shared_bytes(&(atom, out): &(Atom, Float), config: Config) -> usize {
+        config.shared_bytes(atom, out)
+    }
+
+    fn instance(&(atom, out): &(Atom, Float), config: Config, activation: Activation) -> Instance {
+        let mut instance = Instance { source: &SOURCE, ..config.instance(atom, out, activation) };
+        instance.defines.push(format!("HB_CONV={CHANNELS}"));
+        instance
+    }
+}
 
 /// The widths of tiles for the commonest formats, with one strip and more.
 fn instances() -> Vec<Instance> {
@@ -73,25 +82,20 @@ fn instances() -> Vec<Instance> {
     ];
     let all = forms.into_iter().flat_map(|(atom, out, activation)| {
         let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, n, out));
-        configs.map(move |config| instance(config, atom, out, activation))
+        configs.map(move |config| OnWindows::<BOX>::instance(&(atom, out), config, activation))
     });
     all.collect()
 }
 
 /// Every configuration for a format that is chosen from, with y of the type of x and in f32 and without an activation; none if it
 /// is not served.
-pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
+pub(super) fn every_instance<const CHANNELS: usize>(format: Format) -> Vec<Instance> {
     // More columns than any group: groups of all columns are what rows are.
-    let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
+    let atom = Atom::of(format.weight, usize::MAX).ok().filter(|_| !format.act.is_quantized());
+    let Some(atom) = atom else { return Vec::new() };
     let shapes = [atom.scale, Float::F32].into_iter().flat_map(|out| [(64, out), (512, out)]);
     let all = shapes.flat_map(|(n, out)| config::configs(atom, n, out).into_iter().map(move |config| (config, out)));
-    all.map(|(config, out)| instance(config, atom, out, Activation::None)).collect()
-}
-
-fn instance(config: Config, atom: Atom, out: Float, activation: Activation) -> Instance {
-    let mut instance = Instance { source: &SOURCE, ..config.instance(atom, out, activation) };
-    instance.defines.push("HB_CONV=64".into());
-    instance
+    all.map(|(config, out)| OnWindows::<CHANNELS>::instance(&(atom, out), config, Activation::None)).collect()
 }
 
 /// Whether weights are packed for this kernel, if the layout holds their numbers.
@@ -118,60 +122,13 @@ pub(super) fn form(problem: &Problem) -> std::result::Result<Atom, Reason> {
     Ok(atom)
 }
 
-fn plan(caps: &Caps, atom: Atom, problem: &Problem) -> Plan {
-    let once = problem.shape.geometry().kernel == [1, 1];
-    config::plan(atom, product_of(&problem.shape), problem.y, caps.multiprocessors as usize, once)
-}
-
-/// Rows, outputs and columns of a group's product.
-fn product_of(shape: &Conv2dShape) -> [usize; 3] {
-    [shape.output_pixels(), shape.geometry().outputs(), shape.geometry().k()]
-}
-
-/// All plans for a problem, of which one is chosen. Error: the kernel does not support the problem.
-pub fn plans(caps: &Caps, problem: &Problem) -> std::result::Result<Vec<Plan>, Reason> {
-    KERNEL.supports(caps, problem, LAYOUT)?;
-    let atom = form(problem)?;
-    Ok(config::plans(atom, product_of(&problem.shape), problem.y, caps.multiprocessors as usize))
-}
-
-/// What a plan for a problem is computed by, without an activation. Error: the kernel does not support the problem.
-pub fn instance_as(plan: &Plan, problem: &Problem) -> std::result::Result<Instance, Reason> {
-    Ok(instance(plan.0, form(problem)?, problem.y, Activation::None))
-}
-
-/// Bytes of workspace for a plan.
-pub fn workspace_bytes_as((config, schedule): &Plan) -> usize {
-    Workspace::COUNTER_BYTES + schedule.parts_bytes(*config)
-}
-
-fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
-    let refuse = |why: String| Err(Reason(why));
-    if layout != LAYOUT {
-        return refuse(format!("reads layout {LAYOUT}, the weights lie in {layout}"));
+/// x in a half type, as bytes.
+pub(super) fn halfs<'a>(kernel: &'static str, x: FloatView<'a>) -> Result<View<'a, u8>> {
+    match x {
+        FloatView::F16(x) => Ok(x.cast()),
+        FloatView::BF16(x) => Ok(x.cast()),
+        FloatView::F32(_) => Err(Error::invalid(kernel, "x in a half type", "f32")),
     }
-    if problem.layouts != [Layout2d::Nhwc; 2] {
-        return refuse("reads and writes images in nhwc".into());
-    }
-    let atom = form(problem)?;
-    let g = problem.shape.geometry();
-    windows::taken(g, BOX)?;
-    let sizes = [problem.shape.output_pixels(), problem.shape.x_len(), g.co, g.k()];
-    if sizes.iter().any(|&size| size > i32::MAX as usize) {
-        return refuse("more pixels or columns than 31 bits count".into());
-    }
-    if problem.shape.output_pixels() == 0 {
-        return Ok(());
-    }
-    let (config, schedule) = plan(caps, atom, problem);
-    let shared = config.shared_bytes(atom, problem.y);
-    if shared > caps.shared_bytes as usize {
-        return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-    }
-    if !schedule.fits() {
-        return refuse("more tiles than 32 bits count".into());
-    }
-    Ok(())
 }
 
 parameters! {
@@ -182,83 +139,100 @@ parameters! {
     }
 }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let atom = form(problem).map_err(|why| Error::invalid(NAME, "a problem that it serves", why.to_string()))?;
-    launch(gpu, stream, problem, &call, (atom, plan(&gpu.caps(), atom, problem)))
+/// Pixels where they lie.
+#[derive(Clone)]
+struct Pixels {
+    /// One row of pixels, where each output sees one of its own.
+    shape: Conv2dShape,
+    atom: Atom,
+    out: Float,
 }
 
-/// Puts a convolution into a stream with one of its [`plans`]: for measuring which is best. Those that scale early round weights to
-/// the type of x.
-///
-/// Errors: those of [`super::run`], a plan of another problem.
-pub fn run_as(plan: Plan, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let problem = call.problem()?;
-    super::check(&KERNEL, gpu, &problem, &call, workspace_bytes_as(&plan))?;
-    let refuse = |why: Reason| Error::invalid(NAME, "a problem that it serves", why.to_string());
-    if !plans(&gpu.caps(), &problem).map_err(refuse)?.contains(&plan) {
-        return Err(Error::invalid(NAME, format!("a plan for {problem}"), format!("{plan:?}")));
-    }
-    match call.y.is_empty() {
-        true => Ok(()),
-        false => launch(gpu, stream, &problem, &call, (form(&problem).map_err(refuse)?, plan)),
-    }
-}
+impl ImplicitGemm for Pixels {
+    const NAME: &'static str = NAME;
+    type Kernel = OnWindows<BOX>;
+    type Arguments = ConvArguments;
 
-fn fragments(part: &Packed) -> Option<&Wna16Weights> {
-    if let Packed::Wna16(w) = part { Some(w) } else { None }
-}
-
-fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, (atom, plan): (Atom, Plan)) -> Result<()> {
-    let why = |why: Reason| Error::invalid(NAME, "a problem that it serves", why.to_string());
-    let shape = windows::flat(problem.shape).map_err(why)?;
-    let g = *shape.geometry();
-    let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
-    let parts: Option<Vec<&Wna16Weights>> = match &call.w.kind {
-        Kind::Quantized(parts) if parts.len() == g.groups => parts.iter().map(fragments).collect(),
-        _ => None,
-    };
-    let Some(parts) = parts else { return refuse("weights in fragments, group by group", call.w.layout().into()) };
-    let x: View<'_, u8> = match call.x {
-        FloatView::F16(x) => x.cast(),
-        FloatView::BF16(x) => x.cast(),
-        FloatView::F32(_) => return refuse("x in a half type", "f32".into()),
-    };
-    let y = call.y.pointer();
-    if !x.pointer().is_multiple_of(16) || !y.is_multiple_of(16) {
-        return refuse("x and y that begin at multiples of 16 bytes", format!("{:#x} and {y:#x}", x.pointer()));
+    fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
+        let Problem { shape, y: out, packed, layouts, .. } = *problem;
+        if packed != LAYOUT {
+            return Err(Reason(format!("reads layout {LAYOUT}, the weights lie in {packed}")));
+        }
+        if layouts != [Layout2d::Nhwc; 2] {
+            return Err(Reason("reads and writes images in nhwc".into()));
+        }
+        let (atom, g) = (form(problem)?, shape.geometry());
+        windows::taken(g, BOX)?;
+        counted(&[shape.output_pixels(), shape.x_len(), g.co, g.k()])?;
+        Ok(Self { shape: windows::flat(shape)?, atom, out })
     }
-    let Some(workspace) = call.workspace.as_deref().map(|workspace| workspace.view().pointer()) else {
-        return refuse("a workspace", "none".into());
-    };
-    let (out, activation) = (problem.y, call.epilogue.activation);
-    let (config, schedule) = plan;
-    let prepared = call.w.launches.get(Key { x: x.pointer(), shape, out, activation, plan }, |_| {
+
+    fn inner(&self) -> &Conv2dShape {
+        &self.shape
+    }
+
+    fn form(&self) -> (Atom, Float) {
+        (self.atom, self.out)
+    }
+
+    fn tiling(&self, multiprocessors: usize) -> Tiling {
+        let once = self.shape.geometry().kernel == [1, 1];
+        config::tiling(self.atom, sizes(&self.shape), self.out, multiprocessors, once)
+    }
+
+    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(self.atom, sizes(&self.shape), self.out, multiprocessors)
+    }
+
+    fn parts_bytes((config, schedule): &Tiling) -> usize {
+        schedule.parts_bytes(*config)
+    }
+
+    fn rounds_weights((config, _): &Tiling) -> bool {
+        config.early
+    }
+
+    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{config}")
+    }
+
+    fn images<'a>(
+        &self,
+        _: &Gpu,
+        _: &Stream,
+        call: &'a Call<'_>,
+        workspace: View<'a, u8>,
+        _: usize,
+    ) -> Result<Images<'a>> {
+        let x = halfs(NAME, call.x)?;
+        if !x.pointer().is_multiple_of(16) {
+            return Err(Error::invalid(NAME, "x that begins at a multiple of 16 bytes", format!("{:#x}", x.pointer())));
+        }
+        Ok(Images { x, terms: workspace.slice(0..0) })
+    }
+
+    fn maps(&self, images: &Images<'_>, config: &Config) -> Result<Vec<TensorMap>> {
+        let (shape, g) = (&self.shape, self.shape.geometry());
         let windows = Map {
             shape: [shape.batch(), shape.input()[0], shape.input()[1], g.channels()],
-            ..windows::map(&shape, [config.tokens, BOX], Swizzle::Bytes128)
+            ..windows::map(shape, [config.tokens, BOX], Swizzle::Bytes128)
         };
+        let x = images.x;
         let map = |group: usize| TensorMap::of_windows(x.slice(group * g.channels() * 2..x.len()), 2, &windows);
-        Ok(Prepared {
-            maps: (0..g.groups).map(map).collect::<Result<_>>()?,
-            launch: Launch {
-                shared_bytes: config.shared_bytes(atom, out) as u32,
-                programmatic: true,
-                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
-            },
-            function: gpu.function(&instance(config, atom, out, activation))?,
-        })
-    })?;
-    for (group, (w, map)) in parts.into_iter().zip(&prepared.maps).enumerate() {
-        let first = group * g.outputs();
-        let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer() + 4 * first as u64);
-        let y = y + (first * out.size_bytes()) as u64;
-        let product =
-            wna16_sm90::Arguments::new(w, &schedule, [y, bias, workspace], shape.output_pixels(), config.tokens);
-        let arguments = ConvArguments { product: Flat(product), windows: Windows::new(&shape, g.channels()) };
-        let args = [Arg::new(&arguments), Arg::new(map)];
-        // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by the callers, the others
-        // are those of the packed weight.
-        unsafe { prepared.function.launch(stream, &prepared.launch, &args) }?;
+        (0..g.groups).map(map).collect()
     }
-    Ok(())
+
+    fn arguments(
+        &self,
+        w: &Wna16Weights,
+        (config, schedule): &Tiling,
+        _: &Images<'_>,
+        addresses: [u64; 3],
+    ) -> ConvArguments {
+        let pixels = self.shape.output_pixels();
+        ConvArguments {
+            product: Flat(wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens)),
+            windows: Windows::new(&self.shape, self.shape.geometry().channels()),
+        }
+    }
 }

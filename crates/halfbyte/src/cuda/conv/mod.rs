@@ -1,8 +1,8 @@
 //! Convolutions on a GPU: the table of kernels, the choice among them, and its explanation.
 //!
-//! A weight `[co, k]` is packed once, in the layout of the kernel that serves its geometry and format best; for every image the
-//! first kernel that reads the layout and supports the problem runs. What [`crate::conv`] and [`crate::ops::Conv2d`] say of
-//! orders, padding and quantised activations holds here too.
+//! A weight `[co, k]` is packed once, in the layout of the kernel that serves its geometry and format best. For each size of images
+//! that it meets, the first kernel that reads the layout and supports the problem is bound to a configuration: a [`Plan`], which the
+//! weight keeps. What [`crate::conv`] and [`crate::ops::Conv2d`] say of orders, padding and quantised activations holds here too.
 //!
 //! | kernel | processors | what it computes |
 //! |---|---|---|
@@ -18,28 +18,29 @@ mod gemm_1x1;
 pub(in crate::cuda) mod im2col;
 mod im2col_gemm;
 pub(in crate::cuda) mod images;
+mod implicit_gemm;
 pub mod implicit_gemm_a8_sm90;
 pub mod implicit_gemm_rows_sm90;
 pub mod implicit_gemm_sm90;
-mod launches;
 mod quantize_pixels;
 mod simt;
 mod weights;
 mod window_rows;
 pub(in crate::cuda) mod windows;
 
-pub use weights::Weights;
+pub use weights::{Weights, layout_of};
 
-use super::driver::{FloatView, FloatViewMut, Stream};
+use super::dispatch::{self, Asked, Operation};
+use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::matmul::Epilogue;
-use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::format::reference::Bound;
-use crate::kernel::{Reason, Rejection};
+use crate::kernel::Reason;
 use crate::tensor::Float;
+use std::sync::Arc;
 
 const OP: &str = "conv2d";
 
@@ -56,6 +57,8 @@ pub struct Problem {
     pub y: Float,
     /// Order of the elements of x and of y.
     pub layouts: [Layout2d; 2],
+    /// Layout of the weight: [`Weights::layout`], or [`layout_of`] of one that is not packed yet.
+    pub packed: &'static str,
 }
 
 impl std::fmt::Display for Problem {
@@ -90,7 +93,7 @@ pub struct Call<'a> {
     pub y: FloatViewMut<'a>,
     /// Order of the elements of y.
     pub y_layout: Layout2d,
-    /// What kernels that need it work in, of at least [`workspace_bytes`].
+    /// What kernels that need it work in, of at least [`Plan::workspace_bytes`](dispatch::Plan::workspace_bytes).
     pub workspace: Option<&'a mut Workspace>,
 }
 
@@ -103,145 +106,95 @@ impl Call<'_> {
             x: self.x.dtype(),
             y: self.y.dtype(),
             layouts: [self.x_layout, self.y_layout],
+            packed: self.w.layout(),
         })
     }
+
+    /// Address of the result of an output, of images in nhwc.
+    fn y_at(&self, output: usize) -> u64 {
+        self.y.pointer() + (output * self.y.dtype().size_bytes()) as u64
+    }
+
+    /// Address of the bias of an output; 0: there is none.
+    fn bias_at(&self, output: usize) -> u64 {
+        self.epilogue.bias.map_or(0, |bias| bias.pointer() + 4 * output as u64)
+    }
+
+    /// The workspace of a kernel that needs one, and y at a multiple of 16 bytes.
+    fn room(&self, kernel: &'static str) -> Result<View<'_, u8>> {
+        let y = self.y.pointer();
+        if !y.is_multiple_of(16) {
+            return Err(Error::invalid(kernel, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
+        }
+        let workspace = self.workspace.as_deref().map(Workspace::view);
+        workspace.ok_or_else(|| Error::invalid(kernel, "a workspace", "none"))
+    }
 }
+
+/// The operation whose table this is.
+#[derive(Debug)]
+pub enum Convolution {}
 
 /// A way to compute convolutions.
-pub struct Kernel {
-    /// Name, the stem of its files.
-    pub name: &'static str,
-    /// What it does, in one line.
-    pub what: &'static str,
-    /// Whether it is written for a processor.
-    pub serves: fn(Arch) -> bool,
-    /// Instances of its own that may be launched; of a kernel with very many, enough that nothing in its sources is left out.
-    pub instances: fn() -> Vec<Instance>,
-    instances_of: fn(&Caps, &Problem, &str) -> Vec<Instance>,
-    supports: fn(&Caps, &Problem, &str) -> std::result::Result<(), Reason>,
-    bound: fn(&Caps, &Problem, &str) -> Bound,
-    workspace_bytes: fn(&Caps, &Problem, &str) -> usize,
-    run: fn(&Gpu, &Stream, &Problem, Call<'_>) -> Result<()>,
-}
+pub type Kernel = dispatch::Kernel<Convolution>;
+
+/// How convolutions of one weight and size are computed.
+pub type Plan = dispatch::Plan<Convolution>;
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[
-    gemm_1x1::KERNEL,
-    implicit_gemm_sm90::KERNEL,
-    implicit_gemm_a8_sm90::KERNEL,
-    implicit_gemm_rows_sm90::KERNEL,
-    im2col_gemm::KERNEL,
-    simt::KERNEL,
-];
+pub const KERNELS: &[Kernel] = Convolution::KERNELS;
 
-impl Kernel {
-    /// Whether it computes a problem on a device with weights in a layout, or why not.
-    pub fn supports(&self, caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
-        if !(self.serves)(caps.arch) {
-            return Err(Reason(format!("is not written for {}", caps.arch)));
+impl Operation for Convolution {
+    const NAME: &'static str = OP;
+    const KERNELS: &'static [Kernel] = &[
+        gemm_1x1::KERNEL,
+        implicit_gemm_sm90::KERNEL,
+        implicit_gemm_a8_sm90::KERNEL,
+        implicit_gemm_rows_sm90::KERNEL,
+        im2col_gemm::KERNEL,
+        simt::KERNEL,
+    ];
+
+    type Problem = Problem;
+    type Call<'a> = Call<'a>;
+
+    fn asked(call: &Call<'_>) -> Result<Asked<Self>> {
+        let problem = call.problem()?;
+        problem.shape.check_lengths(OP, [call.x.len(), call.y.len()])?;
+        let co = problem.shape.geometry().co;
+        if let Some(bias) = call.epilogue.bias.filter(|bias| bias.len() != co) {
+            return Err(Error::invalid(OP, format!("a bias of {co}"), bias.len().to_string()));
         }
-        (self.supports)(caps, problem, layout)
+        let workspace_bytes = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
+        Ok(Asked { problem, workspace_bytes, nothing: call.y.is_empty() })
     }
+}
 
+impl Plan {
     /// How far its results lie from the reference at most.
-    pub fn bound(&self, caps: &Caps, problem: &Problem, layout: &str) -> Bound {
-        (self.bound)(caps, problem, layout)
-    }
-
-    /// What a problem that it supports is computed by, without an activation.
-    pub fn instances_of(&self, caps: &Caps, problem: &Problem, layout: &str) -> Vec<Instance> {
-        (self.instances_of)(caps, problem, layout)
-    }
-
-    /// Bytes of workspace that it needs for a problem that it supports.
-    pub fn workspace_bytes(&self, caps: &Caps, problem: &Problem, layout: &str) -> usize {
-        (self.workspace_bytes)(caps, problem, layout)
+    pub fn bound(&self) -> Bound {
+        let Problem { shape, x, y, .. } = self.problem();
+        Bound { rounded_weights: self.rounds_weights().then_some(*x), ..Bound::new(*y, shape.geometry().k()) }
     }
 }
 
 /// Every kernel with the reason against it; the first without one is chosen.
-pub fn explain(caps: &Caps, problem: &Problem, layout: &str) -> Vec<(&'static Kernel, Option<Reason>)> {
-    let mut chosen: Option<&str> = None;
-    let reason = |kernel: &'static Kernel| match (kernel.supports(caps, problem, layout), chosen) {
-        (Err(reason), _) => (kernel, Some(reason)),
-        (Ok(()), Some(other)) => (kernel, Some(Reason(format!("{other} comes first")))),
-        (Ok(()), None) => {
-            chosen = Some(kernel.name);
-            (kernel, None)
-        }
-    };
-    KERNELS.iter().map(reason).collect()
+pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
+    dispatch::explain(caps, problem)
 }
 
-/// The kernel that serves a problem with weights in a layout.
-pub fn select(caps: &Caps, problem: &Problem, layout: &str) -> Result<&'static Kernel> {
-    let mut rejections = Vec::new();
-    for (kernel, reason) in explain(caps, problem, layout) {
-        match reason {
-            None => return Ok(kernel),
-            Some(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-        }
-    }
-    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
+/// How a problem is computed with a weight: made when it is first asked for, and kept by the weight. Error: no kernel serves it.
+pub fn plan(gpu: &Gpu, w: &Weights, problem: Problem) -> Result<Arc<Plan>> {
+    w.plans.get(gpu, problem)
 }
 
-/// Bytes of workspace that a problem needs with weights in a layout.
-pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<usize> {
-    Ok(select(caps, problem, layout)?.workspace_bytes(caps, problem, layout))
-}
-
-/// Puts a convolution into a stream.
+/// Puts a convolution into a stream, by the [`plan`] of its weight and size.
 ///
 /// *Shapes:* x `[batch, ci, h, w]`, y `[batch, co, oh, ow]`, or with channels last, of any float type each. *Accuracy:*
-/// [`Kernel::bound`], against [`crate::format::reference::conv2d_linear`]; the same input gives the same bits. NaN and
-/// infinity in x reach every y that sees them. *Errors:* those of [`Conv2dShape::new`], a length that does not fit, a problem
+/// [`Plan::bound`], against [`crate::format::reference::conv2d_linear`]; the same input gives the same bits. NaN
+/// and infinity in x reach every y that sees them. *Errors:* those of [`Conv2dShape::new`], a length that does not fit, a problem
 /// that no kernel serves, a workspace that is too small, images that do not begin at multiples of 16 bytes where the kernel needs
 /// that, a kernel that cannot be compiled.
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let kernel = select(&gpu.caps(), &call.problem()?, call.w.layout())?;
-    run_with(kernel, gpu, stream, call)
-}
-
-/// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
-pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let (problem, caps) = (call.problem()?, gpu.caps());
-    let needed = kernel.workspace_bytes(&caps, &problem, call.w.layout());
-    check(kernel, gpu, &problem, &call, needed)?;
-    if call.y.is_empty() {
-        return Ok(());
-    }
-    (kernel.run)(gpu, stream, &problem, call)
-}
-
-/// Lengths that fit, a kernel that serves the problem, and a workspace of so many bytes.
-fn check(kernel: &Kernel, gpu: &Gpu, problem: &Problem, call: &Call<'_>, needed: usize) -> Result<()> {
-    check_lengths(problem, call)?;
-    if let Err(reason) = kernel.supports(&gpu.caps(), problem, call.w.layout()) {
-        let rejections = vec![Rejection { kernel: kernel.name, reason }];
-        return Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections });
-    }
-    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
-    if given < needed {
-        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
-    }
-    Ok(())
-}
-
-fn check_lengths(problem: &Problem, call: &Call<'_>) -> Result<()> {
-    let (shape, g) = (&problem.shape, problem.shape.geometry());
-    let fits = |what: &str, expected: usize, [h, w]: [usize; 2], channels: usize, len: usize| {
-        if expected == len {
-            return Ok(());
-        }
-        let expected = format!("{what} of {} × {channels} × {h} × {w}", shape.batch());
-        Err(Error::invalid(OP, expected, format!("{len} elements")))
-    };
-    fits("x", shape.x_len(), shape.input(), g.ci, call.x.len())?;
-    fits("y", shape.y_len(), shape.output(), g.co, call.y.len())?;
-    match call.epilogue.bias {
-        Some(bias) if bias.len() != g.co => {
-            Err(Error::invalid(OP, format!("a bias of {}", g.co), bias.len().to_string()))
-        }
-        _ => Ok(()),
-    }
+    plan(gpu, call.w, call.problem()?)?.run(gpu, stream, call)
 }

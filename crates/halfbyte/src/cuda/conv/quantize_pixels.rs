@@ -29,7 +29,7 @@ parameters! {
     }
 }
 
-fn instance(act: Act) -> Instance {
+pub(super) fn instance(act: Act) -> Instance {
     Instance::new(&SOURCE, format!("quantize_pixels<{}>", act == Act::A8Asym))
 }
 

@@ -4,15 +4,16 @@
 use super::columns::Columns;
 use super::images::Images;
 use super::weights::{DENSE, Kind};
-use super::{Call, Kernel, OP, Problem, quantize_pixels};
+use super::{Call, Convolution, Kernel, OP, Problem, quantize_pixels};
 use crate::conv::Layout2d;
+use crate::cuda::dispatch::{Bind, Configured, no_candidates};
 use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View};
 use crate::cuda::matmul::{self, Packed};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
-use crate::format::reference::Bound;
+use crate::format::Act;
 use crate::kernel::Reason;
 
 static SOURCE: Source = Source { path: "conv/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
@@ -26,20 +27,9 @@ pub(super) const KERNEL: Kernel = Kernel {
         let all = [[0, 0]].into_iter().chain(codes).map(|[layout, bits]| instance(layout, bits));
         all.chain(quantize_pixels::instances()).collect()
     },
-    instances_of: |_, problem, layout| {
-        let bits = problem.format.map_or(0, |format| format.weight.bits);
-        let layout = match layout {
-            "cuda_plain" => 1,
-            DENSE => 0,
-            _ => 2,
-        };
-        let field = if layout == 1 && bits == 3 { 4 } else { bits };
-        vec![instance(layout, field)]
-    },
-    supports,
-    bound: |_, problem, _| Bound::new(problem.y, problem.shape.geometry().k()),
-    workspace_bytes: |_, problem, _| quantized_bytes(problem),
-    run,
+    every_instance: |_| Vec::new(),
+    choose,
+    candidates: no_candidates,
 };
 
 /// As in the source: threads of a block, and output pixels of a thread.
@@ -90,21 +80,40 @@ fn tasks(problem: &Problem, outputs: usize) -> usize {
     problem.shape.output_pixels().div_ceil(PIXELS).saturating_mul(outputs)
 }
 
-fn supports(_: &Caps, problem: &Problem, _: &str) -> std::result::Result<(), Reason> {
+fn choose(_: &Caps, problem: &Problem) -> Bind<Convolution> {
     let g = problem.shape.geometry();
-    let scales = problem.format.is_some_and(|format| format.act.is_quantized())
-        && problem.shape.x_len().div_ceil(THREADS) > i32::MAX as usize;
+    let act = problem.format.map(|format| format.act).filter(|act| act.is_quantized());
+    let scales = act.is_some() && problem.shape.x_len().div_ceil(THREADS) > i32::MAX as usize;
     let blocks = tasks(problem, g.co).div_ceil(THREADS) > i32::MAX as usize;
     if blocks || scales || [g.ci, g.co, g.k()].iter().any(|&size| size > i32::MAX as usize) {
         return Err(Reason("more channels or blocks than 31 bits count".into()));
     }
-    Ok(())
+    Ok(Box::new(Direct { problem: *problem, act }))
 }
 
-/// Room for what quantised images stand for.
-fn quantized_bytes(problem: &Problem) -> usize {
-    let quantized = problem.format.is_some_and(|format| format.act.is_quantized());
-    if quantized { Workspace::COUNTER_BYTES + 4 * problem.shape.x_len() } else { 0 }
+/// A thread for some pixels of an output.
+struct Direct {
+    problem: Problem,
+    /// How images are quantised, if they are.
+    act: Option<Act>,
+}
+
+impl Direct {
+    /// The convolution itself, by the layout of the weight.
+    fn instance(&self) -> Instance {
+        let bits = self.problem.format.map_or(0, |format| format.weight.bits);
+        match self.problem.packed {
+            DENSE => instance(0, 0),
+            "cuda_plain" => instance(1, if bits == 3 { 4 } else { bits }),
+            _ => instance(2, bits),
+        }
+    }
+}
+
+impl std::fmt::Display for Direct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{PIXELS} pixels of an output a thread")
+    }
 }
 
 /// A part of a weight, with its instance.
@@ -129,59 +138,72 @@ fn weight(part: &Packed) -> (Weight, Instance) {
     }
 }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let g = *problem.shape.geometry();
-    let [mut x_layout, y_layout] = problem.layouts;
-    let (mut x, mut x_type) = (call.x.pointer(), call.x.dtype());
-    if let Some(format) = problem.format.filter(|format| format.act.is_quantized()) {
-        let Some(workspace) = call.workspace else {
-            return Err(Error::invalid(OP, format!("a workspace of {} bytes", quantized_bytes(problem)), "none"));
-        };
-        let all = workspace.view_mut().slice(Workspace::COUNTER_BYTES..quantized_bytes(problem));
-        let values = all.cast::<f32>();
-        let share = g.scale_channels(format.weight.activation_group())?;
-        x = values.pointer();
-        quantize_pixels::run(gpu, stream, &problem.shape, (call.x, x_layout), (format.act, share), values)?;
-        (x_layout, x_type) = (Layout2d::Nhwc, crate::tensor::Float::F32);
+impl Configured<Convolution> for Direct {
+    fn instances(&self) -> Vec<Instance> {
+        self.act.map(quantize_pixels::instance).into_iter().chain([self.instance()]).collect()
     }
-    let parts: Vec<(Weight, Instance)> = match &call.w.kind {
-        Kind::Quantized(parts) => parts.iter().map(weight).collect(),
-        Kind::Dense(floats) => {
-            let view: FloatView<'_> = floats.view(0..floats.len());
-            let dtype = matmul::float_type(view.dtype());
-            let (n, k) = (g.co as u64, g.k() as u64);
-            let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
-            vec![(Weight { codes: view.pointer(), ..none }, instance(0, 0))]
+
+    /// Room for what quantised images stand for.
+    fn workspace_bytes(&self) -> usize {
+        self.act.map_or(0, |_| Workspace::COUNTER_BYTES + 4 * self.problem.shape.x_len())
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        let problem = &self.problem;
+        let g = *problem.shape.geometry();
+        let [mut x_layout, y_layout] = problem.layouts;
+        let (mut x, mut x_type) = (call.x.pointer(), call.x.dtype());
+        if let (Some(act), Some(format)) = (self.act, problem.format) {
+            let bytes = self.workspace_bytes();
+            let Some(workspace) = call.workspace else {
+                return Err(Error::invalid(OP, format!("a workspace of {bytes} bytes"), "none"));
+            };
+            let all = workspace.view_mut().slice(Workspace::COUNTER_BYTES..bytes);
+            let values = all.cast::<f32>();
+            let share = g.scale_channels(format.weight.activation_group())?;
+            x = values.pointer();
+            quantize_pixels::run(gpu, stream, &problem.shape, (call.x, x_layout), (act, share), values)?;
+            (x_layout, x_type) = (Layout2d::Nhwc, crate::tensor::Float::F32);
         }
-    };
-    let Columns { of_row, of_position } = call.w.columns;
-    let (activation, low, high) = matmul::activation(call.epilogue.activation);
-    let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
-    let mut first = 0;
-    for (w, instance) in parts {
-        let params = Params {
-            images,
-            w,
-            x,
-            bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-            y: call.y.pointer(),
-            pixels: problem.shape.output_pixels() as u64,
-            first,
-            x_type: matmul::float_type(x_type),
-            y_type: matmul::float_type(problem.y),
-            activation,
-            low,
-            high,
-            of_row: of_row as u32,
-            of_position: of_position as u32,
-            unused: 0,
+        let parts: Vec<(Weight, Instance)> = match &call.w.kind {
+            Kind::Quantized(parts) => parts.iter().map(weight).collect(),
+            Kind::Dense(floats) => {
+                let view: FloatView<'_> = floats.view(0..floats.len());
+                let dtype = matmul::float_type(view.dtype());
+                let (n, k) = (g.co as u64, g.k() as u64);
+                let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
+                vec![(Weight { codes: view.pointer(), ..none }, instance(0, 0))]
+            }
         };
-        first += w.n;
-        let blocks = tasks(problem, w.n as usize).div_ceil(THREADS);
-        let function = gpu.function(&instance)?;
-        // SAFETY: the one parameter is the source's `Params`; lengths of x, y and bias were checked by `run_with`, those of
-        // the weight when it was packed; blocks are within the limit, as `supports` has checked.
-        unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS as u32), &[Arg::new(&params)]) }?;
+        let Columns { of_row, of_position } = call.w.columns;
+        let (activation, low, high) = matmul::activation(call.epilogue.activation);
+        let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
+        let mut first = 0;
+        for (w, instance) in parts {
+            let params = Params {
+                images,
+                w,
+                x,
+                bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
+                y: call.y.pointer(),
+                pixels: problem.shape.output_pixels() as u64,
+                first,
+                x_type: matmul::float_type(x_type),
+                y_type: matmul::float_type(problem.y),
+                activation,
+                low,
+                high,
+                of_row: of_row as u32,
+                of_position: of_position as u32,
+                unused: 0,
+            };
+            first += w.n;
+            let blocks = tasks(problem, w.n as usize).div_ceil(THREADS);
+            let function = gpu.function(&instance)?;
+            // SAFETY: the one parameter is the source's `Params`; lengths of x, y and bias were checked by the plan, those of
+            // the weight when it was packed; blocks are within the limit, as `choose` has checked.
+            unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS as u32), &[Arg::new(&params)]) }?;
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -1,15 +1,15 @@
 //! Weights of convolutions on a device.
 
 use super::columns::{Columns, FILLED};
-use super::launches::Launches;
-use super::{OP, im2col_gemm, implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
+use super::{Convolution, OP, im2col_gemm, implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
 use crate::conv::Geometry;
+use crate::cuda::dispatch::Plans;
 use crate::cuda::driver::Stream;
-use crate::cuda::matmul::{self, KERNELS, Packed, Packer};
+use crate::cuda::matmul::{self, KERNELS, Packed, Packer, Wna16Weights};
 use crate::cuda::nn::FloatBuffer;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, QTensor};
+use crate::format::{Act, Format, QTensor, Zero, Zeros};
 use crate::kernel;
 use crate::tensor::{Float, Floats};
 use std::borrow::Cow;
@@ -24,10 +24,8 @@ pub struct Weights {
     format: Option<Format>,
     pub(super) kind: Kind,
     pub(super) columns: Columns,
-    /// What the implicit products keep prepared, each for itself: the address of x in a key is that of what it multiplies.
-    pub(super) launches: Launches<implicit_gemm_sm90::config::Plan>,
-    pub(super) launches_rows: Launches<implicit_gemm_sm90::config::Plan>,
-    pub(super) launches_a8: Launches<implicit_gemm_a8_sm90::config::Plan>,
+    /// What was chosen for the problems that it has seen.
+    pub(super) plans: Plans<Convolution>,
 }
 
 /// What a weight is made of.
@@ -56,13 +54,13 @@ impl Weights {
             return Err(Error::invalid(OP, "groups of neighbouring channels", got));
         }
         let mut packer = Packer::new(gpu, stream);
-        let layout = layout_of(&gpu.caps(), w, act, &geometry, x)?;
-        let columns = if let Layout::Fragments(_, columns, _) = &layout { *columns } else { Columns::of(&geometry) };
-        let parts = match layout {
-            Layout::Product(w) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
-            Layout::Plain => vec![packer.pack_for(matmul_kernel("plain")?, &[&w.into()], act)?],
-            Layout::Fragments(w, _, kernel) => {
-                let outputs = geometry.outputs();
+        let place = Place::of(&gpu.caps(), w, act, &geometry, x)?;
+        let columns = place.columns(&geometry);
+        let parts = match place {
+            Place::Product(w, _) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
+            Place::Plain => vec![packer.pack_for(packs(PLAIN)?, &[&w.into()], act)?],
+            Place::Fragments(w, _) => {
+                let (kernel, outputs) = (packs(FRAGMENTS)?, geometry.outputs());
                 let packed = |group: usize| {
                     let rows = w.rows(group * outputs..(group + 1) * outputs)?;
                     packer.pack_for(kernel, &[&(&rows).into()], act)
@@ -89,15 +87,7 @@ impl Weights {
 
     fn of(geometry: Geometry, format: Option<Format>, kind: Kind) -> Self {
         let columns = Columns::of(&geometry);
-        Self {
-            geometry,
-            format,
-            kind,
-            columns,
-            launches: Default::default(),
-            launches_rows: Default::default(),
-            launches_a8: Default::default(),
-        }
+        Self { geometry, format, kind, columns, plans: Plans::default() }
     }
 
     /// What the layer fixes.
@@ -116,6 +106,26 @@ impl Weights {
             Kind::Dense(_) => DENSE,
             Kind::Quantized(_) if self.columns != Columns::of(&self.geometry) => FILLED,
             Kind::Quantized(parts) => parts.first().map_or(DENSE, Packed::layout),
+        }
+    }
+
+    /// The fragments of a group of the convolution, for a kernel that multiplies so many groups of a shape.
+    pub(super) fn fragments(
+        &self,
+        kernel: &'static str,
+        [group, groups]: [usize; 2],
+        shape: [usize; 2],
+    ) -> Result<&Wna16Weights> {
+        match &self.kind {
+            Kind::Quantized(parts) if parts.len() == groups => match &parts[group] {
+                Packed::Wna16(w) if w.shape() == shape => Ok(w),
+                other => {
+                    let [n, k] = shape;
+                    let got = format!("{:?} in layout {}", other.shape(), other.layout());
+                    Err(Error::invalid(kernel, format!("a weight of {n} × {k} in fragments"), got))
+                }
+            },
+            _ => Err(Error::invalid(kernel, "weights in fragments, group by group", self.layout())),
         }
     }
 
@@ -139,64 +149,96 @@ impl Weights {
     }
 }
 
+/// Name of the layout that a weight of a format would have on a device, with x of a type, if the layout holds its numbers; none:
+/// dense. Errors: those of [`Weights::pack`].
+pub fn layout_of(caps: &Caps, format: Option<Format>, geometry: &Geometry, x: Float) -> Result<&'static str> {
+    let Some(Format { weight, act }) = format else { return Ok(DENSE) };
+    geometry.validate()?;
+    geometry.scale_channels(weight.group)?;
+    let (n, k) = (geometry.co, geometry.k());
+    let groups = n * weight.group.count(k);
+    let zeros = match weight.zero {
+        Zero::Symmetric => Zeros::Symmetric,
+        Zero::Integer => Zeros::Integer(vec![0; groups]),
+        Zero::Float => Zeros::Float(vec![0.0; groups]),
+    };
+    let w = QTensor::new(weight, [n, k], vec![0; n * k], vec![1.0; groups], zeros, None)?;
+    let place = Place::of(caps, &w, act, geometry, x)?;
+    Ok(match &place {
+        Place::Plain => PLAIN,
+        Place::Product(_, layout) => layout,
+        Place::Fragments(_, columns) if *columns != Columns::of(geometry) => FILLED,
+        Place::Fragments(..) => FRAGMENTS,
+    })
+}
+
+/// The layouts in which products read weights: in fragments of the tensor cores, and as the direct convolution reads any.
+const FRAGMENTS: &str = "cuda_wna16";
+const PLAIN: &str = "cuda_plain";
+
+/// A kernel of products for which weights are packed in a layout: which one of several makes no difference.
+fn packs(layout: &str) -> Result<&'static matmul::Kernel> {
+    let found = KERNELS.iter().find(|kernel| kernel.packs && kernel.layout == layout);
+    found.ok_or_else(|| Error::invalid(OP, format!("a kernel that packs {layout}"), "none"))
+}
+
 /// Where a weight's kernel wants it to lie.
-enum Layout<'a> {
-    /// As products have it, and as the rows that they are multiplied by need it.
-    Product(Cow<'a, QTensor>),
-    /// As the implicit products have it: in fragments of the tensor cores, group by group, as a kernel of products packs them.
-    Fragments(Cow<'a, QTensor>, Columns, &'static matmul::Kernel),
+enum Place<'a> {
+    /// As products have it in a layout, and as the rows that they are multiplied by need it.
+    Product(Cow<'a, QTensor>, &'static str),
+    /// As implicit products have it: in fragments of the tensor cores, group by group.
+    Fragments(Cow<'a, QTensor>, Columns),
     /// As the direct convolution reads it.
     Plain,
 }
 
-fn layout_of<'a>(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Layout<'a>> {
-    let format = Format { weight: w.format(), act };
-    // Products have one scale of x a row, a pixel has one: with several positions they are not the same; and what reads factors
-    // multiplies rows of matrices only.
-    if w.format().channel_scale.is_some() {
-        return Ok(Layout::Plain);
-    }
-    let implicit = match implicit_gemm_sm90::packs(caps, format, geometry, x) {
-        true => Some((Cow::Borrowed(w), Columns::of(geometry), matmul_kernel("wna16_sm90")?)),
-        false => {
-            let weight = implicit_gemm_a8_sm90::weight(caps, w, format, geometry)?;
-            weight.map(|(w, columns)| Ok((w, columns, matmul_kernel("wna8_sm90")?))).transpose()?
+impl<'a> Place<'a> {
+    fn of(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Self> {
+        let format = Format { weight: w.format(), act };
+        // Products have one scale of x a row, a pixel has one: with several positions they are not the same; and what reads factors
+        // multiplies rows of matrices only.
+        if w.format().channel_scale.is_some() {
+            return Ok(Place::Plain);
         }
-    };
-    if let Some((w, columns, kernel)) = implicit
-        && kernel.holds(&w.as_ref().into()).is_ok()
-    {
-        return Ok(Layout::Fragments(w, columns, kernel));
-    }
-    // The layout in which products would have it.
-    let layout = |w: &QTensor| {
-        let format = Some(Format { weight: w.format(), act });
-        let problem = kernel::Problem { format, x, y: x, m: 1, n: w.n(), k: w.k() };
-        let serves = |kernel: &&matmul::Kernel| {
-            kernel.packs && kernel.supports(caps, &problem).is_ok() && kernel.holds(&w.into()).is_ok()
+        let fragments = packs(FRAGMENTS)?;
+        let held = |(w, _): &(Cow<'a, QTensor>, Columns)| fragments.holds(&w.as_ref().into()).is_ok();
+        let implicit = match implicit_gemm_sm90::packs(caps, format, geometry, x) {
+            true => Some((Cow::Borrowed(w), Columns::of(geometry))),
+            false => implicit_gemm_a8_sm90::weight(caps, w, format, geometry)?,
         };
-        KERNELS.iter().find(serves).map(|kernel| kernel.layout)
-    };
-    let Geometry { kernel, stride, padding, groups, .. } = *geometry;
-    if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
-        return Ok(if layout(w).is_some() { Layout::Product(Cow::Borrowed(w)) } else { Layout::Plain });
+        if let Some((w, columns)) = implicit.filter(held) {
+            return Ok(Place::Fragments(w, columns));
+        }
+        // The layout in which products would have it.
+        let layout = |w: &QTensor| {
+            let format = Some(Format { weight: w.format(), act });
+            let problem = kernel::Problem { format, x, y: x, m: 1, n: w.n(), k: w.k() };
+            let serves = |kernel: &&matmul::Kernel| {
+                kernel.packs && kernel.supports(caps, &problem).is_ok() && kernel.holds(&w.into()).is_ok()
+            };
+            KERNELS.iter().find(serves).map(|kernel| kernel.layout)
+        };
+        let Geometry { kernel, stride, padding, groups, .. } = *geometry;
+        if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
+            return Ok(layout(w).map_or(Place::Plain, |layout| Place::Product(Cow::Borrowed(w), layout)));
+        }
+        if let Some((w, columns)) = implicit_gemm_rows_sm90::weight(caps, w, format, geometry, x)?.filter(held) {
+            return Ok(Place::Fragments(w, columns));
+        }
+        if im2col_gemm::is_served(geometry)
+            && let Some(wider) = im2col_gemm::weight(w, format, geometry)?
+            && layout(&wider) == Some(im2col_gemm::LAYOUT)
+        {
+            return Ok(Place::Product(wider, im2col_gemm::LAYOUT));
+        }
+        Ok(Place::Plain)
     }
-    let kernel = matmul_kernel("wna16_sm90")?;
-    if let Some((w, columns)) = implicit_gemm_rows_sm90::weight(caps, w, format, geometry, x)?
-        && kernel.holds(&w.as_ref().into()).is_ok()
-    {
-        return Ok(Layout::Fragments(w, columns, kernel));
-    }
-    if im2col_gemm::is_served(geometry)
-        && let Some(wider) = im2col_gemm::weight(w, format, geometry)?
-        && layout(&wider) == Some(im2col_gemm::LAYOUT)
-    {
-        return Ok(Layout::Product(wider));
-    }
-    Ok(Layout::Plain)
-}
 
-fn matmul_kernel(name: &str) -> Result<&'static matmul::Kernel> {
-    let found = KERNELS.iter().find(|kernel| kernel.name == name);
-    found.ok_or_else(|| Error::invalid(OP, format!("a kernel {name}"), "none"))
+    /// Where the columns of the packed weight lie.
+    fn columns(&self, geometry: &Geometry) -> Columns {
+        match self {
+            Place::Fragments(_, columns) => *columns,
+            _ => Columns::of(geometry),
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Modules of machine code, their functions, and launches.
 
-use super::{Context, Stream, check};
+use super::{Context, Stream, TensorMap, check};
+use crate::cuda::parameters::Parameters;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use std::ffi::{CString, c_int, c_void};
@@ -152,8 +153,9 @@ impl Launch {
     }
 }
 
-/// A parameter of a kernel: the bytes of a plain value.
+/// A parameter of a kernel: the bytes of a plain value. A slice of them is what the driver takes.
 #[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
 pub struct Arg<'a> {
     value: *mut c_void,
     life: PhantomData<&'a ()>,
@@ -165,6 +167,9 @@ impl<'a> Arg<'a> {
         Self { value: std::ptr::from_ref(value).cast_mut().cast(), life: PhantomData }
     }
 }
+
+/// Parameters of a kernel at most.
+const MOST_PARAMETERS: usize = 16;
 
 impl Function {
     /// What it takes.
@@ -253,10 +258,28 @@ impl Function {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as u32,
         };
-        let mut values: Vec<*mut c_void> = args.iter().map(|arg| arg.value).collect();
         // SAFETY: function and stream are open, the attributes live through the call, and the caller vouches for the
-        // parameters, which the driver copies.
-        let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values.as_mut_ptr(), std::ptr::null_mut()) };
+        // parameters: the driver copies what they point to and writes nothing.
+        let values = args.as_ptr().cast_mut().cast::<*mut c_void>();
+        let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values, std::ptr::null_mut()) };
         check("launch", result)
+    }
+
+    /// Puts a kernel that takes one struct, and tensor maps behind it, into a stream. Error: as for [`Function::launch`].
+    pub(in crate::cuda) fn launch_typed<P: Parameters>(
+        &self,
+        stream: &Stream,
+        launch: &Launch,
+        parameters: &P,
+        maps: &[TensorMap],
+    ) -> Result<()> {
+        let mut args = [Arg::new(parameters); MOST_PARAMETERS];
+        let Some(of_maps) = args.get_mut(1..1 + maps.len()) else {
+            return Err(Error::invalid("launch", format!("fewer than {MOST_PARAMETERS} maps"), maps.len().to_string()));
+        };
+        of_maps.iter_mut().zip(maps).for_each(|(arg, map)| *arg = Arg::new(map));
+        // SAFETY: the struct is laid out as the source's, whose kernel takes it and these maps; whoever made it has checked its
+        // addresses.
+        unsafe { self.launch(stream, launch, &args[..1 + maps.len()]) }
     }
 }

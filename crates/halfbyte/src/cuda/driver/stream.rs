@@ -60,6 +60,15 @@ impl Stream {
         check("synchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
     }
 
+    /// Whether work is being recorded instead of done.
+    pub fn is_recorded(&self) -> Result<bool> {
+        self.context.bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is open.
+        check("capture", unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) })?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// Copies to the device and waits for it.
     pub fn upload<T: Pod>(&self, from: &[T], to: ViewMut<'_, T>) -> Result<()> {
         // SAFETY: `from` is borrowed until the copy is done.

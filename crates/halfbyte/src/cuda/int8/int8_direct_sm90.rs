@@ -4,17 +4,18 @@
 pub mod config;
 mod grid;
 
-use super::{Call, Kernel, Problem, Target};
-use crate::conv::{Conv2dShape, Layout2d};
-use crate::cuda::driver::{Arg, Launch, Stream};
+use super::{Call, Int8, Kernel, Problem, bytes_of};
+use crate::cuda::dispatch::Configured;
+use crate::cuda::driver::{Function, Launch, Stream};
+use crate::cuda::kept::Kept;
 use crate::cuda::parameters::{Pair, Parameters, parameters};
-use crate::cuda::sources::Source;
+use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
-use config::Config;
+use config::{Config, Shared};
 pub(super) use grid::fold;
 use grid::{Grid, SQUARE};
 
@@ -36,9 +37,14 @@ pub(super) const KERNEL: Kernel = Kernel {
         let forms = config::SLOTS.into_iter().map(|slots| (form(slots), 0)).chain(squares);
         forms.flat_map(|(form, fold)| [false, true].map(|unsigned| form.instance(fold, unsigned))).collect()
     },
-    supports,
-    workspace_bytes: |_| 0,
-    run: |gpu, stream, problem, call| launch(gpu, stream, problem, &call, None),
+    every_instance: |_| Vec::new(),
+    choose: |caps, problem| Ok(Box::new(Direct::of(caps, problem)?)),
+    candidates: |caps, problem| {
+        let Ok(Direct { grid, .. }) = Direct::of(caps, problem) else { return Vec::new() };
+        let all = config::configs(&grid, problem.shape.geometry().co).into_iter();
+        let all = all.filter_map(|config| Direct::new(problem, grid, config));
+        all.map(|direct| Box::new(direct) as Box<dyn Configured<Int8>>).collect()
+    },
 };
 
 /// Columns of a product up to which windows of one position are brought at once: with more it is a stream, and nothing is seen twice.
@@ -55,44 +61,6 @@ const MOST_SIZE: usize = 1 << 19;
 
 /// Blocks along the outputs that a launch has at most.
 const MOST_ROWS: usize = 65_535;
-
-fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
-    let refuse = |why: &str| Err(Reason(why.into()));
-    let (shape, g) = (&problem.shape, problem.shape.geometry());
-    if problem.floats {
-        return refuse("writes bytes, y is floats");
-    }
-    if !problem.symmetric {
-        return refuse("multiplies weights without zero points");
-    }
-    if problem.layouts != [Layout2d::Nhwc; 2] {
-        return refuse("reads and writes images in nhwc");
-    }
-    let Some(grid) = Grid::new(shape) else {
-        return refuse("computes one group, of stride 1, or of stride 2 on up to 4 channels and rows of even length");
-    };
-    if grid.fold == 0 && !g.ci.is_multiple_of(CHANNELS) {
-        return Err(Reason(format!("multiplies {CHANNELS} channels at once, there are {}", g.ci)));
-    }
-    if grid.kernel == [1, 1] && g.ci > MOST_COLUMNS {
-        return Err(Reason(format!("computes products of up to {MOST_COLUMNS} columns, there are {}", g.ci)));
-    }
-    let slots = grid.slots().and_then(|slots| slots.checked_add(grid.reach()));
-    if [slots.unwrap_or(usize::MAX), shape.output_pixels(), shape.x_len(), g.co]
-        .iter()
-        .any(|&size| size > i32::MAX as usize / 2)
-    {
-        return refuse("more pixels than 30 bits count");
-    }
-    if grid.size.iter().any(|&size| size > MOST_SIZE) {
-        return Err(Reason(format!("more rows or columns of an image than {MOST_SIZE}")));
-    }
-    match config::config(&grid, g.co, caps.multiprocessors as usize) {
-        Some(config) if config.blocks(&grid, g.co)[1] <= MOST_ROWS => Ok(()),
-        Some(_) => refuse("more outputs than a launch has rows of blocks"),
-        None => Err(Reason(format!("has no room for what a block sees of {} channels", g.ci))),
-    }
-}
 
 parameters! {
     /// `Arguments` of the source.
@@ -131,83 +99,127 @@ parameters! {
     }
 }
 
-/// The forms that a shape can have: for measuring which is best.
-pub fn configs(shape: &Conv2dShape) -> Vec<Config> {
-    Grid::new(shape).map_or_else(Vec::new, |grid| config::configs(&grid, shape.geometry().co))
+/// A convolution on a grid of slots, in one configuration.
+struct Direct {
+    problem: Problem,
+    grid: Grid,
+    config: Config,
+    shared: Shared,
+    function: Kept<(), Function>,
 }
 
-/// Puts a layer into a stream with a configuration of the caller's choice out of [`configs`]. Errors: those of [`super::run`],
-/// a configuration that the shape does not have.
-pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let problem = call.problem()?;
-    super::check(&KERNEL, gpu, &problem, &call)?;
-    if !configs(&problem.shape).contains(&config) {
-        return Err(Error::invalid(NAME, "a configuration for the shape", format!("{config:?}")));
+impl Direct {
+    /// In the configuration for a problem, or why it has none.
+    fn of(caps: &Caps, problem: &Problem) -> std::result::Result<Self, Reason> {
+        let refuse = |why: &str| Err(Reason(why.into()));
+        let (shape, g) = (&problem.shape, problem.shape.geometry());
+        problem.is_bytes_in_nhwc()?;
+        let Some(grid) = Grid::new(shape) else {
+            return refuse(
+                "computes one group, of stride 1, or of stride 2 on up to 4 channels and rows of even length",
+            );
+        };
+        if grid.fold == 0 && !g.ci.is_multiple_of(CHANNELS) {
+            return Err(Reason(format!("multiplies {CHANNELS} channels at once, there are {}", g.ci)));
+        }
+        if grid.kernel == [1, 1] && g.ci > MOST_COLUMNS {
+            return Err(Reason(format!("computes products of up to {MOST_COLUMNS} columns, there are {}", g.ci)));
+        }
+        let slots = grid.slots().and_then(|slots| slots.checked_add(grid.reach())).unwrap_or(usize::MAX);
+        let sizes = [slots, shape.output_pixels(), shape.x_len(), g.co];
+        if sizes.iter().any(|&size| size > i32::MAX as usize / 2) {
+            return refuse("more pixels than 30 bits count");
+        }
+        if grid.size.iter().any(|&size| size > MOST_SIZE) {
+            return Err(Reason(format!("more rows or columns of an image than {MOST_SIZE}")));
+        }
+        let config = config::config(&grid, g.co, caps.multiprocessors as usize);
+        let Some(direct) = config.and_then(|config| Self::new(problem, grid, config)) else {
+            return Err(Reason(format!("has no room for what a block sees of {} channels", g.ci)));
+        };
+        match direct.config.blocks(&grid, g.co)[1] <= MOST_ROWS {
+            true => Ok(direct),
+            false => refuse("more outputs than a launch has rows of blocks"),
+        }
     }
-    if call.y.len() == 0 { Ok(()) } else { launch(gpu, stream, &problem, &call, Some(config)) }
+
+    /// In a configuration that a block has room for.
+    fn new(problem: &Problem, grid: Grid, config: Config) -> Option<Self> {
+        let shared = config.shared(&grid)?;
+        Some(Self { problem: *problem, grid, config, shared, function: Kept::default() })
+    }
+
+    fn instance(&self) -> Instance {
+        self.config.instance(self.grid.fold, self.problem.x == Byte::U8)
+    }
 }
 
-/// Puts a layer into a stream with a configuration, or the one that is chosen.
-fn launch(gpu: &Gpu, stream: &Stream, problem: &Problem, call: &Call<'_>, config: Option<Config>) -> Result<()> {
-    let refuse = |why: &str| Error::invalid(NAME, "a problem that it serves", why);
-    let Target::Bytes(y) = &call.y else { return Err(Error::invalid(NAME, "outputs in bytes", "outputs in floats")) };
-    let (layer, shape, g) = (call.layer, &problem.shape, problem.shape.geometry());
-    let Some(y_is) = layer.y() else { return Err(Error::invalid(NAME, "outputs in bytes", "outputs in floats")) };
-    let (x, y) = (call.x.pointer(), y.pointer());
-    if [x, y].iter().any(|address| !address.is_multiple_of(PIECE)) {
-        return Err(Error::invalid(NAME, "x and y that begin at multiples of 16 bytes", format!("{x:#x} and {y:#x}")));
+impl std::fmt::Display for Direct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "direct, {}", self.config)
     }
-    let grid = Grid::new(shape).ok_or_else(|| refuse("windows at different distances"))?;
-    let chosen = || config::config(&grid, g.co, gpu.caps().multiprocessors as usize);
-    let config = config.or_else(chosen).ok_or_else(|| refuse("no form"))?;
-    let shared = config.shared(&grid).ok_or_else(|| refuse("more than shared memory holds"))?;
-    let w = match (grid.fold, &layer.squares) {
-        (0, _) => layer.codes.pointer(),
-        (_, Some(squares)) => squares.pointer(),
-        (_, None) => return Err(refuse("a layer without a weight of squares")),
-    };
-    let arguments = Arguments {
-        w,
-        constants: layer.constants.pointer(),
-        multipliers: layer.scales.pointer(),
-        x,
-        y,
-        n: g.co as i32,
-        steps: grid.k().div_ceil(STEP) as i32,
-        strips: config.strips as i32,
-        channels: grid.channels as i32,
-        chunk: if grid.channels.is_multiple_of(STEP) { STEP as i32 } else { grid.channels as i32 },
-        kernel: grid.kernel.into(),
-        dilation: grid.dilation.into(),
-        images: grid.images as i32,
-        // Rows of squares may end within a square.
-        input: Pair::from(if grid.fold > 0 { [shape.input()[0], grid.input[1]] } else { grid.input }),
-        before: grid.before.into(),
-        output: grid.output.into(),
-        grid: grid.size.into(),
-        slots: (config.tile() + grid.reach()) as i32,
-        plane: shared.plane as i32,
-        stages: shared.stages as i32,
-        at_staging: shared.staging as i32,
-        at_x: shared.x as i32,
-        at_offsets: shared.offsets as i32,
-        at_outputs: shared.outputs as i32,
-        at_pixels: shared.pixels as i32,
-        at_barriers: shared.barriers as i32,
-        x_zero: layer.x().zero(),
-        y_zero: y_is.zero(),
-        low: layer.bounds[0],
-        high: layer.bounds[1],
-        padding: 0,
-    };
-    let [tiles, rows] = config.blocks(&grid, g.co);
-    let launch = Launch {
-        grid: [tiles as u32, rows as u32, 1],
-        shared_bytes: shared.bytes as u32,
-        programmatic: true,
-        ..Launch::linear(1, config::THREADS as u32)
-    };
-    let function = gpu.function(&config.instance(grid.fold, layer.x().byte() == Byte::U8))?;
-    // SAFETY: the parameter is the source's; lengths of x and y were checked by the callers, the others are the layer's.
-    unsafe { function.launch(stream, &launch, &[Arg::new(&arguments)]) }
+}
+
+impl Configured<Int8> for Direct {
+    fn instances(&self) -> Vec<Instance> {
+        vec![self.instance()]
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        let Self { problem, grid, config, shared, function } = self;
+        let (layer, shape, co) = (call.layer, &problem.shape, problem.shape.geometry().co);
+        let (x, y) = (call.x.pointer(), bytes_of(NAME, &call.y)?);
+        if [x, y].iter().any(|address| !address.is_multiple_of(PIECE)) {
+            let got = format!("{x:#x} and {y:#x}");
+            return Err(Error::invalid(NAME, "x and y that begin at multiples of 16 bytes", got));
+        }
+        let w = match (grid.fold, &layer.squares) {
+            (0, _) => layer.codes.pointer(),
+            (_, Some(squares)) => squares.pointer(),
+            (_, None) => return Err(Error::invalid(NAME, "a layer with a weight of squares", "none")),
+        };
+        let arguments = Arguments {
+            w,
+            constants: layer.constants.pointer(),
+            multipliers: layer.scales.pointer(),
+            x,
+            y,
+            n: co as i32,
+            steps: grid.k().div_ceil(STEP) as i32,
+            strips: config.strips as i32,
+            channels: grid.channels as i32,
+            chunk: if grid.channels.is_multiple_of(STEP) { STEP as i32 } else { grid.channels as i32 },
+            kernel: grid.kernel.into(),
+            dilation: grid.dilation.into(),
+            images: grid.images as i32,
+            // Rows of squares may end within a square.
+            input: Pair::from(if grid.fold > 0 { [shape.input()[0], grid.input[1]] } else { grid.input }),
+            before: grid.before.into(),
+            output: grid.output.into(),
+            grid: grid.size.into(),
+            slots: (config.tile() + grid.reach()) as i32,
+            plane: shared.plane as i32,
+            stages: shared.stages as i32,
+            at_staging: shared.staging as i32,
+            at_x: shared.x as i32,
+            at_offsets: shared.offsets as i32,
+            at_outputs: shared.outputs as i32,
+            at_pixels: shared.pixels as i32,
+            at_barriers: shared.barriers as i32,
+            x_zero: layer.x().zero(),
+            y_zero: layer.y().map_or(0, |y| y.zero()),
+            low: layer.bounds[0],
+            high: layer.bounds[1],
+            padding: 0,
+        };
+        let [tiles, rows] = config.blocks(grid, co);
+        let launch = Launch {
+            grid: [tiles as u32, rows as u32, 1],
+            shared_bytes: shared.bytes as u32,
+            programmatic: true,
+            ..Launch::linear(1, config::THREADS as u32)
+        };
+        let function = function.get((), |()| gpu.function(&self.instance()))?;
+        function.launch_typed(stream, &launch, &arguments, &[])
+    }
 }

@@ -4,10 +4,13 @@
 //! Serves what the copy engine does not bring: planes, and few channels. The padding is copied as the zero point of x, so that the
 //! product knows of none.
 
-use super::{Call, Kernel, Problem, Target, int8_sm90};
+use super::int8_sm90::Implicit;
+use super::{Call, Int8, Kernel, Problem, bytes_of};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::im2col::{self, Patches};
+use crate::cuda::dispatch::{Bind, Configured, no_candidates};
 use crate::cuda::driver::Stream;
+use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
@@ -19,47 +22,72 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90",
     serves: |arch| arch.number == 90 && arch.specific,
     instances: im2col::instances,
-    supports,
-    workspace_bytes: |problem| Workspace::COUNTER_BYTES + patches(problem, 0).slab_bytes(),
-    run,
+    every_instance: |_| Vec::new(),
+    choose,
+    candidates: no_candidates,
 };
 
 /// Bytes that a row of patches is a multiple of: the columns behind those of a window meet zeros of the weight.
 const PIECE: usize = 16;
 
-fn patches(problem: &Problem, fill: u8) -> Patches {
-    let wide = problem.shape.geometry().k().next_multiple_of(PIECE);
-    Patches { shape: problem.shape, layout: problem.layouts[0], element: 1, wide, fill }
-}
-
-/// The product of so many rows of patches: a convolution of one position on a row of pixels.
-fn product(problem: &Problem, rows: usize) -> Result<Problem> {
-    let (g, wide) = (problem.shape.geometry(), patches(problem, 0).wide);
-    let shape = Conv2dShape::new(Geometry::new(wide, g.co, [1, 1]), 1, [1, rows])?;
-    Ok(Problem { shape, layouts: [Layout2d::Nhwc; 2], ..*problem })
-}
-
-fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
+    let (shape, g) = (problem.shape, problem.shape.geometry());
     if problem.layouts[1] != Layout2d::Nhwc {
         return Err(Reason("writes images in nhwc".into()));
     }
-    let patches = patches(problem, 0);
+    let wide = g.k().next_multiple_of(PIECE);
+    let patches = Patches { shape, layout: problem.layouts[0], element: 1, wide, fill: 0 };
     patches.are_copied()?;
-    let product = product(problem, patches.slab().max(1)).map_err(|why| Reason(why.to_string()))?;
-    int8_sm90::KERNEL.supports(caps, &product)
+    // The product of so many rows of patches: a convolution of one position on a row of pixels.
+    let product = |rows: usize| {
+        let shape = Conv2dShape::new(Geometry::new(wide, g.co, [1, 1]), 1, [1, rows]);
+        let shape = shape.map_err(|why| Reason(why.to_string()))?;
+        Implicit::of(caps, &Problem { shape, layouts: [Layout2d::Nhwc; 2], ..*problem })
+    };
+    let mut sizes: Vec<usize> = patches.slabs().map(|pixels| pixels.len()).collect();
+    sizes.dedup();
+    let products = sizes.into_iter().map(product).collect::<std::result::Result<Vec<_>, _>>()?;
+    Ok(Box::new(Slabs { patches, products }))
 }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let Target::Bytes(y) = &call.y else { return Err(Error::invalid(NAME, "outputs in bytes", "outputs in floats")) };
-    let Some(workspace) = call.workspace else { return Err(Error::invalid(NAME, "a workspace", "none")) };
-    let patches = patches(problem, call.layer.x().zero() as u8);
-    let (_, room) = workspace.split_at(Workspace::COUNTER_BYTES);
-    let co = problem.shape.geometry().co;
-    for pixels in patches.slabs() {
-        patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
-        let product = product(problem, pixels.len())?;
-        let x = room.slice(0..pixels.len() * patches.wide);
-        int8_sm90::multiply(gpu, stream, call.layer, product.shape, x, y.pointer() + (pixels.start * co) as u64)?;
+/// Slabs of patches, each multiplied when it is there.
+struct Slabs {
+    patches: Patches,
+    /// Of whole slabs, and of the last if it is smaller.
+    products: Vec<Implicit>,
+}
+
+impl std::fmt::Display for Slabs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} slabs of patches", self.patches.slabs().count())?;
+        self.products.iter().try_for_each(|product| write!(f, ", {} × {product}", product.pixels()))
     }
-    Ok(())
+}
+
+impl Configured<Int8> for Slabs {
+    fn instances(&self) -> Vec<Instance> {
+        im2col::instances().into_iter().chain(self.products.iter().map(Implicit::instance)).collect()
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        Workspace::COUNTER_BYTES + self.patches.slab_bytes()
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        let y = bytes_of(NAME, &call.y)?;
+        let Some(workspace) = call.workspace else { return Err(Error::invalid(NAME, "a workspace", "none")) };
+        // The padding is the zero point of x.
+        let patches = Patches { fill: call.layer.x().zero() as u8, ..self.patches };
+        let (_, room) = workspace.split_at(Workspace::COUNTER_BYTES);
+        let co = patches.shape.geometry().co;
+        for pixels in patches.slabs() {
+            patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
+            let Some(product) = self.products.iter().find(|product| product.pixels() == pixels.len()) else {
+                return Err(Error::invalid(NAME, "a slab that was planned", pixels.len().to_string()));
+            };
+            let x = room.slice(0..pixels.len() * patches.wide);
+            product.multiply(gpu, stream, call.layer, x, y + (pixels.start * co) as u64)?;
+        }
+        Ok(())
+    }
 }

@@ -1,9 +1,11 @@
 //! Direct convolution and product of bytes on the scalar units (SIMT), any layer: launches of `int8_simt.cu`, what faster kernels are
 //! compared with.
 
-use super::{Call, Kernel, OP, Problem, Target};
+use super::{Call, Int8, Kernel, OP, Problem, Target};
 use crate::cuda::conv::images::Images;
-use crate::cuda::driver::{Arg, Buffer, Launch, Stream};
+use crate::cuda::dispatch::{Bind, Configured, no_candidates};
+use crate::cuda::driver::{Buffer, Function, Launch, Stream};
+use crate::cuda::kept::Kept;
 use crate::cuda::matmul::{activation, float_type};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -21,9 +23,9 @@ pub(super) const KERNEL: Kernel = Kernel {
     what: "a thread an output, integer multiply-add, every geometry, layout and processor",
     serves: |arch| arch.number >= 75,
     instances: || vec![instance()],
-    supports,
-    workspace_bytes: |_| 0,
-    run,
+    every_instance: |_| Vec::new(),
+    choose,
+    candidates: no_candidates,
 };
 
 /// As in the source: threads of a block, and pixels of a thread.
@@ -65,50 +67,68 @@ fn blocks(problem: &Problem) -> usize {
     tasks.div_ceil(THREADS)
 }
 
-fn supports(_: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+fn choose(_: &Caps, problem: &Problem) -> Bind<Int8> {
     let g = problem.shape.geometry();
     if [blocks(problem), g.ci, g.co, g.k()].iter().any(|&size| size > i32::MAX as usize) {
         return Err(Reason("more channels or blocks than 31 bits count".into()));
     }
-    Ok(())
+    Ok(Box::new(Direct { problem: *problem, function: Kept::default() }))
 }
 
-fn run(gpu: &Gpu, stream: &Stream, problem: &Problem, call: Call<'_>) -> Result<()> {
-    let (layer, g) = (call.layer, problem.shape.geometry());
-    let (function, mut low, mut high) = activation(layer.activation());
-    let (y, y_type, bytes) = match &call.y {
-        Target::Bytes(y) => (y.pointer(), 0, 1),
-        Target::Floats(y) => (y.pointer(), float_type(y.dtype()), 0),
-    };
-    if bytes == 1 {
-        [low, high] = layer.bounds;
+/// A thread for some pixels of an output.
+struct Direct {
+    problem: Problem,
+    function: Kept<(), Function>,
+}
+
+impl std::fmt::Display for Direct {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{PIXELS} pixels of an output a thread")
     }
-    let pointer = |buffer: &Option<Buffer<i32>>| buffer.as_ref().map_or(0, Buffer::pointer);
-    let params = Params {
-        images: Images::new(OP, &problem.shape, problem.layouts)?,
-        x: call.x.pointer(),
-        w: layer.codes.pointer(),
-        zeros: pointer(&layer.zeros),
-        bias: pointer(&layer.bias),
-        scales: layer.scales.pointer(),
-        float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
-        y,
-        pixels: problem.shape.output_pixels() as u64,
-        n: g.co as u64,
-        steps: g.k().div_ceil(STEP) as u32,
-        x_unsigned: (layer.x().byte() == Byte::U8).into(),
-        x_zero: layer.x().zero(),
-        y_zero: layer.y().map_or(0, |y| y.zero()),
-        low,
-        high,
-        bytes,
-        y_type,
-        activation: function,
-        unused: 0,
-    };
-    let launch = Launch::linear(blocks(problem) as u32, THREADS as u32);
-    let function = gpu.function(&instance())?;
-    // SAFETY: the one parameter is the source's `Params`; lengths of x and y were checked by `run_with`, the others are the
-    // layer's; blocks are within the limit, as `supports` has checked.
-    unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
+}
+
+impl Configured<Int8> for Direct {
+    fn instances(&self) -> Vec<Instance> {
+        vec![instance()]
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        let problem = &self.problem;
+        let (layer, g) = (call.layer, problem.shape.geometry());
+        let (function, mut low, mut high) = activation(layer.activation());
+        let (y, y_type, bytes) = match &call.y {
+            Target::Bytes(y) => (y.pointer(), 0, 1),
+            Target::Floats(y) => (y.pointer(), float_type(y.dtype()), 0),
+        };
+        if bytes == 1 {
+            [low, high] = layer.bounds;
+        }
+        let pointer = |buffer: &Option<Buffer<i32>>| buffer.as_ref().map_or(0, Buffer::pointer);
+        let params = Params {
+            images: Images::new(OP, &problem.shape, problem.layouts)?,
+            x: call.x.pointer(),
+            w: layer.codes.pointer(),
+            zeros: pointer(&layer.zeros),
+            bias: pointer(&layer.bias),
+            scales: layer.scales.pointer(),
+            float_bias: layer.float_bias.as_ref().map_or(0, Buffer::pointer),
+            y,
+            pixels: problem.shape.output_pixels() as u64,
+            n: g.co as u64,
+            steps: g.k().div_ceil(STEP) as u32,
+            x_unsigned: (layer.x().byte() == Byte::U8).into(),
+            x_zero: layer.x().zero(),
+            y_zero: layer.y().map_or(0, |y| y.zero()),
+            low,
+            high,
+            bytes,
+            y_type,
+            activation: function,
+            unused: 0,
+        };
+        let launch = Launch::linear(blocks(problem) as u32, THREADS as u32);
+        let function = self.function.get((), |()| gpu.function(&instance()))?;
+        // Blocks are within the limit, as `choose` has checked.
+        function.launch_typed(stream, &launch, &params, &[])
+    }
 }

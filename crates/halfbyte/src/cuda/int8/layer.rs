@@ -1,8 +1,9 @@
 //! A layer of bytes on a device: the packed weight, and what its sums become.
 
-use super::{OP, int8_direct_sm90, int8_sm90};
+use super::{Int8, OP, int8_direct_sm90};
 use crate::conv::Geometry;
 use crate::cuda::Gpu;
+use crate::cuda::dispatch::Plans;
 use crate::cuda::driver::{Buffer, Stream};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Int8Weight, multiplier};
@@ -45,8 +46,10 @@ pub struct Layer {
     pub(super) constants: Buffer<i32>,
     /// Sums of signed codes, `[positions, co]`.
     pub(super) position_sums: Buffer<i32>,
-    /// What the Hopper kernel keeps prepared.
-    pub(super) launches: int8_sm90::Launches,
+    /// What the sums of each output come to without a bias.
+    sums: Vec<Sums>,
+    /// What was chosen for the problems that it has seen.
+    pub(super) plans: Plans<Int8>,
 }
 
 impl Layer {
@@ -70,6 +73,45 @@ impl Layer {
             let expected = format!("a weight of {} × {}", geometry.co, geometry.k());
             return Err(Error::invalid(OP, expected, format!("{n} × {k}")));
         }
+        let scale = |i: usize| match y {
+            Some(y) => multiplier(x, w.scale(i), y),
+            None => x.scale() * w.scale(i),
+        };
+        let scales: Vec<f32> = (0..n).map(scale).collect();
+        if let Some(i) = scales.iter().position(|scale| !scale.is_finite()) {
+            return Err(Error::invalid(OP, "finite multipliers", format!("{} at output {i}", scales[i])));
+        }
+        let packed = CudaInt8::pack(w, geometry.groups)?;
+        let (sums, position_sums) = sums(&packed, &geometry);
+        let zeros = packed.zeros().iter().any(|&zero| zero != 0).then_some(packed.zeros());
+        let squares = int8_direct_sm90::fold(&geometry, &packed).transpose()?;
+        let mut layer = Self {
+            geometry,
+            x,
+            y,
+            activation: Activation::None,
+            bounds: [0.0; 2],
+            codes: upload(gpu, stream, packed.codes())?,
+            squares: squares.map(|squares| upload(gpu, stream, squares.codes())).transpose()?,
+            zeros: zeros.map(|zeros| upload(gpu, stream, zeros)).transpose()?,
+            bias: None,
+            float_bias: None,
+            scales: upload(gpu, stream, &scales)?,
+            constants: gpu.context().allocate(n)?,
+            position_sums: upload(gpu, stream, &position_sums)?,
+            sums,
+            plans: Plans::default(),
+        };
+        layer.set_epilogue(gpu, stream, epilogue)?;
+        Ok(layer)
+    }
+
+    /// Replaces all that is done to the sums. Work that is in a stream already has what it was given then.
+    ///
+    /// *Errors:* a length that does not fit, sums that leave int32 for some input, for y in bytes a bias in floats or an activation
+    /// that is more than a clamp, memory that is short.
+    pub fn set_epilogue(&mut self, gpu: &Gpu, stream: &Stream, epilogue: Epilogue<'_>) -> Result<()> {
+        let (n, y) = (self.geometry.co, self.y);
         let lengths = [epilogue.bias.map(<[i32]>::len), epilogue.float_bias.map(<[f32]>::len)];
         if let Some(len) = lengths.into_iter().flatten().find(|&len| len != n) {
             return Err(Error::invalid(OP, format!("a bias of {n}"), len.to_string()));
@@ -81,36 +123,16 @@ impl Layer {
             Some(y) => epilogue.activation.range_of_codes(OP, y)?.map(|code| (code - y.zero()) as f32),
             None => [0.0; 2],
         };
-        let scale = |i: usize| match y {
-            Some(y) => multiplier(x, w.scale(i), y),
-            None => x.scale() * w.scale(i),
-        };
-        let scales: Vec<f32> = (0..n).map(scale).collect();
-        if let Some(i) = scales.iter().position(|scale| !scale.is_finite()) {
-            return Err(Error::invalid(OP, "finite multipliers", format!("{} at output {i}", scales[i])));
-        }
-        let packed = CudaInt8::pack(w, geometry.groups)?;
-        let bias = |i: usize| epilogue.bias.map_or(0, |bias| bias[i]);
-        let [constants, position_sums] = sums(&packed, &geometry, x, bias)?;
-        let zeros = packed.zeros().iter().any(|&zero| zero != 0).then_some(packed.zeros());
-        let squares = int8_direct_sm90::fold(&geometry, &packed).transpose()?;
-        let layer = Self {
-            geometry,
-            x,
-            y,
-            activation: epilogue.activation,
-            bounds,
-            codes: upload(gpu, stream, packed.codes())?,
-            squares: squares.map(|squares| upload(gpu, stream, squares.codes())).transpose()?,
-            zeros: zeros.map(|zeros| upload(gpu, stream, zeros)).transpose()?,
-            bias: epilogue.bias.map(|bias| upload(gpu, stream, bias)).transpose()?,
-            float_bias: epilogue.float_bias.map(|bias| upload(gpu, stream, bias)).transpose()?,
-            scales: upload(gpu, stream, &scales)?,
-            constants: upload(gpu, stream, &constants)?,
-            position_sums: upload(gpu, stream, &position_sums)?,
-            launches: Default::default(),
-        };
-        Ok(layer)
+        let bias = |i: usize| epilogue.bias.map_or(0, |bias| i64::from(bias[i]));
+        let constant = |(i, sums): (usize, &Sums)| sums.constant(i, self.x, bias(i));
+        let constants: Vec<i32> = self.sums.iter().enumerate().map(constant).collect::<Result<_>>()?;
+        // All of it or nothing, should memory be short.
+        let bias = epilogue.bias.map(|bias| upload(gpu, stream, bias)).transpose()?;
+        let float_bias = epilogue.float_bias.map(|bias| upload(gpu, stream, bias)).transpose()?;
+        self.constants = upload(gpu, stream, &constants)?;
+        (self.bias, self.float_bias) = (bias, float_bias);
+        (self.activation, self.bounds) = (epilogue.activation, bounds);
+        Ok(())
     }
 
     /// A product with a weight `[n, k]`: a convolution of one position, whose images are rows of one pixel in nhwc.
@@ -169,7 +191,8 @@ impl Layer {
             scales: self.scales.duplicate(stream)?,
             constants: copy(&self.constants)?,
             position_sums: copy(&self.position_sums)?,
-            launches: Default::default(),
+            sums: self.sums.clone(),
+            plans: Plans::default(),
             ..*self
         })
     }
@@ -181,35 +204,49 @@ fn upload<T: Pod>(gpu: &Gpu, stream: &Stream, values: &[T]) -> Result<Buffer<T>>
     Ok(buffer)
 }
 
-/// Constants `[co]` and sums of codes `[positions, co]`, both wrapped round as the sums of the kernels are.
-///
-/// Error: sums that leave int32 for some input.
-fn sums(w: &CudaInt8, geometry: &Geometry, x: Affine, bias: impl Fn(usize) -> i32) -> Result<[Vec<i32>; 2]> {
+/// What the sums of one output come to: the sum of its signed codes, and of what they are worth with their zero point, those
+/// above 0 and those below.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    codes: i64,
+    positive: i64,
+    negative: i64,
+}
+
+impl Sums {
+    /// What is added to products of the codes of x as they are, wrapped round as the sums of the kernels are. Error: sums that
+    /// leave int32 for some input.
+    fn constant(&self, output: usize, x: Affine, bias: i64) -> Result<i32> {
+        let [low, high] = [x.byte().codes().start(), x.byte().codes().end()].map(|code| i64::from(code - x.zero()));
+        let least = bias + low * self.positive + high * self.negative;
+        let greatest = bias + high * self.positive + low * self.negative;
+        if i32::try_from(least).is_err() || i32::try_from(greatest).is_err() {
+            let got = format!("sums of {least} to {greatest} at output {output}");
+            return Err(Error::invalid(OP, "sums within int32 for every input", got));
+        }
+        Ok((bias - i64::from(x.zero()) * self.codes) as i32)
+    }
+}
+
+/// Sums of each output, and of its codes at each position `[positions, co]`, wrapped round as the sums of the kernels are.
+fn sums(w: &CudaInt8, geometry: &Geometry) -> (Vec<Sums>, Vec<i32>) {
     let (n, channels) = (w.n(), geometry.channels());
-    let [low, high] = [x.byte().codes().start(), x.byte().codes().end()].map(|code| i64::from(code - x.zero()));
-    let mut constants = Vec::with_capacity(n);
     let mut position_sums = vec![0; geometry.positions() * n];
-    for (i, &zero) in w.zeros().iter().enumerate() {
-        let (mut positive, mut negative, mut all) = (0i64, 0i64, 0i64);
+    let of_output = |(i, &zero): (usize, &i32)| {
+        let mut all = Sums::default();
         for position in 0..geometry.positions() {
-            let mut sum = 0i64;
+            let mut sum = 0;
             for c in 0..channels {
                 let code = i64::from(w.code(i, position * channels + c));
                 sum += code;
-                positive += (code - i64::from(zero)).max(0);
-                negative += (code - i64::from(zero)).min(0);
+                all.positive += (code - i64::from(zero)).max(0);
+                all.negative += (code - i64::from(zero)).min(0);
             }
             position_sums[position * n + i] = sum as i32;
-            all += sum;
+            all.codes += sum;
         }
-        let bias = i64::from(bias(i));
-        let least = bias + low * positive + high * negative;
-        let greatest = bias + high * positive + low * negative;
-        if i32::try_from(least).is_err() || i32::try_from(greatest).is_err() {
-            let got = format!("sums of {least} to {greatest} at output {i}");
-            return Err(Error::invalid(OP, "sums within int32 for every input", got));
-        }
-        constants.push((bias - i64::from(x.zero()) * all) as i32);
-    }
-    Ok([constants, position_sums])
+        all
+    };
+    let sums = w.zeros().iter().enumerate().map(of_output).collect();
+    (sums, position_sums)
 }

@@ -1,8 +1,9 @@
 //! Eight bits in and out on a GPU: products and convolutions of bytes, as [`crate::ops::LinearInt8`] and
 //! [`crate::ops::Conv2dInt8`] have them, to the bit.
 //!
-//! A [`Layer`] holds the packed weight with all that depends on it and on the scales and zero points of x and y. For every
-//! input the first kernel that supports the problem runs; all of them read the same layout, `cuda_int8`.
+//! A [`Layer`] holds the packed weight with all that depends on it and on the scales and zero points of x and y. For each size of
+//! inputs that it meets, the first kernel that supports the problem is bound to a configuration: a [`Plan`], which the layer keeps.
+//! All kernels read the same layout, `cuda_int8`.
 //!
 //! | kernel | processors | what it computes |
 //! |---|---|---|
@@ -19,13 +20,14 @@ mod layer;
 
 pub use layer::{Epilogue, Layer};
 
+use super::dispatch::{self, Asked, Operation};
 use super::driver::{FloatViewMut, Stream, View, ViewMut};
-use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
-use crate::kernel::{Reason, Rejection};
+use crate::kernel::Reason;
+use std::sync::Arc;
 
 const OP: &str = "int8";
 
@@ -52,6 +54,8 @@ impl Target<'_> {
 pub struct Problem {
     /// Every size.
     pub shape: Conv2dShape,
+    /// Type of the bytes of x.
+    pub x: Byte,
     /// Whether the weights, as signed codes, have no zero points.
     pub symmetric: bool,
     /// Whether y is floats.
@@ -60,11 +64,24 @@ pub struct Problem {
     pub layouts: [Layout2d; 2],
 }
 
+impl Problem {
+    /// That it is one of those for which Hopper's tensor cores have kernels, or why not.
+    fn is_bytes_in_nhwc(&self) -> std::result::Result<(), Reason> {
+        let refuse = |why: &str| Err(Reason(why.into()));
+        match self {
+            Self { floats: true, .. } => refuse("writes bytes, y is floats"),
+            Self { symmetric: false, .. } => refuse("multiplies weights without zero points"),
+            Self { layouts, .. } if *layouts != [Layout2d::Nhwc; 2] => refuse("reads and writes images in nhwc"),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (g, [h, w]) = (self.shape.geometry(), self.shape.input());
         let y = if self.floats { "floats" } else { "bytes" };
-        write!(f, "int8 with x {}, y {y} {}", self.layouts[0], self.layouts[1])?;
+        write!(f, "int8 with x {} {}, y {y} {}", self.x.name(), self.layouts[0], self.layouts[1])?;
         write!(f, " at {} × {} × {h} × {w}, {} × {} to {}", self.shape.batch(), g.ci, g.kernel[0], g.kernel[1], g.co)?;
         write!(f, ", stride {:?} padding {:?} dilation {:?} groups {}", g.stride, g.padding, g.dilation, g.groups)
     }
@@ -87,7 +104,7 @@ pub struct Call<'a> {
     pub y: Target<'a>,
     /// Order of the elements of y.
     pub y_layout: Layout2d,
-    /// What kernels that need it work in, of at least [`workspace_bytes`].
+    /// What kernels that need it work in, of at least [`Plan::workspace_bytes`](dispatch::Plan::workspace_bytes).
     pub workspace: Option<&'a mut Workspace>,
 }
 
@@ -96,6 +113,7 @@ impl Call<'_> {
     pub fn problem(&self) -> Result<Problem> {
         Ok(Problem {
             shape: Conv2dShape::new(*self.layer.geometry(), self.batch, self.size)?,
+            x: self.layer.x().byte(),
             symmetric: self.layer.is_symmetric(),
             floats: matches!(self.y, Target::Floats(_)),
             layouts: [self.x_layout, self.y_layout],
@@ -103,138 +121,63 @@ impl Call<'_> {
     }
 }
 
+/// The operation whose table this is.
+#[derive(Debug)]
+pub enum Int8 {}
+
 /// A way to compute layers of bytes.
-pub struct Kernel {
-    /// Name, the stem of its files.
-    pub name: &'static str,
-    /// What it does, in one line.
-    pub what: &'static str,
-    /// Whether it is written for a processor.
-    pub serves: fn(Arch) -> bool,
-    /// Every instance that may be launched.
-    pub instances: fn() -> Vec<Instance>,
-    supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
-    workspace_bytes: fn(&Problem) -> usize,
-    run: fn(&Gpu, &Stream, &Problem, Call<'_>) -> Result<()>,
-}
+pub type Kernel = dispatch::Kernel<Int8>;
+
+/// How inputs of one size are computed.
+pub type Plan = dispatch::Plan<Int8>;
 
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] =
-    &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_im2col_gemm::KERNEL, int8_simt::KERNEL];
+pub const KERNELS: &[Kernel] = Int8::KERNELS;
 
-impl Kernel {
-    /// Whether it computes a problem on a device, or why not.
-    pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
-        if !(self.serves)(caps.arch) {
-            return Err(Reason(format!("is not written for {}", caps.arch)));
+impl Operation for Int8 {
+    const NAME: &'static str = OP;
+    const KERNELS: &'static [Kernel] =
+        &[int8_direct_sm90::KERNEL, int8_sm90::KERNEL, int8_im2col_gemm::KERNEL, int8_simt::KERNEL];
+
+    type Problem = Problem;
+    type Call<'a> = Call<'a>;
+
+    fn asked(call: &Call<'_>) -> Result<Asked<Self>> {
+        let problem = call.problem()?;
+        problem.shape.check_lengths(OP, [call.x.len(), call.y.len()])?;
+        if problem.floats != call.layer.y().is_none() {
+            let name = |floats: bool| if floats { "outputs in floats" } else { "outputs in bytes" };
+            return Err(Error::invalid(OP, name(!problem.floats), name(problem.floats)));
         }
-        (self.supports)(caps, problem)
-    }
-
-    /// Bytes of workspace that it needs for a problem that it supports.
-    pub fn workspace_bytes(&self, problem: &Problem) -> usize {
-        (self.workspace_bytes)(problem)
+        let workspace_bytes = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
+        Ok(Asked { problem, workspace_bytes, nothing: call.y.len() == 0 })
     }
 }
 
-/// Bytes of workspace that a problem needs. Error: no kernel serves it.
-pub fn workspace_bytes(caps: &Caps, problem: &Problem) -> Result<usize> {
-    Ok(select(caps, problem)?.workspace_bytes(problem))
+/// Every kernel with the reason against it; the first without one is chosen.
+pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
+    dispatch::explain(caps, problem)
 }
 
-/// The kernel that serves a problem: the first that supports it. Error: none does, and why.
-pub fn select(caps: &Caps, problem: &Problem) -> Result<&'static Kernel> {
-    let mut rejections = Vec::new();
-    for kernel in KERNELS {
-        match kernel.supports(caps, problem) {
-            Ok(()) => return Ok(kernel),
-            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-        }
-    }
-    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
+/// How a problem is computed with a layer: made when it is first asked for, and kept by the layer. Error: no kernel serves it.
+pub fn plan(gpu: &Gpu, layer: &Layer, problem: Problem) -> Result<Arc<Plan>> {
+    layer.plans.get(gpu, problem)
 }
 
-/// Puts a layer's product or convolution into a stream.
+/// Puts a layer's product or convolution into a stream, by the [`plan`] of its size.
 ///
 /// *Shapes:* x `[batch, ci, h, w]`, y `[batch, co, oh, ow]`, or with channels last. *Accuracy:* to the bit as
 /// [`crate::format::int8`] says, whatever the kernel. *Errors:* those of [`Conv2dShape::new`], a length that does not fit, floats
 /// where the layer has bytes or the other way round, images that do not begin at multiples of 16 bytes where the kernel needs that,
 /// a workspace that is too small, a kernel that cannot be compiled.
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    run_with(select(&gpu.caps(), &call.problem()?)?, gpu, stream, call)
+    plan(gpu, call.layer, call.problem()?)?.run(gpu, stream, call)
 }
 
-/// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
-pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let problem = call.problem()?;
-    check(kernel, gpu, &problem, &call)?;
-    if call.y.len() == 0 {
-        return Ok(());
+/// Where bytes go, of a kernel that writes no floats.
+fn bytes_of(kernel: &'static str, y: &Target<'_>) -> Result<u64> {
+    match y {
+        Target::Bytes(y) => Ok(y.pointer()),
+        Target::Floats(_) => Err(Error::invalid(kernel, "outputs in bytes", "outputs in floats")),
     }
-    (kernel.run)(gpu, stream, &problem, call)
-}
-
-/// A form of a Hopper kernel: for measuring which is best.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// Of `int8_direct_sm90`.
-    Direct(int8_direct_sm90::config::Config),
-    /// Of `int8_sm90`.
-    Implicit(int8_sm90::config::Config),
-}
-
-impl std::fmt::Display for Form {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Form::Direct(form) => write!(f, "direct, {form}"),
-            Form::Implicit(form) => write!(f, "implicit, {form}"),
-        }
-    }
-}
-
-/// The forms of all kernels that support a problem with x of a type.
-pub fn forms(caps: &Caps, problem: &Problem, x: Byte) -> Vec<Form> {
-    let mut forms = Vec::new();
-    if int8_direct_sm90::KERNEL.supports(caps, problem).is_ok() {
-        forms.extend(int8_direct_sm90::configs(&problem.shape).into_iter().map(Form::Direct));
-    }
-    if int8_sm90::KERNEL.supports(caps, problem).is_ok() {
-        forms.extend(int8_sm90::config::configs(x == Byte::U8).into_iter().map(Form::Implicit));
-    }
-    forms
-}
-
-/// [`run`] in a form of the caller's choice. Error also: a form that the problem does not have.
-pub fn run_as(form: Form, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    match form {
-        Form::Direct(form) => int8_direct_sm90::run_as(form, gpu, stream, call),
-        Form::Implicit(form) => int8_sm90::run_as(form, gpu, stream, call),
-    }
-}
-
-/// Lengths and types that fit, and a kernel that serves the problem.
-fn check(kernel: &Kernel, gpu: &Gpu, problem: &Problem, call: &Call<'_>) -> Result<()> {
-    let (shape, g) = (&problem.shape, problem.shape.geometry());
-    let fits = |what: &str, expected: usize, [h, w]: [usize; 2], channels: usize, len: usize| {
-        if expected == len {
-            return Ok(());
-        }
-        let expected = format!("{what} of {} × {channels} × {h} × {w}", shape.batch());
-        Err(Error::invalid(OP, expected, format!("{len} elements")))
-    };
-    fits("x", shape.x_len(), shape.input(), g.ci, call.x.len())?;
-    fits("y", shape.y_len(), shape.output(), g.co, call.y.len())?;
-    if problem.floats != call.layer.y().is_none() {
-        let name = |floats: bool| if floats { "outputs in floats" } else { "outputs in bytes" };
-        return Err(Error::invalid(OP, name(!problem.floats), name(problem.floats)));
-    }
-    if let Err(reason) = kernel.supports(&gpu.caps(), problem) {
-        let rejections = vec![Rejection { kernel: kernel.name, reason }];
-        return Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections });
-    }
-    let (needed, given) = (kernel.workspace_bytes(problem), call.workspace.as_ref().map_or(0, |w| w.bytes()));
-    if given < needed {
-        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
-    }
-    Ok(())
 }

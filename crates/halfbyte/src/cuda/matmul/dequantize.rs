@@ -1,6 +1,6 @@
 //! Launches of `dequantize.cu`: rows of quantised weights as floats.
 
-use super::{Packed, plain};
+use super::{Packed, float_type, simt};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -151,14 +151,15 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
         rows: rows.len() as u32,
     };
     let strips = rows.len().div_ceil(STRIP) as u32;
-    let (instance, form, args) = match w {
+    let (function, form, args) = match w {
         Packed::Plain(w) => {
-            let plain::Parts { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind, field_bits } =
+            let simt::Parts { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind, field_bits } =
                 w.parts();
             let windows = (pitch * to.size_bytes()).div_ceil(PLAIN_WINDOW_BYTES) as u32;
             let form = Launch { grid: [windows, strips, 1], ..Launch::linear(1, THREADS) };
             let plain = Plain { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind };
-            (plain_instance(field_bits, to), form, Args::Plain(plain))
+            let key = ("dequantize_plain", [field_bits, float_type(to)]);
+            (gpu.function_once(key, || plain_instance(field_bits, to))?, form, Args::Plain(plain))
         }
         Packed::Wna16(w) => {
             let sorted = w.order() != 0;
@@ -190,7 +191,8 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
                 bf16_scales: (atom.scale == Float::BF16).into(),
                 window: window as u32,
             };
-            (wna16_instance(atom.bits, to, sorted), form, Args::Wna16(wna16))
+            let key = ("dequantize_wna16", [atom.bits, 2 * float_type(to) + u32::from(sorted)]);
+            (gpu.function_once(key, || wna16_instance(atom.bits, to, sorted))?, form, Args::Wna16(wna16))
         }
     };
     let args = match &args {
@@ -198,7 +200,7 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
         Args::Wna16(wna16) => [Arg::new(&output), Arg::new(wna16)],
     };
     // SAFETY: the parameters are the source's; the output has room for the rows, and the rest is that of a packed weight.
-    unsafe { gpu.function(&instance)?.launch(stream, &form, &args) }
+    unsafe { function.launch(stream, &form, &args) }
 }
 
 /// The second parameter.

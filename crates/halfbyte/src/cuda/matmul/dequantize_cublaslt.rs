@@ -9,7 +9,7 @@
 //! Sums go to memory where there is a bias or an activation, or y has a type that cuBLASLt does not give for x's; where y is
 //! f32 they are finished in place. The workspace is bounded: [`SLAB_BYTES`] of weights and [`SUMS_BYTES`] of sums.
 //!
-//! *Accuracy:* [`Kernel::bound`]; with x a half float weights are rounded to its type. Of 512 terms or more of like size these
+//! *Accuracy:* [`Kernel::bound`](super::Kernel::bound); with x a half float weights are rounded to its type. Of 512 terms or more of like size these
 //! roundings, of either sign, average out and leave the bound of exact weights alone; fewer terms, and a y that is finer than
 //! x, are not served. f16 weights must be within f16's range, so that f16 x needs f16 scales. x in f32 is multiplied by weights
 //! in f32, without TF32.
@@ -17,15 +17,18 @@
 //! It reads the layouts of other kernels and has none of its own: weights are never packed for it. When it is chosen: [`pays`].
 
 use super::finish::{self, Finish};
-use super::{Call, Kernel, dequantize, plain, wna16, wna16_sm80, wna16_sm90};
+use super::kernel::{Configuration, Configured, Kernel};
+use super::{Call, dequantize, simt, wna16, wna16_sm80, wna16_sm90};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Stream, View};
 use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
+use crate::format::Format;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::STRIP;
 use crate::tensor::Float;
+use std::any::Any;
 
 const NAME: &str = "dequantize_cublaslt";
 
@@ -38,23 +41,25 @@ pub(super) const WNA16: Kernel = Kernel {
     batch_invariant: false,
     serves: |arch| arch.number >= 80,
     instances: || dequantize::wna16_instances().into_iter().chain([finish::instance()]).collect(),
-    instances_of: |_, problem| instances_of(problem, wna16::LAYOUT),
+    every_instance: |format, [x, _]| every_instance(format, x, wna16::LAYOUT),
+    choose: |caps, problem, _| choose(caps, problem, wna16::LAYOUT),
+    candidates: |caps, problem| choose(caps, problem, wna16::LAYOUT).map(|_| Vec::new()),
+    rows_form: |_| None,
     rounds_weights: |_, problem| problem.x != Float::F32,
-    supports: |caps, problem| supports(caps, problem, wna16::LAYOUT),
     workspace_bytes: |_, problem| Division::new(problem, SLAB_BYTES).bytes(),
     holds: wna16_sm90::KERNEL.holds,
     pack: wna16_sm90::KERNEL.pack,
-    run: |gpu, stream, call| run(SLAB_BYTES, gpu, stream, call),
 };
 
 /// Of weights in the plain layout.
 pub(super) const PLAIN: Kernel = Kernel {
-    layout: plain::KERNEL.layout,
+    layout: simt::LAYOUT,
     instances: || dequantize::plain_instances().into_iter().chain([finish::instance()]).collect(),
-    instances_of: |_, problem| instances_of(problem, plain::KERNEL.layout),
-    supports: |caps, problem| supports(caps, problem, plain::KERNEL.layout),
-    holds: plain::KERNEL.holds,
-    pack: plain::KERNEL.pack,
+    every_instance: |format, [x, _]| every_instance(format, x, simt::LAYOUT),
+    choose: |caps, problem, _| choose(caps, problem, simt::LAYOUT),
+    candidates: |caps, problem| choose(caps, problem, simt::LAYOUT).map(|_| Vec::new()),
+    holds: simt::KERNEL.holds,
+    pack: simt::KERNEL.pack,
     ..WNA16
 };
 
@@ -77,15 +82,52 @@ const LEAST_COLUMNS: usize = 256;
 /// Rows from which on it is faster than `wna16_sm80`: with (21504, 14336) that takes 1.6 µs a row, the floor 300 and 0.77 a row.
 const MOST_ROWS_OF_SM80: usize = 384;
 
-fn instances_of(problem: &Problem, layout: &str) -> Vec<Instance> {
-    let Some(format) = problem.format else { return Vec::new() };
-    let to_floats = dequantize::instances_of(format.weight, layout == wna16::LAYOUT, problem.x);
+/// What weights are made floats by, and what comes after the product of cuBLASLt.
+fn every_instance(format: Format, x: Float, layout: &str) -> Vec<Instance> {
+    if format.act.is_quantized() {
+        return Vec::new();
+    }
+    let to_floats = dequantize::instances_of(format.weight, layout == wna16::LAYOUT, x);
     to_floats.into_iter().chain([finish::instance()]).collect()
 }
 
-fn supports(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
+fn choose(caps: &Caps, problem: &Problem, layout: &'static str) -> std::result::Result<Configuration, Reason> {
     computes(caps, problem, layout)?;
-    pays(caps, problem, layout)
+    pays(caps, problem, layout)?;
+    Ok(Configuration::new(Slabs { bytes: SLAB_BYTES, layout }))
+}
+
+/// Bytes of weights that are floats at a time, and where they come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Slabs {
+    bytes: usize,
+    layout: &'static str,
+}
+
+/// `slabs of 256 MiB`.
+impl std::fmt::Display for Slabs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "slabs of {} MiB", self.bytes >> 20)
+    }
+}
+
+impl Configured for Slabs {
+    fn is(&self, other: &dyn Configured) -> bool {
+        let other: &dyn Any = other;
+        other.downcast_ref::<Self>() == Some(self)
+    }
+
+    fn instances(&self, problem: &Problem) -> Vec<Instance> {
+        problem.format.map_or_else(Vec::new, |format| every_instance(format, problem.x, self.layout))
+    }
+
+    fn workspace_bytes(&self, _: &Caps, problem: &Problem, _: bool) -> usize {
+        Division::new(problem, self.bytes).bytes()
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+        run(self.bytes, gpu, stream, call)
+    }
 }
 
 /// Whether it is faster than the other kernels of a layout, or why not: a pure function of what was measured on an H200
@@ -164,7 +206,11 @@ impl Division {
         let outputs = n.div_ceil(n.div_ceil(most)).next_multiple_of(whole).min(n);
         let most = (SUMS_BYTES / (4 * outputs)).max(1);
         let rows = m.div_ceil(m.div_ceil(most));
-        let sums_bytes = if problem.y == Float::F32 { 0 } else { (4 * rows * outputs).next_multiple_of(ALIGNMENT) };
+        // Room for as many rows as there may be, so that fewer rows in all never need more.
+        let sums_bytes = match problem.y {
+            Float::F32 => 0,
+            _ => (4 * most.min(m) * outputs).next_multiple_of(ALIGNMENT),
+        };
         Self { outputs, rows, weights_bytes: (outputs * row_bytes).next_multiple_of(ALIGNMENT), sums_bytes }
     }
 

@@ -2,7 +2,7 @@
 
 use super::{activation, float_type};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Launch, Stream};
+use crate::cuda::driver::{Launch, Stream};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
@@ -72,8 +72,8 @@ impl Finish {
             high,
         };
         let grid = [params.n.div_ceil(COLUMNS), self.rows.min(MOST_DOWN) as u32, 1];
-        let function = gpu.function(&instance())?;
-        // SAFETY: the one parameter is the source's `Params`; the launcher of a product gives addresses of whole matrices.
-        unsafe { function.launch(stream, &Launch { grid, ..Launch::linear(1, THREADS) }, &[Arg::new(&params)]) }
+        let function = gpu.function_once(("finish", [0; 2]), instance)?;
+        let launch = Launch { grid, ..Launch::linear(1, THREADS) };
+        function.launch_typed(stream, &launch, &params, &[])
     }
 }

@@ -36,7 +36,7 @@ impl Gather {
         let (rows, k, pitch) = (self.rows.min(ROWS) as u32, self.k as u32, self.pitch as u32);
         let launch = Launch { grid: [pitch.div_ceil(THREADS), rows, 1], ..Launch::linear(1, THREADS) };
         let args = [Arg::new(&self.x), Arg::new(&self.order), Arg::new(&self.to), Arg::new(&k), Arg::new(&pitch)];
-        let function = gpu.function(&instance())?;
+        let function = gpu.function_once(("gather", [0; 2]), instance)?;
         // SAFETY: the parameters are the source's; the launcher of a product gives addresses of whole matrices.
         unsafe { function.launch(stream, &launch, &args) }
     }

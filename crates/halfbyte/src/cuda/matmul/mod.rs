@@ -1,7 +1,8 @@
 //! Products on a GPU: the table of kernels, the choice among them, and its explanation.
 //!
 //! When a weight is loaded, the first kernel that supports its format fixes the layout, and it is packed once. When it is
-//! multiplied, the first kernel of that layout that supports the problem runs.
+//! multiplied, the first kernel of that layout that supports the problem runs: which one that is, and with which configuration, is
+//! decided once for all numbers of rows ([`Packed::plans`]).
 //!
 //! | kernel | processors | formats |
 //! |---|---|---|
@@ -10,37 +11,45 @@
 //! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
 //! | `wna8_sm90` | sm_90a | the same with quantised activations |
 //! | `wna8_sm80` | all from sm_80 on | the same |
-//! | `plain` | all from sm_75 on | all with exact activations |
+//! | `simt` | all from sm_75 on | all with exact activations |
 
 pub mod dequantize;
 pub mod dequantize_cublaslt;
 mod finish;
 mod gather;
+mod gemm;
+mod kernel;
 mod pack;
-mod plain;
+mod plans;
 pub(in crate::cuda) mod quantize_activations;
 mod quantized_rows;
-mod wna16;
+mod simt;
+pub(in crate::cuda) mod wna16;
 pub mod wna16_sm80;
 pub mod wna16_sm90;
+pub(in crate::cuda) mod wna8;
 pub mod wna8_sm80;
 pub mod wna8_sm90;
 
+pub use kernel::{Configuration, Kernel};
 pub use pack::Packer;
-pub use plain::Weights as PlainWeights;
-pub(super) use plain::zero_kind;
+pub use plans::{Plan, Plans};
 pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
-pub use quantized_rows::{QuantizedCall, QuantizedRows, QuantizedView, QuantizedViewMut, rows_form, run_quantized};
+pub use quantized_rows::{
+    QuantizedCall, QuantizedRows, QuantizedView, QuantizedViewMut, rows_form, run_quantized, run_quantized_with,
+};
+pub use simt::Weights as PlainWeights;
+pub(super) use simt::zero_kind;
 pub use wna16::Weights as Wna16Weights;
+
+pub(in crate::cuda) use plans::KeptPlans;
 
 use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::sources::{Arch, Instance};
 use super::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
-use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
-use crate::kernel::{Activation, Problem, Reason, Rejection};
-use crate::layout::stored::StoredTensor;
+use crate::kernel::{self as table, Activation, Problem, Reason, Rejection};
 use crate::tensor::Float;
 
 const OP: &str = "matmul";
@@ -94,10 +103,18 @@ impl Packed {
         })
     }
 
+    /// Whether its columns lie in the order of x, as far as the layout may have another.
+    pub fn in_order(&self) -> bool {
+        match self {
+            Packed::Plain(_) => true,
+            Packed::Wna16(w) => w.order() == 0,
+        }
+    }
+
     /// Name of its layout.
     pub fn layout(&self) -> &'static str {
         match self {
-            Packed::Plain(_) => plain::KERNEL.layout,
+            Packed::Plain(_) => simt::LAYOUT,
             Packed::Wna16(_) => wna16::LAYOUT,
         }
     }
@@ -131,41 +148,15 @@ pub struct Call<'a> {
     pub batch_invariant: bool,
 }
 
-/// A way to compute products.
-pub struct Kernel {
-    /// Name, the stem of its files.
-    pub name: &'static str,
-    /// Layout of the weights that it reads.
-    pub layout: &'static str,
-    /// What it does, in one line.
-    pub what: &'static str,
-    /// Whether weights are packed for it; else it reads what was packed for another kernel.
-    pub packs: bool,
-    /// Whether it can sum in an order that does not depend on the number of rows.
-    pub batch_invariant: bool,
-    /// Whether it is written for a processor.
-    pub serves: fn(Arch) -> bool,
-    /// Every instance that may be launched; of a kernel with very many, enough that nothing in its sources is left out.
-    pub instances: fn() -> Vec<Instance>,
-    /// The instances that a problem which it supports is computed by, without an activation.
-    instances_of: fn(&Caps, &Problem) -> Vec<Instance>,
-    rounds_weights: fn(&Caps, &Problem) -> bool,
-    supports: fn(&Caps, &Problem) -> std::result::Result<(), Reason>,
-    workspace_bytes: fn(&Caps, &Problem) -> usize,
-    holds: fn(&StoredTensor<'_>) -> std::result::Result<(), Reason>,
-    pack: fn(&mut Packer<'_>, pack::Whole, &[&StoredTensor<'_>], Act) -> Result<Packed>,
-    run: fn(&Gpu, &Stream, &mut Call<'_>) -> Result<()>,
-}
-
 /// All kernels, the preferred first.
-pub const KERNELS: &[Kernel] = &[
+pub static KERNELS: &[Kernel] = &[
     wna8_sm90::KERNEL,
     wna8_sm80::KERNEL,
     dequantize_cublaslt::WNA16,
     wna16_sm90::KERNEL,
     wna16_sm80::KERNEL,
     dequantize_cublaslt::PLAIN,
-    plain::KERNEL,
+    simt::KERNEL,
 ];
 
 /// What is launched before kernels, and what packs weights for them.
@@ -173,62 +164,35 @@ pub fn auxiliary() -> Vec<Instance> {
     [vec![gather::instance()], pack::instances()].concat()
 }
 
-impl Kernel {
-    /// Whether it computes a problem on a device, or why not.
-    pub fn supports(&self, caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
-        if !(self.serves)(caps.arch) {
-            return Err(Reason(format!("is not written for {}", caps.arch)));
-        }
-        (self.supports)(caps, problem)
-    }
+/// Every instance that products with weights of a format are computed by on a processor, with x of any type, y of the same one or f32,
+/// and no activation: whatever their sizes and the rest of the device are. None that packs weights is among them.
+pub fn every_instance(arch: Arch, format: Format) -> Vec<Instance> {
+    let served = KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
+    let types = |x: Float| [[x, x], [x, Float::F32]];
+    let types = move || [Float::F16, Float::BF16, Float::F32].into_iter().flat_map(types);
+    let mut all: Vec<_> =
+        served.flat_map(|kernel| types().flat_map(|types| (kernel.every_instance)(format, types))).collect();
+    all.sort_by_cached_key(Instance::to_string);
+    all.dedup_by_key(|instance| instance.to_string());
+    all
+}
 
-    /// How far its results lie from the reference at most.
-    pub fn bound(&self, caps: &Caps, problem: &Problem) -> Bound {
-        let rounded_weights = (self.rounds_weights)(caps, problem).then_some(problem.x);
-        Bound { rounded_weights, ..Bound::new(problem.y, problem.k) }
-    }
-
-    /// What a problem that it supports is computed by, without an activation.
-    pub fn instances_of(&self, caps: &Caps, problem: &Problem) -> Vec<Instance> {
-        (self.instances_of)(caps, problem)
-    }
-
-    /// Bytes of workspace that it needs for a problem that it supports.
-    pub fn workspace_bytes(&self, caps: &Caps, problem: &Problem) -> usize {
-        (self.workspace_bytes)(caps, problem)
-    }
-
-    /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
-    pub fn holds(&self, w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
-        (self.holds)(w)
-    }
+/// The kernel of a name, for weights in a layout if it reads several. Error: the names that there are.
+pub fn by_name(name: &str, layout: Option<&str>) -> Result<&'static Kernel> {
+    let named = |kernel: &&Kernel| kernel.name == name && layout.is_none_or(|layout| kernel.layout == layout);
+    KERNELS.iter().find(named).ok_or_else(|| {
+        let mut names: Vec<_> = KERNELS.iter().map(|kernel| kernel.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        Error::invalid(OP, format!("a kernel out of {}", names.join(", ")), name)
+    })
 }
 
 /// The kernel that serves a problem, among those of one layout if the weight is packed already, else of the layout that
 /// [`pack`] would choose.
 pub fn select(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Result<&'static Kernel> {
-    let mut rejections = Vec::new();
-    for (kernel, reason) in explain(caps, problem, layout) {
-        match reason {
-            None => return Ok(kernel),
-            Some(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-        }
-    }
-    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
-}
-
-/// The kernel that serves a problem with rows that do not depend on each other: the same one whatever their number is.
-fn select_batch_invariant(caps: &Caps, problem: &Problem, layout: &str) -> Result<&'static Kernel> {
-    let one = Problem { m: 1, ..*problem };
-    let mut rejections = Vec::new();
-    for kernel in KERNELS.iter().filter(|kernel| kernel.layout == layout) {
-        let able = if kernel.batch_invariant { Ok(()) } else { Err(Reason("is not batch-invariant".into())) };
-        match able.and_then(|()| kernel.supports(caps, &one)) {
-            Ok(()) => return Ok(kernel),
-            Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-        }
-    }
-    Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
+    let packed = layout_of_pack(caps, problem);
+    table::first(OP, problem, KERNELS, |kernel| against(caps, problem, kernel, layout, packed).map_or(Ok(kernel), Err))
 }
 
 /// The layout of weights that are not packed yet: that of the first kernel for which they are packed.
@@ -259,11 +223,15 @@ pub(super) fn activation(activation: Activation) -> (u32, f32, f32) {
     }
 }
 
-/// Every kernel with the reason against it; the first without one is chosen. The layout is as for [`select`].
-pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
-    let mut chosen: Option<&str> = None;
-    let packed = layout_of_pack(caps, problem);
-    let reason = |kernel: &Kernel| match (layout, packed) {
+/// The reason against a kernel: it reads another layout, or does not support the problem.
+fn against(
+    caps: &Caps,
+    problem: &Problem,
+    kernel: &Kernel,
+    layout: Option<&str>,
+    packed: Option<&str>,
+) -> Option<Reason> {
+    match (layout, packed) {
         (Some(layout), _) if layout != kernel.layout => {
             Some(Reason(format!("reads layout {}, the weights lie in {layout}", kernel.layout)))
         }
@@ -271,18 +239,13 @@ pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'s
             Some(Reason(format!("reads layout {}, the weights would be packed in {packed}", kernel.layout)))
         }),
         _ => kernel.supports(caps, problem).err(),
-    };
-    KERNELS
-        .iter()
-        .map(|kernel| match (reason(kernel), chosen) {
-            (Some(reason), _) => (kernel, Some(reason)),
-            (None, Some(other)) => (kernel, Some(Reason(format!("{other} comes first")))),
-            (None, None) => {
-                chosen = Some(kernel.name);
-                (kernel, None)
-            }
-        })
-        .collect()
+    }
+}
+
+/// Every kernel with the reason against it; the first without one is chosen. The layout is as for [`select`].
+pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
+    let packed = layout_of_pack(caps, problem);
+    table::explain(KERNELS, |kernel| against(caps, problem, kernel, layout, packed))
 }
 
 /// What a problem is computed by, to be compiled before it is needed. Error: no kernel of the layout serves it.
@@ -293,10 +256,10 @@ pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<
 /// Bytes of workspace that a problem needs, whichever kernel of the layout serves it, with rows that depend on each other or
 /// not.
 pub fn workspace_bytes(caps: &Caps, problem: &Problem, layout: &str) -> Result<usize> {
-    let fastest = select(caps, problem, Some(layout))?;
-    let batch_invariant = select_batch_invariant(caps, problem, layout);
-    let bytes = |kernel: &Kernel| (kernel.workspace_bytes)(caps, problem);
-    Ok(bytes(fastest).max(batch_invariant.map_or(0, bytes)))
+    let (fastest, _) = plans::choose(caps, problem, layout, false)?;
+    let bytes = |kernel: &Kernel| kernel.workspace_bytes(caps, problem);
+    let batch_invariant = plans::choose(caps, problem, layout, true);
+    Ok(bytes(fastest).max(batch_invariant.map_or(0, |(kernel, _)| bytes(kernel))))
 }
 
 /// Packs a weight on the device for the kernel that serves it best; a [`Packer`] packs many, and straight from files.
@@ -317,43 +280,49 @@ pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: A
 /// input gives the same bits. NaN and infinity in x reach y. *Errors:* a length that does not fit, a problem that no kernel
 /// of the weight's layout serves, a workspace that is too small, a kernel that cannot be compiled.
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-    let kernel = match call.batch_invariant {
-        false => select(&gpu.caps(), &problem(&call), Some(call.w.layout()))?,
-        true => select_batch_invariant(&gpu.caps(), &problem(&call), call.w.layout())?,
-    };
-    run_with(kernel, gpu, stream, call)
+    check_lengths(&call)?;
+    let plans = call.w.plans(gpu, call.x.dtype(), call.y.dtype())?;
+    launch(plans.at(call.m, call.batch_invariant)?.configuration(), gpu, stream, &call)
 }
 
 /// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
-pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, mut call: Call<'_>) -> Result<()> {
-    check(kernel, gpu, &call)?;
-    let needed = (kernel.workspace_bytes)(&gpu.caps(), &problem(&call));
-    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
-    if given < needed {
-        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), given.to_string()));
-    }
-    if call.y.is_empty() {
-        return Ok(());
-    }
-    (kernel.run)(gpu, stream, &mut call)
+pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+    check_lengths(&call)?;
+    let configuration = serving(kernel, gpu, &call)?;
+    launch(&configuration, gpu, stream, &call)
 }
 
-/// Lengths that fit, and a kernel that serves the problem.
-fn check(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<()> {
+/// The same with a configuration of the caller's choice, one of the [`Kernel::candidates`]: for measuring which is best. Those that
+/// scale weights early round them to the type of x.
+///
+/// Errors also: a configuration of another weight, or that does not cover the shape.
+pub fn run_as(
+    kernel: &Kernel,
+    configuration: &Configuration,
+    gpu: &Gpu,
+    stream: &Stream,
+    call: &Call<'_>,
+) -> Result<()> {
     check_lengths(call)?;
+    serving(kernel, gpu, call)?;
+    launch(configuration, gpu, stream, call)
+}
+
+fn launch(configuration: &Configuration, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+    if call.y.is_empty() { Ok(()) } else { configuration.get().run(gpu, stream, call) }
+}
+
+/// The configuration with which a kernel serves a call. Error: it does not.
+fn serving(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<Configuration> {
     let problem = problem(call);
-    let reason = match kernel.layout == call.w.layout() {
-        true if call.batch_invariant && !kernel.batch_invariant => Some(Reason("is not batch-invariant".into())),
-        true => kernel.supports(&gpu.caps(), &problem).err(),
-        false => Some(Reason(format!("reads layout {}, the weights lie in {}", kernel.layout, call.w.layout()))),
+    let chosen = match kernel.layout == call.w.layout() {
+        true => kernel.choose(&gpu.caps(), &problem, call.batch_invariant),
+        false => Err(Reason(format!("reads layout {}, the weights lie in {}", kernel.layout, call.w.layout()))),
     };
-    match reason {
-        None => Ok(()),
-        Some(reason) => {
-            let rejections = vec![Rejection { kernel: kernel.name, reason }];
-            Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
-        }
-    }
+    chosen.map_err(|reason| {
+        let rejections = vec![Rejection { kernel: kernel.name, reason }];
+        Error::NoKernel { op: OP, problem: problem.to_string(), rejections }
+    })
 }
 
 fn check_lengths(call: &Call<'_>) -> Result<()> {

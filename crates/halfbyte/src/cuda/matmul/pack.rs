@@ -12,7 +12,7 @@
 //! [`CudaPlain::pack`](crate::layout::cuda_plain::CudaPlain::pack), bit for bit.
 
 use super::float_type;
-use super::plain::zero_kind;
+use super::simt::zero_kind;
 use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Launch, Stream, Uploader};
@@ -20,7 +20,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
-use crate::kernel::{Problem, Rejection};
+use crate::kernel::{self as table, Problem};
 use crate::layout::codes::{Codes, NIBBLES};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::places::runs;
@@ -146,15 +146,12 @@ impl<'a> Packer<'a> {
         let whole = whole(parts)?;
         let format = Format { weight: whole.format, act };
         let problem = Problem { format: Some(format), x, y: x, m: 1, n: whole.n, k: whole.k };
-        let mut rejections = Vec::new();
-        for kernel in KERNELS.iter().filter(|kernel| kernel.packs) {
-            let held = || parts.iter().try_for_each(|part| (kernel.holds)(part));
-            match kernel.supports(&self.gpu.caps(), &problem).and_then(|()| held()) {
-                Ok(()) => return self.pack_for(kernel, parts, act),
-                Err(reason) => rejections.push(Rejection { kernel: kernel.name, reason }),
-            }
-        }
-        Err(Error::NoKernel { op: OP, problem: problem.to_string(), rejections })
+        let packing = KERNELS.iter().filter(|kernel| kernel.packs);
+        let kernel = table::first(OP, &problem, packing, |kernel| {
+            let held = || parts.iter().try_for_each(|part| kernel.holds(part));
+            kernel.supports(&self.gpu.caps(), &problem).and_then(|()| held()).map(|()| kernel)
+        })?;
+        self.pack_for(kernel, parts, act)
     }
 
     /// The same in the layout of a kernel of the caller's choice. Error also: the layout does not hold the numbers.

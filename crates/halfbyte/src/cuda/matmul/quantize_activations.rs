@@ -2,7 +2,7 @@
 
 use super::float_type;
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View, ViewMut};
+use crate::cuda::driver::{FloatView, Launch, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -314,7 +314,7 @@ pub(in crate::cuda) fn run(
         aligned: (x.pointer().is_multiple_of(16) && (form.k * x.dtype().size_bytes()).is_multiple_of(16)).into(),
     };
     let launch = params.to.launch(block_of(form))?;
-    let function = gpu.function(&instance(form))?;
-    // SAFETY: the one parameter is the source's `Params`; x has m rows of k elements, and the caller vouches for the others.
-    unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
+    let key = ("quantize_activations", [threads(form.span()) as u32, form.offsets.into()]);
+    let function = gpu.function_once(key, || instance(form))?;
+    function.launch_typed(stream, &launch, &params, &[])
 }

@@ -10,7 +10,7 @@
 //! Weights whose forms are equal read the same rows.
 
 use super::quantize_activations::{Form, Target};
-use super::{Epilogue, OP, Packed, wna8_sm90};
+use super::{Configuration, Epilogue, Kernel, OP, Packed, select};
 use crate::cuda::driver::{Buffer, FloatViewMut, Stream, View, ViewMut};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
@@ -96,11 +96,12 @@ impl QuantizedViewMut<'_> {
 /// How rows must lie as codes for a weight; None where its products quantise x themselves, or do not at all, or read columns
 /// in an order of their own.
 pub fn rows_form(caps: &Caps, w: &Packed, m: usize) -> Option<Form> {
-    let Packed::Wna16(w) = w else { return None };
+    // Columns in an order of their own are gathered by products.
+    if !w.in_order() {
+        return None;
+    }
     let problem = problem(w, m, Float::F32);
-    let kernel = &wna8_sm90::KERNEL;
-    let served = w.order() == 0 && kernel.supports(caps, &problem).is_ok();
-    if served { wna8_sm90::rows_form(&problem) } else { None }
+    select(caps, &problem, Some(w.layout())).ok()?.rows_form(&problem)
 }
 
 /// One product of quantised rows.
@@ -123,18 +124,36 @@ pub struct QuantizedCall<'a> {
 /// *Accuracy:* the bits of [`super::run`] with the numbers that were quantised. *Errors:* rows of another form than
 /// [`rows_form`] gives, lengths that do not fit, a workspace that is too small, a kernel that cannot be compiled.
 pub fn run_quantized(gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Result<()> {
+    let problem = problem(call.w, call.x.form.m, call.y.dtype());
+    let plans = call.w.plans(gpu, problem.x, problem.y);
+    let plan = plans.as_ref().ok().and_then(|plans| plans.at(problem.m, false).ok());
+    launch(gpu, stream, &problem, plan.map(|plan| (plan.kernel(), plan.configuration())), &call)
+}
+
+/// The same by a kernel of the caller's choice. Error also: it does not read such rows.
+pub fn run_quantized_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Result<()> {
+    let problem = problem(call.w, call.x.form.m, call.y.dtype());
+    let chosen = kernel.choose(&gpu.caps(), &problem, false).ok().filter(|_| kernel.layout == call.w.layout());
+    launch(gpu, stream, &problem, chosen.as_ref().map(|configuration| (kernel, configuration)), &call)
+}
+
+fn launch(
+    gpu: &Gpu,
+    stream: &Stream,
+    problem: &Problem,
+    plan: Option<(&Kernel, &Configuration)>,
+    call: &QuantizedCall<'_>,
+) -> Result<()> {
     let (form, [n, k]) = (call.x.form, call.w.shape());
-    let wanted = rows_form(&gpu.caps(), call.w, form.m);
-    let Packed::Wna16(w) = call.w else {
-        return Err(Error::invalid(OP, "weights that quantised rows are multiplied by", call.w.layout()));
-    };
-    if wanted != Some(form) {
+    let plan = plan.filter(|_| call.w.in_order());
+    let wanted = plan.and_then(|(kernel, _)| kernel.rows_form(problem));
+    let Some((_, configuration)) = plan.filter(|_| wanted == Some(form)) else {
         let expected = match wanted {
             Some(wanted) => format!("rows of {wanted:?} for weights of {n} × {k}"),
             None => format!("weights that quantised rows are multiplied by, not {} of {n} × {k}", call.w.format()),
         };
         return Err(Error::invalid(OP, expected, format!("rows of {form:?}")));
-    }
+    };
     let fits = |what: &str, expected: Option<usize>, got: usize| match expected == Some(got) {
         true => Ok(()),
         false => Err(Error::invalid(OP, format!("{what} of {} × {n}", form.m), format!("{got} elements"))),
@@ -143,22 +162,11 @@ pub fn run_quantized(gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Res
     if let Some(bias) = call.epilogue.bias {
         fits("a bias, once for rows,", Some(n), bias.len())?;
     }
-    if call.y.is_empty() {
-        return Ok(());
-    }
-    let problem = problem(w, form.m, call.y.dtype());
-    let needed = wna8_sm90::KERNEL.workspace_bytes(&gpu.caps(), &problem);
-    let workspace = call.workspace.map(|workspace| workspace.view());
-    let Some(workspace) = workspace.filter(|workspace| workspace.len() >= needed) else {
-        let got = workspace.map_or(0, |workspace| workspace.len());
-        return Err(Error::invalid(OP, format!("a workspace of {needed} bytes"), got.to_string()));
-    };
-    let rows = wna8_sm90::Rows { codes: call.x.codes, terms: call.x.terms.pointer(), asked: None };
-    wna8_sm90::multiply(gpu, stream, w, &problem, rows, call.epilogue, call.y.pointer(), workspace)
+    if call.y.is_empty() { Ok(()) } else { configuration.get().run_quantized(gpu, stream, problem, call) }
 }
 
 /// The type of x does not matter any more.
-fn problem(w: &super::Wna16Weights, m: usize, y: Float) -> Problem {
+fn problem(w: &Packed, m: usize, y: Float) -> Problem {
     let [n, k] = w.shape();
     Problem { format: Some(w.format()), x: Float::F32, y, m, n, k }
 }

@@ -1,12 +1,15 @@
 //! Weights in layout `cuda_wna16` on a device, and what the kernels that read it do before they multiply.
 
 use super::gather::{self, Gather};
+use super::gemm::{Form, Launches};
 use super::pack::{Packer, Target, Whole};
+use super::plans::KeptPlans;
+use super::wna8::Terms;
 use super::{Call, float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Gpu, Workspace};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::{Atom, order_of};
@@ -42,6 +45,15 @@ pub(super) fn instance<const N: usize>(
     Instance::new(source, kernel).with(numbers.chain(limits).chain(factors))
 }
 
+/// What each kernel that reads the layout keeps prepared.
+#[derive(Debug, Default)]
+pub(super) struct PreparedLaunches {
+    pub wna16_sm80: Launches<wna16_sm80::Wna16Sm80>,
+    pub wna16_sm90: Launches<wna16_sm90::Wna16Sm90>,
+    pub wna8_sm80: Launches<wna8_sm80::Wna8Sm80>,
+    pub wna8_sm90: Launches<wna8_sm90::Wna8Sm90>,
+}
+
 /// A weight in layout `cuda_wna16` on a device.
 #[derive(Debug)]
 pub struct Weights {
@@ -53,14 +65,10 @@ pub struct Weights {
     atoms: Buffer<u8>,
     rows: Buffer<u8>,
     order: Option<Buffer<u32>>,
-    /// What the Hopper kernel keeps prepared.
-    pub(super) launches: wna16_sm90::Launches,
-    /// What the kernel for quantised activations keeps prepared.
-    pub(super) launches_a8: wna8_sm90::Launches,
-    /// What the kernel from sm_80 on keeps prepared.
-    pub(super) launches_sm80: wna16_sm80::Launches,
-    /// What the kernel for quantised activations from sm_80 on keeps prepared.
-    pub(super) launches_a8_sm80: wna8_sm80::Launches,
+    /// Choices for all numbers of rows.
+    pub(super) plans: KeptPlans,
+    /// What kernels keep prepared.
+    pub(super) prepared: PreparedLaunches,
 }
 
 impl Weights {
@@ -78,10 +86,8 @@ impl Weights {
             atoms: packer.allocate(atom.bytes_of([n, k])?)?,
             rows: packer.allocate(atom.bytes_of_rows(n))?,
             order: order.map(|order| packer.upload(&order)).transpose()?,
-            launches: Default::default(),
-            launches_sm80: Default::default(),
-            launches_a8: Default::default(),
-            launches_a8_sm80: Default::default(),
+            plans: Default::default(),
+            prepared: Default::default(),
         };
         let target = Target::Wna16 {
             atoms: weights.atoms(),
@@ -98,10 +104,8 @@ impl Weights {
             atoms: self.atoms.duplicate(stream)?,
             rows: self.rows.duplicate(stream)?,
             order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
-            launches: Default::default(),
-            launches_sm80: Default::default(),
-            launches_a8: Default::default(),
-            launches_a8_sm80: Default::default(),
+            plans: Default::default(),
+            prepared: Default::default(),
             ..*self
         })
     }
@@ -163,6 +167,11 @@ pub(in crate::cuda) fn atom(problem: &Problem) -> std::result::Result<Atom, Reas
     Atom::of(format.weight, problem.k).map_err(|why| Reason(why.to_string()))
 }
 
+/// The form of a problem as the kernels for exact activations have it, or why they do not multiply it.
+pub(super) fn gemm_form(problem: &Problem) -> std::result::Result<Form, Reason> {
+    Ok(Form { atom: atom(problem)?, terms: Terms::default(), x: problem.x, out: problem.y })
+}
+
 /// Whether a problem has columns, and no more of anything than the layout counts.
 pub(super) fn sized(problem: &Problem) -> std::result::Result<(), Reason> {
     if problem.k == 0 {
@@ -184,15 +193,15 @@ pub(super) struct Rows<'a> {
     pub m: usize,
     /// Address of the first row of y.
     pub y: u64,
-    /// Address of the workspace.
-    pub workspace: u64,
 }
 
 /// Bytes of workspace for a problem: counters, `parts(m)` for that many rows, and room for a copy of some rows of x, in
 /// another order or wider.
 pub(super) fn workspace_bytes(problem: &Problem, parts: impl Fn(usize) -> usize) -> usize {
     let rows = problem.m.min(gather::ROWS);
-    let most = [problem.m, rows, problem.m % gather::ROWS].map(parts).into_iter().max().unwrap_or(0);
+    // All at once, or copies of some at a time, of which the last may be fewer.
+    let copied = [rows, problem.m % gather::ROWS].into_iter().filter(|&m| m != problem.m && m > 0);
+    let most = [problem.m].into_iter().chain(copied).map(parts).max().unwrap_or(0);
     (Workspace::COUNTER_BYTES + most).next_multiple_of(2 * PIECE) + rows * pitch(problem.k) * 2
 }
 
@@ -200,22 +209,19 @@ fn pitch(k: usize) -> usize {
     k.next_multiple_of(PIECE)
 }
 
-/// Runs a product: all rows at once or, where x must be copied first, some at a time. `bytes` is [`workspace_bytes`], which
-/// the workspace has.
+/// Runs a product: all rows at once or, where x must be copied first, some at a time; copies lie in the end of the workspace,
+/// which has [`workspace_bytes`].
 pub(super) fn run(
     gpu: &Gpu,
     stream: &Stream,
     call: &Call<'_>,
     w: &Weights,
-    bytes: usize,
+    workspace: View<'_, u8>,
     product: impl Fn(Rows<'_>) -> Result<()>,
 ) -> Result<()> {
-    let Some(workspace) = call.workspace.as_deref().map(Workspace::view) else {
-        return Err(Error::invalid("wna16", "a workspace", "none"));
-    };
-    let (x, m, y) = (call.x, call.m, call.y.pointer());
+    let (x, m, y, bytes) = (call.x, call.m, call.y.pointer(), workspace.len());
     if w.reads_in_place(x) {
-        return product(Rows { x, pitch: w.k, m, y, workspace: workspace.pointer() });
+        return product(Rows { x, pitch: w.k, m, y });
     }
     let pitch = pitch(w.k);
     for first in (0..m).step_by(gather::ROWS) {
@@ -235,7 +241,7 @@ pub(super) fn run(
         };
         gather.run(gpu, stream)?;
         let y = y + (first * w.n * call.y.dtype().size_bytes()) as u64;
-        product(Rows { x: copied, pitch, m, y, workspace: workspace.pointer() })?;
+        product(Rows { x: copied, pitch, m, y })?;
     }
     Ok(())
 }

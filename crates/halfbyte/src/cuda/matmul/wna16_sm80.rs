@@ -1,69 +1,50 @@
-//! Launches of `wna16_sm80.cu`: 4- and 8-bit weights times half floats on every processor from sm_80 on.
+//! GEMM of 4- and 8-bit weights with half floats (w4a16, w8a16) on every processor from sm_80 on: launches of `wna16_sm80.cu`.
 //!
-//! Codes are multiplied as exact integers, and scales multiply the sums of their groups: weights are never rounded, and x may be
-//! of another type than the scales.
+//! Weights are converted in registers and multiplied by `mma.sync`; `cp.async` brings x and weights; tiles are cut into pieces
+//! (split-K) or among all blocks (stream-K). Codes are multiplied as exact integers, and scales multiply the sums of their groups:
+//! weights are never rounded, and x may be of another type than the scales.
 
 pub mod config;
 
-use super::wna16::{self, Rows, Weights};
-use super::{Call, Kernel, Packed, gather, wna16_sm90};
-use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
-use crate::cuda::kept::Kept;
+use super::gemm::{self, Choice, Form, Gemm, Launches, Operands};
+use super::kernel::{Answer, Configuration, Kernel};
+use super::wna16::{self, Weights};
+use crate::cuda::Caps;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Arch, Instance, Source};
-use crate::cuda::{Caps, Gpu, Workspace};
-use crate::error::{Error, Result};
-use crate::format::WeightFormat;
+use crate::cuda::tiled::Tiled;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use config::{Config, Schedule};
+use config::Config;
 
 static SOURCE: Source =
     Source { path: "matmul/wna16_sm80.cu", text: include_str!("wna16_sm80.cu"), parameters: &[Arguments::LAYOUT] };
 
-const NAME: &str = "wna16_sm80";
-
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    layout: wna16::LAYOUT,
-    what: "mma.sync on weights converted in registers, copies by cp.async",
-    packs: true,
-    batch_invariant: true,
-    serves: |arch| arch.number >= 80,
+pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm80>(
+    "mma.sync on weights converted in registers, copies by cp.async",
+    |arch| arch.number >= 80,
     instances,
-    instances_of: |caps, problem| {
-        let Ok(atom) = wna16::atom(problem) else { return Vec::new() };
-        let (config, _) = Choice::FAST.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
-        vec![config.instance(atom, [problem.x, problem.y], Activation::None), gather::instance()]
-    },
-    rounds_weights: |_, _| false,
-    supports,
-    workspace_bytes,
-    holds: wna16::holds,
-    pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
-    run,
-};
-
-/// Warpgroups of a block at most, each with a counter of its own for every cut tile.
-const MOST_WARPGROUPS: usize = 2;
-
-/// Tiles that may be cut, for each of which the workspace has counters.
-const MOST_CUT: usize = Workspace::COUNTER_BYTES / 4 / MOST_WARPGROUPS;
+);
 
 /// Shared memory that a block may have: on the processors of graphics cards, on sm_80, and on those of data centres since.
-pub(super) const SHARED_BYTES: [u32; 3] = [101_376, 166_912, 232_448];
+const SHARED_BYTES: [u32; 3] = [101_376, 166_912, 232_448];
 
-/// Every configuration for a form of atoms and devices with so much shared memory.
-fn instances_with(shared_bytes: u32, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Vec<Instance> {
-    let caps = Caps { arch: Arch::of([8, 0]), multiprocessors: 108, shared_bytes, l2_bytes: 0, cublaslt: false };
-    config::all(atom, out, &caps).into_iter().map(|c| c.instance(atom, [x, out], activation)).collect()
+/// A device of each kind, as far as configurations depend on it.
+pub(super) fn every_device() -> impl Iterator<Item = Caps> {
+    SHARED_BYTES.into_iter().map(|shared_bytes| Caps { shared_bytes, ..Caps::of_arch(Arch::of([8, 0])) })
+}
+
+/// Every configuration for a form of atoms on a device.
+fn instances_on(caps: &Caps, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Vec<Instance> {
+    config::all(atom, out, caps).into_iter().map(|c| c.instance(atom, [x, out], activation)).collect()
 }
 
 /// Every configuration for the commonest format, and for the others' forms of conversion with the least shared memory.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
-    let all = SHARED_BYTES.into_iter().flat_map(|bytes| instances_with(bytes, atom, [Float::F16; 2], Activation::None));
+    let all = every_device().flat_map(|caps| instances_on(&caps, atom, [Float::F16; 2], Activation::None));
     let others = [
         (Atom { scale: Float::BF16, ..atom }, [Float::BF16; 2], Activation::Silu),
         (Atom { bits: 8, zero: true, group: 32, ..atom }, [Float::BF16, Float::F32], Activation::Gelu),
@@ -75,174 +56,111 @@ fn instances() -> Vec<Instance> {
         (Atom { zero: true, group: 32, ..atom }, [Float::BF16; 2], Activation::Relu6),
         (Atom { bits: 8, zero: true, group: 64, ..atom }, [Float::F16; 2], Activation::None),
     ];
-    let few = others.into_iter().flat_map(|(atom, types, act)| instances_with(SHARED_BYTES[0], atom, types, act));
-    let mut all: Vec<_> = all.chain(few).collect();
+    let least = every_device().take(1);
+    let few = least.flat_map(|caps| others.map(|(atom, types, act)| instances_on(&caps, atom, types, act)));
+
+    let mut all: Vec<_> = all.chain(few.flatten()).collect();
     all.sort_by_cached_key(Instance::to_string);
     all.dedup_by_key(|instance| instance.to_string());
     all
 }
 
-/// Every configuration for a format and x of the type of its scales, with y of the type of x and in f32 and without an
-/// activation; none if it is not served.
-pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
-    // More columns than any group: groups of all columns are what rows are.
-    let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
-    let types = [[atom.scale; 2], [atom.scale, Float::F32]];
-    let of = |bytes| types.into_iter().flat_map(move |types| instances_with(bytes, atom, types, Activation::None));
-    SHARED_BYTES.into_iter().flat_map(of).collect()
-}
-
-/// How a launch comes to its configuration and its cuts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Choice {
-    /// The caller's; none: the fastest.
-    config: Option<Config>,
-    /// Whether sums are cut as n and k alone tell, so that a row of y has the same bits whatever m is.
-    batch_invariant: bool,
-}
-
-impl Choice {
-    const FAST: Self = Self { config: None, batch_invariant: false };
-    const BATCH_INVARIANT: Self = Self { config: None, batch_invariant: true };
-
-    fn make(self, caps: &Caps, atom: Atom, [m, n, k]: [usize; 3], out: Float) -> (Config, Schedule) {
-        let shape = [m.max(1), n.max(1), k.max(1)];
-        let config = self.config.unwrap_or_else(|| config::config(atom, shape, out, caps));
-        let schedule = match self.batch_invariant {
-            true => Schedule::pieces(config, shape, config::invariant_pieces(shape)),
-            false => config::schedule(config, shape, config.workers(atom, out, caps)),
-        };
-        (config, schedule)
-    }
-
-    /// Rows that one launch takes.
-    fn rows(self, m: usize) -> usize {
-        if self.batch_invariant { m.min(config::ROWS_AT_ONCE) } else { m }
-    }
-
-    fn workspace_bytes(self, caps: &Caps, atom: Atom, problem: &Problem) -> usize {
-        let parts = |m: usize| {
-            let (config, schedule) = self.make(caps, atom, [self.rows(m), problem.n, problem.k], problem.y);
-            schedule.parts_bytes(config)
-        };
-        wna16::workspace_bytes(problem, parts)
-    }
-}
-
-fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
-    let atom = wna16::atom(problem)?;
-    let refuse = |why: String| Err(Reason(why));
-    if problem.x == Float::F32 {
-        return refuse("multiplies x in f16 or bf16; x is f32".into());
-    }
-    for choice in [Choice::FAST, Choice::BATCH_INVARIANT] {
-        let shape = [choice.rows(problem.m), problem.n, problem.k];
-        let (config, schedule) = choice.make(caps, atom, shape, problem.y);
-        let shared = config.shared_bytes(atom, problem.y);
-        if shared > caps.shared_bytes as usize {
-            return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-        }
-        if !schedule.fits() {
-            return refuse("more tiles than 32 bits count".into());
-        }
-    }
-    Ok(())
-}
-
-fn workspace_bytes(caps: &Caps, problem: &Problem) -> usize {
-    let Ok(atom) = wna16::atom(problem) else { return 0 };
-    let of = |choice: Choice| choice.workspace_bytes(caps, atom, problem);
-    of(Choice::FAST).max(of(Choice::BATCH_INVARIANT))
-}
-
-/// What a launch was prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Key {
-    m: usize,
-    x: Float,
-    out: Float,
-    activation: Activation,
-    choice: Choice,
-}
-
-/// What is the same in every launch for a key.
+/// The kernel as launchers see it.
 #[derive(Debug)]
-struct Prepared {
-    schedule: Schedule,
-    launch: Launch,
-    function: Function,
-}
+pub(super) struct Wna16Sm80;
 
-impl Prepared {
-    fn new(gpu: &Gpu, w: &Weights, &Key { m, x, out, activation, choice }: &Key) -> Result<Self> {
-        let ([n, k], atom, caps) = (w.shape(), w.atom(), gpu.caps());
-        let (config, schedule) = choice.make(&caps, atom, [m, n, k], out);
-        if !schedule.fits() {
-            return Err(Error::invalid(NAME, "tiles that 32 bits count", format!("{schedule:?}")));
-        }
-        Ok(Self {
-            schedule,
-            launch: Launch {
-                shared_bytes: config.shared_bytes(atom, out) as u32,
-                programmatic: caps.arch.number >= 90,
-                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
-            },
-            function: gpu.function(&config.instance(atom, [x, out], activation))?,
-        })
+impl Tiled for Wna16Sm80 {
+    type Form = Form;
+    type Config = Config;
+
+    fn threads(config: Config) -> usize {
+        config.threads()
+    }
+
+    fn shared_bytes(form: &Form, config: Config) -> usize {
+        config.shared_bytes(form.atom, form.out)
+    }
+
+    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
+        config.instance(form.atom, [form.x, form.out], activation)
     }
 }
 
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Kept<Key, Prepared>);
+impl Gemm for Wna16Sm80 {
+    const NAME: &'static str = "wna16_sm80";
+    const QUANTIZES: bool = false;
+    const MAPS: bool = false;
+    const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
+    type Arguments = Arguments;
 
-parameters! {
-    /// Who computes what, as the sources from sm_80 on have it.
-    pub(super) struct Cuts {
-        steps: i32,
-        rows: i32,
-        columns: i32,
-        waves: i32,
-        workers: i32,
-        sharers: i32,
-        first: i32,
-        units: i32,
-    }
-}
-
-impl Cuts {
-    /// Of a schedule that fits: atoms along k and tiles along n and m; rounds of whole tiles, workers, and those that share the
-    /// tiles that are cut; how many those are.
-    fn new([steps, rows, columns]: [usize; 3], [waves, workers, sharers]: [usize; 3], cut: usize) -> Self {
-        Self {
-            steps: steps as i32,
-            rows: rows as i32,
-            columns: columns as i32,
-            waves: waves as i32,
-            workers: workers as i32,
-            sharers: sharers as i32,
-            first: (waves * workers) as i32,
-            units: (cut * steps) as i32,
+    fn form(problem: &Problem) -> Answer<Form> {
+        match problem.x {
+            Float::F32 => Err(Reason("multiplies x in f16 or bf16; x is f32".into())),
+            _ => wna16::gemm_form(problem),
         }
     }
-}
 
-impl From<Schedule> for Cuts {
-    fn from(Schedule { steps, rows, columns, waves, workers, sharers, cut }: Schedule) -> Self {
-        Self::new([steps, rows, columns], [waves, workers, sharers], cut)
+    fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {
+        config::config(form.atom, shape, form.out, caps)
+    }
+
+    fn schedule(form: &Form, (config, batch_invariant): Choice<Config>, shape: [usize; 3], caps: &Caps) -> Schedule {
+        match batch_invariant {
+            false => config::schedule(config, shape, config.workers(form.atom, form.out, caps)),
+            true => config::pieces(config, shape, config::invariant_pieces(shape)),
+        }
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        config.parts_bytes(schedule)
+    }
+
+    fn candidates(form: &Form, _: usize, caps: &Caps) -> Vec<Config> {
+        config::all(form.atom, form.out, caps)
+    }
+
+    fn allows(form: &Form, config: Config, caps: &Caps) -> bool {
+        config::all(form.atom, form.out, caps).contains(&config)
+    }
+
+    fn every_config(form: &Form) -> Vec<Config> {
+        every_device().flat_map(|caps| config::all(form.atom, form.out, &caps)).collect()
+    }
+
+    fn launches(w: &Weights) -> &Launches<Self> {
+        &w.prepared.wna16_sm80
+    }
+
+    fn arguments(w: &Weights, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
+        let Operands { m, k, pitch, y, bias, .. } = *operands;
+        let [parts, counters] = gemm::parts(operands.workspace);
+        Arguments {
+            w: w.atoms(),
+            rows_of_scales: w.rows(),
+            x: operands.x_at(),
+            y,
+            bias,
+            parts,
+            counters,
+            m: m as i32,
+            n: w.shape()[0] as i32,
+            k: k as i32,
+            pitch: pitch as i32,
+            cuts: Flat((*schedule).into()),
+        }
     }
 }
 
-impl From<wna16_sm90::config::Schedule> for Cuts {
-    fn from(schedule: wna16_sm90::config::Schedule) -> Self {
-        let wna16_sm90::config::Schedule { steps, rows, columns, waves, workers, sharers, cut } = schedule;
-        Self::new([steps, rows, columns], [waves, workers, sharers], cut)
+impl From<Config> for Configuration {
+    /// For the tests and sweeps of this kernel.
+    fn from(config: Config) -> Self {
+        Self::given::<Wna16Sm80>(config)
     }
 }
 
 parameters! {
     /// `Arguments` of the source.
-    struct Arguments {
+    pub(super) struct Arguments {
         w: u64,
         rows_of_scales: u64,
         x: u64,
@@ -256,88 +174,4 @@ parameters! {
         pitch: i32,
         cuts: Flat<Cuts>,
     }
-}
-
-fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
-    multiply(gpu, stream, call, Choice { config: None, batch_invariant: call.batch_invariant })
-}
-
-/// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form, y and
-/// the device: for measuring which is best.
-///
-/// Errors: those of [`super::run`], a shape that the configuration does not cover.
-pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
-    super::check(&KERNEL, gpu, call)?;
-    if call.y.is_empty() {
-        return Ok(());
-    }
-    multiply(gpu, stream, call, Choice { config: Some(config), batch_invariant: call.batch_invariant })
-}
-
-fn multiply(gpu: &Gpu, stream: &Stream, call: &Call<'_>, choice: Choice) -> Result<()> {
-    let refuse = |expected: String, got: String| Err(Error::invalid(NAME, expected, got));
-    let Packed::Wna16(w) = call.w else {
-        return refuse("weights in layout cuda_wna16".into(), call.w.layout().into());
-    };
-    let (caps, problem) = (gpu.caps(), super::problem(call));
-    if choice.config.is_some_and(|config| !config::all(w.atom(), problem.y, &caps).contains(&config)) {
-        return refuse("a configuration for this weight".into(), format!("{:?}", choice.config));
-    }
-    let needed = choice.workspace_bytes(&caps, w.atom(), &problem);
-    let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
-    if given < needed {
-        return refuse(format!("a workspace of {needed} bytes"), given.to_string());
-    }
-    wna16::run(gpu, stream, call, w, needed, |rows| {
-        let at_once = choice.rows(rows.m);
-        (0..rows.m).step_by(at_once).try_for_each(|first| {
-            let part = Part {
-                x: rows.x.pointer() + (first * rows.pitch * 2) as u64,
-                y: rows.y + (first * problem.n * problem.y.size_bytes()) as u64,
-                m: at_once.min(rows.m - first),
-            };
-            product(gpu, stream, w, call, choice, &rows, part)
-        })
-    })
-}
-
-/// Rows of one launch: addresses of the first one's x and y.
-struct Part {
-    x: u64,
-    y: u64,
-    m: usize,
-}
-
-fn product(
-    gpu: &Gpu,
-    stream: &Stream,
-    w: &Weights,
-    call: &Call<'_>,
-    choice: Choice,
-    all: &Rows<'_>,
-    Part { x, y, m }: Part,
-) -> Result<()> {
-    if !y.is_multiple_of(16) {
-        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
-    }
-    let [n, k] = w.shape();
-    let key = Key { m, x: call.x.dtype(), out: call.y.dtype(), activation: call.epilogue.activation, choice };
-    let prepared = w.launches_sm80.0.get(key, |key| Prepared::new(gpu, w, key))?;
-    let arguments = Arguments {
-        w: w.atoms(),
-        rows_of_scales: w.rows(),
-        x,
-        y,
-        bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-        parts: all.workspace + Workspace::COUNTER_BYTES as u64,
-        counters: all.workspace,
-        m: m as i32,
-        n: n as i32,
-        k: k as i32,
-        pitch: all.pitch as i32,
-        cuts: Flat(prepared.schedule.into()),
-    };
-    // SAFETY: the parameter is the source's; lengths of x, y and bias were checked by `check`, the workspace's by `multiply`,
-    // the others are those of the packed weight.
-    unsafe { prepared.function.launch(stream, &prepared.launch, &[Arg::new(&arguments)]) }
 }

@@ -1,6 +1,8 @@
-//! Launches of `wna16_sm90.cu`: 4- and 8-bit weights times half floats on Hopper.
+//! GEMM of 4- and 8-bit weights with half floats (w4a16, w8a16) on Hopper: launches of `wna16_sm90.cu`.
 //!
-//! Products use exact codes and scale the sums of each group. Those of more than 128 rows, with y a half float, use weights
+//! Weights are converted in registers and multiplied by `wgmma` or, for few rows, `mma.sync`; TMA and bulk copies bring x and
+//! weights; tiles are cut among all blocks (stream-K) or shared by a cluster (split-K); blocks start while the kernel before ends
+//! (PDL). Products use exact codes and scale the sums of each group. Those of more than 128 rows, with y a half float, use weights
 //! that were scaled and rounded to the type of x, once.
 
 mod candidates;
@@ -8,53 +10,29 @@ pub mod config;
 
 pub use candidates::{candidates, compiles};
 
-use super::gather;
-use super::wna16::{self, Rows, Weights};
-use super::wna16_sm80::Cuts;
-use super::{Call, Kernel, Packed};
-use crate::cuda::driver::{Arg, FloatView, Function, Launch, Promotion, Stream, Swizzle, TensorMap, Tiles, View};
-use crate::cuda::kept::Kept;
+use super::gemm::{self, Choice, Form, Gemm, Launches, Operands, X};
+use super::kernel::{Answer, Configuration, Kernel};
+use super::wna16::{self, Weights};
+use crate::cuda::Caps;
+use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Caps, Gpu, Workspace};
-use crate::error::{Error, Result};
-use crate::format::WeightFormat;
+use crate::cuda::tiled::Tiled;
+use crate::error::Result;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use config::{Config, Schedule};
+use config::Config;
 
 static SOURCE: Source =
     Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu"), parameters: &[Arguments::LAYOUT] };
 
-const NAME: &str = "wna16_sm90";
-
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    layout: wna16::LAYOUT,
-    what: "wgmma or mma.sync on weights converted in registers, copies by the bulk engine",
-    packs: true,
-    batch_invariant: true,
-    serves: |arch| arch.number == 90 && arch.specific,
+pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
+    "wgmma or mma.sync on weights converted in registers, copies by the bulk engine",
+    |arch| arch.number == 90 && arch.specific,
     instances,
-    instances_of: |caps, problem| {
-        let Ok(atom) = wna16::atom(problem) else { return Vec::new() };
-        let (config, _) = Choice::Fast.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
-        vec![config.instance(atom, problem.y, Activation::None), gather::instance()]
-    },
-    rounds_weights: |caps, problem| {
-        let shape = [problem.m, problem.n, problem.k];
-        wna16::atom(problem).is_ok_and(|atom| Choice::Fast.make(caps, atom, shape, problem.y).0.early)
-    },
-    supports,
-    workspace_bytes,
-    holds: wna16::holds,
-    pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
-    run,
-};
-
-/// Tiles that may be cut, for each of which the workspace has two counters.
-const MOST_CUT: usize = Workspace::COUNTER_BYTES / 8;
+);
 
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances() -> Vec<Instance> {
@@ -68,127 +46,114 @@ fn instances() -> Vec<Instance> {
     ];
     let few = others.into_iter().flat_map(|(atom, out, activation)| {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];
-        shapes.map(|shape| config::config(atom, shape, out, 132).instance(atom, out, activation))
+        shapes.map(|shape| config::config(atom, shape, out, &Caps::H200).instance(atom, out, activation))
     });
     all.chain(few).collect()
 }
 
-/// Every configuration for a format, with y of the type of x and in f32 and without an activation; none if it is not served.
-pub fn every_instance(format: WeightFormat) -> Vec<Instance> {
-    // More columns than any group: groups of all columns are what rows are.
-    let Ok(atom) = Atom::of(format, usize::MAX) else { return Vec::new() };
-    let of = |out: Float| config::all(atom, out).into_iter().map(move |c| c.instance(atom, out, Activation::None));
-    of(atom.scale).chain(of(Float::F32)).collect()
-}
-
-/// How a launch comes to its configuration.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Choice {
-    /// The fastest.
-    Fast,
-    /// One that sums in the same order whatever the number of rows.
-    BatchInvariant,
-    /// The caller's.
-    Given(Config),
-}
-
-impl Choice {
-    fn make(self, caps: &Caps, atom: Atom, [m, n, k]: [usize; 3], out: Float) -> (Config, Schedule) {
-        let (shape, multiprocessors) = ([m.max(1), n.max(1), k.max(1)], caps.multiprocessors.max(1) as usize);
-        let config = match self {
-            Choice::Fast => config::config(atom, shape, out, multiprocessors),
-            Choice::BatchInvariant => config::batch_invariant(atom, shape, out, multiprocessors),
-            Choice::Given(config) => config,
-        };
-        let schedule = match self {
-            Choice::BatchInvariant => Schedule::whole(config, shape),
-            _ => Schedule::new(config, shape, multiprocessors),
-        };
-        (config, schedule)
-    }
-}
-
-fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
-    let atom = wna16::atom(problem)?;
-    let refuse = |why: String| Err(Reason(why));
-    if problem.x != atom.scale {
-        return refuse(format!("multiplies x of the type of the scales, {}; x is {}", atom.scale, problem.x));
-    }
-    for choice in [Choice::Fast, Choice::BatchInvariant] {
-        let (config, schedule) = choice.make(caps, atom, [problem.m, problem.n, problem.k], problem.y);
-        let shared = config.shared_bytes(atom, problem.y);
-        if shared > caps.shared_bytes as usize {
-            return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-        }
-        if !schedule.fits() {
-            return refuse("more tiles than 32 bits count".into());
-        }
-    }
-    Ok(())
-}
-
-/// Counters, sums of cut tiles, and room for a copy of some rows of x.
-fn workspace_bytes(caps: &Caps, problem: &Problem) -> usize {
-    let Ok(atom) = wna16::atom(problem) else { return 0 };
-    let parts = |m: usize| {
-        let (config, schedule) = Choice::Fast.make(caps, atom, [m, problem.n, problem.k], problem.y);
-        schedule.parts_bytes(config)
-    };
-    wna16::workspace_bytes(problem, parts)
-}
-
-/// What a launch was prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Key {
-    x: u64,
-    pitch: usize,
-    m: usize,
-    out: Float,
-    activation: Activation,
-    choice: Choice,
-}
-
-/// What is the same in every launch for a key.
+/// The kernel as launchers see it.
 #[derive(Debug)]
-struct Prepared {
-    schedule: Schedule,
-    box_rows: usize,
-    map: TensorMap,
-    launch: Launch,
-    function: Function,
+pub(super) struct Wna16Sm90;
+
+impl Tiled for Wna16Sm90 {
+    type Form = Form;
+    type Config = Config;
+
+    fn threads(config: Config) -> usize {
+        config.threads()
+    }
+
+    fn split(config: Config) -> usize {
+        config.split
+    }
+
+    fn shared_bytes(form: &Form, config: Config) -> usize {
+        config.shared_bytes(form.atom, form.out)
+    }
+
+    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
+        config.instance(form.atom, form.out, activation)
+    }
 }
 
-impl Prepared {
-    fn new(gpu: &Gpu, w: &Weights, key: &Key, x: FloatView<'_>) -> Result<Self> {
-        let ([n, k], atom) = (w.shape(), w.atom());
-        let (config, schedule) = key.choice.make(&gpu.caps(), atom, [key.m, n, k], key.out);
-        let box_rows = config.tokens.min(key.m);
+impl Gemm for Wna16Sm90 {
+    const NAME: &'static str = "wna16_sm90";
+    const QUANTIZES: bool = false;
+    const MAPS: bool = true;
+    const INVARIANT_ROWS: Option<usize> = Some(usize::MAX);
+    type Arguments = Arguments;
+
+    fn form(problem: &Problem) -> Answer<Form> {
+        let form = wna16::gemm_form(problem)?;
+        if problem.x != form.atom.scale {
+            let (scale, x) = (form.atom.scale, problem.x);
+            return Err(Reason(format!("multiplies x of the type of the scales, {scale}; x is {x}")));
+        }
+        Ok(form)
+    }
+
+    fn config(form: &Form, shape: [usize; 3], caps: &Caps, batch_invariant: bool) -> Config {
+        match batch_invariant {
+            false => config::config(form.atom, shape, form.out, caps),
+            true => config::batch_invariant(form.atom, shape, form.out, caps),
+        }
+    }
+
+    fn schedule(_: &Form, (config, batch_invariant): Choice<Config>, shape: [usize; 3], caps: &Caps) -> Schedule {
+        match batch_invariant {
+            false => Schedule::new(config, shape, caps.multiprocessors.max(1) as usize),
+            true => Schedule::whole(config, shape),
+        }
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        schedule.parts_bytes(config)
+    }
+
+    fn rounds_weights(config: Config) -> bool {
+        config.early
+    }
+
+    fn candidates(form: &Form, m: usize, _: &Caps) -> Vec<Config> {
+        candidates(form.atom, m, form.out)
+    }
+
+    fn allows(form: &Form, config: Config, _: &Caps) -> bool {
+        compiles(config, form.atom, form.out) || config::every(form.atom, form.out).contains(&config)
+    }
+
+    fn every_config(form: &Form) -> Vec<Config> {
+        config::every(form.atom, form.out)
+    }
+
+    fn launches(w: &Weights) -> &Launches<Self> {
+        &w.prepared.wna16_sm90
+    }
+
+    fn map(config: Config, operands: &Operands<'_>) -> Result<Option<TensorMap>> {
+        let X::Floats(x) = operands.x else { return Ok(None) };
         let tiles = Tiles {
-            shape: [key.m, k],
-            stride: key.pitch,
-            tile: [box_rows as u32, 64],
+            shape: [operands.m, operands.k],
+            stride: operands.pitch,
+            tile: [config.tokens.min(operands.m) as u32, 64],
             swizzle: Swizzle::Bytes128,
             promotion: Promotion::Bytes256,
         };
-        Ok(Self {
-            schedule,
-            box_rows,
-            map: TensorMap::of_matrix(x, &tiles)?,
-            launch: Launch {
-                grid: [(schedule.workers * config.split) as u32, 1, 1],
-                cluster: [config.split as u32, 1, 1],
-                shared_bytes: config.shared_bytes(atom, key.out) as u32,
-                programmatic: true,
-                ..Launch::linear(1, config.threads() as u32)
-            },
-            function: gpu.function(&config.instance(atom, key.out, key.activation))?,
-        })
+        TensorMap::of_matrix(x, &tiles).map(Some)
+    }
+
+    fn arguments(w: &Weights, config: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
+        let Operands { y, bias, workspace, m, .. } = *operands;
+        Arguments::new(w, schedule, [y, bias, workspace], m, config.tokens.min(m))
     }
 }
 
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Kept<Key, Prepared>);
+impl From<Config> for Configuration {
+    /// For the tests and sweeps of this kernel.
+    fn from(config: Config) -> Self {
+        Self::given::<Wna16Sm90>(config)
+    }
+}
 
 parameters! {
     /// `Arguments` of the source.
@@ -216,13 +181,14 @@ impl Arguments {
         m: usize,
         box_rows: usize,
     ) -> Self {
+        let [parts, counters] = gemm::parts(workspace);
         Self {
             w: w.atoms(),
             rows_of_scales: w.rows(),
             y,
             bias,
-            parts: workspace + Workspace::COUNTER_BYTES as u64,
-            counters: workspace,
+            parts,
+            counters,
             m: m as i32,
             n: w.shape()[0] as i32,
             box_bytes: (box_rows * 128) as i32,
@@ -230,58 +196,4 @@ impl Arguments {
             padding: 0,
         }
     }
-}
-
-fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
-    let Packed::Wna16(w) = call.w else {
-        return Err(Error::invalid(NAME, "weights in layout cuda_wna16", call.w.layout()));
-    };
-    let choice = if call.batch_invariant { Choice::BatchInvariant } else { Choice::Fast };
-    let bytes = workspace_bytes(&gpu.caps(), &super::problem(call));
-    wna16::run(gpu, stream, call, w, bytes, |rows| product(gpu, stream, w, call, choice, rows))
-}
-
-/// Puts a product into a stream with a configuration of the caller's choice, as [`config::all`] and [`candidates`] have them for
-/// the weight's form and y: for measuring which is best. Those that scale early round weights to the type of x.
-///
-/// Errors: those of [`super::run`], a copy of x that would be needed, a shape that the configuration does not cover.
-pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
-    super::check(&KERNEL, gpu, call)?;
-    let refuse = |expected: &str, got: String| Err(Error::invalid(NAME, expected, got));
-    let Packed::Wna16(w) = call.w else { return refuse("weights in layout cuda_wna16", call.w.layout().into()) };
-    let (atom, y) = (w.atom(), call.y.dtype());
-    let known = compiles(config, atom, y) || config::all(atom, y).contains(&config);
-    if !w.reads_in_place(call.x) || !known {
-        return refuse("a configuration for this weight", format!("{config:?}"));
-    }
-    if call.y.is_empty() {
-        return Ok(());
-    }
-    let [n, k] = w.shape();
-    let needed = match config.workspace_bytes([call.m, n, k], gpu.caps().multiprocessors as usize) {
-        Some(bytes) => bytes,
-        None => return refuse("a shape that the configuration covers", format!("{} × {n} × {k}", call.m)),
-    };
-    let workspace = match call.workspace.as_deref() {
-        Some(workspace) if workspace.bytes() >= needed => workspace.view().pointer(),
-        other => return refuse(&format!("a workspace of {needed} bytes"), format!("{other:?}")),
-    };
-    let rows = Rows { x: call.x, pitch: k, m: call.m, y: call.y.pointer(), workspace };
-    product(gpu, stream, w, call, Choice::Given(config), rows)
-}
-
-fn product(gpu: &Gpu, stream: &Stream, w: &Weights, call: &Call<'_>, choice: Choice, rows: Rows<'_>) -> Result<()> {
-    let Rows { x, pitch, m, y, workspace } = rows;
-    if !y.is_multiple_of(16) {
-        return Err(Error::invalid(NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
-    }
-    let (out, activation) = (call.y.dtype(), call.epilogue.activation);
-    let key = Key { x: x.pointer(), pitch, m, out, activation, choice };
-    let prepared = w.launches.0.get(key, |key| Prepared::new(gpu, w, key, x))?;
-    let bias = call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
-    let arguments = Arguments::new(w, &prepared.schedule, [y, bias, workspace], m, prepared.box_rows);
-    let args = [Arg::new(&arguments), Arg::new(&prepared.map)];
-    // SAFETY: the parameters are the source's; lengths of x, y, bias and workspace were checked by `run_with`, the others
-    // are those of the packed weight.
-    unsafe { prepared.function.launch(stream, &prepared.launch, &args) }
 }

@@ -1,71 +1,47 @@
-//! Launches of `wna8_sm80.cu`: 4- and 8-bit weights times activations that are quantised on the fly, on every processor from
-//! sm_80 on.
+//! GEMM of 4- and 8-bit weights with quantised activations (w4a8, w8a8) on every processor from sm_80 on: launches of
+//! `wna8_sm80.cu`.
 //!
-//! One kernel quantises x, as for [`wna8_sm90`], the next one multiplies. Integers of a group are exact, and a row of y has the
-//! same bits wherever tiles are cut alike: rows that do not depend on each other are only a matter of the cuts.
+//! One kernel quantises x, as for [`wna8_sm90`](super::wna8_sm90), the next one multiplies bytes by integer `mma.sync`, which
+//! `cp.async` brings; tiles are cut into pieces (split-K) or among all blocks (stream-K). Integers of a group are exact, and a row
+//! of y has the same bits wherever tiles are cut alike: rows that do not depend on each other are only a matter of the cuts.
 
 pub mod config;
 
+use super::gemm::{self, Choice, Form, Gemm, Launches, Operands};
+use super::kernel::{Answer, Configuration, Kernel};
 use super::quantize_activations;
-use super::wna8_sm90::config::Terms;
-use super::wna8_sm90::{self, Room, x_form};
-use super::wna16::{self, Weights};
-use super::wna16_sm80::{self, Cuts};
-use super::{Call, Kernel, Packed};
-use crate::cuda::driver::{Arg, Function, Launch, Stream, View};
-use crate::cuda::kept::Kept;
+use super::wna8::{self, Terms};
+use super::wna16::Weights;
+use super::wna16_sm80::every_device;
+use crate::cuda::Caps;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
-use crate::cuda::sources::{Arch, Instance, Source};
-use crate::cuda::{Caps, Gpu, Workspace};
-use crate::error::{Error, Result};
+use crate::cuda::schedule::{Cuts, Schedule};
+use crate::cuda::sources::{Instance, Source};
+use crate::cuda::tiled::Tiled;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use config::{Config, Schedule};
+use config::Config;
 
 static SOURCE: Source =
     Source { path: "matmul/wna8_sm80.cu", text: include_str!("wna8_sm80.cu"), parameters: &[Arguments::LAYOUT] };
 
-const NAME: &str = "wna8_sm80";
-
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    layout: wna16::LAYOUT,
-    what: "x quantised on the fly, integer mma.sync on bytes of weights, copies by cp.async",
-    packs: true,
-    batch_invariant: true,
-    serves: |arch| arch.number >= 80,
+pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm80>(
+    "x quantised on the fly, integer mma.sync on bytes of weights, copies by cp.async",
+    |arch| arch.number >= 80,
     instances,
-    instances_of: |caps, problem| {
-        let Ok((atom, terms)) = form(problem) else { return Vec::new() };
-        let (config, _) = Choice::FAST.make(caps, atom, terms, [problem.m, problem.n, problem.k], problem.y);
-        let quantize = quantize_activations::instance(x_form(problem, atom, terms));
-        vec![quantize, config.instance(atom, terms, problem.y, Activation::None)]
-    },
-    rounds_weights: |_, _| false,
-    supports,
-    workspace_bytes: |caps, problem| {
-        let bytes = |choice: Choice| choice.room(caps, problem).map_or(0, |room| room.bytes);
-        bytes(Choice::FAST).max(bytes(Choice::BATCH_INVARIANT))
-    },
-    holds: wna16::holds,
-    pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
-    run: |gpu, stream, call| {
-        multiply(gpu, stream, call, Choice { config: None, batch_invariant: call.batch_invariant })
-    },
-};
+);
 
 /// Every configuration for the commonest formats, and for the other forms of conversion with the least shared memory.
 fn instances() -> Vec<Instance> {
-    let of = |shared_bytes: u32, atom, terms, out, activation| {
-        let caps = Caps { arch: Arch::of([8, 0]), multiprocessors: 108, shared_bytes, l2_bytes: 0, cublaslt: false };
-        let all = config::all(atom, terms, out, &caps).into_iter();
-        all.map(move |config| config.instance(atom, terms, out, activation))
+    let of = |caps: &Caps, atom, terms, out, activation| {
+        let all = config::all(atom, terms, out, caps).into_iter();
+        all.map(move |config| config.instance(atom, terms, out, activation)).collect::<Vec<_>>()
     };
+    let devices: Vec<Caps> = every_device().collect();
+    let [least, .., most] = devices.as_slice() else { return Vec::new() };
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
     let plain = Terms { sums: false, offsets: false, pixels: false };
-    let [_, _, most] = wna16_sm80::SHARED_BYTES;
-    let [least, ..] = wna16_sm80::SHARED_BYTES;
     let common =
         [4, 8].into_iter().flat_map(|bits| of(most, Atom { bits, ..atom }, plain, Float::F16, Activation::None));
     let all = Terms { sums: true, offsets: true, pixels: false };
@@ -91,117 +67,109 @@ fn instances() -> Vec<Instance> {
     common.chain(few).chain(quantize_activations::instances()).collect()
 }
 
-/// The form of atoms and terms, or why there is none.
-fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
-    let (atom, terms) = wna8_sm90::form(problem)?;
-    if atom.factors {
-        return Err(Reason("multiplies scales on one level, the format has two".into()));
-    }
-    Ok((atom, terms))
-}
-
-/// How a launch comes to its configuration and its cuts.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Choice {
-    /// The caller's; none: the fastest.
-    config: Option<Config>,
-    /// Whether sums are cut as n and k alone tell, so that a row of y has the same bits whatever m is.
-    batch_invariant: bool,
-}
-
-impl Choice {
-    const FAST: Self = Self { config: None, batch_invariant: false };
-    const BATCH_INVARIANT: Self = Self { config: None, batch_invariant: true };
-
-    fn make(self, caps: &Caps, atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float) -> (Config, Schedule) {
-        let shape = [m.max(1), n.max(1), k.max(1)];
-        let config = self.config.unwrap_or_else(|| config::config(atom, terms, shape, out, caps));
-        let schedule = match self.batch_invariant {
-            true => config.invariant_schedule(shape),
-            false => config.schedule(shape, config.workers(atom, terms, out, caps)),
-        };
-        (config, schedule)
-    }
-
-    /// Rows that one launch takes.
-    fn rows(self, m: usize) -> usize {
-        if self.batch_invariant { m.min(config::ROWS_AT_ONCE) } else { m }
-    }
-
-    /// Where things lie in the workspace.
-    fn room(self, caps: &Caps, problem: &Problem) -> std::result::Result<Room, Reason> {
-        let (atom, terms) = form(problem)?;
-        let parts = |m: usize| {
-            let (config, schedule) = self.make(caps, atom, terms, [m, problem.n, problem.k], problem.y);
-            config.parts_bytes(&schedule)
-        };
-        // The rows that are left in the end may be cut another way.
-        let rows = self.rows(problem.m).max(1);
-        Ok(Room::new(x_form(problem, atom, terms), parts(rows).max(parts(problem.m % rows))))
-    }
-}
-
-fn supports(caps: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
-    let (atom, terms) = form(problem)?;
-    let refuse = |why: String| Err(Reason(why));
-    wna8_sm90::check_columns(atom, problem.k)?;
-    for choice in [Choice::FAST, Choice::BATCH_INVARIANT] {
-        let shape = [choice.rows(problem.m), problem.n, problem.k];
-        let (config, schedule) = choice.make(caps, atom, terms, shape, problem.y);
-        let shared = config.shared_bytes(atom, terms, problem.y);
-        if shared > caps.shared_bytes as usize {
-            return refuse(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes));
-        }
-        if !schedule.fits() {
-            return refuse("more tiles than 32 bits count".into());
-        }
-    }
-    Ok(())
-}
-
-/// What a launch was prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Key {
-    m: usize,
-    out: Float,
-    activation: Activation,
-    choice: Choice,
-}
-
-/// What is the same in every launch for a key.
+/// The kernel as launchers see it.
 #[derive(Debug)]
-struct Prepared {
-    schedule: Schedule,
-    launch: Launch,
-    function: Function,
-}
+pub(super) struct Wna8Sm80;
 
-impl Prepared {
-    fn new(gpu: &Gpu, w: &Weights, terms: Terms, &Key { m, out, activation, choice }: &Key) -> Result<Self> {
-        let ([n, k], atom, caps) = (w.shape(), w.atom(), gpu.caps());
-        let (config, schedule) = choice.make(&caps, atom, terms, [m, n, k], out);
-        if !schedule.fits() {
-            return Err(Error::invalid(NAME, "tiles that 32 bits count", format!("{schedule:?}")));
-        }
-        Ok(Self {
-            schedule,
-            launch: Launch {
-                shared_bytes: config.shared_bytes(atom, terms, out) as u32,
-                programmatic: caps.arch.number >= 90,
-                ..Launch::linear(schedule.workers as u32, config.threads() as u32)
-            },
-            function: gpu.function(&config.instance(atom, terms, out, activation))?,
-        })
+impl Tiled for Wna8Sm80 {
+    type Form = Form;
+    type Config = Config;
+
+    fn threads(config: Config) -> usize {
+        config.threads()
+    }
+
+    fn shared_bytes(form: &Form, config: Config) -> usize {
+        config.shared_bytes(form.atom, form.terms, form.out)
+    }
+
+    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
+        config.instance(form.atom, form.terms, form.out, activation)
     }
 }
 
-/// The launches that a weight keeps prepared.
-#[derive(Debug, Default)]
-pub(super) struct Launches(Kept<Key, Prepared>);
+impl Gemm for Wna8Sm80 {
+    const NAME: &'static str = "wna8_sm80";
+    const QUANTIZES: bool = true;
+    const MAPS: bool = false;
+    const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
+    type Arguments = Arguments;
+
+    fn form(problem: &Problem) -> Answer<Form> {
+        let form = wna8::gemm_form(problem)?;
+        if form.atom.factors {
+            return Err(Reason("multiplies scales on one level, the format has two".into()));
+        }
+        Ok(form)
+    }
+
+    fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {
+        config::config(form.atom, form.terms, shape, form.out, caps)
+    }
+
+    fn schedule(form: &Form, (config, batch_invariant): Choice<Config>, shape: [usize; 3], caps: &Caps) -> Schedule {
+        match batch_invariant {
+            false => config.schedule(shape, config.workers(form.atom, form.terms, form.out, caps)),
+            true => config.invariant_schedule(shape),
+        }
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        config.parts_bytes(schedule)
+    }
+
+    fn candidates(form: &Form, _: usize, caps: &Caps) -> Vec<Config> {
+        config::all(form.atom, form.terms, form.out, caps)
+    }
+
+    fn allows(form: &Form, config: Config, caps: &Caps) -> bool {
+        config::all(form.atom, form.terms, form.out, caps).contains(&config)
+    }
+
+    fn every_config(form: &Form) -> Vec<Config> {
+        every_device().flat_map(|caps| config::all(form.atom, form.terms, form.out, &caps)).collect()
+    }
+
+    fn launches(w: &Weights) -> &Launches<Self> {
+        &w.prepared.wna8_sm80
+    }
+
+    fn arguments(w: &Weights, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
+        let Operands { m, k, pitch, y, bias, .. } = *operands;
+        let [parts, counters] = gemm::parts(operands.workspace);
+        let x = operands.codes();
+        Arguments {
+            w: w.atoms(),
+            rows_of_scales: w.rows(),
+            x: operands.x_at(),
+            terms: operands.terms_at(),
+            y,
+            bias,
+            parts,
+            counters,
+            m: m as i32,
+            n: w.shape()[0] as i32,
+            k: k as i32,
+            pitch: pitch as i32,
+            cuts: Flat((*schedule).into()),
+            ratio: wna8::ratio(x, w.atom()),
+            groups: x.pieces() as i32,
+            m_pitch: x.m_pitch() as i32,
+            padding: 0,
+        }
+    }
+}
+
+impl From<Config> for Configuration {
+    /// For the tests and sweeps of this kernel.
+    fn from(config: Config) -> Self {
+        Self::given::<Wna8Sm80>(config)
+    }
+}
 
 parameters! {
     /// `Arguments` of the source.
-    struct Arguments {
+    pub(super) struct Arguments {
         w: u64,
         rows_of_scales: u64,
         x: u64,
@@ -220,72 +188,4 @@ parameters! {
         m_pitch: i32,
         padding: i32,
     }
-}
-
-/// Puts a product into a stream with a configuration of the caller's choice, one of [`config::all`] for the weight's form, y and
-/// the device: for measuring which is best.
-///
-/// Errors: those of [`super::run`], another configuration.
-pub fn run_as(config: Config, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
-    super::check(&KERNEL, gpu, call)?;
-    if call.y.is_empty() {
-        return Ok(());
-    }
-    multiply(gpu, stream, call, Choice { config: Some(config), batch_invariant: call.batch_invariant })
-}
-
-fn multiply(gpu: &Gpu, stream: &Stream, call: &Call<'_>, choice: Choice) -> Result<()> {
-    let refuse = |expected: String, got: String| Err(Error::invalid(NAME, expected, got));
-    let Packed::Wna16(w) = call.w else {
-        return refuse("weights in layout cuda_wna16".into(), call.w.layout().into());
-    };
-    let (caps, problem) = (gpu.caps(), super::problem(call));
-    let unserved = |why: Reason| Error::invalid(NAME, "a product that it serves", why.to_string());
-    let (atom, terms) = form(&problem).map_err(unserved)?;
-    if choice.config.is_some_and(|config| !config::all(atom, terms, problem.y, &caps).contains(&config)) {
-        return refuse("a configuration for this weight".into(), format!("{:?}", choice.config));
-    }
-    let room = choice.room(&caps, &problem).map_err(unserved)?;
-    let workspace = call.workspace.as_deref().map(Workspace::view);
-    let Some(workspace) = workspace.filter(|workspace| workspace.len() >= room.bytes) else {
-        let given = call.workspace.as_ref().map_or(0, |workspace| workspace.bytes());
-        return refuse(format!("a workspace of {} bytes", room.bytes), given.to_string());
-    };
-    let x = x_form(&problem, atom, terms);
-    let [codes, terms_at] = [room.codes, room.terms].map(|at| workspace.pointer() + at as u64);
-    quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes, terms_at])?;
-    let at_once = choice.rows(call.m);
-    for first in (0..call.m).step_by(at_once) {
-        let y = call.y.pointer() + (first * problem.n * problem.y.size_bytes()) as u64;
-        if !y.is_multiple_of(16) {
-            return refuse("y that begins at a multiple of 16 bytes".into(), format!("{y:#x}"));
-        }
-        let m = at_once.min(call.m - first);
-        let key = Key { m, out: problem.y, activation: call.epilogue.activation, choice };
-        let prepared = w.launches_a8_sm80.0.get(key, |key| Prepared::new(gpu, w, terms, key))?;
-        let arguments = Arguments {
-            w: w.atoms(),
-            rows_of_scales: w.rows(),
-            x: codes + (first * x.pitch()) as u64,
-            // Rows at once are a multiple of four: the terms of the next ones begin at 16 bytes again.
-            terms: terms_at + (first * 4) as u64,
-            y,
-            bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-            parts: workspace.pointer() + Workspace::COUNTER_BYTES as u64,
-            counters: workspace.pointer(),
-            m: m as i32,
-            n: problem.n as i32,
-            k: problem.k as i32,
-            pitch: x.pitch() as i32,
-            cuts: Flat(prepared.schedule.into()),
-            ratio: wna8_sm90::ratio(x, atom),
-            groups: x.pieces() as i32,
-            m_pitch: x.m_pitch() as i32,
-            padding: 0,
-        };
-        // SAFETY: the parameter is the source's; lengths of x, y and bias were checked by `check`, the workspace's above, the
-        // others are those of the packed weight.
-        unsafe { prepared.function.launch(stream, &prepared.launch, &[Arg::new(&arguments)]) }?;
-    }
-    Ok(())
 }

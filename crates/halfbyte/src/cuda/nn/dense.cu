@@ -1,4 +1,4 @@
-// y = x * W^T + bias with weights as floats, sums in f32.
+// y = activation(x * W^T + bias) with weights as floats, sums in f32.
 //
 //   dense_rows: few rows. A warp owns one output and ROWS rows; a lane takes 8 elements of every 256, and lanes add up
 //   in a tree. Where rows do not begin at 16 bytes, a lane takes single elements. dense_tiles: many rows. A block owns
@@ -6,6 +6,7 @@
 //   sums = fma(x, w, sums), column after column.
 //
 // What an output is added up from depends on k only, not on how many rows there are, within each of the two.
+#include "activation.cuh"
 #include "floats.cuh"
 
 constexpr int THREADS = 256;
@@ -19,6 +20,9 @@ struct Params {
   u64 m, n, k;
   FloatType x_type, w_type, y_type;
   u32 by_eight;  // whether rows of x and W begin at 16 bytes
+  Activation activation;
+  float low, high;  // of a clamp
+  u32 padding;
 };
 
 template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) dense_rows(const Params p) {
@@ -52,7 +56,7 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) dense_rows(con
   const float bias = p.bias ? p.bias[output] : 0;
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
-    const float sum = warp_sum(sums[r]) + bias;
+    const float sum = activate(warp_sum(sums[r]) + bias, p.activation, p.low, p.high);
     if (lane == 0 && m0 + r < p.m) store_float(p.y, (m0 + r) * p.n + output, sum, p.y_type);
   }
 }
@@ -100,7 +104,8 @@ template <int TILE> __global__ void __launch_bounds__(THREADS) dense_tiles(const
     for (int c = 0; c < EACH; c++) {
       const u64 row = m0 + down + r, output = n0 + across + c;
       if (row >= p.m || output >= p.n) continue;
-      store_float(p.y, row * p.n + output, sums[r][c] + (p.bias ? p.bias[output] : 0), p.y_type);
+      const float sum = sums[r][c] + (p.bias ? p.bias[output] : 0);
+      store_float(p.y, row * p.n + output, activate(sum, p.activation, p.low, p.high), p.y_type);
     }
   }
 }

@@ -2,11 +2,12 @@
 
 use super::floats::{FloatBuffer, float_type};
 use super::{launch, same_length};
-use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
+use crate::cuda::{Gpu, matmul};
 use crate::error::Result;
+use crate::kernel::Activation;
 use crate::tensor::Floats;
 
 static SOURCE: Source = Source { path: "nn/dense.cu", text: include_str!("dense.cu"), parameters: &[Params::LAYOUT] };
@@ -69,6 +70,10 @@ parameters! {
         w_type: u32,
         y_type: u32,
         by_eight: u32,
+        activation: u32,
+        low: f32,
+        high: f32,
+        padding: u32,
     }
 }
 
@@ -98,6 +103,11 @@ impl Dense {
     ///
     /// *Accuracy:* see [`crate::format::reference::Bound`]. *Errors:* a length that does not fit.
     pub fn forward(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        self.forward_activated(gpu, stream, call, Activation::None)
+    }
+
+    /// `y = activation(x · Wᵀ + bias)`, as [`Dense::forward`].
+    pub fn forward_activated(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>, activation: Activation) -> Result<()> {
         const OP: &str = "dense";
         let (n, k, m) = (self.n, self.k, call.m);
         same_length(OP, "x", m.checked_mul(k), call.x.len())?;
@@ -109,6 +119,7 @@ impl Dense {
             return Ok(());
         }
         let w = self.rows();
+        let (activation, low, high) = matmul::activation(activation);
         let aligned = call.x.pointer().is_multiple_of(16) && w.pointer().is_multiple_of(16);
         let params = Params {
             x: call.x.pointer(),
@@ -122,6 +133,10 @@ impl Dense {
             w_type: float_type(w.dtype()),
             y_type: float_type(call.y.dtype()),
             by_eight: (aligned && k.is_multiple_of(8)).into(),
+            activation,
+            low,
+            high,
+            padding: 0,
         };
         let (instance, grid) = match m {
             1 => (rows_instance(1), [n.div_ceil(OUTPUTS), 1, 1]),

@@ -1,187 +1,23 @@
 //! Convolutions: every kernel × geometry × format against the f64 reference, element by element, and against other software.
 
+use super::convolutions::{Bench, Images, TYPES, check, implicit_cases, kernel, prepare};
 use super::gpus;
-use crate::conv::{LAYOUTS, cases, formats, golden_cases, golden_shape, laid_out, planes};
+use crate::conv::{LAYOUTS, cases, formats, golden_cases, golden_shape};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use crate::golden::Golden;
-use bytemuck::Pod;
-use half::{bf16, f16};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
-use halfbyte::cuda::conv::{self, Call, KERNELS, Kernel, Problem, Weights};
-use halfbyte::cuda::conv::{implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
-use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
+use halfbyte::cuda::Workspace;
+use halfbyte::cuda::conv::{self, Call, KERNELS, Plan, Problem, Weights};
 use halfbyte::cuda::matmul::Epilogue;
-use halfbyte::cuda::sources::{Arch, Instance};
-use halfbyte::cuda::{Caps, Gpu, Workspace};
-use halfbyte::format::reference::{self, Bound, Product};
+use halfbyte::format::reference::{self, Bound};
 use halfbyte::kernel::Activation;
 use halfbyte::{Float, Floats, Format};
 
-/// Elements before and after every output, to see that a kernel writes nothing else.
-const GUARD: usize = 64;
-
-/// Every byte of outputs and guards before the kernel runs: NaN in all three types.
-const POISON: u8 = 0xff;
-
-pub(super) const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
-
-pub(super) fn kernel(name: &str) -> &'static Kernel {
-    KERNELS.iter().find(|kernel| kernel.name == name).unwrap()
-}
-
-/// One device, and what is computed there.
-pub(super) struct Bench<'a> {
-    pub gpu: &'a Gpu,
-    pub stream: &'a Stream,
-    pub kernel: &'static Kernel,
-    /// Of an implicit product, if not the one that it chooses.
-    pub plan: Option<Plan>,
-}
-
-/// A plan of an implicit product: of pixels, of rows of windows, of quantised activations.
-#[derive(Clone, Copy)]
-pub(super) enum Plan {
-    Exact(implicit_gemm_sm90::config::Plan),
-    Rows(implicit_gemm_sm90::config::Plan),
-    Quantized(implicit_gemm_a8_sm90::config::Plan),
-}
-
-/// Images and their result.
-pub(super) struct Images<'a> {
-    pub shape: &'a Conv2dShape,
-    /// `[batch, ci, h, w]`, of the type.
-    pub x: &'a [f32],
-    pub types: [Float; 2],
-    pub layouts: [Layout2d; 2],
-}
-
-impl Bench<'_> {
-    fn upload<T: Pod>(&self, values: &[T]) -> Buffer<T> {
-        let mut buffer = self.gpu.context().allocate(values.len()).unwrap();
-        self.stream.upload(values, buffer.view_mut()).unwrap();
-        buffer
-    }
-
-    /// y `[batch, co, oh, ow]`, computed twice with the same bits, and nothing else written.
-    pub fn forward(&self, w: &Weights, images: &Images<'_>, epilogue: Epilogue<'_>) -> Vec<f32> {
-        let Images { shape, x, types: [x_type, y_type], layouts } = *images;
-        let pixels = |size: [usize; 2]| size[0] * size[1];
-        let x = laid_out(x, [shape.batch(), shape.geometry().ci, pixels(shape.input())], layouts[0]);
-        let halfs = self.upload(&x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>());
-        let brains = self.upload(&x.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>());
-        let singles = self.upload(&x);
-        let x = match x_type {
-            Float::F16 => FloatView::F16(halfs.view()),
-            Float::BF16 => FloatView::BF16(brains.view()),
-            Float::F32 => FloatView::F32(singles.view()),
-        };
-        macro_rules! twice {
-            ($type:ty, $widen:expr) => {{
-                let once: Vec<$type> = self.guarded(w, x, images, epilogue);
-                let again: Vec<$type> = self.guarded(w, x, images, epilogue);
-                let bits = |y: &[$type]| bytemuck::cast_slice::<$type, u8>(y).to_vec();
-                assert_eq!(bits(&once), bits(&again), "{}: not the same bits twice", self.kernel.name);
-                once.into_iter().map($widen).collect::<Vec<f32>>()
-            }};
-        }
-        let y = match y_type {
-            Float::F16 => twice!(f16, |v| v.to_f32()),
-            Float::BF16 => twice!(bf16, |v| v.to_f32()),
-            Float::F32 => twice!(f32, |v| v),
-        };
-        planes(&y, [shape.batch(), shape.geometry().co, pixels(shape.output())], layouts[1])
-    }
-
-    fn guarded<T: Pod>(&self, w: &Weights, x: FloatView<'_>, images: &Images<'_>, epilogue: Epilogue<'_>) -> Vec<T>
-    where
-        for<'a> FloatViewMut<'a>: From<ViewMut<'a, T>>,
-    {
-        let (shape, [x_layout, y_layout]) = (images.shape, images.layouts);
-        let len = shape.y_len();
-        let mut y = self.gpu.context().allocate::<T>(len + 2 * GUARD).unwrap();
-        self.stream.fill(y.view_mut(), POISON).unwrap();
-        let problem = images.problem(w);
-        let bytes = match &self.plan {
-            None => self.kernel.workspace_bytes(&self.gpu.caps(), &problem, w.layout()),
-            Some(Plan::Exact(plan)) => implicit_gemm_sm90::workspace_bytes_as(plan),
-            Some(Plan::Rows(plan)) => implicit_gemm_rows_sm90::workspace_bytes_as(plan, &problem).unwrap(),
-            Some(Plan::Quantized(plan)) => implicit_gemm_a8_sm90::workspace_bytes_as(plan, &problem).unwrap(),
-        };
-        let mut workspace = Workspace::new(self.gpu, self.stream, bytes).unwrap();
-        let counters = bytes.min(Workspace::COUNTER_BYTES);
-        self.stream.fill(workspace.view_mut().slice(counters..bytes), POISON).unwrap();
-        let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
-        let (batch, size, workspace_view) = (shape.batch(), shape.input(), Some(&mut workspace));
-        let call = Call { x, x_layout, batch, size, w, epilogue, y: y_view, y_layout, workspace: workspace_view };
-        match self.plan {
-            None => conv::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            Some(Plan::Exact(plan)) => implicit_gemm_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
-            Some(Plan::Rows(plan)) => implicit_gemm_rows_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
-            Some(Plan::Quantized(plan)) => implicit_gemm_a8_sm90::run_as(plan, self.gpu, self.stream, call).unwrap(),
-        }
-        let mut left = vec![1u8; counters];
-        self.stream.download(workspace.view().slice(0..counters), &mut left).unwrap();
-        assert!(left.iter().all(|&byte| byte == 0), "{}: counters left behind", self.kernel.name);
-        let mut all = vec![T::zeroed(); len + 2 * GUARD];
-        self.stream.download(y.view(), &mut all).unwrap();
-        let intact = |guard: &[T]| bytemuck::cast_slice::<T, u8>(guard).iter().all(|&byte| byte == POISON);
-        assert!(intact(&all[..GUARD]) && intact(&all[GUARD + len..]), "{}: wrote outside", self.kernel.name);
-        all[GUARD..GUARD + len].to_vec()
-    }
-}
-
-impl Images<'_> {
-    pub fn problem(&self, w: &Weights) -> Problem {
-        let ([x, y], layouts) = (self.types, self.layouts);
-        Problem { format: w.format(), shape: *self.shape, x, y, layouts }
-    }
-}
-
-/// Compiles what is needed, several at once.
-pub(super) fn prepare(gpu: &Gpu, instances: impl IntoIterator<Item = Instance>) {
-    let mut instances: Vec<Instance> = instances.into_iter().collect();
-    instances.sort_by_cached_key(Instance::to_string);
-    instances.dedup_by_key(|instance| instance.to_string());
-    gpu.prepare(&instances, |_| ()).unwrap();
-}
-
-pub(super) fn check(y: &[f32], reference: &Product, bound: Bound, what: &str) {
-    assert_eq!(y.len(), reference.value.len(), "{what}");
-    for (i, &y) in y.iter().enumerate() {
-        let (want, magnitude) = (reference.value[i], reference.magnitude[i]);
-        let error = (f64::from(y) - want).abs();
-        let allowed = bound.allowed(magnitude);
-        assert!(error <= allowed, "{what}: element {i} is {y}, expected {want} ± {allowed:e}, off by {error:e}");
-    }
-}
-
-/// Geometries of the implicit product with batch and size of the input: channels of one box and several, an odd number of boxes,
-/// every parameter by itself and together, outputs that fill no strip, groups.
-pub(super) fn implicit_cases() -> Vec<(Geometry, usize, [usize; 2])> {
-    let new = Geometry::new;
-    vec![
-        (Geometry { padding: [1; 4], ..new(64, 64, [3, 3]) }, 3, [9, 8]),
-        (Geometry { padding: [1; 4], ..new(128, 72, [3, 3]) }, 2, [7, 7]),
-        (Geometry { padding: [1; 4], stride: [2, 2], ..new(64, 130, [3, 3]) }, 2, [11, 10]),
-        (Geometry { stride: [2, 3], ..new(192, 40, [1, 1]) }, 2, [9, 11]),
-        (Geometry { stride: [2, 2], padding: [3; 4], ..new(64, 33, [7, 7]) }, 1, [13, 12]),
-        (Geometry { padding: [0, 3, 0, 2], ..new(64, 20, [1, 6]) }, 2, [3, 9]),
-        (Geometry { padding: [4, 0, 1, 0], dilation: [2, 1], ..new(128, 17, [5, 1]) }, 1, [11, 3]),
-        (Geometry { padding: [5, 4, 3, 2], ..new(64, 65, [2, 2]) }, 1, [3, 4]),
-        (Geometry { stride: [5, 4], ..new(64, 8, [2, 3]) }, 2, [13, 12]),
-        (Geometry { stride: [4, 3], padding: [6, 7, 5, 8], dilation: [3, 2], ..new(64, 9, [3, 2]) }, 1, [5, 6]),
-        (Geometry { dilation: [2, 3], padding: [2, 3, 2, 3], groups: 2, ..new(256, 80, [3, 3]) }, 2, [7, 8]),
-        (Geometry { padding: [1; 4], groups: 3, ..new(192, 24, [3, 3]) }, 1, [6, 6]),
-        (Geometry { padding: [1; 4], groups: 2, ..new(128, 10, [3, 3]) }, 1, [5, 6]),
-        (Geometry { padding: [1; 4], ..new(64, 264, [3, 3]) }, 1, [4, 300]),
-        (Geometry { padding: [1; 4], ..new(64, 64, [3, 3]) }, 0, [4, 4]),
-    ]
-}
 #[test]
 fn the_plain_kernel_is_within_the_bound_for_every_geometry_format_layout_and_type() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt"), plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt") };
         let mut random = Random(61);
         for (g, (geometry, batch, size)) in cases().into_iter().enumerate() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
@@ -194,10 +30,9 @@ fn the_plain_kernel_is_within_the_bound_for_every_geometry_format_layout_and_typ
                 let layouts = [LAYOUTS[turn % 2], LAYOUTS[turn / 2 % 2]];
                 let images = Images { shape: &shape, x: &x, types, layouts };
                 let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, types[0]).unwrap();
-                let (problem, caps) = (images.problem(&w), gpu.caps());
-                let y = bench.forward(&w, &images, Epilogue::default());
-                let bound = bench.kernel.bound(&caps, &problem, w.layout());
-                check(&y, &reference, bound, &format!("plain on {}: {problem}", w.layout()));
+                let plan = bench.kernel.plan(&gpu.caps(), &images.problem(&w)).unwrap();
+                let y = bench.forward_by(&plan, &w, &images, Epilogue::default());
+                check(&y, &reference, plan.bound(), &format!("{plan:?} on {}", w.layout()));
             }
         }
     }
@@ -210,7 +45,7 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
         ["w4a16", "w8a16-asym", "w4a16-asym", "w8a16-sbf16", "w8a8", "w8a8-xasym", "w4a8-asym", "w4a8-g32-xasym"];
     for gpu in gpus().into_iter().filter(|gpu| (patches.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: patches, plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: patches };
         let (mut random, mut served) = (Random(67), [0; 2]);
         // Quantised on the fly, x is of any type; else of that of the scales.
         let types_of = |format: Format, turn: usize| {
@@ -222,9 +57,9 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
             let shape = Conv2dShape::new(geometry, batch, size).unwrap();
             for (i, format) in formats.into_iter().map(parse).enumerate() {
                 let ([x, y], layouts) = (types_of(format, g + i), [Layout2d::Nhwc; 2]);
-                let problem = Problem { format: Some(format), shape, x, y, layouts };
-                if patches.supports(&gpu.caps(), &problem, "cuda_wna16").is_ok() {
-                    needed.extend(patches.instances_of(&gpu.caps(), &problem, "cuda_wna16"));
+                let problem = Problem { format: Some(format), shape, x, y, layouts, packed: "cuda_wna16" };
+                if let Ok(plan) = patches.plan(&gpu.caps(), &problem) {
+                    needed.extend(plan.instances());
                 }
             }
         }
@@ -246,14 +81,10 @@ fn products_of_patches_are_within_the_bound_for_every_geometry() {
                 for x_layout in LAYOUTS {
                     let layouts = [x_layout, Layout2d::Nhwc];
                     let images = Images { shape: &shape, x: &x, types, layouts };
-                    let (problem, caps) = (images.problem(&w), gpu.caps());
-                    if patches.supports(&caps, &problem, w.layout()).is_err() {
-                        continue;
-                    }
+                    let Ok(plan) = patches.plan(&gpu.caps(), &images.problem(&w)) else { continue };
                     served[usize::from(quantized)] += 1;
-                    let y = bench.forward(&w, &images, Epilogue::default());
-                    let bound = patches.bound(&caps, &problem, w.layout());
-                    check(&y, &reference, bound, &format!("patches: {problem}"));
+                    let y = bench.forward_by(&plan, &w, &images, Epilogue::default());
+                    check(&y, &reference, plan.bound(), &format!("{plan:?}"));
                 }
             }
         }
@@ -277,17 +108,16 @@ fn many_windows_of_few_channels_agree_with_the_plain_kernel() {
             let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
             for layouts in [[Layout2d::Nhwc; 2], LAYOUTS] {
                 let images = Images { shape: &shape, x: &x, types: [Float::F16, Float::F32], layouts };
-                let kernel_of = kernel(name);
-                if kernel_of.supports(&gpu.caps(), &images.problem(&packed), packed.layout()).is_err() {
-                    assert!(!(kernel_of.serves)(gpu.caps().arch), "{name}: {}", images.problem(&packed));
+                let Ok(plan) = kernel(name).plan(&gpu.caps(), &images.problem(&packed)) else {
+                    assert!(!(kernel(name).serves)(gpu.caps().arch), "{name}: {}", images.problem(&packed));
                     continue;
-                }
+                };
                 let by = |name| {
-                    let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel(name), plan: None };
+                    let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel(name) };
                     bench.forward(&packed, &images, Epilogue::default())
                 };
                 let (got, want) = (by(name), by("simt"));
-                let bound = kernel_of.bound(&gpu.caps(), &images.problem(&packed), packed.layout());
+                let bound = plan.bound();
                 // |x| · |w| is at most this for any pixel; the error of both kernels is a small part of it.
                 let weights = reference::dequantize(&w);
                 let row = |i: usize| weights[i * 147..(i + 1) * 147].iter().map(|v| v.abs()).sum::<f64>();
@@ -322,8 +152,8 @@ fn bias_and_activation_come_last_in_every_kernel() {
                 let images =
                     Images { shape: &shape, x: &x, types: [Float::F16, Float::F32], layouts: [Layout2d::Nhwc; 2] };
                 let problem = images.problem(&w);
-                for kernel in KERNELS.iter().filter(|k| k.supports(&gpu.caps(), &problem, w.layout()).is_ok()) {
-                    let bench = Bench { gpu: &gpu, stream: &stream, kernel, plan: None };
+                for kernel in KERNELS.iter().filter(|k| k.supports(&gpu.caps(), &problem).is_ok()) {
+                    let bench = Bench { gpu: &gpu, stream: &stream, kernel };
                     let on_device = bench.upload(&bias);
                     let epilogue = Epilogue { bias: Some(on_device.view()), activation };
                     for (i, y) in bench.forward(&w, &images, epilogue).into_iter().enumerate() {
@@ -371,8 +201,8 @@ fn nan_and_infinity_reach_every_pixel_that_sees_them_and_no_other() {
                 x[3 * 42 + 2 * 7 + 4] = bad;
                 let images =
                     Images { shape: &shape, x: &x, types: [Float::F16, Float::F32], layouts: [Layout2d::Nhwc; 2] };
-                let kernel = conv::select(&gpu.caps(), &images.problem(&w), w.layout()).unwrap();
-                let bench = Bench { gpu: &gpu, stream: &stream, kernel, plan: None };
+                let kernel = Plan::of(&gpu.caps(), &images.problem(&w)).unwrap().kernel();
+                let bench = Bench { gpu: &gpu, stream: &stream, kernel };
                 let mut spoilt = 0;
                 for (i, y) in bench.forward(&w, &images, Epilogue::default()).iter().enumerate() {
                     let (row, column) = (i / 7 % 6, i % 7);
@@ -391,7 +221,7 @@ fn dense_convolutions_of_other_software() {
     let cases = golden_cases("conv_fp32");
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt"), plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt") };
         for (name, case) in &cases {
             let golden = Golden::read(&format!("conv_fp32/{name}"));
             let shape = golden_shape(&golden, case);
@@ -453,65 +283,4 @@ fn wrong_weights_lengths_and_workspaces_are_errors() {
         assert!(forward(128, 16, usize::MAX, 4, bytes).is_err());
         stream.synchronize().unwrap();
     }
-}
-
-/// A device that is not there: the choice needs none.
-pub(super) fn caps(number: u32) -> Caps {
-    let arch = Arch { number, specific: number >= 90 };
-    Caps { arch, multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 50 << 20, cublaslt: false }
-}
-
-#[test]
-fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
-    let wide = Geometry { padding: [1; 4], ..Geometry::new(64, 64, [3, 3]) };
-    let pointwise = Geometry::new(64, 64, [1, 1]);
-    let narrow = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
-    let nhwc = [Layout2d::Nhwc; 2];
-    let problem = |name: &str, geometry, x, layouts| {
-        let shape = Conv2dShape::new(geometry, 32, [56, 56]).unwrap();
-        Problem { format: Some(parse(name)), shape, x, y: Float::F16, layouts }
-    };
-    let chosen = |number, problem: &Problem, layout| conv::select(&caps(number), problem, layout).unwrap().name;
-    let half = Float::F16;
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, nhwc), "cuda_plain"), "simt");
-    assert_eq!(chosen(80, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "im2col_gemm");
-    assert_eq!(chosen(75, &problem("w4a16", wide, half, nhwc), "cuda_wna16"), "simt");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, LAYOUTS), "cuda_wna16"), "implicit_gemm_rows_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_gemm_rows_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, LAYOUTS), "cuda_wna16_filled"), "implicit_gemm_rows_sm90");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, Float::BF16, nhwc), "cuda_wna16_filled"), "simt");
-    assert_eq!(chosen(90, &problem("w4a16", wide, half, [Layout2d::Nchw; 2]), "cuda_wna16"), "simt");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_wna16"), "im2col_gemm");
-    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");
-    assert_eq!(chosen(90, &problem("w8a8", wide, Float::F32, nhwc), "cuda_wna16"), "implicit_gemm_a8_sm90");
-    assert_eq!(chosen(90, &problem("w8a8", narrow, half, nhwc), "cuda_wna16_filled"), "implicit_gemm_a8_sm90");
-    assert_eq!(chosen(80, &problem("w8a8", wide, half, nhwc), "cuda_wna16"), "im2col_gemm");
-    assert_eq!(chosen(90, &problem("w4a16", wide, Float::F32, nhwc), "cuda_wna16"), "simt");
-    assert_eq!(chosen(90, &problem("w8a8", wide, half, nhwc), "cuda_plain"), "simt");
-    assert_eq!(chosen(90, &problem("w4a16", narrow, half, nhwc), "cuda_plain"), "simt");
-    assert_eq!(chosen(90, &problem("w4a16", pointwise, half, nhwc), "cuda_wna16"), "implicit_gemm_sm90");
-    let several = Geometry { co: 65, ..pointwise };
-    assert_eq!(chosen(90, &problem("w4a16", several, half, nhwc), "cuda_wna16"), "gemm_1x1");
-    assert_eq!(chosen(90, &problem("w8a8", pointwise, half, nhwc), "cuda_wna16"), "gemm_1x1");
-    assert_eq!(chosen(80, &problem("w4a16", pointwise, half, nhwc), "cuda_wna16"), "gemm_1x1");
-    for (geometry, why) in [
-        (Geometry { groups: 2, ..wide }, "brings 64 channels of a group at a time, a group has 32"),
-        (Geometry { stride: [9, 1], ..wide }, "strides up to 8"),
-        (Geometry { padding: [129, 1, 1, 1], ..wide }, "at most 128 pixels outside"),
-        (Geometry { dilation: [128, 1], padding: [120, 1, 120, 1], ..wide }, "at most 255 pixels apart"),
-    ] {
-        let problem = problem("w4a16", geometry, half, nhwc);
-        let all = conv::explain(&caps(90), &problem, "cuda_wna16");
-        let reasons: Vec<String> =
-            all.iter().map(|(_, reason)| reason.as_ref().map_or_else(String::new, |r| r.0.clone())).collect();
-        assert!(reasons[1].contains(why), "{problem}: {reasons:?}");
-        let chosen = all.iter().filter(|(_, reason)| reason.is_none()).map(|(kernel, _)| kernel.name);
-        let expected = if geometry.groups == 1 { "im2col_gemm" } else { "simt" };
-        assert_eq!(chosen.collect::<Vec<_>>(), [expected], "{problem}");
-    }
-    assert_eq!(
-        problem("w4a16", narrow, half, nhwc).to_string(),
-        "w4a16 with x f16 nhwc, y f16 nhwc at 32 × 3 × 56 × 56, 7 × 7 to 64, stride [2, 2] padding [3, 3, 3, 3] dilation [1, 1] groups 1"
-    );
 }

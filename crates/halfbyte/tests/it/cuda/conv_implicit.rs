@@ -1,12 +1,11 @@
 //! Implicit products on Hopper, whatever their plan: of pixels, of rows of windows, of quantised activations.
 
-use super::conv::{Bench, Images, Plan, TYPES, check, implicit_cases, kernel, prepare};
+use super::convolutions::{Bench, Images, TYPES, check, implicit_cases, kernel, prepare};
 use super::gpus;
 use crate::conv::{LAYOUTS, cases};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
-use halfbyte::cuda::conv::{self, Problem, Weights};
-use halfbyte::cuda::conv::{implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90};
+use halfbyte::cuda::conv::{Plan, Problem, Weights};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::format::reference::{self, Bound};
 use halfbyte::{Float, Floats};
@@ -30,18 +29,18 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
     let implicit = kernel("implicit_gemm_sm90");
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit };
         let mut random = Random(62);
         let (caps, layout) = (gpu.caps(), "cuda_wna16");
         let problem_of = |g: usize, i: usize, shape: Conv2dShape| {
             let format = parse(IMPLICIT_FORMATS[i]);
             let x = format.weight.scale;
             let y = if (g + i).is_multiple_of(2) { x } else { TYPES[(g + i) / 2 % 3] };
-            Problem { format: Some(format), shape, x, y, layouts: [Layout2d::Nhwc; 2] }
+            Problem { format: Some(format), shape, x, y, layouts: [Layout2d::Nhwc; 2], packed: layout }
         };
         // Some here, others for the next format.
         let plans_of = |g: usize, i: usize, problem: &Problem| {
-            let plans = implicit_gemm_sm90::plans(&caps, problem).unwrap();
+            let plans = implicit.plans(&caps, problem);
             plans.into_iter().skip((g + i) % 9).step_by(9).collect::<Vec<_>>()
         };
         let all = implicit_cases().into_iter().enumerate().flat_map(|(g, (geometry, batch, size))| {
@@ -50,10 +49,8 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
         });
         let needed = all.flat_map(|(g, i, shape)| {
             let problem = problem_of(g, i, shape);
-            let planned = plans_of(g, i, &problem).into_iter();
-            let planned =
-                planned.map(|plan| implicit_gemm_sm90::instance_as(&plan, &problem).unwrap()).collect::<Vec<_>>();
-            [planned, implicit.instances_of(&caps, &problem, layout)].concat()
+            let chosen = implicit.plan(&caps, &problem).unwrap();
+            plans_of(g, i, &problem).iter().chain([&chosen]).flat_map(Plan::instances).collect::<Vec<_>>()
         });
         prepare(&gpu, needed.chain((kernel("simt").instances)()));
         for (g, (geometry, batch, size)) in implicit_cases().into_iter().enumerate() {
@@ -68,20 +65,17 @@ fn implicit_products_are_within_the_bound_whatever_their_plan() {
                 let w = Weights::pack(&gpu, &stream, &w, format.act, geometry, x_type).unwrap();
                 assert_eq!(w.layout(), layout, "{name} {geometry:?}");
                 let problem = images.problem(&w);
-                let select = conv::select(&caps, &problem, w.layout()).unwrap().name;
-                assert_eq!(select, "implicit_gemm_sm90", "{problem}");
-                let y = bench.forward(&w, &images, Epilogue::default());
-                check(&y, &reference, implicit.bound(&caps, &problem, w.layout()), &problem.to_string());
+                let chosen = Plan::of(&caps, &problem).unwrap();
+                assert_eq!(chosen.kernel().name, "implicit_gemm_sm90", "{problem}");
+                let y = bench.forward_by(&chosen, &w, &images, Epilogue::default());
+                check(&y, &reference, chosen.bound(), &format!("{chosen:?}"));
                 // The plain kernel reads the same weights.
                 let plain = Bench { kernel: kernel("simt"), ..bench };
                 let y = plain.forward(&w, &images, Epilogue::default());
                 check(&y, &reference, Bound::new(y_type, geometry.k()), &format!("plain: {problem}"));
                 for plan in plans_of(g, i, &problem) {
-                    let planned = Bench { plan: Some(Plan::Exact(plan)), ..bench };
-                    let y = planned.forward(&w, &images, Epilogue::default());
-                    let rounded_weights = plan.0.early.then_some(x_type);
-                    let bound = Bound { rounded_weights, ..Bound::new(y_type, geometry.k()) };
-                    check(&y, &reference, bound, &format!("{problem} with {} {:?}", plan.0, plan.1));
+                    let y = bench.forward_by(&plan, &w, &images, Epilogue::default());
+                    check(&y, &reference, plan.bound(), &format!("{plan:?}"));
                 }
             }
         }
@@ -106,7 +100,7 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
     let implicit = kernel("implicit_gemm_a8_sm90");
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit };
         let (mut random, mut served, caps) = (Random(69), [0; 2], gpu.caps());
         let new = Geometry::new;
         // Several boxes of channels that share a scale, and channels that are filled up to one box and to several.
@@ -125,19 +119,18 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
                     continue;
                 }
                 let [x, y] = [TYPES[(g + i) % 3], TYPES[(g + i) / 3 % 3]];
-                let problem = Problem { format: Some(format), shape, x, y, layouts: [Layout2d::Nhwc; 2] };
+                let layouts = [Layout2d::Nhwc; 2];
                 let w = with_zeros_in_bytes(random.qtensor(format.weight, [geometry.co, geometry.k()], false));
                 let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, x).unwrap();
-                if implicit.supports(&caps, &problem, packed.layout()).is_ok() {
+                let problem = Problem { format: Some(format), shape, x, y, layouts, packed: packed.layout() };
+                if implicit.supports(&caps, &problem).is_ok() {
                     all.push((problem, w, packed));
                 }
             }
         }
-        let plans_of =
-            |problem: &Problem, w: &Weights| implicit_gemm_a8_sm90::plans(&caps, problem, w.layout()).unwrap();
-        let needed = all.iter().flat_map(|(problem, _, w)| {
-            let planned = plans_of(problem, w).into_iter();
-            planned.flat_map(|plan| implicit_gemm_a8_sm90::instances_as(&plan, problem).unwrap())
+        let needed = all.iter().flat_map(|(problem, _, _)| {
+            let plans = implicit.plans(&caps, problem).into_iter();
+            plans.flat_map(|plan| plan.instances())
         });
         prepare(&gpu, needed.chain((kernel("simt").instances)()));
         for (problem, w, packed) in &all {
@@ -146,10 +139,10 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
             let reference = reference::conv2d_linear(&x, w, format.act, shape).unwrap();
             let images = Images { shape, x: &x, types: [problem.x, problem.y], layouts: problem.layouts };
             assert_eq!(images.problem(packed), *problem);
-            let selected = conv::select(&caps, problem, layout).unwrap().name;
+            let selected = Plan::of(&caps, problem).unwrap().kernel().name;
             let expected = if shape.is_product() { "gemm_1x1" } else { "implicit_gemm_a8_sm90" };
             assert_eq!(selected, expected, "{problem}");
-            let bound = implicit.bound(&caps, problem, layout);
+            let bound = implicit.plan(&caps, problem).unwrap().bound();
             check(&bench.forward(packed, &images, Epilogue::default()), &reference, bound, &problem.to_string());
             // The plain kernel reads the same weights.
             let plain = Bench { kernel: kernel("simt"), ..bench };
@@ -159,10 +152,9 @@ fn implicit_products_of_quantised_activations_are_within_the_bound_whatever_thei
                 bound,
                 &format!("plain: {problem}"),
             );
-            for plan in plans_of(problem, packed) {
-                let planned = Bench { plan: Some(Plan::Quantized(plan)), ..bench };
-                let y = planned.forward(packed, &images, Epilogue::default());
-                check(&y, &reference, bound, &format!("{problem} with {:?} {:?}", plan.0, plan.1));
+            for plan in implicit.plans(&caps, problem) {
+                let y = bench.forward_by(&plan, packed, &images, Epilogue::default());
+                check(&y, &reference, bound, &format!("{plan:?}"));
                 served[usize::from(layout == "cuda_wna16_filled")] += 1;
             }
         }
@@ -176,7 +168,7 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
     let formats = ["w4a16", "w8a16", "w8a16-asym-sbf16", "w4a16-asym", "w8a16-tensor", "w4a16-g32", "w8a16-g16"];
     for gpu in gpus().into_iter().filter(|gpu| (implicit.serves)(gpu.caps().arch)) {
         let stream = gpu.stream().unwrap();
-        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit, plan: None };
+        let bench = Bench { gpu: &gpu, stream: &stream, kernel: implicit };
         let (mut random, mut served, caps) = (Random(70), [0; 2], gpu.caps());
         let new = Geometry::new;
         // Windows of more than a unit, of 96 columns a row, and beyond the rows' end; the patches of a transformer.
@@ -199,21 +191,20 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
                 let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, x).unwrap();
                 let y = if i % 2 == 0 { x } else { TYPES[(g + i) % 3] };
                 let layouts = [LAYOUTS[(g + i) % 2], Layout2d::Nhwc];
-                let problem = Problem { format: Some(format), shape, x, y, layouts };
-                if implicit.supports(&caps, &problem, packed.layout()).is_ok() {
+                let problem = Problem { format: Some(format), shape, x, y, layouts, packed: packed.layout() };
+                if implicit.supports(&caps, &problem).is_ok() {
                     all.push((problem, w, packed));
                 }
             }
         }
         // Some here, others for the next format.
-        let plans_of = |turn: usize, problem: &Problem, layout: &str| {
-            let plans = implicit_gemm_rows_sm90::plans(&caps, problem, layout).unwrap();
+        let plans_of = |turn: usize, problem: &Problem| {
+            let plans = implicit.plans(&caps, problem);
             plans.into_iter().skip(turn % 5).step_by(5).collect::<Vec<_>>()
         };
-        let needed = all.iter().enumerate().flat_map(|(turn, (problem, _, w))| {
-            let planned = plans_of(turn, problem, w.layout()).into_iter();
-            let planned = planned.flat_map(|plan| implicit_gemm_rows_sm90::instances_as(&plan, problem).unwrap());
-            planned.chain(implicit.instances_of(&caps, problem, w.layout())).collect::<Vec<_>>()
+        let needed = all.iter().enumerate().flat_map(|(turn, (problem, _, _))| {
+            let chosen = implicit.plan(&caps, problem).unwrap();
+            plans_of(turn, problem).iter().chain([&chosen]).flat_map(Plan::instances).collect::<Vec<_>>()
         });
         prepare(&gpu, needed.chain((kernel("simt").instances)()));
         for (turn, (problem, w, packed)) in all.iter().enumerate() {
@@ -221,13 +212,13 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
             let filled = packed.layout() == "cuda_wna16_filled";
             served[usize::from(filled)] += 1;
             if filled {
-                let selected = conv::select(&caps, problem, packed.layout()).unwrap().name;
+                let selected = Plan::of(&caps, problem).unwrap().kernel().name;
                 assert_eq!(selected, "implicit_gemm_rows_sm90", "{problem}");
             }
             let x = rounded(&random.activations(shape.x_len()), problem.x);
             let reference = reference::conv2d_linear(&x, w, format.act, shape).unwrap();
             let images = Images { shape, x: &x, types: [problem.x, problem.y], layouts: problem.layouts };
-            let bound = implicit.bound(&caps, problem, packed.layout());
+            let bound = implicit.plan(&caps, problem).unwrap().bound();
             check(&bench.forward(packed, &images, Epilogue::default()), &reference, bound, &problem.to_string());
             // The plain kernel reads the same weights.
             let plain = Bench { kernel: kernel("simt"), ..bench };
@@ -238,11 +229,9 @@ fn implicit_products_of_rows_of_windows_are_within_the_bound_whatever_their_plan
                 exact,
                 &format!("plain: {problem}"),
             );
-            for plan in plans_of(turn, problem, packed.layout()) {
-                let planned = Bench { plan: Some(Plan::Rows(plan)), ..bench };
-                let y = planned.forward(packed, &images, Epilogue::default());
-                let bound = Bound { rounded_weights: plan.0.early.then_some(problem.x), ..exact };
-                check(&y, &reference, bound, &format!("{problem} with {} {:?}", plan.0, plan.1));
+            for plan in plans_of(turn, problem) {
+                let y = bench.forward_by(&plan, packed, &images, Epilogue::default());
+                check(&y, &reference, plan.bound(), &format!("{plan:?}"));
             }
         }
         assert!(served[0] >= 20 && served[1] >= 40, "{served:?} weights with their own columns, and filled up");
@@ -266,7 +255,7 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
             let x = rounded(&random.activations(shape.x_len()), Float::F16);
             let images = Images { shape: &shape, x: &x, types: [Float::F16; 2], layouts: [Layout2d::Nhwc; 2] };
             let packed = Weights::pack(&gpu, &stream, &w, format.act, geometry, Float::F16).unwrap();
-            let plain = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt"), plan: None };
+            let plain = Bench { gpu: &gpu, stream: &stream, kernel: kernel("simt") };
             let want = plain.forward(&packed, &images, Epilogue::default());
             // Sums of absolute values, as |x| and |w| give them.
             let absolute = x.iter().map(|v| v.abs()).collect::<Vec<_>>();
@@ -274,18 +263,17 @@ fn many_pixels_go_through_whole_rounds_and_cut_tiles() {
             let dense = Weights::dense(&gpu, &stream, Floats::F32(&values), geometry).unwrap();
             let sums = Images { x: &absolute, types: [Float::F32; 2], ..images };
             let magnitude = plain.forward(&dense, &sums, Epilogue::default());
-            let plans = implicit_gemm_sm90::plans(&gpu.caps(), &images.problem(&packed)).unwrap();
-            let problem = images.problem(&packed);
-            prepare(&gpu, plans.iter().map(|plan| implicit_gemm_sm90::instance_as(plan, &problem).unwrap()));
-            assert!(plans.iter().any(|(_, s)| s.waves > 0), "{plans:?}");
-            assert!(plans.iter().any(|(config, s)| s.parts_bytes(*config) > 0), "{plans:?}");
+            let plans = implicit.plans(&gpu.caps(), &images.problem(&packed));
+            prepare(&gpu, plans.iter().flat_map(Plan::instances));
+            for ends in [" whole", " cut"] {
+                assert!(plans.iter().any(|plan| plan.to_string().ends_with(ends)), "{plans:?}");
+            }
             for plan in plans {
-                let bench = Bench { kernel: implicit, plan: Some(Plan::Exact(plan)), ..plain };
-                let y = bench.forward(&packed, &images, Epilogue::default());
+                let y = plain.forward_by(&plan, &packed, &images, Epilogue::default());
                 for (i, (&y, &want)) in y.iter().zip(&want).enumerate() {
                     let allowed = 2.0 * Bound::new(Float::F16, geometry.k()).allowed(f64::from(magnitude[i]) * 1.001);
                     let error = f64::from((y - want).abs());
-                    assert!(error <= allowed, "{} {:?}: element {i} is {y}, plain {want}", plan.0, plan.1);
+                    assert!(error <= allowed, "{plan:?}: element {i} is {y}, plain {want}");
                 }
             }
         }

@@ -361,7 +361,7 @@ fn what_it_does_not_take_is_told() {
 
 /// What a device of this processor would offer.
 fn caps(arch: &str, cublaslt: bool) -> Caps {
-    Caps { arch: arch.parse().unwrap(), multiprocessors: 132, shared_bytes: 232_448, l2_bytes: 60 << 20, cublaslt }
+    Caps { cublaslt, ..super::products::caps(arch) }
 }
 
 #[test]
@@ -414,6 +414,6 @@ fn the_choice_is_pure_and_explained() {
         assert_eq!(chosen(&hopper, &unlike, Some("cuda_wna16")), best);
         assert_eq!(chosen(&caps("sm_89", true), &same, Some("cuda_wna16")), best);
         let narrow = Problem { x: Float::F32, y: Float::F32, k: 128, ..same };
-        assert_eq!(chosen(&hopper, &narrow, Some("cuda_plain")), "plain");
+        assert_eq!(chosen(&hopper, &narrow, Some("cuda_plain")), "simt");
     }
 }

@@ -1,6 +1,6 @@
 //! Layers of bytes: every kernel to the bit as the CPU and other software have them.
 
-use super::conv::{caps, implicit_cases};
+use super::convolutions::{caps, implicit_cases};
 use super::gpus;
 use crate::conv::{LAYOUTS, cases, golden_cases, golden_shape, laid_out, planes};
 use crate::conv_int8::{bytes, forward as on_cpu, type_of};
@@ -11,7 +11,7 @@ use half::f16;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::{Buffer, Stream};
-use halfbyte::cuda::int8::{self, Call, Epilogue, Form, KERNELS, Kernel, Layer, Problem, Target};
+use halfbyte::cuda::int8::{self, Call, Epilogue, KERNELS, Kernel, Layer, Plan, Problem, Target};
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
 use halfbyte::layout::cuda_int8::CudaInt8;
@@ -40,17 +40,16 @@ impl Bench<'_> {
         buffer
     }
 
-    /// y `[batch, co, oh, ow]` of x `[batch, ci, h, w]`, by a kernel, or by the Hopper kernel in a form.
-    fn forward(&self, how: How, layer: &Layer, x: &[u8], shape: &Conv2dShape, layouts: [Layout2d; 2]) -> Vec<u8> {
+    /// y `[batch, co, oh, ow]` of x `[batch, ci, h, w]`, twice with the same bits.
+    fn forward(&self, plan: &Plan, layer: &Layer, x: &[u8]) -> Vec<u8> {
+        let Problem { shape, layouts, .. } = *plan.problem();
         let pixels = |size: [usize; 2]| size[0] * size[1];
         let x = self.upload(&laid_out(x, [shape.batch(), shape.geometry().ci, pixels(shape.input())], layouts[0]));
         let len = shape.y_len();
-        let problem = Problem { shape: *shape, symmetric: layer.is_symmetric(), floats: false, layouts };
         let once = || {
             let mut y = self.gpu.context().allocate::<u8>(len + 2 * GUARD).unwrap();
             self.stream.fill(y.view_mut(), POISON).unwrap();
-            let needed = KERNELS.iter().map(|kernel| kernel.workspace_bytes(&problem)).max().unwrap_or(0);
-            let mut workspace = Workspace::new(self.gpu, self.stream, needed).unwrap();
+            let mut workspace = Workspace::new(self.gpu, self.stream, plan.workspace_bytes()).unwrap();
             let call = Call {
                 layer,
                 x: x.view(),
@@ -61,35 +60,27 @@ impl Bench<'_> {
                 y_layout: layouts[1],
                 workspace: Some(&mut workspace),
             };
-            match how {
-                How::Kernel(kernel) => int8::run_with(kernel, self.gpu, self.stream, call).unwrap(),
-                How::Form(form) => int8::run_as(form, self.gpu, self.stream, call).unwrap(),
-            }
+            plan.run(self.gpu, self.stream, call).unwrap();
             let mut all = vec![0; len + 2 * GUARD];
             self.stream.download(y.view(), &mut all).unwrap();
             let intact = |guard: &[u8]| guard.iter().all(|&byte| byte == POISON);
-            assert!(intact(&all[..GUARD]) && intact(&all[GUARD + len..]), "{how:?}: wrote outside");
+            assert!(intact(&all[..GUARD]) && intact(&all[GUARD + len..]), "{plan:?}: wrote outside");
             all[GUARD..GUARD + len].to_vec()
         };
         let y = once();
-        assert_eq!(y, once(), "{how:?}: not the same twice");
+        assert_eq!(y, once(), "{plan:?}: not the same twice");
         planes(&y, [shape.batch(), shape.geometry().co, pixels(shape.output())], layouts[1])
     }
 }
 
-#[derive(Clone, Copy)]
-enum How {
-    Kernel(&'static Kernel),
-    Form(Form),
+/// A problem of a layer that writes bytes.
+fn problem_of(layer: &Layer, shape: Conv2dShape, layouts: [Layout2d; 2]) -> Problem {
+    Problem { shape, x: layer.x().byte(), symmetric: layer.is_symmetric(), floats: false, layouts }
 }
 
-impl std::fmt::Debug for How {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            How::Kernel(kernel) => f.write_str(kernel.name),
-            How::Form(form) => write!(f, "{form}"),
-        }
-    }
+/// What every kernel that supports a problem would do.
+fn plans(gpu: &Gpu, problem: &Problem) -> Vec<Plan> {
+    KERNELS.iter().filter_map(|kernel| kernel.plan(&gpu.caps(), problem).ok()).collect()
 }
 
 /// Asserts equal codes, and says which is the first that is not.
@@ -160,13 +151,12 @@ fn convolutions_of_other_software() {
             let (plain, relu) = (layer(Activation::None), layer(Activation::Relu));
             let x = golden.bytes("x").1;
             for layouts in LAYOUTS.iter().flat_map(|&x| LAYOUTS.map(|y| [x, y])) {
-                let problem = Problem { shape, symmetric: plain.is_symmetric(), floats: false, layouts };
-                for kernel in KERNELS.iter().filter(|kernel| kernel.supports(&gpu.caps(), &problem).is_ok()) {
-                    let what = format!("{name} {layouts:?} by {}", kernel.name);
-                    let y = bench.forward(How::Kernel(kernel), &plain, &x, &shape, layouts);
+                for plan in plans(&gpu, &problem_of(&plain, shape, layouts)) {
+                    let what = format!("{name}: {plan:?}");
+                    let y = bench.forward(&plan, &plain, &x);
                     same(&y, &golden.bytes("y_ort").1, &shape, &what);
                     if golden.has("y_relu_torch_fbgemm") {
-                        let y = bench.forward(How::Kernel(kernel), &relu, &x, &shape, layouts);
+                        let y = bench.forward(&plan, &relu, &x);
                         same(&y, &golden.bytes("y_relu_torch_fbgemm").1, &shape, &format!("{what} with relu"));
                     }
                 }
@@ -194,10 +184,9 @@ fn linear_layers_of_other_software() {
             let layer = Layer::linear(&gpu, &stream, &weight, affine("x"), Some(affine("y")), epilogue).unwrap();
             let shape = Conv2dShape::new(*layer.geometry(), m, [1, 1]).unwrap();
             let layouts = [Layout2d::Nhwc; 2];
-            let problem = Problem { shape, symmetric: layer.is_symmetric(), floats: false, layouts };
-            for kernel in KERNELS.iter().filter(|kernel| kernel.supports(&gpu.caps(), &problem).is_ok()) {
-                let y = bench.forward(How::Kernel(kernel), &layer, &golden.bytes("x").1, &shape, layouts);
-                same(&y, &golden.bytes("y").1, &shape, &format!("{name} by {}", kernel.name));
+            for plan in plans(&gpu, &problem_of(&layer, shape, layouts)) {
+                let y = bench.forward(&plan, &layer, &golden.bytes("x").1);
+                same(&y, &golden.bytes("y").1, &shape, &format!("{name}: {plan:?}"));
             }
             // Products of signed bytes without scales, in floats: exact as far as these sums go.
             let ones = Int8Weight::new(bytes(type_of(signed), &w), [n, k], &[1.0], &[]).unwrap();
@@ -294,28 +283,25 @@ fn every_kernel_and_form_has_the_bits_of_the_cpu_for_every_geometry_and_type() {
                 let (x_is, y_is) = (data.x_is, Some(data.y_is));
                 let layer = Layer::conv2d(&gpu, &stream, &w, geometry, x_is, y_is, epilogue).unwrap();
                 assert_eq!(layer.is_symmetric(), symmetric);
-                let plain = How::Kernel(kernel("int8_simt"));
-                let what = |how: &How| format!("{how:?}: {geometry:?} batch {batch} {size:?} {types:?}");
-                same(&bench.forward(plain, &layer, &data.x, &shape, layouts), &want, &shape, &what(&plain));
-                let layouts = [Layout2d::Nhwc; 2];
-                let problem = Problem { shape, symmetric, floats: false, layouts };
-                let (hopper, patches) = (["int8_direct_sm90", "int8_sm90"].map(kernel), kernel("int8_im2col_gemm"));
+                let check = |plan: &Plan| {
+                    same(&bench.forward(plan, &layer, &data.x), &want, &shape, &format!("{plan:?} {types:?}"));
+                };
+                let problem = problem_of(&layer, shape, layouts);
+                check(&kernel("int8_simt").plan(&gpu.caps(), &problem).unwrap());
                 for x_layout in LAYOUTS {
-                    let layouts = [x_layout, Layout2d::Nhwc];
-                    let how = How::Kernel(patches);
-                    if patches.supports(&gpu.caps(), &Problem { layouts, ..problem }).is_ok() {
-                        same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, &what(&how));
+                    let problem = Problem { layouts: [x_layout, Layout2d::Nhwc], ..problem };
+                    if let Ok(plan) = kernel("int8_im2col_gemm").plan(&gpu.caps(), &problem) {
+                        check(&plan);
                         copied += 1;
                     }
                 }
-                for form in int8::forms(&gpu.caps(), &problem, types[0]) {
-                    let how = How::Form(form);
-                    same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, &what(&how));
-                    forms[matches!(form, Form::Direct(_)) as usize] += 1;
-                }
-                for hopper in hopper.into_iter().filter(|kernel| kernel.supports(&gpu.caps(), &problem).is_ok()) {
-                    let how = How::Kernel(hopper);
-                    same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, &what(&how));
+                let problem = Problem { layouts: [Layout2d::Nhwc; 2], ..problem };
+                for (at, name) in ["int8_sm90", "int8_direct_sm90"].into_iter().enumerate() {
+                    for plan in kernel(name).plans(&gpu.caps(), &problem) {
+                        check(&plan);
+                        forms[at] += 1;
+                    }
+                    kernel(name).plan(&gpu.caps(), &problem).iter().for_each(check);
                 }
             }
         }
@@ -348,10 +334,8 @@ fn many_pixels_have_the_bits_of_the_cpu() {
             let stream = gpu.stream().unwrap();
             let bench = Bench { gpu, stream: &stream };
             let layer = Layer::conv2d(gpu, &stream, &w, geometry, x_is, Some(y_is), Epilogue::default()).unwrap();
-            let problem = Problem { shape, symmetric: true, floats: false, layouts };
-            for kernel in KERNELS.iter().filter(|kernel| kernel.supports(&gpu.caps(), &problem).is_ok()) {
-                let how = How::Kernel(kernel);
-                same(&bench.forward(how, &layer, &data.x, &shape, layouts), &want, &shape, kernel.name);
+            for plan in plans(gpu, &problem_of(&layer, shape, layouts)) {
+                same(&bench.forward(&plan, &layer, &data.x), &want, &shape, plan.kernel().name);
             }
         }
     }
@@ -466,10 +450,10 @@ fn the_choice_is_the_hopper_kernel_wherever_it_can() {
     let wide = Geometry { padding: [1; 4], ..Geometry::new(64, 64, [3, 3]) };
     let problem = |geometry, symmetric, floats, layouts| {
         let shape = Conv2dShape::new(geometry, 32, [56, 56]).unwrap();
-        Problem { shape, symmetric, floats, layouts }
+        Problem { shape, x: Byte::U8, symmetric, floats, layouts }
     };
     let nhwc = [Layout2d::Nhwc; 2];
-    let chosen = |number, problem: &Problem| int8::select(&caps(number), problem).unwrap().name;
+    let chosen = |number, problem: &Problem| Plan::of(&caps(number), problem).unwrap().kernel().name;
     let new = Geometry::new;
     for (geometry, kernel) in [
         (wide, "int8_direct_sm90"),

@@ -102,7 +102,7 @@ fn every_form_of_atoms_and_number_of_rows_is_within_the_bound() {
                 let atom = Atom::of(weight, k).unwrap();
                 for &m in &ROWS[1..] {
                     let shape = [m, n, k];
-                    let config = config::config(atom, shape, out, gpu.caps().multiprocessors as usize);
+                    let config = config::config(atom, shape, out, &gpu.caps());
                     instances.push(config.instance(atom, out, Activation::None));
                 }
             }
@@ -155,7 +155,8 @@ fn every_configuration_is_within_the_bound() {
                     configs.iter().map(|config| config.instance(atom, x_type, Activation::None)).collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for config in configs.into_iter().filter(|config| k.div_ceil(128) >= config.split) {
-                    let bench = Bench { config: Some(config), ..Bench::new(kernel, &gpu, &stream) };
+                    let configuration = Some(config.into());
+                    let bench = Bench { configuration, ..Bench::new(kernel, &gpu, &stream) };
                     for m in [1, config.tokens - 1, config.tokens, config.tokens + 1, most] {
                         if m > most {
                             continue;
@@ -427,14 +428,14 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
         for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [6144, 4096], [21504, 14336], [1 << 20, 256]] {
             let atom = Atom::of(weight, k).unwrap();
             for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
-                let c = config::config(atom, [m, n, k], out, 132);
+                let c = config::config(atom, [m, n, k], out, &Caps::H200);
                 let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
                 assert!(shared <= if c.blocks == 2 { 115_712 } else { 232_448 }, "{what}: {shared} bytes");
                 assert!(c.stages_w >= 2 && c.stages_x >= 2 && c.stages_w.is_multiple_of(c.sets), "{what}");
                 assert!(k.div_ceil(128) >= c.split, "{what}");
                 assert!(!c.early || (m > 128 && out != Float::F32), "{what}: rounds weights");
-                let invariant = config::batch_invariant(atom, [m, n, k], out, 132);
-                let one = config::batch_invariant(atom, [1, n, k], out, 132);
+                let invariant = config::batch_invariant(atom, [m, n, k], out, &Caps::H200);
+                let one = config::batch_invariant(atom, [1, n, k], out, &Caps::H200);
                 assert!(!invariant.early && invariant.split == one.split && invariant.sets == 1, "{what}");
                 for config in [c, invariant] {
                     assert!(wna16_sm90::compiles(config, atom, out), "{what}: {config}");
@@ -450,7 +451,7 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
     }
     let atom = Atom::of(parse("w4a16-g128").weight, 4096).unwrap();
     let chosen = |m, n, k| {
-        let c = config::config(atom, [m, n, k], Float::F16, 132);
+        let c = config::config(atom, [m, n, k], Float::F16, &Caps::H200);
         (c.tokens, c.tile_strips(), c.sets, c.split, c.blocks, [c.stages_w, c.stages_x], c.early)
     };
     assert_eq!(chosen(1, 21504, 14336), (8, 4, 1, 1, 2, [6, 6], false));
@@ -484,7 +485,7 @@ fn the_choice_is_pure_and_explained() {
             }
         }
         let error = matmul::select(&caps(arch), &problem("w2a8", 1), None).err().unwrap();
-        assert!(error.to_string().contains("plain: multiplies exact activations"), "{error}");
+        assert!(error.to_string().contains("simt: multiplies exact activations"), "{error}");
         let dense = Problem { format: None, ..problem("w4a16", 1) };
         assert!(matmul::select(&caps(arch), &dense, None).is_err());
         let huge = Problem { n: usize::MAX / 2, ..problem("w4a16", 1) };

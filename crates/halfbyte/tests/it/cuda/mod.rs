@@ -6,6 +6,8 @@
 mod cache;
 mod conv;
 mod conv_implicit;
+mod conv_plans;
+mod convolutions;
 mod dequantize;
 mod driver;
 mod int8;
@@ -15,6 +17,7 @@ mod nn;
 mod nvrtc;
 mod pack;
 mod parameters;
+mod plans;
 mod products;
 mod quantized;
 mod quantized_rows;

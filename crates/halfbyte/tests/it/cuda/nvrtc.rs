@@ -120,16 +120,25 @@ fn candidates_compile_without_spills() {
 }
 
 /// One in so many forms is compiled.
-const SOME_FORMS: usize = 8;
+const SOME_FORMS: usize = 16;
 
 /// Implicit products have many forms too: none spills, whatever the format.
 #[test]
 fn forms_of_implicit_products_compile_without_spills() {
     let Some(nvrtc) = nvrtc() else { return };
     let arch = "sm_90a".parse::<Arch>().unwrap();
-    let formats = ["w4a16-asym", "w8a16-asym-sbf16", "w4a16-g32-asym-sbf16", "w8a16-g64-asym", "w8a16-g128-asym"];
-    let of = |name: &&str| conv::implicit_gemm_sm90::every_instance(parse(name).weight);
-    let all: Vec<Instance> = formats.iter().flat_map(of).collect();
+    let formats = [
+        "w4a16-asym",
+        "w8a16-asym-sbf16",
+        "w4a16-g32-asym-sbf16",
+        "w8a16-g64-asym",
+        "w8a16-g128-asym",
+        "w8a8",
+        "w4a8-g32-asym-xasym",
+    ];
+    let kernels = conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
+    let of = |kernel: &conv::Kernel| formats.map(|name| (kernel.every_instance)(parse(name))).concat();
+    let all: Vec<Instance> = kernels.flat_map(of).collect();
     assert!(all.len() > 80, "{}", all.len());
     // Some of each format: the whole takes minutes.
     let some: Vec<&Instance> = all.iter().step_by(SOME_FORMS).collect();

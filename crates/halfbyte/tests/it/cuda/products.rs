@@ -3,8 +3,7 @@
 use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, ViewMut};
-use halfbyte::cuda::matmul::wna16_sm90::{self, config};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, Kernel, Packed, wna8_sm80, wna8_sm90, wna16_sm80};
+use halfbyte::cuda::matmul::{self, Call, Configuration, Epilogue, Kernel, Packed};
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::kernel::Problem;
@@ -23,20 +22,14 @@ pub(super) struct Bench<'a> {
     pub(super) kernel: &'static Kernel,
     pub(super) gpu: &'a Gpu,
     pub(super) stream: &'a Stream,
-    /// Of the Hopper kernel, if not the one that it chooses.
-    pub(super) config: Option<config::Config>,
-    /// Of the kernel from sm_80 on, if not the one that it chooses.
-    pub(super) config_sm80: Option<wna16_sm80::config::Config>,
-    /// Of the Hopper kernel for quantised activations, and of the one from sm_80 on, likewise.
-    pub(super) config_a8: Option<wna8_sm90::config::Config>,
-    pub(super) config_a8_sm80: Option<wna8_sm80::config::Config>,
+    /// If not the one that it chooses.
+    pub(super) configuration: Option<Configuration>,
     pub(super) batch_invariant: bool,
 }
 
 impl<'b> Bench<'b> {
     pub(super) fn new(kernel: &'static Kernel, gpu: &'b Gpu, stream: &'b Stream) -> Self {
-        let (config, config_sm80, config_a8, config_a8_sm80) = (None, None, None, None);
-        Self { kernel, gpu, stream, config, config_sm80, config_a8, config_a8_sm80, batch_invariant: false }
+        Self { kernel, gpu, stream, configuration: None, batch_invariant: false }
     }
 
     /// Zeroed counters, and poison in all the rest.
@@ -98,21 +91,17 @@ impl<'b> Bench<'b> {
         self.stream.fill(y.view_mut(), POISON).unwrap();
         let out = FloatViewMut::from(y.view_mut()).dtype();
         let problem = Problem { format: Some(w.format()), x: x.dtype(), y: out, m, n, k };
-        let asked = (self.config, self.config_sm80, self.config_a8, self.config_a8_sm80);
-        let bytes = match asked {
-            (None, None, None, None) => self.kernel.workspace_bytes(&self.gpu.caps(), &problem),
-            _ => 64 << 20,
+        let (caps, batch_invariant) = (self.gpu.caps(), self.batch_invariant);
+        let bytes = match &self.configuration {
+            None => self.kernel.workspace_bytes(&caps, &problem),
+            Some(configuration) => configuration.workspace_bytes(&caps, &problem, batch_invariant),
         };
         let mut workspace = self.workspace(bytes);
         let y_view = y.view_mut().slice(GUARD..GUARD + len).into();
-        let batch_invariant = self.batch_invariant;
         let call = Call { x, m, w, epilogue, y: y_view, workspace: Some(&mut workspace), batch_invariant };
-        match asked {
-            (None, None, None, None) => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
-            (Some(config), ..) => wna16_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (_, Some(config), ..) => wna16_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (_, _, Some(config), _) => wna8_sm90::run_as(config, self.gpu, self.stream, &call).unwrap(),
-            (.., Some(config)) => wna8_sm80::run_as(config, self.gpu, self.stream, &call).unwrap(),
+        match &self.configuration {
+            None => matmul::run_with(self.kernel, self.gpu, self.stream, call).unwrap(),
+            Some(asked) => matmul::run_as(self.kernel, asked, self.gpu, self.stream, &call).unwrap(),
         }
         let mut counters = vec![1u8; bytes.min(Workspace::COUNTER_BYTES)];
         self.stream.download(workspace.view().slice(0..counters.len()), &mut counters).unwrap();
@@ -148,13 +137,7 @@ pub(super) fn reference_of(x: &[f32], m: usize, w: &QTensor, act: Act) -> Produc
 
 /// What a device of this processor would offer, for tests of the choice without one.
 pub(super) fn caps(arch: &str) -> Caps {
-    Caps {
-        arch: arch.parse().unwrap(),
-        multiprocessors: 132,
-        shared_bytes: 232_448,
-        l2_bytes: 60 << 20,
-        cublaslt: true,
-    }
+    Caps { arch: arch.parse().unwrap(), ..Caps::H200 }
 }
 
 /// Every form of atoms of the Hopper kernel.

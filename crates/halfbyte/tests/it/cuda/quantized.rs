@@ -219,7 +219,7 @@ fn every_configuration_is_within_the_bound() {
                     configs.iter().map(|config| config.instance(atom, terms, out, Activation::None)).collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for config in configs {
-                    let bench = Bench { config_a8: Some(config), ..Bench::new(kernel(), &gpu, &stream) };
+                    let bench = Bench { configuration: Some(config.into()), ..Bench::new(kernel(), &gpu, &stream) };
                     let tokens = config.tokens;
                     for m in [1, tokens - 1, tokens, tokens + 1, most] {
                         let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());

@@ -6,8 +6,8 @@ use crate::data::{Random, parse, with_zeros_in_bytes};
 use bytemuck::Pod;
 use halfbyte::cuda::driver::{Buffer, Stream, View};
 use halfbyte::cuda::matmul::{
-    self, Call, Epilogue, Packed, QuantizedCall, QuantizedForm, QuantizedRows, quantize_activations, rows_form,
-    run_quantized,
+    self, Call, Epilogue, KERNELS, Kernel, Packed, QuantizedCall, QuantizedForm, QuantizedRows, quantize_activations,
+    rows_form, run_quantized, run_quantized_with,
 };
 use halfbyte::cuda::nn::{self, FloatBuffer, Norm, QuantizedNorm};
 use halfbyte::cuda::{Gpu, Workspace};
@@ -124,66 +124,90 @@ fn gated_activations_leave_the_codes_of_those_that_are_quantized() {
     }
 }
 
+/// Formats of weights with products of quantised rows.
+const FORMATS: [&str; 5] = ["w4a8-g128", "w8a8", "w8a8-g32-asym", "w4a8-g64-xasym", "w4a8-g256-asym-xasym"];
+
+fn problem_of(name: &str, [i, j]: [usize; 2], [m, n, k]: [usize; 3]) -> Problem {
+    Problem { format: Some(parse(name)), x: Float::F32, y: TYPES[(i + j) % 3], m, n, k }
+}
+
+/// What a norm leaves for one kernel is what it leaves for every other, on all processors.
+#[test]
+fn all_kernels_for_quantised_activations_read_the_same_rows() {
+    for (i, name) in FORMATS.into_iter().enumerate() {
+        for (j, &[n, k]) in SHAPES.iter().enumerate() {
+            let problem = problem_of(name, [i, j], [ROWS[j], n, k]);
+            let forms: Vec<_> = KERNELS.iter().filter_map(|kernel| kernel.rows_form(&problem)).collect();
+            assert!(forms.len() == 2 && forms[0] == forms[1], "{problem}: {forms:?}");
+            for (arch, want) in [("sm_80", "wna8_sm80"), ("sm_89", "wna8_sm80"), ("sm_90a", "wna8_sm90")] {
+                let kernel = matmul::select(&caps(arch), &problem, None).unwrap();
+                assert_eq!((kernel.name, kernel.rows_form(&problem)), (want, Some(forms[0])), "{problem} on {arch}");
+            }
+            let exact = Problem { format: Some(parse("w4a16-g128")), ..problem };
+            assert!(KERNELS.iter().all(|kernel| kernel.rows_form(&exact).is_none()));
+        }
+    }
+}
+
 #[test]
 fn products_of_quantized_rows_are_those_of_the_floats() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch == caps("sm_90a").arch) {
-        let bench = Bench { gpu: &gpu, stream: gpu.stream().unwrap() };
-        let mut random = Random(43);
-        let names = ["w4a8-g128", "w8a8", "w8a8-g32-asym", "w4a8-g64-xasym", "w4a8-g256-asym-xasym"];
-        let kernel = matmul::KERNELS.iter().find(|kernel| kernel.name == "wna8_sm90").unwrap();
-        let problem_of = |name: &str, [i, j]: [usize; 2], [m, n, k]: [usize; 3]| Problem {
-            format: Some(parse(name)),
-            x: Float::F32,
-            y: TYPES[(i + j) % 3],
-            m,
-            n,
-            k,
-        };
-        let problems = names.into_iter().enumerate().flat_map(|(i, name)| {
-            let of = move |(j, &m): (usize, &usize)| problem_of(name, [i, j], [m, SHAPES[i % 3][0], SHAPES[i % 3][1]]);
-            ROWS.iter().enumerate().map(of)
-        });
-        let instances: Vec<_> = problems.flat_map(|problem| kernel.instances_of(&gpu.caps(), &problem)).collect();
-        gpu.prepare(&instances, |_| ()).unwrap();
-        for (i, name) in names.into_iter().enumerate() {
-            let (format, [n, k]) = (parse(name), SHAPES[i % 3]);
-            let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
-            let packed = matmul::pack(&gpu, &bench.stream, &w, format.act, Float::F16).unwrap();
-            let bias = bench.upload(&random.normals(n));
-            // Room for more rows than there are, as a model has.
-            let mut rows = bench.rows(rows_form(&gpu.caps(), &packed, 300).unwrap());
-            for (j, &m) in ROWS.iter().enumerate() {
-                // Another activation is another kernel.
-                let activation = if [i, j] == [1, 2] { Activation::Silu } else { Activation::None };
-                let problem = problem_of(name, [i, j], [m, n, k]);
-                let y = problem.y;
-                let x = bench.upload(&random.activations(m * k));
-                let bytes = matmul::workspace_bytes(&gpu.caps(), &problem, packed.layout()).unwrap();
-                let mut workspace = Workspace::new(&gpu, &bench.stream, bytes).unwrap();
-                let epilogue = Epilogue { bias: Some(bias.view()), activation };
-                let [mut want, mut got] = [(); 2].map(|()| FloatBuffer::allocate(&gpu, y, m * n).unwrap());
-                let call = Call {
-                    x: x.view().into(),
-                    m,
-                    w: &packed,
-                    epilogue,
-                    y: want.view_mut(0..m * n),
-                    workspace: Some(&mut workspace),
-                    batch_invariant: false,
-                };
-                matmul::run(&gpu, &bench.stream, call).unwrap();
-                let (form, to) = (rows_form(&gpu.caps(), &packed, m).unwrap(), rows.view_mut(m));
-                quantize_activations(&gpu, &bench.stream, form, x.view().into(), None, to.codes, to.terms).unwrap();
-                let call = QuantizedCall {
-                    x: rows.view(m),
-                    w: &packed,
-                    epilogue,
-                    y: got.view_mut(0..m * n),
-                    workspace: Some(&mut workspace),
-                };
-                run_quantized(&gpu, &bench.stream, call).unwrap();
-                assert!(bytes_of(&bench, &got) == bytes_of(&bench, &want), "{name} m={m}, y {y}: other bits");
-            }
+    for gpu in gpus() {
+        let caps = gpu.caps();
+        let reads = |kernel: &&Kernel| kernel.rows_form(&problem_of(FORMATS[0], [0; 2], [1, 64, 256])).is_some();
+        for kernel in KERNELS.iter().filter(|kernel| (kernel.serves)(caps.arch)).filter(reads) {
+            products_of_quantized_rows(&gpu, kernel);
+        }
+    }
+}
+
+fn products_of_quantized_rows(gpu: &Gpu, kernel: &'static Kernel) {
+    let bench = Bench { gpu, stream: gpu.stream().unwrap() };
+    let mut random = Random(43);
+    let problems = FORMATS.into_iter().enumerate().flat_map(|(i, name)| {
+        let of = move |(j, &m): (usize, &usize)| problem_of(name, [i, j], [m, SHAPES[i % 3][0], SHAPES[i % 3][1]]);
+        ROWS.iter().enumerate().map(of)
+    });
+    let instances: Vec<_> = problems.flat_map(|problem| kernel.instances_of(&gpu.caps(), &problem)).collect();
+    gpu.prepare(&instances, |_| ()).unwrap();
+    for (i, name) in FORMATS.into_iter().enumerate() {
+        let (format, [n, k]) = (parse(name), SHAPES[i % 3]);
+        let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
+        let packed = matmul::pack_for(kernel, gpu, &bench.stream, &w, format.act).unwrap();
+        let bias = bench.upload(&random.normals(n));
+        // Room for more rows than there are, as a model has.
+        let mut rows = bench.rows(rows_form(&gpu.caps(), &packed, 300).unwrap());
+        for (j, &m) in ROWS.iter().enumerate() {
+            // Another activation is another kernel.
+            let activation = if [i, j] == [1, 2] { Activation::Silu } else { Activation::None };
+            let problem = problem_of(name, [i, j], [m, n, k]);
+            let y = problem.y;
+            let x = bench.upload(&random.activations(m * k));
+            let mut workspace =
+                Workspace::new(gpu, &bench.stream, kernel.workspace_bytes(&gpu.caps(), &problem)).unwrap();
+            let epilogue = Epilogue { bias: Some(bias.view()), activation };
+            let [mut want, mut got] = [(); 2].map(|()| FloatBuffer::allocate(gpu, y, m * n).unwrap());
+            let call = Call {
+                x: x.view().into(),
+                m,
+                w: &packed,
+                epilogue,
+                y: want.view_mut(0..m * n),
+                workspace: Some(&mut workspace),
+                batch_invariant: false,
+            };
+            matmul::run_with(kernel, gpu, &bench.stream, call).unwrap();
+            let (form, to) = (rows_form(&gpu.caps(), &packed, m).unwrap(), rows.view_mut(m));
+            quantize_activations(gpu, &bench.stream, form, x.view().into(), None, to.codes, to.terms).unwrap();
+            let call = QuantizedCall {
+                x: rows.view(m),
+                w: &packed,
+                epilogue,
+                y: got.view_mut(0..m * n),
+                workspace: Some(&mut workspace),
+            };
+            run_quantized_with(kernel, gpu, &bench.stream, call).unwrap();
+            let name = format!("{}: {name}", kernel.name);
+            assert!(bytes_of(&bench, &got) == bytes_of(&bench, &want), "{name} m={m}, y {y}: other bits");
         }
     }
 }
@@ -198,7 +222,7 @@ fn bytes_of(bench: &Bench<'_>, floats: &FloatBuffer) -> Vec<u8> {
 
 #[test]
 fn other_rows_than_the_weights_are_refused() {
-    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch == caps("sm_90a").arch) {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch >= caps("sm_80").arch) {
         let bench = Bench { gpu: &gpu, stream: gpu.stream().unwrap() };
         let mut random = Random(44);
         let mut pack = |name: &str, act_order| -> Packed {

@@ -7,7 +7,7 @@ use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::matmul::wna16_sm80::config;
-use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel};
+use halfbyte::cuda::matmul::{self, Configuration, Epilogue, KERNELS, Kernel};
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
@@ -83,7 +83,7 @@ fn every_configuration_and_cut_is_within_the_bound() {
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for (config, batch_invariant) in configs.into_iter().flat_map(|c| [(c, false), (c, true)]) {
                     let bench = Bench::new(kernel(), &gpu, &stream);
-                    let bench = Bench { config_sm80: Some(config), batch_invariant, ..bench };
+                    let bench = Bench { configuration: Some(config.into()), batch_invariant, ..bench };
                     let tokens = config.tokens;
                     for m in [1, tokens - 1, tokens, tokens + 1, most] {
                         let y = bench.forward(&packed, &x[..m * k], [x_type; 2], m, Epilogue::default());
@@ -112,8 +112,8 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
             let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
             let x = rounded(&random.activations(600 * k), Float::F16);
             let types = [Float::F16, Float::F32];
-            let run = |config_sm80, m: usize| {
-                let bench = Bench { config_sm80, batch_invariant: true, ..Bench::new(kernel(), &gpu, &stream) };
+            let run = |configuration: Option<Configuration>, m: usize| {
+                let bench = Bench { configuration, batch_invariant: true, ..Bench::new(kernel(), &gpu, &stream) };
                 bench.forward(&packed, &x[..m * k], types, m, Epilogue::default())
             };
             let all = run(None, 600);
@@ -124,7 +124,7 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
                 assert!(y == all[..m * n], "{name} m={m}");
             }
             for config in config::all(Atom::of(format.weight, k).unwrap(), Float::F32, &gpu.caps()) {
-                let y = run(Some(config), 40);
+                let y = run(Some(config.into()), 40);
                 assert!(y == all[..40 * n], "{name} {config:?}");
             }
         }
@@ -154,7 +154,7 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
                     assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
                     assert_eq!(s.waves * s.workers + s.cut, tiles, "{what}: {s:?}");
                     assert!(s.sharers <= s.workers && (s.cut == 0) == (s.sharers == 0), "{what}: {s:?}");
-                    assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
+                    assert!(c.parts_bytes(&s) <= 64 << 20, "{what}: {s:?}");
                 }
             }
         }
@@ -171,7 +171,7 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
     assert_eq!(chosen(256, 21504, 14336), (64, 4, [128, 6], [2, 132, 72]));
     assert_eq!(chosen(16, 4096, 4096), (16, 2, [128, 6], [0, 256, 32]));
     assert_eq!(chosen(1024, 4096, 4096), (64, 4, [128, 6], [2, 0, 0]));
-    assert!(matmul::select(&caps("sm_75"), &problem(Float::F16), None).unwrap().name == "plain");
+    assert!(matmul::select(&caps("sm_75"), &problem(Float::F16), None).unwrap().name == "simt");
     for arch in ["sm_80", "sm_86", "sm_89", "sm_100a", "sm_120a"] {
         for x in [Float::F16, Float::BF16] {
             assert_eq!(matmul::select(&caps(arch), &problem(x), None).unwrap().name, "wna16_sm80", "{arch}");

@@ -8,7 +8,7 @@ use halfbyte::Float;
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::matmul::wna8_sm80::config;
 use halfbyte::cuda::matmul::wna8_sm90::config::Terms;
-use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel};
+use halfbyte::cuda::matmul::{self, Configuration, Epilogue, KERNELS, Kernel};
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
@@ -63,7 +63,7 @@ fn every_configuration_and_cut_is_within_the_bound() {
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for (config, batch_invariant) in configs.into_iter().flat_map(|c| [(c, false), (c, true)]) {
                     let bench = Bench::new(kernel(), &gpu, &stream);
-                    let bench = Bench { config_a8_sm80: Some(config), batch_invariant, ..bench };
+                    let bench = Bench { configuration: Some(config.into()), batch_invariant, ..bench };
                     let tokens = config.tokens;
                     for m in [1, tokens - 1, tokens, tokens + 1, most] {
                         let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
@@ -93,8 +93,8 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
             let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
             let x = rounded(&random.activations(MOST * k), Float::F16);
             let types = [Float::F16, Float::F32];
-            let run = |config_a8_sm80, m: usize| {
-                let bench = Bench { config_a8_sm80, batch_invariant: true, ..Bench::new(kernel(), &gpu, &stream) };
+            let run = |configuration: Option<Configuration>, m: usize| {
+                let bench = Bench { configuration, batch_invariant: true, ..Bench::new(kernel(), &gpu, &stream) };
                 bench.forward(&packed, &x[..m * k], types, m, Epilogue::default())
             };
             let all = run(None, MOST);
@@ -105,7 +105,7 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
                 assert!(y == all[..m * n], "{name} m={m}");
             }
             for config in config::all(atom, terms, Float::F32, &gpu.caps()) {
-                let y = run(Some(config), 40);
+                let y = run(Some(config.into()), 40);
                 assert!(y == all[..40 * n], "{name} {config:?}");
             }
         }

@@ -1,10 +1,11 @@
 //! Convolutions on a GPU: graphs of launches on weights that take turns, replayed. Images lie pixel by pixel, and stay.
 
 use super::int8::Source as Int8Source;
-use super::plan::{Kind, Plan, Shape};
+use super::plan::{Plan as Cases, Shape};
 use super::{Args, Bench, LeftOut, Line, Source, name};
 use crate::app::App;
 use crate::args::WeightKind;
+use crate::args::conv::Kind;
 use crate::commands::bench::matmul::{X, verdict};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -14,11 +15,10 @@ use crate::text::{Align, rate, table};
 use crate::timing::Measured;
 use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::conv::{
-    self, Call, Problem, Weights, implicit_gemm_a8_sm90, implicit_gemm_rows_sm90, implicit_gemm_sm90,
-};
+use halfbyte::cuda::conv::{self, Call, Problem, Weights};
+use halfbyte::cuda::dispatch::{Kernel, Operation, Plan};
 use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
-use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Form as Int8Form, Layer, Target};
+use halfbyte::cuda::int8::{self, Epilogue as Int8Epilogue, Layer, Target};
 use halfbyte::cuda::matmul::Epilogue;
 use halfbyte::cuda::nn::FloatBuffer;
 use halfbyte::cuda::roofline::Roofline;
@@ -60,65 +60,19 @@ struct Report {
     passed: Option<bool>,
 }
 
-/// A form of a kernel.
+/// A kernel in one of its configurations.
 #[derive(Serialize)]
 struct Swept {
     format: String,
     batch: usize,
     convolution: String,
-    form: String,
+    kernel: &'static str,
+    configuration: String,
     median_us: f64,
 }
 
-/// A plan of an implicit product: of pixels, of rows of windows, of quantised activations.
-#[derive(Clone, Copy)]
-enum Form {
-    Exact(implicit_gemm_sm90::config::Plan),
-    Rows(implicit_gemm_sm90::config::Plan),
-    Quantized(implicit_gemm_a8_sm90::config::Plan),
-}
-
-impl Form {
-    /// All that compute a problem with weights in a layout; none where no implicit product does.
-    fn all(gpu: &Gpu, problem: &Problem, layout: &str) -> Vec<Self> {
-        let caps = gpu.caps();
-        let exact = implicit_gemm_sm90::plans(&caps, problem).unwrap_or_default().into_iter().map(Form::Exact);
-        let rows =
-            implicit_gemm_rows_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Rows);
-        let quantized =
-            implicit_gemm_a8_sm90::plans(&caps, problem, layout).unwrap_or_default().into_iter().map(Form::Quantized);
-        // Where pixels are read as they lie, rows of windows are no choice.
-        let read: Vec<Self> = exact.chain(quantized).collect();
-        if read.is_empty() { rows.collect() } else { read }
-    }
-
-    fn workspace_bytes(&self, problem: &Problem) -> usize {
-        match self {
-            Form::Exact(plan) => implicit_gemm_sm90::workspace_bytes_as(plan),
-            Form::Rows(plan) => implicit_gemm_rows_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
-            Form::Quantized(plan) => implicit_gemm_a8_sm90::workspace_bytes_as(plan, problem).unwrap_or(0),
-        }
-    }
-}
-
-impl std::fmt::Display for Form {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let cut = match self {
-            Form::Exact((config, schedule)) | Form::Rows((config, schedule)) => {
-                write!(f, "{config}")?;
-                schedule.parts_bytes(*config) > 0
-            }
-            Form::Quantized((config, schedule)) => {
-                write!(f, "n{} x{}", config.tokens, config.stages)?;
-                config.parts_bytes(schedule) > 0
-            }
-        };
-        f.write_str(if cut { " cut" } else { " whole" })
-    }
-}
-
 /// Runs all convolutions of the plan on a GPU.
-pub(super) fn run(args: &Args, plan: Plan, number: u32, app: &App) -> Result<()> {
+pub(super) fn run(args: &Args, plan: Cases, number: u32, app: &App) -> Result<()> {
     if Layout2d::from(args.layout) != Layout2d::Nhwc {
         let cause = "images are measured in nhwc on a GPU, which its kernels read";
         return Err(Failure::usage("no such measurement", cause, "leave --layout out"));
@@ -132,8 +86,8 @@ pub(super) fn run(args: &Args, plan: Plan, number: u32, app: &App) -> Result<()>
     let (mut results, mut left_out, mut swept) = (Vec::new(), Vec::new(), Vec::new());
     for (shape, &batch) in plan.shapes.iter().flat_map(|shape| plan.batches.iter().map(move |batch| (shape, batch))) {
         let x = args.x.map_or(Float::F16, Float::from);
-        let device =
-            Device { gpu: &gpu, stream: &stream, cpu: &cpu, shape, batch, x, check: args.check, sweep: args.sweep };
+        let (kernel, check, sweep) = (args.kernel.as_deref(), args.check, args.sweep);
+        let device = Device { gpu: &gpu, stream: &stream, cpu: &cpu, shape, batch, x, kernel, check, sweep };
         for &kind in &plan.kinds {
             if let Kind::Floats(WeightKind::Quantized(format)) = kind
                 && let Err(e) = shape.geometry().scale_channels(format.weight.group)
@@ -207,14 +161,45 @@ struct Device<'a> {
     shape: &'a Shape,
     batch: usize,
     x: Float,
+    kernel: Option<&'a str>,
     check: bool,
     sweep: bool,
 }
 
 impl Device<'_> {
-    fn swept(&self, format: String, form: String, measured: Measured) -> Swept {
-        let convolution = name(&self.shape.geometry(), self.shape.size);
-        Swept { format, batch: self.batch, convolution, form, median_us: measured.median * 1e6 }
+    fn swept<O: Operation>(&self, format: &str, plan: &Plan<O>, measured: Measured) -> Swept {
+        Swept {
+            format: format.to_owned(),
+            batch: self.batch,
+            convolution: name(&self.shape.geometry(), self.shape.size),
+            kernel: plan.kernel().name,
+            configuration: plan.to_string(),
+            median_us: measured.median * 1e6,
+        }
+    }
+
+    /// What is measured: the plan of the kernel that was asked for, or of the first that can; and for a sweep every configuration of
+    /// the kernels that have several.
+    fn plans<O: Operation>(&self, problem: &O::Problem) -> Result<(Plan<O>, Vec<Plan<O>>)> {
+        let caps = self.gpu.caps();
+        let kernels: Vec<&'static Kernel<O>> = match self.kernel {
+            None => O::KERNELS.iter().collect(),
+            Some(name) => O::KERNELS.iter().filter(|kernel| kernel.name == name).collect(),
+        };
+        let chosen = match (self.kernel, kernels.as_slice()) {
+            (None, _) => Plan::of(&caps, problem)?,
+            (Some(_), [kernel, ..]) => kernel.plan(&caps, problem).map_err(|why| {
+                let what = format!("{} does not compute {problem}", kernel.name);
+                Failure::usage(what, why.to_string(), "`halfbyte explain conv` lists every kernel with its reason")
+            })?,
+            (Some(name), []) => {
+                let names = O::KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>().join(", ");
+                let (cause, help) = (format!("--kernel {name}"), format!("name one of {names}"));
+                return Err(Failure::usage(format!("no such kernel for {}", O::NAME), cause, help));
+            }
+        };
+        let all = kernels.into_iter().filter(|_| self.sweep).map(|kernel| kernel.plans(&caps, problem));
+        Ok((chosen, all.filter(|plans| plans.len() > 1).flatten().collect()))
     }
 
     /// What compares results with the reference, and describes them.
@@ -249,19 +234,17 @@ impl Device<'_> {
             let copy = weights[0].duplicate(stream)?;
             weights.push(copy);
         }
-        let layouts = [Layout2d::Nhwc; 2];
-        let problem = Problem { format: weights[0].format(), shape, x: dtype, y: dtype, layouts };
-        let kernel = conv::select(&gpu.caps(), &problem, weights[0].layout())?;
-        let needed = kernel.workspace_bytes(&gpu.caps(), &problem, weights[0].layout());
-        let forms = if self.sweep { Form::all(gpu, &problem, weights[0].layout()) } else { Vec::new() };
-        let needed = forms.iter().map(|form| form.workspace_bytes(&problem)).max().unwrap_or(0).max(needed);
+        let (layouts, packed) = ([Layout2d::Nhwc; 2], weights[0].layout());
+        let problem = Problem { format: weights[0].format(), shape, x: dtype, y: dtype, layouts, packed };
+        let (chosen, all) = self.plans(&problem)?;
+        let needed = all.iter().chain([&chosen]).map(Plan::workspace_bytes).max().unwrap_or(0);
         let mut workspace = Workspace::new(gpu, stream, needed)?;
         let x = X::new(random::normals(shape.x_len(), 2), dtype);
         let on_device = FloatBuffer::upload(gpu, stream, x.floats())?;
         let mut y = FloatBuffer::allocate(gpu, dtype, shape.y_len())?;
         let bytes = weights[0].bytes() + on_device.bytes() + y.bytes();
         let launches = self.launches(weights.len(), bytes, shape.operations());
-        let mut run = |stream: &Stream, i: usize, form: Option<Form>| {
+        let mut run = |stream: &Stream, i: usize, plan: &conv::Plan| {
             let call = Call {
                 x: on_device.view(0..shape.x_len()),
                 x_layout: Layout2d::Nhwc,
@@ -273,27 +256,21 @@ impl Device<'_> {
                 y_layout: Layout2d::Nhwc,
                 workspace: Some(&mut workspace),
             };
-            match form {
-                None => conv::run_with(kernel, gpu, stream, call),
-                Some(Form::Exact(plan)) => implicit_gemm_sm90::run_as(plan, gpu, stream, call),
-                Some(Form::Rows(plan)) => implicit_gemm_rows_sm90::run_as(plan, gpu, stream, call),
-                Some(Form::Quantized(plan)) => implicit_gemm_a8_sm90::run_as(plan, gpu, stream, call),
-            }
+            plan.run(gpu, stream, call)
         };
-        for form in forms {
-            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(form)))?;
-            swept.push(self.swept(kind.to_string(), form.to_string(), measured));
+        for plan in &all {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, plan))?;
+            swept.push(self.swept(&kind.to_string(), plan, measured));
         }
-        let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
-        let bound = kernel.bound(&gpu.caps(), &problem, weights[0].layout());
+        let measured = replay(stream, launches, |stream, i| run(stream, i, &chosen))?;
         let check = match self.check {
-            true => Some(self.bench().compare(&source, &shape, x.floats(), &self.download(&y)?, bound)?),
+            true => Some(self.bench().compare(&source, &shape, x.floats(), &self.download(&y)?, chosen.bound())?),
             false => None,
         };
         let line = Line {
             format: kind.to_string(),
             x: dtype.name(),
-            kernel: kernel.name,
+            kernel: chosen.kernel().name,
             weight_bytes: weights[0].bytes(),
             copies: weights.len(),
             check,
@@ -343,16 +320,17 @@ impl Device<'_> {
             layers.push(copy);
         }
         let layouts = [Layout2d::Nhwc; 2];
-        let problem = int8::Problem { shape, symmetric: layers[0].is_symmetric(), floats: false, layouts };
-        let kernel = int8::select(&gpu.caps(), &problem)?;
-        let mut workspace = Workspace::new(gpu, stream, kernel.workspace_bytes(&problem))?;
+        let problem = int8::Problem { shape, x: byte, symmetric: layers[0].is_symmetric(), floats: false, layouts };
+        let (chosen, all) = self.plans(&problem)?;
+        let needed = all.iter().chain([&chosen]).map(Plan::workspace_bytes).max().unwrap_or(0);
+        let mut workspace = Workspace::new(gpu, stream, needed)?;
         let x = random::bytes(shape.x_len(), 3);
         let on_device = self.upload(&x)?;
         let mut y = gpu.context().allocate::<u8>(shape.y_len())?;
         let bytes = layers[0].bytes() + shape.x_len() + shape.y_len();
         // Bytes multiply at twice the rate of halfs.
         let launches = self.launches(layers.len(), bytes, shape.operations() / 2.0);
-        let mut run = |stream: &Stream, i: usize, form: Option<Int8Form>| {
+        let mut run = |stream: &Stream, i: usize, plan: &int8::Plan| {
             let call = int8::Call {
                 layer: &layers[i % layers.len()],
                 x: on_device.view(),
@@ -363,17 +341,13 @@ impl Device<'_> {
                 y_layout: Layout2d::Nhwc,
                 workspace: Some(&mut workspace),
             };
-            match form {
-                None => int8::run_with(kernel, gpu, stream, call),
-                Some(form) => int8::run_as(form, gpu, stream, call),
-            }
+            plan.run(gpu, stream, call)
         };
-        let forms = if self.sweep { int8::forms(&gpu.caps(), &problem, byte) } else { Vec::new() };
-        for form in forms {
-            let measured = replay(stream, launches, |stream, i| run(stream, i, Some(form)))?;
-            swept.push(self.swept("int8".to_owned(), form.to_string(), measured));
+        for plan in &all {
+            let measured = replay(stream, launches, |stream, i| run(stream, i, plan))?;
+            swept.push(self.swept("int8", plan, measured));
         }
-        let measured = replay(stream, launches, |stream, i| run(stream, i, None))?;
+        let measured = replay(stream, launches, |stream, i| run(stream, i, &chosen))?;
         let check = match self.check {
             true => {
                 let mut codes = vec![0; shape.y_len()];
@@ -386,7 +360,7 @@ impl Device<'_> {
         let line = Line {
             format: "int8".to_owned(),
             x: byte.name(),
-            kernel: kernel.name,
+            kernel: chosen.kernel().name,
             weight_bytes: layers[0].bytes(),
             copies: layers.len(),
             check,
@@ -418,11 +392,11 @@ fn human(report: &Report) -> String {
     out += &table(&columns, &rows);
     out += "\n";
     if !report.swept.is_empty() {
-        let mut columns = ["format", "convolution", "form"].map(|name| (name, Align::Left)).to_vec();
+        let mut columns = ["format", "convolution", "kernel", "configuration"].map(|name| (name, Align::Left)).to_vec();
         columns.extend(["batch", "µs"].map(|name| (name, Align::Right)));
         let row = |form: &Swept| {
-            let texts = [&form.format, &form.convolution, &form.form].map(Clone::clone);
-            texts.into_iter().chain([form.batch.to_string(), rate(form.median_us)]).collect()
+            let texts = [&form.format, &form.convolution, form.kernel, &form.configuration];
+            texts.map(str::to_owned).into_iter().chain([form.batch.to_string(), rate(form.median_us)]).collect()
         };
         out += &table(&columns, &report.swept.iter().map(row).collect::<Vec<Vec<String>>>());
         out += "\n";

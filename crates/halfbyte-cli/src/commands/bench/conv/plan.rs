@@ -2,12 +2,12 @@
 
 use super::Args;
 use crate::args::WeightKind;
+use crate::args::conv::Kind;
 use crate::failure::{Exit, Failure, Result};
 use halfbyte::conv::{Conv2dShape, Geometry};
 use halfbyte::{Act, Float, Format, Group, WeightFormat, Zero};
 use serde::Deserialize;
 use std::path::Path;
-use std::str::FromStr;
 
 /// A case file: shapes to be measured, with their origin.
 #[derive(Debug, Deserialize)]
@@ -60,35 +60,6 @@ impl Shape {
     }
 }
 
-/// A kind of convolution.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
-    /// Of floats by a weight in some format.
-    Floats(WeightKind),
-    /// Of bytes by bytes, to bytes.
-    Int8,
-}
-
-impl FromStr for Kind {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "int8" => Ok(Kind::Int8),
-            _ => text.parse().map(Kind::Floats).map_err(|e| format!("{e}; bytes in, bytes out is int8")),
-        }
-    }
-}
-
-impl std::fmt::Display for Kind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Kind::Floats(kind) => kind.fmt(f),
-            Kind::Int8 => f.write_str("int8"),
-        }
-    }
-}
-
 /// What is measured unless told.
 const DEFAULT: Kind = Kind::Floats(WeightKind::Quantized(Format {
     weight: WeightFormat {
@@ -131,9 +102,9 @@ pub(super) fn plan(args: &Args) -> Result<Plan> {
             (Some(case.origin), kinds, case.batch, case.shapes)
         }
         None => {
-            let Args { ci, co, size, kernel, stride, padding: [down, across], dilation, groups, .. } = *args;
-            let padding = [down, across, down, across];
-            let shape = Shape { origin: String::new(), ci, co, size, kernel, stride, padding, dilation, groups };
+            let Geometry { ci, co, kernel, stride, padding, dilation, groups } = args.sizes.geometry();
+            let (origin, size) = (String::new(), args.sizes.size);
+            let shape = Shape { origin, ci, co, size, kernel, stride, padding, dilation, groups };
             (None, vec![DEFAULT], vec![1], vec![shape])
         }
     };

@@ -17,7 +17,7 @@ use crate::timing::Measured;
 use half::{bf16, f16};
 use halfbyte::cuda::cublaslt::CublasLt;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, Kernel, Packed};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
@@ -107,7 +107,12 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
         )),
     });
     let formats = formats.collect::<Result<Vec<Format>>>()?;
-    let kernel = args.kernel.as_deref().map(kernel_named).transpose()?;
+    let kernel = args.kernel.as_deref().map(|name| {
+        let unknown =
+            |why: halfbyte::Error| Failure::usage("no such kernel", format!("--kernel {name}"), why.to_string());
+        matmul::by_name(name, None).map_err(unknown)
+    });
+    let kernel = kernel.transpose()?;
     let progress = Progress::steps(app);
     progress.step("opening the GPU");
     let gpu = Gpu::open(number)?;
@@ -187,15 +192,6 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     verdict(passed)
 }
 
-/// The kernel of the table with a name.
-fn kernel_named(name: &str) -> Result<&'static Kernel> {
-    let names = || KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>().join(", ");
-    KERNELS
-        .iter()
-        .find(|kernel| kernel.name == name)
-        .ok_or_else(|| Failure::usage("no such kernel", format!("--kernel {name}"), format!("name one of {}", names())))
-}
-
 pub(super) struct Bench<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) stream: &'a Stream,
@@ -206,7 +202,7 @@ pub(super) struct Bench<'a> {
     pub(super) x: Float,
     pub(super) y: Float,
     /// The one that multiplies, if not the first that serves a product.
-    kernel: Option<&'static Kernel>,
+    pub(super) kernel: Option<&'static Kernel>,
     check: bool,
     pub(super) progress: &'a Progress,
 }

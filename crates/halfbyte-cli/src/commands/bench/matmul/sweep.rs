@@ -1,4 +1,4 @@
-//! `bench matmul --sweep`: every configuration of the Hopper kernel against the one that it chooses.
+//! `bench matmul --sweep`: the configurations of a kernel that are worth measuring, against the one that it chooses.
 
 use super::cuda::{Bench, Halfs};
 use crate::app::App;
@@ -6,9 +6,8 @@ use crate::failure::{Failure, Result};
 use crate::text::{Align, rate, table};
 use halfbyte::Format;
 use halfbyte::cuda::Workspace;
-use halfbyte::cuda::matmul::wna16_sm90::{self, candidates, config};
-use halfbyte::cuda::matmul::{Call, Epilogue, Packed};
-use halfbyte::kernel::Activation;
+use halfbyte::cuda::matmul::{self, Call, Configuration, Epilogue, Packed};
+use halfbyte::kernel::Problem;
 use serde::Serialize;
 
 /// Room for the sums of tiles that a configuration cuts.
@@ -46,21 +45,30 @@ struct Other {
 impl Bench<'_> {
     /// Times all candidates on weights that lie in one layout.
     pub(super) fn sweep(&self, format: Format, weights: &[Packed], [m, n, k]: [usize; 3]) -> Result<Swept> {
-        let Some(Packed::Wna16(first)) = weights.first() else {
-            return Err(Failure::usage(
-                "only layout cuda_wna16 has several configurations",
-                format!("format {format} on {}", self.gpu.caps().arch),
-                "name a format of 4 or 8 bits, on a Hopper",
-            ));
+        let caps = self.gpu.caps();
+        let problem = Problem { format: Some(format), x: self.x, y: self.y, m, n, k };
+        let kernel = match self.kernel {
+            Some(kernel) => kernel,
+            None => matmul::select(&caps, &problem, weights.first().map(Packed::layout))?,
         };
-        let atom = first.atom();
-        let multiprocessors = self.gpu.caps().multiprocessors as usize;
-        let chosen = config::config(atom, [m, n, k], self.y, multiprocessors);
-        let mut configs = vec![chosen];
-        configs.extend(candidates(atom, m, self.y).into_iter().filter(|&c| c != chosen));
-        configs.retain(|c| c.workspace_bytes([m, n, k], multiprocessors).is_some_and(|bytes| bytes <= WORKSPACE_BYTES));
-        let instances: Vec<_> = configs.iter().map(|c| c.instance(atom, self.y, Activation::None)).collect();
-        self.progress.step(format!("{format} m={m} n={n} k={k}: compiling {} configurations", instances.len()));
+        let bytes = |c: &Configuration| c.workspace_bytes(&caps, &problem, false);
+        let mut configs = kernel.candidates(&caps, &problem).map_err(|why| {
+            Failure::usage(
+                "a kernel whose configurations are measured computes the product",
+                format!("{}: {why}", kernel.name),
+                "name another with --kernel, or another format",
+            )
+        })?;
+        configs.retain(|c| bytes(c) <= WORKSPACE_BYTES);
+        if configs.len() < 2 {
+            return Err(Failure::usage(
+                "a kernel with several configurations",
+                format!("{} for {problem}", kernel.name),
+                "name another with --kernel, or another format",
+            ));
+        }
+        let instances: Vec<_> = configs.iter().flat_map(|c| c.instances(&problem)).collect();
+        self.progress.step(format!("{format} m={m} n={n} k={k}: compiling {} configurations", configs.len()));
         self.gpu.prepare(&instances, |_| ())?;
         let mut workspace = Workspace::new(self.gpu, self.stream, WORKSPACE_BYTES)?;
         let x = self.normals(m * k, self.x, 1.0)?;
@@ -79,7 +87,7 @@ impl Bench<'_> {
                     workspace: Some(&mut workspace),
                     batch_invariant: false,
                 };
-                wna16_sm90::run_as(config, self.gpu, stream, &call)
+                matmul::run_as(kernel, &config, self.gpu, stream, &call)
             })?;
             others.push(Other { config: config.to_string(), median_us: measured.median * 1e6 });
         }

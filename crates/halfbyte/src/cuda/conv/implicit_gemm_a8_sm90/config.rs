@@ -25,12 +25,12 @@ const PROMOTE: usize = 7;
 const TERM: usize = 2;
 
 /// A configuration, and who computes what with it.
-pub type Plan = (Config, Schedule);
+pub type Tiling = (Config, Schedule);
 
-/// The plan for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
+/// The tiling for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
 /// least time.
-pub fn plan(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Plan {
-    let best = plans(atom, terms, shape, out, multiprocessors);
+pub fn tiling(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Tiling {
+    let best = tilings(atom, terms, shape, out, multiprocessors);
     best.into_iter().min_by_key(|(config, schedule)| clocks(*config, schedule, atom, terms)).unwrap_or_else(|| {
         // A shape that no schedule counts, as its own says.
         let config = alone(TOKENS[0]).fitted(atom, terms, out);
@@ -38,15 +38,15 @@ pub fn plan(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiproces
     })
 }
 
-/// All plans for a shape.
-pub fn plans(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
+/// All tilings for a shape.
+pub fn tilings(atom: Atom, terms: Terms, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Tiling> {
     let (shape, multiprocessors) = (shape.map(|size| size.max(1)), multiprocessors.max(1));
-    let plans = configs(atom, terms, shape[1], out).into_iter().flat_map(|config| {
+    let all = configs(atom, terms, shape[1], out).into_iter().flat_map(|config| {
         let whole = whole(config.tiles(), shape, multiprocessors * config.blocks);
         let cut = config.schedule(shape, multiprocessors);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
     });
-    plans.filter(|(_, schedule)| schedule.fits()).collect()
+    all.filter(|(_, schedule)| schedule.fits()).collect()
 }
 
 /// Every configuration that is chosen from, for so many outputs.
@@ -70,7 +70,7 @@ fn alone(tokens: usize) -> Config {
     Config { tokens, warpgroups: 2, strips: 1, stages: 0, split: 1, blocks: 1, trigger: 1, prefetch: 0 }
 }
 
-/// The time of a plan by the model above.
+/// The time of a tiling by the model above.
 fn clocks(config: Config, schedule: &Schedule, atom: Atom, terms: Terms) -> usize {
     let (tokens, strips) = (config.tokens, config.tiles().tile_strips());
     let products = strips * STRIP * tokens * STEP / PRODUCTS;
@@ -88,14 +88,14 @@ mod tests {
     const TERMS: Terms = Terms { sums: false, offsets: false, pixels: true };
 
     #[test]
-    fn every_plan_computes_every_tile_once_in_memory_that_a_block_has() {
+    fn every_tiling_computes_every_tile_once_in_memory_that_a_block_has() {
         for (bits, group, zero) in [(4, 128, false), (8, 64, false), (4, 32, true), (8, 128, true)] {
             let atom = Atom { bits, group, zero, scale: Float::F16, factors: false };
             for terms in [TERMS, Terms { sums: zero, offsets: true, ..TERMS }] {
                 for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576)] {
                     for out in [Float::F16, Float::F32] {
-                        let all = plans(atom, terms, [m, n, k], out, 132);
-                        assert!(all.contains(&plan(atom, terms, [m, n, k], out, 132)));
+                        let all = tilings(atom, terms, [m, n, k], out, 132);
+                        assert!(all.contains(&tiling(atom, terms, [m, n, k], out, 132)));
                         for (config, s) in all {
                             let bytes = config.shared_bytes(atom, terms, out);
                             assert!(config.stages >= 2 && bytes <= 232_448, "{config:?} takes {bytes} bytes");
@@ -112,7 +112,7 @@ mod tests {
     #[test]
     fn few_tiles_of_many_columns_are_cut() {
         let atom = Atom { bits: 8, group: 128, zero: false, scale: Float::F16, factors: false };
-        let (config, schedule) = plan(atom, TERMS, [49, 512, 4608], Float::F16, 132);
+        let (config, schedule) = tiling(atom, TERMS, [49, 512, 4608], Float::F16, 132);
         assert!(schedule.sharers > schedule.cut && config.parts_bytes(&schedule) > 0, "{config:?} {schedule:?}");
     }
 }

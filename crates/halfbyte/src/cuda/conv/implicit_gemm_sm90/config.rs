@@ -44,7 +44,7 @@ pub(in crate::cuda) const UNIT: usize = 40;
 const LEAST_TOKENS: usize = 64;
 
 /// A configuration, and who computes what with it.
-pub type Plan = (Config, Schedule);
+pub type Tiling = (Config, Schedule);
 
 /// One strip a block, two blocks on a multiprocessor: one stores while the other multiplies.
 const IN_PAIRS: Config = Config { warpgroups: 1, strips: 1, blocks: 2, ..TWO_BY_TWO };
@@ -56,10 +56,10 @@ const TOKENS_IN_PAIRS: [usize; 4] = [64, 96, 128, 192];
 /// batch of 32 took 19.9 µs with 128 pixels in two sets, 21.0 with 256 and 20.7 in pairs of 192.
 const TOKENS_SEEN_ONCE: usize = 128;
 
-/// The plan for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
+/// The tiling for a shape (pixels, outputs, columns), with y of a type, on a device of so many multiprocessors: that of the
 /// least time. `once`: whether each number of x is seen by one pixel only.
-pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize, once: bool) -> Plan {
-    let mut all = plans(atom, shape, out, multiprocessors);
+pub fn tiling(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize, once: bool) -> Tiling {
+    let mut all = tilings(atom, shape, out, multiprocessors);
     if once {
         all.retain(|(config, _)| config.blocks == 1 && (config.sets == 1 || config.tokens <= TOKENS_SEEN_ONCE));
     }
@@ -71,16 +71,16 @@ pub fn plan(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize, o
     })
 }
 
-/// All plans for a shape.
-pub fn plans(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Plan> {
+/// All tilings for a shape.
+pub fn tilings(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Vec<Tiling> {
     let shape = shape.map(|size| size.max(1));
     let multiprocessors = multiprocessors.max(1);
-    let plans = configs(atom, shape[1], out).into_iter().flat_map(|config| {
+    let all = configs(atom, shape[1], out).into_iter().flat_map(|config| {
         let whole = whole(config, shape, multiprocessors * config.blocks);
         let cut = Schedule::new(config, shape, multiprocessors * config.blocks);
         [Some(whole), (cut != whole).then_some(cut)].into_iter().flatten().map(move |schedule| (config, schedule))
     });
-    plans.filter(|(_, schedule)| schedule.fits()).collect()
+    all.filter(|(_, schedule)| schedule.fits()).collect()
 }
 
 /// Every configuration that is chosen from, for so many outputs.
@@ -149,7 +149,7 @@ pub(in crate::cuda) fn whole(config: Config, [m, n, k]: [usize; 3], multiprocess
     Schedule { steps: k.div_ceil(STEP), rows, columns, waves: tiles / workers, workers, sharers: cut, cut }
 }
 
-/// The time of a plan by the model above.
+/// The time of a tiling by the model above.
 fn clocks(config: Config, schedule: &Schedule, atom: Atom) -> usize {
     let (tokens, strips) = (config.tokens, config.tile_strips());
     let products = strips * STRIP * tokens.max(LEAST_TOKENS) * STEP / PRODUCTS;
@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn the_layers_of_resnet_50_fill_whole_rounds() {
         let of = |m, n, k| {
-            let (config, schedule) = plan(ROWS, [m, n, k], Float::F16, 132, false);
+            let (config, schedule) = tiling(ROWS, [m, n, k], Float::F16, 132, false);
             (config.tokens, config.tile_strips(), config.sets, schedule.rows * schedule.columns, schedule.workers)
         };
         assert_eq!(of(32 * 28 * 28, 128, 1152), (192, 2, 1, 131, 131));
@@ -198,26 +198,26 @@ mod tests {
         let (tokens, strips, _, _, _) = of(32 * 56 * 56, 64, 576);
         assert_eq!(strips, 1, "{tokens} pixels");
         for bits in [4, 8] {
-            let (config, _) = plan(Atom { bits, ..ROWS }, [32 * 56 * 56, 64, 256], Float::F16, 132, true);
+            let (config, _) = tiling(Atom { bits, ..ROWS }, [32 * 56 * 56, 64, 256], Float::F16, 132, true);
             assert_eq!((config.tokens, config.sets, config.blocks), (128, 2, 1), "{bits} bits");
         }
     }
 
     #[test]
     fn few_tiles_of_many_columns_are_cut() {
-        let (config, schedule) = plan(ROWS, [49, 512, 4608], Float::F16, 132, false);
+        let (config, schedule) = tiling(ROWS, [49, 512, 4608], Float::F16, 132, false);
         assert!(schedule.cut > 0 && schedule.sharers > schedule.cut, "{config} {schedule:?}");
         assert!(schedule.parts_bytes(config) > 0);
     }
 
     #[test]
-    fn every_plan_computes_every_tile_once() {
+    fn every_tiling_computes_every_tile_once() {
         for bits in [4, 8] {
             for group in [0, 32, 64, 128] {
                 let atom = Atom { bits, group, ..ROWS };
                 for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576), (6272, 2048, 1024)] {
                     for out in [Float::F16, Float::F32] {
-                        let (config, s) = plan(atom, [m, n, k], out, 132, k == 1024);
+                        let (config, s) = tiling(atom, [m, n, k], out, 132, k == 1024);
                         assert!(s.fits() && config.shared_bytes(atom, out) <= SHARED_BYTES, "{config}");
                         assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config} {s:?}");
                         assert!(s.rows * config.tile_strips() * STRIP >= n && s.columns * config.tokens >= m);

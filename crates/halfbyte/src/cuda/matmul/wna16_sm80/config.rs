@@ -4,10 +4,14 @@
 
 use crate::cuda::Caps;
 use crate::cuda::matmul::wna16;
+use crate::cuda::matmul::wna16_sm90::config::write_unusual;
+use crate::cuda::schedule::MOST_CUT;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
+
+pub use crate::cuda::schedule::Schedule;
 
 /// What the kernel is compiled with, besides the types; `include/wna16_sm80.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +28,14 @@ pub struct Config {
     pub stages: usize,
     /// Blocks that a multiprocessor has registers for.
     pub blocks: usize,
+}
+
+/// `n64 2x1 step 128 w6`: tokens, warpgroups and strips, columns and number of stages; then blocks, if there are several.
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{} {}x{} step {} w{}", self.tokens, self.warpgroups, self.strips, self.step, self.stages)?;
+        write_unusual(f, &[("blocks", self.blocks, 1)])
+    }
 }
 
 /// Up to 8 tokens, in tiles of 256 rows.
@@ -140,6 +152,11 @@ impl Config {
         caps.multiprocessors.max(1) as usize * blocks.clamp(1, self.blocks)
     }
 
+    /// Sums of cut tiles that are left in memory, in bytes.
+    pub fn parts_bytes(self, schedule: &Schedule) -> usize {
+        if schedule.cut > 0 { 2 * schedule.workers * self.tile_strips() * STRIP * self.tokens * 4 } else { 0 }
+    }
+
     /// What is compiled.
     pub fn instance(self, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Instance {
         let config = [
@@ -157,79 +174,45 @@ impl Config {
     }
 }
 
-/// Who computes what: tiles in whole rounds, then those that are left, cut evenly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
-    /// Atoms along k.
-    pub steps: usize,
-    /// Tiles along n.
-    pub rows: usize,
-    /// Tiles along m.
-    pub columns: usize,
-    /// Rounds of whole tiles.
-    pub waves: usize,
-    /// Blocks.
-    pub workers: usize,
-    /// Blocks that share the cut tiles.
-    pub sharers: usize,
-    /// Cut tiles, each of `steps` units.
-    pub cut: usize,
+/// Of a shape on as many blocks as a device has room for, each of which takes as much (stream-K): whole tiles in rounds, then runs
+/// of units that begin and end anywhere in the tiles that are left.
+pub fn even(config: Config, shape: [usize; 3], workers: usize) -> Schedule {
+    let mut schedule = uncut(config, shape);
+    let tiles = schedule.cut;
+    schedule.workers = workers.max(1);
+    schedule.waves = tiles / schedule.workers;
+    // Nearly as many whole rounds for all: nothing is cut.
+    let rounds = tiles.div_ceil(schedule.workers);
+    let even = tiles.div_ceil(rounds);
+    if tiles == even * rounds && even * 100 >= schedule.workers * 93 {
+        (schedule.workers, schedule.waves) = (even, rounds);
+    }
+    schedule.cut = tiles - schedule.waves * schedule.workers;
+    schedule.sharers = schedule.workers.min(schedule.cut.saturating_mul(schedule.steps));
+    if schedule.waves == 0 {
+        schedule.workers = schedule.sharers;
+    }
+    schedule
 }
 
-impl Schedule {
-    /// Of a shape on as many blocks as a device has room for, each of which takes as much: whole tiles in rounds, then runs of
-    /// units that begin and end anywhere in the tiles that are left.
-    pub fn even(config: Config, shape: [usize; 3], workers: usize) -> Self {
-        let mut schedule = Self::whole(config, shape);
-        let tiles = schedule.cut;
-        schedule.workers = workers.max(1);
-        schedule.waves = tiles / schedule.workers;
-        // Nearly as many whole rounds for all: nothing is cut.
-        let rounds = tiles.div_ceil(schedule.workers);
-        let even = tiles.div_ceil(rounds);
-        if tiles == even * rounds && even * 100 >= schedule.workers * 93 {
-            (schedule.workers, schedule.waves) = (even, rounds);
-        }
-        schedule.cut = tiles - schedule.waves * schedule.workers;
-        schedule.sharers = schedule.workers.min(schedule.cut.saturating_mul(schedule.steps));
-        if schedule.waves == 0 {
-            schedule.workers = schedule.sharers;
-        }
-        schedule
+/// Of a shape whose tiles are each cut into so many pieces (split-K), a block for each: where the cuts are follows from k and
+/// their number alone.
+pub fn pieces(config: Config, shape: [usize; 3], pieces: usize) -> Schedule {
+    let mut schedule = uncut(config, shape);
+    if pieces <= 1 {
+        (schedule.waves, schedule.cut) = (1, 0);
+        return schedule;
     }
+    schedule.workers = schedule.cut * pieces;
+    schedule.sharers = schedule.workers;
+    schedule
+}
 
-    /// Of a shape whose tiles are each cut into so many pieces, a block for each: where the cuts are follows from k and their
-    /// number alone.
-    pub fn pieces(config: Config, shape: [usize; 3], pieces: usize) -> Self {
-        let mut schedule = Self::whole(config, shape);
-        if pieces <= 1 {
-            (schedule.waves, schedule.cut) = (1, 0);
-            return schedule;
-        }
-        schedule.workers = schedule.cut * pieces;
-        schedule.sharers = schedule.workers;
-        schedule
-    }
-
-    /// A block a tile, and all of them to be cut.
-    fn whole(config: Config, [m, n, k]: [usize; 3]) -> Self {
-        let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
-        let tiles = rows * columns;
-        Self { steps: k.div_ceil(STEP), rows, columns, waves: 0, workers: tiles, sharers: 0, cut: tiles }
-    }
-
-    /// Whether the kernel's numbers of 32 bits hold this.
-    pub fn fits(&self) -> bool {
-        let units = |tiles: u128| tiles * self.steps as u128;
-        let all = units(self.rows as u128 * self.columns as u128);
-        all < 1 << 31 && units(self.cut as u128) * (self.sharers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
-    }
-
-    /// Sums of cut tiles that are left in memory, in bytes.
-    pub fn parts_bytes(&self, config: Config) -> usize {
-        let cut = self.cut > 0;
-        if cut { 2 * self.workers * config.tile_strips() * STRIP * config.tokens * 4 } else { 0 }
-    }
+/// A block a tile, and all of them to be cut.
+fn uncut(config: Config, [m, n, k]: [usize; 3]) -> Schedule {
+    let (rows, columns) = (n.div_ceil(STRIP).div_ceil(config.tile_strips()), m.div_ceil(config.tokens));
+    let tiles = rows * columns;
+    Schedule { steps: k.div_ceil(STEP), rows, columns, waves: 0, workers: tiles, sharers: 0, cut: tiles }
 }
 
 /// Pieces of every tile that n and k alone tell: with them a row of y has the same bits whatever m is, whichever configuration
@@ -244,14 +227,14 @@ pub fn invariant_pieces([_, n, k]: [usize; 3]) -> usize {
 /// Pieces come in rounds of as many blocks as there is room for. One column of tiles is always cut into pieces: the blocks of
 /// the next product begin while its last ones end.
 pub fn schedule(config: Config, shape: [usize; 3], workers: usize) -> Schedule {
-    let Schedule { steps, rows, columns, .. } = Schedule::whole(config, shape);
+    let Schedule { steps, rows, columns, .. } = uncut(config, shape);
     let (tiles, part) = (rows * columns, 2 * config.tile_strips() * STRIP * config.tokens * 4);
-    let blocks = super::MOST_CUT.min(MOST_PARTS_BYTES / part);
+    let blocks = MOST_CUT.min(MOST_PARTS_BYTES / part);
     let most = (steps / LEAST_UNITS).min(blocks / tiles).clamp(1, MOST_PIECES);
     let time = |pieces: usize| (tiles * pieces).div_ceil(workers) * (steps.div_ceil(pieces) + BLOCK_UNITS);
     let pieces = (1..=most).min_by_key(|&pieces| time(pieces)).unwrap_or(1);
     match columns == 1 || time(pieces) <= tiles * steps / workers + EVEN_UNITS {
-        true => Schedule::pieces(config, shape, pieces),
-        false => Schedule::even(config, shape, workers),
+        true => self::pieces(config, shape, pieces),
+        false => even(config, shape, workers),
     }
 }

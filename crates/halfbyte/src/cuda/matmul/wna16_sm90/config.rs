@@ -1,13 +1,17 @@
 //! Which of its many forms the kernel takes for a shape, and who computes what: pure functions of the numbers.
 //!
-//! The choice follows what was measured on an H200: `docs/decisions/0006-products-on-hopper.md`.
+//! The choice follows what was measured on an H200 (`docs/decisions/0006-products-on-hopper.md`), and what that says of a device
+//! with other memory (`docs/decisions/0013-choices-and-devices.md`).
 
-use crate::cuda::Workspace;
+use crate::cuda::Caps;
 use crate::cuda::matmul::wna16;
+use crate::cuda::schedule::MOST_CUT;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
+
+pub use crate::cuda::schedule::Schedule;
 
 /// What the kernel is compiled with, besides the format; `include/wna16_sm90.cuh` says what each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -60,6 +64,12 @@ pub(in crate::cuda) const TWO_BY_TWO: Config = Config {
 /// Four warpgroups in two sets, which take units in turn.
 pub(super) const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
 
+/// Two blocks a multiprocessor: the next launch fills its rings while this one runs.
+const PAIRED: Config = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
+
+/// The next launch begins before this one ends, and what it will read first is fetched into L2.
+const EARLY: Config = Config { wgmma: false, trigger: 8, prefetch: 4, ..PAIRED };
+
 /// Shared memory that a block may have alone on a multiprocessor, and as one of two.
 const ALONE_BYTES: usize = 232_448;
 const SHARED_BY_TWO_BYTES: usize = 115_712;
@@ -76,6 +86,8 @@ struct Shape {
     strips: usize,
     steps: usize,
     multiprocessors: usize,
+    /// Whether multiprocessors wait for each other's bytes.
+    waits_for_memory: bool,
     atom: Atom,
     /// Whether scales may be applied to weights, which rounds them.
     rounds: bool,
@@ -85,11 +97,23 @@ struct Shape {
 /// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
 const MOST_EXACT_ROWS: usize = 128;
 
+/// Codes of 4 bits in a unit of four strips, and the clocks in which a multiprocessor converts and multiplies it for up to 8 rows, with
+/// what it waits between. Where memory brings it sooner, blocks keep in step. The number lies between the 870 clocks of memory on
+/// an H200, where they do, and the 1280 on an H100, where they do not.
+const UNIT_BYTES: usize = 4 * STRIP * STEP / 2;
+const UNIT_CLOCKS: f64 = 1100.0;
+
 impl Shape {
-    fn new(atom: Atom, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Self {
-        let (strips, steps) = (n.div_ceil(STRIP).max(1), k.div_ceil(STEP).max(1));
-        let rounds = atom.group > 0 && m > MOST_EXACT_ROWS && out != Float::F32;
-        Self { m: m.max(1), strips, steps, multiprocessors: multiprocessors.max(1), atom, rounds }
+    fn new(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Self {
+        Self {
+            m: m.max(1),
+            strips: n.div_ceil(STRIP).max(1),
+            steps: k.div_ceil(STEP).max(1),
+            multiprocessors: caps.multiprocessors.max(1) as usize,
+            waits_for_memory: caps.clocks_of_memory(UNIT_BYTES) > UNIT_CLOCKS,
+            atom,
+            rounds: atom.group > 0 && m > MOST_EXACT_ROWS && out != Float::F32,
+        }
     }
 
     /// Whether the sums of atoms can be scaled, or those of rows: an atom has one group at most.
@@ -118,24 +142,26 @@ impl Shape {
     }
 
     fn choose(&self) -> Config {
-        let config = self.choose_fast();
-        if !config.wgmma || config.early || self.whole_atoms() {
-            return config;
+        self.small(self.choose_fast())
+    }
+
+    /// The sums of small groups take registers.
+    fn small(&self, config: Config) -> Config {
+        match !config.wgmma || config.early || self.whole_atoms() {
+            true => config,
+            false => Config { strips: 1, tokens: config.tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config },
         }
-        // The sums of small groups take registers.
-        Config { strips: 1, tokens: config.tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config }
     }
 
     fn choose_fast(&self) -> Config {
         let (bits, units) = (self.atom.bits, self.units());
-        let base = TWO_BY_TWO;
-        // Two blocks a multiprocessor: the next launch fills its rings while this one runs.
-        let paired = Config { blocks: 2, trigger: 0, ..base };
+        let (base, paired) = (TWO_BY_TWO, PAIRED);
         let sync = |config: Config| Config { wgmma: false, ..config };
         match self.m {
             ..=8 => self.shared(sync(paired), 1.75, 1.4).unwrap_or(match bits {
-                4 if units > 40.0 => Config { trigger: 8, prefetch: 4, ..sync(paired) },
-                4 if units < 40.0 => TWO_SETS,
+                // The next launch begins eight units before the end: if all blocks are near it by then.
+                4 if units > 40.0 && !self.waits_for_memory => EARLY,
+                4 if units != 40.0 => TWO_SETS,
                 _ => sync(paired),
             }),
             9..=16 => {
@@ -211,30 +237,72 @@ impl Shape {
     }
 }
 
-/// The configuration for a shape, for y of a type on a device of so many multiprocessors.
-pub fn config(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    Shape::new(atom, shape, out, multiprocessors).choose().fitted(atom, out)
+/// The configuration for a shape, for y of a type on a device.
+pub fn config(atom: Atom, shape: [usize; 3], out: Float, caps: &Caps) -> Config {
+    Shape::new(atom, shape, out, caps).choose().fitted(atom, out)
 }
 
 /// The configuration for a shape with which a row of y has the same bits whatever the number of rows is.
-pub fn batch_invariant(atom: Atom, shape: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    Shape::new(atom, shape, out, multiprocessors).choose_batch_invariant().fitted(atom, out)
+pub fn batch_invariant(atom: Atom, shape: [usize; 3], out: Float, caps: &Caps) -> Config {
+    Shape::new(atom, shape, out, caps).choose_batch_invariant().fitted(atom, out)
 }
 
-/// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.
+/// Configurations for a form of atoms that together are chosen for many shapes on an H200.
 pub fn all(atom: Atom, out: Float) -> Vec<Config> {
     const SHAPES: [[usize; 2]; 7] =
         [[21504, 14336], [4096, 4096], [12288, 4096], [28672, 4096], [6144, 4096], [2048, 2048], [600, 1000]];
     let mut all = Vec::new();
     for m in [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512] {
         for [n, k] in SHAPES {
-            let config = config(atom, [m, n, k], out, 132);
+            let config = config(atom, [m, n, k], out, &Caps::H200);
             if !all.contains(&config) {
                 all.push(config);
             }
         }
     }
     all
+}
+
+/// Every configuration that is chosen for a form of atoms, whatever shape and device are.
+pub fn every(atom: Atom, out: Float) -> Vec<Config> {
+    const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
+    let (base, narrow) = (TWO_BY_TWO, Config { strips: 1, ..TWO_BY_TWO });
+    let shape = |m| Shape::new(atom, [m, 1, 1], out, &Caps::H200);
+    let mut all = vec![EARLY, TWO_SETS, Config { tokens: 16, ..TWO_SETS }];
+    for split in CLUSTERS {
+        let paired = Config { split, ..PAIRED };
+        let narrow = Config { strips: 1, ..paired };
+        all.push(Config { wgmma: false, ..paired });
+        all.extend([narrow, paired].map(|config| Config { tokens: 16, wgmma: false, ..config }));
+        all.extend([16, 24, 32].map(|tokens| Config { tokens, ..narrow }));
+    }
+    for split in CLUSTERS.into_iter().take(2) {
+        // Shared by a cluster, or batch-invariant.
+        let few = [8, 16, 32, 48, 64, 96, 128].map(|tokens| Config { tokens, split, trigger: 0, ..narrow });
+        all.extend(few);
+        all.push(Config { tokens: 128, split, early: shape(MOST_EXACT_ROWS + 1).rounds, ..narrow });
+    }
+    all.extend([24, 32].map(|tokens| Config { tokens, trigger: 0, ..base }));
+    all.extend([48, 64].into_iter().flat_map(|tokens| [narrow, base].map(|config| Config { tokens, ..config })));
+    all.extend([96, 128].map(|tokens| Config { tokens, ..narrow }));
+    let early = shape(MOST_EXACT_ROWS + 1).rounds;
+    all.extend([192, 256].map(|tokens| Config { tokens, early, boxes: 1, ..narrow }));
+    let mut unlike = Vec::new();
+    for config in all.into_iter().map(|config| shape(1).small(config).fitted(atom, out)) {
+        if !unlike.contains(&config) {
+            unlike.push(config);
+        }
+    }
+    unlike
+}
+
+/// Names and values of what is not as usual.
+pub(in crate::cuda::matmul) fn write_unusual(
+    f: &mut std::fmt::Formatter<'_>,
+    numbers: &[(&str, usize, usize)],
+) -> std::fmt::Result {
+    let unusual = numbers.iter().filter(|(_, value, usual)| value != usual);
+    unusual.into_iter().try_for_each(|(name, value, _)| write!(f, " {name} {value}"))
 }
 
 /// `n64 2x1 wgmma early w5 x7/2`: tokens, warpgroups and strips, instruction, where scales apply, stages of W and of x and
@@ -245,18 +313,9 @@ impl std::fmt::Display for Config {
         let scales = if self.early { "early" } else { "late" };
         write!(f, "n{} {}x{} {instruction} {scales}", self.tokens, self.warpgroups / self.sets, self.strips)?;
         write!(f, " w{} x{}/{}", self.stages_w, self.stages_x, self.boxes)?;
-        for (name, value, usual) in [
-            ("sets", self.sets, 1),
-            ("split", self.split, 1),
-            ("blocks", self.blocks, 1),
-            ("trigger", self.trigger, 0),
-            ("prefetch", self.prefetch, 0),
-        ] {
-            if value != usual {
-                write!(f, " {name} {value}")?;
-            }
-        }
-        Ok(())
+        let rest = [("sets", self.sets, 1), ("split", self.split, 1), ("blocks", self.blocks, 1)];
+        write_unusual(f, &rest)?;
+        write_unusual(f, &[("trigger", self.trigger, 0), ("prefetch", self.prefetch, 0)])
     }
 }
 
@@ -321,13 +380,6 @@ impl Config {
         ring + sums + 16 * (self.stages_w + self.stages_x) + 48
     }
 
-    /// Bytes that a product of a shape works in; none if the configuration does not cover the shape.
-    pub fn workspace_bytes(self, shape: [usize; 3], multiprocessors: usize) -> Option<usize> {
-        let schedule = Schedule::new(self, shape, multiprocessors);
-        let covered = schedule.fits() && schedule.steps >= self.split;
-        covered.then(|| Workspace::COUNTER_BYTES + schedule.parts_bytes(self))
-    }
-
     /// What is compiled.
     pub fn instance(self, atom: Atom, out: Float, activation: Activation) -> Instance {
         let config = [
@@ -351,25 +403,6 @@ impl Config {
     }
 }
 
-/// Who computes what: tiles in whole rounds, then those that are left, cut evenly.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schedule {
-    /// Atoms along k.
-    pub steps: usize,
-    /// Tiles along n.
-    pub rows: usize,
-    /// Tiles along m.
-    pub columns: usize,
-    /// Rounds of whole tiles.
-    pub waves: usize,
-    /// Blocks, or clusters of them.
-    pub workers: usize,
-    /// Workers that share the cut tiles.
-    pub sharers: usize,
-    /// Cut tiles, each of `steps` units.
-    pub cut: usize,
-}
-
 impl Schedule {
     /// Of a shape on so many multiprocessors.
     pub fn new(config: Config, [m, n, k]: [usize; 3], multiprocessors: usize) -> Self {
@@ -380,7 +413,7 @@ impl Schedule {
         if config.split == 1 {
             workers = multiprocessors;
             // Cut tiles each have counters; few tokens are cheap to join, so that all their tiles may be cut.
-            if config.tokens >= 64 || tiles > super::MOST_CUT {
+            if config.tokens >= 64 || tiles > MOST_CUT {
                 waves = tiles / workers;
             }
             let units = tiles.saturating_mul(steps);
@@ -405,13 +438,6 @@ impl Schedule {
         let workers = rows.saturating_mul(columns);
         let waves = usize::from(config.split == 1);
         Self { steps: k.div_ceil(STEP), rows, columns, waves, workers, sharers: 0, cut: 0 }
-    }
-
-    /// Whether the kernel's numbers of 32 bits hold this.
-    pub fn fits(&self) -> bool {
-        let units = |tiles: u128| tiles * self.steps as u128;
-        let all = units(self.rows as u128 * self.columns as u128);
-        all < 1 << 31 && units(self.cut as u128) * (self.sharers as u128) < 1 << 32 && self.cut <= super::MOST_CUT
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.

@@ -5,6 +5,7 @@ use crate::cuda::Caps;
 use crate::cuda::matmul::wna8_sm90::config::Terms;
 use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm80::config as exact;
+use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::sources::Instance;
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
@@ -25,6 +26,14 @@ pub struct Config {
     pub stages: usize,
     /// Blocks that a multiprocessor has registers for.
     pub blocks: usize,
+}
+
+/// `n64 2x1 w6`: tokens, warpgroups and strips, stages; then blocks, if there are several.
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{} {}x{} w{}", self.tokens, self.warpgroups, self.strips, self.stages)?;
+        write_unusual(f, &[("blocks", self.blocks, 1)])
+    }
 }
 
 const WARPGROUPS: usize = 2;
@@ -111,12 +120,12 @@ impl Config {
 
     /// Who computes what where the cuts must not depend on m.
     pub fn invariant_schedule(self, shape: [usize; 3]) -> Schedule {
-        Schedule::pieces(self.tiles(), shape, exact::invariant_pieces(shape))
+        exact::pieces(self.tiles(), shape, exact::invariant_pieces(shape))
     }
 
     /// Sums of cut tiles that are left in memory, in bytes.
     pub fn parts_bytes(self, schedule: &Schedule) -> usize {
-        schedule.parts_bytes(self.tiles())
+        self.tiles().parts_bytes(schedule)
     }
 
     /// What is compiled.

@@ -7,18 +7,8 @@ use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 
+pub use crate::cuda::matmul::wna8::Terms;
 pub use exact::Schedule;
-
-/// What x has beside codes and scales.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
-    /// Sums of codes, for weights with zero points.
-    pub sums: bool,
-    /// Offsets.
-    pub offsets: bool,
-    /// They lie pixel by pixel, four numbers a group, and come in windows (HB_CONV).
-    pub pixels: bool,
-}
 
 impl Terms {
     /// Numbers of a group in shared memory, for each token.
@@ -64,6 +54,16 @@ const PREFETCHED: usize = 8;
 /// Units of a block below which few tiles are shared by clusters, and below which its ring holds most of them.
 const FEW_UNITS: usize = 8;
 const SOME_UNITS: usize = 32;
+
+/// `n64 2x1 w6`: tokens, warpgroups and strips, stages; then what is not 1 or 0.
+impl std::fmt::Display for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{} {}x{} w{}", self.tokens, self.warpgroups, self.strips, self.stages)?;
+        let rest = [("trigger", self.trigger, 0), ("prefetch", self.prefetch, 0)];
+        exact::write_unusual(f, &[("split", self.split, 1), ("blocks", self.blocks, 1)])?;
+        exact::write_unusual(f, &rest)
+    }
+}
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
 ///
@@ -113,6 +113,34 @@ pub fn all(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
         }
     }
     all
+}
+
+/// Every configuration that is chosen for a form of atoms, whatever shape and device are.
+pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
+    let whole = |tokens, strips, prefetch| Config {
+        tokens,
+        warpgroups: WARPGROUPS,
+        strips,
+        stages: 0,
+        split: 1,
+        blocks: 1,
+        trigger: 1,
+        prefetch,
+    };
+    let mut all = vec![Config { tokens: 128, warpgroups: 1, blocks: 2, ..whole(128, 1, 0) }];
+    for tokens in [8, 16, 32, 64, 128, 256] {
+        let sync = tokens <= 16;
+        let strips = if sync { vec![8 / atom.bits as usize] } else { vec![1, 2] };
+        for strips in strips.into_iter().filter(|&strips| strips * tokens <= 256) {
+            let sizes: &[usize] = if sync { &[2, 4, 8] } else { &[2] };
+            let shared =
+                |&split| Config { split, blocks: 1 + usize::from(sync), trigger: 0, ..whole(tokens, strips, 0) };
+            all.push(whole(tokens, strips, 0));
+            all.extend(sizes.iter().map(shared));
+            all.extend(sync.then(|| whole(tokens, strips, PREFETCHED)));
+        }
+    }
+    all.into_iter().map(|config| config.fitted(atom, terms, out)).collect()
 }
 
 impl Config {

@@ -1,8 +1,10 @@
-//! Launches of `plain.cu`, which is right for every format.
+//! GEMM on the scalar units (SIMT), which is right for every format: launches of `simt.cu`.
 
+use super::kernel::{Configuration, Configured, Kernel};
 use super::pack::{Packer, Target, Whole};
-use super::{Call, Kernel, Packed};
-use crate::cuda::driver::{Arg, Buffer, FloatView, Launch, Stream, View};
+use super::plans::KeptPlans;
+use super::{Call, Packed};
+use crate::cuda::driver::{Buffer, FloatView, Launch, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
@@ -13,32 +15,66 @@ use crate::layout::cpu_n16::field_bits;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use half::{bf16, f16};
+use std::any::Any;
 
-static SOURCE: Source =
-    Source { path: "matmul/plain.cu", text: include_str!("plain.cu"), parameters: &[Params::LAYOUT] };
+static SOURCE: Source = Source { path: "matmul/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
+
+/// Name of the layout.
+pub(super) const LAYOUT: &str = "cuda_plain";
 
 pub(super) const KERNEL: Kernel = Kernel {
-    name: "plain",
-    layout: "cuda_plain",
+    name: "simt",
+    layout: LAYOUT,
     what: "weights to f32 in shared memory, f32 multiply-add, every format and processor",
     packs: true,
     batch_invariant: true,
     serves: |arch| arch.number >= 75,
-    instances: || {
-        let fields = [2, 4, 8].into_iter();
-        fields.flat_map(|field| [SMALL_ROWS, ROWS].map(|rows| instance(field, rows))).collect()
-    },
-    instances_of: |_, problem| {
-        let bits = problem.format.map(|format| format.weight.bits);
-        bits.map(|bits| instance(field_bits(bits), grid(problem.m, problem.n).0)).into_iter().collect()
-    },
+    instances: || FIELDS.into_iter().flat_map(of_field).collect(),
+    every_instance: |format, _| of_field(field_bits(format.weight.bits)).into(),
+    choose: |_, problem, _| supports(problem).map(|rows| Configuration::new(Simt { rows })),
+    candidates: |_, problem| supports(problem).map(|_| Vec::new()),
+    rows_form: |_| None,
     rounds_weights: |_, _| false,
-    supports,
     workspace_bytes: |_, _| 0,
     holds: |_| Ok(()),
     pack: |packer, whole, parts, act| Ok(Packed::Plain(Weights::new(packer, whole, parts, act)?)),
-    run,
 };
+
+/// Bits of a code's place in a word.
+const FIELDS: [u32; 3] = [2, 4, 8];
+
+/// Rows of x a thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Simt {
+    rows: u32,
+}
+
+/// `n32`: rows of x a block.
+impl std::fmt::Display for Simt {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "n{}", self.rows * THREADS_DOWN)
+    }
+}
+
+impl Configured for Simt {
+    fn is(&self, other: &dyn Configured) -> bool {
+        let other: &dyn Any = other;
+        other.downcast_ref::<Self>() == Some(self)
+    }
+
+    fn instances(&self, problem: &Problem) -> Vec<Instance> {
+        let bits = problem.format.map(|format| format.weight.bits);
+        bits.map(|bits| instance(field_bits(bits), self.rows)).into_iter().collect()
+    }
+
+    fn workspace_bytes(&self, _: &Caps, _: &Problem, _: bool) -> usize {
+        0
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+        run(gpu, stream, call)
+    }
+}
 
 /// As in the source: outputs and threads of a block.
 const OUTPUTS: usize = 64;
@@ -53,7 +89,11 @@ const THREADS_DOWN: u32 = THREADS / OUTPUTS as u32;
 const MOST_BLOCKS: u64 = i32::MAX as u64;
 
 fn instance(field: u32, rows: u32) -> Instance {
-    Instance::new(&SOURCE, format!("plain<{field}, {rows}>"))
+    Instance::new(&SOURCE, format!("simt<{field}, {rows}>"))
+}
+
+fn of_field(field: u32) -> [Instance; 2] {
+    [SMALL_ROWS, ROWS].map(|rows| instance(field, rows))
 }
 
 /// Rows a thread, blocks along the rows, and all blocks.
@@ -63,7 +103,8 @@ fn grid(m: usize, n: usize) -> (u32, u64, u64) {
     (rows, down, down.saturating_mul((n as u64).div_ceil(OUTPUTS as u64)))
 }
 
-fn supports(_: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
+/// Rows a thread, if it computes a problem.
+fn supports(problem: &Problem) -> std::result::Result<u32, Reason> {
     match problem.format {
         None => return Err(Reason("multiplies codes, the weights are dense".into())),
         Some(format) if format.act.is_quantized() => {
@@ -71,10 +112,11 @@ fn supports(_: &Caps, problem: &Problem) -> std::result::Result<(), Reason> {
         }
         Some(_) => {}
     }
-    if problem.k > i32::MAX as usize || grid(problem.m, problem.n).2 > MOST_BLOCKS {
+    let (rows, _, blocks) = grid(problem.m, problem.n);
+    if problem.k > i32::MAX as usize || blocks > MOST_BLOCKS {
         return Err(Reason("more columns or blocks than 31 bits count".into()));
     }
-    Ok(())
+    Ok(rows)
 }
 
 /// Floats that stay on a device.
@@ -148,6 +190,8 @@ pub struct Weights {
     scales: Floats,
     zeros: DeviceZeros,
     group_of: Option<Buffer<u32>>,
+    /// Choices for all numbers of rows.
+    pub(super) plans: KeptPlans,
 }
 
 impl Weights {
@@ -170,6 +214,7 @@ impl Weights {
                 Zero::Float => DeviceZeros::Float(Floats::allocate(packer, format.scale, params)?),
             },
             group_of: group_of.map(|index| packer.upload(index)).transpose()?,
+            plans: Default::default(),
         };
         let target = Target::Plain {
             codes: packed.codes.pointer(),
@@ -190,6 +235,7 @@ impl Weights {
                 DeviceZeros::Float(o) => DeviceZeros::Float(o.duplicate(stream)?),
             },
             group_of: self.group_of.as_ref().map(|index| index.duplicate(stream)).transpose()?,
+            plans: Default::default(),
             ..*self
         })
     }
@@ -277,9 +323,9 @@ pub(in crate::cuda) fn zero_kind(zero: Zero) -> u32 {
     }
 }
 
-fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
+fn run(gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
     let Packed::Plain(w) = call.w else {
-        return Err(Error::invalid("plain", "weights in layout cuda_plain", call.w.layout()));
+        return Err(Error::invalid(KERNEL.name, "weights in layout cuda_plain", call.w.layout()));
     };
     let (rows, row_blocks, blocks) = grid(call.m, w.n);
     let parts = w.parts();
@@ -306,8 +352,8 @@ fn run(gpu: &Gpu, stream: &Stream, call: &mut Call<'_>) -> Result<()> {
         high,
         row_blocks: row_blocks as u32,
     };
-    let function = gpu.function(&instance(parts.field_bits, rows))?;
-    // SAFETY: the one parameter is the source's `Params`; lengths of x, y and bias were checked by `run_with`, the others
-    // are those of the packed weight; blocks are within the limit, as `supports` has checked.
-    unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS), &[Arg::new(&params)]) }
+    let key = (KERNEL.name, [parts.field_bits, rows]);
+    let function = gpu.function_once(key, || instance(parts.field_bits, rows))?;
+    // Blocks are within the limit, as `supports` has checked.
+    function.launch_typed(stream, &Launch::linear(blocks as u32, THREADS), &params, &[])
 }

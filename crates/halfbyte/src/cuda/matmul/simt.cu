@@ -18,7 +18,7 @@ constexpr int THREADS = 256;
 enum FloatType : u32 { F16 = 0, BF16 = 1, F32 = 2 };
 enum ZeroKind : u32 { SYMMETRIC = 0, INTEGER = 1, OFFSET = 2 };
 
-// As `Params` in plain.rs.
+// As `Params` in simt.rs.
 struct Params {
   const void* x;  // [m][k]
   const u32* codes;  // [words][n]
@@ -51,7 +51,7 @@ DEV void store(void* to, u64 at, float value, FloatType type) {
 }
 
 // FIELD: bits of a code's place in a word; ROWS: rows of x a thread.
-template <int FIELD, int ROWS> __global__ void __launch_bounds__(THREADS, 2) plain(const Params p) {
+template <int FIELD, int ROWS> __global__ void __launch_bounds__(THREADS, 2) simt(const Params p) {
   constexpr int PER_WORD = 32 / FIELD;
   constexpr int BLOCK_ROWS = THREADS / OUTPUTS * ROWS;
   __shared__ float smem_w[COLUMNS][OUTPUTS];

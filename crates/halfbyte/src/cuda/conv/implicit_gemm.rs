@@ -1,0 +1,180 @@
+//! Implicit GEMM: what kernels have in common that multiply weights by windows on images, which the copy engine (TMA) brings from
+//! where they lie. No matrix of patches is made.
+//!
+//! Rows of the product are output pixels; each group of the convolution is a launch of its own.
+
+use super::{Call, Convolution, Problem};
+use crate::conv::Conv2dShape;
+use crate::cuda::dispatch::{Bind, Configured};
+use crate::cuda::driver::{Stream, TensorMap, View};
+use crate::cuda::kept::Kept;
+use crate::cuda::matmul::Wna16Weights;
+use crate::cuda::parameters::Parameters;
+use crate::cuda::schedule::Schedule;
+use crate::cuda::sources::Instance;
+use crate::cuda::tiled::{Prepared, Tiled, check};
+use crate::cuda::{Caps, Gpu, Workspace};
+use crate::error::Result;
+use crate::kernel::{Activation, Reason};
+
+/// A configuration, and who computes what with it.
+pub(super) type Tiling<I> = (<<I as ImplicitGemm>::Kernel as Tiled>::Config, Schedule);
+
+/// What a kernel reads windows on, and what lies beside it.
+#[derive(Clone, Copy)]
+pub(super) struct Images<'a> {
+    /// Images.
+    pub x: View<'a, u8>,
+    /// Scales of pixels and so on, where they are codes; else nothing.
+    pub terms: View<'a, u8>,
+}
+
+/// A problem as a kernel of this kind computes it.
+pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
+    /// Name of the kernel.
+    const NAME: &'static str;
+    /// How it is compiled and launched.
+    type Kernel: Tiled<Form: Send + Sync, Config: Send + Sync>;
+    /// Its parameters.
+    type Arguments: Parameters;
+
+    /// That of a problem, or why the kernel does not compute it.
+    fn of(problem: &Problem) -> std::result::Result<Self, Reason>;
+
+    /// Images that windows are on, with the weight's geometry.
+    fn inner(&self) -> &Conv2dShape;
+
+    /// What instances differ by besides the configuration.
+    fn form(&self) -> <Self::Kernel as Tiled>::Form;
+
+    /// The tiling that is taken on a device of so many multiprocessors.
+    fn tiling(&self, multiprocessors: usize) -> Tiling<Self>;
+
+    /// All tilings that it is chosen from.
+    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling<Self>>;
+
+    /// Bytes of sums of cut tiles, behind the counters of the workspace.
+    fn parts_bytes(tiling: &Tiling<Self>) -> usize;
+
+    /// Bytes of workspace, with so many of sums.
+    fn workspace_bytes(&self, parts_bytes: usize) -> usize {
+        Workspace::COUNTER_BYTES + parts_bytes
+    }
+
+    /// What is launched before the product.
+    fn before(&self) -> Vec<Instance> {
+        Vec::new()
+    }
+
+    /// Whether weights are rounded to the type of x.
+    fn rounds_weights(_: &Tiling<Self>) -> bool {
+        false
+    }
+
+    /// Writes a configuration.
+    fn write(config: &<Self::Kernel as Tiled>::Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result;
+
+    /// Puts into a stream what is computed before the product, and says what this reads: x, or what was made of it in the workspace,
+    /// with so many bytes of sums.
+    fn images<'a>(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        call: &'a Call<'_>,
+        workspace: View<'a, u8>,
+        parts_bytes: usize,
+    ) -> Result<Images<'a>>;
+
+    /// Windows on images, group by group of the convolution: as many maps as the kernel takes, for each.
+    fn maps(&self, images: &Images<'_>, config: &<Self::Kernel as Tiled>::Config) -> Result<Vec<TensorMap>>;
+
+    /// Parameters for a group's weight; y, bias and workspace are addresses.
+    fn arguments(
+        &self,
+        w: &Wna16Weights,
+        tiling: &Tiling<Self>,
+        images: &Images<'_>,
+        addresses: [u64; 3],
+    ) -> Self::Arguments;
+}
+
+/// Rows, outputs and columns of a group's product.
+pub(super) fn sizes(shape: &Conv2dShape) -> [usize; 3] {
+    let g = shape.geometry();
+    [shape.output_pixels(), g.outputs(), g.k()]
+}
+
+/// Refuses shapes that numbers of 31 bits do not count.
+pub(super) fn counted(sizes: &[usize]) -> std::result::Result<(), Reason> {
+    match sizes.iter().all(|&size| size <= i32::MAX as usize) {
+        true => Ok(()),
+        false => Err(Reason("more pixels or columns than 31 bits count".into())),
+    }
+}
+
+/// The configuration of a row of the table.
+pub(super) fn choose<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
+    let gemm = I::of(problem)?;
+    let tiling = gemm.tiling(caps.multiprocessors as usize);
+    check::<I::Kernel>(caps, &gemm.form(), &tiling)?;
+    Ok(Box::new(Planned { gemm, tiling, launches: Kept::default() }))
+}
+
+/// All configurations of a row of the table that a device has room for.
+pub(super) fn candidates<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Vec<Box<dyn Configured<Convolution>>> {
+    let Ok(gemm) = I::of(problem) else { return Vec::new() };
+    let all = gemm.tilings(caps.multiprocessors as usize).into_iter();
+    let fit = all.filter(|tiling| check::<I::Kernel>(caps, &gemm.form(), tiling).is_ok());
+    let planned = fit.map(|tiling| {
+        let planned = Planned { gemm: gemm.clone(), tiling, launches: Kept::default() };
+        Box::new(planned) as Box<dyn Configured<Convolution>>
+    });
+    planned.collect()
+}
+
+/// A problem with a tiling, and the launches that are kept prepared: by the address of what windows are on, and the activation.
+struct Planned<I: ImplicitGemm> {
+    gemm: I,
+    tiling: Tiling<I>,
+    launches: Kept<(u64, Activation), Prepared>,
+}
+
+impl<I: ImplicitGemm> std::fmt::Display for Planned<I> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        I::write(&self.tiling.0, f)?;
+        f.write_str(if I::parts_bytes(&self.tiling) > 0 { " cut" } else { " whole" })
+    }
+}
+
+impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
+    fn instances(&self) -> Vec<Instance> {
+        let own = I::Kernel::instance(&self.gemm.form(), self.tiling.0, Activation::None);
+        self.gemm.before().into_iter().chain([own]).collect()
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        self.gemm.workspace_bytes(I::parts_bytes(&self.tiling))
+    }
+
+    fn rounds_weights(&self) -> bool {
+        I::rounds_weights(&self.tiling)
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
+        let Self { gemm, tiling, launches } = self;
+        let workspace = call.room(I::NAME)?;
+        let images = gemm.images(gpu, stream, &call, workspace, I::parts_bytes(tiling))?;
+        let prepared = launches.get((images.x.pointer(), call.epilogue.activation), |&(_, activation)| {
+            Prepared::new::<I::Kernel>(gpu, &gemm.form(), *tiling, activation, gemm.maps(&images, &tiling.0)?)
+        })?;
+        let g = gemm.inner().geometry();
+        let maps_of_group = prepared.maps.len() / g.groups;
+        for (group, maps) in prepared.maps.chunks_exact(maps_of_group).enumerate() {
+            let w = call.w.fragments(I::NAME, [group, g.groups], [g.outputs(), g.k()])?;
+            let first = group * g.outputs();
+            let addresses = [call.y_at(first), call.bias_at(first), workspace.pointer()];
+            prepared.launch(stream, &gemm.arguments(w, tiling, &images, addresses), maps)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,463 @@
+//! GEMM in tiles on weights in layout `cuda_wna16`: one launcher for all kernels of this kind.
+//!
+//! ```text
+//! x in floats:   where it lies, or a copy of 256 rows at a time         gather.cu
+//! x quantised:   codes and terms of all rows into the workspace first   quantize_activations.cu
+//! rows at once:  all; 64 where rows must not depend on each other and sums are cut
+//! each time:     configuration(rows, n, k), schedule(configuration), launch
+//! ```
+//!
+//! A kernel says by [`Gemm`] what it multiplies, which configuration it takes for a shape, and what its parameters are.
+
+use super::kernel::{Answer, Configuration, Configured, Kernel};
+use super::quantize_activations::{self, Form as QuantizedForm};
+use super::wna16::{self, Weights};
+use super::{Call, Epilogue, Packed, QuantizedCall, gather, wna8};
+use crate::cuda::driver::{FloatView, Stream, TensorMap, View};
+use crate::cuda::parameters::Parameters;
+use crate::cuda::schedule::Schedule;
+use crate::cuda::sources::{Arch, Instance};
+use crate::cuda::tiled::{self, Key, Prepared, Room, Tiled};
+use crate::cuda::{Caps, Gpu, Workspace};
+use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::kernel::{Activation, Problem, Reason};
+use crate::layout::cuda_wna16::Atom;
+use crate::tensor::Float;
+use std::any::Any;
+use std::fmt::{Debug, Display, Formatter};
+use wna8::Terms;
+
+/// What instances of a product differ by, besides configuration and activation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::cuda) struct Form {
+    /// Form of the weights' atoms.
+    pub atom: Atom,
+    /// What x has beside codes and scales; nothing if it is floats.
+    pub terms: Terms,
+    /// Type of x.
+    pub x: Float,
+    /// Type of y.
+    pub out: Float,
+}
+
+/// What is prepared for: rows of x, elements from row to row, its type.
+pub(super) type Shape = (usize, usize, Float);
+
+/// A configuration, and whether sums are cut as n and k alone tell, so that a row of y has the same bits whatever m is.
+pub(super) type Choice<C> = (C, bool);
+
+/// The launches of a kernel that a weight keeps prepared.
+pub(super) type Launches<T> = tiled::Launches<Shape, Choice<<T as Tiled>::Config>>;
+
+/// A kernel for products in tiles.
+pub(super) trait Gemm: Tiled<Form = Form, Config: Display + Send + Sync> + Sized + 'static {
+    /// Name of the kernel.
+    const NAME: &'static str;
+    /// Whether x is quantised before.
+    const QUANTIZES: bool;
+    /// Whether x comes by a tensor map (TMA).
+    const MAPS: bool;
+    /// Whether rows can be computed that do not depend on each other; then so many at once.
+    const INVARIANT_ROWS: Option<usize>;
+    /// The first parameter.
+    type Arguments: Parameters;
+
+    /// The form of a problem, or why there is none.
+    fn form(problem: &Problem) -> Answer<Form>;
+
+    /// The configuration for so many rows, outputs and columns.
+    fn config(form: &Form, shape: [usize; 3], caps: &Caps, batch_invariant: bool) -> Self::Config;
+
+    /// Who computes what.
+    fn schedule(form: &Form, choice: Choice<Self::Config>, shape: [usize; 3], caps: &Caps) -> Schedule;
+
+    /// Sums of cut tiles that are left in memory, in bytes.
+    fn parts_bytes(config: Self::Config, schedule: &Schedule) -> usize;
+
+    /// Whether weights are rounded to the type of x.
+    fn rounds_weights(_: Self::Config) -> bool {
+        false
+    }
+
+    /// Configurations that may be asked for.
+    fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Self::Config>;
+
+    /// Whether a configuration may be asked for.
+    fn allows(form: &Form, config: Self::Config, caps: &Caps) -> bool;
+
+    /// Every configuration that some shape on some device takes.
+    fn every_config(form: &Form) -> Vec<Self::Config>;
+
+    /// What a weight keeps prepared for it.
+    fn launches(w: &Weights) -> &Launches<Self>;
+
+    /// The map of x, if it comes by one.
+    fn map(_: Self::Config, _: &Operands<'_>) -> Result<Option<TensorMap>> {
+        Ok(None)
+    }
+
+    /// The parameters of a launch.
+    fn arguments(w: &Weights, config: Self::Config, schedule: &Schedule, operands: &Operands<'_>) -> Self::Arguments;
+}
+
+/// Activations as a kernel reads them.
+#[derive(Clone, Copy)]
+pub(super) enum X<'a> {
+    /// Floats where they lie.
+    Floats(FloatView<'a>),
+    /// Codes, the address of their terms, and how both lie.
+    Codes(View<'a, u8>, u64, QuantizedForm),
+}
+
+/// What a launch reads and writes.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    /// Activations, of which some rows are multiplied.
+    pub x: X<'a>,
+    /// The first of these rows.
+    pub first: usize,
+    /// Rows.
+    pub m: usize,
+    /// Columns.
+    pub k: usize,
+    /// Elements from row to row of x.
+    pub pitch: usize,
+    /// Address of the first row of y.
+    pub y: u64,
+    /// Address of the bias; 0: none.
+    pub bias: u64,
+    /// Address of the workspace: counters, then sums of cut tiles.
+    pub workspace: u64,
+}
+
+impl Operands<'_> {
+    /// Address of the first row of x.
+    pub fn x_at(&self) -> u64 {
+        match self.x {
+            X::Floats(x) => x.pointer() + (self.first * self.pitch * x.dtype().size_bytes()) as u64,
+            X::Codes(codes, ..) => codes.pointer() + (self.first * self.pitch) as u64,
+        }
+    }
+
+    /// Address of the first row's terms. Rows at once are a multiple of four: those of the next ones begin at 16 bytes again.
+    pub fn terms_at(&self) -> u64 {
+        if let X::Codes(_, terms, _) = self.x { terms + (self.first * 4) as u64 } else { 0 }
+    }
+
+    /// How the codes of all rows lie; of floats as if they were codes of which each row is a group.
+    pub fn codes(&self) -> QuantizedForm {
+        let (m, k) = (self.m, self.k);
+        match self.x {
+            X::Codes(.., form) => form,
+            X::Floats(_) => QuantizedForm { m, k, group: k, piece: k, sums: false, offsets: false, pixels: false },
+        }
+    }
+}
+
+/// Addresses of sums and of counters in a workspace.
+pub(super) fn parts(workspace: u64) -> [u64; 2] {
+    [workspace + Workspace::COUNTER_BYTES as u64, workspace]
+}
+
+/// A row of the table for a kernel of this kind.
+pub(super) const fn row<T: Gemm>(
+    what: &'static str,
+    serves: fn(Arch) -> bool,
+    instances: fn() -> Vec<Instance>,
+) -> Kernel {
+    Kernel {
+        name: T::NAME,
+        layout: wna16::LAYOUT,
+        what,
+        packs: true,
+        batch_invariant: T::INVARIANT_ROWS.is_some(),
+        serves,
+        instances,
+        every_instance: every_instance::<T>,
+        choose: choose::<T>,
+        candidates: candidates::<T>,
+        rows_form: rows_form::<T>,
+        rounds_weights: |caps, problem| {
+            T::form(problem).is_ok_and(|form| T::rounds_weights(T::config(&form, shape(problem), caps, false)))
+        },
+        workspace_bytes: |caps, problem| {
+            let of = |batch_invariant| bytes::<T>(caps, problem, batch_invariant, None).unwrap_or(0);
+            if T::INVARIANT_ROWS.is_some() { of(false).max(of(true)) } else { of(false) }
+        },
+        holds: wna16::holds,
+        pack: |packer, whole, parts, act| Ok(Packed::Wna16(Weights::new(packer, whole, parts, act)?)),
+    }
+}
+
+/// Sizes of a product.
+fn shape(problem: &Problem) -> [usize; 3] {
+    [problem.m, problem.n, problem.k].map(|size| size.max(1))
+}
+
+/// Rows of one launch out of m.
+fn at_once<T: Gemm>(m: usize, batch_invariant: bool) -> usize {
+    let most = if batch_invariant { T::INVARIANT_ROWS } else { None };
+    most.map_or(m, |most| m.min(most)).max(1)
+}
+
+/// The configuration for the rows of one launch, and who computes what.
+fn plan<T: Gemm>(
+    caps: &Caps,
+    form: &Form,
+    problem: &Problem,
+    m: usize,
+    batch_invariant: bool,
+    given: Option<T::Config>,
+) -> (T::Config, Schedule) {
+    let shape = shape(&Problem { m, ..*problem });
+    let config = given.unwrap_or_else(|| T::config(form, shape, caps, batch_invariant));
+    (config, T::schedule(form, (config, batch_invariant), shape, caps))
+}
+
+fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Answer<Configuration> {
+    let form = T::form(problem)?;
+    // Whether rows may depend on each other is a matter of calls: a kernel serves both, or neither.
+    let of = |invariant: bool| {
+        let plan = plan::<T>(caps, &form, problem, at_once::<T>(problem.m, invariant), invariant, None);
+        tiled::check::<T>(caps, &form, &plan).map(|()| plan.0)
+    };
+    let fastest = of(false)?;
+    let invariant = T::INVARIANT_ROWS.map(|_| of(true)).transpose()?;
+    let config = invariant.filter(|_| batch_invariant).unwrap_or(fastest);
+    Ok(Configuration::new(Chosen::<T> { config, given: false }))
+}
+
+fn candidates<T: Gemm>(caps: &Caps, problem: &Problem) -> Answer<Vec<Configuration>> {
+    let form = T::form(problem)?;
+    let all = T::candidates(&form, problem.m, caps).into_iter();
+    let covered = all.filter(|&config| covers::<T>(caps, &form, problem, config, false));
+    Ok(covered.map(Configuration::given::<T>).collect())
+}
+
+/// Whether a configuration covers a problem on a device.
+fn covers<T: Gemm>(caps: &Caps, form: &Form, problem: &Problem, config: T::Config, batch_invariant: bool) -> bool {
+    let rows = at_once::<T>(problem.m, batch_invariant);
+    let plan = plan::<T>(caps, form, problem, rows, batch_invariant, Some(config));
+    tiled::check::<T>(caps, form, &plan).is_ok() && plan.1.steps >= T::split(config)
+}
+
+fn rows_form<T: Gemm>(problem: &Problem) -> Option<QuantizedForm> {
+    let form = T::form(problem).ok().filter(|_| T::QUANTIZES)?;
+    Some(wna8::x_form(problem, &form))
+}
+
+/// Every form of a format's weights, whatever their number of columns is: groups may be whole rows.
+fn forms<T: Gemm>(format: Format, [x, y]: [Float; 2]) -> impl Iterator<Item = Form> {
+    let of = move |k| T::form(&Problem { format: Some(format), x, y, m: 1, n: 1, k }).ok();
+    let group = format.weight.group.len(wna8::MOST_K);
+    let [many, one] = [of(wna8::MOST_COLUMNS.max(2 * group).min(wna8::MOST_K)), of(1)];
+    let one = one.filter(|_| one != many);
+    many.into_iter().chain(one)
+}
+
+fn every_instance<T: Gemm>(format: Format, types: [Float; 2]) -> Vec<Instance> {
+    let of = |form: Form| {
+        let all = T::every_config(&form).into_iter();
+        all.map(move |config| T::instance(&form, config, Activation::None))
+    };
+    let before = if T::QUANTIZES { quantize_activations::instances() } else { vec![gather::instance()] };
+    forms::<T>(format, types).flat_map(of).chain(before).collect()
+}
+
+/// Bytes of workspace for a problem.
+fn bytes<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool, given: Option<T::Config>) -> Answer<usize> {
+    let form = T::form(problem)?;
+    let parts = |m: usize| parts_bytes::<T>(caps, &form, &Problem { m, ..*problem }, batch_invariant, given);
+    Ok(match T::QUANTIZES {
+        true => Room::new(wna8::x_form(problem, &form), parts(problem.m)).bytes,
+        false => wna16::workspace_bytes(problem, parts),
+    })
+}
+
+/// Sums of cut tiles at most, in bytes: the rows that are left in the end may be cut another way.
+fn parts_bytes<T: Gemm>(
+    caps: &Caps,
+    form: &Form,
+    problem: &Problem,
+    batch_invariant: bool,
+    given: Option<T::Config>,
+) -> usize {
+    let of = |m: usize| {
+        let (config, schedule) = plan::<T>(caps, form, problem, m, batch_invariant, given);
+        T::parts_bytes(config, &schedule)
+    };
+    let rows = at_once::<T>(problem.m, batch_invariant);
+    let left = problem.m % rows;
+    if left > 0 { of(rows).max(of(left)) } else { of(rows) }
+}
+
+/// A configuration for so many rows at once.
+struct Chosen<T: Gemm> {
+    config: T::Config,
+    /// Whether it is the caller's, for any number of rows.
+    given: bool,
+}
+
+impl<T: Gemm> Debug for Chosen<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} of {}", self.config, T::NAME)
+    }
+}
+
+impl Configuration {
+    /// One of a kernel's [`Gemm::candidates`], or another that it allows.
+    pub(super) fn given<T: Gemm>(config: T::Config) -> Self {
+        Self::new(Chosen::<T> { config, given: true })
+    }
+}
+
+impl<T: Gemm> Display for Chosen<T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        Display::fmt(&self.config, f)
+    }
+}
+
+impl<T: Gemm> Chosen<T> {
+    /// The caller's configuration, if it may be asked for.
+    fn given(&self, caps: &Caps, form: &Form, problem: &Problem, batch_invariant: bool) -> Result<Option<T::Config>> {
+        let config = self.config;
+        let fits = || T::allows(form, config, caps) && covers::<T>(caps, form, problem, config, batch_invariant);
+        if self.given && !fits() {
+            let expected = format!("a configuration for this weight that covers {problem}");
+            return Err(Error::invalid(T::NAME, expected, config.to_string()));
+        }
+        Ok(self.given.then_some(config))
+    }
+}
+
+impl<T: Gemm> Configured for Chosen<T> {
+    fn is(&self, other: &dyn Configured) -> bool {
+        let other: &dyn Any = other;
+        other.downcast_ref::<Self>().is_some_and(|other| self.config == other.config && self.given == other.given)
+    }
+
+    fn instances(&self, problem: &Problem) -> Vec<Instance> {
+        let Ok(form) = T::form(problem) else { return Vec::new() };
+        let before = match T::QUANTIZES {
+            true => quantize_activations::instance(wna8::x_form(problem, &form)),
+            false => gather::instance(),
+        };
+        vec![T::instance(&form, self.config, Activation::None), before]
+    }
+
+    fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize {
+        bytes::<T>(caps, problem, batch_invariant, self.given.then_some(self.config)).unwrap_or(0)
+    }
+
+    fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+        let problem = super::problem(call);
+        let form = T::form(&problem).map_err(unserved::<T>)?;
+        let given = self.given(&gpu.caps(), &form, &problem, call.batch_invariant)?;
+        let w = weights::<T>(call.w)?;
+        let needed = bytes::<T>(&gpu.caps(), &problem, call.batch_invariant, given).map_err(unserved::<T>)?;
+        let workspace = workspace::<T>(call.workspace.as_deref(), needed)?;
+        let launch =
+            Launching { gpu, stream, w, problem, form, batch_invariant: call.batch_invariant, epilogue: call.epilogue };
+        let all = |x: X<'_>, m: usize, pitch: usize, y: u64| {
+            launch
+                .run(self, Operands { x, first: 0, m, k: problem.k, pitch, y, bias: 0, workspace: workspace.pointer() })
+        };
+        if !T::QUANTIZES {
+            return wna16::run(gpu, stream, call, w, workspace.slice(0..needed), |rows| {
+                all(X::Floats(rows.x), rows.m, rows.pitch, rows.y)
+            });
+        }
+        let x = wna8::x_form(&problem, &form);
+        let room = Room::new(x, parts_bytes::<T>(&gpu.caps(), &form, &problem, call.batch_invariant, given));
+        let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
+        let terms = workspace.pointer() + room.terms as u64;
+        quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms])?;
+        all(X::Codes(codes, terms, x), call.m, x.pitch(), call.y.pointer())
+    }
+
+    fn run_quantized(&self, gpu: &Gpu, stream: &Stream, problem: &Problem, call: &QuantizedCall<'_>) -> Result<()> {
+        let form = T::form(problem).map_err(unserved::<T>)?;
+        let w = weights::<T>(call.w)?;
+        let needed = bytes::<T>(&gpu.caps(), problem, false, None).map_err(unserved::<T>)?;
+        let workspace = workspace::<T>(call.workspace.as_deref(), needed)?.pointer();
+        let launch =
+            Launching { gpu, stream, w, problem: *problem, form, batch_invariant: false, epilogue: call.epilogue };
+        let x = X::Codes(call.x.codes, call.x.terms.pointer(), call.x.form);
+        let (m, pitch, y) = (problem.m, call.x.form.pitch(), call.y.pointer());
+        launch.run(self, Operands { x, first: 0, m, k: problem.k, pitch, y, bias: 0, workspace })
+    }
+}
+
+fn unserved<T: Gemm>(why: Reason) -> Error {
+    Error::invalid(T::NAME, "a product that it serves", why.to_string())
+}
+
+fn weights<T: Gemm>(w: &Packed) -> Result<&Weights> {
+    match w {
+        Packed::Wna16(w) => Ok(w),
+        other => Err(Error::invalid(T::NAME, "weights in layout cuda_wna16", other.layout())),
+    }
+}
+
+fn workspace<'a, T: Gemm>(workspace: Option<&'a Workspace>, needed: usize) -> Result<View<'a, u8>> {
+    match workspace.map(Workspace::view) {
+        Some(workspace) if workspace.len() >= needed => Ok(workspace),
+        other => {
+            let given = other.map_or(0, |workspace| workspace.len());
+            Err(Error::invalid(T::NAME, format!("a workspace of {needed} bytes"), given.to_string()))
+        }
+    }
+}
+
+/// A product whose x is ready.
+struct Launching<'a> {
+    gpu: &'a Gpu,
+    stream: &'a Stream,
+    w: &'a Weights,
+    problem: Problem,
+    form: Form,
+    batch_invariant: bool,
+    epilogue: Epilogue<'a>,
+}
+
+impl Launching<'_> {
+    /// Launches for as many rows at once as there may be.
+    fn run<T: Gemm>(&self, chosen: &Chosen<T>, all: Operands<'_>) -> Result<()> {
+        let bias = self.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
+        let at_once = at_once::<T>(all.m, self.batch_invariant);
+        for first in (0..all.m).step_by(at_once) {
+            let y = all.y + (first * self.problem.n * self.form.out.size_bytes()) as u64;
+            if !y.is_multiple_of(16) {
+                return Err(Error::invalid(T::NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
+            }
+            self.once(chosen, &Operands { first, m: at_once.min(all.m - first), y, bias, ..all })?;
+        }
+        Ok(())
+    }
+
+    fn once<T: Gemm>(&self, chosen: &Chosen<T>, operands: &Operands<'_>) -> Result<()> {
+        let Self { gpu, stream, w, ref problem, ref form, batch_invariant, epilogue } = *self;
+        let (caps, m) = (gpu.caps(), operands.m);
+        // Rows that were copied, or are left in the end, may be fewer than it was chosen for.
+        let whole = chosen.given || m == at_once::<T>(problem.m, batch_invariant);
+        let config = match whole {
+            true => chosen.config,
+            false => T::config(form, shape(&Problem { m, ..*problem }), &caps, batch_invariant),
+        };
+        let key = Key {
+            x: if T::MAPS { operands.x_at() } else { 0 },
+            shape: (m, operands.pitch, form.x),
+            out: form.out,
+            activation: epilogue.activation,
+            plan: (config, batch_invariant),
+        };
+        let prepared = T::launches(w).get(key, |_| {
+            let plan = plan::<T>(&caps, form, problem, m, batch_invariant, Some(config));
+            tiled::check::<T>(&caps, form, &plan).map_err(unserved::<T>)?;
+            let maps = T::map(config, operands)?.into_iter().collect();
+            Prepared::new::<T>(gpu, form, plan, epilogue.activation, maps)
+        })?;
+        prepared.launch(stream, &T::arguments(w, config, &prepared.schedule, operands), &prepared.maps)
+    }
+}

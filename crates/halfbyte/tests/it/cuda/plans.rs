@@ -1,0 +1,198 @@
+//! What a weight holds for all numbers of rows, without a device: the choices at every number, what is compiled for them, the
+//! workspace that is asked for, and what follows from a device's properties.
+
+use super::products::{TYPES, caps};
+use crate::data::{Random, parse};
+use halfbyte::cuda::Caps;
+use halfbyte::cuda::matmul::wna16_sm90::config;
+use halfbyte::cuda::matmul::{self, Configuration, KERNELS, Kernel, Plans, every_instance};
+use halfbyte::format::FORMATS;
+use halfbyte::kernel::Problem;
+use halfbyte::layout::cuda_wna16::Atom;
+use halfbyte::{Error, Float};
+use std::collections::HashSet;
+use std::time::Instant;
+
+/// An H100 with HBM3.
+const H100: Caps = Caps { memory_mb_per_s: 3_352_320, l2_bytes: 50 << 20, ..Caps::H200 };
+
+const SHAPES: &[[usize; 2]] =
+    &[[1, 8], [70, 136], [600, 1000], [4096, 4096], [6144, 4096], [1024, 8192], [21504, 14336], [64, 1 << 16]];
+
+/// Devices with whatever numbers a processor may have.
+fn devices(random: &mut Random) -> Vec<Caps> {
+    let kinds = [("sm_75", 65_536), ("sm_80", 166_912), ("sm_86", 101_376), ("sm_89", 101_376), ("sm_90a", 232_448)];
+    let mut all = vec![Caps::H200, H100];
+    for (arch, shared_bytes) in kinds.into_iter().chain([("sm_100a", 232_448), ("sm_120a", 101_376)]) {
+        let multiprocessors = 1 + random.below(200) as u32;
+        let memory_mb_per_s = [0, 300_000, 900_000, 2_000_000, 8_000_000][random.below(5)];
+        let cublaslt = random.below(2) == 0;
+        all.push(Caps { multiprocessors, shared_bytes, memory_mb_per_s, cublaslt, ..caps(arch) });
+    }
+    all
+}
+
+/// Problems of one row with formats that have products on a GPU.
+fn problems(random: &mut Random) -> Vec<Problem> {
+    let mut all = Vec::new();
+    for (i, name) in FORMATS.iter().enumerate() {
+        let format = parse(name);
+        for j in 0..2 {
+            let [n, k] = SHAPES[random.below(SHAPES.len())];
+            let x = if j == 0 { format.weight.scale } else { TYPES[i % 3] };
+            let y = if j == 0 { Float::F32 } else { x };
+            all.push(Problem { format: Some(format), x, y, m: 1, n, k });
+        }
+    }
+    all
+}
+
+fn plans_of(caps: &Caps, problem: &Problem) -> Option<(Plans, &'static str)> {
+    let layout = matmul::select(caps, problem, None).ok()?.layout;
+    Some((Plans::new(*caps, *problem, layout).unwrap(), layout))
+}
+
+/// The choice at one number of rows, from the table.
+fn chosen(caps: &Caps, problem: &Problem, layout: &str, invariant: bool) -> Option<(&'static Kernel, Configuration)> {
+    let kernel = match invariant {
+        false => matmul::select(caps, problem, Some(layout)).ok()?,
+        true => {
+            let one = Problem { m: 1, ..*problem };
+            let mut all = KERNELS.iter().filter(|kernel| kernel.layout == layout);
+            all.find(|kernel| kernel.choose(caps, &one, true).is_ok())?
+        }
+    };
+    Some((kernel, kernel.choose(caps, problem, invariant).ok()?))
+}
+
+#[test]
+fn plans_hold_the_choice_at_every_number_of_rows() {
+    let mut random = Random(61);
+    let mut seen = HashSet::new();
+    for caps in devices(&mut random) {
+        let problems = problems(&mut random);
+        for problem in problems.iter().step_by(3) {
+            let Some((plans, layout)) = plans_of(&caps, problem) else { continue };
+            let few = (0..=520).filter(|m| m % 7 == 0 || *m < 70);
+            let many = (0..40).map(|i| 513 + random.below(1 << (10 + i / 2))).collect::<Vec<_>>();
+            let edges = [511, 512, 513, 768, 769, 1024, 1025, 4096, 4097, 33_792, 33_793, 1 << 20, i32::MAX as usize];
+            for m in few.chain(many).chain(edges) {
+                for invariant in [false, true] {
+                    let problem = Problem { m, ..*problem };
+                    let what = format!("{problem}, invariant {invariant}, on {caps:?}");
+                    match (plans.at(m, invariant), chosen(&caps, &problem, layout, invariant)) {
+                        (Ok(plan), Some((kernel, configuration))) => {
+                            assert!(std::ptr::eq(plan.kernel(), kernel), "{what}: {plan} and {}", kernel.name);
+                            assert!(*plan.configuration() == configuration, "{what}: {plan} and {configuration}");
+                            let needed = kernel.workspace_bytes(&caps, &problem);
+                            assert!(plan.workspace_bytes() >= needed, "{what}: {plan}, {needed} bytes");
+                            assert!(plans.workspace_bytes(m) >= needed, "{what}: {needed} bytes");
+                            seen.insert(kernel.name);
+                        }
+                        (Err(Error::NoKernel { rejections, .. }), None) => assert!(!rejections.is_empty(), "{what}"),
+                        (plan, other) => panic!("{what}: {plan:?} and {other:?}"),
+                    }
+                }
+            }
+        }
+    }
+    let all: HashSet<_> = KERNELS.iter().map(|kernel| kernel.name).collect();
+    assert_eq!(seen, all);
+}
+
+/// Bytes for up to so many rows are enough for fewer, and not many times what they take.
+#[test]
+fn workspaces_are_enough_for_fewer_rows() {
+    let mut random = Random(62);
+    for problem in problems(&mut random).into_iter().step_by(5) {
+        let Some((plans, layout)) = plans_of(&Caps::H200, &problem) else { continue };
+        for most in [1, 17, 300, 600, 2000] {
+            let bytes = plans.workspace_bytes(most);
+            let needed = |m: usize| matmul::workspace_bytes(&Caps::H200, &Problem { m, ..problem }, layout).unwrap();
+            let worst = (0..=most).map(needed).max().unwrap();
+            assert!(bytes >= worst && bytes <= worst + (64 << 20), "{problem} to {most}: {bytes} of {worst}");
+        }
+    }
+}
+
+#[test]
+fn cubins_have_every_instance_of_every_plan() {
+    let mut random = Random(63);
+    for caps in devices(&mut random) {
+        for problem in problems(&mut random) {
+            let Some((plans, _)) = plans_of(&caps, &problem) else { continue };
+            let compiled: HashSet<String> = every_instance(caps.arch, problem.format.unwrap())
+                .into_iter()
+                .chain(matmul::auxiliary())
+                .map(|instance| instance.to_string())
+                .collect();
+            for plan in plans.explain().into_iter().flatten() {
+                for instance in plan.configuration().instances(&Problem { m: plan.rows()[0], ..problem }) {
+                    assert!(compiled.contains(&instance.to_string()), "{problem}: {plan}: {instance} on {caps:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What was chosen by numbers of an H200 is still chosen there.
+#[test]
+fn an_h200_takes_what_was_measured_on_it() {
+    let mut random = Random(64);
+    for name in ["w4a16-g128", "w4a16", "w4a16-g32-asym-sbf16", "w8a16-g128"] {
+        let format = parse(name).weight;
+        let shapes = (0..400).map(|_| [1 + random.below(30_000), 1 + random.below(20_000)]);
+        // 40 units a multiprocessor, and one more or less.
+        let even = [[44 * 256, 120 * 128], [44 * 256, 121 * 128], [44 * 256, 119 * 128], [21504, 14336], [4096, 4096]];
+        for [n, k] in shapes.collect::<Vec<_>>().into_iter().chain(even) {
+            let atom = Atom::of(format, k).unwrap();
+            for m in [1, 5, 8] {
+                let c = config::config(atom, [m, n, k], Float::F16, &Caps::H200);
+                let units = (n.div_ceil(64).div_ceil(4) * k.div_ceil(128)) as f64 / 132.0;
+                let want = match (c.split, atom.bits) {
+                    (2.., _) => (1, 2, 0, 0),
+                    (_, 4) if units > 40.0 => (1, 2, 8, 4),
+                    (_, 4) if units < 40.0 => (2, 1, 0, 0),
+                    _ => (1, 2, 0, 0),
+                };
+                assert_eq!((c.sets, c.blocks, c.trigger, c.prefetch), want, "{name} {m} {n} {k}: {c}");
+            }
+        }
+    }
+}
+
+/// Where memory is slower, blocks do not end together: the next launch does not begin before that.
+#[test]
+fn an_h100_takes_another_form_where_early_launches_cost_time() {
+    let atom = Atom::of(parse("w4a16-g128").weight, 14336).unwrap();
+    let of = |caps: &Caps, m| config::config(atom, [m, 21504, 14336], Float::F16, caps);
+    assert_eq!((of(&Caps::H200, 1).trigger, of(&Caps::H200, 1).prefetch), (8, 4));
+    for m in 1..=8 {
+        let c = of(&H100, m);
+        assert_eq!((c.sets, c.blocks, c.trigger, c.prefetch), (2, 1, 0, 0), "{c}");
+    }
+    for m in (9..600).step_by(13) {
+        assert_eq!(of(&H100, m), of(&Caps::H200, m), "m={m}");
+    }
+    // A driver that does not tell.
+    let unknown = Caps { memory_mb_per_s: 0, clock_khz: 0, ..H100 };
+    assert_eq!(of(&unknown, 1), of(&Caps::H200, 1));
+}
+
+#[test]
+fn plans_are_made_quickly_and_written_as_what_they_hold() {
+    let problem =
+        |[n, k]: [usize; 2]| Problem { format: Some(parse("w4a16-g128")), x: Float::F16, y: Float::F32, m: 1, n, k };
+    for &shape in SHAPES {
+        let start = Instant::now();
+        let plans = Plans::new(Caps::H200, problem(shape), "cuda_wna16").unwrap();
+        let [fastest, invariant] = plans.explain();
+        println!("{shape:?}: {} and {} in {:?}", fastest.len(), invariant.len(), start.elapsed());
+    }
+    let text = Plans::new(Caps::H200, problem([21504, 14336]), "cuda_wna16").unwrap().to_string();
+    println!("{text}");
+    let first = text.lines().next().unwrap();
+    let want = "m 0 to 8: wna16_sm90 n8 2x2 mma late w6 x6/2 blocks 2 trigger 8 prefetch 4, ";
+    assert!(first.starts_with(want), "{first}");
+    assert!(text.lines().any(|line| line.starts_with("batch-invariant, m ")), "{text}");
+}
