@@ -19,8 +19,11 @@ pub(in crate::cuda) mod im2col;
 mod im2col_gemm;
 pub(in crate::cuda) mod images;
 mod implicit_gemm;
+#[doc(hidden)]
 pub mod implicit_gemm_a8_sm90;
+#[doc(hidden)]
 pub mod implicit_gemm_rows_sm90;
+#[doc(hidden)]
 pub mod implicit_gemm_sm90;
 mod quantize_pixels;
 mod simt;
