@@ -21,6 +21,7 @@ const VERBS: &[&[&str]] = &[
     &["eval", "logits"],
     &["bench"],
     &["bench", "conv"],
+    &["bench", "launch"],
     &["bench", "load"],
     &["bench", "matmul"],
     &["bench", "model"],

@@ -19,8 +19,11 @@ pub(in crate::cuda) mod im2col;
 mod im2col_gemm;
 pub(in crate::cuda) mod images;
 mod implicit_gemm;
+#[doc(hidden)]
 pub mod implicit_gemm_a8_sm90;
+#[doc(hidden)]
 pub mod implicit_gemm_rows_sm90;
+#[doc(hidden)]
 pub mod implicit_gemm_sm90;
 mod quantize_pixels;
 mod simt;
@@ -38,6 +41,7 @@ use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::format::reference::Bound;
+use crate::kernel::Reason;
 use crate::tensor::Float;
 use std::sync::Arc;
 
@@ -58,6 +62,16 @@ pub struct Problem {
     pub layouts: [Layout2d; 2],
     /// Layout of the weight: [`Weights::layout`], or [`layout_of`] of one that is not packed yet.
     pub packed: &'static str,
+}
+
+impl Problem {
+    /// That x and y lie pixel by pixel, for kernels to which this matters.
+    fn is_in_nhwc(&self) -> std::result::Result<(), Reason> {
+        match self.layouts {
+            [Layout2d::Nhwc, Layout2d::Nhwc] => Ok(()),
+            _ => Err(Reason("reads and writes images in nhwc".into())),
+        }
+    }
 }
 
 impl std::fmt::Display for Problem {

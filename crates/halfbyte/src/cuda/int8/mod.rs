@@ -12,9 +12,11 @@
 //! | `int8_im2col_gemm` | sm_90a | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` |
 //! | `int8_simt` | all from sm_75 on | everything |
 
+#[doc(hidden)]
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;
 mod int8_simt;
+#[doc(hidden)]
 pub mod int8_sm90;
 mod layer;
 

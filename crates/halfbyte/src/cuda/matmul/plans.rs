@@ -13,7 +13,8 @@
 //! A product then looks for its range by binary search.
 
 use super::kernel::Configuration;
-use super::{KERNELS, Kernel, OP, Packed};
+use super::{Call, KERNELS, Kernel, OP, Packed};
+use crate::cuda::driver::Stream;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::Format;
@@ -70,6 +71,12 @@ impl Plan {
     /// Bytes of workspace that are enough for every number of rows that it is for.
     pub fn workspace_bytes(&self) -> usize {
         self.workspace_bytes
+    }
+
+    /// Puts a product into a stream whose plan this is: of this weight, these types, and so many rows.
+    pub(crate) fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+        super::check_lengths(call)?;
+        super::launch(&self.configuration, gpu, stream, call)
     }
 }
 
