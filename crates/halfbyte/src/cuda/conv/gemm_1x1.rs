@@ -80,7 +80,7 @@ impl Gemm {
 
     /// Puts it into a stream.
     pub fn run(&self, gpu: &Gpu, stream: &Stream, call: matmul::Call<'_>) -> Result<()> {
-        matmul::launch(&self.configuration, gpu, stream, &call)
+        self.configuration.run(gpu, stream, &call)
     }
 }
 

@@ -168,7 +168,7 @@ impl Configuration {
     }
 
     /// Puts a product whose lengths fit into a stream.
-    pub(super) fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+    pub(in crate::cuda) fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
         if call.y.is_empty() { Ok(()) } else { self.0.run(gpu, stream, call) }
     }
 }

@@ -76,7 +76,7 @@ impl Plan {
     /// Puts a product into a stream whose plan this is: of this weight, these types, and so many rows.
     pub(crate) fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
         super::check_lengths(call)?;
-        super::launch(&self.configuration, gpu, stream, call)
+        self.configuration.run(gpu, stream, call)
     }
 }
 
