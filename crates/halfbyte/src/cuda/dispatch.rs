@@ -43,8 +43,11 @@ pub struct Asked<O: Operation> {
     pub nothing: bool,
 }
 
-/// A kernel in one of its configurations, for one problem on one device. It writes as what it is: sizes of tiles and so on.
-pub(in crate::cuda) trait Configured<O: Operation>: Display + Send + Sync {
+/// A kernel in one of its configurations, for one problem on one device.
+pub(in crate::cuda) trait Configured<O: Operation>: Send + Sync {
+    /// What the configuration is: sizes of tiles and so on.
+    fn text(&self) -> String;
+
     /// All that is launched, without an activation where that is compiled in.
     fn instances(&self) -> Vec<Instance>;
 
@@ -193,7 +196,7 @@ impl<O: Operation> Plan<O> {
 /// The configuration.
 impl<O: Operation> Display for Plan<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        Display::fmt(&self.configured, f)
+        f.write_str(&self.configured.text())
     }
 }
 

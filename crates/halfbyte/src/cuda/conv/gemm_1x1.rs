@@ -2,7 +2,6 @@
 
 use super::weights::Kind;
 use super::{Call, Convolution, Kernel, Problem, implicit_gemm_sm90};
-use crate::conv::Layout2d;
 use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::Stream;
 use crate::cuda::matmul::{self, Configuration};
@@ -32,9 +31,7 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
     if !shape.is_product() {
         return Err(Reason("computes one position with stride 1, no padding and one group".into()));
     }
-    if problem.layouts != [Layout2d::Nhwc; 2] {
-        return Err(Reason("reads and writes images in nhwc".into()));
-    }
+    problem.is_in_nhwc()?;
     // Few outputs of many pixels: products have no tile of one strip.
     let narrow = g.co <= STRIP && shape.output_pixels() >= MANY_PIXELS;
     if narrow && implicit_gemm_sm90::KERNEL.supports(caps, problem).is_ok() {
@@ -83,18 +80,16 @@ impl Gemm {
 
     /// Puts it into a stream.
     pub fn run(&self, gpu: &Gpu, stream: &Stream, call: matmul::Call<'_>) -> Result<()> {
-        matmul::launch(&self.configuration, gpu, stream, &call)
-    }
-}
-
-impl std::fmt::Display for Gemm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kernel::Problem { m, n, k, .. } = self.problem;
-        write!(f, "m={m} n={n} k={k} by {} {}", self.kernel.name, self.configuration)
+        self.configuration.run(gpu, stream, &call)
     }
 }
 
 impl Configured<Convolution> for Gemm {
+    fn text(&self) -> String {
+        let kernel::Problem { m, n, k, .. } = self.problem;
+        format!("m={m} n={n} k={k} by {} {}", self.kernel.name, self.configuration)
+    }
+
     fn instances(&self) -> Vec<Instance> {
         self.instances()
     }

@@ -121,15 +121,12 @@ struct Slabs {
     patches_at: usize,
 }
 
-impl std::fmt::Display for Slabs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let slabs = self.patches.slabs().count();
-        write!(f, "{slabs} slabs of patches")?;
-        self.products.iter().try_for_each(|product| write!(f, ", {product}"))
-    }
-}
-
 impl Configured<Convolution> for Slabs {
+    fn text(&self) -> String {
+        let products = self.products.iter().map(|product| format!(", {}", product.text())).collect::<String>();
+        format!("{} slabs of patches{products}", self.patches.slabs().count())
+    }
+
     fn instances(&self) -> Vec<Instance> {
         im2col::instances().into_iter().chain(self.products.iter().flat_map(Gemm::instances)).collect()
     }

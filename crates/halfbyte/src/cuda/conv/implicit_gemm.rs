@@ -63,8 +63,8 @@ pub(super) trait Windowed: Tiled<Form: Send + Sync, Config: Send + Sync> {
         false
     }
 
-    /// Writes a configuration.
-    fn write(config: Self::Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result;
+    /// What a configuration is.
+    fn text(config: Self::Config) -> String;
 }
 
 /// A problem as a kernel of this kind computes it.
@@ -159,14 +159,12 @@ impl<I: ImplicitGemm> Planned<I> {
     }
 }
 
-impl<I: ImplicitGemm> std::fmt::Display for Planned<I> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        I::Kernel::write(self.tiling.0, f)?;
-        f.write_str(if self.parts_bytes() > 0 { " cut" } else { " whole" })
-    }
-}
-
 impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
+    fn text(&self) -> String {
+        let ends = if self.parts_bytes() > 0 { "cut" } else { "whole" };
+        format!("{} {ends}", I::Kernel::text(self.tiling.0))
+    }
+
     fn instances(&self) -> Vec<Instance> {
         let own = I::Kernel::instance(&self.gemm.form(), self.tiling.0, Activation::None);
         self.gemm.before().into_iter().chain([own]).collect()

@@ -9,10 +9,10 @@ pub mod config;
 
 use super::columns::{Columns, FILLED};
 use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, Windowed, counted};
+use super::weights::Unpacked;
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
-use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::Caps;
+use crate::conv::{Conv2dShape, Geometry};
 use crate::cuda::driver::{Swizzle, TensorMap, Windows as Map};
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
 use crate::cuda::matmul::{QuantizedForm, quantize_activations};
@@ -136,8 +136,8 @@ impl Windowed for OnWindows {
         config.parts_bytes(schedule)
     }
 
-    fn write(config: Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "n{} x{}", config.tokens, config.stages)
+    fn text(Config { tokens, stages, .. }: Config) -> String {
+        format!("n{tokens} x{stages}")
     }
 }
 
@@ -147,12 +147,8 @@ fn terms(atom: Atom, act: Act) -> Terms {
 }
 
 /// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
-pub(super) fn weight<'a>(
-    caps: &Caps,
-    w: &'a QTensor,
-    format: Format,
-    geometry: &Geometry,
-) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+pub(super) fn weight<'a>(of: &Unpacked<'a>) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+    let Unpacked { caps, w, format, geometry, .. } = *of;
     let form = Form::of(format, geometry).ok().filter(|_| (KERNEL.serves)(caps.arch));
     let Some(form) = form.filter(|form| windows::taken(&form.inner, BOX).is_ok()) else { return Ok(None) };
     let columns = Columns::of(&form.inner);
@@ -241,7 +237,7 @@ impl ImplicitGemm for Codes {
     type Arguments = ConvArguments;
 
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
-        let Problem { format: Some(format), shape, y: out, layouts, packed, .. } = *problem else {
+        let Problem { format: Some(format), shape, y: out, packed, .. } = *problem else {
             return Err(Reason("multiplies codes, the weights are dense".into()));
         };
         let form = Form::of(format, shape.geometry())?;
@@ -251,9 +247,7 @@ impl ImplicitGemm for Codes {
         if packed != expected {
             return Err(Reason(format!("reads layout {expected}, the weights lie in {packed}")));
         }
-        if layouts != [Layout2d::Nhwc; 2] {
-            return Err(Reason("reads and writes images in nhwc".into()));
-        }
+        problem.is_in_nhwc()?;
         windows::taken(&form.inner, BOX)?;
         counted(&[shape.output_pixels(), inner.x_len(), form.inner.co])?;
         if form.inner.k() > MOST_K {

@@ -6,18 +6,19 @@
 use super::columns::{Columns, FILLED};
 use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, counted, sizes};
 use super::implicit_gemm_sm90::{self, ConvArguments, OnWindows, config, config::Tiling};
+use super::weights::Unpacked;
 use super::window_rows::{self, BOX, WindowRows};
 use super::windows::Windows;
 use super::{Call, Kernel, Problem};
-use crate::conv::{Conv2dShape, Geometry, Layout2d};
+use crate::conv::{Conv2dShape, Layout2d};
+use crate::cuda::Workspace;
 use crate::cuda::driver::TensorMap;
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::Flat;
 use crate::cuda::sources::{Arch, Instance};
 use crate::cuda::tiled::Tiled;
-use crate::cuda::{Caps, Workspace};
 use crate::error::Result;
-use crate::format::{Format, QTensor};
+use crate::format::QTensor;
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
@@ -60,13 +61,8 @@ fn instances() -> Vec<Instance> {
 }
 
 /// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
-pub(super) fn weight<'a>(
-    caps: &Caps,
-    w: &'a QTensor,
-    format: Format,
-    geometry: &Geometry,
-    x: Float,
-) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+pub(super) fn weight<'a>(of: &Unpacked<'a>) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+    let Unpacked { caps, w, format, geometry, x } = *of;
     let atom = Atom::of(format.weight, geometry.k());
     let served = (KERNEL.serves)(caps.arch) && !format.act.is_quantized() && atom.is_ok_and(|atom| atom.scale == x);
     let Some(rows) = WindowRows::of(geometry).ok().filter(|_| served) else { return Ok(None) };

@@ -6,10 +6,10 @@
 pub mod config;
 
 use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, Windowed, counted};
+use super::weights::Unpacked;
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
-use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::Caps;
+use crate::conv::Conv2dShape;
 use crate::cuda::driver::{FloatView, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
@@ -87,8 +87,8 @@ impl<const CHANNELS: usize> Windowed for OnWindows<CHANNELS> {
         config.early
     }
 
-    fn write(config: Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{config}")
+    fn text(config: Config) -> String {
+        config.to_string()
     }
 }
 
@@ -121,7 +121,8 @@ pub(super) fn every_instance<const CHANNELS: usize>(format: Format) -> Vec<Insta
 }
 
 /// Whether weights are packed for this kernel, if the layout holds their numbers.
-pub(super) fn packs(caps: &Caps, format: Format, geometry: &Geometry, x: Float) -> bool {
+pub(super) fn packs(of: &Unpacked<'_>) -> bool {
+    let Unpacked { caps, format, geometry, x, .. } = *of;
     let atom = Atom::of(format.weight, geometry.k());
     (KERNEL.serves)(caps.arch)
         && !format.act.is_quantized()
@@ -176,13 +177,11 @@ impl ImplicitGemm for Pixels {
     type Arguments = ConvArguments;
 
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
-        let Problem { shape, y: out, packed, layouts, .. } = *problem;
+        let Problem { shape, y: out, packed, .. } = *problem;
         if packed != LAYOUT {
             return Err(Reason(format!("reads layout {LAYOUT}, the weights lie in {packed}")));
         }
-        if layouts != [Layout2d::Nhwc; 2] {
-            return Err(Reason("reads and writes images in nhwc".into()));
-        }
+        problem.is_in_nhwc()?;
         let (atom, g) = (form(problem)?, shape.geometry());
         windows::taken(g, BOX)?;
         counted(&[shape.output_pixels(), shape.x_len(), g.co, g.k()])?;

@@ -41,6 +41,7 @@ use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::format::reference::Bound;
+use crate::kernel::Reason;
 use crate::tensor::Float;
 use std::sync::Arc;
 
@@ -61,6 +62,16 @@ pub struct Problem {
     pub layouts: [Layout2d; 2],
     /// Layout of the weight: [`Weights::layout`], or [`layout_of`] of one that is not packed yet.
     pub packed: &'static str,
+}
+
+impl Problem {
+    /// That x and y lie pixel by pixel, for kernels to which this matters.
+    fn is_in_nhwc(&self) -> std::result::Result<(), Reason> {
+        match self.layouts {
+            [Layout2d::Nhwc, Layout2d::Nhwc] => Ok(()),
+            _ => Err(Reason("reads and writes images in nhwc".into())),
+        }
+    }
 }
 
 impl std::fmt::Display for Problem {

@@ -110,12 +110,6 @@ impl Direct {
     }
 }
 
-impl std::fmt::Display for Direct {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{PIXELS} pixels of an output a thread")
-    }
-}
-
 /// A part of a weight, with the numbers of its instance.
 fn weight(part: &Packed) -> (Weight, [u32; 2]) {
     let ([n, k], format) = (part.shape(), part.format().weight);
@@ -139,6 +133,10 @@ fn weight(part: &Packed) -> (Weight, [u32; 2]) {
 }
 
 impl Configured<Convolution> for Direct {
+    fn text(&self) -> String {
+        format!("{PIXELS} pixels of an output a thread")
+    }
+
     fn instances(&self) -> Vec<Instance> {
         self.act.map(quantize_pixels::instance).into_iter().chain([self.instance()]).collect()
     }

@@ -146,13 +146,11 @@ impl Direct {
     }
 }
 
-impl std::fmt::Display for Direct {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "direct, {}", self.config)
-    }
-}
-
 impl Configured<Int8> for Direct {
+    fn text(&self) -> String {
+        format!("direct, {}", self.config)
+    }
+
     fn instances(&self) -> Vec<Instance> {
         vec![self.instance()]
     }

@@ -57,14 +57,12 @@ struct Slabs {
     products: Vec<Implicit>,
 }
 
-impl std::fmt::Display for Slabs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} slabs of patches", self.patches.slabs().count())?;
-        self.products.iter().try_for_each(|product| write!(f, ", {} × {product}", product.pixels()))
-    }
-}
-
 impl Configured<Int8> for Slabs {
+    fn text(&self) -> String {
+        let products = self.products.iter().map(|product| format!(", {} × {}", product.pixels(), product.text()));
+        format!("{} slabs of patches{}", self.patches.slabs().count(), products.collect::<String>())
+    }
+
     fn instances(&self) -> Vec<Instance> {
         im2col::instances().into_iter().chain(self.products.iter().map(Implicit::instance)).collect()
     }

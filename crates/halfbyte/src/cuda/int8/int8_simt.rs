@@ -76,13 +76,11 @@ struct Direct {
     problem: Problem,
 }
 
-impl std::fmt::Display for Direct {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{PIXELS} pixels of an output a thread")
-    }
-}
-
 impl Configured<Int8> for Direct {
+    fn text(&self) -> String {
+        format!("{PIXELS} pixels of an output a thread")
+    }
+
     fn instances(&self) -> Vec<Instance> {
         vec![instance()]
     }

@@ -179,13 +179,11 @@ impl Implicit {
     }
 }
 
-impl std::fmt::Display for Implicit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "implicit, {}", self.config)
-    }
-}
-
 impl Configured<Int8> for Implicit {
+    fn text(&self) -> String {
+        format!("implicit, {}", self.config)
+    }
+
     fn instances(&self) -> Vec<Instance> {
         vec![self.instance()]
     }

@@ -294,15 +294,14 @@ pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: A
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     check_lengths(&call)?;
     let plans = call.w.plans(gpu, call.x.dtype(), call.y.dtype())?;
-    launch(plans.at(call.m, call.batch_invariant)?.configuration(), gpu, stream, &call)
+    plans.at(call.m, call.batch_invariant)?.configuration().run(gpu, stream, &call)
 }
 
 /// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
 #[doc(hidden)]
 pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     check_lengths(&call)?;
-    let configuration = serving(kernel, gpu, &call)?;
-    launch(&configuration, gpu, stream, &call)
+    serving(kernel, gpu, &call)?.run(gpu, stream, &call)
 }
 
 /// The same with a configuration of the caller's choice, one of the [`Kernel::candidates`]: for measuring which is best. Those that
@@ -319,17 +318,7 @@ pub fn run_as(
 ) -> Result<()> {
     check_lengths(call)?;
     serving(kernel, gpu, call)?;
-    launch(configuration, gpu, stream, call)
-}
-
-/// Puts a product with lengths that fit into a stream, in a configuration that was chosen for its problem.
-pub(in crate::cuda) fn launch(
-    configuration: &Configuration,
-    gpu: &Gpu,
-    stream: &Stream,
-    call: &Call<'_>,
-) -> Result<()> {
-    if call.y.is_empty() { Ok(()) } else { configuration.get().run(gpu, stream, call) }
+    configuration.run(gpu, stream, call)
 }
 
 /// The configuration with which a kernel serves a call. Error: it does not.
