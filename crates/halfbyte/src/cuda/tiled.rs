@@ -11,7 +11,6 @@ use super::parameters::Parameters;
 use super::schedule::Schedule;
 use super::sources::Instance;
 use super::{Caps, Gpu, Workspace};
-use crate::cuda::parameters::Parameters;
 use crate::error::Result;
 use crate::kernel::{Activation, Reason};
 use crate::tensor::Float;

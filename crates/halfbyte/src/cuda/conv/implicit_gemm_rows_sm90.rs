@@ -10,7 +10,7 @@ use super::weights::Unpacked;
 use super::window_rows::{self, BOX, WindowRows};
 use super::windows::Windows;
 use super::{Call, Kernel, Problem};
-use crate::conv::{Conv2dShape, Geometry, Layout2d};
+use crate::conv::{Conv2dShape, Layout2d};
 use crate::cuda::Workspace;
 use crate::cuda::driver::TensorMap;
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
