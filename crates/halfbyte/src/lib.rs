@@ -36,6 +36,9 @@
 //! float W ──quantize──▶ QTensor ──layout──▶ packed ──kernel──▶ y
 //!            (format)    canonical
 //! ```
+//!
+//! Tables of kernels, their configurations, layouts, compiler and cache can be reached too, for the benchmarks and tests of this
+//! repository. They are hidden from these pages, and may change at any time.
 #![deny(missing_docs)]
 
 pub mod conv;
@@ -52,10 +55,17 @@ pub mod tensor;
 pub use cpu::Cpu;
 pub use cuda::Cuda;
 pub use error::{Error, Result};
-pub use format::{Act, Format, Group, QTensor, WeightFormat, Zero, Zeros};
-pub use layout::stored::StoredTensor;
+pub use format::{Act, Format, QTensor};
 pub use ops::{Activation, Conv2d, Conv2dInt8, Device, Linear, LinearInt8, Weight};
-pub use tensor::{Float, FloatData, Floats, FloatsMut};
+pub use tensor::{Float, Floats, FloatsMut};
+
+// Shorter ways to what quantises, reads and writes weights; the docs show them where they stand.
+#[doc(hidden)]
+pub use format::{Group, WeightFormat, Zero, Zeros};
+#[doc(hidden)]
+pub use layout::stored::StoredTensor;
+#[doc(hidden)]
+pub use tensor::FloatData;
 
 /// The example of the README, compiled and run.
 #[cfg(doctest)]

@@ -47,8 +47,11 @@ impl Tensor {
     }
 
     fn floats_mut(&mut self) -> FloatViewMut<'_> {
-        let dtype = self.dtype;
-        if dtype == Float::F32 { self.view_mut().cast::<f32>().into() } else { self.view_mut().cast::<f16>().into() }
+        if self.dtype == Float::F32 {
+            self.view_mut().cast::<f32>().into()
+        } else {
+            self.view_mut().cast::<f16>().into()
+        }
     }
 }
 

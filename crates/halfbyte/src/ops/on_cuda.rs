@@ -51,7 +51,7 @@ pub struct Linear {
 
 #[derive(Debug)]
 enum LinearWeight {
-    Quantized(Packed),
+    Quantized(Box<Packed>),
     Dense(Dense),
 }
 
@@ -95,12 +95,12 @@ impl layers::Linear<Cuda> for Linear {
         let weight = match w {
             Weight::Quantized(w, act) => {
                 let x = x.unwrap_or(inputs(w.format(), act));
-                LinearWeight::Quantized(matmul::pack(gpu, stream, w, act, x)?)
+                LinearWeight::Quantized(matmul::pack(gpu, stream, w, act, x)?.into())
             }
             Weight::Stored(parts, act) => {
                 let format = parts.first().map(|part| part.format());
                 let x = x.or(format.map(|format| inputs(format, act))).unwrap_or(Float::F16);
-                LinearWeight::Quantized(Packer::new(gpu, stream).pack(parts, act, x)?)
+                LinearWeight::Quantized(Packer::new(gpu, stream).pack(parts, act, x)?.into())
             }
             Weight::Dense(w, shape) => LinearWeight::Dense(Dense::new(gpu, stream, w, shape)?),
         };

@@ -178,7 +178,7 @@ pub(crate) fn instances<'a>(
         for (problem, plans) in projection.plans(cuda, x)? {
             let [fastest, _] = plans.explain();
             for plan in fastest.iter().filter(|plan| plan.rows()[0] <= most) {
-                let problem = Problem { m: plan.rows()[0].max(1), ..problem };
+                let problem = Problem { m: plan.rows()[1].min(most), ..problem };
                 let of_plan = plan.configuration().instances(&problem);
                 instances.extend(of_plan.into_iter().map(|instance| (instance.to_string(), instance)));
             }

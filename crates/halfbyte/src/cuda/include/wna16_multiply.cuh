@@ -188,7 +188,7 @@ DEV void multiply_step(int i, float (&d)[NT / 2], const u32 (&a)[4][4], u64 desc
   const u64 b = descriptor + (BOXES == 2 ? i / STRIPS * (BOX / 16) : 0);
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < 4; j++) Wgmma<NT, BF16>::run(d, a[j], b + RowsOfX::step(j), j ? 1 : keep);
+  for (int j = 0; j < 4; j++) Wgmma<NT, BF16>::run(d, a[j], b + RowsOfX::descriptor_step(j), j ? 1 : keep);
   wgmma_commit();
 }
 
@@ -362,7 +362,7 @@ DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int lef
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < STEPS; j++)
-        Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + RowsOfX::step((first + j) & 3), j ? 1 : 0);
+        Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + RowsOfX::descriptor_step((first + j) & 3), j ? 1 : 0);
       wgmma_commit();
       if (group == GROUPS - 1) release_unit(c, u);
       if (closes) {

@@ -157,7 +157,8 @@ DEV void multiply_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], cons
   if (I == 0 && s.last != 0) c.release(s.last);
   wgmma_fence();
 #pragma unroll
-  for (int j = 0; j < K32; j++) WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + RowsOfX::step(I * K32 + j), 1);
+  for (int j = 0; j < K32; j++)
+    WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + RowsOfX::descriptor_step(I * K32 + j), 1);
   wgmma_commit();
   s.before = w;
   s.terms = c.terms(I);
@@ -240,7 +241,7 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
         for (int j = 0; j < K32; j++)
-          WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + RowsOfX::step(i * K32 + j), 1);
+          WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + RowsOfX::descriptor_step(i * K32 + j), 1);
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll

@@ -2,7 +2,7 @@
 // GEMM). The kernel is written over RowsOfX, which is the one or the other, as wna16_sm90.cu is over that of
 // wna16_rows.cuh.
 //   Maps                        tensor maps that the kernel takes
-//   bytes(given, terms_bytes)   of a stage, without W
+//   stage_bytes(g, terms_bytes)   of a stage, without W
 //   copy(...)                   the unit at column k, to a stage
 #pragma once
 #include "hopper.cuh"
@@ -20,8 +20,8 @@ struct MatrixRows {
     __device__ __forceinline__ void prefetch() const { prefetch_map(x); }
   };
   static constexpr u64 DESCRIPTOR_HIGH = WGMMA_DESCRIPTOR_HIGH;
-  DEV int step(int k32) { return 2 * k32; }
-  DEV u32 bytes(const Arguments& g, u32 terms_bytes) { return g.box_bytes + SUM_GROUPS * TERMS * terms_bytes; }
+  DEV int descriptor_step(int k32) { return 2 * k32; }
+  DEV u32 stage_bytes(const Arguments& g, u32 terms_bytes) { return g.box_bytes + SUM_GROUPS * TERMS * terms_bytes; }
   __device__ __forceinline__ void begin(const Arguments&, int, int) {}
   __device__ __forceinline__ void next_unit(const Arguments&) {}
   __device__ __forceinline__ void copy(const Arguments& g, u32 to, u32 to_terms, const Maps& maps, u32 bar, int token,
@@ -51,8 +51,8 @@ struct ImageWindows {
   };
   static constexpr int COLUMNS = GROUP ? GROUP : 128;  // that share terms
   static constexpr u64 DESCRIPTOR_HIGH = (32ull << 32) | (2ull << 62);
-  DEV int step(int k32) { return k32 / 2 * (NT * 64 / 16) + k32 % 2 * 2; }
-  DEV u32 bytes(const ConvArguments&, u32) { return BOX + STAGE_TERMS; }  // zeros count too
+  DEV int descriptor_step(int k32) { return k32 / 2 * (NT * 64 / 16) + k32 % 2 * 2; }
+  DEV u32 stage_bytes(const ConvArguments&, u32) { return BOX + STAGE_TERMS; }  // zeros count too
   Window window;  // of the unit's first box of 64 k
   __device__ __forceinline__ void begin(const ConvArguments& g, int token, int k) {
     window = Window::of(g.windows, token, k);

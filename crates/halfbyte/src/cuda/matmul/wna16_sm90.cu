@@ -20,12 +20,15 @@
 #include "wna16_multiply.cuh"
 #include "cluster_join.cuh"
 
-// The units of this block in order, with what their copies need.
-struct Feed : RowsOfX {
+// What the copies of a unit need.
+struct Copies {
   Schedule sc;
   const u8* source;
   u32 step, bytes;
   int token;
+};
+// The units of this block in order.
+struct Feed : Copies, RowsOfX {
   __device__ __forceinline__ bool start(const Given& g) {
     if (!sc.next(g)) return false;
     const Place at = place(g, sc.tile);

@@ -19,12 +19,15 @@
 #include "wna8_multiply.cuh"
 #include "cluster_join.cuh"
 
-// The units of this block in order, with what their copies need.
-struct Feed : RowsOfX {
+// What the copies of a unit need.
+struct Copies {
   Schedule sc;
   const u8* source;
   u32 step, bytes, terms_bytes;
   int token;
+};
+// The units of this block in order.
+struct Feed : Copies, RowsOfX {
   __device__ __forceinline__ bool start(const Given& g) {
     if (!sc.next(g)) return false;
     const Place at = place(g, sc.tile);
@@ -48,7 +51,7 @@ struct Feed : RowsOfX {
   }
 };
 DEV void load_w(const Given& g, const Feed& f, const Rings& r, u32 s, u64 policy) {
-  mbarrier_expect(r.full + 8 * s, f.bytes + RowsOfX::bytes(g, f.terms_bytes));
+  mbarrier_expect(r.full + 8 * s, f.bytes + RowsOfX::stage_bytes(g, f.terms_bytes));
   copy_bulk(r.w + s * STAGE_W, f.source, f.bytes, r.full + 8 * s, policy);
 }
 DEV void load_x(const Given& g, const Feed& f, const RowsOfX::Maps& maps, const Rings& r, u32 s, u64 policy) {

@@ -5,7 +5,7 @@ use crate::conv::LAYOUTS;
 use crate::data::parse;
 use halfbyte::Float;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
-use halfbyte::cuda::conv::{self, Plan, Problem};
+use halfbyte::cuda::conv::{Plan, Problem};
 
 #[test]
 fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
@@ -50,7 +50,7 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
         (Geometry { dilation: [128, 1], padding: [120, 1, 120, 1], ..wide }, "at most 255 pixels apart"),
     ] {
         let problem = problem("w4a16", geometry, half, nhwc);
-        let all = conv::explain(&caps(90), &problem);
+        let all = Plan::explain(&caps(90), &problem);
         let reasons: Vec<String> =
             all.iter().map(|(_, reason)| reason.as_ref().map_or_else(String::new, |r| r.0.clone())).collect();
         assert!(reasons[1].contains(why), "{problem}: {reasons:?}");
