@@ -58,7 +58,7 @@ enum LinearWeight {
 impl Linear {
     /// With a weight that is packed already.
     pub(super) fn of(device: &Cuda, packed: Packed) -> Self {
-        Self { device: device.clone(), weight: LinearWeight::Quantized(packed), bias: None }
+        Self { device: device.clone(), weight: LinearWeight::Quantized(Box::new(packed)), bias: None }
     }
 
     /// The packed codes; None if it is dense.
