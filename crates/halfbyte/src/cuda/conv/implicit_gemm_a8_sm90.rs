@@ -84,11 +84,11 @@ fn every_instance(format: Format) -> Vec<Instance> {
         return Vec::new();
     }
     // A scale for each position has as many channels as there are, in whole boxes.
-    let shares: &[usize] = match format.weight.group {
-        Group::Size(size) => &[size],
-        _ => &[BOX, 2 * BOX],
+    let shares = match format.weight.group {
+        Group::Size(size) if size != BOX && size != 2 * BOX => vec![size, BOX, 2 * BOX],
+        _ => vec![BOX, 2 * BOX],
     };
-    let atoms = shares.iter().filter_map(|&share| {
+    let atoms = shares.into_iter().filter_map(|share| {
         let atom = Atom::of(WeightFormat { group: Group::Size(share), ..format.weight }, usize::MAX);
         atom.ok()
     });

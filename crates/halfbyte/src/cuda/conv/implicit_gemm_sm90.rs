@@ -112,12 +112,18 @@ fn instances() -> Vec<Instance> {
 /// Every configuration for a format that is chosen from, with y of the type of x and in f32 and without an activation; none if it
 /// is not served.
 pub(super) fn every_instance<const CHANNELS: usize>(format: Format) -> Vec<Instance> {
-    // More columns than any group: groups of all columns are what rows are.
-    let atom = Atom::of(format.weight, usize::MAX).ok().filter(|_| !format.act.is_quantized());
-    let Some(atom) = atom else { return Vec::new() };
-    let shapes = [atom.scale, Float::F32].into_iter().flat_map(|out| [(64, out), (512, out)]);
-    let all = shapes.flat_map(|(n, out)| config::configs(atom, n, out).into_iter().map(move |config| (config, out)));
-    all.map(|(config, out)| OnWindows::<CHANNELS>::instance(&(atom, out), config, Activation::None)).collect()
+    if format.act.is_quantized() {
+        return Vec::new();
+    }
+    // With more columns than any group, and with so few that a row has one.
+    let mut atoms: Vec<Atom> = [usize::MAX, 1].into_iter().filter_map(|k| Atom::of(format.weight, k).ok()).collect();
+    atoms.dedup();
+    let forms = atoms.into_iter().flat_map(|atom| [(atom, atom.scale), (atom, Float::F32)]);
+    let all = forms.flat_map(|form| {
+        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(form.0, n, form.1));
+        configs.map(move |config| OnWindows::<CHANNELS>::instance(&form, config, Activation::None))
+    });
+    all.collect()
 }
 
 /// Whether weights are packed for this kernel, if the layout holds their numbers.

@@ -155,6 +155,9 @@ pub fn layout_of(caps: &Caps, format: Option<Format>, geometry: &Geometry, x: Fl
     let Some(Format { weight, act }) = format else { return Ok(DENSE) };
     geometry.validate()?;
     geometry.scale_channels(weight.group)?;
+    if weight.channel_scale.is_some() {
+        return Ok(PLAIN);
+    }
     let (n, k) = (geometry.co, geometry.k());
     let groups = n * weight.group.count(k);
     let zeros = match weight.zero {
