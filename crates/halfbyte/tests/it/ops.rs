@@ -8,7 +8,8 @@ use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight};
 use halfbyte::format::reference::{self, Bound, Product};
 use halfbyte::ops::Device;
 use halfbyte::{
-    Activation, Conv2d, Conv2dInt8, Cpu, Error, Float, Floats, FloatsMut, Linear, LinearInt8, StoredTensor, Weight,
+    Activation, Conv2d, Conv2dInt8, Cpu, Cuda, Error, Float, Floats, FloatsMut, Linear, LinearInt8, StoredTensor,
+    Weight,
 };
 
 pub const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
@@ -322,4 +323,11 @@ fn slices_vectors_and_arrays_become_tensors() {
     linear.forward(&cpu, &x[..], 1, &mut y).unwrap();
     linear.forward(&cpu, &[1.0f32, -1.0], 1, &mut y[..]).unwrap();
     assert_eq!(y, [-1.0, -1.0]);
+}
+
+#[test]
+fn layers_go_from_thread_to_thread() {
+    fn check<T: Send + Sync>() {}
+    check::<(Linear, Conv2d, LinearInt8, Conv2dInt8)>();
+    check::<(Linear<Cuda>, Conv2d<Cuda>, LinearInt8<Cuda>, Conv2dInt8<Cuda>, Cuda)>();
 }
