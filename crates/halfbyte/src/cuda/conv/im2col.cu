@@ -1,11 +1,10 @@
-// Rows of a product out of images: for some output pixels what each of them sees, position by position, channel by
+// im2col: rows of a GEMM out of images. For some output pixels what each of them sees, position by position, channel by
 // channel.
 //
 //   a block makes a table of a row's units: where each lies from the first position of a window on, and how far down
-//   and across a warp has a row at a time, a lane every 32nd piece of its units: a unit in the padding, or past the
-//   last column, is what fills those
-//
-// A unit is as many neighbouring bytes of a pixel as can be moved at once.
+//       and across
+//   a warp has a row at a time, a lane every 32nd piece of its units: a unit in the padding, or past the last column,
+//       is what fills those
 #include "images.cuh"
 
 constexpr u32 THREADS = 256;

@@ -1,5 +1,5 @@
-// y = activation(x * W + bias), a convolution with any parameters on every processor from sm_75 on: the kernel that is
-// right.
+// Direct convolution by ordinary threads (SIMT): y = activation(x * W + bias) with any parameters on every processor
+// from sm_75 on: the kernel that is right.
 //
 //   a thread has one output channel and PIXELS output pixels; neighbours have neighbouring channels
 //   for each position of the kernel, row by row:

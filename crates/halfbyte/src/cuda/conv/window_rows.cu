@@ -1,7 +1,8 @@
 // Images in which what a row of a window sees is the channels of one pixel.
 //
-//   out[row of an image][output column][columns]:  position after position of a window's row, channel by channel; zeros
-//   outside of the image, and behind the last position a thread writes eight columns, which are 16 bytes
+//   out[row of an image][output column][columns]: position after position of a window's row, channel by channel; zeros
+//       outside of the image, and behind the last position
+//   a thread writes eight columns, which are 16 bytes
 //
 // Where a pixel of x is no whole number of 16 bytes (3 channels are 6), the copy engine does not read windows of it;
 // here a row of a window is one box or a few (conv/window_rows.rs).

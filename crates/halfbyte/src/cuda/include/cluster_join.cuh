@@ -1,4 +1,5 @@
-// Sums of a tile that several sets of a block, or several blocks of a cluster, have parts of: joined in shared memory.
+// Sums of a tile that several sets of a block, or several blocks of a cluster (split-K), have parts of: joined in
+// shared memory.
 #pragma once
 #include "hopper.cuh"
 #include "epilogue.cuh"

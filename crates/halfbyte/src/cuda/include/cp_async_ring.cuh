@@ -1,8 +1,11 @@
-// The ring of stages that all threads of a block keep full with cp.async, and where a warp finds its part of a stage:
-// what the kernels from sm_80 on have in common. After the header of a kernel's configuration, which says how many
-// bytes a column of x has (X_BYTES), whether rows of x have zeros up to a multiple of 128 columns (PADDED), of how many
-// tokens fragments are loaded at once (WIDTH) and in how many parts a stage is filled (PARTS), and copies what x has
-// beside its columns (copy_terms).
+// The cp.async pipeline of the GEMMs from sm_80 on: a ring of stages that all threads of a block keep full, and where a
+// warp finds its part of a stage.
+// After the header of a kernel's configuration, which says
+//   X_BYTES     bytes of a column of x
+//   PADDED      whether rows of x have zeros up to a multiple of 128 columns
+//   WIDTH       of how many tokens fragments are loaded at once
+//   PARTS       in how many parts a stage is filled
+//   copy_terms  what copies what x has beside its columns
 #pragma once
 #include "epilogue.cuh"
 

@@ -1,4 +1,4 @@
-// From the words of an atom to A fragments, and the scales and zero points that go with them.
+// From the words of an atom to A fragments of tensor cores, and the scales and zero points that go with them.
 #pragma once
 #include "ampere.cuh"
 #include "weight_atom.cuh"

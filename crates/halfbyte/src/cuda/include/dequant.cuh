@@ -66,37 +66,23 @@ DEV u32 bf16_mul(u32 a, u32 b) { return bf16_fma(a, b, 0x80008000); }  // a * b 
 DEV u32 rotate_right_8(u32 w) { return __funnelshift_r(w, w, 8); }
 
 // ---- nibbles in file order (AWQ and FasterTransformer), for layouts whose pairs lie 16 bits apart: nibble i of w
-// beside nibble i+4 int4 -> fp16: q (SIGNED = false) or q-8 (true).  a[i] = {nibble i, nibble i+4}; 1 SHF, 4 LOP3, 2
-// HADD2, 2 HFMA2. Nibbles 0 and 2 (after the shift by 8) land on bit 0: 1024+q.  Nibbles 1 and 3 land on bit 4:
-// 1024+16q, made q by an fma with 1/16.
+// beside nibble i+4.
+// int4 -> fp16: q (SIGNED = false) or q-8 (true).  a[i] = {nibble i, nibble i+4}; 1 SHF, 4 LOP3, 2 HADD2, 2 HFMA2.
+// Nibbles 0 and 2 (after the shift by 8) land on bit 0: 1024+q.
+// Nibbles 1 and 3 land on bit 4: 1024+16q, made q by an fma with 1/16.
 template <bool SIGNED> DEV void int4_to_half_awq(u32 w, u32 (&a)[4]) {
-  const u32 x = w >> 8, sub = SIGNED ? 0xe408e408 : 0xe400e400,
-            off = SIGNED ? 0xd480d480 : 0xd400d400;  // -1032 | -1024,  -72 | -64
+  const u32 x = w >> 8, sub = SIGNED ? 0xe408e408 : 0xe400e400;  // -1032 | -1024
+  const u32 off = SIGNED ? 0xd480d480 : 0xd400d400;  // -72 | -64
   a[0] = half_add(and_or(w, 0x000f000f, 0x64006400), sub);
   a[1] = half_fma(and_or(w, 0x00f000f0, 0x64006400), 0x2c002c00, off);  // * 1/16
   a[2] = half_add(and_or(x, 0x000f000f, 0x64006400), sub);
   a[3] = half_fma(and_or(x, 0x00f000f0, 0x64006400), 0x2c002c00, off);
 }
-// int4 -> bf16: q or q-8, same order.  128+q under 0x4300; bf16 has 7 mantissa bits, so each nibble is shifted to bit 0
-// first. 3 SHF, 4 LOP3, 4 HFMA2.
-template <bool SIGNED> DEV void int4_to_bf16_awq(u32 w, u32 (&a)[4]) {
-  const u32 sub = SIGNED ? 0xc308c308 : 0xc300c300;  // -136 | -128
-#pragma unroll
-  for (int i = 0; i < 4; i++) a[i] = bf16_add(and_or(w >> (4 * i), 0x000f000f, 0x43004300), sub);
-}
 
-// ---- nibbles in fragment order ("R" order of the packed layout): fields at bits 6, 2, 14, 10 of each half, see
-// matmul/wna16_sm90.cu. Field r of w becomes a[r], the A registers of mma m16n8k16 and wgmma m64k16:  a[0], a[2] belong
-// to row R, a[1], a[3] to row R+8. D0, int4 -> fp16 denormals: q * 2^-18 (row R), q * 2^-22 (row R+8).  1 SHF, 4 LOP3;
-// tensor cores take denormals exactly and at full speed.
-DEV void int4_to_half_denormal(u32 w, u32 (&a)[4]) {
-  const u32 x = rotate_right_8(w);
-  a[0] = w & 0x03c003c0;
-  a[1] = w & 0x003c003c;
-  a[2] = x & 0x03c003c0;
-  a[3] = x & 0x003c003c;
-}
-// D1, int4 -> fp16: q-z, exact.  zero_r = pair of -(16+z), zero_r8 = pair of -(256+z).  1 SHF, 4 LOP3, 4 HADD2.
+// ---- nibbles in fragment order ("R order" of weight_atom.cuh): fields at bits 6, 2, 14, 10 of each half.
+// Field r of w becomes a[r], the A registers of mma m16n8k16 and wgmma m64k16: a[0] and a[2] belong to row R, a[1] and
+// a[3] to row R+8.
+// int4 -> fp16: q-z, exact.  zero_r = pair of -(16+z), zero_r8 = pair of -(256+z).  1 SHF, 4 LOP3, 4 HADD2.
 DEV void int4_to_half(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
   const u32 x = rotate_right_8(w);
   a[0] = half_add(and_or(w, 0x03c003c0, 0x4c004c00), zero_r);
@@ -107,17 +93,7 @@ DEV void int4_to_half(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
 // The constants of int4_to_half for zero point z (0..16; 8 for symmetric codes).
 DEV u32 int4_half_zero_r(u32 z) { return (0xcc00u + (z << 6)) * 0x10001u; }
 DEV u32 int4_half_zero_r8(u32 z) { return (0xdc00u + (z << 2)) * 0x10001u; }
-// D2, int4 -> fp16: s*(q-z) in one fma; offset = pair of -(16+z)*s.  3 SHF, 4 LOP3, 4 HFMA2.
-// Exact (the rounded product) where s has at most 9 significant bits; otherwise off by at most 0.015 s, since the
-// offset is rounded.
-DEV void int4_to_half_scaled(u32 w, u32 s_r, u32 offset_r, u32 s_r8, u32 offset_r8, u32 (&a)[4]) {
-  const u32 x = rotate_right_8(w);
-  a[0] = half_fma(and_or(w, 0x03c003c0, 0x4c004c00), s_r, offset_r);
-  a[1] = half_fma(and_or(w << 4, 0x03c003c0, 0x4c004c00), s_r8, offset_r8);
-  a[2] = half_fma(and_or(x, 0x03c003c0, 0x4c004c00), s_r, offset_r);
-  a[3] = half_fma(and_or(w >> 4, 0x03c003c0, 0x4c004c00), s_r8, offset_r8);
-}
-// D4, int4 -> bf16: q-z, exact.  zero_r, zero_r8 = pairs of -(32+z).  3 SHF, 4 LOP3, 4 HFMA2.
+// int4 -> bf16: q-z, exact.  zero_r, zero_r8 = pairs of -(32+z).  3 SHF, 4 LOP3, 4 HFMA2.
 DEV void int4_to_bf16(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
   const u32 x = rotate_right_8(w);
   a[0] = bf16_add(and_or(w >> 4, 0x003c003c, 0x42004200), zero_r);
@@ -129,33 +105,22 @@ DEV void int4_to_bf16(u32 w, u32 zero_r, u32 zero_r8, u32 (&a)[4]) {
 DEV u32 int4_bf16_zero(u32 z) { return (0xc200u + (z << 2)) * 0x10001u; }
 
 // ---- bytes: w holds codes b0..b3, biased by 128 (b = q + 128); a[0] = {b0, b2}, a[1] = {b1, b3}
-// D6, int8 -> fp16 denormals: b * 2^-24.  2 PRMT.
-DEV void int8_to_half_denormal(u32 w, u32 (&a)[2]) {
-  a[0] = __byte_perm(w, 0, 0x4240);
-  a[1] = __byte_perm(w, 0, 0x4341);
-}
-// D7, int8 -> fp16: b-z, exact.  zero_0, zero_1 = pairs of -(1024+z); z = 128 gives q.  2 PRMT, 2 HADD2.
+// int8 -> fp16: b-z, exact.  zero_0, zero_1 = pairs of -(1024+z); z = 128 gives q.  2 PRMT, 2 HADD2.
 DEV void int8_to_half(u32 w, u32 zero_0, u32 zero_1, u32 (&a)[2]) {
   a[0] = half_add(__byte_perm(w, 0x64646464, 0x4240), zero_0);
   a[1] = half_add(__byte_perm(w, 0x64646464, 0x4341), zero_1);
 }
 // The constant of int8_to_half for zero point z (0..255).
 DEV u32 int8_half_zero(u32 z) { return (0xe400u + z) * 0x10001u; }
-// D8, int8 -> fp16: RN(s*(b-z)).  2 PRMT, 2 HADD2, 2 HMUL2.
-DEV void int8_to_half_scaled(u32 w, u32 zero_0, u32 zero_1, u32 s0, u32 s1, u32 (&a)[2]) {
-  int8_to_half(w, zero_0, zero_1, a);
-  a[0] = half_mul(a[0], s0);
-  a[1] = half_mul(a[1], s1);
-}
-// D9, int8 -> bf16: b-128, exact.  The low 7 bits make 128+l, the top bit 128 (set) or 256 (clear); their difference is
-// l or l-128. 1 SHF, 4 LOP3, 2 HFMA2.
+// int8 -> bf16: b-128, exact.  The low 7 bits make 128+l, the top bit 128 (set) or 256 (clear); their difference is l
+// or l-128.  1 SHF, 4 LOP3, 2 HFMA2.
 DEV void int8_to_bf16(u32 w, u32 (&a)[2]) {
   const u32 x = w >> 8;
   a[0] = bf16_fma(andn_or(w, 0x00800080, 0x43004300), 0xbf80bf80, and_or(w, 0x007f007f, 0x43004300));
   a[1] = bf16_fma(andn_or(x, 0x00800080, 0x43004300), 0xbf80bf80, and_or(x, 0x007f007f, 0x43004300));
 }
-// int8 -> bf16 through fp32, as others do: 0x4b0000bb is 2^23+b; a subtraction, then the upper halves of two floats.
-// 4 PRMT, 4 FADD, 2 PRMT; here for comparison.
+// int8 -> bf16 through fp32 (FasterTransformer): 0x4b0000bb is 2^23+b; a subtraction, then the upper halves of two
+// floats.  4 PRMT, 4 FADD, 2 PRMT.
 DEV void int8_to_bf16_fp32(u32 w, u32 (&a)[2]) {
   float f[4];
 #pragma unroll

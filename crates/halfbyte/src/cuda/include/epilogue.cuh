@@ -1,4 +1,5 @@
-// From sums to y: parts of a tile are added in the order of k, then scale of the row, bias, activation, and the store.
+// The epilogue of GEMMs: from sums to y. Parts of a tile are added in the order of k (stream-K), then scale of the row,
+// bias, activation, and the store.
 // After the header of a kernel's configuration.
 #pragma once
 #include "decode_codes.cuh"
@@ -121,7 +122,8 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, int n0, 
 
 // The parts of a cut tile, for each warpgroup on its own.  Every warpgroup but the last to come leaves its part in
 // memory; the last one adds all of them IN THE ORDER OF K, its own included, so the bits do not depend on who is last.
-// Nobody waits for anybody. Returns whether this warpgroup holds the sum of the tile now.
+// Nobody waits for anybody.
+// Returns whether this warpgroup holds the sum of the tile now.
 DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Given& g, const Schedule& sc, int wg, int t, u32 flag) {
   constexpr bool HOLD = NT * STRIPS <= 64;  // few enough registers to keep the own part
   constexpr int PART = SET_WARPS * STRIPS * 4 * NT;  // float4 a block

@@ -1,8 +1,10 @@
 // A row of numbers, wherever they come from, as codes of 8 bits with a scale (and an offset) for each group of columns.
 //
 //   a thread has 16 columns of a row, 1 to 32 threads (or a block, where groups are long) a group; short rows may share
-//   a block least and greatest element -> scale, offset -> codes, and their sum A group of many columns may be asked
-//   for its sums piece by piece: then each piece has scale and offset beside its sum.
+//       a block
+//   least and greatest element -> scale, offset -> codes, and their sum
+//   a group of many columns may be asked for its sums piece by piece: then each piece has scale and offset beside its
+//       sum
 //
 // quantize.cuh has the rule.
 // Codes of 16 columns lie in the order of the A fragments that packed weights give (matmul/wna8_sm90.cu): columns
@@ -81,8 +83,8 @@ template <bool OFFSET> DEV void write_terms_of_part(const Target& p, u64 row, u6
 DEV u32 row_of_thread(const Target& p) { return blockIdx.x * p.rows + threadIdx.x / p.threads; }
 
 // THREADS: of a group. Fewer than WHOLE: groups have up to THREADS * 16 columns, a block several of them, of one row or
-// of some. WHOLE: a block, of any number of warps, has one group of any length. row: of this thread;  block: of the
-// row;  `columns(c, v)` gives columns of the row from c on, and how many there are.
+//     of some. WHOLE: a block, of any number of warps, has one group of any length.
+// row: of this thread;  block: of the row;  `columns(c, v)` gives columns of the row from c on, and how many there are.
 template <int THREADS, bool OFFSET, class Columns>
 DEV void quantize_row(const Target& p, u32 row, u32 block, const Columns& columns) {
   constexpr bool LONG = THREADS == WHOLE;

@@ -1,5 +1,5 @@
-// From exact sums of bytes to codes of y, as format/int8.rs has it to the bit: clamp(round(sum * multiplier)), less the
-// zero point of y.
+// Requantise: from exact sums of bytes to codes of y, as format/int8.rs has it to the bit:
+// clamp(round(sum * multiplier)), less the zero point of y.
 #pragma once
 #include "ampere.cuh"
 

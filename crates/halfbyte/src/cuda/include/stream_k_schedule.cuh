@@ -1,5 +1,6 @@
-// Who computes what: whole tiles in rounds, then the remaining tiles cut evenly into units of 128 k.
-// After the header of a kernel's configuration, which has SPLIT and Arguments.
+// Stream-K: who computes what. Whole tiles in rounds, then the remaining tiles cut evenly into units of 128 k.
+// Split-K where a worker is a cluster of SPLIT blocks: one whole tile, whose k the blocks share.
+// After the header of a kernel's configuration, which has SPLIT and Given.
 #pragma once
 #include "weight_atom.cuh"
 

@@ -1,28 +1,33 @@
-// The packed weights of the wNa16 kernels, and the form of their numbers.
+// Packed weights of wna16 and wna8 kernels, and the form of their numbers.
 //
 // PACKED WEIGHTS (one copy on the device serves every m, fp16 and bf16 x, mma.sync and wgmma)
 //   W[n][k] is padded to n % 64 == 0 and k % 128 == 0 with codes equal to the zero point (symmetric: 8 or 128) and
-//   scales of zero. strip = 64 rows;  super-strip = 4 strips (the last one may have 1..3);  atom = one strip x 128 k.
+//   scales of zero.
+//   strip = 64 rows;  super-strip = 4 strips (the last one may have 1..3);  atom = one strip x 128 k.
 //   Order of atoms: super-strip, then k, then strip:    k 0: s0 s1 s2 s3 | k 128: s0 s1 s2 s3 | ...
 //   so 1, 2 or 4 strips of one k step are one linear piece, and 4 strips over a run of k are one linear stream.
-//   atom = [codes: 1024*BITS bytes] [scales: 128/GROUP x 128 bytes] [zero points: 128/GROUP x 64 bytes, where there are
-//   any] codes, 4 bits: [warp w 0..3][half h 0..1][lane 0..31][word j 0..3]: one word = the 8 codes of one lane for one
-//   k16 step.
+//   atom = [codes: 1024*BITS bytes]
+//          [scales: 128/GROUP x 128 bytes]
+//          [zero points: 128/GROUP x 64 bytes, where there are any]
+//   codes, 4 bits: [warp w 0..3][half h 0..1][lane 0..31][word j 0..3]:
+//   one word = the 8 codes of one lane for one k16 step.
 //     Rows R = 16w + lane/4 and R+8;   k0 = 64h + 16j + 2*(lane%4)
 //       bits  6.. 9: (R  , k0  )   bits 22..25: (R  , k0+1)      A register 0 of mma m16n8k16 and wgmma m64k16
 //       bits  2.. 5: (R+8, k0  )   bits 18..21: (R+8, k0+1)      A register 1
 //       bits 14..17: (R  , k0+8)   bits 30..33: (R  , k0+9)      A register 2 (wraps round: bits 30, 31, 0, 1)
 //       bits 10..13: (R+8, k0+8)   bits 26..29: (R+8, k0+9)      A register 3
-//   codes, 8 bits (biased: b = q + 128): [warp w 0..3][quarter i 0..3][lane 0..31][word j 0..3]: words 2j', 2j'+1 are
-//   the k16 step 2i + j'.
-//     k0 = 32i + 16j' + 2*(lane%4);  even word, bytes 0..3: (R, k0) (R+8, k0) (R, k0+1) (R+8, k0+1);  odd word: the
-//     same for k0+8.
+//   codes, 8 bits (biased: b = q + 128): [warp w 0..3][quarter i 0..3][lane 0..31][word j 0..3]:
+//   words 2j', 2j'+1 are the k16 step 2i + j'.
+//     k0 = 32i + 16j' + 2*(lane%4)
+//       even word, bytes 0..3: (R, k0) (R+8, k0) (R, k0+1) (R+8, k0+1)
+//       odd word: the same for k0+8
 //   scales of a group: [warp w][i 0..7] {row 16w+i, row 16w+i+8}, 2 bytes each.
 //   zero points of a group: the same order, one byte each (4 bits: 0..16; 8 bits: 0..255, of biased codes).
 //   GROUP 0 (one scale a row): atoms hold codes only; a second array holds, for each strip, 128 bytes of scales and,
-//   where there are any, 64 bytes of zero points, in the order above. FACTORS (scales on two levels, 4 bits): the
-//   second array has the scales of the rows; the 2 bytes of a row's scale in a group are its factor f and 128 - z f: q
-//   f + (128 - z f) is the weight as a byte, plus 128.
+//   where there are any, 64 bytes of zero points, in the order above.
+//   FACTORS (scales on two levels, 4 bits): the second array has the scales of the rows; the 2 bytes of a row's scale
+//       in
+//   a group are its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
 #pragma once
 #include "dequant.cuh"
 

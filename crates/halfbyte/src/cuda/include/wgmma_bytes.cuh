@@ -1,5 +1,5 @@
-// wgmma m64 nN k32 of sm_90a for bytes with both operands in shared memory, by descriptors: d = A * B (keep = 0) or d
-// += A * B; A signed, B not or signed too, 32-bit integer sums.  Rules for fences and waits are those of wgmma.cuh.
+// wgmma m64 nN k32 of sm_90a for bytes with both operands in shared memory, by descriptors: d = A * B (keep = 0) or
+// d += A * B; A signed, B not or signed too, 32-bit integer sums.  Rules for fences and waits are those of wgmma.cuh.
 #pragma once
 #include "wgmma_int8.cuh"
 

@@ -1,10 +1,11 @@
-// Convolutions as products whose x is in memory nowhere (HB_CONV).
+// Windows on images, for convolutions as GEMMs whose x is in memory nowhere (implicit GEMM).
 //
-//   x: images [batch][height][width][channels];  a token of the product is an output pixel, and its columns are the
-//   pixels under the positions of the kernel, in the order kernel row, kernel column, channel.  A box of columns of one
-//   position for NT tokens is one copy of a tensor map in im2col mode: it goes from output pixel to output pixel
-//   through rows and images by itself, and fills with zeros what lies in the padding, beyond the last image, or beyond
-//   the last channel.
+//   x: images [batch][height][width][channels]
+//   a row of x, a token of the product, is an output pixel; its columns are the pixels under the positions of the
+//       kernel, in the order kernel row, kernel column, channel
+//   a box of columns of one position for NT tokens is one TMA copy in im2col mode: it goes from output pixel to output
+//       pixel through rows and images by itself, and fills with zeros what lies in the padding, beyond the last image,
+//       or beyond the last channel
 // Columns past the last position, where k is no whole number of units, are boxes beyond the last channel, which W has
 // zeros for.
 #pragma once

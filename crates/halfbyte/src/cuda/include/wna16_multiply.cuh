@@ -1,4 +1,5 @@
-// The inner loops: `left` units of a piece, from the rings to fp32 sums in registers.
+// Main loops of the wNa16 GEMM on Hopper: `left` units of a piece, from the rings to fp32 sums in registers, by
+// mma.sync or wgmma.
 #pragma once
 #include "wna16_rows.cuh"
 #include "decode_codes.cuh"

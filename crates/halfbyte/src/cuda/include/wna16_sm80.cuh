@@ -1,4 +1,4 @@
-// What a configuration of the kernel from sm_80 on is made of, and what it is given.
+// What a configuration of the wNa16 GEMM from sm_80 on is made of, and what it is given.
 #pragma once
 #include "weight_atom.cuh"
 

@@ -1,4 +1,4 @@
-// What a configuration of the kernel for Hopper is made of, and what it is given.
+// What a configuration of the wNa16 GEMM for Hopper is made of, and what it is given.
 #pragma once
 #include "weight_atom.cuh"
 #include "windows.cuh"

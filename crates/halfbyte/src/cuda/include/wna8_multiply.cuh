@@ -1,7 +1,8 @@
-// Units of wNa8 in registers: the three ways of multiplying codes of 8 bits, and the consumers' place in the ring.
+// Main loops of the wNa8 GEMM on Hopper: the three ways of multiplying codes of 8 bits, and the consumers' place in the
+// ring.
 //   multiply_sync    up to 16 tokens: mma.sync m16n8k32
-//   multiply_groups  more, scales for groups: wgmma, the integers of each group are promoted; _of_strips: for two
-//   strips multiply_rows    more, one scale a row: wgmma, the integers of a whole piece of k are promoted once
+//   multiply_groups  more, scales for groups: wgmma, the integers of each group are promoted; _of_strips: two strips
+//   multiply_rows    more, one scale a row: wgmma, the integers of a whole piece of k are promoted once
 #pragma once
 #include "wgmma_int8.cuh"
 #include "wna8_rows.cuh"

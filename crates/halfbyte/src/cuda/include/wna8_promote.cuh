@@ -1,5 +1,4 @@
-// From bytes of weights and codes of x to sums: what the kernels for quantised activations have in common, on every
-// processor.
+// From bytes of weights and codes of x to sums: what the wNa8 GEMMs have in common, on every processor.
 //   bytes of a fragment, and their sums over columns
 //   promote_block    integers of a group, with its scale: sum += sx (s (acc - z X)) + ox s S
 //   promote_rows     integers of a piece of k, where a row has one scale

@@ -1,4 +1,4 @@
-// What a configuration of the kernel for quantised activations from sm_80 on is made of, and what it is given.
+// What a configuration of the wNa8 GEMM from sm_80 on is made of, and what it is given.
 #pragma once
 #include "ampere.cuh"
 #include "weight_atom.cuh"

@@ -1,25 +1,25 @@
-// y = clamp(round(sum * M) + zero of y) on sm_90a, where sum = x . W^T of bytes is exact in int32: convolutions of
-// stride 1 on images whose pixels lie in shared memory once, for all positions of the kernel.  layout/cuda_int8.rs
-// draws the packed weights; format/int8.rs says what the numbers mean, to the bit.
+// Direct int8 convolution on sm_90a (stride 1): y = clamp(round(sum * M) + zero of y), where sum = x . W^T of bytes is
+// exact in int32, on images whose pixels lie in shared memory once, for all positions of the kernel.
+// layout/cuda_int8.rs draws the packed weights; format/int8.rs says what the numbers mean, to the bit.
 //
-// All images together are one row of slots: an image has a grid of them, its pixels with as many columns and
-// rows of padding as windows need to their left or right, above or below; the padding between two rows, or two images,
-// belongs to both.  The output at slot s sees slots s + (ky * dilation) * columns of the grid + kx * dilation: the same
+// All images together are one row of slots: an image has a grid of them, its pixels with as many columns and rows of
+// padding as windows need to their left or right, above or below; the padding between two rows, or two images, belongs
+// to both.  The output at slot s sees slots s + (ky * dilation) * columns of the grid + kx * dilation: the same
 // distances everywhere, so that the pixels under one position are a run of slots.
 //
-// A block computes WARPGROUPS * NT outputs slots that follow each other (those that are no output pixel are computed
+// A block computes WARPGROUPS * NT slots of outputs that follow each other (those that are no output pixel are computed
 // and dropped), for some strips of 64 outputs:
 //   producer (one thread): a ring of atoms of W
 //   consumers (WARPGROUPS * 4 warps): write the padding, copy the pixels, then wait for them, 128 channels at a time,
 //   and for each strip
 //     wgmma m64 nNT k32 with both operands in shared memory: W is A; B is the run of slots under a position
-//     v = sum + constant of the output, which takes the zero point of x off;  codes go through shared memory, 64
-//     outputs of a pixel side by side
+//     v = sum + constant of the output, which takes the zero point of x off
+//     requantise; codes go through shared memory, 64 outputs of a pixel side by side
 //
 // Slots in shared memory are without swizzle: 16 channels of all slots, one slot behind the other, then the next 16.
-// Any 8 neighbours are then a core matrix, wherever they begin. HB_FOLD = channels of x: x has few channels and
-// stride 2.  A slot is a square of 2 x 2 pixels, (row, column, channel), and 16 bytes; the window is one of squares, of
-// stride 1.
+// Any 8 neighbours are then a core matrix, wherever they begin.
+// HB_FOLD = channels of x: x has few channels and stride 2.  A slot is a square of 2 x 2 pixels, (row, column,
+// channel), and 16 bytes; the window is one of squares, of stride 1.
 #include "windows.cuh"
 #include "wgmma_bytes.cuh"
 #include "requantize.cuh"

@@ -1,10 +1,11 @@
-// y = finish(sum) of bytes, sum = sum of (x - zero)(w - zero) + bias, a product or a convolution with any parameters on
-// every processor from sm_75 on: the kernel that is right.
+// int8 GEMM and convolution with any parameters on every processor from sm_75 on, by ordinary threads (SIMT): the
+// kernel that is right. y = finish(sum), sum = sum of (x - zero)(w - zero) + bias.
 //
 //   a thread has one output and PIXELS pixels; neighbours have neighbouring outputs
 //   sum += (x - x_zero) * (w - zero of the row), position by position, channel by channel; the padding counts for
-//   nothing bytes:   y = round(clamp(sum * M)) + zero of y, half to even;    floats:  y = activation(sum * scale +
-//   bias)
+//       nothing
+//   bytes:   y = round(clamp(sum * M)) + zero of y, half to even (requantise)
+//   floats:  y = activation(sum * scale + bias)
 //
 // Integers are exact. layout/cuda_int8.rs draws the packed weights, format/int8.rs says what the numbers mean.
 #include "floats.cuh"

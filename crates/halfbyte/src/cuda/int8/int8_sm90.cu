@@ -1,15 +1,18 @@
-// y = clamp(round(sum * M) + zero of y) on sm_90a, where sum = x . W^T of bytes is exact in int32: products, and
-// convolutions whose x is windows on images (include/windows.cuh).  layout/cuda_int8.rs draws the packed weights;
+// int8 GEMM and implicit GEMM on sm_90a: y = clamp(round(sum * M) + zero of y), where sum = x . W^T of bytes is exact
+// in int32; x is a matrix, or windows on images (include/windows.cuh).  layout/cuda_int8.rs draws the packed weights;
 // format/int8.rs says what the numbers mean, to the bit.
 //
 // A block computes one tile of STRIPS * 64 outputs and WARPGROUPS * NT pixels:
-//   producer (one thread): a ring of stages of 128 k: STRIPS atoms of W, shared by all warpgroups, and two boxes of x
-//   for each warpgroup consumers (WARPGROUPS * 4 warps): wgmma m64 nNT k32 with both operands in shared memory; W is
-//   the A operand, so that a thread has few outputs v = sum + constant of the output, which takes the zero point of x
-//   off:  constant = bias - zero * sum of the row of W In the padding x is the zero point, and the copies bring 0: what
-//   the constant takes off there is given back, position by position:
+//   producer (one thread): a ring of stages of 128 k, by TMA: STRIPS atoms of W, shared by all warpgroups, and two
+//       boxes of x for each warpgroup
+//   consumers (WARPGROUPS * 4 warps): wgmma m64 nNT k32 with both operands in shared memory; W is the A operand, so
+//       that a thread has few outputs
+//   v = sum + constant of the output, which takes the zero point of x off:
+//       constant = bias - zero * sum of the row of W
+//   in the padding x is the zero point, and the copies bring 0: what the constant takes off there is given back,
+//       position by position:
 //       v += zero * sum of the row's weights at the position
-//   codes go through shared memory, 64 outputs of a pixel side by side
+//   epilogue: requantise; codes go through shared memory, 64 outputs of a pixel side by side
 // Two blocks fit on a multiprocessor: one computes while the other fills its ring or stores.
 #include "wgmma_bytes.cuh"
 #include "requantize.cuh"

@@ -1,4 +1,4 @@
-// What comes after sums that lie in memory: y = activation(sum + bias), rounded once.
+// An epilogue apart: what comes after sums that lie in memory: y = activation(sum + bias), rounded once.
 #include "activation.cuh"
 #include "floats.cuh"
 

@@ -2,8 +2,8 @@
 //
 //   a block makes one tile of 64 outputs x 128 columns:
 //       words of the file -> codes, one a byte, [64][128] in shared memory
-//       codes -> an atom of layout/cuda_wna16.rs, or words of layout/cuda_plain.rs, written as one piece or in lines of
-//       outputs
+//       codes -> an atom of layout/cuda_wna16.rs, or words of layout/cuda_plain.rs, written as one piece or in lines
+//           of outputs
 //
 // Each byte is read once and written once, but under act-order, where the eight codes of a word go to several tiles:
 // those of 256 outputs come one after the other, and find the words in the cache.

@@ -1,5 +1,5 @@
-// Rows of activations as codes of 8 bits, with a scale (and an offset) for each group of columns: what wNa8 products
-// multiply.
+// Dynamic quantisation: rows of activations as codes of 8 bits, with a scale (and an offset) for each group of columns:
+// what wNa8 products multiply.
 //
 //   quantize_rows.cuh has the algorithm; here are the columns of a matrix, in any order.
 #include "quantize_rows.cuh"

@@ -1,4 +1,5 @@
-// y = activation(x * dequant(W)^T + bias) for every format on every processor from sm_75 on: the kernel that is right.
+// GEMM by ordinary threads (SIMT): y = activation(x * dequant(W)^T + bias) with float x, for every format of weights on
+// every processor from sm_75 on: the kernel that is right.
 //
 //   a block owns 64 outputs and 4 * ROWS rows of x; a thread one output and ROWS rows
 //   for each run of 32 columns:

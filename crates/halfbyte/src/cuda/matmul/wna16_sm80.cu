@@ -1,15 +1,17 @@
-// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) from sm_80 on: 4- or 8-bit weights, x fp16 or bf16,
-// fp32 sums.
+// wNa16 GEMM from sm_80 on: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), 4- or 8-bit weights, x
+// fp16 or bf16, fp32 sums; cp.async, mma.sync, stream-K.
 //
 // The product is computed transposed: rows of W are the A operand of mma.sync m16n8k16, tokens its N.
 // include/weight_atom.cuh draws the packed weights, wna16_sm80.cuh names what is configured.
 //
-// A block walks over units of one tile x 128 k.  All of its threads keep a ring of stages full with cp.async, and each
-// warp takes from a stage the codes of its rows, which it converts in registers to exact integers q - z, and the x of
-// its tokens by ldmatrix. Fragments of a step are loaded while the tensor cores work on the step before, also over the
-// end of a stage. A scale multiplies the sums of its group in fp32: no weight is ever rounded. A tile that one block
-// computed alone is stored; parts of a tile are joined in memory. Every sum is formed in the order of k and the same
-// way whatever the tile, so where tiles are cut alone decides its bits.
+// A block walks over units of one tile x 128 k.
+//   All of its threads keep a ring of stages full with cp.async, and each warp takes from a stage the codes of its
+//       rows, which it converts in registers to exact integers q - z, and the x of its tokens by ldmatrix.
+//   Fragments of a step are loaded while the tensor cores work on the step before, also over the end of a stage.
+//   A scale multiplies the sums of its group in fp32: no weight is ever rounded.
+//   A tile that one block computed alone is stored; parts of a tile are joined in memory (stream-K).
+// Every sum is formed in the order of k and the same way whatever the tile, so where tiles are cut alone decides its
+// bits.
 #include "wna16_sm80.cuh"
 #include "cp_async_ring.cuh"
 

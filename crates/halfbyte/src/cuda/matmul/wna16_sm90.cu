@@ -1,5 +1,5 @@
-// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) on sm_90a: 4- or 8-bit weights, x and y fp16 or bf16,
-// fp32 sums.
+// wNa16 GEMM and implicit GEMM on sm_90a: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), 4- or 8-bit
+// weights, x and y fp16 or bf16, fp32 sums; TMA, wgmma or mma.sync, stream-K or split-K in clusters, PDL.
 //
 // The product is computed transposed: rows of W are the A operand of the tensor cores, converted in registers and used
 // at once; tokens are its N, which comes in steps of 8.  include/weight_atom.cuh draws the packed weights,

@@ -1,14 +1,14 @@
-// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) from sm_80 on, where x is codes of 8 bits with a
-// scale (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of a group promoted to
-// fp32.
+// wNa8 GEMM from sm_80 on: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), where x is codes of 8 bits
+// with a scale (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of a group
+// promoted to fp32; cp.async, mma.sync, stream-K.
 //
 // As in wna16_sm80.cu the product is computed transposed, over units of one tile x 128 k, out of a ring that all
 // threads keep full; weights and codes are those of wna8_sm90.cu, and so is what becomes of the integers.
 //   for each group of a unit (GROUP 0: the unit):
 //     words of W -> bytes in registers, the A fragments of mma.sync m16n8k32 for all k of the group
 //     for each part of 16 tokens:
-//       codes of x by ldmatrix; integers of the group from nothing, promoted at once: sum += sx (s (acc - z X)) + ox s
-//       S
+//       codes of x by ldmatrix; integers of the group from nothing, promoted at once:
+//           sum += sx (s (acc - z X)) + ox s S
 // Tokens come inside k, so that the integers are those of one part and not of all tokens.
 //   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.

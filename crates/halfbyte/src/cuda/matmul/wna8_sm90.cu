@@ -1,5 +1,6 @@
-// y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]) on sm_90a, where x is codes of 8 bits with a scale
-// (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of a group promoted to fp32.
+// wNa8 GEMM and implicit GEMM on sm_90a: y[m][n] = activation(x[m][k] . dequantise(W[n][k])^T + bias[n]), where x is
+// codes of 8 bits with a scale (and an offset) for each token and group: 4- or 8-bit weights, integer products, sums of
+// a group promoted to fp32; TMA, wgmma or mma.sync, stream-K or split-K in clusters, PDL.
 //
 // As in wna16_sm90.cu the product is computed transposed, over units of one tile x 128 k; the packed weights are the
 // same.
@@ -8,9 +9,9 @@
 //     symmetric: 16 (q - 8) or q as signed bytes;  with zero points: 16 q or q as unsigned bytes.
 //     Bytes of 16 columns come out in the order 2t, 2t + 8, 2t + 1, 2t + 9, in which the codes of x lie too.
 //   The integers of a group are promoted while the tensor cores work for the other warpgroup:
-//     sum += sx (s (acc - z X)) + ox s S     s, z: scale and zero point of the row;  sx, ox, X: scale, offset and sum
-//     of the codes of the
-//                                            token;  S: sum of the row's integers q - z
+//     sum += sx (s (acc - z X)) + ox s S
+//         s, z: scale and zero point of the row;  S: sum of the row's integers q - z
+//         sx, ox, X: scale, offset and sum of the codes of the token
 //   GROUP 0 and FACTORS: integers of a whole piece of k are promoted once; with factors a code times that of its group,
 //   less the zero point times that, is made a signed byte by one multiply-add of a word.
 // Integers are exact; fp32 sums are in one order: the same input gives the same bits.

@@ -3,8 +3,9 @@
 //   attention: a block owns one key/value head, a tile of queries (a row's heads of the group, row after row) and a
 //   part of the positions:
 //       for each run of 32 positions: keys and values -> f32 in shared memory
-//           each warp, for its queries: a lane scores one position; shift the running maximum; weights = 2^(score -
-//           maximum) sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
+//           each warp, for its queries: a lane scores one position; shift the running maximum; weights =
+//               2^(score - maximum)
+//           sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
 //       one part: out = sums / sum of weights; several: sums, maximum and sum of weights are left in `partial`
 //   combine: a block owns a query and adds the parts up in their order, each shifted to the common maximum
 //

@@ -1,9 +1,9 @@
-// y = activation(x * W^T + bias) with weights as floats, sums in f32.
+// GEMV and GEMM: y = activation(x * W^T + bias) with weights as floats, sums in f32.
 //
-//   dense_rows: few rows. A warp owns one output and ROWS rows; a lane takes 8 elements of every 256, and lanes add up
-//   in a tree. Where rows do not begin at 16 bytes, a lane takes single elements. dense_tiles: many rows. A block owns
-//   64 rows and 64 outputs, a thread 4 x 4 of them: for each run of 16 columns, x and W -> f32 in shared memory, then
-//   sums = fma(x, w, sums), column after column.
+//   dense_rows (GEMV): few rows. A warp owns one output and ROWS rows; a lane takes 8 elements of every 256, and lanes
+//       add up in a tree. Where rows do not begin at 16 bytes, a lane takes single elements.
+//   dense_tiles (GEMM): many rows. A block owns 64 rows and 64 outputs, a thread 4 x 4 of them: for each run of 16
+//       columns, x and W -> f32 in shared memory, then sums = fma(x, w, sums), column after column.
 //
 // What an output is added up from depends on k only, not on how many rows there are, within each of the two.
 #include "activation.cuh"

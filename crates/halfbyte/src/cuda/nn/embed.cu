@@ -1,4 +1,4 @@
-// out[row] = table[tokens[row]], widened to f32.
+// Embedding: out[row] = table[tokens[row]], widened to f32.
 //
 //   a block copies one row
 #include "floats.cuh"

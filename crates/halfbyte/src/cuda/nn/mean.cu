@@ -1,5 +1,5 @@
-// The mean over the pixels of an image, channel by channel, of images that lie pixel by pixel: floats, or codes of 8
-// bits as format/int8.rs has their mean.
+// Global average pooling: the mean over the pixels of an image, channel by channel, of images that lie pixel by pixel:
+// floats, or codes of 8 bits as format/int8.rs has their mean.
 //
 //   a thread has a channel of an image; its neighbours have the channels beside it, so that a warp reads whole lines
 #include "floats.cuh"

@@ -1,4 +1,5 @@
-// stream += update, if there is one; out = stream / sqrt(mean(stream^2) + eps) * weight, row by row.
+// RMSNorm behind a residual sum: stream += update, if there is one; out = stream / sqrt(mean(stream^2) + eps) * weight,
+// row by row.
 //
 //   a block owns a row: each thread adds up the squares of its elements, lanes and warps add in a tree, and the row,
 //   which is in the cache by now, is read once more
@@ -26,8 +27,8 @@ struct Rows {
 // As `Params` and `QuantizedParams` in rms_norm.rs.
 struct Params {
   Rows rows;
-  void* out;
-};  // [rows][length]
+  void* out;  // [rows][length]
+};
 struct QuantizedParams {
   Rows rows;
   Target to;

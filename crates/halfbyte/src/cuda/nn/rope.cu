@@ -1,4 +1,5 @@
-// Rotates queries and keys by their positions; queries stay in their rows, keys and values go to the cache.
+// Rotary position embedding (RoPE): rotates queries and keys by their positions; queries stay in their rows, keys and
+// values go to the cache.
 //
 //   a block takes one row, and a warp of it each of up to 8 heads:
 //       cosine and sine of each pair's angle, once for the block

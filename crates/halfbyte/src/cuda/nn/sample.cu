@@ -1,10 +1,13 @@
 // A token drawn with probabilities that follow from logits: temperature, the k likeliest, the nucleus.
 //
 //   one block. Tokens have an order: by logit, the greater first, of equals the smaller id; as a 64-bit key that only
-//   one has. weight = e^((logit - greatest) / temperature) k > 0:      the k-th token in order ends the candidates
+//       one has
+//   weight = e^((logit - greatest) / temperature)
+//   k > 0:      the k-th token in order ends the candidates
 //   top_p < 1:  among them the first in order whose weights, with those before it, reach top_p of all, ends the
-//   candidates the token is the first whose weight, with those before it, passes random * (weight of all candidates):
-//   in the same order with top_p < 1, else by id
+//       candidates
+//   the token is the first whose weight, with those before it, passes random * (weight of all candidates): in the same
+//       order with top_p < 1, else by id
 //
 //   The first of an order whose sum reaches a target is found digit by digit, from the highest of its key: 16 sums, one
 //   for each value of the digit, over those that have all higher digits right.

@@ -1,4 +1,4 @@
-// out = silu(gate) * up, with silu(x) = x / (1 + e^-x); a row of gate_up has the gate first, then up.
+// SwiGLU: out = silu(gate) * up, with silu(x) = x / (1 + e^-x); a row of gate_up has the gate first, then up.
 //
 // swiglu_quantized makes codes of 8 bits of what swiglu would have left: the same numbers, rounded to the same type, by
 // quantize_rows.cuh.

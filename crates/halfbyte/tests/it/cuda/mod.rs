@@ -7,6 +7,7 @@ mod cache;
 mod conv;
 mod conv_implicit;
 mod conv_plans;
+mod conversions;
 mod convolutions;
 mod dequantize;
 mod driver;
