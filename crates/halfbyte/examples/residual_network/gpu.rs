@@ -47,11 +47,8 @@ impl Tensor {
     }
 
     fn floats_mut(&mut self) -> FloatViewMut<'_> {
-        if self.dtype == Float::F32 {
-            self.view_mut().cast::<f32>().into()
-        } else {
-            self.view_mut().cast::<f16>().into()
-        }
+        let wide = self.dtype == Float::F32;
+        if wide { self.view_mut().cast::<f32>().into() } else { self.view_mut().cast::<f16>().into() }
     }
 }
 
@@ -62,8 +59,7 @@ impl Gpu {
 
     fn tensor(&self, dtype: Float, bytes: usize) -> Result<Tensor> {
         let mut free = self.free.borrow_mut();
-        let fits = free.iter().position(|memory| memory.len() >= bytes && memory.len() <= 2 * bytes);
-        let memory = match fits {
+        let memory = match free.iter().position(|memory| (bytes..=2 * bytes).contains(&memory.len())) {
             Some(at) => free.swap_remove(at),
             None => self.cuda.gpu().context().allocate(bytes)?,
         };

@@ -31,8 +31,9 @@ const FEW: usize = 8;
 /// Rows of which tiles are multiples, beyond [`EACH`].
 const STEP: usize = 32;
 
-/// Steps of each range that are tried in its end.
+/// Steps of each range that are tried in its end, and the share of its rows that these are at least, up to some rows.
 const LAST: usize = 16;
+const NEARLY_ALL: usize = 12;
 
 /// Rows beyond which ranges are wide.
 const VERY_MANY: usize = 1 << 15;
@@ -184,11 +185,13 @@ fn most_bytes(kernel: &Kernel, caps: &Caps, problem: &Problem, [first, last]: [u
     let bytes = |m| kernel.workspace_bytes(caps, &Problem { m, ..*problem });
     let each = (first / FEW + 1..=last.min(EACH) / FEW).map(|eights| eights * FEW);
     // Sums of cut tiles change with the number of tiles, other parts grow with m. Where no choice changes any more the last steps
-    // tell: if tiles are cut at any number of rows, they are cut at one of these.
+    // tell: if tiles are cut at any number of rows, they are cut at one of these. Nothing is cut where blocks have as many tiles each
+    // and 93 % of them have some, which can be so for as large a share of the rows.
     let from = first.max(EACH);
     let of = |from: usize, to: usize| (from / STEP + 1..=to / STEP).map(|steps| steps * STEP);
-    let steps =
-        of(from, last.min(settled(caps, problem.n))).chain(of(from.max(last.saturating_sub(LAST * STEP)), last));
+    let few = last <= LARGEST_TILE[0] * caps.multiprocessors as usize;
+    let end = if few { (LAST * STEP).max(last / NEARLY_ALL) } else { LAST * STEP };
+    let steps = of(from, last.min(settled(caps, problem.n))).chain(of(from.max(last.saturating_sub(end)), last));
     each.chain(steps).chain([first, last]).map(bytes).max().unwrap_or(0)
 }
 
