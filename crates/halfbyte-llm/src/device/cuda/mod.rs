@@ -113,7 +113,10 @@ impl CudaModel {
         let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
         decoder.layers.iter().try_for_each(check)?;
-        Ok(Self { cuda, activations, fused, no_rope, decoder })
+        let model = Self { cuda, activations, fused, no_rope, decoder };
+        // What products are computed by is decided here, and not by the first token.
+        model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
+        Ok(model)
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projection> {
