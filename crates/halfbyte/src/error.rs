@@ -48,6 +48,14 @@ pub enum Error {
         /// What the system said.
         cause: String,
     },
+    /// A cache of keys and values has no pages left: end other sequences, or make a larger cache.
+    #[error("kv cache: expected room for {needed} more positions, got {free}")]
+    CacheFull {
+        /// Positions in the pages that were asked for.
+        needed: usize,
+        /// Positions in the pages that no sequence has.
+        free: usize,
+    },
     /// A library that is opened at run time is nowhere: install it, or say where it lies.
     #[error("{library}: expected it in one of these places, got none that can be opened{}", lines(.looked))]
     LibraryMissing {

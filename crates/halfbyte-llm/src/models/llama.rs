@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::weights::{Head, Loader, Projection, Shape};
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::{Attention, Heads, KvCache, attention};
+use halfbyte::cpu::attention::{Attention, Heads, KvCache, Sequence, attention};
 use halfbyte::cpu::nn::{self, Rope};
 use halfbyte_checkpoint::Weights;
 use std::ops::ControlFlow;
@@ -60,8 +60,9 @@ pub fn load(config: &Config, weights: &mut Loader<'_>) -> Result<Box<dyn Graph>>
 /// Packs one of its blocks.
 pub fn block(config: &Config, weights: &mut Loader<'_>, i: usize) -> Result<Box<dyn Block>> {
     let (common, layer) = (Common::new(config)?, Layer::load(config, weights, i)?);
-    let cache = KvCache::new(1, common.heads, config.max_context)?;
-    Ok(Box::new(LlamaBlock { common, layer, cache, scratch: Scratch::default() }))
+    let mut cache = KvCache::new(1, common.heads, config.max_context)?;
+    let sequence = cache.begin();
+    Ok(Box::new(LlamaBlock { common, layer, cache, sequence, scratch: Scratch::default() }))
 }
 
 /// The linear layers of a block: q, k and v; o; gate and up; down.
@@ -139,7 +140,7 @@ impl Layer {
         let qkv = room(qkv, at.m * common.heads.row());
         self.qkv.forward(cpu, room(normed, at.m * common.hidden), at.m, qkv, part)?;
         common.rope.apply(cpu, qkv, common.heads, at.position)?;
-        Ok(cache.append(cpu, at.layer, at.position, qkv)?)
+        Ok(cache.append(cpu, at.sequence, at.layer, at.position, qkv)?)
     }
 
     /// Gate and up from the normed rows, and their product.
@@ -154,6 +155,7 @@ impl Layer {
 /// Rows that go through a layer together, and the position of the first.
 #[derive(Clone, Copy)]
 struct Rows {
+    sequence: Sequence,
     layer: usize,
     position: usize,
     m: usize,
@@ -169,17 +171,24 @@ impl Common {
             first_position: at.position,
             scale: (heads.head_size as f32).sqrt().recip(),
             window: None,
+            alibi: None,
         };
         let attended = room(&mut scratch.attended, at.m * self.attended());
-        Ok(attention(cpu, &what, cache, at.layer, attended)?)
+        Ok(attention(cpu, &what, cache, at.sequence, at.layer, attended)?)
     }
 }
 
 impl Graph for Llama {
-    fn forward(&self, cpu: &Cpu, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) -> Result<usize> {
+    fn forward(
+        &self,
+        cpu: &Cpu,
+        batch: Batch<'_>,
+        (cache, sequence): (&mut KvCache, Sequence),
+        scratch: &mut Scratch,
+    ) -> Result<usize> {
         let common = &self.common;
         let (hidden, eps) = (common.hidden, common.eps);
-        let (mut m, position) = (batch.tokens.len(), cache.len());
+        let (mut m, position) = (batch.tokens.len(), cache.len(sequence));
         self.head.embed(batch.tokens, room(&mut scratch.stream, m * hidden));
         for (layer, weights) in self.layers.iter().enumerate() {
             let Scratch { stream, normed, update, .. } = &mut *scratch;
@@ -188,14 +197,14 @@ impl Graph for Llama {
                 0 => nn::rms_norm(cpu, stream, &weights.attention_norm, eps, normed)?,
                 _ => nn::add_rms_norm(cpu, stream, room(update, m * hidden), &weights.attention_norm, eps, normed)?,
             }
-            let mut at = Rows { layer, position, m };
+            let mut at = Rows { sequence, layer, position, m };
             weights.read(cpu, common, cache, at, scratch)?;
             if layer + 1 == self.layers.len() && !batch.all_rows {
                 // From here on nothing looks at rows other than the last.
                 let row = common.heads.row();
                 scratch.stream.copy_within((m - 1) * hidden..m * hidden, 0);
                 scratch.qkv.copy_within((m - 1) * row..m * row, 0);
-                at = Rows { layer, position: position + m - 1, m: 1 };
+                at = Rows { sequence, layer, position: position + m - 1, m: 1 };
                 m = 1;
             }
             common.attend(cpu, cache, at, scratch)?;
@@ -231,12 +240,13 @@ struct LlamaBlock {
     common: Common,
     layer: Layer,
     cache: KvCache,
+    sequence: Sequence,
     scratch: Scratch,
 }
 
 impl Block for LlamaBlock {
     fn forward(&mut self, cpu: &Cpu, step: usize, stream: &mut [f32], tap: &mut Tap<'_>) -> Result<ControlFlow<()>> {
-        let Self { common, layer, cache, scratch } = self;
+        let Self { common, layer, cache, sequence, scratch } = self;
         let m = stream.len() / common.hidden;
         let attention = step == 0;
         let norm = if attention { &layer.attention_norm } else { &layer.mlp_norm };
@@ -246,8 +256,8 @@ impl Block for LlamaBlock {
             return Ok(ControlFlow::Break(()));
         }
         if attention {
-            let at = Rows { layer: 0, position: 0, m };
-            cache.truncate(0);
+            let at = Rows { sequence: *sequence, layer: 0, position: 0, m };
+            cache.truncate(*sequence, 0)?;
             layer.read(cpu, common, cache, at, scratch)?;
             common.attend(cpu, cache, at, scratch)?;
         } else {

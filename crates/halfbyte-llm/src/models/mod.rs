@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::sampling::Sampler;
 use crate::weights::{Head, Loader, Projection, Shape};
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::KvCache;
+use halfbyte::cpu::attention::{KvCache, Sequence};
 use halfbyte_checkpoint::Weights;
 use std::ops::{ControlFlow, Range};
 
@@ -94,7 +94,13 @@ pub trait Graph: std::fmt::Debug + Send + Sync {
     /// Leaves the normed vectors `[rows, hidden]` in [`Scratch::normed`] and returns how many: of all tokens, or of the last
     /// one only. The caller has checked that ids are below the vocabulary and that the cache has room.
     /// After an error the cache may hold them for some layers only.
-    fn forward(&self, cpu: &Cpu, batch: Batch<'_>, cache: &mut KvCache, scratch: &mut Scratch) -> Result<usize>;
+    fn forward(
+        &self,
+        cpu: &Cpu,
+        batch: Batch<'_>,
+        cache: (&mut KvCache, Sequence),
+        scratch: &mut Scratch,
+    ) -> Result<usize>;
 
     /// The layer from vectors to logits.
     fn head(&self) -> &Head;

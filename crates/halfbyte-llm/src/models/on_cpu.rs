@@ -5,7 +5,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::sampling::Sampler;
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::{Heads, KvCache};
+use halfbyte::cpu::attention::{Heads, KvCache, Sequence};
 use std::ops::Range;
 
 /// A graph with what a text in it needs to know.
@@ -34,8 +34,10 @@ impl OnCpu {
 
 impl Resident for OnCpu {
     fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
-        let cache = KvCache::new(self.layers, self.heads, context)?;
-        Ok(Box::new(CpuText { model: self, cpu, cache, scratch: Scratch::default(), rows: 0, logits: Vec::new() }))
+        let mut cache = KvCache::new(self.layers, self.heads, context)?;
+        let sequence = cache.begin();
+        let scratch = Scratch::default();
+        Ok(Box::new(CpuText { model: self, cpu, cache, sequence, context, scratch, rows: 0, logits: Vec::new() }))
     }
 
     fn prepare(&self, _: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
@@ -56,6 +58,9 @@ struct CpuText<'m> {
     model: &'m OnCpu,
     cpu: &'m Cpu,
     cache: KvCache,
+    sequence: Sequence,
+    /// Positions that it may have: the cache's pages may hold a few more.
+    context: usize,
     scratch: Scratch,
     /// Vectors in the scratch, the last of which is that of the last token.
     rows: usize,
@@ -78,20 +83,20 @@ impl CpuText<'_> {
 
 impl Text for CpuText<'_> {
     fn capacity(&self) -> usize {
-        self.cache.capacity()
+        self.context
     }
 
     fn position(&self) -> usize {
-        self.cache.len()
+        self.cache.len(self.sequence)
     }
 
     fn truncate(&mut self, position: usize) {
-        self.cache.truncate(position);
+        self.cache.truncate(self.sequence, position).expect("the sequence was begun with the text");
     }
 
     fn read(&mut self, batch: Batch<'_>) -> Result<()> {
         self.logits.clear();
-        self.rows = self.model.graph.forward(self.cpu, batch, &mut self.cache, &mut self.scratch)?;
+        self.rows = self.model.graph.forward(self.cpu, batch, (&mut self.cache, self.sequence), &mut self.scratch)?;
         if !batch.all_rows {
             self.last_logits()?;
         }

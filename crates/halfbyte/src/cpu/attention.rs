@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! for each key/value head, for each tile of rows (a row is one query of one head of the group):
-//!     for each block of 128 positions that a row of the tile sees:
+//!     for each page of 128 positions that a row of the tile sees:
 //!         scores = queries · keysᵀ                            register-tiled products
 //!         shift the running maximum, turn scores into 2^(score − maximum), add up
 //!         sums of values = sums of values · 2^(old − new maximum) + weights · values
@@ -11,7 +11,7 @@
 //!
 //! All heads of a group are in the same tile, so they share the keys and values once loaded. Positions that only some
 //! rows of a tile see are added row by row, so a value that is not finite never reaches a query that may not see it.
-//! With few rows (decoding), a tile's blocks are divided into parts that run side by side and are merged in order.
+//! With few rows (decoding), a tile's pages are divided into parts that run side by side and are merged in order.
 
 mod cache;
 mod product;
@@ -20,16 +20,17 @@ mod tests;
 mod tile;
 
 pub use crate::kernel::Heads;
-pub use cache::KvCache;
+pub use cache::{KvCache, PAGE_LENGTH, Sequence};
 
 use super::Cpu;
 use super::disjoint::DisjointMut;
 use super::lanes::dispatch;
 use crate::error::{Error, Result};
+use cache::Cached;
 use tile::{Attend, Finish, Merge, PartLayout, Tile, tile_rows, with_part_buffer, with_scratch};
 
-/// Blocks that make a part when a tile's positions are divided.
-const BLOCKS_PER_PART: usize = 2;
+/// Pages that make a part when a tile's positions are divided.
+const PAGES_PER_PART: usize = 2;
 /// Jobs of fewer multiplications stay on the calling thread.
 const SMALL_JOB: usize = 64 * 1024;
 
@@ -47,18 +48,30 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// A row sees at most this many positions, its own included (sliding window).
     pub window: Option<usize>,
+    /// Slopes of the query heads, `[heads]`: a score loses the slope for each position between the key and the query
+    /// (ALiBi).
+    pub alibi: Option<&'a [f32]>,
 }
 
-/// `out = softmax(scale · Q·Kᵀ, causal) · V` for every query head, with the keys and values of `layer` in `cache`.
+/// `out = softmax(scale · Q·Kᵀ − slope · distance, causal) · V` for every query head, with the keys and values that `cache`
+/// has of a layer of a sequence; without ALiBi the slopes are 0.
 ///
 /// *Shapes:* `out` `[m, heads·head_size]`. *Accuracy:* with `n` visible positions, head size `h` and
-/// `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the exact one.
+/// `t = max (|scale| · Σ|q·k| + |slope| · distance)` over them, each output is within
+/// `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the exact one; with ALiBi for positions below 2²⁴.
 /// NaN and infinities in a query, or in a key or value that it sees, give NaN in its output and touch no other query's.
-/// *Errors:* shapes that do not fit, positions that the cache does not have, a window of 0.
+/// *Errors:* shapes that do not fit, a sequence or positions that the cache does not have, a window of 0.
 /// *Source:* online softmax of Milakov and Gimelshein, 2018; tiles as in Dao, "FlashAttention-2", 2023; parts of the
-/// positions side by side as in "Flash-Decoding", 2023.
-pub fn attention(cpu: &Cpu, what: &Attention<'_>, cache: &KvCache, layer: usize, out: &mut [f32]) -> Result<()> {
-    let rows = what.check(cache, layer, out.len())?;
+/// positions side by side as in "Flash-Decoding", 2023; slopes as in Press et al., "Train Short, Test Long", 2021.
+pub fn attention(
+    cpu: &Cpu,
+    what: &Attention<'_>,
+    cache: &KvCache,
+    sequence: Sequence,
+    layer: usize,
+    out: &mut [f32],
+) -> Result<()> {
+    let (rows, cached) = what.check(cache, sequence, layer, out.len())?;
     if rows == 0 {
         return Ok(());
     }
@@ -69,20 +82,19 @@ pub fn attention(cpu: &Cpu, what: &Attention<'_>, cache: &KvCache, layer: usize,
     let out = DisjointMut::new(out);
     let tile = |kv_head: usize, index: usize| Tile {
         what: *what,
-        cache,
-        layer,
+        cached,
         kv_head,
         first_row: index * height,
         rows: height.min(rows_per_kv_head - index * height),
     };
-    let blocks = tile(0, tiles - 1).blocks();
-    let parts = if tiles == 1 { blocks.len().div_ceil(BLOCKS_PER_PART) } else { 1 };
+    let pages = tile(0, tiles - 1).pages();
+    let parts = if tiles == 1 { pages.len().div_ceil(PAGES_PER_PART) } else { 1 };
     if parts == 1 {
         in_tasks(cpu, what, rows, tiles * heads.kv_heads, &|i| {
             // A later tile sees more positions: the long tasks first.
             let tile = tile(i / tiles, tiles - 1 - i % tiles);
             with_scratch(|scratch| {
-                let totals = dispatch(cpu, Attend { tile, blocks: tile.blocks(), scratch });
+                let totals = dispatch(cpu, Attend { tile, pages: tile.pages(), scratch });
                 dispatch(cpu, Finish { tile, totals, scratch, out: &out });
             });
         });
@@ -92,12 +104,12 @@ pub fn attention(cpu: &Cpu, what: &Attention<'_>, cache: &KvCache, layer: usize,
     with_part_buffer(layout.len() * parts * heads.kv_heads, |buffer| {
         let shared = DisjointMut::new(&mut *buffer);
         in_tasks(cpu, what, rows, parts * heads.kv_heads, &|i| {
-            let first = blocks.start + i % parts * BLOCKS_PER_PART;
+            let first = pages.start + i % parts * PAGES_PER_PART;
             // SAFETY: each task has its own part of the buffer.
             let state = unsafe { shared.range(i * layout.len()..(i + 1) * layout.len()) };
-            let (tile, blocks) = (tile(i / parts, 0), first..blocks.end.min(first + BLOCKS_PER_PART));
+            let (tile, pages) = (tile(i / parts, 0), first..pages.end.min(first + PAGES_PER_PART));
             with_scratch(|scratch| {
-                let totals = dispatch(cpu, Attend { tile, blocks, scratch });
+                let totals = dispatch(cpu, Attend { tile, pages, scratch });
                 layout.save(&totals, scratch, state);
             });
         });
@@ -124,8 +136,14 @@ impl Attention<'_> {
         self.window.map_or(0, |window| (self.first_position + row + 1).saturating_sub(window))
     }
 
-    /// Checks everything; returns the number of rows.
-    fn check(&self, cache: &KvCache, layer: usize, out: usize) -> Result<usize> {
+    /// Checks everything; returns the number of rows, and what they see.
+    fn check<'c>(
+        &self,
+        cache: &'c KvCache,
+        sequence: Sequence,
+        layer: usize,
+        out: usize,
+    ) -> Result<(usize, Cached<'c>)> {
         const OP: &str = "attention";
         let heads = self.heads.checked(OP)?;
         if (heads.kv_heads, heads.head_size) != (cache.kv_heads(), cache.head_size()) {
@@ -143,20 +161,20 @@ impl Attention<'_> {
             let expected = format!("{} elements in out", rows * heads.heads * heads.head_size);
             return Err(Error::invalid(OP, expected, out.to_string()));
         }
-        if layer >= cache.layers() {
-            return Err(Error::invalid(OP, format!("a layer below {}", cache.layers()), layer.to_string()));
+        if let Some(slopes) = self.alibi.filter(|slopes| slopes.len() != heads.heads) {
+            return Err(Error::invalid(OP, format!("{} slopes", heads.heads), slopes.len().to_string()));
         }
         if self.window == Some(0) {
             return Err(Error::invalid(OP, "a window of at least one position", "0"));
         }
-        let cached = cache.len_of(layer);
-        if self.first_position.checked_add(rows).is_none_or(|end| end > cached) {
+        let cached = cache.cached(OP, sequence, layer)?;
+        if self.first_position.checked_add(rows).is_none_or(|end| end > cached.len) {
             return Err(Error::invalid(
                 OP,
-                format!("positions below {cached}, those in the cache"),
+                format!("positions below {}, those in the cache", cached.len),
                 format!("{rows} positions from {}", self.first_position),
             ));
         }
-        Ok(rows)
+        Ok((rows, cached))
     }
 }

@@ -4,7 +4,7 @@ use super::{LlamaCuda, Shape};
 use crate::weights_cuda::{Input, Products, Projection, Workspaces};
 use halfbyte::cuda::driver::{Buffer, Stream};
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
-use halfbyte::cuda::nn::{self, Attention, DenseCall, FloatBuffer, KvCache, Norm, QuantizedNorm, Step};
+use halfbyte::cuda::nn::{self, Attention, DenseCall, FloatBuffer, KvCache, NewRows, Norm, QuantizedNorm, Step};
 use std::ops::Range;
 
 /// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
@@ -86,7 +86,8 @@ impl State {
             let mut products = Products { gpu, stream, part: &mut self.part, workspaces: &mut self.workspaces };
             products.run(&layer.qkv, normed, m, &mut self.qkv)?;
             let qkv = self.qkv.view_mut().slice(0..m * heads.row());
-            model.rope.apply(gpu, stream, qkv, self.position.view(), &mut self.cache, i)?;
+            let rows = NewRows { qkv, position: self.position.view(), norms: None };
+            model.rope.apply(gpu, stream, rows, &mut self.cache, i)?;
             if i + 1 == model.layers.len() && !all {
                 // From here on nothing looks at rows other than the last.
                 on = m - 1..m;
@@ -98,6 +99,7 @@ impl State {
                 first_row: on.start,
                 longest,
                 scale: (heads.head_size as f32).sqrt().recip(),
+                window: None,
             };
             let out = self.attended.view_mut(0..rows * attended);
             nn::attention(gpu, stream, &what, &self.cache, i, self.partial.view_mut(), out)?;

@@ -1,14 +1,16 @@
-//! Keys and values of past positions, in blocks, laid out for the kernels.
+//! Keys and values of past positions of many sequences, in pages, laid out for the kernels.
 
 use super::Heads;
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::error::{Error, Result};
 use bytemuck::{Pod, Zeroable};
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Positions in a block.
-pub(super) const POSITIONS_PER_BLOCK: usize = 128;
+/// Positions in a page.
+pub const PAGE_LENGTH: usize = 128;
 /// Positions that lie side by side in the keys: a cache line.
 pub(super) const PANEL: usize = 16;
 /// Appending fewer elements than this stays on the calling thread.
@@ -19,40 +21,92 @@ const SMALL_APPEND: usize = 32 * 1024;
 #[repr(C, align(64))]
 pub(super) struct Line([f32; 16]);
 
-/// The keys and values of all layers.
+/// The keys and values of all layers, of any number of sequences.
 ///
-/// Memory grows by blocks of 128 positions, each for all layers. In a block, for a layer and a head:
+/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers. A sequence has a table of its pages; a page that no
+/// sequence has any more goes to the next that needs one. Memory is taken page by page, up to the budget, and kept. In a
+/// page, for a layer and a head:
 ///
 /// ```text
 /// keys    [128/16 panels][head_size][16 positions]     a row of 16 scores is Σ q[i] · panel[i][..]
 /// values  [128 positions][head_size, rounded up to 16]
 /// ```
+///
+/// *Source:* Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
 pub struct KvCache {
     layers: usize,
     heads: Heads,
-    capacity: usize,
-    /// Positions of each layer.
-    lens: Vec<usize>,
-    blocks: Vec<Box<[Line]>>,
+    /// Pages that there may be.
+    budget: usize,
+    /// Those whose memory has been taken.
+    pages: Vec<Box<[Line]>>,
+    /// Of these, those that no sequence has.
+    free: Vec<usize>,
+    sequences: BTreeMap<Sequence, Positions>,
 }
 
+/// The name of a sequence of positions in a [`KvCache`]. No two of a process are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sequence(u64);
+
+/// What a cache has of a sequence.
+#[derive(Default)]
+struct Positions {
+    /// Positions of each layer; nothing before the first come.
+    lens: Vec<usize>,
+    /// Of position `p`, the page is `pages[p / PAGE_LENGTH]`.
+    pages: Vec<usize>,
+}
+
+impl Positions {
+    /// Positions that every layer has.
+    fn of_all_layers(&self) -> usize {
+        self.lens.iter().copied().min().unwrap_or(0)
+    }
+
+    /// Positions that some layer has.
+    fn of_any_layer(&self) -> usize {
+        self.lens.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// What attention reads: one layer of one sequence.
+#[derive(Clone, Copy)]
+pub(super) struct Cached<'a> {
+    cache: &'a KvCache,
+    pages: &'a [usize],
+    layer: usize,
+    /// Number of positions.
+    pub(super) len: usize,
+}
+
+impl<'a> Cached<'a> {
+    /// Keys and values of a head in a page of the sequence.
+    #[inline]
+    pub(super) fn page(&self, kv_head: usize, index: usize) -> (&'a [f32], &'a [f32]) {
+        let (cache, len) = (self.cache, self.cache.head_page());
+        let all: &[f32] = bytemuck::cast_slice(&cache.pages[self.pages[index]]);
+        let of_head = &all[(self.layer * cache.heads.kv_heads + kv_head) * len..][..len];
+        of_head.split_at(PAGE_LENGTH * cache.heads.head_size)
+    }
+}
+
+const OP: &str = "kv cache";
+
 impl KvCache {
-    /// An empty cache for up to `capacity` positions. *Errors:* heads that make no sense, sizes beyond the
-    /// address space.
-    pub fn new(layers: usize, heads: Heads, capacity: usize) -> Result<Self> {
-        let heads = heads.checked("kv cache")?;
-        let too_big = || {
+    /// An empty cache with a budget of `positions`, rounded up to whole pages. *Errors:* heads that make no sense, sizes
+    /// beyond the address space.
+    pub fn new(layers: usize, heads: Heads, positions: usize) -> Result<Self> {
+        let heads = heads.checked(OP)?;
+        let padded = heads.head_size.checked_next_multiple_of(16);
+        let page = [2 * PAGE_LENGTH, heads.kv_heads, layers, size_of::<f32>()];
+        let bytes = padded.and_then(|padded| page.iter().try_fold(padded, |bytes, &n| bytes.checked_mul(n)));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
             let got = format!("{layers} layers, {} heads of {}", heads.kv_heads, heads.head_size);
-            Error::invalid("kv cache", "a block that fits in memory", got)
-        };
-        let padded = heads.head_size.checked_next_multiple_of(16).ok_or_else(too_big)?;
-        let block = [2 * POSITIONS_PER_BLOCK, heads.kv_heads, layers, size_of::<f32>()];
-        let bytes = block.iter().try_fold(padded, |bytes, &n| bytes.checked_mul(n));
-        bytes.filter(|&bytes| bytes <= isize::MAX as usize).ok_or_else(too_big)?;
-        let mut lens = Vec::new();
-        lens.try_reserve_exact(layers).map_err(|_| too_big())?;
-        lens.resize(layers, 0);
-        Ok(Self { layers, heads, capacity, lens, blocks: Vec::new() })
+            return Err(Error::invalid(OP, "a page that fits in memory", got));
+        }
+        let budget = positions.div_ceil(PAGE_LENGTH);
+        Ok(Self { layers, heads, budget, pages: Vec::new(), free: Vec::new(), sequences: BTreeMap::new() })
     }
 
     /// Number of layers.
@@ -70,109 +124,144 @@ impl KvCache {
         self.heads.head_size
     }
 
-    /// Positions that it can grow to.
+    /// Positions that all sequences together can have: those of the budget.
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.budget.saturating_mul(PAGE_LENGTH)
     }
 
-    /// Positions that every layer has.
-    pub fn len(&self) -> usize {
-        self.lens.iter().copied().min().unwrap_or(0)
-    }
-
-    /// Whether some layer has no position.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Positions that `layer` has.
-    pub fn len_of(&self, layer: usize) -> usize {
-        self.lens[layer]
+    /// Positions in pages that no sequence has.
+    pub fn free(&self) -> usize {
+        self.free_pages().saturating_mul(PAGE_LENGTH)
     }
 
     /// Bytes of keys and values that are allocated.
     pub fn bytes(&self) -> usize {
-        self.blocks.iter().map(|block| size_of_val(&**block)).sum()
+        self.pages.iter().map(|page| size_of_val(&**page)).sum()
     }
 
-    /// Forgets positions from `len` on, in every layer. The memory is kept.
-    pub fn truncate(&mut self, len: usize) {
-        self.lens.iter_mut().for_each(|l| *l = len.min(*l));
+    /// A new sequence, without positions.
+    pub fn begin(&mut self) -> Sequence {
+        static BEGUN: AtomicU64 = AtomicU64::new(0);
+        let sequence = Sequence(BEGUN.fetch_add(1, Ordering::Relaxed));
+        self.sequences.insert(sequence, Positions::default());
+        sequence
     }
 
-    /// Allocates memory for `positions` positions. *Errors:* more than the capacity; no memory.
-    pub fn reserve(&mut self, positions: usize) -> Result<()> {
-        if positions > self.capacity {
-            let expected = format!("at most {} positions, its capacity", self.capacity);
-            return Err(Error::invalid("kv cache", expected, positions.to_string()));
-        }
-        while self.blocks.len() * POSITIONS_PER_BLOCK < positions {
-            let lines = self.layers * self.heads.kv_heads * self.head_block() / 16;
-            let block = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
-                op: "kv cache",
-                cause: format!("expected {} bytes of memory for the next positions, got none", lines * 64),
-            })?;
-            self.blocks.push(block);
-        }
+    /// Forgets a sequence; its pages are free. *Errors:* it is none of this cache.
+    pub fn end(&mut self, sequence: Sequence) -> Result<()> {
+        let positions = self.sequences.remove(&sequence).ok_or_else(|| unknown(sequence))?;
+        self.free.extend(positions.pages);
         Ok(())
     }
 
-    /// Appends the keys and values in the rows of `qkv` to `layer`; `position`, that of the first row, must be
-    /// the next one.
+    /// Positions that every layer has of a sequence; 0 if it is none of this cache.
+    pub fn len(&self, sequence: Sequence) -> usize {
+        self.sequences.get(&sequence).map_or(0, Positions::of_all_layers)
+    }
+
+    /// Forgets positions from `len` on, in every layer; pages without positions are free. *Errors:* the sequence is none of
+    /// this cache.
+    pub fn truncate(&mut self, sequence: Sequence, len: usize) -> Result<()> {
+        let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
+        positions.lens.iter_mut().for_each(|l| *l = len.min(*l));
+        let pages = positions.of_any_layer().div_ceil(PAGE_LENGTH);
+        self.free.extend(positions.pages.drain(pages..));
+        Ok(())
+    }
+
+    /// Appends the keys and values in the rows of `qkv` to `layer` of a sequence; `position`, that of the first row, must
+    /// be the next one.
     ///
-    /// *Shapes:* `qkv` `[m, heads.row()]`, with the heads that the cache was made for. *Errors:* a length that does
-    /// not fit, a layer or position out of range, no memory.
-    pub fn append(&mut self, cpu: &Cpu, layer: usize, position: usize, qkv: &[f32]) -> Result<()> {
+    /// *Shapes:* `qkv` `[m, heads.row()]`, with the heads that the cache was made for. *Errors:* a sequence that is none of
+    /// this cache, a length that does not fit, a layer or position out of range, no page free, no memory; then nothing is
+    /// appended.
+    pub fn append(&mut self, cpu: &Cpu, sequence: Sequence, layer: usize, position: usize, qkv: &[f32]) -> Result<()> {
         let row = self.heads.row();
         if !qkv.len().is_multiple_of(row) {
-            return Err(Error::invalid("kv cache", format!("rows of {row} elements"), qkv.len().to_string()));
+            return Err(Error::invalid(OP, format!("rows of {row} elements"), qkv.len().to_string()));
         }
-        if layer >= self.layers {
-            return Err(Error::invalid("kv cache", format!("a layer below {}", self.layers), layer.to_string()));
+        let len = self.cached(OP, sequence, layer)?.len;
+        if position != len {
+            let expected = format!("position {len}, the next of layer {layer}");
+            return Err(Error::invalid(OP, expected, position.to_string()));
         }
-        if position != self.lens[layer] {
-            let expected = format!("position {}, the next of layer {layer}", self.lens[layer]);
-            return Err(Error::invalid("kv cache", expected, position.to_string()));
+        if qkv.is_empty() {
+            return Ok(());
         }
         let end = position + qkv.len() / row;
-        self.reserve(end)?;
-        let (heads, head_block) = (self.heads, self.head_block());
-        let of_layer = layer * heads.kv_heads * head_block..(layer + 1) * heads.kv_heads * head_block;
-        let first = position / POSITIONS_PER_BLOCK;
-        let touched = &mut self.blocks[first..end.div_ceil(POSITIONS_PER_BLOCK).max(first)];
-        let (count, touched) = (touched.len(), DisjointMut::new(touched));
+        self.take_pages(sequence, end)?;
+        let (layers, heads, head_page) = (self.layers, self.heads, self.head_page());
+        let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
+        positions.lens.resize(layers, 0);
+        positions.lens[layer] = end;
+        let of_layer = layer * heads.kv_heads * head_page..(layer + 1) * heads.kv_heads * head_page;
+        let first = position / PAGE_LENGTH;
+        let touched = &positions.pages[first..end.div_ceil(PAGE_LENGTH)];
+        let pages = DisjointMut::new(&mut self.pages);
         let task = |i: usize| {
-            // SAFETY: each task has its own block.
-            let block = unsafe { &mut touched.range(i..i + 1)[0] };
-            let base = (first + i) * POSITIONS_PER_BLOCK;
-            let positions = position.max(base)..end.min(base + POSITIONS_PER_BLOCK);
-            let rows = &qkv[(positions.start - position) * row..(positions.end - position) * row];
-            let block = &mut bytemuck::cast_slice_mut(block)[of_layer.clone()];
-            for (kv_head, block) in block.chunks_exact_mut(head_block).enumerate() {
-                write(block, heads, kv_head, rows, positions.start - base..positions.end - base);
+            // SAFETY: no page stands twice in the tables, so that each task has its own.
+            let page = unsafe { &mut pages.range(touched[i]..touched[i] + 1)[0] };
+            let base = (first + i) * PAGE_LENGTH;
+            let written = position.max(base)..end.min(base + PAGE_LENGTH);
+            let rows = &qkv[(written.start - position) * row..(written.end - position) * row];
+            let page = &mut bytemuck::cast_slice_mut(page)[of_layer.clone()];
+            for (kv_head, page) in page.chunks_exact_mut(head_page).enumerate() {
+                write(page, heads, kv_head, rows, written.start - base..written.end - base);
             }
         };
         if qkv.len() < SMALL_APPEND {
-            (0..count).for_each(task);
+            (0..touched.len()).for_each(task);
         } else {
-            cpu.threads().run(count, &task);
+            cpu.threads().run(touched.len(), &task);
         }
-        self.lens[layer] = end;
         Ok(())
     }
 
-    /// Keys and values of a head in block `block`.
-    #[inline]
-    pub(super) fn block(&self, layer: usize, kv_head: usize, block: usize) -> (&[f32], &[f32]) {
-        let len = self.head_block();
-        let all: &[f32] = bytemuck::cast_slice(&self.blocks[block]);
-        all[(layer * self.heads.kv_heads + kv_head) * len..][..len].split_at(POSITIONS_PER_BLOCK * self.head_size())
+    /// One layer of a sequence. Error, which names `op`: there is none.
+    pub(super) fn cached(&self, op: &'static str, sequence: Sequence, layer: usize) -> Result<Cached<'_>> {
+        let positions = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?;
+        if layer >= self.layers {
+            return Err(Error::invalid(op, format!("a layer below {}", self.layers), layer.to_string()));
+        }
+        let len = positions.lens.get(layer).copied().unwrap_or(0);
+        Ok(Cached { cache: self, pages: &positions.pages, layer, len })
     }
 
-    /// Elements of a block for one head.
-    fn head_block(&self) -> usize {
-        POSITIONS_PER_BLOCK * (self.heads.head_size + padded(self.heads.head_size))
+    /// Gives a sequence pages for positions below `end`. Error: the budget is spent, or memory.
+    fn take_pages(&mut self, sequence: Sequence, end: usize) -> Result<()> {
+        let has = self.sequences.get(&sequence).map_or(0, |positions| positions.pages.len());
+        let missing = end.div_ceil(PAGE_LENGTH).saturating_sub(has);
+        if missing > self.free_pages() {
+            return Err(Error::CacheFull { needed: missing.saturating_mul(PAGE_LENGTH), free: self.free() });
+        }
+        let lines = self.layers * self.heads.kv_heads * self.head_page() / 16;
+        while self.free.len() < missing {
+            let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
+                op: OP,
+                cause: format!("expected {} bytes of memory for the next positions, got none", lines * 64),
+            })?;
+            self.free.push(self.pages.len());
+            self.pages.push(page);
+        }
+        if let Some(positions) = self.sequences.get_mut(&sequence) {
+            positions.pages.extend(self.free.drain(self.free.len() - missing..));
+        }
+        Ok(())
     }
+
+    /// Pages that no sequence has.
+    fn free_pages(&self) -> usize {
+        self.budget - (self.pages.len() - self.free.len())
+    }
+
+    /// Elements of a page for one head.
+    fn head_page(&self) -> usize {
+        PAGE_LENGTH * (self.heads.head_size + padded(self.heads.head_size))
+    }
+}
+
+fn unknown(sequence: Sequence) -> Error {
+    Error::invalid(OP, "a sequence that was begun in this cache and has not ended", format!("{sequence:?}"))
 }
 
 /// Elements from a value to the value of the next position.
@@ -180,10 +269,10 @@ pub(super) fn padded(head_size: usize) -> usize {
     head_size.next_multiple_of(16)
 }
 
-/// Writes the keys and values in `rows` to `positions` of a block.
-fn write(block: &mut [f32], heads: Heads, kv_head: usize, rows: &[f32], positions: Range<usize>) {
+/// Writes the keys and values in `rows` to `positions` of a page.
+fn write(page: &mut [f32], heads: Heads, kv_head: usize, rows: &[f32], positions: Range<usize>) {
     let size = heads.head_size;
-    let (keys, values) = block.split_at_mut(POSITIONS_PER_BLOCK * size);
+    let (keys, values) = page.split_at_mut(PAGE_LENGTH * size);
     let key_of = |i: usize| &rows[i * heads.row() + (heads.heads + kv_head) * size..][..size];
     let value_of = |i: usize| &rows[i * heads.row() + (heads.heads + heads.kv_heads + kv_head) * size..][..size];
     for (i, position) in positions.clone().enumerate() {
@@ -212,6 +301,7 @@ fn write(block: &mut [f32], heads: Heads, kv_head: usize, rows: &[f32], position
 
 impl std::fmt::Debug for KvCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a cache of {} layers with {} of {} positions", self.layers, self.len(), self.capacity)
+        let (count, free, capacity) = (self.sequences.len(), self.free(), self.capacity());
+        write!(f, "a cache of {} layers with {count} sequences, {free} of {capacity} positions free", self.layers)
     }
 }

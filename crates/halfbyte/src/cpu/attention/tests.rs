@@ -1,18 +1,30 @@
+mod pages;
+
 use super::*;
 use crate::cpu::lanes::tests::{noise, on_every_cpu};
 use std::ops::Range;
 
+/// What a query sees, and how far away.
+#[derive(Clone, Copy, Debug)]
+struct Sight<'a> {
+    window: Option<usize>,
+    alibi: Option<&'a [f32]>,
+}
+
+const ALL: Sight<'static> = Sight { window: None, alibi: None };
+
 /// Attends to all of `qkv`, which comes in chunks of the given numbers of rows.
-fn attend(cpu: &Cpu, qkv: &[f32], heads: Heads, window: Option<usize>, chunks: &[usize]) -> Vec<f32> {
+fn attend(cpu: &Cpu, qkv: &[f32], heads: Heads, sight: Sight<'_>, chunks: &[usize]) -> Vec<f32> {
     let mut cache = KvCache::new(2, heads, chunks.iter().sum()).unwrap();
+    let (sequence, Sight { window, alibi }) = (cache.begin(), sight);
     let (row, out_row) = (heads.row(), heads.heads * heads.head_size);
     let mut out = vec![7.0; qkv.len() / row * out_row];
     let mut first = 0;
     for &m in chunks {
         let qkv = &qkv[first * row..(first + m) * row];
-        cache.append(cpu, 1, first, qkv).unwrap();
-        let what = Attention { qkv, heads, first_position: first, scale: scale(heads), window };
-        attention(cpu, &what, &cache, 1, &mut out[first * out_row..(first + m) * out_row]).unwrap();
+        cache.append(cpu, sequence, 1, first, qkv).unwrap();
+        let what = Attention { qkv, heads, first_position: first, scale: scale(heads), window, alibi };
+        attention(cpu, &what, &cache, sequence, 1, &mut out[first * out_row..(first + m) * out_row]).unwrap();
         first += m;
     }
     out
@@ -28,19 +40,21 @@ fn head(qkv: &[f32], heads: Heads, position: usize, head: usize) -> &[f32] {
 }
 
 /// The outputs in f64, and the bound of each one's error.
-fn reference(qkv: &[f32], heads: Heads, window: Option<usize>) -> Vec<(f64, f64)> {
-    let mut out = Vec::new();
+fn reference(qkv: &[f32], heads: Heads, sight: Sight<'_>) -> Vec<(f64, f64)> {
+    let (mut out, Sight { window, alibi }) = (Vec::new(), sight);
     for position in 0..qkv.len() / heads.row() {
         for query_head in 0..heads.heads {
             let kv_head = query_head / heads.group();
             let seen: Range<usize> = window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1;
             let q = head(qkv, heads, position, query_head);
             let (mut scores, mut most) = (Vec::new(), 0f64);
+            let slope = alibi.map_or(0.0, |slopes| f64::from(slopes[query_head]));
             for p in seen.clone() {
+                let bias = -slope * (position - p) as f64;
                 let k = head(qkv, heads, p, heads.heads + kv_head);
                 let products = q.iter().zip(k).map(|(&q, &k)| f64::from(scale(heads)) * f64::from(q) * f64::from(k));
-                scores.push(products.clone().sum::<f64>());
-                most = most.max(products.map(f64::abs).sum());
+                scores.push(products.clone().sum::<f64>() + bias);
+                most = most.max(products.map(f64::abs).sum::<f64>() + bias.abs());
             }
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
@@ -78,16 +92,19 @@ fn outputs_are_within_the_bound() {
                 // Small and large scores.
                 let factor = [1.0, 3.0][i % 2];
                 let qkv: Vec<f32> = noise(i as u32, positions * heads.row()).iter().map(|x| x * factor).collect();
-                let expected = reference(&qkv, heads, window);
+                // Every other with ALiBi.
+                let slopes: Vec<f32> = (0..heads.heads).map(|h| 0.5f32.powf(h as f32 + 0.7)).collect();
+                let sight = Sight { window, alibi: (i % 2 == 1).then_some(&slopes) };
+                let expected = reference(&qkv, heads, sight);
                 on_every_cpu(
-                    |cpu| attend(cpu, &qkv, heads, window, chunks),
+                    |cpu| attend(cpu, &qkv, heads, sight, chunks),
                     |isa, got| {
                         assert_eq!(got.len(), expected.len());
                         for (i, (&got, &(expected, bound))) in got.iter().zip(&expected).enumerate() {
                             let error = (f64::from(got) - expected).abs();
                             assert!(
                                 error <= bound,
-                                "{isa:?}, {heads:?}, window {window:?}, chunks {chunks:?}, element {i}: {got}, expected \
+                                "{isa:?}, {heads:?}, {sight:?}, chunks {chunks:?}, element {i}: {got}, expected \
                                  {expected}, off by {error:e} > {bound:e}"
                             );
                         }
@@ -102,9 +119,9 @@ fn outputs_are_within_the_bound() {
 fn long_prompts_use_all_threads_and_stay_within_the_bound() {
     let heads = Heads { heads: 4, kv_heads: 2, head_size: 16 };
     let qkv = noise(3, 1100 * heads.row());
-    let expected = reference(&qkv, heads, None);
+    let expected = reference(&qkv, heads, ALL);
     on_every_cpu(
-        |cpu| attend(cpu, &qkv, heads, None, &[700, 1, 398, 1]),
+        |cpu| attend(cpu, &qkv, heads, ALL, &[700, 1, 398, 1]),
         |isa, got| {
             for (i, (&got, &(expected, bound))) in got.iter().zip(&expected).enumerate() {
                 assert!((f64::from(got) - expected).abs() <= bound, "{isa:?}, element {i}: {got}, expected {expected}");
@@ -121,7 +138,7 @@ fn great_scores_do_not_overflow() {
         row[..32].iter_mut().for_each(|x| *x *= 1e4);
     }
     on_every_cpu(
-        |cpu| attend(cpu, &qkv, heads, None, &[30, 10]),
+        |cpu| attend(cpu, &qkv, heads, ALL, &[30, 10]),
         |isa, got| assert!(got.iter().all(|x| x.abs() <= 1.001), "{isa:?}"),
     );
 }
@@ -153,7 +170,7 @@ fn nan_reaches_those_that_see_it_and_nobody_else() {
             let touched: &[usize] = if part == 2 { &[2] } else { &[2, 3] };
             let expected: Vec<_> = (nan_position..=until).flat_map(|p| touched.iter().map(move |&h| (p, h))).collect();
             on_every_cpu(
-                |cpu| attend(cpu, &qkv, heads, window, &chunks),
+                |cpu| attend(cpu, &qkv, heads, Sight { window, alibi: None }, &chunks),
                 |isa, got| assert_eq!(with_nan(got, heads), expected, "{isa:?}, part {part}, chunks {chunks:?}"),
             );
         }
@@ -167,7 +184,7 @@ fn infinite_scores_give_nan() {
         let mut qkv = vec![0.5; 20 * heads.row()];
         qkv[9 * heads.row() + 2 * heads.head_size] = infinity;
         on_every_cpu(
-            |cpu| attend(cpu, &qkv, heads, None, &[20]),
+            |cpu| attend(cpu, &qkv, heads, ALL, &[20]),
             |isa, got| {
                 assert!(got[..9 * 32].iter().all(|x| x.is_finite()), "{isa:?}");
                 assert!(got[9 * 32..].iter().all(|x| x.is_nan() == expected), "{isa:?}, {infinity}");
@@ -177,48 +194,18 @@ fn infinite_scores_give_nan() {
 }
 
 #[test]
-fn a_truncated_cache_is_as_good_as_new() {
-    let heads = Heads { heads: 2, kv_heads: 2, head_size: 12 };
-    let qkv = noise(6, 200 * heads.row());
-    let row = heads.row();
-    on_every_cpu(
-        |cpu| {
-            let mut cache = KvCache::new(1, heads, 400).unwrap();
-            assert_eq!((cache.len(), cache.bytes(), cache.is_empty()), (0, 0, true));
-            cache.append(cpu, 0, 0, &qkv[..90 * row]).unwrap();
-            // What is forgotten must leave no trace, not even NaN.
-            cache.append(cpu, 0, 90, &vec![f32::NAN; 200 * row]).unwrap();
-            let bytes = cache.bytes();
-            assert_eq!(bytes, 3 * 128 * 2 * (12 + 16) * 4);
-            cache.truncate(90);
-            cache.truncate(1000);
-            cache.append(cpu, 0, 90, &qkv[90 * row..100 * row]).unwrap();
-            assert_eq!((cache.len(), cache.len_of(0), cache.bytes()), (100, 100, bytes));
-            let qkv = &qkv[90 * row..100 * row];
-            let what = Attention { qkv, heads, first_position: 90, scale: scale(heads), window: None };
-            let mut out = vec![7.0; 10 * 24];
-            attention(cpu, &what, &cache, 0, &mut out).unwrap();
-            out
-        },
-        |isa, got| {
-            let expected = reference(&qkv[..100 * row], heads, None);
-            for (&got, (expected, bound)) in got.iter().zip(&expected[90 * 24..]) {
-                assert!((f64::from(got) - expected).abs() <= *bound, "{isa:?}: {got}, expected {expected}");
-            }
-        },
-    );
-}
-
-#[test]
 fn what_does_not_fit_is_refused() {
     let cpu = Cpu::new(1).unwrap();
     let heads = Heads { heads: 2, kv_heads: 1, head_size: 4 };
     let mut cache = KvCache::new(2, heads, 10).unwrap();
-    let qkv = [0.0; 32];
-    cache.append(&cpu, 0, 0, &qkv).unwrap();
-    let fine = Attention { qkv: &qkv, heads, first_position: 0, scale: 0.5, window: None };
+    let (mut other, qkv) = (KvCache::new(2, heads, 10).unwrap(), [0.0; 32]);
+    let (sequence, ended, foreign) = (cache.begin(), cache.begin(), other.begin());
+    cache.end(ended).unwrap();
+    cache.append(&cpu, sequence, 0, 0, &qkv).unwrap();
+    other.append(&cpu, foreign, 0, 0, &qkv).unwrap();
+    let fine = Attention { qkv: &qkv, heads, first_position: 0, scale: 0.5, window: None, alibi: None };
     let run =
-        |what: Attention<'_>, layer: usize, out: usize| attention(&cpu, &what, &cache, layer, &mut [0.0; 32][..out]);
+        |what: Attention<'_>, layer, out: usize| attention(&cpu, &what, &cache, sequence, layer, &mut [0.0; 32][..out]);
     run(fine, 0, 16).unwrap();
     run(Attention { qkv: &[], ..fine }, 0, 0).unwrap();
     let mut results = vec![
@@ -229,16 +216,24 @@ fn what_does_not_fit_is_refused() {
         run(Attention { first_position: 1, ..fine }, 0, 16),
         run(Attention { first_position: usize::MAX, ..fine }, 0, 16),
         run(Attention { window: Some(0), ..fine }, 0, 16),
+        run(Attention { alibi: Some(&[0.5]), ..fine }, 0, 16),
         run(Attention { heads: Heads { head_size: 2, ..heads }, ..fine }, 0, 16),
         run(Attention { heads: Heads { heads: 3, kv_heads: 2, head_size: 4 }, ..fine }, 0, 16),
         run(Attention { heads: Heads { head_size: usize::MAX / 3, ..heads }, ..fine }, 0, 16),
+        attention(&cpu, &fine, &cache, ended, 0, &mut [0.0; 16]),
+        attention(&cpu, &fine, &cache, foreign, 0, &mut [0.0; 16]),
     ];
     results.extend([
-        cache.append(&cpu, 0, 3, &qkv),
-        cache.append(&cpu, 2, 0, &qkv),
-        cache.append(&cpu, 0, 2, &qkv[..17]),
-        cache.append(&cpu, 0, 2, &[0.0; 9 * 16]),
-        cache.reserve(11),
+        cache.append(&cpu, sequence, 0, 3, &qkv),
+        cache.append(&cpu, sequence, 2, 0, &qkv),
+        cache.append(&cpu, sequence, 0, 2, &qkv[..17]),
+        cache.append(&cpu, sequence, 0, 2, &[0.0; 127 * 16]),
+        cache.append(&cpu, ended, 0, 0, &qkv),
+        cache.append(&cpu, foreign, 0, 2, &qkv),
+        cache.truncate(ended, 0),
+        cache.truncate(foreign, 0),
+        cache.end(ended),
+        cache.end(foreign),
         KvCache::new(1, Heads { head_size: usize::MAX / 1024, ..heads }, 10).map(|_| ()),
         KvCache::new(usize::MAX, heads, 10).map(|_| ()),
         KvCache::new(1 << 50, Heads { heads: 1, kv_heads: 1, head_size: 1 }, 10).map(|_| ()),
@@ -247,5 +242,6 @@ fn what_does_not_fit_is_refused() {
         let text = result.expect_err(&format!("case {i}")).to_string();
         assert!(text.contains(": expected ") && text.contains(", got "), "{text}");
     }
-    assert_eq!(cache.len_of(0), 2);
+    assert_eq!(cache.cached("test", sequence, 0).unwrap().len, 2);
+    assert_eq!((cache.len(ended), cache.len(foreign)), (0, 0));
 }

@@ -1,7 +1,7 @@
 //! Attention of a few rows of queries to the keys and values of one head.
 
 use super::Attention;
-use super::cache::{KvCache, Line, PANEL, POSITIONS_PER_BLOCK, padded};
+use super::cache::{Cached, Line, PAGE_LENGTH, PANEL, padded};
 use super::product::{Factor, product};
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::Isa;
@@ -11,7 +11,7 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 /// Elements from a row of weights to the next. The extra line keeps rows out of each other's cache sets.
-const WEIGHTS_ROW: usize = POSITIONS_PER_BLOCK + 16;
+const WEIGHTS_ROW: usize = PAGE_LENGTH + 16;
 
 /// Rows of a full tile: with two vectors of scores for each, they fill the registers.
 pub(super) fn tile_rows(isa: Isa) -> usize {
@@ -26,17 +26,16 @@ pub(super) fn tile_rows(isa: Isa) -> usize {
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
     pub(super) what: Attention<'a>,
-    pub(super) cache: &'a KvCache,
-    pub(super) layer: usize,
+    pub(super) cached: Cached<'a>,
     pub(super) kv_head: usize,
     pub(super) first_row: usize,
     pub(super) rows: usize,
 }
 
 impl Tile<'_> {
-    /// The blocks in which some row sees a position.
-    pub(super) fn blocks(&self) -> Range<usize> {
-        self.seen(0).start / POSITIONS_PER_BLOCK..self.seen(self.rows - 1).end.div_ceil(POSITIONS_PER_BLOCK)
+    /// The pages in which some row sees a position.
+    pub(super) fn pages(&self) -> Range<usize> {
+        self.seen(0).start / PAGE_LENGTH..self.seen(self.rows - 1).end.div_ceil(PAGE_LENGTH)
     }
 
     fn query_of(&self, row: usize) -> usize {
@@ -54,6 +53,12 @@ impl Tile<'_> {
         self.what.first_seen(query)..self.what.first_position + query + 1
     }
 
+    /// A row's slope, as scores of powers of two have it, and its position.
+    fn alibi(&self, row: usize) -> (f32, usize) {
+        let slope = self.what.alibi.map_or(0.0, |slopes| slopes[self.head_of(row)]);
+        (slope * std::f32::consts::LOG2_E, self.what.first_position + self.query_of(row))
+    }
+
     /// Where a row's output goes.
     fn place(&self, row: usize) -> Range<usize> {
         let heads = self.what.heads;
@@ -67,7 +72,7 @@ impl Tile<'_> {
 pub(super) struct Scratch {
     /// Scaled queries, `[head_size][tile height]`.
     queries: Vec<Line>,
-    /// Scores, then weights, of a block: `[tile height][WEIGHTS_ROW]`.
+    /// Scores, then weights, of a page: `[tile height][WEIGHTS_ROW]`.
     weights: Vec<Line>,
     /// Sums of weighted values, `[tile height][padded head size]`.
     sums: Vec<Line>,
@@ -97,10 +102,10 @@ fn floats(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
     &mut bytemuck::cast_slice_mut(buffer)[..len]
 }
 
-/// Attends to the positions in `blocks`; leaves the sums of weighted values in `scratch`.
+/// Attends to the positions in `pages`; leaves the sums of weighted values in `scratch`.
 pub(super) struct Attend<'a> {
     pub(super) tile: Tile<'a>,
-    pub(super) blocks: Range<usize>,
+    pub(super) pages: Range<usize>,
     pub(super) scratch: &'a mut Scratch,
 }
 
@@ -109,15 +114,15 @@ impl Kernel for Attend<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Totals {
-        let Self { tile, blocks, scratch } = self;
+        let Self { tile, pages, scratch } = self;
         match tile.rows {
-            1 => attend::<S, 1>(s, &tile, blocks, scratch),
-            2 => attend::<S, 2>(s, &tile, blocks, scratch),
-            3 => attend::<S, 3>(s, &tile, blocks, scratch),
-            4 => attend::<S, 4>(s, &tile, blocks, scratch),
-            5..=6 if S::LANES >= 8 => attend::<S, 6>(s, &tile, blocks, scratch),
-            7..=8 if S::LANES == 16 => attend::<S, 8>(s, &tile, blocks, scratch),
-            9..=12 if S::LANES == 16 => attend::<S, 12>(s, &tile, blocks, scratch),
+            1 => attend::<S, 1>(s, &tile, pages, scratch),
+            2 => attend::<S, 2>(s, &tile, pages, scratch),
+            3 => attend::<S, 3>(s, &tile, pages, scratch),
+            4 => attend::<S, 4>(s, &tile, pages, scratch),
+            5..=6 if S::LANES >= 8 => attend::<S, 6>(s, &tile, pages, scratch),
+            7..=8 if S::LANES == 16 => attend::<S, 8>(s, &tile, pages, scratch),
+            9..=12 if S::LANES == 16 => attend::<S, 12>(s, &tile, pages, scratch),
             rows => unreachable!("a tile of {rows} rows with vectors of {}", S::LANES),
         }
     }
@@ -214,7 +219,7 @@ impl Kernel for Merge<'_> {
 
 /// Tiles of up to `R` rows. Rows beyond the tile's are like its last with a query of zeros.
 #[inline(always)]
-fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, blocks: Range<usize>, scratch: &mut Scratch) -> Totals {
+fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, pages: Range<usize>, scratch: &mut Scratch) -> Totals {
     let heads = tile.what.heads;
     let stride = padded(heads.head_size);
     let queries = floats(&mut scratch.queries, heads.head_size * R);
@@ -227,34 +232,40 @@ fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, blocks: Range<usize>, 
     let (seen_by_one, seen_by_all) = (seen[0].start..seen[R - 1].end, seen[R - 1].start..seen[0].end);
     let mut max = [f32::MIN; 16];
     let mut total = [s.splat(0.0); R];
-    for index in blocks {
-        let block = within_block(&seen_by_one, index);
-        if block.is_empty() {
+    for index in pages {
+        let page = within_page(&seen_by_one, index);
+        if page.is_empty() {
             continue;
         }
-        let (keys, values) = tile.cache.block(tile.layer, tile.kv_head, index);
-        let columns = block.start / S::LANES..block.end.div_ceil(S::LANES);
+        let (keys, values) = tile.cached.page(tile.kv_head, index);
+        let columns = page.start / S::LANES..page.end.div_ceil(S::LANES);
         scores::<S, R>(s, queries, keys, columns, weights);
+        if tile.what.alibi.is_some() {
+            for row in 0..R {
+                let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
+                add_alibi(s, weights, &within_page(&seen[row], index), index, tile.alibi(row.min(tile.rows - 1)));
+            }
+        }
 
         let before = max;
         for row in 0..R {
-            let seen = within_block(&seen[row], index);
-            let weights = &mut weights[row * WEIGHTS_ROW..][..POSITIONS_PER_BLOCK];
+            let seen = within_page(&seen[row], index);
+            let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
             let greatest = mask_and_find_greatest(s, weights, &seen);
             max[row] = if greatest > max[row] { greatest } else { max[row] };
         }
         let rescale = exp2_of_difference(s, &before, &max);
         for row in 0..R {
-            let seen = within_block(&seen[row], index);
-            let weights = &mut weights[row * WEIGHTS_ROW..][..POSITIONS_PER_BLOCK];
+            let seen = within_page(&seen[row], index);
+            let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
             let sum = scores_to_weights(s, weights, &seen, max[row]);
             total[row] = s.mul_add(total[row], s.splat(rescale[row]), sum);
         }
 
-        let common = within_block(&seen_by_all, index);
+        let common = within_page(&seen_by_all, index);
         add_values::<S, R>(s, weights, values, common.clone(), &rescale, sums);
         for row in 0..R {
-            let seen = within_block(&seen[row], index);
+            let seen = within_page(&seen[row], index);
             let (before, after) = match common.is_empty() {
                 true => (seen, 0..0),
                 false => (seen.start..common.start, common.end..seen.end),
@@ -274,11 +285,11 @@ fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, blocks: Range<usize>, 
     Totals { max, sum }
 }
 
-/// The part of `positions` in block `index`, counted from the block's start.
+/// The part of `positions` in page `index`, counted from the page's start.
 #[inline(always)]
-fn within_block(positions: &Range<usize>, index: usize) -> Range<usize> {
-    let base = index * POSITIONS_PER_BLOCK;
-    let cut = |position: usize| position.max(base).min(base + POSITIONS_PER_BLOCK) - base;
+fn within_page(positions: &Range<usize>, index: usize) -> Range<usize> {
+    let base = index * PAGE_LENGTH;
+    let cut = |position: usize| position.max(base).min(base + PAGE_LENGTH) - base;
     cut(positions.start)..cut(positions.end)
 }
 
@@ -298,7 +309,7 @@ fn pack_queries<const R: usize>(tile: &Tile<'_>, queries: &mut [f32]) {
     }
 }
 
-/// Scores of `columns` (vectors of positions) of a block, into the rows of `weights`.
+/// Scores of `columns` (vectors of positions) of a page, into the rows of `weights`.
 #[inline(always)]
 fn scores<S: Simd, const R: usize>(s: S, queries: &[f32], keys: &[f32], columns: Range<usize>, weights: &mut [f32]) {
     match (S::LANES, R) {
@@ -350,6 +361,23 @@ fn score_some<S: Simd, const R: usize, const C: usize, const U: usize>(
     }
 }
 
+/// Adds `slope · (key's position − query's)` to the scores in vectors that hold a position in `seen`, of page `index`.
+#[inline(always)]
+fn add_alibi<S: Simd>(s: S, scores: &mut [f32], seen: &Range<usize>, index: usize, (slope, query): (f32, usize)) {
+    const LANES: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
+    if seen.is_empty() {
+        return;
+    }
+    let (lanes, slope) = (s.load(&LANES), s.splat(slope));
+    let first = seen.start / S::LANES * S::LANES;
+    for (i, part) in scores[first..seen.end.next_multiple_of(S::LANES)].chunks_exact_mut(S::LANES).enumerate() {
+        let distance = (index * PAGE_LENGTH + first + i * S::LANES) as i64 - query as i64;
+        let distance = s.add(lanes, s.splat(distance as f32));
+        let score = s.mul_add(distance, slope, s.load(part));
+        s.store(part, score);
+    }
+}
+
 /// Sets the scores of unseen positions, in vectors that hold a seen one, to −∞. Returns the greatest score that is no
 /// NaN.
 #[inline(always)]
@@ -395,7 +423,7 @@ fn exp2_of_difference<S: Simd>(s: S, a: &[f32; 16], b: &[f32; 16]) -> [f32; 16] 
     result
 }
 
-/// `sums = sums · rescale + weights · values` over `positions` of a block.
+/// `sums = sums · rescale + weights · values` over `positions` of a page.
 #[inline(always)]
 fn add_values<S: Simd, const R: usize>(
     s: S,

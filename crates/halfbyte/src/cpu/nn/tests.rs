@@ -1,3 +1,7 @@
+mod activation;
+mod norm;
+mod route;
+
 use super::*;
 use crate::cpu::attention::Heads;
 use crate::cpu::isa::Isa;
@@ -28,135 +32,6 @@ fn assert_close(isa: Isa, got: &[f32], expected: &[f64], bound: impl Fn(usize) -
 
 fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|&x| f64::from(x)).collect()
-}
-
-fn norm_in_f64(x: &[f64], weight: &[f32], eps: f32) -> Vec<f64> {
-    let normed = x.chunks(weight.len()).flat_map(|row| {
-        let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
-        row.iter().zip(weight).map(move |(x, &w)| x / (mean + f64::from(eps)).sqrt() * f64::from(w))
-    });
-    normed.collect()
-}
-
-#[test]
-fn norms_are_within_their_bounds() {
-    for (m, d) in sizes() {
-        let (x, delta, weight) = (noise(1, m * d), noise(2, m * d), noise(3, d));
-        let relative = (d as f64 / 8.0 + 16.0) * U;
-        let expected = norm_in_f64(&wide(&x), &weight, 1e-5);
-        on_every_cpu(
-            |cpu| {
-                let mut out = vec![7.0; m * d];
-                rms_norm(cpu, &x, &weight, 1e-5, &mut out).unwrap();
-                out
-            },
-            |isa, got| assert_close(isa, got, &expected, |i| relative * expected[i].abs()),
-        );
-        let sum: Vec<f32> = x.iter().zip(&delta).map(|(x, y)| x + y).collect();
-        let expected = norm_in_f64(&wide(&sum), &weight, 1e-5);
-        on_every_cpu(
-            |cpu| {
-                let (mut residual, mut added, mut out) = (x.clone(), x.clone(), vec![7.0; m * d]);
-                add_rms_norm(cpu, &mut residual, &delta, &weight, 1e-5, &mut out).unwrap();
-                assert_eq!(residual, sum);
-                add(cpu, &mut added, &delta).unwrap();
-                assert_eq!(added, sum);
-                out
-            },
-            |isa, got| assert_close(isa, got, &expected, |i| relative * expected[i].abs()),
-        );
-    }
-}
-
-#[test]
-fn swiglu_is_within_its_bound() {
-    for (m, inner) in sizes() {
-        let mut gate_up = noise(4, m * 2 * inner);
-        for (i, x) in gate_up.iter_mut().enumerate() {
-            *x *= [1.0, 10.0, 86.9, 1e-4, 1e4][i % 5];
-        }
-        for row in gate_up.chunks_mut(2 * inner) {
-            row[..inner].iter_mut().for_each(|gate| *gate = gate.max(-87.0));
-        }
-        let expected: Vec<f64> = gate_up
-            .chunks(2 * inner)
-            .flat_map(|row| (0..inner).map(|i| (f64::from(row[i]), f64::from(row[inner + i]))))
-            .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
-            .collect();
-        on_every_cpu(
-            |cpu| {
-                let mut out = vec![7.0; m * inner];
-                swiglu(cpu, &gate_up, inner, &mut out).unwrap();
-                out
-            },
-            |isa, got| assert_close(isa, got, &expected, |i| expected[i].abs() * 8.0 * U + 1e-36),
-        );
-    }
-}
-
-#[test]
-fn swiglu_at_the_ends() {
-    let gates = [-88.0, -90.0, -1e4, f32::MIN, 0.0, 1e4, f32::MAX, f32::INFINITY, f32::NAN];
-    let gate_up: Vec<f32> = gates.iter().copied().chain([1.0; 9]).collect();
-    on_every_cpu(
-        |cpu| {
-            let mut out = vec![7.0; 9];
-            swiglu(cpu, &gate_up, 9, &mut out).unwrap();
-            out
-        },
-        |isa, got| {
-            assert!(got[..4].iter().all(|x| x.abs() < 1e-35), "{isa:?}: {got:?}");
-            assert_eq!(got[4..8], [0.0, 1e4, f32::MAX, f32::INFINITY], "{isa:?}");
-            assert!(got[8].is_nan(), "{isa:?}: {got:?}");
-        },
-    );
-}
-
-struct Exponentials<'a>(&'a [f32]);
-
-impl Kernel for Exponentials<'_> {
-    type Output = Vec<f32>;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Vec<f32> {
-        let mut results = Vec::new();
-        for &x in self.0 {
-            results.push(s.to_array(exp::exp(s, s.splat(x)))[0]);
-            results.push(s.to_array(exp2(s, s.splat(x)))[0]);
-        }
-        results
-    }
-}
-
-#[test]
-fn exponentials_are_within_their_bound() {
-    let mut x: Vec<f32> = (-87_200..88_300).map(|i| i as f32 * 1e-3).collect();
-    x.extend(noise(5, 20_000));
-    on_every_cpu(
-        |cpu| dispatch(cpu, Exponentials(&x)),
-        |isa, got| {
-            for (&x, got) in x.iter().zip(got.chunks(2)) {
-                let exact = [f64::from(x).exp(), f64::from(x).exp2()];
-                for (got, exact) in got.iter().zip(exact) {
-                    let error = f64::from(*got) / exact - 1.0;
-                    assert!(error.abs() <= 4.0 * U, "{isa:?}: at {x}: {got}, expected {exact}: {error:e}");
-                }
-            }
-        },
-    );
-    let ends = [f32::NEG_INFINITY, f32::MIN, -200.0, 200.0, f32::MAX, f32::INFINITY];
-    let nans = [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff)];
-    on_every_cpu(
-        |cpu| dispatch(cpu, Exponentials(&ends)),
-        |isa, got| {
-            assert!(got[..6].iter().all(|&x| x == 0.0), "{isa:?}: {got:?}");
-            assert!(got[6..].iter().all(|&x| x == f32::INFINITY), "{isa:?}: {got:?}");
-        },
-    );
-    on_every_cpu(
-        |cpu| dispatch(cpu, Exponentials(&nans)),
-        |isa, got| assert!(got.iter().all(|x| x.is_nan()), "{isa:?}"),
-    );
 }
 
 #[test]
@@ -348,7 +223,10 @@ fn nan_comes_out() {
             rms_norm(cpu, &x, &[1.0; 20], 1e-5, &mut normed).unwrap();
             add_rms_norm(cpu, &mut [1.0; 60], &x, &[1.0; 20], 1e-5, &mut added).unwrap();
             softmax_in_place(cpu, &mut soft, 20).unwrap();
-            [normed, added, soft].concat()
+            let (mut layer, mut layer_added) = (vec![0.0; 60], vec![0.0; 60]);
+            layer_norm(cpu, &x, &[1.0; 20], Some(&[0.5; 20]), 1e-5, &mut layer).unwrap();
+            add_layer_norm(cpu, &mut [1.0; 60], &x, &[1.0; 20], None, 1e-5, &mut layer_added).unwrap();
+            [normed, added, soft, layer, layer_added].concat()
         },
         |isa, got| {
             for got in got.chunks(60) {
@@ -372,7 +250,18 @@ fn what_does_not_fit_is_refused() {
         rms_norm(&cpu, &[0.0; 6], &[0.0; 3], 0.0, &mut out),
         add_rms_norm(&cpu, &mut [0.0; 12], &[0.0; 11], &[0.0; 3], 0.0, &mut out),
         add(&cpu, &mut out, &[0.0; 11]),
+        head_rms_norm(&cpu, &mut [0.0; 15], heads, &[0.0; 4], &[0.0; 4], 0.0),
+        head_rms_norm(&cpu, &mut [0.0; 16], heads, &[0.0; 3], &[0.0; 4], 0.0),
+        head_rms_norm(&cpu, &mut [0.0; 16], heads, &[0.0; 4], &[0.0; 5], 0.0),
+        head_rms_norm(&cpu, &mut [0.0; 16], Heads { kv_heads: 0, ..heads }, &[0.0; 4], &[0.0; 4], 0.0),
+        layer_norm(&cpu, &[0.0; 12], &[0.0; 5], None, 0.0, &mut [0.0; 12]),
+        layer_norm(&cpu, &[0.0; 12], &[0.0; 4], Some(&[0.0; 3]), 0.0, &mut [0.0; 12]),
+        layer_norm(&cpu, &[0.0; 12], &[0.0; 4], None, 0.0, &mut [0.0; 8]),
+        add_layer_norm(&cpu, &mut [0.0; 12], &[0.0; 11], &[0.0; 4], None, 0.0, &mut [0.0; 12]),
+        add_layer_norm(&cpu, &mut [0.0; 12], &[0.0; 12], &[0.0; 4], Some(&[]), 0.0, &mut [0.0; 12]),
         swiglu(&cpu, &[0.0; 23], 4, &mut [0.0; 12]),
+        geglu(&cpu, &[0.0; 24], 5, &mut [0.0; 12]),
+        geglu_tanh(&cpu, &[0.0; 23], 4, &mut [0.0; 12]),
         softmax_in_place(&cpu, &mut out, 5),
         log_sum_exp(&cpu, &[0.0; 5], &mut [0.0; 2]),
         kl_divergence(&cpu, &[0.0; 5], &[0.0; 2], &[0.0; 5], &[0.0; 2], &mut [0.0; 2]),

@@ -10,7 +10,11 @@
 //   combine: a block owns a query and adds the parts up in their order, each shifted to the common maximum
 //
 // Parts have a length of their own and not a number of their own, so that a query's bits depend on its position alone.
-// A position beyond a query's own takes no part in its sums: NaN there does not reach it.
+// A position that a query does not see takes no part in its sums: NaN there does not reach it.
+//
+// With a window w the query at position p sees the positions above p - w only. Runs before those of the first query of
+// a block are skipped, and parts are counted from the one in which the window begins. Runs and parts still begin at
+// multiples of their lengths, and what is skipped would have weights of 0: the bits are those without skipping.
 #include "floats.cuh"
 
 // As `Params` in attention.rs.
@@ -27,15 +31,22 @@ struct Params {
   u32 parts, part_length;
   float scale;
   FloatType kind, out_type;  // kind: of the cache
+  u32 window;  // where there is one
+  u32 padding;  // of this struct
 };
 
 DEV float minus_infinity() { return __int_as_float(0xff800000); }
 
+// The first position that a query sees which sees positions below `end`.
+template <bool WINDOW> DEV u64 first_seen(const Params& p, u64 end) {
+  return WINDOW && end > p.window ? end - p.window : 0;
+}
+
 // What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
 DEV float base_of(float maximum) { return maximum == minus_infinity() ? 0 : maximum; }
 
-// HEAD: size of a head, rounded up to 32; QUERIES: of a warp.
-template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) attention(const Params p) {
+// HEAD: size of a head, rounded up to 32; QUERIES: of a warp; WINDOW: whether there is one.
+template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(128, 2) attention(const Params p) {
   constexpr int WARPS = 4;
   constexpr int RUN = 32;  // positions
   constexpr float LOG2_E = 1.4426950408889634f;
@@ -61,18 +72,21 @@ template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) atten
     queries[i] = value * (p.scale * LOG2_E);
   }
 
-  // Positions that each query sees, and the last of them all.
+  // Each query sees positions below `seen`, as many of the last as the window has.
   u64 seen[QUERIES];
-  u64 least = ~0ull;
+  u64 least = ~0ull, most = 0;
 #pragma unroll
   for (int q = 0; q < QUERIES; q++) {
     const u32 query = first + warp * QUERIES + q;
     seen[q] = query < total ? first_position + query / group + 1 : 0;
     least = min(least, seen[q]);
+    most = max(most, seen[q]);
   }
   const u32 last = min(first + WARPS * QUERIES, total) - 1;
-  const u64 begin = u64(part) * p.part_length;
-  const u64 end = min(begin + p.part_length, first_position + last / group + 1);
+  const u64 from = first_seen<WINDOW>(p, first_position + first / group + 1);  // of the block's first query
+  const u64 part_begin = (WINDOW ? from / p.part_length + part : u64(part)) * p.part_length;
+  const u64 begin = WINDOW ? max(part_begin, from / RUN * RUN) : part_begin;
+  const u64 end = min(part_begin + p.part_length, first_position + last / group + 1);
 
   float maximum[QUERIES], weight[QUERIES] = {}, sums[QUERIES][PER_LANE] = {};
 #pragma unroll
@@ -103,7 +117,7 @@ template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) atten
     }
 #pragma unroll
     for (int q = 0; q < QUERIES; q++) {
-      if (run + lane >= seen[q]) score[q] = minus_infinity();
+      if (run + lane >= seen[q] || (WINDOW && run + lane + p.window < seen[q])) score[q] = minus_infinity();
       const float higher = fmaxf(maximum[q], warp_max(score[q])), base = base_of(higher);
       const float shrink = exp2f(maximum[q] - base);
       maximum[q] = higher;
@@ -112,7 +126,7 @@ template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) atten
 #pragma unroll
       for (int c = 0; c < PER_LANE; c++) sums[q][c] *= shrink;
     }
-    const bool all = run + RUN <= least;
+    const bool all = run + RUN <= least && (!WINDOW || run + p.window >= most);
 #pragma unroll 4
     for (int j = 0; j < RUN; j++) {
       float value[PER_LANE];
@@ -121,7 +135,7 @@ template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) atten
 #pragma unroll
       for (int q = 0; q < QUERIES; q++) {
         const float w = __shfl_sync(ALL_LANES, score[q], j);
-        if (all || run + j < seen[q]) {
+        if (all || (run + j < seen[q] && (!WINDOW || run + j + p.window >= seen[q]))) {
 #pragma unroll
           for (int c = 0; c < PER_LANE; c++) sums[q][c] = fmaf(w, value[c], sums[q][c]);
         }
@@ -152,10 +166,12 @@ template <int HEAD, int QUERIES> __global__ void __launch_bounds__(128, 2) atten
   }
 }
 
-template <int THREADS> __global__ void __launch_bounds__(THREADS) combine(const Params p) {
+template <int THREADS, bool WINDOW> __global__ void __launch_bounds__(THREADS) combine(const Params p) {
   const u64 query = blockIdx.x, row = query / p.heads;
   const u64 seen = min(u64(*p.position) + p.first_row, p.capacity - p.rows) + row + 1;
-  const u32 parts = min(u64(p.parts), (seen + p.part_length - 1) / p.part_length), length = p.head_size + 2;
+  const u64 first_part = WINDOW ? first_seen<WINDOW>(p, seen) / p.part_length : 0;
+  const u32 parts = min(u64(p.parts), (seen + p.part_length - 1) / p.part_length - first_part);
+  const u32 length = p.head_size + 2;
   const float* left = p.partial + query * p.parts * length;
   float maximum = minus_infinity();
   for (u32 part = 0; part < parts; part++) maximum = fmaxf(maximum, left[part * length + p.head_size]);

@@ -32,16 +32,21 @@ fn padded(head_size: usize) -> usize {
     head_size.next_multiple_of(32)
 }
 
-pub(super) fn instances(head_size: usize) -> Vec<Instance> {
-    [FEW, MANY].map(|queries| instance(head_size, queries)).into()
+pub(super) fn instances(head_size: usize) -> [Instance; 4] {
+    [(FEW, false), (FEW, true), (MANY, false), (MANY, true)]
+        .map(|(queries, window)| instance(head_size, queries, window))
 }
 
-fn instance(head_size: usize, queries: usize) -> Instance {
-    Instance::new(&SOURCE, format!("attention<{}, {queries}>", padded(head_size)))
+pub(super) fn combines() -> [Instance; 2] {
+    [false, true].map(combine)
 }
 
-pub(super) fn combine() -> Instance {
-    Instance::new(&SOURCE, format!("combine<{}>", 32 * WARPS))
+fn instance(head_size: usize, queries: usize, window: bool) -> Instance {
+    Instance::new(&SOURCE, format!("attention<{}, {queries}, {window}>", padded(head_size)))
+}
+
+fn combine(window: bool) -> Instance {
+    Instance::new(&SOURCE, format!("combine<{}, {window}>", 32 * WARPS))
 }
 
 /// The keys and values of all layers, on a device.
@@ -113,15 +118,23 @@ pub struct Attention<'a> {
     pub position: View<'a, u32>,
     /// Rows between that position and the first row here.
     pub first_row: usize,
-    /// Positions that a row may see at most: what one row's are divided by.
+    /// Positions of the text that a row may see at most, as if there were no window: what one row's are divided by.
     pub longest: usize,
     /// Factor of the scores, as a rule `1/√head_size`.
     pub scale: f32,
+    /// A row sees at most this many positions, its own included (sliding window).
+    pub window: Option<usize>,
 }
 
 /// Elements that one row needs in `partial` for texts up to `longest`.
 pub fn partial_len(heads: Heads, longest: usize) -> usize {
     heads.heads * longest.div_ceil(PART_LENGTH) * (heads.head_size + 2)
+}
+
+/// Parts that a row's positions lie in, wherever the window begins.
+fn parts_of_one_row(what: &Attention<'_>) -> usize {
+    let parts = what.longest.div_ceil(PART_LENGTH);
+    what.window.map_or(parts, |window| parts.min((window - 1).div_ceil(PART_LENGTH) + 1))
 }
 
 parameters! {
@@ -145,18 +158,20 @@ parameters! {
         scale: f32,
         kind: u32,
         out_type: u32,
+        window: u32,
+        padding: u32,
     }
 }
 
 /// `out = softmax(scale · Q·Kᵀ, causal) · V` for every query head, with the keys and values of `layer` in `cache`.
 ///
-/// Row `i` is at `position[0] + first_row + i` and sees all positions up to its own, which must be in the cache and fewer
-/// than `longest`. A single row's positions are divided into parts that run side by side.
+/// Row `i` is at `position[0] + first_row + i` and sees the positions up to its own, those of the window or all; its own must
+/// be in the cache and below `longest`. A single row's positions are divided into parts that run side by side.
 ///
 /// *Shapes:* `out` `[m, heads·head_size]`, `partial` at least [`partial_len`]. *Accuracy:* with `n` visible positions, head
 /// size `h` and `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the
 /// exact one, before it is rounded to out's type. NaN in a query, or in a key or value that it sees, gives NaN in its output
-/// and touches no other query's. *Errors:* shapes that do not fit, more positions than the cache has.
+/// and touches no other query's. *Errors:* shapes that do not fit, more positions than the cache has, a window of 0.
 ///
 /// *Source:* as [the one for CPUs](crate::cpu::attention::attention).
 pub fn attention(
@@ -177,11 +192,14 @@ pub fn attention(
         let expected = format!("at least {rows} and at most {} positions, those of the cache", cache.capacity());
         return Err(Error::invalid(OP, expected, what.longest.to_string()));
     }
+    if what.window == Some(0) {
+        return Err(Error::invalid(OP, "a window of at least one position", "0"));
+    }
     let [keys, values] = cache.layer(OP, layer)?;
     if rows == 0 {
         return Ok(());
     }
-    let parts = if rows == 1 { what.longest.div_ceil(PART_LENGTH) } else { 1 };
+    let parts = if rows == 1 { parts_of_one_row(what) } else { 1 };
     let part_length = if parts == 1 { what.longest } else { PART_LENGTH };
     if parts > 1 && partial.len() < partial_len(heads, what.longest) {
         let expected = format!("at least {} elements in partial", partial_len(heads, what.longest));
@@ -206,6 +224,9 @@ pub fn attention(
         scale: what.scale,
         kind: float_type(cache.dtype()),
         out_type: float_type(out.dtype()),
+        // No text is longer than positions have bits for.
+        window: what.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+        padding: 0,
     };
     let queries = rows * heads.group();
     let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
@@ -213,8 +234,8 @@ pub fn attention(
     let shared = (RUN * (head + 4) + RUN * head + WARPS * each * head) * size_of::<f32>();
     let grid = [queries.div_ceil(WARPS * each), heads.kv_heads, parts];
     let threads = 32 * WARPS as u32;
-    let attend = (instance(heads.head_size, each), launch(OP, grid, threads, shared as u32)?);
-    let add_up = (combine(), launch(OP, [rows * heads.heads, 1, 1], threads, 0)?);
+    let attend = (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, threads, shared as u32)?);
+    let add_up = (combine(what.window.is_some()), launch(OP, [rows * heads.heads, 1, 1], threads, 0)?);
     for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 { 2 } else { 1 }) {
         let function = gpu.function(&instance)?;
         // SAFETY: both take the source's `Params`, whose lengths were checked above.

@@ -30,7 +30,7 @@ pub use embed::embed;
 pub use floats::FloatBuffer;
 pub use mean::{mean, mean_codes};
 pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_quantized};
-pub use rope::Rope;
+pub use rope::{HeadNorms, NewRows, Rope};
 pub use sample::{Draw, sample};
 pub use swiglu::{swiglu, swiglu_quantized};
 
@@ -50,8 +50,6 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     let mut all = vec![
         embed::instance(),
         rms_norm::instance(),
-        rope::instance(),
-        attention::combine(),
         swiglu::instance(),
         argmax::instance(),
         sample::instance(),
@@ -61,6 +59,7 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
         all.extend([rms_norm::quantized_instances(), swiglu::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
     }
+    all.extend([rope::instances(), attention::combines()].concat());
     all.extend(heads.into_iter().flat_map(attention::instances));
     all.extend(dense::instances());
     all

@@ -3,10 +3,11 @@
 //
 //   a block takes one row, and a warp of it each of up to 8 heads:
 //       cosine and sine of each pair's angle, once for the block
+//       with norms: a query or key head becomes head / sqrt(mean(head^2) + eps) * weight as it is read
 //       a query head: rotated in place;  a key head: rotated into the cache;  a value head: copied into the cache
 //
-// Element i is paired with element i + pairs. Angles are in turns and in double precision, so that far positions lose
-// nothing and the reduction to one turn is exact.
+// Element i is paired with element i + pairs; a model without rotations has 0 pairs. Angles are in turns and in double
+// precision, so that far positions lose nothing and the reduction to one turn is exact.
 #include "floats.cuh"
 
 constexpr int WARPS = 8;
@@ -22,10 +23,27 @@ struct Params {
   u64 capacity;
   u32 heads, kv_heads, head_size, pairs;
   FloatType kind;  // of the cache
-  u32 padding;  // of this struct
+  float eps;  // of the norms
+  const float *query_norm, *key_norm;  // weights [head_size], with norms
 };
 
-__global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
+// A head as it is read. The lanes of a warp make one together.
+template <bool NORMED> struct Head {
+  const float *from, *weight;
+  float factor;
+
+  __device__ __forceinline__ Head(const float* from, const float* weight, u32 size, float eps)
+      : from(from), weight(weight) {
+    if (!NORMED) return;
+    float sum = 0;
+    for (u32 i = threadIdx.x % 32; i < size; i += 32) sum = fmaf(from[i], from[i], sum);
+    factor = 1.0f / sqrtf(warp_sum(sum) / float(size) + eps);
+  }
+
+  __device__ __forceinline__ float operator[](u32 i) const { return NORMED ? from[i] * factor * weight[i] : from[i]; }
+};
+
+template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
   __shared__ float2 angles[MOST_PAIRS];
   const u32 row = blockIdx.x, lane = threadIdx.x % 32;
   const u64 position = u64(*p.position) + row;
@@ -46,9 +64,10 @@ __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
   void* cache = is_value ? p.values : p.keys;
   const u64 place = (u64(kv_head) * p.capacity + position) * p.head_size;
 
+  const Head<NORMS> own(from, is_query ? p.query_norm : p.key_norm, p.head_size, p.eps);
   const u32 pairs = is_value ? 0 : p.pairs;
   for (u32 i = lane; i < pairs; i += 32) {
-    const float a = from[i], b = from[i + pairs], cosine = angles[i].x, sine = angles[i].y;
+    const float a = own[i], b = own[i + pairs], cosine = angles[i].x, sine = angles[i].y;
     const float first = a * cosine - b * sine, second = fmaf(b, cosine, a * sine);
     if (is_query) {
       from[i] = first;
@@ -58,6 +77,11 @@ __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
       store_float(cache, place + i + pairs, second, p.kind);
     }
   }
-  if (is_query) return;
-  for (u32 i = 2 * pairs + lane; i < p.head_size; i += 32) store_float(cache, place + i, from[i], p.kind);
+  if (is_query && !NORMS) return;
+  for (u32 i = 2 * pairs + lane; i < p.head_size; i += 32) {
+    if (is_query)
+      from[i] = own[i];
+    else
+      store_float(cache, place + i, is_value ? from[i] : own[i], p.kind);
+  }
 }

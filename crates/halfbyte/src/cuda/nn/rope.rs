@@ -16,8 +16,12 @@ static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu
 const WARPS: usize = 8;
 const MOST_PAIRS: usize = 128;
 
-pub(super) fn instance() -> Instance {
-    Instance::new(&SOURCE, "rope")
+pub(super) fn instances() -> [Instance; 2] {
+    [false, true].map(instance)
+}
+
+fn instance(norms: bool) -> Instance {
+    Instance::new(&SOURCE, format!("rope<{norms}>"))
 }
 
 parameters! {
@@ -34,17 +38,46 @@ parameters! {
         head_size: u32,
         pairs: u32,
         kind: u32,
-        padding: u32,
+        eps: f32,
+        query_norm: u64,
+        key_norm: u64,
     }
 }
 
 /// Rotations of query and key heads by their positions, in the convention of Hugging Face Llama: element `i` is paired
 /// with element `i + rotated/2`, where the first `rotated` elements of a head are rotated.
 ///
+/// Without frequencies nothing is rotated, for models that know positions otherwise: [`Rope::apply`] then brings keys and
+/// values into the cache as they are.
+///
 /// *Source:* Su et al., "RoFormer", 2021; the pairs are halves as in GPT-NeoX.
 #[derive(Debug)]
 pub struct Rope {
     turns: Buffer<f64>,
+}
+
+/// Root-mean-square norms of each query head and each key head, before they are rotated.
+///
+/// *Source:* Henry et al., "Query-Key Normalization for Transformers", 2020; with RMS norms as in Qwen3.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadNorms<'a> {
+    /// Factors of a query head's elements, `[head_size]`.
+    pub queries: View<'a, f32>,
+    /// Factors of a key head's elements, `[head_size]`.
+    pub keys: View<'a, f32>,
+    /// Added to the mean of the squares.
+    pub eps: f32,
+}
+
+/// Rows of queries, keys and values on their way to attention.
+#[derive(Debug)]
+pub struct NewRows<'a> {
+    /// `[m, heads.row()]` with the heads of the cache. The queries are rotated in place.
+    pub qkv: ViewMut<'a, f32>,
+    /// Position of the first row, `[1]`.
+    pub position: View<'a, u32>,
+    /// Norms of the heads, where the model has them.
+    pub norms: Option<HeadNorms<'a>>,
 }
 
 impl Rope {
@@ -63,28 +96,31 @@ impl Rope {
         Ok(Self { turns })
     }
 
-    /// Rotates the query heads in the rows of `qkv` in place and the key heads into `layer` of the cache, where the value
-    /// heads go too; row `i` is at `position[0] + i`.
+    /// Norms the query and key heads of `rows` where norms are given, rotates the query heads in place and the key heads into
+    /// `layer` of the cache, where the value heads go too; row `i` is at `position[0] + i`.
     ///
-    /// *Shapes:* `qkv` `[m, heads.row()]` with the heads of the cache, `position` `[1]`. Rows beyond the cache's capacity
-    /// are left out. *Accuracy:* absolute error ≤ 3·2⁻²⁴ of the pair's norm, before it is rounded to the cache's type.
-    /// *Errors:* lengths that do not fit, heads smaller than what is rotated, a layer that the cache does not have.
+    /// Rows beyond the cache's capacity are left out. *Accuracy:* absolute error ≤ 3·2⁻²⁴ of the pair's norm, before it is
+    /// rounded to the cache's type; with head norms, (head_size/8 + 19)·2⁻²⁴ of the normed pair's norm, as long as the squares
+    /// stay in the range of f32. *Errors:* lengths that do not fit, heads smaller than what is rotated, a layer that the cache
+    /// does not have.
     pub fn apply(
         &self,
         gpu: &Gpu,
         stream: &Stream,
-        qkv: ViewMut<'_, f32>,
-        position: View<'_, u32>,
+        rows: NewRows<'_>,
         cache: &mut KvCache,
         layer: usize,
     ) -> Result<()> {
         const OP: &str = "rope";
-        let heads = cache.heads();
+        let (heads, NewRows { qkv, position, norms }) = (cache.heads(), rows);
         let rows = rows_of(OP, qkv.len(), heads.row())?;
         same_length(OP, "position", Some(1), position.len())?;
         if heads.head_size < 2 * self.turns.len() {
             let expected = format!("heads of at least {} elements", 2 * self.turns.len());
             return Err(Error::invalid(OP, expected, heads.head_size.to_string()));
+        }
+        for (name, weight) in norms.iter().flat_map(|norms| [("queries", norms.queries), ("keys", norms.keys)]) {
+            same_length(OP, name, Some(heads.head_size), weight.len())?;
         }
         let [keys, values] = cache.layer(OP, layer)?;
         if rows == 0 {
@@ -102,11 +138,13 @@ impl Rope {
             head_size: narrow(OP, "a head", heads.head_size)?,
             pairs: narrow(OP, "pairs", self.turns.len())?,
             kind: float_type(cache.dtype()),
-            padding: 0,
+            eps: norms.map_or(0.0, |norms| norms.eps),
+            query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
+            key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
         };
         let blocks = (heads.heads + 2 * heads.kv_heads).div_ceil(WARPS);
         let form = launch(OP, [rows, blocks, 1], 32 * WARPS as u32, 0)?;
-        let function = gpu.function(&instance())?;
+        let function = gpu.function(&instance(norms.is_some()))?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above; the cache is borrowed to be
         // written.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }

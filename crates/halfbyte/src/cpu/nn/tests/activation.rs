@@ -1,0 +1,180 @@
+use super::*;
+
+#[test]
+fn swiglu_is_within_its_bound() {
+    for (m, inner) in sizes() {
+        let mut gate_up = noise(4, m * 2 * inner);
+        for (i, x) in gate_up.iter_mut().enumerate() {
+            *x *= [1.0, 10.0, 86.9, 1e-4, 1e4][i % 5];
+        }
+        for row in gate_up.chunks_mut(2 * inner) {
+            row[..inner].iter_mut().for_each(|gate| *gate = gate.max(-87.0));
+        }
+        let expected: Vec<f64> = gate_up
+            .chunks(2 * inner)
+            .flat_map(|row| (0..inner).map(|i| (f64::from(row[i]), f64::from(row[inner + i]))))
+            .map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up)
+            .collect();
+        on_every_cpu(
+            |cpu| {
+                let mut out = vec![7.0; m * inner];
+                swiglu(cpu, &gate_up, inner, &mut out).unwrap();
+                out
+            },
+            |isa, got| assert_close(isa, got, &expected, |i| expected[i].abs() * 8.0 * U + 1e-36),
+        );
+    }
+}
+
+#[test]
+fn swiglu_at_the_ends() {
+    let gates = [-88.0, -90.0, -1e4, f32::MIN, 0.0, 1e4, f32::MAX, f32::INFINITY, f32::NAN];
+    let gate_up: Vec<f32> = gates.iter().copied().chain([1.0; 9]).collect();
+    on_every_cpu(
+        |cpu| {
+            let mut out = vec![7.0; 9];
+            swiglu(cpu, &gate_up, 9, &mut out).unwrap();
+            out
+        },
+        |isa, got| {
+            assert!(got[..4].iter().all(|x| x.abs() < 1e-35), "{isa:?}: {got:?}");
+            assert_eq!(got[4..8], [0.0, 1e4, f32::MAX, f32::INFINITY], "{isa:?}");
+            assert!(got[8].is_nan(), "{isa:?}: {got:?}");
+        },
+    );
+}
+
+struct Exponentials<'a>(&'a [f32]);
+
+impl Kernel for Exponentials<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Vec<f32> {
+        let mut results = Vec::new();
+        for &x in self.0 {
+            results.push(s.to_array(exp::exp(s, s.splat(x)))[0]);
+            results.push(s.to_array(exp2(s, s.splat(x)))[0]);
+        }
+        results
+    }
+}
+
+#[test]
+fn exponentials_are_within_their_bound() {
+    let mut x: Vec<f32> = (-87_200..88_300).map(|i| i as f32 * 1e-3).collect();
+    x.extend(noise(5, 20_000));
+    on_every_cpu(
+        |cpu| dispatch(cpu, Exponentials(&x)),
+        |isa, got| {
+            for (&x, got) in x.iter().zip(got.chunks(2)) {
+                let exact = [f64::from(x).exp(), f64::from(x).exp2()];
+                for (got, exact) in got.iter().zip(exact) {
+                    let error = f64::from(*got) / exact - 1.0;
+                    assert!(error.abs() <= 4.0 * U, "{isa:?}: at {x}: {got}, expected {exact}: {error:e}");
+                }
+            }
+        },
+    );
+    let ends = [f32::NEG_INFINITY, f32::MIN, -200.0, 200.0, f32::MAX, f32::INFINITY];
+    let nans = [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff)];
+    on_every_cpu(
+        |cpu| dispatch(cpu, Exponentials(&ends)),
+        |isa, got| {
+            assert!(got[..6].iter().all(|&x| x == 0.0), "{isa:?}: {got:?}");
+            assert!(got[6..].iter().all(|&x| x == f32::INFINITY), "{isa:?}: {got:?}");
+        },
+    );
+    on_every_cpu(
+        |cpu| dispatch(cpu, Exponentials(&nans)),
+        |isa, got| assert!(got.iter().all(|x| x.is_nan()), "{isa:?}"),
+    );
+}
+
+/// Gates over the range of both, dense around 0, and their number is no multiple of a vector.
+fn gates() -> Vec<f32> {
+    let wide = (0..8_001).map(|i| (i as f32 - 4_000.0) / 300.0);
+    wide.chain((0..101).map(|i| (i as f32 - 50.0) * 1e-4)).chain([1e-30, -1e-30, 1e4, 1e20]).collect()
+}
+
+/// `x·Φ(x)` and its relative bound.
+fn gelu_in_f64(x: f32) -> (f64, f64) {
+    let x = f64::from(x);
+    (x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2), (16.0 + x.min(0.0).powi(2)) * U)
+}
+
+/// The approximation by the hyperbolic tangent, and its relative bound.
+fn gelu_tanh_in_f64(x: f32) -> (f64, f64) {
+    let x = f64::from(x);
+    let a = (8.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+    (x / (1.0 + (-a).exp()), (16.0 + 6.0 * a.min(0.0).abs()) * U)
+}
+
+type Plain = fn(&Cpu, &mut [f32]);
+type Exact = fn(f32) -> (f64, f64);
+type Gated = fn(&Cpu, &[f32], usize, &mut [f32]) -> Result<()>;
+
+#[test]
+fn gelus_are_within_their_bounds_plain_and_gated() {
+    let forms: [(Plain, Gated, Exact, f32); 2] =
+        [(gelu, geglu, gelu_in_f64, -13.0), (gelu_tanh, geglu_tanh, gelu_tanh_in_f64, -10.0)];
+    for (plain, gated, expected, end) in forms {
+        let x = gates();
+        let want: Vec<(f64, f64)> = x.iter().map(|&x| expected(x)).collect();
+        on_every_cpu(
+            |cpu| {
+                let mut out = x.clone();
+                plain(cpu, &mut out);
+                out
+            },
+            |isa, got| {
+                for ((&x, &got), &(want, bound)) in x.iter().zip(got).zip(&want) {
+                    let error = (f64::from(got) - want).abs();
+                    let allowed = if x > end { bound * want.abs() + 1e-44 } else { 1e-35 };
+                    assert!(
+                        error <= allowed,
+                        "{isa:?}, {x}: {got:e}, expected {want:e}, off by {error:e} > {allowed:e}"
+                    );
+                }
+            },
+        );
+        let inner = x.len() / 3;
+        let (rows, up) = (x.chunks_exact(inner), noise(31, inner));
+        let gate_up: Vec<f32> = rows.clone().flat_map(|gate| [gate, &up].concat()).collect();
+        on_every_cpu(
+            |cpu| {
+                let mut out = vec![7.0; gate_up.len() / 2];
+                gated(cpu, &gate_up, inner, &mut out).unwrap();
+                out
+            },
+            |isa, got| {
+                for (i, &got) in got.iter().enumerate() {
+                    let (up, (gelu, bound)) = (f64::from(up[i % inner]), want[i]);
+                    let (error, want) = ((f64::from(got) - gelu * up).abs(), (gelu * up).abs());
+                    let allowed = if x[i] > end { (bound + U) * want * (1.0 + U) + 1e-44 } else { 1e-35 };
+                    assert!(error <= allowed, "{isa:?}, {}: {got:e}, off by {error:e} > {allowed:e}", x[i]);
+                }
+            },
+        );
+    }
+}
+
+#[test]
+fn gelus_at_the_ends() {
+    let x = [0.0, f32::MAX, f32::INFINITY, -1e4, f32::MIN, f32::NAN, f32::NEG_INFINITY];
+    for plain in [gelu as Plain, gelu_tanh] {
+        on_every_cpu(
+            |cpu| {
+                let mut out = x.to_vec();
+                plain(cpu, &mut out);
+                // NaN has many bits.
+                out.iter_mut().filter(|x| x.is_nan()).for_each(|x| *x = f32::NAN);
+                out
+            },
+            |isa, got| {
+                assert_eq!(got[..5], [0.0, f32::MAX, f32::INFINITY, 0.0, 0.0], "{isa:?}");
+                assert!(got[5..].iter().all(|x| x.is_nan()), "{isa:?}: {got:?}");
+            },
+        );
+    }
+}

@@ -1,0 +1,131 @@
+//! Tokens from logits: the greatest, and draws.
+
+use super::Bench;
+use crate::cuda::gpus;
+use crate::data::Random;
+use halfbyte::cuda::nn::{self, Draw, Step};
+
+#[test]
+fn the_greatest_logit_is_the_first_of_equals_and_the_text_goes_on() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(4));
+        let run = |logits: &[f32]| {
+            let values = bench.upload(logits);
+            let (mut choice, mut token, mut position) =
+                (bench.upload(&[9u32; 2]), bench.upload(&[9u32]), bench.upload(&[40u32]));
+            let step = Step {
+                logits: values.view(),
+                choice: choice.view_mut(),
+                token: token.view_mut(),
+                position: position.view_mut(),
+                advance: 3,
+            };
+            nn::argmax(&gpu, &bench.stream, step).unwrap();
+            let choice = bench.read(choice.view());
+            assert_eq!((bench.read(token.view())[0], bench.read(position.view())[0]), (choice[0], 43));
+            (choice[0] as usize, f32::from_bits(choice[1]))
+        };
+        for len in [1, 31, 33, 1000, 4096, 128_256] {
+            let mut logits = random.normals(len);
+            let at = random.below(len);
+            logits[at] = 50.0;
+            assert_eq!(run(&logits), (at, 50.0));
+            let (first, second) = (random.below(len), random.below(len));
+            logits[first] = 60.0;
+            logits[second] = 60.0;
+            assert_eq!(run(&logits), (first.min(second), 60.0));
+            logits[at] = f32::NAN;
+            let (index, value) = run(&logits);
+            assert!(index == at && value.is_nan());
+            assert_eq!(run(&vec![f32::NEG_INFINITY; len]), (0, f32::NEG_INFINITY));
+        }
+    }
+}
+
+/// The token that a draw must give, in f64, and how far `random` is from where another begins.
+fn drawn(logits: &[f32], temperature: f32, top_k: usize, top_p: f32, random: f64) -> (usize, f64) {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let weight = |i: usize| f64::from((logits[i] - most) * (1.0 / temperature)).exp();
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    if top_k > 0 {
+        order.truncate(top_k);
+    }
+    let mut slack = f64::INFINITY;
+    if top_p < 1.0 {
+        let wanted = order.iter().map(|&i| weight(i)).sum::<f64>() * f64::from(top_p);
+        let mut sum = 0.0;
+        let count = order.iter().position(|&i| {
+            sum += weight(i);
+            slack = slack.min((sum / wanted - 1.0).abs());
+            sum >= wanted
+        });
+        order.truncate(count.map_or(order.len(), |last| last + 1));
+    } else {
+        order.sort_unstable();
+    }
+    let total: f64 = order.iter().map(|&i| weight(i)).sum();
+    let (mut sum, mut token) = (0.0, None);
+    for &i in &order {
+        sum += weight(i);
+        slack = slack.min((sum / total - random).abs());
+        if sum > random * total && token.is_none() {
+            token = Some(i);
+        }
+    }
+    (token.unwrap_or(0), slack)
+}
+
+#[test]
+fn draws_are_those_of_the_definition() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(9));
+        for (round, len) in [1, 2, 33, 600, 4096, 50_000].into_iter().enumerate() {
+            let mut logits: Vec<f32> = random.normals(len).iter().map(|v| v * 3.0).collect();
+            if len > 100 {
+                // Equals at the top, and tokens that never come.
+                let top = 12.0;
+                (0..5).for_each(|i| logits[i * 7] = top);
+                (0..20).for_each(|i| logits[i * 3 + 1] = f32::NEG_INFINITY);
+            }
+            let values = bench.upload(&logits);
+            let (mut choice, mut token, mut position) =
+                (bench.upload(&[0u32; 2]), bench.upload(&[0u32]), bench.upload(&[0u32]));
+            let step = Step {
+                logits: values.view(),
+                choice: choice.view_mut(),
+                token: token.view_mut(),
+                position: position.view_mut(),
+                advance: 1,
+            };
+            nn::argmax(&gpu, &bench.stream, step).unwrap();
+            let mut distinct = std::collections::BTreeSet::new();
+            for i in 0..60 {
+                let temperature = [1.0, 0.7, 1.8, 1e-30][(i + round) % 4];
+                let (top_k, top_p) = [(0, 1.0), (40, 1.0), (0, 0.9), (50, 0.95), (3, 0.6), (1, 0.5)][i % 6];
+                let at = if i < 6 { 0.0 } else { (random.bits() >> 11) as f64 / (1u64 << 53) as f64 };
+                let (want, slack) = drawn(&logits, temperature, top_k, top_p, at);
+                let mut drawn = bench.upload(&[9u32; 2]);
+                let draw = Draw {
+                    logits: values.view(),
+                    choice: choice.view(),
+                    drawn: drawn.view_mut(),
+                    token: token.view_mut(),
+                    temperature,
+                    top_k,
+                    top_p,
+                    random: at,
+                };
+                nn::sample(&gpu, &bench.stream, draw).unwrap();
+                let got = bench.read(drawn.view());
+                let what = format!("{len} logits, {temperature} {top_k} {top_p} {at}: {got:?}, expected {want}");
+                assert_eq!(bench.read(token.view())[0], got[0]);
+                assert!(got[0] as usize == want || slack < 1e-5, "{what}, {slack:e} from a border");
+                assert!(logits[got[0] as usize] > f32::NEG_INFINITY, "{what}");
+                distinct.insert(got[0]);
+            }
+            // The definition itself draws 1, 2, 6, 6, 16 and 20 different ones.
+            assert!(distinct.len() >= [1, 2, 5, 5, 12, 15][round], "{distinct:?}");
+        }
+    }
+}
