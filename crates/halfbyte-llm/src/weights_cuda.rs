@@ -196,7 +196,7 @@ impl Workspaces {
 
 /// Bytes that a product works in.
 fn needed(gpu: &Gpu, packed: &Packed, x: Float, m: usize) -> halfbyte::Result<usize> {
-    matmul::workspace_bytes(&gpu.caps(), &problem(packed, x, m), packed.layout())
+    Ok(packed.plans(gpu, x, Float::F32)?.at(m, false)?.workspace_bytes())
 }
 
 fn problem(packed: &Packed, x: Float, m: usize) -> Problem {
@@ -214,8 +214,11 @@ pub(crate) fn instances<'a>(
     let mut shapes = HashSet::new();
     let mut instances = BTreeMap::new();
     for packed in weights.filter(|packed| shapes.insert((packed.format().to_string(), packed.shape()))) {
-        for m in 1..=most {
-            for instance in matmul::instances_of(&gpu.caps(), &problem(packed, x, m), packed.layout())? {
+        let plans = packed.plans(gpu, x, Float::F32)?;
+        let [fastest, _] = plans.explain();
+        for plan in fastest.iter().filter(|plan| plan.rows()[0] <= most) {
+            let m = plan.rows()[1].min(most);
+            for instance in plan.configuration().instances(&problem(packed, x, m)) {
                 instances.insert(instance.to_string(), instance);
             }
         }

@@ -17,7 +17,7 @@ use serde::Serialize;
 
 /// Show which kernel would compute a product or a convolution, and why each other would not.
 #[derive(Debug, clap::Args)]
-#[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct Args {
     #[command(subcommand)]
     of: Option<Of>,

@@ -21,10 +21,12 @@ const VERBS: &[&[&str]] = &[
     &["eval", "logits"],
     &["bench"],
     &["bench", "conv"],
+    &["bench", "launch"],
     &["bench", "load"],
     &["bench", "matmul"],
     &["bench", "model"],
     &["explain"],
+    &["explain", "conv"],
     &["doctor"],
     &["completions"],
 ];
@@ -207,6 +209,21 @@ fn doctor_explain_and_completions_say_what_there_is() {
         let human = quiet(&["explain", format, "1", "4096", "4096", "--x", "bf16"]);
         assert!(human.contains("chosen") && human.contains(explained["chosen"].as_str().unwrap()));
     }
+    for (format, layout, chosen) in [("w8a8", "nhwc", None), ("int8", "nchw", None), ("f32", "nhwc", Some("depthwise"))]
+    {
+        let groups = if chosen.is_some() { "64" } else { "1" };
+        let sizes =
+            ["--ci", "64", "--co", "64", "--kernel-size", "3x3", "--stride", "2", "--padding", "1", "--size", "28"];
+        let others = ["--batch", "4", "--layout", layout, "--groups", groups];
+        let explained = json(&[&["explain", "conv", format][..], &sizes, &others].concat());
+        assert_eq!(explained["schema"], 1);
+        assert!(explained["problem"].as_str().unwrap().contains(layout), "{explained}");
+        let lines = explained["kernels"].as_array().unwrap();
+        let taken: Vec<&Value> = lines.iter().filter(|line| line["chosen"] == true).collect();
+        assert_eq!((taken.len(), &taken[0]["kernel"]), (1, &explained["chosen"]));
+        assert!(chosen.is_none_or(|chosen| explained["chosen"] == chosen), "{explained}");
+    }
+    fails(2, &["explain", "conv", "w4a16-g9", "--ci", "64"]);
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = quiet(&["completions", shell]);
         assert!(script.contains("halfbyte") && script.contains("dequantize"), "{shell}");

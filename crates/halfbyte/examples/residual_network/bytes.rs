@@ -11,20 +11,42 @@
 
 use super::calibration::Seen;
 use super::floats::change;
+use super::machine::Machine;
 use super::network::{Arithmetic, Layer, Network};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
-use halfbyte::cpu::Cpu;
-use halfbyte::format::int8::{Affine, Byte, Bytes, BytesMut, Int8Weight, Mean, Sum};
-use halfbyte::ops::{Activation, Conv2dInt8, LinearInt8};
-use halfbyte::{FloatsMut, Result};
+use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight, Mean, Sum};
+use halfbyte::ops::{Activation, Conv2dInt8, Device, LinearInt8};
+use halfbyte::{Float, Result};
 
-/// Images pixel by pixel, and what their bytes stand for; floats where the head has been.
-pub struct Codes {
-    pub bytes: Vec<u8>,
-    pub floats: Vec<f32>,
+/// Images pixel by pixel, and what their bytes stand for.
+pub struct Codes<M: Machine> {
+    pub values: Values<M>,
     pub affine: Affine,
     pub batch: usize,
     pub size: [usize; 2],
+    pub channels: usize,
+}
+
+/// Bytes, or floats where the head has been.
+pub enum Values<M: Machine> {
+    Bytes(M::Bytes),
+    Floats(M::Floats),
+}
+
+impl<M: Machine> Codes<M> {
+    pub fn bytes(&self) -> &M::Bytes {
+        let Values::Bytes(bytes) = &self.values else { unreachable!("the head comes last") };
+        bytes
+    }
+
+    pub fn classes(&self) -> &M::Floats {
+        let Values::Floats(floats) = &self.values else { unreachable!("the head has run") };
+        floats
+    }
+
+    pub fn pixels(&self) -> usize {
+        self.size[0] * self.size[1]
+    }
 }
 
 /// An operation in bytes, for any device.
@@ -56,17 +78,17 @@ pub struct Quantised {
 }
 
 /// An operation, ready to be run.
-enum Step {
-    Conv(Box<Conv2dInt8>, Affine),
+enum Step<D: Device> {
+    Conv(Box<Conv2dInt8<D>>, Affine),
     Sum(Sum, Affine),
     Mean(Affine),
-    Head(Box<LinearInt8>),
+    Head(Box<LinearInt8<D>>),
 }
 
-/// The network on a CPU.
-pub struct ByteNetwork<'a> {
-    cpu: &'a Cpu,
-    steps: Vec<Step>,
+/// The network on a machine.
+pub struct ByteNetwork<'a, M: Machine> {
+    pub machine: &'a M,
+    steps: Vec<Step<M::Device>>,
     /// The operation that comes next.
     next: usize,
     input: Affine,
@@ -172,34 +194,35 @@ pub fn activation(relu: bool) -> Activation {
     if relu { Activation::Relu } else { Activation::None }
 }
 
-impl Step {
-    fn new(operation: &Operation) -> Result<Self> {
+impl<D: Device> Step<D> {
+    fn new(device: &D, operation: &Operation) -> Result<Self> {
         Ok(match *operation {
             Operation::Conv { ref rounded, geometry, x, y, relu } => {
-                let conv = Conv2dInt8::new(&rounded.weight()?, geometry, x, y)?.with_bias(rounded.bias.clone())?;
-                let conv = conv.with_activation(activation(relu))?;
+                let conv = Conv2dInt8::on(device, &rounded.weight()?, geometry, x, Some(y))?;
+                let conv = conv.with_bias(rounded.bias.clone())?.with_activation(activation(relu))?;
                 Step::Conv(Box::new(conv.with_layouts(Layout2d::Nhwc, Layout2d::Nhwc)), y)
             }
             Operation::Sum(sum, y) => Step::Sum(sum, y),
             Operation::Mean(y) => Step::Mean(y),
             Operation::Head { ref rounded, x } => {
-                let head = LinearInt8::with_float_outputs(&rounded.weight()?, x)?;
+                let head = LinearInt8::on(device, &rounded.weight()?, x, None)?;
                 Step::Head(Box::new(head.with_bias(rounded.bias.clone())?))
             }
         })
     }
 }
 
-impl<'a> ByteNetwork<'a> {
+impl<'a, M: Machine> ByteNetwork<'a, M> {
     /// Packs the operations' weights.
-    pub fn new(cpu: &'a Cpu, quantised: &Quantised) -> Result<Self> {
-        let steps = quantised.operations.iter().map(Step::new).collect::<Result<_>>()?;
-        Ok(Self { cpu, steps, next: 0, input: quantised.input })
+    pub fn new(machine: &'a M, quantised: &Quantised) -> Result<Self> {
+        let step = |operation| Step::new(machine.device(), operation);
+        let steps = quantised.operations.iter().map(step).collect::<Result<_>>()?;
+        Ok(Self { machine, steps, next: 0, input: quantised.input })
     }
 
     /// Bytes that the packed weights take.
     pub fn bytes(&self) -> usize {
-        let bytes = |step: &Step| match step {
+        let bytes = |step: &Step<M::Device>| match step {
             Step::Conv(conv, _) => conv.bytes(),
             Step::Sum(..) | Step::Mean(_) => 0,
             Step::Head(head) => head.bytes(),
@@ -208,58 +231,51 @@ impl<'a> ByteNetwork<'a> {
     }
 
     /// Images of bytes.
-    pub fn images(&self, pixels: &[u8], batch: usize, size: usize) -> Codes {
-        Codes { bytes: pixels.to_vec(), floats: Vec::new(), affine: self.input, batch, size: [size; 2] }
+    pub fn images(&self, pixels: &[u8], batch: usize, size: usize) -> Result<Codes<M>> {
+        let (values, channels) =
+            (Values::Bytes(self.machine.upload_bytes(pixels)?), pixels.len() / (batch * size * size));
+        Ok(Codes { values, affine: self.input, batch, size: [size; 2], channels })
     }
 
     /// The operation that comes next; after the last one the first again.
-    fn step(&mut self) -> &Step {
+    fn step(&mut self) -> (&'a M, &Step<M::Device>) {
         let step = self.next;
         self.next = (step + 1) % self.steps.len();
-        &self.steps[step]
+        (self.machine, &self.steps[step])
     }
 }
 
-impl Arithmetic for ByteNetwork<'_> {
-    type Tensor = Codes;
+impl<M: Machine> Arithmetic for ByteNetwork<'_, M> {
+    type Tensor = Codes<M>;
 
-    fn conv(&mut self, _: usize, x: &Codes) -> Result<Codes> {
-        let cpu = self.cpu;
-        let Step::Conv(conv, y) = self.step() else { unreachable!("operations come in one order") };
+    fn conv(&mut self, _: usize, x: &Codes<M>) -> Result<Codes<M>> {
+        let (machine, Step::Conv(conv, affine)) = self.step() else { unreachable!("operations come in one order") };
         let shape = Conv2dShape::new(*conv.geometry(), x.batch, x.size)?;
-        let mut bytes = vec![0; shape.y_len()];
-        conv.forward(cpu, Bytes::U8(&x.bytes), x.batch, x.size, BytesMut::U8(&mut bytes))?;
-        Ok(Codes { bytes, floats: Vec::new(), affine: *y, batch: x.batch, size: shape.output() })
+        let mut bytes = machine.bytes(shape.y_len())?;
+        conv.forward(machine.device(), M::x_bytes(x.bytes()), x.batch, x.size, M::y_bytes(&mut bytes))?;
+        let (values, size, channels) = (Values::Bytes(bytes), shape.output(), shape.geometry().co);
+        Ok(Codes { values, affine: *affine, batch: x.batch, size, channels })
     }
 
-    fn add(&mut self, a: &Codes, b: &Codes) -> Result<Codes> {
-        let Step::Sum(sum, y) = self.step() else { unreachable!("operations come in one order") };
-        let code = |(&a, &b): (&u8, &u8)| sum.code(a.into(), b.into()) as u8;
-        let bytes = a.bytes.iter().zip(&b.bytes).map(code).collect();
-        Ok(Codes { bytes, floats: Vec::new(), affine: *y, ..*a })
+    fn add(&mut self, a: &Codes<M>, b: &Codes<M>) -> Result<Codes<M>> {
+        let (machine, &Step::Sum(sum, affine)) = self.step() else { unreachable!("operations come in one order") };
+        let mut bytes = machine.bytes(a.batch * a.pixels() * a.channels)?;
+        machine.add_codes(&sum, [a.bytes(), b.bytes()], &mut bytes)?;
+        Ok(Codes { values: Values::Bytes(bytes), affine, ..*a })
     }
 
-    fn pool(&mut self, x: &Codes) -> Result<Codes> {
-        let &Step::Mean(y) = self.step() else { unreachable!("operations come in one order") };
-        let pixels = x.size[0] * x.size[1];
-        let channels = x.bytes.len() / (x.batch * pixels);
-        let mean = Mean::new(x.affine, pixels, y)?;
-        let mut bytes = Vec::with_capacity(x.batch * channels);
-        for image in x.bytes.chunks_exact(pixels * channels) {
-            let mut sums = vec![0i32; channels];
-            for pixel in image.chunks_exact(channels) {
-                sums.iter_mut().zip(pixel).for_each(|(sum, &code)| *sum += i32::from(code));
-            }
-            bytes.extend(sums.iter().map(|&sum| mean.code(sum) as u8));
-        }
-        Ok(Codes { bytes, floats: Vec::new(), affine: y, batch: x.batch, size: [1, 1] })
+    fn pool(&mut self, x: &Codes<M>) -> Result<Codes<M>> {
+        let (machine, &Step::Mean(affine)) = self.step() else { unreachable!("operations come in one order") };
+        let mean = Mean::new(x.affine, x.pixels(), affine)?;
+        let mut bytes = machine.bytes(x.batch * x.channels)?;
+        machine.mean_codes(&mean, x.bytes(), [x.batch, x.pixels(), x.channels], &mut bytes)?;
+        Ok(Codes { values: Values::Bytes(bytes), affine, size: [1, 1], ..*x })
     }
 
-    fn head(&mut self, x: &Codes) -> Result<Codes> {
-        let cpu = self.cpu;
-        let Step::Head(head) = self.step() else { unreachable!("operations come in one order") };
-        let mut floats = vec![0.0; x.batch * head.n()];
-        head.forward_floats(cpu, Bytes::U8(&x.bytes), x.batch, FloatsMut::F32(&mut floats))?;
-        Ok(Codes { bytes: Vec::new(), floats, ..*x })
+    fn head(&mut self, x: &Codes<M>) -> Result<Codes<M>> {
+        let (machine, Step::Head(head)) = self.step() else { unreachable!("operations come in one order") };
+        let mut floats = machine.floats(Float::F32, x.batch * head.n())?;
+        head.forward_floats(machine.device(), M::x_bytes(x.bytes()), x.batch, M::y(&mut floats))?;
+        Ok(Codes { values: Values::Floats(floats), channels: head.n(), ..*x })
     }
 }

@@ -3,6 +3,7 @@
 use super::floats::{FloatNetwork, Images};
 use super::network::{Arithmetic, Network};
 use halfbyte::Result;
+use halfbyte::cpu::Cpu;
 
 /// What was seen of the result of one operation.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +16,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn of(x: &Images) -> Self {
+    fn of(x: &Images<Cpu>) -> Self {
         let (values, len) = (&x.values, x.values.len() as f64);
         Self {
             least: values.iter().copied().fold(f32::INFINITY, f32::min),
@@ -28,43 +29,43 @@ impl Seen {
 
 /// The network in floats, looked at after every operation.
 struct Watched<'a, 'b> {
-    floats: &'a mut FloatNetwork<'b>,
+    floats: &'a mut FloatNetwork<'b, Cpu>,
     seen: Vec<Seen>,
 }
 
 impl Watched<'_, '_> {
-    fn saw(&mut self, y: Images) -> Images {
+    fn saw(&mut self, y: Images<Cpu>) -> Images<Cpu> {
         self.seen.push(Seen::of(&y));
         y
     }
 }
 
 impl Arithmetic for Watched<'_, '_> {
-    type Tensor = Images;
+    type Tensor = Images<Cpu>;
 
-    fn conv(&mut self, layer: usize, x: &Images) -> Result<Images> {
+    fn conv(&mut self, layer: usize, x: &Images<Cpu>) -> Result<Images<Cpu>> {
         let y = self.floats.conv(layer, x)?;
         Ok(self.saw(y))
     }
 
-    fn add(&mut self, a: &Images, b: &Images) -> Result<Images> {
+    fn add(&mut self, a: &Images<Cpu>, b: &Images<Cpu>) -> Result<Images<Cpu>> {
         let y = self.floats.add(a, b)?;
         Ok(self.saw(y))
     }
 
-    fn pool(&mut self, x: &Images) -> Result<Images> {
+    fn pool(&mut self, x: &Images<Cpu>) -> Result<Images<Cpu>> {
         let y = self.floats.pool(x)?;
         Ok(self.saw(y))
     }
 
-    fn head(&mut self, x: &Images) -> Result<Images> {
+    fn head(&mut self, x: &Images<Cpu>) -> Result<Images<Cpu>> {
         let y = self.floats.head(x)?;
         Ok(self.saw(y))
     }
 }
 
 /// What is seen of the images, and then of the result of every operation in its order.
-pub fn calibrate(network: &Network, floats: &mut FloatNetwork<'_>, x: &Images) -> Result<Vec<Seen>> {
+pub fn calibrate(network: &Network, floats: &mut FloatNetwork<'_, Cpu>, x: &Images<Cpu>) -> Result<Vec<Seen>> {
     let mut watched = Watched { floats, seen: vec![Seen::of(x)] };
     network.run(&mut watched, x)?;
     Ok(watched.seen)

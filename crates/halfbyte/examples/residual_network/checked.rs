@@ -2,26 +2,26 @@
 
 use super::bytes::{ByteNetwork, Codes};
 use super::floats::{FloatNetwork, Images};
-use super::gpu::{GpuBytes, GpuFloats, Place};
+use super::gpu::Gpu;
+use super::machine::Machine;
 use super::network::{Arithmetic, Network};
 use half::f16;
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::{Caps, conv};
 use halfbyte::format::reference::Bound;
 use halfbyte::{Float, Format, Result};
 
 /// Bytes on both: how many codes and classes have other bits.
 pub struct CheckedBytes<'a, 'b> {
-    pub gpu: &'a mut GpuBytes<'b>,
-    pub cpu: &'a mut ByteNetwork<'b>,
+    pub gpu: &'a mut ByteNetwork<'b, Gpu>,
+    pub cpu: &'a mut ByteNetwork<'b, Cpu>,
     pub compared: usize,
     pub different: usize,
 }
 
 impl CheckedBytes<'_, '_> {
-    fn same(&mut self, there: Place, here: Codes) -> Result<(Place, Codes)> {
-        let codes = self.gpu.codes(there)?;
-        self.count(&codes, &here.bytes);
+    fn same(&mut self, there: Codes<Gpu>, here: Codes<Cpu>) -> Result<(Codes<Gpu>, Codes<Cpu>)> {
+        let codes = self.gpu.machine.download_bytes(there.bytes())?;
+        self.count(&codes, here.bytes());
         Ok((there, here))
     }
 
@@ -32,7 +32,7 @@ impl CheckedBytes<'_, '_> {
 }
 
 impl Arithmetic for CheckedBytes<'_, '_> {
-    type Tensor = (Place, Codes);
+    type Tensor = (Codes<Gpu>, Codes<Cpu>);
 
     fn conv(&mut self, layer: usize, x: &Self::Tensor) -> Result<Self::Tensor> {
         let (there, here) = (self.gpu.conv(layer, &x.0)?, self.cpu.conv(layer, &x.1)?);
@@ -52,19 +52,18 @@ impl Arithmetic for CheckedBytes<'_, '_> {
     fn head(&mut self, x: &Self::Tensor) -> Result<Self::Tensor> {
         let (there, here) = (self.gpu.head(&x.0)?, self.cpu.head(&x.1)?);
         let bits = |classes: &[f32]| classes.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-        let classes = self.gpu.classes(there)?;
-        self.count(&bits(&classes), &bits(&here.floats));
+        let classes = self.gpu.machine.download(there.classes())?;
+        self.count(&bits(&classes), &bits(here.classes()));
         Ok((there, here))
     }
 }
 
 /// Halves on a GPU beside f32 on the CPU: how near the greatest difference comes to the sum of both bounds.
 pub struct CheckedFloats<'a, 'b> {
-    gpu: &'a mut GpuFloats<'b>,
-    cpu: FloatNetwork<'a>,
+    gpu: &'a mut FloatNetwork<'b, Gpu>,
+    cpu: FloatNetwork<'a, Cpu>,
     /// With the magnitudes of all weights and biases.
-    magnitudes: FloatNetwork<'a>,
-    caps: Caps,
+    magnitudes: FloatNetwork<'a, Cpu>,
     /// The greatest difference of a product, in parts of what both bounds allow: at most 1.
     pub worst: f64,
     /// Sums and means that are not what f32 rounded to a half is.
@@ -72,13 +71,7 @@ pub struct CheckedFloats<'a, 'b> {
 }
 
 impl<'a, 'b> CheckedFloats<'a, 'b> {
-    pub fn new(
-        cpu: &'a Cpu,
-        network: &Network,
-        format: Format,
-        gpu: &'a mut GpuFloats<'b>,
-        caps: Caps,
-    ) -> Result<Self> {
+    pub fn new(cpu: &'a Cpu, network: &Network, format: Format, gpu: &'a mut FloatNetwork<'b, Gpu>) -> Result<Self> {
         let on_cpu = FloatNetwork::new(cpu, network, Some(format))?;
         let mut magnitudes = network.clone();
         let layers = magnitudes.layers.iter_mut().chain([&mut magnitudes.head]);
@@ -88,15 +81,16 @@ impl<'a, 'b> CheckedFloats<'a, 'b> {
             layer.relu = false;
         }
         let magnitudes = FloatNetwork::new(cpu, &magnitudes, None)?;
-        Ok(Self { gpu, cpu: on_cpu, magnitudes, caps, worst: 0.0, different: 0 })
+        Ok(Self { gpu, cpu: on_cpu, magnitudes, worst: 0.0, different: 0 })
     }
 
-    fn images(&self, place: Place) -> Result<Images> {
-        Ok(Images { values: self.gpu.values(place)?, batch: place.batch, size: place.size })
+    fn images(&self, x: &Images<Gpu>) -> Result<Images<Cpu>> {
+        let values = self.gpu.machine.download(&x.values)?;
+        Ok(Images { values, batch: x.batch, size: x.size, channels: x.channels })
     }
 
     /// Compares results with magnitudes of their sums; a relu brings them no farther apart.
-    fn compare(&mut self, there: &[f32], here: &Images, magnitudes: &Images, bound: Bound, k: usize) {
+    fn compare(&mut self, there: &[f32], here: &Images<Cpu>, magnitudes: &Images<Cpu>, bound: Bound, k: usize) {
         // Magnitudes are sums in f32; halves below their normal range are rounded to steps of 2⁻²⁴.
         const ROUNDED: f64 = 1.0 + 1e-4;
         let smallest = 2f64.powi(-24);
@@ -109,54 +103,54 @@ impl<'a, 'b> CheckedFloats<'a, 'b> {
     }
 
     /// Counts results that are not the nearest halves.
-    fn nearest(&mut self, there: Place, here: &Images) -> Result<Place> {
-        let values = self.gpu.values(there)?;
+    fn nearest(&mut self, there: Images<Gpu>, here: &Images<Cpu>) -> Result<Images<Gpu>> {
+        let values = self.images(&there)?.values;
         let other = |(a, b): &(&f32, &f32)| **a != f16::from_f32(**b).to_f32();
         self.different += values.iter().zip(&here.values).filter(other).count();
         Ok(there)
     }
 }
 
-fn magnitudes_of(x: &Images) -> Images {
+fn magnitudes_of(x: &Images<Cpu>) -> Images<Cpu> {
     Images { values: x.values.iter().map(|v| v.abs()).collect(), ..*x }
 }
 
 impl Arithmetic for CheckedFloats<'_, '_> {
-    type Tensor = Place;
+    type Tensor = Images<Gpu>;
 
-    fn conv(&mut self, layer: usize, x: &Place) -> Result<Place> {
+    fn conv(&mut self, layer: usize, x: &Images<Gpu>) -> Result<Images<Gpu>> {
         let there = self.gpu.conv(layer, x)?;
-        let images = self.images(*x)?;
+        let images = self.images(x)?;
         let here = self.cpu.conv(layer, &images)?;
         let magnitudes = self.magnitudes.conv(layer, &magnitudes_of(&images))?;
-        let problem = self.gpu.problem(layer, *x)?;
-        let bound = conv::Plan::of(&self.caps, &problem)?.bound();
-        let values = self.gpu.values(there)?;
-        self.compare(&values, &here, &magnitudes, bound, problem.shape.geometry().k());
+        let conv = &self.gpu.layers[layer];
+        let bound = conv.bound(self.gpu.machine.device(), x.batch, x.size, Float::F16, Float::F16)?;
+        let k = conv.geometry().k();
+        self.compare(&self.images(&there)?.values, &here, &magnitudes, bound, k);
         Ok(there)
     }
 
-    fn add(&mut self, a: &Place, b: &Place) -> Result<Place> {
+    fn add(&mut self, a: &Images<Gpu>, b: &Images<Gpu>) -> Result<Images<Gpu>> {
         let there = self.gpu.add(a, b)?;
-        let (a, b) = (self.images(*a)?, self.images(*b)?);
+        let (a, b) = (self.images(a)?, self.images(b)?);
         let here = self.cpu.add(&a, &b)?;
         self.nearest(there, &here)
     }
 
-    fn pool(&mut self, x: &Place) -> Result<Place> {
+    fn pool(&mut self, x: &Images<Gpu>) -> Result<Images<Gpu>> {
         let there = self.gpu.pool(x)?;
-        let images = self.images(*x)?;
+        let images = self.images(x)?;
         let here = self.cpu.pool(&images)?;
         self.nearest(there, &here)
     }
 
-    fn head(&mut self, x: &Place) -> Result<Place> {
+    fn head(&mut self, x: &Images<Gpu>) -> Result<Images<Gpu>> {
         let there = self.gpu.head(x)?;
-        let images = self.images(*x)?;
+        let images = self.images(x)?;
         let here = self.cpu.head(&images)?;
         let magnitudes = self.magnitudes.head(&magnitudes_of(&images))?;
-        let classes = self.gpu.classes(there)?;
-        self.compare(&classes, &here, &magnitudes, self.gpu.bound_of_head(&self.caps, x.batch)?, x.channels);
+        let bound = self.gpu.head.bound(self.gpu.machine.device(), x.batch, Float::F16, Float::F32)?;
+        self.compare(&self.images(&there)?.values, &here, &magnitudes, bound, x.channels);
         Ok(there)
     }
 }

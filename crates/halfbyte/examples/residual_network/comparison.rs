@@ -1,15 +1,16 @@
 //! The network three ways, on the same images, and on a GPU beside.
 
-use super::bytes::{ByteNetwork, Codes, Quantised};
+use super::bytes::{ByteNetwork, Quantised};
 use super::calibration::{Seen, calibrate};
 use super::checked::{CheckedBytes, CheckedFloats};
 use super::floats::{FloatNetwork, Images};
-use super::gpu::{GpuBytes, GpuFloats};
+use super::gpu::Gpu;
+use super::machine::Machine;
 use super::network::Network;
 use super::noise::expected;
 use super::shapes::{SHAPES, draw};
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::Gpu;
+use halfbyte::cuda::Cuda;
 use halfbyte::{Format, Result};
 use std::time::{Duration, Instant};
 
@@ -60,17 +61,17 @@ pub fn train(cpu: &Cpu, settings: &Settings<'_>) -> Result<Trained> {
     let mut network = Network::random(channels, SHAPES.len(), 1);
     let (pixels, classes) = draw(fitted, size, 2);
     let mut untrained = FloatNetwork::new(cpu, &network, None)?;
-    let features = network.features(&mut untrained, &Images::of_bytes(&pixels, fitted, size))?;
+    let features = network.features(&mut untrained, &Images::of_bytes(cpu, &pixels, fitted, size)?)?;
     network.fit_head(&features.values, &classes);
 
     let mut dense = FloatNetwork::new(cpu, &network, None)?;
-    let calibration = Images::of_bytes(&pixels[..calibrated * size * size * 3], calibrated, size);
+    let calibration = Images::of_bytes(cpu, &pixels[..calibrated * size * size * 3], calibrated, size)?;
     let seen = calibrate(&network, &mut dense, &calibration)?;
     Ok(Trained { network, seen, format: "w4a16-g32".parse()? })
 }
 
 /// Runs all three on the CPU, and where there is a GPU the last two on it too.
-pub fn compare(cpu: &Cpu, settings: &Settings<'_>, gpu: Option<&Gpu>) -> Result<Vec<Outcome>> {
+pub fn compare(cpu: &Cpu, settings: &Settings<'_>, gpu: Option<&Cuda>) -> Result<Vec<Outcome>> {
     let &Settings { size, images, batch, time, .. } = settings;
     let Trained { network, seen, format } = train(cpu, settings)?;
     let mut dense = FloatNetwork::new(cpu, &network, None)?;
@@ -79,10 +80,9 @@ pub fn compare(cpu: &Cpu, settings: &Settings<'_>, gpu: Option<&Gpu>) -> Result<
     let mut bytes = ByteNetwork::new(cpu, &quantised)?;
 
     let (pixels, drawn) = draw(images, size, 3);
-    let parts = || pixels.chunks(batch * size * size * 3).map(|part| (part, part.len() / (size * size * 3)));
-    let floats: Vec<Images> = parts().map(|(part, batch)| Images::of_bytes(part, batch, size)).collect();
-    let codes: Vec<Codes> = parts().map(|(part, batch)| bytes.images(part, batch, size)).collect();
-    let (exact, seconds) = timed(time, &floats, |x| Ok(network.run(&mut dense, x)?.values))?;
+    let parts: Vec<(&[u8], usize)> =
+        pixels.chunks(batch * size * size * 3).map(|part| (part, part.len() / (size * size * 3))).collect();
+    let (exact, seconds) = timed(time, &parts, |part| classes(&network, &mut dense, part, size))?;
     let judge = |name, weight_bytes, y: &[f32], seconds, noise: Option<f64>| {
         let (top, best) = (top(y), top(&exact));
         let count = |wanted: &[usize]| top.iter().zip(wanted).filter(|(a, b)| a == b).count();
@@ -94,31 +94,46 @@ pub fn compare(cpu: &Cpu, settings: &Settings<'_>, gpu: Option<&Gpu>) -> Result<
     };
     let mut outcomes = vec![judge("f32", dense.bytes(), &exact, seconds, None)];
     let noise = expected(&network, &seen, &four_bits.changes, &vec![0.0; seen.len()])?;
-    let (y, seconds) = timed(time, &floats, |x| Ok(network.run(&mut four_bits, x)?.values))?;
+    let (y, seconds) = timed(time, &parts, |part| classes(&network, &mut four_bits, part, size))?;
     outcomes.push(judge("w4a16-g32", four_bits.bytes(), &y, seconds, Some(noise)));
     let noise = expected(&network, &seen, &quantised.changes, &quantised.scales)?;
-    let (y, seconds) = timed(time, &codes, |x| Ok(network.run(&mut bytes, x)?.floats))?;
+    let (y, seconds) = timed(time, &parts, |part| classes_of_bytes(&network, &mut bytes, part, size))?;
     outcomes.push(judge("int8", bytes.bytes(), &y, seconds, Some(noise)));
     if let Some(gpu) = gpu {
-        let stream = gpu.stream()?;
-        let parts: Vec<_> = parts().collect();
-        let mut there = GpuFloats::new(gpu, &stream, &network, format)?;
-        let (y, seconds) = timed(time, &parts, |&(pixels, batch)| {
-            let x = there.images(pixels, batch, size)?;
-            let classes = network.run(&mut there, &x)?;
-            there.classes(classes)
-        })?;
+        let machine = Gpu::new(gpu.clone());
+        let mut there = FloatNetwork::new(&machine, &network, Some(format))?;
+        let (y, seconds) = timed(time, &parts, |part| classes(&network, &mut there, part, size))?;
         let expected = outcomes[1].errors.map(|[_, expected, _]| expected);
         outcomes.push(judge("w4a16-g32 on the GPU", there.bytes(), &y, seconds, expected));
-        let mut there = GpuBytes::new(gpu, &stream, &quantised)?;
-        let (y, seconds) = timed(time, &parts, |&(pixels, batch)| {
-            let x = there.images(pixels, batch, size)?;
-            let classes = network.run(&mut there, &x)?;
-            there.classes(classes)
-        })?;
+        let mut there = ByteNetwork::new(&machine, &quantised)?;
+        let (y, seconds) = timed(time, &parts, |part| classes_of_bytes(&network, &mut there, part, size))?;
         outcomes.push(judge("int8 on the GPU", there.bytes(), &y, seconds, Some(noise)));
     }
     Ok(outcomes)
+}
+
+/// From pixels to classes on the host.
+fn classes<M: Machine>(
+    network: &Network,
+    floats: &mut FloatNetwork<'_, M>,
+    &(pixels, batch): &(&[u8], usize),
+    size: usize,
+) -> Result<Vec<f32>> {
+    let machine = floats.machine;
+    let x = Images::of_bytes(machine, pixels, batch, size)?;
+    machine.download(&network.run(floats, &x)?.values)
+}
+
+/// The same in bytes.
+fn classes_of_bytes<M: Machine>(
+    network: &Network,
+    bytes: &mut ByteNetwork<'_, M>,
+    &(pixels, batch): &(&[u8], usize),
+    size: usize,
+) -> Result<Vec<f32>> {
+    let x = bytes.images(pixels, batch, size)?;
+    let y = network.run(bytes, &x)?;
+    bytes.machine.download(y.classes())
 }
 
 /// What comparing every operation on a GPU with the CPU's came to.
@@ -133,19 +148,19 @@ pub struct Agreement {
 }
 
 /// Compares every operation on a GPU with the same one on the CPU.
-pub fn agreement(cpu: &Cpu, settings: &Settings<'_>, gpu: &Gpu) -> Result<Agreement> {
+pub fn agreement(cpu: &Cpu, settings: &Settings<'_>, gpu: &Cuda) -> Result<Agreement> {
     let &Settings { size, batch, .. } = settings;
     let Trained { network, seen, format } = train(cpu, settings)?;
     let (pixels, _) = draw(batch, size, 4);
-    let stream = gpu.stream()?;
+    let machine = Gpu::new(gpu.clone());
     let quantised = Quantised::new(&network, &seen)?;
-    let (mut there, mut here) = (GpuBytes::new(gpu, &stream, &quantised)?, ByteNetwork::new(cpu, &quantised)?);
-    let images = (there.images(&pixels, batch, size)?, here.images(&pixels, batch, size));
+    let (mut there, mut here) = (ByteNetwork::new(&machine, &quantised)?, ByteNetwork::new(cpu, &quantised)?);
+    let images = (there.images(&pixels, batch, size)?, here.images(&pixels, batch, size)?);
     let mut bytes = CheckedBytes { gpu: &mut there, cpu: &mut here, compared: 0, different: 0 };
     network.run(&mut bytes, &images)?;
-    let mut there = GpuFloats::new(gpu, &stream, &network, format)?;
-    let images = there.images(&pixels, batch, size)?;
-    let mut floats = CheckedFloats::new(cpu, &network, format, &mut there, gpu.caps())?;
+    let mut there = FloatNetwork::new(&machine, &network, Some(format))?;
+    let images = Images::of_bytes(&machine, &pixels, batch, size)?;
+    let mut floats = CheckedFloats::new(cpu, &network, format, &mut there)?;
     network.run(&mut floats, &images)?;
     let (compared, different) = (bytes.compared, bytes.different);
     Ok(Agreement { compared, different, worst: floats.worst, not_nearest: floats.different })

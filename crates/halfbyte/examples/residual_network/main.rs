@@ -5,8 +5,9 @@
 //! cargo run --release -p halfbyte --example residual_network -- --device cuda     # and the last two on a GPU
 //! ```
 //!
-//! `network.rs` is the network, written once for every arithmetic; `floats.rs` and `bytes.rs` compute it, `gpu.rs` both
-//! on a GPU, where `checked.rs` compares every operation with the CPU's; `calibration.rs` and `noise.rs` say what ranges its values have and what error is to be expected.
+//! `network.rs` is the network, written once for every arithmetic; `floats.rs` and `bytes.rs` compute it on every machine:
+//! `machine.rs` is what they need of a device beside layers, `gpu.rs` that of a GPU, where `checked.rs` compares every operation
+//! with the CPU's. `calibration.rs` and `noise.rs` say what ranges its values have and what error is to be expected.
 
 mod bytes;
 mod calibration;
@@ -14,6 +15,7 @@ mod checked;
 mod comparison;
 mod floats;
 mod gpu;
+mod machine;
 mod network;
 mod noise;
 mod random;
@@ -22,14 +24,14 @@ mod shapes;
 use comparison::{Settings, agreement, compare};
 use halfbyte::Error;
 use halfbyte::cpu::Cpu;
-use halfbyte::cuda::Gpu;
+use halfbyte::cuda::Cuda;
 use std::time::Duration;
 
 fn main() -> halfbyte::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let gpu = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] | ["--device", "cpu"] => None,
-        ["--device", "cuda"] => Some(Gpu::open(0)?),
+        ["--device", "cuda"] => Some(Cuda::open(0)?),
         _ => {
             let (expected, got) = ("nothing, or --device cpu or cuda".to_owned(), arguments.join(" "));
             return Err(Error::Invalid { op: "residual_network", expected, got });
@@ -65,7 +67,7 @@ fn main() -> halfbyte::Result<()> {
     }
     if let Some(gpu) = &gpu {
         let found = agreement(&cpu, &settings, gpu)?;
-        println!("\non {}, each operation beside the CPU's on the same input:", gpu.context().info().name);
+        println!("\non {}, each operation beside the CPU's on the same input:", gpu.gpu().context().info().name);
         println!("int8       {} of {} codes and classes have other bits", found.different, found.compared);
         println!(
             "w4a16-g32  products differ by up to {:.3} of both bounds, {} sums and means are not the nearest halves",

@@ -87,11 +87,6 @@ impl Network {
         Self { layers, blocks, head }
     }
 
-    /// How many operations a run has: a sum for each block, the mean and the head stand beside the convolutions.
-    pub fn operations(&self) -> usize {
-        self.layers.len() + self.blocks.len() + 2
-    }
-
     /// What the head sees of x.
     pub fn features<A: Arithmetic>(&self, arithmetic: &mut A, x: &A::Tensor) -> Result<A::Tensor> {
         let mut x = arithmetic.conv(0, x)?;

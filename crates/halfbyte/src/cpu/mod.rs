@@ -8,8 +8,10 @@ pub mod isa;
 mod lanes;
 pub mod matmul;
 pub mod nn;
+#[doc(hidden)]
 pub mod pack;
 mod patches;
+#[doc(hidden)]
 pub mod roofline;
 pub mod threads;
 mod transpose;

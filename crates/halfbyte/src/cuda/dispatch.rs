@@ -43,8 +43,11 @@ pub struct Asked<O: Operation> {
     pub nothing: bool,
 }
 
-/// A kernel in one of its configurations, for one problem on one device. It writes as what it is: sizes of tiles and so on.
-pub(in crate::cuda) trait Configured<O: Operation>: Display + Send + Sync {
+/// A kernel in one of its configurations, for one problem on one device.
+pub(in crate::cuda) trait Configured<O: Operation>: Send + Sync {
+    /// What the configuration is: sizes of tiles and so on.
+    fn text(&self) -> String;
+
     /// All that is launched, without an activation where that is compiled in.
     fn instances(&self) -> Vec<Instance>;
 
@@ -90,7 +93,21 @@ impl<O: Operation> Row for Kernel<O> {
     }
 }
 
+/// What a row says of a kernel, but for its configurations.
+pub(in crate::cuda) struct About {
+    pub name: &'static str,
+    pub what: &'static str,
+    pub serves: fn(Arch) -> bool,
+    pub instances: fn() -> Vec<Instance>,
+}
+
 impl<O: Operation> Kernel<O> {
+    /// A kernel that has but one configuration for a problem, and no more instances than are listed.
+    pub(in crate::cuda) const fn with_one(about: About, choose: fn(&Caps, &O::Problem) -> Bind<O>) -> Self {
+        let About { name, what, serves, instances } = about;
+        Self { name, what, serves, instances, every_instance: |_| Vec::new(), choose, candidates: |_, _| Vec::new() }
+    }
+
     /// Whether it computes a problem on a device, or why not.
     pub fn supports(&self, caps: &Caps, problem: &O::Problem) -> std::result::Result<(), Reason> {
         self.bind(caps, problem).map(drop)
@@ -117,11 +134,6 @@ impl<O: Operation> Kernel<O> {
     }
 }
 
-/// For kernels with but one configuration for a problem.
-pub(in crate::cuda) fn no_candidates<O: Operation>(_: &Caps, _: &O::Problem) -> Vec<Box<dyn Configured<O>>> {
-    Vec::new()
-}
-
 /// How a problem is computed: the kernel, its configuration, and what it needs. It keeps what is the same in every launch.
 pub struct Plan<O: Operation> {
     kernel: &'static Kernel<O>,
@@ -133,6 +145,11 @@ impl<O: Operation> Plan<O> {
     /// That of the first kernel that supports a problem. Error: none does, and why.
     pub fn of(caps: &Caps, problem: &O::Problem) -> Result<Self> {
         kernel::first(O::NAME, problem, O::KERNELS, |kernel| kernel.plan(caps, problem))
+    }
+
+    /// Every kernel with the reason against it; the first without one is that of the plan.
+    pub fn explain(caps: &Caps, problem: &O::Problem) -> Vec<(&'static Kernel<O>, Option<Reason>)> {
+        kernel::explain(O::KERNELS, |kernel| kernel.supports(caps, problem).err())
     }
 
     /// The kernel.
@@ -179,7 +196,7 @@ impl<O: Operation> Plan<O> {
 /// The configuration.
 impl<O: Operation> Display for Plan<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        Display::fmt(&self.configured, f)
+        f.write_str(&self.configured.text())
     }
 }
 
@@ -193,11 +210,6 @@ impl<O: Operation> Debug for Kernel<O> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.name)
     }
-}
-
-/// Every kernel with the reason against it; the first without one is chosen.
-pub fn explain<O: Operation>(caps: &Caps, problem: &O::Problem) -> Vec<(&'static Kernel<O>, Option<Reason>)> {
-    kernel::explain(O::KERNELS, |kernel| kernel.supports(caps, problem).err())
 }
 
 /// The plans of the problems that a weight has seen last.

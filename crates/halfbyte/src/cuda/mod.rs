@@ -33,23 +33,34 @@
 //! }
 //! ```
 
+#[doc(hidden)]
 pub mod cache;
+#[doc(hidden)]
 pub mod compile;
 pub mod conv;
+#[doc(hidden)]
 pub mod cublaslt;
+#[doc(hidden)]
 pub mod dispatch;
 pub mod driver;
 pub mod int8;
+#[doc(hidden)]
 pub mod inventory;
 mod kept;
+#[doc(hidden)]
 pub mod library;
 pub mod matmul;
 pub mod nn;
+#[doc(hidden)]
 pub mod nvrtc;
+#[doc(hidden)]
 pub mod parameters;
 mod queue;
+#[doc(hidden)]
 pub mod roofline;
+#[doc(hidden)]
 pub mod schedule;
+#[doc(hidden)]
 pub mod sources;
 mod tensor;
 mod tiled;

@@ -1,6 +1,6 @@
 //! Structs that a launcher fills in and a kernel reads: declared once in Rust, checked in C++ whenever a kernel is compiled.
 //!
-//! [`parameters!`] declares such a struct and records its [`StructLayout`]. The [`Source`] of a kernel
+//! `parameters!` declares such a struct and records its [`StructLayout`]. The [`Source`] of a kernel
 //! names the layouts of its parameters, and what the compiler is given ends in one `static_assert` for the size of each struct
 //! and one for the offset and the size of each field. Rust and C++ therefore have the same structs, with fields of the same
 //! names, or the kernel does not compile: no GPU is needed to find out.

@@ -6,7 +6,7 @@
 //! the last one, which a counter tells, adds them up. How a shape is cut is a matter of each kernel's configuration.
 
 use super::Workspace;
-use crate::cuda::parameters::parameters;
+use super::parameters::parameters;
 
 /// Counters that a cut tile has: one for each of two warpgroups.
 const COUNTERS: usize = 2;

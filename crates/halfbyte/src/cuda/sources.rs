@@ -146,6 +146,11 @@ impl Arch {
     pub fn of([major, minor]: [u32; 2]) -> Self {
         Self { number: 10 * major + minor, specific: major >= 9 }
     }
+
+    /// Whether it is Hopper with its own instructions (TMA, wgmma): sm_90a.
+    pub fn is_hopper(self) -> bool {
+        self.number == 90 && self.specific
+    }
 }
 
 impl std::fmt::Display for Arch {

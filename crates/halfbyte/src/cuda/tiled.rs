@@ -7,10 +7,10 @@
 use super::driver::{Function, Launch, Stream, TensorMap};
 use super::kept::Kept;
 use super::matmul::QuantizedForm;
+use super::parameters::Parameters;
 use super::schedule::Schedule;
 use super::sources::Instance;
 use super::{Caps, Gpu, Workspace};
-use crate::cuda::parameters::Parameters;
 use crate::error::Result;
 use crate::kernel::{Activation, Reason};
 use crate::tensor::Float;

@@ -11,11 +11,17 @@
 //! | [`cuda_wna16`] | codes in fragments of tensor cores, scales beside them | the GPU kernels for half floats |
 
 pub mod codes;
+#[doc(hidden)]
 pub mod cpu_dense_n16;
+#[doc(hidden)]
 pub mod cpu_int8;
+#[doc(hidden)]
 pub mod cpu_n16;
+#[doc(hidden)]
 pub mod cuda_int8;
+#[doc(hidden)]
 pub mod cuda_plain;
+#[doc(hidden)]
 pub mod cuda_wna16;
 mod lines;
 pub(crate) mod places;

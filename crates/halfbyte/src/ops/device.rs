@@ -18,13 +18,13 @@ use std::fmt::Debug;
 /// No other type can be a device.
 pub trait Device: sealed::Sealed + Debug + Sized {
     /// Floats that are read.
-    type X<'a>: Tensor<Element = Float>;
+    type X<'a>: Tensor<Element = Float> + From<Floats<'a>>;
     /// Floats that are written.
-    type Y<'a>: Tensor<Element = Float>;
+    type Y<'a>: Tensor<Element = Float> + From<FloatsMut<'a>>;
     /// Bytes that are read.
-    type XBytes<'a>: Tensor<Element = Byte>;
+    type XBytes<'a>: Tensor<Element = Byte> + From<Bytes<'a>>;
     /// Bytes that are written.
-    type YBytes<'a>: Tensor<Element = Byte>;
+    type YBytes<'a>: Tensor<Element = Byte> + From<BytesMut<'a>>;
     #[doc(hidden)]
     type Linear: layers::Linear<Self>;
     #[doc(hidden)]

@@ -15,12 +15,11 @@ use crate::cpu::{self, Cpu};
 use crate::error::{Error, Result};
 use crate::format::int8::{Affine, Bytes, BytesMut, Int8Weight};
 use crate::format::reference::Bound;
-use crate::format::{Act, Format, Group, QTensor, WeightFormat};
+use crate::format::{Act, Format, QTensor};
 use crate::kernel::{Activation, Problem};
 use crate::layout::cpu_dense_n16::CpuDenseN16;
 use crate::layout::cpu_int8::CpuInt8;
 use crate::tensor::{Float, Floats, FloatsMut};
-use std::borrow::Cow;
 use std::ops::Range;
 
 /// A weight with its bias, and the kernels that were chosen for it.

@@ -51,7 +51,7 @@ pub struct Linear {
 
 #[derive(Debug)]
 enum LinearWeight {
-    Quantized(Packed),
+    Quantized(Box<Packed>),
     Dense(Dense),
 }
 
@@ -61,12 +61,12 @@ impl layers::Linear<Cuda> for Linear {
         let weight = match w {
             Weight::Quantized(w, act) => {
                 let x = x.unwrap_or(inputs(w.format(), act));
-                LinearWeight::Quantized(matmul::pack(gpu, stream, w, act, x)?)
+                LinearWeight::Quantized(matmul::pack(gpu, stream, w, act, x)?.into())
             }
             Weight::Stored(parts, act) => {
                 let format = parts.first().map(|part| part.format());
                 let x = x.or(format.map(|format| inputs(format, act))).unwrap_or(Float::F16);
-                LinearWeight::Quantized(Packer::new(gpu, stream).pack(parts, act, x)?)
+                LinearWeight::Quantized(Packer::new(gpu, stream).pack(parts, act, x)?.into())
             }
             Weight::Dense(w, shape) => LinearWeight::Dense(Dense::new(gpu, stream, w, shape)?),
         };
@@ -101,15 +101,20 @@ impl layers::Linear<Cuda> for Linear {
 
     fn kernel(&self, device: &Cuda, problem: &Problem) -> Result<&'static str> {
         match &self.weight {
-            LinearWeight::Quantized(w) => Ok(matmul::select(&device.gpu().caps(), problem, Some(w.layout()))?.name),
+            LinearWeight::Quantized(w) => {
+                let plans = w.plans(device.gpu(), problem.x, problem.y)?;
+                Ok(plans.at(problem.m, false)?.kernel().name)
+            }
             LinearWeight::Dense(_) => Ok("dense"),
         }
     }
 
     fn bound(&self, device: &Cuda, problem: &Problem) -> Result<Bound> {
-        let caps = device.gpu().caps();
         match &self.weight {
-            LinearWeight::Quantized(w) => Ok(matmul::select(&caps, problem, Some(w.layout()))?.bound(&caps, problem)),
+            LinearWeight::Quantized(w) => {
+                let plans = w.plans(device.gpu(), problem.x, problem.y)?;
+                Ok(plans.at(problem.m, false)?.kernel().bound(&device.gpu().caps(), problem))
+            }
             LinearWeight::Dense(_) => Ok(Bound::new(problem.y, problem.k)),
         }
     }
@@ -126,12 +131,12 @@ impl layers::Linear<Cuda> for Linear {
         let (gpu, stream, bias) = (device.gpu(), device.stream(), self.bias.as_ref().map(Buffer::view));
         match &self.weight {
             LinearWeight::Quantized(w) => {
-                let [n, k] = w.shape();
-                let problem = Problem { format: Some(w.format()), x: x.dtype(), y: y.dtype(), m, n, k };
-                let bytes = matmul::workspace_bytes(&gpu.caps(), &problem, w.layout())?;
-                device.floats("linear", x, y, bytes, |x, y, workspace| {
+                let plans = w.plans(gpu, x.dtype(), y.dtype())?;
+                let plan = plans.at(m, false)?;
+                device.floats("linear", x, y, plan.workspace_bytes(), |x, y, workspace| {
                     let epilogue = Epilogue { bias, activation };
-                    matmul::run(gpu, stream, matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false })
+                    let call = matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false };
+                    plan.run(gpu, stream, &call)
                 })
             }
             LinearWeight::Dense(w) => device.floats("linear", x, y, 0, |x, y, _| {

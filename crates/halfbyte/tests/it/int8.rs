@@ -417,19 +417,19 @@ fn bad_input_is_an_error_that_says_what() {
     let weight = Int8Weight::new(Bytes::I8(&w), [3, 2], &[1.0], &[]).unwrap();
     let (u8s, i8s) = (Affine::new(Byte::U8, 1.0, 0).unwrap(), Affine::new(Byte::I8, 1.0, 0).unwrap());
     let linear = LinearInt8::new(&weight, u8s, i8s).unwrap();
-    let text = "int8 epilogue: expected a bias of 3, got 2";
+    let text = "linear int8: expected a bias of 3, got 2";
     refused(linear.clone().with_bias(vec![0; 2]).map(drop), text);
     let text =
-        "int8 epilogue: expected sums within int32 for every input, got sums of 2147483647 to 2147484157 at output 1";
+        "linear int8: expected sums within int32 for every input, got sums of 2147483647 to 2147484157 at output 1";
     refused(linear.clone().with_bias(vec![0, i32::MAX, 0]).map(drop), text);
-    let text = "int8 epilogue: expected none, relu, relu6 or a clamp for codes of 8 bits, got Gelu";
+    let text = "linear int8: expected none, relu, relu6 or a clamp for codes of 8 bits, got Gelu";
     refused(linear.clone().with_activation(Activation::Gelu).map(drop), text);
     assert!(linear.clone().with_activation(Activation::Clamp(1.0, 0.0)).is_err());
     assert!(linear.clone().with_activation(Activation::Clamp(f32::NAN, 0.0)).is_err());
     assert!(linear.clone().with_float_bias(vec![0.0; 3]).is_err());
     let tiny = Affine::new(Byte::I8, 1e-38, 0).unwrap();
     let huge = Int8Weight::new(Bytes::I8(&w), [3, 2], &[1e10], &[]).unwrap();
-    let text = "int8 epilogue: expected finite multipliers, got inf at output 0";
+    let text = "linear int8: expected finite multipliers, got inf at output 0";
     refused(LinearInt8::new(&huge, u8s, tiny).map(drop), text);
 
     let cpu = Cpu::new(1).unwrap();

@@ -13,6 +13,7 @@ mod gptq;
 mod int8;
 mod layout;
 mod matmul;
+mod ops;
 mod quantize;
 mod refine;
 mod residual_network;

@@ -12,6 +12,8 @@ mod comparison;
 mod floats;
 #[path = "../../examples/residual_network/gpu.rs"]
 mod gpu;
+#[path = "../../examples/residual_network/machine.rs"]
+mod machine;
 #[path = "../../examples/residual_network/network.rs"]
 mod network;
 #[path = "../../examples/residual_network/noise.rs"]
@@ -21,7 +23,7 @@ mod random;
 #[path = "../../examples/residual_network/shapes.rs"]
 mod shapes;
 
-use crate::cuda::gpus;
+use crate::cuda::queues;
 use comparison::{Settings, agreement, compare};
 use halfbyte::cpu::Cpu;
 use std::time::Duration;
@@ -53,7 +55,7 @@ fn a_gpu_computes_the_bytes_of_the_cpu_and_halves_within_the_bound() {
     let (images, time) = (10, Duration::ZERO);
     // 3 channels, 64, 128 and 1×1: patches, implicit products, products.
     let settings = Settings { channels: &[64, 128], size: 16, fitted: 32, calibrated: 32, images, batch: 5, time };
-    for gpu in gpus() {
+    for gpu in queues() {
         let found = agreement(&cpu, &settings, &gpu).unwrap();
         assert!(found.compared > 5 * 16 * 16 * 3 * 64, "{} compared", found.compared);
         assert_eq!(found.different, 0, "of {} codes and classes", found.compared);

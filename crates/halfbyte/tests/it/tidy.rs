@@ -129,6 +129,23 @@ fn gpu_sources_include_nothing_but_our_headers() {
     }
 }
 
+#[test]
+fn the_example_of_the_readme_differs_on_a_gpu_in_one_line() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("../../README.md")).unwrap();
+    let library = std::fs::read_to_string(root.join("src/lib.rs")).unwrap();
+    let between = |text: &str, begin: &str| text.split(begin).nth(1).unwrap().split("```").next().unwrap().to_owned();
+    let on_cpu = between(&readme, "```rust\n");
+    let on_gpu = between(&library, "```no_run\n");
+    let on_gpu: Vec<&str> = on_gpu.lines().map(|line| line.trim_start_matches("//!")).collect();
+    let on_gpu: Vec<&str> = on_gpu.into_iter().map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+    let lines: Vec<(&str, &str)> = on_cpu.lines().zip(on_gpu.iter().copied()).collect();
+    let different: Vec<_> = lines.iter().filter(|(a, b)| a != b && !a.starts_with("use ")).collect();
+    assert!(lines.len() > 10 && on_cpu.lines().count() + 1 == on_gpu.len(), "{on_cpu}\n{on_gpu:?}");
+    let [(a, b)] = different[..] else { panic!("{different:?}") };
+    assert!(a.contains("let device = Cpu::all_threads()?;") && b.trim() == "let device = Cuda::open(0)?;", "{a}\n{b}");
+}
+
 /// Structs that Rust and C++ share are declared by the macro that records how they lie, and every source names those that its
 /// kernels take: then the compiler compares them (`cuda/parameters.rs`).
 #[test]

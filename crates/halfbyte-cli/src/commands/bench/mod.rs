@@ -3,6 +3,7 @@
 mod case;
 mod check;
 mod conv;
+mod launch;
 mod load;
 mod matmul;
 pub mod model;
@@ -15,6 +16,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Conv(conv::Args),
+    Launch(launch::Args),
     Load(load::Args),
     Matmul(matmul::Args),
     Model(model::Args),
@@ -24,6 +26,7 @@ pub enum Command {
 pub fn run(command: &Command, app: &App) -> Result<()> {
     match command {
         Command::Conv(args) => conv::run(args, app),
+        Command::Launch(args) => launch::run(args, app),
         Command::Load(args) => load::run(args, app),
         Command::Matmul(args) => matmul::run(args, app),
         Command::Model(args) => model::run(args, app),

@@ -8,7 +8,7 @@ use crate::failure::Result;
 use halfbyte::conv::{Conv2dShape, Layout2d};
 use halfbyte::cpu::conv::explain::{Explained, conv2d, conv2d_int8};
 use halfbyte::cpu::isa;
-use halfbyte::cuda::dispatch::{self, Operation, Plan};
+use halfbyte::cuda::dispatch::{Operation, Plan};
 use halfbyte::cuda::{Caps, Gpu, conv, int8};
 use halfbyte::{Float, Format};
 
@@ -90,7 +90,7 @@ fn on_cuda(args: &Args, shape: Conv2dShape, caps: &Caps) -> Result<Explanation> 
 
 /// What a plan for a problem would hold, and why no other kernel's.
 fn explained<O: Operation>(caps: &Caps, problem: &O::Problem, layout: &'static str) -> Explanation {
-    let lines = dispatch::explain::<O>(caps, problem).into_iter();
+    let lines = Plan::<O>::explain(caps, problem).into_iter();
     let lines = lines.map(|(kernel, reason)| line(kernel.name, layout, kernel.what, reason)).collect();
     let plan = Plan::<O>::of(caps, problem).ok();
     Explanation {

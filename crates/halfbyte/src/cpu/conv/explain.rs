@@ -3,7 +3,7 @@
 use super::depthwise;
 use crate::conv::{Conv2dShape, Geometry};
 use crate::cpu::isa::{Caps, Isa};
-use crate::cpu::matmul::{self, KERNELS};
+use crate::cpu::matmul;
 use crate::error::Result;
 use crate::format::{Act, Format, Group, WeightFormat};
 use crate::kernel::{Problem, Reason, Row, explain};

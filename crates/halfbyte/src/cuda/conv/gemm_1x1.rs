@@ -2,10 +2,9 @@
 
 use super::weights::Kind;
 use super::{Call, Convolution, Kernel, Problem, implicit_gemm_sm90};
-use crate::conv::Layout2d;
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
+use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::Stream;
-use crate::cuda::matmul;
+use crate::cuda::matmul::{self, Configuration};
 use crate::cuda::sources::Instance;
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
@@ -14,15 +13,15 @@ use crate::layout::cuda_wna16::STRIP;
 
 const NAME: &str = "gemm_1x1";
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    what: "one position, stride 1, no padding: the product of crate::cuda::matmul",
-    serves: |_| true,
-    instances: Vec::new,
-    every_instance: |_| Vec::new(),
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: NAME,
+        what: "one position, stride 1, no padding: the product of crate::cuda::matmul",
+        serves: |_| true,
+        instances: Vec::new,
+    },
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// Pixels from which tiles of one strip fill a device.
 const MANY_PIXELS: usize = 4096;
@@ -32,9 +31,7 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
     if !shape.is_product() {
         return Err(Reason("computes one position with stride 1, no padding and one group".into()));
     }
-    if problem.layouts != [Layout2d::Nhwc; 2] {
-        return Err(Reason("reads and writes images in nhwc".into()));
-    }
+    problem.is_in_nhwc()?;
     // Few outputs of many pixels: products have no tile of one strip.
     let narrow = g.co <= STRIP && shape.output_pixels() >= MANY_PIXELS;
     if narrow && implicit_gemm_sm90::KERNEL.supports(caps, problem).is_ok() {
@@ -49,47 +46,50 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
 
 /// A product of matrices, planned: a row for each pixel.
 pub(super) struct Gemm {
-    caps: Caps,
     pub problem: kernel::Problem,
     kernel: &'static matmul::Kernel,
+    configuration: Configuration,
+    workspace_bytes: usize,
+    rounds_weights: bool,
 }
 
 impl Gemm {
     /// By the first kernel that supports it with a weight in a layout.
     pub fn of(caps: &Caps, problem: kernel::Problem, layout: &str) -> std::result::Result<Self, Reason> {
         let kernel = matmul::select(caps, &problem, Some(layout)).map_err(|why| Reason(why.to_string()))?;
-        Ok(Self { caps: *caps, problem, kernel })
+        let configuration = kernel.choose(caps, &problem, false)?;
+        let workspace_bytes = configuration.workspace_bytes(caps, &problem, false);
+        let rounds_weights = kernel.bound(caps, &problem).rounded_weights.is_some();
+        Ok(Self { problem, kernel, configuration, workspace_bytes, rounds_weights })
     }
 
     /// Whether weights are scaled and rounded to the type of x.
     pub fn rounds_weights(&self) -> bool {
-        self.kernel.bound(&self.caps, &self.problem).rounded_weights.is_some()
+        self.rounds_weights
     }
 
     /// Bytes of workspace that it needs.
     pub fn workspace_bytes(&self) -> usize {
-        self.kernel.workspace_bytes(&self.caps, &self.problem)
+        self.workspace_bytes
     }
 
     /// What it is computed by.
     pub fn instances(&self) -> Vec<Instance> {
-        self.kernel.instances_of(&self.caps, &self.problem)
+        self.configuration.instances(&self.problem)
     }
 
     /// Puts it into a stream.
     pub fn run(&self, gpu: &Gpu, stream: &Stream, call: matmul::Call<'_>) -> Result<()> {
-        matmul::run_with(self.kernel, gpu, stream, call)
-    }
-}
-
-impl std::fmt::Display for Gemm {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let kernel::Problem { m, n, k, .. } = self.problem;
-        write!(f, "m={m} n={n} k={k} by {}", self.kernel.name)
+        self.configuration.run(gpu, stream, &call)
     }
 }
 
 impl Configured<Convolution> for Gemm {
+    fn text(&self) -> String {
+        let kernel::Problem { m, n, k, .. } = self.problem;
+        format!("m={m} n={n} k={k} by {} {}", self.kernel.name, self.configuration)
+    }
+
     fn instances(&self) -> Vec<Instance> {
         self.instances()
     }

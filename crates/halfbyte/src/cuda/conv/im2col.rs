@@ -3,7 +3,7 @@
 use super::images::Images;
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Launch, Stream};
+use crate::cuda::driver::{Launch, Stream};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -65,8 +65,6 @@ pub(in crate::cuda) struct Patches {
     pub element: usize,
     /// Elements of a row: those of a window, and others that mean nothing.
     pub wide: usize,
-    /// Every byte of elements in the padding.
-    pub fill: u8,
 }
 
 impl Patches {
@@ -125,9 +123,16 @@ impl Patches {
         UNITS.into_iter().find(taken)
     }
 
-    /// Puts the copy of some output pixels into a stream: from images to rows at addresses. The caller vouches for both, and that
-    /// [`Patches::are_copied`].
-    pub fn copy(&self, gpu: &Gpu, stream: &Stream, x: u64, pixels: &Range<usize>, out: u64) -> Result<()> {
+    /// Puts the copy of some output pixels into a stream: from images to rows at addresses, with a byte that every element in the
+    /// padding is made of. The caller vouches for the addresses, and that [`Patches::are_copied`].
+    pub fn copy(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        [x, out]: [u64; 2],
+        pixels: &Range<usize>,
+        padding: u8,
+    ) -> Result<()> {
         let Some((bytes, unit)) = self.unit(x) else {
             return Err(Error::invalid(OP, "elements that move", format!("{} bytes", self.element)));
         };
@@ -136,7 +141,8 @@ impl Patches {
             return Err(Error::invalid(OP, format!("x at a multiple of more than {bytes} bytes"), format!("{x:#x}")));
         }
         let whole = (self.wide * self.element).is_multiple_of(PIECE_BYTES);
-        let function = gpu.function(&instance(unit, if whole { PIECE_BYTES / bytes } else { 1 }))?;
+        let together = if whole { PIECE_BYTES / bytes } else { 1 };
+        let function = gpu.function_once((OP, [bytes, together].map(|n| n as u32)), || instance(unit, together))?;
         let params = Params {
             images: Images::new(OP, &self.shape, [self.layout, Layout2d::Nhwc])?,
             x,
@@ -146,10 +152,9 @@ impl Patches {
             units: units as u32,
             there: (self.shape.geometry().k() * self.element / bytes) as u32,
             elements: (bytes / self.element) as u32,
-            fill: u32::from(self.fill) * 0x0101_0101,
+            fill: u32::from(padding) * 0x0101_0101,
         };
         let launch = Launch::linear(pixels.len().div_ceil(ROWS) as u32, THREADS);
-        // SAFETY: the one parameter is the source's `Params`; the caller vouches for the addresses.
-        unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
+        function.launch_typed(stream, &launch, &params, &[])
     }
 }

@@ -9,7 +9,7 @@ use super::gemm_1x1::{Gemm, one_part};
 use super::im2col::{self, Patches};
 use super::{Call, Convolution, Kernel, Problem};
 use crate::conv::{Geometry, Layout2d};
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
+use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::{FloatView, FloatViewMut, Stream};
 use crate::cuda::matmul;
 use crate::cuda::sources::Instance;
@@ -25,15 +25,15 @@ const NAME: &str = "im2col_gemm";
 /// Of the weights that it multiplies by.
 pub(super) const LAYOUT: &str = "cuda_wna16";
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by crate::cuda::matmul",
-    serves: |arch| arch.number >= 80,
-    instances: im2col::instances,
-    every_instance: |_| Vec::new(),
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: NAME,
+        what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by crate::cuda::matmul",
+        serves: |arch| arch.number >= 80,
+        instances: im2col::instances,
+    },
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// Columns of a row of patches begin at multiples of so many.
 const PIECE: usize = 8;
@@ -101,7 +101,7 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
         return refuse("writes images in nhwc".into());
     }
     let g = shape.geometry();
-    let patches = Patches { shape, layout: x_layout, element: x.size_bytes(), wide: columns(format, g), fill: 0 };
+    let patches = Patches { shape, layout: x_layout, element: x.size_bytes(), wide: columns(format, g) };
     patches.are_copied()?;
     let format = Some(format_of(format, g));
     let product = |m| Gemm::of(caps, kernel::Problem { format, x, y, m, n: g.co, k: patches.wide }, packed);
@@ -121,15 +121,12 @@ struct Slabs {
     patches_at: usize,
 }
 
-impl std::fmt::Display for Slabs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let slabs = self.patches.slabs().count();
-        write!(f, "{slabs} slabs of patches")?;
-        self.products.iter().try_for_each(|product| write!(f, ", {product}"))
-    }
-}
-
 impl Configured<Convolution> for Slabs {
+    fn text(&self) -> String {
+        let products = self.products.iter().map(|product| format!(", {}", product.text())).collect::<String>();
+        format!("{} slabs of patches{products}", self.patches.slabs().count())
+    }
+
     fn instances(&self) -> Vec<Instance> {
         im2col::instances().into_iter().chain(self.products.iter().flat_map(Gemm::instances)).collect()
     }
@@ -153,7 +150,7 @@ impl Configured<Convolution> for Slabs {
         let (mut workspace, room) = workspace.split_at(self.patches_at);
         let mut left = call.y;
         for pixels in patches.slabs() {
-            patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
+            patches.copy(gpu, stream, [call.x.pointer(), room.pointer()], &pixels, 0)?;
             let m = pixels.len();
             let Some(product) = self.products.iter().find(|product| product.problem.m == m) else {
                 return refuse("a slab that was planned", m.to_string());

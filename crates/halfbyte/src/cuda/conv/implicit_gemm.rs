@@ -20,6 +20,16 @@ use crate::kernel::{Activation, Reason};
 /// A configuration, and who computes what with it.
 pub(super) type Tiling<I> = (<<I as ImplicitGemm>::Kernel as Tiled>::Config, Schedule);
 
+/// Where something is computed before a product.
+#[derive(Clone, Copy)]
+pub(super) struct Place<'a> {
+    pub gpu: &'a Gpu,
+    pub stream: &'a Stream,
+    pub workspace: View<'a, u8>,
+    /// Bytes of sums of cut tiles behind the counters of the workspace.
+    pub parts_bytes: usize,
+}
+
 /// What a kernel reads windows on, and what lies beside it.
 #[derive(Clone, Copy)]
 pub(super) struct Images<'a> {
@@ -29,12 +39,40 @@ pub(super) struct Images<'a> {
     pub terms: View<'a, u8>,
 }
 
+/// A group of the convolution: what is multiplied, and the addresses of y, of the bias (0: none) and of the workspace.
+pub(super) struct Part<'a> {
+    pub w: &'a Wna16Weights,
+    pub images: &'a Images<'a>,
+    pub addresses: [u64; 3],
+}
+
+/// A kernel on tiles that reads windows, in all of its configurations.
+pub(super) trait Windowed: Tiled<Form: Send + Sync, Config: Send + Sync> {
+    /// The tiling that is taken for rows, outputs and columns on a device of so many multiprocessors; `once`: each number of x is seen
+    /// by one pixel only.
+    fn tiling(form: &Self::Form, sizes: [usize; 3], multiprocessors: usize, once: bool) -> (Self::Config, Schedule);
+
+    /// All tilings that it is chosen from.
+    fn tilings(form: &Self::Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<(Self::Config, Schedule)>;
+
+    /// Bytes of sums of cut tiles, behind the counters of the workspace.
+    fn parts_bytes(config: Self::Config, schedule: &Schedule) -> usize;
+
+    /// Whether weights are rounded to the type of x.
+    fn rounds_weights(_: Self::Config) -> bool {
+        false
+    }
+
+    /// What a configuration is.
+    fn text(config: Self::Config) -> String;
+}
+
 /// A problem as a kernel of this kind computes it.
 pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
     /// Name of the kernel.
     const NAME: &'static str;
     /// How it is compiled and launched.
-    type Kernel: Tiled<Form: Send + Sync, Config: Send + Sync>;
+    type Kernel: Windowed;
     /// Its parameters.
     type Arguments: Parameters;
 
@@ -47,14 +85,10 @@ pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
     /// What instances differ by besides the configuration.
     fn form(&self) -> <Self::Kernel as Tiled>::Form;
 
-    /// The tiling that is taken on a device of so many multiprocessors.
-    fn tiling(&self, multiprocessors: usize) -> Tiling<Self>;
-
-    /// All tilings that it is chosen from.
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling<Self>>;
-
-    /// Bytes of sums of cut tiles, behind the counters of the workspace.
-    fn parts_bytes(tiling: &Tiling<Self>) -> usize;
+    /// Whether each number of x is seen by one pixel only.
+    fn sees_once(&self) -> bool {
+        false
+    }
 
     /// Bytes of workspace, with so many of sums.
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {
@@ -66,36 +100,14 @@ pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Whether weights are rounded to the type of x.
-    fn rounds_weights(_: &Tiling<Self>) -> bool {
-        false
-    }
-
-    /// Writes a configuration.
-    fn write(config: &<Self::Kernel as Tiled>::Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result;
-
-    /// Puts into a stream what is computed before the product, and says what this reads: x, or what was made of it in the workspace,
-    /// with so many bytes of sums.
-    fn images<'a>(
-        &self,
-        gpu: &Gpu,
-        stream: &Stream,
-        call: &'a Call<'_>,
-        workspace: View<'a, u8>,
-        parts_bytes: usize,
-    ) -> Result<Images<'a>>;
+    /// Puts into a stream what is computed before the product, and says what this reads: x, or what was made of it in the workspace.
+    fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>>;
 
     /// Windows on images, group by group of the convolution: as many maps as the kernel takes, for each.
     fn maps(&self, images: &Images<'_>, config: &<Self::Kernel as Tiled>::Config) -> Result<Vec<TensorMap>>;
 
-    /// Parameters for a group's weight; y, bias and workspace are addresses.
-    fn arguments(
-        &self,
-        w: &Wna16Weights,
-        tiling: &Tiling<Self>,
-        images: &Images<'_>,
-        addresses: [u64; 3],
-    ) -> Self::Arguments;
+    /// Parameters for a group of the convolution.
+    fn arguments(&self, part: &Part<'_>, tiling: &Tiling<Self>) -> Self::Arguments;
 }
 
 /// Rows, outputs and columns of a group's product.
@@ -115,16 +127,18 @@ pub(super) fn counted(sizes: &[usize]) -> std::result::Result<(), Reason> {
 /// The configuration of a row of the table.
 pub(super) fn choose<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Bind<Convolution> {
     let gemm = I::of(problem)?;
-    let tiling = gemm.tiling(caps.multiprocessors as usize);
-    check::<I::Kernel>(caps, &gemm.form(), &tiling)?;
+    let (form, multiprocessors) = (gemm.form(), caps.multiprocessors as usize);
+    let tiling = I::Kernel::tiling(&form, sizes(gemm.inner()), multiprocessors, gemm.sees_once());
+    check::<I::Kernel>(caps, &form, &tiling)?;
     Ok(Box::new(Planned { gemm, tiling, launches: Kept::default() }))
 }
 
 /// All configurations of a row of the table that a device has room for.
 pub(super) fn candidates<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Vec<Box<dyn Configured<Convolution>>> {
     let Ok(gemm) = I::of(problem) else { return Vec::new() };
-    let all = gemm.tilings(caps.multiprocessors as usize).into_iter();
-    let fit = all.filter(|tiling| check::<I::Kernel>(caps, &gemm.form(), tiling).is_ok());
+    let form = gemm.form();
+    let all = I::Kernel::tilings(&form, sizes(gemm.inner()), caps.multiprocessors as usize).into_iter();
+    let fit = all.filter(|tiling| check::<I::Kernel>(caps, &form, tiling).is_ok());
     let planned = fit.map(|tiling| {
         let planned = Planned { gemm: gemm.clone(), tiling, launches: Kept::default() };
         Box::new(planned) as Box<dyn Configured<Convolution>>
@@ -139,31 +153,35 @@ struct Planned<I: ImplicitGemm> {
     launches: Kept<(u64, Activation), Prepared>,
 }
 
-impl<I: ImplicitGemm> std::fmt::Display for Planned<I> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        I::write(&self.tiling.0, f)?;
-        f.write_str(if I::parts_bytes(&self.tiling) > 0 { " cut" } else { " whole" })
+impl<I: ImplicitGemm> Planned<I> {
+    fn parts_bytes(&self) -> usize {
+        I::Kernel::parts_bytes(self.tiling.0, &self.tiling.1)
     }
 }
 
 impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
+    fn text(&self) -> String {
+        let ends = if self.parts_bytes() > 0 { "cut" } else { "whole" };
+        format!("{} {ends}", I::Kernel::text(self.tiling.0))
+    }
+
     fn instances(&self) -> Vec<Instance> {
         let own = I::Kernel::instance(&self.gemm.form(), self.tiling.0, Activation::None);
         self.gemm.before().into_iter().chain([own]).collect()
     }
 
     fn workspace_bytes(&self) -> usize {
-        self.gemm.workspace_bytes(I::parts_bytes(&self.tiling))
+        self.gemm.workspace_bytes(self.parts_bytes())
     }
 
     fn rounds_weights(&self) -> bool {
-        I::rounds_weights(&self.tiling)
+        I::Kernel::rounds_weights(self.tiling.0)
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
         let Self { gemm, tiling, launches } = self;
         let workspace = call.room(I::NAME)?;
-        let images = gemm.images(gpu, stream, &call, workspace, I::parts_bytes(tiling))?;
+        let images = gemm.images(Place { gpu, stream, workspace, parts_bytes: self.parts_bytes() }, &call)?;
         let prepared = launches.get((images.x.pointer(), call.epilogue.activation), |&(_, activation)| {
             Prepared::new::<I::Kernel>(gpu, &gemm.form(), *tiling, activation, gemm.maps(&images, &tiling.0)?)
         })?;
@@ -173,7 +191,8 @@ impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
             let w = call.w.fragments(I::NAME, [group, g.groups], [g.outputs(), g.k()])?;
             let first = group * g.outputs();
             let addresses = [call.y_at(first), call.bias_at(first), workspace.pointer()];
-            prepared.launch(stream, &gemm.arguments(w, tiling, &images, addresses), maps)?;
+            let part = Part { w, images: &images, addresses };
+            prepared.launch(stream, &gemm.arguments(&part, tiling), maps)?;
         }
         Ok(())
     }

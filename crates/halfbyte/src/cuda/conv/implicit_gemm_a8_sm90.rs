@@ -8,17 +8,18 @@
 pub mod config;
 
 use super::columns::{Columns, FILLED};
-use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, Windowed, counted};
+use super::weights::Unpacked;
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
-use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Stream, Swizzle, TensorMap, View, Windows as Map};
+use crate::conv::{Conv2dShape, Geometry};
+use crate::cuda::driver::{Swizzle, TensorMap, Windows as Map};
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
-use crate::cuda::matmul::{QuantizedForm, Wna16Weights, quantize_activations};
+use crate::cuda::matmul::{QuantizedForm, quantize_activations};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::schedule::Schedule;
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::{Room, Tiled};
-use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, Group, QTensor, WeightFormat};
 use crate::kernel::{Activation, Reason};
@@ -42,7 +43,7 @@ const LAYOUT: &str = "cuda_wna16";
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "wna8_sm90 on windows of images quantised before, which the copy engine brings: no matrix of patches",
-    serves: |arch| arch.number == 90 && arch.specific,
+    serves: Arch::is_hopper,
     instances,
     every_instance,
     choose: implicit_gemm::choose::<Codes>,
@@ -83,11 +84,11 @@ fn every_instance(format: Format) -> Vec<Instance> {
         return Vec::new();
     }
     // A scale for each position has as many channels as there are, in whole boxes.
-    let shares: &[usize] = match format.weight.group {
-        Group::Size(size) => &[size],
-        _ => &[BOX, 2 * BOX],
+    let shares = match format.weight.group {
+        Group::Size(size) if size != BOX && size != 2 * BOX => vec![size, BOX, 2 * BOX],
+        _ => vec![BOX, 2 * BOX],
     };
-    let atoms = shares.iter().filter_map(|&share| {
+    let atoms = shares.into_iter().filter_map(|share| {
         let atom = Atom::of(WeightFormat { group: Group::Size(share), ..format.weight }, usize::MAX);
         atom.ok()
     });
@@ -122,18 +123,32 @@ impl Tiled for OnWindows {
     }
 }
 
+impl Windowed for OnWindows {
+    fn tiling(&(atom, terms, out): &Self::Form, sizes: [usize; 3], multiprocessors: usize, _: bool) -> Tiling {
+        config::tiling(atom, terms, sizes, out, multiprocessors)
+    }
+
+    fn tilings(&(atom, terms, out): &Self::Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(atom, terms, sizes, out, multiprocessors)
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        config.parts_bytes(schedule)
+    }
+
+    fn text(Config { tokens, stages, .. }: Config) -> String {
+        format!("n{tokens} x{stages}")
+    }
+}
+
 /// What pixels have beside codes.
 fn terms(atom: Atom, act: Act) -> Terms {
     Terms { sums: atom.zero, offsets: act == Act::A8Asym, pixels: true }
 }
 
 /// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
-pub(super) fn weight<'a>(
-    caps: &Caps,
-    w: &'a QTensor,
-    format: Format,
-    geometry: &Geometry,
-) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+pub(super) fn weight<'a>(of: &Unpacked<'a>) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+    let Unpacked { caps, w, format, geometry, .. } = *of;
     let form = Form::of(format, geometry).ok().filter(|_| (KERNEL.serves)(caps.arch));
     let Some(form) = form.filter(|form| windows::taken(&form.inner, BOX).is_ok()) else { return Ok(None) };
     let columns = Columns::of(&form.inner);
@@ -222,7 +237,7 @@ impl ImplicitGemm for Codes {
     type Arguments = ConvArguments;
 
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
-        let Problem { format: Some(format), shape, y: out, layouts, packed, .. } = *problem else {
+        let Problem { format: Some(format), shape, y: out, packed, .. } = *problem else {
             return Err(Reason("multiplies codes, the weights are dense".into()));
         };
         let form = Form::of(format, shape.geometry())?;
@@ -232,9 +247,7 @@ impl ImplicitGemm for Codes {
         if packed != expected {
             return Err(Reason(format!("reads layout {expected}, the weights lie in {packed}")));
         }
-        if layouts != [Layout2d::Nhwc; 2] {
-            return Err(Reason("reads and writes images in nhwc".into()));
-        }
+        problem.is_in_nhwc()?;
         windows::taken(&form.inner, BOX)?;
         counted(&[shape.output_pixels(), inner.x_len(), form.inner.co])?;
         if form.inner.k() > MOST_K {
@@ -260,18 +273,6 @@ impl ImplicitGemm for Codes {
         (self.form.atom, self.form.terms, self.out)
     }
 
-    fn tiling(&self, multiprocessors: usize) -> Tiling {
-        config::tiling(self.form.atom, self.form.terms, sizes(&self.inner), self.out, multiprocessors)
-    }
-
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
-        config::tilings(self.form.atom, self.form.terms, sizes(&self.inner), self.out, multiprocessors)
-    }
-
-    fn parts_bytes((config, schedule): &Tiling) -> usize {
-        config.parts_bytes(schedule)
-    }
-
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {
         Room::new(self.x, parts_bytes).bytes
     }
@@ -280,18 +281,8 @@ impl ImplicitGemm for Codes {
         vec![quantize_activations::instance(self.x)]
     }
 
-    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "n{} x{}", config.tokens, config.stages)
-    }
-
-    fn images<'a>(
-        &self,
-        gpu: &Gpu,
-        stream: &Stream,
-        call: &'a Call<'_>,
-        workspace: View<'a, u8>,
-        parts_bytes: usize,
-    ) -> Result<Images<'a>> {
+    fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>> {
+        let Place { gpu, stream, workspace, parts_bytes } = place;
         let room = Room::new(self.x, parts_bytes);
         let x = workspace.slice(room.codes..room.codes + self.x.codes_bytes());
         let terms = workspace.slice(room.terms..room.bytes);
@@ -322,17 +313,13 @@ impl ImplicitGemm for Codes {
         Ok(maps)
     }
 
-    fn arguments(
-        &self,
-        w: &Wna16Weights,
-        (config, schedule): &Tiling,
-        images: &Images<'_>,
-        [y, bias, workspace]: [u64; 3],
-    ) -> ConvArguments {
-        let (addresses, pixels) = ([images.terms.pointer(), y, bias, workspace], self.inner.output_pixels());
+    fn arguments(&self, part: &Part<'_>, (config, schedule): &Tiling) -> ConvArguments {
+        let (Part { w, images, addresses: [y, bias, workspace] }, shape) = (part, &self.inner);
+        let (addresses, pixels) = ([images.terms.pointer(), *y, *bias, *workspace], shape.output_pixels());
+        let of_x = self.of_group();
         ConvArguments {
-            product: Flat(wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &self.of_group())),
-            windows: Windows::new(&self.inner, self.inner.geometry().channels()),
+            product: Flat(wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &of_x)),
+            windows: Windows::new(shape, shape.geometry().channels()),
         }
     }
 }

@@ -4,21 +4,21 @@
 //! those row by row, 32 columns at a time.
 
 use super::columns::{Columns, FILLED};
-use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, counted, sizes};
 use super::implicit_gemm_sm90::{self, ConvArguments, OnWindows, config, config::Tiling};
+use super::weights::Unpacked;
 use super::window_rows::{self, BOX, WindowRows};
 use super::windows::Windows;
 use super::{Call, Kernel, Problem};
-use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Stream, TensorMap, View};
-use crate::cuda::matmul::Wna16Weights;
+use crate::conv::{Conv2dShape, Layout2d};
+use crate::cuda::Workspace;
+use crate::cuda::driver::TensorMap;
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::Flat;
-use crate::cuda::sources::Instance;
+use crate::cuda::sources::{Arch, Instance};
 use crate::cuda::tiled::Tiled;
-use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::Result;
-use crate::format::{Format, QTensor};
+use crate::format::QTensor;
 use crate::kernel::{Activation, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
@@ -29,7 +29,7 @@ const NAME: &str = "implicit_gemm_rows_sm90";
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "wna16_sm90 on rows of windows, which the copy engine brings from a copy of x: few channels",
-    serves: |arch| arch.number == 90 && arch.specific,
+    serves: Arch::is_hopper,
     instances,
     every_instance: implicit_gemm_sm90::every_instance::<BOX>,
     choose: implicit_gemm::choose::<RowsOfWindows>,
@@ -61,13 +61,8 @@ fn instances() -> Vec<Instance> {
 }
 
 /// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
-pub(super) fn weight<'a>(
-    caps: &Caps,
-    w: &'a QTensor,
-    format: Format,
-    geometry: &Geometry,
-    x: Float,
-) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+pub(super) fn weight<'a>(of: &Unpacked<'a>) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
+    let Unpacked { caps, w, format, geometry, x } = *of;
     let atom = Atom::of(format.weight, geometry.k());
     let served = (KERNEL.serves)(caps.arch) && !format.act.is_quantized() && atom.is_ok_and(|atom| atom.scale == x);
     let Some(rows) = WindowRows::of(geometry).ok().filter(|_| served) else { return Ok(None) };
@@ -130,18 +125,6 @@ impl ImplicitGemm for RowsOfWindows {
         (self.atom, self.out)
     }
 
-    fn tiling(&self, multiprocessors: usize) -> Tiling {
-        config::tiling(self.atom, sizes(&self.inner), self.out, multiprocessors, false)
-    }
-
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
-        config::tilings(self.atom, sizes(&self.inner), self.out, multiprocessors)
-    }
-
-    fn parts_bytes((config, schedule): &Tiling) -> usize {
-        schedule.parts_bytes(*config)
-    }
-
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {
         Self::images_at(parts_bytes) + self.rows.bytes(&self.outer)
     }
@@ -150,26 +133,12 @@ impl ImplicitGemm for RowsOfWindows {
         vec![window_rows::instance()]
     }
 
-    fn rounds_weights((config, _): &Tiling) -> bool {
-        config.early
-    }
-
-    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{config}")
-    }
-
-    fn images<'a>(
-        &self,
-        gpu: &Gpu,
-        stream: &Stream,
-        call: &'a Call<'_>,
-        workspace: View<'a, u8>,
-        parts_bytes: usize,
-    ) -> Result<Images<'a>> {
-        let x = implicit_gemm_sm90::halfs(NAME, call.x)?;
-        let images = workspace.slice(Self::images_at(parts_bytes)..self.workspace_bytes(parts_bytes));
-        self.rows.make(gpu, stream, &self.outer, (x.pointer(), self.x_layout), images.pointer())?;
-        Ok(Images { x: images, terms: workspace.slice(0..0) })
+    fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>> {
+        let Place { gpu, stream, workspace, parts_bytes } = place;
+        let from = implicit_gemm_sm90::halfs(NAME, call.x)?.pointer();
+        let x = workspace.slice(Self::images_at(parts_bytes)..self.workspace_bytes(parts_bytes));
+        self.rows.make(gpu, stream, &self.outer, (from, self.x_layout), x.pointer())?;
+        Ok(Images { x, terms: workspace.slice(0..0) })
     }
 
     fn maps(&self, images: &Images<'_>, config: &Config) -> Result<Vec<TensorMap>> {
@@ -177,16 +146,10 @@ impl ImplicitGemm for RowsOfWindows {
         Ok(vec![TensorMap::of_windows(images.x, 2, &map)?])
     }
 
-    fn arguments(
-        &self,
-        w: &Wna16Weights,
-        (config, schedule): &Tiling,
-        _: &Images<'_>,
-        addresses: [u64; 3],
-    ) -> ConvArguments {
+    fn arguments(&self, part: &Part<'_>, (config, schedule): &Tiling) -> ConvArguments {
         let pixels = self.inner.output_pixels();
         ConvArguments {
-            product: Flat(wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens)),
+            product: Flat(wna16_sm90::Arguments::new(part.w, schedule, part.addresses, pixels, config.tokens)),
             windows: Windows::new(&self.inner, self.rows.columns),
         }
     }

@@ -5,17 +5,17 @@
 
 pub mod config;
 
-use super::implicit_gemm::{self, Images, ImplicitGemm, counted, sizes};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, Windowed, counted};
+use super::weights::Unpacked;
 use super::windows::{self, Windows};
 use super::{Call, Kernel, Problem};
-use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{FloatView, Stream, Swizzle, TensorMap, View, Windows as Map};
-use crate::cuda::matmul::Wna16Weights;
+use crate::conv::Conv2dShape;
+use crate::cuda::driver::{FloatView, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::schedule::Schedule;
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::tiled::Tiled;
-use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Activation, Reason};
@@ -24,7 +24,7 @@ use crate::tensor::Float;
 use config::Tiling;
 
 /// The kernel of products, which takes windows besides where they are asked for.
-static SOURCE: Source = Source {
+pub(super) static SOURCE: Source = Source {
     path: "matmul/wna16_sm90.cu",
     text: include_str!("../matmul/wna16_sm90.cu"),
     parameters: &[ConvArguments::LAYOUT],
@@ -38,7 +38,7 @@ const LAYOUT: &str = "cuda_wna16";
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "wna16_sm90 on windows of images, which the copy engine brings: no matrix of patches",
-    serves: |arch| arch.number == 90 && arch.specific,
+    serves: Arch::is_hopper,
     instances,
     every_instance: every_instance::<BOX>,
     choose: implicit_gemm::choose::<Pixels>,
@@ -70,6 +70,28 @@ impl<const CHANNELS: usize> Tiled for OnWindows<CHANNELS> {
     }
 }
 
+impl<const CHANNELS: usize> Windowed for OnWindows<CHANNELS> {
+    fn tiling(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize, once: bool) -> Tiling {
+        config::tiling(atom, sizes, out, multiprocessors, once)
+    }
+
+    fn tilings(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
+        config::tilings(atom, sizes, out, multiprocessors)
+    }
+
+    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
+        schedule.parts_bytes(config)
+    }
+
+    fn rounds_weights(config: Config) -> bool {
+        config.early
+    }
+
+    fn text(config: Config) -> String {
+        config.to_string()
+    }
+}
+
 /// The widths of tiles for the commonest formats, with one strip and more.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, factors: false };
@@ -90,16 +112,23 @@ fn instances() -> Vec<Instance> {
 /// Every configuration for a format that is chosen from, with y of the type of x and in f32 and without an activation; none if it
 /// is not served.
 pub(super) fn every_instance<const CHANNELS: usize>(format: Format) -> Vec<Instance> {
-    // More columns than any group: groups of all columns are what rows are.
-    let atom = Atom::of(format.weight, usize::MAX).ok().filter(|_| !format.act.is_quantized());
-    let Some(atom) = atom else { return Vec::new() };
-    let shapes = [atom.scale, Float::F32].into_iter().flat_map(|out| [(64, out), (512, out)]);
-    let all = shapes.flat_map(|(n, out)| config::configs(atom, n, out).into_iter().map(move |config| (config, out)));
-    all.map(|(config, out)| OnWindows::<CHANNELS>::instance(&(atom, out), config, Activation::None)).collect()
+    if format.act.is_quantized() {
+        return Vec::new();
+    }
+    // With more columns than any group, and with so few that a row has one.
+    let mut atoms: Vec<Atom> = [usize::MAX, 1].into_iter().filter_map(|k| Atom::of(format.weight, k).ok()).collect();
+    atoms.dedup();
+    let forms = atoms.into_iter().flat_map(|atom| [(atom, atom.scale), (atom, Float::F32)]);
+    let all = forms.flat_map(|form| {
+        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(form.0, n, form.1));
+        configs.map(move |config| OnWindows::<CHANNELS>::instance(&form, config, Activation::None))
+    });
+    all.collect()
 }
 
 /// Whether weights are packed for this kernel, if the layout holds their numbers.
-pub(super) fn packs(caps: &Caps, format: Format, geometry: &Geometry, x: Float) -> bool {
+pub(super) fn packs(of: &Unpacked<'_>) -> bool {
+    let Unpacked { caps, format, geometry, x, .. } = *of;
     let atom = Atom::of(format.weight, geometry.k());
     (KERNEL.serves)(caps.arch)
         && !format.act.is_quantized()
@@ -154,13 +183,11 @@ impl ImplicitGemm for Pixels {
     type Arguments = ConvArguments;
 
     fn of(problem: &Problem) -> std::result::Result<Self, Reason> {
-        let Problem { shape, y: out, packed, layouts, .. } = *problem;
+        let Problem { shape, y: out, packed, .. } = *problem;
         if packed != LAYOUT {
             return Err(Reason(format!("reads layout {LAYOUT}, the weights lie in {packed}")));
         }
-        if layouts != [Layout2d::Nhwc; 2] {
-            return Err(Reason("reads and writes images in nhwc".into()));
-        }
+        problem.is_in_nhwc()?;
         let (atom, g) = (form(problem)?, shape.geometry());
         windows::taken(g, BOX)?;
         counted(&[shape.output_pixels(), shape.x_len(), g.co, g.k()])?;
@@ -175,40 +202,16 @@ impl ImplicitGemm for Pixels {
         (self.atom, self.out)
     }
 
-    fn tiling(&self, multiprocessors: usize) -> Tiling {
-        let once = self.shape.geometry().kernel == [1, 1];
-        config::tiling(self.atom, sizes(&self.shape), self.out, multiprocessors, once)
+    fn sees_once(&self) -> bool {
+        self.shape.geometry().kernel == [1, 1]
     }
 
-    fn tilings(&self, multiprocessors: usize) -> Vec<Tiling> {
-        config::tilings(self.atom, sizes(&self.shape), self.out, multiprocessors)
-    }
-
-    fn parts_bytes((config, schedule): &Tiling) -> usize {
-        schedule.parts_bytes(*config)
-    }
-
-    fn rounds_weights((config, _): &Tiling) -> bool {
-        config.early
-    }
-
-    fn write(config: &Config, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{config}")
-    }
-
-    fn images<'a>(
-        &self,
-        _: &Gpu,
-        _: &Stream,
-        call: &'a Call<'_>,
-        workspace: View<'a, u8>,
-        _: usize,
-    ) -> Result<Images<'a>> {
+    fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>> {
         let x = halfs(NAME, call.x)?;
         if !x.pointer().is_multiple_of(16) {
             return Err(Error::invalid(NAME, "x that begins at a multiple of 16 bytes", format!("{:#x}", x.pointer())));
         }
-        Ok(Images { x, terms: workspace.slice(0..0) })
+        Ok(Images { x, terms: place.workspace.slice(0..0) })
     }
 
     fn maps(&self, images: &Images<'_>, config: &Config) -> Result<Vec<TensorMap>> {
@@ -222,16 +225,10 @@ impl ImplicitGemm for Pixels {
         (0..g.groups).map(map).collect()
     }
 
-    fn arguments(
-        &self,
-        w: &Wna16Weights,
-        (config, schedule): &Tiling,
-        _: &Images<'_>,
-        addresses: [u64; 3],
-    ) -> ConvArguments {
+    fn arguments(&self, part: &Part<'_>, (config, schedule): &Tiling) -> ConvArguments {
         let pixels = self.shape.output_pixels();
         ConvArguments {
-            product: Flat(wna16_sm90::Arguments::new(w, schedule, addresses, pixels, config.tokens)),
+            product: Flat(wna16_sm90::Arguments::new(part.w, schedule, part.addresses, pixels, config.tokens)),
             windows: Windows::new(&self.shape, self.shape.geometry().channels()),
         }
     }

@@ -19,8 +19,11 @@ pub(in crate::cuda) mod im2col;
 mod im2col_gemm;
 pub(in crate::cuda) mod images;
 mod implicit_gemm;
+#[doc(hidden)]
 pub mod implicit_gemm_a8_sm90;
+#[doc(hidden)]
 pub mod implicit_gemm_rows_sm90;
+#[doc(hidden)]
 pub mod implicit_gemm_sm90;
 mod quantize_pixels;
 mod simt;
@@ -33,7 +36,7 @@ pub use weights::{Weights, layout_of};
 use super::dispatch::{self, Asked, Operation};
 use super::driver::{FloatView, FloatViewMut, Stream, View};
 use super::matmul::Epilogue;
-use super::{Caps, Gpu, Workspace};
+use super::{Gpu, Workspace};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::Format;
@@ -59,6 +62,16 @@ pub struct Problem {
     pub layouts: [Layout2d; 2],
     /// Layout of the weight: [`Weights::layout`], or [`layout_of`] of one that is not packed yet.
     pub packed: &'static str,
+}
+
+impl Problem {
+    /// That x and y lie pixel by pixel, for kernels to which this matters.
+    fn is_in_nhwc(&self) -> std::result::Result<(), Reason> {
+        match self.layouts {
+            [Layout2d::Nhwc, Layout2d::Nhwc] => Ok(()),
+            _ => Err(Reason("reads and writes images in nhwc".into())),
+        }
+    }
 }
 
 impl std::fmt::Display for Problem {
@@ -176,11 +189,6 @@ impl Plan {
         let Problem { shape, x, y, .. } = self.problem();
         Bound { rounded_weights: self.rounds_weights().then_some(*x), ..Bound::new(*y, shape.geometry().k()) }
     }
-}
-
-/// Every kernel with the reason against it; the first without one is chosen.
-pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
-    dispatch::explain(caps, problem)
 }
 
 /// How a problem is computed with a weight: made when it is first asked for, and kept by the weight. Error: no kernel serves it.

@@ -3,7 +3,7 @@
 
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, FloatView, Launch, Stream, ViewMut};
+use crate::cuda::driver::{FloatView, Launch, Stream, ViewMut};
 use crate::cuda::matmul::float_type;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -12,6 +12,8 @@ use crate::format::Act;
 
 static SOURCE: Source =
     Source { path: "conv/quantize_pixels.cu", text: include_str!("quantize_pixels.cu"), parameters: &[Params::LAYOUT] };
+
+const OP: &str = "quantize pixels";
 
 const THREADS: usize = 256;
 
@@ -49,11 +51,11 @@ pub(super) fn run(
     let ci = shape.geometry().ci;
     let tasks = shape.input_pixels() * (ci / share);
     let (Ok(blocks), Ok(channels)) = (i32::try_from(tasks.div_ceil(THREADS)), u32::try_from(ci)) else {
-        return Err(Error::invalid("quantize pixels", "fewer than 2³⁹ scales", tasks.to_string()));
+        return Err(Error::invalid(OP, "fewer than 2³⁹ scales", tasks.to_string()));
     };
     if x.len() != shape.x_len() || y.len() != x.len() {
         let got = format!("{} and {}", x.len(), y.len());
-        return Err(Error::invalid("quantize pixels", format!("x and y of {} elements", shape.x_len()), got));
+        return Err(Error::invalid(OP, format!("x and y of {} elements", shape.x_len()), got));
     }
     if tasks == 0 {
         return Ok(());
@@ -68,7 +70,6 @@ pub(super) fn run(
         x_type: float_type(x.dtype()),
         nhwc: (layout == Layout2d::Nhwc).into(),
     };
-    let function = gpu.function(&instance(act))?;
-    // SAFETY: the one parameter is the source's `Params`; lengths of x and y were checked above.
-    unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS as u32), &[Arg::new(&params)]) }
+    let function = gpu.function_once((OP, [(act == Act::A8Asym).into(), 0]), || instance(act))?;
+    function.launch_typed(stream, &Launch::linear(blocks as u32, THREADS as u32), &params, &[])
 }

@@ -6,8 +6,8 @@ use super::images::Images;
 use super::weights::{DENSE, Kind};
 use super::{Call, Convolution, Kernel, OP, Problem, quantize_pixels};
 use crate::conv::Layout2d;
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
-use crate::cuda::driver::{Arg, FloatView, Launch, Stream, View};
+use crate::cuda::dispatch::{About, Bind, Configured};
+use crate::cuda::driver::{FloatView, Launch, Stream};
 use crate::cuda::matmul::{self, Packed};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -18,19 +18,19 @@ use crate::kernel::Reason;
 
 static SOURCE: Source = Source { path: "conv/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: "simt",
-    what: "a thread an output, f32 multiply-add, every geometry, format, layout and processor",
-    serves: |arch| arch.number >= 75,
-    instances: || {
-        let codes = [[1, 2], [1, 4], [1, 8], [2, 4], [2, 8]];
-        let all = [[0, 0]].into_iter().chain(codes).map(|[layout, bits]| instance(layout, bits));
-        all.chain(quantize_pixels::instances()).collect()
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: "simt",
+        what: "a thread an output, f32 multiply-add, every geometry, format, layout and processor",
+        serves: |arch| arch.number >= 75,
+        instances: || {
+            let codes = [[1, 2], [1, 4], [1, 8], [2, 4], [2, 8]];
+            let all = [[0, 0]].into_iter().chain(codes).map(|[layout, bits]| instance(layout, bits));
+            all.chain(quantize_pixels::instances()).collect()
+        },
     },
-    every_instance: |_| Vec::new(),
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// As in the source: threads of a block, and output pixels of a thread.
 const THREADS: usize = 256;
@@ -110,14 +110,8 @@ impl Direct {
     }
 }
 
-impl std::fmt::Display for Direct {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{PIXELS} pixels of an output a thread")
-    }
-}
-
-/// A part of a weight, with its instance.
-fn weight(part: &Packed) -> (Weight, Instance) {
+/// A part of a weight, with the numbers of its instance.
+fn weight(part: &Packed) -> (Weight, [u32; 2]) {
     let ([n, k], format) = (part.shape(), part.format().weight);
     let [n, k] = [n as u64, k as u64];
     let (middle, zero_kind) = (format.middle(), matmul::zero_kind(format.zero));
@@ -127,18 +121,22 @@ fn weight(part: &Packed) -> (Weight, Instance) {
             let (group, dtype) = (w.group, w.scale_type);
             let weight =
                 Weight { codes: w.codes, scales: w.scales, zeros: w.zeros, n, k, group, middle, dtype, zero_kind };
-            (weight, instance(1, w.field_bits))
+            (weight, [1, w.field_bits])
         }
         Packed::Wna16(w) => {
             let atom = w.atom();
             let (group, dtype) = (atom.group as u32, matmul::float_type(atom.scale));
             let weight = Weight { codes: w.atoms(), scales: w.rows(), zeros: 0, n, k, group, middle, dtype, zero_kind };
-            (weight, instance(2, atom.bits))
+            (weight, [2, atom.bits])
         }
     }
 }
 
 impl Configured<Convolution> for Direct {
+    fn text(&self) -> String {
+        format!("{PIXELS} pixels of an output a thread")
+    }
+
     fn instances(&self) -> Vec<Instance> {
         self.act.map(quantize_pixels::instance).into_iter().chain([self.instance()]).collect()
     }
@@ -152,7 +150,7 @@ impl Configured<Convolution> for Direct {
         let problem = &self.problem;
         let g = *problem.shape.geometry();
         let [mut x_layout, y_layout] = problem.layouts;
-        let (mut x, mut x_type) = (call.x.pointer(), call.x.dtype());
+        let (mut x, mut x_type, bias) = (call.x.pointer(), call.x.dtype(), call.bias_at(0));
         if let (Some(act), Some(format)) = (self.act, problem.format) {
             let bytes = self.workspace_bytes();
             let Some(workspace) = call.workspace else {
@@ -165,26 +163,26 @@ impl Configured<Convolution> for Direct {
             quantize_pixels::run(gpu, stream, &problem.shape, (call.x, x_layout), (act, share), values)?;
             (x_layout, x_type) = (Layout2d::Nhwc, crate::tensor::Float::F32);
         }
-        let parts: Vec<(Weight, Instance)> = match &call.w.kind {
+        let parts: Vec<(Weight, [u32; 2])> = match &call.w.kind {
             Kind::Quantized(parts) => parts.iter().map(weight).collect(),
             Kind::Dense(floats) => {
                 let view: FloatView<'_> = floats.view(0..floats.len());
                 let dtype = matmul::float_type(view.dtype());
                 let (n, k) = (g.co as u64, g.k() as u64);
                 let none = Weight { codes: 0, scales: 0, zeros: 0, n, k, group: 1, middle: 0, dtype, zero_kind: 0 };
-                vec![(Weight { codes: view.pointer(), ..none }, instance(0, 0))]
+                vec![(Weight { codes: view.pointer(), ..none }, [0; 2])]
             }
         };
         let Columns { of_row, of_position } = call.w.columns;
         let (activation, low, high) = matmul::activation(call.epilogue.activation);
         let images = Images::new(OP, &problem.shape, [x_layout, y_layout])?;
         let mut first = 0;
-        for (w, instance) in parts {
+        for (w, [layout, bits]) in parts {
             let params = Params {
                 images,
                 w,
                 x,
-                bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
+                bias,
                 y: call.y.pointer(),
                 pixels: problem.shape.output_pixels() as u64,
                 first,
@@ -199,10 +197,10 @@ impl Configured<Convolution> for Direct {
             };
             first += w.n;
             let blocks = tasks(problem, w.n as usize).div_ceil(THREADS);
-            let function = gpu.function(&instance)?;
-            // SAFETY: the one parameter is the source's `Params`; lengths of x, y and bias were checked by the plan, those of
-            // the weight when it was packed; blocks are within the limit, as `choose` has checked.
-            unsafe { function.launch(stream, &Launch::linear(blocks as u32, THREADS as u32), &[Arg::new(&params)]) }?;
+            // Blocks are within the limit, as `choose` has checked.
+            let launch = Launch::linear(blocks as u32, THREADS as u32);
+            let function = gpu.function_once(("conv simt", [layout, bits]), || instance(layout, bits))?;
+            function.launch_typed(stream, &launch, &params, &[])?;
         }
         Ok(())
     }

@@ -54,7 +54,8 @@ impl Weights {
             return Err(Error::invalid(OP, "groups of neighbouring channels", got));
         }
         let mut packer = Packer::new(gpu, stream);
-        let place = Place::of(&gpu.caps(), w, act, &geometry, x)?;
+        let (caps, format) = (gpu.caps(), Format { weight: w.format(), act });
+        let place = Place::of(Unpacked { caps: &caps, w, format, geometry: &geometry, x })?;
         let columns = place.columns(&geometry);
         let parts = match place {
             Place::Product(w, _) => vec![packer.pack(&[&w.as_ref().into()], act, x)?],
@@ -68,7 +69,6 @@ impl Weights {
                 (0..geometry.groups).map(packed).collect::<Result<_>>()?
             }
         };
-        let format = Format { weight: w.format(), act };
         Ok(Self { columns, ..Self::of(geometry, Some(format), Kind::Quantized(parts)) })
     }
 
@@ -155,6 +155,9 @@ pub fn layout_of(caps: &Caps, format: Option<Format>, geometry: &Geometry, x: Fl
     let Some(Format { weight, act }) = format else { return Ok(DENSE) };
     geometry.validate()?;
     geometry.scale_channels(weight.group)?;
+    if weight.channel_scale.is_some() {
+        return Ok(PLAIN);
+    }
     let (n, k) = (geometry.co, geometry.k());
     let groups = n * weight.group.count(k);
     let zeros = match weight.zero {
@@ -163,7 +166,8 @@ pub fn layout_of(caps: &Caps, format: Option<Format>, geometry: &Geometry, x: Fl
         Zero::Float => Zeros::Float(vec![0.0; groups]),
     };
     let w = QTensor::new(weight, [n, k], vec![0; n * k], vec![1.0; groups], zeros, None)?;
-    let place = Place::of(caps, &w, act, geometry, x)?;
+    let format = Format { weight, act };
+    let place = Place::of(Unpacked { caps, w: &w, format, geometry, x })?;
     Ok(match &place {
         Place::Plain => PLAIN,
         Place::Product(_, layout) => layout,
@@ -182,6 +186,17 @@ fn packs(layout: &str) -> Result<&'static matmul::Kernel> {
     found.ok_or_else(|| Error::invalid(OP, format!("a kernel that packs {layout}"), "none"))
 }
 
+/// A weight before it is packed, with what decides on its layout.
+#[derive(Clone, Copy)]
+pub(super) struct Unpacked<'a> {
+    pub caps: &'a Caps,
+    pub w: &'a QTensor,
+    pub format: Format,
+    pub geometry: &'a Geometry,
+    /// Type of x.
+    pub x: Float,
+}
+
 /// Where a weight's kernel wants it to lie.
 enum Place<'a> {
     /// As products have it in a layout, and as the rows that they are multiplied by need it.
@@ -193,8 +208,8 @@ enum Place<'a> {
 }
 
 impl<'a> Place<'a> {
-    fn of(caps: &Caps, w: &'a QTensor, act: Act, geometry: &Geometry, x: Float) -> Result<Self> {
-        let format = Format { weight: w.format(), act };
+    fn of(unpacked: Unpacked<'a>) -> Result<Self> {
+        let Unpacked { caps, w, format, geometry, x } = unpacked;
         // Products have one scale of x a row, a pixel has one: with several positions they are not the same; and what reads factors
         // multiplies rows of matrices only.
         if w.format().channel_scale.is_some() {
@@ -202,16 +217,16 @@ impl<'a> Place<'a> {
         }
         let fragments = packs(FRAGMENTS)?;
         let held = |(w, _): &(Cow<'a, QTensor>, Columns)| fragments.holds(&w.as_ref().into()).is_ok();
-        let implicit = match implicit_gemm_sm90::packs(caps, format, geometry, x) {
+        let implicit = match implicit_gemm_sm90::packs(&unpacked) {
             true => Some((Cow::Borrowed(w), Columns::of(geometry))),
-            false => implicit_gemm_a8_sm90::weight(caps, w, format, geometry)?,
+            false => implicit_gemm_a8_sm90::weight(&unpacked)?,
         };
         if let Some((w, columns)) = implicit.filter(held) {
             return Ok(Place::Fragments(w, columns));
         }
         // The layout in which products would have it.
         let layout = |w: &QTensor| {
-            let format = Some(Format { weight: w.format(), act });
+            let format = Some(Format { weight: w.format(), ..format });
             let problem = kernel::Problem { format, x, y: x, m: 1, n: w.n(), k: w.k() };
             let serves = |kernel: &&matmul::Kernel| {
                 kernel.packs && kernel.supports(caps, &problem).is_ok() && kernel.holds(&w.into()).is_ok()
@@ -222,7 +237,7 @@ impl<'a> Place<'a> {
         if kernel == [1, 1] && stride == [1, 1] && padding == [0; 4] && groups == 1 {
             return Ok(layout(w).map_or(Place::Plain, |layout| Place::Product(Cow::Borrowed(w), layout)));
         }
-        if let Some((w, columns)) = implicit_gemm_rows_sm90::weight(caps, w, format, geometry, x)?.filter(held) {
+        if let Some((w, columns)) = implicit_gemm_rows_sm90::weight(&unpacked)?.filter(held) {
             return Ok(Place::Fragments(w, columns));
         }
         if im2col_gemm::is_served(geometry)

@@ -13,7 +13,7 @@ use super::columns::Columns;
 use super::windows;
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Launch, Stream, Swizzle, Windows as Map};
+use crate::cuda::driver::{Launch, Stream, Swizzle, Windows as Map};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -167,9 +167,7 @@ impl WindowRows {
         };
         let blocks = pieces.div_ceil(THREADS);
         let launch = Launch { programmatic: true, ..Launch::linear(blocks as u32, THREADS as u32) };
-        let function = gpu.function(&instance())?;
-        // SAFETY: the one parameter is the source's `Params`; the caller vouches for the addresses.
-        unsafe { function.launch(stream, &launch, &[Arg::new(&params)]) }
+        gpu.function_once((OP, [0; 2]), instance)?.launch_typed(stream, &launch, &params, &[])
     }
 }
 

@@ -258,9 +258,9 @@ impl Function {
             attrs: attributes.as_mut_ptr(),
             numAttrs: count as u32,
         };
+        let values = args.as_ptr().cast_mut().cast::<*mut c_void>();
         // SAFETY: function and stream are open, the attributes live through the call, and the caller vouches for the
         // parameters: the driver copies what they point to and writes nothing.
-        let values = args.as_ptr().cast_mut().cast::<*mut c_void>();
         let result = unsafe { sys::cuLaunchKernelEx(&config, self.handle, values, std::ptr::null_mut()) };
         check("launch", result)
     }

@@ -2,7 +2,7 @@
 #pragma once
 #include "ptx.cuh"
 
-// As `activation` in matmul/plain.rs.
+// As `activation` in matmul/mod.rs.
 enum Activation : u32 { NONE = 0, CLAMP = 1, GELU = 2, GELU_TANH = 3, SILU = 4 };
 
 // NaN stays NaN: comparisons with it are false. CLAMP is to low .. high.

@@ -4,12 +4,11 @@
 pub mod config;
 mod grid;
 
-use super::{Call, Int8, Kernel, Problem, bytes_of};
+use super::{Call, Int8, Kernel, Problem, Rounding, bytes_of, check_addresses};
 use crate::cuda::dispatch::Configured;
-use crate::cuda::driver::{Function, Launch, Stream};
-use crate::cuda::kept::Kept;
-use crate::cuda::parameters::{Pair, Parameters, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::driver::{Launch, Stream};
+use crate::cuda::parameters::{Flat, Pair, Parameters, parameters};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
@@ -30,7 +29,7 @@ const NAME: &str = "int8_direct_sm90";
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "wgmma of bytes from shared memory, where each pixel lies once for all positions",
-    serves: |arch| arch.number == 90 && arch.specific,
+    serves: Arch::is_hopper,
     instances: || {
         let form = |slots| Config { slots, strips: 1, alone: true };
         let squares = (1..=SQUARE / 4).map(|fold| (form(config::SLOTS[0]), fold));
@@ -52,9 +51,6 @@ const MOST_COLUMNS: usize = 128;
 
 /// Channels that a product takes at once.
 const CHANNELS: usize = 32;
-
-/// Bytes that are read and written at once.
-const PIECE: u64 = 16;
 
 /// Rows and columns of an image, so that floats divide by them.
 const MOST_SIZE: usize = 1 << 19;
@@ -91,10 +87,7 @@ parameters! {
         at_outputs: i32,
         at_pixels: i32,
         at_barriers: i32,
-        x_zero: i32,
-        y_zero: i32,
-        low: f32,
-        high: f32,
+        rounding: Flat<Rounding>,
         padding: i32,
     }
 }
@@ -105,7 +98,6 @@ struct Direct {
     grid: Grid,
     config: Config,
     shared: Shared,
-    function: Kept<(), Function>,
 }
 
 impl Direct {
@@ -146,7 +138,7 @@ impl Direct {
     /// In a configuration that a block has room for.
     fn new(problem: &Problem, grid: Grid, config: Config) -> Option<Self> {
         let shared = config.shared(&grid)?;
-        Some(Self { problem: *problem, grid, config, shared, function: Kept::default() })
+        Some(Self { problem: *problem, grid, config, shared })
     }
 
     fn instance(&self) -> Instance {
@@ -154,25 +146,20 @@ impl Direct {
     }
 }
 
-impl std::fmt::Display for Direct {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "direct, {}", self.config)
-    }
-}
-
 impl Configured<Int8> for Direct {
+    fn text(&self) -> String {
+        format!("direct, {}", self.config)
+    }
+
     fn instances(&self) -> Vec<Instance> {
         vec![self.instance()]
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-        let Self { problem, grid, config, shared, function } = self;
+        let Self { problem, grid, config, shared } = self;
         let (layer, shape, co) = (call.layer, &problem.shape, problem.shape.geometry().co);
         let (x, y) = (call.x.pointer(), bytes_of(NAME, &call.y)?);
-        if [x, y].iter().any(|address| !address.is_multiple_of(PIECE)) {
-            let got = format!("{x:#x} and {y:#x}");
-            return Err(Error::invalid(NAME, "x and y that begin at multiples of 16 bytes", got));
-        }
+        check_addresses(NAME, [x, y])?;
         let w = match (grid.fold, &layer.squares) {
             (0, _) => layer.codes.pointer(),
             (_, Some(squares)) => squares.pointer(),
@@ -206,10 +193,7 @@ impl Configured<Int8> for Direct {
             at_outputs: shared.outputs as i32,
             at_pixels: shared.pixels as i32,
             at_barriers: shared.barriers as i32,
-            x_zero: layer.x().zero(),
-            y_zero: layer.y().map_or(0, |y| y.zero()),
-            low: layer.bounds[0],
-            high: layer.bounds[1],
+            rounding: Flat(layer.rounding()),
             padding: 0,
         };
         let [tiles, rows] = config.blocks(grid, co);
@@ -219,7 +203,7 @@ impl Configured<Int8> for Direct {
             programmatic: true,
             ..Launch::linear(1, config::THREADS as u32)
         };
-        let function = function.get((), |()| gpu.function(&self.instance()))?;
-        function.launch_typed(stream, &launch, &arguments, &[])
+        let numbers = [config.slots * 2 + usize::from(problem.x == Byte::U8), grid.fold].map(|n| n as u32);
+        gpu.function_once((NAME, numbers), || self.instance())?.launch_typed(stream, &launch, &arguments, &[])
     }
 }

@@ -8,24 +8,24 @@ use super::int8_sm90::Implicit;
 use super::{Call, Int8, Kernel, Problem, bytes_of};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::conv::im2col::{self, Patches};
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
+use crate::cuda::dispatch::{About, Bind, Configured};
 use crate::cuda::driver::Stream;
-use crate::cuda::sources::Instance;
+use crate::cuda::sources::{Arch, Instance};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::Reason;
 
 const NAME: &str = "int8_im2col_gemm";
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: NAME,
-    what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90",
-    serves: |arch| arch.number == 90 && arch.specific,
-    instances: im2col::instances,
-    every_instance: |_| Vec::new(),
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: NAME,
+        what: "what pixels see is copied to the workspace, a slab at a time, and multiplied by int8_sm90",
+        serves: Arch::is_hopper,
+        instances: im2col::instances,
+    },
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// Bytes that a row of patches is a multiple of: the columns behind those of a window meet zeros of the weight.
 const PIECE: usize = 16;
@@ -36,7 +36,7 @@ fn choose(caps: &Caps, problem: &Problem) -> Bind<Int8> {
         return Err(Reason("writes images in nhwc".into()));
     }
     let wide = g.k().next_multiple_of(PIECE);
-    let patches = Patches { shape, layout: problem.layouts[0], element: 1, wide, fill: 0 };
+    let patches = Patches { shape, layout: problem.layouts[0], element: 1, wide };
     patches.are_copied()?;
     // The product of so many rows of patches: a convolution of one position on a row of pixels.
     let product = |rows: usize| {
@@ -57,14 +57,12 @@ struct Slabs {
     products: Vec<Implicit>,
 }
 
-impl std::fmt::Display for Slabs {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} slabs of patches", self.patches.slabs().count())?;
-        self.products.iter().try_for_each(|product| write!(f, ", {} × {product}", product.pixels()))
-    }
-}
-
 impl Configured<Int8> for Slabs {
+    fn text(&self) -> String {
+        let products = self.products.iter().map(|product| format!(", {} × {}", product.pixels(), product.text()));
+        format!("{} slabs of patches{}", self.patches.slabs().count(), products.collect::<String>())
+    }
+
     fn instances(&self) -> Vec<Instance> {
         im2col::instances().into_iter().chain(self.products.iter().map(Implicit::instance)).collect()
     }
@@ -77,11 +75,11 @@ impl Configured<Int8> for Slabs {
         let y = bytes_of(NAME, &call.y)?;
         let Some(workspace) = call.workspace else { return Err(Error::invalid(NAME, "a workspace", "none")) };
         // The padding is the zero point of x.
-        let patches = Patches { fill: call.layer.x().zero() as u8, ..self.patches };
+        let (patches, zero) = (&self.patches, call.layer.x().zero() as u8);
         let (_, room) = workspace.split_at(Workspace::COUNTER_BYTES);
         let co = patches.shape.geometry().co;
         for pixels in patches.slabs() {
-            patches.copy(gpu, stream, call.x.pointer(), &pixels, room.pointer())?;
+            patches.copy(gpu, stream, [call.x.pointer(), room.pointer()], &pixels, zero)?;
             let Some(product) = self.products.iter().find(|product| product.pixels() == pixels.len()) else {
                 return Err(Error::invalid(NAME, "a slab that was planned", pixels.len().to_string()));
             };

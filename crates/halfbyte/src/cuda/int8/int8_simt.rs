@@ -1,13 +1,12 @@
 //! Direct convolution and product of bytes on the scalar units (SIMT), any layer: launches of `int8_simt.cu`, what faster kernels are
 //! compared with.
 
-use super::{Call, Int8, Kernel, OP, Problem, Target};
+use super::{Call, Int8, Kernel, OP, Problem, Rounding, Target};
 use crate::cuda::conv::images::Images;
-use crate::cuda::dispatch::{Bind, Configured, no_candidates};
-use crate::cuda::driver::{Buffer, Function, Launch, Stream};
-use crate::cuda::kept::Kept;
+use crate::cuda::dispatch::{About, Bind, Configured};
+use crate::cuda::driver::{Buffer, Launch, Stream};
 use crate::cuda::matmul::{activation, float_type};
-use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::Result;
@@ -18,15 +17,15 @@ use crate::layout::cuda_int8::STEP;
 static SOURCE: Source =
     Source { path: "int8/int8_simt.cu", text: include_str!("int8_simt.cu"), parameters: &[Params::LAYOUT] };
 
-pub(super) const KERNEL: Kernel = Kernel {
-    name: "int8_simt",
-    what: "a thread an output, integer multiply-add, every geometry, layout and processor",
-    serves: |arch| arch.number >= 75,
-    instances: || vec![instance()],
-    every_instance: |_| Vec::new(),
+pub(super) const KERNEL: Kernel = Kernel::with_one(
+    About {
+        name: "int8_simt",
+        what: "a thread an output, integer multiply-add, every geometry, layout and processor",
+        serves: |arch| arch.number >= 75,
+        instances: || vec![instance()],
+    },
     choose,
-    candidates: no_candidates,
-};
+);
 
 /// As in the source: threads of a block, and pixels of a thread.
 const THREADS: usize = 256;
@@ -47,10 +46,7 @@ parameters! {
         n: u64,
         steps: u32,
         x_unsigned: u32,
-        x_zero: i32,
-        y_zero: i32,
-        low: f32,
-        high: f32,
+        rounding: Flat<Rounding>,
         bytes: u32,
         y_type: u32,
         activation: u32,
@@ -72,22 +68,19 @@ fn choose(_: &Caps, problem: &Problem) -> Bind<Int8> {
     if [blocks(problem), g.ci, g.co, g.k()].iter().any(|&size| size > i32::MAX as usize) {
         return Err(Reason("more channels or blocks than 31 bits count".into()));
     }
-    Ok(Box::new(Direct { problem: *problem, function: Kept::default() }))
+    Ok(Box::new(Direct { problem: *problem }))
 }
 
 /// A thread for some pixels of an output.
 struct Direct {
     problem: Problem,
-    function: Kept<(), Function>,
-}
-
-impl std::fmt::Display for Direct {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{PIXELS} pixels of an output a thread")
-    }
 }
 
 impl Configured<Int8> for Direct {
+    fn text(&self) -> String {
+        format!("{PIXELS} pixels of an output a thread")
+    }
+
     fn instances(&self) -> Vec<Instance> {
         vec![instance()]
     }
@@ -95,14 +88,12 @@ impl Configured<Int8> for Direct {
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
         let problem = &self.problem;
         let (layer, g) = (call.layer, problem.shape.geometry());
-        let (function, mut low, mut high) = activation(layer.activation());
+        let (function, low, high) = activation(layer.activation());
         let (y, y_type, bytes) = match &call.y {
             Target::Bytes(y) => (y.pointer(), 0, 1),
             Target::Floats(y) => (y.pointer(), float_type(y.dtype()), 0),
         };
-        if bytes == 1 {
-            [low, high] = layer.bounds;
-        }
+        let rounding = if problem.floats { Rounding { low, high, ..layer.rounding() } } else { layer.rounding() };
         let pointer = |buffer: &Option<Buffer<i32>>| buffer.as_ref().map_or(0, Buffer::pointer);
         let params = Params {
             images: Images::new(OP, &problem.shape, problem.layouts)?,
@@ -117,18 +108,14 @@ impl Configured<Int8> for Direct {
             n: g.co as u64,
             steps: g.k().div_ceil(STEP) as u32,
             x_unsigned: (layer.x().byte() == Byte::U8).into(),
-            x_zero: layer.x().zero(),
-            y_zero: layer.y().map_or(0, |y| y.zero()),
-            low,
-            high,
+            rounding: Flat(rounding),
             bytes,
             y_type,
             activation: function,
             unused: 0,
         };
         let launch = Launch::linear(blocks(problem) as u32, THREADS as u32);
-        let function = self.function.get((), |()| gpu.function(&instance()))?;
         // Blocks are within the limit, as `choose` has checked.
-        function.launch_typed(stream, &launch, &params, &[])
+        gpu.function_once(("int8 simt", [0; 2]), instance)?.launch_typed(stream, &launch, &params, &[])
     }
 }

@@ -2,16 +2,16 @@
 
 pub mod config;
 
-use super::{Call, Int8, Kernel, Layer, Problem, bytes_of};
+use super::{Call, Int8, Kernel, Layer, Problem, Rounding, bytes_of, check_addresses};
 use crate::conv::{Conv2dShape, Geometry};
 use crate::cuda::conv::windows::{self, Windows};
 use crate::cuda::dispatch::Configured;
 use crate::cuda::driver::{Function, Launch, Stream, Swizzle, TensorMap, View};
 use crate::cuda::kept::Kept;
-use crate::cuda::parameters::{Parameters, parameters};
-use crate::cuda::sources::{Instance, Source};
+use crate::cuda::parameters::{Flat, Parameters, parameters};
+use crate::cuda::sources::{Arch, Instance, Source};
 use crate::cuda::{Caps, Gpu};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::int8::Byte;
 use crate::kernel::Reason;
 use crate::layout::cuda_int8::STEP;
@@ -25,7 +25,7 @@ const NAME: &str = "int8_sm90";
 pub(super) const KERNEL: Kernel = Kernel {
     name: NAME,
     what: "wgmma of bytes from shared memory, windows of images by the copy engine",
-    serves: |arch| arch.number == 90 && arch.specific,
+    serves: Arch::is_hopper,
     instances: || {
         let all = [false, true].into_iter().flat_map(config::configs);
         all.map(Config::instance).collect()
@@ -75,10 +75,7 @@ parameters! {
         rows: i32,
         height: i32,
         width: i32,
-        x_zero: i32,
-        y_zero: i32,
-        low: f32,
-        high: f32,
+        rounding: Flat<Rounding>,
         channels: i32,
         windows: Windows,
     }
@@ -159,10 +156,7 @@ impl Implicit {
     /// Puts it into a stream, with a layer whose weight has the shape's outputs and, but for zeros, columns; y is an address.
     pub fn multiply(&self, gpu: &Gpu, stream: &Stream, layer: &Layer, x: View<'_, u8>, y: u64) -> Result<()> {
         let (shape, g) = (&self.shape, *self.shape.geometry());
-        if [x.pointer(), y].iter().any(|address| !address.is_multiple_of(PIECE as u64)) {
-            let got = format!("{:#x} and {y:#x}", x.pointer());
-            return Err(Error::invalid(NAME, "x and y that begin at multiples of 16 bytes", got));
-        }
+        check_addresses(NAME, [x.pointer(), y])?;
         let prepared = self.launches.get(x.pointer(), |_| self.prepared(gpu, x))?;
         let arguments = Arguments {
             w: layer.codes.pointer(),
@@ -177,10 +171,7 @@ impl Implicit {
             rows: self.config.rows(g.outputs()) as i32,
             height: shape.input()[0] as i32,
             width: shape.input()[1] as i32,
-            x_zero: layer.x().zero(),
-            y_zero: layer.y().map_or(0, |y| y.zero()),
-            low: layer.bounds[0],
-            high: layer.bounds[1],
+            rounding: Flat(layer.rounding()),
             channels: g.channels() as i32,
             windows: Windows::new(shape, channels(&g)),
         };
@@ -188,13 +179,11 @@ impl Implicit {
     }
 }
 
-impl std::fmt::Display for Implicit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "implicit, {}", self.config)
-    }
-}
-
 impl Configured<Int8> for Implicit {
+    fn text(&self) -> String {
+        format!("implicit, {}", self.config)
+    }
+
     fn instances(&self) -> Vec<Instance> {
         vec![self.instance()]
     }

@@ -1,6 +1,6 @@
 //! A layer of bytes on a device: the packed weight, and what its sums become.
 
-use super::{Int8, OP, int8_direct_sm90};
+use super::{Int8, OP, Rounding, int8_direct_sm90};
 use crate::conv::Geometry;
 use crate::cuda::Gpu;
 use crate::cuda::dispatch::Plans;
@@ -31,7 +31,7 @@ pub struct Layer {
     y: Option<Affine>,
     activation: Activation,
     /// Least and greatest code of y, less its zero point; of floats the limits of a clamp mean nothing.
-    pub(super) bounds: [f32; 2],
+    bounds: [f32; 2],
     /// Layout `cuda_int8`.
     pub(super) codes: Buffer<i8>,
     /// The same in squares of 2 × 2 pixels, of a layer of few channels and stride 2.
@@ -172,6 +172,12 @@ impl Layer {
     /// Whether the weights, as signed codes, have no zero points.
     pub fn is_symmetric(&self) -> bool {
         self.zeros.is_none()
+    }
+
+    /// What sums become, as kernels are told.
+    pub(super) fn rounding(&self) -> Rounding {
+        let [low, high] = self.bounds;
+        Rounding { x_zero: self.x.zero(), y_zero: self.y.map_or(0, |y| y.zero()), low, high }
     }
 
     /// Bytes that the packed weight takes, without what stands beside it for each output.

@@ -12,9 +12,11 @@
 //! | `int8_im2col_gemm` | sm_90a | bytes to bytes, y in nhwc, one group: slabs of patches, each a product by `int8_sm90` |
 //! | `int8_simt` | all from sm_75 on | everything |
 
+#[doc(hidden)]
 pub mod int8_direct_sm90;
 mod int8_im2col_gemm;
 mod int8_simt;
+#[doc(hidden)]
 pub mod int8_sm90;
 mod layer;
 
@@ -22,7 +24,8 @@ pub use layer::{Epilogue, Layer};
 
 use super::dispatch::{self, Asked, Operation};
 use super::driver::{FloatViewMut, Stream, View, ViewMut};
-use super::{Caps, Gpu, Workspace};
+use super::parameters::parameters;
+use super::{Gpu, Workspace};
 use crate::conv::{Conv2dShape, Layout2d};
 use crate::error::{Error, Result};
 use crate::format::int8::Byte;
@@ -154,11 +157,6 @@ impl Operation for Int8 {
     }
 }
 
-/// Every kernel with the reason against it; the first without one is chosen.
-pub fn explain(caps: &Caps, problem: &Problem) -> Vec<(&'static Kernel, Option<Reason>)> {
-    dispatch::explain(caps, problem)
-}
-
 /// How a problem is computed with a layer: made when it is first asked for, and kept by the layer. Error: no kernel serves it.
 pub fn plan(gpu: &Gpu, layer: &Layer, problem: Problem) -> Result<Arc<Plan>> {
     layer.plans.get(gpu, problem)
@@ -172,6 +170,25 @@ pub fn plan(gpu: &Gpu, layer: &Layer, problem: Problem) -> Result<Arc<Plan>> {
 /// a workspace that is too small, a kernel that cannot be compiled.
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     plan(gpu, call.layer, call.problem()?)?.run(gpu, stream, call)
+}
+
+parameters! {
+    /// What the sums of a layer become: codes less their zero points, within limits.
+    struct Rounding {
+        x_zero: i32,
+        y_zero: i32,
+        low: f32,
+        high: f32,
+    }
+}
+
+/// Refuses addresses of x and y that are no multiples of 16 bytes.
+fn check_addresses(kernel: &'static str, addresses: [u64; 2]) -> Result<()> {
+    if addresses.iter().all(|address| address.is_multiple_of(16)) {
+        return Ok(());
+    }
+    let [x, y] = addresses;
+    Err(Error::invalid(kernel, "x and y that begin at multiples of 16 bytes", format!("{x:#x} and {y:#x}")))
 }
 
 /// Where bytes go, of a kernel that writes no floats.

@@ -17,7 +17,7 @@
 //! It reads the layouts of other kernels and has none of its own: weights are never packed for it. When it is chosen: [`pays`].
 
 use super::finish::{self, Finish};
-use super::kernel::{Configuration, Configured, Kernel};
+use super::kernel::{Configuration, Configured, Kernel, is_same};
 use super::{Call, dequantize, simt, wna16, wna16_sm80, wna16_sm90};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Stream, View};
@@ -28,7 +28,6 @@ use crate::format::Format;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::STRIP;
 use crate::tensor::Float;
-use std::any::Any;
 
 const NAME: &str = "dequantize_cublaslt";
 
@@ -113,8 +112,7 @@ impl std::fmt::Display for Slabs {
 
 impl Configured for Slabs {
     fn is(&self, other: &dyn Configured) -> bool {
-        let other: &dyn Any = other;
-        other.downcast_ref::<Self>() == Some(self)
+        is_same(self, other)
     }
 
     fn instances(&self, problem: &Problem) -> Vec<Instance> {

@@ -9,11 +9,16 @@
 //!
 //! A kernel says by [`Gemm`] what it multiplies, which configuration it takes for a shape, and what its parameters are.
 
-use super::kernel::{Answer, Configuration, Configured, Kernel};
+mod operands;
+
+pub(super) use operands::{Operands, X};
+pub(in crate::cuda) use operands::{Output, Weight};
+
+use super::kernel::{Answer, Configuration, Configured, Kernel, is_same};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna16::{self, Weights};
-use super::{Call, Epilogue, Packed, QuantizedCall, gather, wna8};
-use crate::cuda::driver::{FloatView, Stream, TensorMap, View};
+use super::{Call, Epilogue, Packed, QuantizedCall, gather, wna8, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
+use crate::cuda::driver::{Stream, TensorMap, View};
 use crate::cuda::parameters::Parameters;
 use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Arch, Instance};
@@ -24,7 +29,6 @@ use crate::format::Format;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use std::any::Any;
 use std::fmt::{Debug, Display, Formatter};
 use wna8::Terms;
 
@@ -101,64 +105,17 @@ pub(super) trait Gemm: Tiled<Form = Form, Config: Display + Send + Sync> + Sized
     fn arguments(w: &Weights, config: Self::Config, schedule: &Schedule, operands: &Operands<'_>) -> Self::Arguments;
 }
 
-/// Activations as a kernel reads them.
-#[derive(Clone, Copy)]
-pub(super) enum X<'a> {
-    /// Floats where they lie.
-    Floats(FloatView<'a>),
-    /// Codes, the address of their terms, and how both lie.
-    Codes(View<'a, u8>, u64, QuantizedForm),
-}
-
-/// What a launch reads and writes.
-#[derive(Clone, Copy)]
-pub(super) struct Operands<'a> {
-    /// Activations, of which some rows are multiplied.
-    pub x: X<'a>,
-    /// The first of these rows.
-    pub first: usize,
-    /// Rows.
-    pub m: usize,
-    /// Columns.
-    pub k: usize,
-    /// Elements from row to row of x.
-    pub pitch: usize,
-    /// Address of the first row of y.
-    pub y: u64,
-    /// Address of the bias; 0: none.
-    pub bias: u64,
-    /// Address of the workspace: counters, then sums of cut tiles.
-    pub workspace: u64,
-}
-
-impl Operands<'_> {
-    /// Address of the first row of x.
-    pub fn x_at(&self) -> u64 {
-        match self.x {
-            X::Floats(x) => x.pointer() + (self.first * self.pitch * x.dtype().size_bytes()) as u64,
-            X::Codes(codes, ..) => codes.pointer() + (self.first * self.pitch) as u64,
+/// A configuration of each kernel may be asked for.
+macro_rules! given {
+    ($($module:ident::$kernel:ident),+) => {$(
+        impl From<$module::config::Config> for Configuration {
+            fn from(config: $module::config::Config) -> Self {
+                Self::given::<$module::$kernel>(config)
+            }
         }
-    }
-
-    /// Address of the first row's terms. Rows at once are a multiple of four: those of the next ones begin at 16 bytes again.
-    pub fn terms_at(&self) -> u64 {
-        if let X::Codes(_, terms, _) = self.x { terms + (self.first * 4) as u64 } else { 0 }
-    }
-
-    /// How the codes of all rows lie; of floats as if they were codes of which each row is a group.
-    pub fn codes(&self) -> QuantizedForm {
-        let (m, k) = (self.m, self.k);
-        match self.x {
-            X::Codes(.., form) => form,
-            X::Floats(_) => QuantizedForm { m, k, group: k, piece: k, sums: false, offsets: false, pixels: false },
-        }
-    }
+    )+};
 }
-
-/// Addresses of sums and of counters in a workspace.
-pub(super) fn parts(workspace: u64) -> [u64; 2] {
-    [workspace + Workspace::COUNTER_BYTES as u64, workspace]
-}
+given!(wna16_sm80::Wna16Sm80, wna16_sm90::Wna16Sm90, wna8_sm80::Wna8Sm80, wna8_sm90::Wna8Sm90);
 
 /// A row of the table for a kernel of this kind.
 pub(super) const fn row<T: Gemm>(
@@ -299,6 +256,12 @@ struct Chosen<T: Gemm> {
     given: bool,
 }
 
+impl<T: Gemm> PartialEq for Chosen<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.config == other.config && self.given == other.given
+    }
+}
+
 impl<T: Gemm> Debug for Chosen<T> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?} of {}", self.config, T::NAME)
@@ -333,8 +296,7 @@ impl<T: Gemm> Chosen<T> {
 
 impl<T: Gemm> Configured for Chosen<T> {
     fn is(&self, other: &dyn Configured) -> bool {
-        let other: &dyn Any = other;
-        other.downcast_ref::<Self>().is_some_and(|other| self.config == other.config && self.given == other.given)
+        is_same(self, other)
     }
 
     fn instances(&self, problem: &Problem) -> Vec<Instance> {

@@ -138,6 +138,12 @@ pub(super) trait Configured: Any + Debug + Display + Send + Sync {
     }
 }
 
+/// Whether another one is of the same type, and equal.
+pub(super) fn is_same<T: Configured + PartialEq>(this: &T, other: &dyn Configured) -> bool {
+    let other: &dyn Any = other;
+    other.downcast_ref::<T>() == Some(this)
+}
+
 /// A configuration of some kernel: how large its tiles are, and so on. It writes as what it is.
 #[derive(Clone, Debug)]
 pub struct Configuration(Arc<dyn Configured>);
@@ -159,6 +165,11 @@ impl Configuration {
 
     pub(super) fn get(&self) -> &dyn Configured {
         &*self.0
+    }
+
+    /// Puts a product whose lengths fit into a stream.
+    pub(in crate::cuda) fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
+        if call.y.is_empty() { Ok(()) } else { self.0.run(gpu, stream, call) }
     }
 }
 

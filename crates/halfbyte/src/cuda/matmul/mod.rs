@@ -13,7 +13,9 @@
 //! | `wna8_sm80` | all from sm_80 on | the same |
 //! | `simt` | all from sm_75 on | all with exact activations |
 
+#[doc(hidden)]
 pub mod dequantize;
+#[doc(hidden)]
 pub mod dequantize_cublaslt;
 mod finish;
 mod gather;
@@ -25,10 +27,14 @@ pub(in crate::cuda) mod quantize_activations;
 mod quantized_rows;
 mod simt;
 pub(in crate::cuda) mod wna16;
+#[doc(hidden)]
 pub mod wna16_sm80;
+#[doc(hidden)]
 pub mod wna16_sm90;
 pub(in crate::cuda) mod wna8;
+#[doc(hidden)]
 pub mod wna8_sm80;
+#[doc(hidden)]
 pub mod wna8_sm90;
 
 pub use kernel::{Configuration, Kernel};
@@ -160,12 +166,14 @@ pub static KERNELS: &[Kernel] = &[
 ];
 
 /// What is launched before kernels, and what packs weights for them.
+#[doc(hidden)]
 pub fn auxiliary() -> Vec<Instance> {
     [vec![gather::instance()], pack::instances()].concat()
 }
 
 /// Every instance that products with weights of a format are computed by on a processor, with x of any type, y of the same one or f32,
 /// and no activation: whatever their sizes and the rest of the device are. None that packs weights is among them.
+#[doc(hidden)]
 pub fn every_instance(arch: Arch, format: Format) -> Vec<Instance> {
     let served = KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
     let types = |x: Float| [[x, x], [x, Float::F32]];
@@ -178,6 +186,7 @@ pub fn every_instance(arch: Arch, format: Format) -> Vec<Instance> {
 }
 
 /// The kernel of a name, for weights in a layout if it reads several. Error: the names that there are.
+#[doc(hidden)]
 pub fn by_name(name: &str, layout: Option<&str>) -> Result<&'static Kernel> {
     let named = |kernel: &&Kernel| kernel.name == name && layout.is_none_or(|layout| kernel.layout == layout);
     KERNELS.iter().find(named).ok_or_else(|| {
@@ -190,6 +199,7 @@ pub fn by_name(name: &str, layout: Option<&str>) -> Result<&'static Kernel> {
 
 /// The kernel that serves a problem, among those of one layout if the weight is packed already, else of the layout that
 /// [`pack`] would choose.
+#[doc(hidden)]
 pub fn select(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Result<&'static Kernel> {
     let packed = layout_of_pack(caps, problem);
     table::first(OP, problem, KERNELS, |kernel| against(caps, problem, kernel, layout, packed).map_or(Ok(kernel), Err))
@@ -243,12 +253,14 @@ fn against(
 }
 
 /// Every kernel with the reason against it; the first without one is chosen. The layout is as for [`select`].
+#[doc(hidden)]
 pub fn explain(caps: &Caps, problem: &Problem, layout: Option<&str>) -> Vec<(&'static Kernel, Option<Reason>)> {
     let packed = layout_of_pack(caps, problem);
     table::explain(KERNELS, |kernel| against(caps, problem, kernel, layout, packed))
 }
 
 /// What a problem is computed by, to be compiled before it is needed. Error: no kernel of the layout serves it.
+#[doc(hidden)]
 pub fn instances_of(caps: &Caps, problem: &Problem, layout: &str) -> Result<Vec<Instance>> {
     Ok(select(caps, problem, Some(layout))?.instances_of(caps, problem))
 }
@@ -282,20 +294,21 @@ pub fn pack_for(kernel: &Kernel, gpu: &Gpu, stream: &Stream, w: &QTensor, act: A
 pub fn run(gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     check_lengths(&call)?;
     let plans = call.w.plans(gpu, call.x.dtype(), call.y.dtype())?;
-    launch(plans.at(call.m, call.batch_invariant)?.configuration(), gpu, stream, &call)
+    plans.at(call.m, call.batch_invariant)?.configuration().run(gpu, stream, &call)
 }
 
 /// The same by a kernel of the caller's choice. Error also: it does not serve the problem.
+#[doc(hidden)]
 pub fn run_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
     check_lengths(&call)?;
-    let configuration = serving(kernel, gpu, &call)?;
-    launch(&configuration, gpu, stream, &call)
+    serving(kernel, gpu, &call)?.run(gpu, stream, &call)
 }
 
 /// The same with a configuration of the caller's choice, one of the [`Kernel::candidates`]: for measuring which is best. Those that
 /// scale weights early round them to the type of x.
 ///
 /// Errors also: a configuration of another weight, or that does not cover the shape.
+#[doc(hidden)]
 pub fn run_as(
     kernel: &Kernel,
     configuration: &Configuration,
@@ -305,11 +318,7 @@ pub fn run_as(
 ) -> Result<()> {
     check_lengths(call)?;
     serving(kernel, gpu, call)?;
-    launch(configuration, gpu, stream, call)
-}
-
-fn launch(configuration: &Configuration, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
-    if call.y.is_empty() { Ok(()) } else { configuration.get().run(gpu, stream, call) }
+    configuration.run(gpu, stream, call)
 }
 
 /// The configuration with which a kernel serves a call. Error: it does not.

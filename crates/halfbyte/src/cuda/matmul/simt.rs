@@ -1,6 +1,6 @@
 //! GEMM on the scalar units (SIMT), which is right for every format: launches of `simt.cu`.
 
-use super::kernel::{Configuration, Configured, Kernel};
+use super::kernel::{Configuration, Configured, Kernel, is_same};
 use super::pack::{Packer, Target, Whole};
 use super::plans::KeptPlans;
 use super::{Call, Packed};
@@ -15,7 +15,6 @@ use crate::layout::cpu_n16::field_bits;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use half::{bf16, f16};
-use std::any::Any;
 
 static SOURCE: Source = Source { path: "matmul/simt.cu", text: include_str!("simt.cu"), parameters: &[Params::LAYOUT] };
 
@@ -58,8 +57,7 @@ impl std::fmt::Display for Simt {
 
 impl Configured for Simt {
     fn is(&self, other: &dyn Configured) -> bool {
-        let other: &dyn Any = other;
-        other.downcast_ref::<Self>() == Some(self)
+        is_same(self, other)
     }
 
     fn instances(&self, problem: &Problem) -> Vec<Instance> {

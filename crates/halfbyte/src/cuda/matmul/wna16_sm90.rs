@@ -11,7 +11,7 @@ pub mod config;
 pub use candidates::{candidates, compiles};
 
 use super::gemm::{self, Choice, Form, Gemm, Launches, Operands, X};
-use super::kernel::{Answer, Configuration, Kernel};
+use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
 use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
@@ -148,24 +148,11 @@ impl Gemm for Wna16Sm90 {
     }
 }
 
-impl From<Config> for Configuration {
-    /// For the tests and sweeps of this kernel.
-    fn from(config: Config) -> Self {
-        Self::given::<Wna16Sm90>(config)
-    }
-}
-
 parameters! {
     /// `Arguments` of the source.
     pub(in crate::cuda) struct Arguments {
-        w: u64,
-        rows_of_scales: u64,
-        y: u64,
-        bias: u64,
-        parts: u64,
-        counters: u64,
-        m: i32,
-        n: i32,
+        weight: Flat<gemm::Weight>,
+        to: Flat<gemm::Output>,
         box_bytes: i32,
         cuts: Flat<Cuts>,
         padding: i32,
@@ -181,16 +168,9 @@ impl Arguments {
         m: usize,
         box_rows: usize,
     ) -> Self {
-        let [parts, counters] = gemm::parts(workspace);
         Self {
-            w: w.atoms(),
-            rows_of_scales: w.rows(),
-            y,
-            bias,
-            parts,
-            counters,
-            m: m as i32,
-            n: w.shape()[0] as i32,
+            weight: Flat(w.into()),
+            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape()[0])),
             box_bytes: (box_rows * 128) as i32,
             cuts: Flat((*schedule).into()),
             padding: 0,

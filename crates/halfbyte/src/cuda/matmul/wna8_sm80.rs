@@ -8,7 +8,7 @@
 pub mod config;
 
 use super::gemm::{self, Choice, Form, Gemm, Launches, Operands};
-use super::kernel::{Answer, Configuration, Kernel};
+use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
 use super::wna16::Weights;
@@ -135,20 +135,13 @@ impl Gemm for Wna8Sm80 {
     }
 
     fn arguments(w: &Weights, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
-        let Operands { m, k, pitch, y, bias, .. } = *operands;
-        let [parts, counters] = gemm::parts(operands.workspace);
+        let Operands { m, k, pitch, y, bias, workspace, .. } = *operands;
         let x = operands.codes();
         Arguments {
-            w: w.atoms(),
-            rows_of_scales: w.rows(),
+            weight: Flat(w.into()),
             x: operands.x_at(),
             terms: operands.terms_at(),
-            y,
-            bias,
-            parts,
-            counters,
-            m: m as i32,
-            n: w.shape()[0] as i32,
+            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape()[0])),
             k: k as i32,
             pitch: pitch as i32,
             cuts: Flat((*schedule).into()),
@@ -160,26 +153,13 @@ impl Gemm for Wna8Sm80 {
     }
 }
 
-impl From<Config> for Configuration {
-    /// For the tests and sweeps of this kernel.
-    fn from(config: Config) -> Self {
-        Self::given::<Wna8Sm80>(config)
-    }
-}
-
 parameters! {
     /// `Arguments` of the source.
     pub(super) struct Arguments {
-        w: u64,
-        rows_of_scales: u64,
+        weight: Flat<gemm::Weight>,
         x: u64,
         terms: u64,
-        y: u64,
-        bias: u64,
-        parts: u64,
-        counters: u64,
-        m: i32,
-        n: i32,
+        to: Flat<gemm::Output>,
         k: i32,
         pitch: i32,
         cuts: Flat<Cuts>,

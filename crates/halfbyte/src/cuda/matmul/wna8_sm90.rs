@@ -10,7 +10,7 @@ pub(in crate::cuda) use super::wna8::MOST_K;
 pub use super::wna8::form;
 
 use super::gemm::{self, Choice, Form, Gemm, Launches, Operands, X};
-use super::kernel::{Answer, Configuration, Kernel};
+use super::kernel::{Answer, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna8::{self, Terms};
 use super::wna16::Weights;
@@ -147,25 +147,12 @@ impl Gemm for Wna8Sm90 {
     }
 }
 
-impl From<Config> for Configuration {
-    /// For the tests and sweeps of this kernel.
-    fn from(config: Config) -> Self {
-        Self::given::<Wna8Sm90>(config)
-    }
-}
-
 parameters! {
     /// `Arguments` of the source.
     pub(in crate::cuda) struct Arguments {
-        w: u64,
-        rows_of_scales: u64,
+        weight: Flat<gemm::Weight>,
         terms: u64,
-        y: u64,
-        bias: u64,
-        parts: u64,
-        counters: u64,
-        m: i32,
-        n: i32,
+        to: Flat<gemm::Output>,
         k: i32,
         box_bytes: i32,
         m_pitch: i32,
@@ -186,19 +173,11 @@ impl Arguments {
         (m, box_rows): (usize, usize),
         x: &QuantizedForm,
     ) -> Self {
-        let [parts, counters] = gemm::parts(workspace);
-        let [n, k] = w.shape();
         Self {
-            w: w.atoms(),
-            rows_of_scales: w.rows(),
+            weight: Flat(w.into()),
             terms,
-            y,
-            bias,
-            parts,
-            counters,
-            m: m as i32,
-            n: n as i32,
-            k: k as i32,
+            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape()[0])),
+            k: w.shape()[1] as i32,
             box_bytes: (box_rows * 128) as i32,
             m_pitch: x.m_pitch() as i32,
             cuts: Flat((*schedule).into()),

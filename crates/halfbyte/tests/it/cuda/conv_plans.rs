@@ -1,11 +1,14 @@
 //! Which kernel computes a convolution, and in which configuration: no device is needed.
 
-use super::convolutions::caps;
-use crate::conv::LAYOUTS;
+use super::convolutions::{TYPES, caps, implicit_cases};
+use crate::conv::{LAYOUTS, cases};
 use crate::data::parse;
-use halfbyte::Float;
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
-use halfbyte::cuda::conv::{self, Plan, Problem};
+use halfbyte::cuda::conv::{KERNELS, Plan, Problem, layout_of};
+use halfbyte::cuda::sources::{Arch, Instance};
+use halfbyte::cuda::{Caps, int8};
+use halfbyte::{Act, Float, Format};
+use std::collections::HashSet;
 
 #[test]
 fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
@@ -50,7 +53,7 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
         (Geometry { dilation: [128, 1], padding: [120, 1, 120, 1], ..wide }, "at most 255 pixels apart"),
     ] {
         let problem = problem("w4a16", geometry, half, nhwc);
-        let all = conv::explain(&caps(90), &problem);
+        let all = Plan::explain(&caps(90), &problem);
         let reasons: Vec<String> =
             all.iter().map(|(_, reason)| reason.as_ref().map_or_else(String::new, |r| r.0.clone())).collect();
         assert!(reasons[1].contains(why), "{problem}: {reasons:?}");
@@ -62,4 +65,69 @@ fn the_choice_is_the_first_kernel_that_can_and_the_others_say_why_not() {
         problem("w4a16", narrow, half, nhwc).to_string(),
         "w4a16 with x f16 nhwc, y f16 nhwc at 32 × 3 × 56 × 56, 7 × 7 to 64, stride [2, 2] padding [3, 3, 3, 3] dilation [1, 1] groups 1"
     );
+}
+
+/// What compiles kernels for machines without a compiler goes through the rows of the table.
+#[test]
+fn rows_have_every_instance_of_every_plan() {
+    let formats =
+        ["w4a16", "w8a16-asym-sbf16", "w4a16-g32-asym", "w8a16-g64", "w8a8", "w4a8-g32-asym-xasym", "w8a8-asym"];
+    let mut plans = 0;
+    for format in formats.map(parse) {
+        let of_row = KERNELS.iter().flat_map(|row| [(row.instances)(), (row.every_instance)(format)].concat());
+        let listed: HashSet<String> = of_row.map(|instance| instance.to_string()).collect();
+        for (geometry, batch, size) in cases().into_iter().chain(implicit_cases()) {
+            if geometry.scale_channels(format.weight.group).is_err() {
+                continue;
+            }
+            let shape = Conv2dShape::new(geometry, batch, size).unwrap();
+            for (number, multiprocessors) in [(90, 132), (90, 78), (80, 108)] {
+                let caps = Caps { multiprocessors, ..caps(number) };
+                let x = if format.act == Act::A16 { format.weight.scale } else { Float::F16 };
+                let packed = layout_of(&caps, Some(format), &geometry, x).unwrap();
+                for y in TYPES.into_iter().filter(|&y| format.act.is_quantized() || [x, Float::F32].contains(&y)) {
+                    let problem = Problem { format: Some(format), shape, x, y, layouts: [Layout2d::Nhwc; 2], packed };
+                    for plan in KERNELS.iter().flat_map(|row| row.plans(&caps, &problem)) {
+                        plans += 1;
+                        let own = |instance: &Instance| {
+                            let windows = instance.defines.iter().any(|define| define.starts_with("HB_CONV"));
+                            windows || instance.source.path.starts_with("conv/")
+                        };
+                        for instance in plan.instances().iter().filter(|instance| own(instance)) {
+                            assert!(listed.contains(&instance.to_string()), "{plan:?}: {instance}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(plans > 1000, "{plans}");
+}
+
+/// Without a compiler: what it would be given, and would give numbers for.
+#[test]
+fn instances_of_rows_are_those_that_are_recorded() {
+    let recorded = include_str!("resources.txt");
+    for arch in ["sm_75", "sm_80", "sm_90a"].map(|arch| arch.parse::<Arch>().unwrap()) {
+        let convolutions = KERNELS.iter().filter(|row| (row.serves)(arch)).flat_map(|row| (row.instances)());
+        let of_bytes = int8::KERNELS.iter().filter(|row| (row.serves)(arch)).flat_map(|row| (row.instances)());
+        for instance in convolutions.chain(of_bytes) {
+            assert!(recorded.contains(&format!("{arch} {instance}: ")), "{arch} {instance}");
+        }
+    }
+}
+
+#[test]
+fn a_weight_says_before_it_is_packed_where_it_would_lie() {
+    let of = |name: &str, geometry: Geometry, number| {
+        let format: Option<Format> = (name != "dense").then(|| parse(name));
+        layout_of(&caps(number), format, &geometry, Float::F16).unwrap()
+    };
+    let wide = Geometry { padding: [1; 4], ..Geometry::new(64, 64, [3, 3]) };
+    let narrow = Geometry { stride: [2, 2], padding: [3; 4], ..Geometry::new(3, 64, [7, 7]) };
+    assert_eq!(of("dense", wide, 90), "dense");
+    assert_eq!([of("w4a16", wide, 90), of("w8a8", wide, 90), of("w4a16", wide, 80)], ["cuda_wna16"; 3]);
+    assert_eq!([of("w4a16", narrow, 90), of("w8a8", narrow, 90)], ["cuda_wna16_filled"; 2]);
+    assert_eq!([of("w3a16", wide, 90), of("w4a16", wide, 75), of("w4a8-g64-si8", wide, 90)], ["cuda_plain"; 3]);
+    assert!(layout_of(&caps(90), Some(parse("w4a16-g9")), &wide, Float::F16).is_err());
 }

@@ -16,6 +16,7 @@ mod library;
 mod matmul;
 mod nn;
 mod nvrtc;
+mod ops;
 mod pack;
 mod parameters;
 mod plans;
@@ -26,10 +27,11 @@ mod sums;
 mod wna16_sm80;
 mod wna8_sm80;
 
-use halfbyte::cuda::Gpu;
 use halfbyte::cuda::nvrtc::Nvrtc;
+use halfbyte::cuda::{Cuda, Gpu};
 use std::io::Write;
 use std::process::{Command, Output};
+use std::sync::Arc;
 
 /// All devices; none, said aloud, where there are none.
 pub fn gpus() -> Vec<Gpu> {
@@ -40,6 +42,15 @@ pub fn gpus() -> Vec<Gpu> {
             Vec::new()
         }
     }
+}
+
+/// A queue of every device, as layers run in it.
+pub fn queues() -> Vec<Cuda> {
+    let queue = |gpu: Gpu| {
+        let stream = gpu.stream().unwrap();
+        Cuda::new(Arc::new(gpu), stream).unwrap()
+    };
+    gpus().into_iter().map(queue).collect()
 }
 
 fn nvrtc() -> Option<&'static Nvrtc> {

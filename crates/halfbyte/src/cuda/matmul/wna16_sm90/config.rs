@@ -1,7 +1,7 @@
 //! Which of its many forms the kernel takes for a shape, and who computes what: pure functions of the numbers.
 //!
 //! The choice follows what was measured on an H200 (`docs/decisions/0006-products-on-hopper.md`), and what that says of a device
-//! with other memory (`docs/decisions/0013-choices-and-devices.md`).
+//! with other memory (`docs/decisions/0014-choices-and-devices.md`).
 
 use crate::cuda::Caps;
 use crate::cuda::matmul::wna16;
