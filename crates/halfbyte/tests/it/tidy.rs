@@ -24,20 +24,26 @@ const MAY_BE_UNSAFE: &[&str] =
 /// Where it may be written once a file: the launch of a kernel.
 const LAUNCHERS: &[&str] = &["cuda/conv/", "cuda/int8/", "cuda/matmul/", "cuda/nn/", "cuda/roofline.rs"];
 
+/// Lines that a file may have: what is longer is about more than one thing.
+const MOST_LINES: [(&str, usize); 3] = [("rs", 500), ("cu", 450), ("cuh", 450)];
+
+/// Files over that length which are yet to be divided.
+const TOO_LONG: &[&str] = &["halfbyte/tests/it/cuda/nn.rs", "halfbyte-cli/src/commands/bench/matmul/cuda.rs"];
+
+/// Files below a folder whose names end so.
+fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let of = |path: PathBuf| match path.is_dir() {
+        true => files(&path, extensions),
+        false if path.extension().is_some_and(|e| extensions.iter().any(|other| e == *other)) => vec![path],
+        false => Vec::new(),
+    };
+    entries.flat_map(of).collect()
+}
+
 fn sources() -> Vec<(PathBuf, String)> {
-    fn visit(folder: &Path, out: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                visit(&path, out);
-            } else if path.extension().is_some_and(|e| e == "rs") {
-                out.push(path);
-            }
-        }
-    }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut paths = Vec::new();
-    visit(&root, &mut paths);
+    let paths = files(&root, &["rs"]);
     assert!(paths.len() > 20, "found only {} sources", paths.len());
     paths
         .into_iter()
@@ -185,4 +191,22 @@ fn parameter_types(declared: &str) -> Vec<&str> {
         words.into_iter().next().unwrap()
     });
     types.filter(|name| !["u16", "u32", "u64", "float", "TensorMap"].contains(name)).collect()
+}
+
+#[test]
+fn files_are_short_and_lines_of_gpu_sources_fit_a_screen() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let all = files(root, &["rs", "cu", "cuh"]);
+    assert!(all.len() > 300, "found only {} files", all.len());
+    for path in all {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let place = path.strip_prefix(root).unwrap().to_str().unwrap().replace('\\', "/");
+        let extension = path.extension().unwrap().to_str().unwrap();
+        let (_, most) = MOST_LINES.iter().find(|(of, _)| *of == extension).unwrap();
+        let lines = text.lines().count();
+        assert!(lines <= *most || TOO_LONG.contains(&place.as_str()), "{place} has {lines} lines, at most {most}");
+        for (number, line) in text.lines().enumerate().filter(|_| extension != "rs") {
+            assert!(line.chars().count() <= 120, "{place}:{}: {} columns", number + 1, line.chars().count());
+        }
+    }
 }
