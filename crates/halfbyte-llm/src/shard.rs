@@ -113,8 +113,8 @@ fn part(units: usize, rank: usize, size: usize) -> Range<usize> {
 
 impl Cut {
     /// All of a matrix.
-    pub fn whole(Shape { n, k, .. }: Shape) -> Self {
-        Self { rows: vec![0..n], columns: 0..k, bias: true }
+    pub fn whole(shape: Shape) -> Self {
+        Self::rows(std::iter::once(0..shape.n).collect(), shape)
     }
 
     /// Some rows of a matrix.
@@ -124,7 +124,7 @@ impl Cut {
 
     /// Some columns of a matrix.
     pub fn columns(columns: Range<usize>, Shape { n, .. }: Shape, shard: Shard) -> Self {
-        Self { rows: vec![0..n], columns, bias: shard.is_first() }
+        Self { rows: std::iter::once(0..n).collect(), columns, bias: shard.is_first() }
     }
 
     /// Whether it is all of a matrix, as it lies there.

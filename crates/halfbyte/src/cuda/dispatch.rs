@@ -84,8 +84,11 @@ pub struct Kernel<O: Operation> {
     /// The configuration for a problem.
     pub(in crate::cuda) choose: fn(&Caps, &O::Problem) -> Bind<O>,
     /// All configurations of a problem that it supports, to be measured; none if there is but one.
-    pub(in crate::cuda) candidates: fn(&Caps, &O::Problem) -> Vec<Box<dyn Configured<O>>>,
+    pub(in crate::cuda) candidates: Candidates<O>,
 }
+
+/// Makes all configurations of a problem.
+type Candidates<O> = fn(&Caps, &<O as Operation>::Problem) -> Vec<Box<dyn Configured<O>>>;
 
 impl<O: Operation> Row for Kernel<O> {
     fn name(&self) -> &'static str {

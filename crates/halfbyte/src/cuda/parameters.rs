@@ -54,7 +54,7 @@ impl Field for f64 {}
 /// struct that is derived from it.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(transparent)]
-pub(in crate::cuda) struct Flat<T: Pod>(pub T);
+pub(in crate::cuda) struct Flat<T>(pub T);
 
 impl<T: Field> Field for Flat<T> {
     const NESTED: Option<&'static StructLayout> = T::NESTED;

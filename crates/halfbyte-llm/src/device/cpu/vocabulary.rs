@@ -27,7 +27,7 @@ pub struct Vocabulary {
 #[derive(Debug)]
 enum Kind {
     /// The head's weight is the embedding, which then is held once.
-    Tied(Linear),
+    Tied(Box<Linear>),
     /// An embedding `[tokens, hidden]` and a head.
     Apart(FloatData<'static>, Projection),
 }
@@ -46,7 +46,10 @@ impl Vocabulary {
     ) -> Result<Self> {
         let kind = match head {
             Some(head) => Kind::Apart(owned(embedding), head),
-            None => Kind::Tied(Linear::new(Weight::Dense(embedding.as_floats(), [tokens.len(), hidden]))?),
+            None => {
+                let weight = Weight::Dense(embedding.as_floats(), [tokens.len(), hidden]);
+                Kind::Tied(Box::new(Linear::new(weight)?))
+            }
         };
         Ok(Self { tokens, hidden, kind })
     }

@@ -159,16 +159,17 @@ impl Steps<OnCuda> for Run<'_> {
         let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
         let update = add.then(|| update.view().slice(0..on.len() * hidden));
         let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
-        Ok(match self.codes {
+        match self.codes {
             None => {
                 let out = normed.view_mut(0..on.len() * hidden);
-                nn::rms_norm(gpu, stream, nn::Norm { residual, update, weight, eps, out })?
+                nn::rms_norm(gpu, stream, nn::Norm { residual, update, weight, eps, out })?;
             }
             Some(at) => {
                 let (rounded, out) = (model.activations, codes[at].view_mut(on.len()));
-                nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?
+                nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?;
             }
-        })
+        }
+        Ok(())
     }
 
     fn add(&mut self) -> Result<()> {
@@ -234,13 +235,14 @@ impl Steps<OnCuda> for Run<'_> {
         let (gpu, m, width) = (self.cuda.gpu(), self.on.len(), mlp.inner);
         let State { up, inner, codes, .. } = &mut *self.state;
         let gate_up = up.view().slice(0..m * 2 * width);
-        Ok(match self.codes {
+        match self.codes {
             Some(at) => {
                 let out = codes[at].view_mut(m);
-                nn::swiglu_quantized(gpu, self.cuda.stream(), gate_up, self.model.activations, out)?
+                nn::swiglu_quantized(gpu, self.cuda.stream(), gate_up, self.model.activations, out)?;
             }
             None => nn::swiglu(gpu, self.cuda.stream(), gate_up, width, inner.view_mut(0..m * width))?,
-        })
+        }
+        Ok(())
     }
 
     fn experts(&mut self, _: &Experts<OnCuda>) -> Result<()> {

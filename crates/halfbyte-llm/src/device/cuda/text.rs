@@ -94,7 +94,7 @@ impl<'m> CudaText<'m> {
         if !recordings.iter().any(|recording| recording.longest == longest) {
             let graph = cuda.stream().capture(|_| {
                 state.layers(model, cuda, rows)?;
-                Ok::<_, Error>(state.choose(model, cuda, 0, 1, logits)?)
+                state.choose(model, cuda, 0, 1, logits)
             })?;
             recordings.push(Recording { longest, graph });
         }
