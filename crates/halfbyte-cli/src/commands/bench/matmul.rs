@@ -1,6 +1,7 @@
 //! `halfbyte bench matmul`: products on cold weights, beside what the machine could do at most.
 
 mod cuda;
+mod cuda_report;
 mod sweep;
 
 use super::case::{Case, Shape};

@@ -4,7 +4,8 @@
 //! with cuBLASLt on 8192³; and cuBLASLt's dense product of every shape, the baseline.
 
 use super::super::case::Shape;
-use super::super::check::{self, Check, Computed};
+use super::super::check::{self, Computed};
+use super::cuda_report::{Limits, Line, Report, human};
 use super::{Args, Plan, sweep, verdict};
 use crate::app::App;
 use crate::args::WeightKind;
@@ -12,7 +13,6 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::progress::Progress;
 use crate::random;
-use crate::text::{Align, rate, table};
 use crate::timing::Measured;
 use half::{bf16, f16};
 use halfbyte::cuda::cublaslt::CublasLt;
@@ -22,7 +22,6 @@ use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
 use halfbyte::{Float, Format, QTensor};
-use serde::Serialize;
 use std::sync::Arc;
 
 /// Bytes of the large read.
@@ -40,59 +39,6 @@ const GRAPH_SECONDS: f64 = 400e-6;
 
 /// How often all copies together must pass the second-level cache, to be cold.
 const TIMES_L2: usize = 3;
-
-#[derive(Serialize)]
-struct Report {
-    device: String,
-    driver: String,
-    multiprocessors: u32,
-    l2_bytes: u32,
-    cublaslt: Option<String>,
-    origin: Option<String>,
-    roofline_before: Limits,
-    roofline_after: Limits,
-    results: Vec<Line>,
-    /// None without `--check`.
-    passed: Option<bool>,
-}
-
-/// What the device can do at most.
-#[derive(Clone, Copy, Serialize)]
-struct Limits {
-    read_gb_per_s: f64,
-    f16_tflop_per_s: Option<f64>,
-}
-
-#[derive(Serialize)]
-struct Line {
-    format: String,
-    x: &'static str,
-    y: &'static str,
-    m: usize,
-    n: usize,
-    k: usize,
-    origin: Option<String>,
-    kernel: &'static str,
-    /// Whether x is quantised on the fly.
-    #[serde(skip)]
-    quantized: bool,
-    weight_bytes: usize,
-    copies: usize,
-    runs: usize,
-    median_us: f64,
-    least_us: f64,
-    spread: f64,
-    gflop_per_s: f64,
-    weights_gb_per_s: f64,
-    /// A bare read of as many bytes as the weight has.
-    read_us: f64,
-    limit_us: f64,
-    roofline_percent: f64,
-    limit: &'static str,
-    baseline_us: Option<f64>,
-    times_baseline: Option<f64>,
-    check: Option<Check>,
-}
 
 /// Runs all products of the plan on a GPU.
 pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
@@ -456,46 +402,4 @@ impl Bench<'_> {
             check,
         })
     }
-}
-
-fn human(report: &Report) -> String {
-    let mut out = report.origin.as_ref().map_or_else(String::new, |origin| format!("{origin}\n"));
-    out += &format!("{}, driver for CUDA {}; x and weights random, weights cold\n\n", report.device, report.driver);
-    let mut columns = vec![("format", Align::Left), ("x", Align::Left), ("y", Align::Left)];
-    columns.extend(["m", "n", "k"].map(|name| (name, Align::Right)));
-    columns.push(("kernel", Align::Left));
-    columns.extend(["µs", "±%", "limit µs", "roofline"].map(|name| (name, Align::Right)));
-    columns.push(("of", Align::Left));
-    columns.extend(["cuBLASLt µs", "×"].map(|name| (name, Align::Right)));
-    if report.passed.is_some() {
-        columns.push(("check", Align::Left));
-    }
-    let optional = |value: Option<f64>, text: fn(f64) -> String| value.map_or_else(|| "-".to_owned(), text);
-    let rows: Vec<Vec<String>> = report
-        .results
-        .iter()
-        .map(|line| {
-            let mut row = vec![line.format.clone(), line.x.to_owned(), line.y.to_owned()];
-            row.extend([line.m, line.n, line.k].map(|size| size.to_string()));
-            row.extend([
-                line.kernel.to_owned(),
-                rate(line.median_us),
-                format!("{:.1}", 50.0 * line.spread),
-                rate(line.limit_us),
-                format!("{:.0} %", line.roofline_percent),
-                line.limit.to_owned(),
-                optional(line.baseline_us, rate),
-                optional(line.times_baseline, |times| format!("{times:.2}")),
-            ]);
-            row.extend(line.check.map(|c| format!("{} {:.2}", if c.passed { "ok" } else { "MISSED" }, c.worst)));
-            row
-        })
-        .collect();
-    out += &table(&columns, &rows);
-    out += "\n";
-    for (when, limits) in [("before", report.roofline_before), ("after", report.roofline_after)] {
-        let peak = limits.f16_tflop_per_s.map_or_else(String::new, |peak| format!(", f16 {peak:.0} TFLOP/s"));
-        out += &format!("device {when:<6} read {:.0} GB/s{peak}\n", limits.read_gb_per_s);
-    }
-    out
 }
