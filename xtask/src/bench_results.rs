@@ -54,9 +54,9 @@ fn record(text: &str) -> Option<String> {
     for line in comments {
         match line.split_once(": ") {
             Some((commit, command)) if commit.starts_with("commit ") => {
-                writeln!(out, "`{command}`, {commit}; ").ok()?
+                writeln!(out, "* `{command}`, {commit}").ok()?
             }
-            _ => writeln!(out, "{line}").ok()?,
+            _ => writeln!(out, "* {line}").ok()?,
         }
     }
     let (names, lines) = lines.split_first()?;
