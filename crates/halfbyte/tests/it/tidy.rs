@@ -27,9 +27,6 @@ const LAUNCHERS: &[&str] = &["cuda/conv/", "cuda/int8/", "cuda/matmul/", "cuda/n
 /// Lines that a file may have: what is longer is about more than one thing.
 const MOST_LINES: [(&str, usize); 3] = [("rs", 500), ("cu", 450), ("cuh", 450)];
 
-/// Files over that length which are yet to be divided.
-const TOO_LONG: &[&str] = &["halfbyte/tests/it/cuda/nn.rs", "halfbyte-cli/src/commands/bench/matmul/cuda.rs"];
-
 /// Files below a folder whose names end so.
 fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
@@ -204,7 +201,7 @@ fn files_are_short_and_lines_of_gpu_sources_fit_a_screen() {
         let extension = path.extension().unwrap().to_str().unwrap();
         let (_, most) = MOST_LINES.iter().find(|(of, _)| *of == extension).unwrap();
         let lines = text.lines().count();
-        assert!(lines <= *most || TOO_LONG.contains(&place.as_str()), "{place} has {lines} lines, at most {most}");
+        assert!(lines <= *most, "{place} has {lines} lines, at most {most}");
         for (number, line) in text.lines().enumerate().filter(|_| extension != "rs") {
             assert!(line.chars().count() <= 120, "{place}:{}: {} columns", number + 1, line.chars().count());
         }
