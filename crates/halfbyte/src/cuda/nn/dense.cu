@@ -25,7 +25,8 @@ struct Params {
   u32 padding;
 };
 
-template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) dense_rows(const Params p) {
+// ACTIVATES: whether an activation function comes last.
+template <int ROWS, bool ACTIVATES> __global__ void __launch_bounds__(THREADS, 2) dense_rows(const Params p) {
   const u64 output = u64(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32, m0 = u64(blockIdx.y) * ROWS;
   const u32 lane = threadIdx.x % 32;
   if (output >= p.n) return;
@@ -56,7 +57,8 @@ template <int ROWS> __global__ void __launch_bounds__(THREADS, 2) dense_rows(con
   const float bias = p.bias ? p.bias[output] : 0;
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
-    const float sum = activate(warp_sum(sums[r]) + bias, p.activation, p.low, p.high);
+    float sum = warp_sum(sums[r]) + bias;
+    if constexpr (ACTIVATES) sum = activate(sum, p.activation, p.low, p.high);
     if (lane == 0 && m0 + r < p.m) store_float(p.y, (m0 + r) * p.n + output, sum, p.y_type);
   }
 }
@@ -73,7 +75,7 @@ DEV void fetch(float (&to)[COLUMNS][TILE + 4], const void* from, FloatType type,
 }
 
 // TILE: rows, and outputs, of a block.
-template <int TILE> __global__ void __launch_bounds__(THREADS) dense_tiles(const Params p) {
+template <int TILE, bool ACTIVATES> __global__ void __launch_bounds__(THREADS) dense_tiles(const Params p) {
   constexpr int COLUMNS = 16, EACH = TILE / 16;  // of a run; of a thread
   static_assert(EACH == 4, "a thread reads four rows and four outputs at once");
   __shared__ __align__(16) float smem_x[COLUMNS][TILE + 4];
@@ -104,8 +106,9 @@ template <int TILE> __global__ void __launch_bounds__(THREADS) dense_tiles(const
     for (int c = 0; c < EACH; c++) {
       const u64 row = m0 + down + r, output = n0 + across + c;
       if (row >= p.m || output >= p.n) continue;
-      const float sum = sums[r][c] + (p.bias ? p.bias[output] : 0);
-      store_float(p.y, row * p.n + output, activate(sum, p.activation, p.low, p.high), p.y_type);
+      float sum = sums[r][c] + (p.bias ? p.bias[output] : 0);
+      if constexpr (ACTIVATES) sum = activate(sum, p.activation, p.low, p.high);
+      store_float(p.y, row * p.n + output, sum, p.y_type);
     }
   }
 }

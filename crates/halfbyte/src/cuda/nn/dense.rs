@@ -23,16 +23,17 @@ const ROWS: usize = 4;
 /// From more rows than this on, tiles are faster.
 const MOST_FEW_ROWS: usize = 16;
 
-fn rows_instance(rows: usize) -> Instance {
-    Instance::new(&SOURCE, format!("dense_rows<{rows}>"))
+fn rows_instance(rows: usize, activates: bool) -> Instance {
+    Instance::new(&SOURCE, format!("dense_rows<{rows}, {activates}>"))
 }
 
-fn tiles_instance() -> Instance {
-    Instance::new(&SOURCE, format!("dense_tiles<{TILE}>"))
+fn tiles_instance(activates: bool) -> Instance {
+    Instance::new(&SOURCE, format!("dense_tiles<{TILE}, {activates}>"))
 }
 
-pub(super) fn instances() -> [Instance; 3] {
-    [rows_instance(1), rows_instance(ROWS), tiles_instance()]
+/// Those of products with an activation, or without.
+pub(super) fn instances(activates: bool) -> [Instance; 3] {
+    [rows_instance(1, activates), rows_instance(ROWS, activates), tiles_instance(activates)]
 }
 
 /// A matrix of floats on a device.
@@ -119,6 +120,7 @@ impl Dense {
             return Ok(());
         }
         let w = self.rows();
+        let activates = activation != Activation::None;
         let (activation, low, high) = matmul::activation(activation);
         let aligned = call.x.pointer().is_multiple_of(16) && w.pointer().is_multiple_of(16);
         let params = Params {
@@ -139,9 +141,9 @@ impl Dense {
             padding: 0,
         };
         let (instance, grid) = match m {
-            1 => (rows_instance(1), [n.div_ceil(OUTPUTS), 1, 1]),
-            2..=MOST_FEW_ROWS => (rows_instance(ROWS), [n.div_ceil(OUTPUTS), m.div_ceil(ROWS), 1]),
-            _ => (tiles_instance(), [n.div_ceil(TILE), m.div_ceil(TILE), 1]),
+            1 => (rows_instance(1, activates), [n.div_ceil(OUTPUTS), 1, 1]),
+            2..=MOST_FEW_ROWS => (rows_instance(ROWS, activates), [n.div_ceil(OUTPUTS), m.div_ceil(ROWS), 1]),
+            _ => (tiles_instance(activates), [n.div_ceil(TILE), m.div_ceil(TILE), 1]),
         };
         let form = launch(OP, grid, THREADS, 0)?;
         let function = gpu.function(&instance)?;

@@ -61,7 +61,10 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     }
     all.extend([rope::instances(), attention::combines()].concat());
     all.extend(heads.into_iter().flat_map(attention::instances));
-    all.extend(dense::instances());
+    all.extend(dense::instances(false));
+    if head_size.is_none() {
+        all.extend(dense::instances(true));
+    }
     all
 }
 

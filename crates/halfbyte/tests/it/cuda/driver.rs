@@ -20,7 +20,7 @@ fn function(gpu: &Gpu, expression: &str) -> Function {
 #[test]
 fn the_probes_compile() {
     let Some(nvrtc) = nvrtc() else { return };
-    let kernels = PROBE.text.lines().filter_map(|line| line.strip_prefix("__global__ void ")?.split('(').next());
+    let kernels = PROBE.text.lines().filter_map(|line| line.split_once("__global__ void ")?.1.split('(').next());
     let kernels: Vec<&str> = kernels.collect();
     assert!(kernels.len() >= 7, "{kernels:?}");
     for (arch, kernel) in ["sm_75", "sm_90a"].into_iter().flat_map(|arch| kernels.iter().map(move |k| (arch, k))) {
