@@ -5,6 +5,7 @@
 use halfbyte_checkpoint::config;
 use halfbyte_fuzz::{bounded, folder, write};
 use halfbyte_llm::Config;
+use halfbyte_llm::arch::spec::Positions;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -13,10 +14,14 @@ fuzz_target!(|input: &[u8]| {
         bounded(input, || {
             let _ = config::read(folder());
             if let Ok(config) = Config::from_folder(folder()) {
-                let heads = config.attention_heads();
-                assert!(heads.heads % heads.kv_heads == 0 && config.kv_bytes_per_token() > 0);
-                assert!(config.bos.iter().chain(&config.eos).all(|&id| (id as usize) < config.vocab_size));
-                assert!(config.rope_frequencies.iter().all(|f| f.is_finite()));
+                let spec = &config.spec;
+                assert!(spec.heads.heads % spec.heads.kv_heads == 0 && spec.kv_bytes_per_token(4) > 0);
+                assert!(config.bos.iter().chain(&config.eos).all(|&id| (id as usize) < spec.vocab));
+                for layer in &spec.layers {
+                    if let Positions::Rope(rope) = &layer.attention.positions {
+                        assert!(rope.frequencies.iter().all(|f| f.is_finite()));
+                    }
+                }
             }
         });
         if name != "config.json" {

@@ -29,7 +29,7 @@ const CASES: &[(&str, &[&str])] = &[
     ("config-duplicate-nested-names", &["config.json", "`factor` appears twice"]),
     ("config-eos-beyond-vocabulary", &["config.json", "eos_token_id", "got 320"]),
     ("config-heads-absurd", &["config.json", "num_attention_heads", "4611686018427387904"]),
-    ("config-layers-absurd", &["config.json", "num_hidden_layers", "at most 65536"]),
+    ("config-layers-absurd", &["config.json", "num_hidden_layers", "at most 4096"]),
     ("config-negative-size", &["config.json", "hidden_size", "got -128"]),
     ("config-no-kv-heads", &["config.json", "num_key_value_heads", "got 0"]),
     ("config-no-layers", &["config.json", "num_hidden_layers", "got 0"]),

@@ -8,8 +8,8 @@ use halfbyte::kernel::Heads;
 /// No dimension of a matrix comes near this many elements.
 const LARGEST_MATRIX: usize = 1 << 40;
 
-/// Nor do layers come near this.
-const MOST_LAYERS: usize = 1 << 16;
+/// Nor do layers come near this; each takes a kilobyte of names.
+const MOST_LAYERS: usize = 1 << 12;
 
 /// As far as heads may go.
 const LARGEST_HEAD: usize = 1 << 16;
