@@ -1,6 +1,6 @@
 //! Architectures as data: a table, and a file each that turns a `config.json` into a [`Spec`].
 //!
-//! Nothing here knows of devices, ranks or formats: [`crate::decoder`] runs a [`Spec`] on every device, in every format.
+//! Nothing here knows of devices, ranks or formats: the decoder runs a [`Spec`] on every device, in every format.
 //! CONTRIBUTING.md has the recipe for another one.
 
 mod llama;

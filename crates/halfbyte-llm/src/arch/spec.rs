@@ -1,4 +1,4 @@
-//! What a decoder-only language model is, as data: [`crate::decoder`] runs it on every device, [`crate::shard`] cuts it for
+//! What a decoder-only language model is, as data: the decoder runs it on every device, [`crate::shard`] cuts it for
 //! several ranks, and [`crate::calibrate`] quantises its layers.
 //!
 //! An architecture's file turns a `config.json` into a [`Spec`]; names are those of its tensors in Hugging Face's files.

@@ -1,6 +1,6 @@
 //! Where models lie and compute, and what a text in one is, wherever that is.
 //!
-//! `cpu` and `cuda` each have the weights on that device, the steps of [`crate::decoder`], and a text. What they share is said
+//! `cpu` and `cuda` each have the weights on that device, the steps of the decoder, and a text. What they share is said
 //! here and there; they do not know each other.
 
 pub mod cpu;
