@@ -4,8 +4,9 @@ use halfbyte_llm::arch::ARCHITECTURES;
 use std::path::Path;
 
 /// What an architecture knows nothing of.
-const UNKNOWN: &[&str] =
-    &["cuda", "cpu::", "Cpu", "Gpu", "device", "shard", "Shard", "comm", "rank", "Format", "QTensor", "decoder", "load"];
+const UNKNOWN: &[&str] = &[
+    "cuda", "cpu::", "Cpu", "Gpu", "device", "shard", "Shard", "comm", "rank", "Format", "QTensor", "decoder", "load",
+];
 
 /// Files of the folder that are not one of an architecture.
 const SHARED: &[&str] = &["mod", "spec", "sizes", "rope"];
