@@ -104,22 +104,23 @@ fn greedy_continuations_equal_the_reference() {
     }
 }
 
-/// Of the first windows of the validation set.
-fn perplexity(device: Device, format: Option<&str>) -> f64 {
+/// Of the first windows of the validation set, or of all.
+fn perplexity(device: Device, format: Option<&str>, windows: Option<usize>) -> f64 {
     let (cpu, tokenizer) = (Cpu::all_threads().unwrap(), Tokenizer::from_folder(&stdlib()).unwrap());
     let documents = eval::documents(&stdlib().join("validation.jsonl")).unwrap();
     let model = Model::load(&stdlib(), &options(device, format)).unwrap();
     let tokens = eval::token_stream(&tokenizer, &documents, model.config().bos).unwrap();
-    eval::perplexity(&model, &cpu, &tokens[..6 * 512], 512, &mut |_| ControlFlow::Continue(())).unwrap().perplexity
+    let tokens = &tokens[..windows.map_or(tokens.len(), |windows| windows * 512)];
+    eval::perplexity(&model, &cpu, tokens, 512, &mut |_| ControlFlow::Continue(())).unwrap().perplexity
 }
 
 #[test]
 fn perplexities_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     for format in [None, Some("w4a16-g128"), Some("w4a16-g128-asym"), Some("w8a16"), Some("w3a16-g32-asym")] {
-        let want = perplexity(Device::Cpu, format);
+        let want = perplexity(Device::Cpu, format, Some(6));
         for (activations, bound) in [(Float::F32, 1e-5), (Float::F16, 1e-3), (Float::BF16, 5e-3)] {
-            let got = perplexity(on(&gpu, activations), format);
+            let got = perplexity(on(&gpu, activations), format, Some(6));
             println!("{format:?} {activations}: {got:.5}, on the CPU {want:.5}, {:+.4} %", 100.0 * (got / want - 1.0));
             assert!((got / want - 1.0).abs() < bound, "{format:?} {activations}: {got}, on the CPU {want}");
         }
@@ -323,47 +324,21 @@ fn quantized_activations_are_the_same_wherever_they_are_quantized() {
     }
 }
 
-/// Negative log-likelihood of each token of the first windows of the validation set.
-fn losses(device: Device, format: &str) -> Vec<f64> {
-    let (cpu, tokenizer) = (Cpu::all_threads().unwrap(), Tokenizer::from_folder(&stdlib()).unwrap());
-    let documents = eval::documents(&stdlib().join("validation.jsonl")).unwrap();
-    let model = Model::load(&stdlib(), &options(device, Some(format))).unwrap();
-    let tokens = eval::token_stream(&tokenizer, &documents, model.config().bos).unwrap();
-    let mut losses = Vec::new();
-    for window in tokens[..6 * 512].chunks_exact(512) {
-        for (row, &target) in all_logits(&model, &cpu, window).chunks_exact(4096).zip(&window[1..]) {
-            let most = row.iter().fold(f32::NEG_INFINITY, |a, &b| a.max(b));
-            let sum: f64 = row.iter().map(|&logit| f64::from(logit - most).exp()).sum();
-            losses.push(sum.ln() - f64::from(row[target as usize] - most));
-        }
-    }
-    losses
-}
-
-/// A difference in the last bit of a float moves codes of x by one here and there, on a GPU as from one instruction set of a CPU to
-/// another: over 8 windows perplexities with `w8a8` are 13.841 with AVX-512, 13.848 with AVX2 and 13.859 in plain Rust, which is
-/// scatter of 0.1 %. So losses are compared token by token: they must differ little, and in both directions alike.
+/// Over the whole validation set, 257 windows: a difference in the last bit of a float moves codes of x by one here and there, from
+/// one instruction set of a CPU to another too, which changes the perplexity of 6 windows by 0.2 %.
 #[test]
-fn losses_with_quantized_activations_are_those_of_the_cpu() {
+fn perplexities_with_quantized_activations_are_those_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     if gpu.gpu.caps().arch.number < 80 {
         eprintln!("skipped: quantised activations are multiplied from sm_80 on");
         return;
     }
     for format in ["w4a8-g128", "w8a8", "w4a8-g128-asym-xasym"] {
-        let want = losses(Device::Cpu, format);
-        for activations in [Float::F32, Float::F16] {
-            let got = losses(on(&gpu, activations), format);
-            let differences: Vec<f64> = got.iter().zip(&want).map(|(got, want)| got - want).collect();
-            let count = differences.len() as f64;
-            let mean = differences.iter().sum::<f64>() / count;
-            let deviation = (differences.iter().map(|d| (d - mean).powi(2)).sum::<f64>() / count).sqrt();
-            let sigmas = mean / (deviation / count.sqrt());
-            println!(
-                "{format} {activations}: losses differ by {mean:+.5} ± {deviation:.4}, {sigmas:+.1} standard errors"
-            );
-            assert!(deviation < 0.1, "{format} {activations}: {deviation}");
-            assert!(sigmas.abs() < 5.0, "{format} {activations}: {mean} is {sigmas} standard errors");
+        let want = perplexity(Device::Cpu, Some(format), None);
+        for (activations, bound) in [(Float::F32, 1e-3), (Float::F16, 2e-3)] {
+            let got = perplexity(on(&gpu, activations), Some(format), None);
+            println!("{format} {activations}: {got:.5}, on the CPU {want:.5}, {:+.4} %", 100.0 * (got / want - 1.0));
+            assert!((got / want - 1.0).abs() < bound, "{format} {activations}: {got}, on the CPU {want}");
         }
     }
 }

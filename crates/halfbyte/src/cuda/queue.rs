@@ -45,6 +45,16 @@ struct Room {
     y: Option<Buffer<u8>>,
 }
 
+/// The workspace of a queue, while a product's launches are put there.
+pub(crate) struct Working<'a>(MutexGuard<'a, Room>);
+
+impl Working<'_> {
+    /// None before any was needed.
+    pub(crate) fn get(&mut self) -> Option<&mut Workspace> {
+        self.0.workspace.as_mut()
+    }
+}
+
 impl Cuda {
     /// GPU `index` with a new queue. Errors: those of [`Gpu::open`].
     pub fn open(index: u32) -> Result<Self> {
@@ -123,15 +133,12 @@ impl Cuda {
         self.to_floats(op, y, y_room, |y| work(x, y, workspace))
     }
 
-    /// Runs `work` on a workspace of at least `bytes` if that is more than none.
-    pub(crate) fn in_workspace(
-        &self,
-        op: &'static str,
-        bytes: usize,
-        work: impl FnOnce(Option<&mut Workspace>) -> Result<()>,
-    ) -> Result<()> {
-        let Room { workspace, outgrown, .. } = &mut *self.room();
-        work(self.grown(op, workspace, outgrown, bytes)?)
+    /// The workspace, with at least so many bytes if that is more than none. Nobody else has it until it is dropped.
+    pub(crate) fn workspace(&self, op: &'static str, bytes: usize) -> Result<Working<'_>> {
+        let mut room = self.room();
+        let Room { workspace, outgrown, .. } = &mut *room;
+        self.grown(op, workspace, outgrown, bytes)?;
+        Ok(Working(room))
     }
 
     /// The same as [`Cuda::floats`] with bytes, as their bits.

@@ -1,19 +1,16 @@
 //! Kernels that compute y in tiles (GEMM and implicit GEMM): what their launchers share.
 //!
 //! A launcher says by [`Tiled`] what a configuration takes and how it is compiled. Whether a device has room for it
-//! ([`check`]), how it is launched ([`Prepared`]), what a weight keeps of that ([`Launches`]), and where quantised activations lie
-//! in the workspace ([`Room`]), is the same for all.
+//! ([`check`]), how it is launched ([`Prepared`]), and where quantised activations lie in the workspace ([`Room`]), is the same for
+//! all.
 
-use super::driver::{Function, Launch, Stream, TensorMap};
-use super::kept::Kept;
+use super::driver::{Function, Launch, TensorMap};
 use super::matmul::QuantizedForm;
-use super::parameters::Parameters;
 use super::schedule::Schedule;
 use super::sources::Instance;
 use super::{Caps, Gpu, Workspace};
 use crate::error::Result;
 use crate::kernel::{Activation, Reason};
-use crate::tensor::Float;
 
 /// A kernel whose blocks compute tiles of y.
 pub(in crate::cuda) trait Tiled {
@@ -53,30 +50,17 @@ pub(in crate::cuda) fn check<T: Tiled>(
     Ok(())
 }
 
-/// What a launch was prepared for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::cuda) struct Key<S, P> {
-    /// Where what is multiplied begins; 0 where nothing that is prepared depends on it.
-    pub x: u64,
-    /// What is computed besides the weight.
-    pub shape: S,
-    /// Type of y.
-    pub out: Float,
-    /// Function of the epilogue.
-    pub activation: Activation,
-    /// How it is computed.
-    pub plan: P,
-}
-
-/// What is the same in every launch for a key.
+/// What is the same in every launch of a tile's kernel on some memory.
 #[derive(Debug)]
 pub(in crate::cuda) struct Prepared {
     /// Who computes what.
     pub schedule: Schedule,
     /// Tensor maps of x, as many as the kernel takes; of a convolution in groups, of each of these.
     pub maps: Vec<TensorMap>,
-    launch: Launch,
-    function: Function,
+    /// The form of the launch.
+    pub launch: Launch,
+    /// What is launched.
+    pub function: Function,
 }
 
 impl Prepared {
@@ -101,15 +85,7 @@ impl Prepared {
             function: gpu.function(&T::instance(form, config, activation))?,
         })
     }
-
-    /// Puts it into a stream, with some of the maps.
-    pub fn launch<P: Parameters>(&self, stream: &Stream, arguments: &P, maps: &[TensorMap]) -> Result<()> {
-        self.function.launch_typed(stream, &self.launch, arguments, maps)
-    }
 }
-
-/// The launches of one kernel that a weight keeps prepared.
-pub(in crate::cuda) type Launches<S, P> = Kept<Key<S, P>, Prepared>;
 
 /// Where things lie in the workspace of a product that quantises x: counters, sums of cut tiles, codes of x, terms of x.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,11 @@
 use super::Weight;
 use super::device::layers::{self, Convolution, EpilogueInt8, ImagesInt8};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Buffer, FloatViewMut};
+use crate::cuda::driver::{Buffer, FloatView, FloatViewMut};
 use crate::cuda::int8::{self, Layer, Target};
 use crate::cuda::matmul::{self, Epilogue, Packed, Packer, QuantizedCall, QuantizedView, run_quantized};
 use crate::cuda::nn::{Dense, DenseCall};
-use crate::cuda::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut, Cuda, conv};
+use crate::cuda::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut, Cuda, Workspace, conv};
 use crate::error::{Error, Result};
 use crate::format::int8::Int8Weight;
 use crate::format::reference::Bound;
@@ -83,9 +83,9 @@ impl Linear {
         };
         let bytes = w.plans(device.gpu(), Float::F32, y.dtype())?.at(x.form.m, false)?.workspace_bytes();
         let epilogue = Epilogue { bias: self.bias.as_ref().map(Buffer::view), activation };
-        device.in_workspace("linear", bytes, |workspace| {
-            run_quantized(device.gpu(), device.stream(), QuantizedCall { x, w, epilogue, y, workspace })
-        })
+        let mut working = device.workspace("linear", bytes)?;
+        let call = QuantizedCall { x, w, epilogue, y, workspace: working.get() };
+        run_quantized(device.gpu(), device.stream(), call)
     }
 }
 
@@ -167,11 +167,17 @@ impl layers::Linear<Cuda> for Linear {
             LinearWeight::Quantized(w) => {
                 let plans = w.plans(gpu, x.dtype(), y.dtype())?;
                 let plan = plans.at(m, false)?;
-                device.floats("linear", x, y, plan.workspace_bytes(), |x, y, workspace| {
+                let run = |x: FloatView<'_>, y: FloatViewMut<'_>, workspace: Option<&mut Workspace>| {
                     let epilogue = Epilogue { bias, activation };
                     let call = matmul::Call { x, m, w, epilogue, y, workspace, batch_invariant: false };
                     plan.run(gpu, stream, &call)
-                })
+                };
+                match (x, y) {
+                    (AnyFloats::Device(x), AnyFloatsMut::Device(y)) => {
+                        run(x, y, device.workspace("linear", plan.workspace_bytes())?.get())
+                    }
+                    (x, y) => device.floats("linear", x, y, plan.workspace_bytes(), run),
+                }
             }
             LinearWeight::Dense(w) => device.floats("linear", x, y, 0, |x, y, _| {
                 w.forward_activated(gpu, stream, DenseCall { x, m, bias, y }, activation)
@@ -298,7 +304,7 @@ impl LayerInt8 {
         images: ImagesInt8<'_>,
         x: crate::cuda::driver::View<'a, u8>,
         y: Target<'a>,
-        workspace: Option<&'a mut crate::cuda::Workspace>,
+        workspace: Option<&'a mut Workspace>,
     ) -> int8::Call<'a> {
         let ImagesInt8 { shape, layouts: [x_layout, y_layout] } = images;
         let (batch, size) = (shape.batch(), shape.input());

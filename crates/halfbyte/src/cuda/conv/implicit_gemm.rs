@@ -192,7 +192,7 @@ impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
             let first = group * g.outputs();
             let addresses = [call.y_at(first), call.bias_at(first), workspace.pointer()];
             let part = Part { w, images: &images, addresses };
-            prepared.launch(stream, &gemm.arguments(&part, tiling), maps)?;
+            prepared.function.launch_typed(stream, &prepared.launch, &gemm.arguments(&part, tiling), maps)?;
         }
         Ok(())
     }

@@ -116,6 +116,13 @@ impl<T> Clone for View<'_, T> {
 
 impl<T> Copy for View<'_, T> {}
 
+/// No elements.
+impl<T> Default for View<'_, T> {
+    fn default() -> Self {
+        Self { pointer: 0, len: 0, elements: PhantomData }
+    }
+}
+
 /// Borrowed elements on a device, to be written.
 #[derive(Debug)]
 pub struct ViewMut<'a, T> {

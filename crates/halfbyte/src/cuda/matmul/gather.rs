@@ -13,6 +13,14 @@ const THREADS: u32 = 256;
 /// Rows that one launch takes at most.
 pub(super) const ROWS: usize = 256;
 
+/// Elements that one copy takes: rows of copies begin at multiples of so many.
+pub(super) const PIECE: usize = 8;
+
+/// Elements from row to row of copies of k columns.
+pub(super) fn pitch(k: usize) -> usize {
+    k.next_multiple_of(PIECE)
+}
+
 pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "gather")
 }

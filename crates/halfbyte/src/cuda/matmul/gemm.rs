@@ -9,27 +9,30 @@
 //!
 //! A kernel says by [`Gemm`] what it multiplies, which configuration it takes for a shape, and what its parameters are.
 
+mod chosen;
 mod operands;
 
+pub(super) use chosen::Products;
 pub(super) use operands::{Operands, X};
 pub(in crate::cuda) use operands::{Output, Weight};
 
-use super::kernel::{Answer, Configuration, Configured, Kernel, is_same};
+use super::kernel::{Answer, Configuration, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna16::{self, Weights};
-use super::{Call, Epilogue, Packed, QuantizedCall, gather, wna8, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
-use crate::cuda::driver::{Stream, TensorMap, View};
+use super::{Packed, gather, wna8, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
+use crate::cuda::Caps;
+use crate::cuda::driver::TensorMap;
 use crate::cuda::parameters::Parameters;
 use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Arch, Instance};
-use crate::cuda::tiled::{self, Key, Prepared, Room, Tiled};
-use crate::cuda::{Caps, Gpu, Workspace};
-use crate::error::{Error, Result};
+use crate::cuda::tiled::{self, Tiled};
+use crate::error::Result;
 use crate::format::Format;
-use crate::kernel::{Activation, Problem, Reason};
+use crate::kernel::{Activation, Problem};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-use std::fmt::{Debug, Display, Formatter};
+use chosen::{Chosen, Places};
+use std::fmt::Display;
 use wna8::Terms;
 
 /// What instances of a product differ by, besides configuration and activation.
@@ -45,14 +48,8 @@ pub(in crate::cuda) struct Form {
     pub out: Float,
 }
 
-/// What is prepared for: rows of x, elements from row to row, its type.
-pub(super) type Shape = (usize, usize, Float);
-
 /// A configuration, and whether sums are cut as n and k alone tell, so that a row of y has the same bits whatever m is.
 pub(super) type Choice<C> = (C, bool);
-
-/// The launches of a kernel that a weight keeps prepared.
-pub(super) type Launches<T> = tiled::Launches<Shape, Choice<<T as Tiled>::Config>>;
 
 /// A kernel for products in tiles.
 pub(super) trait Gemm: Tiled<Form = Form, Config: Display + Send + Sync> + Sized + 'static {
@@ -94,7 +91,7 @@ pub(super) trait Gemm: Tiled<Form = Form, Config: Display + Send + Sync> + Sized
     fn every_config(form: &Form) -> Vec<Self::Config>;
 
     /// What a weight keeps prepared for it.
-    fn launches(w: &Weights) -> &Launches<Self>;
+    fn products(w: &Weights) -> &Products<Self>;
 
     /// The map of x, if it comes by one.
     fn map(_: Self::Config, _: &Operands<'_>) -> Result<Option<TensorMap>> {
@@ -224,12 +221,7 @@ fn every_instance<T: Gemm>(format: Format, types: [Float; 2]) -> Vec<Instance> {
 
 /// Bytes of workspace for a problem.
 fn bytes<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool, given: Option<T::Config>) -> Answer<usize> {
-    let form = T::form(problem)?;
-    let parts = |m: usize| parts_bytes::<T>(caps, &form, &Problem { m, ..*problem }, batch_invariant, given);
-    Ok(match T::QUANTIZES {
-        true => Room::new(wna8::x_form(problem, &form), parts(problem.m)).bytes,
-        false => wna16::workspace_bytes(problem, parts),
-    })
+    Ok(Places::of::<T>(caps, &T::form(problem)?, problem, batch_invariant, given).bytes)
 }
 
 /// Sums of cut tiles at most, in bytes: the rows that are left in the end may be cut another way.
@@ -247,179 +239,4 @@ fn parts_bytes<T: Gemm>(
     let rows = at_once::<T>(problem.m, batch_invariant);
     let left = problem.m % rows;
     if left > 0 { of(rows).max(of(left)) } else { of(rows) }
-}
-
-/// A configuration for so many rows at once.
-struct Chosen<T: Gemm> {
-    config: T::Config,
-    /// Whether it is the caller's, for any number of rows.
-    given: bool,
-}
-
-impl<T: Gemm> PartialEq for Chosen<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.config == other.config && self.given == other.given
-    }
-}
-
-impl<T: Gemm> Debug for Chosen<T> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:?} of {}", self.config, T::NAME)
-    }
-}
-
-impl Configuration {
-    /// One of a kernel's [`Gemm::candidates`], or another that it allows.
-    pub(super) fn given<T: Gemm>(config: T::Config) -> Self {
-        Self::new(Chosen::<T> { config, given: true })
-    }
-}
-
-impl<T: Gemm> Display for Chosen<T> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        Display::fmt(&self.config, f)
-    }
-}
-
-impl<T: Gemm> Chosen<T> {
-    /// The caller's configuration, if it may be asked for.
-    fn given(&self, caps: &Caps, form: &Form, problem: &Problem, batch_invariant: bool) -> Result<Option<T::Config>> {
-        let config = self.config;
-        let fits = || T::allows(form, config, caps) && covers::<T>(caps, form, problem, config, batch_invariant);
-        if self.given && !fits() {
-            let expected = format!("a configuration for this weight that covers {problem}");
-            return Err(Error::invalid(T::NAME, expected, config.to_string()));
-        }
-        Ok(self.given.then_some(config))
-    }
-}
-
-impl<T: Gemm> Configured for Chosen<T> {
-    fn is(&self, other: &dyn Configured) -> bool {
-        is_same(self, other)
-    }
-
-    fn instances(&self, problem: &Problem) -> Vec<Instance> {
-        let Ok(form) = T::form(problem) else { return Vec::new() };
-        let before = match T::QUANTIZES {
-            true => quantize_activations::instance(wna8::x_form(problem, &form)),
-            false => gather::instance(),
-        };
-        vec![T::instance(&form, self.config, Activation::None), before]
-    }
-
-    fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize {
-        bytes::<T>(caps, problem, batch_invariant, self.given.then_some(self.config)).unwrap_or(0)
-    }
-
-    fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
-        let problem = super::problem(call);
-        let form = T::form(&problem).map_err(unserved::<T>)?;
-        let given = self.given(&gpu.caps(), &form, &problem, call.batch_invariant)?;
-        let w = weights::<T>(call.w)?;
-        let needed = bytes::<T>(&gpu.caps(), &problem, call.batch_invariant, given).map_err(unserved::<T>)?;
-        let workspace = workspace::<T>(call.workspace.as_deref(), needed)?;
-        let launch =
-            Launching { gpu, stream, w, problem, form, batch_invariant: call.batch_invariant, epilogue: call.epilogue };
-        let all = |x: X<'_>, m: usize, pitch: usize, y: u64| {
-            launch
-                .run(self, Operands { x, first: 0, m, k: problem.k, pitch, y, bias: 0, workspace: workspace.pointer() })
-        };
-        if !T::QUANTIZES {
-            return wna16::run(gpu, stream, call, w, workspace.slice(0..needed), |rows| {
-                all(X::Floats(rows.x), rows.m, rows.pitch, rows.y)
-            });
-        }
-        let x = wna8::x_form(&problem, &form);
-        let room = Room::new(x, parts_bytes::<T>(&gpu.caps(), &form, &problem, call.batch_invariant, given));
-        let codes = workspace.slice(room.codes..room.codes + x.codes_bytes());
-        let terms = workspace.pointer() + room.terms as u64;
-        quantize_activations::run(gpu, stream, x, call.x, w.order(), [codes.pointer(), terms])?;
-        all(X::Codes(codes, terms, x), call.m, x.pitch(), call.y.pointer())
-    }
-
-    fn run_quantized(&self, gpu: &Gpu, stream: &Stream, problem: &Problem, call: &QuantizedCall<'_>) -> Result<()> {
-        let form = T::form(problem).map_err(unserved::<T>)?;
-        let w = weights::<T>(call.w)?;
-        let needed = bytes::<T>(&gpu.caps(), problem, false, None).map_err(unserved::<T>)?;
-        let workspace = workspace::<T>(call.workspace.as_deref(), needed)?.pointer();
-        let launch =
-            Launching { gpu, stream, w, problem: *problem, form, batch_invariant: false, epilogue: call.epilogue };
-        let x = X::Codes(call.x.codes, call.x.terms.pointer(), call.x.form);
-        let (m, pitch, y) = (problem.m, call.x.form.pitch(), call.y.pointer());
-        launch.run(self, Operands { x, first: 0, m, k: problem.k, pitch, y, bias: 0, workspace })
-    }
-}
-
-fn unserved<T: Gemm>(why: Reason) -> Error {
-    Error::invalid(T::NAME, "a product that it serves", why.to_string())
-}
-
-fn weights<T: Gemm>(w: &Packed) -> Result<&Weights> {
-    match w {
-        Packed::Wna16(w) => Ok(w),
-        other => Err(Error::invalid(T::NAME, "weights in layout cuda_wna16", other.layout())),
-    }
-}
-
-fn workspace<'a, T: Gemm>(workspace: Option<&'a Workspace>, needed: usize) -> Result<View<'a, u8>> {
-    match workspace.map(Workspace::view) {
-        Some(workspace) if workspace.len() >= needed => Ok(workspace),
-        other => {
-            let given = other.map_or(0, |workspace| workspace.len());
-            Err(Error::invalid(T::NAME, format!("a workspace of {needed} bytes"), given.to_string()))
-        }
-    }
-}
-
-/// A product whose x is ready.
-struct Launching<'a> {
-    gpu: &'a Gpu,
-    stream: &'a Stream,
-    w: &'a Weights,
-    problem: Problem,
-    form: Form,
-    batch_invariant: bool,
-    epilogue: Epilogue<'a>,
-}
-
-impl Launching<'_> {
-    /// Launches for as many rows at once as there may be.
-    fn run<T: Gemm>(&self, chosen: &Chosen<T>, all: Operands<'_>) -> Result<()> {
-        let bias = self.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer());
-        let at_once = at_once::<T>(all.m, self.batch_invariant);
-        for first in (0..all.m).step_by(at_once) {
-            let y = all.y + (first * self.problem.n * self.form.out.size_bytes()) as u64;
-            if !y.is_multiple_of(16) {
-                return Err(Error::invalid(T::NAME, "y that begins at a multiple of 16 bytes", format!("{y:#x}")));
-            }
-            self.once(chosen, &Operands { first, m: at_once.min(all.m - first), y, bias, ..all })?;
-        }
-        Ok(())
-    }
-
-    fn once<T: Gemm>(&self, chosen: &Chosen<T>, operands: &Operands<'_>) -> Result<()> {
-        let Self { gpu, stream, w, ref problem, ref form, batch_invariant, epilogue } = *self;
-        let (caps, m) = (gpu.caps(), operands.m);
-        // Rows that were copied, or are left in the end, may be fewer than it was chosen for.
-        let whole = chosen.given || m == at_once::<T>(problem.m, batch_invariant);
-        let config = match whole {
-            true => chosen.config,
-            false => T::config(form, shape(&Problem { m, ..*problem }), &caps, batch_invariant),
-        };
-        let key = Key {
-            x: if T::MAPS { operands.x_at() } else { 0 },
-            shape: (m, operands.pitch, form.x),
-            out: form.out,
-            activation: epilogue.activation,
-            plan: (config, batch_invariant),
-        };
-        let prepared = T::launches(w).get(key, |_| {
-            let plan = plan::<T>(&caps, form, problem, m, batch_invariant, Some(config));
-            tiled::check::<T>(&caps, form, &plan).map_err(unserved::<T>)?;
-            let maps = T::map(config, operands)?.into_iter().collect();
-            Prepared::new::<T>(gpu, form, plan, epilogue.activation, maps)
-        })?;
-        prepared.launch(stream, &T::arguments(w, config, &prepared.schedule, operands), &prepared.maps)
-    }
 }

@@ -1,21 +1,19 @@
 //! Weights in layout `cuda_wna16` on a device, and what the kernels that read it do before they multiply.
 
-use super::gather::{self, Gather};
-use super::gemm::{Form, Launches};
+use super::gather::PIECE;
+use super::gemm::{Form, Products};
 use super::pack::{Packer, Target, Whole};
 use super::plans::KeptPlans;
 use super::wna8::Terms;
-use super::{Call, float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
+use super::{float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Gpu, Workspace};
 use crate::error::Result;
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::{Atom, order_of};
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
-use half::{bf16, f16};
 
 /// Name of the layout.
 pub(super) const LAYOUT: &str = "cuda_wna16";
@@ -45,13 +43,13 @@ pub(super) fn instance<const N: usize>(
     Instance::new(source, kernel).with(numbers.chain(limits).chain(factors))
 }
 
-/// What each kernel that reads the layout keeps prepared.
+/// The products that each kernel of the layout keeps prepared.
 #[derive(Debug, Default)]
-pub(super) struct PreparedLaunches {
-    pub wna16_sm80: Launches<wna16_sm80::Wna16Sm80>,
-    pub wna16_sm90: Launches<wna16_sm90::Wna16Sm90>,
-    pub wna8_sm80: Launches<wna8_sm80::Wna8Sm80>,
-    pub wna8_sm90: Launches<wna8_sm90::Wna8Sm90>,
+pub(super) struct PreparedProducts {
+    pub wna16_sm80: Products<wna16_sm80::Wna16Sm80>,
+    pub wna16_sm90: Products<wna16_sm90::Wna16Sm90>,
+    pub wna8_sm80: Products<wna8_sm80::Wna8Sm80>,
+    pub wna8_sm90: Products<wna8_sm90::Wna8Sm90>,
 }
 
 /// A weight in layout `cuda_wna16` on a device.
@@ -68,7 +66,7 @@ pub struct Weights {
     /// Choices for all numbers of rows.
     pub(super) plans: KeptPlans,
     /// What kernels keep prepared.
-    pub(super) prepared: PreparedLaunches,
+    pub(super) products: PreparedProducts,
 }
 
 impl Weights {
@@ -87,7 +85,7 @@ impl Weights {
             rows: packer.allocate(atom.bytes_of_rows(n))?,
             order: order.map(|order| packer.upload(&order)).transpose()?,
             plans: Default::default(),
-            prepared: Default::default(),
+            products: Default::default(),
         };
         let target = Target::Wna16 {
             atoms: weights.atoms(),
@@ -105,7 +103,7 @@ impl Weights {
             rows: self.rows.duplicate(stream)?,
             order: self.order.as_ref().map(|order| order.duplicate(stream)).transpose()?,
             plans: Default::default(),
-            prepared: Default::default(),
+            products: Default::default(),
             ..*self
         })
     }
@@ -149,9 +147,6 @@ impl Weights {
     }
 }
 
-/// Elements of x that are copied at once: rows of it begin at multiples of so many.
-const PIECE: usize = 8;
-
 /// Whether the layout holds the numbers of a tensor, or why not.
 pub(super) fn holds(w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
     Atom::holding(w).map(|_| ()).map_err(|why| Reason(why.to_string()))
@@ -179,69 +174,6 @@ pub(super) fn sized(problem: &Problem) -> std::result::Result<(), Reason> {
     }
     if [problem.m, problem.n, problem.k].iter().any(|&size| size > i32::MAX as usize) {
         return Err(Reason("more rows or columns than 31 bits count".into()));
-    }
-    Ok(())
-}
-
-/// Some rows of a product, of which x lies as the kernel needs it.
-pub(super) struct Rows<'a> {
-    /// Activations, rows of `pitch` elements of which the first k count.
-    pub x: FloatView<'a>,
-    /// Elements from row to row of x: a multiple of 8.
-    pub pitch: usize,
-    /// Rows.
-    pub m: usize,
-    /// Address of the first row of y.
-    pub y: u64,
-}
-
-/// Bytes of workspace for a problem: counters, `parts(m)` for that many rows, and room for a copy of some rows of x, in
-/// another order or wider.
-pub(super) fn workspace_bytes(problem: &Problem, parts: impl Fn(usize) -> usize) -> usize {
-    let rows = problem.m.min(gather::ROWS);
-    // All at once, or copies of some at a time, of which the last may be fewer.
-    let copied = [rows, problem.m % gather::ROWS].into_iter().filter(|&m| m != problem.m && m > 0);
-    let most = [problem.m].into_iter().chain(copied).map(parts).max().unwrap_or(0);
-    (Workspace::COUNTER_BYTES + most).next_multiple_of(2 * PIECE) + rows * pitch(problem.k) * 2
-}
-
-fn pitch(k: usize) -> usize {
-    k.next_multiple_of(PIECE)
-}
-
-/// Runs a product: all rows at once or, where x must be copied first, some at a time; copies lie in the end of the workspace,
-/// which has [`workspace_bytes`].
-pub(super) fn run(
-    gpu: &Gpu,
-    stream: &Stream,
-    call: &Call<'_>,
-    w: &Weights,
-    workspace: View<'_, u8>,
-    product: impl Fn(Rows<'_>) -> Result<()>,
-) -> Result<()> {
-    let (x, m, y, bytes) = (call.x, call.m, call.y.pointer(), workspace.len());
-    if w.reads_in_place(x) {
-        return product(Rows { x, pitch: w.k, m, y });
-    }
-    let pitch = pitch(w.k);
-    for first in (0..m).step_by(gather::ROWS) {
-        let m = gather::ROWS.min(m - first);
-        let copy = workspace.slice(bytes - m * pitch * 2..bytes);
-        let copied = match x.dtype() {
-            Float::BF16 => FloatView::BF16(copy.cast::<bf16>()),
-            _ => FloatView::F16(copy.cast::<f16>()),
-        };
-        let gather = Gather {
-            x: x.pointer() + (first * w.k * 2) as u64,
-            order: w.order(),
-            to: copied.pointer(),
-            rows: m,
-            k: w.k,
-            pitch,
-        };
-        gather.run(gpu, stream)?;
-        let y = y + (first * w.n * call.y.dtype().size_bytes()) as u64;
-        product(Rows { x: copied, pitch, m, y })?;
     }
     Ok(())
 }

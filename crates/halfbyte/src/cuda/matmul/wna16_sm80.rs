@@ -6,7 +6,7 @@
 
 pub mod config;
 
-use super::gemm::{self, Choice, Form, Gemm, Launches, Operands};
+use super::gemm::{self, Choice, Form, Gemm, Operands, Products};
 use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
@@ -127,8 +127,8 @@ impl Gemm for Wna16Sm80 {
         every_device().flat_map(|caps| config::all(form.atom, form.out, &caps)).collect()
     }
 
-    fn launches(w: &Weights) -> &Launches<Self> {
-        &w.prepared.wna16_sm80
+    fn products(w: &Weights) -> &Products<Self> {
+        &w.products.wna16_sm80
     }
 
     fn arguments(w: &Weights, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {

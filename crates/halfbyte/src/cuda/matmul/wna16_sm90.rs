@@ -10,7 +10,7 @@ pub mod config;
 
 pub use candidates::{candidates, compiles};
 
-use super::gemm::{self, Choice, Form, Gemm, Launches, Operands, X};
+use super::gemm::{self, Choice, Form, Gemm, Operands, Products, X};
 use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
@@ -126,8 +126,8 @@ impl Gemm for Wna16Sm90 {
         config::every(form.atom, form.out)
     }
 
-    fn launches(w: &Weights) -> &Launches<Self> {
-        &w.prepared.wna16_sm90
+    fn products(w: &Weights) -> &Products<Self> {
+        &w.products.wna16_sm90
     }
 
     fn map(config: Config, operands: &Operands<'_>) -> Result<Option<TensorMap>> {

@@ -7,7 +7,7 @@
 
 pub mod config;
 
-use super::gemm::{self, Choice, Form, Gemm, Launches, Operands};
+use super::gemm::{self, Choice, Form, Gemm, Operands, Products};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
@@ -130,8 +130,8 @@ impl Gemm for Wna8Sm80 {
         every_device().flat_map(|caps| config::all(form.atom, form.terms, form.out, &caps)).collect()
     }
 
-    fn launches(w: &Weights) -> &Launches<Self> {
-        &w.prepared.wna8_sm80
+    fn products(w: &Weights) -> &Products<Self> {
+        &w.products.wna8_sm80
     }
 
     fn arguments(w: &Weights, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {

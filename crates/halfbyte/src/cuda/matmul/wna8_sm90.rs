@@ -9,7 +9,7 @@ pub mod config;
 pub(in crate::cuda) use super::wna8::MOST_K;
 pub use super::wna8::form;
 
-use super::gemm::{self, Choice, Form, Gemm, Launches, Operands, X};
+use super::gemm::{self, Choice, Form, Gemm, Operands, Products, X};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna8::{self, Terms};
@@ -124,8 +124,8 @@ impl Gemm for Wna8Sm90 {
         config::every(form.atom, form.terms, form.out)
     }
 
-    fn launches(w: &Weights) -> &Launches<Self> {
-        &w.prepared.wna8_sm90
+    fn products(w: &Weights) -> &Products<Self> {
+        &w.products.wna8_sm90
     }
 
     fn map(config: Config, operands: &Operands<'_>) -> Result<Option<TensorMap>> {
