@@ -63,7 +63,8 @@ pub mod schedule;
 #[doc(hidden)]
 pub mod sources;
 mod tensor;
-mod tiled;
+#[doc(hidden)]
+pub mod tiled;
 
 pub use queue::Cuda;
 pub use tensor::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut};

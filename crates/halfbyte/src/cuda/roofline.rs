@@ -1,4 +1,4 @@
-//! What a device can do at most, as measurements need it: reading memory, and random halfs in it.
+//! What a device can do at most, as measurements need it: reading memory, random halfs in it, and launches.
 
 use super::Gpu;
 use super::driver::{Arg, FloatViewMut, Function, Launch, Stream, View, ViewMut};
@@ -11,9 +11,11 @@ static SOURCE: Source = Source { path: "roofline.cu", text: include_str!("roofli
 /// As in the source.
 const THREADS: u32 = 512;
 
+const NAMES: [&str; 3] = ["read", "normal", "nothing"];
+
 /// Every instance that may be launched.
 pub fn instances() -> Vec<Instance> {
-    ["read", "normal"].map(|name| Instance::new(&SOURCE, name)).into()
+    NAMES.map(|name| Instance::new(&SOURCE, name)).into()
 }
 
 /// The kernels, loaded.
@@ -21,14 +23,22 @@ pub fn instances() -> Vec<Instance> {
 pub struct Roofline {
     read: Function,
     normal: Function,
+    nothing: Function,
     blocks: u32,
+    programmatic: bool,
 }
 
 impl Roofline {
     /// Loads them. Errors: those of [`Gpu::function`].
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        let [read, normal] = ["read", "normal"].map(|name| gpu.function(&Instance::new(&SOURCE, name)));
-        Ok(Self { read: read?, normal: normal?, blocks: 4 * gpu.caps().multiprocessors })
+        let [read, normal, nothing] = NAMES.map(|name| gpu.function(&Instance::new(&SOURCE, name)));
+        Ok(Self {
+            read: read?,
+            normal: normal?,
+            nothing: nothing?,
+            blocks: 4 * gpu.caps().multiprocessors,
+            programmatic: gpu.caps().arch.number >= 90,
+        })
     }
 
     /// Reads memory from one end to the other, in the queue; whole pieces of 16 bytes of it.
@@ -38,7 +48,7 @@ impl Roofline {
             return Err(Error::invalid("read memory", "room for a number, and pieces of 16 bytes", got));
         }
         let (pointer, pieces, sink) = (from.pointer(), from.len() as u64 / 16, sink.pointer());
-        self.launch(stream, &self.read, &[Arg::new(&pointer), Arg::new(&pieces), Arg::new(&sink)])
+        self.launch(stream, &self.read, false, &[Arg::new(&pointer), Arg::new(&pieces), Arg::new(&sink)])
     }
 
     /// Fills memory with normal numbers of a deviation, in the queue. Error: a type of 32 bits.
@@ -50,11 +60,17 @@ impl Roofline {
         };
         let (pointer, len) = (to.pointer(), to.len() as u64);
         let args = [Arg::new(&pointer), Arg::new(&len), Arg::new(&seed), Arg::new(&deviation), Arg::new(&dtype)];
-        self.launch(stream, &self.normal, &args)
+        self.launch(stream, &self.normal, false, &args)
     }
 
-    fn launch(&self, stream: &Stream, function: &Function, args: &[Arg<'_>]) -> Result<()> {
+    /// Puts a kernel that does nothing into the queue, as products are launched: what the driver takes for each of their launches.
+    pub fn nothing(&self, stream: &Stream) -> Result<()> {
+        self.launch(stream, &self.nothing, self.programmatic, &[])
+    }
+
+    fn launch(&self, stream: &Stream, function: &Function, programmatic: bool, args: &[Arg<'_>]) -> Result<()> {
+        let launch = Launch { programmatic, ..Launch::linear(self.blocks, THREADS) };
         // SAFETY: each caller gives the parameters of its kernel, which writes within what it is told of.
-        unsafe { function.launch(stream, &Launch::linear(self.blocks, THREADS), args) }
+        unsafe { function.launch(stream, &launch, args) }
     }
 }

@@ -46,98 +46,62 @@ pub enum AnyBytesMut<'a> {
     I8(ViewMut<'a, i8>),
 }
 
-impl AnyFloats<'_> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Host(v) => v.len(),
-            Self::Device(v) => v.len(),
+/// Methods of a tensor that is read, and of one that is written.
+macro_rules! for_both {
+    ($read:ident, $written:ident $methods:tt) => {
+        impl $read<'_> $methods
+        impl $written<'_> $methods
+    };
+}
+
+for_both! {
+    AnyFloats, AnyFloatsMut {
+        /// Number of elements.
+        pub fn len(&self) -> usize {
+            match self {
+                Self::Host(v) => v.len(),
+                Self::Device(v) => v.len(),
+            }
         }
-    }
 
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+        /// Whether there is no element.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
+        }
 
-    /// Type of the elements.
-    pub fn dtype(&self) -> Float {
-        match self {
-            Self::Host(v) => v.dtype(),
-            Self::Device(v) => v.dtype(),
+        /// Type of the elements.
+        pub fn dtype(&self) -> Float {
+            match self {
+                Self::Host(v) => v.dtype(),
+                Self::Device(v) => v.dtype(),
+            }
         }
     }
 }
 
-impl AnyFloatsMut<'_> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Host(v) => v.len(),
-            Self::Device(v) => v.len(),
+for_both! {
+    AnyBytes, AnyBytesMut {
+        /// Number of elements.
+        pub fn len(&self) -> usize {
+            match self {
+                Self::Host(v) => v.len(),
+                Self::U8(v) => v.len(),
+                Self::I8(v) => v.len(),
+            }
         }
-    }
 
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Type of the elements.
-    pub fn dtype(&self) -> Float {
-        match self {
-            Self::Host(v) => v.dtype(),
-            Self::Device(v) => v.dtype(),
+        /// Whether there is no element.
+        pub fn is_empty(&self) -> bool {
+            self.len() == 0
         }
-    }
-}
 
-impl AnyBytes<'_> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Host(v) => v.len(),
-            Self::U8(v) => v.len(),
-            Self::I8(v) => v.len(),
-        }
-    }
-
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Type of the elements.
-    pub fn byte(&self) -> Byte {
-        match self {
-            Self::Host(v) => v.byte(),
-            Self::U8(_) => Byte::U8,
-            Self::I8(_) => Byte::I8,
-        }
-    }
-}
-
-impl AnyBytesMut<'_> {
-    /// Number of elements.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Host(v) => v.len(),
-            Self::U8(v) => v.len(),
-            Self::I8(v) => v.len(),
-        }
-    }
-
-    /// Whether there is no element.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Type of the elements.
-    pub fn byte(&self) -> Byte {
-        match self {
-            Self::Host(v) => v.byte(),
-            Self::U8(_) => Byte::U8,
-            Self::I8(_) => Byte::I8,
+        /// Type of the elements.
+        pub fn byte(&self) -> Byte {
+            match self {
+                Self::Host(v) => v.byte(),
+                Self::U8(_) => Byte::U8,
+                Self::I8(_) => Byte::I8,
+            }
         }
     }
 }

@@ -1,46 +1,78 @@
 //! Kernels that compute y in tiles (GEMM and implicit GEMM): what their launchers share.
 //!
-//! A launcher says by [`Tiled`] what a configuration takes and how it is compiled. Whether a device has room for it
+//! A configuration says by [`Tile`] what it takes and how it is compiled. Whether a device has room for it
 //! ([`check`]), how it is launched ([`Prepared`]), and where quantised activations lie in the workspace ([`Room`]), is the same for
 //! all.
 
 use super::driver::{Function, Launch, TensorMap};
 use super::matmul::QuantizedForm;
+use super::matmul::wna8::Terms;
 use super::schedule::Schedule;
 use super::sources::Instance;
 use super::{Caps, Gpu, Workspace};
 use crate::error::Result;
 use crate::kernel::{Activation, Reason};
+use crate::layout::cuda_wna16::Atom;
+use crate::tensor::Float;
+use std::fmt::{Debug, Display};
 
-/// A kernel whose blocks compute tiles of y.
-pub(in crate::cuda) trait Tiled {
-    /// What instances differ by besides configuration and activation: the form of weights, types, terms of x.
-    type Form: Copy;
-    /// Size of a tile, stages in flight, and so on.
-    type Config: Copy + PartialEq + std::fmt::Debug;
+/// What instances of a kernel differ by, besides configuration and activation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Form {
+    /// Form of the weights' atoms.
+    pub atom: Atom,
+    /// What x has beside codes and scales; nothing if it is floats.
+    pub terms: Terms,
+    /// Type of x; of codes that of the scales.
+    pub x: Float,
+    /// Type of y.
+    pub out: Float,
+}
 
+impl Form {
+    /// With x in floats of the type of the scales.
+    pub fn floats(atom: Atom, out: Float) -> Self {
+        Self::codes(atom, Terms::default(), out)
+    }
+
+    /// With x in codes.
+    pub fn codes(atom: Atom, terms: Terms, out: Float) -> Self {
+        Self { atom, terms, x: atom.scale, out }
+    }
+}
+
+/// A configuration of a kernel whose blocks compute tiles of y: their size, stages in flight, and so on.
+pub trait Tile: Copy + PartialEq + Debug + Display + Send + Sync + 'static {
     /// Threads of a block.
-    fn threads(config: Self::Config) -> usize;
+    fn threads(self) -> usize;
 
     /// Blocks of a cluster, which share the columns of one tile.
-    fn split(_: Self::Config) -> usize {
+    fn split(self) -> usize {
         1
     }
 
     /// Dynamic shared memory of a block.
-    fn shared_bytes(form: &Self::Form, config: Self::Config) -> usize;
+    fn shared_bytes(self, form: &Form) -> usize;
+
+    /// Sums of cut tiles that are left in memory, in bytes.
+    fn parts_bytes(self, schedule: &Schedule) -> usize;
+
+    /// Whether weights are rounded to the type of x.
+    fn rounds_weights(self) -> bool {
+        false
+    }
 
     /// What is compiled.
-    fn instance(form: &Self::Form, config: Self::Config, activation: Activation) -> Instance;
+    fn instance(self, form: &Form, activation: Activation) -> Instance;
 }
 
 /// Whether a device has room for a configuration, and the kernel's numbers for its schedule, or why not.
-pub(in crate::cuda) fn check<T: Tiled>(
+pub(in crate::cuda) fn check(
     caps: &Caps,
-    form: &T::Form,
-    (config, schedule): &(T::Config, Schedule),
+    form: &Form,
+    (config, schedule): &(impl Tile, Schedule),
 ) -> std::result::Result<(), Reason> {
-    let shared = T::shared_bytes(form, *config);
+    let shared = config.shared_bytes(form);
     if shared > caps.shared_bytes as usize {
         return Err(Reason(format!("needs {shared} bytes of shared memory, a block has {}", caps.shared_bytes)));
     }
@@ -65,24 +97,24 @@ pub(in crate::cuda) struct Prepared {
 
 impl Prepared {
     /// A configuration and its schedule. Programmatic dependent launch: blocks start while the kernel before still runs.
-    pub fn new<T: Tiled>(
+    pub fn new(
         gpu: &Gpu,
-        form: &T::Form,
-        (config, schedule): (T::Config, Schedule),
-        activation: Activation,
+        instance: &Instance,
+        form: &Form,
+        (config, schedule): (impl Tile, Schedule),
         maps: Vec<TensorMap>,
     ) -> Result<Self> {
-        let split = T::split(config);
+        let split = config.split();
         Ok(Self {
             schedule,
             maps,
             launch: Launch {
                 cluster: [split as u32, 1, 1],
-                shared_bytes: T::shared_bytes(form, config) as u32,
+                shared_bytes: config.shared_bytes(form) as u32,
                 programmatic: gpu.caps().arch.number >= 90,
-                ..Launch::linear((schedule.workers * split) as u32, T::threads(config) as u32)
+                ..Launch::linear((schedule.workers * split) as u32, config.threads() as u32)
             },
-            function: gpu.function(&T::instance(form, config, activation))?,
+            function: gpu.function(instance)?,
         })
     }
 }

@@ -183,10 +183,12 @@ fn parameter_types(declared: &str) -> Vec<&str> {
         (_, rest) = rest[end.unwrap()..].split_once('(').unwrap();
     }
     let (parameters, _) = rest.split_once(')').unwrap();
-    let types = parameters.split(',').filter(|parameter| !parameter.contains('*')).map(|parameter| {
-        let words = parameter.split_whitespace().filter(|word| !["const", "__grid_constant__"].contains(word));
-        words.into_iter().next().unwrap()
-    });
+    let types = parameters.split(',').filter(|parameter| !parameter.contains('*') && !parameter.trim().is_empty()).map(
+        |parameter| {
+            let words = parameter.split_whitespace().filter(|word| !["const", "__grid_constant__"].contains(word));
+            words.into_iter().next().unwrap()
+        },
+    );
     types.filter(|name| !["u16", "u32", "u64", "float", "TensorMap"].contains(name)).collect()
 }
 

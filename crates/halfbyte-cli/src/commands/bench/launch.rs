@@ -9,6 +9,7 @@ use crate::random;
 use crate::text::{Align, table};
 use crate::timing::Measured;
 use half::f16;
+use halfbyte::cuda::roofline::Roofline;
 use halfbyte::{Act, Cuda, Float, Format, Group, Linear, Weight, WeightFormat, Zero};
 use serde::Serialize;
 use std::time::Instant;
@@ -19,7 +20,8 @@ const QUEUED: usize = 200;
 /// Products whose time does not count.
 const WARM_UP: usize = 100;
 
-/// Time what the host does for one product on a GPU, from the call of a layer's `forward` to its return.
+/// Time what the host does for one product on a GPU, from the call of a layer's `forward` to its return, beside the driver's time for
+/// the launch of an empty kernel.
 ///
 /// x and y lie in device memory, and nothing waits for the device between the calls of a batch.
 #[derive(Debug, clap::Args)]
@@ -56,6 +58,8 @@ struct Line {
     k: usize,
     kernel: &'static str,
     calls: usize,
+    /// What the driver takes for the launch of an empty kernel, measured in turn with the products.
+    driver_us: f64,
     /// From call to return.
     host_us: f64,
     least_us: f64,
@@ -75,12 +79,13 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let progress = Progress::steps(app);
     progress.step("opening the GPU");
     let cuda = Cuda::open(number)?;
+    let roofline = Roofline::new(cuda.gpu())?;
     let mut results = Vec::new();
     for kind in kinds(&args.format) {
         let linear = layer(&cuda, kind, [args.n, args.k])?;
         for &m in &args.m {
             progress.step(format!("{kind} m={m}"));
-            results.push(measure(&cuda, &linear, kind, m, args.calls)?);
+            results.push(measure(&cuda, &roofline, &linear, (kind, m), args.calls)?);
         }
     }
     drop(progress);
@@ -116,16 +121,24 @@ fn layer(cuda: &Cuda, kind: WeightKind, shape: [usize; 2]) -> Result<Linear<Cuda
     })
 }
 
-fn measure(cuda: &Cuda, linear: &Linear<Cuda>, kind: WeightKind, m: usize, calls: usize) -> Result<Line> {
+fn measure(
+    cuda: &Cuda,
+    roofline: &Roofline,
+    linear: &Linear<Cuda>,
+    (kind, m): (WeightKind, usize),
+    calls: usize,
+) -> Result<Line> {
     let [n, k] = [linear.n(), linear.k()];
     let x: Vec<f16> = random::to_f16(&random::normals(m * k, 2));
     let (x, mut y) = (cuda.upload(&x)?, cuda.allocate(Float::F16, m * n)?);
     for _ in 0..WARM_UP {
         linear.forward(cuda, &x, m, &mut y)?;
+        roofline.nothing(cuda.stream())?;
     }
     cuda.synchronize()?;
-    let mut seconds = Vec::with_capacity(calls.max(1));
-    while seconds.len() < calls.max(1) {
+    let calls = calls.max(1);
+    let [mut seconds, mut of_driver] = [(); 2].map(|()| Vec::with_capacity(calls));
+    while seconds.len() < calls {
         if interrupt::cancelled() {
             return Err(Failure::interrupted());
         }
@@ -135,23 +148,30 @@ fn measure(cuda: &Cuda, linear: &Linear<Cuda>, kind: WeightKind, m: usize, calls
             seconds.push(start.elapsed().as_secs_f64());
         }
         cuda.synchronize()?;
+        for _ in 0..QUEUED {
+            let start = Instant::now();
+            roofline.nothing(cuda.stream())?;
+            of_driver.push(start.elapsed().as_secs_f64());
+        }
+        cuda.synchronize()?;
     }
     let (calls, kernel) = (seconds.len(), linear.kernel(cuda, m, Float::F16, Float::F16)?);
     let Measured { median, least, spread, .. } = Measured::of(seconds);
     let (format, host_us, least_us) = (kind.to_string(), 1e6 * median, 1e6 * least);
-    Ok(Line { format, m, n, k, kernel, calls, host_us, least_us, spread })
+    let driver_us = 1e6 * Measured::of(of_driver).median;
+    Ok(Line { format, m, n, k, kernel, calls, driver_us, host_us, least_us, spread })
 }
 
 fn human(report: &Report) -> String {
     let mut columns = vec![("format", Align::Left)];
     columns.extend(["m", "n", "k"].map(|name| (name, Align::Right)));
     columns.push(("kernel", Align::Left));
-    columns.extend(["host µs", "least", "±%", "calls"].map(|name| (name, Align::Right)));
+    columns.extend(["launch µs", "host µs", "least", "±%", "calls"].map(|name| (name, Align::Right)));
     let row = |line: &Line| {
         let mut row = vec![line.format.clone()];
         row.extend([line.m, line.n, line.k].map(|size| size.to_string()));
         row.push(line.kernel.to_owned());
-        row.extend([line.host_us, line.least_us].map(|us| format!("{us:.2}")));
+        row.extend([line.driver_us, line.host_us, line.least_us].map(|us| format!("{us:.2}")));
         row.extend([format!("{:.1}", 50.0 * line.spread), line.calls.to_string()]);
         row
     };

@@ -12,13 +12,13 @@ use crate::cuda::matmul::Wna16Weights;
 use crate::cuda::parameters::Parameters;
 use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::Instance;
-use crate::cuda::tiled::{Prepared, Tiled, check};
+use crate::cuda::tiled::{Form, Prepared, Tile, check};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::Result;
 use crate::kernel::{Activation, Reason};
 
 /// A configuration, and who computes what with it.
-pub(super) type Tiling<I> = (<<I as ImplicitGemm>::Kernel as Tiled>::Config, Schedule);
+pub(super) type Tiling<I> = (<<I as ImplicitGemm>::Kernel as Windowed>::Config, Schedule);
 
 /// Where something is computed before a product.
 #[derive(Clone, Copy)]
@@ -47,21 +47,19 @@ pub(super) struct Part<'a> {
 }
 
 /// A kernel on tiles that reads windows, in all of its configurations.
-pub(super) trait Windowed: Tiled<Form: Send + Sync, Config: Send + Sync> {
+pub(super) trait Windowed: Send + Sync {
+    /// Size of a tile, stages in flight, and so on.
+    type Config: Tile;
+
+    /// What is compiled.
+    fn instance(form: &Form, config: Self::Config, activation: Activation) -> Instance;
+
     /// The tiling that is taken for rows, outputs and columns on a device of so many multiprocessors; `once`: each number of x is seen
     /// by one pixel only.
-    fn tiling(form: &Self::Form, sizes: [usize; 3], multiprocessors: usize, once: bool) -> (Self::Config, Schedule);
+    fn tiling(form: &Form, sizes: [usize; 3], multiprocessors: usize, once: bool) -> (Self::Config, Schedule);
 
     /// All tilings that it is chosen from.
-    fn tilings(form: &Self::Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<(Self::Config, Schedule)>;
-
-    /// Bytes of sums of cut tiles, behind the counters of the workspace.
-    fn parts_bytes(config: Self::Config, schedule: &Schedule) -> usize;
-
-    /// Whether weights are rounded to the type of x.
-    fn rounds_weights(_: Self::Config) -> bool {
-        false
-    }
+    fn tilings(form: &Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<(Self::Config, Schedule)>;
 
     /// What a configuration is.
     fn text(config: Self::Config) -> String;
@@ -83,7 +81,7 @@ pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
     fn inner(&self) -> &Conv2dShape;
 
     /// What instances differ by besides the configuration.
-    fn form(&self) -> <Self::Kernel as Tiled>::Form;
+    fn form(&self) -> Form;
 
     /// Whether each number of x is seen by one pixel only.
     fn sees_once(&self) -> bool {
@@ -104,7 +102,7 @@ pub(super) trait ImplicitGemm: Clone + Send + Sync + 'static {
     fn images<'a>(&self, place: Place<'a>, call: &'a Call<'_>) -> Result<Images<'a>>;
 
     /// Windows on images, group by group of the convolution: as many maps as the kernel takes, for each.
-    fn maps(&self, images: &Images<'_>, config: &<Self::Kernel as Tiled>::Config) -> Result<Vec<TensorMap>>;
+    fn maps(&self, images: &Images<'_>, config: &<Self::Kernel as Windowed>::Config) -> Result<Vec<TensorMap>>;
 
     /// Parameters for a group of the convolution.
     fn arguments(&self, part: &Part<'_>, tiling: &Tiling<Self>) -> Self::Arguments;
@@ -129,7 +127,7 @@ pub(super) fn choose<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Bind<Co
     let gemm = I::of(problem)?;
     let (form, multiprocessors) = (gemm.form(), caps.multiprocessors as usize);
     let tiling = I::Kernel::tiling(&form, sizes(gemm.inner()), multiprocessors, gemm.sees_once());
-    check::<I::Kernel>(caps, &form, &tiling)?;
+    check(caps, &form, &tiling)?;
     Ok(Box::new(Planned { gemm, tiling, launches: Kept::default() }))
 }
 
@@ -138,7 +136,7 @@ pub(super) fn candidates<I: ImplicitGemm>(caps: &Caps, problem: &Problem) -> Vec
     let Ok(gemm) = I::of(problem) else { return Vec::new() };
     let form = gemm.form();
     let all = I::Kernel::tilings(&form, sizes(gemm.inner()), caps.multiprocessors as usize).into_iter();
-    let fit = all.filter(|tiling| check::<I::Kernel>(caps, &form, tiling).is_ok());
+    let fit = all.filter(|tiling| check(caps, &form, tiling).is_ok());
     let planned = fit.map(|tiling| {
         let planned = Planned { gemm: gemm.clone(), tiling, launches: Kept::default() };
         Box::new(planned) as Box<dyn Configured<Convolution>>
@@ -155,7 +153,7 @@ struct Planned<I: ImplicitGemm> {
 
 impl<I: ImplicitGemm> Planned<I> {
     fn parts_bytes(&self) -> usize {
-        I::Kernel::parts_bytes(self.tiling.0, &self.tiling.1)
+        self.tiling.0.parts_bytes(&self.tiling.1)
     }
 }
 
@@ -175,7 +173,7 @@ impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
     }
 
     fn rounds_weights(&self) -> bool {
-        I::Kernel::rounds_weights(self.tiling.0)
+        self.tiling.0.rounds_weights()
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
@@ -183,7 +181,8 @@ impl<I: ImplicitGemm> Configured<Convolution> for Planned<I> {
         let workspace = call.room(I::NAME)?;
         let images = gemm.images(Place { gpu, stream, workspace, parts_bytes: self.parts_bytes() }, &call)?;
         let prepared = launches.get((images.x.pointer(), call.epilogue.activation), |&(_, activation)| {
-            Prepared::new::<I::Kernel>(gpu, &gemm.form(), *tiling, activation, gemm.maps(&images, &tiling.0)?)
+            let (form, maps) = (gemm.form(), gemm.maps(&images, &tiling.0)?);
+            Prepared::new(gpu, &I::Kernel::instance(&form, tiling.0, activation), &form, *tiling, maps)
         })?;
         let g = gemm.inner().geometry();
         let maps_of_group = prepared.maps.len() / g.groups;

@@ -17,9 +17,8 @@ use crate::cuda::driver::{Swizzle, TensorMap, Windows as Map};
 use crate::cuda::matmul::wna8_sm90::{self, MOST_K, config::Config, config::Terms};
 use crate::cuda::matmul::{QuantizedForm, quantize_activations};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
-use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Arch, Instance, Source};
-use crate::cuda::tiled::{Room, Tiled};
+use crate::cuda::tiled::{Form, Room, Tile};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, Group, QTensor, WeightFormat};
 use crate::kernel::{Activation, Reason};
@@ -73,7 +72,7 @@ fn instances() -> Vec<Instance> {
     ];
     let all = forms.into_iter().flat_map(|(atom, terms, out, activation)| {
         let configs = config::configs(atom, terms, 64, out).into_iter();
-        configs.map(move |config| OnWindows::instance(&(atom, terms, out), config, activation))
+        configs.map(move |config| OnWindows::instance(&Form::codes(atom, terms, out), config, activation))
     });
     all.collect()
 }
@@ -96,44 +95,29 @@ fn every_instance(format: Format) -> Vec<Instance> {
         atoms.flat_map(|atom| [Float::F16, Float::BF16, Float::F32].map(|out| (atom, terms(atom, format.act), out)));
     let all = forms.flat_map(|(atom, terms, out)| {
         let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, terms, n, out));
-        configs.map(move |config| OnWindows::instance(&(atom, terms, out), config, Activation::None))
+        configs.map(move |config| OnWindows::instance(&Form::codes(atom, terms, out), config, Activation::None))
     });
     all.collect()
 }
 
-/// `wna8_sm90.cu` with windows on codes and on terms for x. Its form: atoms, terms of x, and the type of y.
+/// `wna8_sm90.cu` with windows on codes and on terms for x.
 struct OnWindows;
 
-impl Tiled for OnWindows {
-    type Form = (Atom, Terms, Float);
+impl Windowed for OnWindows {
     type Config = Config;
 
-    fn threads(config: Config) -> usize {
-        config.threads()
-    }
-
-    fn shared_bytes(&(atom, terms, out): &Self::Form, config: Config) -> usize {
-        config.shared_bytes(atom, terms, out)
-    }
-
-    fn instance(&(atom, terms, out): &Self::Form, config: Config, activation: Activation) -> Instance {
-        let mut instance = Instance { source: &SOURCE, ..config.instance(atom, terms, out, activation) };
+    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
+        let mut instance = Instance { source: &SOURCE, ..config.instance(form, activation) };
         instance.defines.push(format!("HB_CONV={BOX}"));
         instance
     }
-}
 
-impl Windowed for OnWindows {
-    fn tiling(&(atom, terms, out): &Self::Form, sizes: [usize; 3], multiprocessors: usize, _: bool) -> Tiling {
+    fn tiling(&Form { atom, terms, out, .. }: &Form, sizes: [usize; 3], multiprocessors: usize, _: bool) -> Tiling {
         config::tiling(atom, terms, sizes, out, multiprocessors)
     }
 
-    fn tilings(&(atom, terms, out): &Self::Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
+    fn tilings(&Form { atom, terms, out, .. }: &Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
         config::tilings(atom, terms, sizes, out, multiprocessors)
-    }
-
-    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
-        config.parts_bytes(schedule)
     }
 
     fn text(Config { tokens, stages, .. }: Config) -> String {
@@ -149,20 +133,20 @@ fn terms(atom: Atom, act: Act) -> Terms {
 /// A weight as this kernel has it, and where its columns lie, if it serves the layer and the numbers.
 pub(super) fn weight<'a>(of: &Unpacked<'a>) -> Result<Option<(Cow<'a, QTensor>, Columns)>> {
     let Unpacked { caps, w, format, geometry, .. } = *of;
-    let form = Form::of(format, geometry).ok().filter(|_| (KERNEL.serves)(caps.arch));
-    let Some(form) = form.filter(|form| windows::taken(&form.inner, BOX).is_ok()) else { return Ok(None) };
-    let columns = Columns::of(&form.inner);
+    let numbers = Numbers::of(format, geometry).ok().filter(|_| (KERNEL.serves)(caps.arch));
+    let Some(numbers) = numbers.filter(|numbers| windows::taken(&numbers.inner, BOX).is_ok()) else { return Ok(None) };
+    let columns = Columns::of(&numbers.inner);
     if columns == Columns::of(geometry) {
-        return Ok(Some((w.express(form.weight)?, columns)));
+        return Ok(Some((w.express(numbers.weight)?, columns)));
     }
-    let by_position = WeightFormat { group: Group::Size(geometry.channels()), ..form.weight };
-    let filled = columns.fill(w.express(by_position)?.as_ref(), geometry, form.weight.group)?;
+    let by_position = WeightFormat { group: Group::Size(geometry.channels()), ..numbers.weight };
+    let filled = columns.fill(w.express(by_position)?.as_ref(), geometry, numbers.weight.group)?;
     Ok(filled.map(|w| (Cow::Owned(w), columns)))
 }
 
 /// What the numbers of a layer are.
 #[derive(Clone, Copy)]
-struct Form {
+struct Numbers {
     atom: Atom,
     terms: Terms,
     /// Channels of x that share a scale, and with those that are filled up.
@@ -174,7 +158,7 @@ struct Form {
     inner: Geometry,
 }
 
-impl Form {
+impl Numbers {
     /// That of a layer, or why there is none.
     fn of(format: Format, geometry: &Geometry) -> std::result::Result<Self, Reason> {
         let refuse = |why: &str| Err(Reason(why.into()));
@@ -216,7 +200,7 @@ parameters! {
 /// Pixels as codes, in the workspace.
 #[derive(Clone)]
 struct Codes {
-    form: Form,
+    numbers: Numbers,
     /// The problem's images, with channels filled up.
     inner: Conv2dShape,
     /// Of the pixels of x.
@@ -227,7 +211,7 @@ struct Codes {
 impl Codes {
     /// The terms of a pixel's channels in a group of the convolution, filled up.
     fn of_group(&self) -> QuantizedForm {
-        QuantizedForm { k: self.form.inner.channels(), piece: self.form.piece(self.form.columns), ..self.x }
+        QuantizedForm { k: self.numbers.inner.channels(), piece: self.numbers.piece(self.numbers.columns), ..self.x }
     }
 }
 
@@ -240,37 +224,37 @@ impl ImplicitGemm for Codes {
         let Problem { format: Some(format), shape, y: out, packed, .. } = *problem else {
             return Err(Reason("multiplies codes, the weights are dense".into()));
         };
-        let form = Form::of(format, shape.geometry())?;
+        let numbers = Numbers::of(format, shape.geometry())?;
         let inner =
-            Conv2dShape::new(form.inner, shape.batch(), shape.input()).map_err(|why| Reason(why.to_string()))?;
-        let expected = if form.inner == *shape.geometry() { LAYOUT } else { FILLED };
+            Conv2dShape::new(numbers.inner, shape.batch(), shape.input()).map_err(|why| Reason(why.to_string()))?;
+        let expected = if numbers.inner == *shape.geometry() { LAYOUT } else { FILLED };
         if packed != expected {
             return Err(Reason(format!("reads layout {expected}, the weights lie in {packed}")));
         }
         problem.is_in_nhwc()?;
-        windows::taken(&form.inner, BOX)?;
-        counted(&[shape.output_pixels(), inner.x_len(), form.inner.co])?;
-        if form.inner.k() > MOST_K {
-            return Err(Reason(format!("multiplies up to {MOST_K} columns, a window has {}", form.inner.k())));
+        windows::taken(&numbers.inner, BOX)?;
+        counted(&[shape.output_pixels(), inner.x_len(), numbers.inner.co])?;
+        if numbers.inner.k() > MOST_K {
+            return Err(Reason(format!("multiplies up to {MOST_K} columns, a window has {}", numbers.inner.k())));
         }
         let x = QuantizedForm {
             m: shape.input_pixels(),
             k: shape.geometry().ci,
-            group: form.share,
-            piece: form.piece(form.share),
-            sums: form.terms.sums,
-            offsets: form.terms.offsets,
+            group: numbers.share,
+            piece: numbers.piece(numbers.share),
+            sums: numbers.terms.sums,
+            offsets: numbers.terms.offsets,
             pixels: true,
         };
-        Ok(Self { form, inner, x, out })
+        Ok(Self { numbers, inner, x, out })
     }
 
     fn inner(&self) -> &Conv2dShape {
         &self.inner
     }
 
-    fn form(&self) -> (Atom, Terms, Float) {
-        (self.form.atom, self.form.terms, self.out)
+    fn form(&self) -> Form {
+        Form::codes(self.numbers.atom, self.numbers.terms, self.out)
     }
 
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {

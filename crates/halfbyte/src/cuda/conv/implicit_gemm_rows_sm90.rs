@@ -4,7 +4,7 @@
 //! those row by row, 32 columns at a time.
 
 use super::columns::{Columns, FILLED};
-use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, counted, sizes};
+use super::implicit_gemm::{self, Images, ImplicitGemm, Part, Place, Windowed, counted, sizes};
 use super::implicit_gemm_sm90::{self, ConvArguments, OnWindows, config, config::Tiling};
 use super::weights::Unpacked;
 use super::window_rows::{self, BOX, WindowRows};
@@ -16,7 +16,7 @@ use crate::cuda::driver::TensorMap;
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::Flat;
 use crate::cuda::sources::{Arch, Instance};
-use crate::cuda::tiled::Tiled;
+use crate::cuda::tiled::Form;
 use crate::error::Result;
 use crate::format::QTensor;
 use crate::kernel::{Activation, Reason};
@@ -55,7 +55,7 @@ fn instances() -> Vec<Instance> {
     ];
     let all = forms.into_iter().enumerate().flat_map(|(first, (atom, n, out, activation))| {
         let configs = config::configs(atom, n, out).into_iter().skip(first % 3).step_by(3);
-        configs.map(move |config| OnWindows::<BOX>::instance(&(atom, out), config, activation))
+        configs.map(move |config| OnWindows::<BOX>::instance(&Form::floats(atom, out), config, activation))
     });
     all.chain([window_rows::instance()]).collect()
 }
@@ -121,8 +121,8 @@ impl ImplicitGemm for RowsOfWindows {
         &self.inner
     }
 
-    fn form(&self) -> (Atom, Float) {
-        (self.atom, self.out)
+    fn form(&self) -> Form {
+        Form::floats(self.atom, self.out)
     }
 
     fn workspace_bytes(&self, parts_bytes: usize) -> usize {

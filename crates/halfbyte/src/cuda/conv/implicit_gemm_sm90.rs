@@ -13,9 +13,8 @@ use crate::conv::Conv2dShape;
 use crate::cuda::driver::{FloatView, Swizzle, TensorMap, View, Windows as Map};
 use crate::cuda::matmul::wna16_sm90::{self, config::Config};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
-use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Arch, Instance, Source};
-use crate::cuda::tiled::Tiled;
+use crate::cuda::tiled::{Form, Tile};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Activation, Reason};
@@ -48,43 +47,24 @@ pub(super) const KERNEL: Kernel = Kernel {
 /// Channels of a box of x.
 const BOX: usize = 64;
 
-/// `wna16_sm90.cu` with windows for x, in boxes of so many channels. Its form: atoms, and the type of y.
+/// `wna16_sm90.cu` with windows for x, in boxes of so many channels.
 pub(super) struct OnWindows<const CHANNELS: usize>;
 
-impl<const CHANNELS: usize> Tiled for OnWindows<CHANNELS> {
-    type Form = (Atom, Float);
+impl<const CHANNELS: usize> Windowed for OnWindows<CHANNELS> {
     type Config = Config;
 
-    fn threads(config: Config) -> usize {
-        config.threads()
-    }
-
-    fn shared_bytes(&(atom, out): &(Atom, Float), config: Config) -> usize {
-        config.shared_bytes(atom, out)
-    }
-
-    fn instance(&(atom, out): &(Atom, Float), config: Config, activation: Activation) -> Instance {
-        let mut instance = Instance { source: &SOURCE, ..config.instance(atom, out, activation) };
+    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
+        let mut instance = Instance { source: &SOURCE, ..config.instance(form, activation) };
         instance.defines.push(format!("HB_CONV={CHANNELS}"));
         instance
     }
-}
 
-impl<const CHANNELS: usize> Windowed for OnWindows<CHANNELS> {
-    fn tiling(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize, once: bool) -> Tiling {
+    fn tiling(&Form { atom, out, .. }: &Form, sizes: [usize; 3], multiprocessors: usize, once: bool) -> Tiling {
         config::tiling(atom, sizes, out, multiprocessors, once)
     }
 
-    fn tilings(&(atom, out): &(Atom, Float), sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
+    fn tilings(&Form { atom, out, .. }: &Form, sizes: [usize; 3], multiprocessors: usize) -> Vec<Tiling> {
         config::tilings(atom, sizes, out, multiprocessors)
-    }
-
-    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
-        schedule.parts_bytes(config)
-    }
-
-    fn rounds_weights(config: Config) -> bool {
-        config.early
     }
 
     fn text(config: Config) -> String {
@@ -104,7 +84,7 @@ fn instances() -> Vec<Instance> {
     ];
     let all = forms.into_iter().flat_map(|(atom, out, activation)| {
         let configs = [64, 512].into_iter().flat_map(move |n| config::configs(atom, n, out));
-        configs.map(move |config| OnWindows::<BOX>::instance(&(atom, out), config, activation))
+        configs.map(move |config| OnWindows::<BOX>::instance(&Form::floats(atom, out), config, activation))
     });
     all.collect()
 }
@@ -118,9 +98,9 @@ pub(super) fn every_instance<const CHANNELS: usize>(format: Format) -> Vec<Insta
     // With more columns than any group, and with so few that a row has one.
     let mut atoms: Vec<Atom> = [usize::MAX, 1].into_iter().filter_map(|k| Atom::of(format.weight, k).ok()).collect();
     atoms.dedup();
-    let forms = atoms.into_iter().flat_map(|atom| [(atom, atom.scale), (atom, Float::F32)]);
+    let forms = atoms.into_iter().flat_map(|atom| [atom.scale, Float::F32].map(|out| Form::floats(atom, out)));
     let all = forms.flat_map(|form| {
-        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(form.0, n, form.1));
+        let configs = [64, 512].into_iter().flat_map(move |n| config::configs(form.atom, n, form.out));
         configs.map(move |config| OnWindows::<CHANNELS>::instance(&form, config, Activation::None))
     });
     all.collect()
@@ -198,8 +178,8 @@ impl ImplicitGemm for Pixels {
         &self.shape
     }
 
-    fn form(&self) -> (Atom, Float) {
-        (self.atom, self.out)
+    fn form(&self) -> Form {
+        Form::floats(self.atom, self.out)
     }
 
     fn sees_once(&self) -> bool {

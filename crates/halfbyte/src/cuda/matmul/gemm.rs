@@ -25,34 +25,18 @@ use crate::cuda::driver::TensorMap;
 use crate::cuda::parameters::Parameters;
 use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Arch, Instance};
-use crate::cuda::tiled::{self, Tiled};
+use crate::cuda::tiled::{self, Form, Tile};
 use crate::error::Result;
 use crate::format::Format;
 use crate::kernel::{Activation, Problem};
-use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use chosen::{Chosen, Places};
-use std::fmt::Display;
-use wna8::Terms;
-
-/// What instances of a product differ by, besides configuration and activation.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::cuda) struct Form {
-    /// Form of the weights' atoms.
-    pub atom: Atom,
-    /// What x has beside codes and scales; nothing if it is floats.
-    pub terms: Terms,
-    /// Type of x.
-    pub x: Float,
-    /// Type of y.
-    pub out: Float,
-}
 
 /// A configuration, and whether sums are cut as n and k alone tell, so that a row of y has the same bits whatever m is.
 pub(super) type Choice<C> = (C, bool);
 
 /// A kernel for products in tiles.
-pub(super) trait Gemm: Tiled<Form = Form, Config: Display + Send + Sync> + Sized + 'static {
+pub(super) trait Gemm: Sized + 'static {
     /// Name of the kernel.
     const NAME: &'static str;
     /// Whether x is quantised before.
@@ -61,6 +45,8 @@ pub(super) trait Gemm: Tiled<Form = Form, Config: Display + Send + Sync> + Sized
     const MAPS: bool;
     /// Whether rows can be computed that do not depend on each other; then so many at once.
     const INVARIANT_ROWS: Option<usize>;
+    /// Size of a tile, stages in flight, and so on.
+    type Config: Tile;
     /// The first parameter.
     type Arguments: Parameters;
 
@@ -72,14 +58,6 @@ pub(super) trait Gemm: Tiled<Form = Form, Config: Display + Send + Sync> + Sized
 
     /// Who computes what.
     fn schedule(form: &Form, choice: Choice<Self::Config>, shape: [usize; 3], caps: &Caps) -> Schedule;
-
-    /// Sums of cut tiles that are left in memory, in bytes.
-    fn parts_bytes(config: Self::Config, schedule: &Schedule) -> usize;
-
-    /// Whether weights are rounded to the type of x.
-    fn rounds_weights(_: Self::Config) -> bool {
-        false
-    }
 
     /// Configurations that may be asked for.
     fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Self::Config>;
@@ -133,7 +111,7 @@ pub(super) const fn row<T: Gemm>(
         candidates: candidates::<T>,
         rows_form: rows_form::<T>,
         rounds_weights: |caps, problem| {
-            T::form(problem).is_ok_and(|form| T::rounds_weights(T::config(&form, shape(problem), caps, false)))
+            T::form(problem).is_ok_and(|form| T::config(&form, shape(problem), caps, false).rounds_weights())
         },
         workspace_bytes: |caps, problem| {
             let of = |batch_invariant| bytes::<T>(caps, problem, batch_invariant, None).unwrap_or(0);
@@ -174,7 +152,7 @@ fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Ans
     // Whether rows may depend on each other is a matter of calls: a kernel serves both, or neither.
     let of = |invariant: bool| {
         let plan = plan::<T>(caps, &form, problem, at_once::<T>(problem.m, invariant), invariant, None);
-        tiled::check::<T>(caps, &form, &plan).map(|()| plan.0)
+        tiled::check(caps, &form, &plan).map(|()| plan.0)
     };
     let fastest = of(false)?;
     let invariant = T::INVARIANT_ROWS.map(|_| of(true)).transpose()?;
@@ -193,7 +171,7 @@ fn candidates<T: Gemm>(caps: &Caps, problem: &Problem) -> Answer<Vec<Configurati
 fn covers<T: Gemm>(caps: &Caps, form: &Form, problem: &Problem, config: T::Config, batch_invariant: bool) -> bool {
     let rows = at_once::<T>(problem.m, batch_invariant);
     let plan = plan::<T>(caps, form, problem, rows, batch_invariant, Some(config));
-    tiled::check::<T>(caps, form, &plan).is_ok() && plan.1.steps >= T::split(config)
+    tiled::check(caps, form, &plan).is_ok() && plan.1.steps >= config.split()
 }
 
 fn rows_form<T: Gemm>(problem: &Problem) -> Option<QuantizedForm> {
@@ -213,7 +191,7 @@ fn forms<T: Gemm>(format: Format, [x, y]: [Float; 2]) -> impl Iterator<Item = Fo
 fn every_instance<T: Gemm>(format: Format, types: [Float; 2]) -> Vec<Instance> {
     let of = |form: Form| {
         let all = T::every_config(&form).into_iter();
-        all.map(move |config| T::instance(&form, config, Activation::None))
+        all.map(move |config| config.instance(&form, Activation::None))
     };
     let before = if T::QUANTIZES { quantize_activations::instances() } else { vec![gather::instance()] };
     forms::<T>(format, types).flat_map(of).chain(before).collect()
@@ -234,7 +212,7 @@ fn parts_bytes<T: Gemm>(
 ) -> usize {
     let of = |m: usize| {
         let (config, schedule) = plan::<T>(caps, form, problem, m, batch_invariant, given);
-        T::parts_bytes(config, &schedule)
+        config.parts_bytes(&schedule)
     };
     let rows = at_once::<T>(problem.m, batch_invariant);
     let left = problem.m % rows;

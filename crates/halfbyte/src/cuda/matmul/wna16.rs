@@ -1,13 +1,14 @@
 //! Weights in layout `cuda_wna16` on a device, and what the kernels that read it do before they multiply.
 
 use super::gather::PIECE;
-use super::gemm::{Form, Products};
+use super::gemm::Products;
 use super::pack::{Packer, Target, Whole};
 use super::plans::KeptPlans;
 use super::wna8::Terms;
 use super::{float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::sources::{Instance, Source};
+use crate::cuda::tiled::Form;
 use crate::error::Result;
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Activation, Problem, Reason};
@@ -22,8 +23,7 @@ pub(super) const LAYOUT: &str = "cuda_wna16";
 /// numbers of its configuration.
 pub(super) fn instance<const N: usize>(
     (source, kernel): (&'static Source, &str),
-    atom: Atom,
-    [x, out]: [Float; 2],
+    &Form { atom, x, out, .. }: &Form,
     activation: Activation,
     config: [(&str, usize); N],
 ) -> Instance {

@@ -6,14 +6,14 @@
 
 pub mod config;
 
-use super::gemm::{self, Choice, Form, Gemm, Operands, Products};
+use super::gemm::{self, Choice, Gemm, Operands, Products};
 use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Arch, Instance, Source};
-use crate::cuda::tiled::Tiled;
+use crate::cuda::tiled::{Form, Tile};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
@@ -38,7 +38,10 @@ pub(super) fn every_device() -> impl Iterator<Item = Caps> {
 
 /// Every configuration for a form of atoms on a device.
 fn instances_on(caps: &Caps, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Vec<Instance> {
-    config::all(atom, out, caps).into_iter().map(|c| c.instance(atom, [x, out], activation)).collect()
+    config::all(atom, out, caps)
+        .into_iter()
+        .map(|c| c.instance(&Form { x, ..Form::floats(atom, out) }, activation))
+        .collect()
 }
 
 /// Every configuration for the commonest format, and for the others' forms of conversion with the least shared memory.
@@ -69,28 +72,12 @@ fn instances() -> Vec<Instance> {
 #[derive(Debug)]
 pub(super) struct Wna16Sm80;
 
-impl Tiled for Wna16Sm80 {
-    type Form = Form;
-    type Config = Config;
-
-    fn threads(config: Config) -> usize {
-        config.threads()
-    }
-
-    fn shared_bytes(form: &Form, config: Config) -> usize {
-        config.shared_bytes(form.atom, form.out)
-    }
-
-    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
-        config.instance(form.atom, [form.x, form.out], activation)
-    }
-}
-
 impl Gemm for Wna16Sm80 {
     const NAME: &'static str = "wna16_sm80";
     const QUANTIZES: bool = false;
     const MAPS: bool = false;
     const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
+    type Config = Config;
     type Arguments = Arguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
@@ -109,10 +96,6 @@ impl Gemm for Wna16Sm80 {
             false => config::schedule(config, shape, config.workers(form.atom, form.out, caps)),
             true => config::pieces(config, shape, config::invariant_pieces(shape)),
         }
-    }
-
-    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
-        config.parts_bytes(schedule)
     }
 
     fn candidates(form: &Form, _: usize, caps: &Caps) -> Vec<Config> {

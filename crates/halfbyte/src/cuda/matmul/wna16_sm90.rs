@@ -10,7 +10,7 @@ pub mod config;
 
 pub use candidates::{candidates, compiles};
 
-use super::gemm::{self, Choice, Form, Gemm, Operands, Products, X};
+use super::gemm::{self, Choice, Gemm, Operands, Products, X};
 use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
@@ -18,7 +18,7 @@ use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::tiled::Tiled;
+use crate::cuda::tiled::{Form, Tile};
 use crate::error::Result;
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
@@ -37,7 +37,9 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances() -> Vec<Instance> {
     let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
-    let all = config::all(atom, Float::F16).into_iter().map(|c| c.instance(atom, Float::F16, Activation::None));
+    let all = config::all(atom, Float::F16)
+        .into_iter()
+        .map(|c| c.instance(&Form::floats(atom, Float::F16), Activation::None));
     let others = [
         (Atom { scale: Float::BF16, ..atom }, Float::BF16, Activation::Silu),
         (Atom { bits: 8, scale: Float::BF16, zero: true, group: 32, factors: false }, Float::F32, Activation::Gelu),
@@ -46,7 +48,7 @@ fn instances() -> Vec<Instance> {
     ];
     let few = others.into_iter().flat_map(|(atom, out, activation)| {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];
-        shapes.map(|shape| config::config(atom, shape, out, &Caps::H200).instance(atom, out, activation))
+        shapes.map(|shape| config::config(atom, shape, out, &Caps::H200).instance(&Form::floats(atom, out), activation))
     });
     all.chain(few).collect()
 }
@@ -55,32 +57,12 @@ fn instances() -> Vec<Instance> {
 #[derive(Debug)]
 pub(super) struct Wna16Sm90;
 
-impl Tiled for Wna16Sm90 {
-    type Form = Form;
-    type Config = Config;
-
-    fn threads(config: Config) -> usize {
-        config.threads()
-    }
-
-    fn split(config: Config) -> usize {
-        config.split
-    }
-
-    fn shared_bytes(form: &Form, config: Config) -> usize {
-        config.shared_bytes(form.atom, form.out)
-    }
-
-    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
-        config.instance(form.atom, form.out, activation)
-    }
-}
-
 impl Gemm for Wna16Sm90 {
     const NAME: &'static str = "wna16_sm90";
     const QUANTIZES: bool = false;
     const MAPS: bool = true;
     const INVARIANT_ROWS: Option<usize> = Some(usize::MAX);
+    type Config = Config;
     type Arguments = Arguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
@@ -104,14 +86,6 @@ impl Gemm for Wna16Sm90 {
             false => Schedule::new(config, shape, caps.multiprocessors.max(1) as usize),
             true => Schedule::whole(config, shape),
         }
-    }
-
-    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
-        schedule.parts_bytes(config)
-    }
-
-    fn rounds_weights(config: Config) -> bool {
-        config.early
     }
 
     fn candidates(form: &Form, m: usize, _: &Caps) -> Vec<Config> {

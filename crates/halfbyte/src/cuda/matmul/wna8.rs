@@ -1,9 +1,9 @@
 //! Products with quantised activations (w4a8, w8a8): what the kernels for them have in common.
 
-use super::gemm::Form;
 use super::kernel::Answer;
 use super::quantize_activations::Form as QuantizedForm;
 use super::wna16;
+use crate::cuda::tiled::Form;
 use crate::format::Act;
 use crate::kernel::{Problem, Reason};
 use crate::layout::cuda_wna16::Atom;

@@ -7,7 +7,7 @@
 
 pub mod config;
 
-use super::gemm::{self, Choice, Form, Gemm, Operands, Products};
+use super::gemm::{self, Choice, Gemm, Operands, Products};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
@@ -17,7 +17,7 @@ use crate::cuda::Caps;
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::tiled::Tiled;
+use crate::cuda::tiled::{Form, Tile};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
@@ -36,7 +36,7 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm80>(
 fn instances() -> Vec<Instance> {
     let of = |caps: &Caps, atom, terms, out, activation| {
         let all = config::all(atom, terms, out, caps).into_iter();
-        all.map(move |config| config.instance(atom, terms, out, activation)).collect::<Vec<_>>()
+        all.map(move |config| config.instance(&Form::codes(atom, terms, out), activation)).collect::<Vec<_>>()
     };
     let devices: Vec<Caps> = every_device().collect();
     let [least, .., most] = devices.as_slice() else { return Vec::new() };
@@ -71,28 +71,12 @@ fn instances() -> Vec<Instance> {
 #[derive(Debug)]
 pub(super) struct Wna8Sm80;
 
-impl Tiled for Wna8Sm80 {
-    type Form = Form;
-    type Config = Config;
-
-    fn threads(config: Config) -> usize {
-        config.threads()
-    }
-
-    fn shared_bytes(form: &Form, config: Config) -> usize {
-        config.shared_bytes(form.atom, form.terms, form.out)
-    }
-
-    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
-        config.instance(form.atom, form.terms, form.out, activation)
-    }
-}
-
 impl Gemm for Wna8Sm80 {
     const NAME: &'static str = "wna8_sm80";
     const QUANTIZES: bool = true;
     const MAPS: bool = false;
     const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
+    type Config = Config;
     type Arguments = Arguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
@@ -112,10 +96,6 @@ impl Gemm for Wna8Sm80 {
             false => config.schedule(shape, config.workers(form.atom, form.terms, form.out, caps)),
             true => config.invariant_schedule(shape),
         }
-    }
-
-    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
-        config.parts_bytes(schedule)
     }
 
     fn candidates(form: &Form, _: usize, caps: &Caps) -> Vec<Config> {

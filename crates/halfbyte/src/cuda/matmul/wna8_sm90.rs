@@ -9,7 +9,7 @@ pub mod config;
 pub(in crate::cuda) use super::wna8::MOST_K;
 pub use super::wna8::form;
 
-use super::gemm::{self, Choice, Form, Gemm, Operands, Products, X};
+use super::gemm::{self, Choice, Gemm, Operands, Products, X};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna8::{self, Terms};
@@ -19,7 +19,7 @@ use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
 use crate::cuda::parameters::{Flat, Parameters, parameters};
 use crate::cuda::schedule::{Cuts, Schedule};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::tiled::Tiled;
+use crate::cuda::tiled::{Form, Tile};
 use crate::error::Result;
 use crate::kernel::{Activation, Problem};
 use crate::layout::cuda_wna16::Atom;
@@ -58,7 +58,8 @@ fn instances() -> Vec<Instance> {
             ),
         ];
         forms.into_iter().map(move |(atom, terms, out)| {
-            config::config(atom, terms, [m, 21504, 14336], out, 132).instance(atom, terms, out, Activation::None)
+            config::config(atom, terms, [m, 21504, 14336], out, 132)
+                .instance(&Form::codes(atom, terms, out), Activation::None)
         })
     });
     all.chain(quantize_activations::instances()).collect()
@@ -68,32 +69,12 @@ fn instances() -> Vec<Instance> {
 #[derive(Debug)]
 pub(super) struct Wna8Sm90;
 
-impl Tiled for Wna8Sm90 {
-    type Form = Form;
-    type Config = Config;
-
-    fn threads(config: Config) -> usize {
-        config.threads()
-    }
-
-    fn split(config: Config) -> usize {
-        config.split
-    }
-
-    fn shared_bytes(form: &Form, config: Config) -> usize {
-        config.shared_bytes(form.atom, form.terms, form.out)
-    }
-
-    fn instance(form: &Form, config: Config, activation: Activation) -> Instance {
-        config.instance(form.atom, form.terms, form.out, activation)
-    }
-}
-
 impl Gemm for Wna8Sm90 {
     const NAME: &'static str = "wna8_sm90";
     const QUANTIZES: bool = true;
     const MAPS: bool = true;
     const INVARIANT_ROWS: Option<usize> = None;
+    type Config = Config;
     type Arguments = Arguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
@@ -106,10 +87,6 @@ impl Gemm for Wna8Sm90 {
 
     fn schedule(_: &Form, (config, _): Choice<Config>, shape: [usize; 3], caps: &Caps) -> Schedule {
         config.schedule(shape, caps.multiprocessors.max(1) as usize)
-    }
-
-    fn parts_bytes(config: Config, schedule: &Schedule) -> usize {
-        config.parts_bytes(schedule)
     }
 
     fn candidates(form: &Form, _: usize, _: &Caps) -> Vec<Config> {

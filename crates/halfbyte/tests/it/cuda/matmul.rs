@@ -10,6 +10,7 @@ use halfbyte::cuda::driver::{FloatView, FloatViewMut};
 use halfbyte::cuda::matmul::wna16_sm90::{self, config};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel};
 use halfbyte::cuda::sources::Instance;
+use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::cuda::{Caps, Gpu};
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound};
@@ -103,7 +104,7 @@ fn every_form_of_atoms_and_number_of_rows_is_within_the_bound() {
                 for &m in &ROWS[1..] {
                     let shape = [m, n, k];
                     let config = config::config(atom, shape, out, &gpu.caps());
-                    instances.push(config.instance(atom, out, Activation::None));
+                    instances.push(config.instance(&Form::floats(atom, out), Activation::None));
                 }
             }
         }
@@ -151,8 +152,10 @@ fn every_configuration_is_within_the_bound() {
                 let x = rounded(&random.activations(most * k), x_type);
                 let reference = reference_of(&x, most, &w, format.act);
                 let configs = config::all(atom, x_type);
-                let instances: Vec<_> =
-                    configs.iter().map(|config| config.instance(atom, x_type, Activation::None)).collect();
+                let instances: Vec<_> = configs
+                    .iter()
+                    .map(|config| config.instance(&Form::floats(atom, x_type), Activation::None))
+                    .collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for config in configs.into_iter().filter(|config| k.div_ceil(128) >= config.split) {
                     let configuration = Some(config.into());
@@ -429,7 +432,7 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
             let atom = Atom::of(weight, k).unwrap();
             for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
                 let c = config::config(atom, [m, n, k], out, &Caps::H200);
-                let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
+                let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(&Form::floats(atom, out)));
                 assert!(shared <= if c.blocks == 2 { 115_712 } else { 232_448 }, "{what}: {shared} bytes");
                 assert!(c.stages_w >= 2 && c.stages_x >= 2 && c.stages_w.is_multiple_of(c.sets), "{what}");
                 assert!(k.div_ceil(128) >= c.split, "{what}");
@@ -445,7 +448,7 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
                 assert!(s.workers >= 1 && s.rows * s.columns == tiles, "{what}: {s:?}");
                 let whole = if c.split == 1 { s.waves * s.workers } else { 0 };
                 assert_eq!(whole + s.cut, tiles, "{what}: {s:?}");
-                assert!(s.parts_bytes(c) <= 64 << 20, "{what}: {s:?}");
+                assert!(c.parts_bytes(&s) <= 64 << 20, "{what}: {s:?}");
             }
         }
     }

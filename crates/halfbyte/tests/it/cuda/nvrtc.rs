@@ -7,6 +7,7 @@ use halfbyte::cuda::driver::Version;
 use halfbyte::cuda::matmul::{self, KERNELS, wna16_sm90};
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
+use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::cuda::{conv, int8, nn, roofline};
 use halfbyte::kernel::Activation;
 use halfbyte::layout::cuda_wna16::Atom;
@@ -132,7 +133,7 @@ fn candidates_compile_without_spills() {
         assert!(all.len() > 30, "{}", all.len());
         // Some of each kind: the whole takes minutes.
         all.iter().step_by(all.len() / 12).for_each(|config| {
-            let instance = config.instance(atom, out, Activation::None);
+            let instance = config.instance(&Form::floats(atom, out), Activation::None);
             let (_, log) = nvrtc.compile_with(&instance, arch, told(nvrtc)).unwrap();
             let taken = taken(&log);
             assert_eq!((taken.stack_bytes, taken.spilled_bytes), (0, 0), "{config}:\n{log}");

@@ -7,6 +7,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::FloatView;
 use halfbyte::cuda::matmul::wna8_sm90::{self, config};
 use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, QuantizedForm, quantize_activations};
+use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::ops::{Linear, Weight};
@@ -215,8 +216,10 @@ fn every_configuration_is_within_the_bound() {
                 let x = rounded(&random.activations(most * k), x_type);
                 let reference = reference_of(&x, most, &w, format.act);
                 let configs = config::all(atom, terms, out);
-                let instances: Vec<_> =
-                    configs.iter().map(|config| config.instance(atom, terms, out, Activation::None)).collect();
+                let instances: Vec<_> = configs
+                    .iter()
+                    .map(|config| config.instance(&Form::codes(atom, terms, out), Activation::None))
+                    .collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for config in configs {
                     let bench = Bench { configuration: Some(config.into()), ..Bench::new(kernel(), &gpu, &stream) };

@@ -8,6 +8,7 @@ use halfbyte::Float;
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::matmul::wna16_sm80::config;
 use halfbyte::cuda::matmul::{self, Configuration, Epilogue, KERNELS, Kernel};
+use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
@@ -28,7 +29,7 @@ fn x_of_either_type_meets_scales_of_either_type() {
                 let (atom, out) = (Atom::of(parse(name).weight, k).unwrap(), TYPES[i % 3]);
                 for &m in &ROWS[1..] {
                     let config = config::config(atom, [m, n, k], out, &gpu.caps());
-                    instances.push(config.instance(atom, [x, out], Activation::None));
+                    instances.push(config.instance(&Form { x, ..Form::floats(atom, out) }, Activation::None));
                 }
             }
         }
@@ -78,8 +79,10 @@ fn every_configuration_and_cut_is_within_the_bound() {
                 let x = rounded(&random.activations(most * k), x_type);
                 let reference = reference_of(&x, most, &w, format.act);
                 let configs = config::all(atom, x_type, &gpu.caps());
-                let instances: Vec<_> =
-                    configs.iter().map(|config| config.instance(atom, [x_type; 2], Activation::None)).collect();
+                let instances: Vec<_> = configs
+                    .iter()
+                    .map(|config| config.instance(&Form { x: x_type, ..Form::floats(atom, x_type) }, Activation::None))
+                    .collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for (config, batch_invariant) in configs.into_iter().flat_map(|c| [(c, false), (c, true)]) {
                     let bench = Bench::new(kernel(), &gpu, &stream);
@@ -146,7 +149,8 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
                 for caps in &devices {
                     let shape = [m, n, k];
                     let c = config::config(atom, shape, out, caps);
-                    let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, out));
+                    let (what, shared) =
+                        (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(&Form::floats(atom, out)));
                     assert!(config::all(atom, out, caps).contains(&c), "{what}");
                     assert!(shared <= caps.shared_bytes as usize && c.stages >= 3, "{what}: {shared} bytes");
                     let s = config::schedule(c, shape, c.workers(atom, out, caps));

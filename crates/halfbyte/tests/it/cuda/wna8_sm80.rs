@@ -9,6 +9,7 @@ use halfbyte::cuda::Caps;
 use halfbyte::cuda::matmul::wna8_sm80::config;
 use halfbyte::cuda::matmul::wna8_sm90::config::Terms;
 use halfbyte::cuda::matmul::{self, Configuration, Epilogue, KERNELS, Kernel};
+use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
@@ -58,8 +59,10 @@ fn every_configuration_and_cut_is_within_the_bound() {
                 let x = rounded(&random.activations(most * k), x_type);
                 let reference = reference_of(&x, most, &w, format.act);
                 let configs = config::all(atom, terms, out, &gpu.caps());
-                let instances: Vec<_> =
-                    configs.iter().map(|config| config.instance(atom, terms, out, Activation::None)).collect();
+                let instances: Vec<_> = configs
+                    .iter()
+                    .map(|config| config.instance(&Form::codes(atom, terms, out), Activation::None))
+                    .collect();
                 gpu.prepare(&instances, |_| ()).unwrap();
                 for (config, batch_invariant) in configs.into_iter().flat_map(|c| [(c, false), (c, true)]) {
                     let bench = Bench::new(kernel(), &gpu, &stream);
@@ -169,7 +172,8 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
                 for caps in &devices {
                     let shape = [m, n, k];
                     let c = config::config(atom, terms, shape, out, caps);
-                    let (what, shared) = (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(atom, terms, out));
+                    let (what, shared) =
+                        (format!("{name} {m} {n} {k}: {c:?}"), c.shared_bytes(&Form::codes(atom, terms, out)));
                     assert!(config::all(atom, terms, out, caps).contains(&c), "{what}");
                     assert!(shared <= caps.shared_bytes as usize && c.stages >= 3, "{what}: {shared} bytes");
                     let s = c.schedule(shape, c.workers(atom, terms, out, caps));

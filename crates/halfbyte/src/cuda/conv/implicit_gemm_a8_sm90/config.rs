@@ -84,6 +84,7 @@ fn clocks(config: Config, schedule: &Schedule, atom: Atom, terms: Terms) -> usiz
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::tiled::{Form, Tile};
 
     const TERMS: Terms = Terms { sums: false, offsets: false, pixels: true };
 
@@ -97,7 +98,7 @@ mod tests {
                         let all = tilings(atom, terms, [m, n, k], out, 132);
                         assert!(all.contains(&tiling(atom, terms, [m, n, k], out, 132)));
                         for (config, s) in all {
-                            let bytes = config.shared_bytes(atom, terms, out);
+                            let bytes = config.shared_bytes(&Form::codes(atom, terms, out));
                             assert!(config.stages >= 2 && bytes <= 232_448, "{config:?} takes {bytes} bytes");
                             assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config:?} {s:?}");
                             let strips = config.tiles().tile_strips();

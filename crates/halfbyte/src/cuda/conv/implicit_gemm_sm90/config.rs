@@ -19,6 +19,7 @@
 //! blocks share a multiprocessor, with a warpgroup each.
 
 use crate::cuda::matmul::wna16_sm90::config::{Config, Schedule, TWO_BY_TWO};
+use crate::cuda::tiled::{Form, Tile};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 
@@ -104,7 +105,8 @@ pub fn configs(atom: Atom, n: usize, out: Float) -> Vec<Config> {
         // Two boxes in flight, and two units of each set.
         let config = Config { early: !exact, ..config }.fitted_to_sets(atom, out);
         let room = if blocks == 2 { SHARED_BY_TWO_BYTES } else { SHARED_BYTES };
-        let fits = config.stages_x >= 2 && config.stages_w >= 2 && config.shared_bytes(atom, out) <= room;
+        let fits =
+            config.stages_x >= 2 && config.stages_w >= 2 && config.shared_bytes(&Form::floats(atom, out)) <= room;
         let high = strips == 1 || n > 2 * STRIP;
         if high && fits && (exact || rounds) {
             all.push(config);
@@ -133,7 +135,7 @@ impl Config {
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
         let of_x = self.sets * 2 / self.boxes;
         let none = Config { stages_w: 0, stages_x: 0, ..self };
-        let room = SHARED_BYTES.saturating_sub(none.shared_bytes(atom, out));
+        let room = SHARED_BYTES.saturating_sub(none.shared_bytes(&Form::floats(atom, out)));
         let stages_x = (room.saturating_sub(self.sets * w) / x).min(8) / of_x * of_x;
         let stages_w = (room.saturating_sub(stages_x * x) / w).min(8) / self.sets * self.sets;
         Config { stages_w, stages_x, ..self }
@@ -207,7 +209,7 @@ mod tests {
     fn few_tiles_of_many_columns_are_cut() {
         let (config, schedule) = tiling(ROWS, [49, 512, 4608], Float::F16, 132, false);
         assert!(schedule.cut > 0 && schedule.sharers > schedule.cut, "{config} {schedule:?}");
-        assert!(schedule.parts_bytes(config) > 0);
+        assert!(config.parts_bytes(&schedule) > 0);
     }
 
     #[test]
@@ -218,7 +220,7 @@ mod tests {
                 for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576), (6272, 2048, 1024)] {
                     for out in [Float::F16, Float::F32] {
                         let (config, s) = tiling(atom, [m, n, k], out, 132, k == 1024);
-                        assert!(s.fits() && config.shared_bytes(atom, out) <= SHARED_BYTES, "{config}");
+                        assert!(s.fits() && config.shared_bytes(&Form::floats(atom, out)) <= SHARED_BYTES, "{config}");
                         assert_eq!(s.waves * s.workers + s.cut, s.rows * s.columns, "{config} {s:?}");
                         assert!(s.rows * config.tile_strips() * STRIP >= n && s.columns * config.tokens >= m);
                         assert!(out == Float::F16 || !config.early, "{config} rounds weights");

@@ -7,11 +7,11 @@ use super::super::kernel::{Configuration, Configured, is_same};
 use super::super::quantize_activations::{self, Form as QuantizedForm};
 use super::super::wna16::Weights;
 use super::super::{Call, Epilogue, Packed, QuantizedCall, QuantizedView, gather, problem, wna8};
-use super::{Form, Gemm, Operands, X, at_once, bytes, covers, parts_bytes, plan, shape};
+use super::{Gemm, Operands, X, at_once, bytes, covers, parts_bytes, plan, shape};
 use crate::cuda::driver::{FloatView, FloatViewMut, Stream, View};
 use crate::cuda::kept::Kept;
 use crate::cuda::sources::Instance;
-use crate::cuda::tiled::{self, Prepared, Room, Tiled};
+use crate::cuda::tiled::{self, Form, Prepared, Room, Tile};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::{Activation, Problem, Reason};
@@ -21,7 +21,7 @@ use half::{bf16, f16};
 use std::fmt::{Debug, Display, Formatter};
 
 /// The products of a kernel that a weight keeps prepared.
-pub(in crate::cuda::matmul) type Products<T> = Kept<Key<<T as Tiled>::Config>, Product<<T as Tiled>::Config>>;
+pub(in crate::cuda::matmul) type Products<T> = Kept<Key<<T as Gemm>::Config>, Product<<T as Gemm>::Config>>;
 
 /// A configuration for so many rows at once.
 pub(super) struct Chosen<T: Gemm> {
@@ -253,10 +253,10 @@ impl<T: Gemm> Chosen<T> {
                     false => T::config(&form, shape(&Problem { m, ..*problem }), &caps, batch_invariant),
                 };
                 let plan = plan::<T>(&caps, &form, problem, m, batch_invariant, Some(config));
-                tiled::check::<T>(&caps, &form, &plan).map_err(unserved::<T>)?;
+                tiled::check(&caps, &form, &plan).map_err(unserved::<T>)?;
                 let operands = Operands { x, first, m, k: problem.k, pitch, y: 0, bias: 0, workspace: 0 };
                 let maps = T::map(config, &operands)?.into_iter().collect();
-                let launch = Prepared::new::<T>(on.gpu, &form, plan, to.activation, maps)?;
+                let launch = Prepared::new(on.gpu, &config.instance(&form, to.activation), &form, plan, maps)?;
                 parts.push(Part { rows, first, m, config, launch });
             }
         }
@@ -313,7 +313,7 @@ impl<T: Gemm> Configured for Chosen<T> {
             true => quantize_activations::instance(wna8::x_form(problem, &form)),
             false => gather::instance(),
         };
-        vec![T::instance(&form, self.config, Activation::None), before]
+        vec![self.config.instance(&form, Activation::None), before]
     }
 
     fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize {

@@ -7,6 +7,7 @@ use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::schedule::MOST_CUT;
 use crate::cuda::sources::Instance;
+use crate::cuda::tiled::{Form, Tile};
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -125,11 +126,6 @@ impl Config {
         self.warpgroups * self.strips
     }
 
-    /// Threads of a block.
-    pub fn threads(self) -> usize {
-        self.warpgroups * 128
-    }
-
     fn stage_bytes(self, atom: Atom) -> usize {
         let codes = STRIP * self.step * atom.bits as usize / 8;
         let groups = self.step.checked_div(atom.group).map_or(0, |groups| groups.max(1));
@@ -141,26 +137,29 @@ impl Config {
         if self.tokens < 64 || out == Float::F32 { 0 } else { self.warpgroups * 32 * 128 }
     }
 
-    /// Shared memory of a block.
-    pub fn shared_bytes(self, atom: Atom, out: Float) -> usize {
+    /// Blocks that a device has room for at once.
+    pub fn workers(self, atom: Atom, out: Float, caps: &Caps) -> usize {
+        let blocks = (caps.shared_bytes as usize + 1024) / (self.shared_bytes(&Form::floats(atom, out)) + 1024);
+        caps.multiprocessors.max(1) as usize * blocks.clamp(1, self.blocks)
+    }
+}
+
+impl Tile for Config {
+    fn threads(self) -> usize {
+        self.warpgroups * 128
+    }
+
+    fn shared_bytes(self, &Form { atom, out, .. }: &Form) -> usize {
         self.stages * self.stage_bytes(atom) + self.staging(out) + 16
     }
 
-    /// Blocks that a device has room for at once.
-    pub fn workers(self, atom: Atom, out: Float, caps: &Caps) -> usize {
-        let blocks = (caps.shared_bytes as usize + 1024) / (self.shared_bytes(atom, out) + 1024);
-        caps.multiprocessors.max(1) as usize * blocks.clamp(1, self.blocks)
-    }
-
-    /// Sums of cut tiles that are left in memory, in bytes.
-    pub fn parts_bytes(self, schedule: &Schedule) -> usize {
+    fn parts_bytes(self, schedule: &Schedule) -> usize {
         if schedule.cut > 0 { 2 * schedule.workers * self.tile_strips() * STRIP * self.tokens * 4 } else { 0 }
     }
 
-    /// What is compiled.
-    pub fn instance(self, atom: Atom, [x, out]: [Float; 2], activation: Activation) -> Instance {
+    fn instance(self, form: &Form, activation: Activation) -> Instance {
         let config = [
-            ("SCALE_BF16", (atom.scale == Float::BF16).into()),
+            ("SCALE_BF16", (form.atom.scale == Float::BF16).into()),
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
@@ -168,9 +167,9 @@ impl Config {
             ("STAGES", self.stages),
             ("BLOCKS", self.blocks),
             ("THREADS", self.threads()),
-            ("SHARED_BYTES", self.shared_bytes(atom, out)),
+            ("SHARED_BYTES", self.shared_bytes(form)),
         ];
-        wna16::instance((&super::SOURCE, "wna16_sm80"), atom, [x, out], activation, config)
+        wna16::instance((&super::SOURCE, "wna16_sm80"), form, activation, config)
     }
 }
 

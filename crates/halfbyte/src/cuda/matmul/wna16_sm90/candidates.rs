@@ -1,6 +1,7 @@
 //! Configurations to measure against the one that is chosen.
 
 use super::config::{Config, MOST_TOKENS_OF_SMALL_GROUPS, TWO_BY_TWO, TWO_SETS};
+use crate::cuda::tiled::{Form, Tile};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 
@@ -32,7 +33,7 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
     let groups = early || !wgmma || matches!(atom.group, 0 | 128) || strips == 1;
     let most = if blocks == 2 { 115_712 } else { 232_448 };
     let rings = config.stages_w >= 2.max(sets) && config.stages_x >= 2.max(sets);
-    let room = config.shared_bytes(atom, out) <= most;
+    let room = config.shared_bytes(&Form::floats(atom, out)) <= most;
     registers && scales && groups && rings && room && (sets == 1 || split == 1) && (blocks == 1 || joint)
 }
 

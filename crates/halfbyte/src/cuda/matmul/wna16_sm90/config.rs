@@ -7,6 +7,7 @@ use crate::cuda::Caps;
 use crate::cuda::matmul::wna16;
 use crate::cuda::schedule::MOST_CUT;
 use crate::cuda::sources::Instance;
+use crate::cuda::tiled::{Form, Tile};
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -323,7 +324,7 @@ impl Config {
     /// With as many stages as there is room for, up to what was found to help.
     pub(in crate::cuda) fn fitted(mut self, atom: Atom, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
-        let room = most.saturating_sub(self.shared_bytes(atom, out));
+        let room = most.saturating_sub(self.shared_bytes(&Form::floats(atom, out)));
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
         if self.joint() {
             let stages = (room / (w + x)).min(8);
@@ -359,14 +360,18 @@ impl Config {
     pub(super) fn joint(self) -> bool {
         self.tokens <= 32 || self.blocks == 2
     }
+}
 
-    /// Threads of a block.
-    pub fn threads(self) -> usize {
+impl Tile for Config {
+    fn threads(self) -> usize {
         self.warpgroups * 128 + if !self.joint() || self.warpgroups == 4 { 128 } else { 32 }
     }
 
-    /// Shared memory of a block.
-    pub fn shared_bytes(self, atom: Atom, out: Float) -> usize {
+    fn split(self) -> usize {
+        self.split
+    }
+
+    fn shared_bytes(self, &Form { atom, out, .. }: &Form) -> usize {
         let ring = self.stages_x * self.boxes * self.tokens * 128 + self.stages_w * self.tile_strips() * atom.bytes();
         let parts = self.tile_strips() * 4 * (self.tokens / 8);
         let staged = match self.tokens {
@@ -380,8 +385,17 @@ impl Config {
         ring + sums + 16 * (self.stages_w + self.stages_x) + 48
     }
 
-    /// What is compiled.
-    pub fn instance(self, atom: Atom, out: Float, activation: Activation) -> Instance {
+    fn parts_bytes(self, schedule: &Schedule) -> usize {
+        // As many workers as tiles that are left have one each, whole.
+        let cut = self.split == 1 && schedule.cut > 0 && schedule.sharers != schedule.cut;
+        if cut { 2 * schedule.workers * self.tile_strips() * STRIP * self.tokens * 4 } else { 0 }
+    }
+
+    fn rounds_weights(self) -> bool {
+        self.early
+    }
+
+    fn instance(self, form: &Form, activation: Activation) -> Instance {
         let config = [
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
@@ -397,9 +411,9 @@ impl Config {
             ("TRIGGER", self.trigger),
             ("PREFETCH", self.prefetch),
             ("THREADS", self.threads()),
-            ("SHARED_BYTES", self.shared_bytes(atom, out)),
+            ("SHARED_BYTES", self.shared_bytes(form)),
         ];
-        wna16::instance((&super::SOURCE, "wna16_sm90"), atom, [atom.scale, out], activation, config)
+        wna16::instance((&super::SOURCE, "wna16_sm90"), form, activation, config)
     }
 }
 
@@ -438,12 +452,5 @@ impl Schedule {
         let workers = rows.saturating_mul(columns);
         let waves = usize::from(config.split == 1);
         Self { steps: k.div_ceil(STEP), rows, columns, waves, workers, sharers: 0, cut: 0 }
-    }
-
-    /// Sums of cut tiles that are left in memory, in bytes.
-    pub fn parts_bytes(&self, config: Config) -> usize {
-        // As many workers as tiles that are left have one each, whole.
-        let cut = config.split == 1 && self.cut > 0 && self.sharers != self.cut;
-        if cut { 2 * self.workers * config.tile_strips() * STRIP * config.tokens * 4 } else { 0 }
     }
 }

@@ -7,6 +7,7 @@ use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm80::config as exact;
 use crate::cuda::matmul::wna16_sm90::config::write_unusual;
 use crate::cuda::sources::Instance;
+use crate::cuda::tiled::{Form, Tile};
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -71,7 +72,7 @@ impl Config {
         let many_terms = atom.bits == 8 && terms.sums && terms.offsets;
         let blocks = if tokens * strips <= if many_terms { 16 } else { 32 } { 2 } else { 1 };
         let config = Self { tokens, warpgroups: WARPGROUPS, strips, stages: 0, blocks };
-        let room = exact::room(caps, blocks).saturating_sub(config.shared_bytes(atom, terms, out));
+        let room = exact::room(caps, blocks).saturating_sub(config.shared_bytes(&Form::codes(atom, terms, out)));
         let stages = room / config.stage_bytes(atom, terms);
         match strips {
             2 if stages < LEAST_STAGES => Self::of(tokens, 1, atom, terms, out, caps),
@@ -91,25 +92,14 @@ impl Config {
         self.tiles().tile_strips()
     }
 
-    /// Threads of a block.
-    pub fn threads(self) -> usize {
-        self.tiles().threads()
-    }
-
     fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
         let terms = 1 + usize::from(terms.sums) + usize::from(terms.offsets);
         self.tokens * (STEP + atom.groups() * terms * 4) + self.tile_strips() * atom.bytes()
     }
 
-    /// Shared memory of a block.
-    pub fn shared_bytes(self, atom: Atom, terms: Terms, out: Float) -> usize {
-        let staged = if self.tokens < 64 || out == Float::F32 { 0 } else { 32 };
-        self.stages * self.stage_bytes(atom, terms) + self.warpgroups * staged * 2 * STRIP + 16
-    }
-
     /// Blocks that a device has room for at once.
     pub fn workers(self, atom: Atom, terms: Terms, out: Float, caps: &Caps) -> usize {
-        let blocks = (caps.shared_bytes as usize + 1024) / (self.shared_bytes(atom, terms, out) + 1024);
+        let blocks = (caps.shared_bytes as usize + 1024) / (self.shared_bytes(&Form::codes(atom, terms, out)) + 1024);
         caps.multiprocessors.max(1) as usize * blocks.clamp(1, self.blocks)
     }
 
@@ -122,24 +112,33 @@ impl Config {
     pub fn invariant_schedule(self, shape: [usize; 3]) -> Schedule {
         exact::pieces(self.tiles(), shape, exact::invariant_pieces(shape))
     }
+}
 
-    /// Sums of cut tiles that are left in memory, in bytes.
-    pub fn parts_bytes(self, schedule: &Schedule) -> usize {
+impl Tile for Config {
+    fn threads(self) -> usize {
+        self.tiles().threads()
+    }
+
+    fn shared_bytes(self, &Form { atom, terms, out, .. }: &Form) -> usize {
+        let staged = if self.tokens < 64 || out == Float::F32 { 0 } else { 32 };
+        self.stages * self.stage_bytes(atom, terms) + self.warpgroups * staged * 2 * STRIP + 16
+    }
+
+    fn parts_bytes(self, schedule: &Schedule) -> usize {
         self.tiles().parts_bytes(schedule)
     }
 
-    /// What is compiled.
-    pub fn instance(self, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
+    fn instance(self, form: &Form, activation: Activation) -> Instance {
         let config = [
-            ("OFFSET", terms.offsets.into()),
+            ("OFFSET", form.terms.offsets.into()),
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
             ("STAGES", self.stages),
             ("BLOCKS", self.blocks),
             ("THREADS", self.threads()),
-            ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
+            ("SHARED_BYTES", self.shared_bytes(form)),
         ];
-        wna16::instance((&super::SOURCE, "wna8_sm80"), atom, [atom.scale, out], activation, config)
+        wna16::instance((&super::SOURCE, "wna8_sm80"), form, activation, config)
     }
 }

@@ -3,6 +3,7 @@
 use crate::cuda::matmul::wna16;
 use crate::cuda::matmul::wna16_sm90::config as exact;
 use crate::cuda::sources::Instance;
+use crate::cuda::tiled::{Form, Tile};
 use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -146,7 +147,7 @@ pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
 impl Config {
     pub(in crate::cuda) fn fitted(self, atom: Atom, terms: Terms, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
-        let room = most.saturating_sub(self.shared_bytes(atom, terms, out));
+        let room = most.saturating_sub(self.shared_bytes(&Form::codes(atom, terms, out)));
         let enough = MOST_STAGES.iter().find(|&&(tokens, _)| self.tokens <= tokens).map_or(2, |&(_, stages)| stages);
         Self { stages: (room / (self.stage_bytes(atom, terms) + 16)).min(enough), ..self }
     }
@@ -156,21 +157,8 @@ impl Config {
         self.warpgroups * self.strips
     }
 
-    /// Threads of a block.
-    pub fn threads(self) -> usize {
-        self.warpgroups * 128 + if self.tokens > 32 { 128 } else { 32 }
-    }
-
     fn stage_bytes(self, atom: Atom, terms: Terms) -> usize {
         self.tokens * 128 + atom.sums() * terms.numbers() * self.tokens * 4 + self.tile_strips() * atom.bytes()
-    }
-
-    /// Shared memory of a block.
-    pub fn shared_bytes(self, atom: Atom, terms: Terms, out: Float) -> usize {
-        let parts = self.tile_strips() * 4 * (self.tokens / 8);
-        let staged = if self.tokens < 64 || self.split > 1 || out == Float::F32 { 0 } else { 64 };
-        let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
-        self.stages * (self.stage_bytes(atom, terms) + 16) + self.warpgroups * staged * 128 + exchange + 32
     }
 
     /// The tiles as the kernel for exact activations has them.
@@ -185,16 +173,31 @@ impl Config {
         let workers = if self.warpgroups == 1 { multiprocessors * self.blocks } else { multiprocessors };
         Schedule::new(self.tiles(), shape, workers)
     }
+}
 
-    /// Sums of cut tiles that are left in memory, in bytes.
-    pub fn parts_bytes(self, schedule: &Schedule) -> usize {
-        schedule.parts_bytes(self.tiles())
+impl Tile for Config {
+    fn threads(self) -> usize {
+        self.warpgroups * 128 + if self.tokens > 32 { 128 } else { 32 }
     }
 
-    /// What is compiled.
-    pub fn instance(self, atom: Atom, terms: Terms, out: Float, activation: Activation) -> Instance {
+    fn split(self) -> usize {
+        self.split
+    }
+
+    fn shared_bytes(self, &Form { atom, terms, out, .. }: &Form) -> usize {
+        let parts = self.tile_strips() * 4 * (self.tokens / 8);
+        let staged = if self.tokens < 64 || self.split > 1 || out == Float::F32 { 0 } else { 64 };
+        let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
+        self.stages * (self.stage_bytes(atom, terms) + 16) + self.warpgroups * staged * 128 + exchange + 32
+    }
+
+    fn parts_bytes(self, schedule: &Schedule) -> usize {
+        self.tiles().parts_bytes(schedule)
+    }
+
+    fn instance(self, form: &Form, activation: Activation) -> Instance {
         let config = [
-            ("OFFSET", terms.offsets.into()),
+            ("OFFSET", form.terms.offsets.into()),
             ("NT", self.tokens),
             ("WARPGROUPS", self.warpgroups),
             ("STRIPS", self.strips),
@@ -204,8 +207,8 @@ impl Config {
             ("TRIGGER", self.trigger),
             ("PREFETCH", self.prefetch),
             ("THREADS", self.threads()),
-            ("SHARED_BYTES", self.shared_bytes(atom, terms, out)),
+            ("SHARED_BYTES", self.shared_bytes(form)),
         ];
-        wna16::instance((&super::SOURCE, "wna8_sm90"), atom, [atom.scale, out], activation, config)
+        wna16::instance((&super::SOURCE, "wna8_sm90"), form, activation, config)
     }
 }
