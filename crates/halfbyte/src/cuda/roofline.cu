@@ -1,5 +1,6 @@
 // What a GPU can do at most, measured: reads of memory, and numbers to read and multiply; and an empty kernel.
 #include "ampere.cuh"
+#include "ptx.cuh"
 
 // Reads `pieces` of 16 bytes and keeps nothing of them but that they were read.
 extern "C" __global__ void __launch_bounds__(512) read(const uint4* from, u64 pieces, u32* sink) {
