@@ -17,6 +17,7 @@
 
 pub mod checkpoint;
 pub mod config;
+mod contents;
 pub mod error;
 mod finding;
 pub mod folder;

@@ -5,6 +5,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::text;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::{Gpu as CudaGpu, nn};
+use halfbyte_checkpoint::Finding;
 use halfbyte_llm::device::Gpu;
 use serde::Serialize;
 use std::sync::OnceLock;
@@ -108,6 +109,11 @@ impl App {
         if !self.common.quiet {
             text::write_error(&format!("{line}\n"));
         }
+    }
+
+    /// Notes what is odd about a model.
+    pub fn findings(&self, findings: &[Finding]) {
+        findings.iter().for_each(|finding| self.note(&format!("note: {finding}")));
     }
 
     /// Prints a command's result.

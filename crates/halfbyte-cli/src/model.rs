@@ -5,7 +5,8 @@ use crate::args::{ActArg, RtnArgs, SymmetricRange};
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
 use halfbyte::{Act, Float, Format};
-use halfbyte_checkpoint::{StoredFormat, Weights, linears};
+use halfbyte_checkpoint::{Finding, StoredFormat, Weights, linears};
+use halfbyte_llm::check::contradictions;
 use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
 use std::path::{Path, PathBuf};
@@ -141,6 +142,28 @@ pub fn open(path: &Path) -> Result<Weights> {
         Err(e) => Err(Failure::io("open", path, &e)),
         Ok(_) => Ok(Weights::open(path)?),
     }
+}
+
+/// Opens a model that something is written from. Error: it is incomplete, as far as its architecture is known.
+pub fn open_complete(path: &Path) -> Result<Weights> {
+    let weights = open(path)?;
+    if let Ok(config) = Config::from_weights(&weights) {
+        let found = contradictions(&config, &weights);
+        let findings: Vec<String> = found.missing.iter().chain(&found.uncounted).map(Finding::to_string).collect();
+        if let Some(first) = findings.first() {
+            let more = match findings.len() - 1 {
+                0 => String::new(),
+                more => format!("; and {more} more"),
+            };
+            return Err(Failure::new(
+                Exit::Input,
+                format!("{} is incomplete", path.display()),
+                format!("{first}{more}"),
+                "`halfbyte inspect MODEL` lists all that is missing; download it again, or put its config right",
+            ));
+        }
+    }
+    Ok(weights)
 }
 
 /// Opens a model that must have a config and a tokenizer too: a folder, or a GGUF file.

@@ -1,5 +1,6 @@
 //! A model in memory, and the state of one text in it.
 
+use crate::check::{Contradictions, contradictions};
 use crate::config::Config;
 use crate::decoder::Decoder;
 use crate::device::Device;
@@ -36,7 +37,8 @@ impl Model {
     /// Loads a folder in Hugging Face's form (`config.json` and safetensors, dense or quantised) or a GGUF file.
     ///
     /// Each tensor is read, packed and let go before the next. Errors: what [`Config::from_weights`] refuses; missing or
-    /// malformed tensors, or such of another shape than the configuration says; weights that cannot be quantised.
+    /// malformed tensors, or such of another shape than the configuration says; layers that it does not count; weights that
+    /// cannot be quantised.
     pub fn load(path: &Path, options: &LoadOptions) -> Result<Self> {
         let weights = Weights::open(path)?;
         Self::from_weights(Config::from_weights(&weights)?, &weights, options)
@@ -44,6 +46,14 @@ impl Model {
 
     /// Loads the tensors of an open checkpoint.
     pub fn from_weights(config: Config, weights: &Weights, options: &LoadOptions) -> Result<Self> {
+        let Contradictions { uncounted, unused, .. } = contradictions(&config, weights);
+        if let Some(Finding { subject, text }) = uncounted {
+            return Err(Error::Weight {
+                name: subject,
+                expected: "a layer of the configuration for each".to_owned(),
+                got: text,
+            });
+        }
         let mut loader = Loader::new(weights, options.clone())?;
         let shard = Shard::of(options.comm.as_ref());
         let resident: Box<dyn Resident> = match &options.device {
@@ -53,8 +63,9 @@ impl Model {
             }
             Device::Cuda(gpu) => Box::new(CudaModel::load(&config.spec, &mut loader, gpu, shard)?),
         };
-        let device = options.device.clone();
-        Ok(Self { config, device, resident, parameters: loader.parameters(), findings: loader.into_findings() })
+        let (device, parameters) = (options.device.clone(), loader.parameters());
+        let findings = loader.into_findings().into_iter().chain(unused).collect();
+        Ok(Self { config, device, resident, parameters, findings })
     }
 
     /// Its shape.

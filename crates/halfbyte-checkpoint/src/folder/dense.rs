@@ -2,8 +2,9 @@
 
 use super::staging::Staging;
 use super::{Job, Step, Written, complete, dense_config, linears, owners, write_steps};
+use crate::contents::odd_values;
 use crate::error::{Error, Result};
-use crate::safetensors::{self, DType, TensorSpec};
+use crate::safetensors::{self, DType, TensorSpec, cast_floats};
 use crate::scheme::{LinearWeight, Weights};
 use half::{bf16, f16};
 use halfbyte::{Float, Floats, QTensor, Zeros};
@@ -45,13 +46,18 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
     }
 
     let staging = Staging::create(job.target, job.overwrite, source.folder())?;
+    let mut findings = Vec::new();
     let create = |specs: &[TensorSpec], shard| safetensors::create(staging.path(), specs, shard);
     let written = write_steps(&mut job, create, steps, |step, writer| {
         let name = step.name;
         if step.task {
             let bytes = floats_of(source, name, dtype)?;
             source.release(name);
+            findings.extend(odd_values(name, cast_floats(dtype, bytes.as_slice()).as_floats()));
             return writer.write(&format!("{name}.weight"), &bytes);
+        }
+        if checkpoint.info(name)?.dtype.float().is_some() {
+            findings.extend(odd_values(name, checkpoint.floats(name)?.as_floats()));
         }
         match checkpoint.info(name)?.dtype.float() {
             Some(own) if own != dtype => {
@@ -63,7 +69,7 @@ pub fn write_dense(mut job: Job<'_>, dtype: Float) -> Result<Written> {
         Ok(())
     })?;
     let folder = complete(&job, staging, config)?;
-    Ok(Written { path: folder, tensor_bytes: written.tensor_bytes, quantized: 0 })
+    Ok(Written { path: folder, tensor_bytes: written.tensor_bytes, quantized: 0, findings })
 }
 
 /// What a module stands for, as bytes of `dtype`.

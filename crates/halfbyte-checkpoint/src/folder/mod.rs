@@ -15,6 +15,7 @@ pub use quantized::{Quantization, Sizes, sizes, write_model};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::finding::Finding;
 use crate::safetensors::{TensorSpec, pretty};
 use crate::scheme::{ModuleKind, SCHEMES, StoredFormat, Weights};
 use crate::writer::{Writer, WrittenFiles, write_synced};
@@ -78,6 +79,8 @@ pub struct Written {
     pub tensor_bytes: u64,
     /// Modules that are quantised in the target.
     pub quantized: usize,
+    /// What is odd about the numbers that were written.
+    pub findings: Vec<Finding>,
 }
 
 /// A module that could be a linear layer.
@@ -111,8 +114,11 @@ impl Linear<'_> {
 }
 
 /// The modules of a model that could be linear layers, in the order of its files. Errors: quantised tensors that do not
-/// fit each other.
+/// fit each other, and what [`Weights::unreadable`] finds.
 pub fn linears(source: &Weights) -> Result<Vec<Linear<'_>>> {
+    if let Some(Finding { subject, text }) = source.unreadable().into_iter().next() {
+        return Err(Error::malformed(source.checkpoint().path(), format!("`{subject}` {text}")));
+    }
     source
         .modules()
         .into_iter()

@@ -4,8 +4,9 @@ use super::dense::{converted, floats_of};
 use super::staging::Staging;
 use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::checkpoint::Checkpoint;
+use crate::contents::odd_values;
 use crate::error::{Error, Result};
-use crate::safetensors::{DType, TensorSpec};
+use crate::safetensors::{DType, TensorSpec, cast_floats};
 use crate::scheme::{LinearWeight, Weights};
 use crate::target::{Module, Settings, Target, unrepresentable};
 use halfbyte::{Float, Floats, QTensor, WeightFormat, Zero};
@@ -118,6 +119,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         Some(name) => Staging::create_for_file(job.target, job.overwrite, source, name)?,
     };
     let mut act_order = false;
+    let mut findings = Vec::new();
     let create = |specs: &[TensorSpec], shard| {
         let extra = form.extra().iter().map(|(spec, _)| spec);
         let specs: Vec<TensorSpec> = specs.iter().chain(extra).cloned().collect();
@@ -133,6 +135,9 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         let mut put = |bytes: &[u8]| specs.next().map_or(Ok(()), |spec| writer.write(&spec.name, bytes));
         match &step.task {
             Task::Copy(spec) => {
+                if spec.dtype.float().is_some() {
+                    findings.extend(odd_values(name, checkpoint.floats(name)?.as_floats()));
+                }
                 let data = match replace(name) {
                     None => checkpoint.data(name)?,
                     Some(values) => Cow::Owned(replaced(checkpoint, name, &values)?),
@@ -144,6 +149,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
             Task::Dequantize(spec) => {
                 let floats = floats_of(source, name, Float::F32)?;
                 source.release(name);
+                findings.extend(odd_values(name, cast_floats(Float::F32, floats.as_slice()).as_floats()));
                 put(&form.dense_data(spec, Cow::Owned(floats))?)
             }
             Task::Quantize(module, format) => {
@@ -155,6 +161,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
                 }
                 drop(weight);
                 source.release(name);
+                findings.extend(odd_values(name, Floats::F32(q.scales())));
                 act_order |= q.group_index().is_some();
                 form.pack(name, &q, &mut put)
             }
@@ -168,7 +175,7 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         }
         complete(&job, staging, config)?
     };
-    Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len() })
+    Ok(Written { path, tensor_bytes: written.tensor_bytes, quantized: quantized.len(), findings })
 }
 
 /// What a model is going to take in a form.

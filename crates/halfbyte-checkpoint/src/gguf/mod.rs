@@ -34,6 +34,7 @@ pub use metadata::{head_dim, metadata_from};
 pub use model::config_json;
 pub(crate) use names::reordered;
 pub use names::{gguf_name, gguf_row, has_paired_rows, hf_name, hf_row};
+pub(crate) use rope::is_read;
 pub use rope::rope_factors;
 pub use tokenizer::tokenizer_json;
 pub use types::GgmlType;

@@ -224,14 +224,18 @@ impl<'a> Fields<'a> {
 
     /// The file and offset that the entries of an external tensor give.
     fn external(&self, bytes: usize) -> Result<Place> {
-        let (mut location, mut offset, mut length) = (None, None, None);
+        let (mut location, mut offset, mut length, mut checksum) = (None, None, None, None);
         for &entry in &self.external {
             let (key, value) = super::model::string_entry(entry).map_err(|e| self.malformed(e))?;
             let repeated = match key {
                 "location" => location.replace(value).is_some(),
                 "offset" => offset.replace(value).is_some(),
                 "length" => length.replace(value).is_some(),
-                _ => false,
+                "checksum" => checksum.replace(value).is_some(),
+                other => {
+                    let known = "location, offset, length or checksum";
+                    return Err(self.malformed(format!("expected of its external data {known}, got {other:?}")));
+                }
             };
             if repeated {
                 return Err(self.malformed(format!("its external `{key}` appears twice")));

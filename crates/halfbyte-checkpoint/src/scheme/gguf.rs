@@ -5,7 +5,7 @@ use crate::checkpoint::TensorInfo;
 use crate::error::{Error, Result};
 use crate::folder::converted;
 use crate::gguf::{
-    self, GgmlType, architecture_of, gguf_name, has_paired_rows, hf_row, load, metadata_from, pack, reordered,
+    self, GgmlType, architecture_of, gguf_name, has_paired_rows, hf_row, is_read, load, metadata_from, pack, reordered,
     rope_factors,
 };
 use crate::safetensors::{DType, TensorSpec, cast_floats, read_small};
@@ -92,13 +92,20 @@ impl GgufForm {
                     .map_err(|e| Error::malformed(&file, format!("expected JSON: {e}")))?
             }
         };
-        let extra = rope_factors(&config)?.map(|factors| {
+        let chat_template = source.chat_template()?;
+        // Before any work: what the metadata cannot say, whatever the type of the matrices.
+        metadata_from(&config, &tokenizer, GgmlType::F16, chat_template.as_deref())?;
+        let factors = rope_factors(&config)?;
+        if let Some(factors) = factors.as_deref().filter(|factors| !is_read(&config, factors).unwrap_or(false)) {
+            let expected = "factors of rotary frequencies that a config can say again";
+            return Err(Error::invalid("write GGUF", expected, format!("{factors:?}")));
+        }
+        let extra = factors.map(|factors| {
             let spec = TensorSpec { name: "rope_freqs.weight".into(), dtype: DType::F32, shape: vec![factors.len()] };
             (spec, bytemuck::cast_slice(&factors).to_vec())
         });
         let head_dim = gguf::head_dim(&config)?;
         let paired_rows = architecture_of(&config)?.paired_rows;
-        let chat_template = source.chat_template()?;
         Ok(Self { config, tokenizer, chat_template, head_dim, paired_rows, extra: extra.into_iter().collect() })
     }
 

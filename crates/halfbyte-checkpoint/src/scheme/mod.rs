@@ -15,6 +15,7 @@ pub(crate) mod native;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::Container;
 use crate::config::{self, Expectation, QuantizationConfig};
+use crate::contents::not_finite;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{DType, FloatData, read_small};
@@ -323,13 +324,26 @@ impl Weights {
                 (StoredWeight::Dense { floats: self.checkpoint.floats(&name)?, shape: [n, k] }, Vec::new())
             }
             ModuleKind::Quantized(scheme) => {
-                let StoredModule { weight, findings } = (scheme.load)(self, prefix)?;
+                let loaded = (scheme.load)(self, prefix);
+                let StoredModule { weight, findings } = loaded.map_err(|why| self.blamed(prefix, scheme, why))?;
                 (weight, findings)
             }
         };
         findings.extend(self.contradiction(prefix, kind));
         let bias = self.bias(prefix, weight.shape()[0])?;
         Ok(StoredLinear { weight, bias, findings })
+    }
+
+    /// Why a module cannot be loaded: the tensor of scales with NaN or infinity, if that is it.
+    fn blamed(&self, prefix: &str, scheme: &Scheme, why: Error) -> Error {
+        let names = scheme.parts.iter().map(|part| format!("{prefix}.{part}"));
+        let odd = names.filter_map(|name| {
+            let info = self.checkpoint.get(&name)?;
+            let floats = self.checkpoint.floats(&name).ok()?;
+            let Finding { subject, text } = not_finite(&name, floats.as_floats())?;
+            Some(Error::malformed(info.file, format!("tensor `{subject}`: {text}")))
+        });
+        odd.into_iter().next().unwrap_or(why)
     }
 
     /// What the config and the tensors of a module say against each other on whether it is quantised, and how. The

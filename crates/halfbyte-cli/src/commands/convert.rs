@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::args::{FormArg, bits, group};
 use crate::failure::Result;
 use crate::interrupt;
-use crate::model::open;
+use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use halfbyte::{Float, Group};
@@ -65,7 +65,7 @@ struct Requantized {
 /// Writes the model.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open(&args.model)?;
+    let source = open_complete(&args.model)?;
     let progress = Progress::new(app, "converting", Unit::Bytes);
     let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
     let cooperate = interrupt::cooperate();
@@ -84,6 +84,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let converted = convert(job, conversion)?;
     drop((cooperate, progress));
+    app.findings(&converted.written.findings);
     let result = Converted {
         model: args.model.clone(),
         output: converted.written.path,

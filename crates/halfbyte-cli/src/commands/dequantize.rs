@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::args::FloatArg;
 use crate::failure::Result;
 use crate::interrupt;
-use crate::model::open;
+use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use halfbyte::Float;
@@ -42,7 +42,7 @@ struct Dequantized {
 /// Writes the folder.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open(&args.model)?;
+    let source = open_complete(&args.model)?;
     let progress = Progress::new(app, "writing", Unit::Bytes);
     let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
     let cooperate = interrupt::cooperate();
@@ -55,6 +55,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let dtype = Float::from(args.dtype);
     let written = write_dense(job, dtype)?;
     drop((cooperate, progress));
+    app.findings(&written.findings);
     let result = Dequantized {
         model: args.model.clone(),
         output: written.path,

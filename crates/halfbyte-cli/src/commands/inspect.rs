@@ -1,13 +1,16 @@
 //! `halfbyte inspect`: what is in a checkpoint, and what looks wrong.
 
 use crate::app::App;
-use crate::failure::Result;
+use crate::failure::{Exit, Failure, Result};
+use crate::interrupt;
 use crate::model::open;
+use crate::progress::{Progress, Unit};
 use crate::text::{Align, bytes, count, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
 use halfbyte_checkpoint::{Inspection, QuantizationConfig, inspect};
 use halfbyte_llm::Config;
+use halfbyte_llm::check::{self, contradictions};
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,8 +18,14 @@ use std::path::PathBuf;
 /// Show a model's architecture, tensors, formats, sizes, and every problem found.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Model folder, or one safetensors file.
+    /// Model folder, or one file of weights.
     model: PathBuf,
+    /// Read all of the data too: find NaN, infinity, and scales and weights that are zero throughout.
+    #[arg(long)]
+    data: bool,
+    /// Exit with status 1 if there is any finding, or if the model does not run.
+    #[arg(long)]
+    strict: bool,
 }
 
 #[derive(Serialize)]
@@ -27,14 +36,47 @@ struct Report {
     runs: bool,
     /// Why not.
     obstacle: Option<String>,
+    /// Whether all of the data was read.
+    data: bool,
 }
 
 /// Prints the description.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let weights = open(&args.model)?;
-    let inspection = inspect(&weights)?;
-    let obstacle = Config::from_weights(&weights).err().map(|e| e.to_string());
-    app.result(&Report { inspection, runs: obstacle.is_none(), obstacle }, human)
+    let mut inspection = inspect(&weights)?;
+    let obstacle = match Config::from_weights(&weights) {
+        Err(why) => Some(why.to_string()),
+        Ok(config) => {
+            let found = contradictions(&config, &weights);
+            let tokenizer = check::tokenizer(&config, &weights);
+            let first = found.missing.iter().chain(&found.uncounted).chain(&tokenizer).next();
+            let first = first.map(|finding| finding.to_string());
+            inspection.findings.extend(found.into_findings());
+            inspection.findings.extend(tokenizer);
+            first
+        }
+    };
+    if args.data {
+        let progress = Progress::new(app, "reading", Unit::Bytes);
+        let (cooperate, total) = (interrupt::cooperate(), inspection.total_bytes);
+        let findings = weights.values(|_, bytes| {
+            progress.at(bytes, total);
+            !interrupt::cancelled()
+        })?;
+        drop((cooperate, progress));
+        inspection.findings.extend(findings);
+    }
+    let passed = inspection.findings.is_empty() && obstacle.is_none();
+    app.result(&Report { inspection, runs: obstacle.is_none(), obstacle, data: args.data }, human)?;
+    if args.strict && !passed {
+        return Err(Failure::new(
+            Exit::No,
+            format!("{} has findings", args.model.display()),
+            "--strict asks for a model without any that runs",
+            "leave --strict out to have them told only",
+        ));
+    }
+    Ok(())
 }
 
 /// Tensors or modules of the same name but for numbers, shape and format.
@@ -143,7 +185,8 @@ fn human(report: &Report) -> String {
     out += &table(&columns, &rows);
     out += "\n";
     match i.findings.len() {
-        0 => out += "no problems found\n",
+        0 if report.data => out += "no problems found, data read\n",
+        0 => out += "no problems found; --data looks at the numbers too\n",
         found => {
             out += &format!("{found} finding{}:\n", if found == 1 { "" } else { "s" });
             i.findings.iter().for_each(|finding| out += &format!("  {finding}\n"));

@@ -6,7 +6,7 @@ use crate::app::App;
 use crate::args::{FormArg, RtnArgs, bits, group};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
-use crate::model::open;
+use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use calibrated::{Calibration, CalibrationArgs};
@@ -144,7 +144,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         return Err(Failure::usage("these options make no format", e.to_string(), "see `halfbyte quantize --help`"));
     }
     let (format, options) = (args.format(), Rtn::from(args.rtn));
-    let source = open(&args.model)?;
+    let source = open_complete(&args.model)?;
     let layers = layers(args, &source)?;
     let sizes = planned(&source, &layers, args.to.into(), format)?;
     let mut result = Quantized {
@@ -211,6 +211,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let written = write_model(job, quantization)?;
     drop((cooperate, progress));
+    app.findings(&written.findings);
     result.output = written.path;
     result.sizes = Sizes { bytes_after: written.tensor_bytes, modules: written.quantized, ..sizes };
     result.seconds = begun.elapsed().as_secs_f64();

@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibration;
+mod contradictions;
 mod files;
 mod models;
 mod support;

@@ -129,8 +129,9 @@ fn byte_level(add_prefix_space: bool, use_regex: bool) -> Value {
 }
 
 pub(super) fn write(source: &Source<'_>) -> Result<Vec<(&'static str, Meta)>> {
-    if !source.part("normalizer").is_null() {
-        return Err(refuse("no `normalizer` with byte-level BPE", source.part("normalizer")));
+    let normalizer = source.part("normalizer");
+    if !normalizer.is_null() && normalizer["type"] != "NFC" {
+        return Err(refuse("no `normalizer` but NFC with byte-level BPE", normalizer));
     }
     let ignore_merges = source.model.get("ignore_merges") == Some(&Value::Bool(true));
     let cuts = cuts(source.part("pre_tokenizer"));

@@ -31,9 +31,15 @@ mod kind {
 /// Control and unknown tokens become special added tokens, user-defined ones added tokens. Errors, naming the key: no
 /// tokenizer, one of another kind, a pre-tokenizer that is not known, lists whose lengths differ, tokens that are there
 /// twice, ids beyond the vocabulary.
+///
+/// A file that holds the whole `tokenizer.json` (`tokenizer.huggingface.json`) has it taken, if its tokens are those of the
+/// lists.
 pub fn tokenizer_json(header: &Header) -> Result<Value> {
     const MODEL: &str = "tokenizer.ggml.model";
     let vocab = Vocab::read(header)?;
+    if let Some(text) = header.text(WHOLE)? {
+        return whole(header, &vocab, text);
+    }
     let mut parts = match header.text(MODEL)? {
         Some("gpt2") => bpe::read(header, &vocab)?,
         Some("llama") => spm::read(header, &vocab)?,
@@ -52,6 +58,29 @@ pub fn tokenizer_json(header: &Header) -> Result<Value> {
         "decoder": parts.decoder,
         "model": parts.model,
     }))
+}
+
+/// The key of a whole `tokenizer.json`, for what lists cannot say.
+const WHOLE: &str = "tokenizer.huggingface.json";
+
+/// The `tokenizer.json` in a header. Errors: no JSON, other tokens than the lists have.
+fn whole(header: &Header, vocab: &Vocab<'_>, text: &str) -> Result<Value> {
+    let malformed = |what: String| Error::malformed(&header.file, format!("key `{WHOLE}`: {what}"));
+    let json = crate::json::parse(text.as_bytes()).map_err(|e| malformed(format!("expected JSON: {e}")))?;
+    let source = Source::read(&json, vocab.tokens.len()).map_err(|e| malformed(e.to_string()))?;
+    let other = source
+        .tokens
+        .iter()
+        .zip(vocab.tokens)
+        .zip(&source.kinds)
+        .position(|((own, listed), &kind)| kind != kind::UNUSED && own != listed);
+    match other {
+        Some(id) => Err(malformed(format!(
+            "expected token {id} as in the list, {:?}, got {:?}",
+            vocab.tokens[id], source.tokens[id]
+        ))),
+        None => Ok(json),
+    }
 }
 
 /// What the two kinds of tokenizers have apart.
@@ -169,7 +198,13 @@ pub(super) fn metadata(
     for (key, value) in [("add_bos_token", add_bos), ("add_eos_token", add_eos)] {
         metadata.push((key, Meta::Bool(value)));
     }
-    Ok(metadata.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect())
+    let mut metadata: Vec<_> =
+        metadata.into_iter().map(|(key, value)| (format!("tokenizer.ggml.{key}"), value)).collect();
+    if source.model.get("byte_fallback") != Some(&Value::Bool(true)) && !source.part("normalizer").is_null() {
+        // Lists say nothing of it: programs that read these alone do without.
+        metadata.push((WHOLE.to_owned(), Meta::String(tokenizer.to_string())));
+    }
+    Ok(metadata)
 }
 
 /// A `tokenizer.json` whose ids have been checked.
