@@ -159,6 +159,7 @@ fn external_data_that_lie_elsewhere() {
         (&[("location", "x"), ("offset", "-1")], &["tensor `a`", "`offset`", "\"-1\""]),
         (&[("location", "x"), ("offset", "18446744073709551616")], &["tensor `a`", "`offset`"]),
         (&[("location", "x"), ("length", "")], &["tensor `a`", "`length`"]),
+        (&[("location", "x"), ("compression", "zstd")], &["tensor `a`", "external data", "\"compression\""]),
         (&[("location", "x"), ("length", "7")], &["tensor `a`", "length of 8", "got 7"]),
     ];
     for (entries, parts) in cases {

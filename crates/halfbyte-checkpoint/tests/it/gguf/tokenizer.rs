@@ -105,6 +105,31 @@ fn a_tokenizer_with_scores_comes_back() {
     assert_eq!(loaded(&json).decode(&encoded, true).unwrap(), "the");
 }
 
+/// What lists cannot say is in the file whole, and believed if the lists have the same tokens.
+#[test]
+fn a_tokenizer_that_composes_characters_comes_back() {
+    let (_, mut json) = shipped();
+    json["normalizer"] = json!({"type": "NFC"});
+    let metadata = metadata_from(&model_config(), &json, GgmlType::F16, None).unwrap();
+    let whole = "tokenizer.huggingface.json";
+    let header = header_of(metadata);
+    assert_eq!(tokenizer_json(&header).unwrap(), json);
+    let (composed, decomposed) = ("caf\u{e9}", "cafe\u{301}");
+    let tokenizer = loaded(&tokenizer_json(&header).unwrap());
+    assert_eq!(ids(&tokenizer, composed, false), ids(&tokenizer, decomposed, false));
+    let other = |value: &str| {
+        let mut header = header_of(metadata_from(&model_config(), &json, GgmlType::F16, None).unwrap());
+        let entry = header.metadata.iter_mut().find(|(key, _)| key == whole).unwrap();
+        entry.1 = Meta::String(value.to_owned());
+        text_of(tokenizer_json(&header))
+    };
+    assert_names(&other("{"), &[whole, "expected JSON"]);
+    let mut swapped = json.clone();
+    swapped["model"]["vocab"]["!"] = json["model"]["vocab"]["#"].clone();
+    swapped["model"]["vocab"]["#"] = json["model"]["vocab"]["!"].clone();
+    assert_names(&other(&swapped.to_string()), &[whole, "as in the list"]);
+}
+
 /// How a text is cut before merging, for every name that is known.
 #[test]
 fn known_pre_tokenizers_cut_as_their_models_do() {
@@ -250,7 +275,7 @@ fn tokenizers_that_gguf_cannot_say() {
         (&bpe, "/pre_tokenizer", Value::Null, "pre_tokenizer"),
         (&bpe, "/pre_tokenizer/add_prefix_space", json!(true), "pre_tokenizer"),
         (&bpe, "/pre_tokenizer/type", json!("Whitespace"), "pre_tokenizer"),
-        (&bpe, "/normalizer", json!({"type": "NFC"}), "no `normalizer`"),
+        (&bpe, "/normalizer", json!({"type": "NFKC"}), "no `normalizer` but NFC"),
         (&bpe, "/added_tokens/0/id", json!(1), "id"),
         (&bpe, "/added_tokens/0/lstrip", json!(true), "lstrip"),
         (&bpe, "/added_tokens/0", json!({}), "`content` and `id`"),
