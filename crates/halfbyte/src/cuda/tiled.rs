@@ -1,7 +1,7 @@
 //! Kernels that compute y in tiles (GEMM and implicit GEMM): what their launchers share.
 //!
 //! A configuration says by [`Tile`] what it takes and how it is compiled. Whether a device has room for it
-//! ([`check`]), how it is launched ([`Prepared`]), and where quantised activations lie in the workspace ([`Room`]), is the same for
+//! (`check`), how it is launched (`Prepared`), and where quantised activations lie in the workspace (`Room`), is the same for
 //! all.
 
 use super::driver::{Function, Launch, TensorMap};
