@@ -180,17 +180,24 @@ fn open_whole(path: &Path) -> Result<Weights> {
     Ok(weights)
 }
 
-/// The model that ships with the program: `models/stdlib-11m` under the current folder, or under the one that it was
-/// built in.
+/// The model that ships with the program: `stdlib-11m` in `models` of the current folder, beside the program, in `share/halfbyte`
+/// beside the folder of the program, or in the repository that it was built in.
 pub fn shipped() -> Result<PathBuf> {
-    let places = [PathBuf::from("models"), Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models")];
+    let program = std::env::current_exe().ok().and_then(|program| program.canonicalize().ok());
+    let beside = program.as_deref().and_then(Path::parent);
+    let beside = beside.into_iter().flat_map(|folder| [folder.join("models"), folder.join("../share/halfbyte/models")]);
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    let places: Vec<PathBuf> = [PathBuf::from("models")].into_iter().chain(beside).chain([built]).collect();
     places.iter().map(|place| place.join("stdlib-11m")).find(|folder| folder.join("config.json").is_file()).ok_or_else(
         || {
             Failure::new(
                 Exit::Input,
                 "the demo's model is not here",
-                format!("looked for stdlib-11m in {}", places.map(|p| p.display().to_string()).join(" and ")),
-                "run it in the folder of the repository",
+                format!(
+                    "looked for stdlib-11m in {}",
+                    places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+                ),
+                "run it in the folder of the repository, or put the folder `models` beside the program",
             )
         },
     )

@@ -147,6 +147,12 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let source = open_complete(&args.model)?;
     let layers = layers(args, &source)?;
     let sizes = planned(&source, &layers, args.to.into(), format)?;
+    if let (FormArg::Gptq, Group::Size(size)) = (args.to, format.group)
+        && !(size.is_power_of_two() && (16..=1024).contains(&size))
+    {
+        let usual = "other programs read powers of two from 16 to 1024, as a rule 128";
+        app.note(&format!("note: hardly anybody else reads GPTQ files with groups of {size}: {usual}"));
+    }
     let mut result = Quantized {
         model: args.model.clone(),
         output: args.output.clone(),
