@@ -41,11 +41,20 @@ pub fn documents(path: &Path) -> Result<Vec<String>> {
 
 /// One stream of all documents: the token that begins a text, where the model has one, in front of each.
 pub fn token_stream(tokenizer: &Tokenizer, documents: &[String], bos: Option<u32>) -> Result<Vec<u32>> {
+    first_tokens(tokenizer, documents, bos, usize::MAX)
+}
+
+/// The first tokens of [`token_stream`]; documents beyond them are not read.
+pub fn first_tokens(tokenizer: &Tokenizer, documents: &[String], bos: Option<u32>, most: usize) -> Result<Vec<u32>> {
     let mut stream = Vec::new();
     for document in documents {
+        if stream.len() >= most {
+            break;
+        }
         stream.extend(bos);
         stream.extend(tokenizer.encode(document)?);
     }
+    stream.truncate(most);
     Ok(stream)
 }
 

@@ -75,7 +75,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         (&tokenizer(&args.reference)?, reference.config().bos),
         &documents,
     )?;
-    args.windows.cut(&mut tokens);
+    tokens.truncate(args.windows.most_tokens());
     let progress = Progress::new(app, "comparing", Unit::Things("windows"));
     let cooperate = interrupt::cooperate();
     let found = eval::kl_divergence(&model, &reference, &cpu, &tokens, args.windows.window, &mut |at| {

@@ -32,11 +32,10 @@ struct WindowArgs {
 }
 
 impl WindowArgs {
-    /// Leaves no more windows than were asked for.
-    fn cut(&self, tokens: &mut Vec<u32>) {
-        if let Some(most) = self.max_windows.and_then(|most| usize::try_from(most).ok()) {
-            tokens.truncate(most.saturating_mul(self.window));
-        }
+    /// Tokens of the windows that were asked for.
+    fn most_tokens(&self) -> usize {
+        let windows = self.max_windows.and_then(|most| usize::try_from(most).ok());
+        windows.map_or(usize::MAX, |windows| windows.saturating_mul(self.window))
     }
 }
 

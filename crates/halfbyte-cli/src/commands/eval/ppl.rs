@@ -45,8 +45,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
     let documents = eval::documents(&args.windows.text)?;
     let model = args.load.load(app, &args.model)?;
-    let mut tokens = eval::token_stream(&tokenizer(&args.model)?, &documents, model.config().bos)?;
-    args.windows.cut(&mut tokens);
+    let (tokenizer, most) = (tokenizer(&args.model)?, args.windows.most_tokens());
+    let tokens = eval::first_tokens(&tokenizer, &documents, model.config().bos, most)?;
     let progress = Progress::new(app, "scoring", Unit::Things("windows"));
     let cooperate = interrupt::cooperate();
     let found = eval::perplexity(&model, &cpu, &tokens, args.windows.window, &mut |at| {
