@@ -2,6 +2,8 @@
 
 use cap::Cap;
 use halfbyte_checkpoint::{Weights, inspect, linears};
+use halfbyte_llm::Config;
+use halfbyte_llm::check::contradictions;
 use std::alloc::System;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -44,6 +46,11 @@ pub fn safetensors(header: &[u8], data: &[u8]) -> Vec<u8> {
 pub fn use_weights(path: &Path, input_bytes: usize) {
     let Ok(weights) = Weights::open(path) else { return };
     let _ = inspect(&weights);
+    let _ = weights.values(|_, _| true);
+    if let Ok(config) = Config::from_weights(&weights) {
+        let found = contradictions(&config, &weights);
+        assert!(found.into_findings().iter().all(|finding| !finding.subject.is_empty() && !finding.text.is_empty()));
+    }
     let _ = linears(&weights);
     for name in weights.modules() {
         if let Ok(linear) = weights.load_linear(name) {

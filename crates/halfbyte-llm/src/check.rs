@@ -23,11 +23,12 @@ pub struct Contradictions {
 
 /// Holds a configuration against the tensors. No data is read, but of a head that is stored beside the embedding that it is.
 pub fn contradictions(config: &Config, weights: &Weights) -> Contradictions {
-    let mut check = Check { config, weights, known: HashSet::new(), missing: Vec::new() };
+    let names = weights.checkpoint().tensor_names();
+    let there = names.filter_map(|name| layer_of(config, name)).collect();
+    let mut check = Check { config, weights, there, known: HashSet::new(), missing: Vec::new() };
     check.tensors();
-    let whole = check.layers_that_are_missing();
-    let mut missing = check.missing;
-    missing.extend(whole);
+    check.layers_that_are_missing();
+    let missing = check.missing;
     let (uncounted, unused) = unused(config, weights, &check.known);
     Contradictions { missing: shortened(missing), uncounted, unused: shortened(unused) }
 }
@@ -58,12 +59,14 @@ pub fn tokenizer(config: &Config, weights: &Weights) -> Option<Finding> {
 struct Check<'a> {
     config: &'a Config,
     weights: &'a Weights,
-    /// Modules of the architecture.
-    known: HashSet<String>,
+    /// Layers of which some tensor is there.
+    there: HashSet<usize>,
+    /// Modules of the architecture, in these layers and outside of them.
+    known: HashSet<&'a str>,
     missing: Vec<Finding>,
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
     fn tensors(&mut self) {
         let spec = &self.config.spec;
         let table = Shape { n: spec.vocab, k: spec.hidden, bias: false };
@@ -86,8 +89,16 @@ impl Check<'_> {
         self.missing.push(Finding { subject: subject.to_owned(), text });
     }
 
-    fn linear(&mut self, name: &str, shape: Shape) {
-        self.known.insert(name.to_owned());
+    /// Whether nothing of the layer is there that a tensor belongs to: this is told once.
+    fn is_of_absent_layer(&self, name: &str) -> bool {
+        layer_of(self.config, name).is_some_and(|layer| !self.there.contains(&layer))
+    }
+
+    fn linear(&mut self, name: &'a str, shape: Shape) {
+        if self.is_of_absent_layer(name) {
+            return;
+        }
+        self.known.insert(name);
         let checkpoint = self.weights.checkpoint();
         let got = match self.weights.kind(name) {
             // Told of by the checkpoint itself.
@@ -114,8 +125,11 @@ impl Check<'_> {
         }
     }
 
-    fn vector(&mut self, name: &str, part: &str, len: usize) {
-        self.known.insert(name.to_owned());
+    fn vector(&mut self, name: &'a str, part: &str, len: usize) {
+        if self.is_of_absent_layer(name) {
+            return;
+        }
+        self.known.insert(name);
         let tensor = format!("{name}.{part}");
         let info = self.weights.checkpoint().get(&tensor).map(|info| (info.shape.to_vec(), info.dtype));
         match info {
@@ -131,22 +145,17 @@ impl Check<'_> {
     }
 
     /// Layers of which nothing is there, told in a sentence instead of one for each tensor.
-    fn layers_that_are_missing(&mut self) -> Option<Finding> {
-        let there: HashSet<usize> =
-            self.weights.checkpoint().tensor_names().filter_map(|name| layer_of(self.config, name)).collect();
+    fn layers_that_are_missing(&mut self) {
         let count = self.config.spec.layers.len();
-        let absent: Vec<usize> = (0..count).filter(|layer| !there.contains(layer)).collect();
-        let (first, last) = (*absent.first()?, *absent.last()?);
-        self.missing
-            .retain(|finding| !layer_of(self.config, &finding.subject).is_some_and(|layer| !there.contains(&layer)));
+        let absent: Vec<usize> = (0..count).filter(|layer| !self.there.contains(layer)).collect();
+        let (Some(&first), Some(&last)) = (absent.first(), absent.last()) else { return };
         let (which, is) = match absent.len() {
             1 => (format!("layer {first}"), "is"),
             some if last - first + 1 == some => (format!("layers {first} to {last}"), "are"),
             some => (format!("{some} layers, the first of them {first},"), "are"),
         };
-        let text =
-            format!("{is} missing: of the {count} layers of the configuration {} are there", count - absent.len());
-        Some(Finding { subject: which, text })
+        let there = count - absent.len();
+        self.tell(&which, format!("{is} missing: of the {count} layers of the configuration {there} are there"));
     }
 }
 
@@ -162,7 +171,7 @@ const NEGLIGIBLE: &[&str] =
     &["rotary_emb.inv_freq", "attn.masked_bias", "attn.bias", "k_scale", "v_scale", "rope_freqs.weight"];
 
 /// Layers beyond those that the configuration counts, and tensors that the architecture has no use for.
-fn unused(config: &Config, weights: &Weights, known: &HashSet<String>) -> (Option<Finding>, Vec<Finding>) {
+fn unused(config: &Config, weights: &Weights, known: &HashSet<&str>) -> (Option<Finding>, Vec<Finding>) {
     let checkpoint = weights.checkpoint();
     let count = config.spec.layers.len();
     let mut beyond: Option<usize> = None;
