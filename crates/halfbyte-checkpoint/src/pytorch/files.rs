@@ -110,15 +110,11 @@ fn parse(bytes: &[u8], path: &Path, file: usize) -> std::result::Result<(Vec<Ten
         Ok(Tensor { name: (*name).to_owned(), dtype, shape, file, place })
     });
     let tensors = tensors.collect::<std::result::Result<_, String>>()?;
-    let within =
-        if state.path.is_empty() { String::new() } else { format!("the tensors are those under `{}`; ", state.path) };
-    let text = match state.others.as_slice() {
-        [] if within.is_empty() => None,
-        [] => Some(within.trim_end_matches("; ").to_owned()),
-        others => Some(format!("{within}what is no tensor was left out: {}", state::listed(others))),
-    };
+    let within = (!state.path.is_empty()).then(|| format!("the tensors are those under `{}`", state.path));
+    let left_out = state.others.map(|others| format!("what is no tensor was left out: {others}"));
+    let text: Vec<String> = within.into_iter().chain(left_out).collect();
     let subject = path.file_name().unwrap_or_default().to_string_lossy();
-    Ok((tensors, text.map(|text| Finding::new(subject, text))))
+    Ok((tensors, (!text.is_empty()).then(|| Finding::new(subject, text.join("; ")))))
 }
 
 /// The name of an archive's pickle, below the archive's own name.
@@ -153,6 +149,39 @@ fn storage(
         _ => {
             let (key, bytes) = (shown(key), range.len());
             Err(format!("its storage `{key}` should have {elements} elements, but the file has {bytes} bytes for it"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse;
+    use crate::checkpoint::Place;
+    use std::path::Path;
+
+    #[test]
+    fn damaged_files_are_refused_or_read_within_their_bytes() {
+        let files: [&[u8]; 4] = [
+            include_bytes!("../../testdata/pytorch/module.pt"),
+            include_bytes!("../../testdata/pytorch/module_legacy.pt"),
+            include_bytes!("../../testdata/pytorch/module_wrapped_protocol4.pt"),
+            include_bytes!("../../testdata/pytorch/views.pt"),
+        ];
+        let path = Path::new("damaged.pt");
+        for whole in files {
+            assert!(parse(whole, path, 0).is_ok());
+            for at in 0..whole.len() {
+                assert!(parse(&whole[..at], path, 0).is_err(), "cut off at {at}");
+                let mut damaged = whole.to_vec();
+                for value in [0, 0xff, whole[at] ^ 1, whole[at] ^ 0x80, b'.', b'R', b'(', b'h'] {
+                    damaged[at] = value;
+                    let Ok((tensors, _)) = parse(&damaged, path, 0) else { continue };
+                    for tensor in tensors {
+                        let (Place::Range(range) | Place::Strided { range, .. }) = tensor.place else { panic!() };
+                        assert!(range.end <= whole.len());
+                    }
+                }
+            }
         }
     }
 }

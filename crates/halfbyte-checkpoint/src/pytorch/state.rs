@@ -14,6 +14,9 @@ const LEVELS: usize = 4;
 /// Dimensions that a tensor may have.
 const MAX_DIMENSIONS: usize = 16;
 
+/// Tensors that a file may have.
+const MAX_TENSORS: usize = 1 << 16;
+
 /// Names that an error or a finding lists.
 const LISTED: usize = 6;
 
@@ -26,8 +29,8 @@ pub(super) struct State<'a> {
     pub path: String,
     /// Its tensors, in its order.
     pub tensors: Vec<(&'a str, Tensor)>,
-    /// What is in it besides, and beside it, each with what it is.
-    pub others: Vec<String>,
+    /// What is in it besides, and beside it, with what it is; None: nothing.
+    pub others: Option<String>,
 }
 
 /// A dict on the way.
@@ -42,38 +45,39 @@ struct Level {
 pub(super) fn find<'a>(pickle: &Pickle<'a>) -> Parse<State<'a>> {
     let heap = &pickle.heap;
     let mut seen = vec![false; heap.len()];
+    seen[Heap::index(pickle.root)] = true;
     let mut levels = vec![Level { dict: pickle.root, above: None, depth: 0 }];
     let mut found = Vec::new();
     let mut at = 0;
     while let Some(&Level { dict, depth, .. }) = levels.get(at) {
-        if let Value::Dict(pairs) = heap.get(dict)
-            && !std::mem::replace(&mut seen[Heap::index(dict)], true)
-        {
-            let tensor = |&(key, value): &(Id, Id)| heap.text(key).is_some() && is_tensor(heap, value);
-            if pairs.iter().any(tensor) {
-                found.push(at);
-            }
-            if depth < LEVELS {
-                let inner = pairs.iter().filter(|&&(_, value)| matches!(heap.get(value), Value::Dict(_)));
-                levels.extend(inner.map(|&(key, dict)| Level { dict, above: Some((at, key)), depth: depth + 1 }));
+        let pairs = pairs(heap, dict);
+        if pairs.iter().any(|&(key, value)| heap.text(key).is_some() && is_tensor(heap, value)) {
+            found.push(at);
+        }
+        for &(key, value) in pairs.iter().filter(|_| depth < LEVELS) {
+            let is_dict = matches!(heap.get(value), Value::Dict(_));
+            if is_dict && !std::mem::replace(&mut seen[Heap::index(value)], true) {
+                levels.push(Level { dict: value, above: Some((at, key)), depth: depth + 1 });
             }
         }
         at += 1;
     }
     match found.as_slice() {
         [only] => state(heap, &levels, *only, pickle.root),
-        [] => {
-            let mut what = format!("expected a dict of tensors, got {}", heap.get(pickle.root).kind());
-            if let Value::Dict(pairs) = heap.get(pickle.root) {
-                what = format!("expected a dict of tensors, got one with {}", listed(&others(heap, pairs)));
+        [] => match heap.get(pickle.root) {
+            Value::Dict(pairs) => {
+                let with = listed(others(heap, pairs)).unwrap_or_else(|| "no entries".into());
+                Err(format!("expected a dict of tensors, got one with {with}"))
             }
-            Err(what)
-        }
+            other => Err(format!("expected a dict of tensors, got {}", other.kind())),
+        },
         several => {
-            let paths: Vec<String> = several.iter().take(LISTED + 1).map(|&at| path(heap, &levels, at)).collect();
-            let paths: Vec<String> = paths.iter().map(|path| format!("`{}`", shown(path))).collect();
-            let count = several.len();
-            Err(format!("expected one dict of tensors, found {count}: {}; save the one that is meant", listed(&paths)))
+            let paths = several.iter().map(|&at| match path(heap, &levels, at) {
+                root if root.is_empty() => "all of it".to_owned(),
+                path => format!("`{path}`"),
+            });
+            let (count, paths) = (several.len(), listed(paths).unwrap_or_default());
+            Err(format!("expected one dict of tensors, found {count}: {paths}; save the one that is meant"))
         }
     }
 }
@@ -82,56 +86,57 @@ fn is_tensor(heap: &Heap<'_>, value: Id) -> bool {
     matches!(heap.get(value), Value::Tensor(_))
 }
 
-fn state<'a>(heap: &Heap<'a>, levels: &[Level], at: usize, root: Id) -> Parse<State<'a>> {
-    let pairs = |dict: Id| match heap.get(dict) {
-        Value::Dict(pairs) => pairs.as_slice(),
+/// The keys and values of a dict; of any other value none.
+fn pairs<'h>(heap: &'h Heap<'_>, dict: Id) -> &'h [(Id, Id)] {
+    match heap.get(dict) {
+        Value::Dict(pairs) => pairs,
         _ => &[],
-    };
+    }
+}
+
+fn state<'a>(heap: &Heap<'a>, levels: &[Level], at: usize, root: Id) -> Parse<State<'a>> {
+    let dict = levels[at].dict;
     let mut tensors = Vec::new();
     let mut names = HashSet::new();
-    for &(key, value) in pairs(levels[at].dict) {
+    for &(key, value) in pairs(heap, dict) {
         let (Some(name), Value::Tensor(tensor)) = (heap.text(key), heap.get(value)) else { continue };
         if !names.insert(name) {
             return Err(format!("tensor `{}` appears twice", shown(name)));
         }
+        if tensors.len() == MAX_TENSORS {
+            return Err(format!("it has more than {MAX_TENSORS} tensors"));
+        }
         tensors.push((name, *tensor));
     }
-    let mut others = others(heap, pairs(levels[at].dict));
-    if levels[at].dict != root {
-        // The dict itself, or the one that it lies in, is among the root's.
-        let mut way = at;
-        while let Some((above, _)) = levels[way].above.filter(|&(above, _)| above != 0) {
-            way = above;
-        }
-        let beside: Vec<(Id, Id)> =
-            pairs(root).iter().filter(|&&(_, value)| value != levels[way].dict).copied().collect();
-        others.extend(self::others(heap, &beside));
+    // The root's entry that is the dict, or leads to it.
+    let mut way = at;
+    while let Some((above, _)) = levels[way].above.filter(|&(above, _)| above != 0) {
+        way = above;
     }
+    let beside = pairs(heap, root).iter().filter(|&&(_, value)| dict != root && value != levels[way].dict);
+    let others = listed(others(heap, pairs(heap, dict)).chain(others(heap, beside)));
     Ok(State { path: path(heap, levels, at), tensors, others })
 }
 
 /// Entries of a dict that are no tensors with a name, each with what it is.
-fn others(heap: &Heap<'_>, pairs: &[(Id, Id)]) -> Vec<String> {
-    pairs
-        .iter()
-        .filter(|&&(key, value)| heap.text(key).is_none() || !is_tensor(heap, value))
-        .map(|&(key, value)| {
-            let kind = heap.get(value).kind();
-            match heap.text(key) {
-                Some(key) => format!("`{}` ({kind})", shown(key)),
-                None => format!("{kind} under {}", heap.get(key).kind()),
-            }
-        })
-        .collect()
+fn others<'h>(heap: &'h Heap<'_>, pairs: impl IntoIterator<Item = &'h (Id, Id)>) -> impl Iterator<Item = String> {
+    let others = pairs.into_iter().filter(|&&(key, value)| heap.text(key).is_none() || !is_tensor(heap, value));
+    others.map(|&(key, value)| {
+        let kind = heap.get(value).kind();
+        match heap.text(key) {
+            Some(key) => format!("`{}` ({kind})", shown(key)),
+            None => format!("{kind} under {}", heap.get(key).kind()),
+        }
+    })
 }
 
-/// The first of some names, and how many more there are.
-pub(super) fn listed(names: &[String]) -> String {
-    let first = names.iter().take(LISTED).cloned().collect::<Vec<_>>().join(", ");
-    match names.len().saturating_sub(LISTED) {
-        0 if names.is_empty() => "no entries".into(),
-        0 => first,
-        more => format!("{first} and {more} more"),
+/// The first of some names, and how many more there are; None: there are none.
+fn listed(mut names: impl Iterator<Item = String>) -> Option<String> {
+    let first: Vec<String> = names.by_ref().take(LISTED).collect();
+    match names.count() {
+        0 if first.is_empty() => None,
+        0 => Some(first.join(", ")),
+        more => Some(format!("{} and {more} more", first.join(", "))),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::build::*;
 use super::golden;
 use crate::support::{assert_names, text_of};
-use halfbyte_checkpoint::{Checkpoint, inspect};
+use halfbyte_checkpoint::Checkpoint;
 use std::time::{Duration, Instant};
 
 fn open(bytes: &[u8]) -> halfbyte_checkpoint::Result<Checkpoint> {
@@ -92,12 +92,17 @@ fn depth_and_repetition_cost_nothing() {
     }
     refused_root(&laughs, &["expected a dict of tensors, got a list"]);
     refused_root(&dicts, &["expected a dict of tensors, got one with `a` (a dict), `b` (a dict)"]);
-    for (wrap, kind) in [(&b"\x85"[..], "tuple"), (&b"q\x00]h\x00a"[..], "list")] {
+    for (wrap, kind) in [(&b"\x85"[..], "tuple"), (&b"q\x000]h\x00a"[..], "list")] {
         let deep = [b")".to_vec(), wrap.repeat(100_000)].concat();
         refused_root(&deep, &[&format!("expected a dict of tensors, got a {kind}")]);
         let checkpoint = open(&archive(&dict(&[("a", six()), ("b", deep)]))).unwrap();
         assert_names(&checkpoint.findings()[0].to_string(), &["hostile.pt", &format!("`b` (a {kind})")]);
     }
+    // Findings name a few of many; one tensor has no end of names.
+    let many: Vec<u8> = (0..70_000).flat_map(|i| [text(&format!("{i}")), b"h\x01".to_vec()].concat()).collect();
+    let under = |value: Vec<u8>| [b"}".to_vec(), value, b"q\x010(".to_vec(), many.clone(), b"u".to_vec()].concat();
+    refused(&archive(&under(six())), &["more than 65536 tensors"]);
+    refused_root(&under(b"}".to_vec()), &["`5` (a dict) and 69994 more"]);
     // A dict within itself.
     refused_root(&[b"}q\x00".to_vec(), text("a"), b"h\x00s".to_vec()].concat(), &["`a` (a dict)"]);
     // Values without end, names without end on the stack, marks without end.
@@ -151,7 +156,7 @@ fn pickles_that_make_no_sense() {
     refused(&archive(&six()), &["expected a dict of tensors, got a tensor"]);
     refused(&archive(&dict(&[("a", six()), ("a", six())])), &["tensor `a` appears twice"]);
     let nested = dict(&[("a", six()), ("b", dict(&[("c", six())]))]);
-    refused(&archive(&nested), &["expected one dict of tensors, found 2: ``, `b`"]);
+    refused(&archive(&nested), &["expected one dict of tensors, found 2: all of it, `b`"]);
     let class = name("torch._utils", "_rebuild_tensor_v2");
     refused_root(&call(class.clone(), &[]), &["calls `torch._utils._rebuild_tensor_v2` with 0 arguments"]);
     refused_root(&[class, b"NR".to_vec()].concat(), &["with None, not a tuple"]);
@@ -171,7 +176,7 @@ fn tensors_that_do_not_fit_their_storage() {
         (of(i128::from(u64::MAX), &[1], &[1]), beyond),
         (of(0, &[2, 2], &[i128::from(u64::MAX), 1]), beyond),
         (of(0, &[1 << 40, 1 << 40], &[0, 0]), "overflows"),
-        (of(0, &[0, 1 << 40, 1 << 40], &[0, 0, 0]), "overflows"),
+        (of(0, &[1 << 40, 1 << 40, 0], &[0, 0, 0]), "overflows"),
         (of(-1, &[2, 3], &[3, 1]), "offset"),
         (of(1 << 70, &[2, 3], &[3, 1]), "offset"),
         (of(0, &[-2, 3], &[3, 1]), "expected shape that are not negative"),
@@ -288,27 +293,4 @@ fn names_reach_no_terminal_raw() {
         &["`\\u{1b}[31m\\n`"],
     );
     refused(&zip(&[entry("a\n\u{1b}", b""), entry("a\n\u{1b}", b"")]), &["two entries `a\\n\\u{1b}`"]);
-}
-
-#[test]
-fn no_damage_panics() {
-    for name in ["module.pt", "module_legacy.pt", "module_wrapped_protocol4.pt"] {
-        let whole = std::fs::read(golden(name)).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("damaged.pt");
-        for at in 0..whole.len() {
-            std::fs::write(&path, &whole[..at]).unwrap();
-            assert!(Checkpoint::open(&path).is_err(), "{name} cut off at {at}");
-            let mut damaged = whole.clone();
-            for value in [0, 0xff, damaged[at] ^ 1, b'.', b'R'] {
-                damaged[at] = value;
-                std::fs::write(&path, &damaged).unwrap();
-                let Ok(weights) = halfbyte_checkpoint::Weights::open(&path) else { continue };
-                let _ = inspect(&weights);
-                for info in weights.checkpoint().tensors() {
-                    assert_eq!(weights.checkpoint().data(info.name).unwrap().len(), info.bytes);
-                }
-            }
-        }
-    }
 }
