@@ -1,8 +1,9 @@
 //! `halfbyte inspect`: what is in a checkpoint, and what looks wrong.
 
 use crate::app::App;
+use crate::args::HintArgs;
 use crate::failure::Result;
-use crate::model::open;
+use crate::model::open_with;
 use crate::text::{Align, bytes, count, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
@@ -15,8 +16,10 @@ use std::path::PathBuf;
 /// Show a model's architecture, tensors, formats, sizes, and every problem found.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Model folder, or one safetensors file.
+    /// Model folder, or one file of tensors.
     model: PathBuf,
+    #[command(flatten)]
+    hint: HintArgs,
 }
 
 #[derive(Serialize)]
@@ -31,7 +34,7 @@ struct Report {
 
 /// Prints the description.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let weights = open(&args.model)?;
+    let weights = open_with(&args.model, args.hint.into())?;
     let inspection = inspect(&weights)?;
     let obstacle = Config::from_weights(&weights).err().map(|e| e.to_string());
     app.result(&Report { inspection, runs: obstacle.is_none(), obstacle }, human)
