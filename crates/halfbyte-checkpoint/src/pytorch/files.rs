@@ -1,7 +1,7 @@
 //! Opening PyTorch's files as a checkpoint.
 
 use super::heap::{Heap, Storage, Value};
-use super::{legacy, pickle, shown, state, zip};
+use super::{Refusal, legacy, pickle, shown, state, zip};
 use crate::checkpoint::{Checkpoint, MappedFile, Tensor};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
@@ -72,27 +72,27 @@ pub(crate) fn only_file(folder: &Path) -> Result<Option<PathBuf>> {
 pub(crate) fn add_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
     let map = Mapping::open(path)?;
     let file = checkpoint.next_file();
-    let (tensors, finding) = parse(map.bytes(), path, file).map_err(|what| Error::malformed(path, what))?;
+    let (tensors, finding) = parse(map.bytes(), path, file).map_err(|refusal| refusal.into_error(path))?;
     checkpoint.add_file(MappedFile { path: path.to_owned(), map });
     finding.into_iter().for_each(|finding| checkpoint.add_finding(finding));
     tensors.into_iter().try_for_each(|tensor| checkpoint.add_tensor(tensor))
 }
 
 /// The tensors of a file that will have this number.
-fn parse(bytes: &[u8], path: &Path, file: usize) -> std::result::Result<(Vec<Tensor>, Option<Finding>), String> {
+fn parse(bytes: &[u8], path: &Path, file: usize) -> std::result::Result<(Vec<Tensor>, Option<Finding>), Refusal> {
     let (pickle, storages) = if zip::is_zip(bytes) {
         let entries = zip::entries(bytes)?;
         let name = the_pickle(&entries)?;
         let range = entries[name].clone();
         let pickle = pickle::unpickle(&bytes[range.clone()])?;
         if pickle.bytes != range.len() {
-            return Err(format!("{} bytes follow the pickle in `{}`", range.len() - pickle.bytes, shown(name)));
+            return Err(format!("{} bytes follow the pickle in `{}`", range.len() - pickle.bytes, shown(name)).into());
         }
         let folder = name.strip_suffix(PICKLE).unwrap_or_default();
         if let Some(order) = entries.get(format!("{folder}/byteorder").as_str()).map(|range| &bytes[range.clone()])
             && order != b"little"
         {
-            return Err("expected numbers of little-endian systems, got those of a big-endian one".into());
+            return Err("expected numbers of little-endian systems, got those of a big-endian one".to_owned().into());
         }
         let place = move |key: &str| entries.get(format!("{folder}/data/{key}").as_str()).cloned();
         (pickle, Box::new(place) as Box<dyn Fn(&str) -> Option<Range<usize>>>)
@@ -100,7 +100,7 @@ fn parse(bytes: &[u8], path: &Path, file: usize) -> std::result::Result<(Vec<Ten
         let legacy::Legacy { pickle, storages } = legacy::parse(bytes)?;
         (pickle, Box::new(move |key: &str| storages.get(key).cloned()) as Box<_>)
     } else {
-        return Err("expected a file of PyTorch's: a zip archive or a pickle".into());
+        return Err("expected a file of PyTorch's: a zip archive or a pickle".to_owned().into());
     };
     let state = state::find(&pickle)?;
     let tensors = state.tensors.iter().map(|(name, tensor)| {

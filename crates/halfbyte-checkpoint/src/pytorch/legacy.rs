@@ -2,7 +2,7 @@
 
 use super::heap::{Heap, Value};
 use super::pickle::{Pickle, unpickle};
-use super::{shown, state};
+use super::{Refusal, shown, state};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -30,10 +30,10 @@ pub(super) struct Legacy<'a> {
 
 /// Reads a file's pickles and finds its storages. Errors: those of [`unpickle`]; other pickles than the five; storages that
 /// are not those of the state dict, or not there.
-pub(super) fn parse(file: &[u8]) -> Parse<Legacy<'_>> {
+pub(super) fn parse(file: &[u8]) -> Result<Legacy<'_>, Refusal> {
     let mut at = 0;
-    let mut next = |what: &str| -> Parse<Pickle<'_>> {
-        let pickle = unpickle(&file[at..]).map_err(|error| format!("{what}: {error}"))?;
+    let mut next = |what: &str| -> Result<Pickle<'_>, Refusal> {
+        let pickle = unpickle(&file[at..]).map_err(|refusal| refusal.of(what))?;
         at += pickle.bytes;
         Ok(pickle)
     };
@@ -47,16 +47,17 @@ pub(super) fn parse(file: &[u8]) -> Parse<Legacy<'_>> {
                     Value::Int(int) => format!("0x{int:x}"),
                     other => other.kind().to_owned(),
                 }
-            ));
+            )
+            .into());
         }
     }
     let protocol = next("the protocol's version")?;
     if protocol.heap.int(protocol.root) != Some(PROTOCOL) {
-        return Err(format!("expected version {PROTOCOL} of PyTorch's protocol, got another"));
+        return Err(format!("expected version {PROTOCOL} of PyTorch's protocol, got another").into());
     }
     let system = next("the sizes of the system")?;
     if !is_little_endian(&system) {
-        return Err("expected numbers of little-endian systems, got those of a big-endian one".into());
+        return Err("expected numbers of little-endian systems, got those of a big-endian one".to_owned().into());
     }
     let pickle = next("the state dict")?;
     let keys = next("the keys of its storages")?;

@@ -25,6 +25,41 @@ mod zip;
 
 pub(crate) use strided::gathered;
 
+use crate::error::Error;
+use std::path::Path;
+
+/// Why a file is not read.
+#[derive(Debug)]
+enum Refusal {
+    /// It is not what its format demands.
+    Malformed(String),
+    /// It asks for more than tensors and containers.
+    Asks(String),
+}
+
+impl Refusal {
+    /// The same, of a part of the file.
+    fn of(self, part: &str) -> Self {
+        match self {
+            Refusal::Malformed(what) => Refusal::Malformed(format!("{part}: {what}")),
+            Refusal::Asks(what) => Refusal::Asks(format!("{part}: {what}")),
+        }
+    }
+
+    fn into_error(self, file: &Path) -> Error {
+        match self {
+            Refusal::Malformed(what) => Error::malformed(file, what),
+            Refusal::Asks(what) => Error::unsupported(file, what),
+        }
+    }
+}
+
+impl From<String> for Refusal {
+    fn from(what: String) -> Self {
+        Refusal::Malformed(what)
+    }
+}
+
 /// Text of a file as errors show it: escaped, and cut to a length that fits one.
 fn shown(text: &str) -> String {
     const MOST: usize = 120;

@@ -5,7 +5,7 @@
 
 use super::heap::{Heap, Id, Storage, Value};
 use super::names::Name;
-use super::shown;
+use super::{Refusal, shown};
 
 /// The longest stack, and the largest number of memo entries.
 const MAX_ENTRIES: usize = 1 << 20;
@@ -22,7 +22,7 @@ pub(super) struct Pickle<'a> {
 
 /// Reads the pickle that these bytes begin with. Errors: an opcode or a name that is not one of a pickle of tensors; lengths
 /// beyond the bytes; a stack or values that are too large.
-pub(super) fn unpickle(bytes: &[u8]) -> Parse<Pickle<'_>> {
+pub(super) fn unpickle(bytes: &[u8]) -> Result<Pickle<'_>, Refusal> {
     let mut machine = Machine {
         input: bytes,
         rest: bytes,
@@ -31,10 +31,14 @@ pub(super) fn unpickle(bytes: &[u8]) -> Parse<Pickle<'_>> {
         marks: Vec::new(),
         memo: Vec::new(),
         memoized: 0,
+        asks: false,
     };
     match machine.run() {
         Ok(root) => Ok(Pickle { bytes: bytes.len() - machine.rest.len(), heap: machine.heap, root }),
-        Err(what) => Err(format!("{what}, at byte {} of the pickle", bytes.len() - machine.rest.len())),
+        Err(what) => {
+            let what = format!("{what}, at byte {} of the pickle", bytes.len() - machine.rest.len());
+            Err(if machine.asks { Refusal::Asks(what) } else { Refusal::Malformed(what) })
+        }
     }
 }
 
@@ -48,6 +52,8 @@ struct Machine<'a> {
     memo: Vec<Option<Id>>,
     /// Entries that were made, which the next number of MEMOIZE follows from.
     memoized: usize,
+    /// Whether it was refused for a name.
+    asks: bool,
 }
 
 impl<'a> Machine<'a> {
@@ -206,7 +212,7 @@ impl<'a> Machine<'a> {
             }
             b'i' => {
                 let (module, name) = (self.line()?, self.line()?);
-                return Err(refusal(module, name));
+                return Err(self.refuse(module, name));
             }
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
@@ -325,8 +331,14 @@ impl<'a> Machine<'a> {
     fn push_name(&mut self, module: &str, name: &str) -> Parse<()> {
         match Name::of(module, name) {
             Some(known) => self.push(Value::Name(known)),
-            None => Err(refusal(module, name)),
+            None => Err(self.refuse(module, name)),
         }
+    }
+
+    fn refuse(&mut self, module: &str, name: &str) -> String {
+        self.asks = true;
+        let (module, name) = (shown(module), shown(name));
+        format!("asks to call `{module}.{name}`; nothing but tensors and plain containers is read, and nothing was run")
     }
 
     fn top(&self) -> Parse<Id> {
@@ -391,9 +403,4 @@ impl<'a> Machine<'a> {
             _ => Err(format!("storage `{}` has a number of elements that is none", shown(key))),
         }
     }
-}
-
-fn refusal(module: &str, name: &str) -> String {
-    let (module, name) = (shown(module), shown(name));
-    format!("asks to call `{module}.{name}`; nothing but tensors and plain containers is read, and nothing was run")
 }

@@ -3,7 +3,7 @@
 use super::build::*;
 use super::golden;
 use crate::support::{assert_names, text_of};
-use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::{Checkpoint, Error};
 use std::time::{Duration, Instant};
 
 fn open(bytes: &[u8]) -> halfbyte_checkpoint::Result<Checkpoint> {
@@ -65,6 +65,10 @@ fn nothing_is_called() {
             [tuple(&[text("storage"), name(module, function), text("0"), text("cpu"), int(6)]), b"Q".to_vec()];
         refused_root(&of_class.concat(), &[function]);
     }
+    // Such a file is not damaged: to fetch it again would not help.
+    let asks = open(&archive(&name("posix", "system"))).unwrap_err();
+    assert!(matches!(asks, Error::Unsupported { .. }), "{asks:?}");
+    assert!(matches!(open(&archive(b"N")).unwrap_err(), Error::Malformed { .. }));
     // Also where the file ought to begin otherwise.
     refused(&pickle(&call(name("posix", "system"), &argument)), &["the magic number: asks to call `posix.system`"]);
     refused_root(&name("a\u{1b}[2J", "b\u{202e}c"), &["asks to call `a\\u{1b}[2J.b\\u{202e}c`"]);
