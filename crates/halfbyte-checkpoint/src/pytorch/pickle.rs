@@ -95,7 +95,7 @@ impl<'a> Machine<'a> {
                 }
             },
             b'1' => {
-                self.to_mark()?;
+                self.pop_to_mark()?;
             }
             b'2' => {
                 let top = self.top()?;
@@ -176,7 +176,7 @@ impl<'a> Machine<'a> {
             // Tuples: EMPTY_TUPLE, TUPLE, TUPLE1, TUPLE2, TUPLE3.
             b')' => self.stack.push(Heap::EMPTY_TUPLE),
             b't' => {
-                let items = self.to_mark()?;
+                let items = self.pop_to_mark()?;
                 self.push(Value::Tuple(items))?;
             }
             0x85..=0x87 => {
@@ -193,7 +193,7 @@ impl<'a> Machine<'a> {
                 self.heap.append(self.top()?, &[item])?;
             }
             b'e' => {
-                let items = self.to_mark()?;
+                let items = self.pop_to_mark()?;
                 self.heap.append(self.top()?, &items)?;
             }
             b'}' => self.push(Value::Dict(Vec::new()))?,
@@ -202,7 +202,7 @@ impl<'a> Machine<'a> {
                 self.heap.set(self.top()?, &[key, value])?;
             }
             b'u' => {
-                let items = self.to_mark()?;
+                let items = self.pop_to_mark()?;
                 self.heap.set(self.top()?, &items)?;
             }
             // Names and calls: GLOBAL, STACK_GLOBAL, REDUCE, BUILD, BINPERSID; INST, whose name is told.
@@ -355,7 +355,7 @@ impl<'a> Machine<'a> {
     }
 
     /// What lies above the last mark.
-    fn to_mark(&mut self) -> Parse<Vec<Id>> {
+    fn pop_to_mark(&mut self) -> Parse<Vec<Id>> {
         match self.marks.pop() {
             Some(height) => Ok(self.stack.split_off(height)),
             None => Err("takes all up to a mark that is not there".into()),
