@@ -42,6 +42,22 @@ pub fn safetensors(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header, data].concat()
 }
 
+/// A zip archive of these entries, stored as they are.
+pub fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let (mut file, mut directory) = (Vec::new(), Vec::new());
+    for (name, data) in entries {
+        let offset = file.len() as u32;
+        let sizes = [0, data.len() as u32, data.len() as u32].map(u32::to_le_bytes).concat();
+        let name_bytes = (name.len() as u16).to_le_bytes();
+        file.extend([b"PK\x03\x04", &[0; 10][..], &sizes, &name_bytes, &[0; 2], name.as_bytes(), data].concat());
+        let places = [&name_bytes[..], &[0; 12], &offset.to_le_bytes()].concat();
+        directory.extend([b"PK\x01\x02", &[0; 12][..], &sizes, &places, name.as_bytes()].concat());
+    }
+    let (start, count) = (file.len() as u32, (entries.len() as u16).to_le_bytes());
+    let sizes = [directory.len() as u32, start].map(u32::to_le_bytes).concat();
+    [&file, &directory, &b"PK\x05\x06\0\0\0\0"[..], &count, &count, &sizes, &[0; 2]].concat()
+}
+
 /// Opens a model, describes it, and loads every module.
 pub fn use_weights(path: &Path, input_bytes: usize) {
     let Ok(weights) = Weights::open(path) else { return };

@@ -5,6 +5,7 @@ use crate::finding::Finding;
 use crate::gguf;
 use crate::mapping::Mapping;
 use crate::onnx;
+use crate::pytorch;
 use crate::safetensors::{self, DType, FloatData, cast, cast_floats};
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -26,7 +27,7 @@ pub struct Checkpoint {
 /// What a container says besides its tensors.
 #[derive(Debug)]
 pub(crate) enum Container {
-    /// Nothing: safetensors.
+    /// Nothing: safetensors, and PyTorch's files.
     Plain,
     /// The quantised products of a model.
     Onnx(onnx::Model),
@@ -58,6 +59,9 @@ pub(crate) enum Place {
     Range(Range<usize>),
     /// In this range of its file, with rows in another order: GGUF's for heads of this length, see [`gguf::hf_row`].
     PairedRows(Range<usize>, usize),
+    /// In this range of its file, elements in another order or with others between them: PyTorch's views. `strides` are in
+    /// elements; `bytes` is what the elements take.
+    Strided { range: Range<usize>, strides: Vec<usize>, bytes: usize },
     /// Here: the file holds them in another encoding.
     Decoded(Vec<u8>),
 }
@@ -66,6 +70,7 @@ impl Place {
     fn len(&self) -> usize {
         match self {
             Place::Range(range) | Place::PairedRows(range, _) => range.len(),
+            Place::Strided { bytes, .. } => *bytes,
             Place::Decoded(bytes) => bytes.len(),
         }
     }
@@ -91,8 +96,9 @@ const OTHER_FILES: &[&str] = &["model.gguf", "model.onnx"];
 
 impl Checkpoint {
     /// Opens a folder (`model.safetensors`; or an index with its shards; or the only `*.safetensors` in it; or else
-    /// `model.gguf` or `model.onnx`) or one file, and validates every header. The container is told by the file's name:
-    /// `*.gguf`, `*.onnx`, or else safetensors.
+    /// `pytorch_model.bin` or its index; or else `model.gguf` or `model.onnx`; or the only state dict of PyTorch's in it) or
+    /// one file, and validates every header. A state dict of PyTorch's is told by its content, whatever its name; the other
+    /// containers by the file's name: `*.gguf`, `*.onnx`, or else safetensors.
     ///
     /// Errors: no such files, a header that is not consistent with its file, an index that names shards outside the
     /// folder, shards or tensors that do not exist, a tensor in two shards.
@@ -112,16 +118,21 @@ impl Checkpoint {
         };
         if !metadata.is_dir() {
             this.open_file(path)?;
-        } else if !safetensors::files::open_folder(path, &mut this)? {
-            let others: Vec<PathBuf> =
+        } else if !safetensors::files::open_folder(path, &mut this)? && !pytorch::files::open_folder(path, &mut this)? {
+            let mut others: Vec<PathBuf> =
                 OTHER_FILES.iter().map(|name| path.join(name)).filter(|file| file.is_file()).collect();
+            if others.is_empty() {
+                others.extend(pytorch::files::only_file(path)?);
+            }
             let [only] = others.as_slice() else {
                 let what = match others.len() {
                     0 => "found none of them",
                     _ => "found several of the last",
                 };
                 let others = OTHER_FILES.join(" or ");
-                let what = format!("expected model.safetensors, model.safetensors.index.json, {others}; {what}");
+                let what = format!(
+                    "expected model.safetensors, model.safetensors.index.json, pytorch_model.bin, {others}; {what}"
+                );
                 return Err(Error::missing(path, what));
             };
             this.open_file(only)?;
@@ -136,6 +147,9 @@ impl Checkpoint {
         }
         if is("gguf") {
             return gguf::files::open_file(path, self);
+        }
+        if pytorch::files::is_pytorch(Mapping::open(path)?.bytes()) {
+            return pytorch::files::add_file(path, self);
         }
         safetensors::files::add_file(path, self)
     }
@@ -153,6 +167,11 @@ impl Checkpoint {
     /// Keeps what the container says besides its tensors.
     pub(crate) fn set_container(&mut self, container: Container) {
         self.container = container;
+    }
+
+    /// The number that the next file will have.
+    pub(crate) fn next_file(&self) -> usize {
+        self.files.len()
     }
 
     /// Adds a file; returns its number.
@@ -223,19 +242,19 @@ impl Checkpoint {
         self.tensor(name).map(|tensor| self.info_of(tensor))
     }
 
-    /// A tensor's bytes, little-endian, row-major; in place. Errors: no such tensor; one whose rows the file has in another
+    /// A tensor's bytes, little-endian, row-major; in place. Errors: no such tensor; one whose elements the file has in another
     /// order, see [`Checkpoint::data`].
     pub fn bytes(&self, name: &str) -> Result<&[u8]> {
         match self.data(name)? {
             Cow::Borrowed(bytes) => Ok(bytes),
             Cow::Owned(_) => {
-                let what = format!("tensor `{name}`: expected rows in their order, got GGUF's pairs");
+                let what = format!("tensor `{name}`: expected elements in their order, got another order");
                 Err(Error::unsupported(self.info(name)?.file, what))
             }
         }
     }
 
-    /// A tensor's bytes, little-endian, row-major; a copy where the file has its rows in another order. Error: no such
+    /// A tensor's bytes, little-endian, row-major; a copy where the file has its elements in another order. Error: no such
     /// tensor.
     pub fn data(&self, name: &str) -> Result<Cow<'_, [u8]>> {
         let tensor = self.tensor(name)?;
@@ -245,6 +264,10 @@ impl Checkpoint {
             Place::PairedRows(range, head_dim) => {
                 let rows = tensor.shape[0];
                 Cow::Owned(gguf::reordered(&file()[range.clone()], rows, |row| gguf::gguf_row(row, *head_dim)))
+            }
+            Place::Strided { range, strides, .. } => {
+                let element = tensor.dtype.size_bits().unwrap_or(8) / 8;
+                Cow::Owned(pytorch::gathered(&file()[range.clone()], &tensor.shape, strides, element))
             }
             Place::Decoded(bytes) => Cow::Borrowed(bytes),
         })
@@ -281,7 +304,9 @@ impl Checkpoint {
     /// Lets go of the memory that reading a tensor took; it is read from the file again when it is needed again. With
     /// this after each tensor, converting a model holds one tensor at a time. Unknown names are ignored.
     pub fn release(&self, name: &str) {
-        if let Ok(Tensor { file, place: Place::Range(range) | Place::PairedRows(range, _), .. }) = self.tensor(name) {
+        if let Ok(Tensor { file, place, .. }) = self.tensor(name)
+            && let Place::Range(range) | Place::PairedRows(range, _) | Place::Strided { range, .. } = place
+        {
             self.files[*file].map.release(range.clone());
         }
     }

@@ -4,6 +4,7 @@
 //! * [`config`] reads what a checkpoint says of its quantisation.
 //! * [`scheme`] turns the tensors of a module into a [`halfbyte::QTensor`] and back; [`Weights`] is the view of a whole
 //!   model in those terms.
+//! * State dicts as PyTorch saves them (`pytorch_model.bin`, `*.pt`) are read like safetensors; nothing in them is run.
 //! * [`onnx`] reads and writes ONNX models with quantised products.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
 //! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
@@ -26,6 +27,7 @@ pub mod inspect;
 pub mod json;
 mod mapping;
 pub mod onnx;
+mod pytorch;
 pub mod safetensors;
 pub mod scheme;
 mod target;
@@ -46,7 +48,7 @@ pub use folder::{
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
 pub use scheme::{
-    LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight, Weights,
+    Hint, LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight, Weights,
 };
 pub use target::Target;
 pub use verify::{Verification, verify};

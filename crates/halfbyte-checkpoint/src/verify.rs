@@ -104,7 +104,7 @@ fn tensors(weights: &Weights) -> Result<Vec<String>> {
     for info in checkpoint.tensors() {
         // A bias of zeros is as good as none.
         let zero_bias =
-            || info.name.ends_with(".bias") && checkpoint.bytes(info.name).is_ok_and(|b| b.iter().all(|&b| b == 0));
+            || info.name.ends_with(".bias") && checkpoint.data(info.name).is_ok_and(|b| b.iter().all(|&b| b == 0));
         if !parts.contains(info.name) && !zero_bias() {
             names.push(info.name.to_owned());
         }

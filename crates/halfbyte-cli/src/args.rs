@@ -5,7 +5,7 @@ pub mod conv;
 use clap::{Args, ValueEnum};
 use halfbyte::quantize::{Rtn, SymmetricScale};
 use halfbyte::{Act, Float, Format, Group};
-use halfbyte_checkpoint::{GptqVersion, Target};
+use halfbyte_checkpoint::{GptqVersion, Hint, Target};
 use std::str::FromStr;
 
 /// Options of every command.
@@ -135,6 +135,26 @@ pub fn group(text: &str) -> Result<Group, String> {
         Ok(-1i64) => Ok(Group::Channel),
         Ok(size @ 1..=0xff_ffff) => Ok(Group::Size(size as usize)),
         _ => Err("expected -1 (one scale a channel) or a size from 1 to 16777215".to_owned()),
+    }
+}
+
+/// What a person knows of a model whose files do not say it.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct HintArgs {
+    /// Weights along k that share a scale, -1 for all of an output channel: for GPTQ files without a config, where the shapes
+    /// leave it open. What files say is not overruled.
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
+    pub group: Option<Group>,
+}
+
+impl HintArgs {
+    /// Nothing is known.
+    pub const NONE: Self = Self { group: None };
+}
+
+impl From<HintArgs> for Hint {
+    fn from(args: HintArgs) -> Hint {
+        Hint { group: args.group }
     }
 }
 

@@ -1,11 +1,11 @@
 //! A MODEL argument and what becomes of it while it is loaded.
 
 use crate::app::App;
-use crate::args::{ActArg, RtnArgs, SymmetricRange};
+use crate::args::{ActArg, HintArgs, RtnArgs, SymmetricRange};
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
 use halfbyte::{Act, Float, Format};
-use halfbyte_checkpoint::{Finding, StoredFormat, Weights, linears};
+use halfbyte_checkpoint::{Finding, Hint, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
 use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
@@ -24,12 +24,18 @@ pub struct LoadArgs {
     pub act: Option<ActArg>,
     #[command(flatten)]
     pub rtn: RtnArgs,
+    #[command(flatten)]
+    pub hint: HintArgs,
 }
 
 impl LoadArgs {
     /// A model as its folder holds it, activations taken exactly.
-    pub const AS_STORED: Self =
-        Self { quantize: None, act: None, rtn: RtnArgs { search: false, symmetric_range: SymmetricRange::Narrow } };
+    pub const AS_STORED: Self = Self {
+        quantize: None,
+        act: None,
+        rtn: RtnArgs { search: false, symmetric_range: SymmetricRange::Narrow },
+        hint: HintArgs::NONE,
+    };
 
     /// The library's options. Errors: `--act` against what `--quantize` says, options that change nothing.
     fn options(&self, app: &App) -> Result<LoadOptions> {
@@ -62,7 +68,7 @@ impl LoadArgs {
     /// Loads a model folder; what is odd about it is noted.
     pub fn load(&self, app: &App, folder: &Path) -> Result<Model> {
         let options = self.options(app)?;
-        let weights = open_whole(folder)?;
+        let weights = open_whole(folder, self.hint)?;
         let config = Config::from_weights(&weights)?;
         let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
         if quantized && self.quantize.is_some() {
@@ -93,7 +99,7 @@ impl LoadArgs {
             Some(format) => Ok(format.to_string()),
             None => {
                 let act = self.act.map_or(Act::A16, Act::from);
-                name_of(&open_whole(folder)?, act)
+                name_of(&open_whole(folder, self.hint)?, act)
             }
         }
     }
@@ -138,15 +144,20 @@ fn name_of(weights: &Weights, act: Act) -> Result<String> {
 
 /// Opens a model: a folder, or one file.
 pub fn open(path: &Path) -> Result<Weights> {
+    open_with(path, Hint::default())
+}
+
+/// Opens a model with what is known of it besides.
+pub fn open_with(path: &Path, hint: Hint) -> Result<Weights> {
     match std::fs::metadata(path) {
         Err(e) => Err(Failure::io("open", path, &e)),
-        Ok(_) => Ok(Weights::open(path)?),
+        Ok(_) => Ok(Weights::open_with(path, hint)?),
     }
 }
 
 /// Opens a model that something is written from. Error: it is incomplete, as far as its architecture is known.
-pub fn open_complete(path: &Path) -> Result<Weights> {
-    let weights = open(path)?;
+pub fn open_complete(path: &Path, hint: Hint) -> Result<Weights> {
+    let weights = open_with(path, hint)?;
     if let Ok(config) = Config::from_weights(&weights) {
         let found = contradictions(&config, &weights);
         let findings: Vec<String> = found.missing.iter().chain(&found.uncounted).map(Finding::to_string).collect();
@@ -167,8 +178,8 @@ pub fn open_complete(path: &Path) -> Result<Weights> {
 }
 
 /// Opens a model that must have a config and a tokenizer too: a folder, or a GGUF file.
-fn open_whole(path: &Path) -> Result<Weights> {
-    let weights = open(path)?;
+fn open_whole(path: &Path, hint: HintArgs) -> Result<Weights> {
+    let weights = open_with(path, hint.into())?;
     if !path.is_dir() && weights.own_config()?.is_none() {
         return Err(Failure::new(
             Exit::Input,
@@ -205,5 +216,5 @@ pub fn shipped() -> Result<PathBuf> {
 
 /// The tokenizer of a model.
 pub fn tokenizer(path: &Path) -> Result<Tokenizer> {
-    Ok(Tokenizer::from_weights(&open_whole(path)?)?)
+    Ok(Tokenizer::from_weights(&open_whole(path, HintArgs::NONE)?)?)
 }

@@ -23,7 +23,7 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<bo
         return Ok(true);
     }
     if index.is_file() {
-        return add_index(path, &index, checkpoint).map(|()| true);
+        return add_index(path, &index, checkpoint, add_file).map(|()| true);
     }
     let names = |ending: &str| -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();
@@ -37,7 +37,7 @@ pub(crate) fn open_folder(path: &Path, checkpoint: &mut Checkpoint) -> Result<bo
         Ok(found)
     };
     match (names(".safetensors.index.json")?.as_slice(), names(".safetensors")?.as_slice()) {
-        ([index], _) => add_index(path, index, checkpoint).map(|()| true),
+        ([index], _) => add_index(path, index, checkpoint, add_file).map(|()| true),
         ([], [single]) => add_file(single, checkpoint).map(|()| true),
         ([], []) => Ok(false),
         ([], several) => Err(Error::missing(
@@ -62,7 +62,14 @@ pub(crate) fn add_file(path: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
     Ok(())
 }
 
-fn add_index(path: &Path, index: &Path, checkpoint: &mut Checkpoint) -> Result<()> {
+/// Adds the tensors of an index's shards, each by `add_file`. Errors: those of `add_file`; shards outside the folder or not
+/// there; tensors that are not where the index says.
+pub(crate) fn add_index(
+    path: &Path,
+    index: &Path,
+    checkpoint: &mut Checkpoint,
+    add_file: impl Fn(&Path, &mut Checkpoint) -> Result<()>,
+) -> Result<()> {
     let text = read_small(index)?;
     let weight_map = header::parse_index(&text, index)?;
     let mut names: Vec<&str> = weight_map.iter().map(|(_, shard)| shard.as_str()).collect();

@@ -20,4 +20,5 @@ pub use halfbyte::FloatData;
 pub use writer::{TensorSpec, create};
 
 pub(crate) use data::{cast, cast_floats};
+pub(crate) use header::MAX_HEADER_BYTES;
 pub(crate) use writer::pretty;

@@ -19,7 +19,7 @@ use crate::contents::not_finite;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::{DType, FloatData, read_small};
-use halfbyte::{Act, Format, QTensor, StoredTensor, WeightFormat};
+use halfbyte::{Act, Format, Group, QTensor, StoredTensor, WeightFormat};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
@@ -196,13 +196,26 @@ pub struct Weights {
     checkpoint: Checkpoint,
     config: Option<QuantizationConfig>,
     folder: PathBuf,
+    hint: Hint,
+}
+
+/// What a caller knows of a checkpoint that does not say it. It settles what the files leave open and overrules nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hint {
+    /// Groups along k, for GPTQ's modules without a config where several sizes fit their shapes.
+    pub group: Option<Group>,
 }
 
 impl Weights {
-    /// Opens a model folder, or one safetensors file with the configs that lie beside it.
+    /// Opens a model folder, or one file of tensors with the configs that lie beside it.
     ///
     /// Errors: those of [`Checkpoint::open`] and of [`config::read`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, Hint::default())
+    }
+
+    /// Opens a model with what the caller knows of it. Errors: those of [`Weights::open`].
+    pub fn open_with(path: impl AsRef<Path>, hint: Hint) -> Result<Self> {
         let path = path.as_ref();
         let checkpoint = Checkpoint::open(path)?;
         let folder = if path.is_dir() { path.to_owned() } else { path.parent().unwrap_or(Path::new("")).to_owned() };
@@ -210,7 +223,7 @@ impl Weights {
             Container::Plain => config::read(&folder)?,
             Container::Onnx(_) | Container::Gguf(_) => None,
         };
-        Ok(Self { checkpoint, config, folder })
+        Ok(Self { checkpoint, config, folder, hint })
     }
 
     /// What `config.json` would say, where the file itself holds that (GGUF); None where a file beside it does. Errors:
@@ -261,6 +274,11 @@ impl Weights {
     /// The tensors.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
+    }
+
+    /// What the caller said of it.
+    pub(crate) fn hint(&self) -> Hint {
+        self.hint
     }
 
     /// The folder of the model.

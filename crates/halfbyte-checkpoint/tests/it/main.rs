@@ -16,5 +16,6 @@ mod marlin;
 mod native;
 mod onnx;
 mod onnx_malformed;
+mod pytorch;
 mod safetensors;
 mod support;

@@ -8,7 +8,7 @@ use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use halfbyte::{Float, Group};
-use halfbyte_checkpoint::{Conversion, Job, convert};
+use halfbyte_checkpoint::{Conversion, Hint, Job, convert};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(long, value_name = "BITS", value_parser = bits)]
     bits: Option<u32>,
     /// Weights along k that share a scale, -1 for all of an output channel [default: as they are, or the nearest that the
-    /// form has].
+    /// form has]. GPTQ files without a config, whose shapes leave it open, are read so too.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
     group: Option<Group>,
     /// Scales of groups as factors of 8 bits of one f16 scale an output channel, where they are such: 4 bits, and --to native.
@@ -65,7 +65,7 @@ struct Requantized {
 /// Writes the model.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open_complete(&args.model)?;
+    let source = open_complete(&args.model, Hint { group: args.group })?;
     let progress = Progress::new(app, "converting", Unit::Bytes);
     let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
     let cooperate = interrupt::cooperate();

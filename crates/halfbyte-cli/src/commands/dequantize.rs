@@ -1,7 +1,7 @@
 //! `halfbyte dequantize`: the dense checkpoint that a quantised one stands for.
 
 use crate::app::App;
-use crate::args::FloatArg;
+use crate::args::{FloatArg, HintArgs};
 use crate::failure::Result;
 use crate::interrupt;
 use crate::model::open_complete;
@@ -27,6 +27,8 @@ pub struct Args {
     /// Replace a model folder that is there already.
     #[arg(long)]
     overwrite: bool,
+    #[command(flatten)]
+    hint: HintArgs,
 }
 
 #[derive(Serialize)]
@@ -42,7 +44,7 @@ struct Dequantized {
 /// Writes the folder.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open_complete(&args.model)?;
+    let source = open_complete(&args.model, args.hint.into())?;
     let progress = Progress::new(app, "writing", Unit::Bytes);
     let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
     let cooperate = interrupt::cooperate();

@@ -1,9 +1,10 @@
 //! `halfbyte inspect`: what is in a checkpoint, and what looks wrong.
 
 use crate::app::App;
+use crate::args::HintArgs;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::open;
+use crate::model::open_with;
 use crate::progress::{Progress, Unit};
 use crate::text::{Align, bytes, count, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
@@ -18,8 +19,10 @@ use std::path::PathBuf;
 /// Show a model's architecture, tensors, formats, sizes, and every problem found.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Model folder, or one file of weights.
+    /// Model folder, or one file of tensors.
     model: PathBuf,
+    #[command(flatten)]
+    hint: HintArgs,
     /// Read all of the data too: find NaN, infinity, and scales and weights that are zero throughout.
     #[arg(long)]
     data: bool,
@@ -42,7 +45,7 @@ struct Report {
 
 /// Prints the description.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let weights = open(&args.model)?;
+    let weights = open_with(&args.model, args.hint.into())?;
     let mut inspection = inspect(&weights)?;
     let obstacle = match Config::from_weights(&weights) {
         Err(why) => Some(why.to_string()),

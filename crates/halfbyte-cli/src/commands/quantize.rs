@@ -15,7 +15,7 @@ use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::scheme::gptq;
 use halfbyte_checkpoint::{
-    GptqVersion, Job, Linear, LinearWeight, Quantization, Target, Weights, linears, write_model,
+    GptqVersion, Hint, Job, Linear, LinearWeight, Quantization, Target, Weights, linears, write_model,
 };
 use serde::Serialize;
 use std::path::PathBuf;
@@ -144,7 +144,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         return Err(Failure::usage("these options make no format", e.to_string(), "see `halfbyte quantize --help`"));
     }
     let (format, options) = (args.format(), Rtn::from(args.rtn));
-    let source = open_complete(&args.model)?;
+    let source = open_complete(&args.model, Hint::default())?;
     let layers = layers(args, &source)?;
     let sizes = planned(&source, &layers, args.to.into(), format)?;
     if let (FormArg::Gptq, Group::Size(size)) = (args.to, format.group)

@@ -11,8 +11,12 @@
 //! [`halfbyte::QTensor`] is the transpose, `[n, k]` with n = N and k = K. A field of `qzeros` is masked first and then
 //! increased in `gptq`, so that a stored `2^b − 1` means the zero point `2^b`.
 //!
+//! Files of before there were configs are read by their shapes (`infer`). The first form of GPTQ-for-LLaMa, which had float zero
+//! points in `zeros`, is refused.
+//!
 //! Source: AutoGPTQ 0.7.1 and GPTQModel 7.7.0, whose files the tests read and write bit by bit.
 
+mod infer;
 mod labels;
 mod read;
 mod stream;

@@ -1,7 +1,7 @@
 //! Reading a GPTQ module: shapes, labels and data are checked against each other before any code is unpacked.
 
-use super::super::{StoredModule, StoredWeight, Weights, matrix};
-use super::{labels, stream};
+use super::super::{Hint, StoredModule, StoredWeight, Weights, matrix};
+use super::{infer, labels, stream};
 use crate::checkpoint::Checkpoint;
 use crate::config::{GptqConfig, GptqSettings, GptqVersion};
 use crate::error::{Error, Result};
@@ -66,6 +66,8 @@ struct Parts<'a> {
     config: Option<&'a GptqConfig>,
     /// What the config has for this module.
     settings: Option<GptqSettings>,
+    /// What the caller says where shapes do not.
+    hint: Hint,
     prefix: &'a str,
     n: usize,
     k: usize,
@@ -97,10 +99,7 @@ impl<'a> Parts<'a> {
         let declared = settings.filter(|settings| settings.of_all).map(|settings| settings.bits);
         let bits = if checkpoint.contains(&name("qzeros")) {
             let [zero_rows, zero_columns] = matrix(checkpoint, &name("qzeros"), DType::I32)?;
-            let told = match zero_columns.checked_mul(32) {
-                Some(total) if total % n == 0 && matches!(total / n, 2 | 3 | 4 | 8) => Some((total / n) as u32),
-                _ => None,
-            };
+            let told = infer::bits(zero_columns, n);
             let bits = declared.or(told);
             match bits {
                 Some(bits) if told == Some(bits) && zero_rows == groups => bits,
@@ -114,6 +113,11 @@ impl<'a> Parts<'a> {
                     return Err(Error::malformed(checkpoint.info(&name("qzeros"))?.file, what));
                 }
             }
+        } else if checkpoint.contains(&name("zeros")) {
+            let what = format!(
+                "module `{prefix}`: it has float zero points, `zeros`, as the first form of GPTQ-for-LLaMa did, which is not read"
+            );
+            return Err(Error::unsupported(file, what));
         } else if let Some(settings) = settings.filter(|settings| settings.sym == Some(true)) {
             settings.bits
         } else {
@@ -121,13 +125,12 @@ impl<'a> Parts<'a> {
                 format!("there is no tensor `{}`, and no config says that zero points are symmetric", name("qzeros"));
             return Err(Error::missing(file, what));
         };
-        let total_bits = rows.checked_mul(32).filter(|total| total % bits as usize == 0);
-        let Some(total_bits) = total_bits else {
+        let Some(k) = infer::inputs(rows, bits) else {
             let what =
                 format!("tensor `{}`: {rows} rows of 32 bits do not hold whole codes of {bits} bits", name("qweight"));
             return Err(Error::malformed(file, what));
         };
-        Ok(Self { checkpoint, config, settings, prefix, n, k: total_bits / bits as usize, groups, bits })
+        Ok(Self { checkpoint, config, settings, hint: weights.hint(), prefix, n, k, groups, bits })
     }
 
     fn name(&self, part: &str) -> String {
@@ -172,17 +175,32 @@ impl<'a> Parts<'a> {
         if groups == 1 {
             return Ok(Group::Channel);
         }
-        let told = match index {
+        // An index that was not filled in is 0 throughout.
+        let sizes = match index.filter(|index| index.iter().any(|&g| g != 0)) {
             Some(index) => {
                 let mut members = vec![0usize; groups];
                 index.iter().for_each(|&g| members[g as usize] += 1);
-                members.into_iter().max()
+                let largest = members.into_iter().max().filter(|&size| size > 0 && k.div_ceil(size) == groups);
+                largest.into_iter().collect()
             }
-            None => (k % groups == 0).then_some(k / groups),
+            None => infer::group_sizes(k, groups),
         };
-        match told.filter(|&size| size > 0 && k.div_ceil(size) == groups) {
-            Some(size) => Ok(Group::Size(size)),
-            None => fail(format!("a number of groups that divides the {k} inputs, as no config gives the group size")),
+        match (sizes.as_slice(), self.hint.group) {
+            ([size], _) => Ok(Group::Size(*size)),
+            ([], _) => {
+                fail(format!("a number of groups that divides the {k} inputs, as no config gives the group size"))
+            }
+            (several, Some(Group::Size(size))) if several.contains(&size) => Ok(Group::Size(size)),
+            (several, _) => {
+                let several: Vec<String> = several.iter().map(usize::to_string).collect();
+                let what = format!(
+                    "module `{}`: groups of {} fit its {groups} scales for {k} inputs alike, and no config gives the group size; \
+                     say which (--group)",
+                    self.prefix,
+                    several.join(" and of ")
+                );
+                Err(Error::unsupported(self.checkpoint.info(&self.name("scales"))?.file, what))
+            }
         }
     }
 
