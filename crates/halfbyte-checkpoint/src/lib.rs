@@ -5,6 +5,7 @@
 //! * [`scheme`] turns the tensors of a module into a [`halfbyte::QTensor`] and back; [`Weights`] is the view of a whole
 //!   model in those terms.
 //! * [`onnx`] reads and writes ONNX models with quantised products.
+//! * [`files`] is every change of the file system.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
 //! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
 //! * [`json`] parses the texts beside the tensors.
@@ -18,6 +19,7 @@
 pub mod checkpoint;
 pub mod config;
 pub mod error;
+pub mod files;
 mod finding;
 pub mod folder;
 pub mod gguf;
@@ -37,10 +39,11 @@ pub use config::{
     HalfbyteConfig, QuantizationConfig,
 };
 pub use error::{Error, Result};
+pub use files::{sync_dir, write_synced};
 pub use finding::Finding;
 pub use folder::{
-    Conversion, Converted, Job, Linear, Progress, Quantization, Sizes, Written, convert, linears, sizes, write_dense,
-    write_model,
+    Conversion, Converted, Job, Linear, Progress, Quantization, Replacement, Sizes, Written, convert, linears, sizes,
+    write_dense, write_model,
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
@@ -49,7 +52,7 @@ pub use scheme::{
 };
 pub use target::Target;
 pub use verify::{Verification, verify};
-pub use writer::{Writer, WrittenFiles, sync_dir, write_synced};
+pub use writer::{Writer, WrittenFiles};
 
 // Safetensors are little-endian and are read in place.
 const _: () =
