@@ -4,5 +4,7 @@ mod bench;
 mod calibration;
 mod files;
 mod models;
+#[cfg(unix)]
+mod outputs;
 mod support;
 mod usage;
