@@ -68,6 +68,12 @@ pub enum Error {
         /// Why it is not replaced, with a leading separator; may be empty.
         why: String,
     },
+    /// Another process writes to the same target.
+    #[error("{}: another process is writing there", path.display())]
+    Locked {
+        /// The folder in which it works.
+        path: PathBuf,
+    },
     /// The caller asked to stop; nothing was left under a final name.
     #[error("cancelled; nothing was written")]
     Cancelled,

@@ -6,6 +6,7 @@
 //!   model in those terms.
 //! * State dicts as PyTorch saves them (`pytorch_model.bin`, `*.pt`) are read like safetensors; nothing in them is run.
 //! * [`onnx`] reads and writes ONNX models with quantised products.
+//! * [`files`] is every change of the file system.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
 //! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
 //! * [`json`] parses the texts beside the tensors.
@@ -20,6 +21,7 @@ pub mod checkpoint;
 pub mod config;
 mod contents;
 pub mod error;
+pub mod files;
 mod finding;
 pub mod folder;
 pub mod gguf;
@@ -40,10 +42,11 @@ pub use config::{
     HalfbyteConfig, QuantizationConfig,
 };
 pub use error::{Error, Result};
+pub use files::{sync_dir, write_synced};
 pub use finding::Finding;
 pub use folder::{
-    Conversion, Converted, Job, Linear, Progress, Quantization, Sizes, Written, convert, linears, sizes, write_dense,
-    write_model,
+    Conversion, Converted, Job, Linear, Progress, Quantization, Replacement, Sizes, Written, convert, linears, sizes,
+    write_dense, write_model,
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
@@ -52,7 +55,7 @@ pub use scheme::{
 };
 pub use target::Target;
 pub use verify::{Verification, verify};
-pub use writer::{Writer, WrittenFiles, sync_dir, write_synced};
+pub use writer::{Writer, WrittenFiles};
 
 // Safetensors are little-endian and are read in place.
 const _: () =

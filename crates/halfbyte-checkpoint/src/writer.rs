@@ -1,9 +1,9 @@
-//! Writing files: a tensor at a time to declared places, and whole ones at once; always under a temporary name first.
+//! Writing files a tensor at a time to declared places, under temporary names first.
 
 use crate::error::{Error, Result};
+use crate::files::{self, OutputFile, parent, sync_dir, temporary_name, write_synced};
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Files in which tensors are written one at a time, so that memory is bounded by the largest of them.
@@ -21,12 +21,13 @@ pub struct Writer {
     tensor_bytes: u64,
     /// Written whole when all tensors are: where, and what.
     last: Option<(PathBuf, Vec<u8>)>,
+    last_written: bool,
     finished: bool,
 }
 
 #[derive(Debug)]
 struct TensorFile {
-    file: File,
+    file: OutputFile,
     /// Where the file is now.
     current: PathBuf,
     /// Where it is going to be.
@@ -59,6 +60,7 @@ impl Writer {
             unwritten: 0,
             tensor_bytes: 0,
             last: None,
+            last_written: false,
             finished: false,
         }
     }
@@ -70,7 +72,7 @@ impl Writer {
         };
         refuse_existing(&path)?;
         let current = temporary_name(parent(&path), &name.to_string_lossy());
-        let mut file = File::create_new(&current).map_err(Error::io("create", &current))?;
+        let mut file = OutputFile::create(&current).map_err(Error::io("create", &current))?;
         let begun = file.write_all(header).and_then(|()| file.set_len(bytes)).map_err(Error::io("write", &current));
         // Also a file that could not be begun is removed in the end.
         self.files.push(TensorFile { file, current, path });
@@ -115,9 +117,7 @@ impl Writer {
             return Err(self.invalid(&expected, data.len().to_string()));
         }
         let TensorFile { file, current, .. } = &mut self.files[place.file];
-        file.seek(SeekFrom::Start(place.offset))
-            .and_then(|_| file.write_all(data))
-            .map_err(Error::io("write", current))?;
+        file.write_at(place.offset, data).map_err(Error::io("write", current))?;
         place.written = true;
         self.unwritten -= 1;
         Ok(())
@@ -133,23 +133,24 @@ impl Writer {
             return Err(self.invalid("data for every declared tensor", got));
         }
         for TensorFile { file, current, .. } in &self.files {
-            file.sync_all().map_err(Error::io("sync", current))?;
+            file.sync().map_err(Error::io("sync", current))?;
         }
-        let mut files = Vec::with_capacity(self.files.len() + 1);
+        let mut written = Vec::with_capacity(self.files.len() + 1);
         for file in &mut self.files {
-            std::fs::rename(&file.current, &file.path).map_err(Error::io("rename", &file.current))?;
+            files::rename_new(&file.current, &file.path).map_err(Error::io("rename", &file.current))?;
             file.current.clone_from(&file.path);
-            files.push(file.path.clone());
+            written.push(file.path.clone());
         }
         if let Some((path, content)) = &self.last {
             write_synced(path, content)?;
-            files.push(path.clone());
+            self.last_written = true;
+            written.push(path.clone());
         }
-        if let Some(path) = files.first() {
+        if let Some(path) = written.first() {
             sync_dir(parent(path))?;
         }
         self.finished = true;
-        Ok(WrittenFiles { files, tensor_bytes: self.tensor_bytes })
+        Ok(WrittenFiles { files: written, tensor_bytes: self.tensor_bytes })
     }
 
     fn invalid(&self, expected: &str, got: String) -> Error {
@@ -159,11 +160,15 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        if !self.finished {
-            for file in &self.files {
-                // Nothing can be done here about a failure.
-                let _ = std::fs::remove_file(&file.current);
-            }
+        if self.finished {
+            return;
+        }
+        // Nothing can be done here about a failure.
+        for file in &self.files {
+            let _ = files::remove_file(&file.current);
+        }
+        if let Some((path, _)) = self.last.as_ref().filter(|_| self.last_written) {
+            let _ = files::remove_file(path);
         }
     }
 }
@@ -173,41 +178,4 @@ fn refuse_existing(path: &Path) -> Result<()> {
         Ok(_) => Err(Error::Exists { path: path.to_owned(), why: String::new() }),
         Err(_) => Ok(()),
     }
-}
-
-/// The folder that a file is in.
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// A name in `dir` that no other process and no other call uses.
-pub(crate) fn temporary_name(dir: &Path, name: &str) -> PathBuf {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    dir.join(format!(".{name}.{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
-}
-
-/// Writes a whole file under a temporary name, syncs it, and gives it its own. Errors: the system's refusal; then nothing
-/// is left of it.
-pub fn write_synced(path: &Path, content: &[u8]) -> Result<()> {
-    let Some(name) = path.file_name() else {
-        return Err(Error::invalid("write", "the path of a file", path.display().to_string()));
-    };
-    let temporary = temporary_name(parent(path), &name.to_string_lossy());
-    let written = File::create_new(&temporary)
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| std::fs::rename(&temporary, path));
-    written.map_err(|e| {
-        let _ = std::fs::remove_file(&temporary);
-        Error::io("write", path)(e)
-    })
-}
-
-/// Makes renames in a folder durable, where the system has a way to. Errors: its refusal.
-pub fn sync_dir(dir: &Path) -> Result<()> {
-    #[cfg(unix)]
-    File::open(dir).and_then(|d| d.sync_all()).map_err(Error::io("sync", dir))?;
-    #[cfg(not(unix))]
-    let _ = dir;
-    Ok(())
 }

@@ -81,6 +81,9 @@ impl Failure {
             io::ErrorKind::NotFound => (Exit::Input, "check the path"),
             io::ErrorKind::PermissionDenied => (Exit::Input, "check who may read and write there"),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (Exit::Device, "free some disk space"),
+            io::ErrorKind::FileTooLarge => {
+                (Exit::Device, "raise the limit on the size of files (`ulimit -f`), or choose another disk")
+            }
             io::ErrorKind::OutOfMemory => (Exit::Device, "free some memory"),
             _ => (Exit::Input, "check the path and the disk it lies on"),
         };
@@ -162,6 +165,11 @@ impl From<CheckpointError> for Failure {
                 format!("{} already exists{why}", path.display()),
                 "nothing is replaced unless asked for",
                 "choose another output, or add --overwrite",
+            ),
+            E::Locked { path } => Self::usage(
+                format!("{} is in use", path.display()),
+                "another process writes the same target",
+                "wait until it is done, or choose another output",
             ),
             E::Cancelled => Self::interrupted(),
             E::Numbers { tensor, source } => Self::new(

@@ -1,4 +1,5 @@
-//! Ctrl-C: stops at once, or, where something must be put away first, at the next tensor or token.
+//! Signals: Ctrl-C stops at once, or, where something must be put away first, at the next tensor or token. A file beyond the
+//! shell's limit ends no program.
 
 use crate::text::write_error;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,6 +16,20 @@ pub fn install() -> Result<(), ctrlc::Error> {
             std::process::exit(130);
         }
     })
+}
+
+/// Makes a write beyond the limit on the size of files (`ulimit -f`) an error like that of a full disk; the signal would end
+/// the program without a word, with half a model left behind. Called before any thread is started, since each takes over what
+/// is blocked. Errors: the system's refusal.
+pub fn refuse_large_files() -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use nix::sys::signal::{SigSet, Signal};
+        let mut signals = SigSet::empty();
+        signals.add(Signal::SIGXFSZ);
+        signals.thread_block()?;
+    }
+    Ok(())
 }
 
 /// While this lives, an interrupt only sets the flag, and whoever holds it looks at the flag. A second interrupt ends the

@@ -76,6 +76,7 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: Cli) -> Result<()> {
+    interrupt::refuse_large_files().map_err(|e| Failure::device("cannot block a signal", e.to_string()))?;
     let app = App::new(cli.common)?;
     interrupt::install().map_err(|e| Failure::device("cannot listen for Ctrl-C", e.to_string()))?;
     if !cli.command.takes_gpus() {

@@ -218,3 +218,12 @@ pub fn shipped() -> Result<PathBuf> {
 pub fn tokenizer(path: &Path) -> Result<Tokenizer> {
     Ok(Tokenizer::from_weights(&open_whole(path, HintArgs::NONE)?)?)
 }
+
+/// What a model consists of, which no output may replace: every file of its folder, or the one file.
+pub fn files_of(model: &Path) -> Vec<PathBuf> {
+    match halfbyte_checkpoint::files::names(model) {
+        Ok(names) => names.iter().map(|name| model.join(name)).collect(),
+        // A single file; one that is missing is found later.
+        Err(_) => vec![model.to_owned()],
+    }
+}

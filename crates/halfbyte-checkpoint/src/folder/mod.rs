@@ -1,28 +1,37 @@
 //! Whole model folders: read from one, written to another, a tensor at a time.
 //!
-//! Everything goes to a folder of a temporary name beside the target, is synced, and is renamed at the end. A run that is
-//! cancelled or fails removes it; one that is killed leaves only a `.<target>.<process>-<n>.tmp`.
+//! Everything goes to a folder beside the target, `.<target>.tmp`, is synced, and takes the target's name in one step at the
+//! end. A run that is cancelled or fails removes the folder; what one that was killed has left, the next run on the same
+//! target removes.
 
 mod convert;
 mod dense;
 mod quantized;
+mod replaceable;
+mod replacement;
 mod staging;
 
 pub use convert::{Conversion, Converted, convert};
 pub(crate) use dense::converted;
 pub use dense::write_dense;
 pub use quantized::{Quantization, Sizes, sizes, write_model};
+pub use replacement::{Replacement, refuse_input};
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
+use crate::files::write_synced;
 use crate::finding::Finding;
 use crate::safetensors::{TensorSpec, pretty};
 use crate::scheme::{ModuleKind, SCHEMES, StoredFormat, Weights};
-use crate::writer::{Writer, WrittenFiles, write_synced};
+use crate::target::Target;
+use crate::writer::{Writer, WrittenFiles};
 use serde_json::{Map, Value};
 use staging::Staging;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+
+/// The only file of a model in GGUF.
+const GGUF_FILE: &str = "model.gguf";
 
 /// A model folder to be written from another.
 pub struct Job<'a> {
@@ -32,7 +41,7 @@ pub struct Job<'a> {
     pub target: &'a Path,
     /// A file of weights is closed before it passes this size.
     pub max_shard_bytes: u64,
-    /// Whether a model folder that is there already is replaced.
+    /// Whether a model folder that is there already is replaced: one that holds nothing but files of a model.
     pub overwrite: bool,
     /// Called before each tensor and at the end.
     pub progress: Option<&'a mut dyn FnMut(Progress<'_>)>,
@@ -56,6 +65,15 @@ impl std::fmt::Debug for Job<'_> {
             .field("max_shard_bytes", max_shard_bytes)
             .field("overwrite", overwrite)
             .finish_non_exhaustive()
+    }
+}
+
+/// Finds out before long work whether a model can be written there in this form: makes the temporary folder and removes it.
+/// Errors: those with which [`write_model`] would begin.
+pub fn check_target(source: &Weights, target: &Path, form: Target, overwrite: bool) -> Result<()> {
+    match form {
+        Target::Gguf => Staging::create_for_file(target, overwrite, source, GGUF_FILE).map(drop),
+        _ => Staging::create(target, overwrite, source.folder()).map(drop),
     }
 }
 

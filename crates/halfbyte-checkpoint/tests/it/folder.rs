@@ -310,7 +310,7 @@ fn a_target_is_replaced_only_on_request_and_only_if_it_is_a_model() {
     let error = write(&target, false).unwrap_err();
     assert!(matches!(error, Error::Exists { .. }));
     assert_names(&error.to_string(), &["out", "not empty", "overwrite"]);
-    std::fs::write(target.join("stale.txt"), "x").unwrap();
+    std::fs::write(target.join("model.onnx"), "of an older model").unwrap();
     write(&target, true).unwrap();
     assert_eq!(listing(&target), ["config.json", "model.safetensors"]);
     assert_eq!(std::fs::read(target.join("model.safetensors")).unwrap(), before, "the same input gives the same file");

@@ -258,4 +258,5 @@ fn a_killed_quantisation_leaves_nothing_under_the_final_name_and_can_be_repeated
     assert!(!target.exists());
     quiet(&["quantize", &model(), "-o", target.to_str().unwrap()]);
     assert!(target.join("config.json").is_file());
+    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1, "what the killed one has left is removed");
 }

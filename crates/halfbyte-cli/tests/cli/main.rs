@@ -5,5 +5,7 @@ mod calibration;
 mod contradictions;
 mod files;
 mod models;
+#[cfg(unix)]
+mod outputs;
 mod support;
 mod usage;

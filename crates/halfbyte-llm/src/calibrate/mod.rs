@@ -17,7 +17,7 @@
 //!
 //! Finished blocks lie in a hidden folder beside the target, `.<target>.partial/`. A run that was stopped, in whatever
 //! way, goes on from there: the stream is computed again through the finished blocks, and the result is the same, bit for
-//! bit, as it is for any number of threads.
+//! bit, as it is for any number of threads. Each block has checksums; one that is damaged on disk is refused.
 
 mod activations;
 mod block;
@@ -54,7 +54,7 @@ use work::WorkFolder;
 const OP: &str = "calibration";
 
 /// Version of the work folder's form.
-const WORK_VERSION: u32 = 2;
+const WORK_VERSION: u32 = 3;
 
 /// A model to be quantised.
 pub struct Job<'a> {

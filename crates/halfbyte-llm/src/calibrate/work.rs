@@ -8,6 +8,7 @@
 //!         model.safetensors   <layer>.codes u8 [n, bytes], scales f32 [n, groups], zeros u16 or offsets f32 [n, groups],
 //!                             group_index u32 [k]; other tensors that changed, under their own names, f32
 //!         report.json
+//!         SHA256SUMS          of both, as `sha256sum` writes them; a block that differs is refused
 //! ```
 //!
 //! Codes of 2, 4 and 8 bits lie side by side in a byte, the first in its lowest bits; codes of 3 bits in fields of 4.
@@ -16,25 +17,33 @@ use super::report::LayerReport;
 use crate::arch::spec::LinearGroup;
 use crate::error::{Error, Result};
 use halfbyte::{QTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::files::{self, Lock};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType, sync_dir, write_synced};
 use serde_json::{Map, Value};
-use std::fs::{File, TryLockError};
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 const LOCK: &str = "lock";
 const MANIFEST: &str = "manifest.json";
+const WEIGHTS: &str = "model.safetensors";
 const REPORT: &str = "report.json";
-/// No manifest or report comes near this; a longer one is not ours.
-const LONGEST_JSON: u64 = 64 << 20;
+const SUMS: &str = "SHA256SUMS";
+/// No manifest, report or list of checksums comes near this; a longer one is not ours.
+const LONGEST_TEXT: u64 = 64 << 20;
 
 /// A folder of unfinished work, locked against other processes.
 #[derive(Debug)]
 pub(super) struct WorkFolder {
     path: PathBuf,
     format: WeightFormat,
-    /// Locked as long as it is open.
-    lock: File,
+    /// Locked as long as it is open; None: the file system has no locks.
+    _lock: Option<File>,
+    /// The block that was read last, whose files are what they were when it was finished.
+    last: Mutex<Option<(usize, Arc<Checkpoint>)>>,
 }
 
 /// A finished block.
@@ -63,17 +72,14 @@ impl WorkFolder {
     /// Errors: another process works there, or it was begun with another manifest and `restart` does not discard it.
     pub fn open(target: &Path, manifest: Map<String, Value>, format: WeightFormat, restart: bool) -> Result<Self> {
         let path = Self::path_of(target)?;
-        std::fs::create_dir_all(&path).map_err(|source| Error::io(&path, source))?;
+        files::create_dirs(&path).map_err(|source| Error::io(&path, source))?;
         let lock_path = path.join(LOCK);
-        let mut options = File::options();
-        let lock = options.create(true).truncate(false).write(true).open(&lock_path);
-        let lock = lock.map_err(|source| Error::io(&lock_path, source))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(Error::Locked { path }),
-            Err(TryLockError::Error(source)) => return Err(Error::io(&lock_path, source)),
-        }
-        let this = Self { path, format, lock };
+        let lock = match files::lock(&lock_path).map_err(|source| Error::io(&lock_path, source))? {
+            Lock::Held(lock) => Some(lock),
+            Lock::Unsupported => None,
+            Lock::Busy => return Err(Error::Locked { path }),
+        };
+        let this = Self { path, format, _lock: lock, last: Mutex::new(None) };
         this.clean(restart)?;
         let manifest_path = this.path.join(MANIFEST);
         if manifest_path.exists() {
@@ -92,26 +98,33 @@ impl WorkFolder {
         &self.path
     }
 
-    /// Removes what a killed process left half-written; everything, if asked to.
+    /// Removes what a killed process left half-written; everything, if asked to: blocks first, so that what is left when this
+    /// is killed can be gone on with.
     fn clean(&self, everything: bool) -> Result<()> {
-        for name in self.entries()? {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let mut names = self.entries()?;
+        names.sort_by_key(|name| !name.ends_with(".tmp"));
+        for name in names {
             let path = self.path.join(&name);
-            if name == LOCK || !(everything || name.ends_with(".tmp")) {
-                continue;
-            }
-            let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+            let removed = if name == LOCK || !(everything || name.ends_with(".tmp")) {
+                Ok(())
+            } else if !path.is_dir() {
+                files::remove_file(&path)
+            } else if name.ends_with(".tmp") {
+                files::remove_folder(&path)
+            } else {
+                let half = self.path.join(format!("{name}.tmp"));
+                files::rename(&path, &half).and_then(|()| files::remove_folder(&half))
+            };
             removed.map_err(|source| Error::io(&path, source))?;
         }
         Ok(sync_dir(&self.path)?)
     }
 
+    /// Names of everything in it, sorted: `block-*` before `manifest.json`.
     fn entries(&self) -> Result<Vec<String>> {
-        let io = |source| Error::io(&self.path, source);
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(&self.path).map_err(io)? {
-            names.push(entry.map_err(io)?.file_name().to_string_lossy().into_owned());
-        }
-        Ok(names)
+        let names = files::names(&self.path).map_err(|source| Error::io(&self.path, source))?;
+        Ok(names.iter().map(|name| name.to_string_lossy().into_owned()).collect())
     }
 
     fn compare(&self, found: &Value, wanted: &Map<String, Value>) -> Result<()> {
@@ -170,7 +183,7 @@ impl WorkFolder {
         }
 
         let staging = self.path.join(format!("block-{i:05}.tmp"));
-        std::fs::create_dir(&staging).map_err(|source| Error::io(&staging, source))?;
+        files::create_dir(&staging).map_err(|source| Error::io(&staging, source))?;
         let specs: Vec<TensorSpec> = parts.iter().map(|(spec, _)| spec.clone()).collect();
         let mut writer = create(&staging, &specs, u64::MAX)?;
         for (spec, bytes) in &parts {
@@ -180,16 +193,17 @@ impl WorkFolder {
         let report_path = staging.join(REPORT);
         let report = serde_json::to_vec_pretty(&block.report).map_err(|e| Error::io(&report_path, e.into()))?;
         write_synced(&report_path, &report)?;
+        let sums = sums(&staging).map_err(|source| Error::io(&staging, source))?;
+        write_synced(&staging.join(SUMS), sums.as_bytes())?;
         sync_dir(&staging)?;
-        std::fs::rename(&staging, self.block_path(i)).map_err(|source| Error::io(&staging, source))?;
+        files::rename(&staging, &self.block_path(i)).map_err(|source| Error::io(&staging, source))?;
         Ok(sync_dir(&self.path)?)
     }
 
     /// A finished block. Errors: files that are damaged or of other layers.
     pub fn load(&self, i: usize, groups: &[LinearGroup]) -> Result<Block> {
-        let path = self.block_path(i);
-        let damaged = |what: String| self.refuse(format!("block {i} is damaged: {what}"));
-        let checkpoint = Checkpoint::open(&path).map_err(|e| damaged(e.to_string()))?;
+        let damaged = |what: String| self.damaged(i, &what);
+        let checkpoint = self.checked(i)?;
         let mut block = Block { report: self.report(i)?, ..Block::default() };
         let names = groups.iter().flat_map(|group| &group.layers).map(|(name, _)| name);
         if !names.eq(block.report.iter().map(|layer| &layer.name)) {
@@ -210,27 +224,69 @@ impl WorkFolder {
 
     /// One layer of a finished block.
     pub fn tensor(&self, i: usize, name: &str, shape: [usize; 2]) -> Result<QTensor> {
-        let damaged = |what: String| self.refuse(format!("block {i} is damaged: {what}"));
-        let checkpoint = Checkpoint::open(self.block_path(i)).map_err(|e| damaged(e.to_string()))?;
-        load_tensor(&checkpoint, name, shape, self.format).map_err(damaged)
+        load_tensor(&*self.checked(i)?, name, shape, self.format).map_err(|what| self.damaged(i, &what))
+    }
+
+    fn damaged(&self, i: usize, what: &str) -> Error {
+        let again = format!("remove {} to have it computed again", self.block_path(i).display());
+        self.refuse(format!("block {i} is damaged: {what}; {again}"))
+    }
+
+    /// The tensors of a finished block. Error: its files are not what they were then.
+    fn checked(&self, i: usize) -> Result<Arc<Checkpoint>> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, checkpoint)) = last.as_ref().filter(|(block, _)| *block == i) {
+            return Ok(checkpoint.clone());
+        }
+        let path = self.block_path(i);
+        let damaged = |what: &dyn std::fmt::Display| self.damaged(i, &what.to_string());
+        let stored = read_short(&path.join(SUMS)).map_err(|e| damaged(&format_args!("{SUMS}: {e}")))?;
+        let found = sums(&path).map_err(|e| damaged(&e))?;
+        if stored != found.as_bytes() {
+            return Err(damaged(&format_args!("{WEIGHTS} or {REPORT} is not what {SUMS} says")));
+        }
+        let checkpoint = Arc::new(Checkpoint::open(&path).map_err(|e| damaged(&e))?);
+        *last = Some((i, checkpoint.clone()));
+        Ok(checkpoint)
     }
 
     /// The report of a finished block.
-    pub fn report(&self, i: usize) -> Result<Vec<LayerReport>> {
+    fn report(&self, i: usize) -> Result<Vec<LayerReport>> {
         let value = read_json(&self.block_path(i).join(REPORT))?;
         serde_json::from_value(value).map_err(|e| self.refuse(format!("the report of block {i} is damaged: {e}")))
     }
 
     /// Removes the folder with all that is in it.
     pub fn remove(self) -> Result<()> {
-        let Self { path, lock, .. } = self;
         // The last to go is the lock, so that nobody begins while this is half gone.
-        let this = Self { path: path.clone(), format: self.format, lock };
-        this.clean(true)?;
-        std::fs::remove_dir_all(&path).map_err(|source| Error::io(&path, source))?;
-        drop(this.lock);
-        Ok(())
+        self.clean(true)?;
+        let lock = self.path.join(LOCK);
+        files::remove_file(&lock).map_err(|source| Error::io(&lock, source))?;
+        match files::remove_dir(&self.path) {
+            // Another process may have come into it by now.
+            Err(source) if source.kind() != ErrorKind::DirectoryNotEmpty => Err(Error::io(&self.path, source)),
+            _ => Ok(()),
+        }
     }
+}
+
+/// The checksums of a block's files, in the form of `sha256sum`.
+fn sums(block: &Path) -> std::io::Result<String> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut sums = String::new();
+    for name in [WEIGHTS, REPORT] {
+        let mut file = File::open(block.join(name))?;
+        let mut hash = Sha256::new();
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                len => hash.update(&buffer[..len]),
+            }
+        }
+        sums.extend(hash.finalize().iter().map(|byte| format!("{byte:02x}")));
+        sums += &format!("  {name}\n");
+    }
+    Ok(sums)
 }
 
 fn load_tensor(
@@ -301,44 +357,19 @@ fn unpack(bytes: &[u8], k: usize, format: WeightFormat) -> Vec<u8> {
 }
 
 fn read_json(path: &Path) -> Result<Value> {
-    let io = |source| Error::io(path, source);
-    let unfinished = |what: String| Error::Unfinished { path: path.to_owned(), what };
-    if std::fs::metadata(path).map_err(io)?.len() > LONGEST_JSON {
-        return Err(unfinished(format!("expected at most {LONGEST_JSON} bytes")));
+    let text = read_short(path).map_err(|source| Error::io(path, source))?;
+    serde_json::from_slice(&text).map_err(|e| Error::Unfinished { path: path.to_owned(), what: e.to_string() })
+}
+
+/// A file whose length is bounded. Errors: it is longer, the system's refusal.
+fn read_short(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(LONGEST_TEXT + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > LONGEST_TEXT {
+        true => Err(std::io::Error::other(format!("longer than {LONGEST_TEXT} bytes"))),
+        false => Ok(bytes),
     }
-    let text = std::fs::read(path).map_err(io)?;
-    serde_json::from_slice(&text).map_err(|e| unfinished(e.to_string()))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use halfbyte::{Float, Group};
-
-    #[test]
-    fn codes_come_back_from_their_bytes() {
-        for bits in [2, 3, 4, 8] {
-            let format = WeightFormat {
-                bits,
-                group: Group::Channel,
-                zero: Zero::Symmetric,
-                scale: Float::F16,
-                channel_scale: None,
-            };
-            for k in [1, 7, 8, 33] {
-                let codes: Vec<u8> = (0..3 * k).map(|i| (i * 37 % (1 << bits)) as u8).collect();
-                let bytes = pack(&codes, k, format);
-                assert_eq!(bytes.len(), 3 * row_bytes(k, format));
-                assert_eq!(unpack(&bytes, k, format), codes, "{bits} bits, k {k}");
-            }
-        }
-        let format = WeightFormat {
-            bits: 4,
-            group: Group::Channel,
-            zero: Zero::Symmetric,
-            scale: Float::F16,
-            channel_scale: None,
-        };
-        assert_eq!(pack(&[1, 2, 3], 3, format), [0x21, 0x03]);
-    }
-}
+mod tests;

@@ -137,7 +137,18 @@ fn damaged_work_is_refused_and_not_read() {
     std::fs::copy(work.join("block-00000/model.safetensors"), &weights).unwrap();
     let error = case.run(&method, |_| {}).unwrap_err();
     assert!(error.to_string().contains("block 1 is damaged"), "{error}");
-    std::fs::write(&weights, whole).unwrap();
+    // A bit of a code, which any reader takes for another number.
+    let mut flipped = whole.clone();
+    let last = flipped.len() - 1;
+    flipped[last] ^= 0x10;
+    std::fs::write(&weights, flipped).unwrap();
+    let error = case.run(&method, |_| {}).unwrap_err();
+    assert!(matches!(error, Error::Unfinished { .. }), "{error}");
+    assert!(error.to_string().contains("block 1 is damaged"), "{error}");
+    // Without it, it is computed again.
+    std::fs::remove_dir_all(&block).unwrap();
+    drop(case.run(&method, |_| {}).unwrap());
+    assert!(std::fs::read(&weights).unwrap() == whole);
     std::fs::rename(&manifest, work.join("other")).unwrap();
     assert!(matches!(case.run(&method, |_| {}), Err(Error::Unfinished { .. })));
     std::fs::rename(work.join("other"), &manifest).unwrap();

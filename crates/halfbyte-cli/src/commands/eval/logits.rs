@@ -3,18 +3,17 @@
 use crate::app::App;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::LoadArgs;
+use crate::model::{LoadArgs, files_of};
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
-use halfbyte_checkpoint::Checkpoint;
+use halfbyte_checkpoint::folder::refuse_input;
+use halfbyte_checkpoint::{Checkpoint, Error as CheckpointError, Replacement, files};
 use halfbyte_llm::{Error as LlmError, eval};
 use serde::Serialize;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use tempfile::NamedTempFile;
 
 /// Write the logits of rows of token ids: `logits` [rows, positions, vocab] f32 for `input_ids` [rows, positions] int32.
 #[derive(Debug, clap::Args)]
@@ -24,7 +23,7 @@ pub struct Args {
     /// Safetensors file with `input_ids`.
     #[arg(long, value_name = "FILE.safetensors")]
     ids: PathBuf,
-    /// Safetensors file to write.
+    /// Safetensors file to write; pipes and devices take it too.
     #[arg(short, long, value_name = "FILE.safetensors")]
     output: PathBuf,
     /// Replace the file if it is there already.
@@ -48,8 +47,11 @@ struct Logits {
 /// Writes the file.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let begun = Instant::now();
-    if !args.overwrite && args.output.symlink_metadata().is_ok() {
-        return Err(halfbyte_checkpoint::Error::Exists { path: args.output.clone(), why: String::new() }.into());
+    let mut inputs = files_of(&args.model);
+    inputs.push(args.ids.clone());
+    refuse_input(&args.output, &inputs)?;
+    if !args.overwrite && args.output.is_file() {
+        return Err(CheckpointError::Exists { path: args.output.clone(), why: String::new() }.into());
     }
     let cpu = app.cpu()?;
     let file = Checkpoint::open(&args.ids)?;
@@ -66,20 +68,23 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let model = args.load.load(app, &args.model)?;
     let vocab = model.config().spec.vocab;
     let _cooperate = interrupt::cooperate();
-    let mut output = Output::create(&args.output, [rows, positions, vocab])?;
+    let refuse = |source| CheckpointError::Io { op: "write", path: args.output.clone(), source };
+    let mut output = Output::create(&args.output, args.overwrite, &inputs, [rows, positions, vocab])?;
     let progress = Progress::new(app, "computing", Unit::Things("rows"));
     eval::logits(
         &model,
         &cpu,
         &eval::Ids { ids: &ids, shape: [rows, positions] },
-        &mut |logits| output.write(logits).map_err(|source| LlmError::Io { path: args.output.clone(), source }),
+        &mut |logits| output.write(logits).map_err(|e| LlmError::Checkpoint(refuse(e))),
         &mut |at| {
             progress.at(at.done as u64, at.total as u64);
             if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         },
     )?;
     drop(progress);
-    let written = output.finish(&args.output, args.overwrite)?;
+    // Before the output takes the place of a file that standard output goes to.
+    let to_standard_output = files::is_same(&args.output, Path::new("/dev/stdout"));
+    let written = output.finish()?;
     let result = Logits {
         output: args.output.clone(),
         rows,
@@ -89,40 +94,36 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         seconds: begun.elapsed().as_secs_f64(),
         format: args.load.name(&args.model)?,
     };
-    app.result(&result, |r| {
+    let human = |r: &Logits| {
         let shape = [r.rows, r.positions, r.vocab];
         format!("{}: logits {shape:?} ({}), {}, {:.1} s\n", r.output.display(), r.format, bytes(r.bytes), r.seconds)
-    })
+    };
+    if to_standard_output {
+        app.note(human(&result).trim_end());
+        return Ok(());
+    }
+    app.result(&result, human)
 }
 
-/// A safetensors file of one tensor, written as it comes, under a temporary name until it is whole.
+/// A safetensors file of one tensor, written as it comes, which takes its place when it is whole.
 struct Output {
-    file: BufWriter<NamedTempFile>,
+    file: Replacement,
+    size: u64,
     left: u64,
 }
 
 impl Output {
-    fn create(path: &Path, shape: [usize; 3]) -> Result<Self> {
-        let size = shape.iter().try_fold(4u64, |size, &d| size.checked_mul(d as u64)).ok_or_else(|| {
+    fn create(path: &Path, overwrite: bool, inputs: &[PathBuf], shape: [usize; 3]) -> Result<Self> {
+        let left = shape.iter().try_fold(4u64, |size, &d| size.checked_mul(d as u64)).ok_or_else(|| {
             Failure::usage("the logits would be too large", format!("{shape:?} of f32"), "give fewer rows or positions")
         })?;
         let mut header =
-            format!("{{\"logits\":{{\"dtype\":\"F32\",\"shape\":{shape:?},\"data_offsets\":[0,{size}]}}}}");
+            format!("{{\"logits\":{{\"dtype\":\"F32\",\"shape\":{shape:?},\"data_offsets\":[0,{left}]}}}}");
         header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
-        let folder = folder(path);
-        let create = || {
-            let mut builder = tempfile::Builder::new();
-            builder.prefix(".logits-");
-            // What any new file gets, less the user's mask; temporary files are private otherwise.
-            #[cfg(unix)]
-            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-            let mut file = BufWriter::new(builder.tempfile_in(folder)?);
-            file.write_all(&(header.len() as u64).to_le_bytes())?;
-            file.write_all(header.as_bytes())?;
-            Ok(file)
-        };
-        let file = create().map_err(|e: std::io::Error| Failure::io("write to", folder, &e))?;
-        Ok(Self { file, left: size })
+        let mut file = Replacement::create(path, overwrite, inputs)?;
+        let header = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+        file.write_all(&header).map_err(|e| Failure::io("write", path, &e))?;
+        Ok(Self { file, size: left.saturating_add(header.len() as u64), left })
     }
 
     fn write(&mut self, logits: &[f32]) -> std::io::Result<()> {
@@ -131,28 +132,13 @@ impl Output {
         self.file.write_all(bytes)
     }
 
-    /// Syncs the file and gives it its name; returns its size.
-    fn finish(self, path: &Path, overwrite: bool) -> Result<u64> {
-        let refuse = |e: std::io::Error| Failure::io("write", path, &e);
+    /// Gives the file its name; returns its size.
+    fn finish(self) -> Result<u64> {
         if self.left > 0 {
-            return Err(refuse(std::io::ErrorKind::UnexpectedEof.into()));
+            let cause = format!("{} of {} bytes are missing", self.left, self.size);
+            return Err(Failure::new(Exit::Device, "the logits are not complete", cause, "run it again"));
         }
-        let file = self.file.into_inner().map_err(|e| refuse(e.into_error()))?;
-        file.as_file().sync_all().map_err(refuse)?;
-        let file = match overwrite {
-            true => file.persist(path),
-            false => file.persist_noclobber(path),
-        };
-        let file = file.map_err(|e| refuse(e.error))?;
-        #[cfg(unix)]
-        File::open(folder(path)).and_then(|folder| folder.sync_all()).map_err(refuse)?;
-        Ok(file.metadata().map_err(refuse)?.len())
-    }
-}
-
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+        self.file.commit()?;
+        Ok(self.size)
     }
 }

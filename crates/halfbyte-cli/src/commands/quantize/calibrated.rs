@@ -5,12 +5,13 @@ use crate::app::App;
 use crate::args::{ActArg, RtnArgs};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::tokenizer;
+use crate::model::{files_of, tokenizer};
 use crate::progress::{Progress, Unit};
 use crate::text::{Align, table};
 use halfbyte::quantize::{Gptq, Refine, Rtn};
 use halfbyte::{Act, WeightFormat};
-use halfbyte_checkpoint::{Error as CheckpointError, Job, Quantization, Target, Weights, write_model};
+use halfbyte_checkpoint::folder::{check_target, refuse_input};
+use halfbyte_checkpoint::{Error as CheckpointError, Job, Quantization, Replacement, Target, Weights, write_model};
 use halfbyte_llm::calibrate::{self, ActivationReport, ByAwq, ByGptq, Doing, Finished, LayerReport, RoundToNearest};
 use halfbyte_llm::{Config, Error as LlmError, eval};
 use serde::Serialize;
@@ -174,6 +175,11 @@ pub struct Calibration {
 pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     let Task { app, source, calibration, .. } = *task;
     refuse_existing(&result.output, task.overwrite)?;
+    let mut inputs = files_of(source.checkpoint().path());
+    inputs.push(task.text.to_owned());
+    if let Some(path) = &calibration.report {
+        refuse_input(path, &inputs)?;
+    }
     let config = Config::from_weights(source)?;
     let tokens = tokens(task, &config)?;
     let cpu = app.cpu()?;
@@ -214,11 +220,13 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
         result.calibration = Some(summary);
         return Ok(());
     }
+    // The model is written last: better to know at once that it cannot be.
+    check_target(source, &result.output, task.target, task.overwrite)?;
     let cooperate = interrupt::cooperate();
     let finished = quantize(app, &job).map_err(|e| resumable(e, &result.output))?;
     summary.layers = finished.report().to_vec();
     if let Some(path) = &calibration.report {
-        write_report(path, &summary)?;
+        write_report(path, &summary, &inputs)?;
     }
     write(task, &finished, result)?;
     finished.remove()?;
@@ -228,7 +236,7 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
     Ok(())
 }
 
-/// The final folder is written last: better to know at once that it may not be.
+/// What a dry run can tell of the target without touching it.
 fn refuse_existing(target: &Path, overwrite: bool) -> Result<()> {
     let holds_something = std::fs::read_dir(target).is_ok_and(|mut entries| entries.next().is_some());
     if overwrite || !(holds_something || target.is_file()) {
@@ -322,17 +330,13 @@ fn resumable(error: LlmError, target: &Path) -> Failure {
     }
 }
 
-/// Writes the report under a temporary name and gives it its own.
-fn write_report(path: &Path, summary: &Calibration) -> Result<()> {
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || {
-        let mut file = tempfile::Builder::new().prefix(".report-").tempfile_in(folder)?;
-        serde_json::to_writer_pretty(&mut file, summary)?;
-        file.write_all(b"\n")?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|e| e.error)
-    };
-    write().map(drop).map_err(|e| Failure::io("write", path, &e))
+/// Writes the report; what was there stays until it is whole.
+fn write_report(path: &Path, summary: &Calibration, inputs: &[PathBuf]) -> Result<()> {
+    let refuse = |e: std::io::Error| Failure::io("write", path, &e);
+    let mut file = Replacement::create(path, true, inputs)?;
+    serde_json::to_writer_pretty(&mut file, summary).map_err(|e| refuse(e.into()))?;
+    file.write_all(b"\n").map_err(refuse)?;
+    Ok(file.commit()?)
 }
 
 /// The layers as a table: a person must see where the loss is, and which layers quantised activations are not for.

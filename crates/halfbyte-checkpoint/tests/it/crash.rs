@@ -1,0 +1,282 @@
+//! Kills and refusals at every operation on files: the target is the old one or the new one, and nothing is left over.
+
+use crate::support::{Tensor, tensor, testdata, write_folder};
+use half::f16;
+use halfbyte::quantize::{Rtn, rtn};
+use halfbyte::{Float, Group, WeightFormat, Zero};
+use halfbyte_checkpoint::files::faults::{self, Fault, Plan};
+use halfbyte_checkpoint::safetensors::{DType, TensorSpec, create};
+use halfbyte_checkpoint::{
+    Conversion, Error, Job, LinearWeight, Quantization, Replacement, Result, Target, Weights, convert, write_dense,
+    write_model,
+};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+const FORMAT: WeightFormat =
+    WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Symmetric, scale: Float::F16, channel_scale: None };
+
+/// Error numbers of Linux: no space, input or output, access, file too large.
+const REFUSALS: [i32; 4] = [28, 5, 13, 27];
+const INTERRUPTED: i32 = 4;
+
+/// Everything below a folder by its path: the bytes of files, None for folders.
+type Tree = BTreeMap<PathBuf, Option<Vec<u8>>>;
+
+fn tree(folder: &Path) -> Tree {
+    let mut found = Tree::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(folder_here) = folders.pop() {
+        for entry in std::fs::read_dir(&folder_here).unwrap() {
+            let path = entry.unwrap().path();
+            let content = if path.is_dir() { None } else { Some(std::fs::read(&path).unwrap()) };
+            found.insert(path.strip_prefix(folder).unwrap().to_owned(), content);
+            if path.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// What of a tree lies below a path, and the path itself.
+fn below(tree: &Tree, path: &Path) -> Tree {
+    let part = tree.iter().filter_map(|(at, content)| Some((at.strip_prefix(path).ok()?.to_owned(), content.clone())));
+    part.collect()
+}
+
+/// A folder in memory where there is such: thousands of models are written.
+fn scratch() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { tempfile::tempdir_in(memory).unwrap() } else { tempfile::tempdir().unwrap() }
+}
+
+fn write_tree(tree: &Tree, to: &Path) {
+    for (path, content) in tree {
+        match content {
+            None => std::fs::create_dir_all(to.join(path)).unwrap(),
+            Some(bytes) => std::fs::write(to.join(path), bytes).unwrap(),
+        }
+    }
+}
+
+/// What writes a target.
+type Verb<'a> = &'a (dyn Fn(&Path, bool) -> Result<()> + Sync);
+
+/// A verb with the place that it writes to.
+struct Case<'a> {
+    name: &'a str,
+    verb: Verb<'a>,
+    /// What lies in the folder before.
+    before: Tree,
+    /// The target in it.
+    target: &'a str,
+    overwrite: bool,
+    exchange: bool,
+}
+
+impl Case<'_> {
+    /// The folder as it is before.
+    fn folder(&self) -> tempfile::TempDir {
+        let folder = scratch();
+        write_tree(&self.before, folder.path());
+        folder
+    }
+
+    /// Runs the verb with a fault; gives the result and the number of operations.
+    fn run(&self, folder: &Path, fault: Option<(usize, Fault)>, overwrite: bool) -> (Result<()>, usize) {
+        let plan = Plan { fault, exchange: self.exchange };
+        faults::with(plan, || (self.verb)(&folder.join(self.target), overwrite))
+    }
+
+    /// Stops it at every operation; gives the number of kills and of refusals.
+    fn check(&self) -> (usize, usize) {
+        let target = Path::new(self.target);
+        let whole = self.folder();
+        let (done, operations) = self.run(whole.path(), None, self.overwrite);
+        done.unwrap();
+        let after = tree(whole.path());
+        let (old, new) = (below(&self.before, target), below(&after, target));
+        let hidden = |tree: &Tree| tree.keys().any(|path| path.to_str().unwrap().contains(".tmp"));
+        assert!(old != new && !hidden(&after), "{}", self.name);
+
+        let (mut kills, mut refusals) = (0, 0);
+        let mut first_new = operations;
+        for at in 0..operations {
+            for fault in [Fault::Killed, Fault::KilledHalfway] {
+                let place = format!("{}: {fault:?} at {at} of {operations}", self.name);
+                let folder = self.folder();
+                let folder = folder.path();
+                let (done, _) = self.run(folder, Some((at, fault)), self.overwrite);
+                // After the last operation nothing is left to be refused.
+                assert!(done.is_err() || fault == Fault::KilledHalfway && at + 1 == operations, "{place}");
+                let found = tree(folder);
+                let is_new = below(&found, target) == new;
+                if is_new {
+                    first_new = first_new.min(at);
+                } else if below(&found, target) != old {
+                    // Between two renames: the old one is whole in its other place, and comes back.
+                    assert!(!self.exchange && below(&found, target).is_empty(), "{place}");
+                    assert_eq!(below(&found, &moved(target)), old, "{place}");
+                    let refused = self.run(folder, None, false).0.expect_err(&place);
+                    assert!(matches!(refused, Error::Exists { .. }), "{place}: {refused}");
+                    assert_eq!(tree(folder), self.before, "{place}");
+                }
+                let (again, _) = self.run(folder, None, self.overwrite || is_new);
+                again.unwrap_or_else(|e| panic!("{place}, again: {e}"));
+                assert_eq!(tree(folder), after, "{place}, again");
+                kills += 1;
+            }
+        }
+        let faults = REFUSALS.map(Fault::Refused).into_iter().chain([Fault::Refused(INTERRUPTED), Fault::Short]);
+        for (at, fault) in faults.flat_map(|fault| (0..operations).map(move |at| (at, fault))) {
+            let place = format!("{}: {fault:?} at {at} of {operations}", self.name);
+            let folder = self.folder();
+            let (done, _) = self.run(folder.path(), Some((at, fault)), self.overwrite);
+            let found = tree(folder.path());
+            match done {
+                Ok(()) => assert_eq!(found, after, "{place}"),
+                Err(error) => {
+                    assert!(matches!(fault, Fault::Refused(number) if number != INTERRUPTED), "{place}: {error}");
+                    assert!(matches!(error, Error::Io { .. }), "{place}: {error}");
+                    // The last steps are a sync and the removal of what was there.
+                    assert!(
+                        found == self.before || found == after && at + 1 >= first_new,
+                        "{place}: {error}: {found:?}"
+                    );
+                }
+            }
+            refusals += 1;
+        }
+        (kills, refusals)
+    }
+}
+
+/// Where the target lies between two renames.
+fn moved(target: &Path) -> PathBuf {
+    let name = target.file_name().unwrap().to_str().unwrap();
+    target.with_file_name(format!(".{name}.tmp/old"))
+}
+
+/// A small dense model with two blocks and files beside it.
+fn dense(folder: &Path) -> Weights {
+    let mut tensors: Vec<Tensor> = Vec::new();
+    for (i, name) in ["model.layers.0.q_proj", "model.layers.1.up_proj"].iter().enumerate() {
+        let weights: Vec<f16> = (0..32 * 64).map(|j| f16::from_f32(((j * 7 + i) % 13) as f32 / 8.0 - 0.75)).collect();
+        tensors.push(tensor(&format!("{name}.weight"), DType::F16, &[32, 64], &weights));
+    }
+    tensors.push(tensor("model.norm.weight", DType::F16, &[64], &[f16::ONE; 64]));
+    write_folder(folder, &tensors, r#"{"model_type": "llama"}"#);
+    std::fs::write(folder.join("tokenizer.json"), "{}").unwrap();
+    std::fs::write(folder.join("modeling_own.py"), "pass").unwrap();
+    Weights::open(folder).unwrap()
+}
+
+fn quantize(source: &Weights, target: &Path, overwrite: bool) -> Result<()> {
+    let quantization = Quantization {
+        target: Target::Gptq(None),
+        format: &mut |module| module.in_block().then_some(FORMAT),
+        quantize: &mut |_, weight, format| match weight {
+            LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
+            LinearWeight::Quantized(q) => Ok(q.clone()),
+        },
+        dense: &mut |_| None,
+    };
+    // Several files, and an index.
+    let job = Job { overwrite, max_shard_bytes: 1000, ..Job::new(source, target) };
+    write_model(job, quantization).map(drop)
+}
+
+fn change(source: &Weights, target: &Path, overwrite: bool, form: Target) -> Result<()> {
+    let conversion = Conversion { target: form, bits: None, group: None, channel_scale: None, requantize: true };
+    convert(Job { overwrite, ..Job::new(source, target) }, conversion).map(drop)
+}
+
+#[test]
+fn at_every_operation_the_target_is_the_old_one_or_the_new_one() {
+    let here = scratch();
+    let path = |name: &str| here.path().join(name);
+    std::fs::create_dir(path("dense")).unwrap();
+    let source = dense(&path("dense"));
+    quantize(&source, &path("quantized"), false).unwrap();
+    let quantized = Weights::open(path("quantized")).unwrap();
+    let llama = Weights::open(testdata("gguf/tiny_llama.gguf")).unwrap();
+
+    let to_gptq: Verb<'_> = &|target, overwrite| quantize(&source, target, overwrite);
+    let to_onnx: Verb<'_> = &|target, overwrite| change(&quantized, target, overwrite, Target::Onnx);
+    let to_gguf: Verb<'_> = &|target, overwrite| change(&llama, target, overwrite, Target::Gguf);
+    let to_dense: Verb<'_> =
+        &|target, overwrite| write_dense(Job { overwrite, ..Job::new(&quantized, target) }, Float::F32).map(drop);
+
+    let to_file: Verb<'_> = &|target, overwrite| {
+        let mut file = Replacement::create(target, overwrite, &[])?;
+        // It is in memory until the end.
+        file.write_all(b"a newer file").unwrap();
+        file.commit()
+    };
+
+    // An older model: what another verb writes, and files that the new one has not.
+    let below_out = |tree: Tree| -> Tree {
+        tree.into_iter().map(|(path, content)| (Path::new("out").join(path), content)).collect()
+    };
+    let folder = |content: &Tree| {
+        let mut folder = below_out(content.clone());
+        folder.insert("out".into(), None);
+        folder
+    };
+    let mut older = tree(&path("dense"));
+    older.insert("NOTICE".into(), Some(b"older".to_vec()));
+    let older_file = Tree::from([("m.gguf".into(), Some(b"an older file".to_vec()))]);
+
+    let mut cases = Vec::new();
+    let mut check = |name, verb, before, target, overwrite, exchange| {
+        cases.push(Case { name, verb, before, target, overwrite, exchange });
+    };
+    for (name, verb) in [("quantize", to_gptq), ("convert to ONNX", to_onnx), ("dequantize", to_dense)] {
+        check(name, verb, folder(&older), "out", true, true);
+        check(name, verb, folder(&older), "out", true, false);
+        check(name, verb, Tree::new(), "out", false, true);
+    }
+    check("quantize into an empty folder", to_gptq, folder(&Tree::new()), "out", false, true);
+    check("quantize into new folders", to_gptq, Tree::new(), "a/b/out", false, true);
+    check("convert to a file", to_gguf, Tree::new(), "m.gguf", false, true);
+    check("convert over a file", to_gguf, older_file.clone(), "m.gguf", true, true);
+    check("write a file", to_file, Tree::new(), "m.gguf", false, true);
+    check("write over a file", to_file, older_file, "m.gguf", true, true);
+    // Code is replaced only by the same.
+    older.remove(Path::new("modeling_own.py"));
+    check("convert to a file in a folder", to_gguf, folder(&older), "out", true, true);
+    // Each on a thread of its own, since faults are a thread's.
+    let counts = std::thread::scope(|scope| {
+        let threads: Vec<_> = cases.iter().map(|case| scope.spawn(|| case.check())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    let (kills, refusals) = counts.iter().fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
+    println!("{} cases, killed at {kills} places, refused at {refusals}", cases.len());
+    assert!(kills > 1000 && refusals > 3000);
+}
+
+#[test]
+fn files_of_tensors_alone_are_all_there_or_none() {
+    let spec = |name: &str| TensorSpec { name: name.to_owned(), dtype: DType::U8, shape: vec![4] };
+    // Two files, and an index that is written last.
+    let write = |folder: &Path| {
+        let mut writer = create(folder, &[spec("a"), spec("b")], 4)?;
+        writer.write("a", &[1; 4])?;
+        writer.write("b", &[2; 4])?;
+        writer.finish()
+    };
+    let run = |fault| {
+        let folder = scratch();
+        let (done, operations) = faults::with(Plan { fault, exchange: true }, || write(folder.path()));
+        (done, operations, tree(folder.path()).len())
+    };
+    let (done, operations, files) = run(None);
+    assert_eq!((done.unwrap().files.len(), files), (3, 3));
+    for (at, number) in (0..operations).flat_map(|at| REFUSALS.map(|number| (at, number))) {
+        let (done, _, files) = run(Some((at, Fault::Refused(number))));
+        assert!(matches!(done, Err(Error::Io { .. })), "{number} at {at} of {operations}: {done:?}");
+        assert_eq!(files, 0, "{number} at {at} of {operations}");
+    }
+}

@@ -1,0 +1,89 @@
+//! Where results go: never over what is read, through links and pipes, and not beyond the shell's limit.
+
+use crate::support::{copy_of_model, fails, model, output, quiet, text};
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// A safetensors file with one row of three token ids.
+fn write_ids(path: &Path) {
+    let header = br#"{"input_ids":{"dtype":"I32","shape":[1,3],"data_offsets":[0,12]}}  "#;
+    let ids: Vec<u8> = [1i32, 2, 3].iter().flat_map(|id| id.to_le_bytes()).collect();
+    fs::write(path, [&(header.len() as u64).to_le_bytes(), &header[..], &ids].concat()).unwrap();
+}
+
+#[test]
+fn logits_replace_nothing_that_is_read() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let copy = copy_of_model(here.path());
+    let (folder, ids) = (copy.display().to_string(), path("ids"));
+    write_ids(Path::new(&ids));
+    let logits = |to: &str| ["eval", "logits", &folder, "--ids", &ids, "-o", to].map(str::to_owned);
+    let over = |to: &str| [&logits(to)[..], &["--overwrite".to_owned()]].concat();
+    let content = |folder: &Path| {
+        let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files.into_iter().map(|file| (fs::read(&file).unwrap(), file)).collect::<Vec<_>>()
+    };
+    let before = content(&copy);
+    symlink("copy/config.json", path("link")).unwrap();
+    fs::hard_link(copy.join("model-00002-of-00002.safetensors"), path("hard")).unwrap();
+    for name in ["copy/model-00001-of-00002.safetensors", "copy/tokenizer.json", "copy/../link", "hard", "ids"] {
+        let args = over(&path(name));
+        let error = fails(2, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(error.contains("no input"), "{name}: {error}");
+    }
+    assert!(content(&copy) == before);
+
+    // A file, what a link leads to, and a pipe.
+    let run = |args: &[String]| quiet(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    run(&logits(&path("logits")));
+    let wanted = fs::read(path("logits")).unwrap();
+    fs::write(path("behind"), "x").unwrap();
+    symlink("behind", path("to_behind")).unwrap();
+    run(&over(&path("to_behind")));
+    assert!(
+        fs::read(path("behind")).unwrap() == wanted && fs::symlink_metadata(path("to_behind")).unwrap().is_symlink()
+    );
+    let args = logits("/dev/stdout");
+    let piped = output(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(piped.status.code(), Some(0), "{}", text(&piped.stderr));
+    assert!(piped.stdout == wanted && text(&piped.stderr).contains("logits [1, 3, 4096]"));
+    assert!(fs::symlink_metadata("/dev/stdout").unwrap().is_symlink());
+    let mut left = fs::read_dir(here.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(left.all(|name| !name.to_string_lossy().ends_with(".tmp")));
+}
+
+#[test]
+fn a_limit_on_the_size_of_files_is_an_error_like_a_full_disk() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    let (m, quantized, ids) = (model(), path("quantized"), path("ids"));
+    quiet(&["quantize", &m, "-o", &quantized]);
+    write_ids(Path::new(&ids));
+    let before = fs::read(here.path().join("quantized/model.safetensors")).unwrap();
+    for args in [
+        &["quantize", &m, "-o", &path("out")][..],
+        &["quantize", &m, "-o", &quantized, "--overwrite", "--bits", "8"],
+        &["dequantize", &quantized, "-o", &path("out")],
+        &["convert", &quantized, "-o", &path("out.gguf"), "--to", "gguf"],
+        &["convert", &quantized, "-o", &path("out"), "--to", "onnx"],
+        &["eval", "logits", &m, "--ids", &ids, "-o", &path("out"), "--device", "cpu"],
+    ] {
+        let limited = Command::new("sh")
+            .args(["-c", "ulimit -f 16; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_halfbyte")])
+            .args(args)
+            .output()
+            .unwrap();
+        let error = text(&limited.stderr);
+        assert_eq!(limited.status.code(), Some(4), "{args:?}: {:?}: {error}", limited.status);
+        for wanted in ["error: cannot write ", "cause: File too large", "help: raise the limit", "ulimit -f"] {
+            assert!(error.contains(wanted), "{args:?}: {error}");
+        }
+        assert_eq!(fs::read_dir(here.path()).unwrap().count(), 2, "{args:?}");
+        assert!(fs::read(here.path().join("quantized/model.safetensors")).unwrap() == before);
+    }
+}
