@@ -1,6 +1,7 @@
 //! Progress on a terminal, for what can pass two seconds.
 
 use crate::app::App;
+use crate::text::escaped;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar on standard error with what is done, the rate and the time left; nothing where that is no terminal.
@@ -47,8 +48,8 @@ impl Progress {
     }
 
     /// Shows what is being done now.
-    pub fn step(&self, what: impl Into<String>) {
-        self.0.set_message(what.into());
+    pub fn step(&self, what: impl AsRef<str>) {
+        self.0.set_message(escaped(what.as_ref()).into_owned());
         self.0.tick();
     }
 }

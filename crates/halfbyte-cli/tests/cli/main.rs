@@ -3,6 +3,7 @@
 mod bench;
 mod calibration;
 mod files;
+mod hostile;
 mod models;
 mod support;
 mod usage;

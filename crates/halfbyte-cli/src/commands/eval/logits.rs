@@ -5,7 +5,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::LoadArgs;
 use crate::progress::{Progress, Unit};
-use crate::text::bytes;
+use crate::text::{bytes, path};
 use halfbyte_checkpoint::Checkpoint;
 use halfbyte_llm::{Error as LlmError, eval};
 use serde::Serialize;
@@ -91,7 +91,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     app.result(&result, |r| {
         let shape = [r.rows, r.positions, r.vocab];
-        format!("{}: logits {shape:?} ({}), {}, {:.1} s\n", r.output.display(), r.format, bytes(r.bytes), r.seconds)
+        format!("{}: logits {shape:?} ({}), {}, {:.1} s\n", path(&r.output), r.format, bytes(r.bytes), r.seconds)
     })
 }
 
