@@ -31,7 +31,7 @@ const MERGES_A_TOKEN: usize = 8;
 /// Added tokens; speech models have some ten thousand.
 const MOST_ADDED: usize = 1 << 17;
 
-/// Bytes of a token: each piece of a text may become a copy of one. Tokenizers in the field have 512 at most.
+/// Bytes of a token: each piece of a text may become a copy of one, and those in the field are far shorter.
 const LONGEST_TOKEN: usize = 4096;
 
 /// Nodes of the tree that a Unigram vocabulary becomes, a quarter of a kilobyte each; those in the field have a million.
