@@ -15,7 +15,11 @@ static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 /// Runs `read` with at most `64 · input + 2 MiB` of new memory. More is refused, which ends the process: a finding. The
 /// constant has room for the cache of words that every BPE tokenizer begins with, 1.2 MB.
 pub fn bounded<T>(input: &[u8], read: impl FnOnce() -> T) -> T {
-    let room = 64 * input.len() + (2 << 20);
+    bounded_by(64 * input.len() + (2 << 20), read)
+}
+
+/// Runs `read` with at most so many bytes of new memory.
+pub fn bounded_by<T>(room: usize, read: impl FnOnce() -> T) -> T {
     ALLOCATOR.set_limit(ALLOCATOR.allocated() + room).expect("there is room");
     let result = read();
     ALLOCATOR.set_limit(usize::MAX).expect("there is room");

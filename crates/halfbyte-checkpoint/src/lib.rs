@@ -9,7 +9,7 @@
 //! * [`files`] is every change of the file system.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
 //! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
-//! * [`json`] parses the texts beside the tensors.
+//! * [`json`] parses the texts beside the tensors; [`regular`] opens files, and nothing that only looks like one.
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
 //!
 //! Every file is taken as hostile: a header's numbers are checked against the size of the file before anything is
@@ -30,6 +30,7 @@ pub mod json;
 mod mapping;
 pub mod onnx;
 mod pytorch;
+pub mod regular;
 pub mod safetensors;
 pub mod scheme;
 mod target;

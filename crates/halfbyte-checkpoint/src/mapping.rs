@@ -2,8 +2,8 @@
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
+use crate::regular::open_regular;
 use memmap2::Mmap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
 
@@ -14,14 +14,12 @@ pub(crate) struct Mapping(Mmap);
 impl Mapping {
     /// Maps a regular file. Errors: none there, not a regular file, the system's refusal.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => Error::missing(path, "there is no such file"),
-            _ => Error::io("open", path)(source),
+        let (file, _) = open_regular(path).map_err(|error| match error {
+            Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound => {
+                Error::missing(path, "there is no such file")
+            }
+            other => other,
         })?;
-        let metadata = file.metadata().map_err(Error::io("read the size of", path))?;
-        if !metadata.is_file() {
-            return Err(Error::malformed(path, "expected a regular file, got a folder or a device"));
-        }
         // SAFETY: the mapping is read-only and private to this value, which hands out only `&[u8]`. That the file does
         // not change under it cannot be enforced: as with every program that maps weights, another process that
         // rewrites the file in place changes the bytes, and one that truncates it raises a signal. No invariant of

@@ -11,7 +11,12 @@ use serde::Serialize;
 use std::sync::OnceLock;
 
 /// Version of the JSON objects' form.
-const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 1;
+
+/// Threads that the system offers.
+fn available_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
 
 /// The common options, taken at their word.
 #[derive(Debug)]
@@ -25,6 +30,10 @@ impl App {
     /// Error: a team of threads that cannot be made.
     pub fn new(common: Common) -> Result<Self> {
         let app = Self { common, gpu: OnceLock::new() };
+        let all = available_threads();
+        if app.threads() > all {
+            app.note(&format!("note: --threads {} is more than the {all} of this machine, and slower", app.threads()));
+        }
         // Quantising and converting run on a pool of their own.
         rayon::ThreadPoolBuilder::new()
             .num_threads(app.threads())
@@ -35,8 +44,7 @@ impl App {
 
     /// Threads to compute with.
     pub fn threads(&self) -> usize {
-        let all = || std::thread::available_parallelism().map_or(1, usize::from);
-        self.common.threads.map_or_else(all, usize::from)
+        self.common.threads.map_or_else(available_threads, usize::from)
     }
 
     /// The number of the GPU that was asked for.
@@ -104,10 +112,10 @@ impl App {
         self.common.quiet
     }
 
-    /// Prints a line to standard error, unless told to be quiet.
+    /// Prints a line to standard error, escaped, unless told to be quiet.
     pub fn note(&self, line: &str) {
         if !self.common.quiet {
-            text::write_error(&format!("{line}\n"));
+            text::write_error(&format!("{}\n", text::escaped(line)));
         }
     }
 
@@ -116,10 +124,10 @@ impl App {
         findings.iter().for_each(|finding| self.note(&format!("note: {finding}")));
     }
 
-    /// Prints a command's result.
+    /// Prints a command's result. What `human` takes from files into a line of its own it escapes itself; tables do.
     pub fn result<T: Serialize>(&self, result: &T, human: impl FnOnce(&T) -> String) -> Result<()> {
         if !self.common.json {
-            return text::write_output(&human(result));
+            return text::write_output(&text::escaped_lines(&human(result)));
         }
         #[derive(Serialize)]
         struct Envelope<'a, T> {
@@ -130,6 +138,6 @@ impl App {
         let json = serde_json::to_string(&Envelope { schema: SCHEMA, result }).map_err(|e| {
             Failure::new(Exit::Input, "the result cannot be written as JSON", e.to_string(), "leave --json out")
         })?;
-        text::write_output(&format!("{json}\n"))
+        text::write_output(&format!("{}\n", text::safe_json(&json)))
     }
 }

@@ -1,8 +1,10 @@
 //! What went wrong, as three lines for people and an exit status for scripts.
 
-use crate::text::write_error;
+use crate::app::SCHEMA;
+use crate::text::{escaped, escaped_lines, write_error};
 use halfbyte_checkpoint::Error as CheckpointError;
 use halfbyte_llm::Error as LlmError;
+use serde_json::json;
 use std::fmt::Write;
 use std::io;
 use std::path::Path;
@@ -17,7 +19,7 @@ pub enum Exit {
     Usage = 2,
     /// A bad input file.
     Input = 3,
-    /// A device, or memory or disk space, is not to be had.
+    /// A device, memory, or a place to write to is not to be had.
     Device = 4,
     /// Ctrl-C.
     Interrupted = 130,
@@ -45,23 +47,34 @@ pub struct Message {
 pub type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    /// An error of this kind.
-    pub fn new(exit: Exit, what: impl Into<String>, cause: impl Into<String>, help: impl Into<String>) -> Self {
-        Self::Message(Box::new(Message { exit, what: what.into(), cause: cause.into(), help: help.into() }))
+    /// An error of this kind. What files and the system say in it is escaped here, line breaks included.
+    pub fn new(exit: Exit, what: impl AsRef<str>, cause: impl AsRef<str>, help: impl AsRef<str>) -> Self {
+        let line = |text: &str| escaped(text).into_owned();
+        let (what, cause, help) = (line(what.as_ref()), line(cause.as_ref()), line(help.as_ref()));
+        Self::Message(Box::new(Message { exit, what, cause, help }))
     }
 
     /// Options or arguments that do not go together.
-    pub fn usage(what: impl Into<String>, cause: impl Into<String>, help: impl Into<String>) -> Self {
+    pub fn usage(what: impl AsRef<str>, cause: impl AsRef<str>, help: impl AsRef<str>) -> Self {
         Self::new(Exit::Usage, what, cause, help)
     }
 
     /// The system refuses what the device needs.
-    pub fn device(what: impl Into<String>, cause: impl Into<String>) -> Self {
+    pub fn device(what: impl AsRef<str>, cause: impl AsRef<str>) -> Self {
         Self::new(Exit::Device, what, cause, "`halfbyte doctor` shows what this machine offers")
     }
 
+    /// [`Failure::device`] with a cause in lines: what a compiler says, places that were looked at.
+    fn device_lines(what: impl AsRef<str>, cause: &str) -> Self {
+        let mut failure = Self::device(what, "");
+        if let Self::Message(message) = &mut failure {
+            message.cause = escaped_lines(cause).into_owned();
+        }
+        failure
+    }
+
     /// More memory than the machine has free.
-    pub fn memory(what: impl Into<String>, cause: impl Into<String>) -> Self {
+    pub fn memory(what: impl AsRef<str>, cause: impl AsRef<str>) -> Self {
         Self::new(Exit::Device, what, cause, "choose smaller sizes, or free some memory")
     }
 
@@ -77,7 +90,11 @@ impl Failure {
 
     /// The system's refusal to do something with a file.
     pub fn io(verb: &str, path: &Path, source: &io::Error) -> Self {
+        let writing = ["create", "write", "write to", "rename", "remove", "sync"].contains(&verb);
         let (exit, help) = match source.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem if writing => {
+                (Exit::Device, "choose a place where you may write")
+            }
             io::ErrorKind::NotFound => (Exit::Input, "check the path"),
             io::ErrorKind::PermissionDenied => (Exit::Input, "check who may read and write there"),
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (Exit::Device, "free some disk space"),
@@ -90,21 +107,23 @@ impl Failure {
         Self::new(exit, format!("cannot {verb} {}", path.display()), source.to_string(), help)
     }
 
-    /// Prints it and gives the exit status.
-    pub fn report(self) -> ExitCode {
+    /// Prints it to standard error, as lines or as a JSON object, and gives the exit status.
+    pub fn report(self, json: bool) -> ExitCode {
         match self {
             Failure::PipeClosed => ExitCode::SUCCESS,
             Failure::Message(message) => {
-                write_error(&message.to_string());
-                ExitCode::from(message.exit as u8)
+                let Message { exit, what, cause, help } = &*message;
+                let exit = *exit as u8;
+                write_error(&match json {
+                    true => format!(
+                        "{}\n",
+                        json!({"schema": SCHEMA, "error": what, "cause": cause, "help": help, "exit": exit})
+                    ),
+                    false => format!("error: {what}\ncause: {cause}\nhelp: {help}\n"),
+                });
+                ExitCode::from(exit)
             }
         }
-    }
-}
-
-impl std::fmt::Display for Message {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "error: {}\ncause: {}\nhelp: {}\n", self.what, self.cause, self.help)
     }
 }
 
@@ -115,9 +134,9 @@ impl From<halfbyte::Error> for Failure {
         match error {
             E::Device { .. } | E::DeviceLost { .. } => Self::device("the device cannot be used", text),
             E::DeviceMemory { .. } => Self::memory("the device has too little memory", text),
-            E::LibraryMissing { library, .. } => Self::device(format!("{library} is not found"), text),
+            E::LibraryMissing { library, .. } => Self::device_lines(format!("{library} is not found"), &text),
             E::DriverTooOld { .. } => Self::device("the GPU's driver is too old", text),
-            E::Compile { .. } => Self::device("a GPU kernel cannot be compiled", text),
+            E::Compile { .. } => Self::device_lines("a GPU kernel cannot be compiled", &text),
             E::NoKernel { .. } => Self::new(
                 Exit::Device,
                 "no kernel for this product",
@@ -224,10 +243,16 @@ impl From<LlmError> for Failure {
                 "check the tensor, or choose another format",
             ),
             E::EmptyPrompt => Self::usage("there is nothing to read", text, "give at least one token"),
-            E::ContextFull { .. } => Self::usage(
+            E::ContextFull { .. } | E::TextTooLong { .. } => Self::usage(
                 "the text is longer than the model's context",
                 text,
                 "shorten the text or the window; max_position_embeddings in config.json is the limit",
+            ),
+            E::Input { .. } => Self::new(
+                Exit::Input,
+                "the text or the ids do not fit",
+                text,
+                "give more text or a smaller --window; ids are those of the model's tokenizer",
             ),
             E::UnknownToken { .. } => {
                 Self::new(Exit::Input, "a token id is unknown to the model", text, "use the model's own tokenizer")
@@ -259,7 +284,7 @@ pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
     match error.kind() {
         Kind::DisplayHelp | Kind::DisplayVersion => match crate::text::write_output(&rendered) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(failure) => failure.report(),
+            Err(failure) => failure.report(false),
         },
         Kind::DisplayHelpOnMissingArgumentOrSubcommand => {
             write_error(&rendered);
@@ -279,7 +304,8 @@ pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
             }
             let verbs = given_verbs(command);
             let help = format!("`{verbs} --help` lists what there is");
-            Failure::usage("wrong usage", cause, help).report()
+            let json = std::env::args().any(|word| word == "--json");
+            Failure::usage("wrong usage", cause, help).report(json)
         }
     }
 }

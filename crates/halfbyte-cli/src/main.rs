@@ -28,7 +28,7 @@ use std::process::ExitCode;
 #[command(name = "halfbyte", version, propagate_version = true, max_term_width = 100)]
 #[command(
     after_help = "Exit status: 0 done; 1 the answer is \"no\" (verify differs, a bound is missed); 2 wrong usage; 3 bad input file; \
-                        4 device or memory; 130 interrupted."
+                        4 device, memory or output; 130 interrupted."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -69,9 +69,10 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return failure::of_usage(&error, &mut Cli::command()),
     };
+    let json = cli.common.json;
     match dispatch(cli) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
+        Err(failure) => failure.report(json),
     }
 }
 

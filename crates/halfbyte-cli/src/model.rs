@@ -142,6 +142,16 @@ fn name_of(weights: &Weights, act: Act) -> Result<String> {
     Ok(counts.into_iter().max_by_key(|(_, count)| *count).map_or_else(|| "no layers".to_owned(), |(name, _)| name))
 }
 
+/// Whether a path looks like the name of a repository: `meta-llama/Llama-3.1-8B`.
+fn is_repository(path: &Path) -> bool {
+    let Some((owner, name)) = path.to_str().and_then(|path| path.split_once('/')) else { return false };
+    let word = |text: &str| {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(plain)
+    };
+    word(owner) && word(name) && !Path::new(owner).exists()
+}
+
 /// Opens a model: a folder, or one file.
 pub fn open(path: &Path) -> Result<Weights> {
     open_with(path, Hint::default())
@@ -150,6 +160,15 @@ pub fn open(path: &Path) -> Result<Weights> {
 /// Opens a model with what is known of it besides.
 pub fn open_with(path: &Path, hint: Hint) -> Result<Weights> {
     match std::fs::metadata(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound && is_repository(path) => Err(Failure::new(
+            Exit::Input,
+            format!("cannot open {}", path.display()),
+            "there is no such folder, and models are not downloaded from here",
+            format!(
+                "if it is a repository of Hugging Face, download it first: hf download {} --local-dir FOLDER",
+                path.display()
+            ),
+        )),
         Err(e) => Err(Failure::io("open", path, &e)),
         Ok(_) => Ok(Weights::open_with(path, hint)?),
     }

@@ -1,7 +1,7 @@
 //! Progress on standard error, for what can pass two seconds: a bar on a terminal, elsewhere a line every ten seconds.
 
 use crate::app::App;
-use crate::text::{bytes, write_error};
+use crate::text::{bytes, escaped, write_error};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -64,8 +64,8 @@ impl Progress {
     }
 
     /// Shows what is being done now.
-    pub fn step(&self, what: impl Into<String>) {
-        let what = what.into();
+    pub fn step(&self, what: impl AsRef<str>) {
+        let what = escaped(what.as_ref()).into_owned();
         if let Some(lines) = &self.lines {
             lines.set(|state| state.what.clone_from(&what));
         }

@@ -58,6 +58,16 @@ pub enum Error {
         /// Tokens that would be needed.
         got: usize,
     },
+    /// A text that cannot fit the context, whatever its tokens are.
+    #[error("context: expected a text of at most {limit} tokens, got one of {bytes} bytes, which has at least {least}")]
+    TextTooLong {
+        /// Tokens that fit.
+        limit: usize,
+        /// Length of the text.
+        bytes: usize,
+        /// Tokens that it has at least.
+        least: usize,
+    },
     /// A token id that the model does not know.
     #[error("token: expected an id below {vocab}, got {id}")]
     UnknownToken {
@@ -84,6 +94,16 @@ pub enum Error {
     /// An argument does not fit the operation: change the call.
     #[error("{op}: expected {expected}, got {got}")]
     Invalid {
+        /// The operation that refused.
+        op: &'static str,
+        /// What it would have taken.
+        expected: String,
+        /// What it was given.
+        got: String,
+    },
+    /// A text or ids that were read do not fit the operation: change the file.
+    #[error("{op}: expected {expected}, got {got}")]
+    Input {
         /// The operation that refused.
         op: &'static str,
         /// What it would have taken.

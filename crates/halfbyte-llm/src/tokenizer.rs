@@ -1,18 +1,26 @@
 //! Text to token ids and back, also piece by piece.
 
 mod check;
+mod growth;
+mod guard;
+mod parts;
 
 use crate::config::read_bytes;
 use crate::error::{Error, Result};
+use guard::guarded;
 use halfbyte_checkpoint::Weights;
+use parts::Texts;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+
+/// Bytes of a text that are cut into tokens together where a text may be cut anywhere: a hundred times as much memory.
+const PIECE: usize = 1 << 16;
 
 /// A `tokenizer.json`.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    texts: Texts,
 }
 
 impl Tokenizer {
@@ -39,26 +47,50 @@ impl Tokenizer {
 
     fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Self> {
         let refuse = |e: String| Error::Tokenizer(format!("{}: {e}", path.display()));
-        check::check(&bytes).map_err(refuse)?;
+        let texts = check::check(&bytes).map_err(refuse)?.texts();
         let read = || {
             let mut inner = tokenizers::Tokenizer::from_bytes(bytes)?;
             inner.with_padding(None);
             inner.with_truncation(None)?;
             Ok(inner)
         };
-        Ok(Self { inner: guarded(read).map_err(refuse)? })
+        Ok(Self { inner: guarded(read).map_err(refuse)?, texts })
     }
 
-    /// Ids of a text, without special tokens around it.
+    /// Ids of a text, without special tokens around it. Errors: what the tokenizer refuses, among it a text that its
+    /// replacements may make too long.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = guarded(|| self.inner.encode_fast(text, false)).map_err(Error::Tokenizer)?;
-        Ok(encoding.get_ids().to_vec())
+        self.encode_at_most(text, usize::MAX)
     }
 
     /// Ids of a prompt: the token that begins a text, where the model has one, and the text's.
     pub fn encode_prompt(&self, text: &str, bos: Option<u32>) -> Result<Vec<u32>> {
+        self.encode_prompt_within(text, bos, usize::MAX)
+    }
+
+    /// [`Tokenizer::encode_prompt`] of a text that must have at most `limit` tokens. Where that can be told before the whole
+    /// text is cut into tokens, the error is [`Error::TextTooLong`]; ids of accepted texts are the same.
+    pub fn encode_prompt_within(&self, text: &str, bos: Option<u32>, limit: usize) -> Result<Vec<u32>> {
         let mut ids: Vec<u32> = bos.into_iter().collect();
-        ids.extend(self.encode(text)?);
+        ids.extend(self.encode_at_most(text, limit)?);
+        Ok(ids)
+    }
+
+    fn encode_at_most(&self, text: &str, limit: usize) -> Result<Vec<u32>> {
+        let check = |least: usize| match least <= limit {
+            true => Ok(()),
+            false => Err(Error::TextTooLong { limit, bytes: text.len(), least }),
+        };
+        if limit < usize::MAX {
+            check(self.texts.least_tokens(text))?;
+        }
+        growth::check_text(self.texts.growth, text.len()).map_err(Error::Tokenizer)?;
+        let mut ids = Vec::new();
+        for piece in self.texts.pieces(text, PIECE) {
+            let encoding = guarded(|| self.inner.encode_fast(piece, false)).map_err(Error::Tokenizer)?;
+            ids.extend(encoding.get_ids());
+            check(ids.len())?;
+        }
         Ok(ids)
     }
 
@@ -80,20 +112,6 @@ impl Tokenizer {
     /// Begins to decode a stream of ids.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream { tokenizer: self, ids: Vec::new(), settled: 0, shown: String::new() }
-    }
-}
-
-/// Runs foreign code, which panics on tokenizers that contradict themselves: on a table of characters with an index
-/// beyond its end, or a token of nothing but what is to be stripped off both its ends. That is an error here. Nothing is
-/// left half-changed: the tokenizer is only read, and one that is being made is lost.
-fn guarded<T>(foreign: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
-    match catch_unwind(AssertUnwindSafe(foreign)) {
-        Ok(result) => result.map_err(|e| e.to_string()),
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason given");
-            Err(format!("it contradicts itself: {text}"))
-        }
     }
 }
 
@@ -148,5 +166,84 @@ fn unshown(text: &str, shown: &str) -> String {
                 text.char_indices().zip(shown.chars()).find(|((_, a), b)| a != b).map_or(text.len(), |((at, _), _)| at);
             text[same..].to_owned()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// The model that ships, with another way to cut texts.
+    fn with(pre_tokenizer: Value, normalizer: Value) -> Tokenizer {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m/tokenizer.json");
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        json["pre_tokenizer"] = pre_tokenizer;
+        json["normalizer"] = normalizer;
+        Tokenizer::from_bytes(json.to_string().into_bytes(), &path).unwrap()
+    }
+
+    #[test]
+    fn pieces_have_the_tokens_of_the_whole() {
+        let byte_level = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});
+        let split = |regex: &str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+        let mut cuts = vec![byte_level(true)];
+        for regex in parts::BETWEEN_WORDS {
+            cuts.push(json!({"type": "Sequence", "pretokenizers": [split(regex), byte_level(false)]}));
+        }
+        // Words of every kind, with all that may lie between them.
+        let words = [
+            "a",
+            "Word",
+            "don't",
+            "we'LL",
+            "x1",
+            "12345",
+            "é",
+            "e\u{301}",
+            "中文",
+            "🦀",
+            "<|endoftext|>",
+            "_",
+            "--",
+            "\u{301}",
+        ];
+        let between = ["", " ", " ", " ", "  ", "\n", " \n", "\n\n ", "\t", "\r\n", "\u{a0}", "\u{3000} "];
+        let mut state = 1u64;
+        let mut random = |below: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % below
+        };
+        let text: String =
+            (0..4000).flat_map(|_| [words[random(words.len())], between[random(between.len())]]).collect();
+        for cut in cuts {
+            for normalizer in [Value::Null, json!({"type": "NFC"})] {
+                let tokenizer = with(cut.clone(), normalizer);
+                let texts = tokenizer.texts;
+                let pieces: Vec<&str> = texts.pieces(&text, 1).collect();
+                assert!(pieces.len() > 100 && pieces.concat() == text);
+                let whole = tokenizer.inner.encode_fast(text.as_str(), false).unwrap();
+                let of_pieces: Vec<u32> = pieces.iter().flat_map(|piece| tokenizer.encode(piece).unwrap()).collect();
+                assert_eq!(of_pieces, whole.get_ids(), "{cut}");
+                assert!(texts.least_tokens(&text) <= whole.len() && texts.least_tokens(&text) > 10);
+            }
+        }
+        // What may look across, or add something to each piece, is not cut; what drops text has any number of bytes a token.
+        let prefix = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+        let removed = json!({"type": "Sequence", "pretokenizers": [{"type": "Whitespace"}, byte_level(false)]});
+        for (pre_tokenizer, bounded) in [(prefix, true), (removed, false), (Value::Null, false)] {
+            let texts = with(pre_tokenizer, Value::Null).texts;
+            assert_eq!(texts.pieces(&text, 1).count(), 1);
+            assert_eq!(texts.least_tokens(&text) > 0, bounded);
+        }
+        assert_eq!(with(byte_level(true), json!({"type": "Lowercase"})).texts.least_tokens(&text), 0);
+    }
+
+    #[test]
+    fn panics_of_foreign_code_are_errors_and_others_stay_panics() {
+        let error = guard::guarded(|| -> tokenizers::Result<()> { panic!("of {}", 1) }).unwrap_err();
+        assert_eq!(error, "it contradicts itself: of 1");
+        let caught = std::panic::catch_unwind(|| panic!("ours"));
+        assert!(caught.is_err());
     }
 }

@@ -14,6 +14,10 @@ pub(super) const DEFAULT_ALIGNMENT: usize = 32;
 /// largest vocabularies have a tenth of it.
 const LONGEST_HEADER: usize = 256 << 20;
 
+/// The most tensors and the most metadata pairs: each takes more memory than its bytes in the file.
+const MOST_TENSORS: usize = 1 << 17;
+const MOST_PAIRS: usize = 1 << 16;
+
 /// Dimensions that a tensor may have.
 const MOST_DIMENSIONS: u32 = 4;
 
@@ -48,12 +52,12 @@ pub struct TensorEntry {
 /// Parses and validates the header of a GGUF file, version 2 or 3, little-endian, whose whole content is `bytes`.
 ///
 /// Errors name the file and the key or tensor. Not read: other versions, big-endian files. Malformed: a file that is not
-/// GGUF; counts and lengths beyond the file, or a header beyond 256 MiB; text that is not UTF-8; keys or tensors named twice; more than 4
+/// GGUF; counts and lengths beyond the file, or a header beyond 256 MiB; more than 2^17 tensors, 2^16 keys or 2^21 strings; text that is not UTF-8; keys or tensors named twice; more than 4
 /// dimensions; dimensions of 0; shapes that overflow or whose rows are no whole blocks; unknown types; data that is misaligned, outside
 /// the file, overlapping, or apart by more than alignment needs. Bytes after the last tensor are ignored.
 pub fn parse(bytes: &[u8], file: &Path) -> Result<Header> {
     let fail = |what: String| Error::malformed(file, what);
-    let mut cursor = Cursor { bytes: &bytes[..bytes.len().min(LONGEST_HEADER)], at: 0 };
+    let mut cursor = Cursor::new(&bytes[..bytes.len().min(LONGEST_HEADER)]);
     if cursor.slice(4) != Ok(b"GGUF") {
         return Err(fail("expected a GGUF file, which begins with `GGUF`".into()));
     }
@@ -70,6 +74,11 @@ pub fn parse(bytes: &[u8], file: &Path) -> Result<Header> {
     // A pair has a length, a name, a type and a value; a tensor a length, a name, dimensions, a type and an offset.
     let pairs = cursor.count(pairs, 14, "metadata pairs").map_err(fail)?;
     let tensors = cursor.count(tensors, 25, "tensors").map_err(fail)?;
+    for (count, most, what) in [(pairs, MOST_PAIRS, "metadata pairs"), (tensors, MOST_TENSORS, "tensors")] {
+        if count > most {
+            return Err(fail(format!("expected at most {most} {what}, got {count}")));
+        }
+    }
 
     let mut metadata = Vec::with_capacity(pairs);
     let mut seen = HashSet::with_capacity(pairs);

@@ -131,6 +131,7 @@ macro_rules! numbers {
                     }
                     STRING => {
                         let count = self.count(count, 8, "strings")?;
+                        self.owned(count)?;
                         let mut texts = Vec::with_capacity(count);
                         for i in 0..count {
                             texts.push(self.string().map_err(|e| format!("string {i}: {e}"))?.to_owned());
@@ -139,6 +140,7 @@ macro_rules! numbers {
                     }
                     ARRAY => {
                         let count = self.count(count, 12, "arrays")?;
+                        self.owned(count)?;
                         let mut arrays = Vec::with_capacity(count);
                         for _ in 0..count {
                             arrays.push(self.array(depth + 1)?);
@@ -209,13 +211,31 @@ pub(super) fn write_string(text: &str, out: &mut Vec<u8>) {
     out.extend(text.as_bytes());
 }
 
+/// Strings and arrays in arrays that a header may hold in all: each takes more memory than its bytes in the file. The
+/// largest vocabularies have half a million with their merges.
+const MOST_OWNED: usize = 1 << 21;
+
 /// A place in a file.
 pub(super) struct Cursor<'a> {
-    pub bytes: &'a [u8],
+    bytes: &'a [u8],
     pub at: usize,
+    /// Strings and arrays that may still come.
+    owned_left: usize,
 }
 
 impl<'a> Cursor<'a> {
+    /// The beginning of these bytes.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, at: 0, owned_left: MOST_OWNED }
+    }
+
+    /// Counts strings or arrays that are going to be kept. Error: too many.
+    fn owned(&mut self, count: usize) -> Result<(), String> {
+        let left = self.owned_left.checked_sub(count);
+        self.owned_left = left.ok_or_else(|| format!("expected at most {MOST_OWNED} strings and arrays in all"))?;
+        Ok(())
+    }
+
     pub fn left(&self) -> usize {
         self.bytes.len() - self.at
     }

@@ -1,9 +1,10 @@
 //! The safetensors files of a folder: which they are, and all their tensors.
 
-use super::header::{self, MAX_HEADER_BYTES};
+use super::header;
 use crate::checkpoint::{Checkpoint, MappedFile, Place, Tensor};
 use crate::error::{Error, Result};
 use crate::finding::Finding;
+use crate::json::read_small;
 use crate::mapping::Mapping;
 use std::path::{Path, PathBuf};
 
@@ -113,13 +114,4 @@ pub(crate) fn add_index(
         .collect();
     unnamed.into_iter().for_each(|finding| checkpoint.add_finding(finding));
     Ok(())
-}
-
-/// Reads a JSON file whole. Errors: it cannot be read, or is absurdly long: more than 100 MB.
-pub fn read_small(path: &Path) -> Result<Vec<u8>> {
-    let length = std::fs::metadata(path).map_err(Error::io("open", path))?.len();
-    if length > MAX_HEADER_BYTES {
-        return Err(Error::malformed(path, format!("expected at most {MAX_HEADER_BYTES} bytes of JSON, got {length}")));
-    }
-    std::fs::read(path).map_err(Error::io("read", path))
 }

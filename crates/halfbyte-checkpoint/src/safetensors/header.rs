@@ -2,15 +2,27 @@
 
 use super::dtype::DType;
 use crate::error::{Error, Result};
+use crate::json;
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 
 /// The longest header that is read, as in the reference implementation.
 pub(crate) const MAX_HEADER_BYTES: u64 = 100_000_000;
+
+/// The most tensors of one file: each takes more memory than its entry's bytes, and files in the field have a tenth of it.
+const MOST_TENSORS: usize = 1 << 17;
+
+/// The most texts in `__metadata__`.
+const MOST_METADATA: usize = 1 << 14;
+
+/// The longest entry of a tensor: type, place, and some hundred dimensions.
+const LONGEST_ENTRY: usize = 4096;
+
+/// The most tensors that an index names.
+const MOST_NAMES: usize = 1 << 19;
 
 /// One tensor as its file declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,15 +60,17 @@ pub(crate) fn parse(file: &[u8], path: &Path) -> Result<Vec<Entry>> {
     if header.first() != Some(&b'{') {
         return Err(fail("expected the header to be a JSON object that begins with `{`".into()));
     }
-    let Object(fields) = serde_json::from_slice(header)
+    let fields = json::fields(header, MOST_TENSORS)
         .map_err(|e| fail(format!("the header is not a JSON object of unique names: {e}")))?;
 
     let data_start = 8 + header.len();
     let mut entries = Vec::with_capacity(fields.len());
     for (name, value) in fields {
         if name == "__metadata__" {
-            serde_json::from_str::<HashMap<String, String>>(value.get())
-                .map_err(|e| fail(format!("`__metadata__`: expected an object of strings: {e}")))?;
+            let refuse = |e| fail(format!("`__metadata__`: expected an object of strings: {e}"));
+            for (_, value) in json::fields(value.get().as_bytes(), MOST_METADATA).map_err(refuse)? {
+                serde_json::from_str::<Cow<'_, str>>(value.get()).map_err(refuse)?;
+            }
         } else {
             let entry = entry(name, value, data.len()).map_err(fail)?;
             entries.push(Entry { range: entry.range.start + data_start..entry.range.end + data_start, ..entry });
@@ -99,6 +113,10 @@ fn entry(name: String, value: &RawValue, data_len: usize) -> std::result::Result
         data_offsets: (u64, u64),
     }
     let fail = |what: String| format!("tensor `{name}`: {what}");
+    let length = value.get().len();
+    if length > LONGEST_ENTRY {
+        return Err(fail(format!("expected at most {LONGEST_ENTRY} bytes of type, shape and place, got {length}")));
+    }
     let Fields { dtype, shape, data_offsets: (from, to) } = serde_json::from_str(value.get())
         .map_err(|e| fail(format!("expected {{\"dtype\", \"shape\", \"data_offsets\"}}: {e}")))?;
     let dtype = DType::from_name(&dtype).ok_or_else(|| fail(format!("unknown dtype \"{dtype}\"")))?;
@@ -122,44 +140,15 @@ fn entry(name: String, value: &RawValue, data_len: usize) -> std::result::Result
     Ok(Entry { name, dtype, shape: dims, range: from as usize..to as usize })
 }
 
-/// A JSON object as its fields in order, none of them twice.
-struct Object<'a>(Vec<(String, &'a RawValue)>);
-
-impl<'de> Deserialize<'de> for Object<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        struct Fields;
-        impl<'de> Visitor<'de> for Fields {
-            type Value = Object<'de>;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
-                let mut seen = HashSet::new();
-                let mut fields = Vec::new();
-                while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
-                    if !seen.insert(name.clone()) {
-                        return Err(serde::de::Error::custom(format!("`{name}` appears twice")));
-                    }
-                    fields.push((name, value));
-                }
-                Ok(Object(fields))
-            }
-        }
-        deserializer.deserialize_map(Fields)
-    }
-}
-
 /// Parses an index file (`model.safetensors.index.json`): tensor name and shard name, in the order of the file.
 pub(crate) fn parse_index(text: &[u8], path: &Path) -> Result<Vec<(String, String)>> {
     let fail = |what: String| Error::malformed(path, what);
-    let Object(fields) = serde_json::from_slice(text)
+    let fields = json::fields(text, MOST_NAMES)
         .map_err(|e| fail(format!("the index is not a JSON object of unique names: {e}")))?;
     let Some((_, map)) = fields.iter().find(|(name, _)| name == "weight_map") else {
         return Err(fail("expected a field `weight_map`, got none".into()));
     };
-    let Object(map) = serde_json::from_str(map.get())
+    let map = json::fields(map.get().as_bytes(), MOST_NAMES)
         .map_err(|e| fail(format!("`weight_map` is not a JSON object of unique names: {e}")))?;
     map.into_iter()
         .map(|(tensor, shard)| {

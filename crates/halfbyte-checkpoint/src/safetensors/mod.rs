@@ -15,7 +15,6 @@ mod header;
 mod writer;
 
 pub use dtype::DType;
-pub use files::read_small;
 pub use halfbyte::FloatData;
 pub use writer::{TensorSpec, create};
 

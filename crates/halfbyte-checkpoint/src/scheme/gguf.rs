@@ -8,7 +8,8 @@ use crate::gguf::{
     self, GgmlType, architecture_of, gguf_name, has_paired_rows, hf_row, is_read, load, metadata_from, pack, reordered,
     rope_factors,
 };
-use crate::safetensors::{DType, TensorSpec, cast_floats, read_small};
+use crate::json::{self, read_small};
+use crate::safetensors::{DType, TensorSpec, cast_floats};
 use crate::target::{Form, Settings, unrepresentable};
 use crate::writer::Writer;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero};
@@ -80,6 +81,9 @@ pub(crate) struct GgufForm {
     extra: Vec<(TensorSpec, Vec<u8>)>,
 }
 
+/// Values that a `tokenizer.json` may have: three a merge and one a token, and twice what the largest in the field has.
+const MOST_VALUES: usize = 1 << 22;
+
 impl GgufForm {
     /// Errors: no config or tokenizer; what GGUF cannot say of them.
     pub fn new(source: &Weights) -> Result<Self> {
@@ -88,7 +92,7 @@ impl GgufForm {
             Some(tokenizer) => tokenizer,
             None => {
                 let file = source.folder().join("tokenizer.json");
-                serde_json::from_slice(&read_small(&file)?)
+                json::parse_at_most(&read_small(&file)?, MOST_VALUES)
                     .map_err(|e| Error::malformed(&file, format!("expected JSON: {e}")))?
             }
         };

@@ -18,10 +18,14 @@ use crate::config::{self, Expectation, QuantizationConfig};
 use crate::contents::not_finite;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
-use crate::safetensors::{DType, FloatData, read_small};
+use crate::json::{self, read_small};
+use crate::safetensors::{DType, FloatData};
 use halfbyte::{Act, Format, Group, QTensor, StoredTensor, WeightFormat};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+
+/// Fields of a `tokenizer_config.json`.
+const MOST_FIELDS: usize = 1 << 14;
 
 /// A way to store a quantised linear layer as tensors.
 #[derive(Debug)]
@@ -258,8 +262,15 @@ impl Weights {
             let text = String::from_utf8(read_small(&file)?);
             return text.map(Some).map_err(|_| Error::malformed(&file, "expected UTF-8"));
         }
-        let config = config::read_object(&self.folder.join("tokenizer_config.json"))?;
-        Ok(config.and_then(|c| c.get("chat_template")?.as_str().map(str::to_owned)))
+        let file = self.folder.join("tokenizer_config.json");
+        if !file.exists() {
+            return Ok(None);
+        }
+        // The rest of it, a list of all added tokens among it, may be long.
+        let (text, bad_json) = (read_small(&file)?, |e| Error::malformed(&file, format!("expected JSON: {e}")));
+        let fields = json::fields(&text, MOST_FIELDS).map_err(bad_json)?;
+        let template = fields.iter().find(|(name, _)| name == "chat_template");
+        Ok(template.and_then(|(_, value)| serde_json::from_str(value.get()).ok()))
     }
 
     /// What `tokenizer.json` would say, where the file itself holds that (GGUF); None where a file beside it does. Errors:

@@ -3,6 +3,7 @@
 use crate::Cli;
 use crate::app::App;
 use crate::failure::Result;
+use crate::text::write_output;
 use clap::CommandFactory;
 use clap_complete::Shell;
 use serde::Serialize;
@@ -26,5 +27,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "halfbyte", &mut script);
     let script = String::from_utf8_lossy(&script).into_owned();
-    app.result(&Completions { shell: args.shell.to_string(), script }, |c| c.script.clone())
+    if !app.json() {
+        // For a shell, and all of it ours.
+        return write_output(&script);
+    }
+    app.result(&Completions { shell: args.shell.to_string(), script }, |_| String::new())
 }

@@ -6,7 +6,7 @@ use crate::failure::Result;
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::bytes;
+use crate::text::{bytes, escaped, path};
 use halfbyte::{Float, Group};
 use halfbyte_checkpoint::{Conversion, Hint, Job, convert};
 use serde::Serialize;
@@ -102,7 +102,7 @@ fn human(r: &Converted) -> String {
     let exact = r.modules - r.requantized.len();
     let mut out = format!(
         "{}: {} of {} layers to {} without loss; tensors {} before, {} after, {:.1} s\n",
-        r.output.display(),
+        path(&r.output),
         exact,
         r.modules,
         r.to,
@@ -114,8 +114,8 @@ fn human(r: &Converted) -> String {
         out += &format!(
             "{} layers were rounded again; the first: `{}`: {}\n",
             r.requantized.len(),
-            first.module,
-            first.reason
+            escaped(&first.module),
+            escaped(&first.reason)
         );
     }
     out

@@ -6,7 +6,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::{device, prepare, shipped, tokenizer};
 use crate::progress::Progress;
-use crate::text::{Align, bytes, count, cut, rate, table};
+use crate::text::{Align, bytes, count, cut, escaped, rate, table};
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Act, Format};
@@ -200,7 +200,7 @@ impl Stage<'_> {
 fn human(demo: &Demo) -> String {
     let (before, after) = (&demo.before, &demo.after);
     let name = demo.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let mut out = format!("{name}: {} weights; {}\n\n", count(demo.parameters), demo.machine);
+    let mut out = format!("{}: {} weights; {}\n\n", escaped(&name), count(demo.parameters), demo.machine);
     let windows = match demo.windows == demo.windows_in_all {
         true => format!("all {} windows of {} tokens of its validation set", demo.windows, demo.window),
         false => format!("the first {} of {} windows of its validation set", demo.windows, demo.windows_in_all),
@@ -232,7 +232,7 @@ fn human(demo: &Demo) -> String {
         let text = format!("{}{}", demo.prompt, side.sample);
         let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
         for line in lines.iter().take(SAMPLE_LINES) {
-            out += &format!("  | {}\n", cut(line, 94));
+            out += &format!("  | {}\n", escaped(&cut(line, 94)));
         }
     }
     out += &format!("{:.0} s in all\n", demo.seconds);

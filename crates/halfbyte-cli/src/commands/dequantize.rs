@@ -6,7 +6,7 @@ use crate::failure::Result;
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::bytes;
+use crate::text::{bytes, path};
 use halfbyte::Float;
 use halfbyte_checkpoint::{Job, write_dense};
 use serde::Serialize;
@@ -68,12 +68,6 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     app.result(&result, |r| {
         let (before, after) = (bytes(r.bytes_before), bytes(r.bytes_after));
-        format!(
-            "{}: {} in {}, from {before} to {after}, {:.1} s\n",
-            r.output.display(),
-            r.dtype,
-            "safetensors",
-            r.seconds
-        )
+        format!("{}: {} in {}, from {before} to {after}, {:.1} s\n", path(&r.output), r.dtype, "safetensors", r.seconds)
     })
 }

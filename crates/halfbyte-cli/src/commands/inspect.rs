@@ -6,14 +6,14 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::open_with;
 use crate::progress::{Progress, Unit};
-use crate::text::{Align, bytes, count, table};
+use crate::text::{Align, bytes, count, escaped, path, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
 use halfbyte_checkpoint::{Inspection, QuantizationConfig, inspect};
 use halfbyte_llm::Config;
 use halfbyte_llm::check::{self, contradictions};
 use serde::Serialize;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 
 /// Show a model's architecture, tensors, formats, sizes, and every problem found.
@@ -83,7 +83,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
 }
 
 /// Tensors or modules of the same name but for numbers, shape and format.
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Hash)]
 struct Alike {
     name: String,
     shape: String,
@@ -137,7 +137,8 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
 
 fn human(report: &Report) -> String {
     let i = &report.inspection;
-    let mut out = format!("{}: {}\n", i.path.display(), i.architecture.as_deref().unwrap_or("no architecture stated"));
+    let architecture = escaped(i.architecture.as_deref().unwrap_or("no architecture stated"));
+    let mut out = format!("{}: {architecture}\n", path(&i.path));
     let files = i.files.len();
     out += &format!(
         "{} weights, {} in {} tensors and {files} file{}, {:.2} bits a weight\n",
@@ -148,17 +149,17 @@ fn human(report: &Report) -> String {
         i.bits_per_weight,
     );
     for line in i.quantization.iter().flat_map(declared) {
-        out += &format!("declared: {line}\n");
+        out += &format!("declared: {}\n", escaped(&line));
     }
     out += "\n";
 
-    let mut groups: Vec<(Alike, usize, u64)> = Vec::new();
-    let mut add = |alike: Alike, size: u64| match groups.iter_mut().find(|(known, ..)| *known == alike) {
-        Some((_, members, total)) => {
-            *members += 1;
-            *total += size;
-        }
-        None => groups.push((alike, 1, size)),
+    // Each with the place of its first member, the number of members, and their size.
+    let mut groups: HashMap<Alike, (usize, usize, u64)> = HashMap::new();
+    let mut add = |alike: Alike, size: u64| {
+        let next = groups.len();
+        let (_, members, total) = groups.entry(alike).or_insert((next, 0, 0));
+        *members += 1;
+        *total += size;
     };
     let prefixes: HashSet<&str> = i.modules.iter().map(|module| module.name.as_str()).collect();
     for module in &i.modules {
@@ -171,9 +172,11 @@ fn human(report: &Report) -> String {
         let (name, format) = (pattern(&tensor.name), tensor.dtype.name().to_lowercase());
         add(Alike { name, shape: format!("{:?}", tensor.shape), format, scheme: "dense" }, tensor.bytes);
     }
+    let mut groups: Vec<_> = groups.into_iter().collect();
+    groups.sort_unstable_by_key(|(_, (first, ..))| *first);
     let rows: Vec<Vec<String>> = groups
         .into_iter()
-        .map(|(alike, members, size)| {
+        .map(|(alike, (_, members, size))| {
             vec![alike.name, members.to_string(), alike.shape, alike.scheme.to_owned(), alike.format, bytes(size)]
         })
         .collect();
@@ -192,11 +195,11 @@ fn human(report: &Report) -> String {
         0 => out += "no problems found; --data looks at the numbers too\n",
         found => {
             out += &format!("{found} finding{}:\n", if found == 1 { "" } else { "s" });
-            i.findings.iter().for_each(|finding| out += &format!("  {finding}\n"));
+            i.findings.iter().for_each(|finding| out += &format!("  {}\n", escaped(&finding.to_string())));
         }
     }
     if let Some(obstacle) = &report.obstacle {
-        out += &format!("does not run: {obstacle}\n");
+        out += &format!("does not run: {}\n", escaped(obstacle));
     }
     out
 }

@@ -8,7 +8,7 @@ use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::bytes;
+use crate::text::{bytes, path};
 use calibrated::{Calibration, CalibrationArgs};
 use clap::ValueEnum;
 use halfbyte::quantize::{Rtn, rtn};
@@ -323,7 +323,7 @@ fn human(result: &Quantized) -> String {
     }
     out += &format!(
         "{}: {} layers to {format} by {}, in the form {}\n",
-        result.output.display(),
+        path(&result.output),
         sizes.modules,
         result.by,
         result.to

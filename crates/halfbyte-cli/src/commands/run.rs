@@ -4,10 +4,9 @@ use crate::app::App;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::{LoadArgs, tokenizer};
-use crate::text::{rate, write_output};
+use crate::text::{rate, read_text, write_output, write_prose};
 use halfbyte_llm::{Finish, Request, Sampling, Session};
 use serde::Serialize;
-use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
@@ -24,7 +23,7 @@ pub struct Args {
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Write at most this many new tokens.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128, allow_negative_numbers = true, value_parser = count)]
     max_tokens: usize,
     /// Divide logits by this before drawing; 0 takes the most likely token.
     #[arg(long, value_name = "T", default_value_t = 0.0)]
@@ -65,7 +64,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let model = args.load.load(app, &args.model)?;
     let tokenizer = tokenizer(&args.model)?;
     let config = model.config();
-    let ids = tokenizer.encode_prompt(&prompt, config.bos)?;
+    let ids = tokenizer.encode_prompt_within(&prompt, config.bos, config.spec.max_context)?;
     let context = ids.len().saturating_add(args.max_tokens).min(config.spec.max_context);
     let mut session = Session::new(&model, &cpu, context)?;
     let request = Request {
@@ -82,7 +81,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let generated = session.generate(&tokenizer, &request, &mut |piece| {
         if app.json() {
             text.push_str(piece);
-        } else if let Err(failure) = write_output(piece) {
+        } else if let Err(failure) = write_prose(piece) {
             closed = Some(failure);
             return ControlFlow::Break(());
         }
@@ -126,15 +125,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     Ok(())
 }
 
+fn count(text: &str) -> std::result::Result<usize, String> {
+    text.parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
+}
+
 fn prompt(args: &Args) -> Result<String> {
     match (&args.prompt, &args.file) {
         (Some(text), _) => Ok(text.clone()),
-        (None, Some(path)) if path.as_os_str() == "-" => {
-            let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).map_err(|e| Failure::io("read", path, &e))?;
-            Ok(text)
-        }
-        (None, Some(path)) => std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e)),
+        (None, Some(path)) => read_text(path),
         (None, None) => {
             Err(Failure::usage("there is no prompt", "neither -p nor -f is given", "add -p TEXT or -f FILE"))
         }

@@ -5,6 +5,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::open;
 use crate::progress::{Progress, Unit};
+use crate::text::{escaped, path};
 use halfbyte_checkpoint::{Verification, verify};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -67,11 +68,12 @@ fn human(r: &Verified) -> String {
         false => format!("different: {} of {compared} tensors\n", differing.len()),
     };
     for d in differing.iter().take(LISTED) {
+        let name = escaped(&d.name);
         out += &match (d.largest, d.at) {
             (Some(largest), Some((at, a, b))) => {
-                format!("  {}: {} numbers, by up to {largest:.3e} (number {at}: {a} and {b})\n", d.name, d.elements)
+                format!("  {name}: {} numbers, by up to {largest:.3e} (number {at}: {a} and {b})\n", d.elements)
             }
-            _ => format!("  {}: shape {:?} and {:?}\n", d.name, d.shapes[0], d.shapes[1]),
+            _ => format!("  {name}: shape {:?} and {:?}\n", d.shapes[0], d.shapes[1]),
         };
     }
     if differing.len() > LISTED {
@@ -79,7 +81,7 @@ fn human(r: &Verified) -> String {
     }
     for (names, model) in [(only_in_first, &r.a), (only_in_second, &r.b)] {
         for name in names.iter().take(LISTED) {
-            out += &format!("  {name}: only in {}\n", model.display());
+            out += &format!("  {}\n", format_args!("{}: only in {}", escaped(name), path(model)));
         }
     }
     out

@@ -30,7 +30,9 @@ pub fn logits(
     for (done, row) in ids.ids.chunks_exact(positions).enumerate() {
         tokens.clear();
         for &id in row {
-            tokens.push(u32::try_from(id).map_err(|_| Error::invalid(OP, "token ids of at least 0", id.to_string()))?);
+            let refuse =
+                |_| Error::Input { op: OP, expected: "token ids of at least 0".to_owned(), got: id.to_string() };
+            tokens.push(u32::try_from(id).map_err(refuse)?);
         }
         session.clear()?;
         session.logits_of_all(&tokens, write)?;

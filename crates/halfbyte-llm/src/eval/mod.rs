@@ -42,7 +42,8 @@ impl<'a> Windows<'a> {
             return Err(Error::invalid(op, "a window of at least 2 tokens", window.to_string()));
         }
         if tokens.len() < window {
-            return Err(Error::invalid(op, format!("a text of at least {window} tokens"), tokens.len().to_string()));
+            let expected = format!("a text of at least {window} tokens");
+            return Err(Error::Input { op, expected, got: tokens.len().to_string() });
         }
         Ok(Self { tokens, window })
     }

@@ -2,16 +2,21 @@
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
+use halfbyte_checkpoint::regular::open_regular;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 /// The texts of a file of lines `{"text": ...}`, one document each. Lines of white space are passed over.
 ///
-/// Errors, with the line's number: no UTF-8, no JSON object, no string `text`.
+/// Errors: no regular file; with the line's number: no UTF-8, no JSON object, no string `text`.
 pub fn documents(path: &Path) -> Result<Vec<String>> {
     let io = |source| Error::Io { path: path.to_path_buf(), source };
-    let mut reader = BufReader::new(std::fs::File::open(path).map_err(io)?);
+    let (file, _) = open_regular(path).map_err(|error| match error {
+        halfbyte_checkpoint::Error::Io { source, .. } => io(source),
+        other => other.into(),
+    })?;
+    let mut reader = BufReader::new(file);
     let (mut documents, mut line, mut number) = (Vec::new(), Vec::new(), 0);
     loop {
         line.clear();

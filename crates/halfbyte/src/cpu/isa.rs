@@ -56,11 +56,12 @@ impl Caps {
         Self { isa: Isa::Plain, bf16_dot: false }
     }
 
-    /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avx512`) allows, if it is set.
+    /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avx512`) allows, if it is set and not empty.
     pub fn detect_within_environment() -> Result<Self> {
         let caps = Self::detect();
         match std::env::var("HALFBYTE_ISA") {
             Err(_) => Ok(caps),
+            Ok(name) if name.is_empty() => Ok(caps),
             Ok(name) => {
                 let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|isa| isa.name() == name);
                 let isa =

@@ -10,6 +10,10 @@ use serde_json::{Map, Value, json};
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const DIGIT: &str = r"\p{N}";
 
+/// Merges for each token, each of which takes far more memory than its bytes in the file; tokenizers in the field have 2.3
+/// at most.
+const MERGES_A_TOKEN: usize = 8;
+
 /// A way to cut a text before merging.
 struct Pre {
     /// Names of it, the one that is written first.
@@ -76,6 +80,10 @@ pub(super) fn read(header: &Header, vocab: &Vocab<'_>) -> Result<Parts> {
     let Some(Meta::Array(Array::String(merges))) = header.get(MERGES) else {
         return Err(header.unexpected(MERGES, "an array of strings"));
     };
+    let most = MERGES_A_TOKEN.saturating_mul(vocab.tokens.len());
+    if merges.len() > most {
+        return Err(header.unexpected(MERGES, &format!("at most {MERGES_A_TOKEN} merges for each token, {most}")));
+    }
     let known = |token: &str| vocab.ids.contains_key(token);
     let pair = |merge: &String| match merge.split_once(' ') {
         Some((left, right)) if known(left) && known(right) && known(&[left, right].concat()) => {

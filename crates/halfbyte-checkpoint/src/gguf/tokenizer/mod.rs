@@ -12,8 +12,8 @@ use std::collections::HashMap;
 
 const OP: &str = "tokenizer as GGUF metadata";
 
-/// A vocabulary beyond this is a broken config.
-const MOST_TOKENS: usize = 1 << 24;
+/// A vocabulary beyond this is a broken config; the largest in the field has 262,144 tokens.
+const MOST_TOKENS: usize = 1 << 19;
 
 /// What a token is, as `tokenizer.ggml.token_type` numbers it.
 mod kind {

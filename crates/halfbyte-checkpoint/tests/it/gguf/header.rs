@@ -234,3 +234,23 @@ fn odd_files_that_are_right() {
     let header = wide.parse().unwrap();
     assert_eq!((header.alignment, header.tensor("t").unwrap().range.clone()), (128, 128..144));
 }
+
+#[test]
+fn counts_that_take_more_memory_than_the_file_are_refused() {
+    let refused = |maker: Maker, expected: &str| {
+        let error = maker.parse().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    let strings = |count: u64| [&8u32.to_le_bytes()[..], &count.to_le_bytes(), &vec![0; 8 * count as usize]].concat();
+    // Arrays of empty strings, together too many.
+    let maker = (0..5).fold(Maker::new(), |maker, i| maker.pair(&format!("k{i}"), 9, &strings(1 << 19)));
+    refused(maker, "key `k4`: expected at most 2097152 strings and arrays in all");
+    let maker = (0..4).fold(Maker::new(), |maker, i| maker.pair(&format!("k{i}"), 9, &strings(1 << 19)));
+    assert_eq!(maker.parse().unwrap().metadata.len(), 4);
+    let empty = [&4u32.to_le_bytes()[..], &0u64.to_le_bytes()].concat();
+    let arrays = [&9u32.to_le_bytes()[..], &(1u64 << 22).to_le_bytes(), &empty.repeat(1 << 22)].concat();
+    refused(Maker::new().pair("k", 9, &arrays), "strings and arrays in all");
+    let many = |pairs, tensors| Maker { pairs, tensors, header: vec![0; 8 << 20], ..Maker::new() };
+    refused(many(1 << 17, 0), "at most 65536 metadata pairs, got 131072");
+    refused(many(0, 1 << 18), "at most 131072 tensors, got 262144");
+}

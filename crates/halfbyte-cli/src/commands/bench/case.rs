@@ -54,7 +54,7 @@ impl Case {
                 "bench/cases/llama.toml shows the form",
             )
         };
-        let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
+        let text = crate::text::read_text(path)?;
         let case: Case = toml::from_str(&text).map_err(|e| refuse(e.to_string().trim_end().to_owned()))?;
         if case.formats.is_empty() || case.m.is_empty() || case.shapes.is_empty() {
             return Err(refuse("expected at least one of each: formats, m, shape".to_owned()));

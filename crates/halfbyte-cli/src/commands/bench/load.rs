@@ -8,7 +8,7 @@ use crate::interrupt;
 use crate::model::open;
 use crate::progress::Progress;
 use crate::random;
-use crate::text::{Align, bytes as in_bytes, table};
+use crate::text::{Align, bytes as in_bytes, path, table};
 use crate::timing::Measured;
 use halfbyte::cpu::roofline::{Roofline, copy_to_new_memory};
 use halfbyte::ops::{Linear, Weight};
@@ -276,7 +276,7 @@ fn human(report: &Report) -> String {
     ];
     format!(
         "{}{random}: {} threads, {}; this machine reads {} GB/s and copies {} GB/s to new memory\n{}",
-        report.model.display(),
+        path(&report.model),
         report.threads,
         report.isa,
         gigabytes(report.read_bytes_per_second),

@@ -7,7 +7,7 @@ use crate::machine;
 use crate::model::LoadArgs;
 use crate::progress::Progress;
 use crate::random::{self, SplitMix64};
-use crate::text::{bytes, count, rate};
+use crate::text::{bytes, count, path, rate};
 use crate::timing::{Effort, Measured, measure};
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::DType;
@@ -188,7 +188,7 @@ pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Resul
 
 /// A model folder of random weights, in f16, which goes when it is dropped.
 pub(super) fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> {
-    let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
+    let text = crate::text::read_text(path)?;
     let config = Config::parse(&text, path)?;
     let folder = tempfile::Builder::new()
         .prefix("halfbyte-random-")
@@ -221,7 +221,7 @@ fn human(report: &Report) -> String {
     let random = if report.random_weights { ", random weights" } else { "" };
     let mut out = format!(
         "{}{random}: {} weights as {}, {}\n",
-        report.model.display(),
+        path(&report.model),
         count(report.parameters),
         report.format,
         report.machine

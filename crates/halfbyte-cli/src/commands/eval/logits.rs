@@ -5,7 +5,7 @@ use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::{LoadArgs, files_of};
 use crate::progress::{Progress, Unit};
-use crate::text::bytes;
+use crate::text::{bytes, path};
 use halfbyte_checkpoint::folder::refuse_input;
 use halfbyte_checkpoint::{Checkpoint, Error as CheckpointError, Replacement, files};
 use halfbyte_llm::{Error as LlmError, eval};
@@ -96,7 +96,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let human = |r: &Logits| {
         let shape = [r.rows, r.positions, r.vocab];
-        format!("{}: logits {shape:?} ({}), {}, {:.1} s\n", r.output.display(), r.format, bytes(r.bytes), r.seconds)
+        format!("{}: logits {shape:?} ({}), {}, {:.1} s\n", path(&r.output), r.format, bytes(r.bytes), r.seconds)
     };
     if to_standard_output {
         app.note(human(&result).trim_end());

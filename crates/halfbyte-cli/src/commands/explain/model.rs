@@ -3,7 +3,7 @@
 use crate::app::App;
 use crate::failure::Result;
 use crate::model::LoadArgs;
-use crate::text::{Align, bytes, table};
+use crate::text::{Align, bytes, path, table};
 use halfbyte_llm::explain::Product;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let products = model.explain(&app.cpu()?)?.iter().map(line).collect();
     let explanation = Explanation { device: model.device().to_string(), products };
     app.result(&explanation, |e| {
-        let mut out = format!("{}, on {}\n", args.model.display(), e.device);
+        let mut out = format!("{}, on {}\n", path(&args.model), e.device);
         if e.products.is_empty() {
             out += "no quantised products\n";
         }

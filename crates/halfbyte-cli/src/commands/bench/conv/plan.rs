@@ -85,7 +85,7 @@ fn read(path: &Path) -> Result<(Case, Vec<Kind>)> {
         let what = format!("{} is not a case file of convolutions", path.display());
         Failure::new(Exit::Input, what, cause, "bench/cases/resnet50.toml shows the form")
     };
-    let text = std::fs::read_to_string(path).map_err(|e| Failure::io("read", path, &e))?;
+    let text = crate::text::read_text(path)?;
     let case: Case = toml::from_str(&text).map_err(|e| refuse(e.to_string().trim_end().to_owned()))?;
     if case.formats.is_empty() || case.batch.is_empty() || case.shapes.is_empty() {
         return Err(refuse("expected at least one of each: formats, batch, shape".to_owned()));
