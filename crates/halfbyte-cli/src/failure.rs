@@ -167,13 +167,13 @@ impl From<CheckpointError> for Failure {
                 Exit::Input,
                 format!("{} is not complete", path.display()),
                 what,
-                "a MODEL is a folder with config.json, tokenizer.json and *.safetensors",
+                "a MODEL is a folder with config.json, tokenizer.json and weights, or a GGUF file; `halfbyte inspect MODEL` lists what is missing",
             ),
             E::Unsupported { file, what } => Self::new(
                 Exit::Input,
                 format!("{} holds what this version does not read", file.display()),
                 what,
-                "dense safetensors and GPTQ checkpoints are read",
+                "`halfbyte inspect MODEL` shows what of it is read",
             ),
             E::Unrepresentable { tensor, reason, scheme } => Self::usage(
                 format!("tensor `{tensor}` cannot be written"),
@@ -182,8 +182,11 @@ impl From<CheckpointError> for Failure {
             ),
             E::Exists { path, why } => Self::usage(
                 format!("{} already exists{why}", path.display()),
-                "nothing is replaced unless asked for",
-                "choose another output, or add --overwrite",
+                "nothing is replaced unless asked for, and never what this program did not write",
+                match std::env::args().any(|word| word == "--overwrite") {
+                    true => "choose another output, or remove what is there yourself",
+                    false => "choose another output, or add --overwrite",
+                },
             ),
             E::Locked { path } => Self::usage(
                 format!("{} is in use", path.display()),
@@ -261,7 +264,7 @@ impl From<LlmError> for Failure {
                 Exit::Input,
                 "the model computes NaN or infinity",
                 text,
-                "check where the weights come from, and that they have not been cut to a smaller float type",
+                "`halfbyte inspect --data MODEL` names the tensors that hold such numbers, if any do",
             ),
             E::Text { path, line, expected, got } => Self::new(
                 Exit::Input,
