@@ -13,7 +13,8 @@ fuzz_target!(|input: &[u8]| {
     let file = match input.first() {
         Some(b'P' | 0x80) => input,
         _ => {
-            made = zip(&[("m/data.pkl", &[b"\x80\x02", input].concat()), ("m/data/0", &[0; 64]), ("m/data/1", &[1; 64])]);
+            made =
+                zip(&[("m/data.pkl", &[b"\x80\x02", input].concat()), ("m/data/0", &[0; 64]), ("m/data/1", &[1; 64])]);
             &made
         }
     };

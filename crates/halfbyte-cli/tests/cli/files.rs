@@ -1,6 +1,7 @@
 //! What reads and writes checkpoints: quantize, convert, dequantize, verify.
 
 use crate::support::{copy_of_model, fails, halfbyte, json, model, number, quiet, text, validation};
+use halfbyte_checkpoint::safetensors::{DType, TensorSpec, create};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -259,4 +260,52 @@ fn a_killed_quantisation_leaves_nothing_under_the_final_name_and_can_be_repeated
     quiet(&["quantize", &model(), "-o", target.to_str().unwrap()]);
     assert!(target.join("config.json").is_file());
     assert_eq!(fs::read_dir(here.path()).unwrap().count(), 1, "what the killed one has left is removed");
+}
+
+#[test]
+fn a_group_size_that_shapes_leave_open_is_asked_for() {
+    let here = TempDir::new().unwrap();
+    let path = |name: &str| here.path().join(name).display().to_string();
+    // 192 inputs in two groups: twice 96, or 128 and 64.
+    let tensors: [(&str, DType, [usize; 2], Vec<u8>); 3] = [
+        ("m.0.qweight", DType::I32, [24, 32], vec![0x53; 24 * 32 * 4]),
+        ("m.0.qzeros", DType::I32, [2, 4], vec![0x77; 2 * 4 * 4]),
+        ("m.0.scales", DType::F16, [2, 32], [0x00, 0x3c].repeat(64)),
+    ];
+    let folder = here.path().join("model");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    let specs = tensors.each_ref().map(|(name, dtype, shape, _)| TensorSpec {
+        name: (*name).to_owned(),
+        dtype: *dtype,
+        shape: shape.to_vec(),
+    });
+    let mut writer = create(&folder, &specs, u64::MAX).unwrap();
+    tensors.iter().for_each(|(name, .., data)| writer.write(name, data).unwrap());
+    writer.finish().unwrap();
+    let model = folder.display().to_string();
+
+    let format = |args: &[&str]| json(&[&["inspect", &model], args].concat())["modules"][0]["format"].clone();
+    assert_eq!(format(&[]), "unreadable");
+    assert_eq!(format(&["--group", "96"]), "w4a16-g96");
+    assert_eq!(format(&["--group", "128"]), "w4a16-g128");
+    let (dense, native) = (path("dense"), path("native"));
+    assert!(fails(3, &["dequantize", &model, "-o", &dense]).contains("groups of 96 and of 128"));
+    quiet(&["dequantize", &model, "-o", &dense, "--group", "128"]);
+    assert!(fails(3, &["convert", &model, "-o", &native, "--to", "native"]).contains("--group"));
+    quiet(&["convert", &model, "-o", &native, "--to", "native", "--group", "128"]);
+    assert_eq!(json(&["verify", &dense, &native])["equal"], true);
+}
+
+#[test]
+fn a_pickle_that_asks_for_a_call_is_named_and_nothing_is_run() {
+    let here = TempDir::new().unwrap();
+    let (file, made) = (here.path().join("model.bin"), here.path().join("made"));
+    let command = format!("touch {}", made.display());
+    let length = u8::try_from(command.len()).unwrap();
+    let pickle = [b"\x80\x02cposix\nsystem\nU", &[length][..], command.as_bytes(), b"\x85R."].concat();
+    fs::write(&file, pickle).unwrap();
+    let error = fails(3, &["inspect", &file.display().to_string()]);
+    assert!(error.contains("asks to call `posix.system`"), "{error}");
+    assert!(!made.exists());
 }
