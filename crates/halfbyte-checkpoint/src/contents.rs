@@ -78,25 +78,25 @@ impl Weights {
 
     /// Blocks that lack modules which all the others have, and numbers that are left out: odd, but some models are so.
     pub fn irregular_blocks(&self) -> Vec<Finding> {
-        // By what stands before the number: what stands behind it, in which blocks.
-        let mut series: HashMap<&str, (BTreeSet<usize>, BTreeMap<&str, BTreeSet<usize>>)> = HashMap::new();
+        // By what stands before the number.
+        let mut series: HashMap<&str, Blocks<'_>> = HashMap::new();
         for module in self.modules() {
             let Some((before, number, behind)) = numbered(module) else { continue };
-            let (all, members) = series.entry(before).or_default();
-            all.insert(number);
-            members.entry(behind).or_default().insert(number);
+            let blocks = series.entry(before).or_default();
+            blocks.all.insert(number);
+            blocks.with.entry(behind).or_default().insert(number);
         }
         let mut findings = Vec::new();
-        let mut series: Vec<_> = series.into_iter().filter(|(_, (all, _))| all.len() >= FEW_BLOCKS).collect();
+        let mut series: Vec<_> = series.into_iter().filter(|(_, blocks)| blocks.all.len() >= FEW_BLOCKS).collect();
         series.sort_by_key(|(before, _)| *before);
-        for (before, (all, members)) in series {
+        for (before, Blocks { all, with }) in series {
             let last = all.last().copied().unwrap_or(0);
             let gap = (0..=last).find(|number| !all.contains(number));
             findings.extend(gap.map(|number| {
                 let text = format!("is not there, but others up to {last} are");
                 Finding::new(format!("{before}{number}"), text)
             }));
-            for (behind, blocks) in members {
+            for (behind, blocks) in with {
                 if blocks.len() + 1 == all.len()
                     && let Some(number) = all.difference(&blocks).next()
                 {
@@ -142,6 +142,14 @@ impl Weights {
             StoredWeight::Dense { .. } => Ok(None),
         }
     }
+}
+
+/// Blocks of one name but for their numbers.
+#[derive(Default)]
+struct Blocks<'a> {
+    all: BTreeSet<usize>,
+    /// Those that have a module, by what stands behind the number.
+    with: BTreeMap<&'a str, BTreeSet<usize>>,
 }
 
 /// What stands before the first number of a name, the number, and what stands behind it.

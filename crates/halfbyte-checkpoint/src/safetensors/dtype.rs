@@ -108,7 +108,8 @@ impl DType {
             _ => self.size_bits()?,
         };
         // A zero among the dimensions must not hide an overflow among the others: readers multiply in any order.
-        let elements = shape.iter().try_fold(1usize, |product, &d| product.checked_mul(d))?;
+        let others = shape.iter().try_fold(1usize, |product, &d| product.checked_mul(d.max(1)))?;
+        let elements = if shape.contains(&0) { 0 } else { others };
         let bits = elements.checked_mul(size_bits)?;
         (bits % 8 == 0).then_some(bits / 8)
     }
@@ -164,5 +165,18 @@ impl std::fmt::Display for DType {
 impl Serialize for DType {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_tensor_hides_no_overflow() {
+        assert_eq!(DType::F16.bytes_of(&[0, 3, 5]), Some(0));
+        for shape in [[0, 1 << 40, 1 << 40], [1 << 40, 0, 1 << 40], [1 << 40, 1 << 40, 0]] {
+            assert_eq!(DType::F16.bytes_of(&shape), None, "{shape:?}");
+        }
     }
 }
