@@ -80,7 +80,7 @@ fn ids_that_cannot_run_are_refused() {
     let run = |ids: &[i32], shape| {
         eval::logits(&model, &cpu, &eval::Ids { ids, shape }, &mut |_| Ok(()), &mut |_| ControlFlow::Continue(()))
     };
-    assert!(matches!(run(&[1, -1], [1, 2]), Err(Error::Invalid { .. })));
+    assert!(matches!(run(&[1, -1], [1, 2]), Err(Error::Input { .. })));
     assert!(matches!(run(&[1, 320], [1, 2]), Err(Error::UnknownToken { id: 320, .. })));
     assert!(matches!(run(&[1, 2, 3], [1, 2]), Err(Error::Invalid { .. })));
     assert!(matches!(run(&[], [0, 0]), Err(Error::EmptyPrompt)));

@@ -141,7 +141,7 @@ fn what_cannot_be_compared_is_refused() {
     // Two models of one vocabulary may differ in everything else.
     assert!(run(&model, &other, &tokens(80), 40).unwrap().mean > 0.1);
     assert!(matches!(run(&model, &other, &tokens(80), 1), Err(Error::Invalid { .. })));
-    assert!(matches!(run(&model, &other, &tokens(80), 81), Err(Error::Invalid { .. })));
+    assert!(matches!(run(&model, &other, &tokens(80), 81), Err(Error::Input { .. })));
     assert!(matches!(run(&model, &other, &tokens(4000), 2000), Err(Error::ContextFull { .. })));
     assert!(matches!(run(&model, &other, &[320; 80], 40), Err(Error::UnknownToken { id: 320, .. })));
     let cpu = Cpu::new(1).unwrap();

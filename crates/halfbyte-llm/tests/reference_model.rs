@@ -238,7 +238,7 @@ fn perplexity_refuses_what_it_cannot_score() {
     let run =
         |tokens: &[u32], window| eval::perplexity(&model, &cpu, tokens, window, &mut |_| ControlFlow::Continue(()));
     assert!(matches!(run(&[1; 100], 1), Err(Error::Invalid { .. })));
-    assert!(matches!(run(&[1; 100], 101), Err(Error::Invalid { .. })));
+    assert!(matches!(run(&[1; 100], 101), Err(Error::Input { .. })));
     assert!(matches!(run(&[1; 4000], 1025), Err(Error::ContextFull { .. })));
     assert!(matches!(run(&[5000; 100], 10), Err(Error::UnknownToken { id: 5000, .. })));
     let cancelled = eval::perplexity(&model, &cpu, &[1; 100], 10, &mut |p| {

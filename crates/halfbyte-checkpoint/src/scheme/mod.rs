@@ -370,7 +370,8 @@ impl Weights {
             let info = self.checkpoint.get(&name)?;
             let floats = self.checkpoint.floats(&name).ok()?;
             let Finding { subject, text } = not_finite(&name, floats.as_floats())?;
-            Some(Error::malformed(info.file, format!("tensor `{subject}`: {text}")))
+            let what = format!("module `{prefix}`: expected finite numbers; tensor `{subject}`: {text}");
+            Some(Error::malformed(info.file, what))
         });
         odd.into_iter().next().unwrap_or(why)
     }

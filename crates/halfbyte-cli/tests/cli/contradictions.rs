@@ -199,7 +199,7 @@ const GPTQ: &[Case] = &[
     case(true, &["up_proj", "`weight`", "qweight"], |m| {
         m.add("model.layers.1.mlp.up_proj.weight", DType::F16, &[256, 128])
     }),
-    case(false, &["up_proj", "left out", "quantised"], |m| {
+    case(false, &["up_proj", "leaves it out", "read as quantised"], |m| {
         m.config["quantization_config"]["dynamic"] = json!({"-:.*up_proj.*": {}});
     }),
     case(false, &["config says awq", "gptq"], |m| {
