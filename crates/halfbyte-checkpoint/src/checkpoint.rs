@@ -96,9 +96,9 @@ const OTHER_FILES: &[&str] = &["model.gguf", "model.onnx"];
 
 impl Checkpoint {
     /// Opens a folder (`model.safetensors`; or an index with its shards; or the only `*.safetensors` in it; or else
-    /// `pytorch_model.bin` or its index; or else `model.gguf` or `model.onnx`; or the only state dict of PyTorch's in it) or
-    /// one file, and validates every header. A state dict of PyTorch's is told by its content, whatever its name; the other
-    /// containers by the file's name: `*.gguf`, `*.onnx`, or else safetensors.
+    /// `pytorch_model.bin` or its index; or else `model.gguf` or `model.onnx`; or the only `*.gguf`; or the only state dict of
+    /// PyTorch's in it) or one file, and validates every header. GGUF and PyTorch's state dicts are told by their content,
+    /// whatever their names; ONNX by the file's name, `*.onnx`; all else is safetensors.
     ///
     /// Errors: no such files, a header that is not consistent with its file, an index that names shards outside the
     /// folder, shards or tensors that do not exist, a tensor in two shards.
@@ -121,6 +121,9 @@ impl Checkpoint {
         } else if !safetensors::files::open_folder(path, &mut this)? && !pytorch::files::open_folder(path, &mut this)? {
             let mut others: Vec<PathBuf> =
                 OTHER_FILES.iter().map(|name| path.join(name)).filter(|file| file.is_file()).collect();
+            if others.is_empty() {
+                others.extend(gguf::files::in_folder(path)?);
+            }
             if others.is_empty() {
                 others.extend(pytorch::files::only_file(path)?);
             }
@@ -145,10 +148,11 @@ impl Checkpoint {
         if is("onnx") {
             return onnx::files::open_file(path, self);
         }
-        if is("gguf") {
+        let map = Mapping::open(path)?;
+        if is("gguf") || map.bytes().starts_with(gguf::MAGIC) {
             return gguf::files::open_file(path, self);
         }
-        if pytorch::files::is_pytorch(Mapping::open(path)?.bytes()) {
+        if pytorch::files::is_pytorch(map.bytes()) {
             return pytorch::files::add_file(path, self);
         }
         safetensors::files::add_file(path, self)

@@ -5,10 +5,17 @@ use super::{config_json, has_paired_rows, hf_name, parse};
 use crate::checkpoint::{Checkpoint, Container, MappedFile, Place, Tensor};
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What a config holds instead of a tensor.
 const IN_THE_CONFIG: &str = "rope_freqs.weight";
+
+/// The files of a folder that go by the name, `*.gguf`. Error: the folder cannot be listed.
+pub(crate) fn in_folder(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries: Vec<_> = std::fs::read_dir(folder).and_then(Iterator::collect).map_err(Error::io("list", folder))?;
+    let is_gguf = |path: &PathBuf| path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file();
+    Ok(entries.into_iter().map(|entry| entry.path()).filter(is_gguf).collect())
+}
 
 /// Adds the tensors of a file. Those of a model that can be translated have the names and the order of rows of Hugging Face's files;
 /// those of other architectures, and such as have no name there, keep theirs.

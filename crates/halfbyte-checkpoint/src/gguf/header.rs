@@ -21,6 +21,9 @@ const MOST_PAIRS: usize = 1 << 16;
 /// Dimensions that a tensor may have.
 const MOST_DIMENSIONS: u32 = 4;
 
+/// What a file begins with.
+pub(crate) const MAGIC: &[u8] = b"GGUF";
+
 /// What a GGUF file says of itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Header {
@@ -58,7 +61,7 @@ pub struct TensorEntry {
 pub fn parse(bytes: &[u8], file: &Path) -> Result<Header> {
     let fail = |what: String| Error::malformed(file, what);
     let mut cursor = Cursor::new(&bytes[..bytes.len().min(LONGEST_HEADER)]);
-    if cursor.slice(4) != Ok(b"GGUF") {
+    if cursor.slice(4) != Ok(MAGIC) {
         return Err(fail("expected a GGUF file, which begins with `GGUF`".into()));
     }
     let version = cursor.u32().map_err(fail)?;

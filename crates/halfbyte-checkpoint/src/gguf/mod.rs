@@ -28,6 +28,7 @@ mod value;
 mod writer;
 
 pub use blocks::{load, pack, unpack_rows};
+pub(crate) use header::MAGIC;
 pub use header::{Header, TensorEntry, parse};
 pub(crate) use metadata::architecture_of;
 pub use metadata::{head_dim, metadata_from};

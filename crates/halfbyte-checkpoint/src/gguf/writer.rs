@@ -1,6 +1,6 @@
 //! Laying out a GGUF file.
 
-use super::header::DEFAULT_ALIGNMENT;
+use super::header::{DEFAULT_ALIGNMENT, MAGIC};
 use super::types::GgmlType;
 use super::value::{Value, write_string};
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ pub struct TensorSpec {
 /// shape of more than 4 dimensions, that overflows or whose rows are no whole blocks, a file that exists already, the
 /// system's refusal.
 pub fn create(path: impl AsRef<Path>, metadata: &[(String, Value)], tensors: &[TensorSpec]) -> Result<Writer> {
-    let mut header = b"GGUF".to_vec();
+    let mut header = MAGIC.to_vec();
     header.extend(VERSION.to_le_bytes());
     header.extend((tensors.len() as u64).to_le_bytes());
     header.extend((metadata.len() as u64).to_le_bytes());

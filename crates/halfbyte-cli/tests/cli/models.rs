@@ -130,6 +130,13 @@ fn logits_are_written_as_declared_and_agree_with_the_reference() {
 
     assert!(fails(2, &arguments).contains("already exists"));
     quiet(&[&arguments[..], &["--overwrite"]].concat());
+    let wide: Vec<u8> = [&ids[..], &ids].concat().iter().flat_map(|&id| i64::from(id).to_le_bytes()).collect();
+    write("wide", "I64", &[2, positions], &wide);
+    quiet(&["eval", "logits", &model(), "--ids", &path("wide"), "-o", &path("logits-of-wide")]);
+    assert_eq!(fs::read(path("logits-of-wide")).unwrap(), bytes);
+    write("huge", "I64", &[1, 1], &(1i64 << 40).to_le_bytes());
+    let error = fails(3, &["eval", "logits", &model(), "--ids", &path("huge"), "-o", &path("other")]);
+    assert!(error.contains("1099511627776"), "{error}");
     write("flat", "I32", &[2 * positions], &rows);
     fails(3, &["eval", "logits", &model(), "--ids", &path("flat"), "-o", &path("other")]);
     write("floats", "F32", &[2, positions], &rows);
@@ -137,7 +144,7 @@ fn logits_are_written_as_declared_and_agree_with_the_reference() {
     write("unknown", "I32", &[1, 1], &5000i32.to_le_bytes());
     fails(3, &["eval", "logits", &model(), "--ids", &path("unknown"), "-o", &path("other")]);
     assert!(!Path::new(&path("other")).exists());
-    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 5, "no temporary file is left");
+    assert_eq!(fs::read_dir(here.path()).unwrap().count(), 8, "no temporary file is left");
 }
 
 #[test]

@@ -7,9 +7,10 @@ use crate::model::{LoadArgs, files_of};
 use crate::progress::{Progress, Unit};
 use crate::text::{bytes, path};
 use halfbyte_checkpoint::folder::refuse_input;
-use halfbyte_checkpoint::{Checkpoint, Error as CheckpointError, Replacement, files};
+use halfbyte_checkpoint::{Checkpoint, DType, Error as CheckpointError, Replacement, files};
 use halfbyte_llm::{Error as LlmError, eval};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -61,10 +62,13 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             Exit::Input,
             format!("{} does not hold rows of token ids", args.ids.display()),
             format!("`input_ids`: expected [rows, positions], got {:?}", info.shape),
-            "save a matrix of int32",
+            "save a matrix of int32 or int64",
         ));
     };
-    let ids = file.ints("input_ids")?;
+    let ids = match info.dtype {
+        DType::I64 => Cow::Owned(narrow(file.bytes("input_ids")?, &args.ids)?),
+        _ => file.ints("input_ids")?,
+    };
     let model = args.load.load(app, &args.model)?;
     let vocab = model.config().spec.vocab;
     let _cooperate = interrupt::cooperate();
@@ -103,6 +107,22 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         return Ok(());
     }
     app.result(&result, human)
+}
+
+/// Ids of 64 bits, as most programs save them. Error: one that no vocabulary has.
+fn narrow(bytes: &[u8], file: &Path) -> Result<Vec<i32>> {
+    let id = |bytes: &[u8]| {
+        let wide = bytes.iter().rev().fold(0i64, |id, &byte| id << 8 | i64::from(byte));
+        i32::try_from(wide).map_err(|_| {
+            Failure::new(
+                Exit::Input,
+                format!("{} does not hold rows of token ids", path(file)),
+                format!("`input_ids`: {wide} is no id of a token"),
+                "ids are those of the model's tokenizer",
+            )
+        })
+    };
+    bytes.chunks_exact(8).map(id).collect()
 }
 
 /// A safetensors file of one tensor, written as it comes, which takes its place when it is whole.
