@@ -302,7 +302,7 @@ pub fn of_usage(error: &clap::Error, command: &mut clap::Command) -> ExitCode {
                 }
                 if !line.is_empty() {
                     // A String takes everything.
-                    let _ = write!(cause, "{}{line}", if cause.is_empty() { "" } else { " " });
+                    let _ = write!(cause, "{}{line}", if cause.is_empty() { "" } else { "; " });
                 }
             }
             let verbs = given_verbs(command);
