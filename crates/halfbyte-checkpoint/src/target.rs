@@ -86,7 +86,7 @@ fn differences(format: WeightFormat, nearest: WeightFormat) -> String {
         reasons.push(format!("its codes have {} bits, not {}", nearest.bits, format.bits));
     }
     if format.group != nearest.group {
-        reasons.push(format!("its groups are {:?}, not {:?}", nearest.group, format.group));
+        reasons.push(format!("it has {}, not {}", nearest.group, format.group));
     }
     if format.zero != nearest.zero {
         reasons.push(match nearest.zero {

@@ -129,7 +129,10 @@ fn architecture(fields: &Fields<'_>) -> Result<&'static Architecture> {
         None | Some(Value::Array(_)) => {
             let model_type = fields.string("model_type")?;
             let found = ARCHITECTURES.iter().find(|known| Some(known.model_type) == model_type);
-            found.ok_or_else(|| fields.refuse("model_type", known(), format!("no architectures and {model_type:?}")))
+            found.ok_or_else(|| {
+                let got = model_type.map_or("neither this nor architectures".to_owned(), |name| format!("\"{name}\""));
+                fields.refuse("model_type", known(), got)
+            })
         }
         Some(other) => Err(fields.refuse("architectures", "a list of names", shown(other))),
     }

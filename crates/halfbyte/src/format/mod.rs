@@ -57,6 +57,17 @@ impl Group {
     }
 }
 
+/// `groups of 128`: in words, for people.
+impl fmt::Display for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Group::Tensor => f.write_str("one scale for the tensor"),
+            Group::Channel => f.write_str("one scale an output channel"),
+            Group::Size(size) => write!(f, "groups of {size}"),
+        }
+    }
+}
+
 /// Where zero lies among the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Zero {
@@ -66,6 +77,17 @@ pub enum Zero {
     Integer,
     /// Nowhere in particular: `w = scale · code + offset`.
     Float,
+}
+
+/// `integer zero points`: in words, for people.
+impl fmt::Display for Zero {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Zero::Symmetric => "no zero points",
+            Zero::Integer => "integer zero points",
+            Zero::Float => "float offsets",
+        })
+    }
 }
 
 /// What becomes of the activations.
@@ -135,7 +157,7 @@ impl WeightFormat {
                 return refuse("4 bits", self.bits.to_string());
             }
             if !matches!(self.group, Group::Size(_)) {
-                return refuse("groups along k", format!("{:?}", self.group));
+                return refuse("groups along k", self.group.to_string());
             }
             if self.zero == Zero::Float {
                 return refuse("zero points or none", "float offsets".into());

@@ -89,7 +89,7 @@ impl QTensor {
                 check("offsets", o.len(), of_groups)?;
                 exact("offsets", o)?;
             }
-            (got, want) => return Err(Error::invalid(OP, format!("{want:?} zeros"), zeros_name(got))),
+            (got, want) => return Err(Error::invalid(OP, want.to_string(), zeros_name(got))),
         }
         let group_index = match group_index {
             None => None,
@@ -228,7 +228,7 @@ impl QTensor {
 
 fn zeros_name(zeros: &Zeros) -> &'static str {
     match zeros {
-        Zeros::Symmetric => "none (symmetric)",
+        Zeros::Symmetric => "no zero points",
         Zeros::Integer(_) => "integer zero points",
         Zeros::Float(_) => "float offsets",
     }

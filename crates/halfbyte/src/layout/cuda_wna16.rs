@@ -70,7 +70,7 @@ impl Atom {
                 Some(group) => Ok(Self { bits: format.bits, group, zero: false, scale, factors: true }),
                 None => Err(Error::invalid(OP, "groups of a multiple of 32", size.to_string())),
             },
-            other => Err(Error::invalid(OP, "groups along k, for two levels of scales", format!("{other:?}"))),
+            other => Err(Error::invalid(OP, "groups along k, for two levels of scales", other.to_string())),
         }
     }
 

@@ -124,7 +124,7 @@ impl<'a> StoredTensor<'a> {
                 long_enough("offsets", o.len(), *strides)?;
                 exact("offsets", o)?;
             }
-            (_, want) => return Err(Error::invalid(OP, format!("{want:?} zeros"), "others")),
+            (_, want) => return Err(Error::invalid(OP, want.to_string(), "others")),
         }
         let group_index = match group_index {
             None => None,

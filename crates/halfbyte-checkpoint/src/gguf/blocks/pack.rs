@@ -27,7 +27,7 @@ pub fn pack(tensor: &str, ggml_type: GgmlType, w: &QTensor) -> Result<Vec<u8>> {
     let format = w.format();
     if format.bits != bits || format.zero != zero {
         return Err(refuse(format!(
-            "it takes {bits} bits with {zero:?} zeros, the tensor has {} with {:?}",
+            "it takes {bits} bits with {zero}, the tensor has {} with {}",
             format.bits, format.zero
         )));
     }

@@ -184,8 +184,8 @@ fn what_blocks_cannot_hold_is_refused_with_the_reason() {
     let cases = [
         (GgmlType::Q4_0, tensor(8, symmetric, Float::F16, 1.0, 0.0, None), "it takes 4 bits"),
         (GgmlType::Q8_0, tensor(4, symmetric, Float::F16, 1.0, 0.0, None), "it takes 8 bits"),
-        (GgmlType::Q4_0, tensor(4, Zero::Integer, Float::F16, 1.0, 0.0, None), "Integer"),
-        (GgmlType::Q4_1, tensor(4, symmetric, Float::F16, 1.0, 0.0, None), "Float zeros"),
+        (GgmlType::Q4_0, tensor(4, Zero::Integer, Float::F16, 1.0, 0.0, None), "integer zero points"),
+        (GgmlType::Q4_1, tensor(4, symmetric, Float::F16, 1.0, 0.0, None), "with float offsets"),
         (GgmlType::Q4_0, tensor(4, symmetric, Float::F32, 0.1, 0.0, None), "scale 0.1 is not exact"),
         (GgmlType::Q4_0, tensor(4, symmetric, Float::F32, 1e6, 0.0, None), "scale 1000000 is not exact"),
         (GgmlType::Q4_1, tensor(4, float, Float::F32, 0.5, 1e-9, None), "offset 0.000000001 is not exact"),
