@@ -76,7 +76,8 @@ impl Weights {
         })
     }
 
-    /// Blocks that lack modules which all the others have, and numbers that are left out: odd, but some models are so.
+    /// Blocks that lack modules which all the others have, and numbers that are left out: what tells of an incomplete model where
+    /// its architecture is not known.
     pub fn irregular_blocks(&self) -> Vec<Finding> {
         // By what stands before the number.
         let mut series: HashMap<&str, Blocks<'_>> = HashMap::new();
@@ -96,9 +97,11 @@ impl Weights {
                 let text = format!("is not there, but others up to {last} are");
                 Finding::new(format!("{before}{number}"), text)
             }));
+            // A block with modules of its own is of another kind: the dense one before those with experts.
+            let of_one: BTreeSet<usize> = with.values().filter(|blocks| blocks.len() == 1).flatten().copied().collect();
             for (behind, blocks) in with {
                 if blocks.len() + 1 == all.len()
-                    && let Some(number) = all.difference(&blocks).next()
+                    && let Some(number) = all.difference(&blocks).find(|number| !of_one.contains(number))
                 {
                     let others = blocks.len();
                     let text = format!("has no `{behind}`, which the other {others} have");

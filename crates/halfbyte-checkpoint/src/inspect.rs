@@ -140,7 +140,6 @@ pub fn inspect(weights: &Weights) -> Result<Inspection> {
         modules.push(summary);
     }
     findings.extend(weights.unreadable());
-    findings.extend(weights.irregular_blocks());
     findings.extend(zero_biases(weights, modules.iter().filter(|m| m.scheme != "dense").map(|m| m.name.as_str())));
     if weights.quantization().is_some() && quantized_parts.is_empty() {
         findings.push(Finding::new("quantization_config", "declares a quantised model, but no module is quantised"));

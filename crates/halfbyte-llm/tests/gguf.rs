@@ -5,6 +5,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::gguf::{GgmlType, TensorSpec, Value, create, gguf_name, has_paired_rows, hf_row};
 use halfbyte_checkpoint::{Checkpoint, FloatData, Weights};
 use halfbyte_llm::arch::spec::Positions;
+use halfbyte_llm::check::contradictions;
 use halfbyte_llm::{Config, LoadOptions, Model, Session};
 use std::path::{Path, PathBuf};
 
@@ -14,6 +15,11 @@ fn folder(name: &str) -> PathBuf {
 
 /// Writes a folder's tensors with metadata of an architecture; q and k in pairs if GGUF has them so.
 fn write(name: &str, gguf: &str, paired: bool, more: &[(&str, Value)], path: &Path) {
+    write_kept(name, gguf, paired, more, |_| true, path);
+}
+
+/// The same of those tensors whose name in the folder is kept.
+fn write_kept(name: &str, gguf: &str, paired: bool, more: &[(&str, Value)], kept: fn(&str) -> bool, path: &Path) {
     let config = Config::from_folder(&folder(name)).unwrap();
     let spec = &config.spec;
     let number = |n: usize| Value::U32(n as u32);
@@ -36,7 +42,8 @@ fn write(name: &str, gguf: &str, paired: bool, more: &[(&str, Value)], path: &Pa
     let mut metadata = vec![("general.architecture".to_owned(), Value::String(gguf.to_owned()))];
     metadata.extend(keys.map(|(key, value)| (format!("{gguf}.{key}"), value)));
     let from = Checkpoint::open(folder(name)).unwrap();
-    let infos: Vec<_> = from.tensors().map(|info| (info.name.to_owned(), info.shape.to_vec())).collect();
+    let infos = from.tensors().filter(|info| kept(info.name));
+    let infos: Vec<_> = infos.map(|info| (info.name.to_owned(), info.shape.to_vec())).collect();
     let data = |hf: &str| from.floats(hf).unwrap();
     let spec_of = |(hf, shape): &(String, Vec<usize>)| TensorSpec {
         name: gguf_name(hf).unwrap(),
@@ -93,4 +100,23 @@ fn models_in_one_file_are_the_same_specs_and_bits() {
         });
         assert_eq!(logits[0], logits[1], "{name}");
     }
+}
+
+/// GGUF files do not say whether there are biases: the tensors do, and half of them are a contradiction.
+#[test]
+fn biases_on_q_alone_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model.gguf");
+    let but_k_and_v = |name: &str| !name.ends_with("k_proj.bias") && !name.ends_with("v_proj.bias");
+    write_kept("qwen2", "qwen2", false, &[], but_k_and_v, &path);
+    let weights = Weights::open(&path).unwrap();
+    let config = Config::from_weights(&weights).unwrap();
+    let findings = contradictions(&config, &weights).into_findings();
+    let told: Vec<String> = findings.iter().map(|finding| finding.to_string()).collect();
+    for module in ["k_proj", "v_proj"] {
+        let text = format!("model.layers.0.self_attn.{module}: has no bias, and has one by the configuration");
+        assert!(told.contains(&text), "{text} in {told:?}");
+    }
+    let error = Model::load(&path, &LoadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("k_proj"), "{error}");
 }

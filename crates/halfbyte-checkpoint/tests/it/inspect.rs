@@ -92,3 +92,21 @@ fn biases_of_zeros_are_said_once() {
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert_names(&findings[0].to_string(), &["h.0.a.bias: ", "with 1 other", "zero throughout", "read as no bias"]);
 }
+
+#[test]
+fn a_block_that_lacks_what_the_others_have_is_told_without_an_architecture() {
+    let told = |modules: &[&str]| {
+        let one = |name: &&str| tensor(&format!("{name}.weight"), DType::F16, &[2, 2], &[f16::ONE; 4]);
+        let dir = tempfile::tempdir().unwrap();
+        write_folder(dir.path(), &modules.iter().map(one).collect::<Vec<_>>(), "");
+        let findings = Weights::open(dir.path()).unwrap().irregular_blocks();
+        findings.iter().map(|finding| finding.to_string()).collect::<Vec<_>>()
+    };
+    let regular = ["h.0.a", "h.0.b", "h.1.a", "h.1.b", "h.2.a", "h.2.b", "head"];
+    assert_eq!(told(&regular), [""; 0]);
+    assert_eq!(told(&["h.0.a", "h.0.b", "h.1.a", "h.2.a", "h.2.b"]), ["h.1: has no `b`, which the other 2 have"]);
+    assert_eq!(told(&["h.0.a", "h.1.a", "h.3.a"]), ["h.2: is not there, but others up to 3 are"]);
+    // The dense block before those with experts; and too few blocks to tell what is the rule.
+    assert_eq!(told(&["h.0.a", "h.0.dense", "h.1.a", "h.1.experts", "h.2.a", "h.2.experts"]), [""; 0]);
+    assert_eq!(told(&["h.0.a", "h.0.b", "h.1.a"]), [""; 0]);
+}

@@ -2,11 +2,12 @@
 
 use crate::app::App;
 use crate::args::HintArgs;
+use crate::escape::{escaped, path};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::open_with;
 use crate::progress::{Progress, Unit};
-use crate::text::{Align, bytes, count, escaped, path, table};
+use crate::text::{Align, bytes, count, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
 use halfbyte_checkpoint::{Inspection, QuantizationConfig, inspect};
@@ -48,7 +49,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let weights = open_with(&args.model, args.hint.into())?;
     let mut inspection = inspect(&weights)?;
     let obstacle = match Config::from_weights(&weights) {
-        Err(why) => Some(why.to_string()),
+        Err(why) => {
+            inspection.findings.extend(weights.irregular_blocks());
+            Some(why.to_string())
+        }
         Ok(config) => {
             let found = contradictions(&config, &weights);
             let tokenizer = check::tokenizer(&config, &weights);
