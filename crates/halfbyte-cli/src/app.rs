@@ -2,7 +2,7 @@
 
 use crate::args::{Common, Device};
 use crate::failure::{Exit, Failure, Result};
-use crate::text;
+use crate::{escape, text};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::{Gpu as CudaGpu, nn};
 use halfbyte_checkpoint::Finding;
@@ -115,7 +115,7 @@ impl App {
     /// Prints a line to standard error, escaped, unless told to be quiet.
     pub fn note(&self, line: &str) {
         if !self.common.quiet {
-            text::write_error(&format!("{}\n", text::escaped(line)));
+            text::write_error(&format!("{}\n", escape::escaped(line)));
         }
     }
 
@@ -127,7 +127,7 @@ impl App {
     /// Prints a command's result. What `human` takes from files into a line of its own it escapes itself; tables do.
     pub fn result<T: Serialize>(&self, result: &T, human: impl FnOnce(&T) -> String) -> Result<()> {
         if !self.common.json {
-            return text::write_output(&text::escaped_lines(&human(result)));
+            return text::write_output(&escape::escaped_lines(&human(result)));
         }
         #[derive(Serialize)]
         struct Envelope<'a, T> {
@@ -138,6 +138,6 @@ impl App {
         let json = serde_json::to_string(&Envelope { schema: SCHEMA, result }).map_err(|e| {
             Failure::new(Exit::Input, "the result cannot be written as JSON", e.to_string(), "leave --json out")
         })?;
-        text::write_output(&format!("{}\n", text::safe_json(&json)))
+        text::write_output(&format!("{}\n", escape::safe_json(&json)))
     }
 }

@@ -1,7 +1,8 @@
 //! What went wrong, as three lines for people and an exit status for scripts.
 
 use crate::app::SCHEMA;
-use crate::text::{escaped, escaped_lines, write_error};
+use crate::escape::{escaped, escaped_lines};
+use crate::text::write_error;
 use halfbyte_checkpoint::Error as CheckpointError;
 use halfbyte_llm::Error as LlmError;
 use serde_json::json;

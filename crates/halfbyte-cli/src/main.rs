@@ -7,6 +7,7 @@
 mod app;
 mod args;
 mod commands;
+mod escape;
 mod failure;
 mod interrupt;
 mod machine;

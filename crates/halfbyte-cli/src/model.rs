@@ -40,12 +40,12 @@ impl LoadArgs {
     /// The library's options. Errors: `--act` against what `--quantize` says, options that change nothing.
     fn options(&self, app: &App) -> Result<LoadOptions> {
         let act = self.act.map(Act::from);
-        if let (Some(format), Some(act)) = (self.quantize, act)
-            && format.act != act
+        if let (Some(format), Some(named)) = (self.quantize, self.act)
+            && format.act != Act::from(named)
         {
             return Err(Failure::usage(
                 "--act and --quantize contradict each other",
-                format!("{format} says {:?}, --act says {act:?}", format.act),
+                format!("--quantize says {format}, --act says {}", named.name()),
                 "leave --act out, or change the format",
             ));
         }

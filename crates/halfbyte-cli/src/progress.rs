@@ -1,7 +1,8 @@
 //! Progress on standard error, for what can pass two seconds: a bar on a terminal, elsewhere a line every ten seconds.
 
 use crate::app::App;
-use crate::text::{bytes, escaped, write_error};
+use crate::escape::escaped;
+use crate::text::{bytes, write_error};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{IsTerminal, stderr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -51,7 +52,8 @@ impl Progress {
             bar.set_style(style);
         }
         let lines = !app.quiet() && !stderr().is_terminal();
-        Self { bar, lines: lines.then(|| Lines::every(EVERY, State::new(what, unit), |line| write_error(&line))) }
+        let lines = lines.then(|| Lines::every(EVERY, State::new(what, unit), |line| write_error(&line)));
+        Self { bar, lines }
     }
 
     /// Shows how far it is.
@@ -126,13 +128,15 @@ impl Lines {
         let state = Arc::new(Mutex::new(state));
         let (alive, dead) = channel();
         let shown = state.clone();
-        let thread = std::thread::spawn(move || {
+        let tell = move || {
             while dead.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                 let state = shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 write(state.line(state.begun.elapsed()));
             }
-        });
-        Self { state, alive: Some(alive), thread: Some(thread) }
+        };
+        // Without a thread to spare nothing is told.
+        let thread = std::thread::Builder::new().spawn(tell).ok();
+        Self { state, alive: Some(alive), thread }
     }
 
     fn set(&self, change: impl FnOnce(&mut State)) {

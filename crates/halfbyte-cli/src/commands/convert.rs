@@ -2,11 +2,12 @@
 
 use crate::app::App;
 use crate::args::{FormArg, bits, group};
+use crate::escape::{escaped, path};
 use crate::failure::Result;
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::{bytes, escaped, path};
+use crate::text::bytes;
 use halfbyte::{Float, Group};
 use halfbyte_checkpoint::{Conversion, Hint, Job, convert};
 use serde::Serialize;

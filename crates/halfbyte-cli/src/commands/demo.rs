@@ -2,11 +2,12 @@
 
 use super::bench::model::{Speed, Work, machine_of, speed};
 use crate::app::App;
+use crate::escape::escaped;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::{device, prepare, shipped, tokenizer};
 use crate::progress::Progress;
-use crate::text::{Align, bytes, count, cut, escaped, rate, table};
+use crate::text::{Align, bytes, count, cut, rate, table};
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Act, Format};

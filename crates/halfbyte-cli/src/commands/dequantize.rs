@@ -2,11 +2,12 @@
 
 use crate::app::App;
 use crate::args::{FloatArg, HintArgs};
+use crate::escape::path;
 use crate::failure::Result;
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::{bytes, path};
+use crate::text::bytes;
 use halfbyte::Float;
 use halfbyte_checkpoint::{Job, write_dense};
 use serde::Serialize;

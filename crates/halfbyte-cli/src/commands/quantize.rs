@@ -4,11 +4,12 @@ mod calibrated;
 
 use crate::app::App;
 use crate::args::{FormArg, RtnArgs, bits, group};
+use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
-use crate::text::{bytes, path};
+use crate::text::bytes;
 use calibrated::{Calibration, CalibrationArgs};
 use clap::ValueEnum;
 use halfbyte::quantize::{Rtn, rtn};

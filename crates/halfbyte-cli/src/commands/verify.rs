@@ -1,11 +1,11 @@
 //! `halfbyte verify`: whether two checkpoints stand for the same numbers.
 
 use crate::app::App;
+use crate::escape::{escaped, path};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::open;
 use crate::progress::{Progress, Unit};
-use crate::text::{escaped, path};
 use halfbyte_checkpoint::{Verification, verify};
 use serde::Serialize;
 use std::path::PathBuf;

@@ -3,12 +3,13 @@
 use super::model::random_model;
 use crate::app::App;
 use crate::args::{FormArg, bits, group};
+use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open;
 use crate::progress::Progress;
 use crate::random;
-use crate::text::{Align, bytes as in_bytes, path, table};
+use crate::text::{Align, bytes as in_bytes, table};
 use crate::timing::Measured;
 use halfbyte::cpu::roofline::{Roofline, copy_to_new_memory};
 use halfbyte::ops::{Linear, Weight};

@@ -1,13 +1,14 @@
 //! `halfbyte bench model`: prefill and decoding speed.
 
 use crate::app::App;
+use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::machine;
 use crate::model::LoadArgs;
 use crate::progress::Progress;
 use crate::random::{self, SplitMix64};
-use crate::text::{bytes, count, path, rate};
+use crate::text::{bytes, count, rate};
 use crate::timing::{Effort, Measured, measure};
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::DType;

@@ -1,11 +1,12 @@
 //! `halfbyte eval logits`: raw logits, to compare with other implementations.
 
 use crate::app::App;
+use crate::escape::path;
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::model::{LoadArgs, files_of};
 use crate::progress::{Progress, Unit};
-use crate::text::{bytes, path};
+use crate::text::bytes;
 use halfbyte_checkpoint::folder::refuse_input;
 use halfbyte_checkpoint::{Checkpoint, DType, Error as CheckpointError, Replacement, files};
 use halfbyte_llm::{Error as LlmError, eval};

@@ -1,9 +1,10 @@
 //! `halfbyte explain model`: what the products of a model are computed by, as decided when it is loaded.
 
 use crate::app::App;
+use crate::escape::path;
 use crate::failure::Result;
 use crate::model::LoadArgs;
-use crate::text::{Align, bytes, path, table};
+use crate::text::{Align, bytes, table};
 use halfbyte_llm::explain::Product;
 use serde::Serialize;
 use std::path::PathBuf;
