@@ -94,7 +94,7 @@ fn tensors_refuse_what_does_not_fit() {
     assert!(text(make(&[0; 4], &[0.5, 0.1], good(), None)).contains("finite and exact in f16, got 0.1"));
     assert!(text(make(&[0; 4], &[0.5, f32::NAN], good(), None)).contains("got NaN"));
     assert!(text(make(&[0; 4], &[0.5; 2], Zeros::Integer(vec![17, 0]), None)).contains("zero points up to 16"));
-    assert!(text(make(&[0; 4], &[0.5; 2], Zeros::Symmetric, None)).contains("expected Integer zeros"));
+    assert!(text(make(&[0; 4], &[0.5; 2], Zeros::Symmetric, None)).contains("expected integer zero points"));
     assert!(text(make(&[0; 4], &[0.5; 2], good(), Some(vec![0, 0, 1, 2]))).contains("group indices below 2"));
     let huge = QTensor::new(format, [usize::MAX, 4], vec![], vec![], good(), None).unwrap_err();
     assert!(huge.to_string().contains("fits memory"), "{huge}");

@@ -370,7 +370,7 @@ fn stored_tensors_that_do_not_fit_are_refused() {
     refused([16, 64], (good().0, scales.clone(), beyond), None, "zero points up to 16");
     let far = StoredZeros::Integer(Cow::Owned(vec![1; 32]), Strides { output: usize::MAX, group: 2 });
     refused([16, 64], (good().0, scales.clone(), far), None, "zero points for");
-    refused([16, 64], (good().0, scales, StoredZeros::Symmetric), None, "Integer zeros");
+    refused([16, 64], (good().0, scales, StoredZeros::Symmetric), None, "integer zero points");
     refused([16, 64], good(), Some(vec![0; 63]), "64 group indices");
     refused([16, 64], good(), Some(vec![2; 64]), "group indices below 2");
 
