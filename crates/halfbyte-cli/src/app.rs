@@ -9,6 +9,7 @@ use halfbyte_checkpoint::Finding;
 use halfbyte_llm::device::Gpu;
 use serde::Serialize;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// Version of the JSON objects' form.
 pub const SCHEMA: u32 = 1;
@@ -24,12 +25,13 @@ pub struct App {
     common: Common,
     /// The GPU, once it is asked for; none if the CPU computes.
     gpu: OnceLock<Option<Gpu>>,
+    begun: Instant,
 }
 
 impl App {
     /// Error: a team of threads that cannot be made.
     pub fn new(common: Common) -> Result<Self> {
-        let app = Self { common, gpu: OnceLock::new() };
+        let app = Self { common, gpu: OnceLock::new(), begun: Instant::now() };
         let all = available_threads();
         if app.threads() > all {
             app.note(&format!("note: --threads {} is more than the {all} of this machine, and slower", app.threads()));
@@ -40,6 +42,11 @@ impl App {
             .build_global()
             .map_err(|e| Failure::device(format!("cannot start {} threads", app.threads()), e.to_string()))?;
         Ok(app)
+    }
+
+    /// Time since the program began, but for the reading of its arguments.
+    pub fn age(&self) -> Duration {
+        self.begun.elapsed()
     }
 
     /// Threads to compute with.

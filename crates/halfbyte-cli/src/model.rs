@@ -37,15 +37,15 @@ impl LoadArgs {
         hint: HintArgs::NONE,
     };
 
-    /// The library's options. Errors: `--act` against what `--quantize` says, options that change nothing.
+    /// The library's options. Errors: `--act` against what the format says, options that change nothing.
     fn options(&self, app: &App) -> Result<LoadOptions> {
         let act = self.act.map(Act::from);
         if let (Some(format), Some(named)) = (self.quantize, self.act)
             && format.act != Act::from(named)
         {
             return Err(Failure::usage(
-                "--act and --quantize contradict each other",
-                format!("--quantize says {format}, --act says {}", named.name()),
+                "--act and the format contradict each other",
+                format!("the format is {format}, --act says {}", named.name()),
                 "leave --act out, or change the format",
             ));
         }
@@ -91,6 +91,33 @@ impl LoadArgs {
         }
         prepare(app, &model)?;
         Ok(model)
+    }
+
+    /// The library's options for random weights, and the format of their blocks: `--format`, or `--quantize` to the same effect.
+    /// Errors: those of [`LoadArgs::options`], options that change nothing.
+    pub fn of_random(&self, app: &App, format: Option<Format>) -> Result<(LoadOptions, Option<Format>)> {
+        let useless = [("--search", self.rtn.search), ("--group", self.hint.group.is_some())];
+        if let Some((option, _)) = useless.iter().find(|(_, given)| *given) {
+            return Err(Failure::usage(
+                format!("{option} changes nothing here"),
+                "random weights are made in their format, and nothing is quantised",
+                format!("leave {option} out"),
+            ));
+        }
+        let args = Self { quantize: format.or(self.quantize), ..self.clone() };
+        if args.quantize.is_none() && args.act.is_some_and(|act| Act::from(act).is_quantized()) {
+            return Err(Failure::usage(
+                "--act changes nothing here",
+                "random weights without a format are dense, and dense layers take activations as they are",
+                "add --format, as in --format w4a8-g128",
+            ));
+        }
+        Ok((LoadOptions { quantize: None, ..args.options(app)? }, args.quantize))
+    }
+
+    /// What becomes of activations, with the format of random weights if there is one.
+    pub fn act_of(&self, format: Option<Format>) -> Act {
+        format.or(self.quantize).map(|format| format.act).or(self.act.map(Act::from)).unwrap_or(Act::A16)
     }
 
     /// Format of the model's layers for people and JSON: what was asked for, or what the checkpoint says.

@@ -181,6 +181,19 @@ impl<D: ModelDevice> Decoder<D> {
         self.layers.iter().flat_map(Layer::projections)
     }
 
+    /// Bytes of the experts that do not compute a row: of each layer all but `top_k`, which are as large as any others. `bytes` says
+    /// what a projection takes.
+    pub fn idle_bytes(&self, bytes: impl Fn(&D::Projection) -> usize) -> usize {
+        let of_layer = |layer: &Layer<D>| match &layer.mlp {
+            Mlp::Dense(_) => 0,
+            Mlp::Experts(experts) => {
+                let idle = experts.experts.len().saturating_sub(experts.top_k);
+                experts.experts.iter().take(idle).map(|mlp| bytes(&mlp.up) + bytes(&mlp.down)).sum()
+            }
+        };
+        self.layers.iter().map(of_layer).sum()
+    }
+
     /// Every norm, in order.
     pub fn norms(&self) -> impl Iterator<Item = &Norm<D>> {
         self.layers.iter().flat_map(Layer::norms).chain([&self.norm])

@@ -10,6 +10,7 @@ use crate::device::{Batch, Resident, Text, room};
 use crate::error::{Error, Result};
 use crate::explain::Product;
 use crate::load::{LoadOptions, Loader};
+use crate::random::RandomWeights;
 use crate::sampling::Sampler;
 use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
@@ -54,7 +55,19 @@ impl Model {
                 got: text,
             });
         }
-        let mut loader = Loader::new(weights, options.clone())?;
+        let mut model = Self::of(config, Loader::new(weights, options.clone())?, options)?;
+        model.findings.extend(unused);
+        Ok(model)
+    }
+
+    /// A model of random weights, drawn where it will lie: for measurements. The same ones come out each time, on every device.
+    ///
+    /// Errors: formats that do not exist or that no kernel serves, memory that is short on a GPU, options that quantise.
+    pub fn random(config: Config, weights: RandomWeights, options: &LoadOptions) -> Result<Self> {
+        Self::of(config, Loader::random(weights, options.clone())?, options)
+    }
+
+    fn of(config: Config, mut loader: Loader<'_>, options: &LoadOptions) -> Result<Self> {
         let shard = Shard::of(options.comm.as_ref());
         let resident: Box<dyn Resident> = match &options.device {
             Device::Cpu => {
@@ -64,8 +77,7 @@ impl Model {
             Device::Cuda(gpu) => Box::new(CudaModel::load(&config.spec, &mut loader, gpu, shard)?),
         };
         let (device, parameters) = (options.device.clone(), loader.parameters());
-        let findings = loader.into_findings().into_iter().chain(unused).collect();
-        Ok(Self { config, device, resident, parameters, findings })
+        Ok(Self { config, device, resident, parameters, findings: loader.into_findings() })
     }
 
     /// Its shape.
@@ -91,6 +103,12 @@ impl Model {
     /// Bytes that the weights take in memory: packed layers, embedding, norms.
     pub fn weight_bytes(&self) -> usize {
         self.resident.bytes()
+    }
+
+    /// Bytes of weights that a step of one token reads: all but other rows of the embedding, where that is not the head, and the
+    /// experts that do not compute.
+    pub fn bytes_of_step(&self) -> usize {
+        self.resident.bytes_of_step()
     }
 
     /// Makes ready what is otherwise made when it is first needed: on a GPU the kernels, which take seconds to compile for
@@ -157,7 +175,8 @@ impl<'m> Session<'m> {
         self.forget(0)
     }
 
-    fn forget(&mut self, position: usize) -> Result<()> {
+    /// Forgets tokens from a position on, if there are such; the room stays.
+    pub fn forget(&mut self, position: usize) -> Result<()> {
         self.follows = false;
         self.text.truncate(position)
     }

@@ -1,12 +1,13 @@
-//! From a checkpoint's tensors to what a device packs: checked, quantised if asked for, and cut for a rank.
+//! From a checkpoint's tensors, or random ones, to what a device packs: checked, quantised if asked for, and cut for a rank.
 
-use crate::arch::spec::{Shape, Spec};
+use crate::arch::spec::{LinearSpec, Shape, Spec};
 use crate::comm::{Alone, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::random::{self, RandomFloats, RandomWeights};
 use crate::shard::{Cut, cut_floats, cut_linear};
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Act, Float, Floats, Group, QTensor, WeightFormat, Zeros};
+use halfbyte::{Act, Float, Floats, Group, QTensor, StoredTensor, WeightFormat, Zeros};
 use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -33,10 +34,36 @@ impl Default for LoadOptions {
     }
 }
 
-/// Reads and checks the tensors that a model asks for.
+/// Where tensors come from.
+#[derive(Clone, Copy, Debug)]
+enum Source<'a> {
+    Checkpoint(&'a checkpoint::Weights),
+    Random(RandomWeights),
+}
+
+/// An embedding on its way to a device.
+#[derive(Debug)]
+pub(crate) enum Embedding<'a> {
+    /// Rows of a file.
+    Stored(FloatData<'a>),
+    /// Rows that are drawn where they will lie.
+    Random(RandomFloats),
+}
+
+impl<'a> Embedding<'a> {
+    /// The rows, in memory.
+    pub(crate) fn into_floats(self) -> Result<FloatData<'a>> {
+        Ok(match self {
+            Self::Stored(floats) => floats,
+            Self::Random(floats) => FloatData::F16(Cow::Owned(floats.draw()?)),
+        })
+    }
+}
+
+/// Reads and checks the tensors that a model asks for, or draws them.
 #[derive(Debug)]
 pub struct Loader<'a> {
-    weights: &'a checkpoint::Weights,
+    source: Source<'a>,
     options: LoadOptions,
     parameters: u64,
     findings: Vec<Finding>,
@@ -49,7 +76,16 @@ impl<'a> Loader<'a> {
             format.validate()?;
         }
         let findings = weights.findings();
-        Ok(Self { weights, options, parameters: 0, findings })
+        Ok(Self { source: Source::Checkpoint(weights), options, parameters: 0, findings })
+    }
+
+    /// Draws tensors instead. Errors: a format that does not exist; options that quantise, which is done here already.
+    pub(crate) fn random(weights: RandomWeights, options: LoadOptions) -> Result<Self> {
+        weights.validate()?;
+        if options.quantize.is_some() {
+            return Err(Error::invalid("random weights", "a format of their own", "one to quantise them to"));
+        }
+        Ok(Self { source: Source::Random(weights), options, parameters: 0, findings: Vec::new() })
     }
 
     /// Weights loaded so far, in numbers.
@@ -71,11 +107,11 @@ impl<'a> Loader<'a> {
         parts: usize,
         load: impl Fn(&mut Loader<'a>, usize) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let (weights, options) = (self.weights, &self.options);
+        let (source, options) = (self.source, &self.options);
         let parts: Vec<_> = (0..parts)
             .into_par_iter()
             .map(|i| {
-                let mut own = Loader { weights, options: options.clone(), parameters: 0, findings: Vec::new() };
+                let mut own = Loader { source, options: options.clone(), parameters: 0, findings: Vec::new() };
                 (load(&mut own, i), own)
             })
             .collect();
@@ -90,8 +126,14 @@ impl<'a> Loader<'a> {
 
     /// A vector of `len` floats, widened.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
-        let vector = self.weights.floats(name, &[len])?.to_f32();
-        self.weights.checkpoint().release(name);
+        let vector = match self.source {
+            Source::Checkpoint(weights) => {
+                let vector = weights.floats(name, &[len])?.to_f32();
+                weights.checkpoint().release(name);
+                vector
+            }
+            Source::Random(_) => random::vector(name, len, if name.ends_with(".bias") { 0.0 } else { 1.0 }, 0.05),
+        };
         self.parameters += len as u64;
         Ok(vector)
     }
@@ -103,12 +145,16 @@ impl<'a> Loader<'a> {
 
     /// Lets go of a layer's tensors: their pages are not needed again.
     pub(crate) fn release(&self, prefix: &str) {
-        self.weights.release(prefix);
+        if let Source::Checkpoint(weights) = self.source {
+            weights.release(prefix);
+        }
     }
 
     /// The same for one tensor.
     pub(crate) fn release_tensor(&self, name: &str) {
-        self.weights.checkpoint().release(name);
+        if let Source::Checkpoint(weights) = self.source {
+            weights.checkpoint().release(name);
+        }
     }
 
     /// Columns along which a layer's weights may be cut: those that share a scale.
@@ -117,14 +163,49 @@ impl<'a> Loader<'a> {
             Group::Size(size) => size,
             Group::Channel | Group::Tensor => 1,
         };
-        Ok(match (self.weights.kind(prefix)?, self.options.quantize) {
-            (ModuleKind::Quantized(_), _) => match &self.weights.stored_linear(prefix)?.weight {
+        let weights = match self.source {
+            Source::Checkpoint(weights) => weights,
+            Source::Random(RandomWeights { format, .. }) => return Ok(format.map_or(1, group)),
+        };
+        Ok(match (weights.kind(prefix)?, self.options.quantize) {
+            (ModuleKind::Quantized(_), _) => match &weights.stored_linear(prefix)?.weight {
                 StoredWeight::Quantized(codes) => group(codes.format()),
                 StoredWeight::Dense { .. } => 1,
             },
             (_, Some((format, _))) => group(format),
             (_, None) => 1,
         })
+    }
+
+    /// Module of a head that is not the embedding.
+    pub(crate) fn head(&self, spec: &Spec) -> Option<String> {
+        let own = matches!(self.source, Source::Random(RandomWeights { head: Some(_), .. }));
+        spec.head.clone().or(own.then(|| "lm_head".to_owned()))
+    }
+
+    /// Whole layers that read the same vector as one matrix of random floats, with their biases; `head`: they are the head. None:
+    /// they come from a file, have codes, or are cut.
+    pub(crate) fn floats(
+        &mut self,
+        layers: &[(&LinearSpec, Cut)],
+        head: bool,
+    ) -> Option<(RandomFloats, Option<Vec<f32>>)> {
+        let (Source::Random(random), [(first, _), ..]) = (self.source, layers) else { return None };
+        let format = if head { random.head } else { random.format };
+        if format.is_some() || layers.iter().any(|(layer, cut)| !cut.is_whole(layer.shape)) {
+            return None;
+        }
+        let bias = |layer: &LinearSpec| match layer.shape.bias {
+            true => bias(&layer.name, layer.shape.n),
+            false => vec![0.0; layer.shape.n],
+        };
+        let biased = layers.iter().any(|(layer, _)| layer.shape.bias);
+        let biases = biased.then(|| layers.iter().flat_map(|(layer, _)| bias(layer)).collect());
+        for (LinearSpec { shape: Shape { n, k, bias }, .. }, _) in layers {
+            self.parameters += *n as u64 * *k as u64 + if *bias { *n as u64 } else { 0 };
+        }
+        let rows = layers.iter().map(|(layer, _)| (layer.name.as_str(), layer.shape.n));
+        Some((RandomFloats::new(first.shape.k, rows), biases))
     }
 
     /// Some rows of the embedding `[vocab, hidden]`, as floats: they are read, not multiplied, so that codes become what they
@@ -135,24 +216,42 @@ impl<'a> Loader<'a> {
         vocab: usize,
         hidden: usize,
         tokens: &Range<usize>,
-    ) -> Result<FloatData<'a>> {
+    ) -> Result<Embedding<'a>> {
         let shape = Shape { n: vocab, k: hidden, bias: false };
         let cut = Cut::rows(vec![tokens.clone()], shape);
-        if !matches!(self.weights.kind(prefix)?, ModuleKind::Quantized(_)) {
+        let weights = match self.source {
+            Source::Checkpoint(weights) => weights,
+            Source::Random(_) => {
+                self.parameters += tokens.len() as u64 * hidden as u64;
+                let floats = RandomFloats::new(hidden, std::iter::once((prefix, vocab)));
+                if cut.is_whole(shape) {
+                    return Ok(Embedding::Random(floats));
+                }
+                let whole = FloatData::F16(Cow::Owned(floats.draw()?));
+                return Ok(Embedding::Stored(cut_floats(&whole, hidden, &cut)));
+            }
+        };
+        if !matches!(weights.kind(prefix)?, ModuleKind::Quantized(_)) {
             self.parameters += tokens.len() as u64 * hidden as u64;
-            let floats = self.weights.floats(&format!("{prefix}.weight"), &[vocab, hidden])?;
-            return Ok(if cut.is_whole(shape) { floats } else { cut_floats(&floats, hidden, &cut) });
+            let floats = weights.floats(&format!("{prefix}.weight"), &[vocab, hidden])?;
+            return Ok(Embedding::Stored(match cut.is_whole(shape) {
+                true => floats,
+                false => cut_floats(&floats, hidden, &cut),
+            }));
         }
         let floats = match self.stored(prefix, shape, &cut)?.weight {
             StoredWeight::Dense { floats, .. } => floats,
             StoredWeight::Quantized(codes) => FloatData::F32(Cow::Owned(values(&codes.to_qtensor()?))),
         };
-        self.weights.release(prefix);
-        Ok(floats)
+        weights.release(prefix);
+        Ok(Embedding::Stored(floats))
     }
 
     /// A rank's part of a layer of a block, quantised if the options say so.
     pub(crate) fn layer(&mut self, prefix: &str, shape: Shape, cut: &Cut) -> Result<StoredLinear<'a>> {
+        if let Source::Random(random) = self.source {
+            return self.drawn(prefix, shape, cut, random.format);
+        }
         let whole = Cut::whole(shape);
         // The part of what the whole is quantised to: ranks together have the numbers that one would have.
         let quantize = self.options.quantize.is_some();
@@ -162,7 +261,7 @@ impl<'a> Loader<'a> {
             let quantized = rtn(floats.as_floats(), *shape, format, options)
                 .map_err(|source| Error::Quantize { name: prefix.to_owned(), source })?;
             layer.weight = StoredWeight::Quantized(quantized.into());
-            self.weights.release(prefix);
+            self.release(prefix);
         }
         if quantize && *cut != whole {
             layer = cut_linear(layer, cut, prefix)?;
@@ -172,7 +271,11 @@ impl<'a> Loader<'a> {
 
     /// A rank's part of a layer as the file holds it, the whole one's shape checked.
     pub(crate) fn stored(&mut self, prefix: &str, shape: Shape, cut: &Cut) -> Result<StoredLinear<'a>> {
-        let mut layer = self.weights.stored_linear(prefix)?;
+        let weights = match self.source {
+            Source::Checkpoint(weights) => weights,
+            Source::Random(random) => return self.drawn(prefix, shape, cut, random.head),
+        };
+        let mut layer = weights.stored_linear(prefix)?;
         let got = layer.weight.shape();
         if got != [shape.n, shape.k] {
             return Err(Error::Weight {
@@ -181,7 +284,7 @@ impl<'a> Loader<'a> {
                 got: format!("{} × {}", got[0], got[1]),
             });
         }
-        if shape.bias && !self.weights.checkpoint().contains(&format!("{prefix}.bias")) {
+        if shape.bias && !weights.checkpoint().contains(&format!("{prefix}.bias")) {
             return Err(Error::Weight {
                 name: format!("{prefix}.bias"),
                 expected: "a bias, by the configuration".to_owned(),
@@ -189,6 +292,31 @@ impl<'a> Loader<'a> {
             });
         }
         self.findings.append(&mut layer.findings);
+        self.part(layer, prefix, shape, cut)
+    }
+
+    /// A rank's part of a random layer.
+    fn drawn(
+        &mut self,
+        prefix: &str,
+        shape: Shape,
+        cut: &Cut,
+        format: Option<WeightFormat>,
+    ) -> Result<StoredLinear<'a>> {
+        let Shape { n, k, .. } = shape;
+        let weight = match format {
+            Some(format) => StoredWeight::Quantized(StoredTensor::random(format, [n, k], random::seed_of(prefix))?),
+            None => {
+                let floats = RandomFloats::new(k, std::iter::once((prefix, n))).draw()?;
+                StoredWeight::Dense { floats: FloatData::F16(Cow::Owned(floats)), shape: [n, k] }
+            }
+        };
+        let layer = StoredLinear { weight, bias: shape.bias.then(|| bias(prefix, n)), findings: Vec::new() };
+        self.part(layer, prefix, shape, cut)
+    }
+
+    /// A rank's part of a layer, counted.
+    fn part(&mut self, mut layer: StoredLinear<'a>, prefix: &str, shape: Shape, cut: &Cut) -> Result<StoredLinear<'a>> {
         if !cut.is_whole(shape) {
             layer = cut_linear(layer, cut, prefix)?;
         }
@@ -196,6 +324,11 @@ impl<'a> Loader<'a> {
         self.parameters += n as u64 * k as u64 + layer.bias.as_ref().map_or(0, |b| b.len() as u64);
         Ok(layer)
     }
+}
+
+/// A random bias.
+fn bias(layer: &str, n: usize) -> Vec<f32> {
+    random::vector(&format!("{layer}.bias"), n, 0.0, 0.05)
 }
 
 /// Whether two layers can be packed as one.

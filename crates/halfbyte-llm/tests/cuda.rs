@@ -9,7 +9,10 @@ use halfbyte::{Float, Format};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType};
 use halfbyte_llm::device::Gpu;
-use halfbyte_llm::{Device, Error, Finish, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval};
+use halfbyte_llm::{
+    Config, Device, Error, Finish, LoadOptions, Model, RandomWeights, Request, Sampler, Sampling, Session, Tokenizer,
+    eval,
+};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -339,6 +342,59 @@ fn perplexities_with_quantized_activations_are_those_of_the_cpu() {
             let got = perplexity(on(&gpu, activations), Some(format), None);
             println!("{format} {activations}: {got:.5}, on the CPU {want:.5}, {:+.4} %", 100.0 * (got / want - 1.0));
             assert!((got / want - 1.0).abs() < bound, "{format} {activations}: {got}, on the CPU {want}");
+        }
+    }
+}
+
+/// A model of random weights, small, with biases of attention.
+fn random(device: Device, format: Option<&str>, head: Option<&str>, tied: bool) -> Model {
+    let config = format!(
+        r#"{{"architectures": ["Qwen2ForCausalLM"], "vocab_size": 517, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0, "tie_word_embeddings": {tied}}}"#
+    );
+    let config = Config::parse(&config, Path::new("config.json")).unwrap();
+    let parse = |name: &str| name.parse::<Format>().unwrap();
+    let act = format.map_or(halfbyte::Act::A16, |format| parse(format).act);
+    let weights = RandomWeights { format: format.map(|f| parse(f).weight), head: head.map(|head| parse(head).weight) };
+    Model::random(config, weights, &LoadOptions { device, act, ..LoadOptions::default() }).unwrap()
+}
+
+/// Drawn on the device they are those that are drawn in memory: floats, codes of both layouts, heads, biases, norms.
+#[test]
+fn random_weights_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 103 + 12) % 517).collect();
+    let formats =
+        [None, Some("w4a16-g128"), Some("w4a16-g32-asym"), Some("w8a16"), Some("w8a16-g64-asym"), Some("w3a16-g32")];
+    for (at, format) in formats.into_iter().enumerate() {
+        let head = [None, Some("w8a16-g128"), Some("w4a16-g128")][at % 3];
+        let tied = at % 2 == 0;
+        let want = random(Device::Cpu, format, head, tied);
+        let want_logits = all_logits(&want, &cpu, &tokens);
+        let size = (want_logits.iter().map(|v| v * v).sum::<f32>() / want_logits.len() as f32).sqrt();
+        assert!((0.2..5.0).contains(&size), "{format:?}: logits of deviation {size}");
+        for (activations, bound) in [(Float::F32, 2e-3), (Float::F16, 5e-2)] {
+            let model = random(on(&gpu, activations), format, head, tied);
+            assert_eq!(model.parameters(), want.parameters(), "{format:?}");
+            let logits = all_logits(&model, &cpu, &tokens);
+            let far = worst(&logits, &want_logits);
+            println!("{format:?} head {head:?} {activations}: {far:.5} off the CPU's, of deviation {size:.2}");
+            assert!(far <= bound * size, "{format:?} head {head:?} {activations}: {far} off");
+            let again = all_logits(&random(on(&gpu, activations), format, head, tied), &cpu, &tokens);
+            assert!(logits == again, "{format:?} {activations}: other logits in a second run");
+        }
+    }
+    if gpu.gpu.caps().arch.number >= 80 {
+        for format in ["w4a8-g128", "w8a8", "w4a8-g128-si8"] {
+            let model = random(on(&gpu, Float::F16), Some(format), None, false);
+            let mut session = Session::new(&model, &cpu, 100).unwrap();
+            session.prefill(&tokens).unwrap();
+            assert!(session.decode(3).unwrap().iter().all(|logit| logit.is_finite()), "{format}");
+            // Forgotten, and written again.
+            session.forget(tokens.len()).unwrap();
+            assert_eq!((session.len(), session.decode(3).unwrap().len()), (tokens.len(), 517));
         }
     }
 }

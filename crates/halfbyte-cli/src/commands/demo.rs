@@ -40,7 +40,7 @@ const SCORING_TIME: Duration = Duration::from_secs(25);
 
 const WINDOW: usize = 512;
 
-const SPEED: Work = Work { prompt: 512, generate: 128, repetitions: 5, at_most: Duration::from_secs(2) };
+const SPEED: Work = Work { prompt: 512, depth: 0, generate: 128, repetitions: 5, at_most: Duration::from_secs(2) };
 
 #[derive(Serialize)]
 struct Demo {

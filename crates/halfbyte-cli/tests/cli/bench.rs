@@ -1,6 +1,6 @@
 //! What is measured: bench.
 
-use crate::support::{json, model, number, quiet, repository};
+use crate::support::{fails, json, model, number, quiet, repository};
 use std::fs;
 use tempfile::TempDir;
 
@@ -40,11 +40,16 @@ fn bench_matmul_reports_and_checks() {
         quiet(&["bench", "matmul", "--format", "w4a8-g128", "-m", "2", "-n", "512", "-k", "512", "--x", "bf16"]);
     assert!(table.contains("roofline") && table.contains("GB/s") && table.contains("machine before"), "{table}");
     let shipped = repository().join("bench/cases");
-    for entry in fs::read_dir(shipped).unwrap() {
-        let text = fs::read_to_string(entry.unwrap().path()).unwrap();
-        let case: toml::Value = toml::from_str(&text).unwrap();
+    let mut cases = 0;
+    for entry in fs::read_dir(shipped).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.extension().is_some_and(|extension| extension == "json") {
+            continue;
+        }
+        let case: toml::Value = toml::from_str(&fs::read_to_string(entry).unwrap()).unwrap();
         assert!(case["shape"].as_array().is_some_and(|shapes| !shapes.is_empty()));
+        cases += 1;
     }
+    assert!(cases >= 4);
 }
 
 #[test]
@@ -103,6 +108,126 @@ fn bench_model_times_folders_and_random_weights() {
             let allowed = 1.3 * weights + 10.0 * number(&found, "kv_bytes_per_token") + 64e6;
             assert!(peak > weights && peak <= allowed, "{peak} of {allowed} bytes");
         }
+    }
+}
+
+/// A configuration of a few thousand weights, with fields of its own.
+fn tiny(here: &TempDir, name: &str, fields: &str) -> String {
+    let path = here.path().join(name);
+    let config = format!(
+        r#"{{"architectures": ["LlamaForCausalLM"], "vocab_size": 200, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0{fields}}}"#
+    );
+    fs::write(&path, config).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn bench_model_makes_random_weights_in_every_format() {
+    let here = TempDir::new().unwrap();
+    let tied = tiny(&here, "tied.json", r#", "tie_word_embeddings": true"#);
+    let apart = tiny(&here, "apart.json", r#", "tie_word_embeddings": false, "attention_bias": true"#);
+    // Blocks, embedding, norms; a head and biases of attention.
+    let blocks = 2 * (96 * (64 + 32 + 32) + 64 * 96 + 3 * 96 * 160) + 5 * 96;
+    let [of_tied, of_apart] = [blocks + 200 * 96, blocks + 2 * 200 * 96 + 2 * (64 + 32 + 32 + 96)];
+    let work = ["--prompt", "9", "--generate", "3", "--depth", "20", "--repetitions", "1"];
+    let bench = |more: &[&str]| json(&[&["bench", "model"], &work[..], more].concat());
+    let mut bytes = Vec::new();
+    for format in
+        ["w4a16-g32", "w4a16-g32-asym", "w3a16-g32", "w2a16-g32-float", "w8a16", "w4a8-g32", "w8a8", "w4a8-g32-si8"]
+    {
+        let found = bench(&["--random-weights", &tied, "--format", format]);
+        assert_eq!(
+            (&found["format"], &found["head_bits"], &found["parameters"]),
+            (&format.into(), &16.into(), &of_tied.into())
+        );
+        assert_eq!((&found["depth_tokens"], &found["prompt_tokens"]), (&20.into(), &9.into()));
+        for field in ["first_token_seconds", "prefill_ms_per_token", "decode_ms_per_token", "weight_bytes"] {
+            assert!(number(&found, field) > 0.0, "{format}: {field}");
+        }
+        let limits = &found["limits"];
+        // All weights are read, and keys and values of 21 to 23 positions.
+        assert_eq!(number(limits, "weight_bytes_per_step"), number(&found, "weight_bytes"), "{format}");
+        assert_eq!(number(limits, "kv_bytes_per_step"), 22.0 * number(&found, "kv_bytes_per_token"), "{format}");
+        let decode = number(limits, "read_bytes_per_second")
+            / (number(limits, "weight_bytes_per_step") + number(limits, "kv_bytes_per_step"));
+        assert!((number(limits, "decode_limit_tokens_per_second") / decode - 1.0).abs() < 1e-9);
+        let share = number(&found, "decode_tokens_per_second") / decode;
+        assert!((number(limits, "decode_share") / share - 1.0).abs() < 1e-9);
+        assert_eq!(number(limits, "prefill_flop"), 2.0 * f64::from(9 * (blocks - 5 * 96) + 200 * 96));
+        assert!(number(limits, "prefill_share") > 0.0);
+        bytes.push(number(&found, "weight_bytes"));
+    }
+    let dense = bench(&["--random-weights", &tied]);
+    assert_eq!((&dense["format"], &dense["device_memory_bytes"]), (&"f16".into(), &serde_json::Value::Null));
+    assert!(bytes.iter().all(|&bytes| bytes < number(&dense, "weight_bytes")));
+    let mut of_heads = Vec::new();
+    for head in ["4", "8", "16"] {
+        let found = bench(&["--random-weights", &apart, "--format", "w4a16-g32", "--head", head]);
+        assert_eq!(found["parameters"], of_apart);
+        // Of the embedding one row is read.
+        let rest = number(&found, "weight_bytes") - number(&found["limits"], "weight_bytes_per_step");
+        assert_eq!(rest, 199.0 * 96.0 * 2.0);
+        of_heads.push(number(&found, "weight_bytes"));
+    }
+    assert!(of_heads[0] < of_heads[1] && of_heads[1] < of_heads[2]);
+    let of_its_own = bench(&["--random-weights", &tied, "--head", "8"]);
+    assert_eq!(of_its_own["parameters"], of_tied + 200 * 96);
+    let lines = quiet(&[&["bench", "model", "--random-weights", &tied, "--head", "4"], &work[..]].concat());
+    for words in [
+        "random weights, head in 4 bits",
+        "from the program's start",
+        "of keys and values a token at",
+        "after 20 tokens",
+    ] {
+        assert!(lines.contains(words), "{words}: {lines}");
+    }
+}
+
+#[test]
+fn bench_model_refuses_what_cannot_be_timed() {
+    let here = TempDir::new().unwrap();
+    let fits = tiny(&here, "fits.json", "");
+    let bench = |status: i32, config: &str, more: &[&str]| {
+        fails(status, &[&["bench", "model", "--random-weights", config], more].concat())
+    };
+    let short = |more: &[&str]| bench(2, &fits, &[&["--prompt", "4", "--generate", "4"], more].concat());
+    let error = bench(2, &fits, &["--prompt", "8", "--depth", "60", "--generate", "5"]);
+    assert!(error.contains("context holds 64 tokens") && error.contains("--depth 60"), "{error}");
+    assert!(bench(2, &fits, &["--depth", "18446744073709551615"]).contains("64 tokens"));
+    assert!(bench(2, &fits, &["--prompt", "65"]).contains("--prompt 65"));
+    assert!(short(&["--format", "w4a8-g32", "--act", "a16"]).contains("contradict"));
+    assert!(short(&["--act", "a8"]).contains("--act changes nothing"));
+    assert!(short(&["--format", "w4a16", "--group", "64"]).contains("--group changes nothing"));
+    assert!(short(&["--format", "w4a16", "--search"]).contains("--search changes nothing"));
+    assert!(short(&["--format", "w4a16", "--quantize", "w4a16"]).contains("--quantize"));
+    assert!(short(&["--head", "5"]).contains("4, 8 or 16"));
+    fails(2, &["bench", "model", &model(), "--format", "w4a16"]);
+    // As large as matrices may be, and far larger than memory: refused at once.
+    let changed = |name: &str, changes: &[(&str, &str)]| {
+        let path = tiny(&here, name, "");
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, changes.iter().fold(text, |text, (from, to)| text.replace(from, to))).unwrap();
+        path
+    };
+    let sizes =
+        [("e\": 200,", "e\": 1000000,"), ("n_size\": 96,", "n_size\": 1000000,"), ("layers\": 2,", "layers\": 4096,")];
+    let large = changed("large.json", &sizes);
+    let error = bench(4, &large, &["--prompt", "8", "--generate", "5"]);
+    assert!(error.contains("does not fit") && error.contains("are needed"), "{error}");
+    let absurd = changed("absurd.json", &[("n_size\": 96,", "n_size\": 9000000000000000,")]);
+    assert!(bench(3, &absurd, &[]).contains("field hidden_size"));
+}
+
+#[test]
+fn the_configurations_that_are_shipped_have_the_parameters_of_their_models() {
+    let cases = [("llama-3.2-1b", 1_235_814_400), ("llama-3-8b", 8_030_261_248), ("llama-3-70b", 70_553_706_496)];
+    for (name, parameters) in cases {
+        let path = repository().join(format!("bench/cases/{name}.json"));
+        let config = halfbyte_llm::Config::parse(&fs::read_to_string(&path).unwrap(), &path).unwrap();
+        let counts = config.spec.tensors().into_iter().map(|(_, shape)| shape.iter().product::<usize>());
+        assert_eq!(counts.sum::<usize>(), parameters, "{name}");
     }
 }
 

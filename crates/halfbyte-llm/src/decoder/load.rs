@@ -3,10 +3,11 @@
 use super::{Attention, Decoder, Experts, FeedForward, Layer, Mlp, ModelDevice, Norm};
 use crate::arch::spec::{self, LayerSpec, LinearSpec, MlpKind, NormSpec, Positions, Residual, RopeSpec, Spec};
 use crate::error::{Error, Result};
-use crate::load::Loader;
+use crate::load::{Embedding, Loader};
+use crate::random::RandomFloats;
 use crate::shard::{self, Cut, HeadsOf, Shard};
 use halfbyte::Act;
-use halfbyte_checkpoint::{FloatData, StoredLinear};
+use halfbyte_checkpoint::StoredLinear;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -20,6 +21,9 @@ pub(crate) trait LoadDevice {
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
     fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Of<Self::Device>>;
 
+    /// A layer of random floats, with a bias `[n]`.
+    fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Of<Self::Device>>;
+
     /// The weights of a norm.
     fn vector(&mut self, values: Vec<f32>) -> Result<<Self::Device as ModelDevice>::Vector>;
 
@@ -29,7 +33,7 @@ pub(crate) trait LoadDevice {
     /// This rank's rows of the embedding, with what packs a head of its own.
     fn vocabulary(
         &mut self,
-        embedding: FloatData<'_>,
+        embedding: Embedding<'_>,
         tokens: Range<usize>,
         hidden: usize,
         head: Option<Of<Self::Device>>,
@@ -79,14 +83,20 @@ pub(crate) fn vocabulary<L: LoadDevice>(
 ) -> Result<<L::Device as ModelDevice>::Vocabulary> {
     let tokens = shard.part(spec.vocab);
     let embedding = loader.embedding(&spec.embedding, spec.vocab, spec.hidden, &tokens)?;
-    let head = match &spec.head {
+    let head = match loader.head(spec) {
         None => None,
         Some(name) => {
-            let whole = spec::Shape { n: spec.vocab, k: spec.hidden, bias: false };
-            let stored = loader.stored(name, whole, &Cut::rows(vec![tokens.clone()], whole))?;
-            let packed = device.projection(&[stored], loader.act(), name)?;
-            loader.release(name);
-            Some(packed)
+            let shape = spec::Shape { n: spec.vocab, k: spec.hidden, bias: false };
+            let (head, cut) = (LinearSpec { name, shape }, Cut::rows(vec![tokens.clone()], shape));
+            Some(match loader.floats(&[(&head, cut.clone())], true) {
+                Some((floats, bias)) => device.random(&floats, bias)?,
+                None => {
+                    let stored = loader.stored(&head.name, shape, &cut)?;
+                    let packed = device.projection(&[stored], loader.act(), &head.name)?;
+                    loader.release(&head.name);
+                    packed
+                }
+            })
         }
     };
     let vocabulary = device.vocabulary(embedding, tokens, spec.hidden, head)?;
@@ -138,6 +148,9 @@ pub(crate) fn projection<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
 ) -> Result<Of<L::Device>> {
+    if let Some((floats, bias)) = loader.floats(layers, false) {
+        return device.random(&floats, bias);
+    }
     let loaded = layers.iter().map(|(layer, cut)| loader.layer(&layer.name, layer.shape, cut));
     let loaded = loaded.collect::<Result<Vec<_>>>()?;
     let packed = device.projection(&loaded, loader.act(), &layers[0].0.name)?;

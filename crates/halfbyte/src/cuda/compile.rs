@@ -5,6 +5,7 @@ use super::driver::Version;
 use super::nvrtc::{Compiled, Nvrtc};
 use super::sources::{Arch, Instance};
 use crate::error::{Error, Result};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// The compiler with its cache, for one processor.
@@ -15,6 +16,7 @@ pub struct Compiler {
     driver: Version,
     cache: Option<Cache>,
     refusal: Mutex<Option<String>>,
+    compiled: AtomicUsize,
 }
 
 impl Compiler {
@@ -28,7 +30,7 @@ impl Compiler {
 
     /// With another cache, or none.
     pub fn with_cache(arch: Arch, driver: Version, cache: Option<Cache>) -> Self {
-        Self { arch, driver, cache, refusal: Mutex::new(None) }
+        Self { arch, driver, cache, refusal: Mutex::new(None), compiled: AtomicUsize::new(0) }
     }
 
     /// The processor.
@@ -39,6 +41,11 @@ impl Compiler {
     /// Why compiled kernels are not kept, if they are not: they will be compiled again by the next process.
     pub fn refusal(&self) -> Option<String> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Kernels that were compiled here, and not found in the cache.
+    pub fn compiled(&self) -> usize {
+        self.compiled.load(Ordering::Relaxed)
     }
 
     /// The machine code of an instance.
@@ -55,6 +62,7 @@ impl Compiler {
             return Err(Error::DriverTooOld { op: "NVRTC", needed, found: self.driver.to_string() });
         }
         let compiled = nvrtc.compile(instance, self.arch)?;
+        self.compiled.fetch_add(1, Ordering::Relaxed);
         if let Some(cache) = &self.cache
             && let Err(why) = cache.keep(&key, nvrtc.version(), &compiled)
         {

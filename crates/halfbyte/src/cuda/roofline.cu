@@ -1,6 +1,7 @@
 // What a GPU can do at most, measured: reads of memory, and numbers to read and multiply; and an empty kernel.
 #include "ampere.cuh"
 #include "ptx.cuh"
+#include "random.cuh"
 
 // Reads `pieces` of 16 bytes and keeps nothing of them but that they were read.
 extern "C" __global__ void __launch_bounds__(512) read(const uint4* from, u64 pieces, u32* sink) {
@@ -17,12 +18,6 @@ extern "C" __global__ void __launch_bounds__(512) read(const uint4* from, u64 pi
   if (sum == 0x12345678) *sink = sum;
 }
 
-DEV u32 mixed(u32 x) {
-  x = (x ^ (x >> 16)) * 0x7feb352du;
-  x = (x ^ (x >> 15)) * 0x846ca68bu;
-  return x ^ (x >> 16);
-}
-
 // Near to normal floats of this deviation, in fp16 (type 0) or bf16 (1): the sum of four uniform numbers.
 extern "C" __global__ void normal(u16* out, u64 len, u32 seed, float deviation, u32 type) {
   for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; i < len; i += u64(gridDim.x) * blockDim.x) {
@@ -30,6 +25,15 @@ extern "C" __global__ void normal(u16* out, u64 len, u32 seed, float deviation, 
     const float sum = float(a & 0xffff) + float(a >> 16) + float(b & 0xffff) + float(b >> 16) - 131070.f;
     const float v = sum * (deviation * 2.6428e-5f);
     out[i] = type ? bfloat_of_float(v) : half_of_float(v);
+  }
+}
+
+// Uniform floats in fp16: two of each word, from number `first` on, (bits - 32767.5) * step. As on the CPU.
+extern "C" __global__ void uniform(u16* out, u64 len, u64 first, float step) {
+  for (u64 i = u64(blockIdx.x) * blockDim.x + threadIdx.x; 2 * i < len; i += u64(gridDim.x) * blockDim.x) {
+    const u32 word = random_word(first + i);
+    out[2 * i] = half_of_float((float(word & 0xffff) - 32767.5f) * step);
+    if (2 * i + 1 < len) out[2 * i + 1] = half_of_float((float(word >> 16) - 32767.5f) * step);
   }
 }
 

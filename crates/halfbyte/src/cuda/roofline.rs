@@ -5,13 +5,14 @@ use super::driver::{Arg, FloatViewMut, Function, Launch, Stream, View, ViewMut};
 use super::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::tensor::Float;
+use half::f16;
 
 static SOURCE: Source = Source { path: "roofline.cu", text: include_str!("roofline.cu"), parameters: &[] };
 
 /// As in the source.
 const THREADS: u32 = 512;
 
-const NAMES: [&str; 3] = ["read", "normal", "nothing"];
+const NAMES: [&str; 4] = ["read", "normal", "uniform", "nothing"];
 
 /// Every instance that may be launched.
 pub fn instances() -> Vec<Instance> {
@@ -23,6 +24,7 @@ pub fn instances() -> Vec<Instance> {
 pub struct Roofline {
     read: Function,
     normal: Function,
+    uniform: Function,
     nothing: Function,
     blocks: u32,
     programmatic: bool,
@@ -31,10 +33,11 @@ pub struct Roofline {
 impl Roofline {
     /// Loads them. Errors: those of [`Gpu::function`].
     pub fn new(gpu: &Gpu) -> Result<Self> {
-        let [read, normal, nothing] = NAMES.map(|name| gpu.function(&Instance::new(&SOURCE, name)));
+        let [read, normal, uniform, nothing] = NAMES.map(|name| gpu.function(&Instance::new(&SOURCE, name)));
         Ok(Self {
             read: read?,
             normal: normal?,
+            uniform: uniform?,
             nothing: nothing?,
             blocks: 4 * gpu.caps().multiprocessors,
             programmatic: gpu.caps().arch.number >= 90,
@@ -61,6 +64,14 @@ impl Roofline {
         let (pointer, len) = (to.pointer(), to.len() as u64);
         let args = [Arg::new(&pointer), Arg::new(&len), Arg::new(&seed), Arg::new(&deviation), Arg::new(&dtype)];
         self.launch(stream, &self.normal, false, &args)
+    }
+
+    /// Fills memory with uniform numbers `(b − 32767.5) · step`, in the queue: b are the halves of the words that have the numbers
+    /// from `first` on. The same come out on every device.
+    pub fn uniform(&self, stream: &Stream, to: &mut ViewMut<'_, f16>, step: f32, first: u64) -> Result<()> {
+        let (pointer, len) = (to.pointer(), to.len() as u64);
+        let args = [Arg::new(&pointer), Arg::new(&len), Arg::new(&first), Arg::new(&step)];
+        self.launch(stream, &self.uniform, false, &args)
     }
 
     /// Puts a kernel that does nothing into the queue, as products are launched: what the driver takes for each of their launches.

@@ -48,6 +48,7 @@ pub const HEADERS: &[Source] = headers![
     "ptx.cuh"
     "quantize.cuh"
     "quantize_rows.cuh"
+    "random.cuh"
     "requantize.cuh"
     "stream_k_schedule.cuh"
     "weight_atom.cuh"

@@ -2,6 +2,8 @@
 //!
 //! `Codes::rows` says what a layout means, code by code; `cpu/pack.rs` knows faster ways to what kernels read.
 
+#[doc(hidden)]
+pub mod random;
 mod words_across;
 mod words_along;
 mod words_down;
@@ -32,6 +34,11 @@ pub enum Codes<'a> {
     WordsAlong(Cow<'a, [u32]>),
     /// Of 4 bits, eight outputs a word: `[k, n/8]`.
     WordsAcross(Cow<'a, [u32]>),
+    /// Random, of any bits, drawn by whoever packs them: the word of number `first` is the first, see [`random`].
+    Random {
+        /// Number of the first word.
+        first: u64,
+    },
     /// In any other way.
     Rows(Arc<UnpackRows<'a>>),
 }
@@ -52,12 +59,12 @@ impl Codes<'_> {
         }
     }
 
-    /// Number of elements that there are; None if only the layout's own function knows.
+    /// Number of elements that there are; None if there are none, or only the layout's own function knows.
     pub(super) fn len(&self) -> Option<usize> {
         match self {
             Codes::Bytes { codes, .. } => Some(codes.len()),
             Codes::WordsDown(words) | Codes::WordsAlong(words) | Codes::WordsAcross(words) => Some(words.len()),
-            Codes::Rows(_) => None,
+            Codes::Random { .. } | Codes::Rows(_) => None,
         }
     }
 
@@ -71,6 +78,7 @@ impl Codes<'_> {
             Codes::WordsDown(words) => words_down::rows(words, range, [n, k], bits, out),
             Codes::WordsAlong(words) => words_along::rows(words, range, k, bits, out),
             Codes::WordsAcross(words) => words_across::rows(words, range, [n, k], out),
+            Codes::Random { first } => random::rows(*first, range, k, bits, out),
             Codes::Rows(unpack) => unpack(range, out),
         }
     }
@@ -83,6 +91,7 @@ impl fmt::Debug for Codes<'_> {
             Codes::WordsDown(words) => write!(f, "{} words down the outputs", words.len()),
             Codes::WordsAlong(words) => write!(f, "{} words along the outputs", words.len()),
             Codes::WordsAcross(words) => write!(f, "{} words across the outputs", words.len()),
+            Codes::Random { first } => write!(f, "random codes from word {first:#x} on"),
             Codes::Rows(_) => f.write_str("codes in a layout of their own"),
         }
     }

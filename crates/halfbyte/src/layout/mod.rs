@@ -25,6 +25,7 @@ pub mod cuda_plain;
 pub mod cuda_wna16;
 mod lines;
 pub(crate) mod places;
+mod random;
 pub mod stored;
 
 pub use lines::Lines;

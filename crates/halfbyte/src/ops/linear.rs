@@ -8,6 +8,7 @@ use crate::cpu::matmul::Packed;
 use crate::cuda::Cuda;
 use crate::cuda::driver::FloatViewMut;
 use crate::cuda::matmul::{self as cuda, Plans, QuantizedForm, QuantizedView, rows_form};
+use crate::cuda::nn::Dense;
 use crate::error::Result;
 use crate::format::reference::Bound;
 use crate::format::{Act, Format, QTensor};
@@ -56,6 +57,11 @@ impl Linear<Cuda> {
     /// With a weight that is packed already, as by a [`Packer`](crate::cuda::matmul::Packer) that packs many.
     pub fn of_packed(device: &Cuda, packed: cuda::Packed) -> Self {
         Self { layer: on_cuda::Linear::of(device, packed), activation: Activation::None }
+    }
+
+    /// With floats that lie on the device already.
+    pub fn of_dense(device: &Cuda, weight: Dense) -> Self {
+        Self { layer: on_cuda::Linear::of_dense(device, weight), activation: Activation::None }
     }
 
     /// How m rows of x must lie as codes for [`Linear::forward_rows`]; None where it reads floats.

@@ -61,6 +61,11 @@ impl Linear {
         Self { device: device.clone(), weight: LinearWeight::Quantized(Box::new(packed)), bias: None }
     }
 
+    /// With floats that lie on the device already.
+    pub(super) fn of_dense(device: &Cuda, weight: Dense) -> Self {
+        Self { device: device.clone(), weight: LinearWeight::Dense(weight), bias: None }
+    }
+
     /// The packed codes; None if it is dense.
     pub(super) fn packed(&self) -> Option<&Packed> {
         match &self.weight {

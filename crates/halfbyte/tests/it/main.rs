@@ -15,6 +15,7 @@ mod layout;
 mod matmul;
 mod ops;
 mod quantize;
+mod random;
 mod refine;
 mod residual_network;
 mod tidy;

@@ -1,6 +1,5 @@
 //! `halfbyte bench load`: how fast the layers of a checkpoint come from its files to the kernels.
 
-use super::model::random_model;
 use crate::app::App;
 use crate::args::{FormArg, bits, group};
 use crate::escape::path;
@@ -14,8 +13,10 @@ use crate::timing::Measured;
 use halfbyte::cpu::roofline::{Roofline, copy_to_new_memory};
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Float, Group, WeightFormat, Zero};
+use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::scheme::SCHEMES;
-use halfbyte_checkpoint::{Job, Quantization, StoredWeight, Target, Weights, linears, write_model};
+use halfbyte_checkpoint::{DType, Job, Quantization, StoredWeight, Target, Weights, linears, write_model};
+use halfbyte_llm::Config;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -218,6 +219,36 @@ fn layers_of(weights: &Weights) -> Result<(Vec<String>, Vec<Layer>)> {
         layers.push(Layer { name: linear.name.to_owned(), format, bytes });
     }
     Ok((formats, layers))
+}
+
+/// A model folder of random weights, in f16, which goes when it is dropped.
+fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> {
+    let text = crate::text::read_text(path)?;
+    let config = Config::parse(&text, path)?;
+    let folder = tempfile::Builder::new()
+        .prefix("halfbyte-random-")
+        .tempdir()
+        .map_err(|e| Failure::io("create a folder in", &std::env::temp_dir(), &e))?;
+    let copy = folder.path().join("config.json");
+    std::fs::write(&copy, &text).map_err(|e| Failure::io("write", &copy, &e))?;
+    let specs: Vec<TensorSpec> =
+        config.spec.tensors().into_iter().map(|(name, shape)| TensorSpec { name, dtype: DType::F16, shape }).collect();
+    let mut writer = create(folder.path(), &specs, 5_000_000_000)?;
+    for (i, spec) in specs.iter().enumerate() {
+        progress.step(format!("random weights: {} of {} tensors", i, specs.len()));
+        if interrupt::cancelled() {
+            return Err(Failure::interrupted());
+        }
+        let len = spec.shape.iter().product();
+        let deviation = match spec.shape.as_slice() {
+            // Outputs of about the size of the inputs.
+            [_, k] => (*k as f32).powf(-0.5),
+            _ => 1.0,
+        };
+        writer.write(&spec.name, bytemuck::cast_slice(&random::uniform_f16(len, deviation, i as u64)))?;
+    }
+    writer.finish()?;
+    Ok(folder)
 }
 
 /// A folder with a random quantised checkpoint, which goes when it is dropped.

@@ -1,4 +1,9 @@
-//! `halfbyte bench model`: prefill and decoding speed.
+//! `halfbyte bench model`: the first token, prefill and decoding, beside what the machine allows.
+
+mod limits;
+mod speed;
+
+pub use speed::{Speed, Work, speed};
 
 use crate::app::App;
 use crate::escape::path;
@@ -7,33 +12,46 @@ use crate::interrupt;
 use crate::machine;
 use crate::model::LoadArgs;
 use crate::progress::Progress;
-use crate::random::{self, SplitMix64};
 use crate::text::{bytes, count, rate};
-use crate::timing::{Effort, Measured, measure};
 use halfbyte::cpu::Cpu;
-use halfbyte_checkpoint::DType;
-use halfbyte_checkpoint::safetensors::{TensorSpec, create};
-use halfbyte_llm::{Config, Device, Model, Sampler, Sampling, Session};
+use halfbyte::{Float, Format, Group, WeightFormat, Zero};
+use halfbyte_llm::arch::Spec;
+use halfbyte_llm::{Config, Device, Model, RandomWeights};
+use limits::{Limits, Machine};
 use serde::Serialize;
+use speed::first_token;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tempfile::TempDir;
 
-/// Time a model: reading a prompt, and writing token by token from an empty context.
+/// Time a model: its first token, reading a prompt from an empty context, and writing token by token; each beside its limit, which
+/// is measured in the same run.
+///
+/// Decoding is held against the bandwidth of memory: bytes of weights, keys and values that a token must read. Prefill is held
+/// against the peak of the arithmetic: two operations for each weight of the blocks and token.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Model folder.
+    /// Model folder or GGUF file.
     #[arg(required_unless_present = "random_weights", conflicts_with = "random_weights")]
     model: Option<PathBuf>,
-    /// Time a model of this configuration with random weights instead; they pass through a temporary folder (TMPDIR).
+    /// Time a model of this configuration with random weights, made where they will lie: no files, any size that fits;
+    /// bench/cases has some configurations.
     #[arg(long, value_name = "CONFIG.json")]
     random_weights: Option<PathBuf>,
+    /// Format of the blocks' layers of random weights, as w4a16-g128 [default: floats in f16].
+    #[arg(long, value_name = "FORMAT", conflicts_with_all = ["model", "quantize"])]
+    format: Option<Format>,
+    /// Bits of the output head of random weights: 4 or 8, in groups of 128; 16: floats in f16, the embedding if that is the head.
+    #[arg(long, value_name = "BITS", conflicts_with = "model", default_value = "16", value_parser = head_bits)]
+    head: u32,
     /// Tokens of the prompt.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     prompt: usize,
     /// Tokens to write.
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     generate: usize,
+    /// Tokens that are there already when writing begins: random ones, read as a prompt is, which is not timed.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    depth: usize,
     /// Repetitions of each, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: u16,
@@ -41,11 +59,21 @@ pub struct Args {
     load: LoadArgs,
 }
 
+/// Bits of a head.
+fn head_bits(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(bits @ (4 | 8 | 16)) => Ok(bits),
+        _ => Err("expected 4, 8 or 16".to_owned()),
+    }
+}
+
 #[derive(Serialize)]
 struct Report {
     model: PathBuf,
     random_weights: bool,
     format: String,
+    /// Of random weights.
+    head_bits: Option<u32>,
     device: String,
     /// For people.
     #[serde(skip)]
@@ -56,41 +84,33 @@ struct Report {
     weight_bytes: usize,
     kv_bytes_per_token: usize,
     peak_resident_bytes: Option<u64>,
+    /// What weights, keys and values and all else take on a GPU.
+    device_memory_bytes: Option<u64>,
     prompt_tokens: usize,
+    depth_tokens: usize,
     generated_tokens: usize,
+    /// From the start of the program to the token after the prompt.
+    first_token_seconds: f64,
+    /// GPU kernels that were compiled for that, and not found on disk.
+    kernels_compiled: usize,
+    prefill_ms_per_token: f64,
+    decode_ms_per_token: f64,
     #[serde(flatten)]
     speed: Speed,
-}
-
-/// How fast a model reads and writes.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Speed {
-    /// Median.
-    pub prefill_tokens_per_second: f64,
-    /// Width of the middle eight tenths, as a share of the median.
-    pub prefill_spread: f64,
-    /// Median.
-    pub decode_tokens_per_second: f64,
-    /// Width of the middle eight tenths, as a share of the median.
-    pub decode_spread: f64,
-}
-
-/// What is timed.
-#[derive(Clone, Copy, Debug)]
-pub struct Work {
-    /// Tokens of the prompt.
-    pub prompt: usize,
-    /// Tokens written.
-    pub generate: usize,
-    /// Repetitions of each.
-    pub repetitions: usize,
-    /// No further repetition after this.
-    pub at_most: Duration,
+    /// None: a GPU has no memory left to measure with.
+    limits: Option<Limits>,
 }
 
 /// Prints the speeds.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    if args.prompt == 0 || args.generate == 0 {
+    let work = Work {
+        prompt: args.prompt,
+        depth: args.depth,
+        generate: args.generate,
+        repetitions: usize::from(args.repetitions),
+        at_most: Duration::MAX,
+    };
+    if work.prompt == 0 || work.generate == 0 {
         return Err(Failure::usage(
             "there is nothing to time",
             format!("--prompt {} --generate {}", args.prompt, args.generate),
@@ -100,33 +120,40 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);
     progress.step("loading the model");
+    let free_before = free_bytes(app)?;
     let (model, path, format) = match (&args.model, &args.random_weights) {
         (Some(folder), _) => (args.load.load(app, folder)?, folder, args.load.name(folder)?),
         (None, Some(config)) => {
-            // Until the folder is gone again.
-            let _cooperate = interrupt::cooperate();
-            let folder = random_model(config, &progress)?;
-            (args.load.load(app, folder.path())?, config, args.load.name(folder.path())?)
+            let (model, format) = random(args, app, config, work)?;
+            (model, config, format)
         }
         (None, None) => {
             return Err(Failure::usage("there is no model", "neither MODEL nor --random-weights", "give one"));
         }
     };
+    refuse_too_long(&model.config().spec, work)?;
     if interrupt::cancelled() {
         return Err(Failure::interrupted());
     }
-    let work = Work {
-        prompt: args.prompt,
-        generate: args.generate,
-        repetitions: usize::from(args.repetitions),
-        at_most: Duration::MAX,
+    progress.step("the first token");
+    let (first_token, free_after) = first_token(&model, &cpu, work, || Ok((app.age(), free_bytes(app)?)))?;
+    let kernels_compiled = match model.device() {
+        Device::Cpu => 0,
+        Device::Cuda(gpu) => gpu.gpu.compiler().compiled(),
     };
     let speed = speed(&model, &cpu, work, &progress)?;
+    // Before memory is taken to measure the machine.
+    let peak_resident_bytes = machine::peak_resident();
+    progress.step("measuring the machine");
+    let machine = Machine::measure(&model, &cpu, args.load.act_of(args.format))?;
     drop(progress);
+    let on_gpu = matches!(model.device(), Device::Cuda(_));
+    let taken = free_before.zip(free_after).map(|(before, after)| before.saturating_sub(after));
     let report = Report {
         model: path.clone(),
         random_weights: args.random_weights.is_some(),
         format,
+        head_bits: args.random_weights.is_some().then_some(args.head),
         device: model.device().to_string(),
         machine: machine_of(&model, &cpu),
         threads: cpu.threads().count(),
@@ -134,12 +161,76 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         parameters: model.parameters(),
         weight_bytes: model.weight_bytes(),
         kv_bytes_per_token: model.kv_bytes_per_token(),
-        peak_resident_bytes: machine::peak_resident(),
+        peak_resident_bytes,
+        device_memory_bytes: taken.filter(|_| on_gpu),
         prompt_tokens: args.prompt,
+        depth_tokens: args.depth,
         generated_tokens: args.generate,
+        first_token_seconds: first_token.as_secs_f64(),
+        kernels_compiled,
+        prefill_ms_per_token: 1e3 / speed.prefill_tokens_per_second,
+        decode_ms_per_token: 1e3 / speed.decode_tokens_per_second,
         speed,
+        limits: machine.map(|machine| Limits::new(machine, &model, work, &speed)),
     };
     app.result(&report, human)
+}
+
+/// Bytes that are free on the GPU that computes, if one does.
+fn free_bytes(app: &App) -> Result<Option<u64>> {
+    let Some(gpu) = app.gpu()? else { return Ok(None) };
+    Ok(Some(gpu.gpu.context().memory()?[0] as u64))
+}
+
+/// A model of random weights, with the name of its format. Errors, before memory is taken: a configuration that cannot run, a
+/// context that is too short, memory that is short.
+fn random(args: &Args, app: &App, path: &Path, work: Work) -> Result<(Model, String)> {
+    let config = Config::parse(&crate::text::read_text(path)?, path)?;
+    refuse_too_long(&config.spec, work)?;
+    let head = WeightFormat {
+        bits: args.head,
+        group: Group::Size(128),
+        zero: Zero::Symmetric,
+        scale: Float::F16,
+        channel_scale: None,
+    };
+    let (options, format) = args.load.of_random(app, args.format)?;
+    let weights = RandomWeights { format: format.map(|f| f.weight), head: (args.head < 16).then_some(head) };
+    let (element, available) = match &options.device {
+        Device::Cpu => (Float::F32, machine::memory_available()),
+        Device::Cuda(gpu) => (gpu.activations, Some(gpu.gpu.context().memory()?[0] as u64)),
+    };
+    let cache = (config.spec.kv_bytes_per_token(element.size_bytes()) as u64).saturating_mul(work.context() as u64);
+    let needed = weights.bytes(&config.spec).saturating_add(cache);
+    if let Some(available) = available.filter(|&available| needed > available) {
+        return Err(Failure::memory(
+            format!("a model of {} does not fit", path.display()),
+            format!(
+                "at least {} are needed, {} of them for keys and values; {} are available on {}",
+                bytes(needed),
+                bytes(cache),
+                bytes(available),
+                options.device
+            ),
+        ));
+    }
+    let model = Model::random(config, weights, &options)?;
+    crate::model::prepare(app, &model)?;
+    Ok((model, format.map_or_else(|| "f16".to_owned(), |format| format.to_string())))
+}
+
+/// Error: more tokens than the model was made for.
+fn refuse_too_long(spec: &Spec, work: Work) -> Result<()> {
+    let limit = spec.max_context;
+    if work.context() <= limit {
+        return Ok(());
+    }
+    let Work { prompt, depth, generate, .. } = work;
+    Err(Failure::usage(
+        format!("the model's context holds {limit} tokens"),
+        format!("--prompt {prompt} takes {prompt}, --depth {depth} with --generate {generate} takes their sum"),
+        "choose fewer tokens",
+    ))
 }
 
 /// What a model computes with, for people.
@@ -150,76 +241,17 @@ pub fn machine_of(model: &Model, cpu: &Cpu) -> String {
     }
 }
 
-/// Times prefill and decoding, after a warm-up of each.
-pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Result<Speed> {
-    let vocab = model.config().spec.vocab;
-    let mut random = SplitMix64(7);
-    let tokens: Vec<u32> = (0..work.prompt.max(work.generate)).map(|_| (random.bits() % vocab as u64) as u32).collect();
-    let mut session = Session::new(model, cpu, tokens.len())?;
-    let Work { repetitions: runs, at_most, .. } = work;
-    let effort = Effort { warm_up: 1, runs, at_least: Duration::ZERO, at_most, in_any_case: 1 };
-    progress.step(format!("prefill of {} tokens", work.prompt));
-    let prefill = measure(effort, |_| {
-        session.clear()?;
-        session.prefill(&tokens[..work.prompt])?;
-        Ok(())
-    })?;
-    progress.step(format!("decoding of {} tokens", work.generate));
-    let mut greedy = Sampler::new(Sampling::default())?;
-    let decode = measure(effort, |_| {
-        session.clear()?;
-        let mut token = tokens[0];
-        for _ in 0..work.generate {
-            session.read_unless(&[token], None)?;
-            token = session.next(&mut greedy)?;
-            if interrupt::cancelled() {
-                return Err(Failure::interrupted());
-            }
-        }
-        Ok(())
-    })?;
-    let per_second = |tokens: usize, measured: Measured| tokens as f64 / measured.median;
-    Ok(Speed {
-        prefill_tokens_per_second: per_second(work.prompt, prefill),
-        prefill_spread: prefill.spread,
-        decode_tokens_per_second: per_second(work.generate, decode),
-        decode_spread: decode.spread,
-    })
-}
-
-/// A model folder of random weights, in f16, which goes when it is dropped.
-pub(super) fn random_model(path: &Path, progress: &Progress) -> Result<TempDir> {
-    let text = crate::text::read_text(path)?;
-    let config = Config::parse(&text, path)?;
-    let folder = tempfile::Builder::new()
-        .prefix("halfbyte-random-")
-        .tempdir()
-        .map_err(|e| Failure::io("create a folder in", &std::env::temp_dir(), &e))?;
-    let copy = folder.path().join("config.json");
-    std::fs::write(&copy, &text).map_err(|e| Failure::io("write", &copy, &e))?;
-    let specs: Vec<TensorSpec> =
-        config.spec.tensors().into_iter().map(|(name, shape)| TensorSpec { name, dtype: DType::F16, shape }).collect();
-    let mut writer = create(folder.path(), &specs, 5_000_000_000)?;
-    for (i, spec) in specs.iter().enumerate() {
-        progress.step(format!("random weights: {} of {} tensors", i, specs.len()));
-        if interrupt::cancelled() {
-            return Err(Failure::interrupted());
-        }
-        let len = spec.shape.iter().product();
-        let deviation = match spec.shape.as_slice() {
-            // Outputs of about the size of the inputs.
-            [_, k] => (*k as f32).powf(-0.5),
-            _ => 1.0,
-        };
-        writer.write(&spec.name, bytemuck::cast_slice(&random::uniform_f16(len, deviation, i as u64)))?;
-    }
-    writer.finish()?;
-    Ok(folder)
+fn per_second(tokens: f64) -> String {
+    format!("{} tok/s", rate(tokens))
 }
 
 fn human(report: &Report) -> String {
-    let Report { speed, .. } = report;
-    let random = if report.random_weights { ", random weights" } else { "" };
+    let Report { speed, limits, .. } = report;
+    let random = match report.head_bits {
+        Some(16) => ", random weights".to_owned(),
+        Some(bits) => format!(", random weights, head in {bits} bits"),
+        None => String::new(),
+    };
     let mut out = format!(
         "{}{random}: {} weights as {}, {}\n",
         path(&report.model),
@@ -227,16 +259,38 @@ fn human(report: &Report) -> String {
         report.format,
         report.machine
     );
-    let line = |name: &str, tokens: usize, speed: f64, spread: f64| {
-        format!("{name:<8} {tokens:>5} tokens  {:>8} tok/s  ±{:.0} %\n", rate(speed), 50.0 * spread)
+    let kernels = match (report.device_memory_bytes, report.kernels_compiled) {
+        (None, _) => String::new(),
+        (Some(_), 0) => "; kernels were on disk".to_owned(),
+        (Some(_), compiled) => format!("; {compiled} kernels were compiled"),
     };
-    out += &line("prefill", report.prompt_tokens, speed.prefill_tokens_per_second, speed.prefill_spread);
-    out += &line("decode", report.generated_tokens, speed.decode_tokens_per_second, speed.decode_spread);
-    let peak = report.peak_resident_bytes.map_or_else(|| "unknown".to_owned(), bytes);
+    let prompt = report.prompt_tokens;
     out += &format!(
-        "weights {}, keys and values {} a token, peak resident memory {peak}\n",
+        "first    {prompt:>5} tokens  {:.3} s from the program's start to the token after them{kernels}\n",
+        report.first_token_seconds
+    );
+    let line = |name: &str, tokens: usize, speed: f64, spread: f64, after: String, limit: Option<String>| {
+        let (speed, ms, spread) = (rate(speed), 1e3 / speed, 50.0 * spread);
+        let limit = limit.map_or_else(String::new, |limit| format!("  {limit}\n"));
+        format!("{name:<8} {tokens:>5} tokens  {speed:>8} tok/s  ±{spread:.0} %  {ms:.3} ms a token{after}\n{limit}")
+    };
+    let prefill = (speed.prefill_tokens_per_second, speed.prefill_spread);
+    let limit = limits.as_ref().and_then(Limits::of_prefill);
+    out += &line("prefill", prompt, prefill.0, prefill.1, String::new(), limit);
+    let decode = (speed.decode_tokens_per_second, speed.decode_spread);
+    let after = match report.depth_tokens {
+        0 => String::new(),
+        depth => format!(", after {depth} tokens that were read as a prompt is"),
+    };
+    out +=
+        &line("decode", report.generated_tokens, decode.0, decode.1, after, limits.as_ref().map(Limits::of_decoding));
+    let peak = report.peak_resident_bytes.map_or_else(|| "unknown".to_owned(), bytes);
+    let device = report.device_memory_bytes.map(|taken| format!(", {} of device memory", bytes(taken)));
+    out += &format!(
+        "weights {}, keys and values {} a token{}, peak resident memory {peak}\n",
         bytes(report.weight_bytes as u64),
-        bytes(report.kv_bytes_per_token as u64)
+        bytes(report.kv_bytes_per_token as u64),
+        device.unwrap_or_default()
     );
     out
 }

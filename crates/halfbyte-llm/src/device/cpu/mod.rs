@@ -16,12 +16,14 @@ use crate::comm::Comm;
 use crate::decoder::{Decoder, LoadDevice, ModelDevice};
 use crate::error::Result;
 use crate::explain::{self, PlanOfRows, Product};
-use crate::load::Loader;
+use crate::load::{Embedding, Loader};
+use crate::random::RandomFloats;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::nn::Rope;
 use halfbyte::kernel::Problem;
 use halfbyte::{Act, Float};
-use halfbyte_checkpoint::{FloatData, StoredLinear};
+use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use text::CpuText;
@@ -45,6 +47,12 @@ impl LoadDevice for OnCpu {
         Projection::new(layers, act, prefix)
     }
 
+    fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Projection> {
+        let drawn = FloatData::F16(Cow::Owned(floats.draw()?));
+        let weight = StoredWeight::Dense { floats: drawn, shape: floats.shape() };
+        Projection::new(&[StoredLinear { weight, bias, findings: Vec::new() }], Act::A16, "of random floats")
+    }
+
     fn vector(&mut self, values: Vec<f32>) -> Result<Vec<f32>> {
         Ok(values)
     }
@@ -55,12 +63,12 @@ impl LoadDevice for OnCpu {
 
     fn vocabulary(
         &mut self,
-        embedding: FloatData<'_>,
+        embedding: Embedding<'_>,
         tokens: Range<usize>,
         hidden: usize,
         head: Option<Projection>,
     ) -> Result<Vocabulary> {
-        Vocabulary::new(embedding, tokens, hidden, head)
+        Vocabulary::new(embedding.into_floats()?, tokens, hidden, head)
     }
 
     fn layers<T: Send>(
@@ -104,6 +112,11 @@ impl Resident for CpuModel {
         let norms = self.decoder.norms().map(|norm| norm.weight.len() + norm.bias.as_ref().map_or(0, Vec::len));
         let projections: usize = self.decoder.projections().map(Projection::bytes).sum();
         norms.sum::<usize>() * size_of::<f32>() + projections + self.decoder.vocabulary.bytes()
+    }
+
+    fn bytes_of_step(&self) -> usize {
+        let idle = self.decoder.idle_bytes(Projection::bytes);
+        self.bytes() - idle - self.decoder.vocabulary.bytes_not_read()
     }
 
     fn kv_bytes_per_token(&self) -> usize {

@@ -114,6 +114,14 @@ impl Vocabulary {
         }
     }
 
+    /// Bytes of the rows of an embedding that a step of one token does not read.
+    pub(super) fn bytes_not_read(&self) -> usize {
+        match &self.kind {
+            Kind::Tied(_) => 0,
+            Kind::Apart(rows, _) => rows.len().saturating_sub(self.hidden) * rows.dtype().size_bytes(),
+        }
+    }
+
     /// Bytes that embedding and head take.
     pub fn bytes(&self) -> usize {
         match &self.kind {

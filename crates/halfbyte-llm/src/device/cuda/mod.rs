@@ -10,15 +10,16 @@ use crate::decoder::{Decoder, Layer, LoadDevice, Mlp, ModelDevice};
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
-use crate::load::Loader;
+use crate::load::{Embedding, Loader};
+use crate::random::RandomFloats;
 use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Packer, Plan, QuantizedForm};
 use halfbyte::cuda::nn::{self, Dense, KvCache, Rope};
 use halfbyte::kernel::Activation;
-use halfbyte::{Act, Cuda, Float};
-use halfbyte_checkpoint::{FloatData, StoredLinear};
+use halfbyte::{Act, Cuda, Float, Linear};
+use halfbyte_checkpoint::StoredLinear;
 use projection::{Loading, Projection};
 use run::{Run, State};
 use std::ops::Range;
@@ -54,6 +55,14 @@ impl LoadDevice for Loading<'_> {
         self.pack(layers, act, prefix)
     }
 
+    fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Projection> {
+        let linear = Linear::of_dense(self.cuda, self.draw(floats)?);
+        Ok(Projection::of(match bias {
+            Some(bias) => linear.with_bias(bias)?,
+            None => linear,
+        }))
+    }
+
     fn vector(&mut self, values: Vec<f32>) -> Result<Buffer<f32>> {
         Loading::vector(self, &values)
     }
@@ -64,12 +73,16 @@ impl LoadDevice for Loading<'_> {
 
     fn vocabulary(
         &mut self,
-        embedding: FloatData<'_>,
+        embedding: Embedding<'_>,
         tokens: Range<usize>,
         hidden: usize,
         head: Option<Projection>,
     ) -> Result<Vocabulary> {
-        let embedding = Dense::new(self.cuda.gpu(), self.cuda.stream(), embedding.as_floats(), [tokens.len(), hidden])?;
+        let (gpu, stream) = (self.cuda.gpu(), self.cuda.stream());
+        let embedding = match embedding {
+            Embedding::Stored(rows) => Dense::new(gpu, stream, rows.as_floats(), [tokens.len(), hidden])?,
+            Embedding::Random(floats) => self.draw(&floats)?,
+        };
         Ok(Vocabulary { embedding, head })
     }
 
@@ -213,6 +226,13 @@ impl Resident for CudaModel {
         let norms: usize = self.decoder.norms().map(|norm| norm.weight.bytes()).sum();
         let products: usize = self.projections().map(Projection::bytes).sum();
         norms + products + self.decoder.vocabulary.embedding.bytes()
+    }
+
+    fn bytes_of_step(&self) -> usize {
+        let Decoder { vocabulary: Vocabulary { embedding, head }, vocab, .. } = &self.decoder;
+        let row = embedding.bytes() / (*vocab).max(1);
+        let others = if head.is_some() { embedding.bytes() - row } else { 0 };
+        self.bytes() - others - self.decoder.idle_bytes(Projection::bytes)
     }
 
     fn kv_bytes_per_token(&self) -> usize {

@@ -2,9 +2,11 @@
 
 use crate::error::{Error, Result};
 use crate::load::{alike, below_each_other};
+use crate::random::RandomFloats;
 use halfbyte::cuda::driver::{Buffer, FloatView};
 use halfbyte::cuda::matmul::{Packer, Plans, QuantizedForm, QuantizedView};
-use halfbyte::cuda::nn;
+use halfbyte::cuda::nn::{self, Dense, FloatBuffer};
+use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::sources::Instance;
 use halfbyte::kernel::Problem;
 use halfbyte::ops::{Linear, Weight};
@@ -28,6 +30,19 @@ impl Loading<'_> {
         let mut buffer = self.cuda.gpu().context().allocate(values.len())?;
         self.cuda.stream().upload(values, buffer.view_mut())?;
         Ok(buffer)
+    }
+
+    /// A matrix of random floats, drawn on the device.
+    pub(crate) fn draw(&self, floats: &RandomFloats) -> Result<Dense> {
+        let (gpu, roofline) = (self.cuda.gpu(), Roofline::new(self.cuda.gpu())?);
+        let mut values = gpu.context().allocate(floats.len()?)?;
+        let mut rest = values.view_mut();
+        for &(n, first) in &floats.parts {
+            let (mut part, others) = rest.split_at(n * floats.k);
+            roofline.uniform(self.cuda.stream(), &mut part, floats.step(), first)?;
+            rest = others;
+        }
+        Ok(Dense::of(FloatBuffer::F16(values), floats.shape())?)
     }
 
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
@@ -87,6 +102,11 @@ pub(crate) struct Projection {
 }
 
 impl Projection {
+    /// One layer.
+    pub(crate) fn of(linear: Linear<Cuda>) -> Self {
+        Self { parts: vec![linear] }
+    }
+
     /// Length of the reduction.
     pub(crate) fn k(&self) -> usize {
         self.parts.first().map_or(0, Linear::k)

@@ -8,6 +8,7 @@
 // Each byte is read once and written once, but under act-order, where the eight codes of a word go to several tiles:
 // those of 256 outputs come one after the other, and find the words in the cache.
 #include "floats.cuh"
+#include "random.cuh"
 
 constexpr int OUTPUTS = 64;  // of a tile
 constexpr int COLUMNS = 128;
@@ -17,12 +18,12 @@ constexpr int THREADS = 256;
 // collide.
 constexpr int STRIDE = COLUMNS / 4 + 2;
 
-enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3 };
+enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3, RANDOM = 4 };
 enum ZeroKind : u32 { SYMMETRIC = 0, INTEGER = 1, OFFSET = 2 };
 
 // As `Part` in pack.rs: rows that lie in one tensor, from its first on.
 struct Part {
-  const void* codes;
+  const void* codes;  // of random ones the number of the first word
   u64 stride;  // bytes or words from a line of codes to the next
   const void* scales;
   u64 scale_output, scale_group;  // elements from a value to that of the next output, and of the next group
@@ -31,7 +32,7 @@ struct Part {
   const float* channels;  // scales of the rows, where scales have two levels
   u32 top, rows;  // the first row in the packed matrix, and how many there are
   Kind kind;
-  u32 flip;  // bits to invert in each of four bytes
+  u32 flip;  // bits to invert in each of four bytes; of random ones the bits that codes have
   FloatType scale_type, offset_type;
 };
 
@@ -76,6 +77,11 @@ template <int BITS> DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
   }
 }
 
+// A word of random codes.
+[[maybe_unused]] DEV u32 drawn(const Part& part, u32 row, u32 word) {
+  return random_word(reinterpret_cast<u64>(part.codes) + row * part.stride + word) & part.flip;
+}
+
 // One code, wherever it lies.
 template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
   constexpr u32 PER_WORD = 32 / BITS, MASK = (1u << BITS) - 1;
@@ -83,6 +89,7 @@ template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
   switch (part.kind) {
     case BYTES: return static_cast<const u8*>(part.codes)[row * part.stride + column] ^ (part.flip & 0xff);
     case ALONG: return words[row * part.stride + column / PER_WORD] >> (column % PER_WORD * BITS) & MASK;
+    case RANDOM: return drawn(part, row, column / PER_WORD) >> (column % PER_WORD * BITS) & MASK;
     case DOWN: return words[column / PER_WORD * part.stride + row] >> (column % PER_WORD * BITS) & MASK;
     default: return words[column * part.stride + row / 8] >> (4 * (row % 2 * 4 + row % 8 / 2)) & 15;
   }
@@ -131,6 +138,12 @@ template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& par
       loaded[i] = row + i * ROWS < rows && word * PER_WORD < columns ? *words : 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) put(row + i * ROWS, word, loaded[i]);
+  } else if (part.kind == RANDOM) {
+    constexpr int ROWS = THREADS / WORDS;
+    const u32 row = thread / WORDS, word = thread % WORDS;
+#pragma unroll 1
+    for (int i = 0; i < EACH; i++)
+      put(row + i * ROWS, word, drawn(part, row0 + row + i * ROWS, column0 / PER_WORD + word));
   } else if (part.kind == DOWN) {
     constexpr int DOWN_AT_ONCE = THREADS / OUTPUTS;
     const u32 row = thread % OUTPUTS, word = thread / OUTPUTS;

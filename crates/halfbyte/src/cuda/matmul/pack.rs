@@ -7,7 +7,8 @@
 //!     a kernel writes the layout
 //! ```
 //!
-//! Codes that only a function knows ([`Codes::Rows`]) are unpacked to bytes on their way to pinned memory. The result is that
+//! Codes that only a function knows ([`Codes::Rows`]) are unpacked to bytes on their way to pinned memory; random ones are drawn by
+//! the kernel, and nothing of them goes up. The result is that
 //! of [`CudaWna16::pack`](crate::layout::cuda_wna16::CudaWna16::pack) and of
 //! [`CudaPlain::pack`](crate::layout::cuda_plain::CudaPlain::pack), bit for bit.
 
@@ -21,7 +22,7 @@ use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{self as table, Problem};
-use crate::layout::codes::{Codes, NIBBLES};
+use crate::layout::codes::{Codes, NIBBLES, random::words_of_row};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::places::runs;
 use crate::layout::stored::{StoredTensor, StoredZeros, Strides};
@@ -246,6 +247,12 @@ impl<'a> Packer<'a> {
                 let [n, first, rows] = [n, first, rows].map(|rows| rows / NIBBLES);
                 (3, 0, rows, lines(cast_slice(words), n * 4, first * 4, rows * 4)?)
             }
+            Codes::Random { first: number } => {
+                let words = words_of_row(k, format.bits);
+                // Of each of the two fields in a byte, the bits that its code has.
+                let mask = if format.bits == 3 { 0x77 } else { 0xff };
+                (4, mask, words, number + (first * words) as u64)
+            }
             Codes::Rows(unpack) => {
                 /// Rows that are unpacked together: their words share cache lines.
                 const TOGETHER: usize = 64;
@@ -386,6 +393,7 @@ fn bytes_of_rows(tensor: &StoredTensor<'_>, rows: usize) -> usize {
         Codes::Bytes { .. } | Codes::Rows(_) => rows * k,
         Codes::WordsAlong(_) | Codes::WordsDown(_) => k.div_ceil(per_word) * 4 * rows,
         Codes::WordsAcross(_) => rows / NIBBLES * 4 * k,
+        Codes::Random { .. } => 0,
     }
 }
 

@@ -85,6 +85,12 @@ impl Dense {
         Ok(Self { data: FloatBuffer::upload(gpu, stream, w)?, n, k })
     }
 
+    /// A matrix `[n, k]` that lies on the device already. Error: a length that does not fit.
+    pub fn of(data: FloatBuffer, [n, k]: [usize; 2]) -> Result<Self> {
+        same_length("dense", "the matrix", n.checked_mul(k), data.len())?;
+        Ok(Self { data, n, k })
+    }
+
     /// Outputs and length of the reduction.
     pub fn shape(&self) -> [usize; 2] {
         [self.n, self.k]

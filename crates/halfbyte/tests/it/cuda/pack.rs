@@ -4,10 +4,12 @@ use super::gpus;
 use crate::data::{Random, below_each_other, parse, with_zeros_in_bytes};
 use crate::layout::{layouts, stored};
 use bytemuck::{Pod, Zeroable};
+use half::f16;
 use halfbyte::cuda::driver::{Arg, Event, Launch, Stream, Uploader};
 use halfbyte::cuda::matmul::{self, KERNELS, Kernel, Packed, Packer};
+use halfbyte::cuda::roofline::Roofline;
 use halfbyte::format::FORMATS;
-use halfbyte::layout::codes::Codes;
+use halfbyte::layout::codes::{Codes, random::word};
 use halfbyte::layout::cuda_plain::{CudaPlain, PlainZeros};
 use halfbyte::layout::cuda_wna16::CudaWna16;
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
@@ -99,6 +101,51 @@ fn every_layout_of_files_packs_to_the_bits_of_the_cpu() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Codes that are drawn by the kernel: alone, below others, and with slabs that cut them.
+#[test]
+fn random_tensors_pack_to_the_bits_of_the_cpu() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        for (at, name) in FORMATS.iter().chain(&MORE).enumerate() {
+            for [n, k] in [[64, 128], [300, 1000], [600, 640], [5, 33], [3, 5000], [5, 0], [0, 7]] {
+                let seed = 100 * at as u32 + n as u32;
+                let parts = [(n, seed), (70, seed + 1)];
+                let parts = parts.map(|(n, seed)| StoredTensor::random(parse(name).weight, [n, k], seed).unwrap());
+                let whole = below_each_other(&parts.each_ref().map(|part| part.to_qtensor().unwrap()));
+                for (layout, want) in &expected(&whole) {
+                    for slab_bytes in [64 << 20, 1] {
+                        let mut packer = Packer::new(&gpu, &stream).with_slab_bytes(slab_bytes);
+                        let packed = packer.pack_for(kernel(layout), &parts.each_ref(), Act::A16).unwrap();
+                        same(&download(&packed, &stream), want, &format!("{name} {n} × {k} to {layout}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Floats that are drawn by a kernel: the function of the words that is said, with the end of an odd length untouched.
+#[test]
+fn random_floats_are_those_of_their_numbers() {
+    for gpu in gpus() {
+        let (stream, roofline) = (gpu.stream().unwrap(), Roofline::new(&gpu).unwrap());
+        for (len, first) in [(1, 0), (2, 5), (100_001, 7 << 40), (1 << 21, u64::from(u32::MAX) - 9)] {
+            let mut there = gpu.context().allocate::<f16>(len + 1).unwrap();
+            stream.fill(there.view_mut().cast::<u8>(), 0x7b).unwrap();
+            roofline.uniform(&stream, &mut there.view_mut().slice(0..len), 1e-3, first).unwrap();
+            let mut got = vec![f16::ZERO; len + 1];
+            stream.download(there.view(), &mut got).unwrap();
+            let want = |i: usize| {
+                let word = word(first + i as u64 / 2);
+                f16::from_f32((f32::from((word >> (i % 2 * 16)) as u16) - 32767.5) * 1e-3)
+            };
+            let differs = (0..len).find(|&i| got[i] != want(i));
+            assert_eq!(differs, None, "{len} floats from {first} on");
+            assert_eq!(got[len].to_bits(), 0x7b7b);
         }
     }
 }
@@ -330,7 +377,7 @@ fn packing_keeps_pace_with_copies() {
             stream.upload(&scales, scales_there.view_mut()).unwrap();
             stream.upload(&zeros, zeros_there.view_mut()).unwrap();
             let (number, stride) = match w.codes() {
-                Codes::Bytes { .. } | Codes::Rows(_) => (0, K),
+                Codes::Bytes { .. } | Codes::Random { .. } | Codes::Rows(_) => (0, K),
                 Codes::WordsAlong(_) => (1, K * bits / 32),
                 Codes::WordsDown(_) => (2, N),
                 Codes::WordsAcross(_) => (3, N / 8),
@@ -402,6 +449,6 @@ fn bytes_of(codes: &Codes<'_>, bytes: &dyn Fn() -> Vec<u8>) -> Vec<u8> {
         Codes::WordsDown(words) | Codes::WordsAlong(words) | Codes::WordsAcross(words) => {
             bytemuck::cast_slice::<u32, u8>(words).to_vec()
         }
-        Codes::Bytes { .. } | Codes::Rows(_) => bytes(),
+        Codes::Bytes { .. } | Codes::Random { .. } | Codes::Rows(_) => bytes(),
     }
 }

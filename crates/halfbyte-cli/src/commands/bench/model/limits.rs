@@ -1,0 +1,190 @@
+//! What a machine allows a model at most: bytes that a token's step must read against the bandwidth, and products of a prompt against
+//! the peak, both measured in the same run.
+
+use super::speed::{Speed, Work};
+use crate::failure::Result;
+use crate::timing::Measured;
+use half::f16;
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::roofline::Roofline as CpuRoofline;
+use halfbyte::cuda::Gpu;
+use halfbyte::cuda::cublaslt::CublasLt;
+use halfbyte::cuda::driver::{FloatView, FloatViewMut, Stream};
+use halfbyte::cuda::roofline::Roofline;
+use halfbyte::{Act, Float};
+use halfbyte_llm::arch::spec::{MlpKind, Spec};
+use halfbyte_llm::{Device, Model};
+use serde::Serialize;
+
+/// Bytes that are read for the bandwidth of a GPU, at most and at least.
+const MOST_BYTES: usize = 2 << 30;
+const LEAST_BYTES: usize = 256 << 20;
+
+/// Side of the matrices that the rate of the tensor cores is measured with.
+const SIDE: usize = 8192;
+
+/// Replays that count, and those before them.
+const REPLAYS: usize = 15;
+const WARM_UP: usize = 2;
+
+/// What a machine can do at most.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Machine {
+    /// Reads of memory.
+    pub read_bytes_per_second: f64,
+    /// Multiplications and additions; None where nothing measures them.
+    pub flop_per_second: Option<f64>,
+    /// What does them.
+    pub peak: &'static str,
+}
+
+/// What it allows a model.
+#[derive(Debug, Serialize)]
+pub struct Limits {
+    #[serde(flatten)]
+    machine: Machine,
+    /// Bytes of weights that a token's step reads.
+    weight_bytes_per_step: f64,
+    /// Bytes of keys and values that it reads, on average over the tokens written.
+    kv_bytes_per_step: f64,
+    decode_limit_tokens_per_second: f64,
+    decode_share: f64,
+    /// Multiplications and additions of the products with weights that a prompt takes, all of it.
+    prefill_flop: f64,
+    prefill_limit_tokens_per_second: Option<f64>,
+    prefill_share: Option<f64>,
+}
+
+impl Limits {
+    /// Of a model on a machine, beside the speed that was measured.
+    pub fn new(machine: Machine, model: &Model, work: Work, speed: &Speed) -> Self {
+        let spec = &model.config().spec;
+        let weight_bytes_per_step = model.bytes_of_step() as f64;
+        let kv_bytes_per_step = kv_bytes(spec, model.kv_bytes_per_token(), work);
+        let decode = machine.read_bytes_per_second / (weight_bytes_per_step + kv_bytes_per_step);
+        let prefill_flop = flop(spec, work.prompt);
+        let prefill = machine.flop_per_second.map(|rate| rate * work.prompt as f64 / prefill_flop);
+        Self {
+            machine,
+            weight_bytes_per_step,
+            kv_bytes_per_step,
+            decode_limit_tokens_per_second: decode,
+            decode_share: speed.decode_tokens_per_second / decode,
+            prefill_flop,
+            prefill_limit_tokens_per_second: prefill,
+            prefill_share: prefill.map(|limit| speed.prefill_tokens_per_second / limit),
+        }
+    }
+
+    /// `71 % of 132 tok/s: …`, of prefill; None where its limit was not measured.
+    pub fn of_prefill(&self) -> Option<String> {
+        let (limit, share) = (self.prefill_limit_tokens_per_second?, self.prefill_share?);
+        Some(format!(
+            "{:.0} % of {}: {} of products with weights at {}/s ({})",
+            100.0 * share,
+            super::per_second(limit),
+            flop_in_units(self.prefill_flop),
+            flop_in_units(self.machine.flop_per_second?),
+            self.machine.peak
+        ))
+    }
+
+    /// The same of decoding.
+    pub fn of_decoding(&self) -> String {
+        let bytes = |count: f64| crate::text::bytes(count as u64);
+        format!(
+            "{:.0} % of {}: {} of weights, {} of keys and values a token at {}/s",
+            100.0 * self.decode_share,
+            super::per_second(self.decode_limit_tokens_per_second),
+            bytes(self.weight_bytes_per_step),
+            bytes(self.kv_bytes_per_step),
+            bytes(self.machine.read_bytes_per_second)
+        )
+    }
+}
+
+/// `7.70 Tflop`.
+fn flop_in_units(flop: f64) -> String {
+    if flop < 1e12 { format!("{:.2} Gflop", flop / 1e9) } else { format!("{:.2} Tflop", flop / 1e12) }
+}
+
+/// Bytes of keys and values that a step reads on average, of so many that a token leaves.
+fn kv_bytes(spec: &Spec, bytes_of_token: usize, work: Work) -> f64 {
+    let of_layer = bytes_of_token as f64 / spec.layers.len().max(1) as f64;
+    let positions = |window: Option<usize>| -> f64 {
+        let seen = |step: usize| (work.depth + step + 1).min(window.unwrap_or(usize::MAX)) as f64;
+        (0..work.generate).map(seen).sum::<f64>() / work.generate as f64
+    };
+    spec.layers.iter().map(|layer| of_layer * positions(layer.attention.window)).sum()
+}
+
+/// Multiplications and additions of the products with weights that a prompt takes: of every token with the blocks, of the last one
+/// with the head.
+fn flop(spec: &Spec, prompt: usize) -> f64 {
+    let idle: f64 = spec
+        .layers
+        .iter()
+        .map(|layer| match &layer.mlp.kind {
+            MlpKind::Dense(_) => 0.0,
+            MlpKind::Experts(experts) => {
+                let idle = experts.experts.len().saturating_sub(experts.top_k);
+                let layers = experts.experts.iter().take(idle).flat_map(|mlp| mlp.up.iter().chain([&mlp.down]));
+                layers.map(|layer| layer.shape.n as f64 * layer.shape.k as f64).sum()
+            }
+        })
+        .sum();
+    let blocks: f64 = spec.linears().map(|layer| layer.shape.n as f64 * layer.shape.k as f64).sum();
+    2.0 * ((blocks - idle) * prompt as f64 + spec.vocab as f64 * spec.hidden as f64)
+}
+
+impl Machine {
+    /// Measures the device of a model, which takes its activations so; None: it has no memory left to measure with.
+    pub fn measure(model: &Model, cpu: &Cpu, act: Act) -> Result<Option<Self>> {
+        match model.device() {
+            Device::Cpu => Ok(Some(Self::of_cpu(cpu, act))),
+            Device::Cuda(gpu) => Self::of_gpu(&gpu.gpu),
+        }
+    }
+
+    fn of_cpu(cpu: &Cpu, act: Act) -> Self {
+        let measured = CpuRoofline::measure(cpu);
+        let (peak, rate) = match act.is_quantized() {
+            true => ("int8 dot products", measured.int8_ops_per_second),
+            false => ("f32 multiply-adds", measured.f32_flops_per_second),
+        };
+        Self { read_bytes_per_second: measured.read_bytes_per_second, flop_per_second: Some(rate), peak }
+    }
+
+    fn of_gpu(gpu: &Gpu) -> Result<Option<Self>> {
+        let [free, _] = gpu.context().memory()?;
+        let bytes = (free / 2).min(MOST_BYTES) & !0xff;
+        if bytes < LEAST_BYTES {
+            return Ok(None);
+        }
+        let (stream, roofline) = (gpu.stream()?, Roofline::new(gpu)?);
+        let mut all = gpu.context().allocate::<f16>(bytes / 2)?;
+        roofline.normal(&stream, &mut FloatViewMut::F16(all.view_mut()), 1.0, 1)?;
+        let mut sink = gpu.context().allocate::<u32>(1)?;
+        let seconds = replay(&stream, |stream| roofline.read(stream, all.view().cast::<u8>(), &mut sink.view_mut()))?;
+        let flop_per_second = match CublasLt::open(gpu) {
+            Ok(blas) if all.len() >= 2 * SIDE * SIDE => {
+                let plan = blas.plan(gpu, [SIDE; 3], Float::F16, Float::F16)?;
+                let [x, w] = [0, 1].map(|i| FloatView::F16(all.view().slice(i * SIDE * SIDE..(i + 1) * SIDE * SIDE)));
+                let mut y = gpu.context().allocate::<f16>(SIDE * SIDE)?;
+                let y = FloatViewMut::F16(y.view_mut());
+                Some(2.0 * (SIDE as f64).powi(3) / replay(&stream, |stream| plan.run(stream, x, w, &y))?)
+            }
+            _ => None,
+        };
+        let peak = "dense f16, cuBLASLt on 8192³";
+        Ok(Some(Self { read_bytes_per_second: bytes as f64 / seconds, flop_per_second, peak }))
+    }
+}
+
+/// Median seconds of a replay of what is put into the stream.
+fn replay(stream: &Stream, mut work: impl FnMut(&Stream) -> halfbyte::Result<()>) -> Result<f64> {
+    // What is prepared when it is first used is prepared here, where it may allocate and compile.
+    work(stream)?;
+    stream.synchronize()?;
+    Ok(Measured::of(stream.time_replays(WARM_UP, REPLAYS, work)?).median)
+}

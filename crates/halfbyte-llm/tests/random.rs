@@ -1,0 +1,101 @@
+//! Models of random weights: in every format, the same each time, with activations of order one.
+
+use halfbyte::cpu::Cpu;
+use halfbyte::quantize::Rtn;
+use halfbyte::{Format, WeightFormat};
+use halfbyte_llm::{Config, Error, LoadOptions, Model, RandomWeights, Session};
+use std::path::Path;
+
+fn config(layers: usize, tied: bool) -> Config {
+    let text = format!(
+        r#"{{"architectures": ["Qwen2ForCausalLM"], "vocab_size": 300, "hidden_size": 128, "intermediate_size": 256,
+            "num_hidden_layers": {layers}, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+            "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": {tied}}}"#
+    );
+    Config::parse(&text, Path::new("config.json")).unwrap()
+}
+
+fn weight(name: &str) -> WeightFormat {
+    name.parse::<Format>().unwrap().weight
+}
+
+fn logits(model: &Model, cpu: &Cpu) -> Vec<f32> {
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 89 + 5) % 300).collect();
+    let (mut session, mut out) = (Session::new(model, cpu, tokens.len()).unwrap(), Vec::new());
+    let take = &mut |logits: &[f32]| {
+        out.extend_from_slice(logits);
+        Ok(())
+    };
+    session.logits_of_all(&tokens, take).unwrap();
+    out
+}
+
+#[test]
+fn random_models_compute_finite_logits_the_same_each_time() {
+    let cpu = Cpu::all_threads().unwrap();
+    let formats =
+        ["w4a16-g128", "w4a16-g32-asym", "w4a8-g64", "w8a8", "w3a16-g128-asym", "w2a16-g32-float", "w4a8-g64-asym-si8"];
+    let mut seen: Vec<Vec<f32>> = Vec::new();
+    for (at, name) in [None].into_iter().chain(formats.map(Some)).enumerate() {
+        let head = [None, Some(weight("w8a16-g128")), Some(weight("w4a16-g128"))][at % 3];
+        let weights = RandomWeights { format: name.map(weight), head };
+        let act = name.map_or(halfbyte::Act::A16, |name| name.parse::<Format>().unwrap().act);
+        let options = LoadOptions { act, ..LoadOptions::default() };
+        // As deep as models are.
+        let make = || Model::random(config(32, at % 2 == 0), weights, &options).unwrap();
+        let (model, again) = (make(), make());
+        let found = logits(&model, &cpu);
+        assert!(found.iter().all(|logit| logit.is_finite()), "{name:?}");
+        let size = (found.iter().map(|v| v * v).sum::<f32>() / found.len() as f32).sqrt();
+        assert!((0.2..5.0).contains(&size), "{name:?}: logits of deviation {size}");
+        assert_eq!(found, logits(&again, &cpu), "{name:?}");
+        assert!(!seen.contains(&found), "{name:?}: as another format");
+        seen.push(found);
+        let least = weights.bytes(&model.config().spec);
+        let bytes = model.weight_bytes() as u64;
+        assert!(least <= bytes && bytes <= least + least / 2, "{name:?}: {bytes} bytes, at least {least} expected");
+        assert!(model.bytes_of_step() <= model.weight_bytes());
+    }
+}
+
+#[test]
+fn random_models_count_parameters_and_what_a_step_reads() {
+    let (blocks, embedding) = (128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 256, 300 * 128);
+    let norms_and_biases = 2 * 128 + (128 + 64 + 64);
+    for (tied, head, heads) in [(true, None, 0), (false, None, 1), (true, Some(weight("w8a16-g128")), 1)] {
+        let weights = RandomWeights { format: Some(weight("w4a16-g128")), head };
+        let model = Model::random(config(3, tied), weights, &LoadOptions::default()).unwrap();
+        let expected = 3 * (blocks + norms_and_biases) + 128 + embedding + heads * embedding;
+        assert_eq!(model.parameters(), expected as u64);
+        let idle = if heads == 0 { 0 } else { 299 * 128 * 2 };
+        assert_eq!(model.weight_bytes() - model.bytes_of_step(), idle);
+    }
+}
+
+#[test]
+fn random_models_refuse_formats_that_do_not_exist_and_to_be_quantized() {
+    let odd = WeightFormat { bits: 5, ..weight("w4a16-g128") };
+    for weights in [RandomWeights { format: Some(odd), head: None }, RandomWeights { format: None, head: Some(odd) }] {
+        assert!(Model::random(config(1, true), weights, &LoadOptions::default()).is_err());
+    }
+    let quantize = Some((weight("w4a16-g128"), Rtn::default()));
+    let options = LoadOptions { quantize, ..LoadOptions::default() };
+    let error = Model::random(config(1, true), RandomWeights::default(), &options).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+}
+
+/// A text that forgets from a position on goes on as one that never read what it forgot.
+#[test]
+fn what_is_forgotten_leaves_no_trace() {
+    let cpu = Cpu::all_threads().unwrap();
+    let model = Model::random(config(2, true), RandomWeights::default(), &LoadOptions::default()).unwrap();
+    let mut session = Session::new(&model, &cpu, 32).unwrap();
+    session.prefill(&[1, 2, 3, 4, 5]).unwrap();
+    let want = session.decode(6).unwrap().to_vec();
+    session.prefill(&[7, 8, 9]).unwrap();
+    session.forget(5).unwrap();
+    assert_eq!(session.len(), 5);
+    assert_eq!(session.decode(6).unwrap(), want);
+    session.forget(100).unwrap();
+    assert_eq!(session.len(), 6);
+}
