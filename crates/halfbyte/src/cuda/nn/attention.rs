@@ -16,6 +16,7 @@ static SOURCE: Source =
 
 /// As in the source.
 const WARPS: usize = 4;
+const THREADS: u32 = 32 * WARPS as u32;
 const RUN: usize = 32;
 
 /// Queries a warp, where there are few and where there are many.
@@ -50,7 +51,7 @@ fn instance(head_size: usize, queries: usize, window: bool) -> Instance {
 }
 
 fn combine(window: bool) -> Instance {
-    Instance::new(&SOURCE, format!("combine<{}, {window}>", 32 * WARPS))
+    Instance::new(&SOURCE, format!("combine<{THREADS}, {window}>"))
 }
 
 /// The keys and values of all layers, on a device.
@@ -239,21 +240,21 @@ pub fn attention(
         window: what.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX),
         padding: 0,
     };
-    if let Some((instance, form)) = attention_mma::choice(gpu.caps(), heads, rows, cache)? {
-        // SAFETY: it takes the `Params` of both sources, whose lengths were checked above.
-        return unsafe { gpu.function(&instance)?.launch(stream, &form, &[Arg::new(&params)]) };
-    }
-    let queries = rows * heads.group();
-    let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
-    let head = padded(heads.head_size);
-    let shared = (RUN * (head + 4) + RUN * head + WARPS * each * head) * size_of::<f32>();
-    let grid = [queries.div_ceil(WARPS * each), heads.kv_heads, parts];
-    let threads = 32 * WARPS as u32;
-    let attend = (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, threads, shared as u32)?);
-    let add_up = (combine(what.window.is_some()), launch(OP, [rows * heads.heads, 1, 1], threads, 0)?);
+    let attend = match attention_mma::choice(gpu.caps(), rows, cache)? {
+        Some(many_rows) => many_rows,
+        None => {
+            let queries = rows * heads.group();
+            let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
+            let head = padded(heads.head_size);
+            let shared = (RUN * (head + 4) + RUN * head + WARPS * each * head) * size_of::<f32>();
+            let grid = [queries.div_ceil(WARPS * each), heads.kv_heads, parts];
+            (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, THREADS, shared as u32)?)
+        }
+    };
+    let add_up = (combine(what.window.is_some()), launch(OP, [rows * heads.heads, 1, 1], THREADS, 0)?);
     for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 { 2 } else { 1 }) {
         let function = gpu.function(&instance)?;
-        // SAFETY: both take the source's `Params`, whose lengths were checked above.
+        // SAFETY: all take the sources' `Params`, whose lengths were checked above.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }?;
     }
     Ok(())

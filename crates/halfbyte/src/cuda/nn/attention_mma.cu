@@ -8,8 +8,8 @@
 //   at the end the sums of the second half are added to those of the first, both shifted to the common maximum
 //
 // Queries are rounded to the cache's type, each brought by a power of two to where halves are normal.  Tiles begin at
-// multiples of their length and are added in their order, and what a query does not see adds nothing: its bits depend on
-// its position and not on the rows beside it.  Blocks of the last rows, which see most, come first.
+// multiples of their length and are added in their order, and what a query does not see adds nothing: its bits depend
+// on its position and not on the rows beside it.  Blocks of the last rows, which see most, come first.
 //
 // NaN: a score that a query does not see is minus infinity by selection.  Its weight is 0, but 0 * NaN is NaN: in tiles
 // that some query of a warp sees in part, values that are not finite are taken as 0, and where there was one, the sums
@@ -60,8 +60,8 @@ template <int HEAD> struct Shape {
   static constexpr u32 RING = QUERIES * Rows<HEAD>::BYTES, FACTORS = RING + 8 * PART, POSITIONS = FACTORS + 4 * QUERIES;
 };
 
-// sums += weights * values of a tile, each rounded to a half.  PARTLY: where some query may not see all of it; values that
-// are not finite are taken as 0, and the result says whether this lane had one.
+// sums += weights * values of a tile, each rounded to a half.  PARTLY: where some query may not see all of it; values
+// that are not finite are taken as 0, and the result says whether this lane had one.
 template <bool PARTLY, bool BF16, int HEAD, int KEYS, int TILES>
 DEV bool add_values(const float (&weights)[TILES][KEYS / 8][4], u32 values, float (&sums)[TILES][HEAD / 8][4]) {
   u32 a[KEYS / 16][TILES][4], refused = 0;
@@ -182,7 +182,7 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
   for (int m = 0; m < TILES; m++) maximum[m][0] = maximum[m][1] = minus_infinity();
   const auto sees = [&](int position, int key) { return key <= position && key > position - window; };
   const auto row_of = [&](int m, int r) { return own + 16 * m + 8 * r + lane / 4; };
-  // What is subtracted from a score, which has the maximum's factor, before 2^x: minus infinities have weights 0, not NaN.
+  // What is subtracted from a score with the maximum's factor before 2^x: minus infinities have weights 0, not NaN.
   const auto subtracted = [&](float maximum, float factor) {
     return maximum == minus_infinity() ? 0 : __fsub_rn(__fmul_rn(maximum, factor), LIFT);
   };
@@ -312,7 +312,8 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
     }
   }
 
-  // ---- the second half's sums to the first, then out, by way of shared memory: a row's maximum and weight behind its sums
+  // ---- the second half's sums to the first, then out, by way of shared memory: behind a row's sums its maximum and
+  // weight
   constexpr int PITCH = HEAD + 8;
   static_assert(4 * S::QUERIES * PITCH <= S::FACTORS, "where queries and the ring were");
   float* const left = reinterpret_cast<float*>(shared);

@@ -7,7 +7,6 @@ use crate::cuda::driver::Launch;
 use crate::cuda::parameters::Parameters;
 use crate::cuda::sources::{Arch, Instance, Source};
 use crate::error::Result;
-use crate::kernel::Heads;
 use crate::tensor::Float;
 
 static SOURCE: Source =
@@ -41,7 +40,8 @@ fn padded(head_size: usize) -> usize {
 }
 
 /// The kernel and its launch for so many rows over this cache; none: the other one is for them.
-pub(super) fn choice(caps: Caps, heads: Heads, rows: usize, cache: &KvCache) -> Result<Option<(Instance, Launch)>> {
+pub(super) fn choice(caps: Caps, rows: usize, cache: &KvCache) -> Result<Option<(Instance, Launch)>> {
+    let heads = cache.heads();
     let (queries, head) = (rows.saturating_mul(heads.group()), padded(heads.head_size));
     let bf16 = match cache.dtype() {
         Float::F16 => false,
