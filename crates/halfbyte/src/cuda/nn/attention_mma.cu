@@ -46,7 +46,8 @@ template <int HEAD> struct Rows {
   }
 };
 
-// HEAD: size of a head, rounded up to 16; KEYS: positions of a tile, TILES: times 16 queries of a warp.
+// HEAD: size of a head, rounded up to 16.  TILES: times 16 queries are a warp's, QUERIES a block's; KEYS: positions of a
+// tile.
 template <int HEAD> struct Shape {
   static constexpr int TILES = HEAD <= 128 ? 2 : 1;
   static constexpr int QUERIES = 16 * TILES * STRIPS;
@@ -312,8 +313,7 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
     }
   }
 
-  // ---- the second half's sums to the first, then out, by way of shared memory: behind a row's sums its maximum and
-  // weight
+  // ---- the second half's sums to the first, then out, by way of shared memory: a row's sums, its maximum, its weight
   constexpr int PITCH = HEAD + 8;
   static_assert(4 * S::QUERIES * PITCH <= S::FACTORS, "where queries and the ring were");
   float* const left = reinterpret_cast<float*>(shared);
