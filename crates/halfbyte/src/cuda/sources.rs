@@ -37,6 +37,7 @@ macro_rules! headers {
 pub const HEADERS: &[Source] = headers![
     "activation.cuh"
     "ampere.cuh"
+    "attention.cuh"
     "cluster_join.cuh"
     "cp_async_ring.cuh"
     "decode_codes.cuh"

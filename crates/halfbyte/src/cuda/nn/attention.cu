@@ -15,27 +15,7 @@
 // With a window w the query at position p sees the positions above p - w only. Runs before those of the first query of
 // a block are skipped, and parts are counted from the one in which the window begins. Runs and parts still begin at
 // multiples of their lengths, and what is skipped would have weights of 0: the bits are those without skipping.
-#include "floats.cuh"
-
-// As `Params` in attention.rs.
-struct Params {
-  const float* qkv;  // [rows][row_length], the query heads first
-  const void* keys;  // of one layer: [kv_heads][capacity][head_size]
-  const void* values;  // likewise
-  float* partial;  // [rows][heads][parts][head_size + 2]
-  void* out;  // [rows][heads][head_size]
-  const u32* position;  // of row 0, less first_row
-  u64 row_length, capacity;
-  u32 rows, first_row;
-  u32 heads, kv_heads, head_size;
-  u32 parts, part_length;
-  float scale;
-  FloatType kind, out_type;  // kind: of the cache
-  u32 window;  // where there is one
-  u32 padding;  // of this struct
-};
-
-DEV float minus_infinity() { return __int_as_float(0xff800000); }
+#include "attention.cuh"
 
 // The first position that a query sees which sees positions below `end`.
 template <bool WINDOW> DEV u64 first_seen(const Params& p, u64 end) {
@@ -49,7 +29,6 @@ DEV float base_of(float maximum) { return maximum == minus_infinity() ? 0 : maxi
 template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(128, 2) attention(const Params p) {
   constexpr int WARPS = 4;
   constexpr int RUN = 32;  // positions
-  constexpr float LOG2_E = 1.4426950408889634f;
   constexpr int PADDED = HEAD + 4;  // so that 8 lanes read 16 bytes each from all banks
   constexpr int PER_LANE = HEAD / 32;
   extern __shared__ float4 shared[];
@@ -60,7 +39,7 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
   const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const u32 group = p.heads / p.kv_heads, kv_head = blockIdx.y, part = blockIdx.z;
   const u32 total = p.rows * group, first = blockIdx.x * WARPS * QUERIES;
-  const u64 first_position = min(u64(*p.position) + p.first_row, p.capacity - p.rows);
+  const u64 first_position = position_of_first(p);
 
   for (u32 i = thread; i < WARPS * QUERIES * HEAD; i += 32 * WARPS) {
     const u32 query = first + i / HEAD, d = i % HEAD;
@@ -168,7 +147,7 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
 
 template <int THREADS, bool WINDOW> __global__ void __launch_bounds__(THREADS) combine(const Params p) {
   const u64 query = blockIdx.x, row = query / p.heads;
-  const u64 seen = min(u64(*p.position) + p.first_row, p.capacity - p.rows) + row + 1;
+  const u64 seen = position_of_first(p) + row + 1;
   const u64 first_part = WINDOW ? first_seen<WINDOW>(p, seen) / p.part_length : 0;
   const u32 parts = min(u64(p.parts), (seen + p.part_length - 1) / p.part_length - first_part);
   const u32 length = p.head_size + 2;

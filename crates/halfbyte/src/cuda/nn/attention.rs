@@ -1,5 +1,6 @@
-//! Launches of `attention.cu`, and the cache of keys and values that it reads.
+//! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it and `attention_mma.cu`.
 
+use super::attention_mma;
 use super::floats::{FloatBuffer, float_type};
 use super::{launch, narrow, rows_of, same_length};
 use crate::cuda::Gpu;
@@ -15,6 +16,7 @@ static SOURCE: Source =
 
 /// As in the source.
 const WARPS: usize = 4;
+const THREADS: u32 = 32 * WARPS as u32;
 const RUN: usize = 32;
 
 /// Queries a warp, where there are few and where there are many.
@@ -23,6 +25,9 @@ const MANY: usize = 4;
 
 /// Elements of the largest head.
 pub const LARGEST_HEAD: usize = 256;
+
+/// Queries a head of keys, rows times heads of a group, up to which the tensor cores would be left mostly idle.
+pub const FEW_QUERIES: usize = 16;
 
 /// Positions of a part, where a single row's positions are divided.
 pub const PART_LENGTH: usize = 128;
@@ -46,7 +51,7 @@ fn instance(head_size: usize, queries: usize, window: bool) -> Instance {
 }
 
 fn combine(window: bool) -> Instance {
-    Instance::new(&SOURCE, format!("combine<{}, {window}>", 32 * WARPS))
+    Instance::new(&SOURCE, format!("combine<{THREADS}, {window}>"))
 }
 
 /// The keys and values of all layers, on a device.
@@ -138,8 +143,8 @@ fn parts_of_one_row(what: &Attention<'_>) -> usize {
 }
 
 parameters! {
-    /// As in the source.
-    struct Params {
+    /// As in `include/attention.cuh`.
+    pub(super) struct Params {
         qkv: u64,
         keys: u64,
         values: u64,
@@ -168,10 +173,17 @@ parameters! {
 /// Row `i` is at `position[0] + first_row + i` and sees the positions up to its own, those of the window or all; its own must
 /// be in the cache and below `longest`. A single row's positions are divided into parts that run side by side.
 ///
+/// Several rows of more than [`FEW_QUERIES`] queries a head of keys are computed on the tensor cores, where there are any
+/// (from sm_80 on) that take a cache's type (f16 and bf16) and its heads (a multiple of 8 elements); their queries are rounded
+/// to the cache's type, after a power of two has brought each where halves are normal, and so are the weights.
+///
 /// *Shapes:* `out` `[m, heads·head_size]`, `partial` at least [`partial_len`]. *Accuracy:* with `n` visible positions, head
 /// size `h` and `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the
-/// exact one, before it is rounded to out's type. NaN in a query, or in a key or value that it sees, gives NaN in its output
-/// and touches no other query's. *Errors:* shapes that do not fit, more positions than the cache has, a window of 0.
+/// exact one, before it is rounded to out's type; on the tensor cores, with the unit roundoff `u` of the cache's type, within
+/// `u · Σ w·|v| + (2·n + h + 64 + 8·t·h)·2⁻²⁴ · max|v|` of the one that the rounded queries have with the exact weights `w`,
+/// which is within `(exp(2·u·t) - 1) · max|v|` of the exact one. NaN in a query, or in a key or value that it sees, gives NaN
+/// in its output and touches no other query's. *Errors:* shapes that do not fit, more positions than the cache has, a window
+/// of 0.
 ///
 /// *Source:* as [the one for CPUs](crate::cpu::attention::attention).
 pub fn attention(
@@ -225,20 +237,24 @@ pub fn attention(
         kind: float_type(cache.dtype()),
         out_type: float_type(out.dtype()),
         // No text is longer than positions have bits for.
-        window: what.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+        window: what.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX),
         padding: 0,
     };
-    let queries = rows * heads.group();
-    let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
-    let head = padded(heads.head_size);
-    let shared = (RUN * (head + 4) + RUN * head + WARPS * each * head) * size_of::<f32>();
-    let grid = [queries.div_ceil(WARPS * each), heads.kv_heads, parts];
-    let threads = 32 * WARPS as u32;
-    let attend = (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, threads, shared as u32)?);
-    let add_up = (combine(what.window.is_some()), launch(OP, [rows * heads.heads, 1, 1], threads, 0)?);
+    let attend = match attention_mma::choice(gpu.caps(), rows, cache)? {
+        Some(many_rows) => many_rows,
+        None => {
+            let queries = rows * heads.group();
+            let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
+            let head = padded(heads.head_size);
+            let shared = (RUN * (head + 4) + RUN * head + WARPS * each * head) * size_of::<f32>();
+            let grid = [queries.div_ceil(WARPS * each), heads.kv_heads, parts];
+            (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, THREADS, shared as u32)?)
+        }
+    };
+    let add_up = (combine(what.window.is_some()), launch(OP, [rows * heads.heads, 1, 1], THREADS, 0)?);
     for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 { 2 } else { 1 }) {
         let function = gpu.function(&instance)?;
-        // SAFETY: both take the source's `Params`, whose lengths were checked above.
+        // SAFETY: all take the sources' `Params`, whose lengths were checked above.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }?;
     }
     Ok(())

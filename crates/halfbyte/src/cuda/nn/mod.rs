@@ -11,6 +11,7 @@
 mod add;
 mod argmax;
 mod attention;
+mod attention_mma;
 mod columns;
 mod dense;
 mod embed;
@@ -23,7 +24,7 @@ mod swiglu;
 
 pub use add::{add, add_codes};
 pub use argmax::{Step, argmax};
-pub use attention::{Attention, KvCache, LARGEST_HEAD, PART_LENGTH, attention, partial_len};
+pub use attention::{Attention, FEW_QUERIES, KvCache, LARGEST_HEAD, PART_LENGTH, attention, partial_len};
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
@@ -60,7 +61,9 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
         all.extend([add::instances(), mean::instances()].concat());
     }
     all.extend([rope::instances(), attention::combines()].concat());
-    all.extend(heads.into_iter().flat_map(attention::instances));
+    all.extend(heads.iter().copied().flat_map(attention::instances));
+    let heads = head_size.map_or_else(|| vec![64, 80, 128, LARGEST_HEAD], |size| vec![size]);
+    all.extend(heads.into_iter().flat_map(attention_mma::instances));
     all.extend(dense::instances(false));
     if head_size.is_none() {
         all.extend(dense::instances(true));

@@ -6,13 +6,14 @@ use crate::data::Random;
 use halfbyte::Float;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, ViewMut};
-use halfbyte::cuda::nn::{self, Attention, HeadNorms, KvCache, NewRows, PART_LENGTH, Rope};
+use halfbyte::cuda::nn::{self, Attention, FEW_QUERIES, HeadNorms, KvCache, NewRows, PART_LENGTH, Rope};
 use halfbyte::kernel::Heads;
 
 /// A text in one layer on the device and, rotated and rounded as there, in f64.
 struct Text<'a> {
     bench: Bench<'a>,
     heads: Heads,
+    capacity: usize,
     window: Option<usize>,
     /// Weights of the norms of queries and of keys, and these on the device.
     norms: Option<[(Vec<f32>, Buffer<f32>); 2]>,
@@ -32,20 +33,24 @@ const EPS: f32 = 1e-6;
 
 impl<'a> Text<'a> {
     fn new(gpu: &'a Gpu, heads: Heads, rotated: usize, dtype: Float) -> Self {
+        Self::with_capacity(gpu, heads, rotated, dtype, CAPACITY)
+    }
+
+    fn with_capacity(gpu: &'a Gpu, heads: Heads, rotated: usize, dtype: Float, capacity: usize) -> Self {
         let bench = Bench::new(gpu);
         let frequencies: Vec<f64> =
             (0..rotated / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / rotated as f64)).collect();
         let rope = Rope::new(gpu, &bench.stream, &frequencies).unwrap();
-        let cache = KvCache::new(gpu, 3, heads, CAPACITY, dtype).unwrap();
+        let cache = KvCache::new(gpu, 3, heads, capacity, dtype).unwrap();
         // NaN wherever nothing was written: it must not be read.
         for view in cache.layer("test", LAYER).unwrap() {
             let (pointer, bytes) = (view.pointer(), view.len() * dtype.size_bytes());
             // SAFETY: nothing else uses the cache now.
             bench.stream.fill(unsafe { ViewMut::<u8>::from_raw(pointer, bytes) }, 0xff).unwrap();
         }
-        let partial = gpu.context().allocate(nn::partial_len(heads, CAPACITY)).unwrap();
+        let partial = gpu.context().allocate(nn::partial_len(heads, capacity)).unwrap();
         let seen = Default::default();
-        Self { bench, heads, window: None, norms: None, rope, frequencies, cache, partial, seen }
+        Self { bench, heads, capacity, window: None, norms: None, rope, frequencies, cache, partial, seen }
     }
 
     fn with_norms(mut self, random: &mut Random) -> Self {
@@ -95,7 +100,7 @@ impl<'a> Text<'a> {
         let queries = self.bench.read(on_device.view());
         let [keys, values] = self.cache.layer("test", LAYER).unwrap().map(|view| self.bench.widened(view));
         let cached = |from: &[f32], head: usize, position: usize| -> Vec<f64> {
-            from[(head * CAPACITY + position) * size..][..size].iter().map(|&v| f64::from(v)).collect()
+            from[(head * self.capacity + position) * size..][..size].iter().map(|&v| f64::from(v)).collect()
         };
         for i in 0..m {
             let head = |h: usize| &qkv[i * row + h * size..][..size];
@@ -122,29 +127,52 @@ impl<'a> Text<'a> {
             self.seen[1].push(of_values);
         }
         let scale = 1.0 / (size as f32).sqrt();
-        let Self { bench, cache, partial, window, .. } = self;
-        let mut attend = |longest: usize| {
-            bench.output(out_type, m * heads.heads * size, &mut |out| {
-                let (qkv, position) = (on_device.view(), position.view());
-                let what = Attention { qkv, position, first_row: 0, longest, scale, window: *window };
+        let without = m / 3;
+        let [rounds, last_round] = [m, m - without].map(|rows| self.rounds(rows));
+        let Self { bench, cache, partial, window, capacity, .. } = self;
+        let mut attend = |longest: usize, first_row: usize| {
+            bench.output(out_type, (m - first_row) * heads.heads * size, &mut |out| {
+                let (qkv, position) = (on_device.view().slice(first_row * row..m * row), position.view());
+                let what = Attention { qkv, position, first_row, longest, scale, window: *window };
                 nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, partial.view_mut(), out).unwrap();
             })
         };
         // Bounds on the positions that are larger than need be, as a recorded step has them.
-        let got = attend((first + m).next_multiple_of(PART_LENGTH).min(CAPACITY));
-        let recorded = attend(CAPACITY);
+        let got = attend((first + m).next_multiple_of(PART_LENGTH).min(*capacity), 0);
+        let recorded = attend(*capacity, 0);
         assert!(bits(&got) == bits(&recorded) || got.iter().any(|v| v.is_nan()), "{first} positions and {m}");
+        // On tensor cores the bits of a row are those that it has without the rows before it.
+        if rounds && last_round {
+            let (last, of_all) = (attend(*capacity, without), &got[without * heads.heads * size..]);
+            assert!(bits(&last) == bits(of_all) || got.iter().any(|v| v.is_nan()), "{first} positions and {m}");
+        }
         for i in 0..m {
             for h in 0..heads.heads {
                 let query: Vec<f64> = queries[i * row + h * size..][..size].iter().map(|&v| f64::from(v)).collect();
-                self.check(&query, h, first + i, &got[(i * heads.heads + h) * size..][..size], out_type);
+                let query = if rounds { self.rounded(query) } else { query };
+                self.check(&query, rounds, h, first + i, &got[(i * heads.heads + h) * size..][..size], out_type);
             }
         }
         got
     }
 
+    /// Whether so many rows are attended on tensor cores, which round queries and weights.
+    fn rounds(&self, rows: usize) -> bool {
+        let (heads, arch) = (self.heads, self.bench.gpu.caps().arch);
+        let halves = self.cache.dtype() != Float::F32 && heads.head_size.is_multiple_of(8);
+        rows > 1 && rows * heads.group() > FEW_QUERIES && halves && arch.number >= 80
+    }
+
+    /// A query in the cache's type, after a power of two has brought it to where halves are normal.
+    fn rounded(&self, mut query: Vec<f64>) -> Vec<f64> {
+        let (dtype, most) = (self.cache.dtype(), query.iter().fold(0f64, |a, v| a.max(v.abs())));
+        let up = if dtype == Float::F16 && most > 0.0 { (14.0 - most.log2().floor()).exp2() } else { 1.0 };
+        query.iter_mut().for_each(|v| *v = f64::from(dtype.round((*v * up) as f32)) / up);
+        query
+    }
+
     /// One output against f64, where everything that it sees is finite.
-    fn check(&self, query: &[f64], h: usize, position: usize, got: &[f32], out_type: Float) {
+    fn check(&self, query: &[f64], rounds: bool, h: usize, position: usize, got: &[f32], out_type: Float) {
         let (size, scale) = (self.heads.head_size, 1.0 / f64::from((self.heads.head_size as f32).sqrt()));
         let kv = h / self.heads.group() * size..(h / self.heads.group() + 1) * size;
         let (mut scores, mut t, mut largest) = (Vec::new(), 0f64, 0f64);
@@ -162,11 +190,18 @@ impl<'a> Text<'a> {
         let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
         let total: f64 = weights.iter().sum();
-        let want: Vec<f64> =
-            kv.map(|d| seen.clone().zip(&weights).map(|(p, w)| w / total * self.seen[1][p][d]).sum()).collect();
         let n = seen.len() as f64;
-        let bound = (n / 8.0 + size as f64 + 64.0 + 4.0 * t * size as f64) * 2f64.powi(-24) * largest;
-        close(got, &want, out_type, bound, 0.0, &format!("position {position}, head {h} of {:?}", self.heads));
+        let (units, roundoff) = match rounds {
+            false => (n / 8.0 + size as f64 + 64.0 + 4.0 * t * size as f64, 0.0),
+            true => (2.0 * n + size as f64 + 64.0 + 8.0 * t * size as f64, self.cache.dtype().unit_roundoff()),
+        };
+        let what = format!("position {position}, head {h} of {:?}", self.heads);
+        for (d, &got) in kv.zip(got) {
+            let terms = seen.clone().zip(&weights).map(|(p, w)| w / total * self.seen[1][p][d]);
+            let (want, most) = terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()));
+            let bound = units * 2f64.powi(-24) * largest + roundoff * most;
+            close(&[got], &[want], out_type, bound, 0.0, &what);
+        }
     }
 }
 
@@ -216,25 +251,32 @@ fn windows_and_norms_of_heads_are_within_the_bound() {
     }
 }
 
+/// Heads for tests of NaN: of the kernel without and of that with tensor cores.
+const OF_NAN: [(usize, Float); 4] = [(20, Float::F32), (20, Float::F16), (24, Float::F16), (64, Float::BF16)];
+
 #[test]
 fn nan_reaches_nobody_whose_window_it_has_left() {
     for gpu in gpus() {
-        let (heads, mut random) = (Heads { heads: 4, kv_heads: 2, head_size: 20 }, Random(11));
-        for place in [4 * 20 + 5, 6 * 20 + 9] {
-            let mut text = Text::new(&gpu, heads, 20, Float::F32);
-            text.window = Some(40);
-            let mut rows = random.normals(20 * heads.row());
-            rows[17 * heads.row() + place] = f32::NAN;
-            let row_length = heads.heads * heads.head_size;
-            let prompt = text.read(&rows, Float::F32);
-            let more = text.read(&random.normals(60 * heads.row()), Float::F32);
-            let all = [prompt, more].concat();
-            for (position, row) in all.chunks_exact(row_length).enumerate() {
-                assert_eq!(row.iter().any(|v| v.is_nan()), (17..17 + 40).contains(&position), "position {position}");
-            }
-            // The last step is past the window by far, and in another part.
-            for _ in 0..60 {
-                assert!(text.read(&random.normals(heads.row()), Float::F32).iter().all(|v| v.is_finite()));
+        let mut random = Random(11);
+        for (size, dtype) in OF_NAN {
+            let heads = Heads { heads: 4, kv_heads: 2, head_size: size };
+            for place in [4 * size + 5, 6 * size + 9] {
+                let mut text = Text::new(&gpu, heads, size, dtype);
+                text.window = Some(40);
+                let mut rows = random.normals(20 * heads.row());
+                rows[17 * heads.row() + place] = f32::NAN;
+                let row_length = heads.heads * heads.head_size;
+                let prompt = text.read(&rows, Float::F32);
+                let more = text.read(&random.normals(150 * heads.row()), Float::F32);
+                let all = [prompt, more].concat();
+                for (position, row) in all.chunks_exact(row_length).enumerate() {
+                    let seen = (17..17 + 40).contains(&position);
+                    assert_eq!(row.iter().any(|v| v.is_nan()), seen, "{dtype} {size}, position {position}");
+                }
+                // The last step is past the window by far, and in another part.
+                for _ in 0..60 {
+                    assert!(text.read(&random.normals(heads.row()), Float::F32).iter().all(|v| v.is_finite()));
+                }
             }
         }
     }
@@ -243,31 +285,73 @@ fn nan_reaches_nobody_whose_window_it_has_left() {
 #[test]
 fn nan_reaches_those_that_see_it() {
     for gpu in gpus() {
-        let (heads, mut random) = (Heads { heads: 4, kv_heads: 2, head_size: 20 }, Random(8));
-        for (what, place) in [("a query", 20 + 3), ("a key", 4 * 20 + 5), ("a value", 6 * 20 + 9)] {
-            let mut text = Text::new(&gpu, heads, 20, Float::F32);
-            text.read(&random.normals(40 * heads.row()), Float::F32);
-            let mut rows = random.normals(50 * heads.row());
-            rows[17 * heads.row() + place] = f32::NAN;
-            let out = text.read(&rows, Float::F32);
-            let row_length = heads.heads * heads.head_size;
-            let bad = |row: usize| out[row * row_length..][..row_length].iter().filter(|v| v.is_nan()).count();
-            assert!((0..17).all(|row| bad(row) == 0), "{what}");
-            // A whole head for queries, both heads of the group for keys, one element of each for values.
-            assert_eq!(
-                bad(17),
-                if what == "a query" {
-                    20
-                } else if what == "a key" {
-                    40
-                } else {
-                    2
-                },
-                "{what}"
-            );
-            assert_eq!(bad(18), if what == "a query" { 0 } else { bad(17) }, "{what}");
-            let after = text.read(&random.normals(heads.row()), Float::F32);
-            assert_eq!(after.iter().any(|v| v.is_nan()), what != "a query");
+        let mut random = Random(8);
+        for (size, dtype) in OF_NAN {
+            let heads = Heads { heads: 4, kv_heads: 2, head_size: size };
+            let places = [("a query", size + 3), ("a key", 4 * size + 5), ("a value", 6 * size + 9)];
+            for (what, place) in places {
+                let mut text = Text::new(&gpu, heads, size, dtype);
+                text.read(&random.normals(40 * heads.row()), Float::F32);
+                let mut rows = random.normals(250 * heads.row());
+                rows[17 * heads.row() + place] = f32::NAN;
+                let out = text.read(&rows, Float::F32);
+                let row_length = heads.heads * heads.head_size;
+                let bad = |row: usize| out[row * row_length..][..row_length].iter().filter(|v| v.is_nan()).count();
+                // A whole head for queries, both heads of the group for keys, one element of each for values.
+                let of_one = match what {
+                    "a query" => size,
+                    "a key" => 2 * size,
+                    _ => 2,
+                };
+                for row in 0..250 {
+                    let sees = row == 17 || row > 17 && what != "a query";
+                    assert_eq!(bad(row), if sees { of_one } else { 0 }, "{what}, {dtype} {size}, row {row}");
+                }
+                let after = text.read(&random.normals(heads.row()), Float::F32);
+                assert_eq!(after.iter().any(|v| v.is_nan()), what != "a query");
+            }
+        }
+    }
+}
+
+#[test]
+fn many_rows_of_any_shape_are_within_the_bound() {
+    for gpu in gpus() {
+        let mut random = Random(21);
+        for case in 0..24 {
+            let head_size = 8 * (1 + random.below(32));
+            let kv_heads = 1 + random.below(3);
+            let heads = Heads { heads: kv_heads * (1 + random.below(7)), kv_heads, head_size };
+            let (dtype, capacity) = ([Float::F16, Float::BF16][case % 2], 200 + random.below(500));
+            if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
+                continue;
+            }
+            let mut text = Text::with_capacity(&gpu, heads, 0, dtype, capacity);
+            text.window = (case % 3 == 0).then(|| 1 + random.below(300));
+            // Up to the last position that there is.
+            let (first, last) = (random.below(capacity - 150), 1 + random.below(150));
+            for (step, m) in [first, capacity - first - last, last].into_iter().filter(|&m| m > 0).enumerate() {
+                text.read(&random.normals(m * heads.row()), TYPES[(case + step) % 3]);
+            }
+        }
+    }
+}
+
+#[test]
+fn queries_that_no_half_holds_are_within_the_bound() {
+    for gpu in gpus() {
+        let (heads, mut random) = (Heads { heads: 8, kv_heads: 2, head_size: 64 }, Random(22));
+        for (factor, dtype) in [(1e6, Float::F16), (1e-6, Float::F16), (1e6, Float::BF16), (0.0, Float::F16)] {
+            let mut text = Text::new(&gpu, heads, 0, dtype);
+            let mut rows = random.normals(90 * heads.row());
+            for row in rows.chunks_exact_mut(heads.row()) {
+                let (queries, others) = row.split_at_mut(8 * 64);
+                queries.iter_mut().for_each(|v| *v *= factor);
+                // Scores as of normal queries, but for keys that would be no normal halves.
+                let keys = if factor > 1.0 { 1e-4 } else { 1e3 };
+                others[..2 * 64].iter_mut().for_each(|v| *v *= keys);
+            }
+            text.read(&rows, Float::F32);
         }
     }
 }

@@ -1,0 +1,373 @@
+// Causal grouped-query attention of many rows over a cache of halves, on the tensor cores from sm_80 on:
+// out = softmax(scale * q * keys^T) * values.
+//
+//   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row); each half of its
+//   warps takes every second tile of positions, in a ring of two stages that cp.async fills:
+//       scores = q * keys^T; shift the running maximum; weights = 2^(score - maximum), rounded to halves
+//       sums = sums * 2^(old - new maximum) + weights * values
+//   at the end the sums of the second half are added to those of the first, both shifted to the common maximum
+//
+// Queries are rounded to the cache's type, each brought by a power of two to where halves are normal.  Tiles begin at
+// multiples of their length and are added in their order, and what a query does not see adds nothing: its bits depend
+// on its position and not on the rows beside it.  Blocks of the last rows, which see most, come first.
+//
+// NaN: a score that a query does not see is minus infinity by selection.  Its weight is 0, but 0 * NaN is NaN: in tiles
+// that some query of a warp sees in part, values that are not finite are taken as 0, and where there was one, the sums
+// of those that see it become NaN.
+#include "ampere.cuh"
+#include "attention.cuh"
+
+// Warps of half a block; each has queries of its own.
+constexpr int STRIPS = 4;
+constexpr int THREADS = 2 * 32 * STRIPS;
+
+template <bool BF16> DEV u32 pair(float low, float high) {
+  if constexpr (BF16)
+    return bf16_pair(low, high);
+  else
+    return half_pair(low, high);
+}
+
+// All bits of each half of a pair that is infinite or NaN: a carry into the sign if all bits of the exponent are set.
+template <bool BF16> DEV u32 not_finite(u32 pair) {
+  constexpr u32 EXPONENT = BF16 ? 0x7f807f80 : 0x7c007c00, LAST = BF16 ? 0x00800080 : 0x04000400;
+  return ((((pair & EXPONENT) + LAST) >> 15) & 0x00010001) * 0xffff;
+}
+
+// Rows of HEAD halves in shared memory, in chunks of 16 bytes: the same chunk of 8 rows lies in all banks.
+template <int HEAD> struct Rows {
+  static constexpr int CHUNKS = HEAD / 8;
+  static constexpr bool SWIZZLED = HEAD % 64 == 0;  // else rows have an odd number of chunks
+  static constexpr int BYTES = 16 * (SWIZZLED ? CHUNKS : CHUNKS + 1);
+  DEV u32 at(u32 row, u32 chunk) { return row * BYTES + 16 * (SWIZZLED ? chunk ^ (row & 7) : chunk); }
+  // `chunks` (an even number) behind the address of chunk 0 or 1.
+  DEV u32 behind(u32 address, u32 chunks) {
+    return SWIZZLED ? (address ^ (16 * (chunks & 6))) + 16 * (chunks & ~7u) : address + 16 * chunks;
+  }
+};
+
+// HEAD: size of a head, rounded up to 16.  TILES: times 16 queries are a warp's, QUERIES a block's; KEYS: positions of a
+// tile.
+template <int HEAD> struct Shape {
+  static constexpr int TILES = HEAD <= 128 ? 2 : 1;
+  static constexpr int QUERIES = 16 * TILES * STRIPS;
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ / 300 == 3)
+  static constexpr int KEYS = HEAD <= 128 ? 64 : 32;
+#else  // 99 KB of shared memory
+  static constexpr int KEYS = HEAD <= 128 ? 32 : 16;
+#endif
+  static constexpr u32 PART = KEYS * Rows<HEAD>::BYTES;  // keys of a stage, or values
+  // In shared memory: queries, the ring, and for each query the factor of its scores and its position.
+  static constexpr u32 RING = QUERIES * Rows<HEAD>::BYTES, FACTORS = RING + 8 * PART, POSITIONS = FACTORS + 4 * QUERIES;
+};
+
+// sums += weights * values of a tile, each rounded to a half.  PARTLY: where some query may not see all of it; values
+// that are not finite are taken as 0, and the result says whether this lane had one.
+template <bool PARTLY, bool BF16, int HEAD, int KEYS, int TILES>
+DEV bool add_values(const float (&weights)[TILES][KEYS / 8][4], u32 values, float (&sums)[TILES][HEAD / 8][4]) {
+  u32 a[KEYS / 16][TILES][4], refused = 0;
+#pragma unroll
+  for (int k = 0; k < KEYS / 16; k++) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float* two = &weights[m][2 * k + i / 2][i % 2 * 2];
+        a[k][m][i] = pair<BF16>(two[0], two[1]);
+      }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < HEAD / 16; n++) {
+    const u32 at = Rows<HEAD>::behind(values, 2 * n);
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; k++) {
+      u32 v[4];
+      load_transposed(v, at + k * (16 * Rows<HEAD>::BYTES));
+#pragma unroll
+      for (int i = 0; PARTLY && i < 4; i++) {
+        refused |= not_finite<BF16>(v[i]);
+        v[i] &= ~not_finite<BF16>(v[i]);
+      }
+#pragma unroll
+      for (int m = 0; m < TILES; m++) {
+        mma_sync<BF16>(sums[m][2 * n], a[k][m], v[0], v[1]);
+        mma_sync<BF16>(sums[m][2 * n + 1], a[k][m], v[2], v[3]);
+      }
+    }
+  }
+  return refused != 0;
+}
+
+template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
+#if __CUDA_ARCH__ >= 800
+  using Row = Rows<HEAD>;
+  using S = Shape<HEAD>;
+  constexpr int TILES = S::TILES, KEYS = S::KEYS;
+  // Weights are 2^LIFT times as large: those of 2^-28 are normal halves.
+  constexpr float LIFT = BF16 ? 0 : 14;
+  constexpr u32 ONES = BF16 ? 0x3f803f80 : 0x3c003c00;
+  extern __shared__ __align__(1024) u8 shared[];
+  const u32 base = shared_address(shared);
+  float* const factors = reinterpret_cast<float*>(shared + S::FACTORS);
+  int* const positions = reinterpret_cast<int*>(shared + S::POSITIONS);
+
+  const u32 thread = threadIdx.x % (32 * STRIPS), lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const u32 half = warp / STRIPS, strip = warp % STRIPS;
+  const u32 group = p.heads / p.kv_heads, total = p.rows * group;
+  const u32 kv_head = blockIdx.x % p.kv_heads;
+  const u32 first = (gridDim.x / p.kv_heads - 1 - blockIdx.x / p.kv_heads) * S::QUERIES;
+  const int first_position = position_of_first(p), window = min(p.window, 0x7fffffffu);
+  const auto position_of = [&](u32 query) { return first_position + int(min(query, total - 1) / group); };
+
+  // ---- the ring of this half
+  const int end = position_of(first + S::QUERIES - 1) + 1;  // of what the block's last query sees
+  const int tiles = (end + KEYS - 1) / KEYS;
+  int tile = max(position_of(first) + 1 - window, 0) / KEYS;
+  tile += (tile ^ half) & 1;
+  const u32 ring = base + S::RING + half * (4 * S::PART);
+  const auto fill = [&](u32 stage, int tile) {
+    const u64 begin = (u64(kv_head) * p.capacity + u32(tile * KEYS)) * p.head_size;
+    const u16* keys = static_cast<const u16*>(p.keys) + begin;
+    const u16* values = static_cast<const u16*>(p.values) + begin;
+#pragma unroll
+    for (u32 i = 0; i < KEYS * Row::CHUNKS; i += 32 * STRIPS) {
+      const u32 piece = i + thread, row = piece / Row::CHUNKS, chunk = piece % Row::CHUNKS;
+      if (piece >= KEYS * Row::CHUNKS) break;
+      const bool there = tile * KEYS + int(row) < end && 8 * chunk < p.head_size;
+      const u32 from = there ? row * p.head_size + 8 * chunk : 0,
+                to = ring + stage * (2 * S::PART) + Row::at(row, chunk);
+      copy_16_or_zero(to, keys + from, there);
+      copy_16_or_zero(to + S::PART, values + from, there);
+    }
+    copy_commit();
+  };
+  if (tile < tiles) fill(0, tile);
+
+  // ---- queries
+  const float scale = fabsf(p.scale) * LOG2_E;
+#pragma unroll 4
+  for (u32 row = warp; row < S::QUERIES; row += 2 * STRIPS) {
+    const u32 query = first + row;
+    const float* from = p.qkv + u64(query / group) * p.row_length + u64(kv_head * group + query % group) * p.head_size;
+    float x[(HEAD + 63) / 64][2], most = 0;
+#pragma unroll
+    for (int c = 0; c < (HEAD + 63) / 64; c++) {
+      const u32 d = 64 * c + 2 * lane;
+      const bool there = query < total && d < p.head_size;
+      x[c][0] = there ? from[d] : 0;
+      x[c][1] = there ? from[d + 1] : 0;
+      most = fmaxf(most, fmaxf(fabsf(x[c][0]), fabsf(x[c][1])));
+    }
+    // The power of two that brings the largest element between 2^14 and 2^15, and its inverse.
+    const u32 exponent = min(max(268 - int(__float_as_uint(warp_max(most)) >> 23), 1), 253);
+    const float up = BF16 ? 1 : __uint_as_float(exponent << 23),
+                down = BF16 ? 1 : __uint_as_float((254 - exponent) << 23);
+    const float factor = p.scale < 0 ? -up : up, of_scores = scale * down;
+#pragma unroll
+    for (int c = 0; c < (HEAD + 63) / 64; c++) {
+      const u32 d = 64 * c + 2 * lane;
+      if (d < HEAD)
+        store_shared(base + Row::at(row, d / 8) + 2 * (d % 8), pair<BF16>(x[c][0] * factor, x[c][1] * factor));
+    }
+    // Above 0, so that minus infinity stays what it is.
+    if (lane == 0) factors[row] = of_scores < 0x1p-126f ? 0x1p-126f : of_scores, positions[row] = position_of(query);
+  }
+  __syncthreads();
+
+  // ---- this thread's rows, 8 and 16 rows apart, of which it has two columns in eight
+  const u32 own = strip * (16 * TILES);
+  const int lowest = position_of(first + own), highest = position_of(first + own + 16 * TILES - 1);
+  float maximum[TILES][2], weight[TILES][2] = {}, sums[TILES][HEAD / 8][4] = {};
+#pragma unroll
+  for (int m = 0; m < TILES; m++) maximum[m][0] = maximum[m][1] = minus_infinity();
+  const auto sees = [&](int position, int key) { return key <= position && key > position - window; };
+  const auto row_of = [&](int m, int r) { return own + 16 * m + 8 * r + lane / 4; };
+  // What is subtracted from a score with the maximum's factor before 2^x: minus infinities have weights 0, not NaN.
+  const auto subtracted = [&](float maximum, float factor) {
+    return maximum == minus_infinity() ? 0 : __fsub_rn(__fmul_rn(maximum, factor), LIFT);
+  };
+  const u32 q_at = base + Row::at(own + lane % 16, lane / 16);
+  const u32 k_at = ring + Row::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  const u32 v_at = ring + S::PART + Row::at(lane % 16, lane / 16);
+
+  for (u32 stage = 0; tile < tiles; tile += 2, stage ^= 1) {
+    copy_wait<0>();
+    barrier_sync(1 + half, 32 * STRIPS);  // the tile is there, and nobody reads the one before
+    if (tile + 2 < tiles) fill(stage ^ 1, tile + 2);
+    const int begin = tile * KEYS;
+    if (begin > highest || begin + KEYS - 1 <= lowest - window) continue;
+    const bool all = begin + KEYS - 1 <= lowest && begin > highest - window;
+
+    float scores[TILES][KEYS / 8][4] = {};
+    const u32 k_stage = k_at + stage * (2 * S::PART);
+#pragma unroll
+    for (int d = 0; d < HEAD / 16; d++) {
+      u32 q[TILES][4];
+#pragma unroll
+      for (int m = 0; m < TILES; m++) load_matrices(q[m], Row::behind(q_at, 2 * d) + m * (16 * Row::BYTES));
+      const u32 at = Row::behind(k_stage, 2 * d);
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; n++) {
+        u32 k[4];
+        load_matrices(k, at + n * (16 * Row::BYTES));
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+          mma_sync<BF16>(scores[m][2 * n], q[m], k[0], k[1]);
+          mma_sync<BF16>(scores[m][2 * n + 1], q[m], k[2], k[3]);
+        }
+      }
+    }
+
+    if (!all) {
+#pragma unroll
+      for (int m = 0; m < TILES; m++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int position = positions[row_of(m, r)];
+#pragma unroll
+          for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+              const bool seen = sees(position, begin + 8 * n + 2 * int(lane % 4) + i);
+              scores[m][n][2 * r + i] = seen ? scores[m][n][2 * r + i] : minus_infinity();
+            }
+          }
+        }
+      }
+    }
+    float shrink[TILES][2];
+    bool shrinks = false;
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float factor = factors[row_of(m, r)];
+        float highest = maximum[m][r];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++)
+          highest = fmaxf(highest, fmaxf(scores[m][n][2 * r], scores[m][n][2 * r + 1]));
+        highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, 1));
+        highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, 2));
+        const float less = subtracted(highest, factor);
+        const bool none = maximum[m][r] == minus_infinity();
+        shrink[m][r] = none ? 0 : power_of_two(subtracted(maximum[m][r], factor) - less);
+        shrinks |= maximum[m][r] != highest;
+        maximum[m][r] = highest;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+          for (int i = 2 * r; i < 2 * r + 2; i++) {
+            scores[m][n][i] = power_of_two(fmaf(scores[m][n][i], factor, -less));
+            sum += scores[m][n][i];
+          }
+        }
+        weight[m][r] = weight[m][r] * shrink[m][r] + sum;
+      }
+    }
+    if (__any_sync(ALL_LANES, shrinks)) {
+#pragma unroll
+      for (int m = 0; m < TILES; m++) {
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++) {
+#pragma unroll
+          for (int i = 0; i < 4; i++) sums[m][n][i] *= shrink[m][i / 2];
+        }
+      }
+    }
+
+    const u32 v_stage = v_at + stage * (2 * S::PART);
+    if (all) {
+      add_values<false, BF16, HEAD, KEYS>(scores, v_stage, sums);
+    } else if (__any_sync(ALL_LANES, add_values<true, BF16, HEAD, KEYS>(scores, v_stage, sums))) {
+#pragma unroll
+      for (int n = 0; n < HEAD / 16; n++) {
+        // Of what is not finite: how many each query sees.
+        float seen[TILES][2][4] = {};
+#pragma unroll 1
+        for (int k = 0; k < KEYS; k += 16) {
+          u32 v[4];
+          load_transposed(v, Row::behind(v_stage, 2 * n) + k * Row::BYTES);
+#pragma unroll
+          for (int i = 0; i < 4; i++) v[i] = not_finite<BF16>(v[i]) & ONES;
+#pragma unroll
+          for (int m = 0; m < TILES; m++) {
+            u32 a[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+              const int position = positions[row_of(m, i % 2)], key = begin + k + i / 2 * 8 + 2 * int(lane % 4);
+              a[i] = ((sees(position, key) ? 0xffffu : 0) | (sees(position, key + 1) ? 0xffff0000u : 0)) & ONES;
+            }
+            mma_sync<BF16>(seen[m][0], a, v[0], v[1]);
+            mma_sync<BF16>(seen[m][1], a, v[2], v[3]);
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+#pragma unroll
+          for (int i = 0; i < 8; i++)
+            if (seen[m][i / 4][i % 4] > 0) sums[m][2 * n + i / 4][i % 4] = not_a_number();
+        }
+      }
+    }
+  }
+
+  // ---- the second half's sums to the first, then out, by way of shared memory: a row's sums, its maximum, its weight
+  constexpr int PITCH = HEAD + 8;
+  static_assert(4 * S::QUERIES * PITCH <= S::FACTORS, "where queries and the ring were");
+  float* const left = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int m = 0; m < TILES; m++) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      weight[m][r] += __shfl_xor_sync(ALL_LANES, weight[m][r], 1);
+      weight[m][r] += __shfl_xor_sync(ALL_LANES, weight[m][r], 2);
+    }
+  }
+  __syncthreads();
+  if (half == 1) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float* const row = left + row_of(m, r) * PITCH;
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++)
+          reinterpret_cast<float2*>(row)[4 * n + lane % 4] = make_float2(sums[m][n][2 * r], sums[m][n][2 * r + 1]);
+        if (lane % 4 == 0) row[HEAD] = maximum[m][r], row[HEAD + 1] = weight[m][r];
+      }
+    }
+  }
+  __syncthreads();
+  if (half == 0) {
+#pragma unroll
+    for (int m = 0; m < TILES; m++) {
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float* const row = left + row_of(m, r) * PITCH;
+        const float factor = factors[row_of(m, r)], other = row[HEAD], common = fmaxf(maximum[m][r], other);
+        const auto shrink = [&](float maximum) {
+          if (maximum == minus_infinity()) return 0.f;
+          return power_of_two(subtracted(maximum, factor) - subtracted(common, factor));
+        };
+        float mine = shrink(maximum[m][r]), others = shrink(other);
+        const float all = weight[m][r] * mine + row[HEAD + 1] * others;
+        mine /= all, others /= all;
+#pragma unroll
+        for (int n = 0; n < HEAD / 8; n++) {
+          float2* const two = reinterpret_cast<float2*>(row) + 4 * n + lane % 4;
+          const float2 x = *two;
+          *two = make_float2(sums[m][n][2 * r] * mine + x.x * others, sums[m][n][2 * r + 1] * mine + x.y * others);
+        }
+      }
+    }
+  }
+  __syncthreads();
+  for (u32 row = warp; row < S::QUERIES && first + row < total; row += 2 * STRIPS) {
+    const u32 query = first + row;
+    const u64 to = (u64(query / group) * p.heads + kv_head * group + query % group) * p.head_size;
+    for (u32 d = lane; d < p.head_size; d += 32) store_float(p.out, to + d, left[row * PITCH + d], p.out_type);
+  }
+#endif
+}
