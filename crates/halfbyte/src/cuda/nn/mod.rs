@@ -47,19 +47,13 @@ const MOST_BLOCKS_ACROSS: usize = 65_535;
 /// Every kernel that a model with heads of this size runs, but for [`quantized_instances`]; without one, those of other networks too, and enough that nothing in the sources is left out.
 pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
-    let mut all = vec![
-        embed::instance(),
-        rms_norm::instance(),
-        swiglu::instance(),
-        argmax::instance(),
-        sample::instance(),
-        columns::instance(),
-    ];
+    let mut all =
+        vec![embed::instance(), swiglu::instance(), argmax::instance(), sample::instance(), columns::instance()];
     if head_size.is_none() {
         all.extend([rms_norm::quantized_instances(), swiglu::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
     }
-    all.extend([rope::instances(), attention::combines()].concat());
+    all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
     all.extend(heads.into_iter().flat_map(attention::instances));
     all.extend(dense::instances(false));
     if head_size.is_none() {

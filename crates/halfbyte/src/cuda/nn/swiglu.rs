@@ -21,7 +21,11 @@ static SOURCE: Source = Source {
 const OP: &str = "swiglu";
 const QUANTIZED: &str = "swiglu_quantized";
 
-const THREADS: u32 = 256;
+/// As in the source: of a block, each of which has four elements.
+const THREADS: usize = 128;
+
+/// Blocks along the rows, at most: they take rows in turn.
+const MOST_DOWN: usize = 65_535;
 
 pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "swiglu")
@@ -41,9 +45,9 @@ parameters! {
         gate_up: u64,
         out: u64,
         inner: u64,
-        elements: u64,
+        rows: u64,
         out_type: u32,
-        padding: u32,
+        aligned: u32,
     }
 
     /// As in the source.
@@ -61,20 +65,22 @@ parameters! {
 /// ≤ 2⁻²¹ before it is rounded to out's type, where the gate is above −87; below, the result goes to −0.
 /// *Errors:* lengths that do not fit.
 pub fn swiglu(gpu: &Gpu, stream: &Stream, gate_up: View<'_, f32>, inner: usize, out: FloatViewMut<'_>) -> Result<()> {
-    rows_of(OP, out.len(), inner)?;
+    let rows = rows_of(OP, out.len(), inner)?;
     same_length(OP, "gate_up", out.len().checked_mul(2), gate_up.len())?;
     if out.is_empty() {
         return Ok(());
     }
+    let aligned = [gate_up.pointer(), out.pointer()].iter().all(|at| at.is_multiple_of(16));
     let params = Params {
         gate_up: gate_up.pointer(),
         out: out.pointer(),
         inner: inner as u64,
-        elements: out.len() as u64,
+        rows: rows as u64,
         out_type: float_type(out.dtype()),
-        padding: 0,
+        aligned: (aligned && inner.is_multiple_of(4)).into(),
     };
-    let form = launch(OP, [out.len().div_ceil(THREADS as usize), 1, 1], THREADS, 0)?;
+    let grid = [inner.div_ceil(4 * THREADS), rows.min(MOST_DOWN), 1];
+    let form = Launch { programmatic: true, ..launch(OP, grid, THREADS as u32, 0)? };
     put(gpu, stream, &instance(), &form, &params)
 }
 
