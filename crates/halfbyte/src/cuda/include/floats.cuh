@@ -51,8 +51,8 @@ DEV uint4 load_once(const void* from) {
   return v;
 }
 
-// COUNT vectors of four floats, each STEP vectors behind the one before; zeros where the row, of which `left` floats are
-// left from `from` on, has ended.  `aligned`: it begins at a multiple of 16 bytes and has whole vectors.
+// COUNT vectors of four floats, each STEP vectors behind the one before; zeros where the row, of which `left` floats
+// are left from `from` on, has ended.  `aligned`: it begins at a multiple of 16 bytes and has whole vectors.
 template <int COUNT, int STEP> DEV void load_fours(const float* from, u64 left, bool aligned, float4 (&out)[COUNT]) {
   if (aligned) {
 #pragma unroll

@@ -75,6 +75,7 @@ __global__ void __launch_bounds__(THREADS) argmax(const Params p) {
 #if __CUDA_ARCH__ >= 900
   __shared__ u64 of_blocks[8];
   if (threadIdx.x == 0) store_cluster(cluster_address(shared_address(of_blocks + blockIdx.x), 0), key);
+  __syncwarp();
   cluster_sync();
   if (blockIdx.x == 0 && threadIdx.x < 32) key = greatest_of_warp(threadIdx.x < gridDim.x ? of_blocks[threadIdx.x] : 0);
 #endif

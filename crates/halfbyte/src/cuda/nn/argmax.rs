@@ -1,8 +1,8 @@
 //! Launches of `argmax.cu`: the most likely token, on the device where the next step reads it.
 
-use super::{narrow, same_length};
+use super::{cluster, narrow, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Launch, Stream, View, ViewMut};
+use crate::cuda::driver::{Arg, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -11,9 +11,6 @@ static SOURCE: Source = Source { path: "nn/argmax.cu", text: include_str!("argma
 
 /// As in the source.
 const THREADS: u32 = 1024;
-
-/// Blocks of the cluster that a launch is, where the processor has clusters.
-const BLOCKS: u32 = 8;
 
 pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "argmax")
@@ -67,8 +64,7 @@ pub fn argmax(gpu: &Gpu, stream: &Stream, step: Step<'_>) -> Result<()> {
         advance: narrow(OP, "tokens", step.advance)?,
         padding: 0,
     };
-    let blocks = if gpu.caps().arch.number >= 90 { BLOCKS } else { 1 };
-    let form = Launch { cluster: [blocks, 1, 1], programmatic: true, ..Launch::linear(blocks, THREADS) };
+    let form = cluster(gpu, THREADS);
     let function = gpu.function(&instance())?;
     // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
     unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }

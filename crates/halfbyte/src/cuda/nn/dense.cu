@@ -1,21 +1,22 @@
 // GEMV and GEMM: y = activation(x * W^T + bias) with weights as floats, sums in f32.
 //
 // Up to 16 rows, weights read once, past L1:
-//   dense_rows_mma (tensor cores; W and x of one type of 16 bits): a block owns 16 outputs at a time, and its warps every
-//       eighth run of 128 columns; while one run is multiplied, the next, of these outputs or of the block's next ones,
-//       is under way: 64 KB a multiprocessor. A lane takes 16 bytes of a row of W and the same columns of x, which are
-//       fragments of two m16n8k16 with columns in an order of their own: nothing is staged in shared memory but the sums
-//       of the warps, which are added in the order of the warps.
+//   dense_rows_mma (tensor cores; W and x of one type of 16 bits): a block owns 16 outputs at a time, and each of its
+//       warps every eighth run of 128 columns; while one run is multiplied, the next, of these outputs or of those that
+//       follow, is under way: 64 KB a multiprocessor. A lane takes 16 bytes of a row of W and the same columns of x,
+//       fragments of two m16n8k16 with columns in an order of their own: nothing is staged in shared memory but the
+//       sums of the warps, which are added in the order of the warps. Tensor cores do not round sums to nearest: those
+//       of a run are added to sums that are.
 //   dense_rows (any types): a warp owns one output; a lane takes 8 elements of every 256, and lanes add up in a tree.
 //       Where rows do not begin at 16 bytes, a lane takes single elements.
 // More rows:
-//   dense_mma (tensor cores): a block owns 128 rows and 128 outputs, a warp 64 x 32 of them; x and W come through a ring
-//       of cp.async. Tensor cores do not round sums to nearest: after 256 columns they are added to sums that are.
+//   dense_mma (tensor cores): a block owns 128 rows and 128 outputs, a warp 64 x 32 of them; x and W come through a
+//       ring of cp.async. After 256 columns sums are added to others that are rounded to nearest.
 //   dense_tiles (any types): a block owns 64 rows and 64 outputs, a thread 4 x 4 of them: for each run of 16 columns,
 //       x and W -> f32 in shared memory, then sums = fma(x, w, sums), column after column.
 //
-// What an output is added up from, and in which order, depends on k only, not on how many rows there are, within each of
-// the four.
+// What an output is added up from, and in which order, depends on k only, not on how many rows there are, within each
+// of the four.
 #include "activation.cuh"
 #include "ampere.cuh"
 #include "floats.cuh"
@@ -200,10 +201,10 @@ __global__ void __launch_bounds__(THREADS, 2) dense_rows_mma(const Params p) {
 #pragma unroll 1
     for (u64 run = 0; run < runs; run++, column += WARPS * Run::COLUMNS) {
       const Run w = next;
-      if (run + 1 < runs)
-        next.load(p, tile * Run::OUTPUTS + row, column + WARPS * Run::COLUMNS);
-      else if (tile + gridDim.x < tiles)
-        next.load(p, (tile + gridDim.x) * Run::OUTPUTS + row, first);
+      const bool more = run + 1 < runs;
+      const u64 of_tile = more ? tile : tile + gridDim.x, from = more ? column + WARPS * Run::COLUMNS : first;
+      if (of_tile < tiles) next.load(p, of_tile * Run::OUTPUTS + row, from);
+      float of_run[BLOCKS_OF_8][4] = {};
 #pragma unroll
       for (int i = 0; i < Run::STEPS; i++) {
         const u32 a[2][4] = {{w.low[i].x, w.high[i].x, w.low[i].y, w.high[i].y},
@@ -213,10 +214,14 @@ __global__ void __launch_bounds__(THREADS, 2) dense_rows_mma(const Params p) {
           uint4 x = make_uint4(0, 0, 0, 0);
           if (8 * b + row < p.m && column + 32 * i < p.k)
             x = *reinterpret_cast<const uint4*>(static_cast<const u16*>(p.x) + (8 * b + row) * p.k + column + 32 * i);
-          mma_sync<BF16>(sums[b], a[0], x.x, x.y);
-          mma_sync<BF16>(sums[b], a[1], x.z, x.w);
+          mma_sync<BF16>(of_run[b], a[0], x.x, x.y);
+          mma_sync<BF16>(of_run[b], a[1], x.z, x.w);
         }
       }
+#pragma unroll
+      for (int b = 0; b < BLOCKS_OF_8; b++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sums[b][e] += of_run[b][e];
     }
 #pragma unroll
     for (int b = 0; b < BLOCKS_OF_8; b++)
@@ -227,7 +232,7 @@ __global__ void __launch_bounds__(THREADS, 2) dense_rows_mma(const Params p) {
       float sum = 0;
 #pragma unroll
       for (int w = 0; w < WARPS; w++) sum += parts[half][w][threadIdx.x];
-      // Sums 0 and 1 of a lane are those of output lane / 4 and rows 2 * (lane % 4) and the next; 2 and 3 of output + 8.
+      // Sums 0 and 1 of a lane are those of output lane / 4, rows 2 * (lane % 4) and the next; 2 and 3 of output + 8.
       const u32 of = threadIdx.x % 128 / 4, at = threadIdx.x % 4;
       const u64 output = tile * Run::OUTPUTS + of / 4 + at / 2 * 8, m = threadIdx.x / 128 * 8 + of % 4 * 2 + at % 2;
       if (m < p.m && output < p.n)
@@ -236,8 +241,8 @@ __global__ void __launch_bounds__(THREADS, 2) dense_rows_mma(const Params p) {
   }
 }
 
-// Many rows: a stage of 128 rows, or outputs, and 64 columns. A row of it is 8 pieces of 16 bytes, in an order that its
-// number turns.
+// Many rows: a stage of 128 rows, or outputs, and 64 columns. A row of it is 8 pieces of 16 bytes, in an order that
+// depends on its number.
 struct Stage {
   static constexpr int ROWS = 128, COLUMNS = 64, BYTES = ROWS * COLUMNS * 2;
 

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `dense_rows_mma` | 1 to 16 | tensor cores: x and W of one type of 16 bits, whose rows begin at 16 bytes; from sm_80 on |
 //! | `dense_rows` | 1 to 16 | everything |
-//! | `dense_cublaslt` | more | x and W of one type of 16 bits, k a multiple of 8; from sm_80 on |
+//! | `dense_cublaslt` | more | as `dense_rows_mma` |
 //! | `dense_mma` | more | as `dense_rows_mma`, where cuBLASLt was not found |
 //! | `dense_tiles` | more | everything |
 //!
@@ -12,9 +12,9 @@
 //! without rounding and add up in f32, so that one bound holds for all. Each can be put into a stream that is being recorded.
 
 use super::floats::{FloatBuffer, float_type};
-use super::{launch, same_length};
+use super::{launch, overlapping, same_length};
 use crate::cuda::cublaslt::{self, Matrices, alignment};
-use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Launch, Stream, View};
+use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::matmul::finish::Finish;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -224,11 +224,11 @@ impl Dense {
         let aligned = call.x.pointer().is_multiple_of(16) && self.rows().pointer().is_multiple_of(16);
         let plain = call.bias.is_none() && activation == Activation::None;
         match self.way(&gpu.caps(), m, x) {
+            Way::RowsMma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Rows),
+            Way::CublasLt | Way::Mma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Tiles),
             Way::CublasLt if workspace.is_some() || y == Float::F32 || plain && y == x => {
                 self.by_library(gpu, stream, &call, activation, workspace)
             }
-            Way::RowsMma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Rows),
-            Way::CublasLt | Way::Mma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Tiles),
             Way::CublasLt => self.by_kernel(gpu, stream, &call, activation, Way::Mma),
             way => self.by_kernel(gpu, stream, &call, activation, way),
         }
@@ -274,7 +274,8 @@ impl Dense {
             }
             Way::Tiles => (tiles_instance(activates), [n.div_ceil(TILE), m.div_ceil(TILE), 1], 0),
         };
-        let form = Launch { programmatic: way != Way::Tiles, ..launch(OP, grid, THREADS, shared_bytes)? };
+        let form = launch(OP, grid, THREADS, shared_bytes)?;
+        let form = if way == Way::Tiles { form } else { overlapping(gpu, form) };
         let function = gpu.function(&instance)?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked by the caller.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }

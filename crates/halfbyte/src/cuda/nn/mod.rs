@@ -34,6 +34,7 @@ pub use rope::{HeadNorms, NewRows, Rope};
 pub use sample::{Draw, sample};
 pub use swiglu::{swiglu, swiglu_quantized};
 
+use super::Gpu;
 use super::driver::Launch;
 use super::matmul::QuantizedForm;
 use super::sources::Instance;
@@ -83,6 +84,20 @@ fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
         _ if len.is_multiple_of(row) => Ok(len / row),
         _ => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
     }
+}
+
+/// Blocks of the cluster that a whole vocabulary is shared out to, as in the sources: what all processors with clusters take.
+const BLOCKS_OF_A_CLUSTER: u32 = 8;
+
+/// The form of a launch of one cluster; of one block where the processor has no clusters.
+fn cluster(gpu: &Gpu, threads: u32) -> Launch {
+    let blocks = if gpu.caps().arch.number >= 90 { BLOCKS_OF_A_CLUSTER } else { 1 };
+    overlapping(gpu, Launch { cluster: [blocks, 1, 1], ..Launch::linear(blocks, threads) })
+}
+
+/// The same launch, which begins while the kernel before it ends, where the processor can: the kernel waits for that itself.
+fn overlapping(gpu: &Gpu, form: Launch) -> Launch {
+    Launch { programmatic: gpu.caps().arch.number >= 90, ..form }
 }
 
 /// The form of a launch. Error: more blocks than a launch may have.

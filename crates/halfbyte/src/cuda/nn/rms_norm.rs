@@ -1,7 +1,7 @@
 //! Launches of `rms_norm.cu`: RMS norms, with what is added before, and with what products make of them.
 
 use super::floats::float_type;
-use super::{launch, rows_of, same_length};
+use super::{launch, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
@@ -99,7 +99,7 @@ pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
     // One row is waited for; many fill the multiprocessors, and short ones leave most threads of a large block idle.
     let alone = m <= gpu.caps().multiprocessors as usize && weight.len() > 4 * FEW_THREADS as usize;
     let threads = if alone { THREADS } else { FEW_THREADS };
-    let form = Launch { programmatic: true, ..launch(OP, [m, 1, 1], threads, 0)? };
+    let form = overlapping(gpu, launch(OP, [m, 1, 1], threads, 0)?);
     put(gpu, stream, &instance(threads), &form, &params)
 }
 
@@ -131,7 +131,7 @@ pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -
         return Ok(());
     }
     // One block to a row, whose sum it forms first.
-    let form = Launch { programmatic: true, ..launch(OP, [m, 1, 1], FEW_THREADS, 0)? };
+    let form = overlapping(gpu, launch(OP, [m, 1, 1], FEW_THREADS, 0)?);
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }
 

@@ -1,7 +1,7 @@
 //! Launches of `swiglu.cu`: what a gated MLP does between its products.
 
 use super::floats::float_type;
-use super::{launch, rows_of, same_length};
+use super::{launch, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
 use crate::cuda::matmul::quantize_activations::{self, Target, quantizer, quantizers};
@@ -80,7 +80,7 @@ pub fn swiglu(gpu: &Gpu, stream: &Stream, gate_up: View<'_, f32>, inner: usize, 
         aligned: (aligned && inner.is_multiple_of(4)).into(),
     };
     let grid = [inner.div_ceil(4 * THREADS), rows.min(MOST_DOWN), 1];
-    let form = Launch { programmatic: true, ..launch(OP, grid, THREADS as u32, 0)? };
+    let form = overlapping(gpu, launch(OP, grid, THREADS as u32, 0)?);
     put(gpu, stream, &instance(), &form, &params)
 }
 
