@@ -72,6 +72,12 @@ template <int COUNT, int STEP> DEV void load_fours(const float* from, u64 left, 
   }
 }
 
+// One of a thread's, known when the kernel is compiled.
+template <int COUNT> DEV float element(const float4 (&fours)[COUNT], int i) {
+  const float4 v = fours[i / 4];
+  return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+}
+
 // Four floats to `at`; fewer where not as many are `left`.  `aligned`: as they were loaded, and `to` at 16 bytes.
 DEV void store_four(void* to, u64 at, float4 v, FloatType type, u64 left, bool aligned) {
   if (aligned && type == F32) {

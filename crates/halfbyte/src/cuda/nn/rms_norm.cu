@@ -127,9 +127,12 @@ struct Normed {
   // Columns from c on; gives how many there are.
   __device__ __forceinline__ int operator()(u64 c, float (&v)[COLUMNS]) const {
     const int there = columns_there(p.to, c);
+    float4 of_row[COLUMNS / 4], weight[COLUMNS / 4];
+    load_fours<COLUMNS / 4, 1>(row + c, there, p.rows.aligned, of_row);
+    load_fours<COLUMNS / 4, 1>(p.rows.weight + c, there, p.rows.aligned, weight);
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
-      v[i] = i < there ? rounded(row[c + i] * factor * p.rows.weight[c + i], p.rows.out_type) : 0.f;
+      v[i] = i < there ? rounded(element(of_row, i) * factor * element(weight, i), p.rows.out_type) : 0.f;
     return there;
   }
 };

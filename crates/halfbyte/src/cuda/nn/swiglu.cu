@@ -24,7 +24,7 @@ struct QuantizedParams {
   const float* gate_up;  // [rows][2][inner]
   Target to;  // inner is its k
   FloatType out_type;
-  u32 padding;  // of this struct
+  u32 aligned;  // as in Params
 };
 
 DEV float product(float gate, float up) { return gate / (1 + expf(-gate)) * up; }
@@ -53,11 +53,12 @@ struct Products {
   // Columns from c on; gives how many there are.
   __device__ __forceinline__ int operator()(u64 c, float (&v)[COLUMNS]) const {
     const int there = columns_there(p.to, c);
-    const float *gate = row + c, *up = gate + p.to.k;
+    float4 gate[COLUMNS / 4], up[COLUMNS / 4];
+    load_fours<COLUMNS / 4, 1>(row + c, there, p.aligned, gate);
+    load_fours<COLUMNS / 4, 1>(row + p.to.k + c, there, p.aligned, up);
 #pragma unroll
-    for (int i = 0; i < COLUMNS; i++) v[i] = i < there ? product(gate[i], up[i]) : 0.f;
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++) v[i] = rounded(v[i], p.out_type);
+    for (int i = 0; i < COLUMNS; i++)
+      v[i] = i < there ? rounded(product(element(gate, i), element(up, i)), p.out_type) : 0.f;
     return there;
   }
 };

@@ -55,7 +55,7 @@ parameters! {
         gate_up: u64,
         to: Target,
         out_type: u32,
-        padding: u32,
+        aligned: u32,
     }
 }
 
@@ -100,7 +100,9 @@ pub fn swiglu_quantized(
         return Ok(());
     }
     let to = out.target(OP, [m, inner])?;
-    let params = QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), padding: 0 };
+    let aligned = gate_up.pointer().is_multiple_of(16) && inner.is_multiple_of(4);
+    let params =
+        QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), aligned: aligned.into() };
     let form = params.to.launch(quantize_activations::THREADS)?;
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }

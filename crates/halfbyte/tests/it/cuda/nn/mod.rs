@@ -4,6 +4,7 @@ mod attention;
 mod dense;
 mod logits;
 mod rows;
+mod times;
 
 use super::gpus;
 use crate::data::rounded;
