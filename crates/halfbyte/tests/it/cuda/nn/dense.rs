@@ -158,6 +158,7 @@ fn without_cublaslt_a_kernel_of_ours_multiplies() {
         let bench = Bench::new(&gpu);
         any_shapes(&bench);
         of_one_sign(&bench, &[17, 200]);
+        nan_stays(&bench);
     }
 }
 
@@ -189,6 +190,33 @@ fn few_rows_have_the_bits_of_each_alone() {
             }
         }
     }
+}
+
+/// NaN in a row of x reaches that row, NaN in a row of W that output, and neither any other, beyond the ends of tiles too.
+fn nan_stays(bench: &Bench<'_>) {
+    let mut random = Random(10);
+    for (i, [m, n, k]) in
+        [[3, 20, 72], [16, 33, 130], [40, 50, 72], [131, 140, 200], [20, 70, 33]].into_iter().enumerate()
+    {
+        let dtype = TYPES[i % 2];
+        let (mut x, mut w) = (random.activations(m * k), random.normals(n * k));
+        (x[(m - 1) * k + k - 1], w[(n - 1) * k]) = (f32::NAN, f32::NAN);
+        let weight = dense(bench, &w, dtype, [n, k]);
+        let on_device = bench.floats(&x, dtype);
+        let y = bench.output(Float::F32, m * n, &mut |y| {
+            let call = DenseCall { x: whole(&on_device), m, bias: None, y };
+            weight.forward(bench.gpu, &bench.stream, call).unwrap();
+        });
+        for (at, y) in y.iter().enumerate() {
+            let expected = at / n == m - 1 || at % n == n - 1;
+            assert_eq!(y.is_nan(), expected, "{} of {m} × {n} × {k}: {at}", weight.kernel(bench.gpu, m, dtype));
+        }
+    }
+}
+
+#[test]
+fn nan_stays_in_its_row_and_its_output() {
+    gpus().iter().for_each(|gpu| nan_stays(&Bench::new(gpu)));
 }
 
 #[test]
