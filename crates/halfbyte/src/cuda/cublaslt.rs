@@ -32,7 +32,7 @@ const LEAST_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
 const ANY_REDUCTION: u32 = 7;
 const REDUCTION_IN_F32: u32 = 2;
 
-/// Bytes that an algorithm may work in.
+/// Bytes that an algorithm may work in, where they are to be had: what NVIDIA advises for Hopper.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Where matrices of a [`Plan`] must begin, and the most that an algorithm asks for.
@@ -167,14 +167,16 @@ impl CublasLt {
             return Err(Error::invalid(OP, "matrices of 16 bits that are not empty", got));
         }
         let alignments = [ALIGNMENT; 3];
-        let matrices = Matrices { shape: [m, n, k], input, out, w_pitch: k, y_pitch: n, alignments };
+        let workspace_bytes = WORKSPACE_BYTES;
+        let matrices = Matrices { shape: [m, n, k], input, out, w_pitch: k, y_pitch: n, alignments, workspace_bytes };
         let prepared = self.prepare(matrices, ANY_REDUCTION)?;
         let workspace = gpu.context().allocate(prepared.workspace_bytes)?;
         Ok(Plan { prepared, workspace })
     }
 
     fn prepare(self: &Arc<Self>, matrices: Matrices, reductions: u32) -> Result<Prepared> {
-        let Matrices { shape: [m, n, k], input, out, w_pitch, y_pitch, alignments: [x_at, w_at, y_at] } = matrices;
+        let Matrices { shape: [m, n, k], input, out, w_pitch, y_pitch, .. } = matrices;
+        let [x_at, w_at, y_at] = matrices.alignments;
         let f = &self.functions;
         let mut product = Owned::new(self, f.product_destroy);
         // SAFETY: as all calls below, it creates into room for one handle, or reads an attribute of the size given.
@@ -204,7 +206,7 @@ impl CublasLt {
             // SAFETY: as above.
             check(unsafe { (f.preference_set)(preference.handle, attribute, value, bytes) })
         };
-        set(MOST_WORKSPACE, std::ptr::from_ref(&WORKSPACE_BYTES).cast(), size_of::<usize>())?;
+        set(MOST_WORKSPACE, std::ptr::from_ref(&matrices.workspace_bytes).cast(), size_of::<usize>())?;
         set(REDUCTIONS, std::ptr::from_ref(&reductions).cast(), size_of::<u32>())?;
         for (attribute, bytes) in LEAST_ALIGNMENTS.into_iter().zip([w_at, x_at, y_at, y_at]) {
             set(attribute, std::ptr::from_ref(&bytes).cast(), size_of::<u32>())?;
@@ -278,6 +280,8 @@ pub(super) struct Matrices {
     pub y_pitch: usize,
     /// Bytes of which the addresses of x, w and y are multiples.
     pub alignments: [u32; 3],
+    /// What an algorithm may work in.
+    pub workspace_bytes: usize,
 }
 
 /// Bytes of which an address is a multiple, as far as algorithms ask.
@@ -352,8 +356,8 @@ impl Products {
     /// Puts y = x · wᵀ into a stream, with sums in f32 that no part rounds earlier, the same bits each time. What is
     /// prepared for matrices is kept.
     ///
-    /// The caller vouches for the addresses: of x, w and y as described, and of [`WORKSPACE_BYTES`] to work in. Errors:
-    /// sizes that the library does not take.
+    /// Also into a stream that is being recorded: what is prepared is prepared beside it. The caller vouches for the addresses: of
+    /// x, w and y as described, and of as many bytes to work in. Errors: sizes that the library does not take.
     pub(super) fn run(&self, stream: &Stream, matrices: Matrices, addresses: [u64; 3], workspace: u64) -> Result<()> {
         self.prepared(stream, matrices)?.run(stream, addresses, workspace)
     }

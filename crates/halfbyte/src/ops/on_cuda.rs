@@ -144,7 +144,7 @@ impl layers::Linear<Cuda> for Linear {
                 let plans = w.plans(device.gpu(), problem.x, problem.y)?;
                 Ok(plans.at(problem.m, false)?.kernel().name)
             }
-            LinearWeight::Dense(_) => Ok("dense"),
+            LinearWeight::Dense(w) => Ok(w.kernel(device.gpu(), problem.m, problem.x)),
         }
     }
 
@@ -184,9 +184,13 @@ impl layers::Linear<Cuda> for Linear {
                     (x, y) => device.floats("linear", x, y, plan.workspace_bytes(), run),
                 }
             }
-            LinearWeight::Dense(w) => device.floats("linear", x, y, 0, |x, y, _| {
-                w.forward_activated(gpu, stream, DenseCall { x, m, bias, y }, activation)
-            }),
+            LinearWeight::Dense(w) => {
+                let bytes = w.workspace_bytes(gpu, m, [x.dtype(), y.dtype()]);
+                device.floats("linear", x, y, bytes, |x, y, workspace| {
+                    let workspace = workspace.filter(|_| bytes > 0);
+                    w.forward_activated(gpu, stream, DenseCall { x, m, bias, y }, activation, workspace)
+                })
+            }
         }
     }
 }

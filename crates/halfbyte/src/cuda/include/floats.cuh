@@ -42,6 +42,60 @@ DEV void load_eight(const void* from, u64 at, FloatType type, float (&out)[8]) {
   for (int i = 0; i < 8; i++) out[i] = float_of_bits(u16(each[i / 2] >> (16 * (i % 2))), type);
 }
 
+// 16 bytes that no other block reads and no kernel before this one writes: they take no place in L1.
+DEV uint4 load_once(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+// COUNT vectors of four floats, each STEP vectors behind the one before; zeros where the row, of which `left` floats
+// are left from `from` on, has ended.  `aligned`: it begins at a multiple of 16 bytes and has whole vectors.
+template <int COUNT, int STEP> DEV void load_fours(const float* from, u64 left, bool aligned, float4 (&out)[COUNT]) {
+  if (aligned) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      out[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (u64(4 * STEP) * i < left) out[i] = reinterpret_cast<const float4*>(from)[STEP * i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      const u64 at = u64(4 * STEP) * i;
+      out[i].x = at < left ? from[at] : 0.f;
+      out[i].y = at + 1 < left ? from[at + 1] : 0.f;
+      out[i].z = at + 2 < left ? from[at + 2] : 0.f;
+      out[i].w = at + 3 < left ? from[at + 3] : 0.f;
+    }
+  }
+}
+
+// One of a thread's, known when the kernel is compiled.
+template <int COUNT> DEV float element(const float4 (&fours)[COUNT], int i) {
+  const float4 v = fours[i / 4];
+  return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+}
+
+// Four floats to `at`; fewer where not as many are `left`.  `aligned`: as they were loaded, and `to` at 16 bytes.
+DEV void store_four(void* to, u64 at, float4 v, FloatType type, u64 left, bool aligned) {
+  if (aligned && type == F32) {
+    *reinterpret_cast<float4*>(static_cast<float*>(to) + at) = v;
+  } else if (aligned) {
+    const u32 x = type == F16 ? half_of_float(v.x) : bfloat_of_float(v.x),
+              y = type == F16 ? half_of_float(v.y) : bfloat_of_float(v.y),
+              z = type == F16 ? half_of_float(v.z) : bfloat_of_float(v.z),
+              w = type == F16 ? half_of_float(v.w) : bfloat_of_float(v.w);
+    *reinterpret_cast<uint2*>(static_cast<u16*>(to) + at) = make_uint2(x | y << 16, z | w << 16);
+  } else {
+    store_float(to, at, v.x, type);
+    if (left > 1) store_float(to, at + 1, v.y, type);
+    if (left > 2) store_float(to, at + 2, v.z, type);
+    if (left > 3) store_float(to, at + 3, v.w, type);
+  }
+}
+
 DEV float warp_sum(float value) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);

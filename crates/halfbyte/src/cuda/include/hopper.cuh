@@ -97,6 +97,8 @@ DEV void store_cluster(u32 a, u32 bar, float x, float y, float z, float w) {
                "r"(bar), "f"(x), "f"(y), "f"(z), "f"(w)
                : "memory");
 }
+// One word of 64 bits to the shared memory of a block of the cluster; it is there after the next cluster_sync.
+DEV void store_cluster(u32 a, u64 v) { asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(a), "l"(v) : "memory"); }
 DEV u32 cluster_rank() {
   u32 r;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));

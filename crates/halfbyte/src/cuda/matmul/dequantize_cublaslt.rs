@@ -271,6 +271,7 @@ fn run(slab_bytes: usize, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result
                 w_pitch: dequantize::pitch(k),
                 y_pitch,
                 alignments: [x_at, weights, to].map(alignment),
+                workspace_bytes: cublaslt::WORKSPACE_BYTES,
             };
             products.run(stream, matrices, [x_at, weights, to], to_work_in)
         };

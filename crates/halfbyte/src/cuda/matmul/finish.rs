@@ -24,7 +24,7 @@ pub(super) fn instance() -> Instance {
 }
 
 /// What is finished: `rows` rows of n sums in f32 become rows of y, which may lie in the same place. Addresses on the device.
-pub(super) struct Finish {
+pub(in crate::cuda) struct Finish {
     pub sums: u64,
     pub sums_pitch: usize,
     /// 0: none.
@@ -56,7 +56,7 @@ parameters! {
 
 impl Finish {
     /// Puts it into a stream. The caller vouches for the addresses; rows and n are within 31 bits.
-    pub(super) fn run(&self, gpu: &Gpu, stream: &Stream) -> Result<()> {
+    pub(in crate::cuda) fn run(&self, gpu: &Gpu, stream: &Stream) -> Result<()> {
         let (activation, low, high) = activation(self.activation);
         let params = Params {
             sums: self.sums,

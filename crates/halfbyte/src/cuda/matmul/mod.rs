@@ -17,7 +17,7 @@
 pub mod dequantize;
 #[doc(hidden)]
 pub mod dequantize_cublaslt;
-mod finish;
+pub(in crate::cuda) mod finish;
 mod gather;
 mod gemm;
 mod kernel;

@@ -1,6 +1,6 @@
 //! Launches of `argmax.cu`: the most likely token, on the device where the next step reads it.
 
-use super::{launch, narrow, same_length};
+use super::{cluster, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 
 static SOURCE: Source = Source { path: "nn/argmax.cu", text: include_str!("argmax.cu"), parameters: &[Params::LAYOUT] };
 
+/// As in the source.
 const THREADS: u32 = 1024;
 
 pub(super) fn instance() -> Instance {
@@ -63,7 +64,7 @@ pub fn argmax(gpu: &Gpu, stream: &Stream, step: Step<'_>) -> Result<()> {
         advance: narrow(OP, "tokens", step.advance)?,
         padding: 0,
     };
-    let form = launch(OP, [1, 1, 1], THREADS, 0)?;
+    let form = cluster(gpu, THREADS);
     let function = gpu.function(&instance())?;
     // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
     unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }

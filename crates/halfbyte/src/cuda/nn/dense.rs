@@ -1,14 +1,29 @@
-//! Launches of `dense.cu`: products of weights that are floats.
+//! Launches of `dense.cu`: products of weights that are floats; where cuBLASLt is there, of many rows by it.
+//!
+//! | name | rows | what it takes |
+//! |---|---|---|
+//! | `dense_rows_mma` | 1 to 16 | tensor cores: x and W of one type of 16 bits, whose rows begin at 16 bytes; from sm_80 on |
+//! | `dense_rows` | 1 to 16 | everything |
+//! | `dense_cublaslt` | more | as `dense_rows_mma` |
+//! | `dense_mma` | more | as `dense_rows_mma`, where cuBLASLt was not found |
+//! | `dense_tiles` | more | everything |
+//!
+//! Up to 16 rows weights are read once, and a row has the same bits whatever the others are and however many. All multiply
+//! without rounding and add up in f32, so that one bound holds for all. Each can be put into a stream that is being recorded.
 
 use super::floats::{FloatBuffer, float_type};
-use super::{launch, same_length};
+use super::{launch, overlapping, same_length};
+use crate::cuda::cublaslt::{self, Matrices, alignment};
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View};
+use crate::cuda::matmul::finish::Finish;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Gpu, matmul};
-use crate::error::Result;
+use crate::cuda::{Caps, Gpu, Workspace, matmul};
+use crate::error::{Error, Result};
 use crate::kernel::Activation;
-use crate::tensor::Floats;
+use crate::tensor::{Float, Floats};
+
+const OP: &str = "dense";
 
 static SOURCE: Source = Source { path: "nn/dense.cu", text: include_str!("dense.cu"), parameters: &[Params::LAYOUT] };
 
@@ -16,15 +31,38 @@ static SOURCE: Source = Source { path: "nn/dense.cu", text: include_str!("dense.
 const THREADS: u32 = 256;
 const OUTPUTS: usize = THREADS as usize / 32;
 const TILE: usize = 64;
+const MMA_OUTPUTS: usize = 16;
+const MMA_TILE: usize = 128;
+const MMA_SHARED_BYTES: u32 = 3 * 2 * 128 * 128;
 
-/// Rows that a warp takes together where there are more than one.
-const ROWS: usize = 4;
+/// Blocks of a multiprocessor that take outputs in turn.
+const BLOCKS: usize = 2;
 
 /// From more rows than this on, tiles are faster.
 const MOST_FEW_ROWS: usize = 16;
 
-fn rows_instance(rows: usize, activates: bool) -> Instance {
-    Instance::new(&SOURCE, format!("dense_rows<{rows}, {activates}>"))
+/// Sums of cuBLASLt that lie in the workspace at a time, unless those of one row take more.
+const SUMS_BYTES: usize = 128 << 20;
+
+const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
+
+/// `rows`: 1 or 16.
+fn rows_instance(rows: usize, weights: Float, activates: bool) -> Instance {
+    let weights = match weights {
+        Float::F16 => "F16",
+        Float::BF16 => "BF16",
+        Float::F32 => "F32",
+    };
+    Instance::new(&SOURCE, format!("dense_rows<{rows}, {weights}, {activates}>"))
+}
+
+/// `rows`: 8 or 16.
+fn rows_mma_instance(rows: usize, weights: Float, activates: bool) -> Instance {
+    Instance::new(&SOURCE, format!("dense_rows_mma<{}, {rows}, {activates}>", weights == Float::BF16))
+}
+
+fn mma_instance(weights: Float, activates: bool) -> Instance {
+    Instance::new(&SOURCE, format!("dense_mma<{}, {activates}>", weights == Float::BF16))
 }
 
 fn tiles_instance(activates: bool) -> Instance {
@@ -32,8 +70,24 @@ fn tiles_instance(activates: bool) -> Instance {
 }
 
 /// Those of products with an activation, or without.
-pub(super) fn instances(activates: bool) -> [Instance; 3] {
-    [rows_instance(1, activates), rows_instance(ROWS, activates), tiles_instance(activates)]
+pub(super) fn instances(activates: bool) -> Vec<Instance> {
+    let of_any = TYPES.map(|weights| [1, MOST_FEW_ROWS].map(|rows| rows_instance(rows, weights, activates)));
+    let of_halfs = [Float::F16, Float::BF16].map(|weights| {
+        let [few, more] = [8, MOST_FEW_ROWS].map(|rows| rows_mma_instance(rows, weights, activates));
+        [few, more, mma_instance(weights, activates)]
+    });
+    let all = of_any.into_iter().flatten().chain(of_halfs.into_iter().flatten());
+    all.chain([tiles_instance(activates)]).collect()
+}
+
+/// What computes a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    RowsMma,
+    Rows,
+    CublasLt,
+    Mma,
+    Tiles,
 }
 
 /// A matrix of floats on a device.
@@ -71,17 +125,17 @@ parameters! {
         w_type: u32,
         y_type: u32,
         by_eight: u32,
+        by_two: u32,
         activation: u32,
         low: f32,
         high: f32,
-        padding: u32,
     }
 }
 
 impl Dense {
     /// Copies a matrix `[n, k]` to the device. Errors: a length that does not fit, memory that is short.
     pub fn new(gpu: &Gpu, stream: &Stream, w: Floats<'_>, [n, k]: [usize; 2]) -> Result<Self> {
-        same_length("dense", "the matrix", n.checked_mul(k), w.len())?;
+        same_length(OP, "the matrix", n.checked_mul(k), w.len())?;
         Ok(Self { data: FloatBuffer::upload(gpu, stream, w)?, n, k })
     }
 
@@ -106,16 +160,63 @@ impl Dense {
         self.data.view(0..self.data.len())
     }
 
+    /// Name of what multiplies m rows of a type, whose memory begins at 16 bytes.
+    pub fn kernel(&self, gpu: &Gpu, m: usize, x: Float) -> &'static str {
+        match self.way(&gpu.caps(), m, x) {
+            Way::RowsMma => "dense_rows_mma",
+            Way::Rows => "dense_rows",
+            Way::CublasLt => "dense_cublaslt",
+            Way::Mma => "dense_mma",
+            Way::Tiles => "dense_tiles",
+        }
+    }
+
+    /// Bytes of a workspace for [`Dense::forward_activated`] of m rows; 0 where none is of use.
+    pub fn workspace_bytes(&self, gpu: &Gpu, m: usize, [x, y]: [Float; 2]) -> usize {
+        if self.way(&gpu.caps(), m, x) != Way::CublasLt {
+            return 0;
+        }
+        let sums = if y == Float::F32 { 0 } else { 4 * m.min(self.rows_of_sums()) * self.n };
+        Workspace::COUNTER_BYTES + cublaslt::WORKSPACE_BYTES + sums
+    }
+
+    /// Rows whose sums lie in the workspace at a time.
+    fn rows_of_sums(&self) -> usize {
+        (SUMS_BYTES / 4 / self.n.max(1)).max(1)
+    }
+
+    fn way(&self, caps: &Caps, m: usize, x: Float) -> Way {
+        let halfs = x == self.data.dtype() && x != Float::F32 && self.k.is_multiple_of(8) && caps.arch.number >= 80;
+        let of_library = self.k > 0 && [m, self.n, self.k].iter().all(|&size| i32::try_from(size).is_ok());
+        match (m, halfs) {
+            (..=MOST_FEW_ROWS, true) => Way::RowsMma,
+            (..=MOST_FEW_ROWS, false) => Way::Rows,
+            (_, true) if caps.cublaslt && of_library => Way::CublasLt,
+            (_, true) => Way::Mma,
+            (_, false) => Way::Tiles,
+        }
+    }
+
     /// `y = x · Wᵀ + bias`.
     ///
-    /// *Accuracy:* see [`crate::format::reference::Bound`]. *Errors:* a length that does not fit.
+    /// *Accuracy:* see [`crate::format::reference::Bound`], that of weights which are exact. *Errors:* a length that does not fit.
     pub fn forward(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>) -> Result<()> {
-        self.forward_activated(gpu, stream, call, Activation::None)
+        self.forward_activated(gpu, stream, call, Activation::None, None)
     }
 
     /// `y = activation(x · Wᵀ + bias)`, as [`Dense::forward`].
-    pub fn forward_activated(&self, gpu: &Gpu, stream: &Stream, call: Call<'_>, activation: Activation) -> Result<()> {
-        const OP: &str = "dense";
+    ///
+    /// With a workspace, of [`Dense::workspace_bytes`], cuBLASLt chooses among all of its algorithms; without one among those that
+    /// need none, and `dense_mma` multiplies where sums would have to lie in it: where y has 16 bits, and a bias, an activation or
+    /// another type than x. *Errors:* a workspace that is too small.
+    pub fn forward_activated(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        call: Call<'_>,
+        activation: Activation,
+        workspace: Option<&mut Workspace>,
+    ) -> Result<()> {
         let (n, k, m) = (self.n, self.k, call.m);
         same_length(OP, "x", m.checked_mul(k), call.x.len())?;
         same_length(OP, "y", m.checked_mul(n), call.y.len())?;
@@ -125,7 +226,23 @@ impl Dense {
         if m == 0 || n == 0 {
             return Ok(());
         }
-        let w = self.rows();
+        let (x, y) = (call.x.dtype(), call.y.dtype());
+        let aligned = call.x.pointer().is_multiple_of(16) && self.rows().pointer().is_multiple_of(16);
+        let plain = call.bias.is_none() && activation == Activation::None;
+        match self.way(&gpu.caps(), m, x) {
+            Way::RowsMma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Rows),
+            Way::CublasLt | Way::Mma if !aligned => self.by_kernel(gpu, stream, &call, activation, Way::Tiles),
+            Way::CublasLt if workspace.is_some() || y == Float::F32 || plain && y == x => {
+                self.by_library(gpu, stream, &call, activation, workspace)
+            }
+            Way::CublasLt => self.by_kernel(gpu, stream, &call, activation, Way::Mma),
+            way => self.by_kernel(gpu, stream, &call, activation, way),
+        }
+    }
+
+    /// By a kernel of the source, which takes x and W as they lie.
+    fn by_kernel(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>, activation: Activation, way: Way) -> Result<()> {
+        let (w, n, k, m) = (self.rows(), self.n, self.k, call.m);
         let activates = activation != Activation::None;
         let (activation, low, high) = matmul::activation(activation);
         let aligned = call.x.pointer().is_multiple_of(16) && w.pointer().is_multiple_of(16);
@@ -141,19 +258,84 @@ impl Dense {
             w_type: float_type(w.dtype()),
             y_type: float_type(call.y.dtype()),
             by_eight: (aligned && k.is_multiple_of(8)).into(),
+            by_two: (n.is_multiple_of(2) && call.y.pointer().is_multiple_of(8)).into(),
             activation,
             low,
             high,
-            padding: 0,
         };
-        let (instance, grid) = match m {
-            1 => (rows_instance(1, activates), [n.div_ceil(OUTPUTS), 1, 1]),
-            2..=MOST_FEW_ROWS => (rows_instance(ROWS, activates), [n.div_ceil(OUTPUTS), m.div_ceil(ROWS), 1]),
-            _ => (tiles_instance(activates), [n.div_ceil(TILE), m.div_ceil(TILE), 1]),
+        let (instance, grid, shared_bytes) = match way {
+            Way::RowsMma => {
+                let blocks = BLOCKS * gpu.caps().multiprocessors as usize;
+                let rows = if m <= 8 { 8 } else { MOST_FEW_ROWS };
+                let instance = rows_mma_instance(rows, w.dtype(), activates);
+                (instance, [n.div_ceil(MMA_OUTPUTS).min(blocks), 1, 1], 0)
+            }
+            Way::Rows => {
+                let rows = if m == 1 { 1 } else { MOST_FEW_ROWS };
+                (rows_instance(rows, w.dtype(), activates), [n.div_ceil(OUTPUTS), 1, 1], 0)
+            }
+            Way::CublasLt | Way::Mma => {
+                let grid = [m.div_ceil(MMA_TILE), n.div_ceil(MMA_TILE), 1];
+                (mma_instance(w.dtype(), activates), grid, MMA_SHARED_BYTES)
+            }
+            Way::Tiles => (tiles_instance(activates), [n.div_ceil(TILE), m.div_ceil(TILE), 1], 0),
         };
-        let form = launch(OP, grid, THREADS, 0)?;
+        let form = launch(OP, grid, THREADS, shared_bytes)?;
+        let form = if way == Way::Tiles { form } else { overlapping(gpu, form) };
         let function = gpu.function(&instance)?;
-        // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
+        // SAFETY: the one parameter is the source's `Params`, whose lengths were checked by the caller.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+    }
+
+    /// By cuBLASLt: to y, and finished there; or sums of some rows to the workspace, and from there to y.
+    fn by_library(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        call: &Call<'_>,
+        activation: Activation,
+        workspace: Option<&mut Workspace>,
+    ) -> Result<()> {
+        let (w, n, k, m) = (self.rows(), self.n, self.k, call.m);
+        let (x, y) = (call.x.dtype(), call.y.dtype());
+        let least = self.workspace_bytes(gpu, m, [x, y]);
+        let (to_work_in, workspace_bytes) = match workspace {
+            None => (0, 0),
+            Some(workspace) if workspace.bytes() >= least => {
+                (workspace.view().pointer() + Workspace::COUNTER_BYTES as u64, cublaslt::WORKSPACE_BYTES)
+            }
+            Some(other) => {
+                let got = format!("one of {}", other.bytes());
+                return Err(Error::invalid(OP, format!("a workspace of {least} bytes"), got));
+            }
+        };
+        let products = gpu.products()?;
+        let address =
+            |base: u64, row: usize, width: usize, dtype: Float| base + (row * width * dtype.size_bytes()) as u64;
+        let multiply = |row: usize, rows: usize, out: Float, to: u64| {
+            let addresses = [address(call.x.pointer(), row, k, x), w.pointer(), to];
+            let alignments = addresses.map(alignment);
+            let shape = [rows, n, k];
+            let matrices = Matrices { shape, input: x, out, w_pitch: k, y_pitch: n, alignments, workspace_bytes };
+            products.run(stream, matrices, addresses, to_work_in)
+        };
+        let finish = |row: usize, rows: usize, sums: u64| {
+            let bias = call.bias.map_or(0, |bias| bias.pointer());
+            let to = address(call.y.pointer(), row, n, y);
+            let finish = Finish { sums, sums_pitch: n, bias, activation, y: to, y_pitch: n, y_type: y, rows, n };
+            finish.run(gpu, stream)
+        };
+        let plain = call.bias.is_none() && activation == Activation::None;
+        if y == Float::F32 || plain && y == x {
+            multiply(0, m, y, call.y.pointer())?;
+            return if plain { Ok(()) } else { finish(0, m, call.y.pointer()) };
+        }
+        let sums = to_work_in + cublaslt::WORKSPACE_BYTES as u64;
+        for row in (0..m).step_by(self.rows_of_sums()) {
+            let rows = self.rows_of_sums().min(m - row);
+            multiply(row, rows, Float::F32, sums)?;
+            finish(row, rows, sums)?;
+        }
+        Ok(())
     }
 }

@@ -35,6 +35,7 @@ pub use rope::{HeadNorms, NewRows, Rope};
 pub use sample::{Draw, sample};
 pub use swiglu::{swiglu, swiglu_quantized};
 
+use super::Gpu;
 use super::driver::Launch;
 use super::matmul::QuantizedForm;
 use super::sources::Instance;
@@ -48,19 +49,13 @@ const MOST_BLOCKS_ACROSS: usize = 65_535;
 /// Every kernel that a model with heads of this size runs, but for [`quantized_instances`]; without one, those of other networks too, and enough that nothing in the sources is left out.
 pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
-    let mut all = vec![
-        embed::instance(),
-        rms_norm::instance(),
-        swiglu::instance(),
-        argmax::instance(),
-        sample::instance(),
-        columns::instance(),
-    ];
+    let mut all =
+        vec![embed::instance(), swiglu::instance(), argmax::instance(), sample::instance(), columns::instance()];
     if head_size.is_none() {
         all.extend([rms_norm::quantized_instances(), swiglu::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
     }
-    all.extend([rope::instances(), attention::combines()].concat());
+    all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
     let heads = head_size.map_or_else(|| vec![64, 80, 128, LARGEST_HEAD], |size| vec![size]);
     all.extend(heads.into_iter().flat_map(attention_mma::instances));
@@ -92,6 +87,20 @@ fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
         _ if len.is_multiple_of(row) => Ok(len / row),
         _ => Err(Error::invalid(op, format!("whole rows of {row} elements"), format!("{len} elements"))),
     }
+}
+
+/// Blocks of the cluster that a whole vocabulary is shared out to, as in the sources: what all processors with clusters take.
+const BLOCKS_OF_A_CLUSTER: u32 = 8;
+
+/// The form of a launch of one cluster; of one block where the processor has no clusters.
+fn cluster(gpu: &Gpu, threads: u32) -> Launch {
+    let blocks = if gpu.caps().arch.number >= 90 { BLOCKS_OF_A_CLUSTER } else { 1 };
+    overlapping(gpu, Launch { cluster: [blocks, 1, 1], ..Launch::linear(blocks, threads) })
+}
+
+/// The same launch, which begins while the kernel before it ends, where the processor can: the kernel waits for that itself.
+fn overlapping(gpu: &Gpu, form: Launch) -> Launch {
+    Launch { programmatic: gpu.caps().arch.number >= 90, ..form }
 }
 
 /// The form of a launch. Error: more blocks than a launch may have.

@@ -1,10 +1,12 @@
 // RMSNorm behind a residual sum: stream += update, if there is one; out = stream / sqrt(mean(stream^2) + eps) * weight,
 // row by row.
 //
-//   a block owns a row: each thread adds up the squares of its elements, lanes and warps add in a tree, and the row,
-//   which is in the cache by now, is read once more
+//   a block owns a row, in vectors of four: vector v belongs to place v % 1024. A place adds up the squares of its
+//       vectors in ascending order; lanes, then warps of places add in a tree
+//   a block has 1024 threads, one a place, or 256 with four places each, where there are many rows or short ones
+//   what a thread has of the row is requested at once and stays in registers, up to its first KEPT vectors
 //
-// The order of the sum depends on the row's length only.
+// The order of the sum depends on the row's length only, not on the block's size.
 //
 // rms_norm_quantized makes codes of 8 bits of what rms_norm would have left, so that no other kernel reads it: the same
 // numbers, rounded to the same type, by quantize_rows.cuh.
@@ -12,7 +14,7 @@
 
 #include "ampere.cuh"
 
-constexpr int THREADS = 256;
+constexpr int PLACES = 1024;
 
 // As `Rows` in rms_norm.rs.
 struct Rows {
@@ -22,6 +24,8 @@ struct Rows {
   u64 length;
   float eps;
   FloatType out_type;
+  u32 aligned;  // rows of all matrices begin at multiples of 16 bytes and have whole vectors
+  u32 padding;  // of this struct
 };
 
 // As `Params` and `QuantizedParams` in rms_norm.rs.
@@ -34,33 +38,85 @@ struct QuantizedParams {
   Target to;
 };
 
-// Adds the update to a block's row; gives 1 / sqrt(mean(row^2) + eps).
-DEV float factor_of_row(const Rows& p) {
-  __shared__ float sums[THREADS / 32];
-  float* row = p.stream + blockIdx.x * p.length;
-  const float* update = p.update ? p.update + blockIdx.x * p.length : nullptr;
+DEV float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-  float sum = 0;
-  for (u64 i = threadIdx.x; i < p.length; i += THREADS) {
-    float value = row[i];
-    if (update) row[i] = value += update[i];
-    sum = fmaf(value, value, sum);
-  }
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-  __syncthreads();
-  sum = 0;
+// COUNT vectors of a thread's from column c on: the update is added to them, and they are read.
+template <int THREADS, int COUNT> DEV void read_row(const Rows& p, u64 c, float4 (&v)[COUNT]) {
+  const u64 at = blockIdx.x * p.length + c, left = c < p.length ? p.length - c : 0;
+  float4 update[COUNT];
+  load_fours<COUNT, THREADS>(p.stream + at, left, p.aligned, v);
+  if (!p.update) return;
+  load_fours<COUNT, THREADS>(p.update + at, left, p.aligned, update);
 #pragma unroll
-  for (int warp = 0; warp < THREADS / 32; warp++) sum += sums[warp];
-  return 1.0f / sqrtf(sum / float(p.length) + p.eps);
+  for (int i = 0; i < COUNT; i++) {
+    const u64 next = u64(4 * THREADS) * i;
+    v[i] = plus(v[i], update[i]);
+    if (next < left) store_four(p.stream, at + next, v[i], F32, left - next, p.aligned);
+  }
 }
 
-__global__ void __launch_bounds__(THREADS) rms_norm(const Params p) {
+// Adds the update to a block's row; gives 1 / sqrt(mean(row^2) + eps), and the first vectors of this thread.
+template <int THREADS, int KEPT> DEV float factor_of_row(const Rows& p, float4 (&kept)[KEPT]) {
+  constexpr int EACH = PLACES / THREADS;  // places of a thread
+  static_assert(PLACES % THREADS == 0 && KEPT % EACH == 0, "vectors behind the kept ones begin with the first place");
+  __shared__ float of_warps[PLACES / 32];
+  float sums[EACH] = {};
+  auto add = [&](float4 v, float& sum) {
+    sum = fmaf(v.x, v.x, sum);
+    sum = fmaf(v.y, v.y, sum);
+    sum = fmaf(v.z, v.z, sum);
+    sum = fmaf(v.w, v.w, sum);
+  };
+  read_row<THREADS>(p, 4 * threadIdx.x, kept);
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) add(kept[i], sums[i % EACH]);
+#pragma unroll 1
+  for (u64 c = 4 * (threadIdx.x + KEPT * THREADS); c < p.length; c += 4 * PLACES) {
+    float4 more[EACH];
+    read_row<THREADS>(p, c, more);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) add(more[i], sums[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    const float sum = warp_sum(sums[i]);
+    if (threadIdx.x % 32 == 0) of_warps[(threadIdx.x + i * THREADS) / 32] = sum;
+  }
+  __syncthreads();
+  static_assert(PLACES / 32 == 32, "one to a lane");
+  return 1.0f / sqrtf(warp_sum(of_warps[threadIdx.x % 32]) / float(p.length) + p.eps);
+}
+
+template <int THREADS> __global__ void __launch_bounds__(THREADS) rms_norm(const Params p) {
+  constexpr int KEPT = THREADS == PLACES ? 2 : PLACES / THREADS;
   const Rows& r = p.rows;
-  const float factor = factor_of_row(r);
-  const float* row = r.stream + blockIdx.x * r.length;
-  for (u64 i = threadIdx.x; i < r.length; i += THREADS)
-    store_float(p.out, blockIdx.x * r.length + i, row[i] * factor * r.weight[i], r.out_type);
+  const u64 first = 4 * threadIdx.x;
+  float4 weight[KEPT], kept[KEPT];
+  auto load_weight = [&]() {
+    load_fours<KEPT, THREADS>(r.weight + first, first < r.length ? r.length - first : 0, r.aligned, weight);
+  };
+  // The weight is a model's: no kernel before this one writes it.
+  if constexpr (THREADS == PLACES) load_weight();
+  dependency_wait();
+  launch_dependents();
+  const float factor = factor_of_row<THREADS>(r, kept);
+  if constexpr (THREADS != PLACES) load_weight();
+  auto store = [&](u64 c, float4 v, float4 w) {
+    v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
+    store_four(p.out, blockIdx.x * r.length + c, v, r.out_type, r.length - c, r.aligned);
+  };
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) {
+    const u64 c = first + u64(4 * THREADS) * i;
+    if (c < r.length) store(c, kept[i], weight[i]);
+  }
+#pragma unroll 1
+  for (u64 c = first + 4 * KEPT * THREADS; c < r.length; c += 4 * THREADS) {
+    float4 v[1], w[1];
+    load_fours<1, 1>(r.stream + blockIdx.x * r.length + c, r.length - c, r.aligned, v);
+    load_fours<1, 1>(r.weight + c, r.length - c, r.aligned, w);
+    store(c, v[0], w[0]);
+  }
 }
 
 // A row of the result.
@@ -71,20 +127,23 @@ struct Normed {
   // Columns from c on; gives how many there are.
   __device__ __forceinline__ int operator()(u64 c, float (&v)[COLUMNS]) const {
     const int there = columns_there(p.to, c);
+    float4 of_row[COLUMNS / 4], weight[COLUMNS / 4];
+    load_fours<COLUMNS / 4, 1>(row + c, there, p.rows.aligned, of_row);
+    load_fours<COLUMNS / 4, 1>(p.rows.weight + c, there, p.rows.aligned, weight);
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++)
-      v[i] = i < there ? rounded(row[c + i] * factor * p.rows.weight[c + i], p.rows.out_type) : 0.f;
+      v[i] = i < there ? rounded(element(of_row, i) * factor * element(weight, i), p.rows.out_type) : 0.f;
     return there;
   }
 };
 
 template <int OF_A_GROUP, bool OFFSET>
-__global__ void __launch_bounds__(THREADS, 2) rms_norm_quantized(const QuantizedParams p) {
-  static_assert(THREADS == BLOCK);
+__global__ void __launch_bounds__(BLOCK, 2) rms_norm_quantized(const QuantizedParams p) {
   // As in quantize_activations.cu, and for the same reason not earlier.
   dependency_wait();
   launch_dependents();
-  const float factor = factor_of_row(p.rows);
+  float4 kept[PLACES / BLOCK];
+  const float factor = factor_of_row<BLOCK>(p.rows, kept);
   const Normed columns{p, p.rows.stream + blockIdx.x * p.rows.length, factor};
 #pragma unroll 1
   for (u32 block = 0; block < p.to.blocks; block++) {

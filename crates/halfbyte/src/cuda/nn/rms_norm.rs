@@ -1,7 +1,7 @@
 //! Launches of `rms_norm.cu`: RMS norms, with what is added before, and with what products make of them.
 
 use super::floats::float_type;
-use super::{launch, rows_of, same_length};
+use super::{launch, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
@@ -21,10 +21,16 @@ static SOURCE: Source = Source {
 const OP: &str = "rms_norm";
 const QUANTIZED: &str = "rms_norm_quantized";
 
-const THREADS: u32 = 256;
+/// Threads of a block: where there are many rows or short ones, and else; as in the source.
+const FEW_THREADS: u32 = 256;
+const THREADS: u32 = 1024;
 
-pub(super) fn instance() -> Instance {
-    Instance::new(&SOURCE, "rms_norm")
+pub(super) fn instances() -> [Instance; 2] {
+    [FEW_THREADS, THREADS].map(instance)
+}
+
+fn instance(threads: u32) -> Instance {
+    Instance::new(&SOURCE, format!("rms_norm<{threads}>"))
 }
 
 pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
@@ -44,6 +50,8 @@ parameters! {
         length: u64,
         eps: f32,
         out_type: u32,
+        aligned: u32,
+        padding: u32,
     }
 
     /// As in the source.
@@ -66,7 +74,7 @@ pub struct Norm<'a> {
     pub residual: ViewMut<'a, f32>,
     /// Added to it first, `[m, d]`.
     pub update: Option<View<'a, f32>>,
-    /// Factors `[d]`.
+    /// Factors `[d]`. They are read before the kernel put into the stream just before is done: it must not write them.
     pub weight: View<'a, f32>,
     /// Added to the mean square.
     pub eps: f32,
@@ -76,8 +84,8 @@ pub struct Norm<'a> {
 
 /// `residual += update`, if there is one; `out = residual / √(mean(residual²) + eps) · weight`, row by row.
 ///
-/// *Accuracy:* relative error ≤ (d/8 + 16)·2⁻²⁴ before it is rounded to out's type, as long as the squares stay in the
-/// range of f32. *Errors:* lengths that do not fit. *Source:* Zhang and Sennrich, "Root Mean Square Layer Normalization",
+/// The bits of a row do not depend on how many rows there are. *Accuracy:* relative error ≤ (d/8 + 16)·2⁻²⁴ before it is rounded
+/// to out's type, as long as the squares stay in the range of f32. *Errors:* lengths that do not fit. *Source:* Zhang and Sennrich, "Root Mean Square Layer Normalization",
 /// 2019.
 pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
     let Norm { residual, update, weight, eps, out } = norm;
@@ -86,9 +94,13 @@ pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
     if m == 0 {
         return Ok(());
     }
-    let params = Params { rows, out: out.pointer() };
-    let form = launch(OP, [m, 1, 1], THREADS, 0)?;
-    put(gpu, stream, &instance(), &form, &params)
+    let aligned = rows.aligned & u32::from(out.pointer().is_multiple_of(16));
+    let params = Params { rows: Rows { aligned, ..rows }, out: out.pointer() };
+    // One row is waited for; many fill the multiprocessors, and short ones leave most threads of a large block idle.
+    let alone = m <= gpu.caps().multiprocessors as usize && weight.len() > 4 * FEW_THREADS as usize;
+    let threads = if alone { THREADS } else { FEW_THREADS };
+    let form = overlapping(gpu, launch(OP, [m, 1, 1], threads, 0)?);
+    put(gpu, stream, &instance(threads), &form, &params)
 }
 
 /// A norm of rows whose result only products with quantised activations read.
@@ -119,7 +131,7 @@ pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -
         return Ok(());
     }
     // One block to a row, whose sum it forms first.
-    let form = Launch { programmatic: true, ..launch(OP, [m, 1, 1], THREADS, 0)? };
+    let form = overlapping(gpu, launch(OP, [m, 1, 1], FEW_THREADS, 0)?);
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }
 
@@ -135,13 +147,17 @@ fn rows(
     if let Some(update) = update {
         same_length(OP, "update", Some(residual.len()), update.len())?;
     }
+    let of_update = update.map_or(0, |update| update.pointer());
+    let aligned = [residual.pointer(), of_update, weight.pointer()].iter().all(|at| at.is_multiple_of(16));
     let rows = Rows {
         stream: residual.pointer(),
-        update: update.map_or(0, |update| update.pointer()),
+        update: of_update,
         weight: weight.pointer(),
         length: weight.len() as u64,
         eps,
         out_type: float_type(out),
+        aligned: (aligned && weight.len().is_multiple_of(4)).into(),
+        padding: 0,
     };
     Ok((m, rows))
 }

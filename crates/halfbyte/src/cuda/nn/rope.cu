@@ -1,17 +1,19 @@
 // Rotary position embedding (RoPE): rotates queries and keys by their positions; queries stay in their rows, keys and
 // values go to the cache.
 //
-//   a block takes one row, and a warp of it each of up to 8 heads:
+//   a block takes one row, and a warp of it each of up to 4 heads, which its lanes request at once:
 //       cosine and sine of each pair's angle, once for the block
 //       with norms: a query or key head becomes head / sqrt(mean(head^2) + eps) * weight as it is read
 //       a query head: rotated in place;  a key head: rotated into the cache;  a value head: copied into the cache
 //
 // Element i is paired with element i + pairs; a model without rotations has 0 pairs. Angles are in turns and in double
 // precision, so that far positions lose nothing and the reduction to one turn is exact.
+#include "ampere.cuh"
 #include "floats.cuh"
 
-constexpr int WARPS = 8;
-constexpr int MOST_PAIRS = 128;
+constexpr int WARPS = 4;
+constexpr int MOST_PAIRS = 128, LARGEST_HEAD = 256;
+static_assert(MOST_PAIRS == 32 * WARPS, "a thread has the angle of one pair");
 
 // As `Params` in rope.rs.
 struct Params {
@@ -27,61 +29,90 @@ struct Params {
   const float *query_norm, *key_norm;  // weights [head_size], with norms
 };
 
-// A head as it is read. The lanes of a warp make one together.
-template <bool NORMED> struct Head {
-  const float *from, *weight;
-  float factor;
+// What a lane has of a head: both elements of pairs lane, lane + 32, ..., and of those that are in no pair as many.
+struct Head {
+  float first[MOST_PAIRS / 32], second[MOST_PAIRS / 32], alone[LARGEST_HEAD / 32];
 
-  __device__ __forceinline__ Head(const float* from, const float* weight, u32 size, float eps)
-      : from(from), weight(weight) {
-    if (!NORMED) return;
-    float sum = 0;
-    for (u32 i = threadIdx.x % 32; i < size; i += 32) sum = fmaf(from[i], from[i], sum);
-    factor = 1.0f / sqrtf(warp_sum(sum) / float(size) + eps);
+  __device__ __forceinline__ void load(const float* from, u32 pairs, u32 size) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+      const u32 i = lane + 32 * j;
+      first[j] = i < pairs ? from[i] : 0.f;
+      second[j] = i < pairs ? from[i + pairs] : 0.f;
+    }
+#pragma unroll
+    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) {
+      const u32 i = 2 * pairs + lane + 32 * j;
+      alone[j] = i < size ? from[i] : 0.f;
+    }
   }
 
-  __device__ __forceinline__ float operator[](u32 i) const { return NORMED ? from[i] * factor * weight[i] : from[i]; }
+  // All lanes of the warp together.
+  __device__ __forceinline__ void norm(const Head& weight, u32 size, float eps) {
+    float sum = 0;
+#pragma unroll
+    for (u32 j = 0; j < MOST_PAIRS / 32; j++) sum = fmaf(second[j], second[j], fmaf(first[j], first[j], sum));
+#pragma unroll
+    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) sum = fmaf(alone[j], alone[j], sum);
+    const float factor = 1.0f / sqrtf(warp_sum(sum) / float(size) + eps);
+#pragma unroll
+    for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+      first[j] *= factor * weight.first[j];
+      second[j] *= factor * weight.second[j];
+    }
+#pragma unroll
+    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) alone[j] *= factor * weight.alone[j];
+  }
 };
 
 template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
   __shared__ float2 angles[MOST_PAIRS];
-  const u32 row = blockIdx.x, lane = threadIdx.x % 32;
+  const u32 row = blockIdx.x, lane = threadIdx.x % 32, pair = threadIdx.x;
+  const u32 head = blockIdx.y * WARPS + threadIdx.x / 32, rotated = p.heads + p.kv_heads;
+  const bool is_query = head < p.heads, is_value = head >= rotated;
+  const u32 pairs = is_value ? 0 : p.pairs;
+  const double of_position = pair < p.pairs ? p.turns[pair] : 0;
+  dependency_wait();
+  launch_dependents();
   const u64 position = u64(*p.position) + row;
-  for (u32 i = threadIdx.x; i < p.pairs; i += 32 * WARPS) {
-    double turns = double(position) * p.turns[i], sine, cosine;
+  // The host knows how long the text is; the limit guards memory.
+  const bool there = head < rotated + p.kv_heads && position < p.capacity;
+  float* from = p.qkv + (u64(row) * (rotated + p.kv_heads) + head) * p.head_size;
+  Head own, weight;
+  if (there) own.load(from, pairs, p.head_size);
+  if (NORMS && there && !is_value) weight.load(is_query ? p.query_norm : p.key_norm, pairs, p.head_size);
+  if (pair < p.pairs) {
+    double turns = double(position) * of_position, sine, cosine;
     turns -= rint(turns);
     sincospi(2 * turns, &sine, &cosine);
-    angles[i] = make_float2(float(cosine), float(sine));
+    angles[pair] = make_float2(float(cosine), float(sine));
   }
   __syncthreads();
 
-  const u32 head = blockIdx.y * WARPS + threadIdx.x / 32, rotated = p.heads + p.kv_heads;
-  // The host knows how long the text is; the limit guards memory.
-  if (head >= rotated + p.kv_heads || position >= p.capacity) return;
-  float* from = p.qkv + (u64(row) * (rotated + p.kv_heads) + head) * p.head_size;
-  const bool is_query = head < p.heads, is_value = head >= rotated;
+  if (!there) return;
+  if (NORMS && !is_value) own.norm(weight, p.head_size, p.eps);
   const u32 kv_head = is_value ? head - rotated : head - p.heads;
   void* cache = is_value ? p.values : p.keys;
   const u64 place = (u64(kv_head) * p.capacity + position) * p.head_size;
-
-  const Head<NORMS> own(from, is_query ? p.query_norm : p.key_norm, p.head_size, p.eps);
-  const u32 pairs = is_value ? 0 : p.pairs;
-  for (u32 i = lane; i < pairs; i += 32) {
-    const float a = own[i], b = own[i + pairs], cosine = angles[i].x, sine = angles[i].y;
-    const float first = a * cosine - b * sine, second = fmaf(b, cosine, a * sine);
-    if (is_query) {
-      from[i] = first;
-      from[i + pairs] = second;
-    } else {
-      store_float(cache, place + i, first, p.kind);
-      store_float(cache, place + i + pairs, second, p.kind);
-    }
+  auto store = [&](u32 i, float value) {
+    if (is_query)
+      from[i] = value;
+    else
+      store_float(cache, place + i, value, p.kind);
+  };
+#pragma unroll
+  for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+    const u32 i = lane + 32 * j;
+    if (i >= pairs) break;
+    const float a = own.first[j], b = own.second[j], cosine = angles[i].x, sine = angles[i].y;
+    store(i, a * cosine - b * sine);
+    store(i + pairs, fmaf(b, cosine, a * sine));
   }
   if (is_query && !NORMS) return;
-  for (u32 i = 2 * pairs + lane; i < p.head_size; i += 32) {
-    if (is_query)
-      from[i] = own[i];
-    else
-      store_float(cache, place + i, is_value ? from[i] : own[i], p.kind);
+#pragma unroll
+  for (u32 j = 0; j < LARGEST_HEAD / 32; j++) {
+    const u32 i = 2 * pairs + lane + 32 * j;
+    if (i < p.head_size) store(i, own.alone[j]);
   }
 }

@@ -2,7 +2,7 @@
 
 use super::attention::KvCache;
 use super::floats::float_type;
-use super::{launch, narrow, rows_of, same_length};
+use super::{launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -13,7 +13,7 @@ use std::f64::consts::TAU;
 static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu"), parameters: &[Params::LAYOUT] };
 
 /// As in the source: heads of a block.
-const WARPS: usize = 8;
+const WARPS: usize = 4;
 const MOST_PAIRS: usize = 128;
 
 pub(super) fn instances() -> [Instance; 2] {
@@ -143,7 +143,7 @@ impl Rope {
             key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
         };
         let blocks = (heads.heads + 2 * heads.kv_heads).div_ceil(WARPS);
-        let form = launch(OP, [rows, blocks, 1], 32 * WARPS as u32, 0)?;
+        let form = overlapping(gpu, launch(OP, [rows, blocks, 1], 32 * WARPS as u32, 0)?);
         let function = gpu.function(&instance(norms.is_some()))?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above; the cache is borrowed to be
         // written.

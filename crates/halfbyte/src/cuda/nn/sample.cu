@@ -1,7 +1,7 @@
 // A token drawn with probabilities that follow from logits: temperature, the k likeliest, the nucleus.
 //
-//   one block. Tokens have an order: by logit, the greater first, of equals the smaller id; as a 64-bit key that only
-//       one has
+//   from sm_90 on a cluster of 8 blocks that share the logits, before it one block. Tokens have an order: by logit, the
+//       greater first, of equals the smaller id; as a 64-bit key that only one has
 //   weight = e^((logit - greatest) / temperature)
 //   k > 0:      the k-th token in order ends the candidates
 //   top_p < 1:  among them the first in order whose weights, with those before it, reach top_p of all, ends the
@@ -12,11 +12,12 @@
 //   The first of an order whose sum reaches a target is found digit by digit, from the highest of its key: 16 sums, one
 //   for each value of the digit, over those that have all higher digits right.
 //
-// Sums are f64, each added up in one order. The token is that of the sampler on the host, but where `random` falls on a
-// border to within the rounding of e^x.
+// Sums are f64, each added up in one order: of threads, warps, and blocks, which leave theirs in all shared memories.
+// The token is that of the sampler on the host, but where `random` falls on a border to within the rounding of e^x.
 #include "floats.cuh"
+#include "hopper.cuh"
 
-constexpr int THREADS = 512;
+constexpr int THREADS = 512, MOST_BLOCKS = 8;
 
 // As `Params` in sample.rs.
 struct Params {
@@ -41,27 +42,62 @@ DEV u32 ordered(float value) {
 DEV u64 key_of(float logit, u32 index) { return u64(ordered(logit)) << 32 | (0xffffffffu - index); }
 
 struct Shared {
-  double sums[THREADS / 32][16];
+  double of_warps[THREADS / 32][16];
+  double of_blocks[2][MOST_BLOCKS][16];  // in turn, so that a block that is ahead overwrites nothing
+  double sums[16];
   u64 prefix;
   double above;
 };
+
+// Adds up what the warps of all blocks have left of so many sums, in their order; every block has them then.
+DEV void join(Shared& s, u32 count, u32& turn) {
+  const u32 thread = threadIdx.x;
+  __syncthreads();
+  if (thread < count) {
+    double sum = 0;
+    for (int warp = 0; warp < THREADS / 32; warp++) sum += s.of_warps[warp][thread];
+    double* to = &s.of_blocks[turn][blockIdx.x][thread];
+#if __CUDA_ARCH__ >= 900
+    for (u32 block = 0; block < gridDim.x; block++)
+      store_cluster(cluster_address(shared_address(to), block), u64(__double_as_longlong(sum)));
+#else
+    *to = sum;
+#endif
+  }
+#if __CUDA_ARCH__ >= 900
+  __syncwarp();
+  cluster_sync();
+#else
+  __syncthreads();
+#endif
+  if (thread < count) {
+    double sum = 0;
+    for (u32 block = 0; block < gridDim.x; block++) sum += s.of_blocks[turn][block][thread];
+    s.sums[thread] = sum;
+  }
+  turn ^= 1;
+  __syncthreads();
+}
 
 enum Measure : u32 { COUNT, REACHES, PASSES };
 
 // The key of the first token, in descending order of keys, that with all before it makes up `target`: as many tokens,
 // at least that weight, or more than that weight. Where rounding leaves none, the last that has weight. Only tokens
 // whose place in the order by logit is at least `least` take part; `by_id`: keys are those of the order by id.
-DEV u64 first(const Params& p, float greatest, Shared& s, Measure measure, double target, u64 least, bool by_id) {
+DEV u64 first(const Params& p, float greatest, Shared& s, u32& turn, Measure measure, double target, u64 least,
+              bool by_id) {
   const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   u64 prefix = 0;
   double above = 0;
   for (int shift = by_id ? 28 : 60; shift >= 0; shift -= 4) {
     double sums[16] = {};
-    for (u64 i = thread; i < p.length; i += THREADS) {
+    bool some = false;
+    for (u64 i = u64(blockIdx.x) * THREADS + thread; i < p.length; i += u64(gridDim.x) * THREADS) {
       const float logit = p.logits[i];
       const u64 place = key_of(logit, u32(i)), key = by_id ? place & 0xffffffffu : place;
       // In two steps: a shift by all 64 bits is none.
       if (place < least || key >> shift >> 4 != prefix) continue;
+      some = true;
       const float distance = logit - greatest;
       double weight = 1;
       if (measure != COUNT && distance != 0) weight = expf(distance * p.inverse_temperature);
@@ -69,19 +105,22 @@ DEV u64 first(const Params& p, float greatest, Shared& s, Measure measure, doubl
 #pragma unroll
       for (int d = 0; d < 16; d++) sums[d] += digit == d ? weight : 0;
     }
+    if (__any_sync(ALL_LANES, some)) {
 #pragma unroll
-    for (int d = 0; d < 16; d++) {
+      for (int d = 0; d < 16; d++) {
 #pragma unroll
-      for (int distance = 16; distance > 0; distance /= 2) sums[d] += __shfl_xor_sync(ALL_LANES, sums[d], distance);
-      if (lane == 0) s.sums[warp][d] = sums[d];
+        for (int distance = 16; distance > 0; distance /= 2) sums[d] += __shfl_xor_sync(ALL_LANES, sums[d], distance);
+        if (lane == 0) s.of_warps[warp][d] = sums[d];
+      }
+    } else if (lane < 16) {
+      s.of_warps[warp][lane] = 0;
     }
-    __syncthreads();
+    join(s, 16, turn);
     if (thread == 0) {
       u32 digit = 0;
       double before = above, so_far = above;
       for (int d = 15; d >= 0; d--) {
-        double sum = 0;
-        for (int w = 0; w < THREADS / 32; w++) sum += s.sums[w][d];
+        const double sum = s.sums[d];
         if (sum == 0) continue;
         digit = d;
         before = so_far;
@@ -100,36 +139,39 @@ DEV u64 first(const Params& p, float greatest, Shared& s, Measure measure, doubl
 }
 
 // Weight of all tokens from a place in the order on.
-DEV double weight_of(const Params& p, float greatest, Shared& s, u64 least) {
+DEV double weight_of(const Params& p, float greatest, Shared& s, u32& turn, u64 least) {
   double sum = 0;
-  for (u64 i = threadIdx.x; i < p.length; i += THREADS) {
+  for (u64 i = u64(blockIdx.x) * THREADS + threadIdx.x; i < p.length; i += u64(gridDim.x) * THREADS) {
     const float logit = p.logits[i], distance = logit - greatest;
     if (key_of(logit, u32(i)) < least) continue;
     sum += distance == 0 ? 1.0 : double(expf(distance * p.inverse_temperature));
   }
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, distance);
-  if (threadIdx.x % 32 == 0) s.sums[threadIdx.x / 32][0] = sum;
-  __syncthreads();
-  sum = 0;
-  for (int warp = 0; warp < THREADS / 32; warp++) sum += s.sums[warp][0];
-  __syncthreads();
-  return sum;
+  if (threadIdx.x % 32 == 0) s.of_warps[threadIdx.x / 32][0] = sum;
+  join(s, 1, turn);
+  return s.sums[0];
 }
 
 __global__ void __launch_bounds__(THREADS) sample(const Params p) {
   __shared__ Shared s;
+  u32 turn = 0;
+#if __CUDA_ARCH__ >= 900
+  cluster_sync();  // all blocks run: their shared memory can be written
+#endif
+  dependency_wait();
+  launch_dependents();
   const float greatest = __uint_as_float(*p.greatest);
   u64 least = 0;
-  if (p.top_k > 0 && p.top_k < p.length) least = first(p, greatest, s, COUNT, p.top_k, 0, false);
-  double total = weight_of(p, greatest, s, least);
+  if (p.top_k > 0 && p.top_k < p.length) least = first(p, greatest, s, turn, COUNT, p.top_k, 0, false);
+  double total = weight_of(p, greatest, s, turn, least);
   const bool nucleus = p.top_p < 1;
   if (nucleus) {
-    least = first(p, greatest, s, REACHES, total * double(p.top_p), least, false);
-    total = weight_of(p, greatest, s, least);
+    least = first(p, greatest, s, turn, REACHES, total * double(p.top_p), least, false);
+    total = weight_of(p, greatest, s, turn, least);
   }
-  const u64 key = first(p, greatest, s, PASSES, p.random * total, least, !nucleus);
-  if (threadIdx.x == 0) {
+  const u64 key = first(p, greatest, s, turn, PASSES, p.random * total, least, !nucleus);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
     const u32 index = 0xffffffffu - u32(key);
     p.drawn[0] = index;
     p.drawn[1] = __float_as_uint(greatest);

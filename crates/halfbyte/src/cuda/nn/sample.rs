@@ -1,6 +1,6 @@
 //! Launches of `sample.cu`: a token drawn on the device.
 
-use super::{launch, narrow, same_length};
+use super::{cluster, narrow, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 
 static SOURCE: Source = Source { path: "nn/sample.cu", text: include_str!("sample.cu"), parameters: &[Params::LAYOUT] };
 
+/// As in the source.
 const THREADS: u32 = 512;
 
 pub(super) fn instance() -> Instance {
@@ -87,7 +88,7 @@ pub fn sample(gpu: &Gpu, stream: &Stream, draw: Draw<'_>) -> Result<()> {
         top_k: draw.top_k.min(draw.logits.len()) as u32,
         padding: 0,
     };
-    let form = launch(OP, [1, 1, 1], THREADS, 0)?;
+    let form = cluster(gpu, THREADS);
     let function = gpu.function(&instance())?;
     // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
     unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }

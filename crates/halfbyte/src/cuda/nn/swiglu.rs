@@ -1,7 +1,7 @@
 //! Launches of `swiglu.cu`: what a gated MLP does between its products.
 
 use super::floats::float_type;
-use super::{launch, rows_of, same_length};
+use super::{launch, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View};
 use crate::cuda::matmul::quantize_activations::{self, Target, quantizer, quantizers};
@@ -21,7 +21,11 @@ static SOURCE: Source = Source {
 const OP: &str = "swiglu";
 const QUANTIZED: &str = "swiglu_quantized";
 
-const THREADS: u32 = 256;
+/// As in the source: of a block, each of which has four elements.
+const THREADS: usize = 128;
+
+/// Blocks along the rows, at most: they take rows in turn.
+const MOST_DOWN: usize = 65_535;
 
 pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "swiglu")
@@ -41,9 +45,9 @@ parameters! {
         gate_up: u64,
         out: u64,
         inner: u64,
-        elements: u64,
+        rows: u64,
         out_type: u32,
-        padding: u32,
+        aligned: u32,
     }
 
     /// As in the source.
@@ -51,7 +55,7 @@ parameters! {
         gate_up: u64,
         to: Target,
         out_type: u32,
-        padding: u32,
+        aligned: u32,
     }
 }
 
@@ -61,20 +65,22 @@ parameters! {
 /// ≤ 2⁻²¹ before it is rounded to out's type, where the gate is above −87; below, the result goes to −0.
 /// *Errors:* lengths that do not fit.
 pub fn swiglu(gpu: &Gpu, stream: &Stream, gate_up: View<'_, f32>, inner: usize, out: FloatViewMut<'_>) -> Result<()> {
-    rows_of(OP, out.len(), inner)?;
+    let rows = rows_of(OP, out.len(), inner)?;
     same_length(OP, "gate_up", out.len().checked_mul(2), gate_up.len())?;
     if out.is_empty() {
         return Ok(());
     }
+    let aligned = [gate_up.pointer(), out.pointer()].iter().all(|at| at.is_multiple_of(16));
     let params = Params {
         gate_up: gate_up.pointer(),
         out: out.pointer(),
         inner: inner as u64,
-        elements: out.len() as u64,
+        rows: rows as u64,
         out_type: float_type(out.dtype()),
-        padding: 0,
+        aligned: (aligned && inner.is_multiple_of(4)).into(),
     };
-    let form = launch(OP, [out.len().div_ceil(THREADS as usize), 1, 1], THREADS, 0)?;
+    let grid = [inner.div_ceil(4 * THREADS), rows.min(MOST_DOWN), 1];
+    let form = overlapping(gpu, launch(OP, grid, THREADS as u32, 0)?);
     put(gpu, stream, &instance(), &form, &params)
 }
 
@@ -94,7 +100,9 @@ pub fn swiglu_quantized(
         return Ok(());
     }
     let to = out.target(OP, [m, inner])?;
-    let params = QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), padding: 0 };
+    let aligned = gate_up.pointer().is_multiple_of(16) && inner.is_multiple_of(4);
+    let params =
+        QuantizedParams { gate_up: gate_up.pointer(), to, out_type: float_type(rounded), aligned: aligned.into() };
     let form = params.to.launch(quantize_activations::THREADS)?;
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }

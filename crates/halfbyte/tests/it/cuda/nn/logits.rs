@@ -3,42 +3,82 @@
 use super::Bench;
 use crate::cuda::gpus;
 use crate::data::Random;
+use halfbyte::cuda::driver::Stream;
 use halfbyte::cuda::nn::{self, Draw, Step};
 
 #[test]
 fn the_greatest_logit_is_the_first_of_equals_and_the_text_goes_on() {
     for gpu in gpus() {
         let (bench, mut random) = (Bench::new(&gpu), Random(4));
-        let run = |logits: &[f32]| {
-            let values = bench.upload(logits);
-            let (mut choice, mut token, mut position) =
-                (bench.upload(&[9u32; 2]), bench.upload(&[9u32]), bench.upload(&[40u32]));
+        for (i, len) in [1, 2, 3, 5, 31, 33, 1000, 4096, 40_003, 128_256, 300_001].into_iter().enumerate() {
+            // Not every vocabulary begins at a multiple of 16 bytes.
+            let before = i % 4;
+            let run = |logits: &[f32]| {
+                let padded = [&[f32::NAN; 4][..before], logits, &[f32::NAN; 4]].concat();
+                let values = bench.upload(&padded);
+                let (mut choice, mut token, mut position) =
+                    (bench.upload(&[9u32; 2]), bench.upload(&[9u32]), bench.upload(&[40u32]));
+                let step = Step {
+                    logits: values.view().slice(before..before + len),
+                    choice: choice.view_mut(),
+                    token: token.view_mut(),
+                    position: position.view_mut(),
+                    advance: 3,
+                };
+                nn::argmax(&gpu, &bench.stream, step).unwrap();
+                let choice = bench.read(choice.view());
+                assert_eq!((bench.read(token.view())[0], bench.read(position.view())[0]), (choice[0], 43));
+                (choice[0] as usize, f32::from_bits(choice[1]))
+            };
+            let mut logits = random.normals(len);
+            for _ in 0..4 {
+                let at = random.below(len);
+                logits[at] = 50.0;
+                let first = logits.iter().position(|&v| v == 50.0).unwrap();
+                assert_eq!(run(&logits), (first, 50.0));
+            }
+            let (first, second) = (random.below(len), random.below(len));
+            logits[first] = f32::INFINITY;
+            logits[second] = f32::INFINITY;
+            assert_eq!(run(&logits), (first.min(second), f32::INFINITY));
+            // NaN of either sign is greater than all, and of some the first is taken.
+            let (first, second) = (random.below(len), random.below(len));
+            (logits[first], logits[second]) = (f32::NAN, -f32::NAN);
+            let (index, value) = run(&logits);
+            assert!(index == first.min(second) && value.to_bits() == logits[index].to_bits(), "{index}: {value}");
+            assert_eq!(run(&vec![f32::NEG_INFINITY; len]), (0, f32::NEG_INFINITY));
+            // Zeros of both signs are equal.
+            let mut zeros = vec![0.0; len];
+            zeros[0] = -0.0;
+            let (index, value) = run(&zeros);
+            assert!(index == 0 && value.to_bits() == (-0.0f32).to_bits());
+        }
+    }
+}
+
+/// A step that is recorded and replayed goes on each time.
+#[test]
+fn the_choice_of_a_token_can_be_recorded() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(13));
+        let mut logits = random.normals(50_000);
+        logits[44_444] = 9.0;
+        let values = bench.upload(&logits);
+        let (mut choice, mut token, mut position) =
+            (bench.upload(&[9u32; 2]), bench.upload(&[9u32]), bench.upload(&[40u32]));
+        let work = |stream: &Stream| {
             let step = Step {
                 logits: values.view(),
                 choice: choice.view_mut(),
                 token: token.view_mut(),
                 position: position.view_mut(),
-                advance: 3,
+                advance: 1,
             };
-            nn::argmax(&gpu, &bench.stream, step).unwrap();
-            let choice = bench.read(choice.view());
-            assert_eq!((bench.read(token.view())[0], bench.read(position.view())[0]), (choice[0], 43));
-            (choice[0] as usize, f32::from_bits(choice[1]))
+            nn::argmax(&gpu, stream, step)
         };
-        for len in [1, 31, 33, 1000, 4096, 128_256] {
-            let mut logits = random.normals(len);
-            let at = random.below(len);
-            logits[at] = 50.0;
-            assert_eq!(run(&logits), (at, 50.0));
-            let (first, second) = (random.below(len), random.below(len));
-            logits[first] = 60.0;
-            logits[second] = 60.0;
-            assert_eq!(run(&logits), (first.min(second), 60.0));
-            logits[at] = f32::NAN;
-            let (index, value) = run(&logits);
-            assert!(index == at && value.is_nan());
-            assert_eq!(run(&vec![f32::NEG_INFINITY; len]), (0, f32::NEG_INFINITY));
-        }
+        bench.stream.time_replays(2, 5, work).unwrap();
+        assert_eq!((bench.read(token.view())[0], bench.read(position.view())[0]), (44_444, 47));
+        assert_eq!(bench.read(choice.view()), [44_444, 9.0f32.to_bits()]);
     }
 }
 

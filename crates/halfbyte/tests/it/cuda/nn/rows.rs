@@ -57,16 +57,66 @@ fn norms_are_within_the_bound() {
     }
 }
 
+/// A row has the same bits alone, among few and among many rows, and wherever the matrices begin.
+#[test]
+fn norms_have_the_same_bits_for_any_number_of_rows() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(12));
+        for (i, (d, m)) in [(1, 3), (384, 200), (1028, 300), (4096, 150), (4099, 5), (8192, 140), (20_000, 135)]
+            .into_iter()
+            .enumerate()
+        {
+            let mut x = random.activations(m * d);
+            x[(m - 1) * d] = f32::NAN;
+            let (update, weight) = (random.normals(m * d), random.normals(d));
+            let (out_type, with) = (TYPES[i % 3], i % 2 == 0);
+            // Rows of all matrices, which begin `before` elements behind a multiple of 16 bytes.
+            let run = |rows: std::ops::Range<usize>, before: usize| {
+                let (of_rows, len) = (rows.start * d..rows.end * d, rows.len() * d);
+                let behind = |values: &[f32]| bench.upload(&[&[0.5; 3][..before], values].concat());
+                let (added, factors) = (behind(&update[of_rows.clone()]), behind(&weight));
+                let mut sums = Vec::new();
+                let got = bench.output(out_type, len, &mut |out| {
+                    let mut residual = behind(&x[of_rows.clone()]);
+                    let norm = Norm {
+                        residual: residual.view_mut().slice(before..before + len),
+                        update: with.then(|| added.view().slice(before..before + len)),
+                        weight: factors.view().slice(before..before + d),
+                        eps: 1e-5,
+                        out,
+                    };
+                    nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
+                    sums = bench.read(residual.view().slice(before..before + len));
+                });
+                (bits(&got), bits(&sums))
+            };
+            let (all, of_stream) = run(0..m, 0);
+            assert!(run(0..m, 1) == (all.clone(), of_stream.clone()), "{m} × {d}, elsewhere in memory");
+            for rows in [0..1, 1..3, m - 1..m] {
+                let (got, sums) = run(rows.clone(), 0);
+                let part = rows.start * d..rows.end * d;
+                assert!(got == all[part.clone()] && sums == of_stream[part], "rows {rows:?} of {m} × {d}");
+            }
+            let nan = |at: usize| f32::from_bits(all[at]).is_nan();
+            assert!((0..m * d).all(|at| nan(at) == (at >= (m - 1) * d)), "{m} × {d}: NaN in other rows");
+        }
+    }
+}
+
 #[test]
 fn swiglu_is_within_the_bound() {
     for gpu in gpus() {
         let (bench, mut random) = (Bench::new(&gpu), Random(3));
-        for (out_type, [m, inner]) in TYPES.into_iter().zip([[1, 1], [3, 1000], [7, 333]]) {
+        let shapes = [[1, 1], [3, 1000], [7, 333], [1, 14_336], [70_000, 4], [2, 1026]];
+        for (i, [m, inner]) in shapes.into_iter().enumerate() {
+            let (out_type, before) = (TYPES[i % 3], i % 2);
             let mut gate_up: Vec<f32> = random.normals(2 * m * inner).iter().map(|v| v * 6.0).collect();
             gate_up[0] = -80.0;
-            let on_device = bench.upload(&gate_up);
+            // Every other one does not begin at a multiple of 16 bytes.
+            let on_device = bench.upload(&[&[0.5][..before], &gate_up].concat());
+            let gate_and_up = on_device.view().slice(before..before + gate_up.len());
             let got = bench.output(out_type, m * inner, &mut |out| {
-                nn::swiglu(&gpu, &bench.stream, on_device.view(), inner, out).unwrap();
+                nn::swiglu(&gpu, &bench.stream, gate_and_up, inner, out).unwrap();
             });
             let want: Vec<f64> = (0..m * inner)
                 .map(|i| {
