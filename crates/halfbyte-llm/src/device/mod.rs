@@ -35,12 +35,20 @@ pub struct Gpu {
     /// Whether what only products with quantised activations read is quantised where it is made, and not by a kernel of its own.
     /// It changes no bit; without it, to compare.
     pub fused: bool,
+    /// Whether all layers of a step of one token are one kernel, where the model is one that it takes. Sums are added in another
+    /// order than without it, to compare.
+    pub persistent: bool,
 }
 
 impl Gpu {
     /// Device `index`, with activations in f16. Errors: no driver, one too old, no such device.
     pub fn open(index: u32) -> halfbyte::Result<Self> {
-        Ok(Self { gpu: Arc::new(halfbyte::cuda::Gpu::open(index)?), activations: Float::F16, fused: true })
+        Ok(Self {
+            gpu: Arc::new(halfbyte::cuda::Gpu::open(index)?),
+            activations: Float::F16,
+            fused: true,
+            persistent: true,
+        })
     }
 }
 

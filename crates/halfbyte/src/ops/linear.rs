@@ -6,7 +6,7 @@ use crate::cpu::Cpu;
 use crate::cpu::isa::Caps;
 use crate::cpu::matmul::Packed;
 use crate::cuda::Cuda;
-use crate::cuda::driver::FloatViewMut;
+use crate::cuda::driver::{FloatViewMut, View};
 use crate::cuda::matmul::{self as cuda, Plans, QuantizedForm, QuantizedView, rows_form};
 use crate::cuda::nn::Dense;
 use crate::error::Result;
@@ -62,6 +62,16 @@ impl Linear<Cuda> {
     /// With floats that lie on the device already.
     pub fn of_dense(device: &Cuda, weight: Dense) -> Self {
         Self { layer: on_cuda::Linear::of_dense(device, weight), activation: Activation::None }
+    }
+
+    /// The packed codes; None if it is dense.
+    pub fn packed(&self) -> Option<&cuda::Packed> {
+        self.layer.packed()
+    }
+
+    /// What is added to every row, `[n]`.
+    pub fn bias(&self) -> Option<View<'_, f32>> {
+        self.layer.bias()
     }
 
     /// How m rows of x must lie as codes for [`Linear::forward_rows`]; None where it reads floats.

@@ -3,7 +3,7 @@
 use super::Weight;
 use super::device::layers::{self, Convolution, EpilogueInt8, ImagesInt8};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
-use crate::cuda::driver::{Buffer, FloatView, FloatViewMut};
+use crate::cuda::driver::{Buffer, FloatView, FloatViewMut, View};
 use crate::cuda::int8::{self, Layer, Target};
 use crate::cuda::matmul::{self, Epilogue, Packed, Packer, QuantizedCall, QuantizedView, run_quantized};
 use crate::cuda::nn::{Dense, DenseCall};
@@ -72,6 +72,10 @@ impl Linear {
             LinearWeight::Quantized(w) => Some(w),
             LinearWeight::Dense(_) => None,
         }
+    }
+
+    pub(super) fn bias(&self) -> Option<View<'_, f32>> {
+        self.bias.as_ref().map(Buffer::view)
     }
 
     /// Multiplies rows that are codes already.

@@ -1,5 +1,6 @@
 //! Models on a GPU: the same decoder, the same numbers but for the type of what products read.
 
+mod persistent;
 mod projection;
 mod run;
 mod text;
@@ -16,7 +17,7 @@ use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Packer, Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, Dense, KvCache, Rope};
+use halfbyte::cuda::nn::{self, Dense, KvCache, PersistentPlan, Rope};
 use halfbyte::kernel::Activation;
 use halfbyte::{Act, Cuda, Float, Linear};
 use halfbyte_checkpoint::StoredLinear;
@@ -108,6 +109,8 @@ pub(crate) struct CudaModel {
     /// For layers without rotary positions: it rotates nothing.
     no_rope: Rope,
     decoder: Decoder<OnCuda>,
+    /// What all layers of a step of one token are computed by; None: kernel by kernel.
+    persistent: Option<PersistentPlan>,
 }
 
 impl CudaModel {
@@ -116,7 +119,7 @@ impl CudaModel {
         if shard != Shard::WHOLE {
             return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
         }
-        let Device { gpu, activations, fused } = device.clone();
+        let Device { gpu, activations, fused, persistent } = device.clone();
         let stream = gpu.stream()?;
         let cuda = Cuda::new(gpu, stream)?;
         let packer = Packer::new(cuda.gpu(), cuda.stream());
@@ -126,7 +129,8 @@ impl CudaModel {
         let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
         decoder.layers.iter().try_for_each(check)?;
-        let model = Self { cuda, activations, fused, no_rope, decoder };
+        let persistent = persistent.then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok()).flatten();
+        let model = Self { cuda, activations, fused, no_rope, decoder, persistent };
         // What products are computed by is decided here, and not by the first token.
         model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
         Ok(model)
@@ -199,6 +203,7 @@ impl Resident for CudaModel {
         let mut instances = nn::instances(Some(self.decoder.heads.head_size));
         instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
+        instances.extend(self.persistent.iter().map(PersistentPlan::instance));
         Ok(self.cuda.gpu().prepare(&instances, |done| progress(done, instances.len()))?)
     }
 

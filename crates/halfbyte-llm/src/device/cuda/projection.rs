@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::load::{alike, below_each_other};
 use crate::random::RandomFloats;
-use halfbyte::cuda::driver::{Buffer, FloatView};
-use halfbyte::cuda::matmul::{Packer, Plans, QuantizedForm, QuantizedView};
+use halfbyte::cuda::driver::{Buffer, FloatView, View};
+use halfbyte::cuda::matmul::{Packed, Packer, Plans, QuantizedForm, QuantizedView};
 use halfbyte::cuda::nn::{self, Dense, FloatBuffer};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::sources::Instance;
@@ -115,6 +115,12 @@ impl Projection {
     /// Outputs of all parts.
     fn n(&self) -> usize {
         self.parts.iter().map(Linear::n).sum()
+    }
+
+    /// The one product that it is, with its bias; None where it has several parts or is dense.
+    pub(crate) fn single(&self) -> Option<(&Packed, Option<View<'_, f32>>)> {
+        let [part] = self.parts.as_slice() else { return None };
+        Some((part.packed()?, part.bias()))
     }
 
     /// Bytes that the packed weights take on the device.

@@ -1,13 +1,15 @@
 //! Rows on their way through the layers, on a GPU, and what lies between these.
 
 use super::projection::{Input, Projection};
-use super::{CudaModel, OnCuda, Vocabulary};
+use super::{CudaModel, OnCuda, Vocabulary, persistent};
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, Norm, Slot, Steps};
 use crate::error::{Error, Result};
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
-use halfbyte::cuda::nn::{self, DenseCall, FloatBuffer, HeadNorms, KvCache, NewRows, QuantizedNorm, Step};
+use halfbyte::cuda::nn::{
+    self, DenseCall, FloatBuffer, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm, Step, StepOfText,
+};
 use std::ops::Range;
 
 /// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
@@ -35,6 +37,8 @@ pub(super) struct State {
     part: Buffer<f32>,
     /// Parts of a row's attention.
     partial: Buffer<f32>,
+    /// All layers of a step of one token, where they are one kernel.
+    persistent: Option<PersistentDecode>,
 }
 
 /// Rows that go through the layers together.
@@ -69,6 +73,7 @@ impl State {
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
             partial: context.allocate(nn::partial_len(*heads, cache.capacity()))?,
+            persistent: persistent::of_text(model, cuda, &cache)?,
             cache,
         })
     }
@@ -78,6 +83,24 @@ impl State {
         let Rows { m, longest, all } = rows;
         let mut run = Run { model, cuda, state: self, longest, on: 0..m, codes: None };
         model.decoder.forward(&mut run, all)
+    }
+
+    /// As [`State::layers`], of one token.
+    pub(super) fn step(&mut self, model: &CudaModel, cuda: &Cuda, longest: usize) -> Result<()> {
+        let hidden = model.decoder.hidden;
+        let Self { persistent: Some(kernel), tokens, position, cache, normed, .. } = self else {
+            return self.layers(model, cuda, Rows { m: 1, longest, all: false });
+        };
+        let step = StepOfText {
+            token: tokens.view().slice(0..1),
+            position: position.view(),
+            embedding: model.decoder.vocabulary.embedding.rows(),
+            norm: persistent::last_norm(model),
+            rope: persistent::rope(model),
+            cache,
+            normed: normed.view_mut(0..hidden),
+        };
+        Ok(kernel.step(cuda.gpu(), cuda.stream(), step)?)
     }
 
     /// Logits of some rows of `normed`.

@@ -84,16 +84,15 @@ impl<'m> CudaText<'m> {
     fn step(&mut self) -> Result<()> {
         let longest = (self.len + 1).next_power_of_two().max(SHORTEST_RECORDING).min(self.capacity());
         let Self { model, cuda, recordings, state, logits, stepped, .. } = self;
-        let rows = Rows { m: 1, longest, all: false };
         if !*stepped {
-            state.layers(model, cuda, rows)?;
+            state.step(model, cuda, longest)?;
             state.choose(model, cuda, 0, 1, logits)?;
             *stepped = true;
             return Ok(());
         }
         if !recordings.iter().any(|recording| recording.longest == longest) {
             let graph = cuda.stream().capture(|_| {
-                state.layers(model, cuda, rows)?;
+                state.step(model, cuda, longest)?;
                 state.choose(model, cuda, 0, 1, logits)
             })?;
             recordings.push(Recording { longest, graph });

@@ -144,12 +144,15 @@ pub struct Launch {
     /// Programmatic dependent launch: blocks may start while the kernel before in the stream still runs, and wait for it by
     /// `griddepcontrol.wait`.
     pub programmatic: bool,
+    /// All blocks are there at once, so that they may wait for each other. Error of the launch where there is no room for all.
+    pub cooperative: bool,
 }
 
 impl Launch {
     /// One-dimensional, without anything else.
     pub fn linear(blocks: u32, threads: u32) -> Self {
-        Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, cluster: [1; 3], programmatic: false }
+        let (grid, block) = ([blocks, 1, 1], [threads, 1, 1]);
+        Self { grid, block, shared_bytes: 0, cluster: [1; 3], programmatic: false, cooperative: false }
     }
 }
 
@@ -233,7 +236,7 @@ impl Function {
             id: Id::CU_LAUNCH_ATTRIBUTE_IGNORE,
             pad: [0; 4],
             value: sys::CUlaunchAttributeValue { pad: [0; 64] },
-        }; 2];
+        }; 3];
         let mut count = 0;
         if launch.cluster != [1; 3] {
             attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
@@ -244,6 +247,11 @@ impl Function {
         if launch.programmatic {
             attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
             attributes[count].value.programmaticStreamSerializationAllowed = 1;
+            count += 1;
+        }
+        if launch.cooperative {
+            attributes[count].id = Id::CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+            attributes[count].value.cooperative = 1;
             count += 1;
         }
         let config = sys::CUlaunchConfig {

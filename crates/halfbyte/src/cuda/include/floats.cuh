@@ -1,11 +1,10 @@
 // Floats whose type is known when a kernel runs, one by one and eight at a time, and sums over a warp and over a block.
 #pragma once
 #include "ptx.cuh"
+#include "warp.cuh"
 
 // As `float_type` in nn/floats.rs.
 enum FloatType : u32 { F16 = 0, BF16 = 1, F32 = 2 };
-
-constexpr u32 ALL_LANES = 0xffffffffu;
 
 DEV float float_of_bits(u16 bits, FloatType type) { return type == F16 ? float_of_half(bits) : float_of_bfloat(bits); }
 
@@ -94,17 +93,4 @@ DEV void store_four(void* to, u64 at, float4 v, FloatType type, u64 left, bool a
     if (left > 2) store_float(to, at + 2, v.z, type);
     if (left > 3) store_float(to, at + 3, v.w, type);
   }
-}
-
-DEV float warp_sum(float value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(ALL_LANES, value, distance);
-  return value;
-}
-
-DEV float warp_max(float value) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2)
-    value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
-  return value;
 }

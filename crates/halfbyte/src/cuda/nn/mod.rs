@@ -17,6 +17,7 @@ mod dense;
 mod embed;
 mod floats;
 mod mean;
+mod persistent_decode;
 mod rms_norm;
 mod rope;
 mod sample;
@@ -30,6 +31,9 @@ pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
 pub use floats::FloatBuffer;
 pub use mean::{mean, mean_codes};
+pub use persistent_decode::{
+    PRODUCTS, PersistentDecode, Plan as PersistentPlan, Sizes as StepSizes, StepLayer, StepOfText, StreamNorm,
+};
 pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_quantized};
 pub use rope::{HeadNorms, NewRows, Rope};
 pub use sample::{Draw, sample};
@@ -64,6 +68,11 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
         all.extend(dense::instances(true));
     }
     all
+}
+
+/// Kernels that are compiled for a model and run on Hopper only, for a few models.
+pub fn instances_of_hopper() -> Vec<Instance> {
+    persistent_decode::samples()
 }
 
 /// The kernels that leave quantised rows of a form.

@@ -96,6 +96,16 @@ impl Rope {
         Ok(Self { turns })
     }
 
+    /// Pairs that are rotated.
+    pub fn pairs(&self) -> usize {
+        self.turns.len()
+    }
+
+    /// Address of the turns of a position.
+    pub(super) fn pointer(&self) -> u64 {
+        self.turns.pointer()
+    }
+
     /// Norms the query and key heads of `rows` where norms are given, rotates the query heads in place and the key heads into
     /// `layer` of the cache, where the value heads go too; row `i` is at `position[0] + i`.
     ///

@@ -15,7 +15,12 @@ fn one_of_each_source() -> Vec<Instance> {
     let products = KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let convolutions = conv::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let of_bytes = int8::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
-    let all = products.chain(convolutions).chain(of_bytes).chain(nn::instances(None)).chain(matmul::auxiliary());
+    let all = products
+        .chain(convolutions)
+        .chain(of_bytes)
+        .chain(nn::instances(None))
+        .chain(nn::instances_of_hopper())
+        .chain(matmul::auxiliary());
     let all = all.filter(|instance| !instance.source.parameters.is_empty());
     let one = |instance: Instance| ((instance.source.path, instance.source.parameters[0].name), instance);
     all.map(one).collect::<HashMap<_, _>>().into_values().collect()

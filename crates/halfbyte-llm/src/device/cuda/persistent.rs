@@ -1,0 +1,83 @@
+//! All layers of a step of one token in one kernel, for the models that it takes.
+
+use super::{CudaModel, OnCuda, dense_mlp};
+use crate::decoder::{Decoder, Layer, Norm};
+use crate::error::{Error, Result};
+use halfbyte::cuda::Caps;
+use halfbyte::cuda::driver::View;
+use halfbyte::cuda::matmul::Packed;
+use halfbyte::cuda::nn::{
+    HeadNorms, KvCache, PRODUCTS, PersistentDecode, PersistentPlan, Rope, StepLayer, StepSizes, StreamNorm,
+};
+use halfbyte::kernel::Reason;
+use halfbyte::{Cuda, Float};
+use std::sync::Arc;
+
+/// The kernel for a model with keys and values of a type, or why there is none.
+pub(super) fn plan(
+    caps: &Caps,
+    decoder: &Decoder<OnCuda>,
+    dtype: Float,
+) -> std::result::Result<PersistentPlan, Reason> {
+    let refuse = |why: &str| Reason(why.to_owned());
+    let first = decoder.layers.first().ok_or_else(|| refuse("layers"))?;
+    let rope = first.attention.rope.as_ref();
+    let same = |layer: &Layer<OnCuda>| match (&layer.attention.rope, rope) {
+        (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+        (one, other) => one.is_none() && other.is_none(),
+    };
+    if !decoder.layers.iter().all(same) {
+        return Err(refuse("one kind of rotary positions in all layers"));
+    }
+    let products = decoder.layers.iter().map(|layer| products(layer).map(|of| of.map(|(w, _)| w)));
+    let products =
+        products.collect::<Option<Vec<_>>>().ok_or_else(|| refuse("quantised layers, each stored in one format"))?;
+    let inner = dense_mlp(first).map_or(0, |mlp| mlp.inner);
+    let pairs = rope.map_or(0, |rope| rope.pairs());
+    PersistentPlan::of(caps, StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs }, &products, dtype)
+}
+
+fn products(layer: &Layer<OnCuda>) -> Option<[(&Packed, Option<View<'_, f32>>); PRODUCTS]> {
+    let mlp = dense_mlp(layer)?;
+    let attention = &layer.attention;
+    Some([attention.qkv.single()?, attention.output.single()?, mlp.up.single()?, mlp.down.single()?])
+}
+
+fn norm(norm: &Norm<OnCuda>) -> StreamNorm<'_> {
+    StreamNorm { weight: norm.weight.view(), eps: norm.eps }
+}
+
+fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
+    let attention = &layer.attention;
+    let head_norms = attention.head_norms.as_ref().map(|[queries, keys]| HeadNorms {
+        queries: queries.weight.view(),
+        keys: keys.weight.view(),
+        eps: queries.eps,
+    });
+    Some(StepLayer {
+        products: products(layer)?,
+        norms: [norm(&attention.norm), norm(layer.mlp_norm.as_ref()?)],
+        head_norms,
+        scale: attention.scale,
+        window: attention.window,
+    })
+}
+
+/// The kernel with the cache of a text; None where the model has none.
+pub(super) fn of_text(model: &CudaModel, cuda: &Cuda, cache: &KvCache) -> Result<Option<PersistentDecode>> {
+    let Some(plan) = &model.persistent else { return Ok(None) };
+    let layers = model.decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
+    let layers = layers.ok_or_else(|| Error::invalid("a step in one kernel", "layers that it takes", "others"))?;
+    Ok(Some(PersistentDecode::new(cuda.gpu(), cuda.stream(), plan.clone(), &layers, cache)?))
+}
+
+/// Rotations of all layers.
+pub(super) fn rope(model: &CudaModel) -> &Rope {
+    let of_first = model.decoder.layers.first().and_then(|layer| layer.attention.rope.as_deref());
+    of_first.unwrap_or(&model.no_rope)
+}
+
+/// The last norm.
+pub(super) fn last_norm(model: &CudaModel) -> StreamNorm<'_> {
+    norm(&model.decoder.norm)
+}

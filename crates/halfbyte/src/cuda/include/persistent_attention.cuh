@@ -1,0 +1,340 @@
+// Attention of the persistent kernel: a block takes a kv head and a part of the positions that its query heads see.
+#pragma once
+
+// A tile of positions, as A fragments have it: a lane's words.
+struct Keys {  // 64 dims of them
+  u32 w[2][2][4];  // dims 32 i + 8 (lane % 4) on; positions lane / 4, + 8
+};
+struct Values {  // 64 dims of them
+  u32 w[4][4];  // positions 2 (lane % 4), + 1, + 8, + 9; dims 8 (lane / 4) on
+};
+
+DEV uint4 load_16(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+// Eight elements of the row of a position below `end`, else zeros.
+DEV void load_row(u32 (&w)[4], const u16* from, u32 position, u32 end) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  if (position < end) v = load_16(from);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+// Those of this token, which are not in the cache yet.
+DEV void take_row(u32 (&w)[4], const u32* own, u32 dim) {
+  const uint4 v = *reinterpret_cast<const uint4*>(own + dim / 2);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+
+// What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
+DEV float base_of(float greatest) { return greatest == __int_as_float(0xff800000) ? 0 : greatest; }
+// The half types of the cache, in pairs.
+DEV float first_of(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
+DEV float second_of(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }
+
+// Positions that a layer's queries see, in parts of equal length.
+struct Parts {
+  u32 begin, end, length, count;
+  __device__ __forceinline__ Parts(u32 position, u32 window) {
+    end = position + 1;
+    begin = window && end > window ? end - window : 0;
+    const u32 seen = end - begin, most = min(MOST_PARTS, (seen + PART_POSITIONS - 1) / PART_POSITIONS);
+    length = ((seen + most - 1) / most + TILE - 1) / TILE * TILE;
+    count = (seen + length - 1) / length;
+  }
+};
+
+// Norms and rotates a head that lies in `raw`, element by element.
+DEV float rotated(const Shared& m, const float* raw, u32 e, bool rotates) {
+  if (!rotates || e >= 2 * PAIRS) return raw[e];
+  const u32 i = e < PAIRS ? e : e - PAIRS;
+  const float a = raw[i], b = raw[i + PAIRS];
+  const float2 angle = m.angles()[i];
+  return e < PAIRS ? a * angle.x - b * angle.y : fmaf(b, angle.x, a * angle.y);
+}
+
+// Brings the keys and values that this block will read into the second-level cache.
+DEV void prefetch_cache(const Params& p, const Layer& layer, u32 now) {
+  const Parts parts(now, layer.window);
+  if (block_index() >= KV_HEADS * parts.count) return;
+  const u32 kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
+  const u32 from = parts.begin + part * parts.length, to = min(min(from + parts.length, parts.end), now);
+  const u64 at = (u64(kv_head) * p.capacity + from) * HEAD;
+  if (from >= to) return;
+#pragma unroll 1
+  for (u64 i = 64 * thread_index(); i < u64(to - from) * HEAD; i += 64 * THREADS) {
+    prefetch_l2(static_cast<const u16*>(layer.keys) + at + i);
+    prefetch_l2(static_cast<const u16*>(layer.values) + at + i);
+  }
+}
+
+DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
+  const Layer& layer = m.layers()[layer_number];
+  const u32 now = m.step()[0];
+  constexpr u32 G = HEADS_OF_GROUP;
+  constexpr float LOG2_E = 1.4426950408889634f;
+  const Parts parts(now, layer.window);
+  if (block_index() >= KV_HEADS * parts.count) return;
+  const u32 warp = thread_index() / 32, lane = thread_index() & 31, g = lane >> 2, c = lane & 3, slot = warp / SPLIT,
+            dims = warp % SPLIT * 64;
+  const u32 kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
+  const u32 from = parts.begin + part * parts.length, to = min(from + parts.length, parts.end);
+  u16* const keys = static_cast<u16*>(layer.keys) + u64(kv_head) * p.capacity * HEAD;
+  u16* const values = static_cast<u16*>(layer.values) + u64(kv_head) * p.capacity * HEAD;
+
+  const u32 cached = min(to, now);
+  float greatest[2], weight[2] = {}, sums[4][4];
+  greatest[0] = greatest[1] = __int_as_float(0xff800000);
+  // One address for all rows: what differs is a constant.
+  auto load_keys = [&](Keys& k, u32 tile, u32 half) {
+    const u16* first = keys + u64(tile + g) * HEAD + 64 * half + 8 * c;
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++) load_row(k.w[i][r], first + 8 * r * HEAD + 32 * i, tile + g + 8 * r, cached);
+  };
+  auto load_values = [&](Values& v, u32 tile) {
+    const u16* first = values + u64(tile + 2 * c) * HEAD + dims + 8 * g;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      const u32 row = (r & 1) + 8 * (r >> 1);
+      load_row(v.w[r], first + row * HEAD, tile + 2 * c + row, cached);
+    }
+  };
+  auto take_own_keys = [&](Keys& k, u32 tile, u32 half) {
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        if (tile + g + 8 * r == now) take_row(k.w[i][r], m.key(), 64 * half + 32 * i + 8 * c);
+  };
+  auto take_own_values = [&](Values& v, u32 tile) {
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+      if (tile + 2 * c + (r & 1) + 8 * (r >> 1) == now) take_row(v.w[r], m.value(), dims + 8 * g);
+  };
+  u32 high[2], less[2];
+  float s[4], shrink[2];
+  auto multiply_keys = [&](const Keys& k, u32 half) {
+#pragma unroll
+    for (u32 i = 0; i < 2; i++)
+#pragma unroll
+      for (int part_of_q = 0; part_of_q < 2; part_of_q++) {
+        u32 q[4];
+        load_shared(q, shared_address(m.queries() + (8 * part_of_q + g) * HEAD + 64 * half + 32 * i + 8 * c));
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const u32 a[4] = {k.w[i][0][2 * e], k.w[i][1][2 * e], k.w[i][0][2 * e + 1], k.w[i][1][2 * e + 1]};
+          mma_sync<BF16>(s, a, q[2 * e], q[2 * e + 1]);
+        }
+      }
+  };
+  auto weigh = [&](u32 tile) {
+    if (tile + g >= to) s[0] = s[1] = __int_as_float(0xff800000);
+    if (tile + g + 8 >= to) s[2] = s[3] = __int_as_float(0xff800000);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float higher = fmaxf(s[h], s[2 + h]);
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(ALL_LANES, higher, d));
+      higher = fmaxf(higher, greatest[h]);
+      const float base = base_of(higher);
+      shrink[h] = exp2f(greatest[h] - base);
+      greatest[h] = higher;
+      s[h] = exp2f(s[h] - base), s[2 + h] = exp2f(s[2 + h] - base);
+      weight[h] = weight[h] * shrink[h] + (s[h] + s[2 + h]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const u32 b = pair(s[2 * r], s[2 * r + 1]);
+      high[r] = transpose_8x8(b);
+      less[r] = transpose_8x8(pair(s[2 * r] - first_of(b), s[2 * r + 1] - second_of(b)));
+    }
+  };
+  auto add_values = [&](const Values& v) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      const u32 a[4] = {__byte_perm(v.w[0][j], v.w[1][j], 0x5410), __byte_perm(v.w[0][j], v.w[1][j], 0x7632),
+                        __byte_perm(v.w[2][j], v.w[3][j], 0x5410), __byte_perm(v.w[2][j], v.w[3][j], 0x7632)};
+      float (&sum)[4] = sums[j];
+      sum[0] *= shrink[0], sum[1] *= shrink[1], sum[2] *= shrink[0], sum[3] *= shrink[1];
+      mma_sync<BF16>(sum, a, high[0], high[1]);
+      mma_sync<BF16>(sum, a, less[0], less[1]);
+    }
+  };
+  // The first tile is on its way while this token's heads are waited for.
+  const u32 tile = from + TILE * slot;
+
+  // The heads of this token: queries, then key and value where they are in this part.
+#pragma unroll 1
+  for (u32 h = warp; h < G + (to == parts.end ? 2 : 0); h += WARPS) {
+    const u32 head = h < G ? kv_head * G + h : HEADS + (h - G) * KV_HEADS + kv_head;
+    const float* weight = h < G ? layer.query_norm : h == G ? layer.key_norm : nullptr;
+    float* raw = m.raw() + h * HEAD;
+    u32 bits[HEAD / 32];
+    const u32* const of_qkv = set + layer_number * WORDS_OF_LAYER + AT_QKV;
+    look_for(bits, [&](u32 j) { return of_qkv + head * HEAD + lane + 32 * j; });
+    float v[HEAD / 32], sum = 0;
+#pragma unroll
+    for (u32 j = 0; j < HEAD / 32; j++) {
+      v[j] = __uint_as_float(bits[j]);
+      sum = fmaf(v[j], v[j], sum);
+    }
+    const float factor =
+        weight ? 1.0f / sqrtf(warp_sum(sum) / float(HEAD) + (h < G ? layer.query_eps : layer.key_eps)) : 1.0f;
+#pragma unroll
+    for (u32 j = 0; j < HEAD / 32; j++)
+      raw[lane + 32 * j] = weight ? v[j] * factor * __ldg(weight + lane + 32 * j) : v[j];
+    __syncwarp();
+#pragma unroll
+    for (u32 j = 0; j < HEAD / 32; j++) {
+      const u32 e = lane + 32 * j;
+      const float value = rotated(m, raw, e, h <= G);
+      if (h < G) {
+        const float scaled = value * (layer.scale * LOG2_E);
+        const u32 high = pair(scaled, 0);
+        m.queries()[h * HEAD + e] = u16(high);
+        m.queries()[(8 + h) * HEAD + e] = u16(pair(scaled - first_of(high), 0));
+      } else {
+        const u16 bits = u16(pair(value, 0));
+        (h == G ? keys : values)[u64(now) * HEAD + e] = bits;
+        reinterpret_cast<u16*>(h == G ? m.key() : m.value())[e] = bits;
+      }
+    }
+  }
+  sync();
+
+  const u32 active = min(u32(SLOTS), (to - from + TILE - 1) / TILE);
+#pragma unroll
+  for (int i = 0; i < 4; i++) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0;
+#pragma unroll 1
+  for (u32 now_tile = tile; now_tile < to; now_tile += TILE * SLOTS) {
+    s[0] = s[1] = s[2] = s[3] = 0;
+#pragma unroll
+    for (u32 half = 0; half < SPLIT; half++) {
+      Keys k;
+      load_keys(k, now_tile, half);
+      take_own_keys(k, now_tile, half);
+      multiply_keys(k, half);
+    }
+    weigh(now_tile);
+    Values v;
+    load_values(v, now_tile);
+    take_own_values(v, now_tile);
+    add_values(v);
+  }
+  // The warps' sums, each shifted to the greatest score of all.
+  float* const of_warps = m.sums();  // [2][SLOTS][8]: greatest scores, weights
+  float* const all = reinterpret_cast<float*>(m.x());  // [warps][G][HEAD]
+#pragma unroll
+  for (int h = 0; h < 2; h++)
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) weight[h] += __shfl_xor_sync(ALL_LANES, weight[h], d);
+  if (g == 0 && dims == 0) {
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+      of_warps[slot * 8 + 2 * c + h] = greatest[h], of_warps[(SLOTS + slot) * 8 + 2 * c + h] = weight[h];
+  }
+  if (slot < active) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      if (2 * c + h >= G) continue;
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        *reinterpret_cast<float2*>(all + (slot * G + 2 * c + h) * HEAD + dims + 8 * g + 2 * i) =
+            make_float2(sums[i][h], sums[i][2 + h]);
+    }
+  }
+  sync();
+  // What the sums of each slot are shifted by, and the weights: a thread a slot and head; SLOTS lanes that lie together
+  // have a head.
+  float* const factors = of_warps + 2 * SLOTS * 8;  // [SLOTS][8]
+  float* const of_all = factors + SLOTS * 8;  // [2][8]: greatest score, weight
+  constexpr u32 LANES = SLOTS <= 8 ? 8 : 16;
+  if (thread_index() < LANES * 8) {
+    const u32 w = thread_index() % LANES, h = thread_index() / LANES;
+    const float own = w < active ? of_warps[w * 8 + h] : __int_as_float(0xff800000);
+    float higher = own;
+#pragma unroll
+    for (u32 d = 1; d < LANES; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(ALL_LANES, higher, d));
+    const float factor = exp2f(own - base_of(higher));
+    float sum = w < active ? of_warps[(SLOTS + w) * 8 + h] * factor : 0;
+#pragma unroll
+    for (u32 d = 1; d < LANES; d *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, d);
+    if (w < SLOTS) factors[w * 8 + h] = factor;
+    if (w == 0) of_all[h] = higher, of_all[8 + h] = sum;
+  }
+  sync();
+  u32* const words = set + again(layer_number) * WORDS_OF_LAYER;
+  u32* const counter = words + ATTENDED;
+  constexpr u32 WORDS_OF_GROUP = G * HEAD / 2;
+  u32* const attended = words + AT_ATTENDED + kv_head * WORDS_OF_GROUP;
+  auto sum_of = [&](u32 i) {
+    float2 sum = make_float2(0, 0);
+#pragma unroll 1
+    for (u32 w = 0; w < active; w++) {
+      const float2 v = *reinterpret_cast<const float2*>(all + w * G * HEAD + 2 * i);
+      const float factor = factors[w * 8 + 2 * i / HEAD];
+      sum.x = fmaf(v.x, factor, sum.x), sum.y = fmaf(v.y, factor, sum.y);
+    }
+    return sum;
+  };
+  if (parts.count == 1) {
+    leave_words(WORDS_OF_GROUP, attended, counter, [&](u32 i) {
+      const float2 sum = sum_of(i);
+      const float over = of_all[8 + 2 * i / HEAD];
+      return pair(sum.x / over, sum.y / over);
+    });
+    return;
+  }
+  u32* const of_parts =
+      set + u64(p.count + 1) * WORDS_OF_LAYER + u64(again(layer_number)) * PARTS_OF_LAYER + kv_head * MOST_PARTS * PART;
+#pragma unroll 1
+  for (u32 i = thread_index(); i < WORDS_OF_GROUP; i += THREADS) {
+    const float2 sum = sum_of(i);
+    leave(of_parts + part * PART + 2 * i, __float_as_uint(sum.x));
+    leave(of_parts + part * PART + 2 * i + 1, __float_as_uint(sum.y));
+  }
+  if (thread_index() < G) {
+    leave(of_parts + part * PART + G * HEAD + thread_index(), __float_as_uint(of_all[thread_index()]));
+    leave(of_parts + part * PART + G * HEAD + G + thread_index(), __float_as_uint(of_all[8 + thread_index()]));
+  }
+  // Each part joins its share of the words: as many lanes as there are parts, rounded up to a power of two, a word.
+  u32 lanes = 2;
+  while (lanes < parts.count) lanes *= 2;
+  const u32 first = part * WORDS_OF_GROUP / parts.count, last = (part + 1) * WORDS_OF_GROUP / parts.count;
+  const u32 other = lane & (lanes - 1), each = THREADS / lanes;
+#pragma unroll 1
+  for (u32 i0 = first; i0 < last; i0 += each) {
+    const u32 i = i0 + thread_index() / lanes, h = 2 * i / HEAD;
+    const bool there = i < last && other < parts.count;
+    float x = 0, y = 0, over = 0, higher = __int_as_float(0xff800000);
+    if (there) {
+      const u32* from_part = of_parts + other * PART;
+      u32 v[4];
+      const u32 offsets[4] = {G * HEAD + h, G * HEAD + G + h, 2 * i, 2 * i + 1};
+      look_for(v, [&](u32 e) { return from_part + offsets[e]; });
+      higher = __uint_as_float(v[0]), over = __uint_as_float(v[1]), x = __uint_as_float(v[2]),
+      y = __uint_as_float(v[3]);
+    }
+    float greatest_of_all = higher;
+#pragma unroll 1
+    for (u32 d = 1; d < lanes; d *= 2)
+      greatest_of_all = fmaxf(greatest_of_all, __shfl_xor_sync(ALL_LANES, greatest_of_all, d));
+    const float shrink = exp2f(higher - base_of(greatest_of_all));
+    x *= shrink, y *= shrink, over *= shrink;
+#pragma unroll 1
+    for (u32 d = 1; d < lanes; d *= 2) {
+      x += __shfl_xor_sync(ALL_LANES, x, d);
+      y += __shfl_xor_sync(ALL_LANES, y, d);
+      over += __shfl_xor_sync(ALL_LANES, over, d);
+    }
+    const bool leaves = there && other == 0;
+    if (leaves) leave(attended + i, pair(x / over, y / over));
+    const u32 left = __popc(__ballot_sync(ALL_LANES, leaves));
+    if (lane == 0 && left) count(counter, left);
+  }
+}
