@@ -399,6 +399,33 @@ fn random_weights_are_those_of_the_cpu() {
     }
 }
 
+/// Token by token, all layers in one kernel and kernel by kernel.
+#[test]
+fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let tokens: Vec<u32> = (0..300).map(|i| (i * 103 + 12) % 517).collect();
+    for format in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym"] {
+        let want = all_logits(&random(Device::Cpu, Some(format), None, false), &cpu, &tokens);
+        let size = (want.iter().map(|v| v * v).sum::<f32>() / want.len() as f32).sqrt();
+        for persistent in [true, false] {
+            let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
+            let model = random(device, Some(format), None, false);
+            let steps: Vec<_> = model.explain(&cpu).unwrap();
+            let named = steps.iter().any(|product| product.plans.iter().any(|plan| plan.kernel == "persistent_decode"));
+            assert_eq!(named, persistent && gpu.gpu.caps().arch.is_hopper(), "{format}");
+            let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+            // A prompt first, so that the cache has what another kernel wrote; then it is forgotten from a position on.
+            session.prefill(&tokens[..100]).unwrap();
+            session.forget(40).unwrap();
+            for (i, &token) in tokens.iter().enumerate().skip(40) {
+                let far = worst(session.decode(token).unwrap(), &want[517 * i..][..517]);
+                assert!(far <= 5e-2 * size, "{format} {persistent} token {i}: {far} off, of deviation {size}");
+            }
+        }
+    }
+}
+
 #[test]
 fn what_no_gpu_kernel_computes_is_an_error() {
     let Some(gpu) = gpu() else { return };

@@ -37,7 +37,10 @@ pub(super) fn plan(
     PersistentPlan::of(caps, StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs }, &products, dtype)
 }
 
-fn products(layer: &Layer<OnCuda>) -> Option<[(&Packed, Option<View<'_, f32>>); PRODUCTS]> {
+/// The products of a layer, with their biases.
+type Products<'a> = [(&'a Packed, Option<View<'a, f32>>); PRODUCTS];
+
+fn products(layer: &Layer<OnCuda>) -> Option<Products<'_>> {
     let mlp = dense_mlp(layer)?;
     let attention = &layer.attention;
     Some([attention.qkv.single()?, attention.output.single()?, mlp.up.single()?, mlp.down.single()?])

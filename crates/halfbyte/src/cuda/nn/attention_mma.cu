@@ -1,7 +1,8 @@
 // Causal grouped-query attention of many rows over a cache of halves, on the tensor cores from sm_80 on:
 // out = softmax(scale * q * keys^T) * values.
 //
-//   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row); each half of its
+//   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row); each half
+//   of its
 //   warps takes every second tile of positions, in a ring of two stages that cp.async fills:
 //       scores = q * keys^T; shift the running maximum; weights = 2^(score - maximum), rounded to halves
 //       sums = sums * 2^(old - new maximum) + weights * values
@@ -11,8 +12,10 @@
 // multiples of their length and are added in their order, and what a query does not see adds nothing: its bits depend
 // on its position and not on the rows beside it.  Blocks of the last rows, which see most, come first.
 //
-// NaN: a score that a query does not see is minus infinity by selection.  Its weight is 0, but 0 * NaN is NaN: in tiles
-// that some query of a warp sees in part, values that are not finite are taken as 0, and where there was one, the sums
+// NaN: a score that a query does not see is minus infinity by selection.  Its weight is 0, but 0 * NaN is NaN: in
+// tiles
+// that some query of a warp sees in part, values that are not finite are taken as 0, and where there was one, the
+// sums
 // of those that see it become NaN.
 #include "ampere.cuh"
 #include "attention.cuh"
@@ -46,7 +49,8 @@ template <int HEAD> struct Rows {
   }
 };
 
-// HEAD: size of a head, rounded up to 16.  TILES: times 16 queries are a warp's, QUERIES a block's; KEYS: positions of a
+// HEAD: size of a head, rounded up to 16.  TILES: times 16 queries are a warp's, QUERIES a block's; KEYS:
+// positions of a
 // tile.
 template <int HEAD> struct Shape {
   static constexpr int TILES = HEAD <= 128 ? 2 : 1;
@@ -313,7 +317,8 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
     }
   }
 
-  // ---- the second half's sums to the first, then out, by way of shared memory: a row's sums, its maximum, its weight
+  // ---- the second half's sums to the first, then out, by way of shared memory: a row's sums, its maximum, its
+  // weight
   constexpr int PITCH = HEAD + 8;
   static_assert(4 * S::QUERIES * PITCH <= S::FACTORS, "where queries and the ring were");
   float* const left = reinterpret_cast<float*>(shared);

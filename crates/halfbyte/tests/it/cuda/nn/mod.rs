@@ -3,6 +3,7 @@
 mod attention;
 mod dense;
 mod logits;
+mod persistent_decode;
 mod rows;
 
 use super::gpus;

@@ -1,0 +1,154 @@
+// What a persistent kernel is made of: the sizes of its model, what each block computes, what lies where.
+#pragma once
+#include "exchange_words.cuh"
+#include "weight_atom.cuh"
+
+// The model, as the host compiles it in, and what follows.
+constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS = HB_KV_HEADS, HEAD = HB_HEAD,
+              PAIRS = HB_PAIRS, BLOCKS = HB_BLOCKS;
+constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
+constexpr u32 WARPS = 14, THREADS = 32 * WARPS, COPYING_WARPS = 2;  // that compute; that bring weights
+constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
+              QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
+constexpr u32 UNIT_SCALES = 256 * BITS, UNIT_ZEROS = UNIT_SCALES + 32 * GROUPS,
+              UNIT = UNIT_ZEROS + (ZERO ? 16 * GROUPS : 0);
+constexpr u32 STAGE = STEPS * UNIT;  // bytes; a unit is 16 rows of an atom
+constexpr u32 TILE = 16, PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
+static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
+              "whole stages");
+static_assert(HEAD == 64 || HEAD == 128, "heads of one or two runs of 64");
+static_assert(HEADS_OF_GROUP <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
+static_assert(GROUPS > 0 && !FACTORS, "scales of groups lie in atoms");
+
+struct Product {
+  const u8* w;
+  const float *bias, *norm;  // [n], or null; what the stream is normed with before it, [k], or null
+  float eps;
+  u32 padding;  // of this struct
+};
+struct Layer {
+  Product qkv, output, up, down;
+  const float *query_norm, *key_norm;  // [HEAD], or null
+  void *keys, *values;  // [kv_heads][capacity][HEAD]
+  float query_eps, key_eps, scale;
+  u32 window;  // 0: none
+  __device__ __forceinline__ const Product& product(u32 i) const { return (&qkv)[i]; }
+};
+struct Params {
+  const Layer* layers;
+  const u32 *token, *position;
+  const void* embedding;  // [vocab][HIDDEN]
+  const float* norm;  // the last one
+  void* normed;  // [HIDDEN]
+  const double* turns;  // [PAIRS]: of a position
+  u32* words;  // two sets
+  u32* state;  // [0] steps done; [1] parts of attention in the step before
+  u64 capacity;
+  u32 count;  // layers
+  u32 embedding_type;  // 0 f16, 1 bf16, 2 f32
+  float eps;
+  u32 padding;  // of this struct
+};
+
+// The index of a thread or block, read anew wherever it is needed: what follows from it would else be computed before
+// the loop over layers, and take registers through all of it.
+DEV u32 thread_index() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(v));
+  return v;
+}
+DEV u32 block_index() {
+  u32 v;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(v));
+  return v;
+}
+// The same number, but not to the compiler: what follows from it is computed again and takes no registers meanwhile.
+DEV u32 again(u32 v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+// Words of a layer: the stream that it begins with; q, k, v; what attention gives; the stream after that; what the
+// gate gives.
+constexpr u32 AT_QKV = HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
+              AT_INNER = AT_MIDDLE + HIDDEN, AT_COUNTERS = AT_INNER + INNER / 2, WORDS_OF_LAYER = AT_COUNTERS + 32;
+enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, GATED };
+// A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
+constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
+
+extern __shared__ __align__(1024) u8 shared[];
+// Row blocks of a product, that of a pair counted once; stages of a row block; row blocks of both of a pair that a
+// block has at most.
+struct Shape {
+  u32 row_blocks, stages, paired;
+};
+static __device__ constexpr Shape shape(u32 product) {
+  return product == 0   ? Shape{QKV_LENGTH / 16, HIDDEN / (128 * STEPS), 0}
+         : product == 1 ? Shape{HIDDEN / 16, ATTENDED_LENGTH / (128 * STEPS), 0}
+         : product == 2 ? Shape{INNER / 16, HIDDEN / (128 * STEPS), 1}
+                        : Shape{HIDDEN / 16, INNER / (128 * STEPS), 0};
+}
+static __device__ constexpr u32 most(u32 a, u32 b) { return a > b ? a : b; }
+static __device__ constexpr u32 most_blocks(u32 product) {
+  return (shape(product).row_blocks + BLOCKS - 1) / BLOCKS << shape(product).paired;
+}
+constexpr u32 MOST_BLOCKS =
+    (most(most(most_blocks(0), most_blocks(1)), most(most_blocks(2), most_blocks(3))) + 7) / 8 * 8;
+
+// What a block computes of a product, the same in every layer.
+struct Plan {
+  u32 first, blocks;  // row blocks; of both of a pair
+  u32 run[WARPS], start[WARPS];  // stages of a warp: begin, end; its first row block and stage of that; 16 bits each
+  u32 padding[2];
+  u16 warps[MOST_BLOCKS];  // that have a part of a row block: first, last; 8 bits each
+};
+// Shared memory, as the host counts it: rings; x, and sums of attention; the rest.
+constexpr u32 SPLIT = HEAD / 64, SLOTS = WARPS / SPLIT, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
+              X_BYTES = most(most(most(HIDDEN, INNER), ATTENDED_LENGTH) * 2, OF_ATTENTION);
+constexpr u32 X = WARPS * STAGES * STAGE, SUMS = X + X_BYTES, ROWS = SUMS + (MOST_BLOCKS + WARPS) * 64,
+              OWN = ROWS + MOST_BLOCKS * 64, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 192,
+              QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * HEAD, VALUE = KEY + 2 * HEAD,
+              RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
+              PLANS = BARRIERS + WARPS * STAGES * 16, TABLE = PLANS + 4 * sizeof(Plan);
+
+static_assert(TABLE == HB_TABLE, "the host's sum");
+static_assert(sizeof(Plan) % 16 == 0 && QUERIES % 16 == 0, "alignment");
+static_assert((MOST_BLOCKS + WARPS) * 64 >= 3 * SLOTS * 32 + 64, "room for greatest scores, weights and factors");
+template <class T> DEV T* at_shared(u32 offset) { return reinterpret_cast<T*>(shared + offset); }
+struct Shared {
+  // Halves in the order of B fragments; sums of attention.
+  __device__ __forceinline__ u32* x() const { return at_shared<u32>(X); }
+  __device__ __forceinline__ float* sums() const { return at_shared<float>(SUMS); }  // [row blocks + WARPS][16]
+  __device__ __forceinline__ float* own() const {
+    return at_shared<float>(OWN);
+  }  // rows of the stream that this block adds to
+  __device__ __forceinline__ float* reduce() const { return at_shared<float>(REDUCE); }
+  // Of the step: its position, and how many were before it.
+  __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }
+  // Where each warp is in its ring: stage and phase.
+  __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
+  __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }
+  __device__ __forceinline__ float* rows() const { return at_shared<float>(ROWS); }  // [row blocks][16]
+  __device__ __forceinline__ Plan& plan(u32 product) const { return at_shared<Plan>(PLANS)[product]; }
+  __device__ __forceinline__ const Layer* layers() const { return at_shared<const Layer>(TABLE); }
+  __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][HEAD]
+  __device__ __forceinline__ u32* key() const { return at_shared<u32>(KEY); }  // of this token [HEAD / 2]
+  __device__ __forceinline__ u32* value() const { return at_shared<u32>(VALUE); }
+  __device__ __forceinline__ float* raw() const { return at_shared<float>(RAW); }  // [HEADS_OF_GROUP + 2][HEAD]
+};
+DEV void sync() { barrier_sync(1, THREADS); }
+
+// A warp fills in the plan of a product: divisions are slow, and the same in every layer.
+DEV void make_plan(Plan& plan, u32 product) {
+  const Shape s = shape(product);
+  const u32 lane = threadIdx.x % 32, first = blockIdx.x * s.row_blocks / BLOCKS,
+            blocks = ((blockIdx.x + 1) * s.row_blocks / BLOCKS - first) << s.paired, all = blocks * s.stages,
+            workers = min(all, WARPS);
+  if (lane == 0) plan.first = first, plan.blocks = blocks;
+  if (lane < WARPS) {
+    const u32 begin = lane < workers ? lane * all / workers : 0, end = lane < workers ? (lane + 1) * all / workers : 0;
+    plan.run[lane] = begin | end << 16;
+    plan.start[lane] = begin / s.stages | begin % s.stages << 16;
+  }
+  for (u32 j = lane; j < blocks; j += 32)
+    plan.warps[j] = u16(((j * s.stages + 1) * workers - 1) / all | ((j + 1) * s.stages * workers - 1) / all << 8);
+}

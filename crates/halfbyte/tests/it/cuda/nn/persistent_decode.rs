@@ -1,0 +1,282 @@
+//! A step of one token in one kernel against f64, with the roundings that it makes.
+
+use super::Bench;
+use crate::cuda::gpus;
+use crate::data::{Random, parse, rounded};
+use halfbyte::cuda::Gpu;
+use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::matmul::{self, Packed};
+use halfbyte::cuda::nn::{
+    HeadNorms, KvCache, PRODUCTS, PersistentDecode, PersistentPlan, Rope, StepLayer, StepOfText, StepSizes, StreamNorm,
+};
+use halfbyte::format::reference::dequantize;
+use halfbyte::kernel::Heads;
+use halfbyte::{Float, QTensor};
+
+const EPS: f32 = 1e-5;
+
+struct Product {
+    w: Vec<f64>,
+    packed: Packed,
+    bias: Option<(Vec<f32>, Buffer<f32>)>,
+}
+
+type Vector = (Vec<f32>, Buffer<f32>);
+
+struct Layer {
+    products: [Product; PRODUCTS],
+    norms: [Vector; 2],
+    head_norms: Option<[Vector; 2]>,
+    window: Option<usize>,
+    /// Keys, then values, `[positions][kv_heads][head_size]`.
+    seen: [Vec<Vec<f64>>; 2],
+}
+
+struct Case {
+    sizes: StepSizes,
+    format: &'static str,
+    dtype: Float,
+    /// Tokens before the first that is looked at.
+    before: usize,
+    window: Option<usize>,
+    head_norms: bool,
+    biases: bool,
+}
+
+fn norm(stream: &[f64], weight: &[f32], dtype: Float) -> Vec<f64> {
+    let mean = stream.iter().map(|v| v * v).sum::<f64>() / stream.len() as f64;
+    let factor = 1.0 / (mean + f64::from(EPS)).sqrt();
+    stream.iter().zip(weight).map(|(v, &w)| round(v * factor * f64::from(w), dtype)).collect()
+}
+
+fn round(v: f64, dtype: Float) -> f64 {
+    f64::from(dtype.round(v as f32))
+}
+
+fn multiply(product: &Product, x: &[f64]) -> Vec<f64> {
+    let mut y: Vec<f64> =
+        product.w.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
+    if let Some((bias, _)) = &product.bias {
+        y.iter_mut().zip(bias).for_each(|(y, &b)| *y += f64::from(b));
+    }
+    y
+}
+
+/// The tensor with scales that make outputs about as large as inputs.
+fn of_order_one(w: &QTensor) -> QTensor {
+    let factor = 300.0 / (w.format().max_code() as f32 * (w.k() as f32).sqrt());
+    let scales = w.scales().iter().map(|&s| w.format().scale.round(s * factor)).collect();
+    QTensor::new(w.format(), [w.n(), w.k()], w.codes().to_vec(), scales, w.zeros().clone(), None).unwrap()
+}
+
+impl Layer {
+    fn new(bench: &Bench<'_>, random: &mut Random, case: &Case) -> Self {
+        let StepSizes { hidden, inner, heads, .. } = case.sizes;
+        let shapes =
+            [[heads.row(), hidden], [hidden, heads.heads * heads.head_size], [2 * inner, hidden], [hidden, inner]];
+        let format = parse(case.format);
+        let vector = |random: &mut Random, len: usize, around: f32| -> Vector {
+            let values: Vec<f32> = random.normals(len).iter().map(|v| around + 0.2 * v).collect();
+            let buffer = bench.upload(&values);
+            (values, buffer)
+        };
+        let products = shapes.map(|[n, k]| {
+            let mut weight = format.weight;
+            weight.scale = case.dtype;
+            let w = of_order_one(&random.qtensor(weight, [n, k], false));
+            let packed = matmul::pack(bench.gpu, &bench.stream, &w, format.act, case.dtype).unwrap();
+            let bias = case.biases.then(|| vector(random, n, 0.0));
+            Product { w: dequantize(&w), packed, bias }
+        });
+        let norms = [(); 2].map(|()| vector(random, hidden, 1.0));
+        let head_norms = case.head_norms.then(|| [(); 2].map(|()| vector(random, heads.head_size, 1.0)));
+        Self { products, norms, head_norms, window: case.window, seen: Default::default() }
+    }
+
+    fn step_layer(&self, scale: f32) -> StepLayer<'_> {
+        let norms = self.norms.each_ref().map(|(_, weight)| StreamNorm { weight: weight.view(), eps: EPS });
+        let head_norms = self.head_norms.as_ref();
+        StepLayer {
+            products: self.products.each_ref().map(|p| (&p.packed, p.bias.as_ref().map(|(_, bias)| bias.view()))),
+            norms,
+            head_norms: head_norms.map(|[q, k]| HeadNorms { queries: q.1.view(), keys: k.1.view(), eps: EPS }),
+            scale,
+            window: self.window,
+        }
+    }
+
+    /// The same in f64: x, what attention gives and what the gate gives are rounded as they are in the kernel.
+    fn step(&mut self, case: &Case, frequencies: &[f64], scale: f32, stream: &mut [f64]) {
+        let (heads, dtype, position) = (case.sizes.heads, case.dtype, self.seen[0].len());
+        let Heads { heads: query_heads, kv_heads, head_size } = heads;
+        let mut qkv = multiply(&self.products[0], &norm(stream, &self.norms[0].0, dtype));
+        for (h, head) in qkv.chunks_exact_mut(head_size).take(query_heads + kv_heads).enumerate() {
+            if let Some(norms) = &self.head_norms {
+                let weight = &norms[usize::from(h >= query_heads)].0;
+                let mean = head.iter().map(|v| v * v).sum::<f64>() / head_size as f64;
+                let factor = 1.0 / (mean + f64::from(EPS)).sqrt();
+                head.iter_mut().zip(weight).for_each(|(v, &w)| *v *= factor * f64::from(w));
+            }
+            for (i, frequency) in frequencies.iter().enumerate() {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                let (a, b) = (head[i], head[i + frequencies.len()]);
+                (head[i], head[i + frequencies.len()]) = (a * cos - b * sin, b * cos + a * sin);
+            }
+        }
+        let (queries, rest) = qkv.split_at(query_heads * head_size);
+        for (seen, new) in self.seen.iter_mut().zip(rest.chunks_exact(kv_heads * head_size)) {
+            seen.push(new.iter().map(|&v| round(v, dtype)).collect());
+        }
+        let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
+        let mut attended = Vec::new();
+        for (h, query) in queries.chunks_exact(head_size).enumerate() {
+            let of = |all: &Vec<f64>| all[h / heads.group() * head_size..][..head_size].to_vec();
+            let [keys, values] = self.seen.each_ref().map(|seen| seen[first..].iter().map(of).collect::<Vec<_>>());
+            let score = |key: &Vec<f64>| f64::from(scale) * key.iter().zip(query).map(|(k, q)| k * q).sum::<f64>();
+            let scores: Vec<f64> = keys.iter().map(score).collect();
+            let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            attended.extend(
+                (0..head_size)
+                    .map(|d| round(weights.iter().zip(&values).map(|(w, v)| w * v[d]).sum::<f64>() / total, dtype)),
+            );
+        }
+        let output = multiply(&self.products[1], &attended);
+        stream.iter_mut().zip(output).for_each(|(s, v)| *s += v);
+        let up = multiply(&self.products[2], &norm(stream, &self.norms[1].0, dtype));
+        let (gate, up) = up.split_at(case.sizes.inner);
+        let gated: Vec<f64> = gate.iter().zip(up).map(|(g, u)| round(g / (1.0 + (-g).exp()) * u, dtype)).collect();
+        let down = multiply(&self.products[3], &gated);
+        stream.iter_mut().zip(down).for_each(|(s, v)| *s += v);
+    }
+}
+
+/// Runs some steps, of which those after `before` are compared. Gives the largest error as a share of the stream's deviation.
+fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
+    const LAYERS: usize = 2;
+    const VOCAB: usize = 32;
+    let bench = Bench::new(gpu);
+    let StepSizes { hidden, heads, pairs, .. } = case.sizes;
+    let mut layers: Vec<Layer> = (0..LAYERS).map(|_| Layer::new(&bench, random, case)).collect();
+    let scale = (heads.head_size as f32).powf(-0.5);
+    let frequencies: Vec<f64> = (0..pairs).map(|i| 10_000f64.powf(-(i as f64) / pairs as f64)).collect();
+    let rope = Rope::new(gpu, &bench.stream, &frequencies).unwrap();
+    let steps = case.before + 3;
+    let mut cache = KvCache::new(gpu, LAYERS, heads, steps, case.dtype).unwrap();
+    let embedding_values = rounded(&random.normals(VOCAB * hidden), case.dtype);
+    let embedding = bench.floats(&embedding_values, case.dtype);
+    let last: Vec<f32> = random.normals(hidden).iter().map(|v| 1.0 + 0.2 * v).collect();
+    let last_on_device = bench.upload(&last);
+    let products: Vec<[&Packed; PRODUCTS]> =
+        layers.iter().map(|layer| layer.products.each_ref().map(|product| &product.packed)).collect();
+    let plan = PersistentPlan::of(&gpu.caps(), case.sizes, &products, case.dtype).unwrap();
+    let of_layers: Vec<_> = layers.iter().map(|layer| layer.step_layer(scale)).collect();
+    let kernel = PersistentDecode::new(gpu, &bench.stream, plan, &of_layers, &cache).unwrap();
+    let mut normed = bench.floats(&vec![0.0; hidden], case.dtype);
+    for position in 0..steps {
+        let token = random.below(VOCAB);
+        let [token_on_device, position_on_device] = [token, position].map(|n| bench.upload(&[n as u32]));
+        let step = StepOfText {
+            token: token_on_device.view(),
+            position: position_on_device.view(),
+            embedding: embedding.view(0..embedding.len()),
+            norm: StreamNorm { weight: last_on_device.view(), eps: EPS },
+            rope: &rope,
+            cache: &mut cache,
+            normed: normed.view_mut(0..hidden),
+        };
+        kernel.step(gpu, &bench.stream, step).unwrap();
+        let got = bench.widened(normed.view(0..hidden));
+        let mut stream: Vec<f64> = embedding_values[token * hidden..][..hidden].iter().map(|&v| f64::from(v)).collect();
+        layers.iter_mut().for_each(|layer| layer.step(case, &frequencies, scale, &mut stream));
+        let want = norm(&stream, &last, case.dtype);
+        // Where a sum of f32 lies at the middle between two halves, the kernel may round the other way, and what follows differs
+        // by a unit or two: of normed numbers, whose mean square is about 1.
+        let allowed = 8.0 * case.dtype.unit_roundoff();
+        for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
+            let error = (f64::from(got) - want).abs();
+            assert!(
+                error <= allowed * want.abs().max(1.0),
+                "{:?} {} position {position}: element {i} is {got}, expected {want}",
+                case.sizes,
+                case.format
+            );
+        }
+    }
+}
+
+#[test]
+fn steps_of_random_models_are_those_of_f64() {
+    for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
+        let mut random = Random(77);
+        for round in 0..14 {
+            let head_size = [64, 128][random.below(2)];
+            let kv_heads = 1 + random.below(4);
+            let heads = Heads { heads: kv_heads * (1 + random.below(8)), kv_heads, head_size };
+            // Whole steps of 128 columns for what attention gives.
+            let heads = if (heads.heads * head_size).is_multiple_of(128) {
+                heads
+            } else {
+                Heads { heads: 2 * kv_heads, kv_heads: 2 * kv_heads, ..heads }
+            };
+            let sizes = StepSizes {
+                hidden: 128 * (1 + random.below(8)),
+                inner: 128 * (1 + random.below(10)),
+                heads,
+                pairs: head_size / [2, 4][random.below(2)],
+            };
+            let formats = ["w4a16-g128", "w4a16-g64", "w4a16-g32-asym", "w8a16-g128", "w8a16-g32-asym"];
+            let case = Case {
+                sizes,
+                format: formats[random.below(formats.len())],
+                dtype: [Float::F16, Float::BF16][random.below(2)],
+                before: [0, 20, 150][random.below(3)],
+                window: [None, Some(17)][random.below(2)],
+                head_norms: random.below(2) == 0,
+                biases: random.below(2) == 0,
+            };
+            println!("{round}: {sizes:?} {} {} {:?}", case.format, case.dtype, case.window);
+            run(&gpu, &case, &mut random);
+        }
+    }
+}
+
+/// A text that is divided into parts, which blocks join.
+#[test]
+fn long_texts_are_those_of_f64() {
+    for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
+        let heads = Heads { heads: 8, kv_heads: 2, head_size: 128 };
+        let sizes = StepSizes { hidden: 256, inner: 384, heads, pairs: 64 };
+        let case = Case {
+            sizes,
+            format: "w4a16-g128",
+            dtype: Float::F16,
+            before: 900,
+            window: None,
+            head_norms: false,
+            biases: false,
+        };
+        run(&gpu, &case, &mut Random(5));
+    }
+}
+
+#[test]
+fn models_that_it_does_not_take_are_refused_with_the_reason() {
+    for gpu in gpus() {
+        let bench = Bench::new(&gpu);
+        let sizes =
+            StepSizes { hidden: 128, inner: 128, heads: Heads { heads: 2, kv_heads: 1, head_size: 64 }, pairs: 32 };
+        let w = Random(1).qtensor(parse("w4a16-g32").weight, [128, 128], false);
+        let packed = matmul::pack(&gpu, &bench.stream, &w, halfbyte::Act::A16, Float::F16).unwrap();
+        let why = PersistentPlan::of(&gpu.caps(), sizes, &[[&packed; PRODUCTS]], Float::F16).unwrap_err().to_string();
+        assert!(why.contains("a product of [256, 128]") || !gpu.caps().arch.is_hopper(), "{why}");
+        assert!(PersistentPlan::of(&gpu.caps(), sizes, &[], Float::F16).is_err());
+    }
+}
