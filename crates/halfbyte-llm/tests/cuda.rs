@@ -407,8 +407,12 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
     let tokens: Vec<u32> = (0..300).map(|i| (i * 103 + 12) % 517).collect();
     for format in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym"] {
         let want = all_logits(&random(Device::Cpu, Some(format), None, false), &cpu, &tokens);
-        let size = (want.iter().map(|v| v * v).sum::<f32>() / want.len() as f32).sqrt();
-        for persistent in [true, false] {
+        let deviation = |values: &mut dyn Iterator<Item = f32>| {
+            let (sum, count) = values.fold((0.0, 0), |(sum, count), v| (sum + f64::from(v) * f64::from(v), count + 1));
+            (sum / f64::from(count)).sqrt()
+        };
+        let size = deviation(&mut want.iter().copied());
+        let [in_one, by_kernels] = [true, false].map(|persistent| {
             let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
             let model = random(device, Some(format), None, false);
             let steps: Vec<_> = model.explain(&cpu).unwrap();
@@ -418,11 +422,17 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
             // A prompt first, so that the cache has what another kernel wrote; then it is forgotten from a position on.
             session.prefill(&tokens[..100]).unwrap();
             session.forget(40).unwrap();
-            for (i, &token) in tokens.iter().enumerate().skip(40) {
-                let far = worst(session.decode(token).unwrap(), &want[517 * i..][..517]);
-                assert!(far <= 5e-2 * size, "{format} {persistent} token {i}: {far} off, of deviation {size}");
-            }
-        }
+            let mut got = Vec::new();
+            tokens[40..].iter().for_each(|&token| got.extend_from_slice(session.decode(token).unwrap()));
+            let off = deviation(&mut got.iter().zip(&want[517 * 40..]).map(|(got, want)| got - want));
+            println!("{format} {persistent}: {off:.5} off the CPU's, of deviation {size:.2}");
+            off
+        });
+        // Both round to halves in the same places.
+        assert!(
+            in_one <= 1.2 * by_kernels && in_one <= 2e-2 * size,
+            "{format}: {in_one}, kernel by kernel {by_kernels}"
+        );
     }
 }
 

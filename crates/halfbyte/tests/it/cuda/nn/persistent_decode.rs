@@ -2,7 +2,7 @@
 
 use super::Bench;
 use crate::cuda::gpus;
-use crate::data::{Random, parse, rounded};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{self, Packed};
@@ -83,7 +83,7 @@ impl Layer {
         let products = shapes.map(|[n, k]| {
             let mut weight = format.weight;
             weight.scale = case.dtype;
-            let w = of_order_one(&random.qtensor(weight, [n, k], false));
+            let w = of_order_one(&with_zeros_in_bytes(random.qtensor(weight, [n, k], false)));
             let packed = matmul::pack(bench.gpu, &bench.stream, &w, format.act, case.dtype).unwrap();
             let bias = case.biases.then(|| vector(random, n, 0.0));
             Product { w: dequantize(&w), packed, bias }
