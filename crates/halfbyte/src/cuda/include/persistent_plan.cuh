@@ -10,9 +10,11 @@ constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in 
 constexpr u32 WARPS = 14, THREADS = 32 * WARPS, COPYING_WARPS = 2;  // that compute; that bring weights
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
-constexpr u32 UNIT_SCALES = 256 * BITS, UNIT_ZEROS = UNIT_SCALES + 32 * GROUPS,
-              UNIT = UNIT_ZEROS + (ZERO ? 16 * GROUPS : 0);
-constexpr u32 STAGE = STEPS * UNIT;  // bytes; a unit is 16 rows of an atom
+// A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece, else
+// those of all four row blocks of the atom, since copies are what is scarce.
+constexpr bool OWN_SCALES = GROUPS == 1 && !ZERO;
+constexpr u32 SCALE_BYTES = OWN_SCALES ? 32 : ATOM - SCALES;
+constexpr u32 UNIT_SCALES = 256 * BITS, UNIT = UNIT_SCALES + SCALE_BYTES, STAGE = STEPS * UNIT;
 constexpr u32 TILE = 16, PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
               "whole stages");
@@ -101,6 +103,11 @@ struct Plan {
   u32 padding[2];
   u16 warps[MOST_BLOCKS];  // that have a part of a row block: first, last; 8 bits each
 };
+// The row block that is the j-th of a block.
+DEV u32 row_block(const Plan& plan, u32 product, u32 j) {
+  const Shape s = shape(product);
+  return s.paired ? plan.first + (j >> 1) + (j & 1) * s.row_blocks : plan.first + j;
+}
 // Shared memory, as the host counts it: rings; x, and sums of attention; the rest.
 constexpr u32 SPLIT = HEAD / 64, SLOTS = WARPS / SPLIT, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
               X_BYTES = most(most(most(HIDDEN, INNER), ATTENDED_LENGTH) * 2, OF_ATTENTION);

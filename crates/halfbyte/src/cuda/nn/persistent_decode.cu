@@ -37,11 +37,11 @@ DEV void bring(u32 count, const Shared& m) {
       u32 j = start & 0xffff, t = start >> 16;
 #pragma unroll 1
       for (u32 i = run & 0xffff; i < end;) {
-        const u32 block = s.paired ? plan.first + (j >> 1) + (j & 1) * s.row_blocks : plan.first + j;
+        const u32 block = row_block(plan, product, j), quarter = block & 3;
         const u32 strip = block >> 2, first = strip & ~3u, wide = min(4u, strips - first) * ATOM;
         const u8* codes =
-            w + u64(first) * steps * ATOM + t * STEPS * wide + (strip - first) * ATOM + (block & 3) * (256 * BITS);
-        const u32 scales = SCALES - (block & 3) * (256 * BITS - 32), zeros = ZEROS - (block & 3) * (256 * BITS - 16);
+            w + u64(first) * steps * ATOM + t * STEPS * wide + (strip - first) * ATOM + quarter * UNIT_SCALES;
+        const u32 scales = SCALES - quarter * UNIT_SCALES + (OWN_SCALES ? quarter * 32 : 0);
 #pragma unroll 1
         for (; t < s.stages && i < end; t++, i++) {
           mbarrier_wait(empty + 8 * stage, phase);
@@ -49,12 +49,8 @@ DEV void bring(u32 count, const Shared& m) {
 #pragma unroll
           for (u32 k = 0; k < STEPS; k++, codes += wide) {
             const u32 to = own + stage * STAGE + k * UNIT;
-            copy_bulk(to, codes, 256 * BITS, full + 8 * stage, policy);
-#pragma unroll
-            for (int g = 0; g < GROUPS; g++) {
-              copy_bulk(to + UNIT_SCALES + 32 * g, codes + scales + g * 128, 32, full + 8 * stage, policy);
-              if (ZERO) copy_bulk(to + UNIT_ZEROS + 16 * g, codes + zeros + g * 64, 16, full + 8 * stage, policy);
-            }
+            copy_bulk(to, codes, UNIT_SCALES, full + 8 * stage, policy);
+            copy_bulk(to + UNIT_SCALES, codes + scales, SCALE_BYTES, full + 8 * stage, policy);
           }
           if (++stage == STAGES) stage = 0, phase ^= 1;
         }
@@ -75,9 +71,13 @@ DEV void multiply(const Shared& m, u32 product) {
   u32 j = start & 0xffff, t = start >> 16;
   float sum = 0, sum8 = 0;
   u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
+  u32 quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;  // of the scales
 #pragma unroll 1
   for (u32 i = run & 0xffff; i < end; i++) {
-    const u32 at = ring + stage * STAGE, of_x = x + t * (256 * STEPS), scale_at = of_scales + stage * STAGE;
+    const u32 at = ring + stage * STAGE, of_x = x + t * (256 * STEPS),
+              scale_at = of_scales + stage * STAGE + quarter * 32;
+    const u32 zero_at =
+        base + warp * STAGES * STAGE + stage * STAGE + UNIT_SCALES + ZEROS - SCALES + quarter * 16 + (lane >> 2) * 2;
     mbarrier_wait(full + 8 * stage, phase);
     u32 codes[STEPS][8 * WORDS], scales[STEPS][GROUPS];
 #pragma unroll
@@ -89,7 +89,7 @@ DEV void multiply(const Shared& m, u32 product) {
         codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
       }
 #pragma unroll
-      for (int g = 0; g < GROUPS; g++) scales[k][g] = load_shared(scale_at + k * UNIT + UNIT_SCALES + 32 * g);
+      for (int g = 0; g < GROUPS; g++) scales[k][g] = load_shared(scale_at + k * UNIT + UNIT_SCALES + 128 * g);
     }
     constexpr int EACH = 8 / GROUPS;  // k16 steps of a group
 #pragma unroll
@@ -100,7 +100,7 @@ DEV void multiply(const Shared& m, u32 product) {
 #pragma unroll
       for (int g = 0; g < GROUPS; g++) {
         Zeros z = zeros_symmetric();
-        if (ZERO) z = zeros_of(load_shared_u16(at - lane * 16 + k * UNIT + UNIT_ZEROS + 16 * g + (lane >> 2) * 2));
+        if (ZERO) z = zeros_of(load_shared_u16(zero_at + k * UNIT + 64 * g));
         float acc[2][4] = {};
 #pragma unroll
         for (int h = g * EACH; h < (g + 1) * EACH; h++) {
@@ -124,7 +124,10 @@ DEV void multiply(const Shared& m, u32 product) {
         to[0] = sum, to[8] = sum8;
       }
       sum = sum8 = 0;
-      if (t == stages) t = 0, j++;
+      if (t == stages) {
+        t = 0, j++;
+        if (!OWN_SCALES) quarter = row_block(plan, product, j) & 3;
+      }
     }
   }
   if (lane == 0) m.turns()[warp] = stage << 1 | phase;

@@ -180,7 +180,9 @@ impl Plan {
     fn table_at(&self, stages: usize) -> usize {
         let Sizes { hidden, inner, heads, pairs } = self.sizes;
         let (head, group) = (heads.head_size, heads.group());
-        let unit = 256 * self.atom.bits as usize + self.atom.groups() * if self.atom.zero { 48 } else { 32 };
+        let (groups, zero) = (self.atom.groups(), self.atom.zero);
+        let scales = if groups == 1 && !zero { 32 } else { groups * if zero { 192 } else { 128 } };
+        let unit = 256 * self.atom.bits as usize + scales;
         let of_product = |at: usize| {
             let (paired, n) = if at == 2 { (1, inner) } else { (0, self.sizes.shapes()[at][0]) };
             (n / ROWS).div_ceil(self.blocks) << paired

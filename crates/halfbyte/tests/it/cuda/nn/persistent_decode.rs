@@ -217,15 +217,12 @@ fn steps_of_random_models_are_those_of_f64() {
             let head_size = [64, 128][random.below(2)];
             let kv_heads = 1 + random.below(4);
             let heads = Heads { heads: kv_heads * (1 + random.below(8)), kv_heads, head_size };
-            // Whole steps of 128 columns for what attention gives.
-            let heads = if (heads.heads * head_size).is_multiple_of(128) {
-                heads
-            } else {
-                Heads { heads: 2 * kv_heads, kv_heads: 2 * kv_heads, ..heads }
-            };
+            // Whole steps of 128 columns for what attention gives, and more than one: a row has several groups then.
+            let whole = (heads.heads * head_size).is_multiple_of(128) && heads.heads * head_size > 128;
+            let heads = if whole { heads } else { Heads { heads: 4 * kv_heads, kv_heads: 2 * kv_heads, ..heads } };
             let sizes = StepSizes {
-                hidden: 128 * (1 + random.below(8)),
-                inner: 128 * (1 + random.below(10)),
+                hidden: 128 * (2 + random.below(7)),
+                inner: 128 * (2 + random.below(9)),
                 heads,
                 pairs: head_size / [2, 4][random.below(2)],
             };
