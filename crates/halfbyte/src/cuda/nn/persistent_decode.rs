@@ -166,18 +166,23 @@ impl Plan {
         if sizes.shapes().iter().any(|[n, k]| !n.is_multiple_of(STRIP) || !k.is_multiple_of(STEP)) {
             return refuse(format!("outputs in multiples of {STRIP}, columns of {STEP}"));
         }
-        let steps = if sizes.shapes().iter().all(|[_, k]| k.is_multiple_of(2 * STEP)) { 2 } else { 1 };
-        let plan = Self { sizes, atom, dtype, layers, blocks, steps, stages: 0, table: 0 };
-        let with = |stages| Self { stages, table: plan.table_at(stages), ..plan.clone() };
+        let even = sizes.shapes().iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
+        let with = |steps, stages| {
+            let plan = Self { sizes, atom, dtype, layers, blocks, steps, stages, table: 0 };
+            Self { table: plan.begin_of_table(), ..plan }
+        };
+        let steps = if even { 1..=2 } else { 1..=1 };
+        let mut plans = steps.rev().flat_map(|steps| (STAGES[0]..=STAGES[1]).rev().map(move |stages| (steps, stages)));
+        let room = caps.shared_bytes as usize;
         let fitting =
-            (STAGES[0]..=STAGES[1]).rev().map(with).find(|plan| plan.shared_bytes() <= caps.shared_bytes as usize);
+            plans.find_map(|(steps, stages)| Some(with(steps, stages)).filter(|plan| plan.shared_bytes() <= room));
         fitting.ok_or_else(|| {
             Reason(format!("a model that fits {} bytes of shared memory: fewer layers, or shorter", caps.shared_bytes))
         })
     }
 
     /// Where the table of layers begins in shared memory; as the source counts it.
-    fn table_at(&self, stages: usize) -> usize {
+    fn begin_of_table(&self) -> usize {
         let Sizes { hidden, inner, heads, pairs } = self.sizes;
         let (head, group) = (heads.head_size, heads.group());
         let (groups, zero) = (self.atom.groups(), self.atom.zero);
@@ -192,7 +197,7 @@ impl Plan {
         let x = (2 * hidden.max(inner).max(heads.heads * head)).max(WARPS / (head / 64) * group * head * 4);
         let sums = (most + WARPS) * 64 + most * 64 + of_product(1) * 64;
         let attention = 192 + 8 * pairs.max(2) + 32 * head + 4 * head + (group + 2) * head * 4;
-        WARPS * stages * (self.steps * unit + 16) + x + sums + attention + PRODUCTS * plan
+        WARPS * self.stages * (self.steps * unit + 16) + x + sums + attention + PRODUCTS * plan
     }
 
     fn shared_bytes(&self) -> usize {
