@@ -10,8 +10,8 @@ constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in 
 constexpr u32 WARPS = 14, THREADS = 32 * WARPS, COPYING_WARPS = 2;  // that compute; that bring weights
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
-// A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece, else
-// those of all four row blocks of the atom, since copies are what is scarce.
+// A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece,
+// else those of all four row blocks of the atom, since copies are what is scarce.
 constexpr bool OWN_SCALES = GROUPS == 1 && !ZERO;
 constexpr u32 SCALE_BYTES = OWN_SCALES ? 32 : ATOM - SCALES;
 constexpr u32 UNIT_SCALES = 256 * BITS, UNIT = UNIT_SCALES + SCALE_BYTES, STAGE = STEPS * UNIT;
