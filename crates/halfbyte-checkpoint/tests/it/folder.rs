@@ -30,6 +30,7 @@ fn quantize(job: Job<'_>, format: impl Fn(&Linear<'_>) -> Option<WeightFormat>) 
         format: &mut |module| format(module),
         quantize: &mut |_, weight, format| rounded(weight, format),
         dense: &mut |_| None,
+        untied: None,
     };
     write_model(job, quantization)
 }
@@ -227,6 +228,7 @@ fn act_order_is_declared_and_other_tensors_are_kept() {
         format: &mut |_| Some(format),
         quantize: &mut |_, _, _| Ok(q.clone()),
         dense: &mut |_| None,
+        untied: None,
     };
     write_model(Job::new(&source, &target), quantization).unwrap();
     let config = &json(&target.join("config.json"))["quantization_config"];
@@ -320,6 +322,7 @@ fn a_target_is_replaced_only_on_request_and_only_if_it_is_a_model() {
         format: &mut |_| Some(format),
         quantize: &mut |_, weight, _| rounded(weight, WeightFormat { bits: 8, ..format }),
         dense: &mut |_| None,
+        untied: None,
     };
     let mut job = Job::new(&source, &target);
     job.overwrite = true;

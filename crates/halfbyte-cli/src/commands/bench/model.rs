@@ -6,6 +6,7 @@ mod speed;
 pub use speed::{Speed, Work, speed};
 
 use crate::app::App;
+use crate::args::head_bits;
 use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -57,14 +58,6 @@ pub struct Args {
     repetitions: u16,
     #[command(flatten)]
     load: LoadArgs,
-}
-
-/// Bits of a head.
-fn head_bits(text: &str) -> std::result::Result<u32, String> {
-    match text.parse() {
-        Ok(bits @ (4 | 8 | 16)) => Ok(bits),
-        _ => Err("expected 4, 8 or 16".to_owned()),
-    }
 }
 
 #[derive(Serialize)]
