@@ -25,7 +25,7 @@ pub(crate) trait Clock {
 /// A step that is about to run.
 pub(crate) enum What<'a, D: ModelDevice> {
     Embed,
-    Norm { norm: &'a Norm<D>, add: bool, reader: Option<&'a D::Projection> },
+    Norm { norm: &'a Norm<D>, reader: Option<&'a D::Projection> },
     Add,
     Product { by: &'a D::Projection, from: Slot },
     Append(&'a Attention<D>),
@@ -59,7 +59,6 @@ pub(crate) trait Describe<D: ModelDevice>: Steps<D> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub hidden: usize,
-    pub heads: Heads,
     pub layers: usize,
     /// Bytes of an element of keys and values.
     pub cache_bytes: usize,
@@ -70,8 +69,8 @@ pub(crate) struct Sizes {
 impl Sizes {
     /// Of a decoder.
     pub fn of<D: ModelDevice>(decoder: &Decoder<D>, cache_bytes: usize, embedding_bytes: usize) -> Self {
-        let (hidden, heads, layers) = (decoder.hidden, decoder.heads, decoder.layers.len());
-        Self { hidden, heads, layers, cache_bytes, embedding_bytes }
+        let (hidden, layers) = (decoder.hidden, decoder.layers.len());
+        Self { hidden, layers, cache_bytes, embedding_bytes }
     }
 }
 
@@ -156,7 +155,7 @@ where
         // The stream is read, with an update it is written too, and the update is read.
         let of_element = if add { 3 * F32 } else { F32 } + self.run.input_bytes(reader, self.rows);
         let bytes = self.sizes.hidden * (self.rows * of_element + F32);
-        self.timed(name, &What::Norm { norm, add, reader }, [bytes, 0], |run| run.norm(add, norm, reader))
+        self.timed(name, &What::Norm { norm, reader }, [bytes, 0], |run| run.norm(add, norm, reader))
     }
 
     fn add(&mut self) -> Result<()> {

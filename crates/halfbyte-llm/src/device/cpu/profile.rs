@@ -26,11 +26,10 @@ impl Describe<OnCpu> for Run<'_> {
         Ok(match what {
             What::Embed => "embed".to_owned(),
             What::Add => "add".to_owned(),
-            What::Norm { norm, add, .. } => match (norm.kind, add) {
-                (NormKind::Rms, false) => "rms_norm",
-                (NormKind::Rms, true) => "add_rms_norm",
-                (NormKind::Layer, false) => "layer_norm",
-                (NormKind::Layer, true) => "add_layer_norm",
+            // With an update, that is added by the same loop.
+            What::Norm { norm, .. } => match norm.kind {
+                NormKind::Rms => "rms_norm",
+                NormKind::Layer => "layer_norm",
             }
             .to_owned(),
             What::Product { by, .. } => by.kernel(self.cpu, rows)?,
