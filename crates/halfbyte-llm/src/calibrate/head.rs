@@ -107,9 +107,10 @@ impl Norm {
     }
 
     fn apply(&self, cpu: &Cpu, stream: &[f32], out: &mut [f32]) -> Result<()> {
-        Ok(match self.kind {
+        match self.kind {
             NormKind::Rms => nn::rms_norm(cpu, stream, &self.weight, self.eps, out)?,
             NormKind::Layer => nn::layer_norm(cpu, stream, &self.weight, self.bias.as_deref(), self.eps, out)?,
-        })
+        }
+        Ok(())
     }
 }

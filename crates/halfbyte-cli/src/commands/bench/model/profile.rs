@@ -63,6 +63,9 @@ pub struct Profiles {
     layers_are_one_kernel: bool,
     /// Whether the weights of a step fit a cache.
     weights_may_be_cached: bool,
+    /// What the limits follow from; None: it was not measured.
+    #[serde(skip)]
+    machine: Option<Machine>,
 }
 
 /// The steps of some tokens.
@@ -116,13 +119,14 @@ impl Profiles {
             one_by_one: matches!(model.device(), Device::Cuda(_)),
             layers_are_one_kernel: plans.iter().flat_map(|p| &p.plans).any(|plan| one_kernel(plan.kernel)),
             weights_may_be_cached: model.bytes_of_step() < LARGEST_CACHE,
+            machine: machine.copied(),
         })
     }
 
     /// For people.
     pub fn human(&self) -> String {
         let mut out = format!("\na token that is written, step by step\n{}", self.decode.human());
-        let us = |value: f64| format!("{value:.1} us");
+        let us = |value: f64| format!("{value:.1} µs");
         let unprofiled = us(self.decode.unprofiled_us);
         out += &match (self.one_by_one, self.layers_are_one_kernel) {
             (false, _) => format!("without a profile, as above: {unprofiled}\n"),
@@ -136,6 +140,9 @@ impl Profiles {
         };
         out += &format!("\na prompt, step by step\n{}", self.prefill.human());
         out += &format!("without a profile, as above: {}\n", us(self.prefill.unprofiled_us));
+        if let Some(machine) = &self.machine {
+            out += &format!("limits: {}\n", machine.in_words());
+        }
         if self.weights_may_be_cached {
             out += "the weights may stay in a cache from step to step: steps can be faster than memory allows\n";
         }
@@ -195,7 +202,7 @@ impl Table {
 
     fn human(&self) -> String {
         let columns = [("step", Align::Left), ("kernel", Align::Left)].into_iter();
-        let numbers = ["rows", "times", "bytes", "us", "all us", "share", "of limit"].map(|name| (name, Align::Right));
+        let numbers = ["rows", "times", "bytes", "µs", "all µs", "share", "of limit"].map(|name| (name, Align::Right));
         let columns: Vec<_> = columns.chain(numbers).chain([("limit", Align::Left)]).collect();
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let us = |value: f64| format!("{value:.1}");
