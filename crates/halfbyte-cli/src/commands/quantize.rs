@@ -167,6 +167,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let usual = "other programs read powers of two from 16 to 1024, as a rule 128";
         app.note(&format!("note: hardly anybody else reads GPTQ files with groups of {size}: {usual}"));
     }
+    if args.to == FormArg::Awq && head.is_some() {
+        app.note("note: vLLM and SGLang read the head of this form as codes; transformers and AutoAWQ do not, and fill it at random");
+    }
     let mut result = Quantized {
         model: args.model.clone(),
         output: args.output.clone(),
