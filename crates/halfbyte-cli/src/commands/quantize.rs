@@ -168,7 +168,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         app.note(&format!("note: hardly anybody else reads GPTQ files with groups of {size}: {usual}"));
     }
     if args.to == FormArg::Awq && head.is_some() {
-        app.note("note: vLLM and SGLang read the head of this form as codes; transformers and AutoAWQ do not, and fill it at random");
+        app.note(
+            "note: vLLM and SGLang read the head of this form as codes; transformers does not, and fills it at random",
+        );
     }
     let mut result = Quantized {
         model: args.model.clone(),
