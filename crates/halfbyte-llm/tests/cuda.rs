@@ -4,10 +4,10 @@
 
 use half::f16;
 use halfbyte::cpu::Cpu;
-use halfbyte::quantize::Rtn;
+use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Format};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
-use halfbyte_checkpoint::{Checkpoint, DType};
+use halfbyte_checkpoint::{Checkpoint, DType, Job, LinearWeight, Quantization, Target, Untied, Weights, write_model};
 use halfbyte_llm::device::Gpu;
 use halfbyte_llm::{
     Config, Device, Error, Finish, LoadOptions, Model, RandomWeights, Request, Sampler, Sampling, Session, Tokenizer,
@@ -434,6 +434,62 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
             "{format}: {in_one}, kernel by kernel {by_kernels}"
         );
     }
+}
+
+#[test]
+fn a_profile_has_the_steps_of_the_cpu_and_leaves_the_text_as_reading_does() {
+    let (Some(gpu), cpu) = (gpu(), Cpu::all_threads().unwrap()) else { return };
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 89 + 5) % 300).collect();
+    for (format, head, tied) in
+        [(None, None, true), (Some("w4a16-g128"), Some("w8a16-g128"), false), (Some("w4a8-g64"), None, false)]
+    {
+        let on_cpu = random(Device::Cpu, format, head, tied);
+        let model = random(on(&gpu, Float::F16), format, head, tied);
+        let [mut session, mut other] = [(); 2].map(|()| Session::new(&model, &cpu, 80).unwrap());
+        let mut of_cpu = Session::new(&on_cpu, &cpu, 80).unwrap();
+        // Several rows, then one; what is recorded before and behind them goes on from there.
+        for some in [&tokens[..60], &tokens[60..61], &tokens[61..62]] {
+            let (got, want) = (session.profile(some).unwrap(), of_cpu.profile(some).unwrap());
+            assert_eq!(got.steps.len(), want.steps.len(), "{format:?}");
+            for (got, want) in got.steps.iter().zip(&want.steps) {
+                assert_eq!((got.name, got.layer, got.rows, got.flop), (want.name, want.layer, want.rows, want.flop));
+            }
+            assert!(got.steps.iter().all(|step| !step.kernel.is_empty() && step.bytes > 0.0 && step.seconds > 0.0));
+            let sum: f64 = got.steps.iter().map(|step| step.seconds).sum();
+            // Events count halves of a microsecond.
+            assert!(sum <= got.seconds + 0.5e-6 * got.steps.len() as f64, "{format:?}: {sum} of {}", got.seconds);
+            other.read_unless(some, None).unwrap();
+        }
+        for &token in &tokens[62..66] {
+            let (got, want) = (session.decode(token).unwrap(), other.decode(token).unwrap());
+            // Other kernels add sums in another order, and some numbers round to other halves or codes.
+            assert!(worst(got, want) < 0.1, "{format:?}");
+        }
+    }
+}
+
+/// A head of other bits than the blocks, as files hold it.
+#[test]
+fn a_quantized_head_of_a_file_gives_the_logits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let (cpu, here) = (Cpu::all_threads().unwrap(), tempfile::tempdir().unwrap());
+    let (source, folder) = (Weights::open(stdlib()).unwrap(), here.path().join("out"));
+    let [blocks, format] = ["w4a16-g128", "w8a16-g128"].map(|name| name.parse::<Format>().unwrap().weight);
+    let quantization = Quantization {
+        target: Target::Gptq(None),
+        format: &mut |layer| layer.in_block().then_some(blocks),
+        quantize: &mut |_, weight, format| match weight {
+            LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
+            LinearWeight::Quantized(q) => Ok(q.clone()),
+        },
+        dense: &mut |_| None,
+        untied: Some(Untied { embedding: "model.embed_tokens", format }),
+    };
+    write_model(Job::new(&source, &folder), quantization).unwrap();
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 103 + 12) % 4096).collect();
+    let logits = |device| all_logits(&Model::load(&folder, &options(device, None)).unwrap(), &cpu, &tokens);
+    let far = worst(&logits(on(&gpu, Float::F16)), &logits(Device::Cpu));
+    assert!(far < 0.1, "{far}");
 }
 
 #[test]

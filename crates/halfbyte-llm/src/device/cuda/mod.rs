@@ -1,6 +1,7 @@
 //! Models on a GPU: the same decoder, the same numbers but for the type of what products read.
 
 mod persistent;
+mod profile;
 mod projection;
 mod run;
 mod text;
