@@ -6,7 +6,7 @@
 //   2^19 of it is exact. Where an x is infinite or NaN, the power is NaN, and so is each row.
 //   A unit in shared memory: digits, as B fragments lie, and the power.
 #pragma once
-#include "warp.cuh"
+#include "ampere.cuh"
 #include "weight_atom.cuh"
 
 constexpr u32 POWER = 512, X_UNIT = POWER + 16;
@@ -34,11 +34,9 @@ DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float power)
                     __byte_perm(d, f, 0x7632)};
   const u32 at = unit + (step >> 2) * 256 + c * 16 + (step & 3) * 4;
 #pragma unroll
-  for (u32 n = 0; n < 4; n++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(at + n * 64), "r"(w[n]) : "memory");
+  for (u32 n = 0; n < 4; n++) store_shared(at + n * 64, w[n]);
 }
-DEV void put_power(u32 unit, float power) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(unit + POWER), "f"(power) : "memory");
-}
+DEV void put_power(u32 unit, float power) { store_shared(unit + POWER, __float_as_uint(power)); }
 // Sums start here: an integer of up to 22 bits added to these bits is that integer added to this float.
 constexpr u32 INTEGER = 0x4b400000;
 constexpr float INTEGER_FLOAT = 12582912.0f;

@@ -41,15 +41,6 @@ DEV void load_eight(const void* from, u64 at, FloatType type, float (&out)[8]) {
   for (int i = 0; i < 8; i++) out[i] = float_of_bits(u16(each[i / 2] >> (16 * (i % 2))), type);
 }
 
-// 16 bytes that no other block reads and no kernel before this one writes: they take no place in L1.
-DEV uint4 load_once(const void* from) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(from));
-  return v;
-}
-
 // COUNT vectors of four floats, each STEP vectors behind the one before; zeros where the row, of which `left` floats
 // are left from `from` on, has ended.  `aligned`: it begins at a multiple of 16 bytes and has whole vectors.
 template <int COUNT, int STEP> DEV void load_fours(const float* from, u64 left, bool aligned, float4 (&out)[COUNT]) {

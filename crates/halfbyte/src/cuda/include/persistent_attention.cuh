@@ -1,5 +1,6 @@
 // Attention of the persistent kernel: a block takes a kv head and a part of the positions that its query heads see.
 #pragma once
+#include "ptx.cuh"
 
 // A tile of positions, as A fragments have it: a lane's words.
 struct Keys {  // 64 dims of them
@@ -9,16 +10,9 @@ struct Values {  // 64 dims of them
   u32 w[4][4];  // positions 2 (lane % 4), + 1, + 8, + 9; dims 8 (lane / 4) on
 };
 
-DEV uint4 load_16(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
 DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEV void load_row(u32 (&w)[4], const u16* from) {
-  const uint4 v = load_16(from);
+  const uint4 v = load_once(from);
   w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
 // Those of this token, which are not in the cache yet.

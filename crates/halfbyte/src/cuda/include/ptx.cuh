@@ -32,3 +32,12 @@ DEV u16 bfloat_of_float(float value) {
   // Half of the last kept bit, less one unless that bit is odd: carries where nearest-even rounds up.
   return u16((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+
+// 16 bytes that no other block reads and no kernel before this one writes: they take no place in L1.
+DEV uint4 load_once(const void* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
