@@ -38,7 +38,7 @@ DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float power)
 }
 DEV void put_power(u32 unit, float power) { store_shared(unit + POWER, __float_as_uint(power)); }
 // Sums start here: an integer of up to 22 bits added to these bits is that integer added to this float.
-constexpr u32 INTEGER = 0x4b400000;
+constexpr int INTEGER = 0x4b400000;
 constexpr float INTEGER_FLOAT = 12582912.0f;
 // Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are four times as great.
 constexpr int TIMES_8 = BITS == 4 ? 4 : 1;
