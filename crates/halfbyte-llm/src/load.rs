@@ -12,7 +12,8 @@ use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, St
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// How a model is loaded.
 #[derive(Clone, Debug)]
@@ -46,6 +47,8 @@ enum Source<'a> {
 pub(crate) enum Embedding<'a> {
     /// Rows of a file.
     Stored(FloatData<'a>),
+    /// Rows of a file, as codes.
+    Codes(StoredTensor<'a>),
     /// Rows that are drawn where they will lie.
     Random(RandomFloats),
 }
@@ -55,6 +58,7 @@ impl<'a> Embedding<'a> {
     pub(crate) fn into_floats(self) -> Result<FloatData<'a>> {
         Ok(match self {
             Self::Stored(floats) => floats,
+            Self::Codes(codes) => FloatData::F32(Cow::Owned(values(&codes.to_qtensor()?))),
             Self::Random(floats) => FloatData::F16(Cow::Owned(floats.draw()?)),
         })
     }
@@ -124,6 +128,47 @@ impl<'a> Loader<'a> {
         Ok(loaded)
     }
 
+    /// Loads parts in their order by several threads, each with something of its own that `begin` makes. The threads of rayon are
+    /// left to the work within a part: one that took another part while it waits would hold two of them.
+    ///
+    /// Errors: the first part's that has one.
+    pub(crate) fn in_lanes<L, T: Send>(
+        &mut self,
+        lanes: usize,
+        parts: usize,
+        begin: impl Fn(usize) -> L + Sync,
+        load: impl Fn(&mut L, &mut Loader<'a>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let (source, options, begin, load) = (self.source, &self.options, &begin, &load);
+        let (next, failed, loaded) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(Vec::new()));
+        let (next, failed, loaded) = (&next, &failed, &loaded);
+        std::thread::scope(|scope| {
+            for lane in 0..lanes.clamp(1, parts.max(1)) {
+                scope.spawn(move || {
+                    let mut lane = begin(lane);
+                    while !failed.load(Ordering::Relaxed) {
+                        let part = next.fetch_add(1, Ordering::Relaxed);
+                        if part >= parts {
+                            break;
+                        }
+                        let mut own = Loader { source, options: options.clone(), parameters: 0, findings: Vec::new() };
+                        let result = load(&mut lane, &mut own, part);
+                        failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                        loaded.lock().unwrap_or_else(PoisonError::into_inner).push((part, result, own));
+                    }
+                });
+            }
+        });
+        let mut loaded = std::mem::take(&mut *loaded.lock().unwrap_or_else(PoisonError::into_inner));
+        loaded.sort_by_key(|(part, ..)| *part);
+        let take = |(_, result, mut own): (usize, Result<T>, Loader<'a>)| {
+            self.parameters += own.parameters;
+            self.findings.append(&mut own.findings);
+            result
+        };
+        loaded.into_iter().map(take).collect()
+    }
+
     /// A vector of `len` floats, widened.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let vector = match self.source {
@@ -147,13 +192,6 @@ impl<'a> Loader<'a> {
     pub(crate) fn release(&self, prefix: &str) {
         if let Source::Checkpoint(weights) = self.source {
             weights.release(prefix);
-        }
-    }
-
-    /// The same for one tensor.
-    pub(crate) fn release_tensor(&self, name: &str) {
-        if let Source::Checkpoint(weights) = self.source {
-            weights.checkpoint().release(name);
         }
     }
 
@@ -208,8 +246,7 @@ impl<'a> Loader<'a> {
         Some((RandomFloats::new(first.shape.k, rows), biases))
     }
 
-    /// Some rows of the embedding `[vocab, hidden]`, as floats: they are read, not multiplied, so that codes become what they
-    /// stand for.
+    /// Some rows of the embedding `[vocab, hidden]`: they are read, not multiplied, so that codes become what they stand for.
     pub(crate) fn embedding(
         &mut self,
         prefix: &str,
@@ -239,12 +276,10 @@ impl<'a> Loader<'a> {
                 false => cut_floats(&floats, hidden, &cut),
             }));
         }
-        let floats = match self.stored(prefix, shape, &cut)?.weight {
-            StoredWeight::Dense { floats, .. } => floats,
-            StoredWeight::Quantized(codes) => FloatData::F32(Cow::Owned(values(&codes.to_qtensor()?))),
-        };
-        weights.release(prefix);
-        Ok(Embedding::Stored(floats))
+        Ok(match self.stored(prefix, shape, &cut)?.weight {
+            StoredWeight::Dense { floats, .. } => Embedding::Stored(floats),
+            StoredWeight::Quantized(codes) => Embedding::Codes(codes),
+        })
     }
 
     /// A rank's part of a layer of a block, quantised if the options say so.
@@ -369,7 +404,10 @@ fn values(q: &QTensor) -> Vec<f32> {
         };
         value as f32
     };
-    (0..q.n()).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| value(i, j)).collect()
+    let mut values = vec![0f32; q.n() * k];
+    let rows = values.par_chunks_mut(k.max(1)).enumerate();
+    rows.for_each(|(i, row)| row.iter_mut().enumerate().for_each(|(j, v)| *v = value(i, j)));
+    values
 }
 
 /// The rows of a model's embedding for some tokens, whose ids are below the vocabulary. Shape: out `[tokens, hidden]`.

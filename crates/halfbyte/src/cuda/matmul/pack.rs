@@ -17,7 +17,7 @@ use super::simt::zero_kind;
 use super::staged::{aligned, bytes_of, bytes_of_rows, copy, copy_lines, params_of};
 use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Buffer, Launch, Stream, Uploader};
+use crate::cuda::driver::{Arg, Buffer, Launch, Sent, Stream, Uploader};
 use crate::cuda::nn::FloatBuffer;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -208,8 +208,13 @@ impl<'a> Packer<'a> {
             self.uploader.upload(self.stream, to, 1, |range, to| copy(bytes, range, to))?;
             first += part.len();
         }
-        self.stream.synchronize()?;
+        self.uploader.finish(self.stream)?;
         Ok(out)
+    }
+
+    /// What it has brought to the device so far.
+    pub fn sent(&self) -> Sent {
+        self.uploader.sent()
     }
 
     /// Memory of the device that stays.
@@ -265,7 +270,7 @@ impl<'a> Packer<'a> {
             self.launch(whole, slab, &table, staging.pointer(), target)?;
         }
         self.staging = Some(staging);
-        self.stream.synchronize()
+        self.uploader.finish(self.stream)
     }
 
     /// Codes of some rows of a tensor, put on the device: `rows` from its own row `first` on, which are from `top` on in the
