@@ -4,12 +4,14 @@ use crate::app::App;
 use crate::args::{ActArg, HintArgs, RtnArgs, SymmetricRange};
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
+use crate::start::{Laps, Start};
 use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::{Finding, Hint, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
 use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
 use std::path::{Path, PathBuf};
+use std::thread::ScopedJoinHandle;
 
 /// How a model is loaded: the options of run, eval and bench model.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,10 +69,43 @@ impl LoadArgs {
 
     /// Loads a model folder; what is odd about it is noted.
     pub fn load(&self, app: &App, folder: &Path) -> Result<Model> {
-        let options = self.options(app)?;
-        let weights = open_whole(folder, self.hint)?;
-        let config = Config::from_weights(&weights)?;
-        let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
+        Ok(self.start(app, folder)?.0)
+    }
+
+    /// The same, with where the time went, up to the last kernel.
+    pub fn start(&self, app: &App, folder: &Path) -> Result<(Model, Start, Laps)> {
+        let (model, _, start, laps) = self.with(app, folder, |_| Ok(()))?;
+        Ok((model, start, laps))
+    }
+
+    /// The same with the tokenizer, which is read while weights are.
+    pub fn start_with_tokenizer(&self, app: &App, folder: &Path) -> Result<(Model, Tokenizer, Start, Laps)> {
+        self.with(app, folder, |weights| Ok(Tokenizer::from_weights(weights)?))
+    }
+
+    /// Loads a model, and `more` beside.
+    fn with<T: Send>(
+        &self,
+        app: &App,
+        folder: &Path,
+        more: impl Fn(&Weights) -> Result<T> + Sync,
+    ) -> Result<(Model, T, Start, Laps)> {
+        let (mut start, mut laps) = (Start::default(), Laps::since_start(app));
+        let files = || -> Result<_> {
+            let weights = open_whole(folder, self.hint)?;
+            let config = Config::from_weights(&weights)?;
+            let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
+            Ok((weights, config, quantized))
+        };
+        // Opening a GPU takes some tenths of a second, and so do the headers of large files.
+        let (options, opened) = std::thread::scope(|scope| {
+            let opened = scope.spawn(files);
+            let options = self.options(app);
+            start.device = laps.lap();
+            (options, joined(opened))
+        });
+        let (options, (weights, config, quantized)) = (options?, opened?);
+        start.files = laps.lap();
         if quantized && self.quantize.is_some() {
             return Err(Failure::usage(
                 format!("{} is quantised already", folder.display()),
@@ -85,12 +120,20 @@ impl LoadArgs {
                 "add --quantize, as in --quantize w4a8-g128",
             ));
         }
-        let model = Model::from_weights(config, &weights, &options)?;
-        for finding in model.findings() {
-            app.note(&format!("note: {finding}"));
-        }
-        prepare(app, &model)?;
-        Ok(model)
+        std::thread::scope(|scope| {
+            let beside = scope.spawn(|| more(&weights));
+            let model = Model::from_weights(config, &weights, &options)?;
+            start.weights = laps.lap();
+            start.sent(model.load_times());
+            for finding in model.findings() {
+                app.note(&format!("note: {finding}"));
+            }
+            prepare(app, &model)?;
+            start.kernels = laps.lap();
+            let beside = joined(beside)?;
+            start.tokenizer = laps.lap();
+            Ok((model, beside, start, laps))
+        })
     }
 
     /// The library's options for random weights, and the format of their blocks: `--format`, or `--quantize` to the same effect.
@@ -115,6 +158,11 @@ impl LoadArgs {
         Ok((LoadOptions { quantize: None, ..args.options(app)? }, args.quantize))
     }
 
+    /// The format of random weights, if there is one.
+    pub fn format(&self, format: Option<Format>) -> Option<Format> {
+        format.or(self.quantize)
+    }
+
     /// What becomes of activations, with the format of random weights if there is one.
     pub fn act_of(&self, format: Option<Format>) -> Act {
         format.or(self.quantize).map(|format| format.act).or(self.act.map(Act::from)).unwrap_or(Act::A16)
@@ -130,6 +178,11 @@ impl LoadArgs {
             }
         }
     }
+}
+
+/// What a thread came to; its panic is this one's.
+fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Where a model computes that takes its activations so; noted where that is not the device that would be chosen.
