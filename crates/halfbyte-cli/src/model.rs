@@ -91,21 +91,42 @@ impl LoadArgs {
         more: impl Fn(&Weights) -> Result<T> + Sync,
     ) -> Result<(Model, T, Start, Laps)> {
         let (mut start, mut laps) = (Start::default(), Laps::since_start(app));
-        let files = || -> Result<_> {
-            let weights = open_whole(folder, self.hint)?;
-            let config = Config::from_weights(&weights)?;
-            let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
-            Ok((weights, config, quantized))
-        };
-        // Opening a GPU takes some tenths of a second, and so do the headers of large files.
-        let (options, opened) = std::thread::scope(|scope| {
-            let opened = scope.spawn(files);
-            let options = self.options(app);
-            start.device = laps.lap();
-            (options, joined(opened))
-        });
-        let (options, (weights, config, quantized)) = (options?, opened?);
-        start.files = laps.lap();
+        // A GPU takes some tenths of a second to open, and a tokenizer to read.
+        std::thread::scope(|scope| {
+            let options = scope.spawn(|| self.options(app));
+            let opened = open_whole(folder, self.hint).and_then(|weights| {
+                let config = Config::from_weights(&weights)?;
+                let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
+                Ok((weights, config, quantized))
+            });
+            start.files = laps.lap();
+            let (weights, config, quantized) = match opened {
+                Ok(opened) => opened,
+                // What is wrong with the options comes first.
+                Err(failure) => return joined(options).and(Err(failure)),
+            };
+            std::thread::scope(|scope| {
+                let beside = scope.spawn(|| more(&weights));
+                let options = joined(options)?;
+                start.device = laps.lap();
+                self.refuse_useless(folder, quantized)?;
+                let model = Model::from_weights(config, &weights, &options)?;
+                start.weights = laps.lap();
+                start.sent(model.load_times());
+                for finding in model.findings() {
+                    app.note(&format!("note: {finding}"));
+                }
+                prepare(app, &model)?;
+                start.kernels = laps.lap();
+                let beside = joined(beside)?;
+                start.tokenizer = laps.lap();
+                Ok((model, beside, start, laps))
+            })
+        })
+    }
+
+    /// Error: options that change nothing for a model, or cannot be followed.
+    fn refuse_useless(&self, folder: &Path, quantized: bool) -> Result<()> {
         if quantized && self.quantize.is_some() {
             return Err(Failure::usage(
                 format!("{} is quantised already", folder.display()),
@@ -120,20 +141,7 @@ impl LoadArgs {
                 "add --quantize, as in --quantize w4a8-g128",
             ));
         }
-        std::thread::scope(|scope| {
-            let beside = scope.spawn(|| more(&weights));
-            let model = Model::from_weights(config, &weights, &options)?;
-            start.weights = laps.lap();
-            start.sent(model.load_times());
-            for finding in model.findings() {
-                app.note(&format!("note: {finding}"));
-            }
-            prepare(app, &model)?;
-            start.kernels = laps.lap();
-            let beside = joined(beside)?;
-            start.tokenizer = laps.lap();
-            Ok((model, beside, start, laps))
-        })
+        Ok(())
     }
 
     /// The library's options for random weights, and the format of their blocks: `--format`, or `--quantize` to the same effect.

@@ -9,17 +9,17 @@ use std::time::Instant;
 /// Seconds of the parts of a start, one after the other: what is done beside another part counts only as far as it was waited for.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Start {
-    /// The driver and the context of a GPU.
-    pub device: f64,
-    /// Headers and configuration, which are read while the device is opened.
+    /// The program itself, headers of files and the configuration.
     pub files: f64,
+    /// The driver and the context of a GPU, which are opened meanwhile.
+    pub device: f64,
     /// Reading weights, sending them to a GPU, packing them.
     pub weights: f64,
     /// Of these, on a GPU.
     pub sending: Option<Sending>,
     /// Loading kernels, which begins with the weights.
     pub kernels: f64,
-    /// The tokenizer, which is read while weights are.
+    /// The tokenizer, which is read while all of this is done.
     pub tokenizer: f64,
     /// Room for a text, the prompt, and the token after it.
     pub first_token: f64,
@@ -81,7 +81,7 @@ impl Start {
             )
         });
         format!(
-            "start {:.2} s: device {device:.2}, files {files:.2}, weights {weights:.2}{sending}, kernels {kernels:.2}, \
+            "start {:.2} s: files {files:.2}, device {device:.2}, weights {weights:.2}{sending}, kernels {kernels:.2}, \
              tokenizer {tokenizer:.2}, first token {first_token:.2}",
             self.total()
         )

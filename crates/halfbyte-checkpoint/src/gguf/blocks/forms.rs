@@ -58,6 +58,13 @@ pub(super) fn scales_of(ggml_type: GgmlType, bytes: &[u8], scales: &mut [f32], o
     }
 }
 
+/// The bits of the scales and offsets of blocks of the types whose blocks have one of each, a half; `block` bytes a block.
+pub(super) fn halves_of(block: usize, bytes: &[u8], scales: &mut [u16], offsets: &mut [u16]) {
+    let blocks = || bytes.chunks_exact(block);
+    blocks().zip(scales).for_each(|(block, scale)| *scale = u16::from_le_bytes([block[0], block[1]]));
+    blocks().zip(offsets).for_each(|(block, offset)| *offset = u16::from_le_bytes([block[2], block[3]]));
+}
+
 /// The half that a block of 32 codes begins with.
 fn one<const BYTES: usize>(block: &[u8; BYTES], scale: &mut [f32; 1]) {
     scale[0] = half(&[block[0], block[1]]);

@@ -15,9 +15,11 @@ pub use pack::pack;
 use super::types::GgmlType;
 use crate::error::{Error, Result};
 use crate::safetensors::FloatData;
-use halfbyte::layout::codes::Codes;
+use half::f16;
+use half::vec::HalfBitsVecExt;
+use halfbyte::layout::codes::{BlockForm, Codes};
 use halfbyte::layout::stored::{StoredZeros, Strides};
-use halfbyte::{Group, StoredTensor, Zero};
+use halfbyte::{Float, Group, StoredTensor, WeightFormat, Zero};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
@@ -46,26 +48,46 @@ pub fn load<'a>(
         let expected = format!("whole blocks of {} for [{n}, {k}]", ggml_type.block_len());
         return Err(invalid(expected, format!("{} bytes of {ggml_type}", bytes.len())));
     }
-    let groups = n * format.group.count(k);
-    let mut scales = vec![0f32; groups];
-    let mut offsets = vec![0f32; if format.zero == Zero::Float { groups } else { 0 }];
-    let (blocks, each) = (TASK_CODES / form.codes, TASK_CODES / format.group.len(k).max(1));
+    let [scales, offsets] = match format.scale {
+        Float::F16 => gathered(&bytes, form, format, |bytes, scales, offsets| {
+            forms::halves_of(form.bytes, bytes, scales, offsets);
+        })
+        .map(|halves: Vec<u16>| FloatData::F16(halves.reinterpret_into::<f16>().into())),
+        _ => gathered(&bytes, form, format, |bytes, scales, offsets| {
+            forms::scales_of(ggml_type, bytes, scales, offsets);
+        })
+        .map(|singles: Vec<f32>| FloatData::F32(singles.into())),
+    };
+    let strides = Strides::of_outputs(format.group.count(k));
+    let zeros = match format.zero {
+        Zero::Float => StoredZeros::Float(offsets, strides),
+        _ => StoredZeros::Symmetric,
+    };
+    let codes = Codes::Blocks { bytes, form };
+    StoredTensor::new(format, [n, k], codes, (scales, strides), zeros, None).map_err(Error::numbers(tensor))
+}
+
+/// Scales and offsets of blocks, read by several threads.
+fn gathered<T: Clone + Default + Send>(
+    bytes: &[u8],
+    form: BlockForm,
+    format: WeightFormat,
+    read: impl Fn(&[u8], &mut [T], &mut [T]) + Sync,
+) -> [Vec<T>; 2] {
+    let group = format.group.len(form.codes).max(1);
+    let groups = bytes.len() / form.bytes * (form.codes / group);
+    let mut scales = vec![T::default(); groups];
+    let mut offsets = vec![T::default(); if format.zero == Zero::Float { groups } else { 0 }];
+    let (blocks, each) = (TASK_CODES / form.codes, TASK_CODES / group);
     // Symmetric types have no offsets: each task gets none of them.
-    let offset_tasks: Vec<&mut [f32]> = match format.zero {
+    let offset_tasks: Vec<&mut [T]> = match format.zero {
         Zero::Float => offsets.chunks_mut(each).collect(),
         _ => (0..groups.div_ceil(each)).map(|_| Default::default()).collect(),
     };
     (bytes.par_chunks(blocks * form.bytes), scales.par_chunks_mut(each), offset_tasks)
         .into_par_iter()
-        .for_each(|(bytes, scales, offsets)| forms::scales_of(ggml_type, bytes, scales, offsets));
-    let strides = Strides::of_outputs(format.group.count(k));
-    let zeros = match format.zero {
-        Zero::Float => StoredZeros::Float(FloatData::F32(offsets.into()), strides),
-        _ => StoredZeros::Symmetric,
-    };
-    let codes = Codes::Blocks { bytes, form };
-    StoredTensor::new(format, [n, k], codes, (FloatData::F32(scales.into()), strides), zeros, None)
-        .map_err(Error::numbers(tensor))
+        .for_each(|(bytes, scales, offsets)| read(bytes, scales, offsets));
+    [scales, offsets]
 }
 
 /// Unpacks the blocks of some rows, on this thread, to the codes, scales and offsets that a [`halfbyte::QTensor`] of
