@@ -2,6 +2,9 @@
 //!
 //! Without a GPU these tests say so and pass; `HALFBYTE_REQUIRE_CUDA=1` makes them fail instead.
 
+#[path = "cuda/blocks.rs"]
+mod blocks;
+
 use half::f16;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;

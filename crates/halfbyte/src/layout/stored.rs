@@ -97,7 +97,7 @@ impl<'a> StoredTensor<'a> {
             return Err(Error::invalid(OP, expected, format!("{codes:?}")));
         }
         if let Codes::Bytes { codes, flip } = &codes
-            && let Some(code) = codes.iter().map(|code| code ^ flip).find(|&code| u32::from(code) > format.max_code())
+            && let Some(code) = beyond(codes, *flip, format.max_code())
         {
             return Err(Error::invalid(OP, format!("codes of {} bits", format.bits), code.to_string()));
         }
@@ -286,6 +286,15 @@ impl From<QTensor> for StoredTensor<'static> {
             codes: Codes::Bytes { codes: Cow::Owned(q.into_codes()), flip: 0 },
         }
     }
+}
+
+/// The first code above `most`.
+fn beyond(codes: &[u8], flip: u8, most: u32) -> Option<u8> {
+    let is_beyond = |code: u8| u32::from(code ^ flip) > most;
+    // Pieces are looked at whole, many codes at a time.
+    let any = |codes: &&[u8]| codes.iter().fold(false, |any, &code| any | is_beyond(code));
+    let piece = (most < u32::from(u8::MAX)).then(|| codes.par_chunks(1 << 16).find_first(any)).flatten()?;
+    piece.iter().find(|&&code| is_beyond(code)).map(|code| code ^ flip)
 }
 
 /// The first value that is not finite, or not exact in `dtype`.
