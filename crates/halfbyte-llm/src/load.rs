@@ -139,25 +139,27 @@ impl<'a> Loader<'a> {
         begin: impl Fn(usize) -> L + Sync,
         load: impl Fn(&mut L, &mut Loader<'a>, usize) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let (source, options, begin, load) = (self.source, &self.options, &begin, &load);
+        let (source, options) = (self.source, &self.options);
         let (next, failed, loaded) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(Vec::new()));
-        let (next, failed, loaded) = (&next, &failed, &loaded);
-        std::thread::scope(|scope| {
-            for lane in 0..lanes.clamp(1, parts.max(1)) {
-                scope.spawn(move || {
-                    let mut lane = begin(lane);
-                    while !failed.load(Ordering::Relaxed) {
-                        let part = next.fetch_add(1, Ordering::Relaxed);
-                        if part >= parts {
-                            break;
-                        }
-                        let mut own = Loader { source, options: options.clone(), parameters: 0, findings: Vec::new() };
-                        let result = load(&mut lane, &mut own, part);
-                        failed.fetch_or(result.is_err(), Ordering::Relaxed);
-                        loaded.lock().unwrap_or_else(PoisonError::into_inner).push((part, result, own));
-                    }
-                });
+        let run = |lane: usize| {
+            let mut lane = begin(lane);
+            while !failed.load(Ordering::Relaxed) {
+                let part = next.fetch_add(1, Ordering::Relaxed);
+                if part >= parts {
+                    break;
+                }
+                let mut own = Loader { source, options: options.clone(), parameters: 0, findings: Vec::new() };
+                let result = load(&mut lane, &mut own, part);
+                failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                loaded.lock().unwrap_or_else(PoisonError::into_inner).push((part, result, own));
             }
+        };
+        // A thread of rayon that waited for lanes would not be there for the work that they give it.
+        let lanes = if rayon::current_thread_index().is_some() { 1 } else { lanes.clamp(1, parts.max(1)) };
+        std::thread::scope(|scope| {
+            let run = &run;
+            (1..lanes).for_each(|lane| drop(scope.spawn(move || run(lane))));
+            run(0);
         });
         let mut loaded = std::mem::take(&mut *loaded.lock().unwrap_or_else(PoisonError::into_inner));
         loaded.sort_by_key(|(part, ..)| *part);

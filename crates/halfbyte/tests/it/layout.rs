@@ -289,6 +289,7 @@ fn blocks_that_readers_do_not_take_are_refused() {
         (BlockForm { codes: 0, ..good }, 0, 64),
         (BlockForm { low: fields(1, 16, 4), ..good }, 3 * 36, 64),
         (BlockForm { low: fields(2, 16, 3), ..good }, 3 * 36, 64),
+        (BlockForm { low: Fields::NONE, ..good }, 3 * 36, 64),
         (BlockForm { low: fields(2, 6, 4), ..good }, 3 * 36, 64),
         (BlockForm { low: fields(2, 1, 4), ..good }, 3 * 36, 64),
         (BlockForm { low: fields(usize::MAX - 1, 16, 4), ..good }, 3 * 36, 64),

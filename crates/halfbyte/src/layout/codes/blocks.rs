@@ -76,7 +76,7 @@ impl BlockForm {
     /// Whether it is one that readers take, with codes of at most so many bits.
     pub(super) fn is_valid(&self, bits: u32) -> bool {
         let Self { codes, bytes, low, high, add, flip, .. } = *self;
-        let fields = [low, high].iter().all(|fields| fields.is_valid(codes, bytes));
+        let fields = low.bits > 0 && [low, high].iter().all(|fields| fields.is_valid(codes, bytes));
         let most = |bits: u32| (1u32 << bits) - 1;
         let whole = codes > 0 && codes.is_multiple_of(4) && bytes.is_multiple_of(2);
         // What is inverted must not pass the bits either.
