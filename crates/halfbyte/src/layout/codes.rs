@@ -14,7 +14,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub use blocks::{BlockForm, Fields};
+pub use blocks::{BlockForm, Fields, UnpackBlocks};
 pub use words_across::{NIBBLES, OUTPUT_OF_NIBBLE};
 
 /// Unpacks rows `range` of a matrix to one code a byte, `[rows, k]`.
@@ -41,7 +41,7 @@ pub enum Codes<'a> {
         /// The blocks.
         bytes: Cow<'a, [u8]>,
         /// How they hold codes.
-        form: BlockForm,
+        form: Box<BlockForm>,
     },
     /// Random, of any bits, drawn by whoever packs them: the word of number `first` is the first, see [`random`].
     Random {

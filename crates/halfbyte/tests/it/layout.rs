@@ -206,7 +206,7 @@ pub fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
     };
     let mut out = vec![("bytes", bytes(0)), ("flipped bytes", bytes(0x80)), ("rows", Codes::Rows(Arc::new(rows)))];
     for (name, form) in block_forms(bits).into_iter().filter(|(_, form)| k % form.codes == 0) {
-        out.push((name, Codes::Blocks { bytes: in_blocks(q.codes(), form).into(), form }));
+        out.push((name, Codes::Blocks { bytes: in_blocks(q.codes(), form).into(), form: form.into() }));
     }
     if bits == 3 || n == 0 || k == 0 {
         return out;
@@ -275,8 +275,8 @@ fn blocks_that_readers_do_not_take_are_refused() {
     let q = Random(14).qtensor(parse("w4a16-g32").weight, [3, 64], false);
     let [(_, good), _] = block_forms(4)[..] else { panic!("two forms") };
     let new = |form: BlockForm, bytes: usize, k: usize| {
-        let codes = Codes::Blocks { bytes: vec![0; bytes].into(), form };
-        let scales = table(&q, &vec![1.0; 6], false, false);
+        let codes = Codes::Blocks { bytes: vec![0; bytes].into(), form: form.into() };
+        let scales = table(&q, &[1.0; 6], false, false);
         StoredTensor::new(q.format(), [3, k], codes, scales, StoredZeros::Symmetric, None)
     };
     assert!(new(good, 3 * 36, 64).is_ok());

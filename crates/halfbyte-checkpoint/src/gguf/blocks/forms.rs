@@ -3,16 +3,15 @@
 use super::k_types::scales as of_k;
 use super::{groups_of_32, half, k_types};
 use crate::gguf::types::GgmlType;
-use halfbyte::layout::codes::{BlockForm, Fields};
+use halfbyte::layout::codes::{BlockForm, Fields, UnpackBlocks};
 
 /// How blocks of a type hold codes; None: it is no codes with scales.
 pub(super) fn form_of(ggml_type: GgmlType) -> Option<BlockForm> {
     let fields = |at, run, bits| Fields { at, run, bits };
     let nibbles_of_32 = |at| fields(at, 16, 4);
-    type Unpack = fn(&[u8], &mut [u8]);
-    type Form = (Fields, Fields, u8, u8, Unpack);
+    type Form = (Fields, Fields, u8, u8, UnpackBlocks);
     // Without high fields.
-    let low = |low: Fields, unpack: Unpack| (low, Fields::NONE, 0, 0, unpack);
+    let low = |low: Fields, unpack: UnpackBlocks| (low, Fields::NONE, 0, 0, unpack);
     let (low, high, add, flip, unpack): Form = match ggml_type {
         GgmlType::Q4_0 => low(nibbles_of_32(2), |bytes, codes| each(bytes, codes, groups_of_32::q4_0)),
         GgmlType::Q4_1 => low(nibbles_of_32(4), |bytes, codes| each(bytes, codes, groups_of_32::q4_1)),

@@ -63,7 +63,7 @@ pub fn load<'a>(
         Zero::Float => StoredZeros::Float(offsets, strides),
         _ => StoredZeros::Symmetric,
     };
-    let codes = Codes::Blocks { bytes, form };
+    let codes = Codes::Blocks { bytes, form: form.into() };
     StoredTensor::new(format, [n, k], codes, (scales, strides), zeros, None).map_err(Error::numbers(tensor))
 }
 

@@ -337,7 +337,7 @@ impl<'a> Packer<'a> {
             StoredZeros::Float(o, strides) => (o.dtype(), o.dtype().size_bytes(), *strides),
         };
         let scale_type = scales_stored.dtype();
-        let form = if let Codes::Blocks { form, .. } = tensor.codes() { Some(form) } else { None };
+        let form = if let Codes::Blocks { form, .. } = tensor.codes() { Some(&**form) } else { None };
         let fields = |of: fn(&BlockForm) -> codes::Fields| {
             let codes::Fields { at, run, bits } = form.map_or(codes::Fields::NONE, of);
             Fields { at: at as u32, run: run as u32, bits }

@@ -42,6 +42,9 @@ impl Fields {
     }
 }
 
+/// Unpacks whole blocks to one code a byte.
+pub type UnpackBlocks = fn(&[u8], &mut [u8]);
+
 /// How blocks hold codes.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockForm {
@@ -58,7 +61,7 @@ pub struct BlockForm {
     /// Bits to invert.
     pub flip: u8,
     /// Unpacks whole blocks to one code a byte, as the rest of this says, but faster.
-    pub unpack: Option<fn(&[u8], &mut [u8])>,
+    pub unpack: Option<UnpackBlocks>,
 }
 
 impl BlockForm {
