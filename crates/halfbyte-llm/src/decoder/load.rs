@@ -82,6 +82,7 @@ pub(crate) fn vocabulary<L: LoadDevice>(
     shard: Shard,
 ) -> Result<<L::Device as ModelDevice>::Vocabulary> {
     let tokens = shard.part(spec.vocab);
+    let embedding = loader.embedding(&spec.embedding, spec.vocab, spec.hidden, &tokens)?;
     let head = match loader.head(spec) {
         None => None,
         Some(name) => {
@@ -98,8 +99,6 @@ pub(crate) fn vocabulary<L: LoadDevice>(
             })
         }
     };
-    // After the head, so that what is read of one is let go before the other.
-    let embedding = loader.embedding(&spec.embedding, spec.vocab, spec.hidden, &tokens)?;
     let vocabulary = device.vocabulary(embedding, tokens, spec.hidden, head)?;
     loader.release(&spec.embedding);
     Ok(vocabulary)
