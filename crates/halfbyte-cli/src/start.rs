@@ -105,3 +105,27 @@ impl Laps {
         (now - std::mem::replace(&mut self.0, now)).as_secs_f64()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use halfbyte::cuda::driver::Sent;
+    use std::time::Duration;
+
+    #[test]
+    fn parts_add_up_and_are_told() {
+        let mut start = Start { files: 0.02, device: 0.4, weights: 0.5, first_token: 0.08, ..Start::default() };
+        assert_eq!(
+            start.line(),
+            "start 1.00 s: files 0.02, device 0.40, weights 0.50, kernels 0.00, tokenizer 0.00, first token 0.08"
+        );
+        let half = Duration::from_millis(500);
+        let sent = Sent { bytes: 5_000_000_000, writing: 3 * half, waiting: half };
+        start.sent(Some(LoadTimes { weights: half, lanes: 4, sent, kernels: half }));
+        let line = start.line();
+        let told =
+            "weights 0.50 (5.00 GB at 10.00 GB/s; 4 lanes copied 75 % of the time and waited for the GPU 25 %), kernels";
+        assert!(line.contains(told), "{line}");
+        assert!((start.total() - 1.0).abs() < 1e-12);
+    }
+}

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// Bytes of a piece: long enough for the full speed of the bus, short enough for the caches of the processor.
-const PIECE_BYTES: usize = 8 << 20;
+const PIECE_BYTES: usize = 4 << 20;
 
 /// Host memory that the device copies from by itself.
 #[derive(Debug)]
