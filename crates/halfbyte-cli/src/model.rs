@@ -10,8 +10,9 @@ use halfbyte_checkpoint::{Finding, Hint, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
 use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::thread::ScopedJoinHandle;
+use std::thread::{Builder, ScopedJoinHandle};
 
 /// How a model is loaded: the options of run, eval and bench model.
 #[derive(Clone, Debug, clap::Args)]
@@ -92,8 +93,9 @@ impl LoadArgs {
     ) -> Result<(Model, T, Start, Laps)> {
         let (mut start, mut laps) = (Start::default(), Laps::since_start(app));
         // A GPU takes some tenths of a second to open, and a tokenizer to read.
+        let options = || self.options(app);
         std::thread::scope(|scope| {
-            let options = scope.spawn(|| self.options(app));
+            let opening = Builder::new().spawn_scoped(scope, &options);
             let opened = open_whole(folder, self.hint).and_then(|weights| {
                 let config = Config::from_weights(&weights)?;
                 let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
@@ -103,11 +105,12 @@ impl LoadArgs {
             let (weights, config, quantized) = match opened {
                 Ok(opened) => opened,
                 // What is wrong with the options comes first.
-                Err(failure) => return joined(options).and(Err(failure)),
+                Err(failure) => return joined(opening, &options).and(Err(failure)),
             };
+            let more = || more(&weights);
             std::thread::scope(|scope| {
-                let beside = scope.spawn(|| more(&weights));
-                let options = joined(options)?;
+                let reading = Builder::new().spawn_scoped(scope, &more);
+                let options = joined(opening, &options)?;
                 start.device = laps.lap();
                 self.refuse_useless(folder, quantized)?;
                 let model = Model::from_weights(config, &weights, &options)?;
@@ -118,7 +121,7 @@ impl LoadArgs {
                 }
                 prepare(app, &model)?;
                 start.kernels = laps.lap();
-                let beside = joined(beside)?;
+                let beside = joined(reading, &more)?;
                 start.tokenizer = laps.lap();
                 Ok((model, beside, start, laps))
             })
@@ -188,9 +191,12 @@ impl LoadArgs {
     }
 }
 
-/// What a thread came to; its panic is this one's.
-fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+/// What a thread came to, or, where the system gave none, what its work comes to here; its panic is this one's.
+fn joined<T>(thread: io::Result<ScopedJoinHandle<'_, T>>, work: &impl Fn() -> T) -> T {
+    match thread {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        Err(_) => work(),
+    }
 }
 
 /// Where a model computes that takes its activations so; noted where that is not the device that would be chosen.

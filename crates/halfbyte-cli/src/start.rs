@@ -123,8 +123,7 @@ mod tests {
         let sent = Sent { bytes: 5_000_000_000, writing: 3 * half, waiting: half };
         start.sent(Some(LoadTimes { weights: half, lanes: 4, sent, kernels: half }));
         let line = start.line();
-        let told =
-            "weights 0.50 (5.00 GB at 10.00 GB/s; 4 lanes copied 75 % of the time and waited for the GPU 25 %), kernels";
+        let told = "weights 0.50 (5.00 GB at 10.00 GB/s; 4 lanes copied 75 % of the time and waited for the GPU 25 %), kernels";
         assert!(line.contains(told), "{line}");
         assert!((start.total() - 1.0).abs() < 1e-12);
     }

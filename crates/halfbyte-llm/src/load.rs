@@ -14,6 +14,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 
 /// How a model is loaded.
 #[derive(Clone, Debug)]
@@ -158,7 +159,8 @@ impl<'a> Loader<'a> {
         let lanes = if rayon::current_thread_index().is_some() { 1 } else { lanes.clamp(1, parts.max(1)) };
         std::thread::scope(|scope| {
             let run = &run;
-            (1..lanes).for_each(|lane| drop(scope.spawn(move || run(lane))));
+            // Where the system gives no more threads, those that there are do it all.
+            (1..lanes).for_each(|lane| drop(Builder::new().spawn_scoped(scope, move || run(lane))));
             run(0);
         });
         let mut loaded = std::mem::take(&mut *loaded.lock().unwrap_or_else(PoisonError::into_inner));

@@ -80,11 +80,12 @@ impl CudaModel {
         let (kernels, lanes) = (Kernels::default(), Lanes::new(&cuda)?);
         let of_any_model = nn::instances(Some(spec.heads.head_size));
         let (decoder, kernels) = std::thread::scope(|scope| {
-            let loaded = scope.spawn(|| kernels.load(cuda.gpu(), &of_any_model));
+            let load = || kernels.load(cuda.gpu(), &of_any_model);
+            let loaded = std::thread::Builder::new().spawn_scoped(scope, load).ok();
             let end = kernels.until_dropped();
             let decoder = Decoder::load(spec, loader, &mut Loading::new(&cuda, activations, &lanes, &kernels), shard);
             drop(end);
-            (decoder, loaded.join().unwrap_or_default())
+            (decoder, loaded.and_then(|thread| thread.join().ok()).unwrap_or_default())
         });
         let decoder = decoder?;
         let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
