@@ -95,7 +95,7 @@ impl LoadArgs {
         // A GPU takes some tenths of a second to open, and a tokenizer to read.
         let options = || self.options(app);
         std::thread::scope(|scope| {
-            let opening = Builder::new().spawn_scoped(scope, &options);
+            let opening = Builder::new().spawn_scoped(scope, options);
             let opened = open_whole(folder, self.hint).and_then(|weights| {
                 let config = Config::from_weights(&weights)?;
                 let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
@@ -109,7 +109,7 @@ impl LoadArgs {
             };
             let more = || more(&weights);
             std::thread::scope(|scope| {
-                let reading = Builder::new().spawn_scoped(scope, &more);
+                let reading = Builder::new().spawn_scoped(scope, more);
                 let options = joined(opening, &options)?;
                 start.device = laps.lap();
                 self.refuse_useless(folder, quantized)?;

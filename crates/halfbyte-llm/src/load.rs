@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::random::{self, RandomFloats, RandomWeights};
 use crate::shard::{Cut, cut_floats, cut_linear};
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Act, Float, Floats, Group, QTensor, StoredTensor, WeightFormat, Zeros};
+use halfbyte::{Act, Float, Floats, Group, StoredTensor, WeightFormat};
 use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
 use rayon::prelude::*;
 use std::borrow::Cow;
@@ -59,7 +59,7 @@ impl<'a> Embedding<'a> {
     pub(crate) fn into_floats(self) -> Result<FloatData<'a>> {
         Ok(match self {
             Self::Stored(floats) => floats,
-            Self::Codes(codes) => FloatData::F32(Cow::Owned(values(&codes.to_qtensor()?))),
+            Self::Codes(codes) => FloatData::F32(Cow::Owned(codes.values()?)),
             Self::Random(floats) => FloatData::F16(Cow::Owned(floats.draw()?)),
         })
     }
@@ -393,25 +393,6 @@ pub(crate) fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<
         Float::BF16 => concat!(BF16),
         Float::F32 => concat!(F32),
     }
-}
-
-/// What codes stand for, each rounded to f32 once.
-fn values(q: &QTensor) -> Vec<f32> {
-    let (k, groups, middle) = (q.k(), q.groups(), f64::from(q.format().middle()));
-    let value = |i: usize, j: usize| {
-        let at = i * groups + q.group_of(j);
-        let (code, scale) = (f64::from(q.codes()[i * k + j]), f64::from(q.scales()[at]));
-        let value = match q.zeros() {
-            Zeros::Symmetric => scale * (code - middle),
-            Zeros::Integer(z) => scale * (code - f64::from(z[at])),
-            Zeros::Float(offsets) => scale * code + f64::from(offsets[at]),
-        };
-        value as f32
-    };
-    let mut values = vec![0f32; q.n() * k];
-    let rows = values.par_chunks_mut(k.max(1)).enumerate();
-    rows.for_each(|(i, row)| row.iter_mut().enumerate().for_each(|(j, v)| *v = value(i, j)));
-    values
 }
 
 /// The rows of a model's embedding for some tokens, whose ids are below the vocabulary. Shape: out `[tokens, hidden]`.

@@ -5,6 +5,7 @@ use half::f16;
 use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::cpu::pack::pack;
 use halfbyte::format::FORMATS;
+use halfbyte::format::reference::dequantize;
 use halfbyte::layout::codes::{BlockForm, Codes, Fields};
 use halfbyte::layout::cpu_dense_n16::CpuDenseN16;
 use halfbyte::layout::cpu_n16::{CpuN16, PackedZeros};
@@ -362,10 +363,12 @@ fn every_layout_of_files_packs_to_the_same_bits() {
             for act_order in [false, true] {
                 let q = random.qtensor(parse(name).weight, shape, act_order);
                 let expected = contents(&CpuN16::pack(&q, true));
+                let values: Vec<u32> = dequantize(&q).into_iter().map(|v| (v as f32).to_bits()).collect();
                 for (layout, codes) in layouts(&q) {
                     let w = stored(&q, codes, at % 2 == 0, at % 3 == 0);
                     let what = format!("{name} {shape:?} act-order {act_order}, {layout}");
                     assert_eq!(w.to_qtensor().unwrap(), q, "{what}");
+                    assert!(w.values().unwrap().into_iter().map(f32::to_bits).eq(values.iter().copied()), "{what}");
                     for caps in &caps {
                         assert!(contents(&pack(*caps, &[&w], true).unwrap()) == expected, "{what}, {caps:?}");
                     }
