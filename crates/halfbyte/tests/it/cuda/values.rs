@@ -3,7 +3,7 @@
 use super::gpus;
 use crate::data::{Random, parse};
 use crate::layout::{layouts, stored};
-use half::f16;
+use half::{bf16, f16};
 use halfbyte::Floats;
 use halfbyte::cuda::matmul::Packer;
 use halfbyte::cuda::nn::FloatBuffer;
@@ -54,6 +54,15 @@ fn floats_arrive_as_they_are() {
         let mut got = vec![f16::ZERO; there.len()];
         stream.download(there.view(), &mut got).unwrap();
         assert!(bytemuck::cast_slice::<_, u16>(&got) == bytemuck::cast_slice::<_, u16>(&halfs.concat()));
+        let brains: Vec<Vec<bf16>> = singles
+            .iter()
+            .map(|part| part.iter().map(|v| bf16::from_bits((v.to_bits() >> 16) as u16)).collect())
+            .collect();
+        let parts: Vec<Floats<'_>> = brains.iter().map(|part| Floats::BF16(part)).collect();
+        let FloatBuffer::BF16(there) = packer.floats(&parts).unwrap() else { panic!("brain floats") };
+        let mut got = vec![bf16::ZERO; there.len()];
+        stream.download(there.view(), &mut got).unwrap();
+        assert!(bytemuck::cast_slice::<_, u16>(&got) == bytemuck::cast_slice::<_, u16>(&brains.concat()));
         let parts: Vec<Floats<'_>> = singles.iter().map(|part| Floats::F32(part)).collect();
         let FloatBuffer::F32(there) = packer.floats(&parts).unwrap() else { panic!("singles") };
         let mut got = vec![0f32; there.len()];
