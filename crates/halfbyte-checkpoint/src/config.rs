@@ -24,7 +24,7 @@ pub use bitsandbytes::{BitsAndBytesConfig, BitsAndBytesKind};
 pub use compressed_tensors::{
     CompressedTensorsConfig, CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy,
 };
-pub(crate) use expectation::{Expectation, in_block, other_names};
+pub(crate) use expectation::{Expectation, in_block, is_head, other_names};
 pub(crate) use gptq::GptqSettings;
 pub use gptq::{GptqConfig, GptqDynamic, GptqOverride, GptqVersion};
 pub use halfbyte::HalfbyteConfig;

@@ -46,8 +46,8 @@ pub use error::{Error, Result};
 pub use files::{sync_dir, write_synced};
 pub use finding::Finding;
 pub use folder::{
-    Conversion, Converted, Job, Linear, Progress, Quantization, Replacement, Sizes, Written, convert, linears, sizes,
-    write_dense, write_model,
+    Conversion, Converted, Job, Linear, Progress, Quantization, Replacement, Sizes, Untied, Written, convert, linears,
+    sizes, write_dense, write_model,
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};

@@ -1,6 +1,6 @@
 //! The forms of files that a quantised model can be written in.
 
-use crate::config::GptqVersion;
+use crate::config::{GptqVersion, is_head};
 use crate::error::{Error, Result};
 use crate::safetensors::{self, DType, TensorSpec};
 use crate::scheme::{Weights, awq, compressed_tensors, gguf, gptq, matmul_nbits, native};
@@ -168,6 +168,11 @@ pub(crate) struct Settings<'a> {
 }
 
 impl Settings<'_> {
+    /// Whether the output head is quantised.
+    pub fn has_head(&self) -> bool {
+        self.quantized.iter().any(|module| is_head(&module.name))
+    }
+
     /// The commonest value of a property; the first of equally common ones, so that the same model gives the same file.
     /// None: no module.
     pub fn commonest<T: PartialEq>(&self, property: impl Fn(&WeightFormat) -> T) -> Option<T> {

@@ -121,6 +121,14 @@ impl From<RtnArgs> for Rtn {
     }
 }
 
+/// Bits of the output head: 16 leaves it as floats.
+pub fn head_bits(text: &str) -> std::result::Result<u32, String> {
+    match text.parse() {
+        Ok(bits @ (4 | 8 | 16)) => Ok(bits),
+        _ => Err("expected 4, 8 or 16".to_owned()),
+    }
+}
+
 /// Bits a code.
 pub fn bits(text: &str) -> Result<u32, String> {
     match text.parse() {

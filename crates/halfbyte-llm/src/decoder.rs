@@ -9,9 +9,10 @@
 //!
 //! What a layer adds to the stream lies in [`Slot::Update`] until the next norm takes it, so that a device adds and norms in
 //! one kernel; where ranks share a model, the sum over ranks belongs to that step. A device is a [`ModelDevice`], and what runs
-//! there is its [`Steps`]; calibration sees the inputs of layers by [`Steps::reads`].
+//! there is its [`Steps`]; calibration sees the inputs of layers by [`Steps::reads`], and [`Profiled`] times each step.
 
 mod load;
+mod profile;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 pub(crate) use load::{LoadDevice, layer, projection, vocabulary};
+pub(crate) use profile::{Clock, Describe, Product, Profiled, Sizes, Step, What};
 
 /// Where weights lie and are multiplied.
 pub(crate) trait ModelDevice: Debug + Sized + Send + Sync + 'static {
@@ -165,7 +167,7 @@ pub(crate) struct Experts<D: ModelDevice> {
 
 impl<D: ModelDevice> Decoder<D> {
     /// From tokens to normed vectors, of all rows or of the last one of each text.
-    pub fn forward(&self, run: &mut D::Run<'_>, all_rows: bool) -> Result<()> {
+    pub fn forward(&self, run: &mut impl Steps<D>, all_rows: bool) -> Result<()> {
         run.embed(&self.vocabulary)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let narrows = i + 1 == self.layers.len() && !all_rows;
@@ -202,7 +204,13 @@ impl<D: ModelDevice> Decoder<D> {
 
 impl<D: ModelDevice> Layer<D> {
     /// Attention: reads the stream, to which the update is added first if there is one, and leaves another update.
-    pub fn attention(&self, run: &mut D::Run<'_>, layer: usize, add: bool, narrows: bool) -> Result<ControlFlow<()>> {
+    pub fn attention(
+        &self,
+        run: &mut impl Steps<D>,
+        layer: usize,
+        add: bool,
+        narrows: bool,
+    ) -> Result<ControlFlow<()>> {
         let attention = &self.attention;
         run.norm(add, &attention.norm, Some(&attention.qkv))?;
         if run.reads(0, Slot::Normed, &attention.qkv)?.is_break() {
@@ -222,7 +230,7 @@ impl<D: ModelDevice> Layer<D> {
     }
 
     /// The MLP after attention: adds attention's update and leaves its own.
-    pub fn mlp(&self, run: &mut D::Run<'_>) -> Result<ControlFlow<()>> {
+    pub fn mlp(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
         match (self.residual, &self.mlp_norm) {
             (Residual::Sequential, Some(norm)) => run.norm(true, norm, self.mlp.reader())?,
             (Residual::Sequential, None) => run.norm(true, &self.attention.norm, self.mlp.reader())?,
@@ -256,7 +264,7 @@ impl<D: ModelDevice> Layer<D> {
 
 impl<D: ModelDevice> Mlp<D> {
     /// From normed rows to the update.
-    pub fn run(&self, run: &mut D::Run<'_>) -> Result<ControlFlow<()>> {
+    pub fn run(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
         match self {
             Mlp::Dense(mlp) => {
                 if run.reads(2, Slot::Normed, &mlp.up)?.is_break() {

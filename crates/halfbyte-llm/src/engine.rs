@@ -10,6 +10,7 @@ use crate::device::{Batch, LoadTimes, Resident, Text, room};
 use crate::error::{Error, Result};
 use crate::explain::Product;
 use crate::load::{LoadOptions, Loader};
+use crate::profile::Profile;
 use crate::random::RandomWeights;
 use crate::sampling::Sampler;
 use crate::shard::Shard;
@@ -217,6 +218,27 @@ impl<'m> Session<'m> {
         }
         self.follows = true;
         Ok(())
+    }
+
+    /// Reads tokens as [`Session::read_unless`] does, each step of each layer timed by itself, and chooses the most likely token
+    /// after each batch. On a GPU kernels run one by one: nothing is recorded, and no two layers are one kernel.
+    ///
+    /// Errors: as [`Session::prefill`].
+    pub fn profile(&mut self, tokens: &[u32]) -> Result<Profile> {
+        self.check(tokens)?;
+        let before = self.len();
+        let mut all = Profile::default();
+        for tokens in tokens.chunks(PREFILL_TOKENS) {
+            let read = self.text.profile(tokens);
+            if read.is_err() {
+                self.forget(before)?;
+            }
+            let Profile { steps, seconds } = read?;
+            all.steps.extend(steps);
+            all.seconds += seconds;
+        }
+        self.follows = true;
+        Ok(all)
     }
 
     /// The token that a sampler chooses to follow what was read. Errors: nothing was read, or what was read last is

@@ -53,6 +53,7 @@ pub mod eval;
 pub mod explain;
 pub mod generate;
 pub mod load;
+pub mod profile;
 mod random;
 pub mod sampling;
 pub mod shard;

@@ -2,8 +2,8 @@
 //!
 //! Without a GPU these tests say so and pass; `HALFBYTE_REQUIRE_CUDA=1` makes them fail instead.
 
-#[path = "cuda/blocks.rs"]
-mod blocks;
+#[path = "cuda/files.rs"]
+mod files;
 
 use half::f16;
 use halfbyte::cpu::Cpu;
@@ -436,6 +436,38 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
             in_one <= 1.2 * by_kernels && in_one <= 2e-2 * size,
             "{format}: {in_one}, kernel by kernel {by_kernels}"
         );
+    }
+}
+
+#[test]
+fn a_profile_has_the_steps_of_the_cpu_and_leaves_the_text_as_reading_does() {
+    let (Some(gpu), cpu) = (gpu(), Cpu::all_threads().unwrap()) else { return };
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 89 + 5) % 300).collect();
+    for (format, head, tied) in
+        [(None, None, true), (Some("w4a16-g128"), Some("w8a16-g128"), false), (Some("w4a8-g64"), None, false)]
+    {
+        let on_cpu = random(Device::Cpu, format, head, tied);
+        let model = random(on(&gpu, Float::F16), format, head, tied);
+        let [mut session, mut other] = [(); 2].map(|()| Session::new(&model, &cpu, 80).unwrap());
+        let mut of_cpu = Session::new(&on_cpu, &cpu, 80).unwrap();
+        // Several rows, then one; what is recorded before and behind them goes on from there.
+        for some in [&tokens[..60], &tokens[60..61], &tokens[61..62]] {
+            let (got, want) = (session.profile(some).unwrap(), of_cpu.profile(some).unwrap());
+            assert_eq!(got.steps.len(), want.steps.len(), "{format:?}");
+            for (got, want) in got.steps.iter().zip(&want.steps) {
+                assert_eq!((got.name, got.layer, got.rows, got.flop), (want.name, want.layer, want.rows, want.flop));
+            }
+            assert!(got.steps.iter().all(|step| !step.kernel.is_empty() && step.bytes > 0.0 && step.seconds > 0.0));
+            let sum: f64 = got.steps.iter().map(|step| step.seconds).sum();
+            // Events count halves of a microsecond.
+            assert!(sum <= got.seconds + 0.5e-6 * got.steps.len() as f64, "{format:?}: {sum} of {}", got.seconds);
+            other.read_unless(some, None).unwrap();
+        }
+        for &token in &tokens[62..66] {
+            let (got, want) = (session.decode(token).unwrap(), other.decode(token).unwrap());
+            // Other kernels add sums in another order, and some numbers round to other halves or codes.
+            assert!(worst(got, want) < 0.1, "{format:?}");
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte::{Format, WeightFormat};
-use halfbyte_llm::{Config, Error, LoadOptions, Model, RandomWeights, Session};
+use halfbyte_llm::{Config, Error, LoadOptions, Model, RandomWeights, Sampler, Sampling, Session};
 use std::path::Path;
 
 fn config(layers: usize, tied: bool) -> Config {
@@ -98,4 +98,61 @@ fn what_is_forgotten_leaves_no_trace() {
     assert_eq!(session.decode(6).unwrap(), want);
     session.forget(100).unwrap();
     assert_eq!(session.len(), 6);
+}
+
+#[test]
+fn a_profile_has_every_step_of_every_layer_and_leaves_the_text_as_reading_does() {
+    let cpu = Cpu::all_threads().unwrap();
+    let layers = 3;
+    for (format, head, tied) in [("w4a16-g128", Some("w8a16-g128"), true), ("w8a8", None, false)] {
+        let weights = RandomWeights { format: Some(weight(format)), head: head.map(weight) };
+        let options = LoadOptions { act: format.parse::<Format>().unwrap().act, ..LoadOptions::default() };
+        let model = Model::random(config(layers, tied), weights, &options).unwrap();
+        let (of_token, vocab, hidden) = (model.kv_bytes_per_token() as f64, 300, 128);
+        let mut greedy = Sampler::new(Sampling::default()).unwrap();
+        let tokens: Vec<u32> = (0..40).map(|i| (i * 89 + 5) % 300).collect();
+        let [mut session, mut other] = [(); 2].map(|()| Session::new(&model, &cpu, 64).unwrap());
+        other.read_unless(&tokens, None).unwrap();
+        let next = other.next(&mut greedy).unwrap();
+        let prompt = session.profile(&tokens).unwrap();
+        assert_eq!((session.len(), session.next(&mut greedy).unwrap()), (40, next), "{format}");
+        let token = session.profile(&[next]).unwrap();
+        assert_eq!(session.len(), 41);
+        other.decode(next).unwrap();
+        assert_eq!(session.decode(7).unwrap(), other.decode(7).unwrap(), "{format}");
+
+        let of_layer =
+            ["attention norm", "q k v", "rope, append", "attention", "o", "mlp norm", "gate, up", "activation", "down"];
+        for (profile, rows) in [(&prompt, 40), (&token, 1)] {
+            let names: Vec<_> = profile.steps.iter().map(|step| (step.layer, step.name)).collect();
+            let mut want = vec![(None, "embedding")];
+            want.extend((0..layers).flat_map(|layer| of_layer.map(|name| (Some(layer), name))));
+            want.extend(["final norm", "head", "choice"].map(|name| (None, name)));
+            assert_eq!(names, want);
+            assert!(profile.steps.iter().all(|step| !step.kernel.is_empty() && step.bytes > 0.0));
+            let sum: f64 = profile.steps.iter().map(|step| step.seconds).sum();
+            assert!(sum > 0.0 && sum <= profile.seconds, "{sum} of {}", profile.seconds);
+            // Behind the last layer's keys and values one row goes on.
+            for step in &profile.steps {
+                let last =
+                    step.layer == Some(layers - 1) && !["attention norm", "q k v", "rope, append"].contains(&step.name);
+                let alone = last || ["final norm", "head", "choice"].contains(&step.name);
+                assert_eq!(step.rows, if alone { 1 } else { rows }, "{step:?}");
+            }
+        }
+        let bytes: f64 = token.steps.iter().map(|step| step.bytes).sum();
+        let least = model.bytes_of_step() as f64 + 41.0 * of_token;
+        // Besides weights, keys and values there are rows.
+        let of_rows = (layers * 4 * (20 * hidden + 6 * 256) + 4 * (8 * hidden + 3 * vocab)) as f64;
+        assert!(least <= bytes && bytes <= least + of_rows, "{format}: {bytes}, {least} to {}", least + of_rows);
+        let flop: f64 = prompt.steps.iter().map(|step| step.flop).sum();
+        let products = |rows: usize| 2 * rows * (128 * (128 + 64 + 64) + 128 * 128 + 3 * 128 * 256);
+        let attention = |rows: std::ops::Range<usize>| rows.map(|row| 4 * 128 * (row + 1)).sum::<usize>();
+        let of_last = 2 * 40 * 128 * 256 + 2 * (128 * 128 + 3 * 128 * 256) + attention(39..40);
+        let of_head = 2 * vocab * hidden;
+        assert_eq!(flop, ((layers - 1) * (products(40) + attention(0..40)) + of_last + of_head) as f64);
+        assert!(matches!(session.profile(&[]), Err(Error::EmptyPrompt)));
+        assert!(matches!(session.profile(&[300]), Err(Error::UnknownToken { .. })));
+        assert!(matches!(session.profile(&[1; 64]), Err(Error::ContextFull { .. })));
+    }
 }

@@ -156,6 +156,7 @@ fn a_quantized_embedding_is_read_as_what_its_codes_stand_for() {
                 LinearWeight::Quantized(q) => Ok(q.clone()),
             },
             dense: &mut |_| None,
+            untied: None,
         };
         write_model(Job::new(&Weights::open(&source).unwrap(), &quantized), quantization).unwrap();
         let weights = Weights::open(&quantized).unwrap();

@@ -147,7 +147,8 @@ pub(crate) fn in_block(module: &str) -> bool {
     module.split('.').any(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
 }
 
-fn is_head(module: &str) -> bool {
+/// Whether a module is the output head.
+pub(crate) fn is_head(module: &str) -> bool {
     module == "lm_head" || module.ends_with(".lm_head")
 }
 

@@ -112,6 +112,7 @@ pub fn convert(job: Job<'_>, conversion: Conversion) -> Result<Converted> {
             }
         },
         dense: &mut |_| None,
+        untied: None,
     };
     let written = write_model(job, quantization).map_err(|error| match refused {
         Some((module, reason)) => unrepresentable(&module, target.name())(reason),

@@ -14,7 +14,7 @@ mod staging;
 pub use convert::{Conversion, Converted, convert};
 pub(crate) use dense::converted;
 pub use dense::write_dense;
-pub use quantized::{Quantization, Sizes, sizes, write_model};
+pub use quantized::{Quantization, Sizes, Untied, sizes, write_model};
 pub use replacement::{Replacement, refuse_input};
 
 use crate::checkpoint::Checkpoint;
@@ -30,6 +30,9 @@ use serde_json::{Map, Value};
 use staging::Staging;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+
+/// The output head, as all architectures that are run name it.
+pub(crate) const HEAD: &str = "lm_head";
 
 /// The only file of a model in GGUF.
 const GGUF_FILE: &str = "model.gguf";
@@ -128,7 +131,7 @@ impl Linear<'_> {
 
     /// Whether it is the output head.
     pub fn is_head(&self) -> bool {
-        self.name == "lm_head" || self.name.ends_with(".lm_head")
+        crate::config::is_head(self.name)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::dense::{converted, floats_of};
 use super::staging::Staging;
-use super::{Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
+use super::{HEAD, Job, Linear, Step, Written, complete, dense_config, linears, owners, write_steps};
 use crate::checkpoint::Checkpoint;
 use crate::contents::odd_values;
 use crate::error::{Error, Result};
@@ -24,6 +24,23 @@ pub struct Quantization<'a> {
     /// New elements of a float tensor that is not quantised, by its name; None leaves it as it is. They are rounded to the
     /// tensor's type.
     pub dense: &'a mut dyn FnMut(&str) -> Option<Vec<f32>>,
+    /// The head of a model whose embedding is the head, where it becomes a quantised module of its own.
+    pub untied: Option<Untied<'a>>,
+}
+
+/// A head, `lm_head`, that is quantised from the embedding which is the head in the source. The embedding stays as it is, and
+/// the config that is written says `tie_word_embeddings: false`; a head that the source stores beside its embedding is not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Untied<'a> {
+    /// Module of the embedding.
+    pub embedding: &'a str,
+    /// Format of the head.
+    pub format: WeightFormat,
+}
+
+impl Untied<'_> {
+    /// The name of the module that the head becomes.
+    pub const HEAD: &'static str = HEAD;
 }
 
 impl std::fmt::Debug for Quantization<'_> {
@@ -50,13 +67,27 @@ enum Task<'a> {
 /// that may not be replaced. After an error nothing is left.
 pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<Written> {
     const OP: &str = "quantise a model";
-    let Quantization { target, format: choose, quantize, dense: replace } = quantization;
+    let Quantization { target, format: choose, quantize, dense: replace, untied } = quantization;
     let source = job.source;
     let checkpoint = source.checkpoint();
     let mut config = dense_config(source)?;
 
-    let modules = linears(source)?;
-    let formats: Vec<Option<WeightFormat>> = modules.iter().map(&mut *choose).collect();
+    let mut modules = linears(source)?;
+    if untied.is_some() {
+        modules.retain(|module| module.name != HEAD);
+    }
+    let mut formats: Vec<Option<WeightFormat>> = modules.iter().map(&mut *choose).collect();
+    if let Some(Untied { embedding, format }) = untied {
+        let Some(&Linear { shape, .. }) = modules.iter().find(|module| module.name == embedding) else {
+            return Err(Error::missing(
+                checkpoint.path(),
+                format!("there is no embedding `{embedding}` to be the head"),
+            ));
+        };
+        modules.push(Linear { name: HEAD, shape, source: None });
+        formats.push(Some(format));
+        config.insert("tie_word_embeddings".into(), false.into());
+    }
     let chosen = || modules.iter().zip(&formats).filter_map(|(module, format)| Some((module, (*format)?)));
     if chosen().next().is_none() && target != Target::Gguf {
         return Err(Error::invalid(OP, "at least one module to quantise", format!("none of {}", modules.len())));
@@ -114,6 +145,11 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
         }
     }
 
+    if let (Some(Untied { format, .. }), Some((module, false))) = (untied, modules.iter().zip(planned).next_back()) {
+        let specs = form.specs(module.name, format, module.shape);
+        steps.push(Step { name: module.name, task: Task::Quantize(module, format), specs });
+    }
+
     let staging = match form.only_file() {
         None => Staging::create(job.target, job.overwrite, source.folder())?,
         Some(name) => Staging::create_for_file(job.target, job.overwrite, source, name)?,
@@ -153,14 +189,15 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
                 put(&form.dense_data(spec, Cow::Owned(floats))?)
             }
             Task::Quantize(module, format) => {
-                let weight = source.load_linear(name)?.weight;
+                let stored = untied.filter(|_| name == HEAD).map_or(name, |untied| untied.embedding);
+                let weight = source.load_linear(stored)?.weight;
                 let q = quantize(module, &weight, *format).map_err(Error::numbers(name))?;
                 if q.format() != *format || [q.n(), q.k()] != module.shape {
                     let expected = format!("`{name}` as {format:?} {:?}", module.shape);
                     return Err(Error::invalid(OP, expected, format!("{:?} {:?}", q.format(), [q.n(), q.k()])));
                 }
                 drop(weight);
-                source.release(name);
+                source.release(stored);
                 findings.extend(odd_values(name, Floats::F32(q.scales())));
                 act_order |= q.group_index().is_some();
                 form.pack(name, &q, &mut put)
@@ -187,16 +224,16 @@ pub struct Sizes {
     pub all: u64,
 }
 
-/// What a dense model takes when these modules are quantised to this format. Errors: those of [`Target::check`]; a tensor,
-/// config or tokenizer that the form cannot say.
-pub fn sizes(target: Target, source: &Weights, modules: &[Linear<'_>], format: WeightFormat) -> Result<Sizes> {
-    let form = target.form(source, format.zero != Zero::Symmetric)?;
+/// What a dense model takes when these modules are quantised, each to its format; a head that the source does not hold may be
+/// among them. Errors: those of [`Target::check`]; a tensor, config or tokenizer that the form cannot say.
+pub fn sizes(target: Target, source: &Weights, modules: &[(Linear<'_>, WeightFormat)]) -> Result<Sizes> {
+    let form = target.form(source, modules.iter().any(|(_, format)| format.zero != Zero::Symmetric))?;
     let of = |spec: &TensorSpec| spec.dtype.bytes_of(&spec.shape).unwrap_or(0) as u64;
     let (mut of_modules, mut all): (u64, u64) = (0, form.extra().iter().map(|(spec, _)| of(spec)).sum());
     let mut replaced = std::collections::HashSet::new();
-    for module in modules {
-        target.check(format, module.shape).map_err(unrepresentable(module.name, target.name()))?;
-        of_modules += form.specs(module.name, format, module.shape).iter().map(of).sum::<u64>();
+    for (module, format) in modules {
+        target.check(*format, module.shape).map_err(unrepresentable(module.name, target.name()))?;
+        of_modules += form.specs(module.name, *format, module.shape).iter().map(of).sum::<u64>();
         replaced.insert(format!("{}.weight", module.name));
     }
     for info in source.checkpoint().tensors().filter(|info| !replaced.contains(info.name)) {

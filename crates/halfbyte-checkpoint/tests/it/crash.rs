@@ -182,6 +182,7 @@ fn quantize(source: &Weights, target: &Path, overwrite: bool) -> Result<()> {
             LinearWeight::Quantized(q) => Ok(q.clone()),
         },
         dense: &mut |_| None,
+        untied: None,
     };
     // Several files, and an index.
     let job = Job { overwrite, max_shard_bytes: 1000, ..Job::new(source, target) };

@@ -7,8 +7,8 @@ use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Checkpoint, Error, GptqVersion, Job, Linear, LinearWeight, Quantization, Result, Target, Weights, Written, linears,
-    write_dense, write_model,
+    Checkpoint, Error, GptqVersion, Job, Linear, LinearWeight, Quantization, Result, Target, Untied, Weights, Written,
+    linears, write_dense, write_model,
 };
 use std::cell::Cell;
 use std::path::Path;
@@ -30,6 +30,7 @@ fn quantize(job: Job<'_>, format: impl Fn(&Linear<'_>) -> Option<WeightFormat>) 
         format: &mut |module| format(module),
         quantize: &mut |_, weight, format| rounded(weight, format),
         dense: &mut |_| None,
+        untied: None,
     };
     write_model(job, quantization)
 }
@@ -213,6 +214,36 @@ fn small(dir: &Path, weight: &[f32]) -> Weights {
 }
 
 #[test]
+fn a_head_is_cut_from_the_embedding_that_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Weights::open(model()).unwrap();
+    let (eight, target) = (WeightFormat { bits: 8, ..G128 }, dir.path().join("out"));
+    let untied = |embedding: &'static str, format: WeightFormat| {
+        let quantization = Quantization {
+            target: Target::CompressedTensors,
+            format: &mut |module| module.in_block().then_some(G128),
+            quantize: &mut |_, weight, format| rounded(weight, format),
+            dense: &mut |_| None,
+            untied: Some(Untied { embedding, format }),
+        };
+        write_model(Job::new(&source, &target), quantization)
+    };
+    assert_names(&untied("model.embedding", eight).unwrap_err().to_string(), &["no embedding `model.embedding`"]);
+    let odd = WeightFormat { group: Group::Size(100), ..eight };
+    assert_names(&untied("model.embed_tokens", odd).unwrap_err().to_string(), &["lm_head", "groups must divide"]);
+    assert!(listing(dir.path()).is_empty());
+    assert_eq!(untied("model.embed_tokens", eight).unwrap().quantized, 43);
+    let result = Weights::open(&target).unwrap();
+    let LinearWeight::Dense { floats, shape } = source.load_linear("model.embed_tokens").unwrap().weight else {
+        panic!("the embedding is dense")
+    };
+    assert_eq!(loaded(&result, Untied::HEAD), rtn(floats.as_floats(), shape, eight, Rtn::default()).unwrap());
+    let name = "model.embed_tokens.weight";
+    assert_eq!(result.checkpoint().bytes(name).unwrap(), source.checkpoint().bytes(name).unwrap());
+    assert_eq!(json(&target.join("config.json"))["tie_word_embeddings"], false);
+}
+
+#[test]
 fn act_order_is_declared_and_other_tensors_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("in")).unwrap();
@@ -227,6 +258,7 @@ fn act_order_is_declared_and_other_tensors_are_kept() {
         format: &mut |_| Some(format),
         quantize: &mut |_, _, _| Ok(q.clone()),
         dense: &mut |_| None,
+        untied: None,
     };
     write_model(Job::new(&source, &target), quantization).unwrap();
     let config = &json(&target.join("config.json"))["quantization_config"];
@@ -320,6 +352,7 @@ fn a_target_is_replaced_only_on_request_and_only_if_it_is_a_model() {
         format: &mut |_| Some(format),
         quantize: &mut |_, weight, _| rounded(weight, WeightFormat { bits: 8, ..format }),
         dense: &mut |_| None,
+        untied: None,
     };
     let mut job = Job::new(&source, &target);
     job.overwrite = true;

@@ -70,6 +70,7 @@ fn write(dir: &Path, layers: &[QTensor], target: Target) -> halfbyte_checkpoint:
         format: &mut |module| at(module.name).map(QTensor::format),
         quantize: &mut |module, _, _| Ok(at(module.name).unwrap().clone()),
         dense: &mut |_| None,
+        untied: None,
     };
     write_model(Job::new(&Weights::open(&dense).unwrap(), dir), quantization).map(|_| ())
 }

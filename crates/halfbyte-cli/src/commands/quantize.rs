@@ -1,9 +1,10 @@
 //! `halfbyte quantize`: a quantised checkpoint from a dense one.
 
 mod calibrated;
+mod head;
 
 use crate::app::App;
-use crate::args::{FormArg, RtnArgs, bits, group};
+use crate::args::{FormArg, RtnArgs, bits, group, head_bits};
 use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -18,11 +19,12 @@ use halfbyte_checkpoint::scheme::gptq;
 use halfbyte_checkpoint::{
     GptqVersion, Hint, Job, Linear, LinearWeight, Quantization, Target, Weights, linears, write_model,
 };
+use head::Head;
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Write a quantised model: the linear layers of the blocks; embedding, head and norms stay as they are.
+/// Write a quantised model: the linear layers of the blocks, and the output head by choice; embedding and norms stay as they are.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Dense model folder.
@@ -46,6 +48,11 @@ pub struct Args {
     /// bits products sum whole rows before they scale.
     #[arg(long)]
     two_level: bool,
+    /// Bits of the output head: 8 or 4, in groups as the blocks' layers, 8 without zero points; by the method where there is
+    /// calibration text, else rounded to nearest. 16: it stays as it is. Where the embedding is the head, the result has a head of
+    /// its own beside the embedding, and its config says tie_word_embeddings false.
+    #[arg(long, value_name = "BITS", default_value = "16", value_parser = head_bits)]
+    head: u32,
     /// How codes are chosen: rtn rounds to nearest; gptq makes good each column's error by the columns after it; awq scales
     /// input channels up and clips ranges. gptq and awq need --calibration. The least loss: gptq with --asym --correct
     /// --search --sweeps 3.
@@ -124,6 +131,11 @@ struct Quantized {
     by: &'static str,
     to: &'static str,
     format: String,
+    /// Format of the head, if that is quantised.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    head_format: Option<String>,
+    /// Whether the head was the embedding, and is a module of its own now.
+    untied: bool,
     dry_run: bool,
     #[serde(flatten)]
     sizes: Sizes,
@@ -146,13 +158,19 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     }
     let (format, options) = (args.format(), Rtn::from(args.rtn));
     let source = open_complete(&args.model, Hint::default())?;
-    let layers = layers(args, &source)?;
-    let sizes = planned(&source, &layers, args.to.into(), format)?;
+    let head = Head::of(args, &source)?;
+    let layers = layers(args, &source, head.as_ref())?;
+    let sizes = planned(&source, &layers, args.to.into())?;
     if let (FormArg::Gptq, Group::Size(size)) = (args.to, format.group)
         && !(size.is_power_of_two() && (16..=1024).contains(&size))
     {
         let usual = "other programs read powers of two from 16 to 1024, as a rule 128";
         app.note(&format!("note: hardly anybody else reads GPTQ files with groups of {size}: {usual}"));
+    }
+    if args.to == FormArg::Awq && head.is_some() {
+        app.note(
+            "note: vLLM and SGLang read the head of this form as codes; transformers does not, and fills it at random",
+        );
     }
     let mut result = Quantized {
         model: args.model.clone(),
@@ -161,6 +179,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         by: args.method.names()[1],
         to: args.to.name(),
         format: Format { weight: format, act: Act::A16 }.to_string(),
+        head_format: head.as_ref().map(|head| Format { weight: head.format, act: Act::A16 }.to_string()),
+        untied: head.as_ref().is_some_and(|head| head.untied().is_some()),
         dry_run: args.dry_run,
         sizes,
         seconds: 0.0,
@@ -168,8 +188,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         calibration: None,
     };
     if args.dry_run {
-        result.seconds = estimate_seconds(&source, &layers, format, options)?;
-        result.peak_memory_bytes = Some(peak_memory(&source, &layers, args.to.into(), format)?);
+        result.seconds = estimate_seconds(&source, &layers, options)?;
+        result.peak_memory_bytes = Some(peak_memory(&source, &layers, args.to.into())?);
     }
     if let Some(text) = &args.calibration.calibration {
         let (calibration, method, overwrite) = (&args.calibration, args.method, args.overwrite);
@@ -182,6 +202,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             method,
             rtn: options,
             format,
+            head: head.as_ref(),
             target,
             overwrite,
         };
@@ -205,7 +226,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     };
     let quantization = Quantization {
         target: args.to.into(),
-        format: &mut |layer| layer.in_block().then_some(format),
+        format: &mut |layer| layers.iter().find(|(known, _)| known.name == layer.name).map(|(_, format)| *format),
         quantize: &mut |_, weight, format| match weight {
             LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, options),
             LinearWeight::Quantized(_) => Err(halfbyte::Error::Invalid {
@@ -215,6 +236,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             }),
         },
         dense: &mut |_| None,
+        untied: head.as_ref().and_then(Head::untied),
     };
     let written = write_model(job, quantization)?;
     drop((cooperate, progress));
@@ -225,8 +247,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     app.result(&result, human)
 }
 
-/// The layers that are going to be quantised. Errors: none, or such as are quantised already.
-fn layers<'a>(args: &Args, source: &'a Weights) -> Result<Vec<Linear<'a>>> {
+/// The layers that are going to be quantised, each with what it becomes. Errors: none, or such as are quantised already.
+fn layers<'a>(args: &Args, source: &'a Weights, head: Option<&'a Head>) -> Result<Vec<(Linear<'a>, WeightFormat)>> {
     let all = linears(source)?;
     if let Some(layer) = all.iter().find(|layer| layer.source.is_some()) {
         return Err(Failure::usage(
@@ -235,7 +257,8 @@ fn layers<'a>(args: &Args, source: &'a Weights) -> Result<Vec<Linear<'a>>> {
             "start from the original model; `halfbyte dequantize` makes a dense one of this if need be",
         ));
     }
-    let layers: Vec<_> = all.into_iter().filter(Linear::in_block).collect();
+    let format = args.format();
+    let mut layers: Vec<_> = all.into_iter().filter(Linear::in_block).map(|layer| (layer, format)).collect();
     if layers.is_empty() {
         return Err(Failure::new(
             crate::failure::Exit::Input,
@@ -244,9 +267,10 @@ fn layers<'a>(args: &Args, source: &'a Weights) -> Result<Vec<Linear<'a>>> {
             "`halfbyte inspect MODEL` lists the modules",
         ));
     }
+    layers.extend(head.map(|head| (head.linear(), head.format)));
     let target = Target::from(args.to);
-    for layer in &layers {
-        if let Err(reason) = target.check(args.format(), layer.shape) {
+    for (layer, format) in &layers {
+        if let Err(reason) = target.check(*format, layer.shape) {
             return Err(Failure::usage(
                 format!("`{}` does not fit the form {}", layer.name, target.name()),
                 reason,
@@ -254,7 +278,7 @@ fn layers<'a>(args: &Args, source: &'a Weights) -> Result<Vec<Linear<'a>>> {
             ));
         }
     }
-    let grouped = matches!(args.format().group, Group::Size(_));
+    let grouped = matches!(format.group, Group::Size(_));
     if args.calibration.permutes() && grouped && !matches!(target, Target::Gptq(_) | Target::Native) {
         return Err(Failure::usage(
             format!("--act-order does not fit the form {}", target.name()),
@@ -265,9 +289,9 @@ fn layers<'a>(args: &Args, source: &'a Weights) -> Result<Vec<Linear<'a>>> {
     Ok(layers)
 }
 
-fn planned(source: &Weights, layers: &[Linear<'_>], target: Target, format: WeightFormat) -> Result<Sizes> {
-    let planned = halfbyte_checkpoint::sizes(target, source, layers, format)?;
-    let weights: u64 = layers.iter().map(|l| l.shape[0] as u64 * l.shape[1] as u64).sum();
+fn planned(source: &Weights, layers: &[(Linear<'_>, WeightFormat)], target: Target) -> Result<Sizes> {
+    let planned = halfbyte_checkpoint::sizes(target, source, layers)?;
+    let weights: u64 = layers.iter().map(|(l, _)| l.shape[0] as u64 * l.shape[1] as u64).sum();
     Ok(Sizes {
         bytes_before: source.checkpoint().tensors().map(|info| info.bytes as u64).sum(),
         bytes_after: planned.all,
@@ -280,8 +304,8 @@ fn planned(source: &Weights, layers: &[Linear<'_>], target: Target, format: Weig
 const SAMPLE: usize = 1 << 20;
 
 /// Quantises and packs a piece of the first layer, and multiplies.
-fn estimate_seconds(source: &Weights, layers: &[Linear<'_>], format: WeightFormat, options: Rtn) -> Result<f64> {
-    let Some(layer) = layers.first() else { return Ok(0.0) };
+fn estimate_seconds(source: &Weights, layers: &[(Linear<'_>, WeightFormat)], options: Rtn) -> Result<f64> {
+    let Some(&(ref layer, format)) = layers.first() else { return Ok(0.0) };
     let loaded = source.load_linear(layer.name)?;
     let LinearWeight::Dense { floats, shape: [n, k] } = &loaded.weight else { return Ok(0.0) };
     let rows = (SAMPLE / k).clamp(32, *n) / 32 * 32;
@@ -299,18 +323,18 @@ fn estimate_seconds(source: &Weights, layers: &[Linear<'_>], format: WeightForma
         }
         best = best.min(begun.elapsed().as_secs_f64());
     }
-    let weights: f64 = layers.iter().map(|l| l.shape[0] as f64 * l.shape[1] as f64).sum();
+    let weights: f64 = layers.iter().map(|(l, _)| l.shape[0] as f64 * l.shape[1] as f64).sum();
     Ok(best / (rows * k) as f64 * weights)
 }
 
 /// The largest layer as codes, a byte each, beside what they are packed to; and what every process takes.
-fn peak_memory(source: &Weights, layers: &[Linear<'_>], target: Target, format: WeightFormat) -> Result<u64> {
+fn peak_memory(source: &Weights, layers: &[(Linear<'_>, WeightFormat)], target: Target) -> Result<u64> {
     const PROCESS: u64 = 8 << 20;
     let mut largest = 0;
-    for layer in layers {
-        let [n, k] = layer.shape;
+    for planned in layers {
+        let (Linear { shape: [n, k], .. }, format) = *planned;
         let scales = (n * format.group.count(k)) as u64 * 12;
-        let packed = halfbyte_checkpoint::sizes(target, source, std::slice::from_ref(layer), format)?.modules;
+        let packed = halfbyte_checkpoint::sizes(target, source, std::slice::from_ref(planned))?.modules;
         largest = largest.max((n * k) as u64 + scales + packed);
     }
     Ok(PROCESS + largest)
@@ -323,9 +347,10 @@ fn human(result: &Quantized) -> String {
         out += &calibrated::human(calibration);
     }
     out += &format!(
-        "{}: {} layers to {format} by {}, in the form {}\n",
+        "{}: {} layers to {format}{} by {}, in the form {}\n",
         path(&result.output),
         sizes.modules,
+        result.head_format.as_ref().map_or_else(String::new, |head| format!(", the head among them to {head},")),
         result.by,
         result.to
     );
@@ -335,6 +360,9 @@ fn human(result: &Quantized) -> String {
         bytes(sizes.bytes_after),
         sizes.bits_per_weight
     );
+    if result.untied {
+        out += "the embedding, which is the head in the source, stays; beside it lies a head of its own\n";
+    }
     match result.peak_memory_bytes {
         None => out += &format!("done in {:.2} s\n", result.seconds),
         Some(memory) => {

@@ -188,6 +188,59 @@ fn bench_model_makes_random_weights_in_every_format() {
 }
 
 #[test]
+fn a_profile_has_every_step_with_its_share() {
+    let here = TempDir::new().unwrap();
+    let tied = tiny(&here, "tied.json", r#", "tie_word_embeddings": true"#);
+    let arguments = ["bench", "model", "--random-weights", &tied, "--format", "w4a16-g32", "--head", "8", "--profile"];
+    let work = ["--prompt", "9", "--generate", "3", "--depth", "20", "--repetitions", "3"];
+    let found = json(&[&arguments[..], &work].concat());
+    let profile = &found["profile"];
+    assert_eq!((&profile["weights_may_be_cached"], &profile["layers_are_one_kernel"]), (&true.into(), &false.into()));
+    for (what, rows, tokens) in [("decode", 1, 1.0), ("prefill", 9, 9.0)] {
+        let table = &profile[what];
+        let speed = number(&found, &format!("{what}_tokens_per_second"));
+        assert!((number(table, "unprofiled_us") * speed / (tokens * 1e6) - 1.0).abs() < 1e-9, "{what}");
+        let (mut sum, mut seen) = (0.0, Vec::new());
+        for line in table["steps"].as_array().unwrap() {
+            for field in ["median_us", "total_us", "bytes", "share", "limit_us", "share_of_limit"] {
+                assert!(number(line, field) > 0.0, "{what}, {field}: {line}");
+            }
+            assert!(
+                (number(line, "limit_us") / number(line, "median_us") / number(line, "share_of_limit") - 1.0).abs()
+                    < 1e-9
+            );
+            let (name, of_rows) = (line["step"].as_str().unwrap().to_owned(), line["rows"].as_u64().unwrap());
+            assert!(!seen.contains(&(name.clone(), of_rows)), "{what}: {name} twice");
+            assert!(!line["kernel"].as_str().unwrap().is_empty());
+            seen.push((name, of_rows));
+            sum += number(line, "total_us");
+        }
+        let whole = number(table, "whole_us");
+        assert!(sum <= whole && (sum + number(table, "between_us") - whole).abs() < 1e-6 * whole, "{what}: {table}");
+        let steps = ["embedding", "attention norm", "q k v", "rope, append"];
+        let narrow = ["attention", "o", "mlp norm", "gate, up", "activation", "down"];
+        let times = |name: &str, of_rows: u64| {
+            let lines = table["steps"].as_array().unwrap().iter();
+            let found = lines.filter(|line| line["step"] == name && line["rows"] == of_rows);
+            found.map(|line| line["times"].as_u64().unwrap()).sum::<u64>()
+        };
+        // Of two layers the second goes on with one row.
+        assert_eq!(steps.map(|name| times(name, rows)), [1, 2, 2, 2], "{what}");
+        assert!(narrow.iter().all(|name| times(name, rows) + if rows > 1 { times(name, 1) } else { 0 } == 2), "{what}");
+        assert_eq!(["final norm", "head", "choice"].map(|name| times(name, 1)), [1, 1, 1], "{what}");
+    }
+    assert!(json(&[&arguments[..8], &work].concat()).get("profile").is_none());
+    let lines = quiet(&[&arguments[..], &work].concat());
+    for words in
+        ["a token that is written, step by step", "a prompt, step by step", "in no step", "without a profile", "q k v"]
+    {
+        assert!(lines.contains(words), "{words}: {lines}");
+    }
+    let error = fails(2, &[&arguments[..], &["--prompt", "65"]].concat());
+    assert!(error.contains("--prompt 65"), "{error}");
+}
+
+#[test]
 fn bench_model_refuses_what_cannot_be_timed() {
     let here = TempDir::new().unwrap();
     let fits = tiny(&here, "fits.json", "");

@@ -4,6 +4,7 @@ mod bench;
 mod calibration;
 mod contradictions;
 mod files;
+mod head;
 mod hostile;
 mod models;
 #[cfg(unix)]

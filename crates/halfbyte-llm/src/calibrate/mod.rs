@@ -9,6 +9,7 @@
 //!         quantise; the block runs with the quantised group from now on
 //!     stream = what the quantised block makes of it, and on the way what quantising its inputs would add to its errors
 //!     put the block away
+//! if the head is quantised too: by the norm of the stream, its inputs
 //! ```
 //!
 //! So the inputs of a layer are those that it will have in the quantised model (true-sequential); without that, a
@@ -21,6 +22,7 @@
 
 mod activations;
 mod block;
+mod head;
 mod inputs;
 mod method;
 mod piece;
@@ -29,11 +31,13 @@ mod report;
 mod work;
 
 pub use block::{Block, groups};
+pub use head::Head;
 pub use inputs::Inputs;
 pub use method::{ByAwq, ByGptq, Layers, Method, Needs, Outcome, RoundToNearest};
 pub use plan::{Estimate, estimate};
 pub use report::{ActivationReport, LayerReport};
 
+use crate::arch::spec::Shape;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::load;
@@ -70,6 +74,8 @@ pub struct Job<'a> {
     pub window: usize,
     /// What the linear layers of the blocks become.
     pub format: WeightFormat,
+    /// The output head, if that is quantised too, by the same method.
+    pub head: Option<Head<'a>>,
     /// What the report tells the cost of, if it is quantised activations. Text runs with exact ones in any case.
     pub act: Act,
     /// How.
@@ -88,6 +94,7 @@ impl std::fmt::Debug for Job<'_> {
             .field("source", &self.source.folder())
             .field("target", &self.target)
             .field("format", &self.format)
+            .field("head", &self.head)
             .field("method", &self.method.settings())
             .finish_non_exhaustive()
     }
@@ -98,7 +105,7 @@ impl std::fmt::Debug for Job<'_> {
 pub struct Progress<'a> {
     /// Blocks that are finished.
     pub block: usize,
-    /// Blocks in all.
+    /// Blocks in all, the head one of them if it is quantised.
     pub blocks: usize,
     /// The first layer of the group that is worked on; empty between groups.
     pub layer: &'a str,
@@ -158,25 +165,31 @@ pub fn windows(
 #[derive(Debug)]
 pub struct Finished {
     work: WorkFolder,
-    /// Every quantised layer with its block and shape.
-    layers: Vec<(usize, String, [usize; 2])>,
+    layers: Vec<QuantizedLayer>,
     /// Other tensors that changed.
     changed: Vec<(String, Vec<f32>)>,
     report: Vec<LayerReport>,
 }
 
+/// Where a quantised layer lies in a folder of work.
+#[derive(Debug)]
+struct QuantizedLayer {
+    name: String,
+    block: usize,
+    shape: [usize; 2],
+    format: WeightFormat,
+}
+
 impl Finished {
-    /// Whether a layer is one of the quantised ones.
-    pub fn contains(&self, name: &str) -> bool {
-        self.layers.iter().any(|(_, known, _)| known == name)
+    /// The format of a quantised layer by its name; None if it is not one of them.
+    pub fn format(&self, name: &str) -> Option<WeightFormat> {
+        self.layers.iter().find(|layer| layer.name == name).map(|layer| layer.format)
     }
 
     /// A quantised layer by its name; None if it is not one of them. Error: the work folder was damaged meanwhile.
     pub fn tensor(&self, name: &str) -> Result<Option<QTensor>> {
-        match self.layers.iter().find(|(_, known, _)| known == name) {
-            Some((block, _, shape)) => Ok(Some(self.work.tensor(*block, name, *shape)?)),
-            None => Ok(None),
-        }
+        let layer = self.layers.iter().find(|layer| layer.name == name);
+        layer.map(|layer| self.work.tensor(layer.block, name, layer.shape, layer.format)).transpose()
     }
 
     /// The values of a tensor that is no linear layer and changed (a norm, a bias), exact in its type in the source.
@@ -213,18 +226,19 @@ pub fn work_folder(target: &Path) -> Result<PathBuf> {
 /// process is at it; [`Error::Cancelled`].
 pub fn quantize(job: &Job<'_>, progress: &mut OnProgress<'_>) -> Result<Finished> {
     check(job)?;
-    let work = WorkFolder::open(job.target, manifest(job)?, job.format, job.restart)?;
+    let work = WorkFolder::open(job.target, manifest(job)?, job.restart)?;
     let blocks = job.config.spec.layers.len();
+    let all = blocks + usize::from(job.head.is_some());
     let windows = job.tokens.len() / job.window;
-    let mut watch = Watch { progress, block: 0, blocks, windows, here: 0, seconds: 0.0, begun: Instant::now() };
+    let mut watch = Watch { progress, block: 0, blocks: all, windows, here: 0, seconds: 0.0, begun: Instant::now() };
     // Without any block left to do, nobody needs the stream.
-    if (0..blocks).any(|i| !work.has(i)) {
+    if (0..all).any(|i| !work.has(i)) {
         let mut streams = streams(job)?;
         for i in 0..blocks {
             watch.block = i;
             let mut piece = Piece::load(job, i)?;
             if work.has(i) {
-                piece.restore(work.load(i, &piece.groups)?)?;
+                piece.restore(work.load(i, &piece.groups, job.format)?)?;
                 for step in 0..piece.steps() {
                     piece.advance(&mut streams, step, &mut |done| watch.tell("", Doing::Replaying, done))?;
                 }
@@ -235,6 +249,10 @@ pub fn quantize(job: &Job<'_>, progress: &mut OnProgress<'_>) -> Result<Finished
                 watch.here += 1;
                 watch.seconds += watch.begun.elapsed().as_secs_f64();
             }
+        }
+        if let Some(head) = job.head.filter(|_| !work.has(blocks)) {
+            (watch.block, watch.begun) = (blocks, Instant::now());
+            work.save(blocks, &head::quantize(job, head, &streams, &mut watch)?)?;
         }
     }
     finished(job, work)
@@ -285,13 +303,20 @@ fn quantize_block(
 
 fn finished(job: &Job<'_>, work: WorkFolder) -> Result<Finished> {
     let (mut layers, mut changed, mut report) = (Vec::new(), Vec::new(), Vec::new());
-    for i in 0..job.config.spec.layers.len() {
-        let groups = groups(&job.config.spec, i)?;
-        let block = work.load(i, &groups)?;
-        changed.extend(block.changed);
-        report.extend(block.report);
-        let of_block = groups.into_iter().flat_map(|group| group.layers);
-        layers.extend(of_block.map(|(name, shape)| (i, name, [shape.n, shape.k])));
+    let blocks = 0..job.config.spec.layers.len();
+    let mut parts = blocks.map(|i| Ok((groups(&job.config.spec, i)?, job.format))).collect::<Result<Vec<_>>>()?;
+    parts.extend(job.head.map(|head| (vec![head::group(job, head)], head.format)));
+    for (block, (groups, format)) in parts.into_iter().enumerate() {
+        let of_block = work.load(block, &groups, format)?;
+        changed.extend(of_block.changed);
+        report.extend(of_block.report);
+        let of_groups = groups.into_iter().flat_map(|group| group.layers);
+        layers.extend(of_groups.map(|(name, Shape { n, k, .. })| QuantizedLayer {
+            name,
+            block,
+            shape: [n, k],
+            format,
+        }));
     }
     Ok(Finished { work, layers, changed, report })
 }
@@ -301,6 +326,7 @@ fn check(job: &Job<'_>) -> Result<()> {
     let Job { config, tokens, window, .. } = *job;
     (0..config.spec.layers.len()).try_for_each(|i| groups(&config.spec, i).map(|_| ()))?;
     job.format.validate()?;
+    job.head.map_or(Ok(()), |head| head.format.validate())?;
     if window == 0 || tokens.is_empty() || !tokens.len().is_multiple_of(window) {
         let expected = format!("at least one window of {window} tokens, and whole windows");
         return Err(Error::invalid(OP, expected, format!("{} tokens", tokens.len())));
@@ -329,7 +355,7 @@ fn manifest(job: &Job<'_>) -> Result<Map<String, Value>> {
             "modified_ns": u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
         }));
     }
-    let manifest = json!({
+    let mut manifest = json!({
         "version": WORK_VERSION,
         "program": concat!("halfbyte ", env!("CARGO_PKG_VERSION")),
         "method": job.method.settings(),
@@ -343,6 +369,9 @@ fn manifest(job: &Job<'_>) -> Result<Map<String, Value>> {
         "config_fnv1a": fnv1a(format!("{:?}", job.config).as_bytes()),
         "files": files,
     });
+    if let (Some(head), Some(fields)) = (job.head, manifest.as_object_mut()) {
+        fields.insert("head".into(), Format { weight: head.format, act: Act::A16 }.to_string().into());
+    }
     match manifest {
         Value::Object(map) => Ok(map),
         other => Err(Error::invalid(OP, "a JSON object", other.to_string())),

@@ -3,7 +3,7 @@
 use super::activations::ActivationError;
 use super::block::{self, Block};
 use super::inputs::{DriftOf, Inputs};
-use super::method::{Layers, Method, Needs};
+use super::method::{Layers, Method, Needs, Outcome};
 use super::report::reports;
 use super::{Job, work};
 use crate::arch::spec::{Fold, LinearGroup};
@@ -330,17 +330,7 @@ impl<'a> Piece<'a> {
         let of_group = &self.groups[group];
         let layers = Layers { group: of_group, weights: &weights, inputs };
         let name = &of_group.layers[0].0;
-        let outcomes =
-            method.quantize(&layers, format).map_err(|source| Error::Quantize { name: name.clone(), source })?;
-        let fits = |outcome: &super::Outcome, shape: [usize; 2]| {
-            outcome.weights.format() == format && [outcome.weights.n(), outcome.weights.k()] == shape
-        };
-        let shapes = of_group.layers.iter().map(|(_, shape)| [shape.n, shape.k]);
-        if outcomes.len() != of_group.layers.len() || !outcomes.iter().zip(shapes).all(|(o, shape)| fits(o, shape)) {
-            let got = outcomes.iter().map(|o| format!("{} × {}", o.weights.n(), o.weights.k())).collect::<Vec<_>>();
-            let expected = format!("the layers of {name} in their shapes, as {format:?}");
-            return Err(Error::invalid(OP, expected, got.join(", ")));
-        }
+        let outcomes = quantized(method, &layers, format)?;
         let (reports, outputs): (Vec<_>, Vec<f64>) = reports(&layers, &outcomes).into_iter().unzip();
         drop(weights);
         if let Some(act) = self.act {
@@ -385,6 +375,22 @@ impl<'a> Piece<'a> {
         }
         Ok(())
     }
+}
+
+/// What a method makes of the layers of a group. Errors: what it refuses, something else than was asked for.
+pub(super) fn quantized(method: &dyn Method, layers: &Layers<'_>, format: WeightFormat) -> Result<Vec<Outcome>> {
+    let of_group = &layers.group.layers;
+    let name = &of_group[0].0;
+    let outcomes = method.quantize(layers, format).map_err(|source| Error::Quantize { name: name.clone(), source })?;
+    let fits = |outcome: &Outcome, shape: [usize; 2]| {
+        outcome.weights.format() == format && [outcome.weights.n(), outcome.weights.k()] == shape
+    };
+    let shapes = of_group.iter().map(|(_, shape)| [shape.n, shape.k]);
+    if outcomes.len() == of_group.len() && outcomes.iter().zip(shapes).all(|(o, shape)| fits(o, shape)) {
+        return Ok(outcomes);
+    }
+    let got = outcomes.iter().map(|o| format!("{} × {}", o.weights.n(), o.weights.k())).collect::<Vec<_>>();
+    Err(Error::invalid(OP, format!("the layers of {name} in their shapes, as {format:?}"), got.join(", ")))
 }
 
 /// Sees the inputs of a group, and the residual stream before its step.

@@ -6,10 +6,11 @@ use super::inputs::{DriftOf, Inputs};
 use super::method::{Layers, tensor_bytes};
 use super::report::reports;
 use super::work::row_bytes;
-use super::{Job, check};
+use super::{Job, check, head};
 use crate::arch::spec::{LinearGroup, Shape};
 use crate::error::{Error, Result};
 use crate::load::{self, LoadOptions, Loader};
+use halfbyte::WeightFormat;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -47,11 +48,17 @@ pub fn estimate(job: &Job<'_>) -> Result<Estimate> {
     let runs = Runs::measure(job, &mut block, &groups, &stream)?;
     let sample = Sample::measure(job)?;
     let of_block = windows * runs.seconds(job, &groups) + sample.seconds(job, &groups);
+    let blocks = job.config.spec.layers.len();
+    // The head's inputs are there when the blocks are done: what it takes is summing them up and quantising.
+    let head = job.head.map(|head| (vec![head::group(job, head)], head.format));
+    let of_head = head.as_ref().map_or(0.0, |(groups, _)| sample.seconds(job, groups));
+    let work_of_head = head.as_ref().map_or(0, |(groups, format)| work_bytes(groups, *format));
     Ok(Estimate {
-        seconds: of_block * job.config.spec.layers.len() as f64,
-        work_bytes: work_bytes(job, &groups) * job.config.spec.layers.len() as u64,
+        seconds: of_block * blocks as f64 + of_head,
+        work_bytes: work_bytes(&groups, job.format) * blocks as u64 + work_of_head,
         stream_bytes: stream_bytes(job),
-        peak_memory_bytes: peak_memory(job, &groups),
+        peak_memory_bytes: peak_memory(job, &groups)
+            .max(head.map_or(0, |(groups, format)| head_memory(job, &groups, format))),
     })
 }
 
@@ -165,11 +172,11 @@ fn stream_bytes(job: &Job<'_>) -> u64 {
 }
 
 /// Bytes of a block's layers in the work folder, and of what else can change.
-fn work_bytes(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
+fn work_bytes(groups: &[LinearGroup], format: WeightFormat) -> u64 {
     const REST: u64 = 4096;
     let of_layer = |(_, shape): &(String, Shape)| {
-        let of_groups = shape.n * job.format.group.count(shape.k) * 8;
-        (shape.n * row_bytes(shape.k, job.format) + of_groups + 4 * shape.k) as u64
+        let of_groups = shape.n * format.group.count(shape.k) * 8;
+        (shape.n * row_bytes(shape.k, format) + of_groups + 4 * shape.k) as u64
     };
     groups.iter().flat_map(|group| &group.layers).map(of_layer).sum::<u64>() + REST
 }
@@ -191,23 +198,42 @@ fn peak_memory(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
     let widest = groups.iter().map(|group| group.k() + group.n()).max().unwrap_or(0);
     let window = (job.window * (4 * job.config.spec.hidden + 4 * widest) * size_of::<f32>()) as u64;
 
-    let statistics = |group: &LinearGroup| {
-        let (n, k) = (group.n(), group.k());
-        // The drift of outputs needs the weights once more.
-        let drift = 8 * k * if group.adds { n } else { k } + if group.adds { 4 * n * k } else { 0 };
-        (8 * k * k + 4 * needs.rows * k + if needs.drift { drift } else { 0 }) as u64
-    };
-    let all: u64 = groups.iter().map(statistics).sum();
+    let all: u64 = groups.iter().map(|group| statistics(job, group)).sum();
     let of_group = |group: &LinearGroup| {
-        let (n, k) = (group.n(), group.k());
-        let own = if job.true_sequential { statistics(group) } else { all };
-        let adding = 2 * 8 * 256 * k as u64;
-        // A thousand rows of weights and of differences are compared in f64.
-        let comparing = 4 * 8 * 1024 * k as u64;
-        let work = job.method.memory_bytes(n, k, job.format).max(comparing.min(32 * (n * k) as u64)).max(adding);
-        own + work + 4 * (n * k) as u64
+        let own = if job.true_sequential { statistics(job, group) } else { all };
+        own + quantizing(job, group, job.format)
     };
     let quantizing = groups.iter().map(of_group).max().unwrap_or(0);
     let scaling = if needs.scales { all + 4 * weights } else { 0 };
     PROCESS_BYTES + stream_bytes(job) + block + packed + window + quantizing.max(scaling)
+}
+
+/// Bytes of what is summed up over the inputs of a group.
+fn statistics(job: &Job<'_>, group: &LinearGroup) -> u64 {
+    let (n, k, needs) = (group.n(), group.k(), job.method.needs());
+    // The drift of outputs needs the weights once more.
+    let drift = 8 * k * if group.adds { n } else { k } + if group.adds { 4 * n * k } else { 0 };
+    (8 * k * k + 4 * needs.rows * k + if needs.drift { drift } else { 0 }) as u64
+}
+
+/// Bytes of a group's weights, and of the most that is done with them.
+fn quantizing(job: &Job<'_>, group: &LinearGroup, format: WeightFormat) -> u64 {
+    let (n, k) = (group.n(), group.k());
+    let adding = 2 * 8 * 256 * k as u64;
+    // A thousand rows of weights and of differences are compared in f64.
+    let comparing = 4 * 8 * 1024 * k as u64;
+    let work = job.method.memory_bytes(n, k, format).max(comparing.min(32 * (n * k) as u64)).max(adding);
+    work + 4 * (n * k) as u64
+}
+
+/// The head without any block: the streams, its codes, packed too where activations are looked at, and a window's inputs and outputs.
+fn head_memory(job: &Job<'_>, groups: &[LinearGroup], format: WeightFormat) -> u64 {
+    let of_group = |group: &LinearGroup| {
+        let (n, k) = (group.n(), group.k());
+        let window = (job.window * (2 * k + if job.act.is_quantized() { n } else { 0 }) * size_of::<f32>()) as u64;
+        let packed = if job.act.is_quantized() { (n * k) as u64 * u64::from(format.bits.max(4)) / 8 } else { 0 };
+        let after = tensor_bytes(n, k, format) + packed;
+        statistics(job, group) + quantizing(job, group, format).max(after) + window
+    };
+    PROCESS_BYTES + stream_bytes(job) + groups.iter().map(of_group).sum::<u64>()
 }

@@ -4,7 +4,7 @@
 //! .<target>.partial/
 //!     lock                    held while a process works here
 //!     manifest.json           everything that the result depends on
-//!     block-00000/            a finished block: it gets this name when all of it is on disk
+//!     block-00000/            a finished block, behind them the head: it gets this name when all of it is on disk
 //!         model.safetensors   <layer>.codes u8 [n, bytes], scales f32 [n, groups], zeros u16 or offsets f32 [n, groups],
 //!                             group_index u32 [k]; other tensors that changed, under their own names, f32
 //!         report.json
@@ -39,7 +39,6 @@ const LONGEST_TEXT: u64 = 64 << 20;
 #[derive(Debug)]
 pub(super) struct WorkFolder {
     path: PathBuf,
-    format: WeightFormat,
     /// Locked as long as it is open; None: the file system has no locks.
     _lock: Option<File>,
     /// The block that was read last, whose files are what they were when it was finished.
@@ -70,7 +69,7 @@ impl WorkFolder {
     /// Makes the folder or goes on with it.
     ///
     /// Errors: another process works there, or it was begun with another manifest and `restart` does not discard it.
-    pub fn open(target: &Path, manifest: Map<String, Value>, format: WeightFormat, restart: bool) -> Result<Self> {
+    pub fn open(target: &Path, manifest: Map<String, Value>, restart: bool) -> Result<Self> {
         let path = Self::path_of(target)?;
         files::create_dirs(&path).map_err(|source| Error::io(&path, source))?;
         let lock_path = path.join(LOCK);
@@ -79,7 +78,7 @@ impl WorkFolder {
             Lock::Unsupported => None,
             Lock::Busy => return Err(Error::Locked { path }),
         };
-        let this = Self { path, format, _lock: lock, last: Mutex::new(None) };
+        let this = Self { path, _lock: lock, last: Mutex::new(None) };
         this.clean(restart)?;
         let manifest_path = this.path.join(MANIFEST);
         if manifest_path.exists() {
@@ -200,8 +199,8 @@ impl WorkFolder {
         Ok(sync_dir(&self.path)?)
     }
 
-    /// A finished block. Errors: files that are damaged or of other layers.
-    pub fn load(&self, i: usize, groups: &[LinearGroup]) -> Result<Block> {
+    /// A finished block of layers in this format. Errors: files that are damaged or of other layers.
+    pub fn load(&self, i: usize, groups: &[LinearGroup], format: WeightFormat) -> Result<Block> {
         let damaged = |what: String| self.damaged(i, &what);
         let checkpoint = self.checked(i)?;
         let mut block = Block { report: self.report(i)?, ..Block::default() };
@@ -211,7 +210,7 @@ impl WorkFolder {
         }
         let mut own = Vec::new();
         for (name, shape) in groups.iter().flat_map(|group| &group.layers) {
-            let q = load_tensor(&checkpoint, name, [shape.n, shape.k], self.format).map_err(damaged)?;
+            let q = load_tensor(&checkpoint, name, [shape.n, shape.k], format).map_err(damaged)?;
             block.tensors.push((name.clone(), q));
             own.extend(["codes", "scales", "zeros", "offsets", "group_index"].map(|part| format!("{name}.{part}")));
         }
@@ -223,8 +222,8 @@ impl WorkFolder {
     }
 
     /// One layer of a finished block.
-    pub fn tensor(&self, i: usize, name: &str, shape: [usize; 2]) -> Result<QTensor> {
-        load_tensor(&*self.checked(i)?, name, shape, self.format).map_err(|what| self.damaged(i, &what))
+    pub fn tensor(&self, i: usize, name: &str, shape: [usize; 2], format: WeightFormat) -> Result<QTensor> {
+        load_tensor(&*self.checked(i)?, name, shape, format).map_err(|what| self.damaged(i, &what))
     }
 
     fn damaged(&self, i: usize, what: &str) -> Error {

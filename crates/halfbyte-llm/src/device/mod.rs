@@ -8,6 +8,7 @@ pub(crate) mod cuda;
 
 use crate::error::Result;
 use crate::explain::Product;
+use crate::profile::Profile;
 use crate::sampling::Sampler;
 use halfbyte::Float;
 use halfbyte::cpu::Cpu;
@@ -123,6 +124,9 @@ pub(crate) trait Text: std::fmt::Debug + Send {
     /// The caller has checked that ids are below the vocabulary and that there is room. After an error nothing of the batch
     /// has been read, or it must be forgotten by [`Text::truncate`].
     fn read(&mut self, batch: Batch<'_>) -> Result<()>;
+
+    /// Reads tokens as [`Text::read`] does and chooses the most likely one to follow, each step timed.
+    fn profile(&mut self, tokens: &[u32]) -> Result<Profile>;
 
     /// Logits `[rows, vocab]` of some rows of the batch read last: of the last token there is only row 0, unless all were
     /// asked for.

@@ -111,6 +111,7 @@ impl Case {
             tokens: &self.tokens,
             window: WINDOW,
             format: FORMAT,
+            head: None,
             act: Act::A8,
             method,
             true_sequential: true,
@@ -131,7 +132,7 @@ pub fn content(case: &Case, finished: Finished) -> (BTreeMap<String, QTensor>, B
         if let Some(module) = name.strip_suffix(".weight")
             && let Some(q) = finished.tensor(module).unwrap()
         {
-            assert!(finished.contains(module));
+            assert_eq!(finished.format(module), Some(q.format()));
             layers.insert(module.to_owned(), q);
         }
     }

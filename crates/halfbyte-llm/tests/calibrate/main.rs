@@ -3,5 +3,6 @@
 mod activations;
 mod case;
 mod drift;
+mod head;
 mod numbers;
 mod resume;

@@ -44,6 +44,7 @@ pub const HEADERS: &[Source] = headers![
     "dequant.cuh"
     "epilogue.cuh"
     "exchange_words.cuh"
+    "fixed_point.cuh"
     "floats.cuh"
     "hopper.cuh"
     "images.cuh"

@@ -71,13 +71,18 @@ impl Form for Writer {
             let got = format!("{} in `{name}`, {group_size} elsewhere", group_of(format));
             return Err(Error::invalid("write AWQ", "one group size for the whole model", got));
         }
-        Ok(Some(json!({
+        let mut config = json!({
             "quant_method": "awq",
             "bits": 4,
             "group_size": group_size,
             "zero_point": true,
             "version": "gemm",
             "modules_to_not_convert": if model.dense.is_empty() { Value::Null } else { json!(model.dense) },
-        })))
+        });
+        // vLLM and SGLang ask for it; where it is missing they take the head for floats.
+        if let (true, Value::Object(fields)) = (model.has_head(), &mut config) {
+            fields.insert("lm_head".into(), true.into());
+        }
+        Ok(Some(config))
     }
 }

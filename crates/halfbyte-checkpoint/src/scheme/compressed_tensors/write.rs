@@ -1,15 +1,14 @@
 //! Writing compressed-tensors modules (`pack-quantized`), and the config that goes with them.
 
 use super::packing::Packing;
+use crate::config::is_head;
 use crate::error::Result;
+use crate::folder::HEAD;
 use crate::safetensors::{DType, TensorSpec};
 use crate::target::{Form, Module, Settings, exactly, spec, unrepresentable};
 use half::{bf16, f16};
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use serde_json::{Map, Value, json};
-
-/// The output head, as every architecture names it.
-const HEAD: &str = "lm_head";
 
 /// Writes compressed-tensors' form.
 pub(crate) struct Writer;
@@ -79,25 +78,27 @@ impl Form for Writer {
     }
 
     /// The fields that compressed-tensors, transformers and vLLM read: a group of settings for each format, the commonest
-    /// for every linear layer, the others by name.
+    /// for every linear layer, the others by name. The head has one of its own: where it is no linear layer but a kind of embedding,
+    /// as in vLLM and SGLang, it is found by its name alone.
     fn config(&self, model: &Settings<'_>) -> Result<Option<Value>> {
         let same = |a: &WeightFormat, b: &WeightFormat| WeightFormat { scale: b.scale, ..*a } == *b;
-        let mut groups: Vec<(WeightFormat, Vec<&str>)> = Vec::new();
+        let mut groups: Vec<(WeightFormat, bool, Vec<&str>)> = Vec::new();
         for Module { name, format, .. } in model.quantized {
-            match groups.iter_mut().find(|(known, _)| same(known, format)) {
-                Some((_, names)) => names.push(name),
-                None => groups.push((*format, vec![name])),
+            let of_head = is_head(name);
+            match groups.iter_mut().find(|(known, head, _)| *head == of_head && same(known, format)) {
+                Some((.., names)) => names.push(name),
+                None => groups.push((*format, of_head, vec![name])),
             }
         }
         let common = model.commonest(|format| WeightFormat { scale: Float::F16, ..*format });
         // Settings by name come first, since the first that fits a module is taken.
-        groups.sort_by_key(|(format, _)| common.is_some_and(|common| same(format, &common)));
+        groups.sort_by_key(|(format, head, _)| !head && common.is_some_and(|common| same(format, &common)));
         let mut config_groups = Map::new();
-        for (i, (format, names)) in groups.iter().enumerate() {
-            let targets: Vec<String> = if i + 1 == groups.len() {
-                vec!["Linear".into()]
-            } else {
-                names.iter().map(|name| format!("re:{}", exactly(name))).collect()
+        for (i, (format, of_head, names)) in groups.iter().enumerate() {
+            let targets: Vec<String> = match of_head {
+                true => names.iter().map(|name| (*name).to_owned()).collect(),
+                false if i + 1 == groups.len() => vec!["Linear".into()],
+                false => names.iter().map(|name| format!("re:{}", exactly(name))).collect(),
             };
             let group = json!({
                 "targets": targets,

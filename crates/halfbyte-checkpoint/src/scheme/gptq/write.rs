@@ -112,7 +112,7 @@ impl Form for Writer {
             "group_size": common.group_size,
             "sym": common.sym,
             "desc_act": model.act_order,
-            "lm_head": model.quantized.iter().any(|module| module.name == "lm_head" || module.name.ends_with(".lm_head")),
+            "lm_head": model.has_head(),
             "checkpoint_format": self.0.name(),
             "pack_dtype": "int32",
             "meta": {"quantizer": [concat!("halfbyte:", env!("CARGO_PKG_VERSION"))]},

@@ -271,6 +271,7 @@ fn random_checkpoint(config: &Path, form: Target, args: &Args, progress: &Progre
             random::qtensor(format, layer.shape, seed)
         },
         dense: &mut |_| None,
+        untied: None,
     };
     let job = Job { overwrite: true, cancel: Some(&interrupt::cancelled), ..Job::new(&source, folder.path()) };
     write_model(job, quantization)?;

@@ -1,11 +1,13 @@
 //! `halfbyte bench model`: the first token, prefill and decoding, beside what the machine allows.
 
 mod limits;
+mod profile;
 mod speed;
 
 pub use speed::{Speed, Work, speed};
 
 use crate::app::App;
+use crate::args::head_bits;
 use crate::escape::path;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -19,6 +21,7 @@ use halfbyte::{Float, Format, Group, WeightFormat, Zero};
 use halfbyte_llm::arch::Spec;
 use halfbyte_llm::{Config, Device, Model, RandomWeights};
 use limits::{Limits, Machine};
+use profile::Profiles;
 use serde::Serialize;
 use speed::first_token;
 use std::path::{Path, PathBuf};
@@ -56,16 +59,12 @@ pub struct Args {
     /// Repetitions of each, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: u16,
+    /// Time each step of a layer too, when a token is written and when the prompt is read: the kernel that computes it, its bytes,
+    /// its time, and its share of the limit. On a GPU kernels run one by one then, between events.
+    #[arg(long)]
+    profile: bool,
     #[command(flatten)]
     load: LoadArgs,
-}
-
-/// Bits of a head.
-fn head_bits(text: &str) -> std::result::Result<u32, String> {
-    match text.parse() {
-        Ok(bits @ (4 | 8 | 16)) => Ok(bits),
-        _ => Err("expected 4, 8 or 16".to_owned()),
-    }
 }
 
 #[derive(Serialize)]
@@ -102,6 +101,8 @@ struct Report {
     speed: Speed,
     /// None: a GPU has no memory left to measure with.
     limits: Option<Limits>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    profile: Option<Profiles>,
 }
 
 /// Prints the speeds.
@@ -152,11 +153,13 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         Device::Cuda(gpu) => gpu.gpu.compiler().compiled(),
     };
     let speed = speed(&model, &cpu, work, &progress)?;
+    let timed = args.profile.then(|| profile::timed(&model, &cpu, work, &progress)).transpose()?;
     // Before memory is taken to measure the machine.
     let peak_resident_bytes = machine::peak_resident();
     progress.step("measuring the machine");
     let machine = Machine::measure(&model, &cpu, args.load.act_of(args.format))?;
     drop(progress);
+    let profile = timed.map(|timed| Profiles::new(timed, &model, &cpu, &speed, machine.as_ref())).transpose()?;
     let on_gpu = matches!(model.device(), Device::Cuda(_));
     let taken = free_before.zip(free_after).map(|(before, after)| before.saturating_sub(after));
     let report = Report {
@@ -183,6 +186,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         decode_ms_per_token: 1e3 / speed.decode_tokens_per_second,
         speed,
         limits: machine.map(|machine| Limits::new(machine, &model, work, &speed)),
+        profile,
     };
     app.result(&report, human)
 }
@@ -306,5 +310,5 @@ fn human(report: &Report) -> String {
         bytes(report.kv_bytes_per_token as u64),
         device.unwrap_or_default()
     );
-    out
+    out + &report.profile.as_ref().map_or_else(String::new, Profiles::human)
 }

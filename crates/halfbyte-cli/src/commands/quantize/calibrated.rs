@@ -1,6 +1,6 @@
 //! Quantising with calibration text: each layer by the inputs that it has in the model.
 
-use super::{Method, Quantized};
+use super::{Head, Method, Quantized};
 use crate::app::App;
 use crate::args::{ActArg, RtnArgs};
 use crate::failure::{Exit, Failure, Result};
@@ -142,6 +142,7 @@ pub struct Task<'a> {
     pub method: Method,
     pub rtn: Rtn,
     pub format: WeightFormat,
+    pub head: Option<&'a Head>,
     pub target: Target,
     pub overwrite: bool,
 }
@@ -195,6 +196,7 @@ pub fn run(task: &Task<'_>, result: &mut Quantized) -> Result<()> {
         tokens: &tokens,
         window: calibration.window,
         format: task.format,
+        head: task.head.map(Head::calibrated),
         act: calibration.report_act.into(),
         method: method.as_ref(),
         true_sequential: !calibration.no_true_sequential,
@@ -298,13 +300,14 @@ fn write(task: &Task<'_>, finished: &Finished, result: &mut Quantized) -> Result
     };
     let quantization = Quantization {
         target: task.target,
-        format: &mut |layer| finished.contains(layer.name).then_some(task.format),
+        format: &mut |layer| finished.format(layer.name),
         quantize: &mut |layer, _, _| {
             let refuse = |cause| halfbyte::Error::Device { op: "read finished work", cause };
             let tensor = finished.tensor(layer.name).map_err(|e| refuse(e.to_string()))?;
             tensor.ok_or_else(|| refuse(format!("{} is not in it", layer.name)))
         },
         dense: &mut |name| finished.changed(name).map(<[f32]>::to_vec),
+        untied: task.head.and_then(Head::untied),
     };
     let written = write_model(job, quantization).map_err(|e| match e {
         CheckpointError::Cancelled => resumable(LlmError::Cancelled, &result.output),

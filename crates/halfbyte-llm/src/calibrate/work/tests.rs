@@ -55,7 +55,7 @@ fn manifest() -> Map<String, Value> {
 }
 
 fn open(target: &Path) -> Result<WorkFolder> {
-    WorkFolder::open(target, manifest(), FORMAT, false)
+    WorkFolder::open(target, manifest(), false)
 }
 
 /// Computes the blocks that are missing, as calibration does, and looks at all of them.
@@ -63,10 +63,10 @@ fn compute(target: &Path) -> Result<WorkFolder> {
     let work = open(target)?;
     (0..BLOCKS).filter(|&i| !work.has(i)).try_for_each(|i| work.save(i, &block(i)))?;
     for i in 0..BLOCKS {
-        let (found, wanted) = (work.load(i, &groups(i))?, block(i));
+        let (found, wanted) = (work.load(i, &groups(i), FORMAT)?, block(i));
         assert!((&found.tensors, &found.changed) == (&wanted.tensors, &wanted.changed), "block {i}");
         assert_eq!(found.report, wanted.report);
-        assert_eq!(work.tensor(i, &format!("{i}.up"), [2, 32])?, wanted.tensors[0].1);
+        assert_eq!(work.tensor(i, &format!("{i}.up"), [2, 32], FORMAT)?, wanted.tensors[0].1);
     }
     Ok(work)
 }

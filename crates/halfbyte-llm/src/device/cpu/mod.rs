@@ -1,6 +1,7 @@
 //! Models in memory, computed by the CPU.
 
 mod experts;
+mod profile;
 mod projection;
 mod run;
 mod text;

@@ -9,7 +9,7 @@ use crate::load::{Loader, alike, below_each_other};
 use crate::shard::Cut;
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
-use halfbyte::{Act, Floats, FloatsMut, StoredTensor};
+use halfbyte::{Act, Float, Floats, FloatsMut, StoredTensor};
 use halfbyte_checkpoint::{StoredLinear, StoredWeight};
 
 /// Linear layers that read the same vector; their outputs lie side by side.
@@ -51,6 +51,18 @@ impl Projection {
     /// The products that it is.
     pub fn parts(&self) -> &[Linear] {
         &self.parts
+    }
+
+    /// What multiplies m rows: a kernel, or those of its parts.
+    pub fn kernel(&self, cpu: &Cpu, m: usize) -> Result<String> {
+        let mut kernels: Vec<&str> = Vec::new();
+        for part in &self.parts {
+            let kernel = part.kernel(cpu, m, Float::F32, Float::F32)?;
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+        }
+        Ok(kernels.join(", "))
     }
 
     /// Multiplies. Shapes: x `[m, k]`, y `[m, n]`; `part` is room for the outputs of one part.

@@ -3,6 +3,7 @@
 use super::{CpuModel, Run, State};
 use crate::device::{Batch, Text};
 use crate::error::Result;
+use crate::profile::Profile;
 use crate::sampling::Sampler;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::{KvCache, Sequence};
@@ -10,17 +11,17 @@ use std::ops::Range;
 
 #[derive(Debug)]
 pub(super) struct CpuText<'m> {
-    model: &'m CpuModel,
-    cpu: &'m Cpu,
-    state: State,
+    pub(super) model: &'m CpuModel,
+    pub(super) cpu: &'m Cpu,
+    pub(super) state: State,
     /// Its keys and values.
-    sequence: Sequence,
+    pub(super) sequence: Sequence,
     /// Tokens it has room for.
     context: usize,
     /// Tokens read so far.
-    len: usize,
+    pub(super) len: usize,
     /// After the last token; empty if all rows were asked for.
-    logits: Vec<f32>,
+    pub(super) logits: Vec<f32>,
 }
 
 impl<'m> CpuText<'m> {
@@ -33,7 +34,7 @@ impl<'m> CpuText<'m> {
     }
 
     /// Computes the logits after the last token if that was not done.
-    fn last_logits(&mut self) -> Result<&[f32]> {
+    pub(super) fn last_logits(&mut self) -> Result<&[f32]> {
         if self.logits.is_empty() {
             let last = self.state.rows() - 1;
             let mut logits = vec![0.0; self.model.decoder.vocab];
@@ -75,6 +76,10 @@ impl Text for CpuText<'_> {
             self.last_logits()?;
         }
         Ok(())
+    }
+
+    fn profile(&mut self, tokens: &[u32]) -> Result<Profile> {
+        self.timed(tokens)
     }
 
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {

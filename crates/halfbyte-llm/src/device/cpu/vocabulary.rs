@@ -3,7 +3,7 @@
 use super::{OnCpu, Projection};
 use crate::arch::Spec;
 use crate::comm::Comm;
-use crate::decoder;
+use crate::decoder::{self, Product};
 use crate::error::{Error, Result};
 use crate::load::Loader;
 use crate::shard::Shard;
@@ -11,7 +11,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte::cpu::matmul::Packed;
 use halfbyte::layout::cpu_n16::PANEL;
 use halfbyte::ops::{Linear, Weight};
-use halfbyte::{Floats, FloatsMut};
+use halfbyte::{Float, Floats, FloatsMut};
 use halfbyte_checkpoint::FloatData;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -119,6 +119,26 @@ impl Vocabulary {
         match &self.kind {
             Kind::Tied(_) => 0,
             Kind::Apart(rows, _) => rows.len().saturating_sub(self.hidden) * rows.dtype().size_bytes(),
+        }
+    }
+
+    /// What computes the logits of a row, and what it multiplies by.
+    pub(super) fn head(&self, cpu: &Cpu) -> Result<(String, Product)> {
+        let (n, k) = (self.tokens.len(), self.hidden);
+        Ok(match &self.kind {
+            Kind::Tied(linear) => {
+                let kernel = linear.kernel(cpu, 1, Float::F32, Float::F32)?;
+                (kernel.to_owned(), Product { n, k, bytes: linear.bytes() })
+            }
+            Kind::Apart(_, head) => (head.kernel(cpu, 1)?, Product { n, k, bytes: head.bytes() }),
+        })
+    }
+
+    /// Bytes of an element of the embedding.
+    pub(super) fn element_bytes(&self) -> usize {
+        match &self.kind {
+            Kind::Tied(linear) => linear.bytes() / (self.tokens.len() * self.hidden).max(1),
+            Kind::Apart(rows, _) => rows.dtype().size_bytes(),
         }
     }
 

@@ -3,6 +3,7 @@
 mod kernels;
 mod loading;
 mod persistent;
+mod profile;
 mod projection;
 mod run;
 mod text;

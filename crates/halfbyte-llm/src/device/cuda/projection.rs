@@ -30,7 +30,7 @@ impl Projection {
     }
 
     /// Outputs of all parts.
-    fn n(&self) -> usize {
+    pub(crate) fn n(&self) -> usize {
         self.parts.iter().map(Linear::n).sum()
     }
 
@@ -67,6 +67,18 @@ impl Projection {
             }
         }
         Ok(plans)
+    }
+
+    /// What multiplies m rows of a type: a kernel, or those of its parts.
+    pub(crate) fn kernel(&self, cuda: &Cuda, m: usize, x: Float) -> Result<String> {
+        let mut kernels: Vec<&str> = Vec::new();
+        for part in &self.parts {
+            let kernel = part.kernel(cuda, m, x, Float::F32)?;
+            if !kernels.contains(&kernel) {
+                kernels.push(kernel);
+            }
+        }
+        Ok(kernels.join(", "))
     }
 
     /// Multiplies. Shapes: x `[m, k]`, y at least `[m, n]`; `room` is for the outputs of one part.

@@ -133,6 +133,11 @@ impl State {
         logits: &mut Buffer<f32>,
     ) -> Result<()> {
         self.head(model, cuda, row..row + 1, logits)?;
+        self.most_likely(cuda, advance, logits)
+    }
+
+    /// From logits to the next token; the text has grown by `advance`.
+    pub(super) fn most_likely(&mut self, cuda: &Cuda, advance: usize, logits: &Buffer<f32>) -> Result<()> {
         let step = Step {
             logits: logits.view(),
             choice: self.choice.view_mut(),
@@ -147,15 +152,15 @@ impl State {
 /// A run: the model, its stream, and what it works on.
 #[derive(Debug)]
 pub(crate) struct Run<'m> {
-    model: &'m CudaModel,
-    cuda: &'m Cuda,
-    state: &'m mut State,
+    pub(super) model: &'m CudaModel,
+    pub(super) cuda: &'m Cuda,
+    pub(super) state: &'m mut State,
     /// Positions that attention is laid out for.
-    longest: usize,
+    pub(super) longest: usize,
     /// The rows that go on, among those that came in.
-    on: Range<usize>,
+    pub(super) on: Range<usize>,
     /// The buffer of codes that the next product reads, in place of floats.
-    codes: Option<usize>,
+    pub(super) codes: Option<usize>,
 }
 
 impl Run<'_> {

@@ -13,6 +13,7 @@ use super::CudaModel;
 use super::run::{Rows, State};
 use crate::device::{Batch, Text};
 use crate::error::{Error, Result};
+use crate::profile::Profile;
 use crate::sampling::Sampler;
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, Graph};
@@ -32,23 +33,23 @@ struct Recording {
 
 #[derive(Debug)]
 pub(super) struct CudaText<'m> {
-    model: &'m CudaModel,
-    cuda: Cuda,
+    pub(super) model: &'m CudaModel,
+    pub(super) cuda: Cuda,
     recordings: Vec<Recording>,
-    state: State,
+    pub(super) state: State,
     /// After the last token, `[vocab]`.
-    logits: Buffer<f32>,
+    pub(super) logits: Buffer<f32>,
     /// After some tokens, where all are asked for; grows.
     many_logits: Buffer<f32>,
-    len: usize,
+    pub(super) len: usize,
     /// Vectors in `normed`.
-    rows: usize,
+    pub(super) rows: usize,
     /// Whether `logits` and `choice` are those after the last token, and the device's position is the text's length.
-    chosen: bool,
+    pub(super) chosen: bool,
     /// The token that the device goes on with, where the host knows it.
-    next: Option<u32>,
+    pub(super) next: Option<u32>,
     /// Whether that token was drawn, and is not the most likely one that a step leaves.
-    drew: bool,
+    pub(super) drew: bool,
     /// Whether a step was made, so that every kernel of it is loaded: that cannot be done while one is recorded.
     stepped: bool,
 }
@@ -73,16 +74,21 @@ impl<'m> CudaText<'m> {
     }
 
     /// Puts tokens and position onto the device.
-    fn place(&mut self, tokens: &[u32]) -> Result<()> {
+    pub(super) fn place(&mut self, tokens: &[u32]) -> Result<()> {
         let position = u32::try_from(self.len);
         let position = position.map_err(|_| Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;
         self.cuda.stream().upload(&[position], self.state.position.view_mut())?;
         Ok(self.cuda.stream().upload(tokens, self.state.tokens.view_mut().slice(0..tokens.len()))?)
     }
 
+    /// Positions that attention of one token is laid out for.
+    pub(super) fn longest_of_step(&self) -> usize {
+        (self.len + 1).next_power_of_two().max(SHORTEST_RECORDING).min(self.capacity())
+    }
+
     /// One token, with what chooses the next.
     fn step(&mut self) -> Result<()> {
-        let longest = (self.len + 1).next_power_of_two().max(SHORTEST_RECORDING).min(self.capacity());
+        let longest = self.longest_of_step();
         let Self { model, cuda, recordings, state, logits, stepped, .. } = self;
         if !*stepped {
             state.step(model, cuda, longest)?;
@@ -161,6 +167,10 @@ impl Text for CudaText<'_> {
             self.choose()?;
         }
         Ok(self.cuda.stream().synchronize()?)
+    }
+
+    fn profile(&mut self, tokens: &[u32]) -> Result<Profile> {
+        self.timed(tokens)
     }
 
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {

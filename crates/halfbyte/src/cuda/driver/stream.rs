@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use bytemuck::Pod;
 use cudarc::driver::sys;
 use std::ffi::c_void;
+use std::time::Duration;
 
 /// A queue of work of a device.
 #[derive(Debug)]
@@ -136,6 +137,18 @@ impl Stream {
         self.context.bind()?;
         // SAFETY: the view has this many bytes.
         check("fill", unsafe { sys::cuMemsetD8Async(to.pointer(), byte, to.len() * size_of::<T>(), self.handle) })
+    }
+
+    /// Lets the queue wait this long, so that the host can put in what comes next before it begins: for measurements.
+    pub fn delay(&self, time: Duration) -> Result<()> {
+        unsafe extern "C" fn sleep(microseconds: *mut c_void) {
+            std::thread::sleep(Duration::from_micros(microseconds as u64));
+        }
+        self.context.bind()?;
+        let microseconds = usize::try_from(time.as_micros()).unwrap_or(usize::MAX);
+        let number = std::ptr::without_provenance_mut(microseconds);
+        // SAFETY: the stream is open; the function takes a number in the place of a pointer, and calls nothing of the driver.
+        check("delay", unsafe { sys::cuLaunchHostFunc(self.handle, Some(sleep), number) })
     }
 
     /// Puts an event at this place of the queue.

@@ -96,3 +96,5 @@ DEV void scale_fragment(u32 s, u32 (&a)[4]) {
 DEV float low(u32 v) { return SCALE_BF16 ? bf16_low(v) : half_low(v); }
 DEV float high(u32 v) { return SCALE_BF16 ? bf16_high(v) : half_high(v); }
 DEV u32 pair(float l, float h) { return BF16 ? bf16_pair(l, h) : half_pair(l, h); }
+DEV float first_of(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
+DEV float second_of(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }

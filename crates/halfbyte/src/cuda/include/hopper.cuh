@@ -19,6 +19,14 @@ DEV void mbarrier_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b6
 DEV void mbarrier_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
+DEV bool mbarrier_is(u32 bar, u32 parity) {
+  u32 done;
+  asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(bar), "r"(parity)
+               : "memory");
+  return done;
+}
 DEV void mbarrier_wait(u32 bar, u32 parity) {
   u32 done;
   do {

@@ -17,10 +17,8 @@ DEV uint4 load_16(const void* p) {
   return v;
 }
 DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-// Eight elements of the row of a position below `end`, else zeros.
-DEV void load_row(u32 (&w)[4], const u16* from, u32 position, u32 end) {
-  uint4 v = make_uint4(0, 0, 0, 0);
-  if (position < end) v = load_16(from);
+DEV void load_row(u32 (&w)[4], const u16* from) {
+  const uint4 v = load_16(from);
   w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
 }
 // Those of this token, which are not in the cache yet.
@@ -31,9 +29,6 @@ DEV void take_row(u32 (&w)[4], const u32* own, u32 dim) {
 
 // What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
 DEV float base_of(float greatest) { return greatest == __int_as_float(0xff800000) ? 0 : greatest; }
-// The half types of the cache, in pairs.
-DEV float first_of(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
-DEV float second_of(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }
 
 // Positions that a layer's queries see, in parts of equal length.
 struct Parts {
@@ -71,50 +66,46 @@ DEV void prefetch_cache(const Params& p, const Layer& layer, u32 now) {
   }
 }
 
-DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
+// Scores and sums of each warp, over the tiles that it takes of a part.
+DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   const Layer& layer = m.layers()[layer_number];
   const u32 now = m.step()[0];
   constexpr u32 G = HEADS_OF_GROUP;
   constexpr float LOG2_E = 1.4426950408889634f;
   const Parts parts(now, layer.window);
   if (block_index() >= KV_HEADS * parts.count) return;
-  const u32 warp = thread_index() / 32, lane = thread_index() & 31, g = lane >> 2, c = lane & 3, slot = warp / SPLIT,
-            dims = warp % SPLIT * 64;
+  const u32 slot = thread_index() / 32, lane = thread_index() & 31, g = lane >> 2, c = lane & 3;
   const u32 kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
   const u32 from = parts.begin + part * parts.length, to = min(from + parts.length, parts.end);
   u16* const keys = static_cast<u16*>(layer.keys) + u64(kv_head) * p.capacity * HEAD;
   u16* const values = static_cast<u16*>(layer.values) + u64(kv_head) * p.capacity * HEAD;
 
-  const u32 cached = min(to, now);
-  float greatest[2], weight[2] = {}, sums[4][4];
+  float greatest[2], weight[2] = {}, sums[HALVES][4][4];
   greatest[0] = greatest[1] = __int_as_float(0xff800000);
-  // One address for all rows: what differs is a constant.
+  // Rows of a tile behind the last position are the last one's, with a weight of zero.
   auto load_keys = [&](Keys& k, u32 tile, u32 half) {
-    const u16* first = keys + u64(tile + g) * HEAD + 64 * half + 8 * c;
 #pragma unroll
-    for (u32 i = 0; i < 2; i++)
+    for (int r = 0; r < 2; r++)
 #pragma unroll
-      for (int r = 0; r < 2; r++) load_row(k.w[i][r], first + 8 * r * HEAD + 32 * i, tile + g + 8 * r, cached);
+      for (u32 i = 0; i < 2; i++)
+        load_row(k.w[i][r], keys + u64(min(tile + g + 8 * r, to - 1)) * HEAD + 64 * half + 8 * c + 32 * i);
   };
-  auto load_values = [&](Values& v, u32 tile) {
-    const u16* first = values + u64(tile + 2 * c) * HEAD + dims + 8 * g;
+  auto load_values = [&](Values& v, u32 tile, u32 half) {
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-      const u32 row = (r & 1) + 8 * (r >> 1);
-      load_row(v.w[r], first + row * HEAD, tile + 2 * c + row, cached);
-    }
+    for (int r = 0; r < 4; r++)
+      load_row(v.w[r], values + u64(min(tile + 2 * c + (r & 1) + 8 * (r >> 1), to - 1)) * HEAD + 64 * half + 8 * g);
   };
   auto take_own_keys = [&](Keys& k, u32 tile, u32 half) {
 #pragma unroll
     for (u32 i = 0; i < 2; i++)
 #pragma unroll
       for (int r = 0; r < 2; r++)
-        if (tile + g + 8 * r == now) take_row(k.w[i][r], m.key(), 64 * half + 32 * i + 8 * c);
+        if (min(tile + g + 8 * r, to - 1) == now) take_row(k.w[i][r], m.key(), 64 * half + 32 * i + 8 * c);
   };
-  auto take_own_values = [&](Values& v, u32 tile) {
+  auto take_own_values = [&](Values& v, u32 tile, u32 half) {
 #pragma unroll
     for (int r = 0; r < 4; r++)
-      if (tile + 2 * c + (r & 1) + 8 * (r >> 1) == now) take_row(v.w[r], m.value(), dims + 8 * g);
+      if (min(tile + 2 * c + (r & 1) + 8 * (r >> 1), to - 1) == now) take_row(v.w[r], m.value(), 64 * half + 8 * g);
   };
   u32 high[2], less[2];
   float s[4], shrink[2];
@@ -154,7 +145,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
       less[r] = transpose_8x8(pair(s[2 * r] - first_of(b), s[2 * r + 1] - second_of(b)));
     }
   };
-  auto add_values = [&](const Values& v) {
+  auto add_values = [&](const Values& v, float (&sums)[4][4]) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       const u32 a[4] = {__byte_perm(v.w[0][j], v.w[1][j], 0x5410), __byte_perm(v.w[0][j], v.w[1][j], 0x7632),
@@ -170,12 +161,12 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
 
   // The heads of this token: queries, then key and value where they are in this part.
 #pragma unroll 1
-  for (u32 h = warp; h < G + (to == parts.end ? 2 : 0); h += WARPS) {
+  for (u32 h = slot; h < G + (to == parts.end ? 2 : 0); h += WARPS) {
     const u32 head = h < G ? kv_head * G + h : HEADS + (h - G) * KV_HEADS + kv_head;
     const float* weight = h < G ? layer.query_norm : h == G ? layer.key_norm : nullptr;
     float* raw = m.raw() + h * HEAD;
     u32 bits[HEAD / 32];
-    const u32* const of_qkv = set + layer_number * WORDS_OF_LAYER + AT_QKV;
+    const u32* const of_qkv = set_of(p, m) + layer_number * WORDS_OF_LAYER + AT_QKV;
     look_for(bits, [&](u32 j) { return of_qkv + head * HEAD + lane + 32 * j; });
     float v[HEAD / 32], sum = 0;
 #pragma unroll
@@ -207,48 +198,64 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
   }
   sync();
 
-  const u32 active = min(u32(SLOTS), (to - from + TILE - 1) / TILE);
 #pragma unroll
-  for (int i = 0; i < 4; i++) sums[i][0] = sums[i][1] = sums[i][2] = sums[i][3] = 0;
+  for (int i = 0; i < 16 * HALVES; i++) sums[i / 16][i / 4 % 4][i % 4] = 0;
 #pragma unroll 1
   for (u32 now_tile = tile; now_tile < to; now_tile += TILE * SLOTS) {
     s[0] = s[1] = s[2] = s[3] = 0;
+    // All keys of a tile are asked for at once, then all values.
+    Keys k[HALVES];
 #pragma unroll
-    for (u32 half = 0; half < SPLIT; half++) {
-      Keys k;
-      load_keys(k, now_tile, half);
-      take_own_keys(k, now_tile, half);
-      multiply_keys(k, half);
+    for (u32 half = 0; half < HALVES; half++) load_keys(k[half], now_tile, half);
+#pragma unroll
+    for (u32 half = 0; half < HALVES; half++) {
+      take_own_keys(k[half], now_tile, half);
+      multiply_keys(k[half], half);
     }
+    Values v[HALVES];
+#pragma unroll
+    for (u32 half = 0; half < HALVES; half++) load_values(v[half], now_tile, half);
     weigh(now_tile);
-    Values v;
-    load_values(v, now_tile);
-    take_own_values(v, now_tile);
-    add_values(v);
+#pragma unroll
+    for (u32 half = 0; half < HALVES; half++) {
+      take_own_values(v[half], now_tile, half);
+      add_values(v[half], sums[half]);
+    }
   }
-  // The warps' sums, each shifted to the greatest score of all.
-  float* const of_warps = m.sums();  // [2][SLOTS][8]: greatest scores, weights
-  float* const all = reinterpret_cast<float*>(m.x());  // [warps][G][HEAD]
+  float* const of_warps = m.shifts();  // [2][SLOTS][8]: greatest scores, weights
+  float* const all = m.attended();  // [slots][G][HEAD]
 #pragma unroll
   for (int h = 0; h < 2; h++)
 #pragma unroll
     for (int d = 4; d < 32; d *= 2) weight[h] += __shfl_xor_sync(ALL_LANES, weight[h], d);
-  if (g == 0 && dims == 0) {
+  if (g == 0) {
 #pragma unroll
     for (int h = 0; h < 2; h++)
       of_warps[slot * 8 + 2 * c + h] = greatest[h], of_warps[(SLOTS + slot) * 8 + 2 * c + h] = weight[h];
   }
-  if (slot < active) {
+  if (from + TILE * slot < to) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       if (2 * c + h >= G) continue;
 #pragma unroll
-      for (int i = 0; i < 4; i++)
-        *reinterpret_cast<float2*>(all + (slot * G + 2 * c + h) * HEAD + dims + 8 * g + 2 * i) =
-            make_float2(sums[i][h], sums[i][2 + h]);
+      for (int i = 0; i < 4 * HALVES; i++)
+        *reinterpret_cast<float2*>(all + (slot * G + 2 * c + h) * HEAD + 64 * (i / 4) + 8 * g + 2 * (i % 4)) =
+            make_float2(sums[i / 4][i % 4][h], sums[i / 4][i % 4][2 + h]);
     }
   }
   sync();
+}
+
+// The warps' sums, each shifted to the greatest score of all; then those of parts.
+DEV void join(const Params& p, const Shared& m, u32 layer_number) {
+  const Parts parts(m.step()[0], m.layers()[layer_number].window);
+  if (block_index() >= KV_HEADS * parts.count) return;
+  constexpr u32 G = HEADS_OF_GROUP;
+  const u32 lane = thread_index() & 31, kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
+  const u32 from = parts.begin + part * parts.length, to = min(from + parts.length, parts.end),
+            active = min(u32(SLOTS), (to - from + TILE - 1) / TILE);
+  float* const of_warps = m.shifts();
+  float* const all = m.attended();
   // What the sums of each slot are shifted by, and the weights: a thread a slot and head; SLOTS lanes that lie together
   // have a head.
   float* const factors = of_warps + 2 * SLOTS * 8;  // [SLOTS][8]
@@ -268,6 +275,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
     if (w == 0) of_all[h] = higher, of_all[8 + h] = sum;
   }
   sync();
+  u32* const set = set_of(p, m);
   u32* const words = set + again(layer_number) * WORDS_OF_LAYER;
   u32* const counter = words + ATTENDED;
   constexpr u32 WORDS_OF_GROUP = G * HEAD / 2;
@@ -283,7 +291,8 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
     return sum;
   };
   if (parts.count == 1) {
-    leave_words(WORDS_OF_GROUP, attended, counter, [&](u32 i) {
+    leave_words(WORDS_OF_GROUP, attended, counter, [&](u32 place) {
+      const u32 i = pair_at(place);
       const float2 sum = sum_of(i);
       const float over = of_all[8 + 2 * i / HEAD];
       return pair(sum.x / over, sum.y / over);
@@ -333,7 +342,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number, u32* set) {
       over += __shfl_xor_sync(ALL_LANES, over, d);
     }
     const bool leaves = there && other == 0;
-    if (leaves) leave(attended + i, pair(x / over, y / over));
+    if (leaves) leave(attended + place_of_pair(i), pair(x / over, y / over));
     const u32 left = __popc(__ballot_sync(ALL_LANES, leaves));
     if (lane == 0 && left) count(counter, left);
   }

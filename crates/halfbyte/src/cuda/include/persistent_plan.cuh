@@ -1,13 +1,13 @@
 // What a persistent kernel is made of: the sizes of its model, what each block computes, what lies where.
 #pragma once
 #include "exchange_words.cuh"
-#include "weight_atom.cuh"
+#include "fixed_point.cuh"
 
 // The model, as the host compiles it in, and what follows.
 constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS = HB_KV_HEADS, HEAD = HB_HEAD,
               PAIRS = HB_PAIRS, BLOCKS = HB_BLOCKS;
 constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
-constexpr u32 WARPS = 14, THREADS = 32 * WARPS, COPYING_WARPS = 2;  // that compute; that bring weights
+constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 3;  // that compute; that bring weights
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
 // A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece,
@@ -96,35 +96,48 @@ static __device__ constexpr u32 most_blocks(u32 product) {
 constexpr u32 MOST_BLOCKS =
     (most(most(most_blocks(0), most_blocks(1)), most(most_blocks(2), most_blocks(3))) + 7) / 8 * 8;
 
+// Where a row block's weights lie: codes of its first columns, in 32 bytes; from a step of columns to the next; scales,
+// from the codes.
+struct __align__(16) Place {
+  u32 offset, wide, scales, padding;
+};
 // What a block computes of a product, the same in every layer.
 struct Plan {
   u32 first, blocks;  // row blocks; of both of a pair
-  u32 run[WARPS], start[WARPS];  // stages of a warp: begin, end; its first row block and stage of that; 16 bits each
+  // Stages of a warp, in the order of columns, then of row blocks: begin, end; the first one's row block, its stage of
+  // columns; 16 bits each.
+  u32 run[WARPS], start[WARPS];
   u32 padding[2];
-  u16 warps[MOST_BLOCKS];  // that have a part of a row block: first, last; 8 bits each
+  u16 warps[MOST_BLOCKS];  // a bit for each warp that has a part of a row block
+  Place places[MOST_BLOCKS];
 };
 // The row block that is the j-th of a block.
 DEV u32 row_block(const Plan& plan, u32 product, u32 j) {
   const Shape s = shape(product);
   return s.paired ? plan.first + (j >> 1) + (j & 1) * s.row_blocks : plan.first + j;
 }
-// Shared memory, as the host counts it: rings; x, and sums of attention; the rest.
-constexpr u32 SPLIT = HEAD / 64, SLOTS = WARPS / SPLIT, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
-              X_BYTES = most(most(most(HIDDEN, INNER), ATTENDED_LENGTH) * 2, OF_ATTENTION);
-constexpr u32 X = WARPS * STAGES * STAGE, SUMS = X + X_BYTES, ROWS = SUMS + (MOST_BLOCKS + WARPS) * 64,
-              OWN = ROWS + MOST_BLOCKS * 64, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 192,
+// Shared memory, as the host counts it: rings; x, and sums of warps behind it, or sums of attention; the rest.
+static __device__ constexpr u32 bytes_of_x(u32 product) { return shape(product).stages * STEPS * X_UNIT; }
+static __device__ constexpr u32 x_and_sums(u32 product) {
+  return bytes_of_x(product) + WARPS * most_blocks(product) * 64;
+}
+constexpr u32 HALVES = HEAD / 64, SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
+              X_BYTES = most(most(most(x_and_sums(0), x_and_sums(1)), most(x_and_sums(2), x_and_sums(3))),
+                             OF_ATTENTION + 3 * SLOTS * 32 + 64);
+constexpr u32 X = WARPS * STAGES * STAGE, OWN = X + X_BYTES, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 192,
               QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * HEAD, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
               PLANS = BARRIERS + WARPS * STAGES * 16, TABLE = PLANS + 4 * sizeof(Plan);
 
 static_assert(TABLE == HB_TABLE, "the host's sum");
 static_assert(sizeof(Plan) % 16 == 0 && QUERIES % 16 == 0, "alignment");
-static_assert((MOST_BLOCKS + WARPS) * 64 >= 3 * SLOTS * 32 + 64, "room for greatest scores, weights and factors");
 template <class T> DEV T* at_shared(u32 offset) { return reinterpret_cast<T*>(shared + offset); }
 struct Shared {
-  // Halves in the order of B fragments; sums of attention.
-  __device__ __forceinline__ u32* x() const { return at_shared<u32>(X); }
-  __device__ __forceinline__ float* sums() const { return at_shared<float>(SUMS); }  // [row blocks + WARPS][16]
+  // Of attention: sums of warps; what they are shifted by.
+  __device__ __forceinline__ float* attended() const { return at_shared<float>(X); }
+  __device__ __forceinline__ float* shifts() const { return at_shared<float>(X + OF_ATTENTION); }
+  // Of a product: [WARPS][row blocks][16].
+  __device__ __forceinline__ float* sums(u32 product) const { return at_shared<float>(X + bytes_of_x(product)); }
   __device__ __forceinline__ float* own() const {
     return at_shared<float>(OWN);
   }  // rows of the stream that this block adds to
@@ -134,7 +147,6 @@ struct Shared {
   // Where each warp is in its ring: stage and phase.
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
   __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }
-  __device__ __forceinline__ float* rows() const { return at_shared<float>(ROWS); }  // [row blocks][16]
   __device__ __forceinline__ Plan& plan(u32 product) const { return at_shared<Plan>(PLANS)[product]; }
   __device__ __forceinline__ const Layer* layers() const { return at_shared<const Layer>(TABLE); }
   __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][HEAD]
@@ -154,8 +166,19 @@ DEV void make_plan(Plan& plan, u32 product) {
   if (lane < WARPS) {
     const u32 begin = lane < workers ? lane * all / workers : 0, end = lane < workers ? (lane + 1) * all / workers : 0;
     plan.run[lane] = begin | end << 16;
-    plan.start[lane] = begin / s.stages | begin % s.stages << 16;
+    plan.start[lane] = blocks ? begin % blocks | begin / blocks << 16 : 0;
   }
-  for (u32 j = lane; j < blocks; j += 32)
-    plan.warps[j] = u16(((j * s.stages + 1) * workers - 1) / all | ((j + 1) * s.stages * workers - 1) / all << 8);
+  for (u32 j = lane; j < blocks; j += 32) {
+    u32 bits = 0;
+    for (u32 w = 0; w < workers; w++) {
+      const u32 begin = w * all / workers, end = (w + 1) * all / workers;
+      if ((j + blocks - begin % blocks) % blocks < end - begin) bits |= 1 << w;
+    }
+    plan.warps[j] = u16(bits);
+    const u32 block = s.paired ? first + (j >> 1) + (j & 1) * s.row_blocks : first + j, quarter = block & 3,
+              strip = block >> 2, super = strip & ~3u, strips = ((s.row_blocks << s.paired) + 3) / 4,
+              wide = min(4u, strips - super) * ATOM;
+    const u64 offset = u64(super) * s.stages * STEPS * ATOM + (strip - super) * ATOM + quarter * UNIT_SCALES;
+    plan.places[j] = {u32(offset / 32), wide, SCALES - quarter * UNIT_SCALES + (OWN_SCALES ? quarter * 32 : 0), 0};
+  }
 }

@@ -136,10 +136,26 @@ pub fn partial_len(heads: Heads, longest: usize) -> usize {
     heads.heads * longest.div_ceil(PART_LENGTH) * (heads.head_size + 2)
 }
 
+/// Name of what computes some rows of a text up to `longest`: one kernel, or two where a row's positions are divided. Error: more
+/// blocks than a launch may have.
+pub fn attention_kernel(
+    gpu: &Gpu,
+    rows: usize,
+    longest: usize,
+    window: Option<usize>,
+    cache: &KvCache,
+) -> Result<&'static str> {
+    Ok(match attention_mma::choice(gpu.caps(), rows, cache)? {
+        Some(_) => "attention_mma",
+        None if rows == 1 && parts_of_one_row(longest, window) > 1 => "attention, combine",
+        None => "attention",
+    })
+}
+
 /// Parts that a row's positions lie in, wherever the window begins.
-fn parts_of_one_row(what: &Attention<'_>) -> usize {
-    let parts = what.longest.div_ceil(PART_LENGTH);
-    what.window.map_or(parts, |window| parts.min((window - 1).div_ceil(PART_LENGTH) + 1))
+fn parts_of_one_row(longest: usize, window: Option<usize>) -> usize {
+    let parts = longest.div_ceil(PART_LENGTH);
+    window.map_or(parts, |window| parts.min((window - 1).div_ceil(PART_LENGTH) + 1))
 }
 
 parameters! {
@@ -211,7 +227,7 @@ pub fn attention(
     if rows == 0 {
         return Ok(());
     }
-    let parts = if rows == 1 { parts_of_one_row(what) } else { 1 };
+    let parts = if rows == 1 { parts_of_one_row(what.longest, what.window) } else { 1 };
     let part_length = if parts == 1 { what.longest } else { PART_LENGTH };
     if parts > 1 && partial.len() < partial_len(heads, what.longest) {
         let expected = format!("at least {} elements in partial", partial_len(heads, what.longest));

@@ -25,7 +25,9 @@ mod swiglu;
 
 pub use add::{add, add_codes};
 pub use argmax::{Step, argmax};
-pub use attention::{Attention, FEW_QUERIES, KvCache, LARGEST_HEAD, PART_LENGTH, attention, partial_len};
+pub use attention::{
+    Attention, FEW_QUERIES, KvCache, LARGEST_HEAD, PART_LENGTH, attention, attention_kernel, partial_len,
+};
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;

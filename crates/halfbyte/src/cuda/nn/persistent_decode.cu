@@ -16,7 +16,7 @@
 #include "persistent_plan.cuh"
 #include "warp.cuh"
 
-// The warps that bring weights: a lane a ring.
+// The warps that bring weights: a lane a ring. Lanes do not wait for each other: one whose ring is full looks again.
 DEV void bring(u32 count, const Shared& m) {
   constexpr u32 RINGS = WARPS / COPYING_WARPS;
   if ((threadIdx.x & 31) >= RINGS) return;
@@ -25,122 +25,147 @@ DEV void bring(u32 count, const Shared& m) {
             full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
   const u64 policy = policy_evict_first();
   u32 stage = 0, phase = 1;
-#pragma unroll 1
-  for (u32 layer = 0; layer < count; layer++)
-#pragma unroll 1
-    for (u32 product = 0; product < 4; product++) {
-      const u8* w = m.layers()[layer].product(product).w;
-      const Plan& plan = m.plan(product);
-      const Shape s = shape(product);
-      const u32 run = plan.run[warp], start = plan.start[warp], end = run >> 16;
-      const u32 steps = s.stages * STEPS, strips = ((s.row_blocks << s.paired) + 3) / 4;
-      u32 j = start & 0xffff, t = start >> 16;
-#pragma unroll 1
-      for (u32 i = run & 0xffff; i < end;) {
-        const u32 block = row_block(plan, product, j), quarter = block & 3;
-        const u32 strip = block >> 2, first = strip & ~3u, wide = min(4u, strips - first) * ATOM;
-        const u8* codes =
-            w + u64(first) * steps * ATOM + t * STEPS * wide + (strip - first) * ATOM + quarter * UNIT_SCALES;
-        const u32 scales = SCALES - quarter * UNIT_SCALES + (OWN_SCALES ? quarter * 32 : 0);
-#pragma unroll 1
-        for (; t < s.stages && i < end; t++, i++) {
-          mbarrier_wait(empty + 8 * stage, phase);
-          mbarrier_expect(full + 8 * stage, STAGE);
-#pragma unroll
-          for (u32 k = 0; k < STEPS; k++, codes += wide) {
-            const u32 to = own + stage * STAGE + k * UNIT;
-            copy_bulk(to, codes, UNIT_SCALES, full + 8 * stage, policy);
-            copy_bulk(to + UNIT_SCALES, codes + scales, SCALE_BYTES, full + 8 * stage, policy);
-          }
-          if (++stage == STAGES) stage = 0, phase ^= 1;
-        }
-        t = 0, j++;
-      }
+  // The product after this one, of all layers; what is left of this one's stages, and the next of them.
+  u32 next = 0, left = 0, blocks = 0, j = 0, t = 0;
+  const Place* places = nullptr;
+  const u8* w = nullptr;
+  auto begin = [&] {
+    for (; left == 0 && next < 4 * count; next++) {
+      const Plan& plan = m.plan(next & 3);
+      w = m.layers()[next >> 2].product(next & 3).w, places = plan.places, blocks = plan.blocks;
+      left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
+      j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
     }
-}
-
-// This warp's stages of a product with x, to sums.
-DEV void multiply(const Shared& m, u32 product) {
-  const Plan& plan = m.plan(product);
-  const u32 warp = thread_index() / 32, lane = thread_index() & 31;
-  const u32 stages = shape(product).stages, blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp],
-            end = run >> 16;
-  const u32 base = shared_address(shared), full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
-  const u32 ring = base + warp * STAGES * STAGE + lane * 16, of_scales = base + warp * STAGES * STAGE + (lane >> 2) * 4;
-  const u32 x = base + X + (lane & 3) * 16;
-  u32 j = start & 0xffff, t = start >> 16;
-  float sum = 0, sum8 = 0;
-  u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
-  u32 quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;  // of the scales
+  };
+  begin();
 #pragma unroll 1
-  for (u32 i = run & 0xffff; i < end; i++) {
-    const u32 at = ring + stage * STAGE, of_x = x + t * (256 * STEPS),
-              scale_at = of_scales + stage * STAGE + quarter * 32;
-    const u32 zero_at =
-        base + warp * STAGES * STAGE + stage * STAGE + UNIT_SCALES + ZEROS - SCALES + quarter * 16 + (lane >> 2) * 2;
-    mbarrier_wait(full + 8 * stage, phase);
-    u32 codes[STEPS][8 * WORDS], scales[STEPS][GROUPS];
+  while (left) {
+    if (!mbarrier_is(empty + 8 * stage, phase)) continue;
+    const Place place = places[j];
+    const u8* codes = w + u64(place.offset) * 32 + t * place.wide;
+    mbarrier_expect(full + 8 * stage, STAGE);
 #pragma unroll
-    for (u32 k = 0; k < STEPS; k++) {
-#pragma unroll
-      for (int v = 0; v < 2 * WORDS; v++) {
-        u32 w[4];
-        load_shared(w, at + k * UNIT + v * 512);
-        codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
-      }
-#pragma unroll
-      for (int g = 0; g < GROUPS; g++) scales[k][g] = load_shared(scale_at + k * UNIT + UNIT_SCALES + 128 * g);
-    }
-    constexpr int EACH = 8 / GROUPS;  // k16 steps of a group
-#pragma unroll
-    for (u32 k = 0; k < STEPS; k++) {
-      u32 b[4][4];
-#pragma unroll
-      for (int h = 0; h < 4; h++) load_shared(b[h], of_x + k * 256 + h * 64);
-#pragma unroll
-      for (int g = 0; g < GROUPS; g++) {
-        Zeros z = zeros_symmetric();
-        if (ZERO) z = zeros_of(load_shared_u16(zero_at + k * UNIT + 64 * g));
-        float acc[2][4] = {};
-#pragma unroll
-        for (int h = g * EACH; h < (g + 1) * EACH; h++) {
-          u32 a[4];
-          decode(&codes[k][h * WORDS], z, a);
-          mma_sync<BF16>(acc[h % 2], a, b[h / 2][2 * (h % 2)], b[h / 2][2 * (h % 2) + 1]);
-        }
-        sum = fmaf(acc[0][0] + acc[1][0], low(scales[k][g]), sum);
-        sum8 = fmaf(acc[0][2] + acc[1][2], high(scales[k][g]), sum8);
-      }
-      if (k == STEPS - 1) {
-        loads_before_copies();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(empty + 8 * stage);
-      }
+    for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
+      const u32 to = own + stage * STAGE + k * UNIT;
+      copy_bulk(to, codes, UNIT_SCALES, full + 8 * stage, policy);
+      copy_bulk(to + UNIT_SCALES, codes + place.scales, SCALE_BYTES, full + 8 * stage, policy);
     }
     if (++stage == STAGES) stage = 0, phase ^= 1;
-    if (++t == stages || i + 1 == end) {
-      if ((lane & 3) == 0) {
-        float* to = m.sums() + (j + warp) * 16 + (lane >> 2);
-        to[0] = sum, to[8] = sum8;
+    if (++j == blocks) j = 0, t += STEPS;
+    if (--left == 0) begin();
+  }
+}
+
+// This warp's stages of a product with x, to its sums. Digits of x stay in registers for all row
+// blocks of a stage's columns. Of a column of B, a lane's sums are those of lanes 0 and 1 of four: the rest has none.
+DEV void multiply(const Shared& m, u32 product, float factor) {
+  const Plan& plan = m.plan(product);
+  const u32 warp = thread_index() / 32, lane = thread_index() & 31;
+  const u32 blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp];
+  const u32 base = shared_address(shared), full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
+  const u32 ring = base + warp * STAGES * STAGE;
+  factor *= (lane & 3) == 0 ? 1.0f : (lane & 3) == 1 ? 65536.0f : 0.0f;  // of this lane's two digits
+  float* const sums = m.sums(product) + warp * blocks * 16 + (lane >> 2);
+  u32 j = start & 0xffff, unit = base + X + (start >> 16) * STEPS * X_UNIT, left = (run >> 16) - (run & 0xffff),
+      fresh = blocks;  // row blocks that this warp has not been at
+  u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
+#pragma unroll 1
+  while (left) {
+    u32 b[STEPS][8];
+    int digit_sums[STEPS][GROUPS][4];  // over the columns of a group: what zero points are multiplied by
+    float weight[STEPS];
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {
+#pragma unroll
+      for (int v = 0; v < 2; v++) {
+        u32 w[4];
+        load_shared(w, unit + v * 256 + (lane >> 2 & 3) * 64 + (lane & 3) * 16);
+        b[k][4 * v] = w[0], b[k][4 * v + 1] = w[1], b[k][4 * v + 2] = w[2], b[k][4 * v + 3] = w[3];
       }
-      sum = sum8 = 0;
-      if (t == stages) {
-        t = 0, j++;
-        if (!OWN_SCALES) quarter = row_block(plan, product, j) & 3;
+#pragma unroll
+      for (int g = 0; g < GROUPS; g++) {
+        const u32 ones[4] = {0x01010101, 0x01010101, 0x01010101, 0x01010101};
+        int (&sums)[4] = digit_sums[k][g];
+        sums[0] = sums[1] = sums[2] = sums[3] = 0;
+#pragma unroll
+        for (int h = 4 * g / GROUPS; h < 4 * (g + 1) / GROUPS; h++)
+          mma_sync_int8<true>(sums, ones, b[k][2 * h], b[k][2 * h + 1]);
       }
+      weight[k] = __uint_as_float(load_shared(unit + POWER)) * factor;
     }
+#pragma unroll 1
+    for (; j < blocks && left; j++, left--) {
+      const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
+      mbarrier_wait(full + 8 * stage, phase);
+      u32 codes[STEPS][8 * WORDS], scales[STEPS][GROUPS];
+#pragma unroll
+      for (u32 k = 0; k < STEPS; k++) {
+#pragma unroll
+        for (int v = 0; v < 2 * WORDS; v++) {
+          u32 w[4];
+          load_shared(w, at + lane * 16 + k * UNIT + v * 512);
+          codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
+        }
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+          scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + UNIT_SCALES + quarter * 32 + 128 * g);
+      }
+      float sum = 0, sum8 = 0;
+#pragma unroll
+      for (u32 k = 0; k < STEPS; k++)
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++) {
+          constexpr int EACH = 4 / GROUPS;  // k32 steps of a group
+          int zero = BITS == 4 ? 8 : 128, zero8 = zero;
+          if (ZERO) {
+            const u32 z =
+                load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + UNIT_SCALES + ZEROS - SCALES + quarter * 16 + 64 * g);
+            zero = z & 255, zero8 = z >> 8;
+          }
+          const int d0 = digit_sums[k][g][0], d1 = digit_sums[k][g][1];
+          int c[4] = {INTEGER - zero * d0, INTEGER - zero * d1, INTEGER - TIMES_8 * zero8 * d0,
+                      INTEGER - TIMES_8 * zero8 * d1};
+#pragma unroll
+          for (int h = g * EACH; h < (g + 1) * EACH; h++) {
+            u32 a[4];
+            codes_as_bytes(&codes[k][2 * h * WORDS], a);
+            mma_sync_int8<true>(c, a, b[k][2 * h], b[k][2 * h + 1]);
+          }
+          auto number = [&](int v) { return __int_as_float(v) - INTEGER_FLOAT; };
+          sum = fmaf(fmaf(number(c[1]), 256.0f, number(c[0])) * weight[k], low(scales[k][g]), sum);
+          sum8 = fmaf(fmaf(number(c[3]), 256.0f, number(c[2])) * weight[k], high(scales[k][g]), sum8);
+        }
+      loads_before_copies();
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(empty + 8 * stage);
+      if (++stage == STAGES) stage = 0, phase ^= 1;
+      sum += __shfl_xor_sync(ALL_LANES, sum, 1), sum8 += __shfl_xor_sync(ALL_LANES, sum8, 1);
+      if ((lane & 3) == 0) {
+        float* const to = sums + j * 16;
+        sum8 *= 1.0f / TIMES_8;
+        if (fresh)
+          to[0] = sum, to[8] = sum8;
+        else
+          to[0] += sum, to[8] += sum8;
+      }
+      if (fresh) fresh--;
+    }
+    j = 0;
   }
   if (lane == 0) m.turns()[warp] = stage << 1 | phase;
   sync();
-#pragma unroll 1
-  for (u32 i = thread_index(); i < 16 * blocks; i += THREADS) {
-    const u32 block = i / 16, warps = plan.warps[block];
-    float total = 0;
-#pragma unroll 1
-    for (u32 w = warps & 255; w <= warps >> 8; w++) total += m.sums()[(block + w) * 16 + i % 16];
-    m.rows()[i] = total;
-  }
-  sync();
+}
+// Rows 2i and 2i+1 of a product: the sums of warps, in order.
+DEV float2 rows(const Shared& m, u32 product, u32 i) {
+  const Plan& plan = m.plan(product);
+  const u32 warps = plan.warps[i / 8];
+  const float2* const from = reinterpret_cast<const float2*>(m.sums(product)) + i;
+  float2 v[WARPS], total = make_float2(0, 0);
+#pragma unroll
+  for (u32 w = 0; w < WARPS; w++) v[w] = warps >> w & 1 ? from[w * plan.blocks * 8] : make_float2(0, 0);
+#pragma unroll
+  for (u32 w = 0; w < WARPS; w++) total.x += v[w].x, total.y += v[w].y;
+  return total;
 }
 // Waits until about all of n words are counted.
 DEV void wait_for(const u32* counter, u32 n) {
@@ -149,25 +174,36 @@ DEV void wait_for(const u32* counter, u32 n) {
     }
   sync();
 }
-// Where the word of columns k, k+1 of x lies.
-DEV u32 place_of(u32 k) { return (k >> 5) * 16 + (k >> 1 & 3) * 4 + (k >> 4 & 1) * 2 + (k >> 3 & 1); }
-
 // Not behind what is waited for, where the compiler would put it.
-DEV float4 load_early(const float* p) {
-  float4 v;
-  asm volatile("ld.global.nc.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p));
+DEV float2 load_early(const float* p) {
+  float2 v;
+  asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
   return v;
 }
-// x = norm of the stream, when that is counted; the rows that this block will add to are kept.
-DEV void norm_to_x(const Shared& m, const u32* from, const u32* counter, const float* weight, float eps) {
-  constexpr u32 LOADS = (HIDDEN / 4 + THREADS - 1) / THREADS;
+constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;
+// What was loaded for a loop's rounds, which are one piece of code: code that runs once a layer is read from the
+// second-level cache each time, and takes longer to come than to run.
+template <class T, u32 N> DEV void next_of(T (&v)[N]) {
+#pragma unroll
+  for (u32 i = 0; i + 1 < N; i++) v[i] = v[i + 1];
+}
+DEV void next_of(float2 (&v)[LOADS_OF_STREAM][2]) {
+#pragma unroll
+  for (u32 i = 0; i + 1 < LOADS_OF_STREAM; i++) v[i][0] = v[i + 1][0], v[i][1] = v[i + 1][1];
+}
+// The stream times a norm's weights, when it is counted, four columns at a time, as they lie together. What the norm
+// divides by is left to `factor_of_norm`. The rows that this block will add to are kept.
+template <class Put>
+DEV void norm(const Shared& m, const u32* from, const u32* counter, const float* weight, Put&& put) {
+  constexpr u32 LOADS = LOADS_OF_STREAM;
   const Plan& own = m.plan(1);
-  float4 w[LOADS];
+  float2 w[LOADS][2];
   uint4 v[LOADS];
 #pragma unroll
   for (u32 i = 0; i < LOADS; i++) {
     const u32 e = 4 * (thread_index() + i * THREADS);
-    w[i] = e < HIDDEN ? load_early(weight + e) : make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) w[i][h] = e < HIDDEN ? load_early(weight + column_at(e) + 8 * h) : make_float2(0, 0);
   }
   wait_for(counter, HIDDEN);
   look_for(v, [&](u32 i) {
@@ -175,46 +211,69 @@ DEV void norm_to_x(const Shared& m, const u32* from, const u32* counter, const f
     return e < HIDDEN ? from + e : nullptr;
   });
   float sum = 0;
-#pragma unroll
-  for (u32 i = 0; i < LOADS; i++) {
-    const u32 e = 4 * (thread_index() + i * THREADS);
-    if (e < HIDDEN) {
-      const float x = __uint_as_float(v[i].x), y = __uint_as_float(v[i].y), z = __uint_as_float(v[i].z),
-                  u = __uint_as_float(v[i].w);
-      sum = fmaf(x, x, fmaf(y, y, fmaf(z, z, fmaf(u, u, sum))));
-      if (e - 16 * own.first < 16 * own.blocks) *reinterpret_cast<uint4*>(m.own() + e - 16 * own.first) = v[i];
-    }
+#pragma unroll 1
+  for (u32 e = 4 * thread_index(); e < HIDDEN; e += 4 * THREADS) {
+    const float x[4] = {__uint_as_float(v[0].x), __uint_as_float(v[0].y), __uint_as_float(v[0].z),
+                        __uint_as_float(v[0].w)};
+    sum = fmaf(x[0], x[0], fmaf(x[1], x[1], fmaf(x[2], x[2], fmaf(x[3], x[3], sum))));
+    if (e - 16 * own.first < 16 * own.blocks) *reinterpret_cast<uint4*>(m.own() + e - 16 * own.first) = v[0];
+    const float normed[4] = {x[0] * w[0][0].x, x[1] * w[0][1].x, x[2] * w[0][0].y, x[3] * w[0][1].y};
+    put(e, normed);
+    next_of(v), next_of(w);
   }
   sum = warp_sum(sum);
   if ((thread_index() & 31) == 0) m.reduce()[thread_index() / 32] = sum;
   sync();
-  sum = warp_sum((thread_index() & 31) < WARPS ? m.reduce()[thread_index() & 31] : 0.f);
-  const float factor = rsqrtf(sum / float(HIDDEN) + eps);
-#pragma unroll
-  for (u32 i = 0; i < LOADS; i++) {
-    const u32 e = 4 * (thread_index() + i * THREADS);
-    if (e < HIDDEN) {
-      const u32 at = place_of(e);
-      m.x()[at] = pair(__uint_as_float(v[i].x) * factor * w[i].x, __uint_as_float(v[i].y) * factor * w[i].y);
-      m.x()[at + 4] = pair(__uint_as_float(v[i].z) * factor * w[i].z, __uint_as_float(v[i].w) * factor * w[i].w);
-    }
-  }
-  sync();
 }
-// x = words of pairs, when they are counted.
-DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n) {
-  wait_for(counter, n);
-  constexpr u32 AT_ONCE = 4;
-#pragma unroll 1
-  for (u32 first = 4 * thread_index(); first < n; first += 4 * THREADS * AT_ONCE) {
-    uint4 v[AT_ONCE];
-    auto at = [&](u32 i) { return first + 4 * THREADS * i < n ? from + first + 4 * THREADS * i : nullptr; };
-    look_for(v, at);
+DEV float factor_of_norm(const Shared& m, float eps) {
+  float sum = 0;
 #pragma unroll
-    for (u32 i = 0; i < AT_ONCE; i++) {
-      const u32 to = place_of(2 * (first + 4 * THREADS * i));
-      if (at(i)) m.x()[to] = v[i].x, m.x()[to + 4] = v[i].y, m.x()[to + 8] = v[i].z, m.x()[to + 12] = v[i].w;
+  for (u32 w = 0; w < WARPS; w += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(m.reduce() + w);
+    sum += v.x + v.y + (v.z + v.w);
+  }
+  return rsqrtf(sum / float(HIDDEN) + eps);
+}
+DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
+// A warp's four columns a lane are a unit of x.
+DEV void put_x(u32 e, const float (&x)[4]) {
+  const u32 unit = shared_address(shared) + X + e / 128 * X_UNIT;
+  u32 greatest = 0;
+#pragma unroll
+  for (int i = 0; i < 4; i++) greatest = max(greatest, bits_of_magnitude(x[i]));
+  const float power = power_of(__reduce_max_sync(ALL_LANES, greatest));
+  put_digits(unit, e >> 4 & 7, e >> 2 & 3, x, power);
+  if ((thread_index() & 31) == 0) put_power(unit, power);
+}
+// x = n words of pairs, when they are counted: sixteen lanes have a unit.
+DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n) {
+  constexpr u32 ALL = most(INNER, ATTENDED_LENGTH) / 2, LOADS = (ALL / 4 + THREADS - 1) / THREADS,
+                AT_ONCE = LOADS < 6 ? LOADS : 6;
+  wait_for(counter, n);
+  const u32 lane = thread_index() & 31;
+  uint4 v[AT_ONCE];
+  u32 loaded = 0;
+#pragma unroll 1
+  for (u32 of_warp = 4 * (thread_index() & ~31u); of_warp < n; of_warp += 4 * THREADS) {
+    const u32 word = of_warp + 4 * lane, unit = shared_address(shared) + X + word / 64 * X_UNIT;
+    if (loaded == 0) {
+      look_for(v, [&](u32 i) { return word + 4 * THREADS * i < n ? from + word + 4 * THREADS * i : nullptr; });
+      loaded = AT_ONCE;
     }
+    const float x[2][4] = {{first_of(v[0].x), first_of(v[0].y), second_of(v[0].x), second_of(v[0].y)},
+                           {first_of(v[0].z), first_of(v[0].w), second_of(v[0].z), second_of(v[0].w)}};
+    // Bits of two halves at a time; what is infinite or NaN stays greatest.
+    u32 two = __vmaxu2(__vmaxu2(v[0].x & 0x7fff7fff, v[0].y & 0x7fff7fff),
+                       __vmaxu2(v[0].z & 0x7fff7fff, v[0].w & 0x7fff7fff));
+#pragma unroll
+    for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
+    const float power = power_of(bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))));
+    if (word < n) {
+#pragma unroll
+      for (int h = 0; h < 2; h++) put_digits(unit, word >> 3 & 7, (word >> 1 & 3) + h, x[h], power);
+      if ((lane & 15) == 0) put_power(unit, power);
+    }
+    next_of(v), loaded--;
   }
   sync();
 }
@@ -237,6 +296,12 @@ DEV float load_float(const void* from, u64 at, u32 type) {
   return type == 1 ? bf16_low(bits) : half_low(bits);
 }
 
+// The places of this step.
+DEV u32* set_of(const Params& p, const Shared& m) {
+  const u64 words = u64(p.count + 1) * WORDS_OF_LAYER + u64(p.count) * PARTS_OF_LAYER;
+  return p.words + (m.step()[1] & 1 ? words : 0);
+}
+
 #include "persistent_attention.cuh"
 
 // What is left of a product: rows of q, k and v; the stream with rows of output and down added; gated rows in pairs.
@@ -244,27 +309,34 @@ DEV void leave_product(const Shared& m, u32* words, u32 layer, u32 product) {
   const Plan& plan = m.plan(product);
   const float* const bias = m.layers()[layer].product(product).bias;
   const u32 first = 16 * plan.first;
-  if (product == 2) {
-    leave_words(4 * plan.blocks, words + AT_INNER + first / 2, words + GATED, [&](u32 i) {
-      float v[2];
-#pragma unroll
-      for (u32 e = 0; e < 2; e++) {
-        const u32 j = i / 8, r = 2 * i % 16 + e;
-        float gate = m.rows()[32 * j + r], up = m.rows()[32 * j + 16 + r];
-        if (bias) gate += __ldg(bias + first + 16 * j + r), up += __ldg(bias + INNER + first + 16 * j + r);
-        v[e] = gate / (1.0f + expf(-gate)) * up;
-      }
-      return pair(v[0], v[1]);
-    });
-    return;
+  const u32 at = product == 0 ? AT_QKV : product == 1 ? AT_MIDDLE : product == 2 ? AT_INNER : WORDS_OF_LAYER;
+  const u32 counter = product == 0 ? QKV : product == 1 ? MIDDLE : product == 2 ? GATED : WORDS_OF_LAYER + STREAM;
+  const bool gates = product == 2;
+#pragma unroll 1
+  for (u32 i0 = thread_index() & ~31u; i0 < 8 * plan.blocks; i0 += THREADS) {
+    const u32 i = i0 + (thread_index() & 31);  // a pair of rows
+    const bool there = i < 8 * plan.blocks;
+    float2 v = there ? rows(m, product, i) : make_float2(0, 0);
+    // The row in the product, and in what is left; rows of gate and up are 8 lanes apart.
+    const u32 own = gates ? 16 * (i / 16) + 2 * (i & 7) : 2 * i, row = first + own;
+    if (bias && there) {
+      const float* const of = bias + row + (gates && i & 8 ? INNER : 0);
+      v.x += __ldg(of), v.y += __ldg(of + 1);
+    }
+    if (gates) {
+      const float2 up = make_float2(__shfl_xor_sync(ALL_LANES, v.x, 8), __shfl_xor_sync(ALL_LANES, v.y, 8));
+      auto gated = [](float gate, float up) { return gate / (1.0f + expf(-gate)) * up; };
+      if (there && !(i & 8)) leave(words + at + place_of_pair(row / 2), pair(gated(v.x, up.x), gated(v.y, up.y)));
+    } else if (there) {
+      const u32 place = product == 0 ? row : place_of(row), next = product == 0 ? 1 : 2;
+      if (product & 1) v.x += m.own()[place - first], v.y += m.own()[place - first + 2];
+      leave(words + at + place, __float_as_uint(v.x));
+      leave(words + at + place + next, __float_as_uint(v.y));
+    }
+    __syncwarp();
+    const u32 here = min(32u, 8 * plan.blocks - i0);
+    if ((thread_index() & 31) == 0) count(words + counter, gates ? here / 2 : 2 * here);
   }
-  u32* const to = words + (product == 0 ? AT_QKV : product == 1 ? AT_MIDDLE : WORDS_OF_LAYER) + first;
-  u32* const counter = words + (product == 0 ? QKV : product == 1 ? MIDDLE : WORDS_OF_LAYER + STREAM);
-  leave_words(16 * plan.blocks, to, counter, [&](u32 i) {
-    float v = m.rows()[i];
-    if (bias) v += __ldg(bias + first + i);
-    return __float_as_uint(product == 0 ? v : v + m.own()[i]);
-  });
 }
 
 // Brings what the layer will read besides weights into the second-level cache.
@@ -276,12 +348,6 @@ DEV void prefetch(const Params& p, const Shared& m, u32 i) {
 #pragma unroll 1
   for (u32 e = 32 * thread_index(); e < HIDDEN; e += 32 * THREADS)
     prefetch_l2(layer.product(2).norm + e), prefetch_l2(next + e);
-}
-
-// The places of this step.
-DEV u32* set_of(const Params& p, const Shared& m) {
-  const u64 words = u64(p.count + 1) * WORDS_OF_LAYER + u64(p.count) * PARTS_OF_LAYER;
-  return p.words + (m.step()[1] & 1 ? words : 0);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
@@ -329,37 +395,42 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   {
     const Plan& rows = m.plan(1);
     leave_words(16 * rows.blocks, set + 16 * rows.first, set + STREAM, [&](u32 i) {
-      return __float_as_uint(load_float(p.embedding, u64(token) * HIDDEN + 16 * rows.first + i, p.embedding_type));
+      return __float_as_uint(
+          load_float(p.embedding, u64(token) * HIDDEN + 16 * rows.first + column_at(i), p.embedding_type));
     });
   }
 #pragma unroll 1
-  for (u32 i = 0; i < p.count; i++) {
-#pragma unroll 1
-    for (u32 product = 0; product < 4; product++) {
-      {
-        const u32* const words = set_of(p, m) + again(i) * WORDS_OF_LAYER;
-        const Product& of = m.layers()[i].product(product);
-        switch (product) {
-          case 0:
-          case 2:
-            norm_to_x(m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norm, of.eps);
-            break;
-          default:
-            words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : GATED),
-                       (product == 1 ? ATTENDED_LENGTH : INNER) / 2);
-        }
-      }
-      if (product == 0) prefetch(p, m, again(i));
-      multiply(m, product);
-      leave_product(m, set_of(p, m) + again(i) * WORDS_OF_LAYER, again(i), product);
-      if (product == 0) attend(p, m, again(i), set_of(p, m));
+  for (u32 number = 0; number < 4 * p.count; number++) {
+    const u32 product = number & 3;
+    const Product& of = m.layers()[number >> 2].product(product);
+    {
+      const u32* const words = set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER;
+      if (product & 1)
+        words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : GATED),
+                   (product == 1 ? ATTENDED_LENGTH : INNER) / 2);
+      else
+        norm(m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norm, put_x);
+    }
+    if (product == 0) prefetch(p, m, again(number) >> 2);
+    multiply(m, product, product & 1 ? 1.0f : factor_of_norm(m, of.eps));
+    leave_product(m, set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER, again(number) >> 2, again(number) & 3);
+    if ((again(number) & 3) == 0) {
+      attend(p, m, again(number) >> 2);
+      join(p, m, again(number) >> 2);
     }
   }
+  if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
-  norm_to_x(m, last, last + STREAM, p.norm, p.eps);
-  for (u32 i = block_index() * THREADS + thread_index(); i < HIDDEN / 2; i += BLOCKS * THREADS)
-    static_cast<u32*>(p.normed)[i] = m.x()[place_of(2 * i)];
-  if (block_index() == 0 && thread_index() == 0) {
+  norm(m, last, last + STREAM, p.norm, [&](u32 e, const float (&x)[4]) {
+    float* const to = at_shared<float>(X) + e;
+    to[0] = x[0], to[1] = x[1], to[2] = x[2], to[3] = x[3];
+  });
+  const float factor = factor_of_norm(m, p.eps);
+  for (u32 i = thread_index(); i < HIDDEN / 2; i += THREADS) {
+    const float* const x = at_shared<float>(X) + (2 * i & ~15u) + (i & 3) * 4 + (i >> 2 & 1);
+    static_cast<u32*>(p.normed)[i] = pair(x[0] * factor, x[2] * factor);
+  }
+  if (thread_index() == 0) {
     p.state[0] = m.step()[1] + 1;
     p.state[1] = Parts(m.step()[0], 0).count;
   }

@@ -23,10 +23,12 @@ static SOURCE: Source = Source {
 const OP: &str = "persistent_decode";
 
 /// As in the source: warps that compute, rows that they multiply together, positions of a tile.
-const WARPS: usize = 14;
+const WARPS: usize = 12;
 const ROWS: usize = STRIP / 4;
-/// And those that bring weights.
-const COPYING_WARPS: usize = 2;
+/// Bytes of 128 columns of x: four digits of each, and their power of two.
+const X_UNIT: usize = 4 * STEP + 16;
+/// And warps that bring weights.
+const COPYING_WARPS: usize = 3;
 /// Products of a layer: q, k, v; output; gate, up; down.
 pub const PRODUCTS: usize = 4;
 /// Stages of a warp's ring, at least and at most.
@@ -183,7 +185,7 @@ impl Plan {
 
     /// Where the table of layers begins in shared memory; as the source counts it.
     fn begin_of_table(&self) -> usize {
-        let Sizes { hidden, inner, heads, pairs } = self.sizes;
+        let Sizes { inner, heads, pairs, .. } = self.sizes;
         let (head, group) = (heads.head_size, heads.group());
         let (groups, zero) = (self.atom.groups(), self.atom.zero);
         let scales = if groups == 1 && !zero { 32 } else { groups * if zero { 192 } else { 128 } };
@@ -193,11 +195,12 @@ impl Plan {
             (n / ROWS).div_ceil(self.blocks) << paired
         };
         let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
-        let plan = 8 + 8 * WARPS + 8 + 2 * most;
-        let x = (2 * hidden.max(inner).max(heads.heads * head)).max(WARPS / (head / 64) * group * head * 4);
-        let sums = (most + WARPS) * 64 + most * 64 + of_product(1) * 64;
-        let attention = 192 + 8 * pairs.max(2) + 32 * head + 4 * head + (group + 2) * head * 4;
-        WARPS * self.stages * (self.steps * unit + 16) + x + sums + attention + PRODUCTS * plan
+        let plan = 8 + 8 * WARPS + 8 + (2 + 16) * most;
+        let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * X_UNIT + WARPS * of_product(at) * 64;
+        let attended = WARPS * (group * head * 4 + 96) + 64;
+        let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended);
+        let rest = of_product(1) * 64 + 192 + 8 * pairs.max(2) + 32 * head + 4 * head + (group + 2) * head * 4;
+        WARPS * self.stages * (self.steps * unit + 16) + x + rest + PRODUCTS * plan
     }
 
     fn shared_bytes(&self) -> usize {
@@ -387,8 +390,10 @@ impl PersistentDecode {
 
     /// One token through all layers: keys and values go to the cache, the normed stream to `normed`.
     ///
-    /// *Accuracy:* products as [`crate::format::reference::Bound`] says for x in the cache's type and f32 sums; attention with
-    /// scores and weights of two halves, within the bound of [`attention`](super::attention()). *Errors:* lengths that do not fit.
+    /// *Accuracy:* a product rounds each x to 2⁻³⁰ of the greatest among 128 columns, is exact for the columns of a group of scales,
+    /// and adds groups up in f32: within what [`crate::format::reference::Bound`] says for x in the cache's type; what attention and
+    /// the gate give is rounded to that type. Attention has scores and weights of two halves, within the bound of
+    /// [`attention`](super::attention()). *Errors:* lengths that do not fit.
     pub fn step(&self, gpu: &Gpu, stream: &Stream, step: StepOfText<'_>) -> Result<()> {
         let Sizes { hidden, pairs, .. } = self.plan.sizes;
         same_length(OP, "normed", Some(hidden), step.normed.len())?;

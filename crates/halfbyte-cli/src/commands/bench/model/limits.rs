@@ -138,6 +138,17 @@ fn flop(spec: &Spec, prompt: usize) -> f64 {
 }
 
 impl Machine {
+    /// `bytes at 4.3 TB/s; products, those of attention too, at 723 Tflop/s (dense f16, …)`.
+    pub fn in_words(&self) -> String {
+        let moving = format!("bytes at {}/s", crate::text::bytes(self.read_bytes_per_second as u64));
+        match self.flop_per_second {
+            None => moving,
+            Some(rate) => {
+                format!("{moving}; products, those of attention too, at {}/s ({})", flop_in_units(rate), self.peak)
+            }
+        }
+    }
+
     /// Measures the device of a model, which takes its activations so; None: it has no memory left to measure with.
     pub fn measure(model: &Model, cpu: &Cpu, act: Act) -> Result<Option<Self>> {
         match model.device() {

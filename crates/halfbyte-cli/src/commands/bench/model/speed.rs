@@ -46,7 +46,7 @@ impl Work {
 }
 
 /// Random tokens of a vocabulary.
-fn tokens(model: &Model, count: usize) -> Vec<u32> {
+pub fn tokens(model: &Model, count: usize) -> Vec<u32> {
     let (mut random, vocab) = (SplitMix64(7), model.config().spec.vocab as u64);
     (0..count).map(|_| (random.bits() % vocab) as u32).collect()
 }
@@ -100,7 +100,7 @@ pub fn speed(model: &Model, cpu: &Cpu, work: Work, progress: &Progress) -> Resul
 }
 
 /// Reads tokens, unless told to stop.
-fn read(session: &mut Session<'_>, tokens: &[u32]) -> Result<()> {
+pub fn read(session: &mut Session<'_>, tokens: &[u32]) -> Result<()> {
     match session.read_unless(tokens, Some(interrupt::flag())) {
         Err(halfbyte_llm::Error::Cancelled) => Err(Failure::interrupted()),
         other => Ok(other?),

@@ -1,11 +1,11 @@
-//! GGUF's blocks, embedding and head among them, on a GPU as on the CPU.
+//! What only files hold, on a GPU as on the CPU: GGUF's blocks, embedding and head among them; a head of other bits.
 
-use super::{all_logits, architecture, gpu, on, options, worst};
-use halfbyte::Float;
+use super::{all_logits, architecture, gpu, on, options, stdlib, worst};
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte_checkpoint::Checkpoint;
+use halfbyte::{Float, Format};
 use halfbyte_checkpoint::gguf::{GgmlType, TensorSpec, Value, create, gguf_name, has_paired_rows, hf_row, pack};
+use halfbyte_checkpoint::{Checkpoint, Job, LinearWeight, Quantization, Target, Untied, Weights, write_model};
 use halfbyte_llm::{Config, Device, Model};
 use std::path::Path;
 
@@ -90,4 +90,28 @@ fn blocks_in_every_place_give_the_logits_of_the_cpu() {
         assert!(times.sent.bytes > file / 2 && times.sent.bytes < 2 * file, "{} of {file} bytes", times.sent.bytes);
         assert!(times.lanes > 0);
     }
+}
+
+/// A head of other bits than the blocks, as files hold it.
+#[test]
+fn a_quantized_head_of_a_file_gives_the_logits_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let (cpu, here) = (Cpu::all_threads().unwrap(), tempfile::tempdir().unwrap());
+    let (source, folder) = (Weights::open(stdlib()).unwrap(), here.path().join("out"));
+    let [blocks, format] = ["w4a16-g128", "w8a16-g128"].map(|name| name.parse::<Format>().unwrap().weight);
+    let quantization = Quantization {
+        target: Target::Gptq(None),
+        format: &mut |layer| layer.in_block().then_some(blocks),
+        quantize: &mut |_, weight, format| match weight {
+            LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
+            LinearWeight::Quantized(q) => Ok(q.clone()),
+        },
+        dense: &mut |_| None,
+        untied: Some(Untied { embedding: "model.embed_tokens", format }),
+    };
+    write_model(Job::new(&source, &folder), quantization).unwrap();
+    let tokens: Vec<u32> = (0..70).map(|i| (i * 103 + 12) % 4096).collect();
+    let logits = |device| all_logits(&Model::load(&folder, &options(device, None)).unwrap(), &cpu, &tokens);
+    let far = worst(&logits(on(&gpu, Float::F16)), &logits(Device::Cpu));
+    assert!(far < 0.1, "{far}");
 }

@@ -1,0 +1,58 @@
+// x as integers, so that a product with integer codes is exact: mma.sync multiplies bytes, and a number of 32 bits is
+// four of them, in four columns of B.
+//
+//   x of 128 columns (a unit) has one power of two:  x = power * (d0 + 2^8 d1 + 2^16 d2 + 2^24 d3),  -128 <= d <= 127,
+//   with |x| / power < 2^30 for the greatest of them. So x is rounded to 2^-30 of that one at worst: an fp16 within
+//   2^19 of it is exact. Where an x is infinite or NaN, the power is NaN, and so is each row.
+//   A unit in shared memory: digits, as B fragments lie, and the power.
+#pragma once
+#include "warp.cuh"
+#include "weight_atom.cuh"
+
+constexpr u32 POWER = 512, X_UNIT = POWER + 16;
+
+// Words are read four at a time, and a word of a fragment has columns 2c, 2c+8, 2c+1, 2c+9 of 16: these lie together.
+DEV u32 place_of(u32 k) { return (k & ~15u) | (k >> 1 & 3) << 2 | (k & 1) << 1 | (k >> 3 & 1); }
+DEV u32 column_at(u32 place) { return (place & ~15u) | (place & 1) << 3 | (place >> 2 & 3) << 1 | (place >> 1 & 1); }
+// The same for words of two columns, 2i and 2i+1.
+DEV u32 place_of_pair(u32 i) { return (i & ~7u) | (i & 3) << 1 | (i >> 2 & 1); }
+DEV u32 pair_at(u32 place) { return (place & ~7u) | (place & 1) << 2 | (place >> 1 & 3); }
+
+DEV float power_of(u32 greatest) {  // bits of the greatest |x|
+  const u32 e = max(greatest >> 23, 30u);
+  return __uint_as_float(e == 255 ? 0x7fffffffu : (e - 29) << 23);
+}
+// Four columns that lie together: the word of lane c in k16 step `step`.
+DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float power) {
+  const float over = __uint_as_float(0x7f000000u - __float_as_uint(power));  // 1 / power
+  u32 y[4];
+#pragma unroll
+  for (int e = 0; e < 4; e++) y[e] = u32(__float2int_rn(x[e] * over) + 0x00808080) ^ 0x00808080u;
+  const u32 a = __byte_perm(y[0], y[1], 0x5140), b = __byte_perm(y[2], y[3], 0x5140),
+            d = __byte_perm(y[0], y[1], 0x7362), f = __byte_perm(y[2], y[3], 0x7362);
+  const u32 w[4] = {__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(d, f, 0x5410),
+                    __byte_perm(d, f, 0x7632)};
+  const u32 at = unit + (step >> 2) * 256 + c * 16 + (step & 3) * 4;
+#pragma unroll
+  for (u32 n = 0; n < 4; n++) asm volatile("st.shared.u32 [%0], %1;" ::"r"(at + n * 64), "r"(w[n]) : "memory");
+}
+DEV void put_power(u32 unit, float power) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(unit + POWER), "f"(power) : "memory");
+}
+// Sums start here: an integer of up to 22 bits added to these bits is that integer added to this float.
+constexpr u32 INTEGER = 0x4b400000;
+constexpr float INTEGER_FLOAT = 12582912.0f;
+// Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are four times as great.
+constexpr int TIMES_8 = BITS == 4 ? 4 : 1;
+DEV void codes_as_bytes(const u32* codes, u32 (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if constexpr (BITS == 4) {
+      a[2 * i] = __funnelshift_r(codes[i], codes[i], 6) & 0x0f0f0f0f;
+      a[2 * i + 1] = codes[i] & 0x3c3c3c3c;
+    } else {
+      a[2 * i] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x6240);
+      a[2 * i + 1] = __byte_perm(codes[2 * i], codes[2 * i + 1], 0x7351);
+    }
+  }
+}
