@@ -14,10 +14,11 @@ pub struct Args {
 }
 
 /// Folders of the repository that the tests read.
-const DATA: [&str; 7] = [
+const DATA: [&str; 8] = [
     "crates/halfbyte/testdata",
     "crates/halfbyte-checkpoint/testdata/awq",
     "crates/halfbyte-checkpoint/testdata/compressed_tensors",
+    "crates/halfbyte-checkpoint/testdata/gguf",
     "crates/halfbyte-checkpoint/testdata/gptq",
     "crates/halfbyte-checkpoint/testdata/weight_only_linear",
     "crates/halfbyte-llm/testdata/architectures",

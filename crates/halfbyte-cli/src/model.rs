@@ -4,12 +4,15 @@ use crate::app::App;
 use crate::args::{ActArg, HintArgs, RtnArgs, SymmetricRange};
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
+use crate::start::{Laps, Start};
 use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::{Finding, Hint, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
 use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
+use std::io;
 use std::path::{Path, PathBuf};
+use std::thread::{Builder, ScopedJoinHandle};
 
 /// How a model is loaded: the options of run, eval and bench model.
 #[derive(Clone, Debug, clap::Args)]
@@ -67,10 +70,66 @@ impl LoadArgs {
 
     /// Loads a model folder; what is odd about it is noted.
     pub fn load(&self, app: &App, folder: &Path) -> Result<Model> {
-        let options = self.options(app)?;
-        let weights = open_whole(folder, self.hint)?;
-        let config = Config::from_weights(&weights)?;
-        let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
+        Ok(self.start(app, folder)?.0)
+    }
+
+    /// The same, with where the time went, up to the last kernel.
+    pub fn start(&self, app: &App, folder: &Path) -> Result<(Model, Start, Laps)> {
+        let (model, _, start, laps) = self.with(app, folder, |_| Ok(()))?;
+        Ok((model, start, laps))
+    }
+
+    /// The same with the tokenizer, which is read while weights are.
+    pub fn start_with_tokenizer(&self, app: &App, folder: &Path) -> Result<(Model, Tokenizer, Start, Laps)> {
+        self.with(app, folder, |weights| Ok(Tokenizer::from_weights(weights)?))
+    }
+
+    /// Loads a model, and `more` beside.
+    fn with<T: Send>(
+        &self,
+        app: &App,
+        folder: &Path,
+        more: impl Fn(&Weights) -> Result<T> + Sync,
+    ) -> Result<(Model, T, Start, Laps)> {
+        let (mut start, mut laps) = (Start::default(), Laps::since_start(app));
+        // A GPU takes some tenths of a second to open, and a tokenizer to read.
+        let options = || self.options(app);
+        std::thread::scope(|scope| {
+            let opening = Builder::new().spawn_scoped(scope, options);
+            let opened = open_whole(folder, self.hint).and_then(|weights| {
+                let config = Config::from_weights(&weights)?;
+                let quantized = linears(&weights)?.iter().any(|linear| linear.source.is_some());
+                Ok((weights, config, quantized))
+            });
+            start.files = laps.lap();
+            let (weights, config, quantized) = match opened {
+                Ok(opened) => opened,
+                // What is wrong with the options comes first.
+                Err(failure) => return joined(opening, &options).and(Err(failure)),
+            };
+            let more = || more(&weights);
+            std::thread::scope(|scope| {
+                let reading = Builder::new().spawn_scoped(scope, more);
+                let options = joined(opening, &options)?;
+                start.device = laps.lap();
+                self.refuse_useless(folder, quantized)?;
+                let model = Model::from_weights(config, &weights, &options)?;
+                start.weights = laps.lap();
+                start.sent(model.load_times());
+                for finding in model.findings() {
+                    app.note(&format!("note: {finding}"));
+                }
+                prepare(app, &model)?;
+                start.kernels = laps.lap();
+                let beside = joined(reading, &more)?;
+                start.tokenizer = laps.lap();
+                Ok((model, beside, start, laps))
+            })
+        })
+    }
+
+    /// Error: options that change nothing for a model, or cannot be followed.
+    fn refuse_useless(&self, folder: &Path, quantized: bool) -> Result<()> {
         if quantized && self.quantize.is_some() {
             return Err(Failure::usage(
                 format!("{} is quantised already", folder.display()),
@@ -85,12 +144,7 @@ impl LoadArgs {
                 "add --quantize, as in --quantize w4a8-g128",
             ));
         }
-        let model = Model::from_weights(config, &weights, &options)?;
-        for finding in model.findings() {
-            app.note(&format!("note: {finding}"));
-        }
-        prepare(app, &model)?;
-        Ok(model)
+        Ok(())
     }
 
     /// The library's options for random weights, and the format of their blocks: `--format`, or `--quantize` to the same effect.
@@ -115,6 +169,11 @@ impl LoadArgs {
         Ok((LoadOptions { quantize: None, ..args.options(app)? }, args.quantize))
     }
 
+    /// The format of random weights, if there is one.
+    pub fn format(&self, format: Option<Format>) -> Option<Format> {
+        format.or(self.quantize)
+    }
+
     /// What becomes of activations, with the format of random weights if there is one.
     pub fn act_of(&self, format: Option<Format>) -> Act {
         format.or(self.quantize).map(|format| format.act).or(self.act.map(Act::from)).unwrap_or(Act::A16)
@@ -129,6 +188,14 @@ impl LoadArgs {
                 name_of(&open_whole(folder, self.hint)?, act)
             }
         }
+    }
+}
+
+/// What a thread came to, or, where the system gave none, what its work comes to here; its panic is this one's.
+fn joined<T>(thread: io::Result<ScopedJoinHandle<'_, T>>, work: &impl Fn() -> T) -> T {
+    match thread {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        Err(_) => work(),
     }
 }
 

@@ -5,7 +5,8 @@ use crate::config::Config;
 use crate::tokenizer::Tokenizer;
 use halfbyte_checkpoint::scheme::SCHEMES;
 use halfbyte_checkpoint::{Finding, ModuleKind, Weights};
-use std::collections::{BTreeMap, HashSet};
+use rayon::prelude::*;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Findings of one kind that are told.
 const MOST_TOLD: usize = 20;
@@ -25,7 +26,16 @@ pub struct Contradictions {
 pub fn contradictions(config: &Config, weights: &Weights) -> Contradictions {
     let names = weights.checkpoint().tensor_names();
     let there = names.filter_map(|name| layer_of(config, name)).collect();
-    let mut check = Check { config, weights, there, known: HashSet::new(), missing: Vec::new() };
+    let spec = &config.spec;
+    let names: Vec<&str> =
+        spec.linears().map(|l| l.name.as_str()).chain([&*spec.embedding]).chain(spec.head.as_deref()).collect();
+    // Zero points and group indices are looked at.
+    let shapes = names.into_par_iter().filter_map(|name| match weights.kind(name) {
+        Ok(ModuleKind::Quantized(scheme)) => Some((name, (scheme.describe)(weights, name).ok()?.shape)),
+        _ => None,
+    });
+    let shapes = shapes.collect();
+    let mut check = Check { config, weights, there, shapes, known: HashSet::new(), missing: Vec::new() };
     check.tensors();
     check.layers_that_are_missing();
     let missing = check.missing;
@@ -61,6 +71,8 @@ struct Check<'a> {
     weights: &'a Weights,
     /// Layers of which some tensor is there.
     there: HashSet<usize>,
+    /// Of quantised modules that can be read.
+    shapes: HashMap<&'a str, [usize; 2]>,
     /// Modules of the architecture, in these layers and outside of them.
     known: HashSet<&'a str>,
     missing: Vec<Finding>,
@@ -108,9 +120,7 @@ impl<'a> Check<'a> {
                     .tell(name, format!("is missing: a matrix of {} × {}, by the configuration", shape.n, shape.k));
             }
             Ok(ModuleKind::Dense) => checkpoint.get(&format!("{name}.weight")).map(|info| info.shape.to_vec()),
-            Ok(ModuleKind::Quantized(scheme)) => {
-                (scheme.describe)(self.weights, name).ok().map(|description| description.shape.to_vec())
-            }
+            Ok(ModuleKind::Quantized(_)) => self.shapes.get(name).map(|shape| shape.to_vec()),
         };
         if let Some(got) = got.filter(|got| *got != [shape.n, shape.k]) {
             self.tell(name, format!("is of shape {got:?}, and {} × {} by the configuration", shape.n, shape.k));

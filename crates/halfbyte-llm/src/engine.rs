@@ -6,7 +6,7 @@ use crate::decoder::Decoder;
 use crate::device::Device;
 use crate::device::cpu::{CpuModel, OnCpu};
 use crate::device::cuda::CudaModel;
-use crate::device::{Batch, Resident, Text, room};
+use crate::device::{Batch, LoadTimes, Resident, Text, room};
 use crate::error::{Error, Result};
 use crate::explain::Product;
 use crate::load::{LoadOptions, Loader};
@@ -99,6 +99,11 @@ impl Model {
     /// What was odd about the checkpoint, and which reading was taken.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
+    }
+
+    /// Where the time went that loading took; None in memory.
+    pub fn load_times(&self) -> Option<LoadTimes> {
+        self.resident.load_times()
     }
 
     /// Bytes that the weights take in memory: packed layers, embedding, norms.

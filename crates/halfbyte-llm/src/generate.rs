@@ -50,7 +50,9 @@ pub struct Generated {
     pub finish: Finish,
     /// Time for the prompt, until its last logits.
     pub prefill: Duration,
-    /// Time for all that followed.
+    /// Time for the prompt and the choice of the first token, as far as it came.
+    pub first: Duration,
+    /// Time for all that followed the prompt.
     pub decode: Duration,
     /// Tokens run through the model after the prompt: the ones that `decode` is the time of.
     pub decoded: usize,
@@ -76,13 +78,14 @@ impl Session<'_> {
         match self.read_unless(request.prompt, request.cancel) {
             Err(Error::Cancelled) => {
                 let (prefill, decode) = (begun.elapsed(), Duration::ZERO);
-                return Ok(Generated { tokens: Vec::new(), finish: Finish::Cancelled, prefill, decode, decoded: 0 });
+                let (finish, first) = (Finish::Cancelled, prefill);
+                return Ok(Generated { tokens: Vec::new(), finish, prefill, first, decode, decoded: 0 });
             }
             other => other?,
         }
         let prefill = begun.elapsed();
         let begun = Instant::now();
-        let (mut tokens, mut decoded) = (Vec::new(), 0);
+        let (mut tokens, mut decoded, mut first) = (Vec::new(), 0, prefill);
         let finish = loop {
             if tokens.len() == request.max_tokens {
                 break Finish::Length;
@@ -91,6 +94,9 @@ impl Session<'_> {
                 break Finish::Cancelled;
             }
             let token = self.next(&mut sampler)?;
+            if decoded == 0 {
+                first = prefill + begun.elapsed();
+            }
             if request.end_tokens.contains(&token) {
                 break Finish::End;
             }
@@ -120,6 +126,6 @@ impl Session<'_> {
                 let _ = show(&rest);
             }
         }
-        Ok(Generated { tokens, finish, prefill, decode, decoded })
+        Ok(Generated { tokens, finish, prefill, first, decode, decoded })
     }
 }

@@ -7,12 +7,14 @@ use crate::error::{Error, Result};
 use crate::random::{self, RandomFloats, RandomWeights};
 use crate::shard::{Cut, cut_floats, cut_linear};
 use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Act, Float, Floats, Group, QTensor, StoredTensor, WeightFormat, Zeros};
+use halfbyte::{Act, Float, Floats, Group, StoredTensor, WeightFormat};
 use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
 
 /// How a model is loaded.
 #[derive(Clone, Debug)]
@@ -46,6 +48,8 @@ enum Source<'a> {
 pub(crate) enum Embedding<'a> {
     /// Rows of a file.
     Stored(FloatData<'a>),
+    /// Rows of a file, as codes.
+    Codes(StoredTensor<'a>),
     /// Rows that are drawn where they will lie.
     Random(RandomFloats),
 }
@@ -55,6 +59,7 @@ impl<'a> Embedding<'a> {
     pub(crate) fn into_floats(self) -> Result<FloatData<'a>> {
         Ok(match self {
             Self::Stored(floats) => floats,
+            Self::Codes(codes) => FloatData::F32(Cow::Owned(codes.values()?)),
             Self::Random(floats) => FloatData::F16(Cow::Owned(floats.draw()?)),
         })
     }
@@ -124,6 +129,50 @@ impl<'a> Loader<'a> {
         Ok(loaded)
     }
 
+    /// Loads parts in their order by several threads, each with something of its own that `begin` makes. The threads of rayon are
+    /// left to the work within a part: one that took another part while it waits would hold two of them.
+    ///
+    /// Errors: the first part's that has one.
+    pub(crate) fn in_lanes<L, T: Send>(
+        &mut self,
+        lanes: usize,
+        parts: usize,
+        begin: impl Fn(usize) -> L + Sync,
+        load: impl Fn(&mut L, &mut Loader<'a>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let (source, options) = (self.source, &self.options);
+        let (next, failed, loaded) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(Vec::new()));
+        let run = |lane: usize| {
+            let mut lane = begin(lane);
+            while !failed.load(Ordering::Relaxed) {
+                let part = next.fetch_add(1, Ordering::Relaxed);
+                if part >= parts {
+                    break;
+                }
+                let mut own = Loader { source, options: options.clone(), parameters: 0, findings: Vec::new() };
+                let result = load(&mut lane, &mut own, part);
+                failed.fetch_or(result.is_err(), Ordering::Relaxed);
+                loaded.lock().unwrap_or_else(PoisonError::into_inner).push((part, result, own));
+            }
+        };
+        // A thread of rayon that waited for lanes would not be there for the work that they give it.
+        let lanes = if rayon::current_thread_index().is_some() { 1 } else { lanes.clamp(1, parts.max(1)) };
+        std::thread::scope(|scope| {
+            let run = &run;
+            // Where the system gives no more threads, those that there are do it all.
+            (1..lanes).for_each(|lane| drop(Builder::new().spawn_scoped(scope, move || run(lane))));
+            run(0);
+        });
+        let mut loaded = std::mem::take(&mut *loaded.lock().unwrap_or_else(PoisonError::into_inner));
+        loaded.sort_by_key(|(part, ..)| *part);
+        let take = |(_, result, mut own): (usize, Result<T>, Loader<'a>)| {
+            self.parameters += own.parameters;
+            self.findings.append(&mut own.findings);
+            result
+        };
+        loaded.into_iter().map(take).collect()
+    }
+
     /// A vector of `len` floats, widened.
     pub fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
         let vector = match self.source {
@@ -147,13 +196,6 @@ impl<'a> Loader<'a> {
     pub(crate) fn release(&self, prefix: &str) {
         if let Source::Checkpoint(weights) = self.source {
             weights.release(prefix);
-        }
-    }
-
-    /// The same for one tensor.
-    pub(crate) fn release_tensor(&self, name: &str) {
-        if let Source::Checkpoint(weights) = self.source {
-            weights.checkpoint().release(name);
         }
     }
 
@@ -208,8 +250,7 @@ impl<'a> Loader<'a> {
         Some((RandomFloats::new(first.shape.k, rows), biases))
     }
 
-    /// Some rows of the embedding `[vocab, hidden]`, as floats: they are read, not multiplied, so that codes become what they
-    /// stand for.
+    /// Some rows of the embedding `[vocab, hidden]`: they are read, not multiplied, so that codes become what they stand for.
     pub(crate) fn embedding(
         &mut self,
         prefix: &str,
@@ -239,12 +280,10 @@ impl<'a> Loader<'a> {
                 false => cut_floats(&floats, hidden, &cut),
             }));
         }
-        let floats = match self.stored(prefix, shape, &cut)?.weight {
-            StoredWeight::Dense { floats, .. } => floats,
-            StoredWeight::Quantized(codes) => FloatData::F32(Cow::Owned(values(&codes.to_qtensor()?))),
-        };
-        weights.release(prefix);
-        Ok(Embedding::Stored(floats))
+        Ok(match self.stored(prefix, shape, &cut)?.weight {
+            StoredWeight::Dense { floats, .. } => Embedding::Stored(floats),
+            StoredWeight::Quantized(codes) => Embedding::Codes(codes),
+        })
     }
 
     /// A rank's part of a layer of a block, quantised if the options say so.
@@ -356,22 +395,6 @@ pub(crate) fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<
     }
 }
 
-/// What codes stand for, each rounded to f32 once.
-fn values(q: &QTensor) -> Vec<f32> {
-    let (k, groups, middle) = (q.k(), q.groups(), f64::from(q.format().middle()));
-    let value = |i: usize, j: usize| {
-        let at = i * groups + q.group_of(j);
-        let (code, scale) = (f64::from(q.codes()[i * k + j]), f64::from(q.scales()[at]));
-        let value = match q.zeros() {
-            Zeros::Symmetric => scale * (code - middle),
-            Zeros::Integer(z) => scale * (code - f64::from(z[at])),
-            Zeros::Float(offsets) => scale * code + f64::from(offsets[at]),
-        };
-        value as f32
-    };
-    (0..q.n()).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| value(i, j)).collect()
-}
-
 /// The rows of a model's embedding for some tokens, whose ids are below the vocabulary. Shape: out `[tokens, hidden]`.
 pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &mut [f32]) -> Result<()> {
     let (hidden, name) = (spec.hidden, format!("{}.weight", spec.embedding));
@@ -382,4 +405,36 @@ pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &m
     }
     weights.checkpoint().release(&name);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts in their order, whoever loads them; of several that fail the first; lanes keep what is theirs.
+    #[test]
+    fn lanes_load_parts_in_their_order() {
+        let weights = RandomWeights { format: None, head: None };
+        for (lanes, parts) in [(1, 5), (3, 40), (8, 3), (4, 0)] {
+            let mut loader = Loader::random(weights, LoadOptions::default()).unwrap();
+            let load = |count: &mut usize, loader: &mut Loader<'_>, part: usize| {
+                *count += 1;
+                loader.vector("model.norm.weight", part)?;
+                std::thread::sleep(std::time::Duration::from_micros((parts - part) as u64 * 50));
+                Ok((part, *count))
+            };
+            let loaded = loader.in_lanes(lanes, parts, |_| 0, load).unwrap();
+            assert!(loaded.iter().map(|(part, _)| *part).eq(0..parts), "{lanes} lanes: {loaded:?}");
+            assert_eq!(loader.parameters(), (parts * parts.saturating_sub(1) / 2) as u64);
+            // Each lane has counted its own.
+            assert!(lanes > 1 || loaded.iter().all(|(part, count)| part + 1 == *count));
+            let fail = |_: &mut (), _: &mut Loader<'_>, part: usize| match part % 7 {
+                6 => Err(Error::invalid("part", "another", part.to_string())),
+                _ => Ok(()),
+            };
+            let failed = loader.in_lanes(lanes, parts, |_| (), fail).map_err(|e| e.to_string());
+            assert_eq!(failed.is_err(), parts > 6);
+            assert!(failed.err().is_none_or(|e| e.ends_with("got 6")));
+        }
+    }
 }

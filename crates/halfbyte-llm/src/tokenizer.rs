@@ -32,7 +32,12 @@ impl Tokenizer {
     /// The tokenizer of a checkpoint: in the file itself where that holds one (GGUF), else in its folder.
     pub fn from_weights(weights: &Weights) -> Result<Self> {
         match weights.own_tokenizer()? {
-            Some(json) => Self::from_bytes(json.to_string().into_bytes(), weights.checkpoint().path()),
+            Some(json) => {
+                let bytes = json.to_string().into_bytes();
+                // It takes several times as much.
+                drop(json);
+                Self::from_bytes(bytes, weights.checkpoint().path())
+            }
             None => Self::from_folder(weights.folder()),
         }
     }

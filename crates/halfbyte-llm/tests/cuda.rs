@@ -2,12 +2,15 @@
 //!
 //! Without a GPU these tests say so and pass; `HALFBYTE_REQUIRE_CUDA=1` makes them fail instead.
 
+#[path = "cuda/files.rs"]
+mod files;
+
 use half::f16;
 use halfbyte::cpu::Cpu;
-use halfbyte::quantize::{Rtn, rtn};
+use halfbyte::quantize::Rtn;
 use halfbyte::{Float, Format};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
-use halfbyte_checkpoint::{Checkpoint, DType, Job, LinearWeight, Quantization, Target, Untied, Weights, write_model};
+use halfbyte_checkpoint::{Checkpoint, DType};
 use halfbyte_llm::device::Gpu;
 use halfbyte_llm::{
     Config, Device, Error, Finish, LoadOptions, Model, RandomWeights, Request, Sampler, Sampling, Session, Tokenizer,
@@ -466,30 +469,6 @@ fn a_profile_has_the_steps_of_the_cpu_and_leaves_the_text_as_reading_does() {
             assert!(worst(got, want) < 0.1, "{format:?}");
         }
     }
-}
-
-/// A head of other bits than the blocks, as files hold it.
-#[test]
-fn a_quantized_head_of_a_file_gives_the_logits_of_the_cpu() {
-    let Some(gpu) = gpu() else { return };
-    let (cpu, here) = (Cpu::all_threads().unwrap(), tempfile::tempdir().unwrap());
-    let (source, folder) = (Weights::open(stdlib()).unwrap(), here.path().join("out"));
-    let [blocks, format] = ["w4a16-g128", "w8a16-g128"].map(|name| name.parse::<Format>().unwrap().weight);
-    let quantization = Quantization {
-        target: Target::Gptq(None),
-        format: &mut |layer| layer.in_block().then_some(blocks),
-        quantize: &mut |_, weight, format| match weight {
-            LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, Rtn::default()),
-            LinearWeight::Quantized(q) => Ok(q.clone()),
-        },
-        dense: &mut |_| None,
-        untied: Some(Untied { embedding: "model.embed_tokens", format }),
-    };
-    write_model(Job::new(&source, &folder), quantization).unwrap();
-    let tokens: Vec<u32> = (0..70).map(|i| (i * 103 + 12) % 4096).collect();
-    let logits = |device| all_logits(&Model::load(&folder, &options(device, None)).unwrap(), &cpu, &tokens);
-    let far = worst(&logits(on(&gpu, Float::F16)), &logits(Device::Cpu));
-    assert!(far < 0.1, "{far}");
 }
 
 #[test]

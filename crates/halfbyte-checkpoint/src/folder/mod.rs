@@ -25,6 +25,7 @@ use crate::safetensors::{TensorSpec, pretty};
 use crate::scheme::{ModuleKind, SCHEMES, StoredFormat, Weights};
 use crate::target::Target;
 use crate::writer::{Writer, WrittenFiles};
+use rayon::prelude::*;
 use serde_json::{Map, Value};
 use staging::Staging;
 use std::collections::HashMap;
@@ -140,9 +141,9 @@ pub fn linears(source: &Weights) -> Result<Vec<Linear<'_>>> {
     if let Some(Finding { subject, text }) = source.unreadable().into_iter().next() {
         return Err(Error::malformed(source.checkpoint().path(), format!("`{subject}` {text}")));
     }
-    source
-        .modules()
-        .into_iter()
+    // Zero points and group indices are looked at, of all modules.
+    let all = source.modules().into_par_iter();
+    let all = all
         .map(|name| match source.kind(name)? {
             ModuleKind::Quantized(scheme) => {
                 let description = (scheme.describe)(source, name)?;
@@ -155,7 +156,8 @@ pub fn linears(source: &Weights) -> Result<Vec<Linear<'_>>> {
                 Ok(Linear { name, shape: [n, k], source: None })
             }
         })
-        .collect()
+        .collect::<Vec<Result<_>>>();
+    all.into_iter().collect()
 }
 
 /// What a tensor of the source is part of: nothing, or the module at this place in a list.

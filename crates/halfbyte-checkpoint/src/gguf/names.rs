@@ -1,5 +1,7 @@
 //! Names of a model's tensors, and the order of the rows of q and k, in GGUF and in Hugging Face's files.
 
+use rayon::prelude::*;
+
 /// Tensors outside of the layers: in GGUF, in Hugging Face's files.
 const OUTER: &[(&str, &str)] = &[
     ("token_embd.weight", "model.embed_tokens.weight"),
@@ -80,9 +82,10 @@ pub fn gguf_row(row: usize, head_dim: usize) -> usize {
 }
 
 /// The rows of a tensor in another order: row `i` of the result is row `from(i)`.
-pub(crate) fn reordered(bytes: &[u8], rows: usize, from: impl Fn(usize) -> usize) -> Vec<u8> {
+pub(crate) fn reordered(bytes: &[u8], rows: usize, from: impl Fn(usize) -> usize + Sync) -> Vec<u8> {
     let row_bytes = bytes.len() / rows.max(1);
-    let mut result = Vec::with_capacity(bytes.len());
-    (0..rows).for_each(|row| result.extend_from_slice(&bytes[from(row) * row_bytes..][..row_bytes]));
+    let mut result = vec![0; row_bytes * rows];
+    let lines = result.par_chunks_exact_mut(row_bytes.max(1)).enumerate();
+    lines.for_each(|(row, line)| line.copy_from_slice(&bytes[from(row) * row_bytes..][..row_bytes]));
     result
 }

@@ -7,12 +7,15 @@ use crate::support::{Random, Tensor, testdata, write_folder};
 use crate::{awq, compressed_tensors, gptq};
 use bytemuck::Pod;
 use half::{bf16, f16};
-use halfbyte::cuda::driver::{Buffer, FloatView, Stream};
+use halfbyte::cuda::driver::{Buffer, FloatView, Stream, View};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Kernel, Packed, Packer};
 use halfbyte::cuda::{Gpu, Workspace};
-use halfbyte::format::reference::matmul as product;
+use halfbyte::format::reference::{dequantize, matmul as product};
 use halfbyte::kernel::Problem;
-use halfbyte::{Act, Float, Format, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
+use halfbyte::layout::cuda_plain::{CudaPlain, PlainZeros};
+use halfbyte::layout::cuda_wna16::CudaWna16;
+use halfbyte::{Act, Float, FloatData, Format, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
+use halfbyte_checkpoint::gguf::{GgmlType, load};
 use halfbyte_checkpoint::{Checkpoint, StoredWeight, Weights};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -90,11 +93,25 @@ impl<'a> Bench<'a> {
         out
     }
 
+    /// What lies on the device.
+    fn image_of(&self, packed: &Packed) -> Vec<Vec<u8>> {
+        let download = |view: View<'_, u8>| {
+            let mut bytes = vec![0u8; view.len()];
+            self.stream.download(view, &mut bytes).unwrap();
+            bytes
+        };
+        packed.memory().into_iter().map(download).collect()
+    }
+
     /// Multiplies a tensor that stands for `dense` `[n, k]` by every kernel that takes it.
     fn check(&self, name: &str, stored: &StoredTensor<'_>, dense: &[f64], given: &[Given]) {
         let (n, k, act) = (stored.n(), stored.k(), Act::A16);
         assert_eq!(dense.len(), n * k);
         let (mut packer, mut random) = (Packer::new(self.gpu, &self.stream), Random(7));
+        let q = stored.to_qtensor().unwrap();
+        let (values, mut got) = (packer.values(stored).unwrap(), vec![0f32; n * k]);
+        self.stream.download(values.view(), &mut got).unwrap();
+        same(name, dense, &got, Float::F32);
         for (kernel, x_type) in KERNELS.iter().flat_map(|kernel| TYPES.map(|x_type| (kernel, x_type))) {
             let format = Some(Format { weight: stored.format(), act });
             let problem = |m| Problem { format, x: x_type, y: Float::F32, m, n, k };
@@ -104,6 +121,7 @@ impl<'a> Bench<'a> {
             }
             *self.served.lock().unwrap().entry(kernel.name).or_default() += 1;
             let packed = packer.pack_for(kernel, &[stored], act).unwrap();
+            assert_eq!(self.image_of(&packed), image(&q, packed.layout()), "{name} for {}", kernel.name);
             let bound = |m| kernel.bound(&caps, &problem(m));
             for m in ROWS {
                 let x: Vec<f32> = (0..m * k).map(|_| x_type.round(random.below(2001) as f32 / 500.0 - 2.0)).collect();
@@ -149,6 +167,32 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// What a tensor is on the device, packed on the CPU.
+fn image(q: &QTensor, layout: &str) -> Vec<Vec<u8>> {
+    fn bytes<T: Pod>(values: &[T]) -> Vec<u8> {
+        bytemuck::cast_slice(values).to_vec()
+    }
+    let floats = |values: &FloatData<'_>| match values {
+        FloatData::F16(v) => bytes(v),
+        FloatData::BF16(v) => bytes(v),
+        FloatData::F32(v) => bytes(v),
+    };
+    if layout == "cuda_wna16" {
+        let packed = CudaWna16::pack(q).unwrap();
+        let parts = [packed.atoms().to_vec(), packed.rows().to_vec()].into_iter();
+        return parts.chain(packed.order().map(bytes)).collect();
+    }
+    assert_eq!(layout, "cuda_plain");
+    let packed = CudaPlain::pack(q).unwrap();
+    let zeros = match packed.zeros() {
+        PlainZeros::Symmetric => None,
+        PlainZeros::Integer(z) => Some(bytes(z)),
+        PlainZeros::Float(o) => Some(floats(o)),
+    };
+    let parts = [bytes(packed.codes()), floats(packed.scales())].into_iter();
+    parts.chain(zeros).chain(packed.group_of().map(bytes)).collect()
+}
+
 fn f64s(file: &Checkpoint, name: &str) -> Vec<f64> {
     bytemuck::pod_collect_to_vec(file.bytes(name).unwrap())
 }
@@ -183,6 +227,7 @@ fn goldens_of_other_software_multiply_to_their_products() {
     of_awq(&gpu, &served);
     of_compressed_tensors(&gpu, &served);
     of_paddle(&gpu, &served);
+    of_gguf(&gpu, &served);
     let served = served.into_inner().unwrap();
     println!("{served:?}");
     let format = "w4a16-g128".parse().unwrap();
@@ -257,6 +302,20 @@ fn of_compressed_tensors(gpu: &Gpu, served: &Served) {
         });
         same(&golden.name, &dense, &f32s(file, "decompressed"), golden.dtype);
         bench.check_module(&golden.name, &golden.tensors(), &golden.config(), &dense, &[]);
+    });
+}
+
+/// Every type of blocks, whose numbers gguf's own package says.
+fn of_gguf(gpu: &Gpu, served: &Served) {
+    let types: Vec<GgmlType> = GgmlType::ALL.iter().copied().filter(|kind| kind.weight_format().is_some()).collect();
+    types.into_par_iter().for_each(|kind| {
+        let file = Checkpoint::open(testdata(&format!("gguf/{}.safetensors", kind.name().to_lowercase()))).unwrap();
+        let &[n, k] = file.info("dequant").unwrap().shape else { panic!("a matrix") };
+        let stored = load(kind.name(), kind, file.bytes("blocks").unwrap(), [n, k]).unwrap();
+        // Numbers with offsets are rounded there, and not here.
+        let dense = dequantize(&stored.to_qtensor().unwrap());
+        same(kind.name(), &dense, &f32s(&file, "dequant"), Float::F32);
+        Bench::new(gpu, served).check(kind.name(), &stored, &dense, &[]);
     });
 }
 

@@ -3,7 +3,8 @@
 use crate::app::App;
 use crate::failure::{Failure, Result};
 use crate::interrupt;
-use crate::model::{LoadArgs, tokenizer};
+use crate::model::LoadArgs;
+use crate::start::Start;
 use crate::text::{rate, read_text, write_output, write_prose};
 use halfbyte_llm::{Finish, Request, Sampling, Session};
 use serde::Serialize;
@@ -55,14 +56,15 @@ struct Continuation {
     prefill_tokens_per_second: f64,
     /// None where no token was decoded after the prompt.
     decode_tokens_per_second: Option<f64>,
+    /// Where the time went until the first token, in seconds.
+    start: Start,
 }
 
 /// Writes the continuation.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let prompt = prompt(args)?;
     let cpu = app.cpu()?;
-    let model = args.load.load(app, &args.model)?;
-    let tokenizer = tokenizer(&args.model)?;
+    let (model, tokenizer, mut start, mut laps) = args.load.start_with_tokenizer(app, &args.model)?;
     let config = model.config();
     let ids = tokenizer.encode_prompt_within(&prompt, config.bos, config.spec.max_context)?;
     let context = ids.len().saturating_add(args.max_tokens).min(config.spec.max_context);
@@ -75,6 +77,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         stop: &args.stop,
         cancel: Some(interrupt::flag()),
     };
+    start.first_token = laps.lap();
     let mut text = String::new();
     let mut closed = None;
     let cooperate = interrupt::cooperate();
@@ -88,6 +91,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ControlFlow::Continue(())
     })?;
     drop(cooperate);
+    start.first_token += generated.first.as_secs_f64();
     if let Some(failure) = closed {
         return Err(failure);
     }
@@ -107,6 +111,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             device: model.device().to_string(),
             prefill_tokens_per_second: prefill,
             decode_tokens_per_second: decode,
+            start,
         };
         return app.result(&continuation, |_| String::new());
     }
@@ -119,6 +124,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         rate(prefill),
         name(generated.finish)
     ));
+    app.note(&start.line());
     if interrupt::cancelled() {
         return Err(Failure::interrupted());
     }

@@ -100,6 +100,8 @@ fn bench_model_times_folders_and_random_weights() {
         assert_eq!((&found["format"], &found["parameters"]), (&"w4a8-g128".into(), &11_015_040.into()));
         assert_eq!((&found["prompt_tokens"], &found["generated_tokens"]), (&8.into(), &2.into()));
         assert_eq!(found["random_weights"], from.len() == 2);
+        let start = &found["start"];
+        assert!(if from.len() == 2 { start.is_null() } else { number(start, "weights") > 0.0 }, "{start}");
         for field in ["prefill_tokens_per_second", "decode_tokens_per_second", "weight_bytes", "kv_bytes_per_token"] {
             assert!(number(&found, field) > 0.0, "{field}");
         }

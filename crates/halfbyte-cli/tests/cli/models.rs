@@ -66,12 +66,16 @@ fn run_streams_the_reference_continuation() {
     assert_eq!(found["format"], "f16");
     assert_eq!(found["prompt_tokens"], case["prompt_ids"].as_array().unwrap().len());
     assert!(number(&found, "prefill_tokens_per_second") > 0.0 && number(&found, "decode_tokens_per_second") > 0.0);
+    for part in ["files", "weights", "first_token"] {
+        assert!(number(&found["start"], part) > 0.0, "{part}");
+    }
 
     let streamed = quiet(&["run", &model(), "-p", prompt, "-n", "16"]);
     assert_eq!(streamed, format!("{}\n", found["text"].as_str().unwrap()));
     let noisy = output(&["run", &model(), "-p", prompt, "-n", "16"]);
     assert_eq!(text(&noisy.stdout), streamed);
     assert!(text(&noisy.stderr).contains("prefill 3 tokens") && text(&noisy.stderr).contains("tok/s"));
+    assert!(text(&noisy.stderr).lines().any(|line| line.starts_with("start ") && line.contains("weights ")));
 
     let here = TempDir::new().unwrap();
     let file = here.path().join("prompt.txt");

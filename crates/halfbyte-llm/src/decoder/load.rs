@@ -100,7 +100,7 @@ pub(crate) fn vocabulary<L: LoadDevice>(
         }
     };
     let vocabulary = device.vocabulary(embedding, tokens, spec.hidden, head)?;
-    loader.release_tensor(&format!("{}.weight", spec.embedding));
+    loader.release(&spec.embedding);
     Ok(vocabulary)
 }
 

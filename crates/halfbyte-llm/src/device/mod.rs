@@ -12,8 +12,10 @@ use crate::profile::Profile;
 use crate::sampling::Sampler;
 use halfbyte::Float;
 use halfbyte::cpu::Cpu;
+use halfbyte::cuda::driver::Sent;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Where a model lies and computes.
 #[derive(Clone, Debug, Default)]
@@ -65,6 +67,19 @@ impl std::fmt::Display for Device {
     }
 }
 
+/// Where the time went that weights took to a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct LoadTimes {
+    /// All of it.
+    pub weights: Duration,
+    /// Threads that read, each for some layers, with all others to copy for them.
+    pub lanes: usize,
+    /// What went over the bus, and what these threads did meanwhile.
+    pub sent: Sent,
+    /// Of a thread that loaded kernels beside.
+    pub kernels: Duration,
+}
+
 /// A model's weights where they lie and compute.
 pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
     /// Begins a text with room for `context` tokens; `cpu` computes if the weights lie there.
@@ -76,6 +91,11 @@ pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
 
     /// What its quantised products are computed by; `cpu` computes if the weights lie there.
     fn explain(&self, cpu: &Cpu) -> Result<Vec<Product>>;
+
+    /// Where the time went that loading took; None in memory.
+    fn load_times(&self) -> Option<LoadTimes> {
+        None
+    }
 
     /// Bytes of all weights, as they lie in memory.
     fn bytes(&self) -> usize;

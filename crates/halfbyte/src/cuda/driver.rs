@@ -18,7 +18,7 @@ pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
 pub use stream::{Event, Stream};
 pub use tensor_map::{Promotion, Swizzle, TensorMap, Tiles, Windows};
-pub use upload::Uploader;
+pub use upload::{Sent, Uploader};
 
 use super::library;
 use crate::error::{Error, Result};

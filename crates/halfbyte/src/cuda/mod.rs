@@ -137,7 +137,8 @@ pub struct Gpu {
     context: Context,
     caps: Caps,
     compiler: Compiler,
-    functions: Mutex<HashMap<String, Function>>,
+    /// Each locked while it is loaded.
+    functions: Mutex<HashMap<String, Arc<Mutex<Option<Function>>>>>,
     /// Those that are launched beside products, by a key that takes no formatting.
     functions_by_key: Mutex<HashMap<Key, Function>>,
     plans: KeptPlans,
@@ -218,15 +219,17 @@ impl Gpu {
     /// A kernel, loaded: from this device's table, the cache, or the compiler; a launcher in a hurry keeps it. Errors: those of [`Compiler::get`] and
     /// [`Module::load`].
     pub fn function(&self, instance: &Instance) -> Result<Function> {
-        let name = instance.to_string();
-        let table = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = table().get(&name) {
+        let mut table = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = table.entry(instance.to_string()).or_default().clone();
+        drop(table);
+        // Under the lock of this one alone: another kernel can be had meanwhile, and who comes second waits for the first.
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = &*place {
             return Ok(function.clone());
         }
-        // Not under the lock: another kernel can be had meanwhile. Who comes second finds the first one's in the table.
         let compiled = self.compiler.get(instance)?;
         let function = Module::load(&self.context, &compiled.cubin)?.function(&compiled.name)?;
-        Ok(table().entry(name).or_insert(function).clone())
+        Ok(place.insert(function).clone())
     }
 
     /// As [`Gpu::function`], for launchers that know an instance by a name and numbers: nothing is formatted but once.

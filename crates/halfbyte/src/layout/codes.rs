@@ -2,6 +2,7 @@
 //!
 //! `Codes::rows` says what a layout means, code by code; `cpu/pack.rs` knows faster ways to what kernels read.
 
+mod blocks;
 #[doc(hidden)]
 pub mod random;
 mod words_across;
@@ -13,6 +14,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub use blocks::{BlockForm, Fields, UnpackBlocks};
 pub use words_across::{NIBBLES, OUTPUT_OF_NIBBLE};
 
 /// Unpacks rows `range` of a matrix to one code a byte, `[rows, k]`.
@@ -34,6 +36,13 @@ pub enum Codes<'a> {
     WordsAlong(Cow<'a, [u32]>),
     /// Of 4 bits, eight outputs a word: `[k, n/8]`.
     WordsAcross(Cow<'a, [u32]>),
+    /// In blocks beside what they are scaled by, row by row.
+    Blocks {
+        /// The blocks.
+        bytes: Cow<'a, [u8]>,
+        /// How they hold codes.
+        form: Box<BlockForm>,
+    },
     /// Random, of any bits, drawn by whoever packs them: the word of number `first` is the first, see [`random`].
     Random {
         /// Number of the first word.
@@ -55,6 +64,7 @@ impl Codes<'_> {
             Codes::WordsDown(_) if words_fit => whole(k, per_word)?.checked_mul(n),
             Codes::WordsAlong(_) if words_fit => k.div_ceil(per_word).checked_mul(n),
             Codes::WordsAcross(_) if bits == 4 => whole(n, NIBBLES)?.checked_mul(k),
+            Codes::Blocks { form, .. } if form.is_valid(bits) => form.bytes_of_row(k)?.checked_mul(n),
             _ => None,
         }
     }
@@ -62,7 +72,7 @@ impl Codes<'_> {
     /// Number of elements that there are; None if there are none, or only the layout's own function knows.
     pub(super) fn len(&self) -> Option<usize> {
         match self {
-            Codes::Bytes { codes, .. } => Some(codes.len()),
+            Codes::Bytes { codes: bytes, .. } | Codes::Blocks { bytes, .. } => Some(bytes.len()),
             Codes::WordsDown(words) | Codes::WordsAlong(words) | Codes::WordsAcross(words) => Some(words.len()),
             Codes::Random { .. } | Codes::Rows(_) => None,
         }
@@ -78,6 +88,10 @@ impl Codes<'_> {
             Codes::WordsDown(words) => words_down::rows(words, range, [n, k], bits, out),
             Codes::WordsAlong(words) => words_along::rows(words, range, k, bits, out),
             Codes::WordsAcross(words) => words_across::rows(words, range, [n, k], out),
+            Codes::Blocks { bytes, form } => {
+                let row = form.bytes_of_row(k).unwrap_or(0);
+                form.unpack(&bytes[range.start * row..range.end * row], out);
+            }
             Codes::Random { first } => random::rows(*first, range, k, bits, out),
             Codes::Rows(unpack) => unpack(range, out),
         }
@@ -91,6 +105,7 @@ impl fmt::Debug for Codes<'_> {
             Codes::WordsDown(words) => write!(f, "{} words down the outputs", words.len()),
             Codes::WordsAlong(words) => write!(f, "{} words along the outputs", words.len()),
             Codes::WordsAcross(words) => write!(f, "{} words across the outputs", words.len()),
+            Codes::Blocks { bytes, form } => write!(f, "{} bytes in blocks of {}", bytes.len(), form.bytes),
             Codes::Random { first } => write!(f, "random codes from word {first:#x} on"),
             Codes::Rows(_) => f.write_str("codes in a layout of their own"),
         }

@@ -97,7 +97,7 @@ impl<'a> StoredTensor<'a> {
             return Err(Error::invalid(OP, expected, format!("{codes:?}")));
         }
         if let Codes::Bytes { codes, flip } = &codes
-            && let Some(code) = codes.iter().map(|code| code ^ flip).find(|&code| u32::from(code) > format.max_code())
+            && let Some(code) = beyond(codes, *flip, format.max_code())
         {
             return Err(Error::invalid(OP, format!("codes of {} bits", format.bits), code.to_string()));
         }
@@ -239,6 +239,51 @@ impl<'a> StoredTensor<'a> {
         QTensor::new(self.format, shape, codes, scales, zeros, index)
     }
 
+    /// What the codes stand for, `[n, k]`, each rounded to f32 once. Error: a code beyond the format's bits.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        const ROWS: usize = 64;
+        let (shape, format) = ([self.n, self.k], self.format);
+        let (size, most) = (format.group.len(self.k).max(1), format.max_code());
+        let scales = self.scales.0.as_floats();
+        let of_group = |i: usize, g: usize, codes: &[u8], out: &mut [f32]| {
+            let scale = f64::from(scales.get(self.scales.1.at(i, g)));
+            let centred = |zero: f64| move |code: f64| (scale * (code - zero)) as f32;
+            match &self.zeros {
+                StoredZeros::Symmetric => each(codes, out, centred(f64::from(format.middle()))),
+                StoredZeros::Integer(z, strides) => each(codes, out, centred(f64::from(z[strides.at(i, g)]))),
+                StoredZeros::Float(o, strides) => {
+                    let offset = f64::from(o.as_floats().get(strides.at(i, g)));
+                    each(codes, out, |code| (scale * code + offset) as f32);
+                }
+            }
+        };
+        let mut values = vec![0f32; self.n * self.k];
+        let blocks = values.par_chunks_mut((ROWS * self.k).max(1)).enumerate();
+        blocks.try_for_each_init(Vec::new, |codes, (block, out)| {
+            let first = block * ROWS;
+            codes.resize(out.len(), 0u8);
+            self.codes.rows(first..first + out.len() / self.k, shape, format.bits, codes);
+            if let Some(code) = beyond(codes, 0, most) {
+                return Err(Error::invalid("values", format!("codes of {} bits", format.bits), code.to_string()));
+            }
+            let rows = out.chunks_exact_mut(self.k).zip(codes.chunks_exact(self.k));
+            for (i, (out, codes)) in (first..).zip(rows) {
+                match &self.group_index {
+                    None => {
+                        let groups = out.chunks_mut(size).zip(codes.chunks(size)).enumerate();
+                        groups.for_each(|(g, (out, codes))| of_group(i, g, codes, out));
+                    }
+                    Some(index) => {
+                        let columns = out.chunks_exact_mut(1).zip(codes.chunks_exact(1)).zip(index.iter());
+                        columns.for_each(|((out, code), &g)| of_group(i, g as usize, code, out));
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        Ok(values)
+    }
+
     /// Values `[n, groups]`.
     fn gather<T>(&self, groups: usize, value: impl Fn(usize, usize) -> T) -> Vec<T> {
         let value = &value;
@@ -286,6 +331,20 @@ impl From<QTensor> for StoredTensor<'static> {
             codes: Codes::Bytes { codes: Cow::Owned(q.into_codes()), flip: 0 },
         }
     }
+}
+
+/// What a function makes of codes.
+fn each(codes: &[u8], out: &mut [f32], value: impl Fn(f64) -> f32) {
+    out.iter_mut().zip(codes).for_each(|(out, &code)| *out = value(f64::from(code)));
+}
+
+/// The first code above `most`.
+fn beyond(codes: &[u8], flip: u8, most: u32) -> Option<u8> {
+    let is_beyond = |code: u8| u32::from(code ^ flip) > most;
+    // Pieces are looked at whole, many codes at a time.
+    let any = |codes: &&[u8]| codes.iter().fold(false, |any, &code| any | is_beyond(code));
+    let piece = (most < u32::from(u8::MAX)).then(|| codes.par_chunks(1 << 16).find_first(any)).flatten()?;
+    piece.iter().find(|&&code| is_beyond(code)).map(|code| code ^ flip)
 }
 
 /// The first value that is not finite, or not exact in `dtype`.

@@ -5,7 +5,8 @@ use half::f16;
 use halfbyte::cpu::isa::{Caps, Isa};
 use halfbyte::cpu::pack::pack;
 use halfbyte::format::FORMATS;
-use halfbyte::layout::codes::Codes;
+use halfbyte::format::reference::dequantize;
+use halfbyte::layout::codes::{BlockForm, Codes, Fields};
 use halfbyte::layout::cpu_dense_n16::CpuDenseN16;
 use halfbyte::layout::cpu_n16::{CpuN16, PackedZeros};
 use halfbyte::layout::cuda_plain::CudaPlain;
@@ -205,6 +206,9 @@ pub fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
         out.copy_from_slice(&all.codes()[range.start * all.k()..range.end * all.k()]);
     };
     let mut out = vec![("bytes", bytes(0)), ("flipped bytes", bytes(0x80)), ("rows", Codes::Rows(Arc::new(rows)))];
+    for (name, form) in block_forms(bits).into_iter().filter(|(_, form)| k % form.codes == 0) {
+        out.push((name, Codes::Blocks { bytes: in_blocks(q.codes(), form).into(), form: form.into() }));
+    }
     if bits == 3 || n == 0 || k == 0 {
         return out;
     }
@@ -224,6 +228,78 @@ pub fn layouts(q: &QTensor) -> Vec<(&'static str, Codes<'static>)> {
         out.push(("words across", Codes::WordsAcross(across.collect::<Vec<_>>().into())));
     }
     out
+}
+
+/// Forms of blocks for codes of some bits: of one field and of two, in long runs and in short ones.
+fn block_forms(bits: u32) -> Vec<(&'static str, BlockForm)> {
+    let fields = |at, run, bits| Fields { at, run, bits };
+    let form = |codes, bytes, low, high, flip| BlockForm { codes, bytes, low, high, add: 0, flip, unpack: None };
+    match bits {
+        2 => vec![
+            ("blocks of 128", form(128, 34, fields(2, 32, 2), Fields::NONE, 0)),
+            ("blocks of single bits", form(32, 10, fields(6, 4, 1), fields(0, 1, 1), 0)),
+        ],
+        3 => vec![("blocks of 32", form(32, 14, fields(2, 8, 2), fields(10, 1, 1), 5))],
+        4 => vec![
+            ("blocks of 32", form(32, 18, fields(2, 16, 4), Fields::NONE, 0)),
+            ("blocks of 64", form(64, 34, fields(16, 4, 2), fields(0, 16, 2), 15)),
+        ],
+        _ => vec![
+            ("blocks of 32", form(32, 34, fields(2, 32, 8), Fields::NONE, 0x80)),
+            ("blocks of 128", form(128, 130, fields(0, 64, 4), fields(64, 32, 4), 0)),
+        ],
+    }
+}
+
+/// Blocks, as their drawing says; what lies between the codes is anything.
+fn in_blocks(codes: &[u8], form: BlockForm) -> Vec<u8> {
+    let mut out = Vec::new();
+    for codes in codes.chunks_exact(form.codes) {
+        let mut block = vec![0xa6u8; form.bytes];
+        for (fields, down) in [(form.low, 0), (form.high, form.low.bits)].into_iter().filter(|(f, _)| f.bits > 0) {
+            let Fields { at, run, bits } = fields;
+            let in_byte = 8 / bits as usize;
+            for (u, codes) in codes.chunks_exact(run * in_byte).enumerate() {
+                for (t, byte) in block[at + u * run..][..run].iter_mut().enumerate() {
+                    let field = |f: usize| u32::from(codes[f * run + t] ^ form.flip) >> down & ((1 << bits) - 1);
+                    *byte = (0..in_byte).fold(0, |byte, f| byte | field(f) << (f as u32 * bits)) as u8;
+                }
+            }
+        }
+        out.extend(block);
+    }
+    out
+}
+
+#[test]
+fn blocks_that_readers_do_not_take_are_refused() {
+    let q = Random(14).qtensor(parse("w4a16-g32").weight, [3, 64], false);
+    let [(_, good), _] = block_forms(4)[..] else { panic!("two forms") };
+    let new = |form: BlockForm, bytes: usize, k: usize| {
+        let codes = Codes::Blocks { bytes: vec![0; bytes].into(), form: form.into() };
+        let scales = table(&q, &[1.0; 6], false, false);
+        StoredTensor::new(q.format(), [3, k], codes, scales, StoredZeros::Symmetric, None)
+    };
+    assert!(new(good, 3 * 36, 64).is_ok());
+    let fields = |at, run, bits| Fields { at, run, bits };
+    for (form, bytes, k) in [
+        (good, 3 * 36 - 1, 64),
+        (good, 3 * 36, 48),
+        (BlockForm { bytes: 19, ..good }, 3 * 38, 64),
+        (BlockForm { bytes: 16, ..good }, 3 * 32, 64),
+        (BlockForm { codes: 0, ..good }, 0, 64),
+        (BlockForm { low: fields(1, 16, 4), ..good }, 3 * 36, 64),
+        (BlockForm { low: fields(2, 16, 3), ..good }, 3 * 36, 64),
+        (BlockForm { low: Fields::NONE, ..good }, 3 * 36, 64),
+        (BlockForm { low: fields(2, 6, 4), ..good }, 3 * 36, 64),
+        (BlockForm { low: fields(2, 1, 4), ..good }, 3 * 36, 64),
+        (BlockForm { low: fields(usize::MAX - 1, 16, 4), ..good }, 3 * 36, 64),
+        (BlockForm { high: fields(0, 16, 1), ..good }, 3 * 36, 64),
+        (BlockForm { add: 1, ..good }, 3 * 36, 64),
+        (BlockForm { flip: 16, ..good }, 3 * 36, 64),
+    ] {
+        assert!(new(form, bytes, k).is_err(), "{form:?} of {bytes} bytes for {k} columns");
+    }
 }
 
 /// The scales or offsets as a file might have them: in the format's type or wide, by outputs or by groups.
@@ -287,10 +363,12 @@ fn every_layout_of_files_packs_to_the_same_bits() {
             for act_order in [false, true] {
                 let q = random.qtensor(parse(name).weight, shape, act_order);
                 let expected = contents(&CpuN16::pack(&q, true));
+                let values: Vec<u32> = dequantize(&q).into_iter().map(|v| (v as f32).to_bits()).collect();
                 for (layout, codes) in layouts(&q) {
                     let w = stored(&q, codes, at % 2 == 0, at % 3 == 0);
                     let what = format!("{name} {shape:?} act-order {act_order}, {layout}");
                     assert_eq!(w.to_qtensor().unwrap(), q, "{what}");
+                    assert!(w.values().unwrap().into_iter().map(f32::to_bits).eq(values.iter().copied()), "{what}");
                     for caps in &caps {
                         assert!(contents(&pack(*caps, &[&w], true).unwrap()) == expected, "{what}, {caps:?}");
                     }

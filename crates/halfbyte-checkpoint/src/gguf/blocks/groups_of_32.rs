@@ -10,45 +10,31 @@
 //! byte j of the nibbles = q[j] & 15 | (q[j + 16] & 15) << 4          bit j of the fifth bits = q[j] >> 4
 //! ```
 
-use super::{half, split};
+use super::split;
 
-pub(super) fn q4_0(block: &[u8; 18], codes: &mut [u8; 32], scale: &mut [f32; 1]) {
-    let (d, nibbles) = split(block);
-    scale[0] = half(d);
-    spread(split(nibbles).0, codes);
+pub(super) fn q4_0(block: &[u8; 18], codes: &mut [u8; 32]) {
+    spread(split(&block[2..]).0, codes);
 }
 
-pub(super) fn q4_1(block: &[u8; 20], codes: &mut [u8; 32], scale: &mut [f32; 1], offset: &mut [f32; 1]) {
-    let (d, rest) = split(block);
-    let (m, nibbles) = split(rest);
-    scale[0] = half(d);
-    offset[0] = half(m);
-    spread(split(nibbles).0, codes);
+pub(super) fn q4_1(block: &[u8; 20], codes: &mut [u8; 32]) {
+    spread(split(&block[4..]).0, codes);
 }
 
-pub(super) fn q5_0(block: &[u8; 22], codes: &mut [u8; 32], scale: &mut [f32; 1]) {
-    let (d, rest) = split(block);
-    let (fifth, nibbles) = split(rest);
-    scale[0] = half(d);
+pub(super) fn q5_0(block: &[u8; 22], codes: &mut [u8; 32]) {
+    let (fifth, nibbles) = split(&block[2..]);
     spread(split(nibbles).0, codes);
     // From the middle of 5 bits to the middle of 8.
     add_fifth_bits(fifth, codes, 128 - 16);
 }
 
-pub(super) fn q5_1(block: &[u8; 24], codes: &mut [u8; 32], scale: &mut [f32; 1], offset: &mut [f32; 1]) {
-    let (d, rest) = split(block);
-    let (m, rest) = split(rest);
-    let (fifth, nibbles) = split(rest);
-    scale[0] = half(d);
-    offset[0] = half(m);
+pub(super) fn q5_1(block: &[u8; 24], codes: &mut [u8; 32]) {
+    let (fifth, nibbles) = split(&block[4..]);
     spread(split(nibbles).0, codes);
     add_fifth_bits(fifth, codes, 0);
 }
 
-pub(super) fn q8_0(block: &[u8; 34], codes: &mut [u8; 32], scale: &mut [f32; 1]) {
-    let (d, signed) = split(block);
-    scale[0] = half(d);
-    for (code, byte) in codes.iter_mut().zip(signed) {
+pub(super) fn q8_0(block: &[u8; 34], codes: &mut [u8; 32]) {
+    for (code, byte) in codes.iter_mut().zip(&block[2..]) {
         *code = byte ^ 0x80;
     }
 }

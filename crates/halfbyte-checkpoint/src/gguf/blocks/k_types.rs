@@ -12,28 +12,55 @@
 
 use super::{half, split};
 
-pub(super) fn q2_k(block: &[u8; 84], codes: &mut [u8; 256], scales: &mut [f32; 16], offsets: &mut [f32; 16]) {
-    let (packed, rest) = split::<16>(block);
-    let (pairs, rest) = split::<64>(rest);
-    let (d, dmin) = halves(rest);
-    for ((scale, offset), byte) in scales.iter_mut().zip(offsets).zip(packed) {
-        *scale = d * f32::from(byte & 15);
-        *offset = -(dmin * f32::from(byte >> 4));
+/// Scales of blocks.
+pub(super) mod scales {
+    use super::{half, halves, six_bits, split};
+
+    pub(in crate::gguf) fn q2_k(block: &[u8; 84], scales: &mut [f32; 16], offsets: &mut [f32; 16]) {
+        let (packed, rest) = split::<16>(block);
+        let (d, dmin) = halves(&rest[64..]);
+        for ((scale, offset), byte) in scales.iter_mut().zip(offsets).zip(packed) {
+            *scale = d * f32::from(byte & 15);
+            *offset = -(dmin * f32::from(byte >> 4));
+        }
     }
-    two_bits(pairs, codes);
+
+    pub(in crate::gguf) fn q3_k(block: &[u8; 110], scales: &mut [f32; 16]) {
+        let (packed, rest) = split::<12>(&block[96..]);
+        let d = half(split(rest).0);
+        for (i, scale) in scales.iter_mut().enumerate() {
+            let low = packed[i % 8] >> (4 * (i / 8)) & 15;
+            let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
+            *scale = d * (f32::from(high << 4 | low) - 32.0);
+        }
+    }
+
+    /// Of Q4_K and Q5_K.
+    pub(in crate::gguf) fn first<const BYTES: usize>(
+        block: &[u8; BYTES],
+        scales: &mut [f32; 8],
+        offsets: &mut [f32; 8],
+    ) {
+        let (halves_of, rest) = split::<4>(block);
+        six_bits(halves(halves_of), split(rest).0, scales, offsets);
+    }
+
+    pub(in crate::gguf) fn q6_k(block: &[u8; 210], scales: &mut [f32; 16]) {
+        let (packed, rest) = split::<16>(&block[192..]);
+        let d = half(split(rest).0);
+        for (scale, &byte) in scales.iter_mut().zip(packed) {
+            *scale = d * f32::from(byte as i8);
+        }
+    }
 }
 
-pub(super) fn q3_k(block: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 16]) {
+pub(super) fn q2_k(block: &[u8; 84], codes: &mut [u8; 256]) {
+    two_bits(split(&block[16..]).0, codes);
+}
+
+pub(super) fn q3_k(block: &[u8; 110], codes: &mut [u8; 256]) {
     let (third, rest) = split::<32>(block);
-    let (pairs, rest) = split::<64>(rest);
-    let (packed, rest) = split::<12>(rest);
-    let d = half(split(rest).0);
-    for (i, scale) in scales.iter_mut().enumerate() {
-        let low = packed[i % 8] >> (4 * (i / 8)) & 15;
-        let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
-        *scale = d * (f32::from(high << 4 | low) - 32.0);
-    }
-    two_bits(pairs, codes);
+    two_bits(split(rest).0, codes);
     for (i, part) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         for (code, bits) in part.iter_mut().zip(third) {
             *code |= (bits >> i & 1) << 2;
@@ -41,18 +68,12 @@ pub(super) fn q3_k(block: &[u8; 110], codes: &mut [u8; 256], scales: &mut [f32; 
     }
 }
 
-pub(super) fn q4_k(block: &[u8; 144], codes: &mut [u8; 256], scales: &mut [f32; 8], offsets: &mut [f32; 8]) {
-    let (halves_of, rest) = split::<4>(block);
-    let (packed, nibbles) = split::<12>(rest);
-    six_bits(halves(halves_of), packed, scales, offsets);
-    pairs_of_32(nibbles, codes);
+pub(super) fn q4_k(block: &[u8; 144], codes: &mut [u8; 256]) {
+    pairs_of_32(&block[16..], codes);
 }
 
-pub(super) fn q5_k(block: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 8], offsets: &mut [f32; 8]) {
-    let (halves_of, rest) = split::<4>(block);
-    let (packed, rest) = split::<12>(rest);
-    let (fifth, nibbles) = split::<32>(rest);
-    six_bits(halves(halves_of), packed, scales, offsets);
+pub(super) fn q5_k(block: &[u8; 176], codes: &mut [u8; 256]) {
+    let (fifth, nibbles) = split::<32>(&block[16..]);
     pairs_of_32(nibbles, codes);
     for (i, part) in codes.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         for (code, bits) in part.iter_mut().zip(fifth) {
@@ -61,16 +82,10 @@ pub(super) fn q5_k(block: &[u8; 176], codes: &mut [u8; 256], scales: &mut [f32; 
     }
 }
 
-pub(super) fn q6_k(block: &[u8; 210], codes: &mut [u8; 256], scales: &mut [f32; 16]) {
+pub(super) fn q6_k(block: &[u8; 210], codes: &mut [u8; 256]) {
     // From the middle of 6 bits to the middle of 8.
     const SHIFT: u8 = 128 - 32;
-    let (nibbles, rest) = split::<128>(block);
-    let (upper, rest) = split::<64>(rest);
-    let (packed, rest) = split::<16>(rest);
-    let d = half(split(rest).0);
-    for (scale, &byte) in scales.iter_mut().zip(packed) {
-        *scale = d * f32::from(byte as i8);
-    }
+    let (nibbles, upper) = (&block[..128], &block[128..192]);
     // Each half of a block: nibbles 0..64 low, then high; upper bits two at a time for 32 codes.
     let halves = nibbles.as_chunks::<64>().0.iter().zip(upper.as_chunks::<32>().0);
     for ((nibbles, upper), codes) in halves.zip(codes.as_chunks_mut::<128>().0) {

@@ -5,6 +5,7 @@
 //!
 //! Source: `ggml-common.h` and `ggml-quants.c` of github.com/ggml-org/ggml for the layouts.
 
+mod forms;
 mod groups_of_32;
 mod k_types;
 mod pack;
@@ -14,12 +15,13 @@ pub use pack::pack;
 use super::types::GgmlType;
 use crate::error::{Error, Result};
 use crate::safetensors::FloatData;
-use halfbyte::layout::codes::Codes;
+use half::f16;
+use half::vec::HalfBitsVecExt;
+use halfbyte::layout::codes::{BlockForm, Codes};
 use halfbyte::layout::stored::{StoredZeros, Strides};
-use halfbyte::{Group, StoredTensor, Zero};
+use halfbyte::{Float, Group, StoredTensor, WeightFormat, Zero};
 use rayon::prelude::*;
 use std::borrow::Cow;
-use std::sync::Arc;
 
 const OP: &str = "unpack GGUF blocks";
 
@@ -39,45 +41,53 @@ pub fn load<'a>(
     let bytes = bytes.into();
     let invalid =
         |expected: String, got: String| Error::numbers(tensor)(halfbyte::Error::Invalid { op: OP, expected, got });
-    let Some(format) = ggml_type.weight_format() else {
+    let (Some(format), Some(form)) = (ggml_type.weight_format(), forms::form_of(ggml_type)) else {
         return Err(invalid("a type of codes with scales".into(), ggml_type.to_string()));
     };
     if k == 0 || ggml_type.bytes_of(&[n, k]) != Some(bytes.len()) {
         let expected = format!("whole blocks of {} for [{n}, {k}]", ggml_type.block_len());
         return Err(invalid(expected, format!("{} bytes of {ggml_type}", bytes.len())));
     }
-    let (row_bytes, groups) = (bytes.len() / n.max(1), format.group.count(k));
-    let mut scales = vec![0f32; n * groups];
-    let mut offsets = vec![0f32; if format.zero == Zero::Float { n * groups } else { 0 }];
-    if n > 0 {
-        let rows = (TASK_CODES / k).max(1);
-        // Symmetric types have no offsets: each task gets none of them.
-        let offset_tasks: Vec<&mut [f32]> = match format.zero {
-            Zero::Float => offsets.chunks_mut(rows * groups).collect(),
-            _ => (0..n.div_ceil(rows)).map(|_| Default::default()).collect(),
-        };
-        (bytes.par_chunks(rows * row_bytes), scales.par_chunks_mut(rows * groups), offset_tasks)
-            .into_par_iter()
-            .try_for_each_init(Vec::new, |codes, (bytes, scales, offsets)| {
-                codes.resize(bytes.len() / row_bytes * k, 0);
-                unpack_rows(ggml_type, bytes, k, codes, scales, offsets)
-            })
-            .map_err(Error::numbers(tensor))?;
-    }
-    let strides = Strides::of_outputs(groups);
+    let [scales, offsets] = match format.scale {
+        Float::F16 => gathered(&bytes, form, format, |bytes, scales, offsets| {
+            forms::halves_of(form.bytes, bytes, scales, offsets);
+        })
+        .map(|halves: Vec<u16>| FloatData::F16(halves.reinterpret_into::<f16>().into())),
+        _ => gathered(&bytes, form, format, |bytes, scales, offsets| {
+            forms::scales_of(ggml_type, bytes, scales, offsets);
+        })
+        .map(|singles: Vec<f32>| FloatData::F32(singles.into())),
+    };
+    let strides = Strides::of_outputs(format.group.count(k));
     let zeros = match format.zero {
-        Zero::Float => StoredZeros::Float(FloatData::F32(offsets.into()), strides),
+        Zero::Float => StoredZeros::Float(offsets, strides),
         _ => StoredZeros::Symmetric,
     };
-    let codes = Codes::Rows(Arc::new(move |rows, codes| {
-        let mut scales = vec![0f32; rows.len() * groups];
-        let mut offsets = vec![0f32; if format.zero == Zero::Float { scales.len() } else { 0 }];
-        let bytes = &bytes[rows.start * row_bytes..rows.end * row_bytes];
-        unpack_rows(ggml_type, bytes, k, codes, &mut scales, &mut offsets)
-            .unwrap_or_else(|e| unreachable!("these blocks were unpacked before: {e}"));
-    }));
-    StoredTensor::new(format, [n, k], codes, (FloatData::F32(scales.into()), strides), zeros, None)
-        .map_err(Error::numbers(tensor))
+    let codes = Codes::Blocks { bytes, form: form.into() };
+    StoredTensor::new(format, [n, k], codes, (scales, strides), zeros, None).map_err(Error::numbers(tensor))
+}
+
+/// Scales and offsets of blocks, read by several threads.
+fn gathered<T: Clone + Default + Send>(
+    bytes: &[u8],
+    form: BlockForm,
+    format: WeightFormat,
+    read: impl Fn(&[u8], &mut [T], &mut [T]) + Sync,
+) -> [Vec<T>; 2] {
+    let group = format.group.len(form.codes).max(1);
+    let groups = bytes.len() / form.bytes * (form.codes / group);
+    let mut scales = vec![T::default(); groups];
+    let mut offsets = vec![T::default(); if format.zero == Zero::Float { groups } else { 0 }];
+    let (blocks, each) = (TASK_CODES / form.codes, TASK_CODES / group);
+    // Symmetric types have no offsets: each task gets none of them.
+    let offset_tasks: Vec<&mut [T]> = match format.zero {
+        Zero::Float => offsets.chunks_mut(each).collect(),
+        _ => (0..groups.div_ceil(each)).map(|_| Default::default()).collect(),
+    };
+    (bytes.par_chunks(blocks * form.bytes), scales.par_chunks_mut(each), offset_tasks)
+        .into_par_iter()
+        .for_each(|(bytes, scales, offsets)| read(bytes, scales, offsets));
+    [scales, offsets]
 }
 
 /// Unpacks the blocks of some rows, on this thread, to the codes, scales and offsets that a [`halfbyte::QTensor`] of
@@ -95,7 +105,7 @@ pub fn unpack_rows(
     offsets: &mut [f32],
 ) -> halfbyte::Result<()> {
     let invalid = |expected: String, got: String| halfbyte::Error::Invalid { op: OP, expected, got };
-    let Some(format) = ggml_type.weight_format() else {
+    let (Some(format), Some(form)) = (ggml_type.weight_format(), forms::form_of(ggml_type)) else {
         return Err(invalid("a type of codes with scales".into(), ggml_type.to_string()));
     };
     let (Group::Size(group), block) = (format.group, ggml_type.block_len()) else {
@@ -122,50 +132,9 @@ pub fn unpack_rows(
             ),
         ));
     }
-    match ggml_type {
-        GgmlType::Q4_0 => symmetric(bytes, codes, scales, groups_of_32::q4_0),
-        GgmlType::Q4_1 => with_offsets(bytes, codes, scales, offsets, groups_of_32::q4_1),
-        GgmlType::Q5_0 => symmetric(bytes, codes, scales, groups_of_32::q5_0),
-        GgmlType::Q5_1 => with_offsets(bytes, codes, scales, offsets, groups_of_32::q5_1),
-        GgmlType::Q8_0 => symmetric(bytes, codes, scales, groups_of_32::q8_0),
-        GgmlType::Q2_K => with_offsets(bytes, codes, scales, offsets, k_types::q2_k),
-        GgmlType::Q3_K => symmetric(bytes, codes, scales, k_types::q3_k),
-        GgmlType::Q4_K => with_offsets(bytes, codes, scales, offsets, k_types::q4_k),
-        GgmlType::Q5_K => with_offsets(bytes, codes, scales, offsets, k_types::q5_k),
-        GgmlType::Q6_K => symmetric(bytes, codes, scales, k_types::q6_k),
-        other => return Err(invalid("a type of codes with scales".into(), other.to_string())),
-    }
+    form.unpack.iter().for_each(|unpack| unpack(bytes, codes));
+    forms::scales_of(ggml_type, bytes, scales, offsets);
     Ok(())
-}
-
-/// Unpacks block after block. Lengths fit: they were checked.
-fn symmetric<const BYTES: usize, const LEN: usize, const GROUPS: usize>(
-    bytes: &[u8],
-    codes: &mut [u8],
-    scales: &mut [f32],
-    block: impl Fn(&[u8; BYTES], &mut [u8; LEN], &mut [f32; GROUPS]),
-) {
-    let codes = codes.as_chunks_mut().0.iter_mut();
-    let scales = scales.as_chunks_mut().0.iter_mut();
-    for ((bytes, codes), scales) in bytes.as_chunks().0.iter().zip(codes).zip(scales) {
-        block(bytes, codes, scales);
-    }
-}
-
-/// The same with offsets.
-fn with_offsets<const BYTES: usize, const LEN: usize, const GROUPS: usize>(
-    bytes: &[u8],
-    codes: &mut [u8],
-    scales: &mut [f32],
-    offsets: &mut [f32],
-    block: impl Fn(&[u8; BYTES], &mut [u8; LEN], &mut [f32; GROUPS], &mut [f32; GROUPS]),
-) {
-    let codes = codes.as_chunks_mut().0.iter_mut();
-    let scales = scales.as_chunks_mut().0.iter_mut();
-    let offsets = offsets.as_chunks_mut().0.iter_mut();
-    for (((bytes, codes), scales), offsets) in bytes.as_chunks().0.iter().zip(codes).zip(scales).zip(offsets) {
-        block(bytes, codes, scales, offsets);
-    }
 }
 
 /// Cuts a block into its parts.

@@ -4,6 +4,7 @@ use super::{Parts, Source, Vocab, refuse};
 use crate::error::{Error, Result};
 use crate::gguf::header::Header;
 use crate::gguf::value::{Array, Value as Meta};
+use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 /// How GPT-2 cuts a text; what the tokenizers library's ByteLevel does with `use_regex`.
@@ -94,7 +95,8 @@ pub(super) fn read(header: &Header, vocab: &Vocab<'_>) -> Result<Parts> {
             Err(Error::malformed(&header.file, what))
         }
     };
-    let merges: Vec<Value> = merges.iter().map(pair).collect::<Result<_>>()?;
+    let merges: Vec<Result<Value>> = merges.par_iter().map(pair).collect();
+    let merges: Vec<Value> = merges.into_iter().collect::<Result<_>>()?;
     let model = json!({
         "type": "BPE",
         "dropout": null,

@@ -4,6 +4,7 @@ use super::tiny;
 use crate::support::{Random, assert_names, testdata, text_of};
 use half::f16;
 use halfbyte::format::reference::dequantize;
+use halfbyte::layout::codes::Codes;
 use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::gguf::{GgmlType, load, pack, unpack_rows};
 use halfbyte_checkpoint::{Checkpoint, Error, Result};
@@ -98,6 +99,24 @@ fn odd_scales_keep_their_bits() {
         }
         let tensor = unpack("w", kind, &bytes, [n, k]).unwrap();
         assert_eq!(pack("w", kind, &tensor).unwrap(), bytes, "{kind}");
+    }
+}
+
+/// Every type as the description of its blocks, by which GPUs unpack them, says.
+#[test]
+fn descriptions_of_blocks_say_what_their_codes_are() {
+    let mut random = Random(12);
+    for (_, kind) in unpacked() {
+        let (n, k) = (3, 512);
+        let mut bytes: Vec<u8> =
+            (0..n * k / kind.block_len() * kind.block_bytes()).map(|_| random.next() as u8).collect();
+        // No half anywhere is NaN or infinite.
+        bytes.chunks_mut(2).for_each(|bytes| bytes[1] &= 0xbf);
+        let tensor = load("w", kind, bytes.as_slice(), [n, k]).unwrap();
+        let Codes::Blocks { bytes: blocks, form } = tensor.codes() else { panic!("{kind}: no blocks") };
+        assert_eq!((blocks.as_ref(), form.bytes, form.codes), (&bytes[..], kind.block_bytes(), kind.block_len()));
+        let described = blocks.chunks(form.bytes).flat_map(|block| (0..form.codes).map(|at| form.code(block, at)));
+        assert_eq!(described.collect::<Vec<_>>(), tensor.to_qtensor().unwrap().codes(), "{kind}");
     }
 }
 

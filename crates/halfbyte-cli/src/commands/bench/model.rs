@@ -14,6 +14,7 @@ use crate::interrupt;
 use crate::machine;
 use crate::model::LoadArgs;
 use crate::progress::Progress;
+use crate::start::Start;
 use crate::text::{bytes, count, rate};
 use halfbyte::cpu::Cpu;
 use halfbyte::{Float, Format, Group, WeightFormat, Zero};
@@ -90,6 +91,8 @@ struct Report {
     generated_tokens: usize,
     /// From the start of the program to the token after the prompt.
     first_token_seconds: f64,
+    /// Its parts, in seconds; None of random weights.
+    start: Option<Start>,
     /// GPU kernels that were compiled for that, and not found on disk.
     kernels_compiled: usize,
     prefill_ms_per_token: f64,
@@ -122,12 +125,14 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let progress = Progress::steps(app);
     progress.step("loading the model");
     let free_before = free_bytes(app)?;
-    let (model, path, format) = match (&args.model, &args.random_weights) {
-        (Some(folder), _) => (args.load.load(app, folder)?, folder, args.load.name(folder)?),
-        (None, Some(config)) => {
-            let (model, format) = random(args, app, config, work)?;
-            (model, config, format)
+    let mut start = None;
+    let (model, path) = match (&args.model, &args.random_weights) {
+        (Some(folder), _) => {
+            let (model, parts, laps) = args.load.start(app, folder)?;
+            start = Some((parts, laps));
+            (model, folder)
         }
+        (None, Some(config)) => (random(args, app, config, work)?, config),
         (None, None) => {
             return Err(Failure::usage("there is no model", "neither MODEL nor --random-weights", "give one"));
         }
@@ -138,6 +143,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     }
     progress.step("the first token");
     let (first_token, free_after) = first_token(&model, &cpu, work, || Ok((app.age(), free_bytes(app)?)))?;
+    let start = start.map(|(start, mut laps)| Start { first_token: laps.lap(), ..start });
+    let format = match (&args.model, args.load.format(args.format)) {
+        (Some(folder), _) => args.load.name(folder)?,
+        (None, format) => format.map_or_else(|| "f16".to_owned(), |format| format.to_string()),
+    };
     let kernels_compiled = match model.device() {
         Device::Cpu => 0,
         Device::Cuda(gpu) => gpu.gpu.compiler().compiled(),
@@ -170,6 +180,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         depth_tokens: args.depth,
         generated_tokens: args.generate,
         first_token_seconds: first_token.as_secs_f64(),
+        start,
         kernels_compiled,
         prefill_ms_per_token: 1e3 / speed.prefill_tokens_per_second,
         decode_ms_per_token: 1e3 / speed.decode_tokens_per_second,
@@ -186,9 +197,9 @@ fn free_bytes(app: &App) -> Result<Option<u64>> {
     Ok(Some(gpu.gpu.context().memory()?[0] as u64))
 }
 
-/// A model of random weights, with the name of its format. Errors, before memory is taken: a configuration that cannot run, a
+/// A model of random weights. Errors, before memory is taken: a configuration that cannot run, a
 /// context that is too short, memory that is short.
-fn random(args: &Args, app: &App, path: &Path, work: Work) -> Result<(Model, String)> {
+fn random(args: &Args, app: &App, path: &Path, work: Work) -> Result<Model> {
     let config = Config::parse(&crate::text::read_text(path)?, path)?;
     refuse_too_long(&config.spec, work)?;
     let head = WeightFormat {
@@ -220,7 +231,7 @@ fn random(args: &Args, app: &App, path: &Path, work: Work) -> Result<(Model, Str
     }
     let model = Model::random(config, weights, &options)?;
     crate::model::prepare(app, &model)?;
-    Ok((model, format.map_or_else(|| "f16".to_owned(), |format| format.to_string())))
+    Ok(model)
 }
 
 /// Error: more tokens than the model was made for.
@@ -273,6 +284,9 @@ fn human(report: &Report) -> String {
         "first    {prompt:>5} tokens  {:.3} s from the program's start to the token after them{kernels}\n",
         report.first_token_seconds
     );
+    if let Some(start) = &report.start {
+        out += &format!("  {}\n", start.line());
+    }
     let line = |name: &str, tokens: usize, speed: f64, spread: f64, after: String, limit: Option<String>| {
         let (speed, ms, spread) = (rate(speed), 1e3 / speed, 50.0 * spread);
         let limit = limit.map_or_else(String::new, |limit| format!("  {limit}\n"));

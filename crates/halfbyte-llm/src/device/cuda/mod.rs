@@ -1,30 +1,32 @@
 //! Models on a GPU: the same decoder, the same numbers but for the type of what products read.
 
+mod kernels;
+mod loading;
 mod persistent;
 mod profile;
 mod projection;
 mod run;
 mod text;
 
-use super::{Gpu as Device, Resident, Text};
-use crate::arch::spec::{NormKind, Residual, RopeSpec, Spec};
-use crate::decoder::{Decoder, Layer, LoadDevice, Mlp, ModelDevice};
+use super::{Gpu as Device, LoadTimes, Resident, Text};
+use crate::arch::spec::{NormKind, Residual, Spec};
+use crate::decoder::{Decoder, Layer, Mlp, ModelDevice};
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
-use crate::load::{Embedding, Loader};
-use crate::random::RandomFloats;
+use crate::load::Loader;
 use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::matmul::{Packer, Plan, QuantizedForm};
+use halfbyte::cuda::matmul::{Plan, QuantizedForm};
 use halfbyte::cuda::nn::{self, Dense, KvCache, PersistentPlan, Rope};
 use halfbyte::kernel::Activation;
-use halfbyte::{Act, Cuda, Float, Linear};
-use halfbyte_checkpoint::StoredLinear;
-use projection::{Loading, Projection};
+use halfbyte::{Cuda, Float};
+use kernels::Kernels;
+use loading::{Lanes, Loading};
+use projection::Projection;
 use run::{Run, State};
-use std::ops::Range;
+use std::time::Instant;
 use text::CudaText;
 
 const OP: &str = "load a model onto a GPU";
@@ -50,55 +52,6 @@ pub(crate) struct Vocabulary {
     head: Option<Projection>,
 }
 
-impl LoadDevice for Loading<'_> {
-    type Device = OnCuda;
-
-    fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
-        self.pack(layers, act, prefix)
-    }
-
-    fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Projection> {
-        let linear = Linear::of_dense(self.cuda, self.draw(floats)?);
-        Ok(Projection::of(match bias {
-            Some(bias) => linear.with_bias(bias)?,
-            None => linear,
-        }))
-    }
-
-    fn vector(&mut self, values: Vec<f32>) -> Result<Buffer<f32>> {
-        Loading::vector(self, &values)
-    }
-
-    fn rope(&mut self, rope: &RopeSpec, _: usize) -> Result<Rope> {
-        Ok(Rope::new(self.cuda.gpu(), self.cuda.stream(), &rope.frequencies)?)
-    }
-
-    fn vocabulary(
-        &mut self,
-        embedding: Embedding<'_>,
-        tokens: Range<usize>,
-        hidden: usize,
-        head: Option<Projection>,
-    ) -> Result<Vocabulary> {
-        let (gpu, stream) = (self.cuda.gpu(), self.cuda.stream());
-        let embedding = match embedding {
-            Embedding::Stored(rows) => Dense::new(gpu, stream, rows.as_floats(), [tokens.len(), hidden])?,
-            Embedding::Random(floats) => self.draw(&floats)?,
-        };
-        Ok(Vocabulary { embedding, head })
-    }
-
-    /// One after the other: all threads bring each to the one bus.
-    fn layers<T: Send>(
-        &mut self,
-        loader: &mut Loader<'_>,
-        count: usize,
-        load: impl Fn(&mut Self, &mut Loader<'_>, usize) -> Result<T> + Sync,
-    ) -> Result<Vec<T>> {
-        (0..count).map(|i| load(self, loader, i)).collect()
-    }
-}
-
 /// A model on a GPU.
 #[derive(Debug)]
 pub(crate) struct CudaModel {
@@ -112,6 +65,7 @@ pub(crate) struct CudaModel {
     decoder: Decoder<OnCuda>,
     /// What all layers of a step of one token are computed by; None: kernel by kernel.
     persistent: Option<PersistentPlan>,
+    times: LoadTimes,
 }
 
 impl CudaModel {
@@ -123,15 +77,24 @@ impl CudaModel {
         let Device { gpu, activations, fused, persistent } = device.clone();
         let stream = gpu.stream()?;
         let cuda = Cuda::new(gpu, stream)?;
-        let packer = Packer::new(cuda.gpu(), cuda.stream());
-        let mut loading = Loading { cuda: &cuda, activations, packer };
-        let decoder = Decoder::load(spec, loader, &mut loading, shard)?;
-        drop(loading);
+        let begun = Instant::now();
+        let (kernels, lanes) = (Kernels::default(), Lanes::new(&cuda)?);
+        let of_any_model = nn::instances(Some(spec.heads.head_size));
+        let (decoder, kernels) = std::thread::scope(|scope| {
+            let load = || kernels.load(cuda.gpu(), &of_any_model);
+            let loaded = std::thread::Builder::new().spawn_scoped(scope, load).ok();
+            let end = kernels.until_dropped();
+            let decoder = Decoder::load(spec, loader, &mut Loading::new(&cuda, activations, &lanes, &kernels), shard);
+            drop(end);
+            (decoder, loaded.and_then(|thread| thread.join().ok()).unwrap_or_default())
+        });
+        let decoder = decoder?;
         let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
         decoder.layers.iter().try_for_each(check)?;
         let persistent = persistent.then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok()).flatten();
-        let model = Self { cuda, activations, fused, no_rope, decoder, persistent };
+        let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
+        let model = Self { cuda, activations, fused, no_rope, decoder, persistent, times };
         // What products are computed by is decided here, and not by the first token.
         model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
         Ok(model)
@@ -242,6 +205,10 @@ impl Resident for CudaModel {
             }
         }
         Ok(products)
+    }
+
+    fn load_times(&self) -> Option<LoadTimes> {
+        Some(self.times)
     }
 
     fn bytes(&self) -> usize {

@@ -1,98 +1,15 @@
 //! Linear layers on a GPU.
 
-use crate::error::{Error, Result};
-use crate::load::{alike, below_each_other};
-use crate::random::RandomFloats;
+use crate::error::Result;
 use halfbyte::cuda::driver::{Buffer, FloatView, View};
-use halfbyte::cuda::matmul::{Packed, Packer, Plans, QuantizedForm, QuantizedView};
-use halfbyte::cuda::nn::{self, Dense, FloatBuffer};
-use halfbyte::cuda::roofline::Roofline;
+use halfbyte::cuda::matmul::{Packed, Plans, QuantizedForm, QuantizedView};
+use halfbyte::cuda::nn;
 use halfbyte::cuda::sources::Instance;
 use halfbyte::kernel::Problem;
-use halfbyte::ops::{Linear, Weight};
-use halfbyte::{Act, Cuda, Float, Floats, StoredTensor};
-use halfbyte_checkpoint::{StoredLinear, StoredWeight};
+use halfbyte::ops::Linear;
+use halfbyte::{Cuda, Float};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-
-/// What puts weights onto a GPU.
-#[derive(Debug)]
-pub(crate) struct Loading<'a> {
-    pub(crate) cuda: &'a Cuda,
-    /// Type of what products will read.
-    pub(crate) activations: Float,
-    pub(crate) packer: Packer<'a>,
-}
-
-impl Loading<'_> {
-    /// A vector on the device.
-    pub(crate) fn vector(&self, values: &[f32]) -> Result<Buffer<f32>> {
-        let mut buffer = self.cuda.gpu().context().allocate(values.len())?;
-        self.cuda.stream().upload(values, buffer.view_mut())?;
-        Ok(buffer)
-    }
-
-    /// A matrix of random floats, drawn on the device.
-    pub(crate) fn draw(&self, floats: &RandomFloats) -> Result<Dense> {
-        let (gpu, roofline) = (self.cuda.gpu(), Roofline::new(self.cuda.gpu())?);
-        let mut values = gpu.context().allocate(floats.len()?)?;
-        let mut rest = values.view_mut();
-        for &(n, first) in &floats.parts {
-            let (mut part, others) = rest.split_at(n * floats.k);
-            roofline.uniform(self.cuda.stream(), &mut part, floats.step(), first)?;
-            rest = others;
-        }
-        Ok(Dense::of(FloatBuffer::F16(values), floats.shape())?)
-    }
-
-    /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
-    pub(crate) fn pack(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
-        let parts = layers.chunk_by(alike).map(|alike| self.part(alike, act, prefix)).collect::<Result<_>>()?;
-        Ok(Projection { parts })
-    }
-
-    fn part(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Linear<Cuda>> {
-        let named = |source: halfbyte::Error| Error::Weight {
-            name: prefix.to_owned(),
-            expected: "weights that can be packed".to_owned(),
-            got: source.to_string(),
-        };
-        let outputs = |layer: &StoredLinear<'_>| layer.weight.shape()[0];
-        let [n, k]: [usize; 2] = [layers.iter().map(outputs).sum(), layers[0].weight.shape()[1]];
-        let linear = match &layers[0].weight {
-            StoredWeight::Quantized(_) => {
-                let parts: Vec<&StoredTensor<'_>> = layers.iter().filter_map(codes).collect();
-                match self.packer.pack(&parts, act, self.activations) {
-                    Err(source @ halfbyte::Error::Invalid { .. }) => return Err(named(source)),
-                    packed => Linear::of_packed(self.cuda, packed?),
-                }
-            }
-            StoredWeight::Dense { floats, .. } => {
-                let parts: Vec<Floats<'_>> = layers.iter().filter_map(dense).collect();
-                match parts.as_slice() {
-                    [single] => Linear::on(self.cuda, Weight::Dense(*single, [n, k]))?,
-                    several => {
-                        let joined = below_each_other(several, floats.dtype());
-                        Linear::on(self.cuda, Weight::Dense(joined.as_floats(), [n, k]))?
-                    }
-                }
-            }
-        };
-        if layers.iter().all(|layer| layer.bias.is_none()) {
-            return Ok(linear);
-        }
-        let of = |layer: &StoredLinear<'_>| layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs(layer)]);
-        Ok(linear.with_bias(layers.iter().flat_map(of).collect())?)
-    }
-}
-
-fn codes<'a, 'b>(layer: &'a StoredLinear<'b>) -> Option<&'a StoredTensor<'b>> {
-    if let StoredWeight::Quantized(codes) = &layer.weight { Some(codes) } else { None }
-}
-
-fn dense<'a>(layer: &'a StoredLinear<'_>) -> Option<Floats<'a>> {
-    if let StoredWeight::Dense { floats, .. } = &layer.weight { Some(floats.as_floats()) } else { None }
-}
 
 /// Linear layers on a GPU that read the same vector; their outputs lie side by side.
 #[derive(Debug)]
@@ -102,9 +19,9 @@ pub(crate) struct Projection {
 }
 
 impl Projection {
-    /// One layer.
-    pub(crate) fn of(linear: Linear<Cuda>) -> Self {
-        Self { parts: vec![linear] }
+    /// Layers whose outputs lie side by side.
+    pub(crate) fn of(parts: Vec<Linear<Cuda>>) -> Self {
+        Self { parts }
     }
 
     /// Length of the reduction.

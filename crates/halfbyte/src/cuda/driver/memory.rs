@@ -300,7 +300,12 @@ impl FloatView<'_> {
     }
 }
 
-impl FloatViewMut<'_> {
+impl<'a> FloatViewMut<'a> {
+    /// The same memory, as bytes.
+    pub(in crate::cuda) fn into_bytes(self) -> ViewMut<'a, u8> {
+        each_type!(self, v, v.cast())
+    }
+
     /// Number of elements.
     pub fn len(&self) -> usize {
         each_type!(self, v, v.len())

@@ -6,9 +6,10 @@ use super::{Context, check};
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 /// Bytes of a piece: long enough for the full speed of the bus, short enough for the caches of the processor.
-const PIECE_BYTES: usize = 8 << 20;
+const PIECE_BYTES: usize = 4 << 20;
 
 /// Host memory that the device copies from by itself.
 #[derive(Debug)]
@@ -69,6 +70,28 @@ impl Drop for Pinned {
     }
 }
 
+/// What was brought to a device, and where the time of the thread that did it went.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sent {
+    /// Bytes that went over the bus.
+    pub bytes: u64,
+    /// Time to write them to pinned memory.
+    pub writing: Duration,
+    /// Time that nothing could be written: pinned memory was still copied from, or the device worked on the last bytes.
+    pub waiting: Duration,
+}
+
+impl Sent {
+    /// What two threads did, together.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes + other.bytes,
+            writing: self.writing + other.writing,
+            waiting: self.waiting + other.waiting,
+        }
+    }
+}
+
 /// Copies to a device at the speed of the bus, of what the caller writes piece by piece.
 #[derive(Debug)]
 pub struct Uploader {
@@ -76,12 +99,13 @@ pub struct Uploader {
     /// Used in turn: one is written while the other is copied.
     pinned: [Option<Pinned>; 2],
     next: usize,
+    sent: Sent,
 }
 
 impl Uploader {
     /// Takes memory when it is first used.
     pub fn new(context: &Context) -> Self {
-        Self { context: context.clone(), pinned: [None, None], next: 0 }
+        Self { context: context.clone(), pinned: [None, None], next: 0, sent: Sent::default() }
     }
 
     /// Copies to the device, in the queue, what `write` puts into the bytes that it is given, which are those of the range
@@ -110,7 +134,11 @@ impl Uploader {
                 // Of the power of two, so that growing ends soon.
                 other => other.insert(Pinned::new(&self.context, bytes.next_power_of_two())?),
             };
-            write(first..first + bytes, &mut pinned.wait()?[..bytes])?;
+            let begun = Instant::now();
+            let room = &mut pinned.wait()?[..bytes];
+            let free = Instant::now();
+            write(first..first + bytes, room)?;
+            self.sent = self.sent.and(Sent { bytes: bytes as u64, writing: free.elapsed(), waiting: free - begun });
             let (now, later) = to.split_at(bytes);
             pinned.copy(stream, now)?;
             to = later;
@@ -118,5 +146,17 @@ impl Uploader {
             self.next = 1 - self.next;
         }
         Ok(())
+    }
+    /// Waits for all work in the queue.
+    pub fn finish(&mut self, stream: &Stream) -> Result<()> {
+        let begun = Instant::now();
+        stream.synchronize()?;
+        self.sent.waiting += begun.elapsed();
+        Ok(())
+    }
+
+    /// What was done so far.
+    pub fn sent(&self) -> Sent {
+        self.sent
     }
 }

@@ -26,6 +26,7 @@ mod plans;
 pub(in crate::cuda) mod quantize_activations;
 mod quantized_rows;
 mod simt;
+mod staged;
 pub(in crate::cuda) mod wna16;
 #[doc(hidden)]
 pub mod wna16_sm80;

@@ -3,7 +3,7 @@
 //   a block makes one tile of 64 outputs x 128 columns:
 //       words of the file -> codes, one a byte, [64][128] in shared memory
 //       codes -> an atom of layout/cuda_wna16.rs, or words of layout/cuda_plain.rs, written as one piece or in lines
-//           of outputs
+//           of outputs; or what the codes stand for, as floats
 //
 // Each byte is read once and written once, but under act-order, where the eight codes of a word go to several tiles:
 // those of 256 outputs come one after the other, and find the words in the cache.
@@ -18,8 +18,13 @@ constexpr int THREADS = 256;
 // collide.
 constexpr int STRIDE = COLUMNS / 4 + 2;
 
-enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3, RANDOM = 4 };
+enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3, RANDOM = 4, BLOCKS = 5 };
 enum ZeroKind : u32 { SYMMETRIC = 0, INTEGER = 1, OFFSET = 2 };
+
+// As `Fields` in pack.rs and layout/codes/blocks.rs: where a part of each code of a block lies.
+struct Fields {
+  u32 at, run, bits;
+};
 
 // As `Part` in pack.rs: rows that lie in one tensor, from its first on.
 struct Part {
@@ -34,6 +39,10 @@ struct Part {
   Kind kind;
   u32 flip;  // bits to invert in each of four bytes; of random ones the bits that codes have
   FloatType scale_type, offset_type;
+  u32 block_codes, block_bytes;  // of a block
+  Fields low, high;
+  u32 add;  // to each of four codes
+  u32 padding;
 };
 
 // As `Params` in pack.rs.
@@ -82,6 +91,26 @@ template <int BITS> DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
   return random_word(reinterpret_cast<u64>(part.codes) + row * part.stride + word) & part.flip;
 }
 
+// The fields of four neighbouring codes of a block, the first of which has a number that 4 divides, one a byte.
+DEV u32 four_fields(const u8* block, const Fields& fields, u32 code) {
+  const u32 per_run = 8 * fields.run / fields.bits, shift = code % per_run / fields.run * fields.bits;
+  const u8* bytes = block + fields.at + code / per_run * fields.run + code % fields.run;
+  // Of one bit each, side by side: bit i goes to byte i.
+  if (fields.run == 1) return (*bytes >> shift & 15u) * 0x00204081 & 0x01010101;
+  const u16* halves = reinterpret_cast<const u16*>(bytes);
+  return (halves[0] | u32(halves[1]) << 16) >> shift & ((1u << fields.bits) - 1) * 0x01010101;
+}
+
+// Four neighbouring codes that lie in a block, one a byte.
+DEV u32 four_of_block(const Part& part, u32 row, u32 column) {
+  const u8* block = static_cast<const u8*>(part.codes) + row * part.stride;
+  block += u64(column / part.block_codes) * part.block_bytes;
+  const u32 code = column % part.block_codes;
+  u32 codes = four_fields(block, part.low, code);
+  if (part.high.bits > 0) codes |= four_fields(block, part.high, code) << part.low.bits;
+  return (codes + part.add) ^ part.flip;
+}
+
 // One code, wherever it lies.
 template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
   constexpr u32 PER_WORD = 32 / BITS, MASK = (1u << BITS) - 1;
@@ -90,6 +119,7 @@ template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
     case BYTES: return static_cast<const u8*>(part.codes)[row * part.stride + column] ^ (part.flip & 0xff);
     case ALONG: return words[row * part.stride + column / PER_WORD] >> (column % PER_WORD * BITS) & MASK;
     case RANDOM: return drawn(part, row, column / PER_WORD) >> (column % PER_WORD * BITS) & MASK;
+    case BLOCKS: return four_of_block(part, row, column & ~3u) >> (column % 4 * 8) & 0xff;
     case DOWN: return words[column / PER_WORD * part.stride + row] >> (column % PER_WORD * BITS) & MASK;
     default: return words[column * part.stride + row / 8] >> (4 * (row % 2 * 4 + row % 8 / 2)) & 15;
   }
@@ -138,6 +168,12 @@ template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& par
       loaded[i] = row + i * ROWS < rows && word * PER_WORD < columns ? *words : 0;
 #pragma unroll
     for (int i = 0; i < EACH; i++) put(row + i * ROWS, word, loaded[i]);
+  } else if (part.kind == BLOCKS) {
+    // Columns are whole blocks.
+    const u32 row = thread / 32, column = column0 + thread % 32 * 4;
+#pragma unroll 2
+    for (u32 i = row; i < OUTPUTS; i += 8)
+      tile[i][thread % 32] = i < rows && column < k ? four_of_block(part, row0 + i, column) : 0;
   } else if (part.kind == RANDOM) {
     constexpr int ROWS = THREADS / WORDS;
     const u32 row = thread / WORDS, word = thread % WORDS;
@@ -371,5 +407,30 @@ extern "C" __global__ void plain_params(const Params p) {
   if (p.zero_kind == OFFSET) {
     const float offset = load_float(part.zeros, own * part.zero_output + group * part.zero_group, part.offset_type);
     store_float(p.zeros, to, offset, p.scale_type);
+  }
+}
+
+// What the codes of one tile stand for, [n][k] in f32, computed in f64 and rounded once; FIELD: bits of a code's place.
+template <int FIELD> __global__ void __launch_bounds__(THREADS) values(const Params p) {
+  __shared__ __align__(16) u32 tile[OUTPUTS][STRIDE];
+  const u32 steps = (p.k + 127) / 128, row0 = p.first + blockIdx.x / steps * OUTPUTS;
+  const u32 column = blockIdx.x % steps * COLUMNS + threadIdx.x % COLUMNS;
+  fill<FIELD>(tile, p, row0, column - threadIdx.x % COLUMNS, 0);
+  if (column >= p.k) return;
+  // `zeros`: the group of each column, where they are not in their order.
+  const u32 group = p.zeros ? static_cast<const u32*>(p.zeros)[column] : column / p.group;
+#pragma unroll 1
+  for (u32 i = threadIdx.x / COLUMNS; i < OUTPUTS && row0 + i < p.n; i += THREADS / COLUMNS) {
+    const u32 row = row0 + i;
+    const Part& part = part_of(p, row);
+    const u32 own = row - part.top;
+    const double code = reinterpret_cast<const u8*>(tile[i])[threadIdx.x % COLUMNS];
+    const double scale = load_float(part.scales, own * part.scale_output + group * part.scale_group, part.scale_type);
+    double value;
+    if (p.zero_kind == OFFSET)
+      value = scale * code + load_float(part.zeros, own * part.zero_output + group * part.zero_group, part.offset_type);
+    else
+      value = scale * (code - (p.zero_kind == INTEGER ? zero_point(part, own, group) : p.middle));
+    static_cast<float*>(p.codes)[u64(row) * p.k + column] = float(value);
   }
 }

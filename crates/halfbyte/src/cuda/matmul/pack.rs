@@ -14,19 +14,21 @@
 
 use super::float_type;
 use super::simt::zero_kind;
+use super::staged::{aligned, bytes_of, bytes_of_rows, copy, copy_lines, params_of};
 use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Buffer, Launch, Stream, Uploader};
+use crate::cuda::driver::{Arg, Buffer, Launch, Sent, Stream, Uploader};
+use crate::cuda::nn::FloatBuffer;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{self as table, Problem};
-use crate::layout::codes::{Codes, NIBBLES, random::words_of_row};
+use crate::layout::codes::{self, BlockForm, Codes, NIBBLES, random::words_of_row};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::places::runs;
 use crate::layout::stored::{StoredTensor, StoredZeros, Strides};
-use crate::tensor::{Float, FloatData};
+use crate::tensor::{Float, Floats};
 use bytemuck::{Pod, cast_slice};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -46,12 +48,10 @@ const SLAB_ROWS: usize = 256;
 /// What the codes of a slab take on the device.
 const SLAB_BYTES: usize = 64 << 20;
 
-/// Where what is uploaded begins.
-const ALIGNMENT: usize = 256;
-
 pub(super) fn instances() -> Vec<Instance> {
-    let names = ["wna16<4>", "wna16<8>", "wna16_rows", "plain<2>", "plain<4>", "plain<8>", "plain_params"];
-    names.map(|name| Instance::new(&SOURCE, name)).to_vec()
+    let packing = ["wna16<4>", "wna16<8>", "wna16_rows", "plain<2>", "plain<4>", "plain<8>", "plain_params"];
+    let all = packing.into_iter().chain(["values<2>", "values<4>", "values<8>"]);
+    all.map(|name| Instance::new(&SOURCE, name)).collect()
 }
 
 /// Packs weights, with the memory that it takes: pinned and on the device, kept until it is dropped.
@@ -65,6 +65,13 @@ pub struct Packer<'a> {
 }
 
 parameters! {
+    /// As in the source.
+    struct Fields {
+        at: u32,
+        run: u32,
+        bits: u32,
+    }
+
     /// Rows of a tensor, as in the source.
     struct Part {
         codes: u64,
@@ -82,6 +89,12 @@ parameters! {
         flip: u32,
         scale_type: u32,
         offset_type: u32,
+        block_codes: u32,
+        block_bytes: u32,
+        low: Fields,
+        high: Fields,
+        add: u32,
+        padding: u32,
     }
 
     /// As in the source.
@@ -112,6 +125,8 @@ pub(super) enum Target {
     Wna16 { atoms: u64, rows: u64, order: u64, group: usize },
     /// Layout `cuda_plain`.
     Plain { codes: u64, scales: u64, zeros: u64 },
+    /// What codes stand for; the group of each column, or 0.
+    Values { out: u64, group_index: u64 },
 }
 
 /// What the parts have in common.
@@ -125,6 +140,15 @@ pub(super) struct Whole {
 impl Whole {
     pub(super) fn groups(&self) -> usize {
         self.format.group.count(self.k)
+    }
+
+    /// Error: more rows or columns than kernels count.
+    fn checked(self) -> Result<Self> {
+        let Self { n, k, .. } = self;
+        if n > i32::MAX as usize || k > i32::MAX as usize {
+            return Err(Error::invalid(OP, "fewer than 2³¹ rows and columns", format!("{n} × {k}")));
+        }
+        Ok(self)
     }
 }
 
@@ -157,11 +181,40 @@ impl<'a> Packer<'a> {
 
     /// The same in the layout of a kernel of the caller's choice. Error also: the layout does not hold the numbers.
     pub fn pack_for(&mut self, kernel: &Kernel, parts: &[&StoredTensor<'_>], act: Act) -> Result<Packed> {
-        let whole = whole(parts)?;
-        if whole.n > i32::MAX as usize || whole.k > i32::MAX as usize {
-            return Err(Error::invalid(OP, "fewer than 2³¹ rows and columns", format!("{} × {}", whole.n, whole.k)));
+        (kernel.pack)(self, whole(parts)?.checked()?, parts, act)
+    }
+
+    /// What the codes of a tensor stand for, `[n, k]`, each rounded to f32 once.
+    ///
+    /// Errors: a code beyond the format's bits, more rows or columns than 2³¹, memory is short.
+    pub fn values(&mut self, w: &StoredTensor<'_>) -> Result<Buffer<f32>> {
+        let whole = whole(&[w])?.checked()?;
+        let index = w.group_index().map(|index| self.upload(index)).transpose()?;
+        let out = self.allocate(whole.n * whole.k)?;
+        let target = Target::Values { out: out.pointer(), group_index: index.as_ref().map_or(0, Buffer::pointer) };
+        self.write(whole, &[w], &target)?;
+        Ok(out)
+    }
+
+    /// Matrices of floats of one type, one below the other. Errors: none, or of several types; memory is short.
+    pub fn floats(&mut self, parts: &[Floats<'_>]) -> Result<FloatBuffer> {
+        let dtype = parts.first().map(Floats::dtype);
+        let dtype = dtype.filter(|&dtype| parts.iter().all(|part| part.dtype() == dtype));
+        let dtype = dtype.ok_or_else(|| Error::invalid(OP, "floats of one type", "none, or several"))?;
+        let mut out = FloatBuffer::allocate(self.gpu, dtype, parts.iter().map(Floats::len).sum())?;
+        let mut first = 0;
+        for part in parts {
+            let (bytes, to) = (bytes_of(*part), out.view_mut(first..first + part.len()).into_bytes());
+            self.uploader.upload(self.stream, to, 1, |range, to| copy(bytes, range, to))?;
+            first += part.len();
         }
-        (kernel.pack)(self, whole, parts, act)
+        self.uploader.finish(self.stream)?;
+        Ok(out)
+    }
+
+    /// What it has brought to the device so far.
+    pub fn sent(&self) -> Sent {
+        self.uploader.sent()
     }
 
     /// Memory of the device that stays.
@@ -217,7 +270,7 @@ impl<'a> Packer<'a> {
             self.launch(whole, slab, &table, staging.pointer(), target)?;
         }
         self.staging = Some(staging);
-        self.stream.synchronize()
+        self.uploader.finish(self.stream)
     }
 
     /// Codes of some rows of a tensor, put on the device: `rows` from its own row `first` on, which are from `top` on in the
@@ -246,6 +299,10 @@ impl<'a> Packer<'a> {
             Codes::WordsAcross(words) => {
                 let [n, first, rows] = [n, first, rows].map(|rows| rows / NIBBLES);
                 (3, 0, rows, lines(cast_slice(words), n * 4, first * 4, rows * 4)?)
+            }
+            Codes::Blocks { bytes: blocks, form } => {
+                let stride = form.bytes_of_row(k).unwrap_or(0);
+                (5, form.flip, stride, lines(blocks, bytes, first * stride, bytes)?)
             }
             Codes::Random { first: number } => {
                 let words = words_of_row(k, format.bits);
@@ -280,6 +337,11 @@ impl<'a> Packer<'a> {
             StoredZeros::Float(o, strides) => (o.dtype(), o.dtype().size_bytes(), *strides),
         };
         let scale_type = scales_stored.dtype();
+        let form = if let Codes::Blocks { form, .. } = tensor.codes() { Some(&**form) } else { None };
+        let fields = |of: fn(&BlockForm) -> codes::Fields| {
+            let codes::Fields { at, run, bits } = form.map_or(codes::Fields::NONE, of);
+            Fields { at: at as u32, run: run as u32, bits }
+        };
         Ok(Part {
             codes,
             stride: stride as u64,
@@ -296,6 +358,12 @@ impl<'a> Packer<'a> {
             flip: u32::from(flip) * 0x0101_0101,
             scale_type: float_type(scale_type),
             offset_type: float_type(offset_type),
+            block_codes: form.map_or(0, |form| form.codes as u32),
+            block_bytes: form.map_or(0, |form| form.bytes as u32),
+            low: fields(|form| form.low),
+            high: fields(|form| form.high),
+            add: form.map_or(0, |form| u32::from(form.add) * 0x0101_0101),
+            padding: 0,
         })
     }
 
@@ -355,6 +423,11 @@ impl<'a> Packer<'a> {
                 let blocks = slab.len().div_ceil(THREADS as usize) * groups;
                 [(format!("plain<{field}>"), tiles, THREADS), ("plain_params".into(), blocks, THREADS)]
             }
+            Target::Values { out, group_index } => {
+                (params.codes, params.zeros) = (out, group_index);
+                let field = field_bits(format.bits);
+                [(format!("values<{field}>"), tiles, THREADS), (String::new(), 0, THREADS)]
+            }
         };
         for (name, blocks, threads) in launches.into_iter().filter(|&(_, blocks, _)| blocks > 0) {
             let blocks = i32::try_from(blocks).map_err(|_| {
@@ -380,61 +453,4 @@ fn whole(parts: &[&StoredTensor<'_>]) -> Result<Whole> {
     let n = parts.iter().try_fold(0usize, |n, part| n.checked_add(part.n()));
     let n = n.ok_or_else(|| Error::invalid(OP, "rows that fit memory", "more"))?;
     Ok(Whole { format: first.format(), n, k: first.k() })
-}
-
-fn aligned(bytes: usize) -> usize {
-    bytes.next_multiple_of(ALIGNMENT)
-}
-
-/// What the codes of some rows take on the device.
-fn bytes_of_rows(tensor: &StoredTensor<'_>, rows: usize) -> usize {
-    let (k, per_word) = (tensor.k(), 32 / tensor.format().bits as usize);
-    match tensor.codes() {
-        Codes::Bytes { .. } | Codes::Rows(_) => rows * k,
-        Codes::WordsAlong(_) | Codes::WordsDown(_) => k.div_ceil(per_word) * 4 * rows,
-        Codes::WordsAcross(_) => rows / NIBBLES * 4 * k,
-        Codes::Random { .. } => 0,
-    }
-}
-
-/// Scales, zeros and scales of channels as they lie, with the strides of each; empty where there are none.
-fn params_of<'a>(tensor: &'a StoredTensor<'_>) -> [(&'a [u8], Strides); 3] {
-    fn floats<'a>(values: &'a FloatData<'_>) -> &'a [u8] {
-        match values {
-            FloatData::F16(v) => cast_slice(v),
-            FloatData::BF16(v) => cast_slice(v),
-            FloatData::F32(v) => cast_slice(v),
-        }
-    }
-    let (scales, strides) = tensor.scales();
-    let zeros = match tensor.zeros() {
-        StoredZeros::Symmetric => (&[] as &[u8], Strides::TENSOR),
-        StoredZeros::Integer(z, strides) => (cast_slice(z), *strides),
-        StoredZeros::Float(o, strides) => (floats(o), *strides),
-    };
-    let channels = cast_slice(tensor.channel_scales().unwrap_or_default());
-    [(floats(scales), strides), zeros, (channels, Strides::of_outputs(1))]
-}
-
-/// Bytes `range` of some.
-fn copy(from: &[u8], range: Range<usize>, to: &mut [u8]) -> Result<()> {
-    copy_lines(from, from.len(), 0, from.len(), range, to)
-}
-
-/// Bytes `range` of the columns `first .. first + width` of lines of `pitch` bytes, by several threads.
-fn copy_lines(from: &[u8], pitch: usize, first: usize, width: usize, range: Range<usize>, to: &mut [u8]) -> Result<()> {
-    /// What a thread copies at a time.
-    const CHUNK_BYTES: usize = 256 << 10;
-    to.par_chunks_mut(CHUNK_BYTES).enumerate().for_each(|(chunk, mut to)| {
-        let mut at = range.start + chunk * CHUNK_BYTES;
-        while !to.is_empty() {
-            let (line, column) = (at / width, at % width);
-            let len = (width - column).min(to.len());
-            let (now, later) = std::mem::take(&mut to).split_at_mut(len);
-            now.copy_from_slice(&from[line * pitch + first + column..][..len]);
-            at += len;
-            to = later;
-        }
-    });
-    Ok(())
 }

@@ -24,6 +24,7 @@ mod products;
 mod quantized;
 mod quantized_rows;
 mod sums;
+mod values;
 mod wna16_sm80;
 mod wna8_sm80;
 

@@ -262,9 +262,12 @@ struct Part {
     by_scale: [u64; 2],
     zeros: u64,
     by_zero: [u64; 2],
+    channels: u64,
     rows: [u32; 2],
     kind: [u32; 2],
     types: [u32; 2],
+    /// Of blocks.
+    form: [u32; 10],
 }
 
 /// As in the source.
@@ -280,6 +283,7 @@ struct Params {
     groups: [u32; 2],
     middle: u32,
     types: [u32; 2],
+    factors: [u32; 2],
 }
 
 /// The kernels alone beside a copy within the device, and packing from files, with memory for the result, beside a copy to it from
@@ -381,6 +385,7 @@ fn packing_keeps_pace_with_copies() {
                 Codes::WordsAlong(_) => (1, K * bits / 32),
                 Codes::WordsDown(_) => (2, N),
                 Codes::WordsAcross(_) => (3, N / 8),
+                Codes::Blocks { .. } => unreachable!("none is made above"),
             };
             let by = [strides.output as u64, strides.group as u64];
             let part = Part {
@@ -390,9 +395,11 @@ fn packing_keeps_pace_with_copies() {
                 by_scale: by,
                 zeros: zeros_there.pointer(),
                 by_zero: by,
+                channels: 0,
                 rows: [0, N as u32],
                 kind: [number, 0],
                 types: [0, 0],
+                form: [0; 10],
             };
             let mut table = gpu.context().allocate(1).unwrap();
             stream.upload(&[part], table.view_mut()).unwrap();
@@ -407,6 +414,7 @@ fn packing_keeps_pace_with_copies() {
                 groups: [format.group.len(K) as u32, if groups == 1 { 0 } else { format.group.len(K) as u32 }],
                 middle: format.middle(),
                 types: [0, u32::from(asym)],
+                factors: [0; 2],
             };
             let instance = format!("wna16<{bits}>");
             let instance = matmul::auxiliary().into_iter().find(|i| i.expression == instance).unwrap();
@@ -449,6 +457,6 @@ fn bytes_of(codes: &Codes<'_>, bytes: &dyn Fn() -> Vec<u8>) -> Vec<u8> {
         Codes::WordsDown(words) | Codes::WordsAlong(words) | Codes::WordsAcross(words) => {
             bytemuck::cast_slice::<u32, u8>(words).to_vec()
         }
-        Codes::Bytes { .. } | Codes::Random { .. } | Codes::Rows(_) => bytes(),
+        Codes::Bytes { .. } | Codes::Blocks { .. } | Codes::Random { .. } | Codes::Rows(_) => bytes(),
     }
 }

@@ -1,0 +1,97 @@
+//! The types as forms of blocks, and what their codes are scaled by.
+
+use super::k_types::scales as of_k;
+use super::{groups_of_32, half, k_types};
+use crate::gguf::types::GgmlType;
+use halfbyte::layout::codes::{BlockForm, Fields, UnpackBlocks};
+
+/// How blocks of a type hold codes; None: it is no codes with scales.
+pub(super) fn form_of(ggml_type: GgmlType) -> Option<BlockForm> {
+    let fields = |at, run, bits| Fields { at, run, bits };
+    let nibbles_of_32 = |at| fields(at, 16, 4);
+    type Form = (Fields, Fields, u8, u8, UnpackBlocks);
+    // Without high fields.
+    let low = |low: Fields, unpack: UnpackBlocks| (low, Fields::NONE, 0, 0, unpack);
+    let (low, high, add, flip, unpack): Form = match ggml_type {
+        GgmlType::Q4_0 => low(nibbles_of_32(2), |bytes, codes| each(bytes, codes, groups_of_32::q4_0)),
+        GgmlType::Q4_1 => low(nibbles_of_32(4), |bytes, codes| each(bytes, codes, groups_of_32::q4_1)),
+        GgmlType::Q5_0 => {
+            (nibbles_of_32(6), fields(2, 1, 1), 128 - 16, 0, |bytes, codes| each(bytes, codes, groups_of_32::q5_0))
+        }
+        GgmlType::Q5_1 => {
+            (nibbles_of_32(8), fields(4, 1, 1), 0, 0, |bytes, codes| each(bytes, codes, groups_of_32::q5_1))
+        }
+        GgmlType::Q8_0 => {
+            (fields(2, 32, 8), Fields::NONE, 0, 0x80, |bytes, codes| each(bytes, codes, groups_of_32::q8_0))
+        }
+        GgmlType::Q2_K => low(fields(16, 32, 2), |bytes, codes| each(bytes, codes, k_types::q2_k)),
+        GgmlType::Q3_K => (fields(32, 32, 2), fields(0, 32, 1), 0, 0, |bytes, codes| each(bytes, codes, k_types::q3_k)),
+        GgmlType::Q4_K => low(fields(16, 32, 4), |bytes, codes| each(bytes, codes, k_types::q4_k)),
+        GgmlType::Q5_K => {
+            (fields(48, 32, 4), fields(16, 32, 1), 0, 0, |bytes, codes| each(bytes, codes, k_types::q5_k))
+        }
+        GgmlType::Q6_K => {
+            (fields(0, 64, 4), fields(128, 32, 2), 128 - 32, 0, |bytes, codes| each(bytes, codes, k_types::q6_k))
+        }
+        _ => return None,
+    };
+    let (codes, bytes) = (ggml_type.block_len(), ggml_type.block_bytes());
+    Some(BlockForm { codes, bytes, low, high, add, flip, unpack: Some(unpack) })
+}
+
+/// The scales and offsets of blocks, as the file has them, also where they are not finite. Lengths fit; symmetric types have
+/// no offsets.
+pub(super) fn scales_of(ggml_type: GgmlType, bytes: &[u8], scales: &mut [f32], offsets: &mut [f32]) {
+    match ggml_type {
+        GgmlType::Q4_0 => each(bytes, scales, one::<18>),
+        GgmlType::Q4_1 => each_two(bytes, scales, offsets, two::<20>),
+        GgmlType::Q5_0 => each(bytes, scales, one::<22>),
+        GgmlType::Q5_1 => each_two(bytes, scales, offsets, two::<24>),
+        GgmlType::Q8_0 => each(bytes, scales, one::<34>),
+        GgmlType::Q2_K => each_two(bytes, scales, offsets, of_k::q2_k),
+        GgmlType::Q3_K => each(bytes, scales, of_k::q3_k),
+        GgmlType::Q4_K => each_two(bytes, scales, offsets, of_k::first::<144>),
+        GgmlType::Q5_K => each_two(bytes, scales, offsets, of_k::first::<176>),
+        GgmlType::Q6_K => each(bytes, scales, of_k::q6_k),
+        _ => {}
+    }
+}
+
+/// The bits of the scales and offsets of blocks of the types whose blocks have one of each, a half; `block` bytes a block.
+pub(super) fn halves_of(block: usize, bytes: &[u8], scales: &mut [u16], offsets: &mut [u16]) {
+    let blocks = || bytes.chunks_exact(block);
+    blocks().zip(scales).for_each(|(block, scale)| *scale = u16::from_le_bytes([block[0], block[1]]));
+    blocks().zip(offsets).for_each(|(block, offset)| *offset = u16::from_le_bytes([block[2], block[3]]));
+}
+
+/// The half that a block of 32 codes begins with.
+fn one<const BYTES: usize>(block: &[u8; BYTES], scale: &mut [f32; 1]) {
+    scale[0] = half(&[block[0], block[1]]);
+}
+
+/// The two that it begins with.
+fn two<const BYTES: usize>(block: &[u8; BYTES], scale: &mut [f32; 1], offset: &mut [f32; 1]) {
+    scale[0] = half(&[block[0], block[1]]);
+    offset[0] = half(&[block[2], block[3]]);
+}
+
+/// Block after block.
+fn each<const BYTES: usize, const LEN: usize, T>(
+    bytes: &[u8],
+    out: &mut [T],
+    block: impl Fn(&[u8; BYTES], &mut [T; LEN]),
+) {
+    let out = out.as_chunks_mut().0.iter_mut();
+    bytes.as_chunks().0.iter().zip(out).for_each(|(bytes, out)| block(bytes, out));
+}
+
+/// The same with scales and offsets.
+fn each_two<const BYTES: usize, const GROUPS: usize>(
+    bytes: &[u8],
+    scales: &mut [f32],
+    offsets: &mut [f32],
+    block: impl Fn(&[u8; BYTES], &mut [f32; GROUPS], &mut [f32; GROUPS]),
+) {
+    let out = scales.as_chunks_mut().0.iter_mut().zip(offsets.as_chunks_mut().0);
+    bytes.as_chunks().0.iter().zip(out).for_each(|(bytes, (scales, offsets))| block(bytes, scales, offsets));
+}

@@ -1,0 +1,195 @@
+//! Weights on their way to a GPU.
+//!
+//! ```text
+//! lane, one of several, each with a stream, pinned memory and room on the device:
+//!     reads the parts of a layer that are no codes, checks them;  codes as they are ─ pinned memory ─ device ─ packed there
+//! ```
+//!
+//! While a lane looks at numbers or waits for the device, others copy; the threads of all copy for each.
+
+use super::kernels::Kernels;
+use super::projection::Projection;
+use super::{OnCuda, Vocabulary};
+use crate::arch::spec::RopeSpec;
+use crate::decoder::LoadDevice;
+use crate::error::{Error, Result};
+use crate::load::{Embedding, Loader, alike};
+use crate::random::RandomFloats;
+use halfbyte::cuda::driver::{Buffer, Sent, Stream};
+use halfbyte::cuda::matmul::Packer;
+use halfbyte::cuda::nn::{Dense, FloatBuffer, Rope};
+use halfbyte::cuda::roofline::Roofline;
+use halfbyte::ops::Linear;
+use halfbyte::{Act, Cuda, Float, Floats, StoredTensor};
+use halfbyte_checkpoint::{StoredLinear, StoredWeight};
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+/// Lanes at most.
+const MOST_LANES: usize = 6;
+
+/// What the codes of a lane that are not packed yet take on the device.
+const SLAB_BYTES: usize = 16 << 20;
+
+/// Streams by which weights come, and what came.
+#[derive(Debug)]
+pub(super) struct Lanes {
+    streams: Vec<Stream>,
+    sent: Mutex<Sent>,
+}
+
+impl Lanes {
+    /// As many as there are threads to keep them busy.
+    pub(super) fn new(cuda: &Cuda) -> Result<Self> {
+        let count = rayon::current_num_threads().clamp(1, MOST_LANES);
+        let streams = (0..count).map(|_| cuda.gpu().stream()).collect::<halfbyte::Result<_>>()?;
+        Ok(Self { streams, sent: Mutex::default() })
+    }
+
+    /// How many.
+    pub(super) fn count(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// What came by all of them.
+    pub(super) fn sent(&self) -> Sent {
+        *self.sent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What puts weights onto a GPU: a lane. What it returns lies there.
+#[derive(Debug)]
+pub(super) struct Loading<'a> {
+    /// What will compute.
+    cuda: &'a Cuda,
+    /// Type of what products will read.
+    activations: Float,
+    lanes: &'a Lanes,
+    kernels: &'a Kernels,
+    packer: Packer<'a>,
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        let mut sent = self.lanes.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        *sent = sent.and(self.packer.sent());
+    }
+}
+
+impl<'a> Loading<'a> {
+    /// The first lane.
+    pub(super) fn new(cuda: &'a Cuda, activations: Float, lanes: &'a Lanes, kernels: &'a Kernels) -> Self {
+        Self::lane(cuda, activations, lanes, kernels, cuda.stream())
+    }
+
+    fn lane(cuda: &'a Cuda, activations: Float, lanes: &'a Lanes, kernels: &'a Kernels, stream: &'a Stream) -> Self {
+        let packer = Packer::new(cuda.gpu(), stream).with_slab_bytes(SLAB_BYTES);
+        Self { cuda, activations, lanes, kernels, packer }
+    }
+
+    /// A matrix of random floats, drawn on the device.
+    fn draw(&self, floats: &RandomFloats) -> Result<Dense> {
+        let (gpu, roofline) = (self.cuda.gpu(), Roofline::new(self.cuda.gpu())?);
+        let mut values = gpu.context().allocate(floats.len()?)?;
+        let mut rest = values.view_mut();
+        for &(n, first) in &floats.parts {
+            let (mut part, others) = rest.split_at(n * floats.k);
+            roofline.uniform(self.cuda.stream(), &mut part, floats.step(), first)?;
+            rest = others;
+        }
+        Ok(Dense::of(FloatBuffer::F16(values), floats.shape())?)
+    }
+
+    fn part(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Linear<Cuda>> {
+        let named = |source: halfbyte::Error| Error::Weight {
+            name: prefix.to_owned(),
+            expected: "weights that can be packed".to_owned(),
+            got: source.to_string(),
+        };
+        let outputs = |layer: &StoredLinear<'_>| layer.weight.shape()[0];
+        let linear = match &layers[0].weight {
+            StoredWeight::Quantized(_) => {
+                let parts: Vec<&StoredTensor<'_>> = layers.iter().filter_map(codes).collect();
+                match self.packer.pack(&parts, act, self.activations) {
+                    Err(source @ halfbyte::Error::Invalid { .. }) => return Err(named(source)),
+                    packed => Linear::of_packed(self.cuda, packed?),
+                }
+            }
+            StoredWeight::Dense { shape: [_, k], .. } => {
+                let parts: Vec<Floats<'_>> = layers.iter().filter_map(dense).collect();
+                let shape = [layers.iter().map(outputs).sum(), *k];
+                Linear::of_dense(self.cuda, Dense::of(self.packer.floats(&parts)?, shape)?)
+            }
+        };
+        if layers.iter().all(|layer| layer.bias.is_none()) {
+            return Ok(linear);
+        }
+        let of = |layer: &StoredLinear<'_>| layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs(layer)]);
+        Ok(linear.with_bias(layers.iter().flat_map(of).collect())?)
+    }
+}
+
+fn codes<'a, 'b>(layer: &'a StoredLinear<'b>) -> Option<&'a StoredTensor<'b>> {
+    if let StoredWeight::Quantized(codes) = &layer.weight { Some(codes) } else { None }
+}
+
+fn dense<'a>(layer: &'a StoredLinear<'_>) -> Option<Floats<'a>> {
+    if let StoredWeight::Dense { floats, .. } = &layer.weight { Some(floats.as_floats()) } else { None }
+}
+
+impl LoadDevice for Loading<'_> {
+    type Device = OnCuda;
+
+    fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Projection> {
+        let parts = layers.chunk_by(alike).map(|alike| self.part(alike, act, prefix)).collect::<Result<_>>()?;
+        let projection = Projection::of(parts);
+        self.kernels.want(self.cuda, &projection, self.activations);
+        Ok(projection)
+    }
+
+    fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Projection> {
+        let linear = Linear::of_dense(self.cuda, self.draw(floats)?);
+        Ok(Projection::of(vec![match bias {
+            Some(bias) => linear.with_bias(bias)?,
+            None => linear,
+        }]))
+    }
+
+    fn vector(&mut self, values: Vec<f32>) -> Result<Buffer<f32>> {
+        let mut buffer = self.cuda.gpu().context().allocate(values.len())?;
+        self.cuda.stream().upload(&values, buffer.view_mut())?;
+        Ok(buffer)
+    }
+
+    fn rope(&mut self, rope: &RopeSpec, _: usize) -> Result<Rope> {
+        Ok(Rope::new(self.cuda.gpu(), self.cuda.stream(), &rope.frequencies)?)
+    }
+
+    fn vocabulary(
+        &mut self,
+        embedding: Embedding<'_>,
+        tokens: Range<usize>,
+        hidden: usize,
+        head: Option<Projection>,
+    ) -> Result<Vocabulary> {
+        let shape = [tokens.len(), hidden];
+        let embedding = match embedding {
+            Embedding::Stored(rows) => Dense::of(self.packer.floats(&[rows.as_floats()])?, shape)?,
+            Embedding::Codes(codes) => Dense::of(FloatBuffer::F32(self.packer.values(&codes)?), shape)?,
+            Embedding::Random(floats) => self.draw(&floats)?,
+        };
+        Ok(Vocabulary { embedding, head })
+    }
+
+    /// Each by a lane, several at a time.
+    fn layers<T: Send>(
+        &mut self,
+        loader: &mut Loader<'_>,
+        count: usize,
+        load: impl Fn(&mut Self, &mut Loader<'_>, usize) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let (cuda, activations, lanes, kernels) = (self.cuda, self.activations, self.lanes, self.kernels);
+        let lane = |i: usize| Self::lane(cuda, activations, lanes, kernels, &lanes.streams[i]);
+        loader.in_lanes(lanes.count(), count, lane, load)
+    }
+}
