@@ -73,7 +73,7 @@ impl<'a> Bench<'a> {
         let [n, k] = w.shape();
         let m = x.len() / k;
         let problem = Problem { format: Some(w.format()), x: x_type, y: Float::F32, m, n, k };
-        let bytes = matmul::workspace_bytes(&self.gpu.caps(), &problem, w.layout()).unwrap();
+        let bytes = kernel.workspace_bytes(&self.gpu.caps(), &problem);
         let mut workspace = Workspace::new(self.gpu, &self.stream, bytes).unwrap();
         let halfs = self.upload(&x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>());
         let brains = self.upload(&x.iter().map(|&v| bf16::from_f32(v)).collect::<Vec<_>>());
