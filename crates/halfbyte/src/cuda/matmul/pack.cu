@@ -92,7 +92,7 @@ template <int BITS> DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
 }
 
 // The fields of four neighbouring codes of a block, the first of which has a number that 4 divides, one a byte.
-DEV u32 four_fields(const u8* block, const Fields& fields, u32 code) {
+[[maybe_unused]] DEV u32 four_fields(const u8* block, const Fields& fields, u32 code) {
   const u32 per_run = 8 * fields.run / fields.bits, shift = code % per_run / fields.run * fields.bits;
   const u8* bytes = block + fields.at + code / per_run * fields.run + code % fields.run;
   // Of one bit each, side by side: bit i goes to byte i.
@@ -102,7 +102,7 @@ DEV u32 four_fields(const u8* block, const Fields& fields, u32 code) {
 }
 
 // Four neighbouring codes that lie in a block, one a byte.
-DEV u32 four_of_block(const Part& part, u32 row, u32 column) {
+[[maybe_unused]] DEV u32 four_of_block(const Part& part, u32 row, u32 column) {
   const u8* block = static_cast<const u8*>(part.codes) + row * part.stride;
   block += u64(column / part.block_codes) * part.block_bytes;
   const u32 code = column % part.block_codes;
