@@ -3,9 +3,9 @@
 //
 //   a layer, with | where all blocks wait:
 //       norm, q k v | attention | output, added | norm, gate and up, gated | down, added
-//   a product (GEMV): a block owns blocks of 16 rows. Its warps cut rows x columns into runs of equally many stages,
-//       each with a ring of its own; codes are multiplied by mma.sync, x in one column of B; the sums of runs are
-//       added in order.
+//   a product (GEMV): a block owns blocks of 16 rows. Its warps cut columns x rows into runs of equally many stages,
+//       each with a ring of its own; codes are multiplied as bytes by mma.sync, x in four columns of B as the four
+//       bytes of integers (fixed_point.cuh); the sums of warps are added in order.
 //   attention (persistent_attention.cuh): a block takes a kv head and a part of the positions.
 //
 // Blocks that wait for each other (exchange_words.cuh) are there at once: the launch is cooperative. What an output is
@@ -56,8 +56,8 @@ DEV void bring(u32 count, const Shared& m) {
   }
 }
 
-// This warp's stages of a product with x, to its sums. Digits of x stay in registers for all row
-// blocks of a stage's columns. Of a column of B, a lane's sums are those of lanes 0 and 1 of four: the rest has none.
+// This warp's stages of a product with x times a factor, to its sums. Digits of x stay in registers for all row blocks
+// of a stage's columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
 DEV void multiply(const Shared& m, u32 product, float factor) {
   const Plan& plan = m.plan(product);
   const u32 warp = thread_index() / 32, lane = thread_index() & 31;
