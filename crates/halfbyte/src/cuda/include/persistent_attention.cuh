@@ -150,7 +150,6 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       mma_sync<BF16>(sum, a, less[0], less[1]);
     }
   };
-  // The first tile is on its way while this token's heads are waited for.
   const u32 tile = from + TILE * slot;
 
   // The heads of this token: queries, then key and value where they are in this part.

@@ -181,8 +181,7 @@ DEV float2 load_early(const float* p) {
   return v;
 }
 constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;
-// What was loaded for a loop's rounds, which are one piece of code: code that runs once a layer is read from the
-// second-level cache each time, and takes longer to come than to run.
+// All that the rounds of a loop need is loaded at once, before the first; the loop itself stays one piece of code.
 template <class T, u32 N> DEV void next_of(T (&v)[N]) {
 #pragma unroll
   for (u32 i = 0; i + 1 < N; i++) v[i] = v[i + 1];
