@@ -10,7 +10,7 @@ mod text;
 
 use super::{Gpu as Device, LoadTimes, Resident, Text};
 use crate::arch::spec::{NormKind, Residual, Spec};
-use crate::decoder::{Decoder, Layer, Mlp, ModelDevice};
+use crate::decoder::{Attention, Decoder, Layer, Mlp, ModelDevice};
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
@@ -89,6 +89,7 @@ impl CudaModel {
             (decoder, loaded.and_then(|thread| thread.join().ok()).unwrap_or_default())
         });
         let decoder = decoder?;
+        check_outside(spec)?;
         let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
         decoder.layers.iter().try_for_each(check)?;
@@ -131,21 +132,65 @@ fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCud
     if let Mlp::Dense(mlp) = &layer.mlp { Some(mlp) } else { None }
 }
 
-/// Error: a layer that has no steps on a GPU yet.
+/// Error: what lies outside of the layers has no steps on a GPU yet. What is added to a spec must be said here.
+fn check_outside(spec: &Spec) -> Result<()> {
+    let Spec { embedding_scale, embedding_norm, norm, logit_cap, .. } = spec;
+    let refuse = |expected: &str, got: &str| Err(Error::invalid(OP, expected, got));
+    if embedding_norm.is_some() {
+        return refuse("an embedding as it is", "a norm over it");
+    }
+    if embedding_scale.is_some() {
+        return refuse("an embedding as it is", "a factor of it");
+    }
+    if norm.kind != NormKind::Rms {
+        return refuse("RMS norms", "a LayerNorm");
+    }
+    if logit_cap.is_some() {
+        return refuse("logits as they are", "a cap of them");
+    }
+    Ok(())
+}
+
+/// Error: a layer that has no steps on a GPU yet. What is added to a layer must be said here.
 fn check(layer: &Layer<OnCuda>) -> Result<()> {
     let refuse = |expected: &str, got: &str| Err(Error::invalid(OP, expected, got));
-    let norms = [Some(&layer.attention.norm), layer.mlp_norm.as_ref()].into_iter().flatten();
+    let Layer { attention, mlp_norm, mlp, mlp_post_norm, residual } = layer;
+    let Attention {
+        norm,
+        qkv: _,
+        heads: _,
+        head_norms: _,
+        rope: _,
+        alibi,
+        window: _,
+        scale: _,
+        cap,
+        sinks,
+        output: _,
+        post_norm,
+    } = attention;
+    let norms = [Some(norm), mlp_norm.as_ref()].into_iter().flatten();
     if norms.into_iter().any(|norm| norm.kind != NormKind::Rms) {
         return refuse("RMS norms", "a LayerNorm");
     }
-    if layer.residual != Residual::Sequential {
+    if post_norm.is_some() || mlp_post_norm.is_some() {
+        return refuse("norms before attention and MLP", "norms over what they add");
+    }
+    if *residual != Residual::Sequential {
         return refuse("an MLP that reads what attention adds", "one beside attention");
     }
-    if layer.attention.alibi.is_some() {
+    if alibi.is_some() {
         return refuse("rotary positions or none", "ALiBi");
     }
-    match &layer.mlp {
+    if cap.is_some() {
+        return refuse("scores as they are", "a cap of them");
+    }
+    if sinks.is_some() {
+        return refuse("a softmax over positions alone", "attention sinks");
+    }
+    match mlp {
         Mlp::Experts(_) => refuse("one MLP for all tokens", "a mixture of experts"),
+        Mlp::Dense(mlp) if mlp.clamp.is_some() => refuse("an MLP gated by SiLU", "a clamped gate"),
         Mlp::Dense(mlp) if !mlp.gated || mlp.activation != Activation::Silu => {
             refuse("an MLP gated by SiLU", "another activation")
         }

@@ -2,7 +2,7 @@
 
 use super::projection::{Input, Projection};
 use super::{CudaModel, OnCuda, Vocabulary, persistent};
-use crate::decoder::{Attention, Decoder, Experts, FeedForward, Norm, Slot, Steps};
+use crate::decoder::{Attention, Decoder, Experts, FeedForward, InPlace, Norm, Slot, Steps};
 use crate::error::{Error, Result};
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::Buffer;
@@ -198,6 +198,10 @@ impl Steps<OnCuda> for Run<'_> {
             }
         }
         Ok(())
+    }
+
+    fn norm_in_place(&mut self, _: InPlace, _: &Norm<OnCuda>) -> Result<()> {
+        Err(unknown("norms before layers", "a norm over the embedding or over what a layer adds"))
     }
 
     fn add(&mut self) -> Result<()> {
