@@ -6,7 +6,22 @@ use halfbyte_llm::{Error, LoadOptions, Model, Session, eval};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-const MODELS: [&str; 6] = ["llama", "llama-tied-mha", "llama3-rope", "mistral-window", "qwen2", "qwen3"];
+const MODELS: [&str; 14] = [
+    "bloom",
+    "gemma2",
+    "gemma3",
+    "gpt-oss",
+    "llama",
+    "llama-tied-mha",
+    "llama-yarn",
+    "llama3-rope",
+    "mistral-window",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
