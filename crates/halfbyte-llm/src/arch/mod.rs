@@ -7,6 +7,7 @@ mod bloom;
 mod experts;
 mod gemma2;
 mod gemma3;
+mod gpt_neox;
 mod gpt_oss;
 mod llama;
 mod mistral;
@@ -15,6 +16,7 @@ mod phi3;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod rename;
 mod rope;
 mod sizes;
 pub mod spec;
@@ -42,6 +44,7 @@ pub static ARCHITECTURES: &[Architecture] = &[
     bloom::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gpt_neox::ARCHITECTURE,
     gpt_oss::ARCHITECTURE,
     llama::ARCHITECTURE,
     mistral::ARCHITECTURE,

@@ -16,11 +16,17 @@ pub(super) struct Rotary {
 
 /// Those of all layers, with heads of this size.
 pub(super) fn read(fields: &Fields<'_>, head_size: usize) -> Result<Rotary> {
+    read_part(fields, head_size, 1.0)
+}
+
+/// The same, with the part of a head that rotates where the config does not say it.
+pub(super) fn read_part(fields: &Fields<'_>, head_size: usize, part: f64) -> Result<Rotary> {
     let name = fields.spelling(&["rope_parameters", "rope_scaling"]);
     let (empty, inner) = (Map::new(), fields.inner(name)?);
     let inner = inner.unwrap_or_else(|| fields.within(name, &empty));
-    let theta = if inner.get("rope_theta").is_some() { (inner, "rope_theta") } else { (*fields, "rope_theta") };
-    rotary(fields, &inner, theta, head_size)
+    let theta_in = if inner.get("rope_theta").is_some() { inner } else { *fields };
+    let theta = (theta_in, theta_in.spelling(&["rope_theta", "rotary_emb_base"]));
+    rotary(fields, &inner, theta, (head_size, part))
 }
 
 /// Those of the layers of a type, where types have their own: in `rope_parameters.TYPE`, or before with the frequencies of `theta`,
@@ -29,18 +35,18 @@ pub(super) fn of_type(fields: &Fields<'_>, kind: &str, theta: &str, head_size: u
     let empty = Map::new();
     if let Some(types) = fields.inner("rope_parameters")? {
         let inner = types.inner(kind)?.ok_or_else(|| types.refuse(kind, "an object", "nothing"))?;
-        return rotary(fields, &inner, (inner, "rope_theta"), head_size);
+        return rotary(fields, &inner, (inner, "rope_theta"), (head_size, 1.0));
     }
     let scaling = if kind == "full_attention" { fields.inner("rope_scaling")? } else { None };
     let scaling = scaling.unwrap_or_else(|| fields.within("rope_scaling", &empty));
-    rotary(fields, &scaling, (*fields, theta), head_size)
+    rotary(fields, &scaling, (*fields, theta), (head_size, 1.0))
 }
 
 fn rotary(
     fields: &Fields<'_>,
     inner: &Fields<'_>,
     (theta_in, of_theta): (Fields<'_>, &str),
-    head_size: usize,
+    (head_size, part): (usize, f64),
 ) -> Result<Rotary> {
     let theta = theta_in.number(of_theta)?.unwrap_or(10_000.0);
     if theta < 1.0 {
@@ -48,7 +54,7 @@ fn rotary(
     }
     let part_in = if inner.get("partial_rotary_factor").is_some() { inner } else { fields };
     let of_part = part_in.spelling(&["partial_rotary_factor", "rotary_pct"]);
-    let part = part_in.number(of_part)?.unwrap_or(1.0);
+    let part = part_in.number(of_part)?.unwrap_or(part);
     let rotated = (head_size as f64 * part) as usize;
     if !(part > 0.0 && part <= 1.0) || !rotated.is_multiple_of(2) || rotated == 0 {
         let expected = format!("an even number of elements of a head of {head_size}, as its share");

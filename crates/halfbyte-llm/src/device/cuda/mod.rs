@@ -6,11 +6,12 @@ mod persistent;
 mod profile;
 mod projection;
 mod run;
+mod supported;
 mod text;
 
 use super::{Gpu as Device, LoadTimes, Resident, Text};
-use crate::arch::spec::{NormKind, Residual, Spec};
-use crate::decoder::{Attention, Decoder, Layer, Mlp, ModelDevice};
+use crate::arch::Spec;
+use crate::decoder::{Decoder, Layer, Mlp, ModelDevice};
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
@@ -20,7 +21,6 @@ use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
 use halfbyte::cuda::nn::{self, Dense, KvCache, PersistentPlan, Rope};
-use halfbyte::kernel::Activation;
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
 use loading::{Lanes, Loading};
@@ -74,6 +74,7 @@ impl CudaModel {
         if shard != Shard::WHOLE {
             return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
         }
+        supported::check(spec)?;
         let Device { gpu, activations, fused, persistent } = device.clone();
         let stream = gpu.stream()?;
         let cuda = Cuda::new(gpu, stream)?;
@@ -89,10 +90,8 @@ impl CudaModel {
             (decoder, loaded.and_then(|thread| thread.join().ok()).unwrap_or_default())
         });
         let decoder = decoder?;
-        check_outside(spec)?;
         let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
-        decoder.layers.iter().try_for_each(check)?;
         let persistent = persistent.then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok()).flatten();
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let model = Self { cuda, activations, fused, no_rope, decoder, persistent, times };
@@ -130,72 +129,6 @@ impl CudaModel {
 
 fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCuda>> {
     if let Mlp::Dense(mlp) = &layer.mlp { Some(mlp) } else { None }
-}
-
-/// Error: what lies outside of the layers has no steps on a GPU yet. What is added to a spec must be said here.
-fn check_outside(spec: &Spec) -> Result<()> {
-    let Spec { embedding_scale, embedding_norm, norm, logit_cap, .. } = spec;
-    let refuse = |expected: &str, got: &str| Err(Error::invalid(OP, expected, got));
-    if embedding_norm.is_some() {
-        return refuse("an embedding as it is", "a norm over it");
-    }
-    if embedding_scale.is_some() {
-        return refuse("an embedding as it is", "a factor of it");
-    }
-    if norm.kind != NormKind::Rms {
-        return refuse("RMS norms", "a LayerNorm");
-    }
-    if logit_cap.is_some() {
-        return refuse("logits as they are", "a cap of them");
-    }
-    Ok(())
-}
-
-/// Error: a layer that has no steps on a GPU yet. What is added to a layer must be said here.
-fn check(layer: &Layer<OnCuda>) -> Result<()> {
-    let refuse = |expected: &str, got: &str| Err(Error::invalid(OP, expected, got));
-    let Layer { attention, mlp_norm, mlp, mlp_post_norm, residual } = layer;
-    let Attention {
-        norm,
-        qkv: _,
-        heads: _,
-        head_norms: _,
-        rope: _,
-        alibi,
-        window: _,
-        scale: _,
-        cap,
-        sinks,
-        output: _,
-        post_norm,
-    } = attention;
-    let norms = [Some(norm), mlp_norm.as_ref()].into_iter().flatten();
-    if norms.into_iter().any(|norm| norm.kind != NormKind::Rms) {
-        return refuse("RMS norms", "a LayerNorm");
-    }
-    if post_norm.is_some() || mlp_post_norm.is_some() {
-        return refuse("norms before attention and MLP", "norms over what they add");
-    }
-    if *residual != Residual::Sequential {
-        return refuse("an MLP that reads what attention adds", "one beside attention");
-    }
-    if alibi.is_some() {
-        return refuse("rotary positions or none", "ALiBi");
-    }
-    if cap.is_some() {
-        return refuse("scores as they are", "a cap of them");
-    }
-    if sinks.is_some() {
-        return refuse("a softmax over positions alone", "attention sinks");
-    }
-    match mlp {
-        Mlp::Experts(_) => refuse("one MLP for all tokens", "a mixture of experts"),
-        Mlp::Dense(mlp) if mlp.clamp.is_some() => refuse("an MLP gated by SiLU", "a clamped gate"),
-        Mlp::Dense(mlp) if !mlp.gated || mlp.activation != Activation::Silu => {
-            refuse("an MLP gated by SiLU", "another activation")
-        }
-        Mlp::Dense(_) => Ok(()),
-    }
 }
 
 impl Resident for CudaModel {
