@@ -1,6 +1,7 @@
 //! A checkpoint as one set of named tensors, whatever the container and the number of files.
 
 use crate::error::{Error, Result};
+use crate::experts;
 use crate::finding::Finding;
 use crate::gguf;
 use crate::mapping::Mapping;
@@ -140,7 +141,15 @@ impl Checkpoint {
             };
             this.open_file(only)?;
         }
+        this.experts_apart()?;
         Ok(this)
+    }
+
+    /// Experts that lie in one tensor become a module each. Error: one of them is there already.
+    fn experts_apart(&mut self) -> Result<()> {
+        let tensors = std::mem::take(&mut self.tensors);
+        self.by_name.clear();
+        experts::apart(tensors).into_iter().try_for_each(|tensor| self.add_tensor(tensor))
     }
 
     fn open_file(&mut self, path: &Path) -> Result<()> {

@@ -21,6 +21,7 @@ pub mod checkpoint;
 pub mod config;
 mod contents;
 pub mod error;
+mod experts;
 pub mod files;
 mod finding;
 pub mod folder;

@@ -92,6 +92,12 @@ impl<'a> Check<'a> {
                 self.vector(&norm.name, "bias", len);
             }
         }
+        for sinks in spec.sinks() {
+            if let Some((module, part)) = sinks.rsplit_once('.') {
+                self.vector(module, part, spec.heads.heads);
+                self.known.insert(sinks);
+            }
+        }
         if let Some(head) = &spec.head {
             self.linear(head, table);
         }
@@ -177,8 +183,16 @@ fn layer_of(config: &Config, name: &str) -> Option<usize> {
 }
 
 /// Tensors that programs leave in files and that say nothing: they follow from the configuration.
-const NEGLIGIBLE: &[&str] =
-    &["rotary_emb.inv_freq", "attn.masked_bias", "attn.bias", "k_scale", "v_scale", "rope_freqs.weight"];
+const NEGLIGIBLE: &[&str] = &[
+    "rotary_emb.inv_freq",
+    "attn.masked_bias",
+    "attn.bias",
+    "attention.masked_bias",
+    "attention.bias",
+    "k_scale",
+    "v_scale",
+    "rope_freqs.weight",
+];
 
 /// Layers beyond those that the configuration counts, and tensors that the architecture has no use for.
 fn unused(config: &Config, weights: &Weights, known: &HashSet<&str>) -> (Option<Finding>, Vec<Finding>) {
@@ -197,7 +211,7 @@ fn unused(config: &Config, weights: &Weights, known: &HashSet<&str>) -> (Option<
         let parts = SCHEMES.iter().flat_map(|scheme| scheme.parts).copied().chain(["weight", "bias"]);
         let negligible =
             NEGLIGIBLE.iter().any(|ending| name.ends_with(ending)) || is_second_embedding(config, weights, name);
-        if negligible || { parts }.any(is_part) {
+        if negligible || known.contains(name) || { parts }.any(is_part) {
             continue;
         }
         // Of all layers alike, one sentence.

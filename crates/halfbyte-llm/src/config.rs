@@ -8,7 +8,7 @@ pub(crate) use fields::shown;
 use crate::arch::{ARCHITECTURES, Architecture, Spec};
 use crate::error::{Error, Result};
 use halfbyte::Float;
-use halfbyte_checkpoint::{Weights, json};
+use halfbyte_checkpoint::{ModuleKind, Weights, json};
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -60,14 +60,24 @@ impl Config {
         Self::of(&object(text, path)?, path)
     }
 
-    /// What a checkpoint says: in the file itself where that holds a config (GGUF, ONNX), else in its folder.
+    /// What a checkpoint says: in the file itself where that holds a config (GGUF, ONNX), else in its folder. Tensors have the names
+    /// of the files, where these leave the name of the whole out in front (`h.0.…` for `transformer.h.0.…`).
     ///
     /// Errors: as [`Config::from_folder`], and what the checkpoint's own config cannot say.
     pub fn from_weights(weights: &Weights) -> Result<Self> {
-        match weights.own_config()? {
-            Some(config) => Self::of(&config, weights.checkpoint().path()),
-            None => Self::from_folder(weights.folder()),
+        let mut config = match weights.own_config()? {
+            Some(config) => Self::of(&config, weights.checkpoint().path())?,
+            None => Self::from_folder(weights.folder())?,
+        };
+        let absent = |module: &str| matches!(weights.kind(module), Ok(ModuleKind::Absent));
+        if let Some((whole, rest)) = config.spec.embedding.split_once('.')
+            && absent(&config.spec.embedding)
+            && !absent(rest)
+        {
+            let whole = format!("{whole}.");
+            config.spec.rename(&|name| name.strip_prefix(&whole).unwrap_or(name).to_owned());
         }
+        Ok(config)
     }
 
     fn of(object: &Map<String, Value>, path: &Path) -> Result<Self> {

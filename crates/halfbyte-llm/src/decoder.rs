@@ -1,9 +1,9 @@
 //! The one loop over layers: it runs a [`Spec`](crate::arch::Spec) on every device.
 //!
 //! ```text
-//! stream = embedding of the tokens
-//! for each layer:   attention: norm ─ q, k, v ─ (norms of heads, positions) append ─ attend ─ output
-//!                   MLP:       norm ─ up (gate) ─ activation ─ down          or experts
+//! stream = embedding of the tokens (normed)
+//! for each layer:   attention: norm ─ q, k, v ─ (norms of heads, positions) append ─ attend ─ output (normed)
+//!                   MLP:       norm ─ up (gate) ─ activation ─ down (normed)          or experts
 //! norm
 //! ```
 //!
@@ -16,7 +16,7 @@ mod profile;
 #[cfg(test)]
 mod tests;
 
-use crate::arch::spec::{NormKind, Residual, Routing};
+use crate::arch::spec::{GateClamp, NormKind, Residual, Routing};
 use crate::error::Result;
 use halfbyte::kernel::{Activation, Heads};
 use std::fmt::Debug;
@@ -57,6 +57,15 @@ pub(crate) enum Slot {
     Update,
 }
 
+/// What is normed where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InPlace {
+    /// The residual stream.
+    Stream,
+    /// What is added to it.
+    Update,
+}
+
 /// What a device does with the rows that go through the layers together.
 pub(crate) trait Steps<D: ModelDevice> {
     /// The tokens' vectors become the stream.
@@ -64,6 +73,9 @@ pub(crate) trait Steps<D: ModelDevice> {
 
     /// Adds the update of all ranks to the stream, if there is one, and norms the stream for a layer that reads it.
     fn norm(&mut self, add: bool, norm: &Norm<D>, reader: Option<&D::Projection>) -> Result<()>;
+
+    /// Norms the stream, or the update of all ranks, where it lies.
+    fn norm_in_place(&mut self, what: InPlace, norm: &Norm<D>) -> Result<()>;
 
     /// Adds the update of all ranks to the stream.
     fn add(&mut self) -> Result<()>;
@@ -102,6 +114,7 @@ pub(crate) struct Decoder<D: ModelDevice> {
     pub vocab: usize,
     /// The heads of this rank.
     pub heads: Heads,
+    pub embedding_norm: Option<Norm<D>>,
     pub layers: Vec<Layer<D>>,
     pub norm: Norm<D>,
     pub vocabulary: D::Vocabulary,
@@ -113,6 +126,8 @@ pub(crate) struct Layer<D: ModelDevice> {
     /// None: the MLP reads what attention does.
     pub mlp_norm: Option<Norm<D>>,
     pub mlp: Mlp<D>,
+    /// Over what the MLP adds.
+    pub mlp_post_norm: Option<Norm<D>>,
     pub residual: Residual,
 }
 
@@ -120,6 +135,7 @@ pub(crate) struct Layer<D: ModelDevice> {
 pub(crate) struct Norm<D: ModelDevice> {
     pub kind: NormKind,
     pub eps: f32,
+    /// As it multiplies, whatever the file lacks of it.
     pub weight: D::Vector,
     /// Of a LayerNorm.
     pub bias: Option<D::Vector>,
@@ -134,10 +150,15 @@ pub(crate) struct Attention<D: ModelDevice> {
     pub head_norms: Option<[Norm<D>; 2]>,
     pub rope: Option<Arc<D::Rope>>,
     /// Slopes of this rank's query heads.
-    pub alibi: Option<Vec<f32>>,
+    pub alibi: Option<D::Vector>,
     pub window: Option<usize>,
     pub scale: f32,
+    pub cap: Option<f32>,
+    /// Of this rank's query heads.
+    pub sinks: Option<D::Vector>,
     pub output: D::Projection,
+    /// Over what it adds.
+    pub post_norm: Option<Norm<D>>,
 }
 
 #[derive(Debug)]
@@ -152,6 +173,7 @@ pub(crate) struct FeedForward<D: ModelDevice> {
     pub up: D::Projection,
     pub down: D::Projection,
     pub activation: Activation,
+    pub clamp: Option<GateClamp>,
     pub gated: bool,
     /// Length of the vector inside, of this rank.
     pub inner: usize,
@@ -169,6 +191,9 @@ impl<D: ModelDevice> Decoder<D> {
     /// From tokens to normed vectors, of all rows or of the last one of each text.
     pub fn forward(&self, run: &mut impl Steps<D>, all_rows: bool) -> Result<()> {
         run.embed(&self.vocabulary)?;
+        if let Some(norm) = &self.embedding_norm {
+            run.norm_in_place(InPlace::Stream, norm)?;
+        }
         for (i, layer) in self.layers.iter().enumerate() {
             let narrows = i + 1 == self.layers.len() && !all_rows;
             // Nothing breaks off here: only calibration does, layer by layer.
@@ -198,7 +223,7 @@ impl<D: ModelDevice> Decoder<D> {
 
     /// Every norm, in order.
     pub fn norms(&self) -> impl Iterator<Item = &Norm<D>> {
-        self.layers.iter().flat_map(Layer::norms).chain([&self.norm])
+        self.embedding_norm.iter().chain(self.layers.iter().flat_map(Layer::norms)).chain([&self.norm])
     }
 }
 
@@ -226,6 +251,9 @@ impl<D: ModelDevice> Layer<D> {
             return Ok(ControlFlow::Break(()));
         }
         run.project(&attention.output, Slot::Attended, Slot::Update)?;
+        if let Some(norm) = &attention.post_norm {
+            run.norm_in_place(InPlace::Update, norm)?;
+        }
         Ok(ControlFlow::Continue(()))
     }
 
@@ -241,7 +269,16 @@ impl<D: ModelDevice> Layer<D> {
                 run.add()?;
             }
         }
-        self.mlp.run(run)
+        self.normed_mlp(run)
+    }
+
+    /// The MLP from normed rows to the update.
+    pub fn normed_mlp(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
+        let flow = self.mlp.run(run)?;
+        if let Some(norm) = self.mlp_post_norm.as_ref().filter(|_| flow.is_continue()) {
+            run.norm_in_place(InPlace::Update, norm)?;
+        }
+        Ok(flow)
     }
 
     fn projections(&self) -> Vec<&D::Projection> {
@@ -258,13 +295,14 @@ impl<D: ModelDevice> Layer<D> {
 
     fn norms(&self) -> Vec<&Norm<D>> {
         let over_heads = self.attention.head_norms.iter().flatten();
-        [&self.attention.norm].into_iter().chain(over_heads).chain(&self.mlp_norm).collect()
+        let post = [&self.attention.post_norm, &self.mlp_norm, &self.mlp_post_norm].into_iter().flatten();
+        [&self.attention.norm].into_iter().chain(over_heads).chain(post).collect()
     }
 }
 
 impl<D: ModelDevice> Mlp<D> {
     /// From normed rows to the update.
-    pub fn run(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
+    fn run(&self, run: &mut impl Steps<D>) -> Result<ControlFlow<()>> {
         match self {
             Mlp::Dense(mlp) => {
                 if run.reads(2, Slot::Normed, &mlp.up)?.is_break() {

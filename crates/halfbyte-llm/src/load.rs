@@ -1,11 +1,12 @@
 //! From a checkpoint's tensors, or random ones, to what a device packs: checked, quantised if asked for, and cut for a rank.
 
-use crate::arch::spec::{LinearSpec, Shape, Spec};
+use crate::arch::spec::{LinearSpec, NormKind, Shape, Spec};
 use crate::comm::{Alone, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::random::{self, RandomFloats, RandomWeights};
 use crate::shard::{Cut, cut_floats, cut_linear};
+use halfbyte::cpu::{Cpu, nn};
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Floats, Group, StoredTensor, WeightFormat};
 use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
@@ -334,6 +335,14 @@ impl<'a> Loader<'a> {
         self.part(layer, prefix, shape, cut)
     }
 
+    /// A whole layer as it is stored, whatever the options say: a router, on which it hangs who computes a token.
+    pub(crate) fn router(&mut self, prefix: &str, shape: Shape) -> Result<StoredLinear<'a>> {
+        match self.source {
+            Source::Checkpoint(_) => self.stored(prefix, shape, &Cut::whole(shape)),
+            Source::Random(_) => self.drawn(prefix, shape, &Cut::whole(shape), None),
+        }
+    }
+
     /// A rank's part of a random layer.
     fn drawn(
         &mut self,
@@ -395,7 +404,8 @@ pub(crate) fn below_each_other(parts: &[Floats<'_>], dtype: Float) -> FloatData<
     }
 }
 
-/// The rows of a model's embedding for some tokens, whose ids are below the vocabulary. Shape: out `[tokens, hidden]`.
+/// What enters the first layer for some tokens, whose ids are below the vocabulary: rows of the embedding, multiplied and normed as
+/// the model has it. Shape: out `[tokens, hidden]`.
 pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &mut [f32]) -> Result<()> {
     let (hidden, name) = (spec.hidden, format!("{}.weight", spec.embedding));
     let rows = weights.floats(&name, &[spec.vocab, hidden])?;
@@ -404,6 +414,23 @@ pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &m
         out.iter_mut().enumerate().for_each(|(j, out)| *out = row.get(j));
     }
     weights.checkpoint().release(&name);
+    if let Some(scale) = spec.embedding_scale {
+        out.iter_mut().for_each(|v| *v *= scale);
+    }
+    if let Some(norm) = &spec.embedding_norm {
+        let part = |part: &str| weights.floats(&format!("{}.{part}", norm.name), &[hidden]).map(|v| v.to_f32());
+        let weight: Vec<f32> = part("weight")?.into_iter().map(|v| v + norm.offset).collect();
+        let bias = (norm.kind == NormKind::Layer).then(|| part("bias")).transpose()?;
+        let (cpu, mut before) = (Cpu::new(1)?, Vec::new());
+        for rows in out.chunks_mut(hidden << 8) {
+            before.clear();
+            before.extend_from_slice(rows);
+            match norm.kind {
+                NormKind::Rms => nn::rms_norm(&cpu, &before, &weight, norm.eps, rows)?,
+                NormKind::Layer => nn::layer_norm(&cpu, &before, &weight, bias.as_deref(), norm.eps, rows)?,
+            }
+        }
+    }
     Ok(())
 }
 

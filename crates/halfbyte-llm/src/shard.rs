@@ -167,7 +167,12 @@ pub fn output(attention: &AttentionSpec, of: &HeadsOf, shard: Shard) -> Cut {
 
 /// What a rank that has these inner features holds of an MLP's layers, the last of them `down`.
 pub fn feed_forward<'a>(mlp: &'a FeedForward, inner: &Range<usize>, shard: Shard) -> Vec<(&'a LinearSpec, Cut)> {
-    let up = mlp.up.iter().map(|layer| (layer, Cut::rows(vec![inner.clone()], layer.shape)));
+    let up = mlp.up.iter().map(|layer| {
+        // Gate and up may be one layer.
+        let of = (0..layer.shape.n).step_by(mlp.inner());
+        let rows = of.map(|first| first + inner.start..first + inner.end).collect();
+        (layer, Cut::rows(joined(rows), layer.shape))
+    });
     up.chain([(&mlp.down, Cut::columns(inner.clone(), mlp.down.shape, shard))]).collect()
 }
 

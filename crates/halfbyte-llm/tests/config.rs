@@ -154,7 +154,7 @@ fn every_refusal_names_the_field() {
         ("rope_parameters.low_freq_factor", llama3("low_freq_factor", json!(null))),
         ("rope_parameters.high_freq_factor", llama3("high_freq_factor", json!(1.0))),
         ("rope_parameters.original_max_position_embeddings", llama3("original_max_position_embeddings", json!(0))),
-        ("partial_rotary_factor", json!({"partial_rotary_factor": 0.5})),
+        ("partial_rotary_factor", json!({"partial_rotary_factor": 1.5})),
     ] {
         match parse(&with(changes.clone())) {
             Err(Error::Config { field: got, .. }) => assert_eq!(got, field, "{changes}"),

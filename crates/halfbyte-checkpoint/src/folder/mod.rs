@@ -123,6 +123,11 @@ impl Linear<'_> {
         crate::config::in_block(self.name)
     }
 
+    /// Whether it chooses the experts of a token, by the names that architectures have for it: small, and quantisers leave it.
+    pub fn is_router(&self) -> bool {
+        matches!(self.name.rsplit('.').next(), Some("gate" | "router"))
+    }
+
     /// Whether it is a table of vectors and no product, by the names that architectures have for it.
     pub fn is_embedding(&self) -> bool {
         let last = self.name.rsplit('.').next().unwrap_or_default();

@@ -258,7 +258,8 @@ fn layers<'a>(args: &Args, source: &'a Weights, head: Option<&'a Head>) -> Resul
         ));
     }
     let format = args.format();
-    let mut layers: Vec<_> = all.into_iter().filter(Linear::in_block).map(|layer| (layer, format)).collect();
+    let chosen = all.into_iter().filter(|layer| layer.in_block() && !layer.is_router());
+    let mut layers: Vec<_> = chosen.map(|layer| (layer, format)).collect();
     if layers.is_empty() {
         return Err(Failure::new(
             crate::failure::Exit::Input,

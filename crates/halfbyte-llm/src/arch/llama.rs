@@ -3,7 +3,8 @@
 //! *Source:* Touvron et al., "LLaMA: Open and Efficient Foundation Language Models", 2023; tensor names and the order
 //! of q, k, v as in Hugging Face transformers.
 
-use super::sizes::{Sizes, linear};
+use super::rope::Rotary;
+use super::sizes::{Defaults, Sizes, check_activation, linear};
 use super::spec::{
     AttentionSpec, FeedForward, LayerSpec, MlpKind, MlpSpec, NormKind, NormSpec, Positions, Qkv, Residual, Spec,
 };
@@ -11,7 +12,6 @@ use super::{Architecture, rope};
 use crate::config::Fields;
 use crate::error::Result;
 use halfbyte::kernel::Activation;
-use std::sync::Arc;
 
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "LlamaForCausalLM", model_type: "llama", spec };
@@ -20,6 +20,8 @@ fn spec(fields: &Fields<'_>) -> Result<Spec> {
     let (attention, mlp) = (fields.flag("attention_bias")?, fields.flag("mlp_bias")?);
     recipe(fields, 2048, Biases { qkv: attention, output: attention, mlp })
 }
+
+const DEFAULTS: Defaults = Defaults { max_context: 2048, eps: 1e-6, inner: None };
 
 /// Which linear layers have biases.
 pub(super) struct Biases {
@@ -30,14 +32,26 @@ pub(super) struct Biases {
 
 /// The recipe that Llama's descendants share; `max_context` is what an absent `max_position_embeddings` means.
 pub(super) fn recipe(fields: &Fields<'_>, max_context: usize, biases: Biases) -> Result<Spec> {
-    let sizes = Sizes::read(fields, max_context)?;
+    check_activation(fields, &["silu", "swish"])?;
+    let rotary = rope::read(fields, head_size(fields)?)?;
+    gated(fields, max_context, biases, (Activation::Silu, rotary))
+}
+
+/// Elements of a head.
+pub(super) fn head_size(fields: &Fields<'_>) -> Result<usize> {
+    Ok(Sizes::read(fields, DEFAULTS)?.heads.head_size)
+}
+
+/// The same with another function at the gate, and rotary positions that were read.
+pub(super) fn gated(
+    fields: &Fields<'_>,
+    max_context: usize,
+    biases: Biases,
+    (activation, Rotary { rope, scores }): (Activation, Rotary),
+) -> Result<Spec> {
+    let sizes = Sizes::read(fields, Defaults { max_context, ..DEFAULTS })?;
     let Sizes { vocab, hidden, inner, heads, eps, .. } = sizes;
-    match fields.string("hidden_act")?.unwrap_or("silu") {
-        "silu" | "swish" => {}
-        other => return Err(fields.refuse("hidden_act", "\"silu\"", format!("\"{other}\""))),
-    }
-    let rope = Arc::new(rope::read(fields, heads.head_size)?);
-    let norm = |name: String| NormSpec { name, kind: NormKind::Rms, eps };
+    let norm = |name: String| NormSpec { name, kind: NormKind::Rms, eps, offset: 0.0 };
     let layer = |i: usize| {
         let at = |module: &str| format!("model.layers.{i}.{module}");
         LayerSpec {
@@ -51,16 +65,21 @@ pub(super) fn recipe(fields: &Fields<'_>, max_context: usize, biases: Biases) ->
                 head_norms: None,
                 positions: Positions::Rope(rope.clone()),
                 window: None,
-                scale: (heads.head_size as f32).sqrt().recip(),
+                scale: (heads.head_size as f32).sqrt().recip() * scores,
+                cap: None,
+                sinks: None,
                 output: linear(at("self_attn.o_proj"), [hidden, sizes.queries()], biases.output),
+                post_norm: None,
             },
             mlp: MlpSpec {
                 norm: Some(norm(at("post_attention_layernorm"))),
                 kind: MlpKind::Dense(FeedForward {
                     up: ["mlp.gate_proj", "mlp.up_proj"].map(|up| linear(at(up), [inner, hidden], biases.mlp)).into(),
                     down: linear(at("mlp.down_proj"), [hidden, inner], biases.mlp),
-                    activation: Activation::Silu,
+                    activation,
+                    clamp: None,
                 }),
+                post_norm: None,
             },
             residual: Residual::Sequential,
         }
@@ -71,8 +90,11 @@ pub(super) fn recipe(fields: &Fields<'_>, max_context: usize, biases: Biases) ->
         heads,
         max_context: sizes.max_context,
         embedding: "model.embed_tokens".to_owned(),
+        embedding_scale: None,
+        embedding_norm: None,
         layers: (0..sizes.layers).map(layer).collect(),
         norm: norm("model.norm".to_owned()),
         head: (!fields.flag("tie_word_embeddings")?).then(|| "lm_head".to_owned()),
+        logit_cap: None,
     })
 }

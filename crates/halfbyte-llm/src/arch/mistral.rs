@@ -11,14 +11,16 @@ use crate::error::Result;
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "MistralForCausalLM", model_type: "mistral", spec };
 
-/// What an absent `sliding_window` means; null means none.
-const WINDOW: usize = 4096;
-
 fn spec(fields: &Fields<'_>) -> Result<Spec> {
+    with_window(fields, Some(4096))
+}
+
+/// With what an absent `sliding_window` means; null means none.
+pub(super) fn with_window(fields: &Fields<'_>, absent: Option<usize>) -> Result<Spec> {
     let mut spec = recipe(fields, 4096 * 32, Biases { qkv: false, output: false, mlp: false })?;
     let window = match fields.is_null("sliding_window") {
         true => None,
-        false => Some(fields.optional_size("sliding_window")?.unwrap_or(WINDOW)),
+        false => fields.optional_size("sliding_window")?.or(absent),
     };
     spec.layers.iter_mut().for_each(|layer| layer.attention.window = window);
     Ok(spec)

@@ -3,13 +3,24 @@
 //! Nothing here knows of devices, ranks or formats: the decoder runs a [`Spec`] on every device, in every format.
 //! CONTRIBUTING.md has the recipe for another one.
 
+mod bloom;
+mod experts;
+mod gemma2;
+mod gemma3;
+mod gpt_neox;
+mod gpt_oss;
 mod llama;
 mod mistral;
+mod mixtral;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
+mod rename;
 mod rope;
 mod sizes;
 pub mod spec;
+mod windows;
 
 pub use spec::Spec;
 
@@ -29,5 +40,17 @@ pub struct Architecture {
 }
 
 /// Every architecture that can run.
-pub static ARCHITECTURES: &[Architecture] =
-    &[llama::ARCHITECTURE, mistral::ARCHITECTURE, qwen2::ARCHITECTURE, qwen3::ARCHITECTURE];
+pub static ARCHITECTURES: &[Architecture] = &[
+    bloom::ARCHITECTURE,
+    gemma2::ARCHITECTURE,
+    gemma3::ARCHITECTURE,
+    gpt_neox::ARCHITECTURE,
+    gpt_oss::ARCHITECTURE,
+    llama::ARCHITECTURE,
+    mistral::ARCHITECTURE,
+    mixtral::ARCHITECTURE,
+    phi3::ARCHITECTURE,
+    qwen2::ARCHITECTURE,
+    qwen3::ARCHITECTURE,
+    qwen3_moe::ARCHITECTURE,
+];

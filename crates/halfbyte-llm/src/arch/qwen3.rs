@@ -4,7 +4,7 @@
 
 use super::Architecture;
 use super::llama::{Biases, recipe};
-use super::qwen2::windows;
+use super::qwen2::later_windows;
 use super::spec::{NormSpec, Spec};
 use crate::config::Fields;
 use crate::error::Result;
@@ -12,9 +12,17 @@ use crate::error::Result;
 pub(super) const ARCHITECTURE: Architecture =
     Architecture { architecture: "Qwen3ForCausalLM", model_type: "qwen3", spec };
 
-fn spec(fields: &Fields<'_>) -> Result<Spec> {
+/// Qwen3-MoE has it too, with experts in the place of some MLPs.
+pub(super) fn spec(fields: &Fields<'_>) -> Result<Spec> {
     let bias = fields.flag("attention_bias")?;
     let mut spec = recipe(fields, 32_768, Biases { qkv: bias, output: bias, mlp: false })?;
+    head_norms(&mut spec);
+    later_windows(fields, &mut spec)?;
+    Ok(spec)
+}
+
+/// Norms over heads as those over the stream, by the names `q_norm` and `k_norm`.
+pub(super) fn head_norms(spec: &mut Spec) {
     for (i, layer) in spec.layers.iter_mut().enumerate() {
         let norm = |name: &str| NormSpec {
             name: format!("model.layers.{i}.self_attn.{name}"),
@@ -22,6 +30,4 @@ fn spec(fields: &Fields<'_>) -> Result<Spec> {
         };
         layer.attention.head_norms = Some([norm("q_norm"), norm("k_norm")]);
     }
-    windows(fields, &mut spec)?;
-    Ok(spec)
 }

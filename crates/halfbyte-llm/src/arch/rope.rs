@@ -4,73 +4,137 @@ use super::spec::RopeSpec;
 use crate::config::Fields;
 use crate::error::Result;
 use serde_json::Map;
+use std::f64::consts::TAU;
+use std::sync::Arc;
 
-/// The frequencies of heads of this size, scaled.
-pub(super) fn read(fields: &Fields<'_>, head_size: usize) -> Result<RopeSpec> {
-    let (theta, scaling) = parameters(fields)?;
-    let of_pair = |i: usize| scaling.apply(theta.powf(-2.0 * i as f64 / head_size as f64));
-    Ok(RopeSpec { frequencies: (0..head_size / 2).map(of_pair).collect() })
+/// Rotary positions of some layers.
+pub(super) struct Rotary {
+    pub rope: Arc<RopeSpec>,
+    /// Factor of the scores: where all of a head rotates, that of cosines and sines (YaRN's attention factor) squared.
+    pub scores: f32,
 }
 
-fn parameters(fields: &Fields<'_>) -> Result<(f64, RopeScaling)> {
-    let name = if fields.get("rope_parameters").is_some() { "rope_parameters" } else { "rope_scaling" };
+/// Those of all layers, with heads of this size.
+pub(super) fn read(fields: &Fields<'_>, head_size: usize) -> Result<Rotary> {
+    read_part(fields, head_size, 1.0)
+}
+
+/// The same, with the part of a head that rotates where the config does not say it.
+pub(super) fn read_part(fields: &Fields<'_>, head_size: usize, part: f64) -> Result<Rotary> {
+    let name = fields.spelling(&["rope_parameters", "rope_scaling"]);
     let (empty, inner) = (Map::new(), fields.inner(name)?);
     let inner = inner.unwrap_or_else(|| fields.within(name, &empty));
-    let theta_in = if inner.get("rope_theta").is_some() { &inner } else { fields };
-    let theta = theta_in.number("rope_theta")?.unwrap_or(10_000.0);
+    let theta_in = if inner.get("rope_theta").is_some() { inner } else { *fields };
+    let theta = (theta_in, theta_in.spelling(&["rope_theta", "rotary_emb_base"]));
+    rotary(fields, &inner, theta, (head_size, part))
+}
+
+/// Those of the layers of a type, where types have their own: in `rope_parameters.TYPE`, or before with the frequencies of `theta`,
+/// scaled by `rope_scaling` in layers without a window.
+pub(super) fn of_type(fields: &Fields<'_>, kind: &str, theta: &str, head_size: usize) -> Result<Rotary> {
+    let empty = Map::new();
+    if let Some(types) = fields.inner("rope_parameters")? {
+        let inner = types.inner(kind)?.ok_or_else(|| types.refuse(kind, "an object", "nothing"))?;
+        return rotary(fields, &inner, (inner, "rope_theta"), (head_size, 1.0));
+    }
+    let scaling = if kind == "full_attention" { fields.inner("rope_scaling")? } else { None };
+    let scaling = scaling.unwrap_or_else(|| fields.within("rope_scaling", &empty));
+    rotary(fields, &scaling, (*fields, theta), (head_size, 1.0))
+}
+
+fn rotary(
+    fields: &Fields<'_>,
+    inner: &Fields<'_>,
+    (theta_in, of_theta): (Fields<'_>, &str),
+    (head_size, part): (usize, f64),
+) -> Result<Rotary> {
+    let theta = theta_in.number(of_theta)?.unwrap_or(10_000.0);
     if theta < 1.0 {
-        return Err(theta_in.refuse("rope_theta", "a number of at least 1", theta));
+        return Err(theta_in.refuse(of_theta, "a number of at least 1", theta));
     }
-    for place in [&inner, fields] {
-        match place.number("partial_rotary_factor")? {
-            None | Some(1.0) => {}
-            Some(other) => return Err(place.refuse("partial_rotary_factor", "1 (all of a head rotates)", other)),
+    let part_in = if inner.get("partial_rotary_factor").is_some() { inner } else { fields };
+    let of_part = part_in.spelling(&["partial_rotary_factor", "rotary_pct"]);
+    let part = part_in.number(of_part)?.unwrap_or(part);
+    let rotated = (head_size as f64 * part) as usize;
+    if !(part > 0.0 && part <= 1.0) || !rotated.is_multiple_of(2) || rotated == 0 {
+        let expected = format!("an even number of elements of a head of {head_size}, as its share");
+        return Err(part_in.refuse(of_part, expected, part));
+    }
+    let kind = inner.spelling(&["rope_type", "type"]);
+    let frequency = |i: usize| theta.powf(-2.0 * i as f64 / rotated as f64);
+    let pairs = 0..rotated / 2;
+    let (frequencies, factor): (Vec<f64>, f64) = match inner.string(kind)?.unwrap_or("default") {
+        "default" => (pairs.map(frequency).collect(), 1.0),
+        "linear" => {
+            let factor = inner.factor("factor")?;
+            (pairs.map(|i| frequency(i) / factor).collect(), 1.0)
         }
-    }
-    let kind = if inner.get("rope_type").is_some() { "rope_type" } else { "type" };
-    let scaling = match inner.string(kind)?.unwrap_or("default") {
-        "default" => RopeScaling::Default,
-        "linear" => RopeScaling::Linear { factor: inner.factor("factor")? },
         "llama3" => {
-            let (low, high) = (inner.factor("low_freq_factor")?, inner.factor("high_freq_factor")?);
-            if low >= high {
-                return Err(inner.refuse("high_freq_factor", format!("more than low_freq_factor, {low}"), high));
-            }
-            RopeScaling::Llama3 {
-                factor: inner.factor("factor")?,
-                low_freq_factor: low,
-                high_freq_factor: high,
-                original_context: inner.size("original_max_position_embeddings")?,
-            }
+            let kept = llama3(inner)?;
+            (pairs.map(|i| kept(frequency(i))).collect(), 1.0)
         }
-        other => return Err(inner.refuse(kind, "default, linear or llama3", format!("\"{other}\""))),
+        "yarn" => {
+            let (kept, factor) = (yarn(fields, inner, theta, rotated)?, inner.factor("factor")?);
+            let scaled = pairs.map(|i| frequency(i) * (kept(i) + (1.0 - kept(i)) / factor));
+            (scaled.collect(), attention_factor(inner, factor)?)
+        }
+        other => return Err(inner.refuse(kind, "default, linear, llama3 or yarn", format!("\"{other}\""))),
     };
-    Ok((theta, scaling))
+    if factor != 1.0 && rotated != head_size {
+        return Err(part_in.refuse(of_part, "1 with rope_type \"yarn\" (all of a head rotates)", part));
+    }
+    Ok(Rotary { rope: Arc::new(RopeSpec { frequencies }), scores: (factor * factor) as f32 })
 }
 
-/// How positions beyond the trained context are brought back into it.
-#[derive(Clone, Copy, Debug)]
-enum RopeScaling {
-    /// Not at all.
-    Default,
-    /// Every frequency divided.
-    Linear { factor: f64 },
-    /// Frequencies of fewer than `low_freq_factor` turns in the original context divided, those of more than
-    /// `high_freq_factor` kept, those between blended (Llama 3.1).
-    Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_context: usize },
+/// Llama 3.1: frequencies of fewer than `low_freq_factor` turns in the original context are divided, those of more than
+/// `high_freq_factor` kept, those between blended.
+fn llama3(inner: &Fields<'_>) -> Result<impl Fn(f64) -> f64 + use<>> {
+    let (low, high) = (inner.factor("low_freq_factor")?, inner.factor("high_freq_factor")?);
+    if low >= high {
+        return Err(inner.refuse("high_freq_factor", format!("more than low_freq_factor, {low}"), high));
+    }
+    let (factor, context) = (inner.factor("factor")?, inner.size("original_max_position_embeddings")?);
+    Ok(move |frequency: f64| {
+        let turns = context as f64 * frequency / TAU;
+        let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+        frequency * (kept + (1.0 - kept) / factor)
+    })
 }
 
-impl RopeScaling {
-    /// A frequency, in radians a position, scaled.
-    fn apply(self, frequency: f64) -> f64 {
-        match self {
-            RopeScaling::Default => frequency,
-            RopeScaling::Linear { factor } => frequency / factor,
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-                let turns = original_context as f64 * frequency / std::f64::consts::TAU;
-                let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-                frequency * (kept + (1.0 - kept) / factor)
-            }
-        }
+/// YaRN: how much of each pair's frequency is kept. The pairs that make `beta_fast` turns in the original context and more keep all,
+/// those of `beta_slow` and fewer nothing.
+///
+/// *Source:* Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023; defaults of Hugging Face.
+fn yarn(fields: &Fields<'_>, inner: &Fields<'_>, theta: f64, rotated: usize) -> Result<impl Fn(usize) -> f64 + use<>> {
+    if theta <= 1.0 {
+        return Err(fields.refuse("rope_theta", "a number above 1, with rope_type \"yarn\"", theta));
+    }
+    let context = match inner.optional_size("original_max_position_embeddings")? {
+        Some(context) => context,
+        None => fields.size("max_position_embeddings")?,
+    };
+    let turns = |field: &str, default: f64| {
+        if inner.get(field).is_some() { inner.factor(field) } else { Ok(default) }
+    };
+    let [fast, slow] = [turns("beta_fast", 32.0)?, turns("beta_slow", 1.0)?];
+    let pair_of = |turns: f64| rotated as f64 * (context as f64 / (turns * TAU)).ln() / (2.0 * theta.ln());
+    let (mut first, mut last) = (pair_of(fast), pair_of(slow));
+    if inner.get("truncate").is_none() || inner.flag("truncate")? {
+        (first, last) = (first.floor(), last.ceil());
+    }
+    let (first, last) = (first.max(0.0), last.min(rotated as f64 - 1.0));
+    let width = if first == last { 0.001 } else { last - first };
+    Ok(move |pair: usize| 1.0 - ((pair as f64 - first) / width).clamp(0.0, 1.0))
+}
+
+/// What YaRN multiplies cosines and sines by.
+fn attention_factor(inner: &Fields<'_>, factor: f64) -> Result<f64> {
+    if inner.get("attention_factor").is_some() {
+        return inner.factor("attention_factor");
+    }
+    let of = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+    match (inner.number("mscale")?, inner.number("mscale_all_dim")?) {
+        (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => Ok(of(scale) / of(all)),
+        _ => Ok(of(1.0)),
     }
 }

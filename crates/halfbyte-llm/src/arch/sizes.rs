@@ -26,10 +26,20 @@ pub(super) struct Sizes {
     pub eps: f32,
 }
 
+/// What absent fields mean.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Defaults {
+    pub max_context: usize,
+    pub eps: f64,
+    /// The vector inside an MLP, in multiples of the one between layers; None: the config must say.
+    pub inner: Option<usize>,
+}
+
 impl Sizes {
-    /// Reads them; `max_context` is what an absent `max_position_embeddings` means.
-    pub fn read(fields: &Fields<'_>, max_context: usize) -> Result<Self> {
-        let (hidden, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
+    /// Reads them, in the spelling of Llama or that of GPT.
+    pub fn read(fields: &Fields<'_>, defaults: Defaults) -> Result<Self> {
+        let hidden = fields.size(fields.spelling(&["hidden_size", "n_embed"]))?;
+        let heads = fields.size(fields.spelling(&["num_attention_heads", "n_head"]))?;
         let kv_heads = fields.optional_size("num_key_value_heads")?.unwrap_or(heads);
         if !heads.is_multiple_of(kv_heads) {
             let expected = format!("a divisor of num_attention_heads, {heads}");
@@ -46,7 +56,12 @@ impl Sizes {
         if !head_size.is_multiple_of(2) || head_size > LARGEST_HEAD {
             return Err(fields.refuse("head_dim", format!("an even number up to {LARGEST_HEAD}"), head_size));
         }
-        let (vocab, inner) = (fields.size("vocab_size")?, fields.size("intermediate_size")?);
+        let vocab = fields.size("vocab_size")?;
+        let inner = match (fields.optional_size("intermediate_size")?, defaults.inner) {
+            (None, Some(times)) => times * hidden,
+            (Some(inner), _) => inner,
+            (None, None) => fields.size("intermediate_size")?,
+        };
         for (field, rows) in
             [("head_dim", (heads + 2 * kv_heads) * head_size), ("vocab_size", vocab), ("intermediate_size", 2 * inner)]
         {
@@ -54,16 +69,19 @@ impl Sizes {
                 return Err(fields.refuse(field, "a matrix of at most 2^40 elements", format!("{rows} × {hidden}")));
             }
         }
-        let layers = fields.size("num_hidden_layers")?;
+        let of_layers = fields.spelling(&["num_hidden_layers", "n_layer"]);
+        let layers = fields.size(of_layers)?;
         if layers > MOST_LAYERS {
-            return Err(fields.refuse("num_hidden_layers", format!("at most {MOST_LAYERS}"), layers));
+            return Err(fields.refuse(of_layers, format!("at most {MOST_LAYERS}"), layers));
         }
-        let eps = fields.number("rms_norm_eps")?.unwrap_or(1e-6);
+        let of_eps = fields.spelling(&["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"]);
+        let eps = fields.number(of_eps)?.unwrap_or(defaults.eps);
         if !(0.0..1.0).contains(&eps) {
-            return Err(fields.refuse("rms_norm_eps", "a number from 0 to 1", eps));
+            return Err(fields.refuse(of_eps, "a number from 0 to 1", eps));
         }
         let heads = Heads { heads, kv_heads, head_size };
-        let max_context = fields.optional_size("max_position_embeddings")?.unwrap_or(max_context);
+        let of_context = fields.spelling(&["max_position_embeddings", "seq_length"]);
+        let max_context = fields.optional_size(of_context)?.unwrap_or(defaults.max_context);
         Ok(Self { vocab, hidden, inner, layers, heads, max_context, eps: eps as f32 })
     }
 
@@ -75,6 +93,17 @@ impl Sizes {
     /// Elements of all key heads, and of all value heads.
     pub fn keys(&self) -> usize {
         self.heads.kv_heads * self.heads.head_size
+    }
+}
+
+/// Refuses another function between the layers of an MLP than the architecture has, by the names that configs give it.
+pub(super) fn check_activation(fields: &Fields<'_>, names: &[&str]) -> Result<()> {
+    let field = fields.spelling(&["hidden_act", "hidden_activation"]);
+    match fields.string(field)? {
+        Some(other) if !names.contains(&other) => {
+            Err(fields.refuse(field, format!("\"{}\"", names[0]), format!("\"{other}\"")))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -19,12 +19,18 @@ pub struct Spec {
     pub max_context: usize,
     /// Module of the embedding `[vocab, hidden]`.
     pub embedding: String,
+    /// What its vectors are multiplied by: Gemma.
+    pub embedding_scale: Option<f32>,
+    /// Norm over its vectors: BLOOM.
+    pub embedding_norm: Option<NormSpec>,
     /// The layers, in order.
     pub layers: Vec<LayerSpec>,
     /// The norm before the head.
     pub norm: NormSpec,
     /// Module of the head `[vocab, hidden]`; None: it is the embedding.
     pub head: Option<String>,
+    /// A logit becomes `cap · tanh(logit / cap)`: Gemma 2.
+    pub logit_cap: Option<f32>,
 }
 
 /// One layer: attention, then an MLP.
@@ -56,6 +62,8 @@ pub struct NormSpec {
     pub kind: NormKind,
     /// Added under the root.
     pub eps: f32,
+    /// Added to the weight that the file holds: 1 of Gemma, as a rule 0.
+    pub offset: f32,
 }
 
 /// The norms.
@@ -102,8 +110,14 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Factor of the scores, as a rule `1/√head_size`.
     pub scale: f32,
+    /// A scaled score becomes `cap · tanh(score / cap)`: Gemma 2.
+    pub cap: Option<f32>,
+    /// Tensor `[heads]` of scores that count in the softmax and stand for no value: GPT-OSS.
+    pub sinks: Option<String>,
     /// From the heads back to the stream.
     pub output: LinearSpec,
+    /// Norm over what is added to the stream: Gemma 2. Only with [`Residual::Sequential`].
+    pub post_norm: Option<NormSpec>,
 }
 
 /// Where queries, keys and values come from.
@@ -150,6 +164,8 @@ pub struct MlpSpec {
     pub norm: Option<NormSpec>,
     /// What it computes.
     pub kind: MlpKind,
+    /// Norm over what is added to the stream: Gemma 2. Only with [`Residual::Sequential`].
+    pub post_norm: Option<NormSpec>,
 }
 
 /// The kinds of MLP.
@@ -164,18 +180,29 @@ pub enum MlpKind {
 /// `down(act(gate(x)) ⊙ up(x))`, or `down(act(up(x)))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeedForward {
-    /// Gate, then up; of a plain one up alone.
+    /// Gate, then up, in a layer each or in one (Phi-3); of a plain one up alone.
     pub up: Vec<LinearSpec>,
     /// Back to the stream.
     pub down: LinearSpec,
     /// The function.
     pub activation: Activation,
+    /// In place of the function and the product with up: GPT-OSS.
+    pub clamp: Option<GateClamp>,
+}
+
+/// `gate · σ(alpha · gate) · (up + 1)`, of a gate at most `limit` and up from `−limit` to `limit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GateClamp {
+    /// Factor in the sigmoid.
+    pub alpha: f32,
+    /// The greatest magnitude.
+    pub limit: f32,
 }
 
 impl FeedForward {
     /// Whether it has a gate.
     pub fn is_gated(&self) -> bool {
-        self.up.len() == 2
+        self.up.iter().map(|layer| layer.shape.n).sum::<usize>() == 2 * self.inner()
     }
 
     /// Length of the vector inside.
@@ -193,7 +220,7 @@ pub struct ExpertsSpec {
     pub top_k: usize,
     /// How the router's numbers become weights.
     pub routing: Routing,
-    /// The experts, all of one shape.
+    /// The experts, all of one shape. Files may hold those of a layer in one tensor.
     pub experts: Vec<FeedForward>,
 }
 
@@ -213,7 +240,7 @@ pub struct LinearGroup {
     pub layers: Vec<(String, Shape)>,
     /// The step of the block that they belong to: 0 attention, 1 the MLP.
     pub step: usize,
-    /// Whether their output is what the step adds to the residual stream.
+    /// Whether their output is what the step adds to the residual stream, as it is.
     pub adds: bool,
     /// What can take up factors of the input's channels; None if nothing can.
     pub fold: Option<Fold>,
@@ -256,15 +283,18 @@ impl Spec {
     pub fn groups(&self, layer: usize) -> Option<Vec<LinearGroup>> {
         let LayerSpec { attention, mlp, .. } = self.layers.get(layer)?;
         let MlpKind::Dense(mlp_layers) = &mlp.kind else { return None };
-        // LayerNorms could take up factors too, with their bias; none does yet.
-        let norm = |norm: &NormSpec| (norm.kind == NormKind::Rms).then(|| Fold::Norm(format!("{}.weight", norm.name)));
+        // LayerNorms could take up factors too, with their bias, and weights that lack 1; none does yet.
+        let folds = |norm: &NormSpec| norm.kind == NormKind::Rms && norm.offset == 0.0;
+        let norm = |norm: &NormSpec| folds(norm).then(|| Fold::Norm(format!("{}.weight", norm.name)));
         // A head of values that several heads of queries share can take up one factor, not several.
         let whole = self.heads.heads == self.heads.kv_heads;
         let (qkv, values) = match &attention.qkv {
             Qkv::Split(layers) => (layers.as_slice(), whole.then_some(Fold::Linear { group: 0, layer: 2 })),
             Qkv::Fused(layer, _) => (std::slice::from_ref(layer), None),
         };
-        let up = mlp_layers.is_gated().then_some(Fold::Linear { group: 2, layer: 1 });
+        // Up is a layer of its own, and the product with it is one.
+        let up =
+            (mlp_layers.up.len() == 2 && mlp_layers.clamp.is_none()).then_some(Fold::Linear { group: 2, layer: 1 });
         let group = |layers: &[LinearSpec], step, adds, fold| LinearGroup {
             layers: layers.iter().map(|layer| (layer.name.clone(), layer.shape)).collect(),
             step,
@@ -274,9 +304,9 @@ impl Spec {
         let output = std::slice::from_ref(&attention.output);
         Some(vec![
             group(qkv, 0, false, norm(&attention.norm)),
-            group(output, 0, true, values),
+            group(output, 0, attention.post_norm.is_none(), values),
             group(&mlp_layers.up, 1, false, mlp.norm.as_ref().and_then(norm)),
-            group(std::slice::from_ref(&mlp_layers.down), 1, true, up),
+            group(std::slice::from_ref(&mlp_layers.down), 1, mlp.post_norm.is_none(), up),
         ])
     }
 
@@ -296,17 +326,23 @@ impl Spec {
         })
     }
 
-    /// Every norm over the stream and over heads, with its length, in order.
+    /// Every norm, over vectors of the stream's length and over heads, with its length, in order.
     pub fn norms(&self) -> impl Iterator<Item = (&NormSpec, usize)> {
         let of_layer = |layer| {
             let LayerSpec { attention, mlp, .. }: &LayerSpec = layer;
-            let stream = [Some(&attention.norm), mlp.norm.as_ref()].into_iter().flatten();
-            let stream = stream.map(|norm| (norm, self.hidden));
+            let post = [&attention.post_norm, &mlp.norm, &mlp.post_norm].into_iter().flatten();
+            let stream = [&attention.norm].into_iter().chain(post).map(|norm| (norm, self.hidden));
             stream
                 .chain(attention.head_norms.iter().flatten().map(|norm| (norm, self.heads.head_size)))
                 .collect::<Vec<_>>()
         };
-        self.layers.iter().flat_map(of_layer).chain([(&self.norm, self.hidden)])
+        let first = self.embedding_norm.iter().map(|norm| (norm, self.hidden));
+        first.chain(self.layers.iter().flat_map(of_layer)).chain([(&self.norm, self.hidden)])
+    }
+
+    /// The sinks of every layer that has them, in order.
+    pub fn sinks(&self) -> impl Iterator<Item = &String> {
+        self.layers.iter().filter_map(|layer| layer.attention.sinks.as_ref())
     }
 
     /// Name and shape of every tensor of a dense model, in order: what a checkpoint of it holds.
@@ -324,6 +360,7 @@ impl Spec {
                 out.push((format!("{}.bias", norm.name), vec![len]));
             }
         }
+        out.extend(self.sinks().map(|name| (name.clone(), vec![self.heads.heads])));
         out.extend(self.head.iter().map(|head| (format!("{head}.weight"), vec![self.vocab, self.hidden])));
         out
     }

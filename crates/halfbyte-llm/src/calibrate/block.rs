@@ -63,7 +63,7 @@ impl Block {
             (0, _) => layer.attention(&mut run, 0, false, false)?,
             (_, Some(norm)) => {
                 decoder::Steps::norm(&mut run, false, norm, None)?;
-                layer.mlp.run(&mut run)?
+                layer.normed_mlp(&mut run)?
             }
             (_, None) => return Err(Error::invalid(super::OP, "a norm before the MLP", "none")),
         };

@@ -103,7 +103,8 @@ impl Norm {
             Ok(job.source.floats(&format!("{}.{part}", spec.norm.name), &[spec.hidden])?.to_f32())
         };
         let bias = (spec.norm.kind == NormKind::Layer).then(|| part("bias")).transpose()?;
-        Ok(Self { kind: spec.norm.kind, eps: spec.norm.eps, weight: part("weight")?, bias })
+        let weight = part("weight")?.into_iter().map(|v| v + spec.norm.offset).collect();
+        Ok(Self { kind: spec.norm.kind, eps: spec.norm.eps, weight, bias })
     }
 
     fn apply(&self, cpu: &Cpu, stream: &[f32], out: &mut [f32]) -> Result<()> {

@@ -50,6 +50,12 @@ impl<'a> Fields<'a> {
         self.map.get(field).filter(|v| !v.is_null())
     }
 
+    /// The first of several spellings that is there; else the first.
+    pub(crate) fn spelling(&self, fields: &[&'static str]) -> &'static str {
+        let there = fields.iter().find(|field| self.get(field).is_some());
+        there.or(fields.first()).copied().unwrap_or_default()
+    }
+
     pub(crate) fn refuse(&self, field: &str, expected: impl Into<String>, got: impl ToString) -> Error {
         let field = if self.prefix.is_empty() { field.to_owned() } else { format!("{}.{field}", self.prefix) };
         Error::Config { path: PathBuf::from(self.path), field, expected: expected.into(), got: got.to_string() }
@@ -106,6 +112,19 @@ impl<'a> Fields<'a> {
             None => Ok(None),
             Some(Value::String(v)) => Ok(Some(v)),
             Some(other) => Err(self.refuse(field, "a string", shown(other))),
+        }
+    }
+
+    /// A list of whole numbers.
+    pub(crate) fn counts(&self, field: &str) -> Result<Vec<u64>> {
+        match self.get(field) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => {
+                let number =
+                    |value: &Value| value.as_u64().ok_or_else(|| self.refuse(field, "whole numbers", shown(value)));
+                list.iter().map(number).collect()
+            }
+            Some(other) => Err(self.refuse(field, "a list of whole numbers", shown(other))),
         }
     }
 

@@ -35,7 +35,7 @@ pub(crate) trait LoadDevice {
         &mut self,
         embedding: Embedding<'_>,
         tokens: Range<usize>,
-        hidden: usize,
+        spec: &Spec,
         head: Option<Of<Self::Device>>,
     ) -> Result<<Self::Device as ModelDevice>::Vocabulary>;
 
@@ -64,13 +64,14 @@ impl<D: ModelDevice> Decoder<D> {
     ) -> Result<Self> {
         let heads = shard.heads(spec.heads)?;
         let ropes = ropes(spec, device)?;
+        let embedding_norm = optional_norm(&spec.embedding_norm, spec.hidden, loader, device)?;
         let layers = device.layers(loader, spec.layers.len(), |device, loader, i| {
             layer_of(spec, i, loader, device, (&heads, shard), &ropes)
         })?;
         let norm = norm(&spec.norm, spec.hidden, loader, device)?;
         let vocabulary = vocabulary(spec, loader, device, shard)?;
         let (hidden, vocab) = (spec.hidden, spec.vocab);
-        Ok(Self { hidden, vocab, heads: heads.heads, layers, norm, vocabulary })
+        Ok(Self { hidden, vocab, heads: heads.heads, embedding_norm, layers, norm, vocabulary })
     }
 }
 
@@ -99,7 +100,7 @@ pub(crate) fn vocabulary<L: LoadDevice>(
             })
         }
     };
-    let vocabulary = device.vocabulary(embedding, tokens, spec.hidden, head)?;
+    let vocabulary = device.vocabulary(embedding, tokens, spec, head)?;
     loader.release(&spec.embedding);
     Ok(vocabulary)
 }
@@ -133,13 +134,26 @@ fn norm<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
 ) -> Result<Norm<L::Device>> {
-    let mut vector = |part: &str| device.vector(loader.vector(&format!("{}.{part}", spec.name), len)?);
-    let weight = vector("weight")?;
+    let mut vector = |part: &str, offset: f32| {
+        let mut values = loader.vector(&format!("{}.{part}", spec.name), len)?;
+        values.iter_mut().for_each(|value| *value += offset);
+        device.vector(values)
+    };
+    let weight = vector("weight", spec.offset)?;
     let bias = match spec.kind {
         spec::NormKind::Rms => None,
-        spec::NormKind::Layer => Some(vector("bias")?),
+        spec::NormKind::Layer => Some(vector("bias", 0.0)?),
     };
     Ok(Norm { kind: spec.kind, eps: spec.eps, weight, bias })
+}
+
+fn optional_norm<L: LoadDevice>(
+    spec: &Option<NormSpec>,
+    len: usize,
+    loader: &mut Loader<'_>,
+    device: &mut L,
+) -> Result<Option<Norm<L::Device>>> {
+    spec.as_ref().map(|spec| norm(spec, len, loader, device)).transpose()
 }
 
 /// Layers that read the same vector, as one projection. Errors name the first.
@@ -174,6 +188,9 @@ fn layer_of<L: LoadDevice>(
     if mlp.norm.is_none() && *residual == Residual::Sequential {
         return Err(Error::invalid(OP, "a norm before an MLP that reads what attention adds", "none"));
     }
+    if *residual == Residual::Parallel && (attention.post_norm.is_some() || mlp.post_norm.is_some()) {
+        return Err(Error::invalid(OP, "no norm over what attention and an MLP beside it add", "one"));
+    }
     let head_norms = match &attention.head_norms {
         None => None,
         Some([q, k]) => {
@@ -185,22 +202,29 @@ fn layer_of<L: LoadDevice>(
         Positions::Rope(rope) => ropes.iter().find(|(known, _)| Arc::ptr_eq(known, rope)).map(|(_, rope)| rope.clone()),
         Positions::Alibi | Positions::None => None,
     };
-    let alibi = (attention.positions == Positions::Alibi).then(|| {
-        let slopes = alibi_slopes(spec.heads.heads);
-        slopes[heads.queries.clone()].to_vec()
-    });
+    let of_heads = |device: &mut L, all: Vec<f32>| device.vector(all[heads.queries.clone()].to_vec());
+    let alibi = match attention.positions {
+        Positions::Alibi => Some(of_heads(device, alibi_slopes(spec.heads.heads))?),
+        Positions::Rope(_) | Positions::None => None,
+    };
+    let sinks = match &attention.sinks {
+        Some(name) => Some(of_heads(device, loader.vector(name, spec.heads.heads)?)?),
+        None => None,
+    };
     let norm_before = norm(&attention.norm, spec.hidden, loader, device)?;
     let qkv = projection(&shard::qkv(attention, spec.heads, heads), loader, device)?;
     let output = [(&attention.output, shard::output(attention, heads, shard))];
     let output = projection(&output, loader, device)?;
-    let mlp_norm = mlp.norm.as_ref().map(|of| norm(of, spec.hidden, loader, device)).transpose()?;
+    let [post_norm, mlp_norm, mlp_post_norm] =
+        [&attention.post_norm, &mlp.norm, &mlp.post_norm].map(|norm| optional_norm(norm, spec.hidden, loader, device));
     let mlp = match &mlp.kind {
         MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard)?),
         MlpKind::Experts(experts) => {
-            let router = [(&experts.router, Cut::whole(experts.router.shape))];
             let load = |mlp| feed_forward(mlp, loader, device, shard);
             let all = experts.experts.iter().map(load).collect::<Result<Vec<_>>>()?;
-            let router = projection(&router, loader, device)?;
+            let LinearSpec { name, shape } = &experts.router;
+            let router = device.projection(&[loader.router(name, *shape)?], loader.act(), name)?;
+            loader.release(name);
             Mlp::Experts(Experts { router, top_k: experts.top_k, routing: experts.routing, experts: all })
         }
     };
@@ -214,10 +238,14 @@ fn layer_of<L: LoadDevice>(
             alibi,
             window: attention.window,
             scale: attention.scale,
+            cap: attention.cap,
+            sinks,
             output,
+            post_norm: post_norm?,
         },
-        mlp_norm,
+        mlp_norm: mlp_norm?,
         mlp,
+        mlp_post_norm: mlp_post_norm?,
         residual: *residual,
     })
 }
@@ -236,6 +264,7 @@ fn feed_forward<L: LoadDevice>(
         up: projection(&layers, loader, device)?,
         down: projection(&down, loader, device)?,
         activation: mlp.activation,
+        clamp: mlp.clamp,
         gated: mlp.is_gated(),
         inner: inner.len(),
     })

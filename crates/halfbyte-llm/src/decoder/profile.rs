@@ -1,6 +1,6 @@
 //! The decoder's steps, each between two marks of a clock, with what it is, who computes it, and the bytes that it takes.
 
-use super::{Attention, Decoder, Experts, FeedForward, ModelDevice, Norm, Slot, Steps};
+use super::{Attention, Decoder, Experts, FeedForward, InPlace, ModelDevice, Norm, Slot, Steps};
 use crate::error::Result;
 use halfbyte::kernel::Heads;
 
@@ -156,6 +156,21 @@ where
         let of_element = if add { 3 * F32 } else { F32 } + self.run.input_bytes(reader, self.rows);
         let bytes = self.sizes.hidden * (self.rows * of_element + F32);
         self.timed(name, &What::Norm { norm, reader }, [bytes, 0], |run| run.norm(add, norm, reader))
+    }
+
+    fn norm_in_place(&mut self, what: InPlace, norm: &Norm<D>) -> Result<()> {
+        let bytes = self.sizes.hidden * F32 * (2 * self.rows + 1);
+        // What the MLP has left belongs to its layer, which counts as done.
+        let (name, back) = match what {
+            InPlace::Stream => ("embedding norm", 0),
+            InPlace::Update if self.attended => ("attention post-norm", 0),
+            InPlace::Update => ("mlp post-norm", 1),
+        };
+        self.done -= back;
+        let timed =
+            self.timed(name, &What::Norm { norm, reader: None }, [bytes, 0], |run| run.norm_in_place(what, norm));
+        self.done += back;
+        timed
     }
 
     fn add(&mut self) -> Result<()> {

@@ -3,8 +3,8 @@
 
 use super::Decoder;
 use crate::arch::spec::{
-    AttentionSpec, ExpertsSpec, FeedForward, LayerSpec, LinearSpec, MlpKind, MlpSpec, NormKind, NormSpec, Positions,
-    Qkv, QkvOrder, Residual, RopeSpec, Routing, Shape, Spec,
+    AttentionSpec, ExpertsSpec, FeedForward, GateClamp, LayerSpec, LinearSpec, MlpKind, MlpSpec, NormKind, NormSpec,
+    Positions, Qkv, QkvOrder, Residual, RopeSpec, Routing, Shape, Spec,
 };
 use crate::comm::{Alone, Comm, Thread};
 use crate::device::cpu::{OnCpu, Run, State};
@@ -55,12 +55,15 @@ fn spec(random: &mut Random) -> Spec {
     let (hidden, inner) = (random.of(&[24, 32, 40]), 8 * random.of(&[4, 5, 7, 12]));
     let (q, kv) = (heads.heads * heads.head_size, heads.kv_heads * heads.head_size);
     let (kind, eps) = (random.of(&[NormKind::Rms, NormKind::Layer]), 1e-5);
-    let norm = |name: String| NormSpec { name, kind, eps };
+    let offset = random.of(&[0.0, 0.5]);
+    let norm = |name: String| NormSpec { name, kind, eps, offset };
     let rope = Arc::new(RopeSpec { frequencies: (0..heads.head_size / 2).map(|i| 0.5f64.powi(i as i32)).collect() });
     let bias = random.flag();
     let linear = |name: String, n, k| LinearSpec { name, shape: Shape { n, k, bias } };
     let residual = random.of(&[Residual::Sequential, Residual::Parallel]);
-    let mut layer = |i: usize| {
+    let post_norm =
+        |random: &mut Random, name: String| (residual == Residual::Sequential && random.flag()).then(|| norm(name));
+    let layer = |random: &mut Random, i: usize| {
         let at = |module: &str| format!("layers.{i}.{module}");
         let fused = |order| Qkv::Fused(linear(at("qkv"), q + 2 * kv, hidden), order);
         let split = [("q", q), ("k", kv), ("v", kv)].map(|(name, n)| linear(at(name), n, hidden));
@@ -70,16 +73,19 @@ fn spec(random: &mut Random) -> Spec {
             _ => fused(QkvOrder::Groups),
         };
         let over_heads = |name: &str| NormSpec { kind: NormKind::Rms, ..norm(at(name)) };
-        let (gated, activation) =
-            (random.flag(), random.of(&[Activation::Silu, Activation::Gelu, Activation::GeluTanh]));
+        let (gated, joined, activation) =
+            (random.flag(), random.flag(), random.of(&[Activation::Silu, Activation::Gelu, Activation::GeluTanh]));
+        let clamp = random.flag().then_some(GateClamp { alpha: 1.5, limit: 0.7 });
+        let up_layers: &[(&str, usize)] = match (gated, joined) {
+            (false, _) => &[("up", 1)],
+            (true, false) => &[("gate", 1), ("up", 1)],
+            (true, true) => &[("gate_up", 2)],
+        };
         let mlp = |name: String| FeedForward {
-            up: ["gate", "up"]
-                .iter()
-                .skip(usize::from(!gated))
-                .map(|up| linear(format!("{name}.{up}"), inner, hidden))
-                .collect(),
+            up: up_layers.iter().map(|(up, n)| linear(format!("{name}.{up}"), n * inner, hidden)).collect(),
             down: linear(format!("{name}.down"), hidden, inner),
             activation,
+            clamp: clamp.filter(|_| gated),
         };
         let kind = match random.flag() {
             true => MlpKind::Dense(mlp(at("mlp"))),
@@ -106,13 +112,21 @@ fn spec(random: &mut Random) -> Spec {
                 },
                 window: random.flag().then(|| 1 + random.below(9)),
                 scale: (heads.head_size as f32).sqrt().recip(),
+                cap: random.flag().then_some(0.8),
+                sinks: random.flag().then(|| at("sinks")),
                 output: linear(at("o"), hidden, q),
+                post_norm: post_norm(random, at("post_norm")),
             },
-            mlp: MlpSpec { norm: has_norm.then(|| norm(at("mlp_norm"))), kind },
+            mlp: MlpSpec {
+                norm: has_norm.then(|| norm(at("mlp_norm"))),
+                kind,
+                post_norm: post_norm(random, at("mlp_post_norm")),
+            },
             residual,
         }
     };
-    let layers = (0..2).map(&mut layer).collect();
+    let layers = (0..2).map(|i| layer(random, i)).collect();
+    let embedding_norm = random.flag().then(|| norm("embedding_norm".to_owned()));
     let head = random.flag().then(|| "head".to_owned());
     let vocab = 50 + random.below(40);
     Spec {
@@ -121,9 +135,12 @@ fn spec(random: &mut Random) -> Spec {
         heads,
         max_context: 64,
         embedding: "embedding".to_owned(),
+        embedding_scale: random.flag().then_some(3.0),
+        embedding_norm,
         layers,
         norm: norm("norm".to_owned()),
         head,
+        logit_cap: random.flag().then_some(2.0),
     }
 }
 

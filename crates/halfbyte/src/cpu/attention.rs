@@ -15,6 +15,7 @@
 
 mod cache;
 mod product;
+mod scores;
 #[cfg(test)]
 mod tests;
 mod tile;
@@ -51,16 +52,23 @@ pub struct Attention<'a> {
     /// Slopes of the query heads, `[heads]`: a score loses the slope for each position between the key and the query
     /// (ALiBi).
     pub alibi: Option<&'a [f32]>,
+    /// A score becomes `cap · tanh(score / cap)`, before ALiBi.
+    pub cap: Option<f32>,
+    /// Scores of the query heads, `[heads]`, that count in the sum of weights and stand for no value: what a query need not spend.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// `out = softmax(scale · Q·Kᵀ − slope · distance, causal) · V` for every query head, with the keys and values that `cache`
-/// has of a layer of a sequence; without ALiBi the slopes are 0.
+/// has of a layer of a sequence; without ALiBi the slopes are 0. A cap bounds the scaled scores; the softmax of a head with a
+/// sink has one more term in its denominator.
 ///
 /// *Shapes:* `out` `[m, heads·head_size]`. *Accuracy:* with `n` visible positions, head size `h` and
 /// `t = max (|scale| · Σ|q·k| + |slope| · distance)` over them, each output is within
-/// `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the exact one; with ALiBi for positions below 2²⁴.
+/// `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the exact one, with a cap `64·t·2⁻²⁴ · max|v|` more; with ALiBi for positions
+/// below 2²⁴.
 /// NaN and infinities in a query, or in a key or value that it sees, give NaN in its output and touch no other query's.
-/// *Errors:* shapes that do not fit, a sequence or positions that the cache does not have, a window of 0.
+/// *Errors:* shapes that do not fit, a sequence or positions that the cache does not have, a window of 0, a cap that is not
+/// above 0, a sink that is not finite.
 /// *Source:* online softmax of Milakov and Gimelshein, 2018; tiles as in Dao, "FlashAttention-2", 2023; parts of the
 /// positions side by side as in "Flash-Decoding", 2023; slopes as in Press et al., "Train Short, Test Long", 2021.
 pub fn attention(
@@ -163,6 +171,14 @@ impl Attention<'_> {
         }
         if let Some(slopes) = self.alibi.filter(|slopes| slopes.len() != heads.heads) {
             return Err(Error::invalid(OP, format!("{} slopes", heads.heads), slopes.len().to_string()));
+        }
+        if let Some(sinks) = self.sinks
+            && (sinks.len() != heads.heads || sinks.iter().any(|sink| !sink.is_finite()))
+        {
+            return Err(Error::invalid(OP, format!("{} finite sinks", heads.heads), format!("{sinks:?}")));
+        }
+        if let Some(cap) = self.cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
+            return Err(Error::invalid(OP, "a cap above 0", cap.to_string()));
         }
         if self.window == Some(0) {
             return Err(Error::invalid(OP, "a window of at least one position", "0"));

@@ -12,13 +12,13 @@ mod route;
 #[cfg(test)]
 mod tests;
 
-pub use activation::{geglu, geglu_tanh, gelu, gelu_tanh, swiglu};
+pub use activation::{clamped_swiglu, geglu, geglu_tanh, gelu, gelu_tanh, soft_cap, swiglu};
 pub use logits::{argmax, kl_divergence, log_sum_exp, softmax_in_place};
 pub use norm::{add_layer_norm, add_rms_norm, head_rms_norm, layer_norm, rms_norm};
 pub use rope::Rope;
 pub use route::{RouteWeights, route};
 
-pub(crate) use exp::exp2;
+pub(crate) use exp::{exp2, tanh};
 
 use super::Cpu;
 use super::disjoint::DisjointMut;

@@ -12,7 +12,7 @@ pub(crate) use run::{Run, State, Tap};
 pub use vocabulary::Vocabulary;
 
 use super::{Resident, Text};
-use crate::arch::spec::RopeSpec;
+use crate::arch::spec::{RopeSpec, Spec};
 use crate::comm::Comm;
 use crate::decoder::{Decoder, LoadDevice, ModelDevice};
 use crate::error::Result;
@@ -66,10 +66,10 @@ impl LoadDevice for OnCpu {
         &mut self,
         embedding: Embedding<'_>,
         tokens: Range<usize>,
-        hidden: usize,
+        spec: &Spec,
         head: Option<Projection>,
     ) -> Result<Vocabulary> {
-        Vocabulary::new(embedding.into_floats()?, tokens, hidden, head)
+        Vocabulary::new(embedding.into_floats()?, tokens, spec, head)
     }
 
     fn layers<T: Send>(

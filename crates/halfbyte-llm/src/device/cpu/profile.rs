@@ -59,6 +59,9 @@ impl Describe<OnCpu> for Run<'_> {
 
 /// The function between the layers of an MLP.
 fn activation(mlp: &FeedForward<OnCpu>) -> &'static str {
+    if mlp.clamp.is_some() {
+        return "clamped_swiglu";
+    }
     match (mlp.gated, mlp.activation) {
         (true, Activation::Silu) => "swiglu",
         (true, Activation::Gelu) => "geglu",

@@ -1,9 +1,9 @@
 //! Rows on their way through the layers, on a CPU.
 
 use super::{OnCpu, Projection, Vocabulary};
-use crate::arch::spec::NormKind;
+use crate::arch::spec::{GateClamp, NormKind};
 use crate::comm::Comm;
-use crate::decoder::{Attention, Experts, FeedForward, Norm, Slot, Steps};
+use crate::decoder::{Attention, Experts, FeedForward, InPlace, Norm, Slot, Steps};
 use crate::device::room;
 use crate::error::Result;
 use halfbyte::cpu::Cpu;
@@ -147,6 +147,35 @@ impl Steps<OnCpu> for Run<'_> {
         Ok(())
     }
 
+    fn norm_in_place(&mut self, what: InPlace, norm: &Norm<OnCpu>) -> Result<()> {
+        let len = self.state.m * self.state.hidden;
+        let mut normed = take(self.state.slot(Slot::Normed));
+        let x = match what {
+            InPlace::Stream => &mut self.state.stream,
+            InPlace::Update => self.state.slot(Slot::Update),
+        };
+        let mut before = take(x);
+        if what == InPlace::Update {
+            self.comm.all_reduce(room(&mut before, len));
+        }
+        let (from, to) = (room(&mut before, len), room(&mut normed, len));
+        match (norm.kind, &norm.bias) {
+            (NormKind::Rms, _) => nn::rms_norm(self.cpu, from, &norm.weight, norm.eps, to)?,
+            (NormKind::Layer, bias) => nn::layer_norm(self.cpu, from, &norm.weight, bias.as_deref(), norm.eps, to)?,
+        }
+        // Every rank has all of it now, and the next sum over ranks wants it once.
+        if what == InPlace::Update && self.comm.rank() > 0 {
+            to.fill(0.0);
+        }
+        let x = match what {
+            InPlace::Stream => &mut self.state.stream,
+            InPlace::Update => self.state.slot(Slot::Update),
+        };
+        *x = normed;
+        *self.state.slot(Slot::Normed) = before;
+        Ok(())
+    }
+
     fn add(&mut self) -> Result<()> {
         let len = self.state.m * self.state.hidden;
         let mut update = take(self.state.slot(Slot::Update));
@@ -211,6 +240,8 @@ impl Steps<OnCpu> for Run<'_> {
                 scale: of.scale,
                 window: of.window,
                 alibi: of.alibi.as_deref(),
+                cap: of.cap,
+                sinks: of.sinks.as_deref(),
             };
             attention(self.cpu, &what, cache, *sequence, layer, &mut out[rows.start * width..rows.end * width])?;
         }
@@ -248,6 +279,9 @@ impl Steps<OnCpu> for Run<'_> {
 /// The activation of an MLP. Shapes: up `[m, 2 · inner]` with a gate first, or `[m, inner]`, out `[m, inner]`.
 pub(super) fn activate(cpu: &Cpu, mlp: &FeedForward<OnCpu>, up: &[f32], out: &mut [f32]) -> Result<()> {
     let (inner, f) = (mlp.inner, mlp.activation);
+    if let Some(GateClamp { alpha, limit }) = mlp.clamp {
+        return Ok(nn::clamped_swiglu(cpu, up, inner, (alpha, limit), out)?);
+    }
     match (mlp.gated, f) {
         (true, Activation::Silu) => nn::swiglu(cpu, up, inner, out)?,
         (true, Activation::Gelu) => nn::geglu(cpu, up, inner, out)?,

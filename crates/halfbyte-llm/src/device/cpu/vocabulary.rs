@@ -7,8 +7,8 @@ use crate::decoder::{self, Product};
 use crate::error::{Error, Result};
 use crate::load::Loader;
 use crate::shard::Shard;
-use halfbyte::cpu::Cpu;
 use halfbyte::cpu::matmul::Packed;
+use halfbyte::cpu::{Cpu, nn};
 use halfbyte::layout::cpu_n16::PANEL;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Float, Floats, FloatsMut};
@@ -21,6 +21,10 @@ use std::ops::Range;
 pub struct Vocabulary {
     tokens: Range<usize>,
     hidden: usize,
+    /// Of the vectors.
+    scale: Option<f32>,
+    /// Of the logits.
+    cap: Option<f32>,
     kind: Kind,
 }
 
@@ -41,9 +45,10 @@ impl Vocabulary {
     pub(super) fn new(
         embedding: FloatData<'_>,
         tokens: Range<usize>,
-        hidden: usize,
+        spec: &Spec,
         head: Option<Projection>,
     ) -> Result<Self> {
+        let hidden = spec.hidden;
         let kind = match head {
             Some(head) => Kind::Apart(owned(embedding), head),
             None => {
@@ -51,7 +56,7 @@ impl Vocabulary {
                 Kind::Tied(Box::new(Linear::new(weight)?))
             }
         };
-        Ok(Self { tokens, hidden, kind })
+        Ok(Self { tokens, hidden, scale: spec.embedding_scale, cap: spec.logit_cap, kind })
     }
 
     /// Vectors of tokens, whose ids are below the vocabulary. Shape: out `[tokens, hidden]`.
@@ -84,6 +89,9 @@ impl Vocabulary {
         }
         // Each token's vector is one rank's; the others add nothing.
         comm.all_reduce(out);
+        if let Some(scale) = self.scale {
+            out.iter_mut().for_each(|v| *v *= scale);
+        }
         Ok(())
     }
 
@@ -109,9 +117,13 @@ impl Vocabulary {
 
     fn own_logits(&self, cpu: &Cpu, x: &[f32], m: usize, y: &mut [f32]) -> Result<()> {
         match &self.kind {
-            Kind::Tied(linear) => Ok(linear.forward(cpu, Floats::F32(x), m, FloatsMut::F32(y))?),
-            Kind::Apart(_, head) => head.forward(cpu, x, m, y, &mut Vec::new()),
+            Kind::Tied(linear) => linear.forward(cpu, Floats::F32(x), m, FloatsMut::F32(y))?,
+            Kind::Apart(_, head) => head.forward(cpu, x, m, y, &mut Vec::new())?,
         }
+        if let Some(cap) = self.cap {
+            nn::soft_cap(cpu, y, cap);
+        }
+        Ok(())
     }
 
     /// Bytes of the rows of an embedding that a step of one token does not read.

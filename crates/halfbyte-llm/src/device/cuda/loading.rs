@@ -10,7 +10,7 @@
 use super::kernels::Kernels;
 use super::projection::Projection;
 use super::{OnCuda, Vocabulary};
-use crate::arch::spec::RopeSpec;
+use crate::arch::spec::{RopeSpec, Spec};
 use crate::decoder::LoadDevice;
 use crate::error::{Error, Result};
 use crate::load::{Embedding, Loader, alike};
@@ -169,16 +169,17 @@ impl LoadDevice for Loading<'_> {
         &mut self,
         embedding: Embedding<'_>,
         tokens: Range<usize>,
-        hidden: usize,
+        spec: &Spec,
         head: Option<Projection>,
     ) -> Result<Vocabulary> {
-        let shape = [tokens.len(), hidden];
+        let shape = [tokens.len(), spec.hidden];
         let embedding = match embedding {
             Embedding::Stored(rows) => Dense::of(self.packer.floats(&[rows.as_floats()])?, shape)?,
             Embedding::Codes(codes) => Dense::of(FloatBuffer::F32(self.packer.values(&codes)?), shape)?,
             Embedding::Random(floats) => self.draw(&floats)?,
         };
-        Ok(Vocabulary { embedding, head })
+        let scale = spec.embedding_scale.unwrap_or(1.0);
+        Ok(Vocabulary { embedding, scale, head, logit_cap: spec.logit_cap })
     }
 
     /// Each by a lane, several at a time.

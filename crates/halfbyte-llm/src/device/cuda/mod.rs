@@ -1,5 +1,6 @@
 //! Models on a GPU: the same decoder, the same numbers but for the type of what products read.
 
+mod experts;
 mod kernels;
 mod loading;
 mod persistent;
@@ -9,8 +10,9 @@ mod run;
 mod text;
 
 use super::{Gpu as Device, LoadTimes, Resident, Text};
-use crate::arch::spec::{NormKind, Residual, Spec};
-use crate::decoder::{Decoder, Layer, Mlp, ModelDevice};
+use crate::arch::Spec;
+use crate::arch::spec::MlpKind;
+use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice};
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
@@ -20,7 +22,6 @@ use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
 use halfbyte::cuda::nn::{self, Dense, KvCache, PersistentPlan, Rope};
-use halfbyte::kernel::Activation;
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
 use loading::{Lanes, Loading};
@@ -48,8 +49,12 @@ impl ModelDevice for OnCuda {
 pub(crate) struct Vocabulary {
     /// `[vocab, hidden]`.
     embedding: Dense,
+    /// What its vectors are multiplied by.
+    scale: f32,
     /// None where the head's weight is the embedding.
     head: Option<Projection>,
+    /// A logit becomes `cap · tanh(logit / cap)`.
+    logit_cap: Option<f32>,
 }
 
 /// A model on a GPU.
@@ -74,6 +79,10 @@ impl CudaModel {
         if shard != Shard::WHOLE {
             return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
         }
+        if spec.hidden % 4 != 0 && spec.layers.iter().any(|layer| matches!(layer.mlp.kind, MlpKind::Experts(_))) {
+            let expected = "experts of vectors of a multiple of 4 elements";
+            return Err(Error::invalid(OP, expected, spec.hidden.to_string()));
+        }
         let Device { gpu, activations, fused, persistent } = device.clone();
         let stream = gpu.stream()?;
         let cuda = Cuda::new(gpu, stream)?;
@@ -91,7 +100,6 @@ impl CudaModel {
         let decoder = decoder?;
         let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
-        decoder.layers.iter().try_for_each(check)?;
         let persistent = persistent.then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok()).flatten();
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let model = Self { cuda, activations, fused, no_rope, decoder, persistent, times };
@@ -123,34 +131,24 @@ impl CudaModel {
 
     /// The longest vector inside an MLP.
     fn inner(&self) -> usize {
-        self.decoder.layers.iter().filter_map(dense_mlp).map(|mlp| mlp.inner).max().unwrap_or(0)
+        let of_layer = |layer: &Layer<OnCuda>| match &layer.mlp {
+            Mlp::Dense(mlp) => mlp.inner,
+            Mlp::Experts(experts) => experts.experts.iter().map(|mlp| mlp.inner).max().unwrap_or(0),
+        };
+        self.decoder.layers.iter().map(of_layer).max().unwrap_or(0)
+    }
+
+    /// Its mixtures of experts.
+    fn mixtures(&self) -> impl Iterator<Item = &Experts<OnCuda>> {
+        self.decoder.layers.iter().filter_map(|layer| match &layer.mlp {
+            Mlp::Dense(_) => None,
+            Mlp::Experts(experts) => Some(experts),
+        })
     }
 }
 
 fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCuda>> {
     if let Mlp::Dense(mlp) = &layer.mlp { Some(mlp) } else { None }
-}
-
-/// Error: a layer that has no steps on a GPU yet.
-fn check(layer: &Layer<OnCuda>) -> Result<()> {
-    let refuse = |expected: &str, got: &str| Err(Error::invalid(OP, expected, got));
-    let norms = [Some(&layer.attention.norm), layer.mlp_norm.as_ref()].into_iter().flatten();
-    if norms.into_iter().any(|norm| norm.kind != NormKind::Rms) {
-        return refuse("RMS norms", "a LayerNorm");
-    }
-    if layer.residual != Residual::Sequential {
-        return refuse("an MLP that reads what attention adds", "one beside attention");
-    }
-    if layer.attention.alibi.is_some() {
-        return refuse("rotary positions or none", "ALiBi");
-    }
-    match &layer.mlp {
-        Mlp::Experts(_) => refuse("one MLP for all tokens", "a mixture of experts"),
-        Mlp::Dense(mlp) if !mlp.gated || mlp.activation != Activation::Silu => {
-            refuse("an MLP gated by SiLU", "another activation")
-        }
-        Mlp::Dense(_) => Ok(()),
-    }
 }
 
 impl Resident for CudaModel {
@@ -218,7 +216,7 @@ impl Resident for CudaModel {
     }
 
     fn bytes_of_step(&self) -> usize {
-        let Decoder { vocabulary: Vocabulary { embedding, head }, vocab, .. } = &self.decoder;
+        let Decoder { vocabulary: Vocabulary { embedding, head, .. }, vocab, .. } = &self.decoder;
         let row = embedding.bytes() / (*vocab).max(1);
         let others = if head.is_some() { embedding.bytes() - row } else { 0 };
         self.bytes() - others - self.decoder.idle_bytes(Projection::bytes)

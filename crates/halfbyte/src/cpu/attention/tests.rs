@@ -9,21 +9,24 @@ use std::ops::Range;
 struct Sight<'a> {
     window: Option<usize>,
     alibi: Option<&'a [f32]>,
+    cap: Option<f32>,
+    sinks: Option<&'a [f32]>,
 }
 
-const ALL: Sight<'static> = Sight { window: None, alibi: None };
+const ALL: Sight<'static> = Sight { window: None, alibi: None, cap: None, sinks: None };
 
 /// Attends to all of `qkv`, which comes in chunks of the given numbers of rows.
 fn attend(cpu: &Cpu, qkv: &[f32], heads: Heads, sight: Sight<'_>, chunks: &[usize]) -> Vec<f32> {
     let mut cache = KvCache::new(2, heads, chunks.iter().sum()).unwrap();
-    let (sequence, Sight { window, alibi }) = (cache.begin(), sight);
+    let (sequence, Sight { window, alibi, cap, sinks }) = (cache.begin(), sight);
     let (row, out_row) = (heads.row(), heads.heads * heads.head_size);
     let mut out = vec![7.0; qkv.len() / row * out_row];
     let mut first = 0;
     for &m in chunks {
         let qkv = &qkv[first * row..(first + m) * row];
         cache.append(cpu, sequence, 1, first, qkv).unwrap();
-        let what = Attention { qkv, heads, first_position: first, scale: scale(heads), window, alibi };
+        let (first_position, scale) = (first, scale(heads));
+        let what = Attention { qkv, heads, first_position, scale, window, alibi, cap, sinks };
         attention(cpu, &what, &cache, sequence, 1, &mut out[first * out_row..(first + m) * out_row]).unwrap();
         first += m;
     }
@@ -41,7 +44,7 @@ fn head(qkv: &[f32], heads: Heads, position: usize, head: usize) -> &[f32] {
 
 /// The outputs in f64, and the bound of each one's error.
 fn reference(qkv: &[f32], heads: Heads, sight: Sight<'_>) -> Vec<(f64, f64)> {
-    let (mut out, Sight { window, alibi }) = (Vec::new(), sight);
+    let (mut out, Sight { window, alibi, cap, sinks }) = (Vec::new(), sight);
     for position in 0..qkv.len() / heads.row() {
         for query_head in 0..heads.heads {
             let kv_head = query_head / heads.group();
@@ -53,16 +56,20 @@ fn reference(qkv: &[f32], heads: Heads, sight: Sight<'_>) -> Vec<(f64, f64)> {
                 let bias = -slope * (position - p) as f64;
                 let k = head(qkv, heads, p, heads.heads + kv_head);
                 let products = q.iter().zip(k).map(|(&q, &k)| f64::from(scale(heads)) * f64::from(q) * f64::from(k));
-                scores.push(products.clone().sum::<f64>() + bias);
+                let score = products.clone().sum::<f64>();
+                let score = cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+                scores.push(score + bias);
                 most = most.max(products.map(f64::abs).sum::<f64>() + bias.abs());
             }
-            let max = scores.iter().copied().fold(f64::MIN, f64::max);
+            let sink = sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[query_head]));
+            let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let total: f64 = weights.iter().sum();
+            let total: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
             let values = || seen.clone().map(|p| head(qkv, heads, p, heads.heads + heads.kv_heads + kv_head));
             let greatest = values().flatten().fold(0f64, |a, &v| a.max(f64::from(v).abs()));
             let size = heads.head_size as f64;
-            let bound = (seen.len() as f64 + size + 64.0 + 4.0 * most * size) / 16_777_216.0 * greatest;
+            let of_cap = if cap.is_some() { 64.0 * most } else { 0.0 };
+            let bound = (seen.len() as f64 + size + 64.0 + 4.0 * most * size + of_cap) / 16_777_216.0 * greatest;
             for d in 0..heads.head_size {
                 let sum: f64 = values().zip(&weights).map(|(v, w)| f64::from(v[d]) * w).sum();
                 out.push((sum / total, bound));
@@ -94,7 +101,14 @@ fn outputs_are_within_the_bound() {
                 let qkv: Vec<f32> = noise(i as u32, positions * heads.row()).iter().map(|x| x * factor).collect();
                 // Every other with ALiBi.
                 let slopes: Vec<f32> = (0..heads.heads).map(|h| 0.5f32.powf(h as f32 + 0.7)).collect();
-                let sight = Sight { window, alibi: (i % 2 == 1).then_some(&slopes) };
+                // Some with a cap that scores reach, some with sinks below and far above all scores.
+                let sinks: Vec<f32> = (0..heads.heads).map(|h| [-3.0, 0.3, 40.0][h % 3]).collect();
+                let sight = Sight {
+                    window,
+                    alibi: (i % 2 == 1).then_some(&slopes),
+                    cap: (i % 3 == 1).then_some(1.5),
+                    sinks: (i >= 3).then_some(&sinks),
+                };
                 let expected = reference(&qkv, heads, sight);
                 on_every_cpu(
                     |cpu| attend(cpu, &qkv, heads, sight, chunks),
@@ -170,7 +184,7 @@ fn nan_reaches_those_that_see_it_and_nobody_else() {
             let touched: &[usize] = if part == 2 { &[2] } else { &[2, 3] };
             let expected: Vec<_> = (nan_position..=until).flat_map(|p| touched.iter().map(move |&h| (p, h))).collect();
             on_every_cpu(
-                |cpu| attend(cpu, &qkv, heads, Sight { window, alibi: None }, &chunks),
+                |cpu| attend(cpu, &qkv, heads, Sight { window, ..ALL }, &chunks),
                 |isa, got| assert_eq!(with_nan(got, heads), expected, "{isa:?}, part {part}, chunks {chunks:?}"),
             );
         }
@@ -203,7 +217,16 @@ fn what_does_not_fit_is_refused() {
     cache.end(ended).unwrap();
     cache.append(&cpu, sequence, 0, 0, &qkv).unwrap();
     other.append(&cpu, foreign, 0, 0, &qkv).unwrap();
-    let fine = Attention { qkv: &qkv, heads, first_position: 0, scale: 0.5, window: None, alibi: None };
+    let fine = Attention {
+        qkv: &qkv,
+        heads,
+        first_position: 0,
+        scale: 0.5,
+        window: None,
+        alibi: None,
+        cap: None,
+        sinks: None,
+    };
     let run =
         |what: Attention<'_>, layer, out: usize| attention(&cpu, &what, &cache, sequence, layer, &mut [0.0; 32][..out]);
     run(fine, 0, 16).unwrap();
@@ -217,6 +240,10 @@ fn what_does_not_fit_is_refused() {
         run(Attention { first_position: usize::MAX, ..fine }, 0, 16),
         run(Attention { window: Some(0), ..fine }, 0, 16),
         run(Attention { alibi: Some(&[0.5]), ..fine }, 0, 16),
+        run(Attention { sinks: Some(&[0.5]), ..fine }, 0, 16),
+        run(Attention { sinks: Some(&[0.5, f32::NAN]), ..fine }, 0, 16),
+        run(Attention { cap: Some(0.0), ..fine }, 0, 16),
+        run(Attention { cap: Some(f32::INFINITY), ..fine }, 0, 16),
         run(Attention { heads: Heads { head_size: 2, ..heads }, ..fine }, 0, 16),
         run(Attention { heads: Heads { heads: 3, kv_heads: 2, head_size: 4 }, ..fine }, 0, 16),
         run(Attention { heads: Heads { head_size: usize::MAX / 3, ..heads }, ..fine }, 0, 16),

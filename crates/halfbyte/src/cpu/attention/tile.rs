@@ -3,6 +3,7 @@
 use super::Attention;
 use super::cache::{Cached, Line, PAGE_LENGTH, PANEL, padded};
 use super::product::{Factor, product};
+use super::scores::{add_alibi, cap_scores, mask_and_find_greatest, scores_to_weights, share};
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::Isa;
 use crate::cpu::lanes::{Kernel, Simd};
@@ -57,6 +58,11 @@ impl Tile<'_> {
     fn alibi(&self, row: usize) -> (f32, usize) {
         let slope = self.what.alibi.map_or(0.0, |slopes| slopes[self.head_of(row)]);
         (slope * std::f32::consts::LOG2_E, self.what.first_position + self.query_of(row))
+    }
+
+    /// The sink of a row's head, as scores of powers of two have it.
+    fn sink(&self, row: usize) -> Option<f32> {
+        self.what.sinks.map(|sinks| sinks[self.head_of(row)] * std::f32::consts::LOG2_E)
     }
 
     /// Where a row's output goes.
@@ -146,13 +152,13 @@ impl Kernel for Finish<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) {
+    fn run<S: Simd>(self, s: S) {
         let stride = padded(self.tile.what.heads.head_size);
         let sums: &[f32] = bytemuck::cast_slice(&self.scratch.sums);
         for (row, sums) in sums.chunks_exact(stride).take(self.tile.rows).enumerate() {
             // SAFETY: each row of each head is in one tile.
             let out = unsafe { self.out.range(self.tile.place(row)) };
-            let factor = 1.0 / self.totals.sum[row];
+            let factor = share(s, self.totals.max[row], self.totals.sum[row], self.tile.sink(row));
             for (out, sum) in out.iter_mut().zip(sums) {
                 *out = sum * factor;
             }
@@ -211,7 +217,7 @@ impl Kernel for Merge<'_> {
                 let sums = &state[32 + row * self.layout.stride..];
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out += weight * sum);
             }
-            let factor = 1.0 / total;
+            let factor = share(s, max, total, self.tile.sink(row));
             out.iter_mut().for_each(|out| *out *= factor);
         }
     }
@@ -240,6 +246,12 @@ fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, pages: Range<usize>, s
         let (keys, values) = tile.cached.page(tile.kv_head, index);
         let columns = page.start / S::LANES..page.end.div_ceil(S::LANES);
         scores::<S, R>(s, queries, keys, columns, weights);
+        if let Some(cap) = tile.what.cap {
+            for row in 0..R {
+                let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
+                cap_scores(s, weights, &within_page(&seen[row], index), cap * std::f32::consts::LOG2_E);
+            }
+        }
         if tile.what.alibi.is_some() {
             for row in 0..R {
                 let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
@@ -359,57 +371,6 @@ fn score_some<S: Simd, const R: usize, const C: usize, const U: usize>(
             s.store(&mut weights[row * WEIGHTS_ROW + (column + c) * S::LANES..], acc[row][c]);
         }
     }
-}
-
-/// Adds `slope · (key's position − query's)` to the scores in vectors that hold a position in `seen`, of page `index`.
-#[inline(always)]
-fn add_alibi<S: Simd>(s: S, scores: &mut [f32], seen: &Range<usize>, index: usize, (slope, query): (f32, usize)) {
-    const LANES: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0];
-    if seen.is_empty() {
-        return;
-    }
-    let (lanes, slope) = (s.load(&LANES), s.splat(slope));
-    let first = seen.start / S::LANES * S::LANES;
-    for (i, part) in scores[first..seen.end.next_multiple_of(S::LANES)].chunks_exact_mut(S::LANES).enumerate() {
-        let distance = (index * PAGE_LENGTH + first + i * S::LANES) as i64 - query as i64;
-        let distance = s.add(lanes, s.splat(distance as f32));
-        let score = s.mul_add(distance, slope, s.load(part));
-        s.store(part, score);
-    }
-}
-
-/// Sets the scores of unseen positions, in vectors that hold a seen one, to −∞. Returns the greatest score that is no
-/// NaN.
-#[inline(always)]
-fn mask_and_find_greatest<S: Simd>(s: S, scores: &mut [f32], seen: &Range<usize>) -> f32 {
-    if seen.is_empty() {
-        return f32::MIN;
-    }
-    let whole = seen.start / S::LANES * S::LANES..seen.end.next_multiple_of(S::LANES);
-    scores[whole.start..seen.start].fill(f32::NEG_INFINITY);
-    scores[seen.end..whole.end].fill(f32::NEG_INFINITY);
-    let mut best = [s.splat(f32::MIN); 2];
-    for (i, part) in scores[whole].chunks_exact(S::LANES).enumerate() {
-        best[i % 2] = s.max(s.load(part), best[i % 2]);
-    }
-    s.greatest(s.max(best[0], best[1]))
-}
-
-/// Turns the scores of positions `seen` into weights; returns their sum, in parts.
-#[inline(always)]
-fn scores_to_weights<S: Simd>(s: S, scores: &mut [f32], seen: &Range<usize>, max: f32) -> S::V {
-    let mut sum = s.splat(0.0);
-    if seen.is_empty() {
-        return sum;
-    }
-    let max = s.splat(max);
-    let whole = seen.start / S::LANES * S::LANES..seen.end.next_multiple_of(S::LANES);
-    for part in scores[whole].chunks_exact_mut(S::LANES) {
-        let weight = exp2(s, s.sub(s.load(part), max));
-        sum = s.add(sum, weight);
-        s.store(part, weight);
-    }
-    sum
 }
 
 #[inline(always)]

@@ -41,6 +41,20 @@ fn exp_near_zero<S: Simd>(s: S, r: S::V) -> S::V {
     s.add(s.mul_add(p, s.mul(r, r), r), s.splat(1.0))
 }
 
+/// `tanh x` with a relative error ≤ 2⁻²⁰. Coefficients near 0: `tanhf` of the Cephes library, Moshier.
+#[inline(always)]
+pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
+    let square = s.mul(x, x);
+    let mut p = s.splat(-5.704_988_7e-3);
+    for c in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+        p = s.mul_add(p, square, s.splat(c));
+    }
+    let near = s.mul_add(s.mul(p, square), x, x);
+    let e = exp(s, s.add(x, x));
+    let far = s.sub(s.splat(1.0), s.div(s.splat(2.0), s.add(e, s.splat(1.0))));
+    s.if_less(square, s.splat(0.625 * 0.625), near, far)
+}
+
 /// `x / (1 + e⁻ˣ)`.
 #[inline(always)]
 pub(crate) fn silu<S: Simd>(s: S, x: S::V) -> S::V {

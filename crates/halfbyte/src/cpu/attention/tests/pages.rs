@@ -23,7 +23,16 @@ fn a_truncated_cache_is_as_good_as_new() {
             cache.append(cpu, sequence, 0, 90, &qkv[90 * row..100 * row]).unwrap();
             assert_eq!((cache.len(sequence), cache.bytes()), (100, bytes));
             let qkv = &qkv[90 * row..100 * row];
-            let what = Attention { qkv, heads, first_position: 90, scale: scale(heads), window: None, alibi: None };
+            let what = Attention {
+                qkv,
+                heads,
+                first_position: 90,
+                scale: scale(heads),
+                window: None,
+                alibi: None,
+                cap: None,
+                sinks: None,
+            };
             let mut out = vec![7.0; 10 * 24];
             attention(cpu, &what, &cache, sequence, 0, &mut out).unwrap();
             out
@@ -53,7 +62,16 @@ fn attend_last(cpu: &Cpu, cache: &KvCache, text: (Sequence, &[f32]), layer: usiz
     let (sequence, rows) = text;
     let first = rows.len() / HEADS.row() - m;
     let qkv = &rows[first * HEADS.row()..];
-    let what = Attention { qkv, heads: HEADS, first_position: first, scale: scale(HEADS), window: None, alibi: None };
+    let what = Attention {
+        qkv,
+        heads: HEADS,
+        first_position: first,
+        scale: scale(HEADS),
+        window: None,
+        alibi: None,
+        cap: None,
+        sinks: None,
+    };
     let mut out = vec![7.0; m * HEADS.heads * HEADS.head_size];
     attention(cpu, &what, cache, sequence, layer, &mut out).unwrap();
     out

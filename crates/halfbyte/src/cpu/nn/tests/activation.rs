@@ -178,3 +178,66 @@ fn gelus_at_the_ends() {
         );
     }
 }
+
+/// `gate · σ(alpha · gate) · (up + 1)` of a gate and up within a limit.
+fn clamped_in_f64(gate: f32, up: f32, alpha: f64, limit: f64) -> f64 {
+    let (gate, up) = (f64::from(gate).min(limit), f64::from(up).clamp(-limit, limit));
+    gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)
+}
+
+#[test]
+fn clamped_gates_are_within_their_bound_and_keep_nan() {
+    let (alpha, limit, inner) = (1.702f32, 7.0f32, 37);
+    let gate_up: Vec<f32> = noise(41, 4 * 2 * inner).iter().map(|x| x * 15.0).collect();
+    on_every_cpu(
+        |cpu| {
+            let mut out = vec![7.0; gate_up.len() / 2];
+            clamped_swiglu(cpu, &gate_up, inner, (alpha, limit), &mut out).unwrap();
+            out
+        },
+        |isa, got| {
+            for (i, &got) in got.iter().enumerate() {
+                let row = &gate_up[i / inner * 2 * inner..];
+                let (gate, up) = (row[i % inner], row[i % inner + inner]);
+                let want = clamped_in_f64(gate, up, alpha.into(), limit.into());
+                // Where up is near −1, what rounding leaves of the sum.
+                let bound = 8.0 * U * want.abs() + 2.0 * U * f64::from(gate.abs()) + 1e-35;
+                assert!((f64::from(got) - want).abs() <= bound, "{isa:?}, {gate}, {up}: {got}, expected {want}");
+            }
+        },
+    );
+    let mut odd = vec![0.5; 2 * inner];
+    (odd[3], odd[inner + 5]) = (f32::NAN, f32::NAN);
+    on_every_cpu(
+        |cpu| {
+            let mut out = vec![7.0; inner];
+            clamped_swiglu(cpu, &odd, inner, (alpha, limit), &mut out).unwrap();
+            out.iter().map(|v| f32::from(v.is_nan())).collect()
+        },
+        |isa, nan| assert!(nan.iter().enumerate().all(|(i, &nan)| (nan == 1.0) == (i == 3 || i == 5)), "{isa:?}"),
+    );
+}
+
+#[test]
+fn soft_caps_are_within_their_bound() {
+    for limit in [0.5f32, 30.0, 50.0] {
+        let x: Vec<f32> = gates().into_iter().chain([f32::INFINITY, f32::NEG_INFINITY]).collect();
+        on_every_cpu(
+            |cpu| {
+                let mut out = x.clone();
+                soft_cap(cpu, &mut out, limit);
+                out
+            },
+            |isa, got| {
+                for (&x, &got) in x.iter().zip(got) {
+                    let want = f64::from(limit) * (f64::from(x) / f64::from(limit)).tanh();
+                    let error = (f64::from(got) - want).abs();
+                    assert!(error <= 32.0 * U * want.abs(), "{isa:?}, {x} of {limit}: {got}, expected {want}");
+                }
+            },
+        );
+        let mut nan = [f32::NAN];
+        soft_cap(&Cpu::new(1).unwrap(), &mut nan, limit);
+        assert!(nan[0].is_nan());
+    }
+}

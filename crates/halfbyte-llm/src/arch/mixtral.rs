@@ -1,0 +1,26 @@
+//! Mixtral: Mistral with experts in the place of every MLP.
+//!
+//! *Source:* Jiang et al., "Mixtral of Experts", 2024; tensor names as in Hugging Face transformers.
+
+use super::spec::{Routing, Spec};
+use super::{Architecture, experts, mistral};
+use crate::config::Fields;
+use crate::error::Result;
+
+pub(super) const ARCHITECTURE: Architecture =
+    Architecture { architecture: "MixtralForCausalLM", model_type: "mixtral", spec };
+
+fn spec(fields: &Fields<'_>) -> Result<Spec> {
+    let mut spec = mistral::with_window(fields, None)?;
+    let of = experts::Of {
+        inner: "intermediate_size",
+        router: "block_sparse_moe.gate",
+        experts: "block_sparse_moe.experts",
+        layers: ["w1", "w3", "w2"],
+        bias: false,
+        routing: Routing::SoftmaxOfChosen,
+        clamp: None,
+    };
+    experts::set(fields, &mut spec, &of, |_| true)?;
+    Ok(spec)
+}
