@@ -27,13 +27,14 @@ mod types;
 mod value;
 mod writer;
 
+pub(crate) use architectures::Rows;
 pub use blocks::{load, pack, unpack_rows};
 pub(crate) use header::MAGIC;
 pub use header::{Header, TensorEntry, parse};
 pub(crate) use metadata::architecture_of;
 pub use metadata::{head_dim, metadata_from};
 pub use model::config_json;
-pub(crate) use names::reordered;
+pub(crate) use names::{RowOrder, reordered};
 pub use names::{gguf_name, gguf_row, has_paired_rows, hf_name, hf_row};
 pub(crate) use rope::is_read;
 pub use rope::rope_factors;
