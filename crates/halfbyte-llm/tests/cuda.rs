@@ -133,12 +133,12 @@ fn perplexities_are_those_of_the_cpu() {
     }
 }
 
-/// Untied heads, heads of one and of several queries, scaled frequencies.
+/// Untied heads, heads of one and of several queries, scaled frequencies, positions in a part of a head, joined layers.
 #[test]
 fn logits_of_each_variant_equal_those_of_transformers() {
     let Some(gpu) = gpu() else { return };
     let cpu = Cpu::all_threads().unwrap();
-    for name in ["llama", "llama-tied-mha", "llama3-rope", "mistral-window", "qwen2", "qwen3"] {
+    for name in ["llama", "llama-tied-mha", "llama-yarn", "llama3-rope", "mistral-window", "phi3", "qwen2", "qwen3"] {
         let expected = Checkpoint::open(architecture(name).join("expected.safetensors")).unwrap();
         let (ids, want) = (expected.ints("input_ids").unwrap(), expected.floats("logits").unwrap().to_f32());
         let largest = want.iter().fold(0.0f32, |a, b| a.max(b.abs()));

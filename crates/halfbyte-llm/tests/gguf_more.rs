@@ -274,6 +274,7 @@ fn models_as_llama_cpp_writes_them_compute_what_the_folders_compute() {
         let mut of_part = vec![("split.no".to_owned(), Value::U16(2)), ("split.count".to_owned(), Value::U16(3))];
         write(&part(2), &of_part, &tensors.iter().take(1).collect::<Vec<_>>());
         refused(&part(0), &["split.tensors.count"]);
+        std::fs::remove_file(part(2)).unwrap();
         of_part[1].1 = Value::U16(4);
         write(&part(2), &of_part, &tensors.iter().take(1).collect::<Vec<_>>());
         refused(&part(0), &["split.count", "3"]);
