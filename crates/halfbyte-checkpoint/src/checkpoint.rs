@@ -58,8 +58,8 @@ pub(crate) struct Tensor {
 pub(crate) enum Place {
     /// In this range of its file.
     Range(Range<usize>),
-    /// In this range of its file, with rows in another order: GGUF's for heads of this length, see [`gguf::hf_row`].
-    PairedRows(Range<usize>, usize),
+    /// In this range of its file, with rows in another order: GGUF's.
+    Rows(Range<usize>, gguf::RowOrder),
     /// In this range of its file, elements in another order or with others between them: PyTorch's views. `strides` are in
     /// elements; `bytes` is what the elements take.
     Strided { range: Range<usize>, strides: Vec<usize>, bytes: usize },
@@ -70,7 +70,7 @@ pub(crate) enum Place {
 impl Place {
     fn len(&self) -> usize {
         match self {
-            Place::Range(range) | Place::PairedRows(range, _) => range.len(),
+            Place::Range(range) | Place::Rows(range, _) => range.len(),
             Place::Strided { bytes, .. } => *bytes,
             Place::Decoded(bytes) => bytes.len(),
         }
@@ -193,6 +193,11 @@ impl Checkpoint {
         self.files.len() - 1
     }
 
+    /// Bytes of a file that was added.
+    pub(crate) fn file_range(&self, file: usize, range: Range<usize>) -> &[u8] {
+        &self.files[file].map.bytes()[range]
+    }
+
     /// Size of a file that was added.
     pub(crate) fn file_bytes(&self, file: usize) -> usize {
         self.files[file].map.bytes().len()
@@ -274,9 +279,9 @@ impl Checkpoint {
         let file = || self.files[tensor.file].map.bytes();
         Ok(match &tensor.place {
             Place::Range(range) => Cow::Borrowed(&file()[range.clone()]),
-            Place::PairedRows(range, head_dim) => {
+            Place::Rows(range, order) => {
                 let rows = tensor.shape[0];
-                Cow::Owned(gguf::reordered(&file()[range.clone()], rows, |row| gguf::gguf_row(row, *head_dim)))
+                Cow::Owned(gguf::reordered(&file()[range.clone()], rows, |row| order.gguf_row(row)))
             }
             Place::Strided { range, strides, .. } => {
                 let element = tensor.dtype.size_bits().unwrap_or(8) / 8;
@@ -318,7 +323,7 @@ impl Checkpoint {
     /// this after each tensor, converting a model holds one tensor at a time. Unknown names are ignored.
     pub fn release(&self, name: &str) {
         if let Ok(Tensor { file, place, .. }) = self.tensor(name)
-            && let Place::Range(range) | Place::PairedRows(range, _) | Place::Strided { range, .. } = place
+            && let Place::Range(range) | Place::Rows(range, _) | Place::Strided { range, .. } = place
         {
             self.files[*file].map.release(range.clone());
         }

@@ -135,7 +135,6 @@ impl Stack {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::Checkpoint;
     use crate::safetensors::{DType, TensorSpec, create};
 

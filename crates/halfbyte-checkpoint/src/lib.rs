@@ -8,7 +8,7 @@
 //! * [`onnx`] reads and writes ONNX models with quantised products.
 //! * [`files`] is every change of the file system.
 //! * [`folder`] writes a whole model folder: quantised by [`write_model`], dense by [`write_dense`].
-//! * [`gguf`] reads and writes GGUF files: blocks, and a Llama model in Hugging Face's terms.
+//! * [`gguf`] reads and writes GGUF files: blocks, and models in Hugging Face's terms.
 //! * [`json`] parses the texts beside the tensors; [`regular`] opens files, and nothing that only looks like one.
 //! * [`inspect()`] describes a checkpoint, with everything in it that looks wrong.
 //!

@@ -1,6 +1,7 @@
 //! The architectures that are translated between GGUF's terms and those of Hugging Face's `config.json`.
 
 use super::header::Header;
+use super::names::{BLOOM, GEMMA, LLAMA as LLAMA_NAMES, MIXTRAL, Names, PHI3, QWEN3_MOE};
 use crate::error::Result;
 
 /// An architecture in both terms.
@@ -12,37 +13,91 @@ pub(crate) struct Architecture {
     pub architecture: &'static str,
     /// Its name in `model_type` of a config.
     pub model_type: &'static str,
-    /// Whether GGUF has the rows of q and k in pairs, see [`super::hf_row`].
-    pub paired_rows: bool,
+    /// Names of its tensors.
+    pub names: &'static Names,
+    /// Whether models are written, and not only read.
+    pub written: bool,
+    /// The order of rows that GGUF has otherwise.
+    pub rows: Rows,
     /// Whether the config says if q, k, v and o have biases.
     pub attention_bias: bool,
     /// Whether the config says if gate, up and down have biases.
     pub mlp_bias: bool,
-    /// Whether every layer has a sliding window.
-    pub window: bool,
+    /// Which layers have a sliding window.
+    pub window: Window,
+    /// Whether all MLPs are mixtures of experts.
+    pub experts: bool,
+    /// What of its config no other has.
+    pub family: Family,
+}
+
+/// The rows that GGUF has in another order than Hugging Face.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rows {
+    /// None.
+    Alike,
+    /// Those of q and k, in pairs, see [`super::hf_row`].
+    Paired,
+    /// Those of the layer of q, k and v: all of q, then all of k, then all of v, where Hugging Face has them head by head.
+    Fused,
+}
+
+/// The layers that see a window of positions only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Window {
+    /// None; a file that names a window is refused.
+    None,
+    /// All, where the file names a window.
+    All,
+    /// All, where the file names a window; another architecture has the files that name none.
+    Always,
+    /// Those that the architecture says.
+    Some,
+}
+
+/// Architectures whose configs have fields of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Those of Llama.
+    Llama,
+    /// Caps of scores and logits.
+    Gemma2,
+    /// Two kinds of rotary frequencies.
+    Gemma3,
+    /// Rotary positions in a part of each head.
+    Phi3,
+    /// No rotary positions.
+    Bloom,
 }
 
 const LLAMA: Architecture = Architecture {
     gguf: "llama",
     architecture: "LlamaForCausalLM",
     model_type: "llama",
-    paired_rows: true,
+    names: &LLAMA_NAMES,
+    written: true,
+    rows: Rows::Paired,
     attention_bias: true,
     mlp_bias: true,
-    window: false,
+    window: Window::None,
+    experts: false,
+    family: Family::Llama,
 };
 
 const QWEN2: Architecture = Architecture {
     gguf: "qwen2",
     architecture: "Qwen2ForCausalLM",
     model_type: "qwen2",
-    paired_rows: false,
+    rows: Rows::Alike,
     attention_bias: false,
     mlp_bias: false,
-    window: false,
+    ..LLAMA
 };
 
-/// Every architecture that is translated. In GGUF Mistral is a Llama with a window.
+/// What is read only.
+const READ: Architecture = Architecture { written: false, ..QWEN2 };
+
+/// Every architecture that is translated. In GGUF Mistral is a Llama with a window, Mixtral one with experts.
 static ARCHITECTURES: &[Architecture] = &[
     LLAMA,
     Architecture {
@@ -50,8 +105,18 @@ static ARCHITECTURES: &[Architecture] = &[
         model_type: "mistral",
         attention_bias: false,
         mlp_bias: false,
-        window: true,
+        window: Window::Always,
         ..LLAMA
+    },
+    Architecture {
+        gguf: "llama",
+        architecture: "MixtralForCausalLM",
+        model_type: "mixtral",
+        names: &MIXTRAL,
+        rows: Rows::Paired,
+        window: Window::All,
+        experts: true,
+        ..READ
     },
     QWEN2,
     Architecture {
@@ -60,6 +125,51 @@ static ARCHITECTURES: &[Architecture] = &[
         model_type: "qwen3",
         attention_bias: true,
         ..QWEN2
+    },
+    Architecture {
+        gguf: "qwen3moe",
+        architecture: "Qwen3MoeForCausalLM",
+        model_type: "qwen3_moe",
+        names: &QWEN3_MOE,
+        attention_bias: true,
+        experts: true,
+        ..READ
+    },
+    Architecture {
+        gguf: "gemma2",
+        architecture: "Gemma2ForCausalLM",
+        model_type: "gemma2",
+        names: &GEMMA,
+        window: Window::Some,
+        family: Family::Gemma2,
+        ..READ
+    },
+    Architecture {
+        gguf: "gemma3",
+        architecture: "Gemma3ForCausalLM",
+        model_type: "gemma3_text",
+        names: &GEMMA,
+        window: Window::Some,
+        family: Family::Gemma3,
+        ..READ
+    },
+    Architecture {
+        gguf: "phi3",
+        architecture: "Phi3ForCausalLM",
+        model_type: "phi3",
+        names: &PHI3,
+        window: Window::All,
+        family: Family::Phi3,
+        ..READ
+    },
+    Architecture {
+        gguf: "bloom",
+        architecture: "BloomForCausalLM",
+        model_type: "bloom",
+        names: &BLOOM,
+        rows: Rows::Fused,
+        family: Family::Bloom,
+        ..READ
     },
 ];
 
@@ -70,14 +180,17 @@ impl Architecture {
     /// That of a file; None: one that is not translated.
     pub fn of_file(header: &Header) -> Result<Option<&'static Self>> {
         let Some(name) = header.text("general.architecture")? else { return Ok(None) };
-        let window = header.number(&format!("{name}.{WINDOW}"))?.is_some_and(|window| window > 0);
+        let above_0 = |key: &str| Ok(header.number(&format!("{name}.{key}"))?.is_some_and(|number| number > 0));
+        let (window, experts): (bool, bool) = (above_0(WINDOW)?, above_0("expert_count")?);
         let named = || ARCHITECTURES.iter().filter(|known| known.gguf == name);
-        Ok(named().find(|known| known.window == window).or_else(|| named().next()))
+        let fits = |known: &&Self| known.experts == experts && (known.window == Window::Always) == window;
+        let found = named().find(fits).or_else(|| named().find(|known| known.experts == experts));
+        Ok(found.or_else(|| named().next()))
     }
 
-    /// That of a config's `model_type`; None: one that is not translated.
+    /// That of a config's `model_type`; None: one that is not written.
     pub fn of_config(model_type: &str) -> Option<&'static Self> {
-        ARCHITECTURES.iter().find(|known| known.model_type == model_type)
+        ARCHITECTURES.iter().find(|known| known.written && known.model_type == model_type)
     }
 
     /// A key of its metadata.
@@ -86,9 +199,18 @@ impl Architecture {
     }
 }
 
-/// Names in quotes, for errors: those that `name` gives of each.
-pub(super) fn all(name: impl Fn(&Architecture) -> &'static str) -> String {
-    let mut names: Vec<String> = ARCHITECTURES.iter().map(|known| format!("\"{}\"", name(known))).collect();
+/// Names in quotes, for errors: those in GGUF of all that are read.
+pub(super) fn read() -> String {
+    quoted(ARCHITECTURES.iter().map(|known| known.gguf))
+}
+
+/// The same in configs, of all that are written.
+pub(super) fn written() -> String {
+    quoted(ARCHITECTURES.iter().filter(|known| known.written).map(|known| known.model_type))
+}
+
+fn quoted(names: impl Iterator<Item = &'static str>) -> String {
+    let mut names: Vec<String> = names.map(|name| format!("\"{name}\"")).collect();
     names.dedup();
     names.join(", ")
 }

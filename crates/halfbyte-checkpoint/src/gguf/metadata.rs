@@ -1,6 +1,6 @@
 //! A Hugging Face folder's `config.json` and `tokenizer.json` as GGUF's metadata.
 
-use super::architectures::{self, Architecture};
+use super::architectures::{self, Architecture, Window};
 use super::tokenizer;
 use super::types::GgmlType;
 use super::value::Value as Meta;
@@ -71,9 +71,10 @@ pub fn metadata_from(
         }
     }
     set("vocab_size", Meta::U32(vocab_size));
-    let slides = known.window || config.get("use_sliding_window").is_some_and(|value| value == true);
+    let all = known.window == Window::Always;
+    let slides = all || config.get("use_sliding_window").is_some_and(|value| value == true);
     match config.get("sliding_window") {
-        Some(_) if known.window => set(architectures::WINDOW, Meta::U32(config.size("sliding_window")?)),
+        Some(_) if all => set(architectures::WINDOW, Meta::U32(config.size("sliding_window")?)),
         Some(window) if slides => {
             return Err(unfit("sliding_window", "null: GGUF cannot say which layers have one", window));
         }
@@ -98,7 +99,7 @@ pub fn metadata_from(
 pub(crate) fn architecture_of(config: &Map<String, Value>) -> Result<&'static Architecture> {
     let model_type = config.get("model_type").unwrap_or(&Value::Null);
     let known = model_type.as_str().and_then(Architecture::of_config);
-    known.ok_or_else(|| unfit("model_type", &architectures::all(|known| known.model_type), model_type))
+    known.ok_or_else(|| unfit("model_type", &architectures::written(), model_type))
 }
 
 /// The number by which `general.file_type` names a file of mostly this type.

@@ -9,7 +9,8 @@
 //! Everything here works on bytes that lie in memory: [`parse`] reads a header, [`load`] takes blocks for a
 //! [`halfbyte::StoredTensor`] and [`pack`] makes them of a [`halfbyte::QTensor`], [`config_json`], [`tokenizer_json`],
 //! [`hf_name`] and [`gguf_name`] translate a Llama, Mistral or Qwen model into Hugging Face's terms and [`metadata_from`] from them, and
-//! [`create`] begins to write a file.
+//! [`create`] begins to write a file. [`Checkpoint::open`](crate::Checkpoint::open) reads more architectures in those terms, and models in
+//! several files.
 //!
 //! Source: the specification at github.com/ggml-org/ggml (docs/gguf.md), and the gguf package for Python, by which
 //! blocks, names and order of rows are tested.
@@ -27,13 +28,14 @@ mod types;
 mod value;
 mod writer;
 
+pub(crate) use architectures::Rows;
 pub use blocks::{load, pack, unpack_rows};
 pub(crate) use header::MAGIC;
 pub use header::{Header, TensorEntry, parse};
 pub(crate) use metadata::architecture_of;
 pub use metadata::{head_dim, metadata_from};
 pub use model::config_json;
-pub(crate) use names::reordered;
+pub(crate) use names::{RowOrder, reordered};
 pub use names::{gguf_name, gguf_row, has_paired_rows, hf_name, hf_row};
 pub(crate) use rope::is_read;
 pub use rope::rope_factors;

@@ -1,6 +1,6 @@
 //! A model's shape: GGUF's metadata as Hugging Face's `config.json`.
 
-use super::architectures::{self, Architecture};
+use super::architectures::{self, Architecture, Family, Window};
 use super::header::Header;
 use super::rope::parameters_of;
 use super::types::GgmlType;
@@ -21,25 +21,31 @@ const CHANGING: &[&str] = &[
     "residual_scale",
 ];
 
+/// Those of them that Gemma 2 has, by the same names as in its config: what scores and logits are capped to.
+const GEMMA_2: &[&str] = &["attn_logit_softcapping", "final_logit_softcapping"];
+
 /// The `config.json` of a model with this header; `bytes` is the whole file that it was parsed from.
 ///
 /// `tie_word_embeddings` means that there is no `output.weight`. Factors of rotary frequencies (`rope_freqs.weight`)
 /// become the `rope_scaling` of type llama3 that gives them. Errors, naming the key or tensor: another architecture,
-/// experts, one part of several, a size that is missing or does not fit the others, scaling of rotary frequencies that
-/// cannot be said in a config.
+/// experts where it has none, one part of several without the others, a size that is missing or does not fit the others, scaling of
+/// rotary frequencies that cannot be said in a config.
 pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> {
     let unsupported = |what: String| Error::unsupported(&header.file, what);
     let known = Architecture::of_file(header)?;
-    let known =
-        known.ok_or_else(|| header.unexpected("general.architecture", &architectures::all(|known| known.gguf)))?;
+    let known = known.ok_or_else(|| header.unexpected("general.architecture", &architectures::read()))?;
     if header.number("split.count")?.is_some_and(|count| count > 1) {
-        return Err(unsupported("key `split.count`: one part of a model in several files; merge them first".into()));
+        let what = "key `split.count`: one part of a model in several files; open the first, beside the others";
+        return Err(unsupported(what.into()));
     }
     let key = |name: &str| known.key(name);
-    if header.number(&key("expert_count"))?.is_some_and(|count| count > 0) {
-        return Err(unsupported(format!("key `{}`: a mixture of experts", key("expert_count"))));
+    let experts = header.number(&key("expert_count"))?.filter(|&count| count > 0);
+    if experts.is_some() != known.experts {
+        let what = if known.experts { "no experts" } else { "a mixture of experts" };
+        return Err(unsupported(format!("key `{}`: {what}", key("expert_count"))));
     }
-    for name in CHANGING {
+    let read = if known.family == Family::Gemma2 { GEMMA_2 } else { &[] };
+    for name in CHANGING.iter().filter(|name| !read.contains(name)) {
         if header.get(&key(name)).is_some() {
             return Err(unsupported(format!(
                 "key `{}`: no {} has it in Hugging Face's terms",
@@ -48,28 +54,10 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
             )));
         }
     }
-    let size = |name: &str| -> Result<u64> {
-        let found = header.number(&key(name))?.filter(|&size| size > 0);
-        found.ok_or_else(|| header.unexpected(&key(name), "a size above 0"))
-    };
-    let (hidden, heads) = (size("embedding_length")?, size("attention.head_count")?);
-    let kv_heads = match header.get(&key("attention.head_count_kv")) {
-        Some(_) => size("attention.head_count_kv")?,
-        None => heads,
-    };
-    let head_dim = match header.get(&key("attention.key_length")) {
-        Some(_) => size("attention.key_length")?,
-        None if hidden % heads == 0 => hidden / heads,
-        None => return Err(header.unexpected(&key("attention.head_count"), "a divisor of the embedding's length")),
-    };
-    for name in ["attention.value_length", "rope.dimension_count"] {
-        if header.number(&key(name))?.is_some_and(|length| length != head_dim) {
-            return Err(header.unexpected(&key(name), &format!("{head_dim}, as long as a head's keys")));
-        }
-    }
-    let eps = header.float(&key("attention.layer_norm_rms_epsilon"))?;
-    let eps = eps.ok_or_else(|| header.unexpected(&key("attention.layer_norm_rms_epsilon"), "a number"))?;
-    let theta = header.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+    let sizes = Sizes::read(header, known)?;
+    let of_eps =
+        if known.family == Family::Bloom { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" };
+    let eps = header.float(&key(of_eps))?.ok_or_else(|| header.unexpected(&key(of_eps), "a number"))?;
     let has = |end: &str| header.tensors.iter().any(|t| t.name.starts_with("blk.") && t.name.ends_with(end));
 
     let mut config = Map::new();
@@ -86,37 +74,133 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
         [id] => set("eos_token_id", json!(id)),
         ref ids => set("eos_token_id", json!(ids)),
     };
-    set("head_dim", json!(head_dim));
-    set("hidden_act", json!("silu"));
-    set("hidden_size", json!(hidden));
-    set("intermediate_size", json!(size("feed_forward_length")?));
-    set("max_position_embeddings", json!(size("context_length")?));
+    set("head_dim", json!(sizes.head_dim));
+    match known.family {
+        Family::Llama | Family::Phi3 => drop(set("hidden_act", json!("silu"))),
+        Family::Gemma2 | Family::Gemma3 => drop(set("hidden_activation", json!("gelu_pytorch_tanh"))),
+        Family::Bloom => {}
+    }
+    set("hidden_size", json!(sizes.hidden));
+    set("intermediate_size", json!(size(header, &key("feed_forward_length"))?));
+    set("max_position_embeddings", json!(size(header, &key("context_length"))?));
     if known.mlp_bias {
         set("mlp_bias", json!(["gate", "up", "down"].iter().any(|m| has(&format!(".ffn_{m}.bias")))));
     }
     set("model_type", json!(known.model_type));
-    set("num_attention_heads", json!(heads));
-    set("num_hidden_layers", json!(size("block_count")?));
-    set("num_key_value_heads", json!(kv_heads));
+    set("num_attention_heads", json!(sizes.heads));
+    set("num_hidden_layers", json!(size(header, &key("block_count"))?));
+    set("num_key_value_heads", json!(sizes.kv_heads));
     if let Some(id) = token(header, "padding")? {
         set("pad_token_id", json!(id));
     }
-    set("rms_norm_eps", json!(eps));
-    match header.number(&key(architectures::WINDOW))?.filter(|&window| window > 0) {
-        Some(window) if known.window => {
-            set("sliding_window", json!(window));
+    set(if known.family == Family::Bloom { "layer_norm_epsilon" } else { "rms_norm_eps" }, json!(eps));
+    if let Some(experts) = experts {
+        set("num_local_experts", json!(experts));
+        set("num_experts_per_tok", json!(size(header, &key("expert_used_count"))?));
+        if header.get(&key("expert_feed_forward_length")).is_some() {
+            set("moe_intermediate_size", json!(size(header, &key("expert_feed_forward_length"))?));
         }
-        Some(_) => {
+        // What llama.cpp computes with them.
+        set("norm_topk_prob", json!(true));
+    }
+    let window = header.number(&key(architectures::WINDOW))?.filter(|&window| window > 0);
+    match (window, known.window) {
+        (Some(_), Window::None) => {
             return Err(unsupported(format!("key `{}`: in some of the layers only", key(architectures::WINDOW))));
         }
-        None => {}
+        (Some(window), _) => drop(set("sliding_window", json!(window))),
+        (None, Window::None | Window::Always) => {}
+        (None, _) => drop(set("sliding_window", Value::Null)),
     }
-    let scaling = scaling(header, known, bytes, (head_dim, theta))?;
-    set("rope_scaling", if scaling.is_empty() { Value::Null } else { Value::Object(scaling) });
-    set("rope_theta", json!(theta));
+    if known.family != Family::Bloom {
+        let theta = header.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
+        let scaling = scaling(header, known, bytes, (sizes.head_dim, theta))?;
+        set("rope_scaling", if scaling.is_empty() { Value::Null } else { Value::Object(scaling) });
+        set("rope_theta", json!(theta));
+    }
+    if sizes.rotated != sizes.head_dim {
+        set("partial_rotary_factor", json!(sizes.rotated as f64 / sizes.head_dim as f64));
+    }
     set("tie_word_embeddings", json!(header.tensor("output.weight").is_none()));
     set("vocab_size", json!(vocab_size(header, known)?));
+    if matches!(known.family, Family::Gemma2 | Family::Gemma3) {
+        gemma(header, known, &sizes, &mut config)?;
+    }
     Ok(config)
+}
+
+/// Sizes of attention.
+struct Sizes {
+    hidden: u64,
+    heads: u64,
+    kv_heads: u64,
+    head_dim: u64,
+    /// Elements of a head that are rotated.
+    rotated: u64,
+}
+
+impl Sizes {
+    fn read(header: &Header, known: &Architecture) -> Result<Self> {
+        let key = |name: &str| known.key(name);
+        let size = |name: &str| size(header, &key(name));
+        let (hidden, heads) = (size("embedding_length")?, size("attention.head_count")?);
+        let kv_heads = match header.get(&key("attention.head_count_kv")) {
+            Some(_) => size("attention.head_count_kv")?,
+            None => heads,
+        };
+        let head_dim = match header.get(&key("attention.key_length")) {
+            Some(_) => size("attention.key_length")?,
+            None if hidden % heads == 0 => hidden / heads,
+            None => return Err(header.unexpected(&key("attention.head_count"), "a divisor of the embedding's length")),
+        };
+        let as_long = format!("{head_dim}, as long as a head's keys");
+        if header.number(&key("attention.value_length"))?.is_some_and(|length| length != head_dim) {
+            return Err(header.unexpected(&key("attention.value_length"), &as_long));
+        }
+        let of_rotated = key("rope.dimension_count");
+        let rotated = match header.number(&of_rotated)? {
+            None => head_dim,
+            Some(rotated) if rotated == head_dim => rotated,
+            Some(part) if known.family == Family::Phi3 && (1..head_dim).contains(&part) => part,
+            Some(_) => return Err(header.unexpected(&of_rotated, &as_long)),
+        };
+        Ok(Self { hidden, heads, kv_heads, head_dim, rotated })
+    }
+}
+
+fn size(header: &Header, key: &str) -> Result<u64> {
+    let found = header.number(key)?.filter(|&size| size > 0);
+    found.ok_or_else(|| header.unexpected(key, "a size above 0"))
+}
+
+/// What Gemma has and GGUF leaves to the program: as llama.cpp has it.
+fn gemma(header: &Header, known: &Architecture, sizes: &Sizes, config: &mut Map<String, Value>) -> Result<()> {
+    let (gemma2, key) = (known.family == Family::Gemma2, |name: &str| known.key(name));
+    let mut set = |field: &str, value: Value| config.insert(field.to_owned(), value);
+    // Scores are divided by the root of a head's length, in the largest models by that of the stream's share of a head.
+    let largest = if gemma2 { 46 } else { 62 };
+    let per = match size(header, &key("block_count"))? {
+        layers if layers == largest => sizes.hidden / sizes.heads,
+        _ => sizes.head_dim,
+    };
+    set("query_pre_attn_scalar", json!(per));
+    if gemma2 {
+        for (name, absent) in GEMMA_2.iter().zip([50.0, 30.0]) {
+            set(name, json!(header.float(&key(name))?.unwrap_or(absent)));
+        }
+        return Ok(());
+    }
+    set("rope_local_base_freq", json!(header.float(&key("rope.freq_base_swa"))?.unwrap_or(10_000.0)));
+    let of_pattern = key("attention.sliding_window_pattern");
+    match header.get(&of_pattern) {
+        Some(Meta::Array(Array::Bool(slides))) => {
+            let kinds = slides.iter().map(|&slides| if slides { "sliding_attention" } else { "full_attention" });
+            set("layer_types", kinds.collect());
+        }
+        Some(_) => drop(set("sliding_window_pattern", json!(size(header, &of_pattern)?))),
+        None => drop(set("sliding_window_pattern", json!(6))),
+    }
+    Ok(())
 }
 
 /// The id of a token that has a role, if the file names one.

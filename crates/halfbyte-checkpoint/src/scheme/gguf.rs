@@ -109,7 +109,7 @@ impl GgufForm {
             (spec, bytemuck::cast_slice(&factors).to_vec())
         });
         let head_dim = gguf::head_dim(&config)?;
-        let paired_rows = architecture_of(&config)?.paired_rows;
+        let paired_rows = architecture_of(&config)?.rows == gguf::Rows::Paired;
         Ok(Self { config, tokenizer, chat_template, head_dim, paired_rows, extra: extra.into_iter().collect() })
     }
 

@@ -234,7 +234,7 @@ pub enum Routing {
 }
 
 /// Linear layers that read the same vector.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct LinearGroup {
     /// Their names, without `.weight`, and shapes, whose k is the same.
     pub layers: Vec<(String, Shape)>,
@@ -244,6 +244,18 @@ pub struct LinearGroup {
     pub adds: bool,
     /// What can take up factors of the input's channels; None if nothing can.
     pub fold: Option<Fold>,
+}
+
+impl NormSpec {
+    /// The name of its weight.
+    pub fn weight(&self) -> String {
+        format!("{}.weight", self.name)
+    }
+
+    /// The name of its bias, if it has one.
+    pub fn bias(&self) -> Option<String> {
+        (self.kind == NormKind::Layer).then(|| format!("{}.bias", self.name))
+    }
 }
 
 impl LinearGroup {
@@ -259,10 +271,10 @@ impl LinearGroup {
 }
 
 /// What makes the input of a group, channel by channel in proportion to its own weights.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Fold {
-    /// The norm whose weight has this name.
-    Norm(String),
+    /// A norm, with its bias if it has one.
+    Norm(NormSpec),
     /// The outputs of a layer of an earlier group of the block, by its place there.
     Linear {
         /// Place of the group.
@@ -283,9 +295,7 @@ impl Spec {
     pub fn groups(&self, layer: usize) -> Option<Vec<LinearGroup>> {
         let LayerSpec { attention, mlp, .. } = self.layers.get(layer)?;
         let MlpKind::Dense(mlp_layers) = &mlp.kind else { return None };
-        // LayerNorms could take up factors too, with their bias, and weights that lack 1; none does yet.
-        let folds = |norm: &NormSpec| norm.kind == NormKind::Rms && norm.offset == 0.0;
-        let norm = |norm: &NormSpec| folds(norm).then(|| Fold::Norm(format!("{}.weight", norm.name)));
+        let norm = |norm: &NormSpec| Some(Fold::Norm(norm.clone()));
         // A head of values that several heads of queries share can take up one factor, not several.
         let whole = self.heads.heads == self.heads.kv_heads;
         let (qkv, values) = match &attention.qkv {
@@ -355,10 +365,7 @@ impl Spec {
             }
         }
         for (norm, len) in self.norms() {
-            out.push((format!("{}.weight", norm.name), vec![len]));
-            if norm.kind == NormKind::Layer {
-                out.push((format!("{}.bias", norm.name), vec![len]));
-            }
+            out.extend([norm.weight()].into_iter().chain(norm.bias()).map(|name| (name, vec![len])));
         }
         out.extend(self.sinks().map(|name| (name.clone(), vec![self.heads.heads])));
         out.extend(self.head.iter().map(|head| (format!("{head}.weight"), vec![self.vocab, self.hidden])));

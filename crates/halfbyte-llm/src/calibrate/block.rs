@@ -2,7 +2,7 @@
 
 use crate::arch::spec::{LinearGroup, Residual, Spec};
 use crate::comm::Alone;
-use crate::decoder::{self, Layer, Mlp};
+use crate::decoder::{self, Layer, Mlp, Norm};
 use crate::device::cpu::{OnCpu, Projection, Run, State, Tap};
 use crate::error::{Error, Result};
 use crate::load::Loader;
@@ -85,12 +85,21 @@ impl Block {
         }
     }
 
-    /// Gives the norm before a group another weight. Does nothing for a group without one.
+    /// Gives the norm before a group another weight, as it multiplies. Does nothing for a group without one.
     pub fn replace_norm(&mut self, group: usize, weight: Vec<f32>) {
-        match (group, &mut self.layer.mlp_norm) {
-            (0, _) => self.layer.attention.norm.weight = weight,
-            (2, Some(norm)) => norm.weight = weight,
-            _ => {}
+        self.norm_before(group).into_iter().for_each(|norm| norm.weight.clone_from(&weight));
+    }
+
+    /// Gives the norm before a group another bias. Does nothing for a group without one.
+    pub fn replace_norm_bias(&mut self, group: usize, bias: Vec<f32>) {
+        self.norm_before(group).into_iter().for_each(|norm| norm.bias = Some(bias.clone()));
+    }
+
+    fn norm_before(&mut self, group: usize) -> Option<&mut Norm<OnCpu>> {
+        match group {
+            0 => Some(&mut self.layer.attention.norm),
+            2 => self.layer.mlp_norm.as_mut(),
+            _ => None,
         }
     }
 }

@@ -166,10 +166,10 @@ impl<'a> Piece<'a> {
             }
             match group.fold.clone() {
                 None => return Err(refuse("some, though nothing can take them up".to_owned())),
-                Some(Fold::Norm(name)) => {
-                    let (before, mut norm) = self.divided(&name, &scales)?;
-                    for ((scale, before), after) in scales.iter_mut().zip(before).zip(&mut norm) {
-                        let ratio = before / *after;
+                Some(Fold::Norm(norm)) => {
+                    let (before, mut weight) = self.divided(&norm.weight(), &scales, norm.offset)?;
+                    for ((scale, before), after) in scales.iter_mut().zip(before).zip(&mut weight) {
+                        let ratio = (before + norm.offset) / (*after + norm.offset);
                         if ratio.is_finite() && ratio > 0.0 {
                             *scale = ratio;
                         } else {
@@ -177,13 +177,21 @@ impl<'a> Piece<'a> {
                             (*scale, *after) = (1.0, before);
                         }
                     }
-                    self.running.replace_norm(g, norm.clone());
-                    self.finished.changed.push((name, norm));
+                    self.running.replace_norm(g, weight.iter().map(|v| v + norm.offset).collect());
+                    self.finished.changed.push((norm.weight(), weight));
+                    if let Some(bias) = norm.bias() {
+                        let (_, divided) = self.divided(&bias, &scales, 0.0)?;
+                        if let Some(bad) = divided.iter().find(|v| !v.is_finite()) {
+                            return Err(refuse(format!("such that {bias} becomes {bad}")));
+                        }
+                        self.running.replace_norm_bias(g, divided.clone());
+                        self.finished.changed.push((bias, divided));
+                    }
                 }
                 Some(Fold::Linear { group: from, layer }) => {
                     let bias = format!("{}.bias", self.groups[from].layers[layer].0);
                     if self.source.checkpoint().contains(&bias) {
-                        let (_, divided) = self.divided(&bias, &scales)?;
+                        let (_, divided) = self.divided(&bias, &scales, 0.0)?;
                         if let Some(bad) = divided.iter().find(|v| !v.is_finite()) {
                             return Err(refuse(format!("such that {bias} becomes {bad}")));
                         }
@@ -210,11 +218,12 @@ impl<'a> Piece<'a> {
         Ok(())
     }
 
-    /// A vector of the source, and the same divided by factors and rounded to its type.
-    fn divided(&self, name: &str, scales: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {
+    /// A vector of the source, and the same divided by factors and rounded to its type; `offset` is what it lacks of what is divided.
+    fn divided(&self, name: &str, scales: &[f32], offset: f32) -> Result<(Vec<f32>, Vec<f32>)> {
         let vector = self.source.floats(name, &[scales.len()])?;
         let before = vector.to_f32();
-        let after = before.iter().zip(scales).map(|(v, scale)| vector.dtype().round(v / scale)).collect();
+        let divided = |(v, scale): (&f32, &f32)| vector.dtype().round((v + offset) / scale - offset);
+        let after = before.iter().zip(scales).map(divided).collect();
         Ok((before, after))
     }
 
@@ -362,9 +371,16 @@ impl<'a> Piece<'a> {
         for (name, values) in &changed {
             // The shape is checked where the tensor lies.
             self.source.floats(name, &[values.len()])?;
-            let is_norm = |group: &LinearGroup| group.fold.as_ref() == Some(&Fold::Norm(name.clone()));
-            if let Some(group) = self.groups.iter().position(is_norm) {
-                self.running.replace_norm(group, values.clone());
+            for (at, group) in self.groups.iter().enumerate() {
+                match &group.fold {
+                    Some(Fold::Norm(norm)) if norm.weight() == *name => {
+                        self.running.replace_norm(at, values.iter().map(|v| v + norm.offset).collect());
+                    }
+                    Some(Fold::Norm(norm)) if norm.bias().as_ref() == Some(name) => {
+                        self.running.replace_norm_bias(at, values.clone());
+                    }
+                    _ => {}
+                }
             }
         }
         self.finished = work::Block { tensors: Vec::new(), changed, report };

@@ -217,7 +217,7 @@ impl Method for Wrong {
 fn what_cannot_be_is_refused() {
     let mut case = Case::new("llama");
     let groups = groups(&case.config.spec, 0).unwrap();
-    assert!(matches!(&groups[0].fold, Some(Fold::Norm(name)) if name == "model.layers.0.input_layernorm.weight"));
+    assert!(matches!(&groups[0].fold, Some(Fold::Norm(norm)) if norm.name == "model.layers.0.input_layernorm"));
     assert_eq!((&groups[1].fold, &groups[3].fold), (&None, &Some(Fold::Linear { group: 2, layer: 1 })));
     let some = |k: usize, value: f32| Some(vec![value; k]);
     for scales in [

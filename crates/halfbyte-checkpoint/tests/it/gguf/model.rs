@@ -93,8 +93,7 @@ fn models_that_have_no_config() {
     let cases = [
         ("general.architecture", text("mamba"), "\"llama\", \"qwen2\""),
         ("general.architecture", None, "got nothing"),
-        ("split.count", Some(Meta::U16(2)), "merge them"),
-        ("llama.expert_count", number(8), "mixture of experts"),
+        ("split.count", Some(Meta::U16(2)), "open the first"),
         ("llama.logit_scale", Some(Meta::F32(0.5)), "no LlamaForCausalLM"),
         ("llama.embedding_length", None, "above 0, got nothing"),
         ("llama.embedding_length", number(0), "above 0, got U32(0)"),
@@ -115,6 +114,12 @@ fn models_that_have_no_config() {
     // What is missing, or no longer fits, is another key.
     let other_head = with(&header, "llama.attention.key_length", number(8));
     assert_names(&text_of(config_json(&other_head, &bytes)), &["llama.attention.value_length", "8", "U32(16)"]);
+    // With experts it is Mixtral; a Qwen2 has none.
+    let experts = with(&header, "llama.expert_count", number(8));
+    assert_names(&text_of(config_json(&experts, &bytes)), &["llama.expert_used_count", "above 0, got nothing"]);
+    let qwen2 = with(&header, "general.architecture", text("qwen2"));
+    let qwen2 = with(&qwen2, "qwen2.expert_count", number(8));
+    assert_names(&text_of(config_json(&qwen2, &bytes)), &["qwen2.expert_count", "mixture of experts"]);
     let no_factor = with(&header, "llama.rope.scaling.type", text("linear"));
     assert_names(&text_of(config_json(&no_factor, &bytes)), &["llama.rope.scaling.factor", "got nothing"]);
     let linear = with(&header, "llama.rope.scale_linear", Some(Meta::F32(2.0)));
