@@ -63,3 +63,25 @@ fn quantized_architectures_give_the_logits_of_the_cpu() {
         }
     }
 }
+
+/// Few rows are multiplied by the experts that the device chose, many by those that the host knows of: the same logits.
+#[test]
+fn experts_of_one_row_are_those_of_many() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 320).collect();
+    for name in ["mixtral", "qwen3-moe", "gpt-oss"] {
+        for (format, activations) in
+            [("w4a16-g32", Float::F16), ("w8a16-g32-asym", Float::F16), ("w3a16-g32", Float::F32)]
+        {
+            let model = Model::load(&architecture(name), &options(on(&gpu, activations), Some(format))).unwrap();
+            let many = all_logits(&model, &cpu, &tokens);
+            let largest = many.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+            let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+            for (i, &token) in tokens.iter().enumerate() {
+                let error = worst(session.decode(token).unwrap(), &many[i * 320..][..320]);
+                assert!(error < 1e-2 * largest, "{name} {format}, position {i}: {error} of {largest}");
+            }
+        }
+    }
+}

@@ -116,10 +116,14 @@ fn gpu_sources_include_nothing_but_our_headers() {
     assert_eq!(HEADERS.len(), on_disk, "every header is handed to the compiler");
     let kernels = halfbyte::cuda::matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let kernels = kernels.map(|instance| instance.source);
-    let others = [halfbyte::cuda::nn::instances(None), halfbyte::cuda::nn::instances_of_hopper()]
-        .concat()
-        .into_iter()
-        .map(|instance| instance.source);
+    let others = [
+        halfbyte::cuda::nn::instances(None),
+        halfbyte::cuda::nn::instances_of_ampere(),
+        halfbyte::cuda::nn::instances_of_hopper(),
+    ]
+    .concat()
+    .into_iter()
+    .map(|instance| instance.source);
     for source in HEADERS.iter().chain(kernels).chain(others) {
         assert_eq!(std::fs::read_to_string(root.join(source.path)).unwrap(), source.text);
         for line in source.text.lines().filter(|line| line.trim_start().starts_with("#include")) {
@@ -159,7 +163,10 @@ fn parameters_of_gpu_kernels_are_checked_structs() {
     let products = matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)()).chain(matmul::auxiliary());
     let convolutions = conv::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let of_bytes = int8::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
-    let others = [nn::instances(None), nn::instances_of_hopper()].concat().into_iter().chain(roofline::instances());
+    let others = [nn::instances(None), nn::instances_of_ampere(), nn::instances_of_hopper()]
+        .concat()
+        .into_iter()
+        .chain(roofline::instances());
     for instance in products.chain(convolutions).chain(of_bytes).chain(others) {
         let source = instance.source;
         for declared in source.text.split("__global__").skip(1) {

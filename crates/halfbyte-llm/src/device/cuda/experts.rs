@@ -1,21 +1,47 @@
 //! A mixture of experts on a GPU.
 //!
 //! ```text
-//! router ─ route ─ the choice comes to the host, which says which rows are whose
-//! for each expert that is chosen:  gather its rows ─ up ─ gate ─ down
+//! router ─ route
+//! few rows:   up ─ gate ─ down, each one launch for all choices (experts_gemv)
+//! others:     the choice comes to the host, which says which rows are whose
+//!             for each expert that is chosen:  gather its rows ─ up ─ gate ─ down
 //! combine_experts: the sum of what the experts of a row have left
 //! ```
 
-use super::projection::Input;
+use super::projection::{Input, Projection};
 use super::run::{State, gate_of};
 use super::{CudaModel, OnCuda};
 use crate::arch::spec::Routing;
-use crate::decoder::Experts;
-use crate::error::Result;
-use halfbyte::Cuda;
-use halfbyte::cuda::Gpu;
+use crate::decoder::{Decoder, Experts, FeedForward, Mlp};
+use crate::error::{Error, Result};
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::nn::{self, FloatBuffer};
+use halfbyte::cuda::nn::{self, ExpertWeights, FloatBuffer};
+use halfbyte::{Cuda, Float};
+
+/// Choices, rows times experts of a row, up to which each reads its expert's weights for itself.
+pub(super) const FEW_CHOICES: usize = 16;
+
+/// Up and down of all experts of a layer, for few rows; None: there is no kernel for them.
+pub(super) type FewRows = Option<[ExpertWeights; 2]>;
+
+/// Those of each mixture of a model, in order. Error: memory is short.
+pub(super) fn few_rows(cuda: &Cuda, decoder: &Decoder<OnCuda>, activations: Float) -> Result<Vec<FewRows>> {
+    let of_layer = |of: &dyn Fn(&FeedForward<OnCuda>) -> &Projection, experts: &Experts<OnCuda>| {
+        let products = experts.experts.iter().map(|mlp| of(mlp).single()).collect::<Option<Vec<_>>>();
+        let made = products.map(|all| ExpertWeights::new(cuda.gpu(), cuda.stream(), &all, activations)).transpose()?;
+        Ok::<_, Error>(made.and_then(std::result::Result::ok))
+    };
+    let mixtures = decoder.layers.iter().filter_map(|layer| match &layer.mlp {
+        Mlp::Dense(_) => None,
+        Mlp::Experts(experts) => Some(experts),
+    });
+    mixtures
+        .map(|experts| {
+            let (up, down) = (of_layer(&|mlp| &mlp.up, experts)?, of_layer(&|mlp| &mlp.down, experts)?);
+            Ok(up.zip(down).map(|(up, down)| [up, down]))
+        })
+        .collect()
+}
 
 /// What passes between the steps of a mixture.
 #[derive(Debug)]
@@ -32,16 +58,23 @@ pub(super) struct Mixture {
     gathered: FloatBuffer,
     /// What experts leave, expert by expert, `[m · top_k, hidden]`.
     left: Buffer<f32>,
+    /// Of few rows: 0, 1, 2 …
+    in_order: Buffer<u32>,
+    /// Whether a step of one token asks the host for a choice.
+    pub(super) asks_host: bool,
 }
 
 impl Mixture {
     /// For so many rows; None: the model has no experts.
-    pub(super) fn of(model: &CudaModel, gpu: &Gpu, rows: usize) -> Result<Option<Self>> {
+    pub(super) fn of(model: &CudaModel, cuda: &Cuda, rows: usize) -> Result<Option<Self>> {
         let most = |of: fn(&Experts<OnCuda>) -> usize| model.mixtures().map(of).max();
         let (Some(experts), Some(top_k)) = (most(|mix| mix.experts.len()), most(|mix| mix.top_k)) else {
             return Ok(None);
         };
-        let (context, hidden, chosen) = (gpu.context(), model.decoder.hidden, rows * top_k);
+        let (gpu, context) = (cuda.gpu(), cuda.gpu().context());
+        let (hidden, chosen) = (model.decoder.hidden, rows * top_k);
+        let mut in_order = context.allocate(FEW_CHOICES)?;
+        cuda.stream().upload(&(0..FEW_CHOICES as u32).collect::<Vec<_>>(), in_order.view_mut())?;
         Ok(Some(Self {
             logits: context.allocate(rows * experts)?,
             ids: context.allocate(chosen)?,
@@ -50,7 +83,15 @@ impl Mixture {
             places: context.allocate(chosen)?,
             gathered: FloatBuffer::allocate(gpu, model.activations, rows * hidden)?,
             left: context.allocate(chosen * hidden)?,
+            in_order,
+            asks_host: top_k > FEW_CHOICES || model.few_rows.iter().any(Option::is_none),
         }))
+    }
+
+    /// Rows of what lies between up and down, of a batch of so many.
+    pub(super) fn rows_between(model: &CudaModel, rows: usize) -> usize {
+        let chosen = |mix: &Experts<OnCuda>| rows.max((rows * mix.top_k).min(FEW_CHOICES));
+        model.mixtures().map(chosen).max().unwrap_or(rows)
     }
 }
 
@@ -86,16 +127,29 @@ impl Assignment {
 
 impl State {
     /// From `m` normed rows to the update.
-    pub(super) fn experts(&mut self, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
+    pub(super) fn experts(&mut self, model: &CudaModel, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
         let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else { return Ok(()) };
         let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
         let (count, chosen) = (of.experts.len(), m * of.top_k);
-        let Mixture { logits, ids, shares, rows, places, gathered, left } = mixture;
+        let Mixture { logits, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;
         of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
         let of_chosen = of.routing == Routing::SoftmaxOfChosen;
         let to_shares = shares.view_mut().slice(0..chosen);
         let of_rows = logits.view().slice(0..m * count);
         nn::route(gpu, stream, of_rows, [count, of.top_k], of_chosen, ids.view_mut().slice(0..chosen), to_shares)?;
+        let few = model.mixtures().zip(&model.few_rows).find(|(mix, _)| std::ptr::eq(*mix, of));
+        let few = few.and_then(|(_, few)| few.as_ref()).filter(|_| chosen <= FEW_CHOICES);
+        if let (Some([of_up, of_down]), Some(mlp)) = (few, of.experts.first()) {
+            let (ids, shares) = (ids.view().slice(0..chosen), shares.view().slice(0..chosen));
+            let (x, wide, width) = (normed.view(0..m * hidden), chosen * mlp.up.n(), chosen * mlp.inner);
+            of_up.multiply(gpu, stream, ids, (x, of.top_k), up.view_mut().slice(0..wide))?;
+            let between = up.view().slice(0..wide);
+            nn::gate(gpu, stream, gate_of(mlp), between, mlp.inner, inner.view_mut(0..width))?;
+            of_down.multiply(gpu, stream, ids, (inner.view(0..width), 1), left.view_mut().slice(0..chosen * hidden))?;
+            let by = (in_order.view().slice(0..chosen), shares);
+            let (left, to) = (left.view().slice(0..chosen * hidden), update.view_mut().slice(0..m * hidden));
+            return Ok(nn::combine_experts(gpu, stream, left, hidden, by, to)?);
+        }
         let mut choice = vec![0; chosen];
         stream.download(ids.view().slice(0..chosen), &mut choice)?;
         let assignment = Assignment::of(&choice, count, of.top_k);

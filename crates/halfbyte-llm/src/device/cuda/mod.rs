@@ -18,10 +18,11 @@ use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
 use crate::load::Loader;
 use crate::shard::Shard;
+use experts::FewRows;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, Dense, KvCache, PersistentPlan, Rope};
+use halfbyte::cuda::nn::{self, Dense, ExpertWeights, KvCache, PersistentPlan, Rope};
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
 use loading::{Lanes, Loading};
@@ -70,6 +71,8 @@ pub(crate) struct CudaModel {
     decoder: Decoder<OnCuda>,
     /// What all layers of a step of one token are computed by; None: kernel by kernel.
     persistent: Option<PersistentPlan>,
+    /// Of each mixture of experts, in order.
+    few_rows: Vec<FewRows>,
     times: LoadTimes,
 }
 
@@ -102,7 +105,8 @@ impl CudaModel {
         cuda.synchronize()?;
         let persistent = persistent.then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok()).flatten();
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
-        let model = Self { cuda, activations, fused, no_rope, decoder, persistent, times };
+        let few_rows = experts::few_rows(&cuda, &decoder, activations)?;
+        let model = Self { cuda, activations, fused, no_rope, decoder, persistent, few_rows, times };
         // What products are computed by is decided here, and not by the first token.
         model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
         Ok(model)
@@ -166,6 +170,7 @@ impl Resident for CudaModel {
         instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
+        instances.extend(self.few_rows.iter().flatten().flatten().map(ExpertWeights::instance));
         Ok(self.cuda.gpu().prepare(&instances, |done| progress(done, instances.len()))?)
     }
 

@@ -61,6 +61,7 @@ impl State {
         let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
         let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
         let forms = model.forms_of_rows(rows).into_iter();
+        let between = Mixture::rows_between(model, rows);
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
         Ok(Self {
             position: context.allocate(1)?,
@@ -72,11 +73,11 @@ impl State {
             update: context.allocate(rows * hidden)?,
             qkv: context.allocate(rows * heads.row())?,
             attended: floats(heads.heads * heads.head_size)?,
-            up: context.allocate(rows * 2 * inner)?,
-            inner: floats(inner)?,
+            up: context.allocate(between * 2 * inner)?,
+            inner: FloatBuffer::allocate(gpu, model.activations, between * inner)?,
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
-            mixture: Mixture::of(model, gpu, rows)?,
+            mixture: Mixture::of(model, cuda, rows)?,
             partial: context.allocate(nn::partial_len(*heads, cache.capacity()))?,
             persistent: persistent::of_text(model, cuda, &cache)?,
             cache,
@@ -310,7 +311,7 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn experts(&mut self, experts: &Experts<OnCuda>) -> Result<()> {
-        self.state.experts(self.cuda, experts, self.on.len())
+        self.state.experts(self.model, self.cuda, experts, self.on.len())
     }
 }
 

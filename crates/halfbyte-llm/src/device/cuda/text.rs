@@ -90,8 +90,8 @@ impl<'m> CudaText<'m> {
     fn step(&mut self) -> Result<()> {
         let longest = self.longest_of_step();
         let Self { model, cuda, recordings, state, logits, stepped, .. } = self;
-        // The choice of experts comes to the host within a step.
-        if !*stepped || state.mixture.is_some() {
+        // What the host is asked for within a step cannot be recorded.
+        if !*stepped || state.mixture.as_ref().is_some_and(|mixture| mixture.asks_host) {
             state.step(model, cuda, longest)?;
             state.choose(model, cuda, 0, 1, logits)?;
             *stepped = true;

@@ -16,6 +16,7 @@ mod columns;
 mod dense;
 mod embed;
 mod experts;
+mod experts_gemv;
 mod floats;
 mod gate;
 mod layer_norm;
@@ -35,6 +36,7 @@ pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
 pub use experts::{combine_experts, gather, route};
+pub use experts_gemv::ExpertWeights;
 pub use floats::FloatBuffer;
 pub use gate::{Gate, gate, gate_quantized};
 pub use layer_norm::LayerNorm;
@@ -86,6 +88,11 @@ fn others() -> Vec<Instance> {
     all.extend(experts::instances());
     all.extend([64, LARGEST_HEAD].into_iter().flat_map(attention_mma::changed_instances));
     all
+}
+
+/// Kernels that are compiled for a model's format and run from sm_80 on, for some.
+pub fn instances_of_ampere() -> Vec<Instance> {
+    experts_gemv::samples()
 }
 
 /// Kernels that are compiled for a model and run on Hopper only, for a few models.

@@ -81,7 +81,8 @@ fn compile_and_compare(step: usize) {
             conv::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let of_hopper = if arch.is_hopper() { nn::instances_of_hopper() } else { Vec::new() };
-        let others = [nn::instances(None), of_hopper, matmul::auxiliary()];
+        let of_ampere = if arch.number >= 80 { nn::instances_of_ampere() } else { Vec::new() };
+        let others = [nn::instances(None), of_ampere, of_hopper, matmul::auxiliary()];
         for mut instances in products.chain(convolutions).chain(of_bytes).chain(others) {
             instances.retain(|instance| seen.insert(instance.to_string()));
             instances.sort_by_key(Instance::to_string);

@@ -19,6 +19,7 @@ fn one_of_each_source() -> Vec<Instance> {
         .chain(convolutions)
         .chain(of_bytes)
         .chain(nn::instances(None))
+        .chain(nn::instances_of_ampere())
         .chain(nn::instances_of_hopper())
         .chain(matmul::auxiliary());
     let all = all.filter(|instance| !instance.source.parameters.is_empty());

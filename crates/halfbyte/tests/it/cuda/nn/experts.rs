@@ -2,9 +2,12 @@
 
 use super::{Bench, TYPES, bits, close, single, whole};
 use crate::cuda::gpus;
-use crate::data::{Random, rounded};
-use halfbyte::Float;
-use halfbyte::cuda::nn;
+use crate::data::{Random, parse, rounded};
+use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::matmul::{self, Packed};
+use halfbyte::cuda::nn::{self, ExpertWeights};
+use halfbyte::format::reference::dequantize;
+use halfbyte::{Float, QTensor};
 
 /// The choice and the shares of a row, in f64.
 fn routed(logits: &[f32], top_k: usize, of_chosen: bool) -> (Vec<u32>, Vec<f64>) {
@@ -99,5 +102,83 @@ fn rows_are_gathered_and_what_experts_leave_is_added_up() {
                 close(&[got], &[want], Float::F32, bound, 0.0, "combined");
             }
         }
+    }
+}
+
+#[test]
+fn rows_are_multiplied_by_the_experts_that_they_chose() {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+        let (bench, mut random) = (Bench::new(&gpu), Random(33));
+        let formats = ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64", "w8a16-g128-asym", "w4a16-g64"];
+        for case in 0..20 {
+            let (format, dtype) = (parse(formats[case % 5]), [Float::F16, Float::BF16][case / 5 % 2]);
+            let (n, k) = (1 + random.below(700), 128 * (1 + random.below(20)) - [0, 32, 64][case % 3] % 128);
+            let k = if case % 4 == 0 { 4096 } else { k.next_multiple_of(format.weight.group.len(k).max(1)) };
+            let (count, top_k, rows) = (1 + random.below(6), 1 + random.below(3), 1 + random.below(4));
+            let mut weight = format.weight;
+            weight.scale = dtype;
+            let experts: Vec<QTensor> = (0..count).map(|_| random.qtensor(weight, [n, k], false)).collect();
+            let packed: Vec<Packed> =
+                experts.iter().map(|w| matmul::pack(&gpu, &bench.stream, w, format.act, dtype).unwrap()).collect();
+            let biases: Vec<Vec<f32>> = (0..count).map(|_| random.normals(n)).collect();
+            let of_biases: Vec<Buffer<f32>> = biases.iter().map(|bias| bench.upload(bias)).collect();
+            let with = case % 2 == 0;
+            let all: Vec<_> = packed.iter().zip(&of_biases).map(|(w, bias)| (w, with.then(|| bias.view()))).collect();
+            let weights = ExpertWeights::new(&gpu, &bench.stream, &all, dtype).unwrap().unwrap();
+            let ids: Vec<u32> = (0..rows * top_k).map(|_| random.below(count) as u32).collect();
+            let x = rounded(&random.normals(rows * k), dtype);
+            let (of_ids, of_x) = (bench.upload(&ids), bench.floats(&x, dtype));
+            let run = |ids: std::ops::Range<usize>| {
+                bench.output(Float::F32, ids.len() * n, &mut |out| {
+                    let of_rows = of_x.view(ids.start / top_k * k..ids.end / top_k * k);
+                    let chosen = of_ids.view().slice(ids.clone());
+                    weights.multiply(&gpu, &bench.stream, chosen, (of_rows, top_k), single(out)).unwrap();
+                })
+            };
+            let got = run(0..ids.len());
+            let dense: Vec<Vec<f64>> = experts.iter().map(dequantize).collect();
+            for (pair, &id) in ids.iter().enumerate() {
+                let x = &x[pair / top_k * k..][..k];
+                for row in 0..n {
+                    let terms = dense[id as usize][row * k..][..k].iter().zip(x).map(|(w, &x)| w * f64::from(x));
+                    let (sum, most) = terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()));
+                    let want = sum + if with { f64::from(biases[id as usize][row]) } else { 0.0 };
+                    // Sums in f32 in some order, of products that are exact.
+                    let bound = (k as f64 / 16.0 + 32.0) * 2f64.powi(-24) * (most + want.abs());
+                    let what = format!("{}, {n} × {k}, choice {pair}, row {row}", formats[case % 5]);
+                    close(&[got[pair * n + row]], &[want], Float::F32, bound, 0.0, &what);
+                }
+            }
+            // A row alone has the same bits.
+            let last = (rows - 1) * top_k..rows * top_k;
+            assert_eq!(bits(&run(last.clone())), bits(&got[last.start * n..]));
+        }
+    }
+}
+
+#[test]
+fn experts_of_other_shapes_and_forms_are_refused() {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+        let (bench, mut random) = (Bench::new(&gpu), Random(34));
+        let mut pack = |name: &str, shape, dtype: Float| {
+            let format = parse(name);
+            let weight = halfbyte::WeightFormat { scale: dtype, ..format.weight };
+            matmul::pack(&gpu, &bench.stream, &random.qtensor(weight, shape, false), format.act, dtype).unwrap()
+        };
+        let one = pack("w4a16-g128", [64, 256], Float::F16);
+        let others = [
+            pack("w4a16-g128", [128, 256], Float::F16),
+            pack("w4a16-g64", [64, 256], Float::F16),
+            pack("w8a16", [64, 256], Float::F16),
+            pack("w3a16-g32", [64, 256], Float::F16),
+        ];
+        let new = |all: &[(&Packed, Option<_>)], dtype| ExpertWeights::new(&gpu, &bench.stream, all, dtype).unwrap();
+        assert!(new(&[(&one, None)], Float::F16).is_ok());
+        assert!(new(&[(&one, None)], Float::BF16).is_err() && new(&[(&one, None)], Float::F32).is_err());
+        assert!(new(&[], Float::F16).is_err());
+        for other in &others {
+            assert!(new(&[(&one, None), (other, None)], Float::F16).is_err());
+        }
+        assert!(new(&[(&others[2], None)], Float::F16).is_err() && new(&[(&others[3], None)], Float::F16).is_err());
     }
 }
