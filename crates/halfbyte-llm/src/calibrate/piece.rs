@@ -240,7 +240,7 @@ impl<'a> Piece<'a> {
         for (group, outputs) in wanted.clone().zip(self.outputs(wanted.clone())?) {
             let of_group = &self.groups[group];
             let drift = if outputs.is_some() { DriftOf::Outputs } else { DriftOf::Inputs };
-            let of_none = Inputs::new([of_group.n(), of_group.k()], rows, needs, drift);
+            let of_none = Inputs::new([of_group.n(), of_group.k()], rows, needs_of(needs, of_group), drift);
             let of_none = of_none.map_err(|source| self.named(group, source))?;
             inputs.push((of_none, outputs));
         }
@@ -252,6 +252,9 @@ impl<'a> Piece<'a> {
             if let (Some(dense), Some(all)) = (dense.as_mut(), &streams.dense) {
                 stream.copy_from_slice(&all[done * streams.window..][..streams.window]);
                 run(dense, cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
+                    if groups[group].routed {
+                        return Ok(());
+                    }
                     let seen = &mut of_dense[group - wanted.start];
                     seen.take(x, stream);
                     if let Some(factors) = &columns[group] {
@@ -266,6 +269,7 @@ impl<'a> Piece<'a> {
             run(running, cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
                 let place = group - wanted.start;
                 let (inputs, outputs) = &mut inputs[place];
+                let needs = needs_of(needs, &groups[group]);
                 if needs.drift {
                     of_dense[place].missing_to(x, stream, outputs.as_ref(), cpu, &mut missing)?;
                 }
@@ -391,6 +395,11 @@ impl<'a> Piece<'a> {
         }
         Ok(())
     }
+}
+
+/// What a method gets of a group: the dense model may send other tokens to an expert, and nothing can be compared then.
+fn needs_of(needs: Needs, group: &LinearGroup) -> Needs {
+    Needs { drift: needs.drift && !group.routed, ..needs }
 }
 
 /// What a method makes of the layers of a group. Errors: what it refuses, something else than was asked for.

@@ -10,7 +10,7 @@ use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
     self, DenseCall, FloatBuffer, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm, Step, StepOfText,
 };
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 /// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
 /// it is, since recordings hold its addresses.
@@ -277,7 +277,7 @@ impl Steps<OnCuda> for Run<'_> {
         Ok(())
     }
 
-    fn experts(&mut self, _: &Experts<OnCuda>) -> Result<()> {
+    fn experts(&mut self, _: &Experts<OnCuda>) -> Result<ControlFlow<()>> {
         Err(unknown("one MLP for all tokens", "a mixture of experts"))
     }
 }
