@@ -3,7 +3,7 @@
 use super::activations::ActivationError;
 use super::block::{self, Block};
 use super::inputs::{DriftOf, Inputs};
-use super::method::{Layers, Method, Needs, Outcome};
+use super::method::{Layers, Method, Needs, Outcome, RoundToNearest};
 use super::report::reports;
 use super::{Job, work};
 use crate::arch::spec::{Fold, LinearGroup};
@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::load::{LoadOptions, Loader};
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
+use halfbyte::quantize::Rtn;
 use halfbyte::{Act, Floats, FloatsMut, QTensor, WeightFormat};
 use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight, Weights};
 use std::borrow::Cow;
@@ -343,6 +344,9 @@ impl<'a> Piece<'a> {
         let of_group = &self.groups[group];
         let layers = Layers { group: of_group, weights: &weights, inputs };
         let name = &of_group.layers[0].0;
+        // An expert that no token chose has no inputs that a method could look at.
+        let unseen = of_group.routed && inputs.dead() == of_group.k();
+        let method = if unseen { &RoundToNearest(Rtn::default()) } else { method };
         let outcomes = quantized(method, &layers, format)?;
         let (reports, outputs): (Vec<_>, Vec<f64>) = reports(&layers, &outcomes).into_iter().unzip();
         drop(weights);
