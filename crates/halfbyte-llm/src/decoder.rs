@@ -150,12 +150,12 @@ pub(crate) struct Attention<D: ModelDevice> {
     pub head_norms: Option<[Norm<D>; 2]>,
     pub rope: Option<Arc<D::Rope>>,
     /// Slopes of this rank's query heads.
-    pub alibi: Option<Vec<f32>>,
+    pub alibi: Option<D::Vector>,
     pub window: Option<usize>,
     pub scale: f32,
     pub cap: Option<f32>,
     /// Of this rank's query heads.
-    pub sinks: Option<Vec<f32>>,
+    pub sinks: Option<D::Vector>,
     pub output: D::Projection,
     /// Over what it adds.
     pub post_norm: Option<Norm<D>>,

@@ -202,12 +202,15 @@ fn layer_of<L: LoadDevice>(
         Positions::Rope(rope) => ropes.iter().find(|(known, _)| Arc::ptr_eq(known, rope)).map(|(_, rope)| rope.clone()),
         Positions::Alibi | Positions::None => None,
     };
-    let alibi = (attention.positions == Positions::Alibi).then(|| {
-        let slopes = alibi_slopes(spec.heads.heads);
-        slopes[heads.queries.clone()].to_vec()
-    });
-    let sinks = attention.sinks.as_ref().map(|name| loader.vector(name, spec.heads.heads)).transpose()?;
-    let sinks = sinks.map(|sinks| sinks[heads.queries.clone()].to_vec());
+    let of_heads = |device: &mut L, all: Vec<f32>| device.vector(all[heads.queries.clone()].to_vec());
+    let alibi = match attention.positions {
+        Positions::Alibi => Some(of_heads(device, alibi_slopes(spec.heads.heads))?),
+        Positions::Rope(_) | Positions::None => None,
+    };
+    let sinks = match &attention.sinks {
+        Some(name) => Some(of_heads(device, loader.vector(name, spec.heads.heads)?)?),
+        None => None,
+    };
     let norm_before = norm(&attention.norm, spec.hidden, loader, device)?;
     let qkv = projection(&shard::qkv(attention, spec.heads, heads), loader, device)?;
     let output = [(&attention.output, shard::output(attention, heads, shard))];

@@ -178,7 +178,8 @@ impl LoadDevice for Loading<'_> {
             Embedding::Codes(codes) => Dense::of(FloatBuffer::F32(self.packer.values(&codes)?), shape)?,
             Embedding::Random(floats) => self.draw(&floats)?,
         };
-        Ok(Vocabulary { embedding, head })
+        let scale = spec.embedding_scale.unwrap_or(1.0);
+        Ok(Vocabulary { embedding, scale, head, logit_cap: spec.logit_cap })
     }
 
     /// Each by a lane, several at a time.

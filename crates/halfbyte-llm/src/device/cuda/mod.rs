@@ -1,17 +1,18 @@
 //! Models on a GPU: the same decoder, the same numbers but for the type of what products read.
 
+mod experts;
 mod kernels;
 mod loading;
 mod persistent;
 mod profile;
 mod projection;
 mod run;
-mod supported;
 mod text;
 
 use super::{Gpu as Device, LoadTimes, Resident, Text};
 use crate::arch::Spec;
-use crate::decoder::{Decoder, Layer, Mlp, ModelDevice};
+use crate::arch::spec::MlpKind;
+use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice};
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
@@ -48,8 +49,12 @@ impl ModelDevice for OnCuda {
 pub(crate) struct Vocabulary {
     /// `[vocab, hidden]`.
     embedding: Dense,
+    /// What its vectors are multiplied by.
+    scale: f32,
     /// None where the head's weight is the embedding.
     head: Option<Projection>,
+    /// A logit becomes `cap · tanh(logit / cap)`.
+    logit_cap: Option<f32>,
 }
 
 /// A model on a GPU.
@@ -74,7 +79,10 @@ impl CudaModel {
         if shard != Shard::WHOLE {
             return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
         }
-        supported::check(spec)?;
+        if spec.hidden % 4 != 0 && spec.layers.iter().any(|layer| matches!(layer.mlp.kind, MlpKind::Experts(_))) {
+            let expected = "experts of vectors of a multiple of 4 elements";
+            return Err(Error::invalid(OP, expected, spec.hidden.to_string()));
+        }
         let Device { gpu, activations, fused, persistent } = device.clone();
         let stream = gpu.stream()?;
         let cuda = Cuda::new(gpu, stream)?;
@@ -123,7 +131,19 @@ impl CudaModel {
 
     /// The longest vector inside an MLP.
     fn inner(&self) -> usize {
-        self.decoder.layers.iter().filter_map(dense_mlp).map(|mlp| mlp.inner).max().unwrap_or(0)
+        let of_layer = |layer: &Layer<OnCuda>| match &layer.mlp {
+            Mlp::Dense(mlp) => mlp.inner,
+            Mlp::Experts(experts) => experts.experts.iter().map(|mlp| mlp.inner).max().unwrap_or(0),
+        };
+        self.decoder.layers.iter().map(of_layer).max().unwrap_or(0)
+    }
+
+    /// Its mixtures of experts.
+    fn mixtures(&self) -> impl Iterator<Item = &Experts<OnCuda>> {
+        self.decoder.layers.iter().filter_map(|layer| match &layer.mlp {
+            Mlp::Dense(_) => None,
+            Mlp::Experts(experts) => Some(experts),
+        })
     }
 }
 
@@ -196,7 +216,7 @@ impl Resident for CudaModel {
     }
 
     fn bytes_of_step(&self) -> usize {
-        let Decoder { vocabulary: Vocabulary { embedding, head }, vocab, .. } = &self.decoder;
+        let Decoder { vocabulary: Vocabulary { embedding, head, .. }, vocab, .. } = &self.decoder;
         let row = embedding.bytes() / (*vocab).max(1);
         let others = if head.is_some() { embedding.bytes() - row } else { 0 };
         self.bytes() - others - self.decoder.idle_bytes(Projection::bytes)

@@ -1,7 +1,8 @@
 //! All layers of a step of one token in one kernel, for the models that it takes.
 
-use super::{CudaModel, OnCuda, dense_mlp};
-use crate::decoder::{Decoder, Layer, Norm};
+use super::{CudaModel, OnCuda, Vocabulary, dense_mlp};
+use crate::arch::spec::{NormKind, Residual};
+use crate::decoder::{Attention, Decoder, FeedForward, Layer, Mlp, Norm};
 use crate::error::{Error, Result};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::driver::View;
@@ -9,7 +10,7 @@ use halfbyte::cuda::matmul::Packed;
 use halfbyte::cuda::nn::{
     HeadNorms, KvCache, PRODUCTS, PersistentDecode, PersistentPlan, Rope, StepLayer, StepSizes, StreamNorm,
 };
-use halfbyte::kernel::Reason;
+use halfbyte::kernel::{Activation, Reason};
 use halfbyte::{Cuda, Float};
 use std::sync::Arc;
 
@@ -21,6 +22,9 @@ pub(super) fn plan(
 ) -> std::result::Result<PersistentPlan, Reason> {
     let refuse = |why: &str| Reason(why.to_owned());
     let first = decoder.layers.first().ok_or_else(|| refuse("layers"))?;
+    if let Some(why) = unlike_llama(decoder) {
+        return Err(refuse(why));
+    }
     let rope = first.attention.rope.as_ref();
     let same = |layer: &Layer<OnCuda>| match (&layer.attention.rope, rope) {
         (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -35,6 +39,54 @@ pub(super) fn plan(
     let inner = dense_mlp(first).map_or(0, |mlp| mlp.inner);
     let pairs = rope.map_or(0, |rope| rope.pairs());
     PersistentPlan::of(caps, StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs }, &products, dtype)
+}
+
+/// What the kernel would need for a model that has more than Llama's steps. All of a model is taken apart here, so that what is
+/// added to it must be said.
+fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
+    let Decoder { hidden: _, vocab: _, heads: _, embedding_norm, layers, norm, vocabulary } = decoder;
+    // A cap of logits follows the head, which is another kernel's.
+    let Vocabulary { embedding: _, scale, head: _, logit_cap: _ } = vocabulary;
+    if embedding_norm.is_some() || *scale != 1.0 {
+        return Some("an embedding as it is");
+    }
+    let plain = |norm: &Norm<OnCuda>| {
+        let Norm { kind, eps: _, weight: _, bias: _ } = norm;
+        *kind == NormKind::Rms
+    };
+    if !plain(norm) {
+        return Some("RMS norms");
+    }
+    layers.iter().find_map(|layer| {
+        let Layer { attention, mlp_norm, mlp, mlp_post_norm, residual } = layer;
+        let Attention {
+            norm,
+            qkv: _,
+            heads: _,
+            head_norms: _,
+            rope: _,
+            alibi,
+            window: _,
+            scale: _,
+            cap,
+            sinks,
+            output: _,
+            post_norm,
+        } = attention;
+        let Mlp::Dense(FeedForward { up: _, down: _, activation, clamp, gated, inner: _ }) = mlp else {
+            return Some("one MLP for all tokens");
+        };
+        if *residual != Residual::Sequential || post_norm.is_some() || mlp_post_norm.is_some() {
+            return Some("one norm before attention and one before the MLP behind it");
+        }
+        if !plain(norm) || !mlp_norm.as_ref().is_some_and(plain) {
+            return Some("RMS norms");
+        }
+        if alibi.is_some() || cap.is_some() || sinks.is_some() {
+            return Some("scores as they are");
+        }
+        (!gated || clamp.is_some() || *activation != Activation::Silu).then_some("an MLP gated by SiLU")
+    })
 }
 
 /// The products of a layer, with their biases.

@@ -6,6 +6,7 @@ use super::projection::Projection;
 use super::run::{Rows, Run, State};
 use super::text::CudaText;
 use super::{CudaModel, OnCuda};
+use crate::arch::spec::NormKind;
 use crate::decoder::{Clock, Describe, Product, Profiled, Sizes, Slot, Step, What};
 use crate::error::{Error, Result};
 use crate::profile::{Profile, TimedStep};
@@ -15,7 +16,7 @@ use halfbyte::{Cuda, Float};
 use std::time::Duration;
 
 /// Steps of a layer at most, and those outside of the layers.
-const STEPS: [usize; 2] = [10, 4];
+const STEPS: [usize; 2] = [13, 5];
 
 /// What the host takes to put in a step with its marks, at most.
 const HOST_TIME: Duration = Duration::from_micros(20);
@@ -52,6 +53,7 @@ impl Describe<OnCuda> for Run<'_> {
         let quantized = |reader: Option<&Projection>| reader.and_then(|r| self.model.form_of_rows(r, rows)).is_some();
         Ok(match what {
             What::Embed => "embed".to_owned(),
+            What::Norm { norm, .. } if norm.kind == NormKind::Layer => "layer_norm".to_owned(),
             What::Norm { reader, .. } => if quantized(*reader) { "rms_norm_quantized" } else { "rms_norm" }.to_owned(),
             What::Product { by, from } => {
                 // Rows that are quantised where they are made come as the codes of floats in f32.
@@ -62,9 +64,16 @@ impl Describe<OnCuda> for Run<'_> {
             What::Attend(attention) => {
                 nn::attention_kernel(gpu, rows, self.longest, attention.window, &self.state.cache)?.to_owned()
             }
-            What::Activate(mlp) => if quantized(Some(&mlp.down)) { "swiglu_quantized" } else { "swiglu" }.to_owned(),
-            // Refused when the model was loaded.
-            What::Add | What::Experts(_) => String::new(),
+            What::Activate(mlp) => if quantized(Some(&mlp.down)) { "gate_quantized" } else { "gate" }.to_owned(),
+            What::Add => "add".to_owned(),
+            What::Experts(experts) => {
+                let mut products = String::new();
+                if let Some(mlp) = experts.experts.first() {
+                    let kernel = |by: &Projection| by.kernel(self.cuda, 1, self.model.activations);
+                    products = format!("{}, gate, {}, ", kernel(&mlp.up)?, kernel(&mlp.down)?);
+                }
+                format!("route, {products}combine_experts")
+            }
         })
     }
 

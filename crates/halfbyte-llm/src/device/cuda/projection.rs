@@ -81,13 +81,13 @@ impl Projection {
         Ok(kernels.join(", "))
     }
 
-    /// Multiplies. Shapes: x `[m, k]`, y at least `[m, n]`; `room` is for the outputs of one part.
+    /// Multiplies. Shapes: x `[m, k]`, y from `at` on at least `[m, n]`; `room` is for the outputs of one part.
     pub(crate) fn run(
         &self,
         cuda: &Cuda,
         x: Input<'_>,
         m: usize,
-        y: &mut Buffer<f32>,
+        (y, at): (&mut Buffer<f32>, usize),
         room: &mut Buffer<f32>,
     ) -> Result<()> {
         let (n, mut first) = (self.n(), 0);
@@ -95,9 +95,9 @@ impl Projection {
             let columns = first..first + part.n();
             first = columns.end;
             // A row's outputs lie side by side; kernels store 16 bytes at once.
-            let in_place = self.parts.len() == 1 || (m == 1 && columns.start.is_multiple_of(4));
+            let in_place = self.parts.len() == 1 || (m == 1 && (at + columns.start).is_multiple_of(4));
             let out = match in_place {
-                true => y.view_mut().slice(columns.start..columns.start + m * columns.len()),
+                true => y.view_mut().slice(at + columns.start..at + columns.start + m * columns.len()),
                 false => room.view_mut().slice(0..m * columns.len()),
             };
             match x {
@@ -106,7 +106,7 @@ impl Projection {
             }
             if !in_place {
                 let from = room.view().slice(0..m * columns.len());
-                nn::columns(cuda.gpu(), cuda.stream(), from, y.view_mut().slice(0..m * n), n, columns)?;
+                nn::columns(cuda.gpu(), cuda.stream(), from, y.view_mut().slice(at..at + m * n), n, columns)?;
             }
         }
         Ok(())

@@ -1,14 +1,16 @@
 //! Rows on their way through the layers, on a GPU, and what lies between these.
 
+use super::experts::Mixture;
 use super::projection::{Input, Projection};
 use super::{CudaModel, OnCuda, Vocabulary, persistent};
+use crate::arch::spec::{GateClamp, NormKind};
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, InPlace, Norm, Slot, Steps};
 use crate::error::{Error, Result};
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
-    self, DenseCall, FloatBuffer, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm, Step, StepOfText,
+    self, DenseCall, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm, Step, StepOfText,
 };
 use std::ops::{ControlFlow, Range};
 
@@ -25,16 +27,18 @@ pub(super) struct State {
     /// A drawn token, then the same bits.
     pub(super) drawn: Buffer<u32>,
     residual: Buffer<f32>,
-    normed: FloatBuffer,
-    update: Buffer<f32>,
+    pub(super) normed: FloatBuffer,
+    pub(super) update: Buffer<f32>,
     qkv: Buffer<f32>,
     attended: FloatBuffer,
-    up: Buffer<f32>,
-    inner: FloatBuffer,
+    pub(super) up: Buffer<f32>,
+    pub(super) inner: FloatBuffer,
     /// In the place of `normed` and `inner` before products that read codes, a buffer for each form of these.
     codes: Vec<QuantizedRows>,
     /// For projections that could not be joined.
-    part: Buffer<f32>,
+    pub(super) part: Buffer<f32>,
+    /// Of experts, where the model has some.
+    pub(super) mixture: Option<Mixture>,
     /// Parts of a row's attention.
     partial: Buffer<f32>,
     /// All layers of a step of one token, where they are one kernel.
@@ -72,6 +76,7 @@ impl State {
             inner: floats(inner)?,
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
+            mixture: Mixture::of(model, gpu, rows)?,
             partial: context.allocate(nn::partial_len(*heads, cache.capacity()))?,
             persistent: persistent::of_text(model, cuda, &cache)?,
             cache,
@@ -117,9 +122,13 @@ impl State {
             None => {
                 let y = out.view_mut().slice(0..m * vocab).into();
                 let call = DenseCall { x, m, bias: None, y };
-                Ok(vocabulary.embedding.forward(cuda.gpu(), cuda.stream(), call)?)
+                vocabulary.embedding.forward(cuda.gpu(), cuda.stream(), call)?;
             }
-            Some(head) => head.run(cuda, Input::Floats(x), m, out, &mut self.part),
+            Some(head) => head.run(cuda, Input::Floats(x), m, (out, 0), &mut self.part)?,
+        }
+        match vocabulary.logit_cap {
+            None => Ok(()),
+            Some(cap) => Ok(nn::soft_cap(cuda.gpu(), cuda.stream(), out.view_mut().slice(0..m * vocab), cap)?),
         }
     }
 
@@ -177,22 +186,28 @@ impl Steps<OnCuda> for Run<'_> {
         let (m, hidden) = (self.on.len(), self.model.decoder.hidden);
         let tokens = self.state.tokens.view().slice(0..m);
         let residual = self.state.residual.view_mut().slice(0..m * hidden);
-        Ok(nn::embed(self.cuda.gpu(), self.cuda.stream(), vocabulary.embedding.rows(), hidden, tokens, residual)?)
+        let Vocabulary { embedding, scale, .. } = vocabulary;
+        Ok(nn::embed(self.cuda.gpu(), self.cuda.stream(), embedding.rows(), hidden, tokens, *scale, residual)?)
     }
 
     fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
-        self.codes = self.codes_for(reader);
+        // A LayerNorm leaves floats.
+        self.codes = self.codes_for(reader.filter(|_| norm.kind == NormKind::Rms));
         let (model, on, hidden) = (self.model, &self.on, self.model.decoder.hidden);
         let State { residual, update, normed, codes, .. } = &mut *self.state;
         let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
         let update = add.then(|| update.view().slice(0..on.len() * hidden));
         let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
-        match self.codes {
-            None => {
+        match (self.codes, &norm.bias) {
+            (None, None) => {
                 let out = normed.view_mut(0..on.len() * hidden);
                 nn::rms_norm(gpu, stream, nn::Norm { residual, update, weight, eps, out })?;
             }
-            Some(at) => {
+            (None, Some(bias)) => {
+                let out = normed.view_mut(0..on.len() * hidden);
+                nn::LayerNorm { weight, bias: bias.view(), eps }.apply(gpu, stream, residual, update, out)?;
+            }
+            (Some(at), _) => {
                 let (rounded, out) = (model.activations, codes[at].view_mut(on.len()));
                 nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?;
             }
@@ -200,12 +215,26 @@ impl Steps<OnCuda> for Run<'_> {
         Ok(())
     }
 
-    fn norm_in_place(&mut self, _: InPlace, _: &Norm<OnCuda>) -> Result<()> {
-        Err(unknown("norms before layers", "a norm over the embedding or over what a layer adds"))
+    fn norm_in_place(&mut self, what: InPlace, norm: &Norm<OnCuda>) -> Result<()> {
+        let (on, hidden) = (&self.on, self.model.decoder.hidden);
+        let rows = match what {
+            InPlace::Stream => self.state.residual.view_mut().slice(on.start * hidden..on.end * hidden),
+            InPlace::Update => self.state.update.view_mut().slice(0..on.len() * hidden),
+        };
+        let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
+        match &norm.bias {
+            None => nn::rms_norm_in_place(gpu, stream, rows, weight, eps)?,
+            Some(bias) => nn::LayerNorm { weight, bias: bias.view(), eps }.apply_in_place(gpu, stream, rows)?,
+        }
+        Ok(())
     }
 
     fn add(&mut self) -> Result<()> {
-        Err(unknown("an MLP that reads what attention adds", "one beside attention"))
+        let (on, hidden) = (&self.on, self.model.decoder.hidden);
+        let State { residual, update, .. } = &mut *self.state;
+        let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
+        let update = update.view().slice(0..on.len() * hidden);
+        Ok(nn::add_to(self.cuda.gpu(), self.cuda.stream(), residual, update)?)
     }
 
     fn project(&mut self, by: &Projection, from: Slot, to: Slot) -> Result<()> {
@@ -226,7 +255,7 @@ impl Steps<OnCuda> for Run<'_> {
             Slot::Update => &mut state.update,
             Slot::Normed | Slot::Attended | Slot::Inner => return Err(unknown("room for outputs in f32", "another")),
         };
-        by.run(self.cuda, x, m, y, &mut state.part)
+        by.run(self.cuda, x, m, (y, 0), &mut state.part)
     }
 
     fn append(&mut self, layer: usize, attention: &Attention<OnCuda>) -> Result<()> {
@@ -257,6 +286,9 @@ impl Steps<OnCuda> for Run<'_> {
             longest: self.longest,
             scale: of.scale,
             window: of.window,
+            cap: of.cap,
+            slopes: of.alibi.as_ref().map(Buffer::view),
+            sinks: of.sinks.as_ref().map(Buffer::view),
         };
         let out = attended.view_mut(0..on.len() * heads.heads * heads.head_size);
         Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, partial.view_mut(), out)?)
@@ -264,25 +296,32 @@ impl Steps<OnCuda> for Run<'_> {
 
     fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {
         self.codes = self.codes_for(Some(&mlp.down));
-        let (gpu, m, width) = (self.cuda.gpu(), self.on.len(), mlp.inner);
+        let (gpu, m, width, gate) = (self.cuda.gpu(), self.on.len(), mlp.inner, gate_of(mlp));
         let State { up, inner, codes, .. } = &mut *self.state;
-        let gate_up = up.view().slice(0..m * 2 * width);
+        let x = up.view().slice(0..m * mlp.up.n());
         match self.codes {
             Some(at) => {
                 let out = codes[at].view_mut(m);
-                nn::swiglu_quantized(gpu, self.cuda.stream(), gate_up, self.model.activations, out)?;
+                nn::gate_quantized(gpu, self.cuda.stream(), gate, x, self.model.activations, out)?;
             }
-            None => nn::swiglu(gpu, self.cuda.stream(), gate_up, width, inner.view_mut(0..m * width))?,
+            None => nn::gate(gpu, self.cuda.stream(), gate, x, width, inner.view_mut(0..m * width))?,
         }
         Ok(())
     }
 
-    fn experts(&mut self, _: &Experts<OnCuda>) -> Result<ControlFlow<()>> {
-        Err(unknown("one MLP for all tokens", "a mixture of experts"))
+    fn experts(&mut self, experts: &Experts<OnCuda>) -> Result<ControlFlow<()>> {
+        self.state.experts(self.cuda, experts, self.on.len())?;
+        Ok(ControlFlow::Continue(()))
     }
 }
 
-/// What [`CudaModel::load`] has refused already.
+/// What an MLP does between its products.
+pub(super) fn gate_of(mlp: &FeedForward<OnCuda>) -> Gate {
+    let clamp = mlp.clamp.map(|GateClamp { alpha, limit }| [alpha, limit]);
+    Gate { activation: mlp.activation, gated: mlp.gated, clamp }
+}
+
+/// What no decoder asks for.
 fn unknown(expected: &str, got: &str) -> Error {
     Error::invalid("a step of a model on a GPU", expected, got)
 }

@@ -90,7 +90,8 @@ impl<'m> CudaText<'m> {
     fn step(&mut self) -> Result<()> {
         let longest = self.longest_of_step();
         let Self { model, cuda, recordings, state, logits, stepped, .. } = self;
-        if !*stepped {
+        // The choice of experts comes to the host within a step.
+        if !*stepped || state.mixture.is_some() {
             state.step(model, cuda, longest)?;
             state.choose(model, cuda, 0, 1, logits)?;
             *stepped = true;

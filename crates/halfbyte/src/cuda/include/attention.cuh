@@ -17,7 +17,9 @@ struct Params {
   float scale;
   FloatType kind, out_type;  // kind: of the cache
   u32 window;  // 2^32 - 1: none
-  u32 padding;  // of this struct
+  float cap;  // a scaled score becomes cap * tanh(score / cap); 0: it stays
+  const float* slopes;  // [heads]: of scores by the distance (ALiBi), or null
+  const float* sinks;  // [heads]: scores that count in the softmax and stand for no value, or null
 };
 
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -34,6 +36,19 @@ DEV float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// A scaled score of a query and a key, in powers of two, with what the model does to it: limit * tanh(score / limit),
+// within 2^-22 of the limit, and the slope times the distance.
+DEV float changed(float score, const Params& p, float slope, int distance) {
+  if (p.cap > 0) {
+    const float limit = p.cap * LOG2_E, e = power_of_two(score * (2 / p.cap));
+    score = limit - 2 * limit / (1 + e);
+  }
+  return p.slopes ? fmaf(slope, float(distance), score) : score;
+}
+DEV float slope_of(const Params& p, u32 head) { return p.slopes ? p.slopes[head] * LOG2_E : 0; }
+// The score that stands for no value, in powers of two.
+DEV float sink_of(const Params& p, u32 head) { return p.sinks ? p.sinks[head] * LOG2_E : minus_infinity(); }
 
 // As load_matrices, each transposed.
 DEV void load_transposed(u32 (&b)[4], u32 a) {

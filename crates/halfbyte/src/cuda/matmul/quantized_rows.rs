@@ -3,7 +3,7 @@
 //! ```text
 //! form = rows_form(caps, w, m)                     how x must lie for a weight; None: its kernels quantise x themselves
 //! rows = QuantizedRows::allocate(gpu, form)
-//! nn::rms_norm_quantized(.., rows.view_mut(m))     or nn::swiglu_quantized, or quantize_activations
+//! nn::rms_norm_quantized(.., rows.view_mut(m))     or nn::gate_quantized, or quantize_activations
 //! run_quantized(.., x: rows.view(m))               the bits of run with the floats that were quantised
 //! ```
 //!

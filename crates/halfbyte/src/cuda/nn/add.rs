@@ -8,6 +8,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::format::int8::{Byte, Sum};
+use crate::tensor::Float;
 use bytemuck::Pod;
 
 static SOURCE: Source =
@@ -71,6 +72,14 @@ pub fn add(gpu: &Gpu, stream: &Stream, [a, b]: [FloatView<'_>; 2], relu: bool, y
         relu: relu.into(),
     };
     put(gpu, stream, 0, y.len(), &params)
+}
+
+/// `x += update`. *Accuracy:* one rounding. *Errors:* lengths that are not equal.
+pub fn add_to(gpu: &Gpu, stream: &Stream, x: ViewMut<'_, f32>, update: View<'_, f32>) -> Result<()> {
+    same_length(OP, "update", Some(x.len()), update.len())?;
+    let [a_type, b_type, y_type] = [float_type(Float::F32); 3];
+    let (a, b, elements) = (x.pointer(), update.pointer(), x.len() as u64);
+    put(gpu, stream, 0, x.len(), &Params { a, b, y: a, elements, a_type, b_type, y_type, relu: 0 })
 }
 
 /// The codes of a sum of codes. *Accuracy:* to the bit as [`Sum`] says. *Errors:* lengths that are not equal.

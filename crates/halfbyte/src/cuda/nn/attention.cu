@@ -25,6 +25,11 @@ template <bool WINDOW> DEV u64 first_seen(const Params& p, u64 end) {
 // What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
 DEV float base_of(float maximum) { return maximum == minus_infinity() ? 0 : maximum; }
 
+// What sums are divided by that were shifted to a maximum: their weights, and that of a sink.
+DEV float total_of(float maximum, float weight, float sink) {
+  return sink == minus_infinity() ? weight : weight + exp2f(sink - base_of(maximum));
+}
+
 // HEAD: size of a head, rounded up to 32; QUERIES: of a warp; WINDOW: whether there is one.
 template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(128, 2) attention(const Params p) {
   constexpr int WARPS = 4;
@@ -68,6 +73,7 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
   const u64 end = min(part_begin + p.part_length, first_position + last / group + 1);
 
   float maximum[QUERIES], weight[QUERIES] = {}, sums[QUERIES][PER_LANE] = {};
+  const bool changes = p.cap > 0 || p.slopes;
 #pragma unroll
   for (int q = 0; q < QUERIES; q++) maximum[q] = minus_infinity();
   const float* own = queries + warp * QUERIES * HEAD;
@@ -96,6 +102,10 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
     }
 #pragma unroll
     for (int q = 0; q < QUERIES; q++) {
+      if (changes) {
+        const u32 head = kv_head * group + (first + warp * QUERIES + q) % group;
+        score[q] = changed(score[q], p, slope_of(p, head), int(run + lane) - int(seen[q]) + 1);
+      }
       if (run + lane >= seen[q] || (WINDOW && run + lane + p.window < seen[q])) score[q] = minus_infinity();
       const float higher = fmaxf(maximum[q], warp_max(score[q])), base = base_of(higher);
       const float shrink = exp2f(maximum[q] - base);
@@ -127,14 +137,16 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
     const u32 query = first + warp * QUERIES + q;
     const float total_weight = warp_sum(weight[q]);
     if (query >= total) continue;
-    const u64 at = u64(query / group) * p.heads + kv_head * group + query % group;
+    const u32 head = kv_head * group + query % group;
+    const u64 at = u64(query / group) * p.heads + head;
+    const float share = p.parts == 1 ? total_of(maximum[q], total_weight, sink_of(p, head)) : 0;
     float* left = p.partial + (at * p.parts + part) * (p.head_size + 2);
 #pragma unroll
     for (int c = 0; c < PER_LANE; c++) {
       const u32 d = c * 32 + lane;
       if (d >= p.head_size) continue;
       if (p.parts == 1)
-        store_float(p.out, at * p.head_size + d, sums[q][c] / total_weight, p.out_type);
+        store_float(p.out, at * p.head_size + d, sums[q][c] / share, p.out_type);
       else
         left[d] = sums[q][c];
     }
@@ -163,6 +175,7 @@ template <int THREADS, bool WINDOW> __global__ void __launch_bounds__(THREADS) c
       sum = fmaf(of_part[d], shrink, sum);
       weight = fmaf(of_part[p.head_size + 1], shrink, weight);
     }
-    store_float(p.out, query * p.head_size + d, sum / weight, p.out_type);
+    const float total = total_of(maximum, weight, sink_of(p, query % p.heads));
+    store_float(p.out, query * p.head_size + d, sum / total, p.out_type);
   }
 }

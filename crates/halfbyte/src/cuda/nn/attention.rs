@@ -129,6 +129,19 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// A row sees at most this many positions, its own included (sliding window).
     pub window: Option<usize>,
+    /// A scaled score becomes `cap · tanh(score / cap)`.
+    pub cap: Option<f32>,
+    /// Scores fall by this much with each position between query and key, `[heads]` (ALiBi).
+    pub slopes: Option<View<'a, f32>>,
+    /// Scores that count in the softmax and stand for no value, `[heads]`.
+    pub sinks: Option<View<'a, f32>>,
+}
+
+impl Attention<'_> {
+    /// Whether scores are more than scaled products.
+    fn changes_scores(&self) -> bool {
+        self.cap.is_some() || self.slopes.is_some() || self.sinks.is_some()
+    }
 }
 
 /// Elements that one row needs in `partial` for texts up to `longest`.
@@ -145,7 +158,7 @@ pub fn attention_kernel(
     window: Option<usize>,
     cache: &KvCache,
 ) -> Result<&'static str> {
-    Ok(match attention_mma::choice(gpu.caps(), rows, cache)? {
+    Ok(match attention_mma::choice(gpu.caps(), rows, false, cache)? {
         Some(_) => "attention_mma",
         None if rows == 1 && parts_of_one_row(longest, window) > 1 => "attention, combine",
         None => "attention",
@@ -180,11 +193,15 @@ parameters! {
         kind: u32,
         out_type: u32,
         window: u32,
-        padding: u32,
+        cap: f32,
+        slopes: u64,
+        sinks: u64,
     }
 }
 
 /// `out = softmax(scale · Q·Kᵀ, causal) · V` for every query head, with the keys and values of `layer` in `cache`.
+///
+/// Scores may be capped, then fall with the distance (ALiBi), then be joined by a sink in the softmax.
 ///
 /// Row `i` is at `position[0] + first_row + i` and sees the positions up to its own, those of the window or all; its own must
 /// be in the cache and below `longest`. A single row's positions are divided into parts that run side by side.
@@ -198,7 +215,7 @@ parameters! {
 /// exact one, before it is rounded to out's type; on the tensor cores, with the unit roundoff `u` of the cache's type, within
 /// `u · Σ w·|v| + (2·n + h + 64 + 8·t·h)·2⁻²⁴ · max|v|` of the one that the rounded queries have with the exact weights `w`,
 /// which is within `(exp(2·u·t) - 1) · max|v|` of the exact one. NaN in a query, or in a key or value that it sees, gives NaN
-/// in its output and touches no other query's. *Errors:* shapes that do not fit, more positions than the cache has, a window
+/// in its output and touches no other query's. A cap and slopes add `(t + cap + 16)·2⁻²¹ · max|v|`. *Errors:* shapes that do not fit, more positions than the cache has, a window
 /// of 0.
 ///
 /// *Source:* as [the one for CPUs](crate::cpu::attention::attention).
@@ -222,6 +239,14 @@ pub fn attention(
     }
     if what.window == Some(0) {
         return Err(Error::invalid(OP, "a window of at least one position", "0"));
+    }
+    for (name, of_heads) in [("slopes", what.slopes), ("sinks", what.sinks)] {
+        if let Some(of_heads) = of_heads {
+            same_length(OP, name, Some(heads.heads), of_heads.len())?;
+        }
+    }
+    if what.cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+        return Err(Error::invalid(OP, "a cap above 0", format!("{:?}", what.cap)));
     }
     let [keys, values] = cache.layer(OP, layer)?;
     if rows == 0 {
@@ -254,9 +279,11 @@ pub fn attention(
         out_type: float_type(out.dtype()),
         // No text is longer than positions have bits for.
         window: what.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX),
-        padding: 0,
+        cap: what.cap.unwrap_or(0.0),
+        slopes: what.slopes.map_or(0, |slopes| slopes.pointer()),
+        sinks: what.sinks.map_or(0, |sinks| sinks.pointer()),
     };
-    let attend = match attention_mma::choice(gpu.caps(), rows, cache)? {
+    let attend = match attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)? {
         Some(many_rows) => many_rows,
         None => {
             let queries = rows * heads.group();

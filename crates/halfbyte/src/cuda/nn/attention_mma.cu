@@ -52,11 +52,11 @@ template <int HEAD> struct Rows {
 // HEAD: size of a head, rounded up to 16.  TILES: times 16 queries are a warp's, QUERIES a block's; KEYS:
 // positions of a
 // tile.
-template <int HEAD> struct Shape {
+template <int HEAD, bool CHANGED> struct Shape {
   static constexpr int TILES = HEAD <= 128 ? 2 : 1;
   static constexpr int QUERIES = 16 * TILES * STRIPS;
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ / 300 == 3)
-  static constexpr int KEYS = HEAD <= 128 ? 64 : 32;
+  static constexpr int KEYS = HEAD <= 128 ? 64 : CHANGED ? 16 : 32;
 #else  // 99 KB of shared memory
   static constexpr int KEYS = HEAD <= 128 ? 32 : 16;
 #endif
@@ -103,10 +103,12 @@ DEV bool add_values(const float (&weights)[TILES][KEYS / 8][4], u32 values, floa
   return refused != 0;
 }
 
-template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
+// CHANGED: scores are capped, fall with the distance, or have sinks beside them; they are brought to powers of two before.
+template <int HEAD, bool BF16, bool CHANGED>
+__global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
 #if __CUDA_ARCH__ >= 800
   using Row = Rows<HEAD>;
-  using S = Shape<HEAD>;
+  using S = Shape<HEAD, CHANGED>;
   constexpr int TILES = S::TILES, KEYS = S::KEYS;
   // Weights are 2^LIFT times as large: those of 2^-28 are normal halves.
   constexpr float LIFT = BF16 ? 0 : 14;
@@ -191,6 +193,8 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
   const auto subtracted = [&](float maximum, float factor) {
     return maximum == minus_infinity() ? 0 : __fsub_rn(__fmul_rn(maximum, factor), LIFT);
   };
+  const auto factor_of = [&](int m, int r) { return CHANGED ? 1.0f : factors[row_of(m, r)]; };
+  const auto head_of = [&](int m, int r) { return kv_head * group + (first + row_of(m, r)) % group; };
   const u32 q_at = base + Row::at(own + lane % 16, lane / 16);
   const u32 k_at = ring + Row::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   const u32 v_at = ring + S::PART + Row::at(lane % 16, lane / 16);
@@ -223,6 +227,22 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
       }
     }
 
+    if constexpr (CHANGED) {
+#pragma unroll
+      for (int m = 0; m < TILES; m++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const int distance = begin + 2 * int(lane % 4) - positions[row_of(m, r)];
+          const float factor = factors[row_of(m, r)], slope = slope_of(p, head_of(m, r));
+#pragma unroll
+          for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+              scores[m][n][2 * r + i] = changed(scores[m][n][2 * r + i] * factor, p, slope, distance + 8 * n + i);
+          }
+        }
+      }
+    }
     if (!all) {
 #pragma unroll
       for (int m = 0; m < TILES; m++) {
@@ -246,7 +266,7 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
     for (int m = 0; m < TILES; m++) {
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        const float factor = factors[row_of(m, r)];
+        const float factor = factor_of(m, r);
         float highest = maximum[m][r];
 #pragma unroll
         for (int n = 0; n < KEYS / 8; n++)
@@ -351,13 +371,15 @@ template <int HEAD, bool BF16> __global__ void __launch_bounds__(THREADS, 1) att
 #pragma unroll
       for (int r = 0; r < 2; r++) {
         float* const row = left + row_of(m, r) * PITCH;
-        const float factor = factors[row_of(m, r)], other = row[HEAD], common = fmaxf(maximum[m][r], other);
+        const float factor = factor_of(m, r), other = row[HEAD], sink = CHANGED ? sink_of(p, head_of(m, r)) : 0,
+                    common = CHANGED ? fmaxf(fmaxf(maximum[m][r], other), sink) : fmaxf(maximum[m][r], other);
         const auto shrink = [&](float maximum) {
           if (maximum == minus_infinity()) return 0.f;
           return power_of_two(subtracted(maximum, factor) - subtracted(common, factor));
         };
         float mine = shrink(maximum[m][r]), others = shrink(other);
-        const float all = weight[m][r] * mine + row[HEAD + 1] * others;
+        float all = weight[m][r] * mine + row[HEAD + 1] * others;
+        if (CHANGED && sink != minus_infinity()) all += power_of_two(sink - subtracted(common, factor));
         mine /= all, others /= all;
 #pragma unroll
         for (int n = 0; n < HEAD / 8; n++) {

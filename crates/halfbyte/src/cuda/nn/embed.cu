@@ -1,4 +1,4 @@
-// Embedding: out[row] = table[tokens[row]], widened to f32.
+// Embedding: out[row] = table[tokens[row]] * scale, in f32.
 //
 //   a block copies one row
 #include "floats.cuh"
@@ -13,6 +13,8 @@ struct Params {
   u64 hidden;
   u32 vocab;
   FloatType kind;
+  float scale;
+  u32 padding;  // of this struct
 };
 
 __global__ void __launch_bounds__(THREADS) embed(const Params p) {
@@ -20,5 +22,5 @@ __global__ void __launch_bounds__(THREADS) embed(const Params p) {
   // Ids from the host are checked there, and others come from `argmax`: the limit guards memory against a torn buffer.
   const u64 token = min(p.tokens[row], p.vocab - 1);
   for (u64 i = threadIdx.x; i < p.hidden; i += THREADS)
-    p.out[row * p.hidden + i] = load_float(p.table, token * p.hidden + i, p.kind);
+    p.out[row * p.hidden + i] = load_float(p.table, token * p.hidden + i, p.kind) * p.scale;
 }

@@ -25,10 +25,12 @@ parameters! {
         hidden: u64,
         vocab: u32,
         kind: u32,
+        scale: f32,
+        padding: u32,
     }
 }
 
-/// Vectors of tokens: `out[i] = table[tokens[i]]`, exactly.
+/// Vectors of tokens: `out[i] = scale · table[tokens[i]]`, rounded once.
 ///
 /// *Shapes:* table `[vocab, hidden]`, out `[tokens, hidden]`. Tokens are ids below the vocabulary; one beyond it gives the
 /// last row. *Errors:* lengths that do not fit.
@@ -38,6 +40,7 @@ pub fn embed(
     table: FloatView<'_>,
     hidden: usize,
     tokens: View<'_, u32>,
+    scale: f32,
     out: ViewMut<'_, f32>,
 ) -> Result<()> {
     const OP: &str = "embed";
@@ -56,6 +59,8 @@ pub fn embed(
         hidden: hidden as u64,
         vocab: narrow(OP, "a vocabulary", vocab)?,
         kind: float_type(table.dtype()),
+        scale,
+        padding: 0,
     };
     let form = launch(OP, [tokens.len(), 1, 1], THREADS, 0)?;
     let function = gpu.function(&instance())?;

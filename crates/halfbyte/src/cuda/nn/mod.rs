@@ -15,15 +15,18 @@ mod attention_mma;
 mod columns;
 mod dense;
 mod embed;
+mod experts;
 mod floats;
+mod gate;
+mod layer_norm;
 mod mean;
 mod persistent_decode;
 mod rms_norm;
 mod rope;
 mod sample;
-mod swiglu;
+mod soft_cap;
 
-pub use add::{add, add_codes};
+pub use add::{add, add_codes, add_to};
 pub use argmax::{Step, argmax};
 pub use attention::{
     Attention, FEW_QUERIES, KvCache, LARGEST_HEAD, PART_LENGTH, attention, attention_kernel, partial_len,
@@ -31,15 +34,18 @@ pub use attention::{
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
+pub use experts::{combine_experts, gather, route};
 pub use floats::FloatBuffer;
+pub use gate::{Gate, gate, gate_quantized};
+pub use layer_norm::LayerNorm;
 pub use mean::{mean, mean_codes};
 pub use persistent_decode::{
     PRODUCTS, PersistentDecode, Plan as PersistentPlan, Sizes as StepSizes, StepLayer, StepOfText, StreamNorm,
 };
-pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_quantized};
+pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_in_place, rms_norm_quantized};
 pub use rope::{HeadNorms, NewRows, Rope};
 pub use sample::{Draw, sample};
-pub use swiglu::{swiglu, swiglu_quantized};
+pub use soft_cap::soft_cap;
 
 use super::Gpu;
 use super::driver::Launch;
@@ -56,10 +62,11 @@ const MOST_BLOCKS_ACROSS: usize = 65_535;
 pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     let mut all =
-        vec![embed::instance(), swiglu::instance(), argmax::instance(), sample::instance(), columns::instance()];
+        vec![embed::instance(), gate::instance(), argmax::instance(), sample::instance(), columns::instance()];
     if head_size.is_none() {
-        all.extend([rms_norm::quantized_instances(), swiglu::quantized_instances()].concat());
+        all.extend([rms_norm::quantized_instances(), gate::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
+        all.extend(others());
     }
     all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
@@ -72,6 +79,15 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     all
 }
 
+/// Kernels that only some models run.
+fn others() -> Vec<Instance> {
+    let mut all = vec![soft_cap::instance()];
+    all.extend(layer_norm::instances());
+    all.extend(experts::instances());
+    all.extend([64, LARGEST_HEAD].into_iter().flat_map(attention_mma::changed_instances));
+    all
+}
+
 /// Kernels that are compiled for a model and run on Hopper only, for a few models.
 pub fn instances_of_hopper() -> Vec<Instance> {
     persistent_decode::samples()
@@ -79,7 +95,7 @@ pub fn instances_of_hopper() -> Vec<Instance> {
 
 /// The kernels that leave quantised rows of a form.
 pub fn quantized_instances(form: QuantizedForm) -> [Instance; 2] {
-    [rms_norm::quantized_instance(form), swiglu::quantized_instance(form)]
+    [rms_norm::quantized_instance(form), gate::quantized_instance(form)]
 }
 
 fn same_length(op: &'static str, name: &str, expected: Option<usize>, got: usize) -> Result<()> {

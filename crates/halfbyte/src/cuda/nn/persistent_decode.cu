@@ -181,15 +181,6 @@ DEV float2 load_early(const float* p) {
   return v;
 }
 constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;
-// All that the rounds of a loop need is loaded at once, before the first; the loop itself stays one piece of code.
-template <class T, u32 N> DEV void next_of(T (&v)[N]) {
-#pragma unroll
-  for (u32 i = 0; i + 1 < N; i++) v[i] = v[i + 1];
-}
-DEV void next_of(float2 (&v)[LOADS_OF_STREAM][2]) {
-#pragma unroll
-  for (u32 i = 0; i + 1 < LOADS_OF_STREAM; i++) v[i][0] = v[i + 1][0], v[i][1] = v[i + 1][1];
-}
 // The stream times a norm's weights, when it is counted, four columns at a time, as they lie together. What the norm
 // divides by is left to `factor_of_norm`. The rows that this block will add to are kept.
 template <class Put>
@@ -210,15 +201,16 @@ DEV void norm(const Shared& m, const u32* from, const u32* counter, const float*
     return e < HIDDEN ? from + e : nullptr;
   });
   float sum = 0;
-#pragma unroll 1
-  for (u32 e = 4 * thread_index(); e < HIDDEN; e += 4 * THREADS) {
-    const float x[4] = {__uint_as_float(v[0].x), __uint_as_float(v[0].y), __uint_as_float(v[0].z),
-                        __uint_as_float(v[0].w)};
+#pragma unroll
+  for (u32 i = 0; i < LOADS; i++) {
+    const u32 e = 4 * (thread_index() + i * THREADS);
+    if (e >= HIDDEN) break;
+    const float x[4] = {__uint_as_float(v[i].x), __uint_as_float(v[i].y), __uint_as_float(v[i].z),
+                        __uint_as_float(v[i].w)};
     sum = fmaf(x[0], x[0], fmaf(x[1], x[1], fmaf(x[2], x[2], fmaf(x[3], x[3], sum))));
-    if (e - 16 * own.first < 16 * own.blocks) *reinterpret_cast<uint4*>(m.own() + e - 16 * own.first) = v[0];
-    const float normed[4] = {x[0] * w[0][0].x, x[1] * w[0][1].x, x[2] * w[0][0].y, x[3] * w[0][1].y};
+    if (e - 16 * own.first < 16 * own.blocks) *reinterpret_cast<uint4*>(m.own() + e - 16 * own.first) = v[i];
+    const float normed[4] = {x[0] * w[i][0].x, x[1] * w[i][1].x, x[2] * w[i][0].y, x[3] * w[i][1].y};
     put(e, normed);
-    next_of(v), next_of(w);
   }
   sum = warp_sum(sum);
   if ((thread_index() & 31) == 0) m.reduce()[thread_index() / 32] = sum;
@@ -244,35 +236,37 @@ DEV void put_x(u32 e, const float (&x)[4]) {
   put_digits(unit, e >> 4 & 7, e >> 2 & 3, x, power);
   if ((thread_index() & 31) == 0) put_power(unit, power);
 }
-// x = n words of pairs, when they are counted: sixteen lanes have a unit.
+// x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once.
 DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n) {
   constexpr u32 ALL = most(INNER, ATTENDED_LENGTH) / 2, LOADS = (ALL / 4 + THREADS - 1) / THREADS,
                 AT_ONCE = LOADS < 6 ? LOADS : 6;
   wait_for(counter, n);
   const u32 lane = thread_index() & 31;
-  uint4 v[AT_ONCE];
-  u32 loaded = 0;
 #pragma unroll 1
-  for (u32 of_warp = 4 * (thread_index() & ~31u); of_warp < n; of_warp += 4 * THREADS) {
-    const u32 word = of_warp + 4 * lane, unit = shared_address(shared) + X + word / 64 * X_UNIT;
-    if (loaded == 0) {
-      look_for(v, [&](u32 i) { return word + 4 * THREADS * i < n ? from + word + 4 * THREADS * i : nullptr; });
-      loaded = AT_ONCE;
-    }
-    const float x[2][4] = {{first_of(v[0].x), first_of(v[0].y), second_of(v[0].x), second_of(v[0].y)},
-                           {first_of(v[0].z), first_of(v[0].w), second_of(v[0].z), second_of(v[0].w)}};
-    // Bits of two halves at a time; what is infinite or NaN stays greatest.
-    u32 two = __vmaxu2(__vmaxu2(v[0].x & 0x7fff7fff, v[0].y & 0x7fff7fff),
-                       __vmaxu2(v[0].z & 0x7fff7fff, v[0].w & 0x7fff7fff));
+  for (u32 first = 4 * thread_index(); first - 4 * lane < n; first += 4 * THREADS * AT_ONCE) {
+    auto word = [&](u32 i) { return first + 4 * THREADS * i; };
+    uint4 v[AT_ONCE];
+    float power[AT_ONCE];
+    look_for(v, [&](u32 i) { return word(i) < n ? from + word(i) : nullptr; });
 #pragma unroll
-    for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
-    const float power = power_of(bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))));
-    if (word < n) {
+    for (u32 i = 0; i < AT_ONCE; i++) {
+      // Bits of two halves at a time; what is infinite or NaN stays greatest.
+      u32 two = __vmaxu2(__vmaxu2(v[i].x & 0x7fff7fff, v[i].y & 0x7fff7fff),
+                         __vmaxu2(v[i].z & 0x7fff7fff, v[i].w & 0x7fff7fff));
 #pragma unroll
-      for (int h = 0; h < 2; h++) put_digits(unit, word >> 3 & 7, (word >> 1 & 3) + h, x[h], power);
-      if ((lane & 15) == 0) put_power(unit, power);
+      for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
+      power[i] = power_of(bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))));
     }
-    next_of(v), loaded--;
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE; i++) {
+      if (word(i) >= n) break;
+      const u32 unit = shared_address(shared) + X + word(i) / 64 * X_UNIT;
+      const float x[2][4] = {{first_of(v[i].x), first_of(v[i].y), second_of(v[i].x), second_of(v[i].y)},
+                             {first_of(v[i].z), first_of(v[i].w), second_of(v[i].z), second_of(v[i].w)}};
+#pragma unroll
+      for (int h = 0; h < 2; h++) put_digits(unit, word(i) >> 3 & 7, (word(i) >> 1 & 3) + h, x[h], power[i]);
+      if ((lane & 15) == 0) put_power(unit, power[i]);
+    }
   }
   sync();
 }

@@ -95,12 +95,33 @@ pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
         return Ok(());
     }
     let aligned = rows.aligned & u32::from(out.pointer().is_multiple_of(16));
-    let params = Params { rows: Rows { aligned, ..rows }, out: out.pointer() };
+    put_norm(gpu, stream, m, weight.len(), Params { rows: Rows { aligned, ..rows }, out: out.pointer() })
+}
+
+/// Puts the norm of m rows into a stream, whose lengths the callers have checked.
+fn put_norm(gpu: &Gpu, stream: &Stream, m: usize, length: usize, params: Params) -> Result<()> {
     // One row is waited for; many fill the multiprocessors, and short ones leave most threads of a large block idle.
-    let alone = m <= gpu.caps().multiprocessors as usize && weight.len() > 4 * FEW_THREADS as usize;
+    let alone = m <= gpu.caps().multiprocessors as usize && length > 4 * FEW_THREADS as usize;
     let threads = if alone { THREADS } else { FEW_THREADS };
     let form = overlapping(gpu, launch(OP, [m, 1, 1], threads, 0)?);
     put(gpu, stream, &instance(threads), &form, &params)
+}
+
+/// [`rms_norm`] of rows in their place: the same bits.
+///
+/// *Errors:* lengths that do not fit.
+pub fn rms_norm_in_place(
+    gpu: &Gpu,
+    stream: &Stream,
+    rows: ViewMut<'_, f32>,
+    weight: View<'_, f32>,
+    eps: f32,
+) -> Result<()> {
+    let (m, of_rows) = self::rows(&rows, None, weight, eps, Float::F32)?;
+    if m == 0 {
+        return Ok(());
+    }
+    put_norm(gpu, stream, m, weight.len(), Params { out: of_rows.stream, rows: of_rows })
 }
 
 /// A norm of rows whose result only products with quantised activations read.

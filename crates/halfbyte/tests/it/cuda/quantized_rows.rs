@@ -9,7 +9,7 @@ use halfbyte::cuda::matmul::{
     self, Call, Epilogue, KERNELS, Kernel, Packed, QuantizedCall, QuantizedForm, QuantizedRows, quantize_activations,
     rows_form, run_quantized, run_quantized_with,
 };
-use halfbyte::cuda::nn::{self, FloatBuffer, Norm, QuantizedNorm};
+use halfbyte::cuda::nn::{self, FloatBuffer, Gate, Norm, QuantizedNorm};
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::{Error, Float};
@@ -111,14 +111,16 @@ fn gated_activations_leave_the_codes_of_those_that_are_quantized() {
         let mut random = Random(42);
         for (i, form) in forms().into_iter().enumerate() {
             let (dtype, QuantizedForm { m, k, .. }) = (TYPES[i % 3], form);
-            let mut gate_up = random.activations(2 * m * k);
+            let plain = Gate { activation: Activation::GeluTanh, gated: false, clamp: None };
+            let (gate, each) = if i % 4 == 3 { (plain, 1) } else { (Gate::SWIGLU, 2) };
+            let mut gate_up = random.activations(each * m * k);
             gate_up[0] = f32::INFINITY;
             let gate_up = bench.upload(&gate_up);
             let mut out = FloatBuffer::allocate(&gpu, dtype, m * k).unwrap();
-            nn::swiglu(&gpu, &bench.stream, gate_up.view(), k, out.view_mut(0..m * k)).unwrap();
+            nn::gate(&gpu, &bench.stream, gate, gate_up.view(), k, out.view_mut(0..m * k)).unwrap();
             let want = bench.by_itself(form, &out);
             let mut rows = bench.rows(form);
-            nn::swiglu_quantized(&gpu, &bench.stream, gate_up.view(), dtype, rows.view_mut(m)).unwrap();
+            nn::gate_quantized(&gpu, &bench.stream, gate, gate_up.view(), dtype, rows.view_mut(m)).unwrap();
             assert!(bench.content(&rows, m) == want, "{form:?}, {dtype}: other codes or terms");
         }
     }

@@ -15,6 +15,10 @@ struct Text<'a> {
     heads: Heads,
     capacity: usize,
     window: Option<usize>,
+    cap: Option<f32>,
+    /// Of heads, and the same on the device.
+    slopes: Option<(Vec<f32>, Buffer<f32>)>,
+    sinks: Option<(Vec<f32>, Buffer<f32>)>,
     /// Weights of the norms of queries and of keys, and these on the device.
     norms: Option<[(Vec<f32>, Buffer<f32>); 2]>,
     rope: Rope,
@@ -50,7 +54,13 @@ impl<'a> Text<'a> {
         }
         let partial = gpu.context().allocate(nn::partial_len(heads, capacity)).unwrap();
         let seen = Default::default();
-        Self { bench, heads, capacity, window: None, norms: None, rope, frequencies, cache, partial, seen }
+        let (window, cap, slopes, sinks, norms) = (None, None, None, None, None);
+        Self { bench, heads, capacity, window, cap, slopes, sinks, norms, rope, frequencies, cache, partial, seen }
+    }
+
+    fn of_heads(&self, values: Vec<f32>) -> Option<(Vec<f32>, Buffer<f32>)> {
+        let on_device = self.bench.upload(&values);
+        Some((values, on_device))
     }
 
     fn with_norms(mut self, random: &mut Random) -> Self {
@@ -129,11 +139,13 @@ impl<'a> Text<'a> {
         let scale = 1.0 / (size as f32).sqrt();
         let without = m / 3;
         let [rounds, last_round] = [m, m - without].map(|rows| self.rounds(rows));
-        let Self { bench, cache, partial, window, capacity, .. } = self;
+        let Self { bench, cache, partial, window, cap, slopes, sinks, capacity, .. } = self;
+        let [slopes, sinks] = [slopes, sinks].map(|of_heads| of_heads.as_ref().map(|(_, on_device)| on_device.view()));
         let mut attend = |longest: usize, first_row: usize| {
             bench.output(out_type, (m - first_row) * heads.heads * size, &mut |out| {
                 let (qkv, position) = (on_device.view().slice(first_row * row..m * row), position.view());
-                let what = Attention { qkv, position, first_row, longest, scale, window: *window };
+                let (window, cap) = (*window, *cap);
+                let what = Attention { qkv, position, first_row, longest, scale, window, cap, slopes, sinks };
                 nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, partial.view_mut(), out).unwrap();
             })
         };
@@ -179,17 +191,23 @@ impl<'a> Text<'a> {
         let seen = self.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1;
         for p in seen.clone() {
             let (key, value) = (&self.seen[0][p][kv.clone()], &self.seen[1][p][kv.clone()]);
-            scores.push(scale * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>());
-            t = t.max(scale * query.iter().zip(key).map(|(q, k)| (q * k).abs()).sum::<f64>());
+            let mut score = scale * query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>();
+            score = self.cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
+            let less = self.slopes.as_ref().map_or(0.0, |(of, _)| f64::from(of[h]) * (position - p) as f64);
+            scores.push(score - less);
+            t = t.max(scale * query.iter().zip(key).map(|(q, k)| (q * k).abs()).sum::<f64>() + less);
             largest = value.iter().fold(largest, |a, v| a.max(v.abs()));
             if query.iter().chain(key).chain(value).any(|v| !v.is_finite()) {
                 assert!(got.iter().any(|v| v.is_nan()), "position {position}, head {h}: {got:?}");
                 return;
             }
         }
-        let most = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sink = self.sinks.as_ref().map(|(of, _)| f64::from(of[h]));
+        let most = scores.iter().copied().chain(sink).fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
-        let total: f64 = weights.iter().sum();
+        let total: f64 = weights.iter().sum::<f64>() + sink.map_or(0.0, |sink| (sink - most).exp());
+        let changes = self.cap.is_some() || self.slopes.is_some();
+        let of_changes = if changes { 8.0 * (t + f64::from(self.cap.unwrap_or(0.0)) + 16.0) } else { 0.0 };
         let n = seen.len() as f64;
         let (units, roundoff) = match rounds {
             false => (n / 8.0 + size as f64 + 64.0 + 4.0 * t * size as f64, 0.0),
@@ -199,7 +217,7 @@ impl<'a> Text<'a> {
         for (d, &got) in kv.zip(got) {
             let terms = seen.clone().zip(&weights).map(|(p, w)| w / total * self.seen[1][p][d]);
             let (want, most) = terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()));
-            let bound = units * 2f64.powi(-24) * largest + roundoff * most;
+            let bound = (units + of_changes) * 2f64.powi(-24) * largest + roundoff * most;
             close(&[got], &[want], out_type, bound, 0.0, &what);
         }
     }
@@ -352,6 +370,33 @@ fn queries_that_no_half_holds_are_within_the_bound() {
                 others[..2 * 64].iter_mut().for_each(|v| *v *= keys);
             }
             text.read(&rows, Float::F32);
+        }
+    }
+}
+
+#[test]
+fn caps_slopes_and_sinks_are_within_the_bound() {
+    for gpu in gpus() {
+        let mut random = Random(23);
+        for case in 0..18 {
+            let head_size = [64, 128, 20, 80, 256, 8 * (1 + random.below(32))][case % 6];
+            if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
+                continue;
+            }
+            let kv_heads = 1 + random.below(3);
+            let heads = Heads { heads: kv_heads * (1 + random.below(7)), kv_heads, head_size };
+            let mut text = Text::new(&gpu, heads, 0, TYPES[case / 2 % 3]);
+            text.window = (case % 4 == 3).then(|| 1 + random.below(300));
+            text.cap = (case % 2 == 0).then(|| 0.5 + random.below(50) as f32);
+            if case % 3 == 0 {
+                text.slopes = text.of_heads((1..=heads.heads).map(|h| 0.8f32.powi(h as i32)).collect());
+            }
+            if case % 3 != 1 {
+                text.sinks = text.of_heads(random.normals(heads.heads).iter().map(|v| 3.0 * v).collect());
+            }
+            for (step, m) in [1, 30, 1, 97, 1, 1, 160, 1, 1, 60, 1].into_iter().enumerate() {
+                text.read(&random.normals(m * heads.row()), TYPES[(case + step) % 3]);
+            }
         }
     }
 }

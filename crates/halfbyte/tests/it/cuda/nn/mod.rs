@@ -2,6 +2,7 @@
 
 mod attention;
 mod dense;
+mod experts;
 mod logits;
 mod persistent_decode;
 mod rows;
@@ -124,7 +125,8 @@ fn wrong_shapes_are_errors() {
         let mut out = bench.floats(&[0.0; 2 * 64], Float::F16);
         let mut attend = |rows: usize, longest, window, layer, out_len| {
             let qkv = qkv.view().slice(0..rows);
-            let what = Attention { qkv, position: position.view(), first_row: 0, longest, scale: 1.0, window };
+            let (position, cap, slopes, sinks) = (position.view(), None, None, None);
+            let what = Attention { qkv, position, first_row: 0, longest, scale: 1.0, window, cap, slopes, sinks };
             let out = out.view_mut(0..out_len);
             nn::attention(&gpu, &bench.stream, &what, &cache, layer, partial.view_mut(), out)
         };
@@ -168,9 +170,9 @@ fn wrong_shapes_are_errors() {
         let (ids, two) = (bench.upload(&[0u32]), bench.upload(&[0f32; 2]));
         let table = bench.floats(&[0.0; 6], Float::F32);
         let mut to = bench.upload(&[0f32; 6]);
-        assert!(nn::embed(&gpu, stream, whole(&table), 4, ids.view(), to.view_mut().slice(0..4)).is_err());
-        assert!(nn::embed(&gpu, stream, whole(&table), 3, ids.view(), to.view_mut().slice(0..4)).is_err());
-        assert!(nn::embed(&gpu, stream, table.view(0..0), 3, ids.view(), to.view_mut().slice(0..3)).is_err());
+        assert!(nn::embed(&gpu, stream, whole(&table), 4, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
+        assert!(nn::embed(&gpu, stream, whole(&table), 3, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
+        assert!(nn::embed(&gpu, stream, table.view(0..0), 3, ids.view(), 1.0, to.view_mut().slice(0..3)).is_err());
         assert!(nn::columns(&gpu, stream, two.view(), to.view_mut(), 3, 2..4).is_err());
         assert!(Dense::new(&gpu, stream, Floats::F32(&[0.0; 5]), [2, 3]).is_err());
         stream.synchronize().unwrap();

@@ -5,7 +5,8 @@ use crate::cuda::gpus;
 use crate::data::{Random, rounded};
 use halfbyte::Float;
 use halfbyte::cuda::driver::ViewMut;
-use halfbyte::cuda::nn::{self, Norm};
+use halfbyte::cuda::nn::{self, Gate, LayerNorm, Norm};
+use halfbyte::kernel::Activation;
 
 #[test]
 fn rows_of_the_embedding_are_exact() {
@@ -16,11 +17,13 @@ fn rows_of_the_embedding_are_exact() {
             let on_device = bench.floats(&table, dtype);
             let tokens: Vec<u32> = (0..20).map(|_| random.below(vocab) as u32).chain([0, vocab as u32 - 1]).collect();
             let ids = bench.upload(&tokens);
-            let got = bench.output(Float::F32, tokens.len() * hidden, &mut |out| {
-                nn::embed(&gpu, &bench.stream, whole(&on_device), hidden, ids.view(), single(out)).unwrap();
-            });
-            let want = tokens.iter().flat_map(|&t| &table[t as usize * hidden..][..hidden]).copied();
-            assert_eq!(got, want.collect::<Vec<_>>());
+            for scale in [1.0, 19.6] {
+                let got = bench.output(Float::F32, tokens.len() * hidden, &mut |out| {
+                    nn::embed(&gpu, &bench.stream, whole(&on_device), hidden, ids.view(), scale, single(out)).unwrap();
+                });
+                let want = tokens.iter().flat_map(|&t| &table[t as usize * hidden..][..hidden]).map(|v| v * scale);
+                assert_eq!(got, want.collect::<Vec<_>>());
+            }
         }
     }
 }
@@ -104,29 +107,158 @@ fn norms_have_the_same_bits_for_any_number_of_rows() {
 }
 
 #[test]
-fn swiglu_is_within_the_bound() {
+fn layer_norms_are_within_the_bound() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(13));
+        for (i, [m, d]) in
+            [[1, 1], [3, 33], [2, 384], [200, 1024], [5, 1027], [2, 8192], [3, 14_336]].into_iter().enumerate()
+        {
+            let mut x: Vec<f32> = random.activations(m * d).iter().map(|v| v + 2.0).collect();
+            let [update, weight, bias] = [m * d, d, d].map(|len| random.normals(len));
+            let [added, factors, terms] = [&update, &weight, &bias].map(|values| bench.upload(values));
+            let (out_type, with) = (TYPES[i % 3], i % 2 == 0);
+            let norm = LayerNorm { weight: factors.view(), bias: terms.view(), eps: 1e-5 };
+            let mut sums = Vec::new();
+            let run = |x: &[f32], sums: &mut Vec<f32>, rows: usize| {
+                bench.output(out_type, rows * d, &mut |out| {
+                    let mut residual = bench.upload(x);
+                    let update = with.then(|| added.view().slice(0..rows * d));
+                    norm.apply(&gpu, &bench.stream, residual.view_mut(), update, out).unwrap();
+                    *sums = bench.read(residual.view());
+                })
+            };
+            let got = run(&x, &mut sums, m);
+            let stream: Vec<f32> = x.iter().zip(&update).map(|(x, u)| if with { x + u } else { *x }).collect();
+            assert_eq!(bits(&sums), bits(&stream));
+            let alone = run(&x[..d], &mut sums, 1);
+            assert!(bits(&alone) == bits(&got[..d]), "a row alone, {m} × {d}");
+            // In its place: the same before it is rounded.
+            let mut rows = bench.upload(&stream);
+            norm.apply_in_place(&gpu, &bench.stream, rows.view_mut()).unwrap();
+            let in_place = bench.read(rows.view());
+            for (row, (stream, got)) in stream.chunks_exact(d).zip(got.chunks_exact(d)).enumerate() {
+                let mean = stream.iter().map(|&v| f64::from(v)).sum::<f64>() / d as f64;
+                let variance = stream.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / d as f64;
+                let deviation = (variance + f64::from(1e-5f32)).sqrt();
+                let most = stream.iter().fold(0.0f64, |most, v| most.max(f64::from(v.abs())));
+                for (c, &v) in stream.iter().enumerate() {
+                    let (weight, bias) = (f64::from(weight[c]), f64::from(bias[c]));
+                    let normed = (f64::from(v) - mean) / deviation;
+                    let units = (d as f64 / 256.0 + 40.0) * (normed.abs() + most / deviation) * weight.abs();
+                    let want = normed * weight + bias;
+                    let bound = (units + want.abs()) * 2f64.powi(-24);
+                    let what = format!("row {row} of {m} × {d}");
+                    close(&got[c..=c], &[want], out_type, bound, 0.0, &what);
+                    close(&in_place[row * d + c..][..1], &[want], Float::F32, bound, 0.0, &what);
+                }
+            }
+            x[d / 2] = f32::NAN;
+            let got = run(&x, &mut sums, m);
+            assert!((0..m * d).all(|at| got[at].is_nan() == (at < d)), "{m} × {d}: NaN in other rows");
+        }
+    }
+}
+
+#[test]
+fn rms_norms_in_place_have_the_bits_of_others() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(14));
+        for [m, d] in [[1, 5], [3, 384], [2, 5000], [300, 1028]] {
+            let (x, weight) = (random.activations(m * d), bench.upload(&random.normals(d)));
+            let want = bench.output(Float::F32, m * d, &mut |out| {
+                let mut residual = bench.upload(&x);
+                let norm = Norm { residual: residual.view_mut(), update: None, weight: weight.view(), eps: 1e-6, out };
+                nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
+            });
+            let mut rows = bench.upload(&x);
+            nn::rms_norm_in_place(&gpu, &bench.stream, rows.view_mut(), weight.view(), 1e-6).unwrap();
+            assert_eq!(bits(&bench.read(rows.view())), bits(&want));
+        }
+    }
+}
+
+#[test]
+fn what_is_added_and_capped_lies_where_it_was() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(15));
+        for len in [1, 5, 1024, 77_777] {
+            let (x, update) = (random.activations(len), random.normals(len));
+            let mut sum = bench.upload(&x);
+            nn::add_to(&gpu, &bench.stream, sum.view_mut(), bench.upload(&update).view()).unwrap();
+            let want: Vec<f32> = x.iter().zip(&update).map(|(x, u)| x + u).collect();
+            assert_eq!(bits(&bench.read(sum.view())), bits(&want));
+            let limit = 3.5;
+            nn::soft_cap(&gpu, &bench.stream, sum.view_mut(), limit).unwrap();
+            let capped: Vec<f64> =
+                want.iter().map(|&v| f64::from(limit) * (f64::from(v) / f64::from(limit)).tanh()).collect();
+            close(&bench.read(sum.view()), &capped, Float::F32, 0.0, 2f64.powi(-20), "capped");
+            assert!(nn::soft_cap(&gpu, &bench.stream, sum.view_mut(), 0.0).is_err());
+        }
+    }
+}
+
+/// What an MLP does between its products, in f64, and the bound of its error.
+fn gate_in_f64(gate: Gate, x: &[f32], inner: usize, i: usize) -> (f64, f64) {
+    let row = &x[i / inner * inner * (1 + usize::from(gate.gated))..];
+    let (a, up) = (f64::from(row[i % inner]), if gate.gated { f64::from(row[i % inner + inner]) } else { 1.0 });
+    let relative = 2f64.powi(-21);
+    if let Some([alpha, limit]) = gate.clamp.map(|clamp| clamp.map(f64::from)) {
+        let (a, up) = (a.min(limit), up.clamp(-limit, limit));
+        let want = a / (1.0 + (-alpha * a).exp()) * (up + 1.0);
+        // Where up is near −1, what rounding leaves of the sum.
+        return (want, relative * want.abs() + 2f64.powi(-23) * a.abs());
+    }
+    let f = match gate.activation {
+        Activation::Silu => a / (1.0 + (-a).exp()),
+        Activation::Gelu => 0.5 * a * (1.0 + libm::erf(a / std::f64::consts::SQRT_2)),
+        Activation::GeluTanh => 0.5 * a * (1.0 + (0.797_884_560_802_865_4 * (a + 0.044715 * a.powi(3))).tanh()),
+        Activation::Relu => a.max(0.0),
+        other => panic!("{other:?}"),
+    };
+    let bound = match gate.activation {
+        Activation::Gelu | Activation::GeluTanh => 2f64.powi(-20) * (a * up).abs(),
+        _ => relative * (f * up).abs(),
+    };
+    (f * up, bound)
+}
+
+#[test]
+fn gates_are_within_the_bound() {
     for gpu in gpus() {
         let (bench, mut random) = (Bench::new(&gpu), Random(3));
+        let of = |activation, gated| Gate { activation, gated, clamp: None };
+        let gates = [
+            Gate::SWIGLU,
+            of(Activation::GeluTanh, true),
+            of(Activation::Gelu, false),
+            Gate { clamp: Some([1.702, 7.0]), ..Gate::SWIGLU },
+            of(Activation::Gelu, true),
+            of(Activation::GeluTanh, false),
+            of(Activation::Relu, false),
+        ];
         let shapes = [[1, 1], [3, 1000], [7, 333], [1, 14_336], [70_000, 4], [2, 1026]];
-        for (i, [m, inner]) in shapes.into_iter().enumerate() {
+        for (i, ([m, inner], gate)) in shapes.into_iter().flat_map(|shape| gates.map(|gate| (shape, gate))).enumerate()
+        {
             let (out_type, before) = (TYPES[i % 3], i % 2);
-            let mut gate_up: Vec<f32> = random.normals(2 * m * inner).iter().map(|v| v * 6.0).collect();
-            gate_up[0] = -80.0;
+            let len = m * inner * (1 + usize::from(gate.gated));
+            let mut x: Vec<f32> = random.normals(len).iter().map(|v| v * 6.0).collect();
+            x[0] = -80.0;
             // Every other one does not begin at a multiple of 16 bytes.
-            let on_device = bench.upload(&[&[0.5][..before], &gate_up].concat());
-            let gate_and_up = on_device.view().slice(before..before + gate_up.len());
+            let on_device = bench.upload(&[&[0.5][..before], &x].concat());
+            let rows = on_device.view().slice(before..before + len);
             let got = bench.output(out_type, m * inner, &mut |out| {
-                nn::swiglu(&gpu, &bench.stream, gate_and_up, inner, out).unwrap();
+                nn::gate(&gpu, &bench.stream, gate, rows, inner, out).unwrap();
             });
-            let want: Vec<f64> = (0..m * inner)
-                .map(|i| {
-                    let row = &gate_up[i / inner * 2 * inner..];
-                    let [gate, up] = [row[i % inner], row[i % inner + inner]].map(f64::from);
-                    gate / (1.0 + (-gate).exp()) * up
-                })
-                .collect();
-            close(&got, &want, out_type, 0.0, 2f64.powi(-21), "swiglu");
+            for (at, got) in got.iter().enumerate() {
+                let (want, bound) = gate_in_f64(gate, &x, inner, at);
+                close(&[*got], &[want], out_type, bound + 1e-37, 0.0, &format!("{gate:?}, {at}"));
+            }
         }
+        let mut out = bench.upload(&[0.0; 4]);
+        let x = bench.upload(&[0.0; 4]);
+        let bad = Gate { gated: false, clamp: Some([1.0, 1.0]), ..Gate::SWIGLU };
+        assert!(nn::gate(&gpu, &bench.stream, bad, x.view(), 4, out.view_mut().into()).is_err());
+        assert!(nn::gate(&gpu, &bench.stream, Gate::SWIGLU, x.view(), 4, out.view_mut().into()).is_err());
     }
 }
 

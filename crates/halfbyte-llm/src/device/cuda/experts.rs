@@ -1,0 +1,150 @@
+//! A mixture of experts on a GPU.
+//!
+//! ```text
+//! router ─ route ─ the choice comes to the host, which says which rows are whose
+//! for each expert that is chosen:  gather its rows ─ up ─ gate ─ down
+//! combine_experts: the sum of what the experts of a row have left
+//! ```
+
+use super::projection::Input;
+use super::run::{State, gate_of};
+use super::{CudaModel, OnCuda};
+use crate::arch::spec::Routing;
+use crate::decoder::Experts;
+use crate::error::Result;
+use halfbyte::Cuda;
+use halfbyte::cuda::Gpu;
+use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::nn::{self, FloatBuffer};
+
+/// What passes between the steps of a mixture.
+#[derive(Debug)]
+pub(super) struct Mixture {
+    /// Of the router, `[m, experts]`.
+    logits: Buffer<f32>,
+    /// The experts of each row, and their shares, `[m, top_k]`.
+    ids: Buffer<u32>,
+    shares: Buffer<f32>,
+    /// Rows, expert by expert; and where among them each row's are, `[m, top_k]`.
+    rows: Buffer<u32>,
+    places: Buffer<u32>,
+    /// The rows of an expert.
+    gathered: FloatBuffer,
+    /// What experts leave, expert by expert, `[m · top_k, hidden]`.
+    left: Buffer<f32>,
+}
+
+impl Mixture {
+    /// For so many rows; None: the model has no experts.
+    pub(super) fn of(model: &CudaModel, gpu: &Gpu, rows: usize) -> Result<Option<Self>> {
+        let most = |of: fn(&Experts<OnCuda>) -> usize| model.mixtures().map(of).max();
+        let (Some(experts), Some(top_k)) = (most(|mix| mix.experts.len()), most(|mix| mix.top_k)) else {
+            return Ok(None);
+        };
+        let (context, hidden, chosen) = (gpu.context(), model.decoder.hidden, rows * top_k);
+        Ok(Some(Self {
+            logits: context.allocate(rows * experts)?,
+            ids: context.allocate(chosen)?,
+            shares: context.allocate(chosen)?,
+            rows: context.allocate(chosen)?,
+            places: context.allocate(chosen)?,
+            gathered: FloatBuffer::allocate(gpu, model.activations, rows * hidden)?,
+            left: context.allocate(chosen * hidden)?,
+        }))
+    }
+}
+
+/// Rows, expert by expert.
+struct Assignment {
+    /// How many each has.
+    counts: Vec<usize>,
+    rows: Vec<u32>,
+    places: Vec<u32>,
+}
+
+impl Assignment {
+    /// Of the choice `[m, top_k]` of so many experts. Rows of an expert keep their order.
+    fn of(ids: &[u32], experts: usize, top_k: usize) -> Self {
+        let mut counts = vec![0; experts];
+        ids.iter().for_each(|&id| counts[id as usize] += 1);
+        let mut next: Vec<usize> = counts
+            .iter()
+            .scan(0, |first, count| {
+                *first += count;
+                Some(*first - count)
+            })
+            .collect();
+        let (mut rows, mut places) = (vec![0; ids.len()], vec![0; ids.len()]);
+        for (i, &id) in ids.iter().enumerate() {
+            let place = &mut next[id as usize];
+            (rows[*place], places[i]) = ((i / top_k) as u32, *place as u32);
+            *place += 1;
+        }
+        Self { counts, rows, places }
+    }
+}
+
+impl State {
+    /// From `m` normed rows to the update.
+    pub(super) fn experts(&mut self, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
+        let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else { return Ok(()) };
+        let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
+        let (count, chosen) = (of.experts.len(), m * of.top_k);
+        let Mixture { logits, ids, shares, rows, places, gathered, left } = mixture;
+        of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
+        let of_chosen = of.routing == Routing::SoftmaxOfChosen;
+        let to_shares = shares.view_mut().slice(0..chosen);
+        let of_rows = logits.view().slice(0..m * count);
+        nn::route(gpu, stream, of_rows, [count, of.top_k], of_chosen, ids.view_mut().slice(0..chosen), to_shares)?;
+        let mut choice = vec![0; chosen];
+        stream.download(ids.view().slice(0..chosen), &mut choice)?;
+        let assignment = Assignment::of(&choice, count, of.top_k);
+        stream.upload(&assignment.rows, rows.view_mut().slice(0..chosen))?;
+        stream.upload(&assignment.places, places.view_mut().slice(0..chosen))?;
+        let mut first = 0;
+        for (mlp, &of_expert) in of.experts.iter().zip(&assignment.counts) {
+            if of_expert == 0 {
+                continue;
+            }
+            // All rows of a batch that one expert has lie in their order already.
+            let x = if of_expert == m {
+                normed.view(0..m * hidden)
+            } else {
+                let own = rows.view().slice(first..first + of_expert);
+                let to = gathered.view_mut(0..of_expert * hidden);
+                nn::gather(gpu, stream, normed.view(0..m * hidden), hidden, own, to)?;
+                gathered.view(0..of_expert * hidden)
+            };
+            mlp.up.run(cuda, Input::Floats(x), of_expert, (up, 0), part)?;
+            let between = up.view().slice(0..of_expert * mlp.up.n());
+            let width = of_expert * mlp.inner;
+            nn::gate(gpu, stream, gate_of(mlp), between, mlp.inner, inner.view_mut(0..width))?;
+            mlp.down.run(cuda, Input::Floats(inner.view(0..width)), of_expert, (left, first * hidden), part)?;
+            first += of_expert;
+        }
+        let (left, of_rows) = (left.view().slice(0..chosen * hidden), update.view_mut().slice(0..m * hidden));
+        let by = (places.view().slice(0..chosen), shares.view().slice(0..chosen));
+        Ok(nn::combine_experts(gpu, stream, left, hidden, by, of_rows)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_row_is_found_where_it_is_said_to_be() {
+        let ids = [2, 0, 0, 3, 2, 3, 3, 0];
+        let Assignment { counts, rows, places } = Assignment::of(&ids, 5, 2);
+        assert_eq!(counts, [3, 0, 2, 3, 0]);
+        for (i, &id) in ids.iter().enumerate() {
+            let place = places[i] as usize;
+            assert_eq!(rows[place] as usize, i / 2);
+            let first: usize = counts[..id as usize].iter().sum();
+            assert!((first..first + counts[id as usize]).contains(&place));
+        }
+        let mut all = places.clone();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..8));
+    }
+}

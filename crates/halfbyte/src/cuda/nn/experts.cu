@@ -1,0 +1,108 @@
+// What a mixture of experts does beside its products: the choice of experts, rows put together for each, and the sum of
+// what the experts of a row have left.
+#include "floats.cuh"
+
+constexpr int THREADS = 256, WARPS = 4;
+
+// As `RouteParams` in experts.rs.
+struct RouteParams {
+  const float* logits;  // [rows][experts]
+  u32* ids;  // [rows][top_k]
+  float* shares;  // [rows][top_k]
+  u32 rows, experts, top_k;
+  u32 of_chosen;  // softmax over the chosen, else over all
+};
+
+// Whether an expert comes before another: by its logit, of equals the lower id.
+DEV bool before(float a, u32 id, float b, u32 other) { return a > b || (a == b && id < other); }
+
+// A warp has a row. Each round finds the first that comes behind the one before.
+__global__ void __launch_bounds__(32 * WARPS) route(const RouteParams p) {
+  const u32 row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (row >= p.rows) return;
+  const float* const logits = p.logits + u64(row) * p.experts;
+  u32* const ids = p.ids + u64(row) * p.top_k;
+  float* const shares = p.shares + u64(row) * p.top_k;
+  bool finite = true;
+  float greatest = __int_as_float(0xff800000);
+  for (u32 i = lane; i < p.experts; i += 32) {
+    finite &= fabsf(logits[i]) < __int_as_float(0x7f800000);
+    greatest = fmaxf(greatest, logits[i]);
+  }
+  // Where a logit is not finite all shares are NaN, of experts that there are.
+  greatest = __all_sync(ALL_LANES, finite) ? warp_max(greatest) : __int_as_float(0x7fffffff);
+  float sum = 0, last = __int_as_float(0x7f800000);
+  u32 last_id = 0;
+  if (!p.of_chosen) {
+    for (u32 i = lane; i < p.experts; i += 32) sum += expf(logits[i] - greatest);
+    sum = warp_sum(sum);
+  }
+#pragma unroll 1
+  for (u32 k = 0; k < p.top_k; k++) {
+    float best = __int_as_float(0xff800000);
+    u32 id = 0xffffffffu;
+#pragma unroll 1
+    for (u32 i = lane; i < p.experts; i += 32)
+      if (before(last, last_id, logits[i], i) && before(logits[i], i, best, id)) best = logits[i], id = i;
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+      const float other = __shfl_xor_sync(ALL_LANES, best, d);
+      const u32 other_id = __shfl_xor_sync(ALL_LANES, id, d);
+      if (before(other, other_id, best, id)) best = other, id = other_id;
+    }
+    last = best, last_id = id;
+    const float weight = expf(best - greatest);
+    if (p.of_chosen) sum += weight;
+    if (lane == 0) ids[k] = isnan(greatest) ? k : id, shares[k] = weight;
+  }
+  __syncwarp();
+  for (u32 k = lane; k < p.top_k; k += 32) shares[k] /= sum;
+}
+
+// As `GatherParams` in experts.rs.
+struct GatherParams {
+  const u16* from;  // [rows_of_from][width]
+  const u32* rows;  // [gridDim.x]
+  u16* to;  // [gridDim.x][width]
+  u64 width;  // in halves
+  u32 rows_of_from;
+  u32 vectors;  // rows begin at multiples of 16 bytes, and have whole ones
+};
+
+// A block copies a row.
+__global__ void __launch_bounds__(THREADS) gather(const GatherParams p) {
+  const u64 row = min(p.rows[blockIdx.x], p.rows_of_from - 1);  // the limit guards memory
+  const u16* const from = p.from + row * p.width;
+  u16* const to = p.to + blockIdx.x * p.width;
+  if (p.vectors) {
+#pragma unroll 1
+    for (u64 i = threadIdx.x; i < p.width / 8; i += THREADS)
+      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  } else {
+#pragma unroll 1
+    for (u64 i = threadIdx.x; i < p.width; i += THREADS) to[i] = from[i];
+  }
+}
+
+// As `CombineParams` in experts.rs.
+struct CombineParams {
+  const float* from;  // [rows_of_from][width]
+  const u32* places;  // [rows][top_k]: rows of from
+  const float* shares;  // [rows][top_k]
+  float* out;  // [rows][width]
+  u64 width;
+  u32 rows_of_from, top_k;
+};
+
+// out = sum of shares * from, in the order of the choice: a row's bits do not depend on others.
+__global__ void __launch_bounds__(THREADS) combine_experts(const CombineParams p) {
+  const u64 column = u64(blockIdx.y) * THREADS + threadIdx.x, row = blockIdx.x;
+  if (column >= p.width) return;
+  float sum = 0;
+#pragma unroll 1
+  for (u32 k = 0; k < p.top_k; k++) {
+    const u64 place = min(p.places[row * p.top_k + k], p.rows_of_from - 1);  // the limit guards memory
+    sum = fmaf(p.shares[row * p.top_k + k], p.from[place * p.width + column], sum);
+  }
+  p.out[row * p.width + column] = sum;
+}
