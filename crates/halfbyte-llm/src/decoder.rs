@@ -95,8 +95,8 @@ pub(crate) trait Steps<D: ModelDevice> {
     /// The activation between the layers of an MLP, for the one that reads it.
     fn activate(&mut self, mlp: &FeedForward<D>) -> Result<()>;
 
-    /// The experts of each row, from normed rows to the update.
-    fn experts(&mut self, experts: &Experts<D>) -> Result<()>;
+    /// The experts of each row, from normed rows to the update. Breaks as [`Steps::reads`] does.
+    fn experts(&mut self, experts: &Experts<D>) -> Result<ControlFlow<()>>;
 
     /// Called before a group of linear layers reads a slot; a break ends the step there.
     fn reads(&mut self, group: usize, slot: Slot, by: &D::Projection) -> Result<ControlFlow<()>> {
@@ -315,7 +315,7 @@ impl<D: ModelDevice> Mlp<D> {
                 }
                 run.project(&mlp.down, Slot::Inner, Slot::Update)?;
             }
-            Mlp::Experts(experts) => run.experts(experts)?,
+            Mlp::Experts(experts) => return run.experts(experts),
         }
         Ok(ControlFlow::Continue(()))
     }

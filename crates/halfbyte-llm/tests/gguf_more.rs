@@ -81,6 +81,9 @@ const EXPERT: &[(&str, &str)] = &[
     ("w2", "ffn_down_exps"),
 ];
 
+/// A model, its name in GGUF, its modules, and keys besides those of all.
+type Case = (&'static str, &'static str, &'static [(&'static str, &'static str)], Vec<(&'static str, Value)>);
+
 /// The tensors of a folder in GGUF's terms.
 fn tensors(name: &str, modules: &[(&str, &str)]) -> Vec<Tensor> {
     let (from, spec) = (Checkpoint::open(folder(name)).unwrap(), Config::from_folder(&folder(name)).unwrap().spec);
@@ -202,7 +205,7 @@ fn models_as_llama_cpp_writes_them_compute_what_the_folders_compute() {
     ];
     let with = |base: &[(&'static str, Value)], more: &[(&'static str, Value)]| [base, more].concat();
     let experts = [("feed_forward_length", number(256)), ("expert_used_count", number(2))];
-    let cases: [(&str, &str, &[(&str, &str)], Vec<(&str, Value)>); 6] = [
+    let cases: [Case; 6] = [
         (
             "mixtral",
             "llama",

@@ -56,7 +56,8 @@ fn rotary(
     let of_part = part_in.spelling(&["partial_rotary_factor", "rotary_pct"]);
     let part = part_in.number(of_part)?.unwrap_or(part);
     let rotated = (head_size as f64 * part) as usize;
-    if !(part > 0.0 && part <= 1.0) || !rotated.is_multiple_of(2) || rotated == 0 {
+    let fits = part <= 1.0 && rotated > 0 && rotated.is_multiple_of(2);
+    if !fits {
         let expected = format!("an even number of elements of a head of {head_size}, as its share");
         return Err(part_in.refuse(of_part, expected, part));
     }

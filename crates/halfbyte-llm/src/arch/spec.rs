@@ -240,6 +240,10 @@ pub struct LinearGroup {
     pub layers: Vec<(String, Shape)>,
     /// The step of the block that they belong to: 0 attention, 1 the MLP.
     pub step: usize,
+    /// Groups of a stage do not read each other: q, k and v; o; gate and up, of all experts; down.
+    pub stage: usize,
+    /// Whether only the rows of tokens that chose an expert reach it.
+    pub routed: bool,
     /// Whether their output is what the step adds to the residual stream, as it is.
     pub adds: bool,
     /// What can take up factors of the input's channels; None if nothing can.
@@ -290,11 +294,14 @@ impl Spec {
         2 * self.layers.len() * self.heads.kv_heads * self.heads.head_size * element_bytes
     }
 
-    /// The groups of linear layers of a layer without experts, in the order in which data passes them: q, k and v; o; gate
-    /// and up; down. None: it has experts.
+    /// The groups of linear layers of a layer, in the order in which data passes them: q, k and v; o; gate and up; down. Of experts
+    /// gate and up of each, then down of each; routers are in none. None: there is no such layer.
     pub fn groups(&self, layer: usize) -> Option<Vec<LinearGroup>> {
         let LayerSpec { attention, mlp, .. } = self.layers.get(layer)?;
-        let MlpKind::Dense(mlp_layers) = &mlp.kind else { return None };
+        let (mlps, routed) = match &mlp.kind {
+            MlpKind::Dense(mlp) => (std::slice::from_ref(mlp), false),
+            MlpKind::Experts(experts) => (experts.experts.as_slice(), true),
+        };
         let norm = |norm: &NormSpec| Some(Fold::Norm(norm.clone()));
         // A head of values that several heads of queries share can take up one factor, not several.
         let whole = self.heads.heads == self.heads.kv_heads;
@@ -302,22 +309,28 @@ impl Spec {
             Qkv::Split(layers) => (layers.as_slice(), whole.then_some(Fold::Linear { group: 0, layer: 2 })),
             Qkv::Fused(layer, _) => (std::slice::from_ref(layer), None),
         };
-        // Up is a layer of its own, and the product with it is one.
-        let up =
-            (mlp_layers.up.len() == 2 && mlp_layers.clamp.is_none()).then_some(Fold::Linear { group: 2, layer: 1 });
-        let group = |layers: &[LinearSpec], step, adds, fold| LinearGroup {
+        let group = |layers: &[LinearSpec], stage, adds, fold| LinearGroup {
             layers: layers.iter().map(|layer| (layer.name.clone(), layer.shape)).collect(),
-            step,
+            step: stage / 2,
+            stage,
+            routed: routed && stage >= 2,
             adds,
             fold,
         };
         let output = std::slice::from_ref(&attention.output);
-        Some(vec![
-            group(qkv, 0, false, norm(&attention.norm)),
-            group(output, 0, attention.post_norm.is_none(), values),
-            group(&mlp_layers.up, 1, false, mlp.norm.as_ref().and_then(norm)),
-            group(std::slice::from_ref(&mlp_layers.down), 1, mlp.post_norm.is_none(), up),
-        ])
+        let mut groups =
+            vec![group(qkv, 0, false, norm(&attention.norm)), group(output, 1, attention.post_norm.is_none(), values)];
+        // The norm before experts makes what all of them and the router read.
+        let before = if routed { None } else { mlp.norm.as_ref().and_then(norm) };
+        groups.extend(mlps.iter().map(|mlp| group(&mlp.up, 2, false, before.clone())));
+        let adds = mlp.post_norm.is_none() && !routed;
+        groups.extend(mlps.iter().enumerate().map(|(at, mlp)| {
+            // Up is a layer of its own, and the product with it is one.
+            let up = mlp.up.len() == 2 && mlp.clamp.is_none();
+            let fold = up.then_some(Fold::Linear { group: 2 + at, layer: 1 });
+            group(std::slice::from_ref(&mlp.down), 3, adds, fold)
+        }));
+        Some(groups)
     }
 
     /// Every linear layer of the blocks, in order.

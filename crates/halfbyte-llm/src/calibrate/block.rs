@@ -22,11 +22,11 @@ pub struct Block {
 
 /// The groups of linear layers of a block. Error: a block that is not calibrated.
 pub fn groups(spec: &Spec, block: usize) -> Result<Vec<LinearGroup>> {
-    let refuse = |got: &str| Error::invalid(super::OP, "blocks of attention, then one MLP for all tokens", got);
+    let refuse = |got: &str| Error::invalid(super::OP, "blocks of attention, then an MLP or experts", got);
     let layer = spec.layers.get(block).ok_or_else(|| refuse("no block of this number"))?;
     match (layer.residual, spec.groups(block)) {
         (Residual::Parallel, _) => Err(refuse("an MLP beside attention")),
-        (_, None) => Err(refuse("a mixture of experts")),
+        (_, None) => Err(refuse("no block of this number")),
         (_, Some(groups)) => Ok(groups),
     }
 }
@@ -81,7 +81,13 @@ impl Block {
             (1, _) => attention.output = weights,
             (2, Mlp::Dense(mlp)) => mlp.up = weights,
             (3, Mlp::Dense(mlp)) => mlp.down = weights,
-            _ => {}
+            (_, Mlp::Dense(_)) => {}
+            (group, Mlp::Experts(experts)) => {
+                let count = experts.experts.len();
+                if let Some(mlp) = experts.experts.get_mut((group - 2) % count.max(1)) {
+                    if group < 2 + count { mlp.up = weights } else { mlp.down = weights }
+                }
+            }
         }
     }
 

@@ -26,7 +26,14 @@ pub struct Head<'a> {
 /// It is a group of its own, into which nothing can be folded.
 pub(super) fn group(job: &Job<'_>, head: Head<'_>) -> LinearGroup {
     let shape = Shape { n: job.config.spec.vocab, k: job.config.spec.hidden, bias: false };
-    LinearGroup { layers: vec![(head.name.to_owned(), shape)], step: 0, adds: false, fold: None }
+    LinearGroup {
+        layers: vec![(head.name.to_owned(), shape)],
+        step: 0,
+        stage: 0,
+        routed: false,
+        adds: false,
+        fold: None,
+    }
 }
 
 /// Quantises the head; the streams have gone through all blocks.

@@ -277,14 +277,14 @@ fn quantize_block(
         collected.extend(piece.collect(streams, 0..groups, needs, &mut |done| watch.tell("", Doing::Inputs, done))?);
     }
     for (group, name) in names.iter().enumerate() {
-        let inputs = match collected.pop_front() {
-            Some(inputs) => inputs,
-            None => {
-                let on_window = &mut |done| watch.tell(name, Doing::Inputs, done);
-                // One for each group asked for.
-                piece.collect(streams, group..group + 1, needs, on_window)?.remove(0)
-            }
-        };
+        if collected.is_empty() {
+            let on_window = &mut |done| watch.tell(name, Doing::Inputs, done);
+            let stage = piece.groups[group].stage;
+            let of_stage = piece.groups[group..].iter().take_while(|other| other.stage == stage).count();
+            collected.extend(piece.collect(streams, group..group + of_stage, needs, on_window)?);
+        }
+        // One for each group asked for.
+        let Some(inputs) = collected.pop_front() else { break };
         watch.tell(name, Doing::Quantizing, 0)?;
         piece.quantize(group, &inputs, job.method, job.format)?;
         let step = piece.groups[group].step;

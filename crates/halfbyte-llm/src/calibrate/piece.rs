@@ -3,7 +3,7 @@
 use super::activations::ActivationError;
 use super::block::{self, Block};
 use super::inputs::{DriftOf, Inputs};
-use super::method::{Layers, Method, Needs, Outcome};
+use super::method::{Layers, Method, Needs, Outcome, RoundToNearest};
 use super::report::reports;
 use super::{Job, work};
 use crate::arch::spec::{Fold, LinearGroup};
@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::load::{LoadOptions, Loader};
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
+use halfbyte::quantize::Rtn;
 use halfbyte::{Act, Floats, FloatsMut, QTensor, WeightFormat};
 use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight, Weights};
 use std::borrow::Cow;
@@ -240,7 +241,7 @@ impl<'a> Piece<'a> {
         for (group, outputs) in wanted.clone().zip(self.outputs(wanted.clone())?) {
             let of_group = &self.groups[group];
             let drift = if outputs.is_some() { DriftOf::Outputs } else { DriftOf::Inputs };
-            let of_none = Inputs::new([of_group.n(), of_group.k()], rows, needs, drift);
+            let of_none = Inputs::new([of_group.n(), of_group.k()], rows, needs_of(needs, of_group), drift);
             let of_none = of_none.map_err(|source| self.named(group, source))?;
             inputs.push((of_none, outputs));
         }
@@ -252,6 +253,9 @@ impl<'a> Piece<'a> {
             if let (Some(dense), Some(all)) = (dense.as_mut(), &streams.dense) {
                 stream.copy_from_slice(&all[done * streams.window..][..streams.window]);
                 run(dense, cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
+                    if groups[group].routed {
+                        return Ok(());
+                    }
                     let seen = &mut of_dense[group - wanted.start];
                     seen.take(x, stream);
                     if let Some(factors) = &columns[group] {
@@ -266,6 +270,7 @@ impl<'a> Piece<'a> {
             run(running, cpu, groups, wanted.clone(), &mut stream, &mut |group, x, stream| {
                 let place = group - wanted.start;
                 let (inputs, outputs) = &mut inputs[place];
+                let needs = needs_of(needs, &groups[group]);
                 if needs.drift {
                     of_dense[place].missing_to(x, stream, outputs.as_ref(), cpu, &mut missing)?;
                 }
@@ -339,6 +344,9 @@ impl<'a> Piece<'a> {
         let of_group = &self.groups[group];
         let layers = Layers { group: of_group, weights: &weights, inputs };
         let name = &of_group.layers[0].0;
+        // An expert that no token chose has no inputs that a method could look at.
+        let unseen = of_group.routed && inputs.dead() == of_group.k();
+        let method = if unseen { &RoundToNearest(Rtn::default()) } else { method };
         let outcomes = quantized(method, &layers, format)?;
         let (reports, outputs): (Vec<_>, Vec<f64>) = reports(&layers, &outcomes).into_iter().unzip();
         drop(weights);
@@ -391,6 +399,11 @@ impl<'a> Piece<'a> {
         }
         Ok(())
     }
+}
+
+/// What a method gets of a group: the dense model may send other tokens to an expert, and nothing can be compared then.
+fn needs_of(needs: Needs, group: &LinearGroup) -> Needs {
+    Needs { drift: needs.drift && !group.routed, ..needs }
 }
 
 /// What a method makes of the layers of a group. Errors: what it refuses, something else than was asked for.

@@ -87,6 +87,10 @@ impl Runs {
                 this.through[step] = this.through[step].min(begun.elapsed().as_secs_f64());
             }
         }
+        // No token of the window chose these experts.
+        for (to, group) in this.to.iter_mut().zip(groups).filter(|(to, _)| to.is_infinite()) {
+            *to = this.through[group.step];
+        }
         Ok(this)
     }
 
@@ -95,8 +99,10 @@ impl Runs {
         let needs = job.method.needs();
         let once: f64 = self.through.iter().sum();
         let collecting = if job.true_sequential {
-            // Steps are taken apart: nothing before a group's own step is run again.
-            self.to.iter().sum()
+            // Steps are taken apart: nothing before a group's own step is run again, and a stage is run once.
+            let last = |stage: usize| groups.iter().rposition(|group| group.stage == stage);
+            let stages = 0..groups.last().map_or(0, |group| group.stage + 1);
+            stages.filter_map(last).map(|group| self.to[group]).sum()
         } else {
             groups.last().map_or(0.0, |last| self.through[..last.step].iter().sum::<f64>() + self.to[groups.len() - 1])
         };
@@ -124,8 +130,14 @@ impl Sample {
         let x: Vec<f32> = (0..rows * k).map(|i| number(i * 7 + 3)).collect();
         let weights: Vec<f32> = (0..n * k).map(number).collect();
         let name = "a sample".to_owned();
-        let group =
-            LinearGroup { layers: vec![(name.clone(), Shape { n, k, bias: false })], step: 0, adds: false, fold: None };
+        let group = LinearGroup {
+            layers: vec![(name.clone(), Shape { n, k, bias: false })],
+            step: 0,
+            stage: 0,
+            routed: false,
+            adds: false,
+            fold: None,
+        };
         let named = |source| Error::Quantize { name: name.clone(), source };
 
         let begun = Instant::now();
@@ -200,7 +212,8 @@ fn peak_memory(job: &Job<'_>, groups: &[LinearGroup]) -> u64 {
 
     let all: u64 = groups.iter().map(|group| statistics(job, group)).sum();
     let of_group = |group: &LinearGroup| {
-        let own = if job.true_sequential { statistics(job, group) } else { all };
+        let of_stage = groups.iter().filter(|other| other.stage == group.stage);
+        let own = if job.true_sequential { of_stage.map(|other| statistics(job, other)).sum() } else { all };
         own + quantizing(job, group, job.format)
     };
     let quantizing = groups.iter().map(of_group).max().unwrap_or(0);

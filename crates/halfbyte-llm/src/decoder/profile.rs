@@ -3,6 +3,7 @@
 use super::{Attention, Decoder, Experts, FeedForward, InPlace, ModelDevice, Norm, Slot, Steps};
 use crate::error::Result;
 use halfbyte::kernel::Heads;
+use std::ops::ControlFlow;
 
 /// A step that ran between two marks.
 #[derive(Clone, Debug)]
@@ -227,7 +228,7 @@ where
         self.timed("activation", &What::Activate(mlp), [bytes, 0], |run| run.activate(mlp))
     }
 
-    fn experts(&mut self, experts: &Experts<D>) -> Result<()> {
+    fn experts(&mut self, experts: &Experts<D>) -> Result<ControlFlow<()>> {
         let router = self.run.product(&experts.router);
         let all: Vec<[Product; 2]> = experts.experts.iter().map(|mlp| self.feed_forward(mlp)).collect();
         // As many as the rows can choose; experts are of one size.
@@ -236,8 +237,12 @@ where
         let of_row: usize = all.iter().take(experts.top_k).flatten().map(|product| product.n * product.k).sum();
         let bytes = router.bytes + weights + 2 * F32 * self.rows * self.sizes.hidden;
         let cost = [bytes, 2 * self.rows * (router.n * router.k + of_row)];
-        self.timed("experts", &What::Experts(experts), cost, |run| run.experts(experts))?;
+        let mut flow = ControlFlow::Continue(());
+        self.timed("experts", &What::Experts(experts), cost, |run| {
+            flow = run.experts(experts)?;
+            Ok(())
+        })?;
         (self.attended, self.done) = (false, self.done + 1);
-        Ok(())
+        Ok(flow)
     }
 }

@@ -26,7 +26,14 @@ const BLOCKS: usize = 2;
 
 fn groups(i: usize) -> Vec<LinearGroup> {
     let shape = Shape { n: 2, k: 32, bias: false };
-    vec![LinearGroup { layers: vec![(format!("{i}.up"), shape)], step: 0, adds: false, fold: None }]
+    vec![LinearGroup {
+        layers: vec![(format!("{i}.up"), shape)],
+        step: 0,
+        stage: 0,
+        routed: false,
+        adds: false,
+        fold: None,
+    }]
 }
 
 fn block(i: usize) -> Block {

@@ -258,14 +258,19 @@ impl Steps<OnCpu> for Run<'_> {
         Ok(())
     }
 
-    fn experts(&mut self, experts: &Experts<OnCpu>) -> Result<()> {
+    fn experts(&mut self, experts: &Experts<OnCpu>) -> Result<ControlFlow<()>> {
         let mut update = take(self.state.slot(Slot::Update));
-        let State { hidden, m, slots, part, .. } = &mut *self.state;
+        let Self { cpu, state, tap, .. } = self;
+        let State { hidden, m, slots, part, .. } = &mut **state;
         let (m, len) = (*m, *m * *hidden);
         let normed = &slots[Slot::Normed as usize][..len];
-        super::experts::forward(self.cpu, experts, normed, m, room(&mut update, len), part)?;
+        let mut see = |group: usize, x: &[f32]| match tap {
+            None => Ok(ControlFlow::Continue(())),
+            Some(tap) => tap(group, x),
+        };
+        let flow = super::experts::forward(cpu, experts, normed, m, room(&mut update, len), part, &mut see)?;
         *self.state.slot(Slot::Update) = update;
-        Ok(())
+        Ok(flow)
     }
 
     fn reads(&mut self, group: usize, slot: Slot, by: &Projection) -> Result<ControlFlow<()>> {

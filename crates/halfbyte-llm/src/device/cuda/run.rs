@@ -12,7 +12,7 @@ use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
     self, DenseCall, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm, Step, StepOfText,
 };
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 
 /// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
 /// it is, since recordings hold its addresses.
@@ -310,8 +310,9 @@ impl Steps<OnCuda> for Run<'_> {
         Ok(())
     }
 
-    fn experts(&mut self, experts: &Experts<OnCuda>) -> Result<()> {
-        self.state.experts(self.model, self.cuda, experts, self.on.len())
+    fn experts(&mut self, experts: &Experts<OnCuda>) -> Result<ControlFlow<()>> {
+        self.state.experts(self.model, self.cuda, experts, self.on.len())?;
+        Ok(ControlFlow::Continue(()))
     }
 }
 

@@ -46,7 +46,7 @@ fn exp_near_zero<S: Simd>(s: S, r: S::V) -> S::V {
 pub(crate) fn tanh<S: Simd>(s: S, x: S::V) -> S::V {
     let square = s.mul(x, x);
     let mut p = s.splat(-5.704_988_7e-3);
-    for c in [2.063_908_9e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
+    for c in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328e-1] {
         p = s.mul_add(p, square, s.splat(c));
     }
     let near = s.mul_add(s.mul(p, square), x, x);
