@@ -5,11 +5,23 @@ use std::path::Path;
 
 /// What an architecture knows nothing of.
 const UNKNOWN: &[&str] = &[
-    "cuda", "cpu::", "Cpu", "Gpu", "device", "shard", "Shard", "comm", "rank", "Format", "QTensor", "decoder", "load",
+    "cuda",
+    "cpu::",
+    "Cpu",
+    "Gpu",
+    "device",
+    "shard",
+    "Shard",
+    "comm",
+    "rank",
+    "Format",
+    "QTensor",
+    "crate::decoder",
+    "load",
 ];
 
 /// Files of the folder that are not one of an architecture.
-const SHARED: &[&str] = &["mod", "spec", "sizes", "rope"];
+const SHARED: &[&str] = &["mod", "experts", "rename", "rope", "sizes", "spec", "windows"];
 
 const MOST_LINES: usize = 120;
 

@@ -176,7 +176,9 @@ const DENSE: &[Case] = &[
     }),
     case(false, &["hidden_act", "silu", "gelu"], |m| m.config["hidden_act"] = json!("gelu")),
     case(false, &["architectures", "BertModel"], |m| m.config["architectures"] = json!(["BertModel"])),
-    case(false, &["rope_type", "yarn"], |m| m.config["rope_parameters"] = json!({"rope_type": "yarn", "factor": 4.0})),
+    case(false, &["rope_type", "longrope"], |m| {
+        m.config["rope_parameters"] = json!({"rope_type": "longrope", "factor": 4.0})
+    }),
     case(false, &["eos_token_id", "below 320"], |m| m.config["eos_token_id"] = json!(5000)),
     case(false, &["num_hidden_layers", "whole number"], |m| m.config["num_hidden_layers"] = json!(-2)),
     case(false, &["quantization_config", "no module is quantised"], |m| {
