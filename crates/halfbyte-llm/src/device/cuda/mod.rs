@@ -82,7 +82,9 @@ impl CudaModel {
         if shard != Shard::WHOLE {
             return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
         }
-        if spec.hidden % 4 != 0 && spec.layers.iter().any(|layer| matches!(layer.mlp.kind, MlpKind::Experts(_))) {
+        if !spec.hidden.is_multiple_of(4)
+            && spec.layers.iter().any(|layer| matches!(layer.mlp.kind, MlpKind::Experts(_)))
+        {
             let expected = "experts of vectors of a multiple of 4 elements";
             return Err(Error::invalid(OP, expected, spec.hidden.to_string()));
         }

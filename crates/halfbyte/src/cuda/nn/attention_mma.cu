@@ -103,7 +103,8 @@ DEV bool add_values(const float (&weights)[TILES][KEYS / 8][4], u32 values, floa
   return refused != 0;
 }
 
-// CHANGED: scores are capped, fall with the distance, or have sinks beside them; they are brought to powers of two before.
+// CHANGED: scores are capped, fall with the distance, or have sinks beside them; they are brought to powers of two
+// before.
 template <int HEAD, bool BF16, bool CHANGED>
 __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
 #if __CUDA_ARCH__ >= 800

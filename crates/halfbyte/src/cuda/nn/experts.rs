@@ -135,7 +135,7 @@ pub fn combine_experts(
 ) -> Result<()> {
     const OP: &str = "combine_experts";
     let (rows_of_from, m) = (rows_of(OP, from.len(), width)?, rows_of(OP, out.len(), width)?);
-    let top_k = if m == 0 { 0 } else { places.len() / m };
+    let top_k = places.len().checked_div(m).unwrap_or(0);
     same_length(OP, "places", m.checked_mul(top_k), places.len())?;
     same_length(OP, "shares", Some(places.len()), shares.len())?;
     if rows_of_from == 0 && m > 0 {

@@ -112,7 +112,7 @@ fn rows_are_multiplied_by_the_experts_that_they_chose() {
         let formats = ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64", "w8a16-g128-asym", "w4a16-g64"];
         for case in 0..20 {
             let (format, dtype) = (parse(formats[case % 5]), [Float::F16, Float::BF16][case / 5 % 2]);
-            let (n, k) = (1 + random.below(700), 128 * (1 + random.below(20)) - [0, 32, 64][case % 3] % 128);
+            let (n, k) = (8 * (1 + random.below(90)), 128 * (1 + random.below(20)) - [0, 32, 64][case % 3] % 128);
             let k = if case % 4 == 0 { 4096 } else { k.next_multiple_of(format.weight.group.len(k).max(1)) };
             let (count, top_k, rows) = (1 + random.below(6), 1 + random.below(3), 1 + random.below(4));
             let mut weight = format.weight;
