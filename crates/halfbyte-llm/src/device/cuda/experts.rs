@@ -46,6 +46,8 @@ pub(super) fn few_rows(cuda: &Cuda, decoder: &Decoder<OnCuda>, activations: Floa
 /// What passes between the steps of a mixture.
 #[derive(Debug)]
 pub(super) struct Mixture {
+    /// What the router reads, `[m, hidden]`: a choice should not turn on how products round their inputs.
+    pub(super) exact: Buffer<f32>,
     /// Of the router, `[m, experts]`.
     logits: Buffer<f32>,
     /// The experts of each row, and their shares, `[m, top_k]`.
@@ -76,6 +78,7 @@ impl Mixture {
         let mut in_order = context.allocate(FEW_CHOICES)?;
         cuda.stream().upload(&(0..FEW_CHOICES as u32).collect::<Vec<_>>(), in_order.view_mut())?;
         Ok(Some(Self {
+            exact: context.allocate(rows * hidden)?,
             logits: context.allocate(rows * experts)?,
             ids: context.allocate(chosen)?,
             shares: context.allocate(chosen)?,
@@ -131,8 +134,8 @@ impl State {
         let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else { return Ok(()) };
         let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
         let (count, chosen) = (of.experts.len(), m * of.top_k);
-        let Mixture { logits, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;
-        of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
+        let Mixture { exact, logits, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;
+        of.router.run(cuda, Input::Floats(exact.view().slice(0..m * hidden).into()), m, (logits, 0), part)?;
         let of_chosen = of.routing == Routing::SoftmaxOfChosen;
         let to_shares = shares.view_mut().slice(0..chosen);
         let of_rows = logits.view().slice(0..m * count);

@@ -195,8 +195,8 @@ impl Steps<OnCuda> for Run<'_> {
         // A LayerNorm leaves floats.
         self.codes = self.codes_for(reader.filter(|_| norm.kind == NormKind::Rms));
         let (model, on, hidden) = (self.model, &self.on, self.model.decoder.hidden);
-        let State { residual, update, normed, codes, .. } = &mut *self.state;
-        let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
+        let State { residual: stream_of_text, update, normed, codes, mixture, .. } = &mut *self.state;
+        let residual = stream_of_text.view_mut().slice(on.start * hidden..on.end * hidden);
         let update = add.then(|| update.view().slice(0..on.len() * hidden));
         let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
         match (self.codes, &norm.bias) {
@@ -211,6 +211,17 @@ impl Steps<OnCuda> for Run<'_> {
             (Some(at), _) => {
                 let (rounded, out) = (model.activations, codes[at].view_mut(on.len()));
                 nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?;
+            }
+        }
+        // Before a mixture of experts: what no product rounds, for the router.
+        if let (None, Some(mixture)) = (reader, mixture) {
+            let residual = stream_of_text.view_mut().slice(on.start * hidden..on.end * hidden);
+            let out = mixture.exact.view_mut().slice(0..on.len() * hidden).into();
+            match &norm.bias {
+                None => nn::rms_norm(gpu, stream, nn::Norm { residual, update: None, weight, eps, out })?,
+                Some(bias) => {
+                    nn::LayerNorm { weight, bias: bias.view(), eps }.apply(gpu, stream, residual, None, out)?;
+                }
             }
         }
         Ok(())

@@ -2,7 +2,7 @@
 //
 //   a block has WARPS warps: `split` of them share a block of 16 rows, each a part of its columns, and add up in order
 //   x lies in shared memory as B fragments have it; it is column 0 of B, and the other columns are zeros
-//   codes come by plain loads, several units (16 rows x 128 columns) at once
+//   codes come by plain loads, several units (16 rows x 128 columns) ahead
 //
 // Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the packed weights.
 #include "ampere.cuh"
@@ -14,7 +14,7 @@ struct Params {
   const u64* weights;  // [experts]: addresses of atoms, [n][k] each
   const u64* biases;  // [experts]: addresses of floats, [n] each; or null
   const u32* ids;  // [gridDim.y]
-  const u16* x;  // [gridDim.y / sharing][k]
+  const u16* x;  // [gridDim.y / sharing][k], at a multiple of 16 bytes
   float* y;  // [gridDim.y][n]
   u32 n, k, experts, sharing;
   u32 split, padding;
@@ -75,31 +75,35 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS) experts_gemv(const __gr
   const u32 row_block = blockIdx.x * (WARPS / p.split) + warp / p.split;
   dependency_wait();
   launch_dependents();
-  const u16* const x = p.x + u64(blockIdx.y / p.sharing) * p.k;
-#pragma unroll 1
-  for (u32 i = threadIdx.x; i < steps * 64; i += 32 * WARPS) {
-    const u32 column = 2 * i, step = i / 8 % 8, c = i % 4, h = i / 4 % 2;
-    const u32 first = column < p.k ? x[column] : 0, second = column + 1 < p.k ? x[column + 1] : 0;
-    x_words[i / 64 * 64 + step / 2 * 16 + c * 4 + step % 2 * 2 + h] = first | second << 16;
+  Unit units[AT_ONCE];
+  const u32 strip = row_block / 4, super = strip & ~3u, in = min(4u, strips - super);
+  const u32 begin = part * steps / p.split, end = row_block < 4 * strips ? (part + 1) * steps / p.split : begin;
+  const u8* const atoms =
+      reinterpret_cast<const u8*>(p.weights[expert_of_block(p)]) + (u64(super) * steps + (strip - super)) * ATOM;
+  auto load = [&](u32 i, u32 k) {
+    if (k < end) units[i].load(atoms + u64(k) * in * ATOM, row_block % 4, lane);
+  };
+#pragma unroll
+  for (u32 i = 0; i < AT_ONCE; i++) load(i, begin + i);
+
+  // x, while the first weights come: eight columns at a time, words of one k16 step and one half of it.
+  const uint4* const x = reinterpret_cast<const uint4*>(p.x + u64(blockIdx.y / p.sharing) * p.k);
+#pragma unroll 4
+  for (u32 i = threadIdx.x; i < steps * 16; i += 32 * WARPS) {
+    const uint4 v = 8 * i < p.k ? x[i] : make_uint4(0, 0, 0, 0);
+    const u32 step = i / 2 % 8;
+    u32* const to = x_words + i / 16 * 64 + step / 2 * 16 + step % 2 * 2 + i % 2;
+    to[0] = v.x, to[4] = v.y, to[8] = v.z, to[12] = v.w;
   }
   __syncthreads();
   float sum = 0, sum8 = 0;
-  if (row_block < 4 * strips) {
-    const u32 strip = row_block / 4, super = strip & ~3u, in = min(4u, strips - super);
-    const u8* atom =
-        reinterpret_cast<const u8*>(p.weights[expert_of_block(p)]) + (u64(super) * steps + (strip - super)) * ATOM;
-    const u32 end = (part + 1) * steps / p.split;
 #pragma unroll 1
-    for (u32 k = part * steps / p.split; k < end; k += AT_ONCE) {
-      Unit units[AT_ONCE];
+  for (u32 k = begin; k < end; k += AT_ONCE)
 #pragma unroll
-      for (u32 i = 0; i < AT_ONCE; i++)  // what is behind the end is loaded again, and not multiplied
-        units[i].load(atom + u64(min(k + i, end - 1)) * in * ATOM, row_block % 4, lane);
-#pragma unroll
-      for (u32 i = 0; i < AT_ONCE; i++)
-        if (k + i < end) units[i].multiply(x_words + (k + i) * 64, lane, sum, sum8);
+    for (u32 i = 0; i < AT_ONCE; i++) {
+      if (k + i < end) units[i].multiply(x_words + (k + i) * 64, lane, sum, sum8);
+      load(i, k + AT_ONCE + i);
     }
-  }
   if (lane % 4 == 0) sums[warp][lane / 4] = sum, sums[warp][8 + lane / 4] = sum8;
   __syncthreads();
   const u32 row = blockIdx.x * (WARPS / p.split) * 16 + threadIdx.x;

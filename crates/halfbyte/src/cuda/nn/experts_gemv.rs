@@ -97,8 +97,8 @@ impl ExpertWeights {
         if atom.group == 0 || atom.factors || atom.scale != dtype {
             return refuse("takes scales of groups in the type of x, on one level");
         }
-        if k.next_multiple_of(STEP) * 2 > MOST_SHARED {
-            return refuse("takes rows that fit 48 KB");
+        if k.next_multiple_of(STEP) * 2 > MOST_SHARED || !k.is_multiple_of(8) {
+            return refuse("takes rows of a multiple of 8 elements that fit 48 KB");
         }
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
         for (w, bias) in experts {
@@ -146,6 +146,9 @@ impl ExpertWeights {
         }
         same_length(OP, "x", (pairs / sharing).checked_mul(*k), x.len())?;
         same_length(OP, "y", pairs.checked_mul(*n), y.len())?;
+        if !x.pointer().is_multiple_of(16) {
+            return Err(Error::invalid(OP, "x at a multiple of 16 bytes", format!("{:#x}", x.pointer())));
+        }
         if y.is_empty() {
             return Ok(());
         }

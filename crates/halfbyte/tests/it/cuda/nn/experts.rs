@@ -2,7 +2,7 @@
 
 use super::{Bench, TYPES, bits, close, single, whole};
 use crate::cuda::gpus;
-use crate::data::{Random, parse, rounded};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{self, Packed};
 use halfbyte::cuda::nn::{self, ExpertWeights};
@@ -117,7 +117,8 @@ fn rows_are_multiplied_by_the_experts_that_they_chose() {
             let (count, top_k, rows) = (1 + random.below(6), 1 + random.below(3), 1 + random.below(4));
             let mut weight = format.weight;
             weight.scale = dtype;
-            let experts: Vec<QTensor> = (0..count).map(|_| random.qtensor(weight, [n, k], false)).collect();
+            let experts: Vec<QTensor> =
+                (0..count).map(|_| with_zeros_in_bytes(random.qtensor(weight, [n, k], false))).collect();
             let packed: Vec<Packed> =
                 experts.iter().map(|w| matmul::pack(&gpu, &bench.stream, w, format.act, dtype).unwrap()).collect();
             let biases: Vec<Vec<f32>> = (0..count).map(|_| random.normals(n)).collect();
