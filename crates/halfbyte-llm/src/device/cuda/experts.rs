@@ -21,6 +21,9 @@ use halfbyte::{Cuda, Float};
 /// Choices, rows times experts of a row, up to which each reads its expert's weights for itself.
 pub(super) const FEW_CHOICES: usize = 16;
 
+/// Rows up to which products of f32 are fast.
+const FEW_ROWS: usize = 16;
+
 /// Up and down of all experts of a layer, for few rows; None: there is no kernel for them.
 pub(super) type FewRows = Option<[ExpertWeights; 2]>;
 
@@ -48,8 +51,9 @@ pub(super) fn few_rows(cuda: &Cuda, decoder: &Decoder<OnCuda>, activations: Floa
 pub(super) struct Mixture {
     /// What the router reads, `[m, hidden]`: a choice should not turn on how products round their inputs.
     pub(super) exact: Buffer<f32>,
-    /// Of the router, `[m, experts]`.
+    /// Of the router, `[m, experts]`, and a part of these.
     logits: Buffer<f32>,
+    others: Buffer<f32>,
     /// The experts of each row, and their shares, `[m, top_k]`.
     ids: Buffer<u32>,
     shares: Buffer<f32>,
@@ -80,6 +84,7 @@ impl Mixture {
         Ok(Some(Self {
             exact: context.allocate(rows * hidden)?,
             logits: context.allocate(rows * experts)?,
+            others: context.allocate(rows * experts)?,
             ids: context.allocate(chosen)?,
             shares: context.allocate(chosen)?,
             rows: context.allocate(chosen)?,
@@ -134,8 +139,17 @@ impl State {
         let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else { return Ok(()) };
         let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
         let (count, chosen) = (of.experts.len(), m * of.top_k);
-        let Mixture { exact, logits, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;
-        of.router.run(cuda, Input::Floats(exact.view().slice(0..m * hidden).into()), m, (logits, 0), part)?;
+        let Mixture { exact, logits, others, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;
+        let read = exact.view().slice(0..m * hidden);
+        if m <= FEW_ROWS || normed.dtype() == Float::F32 {
+            of.router.run(cuda, Input::Floats(read.into()), m, (logits, 0), part)?;
+        } else {
+            // As the sum of two products on tensor cores: of the rounded rows, and of what rounding has taken off.
+            of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
+            nn::remainder(gpu, stream, read, gathered.view_mut(0..m * hidden))?;
+            of.router.run(cuda, Input::Floats(gathered.view(0..m * hidden)), m, (others, 0), part)?;
+            nn::add_to(gpu, stream, logits.view_mut().slice(0..m * count), others.view().slice(0..m * count))?;
+        }
         let of_chosen = of.routing == Routing::SoftmaxOfChosen;
         let to_shares = shares.view_mut().slice(0..chosen);
         let of_rows = logits.view().slice(0..m * count);
