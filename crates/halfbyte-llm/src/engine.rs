@@ -140,6 +140,8 @@ impl Model {
 pub struct Session<'m> {
     model: &'m Model,
     text: Box<dyn Text + 'm>,
+    /// The tokens that it has read.
+    tokens: Vec<u32>,
     /// Whether the tokens read last are still there, so that something can follow them.
     follows: bool,
     logits: Vec<f32>,
@@ -153,7 +155,8 @@ impl<'m> Session<'m> {
         if context > limit {
             return Err(Error::ContextFull { limit, got: context });
         }
-        Ok(Self { model, text: model.resident.begin(cpu, context)?, follows: false, logits: Vec::new() })
+        let text = model.resident.begin(cpu, context)?;
+        Ok(Self { model, text, tokens: Vec::new(), follows: false, logits: Vec::new() })
     }
 
     /// The model.
@@ -184,7 +187,17 @@ impl<'m> Session<'m> {
     /// Forgets tokens from a position on, if there are such; the room stays.
     pub fn forget(&mut self, position: usize) -> Result<()> {
         self.follows = false;
+        self.tokens.truncate(position);
         self.text.truncate(position)
+    }
+
+    /// Makes ready for a text that may begin as the one that was read: forgets what differs, and returns how many of `tokens` need
+    /// not be read again. The last one is read always, for the logits after it.
+    pub fn keep_beginning(&mut self, tokens: &[u32]) -> Result<usize> {
+        let same = self.tokens.iter().zip(tokens).take_while(|(read, token)| read == token).count();
+        let kept = same.min(tokens.len().saturating_sub(1));
+        self.forget(kept)?;
+        Ok(kept)
     }
 
     /// Reads tokens, many at a time; returns the logits `[vocab]` after the last.
@@ -215,6 +228,7 @@ impl<'m> Session<'m> {
             }
             let read = self.text.read(Batch { tokens, all_rows: false });
             self.or_forget(read, before)?;
+            self.tokens.extend_from_slice(tokens);
         }
         self.follows = true;
         Ok(())
@@ -234,6 +248,7 @@ impl<'m> Session<'m> {
                 self.forget(before)?;
             }
             let Profile { steps, seconds } = read?;
+            self.tokens.extend_from_slice(tokens);
             all.steps.extend(steps);
             all.seconds += seconds;
         }
@@ -258,6 +273,7 @@ impl<'m> Session<'m> {
         let before = self.len();
         let read = self.each_logits(tokens, take);
         self.or_forget(read, before)?;
+        self.tokens.extend_from_slice(tokens);
         self.follows = true;
         Ok(())
     }

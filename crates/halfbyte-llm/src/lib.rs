@@ -42,6 +42,7 @@
 
 pub mod arch;
 pub mod calibrate;
+pub mod chat;
 pub mod check;
 pub mod comm;
 pub mod config;
