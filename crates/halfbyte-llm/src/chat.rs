@@ -86,8 +86,7 @@ impl ChatTemplate {
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
         let refuse = |e: minijinja::Error| refused(&self.path, &e);
         let SpecialTokens { bos, eos } = &self.tokens;
-        let turns: Vec<Value> =
-            messages.iter().map(|Message { role, content }| context! { role, content }).collect();
+        let turns: Vec<Value> = messages.iter().map(|Message { role, content }| context! { role, content }).collect();
         let all = context! {
             messages => turns,
             tools => Value::from(()),

@@ -7,6 +7,9 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use regex::Regex;
 use std::fmt::Write as _;
 use std::io;
+use std::sync::mpsc;
+use std::thread::Builder;
+use std::time::Duration;
 
 /// Bytes of a template; those in the field have at most some ten thousand.
 const LONGEST_TEMPLATE: usize = 1 << 20;
@@ -25,6 +28,11 @@ const LONGEST_TEXT: (usize, usize) = (1 << 20, 4);
 
 /// Levels of what is written as JSON.
 const DEEPEST: usize = 64;
+
+/// Time for a text; templates in the field take milliseconds.
+const LONGEST: Duration = Duration::from_secs(10);
+
+const STACK_BYTES: usize = 64 << 20;
 
 const NAME: &str = "chat";
 
@@ -53,22 +61,43 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
 }
 
 /// The text that it makes of a conversation, which `context` holds too.
-pub(super) fn render(environment: &Environment<'_>, messages: &[Message], context: Value) -> Result<String, Error> {
+///
+/// Fuel does not see all: a list that is added to itself again and again is walked through for longer than anybody lives. So this
+/// is done on a thread, which also has stack enough for lists in lists, and which is left behind where it takes too long.
+pub(super) fn render(
+    environment: &Environment<'static>,
+    messages: &[Message],
+    context: Value,
+) -> Result<String, Error> {
     let bytes: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
     let turns = messages.len() as u64;
-    let mut environment = environment.clone();
+    let mut environment = Environment::clone(environment);
     // A template copies a turn some times: trims it, joins it to others, writes it.
     environment.set_fuel(Some(FUEL + FUEL_OF_A_TURN * turns + bytes as u64));
     let mut text = Bounded { bytes: Vec::new(), most: LONGEST_TEXT.0 + LONGEST_TEXT.1 * bytes };
-    environment.get_template(NAME)?.render_captured_to(context, &mut text)?;
-    String::from_utf8(text.bytes).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+    let (done, rendered) = mpsc::sync_channel(1);
+    let run = move || {
+        let written = environment.get_template(NAME).and_then(|template| {
+            template.render_captured_to(context, &mut text)?;
+            String::from_utf8(text.bytes).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+        });
+        // Nobody waits any more where it took too long.
+        let _ = done.send(written);
+    };
+    let refuse = |what: String| Error::new(ErrorKind::InvalidOperation, what);
+    Builder::new().stack_size(STACK_BYTES).spawn(run).map_err(|e| refuse(format!("cannot start a thread: {e}")))?;
+    rendered.recv_timeout(LONGEST).map_err(|_| {
+        refuse(format!("expected one that comes to an end within {} seconds, got one that does not", LONGEST.as_secs()))
+    })?
 }
 
 /// What an error says, with the line, and of its causes the first.
 pub(super) fn what(error: &Error) -> String {
     let line = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
     match error.kind() {
-        ErrorKind::OutOfFuel => format!("expected one that comes to an end, got more steps or memory than any takes{line}"),
+        ErrorKind::OutOfFuel => {
+            format!("expected one that comes to an end, got more steps or memory than any takes{line}")
+        }
         ErrorKind::WriteFailure => format!("expected a text in proportion to the conversation, got a longer one{line}"),
         kind => format!("{kind}: {}{line}", error.detail().unwrap_or("no more is known")),
     }
@@ -120,7 +149,10 @@ fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Valu
         Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: expected two separators")),
     };
     if indent.is_some_and(|indent| indent > DEEPEST) {
-        return Err(Error::new(ErrorKind::InvalidOperation, format!("tojson: expected an indent of at most {DEEPEST}")));
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("tojson: expected an indent of at most {DEEPEST}"),
+        ));
     }
     let mut json = Json { out: String::new(), indent, sort_keys, separators };
     json.write(value, 0)?;
