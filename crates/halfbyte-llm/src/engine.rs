@@ -205,9 +205,22 @@ impl<'m> Session<'m> {
     /// Errors, all before anything is read: no tokens, ids beyond the vocabulary, more tokens than there is room for.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.read_unless(tokens, None)?;
+        self.logits()
+    }
+
+    /// The logits `[vocab]` after the token that was read last. Errors: nothing was read, or what was read last is forgotten.
+    pub fn logits(&mut self) -> Result<&[f32]> {
+        if !self.follows {
+            return Err(Error::EmptyPrompt);
+        }
         let logits = room(&mut self.logits, self.model.config.spec.vocab);
         self.text.logits(0..1, logits)?;
         Ok(logits)
+    }
+
+    /// The tokens that it has read.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     /// Reads one token; returns the logits `[vocab]` after it. Errors: as [`Session::prefill`].
