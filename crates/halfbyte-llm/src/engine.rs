@@ -6,7 +6,7 @@ use crate::decoder::Decoder;
 use crate::device::Device;
 use crate::device::cpu::{CpuModel, OnCpu};
 use crate::device::cuda::CudaModel;
-use crate::device::{Batch, LoadTimes, Resident, Text, room};
+use crate::device::{Batch, LoadTimes, Resident, Text, Texts, room};
 use crate::error::{Error, Result};
 use crate::explain::Product;
 use crate::load::{LoadOptions, Loader};
@@ -127,6 +127,11 @@ impl Model {
     /// kernel serves.
     pub fn explain(&self, cpu: &Cpu) -> Result<Vec<Product>> {
         self.resident.explain(cpu)
+    }
+
+    /// Room for many texts: see [`crate::schedule`].
+    pub(crate) fn begin_many<'m>(&'m self, cpu: &'m Cpu, positions: usize) -> Result<Box<dyn Texts + 'm>> {
+        self.resident.begin_many(cpu, positions)
     }
 
     /// Bytes that keys and values of one token take over all layers.

@@ -133,6 +133,9 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
+    /// The scheduler ended before this text did: it failed, or was dropped.
+    #[error("text: expected a scheduler that goes on, but it has ended")]
+    Stopped,
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

@@ -57,6 +57,7 @@ pub mod load;
 pub mod profile;
 mod random;
 pub mod sampling;
+pub mod schedule;
 pub mod shard;
 mod stop;
 pub mod tokenizer;

@@ -49,7 +49,8 @@ fn a_conversation_reads_what_is_new_only() {
     assert!(answers.iter().all(|answer| !answer.is_empty() && !answer.contains('\n')));
     assert_eq!(talk(lines, &["--system", "Be brief."]), format!("{}\n", answers.join("\n")));
     // The same text as one prompt.
-    let prompt = format!("# system\nBe brief.\n# user\nread a file\n# assistant\n{}\n# user\nwrite it\ndef ", answers[0]);
+    let prompt =
+        format!("# system\nBe brief.\n# user\nread a file\n# assistant\n{}\n# user\nwrite it\ndef ", answers[0]);
     let whole = json(&["run", &m, "-p", &prompt, "-n", "12", "--stop", "\n"]);
     assert_eq!((&whole["text"], &whole["prompt_tokens"]), (&turns[1]["text"], &turns[1]["prompt_tokens"]));
 
@@ -82,7 +83,7 @@ fn tokens_come_one_a_line_and_with_how_likely_they_were() {
         assert!(top.iter().map(|p| p.exp()).sum::<f64>() <= 1.0 && top[0] < 0.0, "{token}");
     }
     fails(2, &["run", &m, "-p", "x", "--stream"]);
-    fails(2, &["run", &m, "-p", "x", "--json", "--min-p", "2"]);
+    fails(2, &["run", &m, "-p", "x", "--min-p", "2"]);
     let again = quiet(&["run", &m, "-p", "x = x = x =", "-n", "24"]);
     assert_ne!(quiet(&["run", &m, "-p", "x = x = x =", "-n", "24", "--repetition-penalty", "1.5"]), again);
 }

@@ -23,8 +23,9 @@ pub(super) struct Line([f32; 16]);
 
 /// The keys and values of all layers, of any number of sequences.
 ///
-/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers. A sequence has a table of its pages; a page that no
-/// sequence has any more goes to the next that needs one. Memory is taken page by page, up to the budget, and kept. In a
+/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers. A sequence has a table of its pages, which others may share
+/// ([`KvCache::share`]): what would write to a shared page copies it first. A page that no sequence has any more goes to the next
+/// that needs one. Memory is taken page by page, up to the budget, and kept. In a
 /// page, for a layer and a head:
 ///
 /// ```text
@@ -42,6 +43,8 @@ pub struct KvCache {
     pages: Vec<Box<[Line]>>,
     /// Of these, those that no sequence has.
     free: Vec<usize>,
+    /// Of each page, the sequences that have it.
+    owners: Vec<u32>,
     sequences: BTreeMap<Sequence, Positions>,
 }
 
@@ -106,7 +109,8 @@ impl KvCache {
             return Err(Error::invalid(OP, "a page that fits in memory", got));
         }
         let budget = positions.div_ceil(PAGE_LENGTH);
-        Ok(Self { layers, heads, budget, pages: Vec::new(), free: Vec::new(), sequences: BTreeMap::new() })
+        let (pages, free, owners, sequences) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
+        Ok(Self { layers, heads, budget, pages, free, owners, sequences })
     }
 
     /// Number of layers.
@@ -150,8 +154,42 @@ impl KvCache {
     /// Forgets a sequence; its pages are free. *Errors:* it is none of this cache.
     pub fn end(&mut self, sequence: Sequence) -> Result<()> {
         let positions = self.sequences.remove(&sequence).ok_or_else(|| unknown(sequence))?;
-        self.free.extend(positions.pages);
+        self.release(positions.pages);
         Ok(())
+    }
+
+    /// A new sequence that has the first positions of another, in the same pages. *Errors:* the other is none of this cache, or
+    /// has not so many in every layer.
+    pub fn share(&mut self, from: Sequence, positions: usize) -> Result<Sequence> {
+        let of = self.sequences.get(&from).ok_or_else(|| unknown(from))?;
+        if positions > of.of_all_layers() {
+            let expected = format!("at most {} positions, which the other has", of.of_all_layers());
+            return Err(Error::invalid(OP, expected, positions.to_string()));
+        }
+        let pages = of.pages[..positions.div_ceil(PAGE_LENGTH)].to_vec();
+        pages.iter().for_each(|&page| self.owners[page] += 1);
+        let sequence = self.begin();
+        self.sequences.insert(sequence, Positions { lens: vec![positions; self.layers], pages });
+        Ok(sequence)
+    }
+
+    /// Takes the pages for positions below `end`, so that appending up to there does not fail for want of them. *Errors:* the
+    /// sequence is none of this cache, no page free, no memory; then it has what it had.
+    pub fn reserve(&mut self, sequence: Sequence, end: usize) -> Result<()> {
+        let len = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?.of_all_layers();
+        if end > len {
+            self.take_pages(sequence, end)?;
+            self.own(sequence, len / PAGE_LENGTH)?;
+        }
+        Ok(())
+    }
+
+    /// Pages that [`KvCache::reserve`] would take.
+    pub fn missing_pages(&self, sequence: Sequence, end: usize) -> usize {
+        let Some(positions) = self.sequences.get(&sequence) else { return end.div_ceil(PAGE_LENGTH) };
+        let len = positions.of_all_layers();
+        let shared = positions.pages.get(len / PAGE_LENGTH).is_some_and(|&page| self.owners[page] > 1);
+        end.div_ceil(PAGE_LENGTH).saturating_sub(positions.pages.len()) + usize::from(shared && end > len)
     }
 
     /// Positions that every layer has of a sequence; 0 if it is none of this cache.
@@ -165,7 +203,8 @@ impl KvCache {
         let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
         positions.lens.iter_mut().for_each(|l| *l = len.min(*l));
         let pages = positions.of_any_layer().div_ceil(PAGE_LENGTH);
-        self.free.extend(positions.pages.drain(pages..));
+        let released = positions.pages.split_off(pages.min(positions.pages.len()));
+        self.release(released);
         Ok(())
     }
 
@@ -190,6 +229,7 @@ impl KvCache {
         }
         let end = position + qkv.len() / row;
         self.take_pages(sequence, end)?;
+        self.own(sequence, position / PAGE_LENGTH)?;
         let (layers, heads, head_page) = (self.layers, self.heads, self.head_page());
         let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
         positions.lens.resize(layers, 0);
@@ -199,7 +239,7 @@ impl KvCache {
         let touched = &positions.pages[first..end.div_ceil(PAGE_LENGTH)];
         let pages = DisjointMut::new(&mut self.pages);
         let task = |i: usize| {
-            // SAFETY: no page stands twice in the tables, so that each task has its own.
+            // SAFETY: no page stands twice in a table, so that each task has its own.
             let page = unsafe { &mut pages.range(touched[i]..touched[i] + 1)[0] };
             let base = (first + i) * PAGE_LENGTH;
             let written = position.max(base)..end.min(base + PAGE_LENGTH);
@@ -234,17 +274,55 @@ impl KvCache {
         if missing > self.free_pages() {
             return Err(Error::CacheFull { needed: missing.saturating_mul(PAGE_LENGTH), free: self.free() });
         }
+        self.allocate(missing)?;
+        if let Some(positions) = self.sequences.get_mut(&sequence) {
+            let taken = self.free.len() - missing..;
+            self.free[taken.clone()].iter().for_each(|&page| self.owners[page] = 1);
+            positions.pages.extend(self.free.drain(taken));
+        }
+        Ok(())
+    }
+
+    /// Copies a page of a sequence that others have too: one that is written to has one owner.
+    fn own(&mut self, sequence: Sequence, index: usize) -> Result<()> {
+        let positions = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?;
+        let Some(&shared) = positions.pages.get(index).filter(|&&page| self.owners[page] > 1) else { return Ok(()) };
+        if self.free_pages() == 0 {
+            return Err(Error::CacheFull { needed: PAGE_LENGTH, free: 0 });
+        }
+        self.allocate(1)?;
+        if let (Some(positions), Some(page)) = (self.sequences.get_mut(&sequence), self.free.pop()) {
+            positions.pages[index] = page;
+            let mut copy = std::mem::take(&mut self.pages[page]);
+            copy.copy_from_slice(&self.pages[shared]);
+            self.pages[page] = copy;
+            self.owners[page] = 1;
+            self.owners[shared] -= 1;
+        }
+        Ok(())
+    }
+
+    /// Pages that one sequence less has.
+    fn release(&mut self, pages: Vec<usize>) {
+        for page in pages {
+            self.owners[page] -= 1;
+            if self.owners[page] == 0 {
+                self.free.push(page);
+            }
+        }
+    }
+
+    /// Takes memory until so many pages are free; the budget has them. Error: there is no memory.
+    fn allocate(&mut self, free: usize) -> Result<()> {
         let lines = self.layers * self.heads.kv_heads * self.head_page() / 16;
-        while self.free.len() < missing {
+        while self.free.len() < free {
             let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
                 op: OP,
                 cause: format!("expected {} bytes of memory for the next positions, got none", lines * 64),
             })?;
             self.free.push(self.pages.len());
             self.pages.push(page);
-        }
-        if let Some(positions) = self.sequences.get_mut(&sequence) {
-            positions.pages.extend(self.free.drain(self.free.len() - missing..));
+            self.owners.push(0);
         }
         Ok(())
     }
