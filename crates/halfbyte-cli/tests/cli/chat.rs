@@ -87,3 +87,29 @@ fn tokens_come_one_a_line_and_with_how_likely_they_were() {
     let again = quiet(&["run", &m, "-p", "x = x = x =", "-n", "24"]);
     assert_ne!(quiet(&["run", &m, "-p", "x = x = x =", "-n", "24", "--repetition-penalty", "1.5"]), again);
 }
+
+#[test]
+fn many_prompts_have_the_texts_of_each_alone() {
+    let (m, here) = (model(), TempDir::new().unwrap());
+    let prompts = ["def read(self", "import os", "class Writer:", "    return", "x = ["];
+    let file = here.path().join("prompts.txt").display().to_string();
+    fs::write(&file, prompts.join("\n\n")).unwrap();
+    let many = ["run", &m, "--prompts", &file, "-n", "8", "--batch-invariant", "--parallel", "3"];
+    for positions in ["128", "1024"] {
+        let texts = objects(&quiet(&[&many[..], &["--json", "--positions", positions]].concat()));
+        assert_eq!(texts.len(), 5);
+        for (i, (text, prompt)) in texts.iter().zip(prompts).enumerate() {
+            let alone = json(&["run", &m, "-p", prompt, "-n", "8"]);
+            assert_eq!(text["index"], i);
+            for field in ["text", "tokens", "finish", "prompt_tokens"] {
+                assert_eq!(text[field], alone[field], "{prompt}: {field}");
+            }
+        }
+    }
+    assert_eq!(quiet(&many).lines().count(), 5);
+    fs::write(&file, "x ".repeat(400)).unwrap();
+    let error = fails(2, &[&many[..], &["--positions", "128"]].concat());
+    assert!(error.contains("at most 128 tokens"), "{error}");
+    fails(2, &["run", &m, "-p", "x", "--parallel", "3"]);
+    fails(2, &["run", &m, "--chat", "--prompts", &file]);
+}

@@ -1,6 +1,7 @@
 //! `halfbyte run`: continues a prompt, or talks.
 
 mod chat;
+mod many;
 mod report;
 
 use crate::app::App;
@@ -19,7 +20,7 @@ use std::path::PathBuf;
 /// With --json one object at the end: text, tokens, finish, counts, speeds; with --stream an object a line before it for each token:
 /// token (null for text that was held back), text, and with --logprobs logprob and top.
 #[derive(Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("source").required(true).multiple(true).args(["prompt", "file", "chat"]))]
+#[command(group = clap::ArgGroup::new("source").required(true).multiple(true).args(["prompt", "file", "chat", "prompts"]))]
 pub struct Args {
     /// Model folder.
     model: PathBuf,
@@ -29,6 +30,19 @@ pub struct Args {
     /// Read the prompt from a file (- for standard input).
     #[arg(short, long, value_name = "FILE")]
     file: Option<PathBuf>,
+    /// Continue each line of a file (- for standard input), many at a time: one text a line, line breaks as \\n, or with --json an
+    /// object a line with index, text, tokens, finish and prompt_tokens. On the CPU.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "chat", "stop", "stream", "logprobs"])]
+    prompts: Option<PathBuf>,
+    /// With --prompts: texts at a time, at most [default: 16].
+    #[arg(long, value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    parallel: Option<u32>,
+    /// With --prompts: room for keys and values of this many tokens of all texts together [default: what they need].
+    #[arg(long, value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u32).range(1..))]
+    positions: Option<u32>,
+    /// With --prompts: each text has the very bits that it has alone; slower.
+    #[arg(long, requires = "prompts")]
+    batch_invariant: bool,
     /// Talk, by the model's chat template: each line of standard input is what the user says, until its end.
     #[arg(long)]
     chat: bool,
@@ -88,9 +102,10 @@ impl From<SamplingArgs> for Sampling {
 
 /// Writes the continuation, or the answers.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    match args.chat {
-        true => chat::run(args, app),
-        false => continue_prompt(args, app),
+    match (&args.prompts, args.chat) {
+        (Some(file), _) => many::run(args, file, app),
+        (None, true) => chat::run(args, app),
+        (None, false) => continue_prompt(args, app),
     }
 }
 

@@ -177,19 +177,25 @@ impl KvCache {
     /// sequence is none of this cache, no page free, no memory; then it has what it had.
     pub fn reserve(&mut self, sequence: Sequence, end: usize) -> Result<()> {
         let len = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?.of_all_layers();
-        if end > len {
-            self.take_pages(sequence, end)?;
-            self.own(sequence, len / PAGE_LENGTH)?;
-        }
-        Ok(())
+        if end > len { self.take_pages(sequence, len, end) } else { Ok(()) }
     }
 
     /// Pages that [`KvCache::reserve`] would take.
     pub fn missing_pages(&self, sequence: Sequence, end: usize) -> usize {
-        let Some(positions) = self.sequences.get(&sequence) else { return end.div_ceil(PAGE_LENGTH) };
-        let len = positions.of_all_layers();
-        let shared = positions.pages.get(len / PAGE_LENGTH).is_some_and(|&page| self.owners[page] > 1);
-        end.div_ceil(PAGE_LENGTH).saturating_sub(positions.pages.len()) + usize::from(shared && end > len)
+        self.missing(sequence, self.len(sequence), end)
+    }
+
+    /// Pages for positions from `first` to below `end`: new ones, and a copy of the first if others have it too.
+    fn missing(&self, sequence: Sequence, first: usize, end: usize) -> usize {
+        let has = self.sequences.get(&sequence).map_or(0, |positions| positions.pages.len());
+        let copied = end > first && self.shared(sequence, first / PAGE_LENGTH).is_some();
+        end.div_ceil(PAGE_LENGTH).saturating_sub(has) + usize::from(copied)
+    }
+
+    /// A page of a sequence, if others have it too.
+    fn shared(&self, sequence: Sequence, index: usize) -> Option<usize> {
+        let page = *self.sequences.get(&sequence)?.pages.get(index)?;
+        (self.owners[page] > 1).then_some(page)
     }
 
     /// Positions that every layer has of a sequence; 0 if it is none of this cache.
@@ -228,8 +234,7 @@ impl KvCache {
             return Ok(());
         }
         let end = position + qkv.len() / row;
-        self.take_pages(sequence, end)?;
-        self.own(sequence, position / PAGE_LENGTH)?;
+        self.take_pages(sequence, position, end)?;
         let (layers, heads, head_page) = (self.layers, self.heads, self.head_page());
         let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
         positions.lens.resize(layers, 0);
@@ -267,38 +272,25 @@ impl KvCache {
         Ok(Cached { cache: self, pages: &positions.pages, layer, len })
     }
 
-    /// Gives a sequence pages for positions below `end`. Error: the budget is spent, or memory.
-    fn take_pages(&mut self, sequence: Sequence, end: usize) -> Result<()> {
-        let has = self.sequences.get(&sequence).map_or(0, |positions| positions.pages.len());
-        let missing = end.div_ceil(PAGE_LENGTH).saturating_sub(has);
+    /// Gives a sequence pages of its own for positions from `first` to below `end`. Error: the budget is spent, or memory.
+    fn take_pages(&mut self, sequence: Sequence, first: usize, end: usize) -> Result<()> {
+        let missing = self.missing(sequence, first, end);
         if missing > self.free_pages() {
             return Err(Error::CacheFull { needed: missing.saturating_mul(PAGE_LENGTH), free: self.free() });
         }
         self.allocate(missing)?;
-        if let Some(positions) = self.sequences.get_mut(&sequence) {
-            let taken = self.free.len() - missing..;
-            self.free[taken.clone()].iter().for_each(|&page| self.owners[page] = 1);
-            positions.pages.extend(self.free.drain(taken));
-        }
-        Ok(())
-    }
-
-    /// Copies a page of a sequence that others have too: one that is written to has one owner.
-    fn own(&mut self, sequence: Sequence, index: usize) -> Result<()> {
-        let positions = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?;
-        let Some(&shared) = positions.pages.get(index).filter(|&&page| self.owners[page] > 1) else { return Ok(()) };
-        if self.free_pages() == 0 {
-            return Err(Error::CacheFull { needed: PAGE_LENGTH, free: 0 });
-        }
-        self.allocate(1)?;
-        if let (Some(positions), Some(page)) = (self.sequences.get_mut(&sequence), self.free.pop()) {
-            positions.pages[index] = page;
+        let mut taken = self.free.split_off(self.free.len() - missing);
+        taken.iter().for_each(|&page| self.owners[page] = 1);
+        let shared = self.shared(sequence, first / PAGE_LENGTH);
+        let Some(positions) = self.sequences.get_mut(&sequence) else { return Err(unknown(sequence)) };
+        if let Some((shared, page)) = shared.and_then(|shared| Some((shared, taken.pop()?))) {
+            positions.pages[first / PAGE_LENGTH] = page;
             let mut copy = std::mem::take(&mut self.pages[page]);
             copy.copy_from_slice(&self.pages[shared]);
             self.pages[page] = copy;
-            self.owners[page] = 1;
             self.owners[shared] -= 1;
         }
+        positions.pages.append(&mut taken);
         Ok(())
     }
 
