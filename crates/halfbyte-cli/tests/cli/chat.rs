@@ -112,4 +112,5 @@ fn many_prompts_have_the_texts_of_each_alone() {
     assert!(error.contains("at most 128 tokens"), "{error}");
     fails(2, &["run", &m, "-p", "x", "--parallel", "3"]);
     fails(2, &["run", &m, "--chat", "--prompts", &file]);
+    fails(2, &["run", &m, "--prompts", &file, "--system", "x"]);
 }

@@ -136,7 +136,10 @@ impl Queue {
     }
 }
 
-/// A text that was handed over: its tokens, as they come. Dropped, it cancels the text.
+/// A text that was handed over: an iterator over its tokens, which waits for each. The token that ended the text is none of them.
+/// Dropped, it cancels the text.
+///
+/// Errors: the model computed NaN or infinity for this text, or the scheduler has ended before it.
 #[derive(Debug)]
 pub struct Handle {
     events: Receiver<Event>,
@@ -147,37 +150,9 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The next token, which is waited for; None at the end. The token that ended the text is none of them. Errors: the model
-    /// computed NaN or infinity for this text, or the scheduler has ended before it.
-    pub fn next(&mut self) -> Result<Option<u32>> {
-        if self.finish.is_some() {
-            return Ok(None);
-        }
-        match self.events.recv().map_err(|_| Error::Stopped)? {
-            Event::Token(token) => {
-                if self.shared.unread.fetch_sub(1, Ordering::SeqCst) >= self.most_unread {
-                    let _ = self.commands.send(Command::Wake);
-                }
-                Ok(Some(token))
-            }
-            Event::Done(finish) => {
-                self.finish = Some(finish);
-                Ok(None)
-            }
-            Event::Failed(error) => {
-                self.finish = Some(Finish::Cancelled);
-                Err(error)
-            }
-        }
-    }
-
-    /// All tokens that come, until the end. Errors: as [`Handle::next`].
+    /// All tokens that come, until the end. Errors: as those of the iterator.
     pub fn rest(&mut self) -> Result<Vec<u32>> {
-        let mut tokens = Vec::new();
-        while let Some(token) = self.next()? {
-            tokens.push(token);
-        }
-        Ok(tokens)
+        self.collect()
     }
 
     /// Tokens that wait to be read.
@@ -185,7 +160,7 @@ impl Handle {
         self.shared.unread.load(Ordering::SeqCst)
     }
 
-    /// Why the text ended, once [`Handle::next`] has said that it has.
+    /// Why the text ended, once the iterator has said that it has.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
@@ -195,6 +170,37 @@ impl Handle {
         self.shared.cancelled.store(true, Ordering::SeqCst);
         // A scheduler that has ended has nothing to cancel.
         let _ = self.commands.send(Command::Wake);
+    }
+}
+
+impl Iterator for Handle {
+    type Item = Result<u32>;
+
+    fn next(&mut self) -> Option<Result<u32>> {
+        if self.finish.is_some() {
+            return None;
+        }
+        match self.events.recv() {
+            Ok(Event::Token(token)) => {
+                if self.shared.unread.fetch_sub(1, Ordering::SeqCst) >= self.most_unread {
+                    // A scheduler that has ended waits for nothing.
+                    let _ = self.commands.send(Command::Wake);
+                }
+                Some(Ok(token))
+            }
+            Ok(Event::Done(finish)) => {
+                self.finish = Some(finish);
+                None
+            }
+            Ok(Event::Failed(error)) => {
+                self.finish = Some(Finish::Cancelled);
+                Some(Err(error))
+            }
+            Err(_) => {
+                self.finish = Some(Finish::Cancelled);
+                Some(Err(Error::Stopped))
+            }
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Many texts at once in one model: continuous batching.
 //!
 //! ```text
-//! Queue::submit ──▶ waiting ──admitted: pages for all its tokens──▶ running ──▶ Handle::next
+//! Queue::submit ──▶ waiting ──admitted: pages for all its tokens──▶ running ──▶ Handle, an iterator
 //!                      ▲                                               │
 //!                      └── preempted: its pages are needed ────────────┘
 //! ```
@@ -13,6 +13,34 @@
 //! last. A text that lost its pages waits at its old place and is read again later; nobody sees that but by the time it takes.
 //!
 //! A reader that stops reading stops its own text only. The device is behind [`Texts`]; yet the CPU alone computes many texts.
+//!
+//! ```no_run
+//! use halfbyte::cpu::Cpu;
+//! use halfbyte_llm::schedule::{Options, Request, Scheduler};
+//! use halfbyte_llm::{LoadOptions, Model, Sampling, Tokenizer};
+//! use std::path::Path;
+//!
+//! # fn main() -> halfbyte_llm::Result<()> {
+//! let folder = Path::new("models/stdlib-11m");
+//! let (cpu, tokenizer) = (Cpu::all_threads()?, Tokenizer::from_folder(folder)?);
+//! let model = Model::load(folder, &LoadOptions::default())?;
+//! let (mut scheduler, queue) = Scheduler::new(&model, &cpu, Options::default())?;
+//! let submit = |text: &str| {
+//!     let prompt = tokenizer.encode_prompt(text, model.config().bos)?;
+//!     let (sampling, end_tokens) = (Sampling::default(), model.config().eos.clone());
+//!     queue.submit(Request { prompt, max_tokens: 64, sampling, end_tokens })
+//! };
+//! let handles = [submit("def read(")?, submit("import ")?];
+//! drop(queue);
+//! std::thread::scope(|scope| {
+//!     let running = scope.spawn(|| scheduler.run());
+//!     for mut handle in handles {
+//!         println!("{}", tokenizer.decode(&handle.rest()?)?);
+//!     }
+//!     running.join().unwrap()
+//! })
+//! # }
+//! ```
 //!
 //! *Source:* Yu et al., "Orca", 2022; Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 //! PagedAttention", 2023; Agrawal et al., "SARATHI: Efficient LLM Inference by Piggybacking Decodes with Chunked Prefills", 2023.

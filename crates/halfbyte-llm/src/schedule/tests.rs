@@ -18,8 +18,12 @@ fn request(i: usize, prompt: usize, max_tokens: usize) -> Request {
         _ => ((p * 131 + i * 977 + p * p * 7) % 4000) as u32 + 1,
     };
     let prompt = (0..prompt).map(token).collect();
-    let sampling =
-        Sampling { temperature: if i % 3 == 0 { 0.0 } else { 0.9 }, top_k: 40, seed: i as u64, ..Sampling::default() };
+    let sampling = Sampling {
+        temperature: if i.is_multiple_of(3) { 0.0 } else { 0.9 },
+        top_k: 40,
+        seed: i as u64,
+        ..Sampling::default()
+    };
     Request { prompt, max_tokens, sampling, end_tokens: Vec::new() }
 }
 
@@ -244,7 +248,7 @@ fn what_cannot_be_is_refused_at_once_and_a_full_budget_ends_a_text() {
     all_pages_return(&mut scheduler);
     let mut left = late.submit(request(1, 5, 5)).unwrap();
     drop(scheduler);
-    assert!(matches!(left.next(), Err(Error::Stopped)));
+    assert!(matches!(left.next(), Some(Err(Error::Stopped))) && left.next().is_none());
     assert!(matches!(late.submit(request(1, 5, 5)), Err(Error::Stopped)));
 }
 

@@ -35,22 +35,22 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "file", "chat", "stop", "stream", "logprobs"])]
     prompts: Option<PathBuf>,
     /// With --prompts: texts at a time, at most [default: 16].
-    #[arg(long, value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "file", "chat"], value_parser = clap::value_parser!(u32).range(1..=4096))]
     parallel: Option<u32>,
     /// With --prompts: room for keys and values of this many tokens of all texts together [default: what they need].
-    #[arg(long, value_name = "N", requires = "prompts", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["prompt", "file", "chat"], value_parser = clap::value_parser!(u32).range(1..))]
     positions: Option<u32>,
     /// With --prompts: each text has the very bits that it has alone; slower.
-    #[arg(long, requires = "prompts")]
+    #[arg(long, conflicts_with_all = ["prompt", "file", "chat"])]
     batch_invariant: bool,
     /// Talk, by the model's chat template: each line of standard input is what the user says, until its end.
     #[arg(long)]
     chat: bool,
     /// What the system says before a conversation.
-    #[arg(long, value_name = "TEXT", requires = "chat")]
+    #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "prompts")]
     system: Option<String>,
     /// Room for a conversation, in tokens [default: 8192, or the model's context if that is shorter].
-    #[arg(long, value_name = "N", requires = "chat", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", requires = "chat", conflicts_with = "prompts", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
     /// Write at most this many new tokens [default: 128, in a conversation 1024].
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, value_parser = count)]
