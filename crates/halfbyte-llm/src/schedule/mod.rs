@@ -49,9 +49,12 @@ mod handle;
 mod prefixes;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod toy;
 
 pub use handle::{Handle, Queue};
 
+use crate::config::Config;
 use crate::device::{Rows, TextId, Texts};
 use crate::engine::Model;
 use crate::error::{Error, Result};
@@ -143,14 +146,25 @@ pub struct Scheduler<'m> {
 impl<'m> Scheduler<'m> {
     /// A scheduler with the queue of its texts. Errors: a model on a device that computes one text at a time, options of zero.
     pub fn new(model: &'m Model, cpu: &'m Cpu, options: Options) -> Result<(Self, Queue)> {
+        let Config { spec, .. } = model.config();
+        let texts = || model.begin_many(cpu, options.positions);
+        Self::over(texts, spec.vocab, spec.max_context, options)
+    }
+
+    /// The same over any texts with these bounds, which are begun once the options are found to be good.
+    fn over(
+        begin: impl FnOnce() -> Result<Box<dyn Texts + 'm>>,
+        vocab: usize,
+        max_context: usize,
+        options: Options,
+    ) -> Result<(Self, Queue)> {
         let Options { positions, chunk, texts, unread, .. } = options;
         if [positions, chunk, texts, unread].contains(&0) {
             return Err(Error::invalid("many texts", "options of at least 1", format!("{options:?}")));
         }
-        let spec = &model.config().spec;
-        let texts = model.begin_many(cpu, positions)?;
-        let longest = spec.max_context.min(texts.pages().saturating_mul(texts.page_length()));
-        let bounds = Bounds { vocab: spec.vocab, longest, most_unread: unread };
+        let texts = begin()?;
+        let longest = max_context.min(texts.pages().saturating_mul(texts.page_length()));
+        let bounds = Bounds { vocab, longest, most_unread: unread };
         let (queue, commands, alive) = Queue::new(bounds);
         let scheduler = Self {
             texts,
