@@ -313,9 +313,14 @@ impl<'m> Scheduler<'m> {
         for age in ages.collect::<Vec<_>>() {
             self.add_chunk(age, parts, &mut budget);
         }
-        while budget > 0 && self.running.len() < self.options.texts {
-            let Some(i) = self.waiting.iter().position(|live| !live.writer.is_full()) else { break };
-            let age = self.waiting[i].age;
+        while budget > 0 {
+            let Some(live) = self.waiting.iter().find(|live| !live.writer.is_full()) else { break };
+            let age = live.age;
+            // A text whose reader is behind keeps no other from running.
+            if self.running.len() >= self.options.texts && !self.preempt(|live| live.writer.is_full())? {
+                break;
+            }
+            let Some(i) = self.waiting.iter().position(|live| live.age == age) else { break };
             if !self.admit(i)? {
                 break;
             }
