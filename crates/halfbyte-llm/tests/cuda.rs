@@ -278,6 +278,9 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
         Sampling { top_k: 0, ..warm },
         Sampling { top_p: 1.0, ..warm },
         Sampling { temperature: 1.5, seed: 3, ..Sampling::default() },
+        // These the host draws, of the device's logits.
+        Sampling { min_p: 0.05, ..warm },
+        Sampling { repetition_penalty: 1.3, ..warm },
     ] {
         let (mut on_device, mut on_host) = (Sampler::new(options).unwrap(), Sampler::new(options).unwrap());
         for i in 0..50 {
