@@ -234,6 +234,12 @@ impl From<LlmError> for Failure {
                 cause,
                 "check tokenizer.json in the MODEL folder",
             ),
+            E::Chat { path, what } => Self::new(
+                Exit::Input,
+                format!("the chat template of {} refuses the conversation, or cannot be used", path.display()),
+                what,
+                "check what is said and its order (--system may be what it refuses), or the template",
+            ),
             E::Weight { .. } => Self::new(
                 Exit::Input,
                 "the weights do not fit the configuration",

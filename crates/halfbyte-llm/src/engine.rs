@@ -6,7 +6,7 @@ use crate::decoder::Decoder;
 use crate::device::Device;
 use crate::device::cpu::{CpuModel, OnCpu};
 use crate::device::cuda::CudaModel;
-use crate::device::{Batch, LoadTimes, Resident, Text, room};
+use crate::device::{Batch, LoadTimes, Resident, Text, Texts, room};
 use crate::error::{Error, Result};
 use crate::explain::Product;
 use crate::load::{LoadOptions, Loader};
@@ -129,6 +129,11 @@ impl Model {
         self.resident.explain(cpu)
     }
 
+    /// Room for many texts: see [`crate::schedule`].
+    pub(crate) fn begin_many<'m>(&'m self, cpu: &'m Cpu, positions: usize) -> Result<Box<dyn Texts + 'm>> {
+        self.resident.begin_many(cpu, positions)
+    }
+
     /// Bytes that keys and values of one token take over all layers.
     pub fn kv_bytes_per_token(&self) -> usize {
         self.resident.kv_bytes_per_token()
@@ -140,6 +145,8 @@ impl Model {
 pub struct Session<'m> {
     model: &'m Model,
     text: Box<dyn Text + 'm>,
+    /// The tokens that it has read.
+    tokens: Vec<u32>,
     /// Whether the tokens read last are still there, so that something can follow them.
     follows: bool,
     logits: Vec<f32>,
@@ -153,7 +160,8 @@ impl<'m> Session<'m> {
         if context > limit {
             return Err(Error::ContextFull { limit, got: context });
         }
-        Ok(Self { model, text: model.resident.begin(cpu, context)?, follows: false, logits: Vec::new() })
+        let text = model.resident.begin(cpu, context)?;
+        Ok(Self { model, text, tokens: Vec::new(), follows: false, logits: Vec::new() })
     }
 
     /// The model.
@@ -184,7 +192,17 @@ impl<'m> Session<'m> {
     /// Forgets tokens from a position on, if there are such; the room stays.
     pub fn forget(&mut self, position: usize) -> Result<()> {
         self.follows = false;
+        self.tokens.truncate(position);
         self.text.truncate(position)
+    }
+
+    /// Makes ready for a text that may begin as the one that was read: forgets what differs, and returns how many of `tokens` need
+    /// not be read again. The last one is read always, for the logits after it.
+    pub fn keep_beginning(&mut self, tokens: &[u32]) -> Result<usize> {
+        let same = self.tokens.iter().zip(tokens).take_while(|(read, token)| read == token).count();
+        let kept = same.min(tokens.len().saturating_sub(1));
+        self.forget(kept)?;
+        Ok(kept)
     }
 
     /// Reads tokens, many at a time; returns the logits `[vocab]` after the last.
@@ -192,9 +210,22 @@ impl<'m> Session<'m> {
     /// Errors, all before anything is read: no tokens, ids beyond the vocabulary, more tokens than there is room for.
     pub fn prefill(&mut self, tokens: &[u32]) -> Result<&[f32]> {
         self.read_unless(tokens, None)?;
+        self.logits()
+    }
+
+    /// The logits `[vocab]` after the token that was read last. Errors: nothing was read, or what was read last is forgotten.
+    pub fn logits(&mut self) -> Result<&[f32]> {
+        if !self.follows {
+            return Err(Error::EmptyPrompt);
+        }
         let logits = room(&mut self.logits, self.model.config.spec.vocab);
         self.text.logits(0..1, logits)?;
         Ok(logits)
+    }
+
+    /// The tokens that it has read.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     /// Reads one token; returns the logits `[vocab]` after it. Errors: as [`Session::prefill`].
@@ -215,6 +246,7 @@ impl<'m> Session<'m> {
             }
             let read = self.text.read(Batch { tokens, all_rows: false });
             self.or_forget(read, before)?;
+            self.tokens.extend_from_slice(tokens);
         }
         self.follows = true;
         Ok(())
@@ -234,6 +266,7 @@ impl<'m> Session<'m> {
                 self.forget(before)?;
             }
             let Profile { steps, seconds } = read?;
+            self.tokens.extend_from_slice(tokens);
             all.steps.extend(steps);
             all.seconds += seconds;
         }
@@ -258,6 +291,7 @@ impl<'m> Session<'m> {
         let before = self.len();
         let read = self.each_logits(tokens, take);
         self.or_forget(read, before)?;
+        self.tokens.extend_from_slice(tokens);
         self.follows = true;
         Ok(())
     }

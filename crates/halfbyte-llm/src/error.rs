@@ -29,6 +29,14 @@ pub enum Error {
     /// The tokenizer cannot be read, or refuses a text.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+    /// A chat template cannot be read, refuses a conversation, or needs more than a template may.
+    #[error("chat template of {}: {what}", path.display())]
+    Chat {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong, with the line.
+        what: String,
+    },
     /// A tensor of the checkpoint does not fit the configuration.
     #[error("tensor {name}: expected {expected}, got {got}")]
     Weight {
@@ -125,6 +133,9 @@ pub enum Error {
         /// The folder.
         path: PathBuf,
     },
+    /// The scheduler ended before this text did: it failed, or was dropped.
+    #[error("text: expected a scheduler that goes on, but it has ended")]
+    Stopped,
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,

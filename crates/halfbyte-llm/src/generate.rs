@@ -2,7 +2,7 @@
 
 use crate::engine::Session;
 use crate::error::{Error, Result};
-use crate::sampling::{Sampler, Sampling};
+use crate::sampling::{LogProbs, Sampler, Sampling};
 use crate::stop::StopFilter;
 use crate::tokenizer::Tokenizer;
 use std::ops::ControlFlow;
@@ -58,6 +58,17 @@ pub struct Generated {
     pub decoded: usize,
 }
 
+/// A token as it is written, and the text that is certain with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// The token; None for text that was held back until the end.
+    pub token: Option<u32>,
+    /// Text, perhaps none: the token may be a part of a character or of a stop string.
+    pub text: &'a str,
+    /// How likely it was, if that was asked for.
+    pub logprobs: Option<&'a LogProbs>,
+}
+
 impl Session<'_> {
     /// Continues a prompt; `show` is handed each new piece of text and may stop the writing.
     ///
@@ -69,6 +80,21 @@ impl Session<'_> {
         tokenizer: &Tokenizer,
         request: &Request<'_>,
         show: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        self.generate_pieces(tokenizer, request, None, &mut |piece| match piece.text {
+            "" => ControlFlow::Continue(()),
+            text => show(text),
+        })
+    }
+
+    /// Continues a prompt as [`Session::generate`] does; `show` is handed each token with its text and, if `logprobs` says of how
+    /// many of the most likely tokens, how likely it was. The token that ends the text is not shown.
+    pub fn generate_pieces(
+        &mut self,
+        tokenizer: &Tokenizer,
+        request: &Request<'_>,
+        logprobs: Option<usize>,
+        show: &mut dyn FnMut(Piece<'_>) -> ControlFlow<()>,
     ) -> Result<Generated> {
         let mut sampler = Sampler::new(request.sampling)?;
         let mut decoder = tokenizer.stream();
@@ -83,6 +109,7 @@ impl Session<'_> {
             }
             other => other?,
         }
+        sampler.saw(self.tokens());
         let prefill = begun.elapsed();
         let begun = Instant::now();
         let (mut tokens, mut decoded, mut first) = (Vec::new(), 0, prefill);
@@ -100,9 +127,11 @@ impl Session<'_> {
             if request.end_tokens.contains(&token) {
                 break Finish::End;
             }
+            let logprobs = logprobs.map(|top| LogProbs::of(self.logits()?, token, top)).transpose()?;
             tokens.push(token);
             let passed = filter.push(&decoder.push(token)?);
-            if !passed.text.is_empty() && show(&passed.text).is_break() {
+            let piece = Piece { token: Some(token), text: &passed.text, logprobs: logprobs.as_ref() };
+            if show(piece).is_break() {
                 break Finish::Cancelled;
             }
             if passed.stopped {
@@ -123,7 +152,7 @@ impl Session<'_> {
             let rest = if passed.stopped { passed.text } else { passed.text + &filter.finish() };
             if !rest.is_empty() {
                 // Nothing is left to stop.
-                let _ = show(&rest);
+                let _ = show(Piece { token: None, text: &rest, logprobs: None });
             }
         }
         Ok(Generated { tokens, finish, prefill, first, decode, decoded })

@@ -42,6 +42,7 @@
 
 pub mod arch;
 pub mod calibrate;
+pub mod chat;
 pub mod check;
 pub mod comm;
 pub mod config;
@@ -56,6 +57,7 @@ pub mod load;
 pub mod profile;
 mod random;
 pub mod sampling;
+pub mod schedule;
 pub mod shard;
 mod stop;
 pub mod tokenizer;
@@ -65,8 +67,8 @@ pub use config::Config;
 pub use device::Device;
 pub use engine::{Model, Session};
 pub use error::{Error, Result};
-pub use generate::{Finish, Generated, Request};
+pub use generate::{Finish, Generated, Piece, Request};
 pub use load::LoadOptions;
 pub use random::RandomWeights;
-pub use sampling::{Sampler, Sampling};
+pub use sampling::{LogProb, LogProbs, Sampler, Sampling};
 pub use tokenizer::Tokenizer;

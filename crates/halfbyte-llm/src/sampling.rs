@@ -1,6 +1,9 @@
 //! From logits to the next token: the most likely one, or a draw.
+//!
+//! What changes logits or leaves tokens out comes in transformers' order: repetition penalty, temperature, top-k, top-p, min-p.
 
 use crate::error::{Error, Result};
+use std::collections::BTreeSet;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -11,6 +14,11 @@ pub struct Sampling {
     pub top_k: usize,
     /// Draw from the fewest most likely tokens whose probabilities reach this sum; 1 for no limit.
     pub top_p: f32,
+    /// Draw from tokens whose probability is at least this part of the most likely one's; 0 for no limit.
+    pub min_p: f32,
+    /// Logits of tokens that the text holds, the prompt's too, are divided by this if they are positive, else multiplied, before
+    /// anything else; 1 changes nothing. It changes which token is the most likely one.
+    pub repetition_penalty: f32,
     /// Same seed, same draws.
     pub seed: u64,
 }
@@ -18,7 +26,7 @@ pub struct Sampling {
 impl Default for Sampling {
     /// The most likely token.
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 }
+        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
     }
 }
 
@@ -28,6 +36,9 @@ pub struct Sampler {
     options: Sampling,
     random: SplitMix64,
     candidates: Vec<Candidate>,
+    /// Tokens of the text, if that matters, and logits changed for it.
+    seen: BTreeSet<u32>,
+    changed: Vec<f32>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +50,8 @@ struct Candidate {
 }
 
 impl Sampler {
-    /// Errors: a temperature that is negative or not finite, a top-p that is not above 0 and at most 1.
+    /// Errors: a temperature that is negative or not finite, a top-p that is not above 0 and at most 1, a min-p that is not from
+    /// 0 to 1, a repetition penalty that is not above 0 and finite.
     pub fn new(options: Sampling) -> Result<Self> {
         if !(options.temperature.is_finite() && options.temperature >= 0.0) {
             let got = options.temperature.to_string();
@@ -48,7 +60,31 @@ impl Sampler {
         if !(options.top_p > 0.0 && options.top_p <= 1.0) {
             return Err(Error::invalid("sampling", "a top-p above 0 and at most 1", options.top_p.to_string()));
         }
-        Ok(Self { options, random: SplitMix64(options.seed), candidates: Vec::new() })
+        if !(0.0..=1.0).contains(&options.min_p) {
+            return Err(Error::invalid("sampling", "a min-p from 0 to 1", options.min_p.to_string()));
+        }
+        if !(options.repetition_penalty.is_finite() && options.repetition_penalty > 0.0) {
+            let got = options.repetition_penalty.to_string();
+            return Err(Error::invalid("sampling", "a repetition penalty above 0", got));
+        }
+        let (seen, changed) = (BTreeSet::new(), Vec::new());
+        Ok(Self { options, random: SplitMix64(options.seed), candidates: Vec::new(), seen, changed })
+    }
+
+    /// Takes note of tokens that the text holds already; those that it chooses it knows.
+    pub fn saw(&mut self, tokens: &[u32]) {
+        if self.penalises() {
+            self.seen.extend(tokens);
+        }
+    }
+
+    /// Whether a device must hand over its logits: it has no kernel for what is asked for.
+    pub(crate) fn needs_logits(&self) -> bool {
+        self.penalises() || (self.options.min_p > 0.0 && self.options.temperature > 0.0)
+    }
+
+    fn penalises(&self) -> bool {
+        self.options.repetition_penalty != 1.0
     }
 
     /// What it was made with.
@@ -63,6 +99,25 @@ impl Sampler {
 
     /// Chooses a token. Errors: no logits, NaN or infinity among them (minus infinity is a token that never comes).
     pub fn next(&mut self, logits: &[f32]) -> Result<u32> {
+        if !self.penalises() {
+            return self.choose(logits);
+        }
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.clear();
+        changed.extend_from_slice(logits);
+        let penalty = self.options.repetition_penalty;
+        for &token in &self.seen {
+            if let Some(logit) = changed.get_mut(token as usize) {
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
+        let chosen = self.choose(&changed);
+        self.changed = changed;
+        self.seen.extend(chosen.as_ref().ok());
+        chosen
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
         let (best, max) = greatest(logits)?;
         if self.options.temperature == 0.0 {
             return Ok(best);
@@ -90,6 +145,11 @@ impl Sampler {
         } else {
             // Selection leaves an order that the standard library may change; a draw must not depend on it.
             self.candidates.sort_unstable_by_key(|c| c.token);
+        }
+        if self.options.min_p > 0.0 {
+            // The most likely token weighs 1.
+            self.candidates.retain(|c| c.weight >= self.options.min_p);
+            total = self.candidates.iter().map(|c| f64::from(c.weight)).sum();
         }
         let mut left = self.random.unit() * total;
         for candidate in &self.candidates {
@@ -126,6 +186,44 @@ impl Sampler {
             }
             sorted *= 8;
         }
+    }
+}
+
+/// A token with the logarithm of its probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LogProb {
+    /// The token.
+    pub token: u32,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+}
+
+/// How likely a token was, by the model alone: before any penalty, temperature or limit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogProbs {
+    /// The token that was chosen.
+    pub chosen: LogProb,
+    /// The most likely tokens, the likeliest first; of equals the smaller id.
+    pub top: Vec<LogProb>,
+}
+
+impl LogProbs {
+    /// Of a token that was chosen, and of the `top` most likely ones. Errors: as [`Sampler::next`], a token beyond the logits.
+    pub fn of(logits: &[f32], token: u32, top: usize) -> Result<Self> {
+        let (_, max) = greatest(logits)?;
+        let vocab = logits.len();
+        let &chosen = logits.get(token as usize).ok_or(Error::UnknownToken { id: token, vocab })?;
+        let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
+        let logprob = |logit: f32| (f64::from(logit - max) - sum.ln()) as f32;
+        let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
+        let likelier = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if top > 0 && top < all.len() {
+            all.select_nth_unstable_by(top - 1, likelier);
+        }
+        all.truncate(top);
+        all.sort_unstable_by(likelier);
+        let top = all.into_iter().map(|(token, logit)| LogProb { token, logprob: logprob(logit) }).collect();
+        Ok(Self { chosen: LogProb { token, logprob: logprob(chosen) }, top })
     }
 }
 
@@ -241,5 +339,50 @@ mod tests {
         for logits in [&[][..], &[0.0, f32::NAN], &[f32::INFINITY], &[f32::NEG_INFINITY; 2]] {
             assert!(matches!(sampler.next(logits), Err(Error::NotFinite(_))), "{logits:?}");
         }
+    }
+
+    #[test]
+    fn min_p_keeps_what_is_likely_beside_the_best() {
+        let logits: Vec<f32> = [0.5f32, 0.3, 0.14, 0.06].iter().map(|p| p.ln()).collect();
+        let options = Sampling { temperature: 1.0, min_p: 0.25, ..Sampling::default() };
+        let drawn = draws(options, &logits, 3000);
+        assert!(drawn.contains(&2) && !drawn.contains(&3), "0.14 ≥ 0.25 · 0.5 > 0.06");
+        // After the temperature, as in transformers: at half of it probabilities are squared.
+        let cold = draws(Sampling { temperature: 0.5, ..options }, &logits, 3000);
+        assert!(cold.contains(&1) && !cold.contains(&2), "0.09 ≥ 0.25 · 0.25 > 0.0196");
+        // After top-p, which keeps the first two here; what is left is drawn by its share.
+        let both = draws(Sampling { top_p: 0.75, min_p: 0.1, ..options }, &logits, 20_000);
+        let share = both.iter().filter(|&&token| token == 0).count() as f64 / 20_000.0;
+        assert!(both.iter().all(|&token| token < 2) && (share - 0.625).abs() < 0.015, "{share}");
+        assert!(draws(Sampling { min_p: 1.0, ..options }, &logits, 100).iter().all(|&token| token == 0));
+    }
+
+    #[test]
+    fn what_was_said_is_less_likely_to_come_again() {
+        let options = Sampling { repetition_penalty: 2.0, ..Sampling::default() };
+        let mut sampler = Sampler::new(options).unwrap();
+        sampler.saw(&[3, 9]);
+        // 4 → 2 for what was seen, −1 → −2; tokens beyond the logits are no matter.
+        let logits = [1.5, 3.0, -1.0, 4.0];
+        assert_eq!((0..4).map(|_| sampler.next(&logits).unwrap()).collect::<Vec<_>>(), [1, 3, 3, 3]);
+        let mut sampler = Sampler::new(Sampling { repetition_penalty: 2.0, ..Sampling::default() }).unwrap();
+        sampler.saw(&[0]);
+        assert_eq!(sampler.next(&[-1.0, -1.5]).unwrap(), 1);
+        for wrong in [0.0, -1.0, f32::NAN, f32::INFINITY] {
+            assert!(Sampler::new(Sampling { repetition_penalty: wrong, ..options }).is_err());
+            assert!(Sampler::new(Sampling { min_p: wrong - 0.5, ..options }).is_err() || wrong == 1.0);
+        }
+    }
+
+    #[test]
+    fn logarithms_of_probabilities_are_those_of_the_model() {
+        let logits: Vec<f32> = [0.1f32, 0.2, 0.3, 0.4].iter().map(|p| p.ln() + 7.0).collect();
+        let LogProbs { chosen, top } = LogProbs::of(&logits, 1, 2).unwrap();
+        let near = |got: LogProb, token: u32, p: f32| got.token == token && (got.logprob - p.ln()).abs() < 1e-6;
+        assert!(near(chosen, 1, 0.2) && top.len() == 2 && near(top[0], 3, 0.4) && near(top[1], 2, 0.3), "{top:?}");
+        assert_eq!(LogProbs::of(&logits, 1, 99).unwrap().top.len(), 4);
+        assert_eq!(LogProbs::of(&[0.0, f32::NEG_INFINITY], 1, 0).unwrap().chosen.logprob, f32::NEG_INFINITY);
+        assert!(matches!(LogProbs::of(&logits, 4, 1), Err(Error::UnknownToken { id: 4, vocab: 4 })));
+        assert!(LogProbs::of(&[f32::NAN], 0, 1).is_err() && LogProbs::of(&[], 0, 1).is_err());
     }
 }

@@ -114,6 +114,16 @@ impl Tokenizer {
         self.inner.get_vocab(true)
     }
 
+    /// The token of an id, as it stands in the vocabulary.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
+    /// The id of a token.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
     /// Begins to decode a stream of ids.
     pub fn stream(&self) -> DecodeStream<'_> {
         DecodeStream { tokenizer: self, ids: Vec::new(), settled: 0, shown: String::new() }

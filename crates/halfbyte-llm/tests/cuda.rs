@@ -252,12 +252,15 @@ fn texts_go_on_by_their_own_tokens_or_by_others() {
     let after_other = session.decode(other).unwrap().to_vec();
     let whole = all_logits(&model, &cpu, &[&prompt[..], &[other]].concat());
     assert!(worst(&after_other, &whole[prompt.len() * 4096..]) < 5e-2);
-    let warm = Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed: 11 };
+    let warm = Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed: 11, ..Sampling::default() };
     for options in [
         warm,
         Sampling { top_k: 0, ..warm },
         Sampling { top_p: 1.0, ..warm },
-        Sampling { temperature: 1.5, top_k: 0, top_p: 1.0, seed: 3 },
+        Sampling { temperature: 1.5, seed: 3, ..Sampling::default() },
+        // These the host draws, of the device's logits.
+        Sampling { min_p: 0.05, ..warm },
+        Sampling { repetition_penalty: 1.3, ..warm },
     ] {
         let (mut on_device, mut on_host) = (Sampler::new(options).unwrap(), Sampler::new(options).unwrap());
         for i in 0..50 {

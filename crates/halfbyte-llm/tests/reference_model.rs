@@ -262,7 +262,7 @@ fn sampling_stopping_and_cancelling() {
         });
         (got.unwrap(), shown)
     };
-    let warm = Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed: 11 };
+    let warm = Sampling { temperature: 0.8, top_k: 50, top_p: 0.95, seed: 11, ..Sampling::default() };
     let (a, text) = run(warm, &[], &[], None);
     assert_eq!(a.tokens, run(warm, &[], &[], None).0.tokens);
     assert_ne!(a.tokens, run(Sampling { seed: 12, ..warm }, &[], &[], None).0.tokens);

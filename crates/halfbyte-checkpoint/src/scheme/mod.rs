@@ -249,8 +249,9 @@ impl Weights {
             .ok_or_else(|| Error::missing(&path, "there is no such file, and a model folder needs one"))
     }
 
-    /// The template of conversations, from `chat_template.jinja` or `tokenizer_config.json`, if there is one.
-    pub(crate) fn chat_template(&self) -> Result<Option<String>> {
+    /// The template of conversations, in GGUF's metadata, `chat_template.jinja` or `tokenizer_config.json`, if there is one; of
+    /// several with names the one named "default".
+    pub fn chat_template(&self) -> Result<Option<String>> {
         if let Container::Gguf(header) = self.checkpoint.container() {
             return Ok(match header.get("tokenizer.chat_template") {
                 Some(crate::gguf::Value::String(template)) => Some(template.clone()),
@@ -269,8 +270,15 @@ impl Weights {
         // The rest of it, a list of all added tokens among it, may be long.
         let (text, bad_json) = (read_small(&file)?, |e| Error::malformed(&file, format!("expected JSON: {e}")));
         let fields = json::fields(&text, MOST_FIELDS).map_err(bad_json)?;
-        let template = fields.iter().find(|(name, _)| name == "chat_template");
-        Ok(template.and_then(|(_, value)| serde_json::from_str(value.get()).ok()))
+        let Some((_, value)) = fields.iter().find(|(name, _)| name == "chat_template") else { return Ok(None) };
+        match json::parse(value.get().as_bytes()).map_err(bad_json)? {
+            Value::String(template) => Ok(Some(template)),
+            Value::Array(named) => {
+                let default = named.iter().find(|template| template["name"] == "default");
+                Ok(default.and_then(|template| template["template"].as_str()).map(str::to_owned))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// What `tokenizer.json` would say, where the file itself holds that (GGUF); None where a file beside it does. Errors:

@@ -2,6 +2,7 @@
 
 mod bench;
 mod calibration;
+mod chat;
 mod contradictions;
 mod files;
 mod head;

@@ -6,7 +6,7 @@
 pub mod cpu;
 pub(crate) mod cuda;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::explain::Product;
 use crate::profile::Profile;
 use crate::sampling::Sampler;
@@ -85,6 +85,13 @@ pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
     /// Begins a text with room for `context` tokens; `cpu` computes if the weights lie there.
     fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>>;
 
+    /// Makes room for texts that go through the layers together, with `positions` of keys and values in all. Error: the device
+    /// computes one text at a time.
+    fn begin_many<'m>(&'m self, cpu: &'m Cpu, positions: usize) -> Result<Box<dyn Texts + 'm>> {
+        let _ = (cpu, positions);
+        Err(Error::invalid("many texts", "a model in memory", "one on a GPU, which computes one text at a time yet"))
+    }
+
     /// Makes everything ready that is otherwise made when it is first needed; `progress` is told how much of how much is
     /// done, from any thread.
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()>;
@@ -134,6 +141,51 @@ pub(crate) trait Text: std::fmt::Debug + Send {
 
     /// The token that a sampler chooses to follow what was read. Error: as [`Sampler::next`].
     fn next(&mut self, sampler: &mut Sampler) -> Result<u32>;
+}
+
+/// The name of a text among [`Texts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TextId(pub u64);
+
+/// The tokens that come next in a text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows<'a> {
+    pub text: TextId,
+    pub tokens: &'a [u32],
+}
+
+/// Texts that go through a model's layers together, with their keys and values in pages of a fixed budget.
+pub(crate) trait Texts: std::fmt::Debug + Send {
+    /// Positions of a page.
+    fn page_length(&self) -> usize;
+
+    /// Pages in all.
+    fn pages(&self) -> usize;
+
+    /// Pages that no text has.
+    fn free_pages(&self) -> usize;
+
+    /// A new text, without positions.
+    fn begin(&mut self) -> TextId;
+
+    /// A new text that has the first positions of another, in the same pages. Error: the other has not so many.
+    fn share(&mut self, from: TextId, positions: usize) -> Result<TextId>;
+
+    /// Forgets positions from one on.
+    fn truncate(&mut self, text: TextId, position: usize) -> Result<()>;
+
+    /// Forgets a text; pages that no other has are free.
+    fn end(&mut self, text: TextId) -> Result<()>;
+
+    /// Pages that [`Texts::reserve`] would take.
+    fn missing_pages(&self, text: TextId, positions: usize) -> usize;
+
+    /// Takes the pages for positions below this one. Error: there are not so many.
+    fn reserve(&mut self, text: TextId, positions: usize) -> Result<()>;
+
+    /// Reads the tokens of all texts, for which pages are reserved; leaves the logits `[wanted, vocab]` after the last token of the
+    /// first `wanted` of them. After an error none of these texts can go on.
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize, logits: &mut Vec<f32>) -> Result<()>;
 }
 
 /// Tokens of a text that go through the layers together.

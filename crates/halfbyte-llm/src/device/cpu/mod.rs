@@ -5,13 +5,14 @@ mod profile;
 mod projection;
 mod run;
 mod text;
+mod texts;
 mod vocabulary;
 
 pub use projection::Projection;
 pub(crate) use run::{Run, State, Tap};
 pub use vocabulary::Vocabulary;
 
-use super::{Resident, Text};
+use super::{Resident, Text, Texts};
 use crate::arch::spec::{RopeSpec, Spec};
 use crate::comm::Comm;
 use crate::decoder::{Decoder, LoadDevice, ModelDevice};
@@ -28,6 +29,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use text::CpuText;
+use texts::CpuTexts;
 
 /// The CPU, as the decoder knows it.
 #[derive(Debug)]
@@ -92,6 +94,10 @@ pub(crate) struct CpuModel {
 impl Resident for CpuModel {
     fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
         Ok(Box::new(CpuText::new(self, cpu, context)?))
+    }
+
+    fn begin_many<'m>(&'m self, cpu: &'m Cpu, positions: usize) -> Result<Box<dyn Texts + 'm>> {
+        Ok(Box::new(CpuTexts::new(self, cpu, positions)?))
     }
 
     fn prepare(&self, _: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {

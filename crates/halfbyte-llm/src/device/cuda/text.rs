@@ -188,6 +188,12 @@ impl Text for CudaText<'_> {
 
     fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
         self.choose()?;
+        if sampler.needs_logits() {
+            // The device goes on with what it is given, not with what it chose.
+            let mut logits = vec![0.0; self.model.decoder.vocab];
+            self.cuda.stream().download(self.logits.view(), &mut logits)?;
+            return sampler.next(&logits);
+        }
         let options = sampler.options();
         let Self { cuda, state, logits, .. } = self;
         let mut result = [0; 2];

@@ -23,8 +23,9 @@ pub(super) struct Line([f32; 16]);
 
 /// The keys and values of all layers, of any number of sequences.
 ///
-/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers. A sequence has a table of its pages; a page that no
-/// sequence has any more goes to the next that needs one. Memory is taken page by page, up to the budget, and kept. In a
+/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers. A sequence has a table of its pages, which others may share
+/// ([`KvCache::share`]): what would write to a shared page copies it first. A page that no sequence has any more goes to the next
+/// that needs one. Memory is taken page by page, up to the budget, and kept. In a
 /// page, for a layer and a head:
 ///
 /// ```text
@@ -42,6 +43,8 @@ pub struct KvCache {
     pages: Vec<Box<[Line]>>,
     /// Of these, those that no sequence has.
     free: Vec<usize>,
+    /// Of each page, the sequences that have it.
+    owners: Vec<u32>,
     sequences: BTreeMap<Sequence, Positions>,
 }
 
@@ -106,7 +109,8 @@ impl KvCache {
             return Err(Error::invalid(OP, "a page that fits in memory", got));
         }
         let budget = positions.div_ceil(PAGE_LENGTH);
-        Ok(Self { layers, heads, budget, pages: Vec::new(), free: Vec::new(), sequences: BTreeMap::new() })
+        let (pages, free, owners, sequences) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
+        Ok(Self { layers, heads, budget, pages, free, owners, sequences })
     }
 
     /// Number of layers.
@@ -150,8 +154,48 @@ impl KvCache {
     /// Forgets a sequence; its pages are free. *Errors:* it is none of this cache.
     pub fn end(&mut self, sequence: Sequence) -> Result<()> {
         let positions = self.sequences.remove(&sequence).ok_or_else(|| unknown(sequence))?;
-        self.free.extend(positions.pages);
+        self.release(positions.pages);
         Ok(())
+    }
+
+    /// A new sequence that has the first positions of another, in the same pages. *Errors:* the other is none of this cache, or
+    /// has not so many in every layer.
+    pub fn share(&mut self, from: Sequence, positions: usize) -> Result<Sequence> {
+        let of = self.sequences.get(&from).ok_or_else(|| unknown(from))?;
+        if positions > of.of_all_layers() {
+            let expected = format!("at most {} positions, which the other has", of.of_all_layers());
+            return Err(Error::invalid(OP, expected, positions.to_string()));
+        }
+        let pages = of.pages[..positions.div_ceil(PAGE_LENGTH)].to_vec();
+        pages.iter().for_each(|&page| self.owners[page] += 1);
+        let sequence = self.begin();
+        self.sequences.insert(sequence, Positions { lens: vec![positions; self.layers], pages });
+        Ok(sequence)
+    }
+
+    /// Takes the pages for positions below `end`, so that appending up to there does not fail for want of them. *Errors:* the
+    /// sequence is none of this cache, no page free, no memory; then it has what it had.
+    pub fn reserve(&mut self, sequence: Sequence, end: usize) -> Result<()> {
+        let len = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?.of_all_layers();
+        if end > len { self.take_pages(sequence, len, end) } else { Ok(()) }
+    }
+
+    /// Pages that [`KvCache::reserve`] would take.
+    pub fn missing_pages(&self, sequence: Sequence, end: usize) -> usize {
+        self.missing(sequence, self.len(sequence), end)
+    }
+
+    /// Pages for positions from `first` to below `end`: new ones, and a copy of the first if others have it too.
+    fn missing(&self, sequence: Sequence, first: usize, end: usize) -> usize {
+        let has = self.sequences.get(&sequence).map_or(0, |positions| positions.pages.len());
+        let copied = end > first && self.shared(sequence, first / PAGE_LENGTH).is_some();
+        end.div_ceil(PAGE_LENGTH).saturating_sub(has) + usize::from(copied)
+    }
+
+    /// A page of a sequence, if others have it too.
+    fn shared(&self, sequence: Sequence, index: usize) -> Option<usize> {
+        let page = *self.sequences.get(&sequence)?.pages.get(index)?;
+        (self.owners[page] > 1).then_some(page)
     }
 
     /// Positions that every layer has of a sequence; 0 if it is none of this cache.
@@ -165,7 +209,8 @@ impl KvCache {
         let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
         positions.lens.iter_mut().for_each(|l| *l = len.min(*l));
         let pages = positions.of_any_layer().div_ceil(PAGE_LENGTH);
-        self.free.extend(positions.pages.drain(pages..));
+        let released = positions.pages.split_off(pages.min(positions.pages.len()));
+        self.release(released);
         Ok(())
     }
 
@@ -189,7 +234,7 @@ impl KvCache {
             return Ok(());
         }
         let end = position + qkv.len() / row;
-        self.take_pages(sequence, end)?;
+        self.take_pages(sequence, position, end)?;
         let (layers, heads, head_page) = (self.layers, self.heads, self.head_page());
         let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
         positions.lens.resize(layers, 0);
@@ -199,7 +244,7 @@ impl KvCache {
         let touched = &positions.pages[first..end.div_ceil(PAGE_LENGTH)];
         let pages = DisjointMut::new(&mut self.pages);
         let task = |i: usize| {
-            // SAFETY: no page stands twice in the tables, so that each task has its own.
+            // SAFETY: no page stands twice in a table, so that each task has its own.
             let page = unsafe { &mut pages.range(touched[i]..touched[i] + 1)[0] };
             let base = (first + i) * PAGE_LENGTH;
             let written = position.max(base)..end.min(base + PAGE_LENGTH);
@@ -227,24 +272,49 @@ impl KvCache {
         Ok(Cached { cache: self, pages: &positions.pages, layer, len })
     }
 
-    /// Gives a sequence pages for positions below `end`. Error: the budget is spent, or memory.
-    fn take_pages(&mut self, sequence: Sequence, end: usize) -> Result<()> {
-        let has = self.sequences.get(&sequence).map_or(0, |positions| positions.pages.len());
-        let missing = end.div_ceil(PAGE_LENGTH).saturating_sub(has);
+    /// Gives a sequence pages of its own for positions from `first` to below `end`. Error: the budget is spent, or memory.
+    fn take_pages(&mut self, sequence: Sequence, first: usize, end: usize) -> Result<()> {
+        let missing = self.missing(sequence, first, end);
         if missing > self.free_pages() {
             return Err(Error::CacheFull { needed: missing.saturating_mul(PAGE_LENGTH), free: self.free() });
         }
+        self.allocate(missing)?;
+        let mut taken = self.free.split_off(self.free.len() - missing);
+        taken.iter().for_each(|&page| self.owners[page] = 1);
+        let shared = self.shared(sequence, first / PAGE_LENGTH);
+        let Some(positions) = self.sequences.get_mut(&sequence) else { return Err(unknown(sequence)) };
+        if let Some((shared, page)) = shared.and_then(|shared| Some((shared, taken.pop()?))) {
+            positions.pages[first / PAGE_LENGTH] = page;
+            let mut copy = std::mem::take(&mut self.pages[page]);
+            copy.copy_from_slice(&self.pages[shared]);
+            self.pages[page] = copy;
+            self.owners[shared] -= 1;
+        }
+        positions.pages.append(&mut taken);
+        Ok(())
+    }
+
+    /// Pages that one sequence less has.
+    fn release(&mut self, pages: Vec<usize>) {
+        for page in pages {
+            self.owners[page] -= 1;
+            if self.owners[page] == 0 {
+                self.free.push(page);
+            }
+        }
+    }
+
+    /// Takes memory until so many pages are free; the budget has them. Error: there is no memory.
+    fn allocate(&mut self, free: usize) -> Result<()> {
         let lines = self.layers * self.heads.kv_heads * self.head_page() / 16;
-        while self.free.len() < missing {
+        while self.free.len() < free {
             let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
                 op: OP,
                 cause: format!("expected {} bytes of memory for the next positions, got none", lines * 64),
             })?;
             self.free.push(self.pages.len());
             self.pages.push(page);
-        }
-        if let Some(positions) = self.sequences.get_mut(&sequence) {
-            positions.pages.extend(self.free.drain(self.free.len() - missing..));
+            self.owners.push(0);
         }
         Ok(())
     }

@@ -172,3 +172,60 @@ fn a_full_cache_refuses_and_stays_as_it_is() {
     cache.truncate(b, 128).unwrap();
     assert_eq!(cache.free(), 128);
 }
+
+#[test]
+fn pages_that_are_shared_are_copied_by_who_writes() {
+    let cpu = Cpu::new(1).unwrap();
+    let mut cache = KvCache::new(LAYERS, HEADS, PAGES * PAGE_LENGTH).unwrap();
+    let row = HEADS.row();
+    let mut a = noise(1, 300 * row);
+    let first = cache.begin();
+    append(&cpu, &mut cache, (first, &a), 0).unwrap();
+    let (second, third) = (cache.share(first, 300).unwrap(), cache.share(first, 200).unwrap());
+    let taken = |cache: &KvCache| PAGES - cache.free() / PAGE_LENGTH;
+    assert_eq!((taken(&cache), cache.len(second), cache.len(third)), (3, 300, 200));
+    assert!(cache.share(first, 301).is_err());
+    let check = |cache: &KvCache, sequence: Sequence, rows: &[f32]| {
+        let mut alone = KvCache::new(LAYERS, HEADS, rows.len() / row).unwrap();
+        let only = alone.begin();
+        append(&cpu, &mut alone, (only, rows), 0).unwrap();
+        for layer in 0..LAYERS {
+            let rows = of_layer(rows, layer);
+            let got = attend_last(&cpu, cache, (sequence, &rows), layer, 1);
+            assert_eq!(got, attend_last(&cpu, &alone, (only, &rows), layer, 1), "layer {layer}");
+        }
+    };
+    // The second and the first go on differently in what was one page; the third within the page before.
+    let (mut b, mut c) = (a.clone(), a[..200 * row].to_vec());
+    b.extend(noise(2, 5 * row));
+    assert_eq!(cache.missing_pages(second, 305), 1);
+    append(&cpu, &mut cache, (second, &b), 300).unwrap();
+    assert_eq!(taken(&cache), 4);
+    a.extend(noise(3, 40 * row));
+    assert_eq!(cache.missing_pages(first, 340), 0);
+    append(&cpu, &mut cache, (first, &a), 300).unwrap();
+    c.extend(noise(4, 7 * row));
+    append(&cpu, &mut cache, (third, &c), 200).unwrap();
+    assert_eq!(taken(&cache), 5);
+    for (sequence, rows) in [(first, &a), (second, &b), (third, &c)] {
+        check(&cache, sequence, rows);
+    }
+    // One page is free: the first page's copy and another do not fit, and nothing changes.
+    cache.truncate(third, 60).unwrap();
+    c.truncate(60 * row);
+    assert_eq!(taken(&cache), 4);
+    c.extend(noise(5, 210 * row));
+    let full = append(&cpu, &mut cache, (third, &c), 60).unwrap_err();
+    assert!(matches!(full, Error::CacheFull { needed: 384, free: 256 }), "{full}");
+    assert!(cache.reserve(third, 270).is_err() && taken(&cache) == 4);
+    c.truncate(150 * row);
+    cache.reserve(third, 150).unwrap();
+    assert_eq!(taken(&cache), 6);
+    append(&cpu, &mut cache, (third, &c), 60).unwrap();
+    cache.end(first).unwrap();
+    for (sequence, rows) in [(second, &b), (third, &c)] {
+        check(&cache, sequence, rows);
+        cache.end(sequence).unwrap();
+    }
+    assert_eq!(taken(&cache), 0);
+}

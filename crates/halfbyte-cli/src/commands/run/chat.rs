@@ -1,0 +1,87 @@
+//! `halfbyte run --chat`: a conversation by the model's template, one line of standard input a turn.
+
+use super::{Args, Writer, prompt};
+use crate::app::App;
+use crate::failure::{Exit, Failure, Result};
+use crate::text::write_error;
+use halfbyte_checkpoint::Weights;
+use halfbyte_llm::chat::{ChatTemplate, Message};
+use halfbyte_llm::{Config, Session, Tokenizer};
+use std::io::{self, BufRead, IsTerminal, Read};
+use std::path::Path;
+
+/// Bytes of what is said in one turn.
+const LONGEST_LINE: u64 = 1 << 20;
+
+/// Room for a conversation, unless something else is asked for.
+const CONTEXT: usize = 8192;
+
+/// Talks until the input ends, or for the one turn of `--prompt` or `--file`.
+pub fn run(args: &Args, app: &App) -> Result<()> {
+    let said = prompt(args)?;
+    let cpu = app.cpu()?;
+    let (model, tokenizer, start, laps) = args.load.start_with_tokenizer(app, &args.model)?;
+    let config = model.config();
+    let template = template(&args.model, config, &tokenizer)?;
+    let mut end_tokens = config.eos.clone();
+    end_tokens.extend(template.tokens().eos.as_deref().and_then(|token| tokenizer.id(token)));
+    let longest = config.spec.max_context;
+    let context = args.context.map_or(CONTEXT.min(longest), |context| context as usize);
+    let mut session = Session::new(&model, &cpu, context)?;
+    let max_tokens = args.max_tokens.unwrap_or(1024);
+    let mut writer = Writer { args, app, model: &model, tokenizer: &tokenizer, start, laps, max_tokens };
+    let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
+    let mut answer = |said: String| {
+        messages.push(Message::new("user", said));
+        let text = template.render(&messages, true)?;
+        // The template writes the token that begins a text, where the model wants one.
+        let ids = tokenizer.encode_prompt_within(&text, None, context)?;
+        let answer = writer.write(&mut session, &ids, &end_tokens)?;
+        messages.push(Message::new("assistant", answer));
+        Ok(())
+    };
+    match said {
+        Some(said) => answer(said),
+        None => lines(app, &mut answer),
+    }
+}
+
+fn template(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<ChatTemplate> {
+    let weights = Weights::open(path)?;
+    ChatTemplate::from_weights(&weights, config, tokenizer)?.ok_or_else(|| {
+        Failure::new(
+            Exit::Input,
+            format!("{} has no chat template", path.display()),
+            "neither chat_template.jinja nor `chat_template` of tokenizer_config.json is there, nor tokenizer.chat_template in a GGUF file",
+            "leave --chat out to continue a prompt, or put a chat_template.jinja into the folder",
+        )
+    })
+}
+
+/// Each line of standard input that is not empty, until its end.
+fn lines(app: &App, answer: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
+    let mut input = io::stdin().lock();
+    let asks = io::stdin().is_terminal() && !app.quiet();
+    let refuse = |cause: String| {
+        Failure::new(Exit::Input, "cannot read standard input", cause, "each line is one turn, in UTF-8")
+    };
+    loop {
+        if asks {
+            write_error("> ");
+        }
+        let mut line = Vec::new();
+        let read = input.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line);
+        match read.map_err(|e| refuse(e.to_string()))? as u64 {
+            0 => return Ok(()),
+            length if length > LONGEST_LINE => {
+                return Err(refuse(format!("expected lines of at most {LONGEST_LINE} bytes, got a longer one")));
+            }
+            _ => {}
+        }
+        let line = String::from_utf8(line).map_err(|e| refuse(format!("expected UTF-8: {e}")))?;
+        let line = line.trim_end_matches(['\n', '\r']);
+        if !line.trim().is_empty() {
+            answer(line.to_owned())?;
+        }
+    }
+}

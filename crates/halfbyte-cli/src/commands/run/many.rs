@@ -1,0 +1,107 @@
+//! `halfbyte run --prompts`: many texts at once, one a line.
+
+use super::{Args, report};
+use crate::app::App;
+use crate::failure::{Failure, Result};
+use crate::interrupt;
+use crate::text::{rate, read_text};
+use halfbyte::cpu::attention::PAGE_LENGTH;
+use halfbyte_llm::Error;
+use halfbyte_llm::schedule::{Handle, Options, Queue, Request, Scheduler};
+use serde::Serialize;
+use std::path::Path;
+use std::thread::Builder;
+use std::time::Instant;
+
+/// Tokens of a text that are written ahead of what is printed.
+const UNREAD: usize = 4096;
+
+#[derive(Serialize)]
+struct Text {
+    /// Of the prompt's line, from 0, lines without text not counted.
+    index: usize,
+    text: String,
+    tokens: Vec<u32>,
+    finish: &'static str,
+    prompt_tokens: usize,
+}
+
+/// Writes one text for each prompt, in their order.
+pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
+    let prompts = read_text(file)?;
+    let cpu = app.cpu()?;
+    let (model, tokenizer, _, _) = args.load.start_with_tokenizer(app, &args.model)?;
+    let config = model.config();
+    let max_tokens = args.max_tokens.unwrap_or(128);
+    let limit = config.spec.max_context;
+    let encode = |prompt: &str| tokenizer.encode_prompt_within(prompt, config.bos, limit);
+    let prompts = prompts.lines().filter(|line| !line.trim().is_empty()).map(encode);
+    let prompts = prompts.collect::<halfbyte_llm::Result<Vec<Vec<u32>>>>()?;
+    let texts = args.parallel.unwrap_or(16) as usize;
+    let of_text = |prompt: &Vec<u32>| prompt.len().saturating_add(max_tokens).min(limit).next_multiple_of(PAGE_LENGTH);
+    // Room for the largest of them, unless less is asked for.
+    let needed =
+        prompts.iter().map(of_text).max().unwrap_or(PAGE_LENGTH).saturating_mul(texts.min(prompts.len().max(1)));
+    let positions = args.positions.map_or(needed, |positions| positions as usize);
+    let options =
+        Options { positions, texts, unread: UNREAD, batch_invariant: args.batch_invariant, ..Options::default() };
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options)?;
+    let begun = Instant::now();
+    let cooperate = interrupt::cooperate();
+    let written = std::thread::scope(|scope| {
+        let handles = submit(args, queue, prompts, &config.eos, max_tokens)?;
+        let writing = Builder::new().spawn_scoped(scope, move || scheduler.run());
+        let writing = writing.map_err(|e| Failure::device("cannot start a thread", e.to_string()))?;
+        let mut written = 0;
+        let mut ended = Ok(());
+        for (index, (mut handle, prompt_tokens)) in handles.into_iter().enumerate() {
+            match text(index, &mut handle, prompt_tokens, &tokenizer) {
+                Ok(text) => {
+                    written += text.tokens.len();
+                    app.result(&text, |text| format!("{}\n", text.text.replace('\n', "\\n")))?;
+                }
+                // Why it ended is told by who wrote.
+                Err(error @ Error::Stopped) => {
+                    ended = Err(error);
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            }
+            if interrupt::cancelled() {
+                return Err(Failure::interrupted());
+            }
+        }
+        writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok::<usize, Failure>(ended.map(|()| written)?)
+    })?;
+    drop(cooperate);
+    let speed = report::speed(written, begun.elapsed());
+    app.note(&format!("{written} tokens written, {} tok/s, prompts read meanwhile", rate(speed)));
+    Ok(())
+}
+
+fn submit(
+    args: &Args,
+    queue: Queue,
+    prompts: Vec<Vec<u32>>,
+    eos: &[u32],
+    max_tokens: usize,
+) -> Result<Vec<(Handle, usize)>> {
+    let submit = |prompt: Vec<u32>| {
+        let prompt_tokens = prompt.len();
+        let request = Request { prompt, max_tokens, sampling: args.sampling.into(), end_tokens: eos.to_vec() };
+        Ok((queue.submit(request)?, prompt_tokens))
+    };
+    prompts.into_iter().map(submit).collect()
+}
+
+fn text(
+    index: usize,
+    handle: &mut Handle,
+    prompt_tokens: usize,
+    tokenizer: &halfbyte_llm::Tokenizer,
+) -> halfbyte_llm::Result<Text> {
+    let tokens = handle.rest()?;
+    let finish = handle.finish().map_or("cancelled", report::name);
+    Ok(Text { index, text: tokenizer.decode(&tokens)?, tokens, finish, prompt_tokens })
+}

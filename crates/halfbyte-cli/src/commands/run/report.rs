@@ -1,0 +1,94 @@
+//! What `run` tells of a text.
+
+use crate::start::Start;
+use crate::text::rate;
+use halfbyte_llm::{Finish, LogProb, LogProbs, Piece, Tokenizer};
+use serde::Serialize;
+use std::time::Duration;
+
+/// A text and how it came.
+#[derive(Serialize)]
+pub struct Continuation {
+    pub text: String,
+    pub tokens: Vec<u32>,
+    pub finish: &'static str,
+    pub prompt_tokens: usize,
+    /// Of these, the ones whose keys and values were there: what a conversation has in common with its last turn.
+    pub kept_tokens: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logprobs: Option<Vec<Token>>,
+    pub format: String,
+    pub device: String,
+    pub prefill_tokens_per_second: f64,
+    /// None where no token was decoded after the prompt.
+    pub decode_tokens_per_second: Option<f64>,
+    /// Where the time went until the first token, in seconds.
+    pub start: Start,
+}
+
+impl Continuation {
+    /// A line for people.
+    pub fn line(&self, decoded: usize) -> String {
+        let kept = if self.kept_tokens > 0 { format!(" and {} kept", self.kept_tokens) } else { String::new() };
+        let decode = |speed| format!("; decode {decoded} tokens, {} tok/s", rate(speed));
+        format!(
+            "prefill {} tokens{kept}, {} tok/s{}; ended: {}",
+            self.prompt_tokens - self.kept_tokens,
+            rate(self.prefill_tokens_per_second),
+            self.decode_tokens_per_second.map_or_else(String::new, decode),
+            self.finish
+        )
+    }
+}
+
+/// A token as it came.
+#[derive(Serialize)]
+pub struct Token {
+    /// None for text that was held back until the end.
+    token: Option<u32>,
+    text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprob: Option<f32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top: Option<Vec<Likely>>,
+}
+
+#[derive(Serialize)]
+struct Likely {
+    token: u32,
+    /// As it stands in the vocabulary.
+    text: String,
+    logprob: f32,
+}
+
+impl Token {
+    pub fn of(piece: Piece<'_>, tokenizer: &Tokenizer) -> Self {
+        let likely = |&LogProb { token, logprob }: &LogProb| Likely {
+            token,
+            text: tokenizer.token(token).unwrap_or_default(),
+            logprob,
+        };
+        Self {
+            token: piece.token,
+            text: piece.text.to_owned(),
+            logprob: piece.logprobs.map(|LogProbs { chosen, .. }| chosen.logprob),
+            top: piece.logprobs.map(|LogProbs { top, .. }| top.iter().map(likely).collect()),
+        }
+    }
+}
+
+/// Tokens a second.
+pub fn speed(tokens: usize, time: Duration) -> f64 {
+    tokens as f64 / time.as_secs_f64().max(1e-9)
+}
+
+/// Why a text ended.
+pub fn name(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Length => "length",
+        Finish::End => "end of text",
+        Finish::Stop => "stop text",
+        Finish::Context => "context full",
+        Finish::Cancelled => "cancelled",
+    }
+}

@@ -1,0 +1,138 @@
+//! Conversations as text: a model's chat template, rendered as transformers does.
+//!
+//! A template is a program in the Jinja language that comes with a model. It computes within bounds: of instructions and memory
+//! (fuel), of recursion, and of the text that it writes.
+
+mod template;
+
+use crate::error::{Error, Result};
+use crate::tokenizer::Tokenizer;
+use crate::{Config, config};
+use halfbyte_checkpoint::{Weights, json};
+use minijinja::{Environment, Value, context};
+use serde_json::value::RawValue;
+use std::path::{Path, PathBuf};
+
+/// Fields of a `tokenizer_config.json`; those in the field have some dozens.
+const MOST_FIELDS: usize = 1 << 12;
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Whose it is: "system", "user", "assistant", or another that the template knows.
+    pub role: String,
+    /// What it says.
+    pub content: String,
+}
+
+impl Message {
+    /// A turn.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into() }
+    }
+}
+
+/// Tokens that templates write by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// What begins a text.
+    pub bos: Option<String>,
+    /// What ends one.
+    pub eos: Option<String>,
+}
+
+/// How a model wants a conversation written.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    path: PathBuf,
+    environment: Environment<'static>,
+    tokens: SpecialTokens,
+}
+
+impl ChatTemplate {
+    /// The template of a checkpoint: `tokenizer.chat_template` of a GGUF file; else `chat_template.jinja`, or `chat_template` of
+    /// `tokenizer_config.json`, a text or a list with one named "default". None if there is no such.
+    ///
+    /// `bos_token` and `eos_token` are those of `tokenizer_config.json`, else those that the configuration names. Errors: files
+    /// that cannot be read, and what [`ChatTemplate::parse`] refuses.
+    pub fn from_weights(weights: &Weights, config: &Config, tokenizer: &Tokenizer) -> Result<Option<Self>> {
+        let path = weights.checkpoint().path();
+        let Some(source) = weights.chat_template()? else { return Ok(None) };
+        let mut tokens = match weights.own_config()? {
+            Some(_) => SpecialTokens::default(),
+            None => SpecialTokens::from_folder(weights.folder())?,
+        };
+        let by_id = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
+        tokens.bos = tokens.bos.or_else(|| by_id(config.bos));
+        tokens.eos = tokens.eos.or_else(|| by_id(config.eos.first().copied()));
+        Self::parse(source, tokens, path).map(Some)
+    }
+
+    /// Compiles a template; `path` is named in errors. Error: it is no template.
+    pub fn parse(source: String, tokens: SpecialTokens, path: &Path) -> Result<Self> {
+        let environment = template::environment(source).map_err(|e| refused(path, &e))?;
+        Ok(Self { path: path.to_owned(), environment, tokens })
+    }
+
+    /// The tokens that it writes by name.
+    pub fn tokens(&self) -> &SpecialTokens {
+        &self.tokens
+    }
+
+    /// The text of a conversation, with what begins an answer after it if that is asked for. It holds the token that begins a text
+    /// where the model wants one: nothing is to be put before it.
+    ///
+    /// Errors: what the template refuses (`raise_exception`), a template that is wrong, or one that passes its bounds.
+    pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
+        let refuse = |e: minijinja::Error| refused(&self.path, &e);
+        let SpecialTokens { bos, eos } = &self.tokens;
+        let turns: Vec<Value> = messages.iter().map(|Message { role, content }| context! { role, content }).collect();
+        let all = context! {
+            messages => turns,
+            tools => Value::from(()),
+            documents => Value::from(()),
+            add_generation_prompt => answer,
+        };
+        // Without such a token the name means nothing, as in transformers: it is not none.
+        let begin = bos.as_ref().map_or_else(|| context! {}, |bos| context! { bos_token => bos });
+        let end = eos.as_ref().map_or_else(|| context! {}, |eos| context! { eos_token => eos });
+        template::render(&self.environment, messages, context! { ..begin, ..end, ..all }).map_err(refuse)
+    }
+}
+
+impl SpecialTokens {
+    /// Those that a folder's `tokenizer_config.json` names. Errors: it cannot be read, or is no JSON.
+    fn from_folder(folder: &Path) -> Result<Self> {
+        let path = folder.join("tokenizer_config.json");
+        if !path.is_file() {
+            return Ok(Self::default());
+        }
+        let text = config::read_bytes(&path)?;
+        let bad = |what: String| Error::Tokenizer(format!("{}: {what}", path.display()));
+        let fields = json::fields(&text, MOST_FIELDS).map_err(|e| bad(format!("expected JSON: {e}")))?;
+        let token = |name: &str| match fields.iter().find(|(field, _)| field == name) {
+            None => Ok(None),
+            Some((_, value)) => token_of(value).map_err(|e| bad(format!("`{name}`: {e}"))),
+        };
+        Ok(Self { bos: token("bos_token")?, eos: token("eos_token")? })
+    }
+}
+
+/// A token as `tokenizer_config.json` spells it: a text, or an object with one.
+fn token_of(value: &RawValue) -> std::result::Result<Option<String>, String> {
+    use serde_json::Value::{Null, Object, String};
+    let expected = "expected a token, as a text or an object with `content`";
+    match json::parse(value.get().as_bytes()).map_err(|e| format!("expected JSON: {e}"))? {
+        Null => Ok(None),
+        String(token) => Ok(Some(token)),
+        Object(fields) => match fields.get("content") {
+            Some(String(token)) => Ok(Some(token.clone())),
+            _ => Err(expected.to_owned()),
+        },
+        other => Err(format!("{expected}, got {}", config::shown(&other))),
+    }
+}
+
+fn refused(path: &Path, error: &minijinja::Error) -> Error {
+    Error::Chat { path: path.to_owned(), what: template::what(error) }
+}

@@ -1,0 +1,252 @@
+//! The Jinja language as transformers sets it up for chat templates, within bounds.
+
+use super::Message;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value};
+use regex::Regex;
+use std::fmt::Write as _;
+use std::io;
+use std::sync::mpsc;
+use std::thread::Builder;
+use std::time::Duration;
+
+/// Bytes of a template; those in the field have at most some ten thousand.
+const LONGEST_TEMPLATE: usize = 1 << 20;
+
+/// Instructions, or 64 bytes of memory each: the longest templates in the field take some hundred for a turn.
+const FUEL: u64 = 200_000;
+
+/// The same for each turn besides.
+const FUEL_OF_A_TURN: u64 = 10_000;
+
+/// Calls of macros within each other cost 4 each.
+const RECURSION: usize = 200;
+
+/// Bytes of a text: this many, and as many times the bytes of the conversation.
+const LONGEST_TEXT: (usize, usize) = (1 << 20, 4);
+
+/// Levels of what is written as JSON.
+const DEEPEST: usize = 64;
+
+/// Time for a text; templates in the field take milliseconds.
+const LONGEST: Duration = Duration::from_secs(10);
+
+const STACK_BYTES: usize = 64 << 20;
+
+const NAME: &str = "chat";
+
+/// A template, ready to run.
+pub(super) fn environment(source: String) -> Result<Environment<'static>, Error> {
+    if source.len() > LONGEST_TEMPLATE {
+        let expected = format!("expected at most {LONGEST_TEMPLATE} bytes, got {}", source.len());
+        return Err(Error::new(ErrorKind::SyntaxError, expected));
+    }
+    let mut environment = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+    environment.set_syntax(syntax);
+    environment.set_recursion_limit(RECURSION);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", |what: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, what))
+    });
+    environment.add_function("strftime_now", |format: String| {
+        let now = jiff::Zoned::now();
+        jiff::fmt::strtime::format(format, &now).map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
+    });
+    environment.add_filter("tojson", to_json);
+    environment.add_template_owned(NAME, without_marks(source))?;
+    Ok(environment)
+}
+
+/// The text that it makes of a conversation, which `context` holds too.
+///
+/// Fuel does not see all: a list that is added to itself again and again is walked through for longer than anybody lives. So this
+/// is done on a thread, which also has stack enough for lists in lists, and which is left behind where it takes too long.
+pub(super) fn render(
+    environment: &Environment<'static>,
+    messages: &[Message],
+    context: Value,
+) -> Result<String, Error> {
+    let bytes: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+    let turns = messages.len() as u64;
+    let mut environment = Environment::clone(environment);
+    // A template copies a turn some times: trims it, joins it to others, writes it.
+    environment.set_fuel(Some(FUEL + FUEL_OF_A_TURN * turns + bytes as u64));
+    let mut text = Bounded { bytes: Vec::new(), most: LONGEST_TEXT.0 + LONGEST_TEXT.1 * bytes };
+    let (done, rendered) = mpsc::sync_channel(1);
+    let run = move || {
+        let written = environment.get_template(NAME).and_then(|template| {
+            template.render_captured_to(context, &mut text)?;
+            String::from_utf8(text.bytes).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
+        });
+        // Nobody waits any more where it took too long.
+        let _ = done.send(written);
+    };
+    let refuse = |what: String| Error::new(ErrorKind::InvalidOperation, what);
+    Builder::new().stack_size(STACK_BYTES).spawn(run).map_err(|e| refuse(format!("cannot start a thread: {e}")))?;
+    rendered.recv_timeout(LONGEST).map_err(|_| {
+        refuse(format!("expected one that comes to an end within {} seconds, got one that does not", LONGEST.as_secs()))
+    })?
+}
+
+/// What an error says, with the line, and of its causes the first.
+pub(super) fn what(error: &Error) -> String {
+    let line = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
+    match error.kind() {
+        ErrorKind::OutOfFuel => {
+            format!("expected one that comes to an end, got more steps or memory than any takes{line}")
+        }
+        ErrorKind::WriteFailure => format!("expected a text in proportion to the conversation, got a longer one{line}"),
+        kind => format!("{kind}: {}{line}", error.detail().unwrap_or("no more is known")),
+    }
+}
+
+/// Text up to a length; more is an error.
+struct Bounded {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.most - self.bytes.len() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The template without transformers' marks of what an assistant wrote, which are for training and write nothing.
+fn without_marks(source: String) -> String {
+    let begin = Regex::new(r"\{%([-+]?)\s*generation\s*([-+]?)%\}");
+    let end = Regex::new(r"\{%([-+]?)\s*endgeneration\s*([-+]?)%\}");
+    let (Ok(begin), Ok(end)) = (begin, end) else { return source };
+    let source = begin.replace_all(&source, "{%$1 if true $2%}");
+    end.replace_all(&source, "{%$1 endif $2%}").into_owned()
+}
+
+/// As transformers does: Python's `json.dumps` with `ensure_ascii=False`.
+fn to_json(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
+    let indent = match indent {
+        None => options.get("indent")?,
+        indent => indent,
+    };
+    let sort_keys = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let separators = options.get::<Option<Vec<String>>>("separators")?;
+    // What it says is so already.
+    let _ = options.get::<Option<bool>>("ensure_ascii")?;
+    options.assert_all_used()?;
+    let separators = match separators.as_deref() {
+        None => [if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()],
+        Some([item, key]) => [item.clone(), key.clone()],
+        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "tojson: expected two separators")),
+    };
+    if indent.is_some_and(|indent| indent > DEEPEST) {
+        return Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("tojson: expected an indent of at most {DEEPEST}"),
+        ));
+    }
+    let mut json = Json { out: String::new(), indent, sort_keys, separators };
+    json.write(value, 0)?;
+    Ok(Value::from_safe_string(json.out))
+}
+
+struct Json {
+    out: String,
+    indent: Option<usize>,
+    sort_keys: bool,
+    separators: [String; 2],
+}
+
+impl Json {
+    fn write(&mut self, value: &Value, level: usize) -> Result<(), Error> {
+        if level == DEEPEST {
+            return Err(Error::new(ErrorKind::BadSerialization, format!("expected at most {DEEPEST} levels")));
+        }
+        match value.kind() {
+            ValueKind::None => self.out.push_str("null"),
+            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
+            // A String takes everything.
+            ValueKind::Number => drop(write!(self.out, "{value}")),
+            ValueKind::String => self.text(value.as_str().unwrap_or_default()),
+            ValueKind::Map => {
+                let mut keys: Vec<Value> = value.try_iter()?.collect();
+                if self.sort_keys {
+                    keys.sort();
+                }
+                self.all(['{', '}'], keys, level, |json, key| {
+                    match key.as_str() {
+                        Some(text) => json.text(text),
+                        None => json.text(&key.to_string()),
+                    }
+                    let separator = json.separators[1].clone();
+                    json.out.push_str(&separator);
+                    json.write(&value.get_item(key)?, level + 1)
+                })?;
+            }
+            ValueKind::Seq | ValueKind::Iterable => {
+                let items = value.try_iter()?.collect();
+                self.all(['[', ']'], items, level, |json, item| json.write(item, level + 1))?;
+            }
+            other => return Err(Error::new(ErrorKind::BadSerialization, format!("{other} is no JSON"))),
+        }
+        Ok(())
+    }
+
+    fn all(
+        &mut self,
+        [open, close]: [char; 2],
+        values: Vec<Value>,
+        level: usize,
+        write: impl Fn(&mut Self, &Value) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        self.out.push(open);
+        for (i, value) in values.iter().enumerate() {
+            if i > 0 {
+                let separator = self.separators[0].clone();
+                self.out.push_str(&separator);
+            }
+            self.line(level + 1);
+            write(self, value)?;
+        }
+        if !values.is_empty() {
+            self.line(level);
+        }
+        self.out.push(close);
+        Ok(())
+    }
+
+    fn line(&mut self, level: usize) {
+        if let Some(indent) = self.indent {
+            self.out.push('\n');
+            self.out.extend(std::iter::repeat_n(' ', indent * level));
+        }
+    }
+
+    /// A text, escaped as Python does.
+    fn text(&mut self, text: &str) {
+        self.out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => self.out.push_str("\\\""),
+                '\\' => self.out.push_str("\\\\"),
+                '\n' => self.out.push_str("\\n"),
+                '\r' => self.out.push_str("\\r"),
+                '\t' => self.out.push_str("\\t"),
+                '\u{8}' => self.out.push_str("\\b"),
+                '\u{c}' => self.out.push_str("\\f"),
+                c if c < ' ' => drop(write!(self.out, "\\u{:04x}", u32::from(c))),
+                c => self.out.push(c),
+            }
+        }
+        self.out.push('"');
+    }
+}

@@ -1,0 +1,97 @@
+//! Many texts in a model in memory.
+
+use super::{CpuModel, Run, State};
+use crate::device::{Rows, TextId, Texts, room};
+use crate::error::{Error, Result};
+use halfbyte::cpu::Cpu;
+use halfbyte::cpu::attention::{KvCache, PAGE_LENGTH, Sequence};
+use std::collections::BTreeMap;
+
+#[derive(Debug)]
+pub(super) struct CpuTexts<'m> {
+    model: &'m CpuModel,
+    cpu: &'m Cpu,
+    state: State,
+    sequences: BTreeMap<TextId, Sequence>,
+    begun: u64,
+}
+
+impl<'m> CpuTexts<'m> {
+    pub(super) fn new(model: &'m CpuModel, cpu: &'m Cpu, positions: usize) -> Result<Self> {
+        let decoder = &model.decoder;
+        let cache = KvCache::new(decoder.layers.len(), decoder.heads, positions)?;
+        let state = State::new(decoder.hidden, decoder.heads, cache);
+        Ok(Self { model, cpu, state, sequences: BTreeMap::new(), begun: 0 })
+    }
+
+    fn sequence(&self, text: TextId) -> Result<Sequence> {
+        let known = self.sequences.get(&text).copied();
+        known.ok_or_else(|| Error::invalid("many texts", "a text that has not ended", format!("{text:?}")))
+    }
+
+    fn add(&mut self, sequence: Sequence) -> TextId {
+        let text = TextId(self.begun);
+        self.begun += 1;
+        self.sequences.insert(text, sequence);
+        text
+    }
+}
+
+impl Texts for CpuTexts<'_> {
+    fn page_length(&self) -> usize {
+        PAGE_LENGTH
+    }
+
+    fn pages(&self) -> usize {
+        self.state.cache.capacity() / PAGE_LENGTH
+    }
+
+    fn free_pages(&self) -> usize {
+        self.state.cache.free() / PAGE_LENGTH
+    }
+
+    fn begin(&mut self) -> TextId {
+        let sequence = self.state.cache.begin();
+        self.add(sequence)
+    }
+
+    fn share(&mut self, from: TextId, positions: usize) -> Result<TextId> {
+        let sequence = self.state.cache.share(self.sequence(from)?, positions)?;
+        Ok(self.add(sequence))
+    }
+
+    fn truncate(&mut self, text: TextId, position: usize) -> Result<()> {
+        Ok(self.state.cache.truncate(self.sequence(text)?, position)?)
+    }
+
+    fn end(&mut self, text: TextId) -> Result<()> {
+        let sequence = self.sequence(text)?;
+        self.sequences.remove(&text);
+        Ok(self.state.cache.end(sequence)?)
+    }
+
+    fn missing_pages(&self, text: TextId, positions: usize) -> usize {
+        match self.sequence(text) {
+            Ok(sequence) => self.state.cache.missing_pages(sequence, positions),
+            Err(_) => positions.div_ceil(PAGE_LENGTH),
+        }
+    }
+
+    fn reserve(&mut self, text: TextId, positions: usize) -> Result<()> {
+        Ok(self.state.cache.reserve(self.sequence(text)?, positions)?)
+    }
+
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize, logits: &mut Vec<f32>) -> Result<()> {
+        let texts = rows.iter().map(|rows| Ok((self.sequence(rows.text)?, rows.tokens)));
+        let texts = texts.collect::<Result<Vec<_>>>()?;
+        self.state.begin(&texts);
+        let CpuModel { decoder, comm } = self.model;
+        let mut run = Run { cpu: self.cpu, comm: comm.as_ref(), state: &mut self.state, tap: None };
+        decoder.forward(&mut run, false)?;
+        if wanted == 0 {
+            return Ok(());
+        }
+        let (normed, out) = (self.state.normed(&(0..wanted)), room(logits, wanted * decoder.vocab));
+        decoder.vocabulary.logits(self.cpu, comm.as_ref(), normed, wanted, out)
+    }
+}

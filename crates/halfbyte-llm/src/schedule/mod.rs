@@ -1,0 +1,466 @@
+//! Many texts at once in one model: continuous batching.
+//!
+//! ```text
+//! Queue::submit ──▶ waiting ──admitted: pages for all its tokens──▶ running ──▶ Handle, an iterator
+//!                      ▲                                               │
+//!                      └── preempted: its pages are needed ────────────┘
+//! ```
+//!
+//! A step takes one token of each running text that has one to read, and of prompts as many as a chunk has: a text that joins delays
+//! the others by no more than its chunk. First come, first served. Keys and values lie in pages of a fixed budget; whole pages of
+//! a beginning that texts have in common are shared, also with texts that have ended as long as nobody needs their pages. Where
+//! pages run out, they are taken in this order: of texts that have ended, of texts whose readers are behind, of the text that came
+//! last. A text that lost its pages waits at its old place and is read again later; nobody sees that but by the time it takes.
+//!
+//! A reader that stops reading stops its own text only. The device is behind [`Texts`]; yet the CPU alone computes many texts.
+//!
+//! ```no_run
+//! use halfbyte::cpu::Cpu;
+//! use halfbyte_llm::schedule::{Options, Request, Scheduler};
+//! use halfbyte_llm::{LoadOptions, Model, Sampling, Tokenizer};
+//! use std::path::Path;
+//!
+//! # fn main() -> halfbyte_llm::Result<()> {
+//! let folder = Path::new("models/stdlib-11m");
+//! let (cpu, tokenizer) = (Cpu::all_threads()?, Tokenizer::from_folder(folder)?);
+//! let model = Model::load(folder, &LoadOptions::default())?;
+//! let (mut scheduler, queue) = Scheduler::new(&model, &cpu, Options::default())?;
+//! let submit = |text: &str| {
+//!     let prompt = tokenizer.encode_prompt(text, model.config().bos)?;
+//!     let (sampling, end_tokens) = (Sampling::default(), model.config().eos.clone());
+//!     queue.submit(Request { prompt, max_tokens: 64, sampling, end_tokens })
+//! };
+//! let handles = [submit("def read(")?, submit("import ")?];
+//! drop(queue);
+//! std::thread::scope(|scope| {
+//!     let running = scope.spawn(|| scheduler.run());
+//!     for mut handle in handles {
+//!         println!("{}", tokenizer.decode(&handle.rest()?)?);
+//!     }
+//!     running.join().unwrap()
+//! })
+//! # }
+//! ```
+//!
+//! *Source:* Yu et al., "Orca", 2022; Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+//! PagedAttention", 2023; Agrawal et al., "SARATHI: Efficient LLM Inference by Piggybacking Decodes with Chunked Prefills", 2023.
+
+mod handle;
+mod prefixes;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod toy;
+
+pub use handle::{Handle, Queue};
+
+use crate::config::Config;
+use crate::device::{Rows, TextId, Texts};
+use crate::engine::Model;
+use crate::error::{Error, Result};
+use crate::generate::Finish;
+use crate::sampling::{Sampler, Sampling};
+use halfbyte::cpu::Cpu;
+use handle::{Alive, Bounds, Command, Submitted, Writer};
+use prefixes::Prefixes;
+use std::collections::VecDeque;
+use std::sync::Weak;
+use std::sync::mpsc::Receiver;
+
+/// How texts share a model.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Positions of keys and values that all texts together may have, rounded up to whole pages.
+    pub positions: usize,
+    /// Tokens of prompts in a step.
+    pub chunk: usize,
+    /// Texts that run at a time, at most.
+    pub texts: usize,
+    /// Tokens of a text that wait to be read, at most; then it waits.
+    pub unread: usize,
+    /// Whether the bits of a text's numbers are those that it would have alone, whatever runs beside it: its tokens then go through
+    /// the layers by themselves, prompts in whole chunks. It is slower: weights are read for each text anew.
+    pub batch_invariant: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { positions: 1 << 14, chunk: 256, texts: 64, unread: 256, batch_invariant: false }
+    }
+}
+
+/// A text to be written.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Token ids of the prompt.
+    pub prompt: Vec<u32>,
+    /// At most this many new tokens.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the text.
+    pub end_tokens: Vec<u32>,
+}
+
+/// A text that waits or runs.
+#[derive(Debug)]
+struct Live {
+    /// Place in the line.
+    age: u64,
+    /// Of the prompt, and what followed.
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    max_tokens: usize,
+    end_tokens: Vec<u32>,
+    sampler: Sampler,
+    writer: Writer,
+    /// Its keys and values, while it runs, and the tokens that they are of.
+    text: Option<TextId>,
+    read: usize,
+    finish: Option<Finish>,
+}
+
+impl Live {
+    fn left(&self) -> usize {
+        self.tokens.len() - self.read
+    }
+}
+
+/// Writes many texts in one model, a step at a time.
+#[derive(Debug)]
+pub struct Scheduler<'m> {
+    texts: Box<dyn Texts + 'm>,
+    options: Options,
+    bounds: Bounds,
+    commands: Receiver<Command>,
+    alive: Weak<Alive>,
+    begun: u64,
+    /// In the order in which they came.
+    waiting: VecDeque<Live>,
+    running: Vec<Live>,
+    prefixes: Prefixes,
+    logits: Vec<f32>,
+    preempted: u64,
+}
+
+impl<'m> Scheduler<'m> {
+    /// A scheduler with the queue of its texts. Errors: a model on a device that computes one text at a time, options of zero.
+    pub fn new(model: &'m Model, cpu: &'m Cpu, options: Options) -> Result<(Self, Queue)> {
+        let Config { spec, .. } = model.config();
+        let texts = || model.begin_many(cpu, options.positions);
+        Self::over(texts, spec.vocab, spec.max_context, options)
+    }
+
+    /// The same over any texts with these bounds, which are begun once the options are found to be good.
+    fn over(
+        begin: impl FnOnce() -> Result<Box<dyn Texts + 'm>>,
+        vocab: usize,
+        max_context: usize,
+        options: Options,
+    ) -> Result<(Self, Queue)> {
+        let Options { positions, chunk, texts, unread, .. } = options;
+        if [positions, chunk, texts, unread].contains(&0) {
+            return Err(Error::invalid("many texts", "options of at least 1", format!("{options:?}")));
+        }
+        let texts = begin()?;
+        let longest = max_context.min(texts.pages().saturating_mul(texts.page_length()));
+        let bounds = Bounds { vocab, longest, most_unread: unread };
+        let (queue, commands, alive) = Queue::new(bounds);
+        let scheduler = Self {
+            texts,
+            options,
+            bounds,
+            commands,
+            alive,
+            begun: 0,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            prefixes: Prefixes::default(),
+            logits: Vec::new(),
+            preempted: 0,
+        };
+        Ok((scheduler, queue))
+    }
+
+    /// Steps until all queues are gone and all texts have ended; waits where there is nothing to do. Errors: as
+    /// [`Scheduler::step`].
+    pub fn run(&mut self) -> Result<()> {
+        loop {
+            if self.step()? {
+                continue;
+            }
+            let idle = self.waiting.is_empty() && self.running.is_empty();
+            if idle && self.alive.strong_count() == 0 {
+                return Ok(());
+            }
+            // Handles and queues that are all gone have cancelled what they had.
+            match self.commands.recv() {
+                Ok(command) => self.take(command),
+                Err(_) if idle => return Ok(()),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads the next tokens of all texts that have some; false: there is nothing to do until a text comes, or a reader reads.
+    ///
+    /// Errors: the device refuses, or memory is short beyond the budget; the scheduler is of no use then, and the readers of its
+    /// texts are told when it is dropped.
+    pub fn step(&mut self) -> Result<bool> {
+        while let Ok(command) = self.commands.try_recv() {
+            self.take(command);
+        }
+        self.end_cancelled()?;
+        let mut parts = self.decodes()?;
+        self.prompts(&mut parts)?;
+        if parts.is_empty() {
+            return Ok(false);
+        }
+        // Those whose last token is read come first: logits are wanted of them.
+        let ends = |running: &[Live], &(i, count): &(usize, usize)| running[i].left() == count;
+        let mut parts: Vec<(usize, usize)> =
+            parts.into_iter().filter_map(|(age, count)| Some((self.place(age)?, count))).collect();
+        parts.sort_by_key(|part| !ends(&self.running, part));
+        match self.options.batch_invariant {
+            false => self.read(&parts)?,
+            true => parts.iter().try_for_each(|part| self.read(&[*part]))?,
+        }
+        while let Some((i, finish)) = self.running.iter().enumerate().find_map(|(i, live)| Some((i, live.finish?))) {
+            self.finish(i, finish)?;
+        }
+        Ok(true)
+    }
+
+    /// Pages of keys and values in all.
+    pub fn pages(&self) -> usize {
+        self.texts.pages()
+    }
+
+    /// Of these, the ones that no text has, running or ended.
+    pub fn free_pages(&self) -> usize {
+        self.texts.free_pages()
+    }
+
+    /// How often a text lost its pages to others.
+    pub fn preempted(&self) -> u64 {
+        self.preempted
+    }
+
+    /// Lets go of the beginnings that texts which have ended left for others.
+    pub fn forget_prefixes(&mut self) -> Result<()> {
+        while self.prefixes.evict(self.texts.as_mut())? {}
+        Ok(())
+    }
+
+    fn take(&mut self, command: Command) {
+        let Command::Submit(submitted) = command else { return };
+        let Submitted { request, sampler, writer } = *submitted;
+        let Request { prompt, max_tokens, end_tokens, .. } = request;
+        if max_tokens == 0 {
+            return writer.done(Finish::Length);
+        }
+        let (age, prompt_len) = (self.begun, prompt.len());
+        self.begun += 1;
+        self.waiting.push_back(Live {
+            age,
+            tokens: prompt,
+            prompt_len,
+            max_tokens,
+            end_tokens,
+            sampler,
+            writer,
+            text: None,
+            read: 0,
+            finish: None,
+        });
+    }
+
+    fn place(&self, age: u64) -> Option<usize> {
+        self.running.iter().position(|live| live.age == age)
+    }
+
+    fn end_cancelled(&mut self) -> Result<()> {
+        self.waiting.retain(|live| {
+            let cancelled = live.writer.is_cancelled();
+            if cancelled {
+                live.writer.done(Finish::Cancelled);
+            }
+            !cancelled
+        });
+        while let Some(i) = self.running.iter().position(|live| live.writer.is_cancelled()) {
+            self.finish(i, Finish::Cancelled)?;
+        }
+        Ok(())
+    }
+
+    /// Texts with one token to read, the oldest first: each has a page for it, or is no more running.
+    fn decodes(&mut self) -> Result<Vec<(u64, usize)>> {
+        let goes_on = |live: &&Live| live.left() == 1 && !live.writer.is_full();
+        let ages: Vec<u64> = self.running.iter().filter(goes_on).map(|live| live.age).collect();
+        let mut parts = Vec::new();
+        for age in ages {
+            if self.place(age).is_some() && self.make_room(age)? {
+                parts.push((age, 1));
+            }
+        }
+        Ok(parts)
+    }
+
+    /// Tokens of prompts, up to a chunk: of running texts, then of those that are admitted.
+    fn prompts(&mut self, parts: &mut Vec<(u64, usize)>) -> Result<()> {
+        let mut budget = self.options.chunk;
+        let ages = self.running.iter().filter(|live| live.left() > 1).map(|live| live.age);
+        for age in ages.collect::<Vec<_>>() {
+            self.add_chunk(age, parts, &mut budget);
+        }
+        while budget > 0 {
+            let Some(live) = self.waiting.iter().find(|live| !live.writer.is_full()) else { break };
+            let age = live.age;
+            // A text whose reader is behind keeps no other from running.
+            if self.running.len() >= self.options.texts && !self.preempt(|live| live.writer.is_full())? {
+                break;
+            }
+            let Some(i) = self.waiting.iter().position(|live| live.age == age) else { break };
+            if !self.admit(i)? {
+                break;
+            }
+            self.add_chunk(age, parts, &mut budget);
+        }
+        Ok(())
+    }
+
+    fn add_chunk(&self, age: u64, parts: &mut Vec<(u64, usize)>, budget: &mut usize) {
+        let Some(live) = self.place(age).map(|i| &self.running[i]) else { return };
+        let chunk = self.options.chunk;
+        let count = match self.options.batch_invariant {
+            false => live.left().min(*budget),
+            // As alone: prompts are cut at multiples of the chunk, what followed was read token by token.
+            true if live.read < live.prompt_len => (chunk - live.read % chunk).min(live.prompt_len - live.read),
+            true => 1,
+        };
+        if count <= *budget && count > 0 {
+            *budget -= count;
+            parts.push((age, count));
+        }
+    }
+
+    /// Moves a text from the line to those that run, with pages for all its tokens; false if there are none for it.
+    fn admit(&mut self, i: usize) -> Result<bool> {
+        let Self { waiting, running, texts, prefixes, options, .. } = self;
+        let Some(live) = waiting.get(i) else { return Ok(false) };
+        let unit = match options.batch_invariant {
+            false => texts.page_length(),
+            true => least_common_multiple(texts.page_length(), options.chunk),
+        };
+        let alive = running.iter().filter_map(|other| {
+            let sure = if options.batch_invariant { other.read.min(other.prompt_len) } else { other.read };
+            Some((other.text?, &other.tokens[..sure]))
+        });
+        let (text, read) = match prefixes.longest(&live.tokens[..live.tokens.len() - 1], alive, unit) {
+            Some((from, positions)) => (texts.share(from, positions)?, positions),
+            None => (texts.begin(), 0),
+        };
+        let (age, len) = (live.age, live.tokens.len());
+        while self.texts.missing_pages(text, len) > self.texts.free_pages() {
+            if !self.prefixes.evict(self.texts.as_mut())? && !self.preempt(|live| live.writer.is_full())? {
+                self.texts.end(text)?;
+                return Ok(false);
+            }
+        }
+        // Texts that were preempted have gone to the line, each to its place.
+        let place = self.waiting.iter().position(|live| live.age == age);
+        let Some(mut live) = place.and_then(|i| self.waiting.remove(i)) else {
+            return self.texts.end(text).map(|()| false);
+        };
+        self.texts.reserve(text, len)?;
+        (live.text, live.read) = (Some(text), read);
+        let place = self.running.partition_point(|other| other.age < live.age);
+        self.running.insert(place, live);
+        Ok(true)
+    }
+
+    /// A page for a text's next token; false if the text itself had to go.
+    fn make_room(&mut self, age: u64) -> Result<bool> {
+        loop {
+            let Some(live) = self.place(age).map(|i| &self.running[i]) else { return Ok(false) };
+            let Some(text) = live.text else { return Ok(false) };
+            let positions = live.read + 1;
+            if self.texts.missing_pages(text, positions) <= self.texts.free_pages() {
+                self.texts.reserve(text, positions)?;
+                return Ok(true);
+            }
+            let alone = self.running.len() == 1;
+            let freed = self.prefixes.evict(self.texts.as_mut())?
+                || self.preempt(|live| live.writer.is_full() && live.age != age)?
+                || (!alone && self.preempt(|live| live.age >= age)?);
+            if !freed {
+                let (page, free) = (self.texts.page_length(), self.texts.free_pages());
+                return Err(halfbyte::Error::CacheFull { needed: page, free: free * page }.into());
+            }
+        }
+    }
+
+    /// Takes the pages of the last text that is such a one; it waits at its old place. False: there is none.
+    fn preempt(&mut self, such: impl Fn(&Live) -> bool) -> Result<bool> {
+        let Some(i) = self.running.iter().rposition(such) else { return Ok(false) };
+        let mut live = self.running.remove(i);
+        if let Some(text) = live.text.take() {
+            self.texts.end(text)?;
+        }
+        live.read = 0;
+        self.preempted += 1;
+        let place = self.waiting.partition_point(|other| other.age < live.age);
+        self.waiting.insert(place, live);
+        Ok(true)
+    }
+
+    /// Reads tokens of running texts, and chooses what follows where the last one was read.
+    fn read(&mut self, parts: &[(usize, usize)]) -> Result<()> {
+        let Self { texts, running, logits, bounds, .. } = self;
+        let wanted = parts.iter().filter(|&&(i, count)| running[i].left() == count).count();
+        let rows = parts.iter().filter_map(|&(i, count)| {
+            let live = &running[i];
+            Some(Rows { text: live.text?, tokens: &live.tokens[live.read..live.read + count] })
+        });
+        texts.read(&rows.collect::<Vec<_>>(), wanted, logits)?;
+        for &(i, count) in parts {
+            running[i].read += count;
+        }
+        for (&(i, _), logits) in parts[..wanted].iter().zip(logits.chunks_exact(bounds.vocab)) {
+            let live = &mut running[i];
+            live.finish = match live.sampler.next(logits) {
+                Err(error) => {
+                    live.writer.failed(error);
+                    Some(Finish::Cancelled)
+                }
+                Ok(token) if live.end_tokens.contains(&token) => Some(Finish::End),
+                Ok(token) => {
+                    live.tokens.push(token);
+                    live.writer.token(token);
+                    let written = live.tokens.len() - live.prompt_len;
+                    let full = (live.tokens.len() > bounds.longest).then_some(Finish::Context);
+                    if written == live.max_tokens { Some(Finish::Length) } else { full }
+                }
+            };
+        }
+        Ok(())
+    }
+
+    /// Ends a running text; whole pages of what it read are left for others.
+    fn finish(&mut self, i: usize, finish: Finish) -> Result<()> {
+        let mut live = self.running.remove(i);
+        live.writer.done(finish);
+        let Some(text) = live.text else { return Ok(()) };
+        let sure = if self.options.batch_invariant { live.read.min(live.prompt_len) } else { live.read };
+        live.tokens.truncate(sure);
+        self.prefixes.keep(self.texts.as_mut(), text, live.tokens)
+    }
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y != 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).saturating_mul(b)
+}

@@ -1,0 +1,305 @@
+//! Many texts against each of them alone, and what may go wrong with one.
+
+use super::*;
+use crate::LoadOptions;
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+fn model() -> (Cpu, Model) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    (Cpu::all_threads().unwrap(), Model::load(&folder, &LoadOptions::default()).unwrap())
+}
+
+/// Prompts that differ; every fourth begins as the others of its kind.
+fn request(i: usize, prompt: usize, max_tokens: usize) -> Request {
+    let token = |p: usize| match i % 4 {
+        0 if p < 150 => (p * 31 % 4000) as u32 + 1,
+        _ => ((p * 131 + i * 977 + p * p * 7) % 4000) as u32 + 1,
+    };
+    let prompt = (0..prompt).map(token).collect();
+    let sampling = Sampling {
+        temperature: if i.is_multiple_of(3) { 0.0 } else { 0.9 },
+        top_k: 40,
+        seed: i as u64,
+        ..Sampling::default()
+    };
+    Request { prompt, max_tokens, sampling, end_tokens: Vec::new() }
+}
+
+fn alone(cpu: &Cpu, model: &Model, request: &Request, options: Options) -> (Vec<u32>, Option<Finish>) {
+    let (mut scheduler, queue) = Scheduler::new(model, cpu, options).unwrap();
+    let mut handle = queue.submit(request.clone()).unwrap();
+    drop(queue);
+    scheduler.run().unwrap();
+    (handle.rest().unwrap(), handle.finish())
+}
+
+fn all_pages_return(scheduler: &mut Scheduler<'_>) {
+    scheduler.forget_prefixes().unwrap();
+    assert_eq!(scheduler.free_pages(), scheduler.pages(), "{scheduler:?}");
+}
+
+/// Writes down the bits of all logits.
+#[derive(Debug)]
+struct Recorder<'m> {
+    texts: Box<dyn Texts + 'm>,
+    bits: Arc<Mutex<HashSet<Vec<u32>>>>,
+}
+
+impl Texts for Recorder<'_> {
+    fn page_length(&self) -> usize {
+        self.texts.page_length()
+    }
+    fn pages(&self) -> usize {
+        self.texts.pages()
+    }
+    fn free_pages(&self) -> usize {
+        self.texts.free_pages()
+    }
+    fn begin(&mut self) -> TextId {
+        self.texts.begin()
+    }
+    fn share(&mut self, from: TextId, positions: usize) -> Result<TextId> {
+        self.texts.share(from, positions)
+    }
+    fn truncate(&mut self, text: TextId, position: usize) -> Result<()> {
+        self.texts.truncate(text, position)
+    }
+    fn end(&mut self, text: TextId) -> Result<()> {
+        self.texts.end(text)
+    }
+    fn missing_pages(&self, text: TextId, positions: usize) -> usize {
+        self.texts.missing_pages(text, positions)
+    }
+    fn reserve(&mut self, text: TextId, positions: usize) -> Result<()> {
+        self.texts.reserve(text, positions)
+    }
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize, logits: &mut Vec<f32>) -> Result<()> {
+        self.texts.read(rows, wanted, logits)?;
+        let bits = logits.chunks_exact(4096).take(wanted).map(|row| row.iter().map(|v| v.to_bits()).collect());
+        self.bits.lock().unwrap().extend(bits);
+        Ok(())
+    }
+}
+
+/// The bits of the logits of some texts that are written together, and how often one of them was preempted.
+fn bits(cpu: &Cpu, model: &Model, requests: &[Request], options: Options) -> (HashSet<Vec<u32>>, u64) {
+    let (mut scheduler, queue) = Scheduler::new(model, cpu, options).unwrap();
+    let bits = Arc::new(Mutex::new(HashSet::new()));
+    let texts = scheduler.texts;
+    scheduler.texts = Box::new(Recorder { texts, bits: bits.clone() });
+    let handles: Vec<Handle> = requests.iter().map(|request| queue.submit(request.clone()).unwrap()).collect();
+    drop(queue);
+    scheduler.run().unwrap();
+    drop(handles);
+    let preempted = scheduler.preempted();
+    drop(scheduler);
+    (Arc::into_inner(bits).unwrap().into_inner().unwrap(), preempted)
+}
+
+#[test]
+fn batch_invariant_texts_have_the_bits_that_they_have_alone() {
+    let (cpu, model) = model();
+    let requests: Vec<Request> = (0..12).map(|i| request(i, 100 + (i * 37) % 190, 40)).collect();
+    let options = Options { positions: 128 * 10, chunk: 128, batch_invariant: true, ..Options::default() };
+    let (together, preempted) = bits(&cpu, &model, &requests, options);
+    assert!(preempted > 0);
+    for (i, request) in requests.iter().enumerate() {
+        let (alone, _) = bits(&cpu, &model, std::slice::from_ref(request), options);
+        assert!(alone.len() == 40 && alone.is_subset(&together), "text {i}");
+    }
+    // Without it they have not: the test can fail.
+    let (together, _) = bits(&cpu, &model, &requests, Options { batch_invariant: false, ..options });
+    let (alone, _) = bits(&cpu, &model, &requests[1..2], options);
+    assert!(!alone.is_subset(&together));
+}
+
+#[test]
+fn each_of_64_texts_has_the_tokens_that_it_has_alone() {
+    let (cpu, model) = model();
+    let requests: Vec<Request> = (0..64).map(|i| request(i, 1 + (i * 37) % 290, 6 + i % 7)).collect();
+    // Pages for half of them: some are preempted, some wait.
+    for (positions, batch_invariant) in [(128 * 60, true), (1 << 15, false)] {
+        let options = Options { positions, chunk: 128, batch_invariant, ..Options::default() };
+        let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options).unwrap();
+        let mut handles: Vec<Handle> = requests.iter().map(|request| queue.submit(request.clone()).unwrap()).collect();
+        drop(queue);
+        scheduler.run().unwrap();
+        let mut differing = 0;
+        for (i, (handle, request)) in handles.iter_mut().zip(&requests).enumerate() {
+            let got = handle.rest().unwrap();
+            assert_eq!((got.len(), handle.finish()), (request.max_tokens, Some(Finish::Length)));
+            let (want, _) = alone(&cpu, &model, request, options);
+            // Sums may be added in another order where texts go through the layers together: a draw may fall differently.
+            if batch_invariant || i % 3 == 0 {
+                assert_eq!(got, want, "text {i}")
+            } else {
+                differing += usize::from(got != want)
+            }
+        }
+        assert!(differing <= 2, "{differing} of 64 differ");
+        all_pages_return(&mut scheduler);
+    }
+}
+
+#[test]
+fn texts_beside_each_other_differ_by_rounding_at_most() {
+    let (cpu, model) = model();
+    let ids = |i: usize, n: usize| request(i, n, 1).prompt;
+    let bits = |batches: &[Vec<(usize, Vec<u32>)>], of: usize| {
+        let mut texts = model.begin_many(&cpu, 4096).unwrap();
+        let names: Vec<TextId> = (0..5).map(|_| texts.begin()).collect();
+        let (mut logits, mut out) = (Vec::new(), Vec::new());
+        for batch in batches {
+            let rows: Vec<Rows<'_>> = batch.iter().map(|(i, tokens)| Rows { text: names[*i], tokens }).collect();
+            texts.read(&rows, rows.len(), &mut logits).unwrap();
+            if let Some(at) = batch.iter().position(|(i, _)| *i == of) {
+                out.push(logits[at * 4096..(at + 1) * 4096].to_vec());
+            }
+        }
+        out
+    };
+    let beside = [
+        vec![(0, ids(0, 3)), (1, ids(1, 20)), (2, ids(2, 150))],
+        (0..5).map(|i| (i, ids(i + 9, 1))).collect(),
+        vec![(1, ids(5, 1)), (2, ids(6, 9))],
+    ];
+    let mut worst = 0f32;
+    for of in 0..3 {
+        let own: Vec<_> =
+            beside.iter().map(|batch| batch.iter().filter(|(i, _)| *i == of).cloned().collect::<Vec<_>>()).collect();
+        let own: Vec<_> = own.into_iter().filter(|batch| !batch.is_empty()).collect();
+        for (a, b) in bits(&beside, of).iter().flatten().zip(bits(&own, of).iter().flatten()) {
+            worst = worst.max((a - b).abs());
+        }
+    }
+    // Logits are of the size of ten.
+    assert!(worst < 1e-3, "{worst}");
+}
+
+#[test]
+fn a_text_that_is_cancelled_or_dropped_ends_and_the_others_go_on() {
+    let (cpu, model) = model();
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, Options::default()).unwrap();
+    let mut handles: Vec<Handle> = (1..4).map(|i| queue.submit(request(i, 140, 20)).unwrap()).collect();
+    let waits = queue.submit(request(5, 10, 0)).unwrap();
+    for _ in 0..6 {
+        assert!(scheduler.step().unwrap());
+    }
+    handles[0].cancel();
+    drop(handles.remove(1));
+    drop((queue, waits));
+    scheduler.run().unwrap();
+    let first = handles[0].rest().unwrap();
+    assert!((1..20).contains(&first.len()) && handles[0].finish() == Some(Finish::Cancelled), "{}", first.len());
+    assert_eq!(handles[1].rest().unwrap(), alone(&cpu, &model, &request(3, 140, 20), Options::default()).0);
+    all_pages_return(&mut scheduler);
+}
+
+#[test]
+fn a_reader_that_stops_reading_stops_its_own_text_only() {
+    let (cpu, model) = model();
+    // Pages for one of them at a time: the one that waits for its reader must give them up.
+    let options = Options { positions: 256, unread: 3, batch_invariant: true, ..Options::default() };
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options).unwrap();
+    let mut slow = queue.submit(request(1, 130, 9)).unwrap();
+    let mut quick = queue.submit(request(2, 130, 9)).unwrap();
+    drop(queue);
+    let (slow, quick) = std::thread::scope(|scope| {
+        let running = scope.spawn(|| scheduler.run());
+        let quick = quick.rest().unwrap();
+        let slow = slow.rest().unwrap();
+        running.join().unwrap().unwrap();
+        (slow, quick)
+    });
+    let patient = Options { unread: 99, ..options };
+    assert_eq!(slow, alone(&cpu, &model, &request(1, 130, 9), patient).0);
+    assert_eq!(quick, alone(&cpu, &model, &request(2, 130, 9), patient).0);
+    assert!(scheduler.preempted() > 0);
+    all_pages_return(&mut scheduler);
+}
+
+#[test]
+fn what_cannot_be_is_refused_at_once_and_a_full_budget_ends_a_text() {
+    let (cpu, model) = model();
+    let options = Options { positions: 256, ..Options::default() };
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options).unwrap();
+    let refused = |request: Request| queue.submit(request).unwrap_err();
+    assert!(matches!(refused(request(1, 257, 1)), Error::ContextFull { limit: 256, got: 257 }));
+    assert!(matches!(refused(request(1, 0, 1)), Error::EmptyPrompt));
+    assert!(matches!(
+        refused(Request { prompt: vec![4096], ..request(1, 1, 1) }),
+        Error::UnknownToken { id: 4096, .. }
+    ));
+    let sampling = Sampling { temperature: -1.0, ..Sampling::default() };
+    assert!(matches!(refused(Request { sampling, ..request(1, 1, 1) }), Error::Invalid { .. }));
+    for options in [Options { chunk: 0, ..options }, Options { positions: 0, ..options }] {
+        assert!(Scheduler::new(&model, &cpu, options).is_err());
+    }
+    let mut full = queue.submit(request(1, 250, 50)).unwrap();
+    let mut none = queue.submit(request(2, 5, 0)).unwrap();
+    let late = queue.clone();
+    drop(queue);
+    while scheduler.step().unwrap() {}
+    // The last token is not read: as in a session.
+    assert_eq!((full.rest().unwrap().len(), full.finish()), (7, Some(Finish::Context)));
+    assert_eq!((none.rest().unwrap().len(), none.finish()), (0, Some(Finish::Length)));
+    all_pages_return(&mut scheduler);
+    let mut left = late.submit(request(1, 5, 5)).unwrap();
+    drop(scheduler);
+    assert!(matches!(left.next(), Some(Err(Error::Stopped))) && left.next().is_none());
+    assert!(matches!(late.submit(request(1, 5, 5)), Err(Error::Stopped)));
+}
+
+#[test]
+fn memory_that_runs_out_is_taken_from_the_last_that_came() {
+    let (cpu, model) = model();
+    // Two texts fit until they pass 128 tokens; then the younger waits.
+    let options = Options { positions: 384, batch_invariant: true, ..Options::default() };
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options).unwrap();
+    let requests: Vec<Request> = (1..4).map(|i| request(i, 120, 30)).collect();
+    let mut handles: Vec<Handle> = requests.iter().map(|request| queue.submit(request.clone()).unwrap()).collect();
+    drop(queue);
+    scheduler.run().unwrap();
+    assert!(scheduler.preempted() > 0);
+    for (handle, request) in handles.iter_mut().zip(&requests) {
+        assert_eq!(handle.rest().unwrap(), alone(&cpu, &model, request, options).0);
+    }
+    all_pages_return(&mut scheduler);
+}
+
+#[test]
+fn beginnings_are_shared_and_a_chunk_is_the_most_that_a_step_reads_of_prompts() {
+    let (cpu, model) = model();
+    let options = Options { chunk: 64, ..Options::default() };
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options).unwrap();
+    let pages = scheduler.pages();
+    let mut first = queue.submit(request(0, 140, 2)).unwrap();
+    let mut steps = 0;
+    while scheduler.step().unwrap() {
+        steps += 1;
+    }
+    // 140 tokens in chunks of 64, then one token.
+    assert_eq!((steps, scheduler.free_pages()), (4, pages - 1), "a whole page is left for others");
+    let mut second = queue.submit(request(4, 148, 2)).unwrap();
+    steps = 0;
+    while scheduler.step().unwrap() {
+        steps += 1;
+    }
+    assert_eq!(steps, 2, "20 tokens are new");
+    assert_eq!((first.rest().unwrap().len(), second.rest().unwrap().len()), (2, 2));
+    let want = alone(&cpu, &model, &request(4, 148, 40), options).0;
+    let mut third = queue.submit(request(4, 148, 40)).unwrap();
+    let mut joins = queue.submit(request(2, 300, 1)).unwrap();
+    let mut seen = 0;
+    while third.unread() < 40 {
+        assert!(scheduler.step().unwrap());
+        let unread = third.unread();
+        assert!(unread > seen, "a text beside a long prompt waits for no step");
+        seen = unread;
+    }
+    while scheduler.step().unwrap() {}
+    assert_eq!((third.rest().unwrap(), joins.rest().unwrap().len()), (want, 1));
+    all_pages_return(&mut scheduler);
+}

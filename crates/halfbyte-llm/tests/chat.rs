@@ -1,0 +1,131 @@
+//! Chat templates: what Python's jinja2 makes of them, and templates that lie.
+
+use halfbyte_checkpoint::Weights;
+use halfbyte_llm::chat::{ChatTemplate, Message, SpecialTokens};
+use halfbyte_llm::{Config, Error, Tokenizer};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/chat")
+}
+
+fn template(source: &str) -> halfbyte_llm::Result<ChatTemplate> {
+    ChatTemplate::parse(source.to_owned(), SpecialTokens::default(), Path::new("model"))
+}
+
+fn says(source: &str) -> String {
+    let messages = [Message::new("user", "x".repeat(1000)), Message::new("assistant", "y")];
+    match template(source).and_then(|template| template.render(&messages, true)) {
+        Err(Error::Chat { what, .. }) => what,
+        other => panic!("{source}: {:?}", other.map(|text| text.len())),
+    }
+}
+
+#[test]
+fn templates_write_what_jinja2_writes() {
+    let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(folder().join("expected.json")).unwrap()).unwrap();
+    let (mut written, mut refused) = (0, 0);
+    for case in &cases {
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let name = text(&case["template"]).unwrap();
+        let tokens = SpecialTokens { bos: text(&case["tokens"]["bos_token"]), eos: text(&case["tokens"]["eos_token"]) };
+        let source = std::fs::read_to_string(folder().join(&name)).unwrap();
+        let template = ChatTemplate::parse(source, tokens, Path::new(&name)).unwrap();
+        let messages = case["messages"].as_array().unwrap().iter();
+        let messages: Vec<Message> = messages
+            .map(|message| Message::new(text(&message["role"]).unwrap(), text(&message["content"]).unwrap()))
+            .collect();
+        let got = template.render(&messages, case["answer"].as_bool().unwrap());
+        match text(&case["text"]) {
+            Some(expected) => {
+                assert_eq!(got.unwrap(), expected, "{case}");
+                written += 1;
+            }
+            None => {
+                let got = got.unwrap_err().to_string();
+                let want = case["error"].as_str().unwrap();
+                let both_miss = ["undefined", "eos_token"].iter().all(|word| want.contains(word) && got.contains(word));
+                assert!(got.contains(want) || both_miss, "{got}: {case}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(written > 100 && refused > 10, "{written} written, {refused} refused");
+}
+
+#[test]
+fn templates_that_never_end_or_grow_are_refused() {
+    let endless = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
+    let doubled = format!("{{% set x = messages[0].content %}}{}", "{% set x = x ~ x %}".repeat(60));
+    let captured = format!("{{% set x = 'ab' %}}{}", "{% set x %}{{ x }}{{ x }}{% endset %}".repeat(60));
+    let listed =
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}";
+    let replaced =
+        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}";
+    let joined =
+        "{% set ns = namespace(x='aa') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] | join %}{% endfor %}";
+    for source in [endless, &doubled, &captured, replaced, joined] {
+        let what = says(source);
+        assert!(what.contains("more steps or memory"), "{source}: {what}");
+    }
+    assert!(says(listed).contains("comes to an end within 10 seconds"), "{}", says(listed));
+    let long = "{% for i in range(3000) %}{{ messages[0].content }}{% endfor %}";
+    assert!(says(long).contains("in proportion to the conversation"), "{}", says(long));
+    let repeated = says("{{ 'x' * 1000000000000 }}");
+    assert!(repeated.contains("more steps or memory"), "{repeated}");
+    let calls = says("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}");
+    assert!(calls.contains("recursion"), "{calls}");
+    let nested = "{% set ns = namespace(x=[]) %}{% for i in range(20000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}";
+    assert!(says(nested).contains("levels") || says(nested).contains("steps"), "{}", says(nested));
+    let deep = format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000));
+    assert!(says(&deep).contains("syntax error"), "{}", says(&deep));
+    assert!(says(&"x".repeat((1 << 20) + 1)).contains("at most 1048576 bytes"));
+}
+
+#[test]
+fn what_is_wrong_with_a_template_is_told_with_its_line() {
+    assert!(says("a\n{% if %}").contains("line 2"), "{}", says("a\n{% if %}"));
+    assert!(says("\n{{ raise_exception('no ' ~ messages[1].content) }}").contains("no y (line 2)"));
+    assert!(says("{{ nothing.at.all }}").contains("undefined"));
+    assert!(says("{{ messages | grand }}").contains("grand"));
+    assert!(says("{{ strftime_now('%Q%') }}").contains("line 1"));
+    let year = template("{{ strftime_now('%Y') }}").unwrap().render(&[], false).unwrap();
+    assert!(year.len() == 4 && year.parse::<u32>().unwrap() >= 2024, "{year}");
+}
+
+#[test]
+fn a_folder_names_its_template_and_tokens() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures/llama");
+    let here = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&model).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, here.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let tokenizer = Tokenizer::from_folder(&real).unwrap();
+    let config = Config { bos: Some(0), ..Config::from_folder(&real).unwrap() };
+    let read = |file: Option<(&str, &str)>| {
+        if let Some((name, text)) = file {
+            std::fs::write(here.path().join(name), text).unwrap();
+        }
+        let weights = Weights::open(here.path()).unwrap();
+        ChatTemplate::from_weights(&weights, &config, &tokenizer)
+    };
+    let text = |template: ChatTemplate| template.render(&[Message::new("user", "u")], false).unwrap();
+    assert!(read(None).unwrap().is_none());
+    let source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}";
+    let with = |fields: Value| fields.to_string();
+    let read_config = |fields: Value| read(Some(("tokenizer_config.json", &with(fields)))).unwrap();
+    assert!(read_config(json!({"bos_token": "<a>"})).is_none());
+    // Of the configuration, where the file names none.
+    let end = tokenizer.token(0).unwrap();
+    assert_eq!(text(read_config(json!({"chat_template": source})).unwrap()), format!("{end}u{end}"));
+    let named = json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": source}]);
+    let fields = json!({"chat_template": named, "bos_token": "<a>", "eos_token": {"content": "<b>", "lstrip": false}});
+    assert_eq!(text(read_config(fields).unwrap()), "<a>u<b>");
+    let bad = with(json!({"chat_template": source, "eos_token": 7}));
+    assert!(read(Some(("tokenizer_config.json", &bad))).unwrap_err().to_string().contains("eos_token"));
+    std::fs::write(here.path().join("tokenizer_config.json"), "{\"bos_token\": \"<c>\"}").unwrap();
+    assert_eq!(text(read(Some(("chat_template.jinja", source))).unwrap().unwrap()), format!("<c>u{end}"));
+}
