@@ -12,7 +12,7 @@
 //! pages run out, they are taken in this order: of texts that have ended, of texts whose readers are behind, of the text that came
 //! last. A text that lost its pages waits at its old place and is read again later; nobody sees that but by the time it takes.
 //!
-//! A reader that stops reading stops its own text only. The device is behind [`Texts`]; yet the CPU alone computes many texts.
+//! A reader that stops reading stops its own text only. The device is behind a trait (`device::Texts`); yet the CPU alone computes many texts.
 //!
 //! ```no_run
 //! use halfbyte::cpu::Cpu;
