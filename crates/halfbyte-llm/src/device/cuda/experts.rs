@@ -146,7 +146,7 @@ impl State {
         } else {
             // As the sum of two products on tensor cores: of the rounded rows, and of what rounding has taken off.
             of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
-            nn::remainder(gpu, stream, read, gathered.view_mut(0..m * hidden))?;
+            nn::rounding_error(gpu, stream, read, gathered.view_mut(0..m * hidden))?;
             of.router.run(cuda, Input::Floats(gathered.view(0..m * hidden)), m, (others, 0), part)?;
             nn::add_to(gpu, stream, logits.view_mut().slice(0..m * count), others.view().slice(0..m * count))?;
         }

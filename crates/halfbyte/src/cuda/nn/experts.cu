@@ -1,5 +1,5 @@
-// What a mixture of experts does beside its products: what rounding takes off the rows that a router reads, the choice of
-// experts, rows put together for each, and the sum of what the experts of a row have left.
+// What a mixture of experts does beside its products: what rounding takes off the rows that a router reads, the choice
+// of experts, rows put together for each, and the sum of what the experts of a row have left.
 #include "floats.cuh"
 
 constexpr int THREADS = 256, WARPS = 4;
@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(32 * WARPS) route(const RouteParams p) {
   for (u32 k = lane; k < p.top_k; k += 32) shares[k] /= sum;
 }
 
-// As `RemainderParams` in experts.rs.
-struct RemainderParams {
+// As `RoundingErrorParams` in experts.rs.
+struct RoundingErrorParams {
   const float* from;
   void* to;
   u64 elements;
@@ -69,7 +69,7 @@ struct RemainderParams {
 };
 
 // What rounding takes off: to = from - rounded(from).
-__global__ void __launch_bounds__(THREADS) remainder(const RemainderParams p) {
+__global__ void __launch_bounds__(THREADS) rounding_error(const RoundingErrorParams p) {
   const u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
   if (i < p.elements) store_float(p.to, i, p.from[i] - rounded(p.from[i], p.of_type), p.of_type);
 }

@@ -13,7 +13,7 @@ use bytemuck::Pod;
 static SOURCE: Source = Source {
     path: "nn/experts.cu",
     text: include_str!("experts.cu"),
-    parameters: &[RouteParams::LAYOUT, GatherParams::LAYOUT, CombineParams::LAYOUT, RemainderParams::LAYOUT],
+    parameters: &[RouteParams::LAYOUT, GatherParams::LAYOUT, CombineParams::LAYOUT, RoundingErrorParams::LAYOUT],
 };
 
 /// As in the source: of a block, and rows of one that chooses.
@@ -21,7 +21,7 @@ const THREADS: u32 = 256;
 const WARPS: usize = 4;
 
 pub(super) fn instances() -> [Instance; 4] {
-    ["route", "gather", "combine_experts", "remainder"].map(|kernel| Instance::new(&SOURCE, kernel))
+    ["route", "gather", "combine_experts", "rounding_error"].map(|kernel| Instance::new(&SOURCE, kernel))
 }
 
 parameters! {
@@ -47,7 +47,7 @@ parameters! {
     }
 
     /// As in the source.
-    struct RemainderParams {
+    struct RoundingErrorParams {
         from: u64,
         to: u64,
         elements: u64,
@@ -168,13 +168,13 @@ pub fn combine_experts(
 /// had twice as many bits.
 ///
 /// *Errors:* lengths that do not fit, f32.
-pub fn remainder(gpu: &Gpu, stream: &Stream, from: View<'_, f32>, to: FloatViewMut<'_>) -> Result<()> {
-    const OP: &str = "remainder";
+pub fn rounding_error(gpu: &Gpu, stream: &Stream, from: View<'_, f32>, to: FloatViewMut<'_>) -> Result<()> {
+    const OP: &str = "rounding_error";
     same_length(OP, "to", Some(from.len()), to.len())?;
     if to.dtype() == Float::F32 {
         return Err(Error::invalid(OP, "a type of 16 bits", to.dtype().to_string()));
     }
-    let params = RemainderParams {
+    let params = RoundingErrorParams {
         from: from.pointer(),
         to: to.pointer(),
         elements: from.len() as u64,

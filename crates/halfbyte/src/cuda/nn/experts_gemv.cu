@@ -1,10 +1,12 @@
-// Products of a few rows with the weights of the experts that they have chosen: y[i] = W[ids[i]] . x[i / sharing] + bias.
+// Products of a few rows with the weights of the experts that they have chosen:
+//   y[i] = W[ids[i]] . x[i / sharing] + bias
 //
 //   a block has WARPS warps: `split` of them share a block of 16 rows, each a part of its columns, and add up in order
 //   x lies in shared memory as B fragments have it; it is column 0 of B, and the other columns are zeros
 //   codes come by plain loads, several units (16 rows x 128 columns) ahead
 //
-// Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the packed weights.
+// Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the packed
+// weights.
 #include "ampere.cuh"
 #include "decode_codes.cuh"
 #include "ptx.cuh"

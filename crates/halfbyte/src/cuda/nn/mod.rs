@@ -35,7 +35,7 @@ pub use attention::{
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
-pub use experts::{combine_experts, gather, remainder, route};
+pub use experts::{combine_experts, gather, rounding_error, route};
 pub use experts_gemv::ExpertWeights;
 pub use floats::FloatBuffer;
 pub use gate::{Gate, gate, gate_quantized};

@@ -77,13 +77,13 @@ fn what_rounding_takes_off_is_what_is_left() {
             let x = random.activations(len);
             let on_device = bench.upload(&x);
             let got = bench.output(dtype, len, &mut |out| {
-                nn::remainder(&gpu, &bench.stream, on_device.view(), out).unwrap();
+                nn::rounding_error(&gpu, &bench.stream, on_device.view(), out).unwrap();
             });
             let want: Vec<f32> = x.iter().map(|&v| dtype.round(v - dtype.round(v))).collect();
             assert_eq!(bits(&got), bits(&want));
         }
         let (x, mut out) = (bench.upload(&[1.0; 2]), bench.upload(&[0.0; 2]));
-        assert!(nn::remainder(&gpu, &bench.stream, x.view(), out.view_mut().into()).is_err());
+        assert!(nn::rounding_error(&gpu, &bench.stream, x.view(), out.view_mut().into()).is_err());
     }
 }
 
