@@ -141,7 +141,8 @@ impl State {
         let (count, chosen) = (of.experts.len(), m * of.top_k);
         let Mixture { exact, logits, others, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;
         let read = exact.view().slice(0..m * hidden);
-        if m <= FEW_ROWS || normed.dtype() == Float::F32 {
+        // A bias would be in both of the two products.
+        if m <= FEW_ROWS || normed.dtype() == Float::F32 || of.router.has_bias() {
             of.router.run(cuda, Input::Floats(read.into()), m, (logits, 0), part)?;
         } else {
             // As the sum of two products on tensor cores: of the rounded rows, and of what rounding has taken off.

@@ -40,6 +40,11 @@ impl Projection {
         Some((part.packed()?, part.bias()))
     }
 
+    /// Whether something is added to its outputs.
+    pub(crate) fn has_bias(&self) -> bool {
+        self.parts.iter().any(|part| part.bias().is_some())
+    }
+
     /// Bytes that the packed weights take on the device.
     pub(crate) fn bytes(&self) -> usize {
         self.parts.iter().map(Linear::bytes).sum()
