@@ -136,7 +136,9 @@ impl Assignment {
 impl State {
     /// From `m` normed rows to the update.
     pub(super) fn experts(&mut self, model: &CudaModel, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
-        let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else { return Ok(()) };
+        let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else {
+            return Err(Error::invalid("experts", "room for what passes between their steps", "none"));
+        };
         let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
         let (count, chosen) = (of.experts.len(), m * of.top_k);
         let Mixture { exact, logits, others, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;

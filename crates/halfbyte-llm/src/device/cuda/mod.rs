@@ -171,6 +171,9 @@ impl Resident for CudaModel {
         let mut instances = nn::instances(Some(self.decoder.heads.head_size));
         instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
+        if persistent::unlike_llama(&self.decoder).is_some() {
+            instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size)));
+        }
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
         instances.extend(self.few_rows.iter().flatten().flatten().map(ExpertWeights::instance));
         Ok(self.cuda.gpu().prepare(&instances, |done| progress(done, instances.len()))?)
@@ -217,7 +220,13 @@ impl Resident for CudaModel {
     }
 
     fn bytes(&self) -> usize {
-        let norms: usize = self.decoder.norms().map(|norm| norm.weight.bytes()).sum();
+        let norms: usize = self
+            .decoder
+            .norms()
+            .flat_map(|norm| [Some(&norm.weight), norm.bias.as_ref()])
+            .flatten()
+            .map(Buffer::bytes)
+            .sum();
         let products: usize = self.projections().map(Projection::bytes).sum();
         norms + products + self.decoder.vocabulary.embedding.bytes()
     }

@@ -43,7 +43,7 @@ pub(super) fn plan(
 
 /// What the kernel would need for a model that has more than Llama's steps. All of a model is taken apart here, so that what is
 /// added to it must be said.
-fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
+pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
     let Decoder { hidden: _, vocab: _, heads: _, embedding_norm, layers, norm, vocabulary } = decoder;
     // A cap of logits follows the head, which is another kernel's.
     let Vocabulary { embedding: _, scale, head: _, logit_cap: _ } = vocabulary;

@@ -60,7 +60,7 @@ const MOST_BLOCKS: usize = i32::MAX as usize;
 /// And in the others.
 const MOST_BLOCKS_ACROSS: usize = 65_535;
 
-/// Every kernel that a model with heads of this size runs, but for [`quantized_instances`]; without one, those of other networks too, and enough that nothing in the sources is left out.
+/// Every kernel that a model with heads of this size and Llama's steps runs, but for [`quantized_instances`]; without one, those of other networks too, and enough that nothing in the sources is left out.
 pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     let mut all =
@@ -68,7 +68,7 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     if head_size.is_none() {
         all.extend([rms_norm::quantized_instances(), gate::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
-        all.extend(others());
+        all.extend(instances_of_some_models(None));
     }
     all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
@@ -81,12 +81,18 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     all
 }
 
-/// Kernels that only some models run.
-fn others() -> Vec<Instance> {
+/// Kernels that models with more than Llama's steps run besides, with heads of this size; without one, enough that nothing in the sources
+/// is left out.
+pub fn instances_of_some_models(head_size: Option<usize>) -> Vec<Instance> {
     let mut all = vec![soft_cap::instance()];
     all.extend(layer_norm::instances());
     all.extend(experts::instances());
-    all.extend([64, LARGEST_HEAD].into_iter().flat_map(attention_mma::changed_instances));
+    if head_size.is_some() {
+        // The sum of a residual and an update.
+        all.extend(add::instances());
+    }
+    let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
+    all.extend(heads.into_iter().flat_map(attention_mma::changed_instances));
     all
 }
 
