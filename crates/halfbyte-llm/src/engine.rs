@@ -6,7 +6,7 @@ use crate::decoder::Decoder;
 use crate::device::Device;
 use crate::device::cpu::{CpuModel, OnCpu};
 use crate::device::cuda::CudaModel;
-use crate::device::{Batch, LoadTimes, Resident, Text, Texts, room};
+use crate::device::{Batch, LoadTimes, Resident, Room, Text, Texts, room};
 use crate::error::{Error, Result};
 use crate::explain::Product;
 use crate::load::{LoadOptions, Loader};
@@ -130,8 +130,8 @@ impl Model {
     }
 
     /// Room for many texts: see [`crate::schedule`].
-    pub(crate) fn begin_many<'m>(&'m self, cpu: &'m Cpu, positions: usize) -> Result<Box<dyn Texts + 'm>> {
-        self.resident.begin_many(cpu, positions)
+    pub(crate) fn begin_many<'m>(&'m self, cpu: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>> {
+        self.resident.begin_many(cpu, room)
     }
 
     /// Bytes that keys and values of one token take over all layers.

@@ -6,6 +6,8 @@
 mod architectures;
 #[path = "cuda/files.rs"]
 mod files;
+#[path = "cuda/texts.rs"]
+mod texts;
 
 use half::f16;
 use halfbyte::cpu::Cpu;

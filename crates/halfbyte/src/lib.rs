@@ -47,6 +47,7 @@ pub mod cuda;
 pub mod error;
 pub mod format;
 pub mod kernel;
+pub mod kv_pages;
 pub mod layout;
 pub mod ops;
 pub mod quantize;

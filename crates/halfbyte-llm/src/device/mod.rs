@@ -6,7 +6,7 @@
 pub mod cpu;
 pub(crate) mod cuda;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::explain::Product;
 use crate::profile::Profile;
 use crate::sampling::Sampler;
@@ -85,12 +85,8 @@ pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
     /// Begins a text with room for `context` tokens; `cpu` computes if the weights lie there.
     fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>>;
 
-    /// Makes room for texts that go through the layers together, with `positions` of keys and values in all. Error: the device
-    /// computes one text at a time.
-    fn begin_many<'m>(&'m self, cpu: &'m Cpu, positions: usize) -> Result<Box<dyn Texts + 'm>> {
-        let _ = (cpu, positions);
-        Err(Error::invalid("many texts", "a model in memory", "one on a GPU, which computes one text at a time yet"))
-    }
+    /// Makes room for texts that go through the layers together; `cpu` computes if the weights lie there.
+    fn begin_many<'m>(&'m self, cpu: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>>;
 
     /// Makes everything ready that is otherwise made when it is first needed; `progress` is told how much of how much is
     /// done, from any thread.
@@ -143,6 +139,19 @@ pub(crate) trait Text: std::fmt::Debug + Send {
     fn next(&mut self, sampler: &mut Sampler) -> Result<u32>;
 }
 
+/// What many texts need room for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    /// Positions of keys and values of all texts together; rounded up to whole pages.
+    pub positions: usize,
+    /// Positions that one text may have.
+    pub longest: usize,
+    /// Texts that go through the layers together.
+    pub texts: usize,
+    /// Rows of all of them.
+    pub rows: usize,
+}
+
 /// The name of a text among [`Texts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct TextId(pub u64);
@@ -183,9 +192,16 @@ pub(crate) trait Texts: std::fmt::Debug + Send {
     /// Takes the pages for positions below this one. Error: there are not so many.
     fn reserve(&mut self, text: TextId, positions: usize) -> Result<()>;
 
-    /// Reads the tokens of all texts, for which pages are reserved; leaves the logits `[wanted, vocab]` after the last token of the
-    /// first `wanted` of them. After an error none of these texts can go on.
-    fn read(&mut self, rows: &[Rows<'_>], wanted: usize, logits: &mut Vec<f32>) -> Result<()>;
+    /// Reads the tokens of all texts, for which pages are reserved; what follows the first `wanted` of them can be chosen then. After an
+    /// error none of these texts can go on.
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()>;
+
+    /// Logits `[wanted, vocab]` after the last token of each of these texts.
+    fn logits(&mut self, out: &mut Vec<f32>) -> Result<()>;
+
+    /// The tokens that samplers choose to follow the first texts that were read last, a sampler each; of each the error that
+    /// [`Sampler::next`] has.
+    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>>;
 }
 
 /// Tokens of a text that go through the layers together.

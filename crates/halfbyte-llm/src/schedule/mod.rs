@@ -12,7 +12,7 @@
 //! pages run out, they are taken in this order: of texts that have ended, of texts whose readers are behind, of the text that came
 //! last. A text that lost its pages waits at its old place and is read again later; nobody sees that but by the time it takes.
 //!
-//! A reader that stops reading stops its own text only. The device is behind a trait (`device::Texts`); yet the CPU alone computes many texts.
+//! A reader that stops reading stops its own text only. The device is behind a trait (`device::Texts`).
 //!
 //! ```no_run
 //! use halfbyte::cpu::Cpu;
@@ -55,7 +55,7 @@ mod toy;
 pub use handle::{Handle, Queue};
 
 use crate::config::Config;
-use crate::device::{Rows, TextId, Texts};
+use crate::device::{Room, Rows, TextId, Texts};
 use crate::engine::Model;
 use crate::error::{Error, Result};
 use crate::generate::Finish;
@@ -139,16 +139,19 @@ pub struct Scheduler<'m> {
     waiting: VecDeque<Live>,
     running: Vec<Live>,
     prefixes: Prefixes,
-    logits: Vec<f32>,
     preempted: u64,
 }
 
 impl<'m> Scheduler<'m> {
-    /// A scheduler with the queue of its texts. Errors: a model on a device that computes one text at a time, options of zero.
+    /// A scheduler with the queue of its texts. Errors: options of zero, memory that is short.
     pub fn new(model: &'m Model, cpu: &'m Cpu, options: Options) -> Result<(Self, Queue)> {
         let Config { spec, .. } = model.config();
-        let texts = || model.begin_many(cpu, options.positions);
-        Self::over(texts, spec.vocab, spec.max_context, options)
+        let begin = || {
+            let Options { positions, chunk, texts, .. } = options;
+            let rows = chunk.saturating_add(texts);
+            model.begin_many(cpu, Room { positions, longest: spec.max_context.min(positions), texts, rows })
+        };
+        Self::over(begin, spec.vocab, spec.max_context, options)
     }
 
     /// The same over any texts with these bounds, which are begun once the options are found to be good.
@@ -176,7 +179,6 @@ impl<'m> Scheduler<'m> {
             waiting: VecDeque::new(),
             running: Vec::new(),
             prefixes: Prefixes::default(),
-            logits: Vec::new(),
             preempted: 0,
         };
         Ok((scheduler, queue))
@@ -416,19 +418,22 @@ impl<'m> Scheduler<'m> {
 
     /// Reads tokens of running texts, and chooses what follows where the last one was read.
     fn read(&mut self, parts: &[(usize, usize)]) -> Result<()> {
-        let Self { texts, running, logits, bounds, .. } = self;
+        let Self { texts, running, bounds, .. } = self;
         let wanted = parts.iter().filter(|&&(i, count)| running[i].left() == count).count();
         let rows = parts.iter().filter_map(|&(i, count)| {
             let live = &running[i];
             Some(Rows { text: live.text?, tokens: &live.tokens[live.read..live.read + count] })
         });
-        texts.read(&rows.collect::<Vec<_>>(), wanted, logits)?;
+        texts.read(&rows.collect::<Vec<_>>(), wanted)?;
         for &(i, count) in parts {
             running[i].read += count;
         }
-        for (&(i, _), logits) in parts[..wanted].iter().zip(logits.chunks_exact(bounds.vocab)) {
+        let mut samplers: Vec<Option<&mut Sampler>> = running.iter_mut().map(|live| Some(&mut live.sampler)).collect();
+        let mut samplers: Vec<&mut Sampler> = parts[..wanted].iter().filter_map(|&(i, _)| samplers[i].take()).collect();
+        let chosen = texts.choose(&mut samplers)?;
+        for (&(i, _), chosen) in parts[..wanted].iter().zip(chosen) {
             let live = &mut running[i];
-            live.finish = match live.sampler.next(logits) {
+            live.finish = match chosen {
                 Err(error) => {
                     live.writer.failed(error);
                     Some(Finish::Cancelled)

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::LoadOptions;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -75,11 +75,20 @@ impl Texts for Recorder<'_> {
     fn reserve(&mut self, text: TextId, positions: usize) -> Result<()> {
         self.texts.reserve(text, positions)
     }
-    fn read(&mut self, rows: &[Rows<'_>], wanted: usize, logits: &mut Vec<f32>) -> Result<()> {
-        self.texts.read(rows, wanted, logits)?;
-        let bits = logits.chunks_exact(4096).take(wanted).map(|row| row.iter().map(|v| v.to_bits()).collect());
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()> {
+        self.texts.read(rows, wanted)?;
+        let mut logits = Vec::new();
+        self.logits(&mut logits)?;
+        assert_eq!(logits.len(), wanted * 4096);
+        let bits = logits.chunks_exact(4096).map(|row| row.iter().map(|v| v.to_bits()).collect());
         self.bits.lock().unwrap().extend(bits);
         Ok(())
+    }
+    fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        self.texts.logits(out)
+    }
+    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
+        self.texts.choose(samplers)
     }
 }
 
@@ -148,12 +157,17 @@ fn texts_beside_each_other_differ_by_rounding_at_most() {
     let (cpu, model) = model();
     let ids = |i: usize, n: usize| request(i, n, 1).prompt;
     let bits = |batches: &[Vec<(usize, Vec<u32>)>], of: usize| {
-        let mut texts = model.begin_many(&cpu, 4096).unwrap();
+        let mut texts = model.begin_many(&cpu, Room { positions: 4096, longest: 512, texts: 5, rows: 256 }).unwrap();
         let names: Vec<TextId> = (0..5).map(|_| texts.begin()).collect();
-        let (mut logits, mut out) = (Vec::new(), Vec::new());
+        let (mut logits, mut out, mut read) = (Vec::new(), Vec::new(), BTreeMap::new());
         for batch in batches {
             let rows: Vec<Rows<'_>> = batch.iter().map(|(i, tokens)| Rows { text: names[*i], tokens }).collect();
-            texts.read(&rows, rows.len(), &mut logits).unwrap();
+            for Rows { text, tokens } in &rows {
+                *read.entry(*text).or_insert(0) += tokens.len();
+                texts.reserve(*text, read[text]).unwrap();
+            }
+            texts.read(&rows, rows.len()).unwrap();
+            texts.logits(&mut logits).unwrap();
             if let Some(at) = batch.iter().position(|(i, _)| *i == of) {
                 out.push(logits[at * 4096..(at + 1) * 4096].to_vec());
             }

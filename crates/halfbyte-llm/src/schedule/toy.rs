@@ -25,6 +25,7 @@ struct Toy {
     named: usize,
     texts: BTreeMap<TextId, (Vec<u32>, Vec<usize>)>,
     chunk: usize,
+    logits: Vec<f32>,
 }
 
 impl Toy {
@@ -75,23 +76,31 @@ impl Texts for Toy {
         self.texts.get_mut(&text).unwrap().1.extend(taken);
         Ok(())
     }
-    fn read(&mut self, rows: &[Rows<'_>], wanted: usize, logits: &mut Vec<f32>) -> Result<()> {
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()> {
         let prompts: usize = rows.iter().map(|rows| rows.tokens.len()).filter(|&n| n > 1).sum();
         assert!(!rows.is_empty() && prompts <= self.chunk && rows.iter().all(|rows| !rows.tokens.is_empty()));
         assert_eq!(rows.iter().map(|rows| rows.text).collect::<BTreeSet<_>>().len(), rows.len(), "a text twice");
-        logits.clear();
+        self.logits.clear();
         for (i, row) in rows.iter().enumerate() {
             let (tokens, pages) = self.texts.get_mut(&row.text).unwrap();
             tokens.extend(row.tokens);
             assert!(tokens.len() <= pages.len() * PAGE, "no page was reserved");
             if i < wanted {
                 let next = following(tokens);
-                logits.extend(
+                self.logits.extend(
                     (0..VOCAB as u32).map(|t| if next.is_none() { f32::NAN } else { f32::from(Some(t) == next) }),
                 );
             }
         }
         Ok(())
+    }
+    fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        out.clone_from(&self.logits);
+        Ok(())
+    }
+    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
+        assert_eq!(self.logits.len(), samplers.len() * VOCAB);
+        Ok(samplers.iter_mut().zip(self.logits.chunks_exact(VOCAB)).map(|(s, logits)| s.next(logits)).collect())
     }
 }
 
@@ -157,7 +166,7 @@ fn whatever_comes_in_whatever_order() {
             unread: 1 + below(4),
             batch_invariant: below(3) == 0,
         };
-        let toy = Toy { total, begun: 0, named: 0, texts: BTreeMap::new(), chunk };
+        let toy = Toy { total, begun: 0, named: 0, texts: BTreeMap::new(), chunk, logits: Vec::new() };
         let (mut scheduler, queue) = Scheduler::over(|| Ok(Box::new(toy)), VOCAB, max_context, options).unwrap();
         let longest = max_context.min(total * PAGE);
         let mut readers: Vec<Reader> = Vec::new();

@@ -50,6 +50,9 @@ impl Field for u64 {}
 impl Field for f32 {}
 impl Field for f64 {}
 
+/// The source names the layout of what is in it besides.
+impl<T: Field, const N: usize> Field for [T; N] {}
+
 /// A struct in Rust whose fields are those of the struct around it in C++: a part that several structs have, or the base of a
 /// struct that is derived from it.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]

@@ -12,7 +12,7 @@ pub use projection::Projection;
 pub(crate) use run::{Run, State, Tap};
 pub use vocabulary::Vocabulary;
 
-use super::{Resident, Text, Texts};
+use super::{Resident, Room, Text, Texts};
 use crate::arch::spec::{RopeSpec, Spec};
 use crate::comm::Comm;
 use crate::decoder::{Decoder, LoadDevice, ModelDevice};
@@ -96,8 +96,8 @@ impl Resident for CpuModel {
         Ok(Box::new(CpuText::new(self, cpu, context)?))
     }
 
-    fn begin_many<'m>(&'m self, cpu: &'m Cpu, positions: usize) -> Result<Box<dyn Texts + 'm>> {
-        Ok(Box::new(CpuTexts::new(self, cpu, positions)?))
+    fn begin_many<'m>(&'m self, cpu: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>> {
+        Ok(Box::new(CpuTexts::new(self, cpu, room.positions)?))
     }
 
     fn prepare(&self, _: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {

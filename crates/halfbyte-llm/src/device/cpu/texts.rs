@@ -1,8 +1,9 @@
 //! Many texts in a model in memory.
 
 use super::{CpuModel, Run, State};
-use crate::device::{Rows, TextId, Texts, room};
+use crate::device::{Rows, TextId, Texts};
 use crate::error::{Error, Result};
+use crate::sampling::Sampler;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::{KvCache, PAGE_LENGTH, Sequence};
 use std::collections::BTreeMap;
@@ -14,6 +15,10 @@ pub(super) struct CpuTexts<'m> {
     state: State,
     sequences: BTreeMap<TextId, Sequence>,
     begun: u64,
+    /// Of the texts that were read last, the first ones are wanted.
+    wanted: usize,
+    /// Theirs; kept to be used again.
+    logits: Vec<f32>,
 }
 
 impl<'m> CpuTexts<'m> {
@@ -21,7 +26,7 @@ impl<'m> CpuTexts<'m> {
         let decoder = &model.decoder;
         let cache = KvCache::new(decoder.layers.len(), decoder.heads, positions)?;
         let state = State::new(decoder.hidden, decoder.heads, cache);
-        Ok(Self { model, cpu, state, sequences: BTreeMap::new(), begun: 0 })
+        Ok(Self { model, cpu, state, sequences: BTreeMap::new(), begun: 0, wanted: 0, logits: Vec::new() })
     }
 
     fn sequence(&self, text: TextId) -> Result<Sequence> {
@@ -81,17 +86,32 @@ impl Texts for CpuTexts<'_> {
         Ok(self.state.cache.reserve(self.sequence(text)?, positions)?)
     }
 
-    fn read(&mut self, rows: &[Rows<'_>], wanted: usize, logits: &mut Vec<f32>) -> Result<()> {
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()> {
         let texts = rows.iter().map(|rows| Ok((self.sequence(rows.text)?, rows.tokens)));
         let texts = texts.collect::<Result<Vec<_>>>()?;
         self.state.begin(&texts);
         let CpuModel { decoder, comm } = self.model;
         let mut run = Run { cpu: self.cpu, comm: comm.as_ref(), state: &mut self.state, tap: None };
         decoder.forward(&mut run, false)?;
+        self.wanted = wanted;
+        Ok(())
+    }
+
+    fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let (CpuModel { decoder, comm }, wanted) = (self.model, self.wanted);
+        out.resize(wanted * decoder.vocab, 0.0);
         if wanted == 0 {
             return Ok(());
         }
-        let (normed, out) = (self.state.normed(&(0..wanted)), room(logits, wanted * decoder.vocab));
-        decoder.vocabulary.logits(self.cpu, comm.as_ref(), normed, wanted, out)
+        decoder.vocabulary.logits(self.cpu, comm.as_ref(), self.state.normed(&(0..wanted)), wanted, out)
+    }
+
+    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
+        let mut logits = std::mem::take(&mut self.logits);
+        self.logits(&mut logits)?;
+        let of_texts = logits.chunks_exact(self.model.decoder.vocab);
+        let chosen = samplers.iter_mut().zip(of_texts).map(|(sampler, logits)| sampler.next(logits)).collect();
+        self.logits = logits;
+        Ok(chosen)
     }
 }

@@ -66,8 +66,8 @@ pub(super) struct Mixture {
     left: Buffer<f32>,
     /// Of few rows: 0, 1, 2 …
     in_order: Buffer<u32>,
-    /// Whether a step of one token asks the host for a choice.
-    pub(super) asks_host: bool,
+    /// Rows up to which the device chooses experts by itself.
+    few_rows: usize,
 }
 
 impl Mixture {
@@ -92,8 +92,13 @@ impl Mixture {
             gathered: FloatBuffer::allocate(gpu, model.activations, rows * hidden)?,
             left: context.allocate(chosen * hidden)?,
             in_order,
-            asks_host: top_k > FEW_CHOICES || model.few_rows.iter().any(Option::is_none),
+            few_rows: if model.few_rows.iter().all(Option::is_some) { FEW_CHOICES / top_k.max(1) } else { 0 },
         }))
+    }
+
+    /// Whether a step of so many rows asks the host which experts compute.
+    pub(super) fn asks_host(&self, rows: usize) -> bool {
+        rows > self.few_rows
     }
 
     /// Rows of what lies between up and down, of a batch of so many.

@@ -6,10 +6,12 @@ mod loading;
 mod persistent;
 mod profile;
 mod projection;
+mod recording;
 mod run;
 mod text;
+mod texts;
 
-use super::{Gpu as Device, LoadTimes, Resident, Text};
+use super::{Gpu as Device, LoadTimes, Resident, Room, Text, Texts};
 use crate::arch::Spec;
 use crate::arch::spec::MlpKind;
 use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice};
@@ -22,14 +24,15 @@ use experts::FewRows;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, Dense, ExpertWeights, KvCache, PersistentPlan, Rope};
+use halfbyte::cuda::nn::{self, Dense, ExpertWeights, PersistentPlan, Rope};
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
 use loading::{Lanes, Loading};
 use projection::Projection;
-use run::{Run, State};
+use run::Run;
 use std::time::Instant;
 use text::CudaText;
+use texts::CudaTexts;
 
 const OP: &str = "load a model onto a GPU";
 
@@ -159,12 +162,13 @@ fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCud
 
 impl Resident for CudaModel {
     fn begin<'m>(&'m self, _: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
-        let gpu = self.cuda.gpu();
-        let cuda = Cuda::new(gpu.clone(), gpu.stream()?)?;
-        let Decoder { layers, heads, .. } = &self.decoder;
-        let cache = KvCache::new(gpu, layers.len(), *heads, context, self.activations)?;
-        let state = State::new(self, &cuda, cache, context.clamp(1, PREFILL_TOKENS))?;
-        Ok(Box::new(CudaText::new(self, cuda, state)?))
+        let cuda = Cuda::new(self.cuda.gpu().clone(), self.cuda.gpu().stream()?)?;
+        Ok(Box::new(CudaText::new(self, cuda, context, context.clamp(1, PREFILL_TOKENS))?))
+    }
+
+    fn begin_many<'m>(&'m self, _: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>> {
+        let cuda = Cuda::new(self.cuda.gpu().clone(), self.cuda.gpu().stream()?)?;
+        Ok(Box::new(CudaTexts::new(self, cuda, room)?))
     }
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {

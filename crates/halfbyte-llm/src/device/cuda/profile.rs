@@ -12,7 +12,6 @@ use crate::decoder::{Clock, Describe, Product, Profiled, Sizes, Slot, Step, What
 use crate::error::{Error, Result};
 use crate::profile::{Profile, TimedStep};
 use halfbyte::cuda::driver::{Event, Stream};
-use halfbyte::cuda::nn;
 use halfbyte::{Cuda, Float};
 use std::time::Duration;
 
@@ -50,7 +49,6 @@ impl Clock for Events<'_> {
 
 impl Describe<OnCuda> for Run<'_> {
     fn kernel(&self, what: &What<'_, OnCuda>, rows: usize) -> Result<String> {
-        let gpu = self.cuda.gpu();
         let quantized = |reader: Option<&Projection>| reader.and_then(|r| self.model.form_of_rows(r, rows)).is_some();
         Ok(match what {
             What::Embed => "embed".to_owned(),
@@ -62,9 +60,7 @@ impl Describe<OnCuda> for Run<'_> {
                 by.kernel(self.cuda, rows, if codes { Float::F32 } else { self.model.activations })?
             }
             What::Append(_) => "rope".to_owned(),
-            What::Attend(attention) => {
-                nn::attention_kernel(gpu, rows, self.longest, attention.window, &self.state.cache)?.to_owned()
-            }
+            What::Attend(attention) => self.attention_kernel(attention.window, rows)?.to_owned(),
             What::Activate(mlp) => if quantized(Some(&mlp.down)) { "gate_quantized" } else { "gate" }.to_owned(),
             What::Add => "add".to_owned(),
             What::Experts(experts) => {
@@ -95,20 +91,21 @@ impl Describe<OnCuda> for Run<'_> {
 }
 
 impl State {
-    /// As [`State::layers`], each step between two events.
+    /// As [`State::layers`] to the last row of a text, each step between two events.
     fn timed(
         &mut self,
         model: &CudaModel,
         cuda: &Cuda,
-        Rows { m, longest, all }: Rows,
+        rows: Rows<'_>,
         position: usize,
         clock: &mut Events<'_>,
     ) -> Result<Vec<Step>> {
         let embedding = model.decoder.vocabulary.embedding.rows().dtype().size_bytes();
         let sizes = Sizes::of(&model.decoder, self.cache.dtype().size_bytes(), embedding);
-        let mut run = Run { model, cuda, state: self, longest, on: 0..m, codes: None };
+        let m = rows.tokens.len();
+        let mut run = Run::new(model, cuda, self, rows);
         let mut profiled = Profiled::new(&mut run, clock, sizes, m, position);
-        model.decoder.forward(&mut profiled, all)?;
+        model.decoder.forward(&mut profiled, false)?;
         Ok(profiled.into_steps())
     }
 }
@@ -132,14 +129,14 @@ impl CudaText<'_> {
         let (m, position) = (tokens.len(), self.len);
         let longest = if m == 1 { self.longest_of_step() } else { position + m };
         self.place(tokens)?;
-        (self.chosen, self.next, self.drew) = (false, None, false);
-        let Self { model, cuda, state, logits, .. } = self;
+        (self.chosen, self.token, self.drew) = (false, None, false);
+        let Self { model, cuda, state, next, logits, .. } = self;
         let most = model.decoder.layers.len() * STEPS[0] + STEPS[1];
         let mut clock = Events::new(cuda.stream(), 2 * most)?;
         let (kernel, Product { n, k, bytes }) = head(model, cuda)?;
         cuda.stream().synchronize()?;
         cuda.stream().delay(HOST_TIME * u32::try_from(most).unwrap_or(u32::MAX))?;
-        let mut steps = state.timed(model, cuda, Rows { m, longest, all: false }, position, &mut clock)?;
+        let mut steps = state.timed(model, cuda, next.rows(m, longest), position, &mut clock)?;
         clock.mark()?;
         state.head(model, cuda, 0..1, logits)?;
         clock.mark()?;
@@ -147,7 +144,7 @@ impl CudaText<'_> {
         let (bytes, flop) = ((bytes + of_rows) as f64, (2 * n * k) as f64);
         steps.push(Step { name: "head", layer: None, rows: 1, kernel, bytes, flop });
         clock.mark()?;
-        state.most_likely(cuda, m, logits)?;
+        next.most_likely(cuda, 1, m, logits.view())?;
         clock.mark()?;
         let bytes = (n * size_of::<f32>()) as f64;
         steps.push(Step { name: "choice", layer: None, rows: 1, kernel: "argmax".to_owned(), bytes, flop: 0.0 });

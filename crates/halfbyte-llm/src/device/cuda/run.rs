@@ -7,25 +7,79 @@ use crate::arch::spec::{GateClamp, NormKind};
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, InPlace, Norm, Slot, Steps};
 use crate::error::{Error, Result};
 use halfbyte::Cuda;
-use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::driver::{Buffer, View};
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
-    self, DenseCall, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm, Step, StepOfText,
+    self, DenseCall, Draw, Drawn, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm,
+    Step, StepOfText,
 };
 use std::ops::{ControlFlow, Range};
 
-/// What passes between the layers of a text, and what its next step begins with. All of it is allocated once and stays where
-/// it is, since recordings hold its addresses.
+/// What follows texts, each a row of logits. It is allocated once and stays where it is, since recordings hold its addresses.
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) cache: KvCache,
-    /// Of the first row, `[1]`.
-    pub(super) position: Buffer<u32>,
+pub(super) struct Next {
+    /// What the next step of one text reads.
     pub(super) tokens: Buffer<u32>,
-    /// The most likely token, then the bits of its logit.
+    pub(super) positions: Buffer<u32>,
+    /// Of each text the most likely token, then the bits of its logit.
     pub(super) choice: Buffer<u32>,
     /// A drawn token, then the same bits.
     pub(super) drawn: Buffer<u32>,
+}
+
+impl Next {
+    /// Of so many texts, with room for the tokens of so many rows.
+    pub(super) fn new(cuda: &Cuda, texts: usize, rows: usize) -> Result<Self> {
+        let context = cuda.gpu().context();
+        Ok(Self {
+            tokens: context.allocate(rows)?,
+            positions: context.allocate(rows)?,
+            choice: context.allocate(2 * texts)?,
+            drawn: context.allocate(2 * texts)?,
+        })
+    }
+
+    /// So many rows of the one text, whose tokens and positions lie here.
+    pub(super) fn rows(&self, m: usize, longest: usize) -> Rows<'_> {
+        let [tokens, positions] = [&self.tokens, &self.positions].map(|of_rows| of_rows.view().slice(0..m));
+        Rows { tokens, positions, longest, texts: None }
+    }
+
+    /// From the logits of so many texts to the most likely tokens; each has grown by `advance`.
+    pub(super) fn most_likely(
+        &mut self,
+        cuda: &Cuda,
+        texts: usize,
+        advance: usize,
+        logits: View<'_, f32>,
+    ) -> Result<()> {
+        let step = Step {
+            logits,
+            choice: self.choice.view_mut().slice(0..2 * texts),
+            tokens: self.tokens.view_mut().slice(0..texts),
+            positions: self.positions.view_mut().slice(0..texts),
+            advance,
+        };
+        Ok(nn::argmax(cuda.gpu(), cuda.stream(), step)?)
+    }
+
+    /// From the same logits to tokens that are drawn, or the most likely ones.
+    pub(super) fn draw(&mut self, cuda: &Cuda, draws: &[Draw], logits: View<'_, f32>) -> Result<()> {
+        let texts = draws.len();
+        let of = Drawn {
+            logits,
+            choice: self.choice.view().slice(0..2 * texts),
+            drawn: self.drawn.view_mut().slice(0..2 * texts),
+            tokens: self.tokens.view_mut().slice(0..texts),
+        };
+        Ok(nn::sample(cuda.gpu(), cuda.stream(), draws, of)?)
+    }
+}
+
+/// What passes between the layers. All of it is allocated once and stays where it is, since recordings hold its addresses.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) cache: KvCache,
     residual: Buffer<f32>,
     pub(super) normed: FloatBuffer,
     pub(super) update: Buffer<f32>,
@@ -46,17 +100,52 @@ pub(super) struct State {
 }
 
 /// Rows that go through the layers together.
-#[derive(Clone, Copy)]
-pub(super) struct Rows {
-    pub(super) m: usize,
-    /// Positions that attention is laid out for, at least those there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows<'a> {
+    pub(super) tokens: View<'a, u32>,
+    /// Of each in its text.
+    pub(super) positions: View<'a, u32>,
+    /// Positions that attention is laid out for, at least those that a text has.
     pub(super) longest: usize,
-    /// Whether every row goes through the last layer, or the last one only.
-    pub(super) all: bool,
+    /// None: they are of the one text, which lies in the cache in order.
+    pub(super) texts: Option<Pages<'a>>,
+}
+
+/// Whose rows are whose, and where the texts lie in the cache: first those of one row each, then the others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pages<'a> {
+    /// Where each row lies.
+    pub(super) slots: View<'a, u32>,
+    /// Positions of the texts' last rows.
+    pub(super) last: View<'a, u32>,
+    /// The pages of each text, as many of all.
+    pub(super) tables: View<'a, u32>,
+    /// The rows of the texts that have several.
+    pub(super) chunks: &'a [Range<usize>],
+}
+
+impl<'a> Pages<'a> {
+    fn texts(&self) -> usize {
+        self.last.len()
+    }
+
+    /// Of a range of texts.
+    fn tables_of(&self, texts: Range<usize>) -> View<'a, u32> {
+        let width = self.tables.len() / self.texts().max(1);
+        self.tables.slice(texts.start * width..texts.end * width)
+    }
 }
 
 impl State {
-    pub(super) fn new(model: &CudaModel, cuda: &Cuda, cache: KvCache, rows: usize) -> Result<Self> {
+    /// For so many rows, of texts up to `longest` positions; of a text alone also what computes its steps in one kernel.
+    pub(super) fn new(
+        model: &CudaModel,
+        cuda: &Cuda,
+        cache: KvCache,
+        rows: usize,
+        longest: usize,
+        alone: bool,
+    ) -> Result<Self> {
         let (gpu, context) = (&**cuda.gpu(), cuda.gpu().context());
         let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
         let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
@@ -64,10 +153,6 @@ impl State {
         let between = Mixture::rows_between(model, rows);
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
         Ok(Self {
-            position: context.allocate(1)?,
-            tokens: context.allocate(rows)?,
-            choice: context.allocate(2)?,
-            drawn: context.allocate(2)?,
             residual: context.allocate(rows * hidden)?,
             normed: floats(*hidden)?,
             update: context.allocate(rows * hidden)?,
@@ -78,28 +163,32 @@ impl State {
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
             mixture: Mixture::of(model, cuda, rows)?,
-            partial: context.allocate(nn::partial_len(*heads, cache.capacity()))?,
-            persistent: persistent::of_text(model, cuda, &cache)?,
+            partial: context.allocate(nn::partial_len(gpu, *heads, longest))?,
+            persistent: if alone { persistent::of_text(model, cuda, &cache)? } else { None },
             cache,
         })
     }
 
-    /// Tokens and position from the device, to normed vectors in `normed`.
-    pub(super) fn layers(&mut self, model: &CudaModel, cuda: &Cuda, rows: Rows) -> Result<()> {
-        let Rows { m, longest, all } = rows;
-        let mut run = Run { model, cuda, state: self, longest, on: 0..m, codes: None };
+    /// Whether a step of so many rows asks the host for something, so that it cannot be recorded.
+    pub(super) fn asks_host(&self, rows: usize) -> bool {
+        self.mixture.as_ref().is_some_and(|mixture| mixture.asks_host(rows))
+    }
+
+    /// From tokens to normed vectors in `normed`, of all rows or of the last one of each text.
+    pub(super) fn layers(&mut self, model: &CudaModel, cuda: &Cuda, rows: Rows<'_>, all: bool) -> Result<()> {
+        let mut run = Run::new(model, cuda, self, rows);
         model.decoder.forward(&mut run, all)
     }
 
-    /// As [`State::layers`], of one token.
-    pub(super) fn step(&mut self, model: &CudaModel, cuda: &Cuda, longest: usize) -> Result<()> {
+    /// As [`State::layers`], of one token of a text alone.
+    pub(super) fn step(&mut self, model: &CudaModel, cuda: &Cuda, rows: Rows<'_>) -> Result<()> {
         let hidden = model.decoder.hidden;
-        let Self { persistent: Some(kernel), tokens, position, cache, normed, .. } = self else {
-            return self.layers(model, cuda, Rows { m: 1, longest, all: false });
+        let Self { persistent: Some(kernel), cache, normed, .. } = self else {
+            return self.layers(model, cuda, rows, false);
         };
         let step = StepOfText {
-            token: tokens.view().slice(0..1),
-            position: position.view(),
+            token: rows.tokens,
+            position: rows.positions,
             embedding: model.decoder.vocabulary.embedding.rows(),
             norm: persistent::last_norm(model),
             rope: persistent::rope(model),
@@ -132,31 +221,6 @@ impl State {
             Some(cap) => Ok(nn::soft_cap(cuda.gpu(), cuda.stream(), out.view_mut().slice(0..m * vocab), cap)?),
         }
     }
-
-    /// From the vector in row `row` of `normed` to the next token; the text has grown by `advance`.
-    pub(super) fn choose(
-        &mut self,
-        model: &CudaModel,
-        cuda: &Cuda,
-        row: usize,
-        advance: usize,
-        logits: &mut Buffer<f32>,
-    ) -> Result<()> {
-        self.head(model, cuda, row..row + 1, logits)?;
-        self.most_likely(cuda, advance, logits)
-    }
-
-    /// From logits to the next token; the text has grown by `advance`.
-    pub(super) fn most_likely(&mut self, cuda: &Cuda, advance: usize, logits: &Buffer<f32>) -> Result<()> {
-        let step = Step {
-            logits: logits.view(),
-            choice: self.choice.view_mut(),
-            token: self.tokens.view_mut().slice(0..1),
-            position: self.position.view_mut(),
-            advance,
-        };
-        Ok(nn::argmax(cuda.gpu(), cuda.stream(), step)?)
-    }
 }
 
 /// A run: the model, its stream, and what it works on.
@@ -165,15 +229,46 @@ pub(crate) struct Run<'m> {
     pub(super) model: &'m CudaModel,
     pub(super) cuda: &'m Cuda,
     pub(super) state: &'m mut State,
-    /// Positions that attention is laid out for.
-    pub(super) longest: usize,
-    /// The rows that go on, among those that came in.
-    pub(super) on: Range<usize>,
+    rows: Rows<'m>,
+    /// The rows that go on, among those that came in: of several texts the last ones come first then.
+    on: Range<usize>,
+    /// Whether of each text the last row alone goes on.
+    narrowed: bool,
     /// The buffer of codes that the next product reads, in place of floats.
-    pub(super) codes: Option<usize>,
+    codes: Option<usize>,
 }
 
-impl Run<'_> {
+impl<'m> Run<'m> {
+    pub(super) fn new(model: &'m CudaModel, cuda: &'m Cuda, state: &'m mut State, rows: Rows<'m>) -> Self {
+        Self { model, cuda, state, on: 0..rows.tokens.len(), rows, narrowed: false, codes: None }
+    }
+
+    /// The kernel that computes what so many rows see.
+    pub(super) fn attention_kernel(&self, window: Option<usize>, rows: usize) -> Result<&'static str> {
+        Ok(nn::attention_kernel(self.cuda.gpu(), rows, self.rows.longest, window, &self.state.cache)?)
+    }
+
+    fn attend_rows(&mut self, layer: usize, of: &Attention<OnCuda>, on: Range<usize>, seen: Seen<'_>) -> Result<()> {
+        let (heads, width) = (of.heads, of.heads.heads * of.heads.head_size);
+        let State { qkv, cache, partial, attended, .. } = &mut *self.state;
+        // What attention gives lies where the rows are that go on.
+        let first = if self.rows.texts.is_some() { on.start } else { 0 };
+        let what = nn::Attention {
+            qkv: qkv.view().slice(on.start * heads.row()..on.end * heads.row()),
+            rows: seen.rows,
+            positions: seen.positions,
+            pages: seen.pages,
+            longest: self.rows.longest,
+            scale: of.scale,
+            window: of.window,
+            cap: of.cap,
+            slopes: of.alibi.as_ref().map(Buffer::view),
+            sinks: of.sinks.as_ref().map(Buffer::view),
+        };
+        let out = attended.view_mut(first * width..(first + on.len()) * width);
+        Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, partial.view_mut(), out)?)
+    }
+
     /// The buffer in which rows are quantised for a projection; None where it reads floats.
     fn codes_for(&self, reader: Option<&Projection>) -> Option<usize> {
         let m = self.on.len();
@@ -182,13 +277,27 @@ impl Run<'_> {
     }
 }
 
+/// Whose rows attend, and to what.
+struct Seen<'a> {
+    rows: nn::Rows,
+    positions: View<'a, u32>,
+    pages: Option<View<'a, u32>>,
+}
+
 impl Steps<OnCuda> for Run<'_> {
     fn embed(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (m, hidden) = (self.on.len(), self.model.decoder.hidden);
-        let tokens = self.state.tokens.view().slice(0..m);
         let residual = self.state.residual.view_mut().slice(0..m * hidden);
         let Vocabulary { embedding, scale, .. } = vocabulary;
-        Ok(nn::embed(self.cuda.gpu(), self.cuda.stream(), embedding.rows(), hidden, tokens, *scale, residual)?)
+        Ok(nn::embed(
+            self.cuda.gpu(),
+            self.cuda.stream(),
+            embedding.rows(),
+            hidden,
+            self.rows.tokens,
+            *scale,
+            residual,
+        )?)
     }
 
     fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
@@ -271,39 +380,57 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn append(&mut self, layer: usize, attention: &Attention<OnCuda>) -> Result<()> {
-        let State { qkv, position, cache, .. } = &mut *self.state;
+        let State { qkv, cache, .. } = &mut *self.state;
         let qkv = qkv.view_mut().slice(0..self.on.len() * attention.heads.row());
         let norms = attention.head_norms.as_ref().map(|[queries, keys]| HeadNorms {
             queries: queries.weight.view(),
             keys: keys.weight.view(),
             eps: queries.eps,
         });
-        let rows = NewRows { qkv, position: position.view(), norms };
+        let Rows { positions, texts, .. } = self.rows;
+        let rows = NewRows { qkv, positions, slots: texts.map_or(positions, |texts| texts.slots), norms };
         let rope = attention.rope.as_deref().unwrap_or(&self.model.no_rope);
         Ok(rope.apply(self.cuda.gpu(), self.cuda.stream(), rows, cache, layer)?)
     }
 
     fn last_rows(&mut self) -> Result<()> {
-        self.on = self.on.end - 1..self.on.end;
+        let Some(Pages { last, chunks, .. }) = self.rows.texts else {
+            self.on = self.on.end - 1..self.on.end;
+            return Ok(());
+        };
+        let (hidden, row) = (self.model.decoder.hidden, self.model.decoder.heads.row());
+        // In order: none goes where one of a later text comes from.
+        for (i, chunk) in chunks.iter().enumerate() {
+            let (from, to) = (chunk.end - 1, last.len() - chunks.len() + i);
+            let State { residual, qkv, .. } = &mut *self.state;
+            for (buffer, width) in [(residual, hidden), (qkv, row)] {
+                if from != to {
+                    buffer.copy_within(self.cuda.stream(), from * width..(from + 1) * width, to * width)?;
+                }
+            }
+        }
+        (self.on, self.narrowed) = (0..last.len(), true);
         Ok(())
     }
 
     fn attend(&mut self, layer: usize, of: &Attention<OnCuda>) -> Result<()> {
-        let (heads, on) = (of.heads, &self.on);
-        let State { qkv, position, cache, partial, attended, .. } = &mut *self.state;
-        let what = nn::Attention {
-            qkv: qkv.view().slice(on.start * heads.row()..on.end * heads.row()),
-            position: position.view(),
-            first_row: on.start,
-            longest: self.longest,
-            scale: of.scale,
-            window: of.window,
-            cap: of.cap,
-            slopes: of.alibi.as_ref().map(Buffer::view),
-            sinks: of.sinks.as_ref().map(Buffer::view),
+        let positions = self.rows.positions;
+        let Some(texts) = self.rows.texts else {
+            let seen = Seen { rows: nn::Rows::OfOneText, positions: positions.slice(self.on.clone()), pages: None };
+            return self.attend_rows(layer, of, self.on.clone(), seen);
         };
-        let out = attended.view_mut(0..on.len() * heads.heads * heads.head_size);
-        Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, partial.view_mut(), out)?)
+        let (rows, all) = (nn::Rows::OnePerText, texts.texts());
+        let singles = if self.narrowed { all } else { all - texts.chunks.len() };
+        let last = if self.narrowed { texts.last } else { positions };
+        let pages = Some(texts.tables_of(0..singles));
+        let seen = Seen { rows, positions: last.slice(0..singles), pages };
+        self.attend_rows(layer, of, 0..singles, seen)?;
+        for (text, chunk) in (singles..all).zip(texts.chunks) {
+            let pages = Some(texts.tables_of(text..text + 1));
+            let seen = Seen { rows: nn::Rows::OfOneText, positions: positions.slice(chunk.clone()), pages };
+            self.attend_rows(layer, of, chunk.clone(), seen)?;
+        }
+        Ok(())
     }
 
     fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {

@@ -10,33 +10,32 @@
 //! the context's length, which attention divides into parts.
 
 use super::CudaModel;
-use super::run::{Rows, State};
+use super::recording::Recordings;
+use super::run::{Next, State};
+use crate::decoder::Decoder;
 use crate::device::{Batch, Text};
 use crate::error::{Error, Result};
 use crate::profile::Profile;
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, Sampling};
 use halfbyte::Cuda;
-use halfbyte::cuda::driver::{Buffer, Graph};
-use halfbyte::cuda::nn::{self, Draw};
+use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::nn::{Draw, KvCache};
 use std::ops::Range;
 
 /// Positions that the shortest recording serves.
-const SHORTEST_RECORDING: usize = 256;
+pub(super) const SHORTEST_RECORDING: usize = 256;
 
-/// A step of one token, as it was recorded.
-#[derive(Debug)]
-struct Recording {
-    /// Positions that it serves.
-    longest: usize,
-    graph: Graph,
-}
+/// Nothing is drawn.
+pub(super) const MOST_LIKELY: Draw = Draw { temperature: 0.0, top_k: 0, top_p: 1.0, random: 0.0 };
 
 #[derive(Debug)]
 pub(super) struct CudaText<'m> {
     pub(super) model: &'m CudaModel,
     pub(super) cuda: Cuda,
-    recordings: Vec<Recording>,
+    /// By the positions that they serve.
+    recordings: Recordings<usize>,
     pub(super) state: State,
+    pub(super) next: Next,
     /// After the last token, `[vocab]`.
     pub(super) logits: Buffer<f32>,
     /// After some tokens, where all are asked for; grows.
@@ -47,38 +46,43 @@ pub(super) struct CudaText<'m> {
     /// Whether `logits` and `choice` are those after the last token, and the device's position is the text's length.
     pub(super) chosen: bool,
     /// The token that the device goes on with, where the host knows it.
-    pub(super) next: Option<u32>,
+    pub(super) token: Option<u32>,
     /// Whether that token was drawn, and is not the most likely one that a step leaves.
     pub(super) drew: bool,
-    /// Whether a step was made, so that every kernel of it is loaded: that cannot be done while one is recorded.
-    stepped: bool,
 }
 
 impl<'m> CudaText<'m> {
-    pub(super) fn new(model: &'m CudaModel, cuda: Cuda, state: State) -> Result<Self> {
-        let context = cuda.gpu().context().clone();
+    /// For so many tokens, of which `rows` go through the layers together.
+    pub(super) fn new(model: &'m CudaModel, cuda: Cuda, context: usize, rows: usize) -> Result<Self> {
+        let (gpu, Decoder { layers, heads, .. }) = (cuda.gpu(), &model.decoder);
+        let cache = KvCache::new(gpu, layers.len(), *heads, context, model.activations)?;
+        let (state, next) = (State::new(model, &cuda, cache, rows, context, true)?, Next::new(&cuda, 1, rows)?);
+        let context = gpu.context().clone();
         Ok(Self {
             logits: context.allocate(model.decoder.vocab)?,
             many_logits: context.allocate(0)?,
             model,
             cuda,
-            recordings: Vec::new(),
+            recordings: Recordings::default(),
             state,
+            next,
             len: 0,
             rows: 0,
             chosen: false,
-            next: None,
+            token: None,
             drew: false,
-            stepped: false,
         })
     }
 
-    /// Puts tokens and position onto the device.
+    /// Puts tokens and their positions onto the device; of none the position of the next.
     pub(super) fn place(&mut self, tokens: &[u32]) -> Result<()> {
-        let position = u32::try_from(self.len);
-        let position = position.map_err(|_| Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;
-        self.cuda.stream().upload(&[position], self.state.position.view_mut())?;
-        Ok(self.cuda.stream().upload(tokens, self.state.tokens.view_mut().slice(0..tokens.len()))?)
+        let rows = tokens.len().max(1);
+        let first = u32::try_from(self.len).ok().filter(|first| first.checked_add(rows as u32).is_some());
+        let first = first.ok_or(Error::ContextFull { limit: u32::MAX as usize, got: self.len })?;
+        let positions: Vec<u32> = (first..).take(rows).collect();
+        let Next { tokens: to, positions: of_rows, .. } = &mut self.next;
+        self.cuda.stream().upload(&positions, of_rows.view_mut().slice(0..rows))?;
+        Ok(self.cuda.stream().upload(tokens, to.view_mut().slice(0..tokens.len()))?)
     }
 
     /// Positions that attention of one token is laid out for.
@@ -89,45 +93,27 @@ impl<'m> CudaText<'m> {
     /// One token, with what chooses the next.
     fn step(&mut self) -> Result<()> {
         let longest = self.longest_of_step();
-        let Self { model, cuda, recordings, state, logits, stepped, .. } = self;
+        let Self { model, cuda, recordings, state, next, logits, .. } = self;
         // What the host is asked for within a step cannot be recorded.
-        if !*stepped || state.mixture.as_ref().is_some_and(|mixture| mixture.asks_host) {
-            state.step(model, cuda, longest)?;
-            state.choose(model, cuda, 0, 1, logits)?;
-            *stepped = true;
-            return Ok(());
-        }
-        if !recordings.iter().any(|recording| recording.longest == longest) {
-            let graph = cuda.stream().capture(|_| {
-                state.step(model, cuda, longest)?;
-                state.choose(model, cuda, 0, 1, logits)
-            })?;
-            recordings.push(Recording { longest, graph });
-        }
-        for recording in recordings.iter().filter(|recording| recording.longest == longest) {
-            recording.replay(cuda)?;
-        }
-        Ok(())
+        let asks_host = state.asks_host(1);
+        let mut step = || {
+            state.step(model, cuda, next.rows(1, longest))?;
+            state.head(model, cuda, 0..1, logits)?;
+            next.most_likely(cuda, 1, 1, logits.view())
+        };
+        if asks_host { step() } else { recordings.run(cuda, &longest, step) }
     }
 
     /// Computes the logits after the last token, and the most likely next one, if that was not done.
     fn choose(&mut self) -> Result<()> {
         if !self.chosen {
             self.place(&[])?;
-            let Self { model, cuda, state, logits, rows, .. } = self;
-            state.choose(model, cuda, *rows - 1, 0, logits)?;
-            (self.chosen, self.next, self.drew) = (true, None, false);
+            let Self { model, cuda, state, next, logits, rows, .. } = self;
+            state.head(model, cuda, *rows - 1..*rows, logits)?;
+            next.most_likely(cuda, 1, 0, logits.view())?;
+            (self.chosen, self.token, self.drew) = (true, None, false);
         }
         Ok(())
-    }
-}
-
-impl Recording {
-    #[expect(unsafe_code, reason = "what a recording uses is known here, where it was made")]
-    fn replay(&self, cuda: &Cuda) -> halfbyte::Result<()> {
-        // SAFETY: a recording uses the weights of the model, which outlives the text, and the text's own state and logits,
-        // which are allocated once and go with it; all that uses them is in this stream.
-        unsafe { self.graph.launch(cuda.stream()) }
     }
 }
 
@@ -142,26 +128,26 @@ impl Text for CudaText<'_> {
 
     fn truncate(&mut self, position: usize) -> Result<()> {
         if position < self.len {
-            (self.len, self.chosen, self.next) = (position, false, None);
+            (self.len, self.chosen, self.token) = (position, false, None);
         }
         Ok(())
     }
 
     fn read(&mut self, batch: Batch<'_>) -> Result<()> {
         let m = batch.tokens.len();
-        let goes_on = self.chosen && m == 1 && self.next == Some(batch.tokens[0]);
+        let goes_on = self.chosen && m == 1 && self.token == Some(batch.tokens[0]);
         if !goes_on {
             self.place(batch.tokens)?;
         }
-        (self.chosen, self.next, self.drew) = (false, None, false);
+        (self.chosen, self.token, self.drew) = (false, None, false);
         if m == 1 && !batch.all_rows {
             self.step()?;
             (self.rows, self.chosen) = (1, true);
             self.len += 1;
             return Ok(());
         }
-        let rows = Rows { m, longest: self.len + m, all: batch.all_rows };
-        self.state.layers(self.model, &self.cuda, rows)?;
+        let rows = self.next.rows(m, self.len + m);
+        self.state.layers(self.model, &self.cuda, rows, batch.all_rows)?;
         self.rows = if batch.all_rows { m } else { 1 };
         self.len += m;
         if !batch.all_rows {
@@ -194,24 +180,14 @@ impl Text for CudaText<'_> {
             self.cuda.stream().download(self.logits.view(), &mut logits)?;
             return sampler.next(&logits);
         }
-        let options = sampler.options();
-        let Self { cuda, state, logits, .. } = self;
+        let temperature = sampler.options().temperature;
+        let Self { cuda, next, logits, .. } = self;
         let mut result = [0; 2];
-        if options.temperature == 0.0 {
-            cuda.stream().download(state.choice.view(), &mut result)?;
+        if temperature == 0.0 {
+            cuda.stream().download(next.choice.view(), &mut result)?;
         } else {
-            let draw = Draw {
-                logits: logits.view(),
-                choice: state.choice.view(),
-                drawn: state.drawn.view_mut(),
-                token: state.tokens.view_mut().slice(0..1),
-                temperature: options.temperature,
-                top_k: options.top_k,
-                top_p: options.top_p,
-                random: sampler.random(),
-            };
-            nn::sample(cuda.gpu(), cuda.stream(), draw)?;
-            cuda.stream().download(state.drawn.view(), &mut result)?;
+            next.draw(cuda, &[draw(sampler)], logits.view())?;
+            cuda.stream().download(next.drawn.view(), &mut result)?;
             self.drew = true;
         }
         let [token, greatest] = result;
@@ -220,9 +196,17 @@ impl Text for CudaText<'_> {
             return Err(Error::NotFinite(greatest));
         }
         // What was drawn lies where the next step reads, also if the most likely token is asked for after it.
-        if options.temperature > 0.0 || !self.drew {
-            self.next = Some(token);
+        if temperature > 0.0 || !self.drew {
+            self.token = Some(token);
         }
         Ok(token)
     }
+}
+
+/// What a sampler asks of the device for its next token.
+pub(super) fn draw(sampler: &mut Sampler) -> Draw {
+    let Sampling { temperature, top_k, top_p, .. } = sampler.options();
+    // A token that is not drawn takes no random number.
+    let random = if temperature > 0.0 { sampler.random() } else { 0.0 };
+    Draw { temperature, top_k, top_p, random }
 }

@@ -80,6 +80,20 @@ impl<T: Pod> Buffer<T> {
         Ok(copy)
     }
 
+    /// Copies some elements to others of it, from `to` on, in the queue. Panics if the ranges do not lie within. *Errors:* they
+    /// overlap.
+    pub fn copy_within(&mut self, stream: &Stream, from: Range<usize>, to: usize) -> Result<()> {
+        let (len, range) = (from.len(), to..to.saturating_add(from.len()));
+        checked_range(&from, self.len);
+        checked_range(&range, self.len);
+        if from.start < range.end && range.start < from.end {
+            return Err(Error::invalid("copy", "two ranges that share nothing", format!("{from:?} and {range:?}")));
+        }
+        let at = |first: usize| self.pointer + (first * size_of::<T>()) as u64;
+        let to = ViewMut::<T> { pointer: at(to), len, elements: PhantomData };
+        stream.copy(View::<T> { pointer: at(from.start), len, elements: PhantomData }, to)
+    }
+
     /// All of it.
     pub fn view(&self) -> View<'_, T> {
         View { pointer: self.pointer, len: self.len, elements: PhantomData }
@@ -208,6 +222,11 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         ViewMut { pointer, len: range.len(), elements: PhantomData }
     }
 
+    /// The same memory, borrowed from this borrow.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        ViewMut { ..*self }
+    }
+
     /// The elements before one, and the others; panics if there are fewer.
     pub fn split_at(self, at: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
         checked_range(&(at..self.len), self.len);
@@ -301,6 +320,17 @@ impl FloatView<'_> {
 }
 
 impl<'a> FloatViewMut<'a> {
+    /// The elements before `at`, and the others. Panics if there are not so many.
+    pub fn split_at(self, at: usize) -> (Self, Self) {
+        fn both<'a, T: Pod>((a, b): (ViewMut<'a, T>, ViewMut<'a, T>)) -> (FloatViewMut<'a>, FloatViewMut<'a>)
+        where
+            FloatViewMut<'a>: From<ViewMut<'a, T>>,
+        {
+            (a.into(), b.into())
+        }
+        each_type!(self, v, both(v.split_at(at)))
+    }
+
     /// The same memory, as bytes.
     pub(in crate::cuda) fn into_bytes(self) -> ViewMut<'a, u8> {
         each_type!(self, v, v.cast())

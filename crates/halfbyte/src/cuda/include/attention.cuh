@@ -9,9 +9,10 @@ struct Params {
   const void* values;  // likewise
   float* partial;  // [rows][heads][parts][head_size + 2], where there are several parts
   void* out;  // [rows][heads][head_size]
-  const u32* position;  // of row 0, less first_row
+  const u32* positions;  // [rows], each in its text
+  const u32* pages;  // of a text, [texts][pages_of_text]; null: the one text lies in the cache in order
   u64 row_length, capacity;
-  u32 rows, first_row;
+  u32 rows, pages_of_text;
   u32 heads, kv_heads, head_size;
   u32 parts, part_length;
   float scale;
@@ -27,14 +28,39 @@ constexpr float LOG2_E = 1.4426950408889634f;
 DEV float minus_infinity() { return __int_as_float(0xff800000); }
 DEV float not_a_number() { return __int_as_float(0x7fffffff); }
 
-// Of row 0; what a caller asks for beyond the cache is not reached for.
-DEV u64 position_of_first(const Params& p) { return min(u64(*p.position) + p.first_row, p.capacity - p.rows); }
+// As `PAGE_LENGTH` in kv_pages.rs.
+constexpr u32 PAGE_LENGTH = 128;
+
+// Of a row that `rows - 1` others of its text follow; what a caller asks for beyond the cache is not reached for.
+DEV u64 position_of(const Params& p, u32 row, u32 rows) {
+  return min(u64(p.positions[row]), (p.pages ? u64(p.pages_of_text) * PAGE_LENGTH : p.capacity) - rows);
+}
+
+// Where a text's position, a multiple of a power of two up to a page, and those after it lie in the cache.
+DEV u64 slot_of(const Params& p, u32 text, u64 position) {
+  if (!p.pages) return position;
+  const u64 page = p.pages[u64(text) * p.pages_of_text + position / PAGE_LENGTH];
+  return min(page, p.capacity / PAGE_LENGTH - 1) * PAGE_LENGTH + position % PAGE_LENGTH;
+}
 
 // 2^x within 2 units; results below 2^-126 are 0.
 DEV float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+// What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
+DEV float base_of(float maximum) { return maximum == minus_infinity() ? 0 : maximum; }
+
+// What sums are divided by that were shifted to a maximum: their weights, and that of a sink.
+DEV float total_of(float maximum, float weight, float sink) {
+  return sink == minus_infinity() ? weight : weight + exp2f(sink - base_of(maximum));
+}
+
+// The first position that a query sees which sees positions below `end`.
+template <bool WINDOW> DEV u64 first_seen(const Params& p, u64 end) {
+  return WINDOW && end > p.window ? end - p.window : 0;
 }
 
 // A scaled score of a query and a key, in powers of two, with what the model does to it: limit * tanh(score / limit),

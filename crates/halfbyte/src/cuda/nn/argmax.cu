@@ -1,7 +1,8 @@
-// The greatest logit and its index, the first of equals; and the next step of a text that takes it for its next token.
+// Of each row the greatest logit and its index, the first of equals; and the next step of a text that takes it for its
+// next token.
 //
 //   a logit and its index are one key of 64 bits, whose order is theirs: the greatest key is looked for, in any order
-//   from sm_90 on a cluster of 8 blocks, before it one block; a thread requests four vectors of four logits at once;
+//   from sm_90 on a cluster of 8 blocks a row, before it one block; a thread requests four vectors of four logits at once;
 //       lanes, warps and the blocks of the cluster join their keys, the latter in the first block's shared memory
 //
 // NaN counts as greater than any number, so that whoever reads the value sees it.
@@ -12,10 +13,10 @@ constexpr int THREADS = 1024, FOURS = 4;
 
 // As `Params` in argmax.rs.
 struct Params {
-  const float* logits;  // [length]
-  u32* choice;  // index, then bits of the logit
-  u32* token;  // becomes the index
-  u32* position;  // grows by `advance`
+  const float* logits;  // [rows][length]
+  u32* choice;  // [rows][2]: index, then bits of the logit
+  u32* tokens;  // [rows]: become the index
+  u32* positions;  // [rows]: grow by `advance`
   u64 length;
   u32 advance;
   u32 padding;  // of this struct
@@ -36,14 +37,14 @@ DEV u64 greatest_of_warp(u64 key) {
 
 // The greatest key of what a thread has of the logits: vectors from the first address on that has 16 bytes for itself,
 // and single ones before and after them.
-DEV u64 greatest_of_thread(const Params& p) {
+DEV u64 greatest_of_thread(const Params& p, const float* logits) {
   const u64 thread = u64(blockIdx.x) * THREADS + threadIdx.x, threads = u64(gridDim.x) * THREADS;
-  const u64 before = min(p.length, (16 - u64(p.logits) % 16) % 16 / 4), vectors = (p.length - before) / 4;
+  const u64 before = min(p.length, (16 - u64(logits) % 16) % 16 / 4), vectors = (p.length - before) / 4;
   const u64 after = before + 4 * vectors;
-  const float4* fours = reinterpret_cast<const float4*>(p.logits + before);
+  const float4* fours = reinterpret_cast<const float4*>(logits + before);
   u64 key = 0;
-  if (thread < before) key = key_of(p.logits[thread], u32(thread));
-  if (thread < p.length - after) key = max(key, key_of(p.logits[after + thread], u32(after + thread)));
+  if (thread < before) key = key_of(logits[thread], u32(thread));
+  if (thread < p.length - after) key = max(key, key_of(logits[after + thread], u32(after + thread)));
   for (u64 first = thread; first < vectors; first += FOURS * threads) {
     float4 v[FOURS];
 #pragma unroll
@@ -67,7 +68,9 @@ __global__ void __launch_bounds__(THREADS) argmax(const Params p) {
 #endif
   dependency_wait();
   launch_dependents();
-  u64 key = greatest_of_warp(greatest_of_thread(p));
+  const u32 row = blockIdx.y;
+  const float* const logits = p.logits + row * p.length;
+  u64 key = greatest_of_warp(greatest_of_thread(p, logits));
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = key;
   __syncthreads();
   static_assert(THREADS == 32 * 32, "a warp's key to a lane");
@@ -81,9 +84,9 @@ __global__ void __launch_bounds__(THREADS) argmax(const Params p) {
 #endif
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     const u32 index = 0xffffffffu - u32(key);
-    p.choice[0] = index;
-    p.choice[1] = __float_as_uint(p.logits[index]);
-    *p.token = index;
-    *p.position += p.advance;
+    p.choice[2 * row] = index;
+    p.choice[2 * row + 1] = __float_as_uint(logits[index]);
+    p.tokens[row] = index;
+    p.positions[row] += p.advance;
   }
 }

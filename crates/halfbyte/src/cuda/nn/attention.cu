@@ -1,4 +1,4 @@
-// Causal grouped-query attention over the cache: out = softmax(scale * q * keys^T) * values.
+// Causal grouped-query attention of rows of one text over the cache: out = softmax(scale * q * keys^T) * values.
 //
 //   attention: a block owns one key/value head, a tile of queries (a row's heads of the group, row after row) and a
 //   part of the positions:
@@ -7,7 +7,7 @@
 //               2^(score - maximum)
 //           sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
 //       one part: out = sums / sum of weights; several: sums, maximum and sum of weights are left in `partial`
-//   combine: a block owns a query and adds the parts up in their order, each shifted to the common maximum
+//   combine: a block owns a query, each row of a text of its own, and adds the parts up in their order, each shifted to the common maximum
 //
 // Parts have a length of their own and not a number of their own, so that a query's bits depend on its position alone.
 // A position that a query does not see takes no part in its sums: NaN there does not reach it.
@@ -15,20 +15,8 @@
 // With a window w the query at position p sees the positions above p - w only. Runs before those of the first query of
 // a block are skipped, and parts are counted from the one in which the window begins. Runs and parts still begin at
 // multiples of their lengths, and what is skipped would have weights of 0: the bits are those without skipping.
+#include "ampere.cuh"
 #include "attention.cuh"
-
-// The first position that a query sees which sees positions below `end`.
-template <bool WINDOW> DEV u64 first_seen(const Params& p, u64 end) {
-  return WINDOW && end > p.window ? end - p.window : 0;
-}
-
-// What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
-DEV float base_of(float maximum) { return maximum == minus_infinity() ? 0 : maximum; }
-
-// What sums are divided by that were shifted to a maximum: their weights, and that of a sink.
-DEV float total_of(float maximum, float weight, float sink) {
-  return sink == minus_infinity() ? weight : weight + exp2f(sink - base_of(maximum));
-}
 
 // HEAD: size of a head, rounded up to 32; QUERIES: of a warp; WINDOW: whether there is one.
 template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(128, 2) attention(const Params p) {
@@ -44,7 +32,7 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
   const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const u32 group = p.heads / p.kv_heads, kv_head = blockIdx.y, part = blockIdx.z;
   const u32 total = p.rows * group, first = blockIdx.x * WARPS * QUERIES;
-  const u64 first_position = position_of_first(p);
+  const u64 first_position = position_of(p, 0, p.rows);
 
   for (u32 i = thread; i < WARPS * QUERIES * HEAD; i += 32 * WARPS) {
     const u32 query = first + i / HEAD, d = i % HEAD;
@@ -80,10 +68,11 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
 
   for (u64 run = begin; run < end; run += RUN) {
     __syncthreads();
+    const u64 slot = slot_of(p, 0, run);
     for (u32 i = thread; i < RUN * HEAD; i += 32 * WARPS) {
       const u32 j = i / HEAD, d = i % HEAD;
       const bool within = run + j < end && d < p.head_size;
-      const u64 at = (u64(kv_head) * p.capacity + run + j) * p.head_size + d;
+      const u64 at = (u64(kv_head) * p.capacity + slot + j) * p.head_size + d;
       keys[j * PADDED + d] = within ? load_float(p.keys, at, p.kind) : 0;
       values[i] = within ? load_float(p.values, at, p.kind) : 0;
     }
@@ -159,7 +148,9 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
 
 template <int THREADS, bool WINDOW> __global__ void __launch_bounds__(THREADS) combine(const Params p) {
   const u64 query = blockIdx.x, row = query / p.heads;
-  const u64 seen = position_of_first(p) + row + 1;
+  dependency_wait();
+  launch_dependents();
+  const u64 seen = position_of(p, row, 1) + 1;
   const u64 first_part = WINDOW ? first_seen<WINDOW>(p, seen) / p.part_length : 0;
   const u32 parts = min(u64(p.parts), (seen + p.part_length - 1) / p.part_length - first_part);
   const u32 length = p.head_size + 2;

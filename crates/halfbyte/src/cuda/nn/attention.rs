@@ -1,8 +1,8 @@
-//! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it and `attention_mma.cu`.
+//! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it, `attention_mma.cu` for many rows
+//! and `flash_decoding.cu` for one row of each text.
 
-use super::attention_mma;
 use super::floats::{FloatBuffer, float_type};
-use super::{launch, narrow, rows_of, same_length};
+use super::{attention_mma, flash_decoding, launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -29,8 +29,13 @@ pub const LARGEST_HEAD: usize = 256;
 /// Queries a head of keys, rows times heads of a group, up to which the tensor cores would be left mostly idle.
 pub const FEW_QUERIES: usize = 16;
 
-/// Positions of a part, where a single row's positions are divided.
+/// Positions of a part, where the positions of a single row of one text are divided.
 pub const PART_LENGTH: usize = 128;
+
+/// Positions of a page, where texts have pages.
+pub const PAGE_LENGTH: usize = 128;
+
+const OP: &str = "attention";
 
 /// Size of a head as kernels are made for.
 fn padded(head_size: usize) -> usize {
@@ -56,7 +61,8 @@ fn combine(window: bool) -> Instance {
 
 /// The keys and values of all layers, on a device.
 ///
-/// For each layer the keys `[kv_heads][capacity][head_size]`, and the values likewise.
+/// For each layer the keys `[kv_heads][capacity][head_size]`, and the values likewise. A text that has the cache for itself lies there in
+/// order; of several each has pages of [`PAGE_LENGTH`] positions, which a table names ([`Attention::pages`]).
 #[derive(Debug)]
 pub struct KvCache {
     keys: FloatBuffer,
@@ -104,6 +110,24 @@ impl KvCache {
         self.keys.bytes() + self.values.bytes()
     }
 
+    /// Copies a page to another, in all layers. *Errors:* there are not so many pages.
+    pub fn copy_page(&mut self, stream: &Stream, from: usize, to: usize) -> Result<()> {
+        let Self { keys, values, layers, heads, capacity } = self;
+        let pages = *capacity / PAGE_LENGTH;
+        if from >= pages || to >= pages {
+            return Err(Error::invalid("kv cache", format!("pages below {pages}"), format!("{from} and {to}")));
+        }
+        let page = PAGE_LENGTH * heads.head_size;
+        for of_head in 0..*layers * heads.kv_heads {
+            let first = of_head * *capacity * heads.head_size;
+            for all in [&mut *keys, &mut *values] {
+                let from = first + from * page;
+                all.copy_within(stream, from..from + page, first + to * page)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Keys and values of a layer, each `[kv_heads, capacity, head_size]`. Error, which names `op`: there is none.
     pub fn layer(&self, op: &'static str, layer: usize) -> Result<[FloatView<'_>; 2]> {
         if layer >= self.layers {
@@ -114,16 +138,28 @@ impl KvCache {
     }
 }
 
+/// Whose rows attend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// Those of one text, at positions that follow each other.
+    OfOneText,
+    /// One of each text.
+    OnePerText,
+}
+
 /// What attends to what.
 #[derive(Debug)]
 pub struct Attention<'a> {
     /// Rows of queries, keys and values, `[m, heads.row()]`; only the queries are read: keys and values are in the cache.
     pub qkv: View<'a, f32>,
-    /// Position of a row before this batch or at its begin, `[1]`.
-    pub position: View<'a, u32>,
-    /// Rows between that position and the first row here.
-    pub first_row: usize,
-    /// Positions of the text that a row may see at most, as if there were no window: what one row's are divided by.
+    /// Whose they are.
+    pub rows: Rows,
+    /// Position of each row in its text, `[m]`.
+    pub positions: View<'a, u32>,
+    /// Pages of the cache that the positions of the texts lie in, [`PAGE_LENGTH`] in each, `[texts, pages]`. None: there is one
+    /// text, whose positions lie in the cache in order.
+    pub pages: Option<View<'a, u32>>,
+    /// Positions that a row may see at most, as if there were no window: what one row's are divided by.
     pub longest: usize,
     /// Factor of the scores, as a rule `1/√head_size`.
     pub scale: f32,
@@ -142,14 +178,46 @@ impl Attention<'_> {
     fn changes_scores(&self) -> bool {
         self.cap.is_some() || self.slopes.is_some() || self.sinks.is_some()
     }
+
+    /// Checks all but the cache; returns the number of rows.
+    fn check(&self, heads: Heads, capacity: usize) -> Result<usize> {
+        let rows = rows_of(OP, self.qkv.len(), heads.row())?;
+        same_length(OP, "positions", Some(rows), self.positions.len())?;
+        let texts = if self.rows == Rows::OfOneText { 1 } else { rows };
+        let room = match self.pages {
+            None if texts > 1 => return Err(Error::invalid(OP, "pages, where there are several texts", "none")),
+            None => capacity,
+            Some(_) if !capacity.is_multiple_of(PAGE_LENGTH) => {
+                return Err(Error::invalid(OP, "a cache of whole pages", format!("one of {capacity} positions")));
+            }
+            Some(pages) => rows_of(OP, pages.len(), texts)? * PAGE_LENGTH,
+        };
+        if self.longest > room || rows / texts.max(1) > self.longest {
+            let expected = format!("at least {} and at most {room} positions, which there are", rows / texts.max(1));
+            return Err(Error::invalid(OP, expected, self.longest.to_string()));
+        }
+        if self.window == Some(0) {
+            return Err(Error::invalid(OP, "a window of at least one position", "0"));
+        }
+        for (name, of_heads) in [("slopes", self.slopes), ("sinks", self.sinks)] {
+            if let Some(of_heads) = of_heads {
+                same_length(OP, name, Some(heads.heads), of_heads.len())?;
+            }
+        }
+        if self.cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
+            return Err(Error::invalid(OP, "a cap above 0", format!("{:?}", self.cap)));
+        }
+        Ok(rows)
+    }
 }
 
-/// Elements that one row needs in `partial` for texts up to `longest`.
-pub fn partial_len(heads: Heads, longest: usize) -> usize {
-    heads.heads * longest.div_ceil(PART_LENGTH) * (heads.head_size + 2)
+/// Elements that `partial` needs for texts up to `longest`, one or several.
+pub fn partial_len(gpu: &Gpu, heads: Heads, longest: usize) -> usize {
+    let of_one = heads.heads * longest.div_ceil(PART_LENGTH);
+    of_one.max(flash_decoding::most_parts(gpu, heads)) * (heads.head_size + 2)
 }
 
-/// Name of what computes some rows of a text up to `longest`: one kernel, or two where a row's positions are divided. Error: more
+/// Name of what computes some rows up to `longest`: one kernel, or two where a row's positions are divided. Error: more
 /// blocks than a launch may have.
 pub fn attention_kernel(
     gpu: &Gpu,
@@ -158,17 +226,22 @@ pub fn attention_kernel(
     window: Option<usize>,
     cache: &KvCache,
 ) -> Result<&'static str> {
-    Ok(match attention_mma::choice(gpu.caps(), rows, false, cache)? {
-        Some(_) => "attention_mma",
-        None if rows == 1 && parts_of_one_row(longest, window) > 1 => "attention, combine",
-        None => "attention",
+    if rows > 1 {
+        let on_tensor_cores = attention_mma::choice(gpu.caps(), rows, false, cache)?.is_some();
+        return Ok(if on_tensor_cores { "attention_mma" } else { "attention" });
+    }
+    Ok(match (flash_decoding::kernel(gpu, cache), parts_of(longest, window, PART_LENGTH)) {
+        (Some(_), 1) => "flash_decoding",
+        (Some(_), _) => "flash_decoding, combine",
+        (None, 1) => "attention",
+        (None, _) => "attention, combine",
     })
 }
 
-/// Parts that a row's positions lie in, wherever the window begins.
-fn parts_of_one_row(longest: usize, window: Option<usize>) -> usize {
-    let parts = longest.div_ceil(PART_LENGTH);
-    window.map_or(parts, |window| parts.min((window - 1).div_ceil(PART_LENGTH) + 1))
+/// Parts of this length that a row's positions lie in, wherever the window begins.
+fn parts_of(longest: usize, window: Option<usize>, length: usize) -> usize {
+    let parts = longest.div_ceil(length);
+    window.map_or(parts, |window| parts.min((window - 1).div_ceil(length) + 1))
 }
 
 parameters! {
@@ -179,11 +252,12 @@ parameters! {
         values: u64,
         partial: u64,
         out: u64,
-        position: u64,
+        positions: u64,
+        pages: u64,
         row_length: u64,
         capacity: u64,
         rows: u32,
-        first_row: u32,
+        pages_of_text: u32,
         heads: u32,
         kv_heads: u32,
         head_size: u32,
@@ -203,20 +277,22 @@ parameters! {
 ///
 /// Scores may be capped, then fall with the distance (ALiBi), then be joined by a sink in the softmax.
 ///
-/// Row `i` is at `position[0] + first_row + i` and sees the positions up to its own, those of the window or all; its own must
-/// be in the cache and below `longest`. A single row's positions are divided into parts that run side by side.
+/// A row sees the positions of its text up to its own, those of the window or all; its own must be in the cache and below `longest`.
+/// The positions of a text's single row are divided into parts that run side by side.
 ///
-/// Several rows of more than [`FEW_QUERIES`] queries a head of keys are computed on the tensor cores, where there are any
-/// (from sm_80 on) that take a cache's type (f16 and bf16) and its heads (a multiple of 8 elements); their queries are rounded
-/// to the cache's type, after a power of two has brought each where halves are normal, and so are the weights.
+/// Tensor cores compute where there are any (from sm_80 on) that take a cache's type (f16 and bf16) and its heads (a multiple of 8
+/// elements): single rows of texts, and several rows of more than [`FEW_QUERIES`] queries a head of keys. Queries of the latter are
+/// rounded to the cache's type, after a power of two has brought each where halves are normal, and so are the weights; queries and
+/// weights of single rows become two such numbers each. Without them the rows of several texts are computed one after the other.
 ///
 /// *Shapes:* `out` `[m, heads·head_size]`, `partial` at least [`partial_len`]. *Accuracy:* with `n` visible positions, head
 /// size `h` and `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the
-/// exact one, before it is rounded to out's type; on the tensor cores, with the unit roundoff `u` of the cache's type, within
-/// `u · Σ w·|v| + (2·n + h + 64 + 8·t·h)·2⁻²⁴ · max|v|` of the one that the rounded queries have with the exact weights `w`,
-/// which is within `(exp(2·u·t) - 1) · max|v|` of the exact one. NaN in a query, or in a key or value that it sees, gives NaN
-/// in its output and touches no other query's. A cap and slopes add `(t + cap + 16)·2⁻²¹ · max|v|`. *Errors:* shapes that do not fit, more positions than the cache has, a window
-/// of 0.
+/// exact one, before it is rounded to out's type; on the tensor cores, with the unit roundoff `u` of the cache's type, several rows
+/// of a text within `u · Σ w·|v| + (2·n + h + 64 + 8·t·h)·2⁻²⁴ · max|v|` of the one that the rounded queries have with the exact
+/// weights `w`, which is within `(exp(2·u·t) - 1) · max|v|` of the exact one; single rows within
+/// `((2·n + h + 64 + 8·t·h)·2⁻²⁴ + 2·u² + exp(4·u²·t) - 1) · max|v|` of it. NaN in a query, or in a key or value that it sees, gives
+/// NaN in its output and touches no other query's. A cap and slopes add `(t + cap + 16)·2⁻²¹ · max|v|`. *Errors:* shapes that do
+/// not fit, more positions than the cache has, a window of 0.
 ///
 /// *Source:* as [the one for CPUs](crate::cpu::attention::attention).
 pub fn attention(
@@ -228,52 +304,46 @@ pub fn attention(
     partial: ViewMut<'_, f32>,
     out: FloatViewMut<'_>,
 ) -> Result<()> {
-    const OP: &str = "attention";
     let heads = cache.heads();
-    let rows = rows_of(OP, what.qkv.len(), heads.row())?;
+    let rows = what.check(heads, cache.capacity())?;
     same_length(OP, "out", Some(rows * heads.heads * heads.head_size), out.len())?;
-    same_length(OP, "position", Some(1), what.position.len())?;
-    if what.longest > cache.capacity() || rows > what.longest {
-        let expected = format!("at least {rows} and at most {} positions, those of the cache", cache.capacity());
-        return Err(Error::invalid(OP, expected, what.longest.to_string()));
-    }
-    if what.window == Some(0) {
-        return Err(Error::invalid(OP, "a window of at least one position", "0"));
-    }
-    for (name, of_heads) in [("slopes", what.slopes), ("sinks", what.sinks)] {
-        if let Some(of_heads) = of_heads {
-            same_length(OP, name, Some(heads.heads), of_heads.len())?;
-        }
-    }
-    if what.cap.is_some_and(|cap| !(cap > 0.0 && cap.is_finite())) {
-        return Err(Error::invalid(OP, "a cap above 0", format!("{:?}", what.cap)));
-    }
     let [keys, values] = cache.layer(OP, layer)?;
     if rows == 0 {
         return Ok(());
     }
-    let parts = if rows == 1 { parts_of_one_row(what.longest, what.window) } else { 1 };
-    let part_length = if parts == 1 { what.longest } else { PART_LENGTH };
-    if parts > 1 && partial.len() < partial_len(heads, what.longest) {
-        let expected = format!("at least {} elements in partial", partial_len(heads, what.longest));
-        return Err(Error::invalid(OP, expected, partial.len().to_string()));
+    let decoding = flash_decoding::kernel(gpu, cache).filter(|_| rows == 1 || what.rows == Rows::OnePerText);
+    if rows > 1 && what.rows == Rows::OnePerText && decoding.is_none() {
+        return one_by_one(gpu, stream, what, cache, layer, partial, out);
     }
+    let single = rows == 1 || what.rows == Rows::OnePerText;
+    let part_length = match (&decoding, single) {
+        (_, false) => what.longest,
+        (None, true) => PART_LENGTH,
+        (Some(_), true) => flash_decoding::part_length(gpu, heads, rows, what.longest),
+    };
+    let parts = if single { parts_of(what.longest, what.window, part_length) } else { 1 };
+    let needed = rows * heads.heads * parts * (heads.head_size + 2);
+    if parts > 1 && partial.len() < needed {
+        return Err(Error::invalid(OP, format!("at least {needed} elements in partial"), partial.len().to_string()));
+    }
+    let pages_of_text = what.pages.map_or(0, |pages| if single { pages.len() / rows } else { pages.len() });
     let params = Params {
         qkv: what.qkv.pointer(),
         keys: keys.pointer(),
         values: values.pointer(),
         partial: partial.pointer(),
         out: out.pointer(),
-        position: what.position.pointer(),
+        positions: what.positions.pointer(),
+        pages: what.pages.map_or(0, |pages| pages.pointer()),
         row_length: heads.row() as u64,
         capacity: cache.capacity() as u64,
         rows: narrow(OP, "rows", rows)?,
-        first_row: narrow(OP, "rows", what.first_row)?,
+        pages_of_text: narrow(OP, "pages", pages_of_text)?,
         heads: narrow(OP, "heads", heads.heads)?,
         kv_heads: narrow(OP, "heads", heads.kv_heads)?,
         head_size: narrow(OP, "a head", heads.head_size)?,
         parts: narrow(OP, "parts", parts)?,
-        part_length: narrow(OP, "positions", part_length)?,
+        part_length: narrow(OP, "positions", if parts == 1 { what.longest } else { part_length })?,
         scale: what.scale,
         kind: float_type(cache.dtype()),
         out_type: float_type(out.dtype()),
@@ -283,9 +353,10 @@ pub fn attention(
         slopes: what.slopes.map_or(0, |slopes| slopes.pointer()),
         sinks: what.sinks.map_or(0, |sinks| sinks.pointer()),
     };
-    let attend = match attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)? {
-        Some(many_rows) => many_rows,
-        None => {
+    let attend = match (decoding, attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)?) {
+        (Some(instance), _) => (instance, flash_decoding::form(gpu, heads, rows, parts)?),
+        (None, Some(many_rows)) => many_rows,
+        (None, None) => {
             let queries = rows * heads.group();
             let each = if queries <= 2 * WARPS * FEW { FEW } else { MANY };
             let head = padded(heads.head_size);
@@ -294,11 +365,43 @@ pub fn attention(
             (instance(heads.head_size, each, what.window.is_some()), launch(OP, grid, THREADS, shared as u32)?)
         }
     };
-    let add_up = (combine(what.window.is_some()), launch(OP, [rows * heads.heads, 1, 1], THREADS, 0)?);
+    let add_up = overlapping(gpu, launch(OP, [rows * heads.heads, 1, 1], THREADS, 0)?);
+    let add_up = (combine(what.window.is_some()), add_up);
     for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 { 2 } else { 1 }) {
         let function = gpu.function(&instance)?;
         // SAFETY: all take the sources' `Params`, whose lengths were checked above.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }?;
+    }
+    Ok(())
+}
+
+/// Rows of several texts, each by itself.
+fn one_by_one(
+    gpu: &Gpu,
+    stream: &Stream,
+    what: &Attention<'_>,
+    cache: &KvCache,
+    layer: usize,
+    mut partial: ViewMut<'_, f32>,
+    mut out: FloatViewMut<'_>,
+) -> Result<()> {
+    let heads = cache.heads();
+    let texts = what.positions.len();
+    for text in 0..texts {
+        let row = Attention {
+            qkv: what.qkv.slice(text * heads.row()..(text + 1) * heads.row()),
+            rows: Rows::OfOneText,
+            positions: what.positions.slice(text..text + 1),
+            pages: what.pages.map(|pages| {
+                let of_text = pages.len() / texts;
+                pages.slice(text * of_text..(text + 1) * of_text)
+            }),
+            ..*what
+        };
+        let width = heads.heads * heads.head_size;
+        let (of_text, others) = out.split_at(width);
+        attention(gpu, stream, &row, cache, layer, partial.reborrow(), of_text)?;
+        out = others;
     }
     Ok(())
 }

@@ -124,17 +124,17 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
   const u32 group = p.heads / p.kv_heads, total = p.rows * group;
   const u32 kv_head = blockIdx.x % p.kv_heads;
   const u32 first = (gridDim.x / p.kv_heads - 1 - blockIdx.x / p.kv_heads) * S::QUERIES;
-  const int first_position = position_of_first(p), window = min(p.window, 0x7fffffffu);
-  const auto position_of = [&](u32 query) { return first_position + int(min(query, total - 1) / group); };
+  const int first_position = position_of(p, 0, p.rows), window = min(p.window, 0x7fffffffu);
+  const auto position_of_query = [&](u32 query) { return first_position + int(min(query, total - 1) / group); };
 
   // ---- the ring of this half
-  const int end = position_of(first + S::QUERIES - 1) + 1;  // of what the block's last query sees
+  const int end = position_of_query(first + S::QUERIES - 1) + 1;  // of what the block's last query sees
   const int tiles = (end + KEYS - 1) / KEYS;
-  int tile = max(position_of(first) + 1 - window, 0) / KEYS;
+  int tile = max(position_of_query(first) + 1 - window, 0) / KEYS;
   tile += (tile ^ half) & 1;
   const u32 ring = base + S::RING + half * (4 * S::PART);
   const auto fill = [&](u32 stage, int tile) {
-    const u64 begin = (u64(kv_head) * p.capacity + u32(tile * KEYS)) * p.head_size;
+    const u64 begin = (u64(kv_head) * p.capacity + slot_of(p, 0, u32(tile * KEYS))) * p.head_size;
     const u16* keys = static_cast<const u16*>(p.keys) + begin;
     const u16* values = static_cast<const u16*>(p.values) + begin;
 #pragma unroll
@@ -178,13 +178,14 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
         store_shared(base + Row::at(row, d / 8) + 2 * (d % 8), pair<BF16>(x[c][0] * factor, x[c][1] * factor));
     }
     // Above 0, so that minus infinity stays what it is.
-    if (lane == 0) factors[row] = of_scores < 0x1p-126f ? 0x1p-126f : of_scores, positions[row] = position_of(query);
+    if (lane == 0)
+      factors[row] = of_scores < 0x1p-126f ? 0x1p-126f : of_scores, positions[row] = position_of_query(query);
   }
   __syncthreads();
 
   // ---- this thread's rows, 8 and 16 rows apart, of which it has two columns in eight
   const u32 own = strip * (16 * TILES);
-  const int lowest = position_of(first + own), highest = position_of(first + own + 16 * TILES - 1);
+  const int lowest = position_of_query(first + own), highest = position_of_query(first + own + 16 * TILES - 1);
   float maximum[TILES][2], weight[TILES][2] = {}, sums[TILES][HEAD / 8][4] = {};
 #pragma unroll
   for (int m = 0; m < TILES; m++) maximum[m][0] = maximum[m][1] = minus_infinity();

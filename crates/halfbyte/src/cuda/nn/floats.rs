@@ -50,6 +50,15 @@ impl FloatBuffer {
         })
     }
 
+    /// As [`Buffer::copy_within`].
+    pub fn copy_within(&mut self, stream: &Stream, from: Range<usize>, to: usize) -> Result<()> {
+        match self {
+            Self::F16(v) => v.copy_within(stream, from, to),
+            Self::BF16(v) => v.copy_within(stream, from, to),
+            Self::F32(v) => v.copy_within(stream, from, to),
+        }
+    }
+
     /// Type of the elements.
     pub fn dtype(&self) -> Float {
         self.view(0..0).dtype()

@@ -17,6 +17,7 @@ mod dense;
 mod embed;
 mod experts;
 mod experts_gemv;
+mod flash_decoding;
 mod floats;
 mod gate;
 mod layer_norm;
@@ -30,7 +31,8 @@ mod soft_cap;
 pub use add::{add, add_codes, add_to};
 pub use argmax::{Step, argmax};
 pub use attention::{
-    Attention, FEW_QUERIES, KvCache, LARGEST_HEAD, PART_LENGTH, attention, attention_kernel, partial_len,
+    Attention, FEW_QUERIES, KvCache, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention, attention_kernel,
+    partial_len,
 };
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
@@ -46,7 +48,7 @@ pub use persistent_decode::{
 };
 pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_in_place, rms_norm_quantized};
 pub use rope::{HeadNorms, NewRows, Rope};
-pub use sample::{Draw, sample};
+pub use sample::{Draw, Drawn, sample};
 pub use soft_cap::soft_cap;
 
 use super::Gpu;
@@ -73,7 +75,8 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
     let heads = head_size.map_or_else(|| vec![64, 80, 128, LARGEST_HEAD], |size| vec![size]);
-    all.extend(heads.into_iter().flat_map(attention_mma::instances));
+    all.extend(heads.iter().copied().flat_map(attention_mma::instances));
+    all.extend(heads.into_iter().flat_map(flash_decoding::instances));
     all.extend(dense::instances(false));
     if head_size.is_none() {
         all.extend(dense::instances(true));
@@ -133,9 +136,9 @@ fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
 const BLOCKS_OF_A_CLUSTER: u32 = 8;
 
 /// The form of a launch of one cluster; of one block where the processor has no clusters.
-fn cluster(gpu: &Gpu, threads: u32) -> Launch {
+fn cluster(gpu: &Gpu, threads: u32, rows: u32) -> Launch {
     let blocks = if gpu.caps().arch.number >= 90 { BLOCKS_OF_A_CLUSTER } else { 1 };
-    overlapping(gpu, Launch { cluster: [blocks, 1, 1], ..Launch::linear(blocks, threads) })
+    overlapping(gpu, Launch { cluster: [blocks, 1, 1], grid: [blocks, rows, 1], ..Launch::linear(blocks, threads) })
 }
 
 /// The same launch, which begins while the kernel before it ends, where the processor can: the kernel waits for that itself.

@@ -21,7 +21,8 @@ struct Params {
   void* keys;  // of one layer: [kv_heads][capacity][head_size]
   void* values;  // likewise
   const double* turns;  // [pairs]: of a position
-  const u32* position;  // of the first row
+  const u32* positions;  // [rows], each in its text
+  const u32* slots;  // [rows], where each lies in the cache
   u64 capacity;
   u32 heads, kv_heads, head_size, pairs;
   FloatType kind;  // of the cache
@@ -75,9 +76,9 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const P
   const double of_position = pair < p.pairs ? p.turns[pair] : 0;
   dependency_wait();
   launch_dependents();
-  const u64 position = u64(*p.position) + row;
-  // The host knows how long the text is; the limit guards memory.
-  const bool there = head < rotated + p.kv_heads && position < p.capacity;
+  const u64 position = p.positions[row], slot = p.slots[row];
+  // The host knows how long texts are; the limit guards memory.
+  const bool there = head < rotated + p.kv_heads && slot < p.capacity;
   float* from = p.qkv + (u64(row) * (rotated + p.kv_heads) + head) * p.head_size;
   Head own, weight;
   if (there) own.load(from, pairs, p.head_size);
@@ -94,7 +95,7 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const P
   if (NORMS && !is_value) own.norm(weight, p.head_size, p.eps);
   const u32 kv_head = is_value ? head - rotated : head - p.heads;
   void* cache = is_value ? p.values : p.keys;
-  const u64 place = (u64(kv_head) * p.capacity + position) * p.head_size;
+  const u64 place = (u64(kv_head) * p.capacity + slot) * p.head_size;
   auto store = [&](u32 i, float value) {
     if (is_query)
       from[i] = value;

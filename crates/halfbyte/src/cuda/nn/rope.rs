@@ -31,7 +31,8 @@ parameters! {
         keys: u64,
         values: u64,
         turns: u64,
-        position: u64,
+        positions: u64,
+        slots: u64,
         capacity: u64,
         heads: u32,
         kv_heads: u32,
@@ -74,8 +75,10 @@ pub struct HeadNorms<'a> {
 pub struct NewRows<'a> {
     /// `[m, heads.row()]` with the heads of the cache. The queries are rotated in place.
     pub qkv: ViewMut<'a, f32>,
-    /// Position of the first row, `[1]`.
-    pub position: View<'a, u32>,
+    /// Position of each row in its text, `[m]`.
+    pub positions: View<'a, u32>,
+    /// Where its key and value go in the cache, `[m]`: of one text that lies there in order, the positions.
+    pub slots: View<'a, u32>,
     /// Norms of the heads, where the model has them.
     pub norms: Option<HeadNorms<'a>>,
 }
@@ -107,7 +110,7 @@ impl Rope {
     }
 
     /// Norms the query and key heads of `rows` where norms are given, rotates the query heads in place and the key heads into
-    /// `layer` of the cache, where the value heads go too; row `i` is at `position[0] + i`.
+    /// `layer` of the cache, where the value heads go too. No two rows have the same slot.
     ///
     /// Rows beyond the cache's capacity are left out. *Accuracy:* absolute error ≤ 3·2⁻²⁴ of the pair's norm, before it is
     /// rounded to the cache's type; with head norms, (head_size/8 + 19)·2⁻²⁴ of the normed pair's norm, as long as the squares
@@ -122,9 +125,10 @@ impl Rope {
         layer: usize,
     ) -> Result<()> {
         const OP: &str = "rope";
-        let (heads, NewRows { qkv, position, norms }) = (cache.heads(), rows);
+        let (heads, NewRows { qkv, positions, slots, norms }) = (cache.heads(), rows);
         let rows = rows_of(OP, qkv.len(), heads.row())?;
-        same_length(OP, "position", Some(1), position.len())?;
+        same_length(OP, "positions", Some(rows), positions.len())?;
+        same_length(OP, "slots", Some(rows), slots.len())?;
         if heads.head_size < 2 * self.turns.len() {
             let expected = format!("heads of at least {} elements", 2 * self.turns.len());
             return Err(Error::invalid(OP, expected, heads.head_size.to_string()));
@@ -141,7 +145,8 @@ impl Rope {
             keys: keys.pointer(),
             values: values.pointer(),
             turns: self.turns.pointer(),
-            position: position.pointer(),
+            positions: positions.pointer(),
+            slots: slots.pointer(),
             capacity: cache.capacity() as u64,
             heads: narrow(OP, "heads", heads.heads)?,
             kv_heads: narrow(OP, "heads", heads.kv_heads)?,

@@ -1,6 +1,6 @@
-// A token drawn with probabilities that follow from logits: temperature, the k likeliest, the nucleus.
+// Of each row a token drawn with probabilities that follow from logits: temperature, the k likeliest, the nucleus.
 //
-//   from sm_90 on a cluster of 8 blocks that share the logits, before it one block. Tokens have an order: by logit, the
+//   from sm_90 on a cluster of 8 blocks that share the logits of a row, before it one block. Tokens have an order: by logit, the
 //       greater first, of equals the smaller id; as a 64-bit key that only one has
 //   weight = e^((logit - greatest) / temperature)
 //   k > 0:      the k-th token in order ends the candidates
@@ -17,19 +17,31 @@
 #include "floats.cuh"
 #include "hopper.cuh"
 
-constexpr int THREADS = 512, MOST_BLOCKS = 8;
+constexpr int THREADS = 512, MOST_BLOCKS = 8, MOST_ROWS = 32;
+
+// As `Row` in sample.rs.
+struct Row {
+  double random;  // from 0 to below 1
+  float inverse_temperature;  // 0: nothing is drawn, the choice is taken
+  float top_p;
+  u32 top_k;  // 0: no limit
+  u32 padding;  // of this struct
+};
 
 // As `Params` in sample.rs.
 struct Params {
-  const float* logits;  // [length], at least one and none of them NaN or infinity
-  const u32* greatest;  // bits of the greatest logit
-  u32* drawn;  // the token, then bits of the greatest logit
-  u32* token;  // becomes the token
-  double random;  // from 0 to below 1
+  const float* logits;  // [rows][length], at least one and none of them NaN or infinity
+  const u32* choice;  // [rows][2]: index of the greatest logit, then its bits
+  u32* drawn;  // [rows][2]: the token, then bits of the greatest logit
+  u32* tokens;  // [rows]: become the token
   u64 length;
-  float inverse_temperature, top_p;
-  u32 top_k;  // 0: no limit
-  u32 padding;  // of this struct
+  Row rows[MOST_ROWS];
+};
+
+// A row's logits, and what is asked of it.
+struct Draw : Row {
+  const float* logits;
+  u64 length;
 };
 
 // Bits that are ordered as the floats are.
@@ -84,7 +96,7 @@ enum Measure : u32 { COUNT, REACHES, PASSES };
 // The key of the first token, in descending order of keys, that with all before it makes up `target`: as many tokens,
 // at least that weight, or more than that weight. Where rounding leaves none, the last that has weight. Only tokens
 // whose place in the order by logit is at least `least` take part; `by_id`: keys are those of the order by id.
-DEV u64 first(const Params& p, float greatest, Shared& s, u32& turn, Measure measure, double target, u64 least,
+DEV u64 first(const Draw& p, float greatest, Shared& s, u32& turn, Measure measure, double target, u64 least,
               bool by_id) {
   const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   u64 prefix = 0;
@@ -139,7 +151,7 @@ DEV u64 first(const Params& p, float greatest, Shared& s, u32& turn, Measure mea
 }
 
 // Weight of all tokens from a place in the order on.
-DEV double weight_of(const Params& p, float greatest, Shared& s, u32& turn, u64 least) {
+DEV double weight_of(const Draw& p, float greatest, Shared& s, u32& turn, u64 least) {
   double sum = 0;
   for (u64 i = u64(blockIdx.x) * THREADS + threadIdx.x; i < p.length; i += u64(gridDim.x) * THREADS) {
     const float logit = p.logits[i], distance = logit - greatest;
@@ -161,20 +173,27 @@ __global__ void __launch_bounds__(THREADS) sample(const Params p) {
 #endif
   dependency_wait();
   launch_dependents();
-  const float greatest = __uint_as_float(*p.greatest);
-  u64 least = 0;
-  if (p.top_k > 0 && p.top_k < p.length) least = first(p, greatest, s, turn, COUNT, p.top_k, 0, false);
-  double total = weight_of(p, greatest, s, turn, least);
-  const bool nucleus = p.top_p < 1;
-  if (nucleus) {
-    least = first(p, greatest, s, turn, REACHES, total * double(p.top_p), least, false);
-    total = weight_of(p, greatest, s, turn, least);
+  const u32 row = blockIdx.y;
+  const u32* const choice = p.choice + 2 * row;
+  const bool leaves = blockIdx.x == 0 && threadIdx.x == 0;
+  if (p.rows[row].inverse_temperature == 0) {
+    if (leaves) p.drawn[2 * row] = p.tokens[row] = choice[0], p.drawn[2 * row + 1] = choice[1];
+    return;
   }
-  const u64 key = first(p, greatest, s, turn, PASSES, p.random * total, least, !nucleus);
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
+  const Draw d = {p.rows[row], p.logits + row * p.length, p.length};
+  const float greatest = __uint_as_float(choice[1]);
+  u64 least = 0;
+  if (d.top_k > 0 && d.top_k < d.length) least = first(d, greatest, s, turn, COUNT, d.top_k, 0, false);
+  double total = weight_of(d, greatest, s, turn, least);
+  const bool nucleus = d.top_p < 1;
+  if (nucleus) {
+    least = first(d, greatest, s, turn, REACHES, total * double(d.top_p), least, false);
+    total = weight_of(d, greatest, s, turn, least);
+  }
+  const u64 key = first(d, greatest, s, turn, PASSES, d.random * total, least, !nucleus);
+  if (leaves) {
     const u32 index = 0xffffffffu - u32(key);
-    p.drawn[0] = index;
-    p.drawn[1] = __float_as_uint(greatest);
-    *p.token = index;
+    p.drawn[2 * row] = p.tokens[row] = index;
+    p.drawn[2 * row + 1] = __float_as_uint(greatest);
   }
 }

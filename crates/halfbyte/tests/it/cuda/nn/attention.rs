@@ -6,7 +6,9 @@ use crate::data::Random;
 use halfbyte::Float;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, ViewMut};
-use halfbyte::cuda::nn::{self, Attention, FEW_QUERIES, HeadNorms, KvCache, NewRows, PART_LENGTH, Rope};
+use halfbyte::cuda::nn::{
+    self, Attention, FEW_QUERIES, HeadNorms, KvCache, NewRows, PAGE_LENGTH, PART_LENGTH, Rope, Rows,
+};
 use halfbyte::kernel::Heads;
 
 /// A text in one layer on the device and, rotated and rounded as there, in f64.
@@ -14,6 +16,8 @@ struct Text<'a> {
     bench: Bench<'a>,
     heads: Heads,
     capacity: usize,
+    /// Pages of the text, where it does not lie in the cache in order.
+    pages: Option<Vec<u32>>,
     window: Option<usize>,
     cap: Option<f32>,
     /// Of heads, and the same on the device.
@@ -27,6 +31,17 @@ struct Text<'a> {
     partial: Buffer<f32>,
     /// Keys, then values, `[positions][kv_heads][head_size]`.
     seen: [Vec<Vec<f64>>; 2],
+}
+
+/// How attention is computed, as its documentation says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Computed {
+    /// In f32.
+    Exactly,
+    /// On tensor cores, queries and weights rounded.
+    Rounded,
+    /// On tensor cores, queries and weights in two halves each.
+    InTwoHalves,
 }
 
 const CAPACITY: usize = 3 * PART_LENGTH + 5;
@@ -52,10 +67,40 @@ impl<'a> Text<'a> {
             // SAFETY: nothing else uses the cache now.
             bench.stream.fill(unsafe { ViewMut::<u8>::from_raw(pointer, bytes) }, 0xff).unwrap();
         }
-        let partial = gpu.context().allocate(nn::partial_len(heads, capacity)).unwrap();
-        let seen = Default::default();
+        let partial = gpu.context().allocate(nn::partial_len(gpu, heads, capacity)).unwrap();
+        let (seen, pages) = Default::default();
         let (window, cap, slopes, sinks, norms) = (None, None, None, None, None);
-        Self { bench, heads, capacity, window, cap, slopes, sinks, norms, rope, frequencies, cache, partial, seen }
+        Self {
+            bench,
+            heads,
+            capacity,
+            pages,
+            window,
+            cap,
+            slopes,
+            sinks,
+            norms,
+            rope,
+            frequencies,
+            cache,
+            partial,
+            seen,
+        }
+    }
+
+    /// Its pages in any order.
+    fn shuffled(mut self, random: &mut Random) -> Self {
+        let count = self.capacity / PAGE_LENGTH;
+        let mut pages: Vec<u32> = (0..count as u32).collect();
+        (1..count).for_each(|i| pages.swap(i, random.below(i + 1)));
+        self.pages = Some(pages);
+        self
+    }
+
+    /// Where a position lies in the cache.
+    fn slot(&self, position: usize) -> usize {
+        let page = self.pages.as_ref().map(|pages| pages[position / PAGE_LENGTH] as usize);
+        page.map_or(position, |page| page * PAGE_LENGTH + position % PAGE_LENGTH)
     }
 
     fn of_heads(&self, values: Vec<f32>) -> Option<(Vec<f32>, Buffer<f32>)> {
@@ -93,11 +138,10 @@ impl<'a> Text<'a> {
         (out, units * 2f64.powi(-24) * most)
     }
 
-    /// Rows go in and are attended; checks the cache and the output, and returns the latter.
-    fn read(&mut self, qkv: &[f32], out_type: Float) -> Vec<f32> {
+    /// Rows go into the cache, which is checked; their queries, here and on the device.
+    fn append(&mut self, qkv: &[f32]) -> (Vec<f32>, Buffer<f32>) {
         let (heads, size, row) = (self.heads, self.heads.head_size, self.heads.row());
         let (m, first) = (qkv.len() / row, self.seen[0].len());
-        let position = self.bench.upload(&[first as u32]);
         let mut on_device = self.bench.upload(qkv);
         let stream = &self.bench.stream;
         let norms = self.norms.as_ref().map(|[queries, keys]| HeadNorms {
@@ -105,12 +149,18 @@ impl<'a> Text<'a> {
             keys: keys.1.view(),
             eps: EPS,
         });
-        let rows = NewRows { qkv: on_device.view_mut(), position: position.view(), norms };
+        let [positions, slots] = [false, true].map(|slots| {
+            let of_rows = (first..first + m).map(|position| if slots { self.slot(position) } else { position } as u32);
+            self.bench.upload(&of_rows.collect::<Vec<_>>())
+        });
+        let (qkv_on_device, [positions, slots]) = (on_device.view_mut(), [&positions, &slots].map(Buffer::view));
+        let rows = NewRows { qkv: qkv_on_device, positions, slots, norms };
         self.rope.apply(self.bench.gpu, stream, rows, &mut self.cache, LAYER).unwrap();
         let queries = self.bench.read(on_device.view());
         let [keys, values] = self.cache.layer("test", LAYER).unwrap().map(|view| self.bench.widened(view));
-        let cached = |from: &[f32], head: usize, position: usize| -> Vec<f64> {
-            from[(head * self.capacity + position) * size..][..size].iter().map(|&v| f64::from(v)).collect()
+        let capacity = self.capacity;
+        let cached = |from: &[f32], head: usize, slot: usize| -> Vec<f64> {
+            from[(head * capacity + slot) * size..][..size].iter().map(|&v| f64::from(v)).collect()
         };
         for i in 0..m {
             let head = |h: usize| &qkv[i * row + h * size..][..size];
@@ -118,16 +168,16 @@ impl<'a> Text<'a> {
                 let (want, bound) = self.expected(head(h), 0, first + i);
                 close(&queries[i * row + h * size..][..size], &want, Float::F32, bound, 0.0, "q");
             }
-            let (mut of_keys, mut of_values) = (Vec::new(), Vec::new());
+            let (slot, mut of_keys, mut of_values) = (self.slot(first + i), Vec::new(), Vec::new());
             for h in 0..heads.kv_heads {
                 let (key, value) = (head(heads.heads + h), head(heads.heads + heads.kv_heads + h));
-                let got = cached(&keys, h, first + i);
+                let got = cached(&keys, h, slot);
                 let (want, bound) = self.expected(key, 1, first + i);
                 let narrow: Vec<f32> = got.iter().map(|&v| v as f32).collect();
                 let dtype = self.cache.dtype();
                 close(&narrow, &want, dtype, bound, 0.0, "k");
                 of_keys.extend(got);
-                let got = cached(&values, h, first + i);
+                let got = cached(&values, h, slot);
                 assert!(
                     got.iter().zip(value).all(|(&a, &b)| a == f64::from(dtype.round(b)) || a.is_nan() && b.is_nan())
                 );
@@ -136,16 +186,36 @@ impl<'a> Text<'a> {
             self.seen[0].push(of_keys);
             self.seen[1].push(of_values);
         }
+        (queries, on_device)
+    }
+
+    /// Rows go in and are attended; checks the cache and the output, and returns the latter.
+    fn read(&mut self, qkv: &[f32], out_type: Float) -> Vec<f32> {
+        let (heads, size, row) = (self.heads, self.heads.head_size, self.heads.row());
+        let (m, first) = (qkv.len() / row, self.seen[0].len());
+        let (queries, on_device) = self.append(qkv);
+        let positions: Vec<u32> = (first as u32..).take(m).collect();
+        let positions = self.bench.upload(&positions);
+        let pages = self.pages.as_ref().map(|pages| self.bench.upload(pages));
         let scale = 1.0 / (size as f32).sqrt();
         let without = m / 3;
-        let [rounds, last_round] = [m, m - without].map(|rows| self.rounds(rows));
+        let [computed, last] = [m, m - without].map(|rows| self.computed(rows));
         let Self { bench, cache, partial, window, cap, slopes, sinks, capacity, .. } = self;
         let [slopes, sinks] = [slopes, sinks].map(|of_heads| of_heads.as_ref().map(|(_, on_device)| on_device.view()));
         let mut attend = |longest: usize, first_row: usize| {
             bench.output(out_type, (m - first_row) * heads.heads * size, &mut |out| {
-                let (qkv, position) = (on_device.view().slice(first_row * row..m * row), position.view());
-                let (window, cap) = (*window, *cap);
-                let what = Attention { qkv, position, first_row, longest, scale, window, cap, slopes, sinks };
+                let what = Attention {
+                    qkv: on_device.view().slice(first_row * row..m * row),
+                    rows: Rows::OfOneText,
+                    positions: positions.view().slice(first_row..m),
+                    pages: pages.as_ref().map(Buffer::view),
+                    longest,
+                    scale,
+                    window: *window,
+                    cap: *cap,
+                    slopes,
+                    sinks,
+                };
                 nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, partial.view_mut(), out).unwrap();
             })
         };
@@ -154,25 +224,29 @@ impl<'a> Text<'a> {
         let recorded = attend(*capacity, 0);
         assert!(bits(&got) == bits(&recorded) || got.iter().any(|v| v.is_nan()), "{first} positions and {m}");
         // On tensor cores the bits of a row are those that it has without the rows before it.
-        if rounds && last_round {
+        if computed == Computed::Rounded && last == computed {
             let (last, of_all) = (attend(*capacity, without), &got[without * heads.heads * size..]);
             assert!(bits(&last) == bits(of_all) || got.iter().any(|v| v.is_nan()), "{first} positions and {m}");
         }
         for i in 0..m {
             for h in 0..heads.heads {
                 let query: Vec<f64> = queries[i * row + h * size..][..size].iter().map(|&v| f64::from(v)).collect();
-                let query = if rounds { self.rounded(query) } else { query };
-                self.check(&query, rounds, h, first + i, &got[(i * heads.heads + h) * size..][..size], out_type);
+                self.check(query, computed, h, first + i, &got[(i * heads.heads + h) * size..][..size], out_type);
             }
         }
         got
     }
 
-    /// Whether so many rows are attended on tensor cores, which round queries and weights.
-    fn rounds(&self, rows: usize) -> bool {
+    /// How so many rows are attended.
+    fn computed(&self, rows: usize) -> Computed {
         let (heads, arch) = (self.heads, self.bench.gpu.caps().arch);
-        let halves = self.cache.dtype() != Float::F32 && heads.head_size.is_multiple_of(8);
-        rows > 1 && rows * heads.group() > FEW_QUERIES && halves && arch.number >= 80
+        let on_tensor_cores =
+            self.cache.dtype() != Float::F32 && heads.head_size.is_multiple_of(8) && arch.number >= 80;
+        match rows {
+            1 if on_tensor_cores => Computed::InTwoHalves,
+            _ if on_tensor_cores && rows * heads.group() > FEW_QUERIES => Computed::Rounded,
+            _ => Computed::Exactly,
+        }
     }
 
     /// A query in the cache's type, after a power of two has brought it to where halves are normal.
@@ -184,7 +258,8 @@ impl<'a> Text<'a> {
     }
 
     /// One output against f64, where everything that it sees is finite.
-    fn check(&self, query: &[f64], rounds: bool, h: usize, position: usize, got: &[f32], out_type: Float) {
+    fn check(&self, query: Vec<f64>, computed: Computed, h: usize, position: usize, got: &[f32], out_type: Float) {
+        let query = &if computed == Computed::Rounded { self.rounded(query) } else { query };
         let (size, scale) = (self.heads.head_size, 1.0 / f64::from((self.heads.head_size as f32).sqrt()));
         let kv = h / self.heads.group() * size..(h / self.heads.group() + 1) * size;
         let (mut scores, mut t, mut largest) = (Vec::new(), 0f64, 0f64);
@@ -209,15 +284,18 @@ impl<'a> Text<'a> {
         let changes = self.cap.is_some() || self.slopes.is_some();
         let of_changes = if changes { 8.0 * (t + f64::from(self.cap.unwrap_or(0.0)) + 16.0) } else { 0.0 };
         let n = seen.len() as f64;
-        let (units, roundoff) = match rounds {
-            false => (n / 8.0 + size as f64 + 64.0 + 4.0 * t * size as f64, 0.0),
-            true => (2.0 * n + size as f64 + 64.0 + 8.0 * t * size as f64, self.cache.dtype().unit_roundoff()),
+        let (of_sums, u) = (n / 8.0 + size as f64 + 64.0 + 4.0 * t * size as f64, self.cache.dtype().unit_roundoff());
+        let on_tensor_cores = 2.0 * n + size as f64 + 64.0 + 8.0 * t * size as f64;
+        let (units, roundoff, absolute) = match computed {
+            Computed::Exactly => (of_sums, 0.0, 0.0),
+            Computed::Rounded => (on_tensor_cores, u, 0.0),
+            Computed::InTwoHalves => (on_tensor_cores, 0.0, 2.0 * u * u + (4.0 * u * u * t).exp_m1()),
         };
         let what = format!("position {position}, head {h} of {:?}", self.heads);
         for (d, &got) in kv.zip(got) {
             let terms = seen.clone().zip(&weights).map(|(p, w)| w / total * self.seen[1][p][d]);
             let (want, most) = terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()));
-            let bound = (units + of_changes) * 2f64.powi(-24) * largest + roundoff * most;
+            let bound = ((units + of_changes) * 2f64.powi(-24) + absolute) * largest + roundoff * most;
             close(&[got], &[want], out_type, bound, 0.0, &what);
         }
     }
@@ -238,7 +316,10 @@ fn attention_over_the_cache_is_within_the_bound() {
                 continue;
             }
             for (j, dtype) in TYPES.into_iter().enumerate() {
-                let mut text = Text::new(&gpu, heads, rotated, dtype);
+                let mut text = match (i + j) % 3 {
+                    0 => Text::with_capacity(&gpu, heads, rotated, dtype, 5 * PAGE_LENGTH).shuffled(&mut random),
+                    _ => Text::new(&gpu, heads, rotated, dtype),
+                };
                 // Prompts of several sizes with single steps between, over the borders of runs and parts.
                 let steps = [1, 1, 30, 1, 7, 64, 21, 1, 1, 1, 1, 2, 120, 1, 1, 1, 100, 1];
                 for (step, m) in steps.into_iter().enumerate() {
@@ -341,11 +422,15 @@ fn many_rows_of_any_shape_are_within_the_bound() {
             let kv_heads = 1 + random.below(3);
             let heads = Heads { heads: kv_heads * (1 + random.below(7)), kv_heads, head_size };
             let (dtype, capacity) = ([Float::F16, Float::BF16][case % 2], 200 + random.below(500));
+            let capacity = if case % 4 == 1 { capacity.next_multiple_of(PAGE_LENGTH) } else { capacity };
             if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
                 continue;
             }
             let mut text = Text::with_capacity(&gpu, heads, 0, dtype, capacity);
             text.window = (case % 3 == 0).then(|| 1 + random.below(300));
+            if case % 4 == 1 {
+                text = text.shuffled(&mut random);
+            }
             // Up to the last position that there is.
             let (first, last) = (random.below(capacity - 150), 1 + random.below(150));
             for (step, m) in [first, capacity - first - last, last].into_iter().filter(|&m| m > 0).enumerate() {
@@ -396,6 +481,78 @@ fn caps_slopes_and_sinks_are_within_the_bound() {
             }
             for (step, m) in [1, 30, 1, 97, 1, 1, 160, 1, 1, 60, 1].into_iter().enumerate() {
                 text.read(&random.normals(m * heads.row()), TYPES[(case + step) % 3]);
+            }
+        }
+    }
+}
+
+#[test]
+fn one_row_of_each_of_many_texts_is_within_the_bound() {
+    for gpu in gpus() {
+        let mut random = Random(24);
+        for case in 0..20 {
+            let head_size = [128, 64, 80, 256, 20, 8 * (1 + random.below(32))][case % 6];
+            if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
+                continue;
+            }
+            let kv_heads = 1 + random.below(4);
+            let heads = Heads { heads: kv_heads * (1 + random.below(12)), kv_heads, head_size };
+            let (texts, dtype) = (1 + random.below([3, 40][case % 2]), TYPES[case / 2 % 3]);
+            let lengths: Vec<usize> = (0..texts).map(|i| 1 + random.below([60, 700][i % 2])).collect();
+            let of_text = lengths.iter().max().map_or(0, |length| length.div_ceil(PAGE_LENGTH)) + random.below(2);
+            let mut text = Text::with_capacity(&gpu, heads, 0, dtype, texts * of_text * PAGE_LENGTH);
+            text = text.shuffled(&mut random);
+            text.window = (case % 4 == 3).then(|| 1 + random.below(300));
+            text.cap = (case % 5 == 0).then(|| 0.5 + random.below(50) as f32);
+            if case % 3 == 0 {
+                text.slopes = text.of_heads((1..=heads.heads).map(|h| 0.8f32.powi(h as i32)).collect());
+            }
+            if case % 3 == 1 {
+                text.sinks = text.of_heads(random.normals(heads.heads).iter().map(|v| 3.0 * v).collect());
+            }
+            let tables = text.pages.take().unwrap();
+            let (mut rows, mut queries, mut seen) = (Vec::new(), Vec::new(), Vec::new());
+            for (pages, &length) in tables.chunks_exact(of_text).zip(&lengths) {
+                (text.seen, text.pages) = (Default::default(), Some(pages.to_vec()));
+                if length > 1 {
+                    text.append(&random.normals((length - 1) * heads.row()));
+                }
+                let row = random.normals(heads.row());
+                queries.push(text.append(&row).0);
+                rows.extend(row);
+                seen.push(std::mem::take(&mut text.seen));
+            }
+            let positions: Vec<u32> = lengths.iter().map(|&length| length as u32 - 1).collect();
+            let (qkv, positions) = (text.bench.upload(&queries.concat()), text.bench.upload(&positions));
+            let (pages, longest) = (text.bench.upload(&tables), *lengths.iter().max().unwrap());
+            let mut attend = |longest: usize| {
+                let Text { bench, cache, partial, window, cap, slopes, sinks, .. } = &mut text;
+                let [slopes, sinks] = [slopes, sinks].map(|of| of.as_ref().map(|(_, on_device)| on_device.view()));
+                bench.output(TYPES[case % 3], texts * heads.heads * head_size, &mut |out| {
+                    let what = Attention {
+                        qkv: qkv.view(),
+                        rows: Rows::OnePerText,
+                        positions: positions.view(),
+                        pages: Some(pages.view()),
+                        longest,
+                        scale: 1.0 / (head_size as f32).sqrt(),
+                        window: *window,
+                        cap: *cap,
+                        slopes,
+                        sinks,
+                    };
+                    nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, partial.view_mut(), out).unwrap();
+                })
+            };
+            for got in [attend(longest), attend(of_text * PAGE_LENGTH)] {
+                let of_texts = got.chunks_exact(heads.heads * head_size).zip(queries.iter().zip(&seen));
+                for ((got, (queries, seen)), &length) in of_texts.zip(&lengths) {
+                    text.seen.clone_from(seen);
+                    for (h, got) in got.chunks_exact(head_size).enumerate() {
+                        let query = queries[h * head_size..][..head_size].iter().map(|&v| f64::from(v)).collect();
+                        text.check(query, text.computed(1), h, length - 1, got, TYPES[case % 3]);
+                    }
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use super::Bench;
 use crate::cuda::gpus;
 use crate::data::Random;
 use halfbyte::cuda::driver::Stream;
-use halfbyte::cuda::nn::{self, Draw, Step};
+use halfbyte::cuda::nn::{self, Draw, Drawn, Step};
 
 #[test]
 fn the_greatest_logit_is_the_first_of_equals_and_the_text_goes_on() {
@@ -21,8 +21,8 @@ fn the_greatest_logit_is_the_first_of_equals_and_the_text_goes_on() {
                 let step = Step {
                     logits: values.view().slice(before..before + len),
                     choice: choice.view_mut(),
-                    token: token.view_mut(),
-                    position: position.view_mut(),
+                    tokens: token.view_mut(),
+                    positions: position.view_mut(),
                     advance: 3,
                 };
                 nn::argmax(&gpu, &bench.stream, step).unwrap();
@@ -70,8 +70,8 @@ fn the_choice_of_a_token_can_be_recorded() {
             let step = Step {
                 logits: values.view(),
                 choice: choice.view_mut(),
-                token: token.view_mut(),
-                position: position.view_mut(),
+                tokens: token.view_mut(),
+                positions: position.view_mut(),
                 advance: 1,
             };
             nn::argmax(&gpu, stream, step)
@@ -134,8 +134,8 @@ fn draws_are_those_of_the_definition() {
             let step = Step {
                 logits: values.view(),
                 choice: choice.view_mut(),
-                token: token.view_mut(),
-                position: position.view_mut(),
+                tokens: token.view_mut(),
+                positions: position.view_mut(),
                 advance: 1,
             };
             nn::argmax(&gpu, &bench.stream, step).unwrap();
@@ -146,17 +146,14 @@ fn draws_are_those_of_the_definition() {
                 let at = if i < 6 { 0.0 } else { (random.bits() >> 11) as f64 / (1u64 << 53) as f64 };
                 let (want, slack) = drawn(&logits, temperature, top_k, top_p, at);
                 let mut drawn = bench.upload(&[9u32; 2]);
-                let draw = Draw {
+                let of = Drawn {
                     logits: values.view(),
                     choice: choice.view(),
                     drawn: drawn.view_mut(),
-                    token: token.view_mut(),
-                    temperature,
-                    top_k,
-                    top_p,
-                    random: at,
+                    tokens: token.view_mut(),
                 };
-                nn::sample(&gpu, &bench.stream, draw).unwrap();
+                let draw = Draw { temperature, top_k, top_p, random: at };
+                nn::sample(&gpu, &bench.stream, &[draw], of).unwrap();
                 let got = bench.read(drawn.view());
                 let what = format!("{len} logits, {temperature} {top_k} {top_p} {at}: {got:?}, expected {want}");
                 assert_eq!(bench.read(token.view())[0], got[0]);
@@ -166,6 +163,57 @@ fn draws_are_those_of_the_definition() {
             }
             // The definition itself draws 1, 2, 6, 6, 16 and 20 different ones.
             assert!(distinct.len() >= [1, 2, 5, 5, 12, 15][round], "{distinct:?}");
+        }
+    }
+}
+
+/// Many rows at once have what each has alone; some draw, some take the greatest.
+#[test]
+fn rows_choose_as_each_alone() {
+    for gpu in gpus() {
+        let (bench, mut random) = (Bench::new(&gpu), Random(14));
+        for (rows, len) in [(1, 1), (2, 7), (33, 1000), (70, 4099), (5, 50_001)] {
+            let logits: Vec<f32> = random.normals(rows * len).iter().map(|v| v * 3.0).collect();
+            let draws: Vec<Draw> = (0..rows)
+                .map(|i| Draw {
+                    temperature: [0.0, 1.0, 0.7][i % 3],
+                    top_k: [0, 40, 0, 5][i % 4],
+                    top_p: [1.0, 0.9][i / 2 % 2],
+                    random: (random.bits() >> 11) as f64 / (1u64 << 53) as f64,
+                })
+                .collect();
+            let run = |logits: &[f32], draws: &[Draw]| {
+                let rows = draws.len();
+                let values = bench.upload(logits);
+                let [mut choice, mut drawn] = [(); 2].map(|()| bench.upload(&vec![9u32; 2 * rows]));
+                let [mut tokens, mut positions] = [(); 2].map(|()| bench.upload(&vec![7u32; rows]));
+                let step = Step {
+                    logits: values.view(),
+                    choice: choice.view_mut(),
+                    tokens: tokens.view_mut(),
+                    positions: positions.view_mut(),
+                    advance: 2,
+                };
+                nn::argmax(&gpu, &bench.stream, step).unwrap();
+                let of = Drawn {
+                    logits: values.view(),
+                    choice: choice.view(),
+                    drawn: drawn.view_mut(),
+                    tokens: tokens.view_mut(),
+                };
+                nn::sample(&gpu, &bench.stream, draws, of).unwrap();
+                assert_eq!(bench.read(positions.view()), vec![9; rows]);
+                [bench.read(choice.view()), bench.read(drawn.view()), bench.read(tokens.view())]
+            };
+            let [choice, drawn, tokens] = run(&logits, &draws);
+            for (i, (logits, draw)) in logits.chunks_exact(len).zip(&draws).enumerate() {
+                let [of_row, drawn_of_row, token] = run(logits, &[*draw]);
+                let pair = 2 * i..2 * i + 2;
+                assert_eq!((&choice[pair.clone()], &drawn[pair], tokens[i]), (&*of_row, &*drawn_of_row, token[0]));
+                let first = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+                assert_eq!(logits[of_row[0] as usize], first);
+                assert!(draw.temperature > 0.0 || drawn_of_row == of_row);
+            }
         }
     }
 }

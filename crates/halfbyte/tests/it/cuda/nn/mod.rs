@@ -13,7 +13,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, View, ViewMut};
-use halfbyte::cuda::nn::{self, Attention, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope};
+use halfbyte::cuda::nn::{self, Attention, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope, Rows};
 use halfbyte::kernel::Heads;
 use halfbyte::{Error, Float, Floats};
 
@@ -120,27 +120,41 @@ fn wrong_shapes_are_errors() {
         let mut cache = KvCache::new(&gpu, 2, heads, 8, Float::F16).unwrap();
         assert_eq!(cache.bytes(), 2 * 2 * 2 * 8 * 16 * 2);
         let rope = Rope::new(&gpu, &bench.stream, &[1.0; 8]).unwrap();
-        let (position, mut qkv) = (bench.upload(&[0u32]), bench.upload(&vec![0f32; 2 * heads.row()]));
+        let (positions, mut qkv) = (bench.upload(&[0u32, 1]), bench.upload(&vec![0f32; 2 * heads.row()]));
+        let table = bench.upload(&[0u32, 0]);
         let mut partial = bench.upload(&[0f32; 4]);
         let mut out = bench.floats(&[0.0; 2 * 64], Float::F16);
-        let mut attend = |rows: usize, longest, window, layer, out_len| {
-            let qkv = qkv.view().slice(0..rows);
-            let (position, cap, slopes, sinks) = (position.view(), None, None, None);
-            let what = Attention { qkv, position, first_row: 0, longest, scale: 1.0, window, cap, slopes, sinks };
+        let mut attend = |len: usize, longest, window, layer, out_len, rows, pages: bool| {
+            let count = (len / heads.row()).min(2);
+            let what = Attention {
+                qkv: qkv.view().slice(0..len),
+                rows,
+                positions: positions.view().slice(0..count),
+                pages: pages.then(|| table.view()),
+                longest,
+                scale: 1.0,
+                window,
+                cap: None,
+                slopes: None,
+                sinks: None,
+            };
             let out = out.view_mut(0..out_len);
             nn::attention(&gpu, &bench.stream, &what, &cache, layer, partial.view_mut(), out)
         };
-        attend(2 * heads.row(), 8, None, 1, 128).unwrap();
-        let row = heads.row();
-        for (rows, longest, window, layer, out_len) in [
-            (row + 1, 8, None, 1, 64),
-            (row, 9, None, 1, 64),
-            (row, 8, None, 2, 64),
-            (row, 8, None, 1, 63),
-            (2 * row, 1, None, 1, 128),
-            (row, 8, Some(0), 1, 64),
+        let (row, one, each) = (heads.row(), Rows::OfOneText, Rows::OnePerText);
+        attend(2 * row, 8, None, 1, 128, one, false).unwrap();
+        for (len, longest, window, layer, out_len, rows, pages) in [
+            (row + 1, 8, None, 1, 64, one, false),
+            (row, 9, None, 1, 64, one, false),
+            (row, 8, None, 2, 64, one, false),
+            (row, 8, None, 1, 63, one, false),
+            (2 * row, 1, None, 1, 128, one, false),
+            (row, 8, Some(0), 1, 64, one, false),
+            // Texts have pages, and a cache that has some is of whole ones.
+            (2 * row, 8, None, 1, 128, each, false),
+            (2 * row, 8, None, 1, 128, each, true),
         ] {
-            let error = attend(rows, longest, window, layer, out_len).unwrap_err();
+            let error = attend(len, longest, window, layer, out_len, rows, pages).unwrap_err();
             assert!(matches!(error, Error::Invalid { op: "attention", .. }), "{error}");
         }
         let stream = &bench.stream;
@@ -154,7 +168,8 @@ fn wrong_shapes_are_errors() {
             (&rope, row, Some(norms(short.view(), weight.view())), 0),
             (&rope, row, Some(norms(weight.view(), short.view())), 0),
         ] {
-            let rows = NewRows { qkv: qkv.view_mut().slice(0..len), position: position.view(), norms };
+            let of_rows = positions.view().slice(0..len / row);
+            let rows = NewRows { qkv: qkv.view_mut().slice(0..len), positions: of_rows, slots: of_rows, norms };
             let error = rope.apply(&gpu, stream, rows, &mut cache, layer).unwrap_err();
             assert!(matches!(error, Error::Invalid { op: "rope", .. }), "{error}");
         }

@@ -1,0 +1,294 @@
+//! Many texts in a model on a GPU.
+//!
+//! ```text
+//! read:    upload tokens, positions, slots and pages in one copy ─ layers ─ head ─ most likely tokens
+//! choose:  (draws of those that sample) ─ download the tokens
+//! ```
+//!
+//! Rows of texts that read one token come first, then those of chunks. A step in which every text reads one token is recorded when it
+//! comes a second time, for each number of texts and each power of two of positions. What lies on the device for it keeps its place.
+
+use super::CudaModel;
+use super::recording::Recordings;
+use super::run::{Next, Pages as PagesOfRows, Rows as RowsOfStep, State};
+use super::text::{MOST_LIKELY, SHORTEST_RECORDING, draw};
+use crate::decoder::Decoder;
+use crate::device::{Room, Rows, TextId, Texts};
+use crate::error::{Error, Result};
+use crate::sampling::Sampler;
+use halfbyte::Cuda;
+use halfbyte::cuda::driver::Buffer;
+use halfbyte::cuda::nn::KvCache;
+use halfbyte::kv_pages::{PAGE_LENGTH, Pages, Sequence};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What a device has of a text.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    sequence: Sequence,
+    /// Tokens read.
+    len: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct CudaTexts<'m> {
+    model: &'m CudaModel,
+    cuda: Cuda,
+    /// By the number of texts and the positions that they serve.
+    recordings: Recordings<(usize, usize)>,
+    state: State,
+    next: Next,
+    room: Room,
+    pages: Pages,
+    texts: BTreeMap<TextId, Held>,
+    begun: u64,
+    /// Of rows: tokens, positions, slots; of texts: positions of the last rows, pages.
+    words: Buffer<u32>,
+    on_host: Vec<u32>,
+    /// `[texts, vocab]`, in the order in which texts were read.
+    logits: Buffer<f32>,
+    /// Places there of the texts that were wanted.
+    wanted: Vec<usize>,
+}
+
+/// Where a step's words lie, whatever its number of texts.
+struct Words {
+    tokens: Range<usize>,
+    positions: Range<usize>,
+    slots: Range<usize>,
+    last: Range<usize>,
+    tables: Range<usize>,
+}
+
+impl Words {
+    /// Of so many rows and texts with so many pages each, where there is room for `room`.
+    fn of(room: Room, rows: usize, texts: usize, pages: usize) -> Self {
+        let at = |first: usize, len: usize| first..first + len;
+        let (of_texts, of_pages) = (3 * room.rows, 3 * room.rows + room.texts);
+        Self {
+            tokens: at(0, rows),
+            positions: at(room.rows, rows),
+            slots: at(2 * room.rows, rows),
+            last: at(of_texts, texts),
+            tables: at(of_pages, texts * pages),
+        }
+    }
+}
+
+impl<'m> CudaTexts<'m> {
+    pub(super) fn new(model: &'m CudaModel, cuda: Cuda, room: Room) -> Result<Self> {
+        let (gpu, Decoder { layers, heads, vocab, .. }) = (cuda.gpu(), &model.decoder);
+        let pages = room.positions.div_ceil(PAGE_LENGTH);
+        let cache = KvCache::new(gpu, layers.len(), *heads, pages * PAGE_LENGTH, model.activations)?;
+        let state = State::new(model, &cuda, cache, room.rows, room.longest, false)?;
+        let next = Next::new(&cuda, room.texts, room.texts)?;
+        let most = Words::of(room, room.rows, room.texts, room.longest.div_ceil(PAGE_LENGTH)).tables.end;
+        Ok(Self {
+            words: gpu.context().allocate(most)?,
+            on_host: vec![0; most],
+            logits: gpu.context().allocate(room.texts * vocab)?,
+            model,
+            cuda,
+            recordings: Recordings::default(),
+            state,
+            next,
+            room,
+            pages: Pages::new(pages),
+            texts: BTreeMap::new(),
+            begun: 0,
+            wanted: Vec::new(),
+        })
+    }
+
+    fn held(&self, text: TextId) -> Result<Held> {
+        let known = self.texts.get(&text).copied();
+        known.ok_or_else(|| Error::invalid("many texts", "a text that has not ended", format!("{text:?}")))
+    }
+
+    fn add(&mut self, sequence: Sequence, len: usize) -> TextId {
+        let text = TextId(self.begun);
+        self.begun += 1;
+        self.texts.insert(text, Held { sequence, len });
+        text
+    }
+
+    /// Writes what the step reads besides weights; returns where it lies, and the rows of the texts that read several tokens.
+    fn place(&mut self, order: &[&Rows<'_>], longest: usize) -> Result<(Words, Vec<Range<usize>>)> {
+        let rows: usize = order.iter().map(|rows| rows.tokens.len()).sum();
+        let pages = longest.div_ceil(PAGE_LENGTH);
+        if rows > self.room.rows || order.len() > self.room.texts || longest > self.room.longest {
+            let expected = format!("{:?}", self.room);
+            let got = format!("{} texts with {rows} rows and {longest} positions", order.len());
+            return Err(Error::invalid("many texts", expected, got));
+        }
+        let words = Words::of(self.room, rows, order.len(), pages);
+        let (mut chunks, mut first) = (Vec::new(), 0);
+        for (i, Rows { text, tokens }) in order.iter().enumerate() {
+            let Held { sequence, len } = self.held(*text)?;
+            let table = self.pages.of(sequence)?;
+            let end = len + tokens.len();
+            if end > table.len() * PAGE_LENGTH {
+                let expected = format!("pages for {end} positions");
+                return Err(Error::invalid("many texts", expected, format!("{} pages", table.len())));
+            }
+            for (j, (position, &token)) in (len..end).zip(*tokens).enumerate() {
+                let slot = table[position / PAGE_LENGTH] as usize * PAGE_LENGTH + position % PAGE_LENGTH;
+                self.on_host[words.tokens.start + first + j] = token;
+                self.on_host[words.positions.start + first + j] = position as u32;
+                self.on_host[words.slots.start + first + j] = slot as u32;
+            }
+            self.on_host[words.last.start + i] = (end - 1) as u32;
+            let used = end.div_ceil(PAGE_LENGTH);
+            let to = &mut self.on_host[words.tables.start + i * pages..][..pages];
+            to[..used].copy_from_slice(&table[..used]);
+            to[used..].fill(0);
+            if tokens.len() > 1 {
+                chunks.push(first..first + tokens.len());
+            }
+            first += tokens.len();
+        }
+        let all = 0..words.tables.end;
+        self.cuda.stream().upload(&self.on_host[all.clone()], self.words.view_mut().slice(all))?;
+        Ok((words, chunks))
+    }
+}
+
+impl Texts for CudaTexts<'_> {
+    fn page_length(&self) -> usize {
+        PAGE_LENGTH
+    }
+
+    fn pages(&self) -> usize {
+        self.pages.budget()
+    }
+
+    fn free_pages(&self) -> usize {
+        self.pages.free()
+    }
+
+    fn begin(&mut self) -> TextId {
+        let sequence = self.pages.begin();
+        self.add(sequence, 0)
+    }
+
+    fn share(&mut self, from: TextId, positions: usize) -> Result<TextId> {
+        let Held { sequence, len } = self.held(from)?;
+        if positions > len {
+            let expected = format!("at most {len} positions, which the other has");
+            return Err(Error::invalid("many texts", expected, positions.to_string()));
+        }
+        let sequence = self.pages.share(sequence, positions.div_ceil(PAGE_LENGTH))?;
+        Ok(self.add(sequence, positions))
+    }
+
+    fn truncate(&mut self, text: TextId, position: usize) -> Result<()> {
+        let Held { sequence, len } = self.held(text)?;
+        let len = len.min(position);
+        self.pages.keep(sequence, len.div_ceil(PAGE_LENGTH))?;
+        self.texts.insert(text, Held { sequence, len });
+        Ok(())
+    }
+
+    fn end(&mut self, text: TextId) -> Result<()> {
+        let Held { sequence, .. } = self.held(text)?;
+        self.texts.remove(&text);
+        Ok(self.pages.end(sequence)?)
+    }
+
+    fn missing_pages(&self, text: TextId, positions: usize) -> usize {
+        match self.held(text) {
+            Ok(Held { sequence, len }) => self.pages.missing(sequence, len, positions),
+            Err(_) => positions.div_ceil(PAGE_LENGTH),
+        }
+    }
+
+    fn reserve(&mut self, text: TextId, positions: usize) -> Result<()> {
+        let Held { sequence, len } = self.held(text)?;
+        if let Some(copied) = self.pages.take(sequence, len, positions)? {
+            self.state.cache.copy_page(self.cuda.stream(), copied.from as usize, copied.to as usize)?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, rows: &[Rows<'_>], wanted: usize) -> Result<()> {
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|&i| rows[i].tokens.len() > 1);
+        self.wanted = (0..wanted).filter_map(|i| order.iter().position(|&at| at == i)).collect();
+        let ordered: Vec<&Rows<'_>> = order.iter().map(|&i| &rows[i]).collect();
+        let mut longest = 0;
+        for rows in &ordered {
+            longest = longest.max(self.held(rows.text)?.len + rows.tokens.len());
+        }
+        let longest = longest.next_power_of_two().max(SHORTEST_RECORDING).min(self.room.longest);
+        let (words, chunks) = self.place(&ordered, longest)?;
+
+        let Self { model, cuda, recordings, state, next, words: on_device, logits, .. } = self;
+        let (texts, all) = (ordered.len(), on_device.view());
+        let rows_of_step = RowsOfStep {
+            tokens: all.slice(words.tokens),
+            positions: all.slice(words.positions),
+            longest,
+            texts: Some(PagesOfRows {
+                slots: all.slice(words.slots),
+                last: all.slice(words.last),
+                tables: all.slice(words.tables),
+                chunks: &chunks,
+            }),
+        };
+        let asks_host = state.asks_host(rows_of_step.tokens.len());
+        let mut step = || {
+            state.layers(model, cuda, rows_of_step, false)?;
+            state.head(model, cuda, 0..texts, logits)?;
+            next.most_likely(cuda, texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
+        };
+        if chunks.is_empty() && !asks_host { recordings.run(cuda, &(texts, longest), step) } else { step() }?;
+        for rows in rows {
+            if let Some(held) = self.texts.get_mut(&rows.text) {
+                held.len += rows.tokens.len();
+            }
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let vocab = self.model.decoder.vocab;
+        out.resize(self.wanted.len() * vocab, 0.0);
+        for (place, out) in self.wanted.iter().zip(out.chunks_exact_mut(vocab)) {
+            let of_text = self.logits.view().slice(place * vocab..(place + 1) * vocab);
+            self.cuda.stream().download(of_text, out)?;
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
+        let Self { model, cuda, next, logits, wanted, .. } = self;
+        let vocab = model.decoder.vocab;
+        let places: Vec<usize> = wanted.iter().copied().take(samplers.len()).collect();
+        let texts = places.iter().map(|place| place + 1).max().unwrap_or(0);
+        let mut draws = vec![MOST_LIKELY; texts];
+        for (&place, sampler) in places.iter().zip(samplers.iter_mut()) {
+            if !sampler.needs_logits() {
+                draws[place] = draw(sampler);
+            }
+        }
+        let drawn = draws.iter().any(|draw| draw.temperature > 0.0);
+        if drawn {
+            next.draw(cuda, &draws, logits.view().slice(0..texts * vocab))?;
+        }
+        let (from, mut results) = (if drawn { &next.drawn } else { &next.choice }, vec![0; 2 * texts]);
+        cuda.stream().download(from.view().slice(0..2 * texts), &mut results)?;
+        let mut chosen = Vec::with_capacity(places.len());
+        for (&place, sampler) in places.iter().zip(samplers.iter_mut()) {
+            chosen.push(if sampler.needs_logits() {
+                let mut of_text = vec![0.0; vocab];
+                cuda.stream().download(logits.view().slice(place * vocab..(place + 1) * vocab), &mut of_text)?;
+                sampler.next(&of_text)
+            } else {
+                let greatest = f32::from_bits(results[2 * place + 1]);
+                if greatest.is_finite() { Ok(results[2 * place]) } else { Err(Error::NotFinite(greatest)) }
+            });
+        }
+        Ok(chosen)
+    }
+}

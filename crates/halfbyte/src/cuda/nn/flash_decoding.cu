@@ -1,0 +1,235 @@
+// Causal grouped-query attention of one row of each of many texts over a cache of halves, on the tensor cores from
+// sm_80 on: out = softmax(scale * q * keys^T) * values.  The parts of a row are added up by `combine` in attention.cu.
+//
+//   a block owns a text's row, up to 8 heads of a key/value head's group and a part of the positions; each of its warps
+//   takes every fourth tile of 16 positions, from memory to the fragments of the products:
+//       scores [positions][heads] = keys * q^T; shift the running maximum; weights = 2^(score - maximum)
+//       sums [elements][heads] = sums * 2^(old - new maximum) + values^T * weights
+//   the keys of a warp's next tile are asked for when those of this one are multiplied, the values likewise; at the end
+//   the warps' sums are added, each shifted to the common maximum
+//
+// Queries and weights are two halves each, the second what the first leaves, so that products lose next to nothing.
+// Where the rows of a tile are not seen, the row beside them is read in their place, with a weight of 0: what a query
+// does not see does not reach it.
+//
+// Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
+#include "ampere.cuh"
+#include "attention.cuh"
+
+constexpr u32 WARPS = 4, THREADS = 32 * WARPS, TILE = 16, COLUMNS = 8;
+
+template <bool BF16> DEV u32 pair(float low, float high) {
+  if constexpr (BF16)
+    return bf16_pair(low, high);
+  else
+    return half_pair(low, high);
+}
+// What is left of two floats by the pair that they became.
+template <bool BF16> DEV u32 rest(float low, float high, u32 taken) {
+  const FloatType type = BF16 ? FloatType::BF16 : F16;
+  return pair<BF16>(low - float_of_bits(u16(taken), type), high - float_of_bits(u16(taken >> 16), type));
+}
+
+// A lane's words of a tile, 8 elements of a row each; of keys rows lane / 4 and + 8, elements 8 (lane % 4) of each 32; of
+// values rows 2 (lane % 4), + 1, + 8, + 9, elements 8 (lane / 4) of each 64.
+template <int HEAD> struct Tile {
+  u32 keys[HEAD / 32][2][4], values[HEAD / 64][4][4];
+};
+
+DEV void load_row(u32 (&w)[4], const u16* row, u32 element, u32 head_size) {
+  uint4 v = make_uint4(0, 0, 0, 0);
+  if (element < head_size) v = load_once(row + element);
+  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+}
+
+// HEAD: size of a head, rounded up to 64.
+template <int HEAD, bool BF16>
+__global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2) flash_decoding(const Params p) {
+#if __CUDA_ARCH__ >= 800
+  constexpr u32 PITCH = HEAD + 32;  // of queries: eight lanes read 16 bytes each from all banks
+  constexpr float LIFT = BF16 ? 0 : 14;  // weights are 2^LIFT times as large: what the second half leaves is small
+  __shared__ __align__(16) u16 queries[2][COLUMNS][PITCH];
+  __shared__ float factors[COLUMNS], greatest_of[WARPS][COLUMNS], weight_of[WARPS][COLUMNS];
+  __shared__ __align__(8) float left[WARPS][COLUMNS][HEAD + 8];
+
+  const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, c = lane % 4;
+  const u32 group = p.heads / p.kv_heads, blocks = (group + COLUMNS - 1) / COLUMNS, part = blockIdx.z;
+  const u32 row = blockIdx.x, kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * COLUMNS;
+  const u32 columns = min(COLUMNS, group - first), first_head = kv_head * group + first;
+  dependency_wait();
+  launch_dependents();
+
+  const u32 end = u32(position_of(p, row, 1)) + 1, seen_from = u32(first_seen<true>(p, end));
+  const u32 part_begin = (seen_from / p.part_length + part) * p.part_length;
+  const u32 from = max(part_begin, seen_from), to = min(part_begin + p.part_length, end);
+  if (from >= to) return;
+
+  // ---- the first tile is asked for
+  const u64 of_head = u64(kv_head) * p.capacity;
+  const u16* const keys = static_cast<const u16*>(p.keys) + of_head * p.head_size;
+  const u16* const values = static_cast<const u16*>(p.values) + of_head * p.head_size;
+  Tile<HEAD> t;
+  // Rows that are not seen are one that is.
+  const auto row_at = [&](const u16* all, u32 slot, u32 tile, u32 i) {
+    return all + (slot + (min(max(tile + i, from), to - 1) - tile)) * p.head_size;
+  };
+  const auto load_keys = [&](u32 slot, u32 tile) {
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+      const u16* const of_row = row_at(keys, slot, tile, g + 8 * r);
+#pragma unroll
+      for (u32 i = 0; i < HEAD / 32; i++) load_row(t.keys[i][r], of_row, 32 * i + 8 * c, p.head_size);
+    }
+  };
+  const auto load_values = [&](u32 slot, u32 tile) {
+#pragma unroll
+    for (u32 r = 0; r < 4; r++) {
+      const u16* const of_row = row_at(values, slot, tile, 2 * c + r % 2 + r / 2 * 8);
+#pragma unroll
+      for (u32 i = 0; i < HEAD / 64; i++) load_row(t.values[i][r], of_row, 64 * i + 8 * g, p.head_size);
+    }
+  };
+  u32 tile = from / TILE * TILE + warp * TILE;
+  const u32 slot = tile < to ? u32(slot_of(p, row, tile)) : 0;
+  if (tile < to) load_keys(slot, tile), load_values(slot, tile);
+
+  // ---- queries
+#pragma unroll 1
+  for (u32 h = warp; h < COLUMNS; h += WARPS) {
+    const float* const query = p.qkv + row * p.row_length + u64(first_head + h) * p.head_size;
+    float x[HEAD / 64][2], most = 0;
+#pragma unroll
+    for (u32 i = 0; i < HEAD / 64; i++) {
+      const u32 d = 64 * i + 2 * lane;
+      const bool there = h < columns && d < p.head_size;
+      x[i][0] = there ? query[d] : 0;
+      x[i][1] = there ? query[d + 1] : 0;
+      most = fmaxf(most, fmaxf(fabsf(x[i][0]), fabsf(x[i][1])));
+    }
+    // The power of two that brings the largest element between 2^14 and 2^15, and its inverse.
+    const u32 exponent = min(max(268 - int(__float_as_uint(warp_max(most)) >> 23), 1), 253);
+    const float up = BF16 ? 1 : __uint_as_float(exponent << 23),
+                down = BF16 ? 1 : __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+    for (u32 i = 0; i < HEAD / 64; i++) {
+      const float a = x[i][0] * up, b = x[i][1] * up;
+      const u32 high = pair<BF16>(a, b), d = 64 * i + 2 * lane;
+      *reinterpret_cast<u32*>(&queries[0][h][d]) = high;
+      *reinterpret_cast<u32*>(&queries[1][h][d]) = rest<BF16>(a, b, high);
+    }
+    if (lane == 0) factors[h] = p.scale * LOG2_E * down;
+  }
+  __syncthreads();
+
+  // ---- tiles; columns of a lane are heads 2c and 2c + 1
+  const bool changes = p.cap > 0 || p.slopes;
+  float weight[2] = {}, greatest[2] = {minus_infinity(), minus_infinity()}, sums[HEAD / 64][4][4] = {};
+#pragma unroll 1
+  while (tile < to) {
+    const u32 next = tile + WARPS * TILE;
+    const u32 next_slot = next < to ? u32(slot_of(p, row, next)) : 0;
+
+    float s[4] = {}, less[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < HEAD / 32; i++) {
+      u32 high[4], low[4];
+      load_shared(high, shared_address(&queries[0][g][32 * i + 8 * c]));
+      load_shared(low, shared_address(&queries[1][g][32 * i + 8 * c]));
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        const u32 a[4] = {t.keys[i][0][2 * e], t.keys[i][1][2 * e], t.keys[i][0][2 * e + 1], t.keys[i][1][2 * e + 1]};
+        mma_sync<BF16>(s, a, high[2 * e], high[2 * e + 1]);
+        mma_sync<BF16>(less, a, low[2 * e], low[2 * e + 1]);
+      }
+    }
+    if (next < to) load_keys(next_slot, next);
+
+    float shrink[2];
+    u32 high[2], low[2];
+#pragma unroll
+    for (u32 h = 0; h < 2; h++) {
+      const float factor = factors[2 * c + h];
+#pragma unroll
+      for (u32 r = 0; r < 2; r++) {
+        const u32 position = tile + g + 8 * r;
+        float& score = s[2 * r + h];
+        score = (score + less[2 * r + h]) * factor;
+        if (changes) {
+          const float slope = slope_of(p, first_head + min(2 * c + h, columns - 1));
+          score = changed(score, p, slope, int(position) - int(end) + 1);
+        }
+        if (position < from || position >= to) score = minus_infinity();
+      }
+      float higher = fmaxf(s[h], s[2 + h]);
+#pragma unroll
+      for (int d = 4; d < 32; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(ALL_LANES, higher, d));
+      higher = fmaxf(higher, greatest[h]);
+      const float base = base_of(higher);
+      shrink[h] = power_of_two(greatest[h] - base);
+      greatest[h] = higher;
+      s[h] = power_of_two(s[h] - base + LIFT), s[2 + h] = power_of_two(s[2 + h] - base + LIFT);
+      weight[h] = weight[h] * shrink[h] + (s[h] + s[2 + h]);
+    }
+#pragma unroll
+    for (u32 r = 0; r < 2; r++) {
+      const u32 taken = pair<BF16>(s[2 * r], s[2 * r + 1]);
+      high[r] = transpose_8x8(taken);
+      low[r] = transpose_8x8(rest<BF16>(s[2 * r], s[2 * r + 1], taken));
+    }
+#pragma unroll
+    for (u32 i = 0; i < HEAD / 64; i++) {
+#pragma unroll
+      for (u32 j = 0; j < 4; j++) {
+        const u32(&v)[4][4] = t.values[i];
+        const u32 a[4] = {__byte_perm(v[0][j], v[1][j], 0x5410), __byte_perm(v[0][j], v[1][j], 0x7632),
+                          __byte_perm(v[2][j], v[3][j], 0x5410), __byte_perm(v[2][j], v[3][j], 0x7632)};
+        float (&sum)[4] = sums[i][j];
+        sum[0] *= shrink[0], sum[1] *= shrink[1], sum[2] *= shrink[0], sum[3] *= shrink[1];
+        mma_sync<BF16>(sum, a, high[0], high[1]);
+        mma_sync<BF16>(sum, a, low[0], low[1]);
+      }
+    }
+    if (next < to) load_values(next_slot, next);
+    tile = next;
+  }
+
+  // ---- the sums of all warps
+#pragma unroll
+  for (u32 h = 0; h < 2; h++) {
+#pragma unroll
+    for (int d = 4; d < 32; d *= 2) weight[h] += __shfl_xor_sync(ALL_LANES, weight[h], d);
+    if (g == 0) greatest_of[warp][2 * c + h] = greatest[h], weight_of[warp][2 * c + h] = weight[h];
+#pragma unroll
+    for (u32 i = 0; i < HEAD / 64; i++) {
+#pragma unroll
+      for (u32 j = 0; j < 4; j++)
+        *reinterpret_cast<float2*>(&left[warp][2 * c + h][64 * i + 8 * g + 2 * j]) =
+            make_float2(sums[i][j][h], sums[i][j][2 + h]);
+    }
+  }
+  __syncthreads();
+  for (u32 i = thread; i < columns * HEAD; i += THREADS) {
+    const u32 h = i / HEAD, d = i % HEAD;
+    if (d >= p.head_size) continue;
+    float higher = greatest_of[0][h], sum = 0, all = 0;
+#pragma unroll
+    for (u32 w = 1; w < WARPS; w++) higher = fmaxf(higher, greatest_of[w][h]);
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) {
+      const float shrink = power_of_two(greatest_of[w][h] - base_of(higher));
+      sum = fmaf(left[w][h][d], shrink, sum);
+      all = fmaf(weight_of[w][h], shrink, all);
+    }
+    // What 1 stands for.
+    const float one = higher - LIFT;
+    const u64 at = u64(row) * p.heads + first_head + h;
+    if (p.parts == 1) {
+      store_float(p.out, at * p.head_size + d, sum / total_of(one, all, sink_of(p, first_head + h)), p.out_type);
+    } else {
+      float* const of_part = p.partial + (at * p.parts + part) * (p.head_size + 2);
+      of_part[d] = sum;
+      if (d == 0) of_part[p.head_size] = one, of_part[p.head_size + 1] = all;
+    }
+  }
+#endif
+}

@@ -1,0 +1,78 @@
+//! When `flash_decoding.cu` runs, and how it is launched: attention of one row of each text on tensor cores.
+
+use super::attention::{KvCache, LARGEST_HEAD, PART_LENGTH, Params};
+use super::{launch, overlapping};
+use crate::cuda::Gpu;
+use crate::cuda::driver::Launch;
+use crate::cuda::parameters::Parameters;
+use crate::cuda::sources::{Instance, Source};
+use crate::error::Result;
+use crate::kernel::Heads;
+use crate::tensor::Float;
+
+static SOURCE: Source =
+    Source { path: "nn/flash_decoding.cu", text: include_str!("flash_decoding.cu"), parameters: &[Params::LAYOUT] };
+
+/// As in the source.
+const THREADS: u32 = 128;
+const COLUMNS: usize = 8;
+
+/// Of either type, for heads of this size; none for heads that it does not take.
+pub(super) fn instances(head_size: usize) -> Vec<Instance> {
+    let types = if takes(head_size) { vec![false, true] } else { vec![] };
+    types.into_iter().map(|bf16| instance(head_size, bf16)).collect()
+}
+
+fn instance(head_size: usize, bf16: bool) -> Instance {
+    Instance::new(&SOURCE, format!("flash_decoding<{}, {bf16}>", head_size.next_multiple_of(64)))
+}
+
+/// Whether rows of keys are whole pieces of 16 bytes.
+fn takes(head_size: usize) -> bool {
+    head_size.is_multiple_of(8) && (1..=LARGEST_HEAD).contains(&head_size)
+}
+
+/// The kernel for this cache; none: it is not for the processor, the type or the heads.
+pub(super) fn kernel(gpu: &Gpu, cache: &KvCache) -> Option<Instance> {
+    let bf16 = match cache.dtype() {
+        Float::F16 => false,
+        Float::BF16 => true,
+        Float::F32 => return None,
+    };
+    let head_size = cache.heads().head_size;
+    // Where a row lies among those of its head is counted in 32 bits.
+    let counts = cache.capacity().saturating_mul(head_size) < 1 << 32;
+    (gpu.caps().arch.number >= 80 && takes(head_size) && counts).then(|| instance(head_size, bf16))
+}
+
+/// Blocks that run at a time, as the source bounds its registers.
+fn at_a_time(gpu: &Gpu, heads: Heads) -> usize {
+    let of_multiprocessor = match heads.head_size {
+        ..=64 => 4,
+        ..=128 => 3,
+        _ => 2,
+    };
+    gpu.caps().multiprocessors as usize * of_multiprocessor
+}
+
+/// Positions of a part of rows that see up to `longest` of them. Those of one text have a length of their own, so that its bits
+/// depend on its position alone; those of several are so long that all blocks run at a time.
+pub(super) fn part_length(gpu: &Gpu, heads: Heads, texts: usize, longest: usize) -> usize {
+    if texts == 1 {
+        return PART_LENGTH;
+    }
+    let blocks = texts * heads.kv_heads * heads.group().div_ceil(COLUMNS);
+    let parts = (at_a_time(gpu, heads) / blocks.max(1)).max(1);
+    longest.div_ceil(parts).next_multiple_of(PART_LENGTH)
+}
+
+/// Query heads times parts of several texts, at most, where there are several parts.
+pub(super) fn most_parts(gpu: &Gpu, heads: Heads) -> usize {
+    COLUMNS * at_a_time(gpu, heads)
+}
+
+/// The launch for so many texts, each row in so many parts. Error: more blocks than a launch may have.
+pub(super) fn form(gpu: &Gpu, heads: Heads, texts: usize, parts: usize) -> Result<Launch> {
+    let grid = [texts, heads.kv_heads * heads.group().div_ceil(COLUMNS), parts];
+    Ok(overlapping(gpu, launch("attention", grid, THREADS, 0)?))
+}
