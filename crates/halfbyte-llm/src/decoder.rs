@@ -208,14 +208,15 @@ impl<D: ModelDevice> Decoder<D> {
         self.layers.iter().flat_map(Layer::projections)
     }
 
-    /// Bytes of the experts that do not compute a row: of each layer all but `top_k`, which are as large as any others. `bytes` says
-    /// what a projection takes.
-    pub fn idle_bytes(&self, bytes: impl Fn(&D::Projection) -> usize) -> usize {
+    /// Bytes of the experts that compute none of so many rows, where each row chooses `top_k` of them by chance. `bytes` says what a
+    /// projection takes.
+    pub fn idle_bytes(&self, rows: usize, bytes: impl Fn(&D::Projection) -> usize) -> usize {
         let of_layer = |layer: &Layer<D>| match &layer.mlp {
             Mlp::Dense(_) => 0,
-            Mlp::Experts(experts) => {
-                let idle = experts.experts.len().saturating_sub(experts.top_k);
-                experts.experts.iter().take(idle).map(|mlp| bytes(&mlp.up) + bytes(&mlp.down)).sum()
+            Mlp::Experts(Experts { experts, top_k, .. }) => {
+                let all: usize = experts.iter().map(|mlp| bytes(&mlp.up) + bytes(&mlp.down)).sum();
+                let idle = 1.0 - (*top_k as f64 / experts.len().max(1) as f64).min(1.0);
+                (all as f64 * idle.powf(rows as f64)).round() as usize
             }
         };
         self.layers.iter().map(of_layer).sum()

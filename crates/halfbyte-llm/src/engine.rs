@@ -111,10 +111,10 @@ impl Model {
         self.resident.bytes()
     }
 
-    /// Bytes of weights that a step of one token reads: all but other rows of the embedding, where that is not the head, and the
-    /// experts that do not compute.
-    pub fn bytes_of_step(&self) -> usize {
-        self.resident.bytes_of_step()
+    /// Bytes of weights that a step of one token of each of so many texts reads: all but other rows of the embedding, where that is
+    /// not the head, and the experts that do not compute, where each token chooses them by chance.
+    pub fn bytes_of_step(&self, texts: usize) -> usize {
+        self.resident.bytes_of_step(texts)
     }
 
     /// Makes ready what is otherwise made when it is first needed: on a GPU the kernels, which take seconds to compile for

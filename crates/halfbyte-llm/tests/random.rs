@@ -54,7 +54,7 @@ fn random_models_compute_finite_logits_the_same_each_time() {
         let least = weights.bytes(&model.config().spec);
         let bytes = model.weight_bytes() as u64;
         assert!(least <= bytes && bytes <= least + least / 2, "{name:?}: {bytes} bytes, at least {least} expected");
-        assert!(model.bytes_of_step() <= model.weight_bytes());
+        assert!(model.bytes_of_step(1) <= model.weight_bytes());
     }
 }
 
@@ -68,7 +68,7 @@ fn random_models_count_parameters_and_what_a_step_reads() {
         let expected = 3 * (blocks + norms_and_biases) + 128 + embedding + heads * embedding;
         assert_eq!(model.parameters(), expected as u64);
         let idle = if heads == 0 { 0 } else { 299 * 128 * 2 };
-        assert_eq!(model.weight_bytes() - model.bytes_of_step(), idle);
+        assert_eq!(model.weight_bytes() - model.bytes_of_step(1), idle);
     }
 }
 
@@ -141,7 +141,7 @@ fn a_profile_has_every_step_of_every_layer_and_leaves_the_text_as_reading_does()
             }
         }
         let bytes: f64 = token.steps.iter().map(|step| step.bytes).sum();
-        let least = model.bytes_of_step() as f64 + 41.0 * of_token;
+        let least = model.bytes_of_step(1) as f64 + 41.0 * of_token;
         // Besides weights, keys and values there are rows.
         let of_rows = (layers * 4 * (20 * hidden + 6 * 256) + 4 * (8 * hidden + 3 * vocab)) as f64;
         assert!(least <= bytes && bytes <= least + of_rows, "{format}: {bytes}, {least} to {}", least + of_rows);

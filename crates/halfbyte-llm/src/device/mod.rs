@@ -103,9 +103,9 @@ pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
     /// Bytes of all weights, as they lie in memory.
     fn bytes(&self) -> usize;
 
-    /// Bytes of weights that a step of one token reads: all but other rows of the embedding, where that is not the head, and the
-    /// experts that do not compute.
-    fn bytes_of_step(&self) -> usize;
+    /// Bytes of weights that a step of so many tokens reads: all but other rows of the embedding, where that is not the head, and the
+    /// experts that do not compute, where each token chooses them by chance.
+    fn bytes_of_step(&self, tokens: usize) -> usize;
 
     /// Bytes that keys and values of one token take over all layers.
     fn kv_bytes_per_token(&self) -> usize;

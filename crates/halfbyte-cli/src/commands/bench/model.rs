@@ -1,5 +1,6 @@
 //! `halfbyte bench model`: the first token, prefill and decoding, beside what the machine allows.
 
+mod batch;
 mod limits;
 mod profile;
 mod speed;
@@ -16,6 +17,7 @@ use crate::model::LoadArgs;
 use crate::progress::Progress;
 use crate::start::Start;
 use crate::text::{bytes, count, rate};
+use batch::Batch;
 use halfbyte::cpu::Cpu;
 use halfbyte::{Float, Format, Group, WeightFormat, Zero};
 use halfbyte_llm::arch::Spec;
@@ -56,6 +58,10 @@ pub struct Args {
     /// Tokens that are there already when writing begins: random ones, read as a prompt is, which is not timed.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     depth: usize,
+    /// Write this many texts at once too, each after --depth tokens (512 where that is 0) and --generate steps long; several numbers,
+    /// separated by commas, one after the other.
+    #[arg(long, value_name = "TEXTS", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
+    batch: Vec<u16>,
     /// Repetitions of each, of which the median counts.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: u16,
@@ -101,6 +107,8 @@ struct Report {
     speed: Speed,
     /// None: a GPU has no memory left to measure with.
     limits: Option<Limits>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    batches: Vec<Batch>,
     #[serde(skip_serializing_if = "Option::is_none")]
     profile: Option<Profiles>,
 }
@@ -153,6 +161,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         Device::Cuda(gpu) => gpu.gpu.compiler().compiled(),
     };
     let speed = speed(&model, &cpu, work, &progress)?;
+    let batches = args.batch.iter().map(|&texts| batch::steps(&model, &cpu, usize::from(texts), work, &progress));
+    let batches = batches.collect::<Result<Vec<_>>>()?;
     let timed = args.profile.then(|| profile::timed(&model, &cpu, work, &progress)).transpose()?;
     // Before memory is taken to measure the machine.
     let peak_resident_bytes = machine::peak_resident();
@@ -185,6 +195,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         prefill_ms_per_token: 1e3 / speed.prefill_tokens_per_second,
         decode_ms_per_token: 1e3 / speed.decode_tokens_per_second,
         speed,
+        batches: batches.into_iter().map(|steps| Batch::new(steps, &model, machine.as_ref())).collect(),
         limits: machine.map(|machine| Limits::new(machine, &model, work, &speed)),
         profile,
     };
@@ -302,6 +313,7 @@ fn human(report: &Report) -> String {
     };
     out +=
         &line("decode", report.generated_tokens, decode.0, decode.1, after, limits.as_ref().map(Limits::of_decoding));
+    report.batches.iter().for_each(|batch| out += &batch.human());
     let peak = report.peak_resident_bytes.map_or_else(|| "unknown".to_owned(), bytes);
     let device = report.device_memory_bytes.map(|taken| format!(", {} of device memory", bytes(taken)));
     out += &format!(

@@ -121,9 +121,9 @@ impl Resident for CpuModel {
         norms.sum::<usize>() * size_of::<f32>() + projections + self.decoder.vocabulary.bytes()
     }
 
-    fn bytes_of_step(&self) -> usize {
-        let idle = self.decoder.idle_bytes(Projection::bytes);
-        self.bytes() - idle - self.decoder.vocabulary.bytes_not_read()
+    fn bytes_of_step(&self, tokens: usize) -> usize {
+        let idle = self.decoder.idle_bytes(tokens, Projection::bytes);
+        self.bytes() - idle - self.decoder.vocabulary.bytes_not_read(tokens)
     }
 
     fn kv_bytes_per_token(&self) -> usize {

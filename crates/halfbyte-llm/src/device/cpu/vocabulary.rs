@@ -126,11 +126,11 @@ impl Vocabulary {
         Ok(())
     }
 
-    /// Bytes of the rows of an embedding that a step of one token does not read.
-    pub(super) fn bytes_not_read(&self) -> usize {
+    /// Bytes of the rows of an embedding that a step of so many tokens does not read.
+    pub(super) fn bytes_not_read(&self, tokens: usize) -> usize {
         match &self.kind {
             Kind::Tied(_) => 0,
-            Kind::Apart(rows, _) => rows.len().saturating_sub(self.hidden) * rows.dtype().size_bytes(),
+            Kind::Apart(rows, _) => rows.len().saturating_sub(tokens * self.hidden) * rows.dtype().size_bytes(),
         }
     }
 

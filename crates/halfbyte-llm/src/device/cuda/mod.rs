@@ -235,11 +235,11 @@ impl Resident for CudaModel {
         norms + products + self.decoder.vocabulary.embedding.bytes()
     }
 
-    fn bytes_of_step(&self) -> usize {
+    fn bytes_of_step(&self, tokens: usize) -> usize {
         let Decoder { vocabulary: Vocabulary { embedding, head, .. }, vocab, .. } = &self.decoder;
-        let row = embedding.bytes() / (*vocab).max(1);
-        let others = if head.is_some() { embedding.bytes() - row } else { 0 };
-        self.bytes() - others - self.decoder.idle_bytes(Projection::bytes)
+        let read = embedding.bytes() / (*vocab).max(1) * tokens.min(*vocab);
+        let others = if head.is_some() { embedding.bytes() - read } else { 0 };
+        self.bytes() - others - self.decoder.idle_bytes(tokens, Projection::bytes)
     }
 
     fn kv_bytes_per_token(&self) -> usize {

@@ -183,6 +183,9 @@ impl Attention<'_> {
     fn check(&self, heads: Heads, capacity: usize) -> Result<usize> {
         let rows = rows_of(OP, self.qkv.len(), heads.row())?;
         same_length(OP, "positions", Some(rows), self.positions.len())?;
+        if rows == 0 {
+            return Ok(0);
+        }
         let texts = if self.rows == Rows::OfOneText { 1 } else { rows };
         let room = match self.pages {
             None if texts > 1 => return Err(Error::invalid(OP, "pages, where there are several texts", "none")),
@@ -192,8 +195,8 @@ impl Attention<'_> {
             }
             Some(pages) => rows_of(OP, pages.len(), texts)? * PAGE_LENGTH,
         };
-        if self.longest > room || rows / texts.max(1) > self.longest {
-            let expected = format!("at least {} and at most {room} positions, which there are", rows / texts.max(1));
+        if self.longest > room || rows / texts > self.longest {
+            let expected = format!("at least {} and at most {room} positions, which there are", rows / texts);
             return Err(Error::invalid(OP, expected, self.longest.to_string()));
         }
         if self.window == Some(0) {

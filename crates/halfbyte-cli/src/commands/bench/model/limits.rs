@@ -59,10 +59,10 @@ impl Limits {
     /// Of a model on a machine, beside the speed that was measured.
     pub fn new(machine: Machine, model: &Model, work: Work, speed: &Speed) -> Self {
         let spec = &model.config().spec;
-        let weight_bytes_per_step = model.bytes_of_step() as f64;
-        let kv_bytes_per_step = kv_bytes(spec, model.kv_bytes_per_token(), work);
+        let weight_bytes_per_step = model.bytes_of_step(1) as f64;
+        let kv_bytes_per_step = kv_bytes(spec, model.kv_bytes_per_token(), work.depth, work.generate);
         let decode = machine.read_bytes_per_second / (weight_bytes_per_step + kv_bytes_per_step);
-        let prefill_flop = flop(spec, work.prompt);
+        let prefill_flop = flop(spec, work.prompt, 1);
         let prefill = machine.flop_per_second.map(|rate| rate * work.prompt as f64 / prefill_flop);
         Self {
             machine,
@@ -103,24 +103,57 @@ impl Limits {
     }
 }
 
+/// What a machine allows a step of one token of each of some texts.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct StepLimit {
+    /// Of weights, keys and values, each once.
+    bytes_per_step: f64,
+    /// Of products with weights and of those of attention.
+    flop_per_step: f64,
+    /// The longer of the times that these take.
+    pub seconds: f64,
+}
+
+impl StepLimit {
+    /// After so many tokens of each text, on average over some steps.
+    pub fn new(machine: &Machine, model: &Model, texts: usize, depth: f64, steps: usize) -> Self {
+        let spec = &model.config().spec;
+        let of_text = kv_bytes(spec, model.kv_bytes_per_token(), depth as usize, steps);
+        let bytes_per_step = model.bytes_of_step(texts) as f64 + texts as f64 * of_text;
+        // A query meets each key and each value that its text has: two operations an element of each head.
+        let elements = of_text / model.kv_bytes_per_token() as f64 * spec.layers.len() as f64;
+        let attention = 4.0 * elements * (spec.heads.heads * spec.heads.head_size) as f64;
+        let flop_per_step = flop(spec, texts, texts) + texts as f64 * attention;
+        let moving = bytes_per_step / machine.read_bytes_per_second;
+        let computing = machine.flop_per_second.map_or(0.0, |rate| flop_per_step / rate);
+        Self { bytes_per_step, flop_per_step, seconds: moving.max(computing) }
+    }
+
+    /// `12.3 GB, 1.03 Tflop a step`.
+    pub fn in_words(&self) -> String {
+        format!("{}, {} a step", crate::text::bytes(self.bytes_per_step as u64), flop_in_units(self.flop_per_step))
+    }
+}
+
 /// `7.70 Tflop`.
 fn flop_in_units(flop: f64) -> String {
     if flop < 1e12 { format!("{:.2} Gflop", flop / 1e9) } else { format!("{:.2} Tflop", flop / 1e12) }
 }
 
-/// Bytes of keys and values that a step reads on average, of so many that a token leaves.
-fn kv_bytes(spec: &Spec, bytes_of_token: usize, work: Work) -> f64 {
+/// Bytes of keys and values that a step of a text reads on average over some steps that follow `depth` tokens, of so many that a token
+/// leaves.
+fn kv_bytes(spec: &Spec, bytes_of_token: usize, depth: usize, steps: usize) -> f64 {
     let of_layer = bytes_of_token as f64 / spec.layers.len().max(1) as f64;
     let positions = |window: Option<usize>| -> f64 {
-        let seen = |step: usize| (work.depth + step + 1).min(window.unwrap_or(usize::MAX)) as f64;
-        (0..work.generate).map(seen).sum::<f64>() / work.generate as f64
+        let seen = |step: usize| (depth + step + 1).min(window.unwrap_or(usize::MAX)) as f64;
+        (0..steps).map(seen).sum::<f64>() / steps.max(1) as f64
     };
     spec.layers.iter().map(|layer| of_layer * positions(layer.attention.window)).sum()
 }
 
-/// Multiplications and additions of the products with weights that a prompt takes: of every token with the blocks, of the last one
-/// with the head.
-fn flop(spec: &Spec, prompt: usize) -> f64 {
+/// Multiplications and additions of the products with weights that some tokens take: of every one with the blocks, of those that
+/// another follows with the head.
+fn flop(spec: &Spec, tokens: usize, followed: usize) -> f64 {
     let idle: f64 = spec
         .layers
         .iter()
@@ -134,7 +167,7 @@ fn flop(spec: &Spec, prompt: usize) -> f64 {
         })
         .sum();
     let blocks: f64 = spec.linears().map(|layer| layer.shape.n as f64 * layer.shape.k as f64).sum();
-    2.0 * ((blocks - idle) * prompt as f64 + spec.vocab as f64 * spec.hidden as f64)
+    2.0 * ((blocks - idle) * tokens as f64 + spec.vocab as f64 * spec.hidden as f64 * followed as f64)
 }
 
 impl Machine {

@@ -118,7 +118,7 @@ impl Profiles {
             prefill: Table::new(&timed.prefill, prompt as f64 * 1e6 / speed.prefill_tokens_per_second, machine),
             one_by_one: matches!(model.device(), Device::Cuda(_)),
             layers_are_one_kernel: plans.iter().flat_map(|p| &p.plans).any(|plan| one_kernel(plan.kernel)),
-            weights_may_be_cached: model.bytes_of_step() < LARGEST_CACHE,
+            weights_may_be_cached: model.bytes_of_step(1) < LARGEST_CACHE,
             machine: machine.copied(),
         })
     }
