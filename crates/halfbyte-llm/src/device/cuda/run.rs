@@ -10,8 +10,8 @@ use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, View};
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
-    self, DenseCall, Draw, Drawn, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm,
-    Step, StepOfText,
+    self, AttentionWorkspace, DenseCall, Draw, Drawn, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode,
+    QuantizedNorm, Step, StepOfText,
 };
 use std::ops::{ControlFlow, Range};
 
@@ -93,8 +93,8 @@ pub(super) struct State {
     pub(super) part: Buffer<f32>,
     /// Of experts, where the model has some.
     pub(super) mixture: Option<Mixture>,
-    /// Parts of a row's attention.
-    partial: Buffer<f32>,
+    /// Between the blocks that share a row's attention.
+    attention: AttentionWorkspace,
     /// All layers of a step of one token, where they are one kernel.
     persistent: Option<PersistentDecode>,
 }
@@ -137,14 +137,13 @@ impl<'a> Pages<'a> {
 }
 
 impl State {
-    /// For so many rows, of texts up to `longest` positions; of a text alone also what computes its steps in one kernel.
+    /// For so many rows, of so many texts up to `longest` positions each; of one perhaps with what computes its steps in one kernel.
     pub(super) fn new(
         model: &CudaModel,
         cuda: &Cuda,
         cache: KvCache,
-        rows: usize,
-        longest: usize,
-        alone: bool,
+        [rows, texts, longest]: [usize; 3],
+        persistent: Option<PersistentDecode>,
     ) -> Result<Self> {
         let (gpu, context) = (&**cuda.gpu(), cuda.gpu().context());
         let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
@@ -163,8 +162,8 @@ impl State {
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
             mixture: Mixture::of(model, cuda, rows)?,
-            partial: context.allocate(nn::partial_len(gpu, *heads, longest))?,
-            persistent: if alone { persistent::of_text(model, cuda, &cache)? } else { None },
+            attention: AttentionWorkspace::new(gpu, cuda.stream(), *heads, texts, longest)?,
+            persistent,
             cache,
         })
     }
@@ -250,7 +249,7 @@ impl<'m> Run<'m> {
 
     fn attend_rows(&mut self, layer: usize, of: &Attention<OnCuda>, on: Range<usize>, seen: Seen<'_>) -> Result<()> {
         let (heads, width) = (of.heads, of.heads.heads * of.heads.head_size);
-        let State { qkv, cache, partial, attended, .. } = &mut *self.state;
+        let State { qkv, cache, attention, attended, .. } = &mut *self.state;
         // What attention gives lies where the rows are that go on.
         let first = if self.rows.texts.is_some() { on.start } else { 0 };
         let what = nn::Attention {
@@ -258,6 +257,7 @@ impl<'m> Run<'m> {
             rows: seen.rows,
             positions: seen.positions,
             pages: seen.pages,
+            fresh: seen.fresh,
             longest: self.rows.longest,
             scale: of.scale,
             window: of.window,
@@ -266,7 +266,7 @@ impl<'m> Run<'m> {
             sinks: of.sinks.as_ref().map(Buffer::view),
         };
         let out = attended.view_mut(first * width..(first + on.len()) * width);
-        Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, partial.view_mut(), out)?)
+        Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, attention, out)?)
     }
 
     /// The buffer in which rows are quantised for a projection; None where it reads floats.
@@ -282,6 +282,8 @@ struct Seen<'a> {
     rows: nn::Rows,
     positions: View<'a, u32>,
     pages: Option<View<'a, u32>>,
+    /// Positions of each text that are of these rows.
+    fresh: usize,
 }
 
 impl Steps<OnCuda> for Run<'_> {
@@ -416,18 +418,22 @@ impl Steps<OnCuda> for Run<'_> {
     fn attend(&mut self, layer: usize, of: &Attention<OnCuda>) -> Result<()> {
         let positions = self.rows.positions;
         let Some(texts) = self.rows.texts else {
-            let seen = Seen { rows: nn::Rows::OfOneText, positions: positions.slice(self.on.clone()), pages: None };
+            let fresh = positions.len();
+            let positions = positions.slice(self.on.clone());
+            let seen = Seen { rows: nn::Rows::OfOneText, positions, pages: None, fresh };
             return self.attend_rows(layer, of, self.on.clone(), seen);
         };
         let (rows, all) = (nn::Rows::OnePerText, texts.texts());
         let singles = if self.narrowed { all } else { all - texts.chunks.len() };
         let last = if self.narrowed { texts.last } else { positions };
         let pages = Some(texts.tables_of(0..singles));
-        let seen = Seen { rows, positions: last.slice(0..singles), pages };
+        let fresh = if self.narrowed { texts.chunks.iter().map(Range::len).max().unwrap_or(1) } else { 1 };
+        let seen = Seen { rows, positions: last.slice(0..singles), pages, fresh };
         self.attend_rows(layer, of, 0..singles, seen)?;
         for (text, chunk) in (singles..all).zip(texts.chunks) {
             let pages = Some(texts.tables_of(text..text + 1));
-            let seen = Seen { rows: nn::Rows::OfOneText, positions: positions.slice(chunk.clone()), pages };
+            let (rows, fresh) = (nn::Rows::OfOneText, chunk.len());
+            let seen = Seen { rows, positions: positions.slice(chunk.clone()), pages, fresh };
             self.attend_rows(layer, of, chunk.clone(), seen)?;
         }
         Ok(())

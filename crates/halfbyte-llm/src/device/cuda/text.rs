@@ -9,9 +9,9 @@
 //! tokens that were chosen here takes one launch a token, and brings back its id. There is a recording for each power of two of
 //! the context's length, which attention divides into parts.
 
-use super::CudaModel;
 use super::recording::Recordings;
 use super::run::{Next, State};
+use super::{CudaModel, persistent};
 use crate::decoder::Decoder;
 use crate::device::{Batch, Text};
 use crate::error::{Error, Result};
@@ -56,7 +56,9 @@ impl<'m> CudaText<'m> {
     pub(super) fn new(model: &'m CudaModel, cuda: Cuda, context: usize, rows: usize) -> Result<Self> {
         let (gpu, Decoder { layers, heads, .. }) = (cuda.gpu(), &model.decoder);
         let cache = KvCache::new(gpu, layers.len(), *heads, context, model.activations)?;
-        let (state, next) = (State::new(model, &cuda, cache, rows, context, true)?, Next::new(&cuda, 1, rows)?);
+        let persistent = persistent::of_text(model, &cuda, &cache)?;
+        let state = State::new(model, &cuda, cache, [rows, 1, context], persistent)?;
+        let next = Next::new(&cuda, 1, rows)?;
         let context = gpu.context().clone();
         Ok(Self {
             logits: context.allocate(model.decoder.vocab)?,

@@ -21,6 +21,9 @@ struct Params {
   float cap;  // a scaled score becomes cap * tanh(score / cap); 0: it stays
   const float* slopes;  // [heads]: of scores by the distance (ALiBi), or null
   const float* sinks;  // [heads]: scores that count in the softmax and stand for no value, or null
+  u32* counters;  // of one row a text: [rows][blocks of heads], zeros between launches
+  u32 fresh;  // last positions of a text that the kernel before this one may write
+  u32 padding;  // of this struct
 };
 
 constexpr float LOG2_E = 1.4426950408889634f;

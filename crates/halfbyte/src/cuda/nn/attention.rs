@@ -4,7 +4,7 @@
 use super::floats::{FloatBuffer, float_type};
 use super::{attention_mma, flash_decoding, launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -159,6 +159,8 @@ pub struct Attention<'a> {
     /// Pages of the cache that the positions of the texts lie in, [`PAGE_LENGTH`] in each, `[texts, pages]`. None: there is one
     /// text, whose positions lie in the cache in order.
     pub pages: Option<View<'a, u32>>,
+    /// Positions of each text, its last, that the operation before this one in the stream may have written.
+    pub fresh: usize,
     /// Positions that a row may see at most, as if there were no window: what one row's are divided by.
     pub longest: usize,
     /// Factor of the scores, as a rule `1/√head_size`.
@@ -214,10 +216,24 @@ impl Attention<'_> {
     }
 }
 
-/// Elements that `partial` needs for texts up to `longest`, one or several.
-pub fn partial_len(gpu: &Gpu, heads: Heads, longest: usize) -> usize {
-    let of_one = heads.heads * longest.div_ceil(PART_LENGTH);
-    of_one.max(flash_decoding::most_parts(gpu, heads)) * (heads.head_size + 2)
+/// What attention leaves between the blocks that share a row. One serves all attention in a queue.
+#[derive(Debug)]
+pub struct AttentionWorkspace {
+    /// Sums of parts.
+    partial: Buffer<f32>,
+    /// Parts that have come; zeros between launches.
+    counters: Buffer<u32>,
+}
+
+impl AttentionWorkspace {
+    /// For so many texts of up to `longest` positions each. *Errors:* memory that is short.
+    pub fn new(gpu: &Gpu, stream: &Stream, heads: Heads, texts: usize, longest: usize) -> Result<Self> {
+        let of_one = heads.heads * longest.div_ceil(PART_LENGTH);
+        let parts = if texts > 1 { of_one.max(flash_decoding::most_parts(gpu, heads)) } else { of_one };
+        let mut counters = gpu.context().allocate(texts * flash_decoding::blocks_of_text(heads))?;
+        stream.fill(counters.view_mut(), 0)?;
+        Ok(Self { partial: gpu.context().allocate(parts * (heads.head_size + 2))?, counters })
+    }
 }
 
 /// Name of what computes some rows up to `longest`: one kernel, or two where a row's positions are divided. Error: more
@@ -234,8 +250,7 @@ pub fn attention_kernel(
         return Ok(if on_tensor_cores { "attention_mma" } else { "attention" });
     }
     Ok(match (flash_decoding::kernel(gpu, cache), parts_of(longest, window, PART_LENGTH)) {
-        (Some(_), 1) => "flash_decoding",
-        (Some(_), _) => "flash_decoding, combine",
+        (Some(_), _) => "flash_decoding",
         (None, 1) => "attention",
         (None, _) => "attention, combine",
     })
@@ -273,6 +288,9 @@ parameters! {
         cap: f32,
         slopes: u64,
         sinks: u64,
+        counters: u64,
+        fresh: u32,
+        padding: u32,
     }
 }
 
@@ -288,14 +306,14 @@ parameters! {
 /// rounded to the cache's type, after a power of two has brought each where halves are normal, and so are the weights; queries and
 /// weights of single rows become two such numbers each. Without them the rows of several texts are computed one after the other.
 ///
-/// *Shapes:* `out` `[m, heads·head_size]`, `partial` at least [`partial_len`]. *Accuracy:* with `n` visible positions, head
+/// *Shapes:* `out` `[m, heads·head_size]`. *Accuracy:* with `n` visible positions, head
 /// size `h` and `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the
 /// exact one, before it is rounded to out's type; on the tensor cores, with the unit roundoff `u` of the cache's type, several rows
 /// of a text within `u · Σ w·|v| + (2·n + h + 64 + 8·t·h)·2⁻²⁴ · max|v|` of the one that the rounded queries have with the exact
 /// weights `w`, which is within `(exp(2·u·t) - 1) · max|v|` of the exact one; single rows within
 /// `((2·n + h + 64 + 8·t·h)·2⁻²⁴ + 2·u² + exp(4·u²·t) - 1) · max|v|` of it. NaN in a query, or in a key or value that it sees, gives
 /// NaN in its output and touches no other query's. A cap and slopes add `(t + cap + 16)·2⁻²¹ · max|v|`. *Errors:* shapes that do
-/// not fit, more positions than the cache has, a window of 0.
+/// not fit, more positions than the cache has, a window of 0, a workspace for fewer texts or positions.
 ///
 /// *Source:* as [the one for CPUs](crate::cpu::attention::attention).
 pub fn attention(
@@ -304,7 +322,7 @@ pub fn attention(
     what: &Attention<'_>,
     cache: &KvCache,
     layer: usize,
-    partial: ViewMut<'_, f32>,
+    workspace: &mut AttentionWorkspace,
     out: FloatViewMut<'_>,
 ) -> Result<()> {
     let heads = cache.heads();
@@ -316,7 +334,7 @@ pub fn attention(
     }
     let decoding = flash_decoding::kernel(gpu, cache).filter(|_| rows == 1 || what.rows == Rows::OnePerText);
     if rows > 1 && what.rows == Rows::OnePerText && decoding.is_none() {
-        return one_by_one(gpu, stream, what, cache, layer, partial, out);
+        return one_by_one(gpu, stream, what, cache, layer, workspace, out);
     }
     let single = rows == 1 || what.rows == Rows::OnePerText;
     let part_length = match (&decoding, single) {
@@ -325,9 +343,11 @@ pub fn attention(
         (Some(_), true) => flash_decoding::part_length(gpu, heads, rows, what.longest),
     };
     let parts = if single { parts_of(what.longest, what.window, part_length) } else { 1 };
-    let needed = rows * heads.heads * parts * (heads.head_size + 2);
-    if parts > 1 && partial.len() < needed {
-        return Err(Error::invalid(OP, format!("at least {needed} elements in partial"), partial.len().to_string()));
+    let AttentionWorkspace { partial, counters } = workspace;
+    let needed = [rows * heads.heads * parts * (heads.head_size + 2), rows * flash_decoding::blocks_of_text(heads)];
+    if parts > 1 && (partial.len() < needed[0] || counters.len() < needed[1]) {
+        let expected = format!("a workspace for {rows} texts of {} positions", what.longest);
+        return Err(Error::invalid(OP, expected, format!("{} and {} elements", partial.len(), counters.len())));
     }
     let pages_of_text = what.pages.map_or(0, |pages| if single { pages.len() / rows } else { pages.len() });
     let params = Params {
@@ -355,7 +375,11 @@ pub fn attention(
         cap: what.cap.unwrap_or(0.0),
         slopes: what.slopes.map_or(0, |slopes| slopes.pointer()),
         sinks: what.sinks.map_or(0, |sinks| sinks.pointer()),
+        counters: counters.pointer(),
+        fresh: u32::try_from(what.fresh).unwrap_or(u32::MAX),
+        padding: 0,
     };
+    let joins = decoding.is_some();
     let attend = match (decoding, attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)?) {
         (Some(instance), _) => (instance, flash_decoding::form(gpu, heads, rows, parts)?),
         (None, Some(many_rows)) => many_rows,
@@ -370,7 +394,7 @@ pub fn attention(
     };
     let add_up = overlapping(gpu, launch(OP, [rows * heads.heads, 1, 1], THREADS, 0)?);
     let add_up = (combine(what.window.is_some()), add_up);
-    for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 { 2 } else { 1 }) {
+    for (instance, form) in [attend, add_up].into_iter().take(if parts > 1 && !joins { 2 } else { 1 }) {
         let function = gpu.function(&instance)?;
         // SAFETY: all take the sources' `Params`, whose lengths were checked above.
         unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }?;
@@ -385,7 +409,7 @@ fn one_by_one(
     what: &Attention<'_>,
     cache: &KvCache,
     layer: usize,
-    mut partial: ViewMut<'_, f32>,
+    workspace: &mut AttentionWorkspace,
     mut out: FloatViewMut<'_>,
 ) -> Result<()> {
     let heads = cache.heads();
@@ -403,7 +427,7 @@ fn one_by_one(
         };
         let width = heads.heads * heads.head_size;
         let (of_text, others) = out.split_at(width);
-        attention(gpu, stream, &row, cache, layer, partial.reborrow(), of_text)?;
+        attention(gpu, stream, &row, cache, layer, workspace, of_text)?;
         out = others;
     }
     Ok(())

@@ -1,12 +1,13 @@
 // Causal grouped-query attention of one row of each of many texts over a cache of halves, on the tensor cores from
-// sm_80 on: out = softmax(scale * q * keys^T) * values.  The parts of a row are added up by `combine` in attention.cu.
+// sm_80 on: out = softmax(scale * q * keys^T) * values.
 //
 //   a block owns a text's row, up to 8 heads of a key/value head's group and a part of the positions; each of its warps
 //   takes every fourth tile of 16 positions, from memory to the fragments of the products:
 //       scores [positions][heads] = keys * q^T; shift the running maximum; weights = 2^(score - maximum)
 //       sums [elements][heads] = sums * 2^(old - new maximum) + values^T * weights
 //   the keys of a warp's next tile are asked for when those of this one are multiplied, the values likewise; at the end
-//   the warps' sums are added, each shifted to the common maximum
+//   the warps' sums are added, each shifted to the common maximum, and where a row has several parts the block that comes
+//   last adds theirs, in their order
 //
 // Queries and weights are two halves each, the second what the first leaves, so that products lose next to nothing.
 // Where the rows of a tile are not seen, the row beside them is read in their place, with a weight of 0: what a query
@@ -44,7 +45,9 @@ DEV void load_row(u32 (&w)[4], const u16* row, u32 element, u32 head_size) {
 
 // HEAD: size of a head, rounded up to 64.
 template <int HEAD, bool BF16>
-__global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2) flash_decoding(const Params p) {
+__global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
+                                           : HEAD <= 128 ? 3
+                                                         : 2) flash_decoding(const Params p) {
 #if __CUDA_ARCH__ >= 800
   constexpr u32 PITCH = HEAD + 32;  // of queries: eight lanes read 16 bytes each from all banks
   constexpr float LIFT = BF16 ? 0 : 14;  // weights are 2^LIFT times as large: what the second half leaves is small
@@ -56,15 +59,15 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2)
   const u32 group = p.heads / p.kv_heads, blocks = (group + COLUMNS - 1) / COLUMNS, part = blockIdx.z;
   const u32 row = blockIdx.x, kv_head = blockIdx.y / blocks, first = blockIdx.y % blocks * COLUMNS;
   const u32 columns = min(COLUMNS, group - first), first_head = kv_head * group + first;
-  dependency_wait();
-  launch_dependents();
-
+  // Positions and pages are older than the kernel before this one.
   const u32 end = u32(position_of(p, row, 1)) + 1, seen_from = u32(first_seen<true>(p, end));
   const u32 part_begin = (seen_from / p.part_length + part) * p.part_length;
   const u32 from = max(part_begin, seen_from), to = min(part_begin + p.part_length, end);
+  // Those of the row that see something.
+  const u32 parts = min(p.parts, (end + p.part_length - 1) / p.part_length - seen_from / p.part_length);
   if (from >= to) return;
 
-  // ---- the first tile is asked for
+  // ---- the first tile is asked for, before the kernel ahead has ended where that does not write to it
   const u64 of_head = u64(kv_head) * p.capacity;
   const u16* const keys = static_cast<const u16*>(p.keys) + of_head * p.head_size;
   const u16* const values = static_cast<const u16*>(p.values) + of_head * p.head_size;
@@ -91,7 +94,11 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2)
   };
   u32 tile = from / TILE * TILE + warp * TILE;
   const u32 slot = tile < to ? u32(slot_of(p, row, tile)) : 0;
-  if (tile < to) load_keys(slot, tile), load_values(slot, tile);
+  const bool settled = tile < to && u64(min(tile + TILE, to)) + p.fresh <= end;
+  if (settled) load_keys(slot, tile), load_values(slot, tile);
+  dependency_wait();
+  launch_dependents();
+  if (tile < to && !settled) load_keys(slot, tile), load_values(slot, tile);
 
   // ---- queries
 #pragma unroll 1
@@ -129,7 +136,8 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2)
     const u32 next = tile + WARPS * TILE;
     const u32 next_slot = next < to ? u32(slot_of(p, row, next)) : 0;
 
-    float s[4] = {}, less[4] = {};
+    float s[4] = {}, of_rest[4] = {};
+    float(&less)[4] = HEAD <= 128 ? of_rest : s;  // registers are short
 #pragma unroll
     for (u32 i = 0; i < HEAD / 32; i++) {
       u32 high[4], low[4];
@@ -153,7 +161,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2)
       for (u32 r = 0; r < 2; r++) {
         const u32 position = tile + g + 8 * r;
         float& score = s[2 * r + h];
-        score = (score + less[2 * r + h]) * factor;
+        score = (HEAD <= 128 ? score + of_rest[2 * r + h] : score) * factor;
         if (changes) {
           const float slope = slope_of(p, first_head + min(2 * c + h, columns - 1));
           score = changed(score, p, slope, int(position) - int(end) + 1);
@@ -223,13 +231,52 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 4 : HEAD <= 128 ? 3 : 2)
     // What 1 stands for.
     const float one = higher - LIFT;
     const u64 at = u64(row) * p.heads + first_head + h;
-    if (p.parts == 1) {
+    if (parts == 1) {
       store_float(p.out, at * p.head_size + d, sum / total_of(one, all, sink_of(p, first_head + h)), p.out_type);
     } else {
       float* const of_part = p.partial + (at * p.parts + part) * (p.head_size + 2);
       of_part[d] = sum;
       if (d == 0) of_part[p.head_size] = one, of_part[p.head_size + 1] = all;
     }
+  }
+  if (parts == 1) return;
+
+  // ---- the sums of all parts
+  __shared__ u32 before;
+  __syncthreads();
+  if (thread == 0) {
+    u32* const counter = p.counters + row * gridDim.y + blockIdx.y;
+    before = count_up(counter);
+    if (before + 1 == parts) *counter = 0;
+  }
+  __syncthreads();
+  if (before + 1 < parts) return;
+  const u32 length = p.head_size + 2;
+  const float* const of_row = p.partial + (u64(row) * p.heads + first_head) * p.parts * length;
+  for (u32 h = warp; h < columns; h += WARPS) {
+    const float* const of_head = of_row + u64(h) * p.parts * length + p.head_size;
+    float higher = minus_infinity(), all = 0;
+    for (u32 i = lane; i < parts; i += 32) higher = fmaxf(higher, load_l2(of_head + i * length));
+    higher = warp_max(higher);
+    const float base = base_of(higher);
+    for (u32 i = lane; i < parts; i += 32)
+      all = fmaf(load_l2(of_head + i * length + 1), power_of_two(load_l2(of_head + i * length) - base), all);
+    all = warp_sum(all);
+    if (lane == 0) greatest_of[0][h] = base, weight_of[0][h] = total_of(higher, all, sink_of(p, first_head + h));
+  }
+  __syncthreads();
+  for (u32 i = thread; i < columns * HEAD; i += THREADS) {
+    const u32 h = i / HEAD, d = i % HEAD;
+    if (d >= p.head_size) continue;
+    const float* const of_head = of_row + u64(h) * p.parts * length;
+    const float base = greatest_of[0][h];
+    float sum = 0;
+#pragma unroll 4
+    for (u32 j = 0; j < parts; j++)
+      sum = fmaf(load_l2(of_head + j * length + d), power_of_two(load_l2(of_head + j * length + p.head_size) - base),
+                 sum);
+    const u64 at = u64(row) * p.heads + first_head + h;
+    store_float(p.out, at * p.head_size + d, sum / weight_of[0][h], p.out_type);
   }
 #endif
 }

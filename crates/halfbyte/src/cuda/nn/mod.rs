@@ -31,8 +31,8 @@ mod soft_cap;
 pub use add::{add, add_codes, add_to};
 pub use argmax::{Step, argmax};
 pub use attention::{
-    Attention, FEW_QUERIES, KvCache, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention, attention_kernel,
-    partial_len,
+    Attention, AttentionWorkspace, FEW_QUERIES, KvCache, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
+    attention_kernel,
 };
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};

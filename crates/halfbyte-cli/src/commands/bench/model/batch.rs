@@ -47,8 +47,8 @@ pub struct Batch {
     step_milliseconds: f64,
     #[serde(flatten)]
     limit: Option<StepLimit>,
-    limit_tokens_per_second: Option<f64>,
     share: Option<f64>,
+    share_in_turn: Option<f64>,
 }
 
 /// Times steps of so many texts, each token by itself, once all of them are there.
@@ -122,8 +122,8 @@ impl Batch {
             spread: step.spread,
             step_milliseconds: 1e3 * step.median,
             limit,
-            limit_tokens_per_second: limit.map(|limit| per_second(limit.seconds)),
-            share: limit.map(|limit| limit.seconds / step.median),
+            share: limit.map(|limit| limit.limit_seconds / step.median),
+            share_in_turn: limit.map(|limit| limit.limit_in_turn_seconds / step.median),
         }
     }
 
@@ -135,9 +135,11 @@ impl Batch {
             "batch    {texts:>5} texts   {speed:>8} tok/s  ±{spread:.0} %  {ms:.3} ms a step, after {depth:.0} tokens of each, \
              begun at {begin} tok/s\n"
         );
-        if let (Some(limit), Some(most), Some(share)) = (&self.limit, self.limit_tokens_per_second, self.share) {
-            let share = 100.0 * share;
-            out += &format!("  {share:.0} % of {}: {}\n", super::per_second(most), limit.in_words());
+        if let (Some(limit), Some(share), Some(in_turn)) = (&self.limit, self.share, self.share_in_turn) {
+            let most = super::per_second(texts as f64 / limit.limit_seconds);
+            let (share, in_turn, work) = (100.0 * share, 100.0 * in_turn, limit.in_words());
+            out +=
+                &format!("  {share:.0} % of {most}: {work}; {in_turn:.0} % where products and attention take turns\n");
         }
         out
     }

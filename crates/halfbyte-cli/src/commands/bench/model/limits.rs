@@ -111,7 +111,9 @@ pub struct StepLimit {
     /// Of products with weights and of those of attention.
     flop_per_step: f64,
     /// The longer of the times that these take.
-    pub seconds: f64,
+    pub limit_seconds: f64,
+    /// The same of products, then of attention, which take turns.
+    pub limit_in_turn_seconds: f64,
 }
 
 impl StepLimit {
@@ -119,14 +121,20 @@ impl StepLimit {
     pub fn new(machine: &Machine, model: &Model, texts: usize, depth: f64, steps: usize) -> Self {
         let spec = &model.config().spec;
         let of_text = kv_bytes(spec, model.kv_bytes_per_token(), depth as usize, steps);
-        let bytes_per_step = model.bytes_of_step(texts) as f64 + texts as f64 * of_text;
+        let (weights, cached) = (model.bytes_of_step(texts) as f64, texts as f64 * of_text);
         // A query meets each key and each value that its text has: two operations an element of each head.
         let elements = of_text / model.kv_bytes_per_token() as f64 * spec.layers.len() as f64;
-        let attention = 4.0 * elements * (spec.heads.heads * spec.heads.head_size) as f64;
-        let flop_per_step = flop(spec, texts, texts) + texts as f64 * attention;
-        let moving = bytes_per_step / machine.read_bytes_per_second;
-        let computing = machine.flop_per_second.map_or(0.0, |rate| flop_per_step / rate);
-        Self { bytes_per_step, flop_per_step, seconds: moving.max(computing) }
+        let attention = 4.0 * elements * (spec.heads.heads * spec.heads.head_size * texts) as f64;
+        let products = flop(spec, texts, texts);
+        let seconds = |bytes: f64, flop: f64| {
+            (bytes / machine.read_bytes_per_second).max(machine.flop_per_second.map_or(0.0, |rate| flop / rate))
+        };
+        Self {
+            bytes_per_step: weights + cached,
+            flop_per_step: products + attention,
+            limit_seconds: seconds(weights + cached, products + attention),
+            limit_in_turn_seconds: seconds(weights, products) + seconds(cached, attention),
+        }
     }
 
     /// `12.3 GB, 1.03 Tflop a step`.

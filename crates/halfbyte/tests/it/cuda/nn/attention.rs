@@ -7,7 +7,7 @@ use halfbyte::Float;
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, ViewMut};
 use halfbyte::cuda::nn::{
-    self, Attention, FEW_QUERIES, HeadNorms, KvCache, NewRows, PAGE_LENGTH, PART_LENGTH, Rope, Rows,
+    self, Attention, AttentionWorkspace, FEW_QUERIES, HeadNorms, KvCache, NewRows, PAGE_LENGTH, PART_LENGTH, Rope, Rows,
 };
 use halfbyte::kernel::Heads;
 
@@ -28,7 +28,7 @@ struct Text<'a> {
     rope: Rope,
     frequencies: Vec<f64>,
     cache: KvCache,
-    partial: Buffer<f32>,
+    workspace: AttentionWorkspace,
     /// Keys, then values, `[positions][kv_heads][head_size]`.
     seen: [Vec<Vec<f64>>; 2],
 }
@@ -47,6 +47,8 @@ enum Computed {
 const CAPACITY: usize = 3 * PART_LENGTH + 5;
 /// The layer that is used, of three.
 const LAYER: usize = 1;
+/// Of a workspace.
+const MOST_TEXTS: usize = 40;
 /// What head norms add to the mean of the squares.
 const EPS: f32 = 1e-6;
 
@@ -67,7 +69,7 @@ impl<'a> Text<'a> {
             // SAFETY: nothing else uses the cache now.
             bench.stream.fill(unsafe { ViewMut::<u8>::from_raw(pointer, bytes) }, 0xff).unwrap();
         }
-        let partial = gpu.context().allocate(nn::partial_len(gpu, heads, capacity)).unwrap();
+        let workspace = AttentionWorkspace::new(gpu, &bench.stream, heads, MOST_TEXTS, capacity).unwrap();
         let (seen, pages) = Default::default();
         let (window, cap, slopes, sinks, norms) = (None, None, None, None, None);
         Self {
@@ -83,7 +85,7 @@ impl<'a> Text<'a> {
             rope,
             frequencies,
             cache,
-            partial,
+            workspace,
             seen,
         }
     }
@@ -200,7 +202,7 @@ impl<'a> Text<'a> {
         let scale = 1.0 / (size as f32).sqrt();
         let without = m / 3;
         let [computed, last] = [m, m - without].map(|rows| self.computed(rows));
-        let Self { bench, cache, partial, window, cap, slopes, sinks, capacity, .. } = self;
+        let Self { bench, cache, workspace, window, cap, slopes, sinks, capacity, .. } = self;
         let [slopes, sinks] = [slopes, sinks].map(|of_heads| of_heads.as_ref().map(|(_, on_device)| on_device.view()));
         let mut attend = |longest: usize, first_row: usize| {
             bench.output(out_type, (m - first_row) * heads.heads * size, &mut |out| {
@@ -209,6 +211,7 @@ impl<'a> Text<'a> {
                     rows: Rows::OfOneText,
                     positions: positions.view().slice(first_row..m),
                     pages: pages.as_ref().map(Buffer::view),
+                    fresh: m,
                     longest,
                     scale,
                     window: *window,
@@ -216,7 +219,7 @@ impl<'a> Text<'a> {
                     slopes,
                     sinks,
                 };
-                nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, partial.view_mut(), out).unwrap();
+                nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, workspace, out).unwrap();
             })
         };
         // Bounds on the positions that are larger than need be, as a recorded step has them.
@@ -497,7 +500,7 @@ fn one_row_of_each_of_many_texts_is_within_the_bound() {
             }
             let kv_heads = 1 + random.below(4);
             let heads = Heads { heads: kv_heads * (1 + random.below(12)), kv_heads, head_size };
-            let (texts, dtype) = (1 + random.below([3, 40][case % 2]), TYPES[case / 2 % 3]);
+            let (texts, dtype) = (1 + random.below([3, MOST_TEXTS][case % 2]), TYPES[case / 2 % 3]);
             let lengths: Vec<usize> = (0..texts).map(|i| 1 + random.below([60, 700][i % 2])).collect();
             let of_text = lengths.iter().max().map_or(0, |length| length.div_ceil(PAGE_LENGTH)) + random.below(2);
             let mut text = Text::with_capacity(&gpu, heads, 0, dtype, texts * of_text * PAGE_LENGTH);
@@ -526,7 +529,7 @@ fn one_row_of_each_of_many_texts_is_within_the_bound() {
             let (qkv, positions) = (text.bench.upload(&queries.concat()), text.bench.upload(&positions));
             let (pages, longest) = (text.bench.upload(&tables), *lengths.iter().max().unwrap());
             let mut attend = |longest: usize| {
-                let Text { bench, cache, partial, window, cap, slopes, sinks, .. } = &mut text;
+                let Text { bench, cache, workspace, window, cap, slopes, sinks, .. } = &mut text;
                 let [slopes, sinks] = [slopes, sinks].map(|of| of.as_ref().map(|(_, on_device)| on_device.view()));
                 bench.output(TYPES[case % 3], texts * heads.heads * head_size, &mut |out| {
                     let what = Attention {
@@ -534,6 +537,7 @@ fn one_row_of_each_of_many_texts_is_within_the_bound() {
                         rows: Rows::OnePerText,
                         positions: positions.view(),
                         pages: Some(pages.view()),
+                        fresh: 1 + case % 2 * 20,
                         longest,
                         scale: 1.0 / (head_size as f32).sqrt(),
                         window: *window,
@@ -541,7 +545,7 @@ fn one_row_of_each_of_many_texts_is_within_the_bound() {
                         slopes,
                         sinks,
                     };
-                    nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, partial.view_mut(), out).unwrap();
+                    nn::attention(bench.gpu, &bench.stream, &what, cache, LAYER, workspace, out).unwrap();
                 })
             };
             for got in [attend(longest), attend(of_text * PAGE_LENGTH)] {

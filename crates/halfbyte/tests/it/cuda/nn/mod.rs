@@ -13,7 +13,9 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, View, ViewMut};
-use halfbyte::cuda::nn::{self, Attention, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope, Rows};
+use halfbyte::cuda::nn::{
+    self, Attention, AttentionWorkspace, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope, Rows,
+};
 use halfbyte::kernel::Heads;
 use halfbyte::{Error, Float, Floats};
 
@@ -122,7 +124,7 @@ fn wrong_shapes_are_errors() {
         let rope = Rope::new(&gpu, &bench.stream, &[1.0; 8]).unwrap();
         let (positions, mut qkv) = (bench.upload(&[0u32, 1]), bench.upload(&vec![0f32; 2 * heads.row()]));
         let table = bench.upload(&[0u32, 0]);
-        let mut partial = bench.upload(&[0f32; 4]);
+        let mut workspace = AttentionWorkspace::new(&gpu, &bench.stream, heads, 1, 8).unwrap();
         let mut out = bench.floats(&[0.0; 2 * 64], Float::F16);
         let mut attend = |len: usize, longest, window, layer, out_len, rows, pages: bool| {
             let count = (len / heads.row()).min(2);
@@ -131,6 +133,7 @@ fn wrong_shapes_are_errors() {
                 rows,
                 positions: positions.view().slice(0..count),
                 pages: pages.then(|| table.view()),
+                fresh: 2,
                 longest,
                 scale: 1.0,
                 window,
@@ -139,7 +142,7 @@ fn wrong_shapes_are_errors() {
                 sinks: None,
             };
             let out = out.view_mut(0..out_len);
-            nn::attention(&gpu, &bench.stream, &what, &cache, layer, partial.view_mut(), out)
+            nn::attention(&gpu, &bench.stream, &what, &cache, layer, &mut workspace, out)
         };
         let (row, one, each) = (heads.row(), Rows::OfOneText, Rows::OnePerText);
         attend(2 * row, 8, None, 1, 128, one, false).unwrap();
