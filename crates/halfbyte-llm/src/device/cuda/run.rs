@@ -310,29 +310,26 @@ impl Steps<OnCuda> for Run<'_> {
         let residual = stream_of_text.view_mut().slice(on.start * hidden..on.end * hidden);
         let update = add.then(|| update.view().slice(0..on.len() * hidden));
         let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
+        // Before a mixture of experts: what no product rounds, for the router.
+        let exact = mixture.as_mut().filter(|_| reader.is_none());
+        let exact = exact.map(|mixture| mixture.exact.view_mut().slice(0..on.len() * hidden));
         match (self.codes, &norm.bias) {
             (None, None) => {
                 let out = normed.view_mut(0..on.len() * hidden);
-                nn::rms_norm(gpu, stream, nn::Norm { residual, update, weight, eps, out })?;
+                nn::rms_norm(gpu, stream, nn::Norm { residual, update, weight, eps, out, exact })?;
             }
             (None, Some(bias)) => {
-                let out = normed.view_mut(0..on.len() * hidden);
-                nn::LayerNorm { weight, bias: bias.view(), eps }.apply(gpu, stream, residual, update, out)?;
+                let (out, norm) =
+                    (normed.view_mut(0..on.len() * hidden), nn::LayerNorm { weight, bias: bias.view(), eps });
+                norm.apply(gpu, stream, residual, update, out)?;
+                if let Some(exact) = exact {
+                    let residual = stream_of_text.view_mut().slice(on.start * hidden..on.end * hidden);
+                    norm.apply(gpu, stream, residual, None, exact.into())?;
+                }
             }
             (Some(at), _) => {
                 let (rounded, out) = (model.activations, codes[at].view_mut(on.len()));
                 nn::rms_norm_quantized(gpu, stream, QuantizedNorm { residual, update, weight, eps, rounded, out })?;
-            }
-        }
-        // Before a mixture of experts: what no product rounds, for the router.
-        if let (None, Some(mixture)) = (reader, mixture) {
-            let residual = stream_of_text.view_mut().slice(on.start * hidden..on.end * hidden);
-            let out = mixture.exact.view_mut().slice(0..on.len() * hidden).into();
-            match &norm.bias {
-                None => nn::rms_norm(gpu, stream, nn::Norm { residual, update: None, weight, eps, out })?,
-                Some(bias) => {
-                    nn::LayerNorm { weight, bias: bias.view(), eps }.apply(gpu, stream, residual, None, out)?;
-                }
             }
         }
         Ok(())

@@ -32,6 +32,7 @@ struct Rows {
 struct Params {
   Rows rows;
   void* out;  // [rows][length]
+  float* exact;  // the same before it is rounded to the type of out, or null
 };
 struct QuantizedParams {
   Rows rows;
@@ -104,6 +105,7 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS) rms_norm(const
   auto store = [&](u64 c, float4 v, float4 w) {
     v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
     store_four(p.out, blockIdx.x * r.length + c, v, r.out_type, r.length - c, r.aligned);
+    if (p.exact) store_four(p.exact, blockIdx.x * r.length + c, v, F32, r.length - c, r.aligned);
   };
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {

@@ -58,6 +58,7 @@ parameters! {
     struct Params {
         rows: Rows,
         out: u64,
+        exact: u64,
     }
 
     /// As in the source.
@@ -80,6 +81,8 @@ pub struct Norm<'a> {
     pub eps: f32,
     /// Output `[m, d]`.
     pub out: FloatViewMut<'a>,
+    /// The same in f32, `[m, d]`.
+    pub exact: Option<ViewMut<'a, f32>>,
 }
 
 /// `residual += update`, if there is one; `out = residual / √(mean(residual²) + eps) · weight`, row by row.
@@ -88,14 +91,18 @@ pub struct Norm<'a> {
 /// to out's type, as long as the squares stay in the range of f32. *Errors:* lengths that do not fit. *Source:* Zhang and Sennrich, "Root Mean Square Layer Normalization",
 /// 2019.
 pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
-    let Norm { residual, update, weight, eps, out } = norm;
+    let Norm { residual, update, weight, eps, out, exact } = norm;
     same_length(OP, "out", Some(residual.len()), out.len())?;
+    if let Some(exact) = &exact {
+        same_length(OP, "exact", Some(residual.len()), exact.len())?;
+    }
+    let exact = exact.map_or(0, |exact| exact.pointer());
     let (m, rows) = rows(&residual, update, weight, eps, out.dtype())?;
     if m == 0 {
         return Ok(());
     }
-    let aligned = rows.aligned & u32::from(out.pointer().is_multiple_of(16));
-    put_norm(gpu, stream, m, weight.len(), Params { rows: Rows { aligned, ..rows }, out: out.pointer() })
+    let aligned = rows.aligned & u32::from(out.pointer().is_multiple_of(16) && exact.is_multiple_of(16));
+    put_norm(gpu, stream, m, weight.len(), Params { rows: Rows { aligned, ..rows }, out: out.pointer(), exact })
 }
 
 /// Puts the norm of m rows into a stream, whose lengths the callers have checked.
@@ -121,7 +128,7 @@ pub fn rms_norm_in_place(
     if m == 0 {
         return Ok(());
     }
-    put_norm(gpu, stream, m, weight.len(), Params { out: of_rows.stream, rows: of_rows })
+    put_norm(gpu, stream, m, weight.len(), Params { out: of_rows.stream, rows: of_rows, exact: 0 })
 }
 
 /// A norm of rows whose result only products with quantised activations read.

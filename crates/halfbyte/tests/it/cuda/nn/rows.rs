@@ -36,16 +36,23 @@ fn norms_are_within_the_bound() {
             let (x, update, weight) = (random.activations(m * d), random.normals(m * d), random.normals(d));
             let (added, factors) = (bench.upload(&update), bench.upload(&weight));
             for (out_type, with) in TYPES.into_iter().zip([false, true, true]) {
-                let mut sums = Vec::new();
+                let (mut sums, mut in_f32) = (Vec::new(), bench.upload(&vec![0f32; m * d]));
                 let got = bench.output(out_type, m * d, &mut |out| {
                     let mut residual = bench.upload(&x);
                     let update = with.then(|| added.view());
-                    let norm = Norm { residual: residual.view_mut(), update, weight: factors.view(), eps: 1e-5, out };
+                    let (to_residual, weight) = (residual.view_mut(), factors.view());
+                    let exact = with.then(|| in_f32.view_mut());
+                    let norm = Norm { residual: to_residual, update, weight, eps: 1e-5, out, exact };
                     nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
                     sums = bench.read(residual.view());
                 });
                 let stream: Vec<f32> = x.iter().zip(&update).map(|(x, u)| if with { x + u } else { *x }).collect();
                 assert_eq!(bits(&sums), bits(&stream));
+                // The output is what is left in f32, rounded.
+                if with {
+                    let rounded: Vec<f32> = bench.read(in_f32.view()).iter().map(|&v| out_type.round(v)).collect();
+                    assert_eq!(bits(&got), bits(&rounded), "{m} × {d}");
+                }
                 let want: Vec<f64> = stream
                     .chunks_exact(d)
                     .flat_map(|row| {
@@ -87,6 +94,7 @@ fn norms_have_the_same_bits_for_any_number_of_rows() {
                         weight: factors.view().slice(before..before + d),
                         eps: 1e-5,
                         out,
+                        exact: None,
                     };
                     nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
                     sums = bench.read(residual.view().slice(before..before + len));
@@ -167,7 +175,8 @@ fn rms_norms_in_place_have_the_bits_of_others() {
             let (x, weight) = (random.activations(m * d), bench.upload(&random.normals(d)));
             let want = bench.output(Float::F32, m * d, &mut |out| {
                 let mut residual = bench.upload(&x);
-                let norm = Norm { residual: residual.view_mut(), update: None, weight: weight.view(), eps: 1e-6, out };
+                let (residual, weight) = (residual.view_mut(), weight.view());
+                let norm = Norm { residual, update: None, weight, eps: 1e-6, out, exact: None };
                 nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
             });
             let mut rows = bench.upload(&x);
