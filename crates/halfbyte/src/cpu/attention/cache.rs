@@ -4,13 +4,12 @@ use super::Heads;
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::error::{Error, Result};
+use crate::kv_pages::{Copied, Pages};
+pub use crate::kv_pages::{PAGE_LENGTH, Sequence};
 use bytemuck::{Pod, Zeroable};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Positions in a page.
-pub const PAGE_LENGTH: usize = 128;
 /// Positions that lie side by side in the keys: a cache line.
 pub(super) const PANEL: usize = 16;
 /// Appending fewer elements than this stays on the calling thread.
@@ -23,61 +22,33 @@ pub(super) struct Line([f32; 16]);
 
 /// The keys and values of all layers, of any number of sequences.
 ///
-/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers. A sequence has a table of its pages, which others may share
-/// ([`KvCache::share`]): what would write to a shared page copies it first. A page that no sequence has any more goes to the next
-/// that needs one. Memory is taken page by page, up to the budget, and kept. In a
-/// page, for a layer and a head:
+/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers; [`Pages`] says which of them a sequence has, and which it
+/// shares ([`KvCache::share`]). Memory is taken page by page, up to the budget, and kept. In a page, for a layer and a head:
 ///
 /// ```text
 /// keys    [128/16 panels][head_size][16 positions]     a row of 16 scores is Σ q[i] · panel[i][..]
 /// values  [128 positions][head_size, rounded up to 16]
 /// ```
-///
-/// *Source:* Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
 pub struct KvCache {
     layers: usize,
     heads: Heads,
-    /// Pages that there may be.
-    budget: usize,
-    /// Those whose memory has been taken.
-    pages: Vec<Box<[Line]>>,
-    /// Of these, those that no sequence has.
-    free: Vec<usize>,
-    /// Of each page, the sequences that have it.
-    owners: Vec<u32>,
-    sequences: BTreeMap<Sequence, Positions>,
+    pages: Pages,
+    /// Of the pages that a sequence ever had, at least.
+    memory: Vec<Box<[Line]>>,
+    /// Positions of each layer of a sequence; nothing before the first come.
+    lens: BTreeMap<Sequence, Vec<usize>>,
 }
 
-/// The name of a sequence of positions in a [`KvCache`]. No two of a process are equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Sequence(u64);
-
-/// What a cache has of a sequence.
-#[derive(Default)]
-struct Positions {
-    /// Positions of each layer; nothing before the first come.
-    lens: Vec<usize>,
-    /// Of position `p`, the page is `pages[p / PAGE_LENGTH]`.
-    pages: Vec<usize>,
-}
-
-impl Positions {
-    /// Positions that every layer has.
-    fn of_all_layers(&self) -> usize {
-        self.lens.iter().copied().min().unwrap_or(0)
-    }
-
-    /// Positions that some layer has.
-    fn of_any_layer(&self) -> usize {
-        self.lens.iter().copied().max().unwrap_or(0)
-    }
+/// Positions that every layer has.
+fn of_all_layers(lens: &[usize]) -> usize {
+    lens.iter().copied().min().unwrap_or(0)
 }
 
 /// What attention reads: one layer of one sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Cached<'a> {
     cache: &'a KvCache,
-    pages: &'a [usize],
+    pages: &'a [u32],
     layer: usize,
     /// Number of positions.
     pub(super) len: usize,
@@ -88,7 +59,7 @@ impl<'a> Cached<'a> {
     #[inline]
     pub(super) fn page(&self, kv_head: usize, index: usize) -> (&'a [f32], &'a [f32]) {
         let (cache, len) = (self.cache, self.cache.head_page());
-        let all: &[f32] = bytemuck::cast_slice(&cache.pages[self.pages[index]]);
+        let all: &[f32] = bytemuck::cast_slice(&cache.memory[self.pages[index] as usize]);
         let of_head = &all[(self.layer * cache.heads.kv_heads + kv_head) * len..][..len];
         of_head.split_at(PAGE_LENGTH * cache.heads.head_size)
     }
@@ -108,9 +79,8 @@ impl KvCache {
             let got = format!("{layers} layers, {} heads of {}", heads.kv_heads, heads.head_size);
             return Err(Error::invalid(OP, "a page that fits in memory", got));
         }
-        let budget = positions.div_ceil(PAGE_LENGTH);
-        let (pages, free, owners, sequences) = (Vec::new(), Vec::new(), Vec::new(), BTreeMap::new());
-        Ok(Self { layers, heads, budget, pages, free, owners, sequences })
+        let pages = Pages::new(positions.div_ceil(PAGE_LENGTH));
+        Ok(Self { layers, heads, pages, memory: Vec::new(), lens: BTreeMap::new() })
     }
 
     /// Number of layers.
@@ -130,88 +100,72 @@ impl KvCache {
 
     /// Positions that all sequences together can have: those of the budget.
     pub fn capacity(&self) -> usize {
-        self.budget.saturating_mul(PAGE_LENGTH)
+        self.pages.budget().saturating_mul(PAGE_LENGTH)
     }
 
     /// Positions in pages that no sequence has.
     pub fn free(&self) -> usize {
-        self.free_pages().saturating_mul(PAGE_LENGTH)
+        self.pages.free().saturating_mul(PAGE_LENGTH)
     }
 
     /// Bytes of keys and values that are allocated.
     pub fn bytes(&self) -> usize {
-        self.pages.iter().map(|page| size_of_val(&**page)).sum()
+        self.memory.iter().map(|page| size_of_val(&**page)).sum()
     }
 
     /// A new sequence, without positions.
     pub fn begin(&mut self) -> Sequence {
-        static BEGUN: AtomicU64 = AtomicU64::new(0);
-        let sequence = Sequence(BEGUN.fetch_add(1, Ordering::Relaxed));
-        self.sequences.insert(sequence, Positions::default());
+        let sequence = self.pages.begin();
+        self.lens.insert(sequence, Vec::new());
         sequence
     }
 
     /// Forgets a sequence; its pages are free. *Errors:* it is none of this cache.
     pub fn end(&mut self, sequence: Sequence) -> Result<()> {
-        let positions = self.sequences.remove(&sequence).ok_or_else(|| unknown(sequence))?;
-        self.release(positions.pages);
+        self.pages.end(sequence)?;
+        self.lens.remove(&sequence);
         Ok(())
     }
 
     /// A new sequence that has the first positions of another, in the same pages. *Errors:* the other is none of this cache, or
     /// has not so many in every layer.
     pub fn share(&mut self, from: Sequence, positions: usize) -> Result<Sequence> {
-        let of = self.sequences.get(&from).ok_or_else(|| unknown(from))?;
-        if positions > of.of_all_layers() {
-            let expected = format!("at most {} positions, which the other has", of.of_all_layers());
+        self.pages.of(from)?;
+        let len = self.len(from);
+        if positions > len {
+            let expected = format!("at most {len} positions, which the other has");
             return Err(Error::invalid(OP, expected, positions.to_string()));
         }
-        let pages = of.pages[..positions.div_ceil(PAGE_LENGTH)].to_vec();
-        pages.iter().for_each(|&page| self.owners[page] += 1);
-        let sequence = self.begin();
-        self.sequences.insert(sequence, Positions { lens: vec![positions; self.layers], pages });
+        let sequence = self.pages.share(from, positions.div_ceil(PAGE_LENGTH))?;
+        self.lens.insert(sequence, vec![positions; self.layers]);
         Ok(sequence)
     }
 
     /// Takes the pages for positions below `end`, so that appending up to there does not fail for want of them. *Errors:* the
     /// sequence is none of this cache, no page free, no memory; then it has what it had.
     pub fn reserve(&mut self, sequence: Sequence, end: usize) -> Result<()> {
-        let len = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?.of_all_layers();
-        if end > len { self.take_pages(sequence, len, end) } else { Ok(()) }
+        self.take_pages(sequence, self.len(sequence), end)
     }
 
     /// Pages that [`KvCache::reserve`] would take.
     pub fn missing_pages(&self, sequence: Sequence, end: usize) -> usize {
-        self.missing(sequence, self.len(sequence), end)
-    }
-
-    /// Pages for positions from `first` to below `end`: new ones, and a copy of the first if others have it too.
-    fn missing(&self, sequence: Sequence, first: usize, end: usize) -> usize {
-        let has = self.sequences.get(&sequence).map_or(0, |positions| positions.pages.len());
-        let copied = end > first && self.shared(sequence, first / PAGE_LENGTH).is_some();
-        end.div_ceil(PAGE_LENGTH).saturating_sub(has) + usize::from(copied)
-    }
-
-    /// A page of a sequence, if others have it too.
-    fn shared(&self, sequence: Sequence, index: usize) -> Option<usize> {
-        let page = *self.sequences.get(&sequence)?.pages.get(index)?;
-        (self.owners[page] > 1).then_some(page)
+        self.pages.missing(sequence, self.len(sequence), end)
     }
 
     /// Positions that every layer has of a sequence; 0 if it is none of this cache.
     pub fn len(&self, sequence: Sequence) -> usize {
-        self.sequences.get(&sequence).map_or(0, Positions::of_all_layers)
+        self.lens.get(&sequence).map_or(0, |lens| of_all_layers(lens))
     }
 
     /// Forgets positions from `len` on, in every layer; pages without positions are free. *Errors:* the sequence is none of
     /// this cache.
     pub fn truncate(&mut self, sequence: Sequence, len: usize) -> Result<()> {
-        let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
-        positions.lens.iter_mut().for_each(|l| *l = len.min(*l));
-        let pages = positions.of_any_layer().div_ceil(PAGE_LENGTH);
-        let released = positions.pages.split_off(pages.min(positions.pages.len()));
-        self.release(released);
-        Ok(())
+        let mut of_any_layer = 0;
+        for l in self.lens.get_mut(&sequence).into_iter().flatten() {
+            *l = len.min(*l);
+            of_any_layer = of_any_layer.max(*l);
+        }
+        self.pages.keep(sequence, of_any_layer.div_ceil(PAGE_LENGTH))
     }
 
     /// Appends the keys and values in the rows of `qkv` to `layer` of a sequence; `position`, that of the first row, must
@@ -236,16 +190,16 @@ impl KvCache {
         let end = position + qkv.len() / row;
         self.take_pages(sequence, position, end)?;
         let (layers, heads, head_page) = (self.layers, self.heads, self.head_page());
-        let positions = self.sequences.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
-        positions.lens.resize(layers, 0);
-        positions.lens[layer] = end;
+        let lens = self.lens.entry(sequence).or_default();
+        lens.resize(layers, 0);
+        lens[layer] = end;
         let of_layer = layer * heads.kv_heads * head_page..(layer + 1) * heads.kv_heads * head_page;
         let first = position / PAGE_LENGTH;
-        let touched = &positions.pages[first..end.div_ceil(PAGE_LENGTH)];
-        let pages = DisjointMut::new(&mut self.pages);
+        let touched = &self.pages.of(sequence)?[first..end.div_ceil(PAGE_LENGTH)];
+        let memory = DisjointMut::new(&mut self.memory);
         let task = |i: usize| {
             // SAFETY: no page stands twice in a table, so that each task has its own.
-            let page = unsafe { &mut pages.range(touched[i]..touched[i] + 1)[0] };
+            let page = unsafe { &mut memory.range(touched[i] as usize..touched[i] as usize + 1)[0] };
             let base = (first + i) * PAGE_LENGTH;
             let written = position.max(base)..end.min(base + PAGE_LENGTH);
             let rows = &qkv[(written.start - position) * row..(written.end - position) * row];
@@ -264,74 +218,45 @@ impl KvCache {
 
     /// One layer of a sequence. Error, which names `op`: there is none.
     pub(super) fn cached(&self, op: &'static str, sequence: Sequence, layer: usize) -> Result<Cached<'_>> {
-        let positions = self.sequences.get(&sequence).ok_or_else(|| unknown(sequence))?;
+        let pages = self.pages.of(sequence)?;
         if layer >= self.layers {
             return Err(Error::invalid(op, format!("a layer below {}", self.layers), layer.to_string()));
         }
-        let len = positions.lens.get(layer).copied().unwrap_or(0);
-        Ok(Cached { cache: self, pages: &positions.pages, layer, len })
+        let len = self.lens.get(&sequence).and_then(|lens| lens.get(layer)).copied().unwrap_or(0);
+        Ok(Cached { cache: self, pages, layer, len })
     }
 
     /// Gives a sequence pages of its own for positions from `first` to below `end`. Error: the budget is spent, or memory.
     fn take_pages(&mut self, sequence: Sequence, first: usize, end: usize) -> Result<()> {
-        let missing = self.missing(sequence, first, end);
-        if missing > self.free_pages() {
-            return Err(Error::CacheFull { needed: missing.saturating_mul(PAGE_LENGTH), free: self.free() });
+        let missing = self.pages.missing(sequence, first, end);
+        if missing <= self.pages.free() {
+            self.allocate(self.pages.numbered(missing))?;
         }
-        self.allocate(missing)?;
-        let mut taken = self.free.split_off(self.free.len() - missing);
-        taken.iter().for_each(|&page| self.owners[page] = 1);
-        let shared = self.shared(sequence, first / PAGE_LENGTH);
-        let Some(positions) = self.sequences.get_mut(&sequence) else { return Err(unknown(sequence)) };
-        if let Some((shared, page)) = shared.and_then(|shared| Some((shared, taken.pop()?))) {
-            positions.pages[first / PAGE_LENGTH] = page;
-            let mut copy = std::mem::take(&mut self.pages[page]);
-            copy.copy_from_slice(&self.pages[shared]);
-            self.pages[page] = copy;
-            self.owners[shared] -= 1;
+        if let Some(Copied { from, to }) = self.pages.take(sequence, first, end)? {
+            let mut copy = std::mem::take(&mut self.memory[to as usize]);
+            copy.copy_from_slice(&self.memory[from as usize]);
+            self.memory[to as usize] = copy;
         }
-        positions.pages.append(&mut taken);
         Ok(())
     }
 
-    /// Pages that one sequence less has.
-    fn release(&mut self, pages: Vec<usize>) {
-        for page in pages {
-            self.owners[page] -= 1;
-            if self.owners[page] == 0 {
-                self.free.push(page);
-            }
-        }
-    }
-
-    /// Takes memory until so many pages are free; the budget has them. Error: there is no memory.
-    fn allocate(&mut self, free: usize) -> Result<()> {
+    /// Takes memory until so many pages have some. Error: there is no memory.
+    fn allocate(&mut self, pages: usize) -> Result<()> {
         let lines = self.layers * self.heads.kv_heads * self.head_page() / 16;
-        while self.free.len() < free {
+        while self.memory.len() < pages {
             let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
                 op: OP,
                 cause: format!("expected {} bytes of memory for the next positions, got none", lines * 64),
             })?;
-            self.free.push(self.pages.len());
-            self.pages.push(page);
-            self.owners.push(0);
+            self.memory.push(page);
         }
         Ok(())
-    }
-
-    /// Pages that no sequence has.
-    fn free_pages(&self) -> usize {
-        self.budget - (self.pages.len() - self.free.len())
     }
 
     /// Elements of a page for one head.
     fn head_page(&self) -> usize {
         PAGE_LENGTH * (self.heads.head_size + padded(self.heads.head_size))
     }
-}
-
-fn unknown(sequence: Sequence) -> Error {
-    Error::invalid(OP, "a sequence that was begun in this cache and has not ended", format!("{sequence:?}"))
 }
 
 /// Elements from a value to the value of the next position.
@@ -371,7 +296,7 @@ fn write(page: &mut [f32], heads: Heads, kv_head: usize, rows: &[f32], positions
 
 impl std::fmt::Debug for KvCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (count, free, capacity) = (self.sequences.len(), self.free(), self.capacity());
+        let (count, free, capacity) = (self.lens.len(), self.free(), self.capacity());
         write!(f, "a cache of {} layers with {count} sequences, {free} of {capacity} positions free", self.layers)
     }
 }
