@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::profile::Profile;
 use crate::sampling::Sampler;
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::{KvCache, Sequence};
+use halfbyte::cpu::attention::{KvCache, KvType, Sequence};
 use std::ops::Range;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct CpuText<'m> {
 impl<'m> CpuText<'m> {
     pub(super) fn new(model: &'m CpuModel, cpu: &'m Cpu, context: usize) -> Result<Self> {
         let decoder = &model.decoder;
-        let mut cache = KvCache::new(decoder.layers.len(), decoder.heads, context)?;
+        let mut cache = KvCache::new(decoder.layers.len(), decoder.heads, context, KvType::F32)?;
         let sequence = cache.begin();
         let state = State::new(decoder.hidden, decoder.heads, cache);
         Ok(Self { model, cpu, state, sequence, context, len: 0, logits: Vec::new() })

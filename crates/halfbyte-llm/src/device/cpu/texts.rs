@@ -5,7 +5,7 @@ use crate::device::{Rows, TextId, Texts};
 use crate::error::{Error, Result};
 use crate::sampling::Sampler;
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::{KvCache, PAGE_LENGTH, Sequence};
+use halfbyte::cpu::attention::{KvCache, KvType, PAGE_LENGTH, Sequence};
 use std::collections::BTreeMap;
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(super) struct CpuTexts<'m> {
 impl<'m> CpuTexts<'m> {
     pub(super) fn new(model: &'m CpuModel, cpu: &'m Cpu, positions: usize) -> Result<Self> {
         let decoder = &model.decoder;
-        let cache = KvCache::new(decoder.layers.len(), decoder.heads, positions)?;
+        let cache = KvCache::new(decoder.layers.len(), decoder.heads, positions, KvType::F32)?;
         let state = State::new(decoder.hidden, decoder.heads, cache);
         Ok(Self { model, cpu, state, sequences: BTreeMap::new(), begun: 0, wanted: 0, logits: Vec::new() })
     }

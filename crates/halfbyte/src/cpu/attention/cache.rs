@@ -1,12 +1,15 @@
 //! Keys and values of past positions of many sequences, in pages, laid out for the kernels.
 
-use super::Heads;
+use super::element::{Element, widen};
+use super::{Heads, KvType};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
+use crate::cpu::lanes::Simd;
 use crate::error::{Error, Result};
 use crate::kv_pages::{Copied, Pages};
 pub use crate::kv_pages::{PAGE_LENGTH, Sequence};
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
+use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -28,10 +31,12 @@ pub(super) struct Line([f32; 16]);
 /// ```text
 /// keys    [128/16 panels][head_size][16 positions]     a row of 16 scores is Σ q[i] · panel[i][..]
 /// values  [128 positions][head_size, rounded up to 16]
+/// scales  [128 positions] of the keys, [128] of the values           of codes of 8 bits only
 /// ```
 pub struct KvCache {
     layers: usize,
     heads: Heads,
+    kv: KvType,
     pages: Pages,
     /// Of the pages that a sequence ever had, at least.
     memory: Vec<Box<[Line]>>,
@@ -54,15 +59,74 @@ pub(super) struct Cached<'a> {
     pub(super) len: usize,
 }
 
-impl<'a> Cached<'a> {
-    /// Keys and values of a head in a page of the sequence.
-    #[inline]
-    pub(super) fn page(&self, kv_head: usize, index: usize) -> (&'a [f32], &'a [f32]) {
-        let (cache, len) = (self.cache, self.cache.head_page());
-        let all: &[f32] = bytemuck::cast_slice(&cache.memory[self.pages[index] as usize]);
-        let of_head = &all[(self.layer * cache.heads.kv_heads + kv_head) * len..][..len];
-        of_head.split_at(PAGE_LENGTH * cache.heads.head_size)
+impl Cached<'_> {
+    /// Keys and values of a head in a page of the sequence, as f32; those of the panels of positions `seen` are right. What is not
+    /// kept as f32 goes to `scratch`.
+    #[inline(always)]
+    pub(super) fn page<'a, S: Simd>(
+        &'a self,
+        s: S,
+        (kv_head, index): (usize, usize),
+        seen: &Range<usize>,
+        scratch: &'a mut Vec<Line>,
+    ) -> (&'a [f32], &'a [f32]) {
+        let (cache, bytes) = (self.cache, self.cache.head_bytes());
+        let all: &[u8] = cast_slice(&cache.memory[self.pages[index] as usize]);
+        let stored = &all[(self.layer * cache.heads.kv_heads + kv_head) * bytes..][..bytes];
+        let size = cache.heads.head_size;
+        match cache.kv {
+            KvType::F32 => {
+                let (keys, values, _) = parts::<f32>(stored, size);
+                (keys, values)
+            }
+            KvType::F16 => widen_page::<S, f16>(s, parts(stored, size), size, seen, scratch),
+            KvType::Bf16 => widen_page::<S, bf16>(s, parts(stored, size), size, seen, scratch),
+            KvType::Int8 => widen_page::<S, i8>(s, parts(stored, size), size, seen, scratch),
+        }
     }
+}
+
+/// Keys, values and scales of a head in a page.
+#[inline(always)]
+fn parts<T: Element>(stored: &[u8], head_size: usize) -> (&[T], &[T], &[f32]) {
+    let (keys, rest) = stored.split_at(PAGE_LENGTH * head_size * size_of::<T>());
+    let (values, scales) = rest.split_at(PAGE_LENGTH * padded(head_size) * size_of::<T>());
+    (cast_slice(keys), cast_slice(values), cast_slice(scales))
+}
+
+/// The panels of keys, and the values, of positions `seen` of a page, as f32 where they lie in a page of such.
+#[inline(always)]
+fn widen_page<'a, S: Simd, T: Element>(
+    s: S,
+    (keys, values, scales): (&[T], &[T], &[f32]),
+    head_size: usize,
+    seen: &Range<usize>,
+    scratch: &'a mut Vec<Line>,
+) -> (&'a [f32], &'a [f32]) {
+    let stride = padded(head_size);
+    let (wide_keys, wide_values) =
+        floats(scratch, PAGE_LENGTH * (head_size + stride)).split_at_mut(PAGE_LENGTH * head_size);
+    let (scales_of_keys, scales_of_values) = scales.split_at(scales.len() / 2);
+    for panel in seen.start / PANEL..seen.end.div_ceil(PANEL) {
+        let factors = scales_of_keys.get(panel * PANEL..).and_then(<[f32]>::first_chunk);
+        let part = panel * PANEL * head_size..(panel + 1) * PANEL * head_size;
+        widen(s, &keys[part.clone()], factors, &mut wide_keys[part]);
+    }
+    for position in seen.clone() {
+        let factors = scales_of_values.get(position).map(|scale| [*scale; 16]);
+        let part = position * stride..(position + 1) * stride;
+        widen(s, &values[part.clone()], factors.as_ref(), &mut wide_values[part]);
+    }
+    (wide_keys, wide_values)
+}
+
+/// The first `len` floats of a buffer, which grows to hold them.
+pub(super) fn floats(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
+    let lines = len.div_ceil(16);
+    if buffer.len() < lines {
+        buffer.resize(lines, Line::zeroed());
+    }
+    &mut cast_slice_mut(buffer)[..len]
 }
 
 const OP: &str = "kv cache";
@@ -70,17 +134,27 @@ const OP: &str = "kv cache";
 impl KvCache {
     /// An empty cache with a budget of `positions`, rounded up to whole pages. *Errors:* heads that make no sense, sizes
     /// beyond the address space.
-    pub fn new(layers: usize, heads: Heads, positions: usize) -> Result<Self> {
+    pub fn new(layers: usize, heads: Heads, positions: usize, kv: KvType) -> Result<Self> {
         let heads = heads.checked(OP)?;
-        let padded = heads.head_size.checked_next_multiple_of(16);
-        let page = [2 * PAGE_LENGTH, heads.kv_heads, layers, size_of::<f32>()];
-        let bytes = padded.and_then(|padded| page.iter().try_fold(padded, |bytes, &n| bytes.checked_mul(n)));
-        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        let page = Self::bytes_per_position(layers, heads, kv).and_then(|bytes| bytes.checked_mul(PAGE_LENGTH));
+        if page.is_none_or(|bytes| bytes > isize::MAX as usize) {
             let got = format!("{layers} layers, {} heads of {}", heads.kv_heads, heads.head_size);
             return Err(Error::invalid(OP, "a page that fits in memory", got));
         }
         let pages = Pages::new(positions.div_ceil(PAGE_LENGTH));
-        Ok(Self { layers, heads, pages, memory: Vec::new(), lens: BTreeMap::new() })
+        Ok(Self { layers, heads, kv, pages, memory: Vec::new(), lens: BTreeMap::new() })
+    }
+
+    /// Bytes that a position takes over all layers. None: beyond the address space.
+    pub fn bytes_per_position(layers: usize, heads: Heads, kv: KvType) -> Option<usize> {
+        let elements = heads.head_size.checked_next_multiple_of(16)?.checked_add(heads.head_size)?;
+        let of_head = elements.checked_mul(kv.element_bytes())?.checked_add(2 * kv.scale_bytes())?;
+        of_head.checked_mul(heads.kv_heads)?.checked_mul(layers)
+    }
+
+    /// What keys and values are kept as.
+    pub fn kv(&self) -> KvType {
+        self.kv
     }
 
     /// Number of layers.
@@ -189,11 +263,17 @@ impl KvCache {
         }
         let end = position + qkv.len() / row;
         self.take_pages(sequence, position, end)?;
-        let (layers, heads, head_page) = (self.layers, self.heads, self.head_page());
+        let (layers, heads, bytes) = (self.layers, self.heads, self.head_bytes());
+        let write = match self.kv {
+            KvType::F32 => write::<f32>,
+            KvType::F16 => write::<f16>,
+            KvType::Bf16 => write::<bf16>,
+            KvType::Int8 => write::<i8>,
+        };
         let lens = self.lens.entry(sequence).or_default();
         lens.resize(layers, 0);
         lens[layer] = end;
-        let of_layer = layer * heads.kv_heads * head_page..(layer + 1) * heads.kv_heads * head_page;
+        let of_layer = layer * heads.kv_heads * bytes..(layer + 1) * heads.kv_heads * bytes;
         let first = position / PAGE_LENGTH;
         let touched = &self.pages.of(sequence)?[first..end.div_ceil(PAGE_LENGTH)];
         let memory = DisjointMut::new(&mut self.memory);
@@ -203,9 +283,9 @@ impl KvCache {
             let base = (first + i) * PAGE_LENGTH;
             let written = position.max(base)..end.min(base + PAGE_LENGTH);
             let rows = &qkv[(written.start - position) * row..(written.end - position) * row];
-            let page = &mut bytemuck::cast_slice_mut(page)[of_layer.clone()];
-            for (kv_head, page) in page.chunks_exact_mut(head_page).enumerate() {
-                write(page, heads, kv_head, rows, written.start - base..written.end - base);
+            let page = &mut cast_slice_mut(page)[of_layer.clone()];
+            for (kv_head, stored) in page.chunks_exact_mut(bytes).enumerate() {
+                write(stored, heads, kv_head, rows, written.start - base..written.end - base);
             }
         };
         if qkv.len() < SMALL_APPEND {
@@ -242,20 +322,24 @@ impl KvCache {
 
     /// Takes memory until so many pages have some. Error: there is no memory.
     fn allocate(&mut self, pages: usize) -> Result<()> {
-        let lines = self.layers * self.heads.kv_heads * self.head_page() / 16;
+        let lines = self.layers * self.heads.kv_heads * self.head_bytes() / size_of::<Line>();
         while self.memory.len() < pages {
             let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
                 op: OP,
-                cause: format!("expected {} bytes of memory for the next positions, got none", lines * 64),
+                cause: format!(
+                    "expected {} bytes of memory for the next positions, got none",
+                    lines * size_of::<Line>()
+                ),
             })?;
             self.memory.push(page);
         }
         Ok(())
     }
 
-    /// Elements of a page for one head.
-    fn head_page(&self) -> usize {
-        PAGE_LENGTH * (self.heads.head_size + padded(self.heads.head_size))
+    /// Bytes of a page for one head: whole lines.
+    fn head_bytes(&self) -> usize {
+        let Heads { head_size, .. } = self.heads;
+        PAGE_LENGTH * ((head_size + padded(head_size)) * self.kv.element_bytes() + 2 * self.kv.scale_bytes())
     }
 }
 
@@ -265,13 +349,21 @@ pub(super) fn padded(head_size: usize) -> usize {
 }
 
 /// Writes the keys and values in `rows` to `positions` of a page.
-fn write(page: &mut [f32], heads: Heads, kv_head: usize, rows: &[f32], positions: Range<usize>) {
+fn write<T: Element>(stored: &mut [u8], heads: Heads, kv_head: usize, rows: &[f32], positions: Range<usize>) {
     let size = heads.head_size;
-    let (keys, values) = page.split_at_mut(PAGE_LENGTH * size);
+    let (keys, rest) = stored.split_at_mut(PAGE_LENGTH * size * size_of::<T>());
+    let (values, scales) = rest.split_at_mut(PAGE_LENGTH * padded(size) * size_of::<T>());
+    let (keys, values, scales): (&mut [T], &mut [T], &mut [f32]) =
+        (cast_slice_mut(keys), cast_slice_mut(values), cast_slice_mut(scales));
     let key_of = |i: usize| &rows[i * heads.row() + (heads.heads + kv_head) * size..][..size];
     let value_of = |i: usize| &rows[i * heads.row() + (heads.heads + heads.kv_heads + kv_head) * size..][..size];
     for (i, position) in positions.clone().enumerate() {
-        values[position * padded(size)..][..size].copy_from_slice(value_of(i));
+        let [of_key, of_value] = [key_of(i), value_of(i)].map(T::range);
+        let to = &mut values[position * padded(size)..][..size];
+        to.iter_mut().zip(value_of(i)).for_each(|(to, &x)| *to = T::of(x, of_value));
+        if let Some((of_key, of_value)) = T::scale(of_key).zip(T::scale(of_value)) {
+            (scales[position], scales[PAGE_LENGTH + position]) = (of_key, of_value);
+        }
     }
     let mut position = positions.start;
     while position < positions.end {
@@ -279,15 +371,17 @@ fn write(page: &mut [f32], heads: Heads, kv_head: usize, rows: &[f32], positions
         let i = position - positions.start;
         if position.is_multiple_of(PANEL) && position + PANEL <= positions.end {
             let from: [&[f32]; PANEL] = std::array::from_fn(|j| key_of(i + j));
+            let ranges = from.map(T::range);
             for (d, to) in panel.chunks_exact_mut(PANEL).enumerate() {
                 for j in 0..PANEL {
-                    to[j] = from[j][d];
+                    to[j] = T::of(from[j][d], ranges[j]);
                 }
             }
             position += PANEL;
         } else {
+            let range = T::range(key_of(i));
             for (to, &from) in panel[position % PANEL..].iter_mut().step_by(PANEL).zip(key_of(i)) {
-                *to = from;
+                *to = T::of(from, range);
             }
             position += 1;
         }
