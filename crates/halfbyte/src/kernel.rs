@@ -221,8 +221,13 @@ impl KvType {
         }
     }
 
+    /// Bytes of a head's key, or value, of so many elements.
+    pub fn bytes(self, head_size: usize) -> usize {
+        head_size.saturating_mul(self.element_bytes()).saturating_add(self.scale_bytes())
+    }
+
     /// Bytes of an element, without scales.
-    pub fn element_bytes(self) -> usize {
+    pub(crate) fn element_bytes(self) -> usize {
         match self {
             KvType::F32 => 4,
             KvType::F16 | KvType::Bf16 => 2,
@@ -231,7 +236,7 @@ impl KvType {
     }
 
     /// Bytes of the scale of a head's key, or value.
-    pub fn scale_bytes(self) -> usize {
+    pub(crate) fn scale_bytes(self) -> usize {
         if self == KvType::Int8 { size_of::<f32>() } else { 0 }
     }
 }
