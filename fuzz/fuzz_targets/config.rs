@@ -4,7 +4,7 @@
 
 use halfbyte_checkpoint::config;
 use halfbyte_fuzz::{bounded, folder, write};
-use halfbyte_llm::Config;
+use halfbyte_llm::{Config, KvType};
 use halfbyte_llm::arch::spec::Positions;
 use libfuzzer_sys::fuzz_target;
 
@@ -15,7 +15,7 @@ fuzz_target!(|input: &[u8]| {
             let _ = config::read(folder());
             if let Ok(config) = Config::from_folder(folder()) {
                 let spec = &config.spec;
-                assert!(spec.heads.heads % spec.heads.kv_heads == 0 && spec.kv_bytes_per_token(4) > 0);
+                assert!(spec.heads.heads % spec.heads.kv_heads == 0 && spec.kv_bytes_per_token(KvType::F32) > 0);
                 assert!(config.bos.iter().chain(&config.eos).all(|&id| (id as usize) < spec.vocab));
                 for layer in &spec.layers {
                     if let Positions::Rope(rope) = &layer.attention.positions {

@@ -3,6 +3,7 @@
 pub mod conv;
 
 use clap::{Args, ValueEnum};
+use halfbyte::kernel::KvType;
 use halfbyte::quantize::{Rtn, SymmetricScale};
 use halfbyte::{Act, Float, Format, Group};
 use halfbyte_checkpoint::{GptqVersion, Hint, Target};
@@ -87,6 +88,30 @@ impl From<ActArg> for Act {
             ActArg::A8Xasym => Act::A8Asym,
             ActArg::A16 => Act::A16,
             ActArg::A32 => Act::A32,
+        }
+    }
+}
+
+/// What keys and values are kept as, as `--kv` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvArg {
+    /// As they come.
+    F32,
+    /// Halfs.
+    F16,
+    /// Brain floats.
+    Bf16,
+    /// Codes of 8 bits.
+    Int8,
+}
+
+impl From<KvArg> for KvType {
+    fn from(kv: KvArg) -> KvType {
+        match kv {
+            KvArg::F32 => KvType::F32,
+            KvArg::F16 => KvType::F16,
+            KvArg::Bf16 => KvType::Bf16,
+            KvArg::Int8 => KvType::Int8,
         }
     }
 }

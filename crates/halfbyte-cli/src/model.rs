@@ -1,10 +1,11 @@
 //! A MODEL argument and what becomes of it while it is loaded.
 
 use crate::app::App;
-use crate::args::{ActArg, HintArgs, RtnArgs, SymmetricRange};
+use crate::args::{ActArg, HintArgs, KvArg, RtnArgs, SymmetricRange};
 use crate::failure::{Exit, Failure, Result};
 use crate::progress::{Progress, Unit};
 use crate::start::{Laps, Start};
+use halfbyte::kernel::KvType;
 use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::{Finding, Hint, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
@@ -25,6 +26,10 @@ pub struct LoadArgs {
     /// [default: what --quantize says, else a16].
     #[arg(long, value_enum)]
     pub act: Option<ActArg>,
+    /// Keep keys and values as this type; int8: codes of 8 bits with a scale for each position and head [default: f32 on the CPU; on a
+    /// GPU they have the type of activations, and no other].
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub kv: Option<KvArg>,
     #[command(flatten)]
     pub rtn: RtnArgs,
     #[command(flatten)]
@@ -36,6 +41,7 @@ impl LoadArgs {
     pub const AS_STORED: Self = Self {
         quantize: None,
         act: None,
+        kv: None,
         rtn: RtnArgs { search: false, symmetric_range: SymmetricRange::Narrow },
         hint: HintArgs::NONE,
     };
@@ -64,6 +70,7 @@ impl LoadArgs {
             device: device(app, act)?,
             act,
             quantize: self.quantize.map(|format| (format.weight, self.rtn.into())),
+            kv: self.kv.map(KvType::from),
             ..LoadOptions::default()
         })
     }

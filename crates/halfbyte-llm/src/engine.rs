@@ -15,6 +15,7 @@ use crate::random::RandomWeights;
 use crate::sampling::Sampler;
 use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
+use halfbyte::kernel::KvType;
 use halfbyte_checkpoint::{Finding, Weights};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,6 +32,7 @@ pub struct Model {
     config: Config,
     device: Device,
     resident: Box<dyn Resident>,
+    kv: KvType,
     parameters: u64,
     findings: Vec<Finding>,
 }
@@ -69,16 +71,17 @@ impl Model {
     }
 
     fn of(config: Config, mut loader: Loader<'_>, options: &LoadOptions) -> Result<Self> {
+        let kv = options.kv_type()?;
         let shard = Shard::of(options.comm.as_ref());
         let resident: Box<dyn Resident> = match &options.device {
             Device::Cpu => {
                 let decoder = Decoder::load(&config.spec, &mut loader, &mut OnCpu, shard)?;
-                Box::new(CpuModel { decoder, comm: options.comm.clone() })
+                Box::new(CpuModel { decoder, comm: options.comm.clone(), kv })
             }
             Device::Cuda(gpu) => Box::new(CudaModel::load(&config.spec, &mut loader, gpu, shard)?),
         };
         let (device, parameters) = (options.device.clone(), loader.parameters());
-        Ok(Self { config, device, resident, parameters, findings: loader.into_findings() })
+        Ok(Self { config, device, resident, kv, parameters, findings: loader.into_findings() })
     }
 
     /// Its shape.
@@ -132,6 +135,11 @@ impl Model {
     /// Room for many texts: see [`crate::schedule`].
     pub(crate) fn begin_many<'m>(&'m self, cpu: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>> {
         self.resident.begin_many(cpu, room)
+    }
+
+    /// What texts keep their keys and values as.
+    pub fn kv_type(&self) -> KvType {
+        self.kv
     }
 
     /// Bytes that keys and values of one token take over all layers.

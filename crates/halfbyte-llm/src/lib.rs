@@ -68,6 +68,7 @@ pub use device::Device;
 pub use engine::{Model, Session};
 pub use error::{Error, Result};
 pub use generate::{Finish, Generated, Piece, Request};
+pub use halfbyte::kernel::KvType;
 pub use load::LoadOptions;
 pub use random::RandomWeights;
 pub use sampling::{LogProb, LogProbs, Sampler, Sampling};

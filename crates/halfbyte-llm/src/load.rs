@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::random::{self, RandomFloats, RandomWeights};
 use crate::shard::{Cut, cut_floats, cut_linear};
 use halfbyte::cpu::{Cpu, nn};
+use halfbyte::kernel::KvType;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Floats, Group, StoredTensor, WeightFormat};
 use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
@@ -26,6 +27,9 @@ pub struct LoadOptions {
     pub act: Act,
     /// Quantise every dense linear layer of the blocks while loading; the embedding and the head stay as they are.
     pub quantize: Option<(WeightFormat, Rtn)>,
+    /// What texts keep their keys and values as: on the CPU f32 unless another type is named; on a GPU the type of its activations, and
+    /// no other.
+    pub kv: Option<KvType>,
     /// The ranks that share the model; each loads its part.
     pub comm: Arc<dyn Comm>,
 }
@@ -33,7 +37,26 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     /// Weights as they are stored, activations exact, on the CPU.
     fn default() -> Self {
-        Self { device: Device::Cpu, act: Act::A16, quantize: None, comm: Arc::new(Alone) }
+        Self { device: Device::Cpu, act: Act::A16, quantize: None, kv: None, comm: Arc::new(Alone) }
+    }
+}
+
+impl LoadOptions {
+    /// What texts will keep their keys and values as. Error: the device does not have the type that was named.
+    pub fn kv_type(&self) -> Result<KvType> {
+        match (&self.device, self.kv) {
+            (Device::Cpu, kv) => Ok(kv.unwrap_or_default()),
+            (Device::Cuda(gpu), kv) => {
+                let of_gpu = KvType::from(gpu.activations);
+                if kv.is_none_or(|kv| kv == of_gpu) {
+                    return Ok(of_gpu);
+                }
+                let expected = format!(
+                    "{of_gpu}, the type of activations, which keys and values have on a GPU, or a model on the CPU"
+                );
+                Err(Error::invalid("keys and values", expected, kv.unwrap_or_default().name()))
+            }
+        }
     }
 }
 

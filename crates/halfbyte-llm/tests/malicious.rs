@@ -1,6 +1,6 @@
 //! Files that lie to a language model: each an error that says where and what.
 
-use halfbyte_llm::{Config, Result, Tokenizer};
+use halfbyte_llm::{Config, KvType, Result, Tokenizer};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ fn read_whole(folder: &Path) -> Result<()> {
         return Ok(());
     }
     let config = Config::from_folder(folder)?;
-    assert!(config.spec.kv_bytes_per_token(4) > 0);
+    assert!(config.spec.kv_bytes_per_token(KvType::F32) > 0);
     Ok(())
 }
 

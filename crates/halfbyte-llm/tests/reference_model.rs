@@ -3,7 +3,7 @@
 use halfbyte::Format;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
-use halfbyte_llm::{Error, Finish, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval};
+use halfbyte_llm::{Error, Finish, KvType, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -54,6 +54,10 @@ fn sizes_are_those_of_the_files() {
     let norms = 13 * 384;
     assert_eq!(model.weight_bytes(), 22_030_080 + 2 * norms);
     assert_eq!(model.kv_bytes_per_token(), 2 * 6 * 2 * 64 * 4);
+    for (kv, of_vector) in KvType::ALL.into_iter().zip([256, 128, 128, 68]) {
+        let (_, model, _) = load(LoadOptions { kv: Some(kv), ..LoadOptions::default() });
+        assert_eq!((model.kv_type(), model.kv_bytes_per_token()), (kv, 2 * 6 * 2 * of_vector));
+    }
     assert_eq!(tokenizer.vocab_size(), 4096);
     let (_, small, _) = load(quantized("w4a8-g128"));
     let of_blocks = 11_015_040 - 4096 * 384 - norms;
@@ -108,6 +112,30 @@ fn greedy_continuations_equal_the_reference() {
 fn perplexity_of_all_windows_equals_the_reference() {
     let found = perplexity(LoadOptions::default(), None);
     assert!((found - 5.2916).abs() < 0.002, "{found}");
+}
+
+/// What keys and values in fewer bytes cost, over all windows and over a few.
+const OF_KV: [(KvType, f64, f64); 3] =
+    [(KvType::F16, 1e-4, 5e-4), (KvType::Bf16, 2e-3, 4e-3), (KvType::Int8, 2e-3, 4e-3)];
+
+#[test]
+#[ignore = "minutes; run with: cargo test --release -p halfbyte-llm --test reference_model -- --ignored keys_and_values"]
+fn keys_and_values_in_fewer_bytes_cost_little_over_all_windows() {
+    let exact = perplexity(LoadOptions::default(), None);
+    for (kv, at_most, _) in OF_KV {
+        let found = perplexity(LoadOptions { kv: Some(kv), ..LoadOptions::default() }, None);
+        println!("{kv}: {found:.4}, in f32 {exact:.4}, {:+.3} %", (found / exact - 1.0) * 100.0);
+        assert!((found / exact - 1.0).abs() <= at_most, "{kv}: {found}, in f32 {exact}");
+    }
+}
+
+#[test]
+fn keys_and_values_in_fewer_bytes_cost_little_over_a_few_windows() {
+    let exact = perplexity(LoadOptions::default(), Some(3));
+    for (kv, _, at_most) in OF_KV {
+        let found = perplexity(LoadOptions { kv: Some(kv), ..LoadOptions::default() }, Some(3));
+        assert!(found != exact && (found / exact - 1.0).abs() <= at_most, "{kv}: {found}, in f32 {exact}");
+    }
 }
 
 /// The table of the model's README; its scales were not rounded.

@@ -190,3 +190,69 @@ impl Heads {
         Err(Error::invalid(op, expected, format!("{heads} heads, {kv_heads} key/value heads, head size {head_size}")))
     }
 }
+
+/// What a cache keeps keys and values as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// As they come.
+    #[default]
+    F32,
+    /// Rounded to halfs; magnitudes of 65520 and more become infinite.
+    F16,
+    /// Rounded to brain floats.
+    Bf16,
+    /// Symmetric codes of 8 bits with one scale in f32 for the key of a head at a position, and one for the value: `scale = max / 127`
+    /// of the magnitudes, `code = round_half_even(x · (127 / max))`, and what is read is `code · scale`, in f32. All is 0 where `max`
+    /// is below 2⁻¹⁰⁰, and NaN where an element is not finite.
+    Int8,
+}
+
+impl KvType {
+    /// All of them.
+    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8];
+
+    /// As command lines have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            KvType::F32 => "f32",
+            KvType::F16 => "f16",
+            KvType::Bf16 => "bf16",
+            KvType::Int8 => "int8",
+        }
+    }
+
+    /// Bytes of a head's key, or value, of so many elements.
+    pub fn bytes(self, head_size: usize) -> usize {
+        head_size.saturating_mul(self.element_bytes()).saturating_add(self.scale_bytes())
+    }
+
+    /// Bytes of an element, without scales.
+    pub(crate) fn element_bytes(self) -> usize {
+        match self {
+            KvType::F32 => 4,
+            KvType::F16 | KvType::Bf16 => 2,
+            KvType::Int8 => 1,
+        }
+    }
+
+    /// Bytes of the scale of a head's key, or value.
+    pub(crate) fn scale_bytes(self) -> usize {
+        if self == KvType::Int8 { size_of::<f32>() } else { 0 }
+    }
+}
+
+impl From<Float> for KvType {
+    fn from(float: Float) -> Self {
+        match float {
+            Float::F32 => KvType::F32,
+            Float::F16 => KvType::F16,
+            Float::BF16 => KvType::Bf16,
+        }
+    }
+}
+
+impl std::fmt::Display for KvType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -14,6 +14,9 @@ pub const PAGE_LENGTH: usize = 128;
 
 const OP: &str = "kv cache";
 
+#[cfg(test)]
+mod tests;
+
 /// The name of a sequence of positions in a cache. No two of a process are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sequence(u64);
@@ -53,6 +56,11 @@ impl Pages {
     /// Pages that no sequence has.
     pub fn free(&self) -> usize {
         self.budget - (self.owners.len() - self.free.len())
+    }
+
+    /// Numbers of pages stay below this when so many more are taken.
+    pub fn numbered(&self, more: usize) -> usize {
+        self.owners.len() + more.saturating_sub(self.free.len())
     }
 
     /// A new sequence, without pages.

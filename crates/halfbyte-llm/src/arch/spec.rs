@@ -3,7 +3,7 @@
 //!
 //! An architecture's file turns a `config.json` into a [`Spec`]; names are those of its tensors in Hugging Face's files.
 
-use halfbyte::kernel::{Activation, Heads};
+use halfbyte::kernel::{Activation, Heads, KvType};
 use std::sync::Arc;
 
 /// A model's shape, its recipe and the names of its tensors.
@@ -289,9 +289,9 @@ pub enum Fold {
 }
 
 impl Spec {
-    /// Bytes that keys and values of one token take over all layers, by the size of an element.
-    pub fn kv_bytes_per_token(&self, element_bytes: usize) -> usize {
-        2 * self.layers.len() * self.heads.kv_heads * self.heads.head_size * element_bytes
+    /// Bytes that keys and values of one token take over all layers.
+    pub fn kv_bytes_per_token(&self, kv: KvType) -> usize {
+        2 * self.layers.len() * self.heads.kv_heads * kv.bytes(self.heads.head_size)
     }
 
     /// The groups of linear layers of a layer, in the order in which data passes them: q, k and v; o; gate and up; down. Of experts

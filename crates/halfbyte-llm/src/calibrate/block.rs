@@ -6,7 +6,7 @@ use crate::decoder::{self, Layer, Mlp, Norm};
 use crate::device::cpu::{OnCpu, Projection, Run, State, Tap};
 use crate::error::{Error, Result};
 use crate::load::Loader;
-use halfbyte::cpu::attention::{KvCache, Sequence};
+use halfbyte::cpu::attention::{KvCache, KvType, Sequence};
 use halfbyte::cpu::{Cpu, nn};
 use std::ops::ControlFlow;
 
@@ -36,7 +36,7 @@ impl Block {
     pub fn load(spec: &Spec, loader: &mut Loader<'_>, i: usize) -> Result<Self> {
         groups(spec, i)?;
         let layer = decoder::layer(spec, i, loader, &mut OnCpu)?;
-        let mut cache = KvCache::new(1, spec.heads, spec.max_context)?;
+        let mut cache = KvCache::new(1, spec.heads, spec.max_context, KvType::F32)?;
         let sequence = cache.begin();
         Ok(Self { layer, state: State::new(spec.hidden, spec.heads, cache), sequence })
     }

@@ -2,7 +2,7 @@
 
 use super::{Attention, Decoder, Experts, FeedForward, InPlace, ModelDevice, Norm, Slot, Steps};
 use crate::error::Result;
-use halfbyte::kernel::Heads;
+use halfbyte::kernel::{Heads, KvType};
 use std::ops::ControlFlow;
 
 /// A step that ran between two marks.
@@ -61,17 +61,17 @@ pub(crate) trait Describe<D: ModelDevice>: Steps<D> {
 pub(crate) struct Sizes {
     pub hidden: usize,
     pub layers: usize,
-    /// Bytes of an element of keys and values.
-    pub cache_bytes: usize,
+    /// What keys and values are kept as.
+    pub kv: KvType,
     /// Bytes of an element of the embedding.
     pub embedding_bytes: usize,
 }
 
 impl Sizes {
     /// Of a decoder.
-    pub fn of<D: ModelDevice>(decoder: &Decoder<D>, cache_bytes: usize, embedding_bytes: usize) -> Self {
+    pub fn of<D: ModelDevice>(decoder: &Decoder<D>, kv: KvType, embedding_bytes: usize) -> Self {
         let (hidden, layers) = (decoder.hidden, decoder.layers.len());
-        Self { hidden, layers, cache_bytes, embedding_bytes }
+        Self { hidden, layers, kv, embedding_bytes }
     }
 }
 
@@ -203,7 +203,7 @@ where
         // Queries and keys are rotated where they lie; keys and values go to the cache.
         let rotated =
             if attention.rope.is_some() || attention.head_norms.is_some() { 2 * (heads + kv_heads) } else { kv_heads };
-        let of_row = head_size * ((rotated + kv_heads) * F32 + 2 * kv_heads * self.sizes.cache_bytes);
+        let of_row = head_size * (rotated + kv_heads) * F32 + 2 * kv_heads * self.sizes.kv.bytes(head_size);
         let cost = [self.rows * of_row, 0];
         self.timed("rope, append", &What::Append(attention), cost, |run| run.append(layer, attention))
     }
@@ -217,7 +217,7 @@ where
         let Heads { heads, kv_heads, head_size } = attention.heads;
         let [together, one_by_one] = self.positions(attention.window);
         let rows = self.rows * heads * head_size * (F32 + self.run.input_bytes(None, self.rows));
-        let bytes = rows + 2 * together * kv_heads * head_size * self.sizes.cache_bytes;
+        let bytes = rows + 2 * together * kv_heads * self.sizes.kv.bytes(head_size);
         let cost = [bytes, 4 * one_by_one * heads * head_size];
         self.timed("attention", &What::Attend(attention), cost, |run| run.attend(layer, attention))
     }

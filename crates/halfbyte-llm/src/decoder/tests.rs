@@ -11,7 +11,7 @@ use crate::device::cpu::{OnCpu, Run, State};
 use crate::load::{LoadOptions, Loader};
 use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::{KvCache, Sequence};
+use halfbyte::cpu::attention::{KvCache, KvType, Sequence};
 use halfbyte::kernel::{Activation, Heads};
 use halfbyte::quantize::Rtn;
 use halfbyte::{Format, WeightFormat};
@@ -173,7 +173,7 @@ fn logits(
     let cpu = Cpu::new(1)?;
     let mut loader = Loader::new(weights, options.clone())?;
     let decoder = Decoder::load(spec, &mut loader, &mut OnCpu, Shard::of(comm))?;
-    let mut cache = KvCache::new(spec.layers.len(), decoder.heads, 4096)?;
+    let mut cache = KvCache::new(spec.layers.len(), decoder.heads, 4096, KvType::F32)?;
     let sequences: Vec<Sequence> = (0..4).map(|_| cache.begin()).collect();
     let mut state = State::new(spec.hidden, decoder.heads, cache);
     let mut out = Vec::new();

@@ -6,6 +6,7 @@
 
 use super::Cpu;
 use super::isa::Isa;
+use half::{bf16, f16};
 
 /// The operations of one instruction set. A value of such a type is the proof that the processor has the set.
 pub(crate) trait Simd: Copy {
@@ -41,6 +42,13 @@ pub(crate) trait Simd: Copy {
         // SAFETY: the length was checked just now.
         unsafe { self.load_ptr(x.as_ptr()) }
     }
+
+    /// As [`Simd::load`], of halfs.
+    fn load_f16(self, x: &[f16]) -> Self::V;
+    /// As [`Simd::load`], of brain floats.
+    fn load_bf16(self, x: &[bf16]) -> Self::V;
+    /// As [`Simd::load`], of bytes.
+    fn load_i8(self, x: &[i8]) -> Self::V;
 
     /// Writes the first elements of a slice. Panics if it is shorter than a vector.
     #[inline(always)]
@@ -191,11 +199,24 @@ impl Simd for Plain {
     fn shift_to_exponent(self, x: [f32; 4]) -> [f32; 4] {
         std::array::from_fn(|i| f32::from_bits(x[i].to_bits() << 23))
     }
+    #[inline(always)]
+    fn load_f16(self, x: &[f16]) -> [f32; 4] {
+        std::array::from_fn(|i| x[i].to_f32())
+    }
+    #[inline(always)]
+    fn load_bf16(self, x: &[bf16]) -> [f32; 4] {
+        std::array::from_fn(|i| x[i].to_f32())
+    }
+    #[inline(always)]
+    fn load_i8(self, x: &[i8]) -> [f32; 4] {
+        std::array::from_fn(|i| f32::from(x[i]))
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Simd;
+    use half::{bf16, f16};
     use std::arch::x86_64::*;
 
     /// AVX2 and FMA: eight elements.
@@ -211,6 +232,18 @@ mod x86 {
             #[inline(always)]
             fn $name(self, $($arg: $type),*) -> $ret {
                 // SAFETY: register operations only; `self` exists, so the processor has the instruction set.
+                unsafe { $body }
+            }
+        )* };
+    }
+
+    /// Loads of elements that are no f32.
+    macro_rules! loads {
+        ($($name:ident($x:ident: &[$type:ty]) -> $ret:ty { $body:expr })*) => { $(
+            #[inline(always)]
+            fn $name(self, $x: &[$type]) -> $ret {
+                let $x = $x[..Self::LANES].as_ptr();
+                // SAFETY: a vector of elements is read, as checked above; `self` exists, so the processor has the instruction set.
                 unsafe { $body }
             }
         )* };
@@ -247,6 +280,13 @@ mod x86 {
             sum(v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
             greatest(v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
         }
+        loads! {
+            load_f16(x: &[f16]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(x.cast())) }
+            load_bf16(x: &[bf16]) -> __m512 {
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x.cast()))))
+            }
+            load_i8(x: &[i8]) -> __m512 { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.cast()))) }
+        }
     }
 
     impl Simd for Avx2 {
@@ -277,6 +317,13 @@ mod x86 {
             shift_to_exponent(x: __m256) -> __m256 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(x)))
             }
+        }
+        loads! {
+            load_f16(x: &[f16]) -> __m256 { _mm256_cvtph_ps(_mm_loadu_si128(x.cast())) }
+            load_bf16(x: &[bf16]) -> __m256 {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.cast()))))
+            }
+            load_i8(x: &[i8]) -> __m256 { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.cast()))) }
         }
     }
 }
@@ -321,6 +368,9 @@ pub(crate) mod tests {
             let b: Vec<f32> = (0..n).map(|i| if i == 1 { f32::NAN } else { 1.0 }).collect();
             let (a, b, two) = (s.load(&a), s.load(&b), s.splat(2.0));
             let mut results = vec![s.sum(a), s.greatest(a)];
+            let halfs: Vec<f16> = (0..n).map(|i| f16::from_f32(i as f32 * -0.5)).collect();
+            let brains: Vec<bf16> = (0..n).map(|i| bf16::from_f32(i as f32 * -256.0)).collect();
+            let bytes: Vec<i8> = (0..n).map(|i| [127, -128, -1, 42][i % 4]).collect();
             let shifted = s.shift_to_exponent(s.splat(f32::from_bits(130)));
             for v in [
                 s.add(a, two),
@@ -333,6 +383,9 @@ pub(crate) mod tests {
                 s.if_less(a, b, two, a),
                 s.load_part(&[5.0, 6.0], 7.0),
                 shifted,
+                s.load_f16(&halfs),
+                s.load_bf16(&brains),
+                s.load_i8(&bytes),
             ] {
                 results.extend(&s.to_array(v)[..4]);
             }
@@ -355,7 +408,8 @@ pub(crate) mod tests {
             let expected = [
                 0.0, 1.0, 2.0, 3.0,  -4.0, -3.0, -2.0, -1.0,  -4.0, -2.0, 0.0, 2.0,  -1.0, -0.5, 0.0, 0.5,
                 -2.0, 0.0, 2.0, 4.0,  1.0, nan, 1.0, 1.0,  1.0, -1.0, 1.0, 1.0,  2.0, -1.0, 2.0, 1.0,
-                5.0, 6.0, 7.0, 7.0,  8.0, 8.0, 8.0, 8.0,  -2.0, -1.0, 9.0,
+                5.0, 6.0, 7.0, 7.0,  8.0, 8.0, 8.0, 8.0,  -0.0, -0.5, -1.0, -1.5,
+                -0.0, -256.0, -512.0, -768.0,  127.0, -128.0, -1.0, 42.0,  -2.0, -1.0, 9.0,
             ];
             assert_eq!(format!("{:?}", &got[2..]), format!("{expected:?}"), "{isa:?}");
         }

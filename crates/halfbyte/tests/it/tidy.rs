@@ -9,10 +9,11 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("conv", &["error", "format"]),
     ("format", &["conv", "error", "quantize", "tensor"]),
     ("kernel", &["error", "format", "tensor"]),
+    ("kv_pages", &["error"]),
     ("quantize", &["conv", "error", "format", "tensor"]),
     ("layout", &["error", "format", "tensor"]),
-    ("cpu", &["conv", "error", "format", "kernel", "layout", "quantize", "tensor"]),
-    ("cuda", &["conv", "error", "format", "kernel", "layout", "tensor"]),
+    ("cpu", &["conv", "error", "format", "kernel", "kv_pages", "layout", "quantize", "tensor"]),
+    ("cuda", &["conv", "error", "format", "kernel", "kv_pages", "layout", "tensor"]),
     ("ops", &["conv", "cpu", "cuda", "error", "format", "kernel", "layout", "tensor"]),
 ];
 

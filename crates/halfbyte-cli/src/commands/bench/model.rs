@@ -88,6 +88,7 @@ struct Report {
     isa: &'static str,
     parameters: u64,
     weight_bytes: usize,
+    kv_type: &'static str,
     kv_bytes_per_token: usize,
     peak_resident_bytes: Option<u64>,
     /// What weights, keys and values and all else take on a GPU.
@@ -183,6 +184,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         isa: cpu.caps().isa.name(),
         parameters: model.parameters(),
         weight_bytes: model.weight_bytes(),
+        kv_type: model.kv_type().name(),
         kv_bytes_per_token: model.kv_bytes_per_token(),
         peak_resident_bytes,
         device_memory_bytes: taken.filter(|_| on_gpu),
@@ -222,11 +224,11 @@ fn random(args: &Args, app: &App, path: &Path, work: Work) -> Result<Model> {
     };
     let (options, format) = args.load.of_random(app, args.format)?;
     let weights = RandomWeights { format: format.map(|f| f.weight), head: (args.head < 16).then_some(head) };
-    let (element, available) = match &options.device {
-        Device::Cpu => (Float::F32, machine::memory_available()),
-        Device::Cuda(gpu) => (gpu.activations, Some(gpu.gpu.context().memory()?[0] as u64)),
+    let available = match &options.device {
+        Device::Cpu => machine::memory_available(),
+        Device::Cuda(gpu) => Some(gpu.gpu.context().memory()?[0] as u64),
     };
-    let cache = (config.spec.kv_bytes_per_token(element.size_bytes()) as u64).saturating_mul(work.context() as u64);
+    let cache = (config.spec.kv_bytes_per_token(options.kv_type()?) as u64).saturating_mul(work.context() as u64);
     let needed = weights.bytes(&config.spec).saturating_add(cache);
     if let Some(available) = available.filter(|&available| needed > available) {
         return Err(Failure::memory(
@@ -317,9 +319,10 @@ fn human(report: &Report) -> String {
     let peak = report.peak_resident_bytes.map_or_else(|| "unknown".to_owned(), bytes);
     let device = report.device_memory_bytes.map(|taken| format!(", {} of device memory", bytes(taken)));
     out += &format!(
-        "weights {}, keys and values {} a token{}, peak resident memory {peak}\n",
+        "weights {}, keys and values {} a token in {}{}, peak resident memory {peak}\n",
         bytes(report.weight_bytes as u64),
         bytes(report.kv_bytes_per_token as u64),
+        report.kv_type,
         device.unwrap_or_default()
     );
     out + &report.profile.as_ref().map_or_else(String::new, Profiles::human)

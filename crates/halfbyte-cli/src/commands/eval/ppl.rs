@@ -37,6 +37,7 @@ struct Perplexity {
     tokens_per_second: f64,
     format: String,
     device: String,
+    kv_type: &'static str,
     weight_bytes: usize,
 }
 
@@ -64,6 +65,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         tokens_per_second: found.tokens_per_second(),
         format: args.load.name(&args.model)?,
         device: model.device().to_string(),
+        kv_type: model.kv_type().name(),
         weight_bytes: model.weight_bytes(),
     };
     app.result(&result, |r| {

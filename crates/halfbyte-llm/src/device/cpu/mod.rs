@@ -21,8 +21,9 @@ use crate::explain::{self, PlanOfRows, Product};
 use crate::load::{Embedding, Loader};
 use crate::random::RandomFloats;
 use halfbyte::cpu::Cpu;
+use halfbyte::cpu::attention::KvCache;
 use halfbyte::cpu::nn::Rope;
-use halfbyte::kernel::Problem;
+use halfbyte::kernel::{KvType, Problem};
 use halfbyte::{Act, Float};
 use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight};
 use std::borrow::Cow;
@@ -89,6 +90,8 @@ impl LoadDevice for OnCpu {
 pub(crate) struct CpuModel {
     pub decoder: Decoder<OnCpu>,
     pub comm: Arc<dyn Comm>,
+    /// What texts keep their keys and values as.
+    pub kv: KvType,
 }
 
 impl Resident for CpuModel {
@@ -128,6 +131,6 @@ impl Resident for CpuModel {
 
     fn kv_bytes_per_token(&self) -> usize {
         let Decoder { layers, heads, .. } = &self.decoder;
-        2 * layers.len() * heads.kv_heads * heads.head_size * size_of::<f32>()
+        KvCache::bytes_per_position(layers.len(), *heads, self.kv).unwrap_or(usize::MAX)
     }
 }

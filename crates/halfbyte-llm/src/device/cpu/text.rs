@@ -27,7 +27,7 @@ pub(super) struct CpuText<'m> {
 impl<'m> CpuText<'m> {
     pub(super) fn new(model: &'m CpuModel, cpu: &'m Cpu, context: usize) -> Result<Self> {
         let decoder = &model.decoder;
-        let mut cache = KvCache::new(decoder.layers.len(), decoder.heads, context)?;
+        let mut cache = KvCache::new(decoder.layers.len(), decoder.heads, context, model.kv)?;
         let sequence = cache.begin();
         let state = State::new(decoder.hidden, decoder.heads, cache);
         Ok(Self { model, cpu, state, sequence, context, len: 0, logits: Vec::new() })
@@ -45,7 +45,7 @@ impl<'m> CpuText<'m> {
     }
 
     fn compute(&self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
-        let CpuModel { decoder, comm } = self.model;
+        let CpuModel { decoder, comm, .. } = self.model;
         decoder.vocabulary.logits(self.cpu, comm.as_ref(), self.state.normed(&rows), rows.len(), out)
     }
 }
@@ -68,7 +68,7 @@ impl Text for CpuText<'_> {
     fn read(&mut self, batch: Batch<'_>) -> Result<()> {
         self.logits.clear();
         self.state.begin(&[(self.sequence, batch.tokens)]);
-        let CpuModel { decoder, comm } = self.model;
+        let CpuModel { decoder, comm, .. } = self.model;
         let mut run = Run { cpu: self.cpu, comm: comm.as_ref(), state: &mut self.state, tap: None };
         decoder.forward(&mut run, batch.all_rows)?;
         self.len += batch.tokens.len();

@@ -24,7 +24,7 @@ pub(super) struct CpuTexts<'m> {
 impl<'m> CpuTexts<'m> {
     pub(super) fn new(model: &'m CpuModel, cpu: &'m Cpu, positions: usize) -> Result<Self> {
         let decoder = &model.decoder;
-        let cache = KvCache::new(decoder.layers.len(), decoder.heads, positions)?;
+        let cache = KvCache::new(decoder.layers.len(), decoder.heads, positions, model.kv)?;
         let state = State::new(decoder.hidden, decoder.heads, cache);
         Ok(Self { model, cpu, state, sequences: BTreeMap::new(), begun: 0, wanted: 0, logits: Vec::new() })
     }
@@ -90,7 +90,7 @@ impl Texts for CpuTexts<'_> {
         let texts = rows.iter().map(|rows| Ok((self.sequence(rows.text)?, rows.tokens)));
         let texts = texts.collect::<Result<Vec<_>>>()?;
         self.state.begin(&texts);
-        let CpuModel { decoder, comm } = self.model;
+        let CpuModel { decoder, comm, .. } = self.model;
         let mut run = Run { cpu: self.cpu, comm: comm.as_ref(), state: &mut self.state, tap: None };
         decoder.forward(&mut run, false)?;
         self.wanted = wanted;
@@ -98,7 +98,7 @@ impl Texts for CpuTexts<'_> {
     }
 
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        let (CpuModel { decoder, comm }, wanted) = (self.model, self.wanted);
+        let (CpuModel { decoder, comm, .. }, wanted) = (self.model, self.wanted);
         out.resize(wanted * decoder.vocab, 0.0);
         if wanted == 0 {
             return Ok(());

@@ -1,3 +1,4 @@
+mod kv_types;
 mod pages;
 
 use super::*;
@@ -17,7 +18,12 @@ const ALL: Sight<'static> = Sight { window: None, alibi: None, cap: None, sinks:
 
 /// Attends to all of `qkv`, which comes in chunks of the given numbers of rows.
 fn attend(cpu: &Cpu, qkv: &[f32], heads: Heads, sight: Sight<'_>, chunks: &[usize]) -> Vec<f32> {
-    let mut cache = KvCache::new(2, heads, chunks.iter().sum()).unwrap();
+    attend_with(cpu, qkv, heads, sight, chunks, KvType::F32)
+}
+
+/// The same with a cache of this type.
+fn attend_with(cpu: &Cpu, qkv: &[f32], heads: Heads, sight: Sight<'_>, chunks: &[usize], kv: KvType) -> Vec<f32> {
+    let mut cache = KvCache::new(2, heads, chunks.iter().sum(), kv).unwrap();
     let (sequence, Sight { window, alibi, cap, sinks }) = (cache.begin(), sight);
     let (row, out_row) = (heads.row(), heads.heads * heads.head_size);
     let mut out = vec![7.0; qkv.len() / row * out_row];
@@ -211,8 +217,8 @@ fn infinite_scores_give_nan() {
 fn what_does_not_fit_is_refused() {
     let cpu = Cpu::new(1).unwrap();
     let heads = Heads { heads: 2, kv_heads: 1, head_size: 4 };
-    let mut cache = KvCache::new(2, heads, 10).unwrap();
-    let (mut other, qkv) = (KvCache::new(2, heads, 10).unwrap(), [0.0; 32]);
+    let mut cache = KvCache::new(2, heads, 10, KvType::F32).unwrap();
+    let (mut other, qkv) = (KvCache::new(2, heads, 10, KvType::F32).unwrap(), [0.0; 32]);
     let (sequence, ended, foreign) = (cache.begin(), cache.begin(), other.begin());
     cache.end(ended).unwrap();
     cache.append(&cpu, sequence, 0, 0, &qkv).unwrap();
@@ -261,9 +267,9 @@ fn what_does_not_fit_is_refused() {
         cache.truncate(foreign, 0),
         cache.end(ended),
         cache.end(foreign),
-        KvCache::new(1, Heads { head_size: usize::MAX / 1024, ..heads }, 10).map(|_| ()),
-        KvCache::new(usize::MAX, heads, 10).map(|_| ()),
-        KvCache::new(1 << 50, Heads { heads: 1, kv_heads: 1, head_size: 1 }, 10).map(|_| ()),
+        KvCache::new(1, Heads { head_size: usize::MAX / 1024, ..heads }, 10, KvType::F32).map(|_| ()),
+        KvCache::new(usize::MAX, heads, 10, KvType::F32).map(|_| ()),
+        KvCache::new(1 << 50, Heads { heads: 1, kv_heads: 1, head_size: 1 }, 10, KvType::F32).map(|_| ()),
     ]);
     for (i, result) in results.into_iter().enumerate() {
         let text = result.expect_err(&format!("case {i}")).to_string();

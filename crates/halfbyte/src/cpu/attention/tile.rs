@@ -1,7 +1,7 @@
 //! Attention of a few rows of queries to the keys and values of one head.
 
 use super::Attention;
-use super::cache::{Cached, Line, PAGE_LENGTH, PANEL, padded};
+use super::cache::{Cached, Line, PAGE_LENGTH, PANEL, floats, padded};
 use super::product::{Factor, product};
 use super::scores::{add_alibi, cap_scores, mask_and_find_greatest, scores_to_weights, share};
 use crate::cpu::disjoint::DisjointMut;
@@ -82,6 +82,8 @@ pub(super) struct Scratch {
     weights: Vec<Line>,
     /// Sums of weighted values, `[tile height][padded head size]`.
     sums: Vec<Line>,
+    /// A page of keys and values as f32, where they are not kept so.
+    page: Vec<Line>,
 }
 
 thread_local! {
@@ -97,15 +99,6 @@ pub(super) fn with_scratch(then: impl FnOnce(&mut Scratch)) {
 /// Calls `then` with `len` floats that this thread keeps.
 pub(super) fn with_part_buffer(len: usize, then: impl FnOnce(&mut [f32])) {
     PARTS.with_borrow_mut(|buffer| then(floats(buffer, len)));
-}
-
-/// The first `len` floats of a buffer, which grows to hold them.
-fn floats(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
-    let lines = len.div_ceil(16);
-    if buffer.len() < lines {
-        buffer.resize(lines, bytemuck::Zeroable::zeroed());
-    }
-    &mut bytemuck::cast_slice_mut(buffer)[..len]
 }
 
 /// Attends to the positions in `pages`; leaves the sums of weighted values in `scratch`.
@@ -243,7 +236,7 @@ fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, pages: Range<usize>, s
         if page.is_empty() {
             continue;
         }
-        let (keys, values) = tile.cached.page(tile.kv_head, index);
+        let (keys, values) = tile.cached.page(s, (tile.kv_head, index), &page, &mut scratch.page);
         let columns = page.start / S::LANES..page.end.div_ceil(S::LANES);
         scores::<S, R>(s, queries, keys, columns, weights);
         if let Some(cap) = tile.what.cap {

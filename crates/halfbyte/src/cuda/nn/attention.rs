@@ -9,6 +9,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::Heads;
+pub use crate::kv_pages::PAGE_LENGTH;
 use crate::tensor::Float;
 
 static SOURCE: Source =
@@ -31,9 +32,6 @@ pub const FEW_QUERIES: usize = 16;
 
 /// Positions of a part, where the positions of a single row of one text are divided.
 pub const PART_LENGTH: usize = 128;
-
-/// Positions of a page, where texts have pages.
-pub const PAGE_LENGTH: usize = 128;
 
 const OP: &str = "attention";
 

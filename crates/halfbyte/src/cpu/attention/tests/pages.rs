@@ -9,7 +9,7 @@ fn a_truncated_cache_is_as_good_as_new() {
     let row = heads.row();
     on_every_cpu(
         |cpu| {
-            let mut cache = KvCache::new(1, heads, 400).unwrap();
+            let mut cache = KvCache::new(1, heads, 400, KvType::F32).unwrap();
             let sequence = cache.begin();
             assert_eq!((cache.len(sequence), cache.bytes(), cache.capacity(), cache.free()), (0, 0, 512, 512));
             cache.append(cpu, sequence, 0, 0, &qkv[..90 * row]).unwrap();
@@ -91,7 +91,8 @@ fn append(cpu: &Cpu, cache: &mut KvCache, text: (Sequence, &[f32]), first: usize
 
 #[test]
 fn sequences_that_share_a_cache_have_the_bits_of_each_alone() {
-    for seed in 0..6 {
+    for seed in 0..9_u64 {
+        let kv = KvType::ALL[seed.saturating_sub(5) as usize];
         on_every_cpu(
             |cpu| {
                 let mut state = seed * 977 + 1;
@@ -99,7 +100,7 @@ fn sequences_that_share_a_cache_have_the_bits_of_each_alone() {
                     state = u64::wrapping_mul(state, 6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     (state >> 33) as usize % n
                 };
-                let mut cache = KvCache::new(LAYERS, HEADS, (PAGES - 1) * PAGE_LENGTH + 1).unwrap();
+                let mut cache = KvCache::new(LAYERS, HEADS, (PAGES - 1) * PAGE_LENGTH + 1, kv).unwrap();
                 let (mut texts, mut outputs, mut refused) = (Vec::<Text>::new(), Vec::new(), 0);
                 for step in 0..120 {
                     let at = below(texts.len().max(1));
@@ -127,7 +128,7 @@ fn sequences_that_share_a_cache_have_the_bits_of_each_alone() {
                                 }
                                 Err(other) => panic!("{other}"),
                             }
-                            let mut alone = KvCache::new(LAYERS, HEADS, before + m).unwrap();
+                            let mut alone = KvCache::new(LAYERS, HEADS, before + m, kv).unwrap();
                             let only = alone.begin();
                             append(cpu, &mut alone, (only, &text.rows), 0).unwrap();
                             for layer in 0..LAYERS {
@@ -156,7 +157,7 @@ fn sequences_that_share_a_cache_have_the_bits_of_each_alone() {
 #[test]
 fn a_full_cache_refuses_and_stays_as_it_is() {
     let (cpu, row) = (Cpu::new(1).unwrap(), HEADS.row());
-    let mut cache = KvCache::new(1, HEADS, 2 * PAGE_LENGTH).unwrap();
+    let mut cache = KvCache::new(1, HEADS, 2 * PAGE_LENGTH, KvType::F32).unwrap();
     let (a, b) = (cache.begin(), cache.begin());
     cache.append(&cpu, a, 0, 0, &vec![0.5; row]).unwrap();
     cache.append(&cpu, b, 0, 0, &vec![0.5; 128 * row]).unwrap();
@@ -175,8 +176,12 @@ fn a_full_cache_refuses_and_stays_as_it_is() {
 
 #[test]
 fn pages_that_are_shared_are_copied_by_who_writes() {
+    KvType::ALL.into_iter().for_each(shared_pages_are_copied);
+}
+
+fn shared_pages_are_copied(kv: KvType) {
     let cpu = Cpu::new(1).unwrap();
-    let mut cache = KvCache::new(LAYERS, HEADS, PAGES * PAGE_LENGTH).unwrap();
+    let mut cache = KvCache::new(LAYERS, HEADS, PAGES * PAGE_LENGTH, kv).unwrap();
     let row = HEADS.row();
     let mut a = noise(1, 300 * row);
     let first = cache.begin();
@@ -186,7 +191,7 @@ fn pages_that_are_shared_are_copied_by_who_writes() {
     assert_eq!((taken(&cache), cache.len(second), cache.len(third)), (3, 300, 200));
     assert!(cache.share(first, 301).is_err());
     let check = |cache: &KvCache, sequence: Sequence, rows: &[f32]| {
-        let mut alone = KvCache::new(LAYERS, HEADS, rows.len() / row).unwrap();
+        let mut alone = KvCache::new(LAYERS, HEADS, rows.len() / row, kv).unwrap();
         let only = alone.begin();
         append(&cpu, &mut alone, (only, rows), 0).unwrap();
         for layer in 0..LAYERS {
