@@ -148,7 +148,7 @@ impl<'m> Scheduler<'m> {
     pub fn new(model: &'m Model, cpu: &'m Cpu, options: Options) -> Result<(Self, Queue)> {
         let Config { spec, .. } = model.config();
         let texts = || model.begin_many(cpu, options.positions);
-        Self::over(texts, spec.vocab, spec.max_context, options)
+        Self::over(texts, spec.vocab, spec.short_context(), options)
     }
 
     /// The same over any texts with these bounds, which are begun once the options are found to be good.
