@@ -50,6 +50,52 @@ CONVERSATIONS = [
     turns("a") + [{"role": "tool", "content": "{\"x\": 1}\n"}],
     [{"role": "assistant", "content": "I begin."}, {"role": "user", "content": "Do not."}],
 ]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Tells the weather of a \"place\"",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "place": {"type": "string", "enum": ["Zürich", "東京"]},
+                "days": {"type": "integer", "default": 3, "minimum": -1},
+                "detail": {"type": "number", "default": 0.5},
+            },
+            "required": ["place"],
+            "additionalProperties": False,
+        },
+        "return": None,
+    },
+}
+CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}}
+
+
+def call(name, arguments, number="abcdef123"):
+    return {"type": "function", "id": number, "function": {"name": name, "arguments": arguments}}
+
+
+ASKED = turns("What is the weather in Zürich?", system="Use tools.")
+CALLED = ASKED + [
+    {"role": "assistant", "content": "", "tool_calls": [call("get_weather", {"place": "Zürich", "days": 2, "detail": 1.0})]},
+    {"role": "tool", "tool_call_id": "abcdef123", "name": "get_weather", "content": "{\"rain\": true}"},
+]
+TWICE = turns("Both?") + [
+    {"role": "assistant", "content": None, "tool_calls": [call("clock", {}), call("get_weather", {"place": "東京"}, "xyz")]},
+    {"role": "tool", "content": "12:00"},
+    {"role": "tool", "content": "dry"},
+    {"role": "assistant", "content": "Noon, and dry."},
+    {"role": "user", "content": "Thanks."},
+]
+DOCUMENTS = [{"title": "A", "text": "One.", "year": 1999, "tags": ["x", None]}, {"text": "Two."}]
+# Conversations with what templates are told besides: tools, documents.
+TOLD = [
+    (ASKED, [WEATHER], None),
+    (CALLED, [CLOCK, WEATHER], None),
+    (CALLED, None, DOCUMENTS),
+    (TWICE, [WEATHER], None),
+    (turns("Hello"), [], []),
+]
 TOKENS = [{"bos_token": "<s>", "eos_token": "</s>"}, {"bos_token": "<bos>"}]
 
 
@@ -63,12 +109,16 @@ def main(folder):
     for path in sorted(folder.glob("*.jinja")):
         template = environment.from_string(path.read_text(encoding="utf-8"))
         for tokens in TOKENS:
-            for messages in CONVERSATIONS:
+            of_all = [(messages, None, None) for messages in CONVERSATIONS]
+            told = TOLD if path.stem.startswith(("tools", "documents")) else []
+            for messages, tools, documents in of_all + told:
                 for answer in (False, True):
                     case = {"template": path.name, "tokens": tokens, "messages": messages, "answer": answer}
+                    given = {"tools": tools, "documents": documents}
+                    case |= {name: value for name, value in given.items() if value is not None}
                     try:
                         case["text"] = template.render(
-                            messages=messages, tools=None, documents=None, add_generation_prompt=answer, **tokens
+                            messages=messages, add_generation_prompt=answer, **given, **tokens
                         )
                     except TemplateError as error:
                         case["error"] = str(error)

@@ -3,7 +3,10 @@
 //! A template is a program in the Jinja language that comes with a model. It computes within bounds: of instructions and memory
 //! (fuel), of recursion, and of the text that it writes.
 
+mod conversation;
 mod template;
+
+pub use conversation::{Conversation, Message};
 
 use crate::error::{Error, Result};
 use crate::tokenizer::Tokenizer;
@@ -15,22 +18,6 @@ use std::path::{Path, PathBuf};
 
 /// Fields of a `tokenizer_config.json`; those in the field have some dozens.
 const MOST_FIELDS: usize = 1 << 12;
-
-/// One turn of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
-    /// Whose it is: "system", "user", "assistant", or another that the template knows.
-    pub role: String,
-    /// What it says.
-    pub content: String,
-}
-
-impl Message {
-    /// A turn.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into() }
-    }
-}
 
 /// Tokens that templates write by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -79,24 +66,30 @@ impl ChatTemplate {
         &self.tokens
     }
 
+    /// [`ChatTemplate::render`] of messages without tools and documents.
+    pub fn render_messages(&self, messages: &[Message], answer: bool) -> Result<String> {
+        self.render(&Conversation { messages: messages.to_vec(), ..Conversation::default() }, answer)
+    }
+
     /// The text of a conversation, with what begins an answer after it if that is asked for. It holds the token that begins a text
     /// where the model wants one: nothing is to be put before it.
     ///
     /// Errors: what the template refuses (`raise_exception`), a template that is wrong, or one that passes its bounds.
-    pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
+    pub fn render(&self, conversation: &Conversation, answer: bool) -> Result<String> {
         let refuse = |e: minijinja::Error| refused(&self.path, &e);
         let SpecialTokens { bos, eos } = &self.tokens;
-        let turns: Vec<Value> = messages.iter().map(|Message { role, content }| context! { role, content }).collect();
+        let Conversation { messages, tools, documents } = conversation;
+        let turns: Vec<Value> = messages.iter().map(|message| template::object(message.fields())).collect();
         let all = context! {
             messages => turns,
-            tools => Value::from(()),
-            documents => Value::from(()),
+            tools => tools.as_ref().map_or_else(|| Value::from(()), template::value),
+            documents => documents.as_ref().map_or_else(|| Value::from(()), template::value),
             add_generation_prompt => answer,
         };
         // Without such a token the name means nothing, as in transformers: it is not none.
         let begin = bos.as_ref().map_or_else(|| context! {}, |bos| context! { bos_token => bos });
         let end = eos.as_ref().map_or_else(|| context! {}, |eos| context! { eos_token => eos });
-        template::render(&self.environment, messages, context! { ..begin, ..end, ..all }).map_err(refuse)
+        template::render(&self.environment, conversation, context! { ..begin, ..end, ..all }).map_err(refuse)
     }
 }
 

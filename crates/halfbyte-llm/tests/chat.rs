@@ -1,7 +1,7 @@
 //! Chat templates: what Python's jinja2 makes of them, and templates that lie.
 
 use halfbyte_checkpoint::Weights;
-use halfbyte_llm::chat::{ChatTemplate, Message, SpecialTokens};
+use halfbyte_llm::chat::{ChatTemplate, Conversation, Message, SpecialTokens};
 use halfbyte_llm::{Config, Error, Tokenizer};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ fn template(source: &str) -> halfbyte_llm::Result<ChatTemplate> {
 
 fn says(source: &str) -> String {
     let messages = [Message::new("user", "x".repeat(1000)), Message::new("assistant", "y")];
-    match template(source).and_then(|template| template.render(&messages, true)) {
+    match template(source).and_then(|template| template.render_messages(&messages, true)) {
         Err(Error::Chat { what, .. }) => what,
         other => panic!("{source}: {:?}", other.map(|text| text.len())),
     }
@@ -33,10 +33,12 @@ fn templates_write_what_jinja2_writes() {
         let source = std::fs::read_to_string(folder().join(&name)).unwrap();
         let template = ChatTemplate::parse(source, tokens, Path::new(&name)).unwrap();
         let messages = case["messages"].as_array().unwrap().iter();
-        let messages: Vec<Message> = messages
-            .map(|message| Message::new(text(&message["role"]).unwrap(), text(&message["content"]).unwrap()))
-            .collect();
-        let got = template.render(&messages, case["answer"].as_bool().unwrap());
+        let conversation = Conversation {
+            messages: messages.map(|message| Message::from_json(message.clone()).unwrap()).collect(),
+            tools: case.get("tools").cloned(),
+            documents: case.get("documents").cloned(),
+        };
+        let got = template.render(&conversation, case["answer"].as_bool().unwrap());
         match text(&case["text"]) {
             Some(expected) => {
                 assert_eq!(got.unwrap(), expected, "{case}");
@@ -51,7 +53,7 @@ fn templates_write_what_jinja2_writes() {
             }
         }
     }
-    assert!(written > 100 && refused > 10, "{written} written, {refused} refused");
+    assert!(written > 250 && refused > 10, "{written} written, {refused} refused");
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn what_is_wrong_with_a_template_is_told_with_its_line() {
     assert!(says("{{ nothing.at.all }}").contains("undefined"));
     assert!(says("{{ messages | grand }}").contains("grand"));
     assert!(says("{{ strftime_now('%Q%') }}").contains("line 1"));
-    let year = template("{{ strftime_now('%Y') }}").unwrap().render(&[], false).unwrap();
+    let year = template("{{ strftime_now('%Y') }}").unwrap().render_messages(&[], false).unwrap();
     assert!(year.len() == 4 && year.parse::<u32>().unwrap() >= 2024, "{year}");
 }
 
@@ -112,7 +114,7 @@ fn a_folder_names_its_template_and_tokens() {
         let weights = Weights::open(here.path()).unwrap();
         ChatTemplate::from_weights(&weights, &config, &tokenizer)
     };
-    let text = |template: ChatTemplate| template.render(&[Message::new("user", "u")], false).unwrap();
+    let text = |template: ChatTemplate| template.render_messages(&[Message::new("user", "u")], false).unwrap();
     assert!(read(None).unwrap().is_none());
     let source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}";
     let with = |fields: Value| fields.to_string();
@@ -128,4 +130,48 @@ fn a_folder_names_its_template_and_tokens() {
     assert!(read(Some(("tokenizer_config.json", &bad))).unwrap_err().to_string().contains("eos_token"));
     std::fs::write(here.path().join("tokenizer_config.json"), "{\"bos_token\": \"<c>\"}").unwrap();
     assert_eq!(text(read(Some(("chat_template.jinja", source))).unwrap().unwrap()), format!("<c>u{end}"));
+}
+
+#[test]
+fn conversations_are_read_from_json() {
+    let here = tempfile::tempdir().unwrap();
+    let path = here.path().join("conversation.json");
+    let read = |text: &str| {
+        std::fs::write(&path, text).unwrap();
+        Conversation::from_file(&path)
+    };
+    let said = r#"[{"role": "user", "content": "u"}, {"role": "assistant", "content": null, "tool_calls": [
+        {"function": {"name": "f", "arguments": "{\"b\": 1, \"a\": [2.5]}"}}, {"function": {"name": "g", "arguments": "b c"}}]}]"#;
+    let list = read(said).unwrap();
+    let source = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %} {{ c.function.arguments | tojson }}{% endfor %};\
+        {% endfor %}{{ tools | tojson }}{{ documents | tojson }}";
+    let template = self::template(source).unwrap();
+    // Arguments that are JSON in a text are the object, in its order; others stay a text.
+    let expected = r#"user;assistant {"b": 1, "a": [2.5]} "b c";"#;
+    assert_eq!(template.render(&list, false).unwrap(), format!("{expected}nullnull"));
+    let whole =
+        read(&format!(r#"{{"tools": [{{"x": 1}}], "documents": null, "messages": {said}, "model": "m"}}"#)).unwrap();
+    assert_eq!(whole.messages, list.messages);
+    assert_eq!(template.render(&whole, false).unwrap(), format!("{expected}[{{\"x\": 1}}]null"));
+    for (text, field) in [
+        ("[", "(the whole)"),
+        (r#"{"messages": {}}"#, "messages"),
+        ("7", "messages"),
+        (r#"[{"role": "user"}, {"content": "x"}]"#, "messages[1]"),
+        (r#"[{"role": 5}]"#, "messages[0]"),
+        (r#"[["role"]]"#, "messages[0]"),
+        (r#"{"messages": [], "tools": [1]}"#, "tools"),
+        (r#"{"messages": [], "documents": {}}"#, "documents"),
+        (r#"[{"role": "user", "role": "system"}]"#, "(the whole)"),
+    ] {
+        match read(text) {
+            Err(Error::Config { field: got, .. }) => assert_eq!(got, field, "{text}"),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    // What is told besides counts among what a text may be in proportion to.
+    let tools = json!([{"description": "x".repeat(1 << 20)}]);
+    let large = Conversation { tools: Some(tools), ..Conversation::default() };
+    let written = self::template("{{ tools | tojson }}{{ tools | tojson }}").unwrap().render(&large, false);
+    assert!(written.unwrap().len() > 2 << 20);
 }

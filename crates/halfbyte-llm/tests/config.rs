@@ -109,6 +109,10 @@ fn every_refusal_names_the_field() {
         rope[field] = value;
         json!({"rope_parameters": rope})
     };
+    let longrope = |long: Value, short: Value| {
+        json!({"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 64,
+                                "long_factor": long, "short_factor": short}})
+    };
     for (field, changes) in [
         ("hidden_size", json!({"hidden_size": 0})),
         ("hidden_size", json!({"hidden_size": null})),
@@ -144,14 +148,14 @@ fn every_refusal_names_the_field() {
         ("rope_theta", json!({"rope_theta": 0.0})),
         ("rope_theta", json!({"rope_theta": "big"})),
         ("rope_scaling", json!({"rope_scaling": 2.0})),
-        ("rope_scaling.type", json!({"rope_scaling": {"type": "longrope", "factor": 2.0}})),
+        ("rope_scaling.type", json!({"rope_scaling": {"type": "dynamic", "factor": 2.0}})),
         ("rope_scaling.factor", json!({"rope_scaling": {"type": "yarn"}})),
         ("rope_scaling.beta_fast", json!({"rope_scaling": {"type": "yarn", "factor": 2.0, "beta_fast": 0.0}})),
-        (
-            "partial_rotary_factor",
-            json!({"partial_rotary_factor": 0.5, "rope_scaling": {"type": "yarn", "factor": 2.0}}),
-        ),
-        ("rope_parameters.rope_type", json!({"rope_parameters": {"rope_type": "longrope"}})),
+        ("rope_parameters.rope_type", json!({"rope_parameters": {"rope_type": "dynamic"}})),
+        ("rope_scaling.original_max_position_embeddings", json!({"rope_scaling": {"type": "longrope"}})),
+        ("rope_scaling.long_factor", longrope(json!(null), json!(vec![1.0; 16]))),
+        ("rope_scaling.long_factor", longrope(json!([1.0]), json!(vec![1.0; 16]))),
+        ("rope_scaling.short_factor", longrope(json!(vec![1.0; 16]), json!(vec![0.0; 16]))),
         ("rope_parameters.rope_type", json!({"rope_parameters": {"rope_type": 1}})),
         ("rope_scaling.factor", json!({"rope_scaling": {"type": "linear"}})),
         ("rope_scaling.factor", json!({"rope_scaling": {"type": "linear", "factor": 0.0}})),

@@ -3,7 +3,7 @@
 use halfbyte::Format;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
-use halfbyte_llm::eval::{self, KlDivergence};
+use halfbyte_llm::eval::{self, KlDivergence, Scored};
 use halfbyte_llm::{Error, LoadOptions, Model, Result};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -59,6 +59,33 @@ fn argmax(row: &[f64]) -> usize {
 #[track_caller]
 fn assert_near(got: f64, expected: f64) {
     assert!((got - expected).abs() <= 1e-11 * expected.abs().max(1.0), "{got}, expected {expected}");
+}
+
+/// As llama.cpp's llama-perplexity: windows that begin with the token that begins a text, their second half scored.
+#[test]
+fn perplexity_of_second_halves() {
+    let (model, cpu) = (load("llama", None), Cpu::all_threads().unwrap());
+    let run = |tokens: &[u32], window, bos| {
+        let of = (window, Scored::SecondHalf { bos });
+        eval::perplexity_of(&model, &cpu, tokens, of, &mut |_| ControlFlow::Continue(()))
+    };
+    for (window, bos) in [(48, Some(1)), (33, Some(1)), (3, None)] {
+        let tokens = tokens(200);
+        let mut windows: Vec<Vec<u32>> = tokens.chunks_exact(window).map(<[u32]>::to_vec).collect();
+        windows.iter_mut().for_each(|read| read[0] = bos.unwrap_or(read[0]));
+        let all = logits(&model, &windows.concat(), window);
+        let (mut sum, mut targets) = (0.0, 0);
+        for (read, logits) in windows.iter().zip(all.chunks_exact(window * VOCAB)) {
+            for at in window / 2..window - 1 {
+                sum -= log_softmax(&logits[at * VOCAB..][..VOCAB])[read[at + 1] as usize];
+                targets += 1;
+            }
+        }
+        let found = run(&tokens, window, bos).unwrap();
+        assert_eq!((found.targets, found.windows), (targets, windows.len()));
+        assert_near(found.perplexity, (sum / targets as f64).exp());
+    }
+    assert!(matches!(run(&tokens(9), 2, None), Err(Error::Invalid { .. })));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The architectures that are translated between GGUF's terms and those of Hugging Face's `config.json`.
 
 use super::header::Header;
-use super::names::{BLOOM, GEMMA, LLAMA as LLAMA_NAMES, MIXTRAL, Names, PHI3, QWEN3_MOE};
+use super::names::{BLOOM, GEMMA, GPT_NEOX, GPT_OSS, LLAMA as LLAMA_NAMES, MIXTRAL, Names, PHI3, QWEN3_MOE};
 use crate::error::Result;
 
 /// An architecture in both terms.
@@ -19,7 +19,7 @@ pub(crate) struct Architecture {
     pub written: bool,
     /// The order of rows that GGUF has otherwise.
     pub rows: Rows,
-    /// Whether the config says if q, k, v and o have biases.
+    /// Whether the config says if q, k, v (or the layer of all three) and o have biases.
     pub attention_bias: bool,
     /// Whether the config says if gate, up and down have biases.
     pub mlp_bias: bool,
@@ -68,6 +68,10 @@ pub(crate) enum Family {
     Phi3,
     /// No rotary positions.
     Bloom,
+    /// Rotary positions in a part of each head; attention and MLP side by side, or not.
+    GptNeox,
+    /// A window in every other layer; YaRN with bounds that are not rounded.
+    GptOss,
 }
 
 const LLAMA: Architecture = Architecture {
@@ -169,6 +173,27 @@ static ARCHITECTURES: &[Architecture] = &[
         names: &BLOOM,
         rows: Rows::Fused,
         family: Family::Bloom,
+        ..READ
+    },
+    Architecture {
+        gguf: "gptneox",
+        architecture: "GPTNeoXForCausalLM",
+        model_type: "gpt_neox",
+        names: &GPT_NEOX,
+        rows: Rows::Fused,
+        attention_bias: true,
+        family: Family::GptNeox,
+        ..READ
+    },
+    Architecture {
+        gguf: "gpt-oss",
+        architecture: "GptOssForCausalLM",
+        model_type: "gpt_oss",
+        names: &GPT_OSS,
+        attention_bias: true,
+        window: Window::Some,
+        experts: true,
+        family: Family::GptOss,
         ..READ
     },
 ];

@@ -3,6 +3,7 @@
 use super::architectures::{Architecture, Rows};
 use super::header::{Header, TensorEntry};
 use super::names::{RowOrder, has_fused_rows};
+use super::scaling::{FACTORS, LONG_FACTORS, SHORT_FACTORS};
 use super::types::GgmlType;
 use super::{config_json, has_paired_rows, parse};
 use crate::checkpoint::{Checkpoint, Container, MappedFile, Place, Tensor};
@@ -11,8 +12,8 @@ use crate::mapping::Mapping;
 use crate::safetensors::cast;
 use std::path::{Path, PathBuf};
 
-/// What a config holds instead of a tensor.
-const IN_THE_CONFIG: &str = "rope_freqs.weight";
+/// What a config holds instead of tensors.
+const IN_THE_CONFIG: [&str; 3] = [FACTORS, LONG_FACTORS, SHORT_FACTORS];
 
 /// Experts that a layer may have.
 const MOST_EXPERTS: usize = 1 << 12;
@@ -119,8 +120,8 @@ fn joined(path: &Path, mut header: Header) -> Result<(Header, Vec<Part>)> {
             }
         }
         // The bytes of the first file alone say what a config does.
-        if part.tensor(IN_THE_CONFIG).is_some() {
-            return Err(Error::unsupported(&path, format!("tensor `{IN_THE_CONFIG}`: expected in the first part")));
+        if let Some(name) = IN_THE_CONFIG.iter().find(|name| part.tensor(name).is_some()) {
+            return Err(Error::unsupported(&path, format!("tensor `{name}`: expected in the first part")));
         }
         header.tensors.extend(part.tensors.iter().cloned());
         parts.push((path, map, part.tensors));
@@ -165,13 +166,17 @@ fn add(entry: &TensorEntry, file: usize, by: Option<&Translation>, checkpoint: &
     };
     let Some(translation) = by else { return checkpoint.add_tensor(tensor) };
     let names = translation.known.names;
-    if name == IN_THE_CONFIG {
+    if IN_THE_CONFIG.contains(&name.as_str()) {
         return Ok(());
     }
     if let Some([before, after]) = names.experts(name) {
-        let &[experts, n, k] = shape.as_slice() else {
-            let what = format!("tensor `{name}`: expected 3 dimensions, experts first, got {shape:?}");
-            return Err(Error::malformed(&path(), what));
+        let dimensions = if after.ends_with(".bias") { 2 } else { 3 };
+        let (&experts, of_one) = match shape.split_first() {
+            Some(split) if shape.len() == dimensions => split,
+            _ => {
+                let what = format!("tensor `{name}`: expected {dimensions} dimensions, experts first, got {shape:?}");
+                return Err(Error::malformed(&path(), what));
+            }
         };
         if experts > MOST_EXPERTS {
             let what = format!("tensor `{name}`: expected at most {MOST_EXPERTS} experts, got {experts}");
@@ -183,7 +188,7 @@ fn add(entry: &TensorEntry, file: usize, by: Option<&Translation>, checkpoint: &
             checkpoint.add_tensor(Tensor {
                 name: format!("{before}.{expert}.{after}"),
                 dtype: (*ggml_type).into(),
-                shape: vec![n, k],
+                shape: of_one.to_vec(),
                 file,
                 place: Place::Range(start..start + of_expert),
             })?;

@@ -23,6 +23,7 @@ mod metadata;
 mod model;
 mod names;
 mod rope;
+mod scaling;
 mod tokenizer;
 mod types;
 mod value;

@@ -2,11 +2,9 @@
 
 use super::architectures::{self, Architecture, Family, Window};
 use super::header::Header;
-use super::rope::parameters_of;
-use super::types::GgmlType;
+use super::scaling::scaling;
 use super::value::{Array, Value as Meta};
 use crate::error::{Error, Result};
-use crate::safetensors::cast;
 use serde_json::{Map, Value, json};
 
 /// Keys that change what a model computes and that the configs of the architectures here have no field for.
@@ -55,8 +53,11 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
         }
     }
     let sizes = Sizes::read(header, known)?;
-    let of_eps =
-        if known.family == Family::Bloom { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" };
+    let (of_eps, eps_field) = match known.family {
+        Family::Bloom => ("attention.layer_norm_epsilon", "layer_norm_epsilon"),
+        Family::GptNeox => ("attention.layer_norm_epsilon", "layer_norm_eps"),
+        _ => ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    };
     let eps = header.float(&key(of_eps))?.ok_or_else(|| header.unexpected(&key(of_eps), "a number"))?;
     let has = |end: &str| header.tensors.iter().any(|t| t.name.starts_with("blk.") && t.name.ends_with(end));
 
@@ -64,7 +65,7 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
     let mut set = |field: &str, value: Value| config.insert(field.to_owned(), value);
     set("architectures", json!([known.architecture]));
     if known.attention_bias {
-        set("attention_bias", json!(["q", "k", "v", "output"].iter().any(|m| has(&format!(".attn_{m}.bias")))));
+        set("attention_bias", json!(["q", "k", "v", "qkv", "output"].iter().any(|m| has(&format!(".attn_{m}.bias")))));
     }
     if let Some(id) = token(header, "bos")? {
         set("bos_token_id", json!(id));
@@ -76,7 +77,9 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
     };
     set("head_dim", json!(sizes.head_dim));
     match known.family {
-        Family::Llama | Family::Phi3 => drop(set("hidden_act", json!("silu"))),
+        Family::Llama | Family::Phi3 | Family::GptOss => drop(set("hidden_act", json!("silu"))),
+        // Files do not say; published models have it.
+        Family::GptNeox => drop(set("hidden_act", json!("gelu"))),
         Family::Gemma2 | Family::Gemma3 => drop(set("hidden_activation", json!("gelu_pytorch_tanh"))),
         Family::Bloom => {}
     }
@@ -93,15 +96,19 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
     if let Some(id) = token(header, "padding")? {
         set("pad_token_id", json!(id));
     }
-    set(if known.family == Family::Bloom { "layer_norm_epsilon" } else { "rms_norm_eps" }, json!(eps));
+    set(eps_field, json!(eps));
     if let Some(experts) = experts {
         set("num_local_experts", json!(experts));
         set("num_experts_per_tok", json!(size(header, &key("expert_used_count"))?));
-        if header.get(&key("expert_feed_forward_length")).is_some() {
-            set("moe_intermediate_size", json!(size(header, &key("expert_feed_forward_length"))?));
+        let of_expert = key("expert_feed_forward_length");
+        let inner = header.get(&of_expert).map(|_| size(header, &of_expert)).transpose()?;
+        if known.family == Family::GptOss {
+            inner.map(|inner| set("intermediate_size", json!(inner)));
+        } else {
+            inner.map(|inner| set("moe_intermediate_size", json!(inner)));
+            // What llama.cpp computes with them.
+            set("norm_topk_prob", json!(true));
         }
-        // What llama.cpp computes with them.
-        set("norm_topk_prob", json!(true));
     }
     let window = header.number(&key(architectures::WINDOW))?.filter(|&window| window > 0);
     match (window, known.window) {
@@ -114,17 +121,27 @@ pub fn config_json(header: &Header, bytes: &[u8]) -> Result<Map<String, Value>> 
     }
     if known.family != Family::Bloom {
         let theta = header.float(&key("rope.freq_base"))?.unwrap_or(10_000.0);
-        let scaling = scaling(header, known, bytes, (sizes.head_dim, theta))?;
+        let scaling = scaling(header, known, bytes, (sizes.rotated, theta))?;
         set("rope_scaling", if scaling.is_empty() { Value::Null } else { Value::Object(scaling) });
         set("rope_theta", json!(theta));
     }
     if sizes.rotated != sizes.head_dim {
-        set("partial_rotary_factor", json!(sizes.rotated as f64 / sizes.head_dim as f64));
+        let field = if known.family == Family::GptNeox { "rotary_pct" } else { "partial_rotary_factor" };
+        set(field, json!(sizes.rotated as f64 / sizes.head_dim as f64));
     }
     set("tie_word_embeddings", json!(header.tensor("output.weight").is_none()));
     set("vocab_size", json!(vocab_size(header, known)?));
-    if matches!(known.family, Family::Gemma2 | Family::Gemma3) {
-        gemma(header, known, &sizes, &mut config)?;
+    match known.family {
+        Family::Gemma2 | Family::Gemma3 => gemma(header, known, &sizes, &mut config)?,
+        Family::GptNeox => {
+            let parallel = header.flag(&key("use_parallel_residual"))?.unwrap_or(true);
+            config.insert("use_parallel_residual".to_owned(), json!(parallel));
+        }
+        Family::GptOss => {
+            let (field, value) = window_pattern(header, known, 2)?;
+            config.insert(field.to_owned(), value);
+        }
+        Family::Llama | Family::Phi3 | Family::Bloom => {}
     }
     Ok(config)
 }
@@ -161,7 +178,9 @@ impl Sizes {
         let rotated = match header.number(&of_rotated)? {
             None => head_dim,
             Some(rotated) if rotated == head_dim => rotated,
-            Some(part) if known.family == Family::Phi3 && (1..head_dim).contains(&part) => part,
+            Some(part) if matches!(known.family, Family::Phi3 | Family::GptNeox) && (1..head_dim).contains(&part) => {
+                part
+            }
             Some(_) => return Err(header.unexpected(&of_rotated, &as_long)),
         };
         Ok(Self { hidden, heads, kv_heads, head_dim, rotated })
@@ -191,16 +210,27 @@ fn gemma(header: &Header, known: &Architecture, sizes: &Sizes, config: &mut Map<
         return Ok(());
     }
     set("rope_local_base_freq", json!(header.float(&key("rope.freq_base_swa"))?.unwrap_or(10_000.0)));
-    let of_pattern = key("attention.sliding_window_pattern");
-    match header.get(&of_pattern) {
+    let (field, value) = window_pattern(header, known, 6)?;
+    set(field, value);
+    Ok(())
+}
+
+/// Which layers have a window, as a field of a config: those that the file lists, or all but the last of this many.
+fn window_pattern(header: &Header, known: &Architecture, otherwise: u64) -> Result<(&'static str, Value)> {
+    let key = known.key("attention.sliding_window_pattern");
+    let every = match header.get(&key) {
         Some(Meta::Array(Array::Bool(slides))) => {
             let kinds = slides.iter().map(|&slides| if slides { "sliding_attention" } else { "full_attention" });
-            set("layer_types", kinds.collect());
+            return Ok(("layer_types", kinds.collect()));
         }
-        Some(_) => drop(set("sliding_window_pattern", json!(size(header, &of_pattern)?))),
-        None => drop(set("sliding_window_pattern", json!(6))),
+        Some(_) => size(header, &key)?,
+        None => otherwise,
+    };
+    // Only Gemma's configs can say another number.
+    if known.family == Family::GptOss && every != otherwise {
+        return Err(header.unexpected(&key, &format!("{otherwise}, or a list")));
     }
-    Ok(())
+    Ok(("sliding_window_pattern", json!(every)))
 }
 
 /// The id of a token that has a role, if the file names one.
@@ -241,39 +271,4 @@ fn vocab_size(header: &Header, known: &Architecture) -> Result<u64> {
         return Ok(rows);
     }
     said.or(tokens).ok_or_else(|| header.unexpected(&key, "the number of tokens"))
-}
-
-/// The config's `rope_scaling`; empty for none.
-fn scaling(
-    header: &Header,
-    known: &Architecture,
-    bytes: &[u8],
-    (head_dim, theta): (u64, f64),
-) -> Result<Map<String, Value>> {
-    const TENSOR: &str = "rope_freqs.weight";
-    let [key, linear, factor] =
-        ["scaling.type", "scale_linear", "scaling.factor"].map(|name| known.key(&format!("rope.{name}")));
-    let of_type = match header.text(&key)? {
-        None => header.float(&linear)?.filter(|&factor| factor != 1.0),
-        Some("none") => None,
-        Some("linear") => Some(header.float(&factor)?.ok_or_else(|| header.unexpected(&factor, "a number"))?),
-        Some(_) => return Err(header.unexpected(&key, "\"none\" or \"linear\"")),
-    };
-    let linear = of_type.map(|factor| {
-        Map::from_iter([("rope_type".to_owned(), json!("linear")), ("factor".to_owned(), json!(factor))])
-    });
-    let Some(tensor) = header.tensor(TENSOR) else { return Ok(linear.unwrap_or_default()) };
-    let refuse = |what: &str| Error::unsupported(&header.file, format!("tensor `{TENSOR}`: {what}"));
-    let data = bytes.get(tensor.range.clone()).filter(|_| tensor.ggml_type == GgmlType::F32);
-    let data = data.ok_or_else(|| refuse("expected F32 within the file"))?;
-    let llama3 = usize::try_from(head_dim).ok().and_then(|dim| parameters_of(&cast::<f32>(data), dim, theta));
-    match (linear, llama3) {
-        (None, Some(llama3)) => Ok(llama3),
-        (Some(linear), Some(llama3)) if llama3.is_empty() => Ok(linear),
-        (Some(_), _) => Err(refuse("factors of its own on top of linear scaling, which no config can say")),
-        (None, None) => Err(refuse(
-            "its factors are not those of rope_scaling llama3 with low_freq_factor 1 and high_freq_factor 4, \
-             and a config can say no others",
-        )),
-    }
 }

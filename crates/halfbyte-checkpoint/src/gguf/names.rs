@@ -14,6 +14,10 @@ pub(crate) struct Names {
     /// Modules of each expert of a layer, which GGUF has in one tensor: in GGUF, in Hugging Face's files with the expert's number
     /// between.
     of_expert: &'static [(&'static str, [&'static str; 2])],
+    /// Whether experts may have biases.
+    expert_biases: bool,
+    /// Weights of a layer that Hugging Face's files name without `.weight`.
+    bare: &'static [(&'static str, &'static str)],
     /// Whether GGUF holds the weights of norms with 1 added.
     pub norms_hold_1: bool,
 }
@@ -46,6 +50,8 @@ pub(crate) const LLAMA: Names = Names {
         ("ffn_down", "mlp.down_proj", true),
     ],
     of_expert: &[],
+    expert_biases: false,
+    bare: &[],
     norms_hold_1: false,
 };
 
@@ -141,6 +147,45 @@ pub(crate) const BLOOM: Names = Names {
     ..LLAMA
 };
 
+pub(crate) const GPT_NEOX: Names = Names {
+    layers: "gpt_neox.layers.",
+    outer: &[
+        ("token_embd.weight", "gpt_neox.embed_in.weight"),
+        ("output_norm.weight", "gpt_neox.final_layer_norm.weight"),
+        ("output_norm.bias", "gpt_neox.final_layer_norm.bias"),
+        ("output.weight", "embed_out.weight"),
+    ],
+    of_layer: &[
+        ("attn_norm", "input_layernorm", true),
+        ("attn_qkv", "attention.query_key_value", true),
+        ("attn_output", "attention.dense", true),
+        ("ffn_norm", "post_attention_layernorm", true),
+        ("ffn_up", "mlp.dense_h_to_4h", true),
+        ("ffn_down", "mlp.dense_4h_to_h", true),
+    ],
+    ..LLAMA
+};
+
+pub(crate) const GPT_OSS: Names = Names {
+    of_layer: &[
+        ("attn_norm", "input_layernorm", false),
+        ("attn_q", "self_attn.q_proj", true),
+        ("attn_k", "self_attn.k_proj", true),
+        ("attn_v", "self_attn.v_proj", true),
+        ("attn_output", "self_attn.o_proj", true),
+        ("post_attention_norm", "post_attention_layernorm", false),
+        ("ffn_gate_inp", "mlp.router", true),
+    ],
+    of_expert: &[
+        ("ffn_gate_exps", ["mlp.experts", "gate_proj"]),
+        ("ffn_up_exps", ["mlp.experts", "up_proj"]),
+        ("ffn_down_exps", ["mlp.experts", "down_proj"]),
+    ],
+    expert_biases: true,
+    bare: &[("attn_sinks", "self_attn.sinks")],
+    ..LLAMA
+};
+
 /// The name that a tensor of a Llama, Mistral or Qwen has in Hugging Face's files, by its name in GGUF; None if it has none there.
 ///
 /// `rope_freqs.weight` has none: what it says is in the config, see [`super::config_json`].
@@ -165,8 +210,18 @@ impl Names {
             return Some((*hf).to_owned());
         }
         let (layer, module, kind) = in_layer(gguf, BLOCK)?;
-        let (_, hf, bias) = self.of_layer.iter().find(|(known, _, _)| *known == module)?;
-        is_part(kind, *bias).then(|| format!("{}{layer}.{hf}.{kind}", self.layers))
+        if let Some((_, hf)) = self.bare.iter().find(|(known, _)| *known == module) {
+            return (kind == "weight").then(|| format!("{}{layer}.{hf}", self.layers));
+        }
+        if let Some((_, hf, bias)) = self.of_layer.iter().find(|(known, _, _)| *known == module) {
+            return is_part(kind, *bias).then(|| format!("{}{layer}.{hf}.{kind}", self.layers));
+        }
+        // Files before April 2024 have a tensor for each expert: `ffn_gate.3` for what `ffn_gate_exps` holds now.
+        let (stack, number) = module.split_once('.')?;
+        let of_stack = |known: &str| known.strip_suffix("_exps") == Some(stack);
+        let (_, [experts, last]) = self.of_expert.iter().find(|(known, _)| of_stack(known))?;
+        let is_number = number.parse::<u32>().is_ok_and(|expert| expert.to_string() == number);
+        (is_number && kind == "weight").then(|| format!("{}{layer}.{experts}.{number}.{last}.{kind}", self.layers))
     }
 
     /// Of a tensor that holds a layer's experts, by its name in GGUF, what comes before an expert's number in Hugging Face's files,
@@ -174,7 +229,8 @@ impl Names {
     pub fn experts(&self, gguf: &str) -> Option<[String; 2]> {
         let (layer, module, kind) = in_layer(gguf, BLOCK)?;
         let (_, [experts, last]) = self.of_expert.iter().find(|(known, _)| *known == module)?;
-        (kind == "weight").then(|| [format!("{}{layer}.{experts}", self.layers), format!("{last}.{kind}")])
+        is_part(kind, self.expert_biases)
+            .then(|| [format!("{}{layer}.{experts}", self.layers), format!("{last}.{kind}")])
     }
 }
 
@@ -217,7 +273,7 @@ pub fn gguf_row(row: usize, head_dim: usize) -> usize {
     head * head_dim + at % (head_dim / 2) * 2 + at / (head_dim / 2)
 }
 
-/// Whether GGUF keeps the rows of this tensor (by its name there) of a BLOOM in another order than Hugging Face.
+/// Whether GGUF keeps the rows of this tensor (by its name there) of a BLOOM or GPT-NeoX in another order than Hugging Face.
 pub(super) fn has_fused_rows(gguf: &str) -> bool {
     gguf.starts_with(BLOCK) && [".attn_qkv.weight", ".attn_qkv.bias"].iter().any(|end| gguf.ends_with(end))
 }

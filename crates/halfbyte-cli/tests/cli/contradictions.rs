@@ -176,8 +176,8 @@ const DENSE: &[Case] = &[
     }),
     case(false, &["hidden_act", "silu", "gelu"], |m| m.config["hidden_act"] = json!("gelu")),
     case(false, &["architectures", "BertModel"], |m| m.config["architectures"] = json!(["BertModel"])),
-    case(false, &["rope_type", "longrope"], |m| {
-        m.config["rope_parameters"] = json!({"rope_type": "longrope", "factor": 4.0})
+    case(false, &["rope_type", "dynamic"], |m| {
+        m.config["rope_parameters"] = json!({"rope_type": "dynamic", "factor": 4.0})
     }),
     case(false, &["eos_token_id", "below 320"], |m| m.config["eos_token_id"] = json!(5000)),
     case(false, &["num_hidden_layers", "whole number"], |m| m.config["num_hidden_layers"] = json!(-2)),

@@ -1,6 +1,6 @@
 //! Rotary positions of a `config.json`, in either spelling: `rope_parameters`, or `rope_theta` with `rope_scaling`.
 
-use super::spec::RopeSpec;
+use super::spec::{LongRope, RopeSpec};
 use crate::config::Fields;
 use crate::error::Result;
 use serde_json::Map;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// Rotary positions of some layers.
 pub(super) struct Rotary {
     pub rope: Arc<RopeSpec>,
-    /// Factor of the scores: where all of a head rotates, that of cosines and sines (YaRN's attention factor) squared.
+    /// Factor of the scores: where all of a head rotates, that of cosines and sines (the attention factor of YaRN and longrope) squared.
     pub scores: f32,
 }
 
@@ -64,6 +64,7 @@ fn rotary(
     let kind = inner.spelling(&["rope_type", "type"]);
     let frequency = |i: usize| theta.powf(-2.0 * i as f64 / rotated as f64);
     let pairs = 0..rotated / 2;
+    let mut long = None;
     let (frequencies, factor): (Vec<f64>, f64) = match inner.string(kind)?.unwrap_or("default") {
         "default" => (pairs.map(frequency).collect(), 1.0),
         "linear" => {
@@ -79,12 +80,44 @@ fn rotary(
             let scaled = pairs.map(|i| frequency(i) * (kept(i) + (1.0 - kept(i)) / factor));
             (scaled.collect(), attention_factor(inner, factor)?)
         }
-        other => return Err(inner.refuse(kind, "default, linear, llama3 or yarn", format!("\"{other}\""))),
+        "longrope" | "su" => {
+            let (beyond, factor) = longrope(fields, inner)?;
+            let by = |field: &str| -> Result<Vec<f64>> {
+                let factors = inner.factors(field, rotated / 2)?;
+                Ok(factors.iter().enumerate().map(|(i, factor)| frequency(i) / factor).collect())
+            };
+            long = Some(LongRope { beyond, frequencies: by("long_factor")? });
+            (by("short_factor")?, factor)
+        }
+        other => {
+            return Err(inner.refuse(kind, "default, linear, llama3, yarn or longrope", format!("\"{other}\"")));
+        }
     };
-    if factor != 1.0 && rotated != head_size {
-        return Err(part_in.refuse(of_part, "1 with rope_type \"yarn\" (all of a head rotates)", part));
+    let (of_scores, factor) = if rotated == head_size { (factor, 1.0) } else { (1.0, factor) };
+    Ok(Rotary { rope: Arc::new(RopeSpec { frequencies, long, factor }), scores: (of_scores * of_scores) as f32 })
+}
+
+/// Longrope: the tokens beyond which texts have the long factors, and what cosines and sines are multiplied by.
+///
+/// *Source:* Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024; defaults of Hugging Face.
+fn longrope(fields: &Fields<'_>, inner: &Fields<'_>) -> Result<(usize, f64)> {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    // Phi-3 has it outside.
+    let original = match fields.optional_size(ORIGINAL)? {
+        Some(original) => original,
+        None => inner.size(ORIGINAL)?,
+    };
+    if inner.get("attention_factor").is_some() {
+        return Ok((original, inner.factor("attention_factor")?));
     }
-    Ok(Rotary { rope: Arc::new(RopeSpec { frequencies }), scores: (factor * factor) as f32 })
+    let factor = match inner.get("factor") {
+        Some(_) => inner.factor("factor")?,
+        None => fields.size("max_position_embeddings")? as f64 / original as f64,
+    };
+    if factor > 1.0 && original < 2 {
+        return Err(inner.refuse(ORIGINAL, "more than 1", original));
+    }
+    Ok((original, if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (original as f64).ln()).sqrt() }))
 }
 
 /// Llama 3.1: frequencies of fewer than `low_freq_factor` turns in the original context are divided, those of more than

@@ -155,6 +155,19 @@ pub struct RopeSpec {
     /// Angles, in radians a position, by which the pairs of a head's elements are rotated; scaling is included.
     /// At most `head_size / 2`.
     pub frequencies: Vec<f64>,
+    /// Others for texts with room for many tokens: longrope.
+    pub long: Option<LongRope>,
+    /// What cosines and sines are multiplied by; other than 1 only where a part of each head rotates, else scores have the factor.
+    pub factor: f64,
+}
+
+/// The rotary positions of long texts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRope {
+    /// Texts with room for more tokens than this have them.
+    pub beyond: usize,
+    /// As in [`RopeSpec`].
+    pub frequencies: Vec<f64>,
 }
 
 /// What follows attention.
@@ -289,6 +302,15 @@ pub enum Fold {
 }
 
 impl Spec {
+    /// Tokens of a text up to which it needs no other rotary positions than short ones (longrope).
+    pub fn short_context(&self) -> usize {
+        let beyond = |layer: &LayerSpec| match &layer.attention.positions {
+            Positions::Rope(rope) => rope.long.as_ref().map(|long| long.beyond),
+            Positions::Alibi | Positions::None => None,
+        };
+        self.layers.iter().filter_map(beyond).fold(self.max_context, usize::min)
+    }
+
     /// Bytes that keys and values of one token take over all layers.
     pub fn kv_bytes_per_token(&self, kv: KvType) -> usize {
         2 * self.layers.len() * self.heads.kv_heads * kv.bytes(self.heads.head_size)

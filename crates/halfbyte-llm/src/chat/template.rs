@@ -1,6 +1,6 @@
 //! The Jinja language as transformers sets it up for chat templates, within bounds.
 
-use super::Message;
+use super::Conversation;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Value};
@@ -60,17 +60,52 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     Ok(environment)
 }
 
+/// JSON as templates see it.
+pub(super) fn value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(flag) => Value::from(*flag),
+        Json::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Value::from(number),
+            (None, Some(number)) => Value::from(number),
+            // Numbers of JSON are one of three.
+            (None, None) => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(values) => Value::from(values.iter().map(value).collect::<Vec<Value>>()),
+        Json::Object(fields) => object(fields),
+    }
+}
+
+/// An object of JSON, in its order.
+pub(super) fn object(fields: &serde_json::Map<String, serde_json::Value>) -> Value {
+    Value::from_pairs(fields.iter().map(|(name, json)| (name.as_str(), value(json))))
+}
+
+/// The turns of a conversation, with tools and documents, and their bytes.
+fn size(conversation: &Conversation) -> (u64, usize) {
+    let Conversation { messages, tools, documents } = conversation;
+    let listed = [tools, documents].into_iter().flatten().filter_map(serde_json::Value::as_array);
+    let listed: Vec<&serde_json::Value> = listed.flatten().collect();
+    let written = listed.iter().map(|value| value.to_string().len());
+    let said = messages.iter().flat_map(|message| message.fields().values()).map(|value| match value.as_str() {
+        Some(text) => text.len(),
+        None => value.to_string().len(),
+    });
+    ((messages.len() + listed.len()) as u64, written.chain(said).sum())
+}
+
 /// The text that it makes of a conversation, which `context` holds too.
 ///
 /// Fuel does not see all: a list that is added to itself again and again is walked through for longer than anybody lives. So this
 /// is done on a thread, which also has stack enough for lists in lists, and which is left behind where it takes too long.
 pub(super) fn render(
     environment: &Environment<'static>,
-    messages: &[Message],
+    conversation: &Conversation,
     context: Value,
 ) -> Result<String, Error> {
-    let bytes: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
-    let turns = messages.len() as u64;
+    let (turns, bytes) = size(conversation);
     let mut environment = Environment::clone(environment);
     // A template copies a turn some times: trims it, joins it to others, writes it.
     environment.set_fuel(Some(FUEL + FUEL_OF_A_TURN * turns + bytes as u64));

@@ -128,6 +128,20 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A list of so many numbers above 0.
+    pub(crate) fn factors(&self, field: &str, count: usize) -> Result<Vec<f64>> {
+        let expected = || format!("{count} numbers above 0");
+        match self.get(field) {
+            Some(Value::Array(list)) if list.len() == count => {
+                let number = |value: &Value| value.as_f64().filter(|v| v.is_finite() && *v > 0.0);
+                let factor = |value: &Value| number(value).ok_or_else(|| self.refuse(field, expected(), shown(value)));
+                list.iter().map(factor).collect()
+            }
+            Some(Value::Array(list)) => Err(self.refuse(field, expected(), format!("{} values", list.len()))),
+            other => Err(self.refuse(field, expected(), other.map_or("nothing".to_owned(), shown))),
+        }
+    }
+
     /// A list of strings.
     pub(crate) fn strings(&self, field: &str) -> Result<Option<Vec<&'a str>>> {
         match self.get(field) {

@@ -57,7 +57,8 @@ fn spec(random: &mut Random) -> Spec {
     let (kind, eps) = (random.of(&[NormKind::Rms, NormKind::Layer]), 1e-5);
     let offset = random.of(&[0.0, 0.5]);
     let norm = |name: String| NormSpec { name, kind, eps, offset };
-    let rope = Arc::new(RopeSpec { frequencies: (0..heads.head_size / 2).map(|i| 0.5f64.powi(i as i32)).collect() });
+    let frequencies = (0..heads.head_size / 2).map(|i| 0.5f64.powi(i as i32)).collect();
+    let rope = Arc::new(RopeSpec { frequencies, long: None, factor: 1.0 });
     let bias = random.flag();
     let linear = |name: String, n, k| LinearSpec { name, shape: Shape { n, k, bias } };
     let residual = random.of(&[Residual::Sequential, Residual::Parallel]);

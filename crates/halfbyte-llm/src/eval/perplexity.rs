@@ -15,7 +15,7 @@ pub struct Perplexity {
     pub windows: usize,
     /// Tokens run through the model: windows times their length.
     pub tokens: usize,
-    /// Tokens scored: every token of a window but the first.
+    /// Tokens scored.
     pub targets: usize,
     /// Time it took.
     pub seconds: f64,
@@ -28,12 +28,30 @@ impl Perplexity {
     }
 }
 
-/// Perplexity over a stream of tokens.
-///
-/// The stream is cut into consecutive windows of `window` tokens, the remainder dropped; each is scored on its own from
-/// position 0; targets are positions 1 to `window` − 1. *Accuracy:* logits in f32, sums in f64. *Errors:* a window of
-/// less than 2 tokens or beyond the model's context, a stream shorter than one window, ids beyond the vocabulary, logits
-/// that are not finite.
+/// Which tokens of a window are scored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scored {
+    /// Every one but the first.
+    AllButFirst,
+    /// Those of the second half, behind the first of them: as llama.cpp's `llama-perplexity` does, where the token that begins a text
+    /// also stands in the place of each window's first.
+    SecondHalf {
+        /// The token that begins a text, where the model has one.
+        bos: Option<u32>,
+    },
+}
+
+impl Scored {
+    /// The first position that is scored.
+    fn first(self, window: usize) -> usize {
+        match self {
+            Self::AllButFirst => 1,
+            Self::SecondHalf { .. } => window / 2 + 1,
+        }
+    }
+}
+
+/// Perplexity over a stream of tokens: [`perplexity_of`] all tokens of a window but the first.
 pub fn perplexity(
     model: &Model,
     cpu: &Cpu,
@@ -41,26 +59,53 @@ pub fn perplexity(
     window: usize,
     progress: &mut OnProgress<'_>,
 ) -> Result<Perplexity> {
+    perplexity_of(model, cpu, tokens, (window, Scored::AllButFirst), progress)
+}
+
+/// Perplexity over a stream of tokens.
+///
+/// The stream is cut into consecutive windows of `window` tokens, the remainder dropped; each is scored on its own from
+/// position 0. *Accuracy:* logits in f32, sums in f64. *Errors:* a window of
+/// less than 2 tokens (of which half are scored, 3) or beyond the model's context, a stream shorter than one window, ids beyond the vocabulary, logits
+/// that are not finite.
+pub fn perplexity_of(
+    model: &Model,
+    cpu: &Cpu,
+    tokens: &[u32],
+    (window, scored): (usize, Scored),
+    progress: &mut OnProgress<'_>,
+) -> Result<Perplexity> {
     let windows = Windows::of("perplexity", tokens, window)?;
+    let first = scored.first(window);
+    let of_window = window.checked_sub(first).filter(|&targets| targets > 0);
+    let of_window =
+        of_window.ok_or_else(|| Error::invalid("perplexity", "a window of at least 3 tokens", window.to_string()))?;
     let begun = Instant::now();
     let mut session = Session::new(model, cpu, window)?;
     let vocab = model.config().spec.vocab;
     let (mut sum, mut perplexity) = (0.0f64, f64::NAN);
-    let mut normalisers = Vec::new();
-    for (done, window_tokens) in windows.iter().enumerate() {
+    let (mut normalisers, mut window_tokens) = (Vec::new(), Vec::new());
+    for (done, read) in windows.iter().enumerate() {
         session.clear()?;
+        window_tokens.clear();
+        window_tokens.extend_from_slice(read);
+        if let Scored::SecondHalf { bos: Some(bos) } = scored {
+            window_tokens[0] = bos;
+        }
         let mut position = 0;
-        session.logits_of_all(window_tokens, &mut |logits| {
+        session.logits_of_all(&window_tokens, &mut |logits| {
             normalisers.resize(logits.len() / vocab, 0.0);
             nn::log_sum_exp(cpu, logits, &mut normalisers)?;
             for (row, &normaliser) in logits.chunks_exact(vocab).zip(&normalisers) {
                 position += 1;
                 let Some(&target) = window_tokens.get(position) else { break };
-                sum += loss(row, normaliser, target)?;
+                if position >= first {
+                    sum += loss(row, normaliser, target)?;
+                }
             }
             Ok(())
         })?;
-        perplexity = (sum / ((done + 1) * (window - 1)) as f64).exp();
+        perplexity = (sum / ((done + 1) * of_window) as f64).exp();
         if progress(Progress { done: done + 1, total: windows.count(), perplexity }).is_break() {
             return Err(Error::Cancelled);
         }
@@ -69,7 +114,7 @@ pub fn perplexity(
         perplexity,
         windows: windows.count(),
         tokens: windows.count() * window,
-        targets: windows.targets(),
+        targets: windows.count() * of_window,
         seconds: begun.elapsed().as_secs_f64(),
     })
 }

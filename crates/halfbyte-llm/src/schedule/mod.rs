@@ -146,12 +146,13 @@ impl<'m> Scheduler<'m> {
     /// A scheduler with the queue of its texts. Errors: options of zero, memory that is short.
     pub fn new(model: &'m Model, cpu: &'m Cpu, options: Options) -> Result<(Self, Queue)> {
         let Config { spec, .. } = model.config();
+        let longest = spec.short_context();
         let begin = || {
             let Options { positions, chunk, texts, .. } = options;
             let rows = chunk.saturating_add(texts);
-            model.begin_many(cpu, Room { positions, longest: spec.max_context.min(positions), texts, rows })
+            model.begin_many(cpu, Room { positions, longest: longest.min(positions), texts, rows })
         };
-        Self::over(begin, spec.vocab, spec.max_context, options)
+        Self::over(begin, spec.vocab, longest, options)
     }
 
     /// The same over any texts with these bounds, which are begun once the options are found to be good.

@@ -105,12 +105,16 @@ fn models_that_have_no_config() {
         ("llama.attention.layer_norm_rms_epsilon", Some(Meta::F32(f32::NAN)), "finite"),
         ("llama.vocab_size", number(681), "680"),
         ("tokenizer.ggml.tokens", Some(Meta::Array(Array::String(vec![String::new(); 681]))), "at most 680"),
-        ("llama.rope.scaling.type", text("yarn"), "\"none\" or \"linear\""),
+        ("llama.rope.scaling.type", text("dynamic"), "\"yarn\" or \"longrope\""),
+        ("llama.rope.scaling.type", text("longrope"), "rope_factors_long.weight"),
+        ("llama.rope.scaling.attn_factor", Some(Meta::F32(1.5)), "without yarn"),
     ];
     for (key, value, part) in cases {
         let text = text_of(config_json(&with(&header, key, value), &bytes));
         assert_names(&text, &["tiny_llama.gguf", key, part]);
     }
+    let no_factor = with(&header, "llama.rope.scaling.type", text("yarn"));
+    assert_names(&text_of(config_json(&no_factor, &bytes)), &["llama.rope.scaling.factor", "got nothing"]);
     // What is missing, or no longer fits, is another key.
     let other_head = with(&header, "llama.attention.key_length", number(8));
     assert_names(&text_of(config_json(&other_head, &bytes)), &["llama.attention.value_length", "8", "U32(16)"]);

@@ -15,13 +15,18 @@ use std::path::PathBuf;
 /// Perplexity over the documents of a file.
 ///
 /// Each document is encoded without special tokens, the model's bos id goes in front of each, the stream is cut into
-/// windows, the remainder dropped; every window is scored on its own, targets are all its tokens but the first.
+/// windows, the remainder dropped; every window is scored on its own, targets are all its tokens but the first. With --second-half
+/// they are as llama-perplexity takes them.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Model folder.
     model: PathBuf,
     #[command(flatten)]
     windows: WindowArgs,
+    /// Put the model's bos id in the place of each window's first token, and score the second half only, as llama.cpp's
+    /// llama-perplexity does of a file (which is one document here)
+    #[arg(long)]
+    second_half: bool,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -50,7 +55,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let tokens = eval::first_tokens(&tokenizer, &documents, model.config().bos, most)?;
     let progress = Progress::new(app, "scoring", Unit::Things("windows"));
     let cooperate = interrupt::cooperate();
-    let found = eval::perplexity(&model, &cpu, &tokens, args.windows.window, &mut |at| {
+    let bos = model.config().bos;
+    let scored = if args.second_half { eval::Scored::SecondHalf { bos } } else { eval::Scored::AllButFirst };
+    let found = eval::perplexity_of(&model, &cpu, &tokens, (args.windows.window, scored), &mut |at| {
         progress.at(at.done as u64, at.total as u64);
         if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;

@@ -5,7 +5,7 @@ use crate::app::App;
 use crate::failure::{Exit, Failure, Result};
 use crate::text::write_error;
 use halfbyte_checkpoint::Weights;
-use halfbyte_llm::chat::{ChatTemplate, Message};
+use halfbyte_llm::chat::{ChatTemplate, Conversation, Message};
 use halfbyte_llm::{Config, Session, Tokenizer};
 use std::io::{self, BufRead, IsTerminal, Read};
 use std::path::Path;
@@ -16,9 +16,10 @@ const LONGEST_LINE: u64 = 1 << 20;
 /// Room for a conversation, unless something else is asked for.
 const CONTEXT: usize = 8192;
 
-/// Talks until the input ends, or for the one turn of `--prompt` or `--file`.
+/// Talks until the input ends, or for the one turn of `--prompt`, `--file` or the last of `--messages`.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let said = prompt(args)?;
+    let mut conversation = conversation(args)?;
     let cpu = app.cpu()?;
     let (model, tokenizer, start, laps) = args.load.start_with_tokenizer(app, &args.model)?;
     let config = model.config();
@@ -30,20 +31,34 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let mut session = Session::new(&model, &cpu, context)?;
     let max_tokens = args.max_tokens.unwrap_or(1024);
     let mut writer = Writer { args, app, model: &model, tokenizer: &tokenizer, start, laps, max_tokens };
-    let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
-    let mut answer = |said: String| {
-        messages.push(Message::new("user", said));
-        let text = template.render(&messages, true)?;
+    let waits = args.messages.is_some() && conversation.messages.last().is_some_and(|last| last.role() != "assistant");
+    let mut answer = |said: Option<String>| {
+        conversation.messages.extend(said.map(|said| Message::new("user", said)));
+        let text = template.render(&conversation, true)?;
         // The template writes the token that begins a text, where the model wants one.
         let ids = tokenizer.encode_prompt_within(&text, None, context)?;
         let answer = writer.write(&mut session, &ids, &end_tokens)?;
-        messages.push(Message::new("assistant", answer));
+        conversation.push(Message::new("assistant", answer));
         Ok(())
     };
     match said {
-        Some(said) => answer(said),
-        None => lines(app, &mut answer),
+        Some(said) => answer(Some(said)),
+        None if waits => answer(None),
+        None => lines(app, &mut |said| answer(Some(said))),
     }
+}
+
+/// What was said before, and what the model may use.
+fn conversation(args: &Args) -> Result<Conversation> {
+    let mut conversation = match &args.messages {
+        Some(path) => Conversation::from_file(path)?,
+        None => Conversation::default(),
+    };
+    conversation.messages.extend(args.system.iter().map(|text| Message::new("system", text)));
+    if let Some(path) = &args.tools {
+        conversation.tools = Some(Conversation::tools_from_file(path)?);
+    }
+    Ok(conversation)
 }
 
 fn template(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<ChatTemplate> {

@@ -49,6 +49,13 @@ pub struct Args {
     /// What the system says before a conversation.
     #[arg(long, value_name = "TEXT", requires = "chat", conflicts_with = "prompts")]
     system: Option<String>,
+    /// Begin with these messages: a JSON list of objects with role, content, tool_calls and what else the template knows, or an object
+    /// that has it as messages, beside tools and documents. Where the last one is not the assistant's, it is answered, and that is all.
+    #[arg(long, value_name = "FILE.json", requires = "chat", conflicts_with_all = ["system", "prompts"])]
+    messages: Option<PathBuf>,
+    /// Functions that the model may call: a JSON list of schemas. Calls are part of the answer's text.
+    #[arg(long, value_name = "FILE.json", requires = "chat", conflicts_with = "prompts")]
+    tools: Option<PathBuf>,
     /// Room for a conversation, in tokens [default: 8192, or the model's context if that is shorter].
     #[arg(long, value_name = "N", requires = "chat", conflicts_with = "prompts", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,

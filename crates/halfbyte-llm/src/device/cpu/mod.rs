@@ -3,6 +3,7 @@
 mod experts;
 mod profile;
 mod projection;
+mod rope;
 mod run;
 mod text;
 mod texts;
@@ -22,10 +23,10 @@ use crate::load::{Embedding, Loader};
 use crate::random::RandomFloats;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::KvCache;
-use halfbyte::cpu::nn::Rope;
 use halfbyte::kernel::{KvType, Problem};
 use halfbyte::{Act, Float};
 use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight};
+use rope::Rope;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,7 +63,7 @@ impl LoadDevice for OnCpu {
     }
 
     fn rope(&mut self, rope: &RopeSpec, max_context: usize) -> Result<Rope> {
-        Ok(Rope::new(rope.frequencies.clone(), 1.0, max_context)?)
+        Rope::new(rope, max_context)
     }
 
     fn vocabulary(

@@ -34,6 +34,8 @@ pub(crate) struct State {
     /// Of this rank.
     heads: Heads,
     pub cache: KvCache,
+    /// Tokens that its text has room for; of many texts 0: short ones.
+    pub room: usize,
     /// The tokens that go through the layers together.
     tokens: Vec<u32>,
     /// Whose they are.
@@ -54,6 +56,7 @@ impl State {
             hidden,
             heads,
             cache,
+            room: 0,
             tokens: Vec::new(),
             texts: Vec::new(),
             m: 0,
@@ -79,6 +82,7 @@ impl State {
     /// Those of one text by their vectors.
     pub fn begin_with(&mut self, sequence: Sequence, stream: &[f32]) {
         self.m = stream.len() / self.hidden;
+        self.room = self.m;
         room(&mut self.stream, stream.len()).copy_from_slice(stream);
         self.texts.clear();
         self.texts.push(Rows { sequence, position: self.cache.len(sequence), rows: 0..self.m });
@@ -196,7 +200,7 @@ impl Steps<OnCpu> for Run<'_> {
 
     fn append(&mut self, layer: usize, attention: &Attention<OnCpu>) -> Result<()> {
         let (cpu, heads) = (self.cpu, attention.heads);
-        let State { cache, slots, texts, m, .. } = &mut *self.state;
+        let State { cache, room: of_text, slots, texts, m, .. } = &mut *self.state;
         let qkv = room(&mut slots[Slot::Qkv as usize], *m * heads.row());
         if let Some([q, k]) = &attention.head_norms {
             nn::head_rms_norm(cpu, qkv, heads, &q.weight, &k.weight, q.eps)?;
@@ -204,7 +208,7 @@ impl Steps<OnCpu> for Run<'_> {
         for Rows { sequence, position, rows } in texts {
             let qkv = &mut qkv[rows.start * heads.row()..rows.end * heads.row()];
             if let Some(rope) = &attention.rope {
-                rope.apply(cpu, qkv, heads, *position)?;
+                rope.of(*of_text).apply(cpu, qkv, heads, *position)?;
             }
             cache.append(cpu, *sequence, layer, *position, qkv)?;
         }

@@ -29,7 +29,8 @@ impl<'m> CpuText<'m> {
         let decoder = &model.decoder;
         let mut cache = KvCache::new(decoder.layers.len(), decoder.heads, context, model.kv)?;
         let sequence = cache.begin();
-        let state = State::new(decoder.hidden, decoder.heads, cache);
+        let mut state = State::new(decoder.hidden, decoder.heads, cache);
+        state.room = context;
         Ok(Self { model, cpu, state, sequence, context, len: 0, logits: Vec::new() })
     }
 

@@ -162,6 +162,10 @@ impl LoadDevice for Loading<'_> {
     }
 
     fn rope(&mut self, rope: &RopeSpec, _: usize) -> Result<Rope> {
+        if rope.factor != 1.0 {
+            let expected = "a factor of 1 where a part of each head rotates, on a GPU";
+            return Err(Error::invalid("rotary positions", expected, rope.factor.to_string()));
+        }
         Ok(Rope::new(self.cuda.gpu(), self.cuda.stream(), &rope.frequencies)?)
     }
 
