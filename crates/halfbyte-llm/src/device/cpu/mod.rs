@@ -4,6 +4,8 @@ mod experts;
 mod profile;
 mod projection;
 mod run;
+#[cfg(test)]
+mod tests;
 mod text;
 mod texts;
 mod vocabulary;
