@@ -17,8 +17,8 @@ use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{Checkpoint, DType};
 use halfbyte_llm::device::Gpu;
 use halfbyte_llm::{
-    Config, Device, Error, Finish, LoadOptions, Model, RandomWeights, Request, Sampler, Sampling, Session, Tokenizer,
-    eval,
+    Config, Device, Error, Finish, KvType, LoadOptions, Model, RandomWeights, Request, Sampler, Sampling, Session,
+    Tokenizer, eval,
 };
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -461,4 +461,22 @@ fn what_no_gpu_kernel_computes_is_an_error() {
     let Some(gpu) = gpu() else { return };
     let error = Model::load(&stdlib(), &options(on(&gpu, Float::F16), Some("w2a8-g64-asym"))).unwrap_err();
     assert!(matches!(error, Error::Numbers(halfbyte::Error::NoKernel { .. })), "{error}");
+}
+
+#[test]
+fn keys_and_values_have_the_type_of_activations_and_no_other() {
+    let Some(gpu) = gpu() else { return };
+    for (activations, of_gpu) in [(Float::F32, KvType::F32), (Float::F16, KvType::F16), (Float::BF16, KvType::Bf16)] {
+        for kv in KvType::ALL {
+            let options = LoadOptions { kv: Some(kv), ..options(on(&gpu, activations), None) };
+            match Model::load(&stdlib(), &options) {
+                Ok(model) => assert_eq!((kv, model.kv_type()), (of_gpu, of_gpu)),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(kv != of_gpu && text.contains(&format!("expected {of_gpu}, ")), "{text}");
+                    assert!(text.ends_with(&format!("got {kv}")), "{text}");
+                }
+            }
+        }
+    }
 }

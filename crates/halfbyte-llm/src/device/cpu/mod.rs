@@ -5,6 +5,8 @@ mod profile;
 mod projection;
 mod rope;
 mod run;
+#[cfg(test)]
+mod tests;
 mod text;
 mod texts;
 mod vocabulary;
