@@ -33,12 +33,15 @@ pub struct SpecialTokens {
 pub struct ChatTemplate {
     path: PathBuf,
     environment: Environment<'static>,
+    /// Another for conversations with tools.
+    with_tools: Option<Environment<'static>>,
     tokens: SpecialTokens,
 }
 
 impl ChatTemplate {
     /// The template of a checkpoint: `tokenizer.chat_template` of a GGUF file; else `chat_template.jinja`, or `chat_template` of
-    /// `tokenizer_config.json`, a text or a list with one named "default". None if there is no such.
+    /// `tokenizer_config.json`, a text or a list with one named "default". None if there is no such. One named "tool_use" (also
+    /// `tokenizer.chat_template.tool_use`, `additional_chat_templates/tool_use.jinja`) writes conversations with tools.
     ///
     /// `bos_token` and `eos_token` are those of `tokenizer_config.json`, else those that the configuration names. Errors: files
     /// that cannot be read, and what [`ChatTemplate::parse`] refuses.
@@ -52,13 +55,16 @@ impl ChatTemplate {
         let by_id = |id: Option<u32>| id.and_then(|id| tokenizer.token(id));
         tokens.bos = tokens.bos.or_else(|| by_id(config.bos));
         tokens.eos = tokens.eos.or_else(|| by_id(config.eos.first().copied()));
-        Self::parse(source, tokens, path).map(Some)
+        let mut template = Self::parse(source, tokens, path)?;
+        let with_tools = weights.tool_template()?.map(template::environment);
+        template.with_tools = with_tools.transpose().map_err(|e| refused(path, &e))?;
+        Ok(Some(template))
     }
 
     /// Compiles a template; `path` is named in errors. Error: it is no template.
     pub fn parse(source: String, tokens: SpecialTokens, path: &Path) -> Result<Self> {
         let environment = template::environment(source).map_err(|e| refused(path, &e))?;
-        Ok(Self { path: path.to_owned(), environment, tokens })
+        Ok(Self { path: path.to_owned(), environment, with_tools: None, tokens })
     }
 
     /// The tokens that it writes by name.
@@ -86,10 +92,11 @@ impl ChatTemplate {
             documents => documents.as_ref().map_or_else(|| Value::from(()), template::value),
             add_generation_prompt => answer,
         };
+        let environment = self.with_tools.as_ref().filter(|_| tools.is_some()).unwrap_or(&self.environment);
         // Without such a token the name means nothing, as in transformers: it is not none.
         let begin = bos.as_ref().map_or_else(|| context! {}, |bos| context! { bos_token => bos });
         let end = eos.as_ref().map_or_else(|| context! {}, |eos| context! { eos_token => eos });
-        template::render(&self.environment, conversation, context! { ..begin, ..end, ..all }).map_err(refuse)
+        template::render(environment, conversation, context! { ..begin, ..end, ..all }).map_err(refuse)
     }
 }
 

@@ -162,13 +162,10 @@ pub struct Session<'m> {
 
 impl<'m> Session<'m> {
     /// Begins a text with room for `context` tokens, where the model lies; `cpu` computes if that is in memory, where
-    /// room for keys and values is taken as they come. With longrope the room decides which rotary positions serve, and a GPU has those of
-    /// short texts only. Errors: more than the model was made for (on a GPU: with these), too little memory on a GPU.
+    /// room for keys and values is taken as they come. With longrope the room decides which rotary positions serve. Errors: more than
+    /// the model was made for, too little memory on a GPU.
     pub fn new(model: &'m Model, cpu: &'m Cpu, context: usize) -> Result<Self> {
-        let limit = match model.device() {
-            Device::Cpu => model.config.spec.max_context,
-            Device::Cuda(_) => model.config.spec.short_context(),
-        };
+        let limit = model.config.spec.max_context;
         if context > limit {
             return Err(Error::ContextFull { limit, got: context });
         }

@@ -123,13 +123,23 @@ fn a_folder_names_its_template_and_tokens() {
     // Of the configuration, where the file names none.
     let end = tokenizer.token(0).unwrap();
     assert_eq!(text(read_config(json!({"chat_template": source})).unwrap()), format!("{end}u{end}"));
-    let named = json!([{"name": "tool_use", "template": "no"}, {"name": "default", "template": source}]);
+    let named =
+        json!([{"name": "tool_use", "template": "{{ tools | length }}"}, {"name": "default", "template": source}]);
     let fields = json!({"chat_template": named, "bos_token": "<a>", "eos_token": {"content": "<b>", "lstrip": false}});
-    assert_eq!(text(read_config(fields).unwrap()), "<a>u<b>");
+    let several = read_config(fields).unwrap();
+    let with_tools = Conversation { tools: Some(json!([{}, {}])), ..Conversation::default() };
+    assert_eq!(several.render(&with_tools, false).unwrap(), "2");
+    assert_eq!(text(several), "<a>u<b>");
     let bad = with(json!({"chat_template": source, "eos_token": 7}));
     assert!(read(Some(("tokenizer_config.json", &bad))).unwrap_err().to_string().contains("eos_token"));
     std::fs::write(here.path().join("tokenizer_config.json"), "{\"bos_token\": \"<c>\"}").unwrap();
-    assert_eq!(text(read(Some(("chat_template.jinja", source))).unwrap().unwrap()), format!("<c>u{end}"));
+    let of_file = read(Some(("chat_template.jinja", source))).unwrap().unwrap();
+    assert!(of_file.render(&with_tools, false).is_err(), "it needs a message");
+    assert_eq!(text(of_file), format!("<c>u{end}"));
+    std::fs::create_dir(here.path().join("additional_chat_templates")).unwrap();
+    let beside =
+        read(Some(("additional_chat_templates/tool_use.jinja", "tools: {{ tools | length }}"))).unwrap().unwrap();
+    assert_eq!(beside.render(&with_tools, false).unwrap(), "tools: 2");
 }
 
 #[test]

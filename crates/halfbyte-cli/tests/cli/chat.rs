@@ -63,6 +63,40 @@ fn a_conversation_reads_what_is_new_only() {
 }
 
 #[test]
+fn a_conversation_goes_on_with_tools() {
+    let here = TempDir::new().unwrap();
+    let copy = copy_of_model(here.path());
+    let m = copy.display().to_string();
+    let template = "{{ bos_token }}{% for t in tools or [] %}{{ t.name }} {% endfor %}{% for m in messages %}{{ m.role }}: {{ m.content }}\
+        {% for c in m.tool_calls or [] %} {{ c.function.arguments | tojson }}{% endfor %}{{ '\n' }}{% endfor %}def ";
+    fs::write(copy.join("chat_template.jinja"), template).unwrap();
+    let file = |name: &str, text: &str| {
+        let path = here.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let said = r#"[{"role": "user", "content": "u"}, {"role": "assistant", "content": "c", "tool_calls":
+        [{"function": {"name": "f", "arguments": "{\"x\": 1}"}}]}, {"role": "tool", "content": "t"}]"#;
+    let (messages, tools) = (file("messages.json", said), file("tools.json", r#"[{"name": "f"}, {"name": "g"}]"#));
+    let chat = ["run", &m, "--chat", "-n", "6", "--messages", &messages];
+    // The same text as a prompt. Nothing is read from standard input, as the last turn waits for an answer.
+    let same = |prompt: &str, more: &[&str]| {
+        let [whole, answer] = [json(&["run", &m, "-p", prompt, "-n", "6"]), json(&[&chat[..], more].concat())];
+        assert_eq!((&answer["text"], &answer["prompt_tokens"]), (&whole["text"], &whole["prompt_tokens"]), "{prompt}");
+    };
+    let turns = "user: u\nassistant: c {\"x\": 1}\ntool: t\n";
+    same(&format!("{turns}def "), &[]);
+    same(&format!("f g {turns}user: more\ndef "), &["--tools", &tools, "-p", "more"]);
+    let bad = file("bad.json", r#"{"messages": [{"content": 1}]}"#);
+    let error = fails(3, &["run", &m, "--chat", "--messages", &bad]);
+    assert!(error.contains("messages[0]") && error.contains("role"), "{error}");
+    let error = fails(3, &["run", &m, "--chat", "-p", "x", "--tools", &bad]);
+    assert!(error.contains("tools") && error.contains("list of objects"), "{error}");
+    fails(2, &["run", &m, "-p", "x", "--tools", &tools]);
+    fails(2, &["run", &m, "--chat", "--messages", &messages, "--system", "Be brief."]);
+}
+
+#[test]
 fn tokens_come_one_a_line_and_with_how_likely_they_were() {
     let m = model();
     let options = ["run", &m, "-p", "def read(self", "-n", "6"];

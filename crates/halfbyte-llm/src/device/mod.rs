@@ -5,6 +5,7 @@
 
 pub mod cpu;
 pub(crate) mod cuda;
+mod rope;
 
 use crate::error::Result;
 use crate::explain::Product;

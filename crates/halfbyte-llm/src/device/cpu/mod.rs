@@ -3,7 +3,6 @@
 mod experts;
 mod profile;
 mod projection;
-mod rope;
 mod run;
 #[cfg(test)]
 mod tests;
@@ -19,16 +18,17 @@ use super::{Resident, Room, Text, Texts};
 use crate::arch::spec::{RopeSpec, Spec};
 use crate::comm::Comm;
 use crate::decoder::{Decoder, LoadDevice, ModelDevice};
+use crate::device::rope::Rope;
 use crate::error::Result;
 use crate::explain::{self, PlanOfRows, Product};
 use crate::load::{Embedding, Loader};
 use crate::random::RandomFloats;
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::attention::KvCache;
+use halfbyte::cpu::nn;
 use halfbyte::kernel::{KvType, Problem};
 use halfbyte::{Act, Float};
 use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight};
-use rope::Rope;
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) struct OnCpu;
 impl ModelDevice for OnCpu {
     type Projection = Projection;
     type Vector = Vec<f32>;
-    type Rope = Rope;
+    type Rope = Rope<nn::Rope>;
     type Vocabulary = Vocabulary;
     type Run<'m> = Run<'m>;
 }
@@ -64,8 +64,8 @@ impl LoadDevice for OnCpu {
         Ok(values)
     }
 
-    fn rope(&mut self, rope: &RopeSpec, max_context: usize) -> Result<Rope> {
-        Rope::new(rope, max_context)
+    fn rope(&mut self, rope: &RopeSpec, max_context: usize) -> Result<Rope<nn::Rope>> {
+        Rope::new(rope, |frequencies| nn::Rope::new(frequencies.to_vec(), rope.factor, max_context))
     }
 
     fn vocabulary(

@@ -12,12 +12,13 @@ use super::projection::Projection;
 use super::{OnCuda, Vocabulary};
 use crate::arch::spec::{RopeSpec, Spec};
 use crate::decoder::LoadDevice;
+use crate::device::rope::Rope;
 use crate::error::{Error, Result};
 use crate::load::{Embedding, Loader, alike};
 use crate::random::RandomFloats;
 use halfbyte::cuda::driver::{Buffer, Sent, Stream};
 use halfbyte::cuda::matmul::Packer;
-use halfbyte::cuda::nn::{Dense, FloatBuffer, Rope};
+use halfbyte::cuda::nn::{self, Dense, FloatBuffer};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::ops::Linear;
 use halfbyte::{Act, Cuda, Float, Floats, StoredTensor};
@@ -161,12 +162,12 @@ impl LoadDevice for Loading<'_> {
         Ok(buffer)
     }
 
-    fn rope(&mut self, rope: &RopeSpec, _: usize) -> Result<Rope> {
+    fn rope(&mut self, rope: &RopeSpec, _: usize) -> Result<Rope<nn::Rope>> {
         if rope.factor != 1.0 {
             let expected = "a factor of 1 where a part of each head rotates, on a GPU";
             return Err(Error::invalid("rotary positions", expected, rope.factor.to_string()));
         }
-        Ok(Rope::new(self.cuda.gpu(), self.cuda.stream(), &rope.frequencies)?)
+        Rope::new(rope, |frequencies| nn::Rope::new(self.cuda.gpu(), self.cuda.stream(), frequencies))
     }
 
     fn vocabulary(

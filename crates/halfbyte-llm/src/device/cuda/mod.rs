@@ -15,6 +15,7 @@ use super::{Gpu as Device, LoadTimes, Resident, Room, Text, Texts};
 use crate::arch::Spec;
 use crate::arch::spec::MlpKind;
 use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice};
+use crate::device::rope::Rope;
 use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
@@ -24,7 +25,7 @@ use experts::FewRows;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, Dense, ExpertWeights, PersistentPlan, Rope};
+use halfbyte::cuda::nn::{self, Dense, ExpertWeights, PersistentPlan};
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
 use loading::{Lanes, Loading};
@@ -43,7 +44,7 @@ pub(crate) struct OnCuda;
 impl ModelDevice for OnCuda {
     type Projection = Projection;
     type Vector = Buffer<f32>;
-    type Rope = Rope;
+    type Rope = Rope<nn::Rope>;
     type Vocabulary = Vocabulary;
     type Run<'m> = Run<'m>;
 }
@@ -70,7 +71,7 @@ pub(crate) struct CudaModel {
     /// Whether norms quantise what only products with quantised activations read.
     fused: bool,
     /// For layers without rotary positions: it rotates nothing.
-    no_rope: Rope,
+    no_rope: nn::Rope,
     decoder: Decoder<OnCuda>,
     /// What all layers of a step of one token are computed by; None: kernel by kernel.
     persistent: Option<PersistentPlan>,
@@ -106,7 +107,7 @@ impl CudaModel {
             (decoder, loaded.and_then(|thread| thread.join().ok()).unwrap_or_default())
         });
         let decoder = decoder?;
-        let no_rope = Rope::new(cuda.gpu(), cuda.stream(), &[])?;
+        let no_rope = nn::Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
         let persistent = persistent.then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok()).flatten();
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };

@@ -37,7 +37,7 @@ pub(super) fn plan(
     let products =
         products.collect::<Option<Vec<_>>>().ok_or_else(|| refuse("quantised layers, each stored in one format"))?;
     let inner = dense_mlp(first).map_or(0, |mlp| mlp.inner);
-    let pairs = rope.map_or(0, |rope| rope.pairs());
+    let pairs = rope.map_or(0, |rope| rope.of(0).pairs());
     PersistentPlan::of(caps, StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs }, &products, dtype)
 }
 
@@ -126,10 +126,10 @@ pub(super) fn of_text(model: &CudaModel, cuda: &Cuda, cache: &KvCache) -> Result
     Ok(Some(PersistentDecode::new(cuda.gpu(), cuda.stream(), plan.clone(), &layers, cache)?))
 }
 
-/// Rotations of all layers.
-pub(super) fn rope(model: &CudaModel) -> &Rope {
+/// Rotations of all layers, in a text with room for so many tokens.
+pub(super) fn rope(model: &CudaModel, room: usize) -> &Rope {
     let of_first = model.decoder.layers.first().and_then(|layer| layer.attention.rope.as_deref());
-    of_first.unwrap_or(&model.no_rope)
+    of_first.map_or(&model.no_rope, |rope| rope.of(room))
 }
 
 /// The last norm.

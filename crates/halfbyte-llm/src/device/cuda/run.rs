@@ -80,6 +80,8 @@ impl Next {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) cache: KvCache,
+    /// Tokens that a text has room for.
+    room: usize,
     residual: Buffer<f32>,
     pub(super) normed: FloatBuffer,
     pub(super) update: Buffer<f32>,
@@ -164,6 +166,7 @@ impl State {
             mixture: Mixture::of(model, cuda, rows)?,
             attention: AttentionWorkspace::new(gpu, cuda.stream(), *heads, texts, longest)?,
             persistent,
+            room: longest,
             cache,
         })
     }
@@ -182,7 +185,7 @@ impl State {
     /// As [`State::layers`], of one token of a text alone.
     pub(super) fn step(&mut self, model: &CudaModel, cuda: &Cuda, rows: Rows<'_>) -> Result<()> {
         let hidden = model.decoder.hidden;
-        let Self { persistent: Some(kernel), cache, normed, .. } = self else {
+        let Self { persistent: Some(kernel), cache, normed, room, .. } = self else {
             return self.layers(model, cuda, rows, false);
         };
         let step = StepOfText {
@@ -190,7 +193,7 @@ impl State {
             position: rows.positions,
             embedding: model.decoder.vocabulary.embedding.rows(),
             norm: persistent::last_norm(model),
-            rope: persistent::rope(model),
+            rope: persistent::rope(model, *room),
             cache,
             normed: normed.view_mut(0..hidden),
         };
@@ -379,7 +382,7 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn append(&mut self, layer: usize, attention: &Attention<OnCuda>) -> Result<()> {
-        let State { qkv, cache, .. } = &mut *self.state;
+        let State { qkv, cache, room, .. } = &mut *self.state;
         let qkv = qkv.view_mut().slice(0..self.on.len() * attention.heads.row());
         let norms = attention.head_norms.as_ref().map(|[queries, keys]| HeadNorms {
             queries: queries.weight.view(),
@@ -388,7 +391,7 @@ impl Steps<OnCuda> for Run<'_> {
         });
         let Rows { positions, texts, .. } = self.rows;
         let rows = NewRows { qkv, positions, slots: texts.map_or(positions, |texts| texts.slots), norms };
-        let rope = attention.rope.as_deref().unwrap_or(&self.model.no_rope);
+        let rope = attention.rope.as_deref().map_or(&self.model.no_rope, |rope| rope.of(*room));
         Ok(rope.apply(self.cuda.gpu(), self.cuda.stream(), rows, cache, layer)?)
     }
 
