@@ -191,63 +191,61 @@ impl Heads {
     }
 }
 
-/// What a cache keeps keys and values as.
+/// What keys and values lie in, in a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvType {
-    /// As they come.
+    /// IEEE single precision.
     #[default]
     F32,
-    /// Rounded to halfs; magnitudes of 65520 and more become infinite.
+    /// IEEE half precision: each element within 2⁻¹¹ of itself, from 2⁻¹⁴ to 65504 in magnitude; infinite beyond.
     F16,
-    /// Rounded to brain floats.
+    /// The upper half of a single: each element within 2⁻⁸ of itself.
     Bf16,
-    /// Symmetric codes of 8 bits with one scale in f32 for the key of a head at a position, and one for the value: `scale = max / 127`
-    /// of the magnitudes, `code = round_half_even(x · (127 / max))`, and what is read is `code · scale`, in f32. All is 0 where `max`
-    /// is below 2⁻¹⁰⁰, and NaN where an element is not finite.
+    /// Codes of 8 bits, −127 … 127, times a scale in f32 for each position and head, of keys and of values: the greatest magnitude
+    /// over 127, so that each element is within half a scale. A key or value that holds NaN or infinity is NaN throughout.
     Int8,
 }
 
 impl KvType {
     /// All of them.
-    pub const ALL: [KvType; 4] = [KvType::F32, KvType::F16, KvType::Bf16, KvType::Int8];
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Bf16, Self::Int8];
 
-    /// As command lines have it.
+    /// The name: `f32`, `f16`, `bf16`, `int8`.
     pub fn name(self) -> &'static str {
         match self {
-            KvType::F32 => "f32",
-            KvType::F16 => "f16",
-            KvType::Bf16 => "bf16",
-            KvType::Int8 => "int8",
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         }
     }
 
-    /// Bytes of a head's key, or value, of so many elements.
+    /// Bytes that a key, or a value, of one head and position takes, with its scale.
     pub fn bytes(self, head_size: usize) -> usize {
-        head_size.saturating_mul(self.element_bytes()).saturating_add(self.scale_bytes())
-    }
-
-    /// Bytes of an element, without scales.
-    pub(crate) fn element_bytes(self) -> usize {
         match self {
-            KvType::F32 => 4,
-            KvType::F16 | KvType::Bf16 => 2,
-            KvType::Int8 => 1,
+            Self::F32 => 4 * head_size,
+            Self::F16 | Self::Bf16 => 2 * head_size,
+            Self::Int8 => head_size + size_of::<f32>(),
         }
-    }
-
-    /// Bytes of the scale of a head's key, or value.
-    pub(crate) fn scale_bytes(self) -> usize {
-        if self == KvType::Int8 { size_of::<f32>() } else { 0 }
     }
 }
 
 impl From<Float> for KvType {
     fn from(float: Float) -> Self {
         match float {
-            Float::F32 => KvType::F32,
-            Float::F16 => KvType::F16,
-            Float::BF16 => KvType::Bf16,
+            Float::F32 => Self::F32,
+            Float::F16 => Self::F16,
+            Float::BF16 => Self::Bf16,
         }
+    }
+}
+
+impl std::str::FromStr for KvType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let named = Self::ALL.into_iter().find(|kv| kv.name() == name);
+        named.ok_or_else(|| Error::invalid("kv cache", "f32, f16, bf16 or int8", name))
     }
 }
 

@@ -9,12 +9,12 @@
 //!     out = sums of values / sum of weights
 //! ```
 //!
+//! Keys and values of fewer bytes are converted in registers, once for all rows of a tile; scales of codes are taken after the
+//! products of keys, and into the weights before those of values.
+//!
 //! All heads of a group are in the same tile, so they share the keys and values once loaded. Positions that only some
 //! rows of a tile see are added row by row, so a value that is not finite never reaches a query that may not see it.
 //! With few rows (decoding), a tile's pages are divided into parts that run side by side and are merged in order.
-//!
-//! Keys and values may be kept in fewer bytes ([`KvType`]). They are rounded when they are appended; a page of a head becomes f32 again
-//! in a thread's buffer, which stays in its L2, and everything else is as with f32.
 
 mod cache;
 mod element;
@@ -25,7 +25,8 @@ mod tests;
 mod tile;
 
 pub use crate::kernel::{Heads, KvType};
-pub use cache::{KvCache, PAGE_LENGTH, Sequence};
+pub use crate::kv_pages::{PAGE_LENGTH, Sequence};
+pub use cache::KvCache;
 
 use super::Cpu;
 use super::disjoint::DisjointMut;
@@ -63,14 +64,18 @@ pub struct Attention<'a> {
 }
 
 /// `out = softmax(scale · Q·Kᵀ − slope · distance, causal) · V` for every query head, with the keys and values that `cache`
-/// has of a layer of a sequence, rounded to its type ([`KvType`]); without ALiBi the slopes are 0. A cap bounds the scaled scores;
-/// the softmax of a head with a sink has one more term in its denominator.
+/// has of a layer of a sequence; without ALiBi the slopes are 0. A cap bounds the scaled scores; the softmax of a head with a
+/// sink has one more term in its denominator.
 ///
 /// *Shapes:* `out` `[m, heads·head_size]`. *Accuracy:* with `n` visible positions, head size `h` and
 /// `t = max (|scale| · Σ|q·k| + |slope| · distance)` over them, each output is within
 /// `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the exact one, with a cap `64·t·2⁻²⁴ · max|v|` more; with ALiBi for positions
-/// below 2²⁴. `k` and `v` are the rounded ones.
-/// NaN and infinities in a query, or in a key or value that it sees, give NaN in its output and touch no other query's.
+/// below 2²⁴. That is against the keys and values as the cache has them ([`KvType`]); what rounding them changes comes on top:
+/// where it moves elements by `u` of themselves (f16: 2⁻¹¹, bf16: 2⁻⁸) a score moves by at most `s = u·t` and an output by
+/// `(exp(2s) − 1 + u) · max|v|`; with codes of 8 bits a score by `s = |scale| · Σ|q| · max|k| / 254` and an output by
+/// `(exp(2s) − 1 + 1/254) · max|v|`.
+/// NaN and infinities in a query, or in a key or value that it sees, give NaN in its output and touch no other query's; so do,
+/// in f16, elements beyond 65504.
 /// *Errors:* shapes that do not fit, a sequence or positions that the cache does not have, a window of 0, a cap that is not
 /// above 0, a sink that is not finite.
 /// *Source:* online softmax of Milakov and Gimelshein, 2018; tiles as in Dao, "FlashAttention-2", 2023; parts of the

@@ -20,6 +20,15 @@ pub(crate) trait Simd: Copy {
     /// `LANES` elements must be readable at `x`.
     unsafe fn load_ptr(self, x: *const f32) -> Self::V;
     /// # Safety
+    /// `LANES` elements must be readable at `x`.
+    unsafe fn load_f16_ptr(self, x: *const f16) -> Self::V;
+    /// # Safety
+    /// `LANES` elements must be readable at `x`.
+    unsafe fn load_bf16_ptr(self, x: *const bf16) -> Self::V;
+    /// # Safety
+    /// `LANES` elements must be readable at `x`.
+    unsafe fn load_i8_ptr(self, x: *const i8) -> Self::V;
+    /// # Safety
     /// `LANES` elements must be writable at `x`.
     unsafe fn store_ptr(self, x: *mut f32, v: Self::V);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
@@ -34,6 +43,8 @@ pub(crate) trait Simd: Copy {
     fn if_less(self, a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V;
     /// The bits, shifted from the end of the mantissa to the exponent.
     fn shift_to_exponent(self, x: Self::V) -> Self::V;
+    /// Runs a kernel as a function of its own, compiled for the instruction set once: also within another, of which there are many.
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output;
 
     /// The first elements of a slice. Panics if it is shorter than a vector.
     #[inline(always)]
@@ -42,13 +53,6 @@ pub(crate) trait Simd: Copy {
         // SAFETY: the length was checked just now.
         unsafe { self.load_ptr(x.as_ptr()) }
     }
-
-    /// As [`Simd::load`], of halfs.
-    fn load_f16(self, x: &[f16]) -> Self::V;
-    /// As [`Simd::load`], of brain floats.
-    fn load_bf16(self, x: &[bf16]) -> Self::V;
-    /// As [`Simd::load`], of bytes.
-    fn load_i8(self, x: &[i8]) -> Self::V;
 
     /// Writes the first elements of a slice. Panics if it is shorter than a vector.
     #[inline(always)]
@@ -122,26 +126,13 @@ pub(crate) trait Kernel {
 /// Runs `kernel` with the instruction set of `cpu`.
 #[inline]
 pub(crate) fn dispatch<K: Kernel>(cpu: &Cpu, kernel: K) -> K::Output {
+    // A `Cpu` only has capabilities that were detected.
     match cpu.caps().isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => {
-            #[target_feature(enable = "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-            fn enabled<K: Kernel>(kernel: K) -> K::Output {
-                kernel.run(x86::Avx512(()))
-            }
-            // SAFETY: a `Cpu` only has capabilities that were detected.
-            unsafe { enabled(kernel) }
-        }
+        Isa::Avx512 => x86::Avx512(()).apart(kernel),
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => {
-            #[target_feature(enable = "avx,avx2,fma,f16c")]
-            fn enabled<K: Kernel>(kernel: K) -> K::Output {
-                kernel.run(x86::Avx2(()))
-            }
-            // SAFETY: a `Cpu` only has capabilities that were detected.
-            unsafe { enabled(kernel) }
-        }
-        _ => kernel.run(Plain),
+        Isa::Avx2 => x86::Avx2(()).apart(kernel),
+        _ => Plain.apart(kernel),
     }
 }
 
@@ -161,6 +152,21 @@ impl Simd for Plain {
     unsafe fn load_ptr(self, x: *const f32) -> [f32; 4] {
         // SAFETY: the caller's promise; an array needs the alignment of its elements only.
         unsafe { *x.cast() }
+    }
+    #[inline(always)]
+    unsafe fn load_f16_ptr(self, x: *const f16) -> [f32; 4] {
+        // SAFETY: the caller's promise; an array needs the alignment of its elements only.
+        unsafe { *x.cast::<[f16; 4]>() }.map(f16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_ptr(self, x: *const bf16) -> [f32; 4] {
+        // SAFETY: the caller's promise; an array needs the alignment of its elements only.
+        unsafe { *x.cast::<[bf16; 4]>() }.map(bf16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_i8_ptr(self, x: *const i8) -> [f32; 4] {
+        // SAFETY: the caller's promise; an array needs the alignment of its elements only.
+        unsafe { *x.cast::<[i8; 4]>() }.map(f32::from)
     }
     #[inline(always)]
     unsafe fn store_ptr(self, x: *mut f32, v: [f32; 4]) {
@@ -199,24 +205,15 @@ impl Simd for Plain {
     fn shift_to_exponent(self, x: [f32; 4]) -> [f32; 4] {
         std::array::from_fn(|i| f32::from_bits(x[i].to_bits() << 23))
     }
-    #[inline(always)]
-    fn load_f16(self, x: &[f16]) -> [f32; 4] {
-        std::array::from_fn(|i| x[i].to_f32())
-    }
-    #[inline(always)]
-    fn load_bf16(self, x: &[bf16]) -> [f32; 4] {
-        std::array::from_fn(|i| x[i].to_f32())
-    }
-    #[inline(always)]
-    fn load_i8(self, x: &[i8]) -> [f32; 4] {
-        std::array::from_fn(|i| f32::from(x[i]))
+    #[inline(never)]
+    fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Simd;
-    use half::{bf16, f16};
+    use super::{Kernel, Simd, bf16, f16};
     use std::arch::x86_64::*;
 
     /// AVX2 and FMA: eight elements.
@@ -237,26 +234,40 @@ mod x86 {
         )* };
     }
 
-    /// Loads of elements that are no f32.
-    macro_rules! loads {
-        ($($name:ident($x:ident: &[$type:ty]) -> $ret:ty { $body:expr })*) => { $(
-            #[inline(always)]
-            fn $name(self, $x: &[$type]) -> $ret {
-                let $x = $x[..Self::LANES].as_ptr();
-                // SAFETY: a vector of elements is read, as checked above; `self` exists, so the processor has the instruction set.
-                unsafe { $body }
-            }
-        )* };
-    }
-
     impl Simd for Avx512 {
         type V = __m512;
         const LANES: usize = 16;
 
         #[inline(always)]
+        fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+            #[target_feature(enable = "avx,avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
+            #[inline(never)]
+            fn enabled<K: Kernel>(kernel: K) -> K::Output {
+                kernel.run(Avx512(()))
+            }
+            // SAFETY: `self` exists, so the processor has the instruction set.
+            unsafe { enabled(kernel) }
+        }
+
+        #[inline(always)]
         unsafe fn load_ptr(self, x: *const f32) -> __m512 {
             // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
             unsafe { _mm512_loadu_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load_f16_ptr(self, x: *const f16) -> __m512 {
+            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
+            unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(x.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_ptr(self, x: *const bf16) -> __m512 {
+            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
+            unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8_ptr(self, x: *const i8) -> __m512 {
+            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
+            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.cast()))) }
         }
         #[inline(always)]
         unsafe fn store_ptr(self, x: *mut f32, v: __m512) {
@@ -280,13 +291,6 @@ mod x86 {
             sum(v: __m512) -> f32 { _mm512_reduce_add_ps(v) }
             greatest(v: __m512) -> f32 { _mm512_reduce_max_ps(v) }
         }
-        loads! {
-            load_f16(x: &[f16]) -> __m512 { _mm512_cvtph_ps(_mm256_loadu_si256(x.cast())) }
-            load_bf16(x: &[bf16]) -> __m512 {
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(x.cast()))))
-            }
-            load_i8(x: &[i8]) -> __m512 { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.cast()))) }
-        }
     }
 
     impl Simd for Avx2 {
@@ -294,9 +298,35 @@ mod x86 {
         const LANES: usize = 8;
 
         #[inline(always)]
+        fn apart<K: Kernel>(self, kernel: K) -> K::Output {
+            #[target_feature(enable = "avx,avx2,fma,f16c")]
+            #[inline(never)]
+            fn enabled<K: Kernel>(kernel: K) -> K::Output {
+                kernel.run(Avx2(()))
+            }
+            // SAFETY: `self` exists, so the processor has the instruction set.
+            unsafe { enabled(kernel) }
+        }
+
+        #[inline(always)]
         unsafe fn load_ptr(self, x: *const f32) -> __m256 {
             // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
             unsafe { _mm256_loadu_ps(x) }
+        }
+        #[inline(always)]
+        unsafe fn load_f16_ptr(self, x: *const f16) -> __m256 {
+            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
+            unsafe { _mm256_cvtph_ps(_mm_loadu_si128(x.cast())) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16_ptr(self, x: *const bf16) -> __m256 {
+            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
+            unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.cast())))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8_ptr(self, x: *const i8) -> __m256 {
+            // SAFETY: the caller's promise; `self` exists, so the processor has the instruction set.
+            unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.cast()))) }
         }
         #[inline(always)]
         unsafe fn store_ptr(self, x: *mut f32, v: __m256) {
@@ -317,13 +347,6 @@ mod x86 {
             shift_to_exponent(x: __m256) -> __m256 {
                 _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(x)))
             }
-        }
-        loads! {
-            load_f16(x: &[f16]) -> __m256 { _mm256_cvtph_ps(_mm_loadu_si128(x.cast())) }
-            load_bf16(x: &[bf16]) -> __m256 {
-                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(x.cast()))))
-            }
-            load_i8(x: &[i8]) -> __m256 { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.cast()))) }
         }
     }
 }
@@ -356,6 +379,43 @@ pub(crate) mod tests {
         (0..len).map(|_| next()).collect()
     }
 
+    /// Loads of every other type, of numbers that are exact in it.
+    struct Loads;
+
+    impl Kernel for Loads {
+        type Output = [[f32; 16]; 3];
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> [[f32; 16]; 3] {
+            let codes: [i8; 17] = std::array::from_fn(|i| (i as i8 - 8) * 15 + 1);
+            let halves = codes.map(|code| f16::from_f32(f32::from(code) / 1024.0));
+            let bfloats = codes.map(|code| bf16::from_f32(f32::from(code) * 1e30));
+            // SAFETY: sixteen elements lie behind the first, which is not aligned to a vector.
+            unsafe {
+                [
+                    s.load_i8_ptr(codes[1..].as_ptr()),
+                    s.load_f16_ptr(halves[1..].as_ptr()),
+                    s.load_bf16_ptr(bfloats[1..].as_ptr()),
+                ]
+                .map(|v| s.to_array(v))
+            }
+        }
+    }
+
+    #[test]
+    fn other_types_load_as_they_are_on_every_instruction_set() {
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+            let Ok(caps) = Caps::detect().limited_to(isa) else { continue };
+            let [codes, halves, bfloats] = dispatch(&Cpu::with_caps(1, caps).unwrap(), Loads);
+            let lanes = [4, 8, 16][isa as usize];
+            for i in 0..lanes {
+                let code = (i as f32 - 7.0) * 15.0 + 1.0;
+                let bfloat = bf16::from_f32(code * 1e30).to_f32();
+                assert_eq!((codes[i], halves[i], bfloats[i]), (code, code / 1024.0, bfloat), "{isa:?}, lane {i}");
+            }
+        }
+    }
+
     struct Everything;
 
     impl Kernel for Everything {
@@ -368,9 +428,6 @@ pub(crate) mod tests {
             let b: Vec<f32> = (0..n).map(|i| if i == 1 { f32::NAN } else { 1.0 }).collect();
             let (a, b, two) = (s.load(&a), s.load(&b), s.splat(2.0));
             let mut results = vec![s.sum(a), s.greatest(a)];
-            let halfs: Vec<f16> = (0..n).map(|i| f16::from_f32(i as f32 * -0.5)).collect();
-            let brains: Vec<bf16> = (0..n).map(|i| bf16::from_f32(i as f32 * -256.0)).collect();
-            let bytes: Vec<i8> = (0..n).map(|i| [127, -128, -1, 42][i % 4]).collect();
             let shifted = s.shift_to_exponent(s.splat(f32::from_bits(130)));
             for v in [
                 s.add(a, two),
@@ -383,9 +440,6 @@ pub(crate) mod tests {
                 s.if_less(a, b, two, a),
                 s.load_part(&[5.0, 6.0], 7.0),
                 shifted,
-                s.load_f16(&halfs),
-                s.load_bf16(&brains),
-                s.load_i8(&bytes),
             ] {
                 results.extend(&s.to_array(v)[..4]);
             }
@@ -408,8 +462,7 @@ pub(crate) mod tests {
             let expected = [
                 0.0, 1.0, 2.0, 3.0,  -4.0, -3.0, -2.0, -1.0,  -4.0, -2.0, 0.0, 2.0,  -1.0, -0.5, 0.0, 0.5,
                 -2.0, 0.0, 2.0, 4.0,  1.0, nan, 1.0, 1.0,  1.0, -1.0, 1.0, 1.0,  2.0, -1.0, 2.0, 1.0,
-                5.0, 6.0, 7.0, 7.0,  8.0, 8.0, 8.0, 8.0,  -0.0, -0.5, -1.0, -1.5,
-                -0.0, -256.0, -512.0, -768.0,  127.0, -128.0, -1.0, 42.0,  -2.0, -1.0, 9.0,
+                5.0, 6.0, 7.0, 7.0,  8.0, 8.0, 8.0, 8.0,  -2.0, -1.0, 9.0,
             ];
             assert_eq!(format!("{:?}", &got[2..]), format!("{expected:?}"), "{isa:?}");
         }

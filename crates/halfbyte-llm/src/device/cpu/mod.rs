@@ -24,7 +24,6 @@ use crate::explain::{self, PlanOfRows, Product};
 use crate::load::{Embedding, Loader};
 use crate::random::RandomFloats;
 use halfbyte::cpu::Cpu;
-use halfbyte::cpu::attention::KvCache;
 use halfbyte::cpu::nn;
 use halfbyte::kernel::{KvType, Problem};
 use halfbyte::{Act, Float};
@@ -134,6 +133,6 @@ impl Resident for CpuModel {
 
     fn kv_bytes_per_token(&self) -> usize {
         let Decoder { layers, heads, .. } = &self.decoder;
-        KvCache::bytes_per_position(layers.len(), *heads, self.kv).unwrap_or(usize::MAX)
+        2 * layers.len() * heads.kv_heads * self.kv.bytes(heads.head_size)
     }
 }

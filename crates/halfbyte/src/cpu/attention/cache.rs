@@ -1,14 +1,12 @@
 //! Keys and values of past positions of many sequences, in pages, laid out for the kernels.
 
-use super::element::{Element, widen};
+use super::element::Element;
 use super::{Heads, KvType};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
-use crate::cpu::lanes::Simd;
 use crate::error::{Error, Result};
-use crate::kv_pages::{Copied, Pages};
-pub use crate::kv_pages::{PAGE_LENGTH, Sequence};
-use bytemuck::{Pod, Zeroable, cast_slice, cast_slice_mut};
+use crate::kv_pages::{Copied, PAGE_LENGTH, Pages, Sequence, unknown};
+use bytemuck::{Pod, Zeroable};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,28 +23,27 @@ pub(super) struct Line([f32; 16]);
 
 /// The keys and values of all layers, of any number of sequences.
 ///
-/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers; [`Pages`] says which of them a sequence has, and which it
-/// shares ([`KvCache::share`]). Memory is taken page by page, up to the budget, and kept. In a page, for a layer and a head:
+/// They lie in pages of [`PAGE_LENGTH`] positions, each for all layers. A sequence has a table of its pages, which others may share
+/// ([`KvCache::share`]): what would write to a shared page copies it first. A page that no sequence has any more goes to the next
+/// that needs one. Memory is taken page by page, up to the budget, and kept. In a
+/// page, for a layer and a head:
 ///
 /// ```text
 /// keys    [128/16 panels][head_size][16 positions]     a row of 16 scores is Σ q[i] · panel[i][..]
 /// values  [128 positions][head_size, rounded up to 16]
-/// scales  [128 positions] of the keys, [128] of the values           of codes of 8 bits only
+/// scales  [128 of keys, 128 of values]                 f32, where elements are codes of 8 bits
 /// ```
+///
+/// *Source:* Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023.
 pub struct KvCache {
     layers: usize,
     heads: Heads,
     kv: KvType,
     pages: Pages,
-    /// Of the pages that a sequence ever had, at least.
+    /// The pages whose memory has been taken.
     memory: Vec<Box<[Line]>>,
-    /// Positions of each layer of a sequence; nothing before the first come.
+    /// Of each sequence, the positions of each layer; nothing before the first come.
     lens: BTreeMap<Sequence, Vec<usize>>,
-}
-
-/// Positions that every layer has.
-fn of_all_layers(lens: &[usize]) -> usize {
-    lens.iter().copied().min().unwrap_or(0)
 }
 
 /// What attention reads: one layer of one sequence.
@@ -59,102 +56,56 @@ pub(super) struct Cached<'a> {
     pub(super) len: usize,
 }
 
-impl Cached<'_> {
-    /// Keys and values of a head in a page of the sequence, as f32; those of the panels of positions `seen` are right. What is not
-    /// kept as f32 goes to `scratch`.
-    #[inline(always)]
-    pub(super) fn page<'a, S: Simd>(
-        &'a self,
-        s: S,
-        (kv_head, index): (usize, usize),
-        seen: &Range<usize>,
-        scratch: &'a mut Vec<Line>,
-    ) -> (&'a [f32], &'a [f32]) {
-        let (cache, bytes) = (self.cache, self.cache.head_bytes());
-        let all: &[u8] = cast_slice(&cache.memory[self.pages[index] as usize]);
-        let stored = &all[(self.layer * cache.heads.kv_heads + kv_head) * bytes..][..bytes];
-        let size = cache.heads.head_size;
-        match cache.kv {
-            KvType::F32 => {
-                let (keys, values, _) = parts::<f32>(stored, size);
-                (keys, values)
-            }
-            KvType::F16 => widen_page::<S, f16>(s, parts(stored, size), size, seen, scratch),
-            KvType::Bf16 => widen_page::<S, bf16>(s, parts(stored, size), size, seen, scratch),
-            KvType::Int8 => widen_page::<S, i8>(s, parts(stored, size), size, seen, scratch),
-        }
+/// The keys, or the values, of a head in a page.
+#[derive(Clone, Copy)]
+pub(super) struct Part<'a, E> {
+    pub(super) elements: &'a [E],
+    /// Of each position, where elements have scales.
+    pub(super) scales: &'a [f32],
+}
+
+impl<'a> Cached<'a> {
+    /// The type of the elements.
+    pub(super) fn kv(&self) -> KvType {
+        self.cache.kv
+    }
+
+    /// Keys and values of a head in a page of the sequence; the elements are of the cache's type.
+    #[inline]
+    pub(super) fn page<E: Element>(&self, kv_head: usize, index: usize) -> [Part<'a, E>; 2] {
+        let (cache, len) = (self.cache, self.cache.head_page());
+        let all: &[u8] = bytemuck::cast_slice(&cache.memory[self.pages[index] as usize]);
+        let of_head = &all[(self.layer * cache.heads.kv_heads + kv_head) * len..][..len];
+        let [keys, elements] = parts(cache.heads.head_size);
+        let (of_head, scales) = of_head.split_at(elements * size_of::<E>());
+        let (keys, values) = bytemuck::cast_slice(of_head).split_at(keys);
+        let (of_keys, of_values) = bytemuck::cast_slice(scales).split_at(if E::SCALED { PAGE_LENGTH } else { 0 });
+        [Part { elements: keys, scales: of_keys }, Part { elements: values, scales: of_values }]
     }
 }
 
-/// Keys, values and scales of a head in a page.
-#[inline(always)]
-fn parts<T: Element>(stored: &[u8], head_size: usize) -> (&[T], &[T], &[f32]) {
-    let (keys, rest) = stored.split_at(PAGE_LENGTH * head_size * size_of::<T>());
-    let (values, scales) = rest.split_at(PAGE_LENGTH * padded(head_size) * size_of::<T>());
-    (cast_slice(keys), cast_slice(values), cast_slice(scales))
-}
-
-/// The panels of keys, and the values, of positions `seen` of a page, as f32 where they lie in a page of such.
-#[inline(always)]
-fn widen_page<'a, S: Simd, T: Element>(
-    s: S,
-    (keys, values, scales): (&[T], &[T], &[f32]),
-    head_size: usize,
-    seen: &Range<usize>,
-    scratch: &'a mut Vec<Line>,
-) -> (&'a [f32], &'a [f32]) {
-    let stride = padded(head_size);
-    let (wide_keys, wide_values) =
-        floats(scratch, PAGE_LENGTH * (head_size + stride)).split_at_mut(PAGE_LENGTH * head_size);
-    let (scales_of_keys, scales_of_values) = scales.split_at(scales.len() / 2);
-    for panel in seen.start / PANEL..seen.end.div_ceil(PANEL) {
-        let factors = scales_of_keys.get(panel * PANEL..).and_then(<[f32]>::first_chunk);
-        let part = panel * PANEL * head_size..(panel + 1) * PANEL * head_size;
-        widen(s, &keys[part.clone()], factors, &mut wide_keys[part]);
-    }
-    for position in seen.clone() {
-        let factors = scales_of_values.get(position).map(|scale| [*scale; 16]);
-        let part = position * stride..(position + 1) * stride;
-        widen(s, &values[part.clone()], factors.as_ref(), &mut wide_values[part]);
-    }
-    (wide_keys, wide_values)
-}
-
-/// The first `len` floats of a buffer, which grows to hold them.
-pub(super) fn floats(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
-    let lines = len.div_ceil(16);
-    if buffer.len() < lines {
-        buffer.resize(lines, Line::zeroed());
-    }
-    &mut cast_slice_mut(buffer)[..len]
+/// Elements of the keys of a head in a page, and of keys and values.
+fn parts(head_size: usize) -> [usize; 2] {
+    [PAGE_LENGTH * head_size, PAGE_LENGTH * (head_size + padded(head_size))]
 }
 
 const OP: &str = "kv cache";
 
 impl KvCache {
-    /// An empty cache with a budget of `positions`, rounded up to whole pages. *Errors:* heads that make no sense, sizes
-    /// beyond the address space.
+    /// An empty cache with a budget of `positions`, rounded up to whole pages, whose keys and values lie in `kv`. *Errors:* heads
+    /// that make no sense, sizes beyond the address space.
     pub fn new(layers: usize, heads: Heads, positions: usize, kv: KvType) -> Result<Self> {
         let heads = heads.checked(OP)?;
-        let page = Self::bytes_per_position(layers, heads, kv).and_then(|bytes| bytes.checked_mul(PAGE_LENGTH));
-        if page.is_none_or(|bytes| bytes > isize::MAX as usize) {
+        let padded = heads.head_size.checked_next_multiple_of(16);
+        // Codes with their scales take less than f32.
+        let page = [2 * PAGE_LENGTH, heads.kv_heads, layers, size_of::<f32>()];
+        let bytes = padded.and_then(|padded| page.iter().try_fold(padded, |bytes, &n| bytes.checked_mul(n)));
+        if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
             let got = format!("{layers} layers, {} heads of {}", heads.kv_heads, heads.head_size);
             return Err(Error::invalid(OP, "a page that fits in memory", got));
         }
         let pages = Pages::new(positions.div_ceil(PAGE_LENGTH));
         Ok(Self { layers, heads, kv, pages, memory: Vec::new(), lens: BTreeMap::new() })
-    }
-
-    /// Bytes that a position takes over all layers. None: beyond the address space.
-    pub fn bytes_per_position(layers: usize, heads: Heads, kv: KvType) -> Option<usize> {
-        let elements = heads.head_size.checked_next_multiple_of(16)?.checked_add(heads.head_size)?;
-        let of_head = elements.checked_mul(kv.element_bytes())?.checked_add(2 * kv.scale_bytes())?;
-        of_head.checked_mul(heads.kv_heads)?.checked_mul(layers)
-    }
-
-    /// What keys and values are kept as.
-    pub fn kv(&self) -> KvType {
-        self.kv
     }
 
     /// Number of layers.
@@ -170,6 +121,11 @@ impl KvCache {
     /// Elements of a head.
     pub fn head_size(&self) -> usize {
         self.heads.head_size
+    }
+
+    /// The type that keys and values lie in.
+    pub fn kv(&self) -> KvType {
+        self.kv
     }
 
     /// Positions that all sequences together can have: those of the budget.
@@ -204,8 +160,7 @@ impl KvCache {
     /// A new sequence that has the first positions of another, in the same pages. *Errors:* the other is none of this cache, or
     /// has not so many in every layer.
     pub fn share(&mut self, from: Sequence, positions: usize) -> Result<Sequence> {
-        self.pages.of(from)?;
-        let len = self.len(from);
+        let len = of_all_layers(self.lens.get(&from).ok_or_else(|| unknown(from))?);
         if positions > len {
             let expected = format!("at most {len} positions, which the other has");
             return Err(Error::invalid(OP, expected, positions.to_string()));
@@ -234,11 +189,9 @@ impl KvCache {
     /// Forgets positions from `len` on, in every layer; pages without positions are free. *Errors:* the sequence is none of
     /// this cache.
     pub fn truncate(&mut self, sequence: Sequence, len: usize) -> Result<()> {
-        let mut of_any_layer = 0;
-        for l in self.lens.get_mut(&sequence).into_iter().flatten() {
-            *l = len.min(*l);
-            of_any_layer = of_any_layer.max(*l);
-        }
+        let lens = self.lens.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
+        lens.iter_mut().for_each(|l| *l = len.min(*l));
+        let of_any_layer = lens.iter().copied().max().unwrap_or(0);
         self.pages.keep(sequence, of_any_layer.div_ceil(PAGE_LENGTH))
     }
 
@@ -263,17 +216,17 @@ impl KvCache {
         }
         let end = position + qkv.len() / row;
         self.take_pages(sequence, position, end)?;
-        let (layers, heads, bytes) = (self.layers, self.heads, self.head_bytes());
+        let (layers, heads, head_page) = (self.layers, self.heads, self.head_page());
         let write = match self.kv {
             KvType::F32 => write::<f32>,
             KvType::F16 => write::<f16>,
             KvType::Bf16 => write::<bf16>,
             KvType::Int8 => write::<i8>,
         };
-        let lens = self.lens.entry(sequence).or_default();
+        let lens = self.lens.get_mut(&sequence).ok_or_else(|| unknown(sequence))?;
         lens.resize(layers, 0);
         lens[layer] = end;
-        let of_layer = layer * heads.kv_heads * bytes..(layer + 1) * heads.kv_heads * bytes;
+        let of_layer = layer * heads.kv_heads * head_page..(layer + 1) * heads.kv_heads * head_page;
         let first = position / PAGE_LENGTH;
         let touched = &self.pages.of(sequence)?[first..end.div_ceil(PAGE_LENGTH)];
         let memory = DisjointMut::new(&mut self.memory);
@@ -283,9 +236,9 @@ impl KvCache {
             let base = (first + i) * PAGE_LENGTH;
             let written = position.max(base)..end.min(base + PAGE_LENGTH);
             let rows = &qkv[(written.start - position) * row..(written.end - position) * row];
-            let page = &mut cast_slice_mut(page)[of_layer.clone()];
-            for (kv_head, stored) in page.chunks_exact_mut(bytes).enumerate() {
-                write(stored, heads, kv_head, rows, written.start - base..written.end - base);
+            let page: &mut [u8] = &mut bytemuck::cast_slice_mut(page)[of_layer.clone()];
+            for (kv_head, page) in page.chunks_exact_mut(head_page).enumerate() {
+                write(page, heads, kv_head, rows, written.start - base..written.end - base);
             }
         };
         if qkv.len() < SMALL_APPEND {
@@ -310,7 +263,7 @@ impl KvCache {
     fn take_pages(&mut self, sequence: Sequence, first: usize, end: usize) -> Result<()> {
         let missing = self.pages.missing(sequence, first, end);
         if missing <= self.pages.free() {
-            self.allocate(self.pages.numbered(missing))?;
+            self.allocate(self.pages.used_with(missing))?;
         }
         if let Some(Copied { from, to }) = self.pages.take(sequence, first, end)? {
             let mut copy = std::mem::take(&mut self.memory[to as usize]);
@@ -320,9 +273,9 @@ impl KvCache {
         Ok(())
     }
 
-    /// Takes memory until so many pages have some. Error: there is no memory.
+    /// Takes memory for the pages below a number. Error: there is no memory.
     fn allocate(&mut self, pages: usize) -> Result<()> {
-        let lines = self.layers * self.heads.kv_heads * self.head_bytes() / size_of::<Line>();
+        let lines = self.layers * self.heads.kv_heads * self.head_page() / size_of::<Line>();
         while self.memory.len() < pages {
             let page = bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::Device {
                 op: OP,
@@ -337,10 +290,19 @@ impl KvCache {
     }
 
     /// Bytes of a page for one head: whole lines.
-    fn head_bytes(&self) -> usize {
-        let Heads { head_size, .. } = self.heads;
-        PAGE_LENGTH * ((head_size + padded(head_size)) * self.kv.element_bytes() + 2 * self.kv.scale_bytes())
+    fn head_page(&self) -> usize {
+        let [_, elements] = parts(self.heads.head_size);
+        match self.kv {
+            KvType::F32 => elements * size_of::<f32>(),
+            KvType::F16 | KvType::Bf16 => elements * size_of::<u16>(),
+            KvType::Int8 => elements + 2 * PAGE_LENGTH * size_of::<f32>(),
+        }
     }
+}
+
+/// Positions that every layer has.
+fn of_all_layers(lens: &[usize]) -> usize {
+    lens.iter().copied().min().unwrap_or(0)
 }
 
 /// Elements from a value to the value of the next position.
@@ -349,21 +311,25 @@ pub(super) fn padded(head_size: usize) -> usize {
 }
 
 /// Writes the keys and values in `rows` to `positions` of a page.
-fn write<T: Element>(stored: &mut [u8], heads: Heads, kv_head: usize, rows: &[f32], positions: Range<usize>) {
+fn write<E: Element>(page: &mut [u8], heads: Heads, kv_head: usize, rows: &[f32], positions: Range<usize>) {
     let size = heads.head_size;
-    let (keys, rest) = stored.split_at_mut(PAGE_LENGTH * size * size_of::<T>());
-    let (values, scales) = rest.split_at_mut(PAGE_LENGTH * padded(size) * size_of::<T>());
-    let (keys, values, scales): (&mut [T], &mut [T], &mut [f32]) =
-        (cast_slice_mut(keys), cast_slice_mut(values), cast_slice_mut(scales));
+    let [keys, elements] = parts(size);
+    let (page, scales) = page.split_at_mut(elements * size_of::<E>());
+    let (keys, values) = bytemuck::cast_slice_mut::<u8, E>(page).split_at_mut(keys);
+    let scales: &mut [f32] = bytemuck::cast_slice_mut(scales);
+    let mut scale = |position: usize, of: &[f32]| {
+        let scale = E::scale(of);
+        if E::SCALED {
+            scales[position] = scale;
+        }
+        scale
+    };
     let key_of = |i: usize| &rows[i * heads.row() + (heads.heads + kv_head) * size..][..size];
     let value_of = |i: usize| &rows[i * heads.row() + (heads.heads + heads.kv_heads + kv_head) * size..][..size];
     for (i, position) in positions.clone().enumerate() {
-        let [of_key, of_value] = [key_of(i), value_of(i)].map(T::range);
+        let scale = scale(PAGE_LENGTH + position, value_of(i));
         let to = &mut values[position * padded(size)..][..size];
-        to.iter_mut().zip(value_of(i)).for_each(|(to, &x)| *to = T::of(x, of_value));
-        if let Some((of_key, of_value)) = T::scale(of_key).zip(T::scale(of_value)) {
-            (scales[position], scales[PAGE_LENGTH + position]) = (of_key, of_value);
-        }
+        to.iter_mut().zip(value_of(i)).for_each(|(to, &from)| *to = E::of(from, scale));
     }
     let mut position = positions.start;
     while position < positions.end {
@@ -371,17 +337,17 @@ fn write<T: Element>(stored: &mut [u8], heads: Heads, kv_head: usize, rows: &[f3
         let i = position - positions.start;
         if position.is_multiple_of(PANEL) && position + PANEL <= positions.end {
             let from: [&[f32]; PANEL] = std::array::from_fn(|j| key_of(i + j));
-            let ranges = from.map(T::range);
+            let scales: [f32; PANEL] = std::array::from_fn(|j| scale(position + j, from[j]));
             for (d, to) in panel.chunks_exact_mut(PANEL).enumerate() {
                 for j in 0..PANEL {
-                    to[j] = T::of(from[j][d], ranges[j]);
+                    to[j] = E::of(from[j][d], scales[j]);
                 }
             }
             position += PANEL;
         } else {
-            let range = T::range(key_of(i));
+            let scale = scale(position, key_of(i));
             for (to, &from) in panel[position % PANEL..].iter_mut().step_by(PANEL).zip(key_of(i)) {
-                *to = T::of(from, range);
+                *to = E::of(from, scale);
             }
             position += 1;
         }
@@ -391,6 +357,10 @@ fn write<T: Element>(stored: &mut [u8], heads: Heads, kv_head: usize, rows: &[f3
 impl std::fmt::Debug for KvCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (count, free, capacity) = (self.lens.len(), self.free(), self.capacity());
-        write!(f, "a cache of {} layers with {count} sequences, {free} of {capacity} positions free", self.layers)
+        write!(
+            f,
+            "a cache of {} layers in {} with {count} sequences, {free} of {capacity} positions free",
+            self.layers, self.kv
+        )
     }
 }

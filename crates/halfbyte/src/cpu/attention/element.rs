@@ -1,85 +1,90 @@
-//! What keys and values are kept as: how a vector is rounded, and how it becomes f32 again where it is read.
+//! The types that keys and values lie in: how they are written, and how vectors of f32 come of them.
 
 use crate::cpu::lanes::Simd;
-use crate::quantize::activations::ActRange;
 use bytemuck::Pod;
 use half::{bf16, f16};
 
-/// An element of a stored key or value.
+/// An element of a key or a value, as a page has it.
 pub(super) trait Element: Pod {
-    /// What a vector is rounded by.
-    type Range: Copy;
+    /// Whether a key, and a value, has a scale for all its elements.
+    const SCALED: bool = false;
 
-    /// Of a vector.
-    fn range(vector: &[f32]) -> Self::Range;
-    /// An element, rounded.
-    fn of(x: f32, range: Self::Range) -> Self;
-    /// What elements are multiplied by to be numbers again. None: they are numbers.
-    fn scale(range: Self::Range) -> Option<f32>;
-    /// A vector of elements, as f32. Panics if the slice is shorter.
-    fn load<S: Simd>(s: S, x: &[Self]) -> S::V;
+    /// The scale of a key or a value; 1 where there is none.
+    fn scale(_vector: &[f32]) -> f32 {
+        1.0
+    }
+
+    /// What stands for an element of a key or a value of this scale.
+    fn of(element: f32, scale: f32) -> Self;
+
+    /// As f32, without the scale.
+    /// # Safety
+    /// A vector of elements must be readable at `from`.
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V;
 }
 
-/// An element that is a float.
-macro_rules! float {
-    ($float:ty, $of:expr, $load:ident) => {
-        impl Element for $float {
-            type Range = ();
+impl Element for f32 {
+    fn of(element: f32, _: f32) -> Self {
+        element
+    }
 
-            #[inline(always)]
-            fn range(_: &[f32]) {}
-            #[inline(always)]
-            fn of(x: f32, (): ()) -> Self {
-                $of(x)
-            }
-            #[inline(always)]
-            fn scale((): ()) -> Option<f32> {
-                None
-            }
-            #[inline(always)]
-            fn load<S: Simd>(s: S, x: &[Self]) -> S::V {
-                s.$load(x)
-            }
-        }
-    };
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_ptr(from) }
+    }
 }
 
-float!(f32, std::convert::identity, load);
-float!(f16, f16::from_f32, load_f16);
-float!(bf16, bf16::from_f32, load_bf16);
+impl Element for f16 {
+    fn of(element: f32, _: f32) -> Self {
+        f16::from_f32(element)
+    }
 
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_f16_ptr(from) }
+    }
+}
+
+impl Element for bf16 {
+    fn of(element: f32, _: f32) -> Self {
+        bf16::from_f32(element)
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_bf16_ptr(from) }
+    }
+}
+
+/// A code of 8 bits, which stands for itself times a scale.
+///
+/// Scales are f32: of a scale in f16 the greatest code would have to be chosen so that no element passes it, and vectors below
+/// 127 · 2⁻²⁴ would have none.
 impl Element for i8 {
-    type Range = ActRange;
+    const SCALED: bool = true;
+
+    /// The greatest element over 127, so that none is cut off; NaN where an element is none or infinite.
+    fn scale(vector: &[f32]) -> f32 {
+        if vector.iter().any(|v| !v.is_finite()) {
+            return f32::NAN;
+        }
+        let greatest = vector.iter().fold(0.0f32, |greatest, v| greatest.max(v.abs()));
+        // A subnormal one has too few bits for codes of at most 127.
+        (greatest / 127.0).max(f32::MIN_POSITIVE)
+    }
+
+    fn of(element: f32, scale: f32) -> Self {
+        // Adding 1.5 · 2²³ rounds to the nearest integer, ties to even. Of a scale that is NaN the code is 0.
+        const ROUND: f32 = 12_582_912.0;
+        ((element / scale + ROUND) - ROUND) as i8
+    }
 
     #[inline(always)]
-    fn range(vector: &[f32]) -> ActRange {
-        let greatest = |greatest: f32, x: &f32| if x.is_finite() { greatest.max(x.abs()) } else { f32::NAN };
-        // Once NaN, always NaN.
-        ActRange::symmetric(vector.iter().fold(0.0, |m: f32, x| if m.is_nan() { m } else { greatest(m, x) }))
-    }
-    #[inline(always)]
-    fn of(x: f32, range: ActRange) -> Self {
-        range.code(x)
-    }
-    #[inline(always)]
-    fn scale(range: ActRange) -> Option<f32> {
-        Some(range.scale)
-    }
-    #[inline(always)]
-    fn load<S: Simd>(s: S, x: &[Self]) -> S::V {
-        s.load_i8(x)
-    }
-}
-
-/// Elements as f32, in whole vectors; every line of 16 times the factors, if there are such.
-#[inline(always)]
-pub(super) fn widen<S: Simd, T: Element>(s: S, from: &[T], factors: Option<&[f32; 16]>, to: &mut [f32]) {
-    let vectors = from.chunks_exact(S::LANES).zip(to.chunks_exact_mut(S::LANES)).enumerate();
-    match factors {
-        None => vectors.for_each(|(_, (from, to))| s.store(to, T::load(s, from))),
-        Some(factors) => vectors.for_each(|(i, (from, to))| {
-            let factor = s.load(&factors[i * S::LANES % 16..]);
-            s.store(to, s.mul(T::load(s, from), factor));
-        }),
+    unsafe fn load<S: Simd>(s: S, from: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_i8_ptr(from) }
     }
 }

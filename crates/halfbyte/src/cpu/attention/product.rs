@@ -1,5 +1,6 @@
 //! The register-tiled product behind scores and sums of values.
 
+use super::element::Element;
 use crate::cpu::lanes::Simd;
 
 /// The left side of a product: element `(row, k)` is `of[row·self.row + k·self.step]`.
@@ -13,12 +14,12 @@ pub(super) struct Factor<'a> {
 /// `result[row][c] = Σ a(row, k) · b[c][k·b_step ..]` over `k < n`, a vector each. Each sum runs in `U` parts.
 ///
 /// This is where the time goes: `R·C·U` vectors stay in registers, an element of `a` is broadcast for `C` products,
-/// a vector of `b` is loaded for `R`.
+/// a vector of `b` is loaded, and converted, for `R`.
 #[inline(always)]
-pub(super) fn product<S: Simd, const R: usize, const C: usize, const U: usize>(
+pub(super) fn product<S: Simd, E: Element, const R: usize, const C: usize, const U: usize>(
     s: S,
     a: Factor<'_>,
-    b: [&[f32]; C],
+    b: [&[E]; C],
     b_step: usize,
     n: usize,
 ) -> [[S::V; C]; R] {
@@ -54,17 +55,17 @@ pub(super) fn product<S: Simd, const R: usize, const C: usize, const U: usize>(
 /// # Safety
 /// `a` must have an element `(R − 1, k)`, and each of `b` a vector at `k·b_step`.
 #[inline(always)]
-unsafe fn add_products<S: Simd, const R: usize, const C: usize>(
+unsafe fn add_products<S: Simd, E: Element, const R: usize, const C: usize>(
     s: S,
     a: Factor<'_>,
-    b: [&[f32]; C],
+    b: [&[E]; C],
     (b_step, k): (usize, usize),
     acc: &mut [[S::V; C]; R],
 ) {
     let mut y = [s.splat(0.0); C];
     for c in 0..C {
         // SAFETY: the caller's promise.
-        y[c] = unsafe { s.load_ptr(b[c].as_ptr().add(k * b_step)) };
+        y[c] = unsafe { E::load(s, b[c].as_ptr().add(k * b_step)) };
     }
     for row in 0..R {
         // SAFETY: the caller's promise.

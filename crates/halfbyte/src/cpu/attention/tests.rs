@@ -1,5 +1,5 @@
-mod kv_types;
 mod pages;
+mod types;
 
 use super::*;
 use crate::cpu::lanes::tests::{noise, on_every_cpu};
@@ -18,11 +18,11 @@ const ALL: Sight<'static> = Sight { window: None, alibi: None, cap: None, sinks:
 
 /// Attends to all of `qkv`, which comes in chunks of the given numbers of rows.
 fn attend(cpu: &Cpu, qkv: &[f32], heads: Heads, sight: Sight<'_>, chunks: &[usize]) -> Vec<f32> {
-    attend_with(cpu, qkv, heads, sight, chunks, KvType::F32)
+    attend_in(KvType::F32, cpu, qkv, heads, sight, chunks)
 }
 
-/// The same with a cache of this type.
-fn attend_with(cpu: &Cpu, qkv: &[f32], heads: Heads, sight: Sight<'_>, chunks: &[usize], kv: KvType) -> Vec<f32> {
+/// The same with keys and values of any type.
+fn attend_in(kv: KvType, cpu: &Cpu, qkv: &[f32], heads: Heads, sight: Sight<'_>, chunks: &[usize]) -> Vec<f32> {
     let mut cache = KvCache::new(2, heads, chunks.iter().sum(), kv).unwrap();
     let (sequence, Sight { window, alibi, cap, sinks }) = (cache.begin(), sight);
     let (row, out_row) = (heads.row(), heads.heads * heads.head_size);
@@ -44,12 +44,12 @@ fn scale(heads: Heads) -> f32 {
 }
 
 /// The elements of a head in row `position`; heads are counted through queries, keys, values.
-fn head(qkv: &[f32], heads: Heads, position: usize, head: usize) -> &[f32] {
+fn head<T>(qkv: &[T], heads: Heads, position: usize, head: usize) -> &[T] {
     &qkv[position * heads.row() + head * heads.head_size..][..heads.head_size]
 }
 
 /// The outputs in f64, and the bound of each one's error.
-fn reference(qkv: &[f32], heads: Heads, sight: Sight<'_>) -> Vec<(f64, f64)> {
+fn reference<T: Copy + Into<f64>>(qkv: &[T], heads: Heads, sight: Sight<'_>) -> Vec<(f64, f64)> {
     let (mut out, Sight { window, alibi, cap, sinks }) = (Vec::new(), sight);
     for position in 0..qkv.len() / heads.row() {
         for query_head in 0..heads.heads {
@@ -61,7 +61,7 @@ fn reference(qkv: &[f32], heads: Heads, sight: Sight<'_>) -> Vec<(f64, f64)> {
             for p in seen.clone() {
                 let bias = -slope * (position - p) as f64;
                 let k = head(qkv, heads, p, heads.heads + kv_head);
-                let products = q.iter().zip(k).map(|(&q, &k)| f64::from(scale(heads)) * f64::from(q) * f64::from(k));
+                let products = q.iter().zip(k).map(|(&q, &k)| f64::from(scale(heads)) * q.into() * k.into());
                 let score = products.clone().sum::<f64>();
                 let score = cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh());
                 scores.push(score + bias);
@@ -72,12 +72,12 @@ fn reference(qkv: &[f32], heads: Heads, sight: Sight<'_>) -> Vec<(f64, f64)> {
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
             let total: f64 = weights.iter().sum::<f64>() + (sink - max).exp();
             let values = || seen.clone().map(|p| head(qkv, heads, p, heads.heads + heads.kv_heads + kv_head));
-            let greatest = values().flatten().fold(0f64, |a, &v| a.max(f64::from(v).abs()));
+            let greatest = values().flatten().fold(0f64, |a, &v| a.max(v.into().abs()));
             let size = heads.head_size as f64;
             let of_cap = if cap.is_some() { 64.0 * most } else { 0.0 };
             let bound = (seen.len() as f64 + size + 64.0 + 4.0 * most * size + of_cap) / 16_777_216.0 * greatest;
             for d in 0..heads.head_size {
-                let sum: f64 = values().zip(&weights).map(|(v, w)| f64::from(v[d]) * w).sum();
+                let sum: f64 = values().zip(&weights).map(|(v, w)| v[d].into() * w).sum();
                 out.push((sum / total, bound));
             }
         }
@@ -189,10 +189,12 @@ fn nan_reaches_those_that_see_it_and_nobody_else() {
             let until = until.min(nan_position + window.unwrap_or(positions) - 1);
             let touched: &[usize] = if part == 2 { &[2] } else { &[2, 3] };
             let expected: Vec<_> = (nan_position..=until).flat_map(|p| touched.iter().map(move |&h| (p, h))).collect();
-            on_every_cpu(
-                |cpu| attend(cpu, &qkv, heads, Sight { window, ..ALL }, &chunks),
-                |isa, got| assert_eq!(with_nan(got, heads), expected, "{isa:?}, part {part}, chunks {chunks:?}"),
-            );
+            for kv in KvType::ALL {
+                on_every_cpu(
+                    |cpu| attend_in(kv, cpu, &qkv, heads, Sight { window, ..ALL }, &chunks),
+                    |isa, got| assert_eq!(with_nan(got, heads), expected, "{isa:?}, {kv}, part {part}, {chunks:?}"),
+                );
+            }
         }
     }
 }

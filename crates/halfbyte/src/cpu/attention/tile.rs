@@ -1,18 +1,21 @@
 //! Attention of a few rows of queries to the keys and values of one head.
 
 use super::Attention;
-use super::cache::{Cached, Line, PAGE_LENGTH, PANEL, floats, padded};
+use super::cache::{Cached, Line, PANEL, Part, padded};
+use super::element::Element;
 use super::product::{Factor, product};
-use super::scores::{add_alibi, cap_scores, mask_and_find_greatest, scores_to_weights, share};
+use super::scores::{SoFar, Weigh, share};
+use super::{KvType, PAGE_LENGTH};
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::Isa;
 use crate::cpu::lanes::{Kernel, Simd};
 use crate::cpu::nn::exp2;
+use half::{bf16, f16};
 use std::cell::RefCell;
 use std::ops::Range;
 
 /// Elements from a row of weights to the next. The extra line keeps rows out of each other's cache sets.
-const WEIGHTS_ROW: usize = PAGE_LENGTH + 16;
+pub(super) const WEIGHTS_ROW: usize = PAGE_LENGTH + 16;
 
 /// Rows of a full tile: with two vectors of scores for each, they fill the registers.
 pub(super) fn tile_rows(isa: Isa) -> usize {
@@ -55,7 +58,7 @@ impl Tile<'_> {
     }
 
     /// A row's slope, as scores of powers of two have it, and its position.
-    fn alibi(&self, row: usize) -> (f32, usize) {
+    pub(super) fn alibi(&self, row: usize) -> (f32, usize) {
         let slope = self.what.alibi.map_or(0.0, |slopes| slopes[self.head_of(row)]);
         (slope * std::f32::consts::LOG2_E, self.what.first_position + self.query_of(row))
     }
@@ -82,8 +85,6 @@ pub(super) struct Scratch {
     weights: Vec<Line>,
     /// Sums of weighted values, `[tile height][padded head size]`.
     sums: Vec<Line>,
-    /// A page of keys and values as f32, where they are not kept so.
-    page: Vec<Line>,
 }
 
 thread_local! {
@@ -101,6 +102,15 @@ pub(super) fn with_part_buffer(len: usize, then: impl FnOnce(&mut [f32])) {
     PARTS.with_borrow_mut(|buffer| then(floats(buffer, len)));
 }
 
+/// The first `len` floats of a buffer, which grows to hold them.
+fn floats(buffer: &mut Vec<Line>, len: usize) -> &mut [f32] {
+    let lines = len.div_ceil(16);
+    if buffer.len() < lines {
+        buffer.resize(lines, bytemuck::Zeroable::zeroed());
+    }
+    &mut bytemuck::cast_slice_mut(buffer)[..len]
+}
+
 /// Attends to the positions in `pages`; leaves the sums of weighted values in `scratch`.
 pub(super) struct Attend<'a> {
     pub(super) tile: Tile<'a>,
@@ -113,15 +123,27 @@ impl Kernel for Attend<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Totals {
+        match self.tile.cached.kv() {
+            KvType::F32 => self.with::<S, f32>(s),
+            KvType::F16 => self.with::<S, f16>(s),
+            KvType::Bf16 => self.with::<S, bf16>(s),
+            KvType::Int8 => self.with::<S, i8>(s),
+        }
+    }
+}
+
+impl Attend<'_> {
+    #[inline(always)]
+    fn with<S: Simd, E: Element>(self, s: S) -> Totals {
         let Self { tile, pages, scratch } = self;
         match tile.rows {
-            1 => attend::<S, 1>(s, &tile, pages, scratch),
-            2 => attend::<S, 2>(s, &tile, pages, scratch),
-            3 => attend::<S, 3>(s, &tile, pages, scratch),
-            4 => attend::<S, 4>(s, &tile, pages, scratch),
-            5..=6 if S::LANES >= 8 => attend::<S, 6>(s, &tile, pages, scratch),
-            7..=8 if S::LANES == 16 => attend::<S, 8>(s, &tile, pages, scratch),
-            9..=12 if S::LANES == 16 => attend::<S, 12>(s, &tile, pages, scratch),
+            1 => attend::<S, E, 1>(s, &tile, pages, scratch),
+            2 => attend::<S, E, 2>(s, &tile, pages, scratch),
+            3 => attend::<S, E, 3>(s, &tile, pages, scratch),
+            4 => attend::<S, E, 4>(s, &tile, pages, scratch),
+            5..=6 if S::LANES >= 8 => attend::<S, E, 6>(s, &tile, pages, scratch),
+            7..=8 if S::LANES == 16 => attend::<S, E, 8>(s, &tile, pages, scratch),
+            9..=12 if S::LANES == 16 => attend::<S, E, 12>(s, &tile, pages, scratch),
             rows => unreachable!("a tile of {rows} rows with vectors of {}", S::LANES),
         }
     }
@@ -218,7 +240,12 @@ impl Kernel for Merge<'_> {
 
 /// Tiles of up to `R` rows. Rows beyond the tile's are like its last with a query of zeros.
 #[inline(always)]
-fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, pages: Range<usize>, scratch: &mut Scratch) -> Totals {
+fn attend<S: Simd, E: Element, const R: usize>(
+    s: S,
+    tile: &Tile<'_>,
+    pages: Range<usize>,
+    scratch: &mut Scratch,
+) -> Totals {
     let heads = tile.what.heads;
     let stride = padded(heads.head_size);
     let queries = floats(&mut scratch.queries, heads.head_size * R);
@@ -229,65 +256,57 @@ fn attend<S: Simd, const R: usize>(s: S, tile: &Tile<'_>, pages: Range<usize>, s
     let seen: [Range<usize>; R] = std::array::from_fn(|row| tile.seen(row.min(tile.rows - 1)));
     // Later rows neither start nor end earlier.
     let (seen_by_one, seen_by_all) = (seen[0].start..seen[R - 1].end, seen[R - 1].start..seen[0].end);
-    let mut max = [f32::MIN; 16];
-    let mut total = [s.splat(0.0); R];
+    let mut so_far = SoFar { max: [f32::MIN; 16], sum: [[0.0; 16]; 16], rescale: [1.0; 16] };
     for index in pages {
         let page = within_page(&seen_by_one, index);
         if page.is_empty() {
             continue;
         }
-        let (keys, values) = tile.cached.page(s, (tile.kv_head, index), &page, &mut scratch.page);
+        let [keys, values] = tile.cached.page::<E>(tile.kv_head, index);
         let columns = page.start / S::LANES..page.end.div_ceil(S::LANES);
-        scores::<S, R>(s, queries, keys, columns, weights);
-        if let Some(cap) = tile.what.cap {
-            for row in 0..R {
-                let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
-                cap_scores(s, weights, &within_page(&seen[row], index), cap * std::f32::consts::LOG2_E);
-            }
-        }
-        if tile.what.alibi.is_some() {
-            for row in 0..R {
-                let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
-                add_alibi(s, weights, &within_page(&seen[row], index), index, tile.alibi(row.min(tile.rows - 1)));
-            }
-        }
-
-        let before = max;
-        for row in 0..R {
-            let seen = within_page(&seen[row], index);
-            let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
-            let greatest = mask_and_find_greatest(s, weights, &seen);
-            max[row] = if greatest > max[row] { greatest } else { max[row] };
-        }
-        let rescale = exp2_of_difference(s, &before, &max);
-        for row in 0..R {
-            let seen = within_page(&seen[row], index);
-            let weights = &mut weights[row * WEIGHTS_ROW..][..PAGE_LENGTH];
-            let sum = scores_to_weights(s, weights, &seen, max[row]);
-            total[row] = s.mul_add(total[row], s.splat(rescale[row]), sum);
-        }
+        scores::<S, E, R>(s, queries, keys, columns, weights);
+        let seen: [Range<usize>; R] = std::array::from_fn(|row| within_page(&seen[row], index));
+        let scales = E::SCALED.then_some(values.scales);
+        s.apart(Weigh { tile, index, seen: &seen, weights: &mut *weights, scales, so_far: &mut so_far });
 
         let common = within_page(&seen_by_all, index);
-        add_values::<S, R>(s, weights, values, common.clone(), &rescale, sums);
+        add_values::<S, E, R>(s, weights, values.elements, common.clone(), &so_far.rescale, sums);
         for row in 0..R {
-            let seen = within_page(&seen[row], index);
+            let seen = &seen[row];
             let (before, after) = match common.is_empty() {
-                true => (seen, 0..0),
+                true => (seen.clone(), 0..0),
                 false => (seen.start..common.start, common.end..seen.end),
             };
             for edge in [before, after] {
                 if !edge.is_empty() {
                     let (weights, sums) = (&weights[row * WEIGHTS_ROW..], &mut sums[row * stride..][..stride]);
-                    add_values::<S, 1>(s, weights, values, edge, &[1.0; 16], sums);
+                    s.apart(AddEdge { weights, values: values.elements, positions: edge, sums });
                 }
             }
         }
     }
     let mut sum = [0.0; 16];
     for row in 0..R {
-        sum[row] = s.sum(total[row]);
+        sum[row] = s.sum(s.load(&so_far.sum[row]));
     }
-    Totals { max, sum }
+    Totals { max: so_far.max, sum }
+}
+
+/// Adds the values of positions that not all rows see to the sums of one.
+struct AddEdge<'a, E> {
+    weights: &'a [f32],
+    values: &'a [E],
+    positions: Range<usize>,
+    sums: &'a mut [f32],
+}
+
+impl<E: Element> Kernel for AddEdge<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        add_values::<S, E, 1>(s, self.weights, self.values, self.positions, &[1.0; 16], self.sums);
+    }
 }
 
 /// The part of `positions` in page `index`, counted from the page's start.
@@ -316,73 +335,70 @@ fn pack_queries<const R: usize>(tile: &Tile<'_>, queries: &mut [f32]) {
 
 /// Scores of `columns` (vectors of positions) of a page, into the rows of `weights`.
 #[inline(always)]
-fn scores<S: Simd, const R: usize>(s: S, queries: &[f32], keys: &[f32], columns: Range<usize>, weights: &mut [f32]) {
+fn scores<S: Simd, E: Element, const R: usize>(
+    s: S,
+    queries: &[f32],
+    keys: Part<'_, E>,
+    columns: Range<usize>,
+    weights: &mut [f32],
+) {
     match (S::LANES, R) {
-        (16, 1 | 2) => score_columns::<S, R, 1, 4>(s, queries, keys, columns, weights),
-        (16, 3 | 4) => score_columns::<S, R, 1, 2>(s, queries, keys, columns, weights),
-        (_, 1 | 2) => score_columns::<S, R, 2, 2>(s, queries, keys, columns, weights),
-        _ => score_columns::<S, R, 2, 1>(s, queries, keys, columns, weights),
+        (16, 1 | 2) => score_columns::<S, E, R, 1, 4>(s, queries, keys, columns, weights),
+        (16, 3 | 4) => score_columns::<S, E, R, 1, 2>(s, queries, keys, columns, weights),
+        (_, 1 | 2) => score_columns::<S, E, R, 2, 2>(s, queries, keys, columns, weights),
+        _ => score_columns::<S, E, R, 2, 1>(s, queries, keys, columns, weights),
     }
 }
 
 /// `C` columns at a time, each sum in `U` parts.
 #[inline(always)]
-fn score_columns<S: Simd, const R: usize, const C: usize, const U: usize>(
+fn score_columns<S: Simd, E: Element, const R: usize, const C: usize, const U: usize>(
     s: S,
     queries: &[f32],
-    keys: &[f32],
+    keys: Part<'_, E>,
     columns: Range<usize>,
     weights: &mut [f32],
 ) {
     let mut column = columns.start;
     while column + C <= columns.end {
-        score_some::<S, R, C, U>(s, queries, keys, column, weights);
+        score_some::<S, E, R, C, U>(s, queries, keys, column, weights);
         column += C;
     }
     while column < columns.end {
-        score_some::<S, R, 1, U>(s, queries, keys, column, weights);
+        score_some::<S, E, R, 1, U>(s, queries, keys, column, weights);
         column += 1;
     }
 }
 
 #[inline(always)]
-fn score_some<S: Simd, const R: usize, const C: usize, const U: usize>(
+fn score_some<S: Simd, E: Element, const R: usize, const C: usize, const U: usize>(
     s: S,
     queries: &[f32],
-    keys: &[f32],
+    keys: Part<'_, E>,
     column: usize,
     weights: &mut [f32],
 ) {
     let head_size = queries.len() / R;
     let b = std::array::from_fn(|c| {
         let position = (column + c) * S::LANES;
-        &keys[position / PANEL * PANEL * head_size + position % PANEL..]
+        &keys.elements[position / PANEL * PANEL * head_size + position % PANEL..]
     });
-    let acc = product::<S, R, C, U>(s, Factor { of: queries, row: 1, step: R }, b, PANEL, head_size);
+    let acc = product::<S, E, R, C, U>(s, Factor { of: queries, row: 1, step: R }, b, PANEL, head_size);
     for row in 0..R {
         for c in 0..C {
-            s.store(&mut weights[row * WEIGHTS_ROW + (column + c) * S::LANES..], acc[row][c]);
+            let position = (column + c) * S::LANES;
+            let score = if E::SCALED { s.mul(acc[row][c], s.load(&keys.scales[position..])) } else { acc[row][c] };
+            s.store(&mut weights[row * WEIGHTS_ROW + position..], score);
         }
     }
 }
 
-#[inline(always)]
-fn exp2_of_difference<S: Simd>(s: S, a: &[f32; 16], b: &[f32; 16]) -> [f32; 16] {
-    let mut result = [0.0; 16];
-    for ((result, a), b) in
-        result.chunks_exact_mut(S::LANES).zip(a.chunks_exact(S::LANES)).zip(b.chunks_exact(S::LANES))
-    {
-        s.store(result, exp2(s, s.sub(s.load(a), s.load(b))));
-    }
-    result
-}
-
 /// `sums = sums · rescale + weights · values` over `positions` of a page.
 #[inline(always)]
-fn add_values<S: Simd, const R: usize>(
+fn add_values<S: Simd, E: Element, const R: usize>(
     s: S,
     weights: &[f32],
-    values: &[f32],
+    values: &[E],
     positions: Range<usize>,
     rescale: &[f32; 16],
     sums: &mut [f32],
@@ -390,18 +406,18 @@ fn add_values<S: Simd, const R: usize>(
     let weights = &weights[positions.start..];
     let values = &values[positions.start * (sums.len() / R)..];
     match (S::LANES, R) {
-        (_, 1) => add_columns::<S, R, 4, 2>(s, weights, values, positions.len(), rescale, sums),
-        (16, 2..=6) | (8, 2) => add_columns::<S, R, 4, 1>(s, weights, values, positions.len(), rescale, sums),
-        _ => add_columns::<S, R, 2, 1>(s, weights, values, positions.len(), rescale, sums),
+        (_, 1) => add_columns::<S, E, R, 4, 2>(s, weights, values, positions.len(), rescale, sums),
+        (16, 2..=6) | (8, 2) => add_columns::<S, E, R, 4, 1>(s, weights, values, positions.len(), rescale, sums),
+        _ => add_columns::<S, E, R, 2, 1>(s, weights, values, positions.len(), rescale, sums),
     }
 }
 
 /// `C` vectors of a row at a time, each sum in `U` parts.
 #[inline(always)]
-fn add_columns<S: Simd, const R: usize, const C: usize, const U: usize>(
+fn add_columns<S: Simd, E: Element, const R: usize, const C: usize, const U: usize>(
     s: S,
     weights: &[f32],
-    values: &[f32],
+    values: &[E],
     positions: usize,
     rescale: &[f32; 16],
     sums: &mut [f32],
@@ -409,27 +425,27 @@ fn add_columns<S: Simd, const R: usize, const C: usize, const U: usize>(
     let columns = sums.len() / R / S::LANES;
     let mut column = 0;
     while column + C <= columns {
-        add_some::<S, R, C, U>(s, weights, values, positions, rescale, (column, sums));
+        add_some::<S, E, R, C, U>(s, weights, values, positions, rescale, (column, sums));
         column += C;
     }
     while column < columns {
-        add_some::<S, R, 1, U>(s, weights, values, positions, rescale, (column, sums));
+        add_some::<S, E, R, 1, U>(s, weights, values, positions, rescale, (column, sums));
         column += 1;
     }
 }
 
 #[inline(always)]
-fn add_some<S: Simd, const R: usize, const C: usize, const U: usize>(
+fn add_some<S: Simd, E: Element, const R: usize, const C: usize, const U: usize>(
     s: S,
     weights: &[f32],
-    values: &[f32],
+    values: &[E],
     positions: usize,
     rescale: &[f32; 16],
     (column, sums): (usize, &mut [f32]),
 ) {
     let stride = sums.len() / R;
     let b = std::array::from_fn(|c| &values[((column + c) * S::LANES).min(values.len())..]);
-    let acc = product::<S, R, C, U>(s, Factor { of: weights, row: WEIGHTS_ROW, step: 1 }, b, stride, positions);
+    let acc = product::<S, E, R, C, U>(s, Factor { of: weights, row: WEIGHTS_ROW, step: 1 }, b, stride, positions);
     for row in 0..R {
         for c in 0..C {
             let sum = &mut sums[row * stride + (column + c) * S::LANES..];

@@ -91,8 +91,8 @@ fn append(cpu: &Cpu, cache: &mut KvCache, text: (Sequence, &[f32]), first: usize
 
 #[test]
 fn sequences_that_share_a_cache_have_the_bits_of_each_alone() {
-    for seed in 0..9_u64 {
-        let kv = KvType::ALL[seed.saturating_sub(5) as usize];
+    for seed in 0..8 {
+        let kv = KvType::ALL[seed as usize % 4];
         on_every_cpu(
             |cpu| {
                 let mut state = seed * 977 + 1;
@@ -176,10 +176,10 @@ fn a_full_cache_refuses_and_stays_as_it_is() {
 
 #[test]
 fn pages_that_are_shared_are_copied_by_who_writes() {
-    KvType::ALL.into_iter().for_each(shared_pages_are_copied);
+    KvType::ALL.into_iter().for_each(share_and_write);
 }
 
-fn shared_pages_are_copied(kv: KvType) {
+fn share_and_write(kv: KvType) {
     let cpu = Cpu::new(1).unwrap();
     let mut cache = KvCache::new(LAYERS, HEADS, PAGES * PAGE_LENGTH, kv).unwrap();
     let row = HEADS.row();
