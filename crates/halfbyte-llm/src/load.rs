@@ -27,8 +27,8 @@ pub struct LoadOptions {
     pub act: Act,
     /// Quantise every dense linear layer of the blocks while loading; the embedding and the head stay as they are.
     pub quantize: Option<(WeightFormat, Rtn)>,
-    /// What texts keep their keys and values as: on the CPU f32 unless another type is named; on a GPU the type of its activations, and
-    /// no other.
+    /// What texts keep their keys and values as: on the CPU f32 unless another type is named; on a GPU the type of its activations, or
+    /// another type of floats.
     pub kv: Option<KvType>,
     /// The ranks that share the model; each loads its part.
     pub comm: Arc<dyn Comm>,
@@ -46,16 +46,10 @@ impl LoadOptions {
     pub fn kv_type(&self) -> Result<KvType> {
         match (&self.device, self.kv) {
             (Device::Cpu, kv) => Ok(kv.unwrap_or_default()),
-            (Device::Cuda(gpu), kv) => {
-                let of_gpu = KvType::from(gpu.activations);
-                if kv.is_none_or(|kv| kv == of_gpu) {
-                    return Ok(of_gpu);
-                }
-                let expected = format!(
-                    "{of_gpu}, the type of activations, which keys and values have on a GPU, or a model on the CPU"
-                );
-                Err(Error::invalid("keys and values", expected, kv.unwrap_or_default().name()))
+            (Device::Cuda(_), Some(KvType::Int8)) => {
+                Err(Error::invalid("keys and values", "f16, bf16 or f32 on a GPU, or a model on the CPU", "int8"))
             }
+            (Device::Cuda(gpu), kv) => Ok(kv.unwrap_or(KvType::from(gpu.activations))),
         }
     }
 }

@@ -464,19 +464,31 @@ fn what_no_gpu_kernel_computes_is_an_error() {
 }
 
 #[test]
-fn keys_and_values_have_the_type_of_activations_and_no_other() {
+fn keys_and_values_of_every_type_of_floats_give_the_logits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    for (activations, of_gpu) in [(Float::F32, KvType::F32), (Float::F16, KvType::F16), (Float::BF16, KvType::Bf16)] {
-        for kv in KvType::ALL {
-            let options = LoadOptions { kv: Some(kv), ..options(on(&gpu, activations), None) };
-            match Model::load(&stdlib(), &options) {
-                Ok(model) => assert_eq!((kv, model.kv_type()), (of_gpu, of_gpu)),
-                Err(error) => {
-                    let text = error.to_string();
-                    assert!(kv != of_gpu && text.contains(&format!("expected {of_gpu}, ")), "{text}");
-                    assert!(text.ends_with(&format!("got {kv}")), "{text}");
-                }
+    let cpu = Cpu::all_threads().unwrap();
+    let tokens: Vec<u32> = (0..200).map(|i| (i * 103 + 12) % 4096).collect();
+    let want = all_logits(&Model::load(&stdlib(), &options(Device::Cpu, None)).unwrap(), &cpu, &tokens);
+    let largest = want.iter().fold(0.0f32, |a, b| a.max(b.abs()));
+    for kv in KvType::ALL {
+        let options = LoadOptions { kv: Some(kv), ..options(on(&gpu, Float::F32), None) };
+        let bound = match kv {
+            KvType::F32 => 1e-4,
+            KvType::F16 => 2e-3,
+            KvType::Bf16 => 2e-2,
+            KvType::Int8 => {
+                let error = Model::load(&stdlib(), &options).unwrap_err().to_string();
+                assert!(error.contains("f16, bf16 or f32 on a GPU") && error.ends_with("got int8"), "{error}");
+                continue;
             }
+        };
+        let model = Model::load(&stdlib(), &options).unwrap();
+        assert_eq!((model.kv_type(), model.kv_bytes_per_token()), (kv, kv.bytes(64) * 2 * 2 * 6));
+        let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+        session.prefill(&tokens[..150]).unwrap();
+        for (i, &token) in tokens.iter().enumerate().skip(150) {
+            let error = worst(session.decode(token).unwrap(), &want[i * 4096..(i + 1) * 4096]);
+            assert!(error < bound * largest, "{kv}, position {i}: {error} of {largest}");
         }
     }
 }

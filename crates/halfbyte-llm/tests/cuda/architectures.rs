@@ -4,7 +4,8 @@ use super::{all_logits, architecture, gpu, on, options, worst};
 use halfbyte::Float;
 use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::Checkpoint;
-use halfbyte_llm::{Device, Model, Session};
+use halfbyte_llm::{Config, Device, LoadOptions, Model, RandomWeights, Session};
+use std::path::Path;
 
 /// Of every architecture: in f32 what the CPU is held to, in f16 2e-2 of the logits' standard deviation.
 #[test]
@@ -85,6 +86,44 @@ fn experts_of_one_row_are_those_of_many() {
                 let error = worst(session.decode(token).unwrap(), &many[i * 320..][..320]);
                 assert!(error < 1e-2 * largest, "{name} {format}, position {i}: {error} of {largest}");
             }
+        }
+    }
+}
+
+/// Longrope: the room of a text decides which factors serve, with all layers in one kernel and kernel by kernel.
+#[test]
+fn positions_of_short_and_of_long_texts_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let factors = |last: f64| (0..32).map(|i| (1.0 + last * f64::from(i) / 31.0).to_string()).collect::<Vec<_>>();
+    let (short, long) = (factors(0.5).join(", "), factors(20.0).join(", "));
+    let config = format!(
+        r#"{{"architectures": ["LlamaForCausalLM"], "vocab_size": 517, "hidden_size": 256, "intermediate_size": 512,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+            "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_scaling": {{"type": "longrope",
+            "original_max_position_embeddings": 64, "short_factor": [{short}], "long_factor": [{long}]}}}}"#
+    );
+    let format: halfbyte::Format = "w4a16-g128".parse().unwrap();
+    let model = |device: Device| {
+        let weights = RandomWeights { format: Some(format.weight), head: None };
+        let config = Config::parse(&config, Path::new("config.json")).unwrap();
+        Model::random(config, weights, &LoadOptions { device, ..LoadOptions::default() }).unwrap()
+    };
+    let (on_cpu, tokens) = (model(Device::Cpu), (0..50).map(|i| (i * 103 + 12) % 517).collect::<Vec<u32>>());
+    let logits = |model: &Model, room: usize| {
+        let mut session = Session::new(model, &cpu, room).unwrap();
+        session.prefill(&tokens[..40]).unwrap();
+        tokens[40..].iter().flat_map(|&token| session.decode(token).unwrap().to_vec()).collect::<Vec<f32>>()
+    };
+    let want = [64, 300].map(|room| logits(&on_cpu, room));
+    let largest = want[0].iter().fold(0.0f32, |a, b| a.max(b.abs()));
+    assert!(worst(&want[0], &want[1]) > 0.1 * largest, "the factors differ");
+    for activations in [Float::F32, Float::F16] {
+        let on_gpu = model(on(&gpu, activations));
+        for (room, want) in [64, 300].into_iter().zip(&want) {
+            let error = worst(&logits(&on_gpu, room), want);
+            println!("{activations}, room for {room}: {error} of {largest}");
+            assert!(error < if activations == Float::F32 { 1e-3 } else { 2e-2 } * largest, "{activations}: {error}");
         }
     }
 }

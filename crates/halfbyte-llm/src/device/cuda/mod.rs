@@ -26,6 +26,7 @@ use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
 use halfbyte::cuda::nn::{self, Dense, ExpertWeights, PersistentPlan};
+use halfbyte::kernel::KvType;
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
 use loading::{Lanes, Loading};
@@ -68,6 +69,8 @@ pub(crate) struct CudaModel {
     /// The queue that weights came by.
     cuda: Cuda,
     activations: Float,
+    /// Of keys and values.
+    kv: Float,
     /// Whether norms quantise what only products with quantised activations read.
     fused: bool,
     /// For layers without rotary positions: it rotates nothing.
@@ -82,7 +85,13 @@ pub(crate) struct CudaModel {
 
 impl CudaModel {
     /// Packs the weights onto a GPU. Errors: those of [`Decoder::load`], a recipe that GPUs do not compute.
-    pub fn load(spec: &Spec, loader: &mut Loader<'_>, device: &Device, shard: Shard) -> Result<Self> {
+    pub fn load(spec: &Spec, loader: &mut Loader<'_>, device: &Device, shard: Shard, kv: KvType) -> Result<Self> {
+        let kv = match kv {
+            KvType::F32 => Float::F32,
+            KvType::F16 => Float::F16,
+            KvType::Bf16 => Float::BF16,
+            KvType::Int8 => return Err(Error::invalid(OP, "keys and values in floats", kv.name())),
+        };
         if shard != Shard::WHOLE {
             return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
         }
@@ -109,10 +118,12 @@ impl CudaModel {
         let decoder = decoder?;
         let no_rope = nn::Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
-        let persistent = persistent.then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok()).flatten();
+        let persistent = (persistent && kv == activations)
+            .then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok())
+            .flatten();
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let few_rows = experts::few_rows(&cuda, &decoder, activations)?;
-        let model = Self { cuda, activations, fused, no_rope, decoder, persistent, few_rows, times };
+        let model = Self { cuda, activations, kv, fused, no_rope, decoder, persistent, few_rows, times };
         // What products are computed by is decided here, and not by the first token.
         model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
         Ok(model)
@@ -245,6 +256,6 @@ impl Resident for CudaModel {
 
     fn kv_bytes_per_token(&self) -> usize {
         let Decoder { layers, heads, .. } = &self.decoder;
-        2 * layers.len() * heads.kv_heads * heads.head_size * self.activations.size_bytes()
+        2 * layers.len() * heads.kv_heads * heads.head_size * self.kv.size_bytes()
     }
 }

@@ -55,7 +55,7 @@ impl<'m> CudaText<'m> {
     /// For so many tokens, of which `rows` go through the layers together.
     pub(super) fn new(model: &'m CudaModel, cuda: Cuda, context: usize, rows: usize) -> Result<Self> {
         let (gpu, Decoder { layers, heads, .. }) = (cuda.gpu(), &model.decoder);
-        let cache = KvCache::new(gpu, layers.len(), *heads, context, model.activations)?;
+        let cache = KvCache::new(gpu, layers.len(), *heads, context, model.kv)?;
         let persistent = persistent::of_text(model, &cuda, &cache)?;
         let state = State::new(model, &cuda, cache, [rows, 1, context], persistent)?;
         let next = Next::new(&cuda, 1, rows)?;

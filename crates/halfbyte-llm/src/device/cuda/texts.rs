@@ -80,7 +80,7 @@ impl<'m> CudaTexts<'m> {
     pub(super) fn new(model: &'m CudaModel, cuda: Cuda, room: Room) -> Result<Self> {
         let (gpu, Decoder { layers, heads, vocab, .. }) = (cuda.gpu(), &model.decoder);
         let pages = room.positions.div_ceil(PAGE_LENGTH);
-        let cache = KvCache::new(gpu, layers.len(), *heads, pages * PAGE_LENGTH, model.activations)?;
+        let cache = KvCache::new(gpu, layers.len(), *heads, pages * PAGE_LENGTH, model.kv)?;
         let state = State::new(model, &cuda, cache, [room.rows, room.texts, room.longest], None)?;
         let next = Next::new(&cuda, room.texts, room.texts)?;
         let most = Words::of(room, room.rows, room.texts, room.longest.div_ceil(PAGE_LENGTH)).tables.end;
