@@ -2,8 +2,8 @@
 // next token.
 //
 //   a logit and its index are one key of 64 bits, whose order is theirs: the greatest key is looked for, in any order
-//   from sm_90 on a cluster of 8 blocks a row, before it one block; a thread requests four vectors of four logits at once;
-//       lanes, warps and the blocks of the cluster join their keys, the latter in the first block's shared memory
+//   from sm_90 on a cluster of 8 blocks a row, before it one block; a thread requests four vectors of four logits at
+//       once; lanes, warps and the blocks of the cluster join their keys, the latter in the first block's shared memory
 //
 // NaN counts as greater than any number, so that whoever reads the value sees it.
 #include "floats.cuh"

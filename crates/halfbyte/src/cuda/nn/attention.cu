@@ -7,7 +7,8 @@
 //               2^(score - maximum)
 //           sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
 //       one part: out = sums / sum of weights; several: sums, maximum and sum of weights are left in `partial`
-//   combine: a block owns a query, each row of a text of its own, and adds the parts up in their order, each shifted to the common maximum
+//   combine: a block owns a query, each row of a text of its own, and adds the parts up in their order, each shifted to
+//   the common maximum
 //
 // Parts have a length of their own and not a number of their own, so that a query's bits depend on its position alone.
 // A position that a query does not see takes no part in its sums: NaN there does not reach it.

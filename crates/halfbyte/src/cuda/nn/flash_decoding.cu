@@ -6,8 +6,8 @@
 //       scores [positions][heads] = keys * q^T; shift the running maximum; weights = 2^(score - maximum)
 //       sums [elements][heads] = sums * 2^(old - new maximum) + values^T * weights
 //   the keys of a warp's next tile are asked for when those of this one are multiplied, the values likewise; at the end
-//   the warps' sums are added, each shifted to the common maximum, and where a row has several parts the block that comes
-//   last adds theirs, in their order
+//   the warps' sums are added, each shifted to the common maximum, and where a row has several parts the block that
+//   comes last adds theirs, in their order
 //
 // Queries and weights are two halves each, the second what the first leaves, so that products lose next to nothing.
 // Where the rows of a tile are not seen, the row beside them is read in their place, with a weight of 0: what a query
@@ -17,7 +17,7 @@
 #include "ampere.cuh"
 #include "attention.cuh"
 
-constexpr u32 WARPS = 4, THREADS = 32 * WARPS, TILE = 16, COLUMNS = 8;
+constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
 
 template <bool BF16> DEV u32 pair(float low, float high) {
   if constexpr (BF16)
@@ -31,17 +31,17 @@ template <bool BF16> DEV u32 rest(float low, float high, u32 taken) {
   return pair<BF16>(low - float_of_bits(u16(taken), type), high - float_of_bits(u16(taken >> 16), type));
 }
 
-// A lane's words of a tile, 8 elements of a row each; of keys rows lane / 4 and + 8, elements 8 (lane % 4) of each 32; of
-// values rows 2 (lane % 4), + 1, + 8, + 9, elements 8 (lane / 4) of each 64.
+// A lane's words of a tile, 8 elements of a row each; of keys rows lane / 4 and + 8, elements 8 (lane % 4) of each 32;
+// of values rows 2 (lane % 4), + 1, + 8, + 9, elements 8 (lane / 4) of each 64.
 template <int HEAD> struct Tile {
   u32 keys[HEAD / 32][2][4], values[HEAD / 64][4][4];
-};
 
-DEV void load_row(u32 (&w)[4], const u16* row, u32 element, u32 head_size) {
-  uint4 v = make_uint4(0, 0, 0, 0);
-  if (element < head_size) v = load_once(row + element);
-  w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
-}
+  __device__ __forceinline__ static void load(u32 (&w)[4], const u16* row, u32 element, u32 head_size) {
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (element < head_size) v = load_once(row + element);
+    w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+  }
+};
 
 // HEAD: size of a head, rounded up to 64.
 template <int HEAD, bool BF16>
@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
                                            : HEAD <= 128 ? 3
                                                          : 2) flash_decoding(const Params p) {
 #if __CUDA_ARCH__ >= 800
+  constexpr u32 TILE = 16, COLUMNS = 8;  // positions; heads
   constexpr u32 PITCH = HEAD + 32;  // of queries: eight lanes read 16 bytes each from all banks
   constexpr float LIFT = BF16 ? 0 : 14;  // weights are 2^LIFT times as large: what the second half leaves is small
   __shared__ __align__(16) u16 queries[2][COLUMNS][PITCH];
@@ -81,7 +82,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
     for (u32 r = 0; r < 2; r++) {
       const u16* const of_row = row_at(keys, slot, tile, g + 8 * r);
 #pragma unroll
-      for (u32 i = 0; i < HEAD / 32; i++) load_row(t.keys[i][r], of_row, 32 * i + 8 * c, p.head_size);
+      for (u32 i = 0; i < HEAD / 32; i++) t.load(t.keys[i][r], of_row, 32 * i + 8 * c, p.head_size);
     }
   };
   const auto load_values = [&](u32 slot, u32 tile) {
@@ -89,7 +90,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
     for (u32 r = 0; r < 4; r++) {
       const u16* const of_row = row_at(values, slot, tile, 2 * c + r % 2 + r / 2 * 8);
 #pragma unroll
-      for (u32 i = 0; i < HEAD / 64; i++) load_row(t.values[i][r], of_row, 64 * i + 8 * g, p.head_size);
+      for (u32 i = 0; i < HEAD / 64; i++) t.load(t.values[i][r], of_row, 64 * i + 8 * g, p.head_size);
     }
   };
   u32 tile = from / TILE * TILE + warp * TILE;
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
     const u32 next_slot = next < to ? u32(slot_of(p, row, next)) : 0;
 
     float s[4] = {}, of_rest[4] = {};
-    float(&less)[4] = HEAD <= 128 ? of_rest : s;  // registers are short
+    float (&less)[4] = HEAD <= 128 ? of_rest : s;  // registers are short
 #pragma unroll
     for (u32 i = 0; i < HEAD / 32; i++) {
       u32 high[4], low[4];

@@ -17,11 +17,6 @@ static SOURCE: Source =
 const THREADS: u32 = 128;
 const COLUMNS: usize = 8;
 
-/// How often blocks that run at a time are relieved by others, at most, where texts are divided into parts; and the share of them that
-/// is busy on average, from which on there are parts enough.
-const MOST_TURNS: usize = 8;
-const BUSY: f64 = 0.85;
-
 /// Of either type, for heads of this size; none for heads that it does not take.
 pub(super) fn instances(head_size: usize) -> Vec<Instance> {
     let types = if takes(head_size) { vec![false, true] } else { vec![] };
@@ -53,35 +48,26 @@ pub(super) fn kernel(gpu: &Gpu, cache: &KvCache) -> Option<Instance> {
 /// Blocks that run at a time, as the source bounds its registers.
 fn at_a_time(gpu: &Gpu, heads: Heads) -> usize {
     let of_multiprocessor = match heads.head_size {
-        ..=64 => 4,
-        ..=128 => 3,
+        0..=64 => 4,
+        65..=128 => 3,
         _ => 2,
     };
     gpu.caps().multiprocessors as usize * of_multiprocessor
 }
 
 /// Positions of a part of rows that see up to `longest` of them. Those of one text have a length of their own, so that its bits
-/// depend on its position alone; those of several are so long that the blocks that run last leave little idle.
+/// depend on its position alone; those of several are so long that all blocks run at a time, where these are so few.
 pub(super) fn part_length(gpu: &Gpu, heads: Heads, texts: usize, longest: usize) -> usize {
     if texts == 1 {
         return PART_LENGTH;
     }
-    let (blocks, at_a_time) = (texts * blocks_of_text(heads), at_a_time(gpu, heads));
-    let busy = |parts: usize| {
-        let all = blocks * parts;
-        all as f64 / all.next_multiple_of(at_a_time) as f64
-    };
-    let most = longest.div_ceil(PART_LENGTH).min(MOST_TURNS * at_a_time / blocks.max(1)).max(1);
-    let enough = (1..=most).find(|&parts| busy(parts) >= BUSY);
-    let best = || (1..=most).max_by(|&a, &b| busy(a).total_cmp(&busy(b)).then(b.cmp(&a)));
-    let parts = enough.or_else(best).unwrap_or(1);
-    // Warps take whole tiles in turn.
-    longest.div_ceil(parts).next_multiple_of(PART_LENGTH / 2)
+    let parts = at_a_time(gpu, heads) / (texts * blocks_of_text(heads)).max(1);
+    longest.div_ceil(parts.min(longest.div_ceil(PART_LENGTH)).max(1)).next_multiple_of(PART_LENGTH / 2)
 }
 
 /// Query heads times parts of several texts, at most, where there are several parts.
 pub(super) fn most_parts(gpu: &Gpu, heads: Heads) -> usize {
-    COLUMNS * MOST_TURNS * at_a_time(gpu, heads)
+    COLUMNS * at_a_time(gpu, heads)
 }
 
 /// Blocks that compute a part of a text's row.

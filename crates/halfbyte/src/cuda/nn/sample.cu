@@ -1,7 +1,7 @@
 // Of each row a token drawn with probabilities that follow from logits: temperature, the k likeliest, the nucleus.
 //
-//   from sm_90 on a cluster of 8 blocks that share the logits of a row, before it one block. Tokens have an order: by logit, the
-//       greater first, of equals the smaller id; as a 64-bit key that only one has
+//   from sm_90 on a cluster of 8 blocks that share the logits of a row, before it one block. Tokens have an order: by
+//       logit, the greater first, of equals the smaller id; as a 64-bit key that only one has
 //   weight = e^((logit - greatest) / temperature)
 //   k > 0:      the k-th token in order ends the candidates
 //   top_p < 1:  among them the first in order whose weights, with those before it, reach top_p of all, ends the
