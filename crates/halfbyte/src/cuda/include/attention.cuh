@@ -40,10 +40,10 @@ DEV u64 position_of(const Params& p, u32 row, u32 rows) {
 }
 
 // Where a text's position, a multiple of a power of two up to a page, and those after it lie in the cache.
-DEV u64 slot_of(const Params& p, u32 text, u64 position) {
+DEV u32 slot_of(const Params& p, u32 text, u32 position) {
   if (!p.pages) return position;
-  const u64 page = p.pages[u64(text) * p.pages_of_text + position / PAGE_LENGTH];
-  return min(page, p.capacity / PAGE_LENGTH - 1) * PAGE_LENGTH + position % PAGE_LENGTH;
+  const u32 page = p.pages[u64(text) * p.pages_of_text + position / PAGE_LENGTH];
+  return min(page, u32(p.capacity / PAGE_LENGTH) - 1) * PAGE_LENGTH + position % PAGE_LENGTH;
 }
 
 // 2^x within 2 units; results below 2^-126 are 0.

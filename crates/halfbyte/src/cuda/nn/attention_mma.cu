@@ -137,7 +137,8 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
     const u64 begin = (u64(kv_head) * p.capacity + slot_of(p, 0, u32(tile * KEYS))) * p.head_size;
     const u16* keys = static_cast<const u16*>(p.keys) + begin;
     const u16* values = static_cast<const u16*>(p.values) + begin;
-#pragma unroll
+    constexpr int AT_ONCE = KEYS == 32 ? 2 : 8;  // where tiles are short, registers are too
+#pragma unroll AT_ONCE
     for (u32 i = 0; i < KEYS * Row::CHUNKS; i += 32 * STRIPS) {
       const u32 piece = i + thread, row = piece / Row::CHUNKS, chunk = piece % Row::CHUNKS;
       if (piece >= KEYS * Row::CHUNKS) break;
