@@ -72,17 +72,6 @@ pub(crate) enum Embedding<'a> {
     Random(RandomFloats),
 }
 
-impl<'a> Embedding<'a> {
-    /// The rows, in memory.
-    pub(crate) fn into_floats(self) -> Result<FloatData<'a>> {
-        Ok(match self {
-            Self::Stored(floats) => floats,
-            Self::Codes(codes) => FloatData::F32(Cow::Owned(codes.values()?)),
-            Self::Random(floats) => FloatData::F16(Cow::Owned(floats.draw()?)),
-        })
-    }
-}
-
 /// Reads and checks the tensors that a model asks for, or draws them.
 #[derive(Debug)]
 pub struct Loader<'a> {

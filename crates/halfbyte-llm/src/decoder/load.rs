@@ -30,13 +30,14 @@ pub(crate) trait LoadDevice {
     /// Rotary positions up to `max_context`.
     fn rope(&mut self, rope: &RopeSpec, max_context: usize) -> Result<<Self::Device as ModelDevice>::Rope>;
 
-    /// This rank's rows of the embedding, with what packs a head of its own.
+    /// This rank's rows of the embedding, with a head of its own; without one the embedding multiplies activations as `act` says.
     fn vocabulary(
         &mut self,
         embedding: Embedding<'_>,
         tokens: Range<usize>,
         spec: &Spec,
         head: Option<Of<Self::Device>>,
+        act: Act,
     ) -> Result<<Self::Device as ModelDevice>::Vocabulary>;
 
     /// Loads layers that do not depend on each other, in whatever order suits the device.
@@ -100,7 +101,7 @@ pub(crate) fn vocabulary<L: LoadDevice>(
             })
         }
     };
-    let vocabulary = device.vocabulary(embedding, tokens, spec, head)?;
+    let vocabulary = device.vocabulary(embedding, tokens, spec, head, loader.act())?;
     loader.release(&spec.embedding);
     Ok(vocabulary)
 }

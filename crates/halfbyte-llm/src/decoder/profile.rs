@@ -63,15 +63,15 @@ pub(crate) struct Sizes {
     pub layers: usize,
     /// What keys and values are kept as.
     pub kv: KvType,
-    /// Bytes of an element of the embedding.
-    pub embedding_bytes: usize,
+    /// Bytes of a row of the embedding.
+    pub embedding_row_bytes: usize,
 }
 
 impl Sizes {
     /// Of a decoder.
-    pub fn of<D: ModelDevice>(decoder: &Decoder<D>, kv: KvType, embedding_bytes: usize) -> Self {
+    pub fn of<D: ModelDevice>(decoder: &Decoder<D>, kv: KvType, embedding_row_bytes: usize) -> Self {
         let (hidden, layers) = (decoder.hidden, decoder.layers.len());
-        Self { hidden, layers, kv, embedding_bytes }
+        Self { hidden, layers, kv, embedding_row_bytes }
     }
 }
 
@@ -143,7 +143,7 @@ where
     D::Run<'m>: Describe<D>,
 {
     fn embed(&mut self, vocabulary: &D::Vocabulary) -> Result<()> {
-        let bytes = self.rows * self.sizes.hidden * (self.sizes.embedding_bytes + F32);
+        let bytes = self.rows * (self.sizes.embedding_row_bytes + self.sizes.hidden * F32);
         self.timed("embedding", &What::Embed, [bytes, 0], |run| run.embed(vocabulary))
     }
 

@@ -41,6 +41,14 @@ impl CpuDenseN16 {
             .collect()
     }
 
+    /// The weights of an output, widened: row `i` below [`CpuDenseN16::n`], into k elements.
+    pub fn row(&self, i: usize, out: &mut [f32]) {
+        // Element j of output i lies at [i / 16][j][i % 16].
+        let first = i / PANEL * self.k * PANEL + i % PANEL;
+        let data = self.data();
+        out.iter_mut().take(self.k).enumerate().for_each(|(j, out)| *out = data.get(first + j * PANEL));
+    }
+
     /// Outputs.
     pub fn n(&self) -> usize {
         self.n

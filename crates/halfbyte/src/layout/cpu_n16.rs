@@ -259,6 +259,31 @@ impl CpuN16 {
             .unwrap_or_else(|e| unreachable!("a packed tensor was valid before it was packed: {e}"))
     }
 
+    /// What the codes of an output stand for, each rounded to f32 once, as [`StoredTensor::values`] has them: row `i` below
+    /// [`CpuN16::n`], into k elements.
+    pub fn row(&self, i: usize, out: &mut [f32]) {
+        let (per_tile, field) = (columns_per_tile(self.format.bits), field_bits(self.format.bits));
+        let (panel, lane, mask) = (i / PANEL, i % PANEL, ((1u32 << field) - 1) as u8);
+        let tiles = &self.codes()[panel * self.tiles * 64..][..self.tiles * 64];
+        for span in &self.spans {
+            let at = (panel * self.groups + span.group) * PANEL + lane;
+            let scale = f64::from(self.scales.get(at));
+            let (zero, offset) = match &self.zeros {
+                PackedZeros::Symmetric => (f64::from(self.format.middle()), 0.0),
+                PackedZeros::Integer(z) => (f64::from(z[at]), 0.0),
+                PackedZeros::Float(o) => (0.0, f64::from(o.get(at))),
+            };
+            let first = span.tile * per_tile;
+            for place in first..first + span.columns {
+                let (tile, within) = (place / per_tile, place % per_tile);
+                let code = tiles[tile * 64 + lane * 4 + within % 4] >> (within / 4 * field as usize) & mask;
+                if let Some(out) = out.get_mut(self.column(place)) {
+                    *out = (scale * (f64::from(code) - zero) + offset) as f32;
+                }
+            }
+        }
+    }
+
     /// What the codes mean.
     pub fn format(&self) -> WeightFormat {
         self.format

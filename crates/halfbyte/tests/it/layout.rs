@@ -23,7 +23,13 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
         for shape in [[1, 1], [16, 32], [17, 33], [40, 300], [3, 5000], [5, 0], [0, 7]] {
             for act_order in [false, true] {
                 let w = random.qtensor(parse(name).weight, shape, act_order);
-                assert_eq!(CpuN16::pack(&w, false).unpack(), w, "{name} {shape:?} act-order {act_order}");
+                let packed = CpuN16::pack(&w, false);
+                assert_eq!(packed.unpack(), w, "{name} {shape:?} act-order {act_order}");
+                let (values, mut row) = (StoredTensor::from(&w).values().unwrap(), vec![f32::NAN; shape[1]]);
+                for (i, want) in values.chunks_exact(shape[1].max(1)).enumerate() {
+                    packed.row(i, &mut row);
+                    assert_eq!(row, want, "row {i} of {name} {shape:?} act-order {act_order}");
+                }
                 assert_eq!(CudaPlain::pack(&w).unwrap().unpack().unwrap(), w, "{name} {shape:?} act-order {act_order}");
             }
         }
@@ -31,7 +37,13 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
     for [n, k] in [[1, 1], [16, 8], [17, 9], [0, 3], [3, 0]] {
         let w = rounded(&random.normals(n * k), halfbyte::Float::F16);
         let halfs: Vec<f16> = w.iter().map(|&v| f16::from_f32(v)).collect();
-        assert_eq!(CpuDenseN16::pack(Floats::F16(&halfs), [n, k]).unwrap().unpack(), w);
+        let packed = CpuDenseN16::pack(Floats::F16(&halfs), [n, k]).unwrap();
+        assert_eq!(packed.unpack(), w);
+        let mut row = vec![f32::NAN; k];
+        for (i, want) in w.chunks_exact(k.max(1)).enumerate() {
+            packed.row(i, &mut row);
+            assert_eq!(row, want);
+        }
     }
 }
 

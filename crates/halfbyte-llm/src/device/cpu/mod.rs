@@ -73,8 +73,9 @@ impl LoadDevice for OnCpu {
         tokens: Range<usize>,
         spec: &Spec,
         head: Option<Projection>,
+        act: Act,
     ) -> Result<Vocabulary> {
-        Vocabulary::new(embedding.into_floats()?, tokens, spec, head)
+        Vocabulary::new(embedding, tokens, spec, head, act)
     }
 
     fn layers<T: Send>(

@@ -77,7 +77,7 @@ impl CpuText<'_> {
     pub(super) fn timed(&mut self, tokens: &[u32]) -> Result<Profile> {
         let (cpu, model, position) = (self.cpu, self.model, self.len);
         let decoder = &model.decoder;
-        let sizes = Sizes::of(decoder, model.kv, decoder.vocabulary.element_bytes());
+        let sizes = Sizes::of(decoder, model.kv, decoder.vocabulary.row_bytes());
         let (mut clock, begun) = (Instants::default(), Instant::now());
         self.logits.clear();
         self.state.begin(&[(self.sequence, tokens)]);

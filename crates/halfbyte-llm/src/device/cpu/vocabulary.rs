@@ -5,13 +5,11 @@ use crate::arch::Spec;
 use crate::comm::Comm;
 use crate::decoder::{self, Product};
 use crate::error::{Error, Result};
-use crate::load::Loader;
+use crate::load::{Embedding, Loader};
 use crate::shard::Shard;
-use halfbyte::cpu::matmul::Packed;
 use halfbyte::cpu::{Cpu, nn};
-use halfbyte::layout::cpu_n16::PANEL;
 use halfbyte::ops::{Linear, Weight};
-use halfbyte::{Float, Floats, FloatsMut};
+use halfbyte::{Act, Float, Floats, FloatsMut, StoredTensor};
 use halfbyte_checkpoint::FloatData;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -33,7 +31,35 @@ enum Kind {
     /// The head's weight is the embedding, which then is held once.
     Tied(Box<Linear>),
     /// An embedding `[tokens, hidden]` and a head.
-    Apart(FloatData<'static>, Projection),
+    Apart(Rows, Projection),
+}
+
+/// An embedding that is only read.
+#[derive(Debug)]
+enum Rows {
+    Floats(FloatData<'static>),
+    /// Codes, as they would be packed for a product: a file's may be of any form.
+    Codes(Box<Linear>),
+}
+
+impl Rows {
+    /// Row `i` of `hidden` elements.
+    fn read(&self, i: usize, hidden: usize, out: &mut [f32]) {
+        match self {
+            Self::Floats(rows) => {
+                let row = rows.as_floats().slice(i * hidden..(i + 1) * hidden);
+                out.iter_mut().enumerate().for_each(|(j, out)| *out = row.get(j));
+            }
+            Self::Codes(rows) => rows.packed().row(i, out),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Floats(rows) => rows.len() * rows.dtype().size_bytes(),
+            Self::Codes(rows) => rows.bytes(),
+        }
+    }
 }
 
 impl Vocabulary {
@@ -43,17 +69,28 @@ impl Vocabulary {
     }
 
     pub(super) fn new(
-        embedding: FloatData<'_>,
+        embedding: Embedding<'_>,
         tokens: Range<usize>,
         spec: &Spec,
         head: Option<Projection>,
+        act: Act,
     ) -> Result<Self> {
-        let hidden = spec.hidden;
-        let kind = match head {
-            Some(head) => Kind::Apart(owned(embedding), head),
-            None => {
-                let weight = Weight::Dense(embedding.as_floats(), [tokens.len(), hidden]);
-                Kind::Tied(Box::new(Linear::new(weight)?))
+        let (hidden, shape) = (spec.hidden, [tokens.len(), spec.hidden]);
+        // Whichever way it is read, a row of codes is what they stand for.
+        let of_codes =
+            |codes: &StoredTensor<'_>, act| Ok::<_, Error>(Box::new(Linear::new(Weight::Stored(&[codes], act))?));
+        let kind = match (head, embedding) {
+            (Some(head), Embedding::Codes(codes)) => Kind::Apart(Rows::Codes(of_codes(&codes, Act::A16)?), head),
+            (None, Embedding::Codes(codes)) => Kind::Tied(of_codes(&codes, act)?),
+            (Some(head), Embedding::Stored(floats)) => Kind::Apart(Rows::Floats(owned(floats)), head),
+            (None, Embedding::Stored(floats)) => {
+                Kind::Tied(Box::new(Linear::new(Weight::Dense(floats.as_floats(), shape))?))
+            }
+            (Some(head), Embedding::Random(floats)) => {
+                Kind::Apart(Rows::Floats(FloatData::F16(Cow::Owned(floats.draw()?))), head)
+            }
+            (None, Embedding::Random(floats)) => {
+                Kind::Tied(Box::new(Linear::new(Weight::Dense(Floats::F16(&floats.draw()?), shape))?))
             }
         };
         Ok(Self { tokens, hidden, scale: spec.embedding_scale, cap: spec.logit_cap, kind })
@@ -70,21 +107,8 @@ impl Vocabulary {
             }
             let token = token - self.tokens.start;
             match &self.kind {
-                Kind::Apart(rows, _) => {
-                    widen(rows.as_floats().slice(token * hidden..(token + 1) * hidden), 1, out);
-                }
-                Kind::Tied(linear) => match linear.packed() {
-                    Packed::Dense(packed) => {
-                        // Element j of output i lies at [i / 16][j][i % 16].
-                        let data = packed.data();
-                        let first = token / PANEL * hidden * PANEL + token % PANEL;
-                        widen(data.slice(first..first + (hidden - 1) * PANEL + 1), PANEL, out);
-                    }
-                    Packed::Quantized(..) => {
-                        let [expected, got] = ["floats, for a head that is the embedding", "codes"];
-                        return Err(Error::invalid("embed", expected, got));
-                    }
-                },
+                Kind::Apart(rows, _) => rows.read(token, hidden, out),
+                Kind::Tied(linear) => linear.packed().row(token, out),
             }
         }
         // Each token's vector is one rank's; the others add nothing.
@@ -130,7 +154,9 @@ impl Vocabulary {
     pub(super) fn bytes_not_read(&self, tokens: usize) -> usize {
         match &self.kind {
             Kind::Tied(_) => 0,
-            Kind::Apart(rows, _) => rows.len().saturating_sub(tokens * self.hidden) * rows.dtype().size_bytes(),
+            Kind::Apart(rows, _) => {
+                rows.bytes() - rows.bytes() / self.tokens.len().max(1) * tokens.min(self.tokens.len())
+            }
         }
     }
 
@@ -146,19 +172,20 @@ impl Vocabulary {
         })
     }
 
-    /// Bytes of an element of the embedding.
-    pub(super) fn element_bytes(&self) -> usize {
-        match &self.kind {
-            Kind::Tied(linear) => linear.bytes() / (self.tokens.len() * self.hidden).max(1),
-            Kind::Apart(rows, _) => rows.dtype().size_bytes(),
-        }
+    /// Bytes of a row of the embedding.
+    pub(super) fn row_bytes(&self) -> usize {
+        let bytes = match &self.kind {
+            Kind::Tied(linear) => linear.bytes(),
+            Kind::Apart(rows, _) => rows.bytes(),
+        };
+        bytes / self.tokens.len().max(1)
     }
 
     /// Bytes that embedding and head take.
     pub fn bytes(&self) -> usize {
         match &self.kind {
             Kind::Tied(linear) => linear.bytes(),
-            Kind::Apart(rows, head) => rows.len() * rows.dtype().size_bytes() + head.bytes(),
+            Kind::Apart(rows, head) => rows.bytes() + head.bytes(),
         }
     }
 }
@@ -168,14 +195,5 @@ fn owned(data: FloatData<'_>) -> FloatData<'static> {
         FloatData::F16(v) => FloatData::F16(Cow::Owned(v.into_owned())),
         FloatData::BF16(v) => FloatData::BF16(Cow::Owned(v.into_owned())),
         FloatData::F32(v) => FloatData::F32(Cow::Owned(v.into_owned())),
-    }
-}
-
-/// Every `step`th element.
-fn widen(from: Floats<'_>, step: usize, to: &mut [f32]) {
-    match from {
-        Floats::F16(v) => to.iter_mut().zip(v.iter().step_by(step)).for_each(|(to, v)| *to = v.to_f32()),
-        Floats::BF16(v) => to.iter_mut().zip(v.iter().step_by(step)).for_each(|(to, v)| *to = v.to_f32()),
-        Floats::F32(v) => to.iter_mut().zip(v.iter().step_by(step)).for_each(|(to, v)| *to = *v),
     }
 }

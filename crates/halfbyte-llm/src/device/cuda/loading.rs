@@ -176,6 +176,7 @@ impl LoadDevice for Loading<'_> {
         tokens: Range<usize>,
         spec: &Spec,
         head: Option<Projection>,
+        _: Act,
     ) -> Result<Vocabulary> {
         let shape = [tokens.len(), spec.hidden];
         let embedding = match embedding {

@@ -100,7 +100,7 @@ impl State {
         position: usize,
         clock: &mut Events<'_>,
     ) -> Result<Vec<Step>> {
-        let embedding = model.decoder.vocabulary.embedding.rows().dtype().size_bytes();
+        let embedding = model.decoder.hidden * model.decoder.vocabulary.embedding.rows().dtype().size_bytes();
         let sizes = Sizes::of(&model.decoder, self.cache.dtype().into(), embedding);
         let m = rows.tokens.len();
         let mut run = Run::new(model, cuda, self, rows);

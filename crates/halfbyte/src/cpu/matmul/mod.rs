@@ -78,6 +78,14 @@ impl Packed {
         }
     }
 
+    /// What the weights of an output stand for: row `i` below [`Packed::n`], into k elements.
+    pub fn row(&self, i: usize, out: &mut [f32]) {
+        match self {
+            Packed::Quantized(w, _) => w.row(i, out),
+            Packed::Dense(w) => w.row(i, out),
+        }
+    }
+
     /// Bytes that the weight takes.
     pub fn bytes(&self) -> usize {
         match self {
