@@ -17,6 +17,7 @@ use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::kernel::KvType;
 use halfbyte_checkpoint::{Finding, Weights};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -25,6 +26,32 @@ pub(crate) const PREFILL_TOKENS: usize = 512;
 
 /// Logits computed at a time where they are wanted for every token, in elements (4 MiB).
 const LOGITS_AT_A_TIME: usize = 1 << 20;
+
+/// Bytes of each tensor that ranks compare.
+const HASHED_BYTES: usize = 64;
+
+/// Loads a model that ranks share, if they have the same one; the others are told if this rank cannot. Errors also: a rank that has
+/// left, or that has another model, which is told by what `digest` takes in, or other options.
+fn as_a_rank(
+    options: &LoadOptions,
+    digest: impl FnOnce(&mut DefaultHasher),
+    load: impl FnOnce() -> Result<Model>,
+) -> Result<Model> {
+    let LoadOptions { comm, act, quantize, kv, .. } = options;
+    if comm.size() > 1 {
+        let mut hash = DefaultHasher::new();
+        digest(&mut hash);
+        comm.agree("model", &hash.finish().to_le_bytes())?;
+        comm.agree("way of loading it", format!("{act:?} {quantize:?} {kv:?}").as_bytes())?;
+    }
+    let model = load().inspect_err(|why| {
+        if !matches!(why, Error::Rank { .. }) {
+            comm.leave(&format!("cannot load its part: {why}"));
+        }
+    })?;
+    comm.wait()?;
+    Ok(model)
+}
 
 /// A language model: its configuration and its packed weights, in memory or on a GPU.
 #[derive(Debug)]
@@ -58,7 +85,23 @@ impl Model {
                 got: text,
             });
         }
-        let mut model = Self::of(config, Loader::new(weights, options.clone())?, options)?;
+        let spec = format!("{:?}", config.spec);
+        let digest = |hash: &mut DefaultHasher| {
+            spec.hash(hash);
+            for tensor in weights.checkpoint().tensors() {
+                format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).hash(hash);
+                // Weights of another training differ from the first numbers on.
+                weights
+                    .checkpoint()
+                    .bytes(tensor.name)
+                    .unwrap_or_default()
+                    .iter()
+                    .take(HASHED_BYTES)
+                    .for_each(|b| b.hash(hash));
+            }
+        };
+        let load = || Self::of(config, Loader::new(weights, options.clone())?, options);
+        let mut model = as_a_rank(options, digest, load)?;
         model.findings.extend(unused);
         Ok(model)
     }
@@ -67,7 +110,8 @@ impl Model {
     ///
     /// Errors: formats that do not exist or that no kernel serves, memory that is short on a GPU, options that quantise.
     pub fn random(config: Config, weights: RandomWeights, options: &LoadOptions) -> Result<Self> {
-        Self::of(config, Loader::random(weights, options.clone())?, options)
+        let digest = |hash: &mut DefaultHasher| format!("{weights:?}").hash(hash);
+        as_a_rank(options, digest, || Self::of(config, Loader::random(weights, options.clone())?, options))
     }
 
     fn of(config: Config, mut loader: Loader<'_>, options: &LoadOptions) -> Result<Self> {

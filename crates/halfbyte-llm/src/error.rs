@@ -55,6 +55,14 @@ pub enum Error {
         /// Why.
         source: halfbyte::Error,
     },
+    /// A rank that shares the model has left, is not heard of, or has other files: this one cannot go on.
+    #[error("rank {rank} {what}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A prompt without a token.
     #[error("prompt: expected at least one token, got none")]
     EmptyPrompt,

@@ -226,6 +226,18 @@ impl<'a> Loader<'a> {
         })
     }
 
+    /// The columns of a layer group by group, where they were quantised in another order (act-order).
+    pub(crate) fn order_of_columns(&self, prefix: &str) -> Result<Option<Vec<u32>>> {
+        let Source::Checkpoint(weights) = self.source else { return Ok(None) };
+        let ModuleKind::Quantized(_) = weights.kind(prefix)? else { return Ok(None) };
+        let StoredWeight::Quantized(codes) = weights.stored_linear(prefix)?.weight else { return Ok(None) };
+        Ok(codes.group_index().map(|index| {
+            let mut order: Vec<u32> = (0..index.len() as u32).collect();
+            order.sort_by_key(|&j| index[j as usize]);
+            order
+        }))
+    }
+
     /// Module of a head that is not the embedding.
     pub(crate) fn head(&self, spec: &Spec) -> Option<String> {
         let own = matches!(self.source, Source::Random(RandomWeights { head: Some(_), .. }));

@@ -11,13 +11,14 @@
 //! ```
 //!
 //! Parts need not be equal: of 231 groups four ranks hold 58, 58, 58 and 57. Where there are fewer key and value heads than
-//! ranks, several ranks hold the same one.
+//! ranks, several ranks hold the same one. Where columns were quantised in another order (act-order), inner features are dealt in
+//! the order of `down`'s groups, so that each group is one rank's; heads stay whole, so that a group of `o` may be cut: both ranks have
+//! its scales then.
 
 use crate::arch::spec::{AttentionSpec, FeedForward, LinearSpec, Qkv, QkvOrder, Shape};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 use halfbyte::kernel::Heads;
-use halfbyte::{QTensor, Zeros};
 use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -36,8 +37,8 @@ pub struct Shard {
 pub struct Cut {
     /// Rows, in the order in which the rank has them.
     pub rows: Vec<Range<usize>>,
-    /// Columns.
-    pub columns: Range<usize>,
+    /// Columns, likewise.
+    pub columns: Vec<Range<usize>>,
     /// Whether the rank adds the bias: of layers that are cut by columns only one does.
     pub bias: bool,
 }
@@ -119,11 +120,11 @@ impl Cut {
 
     /// Some rows of a matrix.
     pub fn rows(rows: Vec<Range<usize>>, Shape { k, .. }: Shape) -> Self {
-        Self { rows, columns: 0..k, bias: true }
+        Self { rows, columns: std::iter::once(0..k).collect(), bias: true }
     }
 
     /// Some columns of a matrix.
-    pub fn columns(columns: Range<usize>, Shape { n, .. }: Shape, shard: Shard) -> Self {
+    pub fn columns(columns: Vec<Range<usize>>, Shape { n, .. }: Shape, shard: Shard) -> Self {
         Self { rows: std::iter::once(0..n).collect(), columns, bias: shard.is_first() }
     }
 
@@ -162,18 +163,26 @@ pub fn qkv<'a>(attention: &'a AttentionSpec, all: Heads, of: &HeadsOf) -> Vec<(&
 /// What a rank holds of the layer that follows attention.
 pub fn output(attention: &AttentionSpec, of: &HeadsOf, shard: Shard) -> Cut {
     let d = of.heads.head_size;
-    Cut::columns(of.queries.start * d..of.queries.end * d, attention.output.shape, shard)
+    Cut::columns(vec![of.queries.start * d..of.queries.end * d], attention.output.shape, shard)
 }
 
 /// What a rank that has these inner features holds of an MLP's layers, the last of them `down`.
-pub fn feed_forward<'a>(mlp: &'a FeedForward, inner: &Range<usize>, shard: Shard) -> Vec<(&'a LinearSpec, Cut)> {
+pub fn feed_forward<'a>(mlp: &'a FeedForward, inner: &[Range<usize>], shard: Shard) -> Vec<(&'a LinearSpec, Cut)> {
     let up = mlp.up.iter().map(|layer| {
         // Gate and up may be one layer.
         let of = (0..layer.shape.n).step_by(mlp.inner());
-        let rows = of.map(|first| first + inner.start..first + inner.end).collect();
+        let rows = of.flat_map(|first| inner.iter().map(move |part| first + part.start..first + part.end)).collect();
         (layer, Cut::rows(joined(rows), layer.shape))
     });
-    up.chain([(&mlp.down, Cut::columns(inner.clone(), mlp.down.shape, shard))]).collect()
+    up.chain([(&mlp.down, Cut::columns(inner.to_vec(), mlp.down.shape, shard))]).collect()
+}
+
+/// A rank's inner features, which are dealt in an order: by default in that of the model.
+pub fn features(order: Option<&[u32]>, places: Range<usize>) -> Vec<Range<usize>> {
+    match order {
+        None => vec![places],
+        Some(order) => joined(order[places].iter().map(|&j| j as usize..j as usize + 1).collect()),
+    }
 }
 
 /// Ranges that follow each other as one.
@@ -198,12 +207,11 @@ pub(crate) fn cut_linear<'a>(layer: StoredLinear<'a>, cut: &Cut, prefix: &str) -
     let StoredLinear { weight, bias, findings } = layer;
     let weight = match weight {
         StoredWeight::Dense { floats, shape: [_, k] } => {
-            let shape = [cut.rows.iter().map(Range::len).sum(), cut.columns.len()];
+            let shape = [&cut.rows, &cut.columns].map(|ranges| ranges.iter().map(Range::len).sum());
             StoredWeight::Dense { floats: cut_floats(&floats, k, cut), shape }
         }
         StoredWeight::Quantized(codes) => {
-            let whole = codes.to_qtensor().map_err(named)?;
-            StoredWeight::Quantized(cut_codes(&whole, cut).map_err(named)?.into())
+            StoredWeight::Quantized(codes.part(&cut.rows, &cut.columns).map_err(named)?.into())
         }
     };
     let of_rows = |bias: Vec<f32>| cut.rows.iter().flat_map(|rows| bias[rows.clone()].to_vec()).collect();
@@ -213,7 +221,7 @@ pub(crate) fn cut_linear<'a>(layer: StoredLinear<'a>, cut: &Cut, prefix: &str) -
 /// Some rows and columns of a matrix with rows of `k`.
 pub(crate) fn cut_floats(floats: &FloatData<'_>, k: usize, cut: &Cut) -> FloatData<'static> {
     fn part<T: Copy>(values: &[T], k: usize, cut: &Cut) -> Cow<'static, [T]> {
-        let row = |i: usize| &values[i * k + cut.columns.start..i * k + cut.columns.end];
+        let row = |i: usize| cut.columns.iter().flat_map(move |part| &values[i * k + part.start..i * k + part.end]);
         Cow::Owned(cut.rows.iter().cloned().flatten().flat_map(row).copied().collect())
     }
     match floats {
@@ -223,36 +231,20 @@ pub(crate) fn cut_floats(floats: &FloatData<'_>, k: usize, cut: &Cut) -> FloatDa
     }
 }
 
-/// The same of codes, with what belongs to them. Errors: columns that end within a group, or lie in an order of their own.
-fn cut_codes(q: &QTensor, cut: &Cut) -> halfbyte::Result<QTensor> {
-    const OP: &str = "cut a quantised weight";
-    let (k, groups, columns) = (q.k(), q.groups(), &cut.columns);
-    let whole_rows = *columns == (0..k);
-    let invalid = |expected: String, got: String| halfbyte::Error::Invalid { op: OP, expected, got };
-    let size = q.format().group.len(k).max(1);
-    let ends = |at: usize| at.is_multiple_of(size) || at == k;
-    if !whole_rows && q.group_index().is_some() {
-        return Err(invalid("columns in groups of neighbours".into(), "columns in another order (act-order)".into()));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_do_not_divide_are_dealt_out_to_all() {
+        // Qwen2.5-72B: 231 groups of 128.
+        for (size, want) in [(2, vec![116, 115]), (3, vec![77, 77, 77]), (4, vec![58, 58, 58, 57])] {
+            let parts = (0..size).map(|rank| Shard { rank, size }.inner(29_568, 128).unwrap()).collect::<Vec<_>>();
+            let groups = parts.iter().map(|part| part.len().div_ceil(128)).collect::<Vec<_>>();
+            assert_eq!(groups, want);
+            let all: Vec<usize> = parts.into_iter().flatten().collect();
+            assert!(all.into_iter().eq(0..29_568));
+        }
+        assert!(Shard { rank: 1, size: 2 }.inner(128, 128).unwrap_err().to_string().contains("for each rank"));
     }
-    if !whole_rows && groups > 1 && !(ends(columns.start) && ends(columns.end)) {
-        return Err(invalid(format!("columns in whole groups of {size}"), format!("{columns:?}")));
-    }
-    let of = if whole_rows || groups <= 1 { 0..groups } else { columns.start / size..columns.end.div_ceil(size) };
-    let rows = || cut.rows.iter().cloned().flatten();
-    fn part<T: Copy>(values: &[T], width: usize, of: &Range<usize>, rows: impl Iterator<Item = usize>) -> Vec<T> {
-        rows.flat_map(|i| &values[i * width + of.start..i * width + of.end]).copied().collect()
-    }
-    let zeros = match q.zeros() {
-        Zeros::Symmetric => Zeros::Symmetric,
-        Zeros::Integer(z) => Zeros::Integer(part(z, groups, &of, rows())),
-        Zeros::Float(o) => Zeros::Float(part(o, groups, &of, rows())),
-    };
-    QTensor::new(
-        q.format(),
-        [rows().count(), columns.len()],
-        part(q.codes(), k, columns, rows()),
-        part(q.scales(), groups, &of, rows()),
-        zeros,
-        q.group_index().map(<[u32]>::to_vec),
-    )
 }

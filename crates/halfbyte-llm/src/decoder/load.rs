@@ -258,7 +258,8 @@ fn feed_forward<L: LoadDevice>(
     shard: Shard,
 ) -> Result<FeedForward<L::Device>> {
     let unit = if shard == Shard::WHOLE { 1 } else { loader.columns_of_a_group(&mlp.down.name)? };
-    let inner = shard.inner(mlp.inner(), unit)?;
+    let order = if shard == Shard::WHOLE { None } else { loader.order_of_columns(&mlp.down.name)? };
+    let inner = shard::features(order.as_deref(), shard.inner(mlp.inner(), unit)?);
     let mut layers = shard::feed_forward(mlp, &inner, shard);
     let down = layers.split_off(mlp.up.len());
     Ok(FeedForward {
@@ -267,7 +268,7 @@ fn feed_forward<L: LoadDevice>(
         activation: mlp.activation,
         clamp: mlp.clamp,
         gated: mlp.is_gated(),
-        inner: inner.len(),
+        inner: inner.iter().map(Range::len).sum(),
     })
 }
 

@@ -21,6 +21,7 @@ pub mod int8;
 mod qtensor;
 pub mod reference;
 
+pub(crate) use qtensor::groups;
 pub use qtensor::{QTensor, Zeros};
 
 use crate::error::{Error, Result};

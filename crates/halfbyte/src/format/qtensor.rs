@@ -19,12 +19,14 @@ pub enum Zeros {
 ///
 /// `w[i, j] = scales[i, g] · (codes[i, j] − zero[i, g])`, or `scales[i, g] · codes[i, j] + offset[i, g]`, with
 /// `g = group of column j`: `j / group size`, or `group_index[j]` where columns were quantised in another order
-/// (act-order). With two levels `scales[i, g] = channel_scales[i] · factors[i, g]`.
+/// (act-order). Of a part of a matrix's columns the index may name more groups than so many columns would fill: each has then
+/// fewer columns. With two levels `scales[i, g] = channel_scales[i] · factors[i, g]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QTensor {
     format: WeightFormat,
     n: usize,
     k: usize,
+    groups: usize,
     codes: Vec<u8>,
     scales: Vec<f32>,
     zeros: Zeros,
@@ -50,7 +52,8 @@ impl QTensor {
     ) -> Result<Self> {
         const OP: &str = "qtensor";
         format.validate()?;
-        let groups = format.group.count(k);
+        let has_scales = |groups: usize| n.checked_mul(groups) == Some(scales.len());
+        let groups = groups(format.group, k, group_index.as_deref(), has_scales);
         let size = |a: usize, b: usize, what: &str| {
             a.checked_mul(b).ok_or_else(|| Error::invalid(OP, format!("{what} that fits memory"), format!("{a} × {b}")))
         };
@@ -110,7 +113,7 @@ impl QTensor {
                 Some(Factors::of(OP, [n, groups], scale, zero_points(format, &zeros, groups), dtype)?)
             }
         };
-        Ok(Self { format, n, k, codes, scales, zeros, group_index, factors })
+        Ok(Self { format, n, k, groups, codes, scales, zeros, group_index, factors })
     }
 
     /// What the codes mean.
@@ -130,7 +133,7 @@ impl QTensor {
 
     /// Groups along k.
     pub fn groups(&self) -> usize {
-        self.format.group.count(self.k)
+        self.groups
     }
 
     /// Codes, `[n, k]`, one a byte, unsigned.
@@ -179,7 +182,10 @@ impl QTensor {
 
     /// Groups of quantised activations along k; see [`WeightFormat::activation_group`].
     pub fn activation_groups(&self) -> usize {
-        self.format.activation_group().count(self.k)
+        match self.format.activation_group() {
+            Group::Size(_) => self.groups,
+            group => group.count(self.k),
+        }
     }
 
     /// Group of column `j` of quantised activations.
@@ -214,6 +220,7 @@ impl QTensor {
             format: self.format,
             n: rows.len(),
             k: self.k,
+            groups,
             codes: part(&self.codes, self.k, &rows),
             scales: part(&self.scales, groups, &rows),
             zeros,
@@ -224,6 +231,16 @@ impl QTensor {
             }),
         })
     }
+}
+
+/// Groups of k columns: as many as they fill, or more where an index names more and there are scales for them.
+pub(crate) fn groups(group: Group, k: usize, index: Option<&[u32]>, has_scales: impl Fn(usize) -> bool) -> usize {
+    let named = match (group, index) {
+        (Group::Size(_), Some(index)) => index.iter().max().map_or(0, |&most| most as usize + 1),
+        _ => 0,
+    };
+    let filled = group.count(k);
+    if named > filled && has_scales(named) { named } else { filled }
 }
 
 fn zeros_name(zeros: &Zeros) -> &'static str {

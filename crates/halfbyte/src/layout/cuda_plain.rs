@@ -22,6 +22,7 @@ use rayon::prelude::*;
 pub struct CudaPlain {
     n: usize,
     k: usize,
+    groups: usize,
     format: WeightFormat,
     codes: Vec<u32>,
     scales: FloatData<'static>,
@@ -66,7 +67,7 @@ impl CudaPlain {
             Zeros::Float(o) => PlainZeros::Float(narrowed(transposed(o, [n, groups]), format.scale)),
         };
         let scales = narrowed(transposed(w.scales(), [n, groups]), format.scale);
-        Ok(Self { n, k, format, codes, scales, zeros, group_of: w.group_index().map(<[u32]>::to_vec) })
+        Ok(Self { n, k, groups, format, codes, scales, zeros, group_of: w.group_index().map(<[u32]>::to_vec) })
     }
 
     /// The canonical tensor again.
@@ -79,7 +80,7 @@ impl CudaPlain {
             (word >> ((j % per_word) as u32 * field) & ((1 << field) - 1)) as u8
         };
         let codes = (0..n).flat_map(|i| (0..k).map(move |j| (i, j))).map(|(i, j)| code(i, j)).collect();
-        let back = [self.format.group.count(k), n];
+        let back = [self.groups, n];
         let zeros = match &self.zeros {
             PlainZeros::Symmetric => Zeros::Symmetric,
             PlainZeros::Integer(z) => Zeros::Integer(transposed(z, back)),

@@ -123,7 +123,7 @@ impl Atom {
             let mut columns = vec![0usize; w.groups()];
             index.iter().for_each(|&g| columns[g as usize] += 1);
             for (g, &count) in columns.iter().enumerate() {
-                let expected = size.min(k - g * size);
+                let expected = size.min(k.saturating_sub(g * size));
                 if count != expected {
                     return Err(Error::invalid(OP, format!("{expected} columns in group {g}"), count.to_string()));
                 }

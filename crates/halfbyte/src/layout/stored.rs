@@ -6,10 +6,11 @@
 use super::codes::Codes;
 use crate::error::{Error, Result};
 use crate::format::factors::Factors;
-use crate::format::{QTensor, WeightFormat, Zero, Zeros};
+use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros, groups};
 use crate::tensor::{Float, FloatData};
 use rayon::prelude::*;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Where a slice keeps the value of output i and group g: at `i · output + g · group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +66,7 @@ pub struct StoredTensor<'a> {
     format: WeightFormat,
     n: usize,
     k: usize,
+    groups: usize,
     codes: Codes<'a>,
     scales: (FloatData<'a>, Strides),
     zeros: StoredZeros<'a>,
@@ -87,7 +89,8 @@ impl<'a> StoredTensor<'a> {
     ) -> Result<Self> {
         const OP: &str = "stored tensor";
         format.validate()?;
-        let groups = format.group.count(k);
+        let has_scales = |groups: usize| scales.1.needs(n, groups).is_some_and(|needed| needed <= scales.0.len());
+        let groups = groups(format.group, k, group_index.as_deref(), has_scales);
         n.checked_mul(k.max(groups))
             .ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
         if let Some(len) = codes.len()
@@ -152,7 +155,7 @@ impl<'a> StoredTensor<'a> {
                 Some(Cow::Owned(Factors::of(OP, [n, groups], scale, zero, dtype)?.channel))
             }
         };
-        Ok(Self { format, n, k, codes, scales, zeros, group_index, channel_scales })
+        Ok(Self { format, n, k, groups, codes, scales, zeros, group_index, channel_scales })
     }
 
     /// What the codes mean.
@@ -172,7 +175,7 @@ impl<'a> StoredTensor<'a> {
 
     /// Groups along k.
     pub fn groups(&self) -> usize {
-        self.format.group.count(self.k)
+        self.groups
     }
 
     /// The codes, where they lie.
@@ -239,6 +242,69 @@ impl<'a> StoredTensor<'a> {
         QTensor::new(self.format, shape, codes, scales, zeros, index)
     }
 
+    /// Group of column `j`.
+    fn group_of(&self, j: usize) -> usize {
+        match (&self.group_index, self.format.group) {
+            (Some(index), _) => index[j] as usize,
+            (None, Group::Size(size)) => j / size,
+            (None, _) => 0,
+        }
+    }
+
+    /// Some rows and columns, in the order in which they are asked for, with the groups that these columns have: the same numbers,
+    /// wherever a group is cut. Rows that are not asked for are not unpacked.
+    ///
+    /// Errors: rows or columns that are not there, columns that are asked for twice, a code beyond the format's bits.
+    pub fn part(&self, rows: &[Range<usize>], columns: &[Range<usize>]) -> Result<QTensor> {
+        for (what, ranges, end) in [("rows", rows, self.n), ("columns", columns, self.k)] {
+            if let Some(range) = ranges.iter().find(|range| range.start > range.end || range.end > end) {
+                return Err(Error::invalid(
+                    "part of a stored tensor",
+                    format!("{what} below {end}"),
+                    format!("{range:?}"),
+                ));
+            }
+        }
+        let columns: Vec<usize> = columns.iter().cloned().flatten().collect();
+        let mut asked = vec![false; self.k];
+        if let Some(j) = columns.iter().find(|&&j| std::mem::replace(&mut asked[j], true)) {
+            return Err(Error::invalid("part of a stored tensor", "each column once", format!("column {j} twice")));
+        }
+        let mut used = vec![false; self.groups()];
+        columns.iter().for_each(|&j| used[self.group_of(j)] = true);
+        let used: Vec<usize> = (0..used.len()).filter(|&g| used[g]).collect();
+        let mut named = vec![0u32; self.groups()];
+        used.iter().zip(0..).for_each(|(&g, name)| named[g] = name);
+        let rows: Vec<usize> = rows.iter().cloned().flatten().collect();
+        let shape = [self.n, self.k];
+        let mut codes = vec![0u8; rows.len() * columns.len()];
+        let each = codes.par_chunks_exact_mut(columns.len().max(1)).zip(&rows);
+        each.for_each_init(
+            || vec![0u8; self.k],
+            |row, (out, &i)| {
+                self.codes.rows(i..i + 1, shape, self.format.bits, row);
+                out.iter_mut().zip(&columns).for_each(|(out, &j)| *out = row[j]);
+            },
+        );
+        let gather = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
+            rows.iter().flat_map(|&i| used.iter().map(move |&g| value(i, g))).collect()
+        };
+        let floats = |(values, strides): (&FloatData<'_>, Strides)| {
+            let values = values.as_floats();
+            gather(&|i, g| values.get(strides.at(i, g)))
+        };
+        let zeros = match &self.zeros {
+            StoredZeros::Symmetric => Zeros::Symmetric,
+            StoredZeros::Integer(z, strides) => {
+                let of_row = |&i: &usize| used.iter().map(move |&g| z[strides.at(i, g)]);
+                Zeros::Integer(rows.iter().flat_map(of_row).collect())
+            }
+            StoredZeros::Float(o, strides) => Zeros::Float(floats((o, *strides))),
+        };
+        let index = columns.iter().map(|&j| named[self.group_of(j)]).collect();
+        QTensor::new(self.format, [rows.len(), columns.len()], codes, floats(self.scales()), zeros, Some(index))
+    }
+
     /// What the codes stand for, `[n, k]`, each rounded to f32 once. Error: a code beyond the format's bits.
     pub fn values(&self) -> Result<Vec<f32>> {
         const ROWS: usize = 64;
@@ -303,6 +369,7 @@ impl<'a> From<&'a QTensor> for StoredTensor<'a> {
             format: q.format(),
             n: q.n(),
             k: q.k(),
+            groups: q.groups(),
             codes: Codes::Bytes { codes: Cow::Borrowed(q.codes()), flip: 0 },
             scales: (FloatData::F32(Cow::Borrowed(q.scales())), strides),
             zeros,
@@ -324,6 +391,7 @@ impl From<QTensor> for StoredTensor<'static> {
             format: q.format(),
             n: q.n(),
             k: q.k(),
+            groups: q.groups(),
             scales: (FloatData::F32(Cow::Owned(q.scales().to_vec())), strides),
             zeros,
             group_index: q.group_index().map(|index| Cow::Owned(index.to_vec())),

@@ -135,7 +135,7 @@ impl Steps<OnCpu> for Run<'_> {
         let mut update = take(self.state.slot(Slot::Update));
         let (stream, out) = (room(&mut self.state.stream, len), room(&mut normed, len));
         if add {
-            self.comm.all_reduce(room(&mut update, len));
+            self.comm.all_reduce(room(&mut update, len))?;
         }
         let Norm { kind, eps, weight, bias } = norm;
         let (cpu, update_of) = (self.cpu, add.then(|| &update[..len]));
@@ -160,7 +160,7 @@ impl Steps<OnCpu> for Run<'_> {
         };
         let mut before = take(x);
         if what == InPlace::Update {
-            self.comm.all_reduce(room(&mut before, len));
+            self.comm.all_reduce(room(&mut before, len))?;
         }
         let (from, to) = (room(&mut before, len), room(&mut normed, len));
         match (norm.kind, &norm.bias) {
@@ -183,7 +183,7 @@ impl Steps<OnCpu> for Run<'_> {
     fn add(&mut self) -> Result<()> {
         let len = self.state.m * self.state.hidden;
         let mut update = take(self.state.slot(Slot::Update));
-        self.comm.all_reduce(room(&mut update, len));
+        self.comm.all_reduce(room(&mut update, len))?;
         nn::add(self.cpu, room(&mut self.state.stream, len), &update[..len])?;
         *self.state.slot(Slot::Update) = update;
         Ok(())

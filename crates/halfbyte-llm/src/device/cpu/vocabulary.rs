@@ -112,7 +112,7 @@ impl Vocabulary {
             }
         }
         // Each token's vector is one rank's; the others add nothing.
-        comm.all_reduce(out);
+        comm.all_reduce(out)?;
         if let Some(scale) = self.scale {
             out.iter_mut().for_each(|v| *v *= scale);
         }
@@ -126,7 +126,7 @@ impl Vocabulary {
         }
         let mut own = vec![0.0; m * self.tokens.len()];
         self.own_logits(cpu, x, m, &mut own)?;
-        let parts = comm.all_gather(&own);
+        let parts = comm.all_gather(&own)?;
         let vocab = y.len() / m.max(1);
         for (i, row) in y.chunks_exact_mut(vocab).enumerate() {
             let mut first = 0;

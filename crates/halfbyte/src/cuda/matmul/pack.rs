@@ -135,13 +135,10 @@ pub(super) struct Whole {
     pub format: WeightFormat,
     pub n: usize,
     pub k: usize,
+    pub groups: usize,
 }
 
 impl Whole {
-    pub(super) fn groups(&self) -> usize {
-        self.format.group.count(self.k)
-    }
-
     /// Error: more rows or columns than kernels count.
     fn checked(self) -> Result<Self> {
         let Self { n, k, .. } = self;
@@ -385,8 +382,7 @@ impl<'a> Packer<'a> {
 
     /// Puts the kernels for a slab into the stream.
     fn launch(&self, whole: Whole, slab: Range<usize>, table: &[Part], parts: u64, target: &Target) -> Result<()> {
-        let Whole { format, n, k } = whole;
-        let groups = whole.groups();
+        let Whole { format, n, k, groups } = whole;
         let mut params = Params {
             parts,
             order: 0,
@@ -452,5 +448,5 @@ fn whole(parts: &[&StoredTensor<'_>]) -> Result<Whole> {
     }
     let n = parts.iter().try_fold(0usize, |n, part| n.checked_add(part.n()));
     let n = n.ok_or_else(|| Error::invalid(OP, "rows that fit memory", "more"))?;
-    Ok(Whole { format: first.format(), n, k: first.k() })
+    Ok(Whole { format: first.format(), n, k: first.k(), groups: first.groups() })
 }

@@ -71,7 +71,7 @@ pub struct Weights {
 
 impl Weights {
     pub(super) fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
-        let Whole { format, n, k } = whole;
+        let Whole { format, n, k, .. } = whole;
         let atom = Atom::of_levels(format, k)?;
         parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
         let order = parts.first().and_then(|part| part.group_index()).map(order_of);

@@ -1,0 +1,109 @@
+use super::*;
+
+/// Ranks of a group that meets on a free port of this machine.
+fn group(size: usize) -> Vec<Rendezvous> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    (0..size).map(|rank| Rendezvous { rank, size, address: format!("127.0.0.1:{port}") }).collect()
+}
+
+/// What each rank does, side by side.
+fn all<T: Send>(ranks: &[Rendezvous], work: impl Fn(&Rendezvous) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(|| work(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn every_rank_has_the_values_of_all() {
+    for size in 2..5 {
+        let rounds = all(&group(size), |at| {
+            let comm = Tcp::meet(at).unwrap();
+            assert_eq!((comm.rank(), comm.size()), (at.rank, size));
+            comm.agree("text", b"the same").unwrap();
+            let mut sums = Vec::new();
+            for round in 0..40 {
+                // Of another length each, and of none.
+                let own: Vec<f32> = (0..(at.rank * round) % 97).map(|i| (i + round) as f32 + 0.5).collect();
+                let parts = comm.all_gather(&own).unwrap();
+                assert_eq!(*parts[at.rank], *own);
+                assert!(parts.iter().enumerate().all(|(rank, part)| part.len() == (rank * round) % 97));
+                let mut sum = vec![0.1 * at.rank as f32, f32::MAX, -0.0, f32::MIN_POSITIVE / 8.0];
+                comm.all_reduce(&mut sum).unwrap();
+                sums.extend(sum.into_iter().map(f32::to_bits));
+            }
+            sums
+        });
+        assert!(rounds.iter().all(|sums| *sums == rounds[0]));
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_by_all() {
+    let leave = |at: &Rendezvous, how: usize| {
+        let comm = Tcp::meet(at).unwrap();
+        comm.all_gather(&[1.0]).unwrap();
+        match (at.rank, how) {
+            (2, 0) => drop(comm),
+            (2, 1) => comm.leave("has no memory left"),
+            (0, 2) => drop(comm),
+            _ => return comm.all_gather(&[2.0]).map(drop),
+        }
+        Ok(())
+    };
+    for (how, (gone, what)) in [(2, "has ended"), (2, "has no memory left"), (0, "has ended")].into_iter().enumerate() {
+        let ends = all(&group(3), |at| leave(at, how));
+        for (rank, end) in ends.into_iter().enumerate().filter(|(rank, _)| *rank != gone) {
+            let error = end.unwrap_err().to_string();
+            assert_eq!(error, format!("rank {gone} {what}"), "rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_do_not_belong_together_are_refused() {
+    let ends = all(&group(3), |at| {
+        let comm = Tcp::meet(at).unwrap();
+        comm.agree("model", if at.rank == 2 { b"other" } else { b"model" })
+    });
+    assert!(ends.iter().all(|end| end.as_ref().unwrap_err().to_string() == "rank 2 has another model than rank 0"));
+    // A rank that counts others, one whose number is taken, and something that is no rank; the right one comes last.
+    let ranks = group(2);
+    let ends = std::thread::scope(|scope| {
+        let first = scope.spawn(|| Tcp::meet(&ranks[0]));
+        let mut stranger = loop {
+            match TcpStream::connect(&ranks[0].address) {
+                Ok(stream) => break stream,
+                Err(_) => std::thread::sleep(PAUSE),
+            }
+        };
+        stranger.write_all(b"GET / HTTP/1.1\r\nHost: halfbyte\r\n\r\n").unwrap();
+        let many = Tcp::meet(&Rendezvous { size: 3, rank: 2, ..ranks[1].clone() });
+        let right = Tcp::meet(&ranks[1]);
+        [first.join().unwrap(), right, many].map(|end| end.map(drop).map_err(|why| why.to_string()))
+    });
+    assert!(ends[0].is_ok() && ends[1].is_ok(), "{ends:?}");
+    let error = ends[2].as_ref().unwrap_err();
+    assert!(error.contains("one of 3 ranks") && error.contains("one of 2 ranks"), "{error}");
+}
+
+#[test]
+fn variables_of_launchers_are_read() {
+    let of = |all: &[(&str, &str)]| {
+        let all: Vec<(String, String)> = all.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+        Rendezvous::from_variables(move |name| all.iter().find(|(k, _)| k == name).map(|(_, v)| v.clone()))
+    };
+    let all = [("WORLD_SIZE", "4"), ("RANK", "3"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "29500")];
+    assert_eq!(of(&all).unwrap(), Some(Rendezvous { rank: 3, size: 4, address: "[::1]:29500".into() }));
+    assert_eq!(of(&[]).unwrap(), None);
+    assert_eq!(of(&[("WORLD_SIZE", "1")]).unwrap(), None);
+    for (i, wrong) in [(0, "four"), (1, "4"), (1, "-1"), (3, "0"), (3, "70000")] {
+        let mut all = all;
+        all[i].1 = wrong;
+        assert!(of(&all).is_err(), "{}={wrong}", all[i].0);
+    }
+    for missing in 1..4 {
+        let some: Vec<_> = all.iter().enumerate().filter(|(i, _)| *i != missing).map(|(_, pair)| *pair).collect();
+        assert!(of(&some).unwrap_err().to_string().contains(all[missing].0));
+    }
+}

@@ -1,0 +1,225 @@
+//! Models that ranks share, against the whole ones: every architecture and scheme, groups that do not divide, columns in another
+//! order (act-order), and ranks that fail.
+
+use halfbyte::cpu::Cpu;
+use halfbyte::quantize::{Rtn, rtn};
+use halfbyte::{Act, Format, QTensor};
+use halfbyte_checkpoint::{Checkpoint, Job, LinearWeight, Quantization, Target, Weights, write_model};
+use halfbyte_llm::comm::Thread;
+use halfbyte_llm::{Error, LoadOptions, Model, Session, eval};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
+}
+
+/// What each rank does, side by side, with its options.
+fn ranks<T: Send>(size: usize, options: &LoadOptions, work: impl Fn(&LoadOptions) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let (work, of) = (&work, |comm: Thread| LoadOptions { comm: Arc::new(comm), ..options.clone() });
+        let threads: Vec<_> = Thread::group(size)
+            .into_iter()
+            .map(|comm| {
+                let options = of(comm);
+                scope.spawn(move || work(&options))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Logits after each of some tokens.
+fn logits(path: &Path, options: &LoadOptions, ids: &[i32]) -> Result<Vec<f32>, Error> {
+    let (model, cpu) = (Model::load(path, options)?, Cpu::new(1)?);
+    let mut got = Vec::new();
+    let mut write = |logits: &[f32]| {
+        got.extend_from_slice(logits);
+        Ok(())
+    };
+    let ids = eval::Ids { ids, shape: [1, ids.len()] };
+    eval::logits(&model, &cpu, &ids, &mut write, &mut |_| ControlFlow::Continue(()))?;
+    Ok(got)
+}
+
+/// The largest difference as a share of the standard deviation of what is wanted.
+fn off(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let mean = want.iter().map(|&v| f64::from(v)).sum::<f64>() / want.len() as f64;
+    let square = want.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / want.len() as f64;
+    let worst = got.iter().zip(want).map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max);
+    worst / square.sqrt()
+}
+
+/// Compares ranks with one that holds everything, for as many of them as the model can be cut for. Ranks that have a part of a group's
+/// columns scale what they quantise by themselves: their logits are no further than its from those of exact activations.
+fn compare(path: &Path, options: &LoadOptions, bound: f64, what: &str) -> usize {
+    let ids: Vec<i32> = (0..24).map(|i| 3 + i * 7 % 200).collect();
+    let exact = LoadOptions { act: Act::A16, ..options.clone() };
+    let want = logits(path, &exact, &ids).unwrap();
+    let bound = bound + 1.5 * off(&logits(path, options, &ids).unwrap(), &want);
+    let mut compared = 0;
+    for size in [2, 3, 4] {
+        let all = ranks(size, options, |options| logits(path, options, &ids));
+        let Ok(first) = &all[0] else {
+            // Too few heads or groups: all ranks say so, or that another has.
+            for end in &all {
+                let text = end.as_ref().unwrap_err().to_string();
+                assert!(text.contains("for each rank") && text.contains(&format!("{size} ranks")), "{what}: {text}");
+            }
+            continue;
+        };
+        let off = off(first, &want);
+        assert!(off <= bound, "{what}, {size} ranks: off by {off:e} of the standard deviation");
+        for other in &all {
+            let bits = |all: &[f32]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(other.as_ref().unwrap()), bits(first), "{what}: ranks differ");
+        }
+        compared += 1;
+    }
+    compared
+}
+
+const MODELS: [&str; 15] = [
+    "bloom",
+    "gemma2",
+    "gemma3",
+    "gpt-neox",
+    "gpt-oss",
+    "llama",
+    "llama-tied-mha",
+    "llama-yarn",
+    "llama3-rope",
+    "mistral-window",
+    "mixtral",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3-moe",
+];
+
+#[test]
+fn every_architecture_on_ranks_has_the_logits_of_one() {
+    let mut compared = 0;
+    for name in MODELS {
+        compared += compare(&folder(name), &LoadOptions::default(), 5e-5, name);
+        // In groups that heads and inner features do not divide, and of whole rows.
+        for format in ["w4a16-g32-asym", "w8a16"] {
+            let weight = format.parse::<Format>().unwrap().weight;
+            let options = LoadOptions { quantize: Some((weight, Rtn::default())), ..LoadOptions::default() };
+            compared += compare(&folder(name), &options, 1e-4, &format!("{name} in {format}"));
+        }
+    }
+    println!("{compared} of {} compared", MODELS.len() * 9);
+    assert!(compared >= 90, "{compared}");
+}
+
+/// Quantises the blocks of a model to a folder, columns in an order of their own where `order` says so.
+fn quantized(name: &str, target: Target, format: &str, to: &Path, order: impl Fn(usize) -> Option<Vec<u32>>) {
+    let wanted = format.parse::<Format>().unwrap().weight;
+    let quantization = Quantization {
+        target,
+        // Routers stay as they are.
+        format: &mut |layer| (!layer.name.ends_with(".gate")).then_some(wanted),
+        quantize: &mut |_, weight, format| {
+            let LinearWeight::Dense { floats, shape: [n, k] } = weight else { panic!("dense") };
+            let q = rtn(floats.as_floats(), [*n, *k], format, Rtn::default())?;
+            let Some(index) = order(*k) else { return Ok(q) };
+            // Other numbers than rounding to nearest would give, but a valid tensor.
+            QTensor::new(format, [*n, *k], q.codes().to_vec(), q.scales().to_vec(), q.zeros().clone(), Some(index))
+        },
+        dense: &mut |_| None,
+        untied: None,
+    };
+    write_model(Job::new(&Weights::open(folder(name)).unwrap(), to), quantization).unwrap();
+}
+
+#[test]
+fn every_scheme_on_ranks_has_the_logits_of_one() {
+    // A permutation of columns, of which each 32 are a group; 37 divides none of the sizes.
+    let shuffled = |k: usize| Some((0..k as u32).map(|j| (j * 37 + 11) % k as u32 / 32).collect::<Vec<u32>>());
+    let cases = [
+        ("llama", Target::Gptq(None), "w4a16-g32", false),
+        ("qwen2", Target::Gptq(None), "w8a16-g32", false),
+        ("llama", Target::Gptq(None), "w4a16-g32", true),
+        ("mixtral", Target::Gptq(None), "w4a16-g32-asym", true),
+        ("mistral-window", Target::CompressedTensors, "w4a16-g32-asym", false),
+        ("qwen3", Target::CompressedTensors, "w8a16", false),
+        ("../../../../models/stdlib-11m", Target::Gguf, "w8a16-g32", false),
+    ];
+    for (name, target, format, act_order) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        let to = dir.path().join(if matches!(target, Target::Gguf) { "model.gguf" } else { "model" });
+        quantized(name, target, format, &to, |k| if act_order { shuffled(k) } else { None });
+        for act in [Act::A16, Act::A8] {
+            let options = LoadOptions { act, ..LoadOptions::default() };
+            let what = format!("{name} in {format}, act-order {act_order}, {act:?}");
+            assert!(compare(&to, &options, 1e-4, &what) >= 1, "{what}");
+        }
+    }
+}
+
+#[test]
+fn greedy_tokens_of_ranks_are_those_of_transformers() {
+    for name in ["llama", "qwen3-moe", "bloom", "gpt-oss"] {
+        let expected = Checkpoint::open(folder(name).join("expected.safetensors")).unwrap();
+        let prompt: Vec<u32> = expected.ints("input_ids").unwrap()[..12].iter().map(|&id| id as u32).collect();
+        let want: Vec<u32> = expected.ints("greedy_new_ids").unwrap().iter().map(|&id| id as u32).collect();
+        let texts = ranks(2, &LoadOptions::default(), |options| {
+            let (model, cpu) = (Model::load(&folder(name), options).unwrap(), Cpu::new(1).unwrap());
+            let mut session = Session::new(&model, &cpu, 36).unwrap();
+            let ends = model.config().eos.clone();
+            let choose = |logits: &[f32]| {
+                let all = (0..logits.len() as u32).rev().filter(|id| !ends.contains(id));
+                all.max_by(|&a, &b| logits[a as usize].total_cmp(&logits[b as usize])).unwrap()
+            };
+            let mut text = vec![choose(session.prefill(&prompt).unwrap())];
+            while text.len() < want.len() {
+                let logits = session.decode(*text.last().unwrap()).unwrap();
+                text.push(choose(logits));
+            }
+            text
+        });
+        assert!(texts.iter().all(|text| *text == want), "{name}: {texts:?}, expected {want:?}");
+    }
+}
+
+#[test]
+fn a_rank_that_fails_is_named_by_the_others() {
+    // One has another model, one another way of loading it, one ends in the middle.
+    let ids: Vec<i32> = (3..40).collect();
+    let ends = ranks(3, &LoadOptions::default(), |options| {
+        let name = if options.comm.rank() == 1 { "llama3-rope" } else { "llama" };
+        logits(&folder(name), options, &ids)
+    });
+    for end in ends {
+        assert_eq!(end.unwrap_err().to_string(), "rank 1 has another model than rank 0");
+    }
+    let ends = ranks(2, &LoadOptions::default(), |options| {
+        let act = if options.comm.rank() == 1 { Act::A8 } else { Act::A16 };
+        logits(&folder("llama"), &LoadOptions { act, ..options.clone() }, &ids)
+    });
+    for end in ends {
+        assert_eq!(end.unwrap_err().to_string(), "rank 1 has another way of loading it than rank 0");
+    }
+    let ends = ranks(3, &LoadOptions::default(), |options| {
+        let last = options.comm.rank() == 2;
+        logits(&folder("llama"), options, if last { &ids[..1] } else { &ids })
+    });
+    for end in ends {
+        let text = end.unwrap_err().to_string();
+        assert!(text.starts_with("rank ") && text.contains("numbers where"), "{text}");
+    }
+    // A rank whose file is broken off tells the others why.
+    let broken = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(folder("llama").join(file), broken.path().join(file)).unwrap();
+    }
+    let ends = ranks(2, &LoadOptions::default(), |options| {
+        let path = if options.comm.rank() == 1 { broken.path().join("none") } else { folder("llama") };
+        logits(&path, options, &ids)
+    });
+    let texts = ends.into_iter().map(|end| end.unwrap_err().to_string()).collect::<Vec<_>>();
+    assert_eq!(texts[0], "rank 1 has ended");
+}
