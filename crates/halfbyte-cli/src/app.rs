@@ -2,6 +2,7 @@
 
 use crate::args::{Common, Device};
 use crate::failure::{Exit, Failure, Result};
+use crate::ranks::Ranks;
 use crate::{escape, text};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::{Gpu as CudaGpu, nn};
@@ -25,13 +26,14 @@ pub struct App {
     common: Common,
     /// The GPU, once it is asked for; none if the CPU computes.
     gpu: OnceLock<Option<Gpu>>,
+    ranks: Ranks,
     begun: Instant,
 }
 
 impl App {
     /// Error: a team of threads that cannot be made.
     pub fn new(common: Common) -> Result<Self> {
-        let app = Self { common, gpu: OnceLock::new(), begun: Instant::now() };
+        let app = Self { common, gpu: OnceLock::new(), ranks: Ranks::default(), begun: Instant::now() };
         let all = available_threads();
         if app.threads() > all {
             app.note(&format!("note: --threads {} is more than the {all} of this machine, and slower", app.threads()));
@@ -90,6 +92,11 @@ impl App {
             Device::Auto => self.first_that_works(),
         };
         Ok(self.gpu.get_or_init(|| gpu).clone())
+    }
+
+    /// Those that share a model.
+    pub fn ranks(&self) -> &Ranks {
+        &self.ranks
     }
 
     /// Whether the device was left to this program.

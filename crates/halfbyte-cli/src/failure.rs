@@ -228,6 +228,12 @@ impl From<LlmError> for Failure {
                 format!("field {field}: expected {expected}, got {got}"),
                 "`halfbyte inspect MODEL` shows what is in the folder",
             ),
+            E::Rank { .. } => Self::new(
+                Exit::Device,
+                "the ranks that share the model cannot go on",
+                text,
+                "see what that rank says; all run the same command on the same files with the same program",
+            ),
             E::Tokenizer(cause) => Self::new(
                 Exit::Input,
                 "the tokenizer cannot be used",

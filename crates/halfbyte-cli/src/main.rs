@@ -14,6 +14,7 @@ mod machine;
 mod model;
 mod progress;
 mod random;
+mod ranks;
 mod start;
 mod text;
 mod timing;

@@ -9,10 +9,12 @@ use halfbyte::kernel::KvType;
 use halfbyte::{Act, Float, Format};
 use halfbyte_checkpoint::{Finding, Hint, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
+use halfbyte_llm::comm::{Alone, Comm};
 use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::{Builder, ScopedJoinHandle};
 
 /// How a model is loaded: the options of run, eval and bench model.
@@ -30,6 +32,11 @@ pub struct LoadArgs {
     /// GPU they have the type of activations, or another of floats].
     #[arg(long, value_enum, value_name = "TYPE")]
     pub kv: Option<KvArg>,
+    /// Share the model among so many ranks (tensor parallelism): processes that each hold a part of every layer, on the CPU only so far.
+    /// A launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (as torchrun, or mpirun and Slurm with a line of shell) starts
+    /// them all; without it the others are started here.
+    #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub tp: u16,
     #[command(flatten)]
     pub rtn: RtnArgs,
     #[command(flatten)]
@@ -42,6 +49,7 @@ impl LoadArgs {
         quantize: None,
         act: None,
         kv: None,
+        tp: 1,
         rtn: RtnArgs { search: false, symmetric_range: SymmetricRange::Narrow },
         hint: HintArgs::NONE,
     };
@@ -66,13 +74,35 @@ impl LoadArgs {
             ));
         }
         let act = self.quantize.map(|format| format.act).or(act).unwrap_or(Act::A16);
+        let device = device(app, act)?;
+        let comm: Arc<dyn Comm> = match (self.tp, &device) {
+            (1, _) => Arc::new(Alone),
+            (_, Device::Cpu) => app.ranks().join(self.tp.into())?,
+            (_, Device::Cuda(_)) => {
+                return Err(Failure::usage(
+                    "ranks compute on the CPU only so far",
+                    format!("--tp {} on a GPU", self.tp),
+                    "add --device cpu, or leave --tp out",
+                ));
+            }
+        };
         Ok(LoadOptions {
-            device: device(app, act)?,
+            device,
             act,
             quantize: self.quantize.map(|format| (format.weight, self.rtn.into())),
             kv: self.kv.map(KvType::from),
-            ..LoadOptions::default()
+            comm,
         })
+    }
+
+    /// Refuses ranks for what one process does by itself.
+    pub fn one_rank(&self, what: &str) -> Result<()> {
+        match self.tp {
+            1 => Ok(()),
+            tp => {
+                Err(Failure::usage(format!("{what} is not shared among ranks"), format!("--tp {tp}"), "leave --tp out"))
+            }
+        }
     }
 
     /// Loads a model folder; what is odd about it is noted.

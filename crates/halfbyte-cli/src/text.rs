@@ -6,6 +6,7 @@ use halfbyte_checkpoint::regular::read_at_most;
 use std::borrow::Cow;
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Characters of a cell that are shown, lest one name widens every row of its table.
 const LONGEST_CELL: usize = 200;
@@ -41,8 +42,19 @@ pub fn write_prose(text: &str) -> Result<()> {
     if io::stdout().is_terminal() { write_output(&safe_prose(text)) } else { write_output(text) }
 }
 
+/// Whether another rank writes what this one would.
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// From now on nothing goes to standard output: another rank writes the same.
+pub fn silence() {
+    SILENT.store(true, Ordering::Relaxed);
+}
+
 /// Writes to standard output, all at once.
 pub fn write_output(text: &str) -> Result<()> {
+    if SILENT.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
         io::ErrorKind::BrokenPipe => Failure::PipeClosed,

@@ -163,7 +163,8 @@ pub fn qkv<'a>(attention: &'a AttentionSpec, all: Heads, of: &HeadsOf) -> Vec<(&
 /// What a rank holds of the layer that follows attention.
 pub fn output(attention: &AttentionSpec, of: &HeadsOf, shard: Shard) -> Cut {
     let d = of.heads.head_size;
-    Cut::columns(vec![of.queries.start * d..of.queries.end * d], attention.output.shape, shard)
+    let columns = of.queries.start * d..of.queries.end * d;
+    Cut::columns(vec![columns], attention.output.shape, shard)
 }
 
 /// What a rank that has these inner features holds of an MLP's layers, the last of them `down`.

@@ -10,5 +10,6 @@ mod hostile;
 mod models;
 #[cfg(unix)]
 mod outputs;
+mod ranks;
 mod support;
 mod usage;

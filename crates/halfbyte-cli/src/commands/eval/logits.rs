@@ -70,6 +70,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         DType::I64 => Cow::Owned(narrow(file.bytes("input_ids")?, &args.ids)?),
         _ => file.ints("input_ids")?,
     };
+    args.load.one_rank("the file of logits")?;
     let model = args.load.load(app, &args.model)?;
     let vocab = model.config().spec.vocab;
     let _cooperate = interrupt::cooperate();

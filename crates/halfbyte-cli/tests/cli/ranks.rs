@@ -1,0 +1,93 @@
+//! Models that processes share.
+
+use super::support::{fails, halfbyte, json, model, quiet, validation};
+use std::io::Read;
+use std::net::TcpListener;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const PROMPT: [&str; 7] = ["run", "-p", "def add(a, b):", "-n", "24", "--threads", "1"];
+
+/// A rank as a launcher starts it.
+fn rank(args: &[&str], rank: usize, size: usize, port: u16) -> Child {
+    let mut command = halfbyte(args);
+    command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
+    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Exit status, standard output and standard error of a process that ends in time.
+fn end(mut child: Child) -> (Option<i32>, String, String) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while child.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < until, "a rank hangs");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    (child.wait().unwrap().code(), out, err)
+}
+
+#[test]
+fn processes_write_what_one_writes() {
+    let model = model();
+    let alone = quiet(&[&PROMPT[..], &[&model]].concat());
+    assert!(alone.len() > 20);
+    for tp in ["2", "3"] {
+        assert_eq!(quiet(&[&PROMPT[..], &[&model, "--tp", tp]].concat()), alone, "{tp} ranks");
+    }
+    // As a launcher starts them: the first rank writes.
+    let (args, port) = ([&PROMPT[..], &[&model, "--tp", "2", "--quiet"]].concat(), port());
+    let [first, second] = [0, 1].map(|number| rank(&args, number, 2, port)).map(end);
+    assert_eq!((first, second), ((Some(0), alone, String::new()), (Some(0), String::new(), String::new())));
+}
+
+#[test]
+fn ranks_have_the_perplexity_of_one() {
+    let (model, validation) = (model(), validation());
+    let args = ["eval", "ppl", &model, "--text", &validation, "--max-windows", "3", "--quantize", "w4a8-g128"];
+    let [one, three] =
+        [vec![], vec!["--tp", "3"]].map(|tp| json(&[&args[..], &tp].concat())["perplexity"].as_f64().unwrap());
+    assert!((one / three - 1.0).abs() < 2e-3, "{one} {three}");
+}
+
+#[test]
+fn ranks_that_fail_are_named() {
+    let model = model();
+    let args = [&PROMPT[..], &[&model, "--tp", "2"]].concat();
+    // One is killed in the middle of what takes many seconds.
+    let validation = validation();
+    let (long, at) = (["eval", "ppl", &model, "--text", &validation, "--threads", "1", "--tp", "2"], port());
+    let [first, mut second] = [0, 1].map(|number| rank(&long, number, 2, at));
+    std::thread::sleep(Duration::from_millis(1500));
+    second.kill().unwrap();
+    second.wait().unwrap();
+    let (status, _, error) = end(first);
+    assert_eq!(status, Some(4), "{error}");
+    assert!(error.contains("rank 1 has ended"), "{error}");
+    // Others have another way of loading the model, or say that they are others.
+    let at = port();
+    let ends = [(0, vec![]), (1, vec!["--act", "a8", "--quantize", "w4a8-g128"])].map(|(number, more)| {
+        let args = [&args[..], &more].concat();
+        rank(&args, number, 2, at)
+    });
+    for (status, out, error) in ends.map(end) {
+        assert_eq!((status, out.as_str()), (Some(4), ""), "{error}");
+        assert!(error.contains("rank 1 has another way of loading it than rank 0"), "{error}");
+    }
+    let (status, _, error) = end(rank(&args, 0, 3, port()));
+    assert_eq!(status, Some(2));
+    assert!(error.contains("--tp says 2 ranks, WORLD_SIZE 3"), "{error}");
+    let more_than_heads = [&PROMPT[..], &[&model, "--tp", "13"]].concat();
+    let (status, _, error) =
+        end(halfbyte(&more_than_heads).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    assert!(status != Some(0) && error.contains("for each rank") && error.contains("13 ranks"), "{error}");
+    // What is not shared says so.
+    assert!(fails(2, &["run", &model, "--chat", "--tp", "2"]).contains("a conversation"));
+    assert!(fails(2, &["run", &model, "-f", "-", "--tp", "2"]).contains("standard input"));
+}
