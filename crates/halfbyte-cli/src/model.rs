@@ -32,7 +32,8 @@ pub struct LoadArgs {
     /// GPU they have the type of activations, or another of floats].
     #[arg(long, value_enum, value_name = "TYPE")]
     pub kv: Option<KvArg>,
-    /// Share the model among so many ranks (tensor parallelism): processes that each hold a part of every layer, on the CPU only so far.
+    /// Share the model among so many ranks (tensor parallelism): processes that each hold a part of every layer, on the CPU only so far, and
+    /// for one prompt or a perplexity. Weights and memory that are told are the first rank's.
     /// A launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (as torchrun, or mpirun and Slurm with a line of shell) starts
     /// them all; without it the others are started here.
     #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]

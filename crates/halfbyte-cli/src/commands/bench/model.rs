@@ -116,6 +116,7 @@ struct Report {
 
 /// Prints the speeds.
 pub fn run(args: &Args, app: &App) -> Result<()> {
+    args.load.one_rank("a measurement, whose limits are of one machine,")?;
     let work = Work {
         prompt: args.prompt,
         depth: args.depth,
