@@ -1,5 +1,7 @@
 //! Layouts are bijections.
 
+mod parts;
+
 use crate::data::{Random, below_each_other, parse, rounded, with_zeros_in_bytes};
 use half::f16;
 use halfbyte::cpu::isa::{Caps, Isa};
@@ -66,42 +68,6 @@ const WNA16: [&str; 16] = [
     "w4a16-g32-asym-sbf16-si8",
     "w4a16-g256-asym-si8",
 ];
-
-/// Some rows and columns, in any order, with groups cut anywhere: the same numbers, in every layout that holds them.
-#[test]
-fn a_part_of_a_tensor_has_the_numbers_of_the_whole() {
-    let mut random = Random(40);
-    for (case, name) in FORMATS.iter().enumerate() {
-        for shape in [[9, 40], [33, 300], [20, 1000], [3, 128]] {
-            let w = random.qtensor(parse(name).weight, shape, case % 2 == 0);
-            let [n, k] = shape;
-            let mut some = |end: usize| -> Vec<std::ops::Range<usize>> {
-                let mut ends: Vec<usize> = (0..6).map(|_| random.below(end + 1)).collect();
-                ends.sort_unstable();
-                [4, 0, 2].into_iter().map(|i| ends[i]..ends[i + 1]).collect()
-            };
-            let (rows, columns) = (some(n), some(k));
-            let part = StoredTensor::from(&w).part(&rows, &columns).unwrap();
-            let whole = dequantize(&w);
-            let columns: Vec<usize> = columns.into_iter().flatten().collect();
-            let of_row = |i: usize| columns.iter().map(|&j| whole[i * k + j]).collect::<Vec<_>>();
-            let want: Vec<f64> = rows.into_iter().flatten().flat_map(of_row).collect();
-            assert_eq!(dequantize(&part), want, "{name} {shape:?}");
-            assert_eq!(CpuN16::pack(&part, false).unpack(), part, "{name} {shape:?}");
-            assert_eq!(CudaPlain::pack(&part).unwrap().unpack().unwrap(), part, "{name} {shape:?}");
-            let stored = StoredTensor::from(&part);
-            assert_eq!(stored.to_qtensor().unwrap(), part, "{name} {shape:?}");
-            let values = want.iter().map(|&v| v as f32).collect::<Vec<_>>();
-            assert_eq!(stored.values().unwrap(), values, "{name} {shape:?}");
-        }
-    }
-    let w = random.qtensor(parse("w4a16-g32").weight, [8, 64], false);
-    let stored = StoredTensor::from(&w);
-    let (all, wrong) = (std::slice::from_ref(&(0..8)), std::slice::from_ref(&(4..9)));
-    assert!(stored.part(wrong, std::slice::from_ref(&(0..64))).unwrap_err().to_string().contains("rows below 8"));
-    assert!(stored.part(all, &[3..5, 4..6]).unwrap_err().to_string().contains("column 4 twice"));
-    assert!(stored.part(all, std::slice::from_ref(&(60..65))).unwrap_err().to_string().contains("columns below 64"));
-}
 
 #[test]
 fn what_is_packed_for_tensor_cores_unpacks_to_the_same_tensor() {
