@@ -28,7 +28,7 @@ impl Ranks {
         }
         let comm: Arc<dyn Comm> = match size {
             1 => Arc::new(Alone),
-            _ => Arc::new(Tcp::meet(&self.rendezvous(size)?)?),
+            _ => Arc::new(self.others(size)?),
         };
         if comm.rank() > 0 {
             text::silence();
@@ -36,9 +36,9 @@ impl Ranks {
         Ok(known.insert(comm).clone())
     }
 
-    fn rendezvous(&self, size: usize) -> Result<Rendezvous> {
+    fn others(&self, size: usize) -> Result<Tcp> {
         match Rendezvous::from_env()? {
-            Some(at) if at.size == size => Ok(at),
+            Some(at) if at.size == size => Ok(Tcp::meet(&at)?),
             Some(at) => Err(Failure::usage(
                 "--tp and the launcher contradict each other",
                 format!("--tp says {size} ranks, WORLD_SIZE {}", at.size),
@@ -49,7 +49,7 @@ impl Ranks {
     }
 
     /// Starts the others.
-    fn start(&self, size: usize) -> Result<Rendezvous> {
+    fn start(&self, size: usize) -> Result<Tcp> {
         let failed = |why: std::io::Error| {
             Failure::new(
                 Exit::Device,
@@ -58,7 +58,8 @@ impl Ranks {
                 "start them yourself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set",
             )
         };
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).map_err(failed)?.port();
+        let listener = TcpListener::bind("127.0.0.1:0").map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
         let program = std::env::current_exe().map_err(failed)?;
         let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
         for rank in 1..size {
@@ -74,7 +75,7 @@ impl Ranks {
                 .spawn();
             started.push(child.map_err(failed)?);
         }
-        Ok(Rendezvous { rank: 0, size, address: format!("127.0.0.1:{port}") })
+        Ok(Tcp::lead(listener, size)?)
     }
 }
 

@@ -116,6 +116,11 @@ fn lost(rank: usize, why: impl Display) -> Error {
     Error::Rank { rank, what: why.to_string() }
 }
 
+/// Rank 0 cannot hear others at an address.
+fn unheard(address: &str, why: &io::Error) -> Error {
+    Error::invalid(OP, format!("an address to be found at, {address}"), why.to_string())
+}
+
 fn write(to: &mut TcpStream, kind: Kind, number: u32, bytes: &[u8]) -> io::Result<()> {
     let mut frame = Vec::with_capacity(16 + bytes.len());
     frame.extend((kind as u32).to_le_bytes());
@@ -189,35 +194,44 @@ impl Tcp {
     /// Meets the other ranks. Errors: a rank that does not come within 25 s, that is of another program or version, that counts other
     /// ranks, or whose number another one has.
     pub fn meet(at: &Rendezvous) -> Result<Self> {
-        let links = if at.rank == 0 { Self::accept(at)? } else { vec![Self::connect(at)?] };
+        match at.rank {
+            0 => Self::lead(TcpListener::bind(&at.address).map_err(|why| unheard(&at.address, &why))?, at.size),
+            _ => Ok(Self::of(at.rank, at.size, vec![Self::connect(at)?])),
+        }
+    }
+
+    /// Rank 0 of so many, which the others find at an address that is open already. Errors: those of [`Tcp::meet`].
+    pub fn lead(listener: TcpListener, size: usize) -> Result<Self> {
+        Ok(Self::of(0, size, Self::accept(&listener, size)?))
+    }
+
+    fn of(rank: usize, size: usize, links: Vec<Link>) -> Self {
         let writers: Vec<_> = links.iter().map(|link| link.to.clone()).collect();
         let (end, ended) = channel();
         let beat = Builder::new().name("halfbyte-beat".into()).spawn(move || beat(&writers, &ended));
         let beating = beat.ok().map(|thread| (end, thread));
-        Ok(Self { rank: at.rank, size: at.size, links: Mutex::new(links), beating })
+        Self { rank, size, links: Mutex::new(links), beating }
     }
 
-    fn accept(at: &Rendezvous) -> Result<Vec<Link>> {
-        let failed =
-            |what: &str, why: io::Error| Error::invalid(OP, format!("{what} at {}", at.address), why.to_string());
-        let listener = TcpListener::bind(&at.address).map_err(|why| failed("to wait for ranks", why))?;
-        listener.set_nonblocking(true).map_err(|why| failed("to wait for ranks", why))?;
+    fn accept(listener: &TcpListener, size: usize) -> Result<Vec<Link>> {
+        let address = listener.local_addr().map_or_else(|_| "its address".to_owned(), |address| address.to_string());
+        listener.set_nonblocking(true).map_err(|why| unheard(&address, &why))?;
         let (until, mut links) = (Instant::now() + MEET, Vec::<Link>::new());
-        while links.len() + 1 < at.size {
+        while links.len() + 1 < size {
             match listener.accept() {
                 Ok((stream, _)) => {
                     // Others than ranks may knock.
-                    if let Ok(Some(link)) = Self::welcome(stream, at, &links) {
+                    if let Ok(Some(link)) = Self::welcome(stream, size, &links) {
                         links.push(link);
                     }
                 }
                 Err(why) if why.kind() == ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
-                Err(why) => return Err(failed("a connection", why)),
+                Err(why) => return Err(unheard(&address, &why)),
             }
             if Instant::now() > until {
                 let came = |rank: &usize| *rank == 0 || links.iter().any(|link| link.rank == *rank);
-                let missing = (0..at.size).find(|rank| !came(rank)).unwrap_or(0);
-                let why = format!("has not come to {} within {} s", at.address, MEET.as_secs());
+                let missing = (0..size).find(|rank| !came(rank)).unwrap_or(0);
+                let why = format!("has not come to {address} within {} s", MEET.as_secs());
                 let gone = lost(missing, &why);
                 links.iter().for_each(|link| drop(link.send(Kind::Left, missing as u32, why.as_bytes())));
                 return Err(gone);
@@ -230,17 +244,17 @@ impl Tcp {
     }
 
     /// A connection, if it is that of a rank which is still missing.
-    fn welcome(stream: TcpStream, at: &Rendezvous, known: &[Link]) -> io::Result<Option<Link>> {
+    fn welcome(stream: TcpStream, size: usize, known: &[Link]) -> io::Result<Option<Link>> {
         stream.set_nonblocking(false)?;
         stream.set_read_timeout(Some(HELLO))?;
         let mut stream = stream;
         let (kind, rank, hello) = read(&mut stream, MOST_OF_HELLO)?;
         let rank = rank as usize;
-        let expected = hello_of(at.size);
+        let expected = hello_of(size);
         let refusal = if kind != Kind::Hello || hello != expected.as_bytes() {
             Some(format!("is \"{}\", and rank 0 \"{expected}\"", String::from_utf8_lossy(&hello)))
-        } else if rank == 0 || rank >= at.size {
-            Some(format!("is none of {} ranks", at.size))
+        } else if rank == 0 || rank >= size {
+            Some(format!("is none of {size} ranks"))
         } else if known.iter().any(|link| link.rank == rank) {
             Some("is there already".to_owned())
         } else {
