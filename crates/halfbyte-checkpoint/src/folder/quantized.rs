@@ -192,9 +192,11 @@ pub fn write_model(mut job: Job<'_>, quantization: Quantization<'_>) -> Result<W
                 let stored = untied.filter(|_| name == HEAD).map_or(name, |untied| untied.embedding);
                 let weight = source.load_linear(stored)?.weight;
                 let q = quantize(module, &weight, *format).map_err(Error::numbers(name))?;
-                if q.format() != *format || [q.n(), q.k()] != module.shape {
-                    let expected = format!("`{name}` as {format:?} {:?}", module.shape);
-                    return Err(Error::invalid(OP, expected, format!("{:?} {:?}", q.format(), [q.n(), q.k()])));
+                let full = format.group.count(q.k());
+                if q.format() != *format || [q.n(), q.k()] != module.shape || q.groups() != full {
+                    let expected = format!("`{name}` as {format:?} {:?}, {full} groups", module.shape);
+                    let got = format!("{:?} {:?}, {} groups", q.format(), [q.n(), q.k()], q.groups());
+                    return Err(Error::invalid(OP, expected, got));
                 }
                 drop(weight);
                 source.release(stored);

@@ -3,7 +3,7 @@
 use crate::support::{Random, Tensor, assert_names, goldens, taken, tensor, testdata, text_of, write_folder};
 use half::{bf16, f16};
 use halfbyte::format::reference::{dequantize, matmul};
-use halfbyte::{Float, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::{Float, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::Checkpoint;
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::scheme::gptq::pack;
@@ -313,6 +313,9 @@ fn what_the_files_cannot_hold_is_refused_with_a_reason() {
     };
     let float = WeightFormat { zero: Zero::Float, ..format };
     let integer = WeightFormat { zero: Zero::Integer, ..format };
+    // Half of the columns of each of two groups.
+    let whole = random(5, WeightFormat { group: Group::Size(32), ..format }, [32, 64], false);
+    let part = StoredTensor::from(&whole).part(std::slice::from_ref(&(0..32)), &[0..16, 32..48]).unwrap();
     let cases = [
         (new(float, [32, 32], 1.0, Zeros::Float(vec![0.5; 32])), "float offsets"),
         (new(format, [32, 32], 0.1, Zeros::Symmetric), "not exact"),
@@ -321,6 +324,7 @@ fn what_the_files_cannot_hold_is_refused_with_a_reason() {
         (new(format, [40, 32], 1.0, Zeros::Symmetric), "multiples of 32, got 32 and 40"),
         (new(format, [0, 32], 1.0, Zeros::Symmetric), "multiples of 32"),
         (new(integer, [32, 32], 1.0, Zeros::Integer(vec![16; 32])), "got 16"),
+        (part, "groups are full, and 2 share 32 columns"),
     ];
     for (q, reason) in cases {
         let error = pack("a.b", &q, GptqVersion::V2).unwrap_err();

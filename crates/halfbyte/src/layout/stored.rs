@@ -74,6 +74,9 @@ pub struct StoredTensor<'a> {
     channel_scales: Option<Cow<'a, [f32]>>,
 }
 
+/// Outputs that are unpacked together: their words share cache lines.
+const ROWS_AT_ONCE: usize = 64;
+
 impl<'a> StoredTensor<'a> {
     /// Brings the parts together.
     ///
@@ -220,12 +223,10 @@ impl<'a> StoredTensor<'a> {
 
     /// The canonical tensor. Error: a code beyond the format's bits.
     pub fn to_qtensor(&self) -> Result<QTensor> {
-        /// Outputs that are unpacked together: their words share cache lines.
-        const ROWS: usize = 64;
         let (shape, groups) = ([self.n, self.k], self.groups());
         let mut codes = vec![0u8; self.n * self.k];
-        codes.par_chunks_mut((ROWS * self.k).max(1)).enumerate().for_each(|(block, out)| {
-            let first = block * ROWS;
+        codes.par_chunks_mut((ROWS_AT_ONCE * self.k).max(1)).enumerate().for_each(|(block, out)| {
+            let first = block * ROWS_AT_ONCE;
             self.codes.rows(first..first + out.len() / self.k, shape, self.format.bits, out);
         });
         let floats = |values: &FloatData<'_>, strides: Strides| {
@@ -275,17 +276,26 @@ impl<'a> StoredTensor<'a> {
         let used: Vec<usize> = (0..used.len()).filter(|&g| used[g]).collect();
         let mut named = vec![0u32; self.groups()];
         used.iter().zip(0..).for_each(|(&g, name)| named[g] = name);
+        // Neighbours, whose words may share cache lines.
+        let blocks = rows.iter().flat_map(|range| {
+            range.clone().step_by(ROWS_AT_ONCE).map(move |first| first..range.end.min(first + ROWS_AT_ONCE))
+        });
         let rows: Vec<usize> = rows.iter().cloned().flatten().collect();
-        let shape = [self.n, self.k];
-        let mut codes = vec![0u8; rows.len() * columns.len()];
-        let each = codes.par_chunks_exact_mut(columns.len().max(1)).zip(&rows);
-        each.for_each_init(
-            || vec![0u8; self.k],
-            |row, (out, &i)| {
-                self.codes.rows(i..i + 1, shape, self.format.bits, row);
-                out.iter_mut().zip(&columns).for_each(|(out, &j)| *out = row[j]);
-            },
-        );
+        let (shape, width) = ([self.n, self.k], columns.len());
+        let mut codes = vec![0u8; rows.len() * width];
+        let (mut rest, mut work) = (codes.as_mut_slice(), Vec::new());
+        for block in blocks {
+            let (out, others) = std::mem::take(&mut rest).split_at_mut(block.len() * width);
+            work.push((block, out));
+            rest = others;
+        }
+        work.into_par_iter().for_each_init(Vec::new, |whole, (block, out)| {
+            whole.resize(block.len() * self.k, 0u8);
+            self.codes.rows(block, shape, self.format.bits, whole);
+            for (out, whole) in out.chunks_exact_mut(width.max(1)).zip(whole.chunks_exact(self.k.max(1))) {
+                out.iter_mut().zip(&columns).for_each(|(out, &j)| *out = whole[j]);
+            }
+        });
         let gather = |value: &dyn Fn(usize, usize) -> f32| -> Vec<f32> {
             rows.iter().flat_map(|&i| used.iter().map(move |&g| value(i, g))).collect()
         };
@@ -307,7 +317,6 @@ impl<'a> StoredTensor<'a> {
 
     /// What the codes stand for, `[n, k]`, each rounded to f32 once. Error: a code beyond the format's bits.
     pub fn values(&self) -> Result<Vec<f32>> {
-        const ROWS: usize = 64;
         let (shape, format) = ([self.n, self.k], self.format);
         let (size, most) = (format.group.len(self.k).max(1), format.max_code());
         let scales = self.scales.0.as_floats();
@@ -324,9 +333,9 @@ impl<'a> StoredTensor<'a> {
             }
         };
         let mut values = vec![0f32; self.n * self.k];
-        let blocks = values.par_chunks_mut((ROWS * self.k).max(1)).enumerate();
+        let blocks = values.par_chunks_mut((ROWS_AT_ONCE * self.k).max(1)).enumerate();
         blocks.try_for_each_init(Vec::new, |codes, (block, out)| {
-            let first = block * ROWS;
+            let first = block * ROWS_AT_ONCE;
             codes.resize(out.len(), 0u8);
             self.codes.rows(first..first + out.len() / self.k, shape, format.bits, codes);
             if let Some(code) = beyond(codes, 0, most) {

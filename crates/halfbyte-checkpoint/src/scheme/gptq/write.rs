@@ -26,12 +26,15 @@ pub struct GptqTensors {
 /// Packs a tensor as GPTQ does, without loss.
 ///
 /// *Errors:* what GPTQ files cannot hold, with the module's name: float offsets, n or k not a multiple of 32, scales that are not
-/// exact in f16, a zero point of 0 in `gptq` (which stores it less one) or of `2^bits` in `gptq_v2`.
+/// exact in f16, groups that are not full (of a part of a matrix), a zero point of 0 in `gptq` (which stores it less one) or of `2^bits` in `gptq_v2`.
 pub fn pack(module: &str, q: &QTensor, version: GptqVersion) -> Result<GptqTensors> {
     let refuse = unrepresentable(module, "gptq");
     let format = q.format();
     let (n, k, groups, bits) = (q.n(), q.k(), q.groups(), format.bits);
     nearest(format, [n, k]).map_err(&refuse)?;
+    if groups != format.group.count(k) {
+        return Err(refuse(format!("its groups are full, and {groups} share {k} columns")));
+    }
     let scales = f16_scales(q).map_err(&refuse)?;
     let less = u16::from(version == GptqVersion::V1);
     let middle = format.middle() as u16;
