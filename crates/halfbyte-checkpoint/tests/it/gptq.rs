@@ -311,11 +311,9 @@ fn what_the_files_cannot_hold_is_refused_with_a_reason() {
         let groups = format.group.count(k);
         QTensor::new(format, [n, k], vec![0; n * k], vec![scale; n * groups], zeros, None).unwrap()
     };
-    let float = WeightFormat { zero: Zero::Float, ..format };
-    let integer = WeightFormat { zero: Zero::Integer, ..format };
-    // Half of the columns of each of two groups.
-    let whole = random(5, WeightFormat { group: Group::Size(32), ..format }, [32, 64], false);
-    let part = StoredTensor::from(&whole).part(std::slice::from_ref(&(0..32)), &[0..16, 32..48]).unwrap();
+    let [float, integer] = [Zero::Float, Zero::Integer].map(|zero| WeightFormat { zero, ..format });
+    let whole = random(5, format, [32, 64], false);
+    let half_groups = StoredTensor::from(&whole).part(&[0..16, 16..32], &[0..16, 32..48]).unwrap();
     let cases = [
         (new(float, [32, 32], 1.0, Zeros::Float(vec![0.5; 32])), "float offsets"),
         (new(format, [32, 32], 0.1, Zeros::Symmetric), "not exact"),
@@ -324,7 +322,7 @@ fn what_the_files_cannot_hold_is_refused_with_a_reason() {
         (new(format, [40, 32], 1.0, Zeros::Symmetric), "multiples of 32, got 32 and 40"),
         (new(format, [0, 32], 1.0, Zeros::Symmetric), "multiples of 32"),
         (new(integer, [32, 32], 1.0, Zeros::Integer(vec![16; 32])), "got 16"),
-        (part, "groups are full, and 2 share 32 columns"),
+        (half_groups, "groups are full, and 2 share 32 columns"),
     ];
     for (q, reason) in cases {
         let error = pack("a.b", &q, GptqVersion::V2).unwrap_err();
