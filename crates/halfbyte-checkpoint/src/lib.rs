@@ -20,6 +20,7 @@
 pub mod checkpoint;
 pub mod config;
 mod contents;
+mod cut;
 pub mod error;
 mod experts;
 pub mod files;
@@ -43,12 +44,13 @@ pub use config::{
     AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, GptqConfig, GptqVersion,
     HalfbyteConfig, QuantizationConfig,
 };
+pub use cut::Cut;
 pub use error::{Error, Result};
 pub use files::{sync_dir, write_synced};
 pub use finding::Finding;
 pub use folder::{
-    Conversion, Converted, Job, Linear, Progress, Quantization, Replacement, Sizes, Untied, Written, convert, linears,
-    sizes, write_dense, write_model,
+    Conversion, Converted, Job, Linear, Part, Progress, Quantization, Replacement, Sizes, Untied, Written, convert,
+    linears, sizes, write_dense, write_model, write_part,
 };
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
@@ -56,7 +58,7 @@ pub use scheme::{
     Hint, LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight, Weights,
 };
 pub use target::Target;
-pub use verify::{Verification, verify};
+pub use verify::{Verification, verify, verify_parts};
 pub use writer::{Writer, WrittenFiles};
 
 // Safetensors are little-endian and are read in place.

@@ -1,16 +1,18 @@
 //! Whether two checkpoints stand for the same numbers.
 
+use crate::cut::Cut;
 use crate::error::Result;
+use crate::folder::Part;
 use crate::safetensors::FloatData;
 use crate::scheme::{LinearWeight, ModuleKind, SCHEMES, Weights};
 use halfbyte::{QTensor, Zeros};
 use rayon::prelude::*;
 use serde::Serialize;
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// What [`verify`] found.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Verification {
     /// Tensors that were compared.
     pub compared: usize,
@@ -25,6 +27,15 @@ pub struct Verification {
 }
 
 impl Verification {
+    /// Shapes that differ come first, then what is not a number.
+    fn worst_first(&mut self) {
+        let severity = |d: &Difference| (d.largest.is_none(), d.largest.unwrap_or(0.0));
+        self.differing.sort_by(|a, b| {
+            let (a, b) = (severity(a), severity(b));
+            b.0.cmp(&a.0).then(b.1.total_cmp(&a.1))
+        });
+    }
+
     /// Whether both stand for the same numbers throughout.
     pub fn equal(&self) -> bool {
         self.differing.is_empty() && self.only_in_first.is_empty() && self.only_in_second.is_empty()
@@ -72,19 +83,90 @@ pub fn verify(first: &Weights, second: &Weights, progress: &mut OnTensor<'_>) ->
         }
         let (a, b) = (Numbers::of(first, name)?, Numbers::of(second, name)?);
         found.elements += a.len() as u64;
-        found.differing.extend(difference(name, &a, &b));
+        found.differing.extend(difference(name, &a, &b, b.shape(), |i| i));
         drop((a, b));
         for weights in [first, second] {
             weights.checkpoint().release(name);
             weights.release(name.strip_suffix(WEIGHT).unwrap_or(name));
         }
     }
-    // Shapes that differ come first, then what is not a number.
-    let severity = |d: &Difference| (d.largest.is_none(), d.largest.unwrap_or(0.0));
-    found.differing.sort_by(|a, b| {
-        let (a, b) = (severity(a), severity(b));
-        b.0.cmp(&a.0).then(b.1.total_cmp(&a.1))
-    });
+    found.worst_first();
+    Ok(found)
+}
+
+/// Compares the parts of a model, in the order of their ranks, with the whole one: of each module what a rank's map of cuts names, of
+/// everything else all; and whether the parts together have every row and column. Parts are named by their folders.
+///
+/// *Errors:* those of [`verify`].
+pub fn verify_parts(
+    parts: &[(&Weights, HashMap<String, Cut>)],
+    whole: &Weights,
+    progress: &mut OnTensor<'_>,
+) -> Result<Verification> {
+    let names = tensors(whole)?;
+    let known: HashSet<&String> = names.iter().collect();
+    let of_rank = |rank: usize, name: &str| format!("{}: {name}", Part::folder(rank));
+    let mut found = Verification::default();
+    for (rank, (part, _)) in parts.iter().enumerate() {
+        let others = tensors(part)?.into_iter().filter(|name| !known.contains(name));
+        found.only_in_first.extend(others.map(|name| of_rank(rank, &name)));
+    }
+    for (done, name) in names.iter().enumerate() {
+        if !progress(name, done, names.len()) {
+            return Err(crate::Error::Cancelled);
+        }
+        let b = Numbers::of(whole, name)?;
+        let (bias, module) = (name.strip_suffix(".bias"), name.strip_suffix(WEIGHT));
+        let (n, k) = match *b.shape() {
+            [n, k] => (n, k),
+            [n] => (n, 1),
+            _ => (b.len(), 1),
+        };
+        let (mut rows, mut columns) = (vec![false; n], vec![false; k]);
+        for (rank, (part, cuts)) in parts.iter().enumerate() {
+            let cut = bias.or(module).and_then(|module| cuts.get(module));
+            if bias.is_some() && cut.is_some_and(|cut| !cut.bias) {
+                continue;
+            }
+            let there = match module.map(|module| part.kind(module)).transpose()? {
+                Some(kind) => !matches!(kind, ModuleKind::Absent),
+                None => part.checkpoint().contains(name),
+            };
+            if !there {
+                found.only_in_second.push(of_rank(rank, name));
+                continue;
+            }
+            let a = Numbers::of(part, name)?;
+            let own: [Vec<usize>; 2] = match cut {
+                None => [(0..n).collect(), (0..k).collect()],
+                Some(cut) if bias.is_some() => [cut.rows.iter().cloned().flatten().collect(), vec![0]],
+                Some(cut) => [&cut.rows, &cut.columns].map(|ranges| ranges.iter().cloned().flatten().collect()),
+            };
+            let [own_rows, own_columns] = &own;
+            let shape = match (cut, module) {
+                (None, _) => b.shape(),
+                (Some(_), None) => vec![own_rows.len()],
+                (Some(_), Some(_)) => own.iter().map(Vec::len).collect(),
+            };
+            let width = own_columns.len().max(1);
+            let other = |i: usize| own_rows[i / width] * k + own_columns[i % width];
+            (found.compared, found.elements) = (found.compared + 1, found.elements + a.len() as u64);
+            found.differing.extend(difference(&of_rank(rank, name), &a, &b, shape, other));
+            own_rows.iter().for_each(|&i| rows[i] = true);
+            own_columns.iter().for_each(|&j| columns[j] = true);
+            drop(a);
+            part.checkpoint().release(name);
+            part.release(module.unwrap_or(name));
+        }
+        // A rank has whole rows or whole columns.
+        if rows.iter().chain(&columns).any(|there| !there) {
+            found.only_in_second.push(format!("rows or columns of {name}"));
+        }
+        drop(b);
+        whole.checkpoint().release(name);
+        whole.release(module.unwrap_or(name));
+    }
+    found.worst_first();
     Ok(found)
 }
 
@@ -176,18 +258,24 @@ impl<'a> Numbers<'a> {
 /// Elements that are compared at a time.
 const PIECE: usize = 1 << 16;
 
-fn difference(name: &str, a: &Numbers<'_>, b: &Numbers<'_>) -> Option<Difference> {
-    let shapes = [a.shape(), b.shape()];
-    if shapes[0] != shapes[1] || a.len() != b.len() {
-        let elements = a.len().max(b.len()) as u64;
-        return Some(Difference { name: name.to_owned(), shapes, elements, largest: None, at: None });
+/// Where a tensor, or its part, is another than the second checkpoint's, whose element that belongs to one of it `other` names.
+fn difference(
+    name: &str,
+    a: &Numbers<'_>,
+    b: &Numbers<'_>,
+    shape: Vec<usize>,
+    other: impl Fn(usize) -> usize + Sync,
+) -> Option<Difference> {
+    let (shapes, len) = ([a.shape(), shape], a.len());
+    if shapes[0] != shapes[1] || shapes[1].iter().product::<usize>() != len {
+        return Some(Difference { name: name.to_owned(), shapes, elements: len as u64, largest: None, at: None });
     }
-    let pieces: Vec<(u64, Option<(f64, usize)>)> = (0..a.len().div_ceil(PIECE))
+    let pieces: Vec<(u64, Option<(f64, usize)>)> = (0..len.div_ceil(PIECE))
         .into_par_iter()
         .map(|piece| {
             let (mut differing, mut worst) = (0, None::<(f64, usize)>);
-            for i in piece * PIECE..a.len().min((piece + 1) * PIECE) {
-                let (x, y) = (a.get(i), b.get(i));
+            for i in piece * PIECE..len.min((piece + 1) * PIECE) {
+                let (x, y) = (a.get(i), b.get(other(i)));
                 if x == y || (x.is_nan() && y.is_nan()) {
                     continue;
                 }
@@ -208,6 +296,6 @@ fn difference(name: &str, a: &Numbers<'_>, b: &Numbers<'_>) -> Option<Difference
         shapes,
         elements,
         largest: Some(largest),
-        at: Some((i as u64, a.get(i), b.get(i))),
+        at: Some((i as u64, a.get(i), b.get(other(i)))),
     })
 }

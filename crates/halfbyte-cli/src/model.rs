@@ -7,9 +7,9 @@ use crate::progress::{Progress, Unit};
 use crate::start::{Laps, Start};
 use halfbyte::kernel::KvType;
 use halfbyte::{Act, Float, Format};
-use halfbyte_checkpoint::{Finding, Hint, StoredFormat, Weights, linears};
+use halfbyte_checkpoint::{Finding, Hint, Part, StoredFormat, Weights, linears};
 use halfbyte_llm::check::contradictions;
-use halfbyte_llm::comm::{Alone, Comm};
+use halfbyte_llm::comm::{Alone, Comm, Rendezvous};
 use halfbyte_llm::device::{Device, Gpu};
 use halfbyte_llm::{Config, LoadOptions, Model, Tokenizer};
 use std::io;
@@ -129,6 +129,7 @@ impl LoadArgs {
         folder: &Path,
         more: impl Fn(&Weights) -> Result<T> + Sync,
     ) -> Result<(Model, T, Start, Laps)> {
+        self.refuse_other_parts(folder)?;
         let (mut start, mut laps) = (Start::default(), Laps::since_start(app));
         // A GPU takes some tenths of a second to open, and a tokenizer to read.
         let options = || self.options(app);
@@ -164,6 +165,19 @@ impl LoadArgs {
                 Ok((model, beside, start, laps))
             })
         })
+    }
+
+    /// Error: a folder with the parts of another number of ranks.
+    fn refuse_other_parts(&self, folder: &Path) -> Result<()> {
+        let parts = (0..).take_while(|&rank| folder.join(Part::folder(rank)).is_dir()).count();
+        if !is_parts(folder) || parts == usize::from(self.tp) {
+            return Ok(());
+        }
+        Err(Failure::usage(
+            format!("{} holds the parts of {parts} ranks", folder.display()),
+            format!("--tp says {}", self.tp),
+            format!("add --tp {parts}"),
+        ))
     }
 
     /// Error: options that change nothing for a model, or cannot be followed.
@@ -328,8 +342,32 @@ pub fn open_complete(path: &Path, hint: Hint) -> Result<Weights> {
     Ok(weights)
 }
 
+/// Of a folder with the parts of ranks the one of this process.
+fn own_part(path: &Path) -> Result<PathBuf> {
+    if !is_parts(path) {
+        return Ok(path.to_owned());
+    }
+    let rank = Rendezvous::from_env()?.map_or(0, |at| at.rank);
+    let part = path.join(Part::folder(rank));
+    match part.is_dir() {
+        true => Ok(part),
+        false => Err(Failure::new(
+            Exit::Input,
+            format!("{} has no part for rank {rank}", path.display()),
+            format!("there is no folder {}", Part::folder(rank)),
+            "start as many ranks as `halfbyte convert --tp` has written parts for",
+        )),
+    }
+}
+
+/// Whether a folder holds the parts of ranks, each in a folder.
+pub fn is_parts(path: &Path) -> bool {
+    !path.join("config.json").exists() && path.join(Part::folder(0)).join("config.json").is_file()
+}
+
 /// Opens a model that must have a config and a tokenizer too: a folder, or a GGUF file.
 fn open_whole(path: &Path, hint: HintArgs) -> Result<Weights> {
+    let path = &own_part(path)?;
     let weights = open_with(path, hint.into())?;
     if !path.is_dir() && weights.own_config()?.is_none() {
         return Err(Failure::new(

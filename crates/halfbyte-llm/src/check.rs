@@ -2,9 +2,10 @@
 
 use crate::arch::spec::{LinearSpec, NormKind, Shape};
 use crate::config::Config;
+use crate::shard;
 use crate::tokenizer::Tokenizer;
 use halfbyte_checkpoint::scheme::SCHEMES;
-use halfbyte_checkpoint::{Finding, ModuleKind, Weights};
+use halfbyte_checkpoint::{Cut, Finding, ModuleKind, Weights};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -35,7 +36,8 @@ pub fn contradictions(config: &Config, weights: &Weights) -> Contradictions {
         _ => None,
     });
     let shapes = shapes.collect();
-    let mut check = Check { config, weights, there, shapes, known: HashSet::new(), missing: Vec::new() };
+    let cuts = shard::cuts_of_part(spec, weights);
+    let mut check = Check { config, weights, there, shapes, cuts, known: HashSet::new(), missing: Vec::new() };
     check.tensors();
     check.layers_that_are_missing();
     let missing = check.missing;
@@ -73,6 +75,8 @@ struct Check<'a> {
     there: HashSet<usize>,
     /// Of quantised modules that can be read.
     shapes: HashMap<&'a str, [usize; 2]>,
+    /// What a rank's part holds of them.
+    cuts: HashMap<String, Cut>,
     /// Modules of the architecture, in these layers and outside of them.
     known: HashSet<&'a str>,
     missing: Vec<Finding>,
@@ -117,25 +121,27 @@ impl<'a> Check<'a> {
             return;
         }
         self.known.insert(name);
+        let whole = Cut::whole(shape.matrix());
+        let cut = self.cuts.get(name).unwrap_or(&whole);
+        let ([n, k], biased) = (cut.shape(), shape.bias && cut.bias);
         let checkpoint = self.weights.checkpoint();
         let got = match self.weights.kind(name) {
             // Told of by the checkpoint itself.
             Err(_) => return,
             Ok(ModuleKind::Absent) => {
-                return self
-                    .tell(name, format!("is missing: a matrix of {} × {}, by the configuration", shape.n, shape.k));
+                return self.tell(name, format!("is missing: a matrix of {n} × {k}, by the configuration"));
             }
             Ok(ModuleKind::Dense) => checkpoint.get(&format!("{name}.weight")).map(|info| info.shape.to_vec()),
             Ok(ModuleKind::Quantized(_)) => self.shapes.get(name).map(|shape| shape.to_vec()),
         };
-        if let Some(got) = got.filter(|got| *got != [shape.n, shape.k]) {
-            self.tell(name, format!("is of shape {got:?}, and {} × {} by the configuration", shape.n, shape.k));
+        if let Some(got) = got.filter(|got| *got != [n, k]) {
+            self.tell(name, format!("is of shape {got:?}, and {n} × {k} by the configuration"));
         }
         let bias = checkpoint.get(&format!("{name}.bias")).map(|info| info.shape.to_vec());
         match bias {
-            None if shape.bias => self.tell(name, "has no bias, and has one by the configuration".to_owned()),
-            Some(got) if got != [shape.n] => {
-                self.tell(name, format!("has a bias of shape {got:?}, and {} outputs by the configuration", shape.n));
+            None if biased => self.tell(name, "has no bias, and has one by the configuration".to_owned()),
+            Some(got) if got != [n] => {
+                self.tell(name, format!("has a bias of shape {got:?}, and {n} outputs by the configuration"));
             }
             _ => {}
         }

@@ -13,7 +13,7 @@ use crate::load::{LoadOptions, Loader};
 use crate::profile::Profile;
 use crate::random::RandomWeights;
 use crate::sampling::Sampler;
-use crate::shard::Shard;
+use crate::shard::{self, Shard};
 use halfbyte::cpu::Cpu;
 use halfbyte::kernel::KvType;
 use halfbyte_checkpoint::{Finding, Weights};
@@ -26,9 +26,6 @@ pub(crate) const PREFILL_TOKENS: usize = 512;
 
 /// Logits computed at a time where they are wanted for every token, in elements (4 MiB).
 const LOGITS_AT_A_TIME: usize = 1 << 20;
-
-/// Bytes of each tensor that ranks compare.
-const HASHED_BYTES: usize = 64;
 
 /// Loads a model that ranks share, if they have the same one; the others are told if this rank cannot. Errors also: a rank that has
 /// left, or that has another model, which is told by what `digest` takes in, or other options.
@@ -85,20 +82,10 @@ impl Model {
                 got: text,
             });
         }
-        let spec = format!("{:?}", config.spec);
-        let digest = |hash: &mut DefaultHasher| {
-            spec.hash(hash);
-            for tensor in weights.checkpoint().tensors() {
-                format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).hash(hash);
-                // Weights of another training differ from the first numbers on.
-                weights
-                    .checkpoint()
-                    .bytes(tensor.name)
-                    .unwrap_or_default()
-                    .iter()
-                    .take(HASHED_BYTES)
-                    .for_each(|b| b.hash(hash));
-            }
+        let (part, spec) = (weights.part()?, config.spec.clone());
+        let digest = |hash: &mut DefaultHasher| match part {
+            Some(part) => part.model.hash(hash),
+            None => shard::name_of(&spec, weights).hash(hash),
         };
         let load = || Self::of(config, Loader::new(weights, options.clone())?, options);
         let mut model = as_a_rank(options, digest, load)?;

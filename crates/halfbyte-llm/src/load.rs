@@ -1,16 +1,16 @@
 //! From a checkpoint's tensors, or random ones, to what a device packs: checked, quantised if asked for, and cut for a rank.
 
-use crate::arch::spec::{LinearSpec, NormKind, Shape, Spec};
+use crate::arch::spec::{FeedForward, LinearSpec, NormKind, Shape, Spec};
 use crate::comm::{Alone, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::random::{self, RandomFloats, RandomWeights};
-use crate::shard::{Cut, cut_floats, cut_linear};
+use crate::shard::{self, Shard};
 use halfbyte::cpu::{Cpu, nn};
 use halfbyte::kernel::KvType;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Float, Floats, Group, StoredTensor, WeightFormat};
-use halfbyte_checkpoint::{self as checkpoint, Finding, FloatData, ModuleKind, StoredLinear, StoredWeight};
+use halfbyte_checkpoint::{self as checkpoint, Cut, Finding, FloatData, ModuleKind, Part, StoredLinear, StoredWeight};
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
@@ -76,6 +76,8 @@ pub(crate) enum Embedding<'a> {
 #[derive(Debug)]
 pub struct Loader<'a> {
     source: Source<'a>,
+    /// Whether the checkpoint has this rank's part already.
+    is_part: bool,
     options: LoadOptions,
     parameters: u64,
     findings: Vec<Finding>,
@@ -87,8 +89,19 @@ impl<'a> Loader<'a> {
         if let Some((format, _)) = options.quantize {
             format.validate()?;
         }
+        let part = weights.part()?;
+        if let Some(part) = &part {
+            part_fits(part, &options)?;
+        }
         let findings = weights.findings();
-        Ok(Self { source: Source::Checkpoint(weights), options, parameters: 0, findings })
+        let source = Source::Checkpoint(weights);
+        Ok(Self { source, is_part: part.is_some(), options, parameters: 0, findings })
+    }
+
+    /// Of a part, whatever rank this is: to see how it is cut.
+    pub(crate) fn of_any_part(weights: &'a checkpoint::Weights) -> Self {
+        let (source, options) = (Source::Checkpoint(weights), LoadOptions::default());
+        Self { source, is_part: true, options, parameters: 0, findings: Vec::new() }
     }
 
     /// Draws tensors instead. Errors: a format that does not exist; options that quantise, which is done here already.
@@ -97,7 +110,7 @@ impl<'a> Loader<'a> {
         if options.quantize.is_some() {
             return Err(Error::invalid("random weights", "a format of their own", "one to quantise them to"));
         }
-        Ok(Self { source: Source::Random(weights), options, parameters: 0, findings: Vec::new() })
+        Ok(Self { source: Source::Random(weights), is_part: false, options, parameters: 0, findings: Vec::new() })
     }
 
     /// Weights loaded so far, in numbers.
@@ -119,11 +132,11 @@ impl<'a> Loader<'a> {
         parts: usize,
         load: impl Fn(&mut Loader<'a>, usize) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let (source, options) = (self.source, &self.options);
+        let (source, is_part, options) = (self.source, self.is_part, &self.options);
         let parts: Vec<_> = (0..parts)
             .into_par_iter()
             .map(|i| {
-                let mut own = Loader { source, options: options.clone(), parameters: 0, findings: Vec::new() };
+                let mut own = Loader { source, is_part, options: options.clone(), parameters: 0, findings: Vec::new() };
                 (load(&mut own, i), own)
             })
             .collect();
@@ -147,7 +160,7 @@ impl<'a> Loader<'a> {
         begin: impl Fn(usize) -> L + Sync,
         load: impl Fn(&mut L, &mut Loader<'a>, usize) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
-        let (source, options) = (self.source, &self.options);
+        let (source, is_part, options) = (self.source, self.is_part, &self.options);
         let (next, failed, loaded) = (AtomicUsize::new(0), AtomicBool::new(false), Mutex::new(Vec::new()));
         let run = |lane: usize| {
             let mut lane = begin(lane);
@@ -156,7 +169,7 @@ impl<'a> Loader<'a> {
                 if part >= parts {
                     break;
                 }
-                let mut own = Loader { source, options: options.clone(), parameters: 0, findings: Vec::new() };
+                let mut own = Loader { source, is_part, options: options.clone(), parameters: 0, findings: Vec::new() };
                 let result = load(&mut lane, &mut own, part);
                 failed.fetch_or(result.is_err(), Ordering::Relaxed);
                 loaded.lock().unwrap_or_else(PoisonError::into_inner).push((part, result, own));
@@ -206,8 +219,19 @@ impl<'a> Loader<'a> {
         }
     }
 
+    /// A rank's inner features of an MLP: whole groups of `down`.
+    pub(crate) fn features(&self, mlp: &FeedForward, shard: Shard) -> Result<Vec<Range<usize>>> {
+        if shard == Shard::WHOLE {
+            return Ok(shard::features(None, 0..mlp.inner()));
+        }
+        let places = shard.inner(mlp.inner(), self.columns_of_a_group(&mlp.down.name)?)?;
+        // A part's features are those that it has, in the order that it has them in.
+        let order = if self.is_part { None } else { self.order_of_columns(&mlp.down.name)? };
+        Ok(shard::features(order.as_deref(), places))
+    }
+
     /// Columns along which a layer's weights may be cut: those that share a scale.
-    pub(crate) fn columns_of_a_group(&self, prefix: &str) -> Result<usize> {
+    fn columns_of_a_group(&self, prefix: &str) -> Result<usize> {
         let group = |format: WeightFormat| match format.group {
             Group::Size(size) => size,
             Group::Channel | Group::Tensor => 1,
@@ -227,7 +251,7 @@ impl<'a> Loader<'a> {
     }
 
     /// The columns of a layer group by group, where they were quantised in another order (act-order).
-    pub(crate) fn order_of_columns(&self, prefix: &str) -> Result<Option<Vec<u32>>> {
+    fn order_of_columns(&self, prefix: &str) -> Result<Option<Vec<u32>>> {
         let Source::Checkpoint(weights) = self.source else { return Ok(None) };
         let ModuleKind::Quantized(_) = weights.kind(prefix)? else { return Ok(None) };
         let StoredWeight::Quantized(codes) = weights.stored_linear(prefix)?.weight else { return Ok(None) };
@@ -253,7 +277,7 @@ impl<'a> Loader<'a> {
     ) -> Option<(RandomFloats, Option<Vec<f32>>)> {
         let (Source::Random(random), [(first, _), ..]) = (self.source, layers) else { return None };
         let format = if head { random.head } else { random.format };
-        if format.is_some() || layers.iter().any(|(layer, cut)| !cut.is_whole(layer.shape)) {
+        if format.is_some() || layers.iter().any(|(layer, cut)| !cut.is_whole(layer.shape.matrix())) {
             return None;
         }
         let bias = |layer: &LinearSpec| match layer.shape.bias {
@@ -278,25 +302,26 @@ impl<'a> Loader<'a> {
         tokens: &Range<usize>,
     ) -> Result<Embedding<'a>> {
         let shape = Shape { n: vocab, k: hidden, bias: false };
-        let cut = Cut::rows(vec![tokens.clone()], shape);
+        let cut = shard::of_rows(vec![tokens.clone()], shape);
         let weights = match self.source {
             Source::Checkpoint(weights) => weights,
             Source::Random(_) => {
                 self.parameters += tokens.len() as u64 * hidden as u64;
                 let floats = RandomFloats::new(hidden, std::iter::once((prefix, vocab)));
-                if cut.is_whole(shape) {
+                if cut.is_whole(shape.matrix()) {
                     return Ok(Embedding::Random(floats));
                 }
                 let whole = FloatData::F16(Cow::Owned(floats.draw()?));
-                return Ok(Embedding::Stored(cut_floats(&whole, hidden, &cut)));
+                return Ok(Embedding::Stored(cut.of_floats(&whole, hidden)));
             }
         };
         if !matches!(weights.kind(prefix)?, ModuleKind::Quantized(_)) {
             self.parameters += tokens.len() as u64 * hidden as u64;
-            let floats = weights.floats(&format!("{prefix}.weight"), &[vocab, hidden])?;
-            return Ok(Embedding::Stored(match cut.is_whole(shape) {
+            let rows = if self.is_part { tokens.len() } else { vocab };
+            let floats = weights.floats(&format!("{prefix}.weight"), &[rows, hidden])?;
+            return Ok(Embedding::Stored(match self.is_part || cut.is_whole(shape.matrix()) {
                 true => floats,
-                false => cut_floats(&floats, hidden, &cut),
+                false => cut.of_floats(&floats, hidden),
             }));
         }
         Ok(match self.stored(prefix, shape, &cut)?.weight {
@@ -310,7 +335,7 @@ impl<'a> Loader<'a> {
         if let Source::Random(random) = self.source {
             return self.drawn(prefix, shape, cut, random.format);
         }
-        let whole = Cut::whole(shape);
+        let whole = Cut::whole(shape.matrix());
         // The part of what the whole is quantised to: ranks together have the numbers that one would have.
         let quantize = self.options.quantize.is_some();
         let mut layer = self.stored(prefix, shape, if quantize { &whole } else { cut })?;
@@ -322,7 +347,7 @@ impl<'a> Loader<'a> {
             self.release(prefix);
         }
         if quantize && *cut != whole {
-            layer = cut_linear(layer, cut, prefix)?;
+            layer = cut.of(layer, prefix)?;
         }
         Ok(layer)
     }
@@ -335,14 +360,15 @@ impl<'a> Loader<'a> {
         };
         let mut layer = weights.stored_linear(prefix)?;
         let got = layer.weight.shape();
-        if got != [shape.n, shape.k] {
+        let [n, k] = if self.is_part { cut.shape() } else { shape.matrix() };
+        if got != [n, k] {
             return Err(Error::Weight {
                 name: prefix.to_owned(),
-                expected: format!("a matrix of {} × {}, by the configuration", shape.n, shape.k),
+                expected: format!("a matrix of {n} × {k}, by the configuration"),
                 got: format!("{} × {}", got[0], got[1]),
             });
         }
-        if shape.bias && !weights.checkpoint().contains(&format!("{prefix}.bias")) {
+        if shape.bias && (cut.bias || !self.is_part) && !weights.checkpoint().contains(&format!("{prefix}.bias")) {
             return Err(Error::Weight {
                 name: format!("{prefix}.bias"),
                 expected: "a bias, by the configuration".to_owned(),
@@ -356,8 +382,8 @@ impl<'a> Loader<'a> {
     /// A whole layer as it is stored, whatever the options say: a router, on which it hangs who computes a token.
     pub(crate) fn router(&mut self, prefix: &str, shape: Shape) -> Result<StoredLinear<'a>> {
         match self.source {
-            Source::Checkpoint(_) => self.stored(prefix, shape, &Cut::whole(shape)),
-            Source::Random(_) => self.drawn(prefix, shape, &Cut::whole(shape), None),
+            Source::Checkpoint(_) => self.stored(prefix, shape, &Cut::whole(shape.matrix())),
+            Source::Random(_) => self.drawn(prefix, shape, &Cut::whole(shape.matrix()), None),
         }
     }
 
@@ -383,12 +409,26 @@ impl<'a> Loader<'a> {
 
     /// A rank's part of a layer, counted.
     fn part(&mut self, mut layer: StoredLinear<'a>, prefix: &str, shape: Shape, cut: &Cut) -> Result<StoredLinear<'a>> {
-        if !cut.is_whole(shape) {
-            layer = cut_linear(layer, cut, prefix)?;
+        if !self.is_part && !cut.is_whole(shape.matrix()) {
+            layer = cut.of(layer, prefix)?;
         }
         let [n, k] = layer.weight.shape();
         self.parameters += n as u64 * k as u64 + layer.bias.as_ref().map_or(0, |b| b.len() as u64);
         Ok(layer)
+    }
+}
+
+/// Errors: the part of another rank, or options that need the whole.
+fn part_fits(part: &Part, options: &LoadOptions) -> Result<()> {
+    const OP: &str = "load a rank's part";
+    let Part { rank, size, .. } = *part;
+    if (rank, size) != (options.comm.rank(), options.comm.size()) {
+        let got = format!("rank {} of {}", options.comm.rank(), options.comm.size());
+        return Err(Error::invalid(OP, format!("rank {rank} of {size}, whose part the folder holds"), got));
+    }
+    match options.quantize {
+        Some(_) => Err(Error::invalid(OP, "weights as they are stored", "a format to quantise them to")),
+        None => Ok(()),
     }
 }
 
@@ -453,33 +493,4 @@ pub fn embed(spec: &Spec, weights: &checkpoint::Weights, tokens: &[u32], out: &m
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Parts in their order, whoever loads them; of several that fail the first; lanes keep what is theirs.
-    #[test]
-    fn lanes_load_parts_in_their_order() {
-        let weights = RandomWeights { format: None, head: None };
-        for (lanes, parts) in [(1, 5), (3, 40), (8, 3), (4, 0)] {
-            let mut loader = Loader::random(weights, LoadOptions::default()).unwrap();
-            let load = |count: &mut usize, loader: &mut Loader<'_>, part: usize| {
-                *count += 1;
-                loader.vector("model.norm.weight", part)?;
-                std::thread::sleep(std::time::Duration::from_micros((parts - part) as u64 * 50));
-                Ok((part, *count))
-            };
-            let loaded = loader.in_lanes(lanes, parts, |_| 0, load).unwrap();
-            assert!(loaded.iter().map(|(part, _)| *part).eq(0..parts), "{lanes} lanes: {loaded:?}");
-            assert_eq!(loader.parameters(), (parts * parts.saturating_sub(1) / 2) as u64);
-            // Each lane has counted its own.
-            assert!(lanes > 1 || loaded.iter().all(|(part, count)| part + 1 == *count));
-            let fail = |_: &mut (), _: &mut Loader<'_>, part: usize| match part % 7 {
-                6 => Err(Error::invalid("part", "another", part.to_string())),
-                _ => Ok(()),
-            };
-            let failed = loader.in_lanes(lanes, parts, |_| (), fail).map_err(|e| e.to_string());
-            assert_eq!(failed.is_err(), parts > 6);
-            assert!(failed.err().is_none_or(|e| e.ends_with("got 6")));
-        }
-    }
-}
+mod tests;

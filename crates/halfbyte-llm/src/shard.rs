@@ -15,32 +15,26 @@
 //! the order of `down`'s groups, so that each group is one rank's; heads stay whole, so that a group of `o` may be cut: both ranks have
 //! its scales then.
 
-use crate::arch::spec::{AttentionSpec, FeedForward, LinearSpec, Qkv, QkvOrder, Shape};
+use crate::arch::spec::{AttentionSpec, FeedForward, LinearSpec, MlpKind, Qkv, QkvOrder, Shape, Spec};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::load::{LoadOptions, Loader};
 use halfbyte::kernel::Heads;
-use halfbyte_checkpoint::{FloatData, StoredLinear, StoredWeight};
-use std::borrow::Cow;
+use halfbyte_checkpoint::{Cut, Part, Weights};
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 const OP: &str = "cut a model for ranks";
+
+/// Bytes of each tensor that ranks compare.
+const HASHED_BYTES: usize = 64;
 
 /// One of the ranks that share a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     rank: usize,
     size: usize,
-}
-
-/// What a rank holds of a linear layer's matrix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Rows, in the order in which the rank has them.
-    pub rows: Vec<Range<usize>>,
-    /// Columns, likewise.
-    pub columns: Vec<Range<usize>>,
-    /// Whether the rank adds the bias: of layers that are cut by columns only one does.
-    pub bias: bool,
 }
 
 /// The heads of a rank.
@@ -112,26 +106,65 @@ fn part(units: usize, rank: usize, size: usize) -> Range<usize> {
     first..first + each + usize::from(rank < more)
 }
 
-impl Cut {
-    /// All of a matrix.
-    pub fn whole(shape: Shape) -> Self {
-        Self::rows(std::iter::once(0..shape.n).collect(), shape)
-    }
+/// The parts of so many ranks, with what each holds of the layers. Errors: a model that cannot be cut for so many, or that is a part
+/// itself.
+pub fn parts(spec: &Spec, weights: &Weights, size: usize) -> Result<Vec<(Part, HashMap<String, Cut>)>> {
+    let (loader, model) = (Loader::new(weights, LoadOptions::default())?, name_of(spec, weights));
+    let part = |shard: Shard| {
+        let part = Part { rank: shard.rank, size, model: model.clone() };
+        Ok((part, cuts(spec, &loader, shard)?))
+    };
+    (0..size).map(|rank| part(Shard { rank, size })).collect()
+}
 
-    /// Some rows of a matrix.
-    pub fn rows(rows: Vec<Range<usize>>, Shape { k, .. }: Shape) -> Self {
-        Self { rows, columns: std::iter::once(0..k).collect(), bias: true }
-    }
+/// What a checkpoint that is a rank's part holds of each layer; nothing is named where it is none, or no such part can be.
+pub(crate) fn cuts_of_part(spec: &Spec, weights: &Weights) -> HashMap<String, Cut> {
+    let Ok(Some(Part { rank, size, .. })) = weights.part() else { return HashMap::new() };
+    cuts(spec, &Loader::of_any_part(weights), Shard { rank, size }).unwrap_or_default()
+}
 
-    /// Some columns of a matrix.
-    pub fn columns(columns: Vec<Range<usize>>, Shape { n, .. }: Shape, shard: Shard) -> Self {
-        Self { rows: std::iter::once(0..n).collect(), columns, bias: shard.is_first() }
+/// What tells a model from others: its recipe, its tensors, and the first numbers of each, in which weights of another training differ.
+pub(crate) fn name_of(spec: &Spec, weights: &Weights) -> String {
+    let (checkpoint, mut hash) = (weights.checkpoint(), DefaultHasher::new());
+    format!("{spec:?}").hash(&mut hash);
+    for tensor in checkpoint.tensors() {
+        format!("{} {:?} {:?}", tensor.name, tensor.dtype, tensor.shape).hash(&mut hash);
+        checkpoint.bytes(tensor.name).unwrap_or_default().iter().take(HASHED_BYTES).for_each(|b| b.hash(&mut hash));
     }
+    format!("{:016x}", hash.finish())
+}
 
-    /// Whether it is all of a matrix, as it lies there.
-    pub fn is_whole(&self, shape: Shape) -> bool {
-        *self == Self::whole(shape)
+/// What a rank holds of each linear layer, embedding and head of a model; of what is not named it holds all.
+fn cuts(spec: &Spec, loader: &Loader<'_>, shard: Shard) -> Result<HashMap<String, Cut>> {
+    let (heads, tokens) = (shard.heads(spec.heads)?, shard.part(spec.vocab));
+    let table = Shape { n: spec.vocab, k: spec.hidden, bias: false };
+    let tables = [Some(&spec.embedding), spec.head.as_ref()].into_iter().flatten();
+    let mut all: HashMap<String, Cut> =
+        tables.map(|name| (name.clone(), of_rows(vec![tokens.clone()], table))).collect();
+    for layer in &spec.layers {
+        let attention = &layer.attention;
+        let mut layers = qkv(attention, spec.heads, &heads);
+        layers.push((&attention.output, output(attention, &heads, shard)));
+        let mlps = match &layer.mlp.kind {
+            MlpKind::Dense(mlp) => std::slice::from_ref(mlp),
+            MlpKind::Experts(experts) => &experts.experts,
+        };
+        for mlp in mlps {
+            layers.extend(feed_forward(mlp, &loader.features(mlp, shard)?, shard));
+        }
+        all.extend(layers.into_iter().map(|(layer, cut)| (layer.name.clone(), cut)));
     }
+    Ok(all)
+}
+
+/// Some rows of a matrix.
+pub(crate) fn of_rows(rows: Vec<Range<usize>>, Shape { k, .. }: Shape) -> Cut {
+    Cut { rows, columns: std::iter::once(0..k).collect(), bias: true }
+}
+
+/// Some columns of a matrix.
+fn of_columns(columns: Vec<Range<usize>>, Shape { n, .. }: Shape, shard: Shard) -> Cut {
+    Cut { rows: std::iter::once(0..n).collect(), columns, bias: shard.is_first() }
 }
 
 /// The linear layers of queries, keys and values, with what a rank holds of each: queries, then keys, then values.
@@ -141,13 +174,13 @@ pub fn qkv<'a>(attention: &'a AttentionSpec, all: Heads, of: &HeadsOf) -> Vec<(&
     match &attention.qkv {
         Qkv::Split(layers) => {
             let [q, k, v] = &**layers;
-            let cut = |layer: &'a LinearSpec, heads| (layer, Cut::rows(vec![elements(0, heads)], layer.shape));
+            let cut = |layer: &'a LinearSpec, heads| (layer, of_rows(vec![elements(0, heads)], layer.shape));
             vec![cut(q, &of.queries), cut(k, &of.keys), cut(v, &of.keys)]
         }
         Qkv::Fused(layer, QkvOrder::Blocks) => {
             let (keys, values) = (all.heads * d, (all.heads + all.kv_heads) * d);
             let rows = vec![elements(0, &of.queries), elements(keys, &of.keys), elements(values, &of.keys)];
-            vec![(layer, Cut::rows(joined(rows), layer.shape))]
+            vec![(layer, of_rows(joined(rows), layer.shape))]
         }
         Qkv::Fused(layer, QkvOrder::Groups) => {
             let (group, row) = (all.group(), (all.group() + 2) * d);
@@ -155,7 +188,7 @@ pub fn qkv<'a>(attention: &'a AttentionSpec, all: Heads, of: &HeadsOf) -> Vec<(&
             let keys = of.keys.clone().map(|head| head * row + group * d);
             let values = of.keys.clone().map(|head| head * row + (group + 1) * d);
             let rows = queries.chain(keys).chain(values).map(|first| first..first + d).collect();
-            vec![(layer, Cut::rows(joined(rows), layer.shape))]
+            vec![(layer, of_rows(joined(rows), layer.shape))]
         }
     }
 }
@@ -164,7 +197,7 @@ pub fn qkv<'a>(attention: &'a AttentionSpec, all: Heads, of: &HeadsOf) -> Vec<(&
 pub fn output(attention: &AttentionSpec, of: &HeadsOf, shard: Shard) -> Cut {
     let d = of.heads.head_size;
     let columns = of.queries.start * d..of.queries.end * d;
-    Cut::columns(vec![columns], attention.output.shape, shard)
+    of_columns(vec![columns], attention.output.shape, shard)
 }
 
 /// What a rank that has these inner features holds of an MLP's layers, the last of them `down`.
@@ -173,9 +206,9 @@ pub fn feed_forward<'a>(mlp: &'a FeedForward, inner: &[Range<usize>], shard: Sha
         // Gate and up may be one layer.
         let of = (0..layer.shape.n).step_by(mlp.inner());
         let rows = of.flat_map(|first| inner.iter().map(move |part| first + part.start..first + part.end)).collect();
-        (layer, Cut::rows(joined(rows), layer.shape))
+        (layer, of_rows(joined(rows), layer.shape))
     });
-    up.chain([(&mlp.down, Cut::columns(inner.to_vec(), mlp.down.shape, shard))]).collect()
+    up.chain([(&mlp.down, of_columns(inner.to_vec(), mlp.down.shape, shard))]).collect()
 }
 
 /// A rank's inner features, which are dealt in an order: by default in that of the model.
@@ -196,40 +229,6 @@ fn joined(ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
         }
     }
     out
-}
-
-/// A rank's part of a whole layer.
-pub(crate) fn cut_linear<'a>(layer: StoredLinear<'a>, cut: &Cut, prefix: &str) -> Result<StoredLinear<'a>> {
-    let named = |source: halfbyte::Error| Error::Weight {
-        name: prefix.to_owned(),
-        expected: "weights that can be cut for ranks".to_owned(),
-        got: source.to_string(),
-    };
-    let StoredLinear { weight, bias, findings } = layer;
-    let weight = match weight {
-        StoredWeight::Dense { floats, shape: [_, k] } => {
-            let shape = [&cut.rows, &cut.columns].map(|ranges| ranges.iter().map(Range::len).sum());
-            StoredWeight::Dense { floats: cut_floats(&floats, k, cut), shape }
-        }
-        StoredWeight::Quantized(codes) => {
-            StoredWeight::Quantized(codes.part(&cut.rows, &cut.columns).map_err(named)?.into())
-        }
-    };
-    let of_rows = |bias: Vec<f32>| cut.rows.iter().flat_map(|rows| bias[rows.clone()].to_vec()).collect();
-    Ok(StoredLinear { weight, bias: bias.filter(|_| cut.bias).map(of_rows), findings })
-}
-
-/// Some rows and columns of a matrix with rows of `k`.
-pub(crate) fn cut_floats(floats: &FloatData<'_>, k: usize, cut: &Cut) -> FloatData<'static> {
-    fn part<T: Copy>(values: &[T], k: usize, cut: &Cut) -> Cow<'static, [T]> {
-        let row = |i: usize| cut.columns.iter().flat_map(move |part| &values[i * k + part.start..i * k + part.end]);
-        Cow::Owned(cut.rows.iter().cloned().flatten().flat_map(row).copied().collect())
-    }
-    match floats {
-        FloatData::F16(v) => FloatData::F16(part(v, k, cut)),
-        FloatData::BF16(v) => FloatData::BF16(part(v, k, cut)),
-        FloatData::F32(v) => FloatData::F32(part(v, k, cut)),
-    }
 }
 
 #[cfg(test)]

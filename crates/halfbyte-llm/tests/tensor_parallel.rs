@@ -4,9 +4,13 @@
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::{Rtn, rtn};
 use halfbyte::{Act, Format, QTensor};
-use halfbyte_checkpoint::{Checkpoint, Job, LinearWeight, Quantization, Target, Weights, write_model};
+use halfbyte_checkpoint::{
+    Checkpoint, Cut, Job, LinearWeight, Part, Quantization, Target, Verification, Weights, verify_parts, write_model,
+    write_part,
+};
 use halfbyte_llm::comm::Thread;
-use halfbyte_llm::{Error, LoadOptions, Model, Session, eval};
+use halfbyte_llm::{Config, Error, LoadOptions, Model, Session, eval, shard};
+use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -76,9 +80,94 @@ fn compare(path: &Path, options: &LoadOptions, bound: f64, what: &str) -> usize 
             let bits = |all: &[f32]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits(other.as_ref().unwrap()), bits(first), "{what}: ranks differ");
         }
+        if options.quantize.is_none() {
+            let dir = tempfile::tempdir().unwrap();
+            write_parts(path, size, dir.path());
+            let from_parts = ranks(size, options, |options| {
+                logits(&dir.path().join(Part::folder(options.comm.rank())), options, &ids)
+            });
+            for (own, whole) in from_parts.iter().zip(&all) {
+                assert_eq!(own.as_ref().unwrap(), whole.as_ref().unwrap(), "{what}, {size} ranks: parts in folders");
+            }
+        }
         compared += 1;
     }
     compared
+}
+
+/// Writes the parts of a model's ranks, which together are the model.
+fn write_parts(path: &Path, size: usize, to: &Path) {
+    let whole = Weights::open(path).unwrap();
+    let spec = Config::from_weights(&whole).unwrap().spec;
+    let parts = shard::parts(&spec, &whole, size).unwrap();
+    for (part, cuts) in &parts {
+        let to = to.join(Part::folder(part.rank));
+        write_part(Job::new(&whole, &to), part, &|module| cuts.get(module).cloned()).unwrap();
+    }
+    let found = verified(&whole, &parts, to);
+    assert!(found.equal(), "{}: {found:?}", path.display());
+    let floats =
+        |weights: &Weights| weights.checkpoint().tensors().map(|t| t.shape.iter().product::<usize>()).sum::<usize>();
+    assert!(found.elements as usize > floats(&whole) / 8 && found.compared >= size);
+}
+
+fn verified(whole: &Weights, parts: &[(Part, HashMap<String, Cut>)], folder: &Path) -> Verification {
+    let open = |(part, cuts): &(Part, HashMap<String, Cut>)| {
+        (Weights::open(folder.join(Part::folder(part.rank))).unwrap(), cuts.clone())
+    };
+    let opened: Vec<_> = parts.iter().map(open).collect();
+    let all: Vec<_> = opened.iter().map(|(weights, cuts)| (weights, cuts.clone())).collect();
+    verify_parts(&all, whole, &mut |_, _, _| true).unwrap()
+}
+
+#[test]
+fn parts_that_are_not_those_of_a_model_are_told() {
+    let (dir, ids) = (tempfile::tempdir().unwrap(), (3..9).collect::<Vec<i32>>());
+    let (path, to) = (folder("mixtral"), dir.path());
+    write_parts(&path, 2, to);
+    // Of another rank, of fewer ranks, quantised on the way, and cut once more.
+    let (first, second) = (to.join(Part::folder(0)), to.join(Part::folder(1)));
+    let ends = ranks(2, &LoadOptions::default(), |options| logits(&first, options, &ids));
+    let texts = ends.iter().map(|end| end.as_ref().unwrap_err().to_string()).collect::<Vec<_>>();
+    assert!(texts[1].ends_with("expected rank 0 of 2, whose part the folder holds, got rank 1 of 2"), "{texts:?}");
+    assert!(texts[0].starts_with("rank 1 cannot load its part"), "{texts:?}");
+    let alone = logits(&first, &LoadOptions::default(), &ids).unwrap_err().to_string();
+    assert!(alone.ends_with("got rank 0 of 1"), "{alone}");
+    let format = "w4a16-g32".parse::<Format>().unwrap().weight;
+    let quantize = LoadOptions { quantize: Some((format, Rtn::default())), ..LoadOptions::default() };
+    for end in ranks(2, &quantize, |options| logits(&to.join(Part::folder(options.comm.rank())), options, &ids)) {
+        assert!(end.unwrap_err().to_string().contains("weights as they are stored"));
+    }
+    let (part, again) = (Weights::open(&first).unwrap(), to.join("again"));
+    let refused = write_part(Job::new(&part, &again), &part.part().unwrap().unwrap(), &|_| None).unwrap_err();
+    assert!(refused.to_string().contains("a whole model") && !again.exists(), "{refused}");
+    // Parts of two models do not go together.
+    let other = tempfile::tempdir().unwrap();
+    write_parts(&folder("llama"), 2, other.path());
+    let mixed = [first, other.path().join(Part::folder(1))];
+    for end in ranks(2, &LoadOptions::default(), |options| logits(&mixed[options.comm.rank()], options, &ids)) {
+        assert_eq!(end.unwrap_err().to_string(), "rank 1 has another model than rank 0");
+    }
+    // One number that is another, and a rank that has the rows of the other one.
+    let whole = Weights::open(&path).unwrap();
+    let parts = shard::parts(&Config::from_weights(&whole).unwrap().spec, &whole, 2).unwrap();
+    let file = second.join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let mut changed = bytes.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    std::fs::write(&file, &changed).unwrap();
+    let found = verified(&whole, &parts, to);
+    assert!(found.differing.len() == 1 && found.differing[0].elements == 1, "{found:?}");
+    assert!(found.differing[0].name.starts_with("rank-1: "), "{found:?}");
+    std::fs::write(&file, &bytes).unwrap();
+    let twice = [parts[0].clone(), (Part { rank: 0, ..parts[1].0.clone() }, parts[0].1.clone())];
+    let found = verified(&whole, &twice, to);
+    let lacking = |name: &str| found.only_in_second.iter().any(|lacks| lacks == &format!("rows or columns of {name}"));
+    assert!(
+        lacking("model.layers.0.self_attn.q_proj.weight") && lacking("model.layers.0.self_attn.o_proj.weight"),
+        "{found:?}"
+    );
+    assert!(!lacking("model.norm.weight") && !found.equal());
 }
 
 #[test]
@@ -128,6 +217,7 @@ fn every_scheme_on_ranks_has_the_logits_of_one() {
         ("qwen2", Target::Gptq(None), "w8a16-g32", false),
         ("llama", Target::Gptq(None), "w4a16-g32", true),
         ("mixtral", Target::Gptq(None), "w4a16-g32-asym", true),
+        ("llama", Target::Awq, "w4a16-g32-asym", false),
         ("mistral-window", Target::CompressedTensors, "w4a16-g32-asym", false),
         ("qwen3", Target::CompressedTensors, "w8a16", false),
         ("../../../../models/stdlib-11m", Target::Gguf, "w8a16-g32", false),

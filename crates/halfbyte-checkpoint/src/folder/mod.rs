@@ -6,6 +6,7 @@
 
 mod convert;
 mod dense;
+mod part;
 mod quantized;
 mod replaceable;
 mod replacement;
@@ -14,6 +15,7 @@ mod staging;
 pub use convert::{Conversion, Converted, convert};
 pub(crate) use dense::converted;
 pub use dense::write_dense;
+pub use part::{Part, write_part};
 pub use quantized::{Quantization, Sizes, Untied, sizes, write_model};
 pub use replacement::{Replacement, refuse_input};
 

@@ -4,11 +4,11 @@ use crate::support::{Random, Tensor, assert_names, listing, tensor, text_of, wri
 use half::f16;
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::dequantize;
-use halfbyte::{Float, Format, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::{Float, Format, Group, QTensor, StoredTensor, WeightFormat, Zero, Zeros};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{
-    Conversion, GptqVersion, Job, LinearWeight, Quantization, QuantizationConfig, Target, Weights, convert, inspect,
-    verify, write_model,
+    Conversion, Cut, GptqVersion, Job, LinearWeight, Part, Quantization, QuantizationConfig, Target, Weights, convert,
+    inspect, verify, write_model, write_part,
 };
 use std::path::Path;
 
@@ -173,6 +173,36 @@ fn labels_that_contradict_the_tensors_are_found_and_the_tensors_read() {
 
 /// A module with one lie each: errors name the tensor and what was expected, and nothing panics.
 #[test]
+fn a_part_of_every_format_has_the_numbers_of_the_whole() {
+    let (dir, mut random_cuts) = (tempfile::tempdir().unwrap(), Random(7));
+    let mut not_full = 0;
+    for (i, name) in FORMATS.iter().enumerate() {
+        let weight = format(name);
+        let layers = [false, true].map(|act_order| random(i as u64, weight, SHAPE, act_order));
+        let (path, part_path) = (dir.path().join(name), dir.path().join(format!("{name}-part")));
+        write(&path, &layers, Target::Native).unwrap();
+        // Two ranges, the second before the first.
+        let mut ranges = |end: usize| {
+            let middle = 1 + random_cuts.below(end - 2);
+            vec![middle..end - random_cuts.below(end - middle), random_cuts.below(middle)..middle]
+        };
+        let cuts = [0, 1].map(|_| Cut { rows: ranges(SHAPE[0]), columns: ranges(SHAPE[1]), bias: true });
+        let cut = |module: &str| LAYERS.iter().position(|layer| *layer == module).map(|at| cuts[at].clone());
+        let (whole, part) = (Weights::open(&path).unwrap(), Part { rank: 1, size: 3, model: "m".to_owned() });
+        write_part(Job::new(&whole, &part_path), &part, &cut).unwrap();
+        let written = Weights::open(&part_path).unwrap();
+        assert_eq!(written.part().unwrap(), Some(part), "{name}");
+        assert_eq!(inspect(&written).unwrap().findings, [], "{name}");
+        for ((layer, whole), Cut { rows, columns, .. }) in LAYERS.iter().zip(&layers).zip(&cuts) {
+            let want = StoredTensor::from(whole).part(rows, columns).unwrap();
+            not_full += usize::from(want.groups() > weight.group.count(want.k()));
+            assert!(read(&part_path, layer).unwrap() == want, "{name}: {layer}");
+        }
+    }
+    assert!(not_full > 10, "{not_full}");
+}
+
+#[test]
 fn modules_that_lie_are_errors_that_say_where() {
     let i64s = |name: &str, values: &[i64]| tensor(&format!("m.{name}"), DType::I64, &[values.len()], values);
     let u8s = |name: &str, shape: &[usize], values: &[u8]| tensor(&format!("m.{name}"), DType::U8, shape, values);
@@ -213,6 +243,11 @@ fn modules_that_lie_are_errors_that_say_where() {
         (i64s("layout", &[2, 10, 4, 4]), &["m.factors", "[2, 3] by `layout`"]),
         (i64s("layout", &[2, 10, 4, -1]), &["m.factors", "[2, 1] by `layout`"]),
         (i64s("layout", &[2, 8, 8, 4]), &["m.zero_points", "U16 [2, 2] by `layout`"]),
+        (i64s("layout", &[2, 10, 4, 5, 2]), &["m.layout", "more groups than the inputs would fill"]),
+        (i64s("layout", &[2, 10, 4, 5, 11]), &["m.layout", "at most as many as inputs"]),
+        (i64s("layout", &[2, 10, 4, -1, 3]), &["m.layout", SIZES]),
+        (i64s("layout", &[2, 10, 4, 5, 3]), &["m.factors", "[2, 3] by `layout`"]),
+        (i64s("layout", &[2, 10, 4, 5, 3, 3]), &["m.layout", "[6]"]),
         (tensor("m.layout", DType::I32, &[4], &[2i32, 10, 4, 5]), &["m.layout", "I64 [4]"]),
         (codes(&[2, 2], &[0, 0x198, 0, 0]), &["m.codes", "0 in the bits that hold no code"]),
         (tensor("m.codes", DType::U8, &[2, 2], &[0u8; 4]), &["m.codes", "I32"]),
@@ -256,6 +291,9 @@ fn modules_that_lie_are_errors_that_say_where() {
     tensors.truncate(4);
     tensors[1] = i64s("layout", &[2, 8, 8, 4]);
     assert_names(&text_of(load(&tensors)), &["m", "two levels", "4 bits"]);
+    // Groups that are not full, and nothing that says which columns they have.
+    let partial = [codes(&[2, 2], &[0; 4]), i64s("layout", &[2, 10, 4, 5, 3]), halfs("scales", &[2, 3], 0.5)];
+    assert_names(&text_of(load(&partial)), &["m.layout", "`group_index` beside groups that are not full"]);
     // A scale of the tensor that is not one.
     let mut tensors = good();
     tensors.truncate(2);

@@ -3,15 +3,17 @@
 use crate::app::App;
 use crate::args::{FormArg, bits, group};
 use crate::escape::{escaped, path};
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::interrupt;
 use crate::model::open_complete;
 use crate::progress::{Progress, Unit};
 use crate::text::bytes;
 use halfbyte::{Float, Group};
-use halfbyte_checkpoint::{Conversion, Hint, Job, convert};
+use halfbyte_checkpoint::folder::check_target;
+use halfbyte_checkpoint::{Conversion, Hint, Job, Part, Target, Weights, convert, write_part};
+use halfbyte_llm::{Config, shard};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Write a quantised model in another form of files: the same numbers, bit by bit, or a refusal.
@@ -22,9 +24,14 @@ pub struct Args {
     /// Folder to write.
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// The form of the files.
-    #[arg(long, value_enum)]
-    to: FormArg,
+    /// The form of the files [with --tp: native].
+    #[arg(long, value_enum, required_unless_present = "tp")]
+    to: Option<FormArg>,
+    /// Write a folder for each of so many ranks, `rank-0` and so on, with the part of every layer that it holds when --tp ranks run the
+    /// model: the same numbers, in our own form (native).
+    #[arg(long, value_name = "RANKS", value_parser = clap::value_parser!(u16).range(2..=64),
+          conflicts_with_all = ["bits", "two_level", "requantize"])]
+    tp: Option<u16>,
     /// Bits a code [default: as they are, or the nearest that the form has].
     #[arg(long, value_name = "BITS", value_parser = bits)]
     bits: Option<u32>,
@@ -65,38 +72,117 @@ struct Requantized {
 
 /// Writes the model.
 pub fn run(args: &Args, app: &App) -> Result<()> {
+    match (args.tp, args.to) {
+        (None, Some(form)) => to_form(args, form, app),
+        (Some(ranks), None | Some(FormArg::Native)) => for_ranks(args, ranks.into(), app),
+        (_, form) => Err(Failure::usage(
+            "parts of ranks are written in our own form",
+            format!("--to {} with --tp", form.map_or("nothing", FormArg::name)),
+            "leave --to out",
+        )),
+    }
+}
+
+fn to_form(args: &Args, form: FormArg, app: &App) -> Result<()> {
     let begun = Instant::now();
     let source = open_complete(&args.model, Hint { group: args.group })?;
-    let progress = Progress::new(app, "converting", Unit::Bytes);
-    let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
-    let cooperate = interrupt::cooperate();
-    let job = Job {
-        overwrite: args.overwrite,
-        progress: Some(&mut report),
-        cancel: Some(&interrupt::cancelled),
-        ..Job::new(&source, &args.output)
-    };
     let conversion = Conversion {
-        target: args.to.into(),
+        target: form.into(),
         bits: args.bits,
         group: args.group,
         channel_scale: args.two_level.then_some(Float::F16),
         requantize: args.requantize,
     };
-    let converted = convert(job, conversion)?;
-    drop((cooperate, progress));
+    let mut written = |job: Job<'_>| convert(job, conversion);
+    let converted = with_progress(args, &args.output, &source, "converting", app, &mut written)?;
     app.findings(&converted.written.findings);
     let result = Converted {
         model: args.model.clone(),
         output: converted.written.path,
-        to: args.to.name(),
-        bytes_before: source.checkpoint().tensors().map(|t| t.bytes as u64).sum(),
+        to: form.name(),
+        bytes_before: bytes_of(&source),
         bytes_after: converted.written.tensor_bytes,
         modules: converted.written.quantized,
         requantized: converted.requantized.into_iter().map(|(module, reason)| Requantized { module, reason }).collect(),
         seconds: begun.elapsed().as_secs_f64(),
     };
     app.result(&result, human)
+}
+
+fn bytes_of(source: &Weights) -> u64 {
+    source.checkpoint().tensors().map(|t| t.bytes as u64).sum()
+}
+
+/// Does a job that tells how far it is, and may be cancelled.
+fn with_progress<T>(
+    args: &Args,
+    target: &Path,
+    source: &Weights,
+    what: &'static str,
+    app: &App,
+    work: &mut dyn FnMut(Job<'_>) -> halfbyte_checkpoint::Result<T>,
+) -> Result<T> {
+    let progress = Progress::new(app, what, Unit::Bytes);
+    let mut report = |at: halfbyte_checkpoint::Progress<'_>| progress.at(at.bytes, at.total_bytes);
+    let _cooperate = interrupt::cooperate();
+    let job = Job {
+        overwrite: args.overwrite,
+        progress: Some(&mut report),
+        cancel: Some(&interrupt::cancelled),
+        ..Job::new(source, target)
+    };
+    Ok(work(job)?)
+}
+
+#[derive(Serialize)]
+struct Parts {
+    model: PathBuf,
+    output: PathBuf,
+    bytes_before: u64,
+    /// Of each rank's folder.
+    bytes_after: Vec<u64>,
+    /// Quantised modules.
+    modules: usize,
+    seconds: f64,
+}
+
+fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
+    let begun = Instant::now();
+    let source = open_complete(&args.model, Hint { group: args.group })?;
+    let config = Config::from_weights(&source)?;
+    let parts = shard::parts(&config.spec, &source, ranks)?;
+    let folders: Vec<PathBuf> = (0..ranks).map(|rank| args.output.join(Part::folder(rank))).collect();
+    for folder in &folders {
+        check_target(&source, folder, Target::Native, args.overwrite)?;
+    }
+    let mut written = Vec::new();
+    for ((part, cuts), folder) in parts.iter().zip(&folders) {
+        let mut work = |job: Job<'_>| write_part(job, part, &|module| cuts.get(module).cloned());
+        written.push(with_progress(args, folder, &source, "writing a part", app, &mut work)?);
+    }
+    if let Some(first) = written.first() {
+        app.findings(&first.findings);
+    }
+    let result = Parts {
+        model: args.model.clone(),
+        output: args.output.clone(),
+        bytes_before: bytes_of(&source),
+        bytes_after: written.iter().map(|part| part.tensor_bytes).collect(),
+        modules: written.first().map_or(0, |part| part.quantized),
+        seconds: begun.elapsed().as_secs_f64(),
+    };
+    app.result(&result, |r: &Parts| {
+        let each: Vec<String> = r.bytes_after.iter().map(|&of| bytes(of)).collect();
+        format!(
+            "{}: parts of {} ranks without loss, {} quantised layers; tensors {} before, {} after, {:.1} s\n",
+            path(&r.output),
+            each.len(),
+            r.modules,
+            bytes(r.bytes_before),
+            each.join(" + "),
+            r.seconds
+        )
+    })
 }
 
 fn human(r: &Converted) -> String {

@@ -10,7 +10,7 @@ use crate::progress::{Progress, Unit};
 use crate::text::{Align, bytes, count, table};
 use halfbyte_checkpoint::config::{CompressedTensorsFormat, CompressedTensorsGroup};
 use halfbyte_checkpoint::inspect::TensorSummary;
-use halfbyte_checkpoint::{Inspection, QuantizationConfig, inspect};
+use halfbyte_checkpoint::{Inspection, Part, QuantizationConfig, inspect};
 use halfbyte_llm::Config;
 use halfbyte_llm::check::{self, contradictions};
 use serde::Serialize;
@@ -36,6 +36,8 @@ pub struct Args {
 struct Report {
     #[serde(flatten)]
     inspection: Inspection,
+    /// The rank whose part it is, if it is one.
+    part: Option<Part>,
     /// Whether `halfbyte run` takes the configuration.
     runs: bool,
     /// Why not.
@@ -74,7 +76,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         inspection.findings.extend(findings);
     }
     let passed = inspection.findings.is_empty() && obstacle.is_none();
-    app.result(&Report { inspection, runs: obstacle.is_none(), obstacle, data: args.data }, human)?;
+    app.result(
+        &Report { inspection, part: weights.part()?, runs: obstacle.is_none(), obstacle, data: args.data },
+        human,
+    )?;
     if args.strict && !passed {
         return Err(Failure::new(
             Exit::No,
@@ -142,7 +147,11 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
 fn human(report: &Report) -> String {
     let i = &report.inspection;
     let architecture = escaped(i.architecture.as_deref().unwrap_or("no architecture stated"));
-    let mut out = format!("{}: {architecture}\n", path(&i.path));
+    let mut out = format!("{}: {architecture}", path(&i.path));
+    if let Some(Part { rank, size, .. }) = report.part {
+        out += &format!(", the part of rank {rank} of {size}");
+    }
+    out += "\n";
     let files = i.files.len();
     out += &format!(
         "{} weights, {} in {} tensors and {files} file{}, {:.2} bits a weight\n",

@@ -4,16 +4,18 @@ use crate::app::App;
 use crate::escape::{escaped, path};
 use crate::failure::{Exit, Failure, Result};
 use crate::interrupt;
-use crate::model::open;
+use crate::model::{is_parts, open};
 use crate::progress::{Progress, Unit};
-use halfbyte_checkpoint::{Verification, verify};
+use halfbyte_checkpoint::verify::OnTensor;
+use halfbyte_checkpoint::{Part, Verification, Weights, verify, verify_parts};
+use halfbyte_llm::{Config, shard};
 use serde::Serialize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Compare what two checkpoints stand for, number by number. Exit status 1 if they differ.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A model.
+    /// A model, or a folder with the parts of ranks (`convert --tp`), which together must be the other one.
     a: PathBuf,
     /// The model to compare it with.
     b: PathBuf,
@@ -33,13 +35,17 @@ const LISTED: usize = 10;
 
 /// Compares.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let (a, b) = (open(&args.a)?, open(&args.b)?);
+    let b = open(&args.b)?;
     let progress = Progress::new(app, "comparing", Unit::Things("tensors"));
     let cooperate = interrupt::cooperate();
-    let found = verify(&a, &b, &mut |_, done, total| {
+    let mut on_tensor = |_: &str, done: usize, total: usize| {
         progress.at(done as u64, total as u64);
         !interrupt::cancelled()
-    })?;
+    };
+    let found = match is_parts(&args.a) {
+        true => of_parts(&args.a, &b, &mut on_tensor)?,
+        false => verify(&open(&args.a)?, &b, &mut on_tensor)?,
+    };
     drop((cooperate, progress));
     let result = Verified { a: args.a.clone(), b: args.b.clone(), equal: found.equal(), found };
     app.result(&result, human)?;
@@ -59,6 +65,27 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         ),
         "--json lists every difference",
     ))
+}
+
+/// The parts of all ranks against the model that they are of.
+fn of_parts(folder: &Path, whole: &Weights, on_tensor: &mut OnTensor<'_>) -> Result<Verification> {
+    let refuse = |why: String| {
+        let help = "give a folder that `halfbyte convert --tp` has written, and the model that it was written from";
+        Failure::new(Exit::Input, format!("{} is not the parts of a model", folder.display()), why, help)
+    };
+    let part_of = |weights: &Weights| weights.part()?.ok_or_else(|| refuse("`rank-0` says no rank".to_owned()));
+    let first = part_of(&open(&folder.join(Part::folder(0)))?)?;
+    let cuts = shard::parts(&Config::from_weights(whole)?.spec, whole, first.size)?;
+    let all = (0..first.size).map(|rank| open(&folder.join(Part::folder(rank)))).collect::<Result<Vec<_>>>()?;
+    for (rank, weights) in all.iter().enumerate() {
+        let got = part_of(weights)?;
+        if got != (Part { rank, ..first.clone() }) {
+            let name = Part::folder(rank);
+            return Err(refuse(format!("`{name}` has the part of rank {} of {}, {}", got.rank, got.size, got.model)));
+        }
+    }
+    let parts: Vec<_> = all.iter().zip(cuts).map(|(weights, (_, cuts))| (weights, cuts)).collect();
+    Ok(verify_parts(&parts, whole, on_tensor)?)
 }
 
 fn human(r: &Verified) -> String {

@@ -1,6 +1,6 @@
 //! Models that processes share.
 
-use super::support::{fails, halfbyte, json, model, quiet, validation};
+use super::support::{fails, halfbyte, json, model, output, quiet, text, validation};
 use std::io::Read;
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
@@ -45,6 +45,36 @@ fn processes_write_what_one_writes() {
     let (args, port) = ([&PROMPT[..], &[&model, "--tp", "2", "--quiet"]].concat(), port());
     let [first, second] = [0, 1].map(|number| rank(&args, number, 2, port)).map(end);
     assert_eq!((first, second), ((Some(0), alone, String::new()), (Some(0), String::new(), String::new())));
+}
+
+#[test]
+fn parts_in_folders_are_the_model() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), model());
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (quantized, parts) = (path("quantized"), path("parts"));
+    quiet(&["quantize", &model, "-o", &quantized, "--asym", "--to", "gptq"]);
+    let written = json(&["convert", &quantized, "--tp", "3", "-o", &parts]);
+    let of_ranks: Vec<u64> = written["bytes_after"].as_array().unwrap().iter().map(|v| v.as_u64().unwrap()).collect();
+    let before = written["bytes_before"].as_u64().unwrap();
+    // Two key heads of two ranks: the third has one of them too.
+    assert!(of_ranks.len() == 3 && of_ranks.iter().all(|&bytes| bytes < before * 2 / 5), "{written}");
+    assert_eq!(json(&["verify", &parts, &quantized])["equal"], true);
+    let alone = quiet(&[&PROMPT[..], &[&quantized]].concat());
+    assert_eq!(quiet(&[&PROMPT[..], &[&parts, "--tp", "3"]].concat()), alone);
+    let inspected = json(&["inspect", &format!("{parts}/rank-2")]);
+    assert_eq!((&inspected["findings"], &inspected["part"]["rank"]), (&serde_json::json!([]), &2.into()));
+    // As many ranks as there are parts, of the same model, and all of them.
+    for tp in ["1", "2", "4"] {
+        let error = fails(2, &[&PROMPT[..], &[&parts, "--tp", tp]].concat());
+        assert!(error.contains("holds the parts of 3 ranks") && error.contains("add --tp 3"), "{error}");
+    }
+    assert!(fails(2, &["convert", &quantized, "--tp", "2", "-o", &path("awq"), "--to", "awq"]).contains("--to awq"));
+    assert!(fails(2, &["convert", &quantized, "--tp", "3", "-o", &parts]).contains("not empty"));
+    quiet(&["convert", &quantized, "--tp", "3", "-o", &parts, "--overwrite"]);
+    let other = output(&["verify", &parts, &model]);
+    assert!(other.status.code() == Some(1) && text(&other.stdout).contains("rank-0: model.layers.0"), "{other:?}");
+    std::fs::remove_dir_all(format!("{parts}/rank-1")).unwrap();
+    assert!(fails(3, &["verify", &parts, &quantized]).contains("rank-1"));
 }
 
 #[test]

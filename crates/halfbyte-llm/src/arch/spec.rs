@@ -95,6 +95,13 @@ pub struct Shape {
     pub bias: bool,
 }
 
+impl Shape {
+    /// Rows and columns of the weights, `[n, k]`.
+    pub fn matrix(self) -> [usize; 2] {
+        [self.n, self.k]
+    }
+}
+
 /// Causal attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionSpec {

@@ -5,9 +5,9 @@ use crate::arch::spec::{self, LayerSpec, LinearSpec, MlpKind, NormSpec, Position
 use crate::error::{Error, Result};
 use crate::load::{Embedding, Loader};
 use crate::random::RandomFloats;
-use crate::shard::{self, Cut, HeadsOf, Shard};
+use crate::shard::{self, HeadsOf, Shard};
 use halfbyte::Act;
-use halfbyte_checkpoint::StoredLinear;
+use halfbyte_checkpoint::{Cut, StoredLinear};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ pub(crate) fn vocabulary<L: LoadDevice>(
         None => None,
         Some(name) => {
             let shape = spec::Shape { n: spec.vocab, k: spec.hidden, bias: false };
-            let (head, cut) = (LinearSpec { name, shape }, Cut::rows(vec![tokens.clone()], shape));
+            let (head, cut) = (LinearSpec { name, shape }, shard::of_rows(vec![tokens.clone()], shape));
             Some(match loader.floats(&[(&head, cut.clone())], true) {
                 Some((floats, bias)) => device.random(&floats, bias)?,
                 None => {
@@ -257,9 +257,7 @@ fn feed_forward<L: LoadDevice>(
     device: &mut L,
     shard: Shard,
 ) -> Result<FeedForward<L::Device>> {
-    let unit = if shard == Shard::WHOLE { 1 } else { loader.columns_of_a_group(&mlp.down.name)? };
-    let order = if shard == Shard::WHOLE { None } else { loader.order_of_columns(&mlp.down.name)? };
-    let inner = shard::features(order.as_deref(), shard.inner(mlp.inner(), unit)?);
+    let inner = loader.features(mlp, shard)?;
     let mut layers = shard::feed_forward(mlp, &inner, shard);
     let down = layers.split_off(mlp.up.len());
     Ok(FeedForward {

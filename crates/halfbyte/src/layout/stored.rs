@@ -252,6 +252,13 @@ impl<'a> StoredTensor<'a> {
         }
     }
 
+    /// The groups that some columns are of, in order; columns that are not there are of none.
+    pub fn used_groups(&self, columns: impl IntoIterator<Item = usize>) -> Vec<usize> {
+        let mut used = vec![false; self.groups()];
+        columns.into_iter().filter(|&j| j < self.k).for_each(|j| used[self.group_of(j)] = true);
+        (0..used.len()).filter(|&g| used[g]).collect()
+    }
+
     /// Some rows and columns, in the order in which they are asked for, with the groups that these columns have: the same numbers,
     /// wherever a group is cut. Rows that are not asked for are not unpacked.
     ///
@@ -271,9 +278,7 @@ impl<'a> StoredTensor<'a> {
         if let Some(j) = columns.iter().find(|&&j| std::mem::replace(&mut asked[j], true)) {
             return Err(Error::invalid("part of a stored tensor", "each column once", format!("column {j} twice")));
         }
-        let mut used = vec![false; self.groups()];
-        columns.iter().for_each(|&j| used[self.group_of(j)] = true);
-        let used: Vec<usize> = (0..used.len()).filter(|&g| used[g]).collect();
+        let used = self.used_groups(columns.iter().copied());
         let mut named = vec![0u32; self.groups()];
         used.iter().zip(0..).for_each(|(&g, name)| named[g] = name);
         // Neighbours, whose words may share cache lines.

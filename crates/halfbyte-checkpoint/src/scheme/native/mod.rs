@@ -3,6 +3,7 @@
 //! ```text
 //! layout        i64 [4]           N, K, bits (2, 3, 4 or 8), group: columns that share a scale; −1: one scale a row;
 //!                                 0: one for the whole tensor
+//!               i64 [5]           of a part of a matrix's columns, which has cut groups: how many groups there are, G
 //! codes         i32 [N, W]        for each row its K codes as a little-endian bit stream: code k has bits k·b … k·b + b − 1;
 //!                                 W = ceil(K·b/32), the bits left over are 0
 //! scales        float [N, G]      f16, bf16 or f32; G = ceil(K / group), 1 without groups; with one scale for the tensor
@@ -27,7 +28,7 @@
 mod read;
 mod write;
 
-pub(crate) use write::{Writer, nearest};
+pub(crate) use write::{Writer, nearest, pack, specs};
 
 use super::{Description, Scheme, StoredFormat};
 

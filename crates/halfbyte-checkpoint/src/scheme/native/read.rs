@@ -17,6 +17,7 @@ use std::sync::Arc;
 pub(super) struct Module {
     pub format: WeightFormat,
     pub shape: [usize; 2],
+    pub groups: usize,
     /// Only if it says more than `j / group size`.
     pub group_index: Option<Vec<u32>>,
     pub findings: Vec<Finding>,
@@ -27,7 +28,7 @@ const MOST_FACTOR: u8 = 16;
 
 /// Reads all of a module but its codes, and what of scales and zeros lies as kernels take it.
 pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModule<'a>> {
-    let Module { format, shape: [n, k], group_index, findings } = examine(weights, prefix)?;
+    let Module { format, shape: [n, k], groups, group_index, findings } = examine(weights, prefix)?;
     let parts = Parts { checkpoint: weights.checkpoint(), prefix };
     let words = parts.checkpoint.words(&parts.name("codes"))?;
     let packing = Packing::dense(format.bits);
@@ -39,7 +40,6 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModul
         2 | 4 | 8 => Codes::WordsAlong(words),
         _ => Codes::Rows(Arc::new(move |rows, codes| packing.unpack(&words, k, rows, codes))),
     };
-    let groups = format.group.count(k);
     let strides = Strides::of_outputs(groups);
     let scales = match format.channel_scale {
         None => parts.checkpoint.floats(&parts.name("scales"))?,
@@ -63,8 +63,7 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModul
 /// Reads a module's layout, the shapes and types of its tensors, and its group index.
 pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
     let parts = Parts { checkpoint: weights.checkpoint(), prefix };
-    let ([n, k], bits, group) = parts.layout()?;
-    let groups = group.count(k);
+    let ([n, k], bits, group, groups) = parts.layout()?;
     parts.is("codes", &[DType::I32], &[n, Packing::dense(bits).words_of(k)])?;
     let floats = [DType::F16, DType::BF16, DType::F32];
     let two_levels = parts.has("factors");
@@ -94,9 +93,9 @@ pub(super) fn examine(weights: &Weights, prefix: &str) -> Result<Module> {
         channel_scale: two_levels.then_some(scales),
     };
     format.validate().map_err(Error::numbers(prefix))?;
-    let group_index = parts.group_index(k, group)?;
+    let group_index = parts.group_index(k, group, groups)?;
     let findings = contradiction(weights, prefix, format).into_iter().collect();
-    Ok(Module { format, shape: [n, k], group_index, findings })
+    Ok(Module { format, shape: [n, k], groups, group_index, findings })
 }
 
 /// Type of zero points: 2^bits must fit.
@@ -148,13 +147,14 @@ impl<'a> Parts<'a, '_> {
         Ok(info.dtype.float().unwrap_or(Float::F32))
     }
 
-    /// Outputs and inputs, bits, groups.
-    fn layout(&self) -> Result<([usize; 2], u32, Group)> {
-        const EXPECTED: &str = "I64 [4]: outputs and inputs from 1 on; 2, 3, 4 or 8 bits; a group of 1 to 2²⁴, -1 or 0";
+    /// Outputs and inputs, bits, group, and how many groups there are.
+    fn layout(&self) -> Result<([usize; 2], u32, Group, usize)> {
+        const EXPECTED: &str = "I64 [4] or [5]: outputs and inputs from 1 on; 2, 3, 4 or 8 bits; a group of 1 to 2²⁴, -1 or 0; more \
+                                groups than the inputs would fill, and at most as many as inputs";
         const MOST: i64 = 1 << 24;
         let name = self.name("layout");
         let info = self.checkpoint.info(&name)?;
-        if info.dtype != DType::I64 || info.shape != [4] {
+        if info.dtype != DType::I64 || !matches!(info.shape, [4 | 5]) {
             return self.unexpected("layout", EXPECTED);
         }
         let numbers = cast::<i64>(self.checkpoint.bytes(&name)?);
@@ -162,15 +162,26 @@ impl<'a> Parts<'a, '_> {
             let what = format!("tensor `{name}`: expected {EXPECTED}, got {numbers:?}");
             Error::malformed(info.file, what)
         };
-        let &[n, k, bits, group] = &*numbers else { return Err(refuse()) };
-        let group = match group {
+        let [n, k, bits, group, more @ ..] = &*numbers else { return Err(refuse()) };
+        let group = match *group {
             -1 => Group::Channel,
             0 => Group::Tensor,
             size @ 1..=MOST => Group::Size(size as usize),
             _ => return Err(refuse()),
         };
-        match (u32::try_from(n), u32::try_from(k), bits) {
-            (Ok(n @ 1..), Ok(k @ 1..), 2 | 3 | 4 | 8) => Ok(([n as usize, k as usize], bits as u32, group)),
+        match (u32::try_from(*n), u32::try_from(*k), bits) {
+            (Ok(n @ 1..), Ok(k @ 1..), 2 | 3 | 4 | 8) => {
+                let full = group.count(k as usize);
+                let groups = match more {
+                    [] => full,
+                    // Each has a column.
+                    [groups] if matches!(group, Group::Size(_)) && *groups > full as i64 && *groups <= i64::from(k) => {
+                        *groups as usize
+                    }
+                    _ => return Err(refuse()),
+                };
+                Ok(([n as usize, k as usize], *bits as u32, group, groups))
+            }
             _ => Err(refuse()),
         }
     }
@@ -195,12 +206,14 @@ impl<'a> Parts<'a, '_> {
     }
 
     /// The group of each column, if that is not simply `j / group size`.
-    fn group_index(&self, k: usize, group: Group) -> Result<Option<Vec<u32>>> {
+    fn group_index(&self, k: usize, group: Group, groups: usize) -> Result<Option<Vec<u32>>> {
         if !self.has("group_index") {
+            if groups != group.count(k) {
+                return self.unexpected("layout", "`group_index` beside groups that are not full");
+            }
             return Ok(None);
         }
         self.is("group_index", &[DType::I32], &[k])?;
-        let groups = group.count(k);
         let index = self.checkpoint.ints(&self.name("group_index"))?;
         if let Some((j, g)) = index.iter().enumerate().find(|&(_, &g)| g < 0 || g as usize >= groups) {
             return self.unexpected("group_index", &format!("groups from 0 to {}, not {g} at {j},", groups - 1));

@@ -6,10 +6,10 @@ use crate::decoder;
 use crate::device::room;
 use crate::error::{Error, Result};
 use crate::load::{Loader, alike, below_each_other};
-use crate::shard::Cut;
 use halfbyte::cpu::Cpu;
 use halfbyte::ops::{Linear, Weight};
 use halfbyte::{Act, Float, Floats, FloatsMut, StoredTensor};
+use halfbyte_checkpoint::Cut;
 use halfbyte_checkpoint::{StoredLinear, StoredWeight};
 
 /// Linear layers that read the same vector; their outputs lie side by side.
@@ -23,7 +23,7 @@ impl Projection {
     /// Loads whole layers of the same k. Errors: missing or malformed tensors, other shapes than the specs', weights that
     /// cannot be quantised.
     pub fn load(loader: &mut Loader<'_>, layers: &[LinearSpec]) -> Result<Self> {
-        let whole: Vec<_> = layers.iter().map(|layer| (layer, Cut::whole(layer.shape))).collect();
+        let whole: Vec<_> = layers.iter().map(|layer| (layer, Cut::whole(layer.shape.matrix()))).collect();
         decoder::projection(&whole, loader, &mut OnCpu)
     }
 
