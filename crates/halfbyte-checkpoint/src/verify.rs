@@ -117,14 +117,16 @@ pub fn verify_parts(
         }
         let b = Numbers::of(whole, name)?;
         let (bias, module) = (name.strip_suffix(".bias"), name.strip_suffix(WEIGHT));
-        let (n, k) = match *b.shape() {
-            [n, k] => (n, k),
-            [n] => (n, 1),
-            _ => (b.len(), 1),
+        // Cuts are of matrices and vectors of numbers.
+        let (n, k) = match (&b, &*b.shape()) {
+            (Numbers::Bytes(..), _) => (1, 1),
+            (_, &[n, k]) => (n, k),
+            (_, &[n]) => (n, 1),
+            _ => (1, 1),
         };
         let (mut rows, mut columns) = (vec![false; n], vec![false; k]);
         for (rank, (part, cuts)) in parts.iter().enumerate() {
-            let cut = bias.or(module).and_then(|module| cuts.get(module));
+            let cut = bias.or(module).and_then(|module| cuts.get(module)).filter(|_| n * k == b.len());
             if bias.is_some() && cut.is_some_and(|cut| !cut.bias) {
                 continue;
             }
@@ -149,7 +151,7 @@ pub fn verify_parts(
                 (Some(_), Some(_)) => own.iter().map(Vec::len).collect(),
             };
             let width = own_columns.len().max(1);
-            let other = |i: usize| own_rows[i / width] * k + own_columns[i % width];
+            let other = |i: usize| if cut.is_none() { i } else { own_rows[i / width] * k + own_columns[i % width] };
             (found.compared, found.elements) = (found.compared + 1, found.elements + a.len() as u64);
             found.differing.extend(difference(&of_rank(rank, name), &a, &b, shape, other));
             own_rows.iter().for_each(|&i| rows[i] = true);
@@ -267,7 +269,8 @@ fn difference(
     other: impl Fn(usize) -> usize + Sync,
 ) -> Option<Difference> {
     let (shapes, len) = ([a.shape(), shape], a.len());
-    if shapes[0] != shapes[1] || shapes[1].iter().product::<usize>() != len {
+    let of_bytes = [a, b].map(|numbers| if let Numbers::Bytes(bytes, _) = numbers { bytes.len() } else { 0 });
+    if shapes[0] != shapes[1] || of_bytes[0] != of_bytes[1] {
         return Some(Difference { name: name.to_owned(), shapes, elements: len as u64, largest: None, at: None });
     }
     let pieces: Vec<(u64, Option<(f64, usize)>)> = (0..len.div_ceil(PIECE))
