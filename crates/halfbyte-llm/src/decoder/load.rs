@@ -21,6 +21,19 @@ pub(crate) trait LoadDevice {
     /// Packs layers of the same k, as one product where they are stored alike. Errors name `prefix`.
     fn projection(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Of<Self::Device>>;
 
+    /// Gates and what they let through as one product, for all experts of a layer together. None: such layers have no kernel,
+    /// and are packed as all others.
+    fn gated(&mut self, layers: [&StoredLinear<'_>; 2], act: Act) -> Result<Option<Of<Self::Device>>> {
+        let _ = (layers, act);
+        Ok(None)
+    }
+
+    /// Whether experts that were loaded can compute together, where some are gated.
+    fn agree(&self, experts: &[FeedForward<Self::Device>]) -> bool {
+        let _ = experts;
+        true
+    }
+
     /// A layer of random floats, with a bias `[n]`.
     fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Of<Self::Device>>;
 
@@ -163,12 +176,30 @@ pub(crate) fn projection<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
 ) -> Result<Of<L::Device>> {
+    projection_of(layers, loader, device, false)
+}
+
+/// The same; `gated`: of a gate and what it lets through, as one product if there is a kernel for it.
+fn projection_of<L: LoadDevice>(
+    layers: &[(&LinearSpec, Cut)],
+    loader: &mut Loader<'_>,
+    device: &mut L,
+    gated: bool,
+) -> Result<Of<L::Device>> {
     if let Some((floats, bias)) = loader.floats(layers, false) {
         return device.random(&floats, bias);
     }
     let loaded = layers.iter().map(|(layer, cut)| loader.layer(&layer.name, layer.shape, cut));
     let loaded = loaded.collect::<Result<Vec<_>>>()?;
-    let packed = device.projection(&loaded, loader.act(), &layers[0].0.name)?;
+    let (act, prefix) = (loader.act(), &layers[0].0.name);
+    let together = match &loaded[..] {
+        [gate, up] if gated => device.gated([gate, up], act)?,
+        _ => None,
+    };
+    let packed = match together {
+        Some(packed) => packed,
+        None => device.projection(&loaded, act, prefix)?,
+    };
     drop(loaded);
     layers.iter().for_each(|(layer, _)| loader.release(&layer.name));
     Ok(packed)
@@ -219,10 +250,18 @@ fn layer_of<L: LoadDevice>(
     let [post_norm, mlp_norm, mlp_post_norm] =
         [&attention.post_norm, &mlp.norm, &mlp.post_norm].map(|norm| optional_norm(norm, spec.hidden, loader, device));
     let mlp = match &mlp.kind {
-        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard)?),
+        MlpKind::Dense(mlp) => Mlp::Dense(feed_forward(mlp, loader, device, shard, false)?),
         MlpKind::Experts(experts) => {
-            let load = |mlp| feed_forward(mlp, loader, device, shard);
-            let all = experts.experts.iter().map(load).collect::<Result<Vec<_>>>()?;
+            let load = |loader: &mut Loader<'_>, device: &mut L, gated| {
+                let of = |mlp| feed_forward(mlp, loader, device, shard, gated);
+                experts.experts.iter().map(of).collect::<Result<Vec<_>>>()
+            };
+            let mut all = load(loader, device, true)?;
+            if !device.agree(&all) {
+                // They are stored in several forms.
+                drop(all);
+                all = load(loader, device, false)?;
+            }
             let LinearSpec { name, shape } = &experts.router;
             let router = device.projection(&[loader.router(name, *shape)?], loader.act(), name)?;
             loader.release(name);
@@ -256,12 +295,13 @@ fn feed_forward<L: LoadDevice>(
     loader: &mut Loader<'_>,
     device: &mut L,
     shard: Shard,
+    gated: bool,
 ) -> Result<FeedForward<L::Device>> {
     let inner = loader.features(mlp, shard)?;
     let mut layers = shard::feed_forward(mlp, &inner, shard);
     let down = layers.split_off(mlp.up.len());
     Ok(FeedForward {
-        up: projection(&layers, loader, device)?,
+        up: projection_of(&layers, loader, device, gated && mlp.is_gated())?,
         down: projection(&down, loader, device)?,
         activation: mlp.activation,
         clamp: mlp.clamp,

@@ -46,8 +46,10 @@ pub const HEADERS: &[Source] = headers![
     "exchange_words.cuh"
     "fixed_point.cuh"
     "floats.cuh"
+    "grouped.cuh"
     "hopper.cuh"
     "images.cuh"
+    "output_function.cuh"
     "persistent_attention.cuh"
     "persistent_plan.cuh"
     "ptx.cuh"
@@ -126,6 +128,18 @@ impl Instance {
     /// With these definitions.
     pub fn with(self, defines: impl IntoIterator<Item = String>) -> Self {
         Self { defines: defines.into_iter().collect(), ..self }
+    }
+}
+
+impl Instance {
+    /// With one more definition of the kernels for packed weights, or in the place of one: `HB_name=value`.
+    pub fn defining(mut self, name: &str, value: impl std::fmt::Display) -> Self {
+        let define = format!("HB_{name}={value}");
+        match self.defines.iter_mut().find(|other| other.starts_with(&format!("HB_{name}="))) {
+            Some(other) => *other = define,
+            None => self.defines.push(define),
+        }
+        self
     }
 }
 

@@ -43,6 +43,9 @@ impl Form {
 
 /// A configuration of a kernel whose blocks compute tiles of y: their size, stages in flight, and so on.
 pub trait Tile: Copy + PartialEq + Debug + Display + Send + Sync + 'static {
+    /// Rows of x a tile.
+    fn tokens(self) -> usize;
+
     /// Threads of a block.
     fn threads(self) -> usize;
 

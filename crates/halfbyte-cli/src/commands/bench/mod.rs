@@ -3,6 +3,7 @@
 mod case;
 mod check;
 mod conv;
+mod experts;
 mod launch;
 mod load;
 mod matmul;
@@ -16,6 +17,7 @@ use clap::Subcommand;
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Conv(conv::Args),
+    Experts(experts::Args),
     Launch(launch::Args),
     Load(load::Args),
     Matmul(matmul::Args),
@@ -26,6 +28,7 @@ pub enum Command {
 pub fn run(command: &Command, app: &App) -> Result<()> {
     match command {
         Command::Conv(args) => conv::run(args, app),
+        Command::Experts(args) => experts::run(args, app),
         Command::Launch(args) => launch::run(args, app),
         Command::Load(args) => load::run(args, app),
         Command::Matmul(args) => matmul::run(args, app),

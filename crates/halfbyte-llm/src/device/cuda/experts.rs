@@ -1,11 +1,10 @@
 //! A mixture of experts on a GPU.
 //!
 //! ```text
-//! router ─ route
-//! few rows:   up ─ gate ─ down, each one launch for all choices (experts_gemv)
-//! others:     the choice comes to the host, which says which rows are whose
-//!             for each expert that is chosen:  gather its rows ─ up ─ gate ─ down
-//! combine_experts: the sum of what the experts of a row have left
+//! router ─ route ─ the experts of a layer together (nn::ExpertLayer)
+//! experts whose weights have no such kernels (floats, 2 and 3 bits, K types, act-order):
+//!             the choice comes to the host, which says which rows are whose
+//!             for each expert that is chosen:  gather its rows ─ up ─ gate ─ down;  then combine_experts
 //! ```
 
 use super::projection::{Input, Projection};
@@ -15,35 +14,64 @@ use crate::arch::spec::Routing;
 use crate::decoder::{Decoder, Experts, FeedForward, Mlp};
 use crate::error::{Error, Result};
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::nn::{self, ExpertWeights, FloatBuffer};
+use halfbyte::cuda::nn::{self, ChosenRows, ExpertLayer, ExpertRoom, FloatBuffer};
+use halfbyte::cuda::sources::Instance;
 use halfbyte::{Cuda, Float};
-
-/// Choices, rows times experts of a row, up to which each reads its expert's weights for itself.
-pub(super) const FEW_CHOICES: usize = 16;
 
 /// Rows up to which products of f32 are fast.
 const FEW_ROWS: usize = 16;
 
-/// Up and down of all experts of a layer, for few rows; None: there is no kernel for them.
-pub(super) type FewRows = Option<[ExpertWeights; 2]>;
-
-/// Those of each mixture of a model, in order. Error: memory is short.
-pub(super) fn few_rows(cuda: &Cuda, decoder: &Decoder<OnCuda>, activations: Float) -> Result<Vec<FewRows>> {
-    let of_layer = |of: &dyn Fn(&FeedForward<OnCuda>) -> &Projection, experts: &Experts<OnCuda>| {
-        let products = experts.experts.iter().map(|mlp| of(mlp).single()).collect::<Option<Vec<_>>>();
-        let made = products.map(|all| ExpertWeights::new(cuda.gpu(), cuda.stream(), &all, activations)).transpose()?;
-        Ok::<_, Error>(made.and_then(std::result::Result::ok))
+/// All experts of a layer together; None: they are not gated, or have no kernel. Error: memory is short.
+pub(super) fn layer(
+    cuda: &Cuda,
+    experts: &[FeedForward<OnCuda>],
+    top_k: usize,
+    x: Float,
+) -> Result<Option<ExpertLayer>> {
+    let all = |of: fn(&FeedForward<OnCuda>) -> &Projection| -> Option<Vec<_>> {
+        experts.iter().map(|mlp| of(mlp).single()).collect()
     };
+    let (Some(first), Some(up), Some(down)) = (experts.first(), all(|mlp| &mlp.up), all(|mlp| &mlp.down)) else {
+        return Ok(None);
+    };
+    Ok(ExpertLayer::new(cuda.gpu(), cuda.stream(), [&up, &down], gate_of(first), top_k, x)?.ok())
+}
+
+/// Those of each mixture of a model, in order. Errors: memory is short, gated experts that no kernel multiplies.
+pub(super) fn layers(cuda: &Cuda, decoder: &Decoder<OnCuda>, x: Float) -> Result<Vec<Option<ExpertLayer>>> {
     let mixtures = decoder.layers.iter().filter_map(|layer| match &layer.mlp {
         Mlp::Dense(_) => None,
         Mlp::Experts(experts) => Some(experts),
     });
-    mixtures
-        .map(|experts| {
-            let (up, down) = (of_layer(&|mlp| &mlp.up, experts)?, of_layer(&|mlp| &mlp.down, experts)?);
-            Ok(up.zip(down).map(|(up, down)| [up, down]))
-        })
-        .collect()
+    let of = |mix: &Experts<OnCuda>| {
+        let layer = layer(cuda, &mix.experts, mix.top_k, x)?;
+        if layer.is_none() && mix.experts.iter().any(|mlp| mlp.up.is_gated()) {
+            return Err(Error::invalid("experts", "weights that are multiplied together", "several forms"));
+        }
+        Ok(layer)
+    };
+    mixtures.map(of).collect()
+}
+
+impl CudaModel {
+    fn expert_layer(&self, of: &Experts<OnCuda>) -> Option<&ExpertLayer> {
+        self.mixtures().zip(&self.expert_layers).find(|(mix, _)| std::ptr::eq(*mix, of))?.1.as_ref()
+    }
+
+    /// What computes the experts of up to so many rows, where all experts are multiplied together.
+    pub(super) fn instances_of_experts(&self, rows: usize) -> Vec<Instance> {
+        self.expert_layers.iter().flatten().flat_map(|layer| layer.instances(self.cuda.gpu(), rows)).collect()
+    }
+
+    /// Names of the kernels between the router and the sum of what experts leave.
+    pub(super) fn kernels_of_experts(&self, of: &Experts<OnCuda>, rows: usize) -> Result<String> {
+        if let Some(layer) = self.expert_layer(of) {
+            return Ok(layer.kernels(rows).join(", "));
+        }
+        let Some(mlp) = of.experts.first() else { return Ok(String::new()) };
+        let kernel = |by: &Projection| by.kernel(&self.cuda, 1, self.activations);
+        Ok(format!("gather, {}, gate, {}, combine_experts", kernel(&mlp.up)?, kernel(&mlp.down)?))
+    }
 }
 
 /// What passes between the steps of a mixture.
@@ -51,12 +79,23 @@ pub(super) fn few_rows(cuda: &Cuda, decoder: &Decoder<OnCuda>, activations: Floa
 pub(super) struct Mixture {
     /// What the router reads, `[m, hidden]`: a choice should not turn on how products round their inputs.
     pub(super) exact: Buffer<f32>,
+    /// What rounding took off that.
+    rounding: FloatBuffer,
     /// Of the router, `[m, experts]`, and a part of these.
     logits: Buffer<f32>,
     others: Buffer<f32>,
     /// The experts of each row, and their shares, `[m, top_k]`.
     ids: Buffer<u32>,
     shares: Buffer<f32>,
+    /// Between the steps of experts that are multiplied together.
+    room: Option<ExpertRoom>,
+    /// Of those that are multiplied as the host says.
+    on_host: Option<HostRoom>,
+}
+
+/// What passes between the steps of experts that are multiplied as the host says.
+#[derive(Debug)]
+struct HostRoom {
     /// Rows, expert by expert; and where among them each row's are, `[m, top_k]`.
     rows: Buffer<u32>,
     places: Buffer<u32>,
@@ -64,10 +103,6 @@ pub(super) struct Mixture {
     gathered: FloatBuffer,
     /// What experts leave, expert by expert, `[m · top_k, hidden]`.
     left: Buffer<f32>,
-    /// Of few rows: 0, 1, 2 …
-    in_order: Buffer<u32>,
-    /// Rows up to which the device chooses experts by itself.
-    few_rows: usize,
 }
 
 impl Mixture {
@@ -77,46 +112,44 @@ impl Mixture {
         let (Some(experts), Some(top_k)) = (most(|mix| mix.experts.len()), most(|mix| mix.top_k)) else {
             return Ok(None);
         };
-        let (gpu, context) = (cuda.gpu(), cuda.gpu().context());
-        let (hidden, chosen) = (model.decoder.hidden, rows * top_k);
-        let mut in_order = context.allocate(FEW_CHOICES)?;
-        cuda.stream().upload(&(0..FEW_CHOICES as u32).collect::<Vec<_>>(), in_order.view_mut())?;
+        let (context, hidden, chosen) = (cuda.gpu().context(), model.decoder.hidden, rows * top_k);
+        let layers: Vec<&ExpertLayer> = model.expert_layers.iter().flatten().collect();
+        let on_host = || {
+            Ok::<_, Error>(HostRoom {
+                rows: context.allocate(chosen)?,
+                places: context.allocate(chosen)?,
+                gathered: FloatBuffer::allocate(cuda.gpu(), model.activations, rows * hidden)?,
+                left: context.allocate(chosen * hidden)?,
+            })
+        };
+        let asks_host = model.expert_layers.iter().any(Option::is_none);
         Ok(Some(Self {
             exact: context.allocate(rows * hidden)?,
+            rounding: FloatBuffer::allocate(cuda.gpu(), model.activations, rows * hidden)?,
             logits: context.allocate(rows * experts)?,
             others: context.allocate(rows * experts)?,
             ids: context.allocate(chosen)?,
             shares: context.allocate(chosen)?,
-            rows: context.allocate(chosen)?,
-            places: context.allocate(chosen)?,
-            gathered: FloatBuffer::allocate(gpu, model.activations, rows * hidden)?,
-            left: context.allocate(chosen * hidden)?,
-            in_order,
-            few_rows: if model.few_rows.iter().all(Option::is_some) { FEW_CHOICES / top_k.max(1) } else { 0 },
+            room: if layers.is_empty() { None } else { Some(ExpertLayer::room(cuda, &layers, rows)?) },
+            on_host: if asks_host { Some(on_host()?) } else { None },
         }))
     }
 
-    /// Whether a step of so many rows asks the host which experts compute.
-    pub(super) fn asks_host(&self, rows: usize) -> bool {
-        rows > self.few_rows
-    }
-
-    /// Rows of what lies between up and down, of a batch of so many.
-    pub(super) fn rows_between(model: &CudaModel, rows: usize) -> usize {
-        let chosen = |mix: &Experts<OnCuda>| rows.max((rows * mix.top_k).min(FEW_CHOICES));
-        model.mixtures().map(chosen).max().unwrap_or(rows)
+    /// Whether a step asks the host which experts compute.
+    pub(super) fn asks_host(&self) -> bool {
+        self.on_host.is_some()
     }
 }
 
-/// Rows, expert by expert.
-struct Assignment {
+/// Rows, expert by expert, as the host says.
+struct OnHost {
     /// How many each has.
     counts: Vec<usize>,
     rows: Vec<u32>,
     places: Vec<u32>,
 }
 
-impl Assignment {
+impl OnHost {
     /// Of the choice `[m, top_k]` of so many experts. Rows of an expert keep their order.
     fn of(ids: &[u32], experts: usize, top_k: usize) -> Self {
         let mut counts = vec![0; experts];
@@ -141,12 +174,23 @@ impl Assignment {
 impl State {
     /// From `m` normed rows to the update.
     pub(super) fn experts(&mut self, model: &CudaModel, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
-        let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else {
-            return Err(Error::invalid("experts", "room for what passes between their steps", "none"));
+        self.route(cuda, of, m)?;
+        let Some(layer) = model.expert_layer(of) else { return self.as_the_host_says(cuda, of, m) };
+        let Self { normed, update, mixture: Some(Mixture { ids, shares, room: Some(room), .. }), .. } = self else {
+            return Err(no_room());
         };
+        let (chosen, hidden) = (m * of.top_k, layer.k());
+        let (ids, shares) = (ids.view().slice(0..chosen), shares.view().slice(0..chosen));
+        let rows = ChosenRows { x: normed.view(0..m * hidden), ids, shares };
+        Ok(layer.forward(cuda, rows, room, update.view_mut().slice(0..m * hidden))?)
+    }
+
+    /// The experts of each row, and their shares.
+    fn route(&mut self, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
+        let Self { normed, part, mixture: Some(mixture), .. } = self else { return Err(no_room()) };
         let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
         let (count, chosen) = (of.experts.len(), m * of.top_k);
-        let Mixture { exact, logits, others, ids, shares, rows, places, gathered, left, in_order, .. } = mixture;
+        let Mixture { exact, rounding, logits, others, ids, shares, .. } = mixture;
         let read = exact.view().slice(0..m * hidden);
         // A bias would be in both of the two products.
         if m <= FEW_ROWS || normed.dtype() == Float::F32 || of.router.has_bias() {
@@ -154,34 +198,30 @@ impl State {
         } else {
             // As the sum of two products on tensor cores: of the rounded rows, and of what rounding has taken off.
             of.router.run(cuda, Input::Floats(normed.view(0..m * hidden)), m, (logits, 0), part)?;
-            nn::rounding_error(gpu, stream, read, gathered.view_mut(0..m * hidden))?;
-            of.router.run(cuda, Input::Floats(gathered.view(0..m * hidden)), m, (others, 0), part)?;
+            nn::rounding_error(gpu, stream, read, rounding.view_mut(0..m * hidden))?;
+            of.router.run(cuda, Input::Floats(rounding.view(0..m * hidden)), m, (others, 0), part)?;
             nn::add_to(gpu, stream, logits.view_mut().slice(0..m * count), others.view().slice(0..m * count))?;
         }
         let of_chosen = of.routing == Routing::SoftmaxOfChosen;
         let to_shares = shares.view_mut().slice(0..chosen);
         let of_rows = logits.view().slice(0..m * count);
-        nn::route(gpu, stream, of_rows, [count, of.top_k], of_chosen, ids.view_mut().slice(0..chosen), to_shares)?;
-        let few = model.mixtures().zip(&model.few_rows).find(|(mix, _)| std::ptr::eq(*mix, of));
-        let few = few.and_then(|(_, few)| few.as_ref()).filter(|_| chosen <= FEW_CHOICES);
-        if let (Some([of_up, of_down]), Some(mlp)) = (few, of.experts.first()) {
-            let (ids, shares) = (ids.view().slice(0..chosen), shares.view().slice(0..chosen));
-            let (x, wide, width) = (normed.view(0..m * hidden), chosen * mlp.up.n(), chosen * mlp.inner);
-            of_up.multiply(gpu, stream, ids, (x, of.top_k), up.view_mut().slice(0..wide))?;
-            let between = up.view().slice(0..wide);
-            nn::gate(gpu, stream, gate_of(mlp), between, mlp.inner, inner.view_mut(0..width))?;
-            of_down.multiply(gpu, stream, ids, (inner.view(0..width), 1), left.view_mut().slice(0..chosen * hidden))?;
-            let by = (in_order.view().slice(0..chosen), shares);
-            let (left, to) = (left.view().slice(0..chosen * hidden), update.view_mut().slice(0..m * hidden));
-            return Ok(nn::combine_experts(gpu, stream, left, hidden, by, to)?);
-        }
+        let to_ids = ids.view_mut().slice(0..chosen);
+        Ok(nn::route(gpu, stream, of_rows, [count, of.top_k], of_chosen, to_ids, to_shares)?)
+    }
+
+    fn as_the_host_says(&mut self, cuda: &Cuda, of: &Experts<OnCuda>, m: usize) -> Result<()> {
+        let Self { normed, up, inner, part, update, mixture: Some(mixture), .. } = self else { return Err(no_room()) };
+        let Mixture { ids, shares, on_host: Some(room), .. } = mixture else { return Err(no_room()) };
+        let HostRoom { rows, places, gathered, left } = room;
+        let (gpu, stream, hidden) = (&**cuda.gpu(), cuda.stream(), of.router.k());
+        let (count, chosen) = (of.experts.len(), m * of.top_k);
         let mut choice = vec![0; chosen];
         stream.download(ids.view().slice(0..chosen), &mut choice)?;
-        let assignment = Assignment::of(&choice, count, of.top_k);
-        stream.upload(&assignment.rows, rows.view_mut().slice(0..chosen))?;
-        stream.upload(&assignment.places, places.view_mut().slice(0..chosen))?;
+        let on_host = OnHost::of(&choice, count, of.top_k);
+        stream.upload(&on_host.rows, rows.view_mut().slice(0..chosen))?;
+        stream.upload(&on_host.places, places.view_mut().slice(0..chosen))?;
         let mut first = 0;
-        for (mlp, &of_expert) in of.experts.iter().zip(&assignment.counts) {
+        for (mlp, &of_expert) in of.experts.iter().zip(&on_host.counts) {
             if of_expert == 0 {
                 continue;
             }
@@ -207,6 +247,10 @@ impl State {
     }
 }
 
+fn no_room() -> Error {
+    Error::invalid("experts", "room for what passes between their steps", "none")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,7 +258,7 @@ mod tests {
     #[test]
     fn each_row_is_found_where_it_is_said_to_be() {
         let ids = [2, 0, 0, 3, 2, 3, 3, 0];
-        let Assignment { counts, rows, places } = Assignment::of(&ids, 5, 2);
+        let OnHost { counts, rows, places } = OnHost::of(&ids, 5, 2);
         assert_eq!(counts, [3, 0, 2, 3, 0]);
         for (i, &id) in ids.iter().enumerate() {
             let place = places[i] as usize;

@@ -9,22 +9,25 @@
 
 use super::kernels::Kernels;
 use super::projection::Projection;
-use super::{OnCuda, Vocabulary};
+use super::{OnCuda, Vocabulary, experts};
 use crate::arch::spec::{RopeSpec, Spec};
-use crate::decoder::LoadDevice;
+use crate::decoder::{FeedForward, LoadDevice};
 use crate::device::rope::Rope;
 use crate::error::{Error, Result};
 use crate::load::{Embedding, Loader, alike};
 use crate::random::RandomFloats;
 use halfbyte::cuda::driver::{Buffer, Sent, Stream};
-use halfbyte::cuda::matmul::Packer;
+use halfbyte::cuda::matmul::{Grouped, Packer};
 use halfbyte::cuda::nn::{self, Dense, FloatBuffer};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::ops::Linear;
-use halfbyte::{Act, Cuda, Float, Floats, StoredTensor};
+use halfbyte::{Act, Cuda, Float, Floats, Format, StoredTensor};
 use halfbyte_checkpoint::{StoredLinear, StoredWeight};
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
+
+/// Rows of a gate that lie together, before as many of what it lets through.
+const EIGHT: usize = 8;
 
 /// Lanes at most.
 const MOST_LANES: usize = 6;
@@ -146,6 +149,39 @@ impl LoadDevice for Loading<'_> {
         let projection = Projection::of(parts);
         self.kernels.want(self.cuda, &projection, self.activations);
         Ok(projection)
+    }
+
+    fn gated(&mut self, layers: [&StoredLinear<'_>; 2], act: Act) -> Result<Option<Projection>> {
+        let [Some(gate), Some(up)] = layers.map(codes) else { return Ok(None) };
+        let shape = [gate.n() + up.n(), gate.k()];
+        let format = Format { weight: gate.format(), act };
+        let alike = gate.continues(up) && gate.n() == up.n() && gate.n().is_multiple_of(EIGHT);
+        let in_order = gate.group_index().is_none();
+        let caps = self.cuda.gpu().caps();
+        if !alike || !in_order || Grouped::supports(&caps, format, self.activations, shape).is_err() {
+            return Ok(None);
+        }
+        let Ok(packed) = self.packer.pack_gated(gate, up, act) else { return Ok(None) };
+        let linear = Linear::of_packed(self.cuda, packed);
+        let [of_gate, of_up] = layers.map(|layer| &layer.bias);
+        let linear = match (of_gate, of_up) {
+            (None, None) => linear,
+            (of_gate, of_up) => {
+                let zeros = vec![0.0; gate.n()];
+                let [gates, ups] = [of_gate, of_up].map(|bias| bias.as_ref().unwrap_or(&zeros).chunks_exact(EIGHT));
+                linear.with_bias(gates.zip(ups).flat_map(|(gate, up)| [gate, up].concat()).collect())?
+            }
+        };
+        Ok(Some(Projection::of(vec![linear])))
+    }
+
+    fn agree(&self, all: &[FeedForward<OnCuda>]) -> bool {
+        let of = |mlp: &FeedForward<OnCuda>| mlp.up.single().map(|(w, _)| (w.is_gated(), w.format(), w.shape()));
+        let down = |mlp: &FeedForward<OnCuda>| mlp.down.single().map(|(w, _)| (w.layout(), w.format(), w.in_order()));
+        let is_gated = |mlp: &FeedForward<OnCuda>| of(mlp).is_some_and(|(gated, ..)| gated);
+        let Some(first) = all.iter().find(|mlp| is_gated(mlp)) else { return true };
+        all.iter().all(|mlp| of(mlp) == of(first) && down(mlp) == down(first))
+            && experts::layer(self.cuda, all, 1, self.activations).is_ok_and(|layer| layer.is_some())
     }
 
     fn random(&mut self, floats: &RandomFloats, bias: Option<Vec<f32>>) -> Result<Projection> {

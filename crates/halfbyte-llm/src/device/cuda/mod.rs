@@ -21,11 +21,10 @@ use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
 use crate::load::Loader;
 use crate::shard::Shard;
-use experts::FewRows;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, Dense, ExpertWeights, PersistentPlan};
+use halfbyte::cuda::nn::{self, Dense, ExpertLayer, PersistentPlan};
 use halfbyte::kernel::KvType;
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
@@ -78,8 +77,8 @@ pub(crate) struct CudaModel {
     decoder: Decoder<OnCuda>,
     /// What all layers of a step of one token are computed by; None: kernel by kernel.
     persistent: Option<PersistentPlan>,
-    /// Of each mixture of experts, in order.
-    few_rows: Vec<FewRows>,
+    /// Of each mixture, in order, all experts together; None: they are multiplied one by one.
+    expert_layers: Vec<Option<ExpertLayer>>,
     times: LoadTimes,
 }
 
@@ -122,8 +121,8 @@ impl CudaModel {
             .then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok())
             .flatten();
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
-        let few_rows = experts::few_rows(&cuda, &decoder, activations)?;
-        let model = Self { cuda, activations, kv, fused, no_rope, decoder, persistent, few_rows, times };
+        let expert_layers = experts::layers(&cuda, &decoder, activations)?;
+        let model = Self { cuda, activations, kv, fused, no_rope, decoder, persistent, expert_layers, times };
         // What products are computed by is decided here, and not by the first token.
         model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
         Ok(model)
@@ -191,7 +190,7 @@ impl Resident for CudaModel {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size)));
         }
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
-        instances.extend(self.few_rows.iter().flatten().flatten().map(ExpertWeights::instance));
+        instances.extend(self.instances_of_experts(PREFILL_TOKENS));
         Ok(self.cuda.gpu().prepare(&instances, |done| progress(done, instances.len()))?)
     }
 

@@ -2,7 +2,6 @@
 //!
 //! The stream waits before the first step until the host has put in all of them, so that no kernel waits for its launch.
 
-use super::experts::FEW_CHOICES;
 use super::projection::Projection;
 use super::run::{Rows, Run, State};
 use super::text::CudaText;
@@ -64,16 +63,7 @@ impl Describe<OnCuda> for Run<'_> {
             What::Activate(mlp) => if quantized(Some(&mlp.down)) { "gate_quantized" } else { "gate" }.to_owned(),
             What::Add => "add".to_owned(),
             What::Experts(experts) => {
-                let mut products = String::new();
-                if let Some(mlp) = experts.experts.first() {
-                    let few = self.model.few_rows.iter().all(Option::is_some) && rows * experts.top_k <= FEW_CHOICES;
-                    let kernel = |by: &Projection| match few {
-                        true => Ok("experts_gemv".to_owned()),
-                        false => by.kernel(self.cuda, 1, self.model.activations),
-                    };
-                    products = format!("{}, gate, {}, ", kernel(&mlp.up)?, kernel(&mlp.down)?);
-                }
-                format!("route, {products}combine_experts")
+                format!("route, {}", self.model.kernels_of_experts(experts, rows)?)
             }
         })
     }

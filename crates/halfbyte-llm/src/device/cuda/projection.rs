@@ -40,6 +40,11 @@ impl Projection {
         Some((part.packed()?, part.bias()))
     }
 
+    /// Whether it is of gates and what they let through, for products with all experts of a layer only.
+    pub(crate) fn is_gated(&self) -> bool {
+        self.single().is_some_and(|(packed, _)| packed.is_gated())
+    }
+
     /// Whether something is added to its outputs.
     pub(crate) fn has_bias(&self) -> bool {
         self.parts.iter().any(|part| part.bias().is_some())
@@ -65,7 +70,7 @@ impl Projection {
     /// What its quantised parts are computed by, with x of a type: each part's shape and plans.
     pub(crate) fn plans(&self, cuda: &Cuda, x: Float) -> Result<Vec<(Problem, Arc<Plans>)>> {
         let mut plans = Vec::new();
-        for part in &self.parts {
+        for part in self.parts.iter().filter(|_| !self.is_gated()) {
             if let Some(of_part) = part.plans(cuda, x, Float::F32)? {
                 let problem = Problem { format: part.format(), x, y: Float::F32, m: 1, n: part.n(), k: part.k() };
                 plans.push((problem, of_part));

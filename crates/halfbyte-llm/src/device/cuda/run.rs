@@ -151,7 +151,6 @@ impl State {
         let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
         let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
         let forms = model.forms_of_rows(rows).into_iter();
-        let between = Mixture::rows_between(model, rows);
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
         Ok(Self {
             residual: context.allocate(rows * hidden)?,
@@ -159,8 +158,8 @@ impl State {
             update: context.allocate(rows * hidden)?,
             qkv: context.allocate(rows * heads.row())?,
             attended: floats(heads.heads * heads.head_size)?,
-            up: context.allocate(between * 2 * inner)?,
-            inner: FloatBuffer::allocate(gpu, model.activations, between * inner)?,
+            up: context.allocate(rows * 2 * inner)?,
+            inner: floats(inner)?,
             codes: forms.map(|form| QuantizedRows::allocate(gpu, form)).collect::<halfbyte::Result<_>>()?,
             part: context.allocate(rows * part)?,
             mixture: Mixture::of(model, cuda, rows)?,
@@ -171,9 +170,9 @@ impl State {
         })
     }
 
-    /// Whether a step of so many rows asks the host for something, so that it cannot be recorded.
-    pub(super) fn asks_host(&self, rows: usize) -> bool {
-        self.mixture.as_ref().is_some_and(|mixture| mixture.asks_host(rows))
+    /// Whether a step asks the host for something, so that it cannot be recorded.
+    pub(super) fn asks_host(&self) -> bool {
+        self.mixture.as_ref().is_some_and(Mixture::asks_host)
     }
 
     /// From tokens to normed vectors in `normed`, of all rows or of the last one of each text.

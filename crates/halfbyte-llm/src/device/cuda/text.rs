@@ -97,7 +97,7 @@ impl<'m> CudaText<'m> {
         let longest = self.longest_of_step();
         let Self { model, cuda, recordings, state, next, logits, .. } = self;
         // What the host is asked for within a step cannot be recorded.
-        let asks_host = state.asks_host(1);
+        let asks_host = state.asks_host();
         let mut step = || {
             state.step(model, cuda, next.rows(1, longest))?;
             state.head(model, cuda, 0..1, logits)?;

@@ -236,7 +236,7 @@ impl Texts for CudaTexts<'_> {
                 chunks: &chunks,
             }),
         };
-        let asks_host = state.asks_host(rows_of_step.tokens.len());
+        let asks_host = state.asks_host();
         let mut step = || {
             state.layers(model, cuda, rows_of_step, false)?;
             state.head(model, cuda, 0..texts, logits)?;

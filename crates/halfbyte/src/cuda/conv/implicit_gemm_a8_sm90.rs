@@ -302,7 +302,7 @@ impl ImplicitGemm for Codes {
         let (addresses, pixels) = ([images.terms.pointer(), *y, *bias, *workspace], shape.output_pixels());
         let of_x = self.of_group();
         ConvArguments {
-            product: Flat(wna8_sm90::Arguments::new(w, schedule, addresses, (pixels, config.tokens), &of_x)),
+            product: Flat(wna8_sm90::Arguments::new((*w).into(), schedule, addresses, (pixels, config.tokens), &of_x)),
             windows: Windows::new(shape, shape.geometry().channels()),
         }
     }

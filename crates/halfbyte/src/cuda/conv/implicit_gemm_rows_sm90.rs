@@ -149,7 +149,7 @@ impl ImplicitGemm for RowsOfWindows {
     fn arguments(&self, part: &Part<'_>, (config, schedule): &Tiling) -> ConvArguments {
         let pixels = self.inner.output_pixels();
         ConvArguments {
-            product: Flat(wna16_sm90::Arguments::new(part.w, schedule, part.addresses, pixels, config.tokens)),
+            product: Flat(wna16_sm90::Arguments::new(part.w.into(), schedule, part.addresses, pixels, config.tokens)),
             windows: Windows::new(&self.inner, self.rows.columns),
         }
     }

@@ -208,7 +208,7 @@ impl ImplicitGemm for Pixels {
     fn arguments(&self, part: &Part<'_>, (config, schedule): &Tiling) -> ConvArguments {
         let pixels = self.shape.output_pixels();
         ConvArguments {
-            product: Flat(wna16_sm90::Arguments::new(part.w, schedule, part.addresses, pixels, config.tokens)),
+            product: Flat(wna16_sm90::Arguments::new(part.w.into(), schedule, part.addresses, pixels, config.tokens)),
             windows: Windows::new(&self.shape, self.shape.geometry().channels()),
         }
     }

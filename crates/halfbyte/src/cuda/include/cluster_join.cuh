@@ -37,8 +37,8 @@ DEV void join_sets(float (&sum)[STRIPS][NT / 2], u32 base, int set, int wg, int 
 // sends its sums of it; `full` there counts the bytes.  Sums are added in the order of k.
 constexpr int SLOTS = (BLOCKS_OF_8 + SPLIT - 1) / SPLIT;
 DEV int parts_of_rank(int rank) { return (BLOCKS_OF_8 - rank + SPLIT - 1) / SPLIT; }
-DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Given& g, u32 exchange, u32 full, int n_tile, int m0,
-                        int rank, int set, int wg, int warp4, int lane) {
+DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Given& g, u32 exchange, u32 full, int n_tile,
+                        const Place& at, int rank, int set, int wg, int warp4, int lane) {
   if (set == 0) {
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
@@ -64,6 +64,6 @@ DEV void reduce_cluster(const float (&sum)[STRIPS][NT / 2], const Given& g, u32 
       v.w += __uint_as_float(q[3]);
     }
     const int e = slot * SPLIT + rank, i = e % (NT / 8), n0 = n_tile + e / (NT / 8) * 16;
-    if ((n0 >> 6) * 64 < g.n) store_block(v, row_terms(g, n0, lane), g, n0, m0 + 8 * i, lane);
+    if ((n0 >> 6) * 64 < g.n) store_block(v, row_terms(g, at, n0, lane), g, n0, at.token + 8 * i, at.end, lane);
   }
 }

@@ -23,7 +23,7 @@ struct Feed {
   int strips, half;
   const u8* x;
   int rows_left, k_left;  // of this thread's first piece of x, and what is left from there
-  __device__ __forceinline__ void start(const Arguments& g) {
+  __device__ __forceinline__ void start(const Given& g) {
     strips = half = 0;
     rows_left = -NT;
     Schedule sc;
@@ -38,15 +38,15 @@ struct Feed {
     const int all = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = all - 4 * super < 4 ? all - 4 * super : 4;
     strips = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
-    source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
+    source = atoms_of(g, at) + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM;
-    const int t = threadIdx.x, m = at.column * NT + t / 8 % NT,
+    const int t = threadIdx.x, m = at.x + t / 8 % NT,
               column = k * 128 + t / X_PIECES * BOX_K + t % 8 * (16 / X_BYTES);
     x = (const u8*)g.x + ((u64)m * g.pitch + column) * X_BYTES;
     rows_left = g.m - m;
     k_left = g.k - column;
   }
-  __device__ __forceinline__ void next(const Arguments& g) {
+  __device__ __forceinline__ void next(const Given& g) {
     x += STEP * X_BYTES;
     k_left -= STEP;
     if (++half < HALVES) return;
@@ -55,7 +55,7 @@ struct Feed {
     if (++k == kend) start(g);
   }
   // First token of the tile; behind the last stage one that is not there.
-  __device__ __forceinline__ int token(const Arguments& g) const { return g.m - rows_left - (int)threadIdx.x / 8 % NT; }
+  __device__ __forceinline__ int token(const Given& g) const { return g.m - rows_left - (int)threadIdx.x / 8 % NT; }
 };
 // Of the pieces of W of a stage, every THREADS-th one from `first` on.
 DEV void copy_w(const Feed& f, u32 to, int first) {
@@ -78,7 +78,7 @@ DEV void copy_groups(const Feed& f, u32 to) {
   }
 }
 // Of the pieces of x, every THREADS-th one from `first` on; zeros beyond m and k.
-DEV void copy_x(const Arguments& g, const Feed& f, u32 to, int first) {
+DEV void copy_x(const Given& g, const Feed& f, u32 to, int first) {
   const int t = threadIdx.x, token = t / 8 % NT, piece = t % 8, box = first / X_PIECES, more = first % X_PIECES / 8;
   const bool there = more < f.rows_left && (PADDED || box * BOX_K < f.k_left);
   if (BOXES * X_PIECES % THREADS == 0 || first + t < BOXES * X_PIECES)
@@ -97,13 +97,13 @@ struct Ring {
     for (int c = 0; c < COPIES_W; c++) copy_w(feed, w + free * STAGE_W, c * THREADS);
     copy_groups(feed, w + free * STAGE_W);
   }
-  __device__ __forceinline__ void copy_all_x(const Arguments& g) const {
+  __device__ __forceinline__ void copy_all_x(const Given& g) const {
 #pragma unroll
     for (int c = 0; c < COPIES_X; c++) copy_x(g, feed, x + free * STAGE_X, c * THREADS);
     copy_terms(g, feed.k, feed.token(g), w + STAGES * STAGE_W + free * STAGE_TERMS);
   }
   // Part `part` of PARTS; each a few copies.
-  __device__ __forceinline__ void copy(const Arguments& g, int part) const {
+  __device__ __forceinline__ void copy(const Given& g, int part) const {
 #pragma unroll
     for (int c = 0; c < COPIES_W; c++)
       if (c % PARTS == part) copy_w(feed, w + free * STAGE_W, c * THREADS);
@@ -116,21 +116,22 @@ struct Ring {
     }
   }
   // After all parts.
-  __device__ __forceinline__ void close(const Arguments& g) {
+  __device__ __forceinline__ void close(const Given& g) {
     copy_commit();
     feed.next(g);
   }
-  __device__ __forceinline__ void fill(const Arguments& g, u32 base) {
+  __device__ __forceinline__ void fill(const Given& g, u32 base) {
     x = base;
     w = base + STAGES * STAGE_X;
     feed.piece = 0;
+    if constexpr (GROUPED) dependency_wait();  // for the list of columns
     feed.start(g);
 #if __CUDA_ARCH__ >= 900
     // W depends on no kernel before this one: it is copied while they end.
     const Feed first = feed;
 #pragma unroll 1
     for (free = 0; free < STAGES - 1; free++, feed.next(g)) copy_all_w();
-    dependency_wait();
+    if constexpr (!GROUPED) dependency_wait();
     feed = first;
 #pragma unroll 1
     for (free = 0; free < STAGES - 1; free++) {

@@ -3,36 +3,24 @@
 // After the header of a kernel's configuration.
 #pragma once
 #include "decode_codes.cuh"
+#include "output_function.cuh"
 #include "stream_k_schedule.cuh"
 
-DEV float activate(float v) {
-  if constexpr (ACTIVATION == 1)
-    return v < HB_LOW ? HB_LOW : v > HB_HIGH ? HB_HIGH : v;
-  else if constexpr (ACTIVATION == 2)
-    return 0.5f * v * (1.f + erff(v * 0.7071067812f));
-  else if constexpr (ACTIVATION == 3) {
-    const float u = 0.7978845608f * (v + 0.044715f * v * v * v);
-    return 0.5f * v * (1.f + tanhf(u));
-  } else if constexpr (ACTIVATION == 4)
-    return v / (1.f + __expf(-v));
-  else
-    return v;
-}
 // What a lane's rows R and R+8 are multiplied with, and what is added.
 struct RowTerms {
   float s, s8, b, b8;
 };
-DEV RowTerms row_terms(const Given& g, int n0, int lane) {
+DEV RowTerms row_terms(const Given& g, const Place& at, int n0, int lane) {
   RowTerms r = {1.f, 1.f, 0.f, 0.f};
   if constexpr (SUM_GROUP == 0) {
-    const u32 s = __ldg((const u32*)(g.rows_of_scales + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
+    const u32 s = __ldg((const u32*)(rows_of_scales(g, at) + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
     r.s = low(s);
     r.s8 = high(s);
   }
-  if (g.bias != nullptr) {
+  if (const float* bias = bias_of(g, at)) {
     const int n = n0 + (lane >> 2);
-    r.b = n < g.n ? g.bias[n] : 0.f;
-    r.b8 = n + 8 < g.n ? g.bias[n + 8] : 0.f;
+    r.b = n < g.n ? bias[n] : 0.f;
+    r.b8 = n + 8 < g.n ? bias[n + 8] : 0.f;
   }
   return r;
 }
@@ -45,8 +33,29 @@ DEV Pairs outputs(float4 v, const RowTerms& r) {
   return {out_pair(activate(fmaf(v.x, r.s, r.b)), activate(fmaf(v.y, r.s, r.b))),
           out_pair(activate(fmaf(v.z, r.s8, r.b8)), activate(fmaf(v.w, r.s8, r.b8)))};
 }
-// Stores 16 rows x 8 tokens of a warp: two rows of one token a lane.
-DEV void store_block(float4 v, const RowTerms& r, const Given& g, int n0, int m0, int lane) {
+// Of gates and others: outputs of two tokens.
+DEV u32 gated_outputs(float4 v, const RowTerms& r) {
+  return out_pair(gated(fmaf(v.x, r.s, r.b), fmaf(v.z, r.s8, r.b8)), gated(fmaf(v.y, r.s, r.b), fmaf(v.w, r.s8, r.b8)));
+}
+// The same as store_block of 8 gates and 8 others.
+DEV void store_gated(float4 v, const RowTerms& r, const Given& g, int n0, int m0, int end, int lane) {
+  if constexpr (OUT == 2) {
+    const int token = m0 + 2 * (lane & 3), n = n0 / 2 + (lane >> 2);
+    const float o[2] = {gated(fmaf(v.x, r.s, r.b), fmaf(v.z, r.s8, r.b8)),
+                        gated(fmaf(v.y, r.s, r.b), fmaf(v.w, r.s8, r.b8))};
+#pragma unroll
+    for (int e = 0; e < 2; e++)
+      if (token + e < end && n < g.pitch_of_y()) ((float*)g.y)[(u64)(token + e) * g.pitch_of_y() + n] = o[e];
+    return;
+  }
+  // A multiple of 8 outputs: the host sees to that.
+  const u32 both = transpose_8x8(gated_outputs(v, r));
+  const int m = m0 + (lane >> 2), n = n0 / 2 + 2 * (lane & 3);
+  if (m < end && n < g.pitch_of_y()) *(u32*)((u16*)g.y + (u64)m * g.pitch_of_y() + n) = both;
+}
+// Stores 16 rows x 8 tokens of a warp, those before `end`: two rows of one token a lane.
+DEV void store_block(float4 v, const RowTerms& r, const Given& g, int n0, int m0, int end, int lane) {
+  if constexpr (GATED) return store_gated(v, r, g, n0, m0, end, lane);
   if constexpr (OUT == 2) {  // 8 rows of a token are 32 bytes
     const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2);
     float* p = (float*)g.y + (u64)token * g.pitch_of_y() + row;
@@ -54,13 +63,13 @@ DEV void store_block(float4 v, const RowTerms& r, const Given& g, int n0, int m0
                         activate(fmaf(v.w, r.s8, r.b8))};
 #pragma unroll
     for (int e = 0; e < 4; e++)
-      if (token + (e & 1) < g.m && row + 4 * (e & 2) < g.n) p[(e & 1) * g.pitch_of_y() + 4 * (e & 2)] = o[e];
+      if (token + (e & 1) < end && row + 4 * (e & 2) < g.n) p[(e & 1) * g.pitch_of_y() + 4 * (e & 2)] = o[e];
     return;
   }
   const Pairs o = outputs(v, r);
   const u32 lo = transpose_8x8(o.lo), hi = transpose_8x8(o.hi);  // now: token lane/4, rows 2t, 2t+1 (and + 8)
   const int m = m0 + (lane >> 2), n = n0 + 2 * (lane & 3);
-  if (m >= g.m) return;
+  if (m >= end) return;
   u16* p = (u16*)g.y + (u64)m * g.pitch_of_y() + n;
   if (((g.n | g.pitch_of_y()) & 1) == 0 && n + 9 < g.n) {
     *(u32*)p = lo;
@@ -77,16 +86,39 @@ DEV float4 four(const float* v) { return make_float4(v[0], v[1], v[2], v[3]); }
 // A warpgroup's sums of a whole tile.  n0: first row of the warp;  t: thread of the warpgroup.
 // With many tokens they go through shared memory (64 rows x STAGED tokens, 128 bytes a token, 16-byte pieces XORed with
 // the token), so that 64 rows of a token are stored as one line.
-DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, int n0, int m0, u32 staging, int wg, int t) {
+DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, const Place& at, int n0, u32 staging, int wg,
+                    int t) {
   const int lane = t & 31, warp4 = t >> 5;
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     const int strip = (n0 >> 6) + p;
     if (strip * 64 >= g.n) break;  // the last tile may have fewer strips
-    const RowTerms r = row_terms(g, n0 + 64 * p, lane);
+    const RowTerms r = row_terms(g, at, n0 + 64 * p, lane);
     if constexpr (STAGED == 0) {
 #pragma unroll
-      for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, m0 + 8 * i, lane);
+      for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, at.token + 8 * i, at.end, lane);
+    } else if constexpr (GATED) {
+      static_assert(STAGED % 32 == 0, "four matrices of 8 tokens");
+      const u32 base = staging + wg * (STAGED * 128), to = base + lane * 128 + ((warp4 ^ (lane & 7)) << 4);
+#pragma unroll
+      for (int first = 0; first < NT; first += STAGED) {
+        barrier_sync(1 + wg, 128);  // the buffer is free
+#pragma unroll
+        for (int i = 0; i < STAGED / 32; i++) {
+          const float* v = sum[p] + (first + 32 * i) / 2;
+          store_matrices(to + i * 4096, gated_outputs(four(v), r), gated_outputs(four(v + 4), r),
+                         gated_outputs(four(v + 8), r), gated_outputs(four(v + 12), r));
+        }
+        barrier_sync(1 + wg, 128);
+#pragma unroll
+        for (int i = 0; i < STAGED / 32; i++) {
+          const int m = 32 * i + (t >> 2), c = t & 3, n = strip * 32 + 8 * c;
+          u32 v[4];
+          load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
+          if (at.token + first + m >= at.end || n >= g.pitch_of_y()) continue;
+          *(uint4*)((u16*)g.y + (u64)(at.token + first + m) * g.pitch_of_y() + n) = make_uint4(v[0], v[1], v[2], v[3]);
+        }
+      }
     } else {
       const u32 base = staging + wg * (STAGED * 128);
       const int token = (lane & 7) + ((lane >> 4) << 3);  // this lane's row of the four matrices of stmatrix
@@ -106,8 +138,8 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, int n0, 
           const int m = 16 * i + (t >> 3), c = t & 7, n = strip * 64 + 8 * c;
           u32 v[4];
           load_shared(v, base + m * 128 + ((c ^ (m & 7)) << 4));
-          if (m0 + first + m >= g.m) continue;
-          u16* y = (u16*)g.y + (u64)(m0 + first + m) * g.pitch_of_y() + n;
+          if (at.token + first + m >= at.end) continue;
+          u16* y = (u16*)g.y + (u64)(at.token + first + m) * g.pitch_of_y() + n;
           if (((g.n | g.pitch_of_y()) & 7) == 0 && n < g.n)
             *(uint4*)y = make_uint4(v[0], v[1], v[2], v[3]);
           else
@@ -127,12 +159,13 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, int n0, 
 DEV bool join_parts(float (&sum)[STRIPS][NT / 2], const Given& g, const Schedule& sc, int wg, int t, u32 flag) {
   constexpr bool HOLD = NT * STRIPS <= 64;  // few enough registers to keep the own part
   constexpr int PART = SET_WARPS * STRIPS * 4 * NT;  // float4 a block
-  const int ct = sc.tile - g.first, b0 = Schedule::owner(g, ct * g.steps),
-            b1 = Schedule::owner(g, ct * g.steps + g.steps - 1), others = b1 - b0;
+  const Cuts cuts = cuts_of(g);
+  const int ct = sc.tile - cuts.first, b0 = Schedule::owner(cuts, ct * g.steps),
+            b1 = Schedule::owner(cuts, ct * g.steps + g.steps - 1), others = b1 - b0;
   u32* counter = g.counters + ct * (SET_WARPS / 4) + wg;
   // A worker has two slots, for the first and the last tile of its range; only worker b0 can have begun before this
   // tile.
-  const int first = 2 * b0 + (Schedule::cut(g, b0) < ct * g.steps);
+  const int first = 2 * b0 + (Schedule::cut(cuts, b0) < ct * g.steps);
   auto slot = [&](int b) {
     return (float4*)g.parts + (u64)(b == b0 ? first : 2 * b) * PART + wg * (STRIPS * 16 * NT) + t;
   };

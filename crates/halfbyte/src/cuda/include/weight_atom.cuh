@@ -42,6 +42,13 @@ constexpr int OUT = HB_OUT;  // type of y: 0 fp16, 1 bf16, 2 fp32
 constexpr int GROUP = HB_GROUP;  // 32, 64, 128; 0: one scale a row
 constexpr bool ZERO = HB_ZERO;  // integer zero points
 constexpr int ACTIVATION = HB_ACTIVATION;  // 0 none, 1 clamp to HB_LOW .. HB_HIGH, 2 GELU, 3 GELU (tanh), 4 SiLU
+// Of each 16 rows the first 8 are gates of the others: an output for both, activation(gate) * other. Instead of an
+// activation 5: gate * sigmoid(HB_LOW * gate) * (other + 1), of a gate and another that HB_HIGH bounds.
+#ifdef HB_GATED
+constexpr bool GATED = HB_GATED;
+#else
+constexpr bool GATED = false;
+#endif
 
 #ifdef HB_FACTORS
 constexpr bool FACTORS = HB_FACTORS;  // scales on two levels

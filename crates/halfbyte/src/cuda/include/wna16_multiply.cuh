@@ -46,9 +46,9 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
     else
       return zeros_symmetric();
   }
-  __device__ __forceinline__ Zeros row_zeros(const Arguments& g, int strip) const {
+  __device__ __forceinline__ Zeros row_zeros(const u8* rows_of_scales, int strip) const {
     if constexpr (ZERO)
-      return zeros_of(__ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2)));
+      return zeros_of(__ldg((const u16*)(rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2)));
     else
       return zeros_symmetric();
   }

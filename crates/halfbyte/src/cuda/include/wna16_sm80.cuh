@@ -1,5 +1,6 @@
 // What a configuration of the wNa16 GEMM from sm_80 on is made of, and what it is given.
 #pragma once
+#include "grouped.cuh"
 #include "weight_atom.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of
@@ -55,7 +56,12 @@ struct Arguments {
   int waves, workers, sharers;  // rounds of whole tiles; grid; workers that share the cut tiles
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
 };
-typedef Arguments Given;
+
+// With several weights, each with rows of its own: m is all rows of x, and what follows `columns` is not given.
+struct GroupedArguments : Arguments {
+  GroupedOperands grouped;
+};
+typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
 DEV void copy_terms(const Arguments&, int, int, u32) {}

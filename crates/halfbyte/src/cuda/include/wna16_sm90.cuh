@@ -1,5 +1,6 @@
 // What a configuration of the wNa16 GEMM for Hopper is made of, and what it is given.
 #pragma once
+#include "grouped.cuh"
 #include "weight_atom.cuh"
 #include "windows.cuh"
 
@@ -80,7 +81,7 @@ struct Arguments {
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   int padding;  // of this struct
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
 };
 
 // With windows: x is images, and its map one of im2col: boxes of NT pixels x WINDOW channels.
@@ -88,4 +89,8 @@ struct ConvArguments : Arguments {
   Windows windows;
   __device__ __forceinline__ int pitch_of_y() const { return windows.pitch; }  // a convolution may have groups
 };
-typedef Choice<WINDOW != 0, ConvArguments, Arguments>::Type Given;
+// With several weights, each with rows of its own: m is all rows of x, and what follows `columns` is not given.
+struct GroupedArguments : Arguments {
+  GroupedOperands grouped;
+};
+typedef Choice<WINDOW != 0, ConvArguments, Choice<GROUPED, GroupedArguments, Arguments>::Type>::Type Given;

@@ -65,8 +65,8 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
 };
 
 // `left` units with mma.sync.
-DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g,
-                       const int (&strips)[STRIPS], int token) {
+DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Given& g,
+                       const int (&strips)[STRIPS], const Place& at) {
   constexpr int K32 = SUM_GROUP ? SUM_GROUP / 32 : 4;  // steps of a group
   const u32 row =
       c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);  // this lane's row in a swizzled box
@@ -124,7 +124,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   if constexpr (SUM_GROUP == 0)
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
-      promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
+      promote_rows(sum[p], acc[p], bytes[p], g, at, c.warp, c.lane, strips[p], columns, first);
 }
 
 // Products of groups with wgmma: while a group is in the tensor cores, the fragments of the next one are converted.
@@ -263,8 +263,8 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
 }
 
 // `left` units with one scale a row.  Steps of 64 k alternate between two sets of fragments.
-DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Arguments& g,
-                       const int (&strips)[STRIPS], int token) {
+DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool first, const Given& g,
+                       const int (&strips)[STRIPS], const Place& at) {
   int acc[STRIPS][NT / 2];
   u32 a[2][STRIPS][2][4];
   u32 last = 0;
@@ -320,5 +320,5 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
   c.release(last);
 #pragma unroll
   for (int p = 0; p < STRIPS; p++)
-    promote_rows(sum[p], acc[p], bytes[p], g, c.warp, c.lane, strips[p], token, columns, first);
+    promote_rows(sum[p], acc[p], bytes[p], g, at, c.warp, c.lane, strips[p], columns, first);
 }

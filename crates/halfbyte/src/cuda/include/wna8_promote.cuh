@@ -153,14 +153,14 @@ template <int C> DEV void promote_integers(float* sum, int (&acc)[C], const RowG
   for (int i = 0; i < C / 4; i++) promote_block(sum + 4 * i, acc, i, w, token_terms(terms, i, t));
 }
 
-// One scale a row: integers of a piece of k to sums.  first: whether it begins at column 0;  token: of the tile;
+// One scale a row: integers of a piece of k to sums.  first: whether it begins at column 0;  at: the tile;
 // columns: of the piece.
 template <int C>
-DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Arguments& g, int warp, int lane,
-                      int strip, int token, int columns, bool first) {
+DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Given& g, const Place& at, int warp,
+                      int lane, int strip, int columns, bool first) {
   int z = 0, z8 = 0;
   if constexpr (ZERO) {
-    const u32 both = __ldg((const u16*)(g.rows_of_scales + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2));
+    const u32 both = __ldg((const u16*)(rows_of_scales(g, at) + (u64)strip * ROW_BLOCK + 128) + warp * 8 + (lane >> 2));
     z = (int)(both & 255) * BYTE_OF_ZERO;
     z8 = (int)(both >> 8) * BYTE_OF_ZERO;
   }
@@ -174,19 +174,19 @@ DEV void promote_rows(float* sum, const int (&acc)[C], ByteSums bytes, const Arg
   for (int i = 0; i < C / 4; i++)
 #pragma unroll
     for (int e = 0; e < 2; e++) {
-      const int m = token + 8 * i + 2 * (lane & 3) + e, at = m < g.m ? m : 0;
-      const float sx = load_l2(g.terms + at) * UNIT;
+      const int m = at.x + 8 * i + 2 * (lane & 3) + e, row = m < g.m ? m : 0;
+      const float sx = load_l2(g.terms + row) * UNIT;
       int v = acc[4 * i + e], v8 = acc[4 * i + 2 + e];
       if constexpr (ZERO)
         if (first) {
-          const int x = (int)load_l2(g.terms + g.m_pitch + at);
+          const int x = (int)load_l2(g.terms + g.m_pitch + row);
           v -= z * x;
           v8 -= z8 * x;
         }
       sum[4 * i + e] = (float)v * sx;
       sum[4 * i + 2 + e] = (float)v8 * sx;
       if constexpr (OFFSET) {
-        const float ox = load_l2(g.terms + (u64)(1 + ZERO) * g.m_pitch + at) * UNIT;
+        const float ox = load_l2(g.terms + (u64)(1 + ZERO) * g.m_pitch + row) * UNIT;
         sum[4 * i + e] = fmaf(ox, rows, sum[4 * i + e]);
         sum[4 * i + 2 + e] = fmaf(ox, rows8, sum[4 * i + 2 + e]);
       }

@@ -1,6 +1,7 @@
 // What a configuration of the wNa8 GEMM from sm_80 on is made of, and what it is given.
 #pragma once
 #include "ampere.cuh"
+#include "grouped.cuh"
 #include "weight_atom.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of
@@ -59,9 +60,14 @@ struct Arguments {
   int groups, m_pitch;  // of x; from group and term to the next
   int padding;  // of this struct
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
 };
-typedef Arguments Given;
+
+// With several weights, each with rows of its own: m is all rows of x, and what follows `columns` is not given.
+struct GroupedArguments : Arguments {
+  GroupedOperands grouped;
+};
+typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
 
 // The terms of a unit and the tokens of a tile: [group][term][NT], four tokens a piece.  Those of tokens that are not
 // there stay as they are.

@@ -1,5 +1,6 @@
 // What a configuration of the wNa8 GEMM for Hopper is made of, and what it is given.
 #pragma once
+#include "grouped.cuh"
 #include "weight_atom.cuh"
 #include "windows.cuh"
 
@@ -86,7 +87,7 @@ struct Arguments {
   int groups;  // of x
   int padding;  // of this struct
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
 };
 
 // With windows: x is images; its map, and one of the terms [pixels][groups][4], are of im2col.
@@ -94,4 +95,8 @@ struct ConvArguments : Arguments {
   Windows windows;
   __device__ __forceinline__ int pitch_of_y() const { return windows.pitch; }  // a convolution may have groups
 };
-typedef Choice<WINDOW != 0, ConvArguments, Arguments>::Type Given;
+// With several weights, each with rows of its own: m is all rows of x, and what follows `columns` is not given.
+struct GroupedArguments : Arguments {
+  GroupedOperands grouped;
+};
+typedef Choice<WINDOW != 0, ConvArguments, Choice<GROUPED, GroupedArguments, Arguments>::Type>::Type Given;

@@ -14,8 +14,9 @@ mod operands;
 
 pub(super) use chosen::Products;
 pub(super) use operands::{Operands, X};
-pub(in crate::cuda) use operands::{Output, Weight};
+pub(in crate::cuda) use operands::{Output, Placed, Weight};
 
+use super::grouped::GroupedOperands;
 use super::kernel::{Answer, Configuration, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna16::{self, Weights};
@@ -49,6 +50,8 @@ pub(super) trait Gemm: Sized + 'static {
     type Config: Tile;
     /// The first parameter.
     type Arguments: Parameters;
+    /// The same with several weights.
+    type Grouped: Parameters;
 
     /// The form of a problem, or why there is none.
     fn form(problem: &Problem) -> Answer<Form>;
@@ -68,6 +71,12 @@ pub(super) trait Gemm: Sized + 'static {
     /// Every configuration that some shape on some device takes.
     fn every_config(form: &Form) -> Vec<Self::Config>;
 
+    /// The configuration for so many rows a weight where there are several weights, and blocks at once. It takes no clusters.
+    fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Self::Config, usize);
+
+    /// The parameters of a launch with several weights.
+    fn grouped(product: Self::Arguments, grouped: GroupedOperands) -> Self::Grouped;
+
     /// What a weight keeps prepared for it.
     fn products(w: &Weights) -> &Products<Self>;
 
@@ -77,7 +86,7 @@ pub(super) trait Gemm: Sized + 'static {
     }
 
     /// The parameters of a launch.
-    fn arguments(w: &Weights, config: Self::Config, schedule: &Schedule, operands: &Operands<'_>) -> Self::Arguments;
+    fn arguments(w: Placed, config: Self::Config, schedule: &Schedule, operands: &Operands<'_>) -> Self::Arguments;
 }
 
 /// A configuration of each kernel may be asked for.

@@ -20,6 +20,7 @@ pub mod dequantize_cublaslt;
 pub(in crate::cuda) mod finish;
 mod gather;
 mod gemm;
+pub(in crate::cuda) mod grouped;
 mod kernel;
 mod pack;
 mod plans;
@@ -38,6 +39,7 @@ pub mod wna8_sm80;
 #[doc(hidden)]
 pub mod wna8_sm90;
 
+pub use grouped::{Grouped, GroupedCall};
 pub use kernel::{Configuration, Kernel};
 pub use pack::Packer;
 pub use plans::{Plan, Plans};
@@ -116,6 +118,11 @@ impl Packed {
             Packed::Plain(_) => true,
             Packed::Wna16(w) => w.order() == 0,
         }
+    }
+
+    /// Whether it is of gates and what they let through, as [`Packer::pack_gated`] leaves them: for [`Grouped`] products only.
+    pub fn is_gated(&self) -> bool {
+        matches!(self, Packed::Wna16(w) if w.is_gated())
     }
 
     /// Name of its layout.
@@ -337,6 +344,9 @@ fn serving(kernel: &Kernel, gpu: &Gpu, call: &Call<'_>) -> Result<Configuration>
 
 fn check_lengths(call: &Call<'_>) -> Result<()> {
     let ([n, k], m) = (call.w.shape(), call.m);
+    if call.w.is_gated() {
+        return Err(Error::invalid(OP, "weights whose rows are outputs", "gates and others in turn"));
+    }
     let fits = |what: &str, [rows, columns]: [usize; 2], len: usize| {
         if rows.checked_mul(columns) == Some(len) {
             return Ok(());

@@ -61,13 +61,21 @@ struct Params {
   FloatType scale_type;
   ZeroKind zero_kind;
   u32 factors;  // scales on two levels: atoms have factors, with zero points in them
-  u32 padding;  // of this struct
+  u32 gated;  // two parts: 8 rows of the first, 8 of the second, and so on; tops are in rows of a part
 };
 
+constexpr u32 EIGHT = 8;  // rows of a part, in a gated matrix
+
 DEV const Part& part_of(const Params& p, u32 row) {
+  if (p.gated) return p.parts[row / EIGHT % 2];
   u32 i = 0;
   while (i + 1 < p.count && row >= p.parts[i + 1].top) i++;
   return p.parts[i];
+}
+
+// The row of its part that a row of the packed matrix is.
+DEV u32 own_row(const Params& p, const Part& part, u32 row) {
+  return (p.gated ? row / (2 * EIGHT) * EIGHT + row % EIGHT : row) - part.top;
 }
 
 // The codes of a word, the lowest bits first, one a byte.
@@ -125,9 +133,19 @@ template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
   }
 }
 
-// Codes of whole lines of one tensor, from its row and column on; what lies beyond its edges is left as it comes.
-template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 column0, u32 k) {
-  constexpr int PER_WORD = 32 / BITS, WORDS = COLUMNS / PER_WORD, EACH = OUTPUTS * WORDS / THREADS;
+// Codes of whole lines of one tensor, from its row and column on; what lies beyond its edges is left as it comes. All
+// rows of the tile; or, of a gated matrix, every other 8 of them, from the first or (SECOND) the ninth on.
+template <int BITS, bool GATED = false, bool SECOND = false>
+DEV void lines(u32 (&all)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 column0, u32 k) {
+  constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS;
+  constexpr int PER_WORD = 32 / BITS, WORDS = COLUMNS / PER_WORD, EACH = OWN * WORDS / THREADS;
+  struct Rows {
+    u32 (*all)[STRIDE];
+    __device__ __forceinline__ u32 (&operator[](u32 row) const)[STRIDE] {
+      return all[GATED ? row / EIGHT * (2 * EIGHT) + SECOND * EIGHT + row % EIGHT : row];
+    }
+  };
+  const Rows tile = {all};
   const u32 thread = threadIdx.x, rows = part.rows - row0, columns = k - column0;
   const u64 stride = part.stride;
   const auto put = [&](u32 row, u32 word, u32 codes) {
@@ -144,9 +162,10 @@ template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& par
   if (part.kind == BYTES) {
     const u32 row = thread / 32, column = thread % 32 * 4;
     const u8* bytes = static_cast<const u8*>(part.codes) + (row0 + row) * stride + column0 + column;
-    u32 loaded[8];
+    constexpr int LINES = OWN / 8;
+    u32 loaded[LINES];
 #pragma unroll
-    for (int i = 0; i < 8; i++, bytes += 8 * stride) {
+    for (int i = 0; i < LINES; i++, bytes += 8 * stride) {
       loaded[i] = 0;
       if (row + i * 8 >= rows || column >= columns) continue;
       if (k % 4 == 0) {
@@ -157,7 +176,7 @@ template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& par
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8; i++) tile[row + i * 8][thread % 32] = loaded[i] ^ part.flip;
+    for (int i = 0; i < LINES; i++) tile[row + i * 8][thread % 32] = loaded[i] ^ part.flip;
   } else if (part.kind == ALONG) {
     constexpr int ROWS = THREADS / WORDS;
     const u32 row = thread / WORDS, word = thread % WORDS;
@@ -172,7 +191,7 @@ template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& par
     // Columns are whole blocks.
     const u32 row = thread / 32, column = column0 + thread % 32 * 4;
 #pragma unroll 2
-    for (u32 i = row; i < OUTPUTS; i += 8)
+    for (u32 i = row; i < OWN; i += 8)
       tile[i][thread % 32] = i < rows && column < k ? four_of_block(part, row0 + i, column) : 0;
   } else if (part.kind == RANDOM) {
     constexpr int ROWS = THREADS / WORDS;
@@ -181,8 +200,8 @@ template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& par
     for (int i = 0; i < EACH; i++)
       put(row + i * ROWS, word, drawn(part, row0 + row + i * ROWS, column0 / PER_WORD + word));
   } else if (part.kind == DOWN) {
-    constexpr int DOWN_AT_ONCE = THREADS / OUTPUTS;
-    const u32 row = thread % OUTPUTS, word = thread / OUTPUTS;
+    constexpr int DOWN_AT_ONCE = THREADS / OWN;
+    const u32 row = thread % OWN, word = thread / OWN;
     const u32* words = static_cast<const u32*>(part.codes) + (column0 / PER_WORD + word) * stride + row0 + row;
     u32 loaded[EACH];
 #pragma unroll
@@ -200,13 +219,14 @@ template <int BITS> DEV void lines(u32 (&tile)[OUTPUTS][STRIDE], const Part& par
     };
     // A thread has four columns of eight outputs.
     const u32 eight = thread % 8, column = thread / 8 * 4;
+    if (eight >= OWN / 8) return;
     const u32* words = static_cast<const u32*>(part.codes) + (column0 + column) * stride + row0 / 8 + eight;
     u32 loaded[4], even[4], odd[4], bytes[4];
 #pragma unroll
     for (int i = 0; i < 4; i++, words += stride) loaded[i] = eight * 8 < rows && column + i < columns ? *words : 0;
 #pragma unroll
     for (int i = 0; i < 4; i++) even[i] = loaded[i] & 0x0f0f0f0f, odd[i] = loaded[i] >> 4 & 0x0f0f0f0f;
-    u32(*out)[STRIDE] = tile + eight * 8;
+    u32(*out)[STRIDE] = &tile[eight * 8];
     // Nibbles 0, 2, 4, 6 hold outputs 0, 4, 1, 5; the others 2, 6, 3, 7.
     transpose(even, bytes);
     out[0][thread / 8] = bytes[0], out[4][thread / 8] = bytes[1];
@@ -223,8 +243,11 @@ template <int BITS> DEV void fill(u32 (&tile)[OUTPUTS][STRIDE], const Params& p,
             columns = p.k - column0 < COLUMNS ? p.k - column0 : COLUMNS;
   const Part& part = part_of(p, row0);
   u8(*bytes)[STRIDE * 4] = reinterpret_cast<u8(*)[STRIDE * 4]>(tile);
-  const bool whole = !p.order && row0 + rows <= part.top + part.rows;
-  if (whole) {
+  const bool whole = !p.order && (p.gated || row0 + rows <= part.top + part.rows);
+  if (whole && p.gated) {
+    lines<BITS, true, false>(tile, p.parts[0], own_row(p, p.parts[0], row0), column0, p.k);
+    lines<BITS, true, true>(tile, p.parts[1], own_row(p, p.parts[1], row0), column0, p.k);
+  } else if (whole) {
     lines<BITS>(tile, part, row0 - part.top, column0, p.k);
   } else {
     // Neighbouring threads take what is near in the file.
@@ -235,7 +258,7 @@ template <int BITS> DEV void fill(u32 (&tile)[OUTPUTS][STRIDE], const Params& p,
       if (row >= rows || column >= columns) continue;
       const Part& own = part_of(p, row0 + row);
       const u32 from = p.order ? p.order[column0 + column] : column0 + column;
-      bytes[row][column] = u8(code<BITS>(own, row0 + row - own.top, from));
+      bytes[row][column] = u8(code<BITS>(own, own_row(p, own, row0 + row), from));
     }
   }
   if (rows < OUTPUTS || columns < COLUMNS) {
@@ -267,7 +290,7 @@ DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
   Loaded loaded = {0, u16(p.middle), F32, 0.f, false};
   if (row < p.n && group < p.groups && (column < p.k || !p.atom_group)) {
     const Part& part = part_of(p, row);
-    const u32 own = row - part.top;
+    const u32 own = own_row(p, part, row);
     const u64 from = own * part.scale_output + group * part.scale_group;
     loaded.type = part.scale_type;
     if (part.scale_type == F32)
@@ -355,7 +378,7 @@ extern "C" __global__ void wna16_rows(const Params p) {
   if (p.factors) {
     const u32 at = threadIdx.x, row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2);
     const Part& part = part_of(p, row);
-    const float scale = row < p.n ? part.channels[row - part.top] : 0.f;
+    const float scale = row < p.n ? part.channels[own_row(p, part, row)] : 0.f;
     static_cast<u16*>(p.scales)[strip * 64 + at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
     return;
   }

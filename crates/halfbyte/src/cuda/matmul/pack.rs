@@ -15,6 +15,7 @@
 use super::float_type;
 use super::simt::zero_kind;
 use super::staged::{aligned, bytes_of, bytes_of_rows, copy, copy_lines, params_of};
+use super::wna16::Weights;
 use super::{KERNELS, Kernel, Packed};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Launch, Sent, Stream, Uploader};
@@ -26,6 +27,7 @@ use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{self as table, Problem};
 use crate::layout::codes::{self, BlockForm, Codes, NIBBLES, random::words_of_row};
 use crate::layout::cpu_n16::field_bits;
+use crate::layout::cuda_wna16::Atom;
 use crate::layout::places::runs;
 use crate::layout::stored::{StoredTensor, StoredZeros, Strides};
 use crate::tensor::{Float, Floats};
@@ -115,7 +117,7 @@ parameters! {
         scale_type: u32,
         zero_kind: u32,
         factors: u32,
-        padding: u32,
+        gated: u32,
     }
 }
 
@@ -136,9 +138,25 @@ pub(super) struct Whole {
     pub n: usize,
     pub k: usize,
     pub groups: usize,
+    /// Two parts of which rows take turns, eight at a time.
+    pub gated: bool,
 }
 
+/// Rows that lie together in a gated matrix.
+const EIGHT: usize = 8;
+
 impl Whole {
+    /// The parts that some rows lie in: each with its first row there, the first of them in the packed matrix (of a gated one in rows
+    /// of a part), and how many.
+    fn runs(&self, heights: &[usize], rows: Range<usize>) -> Vec<[usize; 4]> {
+        if self.gated {
+            let [first, end] = [rows.start, rows.end].map(|row| row / 2);
+            return (0..heights.len()).map(|part| [part, first, first, end - first]).collect();
+        }
+        let top = |part: usize| rows.start.max(heights[..part].iter().sum());
+        runs(heights, rows.clone()).map(|(part, first, count)| [part, first, top(part), count]).collect()
+    }
+
     /// Error: more rows or columns than kernels count.
     fn checked(self) -> Result<Self> {
         let Self { n, k, .. } = self;
@@ -179,6 +197,21 @@ impl<'a> Packer<'a> {
     /// The same in the layout of a kernel of the caller's choice. Error also: the layout does not hold the numbers.
     pub fn pack_for(&mut self, kernel: &Kernel, parts: &[&StoredTensor<'_>], act: Act) -> Result<Packed> {
         (kernel.pack)(self, whole(parts)?.checked()?, parts, act)
+    }
+
+    /// Packs gates and what they let through for products that multiply the two ([`super::Grouped`]): of each sixteen rows eight are of
+    /// the one, eight of the other.
+    ///
+    /// Errors: tensors that differ in shape, format or group index; outputs that eight does not divide; no such product has a kernel
+    /// for the format; memory is short.
+    pub fn pack_gated(&mut self, gate: &StoredTensor<'_>, up: &StoredTensor<'_>, act: Act) -> Result<Packed> {
+        let (parts, whole) = ([gate, up], whole(&[gate, up])?.checked()?);
+        if gate.n() != up.n() || !gate.n().is_multiple_of(EIGHT) {
+            let expected = "gates, and as many others, a multiple of 8";
+            return Err(Error::invalid(OP, expected, format!("{} and {}", gate.n(), up.n())));
+        }
+        parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
+        Ok(Packed::Wna16(Weights::new(self, Whole { gated: true, ..whole }, &parts, act)?))
     }
 
     /// What the codes of a tensor stand for, `[n, k]`, each rounded to f32 once.
@@ -234,8 +267,8 @@ impl<'a> Packer<'a> {
         let slabs: Vec<Range<usize>> =
             (0..whole.n).step_by(rows).map(|first| first..whole.n.min(first.saturating_add(rows))).collect();
         let slab_bytes = |slab: &Range<usize>| -> usize {
-            let codes = |(part, _, rows): (usize, usize, usize)| aligned(bytes_of_rows(parts[part], rows));
-            runs(&heights, slab.clone()).map(codes).sum()
+            let codes = |[part, .., rows]: [usize; 4]| aligned(bytes_of_rows(parts[part], rows));
+            whole.runs(&heights, slab.clone()).into_iter().map(codes).sum()
         };
         let table_bytes = aligned(parts.len() * size_of::<Part>());
         let params_bytes: usize = parts.iter().flat_map(|part| params_of(part)).map(|(v, _)| aligned(v.len())).sum();
@@ -258,8 +291,7 @@ impl<'a> Packer<'a> {
         for slab in slabs {
             free = first_of_codes;
             let mut table = Vec::with_capacity(parts.len());
-            for (part, first, rows) in runs(&heights, slab.clone()) {
-                let top = slab.start.max(heights[..part].iter().sum());
+            for [part, first, top, rows] in whole.runs(&heights, slab.clone()) {
                 table.push(self.part(&mut staging, &mut free, parts[part], [top, first, rows], params[part])?);
             }
             let bytes: &[u8] = cast_slice(&table);
@@ -382,7 +414,7 @@ impl<'a> Packer<'a> {
 
     /// Puts the kernels for a slab into the stream.
     fn launch(&self, whole: Whole, slab: Range<usize>, table: &[Part], parts: u64, target: &Target) -> Result<()> {
-        let Whole { format, n, k, groups } = whole;
+        let Whole { format, n, k, groups, gated } = whole;
         let mut params = Params {
             parts,
             order: 0,
@@ -400,7 +432,7 @@ impl<'a> Packer<'a> {
             scale_type: float_type(format.scale),
             zero_kind: zero_kind(format.zero),
             factors: 0,
-            padding: 0,
+            gated: gated.into(),
         };
         let strips = slab.len().div_ceil(OUTPUTS);
         let tiles = strips * k.div_ceil(128);
@@ -448,5 +480,5 @@ fn whole(parts: &[&StoredTensor<'_>]) -> Result<Whole> {
     }
     let n = parts.iter().try_fold(0usize, |n, part| n.checked_add(part.n()));
     let n = n.ok_or_else(|| Error::invalid(OP, "rows that fit memory", "more"))?;
-    Ok(Whole { format: first.format(), n, k: first.k(), groups: first.groups() })
+    Ok(Whole { format: first.format(), n, k: first.k(), groups: first.groups(), gated: false })
 }

@@ -194,7 +194,7 @@ pub struct Weights {
 
 impl Weights {
     fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
-        let Whole { format, n, k, groups } = whole;
+        let Whole { format, n, k, groups, .. } = whole;
         let too_large = || Error::invalid("pack", "a matrix that fits memory", format!("{n} × {k}"));
         let sized = |count: usize| count.checked_mul(n).ok_or_else(too_large);
         let params = sized(groups)?;

@@ -63,6 +63,8 @@ pub struct Weights {
     atoms: Buffer<u8>,
     rows: Buffer<u8>,
     order: Option<Buffer<u32>>,
+    /// Rows of gates and of what they let through take turns.
+    gated: bool,
     /// Choices for all numbers of rows.
     pub(super) plans: KeptPlans,
     /// What kernels keep prepared.
@@ -71,7 +73,7 @@ pub struct Weights {
 
 impl Weights {
     pub(super) fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
-        let Whole { format, n, k, .. } = whole;
+        let Whole { format, n, k, gated, .. } = whole;
         let atom = Atom::of_levels(format, k)?;
         parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
         let order = parts.first().and_then(|part| part.group_index()).map(order_of);
@@ -84,6 +86,7 @@ impl Weights {
             atoms: packer.allocate(atom.bytes_of([n, k])?)?,
             rows: packer.allocate(atom.bytes_of_rows(n))?,
             order: order.map(|order| packer.upload(&order)).transpose()?,
+            gated,
             plans: Default::default(),
             products: Default::default(),
         };
@@ -114,6 +117,11 @@ impl Weights {
 
     pub(super) fn format(&self) -> Format {
         Format { weight: self.format, act: self.act }
+    }
+
+    /// Whether rows of gates and of what they let through take turns, as [`Packer::pack_gated`] leaves them.
+    pub(super) fn is_gated(&self) -> bool {
+        self.gated
     }
 
     /// The form of its atoms.

@@ -33,7 +33,7 @@ DEV void multiply_step(float (&sum)[STRIPS][NT / 2], const u32 (&a)[STRIPS][4], 
     for (int p = 0; p < STRIPS; p++) mma_sync<BF16>(sum[p] + 4 * n, a[p], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
 }
 // `left` units of 128 k, where a group is a unit or a row; sum = the result.
-DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left,
+DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left,
                   const Zeros (&row_zeros)[STRIPS]) {
   float acc[STRIPS][NT / 2];  // sums of a group
   u32 q[STRIPS][WORDS_A_STAGE], s[STRIPS];
@@ -92,7 +92,7 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 
 // The same for groups of 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and zero
 // points.
-DEV void multiply_short(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left) {
+DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left) {
   constexpr int OF_GROUP = GROUP == 64 ? 2 : 1;  // times 32 k
   float acc[STRIPS][NT / 2];
   u32 q[STRIPS][2 * WORDS], s[STRIPS];
@@ -149,7 +149,7 @@ DEV void multiply_short(Ring& r, const Arguments& g, const Warp& warp, float (&s
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const __grid_constant__ Arguments g) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const __grid_constant__ Given g) {
   extern __shared__ __align__(1024) u8 shared[];
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0),
             lane = threadIdx.x & 31;  // the shuffle tells the compiler: uniform
@@ -162,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
   Schedule sc = Schedule::make(g);
   while (sc.next(g)) {
     const Place at = place(g, sc.tile);
-    const int strip = at.row * TILE_STRIPS + wg * STRIPS, n0 = strip * 64 + warp4 * 16, m0 = at.column * NT;
+    const int strip = at.row * TILE_STRIPS + wg * STRIPS, n0 = strip * 64 + warp4 * 16;
     Zeros row_zeros[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
       if constexpr (GROUP == 0 && ZERO)
         if ((strip + p) * 64 < g.n)
           row_zeros[p] = zeros_of(
-              __ldg((const u16*)(g.rows_of_scales + (u64)(strip + p) * ROW_BLOCK + 128) + warp4 * 8 + (lane >> 2)));
+              __ldg((const u16*)(rows_of_scales(g, at) + (u64)(strip + p) * ROW_BLOCK + 128) + warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
     if constexpr (GROUP == 32 || GROUP == 64)
@@ -179,6 +179,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
       multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);
     const bool whole = sc.k == 0 && sc.kend == g.steps;
     if (whole || join_parts(sum, g, sc, wg, threadIdx.x & 127, base + FLAGS))
-      store_tile(sum, g, n0, m0, base + STAGING, wg, threadIdx.x & 127);
+      store_tile(sum, g, at, n0, base + STAGING, wg, threadIdx.x & 127);
   }
 }

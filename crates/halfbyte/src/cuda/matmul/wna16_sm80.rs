@@ -6,7 +6,8 @@
 
 pub mod config;
 
-use super::gemm::{self, Choice, Gemm, Operands, Products};
+use super::gemm::{self, Choice, Gemm, Operands, Placed, Products};
+use super::grouped::{self, GroupedOperands};
 use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
@@ -19,8 +20,11 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use config::Config;
 
-static SOURCE: Source =
-    Source { path: "matmul/wna16_sm80.cu", text: include_str!("wna16_sm80.cu"), parameters: &[Arguments::LAYOUT] };
+static SOURCE: Source = Source {
+    path: "matmul/wna16_sm80.cu",
+    text: include_str!("wna16_sm80.cu"),
+    parameters: &[Arguments::LAYOUT, GroupedArguments::LAYOUT],
+};
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm80>(
     "mma.sync on weights converted in registers, copies by cp.async",
@@ -62,7 +66,14 @@ fn instances() -> Vec<Instance> {
     let least = every_device().take(1);
     let few = least.flat_map(|caps| others.map(|(atom, types, act)| instances_on(&caps, atom, types, act)));
 
-    let mut all: Vec<_> = all.chain(few.flatten()).collect();
+    let forms = [
+        Form::floats(atom, Float::F16),
+        Form::floats(Atom { bits: 8, zero: true, group: 32, ..atom }, Float::F32),
+        Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F16),
+    ];
+    let grouped = every_device().take(1).flat_map(|caps| grouped::samples::<Wna16Sm80>(&caps, &forms));
+
+    let mut all: Vec<_> = all.chain(few.flatten()).chain(grouped).collect();
     all.sort_by_cached_key(Instance::to_string);
     all.dedup_by_key(|instance| instance.to_string());
     all
@@ -79,6 +90,7 @@ impl Gemm for Wna16Sm80 {
     const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
     type Config = Config;
     type Arguments = Arguments;
+    type Grouped = GroupedArguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
         match problem.x {
@@ -110,16 +122,25 @@ impl Gemm for Wna16Sm80 {
         every_device().flat_map(|caps| config::all(form.atom, form.out, &caps)).collect()
     }
 
+    fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
+        let config = config::config(form.atom, shape, form.out, caps);
+        (config, config.workers(form.atom, form.out, caps))
+    }
+
+    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
+        GroupedArguments { product: Flat(product), grouped }
+    }
+
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna16_sm80
     }
 
-    fn arguments(w: &Weights, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
+    fn arguments(w: Placed, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
         let Operands { m, k, pitch, y, bias, workspace, .. } = *operands;
         Arguments {
-            weight: Flat(w.into()),
+            weight: Flat(w.at),
             x: operands.x_at(),
-            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape()[0])),
+            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape[0])),
             k: k as i32,
             pitch: pitch as i32,
             cuts: Flat((*schedule).into()),
@@ -128,6 +149,12 @@ impl Gemm for Wna16Sm80 {
 }
 
 parameters! {
+    /// `GroupedArguments` of the source.
+    pub(super) struct GroupedArguments {
+        product: Flat<Arguments>,
+        grouped: GroupedOperands,
+    }
+
     /// `Arguments` of the source.
     pub(super) struct Arguments {
         weight: Flat<gemm::Weight>,

@@ -35,10 +35,10 @@ struct Feed : Copies, RowsOfX {
     const int strips = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = strips - 4 * super < 4 ? strips - 4 * super : 4,
               here = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
-    source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
+    source = atoms_of(g, at) + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM;
     bytes = here * ATOM;
-    token = at.column * NT;
+    token = at.x;
     begin(g, token, sc.k * 128);
     return true;
   }
@@ -60,12 +60,13 @@ DEV void load_x(const Given& g, const Feed& f, const TensorMap* map, const Rings
 DEV void produce(const Given& g, const TensorMap* map, const Rings& r, bool of_x) {
   const u64 policy = g.columns == 1 ? policy_evict_first() : policy_evict_normal();
   Feed f;
+  if constexpr (GROUPED) dependency_wait();  // for the list of columns
   f.sc = Schedule::make(g);
   bool more = f.start(g);
   if constexpr (TRIGGER == 0) launch_dependents();
   if constexpr (JOINT) {
     const u32 x_bytes = 2 * g.box_bytes;
-    int left = g.waves * g.steps + f.sc.units(g),
+    int left = cuts_of(g).waves * g.steps + f.sc.units(g),
         n = 0;  // units still to copy; units copied before the wait
 #pragma unroll 1
     for (; more && n < STAGES_W; n++, left--, more = f.next(g)) load_w(f, r, n, x_bytes, policy);
@@ -160,11 +161,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Schedule sc = Schedule::make(g);
     while (sc.next(g)) {
       const Place at = place(g, sc.tile);
-      const int strip = at.row * TILE_STRIPS + c.wg * STRIPS, n0 = strip * 64 + c.warp * 16, m0 = at.column * NT;
+      const int strip = at.row * TILE_STRIPS + c.wg * STRIPS, n0 = strip * 64 + c.warp * 16;
       Zeros row_zeros[STRIPS];
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
-        row_zeros[p] = GROUP == 0 && (strip + p) * 64 < g.n ? c.row_zeros(g, strip + p) : zeros_symmetric();
+        row_zeros[p] = GROUP == 0 && (strip + p) * 64 < g.n ? c.row_zeros(rows_of_scales(g, at), strip + p) : zeros_symmetric();
       float sum[STRIPS][NT / 2];
       const int units = sc.kend - sc.k, mine = (units + (position + SETS - 1 - c.set) % SETS) / SETS;
       position = (position + units) % SETS;
@@ -178,12 +179,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         multiply_late_groups(c, sum, mine, row_zeros);
       if constexpr (SETS > 1) join_sets(sum, r.x + SET_SUMS, c.set, c.wg, threadIdx.x & 127);
       if constexpr (SPLIT > 1) {
-        reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, m0, rank, c.set, c.wg, c.warp,
+        reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, at, rank, c.set, c.wg, c.warp,
                        lane);
       } else if (c.set == 0) {
         const bool whole = sc.k == 0 && sc.kend == g.steps;
         if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag))
-          store_tile(sum, g, n0, m0, r.x + STAGING, c.wg, threadIdx.x & 127);
+          store_tile(sum, g, at, n0, r.x + STAGING, c.wg, threadIdx.x & 127);
       }
     }
   }

@@ -10,7 +10,8 @@ pub mod config;
 
 pub use candidates::{candidates, compiles};
 
-use super::gemm::{self, Choice, Gemm, Operands, Products, X};
+use super::gemm::{self, Choice, Gemm, Operands, Placed, Products, X};
+use super::grouped::{self, GroupedOperands};
 use super::kernel::{Answer, Kernel};
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
@@ -25,8 +26,11 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use config::Config;
 
-static SOURCE: Source =
-    Source { path: "matmul/wna16_sm90.cu", text: include_str!("wna16_sm90.cu"), parameters: &[Arguments::LAYOUT] };
+static SOURCE: Source = Source {
+    path: "matmul/wna16_sm90.cu",
+    text: include_str!("wna16_sm90.cu"),
+    parameters: &[Arguments::LAYOUT, GroupedArguments::LAYOUT],
+};
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
     "wgmma or mma.sync on weights converted in registers, copies by the bulk engine",
@@ -50,7 +54,14 @@ fn instances() -> Vec<Instance> {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];
         shapes.map(|shape| config::config(atom, shape, out, &Caps::H200).instance(&Form::floats(atom, out), activation))
     });
-    all.chain(few).collect()
+    let f32 = Form::floats(atom, Float::F32);
+    let forms = [
+        Form::floats(atom, Float::F16),
+        f32,
+        Form::floats(Atom { bits: 8, zero: true, group: 32, ..atom }, Float::F16),
+    ];
+    let others = Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F32);
+    all.chain(few).chain(grouped::samples::<Wna16Sm90>(&Caps::H200, &[&forms[..], &[others]].concat())).collect()
 }
 
 /// The kernel as launchers see it.
@@ -64,6 +75,7 @@ impl Gemm for Wna16Sm90 {
     const INVARIANT_ROWS: Option<usize> = Some(usize::MAX);
     type Config = Config;
     type Arguments = Arguments;
+    type Grouped = GroupedArguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
         let form = wna16::gemm_form(problem)?;
@@ -100,6 +112,15 @@ impl Gemm for Wna16Sm90 {
         config::every(form.atom, form.out)
     }
 
+    fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
+        let config = config::grouped(form.atom, shape, form.out);
+        (config, caps.multiprocessors.max(1) as usize * config.blocks)
+    }
+
+    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
+        GroupedArguments { product: Flat(product), grouped }
+    }
+
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna16_sm90
     }
@@ -116,13 +137,19 @@ impl Gemm for Wna16Sm90 {
         TensorMap::of_matrix(x, &tiles).map(Some)
     }
 
-    fn arguments(w: &Weights, config: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
+    fn arguments(w: Placed, config: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
         let Operands { y, bias, workspace, m, .. } = *operands;
         Arguments::new(w, schedule, [y, bias, workspace], m, config.tokens.min(m))
     }
 }
 
 parameters! {
+    /// `GroupedArguments` of the source.
+    pub(super) struct GroupedArguments {
+        product: Flat<Arguments>,
+        grouped: GroupedOperands,
+    }
+
     /// `Arguments` of the source.
     pub(in crate::cuda) struct Arguments {
         weight: Flat<gemm::Weight>,
@@ -136,15 +163,15 @@ parameters! {
 impl Arguments {
     /// Of m rows, in boxes of `box_rows`; y, bias and the workspace are addresses, of the bias 0 if there is none.
     pub(in crate::cuda) fn new(
-        w: &Weights,
+        w: Placed,
         schedule: &Schedule,
         [y, bias, workspace]: [u64; 3],
         m: usize,
         box_rows: usize,
     ) -> Self {
         Self {
-            weight: Flat(w.into()),
-            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape()[0])),
+            weight: Flat(w.at),
+            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape[0])),
             box_bytes: (box_rows * 128) as i32,
             cuts: Flat((*schedule).into()),
             padding: 0,

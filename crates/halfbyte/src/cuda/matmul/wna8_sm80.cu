@@ -57,7 +57,7 @@ DEV RowGroup load_group(const Warp& warp, u32 stage, int p, int group) {
 }
 
 // The units of a piece; sum = the result.
-DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], const Schedule& sc,
+DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], const Schedule& sc,
                   int warp_of_block, int lane) {
   int left = sc.kend - sc.k;
   [[maybe_unused]] int columns = g.k - sc.k * 128;  // of the weight, from the current unit on
@@ -144,8 +144,7 @@ DEV void multiply(Ring& r, const Arguments& g, const Warp& warp, float (&sum)[ST
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       const int of_weight = (strip + p) * 64 < g.n ? strip + p : 0;  // the last tile may have fewer
-      promote_rows(sum[p], acc[p], bytes[p], g, warp_of_block & 3, lane, of_weight, at.column * NT, of_piece,
-                   sc.k == 0);
+      promote_rows(sum[p], acc[p], bytes[p], g, at, warp_of_block & 3, lane, of_weight, of_piece, sc.k == 0);
     }
   }
 }
@@ -157,7 +156,7 @@ DEV int anew(int v) {
   return v;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __grid_constant__ Arguments g) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __grid_constant__ Given g) {
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared);
   launch_dependents();
@@ -174,9 +173,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna8_sm80(const __
     Schedule::piece(g, anew(piece), sc);
     const int t = anew(threadIdx.x), wg = __shfl_sync(0xffffffffu, t >> 7, 0);
     const Place at = place(g, sc.tile);
-    const int n0 = (at.row * TILE_STRIPS + wg * STRIPS) * 64 + (t >> 5 & 3) * 16, m0 = at.column * NT;
+    const int n0 = (at.row * TILE_STRIPS + wg * STRIPS) * 64 + (t >> 5 & 3) * 16;
     const bool whole = sc.k == 0 && sc.kend == g.steps;
     if (whole || join_parts(sum, g, sc, wg, t & 127, base + FLAGS))
-      store_tile(sum, g, n0, m0, base + STAGING, wg, t & 127);
+      store_tile(sum, g, at, n0, base + STAGING, wg, t & 127);
   }
 }

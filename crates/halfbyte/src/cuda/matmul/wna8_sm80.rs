@@ -7,7 +7,8 @@
 
 pub mod config;
 
-use super::gemm::{self, Choice, Gemm, Operands, Products};
+use super::gemm::{self, Choice, Gemm, Operands, Placed, Products};
+use super::grouped::{self, GroupedOperands};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations;
 use super::wna8::{self, Terms};
@@ -23,8 +24,11 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use config::Config;
 
-static SOURCE: Source =
-    Source { path: "matmul/wna8_sm80.cu", text: include_str!("wna8_sm80.cu"), parameters: &[Arguments::LAYOUT] };
+static SOURCE: Source = Source {
+    path: "matmul/wna8_sm80.cu",
+    text: include_str!("wna8_sm80.cu"),
+    parameters: &[Arguments::LAYOUT, GroupedArguments::LAYOUT],
+};
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm80>(
     "x quantised on the fly, integer mma.sync on bytes of weights, copies by cp.async",
@@ -64,7 +68,13 @@ fn instances() -> Vec<Instance> {
         ),
     ];
     let few = others.into_iter().flat_map(|(atom, terms, out, activation)| of(least, atom, terms, out, activation));
-    common.chain(few).chain(quantize_activations::instances()).collect()
+    let forms = [
+        Form::codes(atom, plain, Float::F16),
+        Form::codes(Atom { bits: 8, group: 0, ..atom }, plain, Float::F32),
+        Form::codes(Atom { zero: true, group: 32, ..atom }, Terms { sums: true, ..plain }, Float::F16),
+    ];
+    let grouped = grouped::samples::<Wna8Sm80>(least, &forms);
+    common.chain(few).chain(quantize_activations::instances()).chain(grouped).collect()
 }
 
 /// The kernel as launchers see it.
@@ -78,6 +88,7 @@ impl Gemm for Wna8Sm80 {
     const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
     type Config = Config;
     type Arguments = Arguments;
+    type Grouped = GroupedArguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
         let form = wna8::gemm_form(problem)?;
@@ -110,22 +121,31 @@ impl Gemm for Wna8Sm80 {
         every_device().flat_map(|caps| config::all(form.atom, form.terms, form.out, &caps)).collect()
     }
 
+    fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
+        let config = config::config(form.atom, form.terms, shape, form.out, caps);
+        (config, config.workers(form.atom, form.terms, form.out, caps))
+    }
+
+    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
+        GroupedArguments { product: Flat(product), grouped }
+    }
+
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna8_sm80
     }
 
-    fn arguments(w: &Weights, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
+    fn arguments(w: Placed, _: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
         let Operands { m, k, pitch, y, bias, workspace, .. } = *operands;
         let x = operands.codes();
         Arguments {
-            weight: Flat(w.into()),
+            weight: Flat(w.at),
             x: operands.x_at(),
             terms: operands.terms_at(),
-            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape()[0])),
+            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape[0])),
             k: k as i32,
             pitch: pitch as i32,
             cuts: Flat((*schedule).into()),
-            ratio: wna8::ratio(x, w.atom()),
+            ratio: wna8::ratio(x, w.atom),
             groups: x.pieces() as i32,
             m_pitch: x.m_pitch() as i32,
             padding: 0,
@@ -134,6 +154,12 @@ impl Gemm for Wna8Sm80 {
 }
 
 parameters! {
+    /// `GroupedArguments` of the source.
+    pub(super) struct GroupedArguments {
+        product: Flat<Arguments>,
+        grouped: GroupedOperands,
+    }
+
     /// `Arguments` of the source.
     pub(super) struct Arguments {
         weight: Flat<gemm::Weight>,

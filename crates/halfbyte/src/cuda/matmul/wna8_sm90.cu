@@ -35,10 +35,10 @@ struct Feed : Copies, RowsOfX {
     const int strips = (g.n + 63) >> 6, strip = at.row * TILE_STRIPS, super = strip >> 2, sub = strip & 3;
     const int in = strips - 4 * super < 4 ? strips - 4 * super : 4,
               here = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
-    source = g.w + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
+    source = atoms_of(g, at) + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM;
     bytes = here * ATOM;
-    token = at.column * NT;
+    token = at.x;
     const int left = g.m_pitch - token;
     terms_bytes = 4 * (left < NT ? left : NT);
     begin(g, token, sc.k * 128);
@@ -61,10 +61,11 @@ DEV void load_x(const Given& g, const Feed& f, const RowsOfX::Maps& maps, const 
 DEV void produce(const Given& g, const RowsOfX::Maps& maps, const Rings& r) {
   const u64 policy = g.columns == 1 ? policy_evict_first() : policy_evict_normal(), keep = policy_evict_normal();
   Feed f;
+  if constexpr (GROUPED) dependency_wait();  // for the list of columns
   f.sc = Schedule::make(g);
   bool more = f.start(g);
   if constexpr (TRIGGER == 0) launch_dependents();
-  int left = g.waves * g.steps + f.sc.units(g),
+  int left = cuts_of(g).waves * g.steps + f.sc.units(g),
       n = 0;  // units still to copy; units copied before the wait
 #pragma unroll 1
   for (; more && n < STAGES; n++, left--, more = f.next(g)) load_w(g, f, r, n, policy);
@@ -137,26 +138,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Schedule sc = Schedule::make(g);
     while (sc.next(g)) {
       const Place at = place(g, sc.tile);
-      const int strip = at.row * TILE_STRIPS + c.wg * STRIPS, n0 = strip * 64 + c.warp * 16, m0 = at.column * NT;
+      const int strip = at.row * TILE_STRIPS + c.wg * STRIPS, n0 = strip * 64 + c.warp * 16;
       int strips[STRIPS];  // the last tile may have fewer
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) strips[p] = (strip + p) * 64 < g.n ? strip + p : 0;
       float sum[STRIPS][NT / 2];
       c.columns = g.k - sc.k * 128;
       if constexpr (SYNC)
-        multiply_sync(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
+        multiply_sync(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, at);
       else if constexpr (SUM_GROUP == 0)
-        multiply_rows(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, m0);
+        multiply_rows(c, sum, sc.kend - sc.k, sc.k == 0, g, strips, at);
       else if constexpr (STRIPS > 1)
         multiply_groups_of_strips(c, sum, sc.kend - sc.k);
       else
         multiply_groups(c, sum, sc.kend - sc.k);
       if constexpr (SPLIT > 1) {
-        reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, m0, rank, 0, c.wg, c.warp, lane);
+        reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, at, rank, 0, c.wg, c.warp, lane);
       } else {
         const bool whole = sc.k == 0 && sc.kend == g.steps;
         if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag))
-          store_tile(sum, g, n0, m0, r.x + STAGING, c.wg, threadIdx.x & 127);
+          store_tile(sum, g, at, n0, r.x + STAGING, c.wg, threadIdx.x & 127);
       }
     }
   }

@@ -9,7 +9,8 @@ pub mod config;
 pub(in crate::cuda) use super::wna8::MOST_K;
 pub use super::wna8::form;
 
-use super::gemm::{self, Choice, Gemm, Operands, Products, X};
+use super::gemm::{self, Choice, Gemm, Operands, Placed, Products, X};
+use super::grouped::{self, GroupedOperands};
 use super::kernel::{Answer, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
 use super::wna8::{self, Terms};
@@ -26,8 +27,11 @@ use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use config::Config;
 
-static SOURCE: Source =
-    Source { path: "matmul/wna8_sm90.cu", text: include_str!("wna8_sm90.cu"), parameters: &[Arguments::LAYOUT] };
+static SOURCE: Source = Source {
+    path: "matmul/wna8_sm90.cu",
+    text: include_str!("wna8_sm90.cu"),
+    parameters: &[Arguments::LAYOUT, GroupedArguments::LAYOUT],
+};
 
 pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm90>(
     "x quantised on the fly, integer wgmma on bytes of weights, copies by the bulk engine",
@@ -62,7 +66,14 @@ fn instances() -> Vec<Instance> {
                 .instance(&Form::codes(atom, terms, out), Activation::None)
         })
     });
-    all.chain(quantize_activations::instances()).collect()
+    let sums = Terms { sums: true, ..plain };
+    let forms = [
+        Form::codes(atom, plain, Float::F16),
+        Form::codes(Atom { bits: 8, group: 0, ..atom }, plain, Float::F32),
+        Form::codes(Atom { zero: true, group: 32, ..atom }, sums, Float::F16),
+    ];
+    let grouped = grouped::samples::<Wna8Sm90>(&Caps::H200, &forms);
+    all.chain(quantize_activations::instances()).chain(grouped).collect()
 }
 
 /// The kernel as launchers see it.
@@ -76,6 +87,7 @@ impl Gemm for Wna8Sm90 {
     const INVARIANT_ROWS: Option<usize> = None;
     type Config = Config;
     type Arguments = Arguments;
+    type Grouped = GroupedArguments;
 
     fn form(problem: &Problem) -> Answer<Form> {
         wna8::gemm_form(problem)
@@ -101,6 +113,15 @@ impl Gemm for Wna8Sm90 {
         config::every(form.atom, form.terms, form.out)
     }
 
+    fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
+        let workers = caps.multiprocessors.max(1) as usize;
+        (config::grouped(form.atom, form.terms, shape, form.out, workers), workers)
+    }
+
+    fn grouped(product: Arguments, grouped: GroupedOperands) -> GroupedArguments {
+        GroupedArguments { product: Flat(product), grouped }
+    }
+
     fn products(w: &Weights) -> &Products<Self> {
         &w.products.wna8_sm90
     }
@@ -117,7 +138,7 @@ impl Gemm for Wna8Sm90 {
         TensorMap::of_bytes(codes, &tiles).map(Some)
     }
 
-    fn arguments(w: &Weights, config: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
+    fn arguments(w: Placed, config: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
         let Operands { m, y, bias, workspace, .. } = *operands;
         let addresses = [operands.terms_at(), y, bias, workspace];
         Arguments::new(w, schedule, addresses, (m, config.tokens.min(m)), &operands.codes())
@@ -125,6 +146,12 @@ impl Gemm for Wna8Sm90 {
 }
 
 parameters! {
+    /// `GroupedArguments` of the source.
+    pub(super) struct GroupedArguments {
+        product: Flat<Arguments>,
+        grouped: GroupedOperands,
+    }
+
     /// `Arguments` of the source.
     pub(in crate::cuda) struct Arguments {
         weight: Flat<gemm::Weight>,
@@ -144,21 +171,21 @@ impl Arguments {
     /// Of m rows in boxes of `box_rows`, with x in a form; terms, y, bias and the workspace are addresses, of the bias 0 if there is
     /// none.
     pub(in crate::cuda) fn new(
-        w: &Weights,
+        w: Placed,
         schedule: &Schedule,
         [terms, y, bias, workspace]: [u64; 4],
         (m, box_rows): (usize, usize),
         x: &QuantizedForm,
     ) -> Self {
         Self {
-            weight: Flat(w.into()),
+            weight: Flat(w.at),
             terms,
-            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape()[0])),
-            k: w.shape()[1] as i32,
+            to: Flat(gemm::Output::new([y, bias, workspace], m, w.shape[0])),
+            k: w.shape[1] as i32,
             box_bytes: (box_rows * 128) as i32,
             m_pitch: x.m_pitch() as i32,
             cuts: Flat((*schedule).into()),
-            ratio: wna8::ratio(*x, w.atom()),
+            ratio: wna8::ratio(*x, w.atom),
             groups: x.pieces() as i32,
             padding: 0,
         }

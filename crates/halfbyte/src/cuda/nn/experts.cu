@@ -1,5 +1,6 @@
 // What a mixture of experts does beside its products: what rounding takes off the rows that a router reads, the choice
 // of experts, rows put together for each, and the sum of what the experts of a row have left.
+#include "ampere.cuh"
 #include "floats.cuh"
 
 constexpr int THREADS = 256, WARPS = 4;
@@ -19,6 +20,8 @@ DEV bool before(float a, u32 id, float b, u32 other) { return a > b || (a == b &
 // A warp has a row. Each round finds the first that comes behind the one before.
 __global__ void __launch_bounds__(32 * WARPS) route(const RouteParams p) {
   const u32 row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+  dependency_wait();
+  launch_dependents();
   if (row >= p.rows) return;
   const float* const logits = p.logits + u64(row) * p.experts;
   u32* const ids = p.ids + u64(row) * p.top_k;
@@ -71,6 +74,8 @@ struct RoundingErrorParams {
 // What rounding takes off: to = from - rounded(from).
 __global__ void __launch_bounds__(THREADS) rounding_error(const RoundingErrorParams p) {
   const u64 i = u64(blockIdx.x) * THREADS + threadIdx.x;
+  dependency_wait();
+  launch_dependents();
   if (i < p.elements) store_float(p.to, i, p.from[i] - rounded(p.from[i], p.of_type), p.of_type);
 }
 
@@ -86,6 +91,8 @@ struct GatherParams {
 
 // A block copies a row.
 __global__ void __launch_bounds__(THREADS) gather(const GatherParams p) {
+  dependency_wait();
+  launch_dependents();
   const u64 row = min(p.rows[blockIdx.x], p.rows_of_from - 1);  // the limit guards memory
   const u16* const from = p.from + row * p.width;
   u16* const to = p.to + blockIdx.x * p.width;
@@ -107,17 +114,27 @@ struct CombineParams {
   float* out;  // [rows][width]
   u64 width;
   u32 rows_of_from, top_k;
+  u32 vectors;  // rows begin at multiples of 16 bytes, and have whole ones
+  u32 padding;  // of this struct
 };
 
 // out = sum of shares * from, in the order of the choice: a row's bits do not depend on others.
+// A thread has four columns.
 __global__ void __launch_bounds__(THREADS) combine_experts(const CombineParams p) {
-  const u64 column = u64(blockIdx.y) * THREADS + threadIdx.x, row = blockIdx.x;
+  const u64 column = 4 * (u64(blockIdx.y) * THREADS + threadIdx.x), row = blockIdx.x;
+  dependency_wait();
+  launch_dependents();
   if (column >= p.width) return;
-  float sum = 0;
-#pragma unroll 1
+  const u64 left = p.width - column;
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 4
   for (u32 k = 0; k < p.top_k; k++) {
     const u64 place = min(p.places[row * p.top_k + k], p.rows_of_from - 1);  // the limit guards memory
-    sum = fmaf(p.shares[row * p.top_k + k], p.from[place * p.width + column], sum);
+    const float share = p.shares[row * p.top_k + k];
+    float4 v[1];
+    load_fours<1, 1>(p.from + place * p.width + column, left, p.vectors, v);
+    sum = make_float4(fmaf(share, v[0].x, sum.x), fmaf(share, v[0].y, sum.y), fmaf(share, v[0].z, sum.z),
+                      fmaf(share, v[0].w, sum.w));
   }
-  p.out[row * p.width + column] = sum;
+  store_four(p.out, row * p.width + column, sum, F32, left, p.vectors);
 }

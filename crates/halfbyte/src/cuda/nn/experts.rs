@@ -1,7 +1,7 @@
 //! Launches of `experts.cu`: what a mixture of experts does beside its products.
 
 use super::floats::float_type;
-use super::{launch, narrow, rows_of, same_length};
+use super::{launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -64,6 +64,8 @@ parameters! {
         width: u64,
         rows_of_from: u32,
         top_k: u32,
+        vectors: u32,
+        padding: u32,
     }
 }
 
@@ -152,6 +154,7 @@ pub fn combine_experts(
     if rows_of_from == 0 && m > 0 {
         return Err(Error::invalid(OP, "rows to add up", "none"));
     }
+    let aligned = [from.pointer(), out.pointer()].iter().all(|at| at.is_multiple_of(16));
     let params = CombineParams {
         from: from.pointer(),
         places: places.pointer(),
@@ -160,8 +163,10 @@ pub fn combine_experts(
         width: width as u64,
         rows_of_from: narrow(OP, "rows", rows_of_from)?,
         top_k: narrow(OP, "experts", top_k)?,
+        vectors: (aligned && width.is_multiple_of(4)).into(),
+        padding: 0,
     };
-    put(gpu, stream, 2, m, launch(OP, [m, width.div_ceil(THREADS as usize), 1], THREADS, 0)?, &params)
+    put(gpu, stream, 2, m, launch(OP, [m, width.div_ceil(4 * THREADS as usize), 1], THREADS, 0)?, &params)
 }
 
 /// `to = from − rounded(from)`, in to's type: a product with the rounded numbers and one with these add up to that of `from`, as if it
@@ -192,5 +197,5 @@ fn put<P: Pod>(gpu: &Gpu, stream: &Stream, kernel: usize, rows: usize, form: Lau
     }
     let function = gpu.function(&instances()[kernel])?;
     // SAFETY: the one parameter is the kernel's, whose lengths the callers have checked.
-    unsafe { function.launch(stream, &form, &[Arg::new(params)]) }
+    unsafe { function.launch(stream, &overlapping(gpu, form), &[Arg::new(params)]) }
 }

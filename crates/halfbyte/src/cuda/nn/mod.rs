@@ -10,11 +10,13 @@
 
 mod add;
 mod argmax;
+mod assign;
 mod attention;
 mod attention_mma;
 mod columns;
 mod dense;
 mod embed;
+mod expert_layer;
 mod experts;
 mod experts_gemv;
 mod flash_decoding;
@@ -30,6 +32,7 @@ mod soft_cap;
 
 pub use add::{add, add_codes, add_to};
 pub use argmax::{Step, argmax};
+pub use assign::{Assignment, Deal};
 pub use attention::{
     Attention, AttentionWorkspace, FEW_QUERIES, KvCache, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
     attention_kernel,
@@ -37,8 +40,9 @@ pub use attention::{
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
+pub use expert_layer::{ChosenRows, ExpertLayer, ExpertRoom, ExpertWeight};
 pub use experts::{combine_experts, gather, rounding_error, route};
-pub use experts_gemv::ExpertWeights;
+pub use experts_gemv::{Choices, ExpertWeights};
 pub use floats::FloatBuffer;
 pub use gate::{Gate, gate, gate_quantized};
 pub use layer_norm::LayerNorm;
@@ -101,7 +105,9 @@ pub fn instances_of_some_models(head_size: Option<usize>) -> Vec<Instance> {
 
 /// Kernels that are compiled for a model's format and run from sm_80 on, for some.
 pub fn instances_of_ampere() -> Vec<Instance> {
-    experts_gemv::samples()
+    let mut all = experts_gemv::samples();
+    all.push(assign::instance());
+    all
 }
 
 /// Kernels that are compiled for a model and run on Hopper only, for a few models.

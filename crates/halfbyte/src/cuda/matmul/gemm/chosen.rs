@@ -295,7 +295,7 @@ impl<T: Gemm> Chosen<T> {
                 _ => {}
             }
             let operands = Operands { x, first, m, k, pitch, y, bias: to.bias, workspace: to.workspace.pointer() };
-            let arguments = T::arguments(w, *config, &launch.schedule, &operands);
+            let arguments = T::arguments((*w).into(), *config, &launch.schedule, &operands);
             launch.function.launch_typed(stream, &launch.launch, &arguments, &launch.maps)?;
         }
         Ok(())

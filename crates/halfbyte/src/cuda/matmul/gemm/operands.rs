@@ -5,6 +5,7 @@ use super::super::wna16::Weights;
 use crate::cuda::Workspace;
 use crate::cuda::driver::{FloatView, View};
 use crate::cuda::parameters::parameters;
+use crate::layout::cuda_wna16::Atom;
 
 /// Activations as a kernel reads them.
 #[derive(Clone, Copy)]
@@ -78,9 +79,20 @@ parameters! {
     }
 }
 
-impl From<&Weights> for Weight {
+/// A weight as launches have it.
+#[derive(Clone, Copy)]
+pub(in crate::cuda) struct Placed {
+    /// Where it lies.
+    pub at: Weight,
+    /// Outputs and columns.
+    pub shape: [usize; 2],
+    /// The form of its atoms.
+    pub atom: Atom,
+}
+
+impl From<&Weights> for Placed {
     fn from(w: &Weights) -> Self {
-        Self { w: w.atoms(), rows_of_scales: w.rows() }
+        Self { at: Weight { w: w.atoms(), rows_of_scales: w.rows() }, shape: w.shape(), atom: w.atom() }
     }
 }
 

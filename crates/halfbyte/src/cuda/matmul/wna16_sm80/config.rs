@@ -145,6 +145,10 @@ impl Config {
 }
 
 impl Tile for Config {
+    fn tokens(self) -> usize {
+        self.tokens
+    }
+
     fn threads(self) -> usize {
         self.warpgroups * 128
     }

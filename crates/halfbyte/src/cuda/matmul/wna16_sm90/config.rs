@@ -243,6 +243,23 @@ pub fn config(atom: Atom, shape: [usize; 3], out: Float, caps: &Caps) -> Config 
     Shape::new(atom, shape, out, caps).choose().fitted(atom, out)
 }
 
+/// The configuration for so many rows a weight of several: tiles are cut among all blocks, two on each multiprocessor for few
+/// rows.
+pub fn grouped(atom: Atom, shape: [usize; 3], out: Float) -> Config {
+    let of = Shape::new(atom, shape, out, &Caps::H200);
+    let (base, sync) = (TWO_BY_TWO, Config { wgmma: false, ..PAIRED });
+    let config = match of.m {
+        ..=8 => sync,
+        9..=16 => Config { tokens: 16, ..sync },
+        17..=32 => Config { tokens: 32, trigger: 0, ..base },
+        33..=64 => Config { tokens: 64, strips: if atom.bits == 8 { 1 } else { 2 }, ..base },
+        // Wider tiles leave no registers for the sums of a group.
+        129.. if of.rounds || atom.group == 0 => Config { tokens: 256, strips: 1, early: of.rounds, boxes: 1, ..base },
+        _ => Config { tokens: 128, strips: 1, ..base },
+    };
+    of.small(config).fitted(atom, out)
+}
+
 /// The configuration for a shape with which a row of y has the same bits whatever the number of rows is.
 pub fn batch_invariant(atom: Atom, shape: [usize; 3], out: Float, caps: &Caps) -> Config {
     Shape::new(atom, shape, out, caps).choose_batch_invariant().fitted(atom, out)
@@ -363,6 +380,10 @@ impl Config {
 }
 
 impl Tile for Config {
+    fn tokens(self) -> usize {
+        self.tokens
+    }
+
     fn threads(self) -> usize {
         self.warpgroups * 128 + if !self.joint() || self.warpgroups == 4 { 128 } else { 32 }
     }

@@ -115,6 +115,10 @@ impl Config {
 }
 
 impl Tile for Config {
+    fn tokens(self) -> usize {
+        self.tokens
+    }
+
     fn threads(self) -> usize {
         self.tiles().threads()
     }

@@ -101,6 +101,12 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     config.fitted(atom, terms, out)
 }
 
+/// The configuration for so many rows a weight of several. Sums of 256 tokens leave no registers for the list of weights.
+pub fn grouped(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+    let config = config(atom, terms, [m.min(128), n, k], out, multiprocessors);
+    Config { split: 1, blocks: 1, trigger: 1, prefetch: 0, ..config }.fitted(atom, terms, out)
+}
+
 /// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.
 pub fn all(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
     const SHAPES: [[usize; 2]; 6] = [[21504, 14336], [8192, 4224], [4096, 4096], [1024, 4096], [600, 1000], [64, 4096]];
@@ -176,6 +182,10 @@ impl Config {
 }
 
 impl Tile for Config {
+    fn tokens(self) -> usize {
+        self.tokens
+    }
+
     fn threads(self) -> usize {
         self.warpgroups * 128 + if self.tokens > 32 { 128 } else { 32 }
     }

@@ -4,8 +4,8 @@ use super::{Bench, TYPES, bits, close, single, whole};
 use crate::cuda::gpus;
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::matmul::{self, Packed};
-use halfbyte::cuda::nn::{self, ExpertWeights};
+use halfbyte::cuda::matmul::{self, Packed, Packer};
+use halfbyte::cuda::nn::{self, Choices, ExpertWeights, Gate};
 use halfbyte::format::reference::dequantize;
 use halfbyte::{Float, QTensor};
 
@@ -123,54 +123,104 @@ fn rows_are_gathered_and_what_experts_leave_is_added_up() {
     }
 }
 
+/// Sums in f32 in some order, of products that are exact.
+fn bound(k: usize, most: f64) -> f64 {
+    (k as f64 / 16.0 + 32.0) * 2f64.powi(-24) * most
+}
+
 #[test]
 fn rows_are_multiplied_by_the_experts_that_they_chose() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(33));
         let formats = ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64", "w8a16-g128-asym", "w4a16-g64"];
-        for case in 0..20 {
+        for case in 0..30 {
             let (format, dtype) = (parse(formats[case % 5]), [Float::F16, Float::BF16][case / 5 % 2]);
             let (n, k) = (8 * (1 + random.below(90)), 128 * (1 + random.below(20)) - [0, 32, 64][case % 3] % 128);
             let k = if case % 4 == 0 { 4096 } else { k.next_multiple_of(format.weight.group.len(k).max(1)) };
-            let (count, top_k, rows) = (1 + random.below(6), 1 + random.below(3), 1 + random.below(4));
+            let (count, top_k, rows) = (1 + random.below(6), 1 + random.below(4), 1 + random.below(4));
             let mut weight = format.weight;
             weight.scale = dtype;
-            let experts: Vec<QTensor> =
-                (0..count).map(|_| with_zeros_in_bytes(random.qtensor(weight, [n, k], false))).collect();
-            let packed: Vec<Packed> =
-                experts.iter().map(|w| matmul::pack(&gpu, &bench.stream, w, format.act, dtype).unwrap()).collect();
-            let biases: Vec<Vec<f32>> = (0..count).map(|_| random.normals(n)).collect();
-            let of_biases: Vec<Buffer<f32>> = biases.iter().map(|bias| bench.upload(bias)).collect();
-            let with = case % 2 == 0;
+            let mut draw = || with_zeros_in_bytes(random.qtensor(weight, [n, k], false));
+            let experts: Vec<[QTensor; 2]> = (0..count).map(|_| [draw(), draw()]).collect();
+            let gated = case % 2 == 1;
+            let mut packer = Packer::new(&gpu, &bench.stream);
+            let packed: Vec<Packed> = experts
+                .iter()
+                .map(|[gate, up]| match gated {
+                    true => packer.pack_gated(&gate.into(), &up.into(), format.act).unwrap(),
+                    false => packer.pack(&[&gate.into()], format.act, dtype).unwrap(),
+                })
+                .collect();
+            let biases: Vec<[Vec<f32>; 2]> = (0..count).map(|_| [(); 2].map(|()| random.normals(n))).collect();
+            let of_biases: Vec<Buffer<f32>> = biases
+                .iter()
+                .map(|[gate, up]| match gated {
+                    true => bench.upload(
+                        &gate.chunks(8).zip(up.chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect::<Vec<_>>(),
+                    ),
+                    false => bench.upload(gate),
+                })
+                .collect();
+            let with = case % 3 > 0;
             let all: Vec<_> = packed.iter().zip(&of_biases).map(|(w, bias)| (w, with.then(|| bias.view()))).collect();
-            let weights = ExpertWeights::new(&gpu, &bench.stream, &all, dtype).unwrap().unwrap();
+            let gate = gated.then_some(Gate::SWIGLU);
+            let weights = ExpertWeights::new(&gpu, &bench.stream, &all, gate, dtype).unwrap().unwrap();
             let ids: Vec<u32> = (0..rows * top_k).map(|_| random.below(count) as u32).collect();
-            let x = rounded(&random.normals(rows * k), dtype);
-            let (of_ids, of_x) = (bench.upload(&ids), bench.floats(&x, dtype));
-            let run = |ids: std::ops::Range<usize>| {
-                bench.output(Float::F32, ids.len() * n, &mut |out| {
-                    let of_rows = of_x.view(ids.start / top_k * k..ids.end / top_k * k);
-                    let chosen = of_ids.view().slice(ids.clone());
-                    weights.multiply(&gpu, &bench.stream, chosen, (of_rows, top_k), single(out)).unwrap();
+            let rows_of_x = if gated { rows } else { rows * top_k };
+            let (x, shares) = (rounded(&random.normals(rows_of_x * k), dtype), random.normals(rows * top_k));
+            let (of_ids, of_x, of_shares) = (bench.upload(&ids), bench.floats(&x, dtype), bench.upload(&shares));
+            let run = |rows: std::ops::Range<usize>| {
+                let each = if gated { 1 } else { top_k };
+                let chosen = rows.start * top_k..rows.end * top_k;
+                let choices = Choices { ids: of_ids.view().slice(chosen.clone()), top_k };
+                let x = of_x.view(rows.start * each * k..rows.end * each * k);
+                let stream = &bench.stream;
+                if gated {
+                    return bench.output(dtype, chosen.len() * n, &mut |out| {
+                        weights.gated(&gpu, stream, choices, x, out).unwrap();
+                    });
+                }
+                bench.output(Float::F32, rows.len() * n, &mut |out| {
+                    let by = (choices, of_shares.view().slice(chosen.clone()));
+                    weights.combined(&gpu, stream, by, x, single(out)).unwrap();
                 })
             };
-            let got = run(0..ids.len());
-            let dense: Vec<Vec<f64>> = experts.iter().map(dequantize).collect();
-            for (pair, &id) in ids.iter().enumerate() {
-                let x = &x[pair / top_k * k..][..k];
-                for row in 0..n {
-                    let terms = dense[id as usize][row * k..][..k].iter().zip(x).map(|(w, &x)| w * f64::from(x));
-                    let (sum, most) = terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()));
-                    let want = sum + if with { f64::from(biases[id as usize][row]) } else { 0.0 };
-                    // Sums in f32 in some order, of products that are exact.
-                    let bound = (k as f64 / 16.0 + 32.0) * 2f64.powi(-24) * (most + want.abs());
-                    let what = format!("{}, {n} × {k}, choice {pair}, row {row}", formats[case % 5]);
-                    close(&[got[pair * n + row]], &[want], Float::F32, bound, 0.0, &what);
+            let got = run(0..rows);
+            let dense: Vec<[Vec<f64>; 2]> = experts.iter().map(|pair| pair.each_ref().map(dequantize)).collect();
+            // A product of a choice, and how far it may be off.
+            let product = |choice: usize, which: usize, output: usize| {
+                let (id, row) = (ids[choice] as usize, if gated { choice / top_k } else { choice });
+                let terms = dense[id][which][output * k..][..k].iter().zip(&x[row * k..][..k]);
+                let terms = terms.map(|(w, &x)| w * f64::from(x));
+                let (sum, most) = terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()));
+                let sum = sum + if with { f64::from(biases[id][which][output]) } else { 0.0 };
+                (sum, bound(k, most + sum.abs()))
+            };
+            let what = format!("{}, {n} × {k}, {rows} rows of {count}", formats[case % 5]);
+            for row in 0..rows {
+                let choices = row * top_k..(row + 1) * top_k;
+                for output in 0..n {
+                    if gated {
+                        for choice in choices.clone() {
+                            let [(gate, off), (up, up_off)] = [0, 1].map(|which| product(choice, which, output));
+                            let silu = gate / (1.0 + (-gate).exp());
+                            let bound =
+                                1.2 * off * (up.abs() + up_off) + silu.abs() * (up_off + 2f64.powi(-20) * up.abs());
+                            close(&[got[choice * n + output]], &[silu * up], dtype, bound, 0.0, &what);
+                        }
+                        continue;
+                    }
+                    let of_row = choices.clone().map(|choice| {
+                        let ((sum, off), share) = (product(choice, 0, output), f64::from(shares[choice]));
+                        (share * sum, share.abs() * (off + 2f64.powi(-22) * sum.abs()))
+                    });
+                    let (want, off) = of_row.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
+                    close(&[got[row * n + output]], &[want], Float::F32, 2.0 * off, 0.0, &what);
                 }
             }
             // A row alone has the same bits.
-            let last = (rows - 1) * top_k..rows * top_k;
-            assert_eq!(bits(&run(last.clone())), bits(&got[last.start * n..]));
+            let of_last = got.len() / rows * (rows - 1);
+            assert_eq!(bits(&run(rows - 1..rows)), bits(&got[of_last..]));
         }
     }
 }
@@ -191,7 +241,8 @@ fn experts_of_other_shapes_and_forms_are_refused() {
             pack("w8a16", [64, 256], Float::F16),
             pack("w3a16-g32", [64, 256], Float::F16),
         ];
-        let new = |all: &[(&Packed, Option<_>)], dtype| ExpertWeights::new(&gpu, &bench.stream, all, dtype).unwrap();
+        let new =
+            |all: &[(&Packed, Option<_>)], dtype| ExpertWeights::new(&gpu, &bench.stream, all, None, dtype).unwrap();
         assert!(new(&[(&one, None)], Float::F16).is_ok());
         assert!(new(&[(&one, None)], Float::BF16).is_err() && new(&[(&one, None)], Float::F32).is_err());
         assert!(new(&[], Float::F16).is_err());

@@ -24,24 +24,24 @@ const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 /// Elements before and after every output, to see that a kernel writes nothing else.
 const GUARD: usize = 64;
 
-struct Bench<'a> {
-    gpu: &'a Gpu,
-    stream: Stream,
+pub(super) struct Bench<'a> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) stream: Stream,
 }
 
 impl<'a> Bench<'a> {
-    fn new(gpu: &'a Gpu) -> Self {
+    pub(super) fn new(gpu: &'a Gpu) -> Self {
         Self { gpu, stream: gpu.stream().unwrap() }
     }
 
-    fn upload<T: Pod>(&self, values: &[T]) -> Buffer<T> {
+    pub(super) fn upload<T: Pod>(&self, values: &[T]) -> Buffer<T> {
         let mut buffer = self.gpu.context().allocate(values.len()).unwrap();
         self.stream.upload(values, buffer.view_mut()).unwrap();
         buffer
     }
 
     /// Values that are exact in a type, as that type.
-    fn floats(&self, values: &[f32], dtype: Float) -> FloatBuffer {
+    pub(super) fn floats(&self, values: &[f32], dtype: Float) -> FloatBuffer {
         match dtype {
             Float::F16 => FloatBuffer::F16(self.upload(&values.iter().map(|&v| f16::from_f32(v)).collect::<Vec<_>>())),
             Float::BF16 => {
@@ -51,13 +51,13 @@ impl<'a> Bench<'a> {
         }
     }
 
-    fn read<T: Pod>(&self, view: View<'_, T>) -> Vec<T> {
+    pub(super) fn read<T: Pod>(&self, view: View<'_, T>) -> Vec<T> {
         let mut out = vec![T::zeroed(); view.len()];
         self.stream.download(view, &mut out).unwrap();
         out
     }
 
-    fn widened(&self, view: FloatView<'_>) -> Vec<f32> {
+    pub(super) fn widened(&self, view: FloatView<'_>) -> Vec<f32> {
         match view {
             FloatView::F16(v) => self.read(v).into_iter().map(f16::to_f32).collect(),
             FloatView::BF16(v) => self.read(v).into_iter().map(bf16::to_f32).collect(),
@@ -66,7 +66,7 @@ impl<'a> Bench<'a> {
     }
 
     /// What `work` writes to an output of `len` elements, twice with the same bits and nothing around it.
-    fn output(&self, dtype: Float, len: usize, work: &mut dyn FnMut(FloatViewMut<'_>)) -> Vec<f32> {
+    pub(super) fn output(&self, dtype: Float, len: usize, work: &mut dyn FnMut(FloatViewMut<'_>)) -> Vec<f32> {
         let mut once = || {
             let poison = vec![1e4; len + 2 * GUARD];
             let mut out = self.floats(&rounded(&poison, dtype), dtype);
@@ -82,7 +82,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(super) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
@@ -90,7 +90,7 @@ fn whole(buffer: &FloatBuffer) -> FloatView<'_> {
     buffer.view(0..buffer.len())
 }
 
-fn single(view: FloatViewMut<'_>) -> ViewMut<'_, f32> {
+pub(super) fn single(view: FloatViewMut<'_>) -> ViewMut<'_, f32> {
     match view {
         FloatViewMut::F32(view) => view,
         other => panic!("{other:?}"),
@@ -98,7 +98,7 @@ fn single(view: FloatViewMut<'_>) -> ViewMut<'_, f32> {
 }
 
 /// Each value within `relative` of what is wanted, besides being rounded to `out`.
-fn close(got: &[f32], want: &[f64], out: Float, absolute: f64, relative: f64, what: &str) {
+pub(super) fn close(got: &[f32], want: &[f64], out: Float, absolute: f64, relative: f64, what: &str) {
     assert_eq!(got.len(), want.len());
     // Halfs below their normal range are rounded to a step of 2⁻²⁴.
     let smallest = if out == Float::F16 { 2f64.powi(-25) } else { 0.0 };

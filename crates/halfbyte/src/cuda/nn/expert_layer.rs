@@ -1,0 +1,222 @@
+//! The experts of a layer, from normed rows with their choices to the sum of what their experts leave.
+//!
+//! ```text
+//! few rows:   up with its gate ─ down with the sum of a row's experts       experts_gemv, each choice reads its expert's weights
+//! others:     assign ─ gather ─ up with its gate ─ down ─ combine_experts   grouped GEMM, all experts in one launch
+//! ```
+
+use super::{Assignment, Choices, Deal, ExpertWeights, FloatBuffer, Gate, combine_experts, gather};
+use crate::cuda::driver::{Buffer, FloatView, Stream, View, ViewMut};
+use crate::cuda::matmul::{Grouped, GroupedCall, Packed};
+use crate::cuda::sources::Instance;
+use crate::cuda::{Cuda, Gpu};
+use crate::error::{Error, Result};
+use crate::kernel::Reason;
+use crate::tensor::Float;
+
+const OP: &str = "experts";
+
+/// Choices, rows times experts of a row, up to which each may read its expert's weights for itself.
+const FEW_CHOICES: usize = 16;
+
+/// Weights that choices read for themselves may be so many times those that all experts have which are chosen: then fewer launches
+/// take longer than what is read twice.
+const READ_TWICE: f64 = 1.25;
+
+/// Rows of the smallest tile that a grouped product has.
+const LEAST_TILE: usize = 8;
+
+/// A weight of an expert, with its bias.
+pub type ExpertWeight<'a> = (&'a Packed, Option<View<'a, f32>>);
+
+/// Up, with its gate, and down of all experts of a layer. It holds addresses: of the weights, which must outlive it.
+#[derive(Debug)]
+pub struct ExpertLayer {
+    /// For few rows; None: there is no kernel for them.
+    few: Option<[ExpertWeights; 2]>,
+    many: [Grouped; 2],
+    experts: usize,
+    top_k: usize,
+    x: Float,
+}
+
+/// What passes between the steps of an [`ExpertLayer`], for so many rows of layers alike.
+#[derive(Debug)]
+pub struct ExpertRoom {
+    assignment: Assignment,
+    /// Rows, expert by expert.
+    gathered: FloatBuffer,
+    /// What lies between up and down.
+    inner: FloatBuffer,
+    /// What experts leave, expert by expert.
+    left: Buffer<f32>,
+}
+
+/// Rows and what they have chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenRows<'a> {
+    /// Rows `[m, k]`.
+    pub x: FloatView<'a>,
+    /// Experts of each, `[m, top_k]`, below their number.
+    pub ids: View<'a, u32>,
+    /// Their shares, likewise.
+    pub shares: View<'a, f32>,
+}
+
+impl ExpertLayer {
+    /// Of experts of one shape and format, whose up is packed with its gate; each row chooses `top_k` of them. Or why there is no kernel
+    /// for them ([`Grouped::new`]). Errors: memory is short, a bias of another length.
+    pub fn new(
+        gpu: &Gpu,
+        stream: &Stream,
+        [up, down]: [&[ExpertWeight<'_>]; 2],
+        gate: Gate,
+        top_k: usize,
+        x: Float,
+    ) -> Result<std::result::Result<Self, Reason>> {
+        let refuse = |why: &str| Ok(Err(Reason(why.into())));
+        if up.len() != down.len() || top_k == 0 || top_k > up.len() {
+            return refuse("takes as many weights of both kinds, and no more choices than there are experts");
+        }
+        let of_up = match Grouped::new(gpu, stream, up, Some(gate), x)? {
+            Ok(product) => product,
+            Err(why) => return Ok(Err(why)),
+        };
+        let of_down = match Grouped::new(gpu, stream, down, None, x)? {
+            Ok(product) => product,
+            Err(why) => return Ok(Err(why)),
+        };
+        if of_down.k() != of_up.outputs() || of_down.outputs() != of_up.k() {
+            return refuse("takes weights down that read what those up leave");
+        }
+        let few =
+            [ExpertWeights::new(gpu, stream, up, Some(gate), x)?, ExpertWeights::new(gpu, stream, down, None, x)?];
+        let few = if let [Ok(up), Ok(down)] = few { Some([up, down]) } else { None };
+        let few = few.filter(|few| few.iter().all(|product| product.serves(gpu, top_k)));
+        Ok(Ok(Self { few, many: [of_up, of_down], experts: up.len(), top_k, x }))
+    }
+
+    /// Elements of a row.
+    pub fn k(&self) -> usize {
+        self.many[0].k()
+    }
+
+    /// What computes a number of rows, if each choice reads its expert's weights for itself.
+    fn few(&self, rows: usize) -> Option<&[ExpertWeights; 2]> {
+        let (chosen, experts) = (rows * self.top_k, self.experts as f64);
+        let distinct = experts * (1.0 - (1.0 - self.top_k as f64 / experts).powi(rows as i32));
+        self.few.as_ref().filter(|_| chosen <= FEW_CHOICES && chosen as f64 <= READ_TWICE * distinct)
+    }
+
+    /// How rows are dealt out.
+    fn deal(&self, gpu: &Gpu, rows: usize) -> Deal {
+        let (caps, each) = (gpu.caps(), rows as f64 * self.top_k as f64 / self.experts as f64);
+        Deal {
+            experts: self.experts,
+            top_k: self.top_k,
+            align: self.many.iter().map(Grouped::alignment).max().unwrap_or(1),
+            tiles: [&self.many[0], &self.many[1]].map(|product| product.tile(&caps, each)),
+            direct: rows == 1,
+        }
+    }
+
+    /// Names of the kernels for a number of rows, in order.
+    pub fn kernels(&self, rows: usize) -> &'static [&'static str] {
+        match (self.few(rows), rows) {
+            (Some(_), _) => &["experts_gemv", "experts_gemv"],
+            (None, 1) => &["assign", "grouped GEMM", "grouped GEMM", "combine_experts"],
+            (None, _) => &["assign", "gather", "grouped GEMM", "grouped GEMM", "combine_experts"],
+        }
+    }
+
+    /// What computes up to so many rows, besides kernels of every model.
+    pub fn instances(&self, gpu: &Gpu, rows: usize) -> Vec<Instance> {
+        let many = halves(rows).flat_map(|rows| {
+            let Deal { tiles, .. } = self.deal(gpu, rows);
+            self.many.iter().zip(tiles).map(|(product, tile)| product.instance(&gpu.caps(), tile)).collect::<Vec<_>>()
+        });
+        self.few.iter().flatten().map(ExpertWeights::instance).chain(many).collect()
+    }
+
+    /// Room for so many rows of any of some layers, in a queue whose workspace they take. Errors: no layer, memory is short.
+    pub fn room(cuda: &Cuda, layers: &[&Self], rows: usize) -> Result<ExpertRoom> {
+        let gpu = cuda.gpu();
+        let most = |of: &dyn Fn(&Self) -> usize| layers.iter().map(|layer| of(layer)).max();
+        let Some(x) = layers.first().map(|layer| layer.x) else {
+            return Err(Error::invalid(OP, "layers with experts", "none"));
+        };
+        let places = |layer: &Self| layer.deal(gpu, rows).places(rows * layer.top_k);
+        let workspace = |layer: &Self| {
+            let bytes = halves(rows).flat_map(|size| {
+                let of_tile =
+                    |(product, tile): (&Grouped, usize)| product.workspace_bytes(&gpu.caps(), tile, places(layer));
+                layer.many.iter().zip(layer.deal(gpu, size).tiles).map(of_tile).max()
+            });
+            bytes.max().unwrap_or(0)
+        };
+        cuda.reserve(most(&workspace).unwrap_or(0))?;
+        let size = |of: &dyn Fn(&Self) -> usize| most(&|layer| places(layer) * of(layer)).unwrap_or(0);
+        let [choices, experts] =
+            [most(&|layer| rows * layer.top_k), most(&|layer| layer.experts)].map(|v| v.unwrap_or(0));
+        let align = most(&|layer| layer.deal(gpu, rows).align).unwrap_or(1);
+        Ok(ExpertRoom {
+            assignment: Assignment::allocate(gpu, choices, experts, align, [LEAST_TILE; 2])?,
+            gathered: FloatBuffer::allocate(gpu, x, size(&Self::k))?,
+            inner: FloatBuffer::allocate(gpu, x, size(&|layer| layer.many[1].k()))?,
+            left: gpu.context().allocate(size(&Self::k))?,
+        })
+    }
+
+    /// `out[r] = Σ shares[r][i] · expert(ids[r][i], x[r])`.
+    ///
+    /// *Shapes:* as [`ChosenRows`] says, out `[m, k]`. *Accuracy:* that of the products, of the gate and of the sum. *Errors:* lengths or
+    /// types that do not fit, too little room.
+    pub fn forward(
+        &self,
+        cuda: &Cuda,
+        ChosenRows { x, ids, shares }: ChosenRows<'_>,
+        room: &mut ExpertRoom,
+        out: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let (gpu, stream, k, width) = (cuda.gpu(), cuda.stream(), self.k(), self.many[1].k());
+        let (m, chosen) = (x.len() / k, ids.len());
+        if m * k != x.len() || m * self.top_k != chosen || shares.len() != chosen {
+            let expected = format!("rows of {k} that choose {} experts each", self.top_k);
+            return Err(Error::invalid(OP, expected, format!("{} and {chosen}", x.len())));
+        }
+        let ExpertRoom { assignment, gathered, inner, left } = room;
+        let short = |got: usize| Error::invalid(OP, format!("room for {m} rows"), format!("{got} elements"));
+        if let Some([up, down]) = self.few(m) {
+            if inner.len() < chosen * width {
+                return Err(short(inner.len()));
+            }
+            let choices = Choices { ids, top_k: self.top_k };
+            up.gated(gpu, stream, choices, x, inner.view_mut(0..chosen * width))?;
+            return down.combined(gpu, stream, (choices, shares), inner.view(0..chosen * width), out);
+        }
+        let deal = self.deal(gpu, m);
+        let places = deal.places(chosen);
+        if inner.len() < places * width || left.len() < places * k {
+            return Err(short(inner.len()));
+        }
+        assignment.assign(gpu, stream, ids, deal)?;
+        if !deal.direct {
+            gather(gpu, stream, x, k, assignment.rows(), gathered.view_mut(0..places * k))?;
+        }
+        let [up, down] = &self.many;
+        let (list, count) = assignment.list(0);
+        let rows = if deal.direct { x } else { gathered.view(0..places * k) };
+        let y = inner.view_mut(0..places * width);
+        up.forward(cuda, GroupedCall { list, count, tile: deal.tiles[0], x: rows, y })?;
+        let (list, count) = assignment.list(1);
+        let y = left.view_mut().slice(0..places * k).into();
+        down.forward(cuda, GroupedCall { list, count, tile: deal.tiles[1], x: inner.view(0..places * width), y })?;
+        let left = left.view().slice(0..places * k);
+        combine_experts(gpu, stream, left, k, (assignment.places(), shares), out)
+    }
+}
+
+/// A number of rows, its half, and so on down to one.
+fn halves(rows: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(rows.max(1)), |rows| (*rows > 1).then_some(rows / 2))
+}

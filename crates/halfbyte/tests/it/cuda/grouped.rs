@@ -1,0 +1,344 @@
+//! Products with several weights in one launch, and who deals rows out to them.
+
+use super::gpus;
+use super::nn::{Bench, bits, close};
+use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use halfbyte::cuda::driver::{Buffer, FloatView, View};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, Grouped, GroupedCall, Packed, Packer};
+use halfbyte::cuda::nn::{Assignment, Deal, Gate};
+use halfbyte::cuda::{Gpu, Workspace};
+use halfbyte::format::reference::dequantize;
+use halfbyte::kernel::Activation;
+use halfbyte::{Float, QTensor};
+
+#[test]
+fn rows_are_dealt_out_in_order() {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+        let (bench, mut random) = (Bench::new(&gpu), Random(71));
+        for case in 0..40 {
+            let (experts, top_k) = ([1, 8, 33, 128, 700][case % 5], 1 + random.below(4));
+            let rows = [1, 2, 7, 64, 300, 2000][random.below(6)];
+            let (align, tiles) = ([1, 4][case % 2], [8 << random.below(4), 8 << random.below(6)]);
+            let direct = rows == 1 && case % 3 == 0;
+            let deal = Deal { experts, top_k, align, tiles, direct };
+            let crowd = if case % 4 == 0 { 1 + experts / 4 } else { experts };
+            let ids: Vec<u32> = (0..rows * top_k).map(|_| random.below(crowd) as u32).collect();
+            let mut assignment = Assignment::allocate(&gpu, ids.len(), experts, 4, [8; 2]).unwrap();
+            assignment.assign(&gpu, &bench.stream, bench.upload(&ids).view(), deal).unwrap();
+            let (of_places, places) = (bench.read(assignment.rows()), bench.read(assignment.places()));
+            assert_eq!((of_places.len(), places.len()), (deal.places(ids.len()), ids.len()));
+            // Where each expert begins, and each choice behind those before it.
+            let mut next = vec![0usize; experts];
+            ids.iter().for_each(|&id| next[id as usize] += 1);
+            let counts = next.clone();
+            let mut begin = 0;
+            for first in &mut next {
+                (begin, *first) = (begin + first.next_multiple_of(align), begin);
+            }
+            let firsts = next.clone();
+            let mut taken = vec![false; of_places.len()];
+            for (choice, &id) in ids.iter().enumerate() {
+                let place = &mut next[id as usize];
+                assert_eq!((places[choice] as usize, of_places[*place] as usize), (*place, choice / top_k));
+                taken[*place] = true;
+                *place += 1;
+            }
+            assert!(of_places.iter().zip(&taken).all(|(&row, &taken)| taken || row == 0));
+            for (product, tile) in tiles.into_iter().enumerate() {
+                let (list, count) = assignment.list(product);
+                let (list, count) = (bench.read(list), bench.read(count)[0] as usize);
+                let of_expert = |expert: usize| {
+                    let (first, count) = (firsts[expert], counts[expert]);
+                    (0..count.div_ceil(tile)).map(move |i| {
+                        let row = first + i * tile;
+                        let x = if product == 0 && direct { 0 } else { row };
+                        [expert, row, (row + tile).min(first + count), x].map(|v| v as u32)
+                    })
+                };
+                let want: Vec<u32> = (0..experts).flat_map(of_expert).flatten().collect();
+                assert_eq!(list[..4 * count], want, "{deal:?}");
+            }
+        }
+        let (ids, bench) = (bench.upload(&[0u32; 64]), &bench);
+        let mut assignment = Assignment::allocate(&gpu, 32, 8, 1, [8; 2]).unwrap();
+        let of = Deal { experts: 8, top_k: 2, align: 1, tiles: [8; 2], direct: false };
+        let mut refused =
+            |len, deal| assignment.assign(&gpu, &bench.stream, ids.view().slice(0..len), deal).unwrap_err().to_string();
+        assert!(refused(64, of).contains("32 choices"));
+        assert!(refused(3, of).contains("Deal"));
+        assert!(refused(8, Deal { direct: true, ..of }).contains("one row"));
+        assert!(refused(8, Deal { tiles: [8, 0], ..of }).contains("tiles"));
+        assert!(refused(16, Deal { experts: 4000, ..of }).contains("experts"));
+    }
+}
+
+/// Sums of products with a weight, and of their magnitudes.
+fn sums(w: &[f64], x: &[f32], k: usize) -> (f64, f64) {
+    let terms = w.iter().zip(&x[..k]).map(|(w, &x)| w * f64::from(x));
+    terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()))
+}
+
+/// What each weight alone makes of rows, in f32.
+fn alone(bench: &Bench<'_>, w: &Packed, x: FloatView<'_>, m: usize, bias: View<'_, f32>) -> Vec<f32> {
+    let [n, _] = w.shape();
+    let mut workspace = Workspace::new(bench.gpu, &bench.stream, 64 << 20).unwrap();
+    bench.output(Float::F32, m * n, &mut |y| {
+        let epilogue = Epilogue { bias: Some(bias), ..Default::default() };
+        let workspace = Some(&mut workspace);
+        let call = Call { x, w, m, epilogue, y, workspace, batch_invariant: false };
+        matmul::run(bench.gpu, &bench.stream, call).unwrap();
+    })
+}
+
+/// The place of each row, and where rows of each weight begin.
+struct Dealt {
+    assignment: Assignment,
+    rows: Vec<u32>,
+    ids: Vec<u32>,
+    places: Vec<u32>,
+}
+
+fn dealt(bench: &Bench<'_>, random: &mut Random, weights: usize, rows: usize, product: &Grouped) -> Dealt {
+    let tile = product.tile(&bench.gpu.caps(), rows as f64 / weights as f64);
+    let deal = Deal { experts: weights, top_k: 1, align: product.alignment(), tiles: [tile; 2], direct: false };
+    let ids: Vec<u32> = (0..rows).map(|_| random.below(weights) as u32).collect();
+    let mut assignment = Assignment::allocate(bench.gpu, rows, weights, deal.align, [8; 2]).unwrap();
+    assignment.assign(bench.gpu, &bench.stream, bench.upload(&ids).view(), deal).unwrap();
+    let (of_places, places) = (bench.read(assignment.rows()), bench.read(assignment.places()));
+    Dealt { assignment, rows: of_places, ids, places }
+}
+
+const FORMATS: [&str; 12] = [
+    "w4a16-g128",
+    "w4a16-g32-asym",
+    "w8a16-g64",
+    "w8a16-g128-asym",
+    "w4a16",
+    "w8a16-asym",
+    "w4a8-g128",
+    "w8a8",
+    "w4a8-g32-asym",
+    "w8a8-g64",
+    "w4a16-g64",
+    "w4a8-asym",
+];
+
+fn packed(gpu: &Gpu, bench: &Bench<'_>, random: &mut Random, name: &str, shape: [usize; 2], x: Float) -> QTensor {
+    let _ = (gpu, bench);
+    let mut weight = parse(name).weight;
+    weight.scale = x;
+    with_zeros_in_bytes(random.qtensor(weight, shape, false))
+}
+
+#[test]
+fn each_row_is_multiplied_by_its_weight() {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+        let (bench, mut random) = (Bench::new(&gpu), Random(72));
+        for case in 0..36 {
+            let (name, x_type) = (FORMATS[case % 12], [Float::F16, Float::BF16][case / 12 % 2]);
+            let (count, rows) = (1 + random.below(6), [1, 5, 20, 90, 300, 900][random.below(6)]);
+            let (n, k) = (1 + random.below(700), 64 * (1 + random.below(24)));
+            let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
+            let tensors: Vec<_> = (0..count).map(|_| packed(&gpu, &bench, &mut random, name, [n, k], x_type)).collect();
+            let act = parse(name).act;
+            let pack = |w: &QTensor| matmul::pack(&gpu, &bench.stream, w, act, x_type).unwrap();
+            let weights: Vec<Packed> = tensors.iter().map(pack).collect();
+            let biases: Vec<Buffer<f32>> = (0..count).map(|_| bench.upload(&random.normals(n))).collect();
+            let all: Vec<_> = weights.iter().zip(&biases).map(|(w, bias)| (w, Some(bias.view()))).collect();
+            let product = Grouped::new(&gpu, &bench.stream, &all, None, x_type).unwrap().unwrap();
+            let dealt = dealt(&bench, &mut random, count, rows, &product);
+            let x = rounded(&random.normals(rows * k), x_type);
+            let of_places: Vec<f32> = dealt.rows.iter().flat_map(|&row| x[row as usize * k..][..k].to_vec()).collect();
+            let gathered = bench.floats(&of_places, x_type);
+            let tile = dealt.assignment.tile(0);
+            let bytes = product.workspace_bytes(&gpu.caps(), tile, dealt.rows.len());
+            let mut workspace = Workspace::new(&gpu, &bench.stream, bytes).unwrap();
+            let mut y = bench.floats(&vec![1e4; dealt.rows.len() * n], Float::F32);
+            let (list, number) = dealt.assignment.list(0);
+            let mut once = || {
+                let call = GroupedCall {
+                    list,
+                    count: number,
+                    tile,
+                    x: gathered.view(0..of_places.len()),
+                    y: y.view_mut(0..dealt.rows.len() * n),
+                };
+                product.run(&gpu, &bench.stream, call, &mut workspace).unwrap();
+                bench.widened(y.view(0..dealt.rows.len() * n))
+            };
+            let (got, again) = (once(), once());
+            assert_eq!(bits(&got), bits(&again), "not the same bits twice");
+            for (id, w) in tensors.iter().enumerate() {
+                let own: Vec<usize> = (0..rows).filter(|&row| dealt.ids[row] as usize == id).collect();
+                let of_rows: Vec<f32> = own.iter().flat_map(|&row| x[row * k..][..k].to_vec()).collect();
+                let want = match own.len() {
+                    0 => Vec::new(),
+                    m => {
+                        let of_rows = bench.floats(&of_rows, x_type);
+                        alone(&bench, &weights[id], of_rows.view(0..m * k), m, biases[id].view())
+                    }
+                };
+                let values = dequantize(w);
+                for (i, &row) in own.iter().enumerate() {
+                    let place = dealt.places[row] as usize;
+                    for output in 0..n {
+                        let (_, most) = sums(&values[output * k..][..k], &x[row * k..], k);
+                        let want = f64::from(want[i * n + output]);
+                        let bound = (k as f64 / 16.0 + 32.0) * 2f64.powi(-23) * (1.1 * most + want.abs());
+                        let what = format!("{name} {x_type}, {n} × {k}, {rows} rows of {count}, row {row}, {output}");
+                        close(&[got[place * n + output]], &[want], Float::F32, bound, 0.0, &what);
+                    }
+                }
+            }
+            // What is no row's stays as it was.
+            let mut free = vec![true; dealt.rows.len()];
+            dealt.places.iter().for_each(|&place| free[place as usize] = false);
+            let untouched = |place: usize| got[place * n..][..n].iter().all(|&v| v == 1e4);
+            assert!((0..free.len()).filter(|&place| free[place]).all(untouched));
+        }
+    }
+}
+
+/// `f(gate) · other`, and how far that may be off where gate and other are.
+fn gated(gate: (f64, f64), other: (f64, f64), of: Gate) -> (f64, f64) {
+    let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
+    let (left, right) = match (of.clamp, of.activation) {
+        (Some([alpha, limit]), _) => {
+            let [alpha, limit] = [alpha, limit].map(f64::from);
+            let g = gate.0.min(limit);
+            (g * sigmoid(alpha * g), other.0.clamp(-limit, limit) + 1.0)
+        }
+        (None, Activation::Silu) => (gate.0 * sigmoid(gate.0), other.0),
+        (None, Activation::Relu) => (gate.0.max(0.0), other.0),
+        other => panic!("{other:?}"),
+    };
+    // No derivative is above 1.2.
+    let off = 1.2 * gate.1 * (right.abs() + other.1) + left.abs() * (other.1 + 2f64.powi(-20) * right.abs());
+    (left * right, off)
+}
+
+#[test]
+fn gates_let_through_what_they_should() {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+        let (bench, mut random) = (Bench::new(&gpu), Random(73));
+        for case in 0..36 {
+            let (name, x_type) = (FORMATS[case % 12], [Float::F16, Float::BF16][case / 12 % 2]);
+            let (count, rows) = (1 + random.below(5), [1, 9, 60, 400, 1500][random.below(5)]);
+            let (inner, k) = (8 * (1 + random.below(60)), 64 * (1 + random.below(20)));
+            let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
+            let gate = match case % 3 {
+                0 => Gate::SWIGLU,
+                1 => Gate { clamp: Some([1.702, 7.0]), ..Gate::SWIGLU },
+                _ => Gate { activation: Activation::Relu, ..Gate::SWIGLU },
+            };
+            let act = parse(name).act;
+            let mut draw = || packed(&gpu, &bench, &mut random, name, [inner, k], x_type);
+            let tensors: Vec<[QTensor; 2]> = (0..count).map(|_| [draw(), draw()]).collect();
+            let mut packer = Packer::new(&gpu, &bench.stream).with_slab_bytes(1 << [30, 14][case % 2]);
+            let weights: Vec<Packed> =
+                tensors.iter().map(|[gate, up]| packer.pack_gated(&gate.into(), &up.into(), act).unwrap()).collect();
+            let biases: Vec<[Vec<f32>; 2]> = (0..count).map(|_| [(); 2].map(|()| random.normals(inner))).collect();
+            let of_biases: Vec<Buffer<f32>> = biases
+                .iter()
+                .map(|[gate, up]| {
+                    gate.chunks(8).zip(up.chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect::<Vec<_>>()
+                })
+                .map(|bias| bench.upload(&bias))
+                .collect();
+            let all: Vec<_> = weights.iter().zip(&of_biases).map(|(w, bias)| (w, Some(bias.view()))).collect();
+            let product = Grouped::new(&gpu, &bench.stream, &all, Some(gate), x_type).unwrap().unwrap();
+            assert_eq!((product.outputs(), product.k()), (inner, k));
+            let dealt = dealt(&bench, &mut random, count, rows, &product);
+            let x = rounded(&random.normals(rows * k), x_type);
+            let of_places: Vec<f32> = dealt.rows.iter().flat_map(|&row| x[row as usize * k..][..k].to_vec()).collect();
+            let gathered = bench.floats(&of_places, x_type);
+            let tile = dealt.assignment.tile(0);
+            let bytes = product.workspace_bytes(&gpu.caps(), tile, dealt.rows.len());
+            let mut workspace = Workspace::new(&gpu, &bench.stream, bytes).unwrap();
+            let (list, number) = dealt.assignment.list(0);
+            let mut y = bench.floats(&vec![1e4; dealt.rows.len() * inner], x_type);
+            let call = GroupedCall {
+                list,
+                count: number,
+                tile,
+                x: gathered.view(0..of_places.len()),
+                y: y.view_mut(0..dealt.rows.len() * inner),
+            };
+            product.run(&gpu, &bench.stream, call, &mut workspace).unwrap();
+            let got = bench.widened(y.view(0..dealt.rows.len() * inner));
+            // Weights that are scaled early are rounded to the type of x.
+            let early = if act.is_quantized() { 0.0 } else { 2.0 * x_type.unit_roundoff() };
+            for (id, pair) in tensors.iter().enumerate() {
+                let own: Vec<usize> = (0..rows).filter(|&row| dealt.ids[row] as usize == id).collect();
+                let of_rows: Vec<f32> = own.iter().flat_map(|&row| x[row * k..][..k].to_vec()).collect();
+                if own.is_empty() {
+                    continue;
+                }
+                let m = own.len();
+                let of_rows = bench.floats(&of_rows, x_type);
+                let separate = [0, 1].map(|i| {
+                    let w = matmul::pack(&gpu, &bench.stream, &pair[i], act, x_type).unwrap();
+                    let bias = bench.upload(&biases[id][i]);
+                    (alone(&bench, &w, of_rows.view(0..m * k), m, bias.view()), dequantize(&pair[i]))
+                });
+                for (i, &row) in own.iter().enumerate() {
+                    for output in 0..inner {
+                        let [of_gate, other] = separate.each_ref().map(|(y, values)| {
+                            let (_, most) = sums(&values[output * k..][..k], &x[row * k..], k);
+                            let want = f64::from(y[i * inner + output]);
+                            let order = (k as f64 / 16.0 + 32.0) * 2f64.powi(-23);
+                            (want, order * (1.1 * most + want.abs()) + early * most)
+                        });
+                        let (want, bound) = gated(of_gate, other, gate);
+                        let what =
+                            format!("{name} {x_type}, {inner} × {k}, {rows} rows of {count}, {gate:?}, {output}");
+                        let at = dealt.places[row] as usize * inner + output;
+                        close(&[got[at]], &[want], x_type, bound, 0.0, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_that_do_not_go_together_are_refused() {
+    for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
+        let (bench, mut random) = (Bench::new(&gpu), Random(74));
+        let mut draw = |name: &str, shape| packed(&gpu, &bench, &mut random, name, shape, Float::F16);
+        let act = parse("w4a16-g128").act;
+        let [first, second] = [(); 2].map(|()| draw("w4a16-g128", [64, 256]));
+        let pack = |w: &QTensor| matmul::pack(&gpu, &bench.stream, w, act, Float::F16).unwrap();
+        let mut packer = Packer::new(&gpu, &bench.stream);
+        let plain = pack(&first);
+        let gated = packer.pack_gated(&(&first).into(), &(&second).into(), act).unwrap();
+        let new = |all: &[(&Packed, Option<_>)], gate, x| {
+            Grouped::new(&gpu, &bench.stream, all, gate, x).unwrap().map(|_| ()).map_err(|why| why.to_string())
+        };
+        assert!(new(&[(&plain, None)], None, Float::F16).is_ok());
+        assert!(new(&[(&gated, None)], Some(Gate::SWIGLU), Float::F16).is_ok());
+        assert!(new(&[(&gated, None)], None, Float::F16).unwrap_err().contains("gates"));
+        assert!(new(&[(&plain, None)], Some(Gate::SWIGLU), Float::F16).unwrap_err().contains("gates"));
+        assert!(new(&[], None, Float::F16).is_err() && new(&[(&plain, None)], None, Float::F32).is_err());
+        for other in [draw("w4a16-g128", [128, 256]), draw("w4a16-g64", [64, 256]), draw("w8a16-g128", [64, 256])] {
+            assert!(new(&[(&plain, None), (&pack(&other), None)], None, Float::F16).unwrap_err().contains("one shape"));
+        }
+        // Its rows are no outputs of a product alone.
+        let x = bench.floats(&[0.0; 256], Float::F16);
+        let mut y = bench.floats(&[0.0; 128], Float::F32);
+        let call = Call {
+            x: x.view(0..256),
+            w: &gated,
+            m: 1,
+            epilogue: Epilogue::default(),
+            y: y.view_mut(0..128),
+            workspace: None,
+            batch_invariant: false,
+        };
+        assert!(matmul::run(&gpu, &bench.stream, call).unwrap_err().to_string().contains("gates"));
+        let uneven = draw("w4a16-g128", [72, 256]);
+        assert!(packer.pack_gated(&(&first).into(), &(&uneven).into(), act).is_err());
+        let odd = draw("w4a16-g128", [12, 256]);
+        assert!(packer.pack_gated(&(&odd).into(), &(&odd).into(), act).is_err());
+    }
+}
