@@ -48,6 +48,9 @@ pub struct Args {
     /// Elements of the vector inside an expert.
     #[arg(long, value_name = "SIZE", default_value_t = 14336)]
     inner: usize,
+    /// Rows of tiles, in the place of those that are chosen.
+    #[arg(long, value_name = "ROWS")]
+    tile: Option<usize>,
     /// Rows.
     #[arg(short, value_name = "M", value_delimiter = ',', default_values_t = [1, 32, 4096])]
     m: Vec<usize>,
@@ -166,8 +169,12 @@ fn pack(args: &Args, format: Format, cuda: &Cuda, copy: usize) -> Result<Weights
 fn layer(args: &Args, Weights { up, down }: &Weights, cuda: &Cuda) -> Result<ExpertLayer> {
     let [up, down] = [up, down].map(|all| all.iter().map(|w| (w, None)).collect::<Vec<_>>());
     let made = ExpertLayer::new(cuda.gpu(), cuda.stream(), [&up, &down], Gate::SWIGLU, args.top_k, Float::F16)?;
-    made.map_err(|why| {
+    let made = made.map_err(|why| {
         Failure::usage("no kernel multiplies these experts together", why.to_string(), "name another format or size")
+    })?;
+    Ok(match args.tile {
+        Some(rows) => made.in_tiles(rows)?,
+        None => made,
     })
 }
 

@@ -55,7 +55,7 @@ DEV void store_gated(float4 v, const RowTerms& r, const Given& g, int n0, int m0
 }
 // Stores 16 rows x 8 tokens of a warp, those before `end`: two rows of one token a lane.
 DEV void store_block(float4 v, const RowTerms& r, const Given& g, int n0, int m0, int end, int lane) {
-  if constexpr (GATED) return store_gated(v, r, g, n0, m0, end, lane);
+  if constexpr (GATES) return store_gated(v, r, g, n0, m0, end, lane);
   if constexpr (OUT == 2) {  // 8 rows of a token are 32 bytes
     const int token = m0 + 2 * (lane & 3), row = n0 + (lane >> 2);
     float* p = (float*)g.y + (u64)token * g.pitch_of_y() + row;
@@ -97,7 +97,7 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, const Pl
     if constexpr (STAGED == 0) {
 #pragma unroll
       for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, at.token + 8 * i, at.end, lane);
-    } else if constexpr (GATED) {
+    } else if constexpr (GATES) {
       static_assert(STAGED % 32 == 0, "four matrices of 8 tokens");
       const u32 base = staging + wg * (STAGED * 128), to = base + lane * 128 + ((warp4 ^ (lane & 7)) << 4);
 #pragma unroll

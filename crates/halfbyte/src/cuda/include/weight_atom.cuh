@@ -45,9 +45,9 @@ constexpr int ACTIVATION = HB_ACTIVATION;  // 0 none, 1 clamp to HB_LOW .. HB_HI
 // Of each 16 rows the first 8 are gates of the others: an output for both, activation(gate) * other. Instead of an
 // activation 5: gate * sigmoid(HB_LOW * gate) * (other + 1), of a gate and another that HB_HIGH bounds.
 #ifdef HB_GATED
-constexpr bool GATED = HB_GATED;
+constexpr bool GATES = HB_GATED;
 #else
-constexpr bool GATED = false;
+constexpr bool GATES = false;
 #endif
 
 #ifdef HB_FACTORS

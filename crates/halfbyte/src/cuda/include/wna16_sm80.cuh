@@ -56,7 +56,7 @@ struct Arguments {
   int waves, workers, sharers;  // rounds of whole tiles; grid; workers that share the cut tiles
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATES ? n / 2 : n; }
 };
 
 // With several weights, each with rows of its own: m is all rows of x, and what follows `columns` is not given.

@@ -81,7 +81,7 @@ struct Arguments {
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   int padding;  // of this struct
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATES ? n / 2 : n; }
 };
 
 // With windows: x is images, and its map one of im2col: boxes of NT pixels x WINDOW channels.

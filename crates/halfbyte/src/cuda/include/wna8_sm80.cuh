@@ -60,7 +60,7 @@ struct Arguments {
   int groups, m_pitch;  // of x; from group and term to the next
   int padding;  // of this struct
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATES ? n / 2 : n; }
 };
 
 // With several weights, each with rows of its own: m is all rows of x, and what follows `columns` is not given.

@@ -87,7 +87,7 @@ struct Arguments {
   int groups;  // of x
   int padding;  // of this struct
   // Outputs from a token of y to the next.
-  __device__ __forceinline__ int pitch_of_y() const { return GATED ? n / 2 : n; }
+  __device__ __forceinline__ int pitch_of_y() const { return GATES ? n / 2 : n; }
 };
 
 // With windows: x is images; its map, and one of the terms [pixels][groups][4], are of im2col.

@@ -71,7 +71,10 @@ pub(super) trait Gemm: Sized + 'static {
     /// Every configuration that some shape on some device takes.
     fn every_config(form: &Form) -> Vec<Self::Config>;
 
-    /// The configuration for so many rows a weight where there are several weights, and blocks at once. It takes no clusters.
+    /// Rows of the tiles that products with several weights may have, the smallest first.
+    fn grouped_tiles(form: &Form) -> Vec<usize>;
+
+    /// The configuration for one of these tiles, and blocks at once. It takes no clusters.
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Self::Config, usize);
 
     /// The parameters of a launch with several weights.

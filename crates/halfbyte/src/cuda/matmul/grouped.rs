@@ -100,7 +100,8 @@ macro_rules! first_kernel {
 
 /// A kernel for the weights.
 trait Product: Debug + Send + Sync {
-    fn tile(&self, caps: &Caps, rows: usize) -> usize;
+    fn tile(&self, caps: &Caps, rows: f64) -> usize;
+    fn tiles(&self) -> Vec<usize>;
     fn alignment(&self) -> usize;
     fn workspace_bytes(&self, caps: &Caps, tile: usize, rows: usize) -> usize;
     fn instance(&self, caps: &Caps, tile: usize) -> Instance;
@@ -155,12 +156,32 @@ fn instance(config: impl Tile, form: &Form, gate: Option<Gate>) -> Instance {
     with_output_function(plain, Activation::None, gate)
 }
 
+/// Clocks that a multiprocessor takes for a row of x and an atom of weights, and rows whose time an atom takes by itself, for its
+/// conversion: what fits tiles of 8 to 128 rows within 11 % (one H200, Mixtral's and Qwen3's sizes, 4 bits). That an atom comes from
+/// the second-level cache takes half the time that memory takes.
+const CLOCKS_OF_ROW: f64 = 5.0;
+const ROWS_OF_CONVERSION: f64 = 32.0;
+
+/// Clocks of a multiprocessor for an atom of a weight that so many rows have chosen on average, by chance, in tiles of so many: the
+/// first column of tiles waits for memory or for the tensor cores, others for the cache or for these.
+fn time_of_weight(caps: &Caps, atom_bytes: usize, tile: usize, rows: f64) -> f64 {
+    let memory = caps.clocks_of_memory(atom_bytes);
+    let computing = CLOCKS_OF_ROW * (tile as f64 + ROWS_OF_CONVERSION);
+    // Of a Poisson distribution, which is normal where there are many: the columns that rows take, and whether there are any.
+    let (deviation, tile) = (rows.sqrt().max(1e-9), tile as f64);
+    let more_than = |count: f64| 0.5 * libm::erfc((count + 0.5 - rows) / (deviation * std::f64::consts::SQRT_2));
+    let most = ((rows + 6.0 * deviation) / tile).ceil() as usize;
+    let some = 1.0 - (-rows).exp();
+    let others: f64 = (1..=most).map(|columns| more_than(columns as f64 * tile)).sum();
+    some * memory.max(computing) + others * (memory / 2.0).max(computing)
+}
+
 /// All configurations of a kernel for some forms, for the record of what kernels take: with gates where y is a half.
 pub(super) fn samples<T: Gemm>(caps: &Caps, forms: &[Form]) -> Vec<Instance> {
-    const ROWS: [usize; 6] = [8, 16, 32, 64, 128, 256];
     let of = |form: &Form| {
         let gate = (form.out != Float::F32).then_some(Gate::SWIGLU);
-        ROWS.map(|rows| instance(T::grouped_config(form, [rows, 28672, 4096], caps).0, form, gate))
+        let of_tile = |tile| instance(T::grouped_config(form, [tile, 28672, 4096], caps).0, form, gate);
+        T::grouped_tiles(form).into_iter().map(of_tile).collect::<Vec<_>>()
     };
     forms.iter().flat_map(of).collect()
 }
@@ -234,8 +255,12 @@ impl Grouped {
 
     /// Rows of a tile where each weight has so many rows on average, dealt out by chance.
     pub fn tile(&self, caps: &Caps, rows: f64) -> usize {
-        // Nearly all weights get by with one column where there are few rows: mean and two deviations.
-        self.product.tile(caps, (rows + 2.0 * rows.sqrt()).ceil().max(1.0) as usize)
+        self.product.tile(caps, rows)
+    }
+
+    /// Rows that tiles may have.
+    pub fn tiles(&self) -> Vec<usize> {
+        self.product.tiles()
     }
 
     /// The number of which rows of a weight must begin at a multiple, in x and y.
@@ -327,13 +352,13 @@ impl<T: Gemm> Of<T> {
         })
     }
 
-    /// The configuration for so many rows a weight, and who computes what as far as the host knows.
-    fn plan(&self, caps: &Caps, rows: usize) -> (T::Config, Schedule) {
+    /// The configuration for a tile, and who computes what as far as the host knows.
+    fn plan(&self, caps: &Caps, tile: usize) -> (T::Config, Schedule) {
         let [n, k] = self.shape;
-        let (config, workers) = T::grouped_config(&self.form, [rows, n, k], caps);
-        let schedule = T::schedule(&self.form, (config, false), [rows, n, k], caps);
+        let (config, workers) = T::grouped_config(&self.form, [tile, n, k], caps);
+        let schedule = T::schedule(&self.form, (config, false), [tile, n, k], caps);
         // Weights of one column are read once.
-        let columns = if rows < MANY { 1 } else { 2 };
+        let columns = if tile < MANY { 1 } else { 2 };
         (config, Schedule { columns, waves: 0, workers, sharers: 1, cut: workers.max(2), ..schedule })
     }
 
@@ -348,8 +373,14 @@ impl<T: Gemm> Of<T> {
 }
 
 impl<T: Gemm + Debug> Product for Of<T> {
-    fn tile(&self, caps: &Caps, rows: usize) -> usize {
-        self.plan(caps, rows).0.tokens()
+    fn tiles(&self) -> Vec<usize> {
+        T::grouped_tiles(&self.form)
+    }
+
+    fn tile(&self, caps: &Caps, rows: f64) -> usize {
+        let time = |tile: &usize| time_of_weight(caps, self.form.atom.bytes(), *tile, rows);
+        let tiles = T::grouped_tiles(&self.form);
+        tiles.into_iter().min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(MANY)
     }
 
     fn alignment(&self) -> usize {

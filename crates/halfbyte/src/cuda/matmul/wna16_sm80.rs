@@ -122,6 +122,10 @@ impl Gemm for Wna16Sm80 {
         every_device().flat_map(|caps| config::all(form.atom, form.out, &caps)).collect()
     }
 
+    fn grouped_tiles(_: &Form) -> Vec<usize> {
+        vec![8, 16, 32, 64]
+    }
+
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
         let config = config::config(form.atom, shape, form.out, caps);
         (config, config.workers(form.atom, form.out, caps))

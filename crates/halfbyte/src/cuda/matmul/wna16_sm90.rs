@@ -112,6 +112,10 @@ impl Gemm for Wna16Sm90 {
         config::every(form.atom, form.out)
     }
 
+    fn grouped_tiles(form: &Form) -> Vec<usize> {
+        config::grouped_tiles(form.atom, form.out)
+    }
+
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
         let config = config::grouped(form.atom, shape, form.out);
         (config, caps.multiprocessors.max(1) as usize * config.blocks)

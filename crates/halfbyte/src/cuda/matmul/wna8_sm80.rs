@@ -121,6 +121,10 @@ impl Gemm for Wna8Sm80 {
         every_device().flat_map(|caps| config::all(form.atom, form.terms, form.out, &caps)).collect()
     }
 
+    fn grouped_tiles(form: &Form) -> Vec<usize> {
+        config::tokens(form.atom, form.terms).collect()
+    }
+
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
         let config = config::config(form.atom, form.terms, shape, form.out, caps);
         (config, config.workers(form.atom, form.terms, form.out, caps))

@@ -113,6 +113,11 @@ impl Gemm for Wna8Sm90 {
         config::every(form.atom, form.terms, form.out)
     }
 
+    fn grouped_tiles(_: &Form) -> Vec<usize> {
+        // Sums of 256 tokens leave no registers for the list of weights.
+        vec![8, 16, 32, 64, 128]
+    }
+
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
         let workers = caps.multiprocessors.max(1) as usize;
         (config::grouped(form.atom, form.terms, shape, form.out, workers), workers)

@@ -1,13 +1,13 @@
 //! The experts of a layer, from normed rows with their choices to the sum of what their experts leave.
 //!
 //! ```text
-//! few rows:   up with its gate ─ down with the sum of a row's experts       experts_gemv, each choice reads its expert's weights
+//! few rows:   up with its gate ─ down with the sum of a row's experts       experts_gemv, one kernel; each choice reads its weights
 //! others:     assign ─ gather ─ up with its gate ─ down ─ combine_experts   grouped GEMM, all experts in one launch
 //! ```
 
-use super::{Assignment, Choices, Deal, ExpertWeights, FloatBuffer, Gate, combine_experts, gather};
-use crate::cuda::driver::{Buffer, FloatView, Stream, View, ViewMut};
-use crate::cuda::matmul::{Grouped, GroupedCall, Packed};
+use super::{Assignment, ChosenRows, Deal, ExpertWeight, ExpertsGemv, FloatBuffer, Gate, combine_experts, gather};
+use crate::cuda::driver::{Buffer, Stream, ViewMut};
+use crate::cuda::matmul::{Grouped, GroupedCall};
 use crate::cuda::sources::Instance;
 use crate::cuda::{Cuda, Gpu};
 use crate::error::{Error, Result};
@@ -26,18 +26,17 @@ const READ_TWICE: f64 = 1.25;
 /// Rows of the smallest tile that a grouped product has.
 const LEAST_TILE: usize = 8;
 
-/// A weight of an expert, with its bias.
-pub type ExpertWeight<'a> = (&'a Packed, Option<View<'a, f32>>);
-
 /// Up, with its gate, and down of all experts of a layer. It holds addresses: of the weights, which must outlive it.
 #[derive(Debug)]
 pub struct ExpertLayer {
     /// For few rows; None: there is no kernel for them.
-    few: Option<[ExpertWeights; 2]>,
+    few: Option<ExpertsGemv>,
     many: [Grouped; 2],
     experts: usize,
     top_k: usize,
     x: Float,
+    /// Rows of tiles, if not those that are chosen: then grouped products multiply every number of rows.
+    tiles: Option<usize>,
 }
 
 /// What passes between the steps of an [`ExpertLayer`], for so many rows of layers alike.
@@ -50,17 +49,8 @@ pub struct ExpertRoom {
     inner: FloatBuffer,
     /// What experts leave, expert by expert.
     left: Buffer<f32>,
-}
-
-/// Rows and what they have chosen.
-#[derive(Clone, Copy, Debug)]
-pub struct ChosenRows<'a> {
-    /// Rows `[m, k]`.
-    pub x: FloatView<'a>,
-    /// Experts of each, `[m, top_k]`, below their number.
-    pub ids: View<'a, u32>,
-    /// Their shares, likewise.
-    pub shares: View<'a, f32>,
+    /// Of few rows, zeros between launches.
+    counters: Buffer<u32>,
 }
 
 impl ExpertLayer {
@@ -89,11 +79,18 @@ impl ExpertLayer {
         if of_down.k() != of_up.outputs() || of_down.outputs() != of_up.k() {
             return refuse("takes weights down that read what those up leave");
         }
-        let few =
-            [ExpertWeights::new(gpu, stream, up, Some(gate), x)?, ExpertWeights::new(gpu, stream, down, None, x)?];
-        let few = if let [Ok(up), Ok(down)] = few { Some([up, down]) } else { None };
-        let few = few.filter(|few| few.iter().all(|product| product.serves(gpu, top_k)));
-        Ok(Ok(Self { few, many: [of_up, of_down], experts: up.len(), top_k, x }))
+        let few = ExpertsGemv::new(gpu, stream, [up, down], gate, top_k, x)?.ok();
+        Ok(Ok(Self { few, many: [of_up, of_down], experts: up.len(), top_k, x, tiles: None }))
+    }
+
+    /// Multiplies every number of rows by grouped products, in tiles of so many rows: for measuring which are best. Error: there are no
+    /// such tiles.
+    pub fn in_tiles(mut self, rows: usize) -> Result<Self> {
+        if let Some(all) = self.many.iter().map(|product| product.tiles()).find(|all| !all.contains(&rows)) {
+            return Err(Error::invalid(OP, format!("tiles of {all:?} rows"), rows.to_string()));
+        }
+        self.tiles = Some(rows);
+        Ok(self)
     }
 
     /// Elements of a row.
@@ -102,10 +99,12 @@ impl ExpertLayer {
     }
 
     /// What computes a number of rows, if each choice reads its expert's weights for itself.
-    fn few(&self, rows: usize) -> Option<&[ExpertWeights; 2]> {
+    fn few(&self, rows: usize) -> Option<&ExpertsGemv> {
         let (chosen, experts) = (rows * self.top_k, self.experts as f64);
         let distinct = experts * (1.0 - (1.0 - self.top_k as f64 / experts).powi(rows as i32));
-        self.few.as_ref().filter(|_| chosen <= FEW_CHOICES && chosen as f64 <= READ_TWICE * distinct)
+        self.few
+            .as_ref()
+            .filter(|_| self.tiles.is_none() && chosen <= FEW_CHOICES && chosen as f64 <= READ_TWICE * distinct)
     }
 
     /// How rows are dealt out.
@@ -115,7 +114,8 @@ impl ExpertLayer {
             experts: self.experts,
             top_k: self.top_k,
             align: self.many.iter().map(Grouped::alignment).max().unwrap_or(1),
-            tiles: [&self.many[0], &self.many[1]].map(|product| product.tile(&caps, each)),
+            tiles: [&self.many[0], &self.many[1]]
+                .map(|product| self.tiles.unwrap_or_else(|| product.tile(&caps, each))),
             direct: rows == 1,
         }
     }
@@ -123,7 +123,7 @@ impl ExpertLayer {
     /// Names of the kernels for a number of rows, in order.
     pub fn kernels(&self, rows: usize) -> &'static [&'static str] {
         match (self.few(rows), rows) {
-            (Some(_), _) => &["experts_gemv", "experts_gemv"],
+            (Some(_), _) => &["experts_gemv"],
             (None, 1) => &["assign", "grouped GEMM", "grouped GEMM", "combine_experts"],
             (None, _) => &["assign", "gather", "grouped GEMM", "grouped GEMM", "combine_experts"],
         }
@@ -135,7 +135,7 @@ impl ExpertLayer {
             let Deal { tiles, .. } = self.deal(gpu, rows);
             self.many.iter().zip(tiles).map(|(product, tile)| product.instance(&gpu.caps(), tile)).collect::<Vec<_>>()
         });
-        self.few.iter().flatten().map(ExpertWeights::instance).chain(many).collect()
+        self.few.iter().map(ExpertsGemv::instance).chain(many).collect()
     }
 
     /// Room for so many rows of any of some layers, in a queue whose workspace they take. Errors: no layer, memory is short.
@@ -159,11 +159,14 @@ impl ExpertLayer {
         let [choices, experts] =
             [most(&|layer| rows * layer.top_k), most(&|layer| layer.experts)].map(|v| v.unwrap_or(0));
         let align = most(&|layer| layer.deal(gpu, rows).align).unwrap_or(1);
+        let mut counters = gpu.context().allocate(ExpertsGemv::counters(FEW_CHOICES))?;
+        cuda.stream().fill(counters.view_mut(), 0)?;
         Ok(ExpertRoom {
             assignment: Assignment::allocate(gpu, choices, experts, align, [LEAST_TILE; 2])?,
             gathered: FloatBuffer::allocate(gpu, x, size(&Self::k))?,
             inner: FloatBuffer::allocate(gpu, x, size(&|layer| layer.many[1].k()))?,
             left: gpu.context().allocate(size(&Self::k))?,
+            counters,
         })
     }
 
@@ -184,15 +187,14 @@ impl ExpertLayer {
             let expected = format!("rows of {k} that choose {} experts each", self.top_k);
             return Err(Error::invalid(OP, expected, format!("{} and {chosen}", x.len())));
         }
-        let ExpertRoom { assignment, gathered, inner, left } = room;
+        let ExpertRoom { assignment, gathered, inner, left, counters } = room;
         let short = |got: usize| Error::invalid(OP, format!("room for {m} rows"), format!("{got} elements"));
-        if let Some([up, down]) = self.few(m) {
-            if inner.len() < chosen * width {
+        if let Some(few) = self.few(m) {
+            if inner.len() < few.inner(m) || counters.len() < ExpertsGemv::counters(m) {
                 return Err(short(inner.len()));
             }
-            let choices = Choices { ids, top_k: self.top_k };
-            up.gated(gpu, stream, choices, x, inner.view_mut(0..chosen * width))?;
-            return down.combined(gpu, stream, (choices, shares), inner.view(0..chosen * width), out);
+            let between = (inner.view_mut(0..few.inner(m)), counters.view_mut().slice(0..ExpertsGemv::counters(m)));
+            return few.forward(gpu, stream, ChosenRows { x, ids, shares }, between, out);
         }
         let deal = self.deal(gpu, m);
         let places = deal.places(chosen);

@@ -1,34 +1,41 @@
-// Products of a few rows with the weights of the experts that they have chosen:
-//   COMBINED   y[row] = sum of shares[row][i] * (W[ids[row][i]] . x[row][i] + bias), in the order of i
-//   else       y[row][i] = the gated outputs of W[ids[row][i]] . x[row] + bias
+// The experts of a few rows, each choice by itself, in one kernel:
+//   inner[row][i] = the gated outputs of up[ids[row][i]] . x[row] + bias
+//   y[row] = sum of shares[row][i] * (down[ids[row][i]] . inner[row][i] + bias), in the order of i
 //
-//   a block walks over items of 16 rows of a weight; its warps share the columns of an item, and add up in order
-//   x lies in shared memory as B fragments have it; it is column 0 of B, and the other columns are zeros
-//   codes come by plain loads, some units (16 rows x 128 columns) ahead, those of the next item among them
+//   a block walks over items of 16 rows of a weight; its warps share the columns of an item, each another part from item
+//       to item, and one of them, each in its turn, adds up in order
+//   what is multiplied lies in shared memory as B fragments have it; it is column 0 of B, and the other columns are zeros
+//   codes come by plain loads, some units (16 rows x 128 columns) ahead, those of the next item among them; the first of
+//       down come while the blocks of a row wait for each other
 //
-// Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the packed
+// All blocks of a row are on the device at once, or come to be while they wait: they begin in order, and no row waits for
+// another. Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the packed
 // weights.
 #include "ampere.cuh"
 #include "decode_codes.cuh"
 #include "output_function.cuh"
 #include "ptx.cuh"
 
-constexpr bool COMBINED = HB_COMBINED;
-static_assert(COMBINED != GATED, "one or the other");
+// Of all experts, one kind of weight.
+struct Weights {
+  const u64* atoms;  // [experts]: addresses of atoms
+  const u64* biases;  // [experts]: addresses of floats; or null
+};
 
 // As `Params` in experts_gemv.rs.
 struct Params {
-  const u64* weights;  // [experts]: addresses of atoms, [n][k] each
-  const u64* biases;  // [experts]: addresses of floats, [n] each; or null
-  const u32* ids;  // [gridDim.y][top_k]
-  const float* shares;  // [gridDim.y][top_k], or null
-  const u16* x;  // [gridDim.y][COMBINED ? top_k : 1][k], at a multiple of 16 bytes
-  void* y;  // [gridDim.y][n] floats; or [gridDim.y][top_k][n / 2] in the type of x
-  u32 n, k, experts, top_k;
+  Weights up, down;  // [2 * width][hidden], gates and others in turn; [hidden][width]
+  const u32* ids;  // [rows][top_k]
+  const float* shares;  // [rows][top_k]
+  const u16* x;  // [rows][hidden], at a multiple of 16 bytes
+  u16* inner;  // [rows][top_k][width], likewise
+  float* y;  // [rows][hidden]
+  u32* counters;  // [rows][2], zeros before and after: blocks that have left what they add to inner; that have ended
+  u32 hidden, width, experts, top_k;
 };
 
-constexpr int WARPS = 16, BLOCKS = 2, AT_ONCE = 8 / BITS;  // AT_ONCE: units
-constexpr int MOST_CHOICES = 16;
+constexpr u32 WARPS = 16, BLOCKS = HB_BLOCKS, MOST_CHOICES = 16;  // of a block, of a multiprocessor, of a row
+constexpr int AT_ONCE = HB_AT_ONCE;  // units on their way, of each warp
 
 extern __shared__ __align__(16) u32 x_words[];  // [units][8 k16 steps in pairs][4 lanes][4]
 
@@ -72,92 +79,172 @@ struct Unit {
 
 // An expert that the row has chosen.
 struct Chosen {
-  const u8* atoms;
-  const float* bias;
+  const u8* atoms[2];  // of up, of down
+  const float* biases[2];
   float share;
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) experts_gemv(const __grid_constant__ Params p) {
-  __shared__ float sums[2][WARPS][16];
-  __shared__ Chosen chosen[MOST_CHOICES];
-  const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y;
-  const u32 steps = (p.k + 127) / 128, strips = (p.n + 63) / 64, row_blocks = (p.n + 15) / 16;
-  const u32 items = COMBINED ? row_blocks : p.top_k * row_blocks, all = COMBINED ? p.top_k * steps : steps;
-  const u32 begin = warp * all / WARPS, end = (warp + 1) * all / WARPS;
-  dependency_wait();
-  launch_dependents();
-  if (threadIdx.x < p.top_k) {
-    const u32 at = row * p.top_k + threadIdx.x, id = min(p.ids[at], p.experts - 1);  // the limit guards memory
-    chosen[threadIdx.x] = {reinterpret_cast<const u8*>(p.weights[id]),
-                           p.biases ? reinterpret_cast<const float*>(p.biases[id]) : nullptr,
-                           p.shares ? p.shares[at] : 1.f};
-  }
-  __syncthreads();
+struct Shared {
+  float sums[2][WARPS][16];
+  Chosen chosen[MOST_CHOICES];
+};
 
-  // The next unit to load: that of an item.
-  u32 item = blockIdx.x, next = begin;
-  const auto load = [&](Unit& unit) {
-    if (item >= items) return;
-    const u32 expert = COMBINED ? next / steps : item / row_blocks, k = COMBINED ? next % steps : next;
-    const u32 row_block = COMBINED ? item : item % row_blocks, strip = row_block / 4, super = strip & ~3u;
-    const u32 in = min(4u, strips - super);
-    unit.load(chosen[expert].atoms + (u64(super) * steps + u64(k) * in + (strip - super)) * ATOM, row_block % 4, lane);
-    if (++next == end) next = begin, item += gridDim.x;
-  };
-  Unit units[AT_ONCE];
-  if (begin < end)
-#pragma unroll
-    for (u32 i = 0; i < AT_ONCE; i++) load(units[i]);
-
-  // x, while the first weights come: eight columns at a time, words of one k16 step and one half of it.
-  for (u32 of = 0; of < (COMBINED ? p.top_k : 1); of++) {
-    const uint4* const x = reinterpret_cast<const uint4*>(p.x + (COMBINED ? u64(row) * p.top_k + of : u64(row)) * p.k);
-#pragma unroll 4
+// Elements of rows, past the first-level cache, to the places that B fragments have: eight columns at a time, words of
+// one k16 step and one half of it.
+DEV void stage(const u16* from, u32 rows, u32 columns) {
+  const u32 steps = (columns + 127) / 128;
+#pragma unroll 1
+  for (u32 row = 0; row < rows; row++) {
+    const uint4* const x = reinterpret_cast<const uint4*>(from + u64(row) * columns);
+#pragma unroll 2
     for (u32 i = threadIdx.x; i < steps * 16; i += 32 * WARPS) {
-      const uint4 v = 8 * i < p.k ? x[i] : make_uint4(0, 0, 0, 0);
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (8 * i < columns)
+        asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                     : "l"(x + i));
       const u32 step = i / 2 % 8;
-      u32* const to = x_words + (of * steps + i / 16) * 64 + step / 2 * 16 + step % 2 * 2 + i % 2;
+      u32* const to = x_words + (row * steps + i / 16) * 64 + step / 2 * 16 + step % 2 * 2 + i % 2;
       to[0] = v.x, to[4] = v.y, to[8] = v.z, to[12] = v.w;
     }
   }
   __syncthreads();
+}
 
-  u32 turn = 0;
-  const auto finish = [&](u32 at, float sum, float sum8) {
-    if (lane % 4 == 0) sums[turn][warp][lane / 4] = sum, sums[turn][warp][8 + lane / 4] = sum8;
-    __syncthreads();
-    const u32 i = threadIdx.x, row_block = COMBINED ? at : at % row_blocks, of = COMBINED ? 0 : at / row_blocks;
-    if (i < 16) {
-      const u32 output = row_block * 16 + i;
-      float total = 0;
-      for (u32 j = 0; j < (COMBINED ? p.top_k : 1); j++)
-        if (const Chosen& c = chosen[of + j]; c.bias && output < p.n)
-          total = fmaf(c.bias[output], COMBINED ? c.share : 1.f, total);
-      for (u32 w = 0; w < WARPS; w++) total += sums[turn][w][i];
-      if constexpr (COMBINED) {
-        if (output < p.n) static_cast<float*>(p.y)[u64(row) * p.n + output] = total;
-      } else {
-        const float v = gated(total, __shfl_down_sync(0xffff, total, 8));
-        const u64 to = (u64(row) * p.top_k + of) * (p.n / 2) + row_block * 8 + i;
-        if (i < 8 && output < p.n) static_cast<u16*>(p.y)[to] = BF16 ? bfloat_of_float(v) : half_of_float(v);
-      }
-    }
-    turn ^= 1;
+// Up, or down with the sum over a row's experts.
+template <bool DOWN> struct Phase {
+  const Params& p;
+  Shared& shared;
+  u32 warp, lane, row, steps, strips, row_blocks, items, all;
+  __device__ __forceinline__ Phase(const Params& p, Shared& shared)
+      : p(p), shared(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32), row(blockIdx.y) {
+    const u32 n = DOWN ? p.hidden : 2 * p.width;
+    steps = ((DOWN ? p.width : p.hidden) + 127) / 128, strips = (n + 63) / 64, row_blocks = (n + 15) / 16;
+    items = DOWN ? row_blocks : p.top_k * row_blocks, all = DOWN ? p.top_k * steps : steps;
+  }
+
+  // A place among the units of this warp: of an item, of row block `rows` of the weight of choice `of`.
+  struct Walk {
+    u32 item, part, unit, end, rows, of;
   };
-  u32 at = blockIdx.x, unit = begin;
-  float sum = 0, sum8 = 0;
-  if (begin == end)
-    for (; at < items; at += gridDim.x) finish(at, 0.f, 0.f);
-#pragma unroll 1
-  while (at < items)
+  __device__ __forceinline__ void enter(Walk& w) const {
+    w.unit = w.part * all / WARPS, w.end = (w.part + 1) * all / WARPS;
+    if constexpr (DOWN)
+      w.of = w.unit / steps;
+    else
+      while (w.rows >= row_blocks && w.item < items) w.rows -= row_blocks, w.of++;
+  }
+  __device__ __forceinline__ void next_item(Walk& w) const {
+    w.item += gridDim.x, w.rows += gridDim.x, w.part = (w.part + 1) % WARPS;
+    enter(w);
+  }
+  // The next unit; false at the end of what is known of the weight's place.
+  __device__ __forceinline__ bool next_unit(Walk& w) const {
+    w.unit++;
+    if (DOWN && w.unit == (w.of + 1) * steps) {
+      w.of++;
+      return false;
+    }
+    return w.unit != w.end;
+  }
+
+  // Adds up what the warps have of an item.
+  __device__ __forceinline__ void finish(const Walk& at, u32 turn, float sum, float sum8) const {
+    float (&sums)[WARPS][16] = shared.sums[turn % 2];
+    if (lane % 4 == 0) sums[at.part][lane / 4] = sum, sums[at.part][8 + lane / 4] = sum8;
+    __syncthreads();
+    if (turn % WARPS != warp) return;
+    const u32 i = lane % 16, output = at.rows * 16 + i, first = DOWN ? 0 : at.of;
+    const bool there = output < (DOWN ? p.hidden : 2 * p.width);
+    float total = 0;
+    for (u32 j = first; j < (DOWN ? p.top_k : first + 1); j++)
+      if (const float* bias = shared.chosen[j].biases[DOWN]; bias && there)
+        total = fmaf(bias[output], DOWN ? shared.chosen[j].share : 1.f, total);
 #pragma unroll
-    for (u32 i = 0; i < AT_ONCE; i++)
-      if (at < items) {
-        units[i].multiply(x_words + unit * 64, lane, COMBINED ? chosen[unit / steps].share : 1.f, sum, sum8);
-        load(units[i]);
-        if (++unit == end) {
-          finish(at, sum, sum8);
-          sum = sum8 = 0, unit = begin, at += gridDim.x;
-        }
+    for (u32 w = 0; w < WARPS; w++) total += sums[w][i];
+    if constexpr (DOWN) {
+      if (lane < 16 && there) p.y[u64(row) * p.hidden + output] = total;
+    } else {
+      const float v = gated(total, __shfl_down_sync(0xffffffff, total, 8));
+      const u64 to = (u64(row) * p.top_k + first) * p.width + at.rows * 8 + i;
+      if (lane < 8 && there) p.inner[to] = BF16 ? bfloat_of_float(v) : half_of_float(v);
+    }
+  }
+
+  // `input` brings what is multiplied, once the first weights are on their way.
+  template <class Input> __device__ __forceinline__ void run(const Input& input) const {
+    Walk here = {blockIdx.x, warp, 0, 0, blockIdx.x, 0};
+    enter(here);
+    Walk ahead = here;
+    u32 step = 0;
+    const u8* from = nullptr;
+    const auto find = [&] {
+      while (ahead.item < items && ahead.unit == ahead.end) next_item(ahead);
+      if (ahead.item >= items) return;
+      const u32 strip = ahead.rows / 4, super = strip & ~3u, in = min(4u, strips - super);
+      const u32 k = DOWN ? ahead.unit - ahead.of * steps : ahead.unit;
+      step = in * ATOM;
+      from = shared.chosen[ahead.of].atoms[DOWN] + (u64(super) * steps + u64(k) * in + (strip - super)) * ATOM;
+    };
+    const auto load = [&](Unit& unit) {
+      if (ahead.item >= items) return;
+      unit.load(from, ahead.rows % 4, lane);
+      from += step;
+      if (!next_unit(ahead)) find();
+    };
+    Unit units[AT_ONCE];
+    find();
+#pragma unroll
+    for (u32 i = 0; i < AT_ONCE; i++) load(units[i]);
+    input();
+    u32 turn = 0;
+    float sum = 0, sum8 = 0;
+    const auto end_items = [&] {  // all that have no units of this warp left
+      for (; here.item < items && here.unit == here.end; next_item(here), turn++) {
+        finish(here, turn, sum, sum8);
+        sum = sum8 = 0;
       }
+    };
+    end_items();
+#pragma unroll 1
+    while (here.item < items)
+#pragma unroll
+      for (u32 i = 0; i < AT_ONCE; i++)
+        if (here.item < items) {
+          const float share = DOWN ? shared.chosen[here.of].share : 1.f;
+          units[i].multiply(x_words + here.unit * 64, lane, share, sum, sum8);
+          load(units[i]);
+          next_unit(here);
+          if (here.unit == here.end) end_items();
+        }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) experts_gemv(const __grid_constant__ Params p) {
+  __shared__ Shared shared;
+  const u32 row = blockIdx.y;
+  dependency_wait();
+  launch_dependents();
+  if (threadIdx.x < p.top_k) {
+    const u32 at = row * p.top_k + threadIdx.x, id = min(p.ids[at], p.experts - 1);  // the limit guards memory
+    Chosen& chosen = shared.chosen[threadIdx.x];
+    chosen.atoms[0] = reinterpret_cast<const u8*>(p.up.atoms[id]);
+    chosen.atoms[1] = reinterpret_cast<const u8*>(p.down.atoms[id]);
+    chosen.biases[0] = p.up.biases ? reinterpret_cast<const float*>(p.up.biases[id]) : nullptr;
+    chosen.biases[1] = p.down.biases ? reinterpret_cast<const float*>(p.down.biases[id]) : nullptr;
+    chosen.share = p.shares[at];
+  }
+  __syncthreads();
+  Phase<false>(p, shared).run([&] { stage(p.x + u64(row) * p.hidden, 1, p.hidden); });
+  u32* const counters = p.counters + 2 * row;
+  __syncthreads();
+  if (threadIdx.x == 0) count_up(counters);
+  Phase<true>(p, shared).run([&] {
+    if (threadIdx.x == 0)
+      while (load_acquire(counters) != gridDim.x) {
+      }
+    __syncthreads();
+    stage(p.inner + u64(row) * p.top_k * p.width, p.top_k, p.width);
+  });
+  if (threadIdx.x == 0 && count_up(counters + 1) == gridDim.x - 1) counters[0] = counters[1] = 0;
 }

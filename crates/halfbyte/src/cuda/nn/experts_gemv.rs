@@ -1,4 +1,4 @@
-//! Launches of `experts_gemv.cu`: products of a few rows with the experts that they have chosen.
+//! Launches of `experts_gemv.cu`: the experts of a few rows, each choice by itself, in one kernel.
 
 use super::{Gate, launch, narrow, overlapping, same_length};
 use crate::cuda::Gpu;
@@ -16,123 +16,177 @@ static SOURCE: Source =
 
 const OP: &str = "experts_gemv";
 
-/// As in the source: warps of a block, blocks of a multiprocessor, rows of an item, experts that a row chooses at most.
+/// As in the source: warps of a block, rows of an item, experts that a row chooses at most.
 const WARPS: u32 = 16;
-const BLOCKS: usize = 2;
 const ROWS: usize = STRIP / 4;
 const MOST_CHOICES: usize = 16;
 
+/// Counters of a row.
+const COUNTERS: usize = 2;
+
+/// Bytes of shared memory that are not dynamic, with what each block takes besides.
+const STATIC_BYTES: usize = 5 << 10;
+
 parameters! {
     /// As in the source.
-    struct Params {
-        weights: u64,
+    struct Weights {
+        atoms: u64,
         biases: u64,
+    }
+
+    /// As in the source.
+    struct Params {
+        up: Weights,
+        down: Weights,
         ids: u64,
         shares: u64,
         x: u64,
+        inner: u64,
         y: u64,
-        n: u32,
-        k: u32,
+        counters: u64,
+        hidden: u32,
+        width: u32,
         experts: u32,
         top_k: u32,
     }
 }
 
-/// Weights of all experts of a layer, for products with those that a device chooses: gated ones, whose outputs are each choice's, or
-/// others, whose outputs are added up by the shares of a row. It holds addresses: of the weights, which must outlive it.
+/// Up, with its gate, and down of all experts of a layer, for rows that a device deals out. It holds addresses: of the weights, which
+/// must outlive it.
 #[derive(Debug)]
-pub struct ExpertWeights {
+pub struct ExpertsGemv {
     atom: Atom,
     dtype: Float,
-    gate: Option<Gate>,
-    n: usize,
-    k: usize,
-    weights: Buffer<u64>,
-    biases: Option<Buffer<u64>>,
+    gate: Gate,
+    hidden: usize,
+    width: usize,
+    top_k: usize,
+    experts: usize,
+    /// Atoms and biases of up, then of down; empty: there are none.
+    addresses: [Buffer<u64>; 4],
 }
 
-fn instance(atom: Atom, dtype: Float, gate: Option<Gate>) -> Instance {
+/// Rows, and what they have chosen: x `[rows, hidden]`, ids and shares `[rows, top_k]`.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenRows<'a> {
+    /// Rows.
+    pub x: FloatView<'a>,
+    /// Experts of each, below their number.
+    pub ids: View<'a, u32>,
+    /// Their shares.
+    pub shares: View<'a, f32>,
+}
+
+/// Blocks of a multiprocessor, and units on their way of each warp: what registers hold beside scales and zero points.
+fn blocks_and_units(atom: Atom) -> [usize; 2] {
+    let parameters = atom.groups() * if atom.zero { 2 } else { 1 };
+    match (parameters, atom.bits) {
+        (1, bits) => [2, 8 / bits as usize],
+        (8, 4) => [1, 3],
+        (_, bits) => [1, 16 / bits as usize],
+    }
+}
+
+fn instance(atom: Atom, dtype: Float, gate: Gate) -> Instance {
+    let [blocks, units] = blocks_and_units(atom);
     let numbers = [
         ("BITS", atom.bits as usize),
         ("BF16", (dtype == Float::BF16).into()),
         ("GROUP", atom.group),
         ("ZERO", atom.zero.into()),
         ("OUT", 2),
-        ("COMBINED", gate.is_none().into()),
+        ("BLOCKS", blocks),
+        ("AT_ONCE", units),
     ];
     let all = numbers.into_iter().fold(Instance::new(&SOURCE, OP), |all, (name, value)| all.defining(name, value));
-    grouped::with_output_function(all, Activation::None, gate)
+    grouped::with_output_function(all, Activation::None, Some(gate))
 }
 
 /// Of some formats, for the record of what kernels take.
 pub(super) fn samples() -> Vec<Instance> {
-    let of = |bits, group, zero, scale| {
-        let atom = Atom { bits, group, zero, scale, factors: false };
-        [None, Some(Gate::SWIGLU)].map(|gate| instance(atom, scale, gate))
-    };
-    [of(4, 128, false, Float::F16), of(4, 32, true, Float::BF16), of(8, 128, false, Float::F16)].concat()
+    let of =
+        |bits, group, zero, scale| instance(Atom { bits, group, zero, scale, factors: false }, scale, Gate::SWIGLU);
+    vec![
+        of(4, 128, false, Float::F16),
+        of(4, 32, true, Float::BF16),
+        of(4, 64, true, Float::F16),
+        of(8, 128, false, Float::F16),
+        of(8, 32, true, Float::F16),
+    ]
 }
 
-/// What rows have chosen.
-#[derive(Clone, Copy, Debug)]
-pub struct Choices<'a> {
-    /// Experts, `[rows, top_k]`, below the number of experts.
-    pub ids: View<'a, u32>,
-    /// Of a row.
-    pub top_k: usize,
-}
+/// A weight of an expert, with its bias.
+pub type ExpertWeight<'a> = (&'a Packed, Option<View<'a, f32>>);
 
-impl ExpertWeights {
-    /// Of experts of one shape and format, each with its bias; with a gate of those that [`crate::cuda::matmul::Packer::pack_gated`] has
-    /// packed. Or why there is no kernel for them: it takes sm_80, codes of 4 or 8 bits with scales of groups along k in the type of x,
-    /// columns in order, exact activations.
+impl ExpertsGemv {
+    /// Of experts of one shape and format, up as [`crate::cuda::matmul::Packer::pack_gated`] packs it, each row of which chooses `top_k`
+    /// ones. Or why there is no kernel for them: it takes sm_80, codes of 4 or 8 bits with scales of groups along k in the type of x,
+    /// columns in order, exact activations, and what a row's experts read within shared memory.
     pub fn new(
         gpu: &Gpu,
         stream: &Stream,
-        experts: &[(&Packed, Option<View<'_, f32>>)],
-        gate: Option<Gate>,
+        [up, down]: [&[ExpertWeight<'_>]; 2],
+        gate: Gate,
+        top_k: usize,
         dtype: Float,
     ) -> Result<std::result::Result<Self, Reason>> {
         let refuse = |why: &str| Ok(Err(Reason(why.into())));
-        let Some(first) = experts.first() else { return refuse("takes at least one expert") };
-        if gpu.caps().arch.number < 80 || dtype == Float::F32 {
-            return refuse("takes x in 16 bits from sm_80 on");
+        let (Some((of_up, _)), Some((of_down, _))) = (up.first(), down.first()) else {
+            return refuse("takes at least one expert");
+        };
+        if gpu.caps().arch.number < 80 || dtype == Float::F32 || !gate.gated {
+            return refuse("takes x in 16 bits from sm_80 on, and a gate");
         }
-        // Of gates the packed format is of other rows than those that the weight tells.
         let atom_of = |w: &Packed| match w {
             Packed::Wna16(of) if !w.format().act.is_quantized() && w.in_order() => Some(of.atom()),
             _ => None,
         };
         let of_kernel = |atom: &Atom| atom.group > 0 && !atom.factors && atom.scale == dtype;
-        let Some(atom) = atom_of(first.0).filter(of_kernel) else {
+        let Some(atom) = atom_of(of_up).filter(of_kernel) else {
             return refuse("takes 4 or 8 bits in groups, scales of the type of x, columns in order, exact activations");
         };
-        let [n, k] = first.0.shape();
-        if k % 8 != 0 {
-            return refuse("takes rows of a multiple of 8 elements");
+        let ([n, hidden], [outputs, width]) = (of_up.shape(), of_down.shape());
+        let alike = |all: &[ExpertWeight<'_>], gated: bool| {
+            let (first, bias) = &all[0];
+            all.iter().all(|(w, other)| {
+                w.shape() == first.shape()
+                    && atom_of(w) == Some(atom)
+                    && w.is_gated() == gated
+                    && other.is_some() == bias.is_some()
+            })
+        };
+        if !alike(up, true) || !alike(down, false) || up.len() != down.len() {
+            return refuse("takes experts of one shape and format, up packed with its gate");
         }
-        let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for (w, bias) in experts {
-            let Packed::Wna16(of) = w else { return refuse("takes weights in layout cuda_wna16") };
-            if w.shape() != [n, k] || atom_of(w) != Some(atom) || bias.is_some() != first.1.is_some() {
-                return refuse("takes experts of one shape and format");
-            }
-            if w.is_gated() != gate.is_some() || gate.is_some_and(|gate| !gate.gated) {
-                return refuse("takes gates for weights that are packed with them");
-            }
-            weights.push(of.atoms());
-            if let Some(bias) = bias {
+        if n != 2 * width || outputs != hidden || hidden % 8 != 0 || width % 8 != 0 {
+            return refuse("takes down that reads what up leaves, in rows of a multiple of 8 elements");
+        }
+        for (all, n) in [(up, n), (down, outputs)] {
+            for bias in all.iter().filter_map(|(_, bias)| bias.as_ref()) {
                 same_length(OP, "a bias", Some(n), bias.len())?;
-                biases.push(bias.pointer());
             }
         }
-        let upload = |addresses: &[u64]| {
+        let upload = |addresses: Vec<u64>| {
             let mut buffer = gpu.context().allocate(addresses.len())?;
-            stream.upload(addresses, buffer.view_mut())?;
+            stream.upload(&addresses, buffer.view_mut())?;
             Ok::<_, Error>(buffer)
         };
-        let biases = if biases.is_empty() { None } else { Some(upload(&biases)?) };
-        Ok(Ok(Self { atom, dtype, gate, n, k, weights: upload(&weights)?, biases }))
+        let atoms = |all: &[ExpertWeight<'_>]| {
+            upload(
+                all.iter().filter_map(|(w, _)| if let Packed::Wna16(w) = w { Some(w.atoms()) } else { None }).collect(),
+            )
+        };
+        let biases = |all: &[ExpertWeight<'_>]| {
+            upload(all.iter().filter_map(|(_, bias)| Some(bias.as_ref()?.pointer())).collect())
+        };
+        let addresses = [atoms(up)?, biases(up)?, atoms(down)?, biases(down)?];
+        let of = Self { atom, dtype, gate, hidden, width, top_k, experts: up.len(), addresses };
+        let [blocks, _] = blocks_and_units(atom);
+        let room = (gpu.caps().shared_bytes as usize + 1024) / blocks;
+        if top_k == 0 || top_k > MOST_CHOICES.min(of.experts) || of.shared_bytes() + STATIC_BYTES > room {
+            return refuse("takes up to 16 choices of a row, and what they read within shared memory");
+        }
+        Ok(Ok(of))
     }
 
     /// The kernel as it is compiled.
@@ -140,104 +194,76 @@ impl ExpertWeights {
         instance(self.atom, self.dtype, self.gate)
     }
 
-    /// Whether rows that choose so many experts each are multiplied: what they are multiplied with fits a block's shared memory.
-    pub fn serves(&self, gpu: &Gpu, top_k: usize) -> bool {
-        top_k <= MOST_CHOICES && self.shared_bytes(top_k) <= (gpu.caps().shared_bytes as usize + 1024) / BLOCKS - 4096
+    /// Elements between up and down of so many rows.
+    pub fn inner(&self, rows: usize) -> usize {
+        rows * self.top_k * self.width
     }
 
-    fn shared_bytes(&self, top_k: usize) -> usize {
-        let rows = if self.gate.is_some() { 1 } else { top_k };
-        self.k.next_multiple_of(STEP) * 2 * rows
+    /// Counters of so many rows, zeros before the first launch; every launch leaves zeros.
+    pub fn counters(rows: usize) -> usize {
+        COUNTERS * rows
     }
 
-    /// `y[r][i] = f(gate) · other` of `W[ids[r][i]] · x[r] + bias`. The bits of a row depend on its x and its experts alone.
+    fn shared_bytes(&self) -> usize {
+        let units = self.hidden.div_ceil(STEP).max(self.top_k * self.width.div_ceil(STEP));
+        units * STEP * 2
+    }
+
+    /// `y[r] = Σ shares[r][i] · (down · (f(gate) · other of up · x[r]) + bias)`, in the order of i, of each its expert `ids[r][i]`. The
+    /// bits of a row depend on its x, its experts and shares alone.
     ///
-    /// *Shapes:* x `[rows, k]`, y `[rows, top_k, n / 2]`, both of one type. *Accuracy:* gate and other within what
-    /// [`crate::format::reference::Bound`] says, then as [`super::gate()`]. *Errors:* lengths or types that do not fit, weights that are
-    /// not gated.
-    pub fn gated(
+    /// *Shapes:* as [`ChosenRows`] says; inner `[rows, top_k, width]` of the type of x, y `[rows, hidden]`. *Accuracy:* sums within what
+    /// [`crate::format::reference::Bound`] says, the gate as [`super::gate()`], rounded once to the type of x. *Errors:* lengths or types
+    /// that do not fit.
+    pub fn forward(
         &self,
         gpu: &Gpu,
         stream: &Stream,
-        choices: Choices<'_>,
-        x: FloatView<'_>,
-        y: FloatViewMut<'_>,
-    ) -> Result<()> {
-        let rows = self.rows(choices)?;
-        if self.gate.is_none() || y.dtype() != self.dtype {
-            return Err(Error::invalid(OP, format!("gated weights, y in {}", self.dtype), y.dtype().to_string()));
-        }
-        same_length(OP, "y", choices.ids.len().checked_mul(self.n / 2), y.len())?;
-        self.launch(gpu, stream, choices, rows, (x, rows), [0, y.pointer()])
-    }
-
-    /// `y[r] = Σ shares[r][i] · (W[ids[r][i]] · x[r][i] + bias)`, in the order of i. The bits of a row depend on its x, its experts and
-    /// shares alone.
-    ///
-    /// *Shapes:* shares `[rows, top_k]`, x `[rows, top_k, k]`, y `[rows, n]`. *Accuracy:* within what
-    /// [`crate::format::reference::Bound`] says of each product, and two roundings of f32 for a share. *Errors:* lengths or types that
-    /// do not fit, gated weights.
-    pub fn combined(
-        &self,
-        gpu: &Gpu,
-        stream: &Stream,
-        (choices, shares): (Choices<'_>, View<'_, f32>),
-        x: FloatView<'_>,
+        ChosenRows { x, ids, shares }: ChosenRows<'_>,
+        (inner, counters): (FloatViewMut<'_>, ViewMut<'_, u32>),
         y: ViewMut<'_, f32>,
     ) -> Result<()> {
-        let rows = self.rows(choices)?;
-        if self.gate.is_some() {
-            return Err(Error::invalid(OP, "weights without gates", "gated ones"));
+        let Self { hidden, width, top_k, experts, .. } = *self;
+        let rows = ids.len() / top_k;
+        same_length(OP, "ids", Some(rows * top_k), ids.len())?;
+        same_length(OP, "shares", Some(ids.len()), shares.len())?;
+        same_length(OP, "x", rows.checked_mul(hidden), x.len())?;
+        same_length(OP, "y", rows.checked_mul(hidden), y.len())?;
+        same_length(OP, "inner", Some(self.inner(rows)), inner.len())?;
+        same_length(OP, "counters", Some(Self::counters(rows)), counters.len())?;
+        let addresses = [x.pointer(), inner.pointer()];
+        if [x.dtype(), inner.dtype()] != [self.dtype; 2] || addresses.iter().any(|at| !at.is_multiple_of(16)) {
+            let expected = format!("x and inner in {} at multiples of 16 bytes", self.dtype);
+            return Err(Error::invalid(
+                OP,
+                expected,
+                format!("{} and {} at {addresses:#x?}", x.dtype(), inner.dtype()),
+            ));
         }
-        same_length(OP, "shares", Some(choices.ids.len()), shares.len())?;
-        same_length(OP, "y", rows.checked_mul(self.n), y.len())?;
-        self.launch(gpu, stream, choices, rows, (x, choices.ids.len()), [shares.pointer(), y.pointer()])
-    }
-
-    fn rows(&self, Choices { ids, top_k }: Choices<'_>) -> Result<usize> {
-        if top_k == 0 || top_k > MOST_CHOICES || !ids.len().is_multiple_of(top_k) {
-            let expected = format!("rows that choose from 1 to {MOST_CHOICES} experts");
-            return Err(Error::invalid(OP, expected, format!("{} of {top_k}", ids.len())));
-        }
-        Ok(ids.len() / top_k)
-    }
-
-    fn launch(
-        &self,
-        gpu: &Gpu,
-        stream: &Stream,
-        Choices { ids, top_k }: Choices<'_>,
-        rows: usize,
-        (x, rows_of_x): (FloatView<'_>, usize),
-        [shares, y]: [u64; 2],
-    ) -> Result<()> {
-        let Self { n, k, .. } = *self;
-        same_length(OP, "x", rows_of_x.checked_mul(k), x.len())?;
-        if x.dtype() != self.dtype || !x.pointer().is_multiple_of(16) {
-            let expected = format!("x in {} at a multiple of 16 bytes", self.dtype);
-            return Err(Error::invalid(OP, expected, format!("{} at {:#x}", x.dtype(), x.pointer())));
-        }
-        if rows == 0 || n == 0 {
+        if rows == 0 {
             return Ok(());
         }
-        if !self.serves(gpu, top_k) {
-            return Err(Error::invalid(OP, "x that fits shared memory", format!("{top_k} rows of {k}")));
-        }
+        let [up, up_biases, down, down_biases] =
+            self.addresses.each_ref().map(|buffer| if buffer.len() > 0 { buffer.pointer() } else { 0 });
         let params = Params {
-            weights: self.weights.pointer(),
-            biases: self.biases.as_ref().map_or(0, Buffer::pointer),
+            up: Weights { atoms: up, biases: up_biases },
+            down: Weights { atoms: down, biases: down_biases },
             ids: ids.pointer(),
-            shares,
+            shares: shares.pointer(),
             x: x.pointer(),
-            y,
-            n: narrow(OP, "outputs", n)?,
-            k: narrow(OP, "columns", k)?,
-            experts: narrow(OP, "experts", self.weights.len())?,
+            inner: inner.pointer(),
+            y: y.pointer(),
+            counters: counters.pointer(),
+            hidden: narrow(OP, "columns", hidden)?,
+            width: narrow(OP, "columns", width)?,
+            experts: narrow(OP, "experts", experts)?,
             top_k: narrow(OP, "choices", top_k)?,
         };
-        let items = n.div_ceil(ROWS) * if self.gate.is_some() { top_k } else { 1 };
-        let blocks = items.min(BLOCKS * gpu.caps().multiprocessors.max(1) as usize);
-        let shared = narrow(OP, "bytes", self.shared_bytes(top_k))?;
+        // As many as the device has room for at once, or fewer: those of a row wait for each other.
+        let items = (2 * width).div_ceil(ROWS) * top_k;
+        let [blocks, _] = blocks_and_units(self.atom);
+        let blocks = items.min(blocks * gpu.caps().multiprocessors.max(1) as usize);
+        let shared = narrow(OP, "bytes", self.shared_bytes())?;
         let form = overlapping(gpu, launch(OP, [blocks, rows, 1], 32 * WARPS, shared)?);
         let function = gpu.function(&self.instance())?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above; the weights outlive what holds their

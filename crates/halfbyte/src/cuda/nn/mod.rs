@@ -40,9 +40,9 @@ pub use attention::{
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
-pub use expert_layer::{ChosenRows, ExpertLayer, ExpertRoom, ExpertWeight};
+pub use expert_layer::{ExpertLayer, ExpertRoom};
 pub use experts::{combine_experts, gather, rounding_error, route};
-pub use experts_gemv::{Choices, ExpertWeights};
+pub use experts_gemv::{ChosenRows, ExpertWeight, ExpertsGemv};
 pub use floats::FloatBuffer;
 pub use gate::{Gate, gate, gate_quantized};
 pub use layer_norm::LayerNorm;

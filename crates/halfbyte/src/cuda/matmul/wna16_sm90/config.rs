@@ -243,19 +243,28 @@ pub fn config(atom: Atom, shape: [usize; 3], out: Float, caps: &Caps) -> Config 
     Shape::new(atom, shape, out, caps).choose().fitted(atom, out)
 }
 
-/// The configuration for so many rows a weight of several: tiles are cut among all blocks, two on each multiprocessor for few
-/// rows.
-pub fn grouped(atom: Atom, shape: [usize; 3], out: Float) -> Config {
-    let of = Shape::new(atom, shape, out, &Caps::H200);
-    let (base, sync) = (TWO_BY_TWO, Config { wgmma: false, ..PAIRED });
-    let config = match of.m {
-        ..=8 => sync,
-        9..=16 => Config { tokens: 16, ..sync },
-        17..=32 => Config { tokens: 32, trigger: 0, ..base },
-        33..=64 => Config { tokens: 64, strips: if atom.bits == 8 { 1 } else { 2 }, ..base },
-        // Wider tiles leave no registers for the sums of a group.
-        129.. if of.rounds || atom.group == 0 => Config { tokens: 256, strips: 1, early: of.rounds, boxes: 1, ..base },
-        _ => Config { tokens: 128, strips: 1, ..base },
+/// Rows of tiles where there are several weights.
+pub fn grouped_tiles(atom: Atom, out: Float) -> Vec<usize> {
+    let of = Shape::new(atom, [MOST_EXACT_ROWS + 1, 1, 1], out, &Caps::H200);
+    let most = match (of.rounds || atom.group == 0, of.whole_atoms()) {
+        (true, _) => 256,
+        (false, true) => 128,
+        // Sums of small groups take registers.
+        (false, false) => MOST_TOKENS_OF_SMALL_GROUPS,
+    };
+    [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256].into_iter().filter(|&tokens| tokens <= most).collect()
+}
+
+/// The configuration for such a tile: tiles are cut among all blocks, two on each multiprocessor for few rows.
+pub fn grouped(atom: Atom, [tokens, n, k]: [usize; 3], out: Float) -> Config {
+    let of = Shape::new(atom, [tokens, n, k], out, &Caps::H200);
+    let config = match tokens {
+        ..=16 => Config { tokens, wgmma: false, ..PAIRED },
+        17..=24 => Config { tokens, strips: 1, ..PAIRED },
+        25..=32 => Config { tokens, trigger: 0, ..TWO_BY_TWO },
+        33..=64 => Config { tokens, strips: if atom.bits == 8 { 1 } else { 2 }, ..TWO_BY_TWO },
+        65..=128 => Config { tokens, strips: 1, ..TWO_BY_TWO },
+        _ => Config { tokens, strips: 1, early: of.rounds, boxes: 1, ..TWO_BY_TWO },
     };
     of.small(config).fitted(atom, out)
 }

@@ -44,7 +44,7 @@ const MOST_STAGES: usize = 6;
 const LEAST_STAGES: usize = 3;
 
 /// Tokens of the tiles there are: as many as registers hold the sums of, beside what promoting takes.
-fn tokens(atom: Atom, terms: Terms) -> impl Iterator<Item = usize> + Clone {
+pub fn tokens(atom: Atom, terms: Terms) -> impl Iterator<Item = usize> + Clone {
     let wide = atom.group == 0 && !terms.sums && !terms.offsets;
     [8, 16, 32, 64].into_iter().chain(wide.then_some(128))
 }

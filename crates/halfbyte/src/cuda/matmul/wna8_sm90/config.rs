@@ -101,10 +101,10 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     config.fitted(atom, terms, out)
 }
 
-/// The configuration for so many rows a weight of several. Sums of 256 tokens leave no registers for the list of weights.
-pub fn grouped(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
-    let config = config(atom, terms, [m.min(128), n, k], out, multiprocessors);
-    Config { split: 1, blocks: 1, trigger: 1, prefetch: 0, ..config }.fitted(atom, terms, out)
+/// The configuration for a tile where there are several weights.
+pub fn grouped(atom: Atom, terms: Terms, [tokens, n, k]: [usize; 3], out: Float, multiprocessors: usize) -> Config {
+    let config = config(atom, terms, [tokens, n, k], out, multiprocessors);
+    Config { stages: 0, split: 1, blocks: 1, trigger: 1, prefetch: 0, ..config }.fitted(atom, terms, out)
 }
 
 /// Configurations for a form of atoms that together are chosen for many shapes on a device of 132 multiprocessors.

@@ -4,8 +4,8 @@ use super::{Bench, TYPES, bits, close, single, whole};
 use crate::cuda::gpus;
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::matmul::{self, Packed, Packer};
-use halfbyte::cuda::nn::{self, Choices, ExpertWeights, Gate};
+use halfbyte::cuda::matmul::{Packed, Packer};
+use halfbyte::cuda::nn::{self, ChosenRows, ExpertsGemv, Gate};
 use halfbyte::format::reference::dequantize;
 use halfbyte::{Float, QTensor};
 
@@ -123,104 +123,111 @@ fn rows_are_gathered_and_what_experts_leave_is_added_up() {
     }
 }
 
-/// Sums in f32 in some order, of products that are exact.
-fn bound(k: usize, most: f64) -> f64 {
-    (k as f64 / 16.0 + 32.0) * 2f64.powi(-24) * most
+/// The product of a row of weights and x, and how far it may be off: sums in f32 in some order, of products that are exact, and of x that
+/// are off themselves.
+fn product(w: &[f64], x: &[(f64, f64)], bias: f64) -> (f64, f64) {
+    let terms = w.iter().zip(x).map(|(w, (x, off))| (w * x, w.abs() * off));
+    let (sum, most, off) = terms.fold((0.0, 0.0, 0.0), |(a, b, c), (term, off)| (a + term, b + term.abs(), c + off));
+    let sum = sum + bias;
+    (sum, off + (w.len() as f64 / 16.0 + 32.0) * 2f64.powi(-24) * (most + off + sum.abs()))
+}
+
+/// Rows of gates and of what they let through, as they are packed.
+fn interleaved([gate, up]: &[Vec<f32>; 2]) -> Vec<f32> {
+    gate.chunks(8).zip(up.chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect()
 }
 
 #[test]
-fn rows_are_multiplied_by_the_experts_that_they_chose() {
+fn rows_go_through_the_experts_that_they_chose() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(33));
         let formats = ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64", "w8a16-g128-asym", "w4a16-g64"];
         for case in 0..30 {
             let (format, dtype) = (parse(formats[case % 5]), [Float::F16, Float::BF16][case / 5 % 2]);
-            let (n, k) = (8 * (1 + random.below(90)), 128 * (1 + random.below(20)) - [0, 32, 64][case % 3] % 128);
-            let k = if case % 4 == 0 { 4096 } else { k.next_multiple_of(format.weight.group.len(k).max(1)) };
-            let (count, top_k, rows) = (1 + random.below(6), 1 + random.below(4), 1 + random.below(4));
-            let mut weight = format.weight;
-            weight.scale = dtype;
-            let mut draw = || with_zeros_in_bytes(random.qtensor(weight, [n, k], false));
-            let experts: Vec<[QTensor; 2]> = (0..count).map(|_| [draw(), draw()]).collect();
-            let gated = case % 2 == 1;
+            let group = format.weight.group.len(128).max(8);
+            let [hidden, width] = [(); 2].map(|()| group * (2 + random.below([4, 20][case % 2] * 128 / group)));
+            let (count, rows) = (1 + random.below(6), 1 + random.below(4));
+            let top_k = 1 + random.below(count.min(4));
+            let weight = halfbyte::WeightFormat { scale: dtype, ..format.weight };
+            let mut draw = |shape| with_zeros_in_bytes(random.qtensor(weight, shape, false));
+            let experts: Vec<[QTensor; 3]> =
+                (0..count).map(|_| [draw([width, hidden]), draw([width, hidden]), draw([hidden, width])]).collect();
             let mut packer = Packer::new(&gpu, &bench.stream);
-            let packed: Vec<Packed> = experts
+            let packed: Vec<[Packed; 2]> = experts
                 .iter()
-                .map(|[gate, up]| match gated {
-                    true => packer.pack_gated(&gate.into(), &up.into(), format.act).unwrap(),
-                    false => packer.pack(&[&gate.into()], format.act, dtype).unwrap(),
-                })
-                .collect();
-            let biases: Vec<[Vec<f32>; 2]> = (0..count).map(|_| [(); 2].map(|()| random.normals(n))).collect();
-            let of_biases: Vec<Buffer<f32>> = biases
-                .iter()
-                .map(|[gate, up]| match gated {
-                    true => bench.upload(
-                        &gate.chunks(8).zip(up.chunks(8)).flat_map(|(a, b)| [a, b].concat()).collect::<Vec<_>>(),
-                    ),
-                    false => bench.upload(gate),
+                .map(|[gate, up, down]| {
+                    let of_up = packer.pack_gated(&gate.into(), &up.into(), format.act).unwrap();
+                    [of_up, packer.pack(&[&down.into()], format.act, dtype).unwrap()]
                 })
                 .collect();
             let with = case % 3 > 0;
-            let all: Vec<_> = packed.iter().zip(&of_biases).map(|(w, bias)| (w, with.then(|| bias.view()))).collect();
-            let gate = gated.then_some(Gate::SWIGLU);
-            let weights = ExpertWeights::new(&gpu, &bench.stream, &all, gate, dtype).unwrap().unwrap();
-            let ids: Vec<u32> = (0..rows * top_k).map(|_| random.below(count) as u32).collect();
-            let rows_of_x = if gated { rows } else { rows * top_k };
-            let (x, shares) = (rounded(&random.normals(rows_of_x * k), dtype), random.normals(rows * top_k));
+            let mut normals = |len| if with { random.normals(len) } else { vec![0.0; len] };
+            let biases: Vec<([Vec<f32>; 2], Vec<f32>)> =
+                (0..count).map(|_| ([normals(width), normals(width)], normals(hidden))).collect();
+            let of_biases: Vec<[Buffer<f32>; 2]> =
+                biases.iter().map(|(up, down)| [bench.upload(&interleaved(up)), bench.upload(down)]).collect();
+            let [up, down] = [0, 1].map(|i| {
+                let all = packed.iter().zip(&of_biases);
+                all.map(|(w, bias)| (&w[i], with.then(|| bias[i].view()))).collect::<Vec<_>>()
+            });
+            let kernel = ExpertsGemv::new(&gpu, &bench.stream, [&up, &down], Gate::SWIGLU, top_k, dtype);
+            let kernel = kernel.unwrap().unwrap();
+            // Not the same expert twice for a row.
+            let mut choose = || {
+                let first = random.below(count);
+                (0..top_k).map(|i| ((first + i) % count) as u32).collect::<Vec<_>>()
+            };
+            let ids: Vec<u32> = (0..rows).flat_map(|_| choose()).collect();
+            let (x, shares) = (rounded(&random.normals(rows * hidden), dtype), random.normals(rows * top_k));
             let (of_ids, of_x, of_shares) = (bench.upload(&ids), bench.floats(&x, dtype), bench.upload(&shares));
-            let run = |rows: std::ops::Range<usize>| {
-                let each = if gated { 1 } else { top_k };
-                let chosen = rows.start * top_k..rows.end * top_k;
-                let choices = Choices { ids: of_ids.view().slice(chosen.clone()), top_k };
-                let x = of_x.view(rows.start * each * k..rows.end * each * k);
-                let stream = &bench.stream;
-                if gated {
-                    return bench.output(dtype, chosen.len() * n, &mut |out| {
-                        weights.gated(&gpu, stream, choices, x, out).unwrap();
-                    });
-                }
-                bench.output(Float::F32, rows.len() * n, &mut |out| {
-                    let by = (choices, of_shares.view().slice(chosen.clone()));
-                    weights.combined(&gpu, stream, by, x, single(out)).unwrap();
+            let mut inner = bench.floats(&vec![0.0; kernel.inner(rows)], dtype);
+            let mut counters = bench.upload(&vec![0u32; ExpertsGemv::counters(rows)]);
+            let mut run = |of: std::ops::Range<usize>| {
+                let chosen = of.start * top_k..of.end * top_k;
+                bench.output(Float::F32, of.len() * hidden, &mut |out| {
+                    let rows = ChosenRows {
+                        x: of_x.view(of.start * hidden..of.end * hidden),
+                        ids: of_ids.view().slice(chosen.clone()),
+                        shares: of_shares.view().slice(chosen.clone()),
+                    };
+                    let counters = counters.view_mut().slice(0..ExpertsGemv::counters(of.len()));
+                    let between = (inner.view_mut(0..kernel.inner(of.len())), counters);
+                    kernel.forward(&gpu, &bench.stream, rows, between, single(out)).unwrap();
                 })
             };
             let got = run(0..rows);
-            let dense: Vec<[Vec<f64>; 2]> = experts.iter().map(|pair| pair.each_ref().map(dequantize)).collect();
-            // A product of a choice, and how far it may be off.
-            let product = |choice: usize, which: usize, output: usize| {
-                let (id, row) = (ids[choice] as usize, if gated { choice / top_k } else { choice });
-                let terms = dense[id][which][output * k..][..k].iter().zip(&x[row * k..][..k]);
-                let terms = terms.map(|(w, &x)| w * f64::from(x));
-                let (sum, most) = terms.fold((0.0, 0.0), |(sum, most), term| (sum + term, most + term.abs()));
-                let sum = sum + if with { f64::from(biases[id][which][output]) } else { 0.0 };
-                (sum, bound(k, most + sum.abs()))
-            };
-            let what = format!("{}, {n} × {k}, {rows} rows of {count}", formats[case % 5]);
+            let dense: Vec<[Vec<f64>; 3]> = experts.iter().map(|of| of.each_ref().map(dequantize)).collect();
+            let what = format!("{}, {width} × {hidden}, {rows} rows of {count}", formats[case % 5]);
             for row in 0..rows {
-                let choices = row * top_k..(row + 1) * top_k;
-                for output in 0..n {
-                    if gated {
-                        for choice in choices.clone() {
-                            let [(gate, off), (up, up_off)] = [0, 1].map(|which| product(choice, which, output));
+                let exact: Vec<(f64, f64)> = x[row * hidden..][..hidden].iter().map(|&x| (x.into(), 0.0)).collect();
+                let mut want = vec![(0.0, 0.0); hidden];
+                for choice in row * top_k..(row + 1) * top_k {
+                    let (id, share) = (ids[choice] as usize, f64::from(shares[choice]));
+                    let ([gate_bias, up_bias], down_bias) = &biases[id];
+                    let between: Vec<(f64, f64)> = (0..width)
+                        .map(|i| {
+                            let of = |which: usize, bias: &[f32]| {
+                                product(&dense[id][which][i * hidden..][..hidden], &exact, bias[i].into())
+                            };
+                            let ((gate, off), (up, up_off)) = (of(0, gate_bias), of(1, up_bias));
                             let silu = gate / (1.0 + (-gate).exp());
-                            let bound =
+                            // No derivative is above 1.2.
+                            let off =
                                 1.2 * off * (up.abs() + up_off) + silu.abs() * (up_off + 2f64.powi(-20) * up.abs());
-                            close(&[got[choice * n + output]], &[silu * up], dtype, bound, 0.0, &what);
-                        }
-                        continue;
+                            (silu * up, off + dtype.unit_roundoff() * ((silu * up).abs() + off) + 2f64.powi(-25))
+                        })
+                        .collect();
+                    for (i, want) in want.iter_mut().enumerate() {
+                        let (sum, off) = product(&dense[id][2][i * width..][..width], &between, down_bias[i].into());
+                        *want = (want.0 + share * sum, want.1 + share.abs() * (off + 2f64.powi(-22) * sum.abs()));
                     }
-                    let of_row = choices.clone().map(|choice| {
-                        let ((sum, off), share) = (product(choice, 0, output), f64::from(shares[choice]));
-                        (share * sum, share.abs() * (off + 2f64.powi(-22) * sum.abs()))
-                    });
-                    let (want, off) = of_row.fold((0.0, 0.0), |(a, b), (c, d)| (a + c, b + d));
-                    close(&[got[row * n + output]], &[want], Float::F32, 2.0 * off, 0.0, &what);
+                }
+                for (i, (want, off)) in want.into_iter().enumerate() {
+                    close(&[got[row * hidden + i]], &[want], Float::F32, 1.1 * off, 0.0, &what);
                 }
             }
             // A row alone has the same bits.
-            let of_last = got.len() / rows * (rows - 1);
-            assert_eq!(bits(&run(rows - 1..rows)), bits(&got[of_last..]));
+            assert_eq!(bits(&run(rows - 1..rows)), bits(&got[(rows - 1) * hidden..]));
         }
     }
 }
@@ -229,26 +236,33 @@ fn rows_are_multiplied_by_the_experts_that_they_chose() {
 fn experts_of_other_shapes_and_forms_are_refused() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(34));
-        let mut pack = |name: &str, shape, dtype: Float| {
+        let mut draw = |name: &str, shape, dtype: Float| {
             let format = parse(name);
-            let weight = halfbyte::WeightFormat { scale: dtype, ..format.weight };
-            matmul::pack(&gpu, &bench.stream, &random.qtensor(weight, shape, false), format.act, dtype).unwrap()
+            (random.qtensor(halfbyte::WeightFormat { scale: dtype, ..format.weight }, shape, false), format.act)
         };
-        let one = pack("w4a16-g128", [64, 256], Float::F16);
-        let others = [
-            pack("w4a16-g128", [128, 256], Float::F16),
-            pack("w4a16-g64", [64, 256], Float::F16),
-            pack("w8a16", [64, 256], Float::F16),
-            pack("w3a16-g32", [64, 256], Float::F16),
-        ];
-        let new =
-            |all: &[(&Packed, Option<_>)], dtype| ExpertWeights::new(&gpu, &bench.stream, all, None, dtype).unwrap();
-        assert!(new(&[(&one, None)], Float::F16).is_ok());
-        assert!(new(&[(&one, None)], Float::BF16).is_err() && new(&[(&one, None)], Float::F32).is_err());
-        assert!(new(&[], Float::F16).is_err());
+        let mut pair = |name: &str, [width, hidden]: [usize; 2]| {
+            let [(gate, act), (up, _)] = [(); 2].map(|()| draw(name, [width, hidden], Float::F16));
+            let (down, _) = draw(name, [hidden, width], Float::F16);
+            let mut packer = Packer::new(&gpu, &bench.stream);
+            let of_up = packer.pack_gated(&(&gate).into(), &(&up).into(), act).unwrap();
+            [of_up, packer.pack(&[&(&down).into()], act, Float::F16).unwrap()]
+        };
+        let one = pair("w4a16-g128", [256, 512]);
+        let others = [pair("w4a16-g128", [512, 512]), pair("w4a16-g64", [256, 512]), pair("w8a16-g128", [256, 512])];
+        let new = |all: &[&[Packed; 2]], top_k, dtype| {
+            let [up, down] = [0, 1].map(|i| all.iter().map(|of| (&of[i], None)).collect::<Vec<_>>());
+            ExpertsGemv::new(&gpu, &bench.stream, [&up, &down], Gate::SWIGLU, top_k, dtype).unwrap()
+        };
+        assert!(new(&[&one], 1, Float::F16).is_ok() && new(&[&one, &one], 2, Float::F16).is_ok());
+        assert!(new(&[&one], 1, Float::BF16).is_err() && new(&[&one], 1, Float::F32).is_err());
+        assert!(new(&[], 1, Float::F16).is_err() && new(&[&one], 0, Float::F16).is_err());
+        assert!(new(&[&one], 2, Float::F16).is_err() && new(&[&one; 20], 17, Float::F16).is_err());
         for other in &others {
-            assert!(new(&[(&one, None), (other, None)], Float::F16).is_err());
+            assert!(new(&[&one, other], 1, Float::F16).is_err());
         }
-        assert!(new(&[(&others[2], None)], Float::F16).is_err() && new(&[(&others[3], None)], Float::F16).is_err());
+        assert!(new(&[&pair("w8a16", [256, 512])], 1, Float::F16).is_err());
+        let swapped = (&one[1], None);
+        let all = [&[swapped][..], &[swapped][..]];
+        assert!(ExpertsGemv::new(&gpu, &bench.stream, all, Gate::SWIGLU, 1, Float::F16).unwrap().is_err());
     }
 }
