@@ -57,6 +57,7 @@ pub const HEADERS: &[Source] = headers![
     "quantize_rows.cuh"
     "random.cuh"
     "requantize.cuh"
+    "stored_codes.cuh"
     "stream_k_schedule.cuh"
     "warp.cuh"
     "weight_atom.cuh"

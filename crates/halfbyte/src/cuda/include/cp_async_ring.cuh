@@ -40,8 +40,7 @@ struct Feed {
     strips = in - sub < TILE_STRIPS ? in - sub : TILE_STRIPS;
     source = atoms_of(g, at) + ((u64)super * 4 * g.steps + (u64)sc.k * in + sub) * ATOM;
     step = in * ATOM;
-    const int t = threadIdx.x, m = at.x + t / 8 % NT,
-              column = k * 128 + t / X_PIECES * BOX_K + t % 8 * (16 / X_BYTES);
+    const int t = threadIdx.x, m = at.x + t / 8 % NT, column = k * 128 + t / X_PIECES * BOX_K + t % 8 * (16 / X_BYTES);
     x = (const u8*)g.x + ((u64)m * g.pitch + column) * X_BYTES;
     rows_left = g.m - m;
     k_left = g.k - column;

@@ -13,7 +13,8 @@ struct RowTerms {
 DEV RowTerms row_terms(const Given& g, const Place& at, int n0, int lane) {
   RowTerms r = {1.f, 1.f, 0.f, 0.f};
   if constexpr (SUM_GROUP == 0) {
-    const u32 s = __ldg((const u32*)(rows_of_scales(g, at) + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
+    const u32 s =
+        __ldg((const u32*)(rows_of_scales(g, at) + (u64)(n0 >> 6) * ROW_BLOCK + ((n0 & 48) << 1)) + (lane >> 2));
     r.s = low(s);
     r.s8 = high(s);
   }
@@ -96,7 +97,8 @@ DEV void store_tile(const float (&sum)[STRIPS][NT / 2], const Given& g, const Pl
     const RowTerms r = row_terms(g, at, n0 + 64 * p, lane);
     if constexpr (STAGED == 0) {
 #pragma unroll
-      for (int i = 0; i < NT / 8; i++) store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, at.token + 8 * i, at.end, lane);
+      for (int i = 0; i < NT / 8; i++)
+        store_block(four(sum[p] + 4 * i), r, g, n0 + 64 * p, at.token + 8 * i, at.end, lane);
     } else if constexpr (GATES) {
       static_assert(STAGED % 32 == 0, "four matrices of 8 tokens");
       const u32 base = staging + wg * (STAGED * 128), to = base + lane * 128 + ((warp4 ^ (lane & 7)) << 4);

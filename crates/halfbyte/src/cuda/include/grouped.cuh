@@ -1,6 +1,6 @@
-// Grouped GEMM: products with several weights of one shape and format in one launch, each with rows of its own. Rows lie
-// weight by weight, in columns of tiles that have rows of one weight each; the list of columns is in memory, where an
-// earlier kernel has left it (nn/assign.cu), so that a launch that is recorded serves every choice of weights.
+// Grouped GEMM: products with several weights of one shape and format in one launch, each with rows of its own. Rows
+// lie weight by weight, in columns of tiles that have rows of one weight each; the list of columns is in memory, where
+// an earlier kernel has left it (nn/assign.cu), so that a launch that is recorded serves every choice of weights.
 #pragma once
 #include "ampere.cuh"
 

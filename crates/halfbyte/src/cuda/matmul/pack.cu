@@ -7,8 +7,7 @@
 //
 // Each byte is read once and written once, but under act-order, where the eight codes of a word go to several tiles:
 // those of 256 outputs come one after the other, and find the words in the cache.
-#include "floats.cuh"
-#include "random.cuh"
+#include "stored_codes.cuh"
 
 constexpr int OUTPUTS = 64;  // of a tile
 constexpr int COLUMNS = 128;
@@ -18,32 +17,7 @@ constexpr int THREADS = 256;
 // collide.
 constexpr int STRIDE = COLUMNS / 4 + 2;
 
-enum Kind : u32 { BYTES = 0, ALONG = 1, DOWN = 2, ACROSS = 3, RANDOM = 4, BLOCKS = 5 };
 enum ZeroKind : u32 { SYMMETRIC = 0, INTEGER = 1, OFFSET = 2 };
-
-// As `Fields` in pack.rs and layout/codes/blocks.rs: where a part of each code of a block lies.
-struct Fields {
-  u32 at, run, bits;
-};
-
-// As `Part` in pack.rs: rows that lie in one tensor, from its first on.
-struct Part {
-  const void* codes;  // of random ones the number of the first word
-  u64 stride;  // bytes or words from a line of codes to the next
-  const void* scales;
-  u64 scale_output, scale_group;  // elements from a value to that of the next output, and of the next group
-  const void* zeros;  // u16 zero points, or offsets
-  u64 zero_output, zero_group;
-  const float* channels;  // scales of the rows, where scales have two levels
-  u32 top, rows;  // the first row in the packed matrix, and how many there are
-  Kind kind;
-  u32 flip;  // bits to invert in each of four bytes; of random ones the bits that codes have
-  FloatType scale_type, offset_type;
-  u32 block_codes, block_bytes;  // of a block
-  Fields low, high;
-  u32 add;  // to each of four codes
-  u32 padding;
-};
 
 // As `Params` in pack.rs.
 struct Params {
@@ -78,74 +52,20 @@ DEV u32 own_row(const Params& p, const Part& part, u32 row) {
   return (p.gated ? row / (2 * EIGHT) * EIGHT + row % EIGHT : row) - part.top;
 }
 
-// The codes of a word, the lowest bits first, one a byte.
-template <int BITS> DEV void spread(u32 word, u32 (&bytes)[8 / BITS]) {
-  if constexpr (BITS == 8) bytes[0] = word;
-  if constexpr (BITS == 4) {
-    const u32 even = word & 0x0f0f0f0f, odd = word >> 4 & 0x0f0f0f0f;
-    bytes[0] = __byte_perm(even, odd, 0x5140), bytes[1] = __byte_perm(even, odd, 0x7362);
-  }
-  if constexpr (BITS == 2) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const u32 four = word >> (8 * i) & 0xff, pairs = (four | four << 12) & 0x000f000f;
-      bytes[i] = (pairs | pairs << 6) & 0x03030303;
-    }
-  }
-}
-
-// A word of random codes.
-[[maybe_unused]] DEV u32 drawn(const Part& part, u32 row, u32 word) {
-  return random_word(reinterpret_cast<u64>(part.codes) + row * part.stride + word) & part.flip;
-}
-
-// The fields of four neighbouring codes of a block, the first of which has a number that 4 divides, one a byte.
-[[maybe_unused]] DEV u32 four_fields(const u8* block, const Fields& fields, u32 code) {
-  const u32 per_run = 8 * fields.run / fields.bits, shift = code % per_run / fields.run * fields.bits;
-  const u8* bytes = block + fields.at + code / per_run * fields.run + code % fields.run;
-  // Of one bit each, side by side: bit i goes to byte i.
-  if (fields.run == 1) return (*bytes >> shift & 15u) * 0x00204081 & 0x01010101;
-  const u16* halves = reinterpret_cast<const u16*>(bytes);
-  return (halves[0] | u32(halves[1]) << 16) >> shift & ((1u << fields.bits) - 1) * 0x01010101;
-}
-
-// Four neighbouring codes that lie in a block, one a byte.
-[[maybe_unused]] DEV u32 four_of_block(const Part& part, u32 row, u32 column) {
-  const u8* block = static_cast<const u8*>(part.codes) + row * part.stride;
-  block += u64(column / part.block_codes) * part.block_bytes;
-  const u32 code = column % part.block_codes;
-  u32 codes = four_fields(block, part.low, code);
-  if (part.high.bits > 0) codes |= four_fields(block, part.high, code) << part.low.bits;
-  return (codes + part.add) ^ part.flip;
-}
-
-// One code, wherever it lies.
-template <int BITS> DEV u32 code(const Part& part, u32 row, u32 column) {
-  constexpr u32 PER_WORD = 32 / BITS, MASK = (1u << BITS) - 1;
-  const u32* words = static_cast<const u32*>(part.codes);
-  switch (part.kind) {
-    case BYTES: return static_cast<const u8*>(part.codes)[row * part.stride + column] ^ (part.flip & 0xff);
-    case ALONG: return words[row * part.stride + column / PER_WORD] >> (column % PER_WORD * BITS) & MASK;
-    case RANDOM: return drawn(part, row, column / PER_WORD) >> (column % PER_WORD * BITS) & MASK;
-    case BLOCKS: return four_of_block(part, row, column & ~3u) >> (column % 4 * 8) & 0xff;
-    case DOWN: return words[column / PER_WORD * part.stride + row] >> (column % PER_WORD * BITS) & MASK;
-    default: return words[column * part.stride + row / 8] >> (4 * (row % 2 * 4 + row % 8 / 2)) & 15;
-  }
-}
-
 // Codes of whole lines of one tensor, from its row and column on; what lies beyond its edges is left as it comes. All
-// rows of the tile; or, of a gated matrix, every other 8 of them, from the first or (SECOND) the ninth on.
-template <int BITS, bool GATED = false, bool SECOND = false>
-DEV void lines(u32 (&all)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 column0, u32 k) {
+// rows of the tile; or, of a gated matrix, every other 8 of them, from the first or (`second`) the ninth on.
+template <int BITS, bool GATED = false>
+DEV void lines(u32 (&all)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 column0, u32 k, u32 second = 0) {
   constexpr u32 OWN = GATED ? OUTPUTS / 2 : OUTPUTS;
   constexpr int PER_WORD = 32 / BITS, WORDS = COLUMNS / PER_WORD, EACH = OWN * WORDS / THREADS;
   struct Rows {
     u32 (*all)[STRIDE];
+    u32 first;
     __device__ __forceinline__ u32 (&operator[](u32 row) const)[STRIDE] {
-      return all[GATED ? row / EIGHT * (2 * EIGHT) + SECOND * EIGHT + row % EIGHT : row];
+      return all[GATED ? first + row / EIGHT * (2 * EIGHT) + row % EIGHT : row];
     }
   };
-  const Rows tile = {all};
+  const Rows tile = {all, second * EIGHT};
   const u32 thread = threadIdx.x, rows = part.rows - row0, columns = k - column0;
   const u64 stride = part.stride;
   const auto put = [&](u32 row, u32 word, u32 codes) {
@@ -238,15 +158,19 @@ DEV void lines(u32 (&all)[OUTPUTS][STRIDE], const Part& part, u32 row0, u32 colu
 }
 
 // The codes of a tile, one a byte, and `filler` beyond the edges.
-template <int BITS> DEV void fill(u32 (&tile)[OUTPUTS][STRIDE], const Params& p, u32 row0, u32 column0, u32 filler) {
+template <int BITS, bool GATED = false>
+DEV void fill(u32 (&tile)[OUTPUTS][STRIDE], const Params& p, u32 row0, u32 column0, u32 filler) {
   const u32 rows = p.n - row0 < OUTPUTS ? p.n - row0 : OUTPUTS,
             columns = p.k - column0 < COLUMNS ? p.k - column0 : COLUMNS;
   const Part& part = part_of(p, row0);
   u8(*bytes)[STRIDE * 4] = reinterpret_cast<u8(*)[STRIDE * 4]>(tile);
-  const bool whole = !p.order && (p.gated || row0 + rows <= part.top + part.rows);
-  if (whole && p.gated) {
-    lines<BITS, true, false>(tile, p.parts[0], own_row(p, p.parts[0], row0), column0, p.k);
-    lines<BITS, true, true>(tile, p.parts[1], own_row(p, p.parts[1], row0), column0, p.k);
+  const bool whole = !p.order && (GATED || row0 + rows <= part.top + part.rows);
+  if (GATED && whole) {
+#pragma unroll 1
+    for (u32 second = 0; second < 2; second++) {
+      const Part& own = p.parts[second];
+      lines<BITS, true>(tile, own, own_row(p, own, row0), column0, p.k, second);
+    }
   } else if (whole) {
     lines<BITS>(tile, part, row0 - part.top, column0, p.k);
   } else {
@@ -322,7 +246,9 @@ DEV void store_param(const Params& p, const Loaded& loaded, u32 at, u16* scales,
 }
 
 // A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on.
-template <int BITS> __global__ void __launch_bounds__(THREADS) wna16(const Params p) {
+// Of a gated matrix it is another kernel, so that this one takes no more registers.
+template <int BITS, bool GATED = false>
+__global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) {
   __shared__ __align__(16) u32 tile[OUTPUTS][STRIDE];
   // Blocks begin with a super-strip: 4 strips, at the end of the matrix fewer.
   const u32 strips = (p.n + 63) / 64, steps = (p.k + 127) / 128, super = blockIdx.x / (4 * steps) * 4;
@@ -338,7 +264,7 @@ template <int BITS> __global__ void __launch_bounds__(THREADS) wna16(const Param
   const u32 group = threadIdx.x / 64;
   Loaded loaded;
   if (group < groups) loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
-  fill<BITS>(tile, p, strip * 64, step * 128, p.middle);
+  fill<BITS, GATED>(tile, p, strip * 64, step * 128, p.middle);
   // The two codes of a row from an even column on, in bytes 0 and 1.
   const auto pair = [&](int row, int column) -> u32 { return reinterpret_cast<const u16*>(tile[row])[column / 2]; };
 #pragma unroll

@@ -51,7 +51,17 @@ const SLAB_ROWS: usize = 256;
 const SLAB_BYTES: usize = 64 << 20;
 
 pub(super) fn instances() -> Vec<Instance> {
-    let packing = ["wna16<4>", "wna16<8>", "wna16_rows", "plain<2>", "plain<4>", "plain<8>", "plain_params"];
+    let packing = [
+        "wna16<4>",
+        "wna16<8>",
+        "wna16<4, true>",
+        "wna16<8, true>",
+        "wna16_rows",
+        "plain<2>",
+        "plain<4>",
+        "plain<8>",
+        "plain_params",
+    ];
     let all = packing.into_iter().chain(["values<2>", "values<4>", "values<8>"]);
     all.map(|name| Instance::new(&SOURCE, name)).collect()
 }
@@ -443,7 +453,8 @@ impl<'a> Packer<'a> {
                     (params.factors, params.scale_type) = (1, float_type(channel));
                 }
                 let rows = if group == 0 || params.factors == 1 { strips } else { 0 };
-                [(format!("wna16<{}>", format.bits), tiles, THREADS), ("wna16_rows".into(), rows, OUTPUTS as u32)]
+                let kernel = format!("wna16<{}{}>", format.bits, if gated { ", true" } else { "" });
+                [(kernel, tiles, THREADS), ("wna16_rows".into(), rows, OUTPUTS as u32)]
             }
             Target::Plain { codes, scales, zeros } => {
                 (params.codes, params.scales, params.zeros) = (codes, scales, zeros);

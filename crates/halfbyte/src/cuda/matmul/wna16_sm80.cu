@@ -169,8 +169,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
       row_zeros[p] = zeros_symmetric();
       if constexpr (GROUP == 0 && ZERO)
         if ((strip + p) * 64 < g.n)
-          row_zeros[p] = zeros_of(
-              __ldg((const u16*)(rows_of_scales(g, at) + (u64)(strip + p) * ROW_BLOCK + 128) + warp4 * 8 + (lane >> 2)));
+          row_zeros[p] = zeros_of(__ldg((const u16*)(rows_of_scales(g, at) + (u64)(strip + p) * ROW_BLOCK + 128) +
+                                        warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
     if constexpr (GROUP == 32 || GROUP == 64)

@@ -165,7 +165,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       Zeros row_zeros[STRIPS];
 #pragma unroll
       for (int p = 0; p < STRIPS; p++)
-        row_zeros[p] = GROUP == 0 && (strip + p) * 64 < g.n ? c.row_zeros(rows_of_scales(g, at), strip + p) : zeros_symmetric();
+        row_zeros[p] =
+            GROUP == 0 && (strip + p) * 64 < g.n ? c.row_zeros(rows_of_scales(g, at), strip + p) : zeros_symmetric();
       float sum[STRIPS][NT / 2];
       const int units = sc.kend - sc.k, mine = (units + (position + SETS - 1 - c.set) % SETS) / SETS;
       position = (position + units) % SETS;

@@ -94,6 +94,13 @@ DEV void produce(const Given& g, const RowsOfX::Maps& maps, const Rings& r) {
   }
 }
 
+// The same number.  Where registers are short the compiler is not told so: what follows from it is then computed anew,
+// and takes none while units are multiplied.
+DEV int anew(int v) {
+  if constexpr (NT == 256 || GROUPED) asm volatile("" : "+r"(v));
+  return v;
+}
+
 // The second tensor map of windows: a parameter of the kernel, which no type can leave out.
 #ifdef HB_CONV
 #define HB_TERMS_MAP , const __grid_constant__ TensorMap terms_map
@@ -138,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     Schedule sc = Schedule::make(g);
     while (sc.next(g)) {
       const Place at = place(g, sc.tile);
-      const int strip = at.row * TILE_STRIPS + c.wg * STRIPS, n0 = strip * 64 + c.warp * 16;
+      const int strip = at.row * TILE_STRIPS + c.wg * STRIPS;
       int strips[STRIPS];  // the last tile may have fewer
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) strips[p] = (strip + p) * 64 < g.n ? strip + p : 0;
@@ -156,8 +163,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, at, rank, 0, c.wg, c.warp, lane);
       } else {
         const bool whole = sc.k == 0 && sc.kend == g.steps;
-        if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag))
-          store_tile(sum, g, at, n0, r.x + STAGING, c.wg, threadIdx.x & 127);
+        if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag)) {
+          const Place to = place(g, anew(sc.tile));
+          const int n0 = (to.row * TILE_STRIPS + c.wg * STRIPS) * 64 + c.warp * 16;
+          store_tile(sum, g, to, n0, r.x + STAGING, c.wg, threadIdx.x & 127);
+        }
       }
     }
   }

@@ -94,7 +94,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) assign(const Params p) {
       }
     }
   }
-  if (thread < LISTS) p.counts[thread] = columns[thread];
+#pragma unroll
+  for (int list = 0; list < LISTS; list++)
+    if (thread == list) p.counts[list] = columns[list];
   for (u32 i = places + thread; i < p.capacity; i += THREADS) p.rows[i] = 0;
   __syncthreads();
 #pragma unroll 1

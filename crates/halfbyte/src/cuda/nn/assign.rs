@@ -21,6 +21,9 @@ const LISTS: usize = 2;
 /// Bytes of shared memory that every processor has.
 const MOST_SHARED: usize = 48 << 10;
 
+/// Experts that shared memory counts the rows of.
+pub(super) const MOST_EXPERTS: usize = MOST_SHARED / size_of::<u32>() / (WARPS + 1);
+
 pub(super) fn instance() -> Instance {
     Instance::new(&SOURCE, "assign")
 }
@@ -116,10 +119,10 @@ impl Assignment {
             let expected = format!("at most {} choices", self.places.len());
             return Err(Error::invalid(OP, expected, format!("{choices} of {deal:?}")));
         }
-        let shared = ((WARPS + 1) * experts * size_of::<u32>()).max(4);
-        if shared > MOST_SHARED {
-            return Err(Error::invalid(OP, format!("{} experts", MOST_SHARED / 4 / (WARPS + 1)), experts.to_string()));
+        if experts > MOST_EXPERTS {
+            return Err(Error::invalid(OP, format!("at most {MOST_EXPERTS} experts"), experts.to_string()));
         }
+        let shared = (WARPS + 1) * experts * size_of::<u32>();
         (self.of, self.choices) = (deal, choices);
         if choices == 0 {
             return stream.fill(self.counts.view_mut(), 0);

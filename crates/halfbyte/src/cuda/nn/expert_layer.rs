@@ -5,6 +5,7 @@
 //! others:     assign ─ gather ─ up with its gate ─ down ─ combine_experts   grouped GEMM, all experts in one launch
 //! ```
 
+use super::assign::MOST_EXPERTS;
 use super::{Assignment, ChosenRows, Deal, ExpertWeight, ExpertsGemv, FloatBuffer, Gate, combine_experts, gather};
 use crate::cuda::driver::{Buffer, Stream, ViewMut};
 use crate::cuda::matmul::{Grouped, GroupedCall};
@@ -65,8 +66,10 @@ impl ExpertLayer {
         x: Float,
     ) -> Result<std::result::Result<Self, Reason>> {
         let refuse = |why: &str| Ok(Err(Reason(why.into())));
-        if up.len() != down.len() || top_k == 0 || top_k > up.len() {
-            return refuse("takes as many weights of both kinds, and no more choices than there are experts");
+        if up.len() != down.len() || top_k == 0 || top_k > up.len() || up.len() > MOST_EXPERTS {
+            return refuse(
+                "takes as many weights of both kinds, up to 722, and no more choices than there are experts",
+            );
         }
         let of_up = match Grouped::new(gpu, stream, up, Some(gate), x)? {
             Ok(product) => product,

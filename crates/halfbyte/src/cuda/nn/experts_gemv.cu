@@ -2,15 +2,15 @@
 //   inner[row][i] = the gated outputs of up[ids[row][i]] . x[row] + bias
 //   y[row] = sum of shares[row][i] * (down[ids[row][i]] . inner[row][i] + bias), in the order of i
 //
-//   a block walks over items of 16 rows of a weight; its warps share the columns of an item, each another part from item
-//       to item, and one of them, each in its turn, adds up in order
-//   what is multiplied lies in shared memory as B fragments have it; it is column 0 of B, and the other columns are zeros
-//   codes come by plain loads, some units (16 rows x 128 columns) ahead, those of the next item among them; the first of
-//       down come while the blocks of a row wait for each other
+//   a block walks over items of 32 or 16 rows of a weight; its warps share the columns of an item, each another part
+//       from item to item, and one of them, each in its turn, adds up in order
+//   what is multiplied lies in shared memory as B fragments have it; it is column 0 of B, the other columns are zeros
+//   codes come by plain loads, some units (the rows of an item x 128 columns) ahead, those of the next item among them;
+//       the first of down come while the blocks of a row wait for each other
 //
-// All blocks of a row are on the device at once, or come to be while they wait: they begin in order, and no row waits for
-// another. Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the packed
-// weights.
+// All blocks of a row are on the device at once, or come to be while they wait: they begin in order, and no row waits
+// for another. Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the
+// packed weights.
 #include "ampere.cuh"
 #include "decode_codes.cuh"
 #include "output_function.cuh"
@@ -34,45 +34,57 @@ struct Params {
   u32 hidden, width, experts, top_k;
 };
 
-constexpr u32 WARPS = 16, BLOCKS = HB_BLOCKS, MOST_CHOICES = 16;  // of a block, of a multiprocessor, of a row
+constexpr u32 WARPS = 16, MOST_CHOICES = 16;  // of a block, of a row
 constexpr int AT_ONCE = HB_AT_ONCE;  // units on their way, of each warp
+constexpr int BLOCKS_OF_16 = 8 / BITS;  // of rows, of an item: what x is loaded for at once
+constexpr u32 ROWS = 16 * BLOCKS_OF_16;
 
 extern __shared__ __align__(16) u32 x_words[];  // [units][8 k16 steps in pairs][4 lanes][4]
 
 struct Unit {
-  u32 codes[8 * WORDS], scales[GROUPS], zeros[GROUPS];
-  // From where a row block's codes of 128 columns lie, less than an atom behind its beginning.
-  __device__ __forceinline__ void load(const u8* atom, u32 quarter, u32 lane) {
+  u32 codes[BLOCKS_OF_16][8 * WORDS], scales[BLOCKS_OF_16][GROUPS], zeros[BLOCKS_OF_16][GROUPS];
+  // From where the codes of an item's rows and 128 columns lie, less than an atom behind its beginning.
+  __device__ __forceinline__ void load(const u8* atom, u32 first, u32 lane) {
 #pragma unroll
-    for (int i = 0; i < 2 * WORDS; i++) {
-      const uint4 v = load_once(atom + quarter * (256 * BITS) + i * 512 + lane * 16);
-      codes[4 * i] = v.x, codes[4 * i + 1] = v.y, codes[4 * i + 2] = v.z, codes[4 * i + 3] = v.w;
-    }
+    for (int r = 0; r < BLOCKS_OF_16; r++) {
+      const u32 quarter = first + r;
 #pragma unroll
-    for (int g = 0; g < GROUPS; g++) {
-      scales[g] = __ldg(reinterpret_cast<const u32*>(atom + SCALES + g * 128 + quarter * 32) + (lane >> 2));
-      zeros[g] = ZERO ? __ldg(reinterpret_cast<const u16*>(atom + ZEROS + g * 64 + quarter * 16) + (lane >> 2)) : 0;
+      for (int i = 0; i < 2 * WORDS; i++) {
+        const uint4 v = load_once(atom + quarter * (256 * BITS) + i * 512 + lane * 16);
+        codes[r][4 * i] = v.x, codes[r][4 * i + 1] = v.y, codes[r][4 * i + 2] = v.z, codes[r][4 * i + 3] = v.w;
+      }
+#pragma unroll
+      for (int g = 0; g < GROUPS; g++) {
+        scales[r][g] = __ldg(reinterpret_cast<const u32*>(atom + SCALES + g * 128 + quarter * 32) + (lane >> 2));
+        zeros[r][g] =
+            ZERO ? __ldg(reinterpret_cast<const u16*>(atom + ZEROS + g * 64 + quarter * 16) + (lane >> 2)) : 0;
+      }
     }
   }
-  // Adds its products, times a share, to the sums of rows R and R+8, which the first of four lanes has.
-  __device__ __forceinline__ void multiply(const u32* x, u32 lane, float share, float& sum, float& sum8) const {
+  // Adds its products, times a share, to the sums of rows R and R+8 of each 16, which the first of four lanes has.
+  __device__ __forceinline__ void multiply(const u32* x, u32 lane, float share, float (&sum)[BLOCKS_OF_16][2]) const {
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
       constexpr int EACH = 8 / GROUPS;  // k16 steps of a group
-      const Zeros z = ZERO ? zeros_of(zeros[g]) : zeros_symmetric();
-      float acc[2][4] = {};
+      float acc[BLOCKS_OF_16][4] = {};
 #pragma unroll
       for (int j = g * EACH; j < (g + 1) * EACH; j += 2) {
         uint4 b = make_uint4(0, 0, 0, 0);
         if (lane < 4) b = reinterpret_cast<const uint4*>(x)[2 * j + lane];
-        u32 a[4];
-        decode(&codes[j * WORDS], z, a);
-        mma_sync<BF16>(acc[0], a, b.x, b.y);
-        decode(&codes[(j + 1) * WORDS], z, a);
-        mma_sync<BF16>(acc[1], a, b.z, b.w);
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+          for (int r = 0; r < BLOCKS_OF_16; r++) {
+            u32 a[4];
+            decode(&codes[r][(j + half) * WORDS], ZERO ? zeros_of(zeros[r][g]) : zeros_symmetric(), a);
+            mma_sync<BF16>(acc[r], a, half ? b.z : b.x, half ? b.w : b.y);
+          }
       }
-      sum = fmaf(acc[0][0] + acc[1][0], low(scales[g]) * share, sum);
-      sum8 = fmaf(acc[0][2] + acc[1][2], high(scales[g]) * share, sum8);
+#pragma unroll
+      for (int r = 0; r < BLOCKS_OF_16; r++) {
+        sum[r][0] = fmaf(acc[r][0], low(scales[r][g]) * share, sum[r][0]);
+        sum[r][1] = fmaf(acc[r][2], high(scales[r][g]) * share, sum[r][1]);
+      }
     }
   }
 };
@@ -85,7 +97,7 @@ struct Chosen {
 };
 
 struct Shared {
-  float sums[2][WARPS][16];
+  float sums[2][WARPS][ROWS];
   Chosen chosen[MOST_CHOICES];
 };
 
@@ -119,11 +131,11 @@ template <bool DOWN> struct Phase {
   __device__ __forceinline__ Phase(const Params& p, Shared& shared)
       : p(p), shared(shared), warp(threadIdx.x / 32), lane(threadIdx.x % 32), row(blockIdx.y) {
     const u32 n = DOWN ? p.hidden : 2 * p.width;
-    steps = ((DOWN ? p.width : p.hidden) + 127) / 128, strips = (n + 63) / 64, row_blocks = (n + 15) / 16;
+    steps = ((DOWN ? p.width : p.hidden) + 127) / 128, strips = (n + 63) / 64, row_blocks = (n + ROWS - 1) / ROWS;
     items = DOWN ? row_blocks : p.top_k * row_blocks, all = DOWN ? p.top_k * steps : steps;
   }
 
-  // A place among the units of this warp: of an item, of row block `rows` of the weight of choice `of`.
+  // A place among the units of this warp: of an item, of the rows from ROWS * `rows` on of the weight of choice `of`.
   struct Walk {
     u32 item, part, unit, end, rows, of;
   };
@@ -149,12 +161,16 @@ template <bool DOWN> struct Phase {
   }
 
   // Adds up what the warps have of an item.
-  __device__ __forceinline__ void finish(const Walk& at, u32 turn, float sum, float sum8) const {
-    float (&sums)[WARPS][16] = shared.sums[turn % 2];
-    if (lane % 4 == 0) sums[at.part][lane / 4] = sum, sums[at.part][8 + lane / 4] = sum8;
+  __device__ __forceinline__ void finish(const Walk& at, u32 turn, float (&sum)[BLOCKS_OF_16][2]) const {
+    float (&sums)[WARPS][ROWS] = shared.sums[turn % 2];
+#pragma unroll
+    for (int r = 0; r < BLOCKS_OF_16; r++) {
+      if (lane % 4 == 0) sums[at.part][16 * r + lane / 4] = sum[r][0], sums[at.part][16 * r + 8 + lane / 4] = sum[r][1];
+      sum[r][0] = sum[r][1] = 0;
+    }
     __syncthreads();
     if (turn % WARPS != warp) return;
-    const u32 i = lane % 16, output = at.rows * 16 + i, first = DOWN ? 0 : at.of;
+    const u32 i = lane % ROWS, output = at.rows * ROWS + i, first = DOWN ? 0 : at.of;
     const bool there = output < (DOWN ? p.hidden : 2 * p.width);
     float total = 0;
     for (u32 j = first; j < (DOWN ? p.top_k : first + 1); j++)
@@ -163,11 +179,11 @@ template <bool DOWN> struct Phase {
 #pragma unroll
     for (u32 w = 0; w < WARPS; w++) total += sums[w][i];
     if constexpr (DOWN) {
-      if (lane < 16 && there) p.y[u64(row) * p.hidden + output] = total;
+      if (lane < ROWS && there) p.y[u64(row) * p.hidden + output] = total;
     } else {
       const float v = gated(total, __shfl_down_sync(0xffffffff, total, 8));
-      const u64 to = (u64(row) * p.top_k + first) * p.width + at.rows * 8 + i;
-      if (lane < 8 && there) p.inner[to] = BF16 ? bfloat_of_float(v) : half_of_float(v);
+      const u64 to = (u64(row) * p.top_k + first) * p.width + at.rows * (ROWS / 2) + i / 16 * 8 + i % 8;
+      if (lane < ROWS && i % 16 < 8 && there) p.inner[to] = BF16 ? bfloat_of_float(v) : half_of_float(v);
     }
   }
 
@@ -181,14 +197,14 @@ template <bool DOWN> struct Phase {
     const auto find = [&] {
       while (ahead.item < items && ahead.unit == ahead.end) next_item(ahead);
       if (ahead.item >= items) return;
-      const u32 strip = ahead.rows / 4, super = strip & ~3u, in = min(4u, strips - super);
+      const u32 strip = ahead.rows / (64 / ROWS), super = strip & ~3u, in = min(4u, strips - super);
       const u32 k = DOWN ? ahead.unit - ahead.of * steps : ahead.unit;
       step = in * ATOM;
       from = shared.chosen[ahead.of].atoms[DOWN] + (u64(super) * steps + u64(k) * in + (strip - super)) * ATOM;
     };
     const auto load = [&](Unit& unit) {
       if (ahead.item >= items) return;
-      unit.load(from, ahead.rows % 4, lane);
+      unit.load(from, ahead.rows % (64 / ROWS) * BLOCKS_OF_16, lane);
       from += step;
       if (!next_unit(ahead)) find();
     };
@@ -198,12 +214,9 @@ template <bool DOWN> struct Phase {
     for (u32 i = 0; i < AT_ONCE; i++) load(units[i]);
     input();
     u32 turn = 0;
-    float sum = 0, sum8 = 0;
+    float sum[BLOCKS_OF_16][2] = {};
     const auto end_items = [&] {  // all that have no units of this warp left
-      for (; here.item < items && here.unit == here.end; next_item(here), turn++) {
-        finish(here, turn, sum, sum8);
-        sum = sum8 = 0;
-      }
+      for (; here.item < items && here.unit == here.end; next_item(here), turn++) finish(here, turn, sum);
     };
     end_items();
 #pragma unroll 1
@@ -212,7 +225,7 @@ template <bool DOWN> struct Phase {
       for (u32 i = 0; i < AT_ONCE; i++)
         if (here.item < items) {
           const float share = DOWN ? shared.chosen[here.of].share : 1.f;
-          units[i].multiply(x_words + here.unit * 64, lane, share, sum, sum8);
+          units[i].multiply(x_words + here.unit * 64, lane, share, sum);
           load(units[i]);
           next_unit(here);
           if (here.unit == here.end) end_items();
@@ -220,7 +233,7 @@ template <bool DOWN> struct Phase {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) experts_gemv(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) experts_gemv(const __grid_constant__ Params p) {
   __shared__ Shared shared;
   const u32 row = blockIdx.y;
   dependency_wait();

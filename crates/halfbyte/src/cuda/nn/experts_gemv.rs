@@ -16,7 +16,7 @@ static SOURCE: Source =
 
 const OP: &str = "experts_gemv";
 
-/// As in the source: warps of a block, rows of an item, experts that a row chooses at most.
+/// As in the source: warps of a block, rows of an item at least, experts that a row chooses at most.
 const WARPS: u32 = 16;
 const ROWS: usize = STRIP / 4;
 const MOST_CHOICES: usize = 16;
@@ -77,26 +77,20 @@ pub struct ChosenRows<'a> {
     pub shares: View<'a, f32>,
 }
 
-/// Blocks of a multiprocessor, and units on their way of each warp: what registers hold beside scales and zero points.
-fn blocks_and_units(atom: Atom) -> [usize; 2] {
+/// Units on their way of each warp: what registers hold beside scales and zero points.
+fn units(atom: Atom) -> usize {
     let parameters = atom.groups() * if atom.zero { 2 } else { 1 };
-    match (parameters, atom.bits) {
-        (1, bits) => [2, 8 / bits as usize],
-        (8, 4) => [1, 3],
-        (_, bits) => [1, 16 / bits as usize],
-    }
+    if (parameters, atom.bits) == (8, 4) { 1 } else { 2 }
 }
 
 fn instance(atom: Atom, dtype: Float, gate: Gate) -> Instance {
-    let [blocks, units] = blocks_and_units(atom);
     let numbers = [
         ("BITS", atom.bits as usize),
         ("BF16", (dtype == Float::BF16).into()),
         ("GROUP", atom.group),
         ("ZERO", atom.zero.into()),
         ("OUT", 2),
-        ("BLOCKS", blocks),
-        ("AT_ONCE", units),
+        ("AT_ONCE", units(atom)),
     ];
     let all = numbers.into_iter().fold(Instance::new(&SOURCE, OP), |all, (name, value)| all.defining(name, value));
     grouped::with_output_function(all, Activation::None, Some(gate))
@@ -181,8 +175,7 @@ impl ExpertsGemv {
         };
         let addresses = [atoms(up)?, biases(up)?, atoms(down)?, biases(down)?];
         let of = Self { atom, dtype, gate, hidden, width, top_k, experts: up.len(), addresses };
-        let [blocks, _] = blocks_and_units(atom);
-        let room = (gpu.caps().shared_bytes as usize + 1024) / blocks;
+        let room = gpu.caps().shared_bytes as usize;
         if top_k == 0 || top_k > MOST_CHOICES.min(of.experts) || of.shared_bytes() + STATIC_BYTES > room {
             return refuse("takes up to 16 choices of a row, and what they read within shared memory");
         }
@@ -244,7 +237,7 @@ impl ExpertsGemv {
             return Ok(());
         }
         let [up, up_biases, down, down_biases] =
-            self.addresses.each_ref().map(|buffer| if buffer.len() > 0 { buffer.pointer() } else { 0 });
+            self.addresses.each_ref().map(|buffer| if buffer.is_empty() { 0 } else { buffer.pointer() });
         let params = Params {
             up: Weights { atoms: up, biases: up_biases },
             down: Weights { atoms: down, biases: down_biases },
@@ -261,8 +254,7 @@ impl ExpertsGemv {
         };
         // As many as the device has room for at once, or fewer: those of a row wait for each other.
         let items = (2 * width).div_ceil(ROWS) * top_k;
-        let [blocks, _] = blocks_and_units(self.atom);
-        let blocks = items.min(blocks * gpu.caps().multiprocessors.max(1) as usize);
+        let blocks = items.min(gpu.caps().multiprocessors.max(1) as usize);
         let shared = narrow(OP, "bytes", self.shared_bytes())?;
         let form = overlapping(gpu, launch(OP, [blocks, rows, 1], 32 * WARPS, shared)?);
         let function = gpu.function(&self.instance())?;
