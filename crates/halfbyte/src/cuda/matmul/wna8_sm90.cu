@@ -94,10 +94,10 @@ DEV void produce(const Given& g, const RowsOfX::Maps& maps, const Rings& r) {
   }
 }
 
-// The same number.  Where registers are short the compiler is not told so: what follows from it is then computed anew,
-// and takes none while units are multiplied.
-DEV int anew(int v) {
-  if constexpr (NT == 256 || GROUPED) asm volatile("" : "+r"(v));
+// The same number, of which the compiler is not told so: what follows from it is then computed anew, and takes no
+// registers while units are multiplied.
+[[maybe_unused]] DEV int anew(int v) {
+  asm volatile("" : "+r"(v));
   return v;
 }
 
@@ -146,6 +146,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     while (sc.next(g)) {
       const Place at = place(g, sc.tile);
       const int strip = at.row * TILE_STRIPS + c.wg * STRIPS;
+      [[maybe_unused]] const int n0 = strip * 64 + c.warp * 16;
       int strips[STRIPS];  // the last tile may have fewer
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) strips[p] = (strip + p) * 64 < g.n ? strip + p : 0;
@@ -164,9 +165,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
       } else {
         const bool whole = sc.k == 0 && sc.kend == g.steps;
         if (whole || join_parts(sum, g, sc, c.wg, threadIdx.x & 127, r.flag)) {
-          const Place to = place(g, anew(sc.tile));
-          const int n0 = (to.row * TILE_STRIPS + c.wg * STRIPS) * 64 + c.warp * 16;
-          store_tile(sum, g, to, n0, r.x + STAGING, c.wg, threadIdx.x & 127);
+          if constexpr (NT == 256 || GROUPED) {
+            const Place to = place(g, anew(sc.tile));
+            const int row = (to.row * TILE_STRIPS + c.wg * STRIPS) * 64 + c.warp * 16;
+            store_tile(sum, g, to, row, r.x + STAGING, c.wg, threadIdx.x & 127);
+          } else {
+            store_tile(sum, g, at, n0, r.x + STAGING, c.wg, threadIdx.x & 127);
+          }
         }
       }
     }

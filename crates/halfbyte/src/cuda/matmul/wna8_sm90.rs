@@ -113,9 +113,10 @@ impl Gemm for Wna8Sm90 {
         config::every(form.atom, form.terms, form.out)
     }
 
-    fn grouped_tiles(_: &Form) -> Vec<usize> {
-        // Sums of 256 tokens leave no registers for the list of weights.
-        vec![8, 16, 32, 64, 128]
+    fn grouped_tiles(form: &Form) -> Vec<usize> {
+        // Sums of more tokens leave no registers for the list of weights, nor do those of 128 for the terms of small groups.
+        let most = if form.terms.sums && matches!(form.atom.group, 32 | 64) { 64 } else { 128 };
+        [8, 16, 32, 64, 128].into_iter().filter(|&tokens| tokens <= most).collect()
     }
 
     fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
