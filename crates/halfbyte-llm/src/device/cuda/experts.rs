@@ -13,10 +13,13 @@ use super::{CudaModel, OnCuda};
 use crate::arch::spec::Routing;
 use crate::decoder::{Decoder, Experts, FeedForward, Mlp};
 use crate::error::{Error, Result};
+use crate::explain::{self, PlanOfRows, Product};
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::nn::{self, ChosenRows, ExpertLayer, ExpertRoom, FloatBuffer};
 use halfbyte::cuda::sources::Instance;
+use halfbyte::kernel::Problem;
 use halfbyte::{Cuda, Float};
+use std::collections::HashSet;
 
 /// Rows up to which products of f32 are fast.
 const FEW_ROWS: usize = 16;
@@ -61,6 +64,31 @@ impl CudaModel {
     /// What computes the experts of up to so many rows, where all experts are multiplied together.
     pub(super) fn instances_of_experts(&self, rows: usize) -> Vec<Instance> {
         self.expert_layers.iter().flatten().flat_map(|layer| layer.instances(self.cuda.gpu(), rows)).collect()
+    }
+
+    /// Adds what computes the experts that are multiplied together, and gives these.
+    pub(super) fn explain_experts(&self, products: &mut Vec<Product>) -> HashSet<*const Projection> {
+        let mut together = HashSet::new();
+        for (mix, layer) in self.mixtures().zip(&self.expert_layers) {
+            let Some(layer) = layer else { continue };
+            let few = (1..).take_while(|&rows| layer.kernels(rows) == ["experts_gemv"]).count();
+            let of_rows = |rows: [usize; 2], kernel| PlanOfRows {
+                rows,
+                kernel,
+                configuration: format!("all of {} experts, {} of a row", mix.experts.len(), mix.top_k),
+                workspace_bytes: 0,
+            };
+            let plans = [of_rows([1, few], "experts_gemv"), of_rows([few + 1, usize::MAX], "grouped GEMM")];
+            let plans: Vec<_> = plans.into_iter().filter(|plan| plan.rows[0] <= plan.rows[1]).collect();
+            for projection in mix.experts.iter().flat_map(|mlp| [&mlp.up, &mlp.down]) {
+                let Some((packed, _)) = projection.single() else { continue };
+                let ([n, k], format) = (packed.shape(), Some(packed.format()));
+                let problem = Problem { format, x: self.activations, y: Float::F32, m: 1, n, k };
+                explain::add(products, problem, plans.clone());
+                together.insert(std::ptr::from_ref(projection));
+            }
+        }
+        together
     }
 
     /// Names of the kernels between the router and the sum of what experts leave.

@@ -197,7 +197,8 @@ impl Resident for CudaModel {
     fn explain(&self, _: &Cpu) -> Result<Vec<Product>> {
         let mut products = Vec::new();
         let of_layers: Vec<&Projection> = self.decoder.projections().collect();
-        for projection in self.projections() {
+        let together = self.explain_experts(&mut products);
+        for projection in self.projections().filter(|&projection| !together.contains(&std::ptr::from_ref(projection))) {
             // One row of all layers goes through one kernel.
             let one_row =
                 self.persistent.as_ref().filter(|_| of_layers.iter().any(|&known| std::ptr::eq(known, projection)));
