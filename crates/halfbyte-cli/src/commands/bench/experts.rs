@@ -210,7 +210,7 @@ fn measure(args: &Args, cuda: &Cuda, layers: &[ExpertLayer], m: usize) -> Result
     let mut out = gpu.context().allocate(m * args.hidden)?;
     let all: Vec<&ExpertLayer> = layers.iter().collect();
     let mut room = ExpertLayer::room(cuda, &all, m)?;
-    gpu.prepare(&layers[0].instances(gpu, m), |_| {})?;
+    gpu.prepare(&layers[0].instances(gpu), |_| {})?;
     let mut launch = |stream: &halfbyte::cuda::driver::Stream, i: usize| {
         let own = i * m * args.experts..(i + 1) * m * args.experts;
         let (logits, sizes) = (on_device.view().slice(own), [args.experts, args.top_k]);

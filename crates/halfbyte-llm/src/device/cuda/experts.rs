@@ -61,9 +61,9 @@ impl CudaModel {
         self.mixtures().zip(&self.expert_layers).find(|(mix, _)| std::ptr::eq(*mix, of))?.1.as_ref()
     }
 
-    /// What computes the experts of up to so many rows, where all experts are multiplied together.
-    pub(super) fn instances_of_experts(&self, rows: usize) -> Vec<Instance> {
-        self.expert_layers.iter().flatten().flat_map(|layer| layer.instances(self.cuda.gpu(), rows)).collect()
+    /// What computes the experts that are multiplied together.
+    pub(super) fn instances_of_experts(&self) -> Vec<Instance> {
+        self.expert_layers.iter().flatten().flat_map(|layer| layer.instances(self.cuda.gpu())).collect()
     }
 
     /// Adds what computes the experts that are multiplied together, and gives these.

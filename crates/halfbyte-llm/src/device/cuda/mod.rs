@@ -190,7 +190,7 @@ impl Resident for CudaModel {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size)));
         }
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
-        instances.extend(self.instances_of_experts(PREFILL_TOKENS));
+        instances.extend(self.instances_of_experts());
         Ok(self.cuda.gpu().prepare(&instances, |done| progress(done, instances.len()))?)
     }
 

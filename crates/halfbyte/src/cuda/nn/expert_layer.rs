@@ -132,12 +132,11 @@ impl ExpertLayer {
         }
     }
 
-    /// What computes up to so many rows, besides kernels of every model.
-    pub fn instances(&self, gpu: &Gpu, rows: usize) -> Vec<Instance> {
-        let many = halves(rows).flat_map(|rows| {
-            let Deal { tiles, .. } = self.deal(gpu, rows);
-            self.many.iter().zip(tiles).map(|(product, tile)| product.instance(&gpu.caps(), tile)).collect::<Vec<_>>()
-        });
+    /// What computes any number of rows, besides kernels of every model.
+    pub fn instances(&self, gpu: &Gpu) -> Vec<Instance> {
+        let of =
+            |product: &Grouped| product.tiles().into_iter().map(|tile| product.instance(&gpu.caps(), tile)).collect();
+        let many = self.many.iter().flat_map(|product| -> Vec<Instance> { of(product) });
         self.few.iter().map(ExpertsGemv::instance).chain(many).collect()
     }
 
@@ -149,13 +148,13 @@ impl ExpertLayer {
             return Err(Error::invalid(OP, "layers with experts", "none"));
         };
         let places = |layer: &Self| layer.deal(gpu, rows).places(rows * layer.top_k);
+        // Of every tile: a step that is recorded finds all that it needs.
         let workspace = |layer: &Self| {
-            let bytes = halves(rows).flat_map(|size| {
-                let of_tile =
-                    |(product, tile): (&Grouped, usize)| product.workspace_bytes(&gpu.caps(), tile, places(layer));
-                layer.many.iter().zip(layer.deal(gpu, size).tiles).map(of_tile).max()
-            });
-            bytes.max().unwrap_or(0)
+            let of = |product: &Grouped| {
+                let bytes = |tile| product.workspace_bytes(&gpu.caps(), tile, places(layer));
+                product.tiles().into_iter().map(bytes).max().unwrap_or(0)
+            };
+            layer.many.iter().map(of).max().unwrap_or(0)
         };
         cuda.reserve(most(&workspace).unwrap_or(0))?;
         let size = |of: &dyn Fn(&Self) -> usize| most(&|layer| places(layer) * of(layer)).unwrap_or(0);
@@ -219,9 +218,4 @@ impl ExpertLayer {
         let left = left.view().slice(0..places * k);
         combine_experts(gpu, stream, left, k, (assignment.places(), shares), out)
     }
-}
-
-/// A number of rows, its half, and so on down to one.
-fn halves(rows: usize) -> impl Iterator<Item = usize> {
-    std::iter::successors(Some(rows.max(1)), |rows| (*rows > 1).then_some(rows / 2))
 }
