@@ -63,7 +63,11 @@ impl CudaModel {
 
     /// What computes the experts that are multiplied together.
     pub(super) fn instances_of_experts(&self) -> Vec<Instance> {
-        self.expert_layers.iter().flatten().flat_map(|layer| layer.instances(self.cuda.gpu())).collect()
+        let of_layers = self.expert_layers.iter().flatten().flat_map(|layer| layer.instances(self.cuda.gpu()));
+        let mut all: Vec<Instance> = of_layers.collect();
+        all.sort_by_cached_key(Instance::to_string);
+        all.dedup_by_key(|instance| instance.to_string());
+        all
     }
 
     /// Adds what computes the experts that are multiplied together, and gives these.

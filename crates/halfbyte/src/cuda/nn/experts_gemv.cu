@@ -8,8 +8,8 @@
 //   codes come by plain loads, some units (the rows of an item x 128 columns) ahead, those of the next item among them;
 //       the first of down come while the blocks of a row wait for each other
 //
-// All blocks of a row are on the device at once, or come to be while they wait: they begin in order, and no row waits
-// for another. Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the
+// Blocks of a row wait for each other: the launch is cooperative, so that all are there at once, whatever other streams
+// run. Which expert is read from memory, so that a step with its choice is recorded. weight_atom.cuh draws the
 // packed weights.
 #include "ampere.cuh"
 #include "decode_codes.cuh"

@@ -1,8 +1,8 @@
 //! Launches of `experts_gemv.cu`: the experts of a few rows, each choice by itself, in one kernel.
 
-use super::{Gate, launch, narrow, overlapping, same_length};
+use super::{Gate, launch, narrow, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Stream, View, ViewMut};
+use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::{Packed, grouped};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -252,11 +252,15 @@ impl ExpertsGemv {
             experts: narrow(OP, "experts", experts)?,
             top_k: narrow(OP, "choices", top_k)?,
         };
-        // As many as the device has room for at once, or fewer: those of a row wait for each other.
+        // A block a multiprocessor at most: those of a row wait for each other.
         let items = (2 * width).div_ceil(ROWS) * top_k;
-        let blocks = items.min(gpu.caps().multiprocessors.max(1) as usize);
+        let most = gpu.caps().multiprocessors.max(1) as usize;
+        if rows > most {
+            return Err(Error::invalid(OP, format!("at most {most} rows"), rows.to_string()));
+        }
         let shared = narrow(OP, "bytes", self.shared_bytes())?;
-        let form = overlapping(gpu, launch(OP, [blocks, rows, 1], 32 * WARPS, shared)?);
+        let form = launch(OP, [items.min(most / rows), rows, 1], 32 * WARPS, shared)?;
+        let form = Launch { cooperative: true, ..form };
         let function = gpu.function(&self.instance())?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above; the weights outlive what holds their
         // addresses.
