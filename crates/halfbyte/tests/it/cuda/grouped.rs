@@ -3,10 +3,10 @@
 use super::gpus;
 use super::nn::{Bench, bits, close};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
+use halfbyte::cuda::Workspace;
 use halfbyte::cuda::driver::{Buffer, FloatView, View};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, Grouped, GroupedCall, Packed, Packer};
 use halfbyte::cuda::nn::{Assignment, Deal, Gate};
-use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::format::reference::dequantize;
 use halfbyte::kernel::Activation;
 use halfbyte::{Float, QTensor};
@@ -123,8 +123,29 @@ const FORMATS: [&str; 12] = [
     "w4a8-asym",
 ];
 
-fn packed(gpu: &Gpu, bench: &Bench<'_>, random: &mut Random, name: &str, shape: [usize; 2], x: Float) -> QTensor {
-    let _ = (gpu, bench);
+/// What a product leaves at every place, for rows `x` of k that were dealt to its weights, in outputs of a type that begin as 1e4: the
+/// same bits twice, in one workspace.
+fn multiplied(bench: &Bench<'_>, product: &Grouped, dealt: &Dealt, (x, x_type): (&[f32], Float), y: Float) -> Vec<f32> {
+    let k = product.k();
+    let of_places: Vec<f32> = dealt.rows.iter().flat_map(|&row| x[row as usize * k..][..k].to_vec()).collect();
+    let gathered = bench.floats(&of_places, x_type);
+    let tile = dealt.assignment.tile(0);
+    let bytes = product.workspace_bytes(&bench.gpu.caps(), tile, dealt.rows.len());
+    let mut workspace = Workspace::new(bench.gpu, &bench.stream, bytes).unwrap();
+    let outputs = dealt.rows.len() * product.outputs();
+    let mut y = bench.floats(&vec![1e4; outputs], y);
+    let (list, count) = dealt.assignment.list(0);
+    let mut once = || {
+        let call = GroupedCall { list, count, tile, x: gathered.view(0..of_places.len()), y: y.view_mut(0..outputs) };
+        product.run(bench.gpu, &bench.stream, call, &mut workspace).unwrap();
+        bench.widened(y.view(0..outputs))
+    };
+    let (got, again) = (once(), once());
+    assert_eq!(bits(&got), bits(&again), "not the same bits twice");
+    got
+}
+
+fn packed(random: &mut Random, name: &str, shape: [usize; 2], x: Float) -> QTensor {
     let mut weight = parse(name).weight;
     weight.scale = x;
     with_zeros_in_bytes(random.qtensor(weight, shape, false))
@@ -139,7 +160,7 @@ fn each_row_is_multiplied_by_its_weight() {
             let (count, rows) = (1 + random.below(6), [1, 5, 20, 90, 300, 900][random.below(6)]);
             let (n, k) = (1 + random.below(700), 64 * (1 + random.below(24)));
             let k = k.next_multiple_of(parse(name).weight.group.len(k).min(128));
-            let tensors: Vec<_> = (0..count).map(|_| packed(&gpu, &bench, &mut random, name, [n, k], x_type)).collect();
+            let tensors: Vec<_> = (0..count).map(|_| packed(&mut random, name, [n, k], x_type)).collect();
             let act = parse(name).act;
             let pack = |w: &QTensor| matmul::pack(&gpu, &bench.stream, w, act, x_type).unwrap();
             let weights: Vec<Packed> = tensors.iter().map(pack).collect();
@@ -148,26 +169,7 @@ fn each_row_is_multiplied_by_its_weight() {
             let product = Grouped::new(&gpu, &bench.stream, &all, None, x_type).unwrap().unwrap();
             let dealt = dealt(&bench, &mut random, count, rows, &product);
             let x = rounded(&random.normals(rows * k), x_type);
-            let of_places: Vec<f32> = dealt.rows.iter().flat_map(|&row| x[row as usize * k..][..k].to_vec()).collect();
-            let gathered = bench.floats(&of_places, x_type);
-            let tile = dealt.assignment.tile(0);
-            let bytes = product.workspace_bytes(&gpu.caps(), tile, dealt.rows.len());
-            let mut workspace = Workspace::new(&gpu, &bench.stream, bytes).unwrap();
-            let mut y = bench.floats(&vec![1e4; dealt.rows.len() * n], Float::F32);
-            let (list, number) = dealt.assignment.list(0);
-            let mut once = || {
-                let call = GroupedCall {
-                    list,
-                    count: number,
-                    tile,
-                    x: gathered.view(0..of_places.len()),
-                    y: y.view_mut(0..dealt.rows.len() * n),
-                };
-                product.run(&gpu, &bench.stream, call, &mut workspace).unwrap();
-                bench.widened(y.view(0..dealt.rows.len() * n))
-            };
-            let (got, again) = (once(), once());
-            assert_eq!(bits(&got), bits(&again), "not the same bits twice");
+            let got = multiplied(&bench, &product, &dealt, (&x, x_type), Float::F32);
             for (id, w) in tensors.iter().enumerate() {
                 let own: Vec<usize> = (0..rows).filter(|&row| dealt.ids[row] as usize == id).collect();
                 let of_rows: Vec<f32> = own.iter().flat_map(|&row| x[row * k..][..k].to_vec()).collect();
@@ -232,7 +234,7 @@ fn gates_let_through_what_they_should() {
                 _ => Gate { activation: Activation::Relu, ..Gate::SWIGLU },
             };
             let act = parse(name).act;
-            let mut draw = || packed(&gpu, &bench, &mut random, name, [inner, k], x_type);
+            let mut draw = || packed(&mut random, name, [inner, k], x_type);
             let tensors: Vec<[QTensor; 2]> = (0..count).map(|_| [draw(), draw()]).collect();
             let mut packer = Packer::new(&gpu, &bench.stream).with_slab_bytes(1 << [30, 14][case % 2]);
             let weights: Vec<Packed> =
@@ -250,22 +252,7 @@ fn gates_let_through_what_they_should() {
             assert_eq!((product.outputs(), product.k()), (inner, k));
             let dealt = dealt(&bench, &mut random, count, rows, &product);
             let x = rounded(&random.normals(rows * k), x_type);
-            let of_places: Vec<f32> = dealt.rows.iter().flat_map(|&row| x[row as usize * k..][..k].to_vec()).collect();
-            let gathered = bench.floats(&of_places, x_type);
-            let tile = dealt.assignment.tile(0);
-            let bytes = product.workspace_bytes(&gpu.caps(), tile, dealt.rows.len());
-            let mut workspace = Workspace::new(&gpu, &bench.stream, bytes).unwrap();
-            let (list, number) = dealt.assignment.list(0);
-            let mut y = bench.floats(&vec![1e4; dealt.rows.len() * inner], x_type);
-            let call = GroupedCall {
-                list,
-                count: number,
-                tile,
-                x: gathered.view(0..of_places.len()),
-                y: y.view_mut(0..dealt.rows.len() * inner),
-            };
-            product.run(&gpu, &bench.stream, call, &mut workspace).unwrap();
-            let got = bench.widened(y.view(0..dealt.rows.len() * inner));
+            let got = multiplied(&bench, &product, &dealt, (&x, x_type), x_type);
             // Weights that are scaled early are rounded to the type of x.
             let early = if act.is_quantized() { 0.0 } else { 2.0 * x_type.unit_roundoff() };
             for (id, pair) in tensors.iter().enumerate() {
@@ -305,7 +292,7 @@ fn gates_let_through_what_they_should() {
 fn weights_that_do_not_go_together_are_refused() {
     for gpu in gpus().into_iter().filter(|gpu| gpu.caps().arch.number >= 80) {
         let (bench, mut random) = (Bench::new(&gpu), Random(74));
-        let mut draw = |name: &str, shape| packed(&gpu, &bench, &mut random, name, shape, Float::F16);
+        let mut draw = |name: &str, shape| packed(&mut random, name, shape, Float::F16);
         let act = parse("w4a16-g128").act;
         let [first, second] = [(); 2].map(|()| draw("w4a16-g128", [64, 256]));
         let pack = |w: &QTensor| matmul::pack(&gpu, &bench.stream, w, act, Float::F16).unwrap();
