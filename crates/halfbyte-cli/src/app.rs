@@ -2,7 +2,7 @@
 
 use crate::args::{Common, Device};
 use crate::failure::{Exit, Failure, Result};
-use crate::ranks::Ranks;
+use crate::ranks::{Local, Ranks};
 use crate::{escape, text};
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::{Gpu as CudaGpu, nn};
@@ -56,10 +56,10 @@ impl App {
         self.common.threads.map_or_else(available_threads, usize::from)
     }
 
-    /// The number of the GPU that was asked for.
+    /// The number of the GPU that was asked for, the first of several.
     pub fn cuda(&self) -> Option<u32> {
-        match self.common.device {
-            Device::Cuda(number) => Some(number),
+        match &self.common.device {
+            Device::Cuda(numbers) => Some(numbers.first().copied().unwrap_or(0)),
             Device::Auto | Device::Cpu => None,
         }
     }
@@ -80,16 +80,18 @@ impl App {
         ))
     }
 
-    /// The GPU that models compute on, if they do: the one asked for, else the first that works. Error: the one asked for is
-    /// not to be had.
-    pub fn gpu(&self) -> Result<Option<Gpu>> {
+    /// The GPU that models compute on, if they do, shared among so many ranks: the one asked for, else the first that works; of ranks each
+    /// has its own. Errors: the one asked for is not to be had, another number of GPUs than of ranks on this machine.
+    pub fn gpu(&self, ranks: usize) -> Result<Option<Gpu>> {
         if let Some(known) = self.gpu.get() {
             return Ok(known.clone());
         }
-        let gpu = match self.common.device {
+        let gpu = match &self.common.device {
             Device::Cpu => None,
-            Device::Cuda(number) => Some(Gpu::open(number)?),
-            Device::Auto => self.first_that_works(),
+            Device::Cuda(numbers) => Some(Gpu::open(Local::of(ranks)?.gpu(numbers)?)?),
+            Device::Auto if ranks < 2 => self.first_that_works(),
+            Device::Auto if CudaGpu::count() == 0 => None,
+            Device::Auto => Some(Gpu::open(Local::of(ranks)?.gpu(&[])?)?),
         };
         Ok(self.gpu.get_or_init(|| gpu).clone())
     }

@@ -17,7 +17,7 @@ pub struct Common {
     pub json: bool,
     /// Where to compute: cpu, cuda or cuda:I; auto takes the first GPU that works, else the CPU. Run, eval, demo and bench
     /// model compute on GPUs; so does bench matmul, and explain tells of them, if asked for one; everything else is done by
-    /// the CPU.
+    /// the CPU. With --tp each rank of a machine has a GPU, in order, or those of cuda:I,J,...
     #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
     pub device: Device,
     /// Threads to compute with [default: all that the system offers].
@@ -29,14 +29,14 @@ pub struct Common {
 }
 
 /// A device as `--device` names it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Device {
     /// The best there is.
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU.
-    Cuda(u32),
+    /// GPUs, one for each rank of this machine; of none, as many as it takes from the first on.
+    Cuda(Vec<u32>),
 }
 
 impl FromStr for Device {
@@ -46,10 +46,10 @@ impl FromStr for Device {
         match text {
             "auto" => Ok(Device::Auto),
             "cpu" => Ok(Device::Cpu),
-            "cuda" => Ok(Device::Cuda(0)),
-            _ => match text.strip_prefix("cuda:").map(str::parse) {
-                Some(Ok(number)) => Ok(Device::Cuda(number)),
-                _ => Err("expected auto, cpu, cuda or cuda:I".to_owned()),
+            "cuda" => Ok(Device::Cuda(Vec::new())),
+            _ => match text.strip_prefix("cuda:").map(|list| list.split(',').map(str::parse).collect()) {
+                Some(Ok(numbers)) => Ok(Device::Cuda(numbers)),
+                _ => Err("expected auto, cpu, cuda, cuda:I or cuda:I,J,...".to_owned()),
             },
         }
     }

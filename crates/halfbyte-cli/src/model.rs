@@ -32,10 +32,10 @@ pub struct LoadArgs {
     /// GPU they have the type of activations, or another of floats].
     #[arg(long, value_enum, value_name = "TYPE")]
     pub kv: Option<KvArg>,
-    /// Share the model among so many ranks (tensor parallelism): processes that each hold a part of every layer, on the CPU only so far, and
-    /// for one prompt or a perplexity. Weights and memory that are told are the first rank's.
+    /// Share the model among so many ranks (tensor parallelism): processes that each hold a part of every layer, on CPUs, or on GPUs of
+    /// one host that reach each other's memory; for one prompt or a perplexity. Weights and memory that are told are the first rank's.
     /// A launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT (as torchrun, or mpirun and Slurm with a line of shell) starts
-    /// them all; without it the others are started here.
+    /// them all, each with the GPU of its LOCAL_RANK; without it the others are started here.
     #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub tp: u16,
     #[command(flatten)]
@@ -75,18 +75,8 @@ impl LoadArgs {
             ));
         }
         let act = self.quantize.map(|format| format.act).or(act).unwrap_or(Act::A16);
-        let device = device(app, act)?;
-        let comm: Arc<dyn Comm> = match (self.tp, &device) {
-            (1, _) => Arc::new(Alone),
-            (_, Device::Cpu) => app.ranks().join(self.tp.into())?,
-            (_, Device::Cuda(_)) => {
-                return Err(Failure::usage(
-                    "ranks compute on the CPU only so far",
-                    format!("--tp {} on a GPU", self.tp),
-                    "add --device cpu, or leave --tp out",
-                ));
-            }
-        };
+        let device = device(app, act, self.tp.into())?;
+        let comm: Arc<dyn Comm> = if self.tp == 1 { Arc::new(Alone) } else { app.ranks().join(self.tp.into())? };
         Ok(LoadOptions {
             device,
             act,
@@ -252,10 +242,10 @@ fn joined<T>(thread: io::Result<ScopedJoinHandle<'_, T>>, work: &impl Fn() -> T)
 }
 
 /// Where a model computes that takes its activations so; noted where that is not the device that would be chosen.
-pub fn device(app: &App, act: Act) -> Result<Device> {
-    let Some(gpu) = app.gpu()? else { return Ok(Device::Cpu) };
+pub fn device(app: &App, act: Act, ranks: usize) -> Result<Device> {
+    let Some(gpu) = app.gpu(ranks)? else { return Ok(Device::Cpu) };
     if act.is_quantized() && app.chooses_device() {
-        app.note("note: the CPU computes: no kernel for GPUs rounds activations to 8 bits");
+        app.note("note: the CPU computes: activations of 8 bits go to a GPU where --device names it");
         return Ok(Device::Cpu);
     }
     let activations = if act == Act::A32 { Float::F32 } else { gpu.activations };

@@ -2,6 +2,7 @@
 
 use crate::failure::{Exit, Failure, Result};
 use crate::text;
+use halfbyte::cuda::Gpu;
 use halfbyte_llm::comm::{Alone, Comm, Rendezvous, Tcp};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -66,6 +67,8 @@ impl Ranks {
             let child = Command::new(&program)
                 .args(std::env::args_os().skip(1))
                 .env("RANK", rank.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("LOCAL_WORLD_SIZE", size.to_string())
                 .env("WORLD_SIZE", size.to_string())
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string())
@@ -76,6 +79,57 @@ impl Ranks {
             started.push(child.map_err(failed)?);
         }
         Ok(Tcp::lead(listener, size)?)
+    }
+}
+
+/// This process among those of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Local {
+    rank: usize,
+    size: usize,
+}
+
+impl Local {
+    /// Of so many ranks: as a launcher says by LOCAL_RANK and LOCAL_WORLD_SIZE, or, where all are on one machine, by RANK. Error: a variable
+    /// that is no number.
+    pub fn of(ranks: usize) -> Result<Self> {
+        Self::from_variables(ranks, |name| std::env::var(name).ok())
+    }
+
+    fn from_variables(ranks: usize, variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let number = |names: [&str; 2], otherwise| {
+            let given = names.iter().find_map(|&name| Some((name, variable(name)?)));
+            let Some((name, value)) = given.filter(|_| ranks > 1) else { return Ok(otherwise) };
+            value.parse().map_err(|_| {
+                Failure::usage(format!("{name} is no number"), format!("\"{value}\""), "let the launcher set it")
+            })
+        };
+        Ok(Self { rank: number(["LOCAL_RANK", "RANK"], 0)?, size: number(["LOCAL_WORLD_SIZE", "WORLD_SIZE"], ranks)? })
+    }
+
+    /// Its GPU, among those that were named for the ranks of this machine, or among all.
+    pub fn gpu(self, named: &[u32]) -> Result<u32> {
+        let Self { rank, size } = self;
+        match named.get(rank) {
+            Some(&number) if named.len() == size => Ok(number),
+            None if named.is_empty() => {
+                let there = Gpu::count();
+                // One process may be one GPU's though there is none: the driver says why.
+                if size > there.max(1) {
+                    return Err(Failure::usage(
+                        "there are more ranks than GPUs",
+                        format!("{size} ranks on this machine, which has {there} GPUs"),
+                        "use --device cpu, or let ranks share a GPU, as by --device cuda:0,0",
+                    ));
+                }
+                Ok(rank as u32)
+            }
+            _ => Err(Failure::usage(
+                "--device names another number of GPUs than there are ranks on this machine",
+                format!("{} GPUs, {size} ranks", named.len()),
+                "name one for each rank, as in --tp 2 --device cuda:0,1",
+            )),
+        }
     }
 }
 
@@ -93,6 +147,30 @@ impl Drop for Ranks {
                 }
                 std::thread::sleep(Duration::from_millis(5));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_rank_of_a_machine_has_its_gpu() {
+        let of = |ranks, variables: &[(&str, &str)]| {
+            let find = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
+            Local::from_variables(ranks, find)
+        };
+        assert_eq!(of(1, &[("LOCAL_RANK", "3")]).unwrap(), Local { rank: 0, size: 1 });
+        assert_eq!(of(2, &[]).unwrap(), Local { rank: 0, size: 2 });
+        assert_eq!(of(4, &[("RANK", "3"), ("WORLD_SIZE", "4")]).unwrap(), Local { rank: 3, size: 4 });
+        let second = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")];
+        assert_eq!(of(8, &second).unwrap(), Local { rank: 1, size: 4 });
+        assert!(of(2, &[("LOCAL_RANK", "one")]).is_err());
+        assert_eq!(Local { rank: 1, size: 2 }.gpu(&[4, 2]).unwrap(), 2);
+        assert_eq!(Local { rank: 1, size: 2 }.gpu(&[0, 0]).unwrap(), 0);
+        for (local, named) in [(Local { rank: 0, size: 2 }, &[0][..]), (Local { rank: 0, size: 1 }, &[0, 1])] {
+            assert!(local.gpu(named).is_err(), "{local:?}");
         }
     }
 }

@@ -109,7 +109,7 @@ impl Model {
                 let decoder = Decoder::load(&config.spec, &mut loader, &mut OnCpu, shard)?;
                 Box::new(CpuModel { decoder, comm: options.comm.clone(), kv })
             }
-            Device::Cuda(gpu) => Box::new(CudaModel::load(&config.spec, &mut loader, gpu, shard, kv)?),
+            Device::Cuda(gpu) => Box::new(CudaModel::load(&config.spec, &mut loader, gpu, options.comm.clone(), kv)?),
         };
         let (device, parameters) = (options.device.clone(), loader.parameters());
         Ok(Self { config, device, resident, kv, parameters, findings: loader.into_findings() })

@@ -100,7 +100,8 @@ impl Shard {
     }
 }
 
-fn part(units: usize, rank: usize, size: usize) -> Range<usize> {
+/// A rank's part of so many units.
+pub(crate) fn part(units: usize, rank: usize, size: usize) -> Range<usize> {
     let (each, more) = (units / size, units % size);
     let first = rank * each + rank.min(more);
     first..first + each + usize::from(rank < more)

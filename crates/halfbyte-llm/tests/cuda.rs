@@ -6,6 +6,8 @@
 mod architectures;
 #[path = "cuda/files.rs"]
 mod files;
+#[path = "cuda/ranks.rs"]
+mod ranks;
 #[path = "cuda/texts.rs"]
 mod texts;
 

@@ -80,7 +80,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let folder = shipped()?;
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);
-    let device = device(app, Act::A16)?;
+    let device = device(app, Act::A16, 1)?;
     let name = if matches!(device, Device::Cpu) { FORMAT } else { FORMAT_ON_GPUS };
     let format: Format = name.parse()?;
     progress.step("loading");

@@ -41,6 +41,14 @@ pub trait Comm: Debug + Send + Sync {
         Ok(())
     }
 
+    /// Every rank's bytes. Errors: those of [`Comm::all_gather`].
+    fn all_gather_bytes(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        // Numbers up to 255 are floats that stay what they are.
+        let numbers: Vec<f32> = bytes.iter().map(|&byte| byte.into()).collect();
+        let all = self.all_gather(&numbers)?;
+        Ok(all.iter().map(|of_rank| of_rank.iter().map(|&number| number as u8).collect()).collect())
+    }
+
     /// Waits until all ranks are here. Errors: those of [`Comm::all_gather`].
     fn wait(&self) -> Result<()> {
         if self.size() > 1 { self.all_gather(&[]).map(drop) } else { Ok(()) }
@@ -49,9 +57,7 @@ pub trait Comm: Debug + Send + Sync {
     /// Makes sure that all ranks have the same of something, whose digest this rank's is. Error: the first rank that has another one
     /// than rank 0; on every rank.
     fn agree(&self, what: &str, digest: &[u8]) -> Result<()> {
-        // Numbers up to 255 are floats that stay what they are.
-        let numbers: Vec<f32> = digest.iter().map(|&byte| byte.into()).collect();
-        let all = if self.size() < 2 { Vec::new() } else { self.all_gather(&numbers)? };
+        let all = if self.size() < 2 { Vec::new() } else { self.all_gather_bytes(digest)? };
         match all.iter().position(|other| *other != all[0]) {
             None => Ok(()),
             Some(rank) => Err(Error::Rank { rank, what: format!("has another {what} than rank 0") }),

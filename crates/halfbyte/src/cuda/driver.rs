@@ -8,6 +8,7 @@
 mod graph;
 mod launch;
 mod memory;
+mod peer;
 mod stream;
 mod tensor_map;
 mod upload;
@@ -16,6 +17,7 @@ pub use graph::Graph;
 pub(super) use graph::beside_capture;
 pub use launch::{Arg, Function, Launch, Module, Resources};
 pub use memory::{Buffer, FloatView, FloatViewMut, View, ViewMut};
+pub use peer::{HostWord, Inbox, Peer};
 pub use stream::{Event, Stream};
 pub use tensor_map::{Promotion, Swizzle, TensorMap, Tiles, Windows};
 pub use upload::{Sent, Uploader};

@@ -56,6 +56,7 @@ pub const HEADERS: &[Source] = headers![
     "quantize.cuh"
     "quantize_rows.cuh"
     "random.cuh"
+    "ranks.cuh"
     "requantize.cuh"
     "stored_codes.cuh"
     "stream_k_schedule.cuh"

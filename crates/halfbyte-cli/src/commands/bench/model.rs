@@ -116,7 +116,6 @@ struct Report {
 
 /// Prints the speeds.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    args.load.one_rank("a measurement, whose limits are of one machine,")?;
     let work = Work {
         prompt: args.prompt,
         depth: args.depth,
@@ -134,7 +133,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let cpu = app.cpu()?;
     let progress = Progress::steps(app);
     progress.step("loading the model");
-    let free_before = free_bytes(app)?;
+    if app.gpu(args.load.tp.into())?.is_none() {
+        args.load.one_rank("a measurement on a CPU, whose limits are of all its threads,")?;
+    }
+    let free_before = free_bytes(args, app)?;
     let mut start = None;
     let (model, path) = match (&args.model, &args.random_weights) {
         (Some(folder), _) => {
@@ -152,7 +154,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         return Err(Failure::interrupted());
     }
     progress.step("the first token");
-    let (first_token, free_after) = first_token(&model, &cpu, work, || Ok((app.age(), free_bytes(app)?)))?;
+    let (first_token, free_after) = first_token(&model, &cpu, work, || Ok((app.age(), free_bytes(args, app)?)))?;
     let start = start.map(|(start, mut laps)| Start { first_token: laps.lap(), ..start });
     let format = match (&args.model, args.load.format(args.format)) {
         (Some(folder), _) => args.load.name(folder)?,
@@ -206,8 +208,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
 }
 
 /// Bytes that are free on the GPU that computes, if one does.
-fn free_bytes(app: &App) -> Result<Option<u64>> {
-    let Some(gpu) = app.gpu()? else { return Ok(None) };
+fn free_bytes(args: &Args, app: &App) -> Result<Option<u64>> {
+    let Some(gpu) = app.gpu(args.load.tp.into())? else { return Ok(None) };
     Ok(Some(gpu.gpu.context().memory()?[0] as u64))
 }
 
@@ -230,7 +232,7 @@ fn random(args: &Args, app: &App, path: &Path, work: Work) -> Result<Model> {
         Device::Cuda(gpu) => Some(gpu.gpu.context().memory()?[0] as u64),
     };
     let cache = (config.spec.kv_bytes_per_token(options.kv_type()?) as u64).saturating_mul(work.context() as u64);
-    let needed = weights.bytes(&config.spec).saturating_add(cache);
+    let needed = weights.bytes(&config.spec).saturating_add(cache) / u64::from(args.load.tp);
     if let Some(available) = available.filter(|&available| needed > available) {
         return Err(Failure::memory(
             format!("a model of {} does not fit", path.display()),

@@ -221,7 +221,7 @@ impl LoadDevice for Loading<'_> {
             Embedding::Random(floats) => self.draw(&floats)?,
         };
         let scale = spec.embedding_scale.unwrap_or(1.0);
-        Ok(Vocabulary { embedding, scale, head, logit_cap: spec.logit_cap })
+        Ok(Vocabulary { embedding, first: tokens.start, scale, head, logit_cap: spec.logit_cap })
     }
 
     /// Each by a lane, several at a time.

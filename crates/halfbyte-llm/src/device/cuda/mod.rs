@@ -3,9 +3,11 @@
 mod experts;
 mod kernels;
 mod loading;
+mod next;
 mod persistent;
 mod profile;
 mod projection;
+mod ranks;
 mod recording;
 mod run;
 mod text;
@@ -14,6 +16,7 @@ mod texts;
 use super::{Gpu as Device, LoadTimes, Resident, Room, Text, Texts};
 use crate::arch::Spec;
 use crate::arch::spec::MlpKind;
+use crate::comm::Comm;
 use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice};
 use crate::device::rope::Rope;
 use crate::engine::PREFILL_TOKENS;
@@ -31,6 +34,7 @@ use kernels::Kernels;
 use loading::{Lanes, Loading};
 use projection::Projection;
 use run::Run;
+use std::sync::Arc;
 use std::time::Instant;
 use text::CudaText;
 use texts::CudaTexts;
@@ -52,8 +56,10 @@ impl ModelDevice for OnCuda {
 /// Embedding and head on a GPU.
 #[derive(Debug)]
 pub(crate) struct Vocabulary {
-    /// `[vocab, hidden]`.
+    /// Of this rank's tokens, `[tokens, hidden]`.
     embedding: Dense,
+    /// The first of them.
+    first: usize,
     /// What its vectors are multiplied by.
     scale: f32,
     /// None where the head's weight is the embedding.
@@ -67,6 +73,8 @@ pub(crate) struct Vocabulary {
 pub(crate) struct CudaModel {
     /// The queue that weights came by.
     cuda: Cuda,
+    /// Those that the model is shared with.
+    comm: Arc<dyn Comm>,
     activations: Float,
     /// Of keys and values.
     kv: Float,
@@ -83,17 +91,21 @@ pub(crate) struct CudaModel {
 }
 
 impl CudaModel {
-    /// Packs the weights onto a GPU. Errors: those of [`Decoder::load`], a recipe that GPUs do not compute.
-    pub fn load(spec: &Spec, loader: &mut Loader<'_>, device: &Device, shard: Shard, kv: KvType) -> Result<Self> {
+    /// Packs this rank's part of the weights onto a GPU. Errors: those of [`Decoder::load`], a recipe that GPUs do not compute.
+    pub fn load(
+        spec: &Spec,
+        loader: &mut Loader<'_>,
+        device: &Device,
+        comm: Arc<dyn Comm>,
+        kv: KvType,
+    ) -> Result<Self> {
+        let shard = Shard::of(comm.as_ref());
         let kv = match kv {
             KvType::F32 => Float::F32,
             KvType::F16 => Float::F16,
             KvType::Bf16 => Float::BF16,
             KvType::Int8 => return Err(Error::invalid(OP, "keys and values in floats", kv.name())),
         };
-        if shard != Shard::WHOLE {
-            return Err(Error::invalid(OP, "a model on one GPU", "a part of a model that several ranks share"));
-        }
         if !spec.hidden.is_multiple_of(4)
             && spec.layers.iter().any(|layer| matches!(layer.mlp.kind, MlpKind::Experts(_)))
         {
@@ -117,12 +129,13 @@ impl CudaModel {
         let decoder = decoder?;
         let no_rope = nn::Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
-        let persistent = (persistent && kv == activations)
+        // Between its layers nothing is told to other ranks.
+        let persistent = (persistent && kv == activations && shard == Shard::WHOLE)
             .then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok())
             .flatten();
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let expert_layers = experts::layers(&cuda, &decoder, activations)?;
-        let model = Self { cuda, activations, kv, fused, no_rope, decoder, persistent, expert_layers, times };
+        let model = Self { cuda, comm, activations, kv, fused, no_rope, decoder, persistent, expert_layers, times };
         // What products are computed by is decided here, and not by the first token.
         model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
         Ok(model)
@@ -191,6 +204,9 @@ impl Resident for CudaModel {
         }
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
         instances.extend(self.instances_of_experts());
+        if self.comm.size() > 1 {
+            instances.extend(nn::instances_of_ranks());
+        }
         Ok(self.cuda.gpu().prepare(&instances, |done| progress(done, instances.len()))?)
     }
 
@@ -248,8 +264,9 @@ impl Resident for CudaModel {
     }
 
     fn bytes_of_step(&self, tokens: usize) -> usize {
-        let Decoder { vocabulary: Vocabulary { embedding, head, .. }, vocab, .. } = &self.decoder;
-        let read = embedding.bytes() / (*vocab).max(1) * tokens.min(*vocab);
+        let Vocabulary { embedding, head, .. } = &self.decoder.vocabulary;
+        let [rows, _] = embedding.shape();
+        let read = embedding.bytes() / rows.max(1) * tokens.min(rows);
         let others = if head.is_some() { embedding.bytes() - read } else { 0 };
         self.bytes() - others - self.decoder.idle_bytes(tokens, Projection::bytes)
     }

@@ -46,7 +46,7 @@ pub(super) fn plan(
 pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
     let Decoder { hidden: _, vocab: _, heads: _, embedding_norm, layers, norm, vocabulary } = decoder;
     // A cap of logits follows the head, which is another kernel's.
-    let Vocabulary { embedding: _, scale, head: _, logit_cap: _ } = vocabulary;
+    let Vocabulary { embedding: _, first: _, scale, head: _, logit_cap: _ } = vocabulary;
     if embedding_norm.is_some() || *scale != 1.0 {
         return Some("an embedding as it is");
     }

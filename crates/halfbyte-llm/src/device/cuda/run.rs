@@ -2,6 +2,7 @@
 
 use super::experts::Mixture;
 use super::projection::{Input, Projection};
+use super::ranks::Ranks;
 use super::{CudaModel, OnCuda, Vocabulary, persistent};
 use crate::arch::spec::{GateClamp, NormKind};
 use crate::decoder::{Attention, Decoder, Experts, FeedForward, InPlace, Norm, Slot, Steps};
@@ -10,71 +11,10 @@ use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, View};
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
-    self, AttentionWorkspace, DenseCall, Draw, Drawn, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode,
-    QuantizedNorm, Step, StepOfText,
+    self, AttentionWorkspace, DenseCall, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode,
+    QuantizedNorm, StepOfText, Update,
 };
 use std::ops::{ControlFlow, Range};
-
-/// What follows texts, each a row of logits. It is allocated once and stays where it is, since recordings hold its addresses.
-#[derive(Debug)]
-pub(super) struct Next {
-    /// What the next step of one text reads.
-    pub(super) tokens: Buffer<u32>,
-    pub(super) positions: Buffer<u32>,
-    /// Of each text the most likely token, then the bits of its logit.
-    pub(super) choice: Buffer<u32>,
-    /// A drawn token, then the same bits.
-    pub(super) drawn: Buffer<u32>,
-}
-
-impl Next {
-    /// Of so many texts, with room for the tokens of so many rows.
-    pub(super) fn new(cuda: &Cuda, texts: usize, rows: usize) -> Result<Self> {
-        let context = cuda.gpu().context();
-        Ok(Self {
-            tokens: context.allocate(rows)?,
-            positions: context.allocate(rows)?,
-            choice: context.allocate(2 * texts)?,
-            drawn: context.allocate(2 * texts)?,
-        })
-    }
-
-    /// So many rows of the one text, whose tokens and positions lie here.
-    pub(super) fn rows(&self, m: usize, longest: usize) -> Rows<'_> {
-        let [tokens, positions] = [&self.tokens, &self.positions].map(|of_rows| of_rows.view().slice(0..m));
-        Rows { tokens, positions, longest, texts: None }
-    }
-
-    /// From the logits of so many texts to the most likely tokens; each has grown by `advance`.
-    pub(super) fn most_likely(
-        &mut self,
-        cuda: &Cuda,
-        texts: usize,
-        advance: usize,
-        logits: View<'_, f32>,
-    ) -> Result<()> {
-        let step = Step {
-            logits,
-            choice: self.choice.view_mut().slice(0..2 * texts),
-            tokens: self.tokens.view_mut().slice(0..texts),
-            positions: self.positions.view_mut().slice(0..texts),
-            advance,
-        };
-        Ok(nn::argmax(cuda.gpu(), cuda.stream(), step)?)
-    }
-
-    /// From the same logits to tokens that are drawn, or the most likely ones.
-    pub(super) fn draw(&mut self, cuda: &Cuda, draws: &[Draw], logits: View<'_, f32>) -> Result<()> {
-        let texts = draws.len();
-        let of = Drawn {
-            logits,
-            choice: self.choice.view().slice(0..2 * texts),
-            drawn: self.drawn.view_mut().slice(0..2 * texts),
-            tokens: self.tokens.view_mut().slice(0..texts),
-        };
-        Ok(nn::sample(cuda.gpu(), cuda.stream(), draws, of)?)
-    }
-}
 
 /// What passes between the layers. All of it is allocated once and stays where it is, since recordings hold its addresses.
 #[derive(Debug)]
@@ -99,6 +39,8 @@ pub(super) struct State {
     attention: AttentionWorkspace,
     /// All layers of a step of one token, where they are one kernel.
     persistent: Option<PersistentDecode>,
+    /// Those that the model is shared with.
+    ranks: Option<Ranks>,
 }
 
 /// Rows that go through the layers together.
@@ -165,6 +107,7 @@ impl State {
             mixture: Mixture::of(model, cuda, rows)?,
             attention: AttentionWorkspace::new(gpu, cuda.stream(), *heads, texts, longest)?,
             persistent,
+            ranks: Ranks::meet(model, cuda, texts)?,
             room: longest,
             cache,
         })
@@ -173,6 +116,11 @@ impl State {
     /// Whether a step asks the host for something, so that it cannot be recorded.
     pub(super) fn asks_host(&self) -> bool {
         self.mixture.as_ref().is_some_and(Mixture::asks_host)
+    }
+
+    /// Whether all ranks were heard of in what the device has done. Error: one was not.
+    pub(super) fn heard(&self) -> Result<()> {
+        self.ranks.as_ref().map_or(Ok(()), Ranks::heard)
     }
 
     /// From tokens to normed vectors in `normed`, of all rows or of the last one of each text.
@@ -209,13 +157,21 @@ impl State {
     ) -> Result<()> {
         let (Decoder { hidden, vocab, vocabulary, .. }, m) = (&model.decoder, rows.len());
         let x = self.normed.view(rows.start * hidden..rows.end * hidden);
+        let own = match &mut self.ranks {
+            None => &mut *out,
+            Some(ranks) => ranks.own_logits(cuda, m)?,
+        };
         match &vocabulary.head {
             None => {
-                let y = out.view_mut().slice(0..m * vocab).into();
+                let [tokens, _] = vocabulary.embedding.shape();
+                let y = own.view_mut().slice(0..m * tokens).into();
                 let call = DenseCall { x, m, bias: None, y };
                 vocabulary.embedding.forward(cuda.gpu(), cuda.stream(), call)?;
             }
-            Some(head) => head.run(cuda, Input::Floats(x), m, (out, 0), &mut self.part)?,
+            Some(head) => head.run(cuda, Input::Floats(x), m, (own, 0), &mut self.part)?,
+        }
+        if let Some(ranks) = &self.ranks {
+            ranks.join_logits(cuda, m, out.view_mut().slice(0..m * vocab))?;
         }
         match vocabulary.logit_cap {
             None => Ok(()),
@@ -237,11 +193,13 @@ pub(crate) struct Run<'m> {
     narrowed: bool,
     /// The buffer of codes that the next product reads, in place of floats.
     codes: Option<usize>,
+    /// Whether the update is the sum over ranks already.
+    summed: bool,
 }
 
 impl<'m> Run<'m> {
     pub(super) fn new(model: &'m CudaModel, cuda: &'m Cuda, state: &'m mut State, rows: Rows<'m>) -> Self {
-        Self { model, cuda, state, on: 0..rows.tokens.len(), rows, narrowed: false, codes: None }
+        Self { model, cuda, state, on: 0..rows.tokens.len(), rows, narrowed: false, codes: None, summed: false }
     }
 
     /// The kernel that computes what so many rows see.
@@ -271,6 +229,16 @@ impl<'m> Run<'m> {
         Ok(nn::attention(self.cuda.gpu(), self.cuda.stream(), &what, cache, layer, attention, out)?)
     }
 
+    /// The update becomes the sum over ranks, if it is not that yet.
+    fn sum_update(&mut self) -> Result<()> {
+        let State { ranks, update, .. } = &mut *self.state;
+        if let Some(ranks) = ranks.as_ref().filter(|_| !self.summed) {
+            ranks.sum(self.cuda, update.view_mut().slice(0..self.on.len() * self.model.decoder.hidden))?;
+        }
+        self.summed = true;
+        Ok(())
+    }
+
     /// The buffer in which rows are quantised for a projection; None where it reads floats.
     fn codes_for(&self, reader: Option<&Projection>) -> Option<usize> {
         let m = self.on.len();
@@ -291,39 +259,46 @@ struct Seen<'a> {
 impl Steps<OnCuda> for Run<'_> {
     fn embed(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (m, hidden) = (self.on.len(), self.model.decoder.hidden);
-        let residual = self.state.residual.view_mut().slice(0..m * hidden);
-        let Vocabulary { embedding, scale, .. } = vocabulary;
-        Ok(nn::embed(
-            self.cuda.gpu(),
-            self.cuda.stream(),
-            embedding.rows(),
-            hidden,
-            self.rows.tokens,
-            *scale,
-            residual,
-        )?)
+        let State { residual, ranks, .. } = &mut *self.state;
+        let (gpu, stream, tokens) = (self.cuda.gpu(), self.cuda.stream(), self.rows.tokens);
+        let Vocabulary { embedding, first, scale, .. } = vocabulary;
+        let of_rows = residual.view_mut().slice(0..m * hidden);
+        nn::embed(gpu, stream, (embedding.rows(), *first), hidden, tokens, *scale, of_rows)?;
+        // Each token's vector is one rank's; the others add nothing.
+        match ranks {
+            None => Ok(()),
+            Some(ranks) => ranks.sum(self.cuda, residual.view_mut().slice(0..m * hidden)),
+        }
     }
 
     fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
         // A LayerNorm leaves floats.
         self.codes = self.codes_for(reader.filter(|_| norm.kind == NormKind::Rms));
-        let (model, on, hidden) = (self.model, &self.on, self.model.decoder.hidden);
-        let State { residual: stream_of_text, update, normed, codes, mixture, .. } = &mut *self.state;
+        let (m, hidden, as_floats) = (self.on.len(), self.model.decoder.hidden, self.codes.is_none());
+        let in_norm = |ranks: &Ranks| as_floats && ranks.in_norm(m, hidden).is_some();
+        let sums_itself = add && !self.summed && self.state.ranks.as_ref().is_some_and(in_norm);
+        if add && !sums_itself {
+            self.sum_update()?;
+        }
+        let (model, on) = (self.model, &self.on);
+        let State { residual: stream_of_text, update, normed, codes, mixture, ranks, .. } = &mut *self.state;
+        let ranks = ranks.as_ref().filter(|_| sums_itself).and_then(|ranks| ranks.in_norm(m, hidden));
         let residual = stream_of_text.view_mut().slice(on.start * hidden..on.end * hidden);
         let update = add.then(|| update.view().slice(0..on.len() * hidden));
         let (gpu, stream, weight, eps) = (self.cuda.gpu(), self.cuda.stream(), norm.weight.view(), norm.eps);
         // Before a mixture of experts: what no product rounds, for the router.
         let exact = mixture.as_mut().filter(|_| reader.is_none());
         let exact = exact.map(|mixture| mixture.exact.view_mut().slice(0..on.len() * hidden));
+        let summed = update.map(|values| Update { values, ranks });
         match (self.codes, &norm.bias) {
             (None, None) => {
                 let out = normed.view_mut(0..on.len() * hidden);
-                nn::rms_norm(gpu, stream, nn::Norm { residual, update, weight, eps, out, exact })?;
+                nn::rms_norm(gpu, stream, nn::Norm { residual, update: summed, weight, eps, out, exact })?;
             }
             (None, Some(bias)) => {
                 let (out, norm) =
                     (normed.view_mut(0..on.len() * hidden), nn::LayerNorm { weight, bias: bias.view(), eps });
-                norm.apply(gpu, stream, residual, update, out)?;
+                norm.apply(gpu, stream, residual, summed, out)?;
                 if let Some(exact) = exact {
                     let residual = stream_of_text.view_mut().slice(on.start * hidden..on.end * hidden);
                     norm.apply(gpu, stream, residual, None, exact.into())?;
@@ -338,6 +313,9 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn norm_in_place(&mut self, what: InPlace, norm: &Norm<OnCuda>) -> Result<()> {
+        if what == InPlace::Update {
+            self.sum_update()?;
+        }
         let (on, hidden) = (&self.on, self.model.decoder.hidden);
         let rows = match what {
             InPlace::Stream => self.state.residual.view_mut().slice(on.start * hidden..on.end * hidden),
@@ -352,6 +330,7 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn add(&mut self) -> Result<()> {
+        self.sum_update()?;
         let (on, hidden) = (&self.on, self.model.decoder.hidden);
         let State { residual, update, .. } = &mut *self.state;
         let residual = residual.view_mut().slice(on.start * hidden..on.end * hidden);
@@ -374,7 +353,10 @@ impl Steps<OnCuda> for Run<'_> {
         let y = match to {
             Slot::Qkv => &mut state.qkv,
             Slot::Up => &mut state.up,
-            Slot::Update => &mut state.update,
+            Slot::Update => {
+                self.summed = false;
+                &mut state.update
+            }
             Slot::Normed | Slot::Attended | Slot::Inner => return Err(unknown("room for outputs in f32", "another")),
         };
         by.run(self.cuda, x, m, (y, 0), &mut state.part)
@@ -455,6 +437,7 @@ impl Steps<OnCuda> for Run<'_> {
 
     fn experts(&mut self, experts: &Experts<OnCuda>) -> Result<ControlFlow<()>> {
         self.state.experts(self.model, self.cuda, experts, self.on.len())?;
+        self.summed = false;
         Ok(ControlFlow::Continue(()))
     }
 }

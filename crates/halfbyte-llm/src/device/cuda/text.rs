@@ -9,8 +9,9 @@
 //! tokens that were chosen here takes one launch a token, and brings back its id. There is a recording for each power of two of
 //! the context's length, which attention divides into parts.
 
+use super::next::Next;
 use super::recording::Recordings;
-use super::run::{Next, State};
+use super::run::State;
 use super::{CudaModel, persistent};
 use crate::decoder::Decoder;
 use crate::device::{Batch, Text};
@@ -155,7 +156,8 @@ impl Text for CudaText<'_> {
         if !batch.all_rows {
             self.choose()?;
         }
-        Ok(self.cuda.stream().synchronize()?)
+        self.cuda.stream().synchronize()?;
+        self.state.heard()
     }
 
     fn profile(&mut self, tokens: &[u32]) -> Result<Profile> {
@@ -164,14 +166,16 @@ impl Text for CudaText<'_> {
 
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         if rows == (self.rows - 1..self.rows) && self.chosen {
-            return Ok(self.cuda.stream().download(self.logits.view(), out)?);
+            self.cuda.stream().download(self.logits.view(), out)?;
+            return self.state.heard();
         }
         let Self { model, cuda, state, many_logits, .. } = self;
         if many_logits.len() < out.len() {
             *many_logits = cuda.gpu().context().allocate(out.len())?;
         }
         state.head(model, cuda, rows, many_logits)?;
-        Ok(cuda.stream().download(many_logits.view().slice(0..out.len()), out)?)
+        cuda.stream().download(many_logits.view().slice(0..out.len()), out)?;
+        self.state.heard()
     }
 
     fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
@@ -180,6 +184,7 @@ impl Text for CudaText<'_> {
             // The device goes on with what it is given, not with what it chose.
             let mut logits = vec![0.0; self.model.decoder.vocab];
             self.cuda.stream().download(self.logits.view(), &mut logits)?;
+            self.state.heard()?;
             return sampler.next(&logits);
         }
         let temperature = sampler.options().temperature;
@@ -192,6 +197,7 @@ impl Text for CudaText<'_> {
             cuda.stream().download(next.drawn.view(), &mut result)?;
             self.drew = true;
         }
+        self.state.heard()?;
         let [token, greatest] = result;
         let greatest = f32::from_bits(greatest);
         if !greatest.is_finite() {

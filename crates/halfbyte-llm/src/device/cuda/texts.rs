@@ -9,8 +9,9 @@
 //! comes a second time, for each number of texts and each power of two of positions. What lies on the device for it keeps its place.
 
 use super::CudaModel;
+use super::next::Next;
 use super::recording::Recordings;
-use super::run::{Next, Pages as PagesOfRows, Rows as RowsOfStep, State};
+use super::run::{Pages as PagesOfRows, Rows as RowsOfStep, State};
 use super::text::{MOST_LIKELY, SHORTEST_RECORDING, draw};
 use crate::decoder::Decoder;
 use crate::device::{Room, Rows, TextId, Texts};
@@ -258,11 +259,11 @@ impl Texts for CudaTexts<'_> {
             let of_text = self.logits.view().slice(place * vocab..(place + 1) * vocab);
             self.cuda.stream().download(of_text, out)?;
         }
-        Ok(())
+        self.state.heard()
     }
 
     fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
-        let Self { model, cuda, next, logits, wanted, .. } = self;
+        let Self { model, cuda, state, next, logits, wanted, .. } = self;
         let vocab = model.decoder.vocab;
         let places: Vec<usize> = wanted.iter().copied().take(samplers.len()).collect();
         let texts = places.iter().map(|place| place + 1).max().unwrap_or(0);
@@ -278,6 +279,7 @@ impl Texts for CudaTexts<'_> {
         }
         let (from, mut results) = (if drawn { &next.drawn } else { &next.choice }, vec![0; 2 * texts]);
         cuda.stream().download(from.view().slice(0..2 * texts), &mut results)?;
+        state.heard()?;
         let mut chosen = Vec::with_capacity(places.len());
         for (&place, sampler) in places.iter().zip(samplers.iter_mut()) {
             chosen.push(if sampler.needs_logits() {

@@ -1,4 +1,4 @@
-// Embedding: out[row] = table[tokens[row]] * scale, in f32.
+// Embedding: out[row] = table[tokens[row] - first] * scale, in f32; zeros for tokens that the table has not.
 //
 //   a block copies one row
 #include "floats.cuh"
@@ -11,16 +11,14 @@ struct Params {
   const u32* tokens;  // [rows]
   float* out;  // [rows][hidden]
   u64 hidden;
-  u32 vocab;
+  u32 vocab, first;
   FloatType kind;
   float scale;
-  u32 padding;  // of this struct
 };
 
 __global__ void __launch_bounds__(THREADS) embed(const Params p) {
   const u64 row = blockIdx.x;
-  // Ids from the host are checked there, and others come from `argmax`: the limit guards memory against a torn buffer.
-  const u64 token = min(p.tokens[row], p.vocab - 1);
+  const u32 token = p.tokens[row] - p.first;  // of one before the first a large number
   for (u64 i = threadIdx.x; i < p.hidden; i += THREADS)
-    p.out[row * p.hidden + i] = load_float(p.table, token * p.hidden + i, p.kind) * p.scale;
+    p.out[row * p.hidden + i] = token < p.vocab ? load_float(p.table, token * p.hidden + i, p.kind) * p.scale : 0.f;
 }

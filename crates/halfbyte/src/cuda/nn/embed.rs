@@ -6,7 +6,7 @@ use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatView, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 static SOURCE: Source = Source { path: "nn/embed.cu", text: include_str!("embed.cu"), parameters: &[Params::LAYOUT] };
 
@@ -24,20 +24,20 @@ parameters! {
         out: u64,
         hidden: u64,
         vocab: u32,
+        first: u32,
         kind: u32,
         scale: f32,
-        padding: u32,
     }
 }
 
-/// Vectors of tokens: `out[i] = scale · table[tokens[i]]`, rounded once.
+/// Vectors of tokens: `out[i] = scale · table[tokens[i] − first]`, rounded once.
 ///
-/// *Shapes:* table `[vocab, hidden]`, out `[tokens, hidden]`. Tokens are ids below the vocabulary; one beyond it gives the
-/// last row. *Errors:* lengths that do not fit.
+/// *Shapes:* table `[n, hidden]`, out `[tokens, hidden]`. The table has the vectors of n tokens from `first` on; others give zeros.
+/// *Errors:* lengths that do not fit.
 pub fn embed(
     gpu: &Gpu,
     stream: &Stream,
-    table: FloatView<'_>,
+    (table, first): (FloatView<'_>, usize),
     hidden: usize,
     tokens: View<'_, u32>,
     scale: f32,
@@ -49,18 +49,15 @@ pub fn embed(
     if tokens.is_empty() {
         return Ok(());
     }
-    if vocab == 0 {
-        return Err(Error::invalid(OP, "a table of at least one row", "none"));
-    }
     let params = Params {
         table: table.pointer(),
         tokens: tokens.pointer(),
         out: out.pointer(),
         hidden: hidden as u64,
         vocab: narrow(OP, "a vocabulary", vocab)?,
+        first: narrow(OP, "a first token", first)?,
         kind: float_type(table.dtype()),
         scale,
-        padding: 0,
     };
     let form = launch(OP, [tokens.len(), 1, 1], THREADS, 0)?;
     let function = gpu.function(&instance())?;

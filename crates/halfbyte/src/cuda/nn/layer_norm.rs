@@ -1,5 +1,6 @@
 //! Launches of `layer_norm.cu`: LayerNorms, with what is added before.
 
+use super::collectives::{Collectives, Ranks, Update};
 use super::floats::float_type;
 use super::{launch, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
@@ -8,8 +9,11 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 
-static SOURCE: Source =
-    Source { path: "nn/layer_norm.cu", text: include_str!("layer_norm.cu"), parameters: &[Params::LAYOUT] };
+static SOURCE: Source = Source {
+    path: "nn/layer_norm.cu",
+    text: include_str!("layer_norm.cu"),
+    parameters: &[Params::LAYOUT, Ranks::LAYOUT],
+};
 
 const OP: &str = "layer_norm";
 
@@ -18,11 +22,17 @@ const FEW_THREADS: u32 = 256;
 const THREADS: u32 = 1024;
 
 pub(super) fn instances() -> [Instance; 2] {
-    [FEW_THREADS, THREADS].map(instance)
+    [FEW_THREADS, THREADS].map(|threads| instance(threads, false))
 }
 
-fn instance(threads: u32) -> Instance {
-    Instance::new(&SOURCE, format!("layer_norm<{threads}>"))
+/// Of ranks.
+pub(super) fn summing_instances() -> [Instance; 2] {
+    [FEW_THREADS, THREADS].map(|threads| instance(threads, true))
+}
+
+fn instance(threads: u32, of_ranks: bool) -> Instance {
+    let kernel = if of_ranks { "layer_norm_of_ranks" } else { "layer_norm" };
+    Instance::new(&SOURCE, format!("{kernel}<{threads}>"))
 }
 
 parameters! {
@@ -36,13 +46,15 @@ parameters! {
         length: u64,
         eps: f32,
         out_type: u32,
+        aligned: u32,
+        padding: u32,
     }
 }
 
 /// A LayerNorm of rows.
 #[derive(Debug)]
 pub struct LayerNorm<'a> {
-    /// Factors `[d]`.
+    /// Factors `[d]`. They and `bias` are read before the kernel put into the stream just before is done: it must not write them.
     pub weight: View<'a, f32>,
     /// Added at the end, `[d]`.
     pub bias: View<'a, f32>,
@@ -62,7 +74,7 @@ impl LayerNorm<'_> {
         gpu: &Gpu,
         stream: &Stream,
         residual: ViewMut<'_, f32>,
-        update: Option<View<'_, f32>>,
+        update: Option<Update<'_>>,
         out: FloatViewMut<'_>,
     ) -> Result<()> {
         same_length(OP, "out", Some(residual.len()), out.len())?;
@@ -82,32 +94,39 @@ impl LayerNorm<'_> {
         gpu: &Gpu,
         stream: &Stream,
         rows: ViewMut<'_, f32>,
-        update: Option<View<'_, f32>>,
+        update: Option<Update<'_>>,
         (out, out_type): (u64, u32),
     ) -> Result<()> {
         let length = self.weight.len();
         same_length(OP, "bias", Some(length), self.bias.len())?;
         let m = rows_of(OP, rows.len(), length)?;
         if let Some(update) = update {
-            same_length(OP, "update", Some(rows.len()), update.len())?;
+            update.checked(OP, [m, length])?;
         }
         if m == 0 {
             return Ok(());
         }
+        let of_update = update.map_or(0, |update| update.values.pointer());
+        let all = [rows.pointer(), of_update, self.weight.pointer(), self.bias.pointer(), out];
+        let aligned = length.is_multiple_of(4) && all.iter().all(|at| at.is_multiple_of(16));
         let params = Params {
             stream: rows.pointer(),
-            update: update.map_or(0, |update| update.pointer()),
+            update: of_update,
             weight: self.weight.pointer(),
             bias: self.bias.pointer(),
             out,
             length: length as u64,
             eps: self.eps,
             out_type,
+            aligned: aligned.into(),
+            padding: 0,
         };
         let threads = if length > 4 * FEW_THREADS as usize { THREADS } else { FEW_THREADS };
         let form = overlapping(gpu, launch(OP, [m, 1, 1], threads, 0)?);
-        let function = gpu.function(&instance(threads))?;
-        // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above.
-        unsafe { function.launch(stream, &form, &[Arg::new(&params)]) }
+        let ranks = update.and_then(|update| update.ranks).map(Collectives::params);
+        let function = gpu.function(&instance(threads, ranks.is_some()))?;
+        let args: Vec<Arg<'_>> = [Arg::new(&params)].into_iter().chain(ranks.as_ref().map(Arg::new)).collect();
+        // SAFETY: the parameters are the source's of their names, whose lengths were checked above.
+        unsafe { function.launch(stream, &form, &args) }
     }
 }

@@ -13,6 +13,7 @@ mod argmax;
 mod assign;
 mod attention;
 mod attention_mma;
+mod collectives;
 mod columns;
 mod dense;
 mod embed;
@@ -37,6 +38,7 @@ pub use attention::{
     Attention, AttentionWorkspace, FEW_QUERIES, KvCache, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
     attention_kernel,
 };
+pub use collectives::{Collectives, Mailbox, Update};
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;
@@ -75,6 +77,7 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
         all.extend([rms_norm::quantized_instances(), gate::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
         all.extend(instances_of_some_models(None));
+        all.extend(instances_of_ranks());
     }
     all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
@@ -101,6 +104,12 @@ pub fn instances_of_some_models(head_size: Option<usize>) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     all.extend(heads.into_iter().flat_map(attention_mma::changed_instances));
     all
+}
+
+/// Kernels that ranks which share a model run besides.
+pub fn instances_of_ranks() -> Vec<Instance> {
+    let norms = [rms_norm::summing_instances(), layer_norm::summing_instances()].concat();
+    collectives::instances().into_iter().chain(norms).collect()
 }
 
 /// Kernels that are compiled for a model's format and run from sm_80 on, for some.

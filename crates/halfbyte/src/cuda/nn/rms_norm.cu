@@ -8,11 +8,14 @@
 //
 // The order of the sum depends on the row's length only, not on the block's size.
 //
+// rms_norm_of_ranks adds the sum of all ranks' updates (ranks.cuh), without leaving it anywhere.
+//
 // rms_norm_quantized makes codes of 8 bits of what rms_norm would have left, so that no other kernel reads it: the same
 // numbers, rounded to the same type, by quantize_rows.cuh.
 #include "quantize_rows.cuh"
 
 #include "ampere.cuh"
+#include "ranks.cuh"
 
 constexpr int PLACES = 1024;
 
@@ -41,23 +44,31 @@ struct QuantizedParams {
 
 DEV float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// COUNT vectors of a thread's from column c on: the update is added to them, and they are read.
-template <int THREADS, int COUNT> DEV void read_row(const Rows& p, u64 c, float4 (&v)[COUNT]) {
+// COUNT vectors of a thread's from column c on: the update is added to them, that of all ranks in a call of theirs, and
+// they are read.
+template <int THREADS, int COUNT, class Call> DEV void read_row(const Rows& p, u64 c, float4 (&v)[COUNT], Call& call) {
   const u64 at = blockIdx.x * p.length + c, left = c < p.length ? p.length - c : 0;
   float4 update[COUNT];
   load_fours<COUNT, THREADS>(p.stream + at, left, p.aligned, v);
   if (!p.update) return;
   load_fours<COUNT, THREADS>(p.update + at, left, p.aligned, update);
+  const u64 sent = blockIdx.x * ((p.length + 3) / 4 * 4) + c;
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     const u64 next = u64(4 * THREADS) * i;
+    if (next < left) call.send(sent + next, update[i] = call.sendable(update[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; i++) {
+    const u64 next = u64(4 * THREADS) * i;
+    if (next < left) update[i] = call.sum(sent + next, update[i]);
     v[i] = plus(v[i], update[i]);
     if (next < left) store_four(p.stream, at + next, v[i], F32, left - next, p.aligned);
   }
 }
 
 // Adds the update to a block's row; gives 1 / sqrt(mean(row^2) + eps), and the first vectors of this thread.
-template <int THREADS, int KEPT> DEV float factor_of_row(const Rows& p, float4 (&kept)[KEPT]) {
+template <int THREADS, int KEPT, class Call> DEV float factor_of_row(const Rows& p, float4 (&kept)[KEPT], Call& call) {
   constexpr int EACH = PLACES / THREADS;  // places of a thread
   static_assert(PLACES % THREADS == 0 && KEPT % EACH == 0, "vectors behind the kept ones begin with the first place");
   __shared__ float of_warps[PLACES / 32];
@@ -68,13 +79,13 @@ template <int THREADS, int KEPT> DEV float factor_of_row(const Rows& p, float4 (
     sum = fmaf(v.z, v.z, sum);
     sum = fmaf(v.w, v.w, sum);
   };
-  read_row<THREADS>(p, 4 * threadIdx.x, kept);
+  read_row<THREADS>(p, 4 * threadIdx.x, kept, call);
 #pragma unroll
   for (int i = 0; i < KEPT; i++) add(kept[i], sums[i % EACH]);
 #pragma unroll 1
   for (u64 c = 4 * (threadIdx.x + KEPT * THREADS); c < p.length; c += 4 * PLACES) {
     float4 more[EACH];
-    read_row<THREADS>(p, c, more);
+    read_row<THREADS>(p, c, more, call);
 #pragma unroll
     for (int i = 0; i < EACH; i++) add(more[i], sums[i]);
   }
@@ -88,7 +99,8 @@ template <int THREADS, int KEPT> DEV float factor_of_row(const Rows& p, float4 (
   return 1.0f / sqrtf(warp_sum(of_warps[threadIdx.x % 32]) / float(p.length) + p.eps);
 }
 
-template <int THREADS> __global__ void __launch_bounds__(THREADS) rms_norm(const Params p) {
+// The norm of a block's row; `begin` begins the ranks' call.
+template <int THREADS, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
   constexpr int KEPT = THREADS == PLACES ? 2 : PLACES / THREADS;
   const Rows& r = p.rows;
   const u64 first = 4 * threadIdx.x;
@@ -100,7 +112,8 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS) rms_norm(const
   if constexpr (THREADS == PLACES) load_weight();
   dependency_wait();
   launch_dependents();
-  const float factor = factor_of_row<THREADS>(r, kept);
+  auto call = begin();
+  const float factor = factor_of_row<THREADS>(r, kept, call);
   if constexpr (THREADS != PLACES) load_weight();
   auto store = [&](u64 c, float4 v, float4 w) {
     v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
@@ -119,6 +132,16 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS) rms_norm(const
     load_fours<1, 1>(r.weight + c, r.length - c, r.aligned, w);
     store(c, v[0], w[0]);
   }
+  call.end();
+}
+
+template <int THREADS> __global__ void __launch_bounds__(THREADS) rms_norm(const Params p) {
+  norm_row<THREADS>(p, [] { return Alone(); });
+}
+
+template <int THREADS>
+__global__ void __launch_bounds__(THREADS) rms_norm_of_ranks(const Params p, const __grid_constant__ Ranks ranks) {
+  norm_row<THREADS>(p, [&] { return Call(ranks); });
 }
 
 // A row of the result.
@@ -145,7 +168,8 @@ __global__ void __launch_bounds__(BLOCK, 2) rms_norm_quantized(const QuantizedPa
   dependency_wait();
   launch_dependents();
   float4 kept[PLACES / BLOCK];
-  const float factor = factor_of_row<BLOCK>(p.rows, kept);
+  Alone alone;
+  const float factor = factor_of_row<BLOCK>(p.rows, kept, alone);
   const Normed columns{p, p.rows.stream + blockIdx.x * p.rows.length, factor};
 #pragma unroll 1
   for (u32 block = 0; block < p.to.blocks; block++) {

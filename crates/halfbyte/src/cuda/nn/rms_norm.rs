@@ -1,5 +1,6 @@
 //! Launches of `rms_norm.cu`: RMS norms, with what is added before, and with what products make of them.
 
+use super::collectives::{Collectives, Ranks, Update};
 use super::floats::float_type;
 use super::{launch, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
@@ -15,7 +16,7 @@ use bytemuck::Pod;
 static SOURCE: Source = Source {
     path: "nn/rms_norm.cu",
     text: include_str!("rms_norm.cu"),
-    parameters: &[Params::LAYOUT, QuantizedParams::LAYOUT],
+    parameters: &[Params::LAYOUT, QuantizedParams::LAYOUT, Ranks::LAYOUT],
 };
 
 const OP: &str = "rms_norm";
@@ -26,11 +27,17 @@ const FEW_THREADS: u32 = 256;
 const THREADS: u32 = 1024;
 
 pub(super) fn instances() -> [Instance; 2] {
-    [FEW_THREADS, THREADS].map(instance)
+    [FEW_THREADS, THREADS].map(|threads| instance(threads, false))
 }
 
-fn instance(threads: u32) -> Instance {
-    Instance::new(&SOURCE, format!("rms_norm<{threads}>"))
+/// Of ranks.
+pub(super) fn summing_instances() -> [Instance; 2] {
+    [FEW_THREADS, THREADS].map(|threads| instance(threads, true))
+}
+
+fn instance(threads: u32, of_ranks: bool) -> Instance {
+    let kernel = if of_ranks { "rms_norm_of_ranks" } else { "rms_norm" };
+    Instance::new(&SOURCE, format!("{kernel}<{threads}>"))
 }
 
 pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
@@ -74,7 +81,7 @@ pub struct Norm<'a> {
     /// The residual stream `[m, d]`.
     pub residual: ViewMut<'a, f32>,
     /// Added to it first, `[m, d]`.
-    pub update: Option<View<'a, f32>>,
+    pub update: Option<Update<'a>>,
     /// Factors `[d]`. They are read before the kernel put into the stream just before is done: it must not write them.
     pub weight: View<'a, f32>,
     /// Added to the mean square.
@@ -101,17 +108,34 @@ pub fn rms_norm(gpu: &Gpu, stream: &Stream, norm: Norm<'_>) -> Result<()> {
     if m == 0 {
         return Ok(());
     }
+    let ranks = update.and_then(|update| update.ranks);
     let aligned = rows.aligned & u32::from(out.pointer().is_multiple_of(16) && exact.is_multiple_of(16));
-    put_norm(gpu, stream, m, weight.len(), Params { rows: Rows { aligned, ..rows }, out: out.pointer(), exact })
+    put_norm(
+        gpu,
+        stream,
+        [m, weight.len()],
+        Params { rows: Rows { aligned, ..rows }, out: out.pointer(), exact },
+        ranks,
+    )
 }
 
 /// Puts the norm of m rows into a stream, whose lengths the callers have checked.
-fn put_norm(gpu: &Gpu, stream: &Stream, m: usize, length: usize, params: Params) -> Result<()> {
+fn put_norm(
+    gpu: &Gpu,
+    stream: &Stream,
+    [m, length]: [usize; 2],
+    params: Params,
+    ranks: Option<&Collectives>,
+) -> Result<()> {
     // One row is waited for; many fill the multiprocessors, and short ones leave most threads of a large block idle.
     let alone = m <= gpu.caps().multiprocessors as usize && length > 4 * FEW_THREADS as usize;
     let threads = if alone { THREADS } else { FEW_THREADS };
     let form = overlapping(gpu, launch(OP, [m, 1, 1], threads, 0)?);
-    put(gpu, stream, &instance(threads), &form, &params)
+    let function = gpu.function(&instance(threads, ranks.is_some()))?;
+    let ranks = ranks.map(Collectives::params);
+    let args: Vec<Arg<'_>> = [Arg::new(&params)].into_iter().chain(ranks.as_ref().map(Arg::new)).collect();
+    // SAFETY: the parameters are the source's of their names, whose lengths the callers have checked.
+    unsafe { function.launch(stream, &form, &args) }
 }
 
 /// [`rms_norm`] of rows in their place: the same bits.
@@ -128,7 +152,8 @@ pub fn rms_norm_in_place(
     if m == 0 {
         return Ok(());
     }
-    put_norm(gpu, stream, m, weight.len(), Params { out: of_rows.stream, rows: of_rows, exact: 0 })
+    let params = Params { out: of_rows.stream, rows: of_rows, exact: 0 };
+    put_norm(gpu, stream, [m, weight.len()], params, None)
 }
 
 /// A norm of rows whose result only products with quantised activations read.
@@ -153,7 +178,7 @@ pub struct QuantizedNorm<'a> {
 /// *Errors:* lengths that do not fit.
 pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -> Result<()> {
     let QuantizedNorm { residual, update, weight, eps, rounded, out } = norm;
-    let (m, rows) = rows(&residual, update, weight, eps, rounded)?;
+    let (m, rows) = rows(&residual, update.map(Update::from), weight, eps, rounded)?;
     let params = QuantizedParams { rows, to: out.target(OP, [m, weight.len()])? };
     if m == 0 {
         return Ok(());
@@ -166,16 +191,16 @@ pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -
 /// The rows of a norm as kernels are told of them, and their number. Errors: lengths that do not fit.
 fn rows(
     residual: &ViewMut<'_, f32>,
-    update: Option<View<'_, f32>>,
+    update: Option<Update<'_>>,
     weight: View<'_, f32>,
     eps: f32,
     out: Float,
 ) -> Result<(usize, Rows)> {
     let m = rows_of(OP, residual.len(), weight.len())?;
     if let Some(update) = update {
-        same_length(OP, "update", Some(residual.len()), update.len())?;
+        update.checked(OP, [m, weight.len()])?;
     }
-    let of_update = update.map_or(0, |update| update.pointer());
+    let of_update = update.map_or(0, |update| update.values.pointer());
     let aligned = [residual.pointer(), of_update, weight.pointer()].iter().all(|at| at.is_multiple_of(16));
     let rows = Rows {
         stream: residual.pointer(),

@@ -90,8 +90,14 @@ fn norms_leave_the_codes_of_norms_that_are_quantized() {
             let (update, weight, eps) = ((i % 2 == 0).then(|| update.view()), weight.view(), 1e-5);
             let [mut separate, mut fused] = [bench.upload(&residual), bench.upload(&residual)];
             let mut out = FloatBuffer::allocate(&gpu, dtype, m * k).unwrap();
-            let norm =
-                Norm { residual: separate.view_mut(), update, weight, eps, out: out.view_mut(0..m * k), exact: None };
+            let norm = Norm {
+                residual: separate.view_mut(),
+                update: update.map(Into::into),
+                weight,
+                eps,
+                out: out.view_mut(0..m * k),
+                exact: None,
+            };
             nn::rms_norm(&gpu, &bench.stream, norm).unwrap();
             let want = bench.by_itself(form, &out);
             let mut rows = bench.rows(form);

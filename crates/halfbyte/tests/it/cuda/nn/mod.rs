@@ -1,6 +1,7 @@
 //! What a language model needs besides quantised products, against f64, on every device of the machine.
 
 mod attention;
+mod collectives;
 mod dense;
 mod experts;
 mod logits;
@@ -188,9 +189,11 @@ fn wrong_shapes_are_errors() {
         let (ids, two) = (bench.upload(&[0u32]), bench.upload(&[0f32; 2]));
         let table = bench.floats(&[0.0; 6], Float::F32);
         let mut to = bench.upload(&[0f32; 6]);
-        assert!(nn::embed(&gpu, stream, whole(&table), 4, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
-        assert!(nn::embed(&gpu, stream, whole(&table), 3, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
-        assert!(nn::embed(&gpu, stream, table.view(0..0), 3, ids.view(), 1.0, to.view_mut().slice(0..3)).is_err());
+        assert!(nn::embed(&gpu, stream, (whole(&table), 0), 4, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
+        assert!(nn::embed(&gpu, stream, (whole(&table), 0), 3, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
+        assert!(
+            nn::embed(&gpu, stream, (whole(&table), 1 << 40), 3, ids.view(), 1.0, to.view_mut().slice(0..3)).is_err()
+        );
         assert!(nn::columns(&gpu, stream, two.view(), to.view_mut(), 3, 2..4).is_err());
         assert!(Dense::new(&gpu, stream, Floats::F32(&[0.0; 5]), [2, 3]).is_err());
         stream.synchronize().unwrap();

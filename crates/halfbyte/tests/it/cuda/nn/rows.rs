@@ -1,6 +1,6 @@
 //! Rows of the embedding, norms, gates, and columns that come to lie side by side.
 
-use super::{Bench, TYPES, bits, close, single, whole};
+use super::{Bench, TYPES, bits, close, single};
 use crate::cuda::gpus;
 use crate::data::{Random, rounded};
 use halfbyte::Float;
@@ -17,12 +17,19 @@ fn rows_of_the_embedding_are_exact() {
             let on_device = bench.floats(&table, dtype);
             let tokens: Vec<u32> = (0..20).map(|_| random.below(vocab) as u32).chain([0, vocab as u32 - 1]).collect();
             let ids = bench.upload(&tokens);
-            for scale in [1.0, 19.6] {
+            // A part of the table has the vectors of some tokens.
+            for (scale, part) in [(1.0, 0..vocab), (19.6, 0..vocab), (2.0, 1..vocab - 1), (1.0, 2..2)] {
+                let rows = on_device.view(part.start * hidden..part.end * hidden);
                 let got = bench.output(Float::F32, tokens.len() * hidden, &mut |out| {
-                    nn::embed(&gpu, &bench.stream, whole(&on_device), hidden, ids.view(), scale, single(out)).unwrap();
+                    let rows = (rows, part.start);
+                    nn::embed(&gpu, &bench.stream, rows, hidden, ids.view(), scale, single(out)).unwrap();
                 });
-                let want = tokens.iter().flat_map(|&t| &table[t as usize * hidden..][..hidden]).map(|v| v * scale);
-                assert_eq!(got, want.collect::<Vec<_>>());
+                let vector = |&token: &u32| {
+                    let there = if part.contains(&(token as usize)) { scale } else { 0.0 };
+                    table[token as usize * hidden..][..hidden].iter().map(move |v| v * there)
+                };
+                let want: Vec<f32> = tokens.iter().flat_map(vector).collect();
+                assert_eq!(got, want);
             }
         }
     }
@@ -39,7 +46,7 @@ fn norms_are_within_the_bound() {
                 let (mut sums, mut in_f32) = (Vec::new(), bench.upload(&vec![0f32; m * d]));
                 let got = bench.output(out_type, m * d, &mut |out| {
                     let mut residual = bench.upload(&x);
-                    let update = with.then(|| added.view());
+                    let update = with.then(|| added.view().into());
                     let (to_residual, weight) = (residual.view_mut(), factors.view());
                     let exact = with.then(|| in_f32.view_mut());
                     let norm = Norm { residual: to_residual, update, weight, eps: 1e-5, out, exact };
@@ -90,7 +97,7 @@ fn norms_have_the_same_bits_for_any_number_of_rows() {
                     let mut residual = behind(&x[of_rows.clone()]);
                     let norm = Norm {
                         residual: residual.view_mut().slice(before..before + len),
-                        update: with.then(|| added.view().slice(before..before + len)),
+                        update: with.then(|| added.view().slice(before..before + len).into()),
                         weight: factors.view().slice(before..before + d),
                         eps: 1e-5,
                         out,
@@ -118,8 +125,9 @@ fn norms_have_the_same_bits_for_any_number_of_rows() {
 fn layer_norms_are_within_the_bound() {
     for gpu in gpus() {
         let (bench, mut random) = (Bench::new(&gpu), Random(13));
-        for (i, [m, d]) in
-            [[1, 1], [3, 33], [2, 384], [200, 1024], [5, 1027], [2, 8192], [3, 14_336]].into_iter().enumerate()
+        for (i, [m, d]) in [[1, 1], [3, 33], [2, 384], [200, 1024], [5, 1027], [2, 8192], [3, 14_336], [2, 20_001]]
+            .into_iter()
+            .enumerate()
         {
             let mut x: Vec<f32> = random.activations(m * d).iter().map(|v| v + 2.0).collect();
             let [update, weight, bias] = [m * d, d, d].map(|len| random.normals(len));
@@ -130,7 +138,7 @@ fn layer_norms_are_within_the_bound() {
             let run = |x: &[f32], sums: &mut Vec<f32>, rows: usize| {
                 bench.output(out_type, rows * d, &mut |out| {
                     let mut residual = bench.upload(x);
-                    let update = with.then(|| added.view().slice(0..rows * d));
+                    let update = with.then(|| added.view().slice(0..rows * d).into());
                     norm.apply(&gpu, &bench.stream, residual.view_mut(), update, out).unwrap();
                     *sums = bench.read(residual.view());
                 })

@@ -1,0 +1,257 @@
+//! Launches of `collectives.cu`: what ranks on GPUs of one host tell each other, by memory that they write into.
+
+use super::{launch, narrow, overlapping, same_length};
+use crate::cuda::Gpu;
+use crate::cuda::driver::{Arg, Buffer, HostWord, Inbox, Peer, Stream, View, ViewMut};
+use crate::cuda::parameters::{Parameters, parameters};
+use crate::cuda::sources::{Instance, Source};
+use crate::error::{Error, Result};
+use bytemuck::Pod;
+
+static SOURCE: Source = Source {
+    path: "nn/collectives.cu",
+    text: include_str!("collectives.cu"),
+    parameters: &[Ranks::LAYOUT, ReduceParams::LAYOUT, GatherParams::LAYOUT],
+};
+
+const OP: &str = "ranks on GPUs";
+
+const THREADS: usize = 256;
+/// Blocks of a launch at most: ranks may share a GPU.
+const BLOCKS: usize = 64;
+
+/// Ranks at most, as in `ranks.cuh`.
+const MOST_RANKS: usize = 16;
+/// Slots of an inbox.
+const SLOTS: usize = 2;
+
+/// Elements of a rank that a launch takes at most (4 MiB); more go in several.
+const CAPACITY: usize = 1 << 20;
+
+pub(super) fn instances() -> [Instance; 2] {
+    ["all_reduce", "all_gather"].map(|kernel| Instance::new(&SOURCE, kernel))
+}
+
+parameters! {
+    /// As in `ranks.cuh`.
+    pub(super) struct Ranks {
+        inboxes: [u64; MOST_RANKS],
+        state: u64,
+        silent: u64,
+        capacity: u64,
+        rank: u32,
+        size: u32,
+    }
+
+    /// As in the source.
+    struct ReduceParams {
+        ranks: Ranks,
+        values: u64,
+        elements: u64,
+        aligned: u32,
+        padding: u32,
+    }
+
+    /// As in the source.
+    struct GatherParams {
+        ranks: Ranks,
+        own: u64,
+        all: u64,
+        rows: u64,
+        firsts: [u32; MOST_RANKS + 1],
+        padding: u32,
+    }
+}
+
+/// What a norm adds to the residual stream first.
+#[derive(Clone, Copy, Debug)]
+pub struct Update<'a> {
+    /// `[m, d]`.
+    pub values: View<'a, f32>,
+    /// Those whose values are added up before, in the same launch: where [`Collectives::sums_in_norm`] says so.
+    pub ranks: Option<&'a Collectives>,
+}
+
+impl<'a> From<View<'a, f32>> for Update<'a> {
+    fn from(values: View<'a, f32>) -> Self {
+        Self { values, ranks: None }
+    }
+}
+
+impl Update<'_> {
+    /// Error: another length than m rows, ranks that a norm of so many does not add up by itself.
+    pub(super) fn checked(&self, op: &'static str, [m, length]: [usize; 2]) -> Result<()> {
+        same_length(op, "update", m.checked_mul(length), self.values.len())?;
+        match self.ranks {
+            Some(ranks) if !ranks.sums_in_norm(m, length) => {
+                Err(Error::invalid(op, "rows that ranks add up in one launch", format!("{m} of {length} elements")))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// This rank's end: the memory that the others write into, before they know it.
+#[derive(Debug)]
+pub struct Mailbox {
+    inbox: Inbox,
+    size: usize,
+}
+
+impl Mailbox {
+    /// Among so many ranks. Errors: more than 16, memory is short.
+    pub fn new(gpu: &Gpu, stream: &Stream, size: usize) -> Result<Self> {
+        if !(1..=MOST_RANKS).contains(&size) {
+            return Err(Error::invalid(OP, format!("1 to {MOST_RANKS} ranks"), size.to_string()));
+        }
+        let inbox = Inbox::new(gpu.context(), stream, SLOTS * size * CAPACITY)?;
+        // Others write as soon as they know where.
+        stream.synchronize()?;
+        Ok(Self { inbox, size })
+    }
+
+    /// What the other ranks are told of it. Error: the system lets no other process open it.
+    pub fn address(&self, gpu: &Gpu) -> Result<Vec<u8>> {
+        self.inbox.address(gpu.context())
+    }
+}
+
+/// Ranks on GPUs of one host, each a process or a thread, that write into each other's memory. Every rank makes the same calls in the
+/// same order, all in one stream, or in several that wait for each other.
+///
+/// Where ranks are threads of one process and share a device, nothing may wait for that whole device between their calls, as freeing
+/// memory does.
+#[derive(Debug)]
+pub struct Collectives {
+    mailbox: Mailbox,
+    peers: Vec<Option<Peer>>,
+    rank: usize,
+    state: Buffer<u32>,
+    silent: HostWord,
+}
+
+impl Collectives {
+    /// By what every rank said of its mailbox, in the order of ranks. Errors: addresses of another number of ranks, a rank on another
+    /// host, or on a device that this one does not reach.
+    pub fn new(gpu: &Gpu, stream: &Stream, mailbox: Mailbox, rank: usize, addresses: &[Vec<u8>]) -> Result<Self> {
+        if addresses.len() != mailbox.size || rank >= mailbox.size {
+            let expected = format!("the addresses of {} ranks, this one among them", mailbox.size);
+            return Err(Error::invalid(OP, expected, format!("{} of rank {rank}", addresses.len())));
+        }
+        let context = gpu.context();
+        let open = |(of, address): (usize, &Vec<u8>)| {
+            if of == rank { Ok(None) } else { Peer::open(context, address).map(Some) }
+        };
+        let peers = addresses.iter().enumerate().map(open).collect::<Result<_>>()?;
+        let mut state = context.allocate(4)?;
+        stream.fill(state.view_mut(), 0)?;
+        Ok(Self { mailbox, peers, rank, state, silent: HostWord::new(context)? })
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.mailbox.size
+    }
+
+    /// Whether a norm can add up so many rows by itself: they go in one launch.
+    pub fn sums_in_norm(&self, m: usize, length: usize) -> bool {
+        length.checked_next_multiple_of(4).and_then(|row| row.checked_mul(m)).is_some_and(|len| len <= CAPACITY)
+    }
+
+    /// Adds up the ranks' values, element by element and in the order of ranks, so that all get the same bits. *Errors:* none but the
+    /// device's; a rank that is silent for 8 s is told by [`Collectives::heard`].
+    pub fn all_reduce(&self, gpu: &Gpu, stream: &Stream, values: ViewMut<'_, f32>) -> Result<()> {
+        let mut rest = values;
+        while !rest.is_empty() {
+            let here = rest.len().min(CAPACITY);
+            let (values, others) = rest.split_at(here);
+            let aligned = values.pointer().is_multiple_of(16) && here.is_multiple_of(4);
+            let params = ReduceParams {
+                ranks: self.params(),
+                values: values.pointer(),
+                elements: here as u64,
+                aligned: aligned.into(),
+                padding: 0,
+            };
+            put(gpu, stream, 0, here, &params)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Lays the ranks' columns side by side. *Shapes:* own `[m, widths[rank]]`, all `[m, sum of widths]`. *Errors:* lengths that do not
+    /// fit, rows of more than 2²⁰ elements of a rank; and as [`Collectives::all_reduce`].
+    pub fn all_gather(
+        &self,
+        gpu: &Gpu,
+        stream: &Stream,
+        own: View<'_, f32>,
+        widths: &[usize],
+        all: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        if widths.len() != self.size() {
+            let expected = format!("the widths of {} ranks", self.size());
+            return Err(Error::invalid(OP, expected, format!("{} widths", widths.len())));
+        }
+        let (widest, width, row) = (widths.iter().max().copied().unwrap_or(0), widths[self.rank], widths.iter().sum());
+        let m = super::rows_of(OP, all.len(), row)?;
+        same_length(OP, "own", m.checked_mul(width), own.len())?;
+        if widest > CAPACITY {
+            return Err(Error::invalid(OP, format!("rows of at most {CAPACITY} elements"), widest.to_string()));
+        }
+        let mut firsts = [0; MOST_RANKS + 1];
+        for (i, width) in widths.iter().enumerate() {
+            firsts[i + 1] = narrow(OP, "columns", firsts[i] as usize + width)?;
+        }
+        let at_a_time = CAPACITY / widest.max(1);
+        let mut rest = all;
+        for first in (0..m).step_by(at_a_time) {
+            let rows = at_a_time.min(m - first);
+            let (all, others) = rest.split_at(rows * row);
+            let params = GatherParams {
+                ranks: self.params(),
+                own: own.slice(first * width..(first + rows) * width).pointer(),
+                all: all.pointer(),
+                rows: rows as u64,
+                firsts,
+                padding: 0,
+            };
+            put(gpu, stream, 1, rows * widest, &params)?;
+            rest = others;
+        }
+        Ok(())
+    }
+
+    /// Whether all ranks were heard of in what the device has done so far. Error: the first that was silent.
+    pub fn heard(&self) -> std::result::Result<(), usize> {
+        match self.silent.get() {
+            0 => Ok(()),
+            silent => Err(silent as usize - 1),
+        }
+    }
+
+    /// What a kernel is told of the ranks.
+    pub(super) fn params(&self) -> Ranks {
+        let mut inboxes = [0; MOST_RANKS];
+        for (inbox, peer) in inboxes.iter_mut().zip(&self.peers) {
+            *inbox = peer.as_ref().map_or(self.mailbox.inbox.pointer(), Peer::pointer);
+        }
+        Ranks {
+            inboxes,
+            state: self.state.pointer(),
+            silent: self.silent.pointer(),
+            capacity: CAPACITY as u64,
+            rank: self.rank as u32,
+            size: self.size() as u32,
+        }
+    }
+}
+
+/// Puts one of the kernels into a stream, with its parameters.
+fn put<P: Pod>(gpu: &Gpu, stream: &Stream, kernel: usize, elements: usize, params: &P) -> Result<()> {
+    let blocks = elements.div_ceil(4 * THREADS).clamp(1, BLOCKS);
+    let form = overlapping(gpu, launch(OP, [blocks, 1, 1], THREADS as u32, 0)?);
+    let function = gpu.function(&instances()[kernel])?;
+    // SAFETY: the one parameter is the kernel's, whose lengths the callers have checked; peers stay open as long as `self`.
+    unsafe { function.launch(stream, &form, &[Arg::new(params)]) }
+}
