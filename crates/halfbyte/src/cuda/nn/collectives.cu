@@ -47,18 +47,19 @@ __global__ void __launch_bounds__(THREADS) all_gather(const __grid_constant__ Ga
   dependency_wait();
   launch_dependents();
   Call call(p.ranks);
-  const u64 first = 4 * (u64(blockIdx.x) * THREADS + threadIdx.x), step = u64(4) * THREADS * gridDim.x;
+  // A launch has few elements of a rank.
+  const u32 first = 4 * (blockIdx.x * THREADS + threadIdx.x), step = 4 * THREADS * gridDim.x, rows = u32(p.rows);
   const u32 rank = p.ranks.rank, row = p.firsts[p.ranks.size];
-  auto of_part = [&](u32 from) { return p.rows * (p.firsts[from + 1] - p.firsts[from]); };
+  auto of_part = [&](u32 from) { return rows * (p.firsts[from + 1] - p.firsts[from]); };
   // Four elements of a rank's part, row by row, to their columns.
-  auto put = [&](u32 from, u64 at, float4 v) {
+  auto put = [&](u32 from, u32 at, float4 v) {
     const u32 width = p.firsts[from + 1] - p.firsts[from];
     const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
-      if (at + i < p.rows * width) p.all[(at + i) / width * row + p.firsts[from] + (at + i) % width] = values[i];
+      if (at + i < rows * width) p.all[u64((at + i) / width) * row + p.firsts[from] + (at + i) % width] = values[i];
   };
-  for (u64 at = first; at < of_part(rank); at += step) {
+  for (u32 at = first; at < of_part(rank); at += step) {
     float4 v[1];
     load_fours<1, 1>(p.own + at, of_part(rank) - at, false, v);
     v[0] = Call::sendable(v[0]);
@@ -66,7 +67,7 @@ __global__ void __launch_bounds__(THREADS) all_gather(const __grid_constant__ Ga
     put(rank, at, v[0]);
   }
   for (u32 from = 0; from < p.ranks.size; from++)
-    for (u64 at = first; from != rank && !call.failed && at < of_part(from); at += step)
+    for (u32 at = first; from != rank && !call.failed && at < of_part(from); at += step)
       put(from, at, call.take(from, at));
   call.end();
 }

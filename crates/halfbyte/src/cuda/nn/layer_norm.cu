@@ -12,10 +12,6 @@
 
 constexpr int KEPT = 4;
 
-template <int N> struct Count {
-  static constexpr int value = N;
-};
-
 // As `Params` in layer_norm.rs.
 struct Params {
   float* stream;  // [rows][length]
@@ -38,19 +34,84 @@ template <int THREADS> DEV float block_sum(float value) {
   return warp_sum(threadIdx.x % 32 < THREADS / 32 ? of_warps[threadIdx.x % 32] : 0.f);
 }
 
-// f of each of four elements, of which `left` are there.
-template <class F> DEV void each_of(float4 v, u64 left, F&& f) {
-  f(v.x);
-  if (left > 1) f(v.y);
-  if (left > 2) f(v.z);
-  if (left > 3) f(v.w);
+// What four elements add to a sum, of which `left` are there: themselves less `mean`, or the squares of that.
+template <bool SQUARES> DEV void add_up(float4 v, u64 left, float mean, float& sum) {
+  const float of[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (u64 i = 0; i < 4; i++)
+    if (i < left) sum = SQUARES ? fmaf(of[i] - mean, of[i] - mean, sum) : sum + of[i];
 }
+
+// A row of a block's, as a thread has it.
+template <int THREADS, class Call> struct Row {
+  static constexpr u64 STEP = 4 * THREADS;
+  const Params& p;
+  Call& call;
+  float* stream;
+  float4 kept[KEPT];
+
+  // COUNT vectors from column c on, which the update is added to.
+  template <int COUNT> __device__ __forceinline__ void read(float4 (&v)[COUNT], u64 c) const {
+    const u64 left = c < p.length ? p.length - c : 0;
+    load_fours<COUNT, THREADS>(stream + c, left, p.aligned, v);
+    if (!p.update) return;
+    const float* const from = p.update + blockIdx.x * p.length + c;
+    const u64 sent = blockIdx.x * ((p.length + 3) / 4 * 4) + c;
+    float4 update[COUNT];
+    load_fours<COUNT, THREADS>(from, left, p.aligned, update);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+      if (STEP * i < left) call.send(sent + STEP * i, call.sendable(update[i]));
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+      if (STEP * i >= left) continue;
+      float4 own[1] = {update[i]};
+      // Registers are short while others are waited for.
+      if constexpr (Call::WAITS) load_fours<1, 1>(from + STEP * i, left - STEP * i, p.aligned, own);
+      const float4 sum = call.sum(sent + STEP * i, call.sendable(own[0]));
+      v[i] = make_float4(v[i].x + sum.x, v[i].y + sum.y, v[i].z + sum.z, v[i].w + sum.w);
+      store_four(stream, c + STEP * i, v[i], F32, left - STEP * i, p.aligned);
+    }
+  }
+  // All of it.
+  __device__ __forceinline__ void read() {
+    read(kept, 4 * threadIdx.x);
+#pragma unroll 1
+    for (u64 c = 4 * threadIdx.x + STEP * KEPT; p.update && c < p.length; c += STEP) {
+      float4 v[1];
+      read(v, c);
+    }
+  }
+  // The sum of its elements less `mean`, or of the squares of that, over the block.
+  template <bool SQUARES> __device__ __forceinline__ float sum(float mean) const {
+    float sum = 0;
+    const u64 first = 4 * threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < KEPT; i++)
+      if (first + STEP * i < p.length) add_up<SQUARES>(kept[i], p.length - first - STEP * i, mean, sum);
+#pragma unroll 1
+    for (u64 c = first + STEP * KEPT; c < p.length; c += STEP) {
+      float4 v[1];
+      load_fours<1, 1>(stream + c, p.length - c, p.aligned, v);
+      add_up<SQUARES>(v[0], p.length - c, mean, sum);
+    }
+    return block_sum<THREADS>(sum);
+  }
+  // The norm of four elements at column c.
+  __device__ __forceinline__ void store(u64 c, float4 v, float mean, float factor) const {
+    float4 w[1], b[1];
+    load_fours<1, 1>(p.weight + c, p.length - c, p.aligned, w);
+    load_fours<1, 1>(p.bias + c, p.length - c, p.aligned, b);
+    v = make_float4((v.x - mean) * factor * w[0].x + b[0].x, (v.y - mean) * factor * w[0].y + b[0].y,
+                    (v.z - mean) * factor * w[0].z + b[0].z, (v.w - mean) * factor * w[0].w + b[0].w);
+    store_four(p.out, blockIdx.x * p.length + c, v, p.out_type, p.length - c, p.aligned);
+  }
+};
 
 // The norm of a block's row; `begin` begins the ranks' call.
 template <int THREADS, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
   constexpr u64 STEP = 4 * THREADS;
-  const u64 first = 4 * threadIdx.x, left = first < p.length ? p.length - first : 0;
-  float4 row[KEPT];
+  const u64 first = 4 * threadIdx.x;
   // Weights are a model's: no kernel before this one writes them.
   for (u64 c = first; c < p.length; c += STEP) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p.weight + c));
@@ -59,72 +120,18 @@ template <int THREADS, class Begin> DEV void norm_row(const Params& p, Begin&& b
   dependency_wait();
   launch_dependents();
   auto call = begin();
-  float* const stream = p.stream + blockIdx.x * p.length;
-  const u64 sent = blockIdx.x * ((p.length + 3) / 4 * 4);
-  // COUNT vectors from column c on, which the update is added to.
-  auto read = [&](auto& v, auto& update, auto count, u64 c) {
-    constexpr int COUNT = decltype(count)::value;
-    const u64 left = c < p.length ? p.length - c : 0;
-    load_fours<COUNT, THREADS>(stream + c, left, p.aligned, v);
-    if (!p.update) return;
-    const float* const from = p.update + blockIdx.x * p.length + c;
-    load_fours<COUNT, THREADS>(from, left, p.aligned, update);
-#pragma unroll
-    for (int i = 0; i < COUNT; i++)
-      if (STEP * i < left) call.send(sent + c + STEP * i, call.sendable(update[i]));
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-      if (STEP * i >= left) continue;
-      float4 own[1] = {update[i]};
-      // Registers are short while others are waited for.
-      if constexpr (decltype(call)::WAITS) load_fours<1, 1>(from + STEP * i, left - STEP * i, p.aligned, own);
-      const float4 sum = call.sum(sent + c + STEP * i, call.sendable(own[0]));
-      v[i] = make_float4(v[i].x + sum.x, v[i].y + sum.y, v[i].z + sum.z, v[i].w + sum.w);
-      store_four(stream, c + STEP * i, v[i], F32, left - STEP * i, p.aligned);
-    }
-  };
-  // f(vector, elements that are there) of each of this thread's vectors.
-  auto each = [&](auto&& f) {
-#pragma unroll
-    for (int i = 0; i < KEPT; i++)
-      if (STEP * i < left) f(row[i], left - STEP * i);
-#pragma unroll 1
-    for (u64 c = first + STEP * KEPT; c < p.length; c += STEP) {
-      float4 v[1];
-      load_fours<1, 1>(stream + c, p.length - c, p.aligned, v);
-      f(v[0], p.length - c);
-    }
-  };
-  {
-    float4 update[KEPT];
-    read(row, update, Count<KEPT>(), first);
-  }
-#pragma unroll 1
-  for (u64 c = first + STEP * KEPT; p.update && c < p.length; c += STEP) {
-    float4 v[1], update[1];
-    read(v, update, Count<1>(), c);
-  }
-  float sum = 0, squares = 0;
-  each([&](float4 v, u64 there) { each_of(v, there, [&](float x) { sum += x; }); });
-  const float mean = block_sum<THREADS>(sum) / float(p.length);
-  each([&](float4 v, u64 there) { each_of(v, there, [&](float x) { squares = fmaf(x - mean, x - mean, squares); }); });
-  const float factor = 1.0f / sqrtf(block_sum<THREADS>(squares) / float(p.length) + p.eps);
-  auto store = [&](u64 c, float4 v) {
-    float4 w[1], b[1];
-    load_fours<1, 1>(p.weight + c, p.length - c, p.aligned, w);
-    load_fours<1, 1>(p.bias + c, p.length - c, p.aligned, b);
-    v = make_float4((v.x - mean) * factor * w[0].x + b[0].x, (v.y - mean) * factor * w[0].y + b[0].y,
-                    (v.z - mean) * factor * w[0].z + b[0].z, (v.w - mean) * factor * w[0].w + b[0].w);
-    store_four(p.out, blockIdx.x * p.length + c, v, p.out_type, p.length - c, p.aligned);
-  };
+  Row<THREADS, decltype(call)> row{p, call, p.stream + blockIdx.x * p.length, {}};
+  row.read();
+  const float mean = row.template sum<false>(0.f) / float(p.length);
+  const float factor = 1.0f / sqrtf(row.template sum<true>(mean) / float(p.length) + p.eps);
 #pragma unroll
   for (int i = 0; i < KEPT; i++)
-    if (STEP * i < left) store(first + STEP * i, row[i]);
+    if (first + STEP * i < p.length) row.store(first + STEP * i, row.kept[i], mean, factor);
 #pragma unroll 1
   for (u64 c = first + STEP * KEPT; c < p.length; c += STEP) {
     float4 v[1];
-    load_fours<1, 1>(stream + c, p.length - c, p.aligned, v);
-    store(c, v[0]);
+    load_fours<1, 1>(row.stream + c, p.length - c, p.aligned, v);
+    row.store(c, v[0], mean, factor);
   }
   call.end();
 }
