@@ -60,6 +60,7 @@ pub const HEADERS: &[Source] = headers![
     "requantize.cuh"
     "stored_codes.cuh"
     "stream_k_schedule.cuh"
+    "threads_of_row.cuh"
     "warp.cuh"
     "weight_atom.cuh"
     "wgmma.cuh"

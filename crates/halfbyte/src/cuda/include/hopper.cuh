@@ -107,6 +107,8 @@ DEV void store_cluster(u32 a, u32 bar, float x, float y, float z, float w) {
 }
 // One word of 64 bits to the shared memory of a block of the cluster; it is there after the next cluster_sync.
 DEV void store_cluster(u32 a, u64 v) { asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(a), "l"(v) : "memory"); }
+// One float, likewise.
+DEV void store_cluster(u32 a, float v) { asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(a), "f"(v) : "memory"); }
 DEV u32 cluster_rank() {
   u32 r;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));

@@ -1,16 +1,15 @@
 // LayerNorm behind a residual sum: stream += update, if there is one; out = (stream - mean) / sqrt(variance + eps) *
 // weight + bias, row by row.
 //
-//   a block owns a row, in vectors of four: vector v belongs to thread v % THREADS, which keeps its first KEPT in
-//       registers, and reads others three times: for the mean, for the variance about that, for the result
-//   threads add up columns in ascending order, lanes and warps in a tree: the order depends on the row's length alone
+//   a block or a cluster owns a row (threads_of_row.cuh), in vectors of four, which its threads have in turn. A thread keeps
+//       its first KEPT in registers, and reads others three times: for the mean, for the variance about that, for the result
+//   threads add up columns in ascending order, lanes and warps in a tree
 //
 // layer_norm_of_ranks adds the sum of all ranks' updates (ranks.cuh), without leaving it anywhere.
 #include "ampere.cuh"
 
 #include "ranks.cuh"
-
-constexpr int KEPT = 4;
+#include "threads_of_row.cuh"
 
 // As `Params` in layer_norm.rs.
 struct Params {
@@ -25,13 +24,11 @@ struct Params {
   u32 padding;
 };
 
-template <int THREADS> DEV float block_sum(float value) {
-  __shared__ float of_warps[32];
-  value = warp_sum(value);
-  __syncthreads();  // what was left before is read
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  return warp_sum(threadIdx.x % 32 < THREADS / 32 ? of_warps[threadIdx.x % 32] : 0.f);
+// The sum of a row; each has its own `of_warps`.
+template <class Threads> DEV float sum_of_row(float value, float (&of_warps)[32]) {
+  Threads::put(of_warps, Threads::thread() / 32, warp_sum(value));
+  Threads::wait();
+  return warp_sum(threadIdx.x % 32 < Threads::ALL / 32 ? of_warps[threadIdx.x % 32] : 0.f);
 }
 
 // What four elements add to a sum, of which `left` are there: themselves less `mean`, or the squares of that.
@@ -42,8 +39,9 @@ template <bool SQUARES> DEV void add_up(float4 v, u64 left, float mean, float& s
     if (i < left) sum = SQUARES ? fmaf(of[i] - mean, of[i] - mean, sum) : sum + of[i];
 }
 
-// A row of a block's, as a thread has it.
-template <int THREADS, class Call> struct Row {
+// A row, as a thread has it.
+template <class Threads, class Call> struct Row {
+  static constexpr int THREADS = Threads::ALL, KEPT = Threads::KEPT;
   static constexpr u64 STEP = 4 * THREADS;
   const Params& p;
   Call& call;
@@ -55,8 +53,8 @@ template <int THREADS, class Call> struct Row {
     const u64 left = c < p.length ? p.length - c : 0;
     load_fours<COUNT, THREADS>(stream + c, left, p.aligned, v);
     if (!p.update) return;
-    const float* const from = p.update + blockIdx.x * p.length + c;
-    const u64 sent = blockIdx.x * ((p.length + 3) / 4 * 4) + c;
+    const float* const from = p.update + Threads::row() * p.length + c;
+    const u64 sent = Threads::row() * ((p.length + 3) / 4 * 4) + c;
     float4 update[COUNT];
     load_fours<COUNT, THREADS>(from, left, p.aligned, update);
 #pragma unroll
@@ -75,17 +73,18 @@ template <int THREADS, class Call> struct Row {
   }
   // All of it.
   __device__ __forceinline__ void read() {
-    read(kept, 4 * threadIdx.x);
+    read(kept, 4 * Threads::thread());
 #pragma unroll 1
-    for (u64 c = 4 * threadIdx.x + STEP * KEPT; p.update && c < p.length; c += STEP) {
+    for (u64 c = 4 * Threads::thread() + STEP * KEPT; p.update && c < p.length; c += STEP) {
       float4 v[1];
       read(v, c);
     }
   }
-  // The sum of its elements less `mean`, or of the squares of that, over the block.
+  // The sum of its elements, or of the squares of them less `mean`.
   template <bool SQUARES> __device__ __forceinline__ float sum(float mean) const {
+    __shared__ float of_warps[32];
     float sum = 0;
-    const u64 first = 4 * threadIdx.x;
+    const u64 first = 4 * Threads::thread();
 #pragma unroll
     for (int i = 0; i < KEPT; i++)
       if (first + STEP * i < p.length) add_up<SQUARES>(kept[i], p.length - first - STEP * i, mean, sum);
@@ -95,7 +94,7 @@ template <int THREADS, class Call> struct Row {
       load_fours<1, 1>(stream + c, p.length - c, p.aligned, v);
       add_up<SQUARES>(v[0], p.length - c, mean, sum);
     }
-    return block_sum<THREADS>(sum);
+    return sum_of_row<Threads>(sum, of_warps);
   }
   // The norm of four elements at column c.
   __device__ __forceinline__ void store(u64 c, float4 v, float mean, float factor) const {
@@ -104,23 +103,26 @@ template <int THREADS, class Call> struct Row {
     load_fours<1, 1>(p.bias + c, p.length - c, p.aligned, b);
     v = make_float4((v.x - mean) * factor * w[0].x + b[0].x, (v.y - mean) * factor * w[0].y + b[0].y,
                     (v.z - mean) * factor * w[0].z + b[0].z, (v.w - mean) * factor * w[0].w + b[0].w);
-    store_four(p.out, blockIdx.x * p.length + c, v, p.out_type, p.length - c, p.aligned);
+    store_four(p.out, Threads::row() * p.length + c, v, p.out_type, p.length - c, p.aligned);
   }
 };
 
-// The norm of a block's row; `begin` begins the ranks' call.
-template <int THREADS, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
-  constexpr u64 STEP = 4 * THREADS;
-  const u64 first = 4 * threadIdx.x;
+// The norm of a row; `begin` begins the ranks' call.
+template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
+  using Threads = ThreadsOfRow<ALONE>;
+  constexpr u64 STEP = 4 * Threads::ALL;
+  constexpr int KEPT = Threads::KEPT;
+  const u64 first = 4 * Threads::thread();
   // Weights are a model's: no kernel before this one writes them.
   for (u64 c = first; c < p.length; c += STEP) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p.weight + c));
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p.bias + c));
   }
+  Threads::meet();
   dependency_wait();
   launch_dependents();
   auto call = begin();
-  Row<THREADS, decltype(call)> row{p, call, p.stream + blockIdx.x * p.length, {}};
+  Row<Threads, decltype(call)> row{p, call, p.stream + Threads::row() * p.length, {}};
   row.read();
   const float mean = row.template sum<false>(0.f) / float(p.length);
   const float factor = 1.0f / sqrtf(row.template sum<true>(mean) / float(p.length) + p.eps);
@@ -136,11 +138,12 @@ template <int THREADS, class Begin> DEV void norm_row(const Params& p, Begin&& b
   call.end();
 }
 
-template <int THREADS> __global__ void __launch_bounds__(THREADS) layer_norm(const Params p) {
-  norm_row<THREADS>(p, [] { return Alone(); });
+template <bool ALONE> __global__ void __launch_bounds__(ThreadsOfRow<ALONE>::BLOCK) layer_norm(const Params p) {
+  norm_row<ALONE>(p, [] { return Alone(); });
 }
 
-template <int THREADS>
-__global__ void __launch_bounds__(THREADS) layer_norm_of_ranks(const Params p, const __grid_constant__ Ranks ranks) {
-  norm_row<THREADS>(p, [&] { return Call(ranks); });
+template <bool ALONE>
+__global__ void __launch_bounds__(ThreadsOfRow<ALONE>::BLOCK)
+    layer_norm_of_ranks(const Params p, const __grid_constant__ Ranks ranks) {
+  norm_row<ALONE>(p, [&] { return Call(ranks); });
 }

@@ -2,7 +2,7 @@
 
 use super::collectives::{Collectives, Ranks, Update};
 use super::floats::float_type;
-use super::{launch, overlapping, rows_of, same_length};
+use super::{THREADS_OF_ROW, form_of_rows, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
@@ -17,22 +17,18 @@ static SOURCE: Source = Source {
 
 const OP: &str = "layer_norm";
 
-/// Threads of a block: of short rows, and else.
-const FEW_THREADS: u32 = 256;
-const THREADS: u32 = 1024;
-
 pub(super) fn instances() -> [Instance; 2] {
-    [FEW_THREADS, THREADS].map(|threads| instance(threads, false))
+    [false, true].map(|alone| instance(alone, false))
 }
 
 /// Of ranks.
 pub(super) fn summing_instances() -> [Instance; 2] {
-    [FEW_THREADS, THREADS].map(|threads| instance(threads, true))
+    [false, true].map(|alone| instance(alone, true))
 }
 
-fn instance(threads: u32, of_ranks: bool) -> Instance {
+fn instance(alone: bool, of_ranks: bool) -> Instance {
     let kernel = if of_ranks { "layer_norm_of_ranks" } else { "layer_norm" };
-    Instance::new(&SOURCE, format!("{kernel}<{threads}>"))
+    Instance::new(&SOURCE, format!("{kernel}<{alone}>"))
 }
 
 parameters! {
@@ -121,10 +117,10 @@ impl LayerNorm<'_> {
             aligned: aligned.into(),
             padding: 0,
         };
-        let threads = if length > 4 * FEW_THREADS as usize { THREADS } else { FEW_THREADS };
-        let form = overlapping(gpu, launch(OP, [m, 1, 1], threads, 0)?);
+        let alone = length > 4 * THREADS_OF_ROW as usize;
+        let form = form_of_rows(gpu, OP, m, alone)?;
         let ranks = update.and_then(|update| update.ranks).map(Collectives::params);
-        let function = gpu.function(&instance(threads, ranks.is_some()))?;
+        let function = gpu.function(&instance(alone, ranks.is_some()))?;
         let args: Vec<Arg<'_>> = [Arg::new(&params)].into_iter().chain(ranks.as_ref().map(Arg::new)).collect();
         // SAFETY: the parameters are the source's of their names, whose lengths were checked above.
         unsafe { function.launch(stream, &form, &args) }

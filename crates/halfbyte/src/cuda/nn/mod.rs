@@ -150,6 +150,26 @@ fn rows_of(op: &'static str, len: usize, row: usize) -> Result<usize> {
 /// Blocks of the cluster that a whole vocabulary is shared out to, as in the sources: what all processors with clusters take.
 const BLOCKS_OF_A_CLUSTER: u32 = 8;
 
+/// Threads of a block that has a row of a norm to itself, as in `threads_of_row.cuh`; and those of a row that few others lie beside.
+const THREADS_OF_ROW: u32 = 256;
+const THREADS_OF_ROW_ALONE: u32 = 1024;
+
+/// Whether more threads work on each of m rows: one row is waited for; many fill the multiprocessors, and short ones leave most
+/// threads idle.
+fn rows_alone(gpu: &Gpu, m: usize, length: usize) -> bool {
+    m <= gpu.caps().multiprocessors as usize && length > 4 * THREADS_OF_ROW as usize
+}
+
+/// The form of a launch for m rows of a norm. Error: too many.
+fn form_of_rows(gpu: &Gpu, op: &'static str, m: usize, alone: bool) -> Result<Launch> {
+    if !alone {
+        return Ok(overlapping(gpu, launch(op, [m, 1, 1], THREADS_OF_ROW, 0)?));
+    }
+    let rows = launch(op, [1, m, 1], 1, 0)?.grid[1];
+    let form = cluster(gpu, THREADS_OF_ROW_ALONE, rows);
+    Ok(Launch { block: [THREADS_OF_ROW_ALONE / form.grid[0], 1, 1], ..form })
+}
+
 /// The form of a launch of one cluster; of one block where the processor has no clusters.
 fn cluster(gpu: &Gpu, threads: u32, rows: u32) -> Launch {
     let blocks = if gpu.caps().arch.number >= 90 { BLOCKS_OF_A_CLUSTER } else { 1 };

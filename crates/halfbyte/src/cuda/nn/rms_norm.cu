@@ -1,9 +1,9 @@
 // RMSNorm behind a residual sum: stream += update, if there is one; out = stream / sqrt(mean(stream^2) + eps) * weight,
 // row by row.
 //
-//   a block owns a row, in vectors of four: vector v belongs to place v % 1024. A place adds up the squares of its
-//       vectors in ascending order; lanes, then warps of places add in a tree
-//   a block has 1024 threads, one a place, or 256 with four places each, where there are many rows or short ones
+//   a block or a cluster owns a row (threads_of_row.cuh), in vectors of four: vector v belongs to place v % 1024. A place
+//       adds up the squares of its vectors in ascending order; lanes, then warps of places add in a tree
+//   of a row alone a thread has one place, of many rows, or short ones, four
 //   what a thread has of the row is requested at once and stays in registers, up to its first KEPT vectors
 //
 // The order of the sum depends on the row's length only, not on the block's size.
@@ -16,6 +16,7 @@
 
 #include "ampere.cuh"
 #include "ranks.cuh"
+#include "threads_of_row.cuh"
 
 constexpr int PLACES = 1024;
 
@@ -46,29 +47,37 @@ DEV float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a
 
 // COUNT vectors of a thread's from column c on: the update is added to them, that of all ranks in a call of theirs, and
 // they are read.
-template <int THREADS, int COUNT, class Call> DEV void read_row(const Rows& p, u64 c, float4 (&v)[COUNT], Call& call) {
-  const u64 at = blockIdx.x * p.length + c, left = c < p.length ? p.length - c : 0;
+template <class Threads, int COUNT, class Call>
+DEV void read_row(const Rows& p, u64 c, float4 (&v)[COUNT], Call& call) {
+  constexpr int THREADS = Threads::ALL;
+  const u64 at = Threads::row() * p.length + c, left = c < p.length ? p.length - c : 0;
   float4 update[COUNT];
   load_fours<COUNT, THREADS>(p.stream + at, left, p.aligned, v);
   if (!p.update) return;
   load_fours<COUNT, THREADS>(p.update + at, left, p.aligned, update);
-  const u64 sent = blockIdx.x * ((p.length + 3) / 4 * 4) + c;
+  const u64 sent = Threads::row() * ((p.length + 3) / 4 * 4) + c;
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     const u64 next = u64(4 * THREADS) * i;
-    if (next < left) call.send(sent + next, update[i] = call.sendable(update[i]));
+    if (next < left) call.send(sent + next, call.sendable(update[i]));
   }
 #pragma unroll
   for (int i = 0; i < COUNT; i++) {
     const u64 next = u64(4 * THREADS) * i;
-    if (next < left) update[i] = call.sum(sent + next, update[i]);
-    v[i] = plus(v[i], update[i]);
+    if (next < left) {
+      float4 own[1] = {update[i]};
+      // Of a large block registers are short while others are waited for.
+      if constexpr (Call::WAITS && Threads::BLOCK > 256)
+        load_fours<1, 1>(p.update + at + next, left - next, p.aligned, own);
+      v[i] = plus(v[i], call.sum(sent + next, call.sendable(own[0])));
+    }
     if (next < left) store_four(p.stream, at + next, v[i], F32, left - next, p.aligned);
   }
 }
 
-// Adds the update to a block's row; gives 1 / sqrt(mean(row^2) + eps), and the first vectors of this thread.
-template <int THREADS, int KEPT, class Call> DEV float factor_of_row(const Rows& p, float4 (&kept)[KEPT], Call& call) {
+// Adds the update to a row; gives 1 / sqrt(mean(row^2) + eps), and the first vectors of this thread.
+template <class Threads, class Call> DEV float factor_of_row(const Rows& p, float4 (&kept)[Threads::KEPT], Call& call) {
+  constexpr int THREADS = Threads::ALL, KEPT = Threads::KEPT;
   constexpr int EACH = PLACES / THREADS;  // places of a thread
   static_assert(PLACES % THREADS == 0 && KEPT % EACH == 0, "vectors behind the kept ones begin with the first place");
   __shared__ float of_warps[PLACES / 32];
@@ -79,46 +88,47 @@ template <int THREADS, int KEPT, class Call> DEV float factor_of_row(const Rows&
     sum = fmaf(v.z, v.z, sum);
     sum = fmaf(v.w, v.w, sum);
   };
-  read_row<THREADS>(p, 4 * threadIdx.x, kept, call);
+  read_row<Threads>(p, 4 * Threads::thread(), kept, call);
 #pragma unroll
   for (int i = 0; i < KEPT; i++) add(kept[i], sums[i % EACH]);
 #pragma unroll 1
-  for (u64 c = 4 * (threadIdx.x + KEPT * THREADS); c < p.length; c += 4 * PLACES) {
+  for (u64 c = 4 * (Threads::thread() + KEPT * THREADS); c < p.length; c += 4 * PLACES) {
     float4 more[EACH];
-    read_row<THREADS>(p, c, more, call);
+    read_row<Threads>(p, c, more, call);
 #pragma unroll
     for (int i = 0; i < EACH; i++) add(more[i], sums[i]);
   }
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
-    const float sum = warp_sum(sums[i]);
-    if (threadIdx.x % 32 == 0) of_warps[(threadIdx.x + i * THREADS) / 32] = sum;
+    Threads::put(of_warps, (Threads::thread() + i * THREADS) / 32, warp_sum(sums[i]));
   }
-  __syncthreads();
+  Threads::wait();
   static_assert(PLACES / 32 == 32, "one to a lane");
   return 1.0f / sqrtf(warp_sum(of_warps[threadIdx.x % 32]) / float(p.length) + p.eps);
 }
 
-// The norm of a block's row; `begin` begins the ranks' call.
-template <int THREADS, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
-  constexpr int KEPT = THREADS == PLACES ? 2 : PLACES / THREADS;
+// The norm of a row; `begin` begins the ranks' call.
+template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
+  using Threads = ThreadsOfRow<ALONE>;
+  constexpr int THREADS = Threads::ALL, KEPT = Threads::KEPT;
   const Rows& r = p.rows;
-  const u64 first = 4 * threadIdx.x;
+  const u64 row = Threads::row(), first = 4 * Threads::thread();
   float4 weight[KEPT], kept[KEPT];
   auto load_weight = [&]() {
     load_fours<KEPT, THREADS>(r.weight + first, first < r.length ? r.length - first : 0, r.aligned, weight);
   };
   // The weight is a model's: no kernel before this one writes it.
-  if constexpr (THREADS == PLACES) load_weight();
+  if constexpr (ALONE) load_weight();
+  Threads::meet();
   dependency_wait();
   launch_dependents();
   auto call = begin();
-  const float factor = factor_of_row<THREADS>(r, kept, call);
-  if constexpr (THREADS != PLACES) load_weight();
+  const float factor = factor_of_row<Threads>(r, kept, call);
+  if constexpr (!ALONE) load_weight();
   auto store = [&](u64 c, float4 v, float4 w) {
     v = make_float4(v.x * factor * w.x, v.y * factor * w.y, v.z * factor * w.z, v.w * factor * w.w);
-    store_four(p.out, blockIdx.x * r.length + c, v, r.out_type, r.length - c, r.aligned);
-    if (p.exact) store_four(p.exact, blockIdx.x * r.length + c, v, F32, r.length - c, r.aligned);
+    store_four(p.out, row * r.length + c, v, r.out_type, r.length - c, r.aligned);
+    if (p.exact) store_four(p.exact, row * r.length + c, v, F32, r.length - c, r.aligned);
   };
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
@@ -128,20 +138,21 @@ template <int THREADS, class Begin> DEV void norm_row(const Params& p, Begin&& b
 #pragma unroll 1
   for (u64 c = first + 4 * KEPT * THREADS; c < r.length; c += 4 * THREADS) {
     float4 v[1], w[1];
-    load_fours<1, 1>(r.stream + blockIdx.x * r.length + c, r.length - c, r.aligned, v);
+    load_fours<1, 1>(r.stream + row * r.length + c, r.length - c, r.aligned, v);
     load_fours<1, 1>(r.weight + c, r.length - c, r.aligned, w);
     store(c, v[0], w[0]);
   }
   call.end();
 }
 
-template <int THREADS> __global__ void __launch_bounds__(THREADS) rms_norm(const Params p) {
-  norm_row<THREADS>(p, [] { return Alone(); });
+template <bool ALONE> __global__ void __launch_bounds__(ThreadsOfRow<ALONE>::BLOCK) rms_norm(const Params p) {
+  norm_row<ALONE>(p, [] { return Alone(); });
 }
 
-template <int THREADS>
-__global__ void __launch_bounds__(THREADS) rms_norm_of_ranks(const Params p, const __grid_constant__ Ranks ranks) {
-  norm_row<THREADS>(p, [&] { return Call(ranks); });
+template <bool ALONE>
+__global__ void __launch_bounds__(ThreadsOfRow<ALONE>::BLOCK)
+    rms_norm_of_ranks(const Params p, const __grid_constant__ Ranks ranks) {
+  norm_row<ALONE>(p, [&] { return Call(ranks); });
 }
 
 // A row of the result.
@@ -167,9 +178,10 @@ __global__ void __launch_bounds__(BLOCK, 2) rms_norm_quantized(const QuantizedPa
   // As in quantize_activations.cu, and for the same reason not earlier.
   dependency_wait();
   launch_dependents();
-  float4 kept[PLACES / BLOCK];
+  float4 kept[ThreadsOfRow<false>::KEPT];
   Alone alone;
-  const float factor = factor_of_row<BLOCK>(p.rows, kept, alone);
+  static_assert(BLOCK == ThreadsOfRow<false>::BLOCK, "a block owns a row");
+  const float factor = factor_of_row<ThreadsOfRow<false>>(p.rows, kept, alone);
   const Normed columns{p, p.rows.stream + blockIdx.x * p.rows.length, factor};
 #pragma unroll 1
   for (u32 block = 0; block < p.to.blocks; block++) {

@@ -2,7 +2,7 @@
 
 use super::collectives::{Collectives, Ranks, Update};
 use super::floats::float_type;
-use super::{launch, overlapping, rows_of, same_length};
+use super::{THREADS_OF_ROW, form_of_rows, launch, overlapping, rows_alone, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
@@ -22,22 +22,18 @@ static SOURCE: Source = Source {
 const OP: &str = "rms_norm";
 const QUANTIZED: &str = "rms_norm_quantized";
 
-/// Threads of a block: where there are many rows or short ones, and else; as in the source.
-const FEW_THREADS: u32 = 256;
-const THREADS: u32 = 1024;
-
 pub(super) fn instances() -> [Instance; 2] {
-    [FEW_THREADS, THREADS].map(|threads| instance(threads, false))
+    [false, true].map(|alone| instance(alone, false))
 }
 
 /// Of ranks.
 pub(super) fn summing_instances() -> [Instance; 2] {
-    [FEW_THREADS, THREADS].map(|threads| instance(threads, true))
+    [false, true].map(|alone| instance(alone, true))
 }
 
-fn instance(threads: u32, of_ranks: bool) -> Instance {
+fn instance(alone: bool, of_ranks: bool) -> Instance {
     let kernel = if of_ranks { "rms_norm_of_ranks" } else { "rms_norm" };
-    Instance::new(&SOURCE, format!("{kernel}<{threads}>"))
+    Instance::new(&SOURCE, format!("{kernel}<{alone}>"))
 }
 
 pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
@@ -127,11 +123,9 @@ fn put_norm(
     params: Params,
     ranks: Option<&Collectives>,
 ) -> Result<()> {
-    // One row is waited for; many fill the multiprocessors, and short ones leave most threads of a large block idle.
-    let alone = m <= gpu.caps().multiprocessors as usize && length > 4 * FEW_THREADS as usize;
-    let threads = if alone { THREADS } else { FEW_THREADS };
-    let form = overlapping(gpu, launch(OP, [m, 1, 1], threads, 0)?);
-    let function = gpu.function(&instance(threads, ranks.is_some()))?;
+    let alone = rows_alone(gpu, m, length);
+    let form = form_of_rows(gpu, OP, m, alone)?;
+    let function = gpu.function(&instance(alone, ranks.is_some()))?;
     let ranks = ranks.map(Collectives::params);
     let args: Vec<Arg<'_>> = [Arg::new(&params)].into_iter().chain(ranks.as_ref().map(Arg::new)).collect();
     // SAFETY: the parameters are the source's of their names, whose lengths the callers have checked.
@@ -184,7 +178,7 @@ pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -
         return Ok(());
     }
     // One block to a row, whose sum it forms first.
-    let form = overlapping(gpu, launch(OP, [m, 1, 1], FEW_THREADS, 0)?);
+    let form = overlapping(gpu, launch(OP, [m, 1, 1], THREADS_OF_ROW, 0)?);
     put(gpu, stream, &quantized_instance(out.form), &form, &params)
 }
 
