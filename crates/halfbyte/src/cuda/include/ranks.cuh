@@ -1,12 +1,12 @@
 // Words that ranks leave in each other's memory: kernels of several GPUs, or of several processes on one.
 //
-//   Each rank has an inbox, into which all others write. Before a word comes, its place holds NOT_YET, which nothing that
-//       is sent is: a word says for itself that it is there, and no order between words is needed.
-//   An inbox has two slots, which calls use in turn, and a slot has a place for the words of each rank. Who takes a word
-//       puts NOT_YET in its place. A rank that sends in call c has all words of call c - 1, so the others have begun that
-//       one, and have ended call c - 2, whose slot is this call's.
-//   All ranks make the same calls in the same order. The number of a call stands in the device's memory, so that recorded
-//       steps serve every call.
+//   Each rank has an inbox, into which all others write. Before a word comes, its place holds NOT_YET, which nothing
+//       that is sent is: a word says for itself that it is there, and no order between words is needed.
+//   An inbox has two slots, which calls use in turn, and a slot has a place for the words of each rank. Who takes a
+//       word puts NOT_YET in its place. A rank that sends in call c has all words of call c - 1, so the others have
+//       begun that one, and have ended call c - 2, whose slot is this call's.
+//   All ranks make the same calls in the same order. The number of a call stands in the device's memory, so that
+//       recorded steps serve every call.
 //   A word that does not come within LIMIT fails the call and all that follow; the host finds who was silent.
 #pragma once
 #include "exchange_words.cuh"
@@ -126,7 +126,7 @@ struct Call {
  private:
   __device__ __forceinline__ void give_up(u32 from, u64& begun) {
     u64 now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     if (!begun) begun = now;
     volatile RankState* const state = ranks.state;
     if (state->failed) {

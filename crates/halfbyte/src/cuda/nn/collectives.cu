@@ -1,6 +1,8 @@
-// What ranks on several GPUs tell each other: all_reduce adds up their values, all_gather lays their parts side by side.
+// What ranks on several GPUs tell each other: all_reduce adds up their values, all_gather lays their parts side by
+// side.
 //
-//   a thread sends its vectors of four to all others, then takes theirs: every rank forms every sum, in the order of ranks
+//   a thread sends its vectors of four to all others, then takes theirs: every rank forms every sum, in the order of
+//       ranks
 //   blocks are few: ranks may share a GPU
 #include "ampere.cuh"
 

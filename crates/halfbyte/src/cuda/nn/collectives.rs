@@ -119,8 +119,8 @@ impl Mailbox {
 /// Ranks on GPUs of one host, each a process or a thread, that write into each other's memory. Every rank makes the same calls in the
 /// same order, all in one stream, or in several that wait for each other.
 ///
-/// Where ranks are threads of one process and share a device, nothing may wait for that whole device between their calls, as freeing
-/// memory does.
+/// Where ranks are threads of one process and share a device, what waits there must leave room for what it waits for, and nothing may wait
+/// for that whole device between their calls, as freeing memory does. Processes take turns.
 #[derive(Debug)]
 pub struct Collectives {
     mailbox: Mailbox,

@@ -1,8 +1,9 @@
 // LayerNorm behind a residual sum: stream += update, if there is one; out = (stream - mean) / sqrt(variance + eps) *
 // weight + bias, row by row.
 //
-//   a block or a cluster owns a row (threads_of_row.cuh), in vectors of four, which its threads have in turn. A thread keeps
-//       its first KEPT in registers, and reads others three times: for the mean, for the variance about that, for the result
+//   a block or a cluster owns a row (threads_of_row.cuh), in vectors of four, which its threads have in turn. A thread
+//       keeps its first KEPT in registers, and reads others three times: for the mean, for the variance about that,
+//       for the result
 //   threads add up columns in ascending order, lanes and warps in a tree
 //
 // layer_norm_of_ranks adds the sum of all ranks' updates (ranks.cuh), without leaving it anywhere.

@@ -1,8 +1,8 @@
 // RMSNorm behind a residual sum: stream += update, if there is one; out = stream / sqrt(mean(stream^2) + eps) * weight,
 // row by row.
 //
-//   a block or a cluster owns a row (threads_of_row.cuh), in vectors of four: vector v belongs to place v % 1024. A place
-//       adds up the squares of its vectors in ascending order; lanes, then warps of places add in a tree
+//   a block or a cluster owns a row (threads_of_row.cuh), in vectors of four: vector v belongs to place v % 1024. A
+//       place adds up the squares of its vectors in ascending order; lanes, then warps of places add in a tree
 //   of a row alone a thread has one place, of many rows, or short ones, four
 //   what a thread has of the row is requested at once and stays in registers, up to its first KEPT vectors
 //

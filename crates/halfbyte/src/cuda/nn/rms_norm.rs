@@ -11,7 +11,6 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
 use crate::tensor::Float;
-use bytemuck::Pod;
 
 static SOURCE: Source = Source {
     path: "nn/rms_norm.cu",
@@ -125,11 +124,11 @@ fn put_norm(
 ) -> Result<()> {
     let alone = rows_alone(gpu, m, length);
     let form = form_of_rows(gpu, OP, m, alone)?;
-    let function = gpu.function(&instance(alone, ranks.is_some()))?;
-    let ranks = ranks.map(Collectives::params);
-    let args: Vec<Arg<'_>> = [Arg::new(&params)].into_iter().chain(ranks.as_ref().map(Arg::new)).collect();
-    // SAFETY: the parameters are the source's of their names, whose lengths the callers have checked.
-    unsafe { function.launch(stream, &form, &args) }
+    let instance = instance(alone, ranks.is_some());
+    match ranks.map(Collectives::params) {
+        None => put(gpu, stream, &instance, &form, &[Arg::new(&params)]),
+        Some(ranks) => put(gpu, stream, &instance, &form, &[Arg::new(&params), Arg::new(&ranks)]),
+    }
 }
 
 /// [`rms_norm`] of rows in their place: the same bits.
@@ -179,7 +178,7 @@ pub fn rms_norm_quantized(gpu: &Gpu, stream: &Stream, norm: QuantizedNorm<'_>) -
     }
     // One block to a row, whose sum it forms first.
     let form = overlapping(gpu, launch(OP, [m, 1, 1], THREADS_OF_ROW, 0)?);
-    put(gpu, stream, &quantized_instance(out.form), &form, &params)
+    put(gpu, stream, &quantized_instance(out.form), &form, &[Arg::new(&params)])
 }
 
 /// The rows of a norm as kernels are told of them, and their number. Errors: lengths that do not fit.
@@ -209,9 +208,9 @@ fn rows(
     Ok((m, rows))
 }
 
-/// Puts a kernel into a stream that takes these parameters.
-fn put<P: Pod>(gpu: &Gpu, stream: &Stream, instance: &Instance, form: &Launch, params: &P) -> Result<()> {
+/// Puts a kernel into a stream, with its parameters.
+fn put(gpu: &Gpu, stream: &Stream, instance: &Instance, form: &Launch, args: &[Arg<'_>]) -> Result<()> {
     let function = gpu.function(instance)?;
-    // SAFETY: the one parameter is the source's of that name, whose lengths the callers have checked.
-    unsafe { function.launch(stream, form, &[Arg::new(params)]) }
+    // SAFETY: the parameters are the source's of their names, whose lengths the callers have checked.
+    unsafe { function.launch(stream, form, args) }
 }

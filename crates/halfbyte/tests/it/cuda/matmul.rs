@@ -457,7 +457,7 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
         let c = config::config(atom, [m, n, k], Float::F16, &Caps::H200);
         (c.tokens, c.tile_strips(), c.sets, c.split, c.blocks, [c.stages_w, c.stages_x], c.early)
     };
-    assert_eq!(chosen(1, 21504, 14336), (8, 4, 1, 1, 2, [6, 6], false));
+    assert_eq!(chosen(1, 21504, 14336), (8, 4, 1, 1, 1, [8, 8], false));
     assert_eq!(chosen(16, 21504, 14336), (16, 4, 2, 1, 1, [8, 8], false));
     assert_eq!(chosen(64, 21504, 14336), (64, 4, 1, 1, 1, [5, 7], false));
     assert_eq!(chosen(128, 21504, 14336), (128, 2, 1, 1, 1, [8, 4], false));

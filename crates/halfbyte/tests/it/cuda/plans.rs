@@ -151,7 +151,7 @@ fn an_h200_takes_what_was_measured_on_it() {
                 let units = (n.div_ceil(64).div_ceil(4) * k.div_ceil(128)) as f64 / 132.0;
                 let want = match (c.split, atom.bits) {
                     (2.., _) => (1, 2, 0, 0),
-                    (_, 4) if units > 40.0 => (1, 2, 8, 4),
+                    (_, 4) if units > 40.0 => (1, 1, 8, 4),
                     (_, 4) if units < 40.0 => (2, 1, 0, 0),
                     _ => (1, 2, 0, 0),
                 };
@@ -192,7 +192,7 @@ fn plans_are_made_quickly_and_written_as_what_they_hold() {
     let text = Plans::new(Caps::H200, problem([21504, 14336]), "cuda_wna16").unwrap().to_string();
     println!("{text}");
     let first = text.lines().next().unwrap();
-    let want = "m 0 to 8: wna16_sm90 n8 2x2 mma late w6 x6/2 blocks 2 trigger 8 prefetch 4, ";
+    let want = "m 0 to 8: wna16_sm90 n8 2x2 mma late w8 x8/2 trigger 8 prefetch 4, ";
     assert!(first.starts_with(want), "{first}");
     assert!(text.lines().any(|line| line.starts_with("batch-invariant, m ")), "{text}");
 }

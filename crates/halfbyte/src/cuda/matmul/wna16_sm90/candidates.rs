@@ -47,6 +47,7 @@ pub fn candidates(atom: Atom, m: usize, out: Float) -> Vec<Config> {
         Config { wgmma: false, ..paired },
         Config { wgmma: false, strips: 1, ..paired },
         Config { wgmma: false, trigger: 8, prefetch: 4, ..paired },
+        Config { wgmma: false, trigger: 8, prefetch: 4, ..TWO_BY_TWO },
         Config { strips: 1, ..paired },
         TWO_SETS,
         TWO_BY_TWO,

@@ -68,8 +68,9 @@ pub(super) const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: fals
 /// Two blocks a multiprocessor: the next launch fills its rings while this one runs.
 const PAIRED: Config = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
 
-/// The next launch begins before this one ends, and what it will read first is fetched into L2.
-const EARLY: Config = Config { wgmma: false, trigger: 8, prefetch: 4, ..PAIRED };
+/// The next launch begins before this one ends, and what it will read first is fetched into L2. A block has a multiprocessor to
+/// itself: if two fitted, the multiprocessors where a small kernel still runs would get none, and others two, which end late.
+const EARLY: Config = Config { wgmma: false, trigger: 8, prefetch: 4, ..TWO_BY_TWO };
 
 /// Shared memory that a block may have alone on a multiprocessor, and as one of two.
 const ALONE_BYTES: usize = 232_448;

@@ -87,7 +87,7 @@ fn sums_over_ranks_are_those_in_their_order() {
 #[test]
 fn norms_of_sums_over_ranks_are_those_of_their_sums() {
     for gpu in gpus() {
-        for [m, d] in [[1, 5], [1, 384], [3, 1000], [1, 14_336], [40, 4096], [2, 20_001]] {
+        for [m, d] in [[1, 5], [1, 384], [3, 1000], [1, 14_336], [4, 4096], [2, 20_001]] {
             let stream = |i: usize| Random(i as u64).activations(m * d);
             let [x, weight, bias] = [stream(1), Random(2).normals(d), Random(3).normals(d)];
             let all = ranks(&Bench::new(&gpu), 3, |rank, bench, end, all| {
