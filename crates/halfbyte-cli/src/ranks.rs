@@ -37,6 +37,19 @@ impl Ranks {
         Ok(known.insert(comm).clone())
     }
 
+    /// What the first of `size` ranks reads; all get it. Errors: those of reading, a rank that has left.
+    pub fn share(&self, size: usize, read: impl FnOnce() -> Result<String>) -> Result<String> {
+        let comm = self.join(size)?;
+        if comm.size() < 2 {
+            return read();
+        }
+        let read = || read().inspect_err(|_| comm.leave("cannot read what all ranks need"));
+        let own = if comm.rank() > 0 { String::new() } else { read()? };
+        let mut all = comm.all_gather_bytes(own.as_bytes())?;
+        // What was a text is one still.
+        Ok(String::from_utf8_lossy(&all.swap_remove(0)).into_owned())
+    }
+
     fn others(&self, size: usize) -> Result<Tcp> {
         match Rendezvous::from_env()? {
             Some(at) if at.size == size => Ok(Tcp::meet(&at)?),
@@ -126,7 +139,7 @@ impl Local {
             }
             _ => Err(Failure::usage(
                 "--device names another number of GPUs than there are ranks on this machine",
-                format!("{} GPUs, {size} ranks", named.len()),
+                format!("{} named, {size} ranks", named.len()),
                 "name one for each rank, as in --tp 2 --device cuda:0,1",
             )),
         }

@@ -1,7 +1,7 @@
 //! Models that processes share.
 
-use super::support::{fails, halfbyte, json, model, output, quiet, text, validation};
-use std::io::Read;
+use super::support::{copy_of_model, fails, halfbyte, json, model, output, quiet, text, validation};
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -45,6 +45,50 @@ fn processes_write_what_one_writes() {
     let (args, port) = ([&PROMPT[..], &[&model, "--tp", "2", "--quiet"]].concat(), port());
     let [first, second] = [0, 1].map(|number| rank(&args, number, 2, port)).map(end);
     assert_eq!((first, second), ((Some(0), alone, String::new()), (Some(0), String::new(), String::new())));
+}
+
+/// What the first rank reads from standard input all have; many texts, a conversation and logits are those of one process.
+#[test]
+fn what_one_process_reads_and_writes_ranks_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let copy = copy_of_model(dir.path());
+    let template = "{% for m in messages %}# {{ m.content }}\n{% endfor %}def ";
+    std::fs::write(copy.join("chat_template.jinja"), template).unwrap();
+    let model = copy.display().to_string();
+    let lines = "def add(a, b):\nclass Set:\nimport os\nfor i in range(3):\n";
+    std::fs::write(path("prompts"), lines).unwrap();
+    let same = |args: &[&str], input: &str| {
+        let of = |tp: &str| {
+            let args = [args, &[&model, "--threads", "1", "--quiet", "--tp", tp]].concat();
+            let mut child = halfbyte(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+            child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+            let output = child.wait_with_output().unwrap();
+            assert!(output.status.success(), "{args:?}: {output:?}");
+            text(&output.stdout)
+        };
+        let alone = of("1");
+        assert!(alone.len() > 20, "{alone}");
+        assert_eq!(of("2"), alone, "{args:?}");
+    };
+    same(&["run", "--prompts", &path("prompts"), "-n", "20", "--parallel", "3"], "");
+    same(&["run", "--prompts", "-", "-n", "8"], lines);
+    same(&["run", "-f", "-", "-n", "16"], "def add(a, b):");
+    same(&["run", "--chat", "-n", "12"], "read a file\n\nwrite it\n");
+    let ids: Vec<u8> = (0..40i32).flat_map(|i| (i * 37 + 5).to_le_bytes()).collect();
+    let header = r#"{"input_ids":{"dtype":"I32","shape":[2,20],"data_offsets":[0,160]}}"#;
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(path("ids"), [&length, header.as_bytes(), &ids].concat()).unwrap();
+    let logits = |name: &str, tp: &str| {
+        let (ids, to) = (path("ids"), path(name));
+        quiet(&["eval", "logits", &model, "--ids", &ids, "-o", &to, "--tp", tp]);
+        let file = std::fs::read(to).unwrap();
+        let header = u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+        file[8 + header..].chunks_exact(4).map(|v| f32::from_le_bytes([v[0], v[1], v[2], v[3]])).collect::<Vec<f32>>()
+    };
+    let (alone, shared) = (logits("alone", "1"), logits("shared", "2"));
+    let off = alone.iter().zip(&shared).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(alone.len() == shared.len() && off < 1e-3, "{off}");
 }
 
 #[test]
@@ -118,6 +162,14 @@ fn ranks_that_fail_are_named() {
         end(halfbyte(&more_than_heads).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
     assert!(status != Some(0) && error.contains("for each rank") && error.contains("13 ranks"), "{error}");
     // What is not shared says so.
-    assert!(fails(2, &["run", &model, "--chat", "--tp", "2"]).contains("a conversation"));
-    assert!(fails(2, &["run", &model, "-f", "-", "--tp", "2"]).contains("standard input"));
+    assert!(fails(2, &["explain", "model", &model, "--tp", "2"]).contains("an explanation"));
+    assert!(fails(2, &["bench", "model", &model, "--device", "cpu", "--tp", "2"]).contains("a measurement on a CPU"));
+    // A GPU for each rank of this machine.
+    let error = fails(2, &[&args[..], &["--device", "cuda:0"]].concat());
+    assert!(
+        error.contains("another number of GPUs than there are ranks") && error.contains("1 named, 2 ranks"),
+        "{error}"
+    );
+    // What the first rank cannot read, the others do not wait for.
+    assert!(fails(3, &["run", &model, "-f", "no-such-file", "--tp", "2"]).contains("no-such-file"));
 }

@@ -70,24 +70,30 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         DType::I64 => Cow::Owned(narrow(file.bytes("input_ids")?, &args.ids)?),
         _ => file.ints("input_ids")?,
     };
-    args.load.one_rank("the file of logits")?;
     let model = args.load.load(app, &args.model)?;
+    // All ranks have the same; the first writes.
+    let writes = app.ranks().join(args.load.tp.into())?.rank() == 0;
     let vocab = model.config().spec.vocab;
     let _cooperate = interrupt::cooperate();
     let refuse = |source| CheckpointError::Io { op: "write", path: args.output.clone(), source };
-    let mut output = Output::create(&args.output, args.overwrite, &inputs, [rows, positions, vocab])?;
+    let create = || Output::create(&args.output, args.overwrite, &inputs, [rows, positions, vocab]);
+    let mut output = if writes { Some(create()?) } else { None };
     let progress = Progress::new(app, "computing", Unit::Things("rows"));
     eval::logits(
         &model,
         &cpu,
         &eval::Ids { ids: &ids, shape: [rows, positions] },
-        &mut |logits| output.write(logits).map_err(|e| LlmError::Checkpoint(refuse(e))),
+        &mut |logits| {
+            let written = output.as_mut().map_or(Ok(()), |output| output.write(logits));
+            written.map_err(|e| LlmError::Checkpoint(refuse(e)))
+        },
         &mut |at| {
             progress.at(at.done as u64, at.total as u64);
             if interrupt::cancelled() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         },
     )?;
     drop(progress);
+    let Some(output) = output else { return Ok(()) };
     // Before the output takes the place of a file that standard output goes to.
     let to_standard_output = files::is_same(&args.output, Path::new("/dev/stdout"));
     let written = output.finish()?;

@@ -18,7 +18,7 @@ const CONTEXT: usize = 8192;
 
 /// Talks until the input ends, or for the one turn of `--prompt`, `--file` or the last of `--messages`.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let said = prompt(args)?;
+    let said = prompt(args, app)?;
     let mut conversation = conversation(args)?;
     let cpu = app.cpu()?;
     let (model, tokenizer, start, laps) = args.load.start_with_tokenizer(app, &args.model)?;
@@ -44,7 +44,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     match said {
         Some(said) => answer(Some(said)),
         None if waits => answer(None),
-        None => lines(app, &mut |said| answer(Some(said))),
+        None => lines(app, args.load.tp.into(), &mut |said| answer(Some(said))),
     }
 }
 
@@ -73,30 +73,32 @@ fn template(path: &Path, config: &Config, tokenizer: &Tokenizer) -> Result<ChatT
     })
 }
 
-/// Each line of standard input that is not empty, until its end.
-fn lines(app: &App, answer: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
-    let mut input = io::stdin().lock();
-    let asks = io::stdin().is_terminal() && !app.quiet();
-    let refuse = |cause: String| {
-        Failure::new(Exit::Input, "cannot read standard input", cause, "each line is one turn, in UTF-8")
-    };
+/// Each line of the first rank's standard input that is not empty, until its end.
+fn lines(app: &App, ranks: usize, answer: &mut dyn FnMut(String) -> Result<()>) -> Result<()> {
     loop {
-        if asks {
-            write_error("> ");
+        let line = app.ranks().share(ranks, || line(app))?;
+        if line.is_empty() {
+            return Ok(());
         }
-        let mut line = Vec::new();
-        let read = input.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line);
-        match read.map_err(|e| refuse(e.to_string()))? as u64 {
-            0 => return Ok(()),
-            length if length > LONGEST_LINE => {
-                return Err(refuse(format!("expected lines of at most {LONGEST_LINE} bytes, got a longer one")));
-            }
-            _ => {}
-        }
-        let line = String::from_utf8(line).map_err(|e| refuse(format!("expected UTF-8: {e}")))?;
         let line = line.trim_end_matches(['\n', '\r']);
         if !line.trim().is_empty() {
             answer(line.to_owned())?;
         }
     }
+}
+
+/// The next line of standard input, with its end; nothing behind the last.
+fn line(app: &App) -> Result<String> {
+    let refuse = |cause: String| {
+        Failure::new(Exit::Input, "cannot read standard input", cause, "each line is one turn, in UTF-8")
+    };
+    if io::stdin().is_terminal() && !app.quiet() {
+        write_error("> ");
+    }
+    let (mut input, mut line) = (io::stdin().lock(), Vec::new());
+    let read = input.by_ref().take(LONGEST_LINE + 1).read_until(b'\n', &mut line);
+    if read.map_err(|e| refuse(e.to_string()))? as u64 > LONGEST_LINE {
+        return Err(refuse(format!("expected lines of at most {LONGEST_LINE} bytes, got a longer one")));
+    }
+    String::from_utf8(line).map_err(|e| refuse(format!("expected UTF-8: {e}")))
 }

@@ -28,7 +28,8 @@ struct Text {
 
 /// Writes one text for each prompt, in their order.
 pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
-    let prompts = read_text(file)?;
+    let ranks = args.load.tp.into();
+    let prompts = app.ranks().share(ranks, || read_text(file))?;
     let cpu = app.cpu()?;
     let (model, tokenizer, _, _) = args.load.start_with_tokenizer(app, &args.model)?;
     let config = model.config();
@@ -43,8 +44,9 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     let needed =
         prompts.iter().map(of_text).max().unwrap_or(PAGE_LENGTH).saturating_mul(texts.min(prompts.len().max(1)));
     let positions = args.positions.map_or(needed, |positions| positions as usize);
-    let options =
-        Options { positions, texts, unread: UNREAD, batch_invariant: args.batch_invariant, ..Options::default() };
+    // Of ranks none waits for what is printed: all make the same steps.
+    let unread = if ranks > 1 { usize::MAX } else { UNREAD };
+    let options = Options { positions, texts, unread, batch_invariant: args.batch_invariant, ..Options::default() };
     let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options)?;
     let begun = Instant::now();
     let cooperate = interrupt::cooperate();

@@ -13,7 +13,7 @@ use crate::text::{read_text, write_output, write_prose};
 use halfbyte_llm::{Generated, Model, Request, Sampling, Session, Tokenizer};
 use report::{Continuation, Token};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Continue a prompt, or talk: new text goes to standard output as it comes, speeds to standard error.
 ///
@@ -110,23 +110,14 @@ impl From<SamplingArgs> for Sampling {
 /// Writes the continuation, or the answers.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     match (&args.prompts, args.chat) {
-        (Some(file), _) => {
-            args.load.one_rank("work on many texts at once")?;
-            many::run(args, file, app)
-        }
-        (None, true) => {
-            args.load.one_rank("a conversation")?;
-            chat::run(args, app)
-        }
+        (Some(file), _) => many::run(args, file, app),
+        (None, true) => chat::run(args, app),
         (None, false) => continue_prompt(args, app),
     }
 }
 
 fn continue_prompt(args: &Args, app: &App) -> Result<()> {
-    if args.file.as_deref() == Some(Path::new("-")) {
-        args.load.one_rank("standard input")?;
-    }
-    let Some(prompt) = prompt(args)? else {
+    let Some(prompt) = prompt(args, app)? else {
         return Err(Failure::usage("there is no prompt", "neither -p nor -f is given", "add -p TEXT or -f FILE"));
     };
     let cpu = app.cpu()?;
@@ -231,10 +222,10 @@ fn count(text: &str) -> std::result::Result<usize, String> {
     text.parse().map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
-fn prompt(args: &Args) -> Result<Option<String>> {
+fn prompt(args: &Args, app: &App) -> Result<Option<String>> {
     match (&args.prompt, &args.file) {
         (Some(text), _) => Ok(Some(text.clone())),
-        (None, Some(path)) => read_text(path).map(Some),
+        (None, Some(path)) => app.ranks().share(args.load.tp.into(), || read_text(path)).map(Some),
         (None, None) => Ok(None),
     }
 }

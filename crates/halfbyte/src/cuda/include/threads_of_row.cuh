@@ -1,7 +1,6 @@
 // Who works on a row of a norm: a block of 256 threads where there are many rows; where there are few, from sm_90 on a
 // cluster of 8 blocks of 128 threads, before it a block of 1024.
 //
-//
 //   a vector of four belongs to place v % 1024 of the row (alone), or v % 256; lanes, then warps are added up in a tree
 #pragma once
 #include "floats.cuh"
