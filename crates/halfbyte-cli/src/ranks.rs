@@ -100,11 +100,13 @@ impl Ranks {
 pub struct Local {
     rank: usize,
     size: usize,
+    /// Whether a launcher gave this process one GPU to see, which then is its own.
+    has_own: bool,
 }
 
 impl Local {
-    /// Of so many ranks: as a launcher says by LOCAL_RANK and LOCAL_WORLD_SIZE, or, where all are on one machine, by RANK. Error: a variable
-    /// that is no number.
+    /// Of so many ranks: as a launcher says by LOCAL_RANK and LOCAL_WORLD_SIZE, or, where all are on one machine, by RANK; and by
+    /// CUDA_VISIBLE_DEVICES, if it has one GPU for each process. Error: a variable that is no number.
     pub fn of(ranks: usize) -> Result<Self> {
         Self::from_variables(ranks, |name| std::env::var(name).ok())
     }
@@ -117,14 +119,20 @@ impl Local {
                 Failure::usage(format!("{name} is no number"), format!("\"{value}\""), "let the launcher set it")
             })
         };
-        Ok(Self { rank: number(["LOCAL_RANK", "RANK"], 0)?, size: number(["LOCAL_WORLD_SIZE", "WORLD_SIZE"], ranks)? })
+        let one = variable("CUDA_VISIBLE_DEVICES").is_some_and(|list| !list.is_empty() && !list.contains(','));
+        Ok(Self {
+            rank: number(["LOCAL_RANK", "RANK"], 0)?,
+            size: number(["LOCAL_WORLD_SIZE", "WORLD_SIZE"], ranks)?,
+            has_own: one && variable("RANK").is_some(),
+        })
     }
 
     /// Its GPU, among those that were named for the ranks of this machine, or among all.
     pub fn gpu(self, named: &[u32]) -> Result<u32> {
-        let Self { rank, size } = self;
+        let Self { rank, size, has_own } = self;
         match named.get(rank) {
             Some(&number) if named.len() == size => Ok(number),
+            None if named.is_empty() && has_own => Ok(0),
             None if named.is_empty() => {
                 let there = Gpu::count();
                 // One process may be one GPU's though there is none: the driver says why.
@@ -174,16 +182,22 @@ mod tests {
             let find = |name: &str| variables.iter().find(|(known, _)| *known == name).map(|(_, v)| (*v).to_owned());
             Local::from_variables(ranks, find)
         };
-        assert_eq!(of(1, &[("LOCAL_RANK", "3")]).unwrap(), Local { rank: 0, size: 1 });
-        assert_eq!(of(2, &[]).unwrap(), Local { rank: 0, size: 2 });
-        assert_eq!(of(4, &[("RANK", "3"), ("WORLD_SIZE", "4")]).unwrap(), Local { rank: 3, size: 4 });
+        let local = |rank, size| Local { rank, size, has_own: false };
+        assert_eq!(of(1, &[("LOCAL_RANK", "3")]).unwrap(), local(0, 1));
+        assert_eq!(of(2, &[]).unwrap(), local(0, 2));
+        assert_eq!(of(4, &[("RANK", "3"), ("WORLD_SIZE", "4")]).unwrap(), local(3, 4));
         let second = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")];
-        assert_eq!(of(8, &second).unwrap(), Local { rank: 1, size: 4 });
+        assert_eq!(of(8, &second).unwrap(), local(1, 4));
         assert!(of(2, &[("LOCAL_RANK", "one")]).is_err());
-        assert_eq!(Local { rank: 1, size: 2 }.gpu(&[4, 2]).unwrap(), 2);
-        assert_eq!(Local { rank: 1, size: 2 }.gpu(&[0, 0]).unwrap(), 0);
-        for (local, named) in [(Local { rank: 0, size: 2 }, &[0][..]), (Local { rank: 0, size: 1 }, &[0, 1])] {
+        assert_eq!(local(1, 2).gpu(&[4, 2]).unwrap(), 2);
+        assert_eq!(local(1, 2).gpu(&[0, 0]).unwrap(), 0);
+        for (local, named) in [(local(0, 2), &[0][..]), (local(0, 1), &[0, 1])] {
             assert!(local.gpu(named).is_err(), "{local:?}");
         }
+        // A launcher that gives each process its GPU; without one, all see the same.
+        let seen = [("RANK", "3"), ("WORLD_SIZE", "4"), ("CUDA_VISIBLE_DEVICES", "3")];
+        assert_eq!(of(4, &seen).unwrap().gpu(&[]).unwrap(), 0);
+        assert!(!of(4, &seen[2..]).unwrap().has_own && !of(4, &[seen[0], seen[1]]).unwrap().has_own);
+        assert!(!of(4, &[seen[0], seen[1], ("CUDA_VISIBLE_DEVICES", "0,1,2,3")]).unwrap().has_own);
     }
 }

@@ -258,13 +258,13 @@ pub enum Routing {
 pub struct LinearGroup {
     /// Their names, without `.weight`, and shapes, whose k is the same.
     pub layers: Vec<(String, Shape)>,
-    /// The step of the block that they belong to: 0 attention, 1 the MLP.
+    /// The step of the block that they belong to: 0 attention, 1 the MLP; 0 of an MLP beside attention too.
     pub step: usize,
     /// Groups of a stage do not read each other: q, k and v; o; gate and up, of all experts; down.
     pub stage: usize,
     /// Whether only the rows of tokens that chose an expert reach it.
     pub routed: bool,
-    /// Whether their output is what the step adds to the residual stream, as it is.
+    /// Whether their output is the last that the step adds to the residual stream, as it is.
     pub adds: bool,
     /// What can take up factors of the input's channels; None if nothing can.
     pub fold: Option<Fold>,
@@ -326,7 +326,8 @@ impl Spec {
     /// The groups of linear layers of a layer, in the order in which data passes them: q, k and v; o; gate and up; down. Of experts
     /// gate and up of each, then down of each; routers are in none. None: there is no such layer.
     pub fn groups(&self, layer: usize) -> Option<Vec<LinearGroup>> {
-        let LayerSpec { attention, mlp, .. } = self.layers.get(layer)?;
+        let LayerSpec { attention, mlp, residual } = self.layers.get(layer)?;
+        let beside = *residual == Residual::Parallel;
         let (mlps, routed) = match &mlp.kind {
             MlpKind::Dense(mlp) => (std::slice::from_ref(mlp), false),
             MlpKind::Experts(experts) => (experts.experts.as_slice(), true),
@@ -340,15 +341,17 @@ impl Spec {
         };
         let group = |layers: &[LinearSpec], stage, adds, fold| LinearGroup {
             layers: layers.iter().map(|layer| (layer.name.clone(), layer.shape)).collect(),
-            step: stage / 2,
+            step: if beside { 0 } else { stage / 2 },
             stage,
             routed: routed && stage >= 2,
             adds,
             fold,
         };
         let output = std::slice::from_ref(&attention.output);
-        let mut groups =
-            vec![group(qkv, 0, false, norm(&attention.norm)), group(output, 1, attention.post_norm.is_none(), values)];
+        // The MLP may read what q, k and v do.
+        let before = if beside && mlp.norm.is_none() { None } else { norm(&attention.norm) };
+        let adds = attention.post_norm.is_none() && !beside;
+        let mut groups = vec![group(qkv, 0, false, before), group(output, 1, adds, values)];
         // The norm before experts makes what all of them and the router read.
         let before = if routed { None } else { mlp.norm.as_ref().and_then(norm) };
         groups.extend(mlps.iter().map(|mlp| group(&mlp.up, 2, false, before.clone())));

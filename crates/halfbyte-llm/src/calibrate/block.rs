@@ -10,8 +10,8 @@ use halfbyte::cpu::attention::{KvCache, KvType, Sequence};
 use halfbyte::cpu::{Cpu, nn};
 use std::ops::ControlFlow;
 
-/// A block of a model: it adds to the residual stream in two steps, attention and the MLP, and each step changes the stream at
-/// its end only.
+/// A block of a model: it adds to the residual stream in two steps, attention and the MLP, or in one, where the MLP lies beside
+/// attention; each step changes the stream at its end only.
 #[derive(Debug)]
 pub struct Block {
     layer: Layer<OnCpu>,
@@ -20,19 +20,14 @@ pub struct Block {
     sequence: Sequence,
 }
 
-/// The groups of linear layers of a block. Error: a block that is not calibrated.
+/// The groups of linear layers of a block. Error: there is no such block.
 pub fn groups(spec: &Spec, block: usize) -> Result<Vec<LinearGroup>> {
-    let refuse = |got: &str| Error::invalid(super::OP, "blocks of attention, then an MLP or experts", got);
-    let layer = spec.layers.get(block).ok_or_else(|| refuse("no block of this number"))?;
-    match (layer.residual, spec.groups(block)) {
-        (Residual::Parallel, _) => Err(refuse("an MLP beside attention")),
-        (_, None) => Err(refuse("no block of this number")),
-        (_, Some(groups)) => Ok(groups),
-    }
+    let expected = || format!("a block below {}", spec.layers.len());
+    spec.groups(block).ok_or_else(|| Error::invalid(super::OP, expected(), block.to_string()))
 }
 
 impl Block {
-    /// Loads block `i`. Errors: those of loading a model, a block that is not calibrated.
+    /// Loads block `i`. Errors: those of loading a model, no such block.
     pub fn load(spec: &Spec, loader: &mut Loader<'_>, i: usize) -> Result<Self> {
         groups(spec, i)?;
         let layer = decoder::layer(spec, i, loader, &mut OnCpu)?;
@@ -59,8 +54,12 @@ impl Block {
         state.begin_with(*sequence, stream);
         let tap = &mut |group: usize, x: &[f32]| tap(group, x);
         let mut run = Run { cpu, comm: &Alone, state, tap: Some(tap) };
+        let beside = layer.residual == Residual::Parallel;
         let flow = match (step, &layer.mlp_norm) {
-            (0, _) => layer.attention(&mut run, 0, false, false)?,
+            (0, _) => match layer.attention(&mut run, 0, false, false)? {
+                ControlFlow::Continue(()) if beside => layer.mlp(&mut run)?,
+                flow => flow,
+            },
             (_, Some(norm)) => {
                 decoder::Steps::norm(&mut run, false, norm, None)?;
                 layer.normed_mlp(&mut run)?
@@ -68,6 +67,10 @@ impl Block {
             (_, None) => return Err(Error::invalid(super::OP, "a norm before the MLP", "none")),
         };
         if flow.is_continue() {
+            if beside {
+                // What attention adds is there already.
+                stream.copy_from_slice(state.stream());
+            }
             nn::add(cpu, stream, self.state.update())?;
         }
         Ok(flow)

@@ -17,7 +17,7 @@ use std::sync::Mutex;
 
 #[test]
 fn blocks_one_after_the_other_are_the_model() {
-    for name in ["llama", "llama-tied-mha", "llama3-rope"] {
+    for name in ["llama", "llama-tied-mha", "llama3-rope", "gpt-neox"] {
         let case = Case::new(name);
         let (config, tokens, cpu) = (&case.config, &case.tokens[..40], &case.cpu);
         let model = Model::from_weights(config.clone(), &case.source, &LoadOptions::default()).unwrap();
@@ -36,10 +36,15 @@ fn blocks_one_after_the_other_are_the_model() {
             let groups = groups(&config.spec, i).unwrap();
             let mut block = Block::load(&config.spec, &mut loader, i).unwrap();
             let mut seen = Vec::new();
-            for step in 0..2 {
+            for step in 0..=groups[3].step {
                 let before = stream.clone();
-                let stopped = block.forward(cpu, step, &mut stream, &mut |_, _| Ok(ControlFlow::Break(()))).unwrap();
-                assert!(stopped.is_break() && stream == before, "a step that is stopped changes nothing");
+                for last in (0..4).filter(|&group| groups[group].step == step) {
+                    let stop = &mut |group: usize, _: &[f32]| {
+                        Ok(if group == last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                    };
+                    let stopped = block.forward(cpu, step, &mut stream, stop).unwrap();
+                    assert!(stopped.is_break() && stream == before, "a step that is stopped changes nothing");
+                }
                 let tap = &mut |group: usize, x: &[f32]| {
                     assert_eq!((x.len(), groups[group].step), (40 * groups[group].k(), step));
                     seen.push(group);
@@ -49,9 +54,15 @@ fn blocks_one_after_the_other_are_the_model() {
             }
             assert_eq!(seen, [0, 1, 2, 3]);
         }
-        let norm = loader.vector("model.norm.weight", config.spec.hidden).unwrap();
-        let mut normed = vec![0.0; stream.len()];
-        nn::rms_norm(cpu, &stream, &norm, config.spec.norm.eps, &mut normed).unwrap();
+        let (of_model, mut normed) = (&config.spec.norm, vec![0.0; stream.len()]);
+        let norm = loader.vector(&of_model.weight(), config.spec.hidden).unwrap();
+        match of_model.bias() {
+            None => nn::rms_norm(cpu, &stream, &norm, of_model.eps, &mut normed).unwrap(),
+            Some(bias) => {
+                let bias = loader.vector(&bias, config.spec.hidden).unwrap();
+                nn::layer_norm(cpu, &stream, &norm, Some(&bias), of_model.eps, &mut normed).unwrap();
+            }
+        }
         let head = Vocabulary::load(&mut loader, &config.spec).unwrap();
         let mut got = vec![0.0; want.len()];
         head.logits(cpu, &Alone, &normed, 40, &mut got).unwrap();

@@ -98,6 +98,11 @@ impl State {
         &self.slots[Slot::Normed as usize][rows.start * self.hidden..rows.end * self.hidden]
     }
 
+    /// The stream, to which [`State::update`] is not added yet.
+    pub fn stream(&self) -> &[f32] {
+        &self.stream[..self.m * self.hidden]
+    }
+
     /// What the last step adds to the stream.
     pub fn update(&self) -> &[f32] {
         &self.slots[Slot::Update as usize][..self.m * self.hidden]

@@ -180,7 +180,7 @@ impl Collectives {
     }
 
     /// Lays the ranks' columns side by side. *Shapes:* own `[m, widths[rank]]`, all `[m, sum of widths]`. *Errors:* lengths that do not
-    /// fit, rows of more than 2²⁰ elements of a rank; and as [`Collectives::all_reduce`].
+    /// fit, a rank without columns or with more than 2²⁰; and as [`Collectives::all_reduce`].
     pub fn all_gather(
         &self,
         gpu: &Gpu,
@@ -196,8 +196,10 @@ impl Collectives {
         let (widest, width, row) = (widths.iter().max().copied().unwrap_or(0), widths[self.rank], widths.iter().sum());
         let m = super::rows_of(OP, all.len(), row)?;
         same_length(OP, "own", m.checked_mul(width), own.len())?;
-        if widest > CAPACITY {
-            return Err(Error::invalid(OP, format!("rows of at most {CAPACITY} elements"), widest.to_string()));
+        // Who hears nothing of a rank in a call does not know that it has ended the one before.
+        if widest > CAPACITY || widths.contains(&0) {
+            let expected = format!("1 to {CAPACITY} columns of each rank");
+            return Err(Error::invalid(OP, expected, format!("{widths:?}")));
         }
         let mut firsts = [0; MOST_RANKS + 1];
         for (i, width) in widths.iter().enumerate() {
