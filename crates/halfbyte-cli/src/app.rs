@@ -56,11 +56,11 @@ impl App {
         self.common.threads.map_or_else(available_threads, usize::from)
     }
 
-    /// The number of the GPU that was asked for, the first of several.
-    pub fn cuda(&self) -> Option<u32> {
+    /// The number of the GPU that was asked for, for what one process does. Error: several were.
+    pub fn cuda(&self) -> Result<Option<u32>> {
         match &self.common.device {
-            Device::Cuda(numbers) => Some(numbers.first().copied().unwrap_or(0)),
-            Device::Auto | Device::Cpu => None,
+            Device::Cuda(numbers) => Local::of(1)?.gpu(numbers).map(Some),
+            Device::Auto | Device::Cpu => Ok(None),
         }
     }
 
@@ -71,7 +71,7 @@ impl App {
 
     /// Refuses a GPU for a command that computes on the CPU only.
     pub fn cpu_only(&self) -> Result<()> {
-        let Some(number) = self.cuda() else { return Ok(()) };
+        let Some(number) = self.cuda()? else { return Ok(()) };
         Err(Failure::new(
             Exit::Device,
             format!("device cuda:{number} is not available for this command"),

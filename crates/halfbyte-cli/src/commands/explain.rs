@@ -103,11 +103,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
 }
 
 fn product(args: &Product, app: &App) -> Result<()> {
-    let default = if app.cuda().is_some() { Float::F16 } else { Float::F32 };
+    let default = if app.cuda()?.is_some() { Float::F16 } else { Float::F32 };
     let x = args.x.map_or(default, Float::from);
     let y = args.y.map_or(Float::F32, Float::from);
     let problem = Problem { format: args.format.format(), x, y, m: args.m, n: args.n, k: args.k };
-    let (isa, kernels, plans) = match app.cuda() {
+    let (isa, kernels, plans) = match app.cuda()? {
         None => {
             let caps = Caps::detect_within_environment()?;
             let explained = matmul::explain(&caps, &problem).into_iter();

@@ -170,6 +170,10 @@ fn ranks_that_fail_are_named() {
         error.contains("another number of GPUs than there are ranks") && error.contains("1 named, 2 ranks"),
         "{error}"
     );
+    for alone in [&["bench", "matmul", "-n", "64"][..], &["inspect", &model]] {
+        let error = fails(2, &[alone, &["--device", "cuda:0,1"]].concat());
+        assert!(error.contains("2 named, 1 ranks"), "{error}");
+    }
     // What the first rank cannot read, the others do not wait for.
     assert!(fails(3, &["run", &model, "-f", "no-such-file", "--tp", "2"]).contains("no-such-file"));
 }

@@ -127,7 +127,7 @@ impl Line {
 /// Runs all convolutions of the plan.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let plan = plan(args)?;
-    if let Some(number) = app.cuda() {
+    if let Some(number) = app.cuda()? {
         return cuda::run(args, plan, number, app);
     }
     if args.sweep || args.kernel.is_some() {

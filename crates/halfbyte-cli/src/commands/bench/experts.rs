@@ -91,7 +91,7 @@ struct Weights {
 
 /// Measures.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let Some(number) = app.cuda() else {
+    let Some(number) = app.cuda()? else {
         let why = "what is timed are kernels of a GPU";
         return Err(Failure::new(Exit::Usage, "a GPU is needed", why, "use --device cuda"));
     };

@@ -68,7 +68,7 @@ struct Line {
 
 /// Measures.
 pub fn run(args: &Args, app: &App) -> Result<()> {
-    let Some(number) = app.cuda() else {
+    let Some(number) = app.cuda()? else {
         return Err(Failure::new(
             Exit::Usage,
             "a GPU is needed",

@@ -199,7 +199,7 @@ fn plan(args: &Args) -> Result<Plan> {
 /// Runs all products of the plan.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let plan = plan(args)?;
-    if let Some(number) = app.cuda() {
+    if let Some(number) = app.cuda()? {
         return cuda::run(args, &plan, number, app);
     }
     let asked = [("--sweep", args.sweep), ("--y", args.y.is_some()), ("--kernel", args.kernel.is_some())];

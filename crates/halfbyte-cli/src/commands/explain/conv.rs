@@ -39,7 +39,7 @@ pub struct Args {
 /// Prints the table.
 pub fn run(args: &Args, app: &App) -> Result<()> {
     let shape = Conv2dShape::new(args.sizes.geometry(), args.batch, args.sizes.size)?;
-    let explained = match app.cuda() {
+    let explained = match app.cuda()? {
         None => on_cpu(args, shape)?,
         Some(number) => on_cuda(args, shape, &Gpu::open(number)?.caps())?,
     };

@@ -63,8 +63,8 @@ impl LayerNorm<'_> {
     ///
     /// *Shapes:* residual, update, out `[m, d]`. The bits of a row do not depend on how many rows there are. *Accuracy:* with
     /// `u = 2⁻²⁴` and the row's greatest magnitude `t`, absolute error ≤ (d/256 + 40)·u·(|normed| + t/√(variance + eps))·|weight|,
-    /// and one rounding of the sum, before it is rounded to out's type. *Errors:* lengths that do not fit. *Source:* Ba et al.,
-    /// "Layer Normalization", 2016.
+    /// and one rounding of the sum, before it is rounded to out's type. *Errors:* lengths that do not fit, more than 65,535 rows of more than
+    /// 1024 elements. *Source:* Ba et al., "Layer Normalization", 2016.
     pub fn apply(
         &self,
         gpu: &Gpu,
