@@ -116,12 +116,12 @@ impl<'a> Bench<'a> {
             let format = Some(Format { weight: stored.format(), act });
             let problem = |m| Problem { format, x: x_type, y: Float::F32, m, n, k };
             let caps = self.gpu.caps();
-            if kernel.supports(&caps, &problem(1)).is_err() || kernel.holds(stored).is_err() {
+            if kernel.supports(&caps, &problem(1)).is_err() || kernel.holds(stored, act).is_err() {
                 continue;
             }
             *self.served.lock().unwrap().entry(kernel.name).or_default() += 1;
             let packed = packer.pack_for(kernel, &[stored], act).unwrap();
-            assert_eq!(self.image_of(&packed), image(&q, packed.layout()), "{name} for {}", kernel.name);
+            assert_eq!(self.image_of(&packed), image(&q, act, packed.layout()), "{name} for {}", kernel.name);
             let bound = |m| kernel.bound(&caps, &problem(m));
             for m in ROWS {
                 let x: Vec<f32> = (0..m * k).map(|_| x_type.round(random.below(2001) as f32 / 500.0 - 2.0)).collect();
@@ -168,7 +168,7 @@ impl<'a> Bench<'a> {
 }
 
 /// What a tensor is on the device, packed on the CPU.
-fn image(q: &QTensor, layout: &str) -> Vec<Vec<u8>> {
+fn image(q: &QTensor, act: Act, layout: &str) -> Vec<Vec<u8>> {
     fn bytes<T: Pod>(values: &[T]) -> Vec<u8> {
         bytemuck::cast_slice(values).to_vec()
     }
@@ -178,7 +178,7 @@ fn image(q: &QTensor, layout: &str) -> Vec<Vec<u8>> {
         FloatData::F32(v) => bytes(v),
     };
     if layout == "cuda_wna16" {
-        let packed = CudaWna16::pack(q).unwrap();
+        let packed = CudaWna16::pack(q, act).unwrap();
         let parts = [packed.atoms().to_vec(), packed.rows().to_vec()].into_iter();
         return parts.chain(packed.order().map(bytes)).collect();
     }

@@ -14,7 +14,7 @@ use halfbyte::layout::cpu_n16::{CpuN16, PackedZeros};
 use halfbyte::layout::cuda_plain::CudaPlain;
 use halfbyte::layout::cuda_wna16::{Atom, CudaWna16};
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
-use halfbyte::{Error, FloatData, Floats, Group, QTensor, WeightFormat, Zero, Zeros};
+use halfbyte::{Act, Error, FloatData, Floats, Group, QTensor, WeightFormat, Zero, Zeros};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn what_is_packed_unpacks_to_the_same_tensor() {
 }
 
 /// Formats of both widths with every size of groups, with and without zero points, with scales of both types.
-const WNA16: [&str; 16] = [
+const WNA16: [&str; 30] = [
     "w4a16-g128",
     "w4a16-g128-asym",
     "w4a16-g64-sbf16",
@@ -63,24 +63,39 @@ const WNA16: [&str; 16] = [
     "w8a16",
     "w4a16-g256-asym",
     "w8a16-g96",
-    "w4a16-g128-si8",
-    "w4a16-g64-asym-si8",
-    "w4a16-g32-asym-sbf16-si8",
-    "w4a16-g256-asym-si8",
+    "w4a8-g128-si8",
+    "w4a8-g64-asym-si8",
+    "w4a8-g32-asym-sbf16-si8",
+    "w4a8-g256-asym-si8",
+    "w4a16-g128-asym-si8",
+    "w4a16-g32-float-sf32",
+    "w4a16-g32-float",
+    "w4a16-float-sbf16",
+    "w4a16-g128-sf32",
+    "w4a16-asym-sf32",
+    "w4a16-g48-asym",
+    "w8a16-g16-sf32",
+    "w8a16-g32-float-sf32",
+    "w8a16-tensor-sf32",
+    "w3a16-g128",
+    "w3a16-g16-sf32",
+    "w3a16-g64-asym",
+    "w3a16-g80-float",
 ];
 
 #[test]
 fn what_is_packed_for_tensor_cores_unpacks_to_the_same_tensor() {
     let mut random = Random(12);
     for name in WNA16 {
+        let act = parse(name).act;
         for shape in [[1, 1], [64, 128], [65, 129], [300, 1000], [130, 640], [3, 5000], [5, 0], [0, 7]] {
             for act_order in [false, true] {
                 let w = with_zeros_in_bytes(random.qtensor(parse(name).weight, shape, act_order));
-                if w.factors().is_some() && shape[1] == 0 {
-                    assert!(CudaWna16::pack(&w).unwrap_err().to_string().contains("at least one column"));
+                if shape[1] == 0 && Atom::of(w.format(), 0).is_err() {
+                    assert!(CudaWna16::pack(&w, act).unwrap_err().to_string().contains("at least one column"));
                     continue;
                 }
-                let packed = CudaWna16::pack(&w).unwrap();
+                let packed = CudaWna16::pack(&w, act).unwrap();
                 assert_eq!(packed.unpack().unwrap(), w, "{name} {shape:?} act-order {act_order}");
                 let atoms = shape[0].div_ceil(64) * shape[1].div_ceil(128);
                 assert_eq!(packed.atoms().len(), atoms * packed.atom().bytes());
@@ -94,7 +109,7 @@ fn what_is_packed_for_tensor_cores_unpacks_to_the_same_tensor() {
 fn codes_for_tensor_cores_lie_where_the_layout_says() {
     let mut random = Random(13);
     let w = random.qtensor(parse("w4a16-g64-asym").weight, [400, 512], false);
-    let packed = CudaWna16::pack(&w).unwrap();
+    let packed = CudaWna16::pack(&w, Act::A16).unwrap();
     let bytes = packed.atom().bytes();
     assert_eq!(bytes, 4096 + 2 * 192);
     // Output 300 is row 44 of strip 4, the first of the second super-strip, which has 3; column 421 is 37 of step 3.
@@ -111,7 +126,7 @@ fn codes_for_tensor_cores_lie_where_the_layout_says() {
     assert_eq!(u16::from(atom[4096 + 2 * 128 + 2 * 16 + 2 * 4 + 1]), zeros[300 * 8 + 6]);
 
     let w = random.qtensor(parse("w8a16").weight, [64, 256], false);
-    let packed = CudaWna16::pack(&w).unwrap();
+    let packed = CudaWna16::pack(&w, Act::A16).unwrap();
     // Row 59 = 16·3 + 11: warp 3, lane/4 = 3, upper half; column 128 + 93 = 32·2 + 16 + 8 + 2·2 + 1.
     let byte = 8192 + ((3 * 4 + 2) * 128 + (3 * 4 + 2) * 4 + 3) * 4 + 3;
     assert_eq!(packed.atoms()[byte], w.codes()[59 * 256 + 221]);
@@ -125,7 +140,7 @@ fn words_and_factors_make_the_bytes_of_weights() {
     for name in ["w4a8-g128-si8", "w4a8-g64-asym-si8", "w4a8-g32-asym-sbf16-si8"] {
         let [n, k] = [128, 256];
         let w = random.qtensor(parse(name).weight, [n, k], false);
-        let packed = CudaWna16::pack(&w).unwrap();
+        let packed = CudaWna16::pack(&w, Act::A8).unwrap();
         let (bytes, group) = (packed.atom().bytes(), packed.atom().group);
         let (factors, mut seen) = (w.factors().unwrap(), 0);
         for (at, atom) in packed.atoms().chunks_exact(bytes).enumerate() {
@@ -173,12 +188,15 @@ fn what_tensor_cores_cannot_hold_is_refused() {
     assert!(refused("w4a16-g20-si8", 256).contains("a multiple of 32, got 20"));
     assert!(refused("w4a16-g32-sf32", 256).contains("got f32"));
     assert_eq!(Atom::of(parse("w4a16-g20").weight, 16).unwrap().group, 0);
+    let refused = |name: &str, k| Atom::of_any(parse(name).weight, k).unwrap_err().to_string();
+    assert!(refused("w2a16-g64-asym", 256).contains("codes of 3, 4 or 8 bits, got 2"));
+    assert!(refused("w4a16-g20-sf32", 256).contains("a multiple of 16, got 20"));
 
     let format = parse("w8a16-g32-asym").weight;
     let tensor = |zero, scale, index| {
         QTensor::new(format, [1, 64], vec![0; 64], vec![scale; 2], Zeros::Integer(vec![zero; 2]), index).unwrap()
     };
-    let why = |w: QTensor| CudaWna16::pack(&w).unwrap_err().to_string();
+    let why = |w: QTensor| CudaWna16::pack(&w, Act::A16).unwrap_err().to_string();
     assert!(why(tensor(256, 1.0, None)).contains("zero points of 8 bits, got 256"));
     assert!(why(tensor(255, 512.0, None)).contains("f16 scales up to"));
     let uneven = [vec![0; 33], vec![1; 31]].concat();

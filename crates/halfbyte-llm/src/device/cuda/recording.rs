@@ -25,7 +25,7 @@ impl<K> Default for Recordings<K> {
 impl<K: Clone + PartialEq> Recordings<K> {
     /// Makes a step of this shape: the first time as it is, then recorded. `step` uses what outlives the recordings and stays where it
     /// is.
-    pub(super) fn run(&mut self, cuda: &Cuda, shape: &K, step: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn run(&mut self, cuda: &Cuda, shape: &K, mut step: impl FnMut() -> Result<()>) -> Result<()> {
         let Self { kept, made } = self;
         if let Some(at) = kept.iter().position(|(known, _)| known == shape) {
             let last = kept.remove(at);

@@ -216,7 +216,7 @@ impl<'a> Place<'a> {
             return Ok(Place::Plain);
         }
         let fragments = packs(FRAGMENTS)?;
-        let held = |(w, _): &(Cow<'a, QTensor>, Columns)| fragments.holds(&w.as_ref().into()).is_ok();
+        let held = |(w, _): &(Cow<'a, QTensor>, Columns)| fragments.holds(&w.as_ref().into(), format.act).is_ok();
         let implicit = match implicit_gemm_sm90::packs(&unpacked) {
             true => Some((Cow::Borrowed(w), Columns::of(geometry))),
             false => implicit_gemm_a8_sm90::weight(&unpacked)?,
@@ -226,10 +226,16 @@ impl<'a> Place<'a> {
         }
         // The layout in which products would have it.
         let layout = |w: &QTensor| {
-            let format = Some(Format { weight: w.format(), ..format });
-            let problem = kernel::Problem { format, x, y: x, m: 1, n: w.n(), k: w.k() };
+            let problem = kernel::Problem {
+                format: Some(Format { weight: w.format(), ..format }),
+                x,
+                y: x,
+                m: 1,
+                n: w.n(),
+                k: w.k(),
+            };
             let serves = |kernel: &&matmul::Kernel| {
-                kernel.packs && kernel.supports(caps, &problem).is_ok() && kernel.holds(&w.into()).is_ok()
+                kernel.packs && kernel.supports(caps, &problem).is_ok() && kernel.holds(&w.into(), format.act).is_ok()
             };
             KERNELS.iter().find(serves).map(|kernel| kernel.layout)
         };

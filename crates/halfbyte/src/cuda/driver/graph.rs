@@ -15,31 +15,46 @@ pub struct Graph {
 // the streams it is launched in.
 unsafe impl Send for Graph {}
 
+/// Recordings that are begun until one is whole.
+const TRIES: usize = 16;
+
 impl Stream {
     /// Records what `work` puts into this stream instead of doing it.
     ///
     /// Other streams that wait for an event of this one and that this one waits for again are recorded too. Work that is
-    /// recorded cannot wait for the device or allocate on it. Errors: those of `work`, work that cannot be recorded.
+    /// recorded cannot wait for the device or allocate on it. What another thread of the process does with the device, a library's
+    /// perhaps, can end a recording: then `work` is recorded again. Errors: those of `work`, work that cannot be recorded.
     pub fn capture<E: From<Error>>(
         &self,
-        work: impl FnOnce(&Stream) -> std::result::Result<(), E>,
+        mut work: impl FnMut(&Stream) -> std::result::Result<(), E>,
     ) -> std::result::Result<Graph, E> {
         const OP: &str = "capture";
-        self.context().bind()?;
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is open.
-        check(OP, unsafe { sys::cuStreamBeginCapture_v2(self.handle(), mode) })?;
-        let capture = Capture { stream: self };
-        // An error in here ends the capture; the graph, if there is one, is dropped.
-        work(self)?;
-        let graph = capture.end()?;
-        let mut handle = std::ptr::null_mut();
-        // SAFETY: the graph is whole, and no flags are set.
-        let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, graph, 0) };
-        // SAFETY: the recording is not needed any more.
-        let _ = unsafe { sys::cuGraphDestroy(graph) };
-        check("instantiate a graph", result)?;
-        Ok(Graph { context: self.context().clone(), handle })
+        let mut left = TRIES;
+        loop {
+            left -= 1;
+            self.context().bind()?;
+            let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            // SAFETY: the stream is open.
+            check(OP, unsafe { sys::cuStreamBeginCapture_v2(self.handle(), mode) })?;
+            let capture = Capture { stream: self };
+            let done = work(self);
+            if left > 0 && capture.was_ended()? {
+                continue;
+            }
+            // An error in here ends the capture; the graph, if there is one, is dropped.
+            done?;
+            let graph = match capture.end() {
+                Err(_) if left > 0 => continue,
+                ended => ended?,
+            };
+            let mut handle = std::ptr::null_mut();
+            // SAFETY: the graph is whole, and no flags are set.
+            let result = unsafe { sys::cuGraphInstantiateWithFlags(&mut handle, graph, 0) };
+            // SAFETY: the recording is not needed any more.
+            let _ = unsafe { sys::cuGraphDestroy(graph) };
+            check("instantiate a graph", result)?;
+            return Ok(Graph { context: self.context().clone(), handle });
+        }
     }
 }
 
@@ -93,6 +108,15 @@ struct Capture<'a> {
 }
 
 impl Capture<'_> {
+    /// Whether something made the recording invalid.
+    fn was_ended(&self) -> Result<bool> {
+        self.stream.context().bind()?;
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is open, `status` takes one value.
+        check("capture", unsafe { sys::cuStreamIsCapturing(self.stream.handle(), &mut status) })?;
+        Ok(status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED)
+    }
+
     fn end(self) -> Result<sys::CUgraph> {
         let stream = self.stream;
         std::mem::forget(self);

@@ -6,6 +6,7 @@
 //   WIDTH       of how many tokens fragments are loaded at once
 //   PARTS       in how many parts a stage is filled
 //   copy_terms  what copies what x has beside its columns
+//   sum_stage   what makes sums of a stage of x, where OFFSET needs them: while the stage before is read
 #pragma once
 #include "epilogue.cuh"
 
@@ -65,15 +66,19 @@ DEV void copy_w(const Feed& f, u32 to, int first) {
     copy_16(to + (strip + t / PIECES) * STRIP_BYTES + (rest + t % PIECES) * 16,
             f.source + from + strip * ATOM + rest / OF_WARP * (256 * BITS));
 }
-// Scales and zero points.
+// Scales, zero points, offsets.
 DEV void copy_groups(const Feed& f, u32 to) {
-  constexpr int SCALE_PIECES = 8 * STAGE_GROUPS, EACH = GROUP == 0 ? 1 : ZERO ? 12 * STAGE_GROUPS : SCALE_PIECES;
+  constexpr int SCALE_PIECES = GROUP_SCALES / 16 * STAGE_GROUPS,
+                EACH = GROUP == 0 ? 1 : SCALE_PIECES + GROUP_ZEROS / 16 * STAGE_GROUPS;
   if constexpr (GROUP != 0) {
-    static_assert(TILE_STRIPS * EACH <= THREADS, "one piece a thread");
-    const int strip = threadIdx.x / EACH, at = threadIdx.x % EACH, group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
-    const u32 from = strip * ATOM + (at < SCALE_PIECES ? SCALES + group * 128 + at * 16
-                                                       : ZEROS + group * 64 + (at - SCALE_PIECES) * 16);
-    if (strip < f.strips) copy_16(to + strip * STRIP_BYTES + STRIP_SCALES + at * 16, f.source + from);
+    const int group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
+#pragma unroll
+    for (int first = 0; first < TILE_STRIPS * EACH; first += THREADS) {
+      const int piece = first + threadIdx.x, strip = piece / EACH, at = piece % EACH;
+      const u32 from = strip * ATOM + (at < SCALE_PIECES ? SCALES + group * GROUP_SCALES + at * 16
+                                                         : ZEROS + group * GROUP_ZEROS + (at - SCALE_PIECES) * 16);
+      if (strip < f.strips) copy_16(to + strip * STRIP_BYTES + STRIP_SCALES + at * 16, f.source + from);
+    }
   }
 }
 // Of the pieces of x, every THREADS-th one from `first` on; zeros beyond m and k.
@@ -147,14 +152,25 @@ struct Ring {
 #endif
     stage = STAGES - 1;
     free = STAGES - 2;
+    if constexpr (OFFSET) {
+      copy_wait<STAGES - 2>();
+      __syncthreads();
+      sum_stage(x, terms(0));
+    }
   }
   // Moves to the next stage, when it is there for all warps.
   __device__ __forceinline__ void open() {
     free = stage;
     if (++stage == STAGES) stage = 0;
-    copy_wait<STAGES - 2>();
+    copy_wait<STAGES - 2 - OFFSET>();
     __syncthreads();
+    if constexpr (OFFSET) {
+      const u32 next = stage + 1 == STAGES ? 0 : stage + 1;
+      sum_stage(x + next * STAGE_X, terms(next));
+    }
   }
+  // What x has beside the columns of a stage.
+  __device__ __forceinline__ u32 terms(u32 of) const { return w + STAGES * STAGE_W + of * STAGE_TERMS; }
 };
 
 constexpr int WORDS_A_STAGE = K16 * WORDS;  // a lane's words of a strip of a stage
@@ -163,12 +179,13 @@ typedef u32 Step[(NT + 15) / 16][4];  // B fragments of 16 k
 // A warp's place in the stages.
 struct Warp {
   u32 row, codes, scales,
-      zeros;  // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it
+      zeros;  // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it; zeros or offsets
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
     const u32 w = r.w + wg * STRIPS * STRIP_BYTES;
     return {r.x + token * 128 + ((piece ^ (lane & 7)) << 4), w + warp * WARP_CODES + lane * 16,
-            w + STRIP_SCALES + warp * 32 + (lane >> 2) * 4, w + STRIP_ZEROS + warp * 16 + (lane >> 2) * 2};
+            w + STRIP_SCALES + warp * (GROUP_SCALES / 4) + (lane >> 2) * (GROUP_SCALES / 32),
+            w + STRIP_ZEROS + warp * (GROUP_ZEROS / 4) + (lane >> 2) * (GROUP_ZEROS / 32)};
   }
   // x of WIDTH tokens and 32 bytes of columns; with 8 tokens and PAIR, 64 bytes.
   template <bool PAIR = false> __device__ __forceinline__ void load_block(u32 (&b)[4], u32 stage, int j, int i) const {

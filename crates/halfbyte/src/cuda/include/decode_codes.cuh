@@ -23,7 +23,13 @@ struct Zeros {
   u32 r, r8;
 };
 DEV Zeros zeros_symmetric() {
-  if constexpr (BITS == 4) {
+  // Of codes with offsets nothing comes off.
+  if constexpr (OFFSET) {
+    if constexpr (BITS == 4)
+      return BF16 ? Zeros{int4_bf16_zero(0), int4_bf16_zero(0)} : Zeros{int4_half_zero_r(0), int4_half_zero_r8(0)};
+    else
+      return BF16 ? Zeros{0x43004300, 0x43004300} : Zeros{int8_half_zero(0), int8_half_zero(0)};
+  } else if constexpr (BITS == 4) {
     if constexpr (BF16)
       return {0xc220c220, 0xc220c220};
     else
@@ -69,7 +75,7 @@ DEV void decode(const u32* q, Zeros z, u32 (&a)[4]) {
     a[1] = lo[1];
     a[2] = hi[0];
     a[3] = hi[1];
-    if constexpr (BF16 && ZERO) {
+    if constexpr (BF16 && (ZERO || OFFSET)) {
       a[0] = bf16_add(a[0], z.r);
       a[1] = bf16_add(a[1], z.r8);
       a[2] = bf16_add(a[2], z.r);

@@ -7,8 +7,8 @@
 //   Order of atoms: super-strip, then k, then strip:    k 0: s0 s1 s2 s3 | k 128: s0 s1 s2 s3 | ...
 //   so 1, 2 or 4 strips of one k step are one linear piece, and 4 strips over a run of k are one linear stream.
 //   atom = [codes: 1024*BITS bytes]
-//          [scales: 128/GROUP x 128 bytes]
-//          [zero points: 128/GROUP x 64 bytes, where there are any]
+//          [scales: 128/GROUP x 128 bytes, in f32 256]
+//          [zero points: 128/GROUP x 64 bytes, where there are any; or offsets, as the scales]
 //   codes, 4 bits: [warp w 0..3][half h 0..1][lane 0..31][word j 0..3]:
 //   one word = the 8 codes of one lane for one k16 step.
 //     Rows R = 16w + lane/4 and R+8;   k0 = 64h + 16j + 2*(lane%4)
@@ -21,7 +21,7 @@
 //     k0 = 32i + 16j' + 2*(lane%4)
 //       even word, bytes 0..3: (R, k0) (R+8, k0) (R, k0+1) (R+8, k0+1)
 //       odd word: the same for k0+8
-//   scales of a group: [warp w][i 0..7] {row 16w+i, row 16w+i+8}, 2 bytes each.
+//   scales and offsets of a group: [warp w][i 0..7] {row 16w+i, row 16w+i+8}, 2 or 4 bytes each.
 //   zero points of a group: the same order, one byte each (4 bits: 0..16; 8 bits: 0..255, of biased codes).
 //   GROUP 0 (one scale a row): atoms hold codes only; a second array holds, for each strip, 128 bytes of scales and,
 //   where there are any, 64 bytes of zero points, in the order above.
@@ -39,7 +39,7 @@ constexpr bool SCALE_BF16 = HB_SCALE_BF16;  // type of the scales
 constexpr bool SCALE_BF16 = BF16;  // unless told, that of x
 #endif
 constexpr int OUT = HB_OUT;  // type of y: 0 fp16, 1 bf16, 2 fp32
-constexpr int GROUP = HB_GROUP;  // 32, 64, 128; 0: one scale a row
+constexpr int GROUP = HB_GROUP;  // 16, 32, 64, 128; 0: one scale a row
 constexpr bool ZERO = HB_ZERO;  // integer zero points
 constexpr int ACTIVATION = HB_ACTIVATION;  // 0 none, 1 clamp to HB_LOW .. HB_HIGH, 2 GELU, 3 GELU (tanh), 4 SiLU
 // Of each 16 rows the first 8 are gates of the others: an output for both, activation(gate) * other. Instead of an
@@ -56,12 +56,27 @@ constexpr bool FACTORS = HB_FACTORS;  // scales on two levels
 constexpr bool FACTORS = false;
 #endif
 
+#ifdef HB_SCALE_F32
+constexpr bool SCALE_F32 = HB_SCALE_F32;  // scales (and offsets) in f32
+#else
+constexpr bool SCALE_F32 = false;
+#endif
+#ifdef HB_OFFSET
+constexpr bool OFFSET = HB_OFFSET;  // w = scale * code + offset
+#else
+constexpr bool OFFSET = false;
+#endif
+
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
+constexpr int GROUP_SCALES = SCALE_F32 ? 256 : 128,
+              GROUP_ZEROS = ZERO ? 64 : OFFSET ? GROUP_SCALES : 0;  // bytes of a group, of 64 rows
 constexpr int SUM_GROUP = FACTORS ? 0 : GROUP, SUM_GROUPS = FACTORS ? 0 : GROUPS;  // whose sums are scaled apart
-constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + 128 * GROUPS,
-              ATOM = ZEROS + (ZERO ? 64 * GROUPS : 0);
+constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + GROUP_SCALES * GROUPS,
+              ATOM = ZEROS + GROUP_ZEROS * GROUPS;
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;  // bytes a strip in the array of GROUP 0
 
 static_assert(BITS == 4 || BITS == 8, "bits");
 static_assert(!FACTORS || (BITS == 4 && GROUP != 0 && !ZERO), "factors have the zero points in them");
-static_assert(GROUP == 0 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");
+static_assert(GROUP == 0 || GROUP == 16 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");
+static_assert(GROUP != 0 || (!SCALE_F32 && !OFFSET), "rows have half scales, and no offsets");
+static_assert(!(ZERO && OFFSET), "zero points or offsets");

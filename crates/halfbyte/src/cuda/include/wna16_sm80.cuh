@@ -1,7 +1,7 @@
 // What a configuration of the wNa16 GEMM from sm_80 on is made of, and what it is given.
 #pragma once
 #include "grouped.cuh"
-#include "weight_atom.cuh"
+#include "decode_codes.cuh"
 
 // A configuration is compiled with -D; the host's config() chooses it.  A warpgroup is 4 warps, each with 16 rows of
 // each of its strips.
@@ -19,17 +19,18 @@ constexpr int HALVES = 128 / STEP, K16 = STEP / 16;  // stages an atom, and step
 // A strip of a stage is the part of an atom that its STEP columns have: codes of 4 warps, scales, zero points.
 constexpr int STAGE_GROUPS = GROUP == 0 ? 0 : GROUP < STEP ? STEP / GROUP : 1;
 constexpr int WARP_CODES = 2 * BITS * STEP, STRIP_CODES = 4 * WARP_CODES, STRIP_SCALES = STRIP_CODES;
-constexpr int STRIP_ZEROS = STRIP_SCALES + 128 * STAGE_GROUPS,
-              STRIP_BYTES = STRIP_ZEROS + (ZERO ? 64 * STAGE_GROUPS : 0);
+constexpr int STRIP_ZEROS = STRIP_SCALES + GROUP_SCALES * STAGE_GROUPS,
+              STRIP_BYTES = STRIP_ZEROS + GROUP_ZEROS * STAGE_GROUPS;
 // x lies in boxes of 64 k, 128 bytes a token, whose 16-byte pieces are XORed with the token.
 constexpr int BOX = NT * 128, STAGE_X = STEP / 64 * BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES;
 constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16,
               X_PIECES = NT * 8;  // of 16 bytes: codes of a stage, a box of x
-constexpr int X_BYTES = 2, STAGE_TERMS = 0;  // of a column of x, and nothing beside them
+constexpr int X_BYTES = 2;  // of a column of x
+constexpr int STAGE_TERMS = OFFSET ? STAGE_GROUPS * NT * 4 : 0;  // sums of x [groups][tokens], which offsets multiply
 constexpr bool PADDED = false;  // rows of x end with k
 constexpr int WIDTH = NT < 16 ? NT : 16;  // tokens of a B fragment that are loaded at once
 constexpr int PARTS = K16 - 1;  // a stage is filled in: steps of another one
-constexpr int RING = STAGES * (STAGE_X + STAGE_W);
+constexpr int RING = STAGES * (STAGE_X + STAGE_W + STAGE_TERMS);
 constexpr int STAGED = NT < 64 || OUT == 2 ? 0 : 32;  // tokens that y is staged by
 constexpr int STAGING = RING;  // 128 bytes a staged token and warpgroup
 constexpr int FLAGS = STAGING + WARPGROUPS * STAGED * 128;  // a word a warpgroup
@@ -38,7 +39,7 @@ constexpr int SHARED_BYTES = FLAGS + 16;
 static_assert(NT % 8 == 0 && (NT == 8 || NT % 16 == 0), "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(STEP == 64 || STEP == 128, "step");
-static_assert(STAGES >= 2 && WARPGROUPS <= 4, "form of a block");
+static_assert(STAGES >= (OFFSET ? 3 : 2) && WARPGROUPS <= 4, "form of a block");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
 // What the kernel is given.  x, w and y start at multiples of 16 bytes, and pitch is a multiple of 8.
@@ -65,3 +66,23 @@ struct GroupedArguments : Arguments {
 };
 typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
 DEV void copy_terms(const Arguments&, int, int, u32) {}
+
+// Sums of the groups of a stage of x, to [groups][tokens]: a thread sums 8 columns of a token, its neighbours the others of
+// a group.  Where a group is longer than a stage, of what the stage has of it.
+DEV void sum_stage(u32 x, u32 terms) {
+  constexpr int PIECES = STEP / 8, RUN = (GROUP < STEP ? GROUP : STEP) / 8;  // of 8 columns: of a stage, of a group
+  const int piece = threadIdx.x % PIECES;
+#pragma unroll
+  for (int first = 0; first < NT; first += THREADS / PIECES) {
+    const int token = first + threadIdx.x / PIECES;
+    if (NT % (THREADS / PIECES) != 0 && token >= NT) break;  // of whole warps
+    u32 v[4];
+    load_shared(v, x + piece / 8 * BOX + token * 128 + (((piece ^ token) & 7) << 4));
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum += first_of(v[i]) + second_of(v[i]);
+#pragma unroll
+    for (int apart = 1; apart < RUN; apart *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+    if (piece % RUN == 0) store_shared(terms + (piece / RUN * NT + token) * 4, __float_as_uint(sum));
+  }
+}

@@ -71,6 +71,7 @@ typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
 
 // The terms of a unit and the tokens of a tile: [group][term][NT], four tokens a piece.  Those of tokens that are not
 // there stay as they are.
+DEV void sum_stage(u32, u32) {}  // sums of x come with its codes
 DEV void copy_terms(const Arguments& g, int unit, int token, u32 to) {
   constexpr int OF_TERM = NT / 4, PIECES = GROUPS * TERMS * OF_TERM;
 #pragma unroll

@@ -1,7 +1,7 @@
 // Rows of quantised weights as floats: W[row][column] in one of three types, each value rounded once.
 //
 //   a block owns some rows and a window of columns
-//   codes -> value, exact in f32 (in f64 where scales are f32 or zeros are floats) -> rounded -> shared memory
+//   codes -> value, exact in f32 (in f64 where scales are f32 or there are offsets) -> rounded -> shared memory
 //   shared memory -> rows, 16 bytes a thread, so that memory is written in whole lines
 //
 // Bound by what is written. Layouts: cuda_plain (layout/cuda_plain.rs), cuda_wna16 (layout/cuda_wna16.rs). Columns of
@@ -186,18 +186,41 @@ struct Wna16 {
   const u8* rows;  // scales and zero points of rows, where a row has one of each
   const u32* order;  // [k]: the column that each lies in for, or null
   u32 steps;  // atoms along k
-  u32 groups;  // in an atom: 4, 2, 1; 0: one scale a row
+  u32 groups;  // in an atom: 8, 4, 2, 1; 0: one scale a row
+  u32 shift;  // log2 of the columns of a group
   u32 atom_bytes;
-  u32 zero;  // with zero points
-  u32 bf16_scales;
+  FloatType scale_type;
+  u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
   u32 window;  // columns of a block
+  u32 padding;
 };
+
+// What a group's codes of rows R and R + 8 are made values by; `zero` has 2^23 in it.
+struct PairTerms {
+  float scale, scale8, zero, zero8, offset, offset8;
+};
+
+// `scales`, `zeros`: where those of 64 rows begin; at: of the pair of rows.
+template <int BITS> DEV PairTerms pair_terms(const Wna16& p, const u8* scales, const u8* zeros, u32 at) {
+  PairTerms t;
+  t.scale = load_float(scales, 2 * at, p.scale_type), t.scale8 = load_float(scales, 2 * at + 1, p.scale_type);
+  t.zero = t.zero8 = TWO_23 + (1 << (BITS - 1));
+  t.offset = t.offset8 = 0.f;
+  if (p.zero_kind == 1) {
+    const u32 z = reinterpret_cast<const u16*>(zeros)[at];
+    t.zero = TWO_23 + float(z & 255), t.zero8 = TWO_23 + float(z >> 8);
+  } else if (p.zero_kind == 2) {
+    t.zero = t.zero8 = TWO_23;
+    t.offset = load_float(zeros, 2 * at, p.scale_type), t.offset8 = load_float(zeros, 2 * at + 1, p.scale_type);
+  }
+  return t;
+}
 
 // BITS: 4 or 8. A block has a strip of 64 rows and 512 bytes of each; or, where columns were SORTED, rows R and R + 8
 // and a window of columns: it looks at all and takes those that belong there. Shared memory: rows of the window and 16
 // bytes each.
 template <int BITS, FloatType OUT, bool SORTED>
-__global__ void __launch_bounds__(THREADS, 5) dequantize_wna16(const Output out, const Wna16 p) {
+__global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(const Output out, const Wna16 p) {
   typedef typename Stored<OUT>::type T;
   constexpr u32 CODES = 1024 * BITS, PARTS = BITS / 2, MASK = (1u << BITS) - 1;
   constexpr u32 PAIRS = SORTED ? 1 : 32;  // of rows R and R + 8
@@ -209,7 +232,9 @@ __global__ void __launch_bounds__(THREADS, 5) dequantize_wna16(const Output out,
   const u32 strip = out.first / 64 + (SORTED ? blockIdx.x / 32 : blockIdx.y), first_pair = SORTED ? blockIdx.x % 32 : 0;
   const u32 from = (SORTED ? blockIdx.y : blockIdx.x) * window, first_step = SORTED ? 0 : from / 128;
   const u32 steps = SORTED ? p.steps : min(p.steps - first_step, window / 128);
-  const u32 shift = 7 - p.groups / 2;  // columns of a group: 32, 64, 128
+  const bool exact = p.scale_type != F32 && p.zero_kind != 2;
+  const u32 scales_bytes = p.scale_type == F32 ? 256 : 128,
+            zeros_bytes = p.zero_kind == 1 ? 64 : p.zero_kind == 2 ? scales_bytes : 0;
   // Strips of a super-strip take turns along k.
   const u32 first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
   const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * p.atom_bytes;
@@ -224,22 +249,19 @@ __global__ void __launch_bounds__(THREADS, 5) dequantize_wna16(const Output out,
     const u32 words[4] = {quad.x, quad.y, quad.z, quad.w};
     T* upper = tile + pair * pitch;
     T* lower = tile + (PAIRS + pair) * pitch;
-    float scale = 0, scale8 = 0, zero = TWO_23 + (1 << (BITS - 1)), zero8 = zero;
-    // Where four words have more than one group they have two.
-    constexpr u32 SPAN = BITS == 4 ? 64 : 32;
+    PairTerms t;
+    constexpr u32 SPAN = BITS == 4 ? 64 : 32;  // columns of four words
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-      if (j == 0 || (SPAN == 64 && j == 2 && p.groups == 4)) {
-        const u32 group = (SPAN * part + SPAN / 4 * j) >> shift;
-        const u8* scales = p.groups ? atom + CODES + group * 128 : p.rows + u64(strip) * (p.zero ? 192 : 128);
-        const u8* zeros = p.groups ? atom + CODES + p.groups * 128 + group * 64 : scales + 128;
-        const u32 s = *reinterpret_cast<const u32*>(scales + warp * 32 + r * 4);
-        scale = p.bf16_scales ? bf16_low(s) : half_low(s);
-        scale8 = p.bf16_scales ? bf16_high(s) : half_high(s);
-        if (p.zero) {
-          const u32 z = *reinterpret_cast<const u16*>(zeros + warp * 16 + r * 2);
-          zero = TWO_23 + float(z & 255), zero8 = TWO_23 + float(z >> 8);
-        }
+      // Words of 4 bits have 16 columns each, two of 8 bits together.
+      const u32 first = SPAN * part + (BITS == 4 ? 16 * j : 16 * (j / 2));
+      if (j == 0 || (BITS == 4 || j == 2) && (first & ((1 << p.shift) - 1)) == 0) {
+        const u32 group = first >> p.shift;
+        const u8* scales = p.groups ? atom + CODES + group * scales_bytes
+                                    : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
+        const u8* zeros = p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes
+                                   : scales + scales_bytes;
+        t = pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
       const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
@@ -251,7 +273,9 @@ __global__ void __launch_bounds__(THREADS, 5) dequantize_wna16(const Output out,
 #pragma unroll
         for (int f = 0; f < 4; f++) {
           const u32 code = __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
-          v[f] = integer(code, f < 2 ? zero : zero8) * (f < 2 ? scale : scale8);
+          const float scale = f < 2 ? t.scale : t.scale8, whole = integer(code, f < 2 ? t.zero : t.zero8);
+          v[f] = exact ? whole * scale
+                       : rounded_to_odd<OUT>(double(scale) * whole + double(f < 2 ? t.offset : t.offset8));
         }
         if constexpr (!SORTED) {
           store_pair<OUT>(upper + (c - from), v[0], v[1]);

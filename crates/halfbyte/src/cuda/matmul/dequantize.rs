@@ -58,7 +58,8 @@ fn wna16_instance(bits: u32, to: Float, sorted: bool) -> Instance {
 /// What weights of a format are made floats by, whose columns may have been sorted.
 pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) -> Vec<Instance> {
     match tensor_cores {
-        true => [false, true].map(|sorted| wna16_instance(format.bits, to, sorted)).into(),
+        true if format.bits < 3 => Vec::new(),
+        true => [false, true].map(|sorted| wna16_instance(field_bits(format.bits), to, sorted)).into(),
         false => vec![plain_instance(field_bits(format.bits), to)],
     }
 }
@@ -100,10 +101,12 @@ parameters! {
         order: u64,
         steps: u32,
         groups: u32,
+        shift: u32,
         atom_bytes: u32,
-        zero: u32,
-        bf16_scales: u32,
+        scale_type: u32,
+        zero_kind: u32,
         window: u32,
+        padding: u32,
     }
 }
 
@@ -186,10 +189,12 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
                 order: w.order(),
                 steps: k.div_ceil(STEP) as u32,
                 groups: atom.groups() as u32,
+                shift: if atom.group > 0 { atom.group.trailing_zeros() } else { STEP.trailing_zeros() },
                 atom_bytes: atom.bytes() as u32,
-                zero: atom.zero.into(),
-                bf16_scales: (atom.scale == Float::BF16).into(),
+                scale_type: float_type(atom.scale),
+                zero_kind: simt::zero_kind(w.format().weight.zero),
                 window: window as u32,
+                padding: 0,
             };
             let key = ("dequantize_wna16", [atom.bits, 2 * float_type(to) + u32::from(sorted)]);
             (gpu.function_once(key, || wna16_instance(atom.bits, to, sorted))?, form, Args::Wna16(wna16))

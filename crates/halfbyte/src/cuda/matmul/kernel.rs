@@ -45,7 +45,7 @@ pub struct Kernel {
     pub(super) rows_form: fn(&Problem) -> Option<QuantizedForm>,
     pub(super) rounds_weights: fn(&Caps, &Problem) -> bool,
     pub(super) workspace_bytes: fn(&Caps, &Problem) -> usize,
-    pub(super) holds: fn(&StoredTensor<'_>) -> Answer<()>,
+    pub(super) holds: fn(&StoredTensor<'_>, Act) -> Answer<()>,
     pub(super) pack: fn(&mut Packer<'_>, Whole, &[&StoredTensor<'_>], Act) -> Result<Packed>,
 }
 
@@ -108,8 +108,8 @@ impl Kernel {
     }
 
     /// Whether its layout holds the numbers of a tensor whose format it supports, or why not.
-    pub fn holds(&self, w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
-        (self.holds)(w)
+    pub fn holds(&self, w: &StoredTensor<'_>, act: Act) -> std::result::Result<(), Reason> {
+        (self.holds)(w, act)
     }
 
     /// How x must lie as codes for products that it quantises x for; none: it reads floats.

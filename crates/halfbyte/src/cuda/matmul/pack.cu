@@ -36,6 +36,8 @@ struct Params {
   ZeroKind zero_kind;
   u32 factors;  // scales on two levels: atoms have factors, with zero points in them
   u32 gated;  // two parts: 8 rows of the first, 8 of the second, and so on; tops are in rows of a part
+  u32 raised;  // added to codes in places of 4 bits
+  u32 padding;
 };
 
 constexpr u32 EIGHT = 8;  // rows of a part, in a gated matrix
@@ -201,27 +203,36 @@ DEV u16 zero_point(const Part& part, u32 row, u32 group) {
 
 // A scale as the file has it, and a zero point: loaded first and used last, so that nobody waits for them.
 struct Loaded {
-  u32 scale;
+  u32 scale, offset;
   u16 zero;
-  FloatType type;
+  FloatType type, offset_type;
   float channel;  // scale of the row, where scales have two levels
   bool there;
 };
 
+// A number's bits, and the float that they are.
+DEV u32 load_bits(const void* from, u64 at, FloatType type) {
+  return type == F32 ? static_cast<const u32*>(from)[at] : static_cast<const u16*>(from)[at];
+}
+DEV float float_of_loaded(u32 bits, FloatType type) {
+  return type == F32 ? __uint_as_float(bits) : float_of_bits(u16(bits), type);
+}
+
 // What lies at `at` among the 64 scales and zero points of a group, of a strip of 64 rows.
 DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
   const u32 row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2), group = p.atom_group ? column / p.group : 0;
-  Loaded loaded = {0, u16(p.middle), F32, 0.f, false};
+  Loaded loaded = {0, 0, u16(p.middle), F32, F32, 0.f, false};
   if (row < p.n && group < p.groups && (column < p.k || !p.atom_group)) {
     const Part& part = part_of(p, row);
     const u32 own = own_row(p, part, row);
     const u64 from = own * part.scale_output + group * part.scale_group;
     loaded.type = part.scale_type;
-    if (part.scale_type == F32)
-      loaded.scale = static_cast<const u32*>(part.scales)[from];
-    else
-      loaded.scale = static_cast<const u16*>(part.scales)[from];
+    loaded.scale = load_bits(part.scales, from, part.scale_type);
     if (p.zero_kind == INTEGER) loaded.zero = zero_point(part, own, group);
+    if (p.zero_kind == OFFSET) {
+      loaded.offset_type = part.offset_type;
+      loaded.offset = load_bits(part.zeros, own * part.zero_output + group * part.zero_group, part.offset_type);
+    }
     if (p.factors) loaded.channel = part.channels[own];
     loaded.there = true;
   }
@@ -231,18 +242,23 @@ DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
 // A group's factor, and 128 less its zero point times that; 0 where there is no group.
 [[maybe_unused]] DEV u16 factor_of(const Loaded& loaded) {
   if (!loaded.there) return 0;
-  const float scale =
-      loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
+  const float scale = float_of_loaded(loaded.scale, loaded.type);
   // The quotient is whole: a scale is its factor times that of the channel, exactly.  In a row of zeros all have 1.
   const u32 factor = loaded.channel == 0.f ? 1 : __float2uint_rn(__fdiv_rn(scale, loaded.channel));
   return u16(factor | (128 - loaded.zero * factor) << 8);
 }
 
-DEV void store_param(const Params& p, const Loaded& loaded, u32 at, u16* scales, u8* zeros) {
-  const float scale =
-      loaded.type == F32 ? __uint_as_float(loaded.scale) : float_of_bits(u16(loaded.scale), loaded.type);
-  scales[at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
+// `zeros`: bytes, or offsets in the type of the scales.
+DEV void store_param(const Params& p, const Loaded& loaded, u32 at, u8* scales, u8* zeros) {
+  store_float(scales, at, float_of_loaded(loaded.scale, loaded.type), p.scale_type);
   if (p.zero_kind == INTEGER) zeros[at] = u8(loaded.zero);
+  if (p.zero_kind == OFFSET) store_float(zeros, at, float_of_loaded(loaded.offset, loaded.offset_type), p.scale_type);
+}
+
+// Bytes of 64 scales, and of 64 zero points or offsets.
+DEV u32 scales_bytes(const Params& p) { return p.scale_type == F32 ? 256 : 128; }
+DEV u32 zeros_bytes(const Params& p) {
+  return p.factors ? 0 : p.zero_kind == INTEGER ? 64 : p.zero_kind == OFFSET ? scales_bytes(p) : 0;
 }
 
 // A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on.
@@ -255,18 +271,19 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   const u32 first = p.first / 64 + super, within = blockIdx.x - super * steps,
             wide = strips - first < 4 ? strips - first : 4;
   const u32 strip = first + within % wide, step = within / wide;
-  const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0,
-            params = p.zero_kind == INTEGER && !p.factors ? 192 : 128;
+  const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0;
   const u64 at = u64(p.first / 64) * steps + blockIdx.x;
-  u8* atom = static_cast<u8*>(p.codes) + at * (1024 * BITS + groups * params);
+  u8* atom = static_cast<u8*>(p.codes) + at * (1024 * BITS + groups * (scales_bytes(p) + zeros_bytes(p)));
 
-  static_assert(THREADS == 4 * 64, "a thread for each scale of an atom");
-  const u32 group = threadIdx.x / 64;
+  static_assert(THREADS == 4 * 64, "a thread for each scale of an atom, or for two");
+  u32 group = threadIdx.x / 64;
   Loaded loaded;
   if (group < groups) loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
   fill<BITS, GATED>(tile, p, strip * 64, step * 128, p.middle);
   // The two codes of a row from an even column on, in bytes 0 and 1.
-  const auto pair = [&](int row, int column) -> u32 { return reinterpret_cast<const u16*>(tile[row])[column / 2]; };
+  const auto pair = [&](int row, int column) -> u32 {
+    return reinterpret_cast<const u16*>(tile[row])[column / 2] + (BITS == 4 ? 0x101 * p.raised : 0);
+  };
 #pragma unroll
   for (int i = threadIdx.x; i < 64 * BITS; i += THREADS) {
     const int lane = i % 32;
@@ -289,13 +306,17 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
     }
     reinterpret_cast<uint4*>(atom)[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
-  u8* scales = atom + 1024 * BITS + group * 128;
-  u8* zeros = atom + 1024 * BITS + groups * 128 + group * 64;
-  if (group >= groups) return;
-  if (p.factors)
-    reinterpret_cast<u16*>(scales)[threadIdx.x % 64] = factor_of(loaded);
-  else
-    store_param(p, loaded, threadIdx.x % 64, reinterpret_cast<u16*>(scales), zeros);
+  u8* scales = atom + 1024 * BITS;
+  if (p.factors) {
+    if (group < groups) reinterpret_cast<u16*>(scales + group * 128)[threadIdx.x % 64] = factor_of(loaded);
+    return;
+  }
+  u8* zeros = scales + groups * scales_bytes(p);
+#pragma unroll 1
+  while (group < groups) {
+    store_param(p, loaded, threadIdx.x % 64, scales + group * scales_bytes(p), zeros + group * zeros_bytes(p));
+    if ((group += 4) < groups) loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
+  }
 }
 
 // Scales and zero points where a row has one of each: a block has those of a strip.
@@ -308,8 +329,8 @@ extern "C" __global__ void wna16_rows(const Params p) {
     static_cast<u16*>(p.scales)[strip * 64 + at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
     return;
   }
-  u8* to = static_cast<u8*>(p.scales) + u64(strip) * (p.zero_kind == INTEGER ? 192 : 128);
-  store_param(p, load_param(p, strip, 0, threadIdx.x), threadIdx.x, reinterpret_cast<u16*>(to), to + 128);
+  u8* to = static_cast<u8*>(p.scales) + u64(strip) * (scales_bytes(p) + zeros_bytes(p));
+  store_param(p, load_param(p, strip, 0, threadIdx.x), threadIdx.x, to, to + scales_bytes(p));
 }
 
 // A block makes the words of one tile of layout/cuda_plain.rs; FIELD: bits of a code's place.

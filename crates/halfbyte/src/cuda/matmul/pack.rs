@@ -128,13 +128,15 @@ parameters! {
         zero_kind: u32,
         factors: u32,
         gated: u32,
+        raised: u32,
+        padding: u32,
     }
 }
 
 /// Where a layout lies, as addresses on the device.
 pub(super) enum Target {
-    /// Layout `cuda_wna16`: atoms of groups of so many columns, scales of rows, the order of columns or 0.
-    Wna16 { atoms: u64, rows: u64, order: u64, group: usize },
+    /// Layout `cuda_wna16`: the form of its atoms, where they lie, scales of rows, the order of columns or 0.
+    Wna16 { atom: Atom, atoms: u64, rows: u64, order: u64 },
     /// Layout `cuda_plain`.
     Plain { codes: u64, scales: u64, zeros: u64 },
     /// What codes stand for; the group of each column, or 0.
@@ -198,7 +200,7 @@ impl<'a> Packer<'a> {
         let problem = Problem { format: Some(format), x, y: x, m: 1, n: whole.n, k: whole.k };
         let packing = KERNELS.iter().filter(|kernel| kernel.packs);
         let kernel = table::first(OP, &problem, packing, |kernel| {
-            let held = || parts.iter().try_for_each(|part| kernel.holds(part));
+            let held = || parts.iter().try_for_each(|part| kernel.holds(part, act));
             kernel.supports(&self.gpu.caps(), &problem).and_then(|()| held()).map(|()| kernel)
         })?;
         self.pack_for(kernel, parts, act)
@@ -220,7 +222,13 @@ impl<'a> Packer<'a> {
             let expected = "gates, and as many others, a multiple of 8";
             return Err(Error::invalid(OP, expected, format!("{} and {}", gate.n(), up.n())));
         }
-        parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
+        for part in parts {
+            let atom = Atom::holding(part, act)?;
+            if atom.is_wide() {
+                let expected = "gates with half scales, without offsets, in groups of 32 or more";
+                return Err(Error::invalid(OP, expected, format!("{atom:?}")));
+            }
+        }
         Ok(Packed::Wna16(Weights::new(self, Whole { gated: true, ..whole }, &parts, act)?))
     }
 
@@ -443,17 +451,18 @@ impl<'a> Packer<'a> {
             zero_kind: zero_kind(format.zero),
             factors: 0,
             gated: gated.into(),
+            raised: 0,
+            padding: 0,
         };
         let strips = slab.len().div_ceil(OUTPUTS);
         let tiles = strips * k.div_ceil(128);
         let launches = match *target {
-            Target::Wna16 { atoms, rows, order, group } => {
-                (params.codes, params.scales, params.order, params.atom_group) = (atoms, rows, order, group as u32);
-                if let Some(channel) = format.channel_scale {
-                    (params.factors, params.scale_type) = (1, float_type(channel));
-                }
-                let rows = if group == 0 || params.factors == 1 { strips } else { 0 };
-                let kernel = format!("wna16<{}{}>", format.bits, if gated { ", true" } else { "" });
+            Target::Wna16 { atom, atoms, rows, order } => {
+                (params.codes, params.scales, params.order) = (atoms, rows, order);
+                (params.atom_group, params.raised) = (atom.group as u32, atom.raised(format));
+                (params.factors, params.scale_type) = (atom.factors.into(), float_type(atom.scale));
+                let rows = if atom.has_rows() { strips } else { 0 };
+                let kernel = format!("wna16<{}{}>", atom.bits, if gated { ", true" } else { "" });
                 [(kernel, tiles, THREADS), ("wna16_rows".into(), rows, OUTPUTS as u32)]
             }
             Target::Plain { codes, scales, zeros } => {

@@ -35,7 +35,7 @@ pub(super) const KERNEL: Kernel = Kernel {
     rows_form: |_| None,
     rounds_weights: |_, _| false,
     workspace_bytes: |_, _| 0,
-    holds: |_| Ok(()),
+    holds: |_, _| Ok(()),
     pack: |packer, whole, parts, act| Ok(Packed::Plain(Weights::new(packer, whole, parts, act)?)),
 };
 

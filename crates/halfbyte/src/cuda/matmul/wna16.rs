@@ -39,8 +39,9 @@ pub(super) fn instance<const N: usize>(
     let numbers = form.into_iter().chain(config).map(|(name, value)| format!("HB_{name}={value}"));
     let limits = [("LOW", low), ("HIGH", high)];
     let limits = limits.map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
-    let factors = atom.factors.then(|| "HB_FACTORS=1".to_owned());
-    Instance::new(source, kernel).with(numbers.chain(limits).chain(factors))
+    let more = [(atom.factors, "FACTORS"), (atom.scale == Float::F32, "SCALE_F32"), (atom.offset, "OFFSET")];
+    let more = more.into_iter().filter(|&(has, _)| has).map(|(_, name)| format!("HB_{name}=1"));
+    Instance::new(source, kernel).with(numbers.chain(limits).chain(more))
 }
 
 /// The products that each kernel of the layout keeps prepared.
@@ -74,8 +75,8 @@ pub struct Weights {
 impl Weights {
     pub(super) fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
         let Whole { format, n, k, gated, .. } = whole;
-        let atom = Atom::of_levels(format, k)?;
-        parts.iter().try_for_each(|part| Atom::holding(part).map(|_| ()))?;
+        let atom = Atom::of_format(Format { weight: format, act }, k)?;
+        parts.iter().try_for_each(|part| Atom::holding(part, act).map(|_| ()))?;
         let order = parts.first().and_then(|part| part.group_index()).map(order_of);
         let weights = Self {
             n,
@@ -90,12 +91,7 @@ impl Weights {
             plans: Default::default(),
             products: Default::default(),
         };
-        let target = Target::Wna16 {
-            atoms: weights.atoms(),
-            rows: weights.rows(),
-            order: weights.order.as_ref().map_or(0, Buffer::pointer),
-            group: atom.group,
-        };
+        let target = Target::Wna16 { atom, atoms: weights.atoms(), rows: weights.rows(), order: weights.order() };
         packer.write(whole, parts, &target)?;
         Ok(weights)
     }
@@ -156,8 +152,8 @@ impl Weights {
 }
 
 /// Whether the layout holds the numbers of a tensor, or why not.
-pub(super) fn holds(w: &StoredTensor<'_>) -> std::result::Result<(), Reason> {
-    Atom::holding(w).map(|_| ()).map_err(|why| Reason(why.to_string()))
+pub(super) fn holds(w: &StoredTensor<'_>, act: Act) -> std::result::Result<(), Reason> {
+    Atom::holding(w, act).map(|_| ()).map_err(|why| Reason(why.to_string()))
 }
 
 /// The form of atoms that a problem's weights have, or why there is none that codes are multiplied from.
@@ -167,7 +163,7 @@ pub(in crate::cuda) fn atom(problem: &Problem) -> std::result::Result<Atom, Reas
         return Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()));
     }
     sized(problem)?;
-    Atom::of(format.weight, problem.k).map_err(|why| Reason(why.to_string()))
+    Atom::of_any(format.weight, problem.k).map_err(|why| Reason(why.to_string()))
 }
 
 /// The form of a problem as the kernels for exact activations have it, or why they do not multiply it.

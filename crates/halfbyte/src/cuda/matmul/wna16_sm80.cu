@@ -15,13 +15,52 @@
 #include "wna16_sm80.cuh"
 #include "cp_async_ring.cuh"
 
-// Scales and zero points of a group of a stage, of a lane's rows.
-DEV void load_group(const Warp& w, u32 (&s)[STRIPS], Zeros (&z)[STRIPS], u32 stage, int group) {
+// What the sums of a group are multiplied by, of rows R and R + 8, as it lies in shared memory.
+struct GroupTerms {
+  u32 s[SCALE_F32 ? 2 : 1], o[OFFSET && SCALE_F32 ? 2 : 1];
+};
+DEV void load_pair(u32 (&v)[1], u32 at) { v[0] = load_shared(at); }
+DEV void load_pair(u32 (&v)[2], u32 at) { load_shared(v, at); }
+DEV float first_row(const u32 (&v)[1]) { return low(v[0]); }
+DEV float first_row(const u32 (&v)[2]) { return __uint_as_float(v[0]); }
+DEV float second_row(const u32 (&v)[1]) { return high(v[0]); }
+DEV float second_row(const u32 (&v)[2]) { return __uint_as_float(v[1]); }
+
+// Scales, zero points and offsets of a group of a stage, of a lane's rows.
+DEV void load_group(const Warp& w, GroupTerms (&t)[STRIPS], Zeros (&z)[STRIPS], u32 stage, int group) {
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
-    s[p] = load_shared(w.scales + stage * STAGE_W + p * STRIP_BYTES + group * 128);
+    const u32 strip = stage * STAGE_W + p * STRIP_BYTES, zeros = w.zeros + strip + group * GROUP_ZEROS;
+    load_pair(t[p].s, w.scales + strip + group * GROUP_SCALES);
+    if constexpr (OFFSET) load_pair(t[p].o, zeros);
     z[p] = zeros_symmetric();
-    if constexpr (ZERO) z[p] = zeros_of(load_shared_u16(w.zeros + stage * STAGE_W + p * STRIP_BYTES + group * 64));
+    if constexpr (ZERO) z[p] = zeros_of(load_shared_u16(zeros));
+  }
+}
+
+// sum += scale * acc.
+DEV void add_scaled(float (&sum)[STRIPS][NT / 2], const float (&acc)[STRIPS][NT / 2], const GroupTerms (&t)[STRIPS]) {
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) {
+    const float s0 = first_row(t[p].s), s8 = second_row(t[p].s);
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++) sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8 : s0, sum[p][i]);
+  }
+}
+
+// sum += offset * sum of x; `sums`: where those of a group's tokens begin.
+[[maybe_unused]] DEV void add_offsets(float (&sum)[STRIPS][NT / 2], const GroupTerms (&t)[STRIPS], u32 sums) {
+#pragma unroll
+  for (int n = 0; n < NT / 8; n++) {
+    u32 x[2];
+    load_shared(x, sums + n * 32 + threadIdx.x % 4 * 8);
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const float o = (i & 2) ? second_row(t[p].o) : first_row(t[p].o);
+        sum[p][4 * n + i] = fmaf(o, __uint_as_float(x[i & 1]), sum[p][4 * n + i]);
+      }
   }
 }
 
@@ -36,14 +75,15 @@ DEV void multiply_step(float (&sum)[STRIPS][NT / 2], const u32 (&a)[STRIPS][4], 
 DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left,
                   const Zeros (&row_zeros)[STRIPS]) {
   float acc[STRIPS][NT / 2];  // sums of a group
-  u32 q[STRIPS][WORDS_A_STAGE], s[STRIPS];
+  u32 q[STRIPS][WORDS_A_STAGE];
+  GroupTerms t[STRIPS];
   Zeros z[STRIPS];
   Step b[2];
   auto open = [&]() {
     r.open();
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) warp.load_words(q[p], r.stage, p, 0);
-    if constexpr (GROUP != 0) load_group(warp, s, z, r.stage, 0);
+    if constexpr (GROUP != 0) load_group(warp, t, z, r.stage, 0);
     warp.load_x(b[0], r.stage, 0);
   };
 #pragma unroll
@@ -60,15 +100,13 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
 #pragma unroll
       for (int j = 0; j < K16; j++) {
         const bool starts = GROUP != 0 && half == 0 && j == 0, ends = GROUP != 0 && half == HALVES - 1 && j == K16 - 1;
+        const u32 sums = r.terms(r.stage);
         u32 a[STRIPS][4];
-        float s0[STRIPS], s8[STRIPS];
+        GroupTerms own[STRIPS];  // of the stage that `open` leaves
 #pragma unroll
         for (int p = 0; p < STRIPS; p++) {
           decode(&q[p][j * WORDS], z[p], a[p]);
-          if (ends) {
-            s0[p] = low(s[p]);
-            s8[p] = high(s[p]);
-          }
+          own[p] = t[p];
           if (starts)
 #pragma unroll
             for (int i = 0; i < NT / 2; i++) acc[p][i] = 0.f;
@@ -81,21 +119,21 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
           if (half + 1 < HALVES || left > 1) open();
         }
         multiply_step(GROUP ? acc : sum, a, b[j & 1]);
-        if (ends)
-#pragma unroll
-          for (int p = 0; p < STRIPS; p++)
-#pragma unroll
-            for (int i = 0; i < NT / 2; i++) sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8[p] : s0[p], sum[p][i]);
+        if (ends) add_scaled(sum, acc, own);
+        // Sums of x are those of a stage.
+        if (OFFSET && j == K16 - 1) add_offsets(sum, own, sums);
       }
   }
 }
 
-// The same for groups of 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and zero
+// The same for groups of 16, 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and zero
 // points.
 DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left) {
   constexpr int OF_GROUP = GROUP == 64 ? 2 : 1;  // times 32 k
+  constexpr int GROUPS_OF_PAIR = GROUP == 16 ? 2 : 1;
   float acc[STRIPS][NT / 2];
-  u32 q[STRIPS][2 * WORDS], s[STRIPS];
+  u32 q[STRIPS][2 * WORDS];
+  GroupTerms t[STRIPS];
   Zeros z[STRIPS];
   Step b[2];
   int pair = 0;  // of steps of 16 k of the stage
@@ -108,8 +146,17 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   auto load = [&]() {
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) warp.load_words(q[p], r.stage, p, pair * 2 * WORDS);
-    if (pair % OF_GROUP == 0) load_group(warp, s, z, r.stage, pair / OF_GROUP);
+    if (pair % OF_GROUP == 0) load_group(warp, t, z, r.stage, pair / OF_GROUP * GROUPS_OF_PAIR);
     warp.load_x(b[0], r.stage, 2 * pair);
+  };
+  // The sums of a group are scaled, and begin again.
+  auto promote = [&](const GroupTerms(&of)[STRIPS], u32 sums) {
+    add_scaled(sum, acc, of);
+    if constexpr (OFFSET) add_offsets(sum, of, sums);
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+      for (int i = 0; i < NT / 2; i++) acc[p][i] = 0.f;
   };
 #pragma unroll
   for (int p = 0; p < STRIPS; p++)
@@ -120,32 +167,30 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
 #pragma unroll 1
   for (left *= 4; left > 0; left--) {
     const bool ends = pair % OF_GROUP == OF_GROUP - 1;
+    u32 sums = r.terms(r.stage) + pair / OF_GROUP * GROUPS_OF_PAIR * (NT * 4);
     u32 a[STRIPS][4];
-    float s0[STRIPS], s8[STRIPS];
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) {
-      decode(q[p], z[p], a[p]);
-      s0[p] = low(s[p]);
-      s8[p] = high(s[p]);
-    }
+    for (int p = 0; p < STRIPS; p++) decode(q[p], z[p], a[p]);
     warp.load_x(b[1], r.stage, 2 * pair + 1);
     multiply_step(acc, a, b[0]);
+    if constexpr (GROUP == 16) {
+      promote(t, sums);
+      sums += NT * 4;
+      load_group(warp, t, z, r.stage, 2 * pair + 1);
+    }
+    GroupTerms own[STRIPS];
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) decode(q[p] + WORDS, z[p], a[p]);
+    for (int p = 0; p < STRIPS; p++) {
+      decode(q[p] + WORDS, z[p], a[p]);
+      own[p] = t[p];
+    }
     if (++pair == K16 / 2) {
       pair = 0;
       if (left > 1) open();
     }
     if (left > 1) load();
     multiply_step(acc, a, b[1]);
-    if (ends)
-#pragma unroll
-      for (int p = 0; p < STRIPS; p++)
-#pragma unroll
-        for (int i = 0; i < NT / 2; i++) {
-          sum[p][i] = fmaf(acc[p][i], (i & 2) ? s8[p] : s0[p], sum[p][i]);
-          acc[p][i] = 0.f;
-        }
+    if (ends) promote(own, sums);
   }
 }
 
@@ -173,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
                                         warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
-    if constexpr (GROUP == 32 || GROUP == 64)
+    if constexpr (GROUP == 16 || GROUP == 32 || GROUP == 64)
       multiply_short(r, g, own, sum, sc.kend - sc.k);
     else
       multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);

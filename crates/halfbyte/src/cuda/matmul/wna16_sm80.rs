@@ -50,18 +50,23 @@ fn instances_on(caps: &Caps, atom: Atom, [x, out]: [Float; 2], activation: Activ
 
 /// Every configuration for the commonest format, and for the others' forms of conversion with the least shared memory.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
     let all = every_device().flat_map(|caps| instances_on(&caps, atom, [Float::F16; 2], Activation::None));
+    let wide = Atom { scale: Float::F32, ..atom };
     let others = [
         (Atom { scale: Float::BF16, ..atom }, [Float::BF16; 2], Activation::Silu),
         (Atom { bits: 8, zero: true, group: 32, ..atom }, [Float::BF16, Float::F32], Activation::Gelu),
         (
-            Atom { bits: 8, group: 0, zero: true, scale: Float::BF16, factors: false },
+            Atom { bits: 8, group: 0, zero: true, scale: Float::BF16, factors: false, offset: false },
             [Float::F16; 2],
             Activation::GeluTanh,
         ),
         (Atom { zero: true, group: 32, ..atom }, [Float::BF16; 2], Activation::Relu6),
         (Atom { bits: 8, zero: true, group: 64, ..atom }, [Float::F16; 2], Activation::None),
+        (Atom { offset: true, group: 32, ..wide }, [Float::F16, Float::F32], Activation::None),
+        (Atom { bits: 8, group: 16, ..wide }, [Float::BF16, Float::F32], Activation::Silu),
+        (Atom { offset: true, bits: 8, group: 128, ..atom }, [Float::BF16; 2], Activation::None),
+        (Atom { zero: true, group: 64, ..wide }, [Float::F16; 2], Activation::None),
     ];
     let least = every_device().take(1);
     let few = least.flat_map(|caps| others.map(|(atom, types, act)| instances_on(&caps, atom, types, act)));

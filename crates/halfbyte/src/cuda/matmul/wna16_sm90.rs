@@ -40,13 +40,17 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
 
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
     let all = config::all(atom, Float::F16)
         .into_iter()
         .map(|c| c.instance(&Form::floats(atom, Float::F16), Activation::None));
     let others = [
         (Atom { scale: Float::BF16, ..atom }, Float::BF16, Activation::Silu),
-        (Atom { bits: 8, scale: Float::BF16, zero: true, group: 32, factors: false }, Float::F32, Activation::Gelu),
+        (
+            Atom { bits: 8, scale: Float::BF16, zero: true, group: 32, factors: false, offset: false },
+            Float::F32,
+            Activation::Gelu,
+        ),
         (Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F16, Activation::GeluTanh),
         (Atom { zero: true, group: 64, ..atom }, Float::F16, Activation::Relu6),
     ];
@@ -79,6 +83,9 @@ impl Gemm for Wna16Sm90 {
 
     fn form(problem: &Problem) -> Answer<Form> {
         let form = wna16::gemm_form(problem)?;
+        if form.atom.is_wide() {
+            return Err(Reason("multiplies by half scales, without offsets, of groups of 32 or more".into()));
+        }
         if problem.x != form.atom.scale {
             let (scale, x) = (form.atom.scale, problem.x);
             return Err(Reason(format!("multiplies x of the type of the scales, {scale}; x is {x}")));

@@ -44,7 +44,7 @@ fn instances() -> Vec<Instance> {
     };
     let devices: Vec<Caps> = every_device().collect();
     let [least, .., most] = devices.as_slice() else { return Vec::new() };
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let common =
         [4, 8].into_iter().flat_map(|bits| of(most, Atom { bits, ..atom }, plain, Float::F16, Activation::None));
@@ -61,7 +61,7 @@ fn instances() -> Vec<Instance> {
         (Atom { zero: true, group: 32, ..atom }, all, Float::F32, Activation::GeluTanh),
         (Atom { bits: 8, zero: true, ..atom }, all, Float::F16, Activation::None),
         (
-            Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false },
+            Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false, offset: false },
             all,
             Float::F16,
             Activation::Relu6,

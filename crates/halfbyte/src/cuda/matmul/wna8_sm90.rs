@@ -41,7 +41,7 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm90>(
 
 /// Every number of tokens for the commonest formats, and the other forms of conversion.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false };
+    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
         let forms = [
@@ -56,7 +56,7 @@ fn instances() -> Vec<Instance> {
             (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
             (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true, pixels: false }, Float::F32),
             (
-                Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false },
+                Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false, offset: false },
                 Terms { sums: true, offsets: true, pixels: false },
                 Float::F16,
             ),

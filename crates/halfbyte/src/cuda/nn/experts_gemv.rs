@@ -98,8 +98,9 @@ fn instance(atom: Atom, dtype: Float, gate: Gate) -> Instance {
 
 /// Of some formats, for the record of what kernels take.
 pub(super) fn samples() -> Vec<Instance> {
-    let of =
-        |bits, group, zero, scale| instance(Atom { bits, group, zero, scale, factors: false }, scale, Gate::SWIGLU);
+    let of = |bits, group, zero, scale| {
+        instance(Atom { bits, group, zero, scale, factors: false, offset: false }, scale, Gate::SWIGLU)
+    };
     vec![
         of(4, 128, false, Float::F16),
         of(4, 32, true, Float::BF16),
@@ -135,7 +136,7 @@ impl ExpertsGemv {
             Packed::Wna16(of) if !w.format().act.is_quantized() && w.in_order() => Some(of.atom()),
             _ => None,
         };
-        let of_kernel = |atom: &Atom| atom.group > 0 && !atom.factors && atom.scale == dtype;
+        let of_kernel = |atom: &Atom| atom.group > 0 && !atom.factors && !atom.is_wide() && atom.scale == dtype;
         let Some(atom) = atom_of(of_up).filter(of_kernel) else {
             return refuse("takes 4 or 8 bits in groups, scales of the type of x, columns in order, exact activations");
         };

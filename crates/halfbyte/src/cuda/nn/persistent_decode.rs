@@ -151,7 +151,7 @@ impl Plan {
         if !caps.arch.is_hopper() {
             return refuse("takes sm_90a".into());
         }
-        if dtype == Float::F32 || atom.group == 0 || atom.factors || atom.scale != dtype {
+        if dtype == Float::F32 || atom.group == 0 || atom.factors || atom.is_wide() || atom.scale != dtype {
             return refuse(format!(
                 "keys and values in f16 or bf16, and scales of groups in that type, on one level, not {dtype}"
             ));
@@ -256,7 +256,7 @@ pub(super) fn samples() -> Vec<Instance> {
     let heads = |heads, kv_heads, head_size| Heads { heads, kv_heads, head_size };
     let wide = Sizes { hidden: 4096, inner: 14336, heads: heads(32, 8, 128), pairs: 64 };
     let narrow = Sizes { hidden: 384, inner: 1024, heads: heads(6, 2, 64), pairs: 32 };
-    let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, factors: false };
+    let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, factors: false, offset: false };
     let models = [
         (wide, atom(4, 128, false, Float::F16)),
         (wide, atom(8, 32, true, Float::BF16)),

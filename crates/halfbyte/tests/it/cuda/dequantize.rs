@@ -99,7 +99,7 @@ fn packed(gpu: &Gpu, stream: &Stream, w: &QTensor, name: &str) -> Vec<Packed> {
     let act = parse(name).act;
     let problem = |x, k| Problem { format: Some(parse(name)), x, y: x, m: 1, n: w.n(), k };
     let mut all: Vec<Packed> = Vec::new();
-    for kernel in KERNELS.iter().filter(|kernel| kernel.packs && kernel.holds(&w.into()).is_ok()) {
+    for kernel in KERNELS.iter().filter(|kernel| kernel.packs && kernel.holds(&w.into(), act).is_ok()) {
         let serves = TYPES.iter().any(|&x| kernel.supports(&gpu.caps(), &problem(x, w.k())).is_ok());
         if serves && all.iter().all(|packed| packed.layout() != kernel.layout) {
             all.push(matmul::pack_for(kernel, gpu, stream, w, act).unwrap());

@@ -177,7 +177,18 @@ fn launches_events_and_graphs_do_what_was_recorded() {
         let failed = stream.capture(|_| Err(Error::Device { op: "test", cause: "on purpose".into() })).unwrap_err();
         assert_eq!(failed.to_string(), "test: on purpose");
         assert!(stream.capture(|stream| stream.synchronize()).is_err());
-        work(&stream).unwrap();
+        // What something else ended is recorded again.
+        let mut times = 0;
+        let again = stream.capture(|stream| {
+            times += 1;
+            if times == 1 {
+                let _ = stream.synchronize();
+            }
+            work(stream)
+        });
+        assert_eq!(times, 2);
+        // SAFETY: `y` lives on.
+        unsafe { again.unwrap().launch(&stream) }.unwrap();
         assert_eq!(read(&stream, y.view()), vec![217.0; N]);
         // A form that no device takes.
         let too_many = Launch::linear(1, 4096);

@@ -61,7 +61,7 @@ fn every_kernel_format_and_edge_shape_is_within_the_bound() {
             for (s, &[n, k]) in SHAPES.iter().enumerate() {
                 let act_order = (i + s) % 3 == 0;
                 let mut w = random.qtensor(format.weight, [n, k], act_order);
-                if kernel.holds(&(&w).into()).is_err() {
+                if kernel.holds(&(&w).into(), format.act).is_err() {
                     w = with_zeros_in_bytes(w);
                 }
                 for x_type in TYPES {
@@ -254,7 +254,8 @@ fn a_row_has_the_same_bits_whatever_m_is() {
             let x = rounded(&random.activations(200 * k), x_type);
             for kernel in KERNELS.iter().filter(|kernel| kernel.batch_invariant) {
                 let problem = Problem { format: Some(format), x: x_type, y: x_type, m: 1, n, k };
-                if kernel.supports(&gpu.caps(), &problem).and_then(|()| kernel.holds(&(&w).into())).is_err() {
+                if kernel.supports(&gpu.caps(), &problem).and_then(|()| kernel.holds(&(&w).into(), format.act)).is_err()
+                {
                     continue;
                 }
                 let packed = matmul::pack_for(kernel, &gpu, &stream, &w, format.act).unwrap();

@@ -126,8 +126,8 @@ fn candidates_compile_without_spills() {
     let Some(nvrtc) = nvrtc() else { return };
     let arch = "sm_90a".parse::<Arch>().unwrap();
     let atoms = [
-        (Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false }, Float::F16),
-        (Atom { bits: 8, group: 32, zero: true, scale: Float::BF16, factors: false }, Float::F32),
+        (Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false }, Float::F16),
+        (Atom { bits: 8, group: 32, zero: true, scale: Float::BF16, factors: false, offset: false }, Float::F32),
     ];
     for (atom, out) in atoms {
         let of = |m| wna16_sm90::candidates(atom, m, out);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 /// Formats of every form of atoms, besides those of the table.
-const MORE: [&str; 8] = [
+const MORE: [&str; 16] = [
     "w4a16-g64-sbf16",
     "w4a16-g32-asym-sbf16",
     "w4a16-asym-sbf16",
@@ -27,6 +27,14 @@ const MORE: [&str; 8] = [
     "w8a16-asym",
     "w4a16-g256-asym",
     "w8a16-g96",
+    "w4a16-g32-float-sf32",
+    "w4a16-float-sbf16",
+    "w4a16-g48-asym",
+    "w8a16-g16-sf32",
+    "w8a16-g32-float-sf32",
+    "w3a16-g16-sf32",
+    "w3a16-g80-float",
+    "w4a16-g128-asym-sf32",
 ];
 
 fn kernel(layout: &str) -> &'static Kernel {
@@ -51,7 +59,7 @@ fn floats(values: &FloatData<'_>) -> Vec<u8> {
 }
 
 /// What the device must hold, for each layout that holds the tensor.
-fn expected(w: &QTensor) -> Vec<(&'static str, Vec<Vec<u8>>)> {
+fn expected(w: &QTensor, act: Act) -> Vec<(&'static str, Vec<Vec<u8>>)> {
     let words = |words: &[u32]| bytemuck::cast_slice::<u32, u8>(words).to_vec();
     let plain = CudaPlain::pack(w).unwrap();
     let zeros = match plain.zeros() {
@@ -61,7 +69,7 @@ fn expected(w: &QTensor) -> Vec<(&'static str, Vec<Vec<u8>>)> {
     };
     let parts = [words(plain.codes()), floats(plain.scales())].into_iter().chain(zeros);
     let mut all = vec![("cuda_plain", parts.chain(plain.group_of().map(words)).collect::<Vec<_>>())];
-    if let Ok(wna16) = CudaWna16::pack(w) {
+    if let Ok(wna16) = CudaWna16::pack(w, act) {
         let parts = [wna16.atoms().to_vec(), wna16.rows().to_vec()].into_iter();
         all.push(("cuda_wna16", parts.chain(wna16.order().map(words)).collect()));
     }
@@ -88,13 +96,14 @@ fn every_layout_of_files_packs_to_the_bits_of_the_cpu() {
         let mut packer = Packer::new(&gpu, &stream);
         let mut random = Random(31);
         for (at, name) in FORMATS.iter().chain(&MORE).enumerate() {
+            let act = parse(name).act;
             for (s, shape) in shapes.into_iter().enumerate() {
                 let q = with_zeros_in_bytes(random.qtensor(parse(name).weight, shape, (at + s) % 2 == 1));
-                let expected = expected(&q);
+                let expected = expected(&q, act);
                 for (l, (from, codes)) in layouts(&q).into_iter().enumerate() {
                     let w = stored(&q, codes, (s + l) % 2 == 0, (at + l) % 3 == 0);
                     for (layout, want) in &expected {
-                        let packed = packer.pack_for(kernel(layout), &[&w], Act::A16).unwrap();
+                        let packed = packer.pack_for(kernel(layout), &[&w], act).unwrap();
                         assert_eq!((packed.shape(), packed.layout()), (shape, *layout));
                         let what = format!("{name} {shape:?} from {from} to {layout}");
                         same(&download(&packed, &stream), want, &what);
@@ -111,15 +120,16 @@ fn random_tensors_pack_to_the_bits_of_the_cpu() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         for (at, name) in FORMATS.iter().chain(&MORE).enumerate() {
+            let act = parse(name).act;
             for [n, k] in [[64, 128], [300, 1000], [600, 640], [5, 33], [3, 5000], [5, 0], [0, 7]] {
                 let seed = 100 * at as u32 + n as u32;
                 let parts = [(n, seed), (70, seed + 1)];
                 let parts = parts.map(|(n, seed)| StoredTensor::random(parse(name).weight, [n, k], seed).unwrap());
                 let whole = below_each_other(&parts.each_ref().map(|part| part.to_qtensor().unwrap()));
-                for (layout, want) in &expected(&whole) {
+                for (layout, want) in &expected(&whole, act) {
                     for slab_bytes in [64 << 20, 1] {
                         let mut packer = Packer::new(&gpu, &stream).with_slab_bytes(slab_bytes);
-                        let packed = packer.pack_for(kernel(layout), &parts.each_ref(), Act::A16).unwrap();
+                        let packed = packer.pack_for(kernel(layout), &parts.each_ref(), act).unwrap();
                         same(&download(&packed, &stream), want, &format!("{name} {n} × {k} to {layout}"));
                     }
                 }
@@ -156,7 +166,9 @@ fn tensors_below_each_other_and_slabs_pack_as_one() {
     for gpu in gpus() {
         let stream = gpu.stream().unwrap();
         let mut random = Random(32);
-        for name in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym", "w4a16", "w2a16-g32-float"] {
+        for name in
+            ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym", "w4a16", "w4a16-g16-float-sf32", "w2a16-g32-float"]
+        {
             for heights in [[320, 64, 640], [24, 8, 1200], [5, 300, 14], [0, 16, 1], [512, 520, 8]] {
                 let mut parts = heights.map(|n| random.qtensor(parse(name).weight, [n, 512], true));
                 parts = parts.map(with_zeros_in_bytes);
@@ -165,7 +177,7 @@ fn tensors_below_each_other_and_slabs_pack_as_one() {
                     let index = index.filter(|_| heights[0] % 2 == 1);
                     parts = parts.map(|q| reindexed(&q, index.clone()));
                 }
-                let expected = expected(&below_each_other(&parts));
+                let expected = expected(&below_each_other(&parts), Act::A16);
                 let rotated = |q: &QTensor, i: usize| {
                     let mut all = layouts(q);
                     let at = i % all.len();
@@ -207,7 +219,7 @@ fn what_passes_the_buffers_several_times_arrives_whole() {
         let mut random = Random(33);
         for [n, k] in [[64, 256], [5000, 8192]] {
             let q = random.qtensor(parse("w4a16-g128").weight, [n, k], false);
-            let expected = expected(&q);
+            let expected = expected(&q, Act::A16);
             for (from, codes) in layouts(&q) {
                 let w = stored(&q, codes, true, false);
                 for (layout, want) in &expected {
@@ -284,6 +296,7 @@ struct Params {
     middle: u32,
     types: [u32; 2],
     factors: [u32; 2],
+    raised: [u32; 2],
 }
 
 /// The kernels alone beside a copy within the device, and packing from files, with memory for the result, beside a copy to it from
@@ -415,6 +428,7 @@ fn packing_keeps_pace_with_copies() {
                 middle: format.middle(),
                 types: [0, u32::from(asym)],
                 factors: [0; 2],
+                raised: [0; 2],
             };
             let instance = format!("wna16<{bits}>");
             let instance = matmul::auxiliary().into_iter().find(|i| i.expression == instance).unwrap();
@@ -425,7 +439,7 @@ fn packing_keeps_pace_with_copies() {
             let moved = raw.len() as f64 + (scales.len() + zeros.len()) as f64 * 2.0 + out;
 
             let start = Instant::now();
-            let on_cpu = CudaWna16::pack(&w.to_qtensor().unwrap()).unwrap();
+            let on_cpu = CudaWna16::pack(&w.to_qtensor().unwrap(), Act::A16).unwrap();
             let cpu = start.elapsed().as_secs_f64();
             let mut there = gpu.context().allocate(on_cpu.atoms().len()).unwrap();
             let start = Instant::now();

@@ -140,6 +140,26 @@ pub(super) fn caps(arch: &str) -> Caps {
     Caps { arch: arch.parse().unwrap(), ..Caps::H200 }
 }
 
+/// Formats with scales in f32, offsets, groups of 16 or codes of 3 bits, which `wna16_sm80` alone multiplies from codes.
+pub(super) const WIDE: [&str; 16] = [
+    "w4a16-g32-float-sf32",
+    "w8a16-g16-sf32",
+    "w8a16-g32-float-sf32",
+    "w3a16-g16-sf32",
+    "w4a16-g32-float",
+    "w4a16-g128-sf32",
+    "w4a16-g64-float-sbf16",
+    "w4a16-float",
+    "w4a16-asym-sf32",
+    "w4a16-g48-asym",
+    "w8a16-g128-float",
+    "w8a16-sf32",
+    "w3a16-g128",
+    "w3a16-g64-asym-sbf16",
+    "w4a16-g16-float-sf32",
+    "w4a16-g64-asym-si8",
+];
+
 /// Every form of atoms of the Hopper kernel.
 pub(super) fn formats_of_atoms() -> Vec<String> {
     let mut names = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::gpus;
 use super::matmul::{MOST, ROWS};
-use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
+use super::products::{Bench, TYPES, WIDE, caps, check, formats_of_atoms, reference_of};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::Float;
 use halfbyte::cuda::Caps;
@@ -24,9 +24,10 @@ fn x_of_either_type_meets_scales_of_either_type() {
         let stream = gpu.stream().unwrap();
         let shapes = [[600, 1000], [65, 136], [1, 8], [320, 2568]];
         let mut instances = Vec::new();
-        for (i, name) in formats_of_atoms().iter().enumerate() {
+        let names: Vec<String> = formats_of_atoms().into_iter().chain(WIDE.map(String::from)).collect();
+        for (i, name) in names.iter().enumerate() {
             for ([n, k], x) in shapes.into_iter().flat_map(|shape| TYPES[..2].iter().map(move |&x| (shape, x))) {
-                let (atom, out) = (Atom::of(parse(name).weight, k).unwrap(), TYPES[i % 3]);
+                let (atom, out) = (Atom::of_any(parse(name).weight, k).unwrap(), TYPES[i % 3]);
                 for &m in &ROWS[1..] {
                     let config = config::config(atom, [m, n, k], out, &gpu.caps());
                     instances.push(config.instance(&Form { x, ..Form::floats(atom, out) }, Activation::None));
@@ -37,7 +38,7 @@ fn x_of_either_type_meets_scales_of_either_type() {
         instances.dedup_by_key(|instance| instance.to_string());
         gpu.prepare(&instances, |_| ()).unwrap();
         let mut random = Random(11);
-        for (i, name) in formats_of_atoms().iter().enumerate() {
+        for (i, name) in names.iter().enumerate() {
             let (format, out) = (parse(name), TYPES[i % 3]);
             for (s, [n, k]) in shapes.into_iter().enumerate() {
                 let act_order = (i + s) % 4 == 3;
@@ -70,10 +71,15 @@ fn every_configuration_and_cut_is_within_the_bound() {
             ("w8a16-g32-asym-sbf16", Float::F16),
             ("w4a16", Float::F16),
             ("w8a16-asym-sbf16", Float::BF16),
+            ("w4a16-g32-float-sf32", Float::F16),
+            ("w8a16-g16-sf32", Float::BF16),
+            ("w4a16-g128-float-sf32", Float::BF16),
+            ("w8a16-g32-float-sf32", Float::F16),
+            ("w3a16-g16-float", Float::F16),
         ] {
             let format = parse(name);
             for [n, k, most] in [[1100, 4104, 300], [2048, 520, 700]] {
-                let atom = Atom::of(format.weight, k).unwrap();
+                let atom = Atom::of_any(format.weight, k).unwrap();
                 let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
                 let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
                 let x = rounded(&random.activations(most * k), x_type);
@@ -109,6 +115,8 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
             ("w8a16-g32-asym", [600, 2560], true),
             ("w4a16", [300, 1000], false),
             ("w8a16-g64", [70, 264], false),
+            ("w4a16-g32-float-sf32", [600, 2560], true),
+            ("w8a16-g16-sf32", [300, 1000], false),
         ] {
             let format = parse(name);
             let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], act_order));
@@ -126,7 +134,7 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
                 let y = run(None, m);
                 assert!(y == all[..m * n], "{name} m={m}");
             }
-            for config in config::all(Atom::of(format.weight, k).unwrap(), Float::F32, &gpu.caps()) {
+            for config in config::all(Atom::of_any(format.weight, k).unwrap(), Float::F32, &gpu.caps()) {
                 let y = run(Some(config.into()), 40);
                 assert!(y == all[..40 * n], "{name} {config:?}");
             }
@@ -144,7 +152,7 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
     for name in formats_of_atoms() {
         let weight = parse(&name).weight;
         for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [21504, 14336], [1 << 20, 256]] {
-            let atom = Atom::of(weight, k).unwrap();
+            let atom = Atom::of_any(weight, k).unwrap();
             for (m, out) in (1..=300).chain([512, 1024, 4096, 1 << 20]).flat_map(|m| TYPES.map(|out| (m, out))) {
                 for caps in &devices {
                     let shape = [m, n, k];
@@ -163,7 +171,7 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
             }
         }
     }
-    let atom = Atom::of(parse("w4a16-g128").weight, 4096).unwrap();
+    let atom = Atom::of_any(parse("w4a16-g128").weight, 4096).unwrap();
     let chosen = |m, n, k| {
         let c = config::config(atom, [m, n, k], Float::F16, &devices[0]);
         let s = config::schedule(c, [m, n, k], c.workers(atom, Float::F16, &devices[0]));

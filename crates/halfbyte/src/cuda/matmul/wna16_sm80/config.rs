@@ -78,7 +78,8 @@ pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Con
         17..=32 => 32,
         _ => 64,
     };
-    Config::of(tokens, strips).fitted(atom, out, caps)
+    let config = Config::of(tokens, strips).fitted(atom, out, caps);
+    if config.fits(atom, out, caps) { config } else { Config::of(tokens, 1).fitted(atom, out, caps) }
 }
 
 /// Whether tiles of 256 rows would leave blocks with few units.
@@ -97,7 +98,7 @@ pub fn room(caps: &Caps, blocks: usize) -> usize {
 /// Every configuration for a form of atoms on a device.
 pub fn all(atom: Atom, out: Float, caps: &Caps) -> Vec<Config> {
     let of = |tokens| [1, 2].map(|strips| Config::of(tokens, strips).fitted(atom, out, caps));
-    [8, 16, 32, 64].into_iter().flat_map(of).collect()
+    [8, 16, 32, 64].into_iter().flat_map(of).filter(|config| config.fits(atom, out, caps)).collect()
 }
 
 impl Config {
@@ -108,8 +109,9 @@ impl Config {
 
     /// With stages of as many columns, and as many stages, as a device has room for.
     fn fitted(mut self, atom: Atom, out: Float, caps: &Caps) -> Self {
-        // The loop for small groups keeps more in registers, and 8 bits take twice the words.
-        if atom.bits == 8 && matches!(atom.group, 32 | 64) && self.tokens * self.strips > 16 {
+        // The loop for small groups keeps more in registers, 8 bits take twice the words, and f32 scales and offsets more.
+        let more = atom.bits == 8 || atom.is_wide();
+        if more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > 16 {
             self.blocks = 1;
         }
         let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);
@@ -117,8 +119,14 @@ impl Config {
         // A stage's codes are in registers: 32 words of two strips of 8 bits would be too many.
         let few_words = self.strips * atom.bits as usize <= 8;
         self.step = if few_words && 4 * self.stage_bytes(atom) <= room { STEP } else { STEP / 2 };
-        self.stages = (room / self.stage_bytes(atom)).clamp(2, MOST_STAGES);
+        // Sums of x are made of the stage behind the one that is read.
+        let least = if atom.offset { 3 } else { 2 };
+        self.stages = (room / self.stage_bytes(atom)).clamp(least, MOST_STAGES);
         self
+    }
+
+    fn fits(self, atom: Atom, out: Float, caps: &Caps) -> bool {
+        self.shared_bytes(&Form::floats(atom, out)) <= caps.shared_bytes as usize
     }
 
     /// Strips of a tile.
@@ -129,8 +137,9 @@ impl Config {
     fn stage_bytes(self, atom: Atom) -> usize {
         let codes = STRIP * self.step * atom.bits as usize / 8;
         let groups = self.step.checked_div(atom.group).map_or(0, |groups| groups.max(1));
-        let params = groups * if atom.zero { 3 * STRIP } else { 2 * STRIP };
-        self.tile_strips() * (codes + params) + self.tokens * self.step * 2
+        // Sums of x, which offsets multiply.
+        let sums = if atom.offset { groups * self.tokens * 4 } else { 0 };
+        self.tile_strips() * (codes + groups * atom.params_bytes()) + self.tokens * self.step * 2 + sums
     }
 
     fn staging(self, out: Float) -> usize {

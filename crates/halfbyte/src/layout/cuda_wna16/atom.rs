@@ -1,0 +1,228 @@
+//! What an atom holds: bits of codes, how far a scale reaches, what lies beside the codes and where.
+
+use crate::error::{Error, Result};
+use crate::format::{Act, Format, Group, WeightFormat, Zero};
+use crate::layout::stored::StoredTensor;
+use crate::tensor::Float;
+use half::f16;
+
+const OP: &str = "pack for tensor cores";
+
+/// Rows of a strip, and columns of an atom.
+pub const STRIP: usize = 64;
+/// Columns of an atom.
+pub const STEP: usize = 128;
+
+/// Where the bits of a code of 4 bits begin, with its row and column from (R, c).
+const FIELDS: [(usize, usize, u32); 8] =
+    [(0, 0, 6), (0, 1, 22), (8, 0, 2), (8, 1, 18), (0, 8, 14), (0, 9, 30), (8, 8, 10), (8, 9, 26)];
+
+/// The form of an atom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Atom {
+    /// Bits of a code's place: 4 or 8.
+    pub bits: u32,
+    /// Columns that share a scale: 16, 32, 64 or 128; 0: all of a row.
+    pub group: usize,
+    /// With zero points.
+    pub zero: bool,
+    /// With offsets, in the type of the scales: `w = scale · code + offset`.
+    pub offset: bool,
+    /// Type of the scales.
+    pub scale: Float,
+    /// Scales on two levels: groups have factors (and zero points with them), rows have scales.
+    pub factors: bool,
+}
+
+impl Atom {
+    /// The form for what becomes of activations: with exact ones scales of two levels are f32 ones. Error: there is none, and why.
+    pub fn of_format(format: Format, k: usize) -> Result<Self> {
+        if format.act.is_quantized() { Self::of_levels(format.weight, k) } else { Self::of_any(format.weight, k) }
+    }
+
+    /// The form for a format with scales in any type, offsets, and groups of a multiple of 16: [`Atom::is_wide`] tells whether it is
+    /// more than [`Atom::of`] has. Error: there is none, and why.
+    pub fn of_any(format: WeightFormat, k: usize) -> Result<Self> {
+        if let Ok(atom) = Self::of(format, k) {
+            return Ok(atom);
+        }
+        if k == 0 {
+            return Err(Error::invalid(OP, "at least one column, for such scales", "none"));
+        }
+        let bits = match format.bits {
+            3 | 4 => 4,
+            8 => 8,
+            other => return Err(Error::invalid(OP, "codes of 3, 4 or 8 bits", other.to_string())),
+        };
+        let group = match format.group {
+            Group::Size(size) if format.group.count(k) > 1 => {
+                let group = [128, 64, 32, 16].into_iter().find(|&g| size.is_multiple_of(g));
+                group.ok_or_else(|| Error::invalid(OP, "groups of a multiple of 16", size.to_string()))?
+            }
+            // Tables of rows have half scales, and no offsets.
+            _ if format.scale == Float::F32 || format.zero == Zero::Float => STEP,
+            _ => 0,
+        };
+        let (zero, offset) = (format.zero == Zero::Integer, format.zero == Zero::Float);
+        Ok(Self { bits, group, zero, offset, scale: format.scale, factors: false })
+    }
+
+    /// Whether it has scales in f32, offsets or groups of 16, which [`wna16_sm80`](crate::cuda::matmul) alone multiplies.
+    pub fn is_wide(self) -> bool {
+        self.scale == Float::F32 || self.offset || self.group == 16
+    }
+
+    /// The form for a format and a number of columns, on one level of scales or two. Error: there is none, and why.
+    pub fn of_levels(format: WeightFormat, k: usize) -> Result<Self> {
+        let Some(scale) = format.channel_scale else { return Self::of(format, k) };
+        if k == 0 {
+            return Err(Error::invalid(OP, "at least one column, for two levels of scales", "none"));
+        }
+        match format.group {
+            Group::Size(size) => match [128, 64, 32].into_iter().find(|&g| size.is_multiple_of(g)) {
+                Some(group) => Ok(Self { bits: format.bits, group, zero: false, offset: false, scale, factors: true }),
+                None => Err(Error::invalid(OP, "groups of a multiple of 32", size.to_string())),
+            },
+            other => Err(Error::invalid(OP, "groups along k, for two levels of scales", other.to_string())),
+        }
+    }
+
+    /// The form for a format with one level of scales in a half type, without offsets, and a number of columns. Error: there is none,
+    /// and why.
+    pub fn of(format: WeightFormat, k: usize) -> Result<Self> {
+        let refuse = |expected: &str, got: String| Err(Error::invalid(OP, expected, got));
+        if !matches!(format.bits, 4 | 8) {
+            return refuse("codes of 4 or 8 bits", format.bits.to_string());
+        }
+        if format.zero == Zero::Float {
+            return refuse("zero points or none", "float offsets".into());
+        }
+        if format.channel_scale.is_some() {
+            return refuse("one level of scales", "two".into());
+        }
+        if format.scale == Float::F32 {
+            return refuse("scales in f16 or bf16", "f32".into());
+        }
+        let group = match format.group {
+            Group::Size(size) if format.group.count(k) > 1 => match [128, 64, 32].iter().find(|&&g| size % g == 0) {
+                Some(&group) => group,
+                None => return refuse("groups of a multiple of 32", size.to_string()),
+            },
+            _ => 0,
+        };
+        let zero = format.zero == Zero::Integer;
+        Ok(Self { bits: format.bits, group, zero, offset: false, scale: format.scale, factors: false })
+    }
+
+    /// The form for a tensor: its numbers matter too.
+    ///
+    /// Errors: those of [`Atom::of_format`]; zero points of 256; scales whose products with a code pass fp16; an order of columns
+    /// whose groups are not full.
+    pub fn holding(w: &StoredTensor<'_>, act: Act) -> Result<Self> {
+        let (format, k) = (w.format(), w.k());
+        let atom = Self::of_format(Format { weight: format, act }, k)?;
+        if let Some((z, _)) = w.zero_points()
+            && let Some(z) = z.iter().max()
+            && *z > 255
+        {
+            return Err(Error::invalid(OP, "zero points of 8 bits", z.to_string()));
+        }
+        if atom.scale == Float::F16 && atom.group > 0 && !atom.factors && !atom.is_wide() {
+            let most = f16::MAX.to_f32() / (1 << atom.bits) as f32;
+            let largest = w.scales().0.largest();
+            if largest > most {
+                return Err(Error::invalid(OP, format!("f16 scales up to {most}"), largest.to_string()));
+            }
+        }
+        if let (Some(index), Group::Size(size)) = (w.group_index(), format.group) {
+            let mut columns = vec![0usize; w.groups()];
+            index.iter().for_each(|&g| columns[g as usize] += 1);
+            for (g, &count) in columns.iter().enumerate() {
+                let expected = size.min(k.saturating_sub(g * size));
+                if count != expected {
+                    return Err(Error::invalid(OP, format!("{expected} columns in group {g}"), count.to_string()));
+                }
+            }
+        }
+        Ok(atom)
+    }
+
+    /// Bytes of all atoms of a matrix. Error: they fit no memory.
+    pub fn bytes_of(self, [n, k]: [usize; 2]) -> Result<usize> {
+        let atoms = n.div_ceil(STRIP).checked_mul(k.div_ceil(STEP));
+        let bytes = atoms.and_then(|atoms| atoms.checked_mul(self.bytes()));
+        bytes.ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))
+    }
+
+    /// Bytes of the table of rows, where a row has one scale.
+    pub fn bytes_of_rows(self, n: usize) -> usize {
+        if self.has_rows() { n.div_ceil(STRIP) * self.params_bytes() } else { 0 }
+    }
+
+    /// Whether a row has one scale, alone or above the factors of its groups: so that sums of all columns are scaled once.
+    pub fn has_rows(self) -> bool {
+        self.group == 0 || self.factors
+    }
+
+    /// Groups in an atom whose sums are scaled apart.
+    pub fn sums(self) -> usize {
+        if self.has_rows() { 0 } else { self.groups() }
+    }
+
+    /// Groups in an atom.
+    pub fn groups(self) -> usize {
+        STEP.checked_div(self.group).unwrap_or(0)
+    }
+
+    /// Bytes of an atom.
+    pub fn bytes(self) -> usize {
+        self.codes_bytes() + self.groups() * self.params_bytes()
+    }
+
+    pub(super) fn codes_bytes(self) -> usize {
+        1024 * self.bits as usize
+    }
+
+    /// Bytes of 64 scales and zero points or offsets, which is also what a strip has in the table of rows.
+    pub fn params_bytes(self) -> usize {
+        STRIP * (self.scale.size_bytes() + self.zero_bytes())
+    }
+
+    /// Bytes of a zero point or offset.
+    fn zero_bytes(self) -> usize {
+        match (self.zero, self.offset) {
+            (true, _) => 1,
+            (_, true) => self.scale.size_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Where the scales and zero points of a group of an atom begin: all scales lie before all zero points.
+    pub(super) fn params_of(self, g: usize) -> [usize; 2] {
+        let (first, scales) = (self.codes_bytes(), STRIP * self.scale.size_bytes());
+        [first + g * scales, first + self.groups() * scales + g * STRIP * self.zero_bytes()]
+    }
+
+    /// What is added to a code in its place, so that zero of a symmetric format is in the middle of the place.
+    pub fn raised(self, format: WeightFormat) -> u32 {
+        if format.zero == Zero::Symmetric { (1 << (self.bits - 1)) - format.middle() } else { 0 }
+    }
+
+    /// Row and column, from the atom's first, of the code in field `f` of word `at`; 8 fields a word, or 4.
+    pub(super) fn place(self, at: usize, f: usize) -> (usize, usize) {
+        let (j, lane) = (at % 4, at / 4 % 32);
+        let (row, column) = (lane / 4, 2 * (lane % 4));
+        if self.bits == 4 {
+            let (down, right, _) = FIELDS[f];
+            (16 * (at / 256) + row + down, 64 * (at / 128 % 2) + 16 * j + column + right)
+        } else {
+            let quarter = at / 128 % 4;
+            (16 * (at / 512) + row + 8 * (f % 2), 32 * quarter + 16 * (j / 2) + 8 * (j % 2) + column + f / 2)
+        }
+    }
+
+    /// Lowest bit of field `f`.
+    pub(super) fn shift(self, f: usize) -> u32 {
+        if self.bits == 4 { FIELDS[f].2 } else { 8 * f as u32 }
+    }
+}
