@@ -6,7 +6,7 @@
 //   WIDTH       of how many tokens fragments are loaded at once
 //   PARTS       in how many parts a stage is filled
 //   copy_terms  what copies what x has beside its columns
-//   sum_stage   what makes sums of a stage of x, where OFFSET needs them: while the stage before is read
+//   sum_stage   what makes sums of a stage of x, where W_OFFSET needs them: while the stage before is read
 #pragma once
 #include "epilogue.cuh"
 
@@ -152,7 +152,7 @@ struct Ring {
 #endif
     stage = STAGES - 1;
     free = STAGES - 2;
-    if constexpr (OFFSET) {
+    if constexpr (W_OFFSET) {
       copy_wait<STAGES - 2>();
       __syncthreads();
       sum_stage(x, terms(0));
@@ -162,9 +162,9 @@ struct Ring {
   __device__ __forceinline__ void open() {
     free = stage;
     if (++stage == STAGES) stage = 0;
-    copy_wait<STAGES - 2 - OFFSET>();
+    copy_wait<STAGES - 2 - W_OFFSET>();
     __syncthreads();
-    if constexpr (OFFSET) {
+    if constexpr (W_OFFSET) {
       const u32 next = stage + 1 == STAGES ? 0 : stage + 1;
       sum_stage(x + next * STAGE_X, terms(next));
     }

@@ -24,7 +24,7 @@ struct Zeros {
 };
 DEV Zeros zeros_symmetric() {
   // Of codes with offsets nothing comes off.
-  if constexpr (OFFSET) {
+  if constexpr (W_OFFSET) {
     if constexpr (BITS == 4)
       return BF16 ? Zeros{int4_bf16_zero(0), int4_bf16_zero(0)} : Zeros{int4_half_zero_r(0), int4_half_zero_r8(0)};
     else
@@ -55,6 +55,22 @@ DEV Zeros zeros_of(u32 z) {  // z: zero points of R and R+8 in the low two bytes
       return {int8_half_zero(a), int8_half_zero(b)};
   }
 }
+// Scales or offsets of rows R and R + 8 of a group as they lie: two halves, or two floats.
+struct RowPair {
+  u32 v[SCALE_F32 ? 2 : 1];
+};
+DEV RowPair load_row_pair(u32 at) {
+  RowPair pair;
+  if constexpr (SCALE_F32) {
+    u32 v[2];
+    load_shared(v, at);
+    pair.v[0] = v[0], pair.v[SCALE_F32] = v[1];
+  } else {
+    pair.v[0] = load_shared(at);
+  }
+  return pair;
+}
+
 // One k16 step: exact integers q - z.
 DEV void decode(const u32* q, Zeros z, u32 (&a)[4]) {
   if constexpr (BITS == 4) {
@@ -75,7 +91,7 @@ DEV void decode(const u32* q, Zeros z, u32 (&a)[4]) {
     a[1] = lo[1];
     a[2] = hi[0];
     a[3] = hi[1];
-    if constexpr (BF16 && (ZERO || OFFSET)) {
+    if constexpr (BF16 && (ZERO || W_OFFSET)) {
       a[0] = bf16_add(a[0], z.r);
       a[1] = bf16_add(a[1], z.r8);
       a[2] = bf16_add(a[2], z.r);
@@ -101,6 +117,62 @@ DEV void scale_fragment(u32 s, u32 (&a)[4]) {
 // Scales of rows R and R+8.
 DEV float low(u32 v) { return SCALE_BF16 ? bf16_low(v) : half_low(v); }
 DEV float high(u32 v) { return SCALE_BF16 ? bf16_high(v) : half_high(v); }
+DEV float first_row(RowPair pair) { return SCALE_F32 ? __uint_as_float(pair.v[0]) : low(pair.v[0]); }
+DEV float second_row(RowPair pair) { return SCALE_F32 ? __uint_as_float(pair.v[SCALE_F32]) : high(pair.v[0]); }
+// sum += offset * sum of x, of a strip; `sums`: where those of the tokens of a group begin.
+template <int HALF> DEV void add_offsets(float (&sum)[HALF], RowPair offsets, u32 sums) {
+  const float o = first_row(offsets), o8 = second_row(offsets);
+#pragma unroll
+  for (int n = 0; n < HALF / 4; n++) {
+    u32 x[2];
+    load_shared(x, sums + n * 32 + threadIdx.x % 4 * 8);
+#pragma unroll
+    for (int i = 0; i < 4; i++) sum[4 * n + i] = fmaf((i & 2) ? o8 : o, __uint_as_float(x[i & 1]), sum[4 * n + i]);
+  }
+}
+// The same for all groups of an atom, [groups][STRIDE] sums: a product of TF32, where numbers are two parts each, the upper 11 bits
+// and what is left.  A column of A and a row of B belong to the group whose offsets a lane has; with fewer than four groups, other
+// lanes have lower parts.
+template <int STRIDE, int STRIPS, int HALF>
+DEV void add_offsets_by_mma(float (&sum)[STRIPS][HALF], const RowPair (&offsets)[STRIPS], u32 sums, int lane) {
+  constexpr int ALL = GROUPS ? GROUPS : 1;
+  constexpr bool APART = ALL == 4 && SCALE_F32;  // lower parts, which halves do not have, take a product of their own
+  const int own = lane & 3, group = own % ALL, of_part = own / ALL;
+  u32 upper[STRIPS][4], lower[STRIPS][4];
+#pragma unroll
+  for (int p = 0; p < STRIPS; p++) {
+    const float o[2] = {first_row(offsets[p]), second_row(offsets[p])};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float high = upper_part(o[i & 1]), low = o[i & 1] - high;
+      upper[p][i] = __float_as_uint(of_part == 0 ? high : of_part == 1 ? low : 0.f);
+      lower[p][i] = __float_as_uint(low);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < HALF / 4; n++) {
+    const float x = __uint_as_float(load_shared(sums + (group * STRIDE + n * 8 + (lane >> 2)) * 4));
+    const float high = upper_part(x);
+#pragma unroll
+    for (int p = 0; p < STRIPS; p++) {
+      mma_tf32(sum[p] + 4 * n, upper[p], __float_as_uint(high), __float_as_uint(x - high));
+      if constexpr (APART) mma_tf32(sum[p] + 4 * n, lower[p], __float_as_uint(high), __float_as_uint(x - high));
+    }
+  }
+}
 DEV u32 pair(float l, float h) { return BF16 ? bf16_pair(l, h) : half_pair(l, h); }
 DEV float first_of(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
 DEV float second_of(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }
+
+// Sums of 8 columns of a token, and of its neighbours' with it: of runs of RUN threads.  x: boxes of 64 columns, BOX bytes each, in
+// rows of 128 bytes whose pieces of 16 are XORed with the row.
+template <int RUN, int BOX> DEV float sum_of_run(u32 x, int token, int piece) {
+  u32 v[4];
+  load_shared(v, x + piece / 8 * BOX + token * 128 + (((piece ^ token) & 7) << 4));
+  float sum = 0.f;
+#pragma unroll
+  for (int i = 0; i < 4; i++) sum += first_of(v[i]) + second_of(v[i]);
+#pragma unroll
+  for (int apart = 1; apart < RUN; apart *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+  return sum;
+}

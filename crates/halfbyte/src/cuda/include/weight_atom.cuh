@@ -61,15 +61,17 @@ constexpr bool SCALE_F32 = HB_SCALE_F32;  // scales (and offsets) in f32
 #else
 constexpr bool SCALE_F32 = false;
 #endif
-#ifdef HB_OFFSET
-constexpr bool OFFSET = HB_OFFSET;  // w = scale * code + offset
+#ifdef HB_W_OFFSET
+constexpr bool W_OFFSET = HB_W_OFFSET;  // w = scale * code + offset
 #else
-constexpr bool OFFSET = false;
+constexpr bool W_OFFSET = false;
 #endif
 
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
 constexpr int GROUP_SCALES = SCALE_F32 ? 256 : 128,
-              GROUP_ZEROS = ZERO ? 64 : OFFSET ? GROUP_SCALES : 0;  // bytes of a group, of 64 rows
+              GROUP_ZEROS = ZERO       ? 64
+                            : W_OFFSET ? GROUP_SCALES
+                                       : 0;  // bytes of a group, of 64 rows
 constexpr int SUM_GROUP = FACTORS ? 0 : GROUP, SUM_GROUPS = FACTORS ? 0 : GROUPS;  // whose sums are scaled apart
 constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + GROUP_SCALES * GROUPS,
               ATOM = ZEROS + GROUP_ZEROS * GROUPS;
@@ -78,5 +80,5 @@ constexpr int ROW_BLOCK = ZERO ? 192 : 128;  // bytes a strip in the array of GR
 static_assert(BITS == 4 || BITS == 8, "bits");
 static_assert(!FACTORS || (BITS == 4 && GROUP != 0 && !ZERO), "factors have the zero points in them");
 static_assert(GROUP == 0 || GROUP == 16 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");
-static_assert(GROUP != 0 || (!SCALE_F32 && !OFFSET), "rows have half scales, and no offsets");
-static_assert(!(ZERO && OFFSET), "zero points or offsets");
+static_assert(GROUP != 0 || (!SCALE_F32 && !W_OFFSET), "rows have half scales, and no offsets");
+static_assert(!(ZERO && W_OFFSET), "zero points or offsets");

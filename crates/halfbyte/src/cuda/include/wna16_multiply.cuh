@@ -2,10 +2,9 @@
 // mma.sync or wgmma.
 #pragma once
 #include "wna16_rows.cuh"
-#include "decode_codes.cuh"
 
 struct Rings {  // addresses in shared memory
-  u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag;
+  u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag, full_x_sums;
   DEV Rings make(u32 base) {
     const u32 b = base + BARRIERS;
     Rings r;
@@ -17,8 +16,11 @@ struct Rings {  // addresses in shared memory
     r.empty_x = JOINT ? r.empty_w : r.full_x + 8 * STAGES_X;
     r.full_sums = b + 16 * (STAGES_W + STAGES_X);
     r.flag = r.full_sums + 16;
+    r.full_x_sums = b + 16 * (STAGES_W + STAGES_X) + 48;
     return r;
   }
+  // Sums of a stage of x.
+  __device__ __forceinline__ u32 x_sums(u32 stage) const { return x + X_SUMS_AT + stage * SUMS_BYTES; }
 };
 template <int STAGES> struct Turn {  // position in a ring
   u32 stage = 0, phase = 0;
@@ -37,8 +39,16 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   Turn<STAGES_W> w;
   Turn<STAGES_X> x;
   __device__ __forceinline__ u32 atom(int p) const { return r.w + w.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
-  __device__ __forceinline__ u32 scales(int p, int group) const {
-    return load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4);
+  __device__ __forceinline__ RowPair scales(int p, int group) const {
+    return load_row_pair(atom(p) + SCALES + group * GROUP_SCALES + warp * (GROUP_SCALES / 4) +
+                         (lane >> 2) * (GROUP_SCALES / 32));
+  }
+  __device__ __forceinline__ RowPair offsets(int p, int group) const {
+    if constexpr (W_OFFSET)
+      return load_row_pair(atom(p) + ZEROS + group * GROUP_ZEROS + warp * (GROUP_ZEROS / 4) +
+                           (lane >> 2) * (GROUP_ZEROS / 32));
+    else
+      return RowPair{};
   }
   __device__ __forceinline__ Zeros zeros(int p, int group) const {
     if constexpr (ZERO)
@@ -70,10 +80,28 @@ DEV void promote(float (&sum)[NT / 2], const float (&acc)[NT / 2], float s, floa
   for (int i = 0; i < NT / 2; i++) sum[i] = fmaf(acc[i], (i & 2) ? s8 : s, sum[i]);
 }
 
-// `left` units with mma.sync; sum = the result.
+// What the sums of groups are scaled by, and of x.
+struct UnitTerms {
+  RowPair s[GROUPS + 1], o[GROUPS + 1];
+  Zeros z[GROUPS + 1];
+  __device__ __forceinline__ void load_factors(const Consumer& c, int p, int group) {
+    s[group] = c.scales(p, group);
+    o[group] = c.offsets(p, group);
+  }
+  __device__ __forceinline__ void load(const Consumer& c, int p, int group) {
+    load_factors(c, p, group);
+    z[group] = c.zeros(p, group);
+  }
+};
+
+// `left` units with mma.sync; sum = the result.  Sums of x come from a product with ones.
 DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
-  constexpr int STEPS = GROUP ? GROUP / 16 : 8,
-                CHAINS = NT == 8 ? 2 : 1;  // k16 steps a group; independent sums a token block
+  constexpr int AT_ONCE = GROUP == 16 ? 2 : 1;  // groups that are summed side by side
+  constexpr int STEPS = GROUP ? GROUP * AT_ONCE / 16 : 8,
+                CHAINS = NT == 8 || AT_ONCE == 2 ? 2 : 1;  // k16 steps of those; independent sums a token block
+  constexpr bool TERMS_FIRST = !SCALE_F32 && !W_OFFSET && GROUP != 16;  // where there are registers for those of a unit
+  constexpr u32 ONE = BF16 ? 0x3f803f80 : 0x3c003c00;
+  const u32 ones[4] = {ONE, ONE, ONE, ONE};
   const u32 row =
       c.r.x + (c.lane & 7) * 128 + (((c.lane >> 3) ^ (c.lane & 7)) << 4);  // this lane's row in a swizzled box
 #pragma unroll
@@ -84,53 +112,69 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
   for (; left > 0; left--, c.w.advance(SETS)) {
     mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
     Codes q[STRIPS];
-    u32 s[STRIPS][GROUPS + 1];
-    Zeros z[STRIPS][GROUPS + 1];
+    UnitTerms t[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       load_codes(q[p], c.atom(p), c.warp, c.lane);
 #pragma unroll
-      for (int i = 0; i < GROUPS; i++) {
-        s[p][i] = c.scales(p, i);
-        z[p][i] = c.zeros(p, i);
-      }
-      if constexpr (GROUP == 0) z[p][0] = row_zeros[p];
+      for (int i = 0; TERMS_FIRST && i < GROUPS; i++) t[p].load(c, p, i);
+      if constexpr (GROUP == 0) t[p].z[0] = row_zeros[p];
     }
 #pragma unroll
-    for (int group = 0; group < 8 / STEPS; group++) {
-      float acc[STRIPS][CHAINS][NT / 2];
+    for (int group = 0; group < 8 * AT_ONCE / STEPS; group += AT_ONCE) {
+      float acc[STRIPS][CHAINS][NT / 2], of_x[AT_ONCE][NT / 2];
 #pragma unroll
-      for (int p = 0; p < STRIPS; p++)
+      for (int p = 0; p < STRIPS; p++) {
+#pragma unroll
+        for (int i = group; !TERMS_FIRST && i < group + AT_ONCE; i++) t[p].z[i] = c.zeros(p, i);
 #pragma unroll
         for (int h = 0; h < CHAINS; h++)
 #pragma unroll
           for (int i = 0; i < NT / 2; i++) acc[p][h][i] = 0.f;
+      }
 #pragma unroll
-      for (int jj = group * STEPS; jj < (group + 1) * STEPS; jj += 2) {  // 32 k each
+      for (int i = 0; W_OFFSET && i < NT / 2; i++) of_x[0][i] = of_x[AT_ONCE - 1][i] = 0.f;
+#pragma unroll
+      for (int jj = group / AT_ONCE * STEPS; jj < (group / AT_ONCE + 1) * STEPS; jj += 2) {  // 32 k each
         u32 b[NT / 8][4];
 #pragma unroll
         for (int n = 0; n < NT / 8; n++)
           load_matrices(b[n], (row + c.w.stage * STAGE_X + (jj >> 2) * BOX + n * 1024) ^ ((jj & 2) << 5));
 #pragma unroll
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++) {
+          const int own = AT_ONCE == 2 ? h : 0;
 #pragma unroll
           for (int p = 0; p < STRIPS; p++) {
             u32 a[4];
-            decode(&q[p][(jj + h) * WORDS], z[p][GROUP ? group : 0], a);
+            decode(&q[p][(jj + h) * WORDS], t[p].z[GROUP ? group + own : 0], a);
 #pragma unroll
             for (int n = 0; n < NT / 8; n++)
               mma_sync<BF16>(acc[p][h % CHAINS] + 4 * n, a, b[n][2 * h], b[n][2 * h + 1]);
           }
+          if constexpr (W_OFFSET)
+#pragma unroll
+            for (int n = 0; n < NT / 8; n++) mma_sync<BF16>(of_x[own] + 4 * n, ones, b[n][2 * h], b[n][2 * h + 1]);
+        }
       }
-      if (group == 8 / STEPS - 1) c.release_loaded(c.r.empty_w + 8 * c.w.stage);
+#pragma unroll
+      for (int i = group; !TERMS_FIRST && i < group + AT_ONCE; i++)
+#pragma unroll
+        for (int p = 0; p < STRIPS; p++) t[p].load_factors(c, p, i);
+      if (group == 8 * AT_ONCE / STEPS - AT_ONCE) c.release_loaded(c.r.empty_w + 8 * c.w.stage);
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
-        const float s0 = GROUP ? low(s[p][group]) : 1.f, s8 = GROUP ? high(s[p][group]) : 1.f;
-        if constexpr (CHAINS == 2) {
+        if constexpr (CHAINS == 2 && AT_ONCE == 1) {
 #pragma unroll
           for (int i = 0; i < NT / 2; i++) acc[p][0][i] += acc[p][CHAINS - 1][i];
         }
-        promote(sum[p], acc[p][0], s0, s8);
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+          const UnitTerms& terms = t[p];
+          promote(sum[p], acc[p][i], GROUP ? first_row(terms.s[group + i]) : 1.f,
+                  GROUP ? second_row(terms.s[group + i]) : 1.f);
+          if constexpr (W_OFFSET)
+            promote(sum[p], of_x[i], first_row(terms.o[group + i]), second_row(terms.o[group + i]));
+        }
       }
     }
   }
@@ -139,8 +183,8 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 // What a unit of wgmma starts with: codes, scales and zero points in registers.
 struct Unit {
   Codes q[STRIPS];
-  u32 s[STRIPS][GROUPS + 1];
-  Zeros z[STRIPS][GROUPS + 1];
+  UnitTerms t[STRIPS];
+  RowPair o[STRIPS];  // offsets of the group that this lane has a column of
   u32 empty_w;
 };
 DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
@@ -149,10 +193,11 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   for (int p = 0; p < STRIPS; p++) {
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) {
-      u.s[p][i] = c.scales(p, i);
-      u.z[p][i] = c.zeros(p, i);
+      u.t[p].s[i] = c.scales(p, i);
+      u.t[p].z[i] = c.zeros(p, i);
     }
-    if constexpr (GROUP == 0) u.z[p][0] = row_zeros[p];
+    if constexpr (W_OFFSET) u.o[p] = c.offsets(p, (c.lane & 3) % GROUPS);
+    if constexpr (GROUP == 0) u.t[p].z[0] = row_zeros[p];
   }
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) load_codes(u.q[p], c.atom(p), c.warp, c.lane);
@@ -171,16 +216,21 @@ DEV void release_unit(const Consumer& c, const Unit& u) {
 // moves a wgmma.
 DEV u64 open_x(const Consumer& c) {
   if constexpr (!JOINT) mbarrier_wait(c.r.full_x + 8 * c.x.stage, c.x.phase);
+  if constexpr (X_SUMS) mbarrier_wait(c.r.full_x_sums + 8 * c.x.stage, c.x.phase);
   return RowsOfX::DESCRIPTOR_HIGH |
          __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
+}
+// sum += offsets * sums of the current stage of x.
+DEV void add_offsets(const Consumer& c, const Unit& u, float (&sum)[STRIPS][NT / 2]) {
+  if constexpr (X_SUMS) add_offsets_by_mma<SUMS_STRIDE>(sum, u.o, c.r.x_sums(c.x.stage), c.lane);
 }
 // Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): its four fragments.
 DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = GROUP ? k16 / (GROUP / 16) : 0;
-    decode(&u.q[p][k16 * WORDS], u.z[p][group], a[j]);
-    if constexpr (EARLY && GROUP != 0) scale_fragment(u.s[p][group], a[j]);
+    decode(&u.q[p][k16 * WORDS], u.t[p].z[group], a[j]);
+    if constexpr (EARLY && GROUP != 0) scale_fragment(u.t[p].s[group].v[0], a[j]);
   }
   pin(a);
 }
@@ -258,9 +308,10 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       pin(a[1]);
       if (x_last != 0) c.release(x_last);
       promote(sum[0], acc[0], s, s8);
-      s = low(u.s[0][0]);
-      s8 = high(u.s[0][0]);
+      s = first_row(u.t[0].s[0]);
+      s8 = second_row(u.t[0].s[0]);
       multiply_step(0, acc[0], a[0], descriptor, 0);
+      add_offsets(c, u, sum);
       const u32 first = c.r.empty_x + 8 * c.x.stage;
       if constexpr (BOXES == 1) {
         c.x.advance();
@@ -296,10 +347,11 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
           pin(a[1]);
           pin(acc[STRIPS - 1]);
           promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
-          s = low(u.s[STRIPS - 1][0]);
-          s8 = high(u.s[STRIPS - 1][0]);
+          s = first_row(u.t[STRIPS - 1].s[0]);
+          s8 = second_row(u.t[STRIPS - 1].s[0]);
         }
         multiply_step(i, acc[p], a[i & 1], descriptor, half);
+        if (i == 0) add_offsets(c, u, sum);
         if (i == 2 * STRIPS - 1) release_unit(c, u);
         if (i > 0) {
           wgmma_wait<1>();
@@ -312,7 +364,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
         }
         if (half == 1 && p > 0) {
           pin(acc[p - 1]);
-          promote(sum[p - 1], acc[p - 1], low(u.s[p - 1][0]), high(u.s[p - 1][0]));
+          promote(sum[p - 1], acc[p - 1], first_row(u.t[p - 1].s[0]), second_row(u.t[p - 1].s[0]));
         }
       }
     } while (--left > 0);
@@ -324,7 +376,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
   c.release(x_last);
 }
 
-// The same with groups of 32 or 64 k, of which each has sums of its own; one strip a warpgroup.  The fragments of a
+// The same with groups of 16, 32 or 64 k, of which each has sums of its own; one strip a warpgroup.  The fragments of a
 // group are converted while the group before is in the tensor cores.
 DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
   constexpr int STEPS = GROUP ? GROUP / 16 : 8;  // k16 steps a group
@@ -347,7 +399,7 @@ DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int lef
                  closes = (first + STEPS) % 4 == 0 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
 #pragma unroll
-      for (int j = 0; j < STEPS; j++) decode(&u.q[0][(first + j) * WORDS], u.z[0][group], a[group & 1][j]);
+      for (int j = 0; j < STEPS; j++) decode(&u.q[0][(first + j) * WORDS], u.t[0].z[group], a[group & 1][j]);
       pin(a[group & 1]);
       wgmma_wait<0>();  // the group before
       pin(acc);
@@ -357,14 +409,15 @@ DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int lef
         x_last = 0;
       }
       promote(sum[0], acc, s, s8);
-      s = low(u.s[0][group]);
-      s8 = high(u.s[0][group]);
+      s = first_row(u.t[0].s[group]);
+      s8 = second_row(u.t[0].s[group]);
       const u64 b = descriptor + (BOXES == 2 ? half * (BOX / 16) : 0);
       wgmma_fence();
 #pragma unroll
       for (int j = 0; j < STEPS; j++)
         Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + RowsOfX::descriptor_step((first + j) & 3), j ? 1 : 0);
       wgmma_commit();
+      if (group == 0) add_offsets(c, u, sum);
       if (group == GROUPS - 1) release_unit(c, u);
       if (closes) {
         x_last = c.r.empty_x + 8 * c.x.stage;

@@ -26,7 +26,7 @@ constexpr int BOX = NT * 128, STAGE_X = STEP / 64 * BOX, STAGE_W = TILE_STRIPS *
 constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16,
               X_PIECES = NT * 8;  // of 16 bytes: codes of a stage, a box of x
 constexpr int X_BYTES = 2;  // of a column of x
-constexpr int STAGE_TERMS = OFFSET ? STAGE_GROUPS * NT * 4 : 0;  // sums of x [groups][tokens], which offsets multiply
+constexpr int STAGE_TERMS = W_OFFSET ? STAGE_GROUPS * NT * 4 : 0;  // sums of x [groups][tokens], which offsets multiply
 constexpr bool PADDED = false;  // rows of x end with k
 constexpr int WIDTH = NT < 16 ? NT : 16;  // tokens of a B fragment that are loaded at once
 constexpr int PARTS = K16 - 1;  // a stage is filled in: steps of another one
@@ -39,7 +39,7 @@ constexpr int SHARED_BYTES = FLAGS + 16;
 static_assert(NT % 8 == 0 && (NT == 8 || NT % 16 == 0), "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
 static_assert(STEP == 64 || STEP == 128, "step");
-static_assert(STAGES >= (OFFSET ? 3 : 2) && WARPGROUPS <= 4, "form of a block");
+static_assert(STAGES >= (W_OFFSET ? 3 : 2) && WARPGROUPS <= 4, "form of a block");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 
 // What the kernel is given.  x, w and y start at multiples of 16 bytes, and pitch is a multiple of 8.
@@ -76,13 +76,7 @@ DEV void sum_stage(u32 x, u32 terms) {
   for (int first = 0; first < NT; first += THREADS / PIECES) {
     const int token = first + threadIdx.x / PIECES;
     if (NT % (THREADS / PIECES) != 0 && token >= NT) break;  // of whole warps
-    u32 v[4];
-    load_shared(v, x + piece / 8 * BOX + token * 128 + (((piece ^ token) & 7) << 4));
-    float sum = 0.f;
-#pragma unroll
-    for (int i = 0; i < 4; i++) sum += first_of(v[i]) + second_of(v[i]);
-#pragma unroll
-    for (int apart = 1; apart < RUN; apart *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, apart);
+    const float sum = sum_of_run<RUN, BOX>(x, token, piece);
     if (piece % RUN == 0) store_shared(terms + (piece / RUN * NT + token) * 4, __float_as_uint(sum));
   }
 }

@@ -233,8 +233,9 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
   const u32 from = (SORTED ? blockIdx.y : blockIdx.x) * window, first_step = SORTED ? 0 : from / 128;
   const u32 steps = SORTED ? p.steps : min(p.steps - first_step, window / 128);
   const bool exact = p.scale_type != F32 && p.zero_kind != 2;
-  const u32 scales_bytes = p.scale_type == F32 ? 256 : 128,
-            zeros_bytes = p.zero_kind == 1 ? 64 : p.zero_kind == 2 ? scales_bytes : 0;
+  const u32 scales_bytes = p.scale_type == F32 ? 256 : 128, zeros_bytes = p.zero_kind == 1   ? 64
+                                                                          : p.zero_kind == 2 ? scales_bytes
+                                                                                             : 0;
   // Strips of a super-strip take turns along k.
   const u32 first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
   const u8* base = p.atoms + (u64(first_strip) * p.steps + (strip & 3)) * p.atom_bytes;
@@ -257,10 +258,10 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
       const u32 first = SPAN * part + (BITS == 4 ? 16 * j : 16 * (j / 2));
       if (j == 0 || (BITS == 4 || j == 2) && (first & ((1 << p.shift) - 1)) == 0) {
         const u32 group = first >> p.shift;
-        const u8* scales = p.groups ? atom + CODES + group * scales_bytes
-                                    : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
-        const u8* zeros = p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes
-                                   : scales + scales_bytes;
+        const u8* scales =
+            p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
+        const u8* zeros =
+            p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
         t = pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
@@ -274,8 +275,8 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
         for (int f = 0; f < 4; f++) {
           const u32 code = __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
           const float scale = f < 2 ? t.scale : t.scale8, whole = integer(code, f < 2 ? t.zero : t.zero8);
-          v[f] = exact ? whole * scale
-                       : rounded_to_odd<OUT>(double(scale) * whole + double(f < 2 ? t.offset : t.offset8));
+          v[f] =
+              exact ? whole * scale : rounded_to_odd<OUT>(double(scale) * whole + double(f < 2 ? t.offset : t.offset8));
         }
         if constexpr (!SORTED) {
           store_pair<OUT>(upper + (c - from), v[0], v[1]);

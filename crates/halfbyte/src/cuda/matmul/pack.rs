@@ -222,13 +222,6 @@ impl<'a> Packer<'a> {
             let expected = "gates, and as many others, a multiple of 8";
             return Err(Error::invalid(OP, expected, format!("{} and {}", gate.n(), up.n())));
         }
-        for part in parts {
-            let atom = Atom::holding(part, act)?;
-            if atom.is_wide() {
-                let expected = "gates with half scales, without offsets, in groups of 32 or more";
-                return Err(Error::invalid(OP, expected, format!("{atom:?}")));
-            }
-        }
         Ok(Packed::Wna16(Weights::new(self, Whole { gated: true, ..whole }, &parts, act)?))
     }
 

@@ -9,7 +9,7 @@ use super::{float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Form;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Activation, Problem, Reason};
 use crate::layout::cuda_wna16::{Atom, order_of};
@@ -39,7 +39,7 @@ pub(super) fn instance<const N: usize>(
     let numbers = form.into_iter().chain(config).map(|(name, value)| format!("HB_{name}={value}"));
     let limits = [("LOW", low), ("HIGH", high)];
     let limits = limits.map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
-    let more = [(atom.factors, "FACTORS"), (atom.scale == Float::F32, "SCALE_F32"), (atom.offset, "OFFSET")];
+    let more = [(atom.factors, "FACTORS"), (atom.scale == Float::F32, "SCALE_F32"), (atom.offset, "W_OFFSET")];
     let more = more.into_iter().filter(|&(has, _)| has).map(|(_, name)| format!("HB_{name}=1"));
     Instance::new(source, kernel).with(numbers.chain(limits).chain(more))
 }
@@ -77,6 +77,10 @@ impl Weights {
         let Whole { format, n, k, gated, .. } = whole;
         let atom = Atom::of_format(Format { weight: format, act }, k)?;
         parts.iter().try_for_each(|part| Atom::holding(part, act).map(|_| ()))?;
+        if gated && atom.is_wide() {
+            let expected = "gates with half scales, without offsets, in groups of 32 or more";
+            return Err(Error::invalid("pack", expected, format!("{atom:?}")));
+        }
         let order = parts.first().and_then(|part| part.group_index()).map(order_of);
         let weights = Self {
             n,

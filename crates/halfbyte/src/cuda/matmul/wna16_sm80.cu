@@ -15,24 +15,18 @@
 #include "wna16_sm80.cuh"
 #include "cp_async_ring.cuh"
 
-// What the sums of a group are multiplied by, of rows R and R + 8, as it lies in shared memory.
+// What the sums of a group are multiplied by, and of x.
 struct GroupTerms {
-  u32 s[SCALE_F32 ? 2 : 1], o[OFFSET && SCALE_F32 ? 2 : 1];
+  RowPair s, o;
 };
-DEV void load_pair(u32 (&v)[1], u32 at) { v[0] = load_shared(at); }
-DEV void load_pair(u32 (&v)[2], u32 at) { load_shared(v, at); }
-DEV float first_row(const u32 (&v)[1]) { return low(v[0]); }
-DEV float first_row(const u32 (&v)[2]) { return __uint_as_float(v[0]); }
-DEV float second_row(const u32 (&v)[1]) { return high(v[0]); }
-DEV float second_row(const u32 (&v)[2]) { return __uint_as_float(v[1]); }
 
 // Scales, zero points and offsets of a group of a stage, of a lane's rows.
 DEV void load_group(const Warp& w, GroupTerms (&t)[STRIPS], Zeros (&z)[STRIPS], u32 stage, int group) {
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     const u32 strip = stage * STAGE_W + p * STRIP_BYTES, zeros = w.zeros + strip + group * GROUP_ZEROS;
-    load_pair(t[p].s, w.scales + strip + group * GROUP_SCALES);
-    if constexpr (OFFSET) load_pair(t[p].o, zeros);
+    t[p].s = load_row_pair(w.scales + strip + group * GROUP_SCALES);
+    if constexpr (W_OFFSET) t[p].o = load_row_pair(zeros);
     z[p] = zeros_symmetric();
     if constexpr (ZERO) z[p] = zeros_of(load_shared_u16(zeros));
   }
@@ -51,17 +45,7 @@ DEV void add_scaled(float (&sum)[STRIPS][NT / 2], const float (&acc)[STRIPS][NT 
 // sum += offset * sum of x; `sums`: where those of a group's tokens begin.
 [[maybe_unused]] DEV void add_offsets(float (&sum)[STRIPS][NT / 2], const GroupTerms (&t)[STRIPS], u32 sums) {
 #pragma unroll
-  for (int n = 0; n < NT / 8; n++) {
-    u32 x[2];
-    load_shared(x, sums + n * 32 + threadIdx.x % 4 * 8);
-#pragma unroll
-    for (int p = 0; p < STRIPS; p++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const float o = (i & 2) ? second_row(t[p].o) : first_row(t[p].o);
-        sum[p][4 * n + i] = fmaf(o, __uint_as_float(x[i & 1]), sum[p][4 * n + i]);
-      }
-  }
+  for (int p = 0; p < STRIPS; p++) add_offsets(sum[p], t[p].o, sums);
 }
 
 // a times x of 16 k.
@@ -121,7 +105,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         multiply_step(GROUP ? acc : sum, a, b[j & 1]);
         if (ends) add_scaled(sum, acc, own);
         // Sums of x are those of a stage.
-        if (OFFSET && j == K16 - 1) add_offsets(sum, own, sums);
+        if (W_OFFSET && j == K16 - 1) add_offsets(sum, own, sums);
       }
   }
 }
@@ -152,7 +136,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   // The sums of a group are scaled, and begin again.
   auto promote = [&](const GroupTerms(&of)[STRIPS], u32 sums) {
     add_scaled(sum, acc, of);
-    if constexpr (OFFSET) add_offsets(sum, of, sums);
+    if constexpr (W_OFFSET) add_offsets(sum, of, sums);
 #pragma unroll
     for (int p = 0; p < STRIPS; p++)
 #pragma unroll

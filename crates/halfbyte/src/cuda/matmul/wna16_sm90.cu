@@ -117,6 +117,53 @@ DEV void produce(const Given& g, const TensorMap* map, const Rings& r, bool of_x
   }
 }
 
+// Sums of the groups of every stage of x, as products with ones, by two warps: each takes half of the tokens, 16 at a time.
+[[maybe_unused]] DEV void sum_x(const Given& g, const Rings& r, int part, int lane) {
+  constexpr u32 ONE = BF16 ? 0x3f803f80 : 0x3c003c00;
+  constexpr int ALL = GROUPS ? GROUPS : 1, RUN = 4 / ALL ? 4 / ALL : 1;  // groups, and times 32 k in each
+  constexpr int OWN = NT / 16;  // times 8 tokens of a warp
+  const u32 ones[4] = {ONE, ONE, ONE, ONE};
+  const u32 row = r.x + part * (OWN * 1024) + (lane & 7) * 128 +
+                  (((lane >> 3) ^ (lane & 7)) << 4);  // this lane's row in a swizzled box
+  Turn<STAGES_X> t;
+  Schedule sc = Schedule::make(g);
+  while (sc.next(g))
+#pragma unroll 1
+    for (int unit = sc.k; unit < sc.kend; unit++, t.advance()) {
+      mbarrier_wait(r.full_x + 8 * t.stage, t.phase);
+#pragma unroll
+      for (int first = 0; first < OWN; first += 2) {
+        u32 b[2][4][4];
+        float sums[2][ALL][4];
+#pragma unroll
+        for (int n = 0; n < 2 && first + n < OWN; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            load_matrices(b[n][i], (row + t.stage * STAGE_X + (i >> 1) * BOX + (first + n) * 1024) ^ ((i & 1) << 6));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+          for (int n = 0; n < 2 && first + n < OWN; n++) {
+            float (&sum)[4] = sums[n][i / RUN];
+            if (i % RUN == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
+            mma_sync<BF16>(sum, ones, b[n][i][0], b[n][i][1]);
+            mma_sync<BF16>(sum, ones, b[n][i][2], b[n][i][3]);
+          }
+        // All rows of a product with ones are the same.
+        if (lane < 4) {
+          const u32 to = r.x_sums(t.stage) + ((part * OWN + first) * 8 + lane * 2) * 4;
+#pragma unroll
+          for (int n = 0; n < 2 && first + n < OWN; n++)
+#pragma unroll
+            for (int i = 0; i < ALL; i++)
+              store_shared(to + (i * SUMS_STRIDE + n * 8) * 4, sums[n][i][0], sums[n][i][1]);
+        }
+      }
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(r.full_x_sums + 8 * t.stage);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     wna16_sm90(const __grid_constant__ Given g, const __grid_constant__ TensorMap x_map) {
   extern __shared__ __align__(1024) u8 shared[];
@@ -134,6 +181,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         mbarrier_init(r.full_x + 8 * s, 1);
         mbarrier_init(r.empty_x + 8 * s, SET_WARPS);
       }
+    if constexpr (X_SUMS)
+      for (int s = 0; s < STAGES_X; s++) mbarrier_init(r.full_x_sums + 8 * s, 2);
     if constexpr (SPLIT > 1) {
       mbarrier_init(r.full_sums, 1);
       mbarrier_expect(r.full_sums, SPLIT * parts_of_rank(rank) * 512);
@@ -147,12 +196,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   else
     __syncthreads();
   if (warp >= WARPGROUPS * 4) {
-    if constexpr (PRODUCERS) registers_decrease<WARPGROUPS == 4 ? 32 : 40>();
-    const int role = warp - WARPGROUPS * 4;  // 0: W (and x of a joint ring), 1: x
+    if constexpr (PRODUCERS) registers_decrease<WARPGROUPS == 4 ? 32 : X_SUMS ? 88 : 40>();
+    const int role = warp - WARPGROUPS * 4;  // 0: W (and x of a joint ring), 1: x, 2 and 3: sums of x
+    if constexpr (X_SUMS) {
+      if (role >= 2) {
+        if constexpr (GROUPED) dependency_wait();
+        sum_x(g, r, role - 2, lane);
+      }
+    }
     if (role < (JOINT ? 1 : 2) && lane == 0) produce(g, &x_map, r, role == 1);
     __syncwarp();
   } else {
-    if constexpr (PRODUCERS) registers_increase<WARPGROUPS == 4 ? 112 : 232>();
+    if constexpr (PRODUCERS) registers_increase<WARPGROUPS == 4 ? 112 : X_SUMS ? 208 : 232>();
     dependency_wait();
     Consumer c{r, warp / SET_WARPS, warp % SET_WARPS >> 2, warp & 3, lane};
     c.w.stage = c.set;

@@ -53,6 +53,9 @@ fn instances() -> Vec<Instance> {
         ),
         (Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F16, Activation::GeluTanh),
         (Atom { zero: true, group: 64, ..atom }, Float::F16, Activation::Relu6),
+        (Atom { scale: Float::F32, offset: true, group: 32, ..atom }, Float::F32, Activation::None),
+        (Atom { bits: 8, scale: Float::F32, group: 16, ..atom }, Float::F32, Activation::None),
+        (Atom { offset: true, ..atom }, Float::F16, Activation::Silu),
     ];
     let few = others.into_iter().flat_map(|(atom, out, activation)| {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];
@@ -83,10 +86,13 @@ impl Gemm for Wna16Sm90 {
 
     fn form(problem: &Problem) -> Answer<Form> {
         let form = wna16::gemm_form(problem)?;
-        if form.atom.is_wide() {
-            return Err(Reason("multiplies by half scales, without offsets, of groups of 32 or more".into()));
+        if form.atom.group == 16 && form.atom.offset {
+            return Err(Reason("has no registers for offsets of groups of 16".into()));
         }
-        if problem.x != form.atom.scale {
+        if problem.x == Float::F32 {
+            return Err(Reason("multiplies x in f16 or bf16; x is f32".into()));
+        }
+        if form.atom.scale != Float::F32 && problem.x != form.atom.scale {
             let (scale, x) = (form.atom.scale, problem.x);
             return Err(Reason(format!("multiplies x of the type of the scales, {scale}; x is {x}")));
         }

@@ -26,6 +26,7 @@ mod quantized;
 mod quantized_rows;
 mod sums;
 mod values;
+mod wide;
 mod wna16_sm80;
 mod wna8_sm80;
 

@@ -1,6 +1,9 @@
-//! Configurations to measure against the one that is chosen.
+//! Configurations to measure against the one that is chosen, and all that are chosen.
 
-use super::config::{Config, MOST_TOKENS_OF_SMALL_GROUPS, TWO_BY_TWO, TWO_SETS};
+use super::config::{
+    self, Config, EARLY, LEAST_APART, MOST_EXACT_ROWS, MOST_TOKENS_OF_SMALL_GROUPS, PAIRED, Shape, TWO_BY_TWO, TWO_SETS,
+};
+use crate::cuda::Caps;
 use crate::cuda::tiled::{Form, Tile};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
@@ -29,12 +32,21 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
         (true, false) if two_sums && atom.group < 128 => sums <= MOST_TOKENS_OF_SMALL_GROUPS && config.boxes == 2,
         (true, false) => sums <= if two_sums { 128 } else { 256 },
     };
+    // Registers, warps that sum x, and whole units of it.
+    let wide = !atom.is_wide()
+        || match wgmma {
+            true => !joint && config.boxes == 2 && strips == 1 && tokens <= MOST_TOKENS_OF_SMALL_GROUPS,
+            false => {
+                (tokens <= 8 && (!atom.offset || split > 1 || strips * blocks < 4))
+                    || (tokens <= 16 && strips == 1 && !atom.offset)
+            }
+        };
     let scales = !early || (out != Float::F32 && atom.group > 0 && wgmma);
     let groups = early || !wgmma || matches!(atom.group, 0 | 128) || strips == 1;
     let most = if blocks == 2 { 115_712 } else { 232_448 };
     let rings = config.stages_w >= 2.max(sets) && config.stages_x >= 2.max(sets);
     let room = config.shared_bytes(&Form::floats(atom, out)) <= most;
-    registers && scales && groups && rings && room && (sets == 1 || split == 1) && (blocks == 1 || joint)
+    registers && wide && scales && groups && rings && room && (sets == 1 || split == 1) && (blocks == 1 || joint)
 }
 
 /// Configurations for a number of rows that may be worth measuring.
@@ -67,4 +79,58 @@ pub fn candidates(atom: Atom, m: usize, out: Float) -> Vec<Config> {
         }
     }
     all
+}
+
+/// Configurations for a form of atoms that together are chosen for many shapes on an H200.
+pub fn all(atom: Atom, out: Float) -> Vec<Config> {
+    const SHAPES: [[usize; 2]; 7] =
+        [[21504, 14336], [4096, 4096], [12288, 4096], [28672, 4096], [6144, 4096], [2048, 2048], [600, 1000]];
+    let mut all = Vec::new();
+    for m in [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512] {
+        for [n, k] in SHAPES {
+            let config = config::config(atom, [m, n, k], out, &Caps::H200);
+            if !all.contains(&config) {
+                all.push(config);
+            }
+        }
+    }
+    all
+}
+
+/// Every configuration that is chosen for a form of atoms, whatever shape and device are.
+pub fn every(atom: Atom, out: Float) -> Vec<Config> {
+    const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
+    let (base, narrow) = (TWO_BY_TWO, Config { strips: 1, ..TWO_BY_TWO });
+    let shape = |m| Shape::new(atom, [m, 1, 1], out, &Caps::H200);
+    let mut all = vec![EARLY, TWO_SETS, Config { tokens: 16, ..TWO_SETS }];
+    for split in CLUSTERS {
+        let paired = Config { split, ..PAIRED };
+        let narrow = Config { strips: 1, ..paired };
+        all.push(Config { wgmma: false, ..paired });
+        all.extend([narrow, paired].map(|config| Config { tokens: 16, wgmma: false, ..config }));
+        all.extend([16, 24, 32].map(|tokens| Config { tokens, ..narrow }));
+    }
+    for split in CLUSTERS.into_iter().take(2) {
+        // Shared by a cluster, or batch-invariant.
+        let few = [8, 16, 32, 48, 64, 96, 128].map(|tokens| Config { tokens, split, trigger: 0, ..narrow });
+        all.extend(few);
+        all.push(Config { tokens: 128, split, early: shape(MOST_EXACT_ROWS + 1).rounds, ..narrow });
+    }
+    all.extend([24, 32].map(|tokens| Config { tokens, trigger: 0, ..base }));
+    all.extend([48, 64].into_iter().flat_map(|tokens| [narrow, base].map(|config| Config { tokens, ..config })));
+    all.extend([96, 128].map(|tokens| Config { tokens, ..narrow }));
+    let early = shape(MOST_EXACT_ROWS + 1).rounds;
+    all.extend([192, 256].map(|tokens| Config { tokens, early, boxes: 1, ..narrow }));
+    let mut unlike = Vec::new();
+    let of = shape(1);
+    if atom.is_wide() {
+        all.retain(|config| config.boxes == 2);
+        all.extend([1, 2].map(|split| Config { tokens: LEAST_APART, split, trigger: 0, ..narrow }));
+    }
+    for config in all.into_iter().map(|config| of.wide(of.small(config)).fitted(atom, out)) {
+        if !unlike.contains(&config) {
+            unlike.push(config);
+        }
+    }
+    unlike
 }

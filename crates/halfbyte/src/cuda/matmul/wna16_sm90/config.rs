@@ -12,6 +12,7 @@ use crate::kernel::Activation;
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
 
+pub use super::candidates::{all, every};
 pub use crate::cuda::schedule::Schedule;
 
 /// What the kernel is compiled with, besides the format; `include/wna16_sm90.cuh` says what each is.
@@ -66,11 +67,11 @@ pub(in crate::cuda) const TWO_BY_TWO: Config = Config {
 pub(super) const TWO_SETS: Config = Config { warpgroups: 4, sets: 2, wgmma: false, trigger: 0, ..TWO_BY_TWO };
 
 /// Two blocks a multiprocessor: the next launch fills its rings while this one runs.
-const PAIRED: Config = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
+pub(super) const PAIRED: Config = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
 
 /// The next launch begins before this one ends, and what it will read first is fetched into L2. A block has a multiprocessor to
 /// itself: if two fitted, the multiprocessors where a small kernel still runs would get none, and others two, which end late.
-const EARLY: Config = Config { wgmma: false, trigger: 8, prefetch: 4, ..TWO_BY_TWO };
+pub(super) const EARLY: Config = Config { wgmma: false, trigger: 8, prefetch: 4, ..TWO_BY_TWO };
 
 /// Shared memory that a block may have alone on a multiprocessor, and as one of two.
 const ALONE_BYTES: usize = 232_448;
@@ -79,11 +80,14 @@ const SHARED_BY_TWO_BYTES: usize = 115_712;
 /// Units that a worker must have for cutting tiles among all to pay.
 const FEW_UNITS: usize = 16;
 
+/// Tokens from which on W and x have rings of their own.
+pub(super) const LEAST_APART: usize = 48;
+
 /// Tokens for which the registers hold sums of groups smaller than atoms, beside those of a tile.
 pub(super) const MOST_TOKENS_OF_SMALL_GROUPS: usize = 96;
 
 /// Where the choice is made: a shape in strips and steps, and the device.
-struct Shape {
+pub(super) struct Shape {
     m: usize,
     strips: usize,
     steps: usize,
@@ -92,12 +96,12 @@ struct Shape {
     waits_for_memory: bool,
     atom: Atom,
     /// Whether scales may be applied to weights, which rounds them.
-    rounds: bool,
+    pub rounds: bool,
 }
 
 /// Rows beyond which weights are scaled and rounded where y is a half float: tiles of 256 tokens leave no registers for the sums
 /// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
-const MOST_EXACT_ROWS: usize = 128;
+pub(super) const MOST_EXACT_ROWS: usize = 128;
 
 /// Codes of 4 bits in a unit of four strips, and the clocks in which a multiprocessor converts and multiplies it for up to 8 rows, with
 /// what it waits between. Where memory brings it sooner, blocks keep in step. The number lies between the 870 clocks of memory on
@@ -106,7 +110,7 @@ const UNIT_BYTES: usize = 4 * STRIP * STEP / 2;
 const UNIT_CLOCKS: f64 = 1100.0;
 
 impl Shape {
-    fn new(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Self {
+    pub fn new(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Self {
         Self {
             m: m.max(1),
             strips: n.div_ceil(STRIP).max(1),
@@ -114,7 +118,7 @@ impl Shape {
             multiprocessors: caps.multiprocessors.max(1) as usize,
             waits_for_memory: caps.clocks_of_memory(UNIT_BYTES) > UNIT_CLOCKS,
             atom,
-            rounds: atom.group > 0 && m > MOST_EXACT_ROWS && out != Float::F32,
+            rounds: atom.group > 0 && m > MOST_EXACT_ROWS && out != Float::F32 && !atom.is_wide(),
         }
     }
 
@@ -144,11 +148,30 @@ impl Shape {
     }
 
     fn choose(&self) -> Config {
-        self.small(self.choose_fast())
+        self.wide(self.small(self.choose_fast()))
+    }
+
+    /// Scales in f32 and offsets take registers, and offsets sums of x: up to 8 rows `mma.sync` makes them, for more two of the warps
+    /// that wgmma has beside rings of their own for W and x.
+    pub fn wide(&self, config: Config) -> Config {
+        if !self.atom.is_wide() {
+            return config;
+        }
+        match config {
+            Config { tokens: ..=8, blocks: 2, split: 1, .. } if self.atom.offset => {
+                Config { wgmma: false, strips: 1, ..config }
+            }
+            Config { tokens: ..=8, .. } => Config { wgmma: false, ..config },
+            Config { tokens: ..=16, .. } if !self.atom.offset => Config { wgmma: false, strips: 1, ..config },
+            Config { tokens: ..=32, split, .. } => {
+                Config { tokens: LEAST_APART, strips: 1, split: split.min(2), trigger: 0, ..TWO_BY_TWO }
+            }
+            Config { tokens, .. } => Config { strips: 1, tokens: tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config },
+        }
     }
 
     /// The sums of small groups take registers.
-    fn small(&self, config: Config) -> Config {
+    pub fn small(&self, config: Config) -> Config {
         match !config.wgmma || config.early || self.whole_atoms() {
             true => config,
             false => Config { strips: 1, tokens: config.tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config },
@@ -200,11 +223,12 @@ impl Shape {
     /// as n and k alone tell.
     fn choose_batch_invariant(&self) -> Config {
         let tokens = match self.m {
+            ..=LEAST_APART if self.atom.is_wide() => LEAST_APART,
             ..=8 => 8,
             9..=16 => 16,
             17..=32 => 32,
             33..=64 => 64,
-            _ if self.whole_atoms() => 128,
+            _ if self.whole_atoms() && !self.atom.is_wide() => 128,
             _ => MOST_TOKENS_OF_SMALL_GROUPS,
         };
         let config = Config { tokens, strips: 1, trigger: 0, ..TWO_BY_TWO };
@@ -275,55 +299,6 @@ pub fn batch_invariant(atom: Atom, shape: [usize; 3], out: Float, caps: &Caps) -
     Shape::new(atom, shape, out, caps).choose_batch_invariant().fitted(atom, out)
 }
 
-/// Configurations for a form of atoms that together are chosen for many shapes on an H200.
-pub fn all(atom: Atom, out: Float) -> Vec<Config> {
-    const SHAPES: [[usize; 2]; 7] =
-        [[21504, 14336], [4096, 4096], [12288, 4096], [28672, 4096], [6144, 4096], [2048, 2048], [600, 1000]];
-    let mut all = Vec::new();
-    for m in [8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512] {
-        for [n, k] in SHAPES {
-            let config = config(atom, [m, n, k], out, &Caps::H200);
-            if !all.contains(&config) {
-                all.push(config);
-            }
-        }
-    }
-    all
-}
-
-/// Every configuration that is chosen for a form of atoms, whatever shape and device are.
-pub fn every(atom: Atom, out: Float) -> Vec<Config> {
-    const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
-    let (base, narrow) = (TWO_BY_TWO, Config { strips: 1, ..TWO_BY_TWO });
-    let shape = |m| Shape::new(atom, [m, 1, 1], out, &Caps::H200);
-    let mut all = vec![EARLY, TWO_SETS, Config { tokens: 16, ..TWO_SETS }];
-    for split in CLUSTERS {
-        let paired = Config { split, ..PAIRED };
-        let narrow = Config { strips: 1, ..paired };
-        all.push(Config { wgmma: false, ..paired });
-        all.extend([narrow, paired].map(|config| Config { tokens: 16, wgmma: false, ..config }));
-        all.extend([16, 24, 32].map(|tokens| Config { tokens, ..narrow }));
-    }
-    for split in CLUSTERS.into_iter().take(2) {
-        // Shared by a cluster, or batch-invariant.
-        let few = [8, 16, 32, 48, 64, 96, 128].map(|tokens| Config { tokens, split, trigger: 0, ..narrow });
-        all.extend(few);
-        all.push(Config { tokens: 128, split, early: shape(MOST_EXACT_ROWS + 1).rounds, ..narrow });
-    }
-    all.extend([24, 32].map(|tokens| Config { tokens, trigger: 0, ..base }));
-    all.extend([48, 64].into_iter().flat_map(|tokens| [narrow, base].map(|config| Config { tokens, ..config })));
-    all.extend([96, 128].map(|tokens| Config { tokens, ..narrow }));
-    let early = shape(MOST_EXACT_ROWS + 1).rounds;
-    all.extend([192, 256].map(|tokens| Config { tokens, early, boxes: 1, ..narrow }));
-    let mut unlike = Vec::new();
-    for config in all.into_iter().map(|config| shape(1).small(config).fitted(atom, out)) {
-        if !unlike.contains(&config) {
-            unlike.push(config);
-        }
-    }
-    unlike
-}
-
 /// Names and values of what is not as usual.
 pub(in crate::cuda::matmul) fn write_unusual(
     f: &mut std::fmt::Formatter<'_>,
@@ -352,7 +327,8 @@ impl Config {
     pub(in crate::cuda) fn fitted(mut self, atom: Atom, out: Float) -> Self {
         let most = if self.blocks == 2 { SHARED_BY_TWO_BYTES } else { ALONE_BYTES };
         let room = most.saturating_sub(self.shared_bytes(&Form::floats(atom, out)));
-        let (w, x) = (self.tile_strips() * atom.bytes() + 16, self.boxes * self.tokens * 128 + 16);
+        let x = self.boxes * self.tokens * 128 + 16;
+        let (w, x) = (self.tile_strips() * atom.bytes() + 16, x + self.bytes_of_sums_of_x(atom));
         if self.joint() {
             let stages = (room / (w + x)).min(8);
             self.stages_w = stages - stages % self.sets;
@@ -376,6 +352,11 @@ impl Config {
         }
         self.stages_x = (room.saturating_sub(self.stages_w * w) / x).min(wanted_x);
         self
+    }
+
+    /// Of a stage of x, with their barrier.
+    fn bytes_of_sums_of_x(self, atom: Atom) -> usize {
+        if atom.offset && self.wgmma { atom.groups() * (self.tokens + 8) * 4 + 8 } else { 0 }
     }
 
     /// Strips of a tile.
@@ -413,7 +394,7 @@ impl Tile for Config {
         };
         let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
         let sums = (self.sets - 1) * parts * 512 + exchange + self.warpgroups / self.sets * staged * 128;
-        ring + sums + 16 * (self.stages_w + self.stages_x) + 48
+        ring + sums + 16 * (self.stages_w + self.stages_x) + 48 + self.stages_x * self.bytes_of_sums_of_x(atom)
     }
 
     fn parts_bytes(self, schedule: &Schedule) -> usize {
