@@ -179,7 +179,8 @@ typedef u32 Step[(NT + 15) / 16][4];  // B fragments of 16 k
 // A warp's place in the stages.
 struct Warp {
   u32 row, codes, scales,
-      zeros;  // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it; zeros or offsets
+      // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it; zeros or offsets
+      zeros;
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
     const u32 w = r.w + wg * STRIPS * STRIP_BYTES;

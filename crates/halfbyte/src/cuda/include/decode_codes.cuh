@@ -130,9 +130,9 @@ template <int HALF> DEV void add_offsets(float (&sum)[HALF], RowPair offsets, u3
     for (int i = 0; i < 4; i++) sum[4 * n + i] = fmaf((i & 2) ? o8 : o, __uint_as_float(x[i & 1]), sum[4 * n + i]);
   }
 }
-// The same for all groups of an atom, [groups][STRIDE] sums: a product of TF32, where numbers are two parts each, the upper 11 bits
-// and what is left.  A column of A and a row of B belong to the group whose offsets a lane has; with fewer than four groups, other
-// lanes have lower parts.
+// The same for all groups of an atom, [groups][STRIDE] sums: a product of TF32, where numbers are two parts each, the
+// upper 11 bits and what is left.  A column of A and a row of B belong to the group whose offsets a lane has; with
+// fewer than four groups, other lanes have lower parts.
 template <int STRIDE, int STRIPS, int HALF>
 DEV void add_offsets_by_mma(float (&sum)[STRIPS][HALF], const RowPair (&offsets)[STRIPS], u32 sums, int lane) {
   constexpr int ALL = GROUPS ? GROUPS : 1;
@@ -164,8 +164,8 @@ DEV u32 pair(float l, float h) { return BF16 ? bf16_pair(l, h) : half_pair(l, h)
 DEV float first_of(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
 DEV float second_of(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }
 
-// Sums of 8 columns of a token, and of its neighbours' with it: of runs of RUN threads.  x: boxes of 64 columns, BOX bytes each, in
-// rows of 128 bytes whose pieces of 16 are XORed with the row.
+// Sums of 8 columns of a token, and of its neighbours' with it: of runs of RUN threads.  x: boxes of 64 columns, BOX
+// bytes each, in rows of 128 bytes whose pieces of 16 are XORed with the row.
 template <int RUN, int BOX> DEV float sum_of_run(u32 x, int token, int piece) {
   u32 v[4];
   load_shared(v, x + piece / 8 * BOX + token * 128 + (((piece ^ token) & 7) << 4));

@@ -67,10 +67,11 @@ struct GroupedArguments : Arguments {
 typedef Choice<GROUPED, GroupedArguments, Arguments>::Type Given;
 DEV void copy_terms(const Arguments&, int, int, u32) {}
 
-// Sums of the groups of a stage of x, to [groups][tokens]: a thread sums 8 columns of a token, its neighbours the others of
-// a group.  Where a group is longer than a stage, of what the stage has of it.
+// Sums of the groups of a stage of x, to [groups][tokens]: a thread sums 8 columns of a token, its neighbours the
+// others of a group.  Where a group is longer than a stage, of what the stage has of it.
 DEV void sum_stage(u32 x, u32 terms) {
-  constexpr int PIECES = STEP / 8, RUN = (GROUP < STEP ? GROUP : STEP) / 8;  // of 8 columns: of a stage, of a group
+  // of 8 columns: of a stage, of a group
+  constexpr int PIECES = STEP / 8, RUN = (GROUP == 0 || GROUP > STEP ? STEP : GROUP) / 8;
   const int piece = threadIdx.x % PIECES;
 #pragma unroll
   for (int first = 0; first < NT; first += THREADS / PIECES) {

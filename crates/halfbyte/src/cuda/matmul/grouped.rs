@@ -201,6 +201,9 @@ impl Grouped {
         let Some((first @ Packed::Wna16(of_first), _)) = weights.first() else {
             return refuse("takes weights in layout cuda_wna16, at least one");
         };
+        if of_first.atom().is_wide() {
+            return refuse("takes weights with half scales, without offsets, in groups of 32 or more");
+        }
         let mut all = Vec::new();
         for (w, bias) in weights {
             let Packed::Wna16(of) = w else { return refuse("takes weights in layout cuda_wna16") };

@@ -110,8 +110,8 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
   }
 }
 
-// The same for groups of 16, 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and zero
-// points.
+// The same for groups of 16, 32 and 64, 32 k at a time in a short loop, which leaves registers for their scales and
+// zero points.
 DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left) {
   constexpr int OF_GROUP = GROUP == 64 ? 2 : 1;  // times 32 k
   constexpr int GROUPS_OF_PAIR = GROUP == 16 ? 2 : 1;

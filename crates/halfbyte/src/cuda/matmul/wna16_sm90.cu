@@ -117,7 +117,8 @@ DEV void produce(const Given& g, const TensorMap* map, const Rings& r, bool of_x
   }
 }
 
-// Sums of the groups of every stage of x, as products with ones, by two warps: each takes half of the tokens, 16 at a time.
+// Sums of the groups of every stage of x, as products with ones, by two warps: each takes half of the tokens, 16 at a
+// time.
 [[maybe_unused]] DEV void sum_x(const Given& g, const Rings& r, int part, int lane) {
   constexpr u32 ONE = BF16 ? 0x3f803f80 : 0x3c003c00;
   constexpr int ALL = GROUPS ? GROUPS : 1, RUN = 4 / ALL ? 4 / ALL : 1;  // groups, and times 32 k in each

@@ -67,7 +67,7 @@ impl Atom {
         Ok(Self { bits, group, zero, offset, scale: format.scale, factors: false })
     }
 
-    /// Whether it has scales in f32, offsets or groups of 16, which [`wna16_sm80`](crate::cuda::matmul) alone multiplies.
+    /// Whether it has scales in f32, offsets or groups of 16: those are multiplied by exact activations only, one weight at a time.
     pub fn is_wide(self) -> bool {
         self.scale == Float::F32 || self.offset || self.group == 16
     }

@@ -140,7 +140,7 @@ pub(super) fn caps(arch: &str) -> Caps {
     Caps { arch: arch.parse().unwrap(), ..Caps::H200 }
 }
 
-/// Formats with scales in f32, offsets, groups of 16 or codes of 3 bits, which `wna16_sm80` alone multiplies from codes.
+/// Formats with scales in f32, offsets, groups of 16 or codes of 3 bits.
 pub(super) const WIDE: [&str; 16] = [
     "w4a16-g32-float-sf32",
     "w8a16-g16-sf32",
