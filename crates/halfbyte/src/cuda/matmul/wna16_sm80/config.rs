@@ -98,7 +98,9 @@ pub fn room(caps: &Caps, blocks: usize) -> usize {
 /// Every configuration for a form of atoms on a device.
 pub fn all(atom: Atom, out: Float, caps: &Caps) -> Vec<Config> {
     let of = |tokens| [1, 2].map(|strips| Config::of(tokens, strips).fitted(atom, out, caps));
-    [8, 16, 32, 64].into_iter().flat_map(of).filter(|config| config.fits(atom, out, caps)).collect()
+    let mut all: Vec<_> = [8, 16, 32, 64].into_iter().flat_map(of).filter(|c| c.fits(atom, out, caps)).collect();
+    all.dedup();
+    all
 }
 
 impl Config {
@@ -113,6 +115,10 @@ impl Config {
         let more = atom.bits == 8 || atom.is_wide();
         if more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > 16 {
             self.blocks = 1;
+        }
+        // Two strips of 64 tokens leave no registers for offsets where codes have 8 bits, or groups 64 columns.
+        if atom.offset && self.tokens == 64 && (atom.bits == 8 || atom.group == 64) {
+            self.strips = 1;
         }
         let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);
         self.step = STEP;
