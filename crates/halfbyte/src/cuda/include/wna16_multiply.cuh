@@ -196,7 +196,7 @@ DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
       u.t[p].s[i] = c.scales(p, i);
       u.t[p].z[i] = c.zeros(p, i);
     }
-    if constexpr (W_OFFSET) u.o[p] = c.offsets(p, (c.lane & 3) % GROUPS);
+    if constexpr (W_OFFSET) u.o[p] = c.offsets(p, (c.lane & 3) % (GROUPS ? GROUPS : 1));
     if constexpr (GROUP == 0) u.t[p].z[0] = row_zeros[p];
   }
 #pragma unroll
