@@ -19,7 +19,8 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
     // Of a group beside those of the tile.
     let two_sums = !early && atom.group > 0;
     let registers = match (wgmma, joint) {
-        (false, _) => tokens <= 32 && sums <= if blocks == 2 { 24 } else { 32 },
+        (false, _) if blocks == 2 => sums <= if atom.bits == 8 && atom.zero { 16 } else { 24 },
+        (false, _) => tokens <= 32 && sums <= 32,
         (true, true) => {
             sums <= if blocks == 1 {
                 64
