@@ -23,7 +23,7 @@
 //! ```
 //!
 //! Rows are padded to 64 and columns to 128, with scales of zero. Groups of a multiple of 128, 64, 32 or 16 columns lie as groups
-//! of that size with the same scale. Codes of 3 bits lie in places of 4, symmetric ones with 4 added: zero is 8. Columns that were quantised in another order (act-order) are sorted by their group, and
+//! of that size with the same scale, those with offsets as groups of 64 at most. Codes of 3 bits lie in places of 4, symmetric ones with 4 added: zero is 8. Columns that were quantised in another order (act-order) are sorted by their group, and
 //! `order` tells which column of x belongs to each.
 
 mod atom;

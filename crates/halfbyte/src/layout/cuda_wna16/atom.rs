@@ -54,13 +54,16 @@ impl Atom {
             8 => 8,
             other => return Err(Error::invalid(OP, "codes of 3, 4 or 8 bits", other.to_string())),
         };
+        // Sums of x, which offsets multiply, are those of a stage, and the shortest has 64 columns: a longer group would be added in as
+        // many parts as a configuration has stages for it, and rows would not have the same bits with all.
+        let most = if format.zero == Zero::Float { STEP / 2 } else { STEP };
         let group = match format.group {
             Group::Size(size) if format.group.count(k) > 1 => {
-                let group = [128, 64, 32, 16].into_iter().find(|&g| size.is_multiple_of(g));
+                let group = [128, 64, 32, 16].into_iter().find(|&g| g <= most && size.is_multiple_of(g));
                 group.ok_or_else(|| Error::invalid(OP, "groups of a multiple of 16", size.to_string()))?
             }
             // Tables of rows have half scales, and no offsets.
-            _ if format.scale == Float::F32 || format.zero == Zero::Float => STEP,
+            _ if format.scale == Float::F32 || format.zero == Zero::Float => most,
             _ => 0,
         };
         let (zero, offset) = (format.zero == Zero::Integer, format.zero == Zero::Float);

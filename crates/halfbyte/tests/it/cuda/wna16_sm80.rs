@@ -116,6 +116,7 @@ fn an_invariant_row_has_the_same_bits_whatever_m_and_the_configuration_are() {
             ("w4a16", [300, 1000], false),
             ("w8a16-g64", [70, 264], false),
             ("w4a16-g32-float-sf32", [600, 2560], true),
+            ("w8a16-g128-float", [20000, 512], false),
             ("w8a16-g16-sf32", [300, 1000], false),
         ] {
             let format = parse(name);
