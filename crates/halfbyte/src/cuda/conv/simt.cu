@@ -81,22 +81,28 @@ template <int BITS> struct Row<WNA16, BITS> {
   const u8* atoms;  // the first of the row's strip
   u64 step, loaded = ~0ull;
   u32 warp, of_warp, upper;  // rows of a strip: 16 a warp, 8 below them
-  float scale = 0, zero;
-  const u8* table;
+  float scale = 0, zero;  // zero: or the offset
   __device__ __forceinline__ Row(const Weight& w, u64 row) : zero(float(w.middle)) {
     const u64 strips = (w.n + 63) / 64, strip = row / 64, super = strip / 4, steps = (w.k + 127) / 128;
     const u64 in = strips - 4 * super < 4 ? strips - 4 * super : 4;
-    const u32 groups = w.group ? 128 / w.group : 0, params = w.zero_kind == INTEGER ? 192 : 128;
+    const u32 groups = w.group ? 128 / w.group : 0, params = scales_bytes(w) + zeros_bytes(w);
     const u32 bytes = 1024 * BITS + groups * params;
     atoms = static_cast<const u8*>(w.codes) + (super * 4 * steps + strip % 4) * bytes;
     step = in * bytes;
     warp = u32(row) % 64 / 16, of_warp = u32(row) % 8, upper = u32(row) % 16 / 8;
-    table = static_cast<const u8*>(w.scales) + strip * params;
-    if (!w.group) load_params(w, table, table + 128);
+    const u8* table = static_cast<const u8*>(w.scales) + strip * params;
+    if (!w.group) load_params(w, table, table + scales_bytes(w));
+  }
+  // Of 64 rows and a group.
+  DEV u32 scales_bytes(const Weight& w) { return w.dtype == F32 ? 256 : 128; }
+  DEV u32 zeros_bytes(const Weight& w) {
+    return w.zero_kind == INTEGER ? 64 : w.zero_kind == OFFSET ? scales_bytes(w) : 0;
   }
   __device__ __forceinline__ void load_params(const Weight& w, const u8* scales, const u8* zeros) {
-    scale = load_float(scales, warp * 16 + of_warp * 2 + upper, w.dtype);
-    if (w.zero_kind == INTEGER) zero = zeros[warp * 16 + of_warp * 2 + upper];
+    const u32 at = warp * 16 + of_warp * 2 + upper;
+    scale = load_float(scales, at, w.dtype);
+    if (w.zero_kind == INTEGER) zero = zeros[at];
+    if (w.zero_kind == OFFSET) zero = load_float(zeros, at, w.dtype);
   }
   __device__ __forceinline__ float at(const Weight& w, u64 k) {
     const u8* atom = atoms + k / 128 * step;
@@ -104,7 +110,8 @@ template <int BITS> struct Row<WNA16, BITS> {
     if (w.group && k / w.group != loaded) {
       loaded = k / w.group;
       const u8* params = atom + 1024 * BITS;
-      load_params(w, params + c / w.group * 128, params + 128 / w.group * 128 + c / w.group * 64);
+      load_params(w, params + c / w.group * scales_bytes(w),
+                  params + 128 / w.group * scales_bytes(w) + c / w.group * zeros_bytes(w));
     }
     u32 code;
     if (BITS == 4) {
@@ -113,12 +120,12 @@ template <int BITS> struct Row<WNA16, BITS> {
     } else {
       code = atom[(((warp * 4 + c / 32) * 32 + lane) * 4 + c % 32 / 16 * 2 + high) * 4 + 2 * odd + upper];
     }
-    return scale * (float(code) - zero);
+    return w.zero_kind == OFFSET ? fmaf(scale, float(code), zero) : scale * (float(code) - zero);
   }
 };
 
 template <int LAYOUT, int BITS>
-__global__ void __launch_bounds__(THREADS) conv_plain(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(THREADS, 2) conv_plain(const __grid_constant__ Params p) {
   const Images& v = p.images;
   const u64 at = u64(blockIdx.x) * THREADS + threadIdx.x, row = at % p.w.n, first = at / p.w.n * PIXELS;
   if (first >= p.pixels) return;

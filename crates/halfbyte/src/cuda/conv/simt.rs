@@ -105,7 +105,7 @@ impl Direct {
         match self.problem.packed {
             DENSE => instance(0, 0),
             "cuda_plain" => instance(1, if bits == 3 { 4 } else { bits }),
-            _ => instance(2, bits),
+            _ => instance(2, if bits == 3 { 4 } else { bits }),
         }
     }
 }
@@ -126,6 +126,7 @@ fn weight(part: &Packed) -> (Weight, [u32; 2]) {
         Packed::Wna16(w) => {
             let atom = w.atom();
             let (group, dtype) = (atom.group as u32, matmul::float_type(atom.scale));
+            let middle = middle + atom.raised(format);
             let weight = Weight { codes: w.atoms(), scales: w.rows(), zeros: 0, n, k, group, middle, dtype, zero_kind };
             (weight, [2, atom.bits])
         }

@@ -125,14 +125,11 @@ DEV void store_matrices(u32 a, u32 m0, u32 m1, u32 m2, u32 m3) {
     store_shared(__shfl_sync(0xffffffffu, a, 8 * j + (lane >> 2)) + 4 * (lane & 3), transpose_8x8(m[j]));
 #endif
 }
-// The upper 11 bits of a float: what TF32 has of it.
-DEV float upper_part(float v) { return __uint_as_float(__float_as_uint(v) & 0xffffe000u); }
-// c += A * B in TF32, m16n8k8, fp32 sums.
-DEV void mma_tf32(float* c, const u32 (&a)[4], u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+// A float as TF32 has it: rounded to 11 bits.
+DEV float rounded_to_tf32(float v) {
+  u32 bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(v));
+  return __uint_as_float(bits);
 }
 // c += A * B, m16n8k16, fp32 sums.
 template <bool BF16> DEV void mma_sync(float* c, const u32 (&a)[4], u32 b0, u32 b1) {

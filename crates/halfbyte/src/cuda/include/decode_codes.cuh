@@ -130,36 +130,6 @@ template <int HALF> DEV void add_offsets(float (&sum)[HALF], RowPair offsets, u3
     for (int i = 0; i < 4; i++) sum[4 * n + i] = fmaf((i & 2) ? o8 : o, __uint_as_float(x[i & 1]), sum[4 * n + i]);
   }
 }
-// The same for all groups of an atom, [groups][STRIDE] sums: a product of TF32, where numbers are two parts each, the
-// upper 11 bits and what is left.  A column of A and a row of B belong to the group whose offsets a lane has; with
-// fewer than four groups, other lanes have lower parts.
-template <int STRIDE, int STRIPS, int HALF>
-DEV void add_offsets_by_mma(float (&sum)[STRIPS][HALF], const RowPair (&offsets)[STRIPS], u32 sums, int lane) {
-  constexpr int ALL = GROUPS ? GROUPS : 1;
-  constexpr bool APART = ALL == 4 && SCALE_F32;  // lower parts, which halves do not have, take a product of their own
-  const int own = lane & 3, group = own % ALL, of_part = own / ALL;
-  u32 upper[STRIPS][4], lower[STRIPS][4];
-#pragma unroll
-  for (int p = 0; p < STRIPS; p++) {
-    const float o[2] = {first_row(offsets[p]), second_row(offsets[p])};
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const float high = upper_part(o[i & 1]), low = o[i & 1] - high;
-      upper[p][i] = __float_as_uint(of_part == 0 ? high : of_part == 1 ? low : 0.f);
-      lower[p][i] = __float_as_uint(low);
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < HALF / 4; n++) {
-    const float x = __uint_as_float(load_shared(sums + (group * STRIDE + n * 8 + (lane >> 2)) * 4));
-    const float high = upper_part(x);
-#pragma unroll
-    for (int p = 0; p < STRIPS; p++) {
-      mma_tf32(sum[p] + 4 * n, upper[p], __float_as_uint(high), __float_as_uint(x - high));
-      if constexpr (APART) mma_tf32(sum[p] + 4 * n, lower[p], __float_as_uint(high), __float_as_uint(x - high));
-    }
-  }
-}
 DEV u32 pair(float l, float h) { return BF16 ? bf16_pair(l, h) : half_pair(l, h); }
 DEV float first_of(u32 v) { return BF16 ? bf16_low(v) : half_low(v); }
 DEV float second_of(u32 v) { return BF16 ? bf16_high(v) : half_high(v); }

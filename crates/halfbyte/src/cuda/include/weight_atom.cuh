@@ -67,6 +67,9 @@ constexpr bool W_OFFSET = HB_W_OFFSET;  // w = scale * code + offset
 constexpr bool W_OFFSET = false;
 #endif
 
+// Codes count from 0, and sums of what multiplies them come with x.
+constexpr bool FROM_ZERO = ZERO || W_OFFSET;
+
 constexpr int GROUPS = GROUP ? 128 / GROUP : 0;
 constexpr int GROUP_SCALES = SCALE_F32 ? 256 : 128,
               GROUP_ZEROS = ZERO       ? 64

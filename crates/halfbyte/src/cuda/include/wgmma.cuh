@@ -119,3 +119,17 @@ DEFINE_WGMMA(160, 80, 80, 81, 82, 83, 84, 85)
 DEFINE_WGMMA(192, 96, 96, 97, 98, 99, 100, 101)
 DEFINE_WGMMA(224, 112, 112, 113, 114, 115, 116, 117)
 DEFINE_WGMMA(256, 128, 128, 129, 130, 131, 132, 133)
+
+// d += A * B of TF32, m64 nN k8: numbers of 11 bits.  B by a descriptor without swizzle, 8 rows of 16 bytes in 128.
+template <int N> struct WgmmaTf32;
+#define DEFINE_WGMMA_TF32(N, C, A0, A1, A2, A3, B)                                                              \
+  template <> struct WgmmaTf32<N> {                                                                             \
+    DEV void run(float (&d)[C], const u32 (&a)[4], u64 b) {                                                     \
+      asm volatile("{\n .reg .pred p;\n setp.eq.u32 p, 1, 1;\n wgmma.mma_async.sync.aligned.m64n" #N            \
+                   "k8.f32.tf32.tf32\n {" S##C "}, {%" #A0 ",%" #A1 ",%" #A2 ",%" #A3 "}, %" #B ", p, 1, 1;\n}" \
+                   : O##C                                                                                       \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                       \
+    }                                                                                                           \
+  };
+DEFINE_WGMMA_TF32(48, 24, 24, 25, 26, 27, 28)
+DEFINE_WGMMA_TF32(64, 32, 32, 33, 34, 35, 36)

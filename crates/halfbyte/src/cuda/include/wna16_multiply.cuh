@@ -4,7 +4,7 @@
 #include "wna16_rows.cuh"
 
 struct Rings {  // addresses in shared memory
-  u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag, full_x_sums;
+  u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag;
   DEV Rings make(u32 base) {
     const u32 b = base + BARRIERS;
     Rings r;
@@ -16,7 +16,6 @@ struct Rings {  // addresses in shared memory
     r.empty_x = JOINT ? r.empty_w : r.full_x + 8 * STAGES_X;
     r.full_sums = b + 16 * (STAGES_W + STAGES_X);
     r.flag = r.full_sums + 16;
-    r.full_x_sums = b + 16 * (STAGES_W + STAGES_X) + 48;
     return r;
   }
   // Sums of a stage of x.
@@ -75,9 +74,9 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   }
 };
 // sum += s * acc, rows R and R+8.
-DEV void promote(float (&sum)[NT / 2], const float (&acc)[NT / 2], float s, float s8) {
+template <int C> DEV void promote(float (&sum)[C], const float (&acc)[C], float s, float s8) {
 #pragma unroll
-  for (int i = 0; i < NT / 2; i++) sum[i] = fmaf(acc[i], (i & 2) ? s8 : s, sum[i]);
+  for (int i = 0; i < C; i++) sum[i] = fmaf(acc[i], (i & 2) ? s8 : s, sum[i]);
 }
 
 // What the sums of groups are scaled by, and of x.
@@ -216,13 +215,30 @@ DEV void release_unit(const Consumer& c, const Unit& u) {
 // moves a wgmma.
 DEV u64 open_x(const Consumer& c) {
   if constexpr (!JOINT) mbarrier_wait(c.r.full_x + 8 * c.x.stage, c.x.phase);
-  if constexpr (X_SUMS) mbarrier_wait(c.r.full_x_sums + 8 * c.x.stage, c.x.phase);
   return RowsOfX::DESCRIPTOR_HIGH |
          __shfl_sync(0xffffffffu, wgmma_descriptor_low(c.r.x) + c.x.stage * (STAGE_X / 16), 0);
 }
-// sum += offsets * sums of the current stage of x.
-DEV void add_offsets(const Consumer& c, const Unit& u, float (&sum)[STRIPS][NT / 2]) {
-  if constexpr (X_SUMS) add_offsets_by_mma<SUMS_STRIDE>(sum, u.o, c.r.x_sums(c.x.stage), c.lane);
+// Offsets of a unit as the A operand of TF32, 8 k: of the groups the upper 11 bits, then what is left of them; halves
+// have nothing left, and come twice.
+[[maybe_unused]] DEV void split_offsets(RowPair offsets, int lane, u32 (&o)[4]) {
+  const float both[2] = {first_row(offsets), second_row(offsets)};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const float there = (lane & 3) < GROUPS ? both[i] : 0.f, high = rounded_to_tf32(there);
+    o[i] = __float_as_uint(high);
+    o[i + 2] = __float_as_uint(SCALE_F32 ? rounded_to_tf32(there - high) : high);
+  }
+}
+// The descriptor of the upper parts of the current stage's sums of x: [tokens][4 groups], 8 tokens in 128 bytes; lower
+// parts lie behind all of them.  For offsets of two parts both halves of k are the same; else upper and lower parts.
+[[maybe_unused]] DEV u64 x_sums_low(const Consumer& c) {
+  const u32 low = __shfl_sync(0xffffffffu, (c.r.x_sums(c.x.stage) & 0x3ffff) >> 4, 0);
+  return (128ull / 16) << 32 | (SCALE_F32 ? 0 : NT << 16) | low;
+}
+// sum += offsets * sums of TOKENS of x.
+template <int TOKENS, int C> DEV void multiply_offsets(float (&sum)[C], const u32 (&o)[4], u64 x_sums) {
+  WgmmaTf32<TOKENS>::run(sum, o, x_sums);
+  if constexpr (SCALE_F32) WgmmaTf32<TOKENS>::run(sum, o, x_sums + NT);
 }
 // Step i of a unit is strip i % STRIPS of half i / STRIPS (64 k): its four fragments.
 DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
@@ -284,8 +300,9 @@ DEV void multiply_early(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, con
   c.release(x_last);
 }
 
-// `left` units with wgmma, where a unit has sums of its own, which the scales multiply.
-DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
+// `left` units with wgmma, where a unit has sums of its own, which the scales multiply; two strips a warpgroup.
+DEV void multiply_late_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], int left,
+                                 const Zeros (&row_zeros)[STRIPS]) {
   float acc[STRIPS][NT / 2];
   u32 a[2][4][4];
   u32 x_last = 0;
@@ -295,139 +312,135 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
     for (int i = 0; i < NT / 2; i++) sum[p][i] = acc[p][i] = 0.f;
   if (SETS > 1 && left == 0) return;
-  if constexpr (STRIPS == 1) {
-    // the second half of a unit is in the tensor cores while the next unit is loaded and its first half converted
-#pragma unroll 1
-    do {
-      Unit u;
-      load_unit(c, u, row_zeros);
-      u64 descriptor = open_x(c);
-      decode_step(u, 0, a[0]);
-      wgmma_wait<0>();  // the unit before
-      pin(acc[0]);
-      pin(a[1]);
-      if (x_last != 0) c.release(x_last);
-      promote(sum[0], acc[0], s, s8);
-      s = first_row(u.t[0].s[0]);
-      s8 = second_row(u.t[0].s[0]);
-      multiply_step(0, acc[0], a[0], descriptor, 0);
-      add_offsets(c, u, sum);
-      const u32 first = c.r.empty_x + 8 * c.x.stage;
-      if constexpr (BOXES == 1) {
-        c.x.advance();
-        descriptor = open_x(c);
-      }
-      decode_step(u, 1, a[1]);
-      multiply_step(1, acc[0], a[1], descriptor, 1);
-      release_unit(c, u);
-      wgmma_wait<1>();
-      pin(a[0]);
-      if constexpr (BOXES == 1) c.release(first);
-      x_last = c.r.empty_x + 8 * c.x.stage;
-      c.x.advance(1 + (SETS - 1) * (2 / BOXES));
-    } while (--left > 0);
-    wgmma_wait<0>();
-    pin(acc[0]);
-    pin(a[1]);
-    promote(sum[0], acc[0], s, s8);
-  } else {
-#pragma unroll 1
-    do {
-      Unit u;
-      load_unit(c, u, row_zeros);
-      u64 descriptor = 0;
-#pragma unroll
-      for (int i = 0; i < 2 * STRIPS; i++) {
-        const int half = i / STRIPS, p = i % STRIPS;
-        const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
-        if (opens) descriptor = open_x(c);
-        decode_step(u, i, a[i & 1]);
-        if (i == 0) {  // the last strip of the unit before was in the tensor cores until here
-          wgmma_wait<0>();
-          pin(a[1]);
-          pin(acc[STRIPS - 1]);
-          promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
-          s = first_row(u.t[STRIPS - 1].s[0]);
-          s8 = second_row(u.t[STRIPS - 1].s[0]);
-        }
-        multiply_step(i, acc[p], a[i & 1], descriptor, half);
-        if (i == 0) add_offsets(c, u, sum);
-        if (i == 2 * STRIPS - 1) release_unit(c, u);
-        if (i > 0) {
-          wgmma_wait<1>();
-          pin(a[(i & 1) ^ 1]);
-        }
-        if (opens && x_last != 0) c.release(x_last);
-        if (closes) {
-          x_last = c.r.empty_x + 8 * c.x.stage;
-          c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1);
-        }
-        if (half == 1 && p > 0) {
-          pin(acc[p - 1]);
-          promote(sum[p - 1], acc[p - 1], first_row(u.t[p - 1].s[0]), second_row(u.t[p - 1].s[0]));
-        }
-      }
-    } while (--left > 0);
-    wgmma_wait<0>();
-    pin(a[1]);
-    pin(acc[STRIPS - 1]);
-    promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
-  }
-  c.release(x_last);
-}
-
-// The same with groups of 16, 32 or 64 k, of which each has sums of its own; one strip a warpgroup.  The fragments of a
-// group are converted while the group before is in the tensor cores.
-DEV void multiply_late_groups(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
-  constexpr int STEPS = GROUP ? GROUP / 16 : 8;  // k16 steps a group
-  float acc[NT / 2];
-  u32 a[2][STEPS][4];
-  u32 x_last = 0;
-  float s = 0.f, s8 = 0.f;  // scales of the group before
-#pragma unroll
-  for (int i = 0; i < NT / 2; i++) sum[0][i] = acc[i] = 0.f;
-  if (SETS > 1 && left == 0) return;
 #pragma unroll 1
   do {
     Unit u;
     load_unit(c, u, row_zeros);
     u64 descriptor = 0;
 #pragma unroll
-    for (int group = 0; group < GROUPS; group++) {
-      const int first = group * STEPS, half = first / 4;
-      const bool opens = first % 4 == 0 && (half == 0 || BOXES == 1),
-                 closes = (first + STEPS) % 4 == 0 && (half == 1 || BOXES == 1);
+    for (int i = 0; i < 2 * STRIPS; i++) {
+      const int half = i / STRIPS, p = i % STRIPS;
+      const bool opens = p == 0 && (half == 0 || BOXES == 1), closes = p == STRIPS - 1 && (half == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
-#pragma unroll
-      for (int j = 0; j < STEPS; j++) decode(&u.q[0][(first + j) * WORDS], u.t[0].z[group], a[group & 1][j]);
-      pin(a[group & 1]);
-      wgmma_wait<0>();  // the group before
-      pin(acc);
-      pin(a[(group & 1) ^ 1]);
-      if (x_last != 0) {
-        c.release(x_last);
-        x_last = 0;
+      decode_step(u, i, a[i & 1]);
+      if (i == 0) {  // the last strip of the unit before was in the tensor cores until here
+        wgmma_wait<0>();
+        pin(a[1]);
+        pin(acc[STRIPS - 1]);
+        promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
+        s = first_row(u.t[STRIPS - 1].s[0]);
+        s8 = second_row(u.t[STRIPS - 1].s[0]);
       }
-      promote(sum[0], acc, s, s8);
-      s = first_row(u.t[0].s[group]);
-      s8 = second_row(u.t[0].s[group]);
-      const u64 b = descriptor + (BOXES == 2 ? half * (BOX / 16) : 0);
-      wgmma_fence();
-#pragma unroll
-      for (int j = 0; j < STEPS; j++)
-        Wgmma<NT, BF16>::run(acc, a[group & 1][j], b + RowsOfX::descriptor_step((first + j) & 3), j ? 1 : 0);
-      wgmma_commit();
-      if (group == 0) add_offsets(c, u, sum);
-      if (group == GROUPS - 1) release_unit(c, u);
+      multiply_step(i, acc[p], a[i & 1], descriptor, half);
+      if (i == 2 * STRIPS - 1) release_unit(c, u);
+      if (i > 0) {
+        wgmma_wait<1>();
+        pin(a[(i & 1) ^ 1]);
+      }
+      if (opens && x_last != 0) c.release(x_last);
       if (closes) {
         x_last = c.r.empty_x + 8 * c.x.stage;
         c.x.advance(half == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1);
       }
+      if (half == 1 && p > 0) {
+        pin(acc[p - 1]);
+        promote(sum[p - 1], acc[p - 1], first_row(u.t[p - 1].s[0]), second_row(u.t[p - 1].s[0]));
+      }
     }
   } while (--left > 0);
   wgmma_wait<0>();
-  pin(acc);
-  pin(a[(GROUPS - 1) & 1]);
-  promote(sum[0], acc, s, s8);
+  pin(a[1]);
+  pin(acc[STRIPS - 1]);
+  promote(sum[STRIPS - 1], acc[STRIPS - 1], s, s8);
+  c.release(x_last);
+}
+
+// The same for groups of any size, of which each has sums of its own; one strip a warpgroup.  A unit is multiplied in
+// steps of a group, of 64 k at most: fragments of a step are converted while the step before is in the tensor cores.
+// With many tokens each half of them has products of its own: one half is multiplied while the other is promoted.
+DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
+  constexpr int K16 = GROUP && GROUP < 64 ? GROUP / 16 : 4, STEPS_A_UNIT = 8 / K16;  // k16 steps at once
+  constexpr int HALVES = NT >= 96 ? 2 : 1, TOKENS = NT / HALVES, OWN = TOKENS / 2, LAST = HALVES - 1;
+  float acc[HALVES][OWN];
+  u32 a[2][K16][4];
+  u32 x_last = 0;
+  float s = 0.f, s8 = 0.f;  // scales of the group before
+#pragma unroll
+  for (int i = 0; i < NT / 2; i++) sum[0][i] = acc[i / OWN][i % OWN] = 0.f;
+  if (SETS > 1 && left == 0) return;
+  float (&sums)[HALVES][OWN] = *reinterpret_cast<float (*)[HALVES][OWN]>(sum[0]);
+#pragma unroll 1
+  do {
+    Unit u;
+    load_unit(c, u, row_zeros);
+    [[maybe_unused]] u32 o[4];
+    if constexpr (X_SUMS) split_offsets(u.o[0], c.lane, o);
+    u64 descriptor = 0;
+#pragma unroll
+    for (int step = 0; step < STEPS_A_UNIT; step++) {
+      const int first = step * K16, half_k = first / 4, group = GROUP ? first * 16 / GROUP : 0;
+      const int columns = GROUP ? GROUP : 128;
+      const bool begins = first * 16 % columns == 0, ends = (first + K16) * 16 % columns == 0;  // a group
+      const bool opens = first % 4 == 0 && (half_k == 0 || BOXES == 1),
+                 closes = (first + K16) % 4 == 0 && (half_k == 1 || BOXES == 1);
+      if (opens) descriptor = open_x(c);
+      u32(&fragments)[K16][4] = a[step & 1];
+#pragma unroll
+      for (int j = 0; j < K16; j++) decode(&u.q[0][(first + j) * WORDS], u.t[0].z[group], fragments[j]);
+      pin(fragments);
+      const u64 b = descriptor + (BOXES == 2 ? half_k * (BOX / 16) : 0);
+      const auto multiply = [&](int h) {
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < K16; j++)
+          Wgmma<TOKENS, BF16>::run(
+              acc[h], fragments[j],
+              b + RowsOfX::descriptor_of_tokens(h * TOKENS) + RowsOfX::descriptor_step((first + j) & 3),
+              j || !begins ? 1 : 0);
+        if constexpr (X_SUMS)
+          if (step == 0) multiply_offsets<TOKENS>(sums[h], o, x_sums_low(c) + h * TOKENS);
+        wgmma_commit();
+      };
+      // The last half of the step before is in the tensor cores until here, or until the first of this one is there.
+      if (step == 0 || (HALVES == 1 && begins)) wgmma_wait<0>();
+      if constexpr (HALVES == 2) {
+        if (step == 0) pin(acc[LAST]);
+        multiply(0);
+        if (step > 0) wgmma_wait<1>();
+      } else if (!begins) {
+        multiply(0);
+        wgmma_wait<1>();
+      }
+      pin(a[(step & 1) ^ 1]);
+      if (begins) {
+        pin(acc[LAST]);
+        if constexpr (X_SUMS) pin(sums[LAST]);
+        promote(sums[LAST], acc[LAST], s, s8);
+        s = first_row(u.t[0].s[group]);
+        s8 = second_row(u.t[0].s[group]);
+      }
+      if (HALVES == 2 || begins) multiply(LAST);
+      if (HALVES == 2 && ends) {
+        wgmma_wait<1>();
+        pin(acc[0]);
+        if constexpr (X_SUMS) pin(sums[0]);
+        promote(sums[0], acc[0], s, s8);
+      }
+      if (step == STEPS_A_UNIT - 1) release_unit(c, u);
+      if (x_last != 0) {
+        c.release(x_last);
+        x_last = 0;
+      }
+      if (closes) {
+        x_last = c.r.empty_x + 8 * c.x.stage;
+        c.x.advance(half_k == 1 ? 1 + (SETS - 1) * (2 / BOXES) : 1);
+      }
+    }
+  } while (--left > 0);
+  wgmma_wait<0>();
+  pin(a[(STEPS_A_UNIT - 1) & 1]);
+  pin(acc[LAST]);
+  if constexpr (X_SUMS) pin(sums[LAST]);
+  promote(sums[LAST], acc[LAST], s, s8);
   c.release(x_last);
 }

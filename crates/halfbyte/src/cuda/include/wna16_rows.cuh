@@ -1,5 +1,6 @@
 // Where wna16_sm90.cu takes rows of x from: a matrix (GEMM), or windows on images (implicit GEMM). The kernel is
 // written over RowsOfX, which is the one or the other. Each says
+//   descriptor_of_tokens(tokens)   how far the rows of so many tokens reach
 //   DESCRIPTOR_HIGH, descriptor_step(k16)   how a stage lies for wgmma: the upper word of descriptors, and how far the
 //   k16 step of
 //                                64 k lies from the first
@@ -16,6 +17,7 @@
 struct MatrixRows {
   static constexpr u64 DESCRIPTOR_HIGH = WGMMA_DESCRIPTOR_HIGH;
   DEV int descriptor_step(int k16) { return 2 * k16; }
+  DEV int descriptor_of_tokens(int tokens) { return tokens * (128 / 16); }
   __device__ __forceinline__ void begin(const Arguments&, int, int) {}
   __device__ __forceinline__ void next_unit(const Arguments&) {}
   __device__ __forceinline__ void copy(const Arguments&, u32 to, const TensorMap* map, u32 bar, int token, int k,
@@ -29,6 +31,7 @@ struct MatrixRows {
 // pairs for a box, in 64-byte swizzle: 8 rows in 512 bytes.
 template <int WIDTH> struct ImageWindows {
   static constexpr u64 DESCRIPTOR_HIGH = WIDTH == 32 ? (32ull << 32) | (2ull << 62) : WGMMA_DESCRIPTOR_HIGH;
+  DEV int descriptor_of_tokens(int tokens) { return tokens * (2 * WIDTH / 16); }
   DEV int descriptor_step(int k16) { return WIDTH == 32 ? k16 / 2 * (NT * 64 / 16) + k16 % 2 * 2 : 2 * k16; }
   Window window;  // of the unit's first box
   __device__ __forceinline__ void begin(const ConvArguments& g, int token, int k) {

@@ -46,15 +46,15 @@ constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0
                        : NT % 64 == 0                   ? 64
                        : NT % 32 == 0                   ? 32
                                                         : 16;  // tokens that y is staged by
-// Sums of x, [groups][tokens] a stage, which offsets multiply: of wgmma they are made by two warps of their own.
+// Sums of x, in two parts of [tokens][4 groups] a stage, which offsets multiply: for wgmma sum_groups.cu made them
+// before.
 constexpr bool X_SUMS = W_OFFSET && WGMMA;
-constexpr int SUMS_STRIDE = NT + 8;  // from group to group, in other banks
-constexpr int SUMS_BYTES = X_SUMS ? GROUPS * SUMS_STRIDE * 4 : 0;
+constexpr int SUMS_BYTES = X_SUMS ? 2 * NT * 16 : 0;
 constexpr int STAGING = EXCHANGE;  // 128 bytes a staged token and warpgroup of a set
 constexpr int X_SUMS_AT =
     EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
 constexpr int BARRIERS = X_SUMS_AT + STAGES_X * SUMS_BYTES;
-constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48 + (X_SUMS ? 8 * STAGES_X : 0);
+constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
 
 static_assert(NT % 8 == 0 && NT <= 256, "tokens");
 static_assert(WINDOW == 0 || WINDOW == 32 || WINDOW == 64, "rows of a swizzle");
@@ -65,9 +65,8 @@ static_assert(!WGMMA || EARLY || GROUP == 0 || GROUP == 128 || (STRIPS == 1 && N
               "registers for the sums of a group");
 static_assert(SETS == 1 || (WARPGROUPS % SETS == 0 && STAGES_W % SETS == 0 && STAGES_X % (SETS * 2 / BOXES) == 0),
               "a stage belongs to one set");
-static_assert(!X_SUMS || (!JOINT && BOXES == 2), "warps for the sums of x, whole units of x");
-static_assert(!W_OFFSET || GROUP != 16, "registers for offsets of groups of 16");
-static_assert(!X_SUMS || NT % 16 == 0, "two warps sum x");
+static_assert(!X_SUMS || (!JOINT && BOXES == 2), "sums come with whole units of x");
+static_assert(!W_OFFSET || GROUP == 32 || GROUP == 64, "groups of offsets");
 static_assert(SPLIT <= 8, "clusters that every device takes");
 static_assert(!PRODUCERS || BLOCKS == 1, "registers are shared out for one block");
 static_assert(SHARED_BYTES <= 232448, "shared memory");
@@ -88,6 +87,7 @@ struct Arguments {
   int waves, workers, sharers;  // rounds of whole tiles; grid / SPLIT; workers that share the cut tiles
   int first, units;  // first cut tile (waves * workers); units in all cut tiles
   int padding;  // of this struct
+  const float* x_sums;  // X_SUMS: [columns][steps][SUMS_BYTES / 4]; else null
   // Outputs from a token of y to the next.
   __device__ __forceinline__ int pitch_of_y() const { return GATES ? n / 2 : n; }
 };

@@ -36,10 +36,9 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
     return r.terms + t.stage * STAGE_TERMS + group * GROUP_TERMS;
   }
   __device__ __forceinline__ RowGroup rows(int p, int group) const {
-    const u32 s = load_shared(atom(p) + SCALES + group * 128 + warp * 32 + (lane >> 2) * 4);
-    u32 z = 0;
-    if constexpr (ZERO) z = load_shared_u16(atom(p) + ZEROS + group * 64 + warp * 16 + (lane >> 2) * 2);
-    return row_group(s, z);
+    const u32 s = SCALES + group * GROUP_SCALES + warp * (GROUP_SCALES / 4) + (lane >> 2) * (GROUP_SCALES / 32);
+    const u32 z = ZEROS + group * GROUP_ZEROS + warp * (GROUP_ZEROS / 4) + (lane >> 2) * (GROUP_ZEROS / 32);
+    return load_row_group(atom(p) + s, atom(p) + z);
   }
   // Of the group that a k32 step of a unit lies in.
   __device__ __forceinline__ Multiples multiples(int p, int k32) const {
@@ -110,7 +109,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
         if constexpr (OFFSET) bytes[p].add(a, c.columns - 32 * k32, c.lane);
 #pragma unroll
         for (int n = 0; n < NT / 8; n++)
-          mma_sync_int8<ZERO>(acc[p] + 4 * n, a, b[n][k32 / 2][k32 % 2 * 2], b[n][k32 / 2][k32 % 2 * 2 + 1]);
+          mma_sync_int8<FROM_ZERO>(acc[p] + 4 * n, a, b[n][k32 / 2][k32 % 2 * 2], b[n][k32 / 2][k32 % 2 * 2 + 1]);
         if (closes) {
           RowGroup w = rows[p][group];
           if constexpr (OFFSET) bytes[p].scaled(w, c.there(group));
@@ -159,7 +158,7 @@ DEV void multiply_group(const Consumer& c, Groups& s, float (&sum)[NT / 2], cons
   wgmma_fence();
 #pragma unroll
   for (int j = 0; j < K32; j++)
-    WgmmaInt8<NT, ZERO>::run(s.acc, s.a[P][j], descriptor + RowsOfX::descriptor_step(I * K32 + j), 1);
+    WgmmaInt8<NT, FROM_ZERO>::run(s.acc, s.a[P][j], descriptor + RowsOfX::descriptor_step(I * K32 + j), 1);
   wgmma_commit();
   s.before = w;
   s.terms = c.terms(I);
@@ -242,7 +241,7 @@ DEV void multiply_groups_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], in
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
         for (int j = 0; j < K32; j++)
-          WgmmaInt8<NT, ZERO>::run(acc[p], a[p][j], descriptor + RowsOfX::descriptor_step(i * K32 + j), 1);
+          WgmmaInt8<NT, FROM_ZERO>::run(acc[p], a[p][j], descriptor + RowsOfX::descriptor_step(i * K32 + j), 1);
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll
@@ -300,7 +299,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
         for (int j = 0; j < 2; j++)
-          WgmmaInt8<NT, ZERO>::run(acc[p], a[half][p][j], descriptor + 2 * (2 * half + j), half + j ? 1 : keep);
+          WgmmaInt8<NT, FROM_ZERO>::run(acc[p], a[half][p][j], descriptor + 2 * (2 * half + j), half + j ? 1 : keep);
       wgmma_commit();
       wgmma_wait<1>();  // the step before
 #pragma unroll

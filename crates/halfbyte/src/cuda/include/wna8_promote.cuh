@@ -1,6 +1,6 @@
 // From bytes of weights and codes of x to sums: what the wNa8 GEMMs have in common, on every processor.
 //   bytes of a fragment, and their sums over columns
-//   promote_block    integers of a group, with its scale: sum += sx (s (acc - z X)) + ox s S
+//   promote_block    integers of a group, with its scale: sum += sx (s (acc - z X) + o X) + ox (s S + o length)
 //   promote_rows     integers of a piece of k, where a row has one scale
 // After the header of a kernel's configuration.
 #pragma once
@@ -12,7 +12,7 @@ constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;  // what a zero point's 1 is in
 DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
   if constexpr (BITS == 4) {
     const u32 x = __funnelshift_r(q[0], q[0], 2), x8 = q[0] << 2;
-    if constexpr (ZERO) {
+    if constexpr (FROM_ZERO) {
       r = x & 0xf0f0f0f0;
       r8 = x8 & 0xf0f0f0f0;
     } else {
@@ -22,7 +22,7 @@ DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
   } else {
     r = __byte_perm(q[0], q[1], 0x6240);
     r8 = __byte_perm(q[0], q[1], 0x7351);
-    if constexpr (!ZERO) {
+    if constexpr (!FROM_ZERO) {
       r ^= 0x80808080;
       r8 ^= 0x80808080;
     }
@@ -47,19 +47,19 @@ DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Multipl
   decode_bytes(&q[(k32 * 2 + 1) * WORDS], a[2], a[3]);
 }
 
-// Of rows R and R+8 and one group: scales in what a byte stands for, what takes MAGIC off, zero points in bytes, and
-// scaled sums of the bytes less the zero points.
+// Of rows R and R+8 and one group: scales in what a byte stands for, what takes MAGIC off, zero points in bytes, scaled
+// sums of the bytes less the zero points, and offsets.
 struct RowGroup {
   float s, s8, c, c8;
   int z, z8;
-  float sum, sum8;
+  float sum, sum8, o, o8;
 };
 
 // Sums of the bytes of rows R and R+8 over a lane's columns; then over all of them.
 struct ByteSums {
   int r, r8;
   DEV int add(u32 v, u32 ones, int sum) {
-    if constexpr (ZERO)
+    if constexpr (FROM_ZERO)
       return (int)__dp4a(v, ones, (u32)sum);
     else
       return __dp4a((int)v, (int)ones, sum);
@@ -80,23 +80,37 @@ struct ByteSums {
     return v + __shfl_xor_sync(0xffffffffu, v, 2);
   }
   __device__ __forceinline__ ByteSums all() const { return {quad(r), quad(r8)}; }
-  // Less the zero points of so many columns, scaled.
+  // Less the zero points of so many columns, scaled; with their offsets.
   __device__ __forceinline__ void scaled(RowGroup& w, int there) const {
     const ByteSums sums = all();
     w.sum = w.s * (float)(sums.r - w.z * there);
     w.sum8 = w.s8 * (float)(sums.r8 - w.z8 * there);
+    if constexpr (W_OFFSET) {
+      w.sum = fmaf(w.o, (float)there, w.sum);
+      w.sum8 = fmaf(w.o8, (float)there, w.sum8);
+    }
   }
 };
 
 // Integers of a group are counted from these bits on: up to 2^22 away they are those of the float 1.5 * 2^23 + the
 // integer, and need no conversion.  s * MAGIC is exact for scales of 11 bits, so fmaf(f, s, -s * MAGIC) is s times the
-// integer, rounded once.
+// integer, rounded once; for scales in f32 MAGIC comes off first.
 constexpr float MAGIC = 12582912.f;
 constexpr int MAGIC_BITS = 0x4b400000;
-// s, z: scales and zero points of rows R and R+8, as they lie in an atom.
-DEV RowGroup row_group(u32 s, u32 z) {
-  const float r = low(s) * UNIT, r8 = high(s) * UNIT;
-  return {r, r8, -MAGIC * r, -MAGIC * r8, (int)(z & 255) * BYTE_OF_ZERO, (int)(z >> 8) * BYTE_OF_ZERO, 0.f, 0.f};
+// Scales, and zero points or offsets, of rows R and R+8, from where they lie in an atom.
+DEV RowGroup load_row_group(u32 scales, u32 zeros) {
+  const RowPair s = load_row_pair(scales);
+  u32 z = 0;
+  if constexpr (ZERO) z = load_shared_u16(zeros);
+  const float r = first_row(s) * UNIT, r8 = second_row(s) * UNIT;
+  RowGroup w = {r,   r8,  -MAGIC * r, -MAGIC * r8, (int)(z & 255) * BYTE_OF_ZERO, (int)(z >> 8) * BYTE_OF_ZERO,
+                0.f, 0.f, 0.f,        0.f};
+  if constexpr (W_OFFSET) {
+    const RowPair o = load_row_pair(zeros);
+    w.o = first_row(o);
+    w.o8 = second_row(o);
+  }
+  return w;
 }
 DEV float2 load_pair(u32 a) {
   float2 v;
@@ -116,33 +130,39 @@ template <int C> DEV void start_integers(int (&acc)[C]) {
 #pragma unroll
   for (int i = 0; i < C; i++) acc[i] = MAGIC_BITS;
 }
-// What x has for two tokens of a lane and a group: scales, offsets, sums of codes.
+// What x has for two tokens of a lane and a group: scales, offsets, sums of codes; those scaled.
 struct TokenTerms {
-  float2 sx, ox;
+  float2 sx, ox, sums;
   int total, total_1;
 };
 DEV TokenTerms token_terms(u32 terms, int block, int t) {
   TokenTerms x;
   x.sx = load_terms(terms, 0, block, t);
-  x.ox = {0.f, 0.f};
+  x.ox = x.sums = {0.f, 0.f};
   x.total = x.total_1 = 0;
   if constexpr (ZERO) {
     const float2 total = load_terms(terms, 1, block, t);
     x.total = __float_as_int(total.x + MAGIC) - MAGIC_BITS;
     x.total_1 = __float_as_int(total.y + MAGIC) - MAGIC_BITS;
   }
-  if constexpr (OFFSET) x.ox = load_terms(terms, 1 + ZERO, block, t);
+  if constexpr (W_OFFSET) {
+    const float2 total = load_terms(terms, 1, block, t);
+    x.sums = {x.sx.x * total.x, x.sx.y * total.y};
+  }
+  if constexpr (OFFSET) x.ox = load_terms(terms, 1 + FROM_ZERO, block, t);
   return x;
 }
-// sum += sx (s (acc - z X)) + ox s S of 16 rows and 8 tokens, block i of a lane's integers, which start anew.
+// Of 16 rows and 8 tokens, block i of a lane's integers, which start anew.
 template <int C> DEV void promote_block(float* sum, int (&acc)[C], int i, const RowGroup& w, const TokenTerms& x) {
 #pragma unroll
   for (int e = 0; e < 4; e++) {
     int v = acc[4 * i + e];
     acc[4 * i + e] = MAGIC_BITS;
     if constexpr (ZERO) v -= (e & 2 ? w.z8 : w.z) * (e & 1 ? x.total_1 : x.total);
-    const float scaled = fmaf(__int_as_float(v), e & 2 ? w.s8 : w.s, e & 2 ? w.c8 : w.c);
+    const float scaled = SCALE_F32 ? (__int_as_float(v) - MAGIC) * (e & 2 ? w.s8 : w.s)
+                                   : fmaf(__int_as_float(v), e & 2 ? w.s8 : w.s, e & 2 ? w.c8 : w.c);
     sum[e] = fmaf(scaled, e & 1 ? x.sx.y : x.sx.x, sum[e]);
+    if constexpr (W_OFFSET) sum[e] = fmaf(e & 1 ? x.sums.y : x.sums.x, e & 2 ? w.o8 : w.o, sum[e]);
     if constexpr (OFFSET) sum[e] = fmaf(e & 1 ? x.ox.y : x.ox.x, e & 2 ? w.sum8 : w.sum, sum[e]);
   }
 }

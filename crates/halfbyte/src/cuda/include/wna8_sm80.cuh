@@ -22,8 +22,8 @@ constexpr int STAGE_GROUPS = GROUPS;
 constexpr int WARP_CODES = 256 * BITS, STRIP_CODES = CODES, STRIP_SCALES = SCALES, STRIP_ZEROS = ZEROS,
               STRIP_BYTES = ATOM;
 // x has 128 bytes a token, whose 16-byte pieces are XORed with the token, and for each group of the unit terms: a
-// scale, the sum of the codes where weights have zero points, an offset.
-constexpr int X_BYTES = 1, TERMS = 1 + ZERO + OFFSET;
+// scale, the sum of the codes where weights have zero points or offsets, an offset.
+constexpr int X_BYTES = 1, TERMS = 1 + FROM_ZERO + OFFSET;
 constexpr bool TERMS_BY_TOKEN = false;
 constexpr bool PADDED = true;  // rows of codes have zeros up to a multiple of 128
 constexpr int BOX = NT * 128, STAGE_X = BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES, STAGE_TERMS = GROUPS * TERMS * NT * 4;

@@ -37,8 +37,9 @@ constexpr int PRODUCER_REGISTERS = !SUM_GROUP    ? 40
               CONSUMER_REGISTERS = BLOCKS == 2 ? 256 - PRODUCER_REGISTERS
                                    : SUM_GROUP ? 224
                                                : 232;
-// Of each group and token: a scale, the sum of the codes where weights have zero points, an offset.
-constexpr int TERMS = 1 + ZERO + OFFSET;
+// Of each group and token: a scale, the sum of the codes where weights have zero points or offsets, an
+// offset.
+constexpr int TERMS = 1 + FROM_ZERO + OFFSET;
 // A stage: 128 bytes of codes a token in 128-byte swizzle, atoms, and the terms of its groups, term by term.
 // With windows: two boxes of 64 codes a token in 64-byte swizzle, and the terms of a group token by token, four numbers
 // each.

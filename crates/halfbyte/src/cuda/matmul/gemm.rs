@@ -19,6 +19,7 @@ pub(in crate::cuda) use operands::{Output, Placed, Weight};
 use super::grouped::GroupedOperands;
 use super::kernel::{Answer, Configuration, Kernel};
 use super::quantize_activations::{self, Form as QuantizedForm};
+use super::sum_groups::{self, SumsOfX};
 use super::wna16::{self, Weights};
 use super::{Packed, gather, wna8, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::Caps;
@@ -28,7 +29,7 @@ use crate::cuda::schedule::Schedule;
 use crate::cuda::sources::{Arch, Instance};
 use crate::cuda::tiled::{self, Form, Tile};
 use crate::error::Result;
-use crate::format::Format;
+use crate::format::{Format, Zero};
 use crate::kernel::{Activation, Problem};
 use crate::tensor::Float;
 use chosen::{Chosen, Places};
@@ -44,6 +45,8 @@ pub(super) trait Gemm: Sized + 'static {
     const QUANTIZES: bool;
     /// Whether x comes by a tensor map (TMA).
     const MAPS: bool;
+    /// Whether sums of x over the groups of weights with offsets are made before.
+    const SUMS_X: bool;
     /// Whether rows can be computed that do not depend on each other; then so many at once.
     const INVARIANT_ROWS: Option<usize>;
     /// Size of a tile, stages in flight, and so on.
@@ -61,6 +64,11 @@ pub(super) trait Gemm: Sized + 'static {
 
     /// Who computes what.
     fn schedule(form: &Form, choice: Choice<Self::Config>, shape: [usize; 3], caps: &Caps) -> Schedule;
+
+    /// The sums of x that a configuration reads.
+    fn sums_of_x(_: &Form, _: Self::Config) -> Option<SumsOfX> {
+        None
+    }
 
     /// Configurations that may be asked for.
     fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Self::Config>;
@@ -206,6 +214,8 @@ fn every_instance<T: Gemm>(format: Format, types: [Float; 2]) -> Vec<Instance> {
         all.map(move |config| config.instance(&form, Activation::None))
     };
     let before = if T::QUANTIZES { quantize_activations::instances() } else { vec![gather::instance()] };
+    let sums = T::SUMS_X && format.weight.zero == Zero::Float;
+    let before = before.into_iter().chain(sums.then(sum_groups::instances).into_iter().flatten());
     forms::<T>(format, types).flat_map(of).chain(before).collect()
 }
 

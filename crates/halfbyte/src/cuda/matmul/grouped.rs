@@ -414,7 +414,8 @@ impl<T: Gemm + Debug> Product for Of<T> {
         } else {
             (X::Floats(x), k)
         };
-        let operands = Operands { x: as_read, first: 0, m: rows, k, pitch, y: y.pointer(), bias: 0, workspace: at };
+        let operands =
+            Operands { x: as_read, first: 0, m: rows, k, pitch, y: y.pointer(), bias: 0, workspace: at, sums: 0 };
         let key = Key { tile, rows, x: x.pointer(), workspace: at };
         let prepared = self.prepared.get(key, |_| {
             let plan = self.plan(&caps, tile);

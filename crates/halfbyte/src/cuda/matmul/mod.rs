@@ -7,11 +7,11 @@
 //! | kernel | processors | formats |
 //! |---|---|---|
 //! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
-//! | `wna16_sm90` | sm_90a | 4 and 8 bits, groups of a multiple of 32 or whole rows, zero points, x half as the scales |
+//! | `wna16_sm90` | sm_90a | 3, 4 and 8 bits, groups of a multiple of 16 or whole rows, zero points, offsets, x half |
 //! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
 //! | `wna8_sm90` | sm_90a | the same with quantised activations |
 //! | `wna8_sm80` | all from sm_80 on | the same |
-//! | `simt` | all from sm_75 on | all with exact activations |
+//! | `simt` | all from sm_75 on | all |
 
 #[doc(hidden)]
 pub mod dequantize;
@@ -26,8 +26,10 @@ mod pack;
 mod plans;
 pub(in crate::cuda) mod quantize_activations;
 mod quantized_rows;
+mod round_activations;
 mod simt;
 mod staged;
+mod sum_groups;
 pub(in crate::cuda) mod wna16;
 #[doc(hidden)]
 pub mod wna16_sm80;

@@ -1,13 +1,15 @@
-//! GEMM on the scalar units (SIMT), which is right for every format: launches of `simt.cu`.
+//! GEMM on the scalar units (SIMT), which is right for every format: launches of `simt.cu`. Where activations are quantised it reads
+//! what their codes stand for, in f32.
 
 use super::kernel::{Configuration, Configured, Kernel, is_same};
 use super::pack::{Packer, Target, Whole};
 use super::plans::KeptPlans;
+use super::round_activations::{self, Groups};
 use super::{Call, Packed};
 use crate::cuda::driver::{Buffer, FloatView, Launch, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
-use crate::cuda::{Caps, Gpu};
+use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat, Zero};
 use crate::kernel::{Problem, Reason};
@@ -28,13 +30,19 @@ pub(super) const KERNEL: Kernel = Kernel {
     packs: true,
     batch_invariant: true,
     serves: |arch| arch.number >= 75,
-    instances: || FIELDS.into_iter().flat_map(of_field).collect(),
-    every_instance: |format, _| of_field(field_bits(format.weight.bits)).into(),
+    instances: || {
+        let before = [Act::A8, Act::A8Asym].map(round_activations::instance);
+        FIELDS.into_iter().flat_map(of_field).chain(before).collect()
+    },
+    every_instance: |format, _| {
+        let before = format.act.is_quantized().then(|| round_activations::instance(format.act));
+        of_field(field_bits(format.weight.bits)).into_iter().chain(before).collect()
+    },
     choose: |_, problem, _| supports(problem).map(|rows| Configuration::new(Simt { rows })),
     candidates: |_, problem| supports(problem).map(|_| Vec::new()),
     rows_form: |_| None,
     rounds_weights: |_, _| false,
-    workspace_bytes: |_, _| 0,
+    workspace_bytes: |_, problem| rounded_bytes(problem),
     holds: |_, _| Ok(()),
     pack: |packer, whole, parts, act| Ok(Packed::Plain(Weights::new(packer, whole, parts, act)?)),
 };
@@ -61,12 +69,13 @@ impl Configured for Simt {
     }
 
     fn instances(&self, problem: &Problem) -> Vec<Instance> {
-        let bits = problem.format.map(|format| format.weight.bits);
-        bits.map(|bits| instance(field_bits(bits), self.rows)).into_iter().collect()
+        let Some(Format { weight, act }) = problem.format else { return Vec::new() };
+        let before = act.is_quantized().then(|| round_activations::instance(act));
+        [instance(field_bits(weight.bits), self.rows)].into_iter().chain(before).collect()
     }
 
-    fn workspace_bytes(&self, _: &Caps, _: &Problem, _: bool) -> usize {
-        0
+    fn workspace_bytes(&self, _: &Caps, problem: &Problem, _: bool) -> usize {
+        rounded_bytes(problem)
     }
 
     fn run(&self, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
@@ -101,14 +110,21 @@ fn grid(m: usize, n: usize) -> (u32, u64, u64) {
     (rows, down, down.saturating_mul((n as u64).div_ceil(OUTPUTS as u64)))
 }
 
+/// Rows of x that are quantised at once.
+const ROUNDED_ROWS: usize = 256;
+
+/// Bytes of workspace for a problem: counters, which this kernel leaves alone, and what the codes of some rows stand for.
+fn rounded_bytes(problem: &Problem) -> usize {
+    match problem.format.is_some_and(|format| format.act.is_quantized()) {
+        true => Workspace::COUNTER_BYTES + problem.m.min(ROUNDED_ROWS) * problem.k * size_of::<f32>(),
+        false => 0,
+    }
+}
+
 /// Rows a thread, if it computes a problem.
 fn supports(problem: &Problem) -> std::result::Result<u32, Reason> {
-    match problem.format {
-        None => return Err(Reason("multiplies codes, the weights are dense".into())),
-        Some(format) if format.act.is_quantized() => {
-            return Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()));
-        }
-        Some(_) => {}
+    if problem.format.is_none() {
+        return Err(Reason("multiplies codes, the weights are dense".into()));
     }
     let (rows, _, blocks) = grid(problem.m, problem.n);
     if problem.k > i32::MAX as usize || blocks > MOST_BLOCKS {
@@ -188,6 +204,8 @@ pub struct Weights {
     scales: Floats,
     zeros: DeviceZeros,
     group_of: Option<Buffer<u32>>,
+    /// Of x, where it is quantised.
+    groups_of_x: Option<Groups>,
     /// Choices for all numbers of rows.
     pub(super) plans: KeptPlans,
 }
@@ -212,6 +230,10 @@ impl Weights {
                 Zero::Float => DeviceZeros::Float(Floats::allocate(packer, format.scale, params)?),
             },
             group_of: group_of.map(|index| packer.upload(index)).transpose()?,
+            groups_of_x: match act.is_quantized() {
+                true => Some(Groups::new(packer, (format, k, groups), group_of)?),
+                false => None,
+            },
             plans: Default::default(),
         };
         let target = Target::Plain {
@@ -233,6 +255,7 @@ impl Weights {
                 DeviceZeros::Float(o) => DeviceZeros::Float(o.duplicate(stream)?),
             },
             group_of: self.group_of.as_ref().map(|index| index.duplicate(stream)).transpose()?,
+            groups_of_x: self.groups_of_x.as_ref().map(|groups| groups.duplicate(stream)).transpose()?,
             plans: Default::default(),
             ..*self
         })
@@ -268,7 +291,8 @@ impl Weights {
             DeviceZeros::Float(o) => Some(o.memory()),
         };
         let group_of = self.group_of.as_ref().map(|index| index.view().cast());
-        [self.codes.view().cast(), self.scales.memory()].into_iter().chain(zeros).chain(group_of).collect()
+        let of_x = self.groups_of_x.iter().flat_map(Groups::memory);
+        [self.codes.view().cast(), self.scales.memory()].into_iter().chain(zeros).chain(group_of).chain(of_x).collect()
     }
 }
 
@@ -325,23 +349,51 @@ fn run(gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
     let Packed::Plain(w) = call.w else {
         return Err(Error::invalid(KERNEL.name, "weights in layout cuda_plain", call.w.layout()));
     };
-    let (rows, row_blocks, blocks) = grid(call.m, w.n);
+    let (x, y) = ((call.x.pointer(), call.x.dtype()), call.y.pointer());
+    let Some(groups) = &w.groups_of_x else { return multiply(gpu, stream, call, w, x, (y, call.m)) };
+    let needed = rounded_bytes(&super::problem(call));
+    let rounded = match call.workspace.as_deref() {
+        Some(workspace) if workspace.bytes() >= needed => workspace.view().pointer() + Workspace::COUNTER_BYTES as u64,
+        other => {
+            let got = other.map_or(0, Workspace::bytes).to_string();
+            return Err(Error::invalid(KERNEL.name, format!("a workspace of {needed} bytes"), got));
+        }
+    };
+    for first in (0..call.m).step_by(ROUNDED_ROWS) {
+        let rows = ROUNDED_ROWS.min(call.m - first);
+        let at = |address: u64, columns: usize, dtype: Float| address + (first * columns * dtype.size_bytes()) as u64;
+        groups.round(gpu, stream, (at(x.0, w.k, x.1), x.1, rows), w.act, rounded)?;
+        multiply(gpu, stream, call, w, (rounded, Float::F32), (at(y, w.n, call.y.dtype()), rows))?;
+    }
+    Ok(())
+}
+
+/// Puts the product of some rows into a stream: of x at an address, of a type, to y at an address.
+fn multiply(
+    gpu: &Gpu,
+    stream: &Stream,
+    call: &Call<'_>,
+    w: &Weights,
+    (x, x_type): (u64, Float),
+    (y, m): (u64, usize),
+) -> Result<()> {
+    let (rows, row_blocks, blocks) = grid(m, w.n);
     let parts = w.parts();
     let (activation, low, high) = super::activation(call.epilogue.activation);
     let params = Params {
-        x: call.x.pointer(),
+        x,
         codes: parts.codes,
         scales: parts.scales,
         zeros: parts.zeros,
         group_of: parts.group_of,
         bias: call.epilogue.bias.map_or(0, |bias: View<'_, f32>| bias.pointer()),
-        y: call.y.pointer(),
-        m: call.m as u64,
+        y,
+        m: m as u64,
         n: w.n as u64,
         k: w.k as u64,
         group: parts.group,
         middle: parts.middle,
-        x_type: super::float_type(call.x.dtype()),
+        x_type: super::float_type(x_type),
         scale_type: parts.scale_type,
         y_type: super::float_type(call.y.dtype()),
         zero_kind: parts.zero_kind,

@@ -92,6 +92,7 @@ impl Gemm for Wna16Sm80 {
     const NAME: &'static str = "wna16_sm80";
     const QUANTIZES: bool = false;
     const MAPS: bool = false;
+    const SUMS_X: bool = false;
     const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
     type Config = Config;
     type Arguments = Arguments;

@@ -111,58 +111,14 @@ DEV void produce(const Given& g, const TensorMap* map, const Rings& r, bool of_x
 #pragma unroll 1
       for (int box = 0; box < 2; box += BOXES, t.advance()) {
         mbarrier_wait(r.empty_x + 8 * t.stage, t.phase);
-        mbarrier_expect(r.full_x + 8 * t.stage, BOXES * g.box_bytes);
+        mbarrier_expect(r.full_x + 8 * t.stage, BOXES * g.box_bytes + SUMS_BYTES);
+        if constexpr (X_SUMS) {
+          const u64 unit = (u64)(f.token / NT) * g.steps + f.sc.k;
+          copy_bulk(r.x_sums(t.stage), g.x_sums + unit * (SUMS_BYTES / 4), SUMS_BYTES, r.full_x + 8 * t.stage, policy);
+        }
         load_x(g, f, map, r, t.stage, box);
       }
   }
-}
-
-// Sums of the groups of every stage of x, as products with ones, by two warps: each takes half of the tokens, 16 at a
-// time.
-[[maybe_unused]] DEV void sum_x(const Given& g, const Rings& r, int part, int lane) {
-  constexpr u32 ONE = BF16 ? 0x3f803f80 : 0x3c003c00;
-  constexpr int ALL = GROUPS ? GROUPS : 1, RUN = 4 / ALL ? 4 / ALL : 1;  // groups, and times 32 k in each
-  constexpr int OWN = NT / 16;  // times 8 tokens of a warp
-  const u32 ones[4] = {ONE, ONE, ONE, ONE};
-  const u32 row = r.x + part * (OWN * 1024) + (lane & 7) * 128 +
-                  (((lane >> 3) ^ (lane & 7)) << 4);  // this lane's row in a swizzled box
-  Turn<STAGES_X> t;
-  Schedule sc = Schedule::make(g);
-  while (sc.next(g))
-#pragma unroll 1
-    for (int unit = sc.k; unit < sc.kend; unit++, t.advance()) {
-      mbarrier_wait(r.full_x + 8 * t.stage, t.phase);
-#pragma unroll
-      for (int first = 0; first < OWN; first += 2) {
-        u32 b[2][4][4];
-        float sums[2][ALL][4];
-#pragma unroll
-        for (int n = 0; n < 2 && first + n < OWN; n++)
-#pragma unroll
-          for (int i = 0; i < 4; i++)
-            load_matrices(b[n][i], (row + t.stage * STAGE_X + (i >> 1) * BOX + (first + n) * 1024) ^ ((i & 1) << 6));
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-          for (int n = 0; n < 2 && first + n < OWN; n++) {
-            float (&sum)[4] = sums[n][i / RUN];
-            if (i % RUN == 0) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
-            mma_sync<BF16>(sum, ones, b[n][i][0], b[n][i][1]);
-            mma_sync<BF16>(sum, ones, b[n][i][2], b[n][i][3]);
-          }
-        // All rows of a product with ones are the same.
-        if (lane < 4) {
-          const u32 to = r.x_sums(t.stage) + ((part * OWN + first) * 8 + lane * 2) * 4;
-#pragma unroll
-          for (int n = 0; n < 2 && first + n < OWN; n++)
-#pragma unroll
-            for (int i = 0; i < ALL; i++)
-              store_shared(to + (i * SUMS_STRIDE + n * 8) * 4, sums[n][i][0], sums[n][i][1]);
-        }
-      }
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(r.full_x_sums + 8 * t.stage);
-    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
@@ -182,8 +138,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         mbarrier_init(r.full_x + 8 * s, 1);
         mbarrier_init(r.empty_x + 8 * s, SET_WARPS);
       }
-    if constexpr (X_SUMS)
-      for (int s = 0; s < STAGES_X; s++) mbarrier_init(r.full_x_sums + 8 * s, 2);
     if constexpr (SPLIT > 1) {
       mbarrier_init(r.full_sums, 1);
       mbarrier_expect(r.full_sums, SPLIT * parts_of_rank(rank) * 512);
@@ -197,18 +151,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   else
     __syncthreads();
   if (warp >= WARPGROUPS * 4) {
-    if constexpr (PRODUCERS) registers_decrease<WARPGROUPS == 4 ? 32 : X_SUMS ? 88 : 40>();
-    const int role = warp - WARPGROUPS * 4;  // 0: W (and x of a joint ring), 1: x, 2 and 3: sums of x
-    if constexpr (X_SUMS) {
-      if (role >= 2) {
-        if constexpr (GROUPED) dependency_wait();
-        sum_x(g, r, role - 2, lane);
-      }
-    }
+    if constexpr (PRODUCERS) registers_decrease<WARPGROUPS == 4 ? 32 : 40>();
+    const int role = warp - WARPGROUPS * 4;  // 0: W (and x of a joint ring), 1: x
     if (role < (JOINT ? 1 : 2) && lane == 0) produce(g, &x_map, r, role == 1);
     __syncwarp();
   } else {
-    if constexpr (PRODUCERS) registers_increase<WARPGROUPS == 4 ? 112 : X_SUMS ? 208 : 232>();
+    if constexpr (PRODUCERS) registers_increase<WARPGROUPS == 4 ? 112 : 232>();
     dependency_wait();
     Consumer c{r, warp / SET_WARPS, warp % SET_WARPS >> 2, warp & 3, lane};
     c.w.stage = c.set;
@@ -230,10 +178,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         multiply_sync(c, sum, mine, row_zeros);
       else if constexpr (EARLY || GROUP == 0)
         multiply_early(c, sum, mine, row_zeros);
-      else if constexpr (GROUP == 128)
+      else if constexpr (STRIPS == 1)
         multiply_late(c, sum, mine, row_zeros);
       else
-        multiply_late_groups(c, sum, mine, row_zeros);
+        multiply_late_of_strips(c, sum, mine, row_zeros);
       if constexpr (SETS > 1) join_sets(sum, r.x + SET_SUMS, c.set, c.wg, threadIdx.x & 127);
       if constexpr (SPLIT > 1) {
         reduce_cluster(sum, g, r.x + EXCHANGE, r.full_sums, at.row * TILE_STRIPS * 64, at, rank, c.set, c.wg, c.warp,

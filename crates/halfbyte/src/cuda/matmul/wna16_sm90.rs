@@ -13,6 +13,7 @@ pub use candidates::{candidates, compiles};
 use super::gemm::{self, Choice, Gemm, Operands, Placed, Products, X};
 use super::grouped::{self, GroupedOperands};
 use super::kernel::{Answer, Kernel};
+use super::sum_groups::SumsOfX;
 use super::wna16::{self, Weights};
 use crate::cuda::Caps;
 use crate::cuda::driver::{Promotion, Swizzle, TensorMap, Tiles};
@@ -55,7 +56,7 @@ fn instances() -> Vec<Instance> {
         (Atom { zero: true, group: 64, ..atom }, Float::F16, Activation::Relu6),
         (Atom { scale: Float::F32, offset: true, group: 32, ..atom }, Float::F32, Activation::None),
         (Atom { bits: 8, scale: Float::F32, group: 16, ..atom }, Float::F32, Activation::None),
-        (Atom { offset: true, ..atom }, Float::F16, Activation::Silu),
+        (Atom { offset: true, group: 64, ..atom }, Float::F16, Activation::Silu),
     ];
     let few = others.into_iter().flat_map(|(atom, out, activation)| {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];
@@ -79,6 +80,7 @@ impl Gemm for Wna16Sm90 {
     const NAME: &'static str = "wna16_sm90";
     const QUANTIZES: bool = false;
     const MAPS: bool = true;
+    const SUMS_X: bool = true;
     const INVARIANT_ROWS: Option<usize> = Some(usize::MAX);
     type Config = Config;
     type Arguments = Arguments;
@@ -111,6 +113,10 @@ impl Gemm for Wna16Sm90 {
             false => Schedule::new(config, shape, caps.multiprocessors.max(1) as usize),
             true => Schedule::whole(config, shape),
         }
+    }
+
+    fn sums_of_x(&Form { atom, .. }: &Form, config: Config) -> Option<SumsOfX> {
+        config.takes_sums_of_x(atom).then_some(SumsOfX { group: atom.group, tokens: config.tokens })
     }
 
     fn candidates(form: &Form, m: usize, _: &Caps) -> Vec<Config> {
@@ -155,8 +161,8 @@ impl Gemm for Wna16Sm90 {
     }
 
     fn arguments(w: Placed, config: Config, schedule: &Schedule, operands: &Operands<'_>) -> Arguments {
-        let Operands { y, bias, workspace, m, .. } = *operands;
-        Arguments::new(w, schedule, [y, bias, workspace], m, config.tokens.min(m))
+        let Operands { y, bias, workspace, m, sums, .. } = *operands;
+        Arguments { x_sums: sums, ..Arguments::new(w, schedule, [y, bias, workspace], m, config.tokens.min(m)) }
     }
 }
 
@@ -174,6 +180,7 @@ parameters! {
         box_bytes: i32,
         cuts: Flat<Cuts>,
         padding: i32,
+        x_sums: u64,
     }
 }
 
@@ -192,6 +199,7 @@ impl Arguments {
             box_bytes: (box_rows * 128) as i32,
             cuts: Flat((*schedule).into()),
             padding: 0,
+            x_sums: 0,
         }
     }
 }

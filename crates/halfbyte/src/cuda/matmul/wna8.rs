@@ -11,7 +11,7 @@ use crate::layout::cuda_wna16::Atom;
 /// What x has beside codes and scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// Sums of codes, for weights with zero points.
+    /// Sums of codes, for weights with zero points or offsets.
     pub sums: bool,
     /// Offsets.
     pub offsets: bool,
@@ -33,8 +33,8 @@ pub fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
         return refuse("multiplies quantised activations (a8), the format says exact ones");
     }
     wna16::sized(problem)?;
-    let atom = Atom::of_levels(format.weight, problem.k).map_err(|why| Reason(why.to_string()))?;
-    Ok((atom, Terms { sums: atom.zero, offsets: format.act == Act::A8Asym, pixels: false }))
+    let atom = Atom::of_format(format, problem.k).map_err(|why| Reason(why.to_string()))?;
+    Ok((atom, Terms { sums: atom.zero || atom.offset, offsets: format.act == Act::A8Asym, pixels: false }))
 }
 
 /// The form of a problem as the kernels have it, or why they do not multiply it.
@@ -53,7 +53,7 @@ pub(super) fn gemm_form(problem: &Problem) -> Answer<Form> {
 /// How the codes of x lie.
 pub(super) fn x_form(problem: &Problem, Form { atom, terms, .. }: &Form) -> QuantizedForm {
     let group = problem.format.map_or(problem.k, |format| format.weight.activation_group().len(problem.k)).max(1);
-    // Zero points need the sums of an atom's groups, which may be parts of one.
+    // Zero points and offsets need the sums of an atom's groups, which may be parts of one.
     let piece = if terms.sums && atom.group > 0 { atom.group } else { group };
     QuantizedForm { m: problem.m, k: problem.k, group, piece, sums: terms.sums, offsets: terms.offsets, pixels: false }
 }

@@ -8,7 +8,7 @@
 //     words of W -> bytes in registers, the A fragments of mma.sync m16n8k32 for all k of the group
 //     for each part of 16 tokens:
 //       codes of x by ldmatrix; integers of the group from nothing, promoted at once:
-//           sum += sx (s (acc - z X)) + ox s S
+//           sum += sx (s (acc - z X) + o X) + ox (s S + o length)
 // Tokens come inside k, so that the integers are those of one part and not of all tokens.
 //   GROUP 0: integers of a whole piece of k stay in registers and are promoted once.
 // Integers are exact; fp32 sums are in one order, so where tiles are cut alone decides their bits.
@@ -47,13 +47,10 @@ DEV void load_columns(Columns& b, const Warp& warp, u32 stage, int run, int i) {
     }
   }
 }
-// Scales and zero points of a group.
+// Scales, and zero points or offsets, of a group.
 DEV RowGroup load_group(const Warp& warp, u32 stage, int p, int group) {
   const u32 at = stage * STAGE_W + p * STRIP_BYTES;
-  const u32 s = load_shared(warp.scales + at + group * 128);
-  u32 z = 0;
-  if constexpr (ZERO) z = load_shared_u16(warp.zeros + at + group * 64);
-  return row_group(s, z);
+  return load_row_group(warp.scales + at + group * GROUP_SCALES, warp.zeros + at + group * GROUP_ZEROS);
 }
 
 // The units of a piece; sum = the result.
@@ -129,7 +126,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         for (int e = 0; e < WIDTH / 8; e++)
 #pragma unroll
           for (int p = 0; p < STRIPS; p++)
-            mma_sync_int8<ZERO>(acc[p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
+            mma_sync_int8<FROM_ZERO>(acc[p] + (GROUP ? 0 : i * (WIDTH / 2)) + 4 * e, a[p][j], b[j][e][0], b[j][e][1]);
       if constexpr (GROUP != 0)
 #pragma unroll
         for (int e = 0; e < WIDTH / 8; e++)

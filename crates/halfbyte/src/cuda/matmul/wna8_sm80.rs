@@ -85,6 +85,7 @@ impl Gemm for Wna8Sm80 {
     const NAME: &'static str = "wna8_sm80";
     const QUANTIZES: bool = true;
     const MAPS: bool = false;
+    const SUMS_X: bool = false;
     const INVARIANT_ROWS: Option<usize> = Some(config::ROWS_AT_ONCE);
     type Config = Config;
     type Arguments = Arguments;

@@ -9,7 +9,7 @@
 //     symmetric: 16 (q - 8) or q as signed bytes;  with zero points: 16 q or q as unsigned bytes.
 //     Bytes of 16 columns come out in the order 2t, 2t + 8, 2t + 1, 2t + 9, in which the codes of x lie too.
 //   The integers of a group are promoted while the tensor cores work for the other warpgroup:
-//     sum += sx (s (acc - z X)) + ox s S
+//     sum += sx (s (acc - z X) + o X) + ox (s S + o length)
 //         s, z: scale and zero point of the row;  S: sum of the row's integers q - z
 //         sx, ox, X: scale, offset and sum of the codes of the token
 //   GROUP 0 and FACTORS: integers of a whole piece of k are promoted once; with factors a code times that of its group,

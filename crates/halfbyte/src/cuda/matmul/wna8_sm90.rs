@@ -84,6 +84,7 @@ impl Gemm for Wna8Sm90 {
     const NAME: &'static str = "wna8_sm90";
     const QUANTIZES: bool = true;
     const MAPS: bool = true;
+    const SUMS_X: bool = false;
     const INVARIANT_ROWS: Option<usize> = None;
     type Config = Config;
     type Arguments = Arguments;

@@ -35,9 +35,21 @@ pub struct Atom {
 }
 
 impl Atom {
-    /// The form for what becomes of activations: with exact ones scales of two levels are f32 ones. Error: there is none, and why.
-    pub fn of_format(format: Format, k: usize) -> Result<Self> {
-        if format.act.is_quantized() { Self::of_levels(format.weight, k) } else { Self::of_any(format.weight, k) }
+    /// The form for what becomes of activations: with exact ones scales of two levels are f32 ones; integer products have 32 columns.
+    /// Error: there is none, and why.
+    pub fn of_format(Format { weight, act }: Format, k: usize) -> Result<Self> {
+        if act.is_quantized() && weight.channel_scale.is_some() {
+            return Self::of_levels(weight, k);
+        }
+        let atom = Self::of_any(weight, k)?;
+        match act.is_quantized() && atom.group == 16 {
+            true => Err(Error::invalid(
+                OP,
+                "groups of a multiple of 32, for quantised activations",
+                weight.group.to_string(),
+            )),
+            false => Ok(atom),
+        }
     }
 
     /// The form for a format with scales in any type, offsets, and groups of a multiple of 16: [`Atom::is_wide`] tells whether it is
@@ -70,7 +82,7 @@ impl Atom {
         Ok(Self { bits, group, zero, offset, scale: format.scale, factors: false })
     }
 
-    /// Whether it has scales in f32, offsets or groups of 16: those are multiplied by exact activations only, one weight at a time.
+    /// Whether it has scales in f32, offsets or groups of 16: those are multiplied one weight at a time.
     pub fn is_wide(self) -> bool {
         self.scale == Float::F32 || self.offset || self.group == 16
     }

@@ -205,6 +205,9 @@ fn every_configuration_is_within_the_bound() {
             ("w4a8-g128-asym-si8", Float::BF16),
             ("w4a8", Float::F32),
             ("w8a8-asym-xasym", Float::BF16),
+            ("w4a8-g32-float-sf32", Float::F16),
+            ("w8a8-g64-float-xasym-sbf16", Float::BF16),
+            ("w4a8-g128-asym-xasym-sf32", Float::F32),
         ] {
             let format = parse(name);
             let out = if x_type == Float::F32 { Float::F16 } else { x_type };
@@ -313,6 +316,7 @@ pub(super) fn repetitions_have_the_same_bits(kernel: &'static Kernel) {
             ("w4a8-g128", [640, 4096]),
             ("w8a8", [192, 4096]),
             ("w4a8-g64-asym-si8", [640, 4096]),
+            ("w4a8-g32-float-sf32", [640, 4096]),
         ] {
             let format = parse(name);
             if !multiplies(kernel, format) {

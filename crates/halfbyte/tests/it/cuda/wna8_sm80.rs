@@ -1,18 +1,18 @@
 //! The kernel for quantised activations from sm_80 on: against the reference, and what the tests of all kernels do not reach.
 
 use super::gpus;
-use super::products::{Bench, TYPES, caps, check, formats_of_atoms, reference_of};
+use super::products::{Bench, TYPES, WIDE, caps, check, formats_of_atoms, reference_of};
 use super::quantized::{MOST, products_are_within_the_bound, repetitions_have_the_same_bits};
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
-use halfbyte::Float;
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::matmul::wna8_sm80::config;
-use halfbyte::cuda::matmul::wna8_sm90::config::Terms;
+use halfbyte::cuda::matmul::wna8_sm90::{self, config::Terms};
 use halfbyte::cuda::matmul::{self, Configuration, Epilogue, KERNELS, Kernel};
 use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::format::reference::Bound;
 use halfbyte::kernel::{Activation, Problem};
 use halfbyte::layout::cuda_wna16::Atom;
+use halfbyte::{Act, Float, Format};
 
 fn kernel() -> &'static Kernel {
     KERNELS.iter().find(|kernel| kernel.name == "wna8_sm80").unwrap()
@@ -21,8 +21,8 @@ fn kernel() -> &'static Kernel {
 /// What the kernel is made for: the form of a format's atoms, and what its activations have beside codes.
 fn form(name: &str, k: usize) -> (Atom, Terms) {
     let format = parse(name);
-    let atom = Atom::of(format.weight, k).unwrap();
-    (atom, Terms { sums: atom.zero, offsets: format.act == halfbyte::Act::A8Asym, pixels: false })
+    let problem = Problem { format: Some(format), x: Float::F16, y: Float::F16, m: 1, n: 1, k };
+    wna8_sm90::form(&problem).unwrap()
 }
 
 #[test]
@@ -160,8 +160,15 @@ fn configurations_fit_every_processor_and_cuts_follow_n_and_k() {
         Caps { multiprocessors: 108, shared_bytes: 166_912, l2_bytes: 40 << 20, ..caps("sm_80") },
         Caps { multiprocessors: 128, shared_bytes: 101_376, l2_bytes: 72 << 20, ..caps("sm_89") },
     ];
-    for name in
-        formats_of_atoms().iter().flat_map(|name| [name.replace("a16", "a8"), name.replace("a16", "a8") + "-xasym"])
+    let atoms = formats_of_atoms();
+    let atoms = atoms.iter().map(String::as_str);
+    let multiplied = |name: &&str| {
+        let format = Format { act: Act::A8, ..parse(name) };
+        Atom::of_format(format, 1 << 20).is_ok_and(|atom| !atom.factors)
+    };
+    for name in atoms
+        .chain(WIDE.iter().copied().filter(multiplied))
+        .flat_map(|name| [name.replace("a16", "a8"), name.replace("a16", "a8") + "-xasym"])
     {
         for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [21504, 14336], [1 << 20, 256]] {
             let (atom, terms) = form(&name, k);
@@ -199,9 +206,15 @@ fn it_serves_what_the_kernel_for_hopper_does_on_all_processors_from_sm_80_on() {
             assert_eq!(of(arch, name, 1000).as_deref(), Ok("wna8_sm80"), "{arch} {name}");
         }
         assert_eq!(of("sm_90a", name, 1000).as_deref(), Ok("wna8_sm90"), "{name}");
-        assert!(of("sm_75", name, 1000).is_err(), "{name}");
+        assert_eq!(of("sm_75", name, 1000).as_deref(), Ok("simt"), "{name}");
     }
-    assert!(of("sm_80", "w8a8", 1 << 17).unwrap_err().contains("one scale"));
+    for name in ["w4a8-g32-float-sf32", "w3a8-g64-asym", "w8a8-float-xasym"] {
+        assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("wna8_sm80"), "{name}");
+    }
+    for name in ["w2a8-g64-asym", "w8a8-g16-sf32", "w4a8-g100-asym"] {
+        assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("simt"), "{name}");
+    }
+    assert_eq!(of("sm_80", "w8a8", 1 << 17).as_deref(), Ok("simt"));
     let problem = Problem { format: Some(parse("w4a16-g128")), x: Float::F16, y: Float::F16, m: 3, n: 70, k: 1000 };
     assert!(kernel().supports(&caps("sm_80"), &problem).unwrap_err().to_string().contains("quantised activations"));
 }

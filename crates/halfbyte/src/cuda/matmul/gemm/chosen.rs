@@ -5,6 +5,7 @@
 
 use super::super::kernel::{Configuration, Configured, is_same};
 use super::super::quantize_activations::{self, Form as QuantizedForm};
+use super::super::sum_groups::{self, SumGroups, SumsOfX};
 use super::super::wna16::Weights;
 use super::super::{Call, Epilogue, Packed, QuantizedCall, QuantizedView, gather, problem, wna8};
 use super::{Gemm, Operands, X, at_once, bytes, covers, parts_bytes, plan, shape};
@@ -87,6 +88,8 @@ struct Part<C> {
     first: usize,
     m: usize,
     config: C,
+    /// Sums of x that are made before it.
+    sums: Option<SumsOfX>,
     launch: Prepared,
 }
 
@@ -95,7 +98,7 @@ struct Part<C> {
 pub(super) struct Places {
     /// Where codes of x begin, or copies of its rows.
     x: usize,
-    /// Where terms of codes begin.
+    /// Where terms of codes begin, or sums of floats.
     terms: usize,
     /// How codes lie; None: x is floats.
     codes: Option<QuantizedForm>,
@@ -123,7 +126,10 @@ impl Places {
         let copied = [rows, problem.m % gather::ROWS].into_iter().filter(|&m| m != problem.m && m > 0);
         let most = [problem.m].into_iter().chain(copied).map(parts).max().unwrap_or(0);
         let x = (Workspace::COUNTER_BYTES + most).next_multiple_of(16);
-        Self { x, terms: x, codes: None, bytes: x + rows * gather::pitch(problem.k) * 2 }
+        let terms = (x + rows * gather::pitch(problem.k) * 2).next_multiple_of(16);
+        let sums = T::SUMS_X && form.atom.offset;
+        let sums = if sums { sum_groups::most_bytes([problem.m, problem.k]) } else { 0 };
+        Self { x, terms, codes: None, bytes: terms + sums }
     }
 }
 
@@ -254,10 +260,10 @@ impl<T: Gemm> Chosen<T> {
                 };
                 let plan = plan::<T>(&caps, &form, problem, m, batch_invariant, Some(config));
                 tiled::check(&caps, &form, &plan).map_err(unserved::<T>)?;
-                let operands = Operands { x, first, m, k: problem.k, pitch, y: 0, bias: 0, workspace: 0 };
+                let operands = Operands { x, first, m, k: problem.k, pitch, y: 0, bias: 0, workspace: 0, sums: 0 };
                 let maps = T::map(config, &operands)?.into_iter().collect();
                 let launch = Prepared::new(on.gpu, &config.instance(&form, to.activation), &form, plan, maps)?;
-                parts.push(Part { rows, first, m, config, launch });
+                parts.push(Part { rows, first, m, config, sums: T::sums_of_x(&form, config), launch });
             }
         }
         Ok(Product { places, parts })
@@ -277,7 +283,7 @@ impl<T: Gemm> Chosen<T> {
             given: self.given,
         };
         let product = T::products(w).get(key, |_| self.prepare(&on, problem, input, &to))?;
-        for Part { rows: [row, rows], first, m, config, launch } in &product.parts {
+        for Part { rows: [row, rows], first, m, config, sums, launch } in &product.parts {
             let (first, m) = (*first, *m);
             let (x, pitch) = input.x(&product.places, to.workspace, [*rows, k]);
             let y = to.y + ((row + first) * n * problem.y.size_bytes()) as u64;
@@ -294,7 +300,13 @@ impl<T: Gemm> Chosen<T> {
                 }
                 _ => {}
             }
-            let operands = Operands { x, first, m, k, pitch, y, bias: to.bias, workspace: to.workspace.pointer() };
+            let workspace = to.workspace.pointer();
+            let sums_at = sums.map_or(0, |_| workspace + product.places.terms as u64);
+            let operands = Operands { x, first, m, k, pitch, y, bias: to.bias, workspace, sums: sums_at };
+            if let Some(sums_of_x) = *sums {
+                let (x, dtype) = (operands.x_at(), problem.x);
+                SumGroups { sums_of_x, x, dtype, sums: sums_at, rows: m, k, pitch }.run(gpu, stream)?;
+            }
             let arguments = T::arguments((*w).into(), *config, &launch.schedule, &operands);
             launch.function.launch_typed(stream, &launch.launch, &arguments, &launch.maps)?;
         }
@@ -313,7 +325,8 @@ impl<T: Gemm> Configured for Chosen<T> {
             true => quantize_activations::instance(wna8::x_form(problem, &form)),
             false => gather::instance(),
         };
-        vec![self.config.instance(&form, Activation::None), before]
+        let sums = T::sums_of_x(&form, self.config).map(SumsOfX::instance);
+        [self.config.instance(&form, Activation::None), before].into_iter().chain(sums).collect()
     }
 
     fn workspace_bytes(&self, caps: &Caps, problem: &Problem, batch_invariant: bool) -> usize {

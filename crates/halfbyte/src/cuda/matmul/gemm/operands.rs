@@ -35,6 +35,8 @@ pub(in crate::cuda::matmul) struct Operands<'a> {
     pub bias: u64,
     /// Address of the workspace: counters, then sums of cut tiles.
     pub workspace: u64,
+    /// Address of the sums of these rows of x; 0: none.
+    pub sums: u64,
 }
 
 impl Operands<'_> {

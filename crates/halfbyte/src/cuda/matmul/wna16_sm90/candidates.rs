@@ -1,7 +1,7 @@
 //! Configurations to measure against the one that is chosen, and all that are chosen.
 
 use super::config::{
-    self, Config, EARLY, LEAST_APART, MOST_EXACT_ROWS, MOST_TOKENS_OF_SMALL_GROUPS, PAIRED, Shape, TWO_BY_TWO, TWO_SETS,
+    self, Config, EARLY, LEAST_APART, MOST_EXACT_ROWS, PAIRED, Shape, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups,
 };
 use crate::cuda::Caps;
 use crate::cuda::tiled::{Form, Tile};
@@ -30,13 +30,13 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
                 32
             }
         }
-        (true, false) if two_sums && atom.group < 128 => sums <= MOST_TOKENS_OF_SMALL_GROUPS && config.boxes == 2,
+        (true, false) if two_sums && atom.group < 128 => sums <= most_tokens_of_groups(atom) && config.boxes == 2,
         (true, false) => sums <= if two_sums { 128 } else { 256 },
     };
-    // Registers, warps that sum x, and whole units of it.
+    // Registers, and whole units of x, with which its sums come.
     let wide = !atom.is_wide()
         || match wgmma {
-            true => !joint && config.boxes == 2 && strips == 1 && tokens <= MOST_TOKENS_OF_SMALL_GROUPS,
+            true => !joint && config.boxes == 2 && strips == 1 && tokens <= most_tokens_of_groups(atom),
             false => {
                 (tokens <= 8 && (!atom.offset || split > 1 || strips * blocks < 4))
                     || (tokens <= 16 && strips == 1 && !atom.offset)
@@ -115,7 +115,8 @@ pub fn every(atom: Atom, out: Float) -> Vec<Config> {
         // Shared by a cluster, or batch-invariant.
         let few = [8, 16, 32, 48, 64, 96, 128].map(|tokens| Config { tokens, split, trigger: 0, ..narrow });
         all.extend(few);
-        all.push(Config { tokens: 128, split, early: shape(MOST_EXACT_ROWS + 1).rounds, ..narrow });
+        let early = shape(MOST_EXACT_ROWS + 1).rounds;
+        all.extend([96, 128].map(|tokens| Config { tokens, split, early, ..narrow }));
     }
     all.extend([24, 32].map(|tokens| Config { tokens, trigger: 0, ..base }));
     all.extend([48, 64].into_iter().flat_map(|tokens| [narrow, base].map(|config| Config { tokens, ..config })));

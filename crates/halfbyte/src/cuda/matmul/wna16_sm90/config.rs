@@ -83,8 +83,10 @@ const FEW_UNITS: usize = 16;
 /// Tokens from which on W and x have rings of their own.
 pub(super) const LEAST_APART: usize = 48;
 
-/// Tokens for which the registers hold sums of groups smaller than atoms, beside those of a tile.
-pub(super) const MOST_TOKENS_OF_SMALL_GROUPS: usize = 96;
+/// Tokens for which the registers hold sums of groups beside those of a tile.
+pub(super) fn most_tokens_of_groups(atom: Atom) -> usize {
+    if atom.offset && atom.bits == 8 && atom.group == 64 { 64 } else { 128 }
+}
 
 /// Where the choice is made: a shape in strips and steps, and the device.
 pub(super) struct Shape {
@@ -151,8 +153,8 @@ impl Shape {
         self.wide(self.small(self.choose_fast()))
     }
 
-    /// Scales in f32 and offsets take registers, and offsets sums of x: up to 8 rows `mma.sync` makes them, for more two of the warps
-    /// that wgmma has beside rings of their own for W and x.
+    /// Scales in f32 and offsets take registers, and offsets sums of x: up to 8 rows `mma.sync` makes them; for more they come with x,
+    /// by a ring of its own.
     pub fn wide(&self, config: Config) -> Config {
         if !self.atom.is_wide() {
             return config;
@@ -166,7 +168,9 @@ impl Shape {
             Config { tokens: ..=32, split, .. } => {
                 Config { tokens: LEAST_APART, strips: 1, split: split.min(2), trigger: 0, ..TWO_BY_TWO }
             }
-            Config { tokens, .. } => Config { strips: 1, tokens: tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config },
+            Config { tokens, .. } => {
+                Config { strips: 1, tokens: tokens.min(most_tokens_of_groups(self.atom)), ..config }
+            }
         }
     }
 
@@ -174,7 +178,7 @@ impl Shape {
     pub fn small(&self, config: Config) -> Config {
         match !config.wgmma || config.early || self.whole_atoms() {
             true => config,
-            false => Config { strips: 1, tokens: config.tokens.min(MOST_TOKENS_OF_SMALL_GROUPS), ..config },
+            false => Config { strips: 1, tokens: config.tokens.min(most_tokens_of_groups(self.atom)), ..config },
         }
     }
 
@@ -215,7 +219,7 @@ impl Shape {
                 let tokens = if self.m <= 96 { 96 } else { 128 };
                 shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips: 1, ..base })
             }
-            _ => self.many(Config { tokens: 128, strips: 1, early: self.rounds, ..base }),
+            _ => self.many(Config { tokens: self.narrow_tokens(), strips: 1, early: self.rounds, ..base }),
         }
     }
 
@@ -228,12 +232,16 @@ impl Shape {
             9..=16 => 16,
             17..=32 => 32,
             33..=64 => 64,
-            _ if self.whole_atoms() && !self.atom.is_wide() => 128,
-            _ => MOST_TOKENS_OF_SMALL_GROUPS,
+            _ => most_tokens_of_groups(self.atom),
         };
         let config = Config { tokens, strips: 1, trigger: 0, ..TWO_BY_TWO };
         let split = if self.strips.div_ceil(config.tile_strips()) * 2 <= self.multiprocessors { 2 } else { 1 };
         Config { split: split.min(self.steps), ..config }
+    }
+
+    /// Rows of narrow tiles: as few as those of 128 rows are, but no wider than it takes.
+    fn narrow_tokens(&self) -> usize {
+        if 96 * self.m.div_ceil(128) >= self.m { 96 } else { 128 }
     }
 
     /// For more than 128 rows.
@@ -271,12 +279,7 @@ pub fn config(atom: Atom, shape: [usize; 3], out: Float, caps: &Caps) -> Config 
 /// Rows of tiles where there are several weights.
 pub fn grouped_tiles(atom: Atom, out: Float) -> Vec<usize> {
     let of = Shape::new(atom, [MOST_EXACT_ROWS + 1, 1, 1], out, &Caps::H200);
-    let most = match (of.rounds || atom.group == 0, of.whole_atoms()) {
-        (true, _) => 256,
-        (false, true) => 128,
-        // Sums of small groups take registers.
-        (false, false) => MOST_TOKENS_OF_SMALL_GROUPS,
-    };
+    let most = if of.rounds || atom.group == 0 { 256 } else { most_tokens_of_groups(atom) };
     [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256].into_iter().filter(|&tokens| tokens <= most).collect()
 }
 
@@ -354,9 +357,14 @@ impl Config {
         self
     }
 
-    /// Of a stage of x, with their barrier.
+    /// Whether a kernel before it makes sums of x.
+    pub(super) fn takes_sums_of_x(self, atom: Atom) -> bool {
+        atom.offset && self.wgmma
+    }
+
+    /// Of a stage of x.
     fn bytes_of_sums_of_x(self, atom: Atom) -> usize {
-        if atom.offset && self.wgmma { atom.groups() * (self.tokens + 8) * 4 + 8 } else { 0 }
+        if self.takes_sums_of_x(atom) { 2 * self.tokens * 16 } else { 0 }
     }
 
     /// Strips of a tile.

@@ -66,6 +66,11 @@ impl std::fmt::Display for Config {
     }
 }
 
+/// Tokens of a tile at most, where groups have scales: those in f32, and offsets, take registers.
+fn most_tokens(atom: Atom, terms: Terms) -> usize {
+    if atom.is_wide() && (atom.bits == 8 || terms.offsets) { 64 } else { 128 }
+}
+
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.
 ///
 /// Up to 16 rows the kernel waits for memory: `mma.sync`, and a block fills its ring, and L2 behind it, while x is quantised. Blocks
@@ -77,10 +82,10 @@ pub fn config(atom: Atom, terms: Terms, [m, n, k]: [usize; 3], out: Float, multi
     let wide = atom.has_rows() && exact;
     let (rows, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
     let widest = rows.div_ceil(WARPGROUPS) * m.div_ceil(256);
-    let most = if wide && m > 128 && widest * 4 >= multiprocessors * 3 { 256 } else { 128 };
+    let most = if wide && m > 128 && widest * 4 >= multiprocessors * 3 { 256 } else { most_tokens(atom, terms) };
     let tokens = [8, 16, 32, 64].into_iter().find(|&tokens| m <= tokens).unwrap_or(most);
     // One strip would be half of a tile: a block has one, and a multiprocessor two blocks.
-    if n <= STRIP && m > 128 && atom.group != 32 && exact {
+    if n <= STRIP && m > 128 && atom.group != 32 && exact && !atom.is_wide() {
         let pair =
             Config { tokens: 128, warpgroups: 1, strips: 1, stages: 0, split: 1, blocks: 2, trigger: 1, prefetch: 0 };
         return pair.fitted(atom, terms, out);
@@ -135,7 +140,9 @@ pub fn every(atom: Atom, terms: Terms, out: Float) -> Vec<Config> {
         prefetch,
     };
     let mut all = vec![Config { tokens: 128, warpgroups: 1, blocks: 2, ..whole(128, 1, 0) }];
-    for tokens in [8, 16, 32, 64, 128, 256] {
+    all.retain(|_| !atom.is_wide());
+    let most = if atom.has_rows() { 256 } else { most_tokens(atom, terms) };
+    for tokens in [8, 16, 32, 64, 128, 256].into_iter().filter(|&tokens| tokens <= most) {
         let sync = tokens <= 16;
         let strips = if sync { vec![8 / atom.bits as usize] } else { vec![1, 2] };
         for strips in strips.into_iter().filter(|&strips| strips * tokens <= 256) {
