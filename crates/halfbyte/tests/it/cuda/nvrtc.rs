@@ -95,8 +95,12 @@ fn compile_and_compare(step: usize) {
             for (instance, compiled) in instances.iter().zip(compiled) {
                 let (compiled, log) = compiled.unwrap_or_else(|e| panic!("{e}"));
                 assert!(compiled.cubin.starts_with(b"\x7fELF"), "{instance} for {arch}");
-                // Anything else that the compiler says is a warning.
-                let said = |line: &&str| !line.is_empty() && !line.starts_with("ptxas info") && !line.contains("spill");
+                // Anything else that the compiler says is a warning; "serialized" is how it tells, as an info, that it waits
+                // after each wgmma (C7514).
+                let said = |line: &&str| {
+                    let info = line.is_empty() || line.starts_with("ptxas info") || line.contains("spill");
+                    !info || line.contains("serialized")
+                };
                 assert_eq!(log.lines().find(said), None, "{instance} for {arch}:\n{log}");
                 let taken = taken(&log);
                 assert_eq!((taken.stack_bytes, taken.spilled_bytes), (0, 0), "{instance} for {arch}:\n{log}");
