@@ -11,15 +11,21 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
+    /// The same, with AMX tiles of int8 and bf16 that the system lets this process use. (Linux.)
+    Amx,
 }
 
 impl Isa {
+    /// All of them, each with what those before it have.
+    pub const ALL: [Self; 4] = [Isa::Plain, Isa::Avx2, Isa::Avx512, Isa::Amx];
+
     /// Name as `HALFBYTE_ISA` and `doctor` write it.
     pub fn name(self) -> &'static str {
         match self {
             Isa::Plain => "plain",
             Isa::Avx2 => "avx2",
             Isa::Avx512 => "avx512",
+            Isa::Amx => "amx",
         }
     }
 }
@@ -47,7 +53,8 @@ impl Caps {
                 && is_x86_feature_detected!("avx512vl")
                 && is_x86_feature_detected!("avx512vnni");
             if avx512 {
-                return Self { isa: Isa::Avx512, bf16_dot: is_x86_feature_detected!("avx512bf16") };
+                let isa = if super::x86::amx::is_there() { Isa::Amx } else { Isa::Avx512 };
+                return Self { isa, bf16_dot: is_x86_feature_detected!("avx512bf16") };
             }
             if avx2 {
                 return Self { isa: Isa::Avx2, bf16_dot: false };
@@ -56,16 +63,16 @@ impl Caps {
         Self { isa: Isa::Plain, bf16_dot: false }
     }
 
-    /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avx512`) allows, if it is set and not empty.
+    /// This processor, but no more than what `HALFBYTE_ISA` (`plain`, `avx2`, `avx512`, `amx`) allows, if it is set and not empty.
     pub fn detect_within_environment() -> Result<Self> {
         let caps = Self::detect();
         match std::env::var("HALFBYTE_ISA") {
             Err(_) => Ok(caps),
             Ok(name) if name.is_empty() => Ok(caps),
             Ok(name) => {
-                let isa = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().find(|isa| isa.name() == name);
-                let isa =
-                    isa.ok_or_else(|| Error::invalid("HALFBYTE_ISA", "plain, avx2 or avx512", format!("\"{name}\"")))?;
+                let isa = Isa::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| {
+                    Error::invalid("HALFBYTE_ISA", "plain, avx2, avx512 or amx", format!("\"{name}\""))
+                })?;
                 caps.limited_to(isa)
             }
         }
@@ -79,7 +86,7 @@ impl Caps {
                 cause: format!("expected a processor with {}, got one with {} at most", isa.name(), self.isa.name()),
             });
         }
-        Ok(Self { isa, bf16_dot: self.bf16_dot && isa == Isa::Avx512 })
+        Ok(Self { isa, bf16_dot: self.bf16_dot && isa >= Isa::Avx512 })
     }
 }
 
@@ -105,7 +112,7 @@ macro_rules! per_isa {
                 }
                 match isa {
                     // SAFETY: a `Caps` with this family is made only where the processor was found to have it.
-                    $crate::cpu::isa::Isa::Avx512 => return unsafe { avx512($($arg),*) },
+                    $crate::cpu::isa::Isa::Avx512 | $crate::cpu::isa::Isa::Amx => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     $crate::cpu::isa::Isa::Avx2 => return unsafe { avx2($($arg),*) },
                     $crate::cpu::isa::Isa::Plain => {}

@@ -2,7 +2,10 @@
 
 use super::Cpu;
 use super::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use super::x86::amx::{ROW_BYTES, Tiles};
 use crate::layout::Lines;
+use crate::tensor::Float;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -19,12 +22,24 @@ pub struct Roofline {
     pub f32_flops_per_second: f64,
     /// Multiplications and additions a second of bf16 dot products; None without such instructions.
     pub bf16_flops_per_second: Option<f64>,
+    /// Whether bf16 are multiplied in tiles (AMX), where exact activations of other types are the sum of several bf16.
+    pub bf16_tiles: bool,
 }
 
 /// Size of the buffer that is read for the bandwidth.
 const READ_BYTES: usize = 512 << 20;
 
 impl Roofline {
+    /// Multiplications and additions a second of codes by exact activations of a type, and what sets it.
+    pub fn exact_flops_per_second(&self, x: Float) -> (f64, &'static str) {
+        match (self.bf16_flops_per_second, self.bf16_tiles, x) {
+            (Some(bf16), _, Float::BF16) => (bf16, "bf16 peak"),
+            (Some(bf16), true, Float::F16) => (bf16 / 2.0, "half the bf16 peak"),
+            (Some(bf16), true, Float::F32) => (bf16 / 3.0, "a third of the bf16 peak"),
+            _ => (self.f32_flops_per_second, "f32 peak"),
+        }
+    }
+
     /// Measures for about a second: the best of several tries of each.
     pub fn measure(cpu: &Cpu) -> Self {
         let isa = cpu.caps().isa;
@@ -32,7 +47,8 @@ impl Roofline {
             read_bytes_per_second: read_bandwidth(cpu),
             int8_ops_per_second: peak(cpu, |rounds| int8_ops(isa, rounds)),
             f32_flops_per_second: peak(cpu, |rounds| f32_flops(isa, rounds)),
-            bf16_flops_per_second: cpu.caps().bf16_dot.then(|| peak(cpu, bf16_flops)),
+            bf16_flops_per_second: (isa == Isa::Amx || cpu.caps().bf16_dot).then(|| peak(cpu, |n| bf16_flops(isa, n))),
+            bf16_tiles: isa == Isa::Amx,
         }
     }
 }
@@ -81,7 +97,7 @@ fn xor(isa: Isa, words: &[u64]) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Caps` with this family is made only where the processor was found to have it.
-        Isa::Avx512 => unsafe { x86::xor_avx512(words) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86::xor_avx512(words) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::xor_avx2(words) },
@@ -118,6 +134,9 @@ fn int8_ops(isa: Isa, rounds: u64) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Caps` with this family is made only where the processor was found to have it.
+        Isa::Amx => unsafe { Tiles::new(ROW_BYTES) }.repeat(false, rounds / 4),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: as above.
         Isa::Avx512 => unsafe { x86::int8_avx512(rounds) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
@@ -139,7 +158,7 @@ fn f32_flops(isa: Isa, rounds: u64) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Caps` with this family is made only where the processor was found to have it.
-        Isa::Avx512 => unsafe { x86::f32_avx512(rounds) },
+        Isa::Avx512 | Isa::Amx => unsafe { x86::f32_avx512(rounds) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 => unsafe { x86::f32_avx2(rounds) },
@@ -156,12 +175,17 @@ fn f32_flops(isa: Isa, rounds: u64) -> u64 {
     }
 }
 
-fn bf16_flops(rounds: u64) -> u64 {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: called only where bf16 dot products were found.
-    return unsafe { x86::bf16_avx512(rounds) };
-    #[cfg(not(target_arch = "x86_64"))]
-    unreachable!("no bf16 dot products on this architecture: {rounds}")
+fn bf16_flops(isa: Isa, rounds: u64) -> u64 {
+    match isa {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a `Caps` with this family is made only where the processor was found to have it.
+        Isa::Amx => unsafe { Tiles::new(ROW_BYTES) }.repeat(true, rounds / 4),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: called only where bf16 dot products were found.
+        _ => unsafe { x86::bf16_avx512(rounds) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("no bf16 dot products on this architecture: {rounds}"),
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

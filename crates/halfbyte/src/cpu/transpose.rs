@@ -24,7 +24,7 @@ pub(crate) fn transpose(isa: Isa, [rows, columns]: [usize; 2], from: (&[u32], us
         match isa {
             // SAFETY: a device with this family is made only where the processor has it; both slices hold the matrices, as
             // asserted.
-            Isa::Avx512 => return unsafe { x86::avx512(&matrices, [rows, columns]) },
+            Isa::Avx512 | Isa::Amx => return unsafe { x86::avx512(&matrices, [rows, columns]) },
             // SAFETY: as above.
             Isa::Avx2 => return unsafe { x86::avx2(&matrices, [rows, columns]) },
             Isa::Plain => {}
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn every_element_comes_to_its_place_and_nothing_else_is_written() {
         let found = Caps::detect();
-        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter(|&isa| found.limited_to(isa).is_ok()) {
+        for isa in Isa::ALL.into_iter().filter(|&isa| found.limited_to(isa).is_ok()) {
             for [rows, columns] in SHAPES {
                 let (from_stride, to_stride) = (columns + 3, rows + 2);
                 let from: Vec<u32> = (0..(rows * from_stride) as u32).collect();

@@ -14,7 +14,7 @@ use halfbyte::{Float, FloatsMut};
 
 fn devices(threads: usize) -> Vec<Cpu> {
     let found = Caps::detect();
-    let caps = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter_map(|isa| found.limited_to(isa).ok());
+    let caps = Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok());
     caps.map(|caps| Cpu::with_caps(threads, caps).unwrap()).collect()
 }
 

@@ -387,7 +387,7 @@ fn contents(w: &CpuN16) -> impl PartialEq + std::fmt::Debug + use<> {
 #[test]
 fn every_layout_of_files_packs_to_the_same_bits() {
     let mut random = Random(11);
-    let isas = [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter();
+    let isas = Isa::ALL.into_iter();
     let caps: Vec<Caps> = isas.filter_map(|isa| Caps::detect().limited_to(isa).ok()).collect();
     let shapes = [[16, 32], [8, 64], [40, 320], [272, 160], [48, 33], [17, 300], [64, 8], [3, 5000], [5, 0], [0, 7]];
     for name in FORMATS {

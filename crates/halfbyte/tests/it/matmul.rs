@@ -15,8 +15,7 @@ const CANARY: f32 = -7.25e8;
 /// Devices with each set of capabilities that this machine can take on.
 fn devices(threads: usize) -> Vec<Cpu> {
     let found = Caps::detect();
-    let mut caps: Vec<Caps> =
-        [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter_map(|isa| found.limited_to(isa).ok()).collect();
+    let mut caps: Vec<Caps> = Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok()).collect();
     if found.bf16_dot {
         caps.push(Caps { bf16_dot: false, ..found });
     }

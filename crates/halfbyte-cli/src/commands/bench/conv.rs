@@ -175,10 +175,10 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     drop(progress);
     let limits = before.best(after);
     for line in &mut results {
-        let (peak, name) = match (line.kernel, limits.bf16_gflop_per_s) {
-            ("a16_avx512bf16", Some(peak)) => (peak, "bf16"),
-            (kernel, _) if kernel.starts_with("a8_") || kernel.starts_with("int8_") => (limits.int8_gop_per_s, "int8"),
-            _ => (limits.f32_gflop_per_s, "f32"),
+        let (peak, name) = match line.kernel {
+            "a16_amx" | "a16_avx512bf16" => limits.exact(args.x.map_or(Float::F32, Float::from)),
+            kernel if kernel.starts_with("a8_") || kernel.starts_with("int8_") => (limits.int8_gop_per_s, "int8 peak"),
+            _ => (limits.f32_gflop_per_s, "f32 peak"),
         };
         line.peak_percent = 100.0 * line.gflop_per_s / peak;
         line.peak = name;

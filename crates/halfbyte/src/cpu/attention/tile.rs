@@ -20,7 +20,7 @@ pub(super) const WEIGHTS_ROW: usize = PAGE_LENGTH + 16;
 /// Rows of a full tile: with two vectors of scores for each, they fill the registers.
 pub(super) fn tile_rows(isa: Isa) -> usize {
     match isa {
-        Isa::Avx512 => 12,
+        Isa::Avx512 | Isa::Amx => 12,
         Isa::Avx2 => 6,
         Isa::Plain => 4,
     }

@@ -110,7 +110,7 @@ type Tiles = [(usize, &'static [TileFn])];
 fn tiles(isa: Isa) -> &'static Tiles {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => dot_avx512vnni::TILES,
+        Isa::Avx512 | Isa::Amx => dot_avx512vnni::TILES,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => dot_avx2::TILES,
         _ => dot_scalar::TILES,
@@ -121,7 +121,7 @@ fn tiles(isa: Isa) -> &'static Tiles {
 pub(crate) fn kernel(cpu: &Cpu) -> &'static str {
     match cpu.caps().isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => "int8_avx512vnni",
+        Isa::Avx512 | Isa::Amx => "int8_avx512vnni",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => "int8_avx2",
         _ => "int8_scalar",

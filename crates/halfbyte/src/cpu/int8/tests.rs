@@ -51,7 +51,7 @@ fn grouped(cpu: &Cpu, [m, n, k]: [usize; 3], byte: Byte, written: bool) {
 #[test]
 fn rows_come_from_anywhere_and_go_anywhere() {
     let found = Caps::detect();
-    for caps in [Isa::Plain, Isa::Avx2, Isa::Avx512].into_iter().filter_map(|isa| found.limited_to(isa).ok()) {
+    for caps in Isa::ALL.into_iter().filter_map(|isa| found.limited_to(isa).ok()) {
         for threads in [1, 3] {
             let cpu = Cpu::with_caps(threads, caps).unwrap();
             // One task; too few blocks of rows for the team; a block of rows a task.

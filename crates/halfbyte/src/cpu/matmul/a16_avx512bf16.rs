@@ -20,7 +20,7 @@
 //! `vdpbf16ps` takes denormal numbers for zero, in x and in the sums: an activation below 2⁻¹²⁶ counts as 0.
 
 use super::blocking::{RowPanels, Steps, Tasks, with_buffers};
-use super::{Input, Output, Packed, Rows, Scratch, exact};
+use super::{Input, Output, Packed, Rows, Scratch, at_least, exact};
 use crate::cpu::Cpu;
 use crate::cpu::disjoint::DisjointMut;
 use crate::cpu::isa::{Caps, Isa};
@@ -65,10 +65,7 @@ pub(super) fn supports(caps: &Caps, problem: &Problem) -> Result<(), Reason> {
     if problem.x != Float::BF16 {
         return Err(Reason(format!("multiplies x of type bf16, x is {}", problem.x)));
     }
-    if problem.m < LEAST_ROWS {
-        return Err(Reason(format!("pays from {LEAST_ROWS} rows on, x has {}", problem.m)));
-    }
-    Ok(())
+    at_least(LEAST_ROWS, problem)
 }
 
 /// Adds to `c` `[height][panels · 16]` the product of a span, or a part of it, times the scales of its group.
@@ -83,15 +80,15 @@ type ProductFn = unsafe fn(x: &[u32], w: &[u32], scales: &[f32], c: &mut [f32]);
 ///
 /// # Safety
 /// The processor has AVX-512.
-type ConvertFn = unsafe fn(w: &CpuN16, panel: usize, places: Range<usize>, out: Converted<'_>);
+pub(super) type ConvertFn = unsafe fn(w: &CpuN16, panel: usize, places: Range<usize>, out: Converted<'_>);
 
 /// A block of weights that the dot products read.
-struct Converted<'a> {
+pub(super) struct Converted<'a> {
     /// Pairs of bf16, 16 at every `stride`th.
-    pairs: &'a mut [u32],
+    pub pairs: &'a mut [u32],
     /// Scales of the block's pieces, 16 at every `stride`th.
-    scales: &'a mut [f32],
-    stride: usize,
+    pub scales: &'a mut [f32],
+    pub stride: usize,
 }
 
 pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Output<'_>) {
@@ -232,7 +229,7 @@ fn pair(row: &[bf16], columns: Option<&[u32]>, out: &mut [u32]) {
     }
 }
 
-fn convert(w: &CpuN16) -> ConvertFn {
+pub(super) fn convert(w: &CpuN16) -> ConvertFn {
     match crate::layout::cpu_n16::field_bits(w.format().bits) {
         2 => x86::convert::<2>,
         4 => x86::convert::<4>,

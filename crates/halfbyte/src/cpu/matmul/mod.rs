@@ -5,10 +5,13 @@
 //!
 //! | driver | tiles | activations |
 //! |---|---|---|
+//! | `amx` | `a8_amx`, `a16_amx` | quantised on the fly, or as they are in one to three bf16; tiles of 16 × 16 |
 //! | `quantized_act` | `a8_avx512vnni`, `a8_avx2`, `any_scalar` | quantised on the fly, int8 dot products |
 //! | `exact_act` | `a16_avx512`, `a16_avx2`, `any_scalar` | as they are, f32 accumulation |
 //! | `a16_avx512bf16` | its own | bf16 as they are, bf16 dot products |
 
+#[cfg(target_arch = "x86_64")]
+mod a16_amx;
 #[cfg(target_arch = "x86_64")]
 mod a16_avx2;
 #[cfg(target_arch = "x86_64")]
@@ -16,9 +19,13 @@ mod a16_avx512;
 #[cfg(target_arch = "x86_64")]
 mod a16_avx512bf16;
 #[cfg(target_arch = "x86_64")]
+mod a8_amx;
+#[cfg(target_arch = "x86_64")]
 mod a8_avx2;
 #[cfg(target_arch = "x86_64")]
 mod a8_avx512vnni;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod any_scalar;
 mod blocking;
 mod encode;
@@ -161,6 +168,14 @@ pub(crate) struct Input<'a> {
 pub const KERNELS: &[Kernel] = &[
     #[cfg(target_arch = "x86_64")]
     Kernel {
+        name: "a8_amx",
+        layout: "cpu_n16",
+        what: "x to int8, tdpbssd, f32 sums a group",
+        supports: a8_amx::supports,
+        run: a8_amx::run,
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
         name: "a8_avx512vnni",
         layout: "cpu_n16",
         what: "x to int8, vpdpbusd, f32 sums a group",
@@ -174,6 +189,14 @@ pub const KERNELS: &[Kernel] = &[
         what: "x to int8, vpmaddubsw, f32 sums a group",
         supports: |caps, p| quantized(p).and_then(|()| needs(caps, Isa::Avx2)),
         run: |cpu, scratch, input, y| quantized_act::run(cpu, scratch, input, y, &a8_avx2::TILES),
+    },
+    #[cfg(target_arch = "x86_64")]
+    Kernel {
+        name: "a16_amx",
+        layout: "cpu_n16",
+        what: "codes to bf16, x to one, two or three bf16, tdpbf16ps, f32 sums a group",
+        supports: a16_amx::supports,
+        run: a16_amx::run,
     },
     #[cfg(target_arch = "x86_64")]
     Kernel {
@@ -241,15 +264,26 @@ fn exact(p: &Problem) -> std::result::Result<(), Reason> {
     }
 }
 
-/// From so many rows on another kernel may serve the same weight and types.
 #[cfg(target_arch = "x86_64")]
-const MANY_ROWS: usize = a16_avx512bf16::LEAST_ROWS;
-#[cfg(not(target_arch = "x86_64"))]
-const MANY_ROWS: usize = usize::MAX;
+fn at_least(rows: usize, p: &Problem) -> std::result::Result<(), Reason> {
+    if p.m >= rows {
+        return Ok(());
+    }
+    Err(Reason(format!("pays from {rows} rows on, x has {}", p.m)))
+}
 
-/// The choices for one weight, each made when it is first needed: for every pair of types, for few rows and for many.
+/// From each of these numbers of rows on another kernel may serve the same weight and types.
+fn least_rows(problem: &Problem) -> [usize; 3] {
+    #[cfg(target_arch = "x86_64")]
+    return [a16_avx512bf16::LEAST_ROWS, a16_amx::least_rows(problem), a8_amx::least_rows(problem)];
+    #[cfg(not(target_arch = "x86_64"))]
+    return [problem.m + 1; 3];
+}
+
+/// The choices for one weight, each made when it is first needed: for every pair of types, and by how many of [`least_rows`] x
+/// has.
 #[derive(Debug, Default)]
-pub(crate) struct Plans([OnceLock<(Caps, &'static Kernel)>; 18]);
+pub(crate) struct Plans([[OnceLock<(Caps, &'static Kernel)>; 4]; 9]);
 
 impl Plans {
     /// What [`select`] chooses. Error: no kernel serves the problem.
@@ -259,8 +293,8 @@ impl Plans {
             Float::BF16 => 1,
             Float::F32 => 2,
         };
-        let many = usize::from(problem.m >= MANY_ROWS);
-        let plan = &self.0[(number(problem.x) * 3 + number(problem.y)) * 2 + many];
+        let enough_for = least_rows(problem).into_iter().filter(|&least| problem.m >= least).count();
+        let plan = &self.0[number(problem.x) * 3 + number(problem.y)][enough_for];
         match plan.get() {
             Some((of, kernel)) if of == caps => Ok(kernel),
             // The first device that runs a weight is nearly always the only one.

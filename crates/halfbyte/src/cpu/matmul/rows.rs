@@ -2,7 +2,7 @@
 
 use super::encode::EncodedPixels;
 use crate::cpu::patches::Patches;
-use crate::tensor::Floats;
+use crate::tensor::{Float, Floats};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -19,6 +19,15 @@ pub(crate) enum Rows<'a> {
 }
 
 impl Rows<'_> {
+    /// Type of the activations, f32 if they are quantised already.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn dtype(&self) -> Float {
+        match self {
+            Rows::Matrix(x) | Rows::Patches(x, _) => x.dtype(),
+            Rows::Encoded(_) => Float::F32,
+        }
+    }
+
     /// Brings row `row` to f32 in `out` `[k]`; `room` is for half as many floats as `out`.
     pub(super) fn widen(&self, row: usize, out: &mut [f32], room: &mut [f32]) {
         let k = out.len();

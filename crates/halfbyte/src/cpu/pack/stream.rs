@@ -11,7 +11,7 @@ pub(super) fn copy(isa: Isa, from: &[u32], to: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a `Caps` with this family is made only where the processor was found to have it; as long, in whole
         // lines, and aligned, checked here and before.
-        Isa::Avx512 if to.as_ptr().addr().is_multiple_of(64) => unsafe { x86::copy_avx512(from, to) },
+        Isa::Avx512 | Isa::Amx if to.as_ptr().addr().is_multiple_of(64) => unsafe { x86::copy_avx512(from, to) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         Isa::Avx2 if to.as_ptr().addr().is_multiple_of(64) => unsafe { x86::copy_avx2(from, to) },

@@ -200,9 +200,10 @@ impl Machine {
 
     fn of_cpu(cpu: &Cpu, act: Act) -> Self {
         let measured = CpuRoofline::measure(cpu);
-        let (peak, rate) = match act.is_quantized() {
-            true => ("int8 dot products", measured.int8_ops_per_second),
-            false => ("f32 multiply-adds", measured.f32_flops_per_second),
+        let (rate, peak) = match act.is_quantized() {
+            true => (measured.int8_ops_per_second, "int8 peak"),
+            // As a model has them on a CPU.
+            false => measured.exact_flops_per_second(Float::F32),
         };
         Self { read_bytes_per_second: measured.read_bytes_per_second, flop_per_second: Some(rate), peak }
     }
