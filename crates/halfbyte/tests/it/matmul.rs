@@ -122,6 +122,27 @@ fn long_reductions_and_many_rows_cross_every_block() {
 }
 
 #[test]
+fn rows_of_any_magnitude_keep_their_digits() {
+    let mut random = Random(8);
+    let (n, k, exponents) = (33, 300, [-100, 90, 0, -70, 105, -20]);
+    for name in ["w4a16-g128", "w8a16-g32-asym", "w4a16-g64-float", "w4a8-g128"] {
+        let format = parse(name);
+        let w = random.qtensor(format.weight, [n, k], false);
+        let linear = Linear::new(Weight::Quantized(&w, format.act)).unwrap();
+        let m = 8 * exponents.len();
+        let mut x = random.activations(m * k);
+        for (i, row) in x.chunks_exact_mut(k).enumerate() {
+            row.iter_mut().for_each(|v| *v *= 2f32.powi(exponents[i % exponents.len()]));
+        }
+        let reference = reference::linear(&x, m, &w, format.act);
+        for cpu in devices(2) {
+            let y = forward(&linear, &cpu, &x, Float::F32, m, Float::F32);
+            check(&y, &reference, k, Float::F32, &format!("{name} on {:?}", cpu.caps()));
+        }
+    }
+}
+
+#[test]
 fn dense_weights_of_every_type() {
     let mut random = Random(3);
     for &[n, k] in SHAPES {

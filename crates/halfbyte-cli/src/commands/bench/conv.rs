@@ -5,7 +5,8 @@ mod int8;
 mod plan;
 
 use super::check::{self, Check};
-use super::matmul::{Limits, X, machine, verdict};
+use super::limits::Limits;
+use super::matmul::{X, verdict};
 use crate::app::App;
 use crate::args::conv::{ByteArg, Kind, LayoutArg, Sizes};
 use crate::args::{FloatArg, WeightKind};
@@ -445,5 +446,5 @@ fn human(report: &Report) -> String {
     for left in &report.left_out {
         out += &format!("left out: {} of {}: {}\n", left.format, left.shape, left.cause);
     }
-    out + &machine(report.roofline_before, report.roofline_after)
+    out + &Limits::table(report.roofline_before, report.roofline_after)
 }

@@ -5,6 +5,7 @@ mod check;
 mod conv;
 mod experts;
 mod launch;
+mod limits;
 mod load;
 mod matmul;
 pub mod model;

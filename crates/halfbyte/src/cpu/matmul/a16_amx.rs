@@ -181,10 +181,46 @@ mod x86 {
                 for r in 0..ROWS {
                     let c = c.as_mut_ptr().add((r * 2 + p) * PANEL);
                     let sum = _mm512_loadu_ps(sums.0.as_ptr().add(p * ROWS + r).cast());
-                    let sum = _mm512_mul_ps(sum, _mm512_set1_ps(rows[r]));
-                    _mm512_storeu_ps(c, _mm512_fmadd_ps(sum, scales, _mm512_loadu_ps(c)));
+                    // In this order nothing leaves the range of f32 that y does not leave.
+                    let sum = _mm512_mul_ps(sum, scales);
+                    _mm512_storeu_ps(c, _mm512_fmadd_ps(sum, _mm512_set1_ps(rows[r]), _mm512_loadu_ps(c)));
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_to_the_number() {
+        let mut x = [1.0f32, -3.25, 0.1, f32::MIN_POSITIVE * 1e10, -1.999_999_9, 0.333_333_34, 0.0, 1.5e-20];
+        let whole = x;
+        let mut sums = [0.0f64; 8];
+        for _ in 0..3 {
+            let mut pairs = [0; 4];
+            take_part(Isa::Plain, &mut x, &mut pairs);
+            for (four, two) in pairs.as_chunks::<2>().0.iter().enumerate() {
+                for (i, column) in [0, 2, 1, 3].into_iter().enumerate() {
+                    let bits = if i % 2 == 0 { two[i / 2] << 16 } else { two[i / 2] & 0xffff_0000 };
+                    sums[four * 4 + column] += f64::from(f32::from_bits(bits));
+                }
+            }
+        }
+        assert_eq!(sums, whole.map(f64::from));
+        assert_eq!(x, [0.0; 8]);
+    }
+
+    #[test]
+    fn infinity_and_nan_are_in_the_first_part_alone() {
+        let mut x = [f32::INFINITY, f32::from_bits(0x7f80_0001), f32::NEG_INFINITY, f32::NAN];
+        let mut pairs = [0; 2];
+        take_part(Isa::Plain, &mut x, &mut pairs);
+        let part = |bits: u32| f32::from_bits(bits);
+        assert_eq!([part(pairs[0] << 16), part(pairs[0] & 0xffff_0000)], [f32::INFINITY, f32::NEG_INFINITY]);
+        assert!(part(pairs[1] << 16).is_nan() && part(pairs[1] & 0xffff_0000).is_nan());
+        assert_eq!(x, [0.0; 4]);
     }
 }

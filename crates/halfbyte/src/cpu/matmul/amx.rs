@@ -386,3 +386,40 @@ impl<O: Operands> Product<'_, O> {
         unsafe { (self.add)(sums, outputs, rows, c) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Format, QTensor, Zeros};
+
+    #[test]
+    fn pieces_cover_every_place_once_in_blocks_that_fit() {
+        for (name, k) in
+            [("w4a8-g128", 1000usize), ("w8a8-g16", 100), ("w4a8-g20", 4099), ("w2a8", 5000), ("w4a8-g32", 0)]
+        {
+            let format: Format = name.parse().unwrap();
+            let groups = k.div_ceil(format.weight.group.len(k).max(1)).max(1);
+            let w =
+                QTensor::new(format.weight, [16, k], vec![0; 16 * k], vec![1.0; 16 * groups], Zeros::Symmetric, None);
+            let w = CpuN16::pack(&w.unwrap(), false);
+            for (place, parts) in [(1, 1), (2, 3)] {
+                let pieces = Pieces::new(&w, place, parts);
+                let (mut next, mut step) = (0, 0);
+                for piece in &pieces.all {
+                    assert_eq!((piece.places.0, piece.step), (next, step), "{name}");
+                    (next, step) = (piece.places.1, step + piece.steps);
+                    assert!(piece.range().len() * place <= piece.steps * pieces.step);
+                    assert!(piece.block[1] * pieces.step <= BLOCK_BYTES, "{name}: {piece:?}");
+                }
+                assert_eq!((next, step), (w.places(), pieces.steps()));
+                assert_eq!(pieces.blocks.iter().map(|block| block.len()).sum::<usize>(), pieces.all.len());
+                let mut x: Vec<Range<usize>> = (0..3)
+                    .flat_map(|t| pieces.all.iter().map(move |piece| (t, piece)))
+                    .map(|(t, piece)| pieces.x(piece, [t, 3]))
+                    .collect();
+                x.sort_by_key(|range| range.start);
+                assert!(x.is_sorted_by(|a, b| a.end == b.start), "tiles of x lie side by side");
+            }
+        }
+    }
+}

@@ -200,22 +200,23 @@ impl Drop for Tiles {
 }
 
 /// Whether the processor has AMX for int8 and bf16, and the system lets this process use it: asked for once.
+#[cfg(target_os = "linux")]
 pub(in crate::cpu) fn is_there() -> bool {
-    #[cfg(target_os = "linux")]
-    {
-        use std::arch::x86_64::{__cpuid, __cpuid_count};
-        use std::sync::OnceLock;
-        /// The bits of leaf 7 for bf16, tiles and int8.
-        const AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25;
-        /// `ARCH_REQ_XCOMP_PERM`, and the number of the tiles' state.
-        const REQUEST: [libc::c_long; 2] = [0x1023, 18];
-        static FOUND: OnceLock<bool> = OnceLock::new();
-        return *FOUND.get_or_init(|| {
-            let has = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & AMX == AMX;
-            // SAFETY: asks for the right to use tiles; nothing else changes.
-            has && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST[0], REQUEST[1]) } == 0
-        });
-    }
-    #[cfg(not(target_os = "linux"))]
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    /// The bits of leaf 7 for bf16, tiles and int8.
+    const AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25;
+    /// `ARCH_REQ_XCOMP_PERM`, and the number of the tiles' state.
+    const REQUEST: [libc::c_long; 2] = [0x1023, 18];
+    static FOUND: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let has = __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & AMX == AMX;
+        // SAFETY: asks for the right to use tiles; nothing else changes.
+        has && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST[0], REQUEST[1]) } == 0
+    })
+}
+
+/// Other systems were not tried.
+#[cfg(not(target_os = "linux"))]
+pub(in crate::cpu) fn is_there() -> bool {
     false
 }
