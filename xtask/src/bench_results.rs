@@ -39,7 +39,7 @@ fn text(root: &Path) -> Result<String, String> {
     Ok(out)
 }
 
-fn sorted(folder: &Path) -> Result<Vec<PathBuf>, String> {
+pub fn sorted(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
@@ -48,8 +48,7 @@ fn sorted(folder: &Path) -> Result<Vec<PathBuf>, String> {
 
 /// One record as a section. None: it has no line of names.
 fn record(text: &str) -> Option<String> {
-    let (comments, lines): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with('#'));
-    let mut comments = comments.iter().map(|line| line.trim_start_matches("# "));
+    let mut comments = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches("# "));
     let mut out = format!("\n## {}\n\n", comments.next()?);
     for line in comments {
         match line.split_once(": ") {
@@ -59,15 +58,21 @@ fn record(text: &str) -> Option<String> {
             _ => writeln!(out, "* {line}").ok()?,
         }
     }
-    let (names, lines) = lines.split_first()?;
-    let names: Vec<&str> = names.split(',').collect();
-    let rows = lines.iter().map(|line| names.iter().copied().zip(line.split(',')).collect()).collect::<Vec<_>>();
+    let rows = read_rows(text)?;
     out.push('\n');
-    out += &if names.contains(&"m") { products(&rows)? } else { convolutions(&rows)? };
+    out += &if rows.first()?.contains_key("m") { products(&rows)? } else { convolutions(&rows)? };
     Some(out)
 }
 
-type Row<'a> = BTreeMap<&'a str, &'a str>;
+/// The rows of a record by the names of their columns. None: it has no line of names.
+pub fn read_rows(record: &str) -> Option<Vec<Row<'_>>> {
+    let mut lines = record.lines().filter(|line| !line.starts_with('#'));
+    let names: Vec<&str> = lines.next()?.split(',').collect();
+    Some(lines.map(|line| names.iter().copied().zip(line.split(',')).collect()).collect())
+}
+
+/// A row of a record by the names of its columns.
+pub type Row<'a> = BTreeMap<&'a str, &'a str>;
 
 /// A row for each weight, format and type of x; a column for each number of rows of x.
 fn products(rows: &[Row<'_>]) -> Option<String> {

@@ -5,6 +5,7 @@ mod bench_record;
 mod bench_results;
 mod cubins;
 mod gpu_bundle;
+mod kernels;
 mod oracles;
 
 use clap::Parser;
@@ -21,6 +22,8 @@ enum Task {
     Cubins(cubins::Args),
     /// Build tests and command line for a machine with a GPU, and put them in a folder with a script that runs them.
     GpuBundle(gpu_bundle::Args),
+    /// Make docs/kernels.md: which kernel multiplies every format on every kind of device.
+    Kernels(kernels::Args),
     /// Compare what the software of each format reads in the files that we write.
     Oracles(oracles::Args),
 }
@@ -31,6 +34,7 @@ fn main() -> std::process::ExitCode {
         Task::BenchResults(args) => bench_results::run(&args),
         Task::Cubins(args) => cubins::run(&args),
         Task::GpuBundle(args) => gpu_bundle::run(&args),
+        Task::Kernels(args) => kernels::run(&args),
         Task::Oracles(args) => oracles::run(&args),
     };
     match result {
