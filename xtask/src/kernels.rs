@@ -155,7 +155,7 @@ fn text(root: &Path) -> Result<String, String> {
     let problem = |format: Format, x: Float, y: Float, m: usize| Problem { format: Some(format), x, y, m, n, k };
     let mut out = HEAD.to_owned();
 
-    write!(out, "\n## Products on CPUs\n\nx and y in f32, n = {n}, k = {k}. x in bf16 takes `a16_avx512bf16` where AVX512_BF16 is.\n")
+    write!(out, "\n## Products on CPUs\n\nx and y in f32, n = {n}, k = {k}. x in bf16 takes `a16_avx512bf16` from 5 rows on where AVX512_BF16 is and no AMX.\n")
         .map_err(|e| e.to_string())?;
     let cpus = cpus();
     let rows = formats.iter().map(|&format| {
