@@ -228,8 +228,9 @@ pub fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Letters and digits, what lies between them as one dash.
+/// Letters and digits, what lies between them as one dash; trade marks are left out.
 fn slug(text: &str) -> String {
+    let text = text.replace("(R)", "").replace("(TM)", "");
     let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.map(str::to_ascii_lowercase).collect::<Vec<_>>().join("-")
 }
