@@ -13,6 +13,8 @@ pub struct Limits {
     pub int8_gop_per_s: f64,
     pub f32_gflop_per_s: f64,
     pub bf16_gflop_per_s: Option<f64>,
+    /// See [`Roofline`]; the instruction set says the same.
+    #[serde(skip)]
     pub bf16_tiles: bool,
 }
 
