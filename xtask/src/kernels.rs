@@ -46,26 +46,13 @@ fn root() -> Result<PathBuf, String> {
     Ok(Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no folder")?.to_owned())
 }
 
-/// A kind of device: its name, and the kernel that it would take.
-struct Device<P> {
-    name: String,
-    kernel: Box<dyn Fn(&P) -> Result<&'static str, Error>>,
-}
-
 /// CPUs of each family of instruction sets.
-fn cpus() -> Vec<Device<Problem>> {
-    let device = |(name, caps): (&str, CpuCaps)| Device {
-        name: name.to_owned(),
-        kernel: Box::new(move |problem| halfbyte::cpu::matmul::select(&caps, problem).map(|kernel| kernel.name)),
-    };
-    let all = [
-        ("neither", CpuCaps { isa: Isa::Plain, bf16_dot: false }),
-        ("AVX2", CpuCaps { isa: Isa::Avx2, bf16_dot: false }),
-        ("AVX-512 VNNI", CpuCaps { isa: Isa::Avx512, bf16_dot: false }),
-        ("and AMX", CpuCaps { isa: Isa::Amx, bf16_dot: true }),
-    ];
-    all.map(device).into()
-}
+const CPUS: [(&str, CpuCaps); 4] = [
+    ("neither", CpuCaps { isa: Isa::Plain, bf16_dot: false }),
+    ("AVX2", CpuCaps { isa: Isa::Avx2, bf16_dot: false }),
+    ("AVX-512 VNNI", CpuCaps { isa: Isa::Avx512, bf16_dot: false }),
+    ("and AMX", CpuCaps { isa: Isa::Amx, bf16_dot: true }),
+];
 
 /// GPUs that stand for theirs: Turing, Ampere, Hopper.
 fn gpus() -> [(&'static str, Caps); 3] {
@@ -157,12 +144,14 @@ fn text(root: &Path) -> Result<String, String> {
 
     write!(out, "\n## Products on CPUs\n\nx and y in f32, n = {n}, k = {k}. x in bf16 takes `a16_avx512bf16` from 5 rows on where AVX512_BF16 is and no AMX.\n")
         .map_err(|e| e.to_string())?;
-    let cpus = cpus();
     let rows = formats.iter().map(|&format| {
-        let cell = |cpu: &Device<Problem>| by_rows(|m| (cpu.kernel)(&problem(format, Float::F32, Float::F32, m)));
-        (format.to_string(), cpus.iter().map(cell).collect())
+        let cell = |(_, cpu): (&str, CpuCaps)| {
+            let kernel = |m| halfbyte::cpu::matmul::select(&cpu, &problem(format, Float::F32, Float::F32, m));
+            by_rows(|m| kernel(m).map(|kernel| kernel.name))
+        };
+        (format.to_string(), CPUS.map(cell).into())
     });
-    out += &table("format", cpus.iter().map(|cpu| cpu.name.as_str()), rows.collect());
+    out += &table("format", CPUS.iter().map(|(name, _)| *name), rows.collect());
 
     for (title, y) in [("x and y in f16", Float::F16), ("x in f16, y in f32, as in a model", Float::F32)] {
         write!(out, "\n## Products on GPUs: {title}\n\nn = {n}, k = {k}, cuBLASLt there.\n")
