@@ -75,6 +75,7 @@ pub fn conv2d_int8(caps: &Caps, geometry: &Geometry) -> Vec<Explained> {
         reason: depthwise::serves(geometry).err(),
     };
     let dots = [
+        ("int8_amx", "tdpbusd on windows that are gathered; few rows or columns as the next", Isa::Amx),
         ("int8_avx512vnni", "vpdpbusd on windows where they lie", Isa::Avx512),
         ("int8_avx2", "bytes widened to words, vpmaddwd, on windows where they lie", Isa::Avx2),
         ("int8_scalar", "plain Rust, every processor", Isa::Plain),

@@ -13,11 +13,14 @@
 //!
 //! | file | sums by |
 //! |---|---|
+//! | `dot_amx` | tdpbusd, where there are rows enough; else as the next |
 //! | `dot_avx512vnni` | vpdpbusd |
 //! | `dot_avx2` | bytes widened to words, vpmaddwd |
 //! | `dot_scalar` | plain Rust |
 
 mod blocking;
+#[cfg(target_arch = "x86_64")]
+mod dot_amx;
 #[cfg(target_arch = "x86_64")]
 mod dot_avx2;
 #[cfg(target_arch = "x86_64")]
@@ -117,11 +120,13 @@ fn tiles(isa: Isa) -> &'static Tiles {
     }
 }
 
-/// Name of the dot products of a device: `int8_avx512vnni`, `int8_avx2` or `int8_scalar`.
+/// Name of the dot products of a device: `int8_amx`, `int8_avx512vnni`, `int8_avx2` or `int8_scalar`.
 pub(crate) fn kernel(cpu: &Cpu) -> &'static str {
     match cpu.caps().isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Amx => "int8_avx512vnni",
+        Isa::Amx => "int8_amx",
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => "int8_avx512vnni",
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => "int8_avx2",
         _ => "int8_scalar",
@@ -243,6 +248,10 @@ impl Product<'_> {
         STARTS.with_borrow_mut(|starts| {
             starts.resize(rows.len(), 0);
             (x.starts)(rows.start, starts);
+            #[cfg(target_arch = "x86_64")]
+            if self.cpu.caps().isa == Isa::Amx && dot_amx::pays(rows.len(), self.w.quads()) {
+                return dot_amx::tiles(self, x, starts, rows.start, panels);
+            }
             self.tiles(x, starts, rows.start, panels);
         });
     }

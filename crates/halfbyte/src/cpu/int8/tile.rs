@@ -35,6 +35,11 @@ impl Runs {
         self.starts.iter().fold(0, |all, start| x[row + start..][..bytes].iter().fold(all, sum))
     }
 
+    /// The runs of a row, one after the other.
+    pub fn bytes<'x>(&self, x: &'x [u8], row: usize) -> impl Iterator<Item = &'x [u8]> {
+        self.starts.iter().map(move |start| &x[row + start..][..self.quads * QUAD])
+    }
+
     /// Tiles of 4 columns of a row.
     pub fn quads(&self) -> usize {
         self.starts.len() * self.quads

@@ -155,6 +155,62 @@ impl Tiles {
         }
     }
 
+    /// Adds the products of unsigned bytes, two tiles of rows, by signed ones, two of outputs, to both sets of sums.
+    ///
+    /// # Safety
+    /// There are `steps` tiles at each pointer, at least one.
+    #[inline]
+    pub unsafe fn multiply_unsigned(&self, x: [*const u8; 2], w: [*const i8; 2], steps: usize) {
+        assert!(steps > 0);
+        // SAFETY: the tiles are set up (`self`), and the operands are there, as promised to this function.
+        unsafe {
+            asm!(
+                "2:",
+                "tileloadd tmm6, [{w0} + {line}]",
+                "tileloadd tmm4, [{x0} + {step}]",
+                "tdpbusd tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w1} + {line}]",
+                "tdpbusd tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{x1} + {step}]",
+                "tdpbusd tmm2, tmm5, tmm6",
+                "tdpbusd tmm3, tmm5, tmm7",
+                "add {x0}, {bytes}",
+                "add {x1}, {bytes}",
+                "add {w0}, {bytes}",
+                "add {w1}, {bytes}",
+                "dec {steps}",
+                "jnz 2b",
+                x0 = inout(reg) x[0] => _,
+                x1 = inout(reg) x[1] => _,
+                w0 = inout(reg) w[0] => _,
+                w1 = inout(reg) w[1] => _,
+                steps = inout(reg) steps => _,
+                step = in(reg) self.step,
+                line = in(reg) ROW_BYTES,
+                bytes = in(reg) ROWS * self.step,
+                options(nostack, readonly),
+            )
+        }
+    }
+
+    /// Stores both sets of sums, `[rows][outputs]`: those of the first 16 rows and those of the next.
+    #[inline]
+    pub fn store_all(&self, sums: &mut [[i32; 2 * ROWS]; 2 * ROWS]) {
+        // SAFETY: the tiles are set up (`self`); 32 rows of two tiles side by side are the whole of `sums`.
+        unsafe {
+            asm!(
+                "tilestored [{first} + {line}], tmm0",
+                "tilestored [{first} + {line} + 64], tmm1",
+                "tilestored [{second} + {line}], tmm2",
+                "tilestored [{second} + {line} + 64], tmm3",
+                first = in(reg) sums.as_mut_ptr(),
+                second = in(reg) sums.as_mut_ptr().add(ROWS),
+                line = in(reg) size_of::<[i32; 2 * ROWS]>(),
+                options(nostack),
+            )
+        }
+    }
+
     /// Multiplies what lies in the tiles, four times a round: as fast as products can be. Returns multiplications and additions.
     pub fn repeat(&self, float: bool, rounds: u64) -> u64 {
         macro_rules! rounds {
