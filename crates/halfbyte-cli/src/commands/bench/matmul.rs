@@ -35,6 +35,13 @@ pub struct Args {
     /// Shapes, formats and rows from a file, as bench/cases/llama.toml.
     #[arg(long, value_name = "FILE.toml", conflicts_with_all = ["n", "k"])]
     case: Option<PathBuf>,
+    /// So many shapes drawn at random, n and k from 512 to 32768, and for each eight numbers of rows from 1 to 4096, unless -m
+    /// names them; all evenly spread by their logarithms.
+    #[arg(long, value_name = "COUNT", conflicts_with_all = ["n", "k", "case"])]
+    random: Option<usize>,
+    /// With --random: other shapes.
+    #[arg(long, value_name = "SEED", default_value_t = 1, requires = "random")]
+    seed: u64,
     /// Formats of the weights, as w4a8-g128; or f32, f16, bf16 for dense ones [default: w4a8-g128].
     #[arg(long, value_name = "FORMAT", value_delimiter = ',')]
     format: Vec<WeightKind>,
@@ -121,8 +128,36 @@ struct Line {
 struct Plan {
     origin: Option<String>,
     kinds: Vec<WeightKind>,
+    shapes: Vec<Rows>,
+}
+
+/// A shape, and the numbers of rows that it is measured with.
+struct Rows {
+    shape: Shape,
+    /// Whether the results say where the shape comes from.
+    named: bool,
     m: Vec<usize>,
-    shapes: Vec<(Shape, bool)>,
+}
+
+/// Numbers of rows that are drawn for a random shape.
+const ROWS_OF_RANDOM: usize = 8;
+
+/// Shapes of multiples of 64, and rows.
+fn draw(count: usize, seed: u64, m: &[usize]) -> Vec<Rows> {
+    let mut random = random::SplitMix64(seed);
+    let mut draw = |from: f64, to: f64| {
+        let share = f64::from(random.uniform()).midpoint(1.0);
+        from * (to / from).powf(share)
+    };
+    let mut shapes = Vec::with_capacity(count);
+    for _ in 0..count {
+        let [n, k] = [(); 2].map(|()| (draw(512.0, 32768.0) / 64.0).round() as usize * 64);
+        let rows = if m.is_empty() { ROWS_OF_RANDOM } else { 0 };
+        let drawn = (0..rows).map(|_| draw(1.0, 4096.0).round() as usize);
+        let m = m.iter().copied().chain(drawn).collect();
+        shapes.push(Rows { shape: Shape { origin: String::new(), n, k }, named: false, m });
+    }
+    shapes
 }
 
 fn plan(args: &Args) -> Result<Plan> {
@@ -131,22 +166,29 @@ fn plan(args: &Args) -> Result<Plan> {
         Some(path) => {
             let (case, kinds) = Case::read(path)?;
             let kinds = if args.format.is_empty() { kinds } else { args.format.clone() };
-            let shapes = case.shapes.into_iter().map(|shape| (shape, true)).collect();
-            Plan { origin: Some(case.origin), kinds, m: or(&args.m, case.m), shapes }
+            let m = or(&args.m, case.m);
+            let shapes = case.shapes.into_iter().map(|shape| Rows { shape, named: true, m: m.clone() }).collect();
+            Plan { origin: Some(case.origin), kinds, shapes }
         }
         None => {
             let kinds = if args.format.is_empty() { vec![DEFAULT] } else { args.format.clone() };
-            let shape = Shape { origin: String::new(), n: args.n, k: args.k };
-            Plan { origin: None, kinds, m: or(&args.m, vec![1, 8, 128, 512]), shapes: vec![(shape, false)] }
+            let shapes = match args.random {
+                Some(count) => draw(count, args.seed, &args.m),
+                None => {
+                    let shape = Shape { origin: String::new(), n: args.n, k: args.k };
+                    vec![Rows { shape, named: false, m: or(&args.m, vec![1, 8, 128, 512]) }]
+                }
+            };
+            Plan { origin: None, kinds, shapes }
         }
     };
     let too_large = |a: usize, b: usize| a.checked_mul(b).is_none_or(|size| size > 1 << 40);
-    for (shape, _) in &plan.shapes {
-        let bad_m = plan.m.iter().any(|&m| m == 0 || too_large(m, shape.n.max(shape.k)));
+    for Rows { shape, m, .. } in &plan.shapes {
+        let bad_m = m.iter().any(|&m| m == 0 || too_large(m, shape.n.max(shape.k)));
         if shape.n == 0 || shape.k == 0 || too_large(shape.n, shape.k) || bad_m {
             return Err(Failure::usage(
                 "sizes must be at least 1 and matrices at most 2^40 elements",
-                format!("m {:?}, n {}, k {}", plan.m, shape.n, shape.k),
+                format!("m {m:?}, n {}, k {}", shape.n, shape.k),
                 "choose other sizes",
             ));
         }
@@ -174,12 +216,11 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     progress.step("measuring the machine");
     let before = Limits::measure(&cpu);
     let mut results = Vec::new();
-    for (shape, named) in &plan.shapes {
-        let baseline =
-            if args.no_baseline { vec![None; plan.m.len()] } else { baselines(&cpu, shape, &plan.m, &progress)? };
+    for Rows { shape, named, m } in &plan.shapes {
+        let baseline = if args.no_baseline { vec![None; m.len()] } else { baselines(&cpu, shape, m, &progress)? };
         for &kind in &plan.kinds {
             let bench = Bench { cpu: &cpu, kind, x, check: args.check, progress: &progress };
-            let lines = bench.run(shape, &plan.m)?;
+            let lines = bench.run(shape, m)?;
             for (mut line, &baseline) in lines.into_iter().zip(&baseline) {
                 line.origin = named.then(|| shape.origin.clone());
                 line.baseline_us = baseline;

@@ -6,7 +6,7 @@
 use super::super::case::Shape;
 use super::super::check::{self, Computed};
 use super::cuda_report::{Limits, Line, Report, human};
-use super::{Args, Plan, sweep, verdict};
+use super::{Args, Plan, Rows, sweep, verdict};
 use crate::app::App;
 use crate::args::WeightKind;
 use crate::failure::{Failure, Result};
@@ -17,11 +17,11 @@ use crate::timing::Measured;
 use half::{bf16, f16};
 use halfbyte::cuda::cublaslt::CublasLt;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
-use halfbyte::cuda::matmul::{self, Call, Epilogue, Kernel, Packed};
+use halfbyte::cuda::matmul::{self, Call, Epilogue, Kernel, Packed, Packer};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
-use halfbyte::{Float, Format, QTensor};
+use halfbyte::{Float, Format, QTensor, StoredTensor};
 use std::sync::Arc;
 
 /// Bytes of the large read.
@@ -81,11 +81,12 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     bench.fill()?;
     if args.sweep {
         let mut swept = Vec::new();
-        for (Shape { n, k, .. }, _) in &plan.shapes {
+        for Rows { shape, m, .. } in &plan.shapes {
+            let baselines = bench.baselines(shape, m)?;
             for &format in &formats {
-                let (_, weights) = bench.weights([*n, *k], format)?;
-                for &m in &plan.m {
-                    swept.push(bench.sweep(format, &weights, [m, *n, *k])?);
+                let weights = bench.random_weights([shape.n, shape.k], format)?;
+                for (&m, &baseline_us) in m.iter().zip(&baselines) {
+                    swept.push(bench.sweep(format, &weights, [m, shape.n, shape.k], baseline_us)?);
                 }
             }
         }
@@ -96,10 +97,10 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
     progress.step("measuring the device");
     let before = bench.limits()?;
     let mut results = Vec::new();
-    for (shape, named) in &plan.shapes {
-        let baselines = bench.baselines(shape, &plan.m)?;
+    for Rows { shape, named, m } in &plan.shapes {
+        let baselines = bench.baselines(shape, m)?;
         for &format in &formats {
-            for (mut line, baseline) in bench.lines(shape, format, &plan.m)?.into_iter().zip(&baselines) {
+            for (mut line, baseline) in bench.lines(shape, format, m)?.into_iter().zip(&baselines) {
                 line.origin = named.then(|| shape.origin.clone());
                 line.baseline_us = *baseline;
                 line.times_baseline = baseline.map(|b| b / line.median_us);
@@ -322,12 +323,27 @@ impl Bench<'_> {
             None => matmul::pack(self.gpu, self.stream, &w, format.act, self.x)?,
             Some(kernel) => matmul::pack_for(kernel, self.gpu, self.stream, &w, format.act)?,
         };
+        Ok((w, self.duplicates(first)?))
+    }
+
+    /// The same, of weights that are drawn on the device.
+    fn random_weights(&self, shape: [usize; 2], format: Format) -> Result<Vec<Packed>> {
+        self.progress.step(format!("{format} n={} k={}: packing", shape[0], shape[1]));
+        let w = StoredTensor::random(format.weight, shape, 1)?;
+        let mut packer = Packer::new(self.gpu, self.stream);
+        self.duplicates(match self.kernel {
+            None => packer.pack(&[&w], format.act, self.x)?,
+            Some(kernel) => packer.pack_for(kernel, &[&w], format.act)?,
+        })
+    }
+
+    fn duplicates(&self, first: Packed) -> Result<Vec<Packed>> {
         let mut weights = vec![first];
         for _ in 1..self.copies(weights[0].bytes()) {
             let copy = weights[0].duplicate(self.stream)?;
             weights.push(copy);
         }
-        Ok((w, weights))
+        Ok(weights)
     }
 
     fn lines(&mut self, shape: &Shape, format: Format, m: &[usize]) -> Result<Vec<Line>> {

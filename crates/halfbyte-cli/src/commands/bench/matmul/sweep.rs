@@ -32,6 +32,8 @@ pub struct Swept {
     k: usize,
     chosen: String,
     chosen_us: f64,
+    /// Of cuBLASLt's dense product in halfs.
+    baseline_us: Option<f64>,
     /// The fastest first.
     others: Vec<Other>,
 }
@@ -44,7 +46,13 @@ struct Other {
 
 impl Bench<'_> {
     /// Times all candidates on weights that lie in one layout.
-    pub(super) fn sweep(&self, format: Format, weights: &[Packed], [m, n, k]: [usize; 3]) -> Result<Swept> {
+    pub(super) fn sweep(
+        &self,
+        format: Format,
+        weights: &[Packed],
+        [m, n, k]: [usize; 3],
+        baseline_us: Option<f64>,
+    ) -> Result<Swept> {
         let caps = self.gpu.caps();
         let problem = Problem { format: Some(format), x: self.x, y: self.y, m, n, k };
         let kernel = match self.kernel {
@@ -93,7 +101,18 @@ impl Bench<'_> {
         }
         let Other { config: chosen, median_us: chosen_us } = others.remove(0);
         others.sort_by(|a, b| a.median_us.total_cmp(&b.median_us));
-        Ok(Swept { format: format.to_string(), x: self.x.name(), y: self.y.name(), m, n, k, chosen, chosen_us, others })
+        Ok(Swept {
+            format: format.to_string(),
+            x: self.x.name(),
+            y: self.y.name(),
+            m,
+            n,
+            k,
+            chosen,
+            chosen_us,
+            baseline_us,
+            others,
+        })
     }
 }
 
@@ -116,6 +135,37 @@ pub(super) fn print(results: &[Swept], app: &App) -> Result<()> {
                 rows.push(row);
             }
         }
-        table(&columns, &rows)
+        let out = table(&columns, &rows);
+        if results.len() < 2 { out } else { out + "\n" + &summary(results) }
     })
+}
+
+/// How the choice does over all: beside the fastest that was found, and beside cuBLASLt.
+fn summary(results: &[Swept]) -> String {
+    let best = |s: &Swept| s.others.first().map_or(s.chosen_us, |other| other.median_us.min(s.chosen_us));
+    let beside_best = ("the fastest configuration", shares(results.iter().map(|s| (s, s.chosen_us / best(s)))));
+    let dense = |s: &'_ Swept| s.baseline_us.map(|us| s.chosen_us / us);
+    let beside_dense = ("cuBLASLt, dense", shares(results.iter().filter_map(|s| Some((s, dense(s)?)))));
+    let mut out = String::new();
+    for (beside, mut shares) in [beside_best, beside_dense] {
+        let Some((worst, share)) = shares.pop() else { continue };
+        let within = |most: f64| shares.partition_point(|(_, share)| *share <= most) + usize::from(share <= most);
+        let of = shares.len() + 1;
+        let percent = |most: f64| 100.0 * within(most) as f64 / of as f64;
+        let Swept { format, m, n, k, .. } = worst;
+        out += &format!(
+            "chosen / {beside}: at most 1.05 for {:.1} % of {of} products, at most 1.2 for {:.1} %; {share:.2} at most, of {format} \
+             m={m} n={n} k={k}\n",
+            percent(1.05),
+            percent(1.2),
+        );
+    }
+    out
+}
+
+/// In the order of shares.
+fn shares<'a>(results: impl Iterator<Item = (&'a Swept, f64)>) -> Vec<(&'a Swept, f64)> {
+    let mut all: Vec<_> = results.collect();
+    all.sort_by(|a, b| a.1.total_cmp(&b.1));
+    all
 }
