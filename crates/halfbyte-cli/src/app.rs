@@ -64,6 +64,18 @@ impl App {
         }
     }
 
+    /// The numbers of all GPUs that were asked for, one for each rank: those named, else all of the machine. Error: none was.
+    pub fn all_cuda(&self) -> Result<Vec<u32>> {
+        match &self.common.device {
+            Device::Cuda(numbers) if !numbers.is_empty() => Ok(numbers.clone()),
+            Device::Cuda(_) if CudaGpu::count() > 0 => Ok((0..CudaGpu::count() as u32).collect()),
+            _ => {
+                let why = "what is timed are kernels of GPUs";
+                Err(Failure::new(Exit::Usage, "GPUs are needed", why, "use --device cuda, or cuda:I,J,..."))
+            }
+        }
+    }
+
     /// The CPU, which some of the work is done by on any device. Error: a team of threads that cannot be made.
     pub fn cpu(&self) -> Result<Cpu> {
         Ok(Cpu::new(self.threads())?)
