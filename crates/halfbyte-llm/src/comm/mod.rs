@@ -24,6 +24,9 @@ pub trait Comm: Debug + Send + Sync {
     /// Tells the others why this rank leaves; what they wait for is an error then.
     fn leave(&self, why: &str);
 
+    /// Looks whether all ranks are still there; waits for none. It may take some ms. Error: the rank that has left, or is not heard of.
+    fn look(&self) -> Result<()>;
+
     /// Adds up the ranks' values, element by element and in the order of ranks, so that all get the same bits. Errors: those of
     /// [`Comm::all_gather`], ranks with values of other lengths.
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
@@ -83,4 +86,8 @@ impl Comm for Alone {
     }
 
     fn leave(&self, _: &str) {}
+
+    fn look(&self) -> Result<()> {
+        Ok(())
+    }
 }

@@ -27,6 +27,9 @@ const MEET: Duration = Duration::from_secs(25);
 const BEAT: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(20);
 
+/// How long a look at a connection takes at most.
+const LOOK: Duration = Duration::from_millis(1);
+
 /// Between two tries to connect, or to accept.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -110,6 +113,8 @@ struct Link {
     to: Arc<Mutex<TcpStream>>,
     /// Rounds of values so far.
     round: u32,
+    /// When the rank was last heard of.
+    heard: Instant,
 }
 
 fn lost(rank: usize, why: impl Display) -> Error {
@@ -162,7 +167,7 @@ impl Link {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(SILENCE))?;
         stream.set_write_timeout(Some(SILENCE))?;
-        Ok(Self { rank, to: Arc::new(Mutex::new(stream.try_clone()?)), from: stream, round: 0 })
+        Ok(Self { rank, to: Arc::new(Mutex::new(stream.try_clone()?)), from: stream, round: 0, heard: Instant::now() })
     }
 
     fn send(&self, kind: Kind, number: u32, bytes: &[u8]) -> Result<()> {
@@ -170,11 +175,37 @@ impl Link {
         write(&mut to, kind, number, bytes).map_err(|why| lost(self.rank, reason(&why)))
     }
 
+    /// Takes what says that the rank lives. Error: it has left, or has said nothing for long.
+    fn look(&mut self) -> Result<()> {
+        let gone = |rank: usize| move |why: io::Error| lost(rank, reason(&why));
+        loop {
+            let mut head = [0; 16];
+            self.from.set_read_timeout(Some(LOOK)).map_err(gone(self.rank))?;
+            let seen = self.from.peek(&mut head);
+            self.from.set_read_timeout(Some(SILENCE)).map_err(gone(self.rank))?;
+            match seen {
+                Ok(0) => return Err(lost(self.rank, reason(&ErrorKind::UnexpectedEof.into()))),
+                Ok(16) if head[0] == Kind::Beat as u8 => {
+                    read(&mut self.from, 0).map_err(gone(self.rank))?;
+                    self.heard = Instant::now();
+                }
+                Ok(16) if head[0] == Kind::Left as u8 => return self.values().map(drop),
+                // Values wait for their turn.
+                Ok(_) => return Ok(()),
+                Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                    return if self.heard.elapsed() > SILENCE { Err(lost(self.rank, reason(&why))) } else { Ok(()) };
+                }
+                Err(why) => return Err(lost(self.rank, reason(&why))),
+            }
+        }
+    }
+
     /// The values of the next round.
     fn values(&mut self) -> Result<Vec<u8>> {
         loop {
             let (kind, number, bytes) =
                 read(&mut self.from, MOST_BYTES).map_err(|why| lost(self.rank, reason(&why)))?;
+            self.heard = Instant::now();
             match kind {
                 Kind::Beat => {}
                 Kind::Left => {
@@ -313,10 +344,15 @@ impl Tcp {
             links.iter().try_for_each(|link| link.send(Kind::Values, round, &joined))?;
             Ok(all)
         });
-        if let Err(Error::Rank { rank, what }) = &told {
+        self.pass_on(links, &told);
+        told
+    }
+
+    /// Rank 0 tells all of a rank that has left.
+    fn pass_on<T>(&self, links: &[Link], told: &Result<T>) {
+        if let (0, Err(Error::Rank { rank, what })) = (self.rank, told) {
             links.iter().for_each(|link| drop(link.send(Kind::Left, *rank as u32, what.as_bytes())));
         }
-        told
     }
 }
 
@@ -373,6 +409,13 @@ impl Comm for Tcp {
     fn leave(&self, why: &str) {
         let rank = self.rank as u32;
         self.links().iter().for_each(|link| drop(link.send(Kind::Left, rank, why.as_bytes())));
+    }
+
+    fn look(&self) -> Result<()> {
+        let mut links = self.links();
+        let looked = links.iter_mut().try_for_each(Link::look);
+        self.pass_on(&links, &looked);
+        looked
     }
 }
 

@@ -94,4 +94,11 @@ impl Comm for Thread {
     fn leave(&self, why: &str) {
         self.0.group.leave(self.0.rank, why);
     }
+
+    fn look(&self) -> Result<()> {
+        match &self.0.group.state().left {
+            None => Ok(()),
+            Some((rank, what)) => Err(Error::Rank { rank: *rank, what: what.clone() }),
+        }
+    }
 }

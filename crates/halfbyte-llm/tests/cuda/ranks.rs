@@ -7,9 +7,10 @@ use halfbyte_llm::comm::{Alone, Comm, Rendezvous, Tcp};
 use halfbyte_llm::device::Gpu;
 use halfbyte_llm::{Device, LoadOptions, Model, Session};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Norms over what ranks add, embeddings that are the head, experts, MLPs beside attention, heads that ranks share.
 const ARCHITECTURES: [&str; 7] = ["bloom", "gemma2", "gpt-neox", "llama", "llama-tied-mha", "mixtral", "qwen3"];
@@ -53,7 +54,9 @@ fn file(folder: &Path, rank: usize, name: &str, format: usize) -> std::path::Pat
 #[ignore = "what a process does that another test starts"]
 fn a_rank() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
-    let (gpu, at) = (gpu().unwrap(), Rendezvous::from_env().unwrap().unwrap());
+    let at = Rendezvous::from_env().unwrap().unwrap();
+    // Each has a GPU of its own, as far as there are some.
+    let gpu = Gpu::open((at.rank % halfbyte::cuda::Gpu::count()) as u32).unwrap();
     let comm: Arc<dyn Comm> = Arc::new(Tcp::meet(&at).unwrap());
     for name in ARCHITECTURES {
         for (i, (format, activations, _)) in FORMATS.into_iter().enumerate() {
@@ -63,10 +66,32 @@ fn a_rank() {
     }
 }
 
-/// A process that runs the test above.
-fn started(folder: &Path, rank: usize, size: usize, port: u16) -> Child {
+/// Decodes until another rank has left; then says what it is told of that.
+#[test]
+#[ignore = "what a process does that another test starts"]
+fn a_rank_without_end() {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
+    let at = Rendezvous::from_env().unwrap().unwrap();
+    let gpu = Gpu::open((at.rank % halfbyte::cuda::Gpu::count()) as u32).unwrap();
+    let options = LoadOptions { comm: Arc::new(Tcp::meet(&at).unwrap()), ..options(Device::Cuda(gpu), None) };
+    let (model, cpu) = (Model::load(&architecture("llama"), &options).unwrap(), Cpu::new(1).unwrap());
+    let mut session = Session::new(&model, &cpu, 16).unwrap();
+    session.prefill(&[1, 2, 3]).unwrap();
+    std::fs::write(folder.join(format!("begun-{}", at.rank)), "").unwrap();
+    let why = loop {
+        session.forget(3).unwrap();
+        if let Err(why) = session.decode(7) {
+            break why;
+        }
+    };
+    std::fs::write(folder.join(format!("end-{}", at.rank)), why.to_string()).unwrap();
+}
+
+/// A process that runs one of the tests above; by NCCL if asked for.
+fn started(test: &str, folder: &Path, [rank, size]: [usize; 2], port: u16, collectives: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["ranks::a_rank", "--exact", "--ignored", "--nocapture"]).env(FOLDER, folder);
+    command.args([test, "--exact", "--ignored", "--nocapture"]).env(FOLDER, folder);
+    command.env("HALFBYTE_COLLECTIVES", collectives);
     command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string());
     command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
     command.stdout(Stdio::null()).stderr(Stdio::inherit()).spawn().unwrap()
@@ -77,25 +102,87 @@ fn deviation(values: &[f32]) -> f32 {
     (values.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / values.len() as f32).sqrt()
 }
 
+fn start(test: &str, folder: &Path, size: usize, collectives: &str) -> Vec<Child> {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    (0..size).map(|rank| started(test, folder, [rank, size], port, collectives)).collect()
+}
+
+fn compare(gpu: &Gpu, size: usize, collectives: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all = start("ranks::a_rank", folder.path(), size, collectives);
+    let ends: Vec<_> = all.iter_mut().map(|rank| rank.wait().unwrap()).collect();
+    assert!(ends.iter().all(|end| end.success()), "{ends:?}");
+    for name in ARCHITECTURES {
+        for (i, (format, activations, bound)) in FORMATS.into_iter().enumerate() {
+            let of = |rank| std::fs::read(file(folder.path(), rank, name, i)).unwrap();
+            let (first, want) = (of(0), logits(gpu, Arc::new(Alone), name, (format, activations)));
+            let got: Vec<f32> = bytemuck::pod_collect_to_vec(&first);
+            let off = worst(&got, &want) / deviation(&want);
+            println!(
+                "{name} {format:?} {activations}, {size} ranks {collectives}: off by {off:.2e} of the standard deviation"
+            );
+            assert!(off <= bound, "{name} {format:?} {activations}, {size} ranks: {off}");
+            assert!((1..size).all(|rank| of(rank) == first), "{name} {format:?}, {size} ranks: they differ");
+        }
+    }
+}
+
 #[test]
 fn ranks_have_the_logits_of_one() {
     let Some(gpu) = gpu() else { return };
-    for size in [2, 3] {
-        let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut all: Vec<Child> = (0..size).map(|rank| started(folder.path(), rank, size, port)).collect();
-        let ends: Vec<_> = all.iter_mut().map(|rank| rank.wait().unwrap()).collect();
-        assert!(ends.iter().all(|end| end.success()), "{ends:?}");
-        for name in ARCHITECTURES {
-            for (i, (format, activations, bound)) in FORMATS.into_iter().enumerate() {
-                let of = |rank| std::fs::read(file(folder.path(), rank, name, i)).unwrap();
-                let (first, want) = (of(0), logits(&gpu, Arc::new(Alone), name, (format, activations)));
-                let got: Vec<f32> = bytemuck::pod_collect_to_vec(&first);
-                let off = worst(&got, &want) / deviation(&want);
-                println!("{name} {format:?} {activations}, {size} ranks: off by {off:.2e} of the standard deviation");
-                assert!(off <= bound, "{name} {format:?} {activations}, {size} ranks: {off}");
-                assert!((1..size).all(|rank| of(rank) == first), "{name} {format:?}, {size} ranks: they differ");
-            }
+    [2, 3].into_iter().for_each(|size| compare(&gpu, size, "memory"));
+}
+
+/// Whether there are two GPUs: NCCL takes no two ranks on one.
+fn two_gpus() -> Option<Gpu> {
+    let gpu = gpu().filter(|_| halfbyte::cuda::Gpu::count() > 1);
+    if gpu.is_none() {
+        eprintln!("skipped: NCCL needs a GPU for each rank");
+    }
+    gpu
+}
+
+#[test]
+fn ranks_by_nccl_have_the_logits_of_one() {
+    let Some(gpu) = two_gpus() else { return };
+    compare(&gpu, 2, "nccl");
+}
+
+/// Of two ranks one is killed while the other's GPU waits for it, or soon will.
+fn kill(gone: usize, collectives: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all = start("ranks::a_rank_without_end", folder.path(), 2, collectives);
+    let until = Instant::now() + Duration::from_secs(60);
+    while !(0..2).all(|rank| folder.path().join(format!("begun-{rank}")).exists()) {
+        assert!(Instant::now() < until, "the ranks have not begun");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    all[gone].kill().unwrap();
+    let (left, killed) = (1 - gone, Instant::now());
+    while all[left].try_wait().unwrap().is_none() {
+        if killed.elapsed() > Duration::from_secs(30) {
+            all[left].kill().unwrap();
+            panic!("rank {left} waits without end, {collectives}");
         }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    all[gone].wait().unwrap();
+    let said = std::fs::read_to_string(folder.path().join(format!("end-{left}"))).unwrap();
+    println!("{collectives}: rank {left} ended {:.1} s after: {said}", killed.elapsed().as_secs_f64());
+    assert!(said.contains(&format!("rank {gone} ")), "{said}");
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named() {
+    if gpu().is_some() {
+        [0, 1].into_iter().for_each(|gone| kill(gone, "memory"));
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_is_named_by_nccl_too() {
+    if two_gpus().is_some() {
+        [0, 1].into_iter().for_each(|gone| kill(gone, "nccl"));
     }
 }

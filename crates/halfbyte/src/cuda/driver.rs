@@ -233,7 +233,7 @@ impl Context {
     }
 
     /// Makes the context this thread's current one, as the driver's functions need it.
-    pub(super) fn bind(&self) -> Result<()> {
+    pub(in crate::cuda) fn bind(&self) -> Result<()> {
         let mut current = std::ptr::null_mut();
         // SAFETY: may be called at any time; looking is cheaper than setting.
         let looked = unsafe { sys::cuCtxGetCurrent(&mut current) };

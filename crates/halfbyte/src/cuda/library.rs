@@ -45,6 +45,15 @@ pub const CUBLASLT: Wanted = Wanted {
     packages: &["cu13/lib", "cublas/lib"],
 };
 
+/// Sums over ranks whose devices do not reach each other.
+pub const NCCL: Wanted = Wanted {
+    name: "NCCL",
+    stem: "nccl",
+    versions: &[2],
+    variable: "HALFBYTE_NCCL",
+    packages: &["nccl/lib", "cu13/lib"],
+};
+
 /// An open library.
 #[derive(Debug)]
 pub struct Opened {

@@ -50,6 +50,7 @@ mod kept;
 #[doc(hidden)]
 pub mod library;
 pub mod matmul;
+pub mod nccl;
 pub mod nn;
 #[doc(hidden)]
 pub mod nvrtc;

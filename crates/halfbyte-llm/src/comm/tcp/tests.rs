@@ -107,3 +107,36 @@ fn variables_of_launchers_are_read() {
         assert!(of(&some).unwrap_err().to_string().contains(all[missing].0));
     }
 }
+
+/// Who computes something else meanwhile sees it too, without waiting, and what is on its way stays there.
+#[test]
+fn a_look_finds_who_has_left() {
+    let ends = all(&group(3), |at| {
+        let comm = Tcp::meet(at).unwrap();
+        comm.all_gather(&[1.0]).unwrap();
+        comm.look().unwrap();
+        if at.rank == 2 {
+            std::thread::sleep(BEAT + LOOK);
+            // Values that nobody asks for yet are no reason to go.
+            return comm.look().map(|()| drop(comm));
+        }
+        let begun = Instant::now();
+        loop {
+            comm.look()?;
+            assert!(begun.elapsed() < SILENCE);
+            std::thread::sleep(PAUSE);
+        }
+    });
+    ends[2].as_ref().unwrap();
+    for end in &ends[..2] {
+        assert_eq!(end.as_ref().unwrap_err().to_string(), "rank 2 has ended");
+    }
+    let parts = all(&group(2), |at| {
+        let comm = Tcp::meet(at).unwrap();
+        std::thread::sleep(BEAT * at.rank as u32);
+        (0..20).try_for_each(|_| comm.look()).unwrap();
+        comm.all_gather(&[at.rank as f32; 3]).unwrap()
+    });
+    assert_eq!(*parts[0][1], [1.0; 3]);
+    assert_eq!(*parts[1][0], [0.0; 3]);
+}

@@ -1,7 +1,8 @@
-//! What ranks that share a model on GPUs tell each other while a text is computed: by memory that they write into (`nn::Collectives`).
+//! What ranks that share a model on GPUs tell each other while a text is computed: by memory that they write into, or by NCCL where one of
+//! them does not reach another's (`nn::Collectives`).
 //!
 //! Sums and parts of logits pass from device to device, within recorded steps. The host meets the other ranks' hosts when a text
-//! begins, and asks them when a device has waited in vain.
+//! begins, and asks them when a device has waited in vain. NCCL waits without end: there the host looks after them meanwhile.
 
 use super::CudaModel;
 use crate::comm::Comm;
@@ -9,8 +10,19 @@ use crate::error::{Error, Result};
 use crate::shard::part;
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, View, ViewMut};
+use halfbyte::cuda::nccl::{Nccl, NcclId, NcclLibrary};
 use halfbyte::cuda::nn::{Collectives, Mailbox};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The variable that says by what ranks tell each other: memory or nccl; unset: memory, or NCCL where that is not to be had.
+const VARIABLE: &str = "HALFBYTE_COLLECTIVES";
+
+/// What errors name.
+const OP: &str = "ranks on GPUs";
+
+/// How often the host looks after the other ranks while it waits for NCCL.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// This rank's end of a text's collectives, and its part of the logits.
 #[derive(Debug)]
@@ -34,23 +46,13 @@ impl Ranks {
         if size < 2 {
             return Ok(None);
         }
-        let (gpu, stream) = (cuda.gpu(), cuda.stream());
-        let meet = || {
-            let mailbox = Mailbox::new(gpu, stream, size)?;
-            let addresses = comm.all_gather_bytes(&mailbox.address(gpu)?)?;
-            let collectives = Collectives::new(gpu, stream, mailbox, rank, &addresses)?;
-            // Nobody sends before all have opened what they were told of.
-            stream.synchronize()?;
-            comm.wait()?;
-            Ok(collectives)
-        };
-        let collectives = meet().inspect_err(|why| {
+        let collectives = meet(&*comm, cuda).inspect_err(|why| {
             if !matches!(why, Error::Rank { .. }) {
                 comm.leave(&format!("cannot reach the others' GPUs: {why}"));
             }
         })?;
         let widths: Vec<usize> = (0..size).map(|rank| part(vocab, rank, size).len()).collect();
-        let context = gpu.context();
+        let context = cuda.gpu().context();
         let (logits, many_logits) = (context.allocate(texts * widths[rank])?, context.allocate(0)?);
         Ok(Some(Self { comm, collectives, widths, logits, many_logits }))
     }
@@ -85,6 +87,20 @@ impl Ranks {
         Ok(self.collectives.all_gather(cuda.gpu(), cuda.stream(), own, &self.widths, all)?)
     }
 
+    /// Waits for what the device does, as long as all ranks are there. Error: one has left.
+    pub(super) fn wait(&self, cuda: &Cuda) -> Result<()> {
+        let (Some(nccl), mut looked) = (self.collectives.nccl(), Instant::now()) else { return Ok(()) };
+        while !cuda.stream().is_done()? {
+            if looked.elapsed() > LOOK {
+                let all = self.comm.look().and_then(|()| Ok(nccl.state()?));
+                all.inspect_err(|_| nccl.abort())?;
+                looked = Instant::now();
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     /// Whether all ranks were heard of in what the device has done. Error: why one was not.
     pub(super) fn heard(&self) -> Result<()> {
         let Err(rank) = self.collectives.heard() else { return Ok(()) };
@@ -92,4 +108,59 @@ impl Ranks {
         self.comm.wait()?;
         Err(Error::Rank { rank, what: "has not sent its part of a sum for 8 s".to_owned() })
     }
+}
+
+/// Meets the others, on every rank in the same way: by memory if each reaches that of all others.
+fn meet(comm: &dyn Comm, cuda: &Cuda) -> Result<Collectives> {
+    let asked = std::env::var(VARIABLE).unwrap_or_default();
+    if !["", "memory", "nccl"].contains(&&*asked) {
+        return Err(Error::invalid(OP, format!("memory or nccl in {VARIABLE}"), asked));
+    }
+    let (gpu, stream) = (cuda.gpu(), cuda.stream());
+    let own = || {
+        if asked == "nccl" {
+            return Err(Error::invalid(OP, "memory", format!("{VARIABLE} names NCCL")));
+        }
+        let mailbox = Mailbox::new(gpu, stream, comm.size())?;
+        Ok((mailbox.address(gpu)?, mailbox))
+    };
+    // Who has none says nothing, which is no address.
+    let (address, mailbox) = match own() {
+        Ok((address, mailbox)) => (address, Ok(mailbox)),
+        Err(why) => (Vec::new(), Err(why)),
+    };
+    let addresses = comm.all_gather_bytes(&address)?;
+    let by_memory = mailbox.and_then(|mailbox| {
+        let collectives = Collectives::new(gpu, stream, mailbox, comm.rank(), &addresses)?;
+        stream.synchronize()?;
+        Ok(collectives)
+    });
+    // Nobody sends before all have opened what they were told of.
+    let reached = comm.all_gather_bytes(&[by_memory.is_ok().into()])?;
+    match by_memory {
+        Ok(collectives) if reached.iter().all(|reached| *reached == [1]) => Ok(collectives),
+        Err(why) if asked == "memory" => Err(why),
+        Err(why) => by_nccl(comm, cuda, &why.to_string()),
+        Ok(_) => by_nccl(comm, cuda, "another one does not reach its"),
+    }
+}
+
+/// Meets the others by NCCL. Errors: a rank that has no such library, which all name; those of NCCL.
+fn by_nccl(comm: &dyn Comm, cuda: &Cuda, why: &str) -> Result<Collectives> {
+    let library = NcclLibrary::open().and_then(|library| Ok((library.id()?, library)));
+    let said = match &library {
+        Ok((id, _)) => [&[1][..], &id.bytes()].concat(),
+        Err(missing) => {
+            format!("\0does not reach memory of the others ({why}), and has no NCCL: {missing}").into_bytes()
+        }
+    };
+    let all = comm.all_gather_bytes(&said)?;
+    if let Some(rank) = all.iter().position(|said| said.first() != Some(&1)) {
+        let what = String::from_utf8_lossy(all[rank].get(1..).unwrap_or_default()).into_owned();
+        return Err(Error::Rank { rank, what });
+    }
+    let id = all[0][1..].first_chunk().copied().map(NcclId::of);
+    let Some(id) = id else { return Err(Error::Rank { rank: 0, what: "says no id of NCCL".into() }) };
+    let (_, library) = library?;
+    Ok(Collectives::by_nccl(Nccl::meet(cuda.gpu(), library, id, comm.rank(), comm.size())?))
 }

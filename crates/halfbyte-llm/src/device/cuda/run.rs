@@ -118,8 +118,21 @@ impl State {
         self.mixture.as_ref().is_some_and(Mixture::asks_host)
     }
 
-    /// Whether all ranks were heard of in what the device has done. Error: one was not.
-    pub(super) fn heard(&self) -> Result<()> {
+    /// Waits for what was put into the queue. Error: a rank was not heard of meanwhile.
+    pub(super) fn wait(&self, cuda: &Cuda) -> Result<()> {
+        if let Some(ranks) = &self.ranks {
+            ranks.wait(cuda)?;
+        }
+        cuda.stream().synchronize()?;
+        self.ranks.as_ref().map_or(Ok(()), Ranks::heard)
+    }
+
+    /// Brings to the host what is there when the queue is done. Errors: those of [`State::wait`].
+    pub(super) fn read<T: bytemuck::Pod>(&self, cuda: &Cuda, from: View<'_, T>, out: &mut [T]) -> Result<()> {
+        if let Some(ranks) = &self.ranks {
+            ranks.wait(cuda)?;
+        }
+        cuda.stream().download(from, out)?;
         self.ranks.as_ref().map_or(Ok(()), Ranks::heard)
     }
 

@@ -156,8 +156,7 @@ impl Text for CudaText<'_> {
         if !batch.all_rows {
             self.choose()?;
         }
-        self.cuda.stream().synchronize()?;
-        self.state.heard()
+        self.state.wait(&self.cuda)
     }
 
     fn profile(&mut self, tokens: &[u32]) -> Result<Profile> {
@@ -166,16 +165,14 @@ impl Text for CudaText<'_> {
 
     fn logits(&mut self, rows: Range<usize>, out: &mut [f32]) -> Result<()> {
         if rows == (self.rows - 1..self.rows) && self.chosen {
-            self.cuda.stream().download(self.logits.view(), out)?;
-            return self.state.heard();
+            return self.state.read(&self.cuda, self.logits.view(), out);
         }
         let Self { model, cuda, state, many_logits, .. } = self;
         if many_logits.len() < out.len() {
             *many_logits = cuda.gpu().context().allocate(out.len())?;
         }
         state.head(model, cuda, rows, many_logits)?;
-        cuda.stream().download(many_logits.view().slice(0..out.len()), out)?;
-        self.state.heard()
+        state.read(cuda, many_logits.view().slice(0..out.len()), out)
     }
 
     fn next(&mut self, sampler: &mut Sampler) -> Result<u32> {
@@ -183,21 +180,19 @@ impl Text for CudaText<'_> {
         if sampler.needs_logits() {
             // The device goes on with what it is given, not with what it chose.
             let mut logits = vec![0.0; self.model.decoder.vocab];
-            self.cuda.stream().download(self.logits.view(), &mut logits)?;
-            self.state.heard()?;
+            self.state.read(&self.cuda, self.logits.view(), &mut logits)?;
             return sampler.next(&logits);
         }
         let temperature = sampler.options().temperature;
-        let Self { cuda, next, logits, .. } = self;
+        let Self { cuda, state, next, logits, .. } = self;
         let mut result = [0; 2];
         if temperature == 0.0 {
-            cuda.stream().download(next.choice.view(), &mut result)?;
+            state.read(cuda, next.choice.view(), &mut result)?;
         } else {
             next.draw(cuda, &[draw(sampler)], logits.view())?;
-            cuda.stream().download(next.drawn.view(), &mut result)?;
+            state.read(cuda, next.drawn.view(), &mut result)?;
             self.drew = true;
         }
-        self.state.heard()?;
         let [token, greatest] = result;
         let greatest = f32::from_bits(greatest);
         if !greatest.is_finite() {

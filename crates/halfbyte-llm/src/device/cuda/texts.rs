@@ -257,9 +257,9 @@ impl Texts for CudaTexts<'_> {
         out.resize(self.wanted.len() * vocab, 0.0);
         for (place, out) in self.wanted.iter().zip(out.chunks_exact_mut(vocab)) {
             let of_text = self.logits.view().slice(place * vocab..(place + 1) * vocab);
-            self.cuda.stream().download(of_text, out)?;
+            self.state.read(&self.cuda, of_text, out)?;
         }
-        self.state.heard()
+        Ok(())
     }
 
     fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
@@ -278,8 +278,7 @@ impl Texts for CudaTexts<'_> {
             next.draw(cuda, &draws, logits.view().slice(0..texts * vocab))?;
         }
         let (from, mut results) = (if drawn { &next.drawn } else { &next.choice }, vec![0; 2 * texts]);
-        cuda.stream().download(from.view().slice(0..2 * texts), &mut results)?;
-        state.heard()?;
+        state.read(cuda, from.view().slice(0..2 * texts), &mut results)?;
         let mut chosen = Vec::with_capacity(places.len());
         for (&place, sampler) in places.iter().zip(samplers.iter_mut()) {
             chosen.push(if sampler.needs_logits() {

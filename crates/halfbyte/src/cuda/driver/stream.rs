@@ -61,6 +61,16 @@ impl Stream {
         check("synchronize", unsafe { sys::cuStreamSynchronize(self.handle) })
     }
 
+    /// Whether all work in the queue is done. Error: it failed, or work before it.
+    pub fn is_done(&self) -> Result<bool> {
+        self.context.bind()?;
+        // SAFETY: the stream is open.
+        match unsafe { sys::cuStreamQuery(self.handle) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check("look at a stream", result).map(|()| true),
+        }
+    }
+
     /// Whether work is being recorded instead of done.
     pub fn is_recorded(&self) -> Result<bool> {
         self.context.bind()?;

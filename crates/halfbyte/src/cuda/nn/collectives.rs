@@ -3,6 +3,7 @@
 use super::{launch, narrow, overlapping, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, HostWord, Inbox, Peer, Stream, View, ViewMut};
+use crate::cuda::nccl::Nccl;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -116,16 +117,30 @@ impl Mailbox {
     }
 }
 
-/// Ranks on GPUs of one host, each a process or a thread, that write into each other's memory. Every rank makes the same calls in the
-/// same order, all in one stream, or in several that wait for each other.
+/// Ranks on GPUs. Every rank makes the same calls in the same order, all in one stream, or in several that wait for each other.
 ///
-/// Where ranks are threads of one process and share a device, what waits there must leave room for what it waits for, and nothing may wait
-/// for that whole device between their calls, as freeing memory does. Processes take turns.
+/// Ranks of one host, each a process or a thread, write into each other's memory ([`Collectives::new`]). Where they are threads of one
+/// process and share a device, what waits there must leave room for what it waits for, and nothing may wait for that whole device between
+/// their calls, as freeing memory does. Processes take turns. Ranks that do not reach each other's memory have NCCL
+/// ([`Collectives::by_nccl`]).
 #[derive(Debug)]
 pub struct Collectives {
+    rank: usize,
+    size: usize,
+    way: Way,
+}
+
+#[derive(Debug)]
+enum Way {
+    Memory(Memory),
+    Nccl(Nccl),
+}
+
+/// Inboxes that ranks write into.
+#[derive(Debug)]
+struct Memory {
     mailbox: Mailbox,
     peers: Vec<Option<Peer>>,
-    rank: usize,
     state: Buffer<u32>,
     silent: HostWord,
 }
@@ -145,29 +160,48 @@ impl Collectives {
         let peers = addresses.iter().enumerate().map(open).collect::<Result<_>>()?;
         let mut state = context.allocate(4)?;
         stream.fill(state.view_mut(), 0)?;
-        Ok(Self { mailbox, peers, rank, state, silent: HostWord::new(context)? })
+        let (size, silent) = (mailbox.size, HostWord::new(context)?);
+        Ok(Self { rank, size, way: Way::Memory(Memory { mailbox, peers, state, silent }) })
+    }
+
+    /// By NCCL. Sums are formed in its order.
+    pub fn by_nccl(nccl: Nccl) -> Self {
+        Self { rank: nccl.rank(), size: nccl.size(), way: Way::Nccl(nccl) }
     }
 
     /// Number of ranks.
     pub fn size(&self) -> usize {
-        self.mailbox.size
+        self.size
     }
 
-    /// Whether a norm can add up so many rows by itself: they go in one launch.
+    /// NCCL, where ranks do not reach each other's memory: what waits for a rank that has ended does so until it is aborted.
+    pub fn nccl(&self) -> Option<&Nccl> {
+        match &self.way {
+            Way::Memory(_) => None,
+            Way::Nccl(nccl) => Some(nccl),
+        }
+    }
+
+    /// Whether a norm can add up so many rows by itself: they go in one launch, from memory that ranks write into.
     pub fn sums_in_norm(&self, m: usize, length: usize) -> bool {
-        length.checked_next_multiple_of(4).and_then(|row| row.checked_mul(m)).is_some_and(|len| len <= CAPACITY)
+        let elements = length.checked_next_multiple_of(4).and_then(|row| row.checked_mul(m));
+        self.nccl().is_none() && elements.is_some_and(|elements| elements <= CAPACITY)
     }
 
     /// Adds up the ranks' values, element by element and in the order of ranks, so that all get the same bits. *Errors:* none but the
     /// device's; a rank that is silent for 8 s is told by [`Collectives::heard`].
     pub fn all_reduce(&self, gpu: &Gpu, stream: &Stream, values: ViewMut<'_, f32>) -> Result<()> {
+        let memory = match &self.way {
+            Way::Memory(memory) => memory,
+            Way::Nccl(nccl) => return nccl.all_reduce(stream, values),
+        };
         let mut rest = values;
         while !rest.is_empty() {
             let here = rest.len().min(CAPACITY);
             let (values, others) = rest.split_at(here);
             let aligned = values.pointer().is_multiple_of(16) && here.is_multiple_of(4);
             let params = ReduceParams {
-                ranks: self.params(),
+                ranks: memory.params(self.rank),
                 values: values.pointer(),
                 elements: here as u64,
                 aligned: aligned.into(),
@@ -201,6 +235,10 @@ impl Collectives {
             let expected = format!("1 to {CAPACITY} columns of each rank");
             return Err(Error::invalid(OP, expected, format!("{widths:?}")));
         }
+        let memory = match &self.way {
+            Way::Memory(memory) => memory,
+            Way::Nccl(nccl) => return nccl.all_gather(stream, own, widths, all),
+        };
         let mut firsts = [0; MOST_RANKS + 1];
         for (i, width) in widths.iter().enumerate() {
             firsts[i + 1] = narrow(OP, "columns", firsts[i] as usize + width)?;
@@ -211,7 +249,7 @@ impl Collectives {
             let rows = at_a_time.min(m - first);
             let (all, others) = rest.split_at(rows * row);
             let params = GatherParams {
-                ranks: self.params(),
+                ranks: memory.params(self.rank),
                 own: own.slice(first * width..(first + rows) * width).pointer(),
                 all: all.pointer(),
                 rows: rows as u64,
@@ -226,14 +264,28 @@ impl Collectives {
 
     /// Whether all ranks were heard of in what the device has done so far. Error: the first that was silent.
     pub fn heard(&self) -> std::result::Result<(), usize> {
-        match self.silent.get() {
-            0 => Ok(()),
-            silent => Err(silent as usize - 1),
+        match &self.way {
+            Way::Memory(memory) => match memory.silent.get() {
+                0 => Ok(()),
+                silent => Err(silent as usize - 1),
+            },
+            // What NCCL has not done is waited for, by the host.
+            Way::Nccl(_) => Ok(()),
         }
     }
 
-    /// What a kernel is told of the ranks.
-    pub(super) fn params(&self) -> Ranks {
+    /// What a norm is told that adds up by itself. Error: it does not ([`Collectives::sums_in_norm`]).
+    pub(super) fn params(&self) -> Result<Ranks> {
+        match &self.way {
+            Way::Memory(memory) => Ok(memory.params(self.rank)),
+            Way::Nccl(_) => Err(Error::invalid(OP, "memory that ranks write into", "NCCL")),
+        }
+    }
+}
+
+impl Memory {
+    /// What a kernel of this rank is told of all.
+    fn params(&self, rank: usize) -> Ranks {
         let mut inboxes = [0; MOST_RANKS];
         for (inbox, peer) in inboxes.iter_mut().zip(&self.peers) {
             *inbox = peer.as_ref().map_or(self.mailbox.inbox.pointer(), Peer::pointer);
@@ -243,8 +295,8 @@ impl Collectives {
             state: self.state.pointer(),
             silent: self.silent.pointer(),
             capacity: CAPACITY as u64,
-            rank: self.rank as u32,
-            size: self.size() as u32,
+            rank: rank as u32,
+            size: self.peers.len() as u32,
         }
     }
 }

@@ -119,7 +119,7 @@ impl LayerNorm<'_> {
         };
         let alone = length > 4 * THREADS_OF_ROW as usize;
         let form = form_of_rows(gpu, OP, m, alone)?;
-        let ranks = update.and_then(|update| update.ranks).map(Collectives::params);
+        let ranks = update.and_then(|update| update.ranks).map(Collectives::params).transpose()?;
         let function = gpu.function(&instance(alone, ranks.is_some()))?;
         let args: Vec<Arg<'_>> = [Arg::new(&params)].into_iter().chain(ranks.as_ref().map(Arg::new)).collect();
         // SAFETY: the parameters are the source's of their names, whose lengths were checked above.

@@ -125,7 +125,7 @@ fn put_norm(
     let alone = rows_alone(gpu, m, length);
     let form = form_of_rows(gpu, OP, m, alone)?;
     let instance = instance(alone, ranks.is_some());
-    match ranks.map(Collectives::params) {
+    match ranks.map(Collectives::params).transpose()? {
         None => put(gpu, stream, &instance, &form, &[Arg::new(&params)]),
         Some(ranks) => put(gpu, stream, &instance, &form, &[Arg::new(&params), Arg::new(&ranks)]),
     }
