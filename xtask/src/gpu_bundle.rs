@@ -50,16 +50,19 @@ pub fn run(args: &Args) -> Result<(), String> {
         move |e: std::io::Error| format!("{path}: {e}")
     };
     std::fs::create_dir_all(&output).map_err(io(&output))?;
-    let test =
-        |package, name| built(root, &["test", "--no-run", "--package", package, "--test", name], &args.profile, name);
+    let executables = built(root, &args.profile)?;
     let programs = [
-        ("it", test("halfbyte", "it")?),
-        ("checkpoint", test("halfbyte-checkpoint", "it")?),
-        ("llm", test("halfbyte-llm", "cuda")?),
-        ("halfbyte", built(root, &["build", "--package", "halfbyte-cli"], &args.profile, "halfbyte")?),
+        ("it", "halfbyte", "it"),
+        ("checkpoint", "halfbyte-checkpoint", "it"),
+        ("llm", "halfbyte-llm", "cuda"),
+        ("halfbyte", "halfbyte-cli", "halfbyte"),
     ];
     let mut bytes = 0;
-    for (name, from) in &programs {
+    for (name, package, target) in programs {
+        let of =
+            |built: &&Built| built.target == target && built.manifest.ends_with(Path::new(package).join("Cargo.toml"));
+        let from =
+            &executables.iter().find(of).ok_or_else(|| format!("cargo has built no {target} of {package}"))?.path;
         let to = output.join(name);
         std::fs::copy(from, &to).map_err(io(from))?;
         let strip = Command::new("strip").arg(&to).status().map_err(|e| format!("strip: {e}"))?;
@@ -74,7 +77,7 @@ pub fn run(args: &Args) -> Result<(), String> {
     let script = output.join("run.sh");
     std::fs::write(&script, RUN).map_err(io(&script))?;
     executable(&script).map_err(io(&script))?;
-    let names = programs.map(|(name, _)| name).join(", ");
+    let names = programs.map(|(name, ..)| name).join(", ");
     println!("{}: {names}, run.sh and their data, {:.1} MB", output.display(), bytes as f64 / 1e6);
     Ok(())
 }
@@ -92,10 +95,21 @@ fn copied(from: &Path, to: &Path) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// Builds a program and gives its path.
-fn built(root: &Path, command: &[&str], profile: &str, name: &str) -> Result<PathBuf, String> {
+/// A program that cargo has built.
+struct Built {
+    manifest: PathBuf,
+    target: String,
+    path: PathBuf,
+}
+
+/// Builds tests and the command line, at once: one by one their libraries would be built with other features, each anew.
+fn built(root: &Path, profile: &str) -> Result<Vec<Built>, String> {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(command).args(["--locked", "--profile", profile, "--message-format=json-render-diagnostics"]);
+    cargo.args(["build", "--locked", "--profile", profile, "--message-format=json-render-diagnostics"]);
+    for package in ["halfbyte", "halfbyte-checkpoint", "halfbyte-llm", "halfbyte-cli"] {
+        cargo.args(["--package", package]);
+    }
+    cargo.args(["--test", "it", "--test", "cuda", "--bin", "halfbyte"]);
     let output = cargo.current_dir(root).stderr(std::process::Stdio::inherit()).output();
     let output = output.map_err(|e| format!("{cargo:?}: {e}"))?;
     if !output.status.success() {
@@ -103,9 +117,15 @@ fn built(root: &Path, command: &[&str], profile: &str, name: &str) -> Result<Pat
     }
     let text = String::from_utf8_lossy(&output.stdout);
     let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut programs = messages.filter(|message| message["target"]["name"] == name);
-    let program = programs.find_map(|message| message["executable"].as_str().map(PathBuf::from));
-    program.ok_or_else(|| format!("{cargo:?} has built no program {name}"))
+    let program = |message: serde_json::Value| {
+        let text = |value: &serde_json::Value| value.as_str().map(str::to_owned);
+        Some(Built {
+            manifest: text(&message["manifest_path"])?.into(),
+            target: text(&message["target"]["name"])?,
+            path: text(&message["executable"])?.into(),
+        })
+    };
+    Ok(messages.filter_map(program).collect())
 }
 
 #[cfg(unix)]

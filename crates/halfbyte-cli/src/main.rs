@@ -61,9 +61,10 @@ enum Command {
 impl Command {
     /// Whether it heeds `--device`.
     fn takes_gpus(&self) -> bool {
-        use bench::Command::{Conv, Experts, Launch, Matmul, Model};
+        use bench::Command::{Conv, Experts, Launch, Matmul, Model, Ranks};
         let models = matches!(self, Self::Demo(_) | Self::Run(_) | Self::Eval(_) | Self::Bench(Model(_)));
-        models || matches!(self, Self::Bench(Conv(_) | Experts(_) | Launch(_) | Matmul(_)) | Self::Explain(_))
+        models
+            || matches!(self, Self::Bench(Conv(_) | Experts(_) | Launch(_) | Matmul(_) | Ranks(_)) | Self::Explain(_))
     }
 }
 

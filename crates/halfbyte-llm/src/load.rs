@@ -268,8 +268,8 @@ impl<'a> Loader<'a> {
         spec.head.clone().or(own.then(|| "lm_head".to_owned()))
     }
 
-    /// Whole layers that read the same vector as one matrix of random floats, with their biases; `head`: they are the head. None:
-    /// they come from a file, have codes, or are cut.
+    /// Layers that read the same vector as one matrix of random floats, with their biases; `head`: they are the head. None: they come
+    /// from a file, have codes, or are cut otherwise than into runs of rows.
     pub(crate) fn floats(
         &mut self,
         layers: &[(&LinearSpec, Cut)],
@@ -277,20 +277,25 @@ impl<'a> Loader<'a> {
     ) -> Option<(RandomFloats, Option<Vec<f32>>)> {
         let (Source::Random(random), [(first, _), ..]) = (self.source, layers) else { return None };
         let format = if head { random.head } else { random.format };
-        if format.is_some() || layers.iter().any(|(layer, cut)| !cut.is_whole(layer.shape.matrix())) {
+        let rows = |(layer, cut): &(&LinearSpec, Cut)| {
+            let k = layer.shape.k;
+            let (rows, columns) = single(cut)?;
+            RandomFloats::of_rows(k, &layer.name, &rows).filter(|_| columns == (0..k))
+        };
+        if format.is_some() {
             return None;
         }
-        let bias = |layer: &LinearSpec| match layer.shape.bias {
-            true => bias(&layer.name, layer.shape.n),
-            false => vec![0.0; layer.shape.n],
+        let parts = layers.iter().map(rows).collect::<Option<Vec<_>>>()?;
+        let bias = |(layer, cut): &(&LinearSpec, Cut)| match layer.shape.bias && cut.bias {
+            true => bias(&layer.name, layer.shape.n)[cut.rows[0].clone()].to_vec(),
+            false => vec![0.0; cut.rows[0].len()],
         };
-        let biased = layers.iter().any(|(layer, _)| layer.shape.bias);
-        let biases = biased.then(|| layers.iter().flat_map(|(layer, _)| bias(layer)).collect());
-        for (LinearSpec { shape: Shape { n, k, bias }, .. }, _) in layers {
-            self.parameters += *n as u64 * *k as u64 + if *bias { *n as u64 } else { 0 };
+        let biased = layers.iter().any(|(layer, cut)| layer.shape.bias && cut.bias);
+        let biases = biased.then(|| layers.iter().flat_map(bias).collect());
+        for ((layer, _), (n, _)) in layers.iter().zip(&parts) {
+            self.parameters += *n as u64 * layer.shape.k as u64 + if layer.shape.bias { *n as u64 } else { 0 };
         }
-        let rows = layers.iter().map(|(layer, _)| (layer.name.as_str(), layer.shape.n));
-        Some((RandomFloats::new(first.shape.k, rows), biases))
+        Some((RandomFloats { k: first.shape.k, parts }, biases))
     }
 
     /// Some rows of the embedding `[vocab, hidden]`: they are read, not multiplied, so that codes become what they stand for.
@@ -307,11 +312,11 @@ impl<'a> Loader<'a> {
             Source::Checkpoint(weights) => weights,
             Source::Random(_) => {
                 self.parameters += tokens.len() as u64 * hidden as u64;
-                let floats = RandomFloats::new(hidden, std::iter::once((prefix, vocab)));
-                if cut.is_whole(shape.matrix()) {
-                    return Ok(Embedding::Random(floats));
+                if let Some(part) = RandomFloats::of_rows(hidden, prefix, tokens) {
+                    return Ok(Embedding::Random(RandomFloats { k: hidden, parts: vec![part] }));
                 }
-                let whole = FloatData::F16(Cow::Owned(floats.draw()?));
+                let whole = RandomFloats::new(hidden, std::iter::once((prefix, vocab))).draw()?;
+                let whole = FloatData::F16(Cow::Owned(whole));
                 return Ok(Embedding::Stored(cut.of_floats(&whole, hidden)));
             }
         };
@@ -396,6 +401,16 @@ impl<'a> Loader<'a> {
         format: Option<WeightFormat>,
     ) -> Result<StoredLinear<'a>> {
         let Shape { n, k, .. } = shape;
+        if let (Some(format), Some((rows, columns))) = (format, single(cut)) {
+            let in_group = |size| columns.start.is_multiple_of(size);
+            if in_group(32) && !matches!(format.group, Group::Size(size) if !in_group(size)) {
+                let own = shape.bias && cut.bias;
+                let bias = own.then(|| bias(prefix, n)[rows.clone()].to_vec());
+                self.parameters += (rows.len() * columns.len()) as u64 + bias.as_ref().map_or(0, |b| b.len() as u64);
+                let codes = StoredTensor::random_part(format, [n, k], random::seed_of(prefix), [rows, columns])?;
+                return Ok(StoredLinear { weight: StoredWeight::Quantized(codes), bias, findings: Vec::new() });
+            }
+        }
         let weight = match format {
             Some(format) => StoredWeight::Quantized(StoredTensor::random(format, [n, k], random::seed_of(prefix))?),
             None => {
@@ -430,6 +445,12 @@ fn part_fits(part: &Part, options: &LoadOptions) -> Result<()> {
         Some(_) => Err(Error::invalid(OP, "weights as they are stored", "a format to quantise them to")),
         None => Ok(()),
     }
+}
+
+/// The rows and columns of a part, if they are one run each.
+fn single(cut: &Cut) -> Option<(Range<usize>, Range<usize>)> {
+    let ([rows], [columns]) = (&cut.rows[..], &cut.columns[..]) else { return None };
+    Some((rows.clone(), columns.clone()))
 }
 
 /// A random bias.

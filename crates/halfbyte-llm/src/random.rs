@@ -9,6 +9,7 @@ use half::f16;
 use halfbyte::WeightFormat;
 use halfbyte::layout::codes::random::{first_of, word};
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// What random weights are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,12 @@ impl RandomFloats {
     /// Of layers with so many outputs.
     pub fn new<'a>(k: usize, layers: impl Iterator<Item = (&'a str, usize)>) -> Self {
         Self { k, parts: layers.map(|(name, n)| (n, first_of(seed_of(name)))).collect() }
+    }
+
+    /// The same of some rows of one matrix. None: numbers come in pairs, one of which another row would have.
+    pub fn of_rows(k: usize, name: &str, rows: &Range<usize>) -> Option<(usize, u64)> {
+        let before = rows.start * k;
+        before.is_multiple_of(2).then(|| (rows.len(), first_of(seed_of(name)) + before as u64 / 2))
     }
 
     /// Outputs of all, and length of the reduction.

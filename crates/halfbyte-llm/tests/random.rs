@@ -2,7 +2,7 @@
 
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
-use halfbyte::{Format, WeightFormat};
+use halfbyte::{Format, StoredTensor, WeightFormat};
 use halfbyte_llm::{Config, Error, LoadOptions, Model, RandomWeights, Sampler, Sampling, Session};
 use std::path::Path;
 
@@ -154,5 +154,23 @@ fn a_profile_has_every_step_of_every_layer_and_leaves_the_text_as_reading_does()
         assert!(matches!(session.profile(&[]), Err(Error::EmptyPrompt)));
         assert!(matches!(session.profile(&[300]), Err(Error::UnknownToken { .. })));
         assert!(matches!(session.profile(&[1; 64]), Err(Error::ContextFull { .. })));
+    }
+}
+
+/// What ranks draw for themselves is what they would cut from the whole.
+#[test]
+fn parts_of_random_weights_are_those_of_the_whole() {
+    let whole = [96, 512];
+    for name in ["w4a16-g128", "w4a16-g32-asym", "w3a16-g64", "w8a8", "w2a16-g32-float", "w4a8-g64-asym-si8"] {
+        let (format, seed) = (weight(name), 7);
+        let all = StoredTensor::random(format, whole, seed).unwrap();
+        for (rows, columns) in [(0..96, 0..512), (5..17, 0..512), (0..96, 128..384), (40..96, 256..512), (3..3, 0..512)] {
+            let part = StoredTensor::random_part(format, whole, seed, [rows.clone(), columns.clone()]).unwrap();
+            let want = all.part(&[rows.clone()], &[columns.clone()]).unwrap();
+            assert_eq!(part.to_qtensor().unwrap(), want, "{name} {rows:?} {columns:?}");
+        }
+        for [rows, columns] in [[0..97, 0..512], [0..96, 3..512], [0..96, 0..513]] {
+            assert!(StoredTensor::random_part(format, whole, seed, [rows, columns]).is_err(), "{name}");
+        }
     }
 }

@@ -1,11 +1,11 @@
 //! Models that ranks share on a GPU: processes of this program, which write into each other's memory.
 
 use super::{architecture, gpu, options, worst};
-use halfbyte::Float;
 use halfbyte::cpu::Cpu;
+use halfbyte::{Float, Format};
 use halfbyte_llm::comm::{Alone, Comm, Rendezvous, Tcp};
 use halfbyte_llm::device::Gpu;
-use halfbyte_llm::{Device, LoadOptions, Model, Session};
+use halfbyte_llm::{Config, Device, LoadOptions, Model, RandomWeights, Session};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -23,14 +23,37 @@ const FORMATS: [(Option<&str>, Float, f32); 4] = [
     (Some("w8a8-g32"), Float::F16, 0.2),
 ];
 
+/// The place among them of what a step in one kernel takes.
+const ASYMMETRIC: usize = 2;
+
 /// Where a rank leaves its logits; what makes a process one.
 const FOLDER: &str = "HALFBYTE_TEST_RANKS";
 
+/// A model whose steps of one token are one kernel, on each rank too.
+const ONE_KERNEL: &str = "one kernel";
+
+/// Of random weights.
+fn one_kernel() -> Config {
+    Config::parse(
+        r#"{"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "max_position_embeddings": 512, "vocab_size": 320, "hidden_act": "silu", "tie_word_embeddings": false}"#,
+        Path::new("config.json"),
+    )
+    .unwrap()
+}
+
 /// Logits of all rows of a prompt, then of a continuation, token by token (recorded from the second on).
 fn logits(gpu: &Gpu, comm: Arc<dyn Comm>, name: &str, (format, activations): (Option<&str>, Float)) -> Vec<f32> {
-    let gpu = Gpu { activations, persistent: false, ..gpu.clone() };
-    let options = LoadOptions { comm, ..options(Device::Cuda(gpu), format) };
-    let (model, cpu) = (Model::load(&architecture(name), &options).unwrap(), Cpu::new(1).unwrap());
+    let gpu = Gpu { activations, persistent: name == ONE_KERNEL, ..gpu.clone() };
+    let (device, cpu) = (Device::Cuda(gpu), Cpu::new(1).unwrap());
+    let model = if name == ONE_KERNEL {
+        let format = format.map(|format| format.parse::<Format>().unwrap().weight);
+        let options = LoadOptions { comm, ..options(device, None) };
+        Model::random(one_kernel(), RandomWeights { format, head: None }, &options).unwrap()
+    } else {
+        Model::load(&architecture(name), &LoadOptions { comm, ..options(device, format) }).unwrap()
+    };
     let tokens: Vec<u32> = (0..24).map(|i| (i * 37 + 5) % 320).collect();
     let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
     let (prompt, rest) = tokens.split_at(tokens.len() / 2);
@@ -46,6 +69,12 @@ fn logits(gpu: &Gpu, comm: Arc<dyn Comm>, name: &str, (format, activations): (Op
     all
 }
 
+/// What is computed with each number of ranks: models, formats.
+fn cases() -> impl Iterator<Item = (&'static str, usize)> {
+    let of_all = ARCHITECTURES.into_iter().flat_map(|name| (0..FORMATS.len()).map(move |format| (name, format)));
+    of_all.chain([(ONE_KERNEL, ASYMMETRIC)])
+}
+
 fn file(folder: &Path, rank: usize, name: &str, format: usize) -> std::path::PathBuf {
     folder.join(format!("{name}-{format}-{rank}"))
 }
@@ -58,11 +87,10 @@ fn a_rank() {
     // Each has a GPU of its own, as far as there are some.
     let gpu = Gpu::open((at.rank % halfbyte::cuda::Gpu::count()) as u32).unwrap();
     let comm: Arc<dyn Comm> = Arc::new(Tcp::meet(&at).unwrap());
-    for name in ARCHITECTURES {
-        for (i, (format, activations, _)) in FORMATS.into_iter().enumerate() {
-            let logits = logits(&gpu, comm.clone(), name, (format, activations));
-            std::fs::write(file(Path::new(&folder), at.rank, name, i), bytemuck::cast_slice(&logits)).unwrap();
-        }
+    for (name, i) in cases() {
+        let (format, activations, _) = FORMATS[i];
+        let logits = logits(&gpu, comm.clone(), name, (format, activations));
+        std::fs::write(file(Path::new(&folder), at.rank, name, i), bytemuck::cast_slice(&logits)).unwrap();
     }
 }
 
@@ -112,18 +140,17 @@ fn compare(gpu: &Gpu, size: usize, collectives: &str) {
     let mut all = start("ranks::a_rank", folder.path(), size, collectives);
     let ends: Vec<_> = all.iter_mut().map(|rank| rank.wait().unwrap()).collect();
     assert!(ends.iter().all(|end| end.success()), "{ends:?}");
-    for name in ARCHITECTURES {
-        for (i, (format, activations, bound)) in FORMATS.into_iter().enumerate() {
-            let of = |rank| std::fs::read(file(folder.path(), rank, name, i)).unwrap();
-            let (first, want) = (of(0), logits(gpu, Arc::new(Alone), name, (format, activations)));
-            let got: Vec<f32> = bytemuck::pod_collect_to_vec(&first);
-            let off = worst(&got, &want) / deviation(&want);
-            println!(
-                "{name} {format:?} {activations}, {size} ranks {collectives}: off by {off:.2e} of the standard deviation"
-            );
-            assert!(off <= bound, "{name} {format:?} {activations}, {size} ranks: {off}");
-            assert!((1..size).all(|rank| of(rank) == first), "{name} {format:?}, {size} ranks: they differ");
-        }
+    for (name, i) in cases() {
+        let (format, activations, bound) = FORMATS[i];
+        let of = |rank| std::fs::read(file(folder.path(), rank, name, i)).unwrap();
+        let (first, want) = (of(0), logits(gpu, Arc::new(Alone), name, (format, activations)));
+        let got: Vec<f32> = bytemuck::pod_collect_to_vec(&first);
+        let off = worst(&got, &want) / deviation(&want);
+        println!(
+            "{name} {format:?} {activations}, {size} ranks {collectives}: off by {off:.2e} of the standard deviation"
+        );
+        assert!(off <= bound, "{name} {format:?} {activations}, {size} ranks: {off}");
+        assert!((1..size).all(|rank| of(rank) == first), "{name} {format:?}, {size} ranks: they differ");
     }
 }
 

@@ -9,6 +9,7 @@ use super::driver::{Stream, View, ViewMut};
 use super::library::{self, NCCL, Opened};
 use crate::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -130,7 +131,7 @@ impl NcclLibrary {
 /// This rank among others that NCCL connects. Every rank makes the same calls in the same order.
 #[derive(Debug)]
 pub struct Nccl {
-    library: NcclLibrary,
+    library: Arc<NcclLibrary>,
     /// Null once it is aborted.
     handle: AtomicPtr<c_void>,
     rank: usize,
@@ -165,7 +166,7 @@ impl Nccl {
             op: OP,
             cause: format!("the {size} ranks have not met within {} s", MEET.as_secs()),
         })??;
-        Ok(Self { library, handle: AtomicPtr::new(handle), rank, size })
+        Ok(Self { library: Arc::new(library), handle: AtomicPtr::new(handle), rank, size })
     }
 
     fn handle(&self) -> Result<Handle> {
@@ -241,18 +242,26 @@ impl Nccl {
     }
 
     /// Ends what waits for other ranks on this device; every later call is an error.
+    ///
+    /// The library frees what it holds when no recording has a call of it any more, and waits for that: on a thread of its own.
     pub fn abort(&self) {
-        let handle = self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel);
-        if !handle.is_null() {
-            // SAFETY: made in `meet`, given up once.
-            let _ = unsafe { (self.library.functions.abort)(handle) };
+        let handle = Made(self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel));
+        if handle.0.is_null() {
+            return;
         }
+        let library = self.library.clone();
+        let abort = move || {
+            let Made(handle) = { handle };
+            // SAFETY: made in `meet`, given up once; the library is kept open until it is done.
+            let _ = unsafe { (library.functions.abort)(handle) };
+        };
+        // Without a thread it stays until the process ends.
+        drop(std::thread::Builder::new().name("halfbyte-nccl-abort".into()).spawn(abort));
     }
 }
 
 impl Drop for Nccl {
     fn drop(&mut self) {
-        // Where all is done it frees what the library holds, and waits for nobody.
         self.abort();
     }
 }

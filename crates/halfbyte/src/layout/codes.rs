@@ -47,6 +47,8 @@ pub enum Codes<'a> {
     Random {
         /// Number of the first word.
         first: u64,
+        /// Words from a row to the next: of a part as many as the whole has.
+        stride: usize,
     },
     /// In any other way.
     Rows(Arc<UnpackRows<'a>>),
@@ -92,7 +94,7 @@ impl Codes<'_> {
                 let row = form.bytes_of_row(k).unwrap_or(0);
                 form.unpack(&bytes[range.start * row..range.end * row], out);
             }
-            Codes::Random { first } => random::rows(*first, range, k, bits, out),
+            Codes::Random { first, stride } => random::rows(*first, *stride, range, k, bits, out),
             Codes::Rows(unpack) => unpack(range, out),
         }
     }
@@ -106,7 +108,7 @@ impl fmt::Debug for Codes<'_> {
             Codes::WordsAlong(words) => write!(f, "{} words along the outputs", words.len()),
             Codes::WordsAcross(words) => write!(f, "{} words across the outputs", words.len()),
             Codes::Blocks { bytes, form } => write!(f, "{} bytes in blocks of {}", bytes.len(), form.bytes),
-            Codes::Random { first } => write!(f, "random codes from word {first:#x} on"),
+            Codes::Random { first, .. } => write!(f, "random codes from word {first:#x} on"),
             Codes::Rows(_) => f.write_str("codes in a layout of their own"),
         }
     }

@@ -9,12 +9,14 @@
 //!
 //! So outputs of inputs of deviation 1 have about deviation 1, through as many layers as there are.
 
-use super::codes::{Codes, random::first_of, random::word};
+use super::codes::{Codes, random::first_of, random::word, random::words_of_row};
+use super::cpu_n16::field_bits;
 use super::stored::{StoredTensor, StoredZeros, Strides};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{Group, WeightFormat, Zero};
 use crate::tensor::FloatData;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Numbers of a seed that no codes have: those of scales, and those of zeros.
 const OF_SCALES: u64 = 1 << 39;
@@ -32,14 +34,43 @@ impl StoredTensor<'static> {
     /// A matrix of random weights, of deviation `k^−½`; of the seed 24 bits count. The same numbers come out wherever it is
     /// packed. Errors: a format that does not exist, a matrix that fits no memory.
     pub fn random(format: WeightFormat, [n, k]: [usize; 2], seed: u32) -> Result<Self> {
+        Self::random_part(format, [n, k], seed, [0..n, 0..k])
+    }
+
+    /// Some rows and columns of such a matrix `[n, k]`: the numbers that it has there. Errors: as [`StoredTensor::random`]; what is not
+    /// there, columns that begin within a word or a group.
+    pub fn random_part(
+        format: WeightFormat,
+        [n, k]: [usize; 2],
+        seed: u32,
+        [rows, columns]: [Range<usize>; 2],
+    ) -> Result<Self> {
+        const OP: &str = "part of random weights";
         format.validate()?;
-        let first = first_of(seed);
-        let groups = format.group.count(k);
-        let (strides, len) = match format.group {
-            Group::Tensor => (Strides::TENSOR, 1),
-            Group::Channel | Group::Size(_) => (Strides { output: 1, group: 1 }, n.saturating_add(groups)),
+        for (range, end) in [(&rows, n), (&columns, k)] {
+            if range.start > range.end || range.end > end {
+                return Err(Error::invalid(OP, format!("a range up to {end}"), format!("{range:?}")));
+            }
+        }
+        let first_group = match format.group {
+            Group::Size(size) => columns.start / size,
+            Group::Tensor | Group::Channel => 0,
         };
-        let numbers = |of: u64| (0..len as u64).map(move |at| first + of + at);
+        let per_word = 32 / field_bits(format.bits) as usize;
+        let in_group = matches!(format.group, Group::Size(size) if first_group * size != columns.start);
+        if !columns.start.is_multiple_of(per_word) || in_group {
+            let expected = format!("columns from a multiple of {per_word} and of groups on");
+            return Err(Error::invalid(OP, expected, columns.start.to_string()));
+        }
+        let (first, stride) = (first_of(seed), words_of_row(k, format.bits));
+        let groups = format.group.count(columns.len());
+        let (strides, len, of_part) = match format.group {
+            Group::Tensor => (Strides::TENSOR, 1, 0),
+            Group::Channel | Group::Size(_) => {
+                (Strides { output: 1, group: 1 }, rows.len().saturating_add(groups), rows.start + first_group)
+            }
+        };
+        let numbers = |of: u64| (0..len as u64).map(move |at| first + of + of_part as u64 + at);
         let codes = f64::from(format.max_code()) + 1.0;
         let of_zeros = if format.zero == Zero::Integer { 2.0 } else { 1.0 };
         let deviation = ((codes * codes - 1.0) / 12.0 * of_zeros).sqrt();
@@ -65,6 +96,7 @@ impl StoredTensor<'static> {
             }
         };
         let scales = (FloatData::F32(Cow::Owned(scales)), strides);
-        Self::new(format, [n, k], Codes::Random { first }, scales, zeros, None)
+        let first = first + (rows.start * stride + columns.start / per_word) as u64;
+        Self::new(format, [rows.len(), columns.len()], Codes::Random { first, stride }, scales, zeros, None)
     }
 }

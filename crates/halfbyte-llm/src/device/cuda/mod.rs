@@ -129,10 +129,14 @@ impl CudaModel {
         let decoder = decoder?;
         let no_rope = nn::Rope::new(cuda.gpu(), cuda.stream(), &[])?;
         cuda.synchronize()?;
-        // Between its layers nothing is told to other ranks.
-        let persistent = (persistent && kv == activations && shard == Shard::WHOLE)
-            .then(|| persistent::plan(&cuda.gpu().caps(), &decoder, activations).ok())
-            .flatten();
+        let caps = cuda.gpu().caps();
+        let plan = || persistent::plan(&caps, &decoder, activations, comm.size()).ok();
+        let mut persistent = (persistent && kv == activations).then(plan).flatten();
+        if comm.size() > 1 {
+            // All of them, or none.
+            let all = comm.all_gather_bytes(&[persistent.is_some().into()])?;
+            persistent = persistent.filter(|_| all.iter().all(|has| *has == [1]));
+        }
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let expert_layers = experts::layers(&cuda, &decoder, activations)?;
         let model = Self { cuda, comm, activations, kv, fused, no_rope, decoder, persistent, expert_layers, times };

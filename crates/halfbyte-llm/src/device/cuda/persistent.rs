@@ -1,5 +1,6 @@
 //! All layers of a step of one token in one kernel, for the models that it takes.
 
+use super::ranks::Ranks;
 use super::{CudaModel, OnCuda, Vocabulary, dense_mlp};
 use crate::arch::spec::{NormKind, Residual};
 use crate::decoder::{Attention, Decoder, FeedForward, Layer, Mlp, Norm};
@@ -14,11 +15,12 @@ use halfbyte::kernel::{Activation, Reason};
 use halfbyte::{Cuda, Float};
 use std::sync::Arc;
 
-/// The kernel for a model with keys and values of a type, or why there is none.
+/// The kernel for this rank's part of a model with keys and values of a type, or why there is none.
 pub(super) fn plan(
     caps: &Caps,
     decoder: &Decoder<OnCuda>,
     dtype: Float,
+    ranks: usize,
 ) -> std::result::Result<PersistentPlan, Reason> {
     let refuse = |why: &str| Reason(why.to_owned());
     let first = decoder.layers.first().ok_or_else(|| refuse("layers"))?;
@@ -38,7 +40,8 @@ pub(super) fn plan(
         products.collect::<Option<Vec<_>>>().ok_or_else(|| refuse("quantised layers, each stored in one format"))?;
     let inner = dense_mlp(first).map_or(0, |mlp| mlp.inner);
     let pairs = rope.map_or(0, |rope| rope.of(0).pairs());
-    PersistentPlan::of(caps, StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs }, &products, dtype)
+    let sizes = StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs };
+    PersistentPlan::of(caps, sizes, &products, dtype)?.among(ranks)
 }
 
 /// What the kernel would need for a model that has more than Llama's steps. All of a model is taken apart here, so that what is
@@ -118,12 +121,21 @@ fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
     })
 }
 
-/// The kernel with the cache of a text; None where the model has none.
-pub(super) fn of_text(model: &CudaModel, cuda: &Cuda, cache: &KvCache) -> Result<Option<PersistentDecode>> {
+/// The kernel with the cache of a text; None where the model has none, or ranks do not run it side by side.
+pub(super) fn of_text(
+    model: &CudaModel,
+    cuda: &Cuda,
+    cache: &KvCache,
+    ranks: Option<&Ranks>,
+) -> Result<Option<PersistentDecode>> {
     let Some(plan) = &model.persistent else { return Ok(None) };
     let layers = model.decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
     let layers = layers.ok_or_else(|| Error::invalid("a step in one kernel", "layers that it takes", "others"))?;
-    Ok(Some(PersistentDecode::new(cuda.gpu(), cuda.stream(), plan.clone(), &layers, cache)?))
+    let kernel = PersistentDecode::new(cuda.gpu(), cuda.stream(), plan.clone(), &layers, cache)?;
+    match ranks {
+        None => Ok(Some(kernel)),
+        Some(ranks) => ranks.side_by_side(cuda, kernel),
+    }
 }
 
 /// Rotations of all layers, in a text with room for so many tokens.

@@ -11,7 +11,7 @@ use crate::shard::part;
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, View, ViewMut};
 use halfbyte::cuda::nccl::{Nccl, NcclId, NcclLibrary};
-use halfbyte::cuda::nn::{Collectives, Mailbox};
+use halfbyte::cuda::nn::{Collectives, Mailbox, PersistentDecode};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,21 @@ impl Ranks {
         let context = cuda.gpu().context();
         let (logits, many_logits) = (context.allocate(texts * widths[rank])?, context.allocate(0)?);
         Ok(Some(Self { comm, collectives, widths, logits, many_logits }))
+    }
+
+    /// A kernel that all ranks run side by side, each with its part of the model; None: one of them does not.
+    pub(super) fn side_by_side(&self, cuda: &Cuda, kernel: PersistentDecode) -> Result<Option<PersistentDecode>> {
+        if self.collectives.nccl().is_some() {
+            return Ok(None);
+        }
+        let addresses = self.comm.all_gather_bytes(&kernel.address(cuda.gpu()).unwrap_or_default())?;
+        let met = self.collectives.neighbours(cuda.gpu(), &addresses);
+        // Nobody writes before all have opened what they were told of.
+        let all = self.comm.all_gather_bytes(&[met.is_ok().into()])?;
+        match met {
+            Ok(neighbours) if all.iter().all(|met| *met == [1]) => Ok(Some(kernel.meet(neighbours)?)),
+            _ => Ok(None),
+        }
     }
 
     /// Adds up the ranks' values.

@@ -81,19 +81,21 @@ impl<'a> Pages<'a> {
 }
 
 impl State {
-    /// For so many rows, of so many texts up to `longest` positions each; of one perhaps with what computes its steps in one kernel.
+    /// For so many rows, of so many texts up to `longest` positions each; where there is one, its steps are one kernel if the model has it.
     pub(super) fn new(
         model: &CudaModel,
         cuda: &Cuda,
         cache: KvCache,
         [rows, texts, longest]: [usize; 3],
-        persistent: Option<PersistentDecode>,
+        one_kernel: bool,
     ) -> Result<Self> {
         let (gpu, context) = (&**cuda.gpu(), cuda.gpu().context());
         let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
         let floats = |width: usize| FloatBuffer::allocate(gpu, model.activations, rows * width);
         let forms = model.forms_of_rows(rows).into_iter();
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
+        let ranks = Ranks::meet(model, cuda, texts)?;
+        let persistent = if one_kernel { persistent::of_text(model, cuda, &cache, ranks.as_ref())? } else { None };
         Ok(Self {
             residual: context.allocate(rows * hidden)?,
             normed: floats(*hidden)?,
@@ -107,7 +109,7 @@ impl State {
             mixture: Mixture::of(model, cuda, rows)?,
             attention: AttentionWorkspace::new(gpu, cuda.stream(), *heads, texts, longest)?,
             persistent,
-            ranks: Ranks::meet(model, cuda, texts)?,
+            ranks,
             room: longest,
             cache,
         })
@@ -152,6 +154,7 @@ impl State {
             token: rows.tokens,
             position: rows.positions,
             embedding: model.decoder.vocabulary.embedding.rows(),
+            first_token: model.decoder.vocabulary.first,
             norm: persistent::last_norm(model),
             rope: persistent::rope(model, *room),
             cache,

@@ -9,10 +9,10 @@
 //! tokens that were chosen here takes one launch a token, and brings back its id. There is a recording for each power of two of
 //! the context's length, which attention divides into parts.
 
+use super::CudaModel;
 use super::next::Next;
 use super::recording::Recordings;
 use super::run::State;
-use super::{CudaModel, persistent};
 use crate::decoder::Decoder;
 use crate::device::{Batch, Text};
 use crate::error::{Error, Result};
@@ -57,8 +57,7 @@ impl<'m> CudaText<'m> {
     pub(super) fn new(model: &'m CudaModel, cuda: Cuda, context: usize, rows: usize) -> Result<Self> {
         let (gpu, Decoder { layers, heads, .. }) = (cuda.gpu(), &model.decoder);
         let cache = KvCache::new(gpu, layers.len(), *heads, context, model.kv)?;
-        let persistent = persistent::of_text(model, &cuda, &cache)?;
-        let state = State::new(model, &cuda, cache, [rows, 1, context], persistent)?;
+        let state = State::new(model, &cuda, cache, [rows, 1, context], true)?;
         let next = Next::new(&cuda, 1, rows)?;
         let context = gpu.context().clone();
         Ok(Self {

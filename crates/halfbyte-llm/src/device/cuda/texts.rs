@@ -82,7 +82,7 @@ impl<'m> CudaTexts<'m> {
         let (gpu, Decoder { layers, heads, vocab, .. }) = (cuda.gpu(), &model.decoder);
         let pages = room.positions.div_ceil(PAGE_LENGTH);
         let cache = KvCache::new(gpu, layers.len(), *heads, pages * PAGE_LENGTH, model.kv)?;
-        let state = State::new(model, &cuda, cache, [room.rows, room.texts, room.longest], None)?;
+        let state = State::new(model, &cuda, cache, [room.rows, room.texts, room.longest], false)?;
         let next = Next::new(&cuda, room.texts, room.texts)?;
         let most = Words::of(room, room.rows, room.texts, room.longest.div_ceil(PAGE_LENGTH)).tables.end;
         Ok(Self {

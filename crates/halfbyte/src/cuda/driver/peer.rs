@@ -94,6 +94,8 @@ pub struct Peer {
     pointer: u64,
     /// Whether it was opened by a handle, and is closed here.
     opened: bool,
+    /// Where it lies, if it is this process's.
+    device: Option<u32>,
 }
 
 impl Peer {
@@ -113,14 +115,15 @@ impl Peer {
             if address.device != context.info().index {
                 Self::reach(context, &Context::open(address.device)?)?;
             }
-            return Ok(Self { context: context.clone(), pointer: address.pointer, opened: false });
+            let device = Some(address.device);
+            return Ok(Self { context: context.clone(), pointer: address.pointer, opened: false, device });
         }
         context.bind()?;
         let (mut pointer, handle) = (0, sys::CUipcMemHandle { reserved: address.handle.map(|byte| byte as c_char) });
         let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as c_uint;
         // SAFETY: the context is current; a handle that is none is an answer and no fault.
         check(OP, unsafe { sys::cuIpcOpenMemHandle_v2(&mut pointer, handle, flags) })?;
-        Ok(Self { context: context.clone(), pointer, opened: true })
+        Ok(Self { context: context.clone(), pointer, opened: true, device: None })
     }
 
     /// Lets kernels of a context reach memory of another.
@@ -147,6 +150,11 @@ impl Peer {
     /// This device's address of its first word.
     pub fn pointer(&self) -> u64 {
         self.pointer
+    }
+
+    /// Whether it is this process's memory of a context's own device.
+    pub fn is_on(&self, context: &Context) -> bool {
+        self.device == Some(context.info().index)
     }
 }
 

@@ -284,11 +284,11 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
     return sum;
   };
   if (parts.count == 1) {
-    leave_words(WORDS_OF_GROUP, attended, counter, [&](u32 place) {
+    leave_words(WORDS_OF_GROUP, counter, [&](u32 place) {
       const u32 i = pair_at(place);
       const float2 sum = sum_of(i);
       const float over = of_all[8 + 2 * i / HEAD];
-      return pair(sum.x / over, sum.y / over);
+      leave(attended + place, pair(sum.x / over, sum.y / over));
     });
     return;
   }

@@ -6,6 +6,10 @@
 // The model, as the host compiles it in, and what follows.
 constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS = HB_KV_HEADS, HEAD = HB_HEAD,
               PAIRS = HB_PAIRS, BLOCKS = HB_BLOCKS;
+// Ranks that share the model, each on a GPU; what a word of the stream is added up from.
+constexpr u32 RANKS = HB_RANKS, MOST_RANKS_OF_STEP = 8;
+// Sets of words: of this step and of the one before; other ranks may be a step ahead.
+constexpr u32 SETS = RANKS == 1 ? 2 : 3;
 constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
 constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 3;  // that compute; that bring weights
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
@@ -19,6 +23,7 @@ constexpr u32 TILE = 16, PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
               "whole stages");
 static_assert(HEAD == 64 || HEAD == 128, "heads of one or two runs of 64");
+static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step knows");
 static_assert(HEADS_OF_GROUP <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
 static_assert(GROUPS > 0 && !FACTORS, "scales of groups lie in atoms");
 
@@ -43,13 +48,16 @@ struct Params {
   const float* norm;  // the last one
   void* normed;  // [HIDDEN]
   const double* turns;  // [PAIRS]: of a position
-  u32* words;  // two sets
+  u32* words;  // the sets
   u32* state;  // [0] steps done; [1] parts of attention in the step before
+  u32* of_ranks[MOST_RANKS_OF_STEP];  // the sets of each rank
+  u32 *failed, *silent;  // 0, or 1 and the rank that was silent; the host's
   u64 capacity;
+  u64 first, tokens;  // those whose vectors this rank has
   u32 count;  // layers
   u32 embedding_type;  // 0 f16, 1 bf16, 2 f32
   float eps;
-  u32 padding;  // of this struct
+  u32 rank;
 };
 
 // The index of a thread or block, read anew wherever it is needed: what follows from it would else be computed before
@@ -69,10 +77,11 @@ DEV u32 again(u32 v) {
   asm volatile("" : "+r"(v));
   return v;
 }
-// Words of a layer: the stream that it begins with; q, k, v; what attention gives; the stream after that; what the
-// gate gives.
-constexpr u32 AT_QKV = HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
-              AT_INNER = AT_MIDDLE + HIDDEN, AT_COUNTERS = AT_INNER + INNER / 2, WORDS_OF_LAYER = AT_COUNTERS + 32;
+// Words of a layer: the stream that it begins with, each rank's part of it; q, k, v; what attention gives; the stream
+// after that; what the gate gives.
+constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH,
+              AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2, AT_INNER = AT_MIDDLE + RANKS * HIDDEN,
+              AT_COUNTERS = AT_INNER + INNER / 2, WORDS_OF_LAYER = AT_COUNTERS + 32;
 enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, GATED };
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
@@ -142,7 +151,7 @@ struct Shared {
     return at_shared<float>(OWN);
   }  // rows of the stream that this block adds to
   __device__ __forceinline__ float* reduce() const { return at_shared<float>(REDUCE); }
-  // Of the step: its position, and how many were before it.
+  // Of the step: its position, how many were before it, where its set begins.
   __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }
   // Where each warp is in its ring: stage and phase.
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }

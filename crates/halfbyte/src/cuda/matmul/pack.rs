@@ -25,7 +25,7 @@ use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{self as table, Problem};
-use crate::layout::codes::{self, BlockForm, Codes, NIBBLES, random::words_of_row};
+use crate::layout::codes::{self, BlockForm, Codes, NIBBLES};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::cuda_wna16::Atom;
 use crate::layout::places::runs;
@@ -344,8 +344,7 @@ impl<'a> Packer<'a> {
                 let stride = form.bytes_of_row(k).unwrap_or(0);
                 (5, form.flip, stride, lines(blocks, bytes, first * stride, bytes)?)
             }
-            Codes::Random { first: number } => {
-                let words = words_of_row(k, format.bits);
+            &Codes::Random { first: number, stride: words } => {
                 // Of each of the two fields in a byte, the bits that its code has.
                 let mask = if format.bits == 3 { 0x77 } else { 0xff };
                 (4, mask, words, number + (first * words) as u64)

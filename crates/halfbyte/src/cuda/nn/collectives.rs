@@ -25,6 +25,8 @@ const BLOCKS: usize = 64;
 const MOST_RANKS: usize = 16;
 /// Slots of an inbox.
 const SLOTS: usize = 2;
+/// The word of `RankState` in the source that says who was silent.
+const FAILED: u64 = 2;
 
 /// Elements of a rank that a launch takes at most (4 MiB); more go in several.
 const CAPACITY: usize = 1 << 20;
@@ -153,11 +155,7 @@ impl Collectives {
             let expected = format!("the addresses of {} ranks, this one among them", mailbox.size);
             return Err(Error::invalid(OP, expected, format!("{} of rank {rank}", addresses.len())));
         }
-        let context = gpu.context();
-        let open = |(of, address): (usize, &Vec<u8>)| {
-            if of == rank { Ok(None) } else { Peer::open(context, address).map(Some) }
-        };
-        let peers = addresses.iter().enumerate().map(open).collect::<Result<_>>()?;
+        let (context, peers) = (gpu.context(), opened(gpu, rank, addresses)?);
         let mut state = context.allocate(4)?;
         stream.fill(state.view_mut(), 0)?;
         let (size, silent) = (mailbox.size, HostWord::new(context)?);
@@ -274,12 +272,68 @@ impl Collectives {
         }
     }
 
+    /// The others' places in other memory, by what every rank said of its own, for kernels that run side by side. Errors: as
+    /// [`Collectives::new`]; ranks that NCCL connects, or that share a device in one process, where kernels do not run so.
+    pub fn neighbours(&self, gpu: &Gpu, addresses: &[Vec<u8>]) -> Result<Neighbours> {
+        let Way::Memory(memory) = &self.way else {
+            return Err(Error::invalid(OP, "memory that ranks write into", "NCCL"));
+        };
+        same_length(OP, "addresses", Some(self.size), addresses.len())?;
+        let peers = opened(gpu, self.rank, addresses)?;
+        if peers.iter().flatten().any(|peer| peer.is_on(gpu.context())) {
+            return Err(Error::invalid(OP, "a GPU for each thread", "threads that share one"));
+        }
+        let [failed, silent] = [memory.state.pointer() + 4 * FAILED, memory.silent.pointer()];
+        Ok(Neighbours { peers, rank: self.rank, failed, silent })
+    }
+
     /// What a norm is told that adds up by itself. Error: it does not ([`Collectives::sums_in_norm`]).
     pub(super) fn params(&self) -> Result<Ranks> {
         match &self.way {
             Way::Memory(memory) => Ok(memory.params(self.rank)),
             Way::Nccl(_) => Err(Error::invalid(OP, "memory that ranks write into", "NCCL")),
         }
+    }
+}
+
+/// The memory of each other rank.
+fn opened(gpu: &Gpu, rank: usize, addresses: &[Vec<u8>]) -> Result<Vec<Option<Peer>>> {
+    let open = |(of, address): (usize, &Vec<u8>)| {
+        if of == rank { Ok(None) } else { Peer::open(gpu.context(), address).map(Some) }
+    };
+    addresses.iter().enumerate().map(open).collect()
+}
+
+/// Places of other ranks, for kernels of all ranks that run side by side. The collectives that it comes from must live as long.
+#[derive(Debug)]
+pub struct Neighbours {
+    peers: Vec<Option<Peer>>,
+    rank: usize,
+    failed: u64,
+    silent: u64,
+}
+
+impl Neighbours {
+    pub(super) fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Where each rank's places are, of which `own` are this one's.
+    pub(super) fn pointers(&self, own: u64) -> impl Iterator<Item = u64> {
+        self.peers.iter().map(move |peer| peer.as_ref().map_or(own, Peer::pointer))
+    }
+
+    /// Where the device says that a rank was silent, to itself and to the host.
+    pub(super) fn failed(&self) -> u64 {
+        self.failed
+    }
+
+    pub(super) fn silent(&self) -> u64 {
+        self.silent
     }
 }
 

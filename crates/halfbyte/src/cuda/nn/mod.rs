@@ -38,7 +38,7 @@ pub use attention::{
     Attention, AttentionWorkspace, FEW_QUERIES, KvCache, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
     attention_kernel,
 };
-pub use collectives::{Collectives, Mailbox, Update};
+pub use collectives::{Collectives, Mailbox, Neighbours, Update};
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
 pub use embed::embed;

@@ -8,12 +8,14 @@
 //       bytes of integers (fixed_point.cuh); the sums of warps are added in order.
 //   attention (persistent_attention.cuh): a block takes a kv head and a part of the positions.
 //
+// Ranks that share the model run it side by side, and leave parts of the stream for each other (persistent_ranks.cuh).
 // Blocks that wait for each other (exchange_words.cuh) are there at once: the launch is cooperative. What an output is
 // added up from depends on the model, the number of multiprocessors and the position, not on anything else.
 #include "hopper.cuh"
 #include "decode_codes.cuh"
 #include "exchange_words.cuh"
 #include "persistent_plan.cuh"
+#include "persistent_ranks.cuh"
 #include "warp.cuh"
 
 // The warps that bring weights: a lane a ring. Lanes do not wait for each other: one whose ring is full looks again.
@@ -184,7 +186,7 @@ constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;
 // The stream times a norm's weights, when it is counted, four columns at a time, as they lie together. What the norm
 // divides by is left to `factor_of_norm`. The rows that this block will add to are kept.
 template <class Put>
-DEV void norm(const Shared& m, const u32* from, const u32* counter, const float* weight, Put&& put) {
+DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* counter, const float* weight, Put&& put) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
   const Plan& own = m.plan(1);
   float2 w[LOADS][2];
@@ -196,7 +198,7 @@ DEV void norm(const Shared& m, const u32* from, const u32* counter, const float*
     for (u32 h = 0; h < 2; h++) w[i][h] = e < HIDDEN ? load_early(weight + column_at(e) + 8 * h) : make_float2(0, 0);
   }
   wait_for(counter, HIDDEN);
-  look_for(v, [&](u32 i) {
+  look_for_stream(p, v, [&](u32 i) {
     const u32 e = 4 * (thread_index() + i * THREADS);
     return e < HIDDEN ? from + e : nullptr;
   });
@@ -271,12 +273,12 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
   sync();
 }
 
-// Leaves words, as `of` makes them: a thread a word, and counts them.
-template <class Of> DEV void leave_words(u32 words_here, u32* to, u32* counter, Of&& of) {
+// Leaves words, as `leave_one` does: a thread a word, and counts them.
+template <class Leave> DEV void leave_words(u32 words_here, u32* counter, Leave&& leave_one) {
 #pragma unroll 1
   for (u32 first = thread_index() & ~31u; first < words_here; first += THREADS) {
     const u32 i = first + (thread_index() & 31);
-    if (i < words_here) leave(to + i, of(i));
+    if (i < words_here) leave_one(i);
     __syncwarp();
     if ((thread_index() & 31) == 0) count(counter, min(32u, words_here - first));
   }
@@ -291,14 +293,13 @@ DEV float load_float(const void* from, u64 at, u32 type) {
 
 // The places of this step.
 DEV u32* set_of(const Params& p, const Shared& m) {
-  const u64 words = u64(p.count + 1) * WORDS_OF_LAYER + u64(p.count) * PARTS_OF_LAYER;
-  return p.words + (m.step()[1] & 1 ? words : 0);
+  return p.words + m.step()[2];
 }
 
 #include "persistent_attention.cuh"
 
 // What is left of a product: rows of q, k and v; the stream with rows of output and down added; gated rows in pairs.
-DEV void leave_product(const Shared& m, u32* words, u32 layer, u32 product) {
+DEV void leave_product(const Params& p, const Shared& m, u32* words, u32 layer, u32 product) {
   const Plan& plan = m.plan(product);
   const float* const bias = m.layers()[layer].product(product).bias;
   const u32 first = 16 * plan.first;
@@ -322,9 +323,12 @@ DEV void leave_product(const Shared& m, u32* words, u32 layer, u32 product) {
       if (there && !(i & 8)) leave(words + at + place_of_pair(row / 2), pair(gated(v.x, up.x), gated(v.y, up.y)));
     } else if (there) {
       const u32 place = product == 0 ? row : place_of(row), next = product == 0 ? 1 : 2;
-      if (product & 1) v.x += m.own()[place - first], v.y += m.own()[place - first + 2];
-      leave(words + at + place, __float_as_uint(v.x));
-      leave(words + at + place + next, __float_as_uint(v.y));
+      if (product & 1) {
+        if (RANKS == 1 || p.rank == 0) v.x += m.own()[place - first], v.y += m.own()[place - first + 2];
+        leave_parts(p, words + at + place, {v.x, v.y});
+      } else {
+        leave(words + at + place, __float_as_uint(v.x)), leave(words + at + place + next, __float_as_uint(v.y));
+      }
     }
     __syncwarp();
     const u32 here = min(32u, 8 * plan.blocks - i0);
@@ -363,12 +367,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   }
 
   const u32 step = p.state[0], position = min(*p.position, u32(p.capacity) - 1);  // the limit guards memory
-  if (threadIdx.x == 0) m.step()[0] = position, m.step()[1] = step;
   if (threadIdx.x < WARPS) m.turns()[threadIdx.x] = 0;
   const u64 of_set = u64(p.count + 1) * WORDS_OF_LAYER + u64(p.count) * PARTS_OF_LAYER;
-  u32* const set = p.words + (step & 1) * of_set;
-  {  // the other set, as far as the step before has used it
-    u32* const other = p.words + (~step & 1) * of_set;
+  if (threadIdx.x == 0) m.step()[0] = position, m.step()[1] = step, m.step()[2] = u32(step % SETS * of_set);
+  {  // the set of the step before, as far as that has used it
+    u32* const other = p.words + (step + SETS - 1) % SETS * of_set;
     const u64 used = u64(p.count + 1) * WORDS_OF_LAYER + (p.state[1] > 1 ? u64(p.count) * PARTS_OF_LAYER : 0);
     for (u64 i = 4 * (blockIdx.x * THREADS + threadIdx.x); i < used; i += 4 * THREADS * BLOCKS)
       *reinterpret_cast<uint4*>(other + i) = make_uint4(NOT_YET, NOT_YET, NOT_YET, NOT_YET);
@@ -384,13 +387,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
 
   sync();
 
-  // The token's vector is the first stream.
+  // The token's vector is the first stream. It is one rank's; the others add nothing.
   {
     const Plan& rows = m.plan(1);
-    leave_words(16 * rows.blocks, set + 16 * rows.first, set + STREAM, [&](u32 i) {
-      return __float_as_uint(
-          load_float(p.embedding, u64(token) * HIDDEN + 16 * rows.first + column_at(i), p.embedding_type));
-    });
+    u32* const set = set_of(p, m);
+    const u64 own = token - p.first;
+    auto of = [&](u32 i) {
+      if (RANKS > 1 && own >= p.tokens) return 0.0f;
+      return load_float(p.embedding, own * HIDDEN + 16 * rows.first + column_at(i), p.embedding_type);
+    };
+    leave_words(16 * rows.blocks, set + STREAM, [&](u32 i) { leave_parts(p, set + 16 * rows.first + i, {of(i)}); });
   }
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
@@ -402,11 +408,11 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
         words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : GATED),
                    (product == 1 ? ATTENDED_LENGTH : INNER) / 2);
       else
-        norm(m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norm, put_x);
+        norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norm, put_x);
     }
     if (product == 0) prefetch(p, m, again(number) >> 2);
     multiply(m, product, product & 1 ? 1.0f : factor_of_norm(m, of.eps));
-    leave_product(m, set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER, again(number) >> 2, again(number) & 3);
+    leave_product(p, m, set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER, again(number) >> 2, again(number) & 3);
     if ((again(number) & 3) == 0) {
       attend(p, m, again(number) >> 2);
       join(p, m, again(number) >> 2);
@@ -414,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   }
   if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
-  norm(m, last, last + STREAM, p.norm, [&](u32 e, const float (&x)[4]) {
+  norm(p, m, last, last + STREAM, p.norm, [&](u32 e, const float (&x)[4]) {
     float* const to = at_shared<float>(X) + e;
     to[0] = x[0], to[1] = x[1], to[2] = x[2], to[3] = x[3];
   });

@@ -1,10 +1,11 @@
 //! Launches of `persistent_decode.cu`: all layers of a step of one token in one kernel.
 
 use super::attention::KvCache;
+use super::collectives::Neighbours;
 use super::floats::float_type;
 use super::rope::{HeadNorms, Rope};
 use super::{narrow, same_length};
-use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Launch, Stream, View};
+use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Inbox, Launch, Stream, View};
 use crate::cuda::matmul::Packed;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
@@ -35,6 +36,8 @@ pub const PRODUCTS: usize = 4;
 const STAGES: [usize; 2] = [3, 8];
 /// Query heads that share a key head, at most.
 const MOST_OF_GROUP: usize = 8;
+/// Ranks that share a model, at most.
+const MOST_RANKS: usize = 8;
 
 parameters! {
     /// As in the source.
@@ -73,11 +76,16 @@ parameters! {
         turns: u64,
         words: u64,
         state: u64,
+        of_ranks: [u64; MOST_RANKS],
+        failed: u64,
+        silent: u64,
         capacity: u64,
+        first: u64,
+        tokens: u64,
         count: u32,
         embedding_type: u32,
         eps: f32,
-        padding: u32,
+        rank: u32,
     }
 }
 
@@ -110,6 +118,8 @@ pub struct Plan {
     atom: Atom,
     dtype: Float,
     layers: usize,
+    /// That share the model.
+    ranks: usize,
     blocks: usize,
     /// Steps of 128 columns in a stage.
     steps: usize,
@@ -146,6 +156,14 @@ impl Plan {
         Self::sized(caps, sizes, atom, dtype, products.len())
     }
 
+    /// The same for ranks, each with a part of the model and a GPU; or why there is none.
+    pub fn among(self, ranks: usize) -> std::result::Result<Self, Reason> {
+        match ranks {
+            1..=MOST_RANKS => Ok(Self { ranks, ..self }),
+            _ => Err(Reason(format!("1 to {MOST_RANKS} ranks"))),
+        }
+    }
+
     fn sized(caps: &Caps, sizes: Sizes, atom: Atom, dtype: Float, layers: usize) -> std::result::Result<Self, Reason> {
         let refuse = |why: String| Err(Reason(why));
         if !caps.arch.is_hopper() {
@@ -170,7 +188,7 @@ impl Plan {
         }
         let even = sizes.shapes().iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
         let with = |steps, stages| {
-            let plan = Self { sizes, atom, dtype, layers, blocks, steps, stages, table: 0 };
+            let plan = Self { sizes, atom, dtype, layers, ranks: 1, blocks, steps, stages, table: 0 };
             Self { table: plan.begin_of_table(), ..plan }
         };
         let steps = if even { 1..=2 } else { 1..=1 };
@@ -212,10 +230,15 @@ impl Plan {
         (self.blocks / self.sizes.heads.kv_heads).min(32)
     }
 
+    /// Sets of places; as in the source.
+    fn sets(&self) -> usize {
+        if self.ranks == 1 { 2 } else { 3 }
+    }
+
     /// Words of a set of places; as in the source.
     fn words(&self) -> usize {
         let Sizes { hidden, inner, heads, .. } = self.sizes;
-        let of_layer = 2 * hidden + heads.row() + heads.heads * heads.head_size / 2 + inner / 2 + 32;
+        let of_layer = 2 * self.ranks * hidden + heads.row() + heads.heads * heads.head_size / 2 + inner / 2 + 32;
         let parts = heads.kv_heads * self.most_parts() * heads.group() * (heads.head_size + 2);
         (self.layers + 1) * of_layer + self.layers * parts
     }
@@ -236,6 +259,7 @@ impl Plan {
             ("KV_HEADS", heads.kv_heads),
             ("HEAD", heads.head_size),
             ("PAIRS", pairs),
+            ("RANKS", self.ranks),
             ("BLOCKS", self.blocks),
             ("STEPS", self.steps),
             ("STAGES", self.stages),
@@ -263,7 +287,9 @@ pub(super) fn samples() -> Vec<Instance> {
         (narrow, atom(4, 32, true, Float::F16)),
     ];
     let plan = |(sizes, atom): (Sizes, Atom)| Plan::sized(&Caps::H200, sizes, atom, atom.scale, 32).ok();
-    models.into_iter().filter_map(plan).map(|plan| plan.instance()).collect()
+    let alone: Vec<Plan> = models.into_iter().filter_map(plan).collect();
+    let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
+    alone.iter().chain(&shared).map(Plan::instance).collect()
 }
 
 fn atom_of(w: &Packed) -> Option<Atom> {
@@ -299,9 +325,11 @@ pub struct StepLayer<'a> {
 pub struct PersistentDecode {
     plan: Plan,
     layers: Buffer<u8>,
-    /// Two sets of places.
-    words: Buffer<u32>,
+    /// The sets of places, which other ranks write into too.
+    words: Inbox,
     state: Buffer<u32>,
+    /// Those that the model is shared with.
+    neighbours: Option<Neighbours>,
 }
 
 /// What a step reads and writes besides.
@@ -311,8 +339,10 @@ pub struct StepOfText<'a> {
     pub token: View<'a, u32>,
     /// Its position, `[1]`.
     pub position: View<'a, u32>,
-    /// `[vocab, hidden]`.
+    /// `[tokens, hidden]`: of all tokens, or of those from `first_token` on that this rank has.
     pub embedding: FloatView<'a>,
+    /// The first of them.
+    pub first_token: usize,
     /// The last norm.
     pub norm: StreamNorm<'a>,
     /// Rotations of all layers.
@@ -377,15 +407,27 @@ impl PersistentDecode {
         let bytes: &[u8] = bytemuck::cast_slice(&table);
         let mut buffer = context.allocate(bytes.len())?;
         stream.upload(bytes, buffer.view_mut())?;
-        let (mut words, mut state) = (context.allocate(2 * plan.words())?, context.allocate(2)?);
-        stream.fill(words.view_mut(), 0xff)?;
-        stream.upload(&[0, 0], state.view_mut())?;
-        Ok(Self { plan, layers: buffer, words, state })
+        let words = Inbox::new(context, stream, plan.sets() * plan.words())?;
+        let mut state = context.allocate(3)?;
+        stream.upload(&[0, 0, 0], state.view_mut())?;
+        Ok(Self { plan, layers: buffer, words, state, neighbours: None })
+    }
+
+    /// What the other ranks are told of the places that they write into. Error: the system lets no other process open them.
+    pub fn address(&self, gpu: &Gpu) -> Result<Vec<u8>> {
+        self.words.address(gpu.context())
+    }
+
+    /// The same with the places of the other ranks, which run their steps side by side with this one's. *Errors:* another number of ranks
+    /// than the plan has.
+    pub fn meet(self, neighbours: Neighbours) -> Result<Self> {
+        same_length(OP, "ranks", Some(self.plan.ranks), neighbours.size())?;
+        Ok(Self { neighbours: Some(neighbours), ..self })
     }
 
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
-        self.layers.bytes() + self.words.bytes() + self.state.bytes()
+        self.layers.bytes() + 4 * self.plan.sets() * self.plan.words() + self.state.bytes()
     }
 
     /// One token through all layers: keys and values go to the cache, the normed stream to `normed`.
@@ -408,7 +450,24 @@ impl PersistentDecode {
                 step.normed.dtype().to_string(),
             ));
         }
+        let tokens = step.embedding.len() / hidden;
+        let mut of_ranks = [0; MOST_RANKS];
+        let (mut failed, mut silent, mut rank) = (self.state.pointer() + 8, 0, 0);
+        match &self.neighbours {
+            None => same_length(OP, "ranks", Some(self.plan.ranks), 1)?,
+            Some(neighbours) => {
+                (failed, silent, rank) = (neighbours.failed(), neighbours.silent(), neighbours.rank());
+                let pointers = neighbours.pointers(self.words.pointer());
+                of_ranks.iter_mut().zip(pointers).for_each(|(of_rank, pointer)| *of_rank = pointer);
+            }
+        }
         let params = Params {
+            of_ranks,
+            failed,
+            silent,
+            first: step.first_token as u64,
+            tokens: tokens as u64,
+            rank: narrow(OP, "ranks", rank)?,
             layers: self.layers.pointer(),
             token: step.token.pointer(),
             position: step.position.pointer(),
@@ -422,7 +481,6 @@ impl PersistentDecode {
             count: narrow(OP, "layers", self.plan.layers)?,
             embedding_type: float_type(step.embedding.dtype()),
             eps: step.norm.eps,
-            padding: 0,
         };
         let form = Launch {
             shared_bytes: narrow(OP, "bytes", self.plan.shared_bytes())?,

@@ -33,10 +33,9 @@ pub(crate) fn words_of_row(k: usize, bits: u32) -> usize {
     k.div_ceil(32 / field_bits(bits) as usize)
 }
 
-/// Draws outputs `range` of a matrix whose first word has the number `first`.
-pub(super) fn rows(first: u64, range: Range<usize>, k: usize, bits: u32, out: &mut [u8]) {
-    let (field, mask) = (field_bits(bits), ((1u16 << bits) - 1) as u8);
-    let words = words_of_row(k, bits) as u64;
+/// Draws outputs `range` of a matrix whose first word has the number `first`, and each row's one `words` more.
+pub(super) fn rows(first: u64, words: usize, range: Range<usize>, k: usize, bits: u32, out: &mut [u8]) {
+    let (field, mask, words) = (field_bits(bits), ((1u16 << bits) - 1) as u8, words as u64);
     for (i, codes) in range.zip(out.chunks_exact_mut(k.max(1))) {
         let of_row = first + i as u64 * words;
         for (codes, number) in codes.chunks_mut(32 / field as usize).zip(of_row..) {

@@ -181,6 +181,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
             token: token_on_device.view(),
             position: position_on_device.view(),
             embedding: embedding.view(0..embedding.len()),
+            first_token: 0,
             norm: StreamNorm { weight: last_on_device.view(), eps: EPS },
             rope: &rope,
             cache: &mut cache,
