@@ -2,7 +2,7 @@
 
 use crate::c_header::{FOLDER, HEADER, root};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -11,6 +11,9 @@ pub struct Args {
     /// Profile to build with.
     #[arg(long, default_value = "release")]
     profile: String,
+    /// Build nothing: the libraries lie in this folder.
+    #[arg(long, conflicts_with = "profile")]
+    from: Option<PathBuf>,
 }
 
 /// Libraries as cargo names them, and as programs that link them do.
@@ -24,9 +27,10 @@ pub fn run(args: &Args) -> Result<(), String> {
         return Err("expected Linux, whose names of libraries this knows".to_owned());
     }
     let root = root()?;
-    let native = build(&root, &args.profile)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let built = target.join(if args.profile == "dev" { "debug" } else { &args.profile });
+    let built = match &args.from {
+        Some(folder) => folder.clone(),
+        None => build(&root, &args.profile)?,
+    };
     let prefix = std::path::absolute(&args.prefix).map_err(|e| format!("{}: {e}", args.prefix.display()))?;
     for [from, to] in LIBRARIES {
         copy(&built.join(from), &prefix.join("lib").join(to))?;
@@ -39,7 +43,7 @@ pub fn run(args: &Args) -> Result<(), String> {
     let text = text
         .replace("@PREFIX@", &prefix.display().to_string())
         .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
-        .replace("@LIBS_PRIVATE@", &native);
+        .replace("@LIBS_PRIVATE@", &native_libraries()?);
     let path = prefix.join("lib/pkgconfig/halfbyte.pc");
     folder_of(&path)?;
     std::fs::write(&path, text).map_err(|e| format!("{}: {e}", path.display()))?;
@@ -47,20 +51,35 @@ pub fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds both libraries; gives what a program that links the static one needs besides, as the compiler says.
-fn build(root: &Path, profile: &str) -> Result<String, String> {
+/// Builds both libraries; gives the folder where they lie.
+fn build(root: &Path, profile: &str) -> Result<PathBuf, String> {
     let mut cargo = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-    cargo.current_dir(root).args(["rustc", "--locked", "--package", "halfbyte-c", "--lib", "--profile", profile]);
-    // The note comes each time that rustc runs; a name of its own for the library that loads, so that programs find it again.
-    cargo.args(["--", "--print", "native-static-libs", "-C", "link-arg=-Wl,-soname,libhalfbyte.so"]);
-    let output = cargo.stderr(Stdio::piped()).output().map_err(|e| format!("cargo: {e}"))?;
-    let log = String::from_utf8_lossy(&output.stderr);
-    if !output.status.success() {
-        return Err(format!("cargo rustc: {}\n{log}", output.status));
+    cargo.current_dir(root).args(["build", "--locked", "--package", "halfbyte-c", "--lib", "--profile", profile]);
+    let status = cargo.status().map_err(|e| format!("cargo: {e}"))?;
+    if !status.success() {
+        return Err(format!("cargo build: {status}"));
     }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    Ok(target.join(if profile == "dev" { "debug" } else { profile }))
+}
+
+/// What a program that links the static library needs besides: what Rust's own library needs, as the compiler says of an empty one. No
+/// crate that is linked into it brings another.
+fn native_libraries() -> Result<String, String> {
+    let folder = std::env::temp_dir().join(format!("halfbyte-install-c-{}", std::process::id()));
+    folder_of(&folder.join("a"))?;
+    let source = folder.join("empty.rs");
+    let output = std::fs::write(&source, "").and_then(|()| {
+        let mut rustc = Command::new(std::env::var("RUSTC").unwrap_or_else(|_| "rustc".to_owned()));
+        rustc.args(["--crate-type", "staticlib", "--print", "native-static-libs", "--out-dir"]).arg(&folder);
+        rustc.arg(&source).output()
+    });
+    let removed = std::fs::remove_dir_all(&folder);
+    let output = output.map_err(|e| format!("rustc: {e}"))?;
+    removed.map_err(|e| format!("{}: {e}", folder.display()))?;
+    let log = String::from_utf8_lossy(&output.stderr);
     let note = log.lines().find_map(|line| line.split_once("native-static-libs: "));
-    let (_, libraries) =
-        note.ok_or_else(|| format!("cargo rustc: expected a note of native-static-libs, got\n{log}"))?;
+    let (_, libraries) = note.ok_or_else(|| format!("rustc: expected a note of native-static-libs, got\n{log}"))?;
     Ok(libraries.to_owned())
 }
 

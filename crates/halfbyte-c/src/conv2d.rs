@@ -83,7 +83,7 @@ pub(crate) fn batch(
     Ok((batch, size))
 }
 
-/// y = activation(x ∗ W + bias), with W packed for the kernels of a device.
+/// y = activation(conv(x, W) + bias), with W packed for the kernels of a device.
 #[derive(Debug)]
 pub struct halfbyte_conv2d {
     layer: Layer,
@@ -96,7 +96,7 @@ enum Layer {
     Cuda(Conv2d<Cuda>),
 }
 
-/// Packs a weight [co, k] for a device, k being kernel rows × kernel columns × channels in this order, as halfbyte_weight_rtn_conv2d
+/// Packs a weight [co, k] for a device, k being kernel rows, kernel columns, channels in this order, as halfbyte_weight_rtn_conv2d
 /// makes it. `bias`: floats [co] of the host, or null; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
 #[unsafe(no_mangle)]
 pub extern "C" fn halfbyte_conv2d_create(

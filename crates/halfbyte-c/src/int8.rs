@@ -11,7 +11,7 @@ use halfbyte::format::int8::{Affine, Byte, Int8Weight};
 use halfbyte::{Activation, Conv2dInt8, Cpu, Cuda, LinearInt8};
 use std::mem::MaybeUninit;
 
-/// What a tensor's bytes stand for: scale · (code − zero).
+/// What a tensor's bytes stand for: scale * (code - zero).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct halfbyte_affine {

@@ -12,7 +12,7 @@ use halfbyte::{Activation, Cpu, Cuda, Linear, Weight};
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
 
-/// y = activation(x Wᵀ + bias), with W packed for the kernels of a device.
+/// y = activation(x W^T + bias), with W packed for the kernels of a device.
 #[derive(Debug)]
 pub struct halfbyte_linear(Layer);
 
@@ -28,7 +28,7 @@ pub const HALFBYTE_ACTIVATION_NONE: i32 = 0;
 pub const HALFBYTE_ACTIVATION_RELU: i32 = 1;
 /// min(max(v, 0), 6).
 pub const HALFBYTE_ACTIVATION_RELU6: i32 = 2;
-/// v Φ(v), with the error function.
+/// v Phi(v), with the error function.
 pub const HALFBYTE_ACTIVATION_GELU: i32 = 3;
 /// Its approximation by the hyperbolic tangent.
 pub const HALFBYTE_ACTIVATION_GELU_TANH: i32 = 4;
