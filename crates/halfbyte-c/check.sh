@@ -32,7 +32,8 @@ compile() { # NAME SOURCE [FLAG...]
     "${compiler[@]}" -O1 -g -Wall -Wextra -Wshadow -Wconversion -Wstrict-prototypes -Werror -pedantic "$source" -o "$out/$name" "$@"
 }
 both() { # NAME SOURCE [ARGUMENT...]
-    local name=$1 source=$here/$2
+    local name=$1 source=$2
+    [[ $source == /* ]] || source=$here/$source
     shift 2
     local flags static
     flags=$(pkg-config --cflags --libs halfbyte)
@@ -54,6 +55,20 @@ for language in 'c -std=c99' 'c -std=c11' 'c++ -std=c++11' 'c++ -std=c++20'; do
     # shellcheck disable=SC2086
     echo '#include <halfbyte.h>' | gcc -x $language -Wall -Wextra -Werror -pedantic -fsyntax-only -I "$prefix/include" -
 done
+# The programs of the guide; what has no main is compiled.
+awk -v out="$out" '/^```c$/ { inside = 1; file = out "/guide-" ++n ".c"; next } /^```/ { inside = 0 } inside { print > file }' \
+    "$here/../../docs/guide-c.md"
+for source in "$out"/guide-*.c; do
+    name=$(basename "$source" .c)
+    if grep -q 'int main' "$source"; then
+        both "$name" "$source" "$model"
+    else
+        # shellcheck disable=SC2046
+        compile "$name.o" "$source" -c $(pkg-config --cflags halfbyte)
+    fi
+done
+test -e "$out/guide-3.c"
+
 both linear examples/linear.c
 both generate examples/generate.cpp "$model" 'def main():' 8
 both errors tests/c/errors.c "$model"

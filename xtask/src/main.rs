@@ -9,6 +9,7 @@ mod gpu_bundle;
 mod install_c;
 mod kernels;
 mod oracles;
+mod plots;
 
 use clap::Parser;
 
@@ -32,6 +33,8 @@ enum Task {
     Kernels(kernels::Args),
     /// Compare what the software of each format reads in the files that we write.
     Oracles(oracles::Args),
+    /// Make docs/plots.md and its pictures from the records.
+    Plots(plots::Args),
 }
 
 fn main() -> std::process::ExitCode {
@@ -44,6 +47,7 @@ fn main() -> std::process::ExitCode {
         Task::InstallC(args) => install_c::run(&args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Oracles(args) => oracles::run(&args),
+        Task::Plots(args) => plots::run(&args),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,
