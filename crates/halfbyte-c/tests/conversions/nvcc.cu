@@ -1,6 +1,6 @@
-// The conversions as nvcc compiles them, on a GPU: every pattern of 16 bits in both halves of a word and every zero point, beside
-// what the same functions give on the host (which a test of the crate compares with their definitions).  0: all are equal; 1: not;
-// 77: there is no GPU.
+// The conversions as nvcc compiles them, on a GPU: every pattern of 16 bits in both halves of a word, every zero point,
+// beside what the same functions give on the host (which a test of the crate compares with their definitions).
+// Exit status 0: all are equal; 1: not; 77: there is no GPU.
 #include <halfbyte/conversions.cuh>
 
 #include <cstdio>
@@ -38,7 +38,9 @@ void compare(const char* name, const std::vector<unsigned>& words, Kernel kernel
       convert(words[i], zero, want);
       for (int j = 0; j < N; j++) {
         if (got[N * i + j] == want[j]) continue;
-        if (wrong++ < 20) std::printf("%s of %#x, zero %u, register %d: %#x, on the host %#x\n", name, words[i], zero, j, got[N * i + j], want[j]);
+        if (wrong++ < 20)
+          std::printf("%s of %#x, zero %u, register %d: %#x, on the host %#x\n", name, words[i], zero, j,
+                      got[N * i + j], want[j]);
       }
     }
   }
@@ -57,15 +59,15 @@ int main() {
   std::vector<unsigned> words;
   for (unsigned low = 0; low < 0x10000; low++) words.push_back(low | (low ^ 0xa5c3) << 16);
   int cases = 0;
-#define CASE(name, registers, ...)                                            \
-  compare<registers>(                                                         \
-      #name, words, name,                                                     \
-      [](unsigned word, unsigned zero, unsigned(&out)[registers]) {           \
-        using namespace halfbyte;                                             \
-        (void)zero;                                                           \
-        __VA_ARGS__;                                                          \
-      },                                                                      \
-      registers == 4 ? 16 : 255);                                             \
+#define CASE(name, registers, ...)                                   \
+  compare<registers>(                                                \
+      #name, words, name,                                            \
+      [](unsigned word, unsigned zero, unsigned (&out)[registers]) { \
+        using namespace halfbyte;                                    \
+        (void)zero;                                                  \
+        __VA_ARGS__;                                                 \
+      },                                                             \
+      registers == 4 ? 16 : 255);                                    \
   cases++;
 #include "cases.inc"
   cudaDeviceProp properties;
