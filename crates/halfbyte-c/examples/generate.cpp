@@ -58,7 +58,7 @@ void run(const std::string &path, const std::string &prompt, std::size_t tokens)
   });
   std::array<int64_t, 2> x_shape = {1, int64_t(halfbyte_linear_k(linear.get()))};
   std::array<int64_t, 2> y_shape = {1, int64_t(halfbyte_linear_n(linear.get()))};
-  std::vector<float> x(std::size_t(x_shape[1]), 1.0f), y(std::size_t(y_shape[1]));
+  std::vector<float> x(halfbyte_linear_k(linear.get()), 1.0f), y(halfbyte_linear_n(linear.get()));
   const DLTensor x_tensor = matrix(x, x_shape), y_tensor = matrix(y, y_shape);
   check(halfbyte_linear_forward(linear.get(), device.get(), &x_tensor, &y_tensor));
   std::cout << name << ": " << y.size() << " x " << x.size() << ", y[0] = " << y[0] << "\n";

@@ -275,7 +275,7 @@ static void bytes(halfbyte_device *device) {
   DLTensor bt = tensor(int_bias, kDLInt, 32, 1, two), fbt = tensor(float_bias, kDLFloat, 32, 1, two);
   DLTensor it = tensor(in, kDLUInt, 8, 2, row), ot = tensor(out, kDLUInt, 8, 2, row), ft = tensor(floats, kDLFloat, 32, 2, row);
   DLTensor kt = tensor(kernel, kDLInt, 8, 4, k_shape), imt = tensor(in, kDLUInt, 8, 4, image), pt = tensor(floats, kDLFloat, 32, 4, pixel);
-  halfbyte_affine y = {0, 2.0f, 3};
+  halfbyte_affine to = {0, 2.0f, 3};
   halfbyte_int8_layer layer = {0}, bad;
   halfbyte_linear_int8 *linear = NULL, *to_floats = NULL, *none = (halfbyte_linear_int8 *)w;
   halfbyte_conv2d_int8 *conv = NULL;
@@ -284,7 +284,7 @@ static void bytes(halfbyte_device *device) {
   layer.zeros = &zt;
   layer.x.scale = 0.25f;
   layer.x.zero = 4;
-  layer.y = &y;
+  layer.y = &to;
   layer.bias = &bt;
 #define BAD(change, words)                                          \
   do {                                                              \

@@ -1,3 +1,4 @@
 //! One binary for all tests.
 
 mod conversions;
+mod tidy;
