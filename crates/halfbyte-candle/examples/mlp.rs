@@ -38,7 +38,12 @@ fn main() -> Result<()> {
         let square = |t: &Tensor| t.to_dtype(DType::F32)?.sqr()?.sum_all()?.to_scalar::<f32>();
         let off = (square(&(y - &want)?)? / square(&want)?).sqrt();
         let bytes: usize = layers.iter().map(QLinear::bytes).sum();
-        println!("{format:>16}: {:.2} MB instead of {:.2}, off by {:.2} %", bytes as f64 / 1e6, 12e-6 * (HIDDEN * INNER) as f64, off * 100.0);
+        println!(
+            "{format:>16}: {:.2} MB instead of {:.2}, off by {:.2} %",
+            bytes as f64 / 1e6,
+            12e-6 * (HIDDEN * INNER) as f64,
+            off * 100.0
+        );
     }
     Ok(())
 }

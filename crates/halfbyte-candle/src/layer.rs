@@ -61,7 +61,9 @@ impl QLinear {
             }
             #[cfg(feature = "cuda")]
             Device::Cuda(device) => Layer::Cuda(crate::on_cuda::pack(device, weight, bias)?),
-            other => bail!("halfbyte: expected a CPU or, with the feature `cuda`, a CUDA device, got {:?}", other.location()),
+            other => {
+                bail!("halfbyte: expected a CPU or, with the feature `cuda`, a CUDA device, got {:?}", other.location())
+            }
         };
         Ok(Self(Arc::new(layer)))
     }
@@ -180,7 +182,11 @@ impl CustomOp1 for QLinear {
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(&self, storage: &candle_core::CudaStorage, layout: &Layout) -> Result<(candle_core::CudaStorage, Shape)> {
+    fn cuda_fwd(
+        &self,
+        storage: &candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> Result<(candle_core::CudaStorage, Shape)> {
         crate::on_cuda::forward(self, storage, layout)
     }
 }

@@ -15,7 +15,10 @@ fn devices() -> Vec<Device> {
         match Device::new_cuda(0) {
             Ok(device) => devices.push(device),
             Err(why) => {
-                assert!(std::env::var("HALFBYTE_REQUIRE_CUDA").as_deref() != Ok("1"), "HALFBYTE_REQUIRE_CUDA=1, but {why}");
+                assert!(
+                    std::env::var("HALFBYTE_REQUIRE_CUDA").as_deref() != Ok("1"),
+                    "HALFBYTE_REQUIRE_CUDA=1, but {why}"
+                );
                 eprintln!("skipped: no GPU: {why}");
             }
         }
@@ -135,9 +138,9 @@ fn layers_come_out_of_checkpoints() {
     let name = "model.layers.0.mlp.down_proj";
     let files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
     let tensor = format!("{name}.weight");
-    let theirs = files.iter().find_map(|file| {
-        candle_core::safetensors::load(folder.join(file), &Device::Cpu).unwrap().remove(&tensor)
-    });
+    let theirs = files
+        .iter()
+        .find_map(|file| candle_core::safetensors::load(folder.join(file), &Device::Cpu).unwrap().remove(&tensor));
     let theirs = theirs.unwrap().to_dtype(DType::F32).unwrap();
     for device in devices() {
         let layer = QLinear::load(&weights, name, halfbyte::Act::A16, &device).unwrap();

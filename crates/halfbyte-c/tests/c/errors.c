@@ -364,7 +364,7 @@ static void files(halfbyte_device *device, const char *path) {
 
   INVALID(halfbyte_checkpoint_open(NULL, &none), "path: expected a pointer");
   HOLDS(none == NULL);
-  FAILS(halfbyte_checkpoint_open("/nowhere/at all", &none), IO, "/nowhere/at all");
+  FAILS(halfbyte_checkpoint_open("/nowhere/at all", &none), BAD_INPUT, "/nowhere/at all: there is no such file");
   INVALID(halfbyte_checkpoint_open(path, NULL), "out: expected a pointer");
   OK(halfbyte_checkpoint_open(path, &checkpoint));
   for (i = 0; i < halfbyte_checkpoint_layers(checkpoint); i++)
@@ -395,7 +395,7 @@ static void files(halfbyte_device *device, const char *path) {
   INVALID(halfbyte_model_load(device, NULL, NULL, 0, &no_model), "path: expected a pointer");
   INVALID(halfbyte_model_load(device, path, "w9", 0, &no_model), "a name like w4a16-g128");
   INVALID(halfbyte_model_load(device, path, NULL, 9, &no_model), "one of HALFBYTE_ACT_*");
-  FAILS(halfbyte_model_load(device, "/nowhere", NULL, 0, &no_model), IO, "/nowhere");
+  FAILS(halfbyte_model_load(device, "/nowhere", NULL, 0, &no_model), BAD_INPUT, "/nowhere");
   OK(halfbyte_model_load(device, path, "w4a8-g128", HALFBYTE_ACT_A16, &model));
   HOLDS(halfbyte_model_context(model) > 100 && halfbyte_model_weight_bytes(model) > 1000000);
   INVALID(halfbyte_model_generate(NULL, "a", NULL, NULL, NULL, NULL), "model: expected a pointer");
