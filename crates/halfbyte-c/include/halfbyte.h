@@ -30,45 +30,6 @@
 // `halfbyte_abi_version()`.
 #define HALFBYTE_ABI_VERSION 1
 
-// Images plane by plane: [batch, channels, h, w].
-#define HALFBYTE_LAYOUT_NCHW 0
-
-// Images pixel by pixel: [batch, h, w, channels].
-#define HALFBYTE_LAYOUT_NHWC 1
-
-// Results as they are.
-#define HALFBYTE_ACTIVATION_NONE 0
-
-// max(v, 0).
-#define HALFBYTE_ACTIVATION_RELU 1
-
-// min(max(v, 0), 6).
-#define HALFBYTE_ACTIVATION_RELU6 2
-
-// v Φ(v), with the error function.
-#define HALFBYTE_ACTIVATION_GELU 3
-
-// Its approximation by the hyperbolic tangent.
-#define HALFBYTE_ACTIVATION_GELU_TANH 4
-
-// v / (1 + exp(-v)).
-#define HALFBYTE_ACTIVATION_SILU 5
-
-// As many tokens as were asked for.
-#define HALFBYTE_FINISH_LENGTH 0
-
-// The model ended its text.
-#define HALFBYTE_FINISH_END 1
-
-// A stop text came.
-#define HALFBYTE_FINISH_STOP 2
-
-// The context is full.
-#define HALFBYTE_FINISH_CONTEXT 3
-
-// The callback said so.
-#define HALFBYTE_FINISH_CANCELLED 4
-
 // Activations as they are: f16 or bf16 by habit, any float type is taken.
 #define HALFBYTE_ACT_A16 0
 
@@ -90,8 +51,47 @@
 // Scales by a search for the least squared error of each group.
 #define HALFBYTE_RTN_SEARCH 2
 
+// Results as they are.
+#define HALFBYTE_ACTIVATION_NONE 0
+
+// max(v, 0).
+#define HALFBYTE_ACTIVATION_RELU 1
+
+// min(max(v, 0), 6).
+#define HALFBYTE_ACTIVATION_RELU6 2
+
+// v Phi(v), with the error function.
+#define HALFBYTE_ACTIVATION_GELU 3
+
+// Its approximation by the hyperbolic tangent.
+#define HALFBYTE_ACTIVATION_GELU_TANH 4
+
+// v / (1 + exp(-v)).
+#define HALFBYTE_ACTIVATION_SILU 5
+
+// Images plane by plane: [batch, channels, h, w].
+#define HALFBYTE_LAYOUT_NCHW 0
+
+// Images pixel by pixel: [batch, h, w, channels].
+#define HALFBYTE_LAYOUT_NHWC 1
+
+// As many tokens as were asked for.
+#define HALFBYTE_FINISH_LENGTH 0
+
+// The model ended its text.
+#define HALFBYTE_FINISH_END 1
+
+// A stop text came.
+#define HALFBYTE_FINISH_STOP 2
+
+// The context is full.
+#define HALFBYTE_FINISH_CONTEXT 3
+
+// The callback said so.
+#define HALFBYTE_FINISH_CANCELLED 4
+
 // What a call answers. `halfbyte_last_error()` has the words.
-typedef enum halfbyte_status {
+typedef enum {
   // It is done.
   HALFBYTE_STATUS_OK = 0,
   // An argument does not fit: a null pointer, a shape, a type, a device, a name. Change the call.
@@ -115,7 +115,7 @@ typedef enum halfbyte_status {
 // A model folder or a file of tensors, open: safetensors, GGUF, ONNX, PyTorch.
 typedef struct halfbyte_checkpoint halfbyte_checkpoint;
 
-// y = activation(x ∗ W + bias), with W packed for the kernels of a device.
+// y = activation(conv(x, W) + bias), with W packed for the kernels of a device.
 typedef struct halfbyte_conv2d halfbyte_conv2d;
 
 // The same of convolutions: to the bit as onnxruntime's QLinearConv.
@@ -124,7 +124,7 @@ typedef struct halfbyte_conv2d_int8 halfbyte_conv2d_int8;
 // What layers are made for and run on: a CPU with a team of threads, or a GPU with a queue of work.
 typedef struct halfbyte_device halfbyte_device;
 
-// y = activation(x Wᵀ + bias), with W packed for the kernels of a device.
+// y = activation(x W^T + bias), with W packed for the kernels of a device.
 typedef struct halfbyte_linear halfbyte_linear;
 
 // Bytes in, bytes or floats out: sums exact in int32, rounded once. To the bit as onnxruntime's QLinearMatMul.
@@ -137,7 +137,7 @@ typedef struct halfbyte_model halfbyte_model;
 typedef struct halfbyte_weight halfbyte_weight;
 
 // What a convolution's layer fixes.
-typedef struct halfbyte_conv2d_geometry {
+typedef struct {
   // Input channels.
   size_t ci;
   // Output channels.
@@ -154,8 +154,8 @@ typedef struct halfbyte_conv2d_geometry {
   size_t groups;
 } halfbyte_conv2d_geometry;
 
-// What a tensor's bytes stand for: scale · (code − zero).
-typedef struct halfbyte_affine {
+// What a tensor's bytes stand for: scale * (code - zero).
+typedef struct {
   // 1: bytes are signed; 0: they are not.
   int32_t is_signed;
   // What one step of the codes stands for, finite and above 0.
@@ -165,7 +165,7 @@ typedef struct halfbyte_affine {
 } halfbyte_affine;
 
 // A weight of bytes and what becomes of its sums: what the two kinds of layers have in common.
-typedef struct halfbyte_int8_layer {
+typedef struct {
   // i8 or u8 of the host: [n, k]; of a convolution [co, ci / groups, kh, kw].
   const DLTensor *codes;
   // Floats of the host: [n], or one for all.
@@ -173,9 +173,9 @@ typedef struct halfbyte_int8_layer {
   // i32 of the host: [n], or one for all; null: all are 0.
   const DLTensor *zeros;
   // What the bytes of x stand for.
-  struct halfbyte_affine x;
+  halfbyte_affine x;
   // What the bytes of y stand for; null: y is floats.
-  const struct halfbyte_affine *y;
+  const halfbyte_affine *y;
   // i32 [n] of the host, in steps of the scale of x times that of the weight; or null.
   const DLTensor *bias;
   // Floats [n] of the host, for outputs in floats; or null.
@@ -185,7 +185,7 @@ typedef struct halfbyte_int8_layer {
 } halfbyte_int8_layer;
 
 // What to write, and when to stop. halfbyte_generation_options_default() fills it.
-typedef struct halfbyte_generation_options {
+typedef struct {
   // Bytes of this struct, as the program was compiled with: later versions have more fields.
   size_t struct_size;
   // At most this many new tokens.
@@ -216,7 +216,7 @@ typedef struct halfbyte_generation_options {
 typedef int32_t (*halfbyte_text_callback)(void *user_data, int64_t token, const char *text, size_t length);
 
 // What was written.
-typedef struct halfbyte_generation {
+typedef struct {
   // Tokens of the prompt.
   size_t prompt_tokens;
   // New tokens.
@@ -239,219 +239,6 @@ uint32_t halfbyte_abi_version(void);
 // The version of the library, as "0.1.0".
 const char *halfbyte_version(void);
 
-// Opens a model folder in Hugging Face's form, or one file of tensors. `path`: in UTF-8.
-enum halfbyte_status halfbyte_checkpoint_open(const char *path, struct halfbyte_checkpoint **out);
-
-// How many layers it holds whose weight is a matrix of floats (embeddings among them) or quantised; 0 of null.
-size_t halfbyte_checkpoint_layers(const struct halfbyte_checkpoint *checkpoint);
-
-// The name of one of them, in the order of the files; null of null, and of a number that is none. It stays as long as the checkpoint is
-// open.
-const char *halfbyte_checkpoint_layer(const struct halfbyte_checkpoint *checkpoint,
-                                      size_t index);
-
-// Writes to `out` 1 if the layer `name` is quantised, 0 if it is dense. A name that is none is HALFBYTE_STATUS_INVALID_ARGUMENT.
-enum halfbyte_status halfbyte_checkpoint_is_quantized(const struct halfbyte_checkpoint *checkpoint,
-                                                      const char *name,
-                                                      int32_t *out);
-
-// Closes a checkpoint; null is nothing. Layers and weights out of it go on.
-void halfbyte_checkpoint_free(struct halfbyte_checkpoint *checkpoint);
-
-// Packs a weight [co, k] for a device, k being kernel rows × kernel columns × channels in this order, as halfbyte_weight_rtn_conv2d
-// makes it. `bias`: floats [co] of the host, or null; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
-enum halfbyte_status halfbyte_conv2d_create(const struct halfbyte_device *device,
-                                            const struct halfbyte_weight *weight,
-                                            const struct halfbyte_conv2d_geometry *geometry,
-                                            const DLTensor *bias,
-                                            int32_t activation,
-                                            int32_t x_layout,
-                                            int32_t y_layout,
-                                            struct halfbyte_conv2d **out);
-
-// Convolves. `x`: floats [batch, ci, h, w] and `y`: floats [batch, co, oh, ow], or with channels last, as the layer was made; with
-// oh = (h + above + below - dilation (kh - 1) - 1) / stride + 1, rounded down. Memory: as of halfbyte_linear_forward.
-enum halfbyte_status halfbyte_conv2d_forward(const struct halfbyte_conv2d *conv2d,
-                                             const struct halfbyte_device *device,
-                                             const DLTensor *x,
-                                             const DLTensor *y);
-
-// Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_conv2d_free(struct halfbyte_conv2d *conv2d);
-
-// Opens the CPU with a team of `threads` threads; 0: as many as the system offers to this process. Work of one device is done by one
-// call at a time; calls of others wait.
-enum halfbyte_status halfbyte_device_cpu(size_t threads,
-                                         struct halfbyte_device **out);
-
-// Opens GPU `index` of those that the process may see, in its primary context, which the CUDA runtime uses too, with a new stream that
-// does not wait for the default stream.
-enum halfbyte_status halfbyte_device_cuda(uint32_t index,
-                                          struct halfbyte_device **out);
-
-// The GPU of `device` with a stream of the caller's, a `cudaStream_t` or `CUstream` of the GPU's primary context; null is the default
-// stream. It must stay open until the new device is freed. Kernels that were loaded for `device` serve the new one too, and layers that
-// were made with one run on the other. Opening one is cheap, so that a program may have one for each of its streams; each has memory
-// that its products work in.
-enum halfbyte_status halfbyte_device_with_stream(const struct halfbyte_device *device,
-                                                 void *stream,
-                                                 struct halfbyte_device **out);
-
-// Writes to `out` how many GPUs the process may see; 0 also without a driver.
-enum halfbyte_status halfbyte_cuda_count(size_t *out);
-
-// Waits for all work in the device's queue; on a CPU there is none to wait for. What failed on a GPU since the last wait is told here.
-enum halfbyte_status halfbyte_device_synchronize(const struct halfbyte_device *device);
-
-// Frees a device; null is nothing. Layers that were made for it go on.
-void halfbyte_device_free(struct halfbyte_device *device);
-
-// Packs a weight [n, k] of bytes for a device.
-enum halfbyte_status halfbyte_linear_int8_create(const struct halfbyte_device *device,
-                                                 const struct halfbyte_int8_layer *layer,
-                                                 struct halfbyte_linear_int8 **out);
-
-// Multiplies. `x`: bytes [.., k]; `y`: bytes, or floats if the layer was made so, [.., n]. Memory: as of halfbyte_linear_forward.
-enum halfbyte_status halfbyte_linear_int8_forward(const struct halfbyte_linear_int8 *linear,
-                                                  const struct halfbyte_device *device,
-                                                  const DLTensor *x,
-                                                  const DLTensor *y);
-
-// Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_linear_int8_free(struct halfbyte_linear_int8 *linear);
-
-// Packs a weight [co, ci / groups, kh, kw] of bytes for a device. `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
-enum halfbyte_status halfbyte_conv2d_int8_create(const struct halfbyte_device *device,
-                                                 const struct halfbyte_int8_layer *layer,
-                                                 const struct halfbyte_conv2d_geometry *geometry,
-                                                 int32_t x_layout,
-                                                 int32_t y_layout,
-                                                 struct halfbyte_conv2d_int8 **out);
-
-// Convolves. `x`: bytes, `y`: bytes, or floats if the layer was made so; shapes as of halfbyte_conv2d_forward, memory as of
-// halfbyte_linear_forward.
-enum halfbyte_status halfbyte_conv2d_int8_forward(const struct halfbyte_conv2d_int8 *conv2d,
-                                                  const struct halfbyte_device *device,
-                                                  const DLTensor *x,
-                                                  const DLTensor *y);
-
-// Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_conv2d_int8_free(struct halfbyte_conv2d_int8 *conv2d);
-
-// Packs a weight for a device. `bias`: floats [n] of the host; null: that of the weight's checkpoint, if it came out of one and there is
-// one, else none. `activation`: HALFBYTE_ACTIVATION_*.
-enum halfbyte_status halfbyte_linear_create(const struct halfbyte_device *device,
-                                            const struct halfbyte_weight *weight,
-                                            const DLTensor *bias,
-                                            int32_t activation,
-                                            struct halfbyte_linear **out);
-
-// Packs a layer of a checkpoint for a device, with its bias, from the file to the kernels' layout in one pass. `name`: of the layer, as
-// "model.layers.0.self_attn.q_proj"; `act`: what becomes of the activations of a quantised layer, HALFBYTE_ACT_*.
-enum halfbyte_status halfbyte_linear_load(const struct halfbyte_device *device,
-                                          const struct halfbyte_checkpoint *checkpoint,
-                                          const char *name,
-                                          int32_t act,
-                                          int32_t activation,
-                                          struct halfbyte_linear **out);
-
-// Outputs; 0 of null.
-size_t halfbyte_linear_n(const struct halfbyte_linear *linear);
-
-// Inputs; 0 of null.
-size_t halfbyte_linear_k(const struct halfbyte_linear *linear);
-
-// Bytes that the packed weight takes; 0 of null.
-size_t halfbyte_linear_bytes(const struct halfbyte_linear *linear);
-
-// Multiplies. `x`: floats [.., k]; `y`: floats [.., n] with the same dimensions before the last, which are rows; either in f16, bf16 or
-// f32. On a CPU both lie in memory of the host. On a GPU each lies in its memory or the host's: what lies on the GPU is read and written
-// in the device's stream, and the call does not wait for it; what lies in the host's is copied, and y is there when the call returns.
-enum halfbyte_status halfbyte_linear_forward(const struct halfbyte_linear *linear,
-                                             const struct halfbyte_device *device,
-                                             const DLTensor *x,
-                                             const DLTensor *y);
-
-// Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_linear_free(struct halfbyte_linear *linear);
-
-// Loads a folder in Hugging Face's form (config.json, tokenizer.json and safetensors) or a GGUF file onto a device. `quantize`: null to
-// take the weights as they are stored; a format, as "w4a8-g128", to quantise dense layers while loading. `act`: what becomes of the
-// activations of layers that are quantised in the files, HALFBYTE_ACT_*; where `quantize` is given, its format says so for all. On a GPU
-// the model has streams of its own.
-enum halfbyte_status halfbyte_model_load(const struct halfbyte_device *device,
-                                         const char *path,
-                                         const char *quantize,
-                                         int32_t act,
-                                         struct halfbyte_model **out);
-
-// Tokens that a text may have at most; 0 of null.
-size_t halfbyte_model_context(const struct halfbyte_model *model);
-
-// Bytes that the weights take in memory; 0 of null.
-size_t halfbyte_model_weight_bytes(const struct halfbyte_model *model);
-
-// The most likely tokens, 128 at most.
-struct halfbyte_generation_options halfbyte_generation_options_default(void);
-
-// Continues a prompt. `options`: null for the default ones; `callback`: null to be told nothing; `user_data` is handed to it; `result`:
-// null if nobody wants to know. Each call begins a new text; calls from several threads go side by side, as far as the device lets them.
-enum halfbyte_status halfbyte_model_generate(const struct halfbyte_model *model,
-                                             const char *prompt,
-                                             const struct halfbyte_generation_options *options,
-                                             halfbyte_text_callback callback,
-                                             void *user_data,
-                                             struct halfbyte_generation *result);
-
-// Frees a model; null is nothing.
-void halfbyte_model_free(struct halfbyte_model *model);
-
-// What the last call of this thread that failed said, in UTF-8; "" if none has. It stays until another call of this thread fails, or
-// the thread ends.
-const char *halfbyte_last_error(void);
-
-// The name of a status, as "invalid argument"; of a number that is none, "unknown status".
-const char *halfbyte_status_name(int32_t status);
-
-// Quantises a matrix by rounding to nearest. `w`: floats [n, k] of the host; `format`: as "w4a16-g128", "w8a8", "w4a8-g32-asym";
-// `flags`: a sum of HALFBYTE_RTN_*.
-enum halfbyte_status halfbyte_weight_rtn(const DLTensor *w,
-                                         const char *format,
-                                         uint32_t flags,
-                                         struct halfbyte_weight **out);
-
-// The same of a convolution's weight. `w`: floats [co, ci / groups, kh, kw] of the host; scales lie along the channels of a position.
-enum halfbyte_status halfbyte_weight_rtn_conv2d(const DLTensor *w,
-                                                const struct halfbyte_conv2d_geometry *geometry,
-                                                const char *format,
-                                                uint32_t flags,
-                                                struct halfbyte_weight **out);
-
-// Copies floats [n, k] of the host, to be multiplied exactly.
-enum halfbyte_status halfbyte_weight_dense(const DLTensor *w, struct halfbyte_weight **out);
-
-// Reads a linear layer's weight, and its bias if there is one, out of a checkpoint by the layer's name, as
-// "model.layers.0.self_attn.q_proj". `act`: what becomes of the activations of quantised layers, HALFBYTE_ACT_*.
-enum halfbyte_status halfbyte_weight_load(const struct halfbyte_checkpoint *checkpoint,
-                                          const char *name,
-                                          int32_t act,
-                                          struct halfbyte_weight **out);
-
-// Outputs; 0 of null.
-size_t halfbyte_weight_n(const struct halfbyte_weight *weight);
-
-// Length of the reduction; 0 of null.
-size_t halfbyte_weight_k(const struct halfbyte_weight *weight);
-
-// Its format, as "w4a16-g128" or, dense, "f16"; null of null. It stays as long as the weight.
-const char *halfbyte_weight_format(const struct halfbyte_weight *weight);
-
-// Writes what the weight stands for to `out`: f32 [n, k] of the host, each number rounded once.
-enum halfbyte_status halfbyte_weight_dequantize(const struct halfbyte_weight *weight, const DLTensor *out);
-
-// Frees a weight; null is nothing. Layers that were made of it go on.
-void halfbyte_weight_free(struct halfbyte_weight *weight);
-
 // What the last call of this thread that failed said, in UTF-8; "" if none has. It stays until another call of this thread fails, or
 // the thread ends.
 const char *halfbyte_last_error(void);
@@ -461,209 +248,209 @@ const char *halfbyte_status_name(int32_t status);
 
 // Opens the CPU with a team of `threads` threads; 0: as many as the system offers to this process. Work of one device is done by one
 // call at a time; calls of others wait.
-enum halfbyte_status halfbyte_device_cpu(size_t threads,
-                                         struct halfbyte_device **out);
+halfbyte_status halfbyte_device_cpu(size_t threads,
+                                    halfbyte_device **out);
 
 // Opens GPU `index` of those that the process may see, in its primary context, which the CUDA runtime uses too, with a new stream that
 // does not wait for the default stream.
-enum halfbyte_status halfbyte_device_cuda(uint32_t index,
-                                          struct halfbyte_device **out);
+halfbyte_status halfbyte_device_cuda(uint32_t index,
+                                     halfbyte_device **out);
 
 // The GPU of `device` with a stream of the caller's, a `cudaStream_t` or `CUstream` of the GPU's primary context; null is the default
 // stream. It must stay open until the new device is freed. Kernels that were loaded for `device` serve the new one too, and layers that
 // were made with one run on the other. Opening one is cheap, so that a program may have one for each of its streams; each has memory
 // that its products work in.
-enum halfbyte_status halfbyte_device_with_stream(const struct halfbyte_device *device,
-                                                 void *stream,
-                                                 struct halfbyte_device **out);
+halfbyte_status halfbyte_device_with_stream(const halfbyte_device *device,
+                                            void *stream,
+                                            halfbyte_device **out);
 
 // Writes to `out` how many GPUs the process may see; 0 also without a driver.
-enum halfbyte_status halfbyte_cuda_count(size_t *out);
+halfbyte_status halfbyte_cuda_count(size_t *out);
 
 // Waits for all work in the device's queue; on a CPU there is none to wait for. What failed on a GPU since the last wait is told here.
-enum halfbyte_status halfbyte_device_synchronize(const struct halfbyte_device *device);
+halfbyte_status halfbyte_device_synchronize(const halfbyte_device *device);
 
 // Frees a device; null is nothing. Layers that were made for it go on.
-void halfbyte_device_free(struct halfbyte_device *device);
+void halfbyte_device_free(halfbyte_device *device);
 
 // Opens a model folder in Hugging Face's form, or one file of tensors. `path`: in UTF-8.
-enum halfbyte_status halfbyte_checkpoint_open(const char *path, struct halfbyte_checkpoint **out);
+halfbyte_status halfbyte_checkpoint_open(const char *path, halfbyte_checkpoint **out);
 
 // How many layers it holds whose weight is a matrix of floats (embeddings among them) or quantised; 0 of null.
-size_t halfbyte_checkpoint_layers(const struct halfbyte_checkpoint *checkpoint);
+size_t halfbyte_checkpoint_layers(const halfbyte_checkpoint *checkpoint);
 
 // The name of one of them, in the order of the files; null of null, and of a number that is none. It stays as long as the checkpoint is
 // open.
-const char *halfbyte_checkpoint_layer(const struct halfbyte_checkpoint *checkpoint,
+const char *halfbyte_checkpoint_layer(const halfbyte_checkpoint *checkpoint,
                                       size_t index);
 
 // Writes to `out` 1 if the layer `name` is quantised, 0 if it is dense. A name that is none is HALFBYTE_STATUS_INVALID_ARGUMENT.
-enum halfbyte_status halfbyte_checkpoint_is_quantized(const struct halfbyte_checkpoint *checkpoint,
-                                                      const char *name,
-                                                      int32_t *out);
+halfbyte_status halfbyte_checkpoint_is_quantized(const halfbyte_checkpoint *checkpoint,
+                                                 const char *name,
+                                                 int32_t *out);
 
 // Closes a checkpoint; null is nothing. Layers and weights out of it go on.
-void halfbyte_checkpoint_free(struct halfbyte_checkpoint *checkpoint);
+void halfbyte_checkpoint_free(halfbyte_checkpoint *checkpoint);
 
 // Quantises a matrix by rounding to nearest. `w`: floats [n, k] of the host; `format`: as "w4a16-g128", "w8a8", "w4a8-g32-asym";
 // `flags`: a sum of HALFBYTE_RTN_*.
-enum halfbyte_status halfbyte_weight_rtn(const DLTensor *w,
-                                         const char *format,
-                                         uint32_t flags,
-                                         struct halfbyte_weight **out);
+halfbyte_status halfbyte_weight_rtn(const DLTensor *w,
+                                    const char *format,
+                                    uint32_t flags,
+                                    halfbyte_weight **out);
 
 // The same of a convolution's weight. `w`: floats [co, ci / groups, kh, kw] of the host; scales lie along the channels of a position.
-enum halfbyte_status halfbyte_weight_rtn_conv2d(const DLTensor *w,
-                                                const struct halfbyte_conv2d_geometry *geometry,
-                                                const char *format,
-                                                uint32_t flags,
-                                                struct halfbyte_weight **out);
+halfbyte_status halfbyte_weight_rtn_conv2d(const DLTensor *w,
+                                           const halfbyte_conv2d_geometry *geometry,
+                                           const char *format,
+                                           uint32_t flags,
+                                           halfbyte_weight **out);
 
 // Copies floats [n, k] of the host, to be multiplied exactly.
-enum halfbyte_status halfbyte_weight_dense(const DLTensor *w, struct halfbyte_weight **out);
+halfbyte_status halfbyte_weight_dense(const DLTensor *w, halfbyte_weight **out);
 
 // Reads a linear layer's weight, and its bias if there is one, out of a checkpoint by the layer's name, as
 // "model.layers.0.self_attn.q_proj". `act`: what becomes of the activations of quantised layers, HALFBYTE_ACT_*.
-enum halfbyte_status halfbyte_weight_load(const struct halfbyte_checkpoint *checkpoint,
-                                          const char *name,
-                                          int32_t act,
-                                          struct halfbyte_weight **out);
+halfbyte_status halfbyte_weight_load(const halfbyte_checkpoint *checkpoint,
+                                     const char *name,
+                                     int32_t act,
+                                     halfbyte_weight **out);
 
 // Outputs; 0 of null.
-size_t halfbyte_weight_n(const struct halfbyte_weight *weight);
+size_t halfbyte_weight_n(const halfbyte_weight *weight);
 
 // Length of the reduction; 0 of null.
-size_t halfbyte_weight_k(const struct halfbyte_weight *weight);
+size_t halfbyte_weight_k(const halfbyte_weight *weight);
 
 // Its format, as "w4a16-g128" or, dense, "f16"; null of null. It stays as long as the weight.
-const char *halfbyte_weight_format(const struct halfbyte_weight *weight);
+const char *halfbyte_weight_format(const halfbyte_weight *weight);
 
 // Writes what the weight stands for to `out`: f32 [n, k] of the host, each number rounded once.
-enum halfbyte_status halfbyte_weight_dequantize(const struct halfbyte_weight *weight, const DLTensor *out);
+halfbyte_status halfbyte_weight_dequantize(const halfbyte_weight *weight, const DLTensor *out);
 
 // Frees a weight; null is nothing. Layers that were made of it go on.
-void halfbyte_weight_free(struct halfbyte_weight *weight);
+void halfbyte_weight_free(halfbyte_weight *weight);
 
 // Packs a weight for a device. `bias`: floats [n] of the host; null: that of the weight's checkpoint, if it came out of one and there is
 // one, else none. `activation`: HALFBYTE_ACTIVATION_*.
-enum halfbyte_status halfbyte_linear_create(const struct halfbyte_device *device,
-                                            const struct halfbyte_weight *weight,
-                                            const DLTensor *bias,
-                                            int32_t activation,
-                                            struct halfbyte_linear **out);
+halfbyte_status halfbyte_linear_create(const halfbyte_device *device,
+                                       const halfbyte_weight *weight,
+                                       const DLTensor *bias,
+                                       int32_t activation,
+                                       halfbyte_linear **out);
 
 // Packs a layer of a checkpoint for a device, with its bias, from the file to the kernels' layout in one pass. `name`: of the layer, as
 // "model.layers.0.self_attn.q_proj"; `act`: what becomes of the activations of a quantised layer, HALFBYTE_ACT_*.
-enum halfbyte_status halfbyte_linear_load(const struct halfbyte_device *device,
-                                          const struct halfbyte_checkpoint *checkpoint,
-                                          const char *name,
-                                          int32_t act,
-                                          int32_t activation,
-                                          struct halfbyte_linear **out);
+halfbyte_status halfbyte_linear_load(const halfbyte_device *device,
+                                     const halfbyte_checkpoint *checkpoint,
+                                     const char *name,
+                                     int32_t act,
+                                     int32_t activation,
+                                     halfbyte_linear **out);
 
 // Outputs; 0 of null.
-size_t halfbyte_linear_n(const struct halfbyte_linear *linear);
+size_t halfbyte_linear_n(const halfbyte_linear *linear);
 
 // Inputs; 0 of null.
-size_t halfbyte_linear_k(const struct halfbyte_linear *linear);
+size_t halfbyte_linear_k(const halfbyte_linear *linear);
 
 // Bytes that the packed weight takes; 0 of null.
-size_t halfbyte_linear_bytes(const struct halfbyte_linear *linear);
+size_t halfbyte_linear_bytes(const halfbyte_linear *linear);
 
 // Multiplies. `x`: floats [.., k]; `y`: floats [.., n] with the same dimensions before the last, which are rows; either in f16, bf16 or
 // f32. On a CPU both lie in memory of the host. On a GPU each lies in its memory or the host's: what lies on the GPU is read and written
 // in the device's stream, and the call does not wait for it; what lies in the host's is copied, and y is there when the call returns.
-enum halfbyte_status halfbyte_linear_forward(const struct halfbyte_linear *linear,
-                                             const struct halfbyte_device *device,
-                                             const DLTensor *x,
-                                             const DLTensor *y);
+halfbyte_status halfbyte_linear_forward(const halfbyte_linear *linear,
+                                        const halfbyte_device *device,
+                                        const DLTensor *x,
+                                        const DLTensor *y);
 
 // Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_linear_free(struct halfbyte_linear *linear);
+void halfbyte_linear_free(halfbyte_linear *linear);
 
-// Packs a weight [co, k] for a device, k being kernel rows × kernel columns × channels in this order, as halfbyte_weight_rtn_conv2d
+// Packs a weight [co, k] for a device, k being kernel rows, kernel columns, channels in this order, as halfbyte_weight_rtn_conv2d
 // makes it. `bias`: floats [co] of the host, or null; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
-enum halfbyte_status halfbyte_conv2d_create(const struct halfbyte_device *device,
-                                            const struct halfbyte_weight *weight,
-                                            const struct halfbyte_conv2d_geometry *geometry,
-                                            const DLTensor *bias,
-                                            int32_t activation,
-                                            int32_t x_layout,
-                                            int32_t y_layout,
-                                            struct halfbyte_conv2d **out);
+halfbyte_status halfbyte_conv2d_create(const halfbyte_device *device,
+                                       const halfbyte_weight *weight,
+                                       const halfbyte_conv2d_geometry *geometry,
+                                       const DLTensor *bias,
+                                       int32_t activation,
+                                       int32_t x_layout,
+                                       int32_t y_layout,
+                                       halfbyte_conv2d **out);
 
 // Convolves. `x`: floats [batch, ci, h, w] and `y`: floats [batch, co, oh, ow], or with channels last, as the layer was made; with
 // oh = (h + above + below - dilation (kh - 1) - 1) / stride + 1, rounded down. Memory: as of halfbyte_linear_forward.
-enum halfbyte_status halfbyte_conv2d_forward(const struct halfbyte_conv2d *conv2d,
-                                             const struct halfbyte_device *device,
+halfbyte_status halfbyte_conv2d_forward(const halfbyte_conv2d *conv2d,
+                                        const halfbyte_device *device,
+                                        const DLTensor *x,
+                                        const DLTensor *y);
+
+// Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
+void halfbyte_conv2d_free(halfbyte_conv2d *conv2d);
+
+// Packs a weight [n, k] of bytes for a device.
+halfbyte_status halfbyte_linear_int8_create(const halfbyte_device *device,
+                                            const halfbyte_int8_layer *layer,
+                                            halfbyte_linear_int8 **out);
+
+// Multiplies. `x`: bytes [.., k]; `y`: bytes, or floats if the layer was made so, [.., n]. Memory: as of halfbyte_linear_forward.
+halfbyte_status halfbyte_linear_int8_forward(const halfbyte_linear_int8 *linear,
+                                             const halfbyte_device *device,
                                              const DLTensor *x,
                                              const DLTensor *y);
 
 // Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_conv2d_free(struct halfbyte_conv2d *conv2d);
-
-// Packs a weight [n, k] of bytes for a device.
-enum halfbyte_status halfbyte_linear_int8_create(const struct halfbyte_device *device,
-                                                 const struct halfbyte_int8_layer *layer,
-                                                 struct halfbyte_linear_int8 **out);
-
-// Multiplies. `x`: bytes [.., k]; `y`: bytes, or floats if the layer was made so, [.., n]. Memory: as of halfbyte_linear_forward.
-enum halfbyte_status halfbyte_linear_int8_forward(const struct halfbyte_linear_int8 *linear,
-                                                  const struct halfbyte_device *device,
-                                                  const DLTensor *x,
-                                                  const DLTensor *y);
-
-// Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_linear_int8_free(struct halfbyte_linear_int8 *linear);
+void halfbyte_linear_int8_free(halfbyte_linear_int8 *linear);
 
 // Packs a weight [co, ci / groups, kh, kw] of bytes for a device. `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
-enum halfbyte_status halfbyte_conv2d_int8_create(const struct halfbyte_device *device,
-                                                 const struct halfbyte_int8_layer *layer,
-                                                 const struct halfbyte_conv2d_geometry *geometry,
-                                                 int32_t x_layout,
-                                                 int32_t y_layout,
-                                                 struct halfbyte_conv2d_int8 **out);
+halfbyte_status halfbyte_conv2d_int8_create(const halfbyte_device *device,
+                                            const halfbyte_int8_layer *layer,
+                                            const halfbyte_conv2d_geometry *geometry,
+                                            int32_t x_layout,
+                                            int32_t y_layout,
+                                            halfbyte_conv2d_int8 **out);
 
 // Convolves. `x`: bytes, `y`: bytes, or floats if the layer was made so; shapes as of halfbyte_conv2d_forward, memory as of
 // halfbyte_linear_forward.
-enum halfbyte_status halfbyte_conv2d_int8_forward(const struct halfbyte_conv2d_int8 *conv2d,
-                                                  const struct halfbyte_device *device,
-                                                  const DLTensor *x,
-                                                  const DLTensor *y);
+halfbyte_status halfbyte_conv2d_int8_forward(const halfbyte_conv2d_int8 *conv2d,
+                                             const halfbyte_device *device,
+                                             const DLTensor *x,
+                                             const DLTensor *y);
 
 // Frees a layer; null is nothing. On a GPU it waits for the work that uses it.
-void halfbyte_conv2d_int8_free(struct halfbyte_conv2d_int8 *conv2d);
+void halfbyte_conv2d_int8_free(halfbyte_conv2d_int8 *conv2d);
 
 // Loads a folder in Hugging Face's form (config.json, tokenizer.json and safetensors) or a GGUF file onto a device. `quantize`: null to
 // take the weights as they are stored; a format, as "w4a8-g128", to quantise dense layers while loading. `act`: what becomes of the
 // activations of layers that are quantised in the files, HALFBYTE_ACT_*; where `quantize` is given, its format says so for all. On a GPU
 // the model has streams of its own.
-enum halfbyte_status halfbyte_model_load(const struct halfbyte_device *device,
-                                         const char *path,
-                                         const char *quantize,
-                                         int32_t act,
-                                         struct halfbyte_model **out);
+halfbyte_status halfbyte_model_load(const halfbyte_device *device,
+                                    const char *path,
+                                    const char *quantize,
+                                    int32_t act,
+                                    halfbyte_model **out);
 
 // Tokens that a text may have at most; 0 of null.
-size_t halfbyte_model_context(const struct halfbyte_model *model);
+size_t halfbyte_model_context(const halfbyte_model *model);
 
 // Bytes that the weights take in memory; 0 of null.
-size_t halfbyte_model_weight_bytes(const struct halfbyte_model *model);
+size_t halfbyte_model_weight_bytes(const halfbyte_model *model);
 
 // The most likely tokens, 128 at most.
-struct halfbyte_generation_options halfbyte_generation_options_default(void);
+halfbyte_generation_options halfbyte_generation_options_default(void);
 
 // Continues a prompt. `options`: null for the default ones; `callback`: null to be told nothing; `user_data` is handed to it; `result`:
 // null if nobody wants to know. Each call begins a new text; calls from several threads go side by side, as far as the device lets them.
-enum halfbyte_status halfbyte_model_generate(const struct halfbyte_model *model,
-                                             const char *prompt,
-                                             const struct halfbyte_generation_options *options,
-                                             halfbyte_text_callback callback,
-                                             void *user_data,
-                                             struct halfbyte_generation *result);
+halfbyte_status halfbyte_model_generate(const halfbyte_model *model,
+                                        const char *prompt,
+                                        const halfbyte_generation_options *options,
+                                        halfbyte_text_callback callback,
+                                        void *user_data,
+                                        halfbyte_generation *result);
 
 // Frees a model; null is nothing.
-void halfbyte_model_free(struct halfbyte_model *model);
+void halfbyte_model_free(halfbyte_model *model);
 
 #ifdef __cplusplus
 }  // extern "C"
