@@ -3,10 +3,13 @@
 
 mod bench_record;
 mod bench_results;
+mod c_header;
 mod cubins;
 mod gpu_bundle;
+mod install_c;
 mod kernels;
 mod oracles;
+mod plots;
 
 use clap::Parser;
 
@@ -18,24 +21,33 @@ enum Task {
     BenchRecord(bench_record::Args),
     /// Make bench/RESULTS.md from the records in bench/record.
     BenchResults(bench_results::Args),
+    /// Make the header of the C interface from its sources.
+    CHeader(c_header::Args),
     /// Compile GPU kernels into a folder that serves machines without a compiler.
     Cubins(cubins::Args),
     /// Build tests and command line for a machine with a GPU, and put them in a folder with a script that runs them.
     GpuBundle(gpu_bundle::Args),
+    /// Build the C interface and put libraries, headers and a file for pkg-config below a folder.
+    InstallC(install_c::Args),
     /// Make docs/kernels.md: which kernel multiplies every format on every kind of device.
     Kernels(kernels::Args),
     /// Compare what the software of each format reads in the files that we write.
     Oracles(oracles::Args),
+    /// Make docs/plots.md and its pictures from the records.
+    Plots(plots::Args),
 }
 
 fn main() -> std::process::ExitCode {
     let result = match Task::parse() {
         Task::BenchRecord(args) => bench_record::run(&args),
         Task::BenchResults(args) => bench_results::run(&args),
+        Task::CHeader(args) => c_header::run(&args),
         Task::Cubins(args) => cubins::run(&args),
         Task::GpuBundle(args) => gpu_bundle::run(&args),
+        Task::InstallC(args) => install_c::run(&args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Oracles(args) => oracles::run(&args),
+        Task::Plots(args) => plots::run(&args),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,

@@ -73,3 +73,8 @@ pub use load::LoadOptions;
 pub use random::RandomWeights;
 pub use sampling::{LogProb, LogProbs, Sampler, Sampling};
 pub use tokenizer::Tokenizer;
+
+/// The examples of the guide, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide-rust.md")]
+pub struct Guide;

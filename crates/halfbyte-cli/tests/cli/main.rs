@@ -5,6 +5,7 @@ mod calibration;
 mod chat;
 mod contradictions;
 mod files;
+mod guide;
 mod head;
 mod hostile;
 mod models;

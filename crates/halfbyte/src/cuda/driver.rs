@@ -53,7 +53,12 @@ pub struct Driver {
     version: Version,
     path: Option<PathBuf>,
     elapsed: ElapsedTime,
+    /// Where `elapsed` lies.
+    _library: library::Opened,
 }
+
+/// The driver's names, which are among those that cudarc opens it by.
+const NAMES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so", "libcuda.so.1"] };
 
 /// `cuEventElapsedTime`, which drivers of every age have under this name.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> CUresult;
@@ -68,12 +73,11 @@ impl Driver {
         if let Some(driver) = DRIVER.get() {
             return Ok(driver);
         }
-        // SAFETY: opens libcuda, which is made for being opened so; its absence is an answer and no fault.
-        if !unsafe { sys::is_culib_present() } {
-            let names = cudarc::get_lib_name_candidates("cuda").join(", ");
-            let looked = vec![format!("the loader's path, for {names}")];
+        let opened = NAMES.iter().find_map(|name| library::open_file(Path::new(name)).ok());
+        let Some(opened) = opened else {
+            let looked = vec![format!("the loader's path, for {}", NAMES.join(", "))];
             return Err(Error::LibraryMissing { library: "the NVIDIA driver", looked });
-        }
+        };
         let mut number: c_int = 0;
         // SAFETY: every driver has this function, and it may be called first.
         check("driver", unsafe { sys::cuDriverGetVersion(&mut number) })?;
@@ -84,11 +88,10 @@ impl Driver {
         }
         // SAFETY: the library is there, and no flags are defined.
         check("driver", unsafe { sys::cuInit(0) })?;
-        // SAFETY: the type is that of the driver's header; the library is never closed.
-        let elapsed = unsafe { sys::culib().get::<ElapsedTime>(b"cuEventElapsedTime\0") };
-        let elapsed = *elapsed
-            .map_err(|e| Error::Device { op: "driver", cause: format!("no function cuEventElapsedTime: {e}") })?;
-        Ok(DRIVER.get_or_init(|| Driver { version, path: library::mapped("libcuda.so"), elapsed }))
+        // SAFETY: the type is that of the driver's header; the library stays open as long as the function is kept.
+        let elapsed = unsafe { opened.function::<ElapsedTime>("cuEventElapsedTime") }?;
+        let path = library::mapped("libcuda.so");
+        Ok(DRIVER.get_or_init(|| Driver { version, path, elapsed, _library: opened }))
     }
 
     /// The newest CUDA version that the driver serves.

@@ -1,0 +1,4 @@
+//! One binary for all tests.
+
+mod conversions;
+mod tidy;
