@@ -41,8 +41,8 @@ mod writer;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{
-    AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, GptqConfig, GptqVersion,
-    HalfbyteConfig, QuantizationConfig,
+    AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, FpaIntBConfig, GptqConfig,
+    GptqVersion, HalfbyteConfig, QuantizationConfig,
 };
 pub use cut::Cut;
 pub use error::{Error, Result};

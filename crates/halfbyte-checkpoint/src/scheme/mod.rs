@@ -6,6 +6,7 @@
 pub(crate) mod awq;
 mod bitsandbytes;
 pub(crate) mod compressed_tensors;
+pub(crate) mod fpa_intb;
 pub(crate) mod gguf;
 pub mod gptq;
 mod marlin;
@@ -53,6 +54,8 @@ pub static SCHEMES: &[Scheme] = &[
     marlin::SCHEME,
     bitsandbytes::BYTES,
     bitsandbytes::FOUR_BITS,
+    fpa_intb::SCHEME,
+    fpa_intb::PADDLE,
     native::SCHEME,
 ];
 
@@ -208,6 +211,9 @@ pub struct Weights {
 pub struct Hint {
     /// Groups along k, for GPTQ's modules without a config where several sizes fit their shapes.
     pub group: Option<Group>,
+    /// Architecture, 10 · major + minor of the compute capability, in whose layout the codes of fpA_intB modules lie, where no
+    /// config says it.
+    pub arch: Option<u32>,
 }
 
 impl Weights {

@@ -9,6 +9,7 @@ mod crash;
 mod cuda;
 mod files;
 mod folder;
+mod fpa_intb;
 mod gguf;
 mod gptq;
 mod inspect;

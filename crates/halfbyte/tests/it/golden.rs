@@ -1,5 +1,7 @@
 //! Tensors that other software computed, from `testdata`.
 
+use half::{bf16, f16};
+use halfbyte::FloatData;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,17 @@ impl Golden {
         let (dtype, _, data) = &self.0[name];
         assert_eq!(*dtype, Dtype::F32, "{name}");
         data.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect()
+    }
+
+    /// Floats of any of the three types, as they are.
+    pub fn floats(&self, name: &str) -> FloatData<'static> {
+        let (dtype, _, data) = &self.0[name];
+        let halfs = || data.as_chunks::<2>().0.iter().map(|v| u16::from_le_bytes(*v));
+        match dtype {
+            Dtype::F16 => FloatData::F16(halfs().map(f16::from_bits).collect::<Vec<_>>().into()),
+            Dtype::BF16 => FloatData::BF16(halfs().map(bf16::from_bits).collect::<Vec<_>>().into()),
+            _ => FloatData::F32(self.f32s(name).into()),
+        }
     }
 
     pub fn f64s(&self, name: &str) -> Vec<f64> {
