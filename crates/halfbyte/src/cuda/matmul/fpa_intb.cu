@@ -66,11 +66,11 @@ template <int BITS, bool INTERLEAVED> struct Word {
   }
 };
 
-constexpr int words_of_tile(int bits) { return OUTPUTS * INPUTS * bits / 32; }
+template <int BITS> constexpr int WORDS_OF_TILE = OUTPUTS * INPUTS * BITS / 32;
 
 template <int BITS, bool INTERLEAVED> DEV void store_words(const Params& p, uint2 corner, const u8* tile) {
 #pragma unroll
-  for (int first = 0; first < words_of_tile(BITS); first += THREADS) {
+  for (int first = 0; first < WORDS_OF_TILE<BITS>; first += THREADS) {
     const Word<BITS, INTERLEAVED> word(p, corner, first + threadIdx.x);
     if (!word.there) continue;
     u32 packed = 0;
@@ -95,7 +95,7 @@ template <int BITS, bool INTERLEAVED> __global__ void __launch_bounds__(THREADS)
   __shared__ u8 tile[OUTPUTS * STRIDE];
   const uint2 from = corner(p);
 #pragma unroll
-  for (int first = 0; first < words_of_tile(BITS); first += THREADS) {
+  for (int first = 0; first < WORDS_OF_TILE<BITS>; first += THREADS) {
     const Word<BITS, INTERLEAVED> word(p, from, first + threadIdx.x);
     if (!word.there) continue;
     const u32 packed = p.stream[word.at];
