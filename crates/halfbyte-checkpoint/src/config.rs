@@ -92,6 +92,11 @@ pub fn read(folder: &Path) -> Result<Option<QuantizationConfig>> {
     Ok(None)
 }
 
+/// What an object says that would be `quantization_config` in this file. Errors: those of [`read`].
+pub(crate) fn of_object(fields: &Map<String, Value>, file: &Path) -> Result<QuantizationConfig> {
+    parse(fields, "quantization_config", file)
+}
+
 /// The JSON object in a file; None if there is no such file.
 pub(crate) fn read_object(file: &Path) -> Result<Option<Map<String, Value>>> {
     if !file.exists() {

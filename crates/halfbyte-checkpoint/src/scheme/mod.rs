@@ -11,10 +11,12 @@ pub(crate) mod gguf;
 pub mod gptq;
 mod marlin;
 pub(crate) mod matmul_nbits;
+mod memory;
 pub(crate) mod native;
 
-use crate::checkpoint::Checkpoint;
-use crate::checkpoint::Container;
+pub use memory::MemoryTensor;
+
+use crate::checkpoint::{Checkpoint, Container};
 use crate::config::{self, Expectation, QuantizationConfig};
 use crate::contents::not_finite;
 use crate::error::{Error, Result};
