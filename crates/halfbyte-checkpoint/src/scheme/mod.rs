@@ -396,7 +396,8 @@ impl Weights {
 
     /// Why a module cannot be loaded: the tensor of scales with NaN or infinity, if that is it.
     fn blamed(&self, prefix: &str, scheme: &Scheme, why: Error) -> Error {
-        let names = scheme.parts.iter().map(|part| format!("{prefix}.{part}"));
+        // Codes may be stored as if they were floats.
+        let names = scheme.parts.iter().filter(|part| **part != "weight").map(|part| format!("{prefix}.{part}"));
         let odd = names.filter_map(|name| {
             let info = self.checkpoint.get(&name)?;
             let floats = self.checkpoint.floats(&name).ok()?;

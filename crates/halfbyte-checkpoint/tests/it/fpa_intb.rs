@@ -230,6 +230,7 @@ fn what_is_written_is_read_again() {
             }
             let inspection = inspect(&weights).unwrap();
             assert_eq!(inspection.findings, [], "{name} {layout:?}");
+            assert_eq!(weights.values(|_, _| true).unwrap(), [], "{name} {layout:?}");
             let module = inspection.modules.iter().find(|module| module.name == LAYERS[1]).unwrap();
             assert_eq!((module.scheme, module.shape, module.format.as_str()), ("fpa_intb", Some([112, 256]), name));
             // The same model from the same model is the same file; the other layout has the same numbers.

@@ -30,6 +30,7 @@ pub(crate) use write::{Writer, nearest};
 
 use super::{Description, Scheme, StoredFormat, Weights};
 use crate::error::Result;
+use crate::safetensors::DType;
 
 /// Endings of TensorRT-LLM's tensors of scales: an output each, groups.
 const SCALES: [&str; 2] = ["per_channel_scale", "weights_scaling_factor"];
@@ -39,8 +40,10 @@ pub(super) const SCHEME: Scheme = Scheme {
     name: "fpa_intb",
     parts: &["weight", SCALES[0], SCALES[1], "zero"],
     detect: |weights, prefix| {
-        let contains = |part: &str| weights.checkpoint().contains(&format!("{prefix}.{part}"));
-        contains("weight") && SCALES.iter().any(|scales| contains(scales))
+        let get = |part: &str| weights.checkpoint().get(&format!("{prefix}.{part}"));
+        let types = [DType::I8, DType::U8, DType::F16, DType::BF16, DType::F32];
+        get("weight").is_some_and(|weight| types.contains(&weight.dtype))
+            && SCALES.iter().any(|part| get(part).is_some())
     },
     describe: |weights, prefix| describe(weights, prefix),
     load: read::load,
