@@ -10,6 +10,7 @@ mod error;
 mod int8;
 mod linear;
 mod model;
+mod paddle;
 mod quantize;
 mod tensor;
 
@@ -31,6 +32,10 @@ mod _halfbyte {
     use crate::linear::Linear;
     #[pymodule_export]
     use crate::model::{Generation, Model, load};
+    #[pymodule_export]
+    use crate::paddle::{
+        _paddle_apply_per_channel_scale, _paddle_linear, _paddle_llm_int8_linear, _paddle_weight_dequantize, _paddle_weight_quantize,
+    };
     #[pymodule_export]
     use crate::quantize::{Hessian, QuantizedTensor, quantize};
     #[pymodule_export]

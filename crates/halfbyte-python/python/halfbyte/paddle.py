@@ -5,6 +5,8 @@ arguments and have its defaults, shapes, types and kinds of errors. Tensors may 
 same library; numpy has no bfloat16: arrays of uint16 are its bits, as in paddle. Codes and scales are those of Paddle's CPU kernel,
 bit by bit.
 
+Static graphs of Paddle call back into Python where they meet one of these functions.
+
 What differs: without ``arch`` a tensor on a CPU is laid out for sm_80, where Paddle raises; NaN and infinity in a weight are a
 ValueError; products are rounded once, to the type of x, also where Paddle rounds weights or sums in between; outlier columns of
 ``llm_int8_linear`` have the weights that are theirs.
@@ -12,6 +14,7 @@ ValueError; products are rounded once, to the type of x, also where Paddle round
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
@@ -51,6 +54,12 @@ def weight_quantize(
                 f"weight_quantize: the {which} dimension of input must be divisible by {divisor}, but got[{size}]"
             )
     _check_half("weight_quantize", x)
+    if _in_graph(x):
+        (k, n), plain = x.shape, algo == "llm.int8"
+        codes = ([n * bits // 8, k], "int8")
+        scales = ([n] if group_size == -1 else [-(-k // group_size), n], "float32" if plain else x.dtype)
+        out, scale = _node(lambda x: weight_quantize(x, algo, arch, group_size), [codes, scales], x)
+        return out, scale
     x, bf16 = _widened(_detached(x))
     plain = algo == "llm.int8"
     out, scale = _halfbyte._paddle_weight_quantize(x, bits, plain, arch, group_size, bf16)
@@ -68,6 +77,9 @@ def weight_dequantize(
     bits = _bits(algo, ("weight_only_int8", "weight_only_int4"))
     if len(x.shape) != 2:
         raise ValueError(f"weight_dequantize: the x tensor of dequantize op must be 2D, but got[{len(x.shape)}]")
+    if _in_graph(x):
+        meta = ([x.shape[1], x.shape[0] * 8 // bits], scale.dtype)
+        return _node(lambda x, scale: weight_dequantize(x, scale, algo, out_dtype, group_size), [meta], x, scale)
     scale, bf16 = _widened(_detached(scale))
     return _narrowed(_halfbyte._paddle_weight_dequantize(_detached(x), scale, bits, group_size), bf16)
 
@@ -105,6 +117,13 @@ def weight_only_linear(
         raise ValueError(f"{name}: the input(weight_scale) must be a {rank}D Tensor in {mode} mode.")
     _check_half(name, x)
 
+    if _in_graph(x):
+
+        def again(x: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
+            return weight_only_linear(x, weight, bias, scale, weight_dtype, arch, group_size)
+
+        return _node(again, [([*x.shape[:-1], weight.shape[0] * 8 // bits], x.dtype)], x, weight, weight_scale, bias)
+
     def multiply(x: Any) -> Any:
         scale, _ = _widened(_detached(weight_scale))
         layer = _halfbyte._paddle_linear(_detached(weight), scale, _wide(bias), bits, arch, group_size)
@@ -135,6 +154,12 @@ def llm_int8_linear(x: Any, weight: Any, bias: Any = None, weight_scale: Any = N
             f"{weight_scale.shape[0]} and {weight.shape[0]}"
         )
     _check_half(name, x)
+    if _in_graph(x):
+
+        def again(x: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
+            return llm_int8_linear(x, weight, bias, scale, threshold)
+
+        return _node(again, [([*x.shape[:-1], weight.shape[0]], x.dtype)], x, weight, weight_scale, bias)
     x, bf16 = _widened(_detached(x))
     y = _halfbyte._paddle_llm_int8_linear(x, _detached(weight), _detached(weight_scale), _wide(bias), threshold)
     return _narrowed(y, bf16)
@@ -153,6 +178,8 @@ def apply_per_channel_scale(x: Any, scales: Any) -> Any:
             f"{x.shape[1]} and {scales.shape[0]}."
         )
     _check_half(name, x)
+    if _in_graph(x):
+        return _node(apply_per_channel_scale, [(x.shape, x.dtype)], x, scales)
     x, bf16 = _widened(_detached(x))
     return _narrowed(_halfbyte._paddle_apply_per_channel_scale(x, _wide(scales)), bf16)
 
@@ -241,6 +268,46 @@ def _narrowed(x: Any, bf16: bool) -> Any:
 
 def _detached(x: Any) -> Any:
     return x.detach() if _library(x, "paddle") is not None else x
+
+
+def _in_graph(x: Any) -> bool:
+    """Whether x is a value of a static graph of Paddle that is being built."""
+    paddle = sys.modules.get("paddle")
+    return paddle is not None and isinstance(x, paddle.pir.Value)
+
+
+def _node(function: Any, metas: list[tuple[Any, Any]], *tensors: Any) -> Any:
+    """A call of Python in a static graph, of outputs of these shapes and types."""
+    import paddle
+
+    given = [tensor for tensor in tensors if tensor is not None]
+    names = ["a", "b", "c", "d"][: len(given)]
+
+    def of_names(call: Any) -> Any:
+        # Paddle looks for names of arguments.
+        return [lambda a: call(a), lambda a, b: call(a, b), lambda a, b, c: call(a, b, c), lambda a, b, c, d: call(a, b, c, d)][
+            len(given) - 1
+        ]
+
+    def infer(*_: Any) -> Any:
+        outs = [paddle.static.MetaTensor(shape=list(shape), dtype=_dtype(paddle, dtype)) for shape, dtype in metas]
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    operation = paddle.static.register_op(
+        of_names(function),
+        name=f"halfbyte_{next(_nodes)}",
+        infer_meta=of_names(infer),
+        input_names=names,
+        output_names=["y", "scale"][: len(metas)],
+    )
+    return operation(*given)
+
+
+_nodes = itertools.count()
+
+
+def _dtype(paddle: Any, dtype: Any) -> Any:
+    return getattr(paddle, dtype) if isinstance(dtype, str) else dtype
 
 
 def _has_paddle_gradient(x: Any) -> bool:

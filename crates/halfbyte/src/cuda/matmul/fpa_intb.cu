@@ -14,7 +14,7 @@ constexpr int THREADS = 256;
 constexpr int LANES = THREADS / OUTPUTS;  // of an output, in `scales`
 
 // Neighbouring outputs begin in neighbouring banks.
-constexpr int STRIDE = INPUTS + 4;
+[[maybe_unused]] constexpr int STRIDE = INPUTS + 4;
 
 // As `Params` in fpa_intb.rs.
 struct Params {
@@ -32,7 +32,7 @@ struct Params {
 };
 
 // The first output and the first input of this block's tile; neighbouring blocks have neighbouring outputs.
-DEV uint2 corner(const Params& p) {
+[[maybe_unused]] DEV uint2 corner(const Params& p) {
   const u32 strips = (p.n + OUTPUTS - 1) / OUTPUTS;
   return make_uint2(blockIdx.x % strips * OUTPUTS, blockIdx.x / strips * INPUTS);
 }
