@@ -137,7 +137,7 @@ def test_chain_from_paddles_quantiser_to_text(tmp_path: Path, bits: int, group_s
             scales = file.get(f"{module}.per_channel_scale", file.get(f"{module}.weights_scaling_factor"))
             np.testing.assert_array_equal(scales, scale)
     texts = [
-        run("run", model, "--device", "cpu", "--quiet", "--prompt", "import os", "--max-tokens", "12", "--greedy")
+        run("run", model, "--device", "cpu", "--quiet", "--prompt", "import os", "--max-tokens", "12")
         for model in (folder, trt, native)
     ]
     assert texts[0] and texts[0] == texts[1] == texts[2]
