@@ -151,7 +151,10 @@ impl Checkpoint {
     }
 
     /// Tensors of a program's memory as those of one file of this name. Error: two of one name.
-    pub(crate) fn of_memory(name: &Path, tensors: impl Iterator<Item = (String, DType, Vec<usize>, Vec<u8>)>) -> Result<Self> {
+    pub(crate) fn of_memory(
+        name: &Path,
+        tensors: impl Iterator<Item = (String, DType, Vec<usize>, Vec<u8>)>,
+    ) -> Result<Self> {
         let mut this = Self::empty(name);
         let file = this.add_file(MappedFile { path: name.to_owned(), map: Mapping::none() });
         for (name, dtype, shape, bytes) in tensors {

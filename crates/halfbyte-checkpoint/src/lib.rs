@@ -55,7 +55,8 @@ pub use folder::{
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
 pub use scheme::{
-    Hint, LinearWeight, LoadedLinear, MemoryTensor, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight, Weights,
+    Hint, LinearWeight, LoadedLinear, MemoryTensor, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight,
+    Weights,
 };
 pub use target::Target;
 pub use verify::{Verification, verify, verify_parts};
