@@ -7,6 +7,7 @@ mod cubins;
 mod gpu_bundle;
 mod kernels;
 mod oracles;
+mod python;
 
 use clap::Parser;
 
@@ -26,6 +27,8 @@ enum Task {
     Kernels(kernels::Args),
     /// Compare what the software of each format reads in the files that we write.
     Oracles(oracles::Args),
+    /// Build the Python package, run its tests and check its types.
+    Python(python::Args),
 }
 
 fn main() -> std::process::ExitCode {
@@ -36,6 +39,7 @@ fn main() -> std::process::ExitCode {
         Task::GpuBundle(args) => gpu_bundle::run(&args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Oracles(args) => oracles::run(&args),
+        Task::Python(args) => python::run(&args),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,

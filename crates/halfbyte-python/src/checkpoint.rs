@@ -1,20 +1,17 @@
-//! Files: `Checkpoint` with its layers by name, tensors of memory as files would have them, `inspect`, `convert`, `verify`.
+//! Files: `Checkpoint` with its layers by name, tensors of memory as files would have them, `inspect`, `verify`.
 
 use crate::device::{self, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{Linear, activation_of, bias_of};
 use crate::quantize::QuantizedTensor;
 use crate::tensor::{DataType, Input, Place, numpy_array};
-use halfbyte::{Act, Float, Format, Group, StoredTensor, Weight};
+use halfbyte::{Act, Format, Group, StoredTensor, Weight};
 use halfbyte_checkpoint::safetensors::DType;
-use halfbyte_checkpoint::{
-    self as checkpoint, Conversion, GptqVersion, Hint, Job, LinearWeight, MemoryTensor, StoredLinear, StoredWeight, Target,
-    Weights,
-};
+use halfbyte_checkpoint::{self as checkpoint, Hint, LinearWeight, MemoryTensor, StoredLinear, StoredWeight, Weights};
 use pyo3::exceptions::{PyKeyError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -30,7 +27,7 @@ pub fn act_of(name: &str) -> PyResult<Act> {
 }
 
 /// −1 is one group a channel.
-fn group_of(group: Option<i64>) -> PyResult<Option<Group>> {
+pub fn group_of(group: Option<i64>) -> PyResult<Option<Group>> {
     match group {
         None => Ok(None),
         Some(-1) => Ok(Some(Group::Channel)),
@@ -220,61 +217,8 @@ pub fn _verify(py: Python<'_>, first: PathBuf, second: PathBuf) -> Result<String
     Ok(text_of(&told)?)
 }
 
-/// The form of files by its name.
-fn target_of(name: &str) -> PyResult<Target> {
-    Ok(match name {
-        "gptq" => Target::Gptq(None),
-        "gptq_v1" => Target::Gptq(Some(GptqVersion::V1)),
-        "gptq_v2" => Target::Gptq(Some(GptqVersion::V2)),
-        "awq" => Target::Awq,
-        "compressed-tensors" => Target::CompressedTensors,
-        "onnx" => Target::Onnx,
-        "gguf" => Target::Gguf,
-        "native" => Target::Native,
-        other => {
-            let names = "gptq, gptq_v1, gptq_v2, awq, compressed-tensors, onnx, gguf or native";
-            return invalid("convert", names, format_args!("\"{other}\""));
-        }
-    })
-}
-
-/// `convert` with what it told as JSON text.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "Python's options have names")]
-pub fn _convert(
-    py: Python<'_>,
-    source: PathBuf,
-    output: PathBuf,
-    to: &str,
-    bits: Option<u32>,
-    group: Option<i64>,
-    two_level: bool,
-    requantize: bool,
-    overwrite: bool,
-) -> Result<String> {
-    let group = group_of(group)?;
-    let channel_scale = two_level.then_some(Float::F16);
-    let conversion = Conversion { target: target_of(to)?, bits, group, channel_scale, requantize };
-    let signals = Signals::default();
-    let converted = device::compute(py, || {
-        let weights = Weights::open_with(&source, Hint { group })?;
-        let came = || signals.came();
-        let job = Job { overwrite, cancel: Some(&came), ..Job::new(&weights, &output) };
-        checkpoint::convert(job, conversion)
-    });
-    let converted = signals.first(converted)?;
-    let told = json!({
-        "path": converted.written.path,
-        "to": to,
-        "bytes": converted.written.tensor_bytes,
-        "modules": converted.written.quantized,
-        "requantized": converted.requantized,
-        "findings": converted.written.findings,
-    });
-    Ok(text_of(&told)?)
-}
-
-fn text_of(value: &impl serde::Serialize) -> PyResult<String> {
+/// As JSON text.
+pub fn text_of(value: &impl serde::Serialize) -> PyResult<String> {
     serde_json::to_string(value).map_err(unsaid)
 }
 

@@ -243,7 +243,8 @@ impl LinearInt8 {
         let codes = Input::of(weight, "weight")?;
         let shape = matrix(OP, "a weight", &codes)?;
         let place = device.filter(|device| !device.is_none()).map_or(Ok(codes.place()), place_of)?;
-        let given = given(codes, shape, weight_scale, weight_zero, (x_scale, x_zero, x_dtype), (y_scale, y_zero, y_dtype))?;
+        let given =
+            given(codes, shape, weight_scale, weight_zero, (x_scale, x_zero, x_dtype), (y_scale, y_zero, y_dtype))?;
         let (codes, byte) = given.codes(None)?;
         let (bias, activation) = (Bias::of(OP, bias, shape[0])?, activation_of(activation)?);
         let w = Int8Weight::new(typed(&codes, byte), shape, &given.scales, &given.zeros)?;
@@ -378,7 +379,8 @@ impl Conv2dInt8 {
         let (activation, layout) = (activation_of(activation)?, layout_of(layout)?);
         let place = device.filter(|device| !device.is_none()).map_or(Ok(codes.place()), place_of)?;
         let shape = [geometry.co, geometry.k()];
-        let given = given(codes, shape, weight_scale, weight_zero, (x_scale, x_zero, x_dtype), (y_scale, y_zero, y_dtype))?;
+        let given =
+            given(codes, shape, weight_scale, weight_zero, (x_scale, x_zero, x_dtype), (y_scale, y_zero, y_dtype))?;
         let (codes, byte) = given.codes(Some(&geometry))?;
         let bias = Bias::of(OP, bias, geometry.co)?;
         let w = Int8Weight::new(typed(&codes, byte), given.shape, &given.scales, &given.zeros)?;

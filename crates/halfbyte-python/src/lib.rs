@@ -7,6 +7,7 @@ mod checkpoint;
 mod conv2d;
 mod device;
 mod error;
+mod folder;
 mod int8;
 mod linear;
 mod model;
@@ -21,11 +22,13 @@ mod _halfbyte {
     use super::*;
 
     #[pymodule_export]
-    use crate::checkpoint::{Checkpoint, _convert, _inspect, _verify, linear_from_tensors, parse_format};
+    use crate::checkpoint::{_inspect, _verify, Checkpoint, linear_from_tensors, parse_format};
     #[pymodule_export]
     use crate::conv2d::Conv2d;
     #[pymodule_export]
     use crate::device::{_after_fork, cuda_device_count, get_num_threads, set_num_threads};
+    #[pymodule_export]
+    use crate::folder::{_convert, _quantize_model};
     #[pymodule_export]
     use crate::int8::{Conv2dInt8, LinearInt8};
     #[pymodule_export]

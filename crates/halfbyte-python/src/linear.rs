@@ -3,11 +3,13 @@
 use crate::device::{self, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::quantize::{QuantizedTensor, Rounding, matrix};
-use crate::tensor::{DataType, Input, Output, Place, float_of, numpy_array, type_of, wrong_type};
+use crate::tensor::{DataType, Input, Output, Place, Shape, Tensor, float_of, numpy_array, wrong_type};
+use halfbyte::cpu::matmul::Packed;
+use halfbyte::cuda::matmul::dequantize;
 use halfbyte::quantize::rtn;
 use halfbyte::{Act, Activation, Cpu, Cuda, Float, Floats, Format, QTensor, Weight};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use rayon::prelude::*;
 use std::sync::Arc;
 
 const OP: &str = "linear";
@@ -23,11 +25,12 @@ enum Layer {
 ///
 /// Calls take tensors of torch, numpy, cupy, jax and paddle that lie on that device, and return one of the same library and type, in
 /// the stream that the library works in. The same layer may be called from many threads.
-#[pyclass(frozen, module = "halfbyte")]
+#[pyclass(frozen, weakref, module = "halfbyte")]
 #[derive(Debug)]
 pub struct Linear {
     layer: Layer,
-    has_bias: bool,
+    bias: Option<Vec<f32>>,
+    activation: Activation,
 }
 
 /// A weight before it is packed.
@@ -84,6 +87,18 @@ pub fn activation_of(name: Option<&str>) -> PyResult<Activation> {
     })
 }
 
+fn name_of(activation: Activation) -> &'static str {
+    match activation {
+        Activation::None => "none",
+        Activation::Relu => "relu",
+        Activation::Relu6 => "relu6",
+        Activation::Clamp(..) => "clamp",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_tanh",
+        Activation::Silu => "silu",
+    }
+}
+
 /// A bias as f32. Error: another shape than `[n]`.
 pub fn bias_of(op: &str, bias: Option<&Bound<'_, PyAny>>, n: usize) -> PyResult<Option<Vec<f32>>> {
     let Some(bias) = bias.filter(|bias| !bias.is_none()) else { return Ok(None) };
@@ -127,14 +142,13 @@ impl Linear {
         activation: Activation,
         place: Place,
     ) -> Result<Self> {
-        let has_bias = bias.is_some();
         fn finished<D: halfbyte::Device>(
             linear: halfbyte::Linear<D>,
-            bias: Option<Vec<f32>>,
+            bias: Option<&Vec<f32>>,
             activation: Activation,
         ) -> halfbyte::Result<halfbyte::Linear<D>> {
             let linear = match bias {
-                Some(bias) => linear.with_bias(bias)?,
+                Some(bias) => linear.with_bias(bias.clone())?,
                 None => linear,
             };
             Ok(linear.with_activation(activation))
@@ -142,13 +156,13 @@ impl Linear {
         let layer = match place {
             Place::Cpu => {
                 let cpu = device::cpu(py)?;
-                let pack = || finished(halfbyte::Linear::on(&*cpu, weight)?, bias, activation);
+                let pack = || finished(halfbyte::Linear::on(&*cpu, weight)?, bias.as_ref(), activation);
                 Layer::Cpu(device::compute(py, pack)?)
             }
             Place::Cuda(index) => {
                 let queue = device::own_queue(py, index)?;
                 let pack = || {
-                    let linear = finished(halfbyte::Linear::on(&queue, weight)?, bias, activation)?;
+                    let linear = finished(halfbyte::Linear::on(&queue, weight)?, bias.as_ref(), activation)?;
                     // Whoever uses it next works in another stream.
                     queue.synchronize()?;
                     Ok::<_, halfbyte::Error>(linear)
@@ -156,7 +170,7 @@ impl Linear {
                 Layer::Cuda(index, device::compute(py, pack)?)
             }
         };
-        Ok(Self { layer, has_bias })
+        Ok(Self { layer, bias, activation })
     }
 
     fn place_packed(&self) -> Place {
@@ -290,7 +304,84 @@ impl Linear {
     /// Whether something is added to each row.
     #[getter]
     fn has_bias(&self) -> bool {
-        self.has_bias
+        self.bias.is_some()
+    }
+
+    /// The activation function that is applied last, by its name.
+    #[getter]
+    fn activation(&self) -> &'static str {
+        name_of(self.activation)
+    }
+
+    /// What is added to each row, `[n]` as a numpy array of float32; None if nothing is.
+    #[getter]
+    fn bias<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.bias.as_ref().map(|bias| numpy_array(py, bias, &[bias.len()], DataType::F32)).transpose()
+    }
+
+    /// Rows `start..stop` of W as float32: a numpy array `[rows, k]`; where the weight lies on a GPU a halfbyte.Tensor there,
+    /// `[rows, k rounded up to a multiple of 8]`, for which start must be a multiple of 64.
+    #[pyo3(signature = (start=0, stop=None))]
+    fn dequantize<'py>(&self, py: Python<'py>, start: usize, stop: Option<usize>) -> Result<Bound<'py, PyAny>> {
+        let [n, k] = self.sizes();
+        let stop = stop.unwrap_or(n);
+        if start > stop || stop > n {
+            return Ok(invalid("dequantize", format_args!("rows within 0..{n}"), format_args!("{start}..{stop}"))?);
+        }
+        let rows = stop - start;
+        match &self.layer {
+            Layer::Cpu(linear) => {
+                let values = device::compute(py, || {
+                    let mut values = vec![0f32; rows * k];
+                    let row = |(i, out): (usize, &mut [f32])| linear.packed().row(start + i, out);
+                    values.par_chunks_mut(k.max(1)).enumerate().for_each(row);
+                    values
+                });
+                Ok(numpy_array(py, &values, &[rows, k], DataType::F32)?)
+            }
+            Layer::Cuda(index, linear) => {
+                let Some(packed) = linear.packed() else {
+                    return Ok(invalid("dequantize", "a quantised weight on a GPU", "a dense one")?);
+                };
+                let queue = device::own_queue(py, *index)?;
+                let shape = [rows, k.next_multiple_of(8)];
+                let mut values = queue.allocate(Float::F32, shape[0] * shape[1])?;
+                let (gpu, stream) = (queue.gpu(), queue.stream());
+                let all = 0..values.len();
+                dequantize::run(gpu, stream, packed, start..stop, &mut values.view_mut(all))?;
+                Ok(Bound::new(py, Tensor::of_floats(Shape::new(&shape)?, values, queue))?.into_any())
+            }
+        }
+    }
+
+    /// The same layer packed for another device; itself where it lies there already. *Error:* it lies on a GPU: what its codes were
+    /// is not kept.
+    fn to(slf: &Bound<'_, Self>, device: &Bound<'_, PyAny>) -> Result<Py<Self>> {
+        let (py, this, place) = (slf.py(), slf.get(), place_of(device)?);
+        if place == this.place_packed() {
+            return Ok(slf.clone().unbind());
+        }
+        let Layer::Cpu(linear) = &this.layer else {
+            let expected = format_args!("a layer on the CPU, or made for {place} from its weight");
+            return Ok(invalid("to", expected, format_args!("one packed for {}", this.place_packed()))?);
+        };
+        let moved = match linear.packed() {
+            Packed::Quantized(packed, act) => {
+                let tensor = device::compute(py, || packed.unpack());
+                Self::of_weight(py, Weight::Quantized(&tensor, *act), this.bias.clone(), this.activation, place)?
+            }
+            Packed::Dense(packed) => {
+                let (values, shape) = (packed.unpack(), [packed.n(), packed.k()]);
+                Self::of_weight(
+                    py,
+                    Weight::Dense(Floats::from(&values), shape),
+                    this.bias.clone(),
+                    this.activation,
+                    place,
+                )?
+            }
+        };
+        Ok(Py::new(py, moved)?)
     }
 
     /// Bytes that the packed weight takes.

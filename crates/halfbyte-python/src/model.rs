@@ -291,11 +291,11 @@ impl Work {
             stop: &self.stop,
             cancel: Some(&self.cancel),
         };
-        let generated = session.generate_pieces(tokenizer, &request, None, &mut |piece| {
-            match send.send(Told::Piece(piece.token, piece.text.to_owned())) {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(_) => ControlFlow::Break(()),
-            }
+        let generated = session.generate_pieces(tokenizer, &request, None, &mut |piece| match send
+            .send(Told::Piece(piece.token, piece.text.to_owned()))
+        {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
         })?;
         Ok(generated.finish)
     }

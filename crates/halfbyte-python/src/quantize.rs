@@ -61,7 +61,9 @@ impl QuantizedTensor {
             Some(zeros) => {
                 let zeros = Input::of(zeros, OP)?;
                 match zeros.dtype() {
-                    DataType::U8 => Zeros::Integer(zeros.slice::<u8>(OP, DataType::U8)?.iter().map(|&z| z.into()).collect()),
+                    DataType::U8 => {
+                        Zeros::Integer(zeros.slice::<u8>(OP, DataType::U8)?.iter().map(|&z| z.into()).collect())
+                    }
                     DataType::I32 => {
                         let zeros = zeros.slice::<i32>(OP, DataType::I32)?.iter();
                         let zeros = zeros.map(|&z| u16::try_from(z).unwrap_or(u16::MAX));
@@ -254,7 +256,9 @@ pub fn quantize(
             own.add(py, inputs)?;
             Some(&own)
         }
-        ("gptq" | "awq", ..) => return Ok(invalid(OP, format_args!("either hessian or inputs with {method}"), "none, or both")?),
+        ("gptq" | "awq", ..) => {
+            return Ok(invalid(OP, format_args!("either hessian or inputs with {method}"), "none, or both")?);
+        }
         (other, ..) => return Ok(invalid(OP, "method to be \"rtn\", \"gptq\" or \"awq\"", format_args!("{other:?}"))?),
     };
     if method != "gptq" && (act_order || static_groups) {

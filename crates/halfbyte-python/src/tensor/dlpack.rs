@@ -134,7 +134,8 @@ pub struct ExchangeApi {
     /// One of an older major version, or null.
     pub previous: *const ExchangeApi,
     /// A new tensor of the prototype's type, shape and device.
-    pub allocate: Option<unsafe extern "C" fn(*mut DlTensor, *mut *mut ManagedVersioned, *mut c_void, SetError) -> c_int>,
+    pub allocate:
+        Option<unsafe extern "C" fn(*mut DlTensor, *mut *mut ManagedVersioned, *mut c_void, SetError) -> c_int>,
     /// A Python tensor with a claim on its memory.
     pub managed_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut *mut ManagedVersioned) -> c_int>,
     /// A Python tensor made of one; takes the claim.
@@ -144,6 +145,9 @@ pub struct ExchangeApi {
     /// The stream that the library works in now.
     pub current_stream: Option<unsafe extern "C" fn(i32, i32, *mut *mut c_void) -> c_int>,
 }
+
+// SAFETY: a table is written before it is shown and never after.
+unsafe impl Sync for ExchangeApi {}
 
 /// Name of the capsule with an [`ExchangeApi`].
 pub const EXCHANGE_NAME: &std::ffi::CStr = c"dlpack_exchange_api";

@@ -158,7 +158,9 @@ impl<'py> Input<'py> {
         let place = match tensor.device.kind {
             CPU | CUDA_HOST => Place::Cpu,
             CUDA => Place::Cuda(u32::try_from(tensor.device.index).unwrap_or(0)),
-            other => return invalid(what, "a tensor on a CPU or a CUDA device", format_args!("DLPack's device {other}")),
+            other => {
+                return invalid(what, "a tensor on a CPU or a CUDA device", format_args!("DLPack's device {other}"));
+            }
         };
         let dimensions = usize::try_from(tensor.ndim).unwrap_or(usize::MAX);
         let mut sizes = [0; super::MOST_DIMENSIONS];
@@ -188,7 +190,9 @@ impl<'py> Input<'py> {
         let (address, read_only): (usize, bool) = item("data")?.extract()?;
         let (sizes, text): (Vec<usize>, String) = (item("shape")?.extract()?, item("typestr")?.extract()?);
         let Some(dtype) = of_typestr(&text) else {
-            return Err(PyTypeError::new_err(format!("{what}: expected numbers in the machine's byte order, got {text}")));
+            return Err(PyTypeError::new_err(format!(
+                "{what}: expected numbers in the machine's byte order, got {text}"
+            )));
         };
         let shape = Shape::new(&sizes)?;
         if let Ok(strides) = item("strides")?.extract::<Vec<i64>>() {
@@ -396,7 +400,9 @@ fn stream_for(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
     let index = u32::try_from(index).unwrap_or(0);
     let name = object.get_type().module()?;
     let stream = match name.to_str()?.split('.').next() {
-        Some("cupy") => py.import("cupy")?.getattr("cuda")?.call_method0("get_current_stream")?.getattr("ptr")?.extract()?,
+        Some("cupy") => {
+            py.import("cupy")?.getattr("cuda")?.call_method0("get_current_stream")?.getattr("ptr")?.extract()?
+        }
         Some("paddle") => {
             let current = py.import("paddle")?.getattr("device")?.call_method0("current_stream")?;
             current.getattr("stream_base")?.getattr("raw_stream")?.extract()?
@@ -409,10 +415,7 @@ fn stream_for(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
 }
 
 /// A tensor by `__dlpack__`.
-fn by_method(
-    object: &Bound<'_, PyAny>,
-    method: &Bound<'_, PyAny>,
-) -> PyResult<(DlTensor, u64, Held, usize)> {
+fn by_method(object: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> PyResult<(DlTensor, u64, Held, usize)> {
     let py = object.py();
     let is_numpy = object.get_type().module()?.to_str()?.starts_with("numpy");
     let stream = if is_numpy { None } else { stream_for(object)? };

@@ -16,11 +16,11 @@ mod owned;
 
 pub use dlpack::DataType;
 pub use input::Input;
-pub use output::Output;
+pub use output::{Output, numpy_array};
 pub use owned::Tensor;
 
-use halfbyte::format::int8::Byte;
 use halfbyte::Float;
+use halfbyte::format::int8::Byte;
 use pyo3::exceptions::PyTypeError;
 use pyo3::{PyErr, PyResult};
 use std::ops::Deref;
@@ -57,11 +57,7 @@ impl Shape {
     /// Error: more dimensions than any tensor here has.
     pub fn new(sizes: &[usize]) -> PyResult<Self> {
         if sizes.len() > MOST_DIMENSIONS {
-            return crate::error::invalid(
-                "tensor",
-                format_args!("at most {MOST_DIMENSIONS} dimensions"),
-                sizes.len(),
-            );
+            return crate::error::invalid("tensor", format_args!("at most {MOST_DIMENSIONS} dimensions"), sizes.len());
         }
         let mut shape = Self { sizes: [0; MOST_DIMENSIONS], len: sizes.len() };
         shape.sizes[..sizes.len()].copy_from_slice(sizes);

@@ -1,12 +1,13 @@
 //! A tensor of our own, for libraries that take one by `from_dlpack`.
 
 use super::dlpack::{CPU, CUDA, DataType, Device, DlTensor, Managed, ManagedVersioned, VERSION};
-use super::{Place, Shape};
+use super::{Place, Shape, type_of};
 use crate::device;
 use crate::error::{Failure, Result};
 use bytemuck::{Pod, Zeroable};
 use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, Event, Stream};
+use halfbyte::cuda::nn::FloatBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -24,6 +25,7 @@ struct Line([u8; 64]);
 enum Memory {
     Host(Vec<Line>),
     Cuda(Buffer<u8>),
+    Floats(FloatBuffer),
 }
 
 impl std::fmt::Debug for Line {
@@ -58,17 +60,19 @@ impl Tensor {
         Ok(Self { memory: Arc::new(memory), dtype, shape, place, queue })
     }
 
+    /// Floats on a GPU, which `queue` writes.
+    pub fn of_floats(shape: Shape, floats: FloatBuffer, queue: Cuda) -> Self {
+        let (dtype, place) = (type_of(floats.dtype()), Place::Cuda(queue.gpu().context().info().index));
+        Self { memory: Arc::new(Memory::Floats(floats)), dtype, shape, place, queue: Some(queue) }
+    }
+
     /// Address of the first element.
     pub fn address(&self) -> usize {
         match &*self.memory {
             Memory::Host(lines) => lines.as_ptr().expose_provenance(),
             Memory::Cuda(buffer) => buffer.pointer() as usize,
+            Memory::Floats(buffer) => buffer.view(0..buffer.len()).pointer() as usize,
         }
-    }
-
-    /// Where it lies.
-    pub fn place(&self) -> Place {
-        self.place
     }
 
     fn dlpack_device(&self) -> Device {
@@ -164,9 +168,8 @@ impl Tensor {
                 &raw mut (*out).managed
             };
             // SAFETY: the capsule has the claim; its end deletes the tensor where nobody has taken it.
-            let capsule = unsafe {
-                ffi::PyCapsule_New(managed.cast(), c"dltensor_versioned".as_ptr(), Some(drop_versioned))
-            };
+            let capsule =
+                unsafe { ffi::PyCapsule_New(managed.cast(), c"dltensor_versioned".as_ptr(), Some(drop_versioned)) };
             // SAFETY: a new reference, or none with an exception.
             return Ok(unsafe { Bound::from_owned_ptr_or_err(py, capsule) }?);
         }

@@ -1,0 +1,64 @@
+"""What a call of a small Linear costs beside the kernel: python overhead.py [--device cuda].
+
+The product of an empty x (no rows) goes the same way through Python and computes nothing: its time is the overhead. Beside it the
+same layer with one row, from torch and from numpy, and torch.nn.Linear. Times are medians of batches of calls, in ns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import halfbyte
+
+
+def median(call: Callable[[], Any], synchronize: Callable[[], Any]) -> float:
+    times = []
+    for _ in range(50):
+        synchronize()
+        begun = time.perf_counter_ns()
+        for _ in range(400):
+            call()
+        times.append((time.perf_counter_ns() - begun) / 400)
+    return sorted(times)[len(times) // 2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--n", type=int, default=64)
+    parser.add_argument("--k", type=int, default=64)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.device == "cpu":
+        halfbyte.set_num_threads(1)
+    synchronize = torch.cuda.synchronize if args.device != "cpu" else lambda: None
+    weight = np.random.default_rng(0).standard_normal((args.n, args.k), dtype=np.float32)
+    layer = halfbyte.Linear(weight, format="w4a16-g32", device=args.device)
+    dense = torch.nn.Linear(args.k, args.n, bias=False, device=args.device)
+    rows = {m: torch.randn(m, args.k, device=args.device) for m in (0, 1)}
+    out = torch.empty(1, args.n, device=args.device)
+    calls: dict[str, Callable[[], Any]] = {
+        "no rows, torch": lambda: layer(rows[0]),
+        "1 row, torch": lambda: layer(rows[1]),
+        "1 row, torch, out given": lambda: layer(rows[1], out),
+        "torch.nn.Linear, no gradient": lambda: dense(rows[1]),
+        "torch.empty": lambda: torch.empty(1, args.n, device=args.device),
+        "an empty call": lambda: None,
+    }
+    if args.device == "cpu":
+        calls["1 row, numpy"] = lambda array=rows[1].numpy(): layer(array)
+    print(f"({args.n}, {args.k}), w4a16-g32, {args.device}, {layer.kernel(1, 'float32')}; torch {torch.__version__}")
+    with torch.no_grad():
+        for name, call in calls.items():
+            call()
+            print(f"{name:32} {median(call, synchronize):8.0f} ns")
+
+
+if __name__ == "__main__":
+    main()
