@@ -7,6 +7,7 @@ mod cubins;
 mod gpu_bundle;
 mod kernels;
 mod oracles;
+mod paddle;
 mod python;
 
 use clap::Parser;
@@ -27,6 +28,8 @@ enum Task {
     Kernels(kernels::Args),
     /// Compare what the software of each format reads in the files that we write.
     Oracles(oracles::Args),
+    /// Run our functions of Paddle's names beside Paddle, and Paddle's tests of them.
+    Paddle(paddle::Args),
     /// Build the Python package, run its tests and check its types.
     Python(python::Args),
 }
@@ -39,6 +42,7 @@ fn main() -> std::process::ExitCode {
         Task::GpuBundle(args) => gpu_bundle::run(&args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Oracles(args) => oracles::run(&args),
+        Task::Paddle(args) => paddle::run(&args),
         Task::Python(args) => python::run(&args),
     };
     match result {

@@ -78,7 +78,7 @@ impl Checkpoint {
     #[new]
     #[pyo3(signature = (path, *, group=None))]
     fn new(py: Python<'_>, path: PathBuf, group: Option<i64>) -> Result<Self> {
-        let hint = Hint { group: group_of(group)? };
+        let hint = Hint { group: group_of(group)?, ..Hint::default() };
         Ok(Self { weights: device::compute(py, || Weights::open_with(&path, hint))? })
     }
 
@@ -193,7 +193,7 @@ fn object(text: &str) -> PyResult<Map<String, Value>> {
 /// `inspect` as JSON text.
 #[pyfunction]
 pub fn _inspect(py: Python<'_>, path: PathBuf, group: Option<i64>) -> Result<String> {
-    let hint = Hint { group: group_of(group)? };
+    let hint = Hint { group: group_of(group)?, ..Hint::default() };
     let inspection = device::compute(py, || {
         let weights = Weights::open_with(&path, hint)?;
         checkpoint::inspect(&weights)

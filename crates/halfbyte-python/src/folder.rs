@@ -50,7 +50,7 @@ pub fn _convert(
     let conversion = Conversion { target: target_of(to)?, bits, group, channel_scale, requantize };
     let signals = Signals::default();
     let converted = device::compute(py, || {
-        let weights = Weights::open_with(&source, Hint { group })?;
+        let weights = Weights::open_with(&source, Hint { group, ..Hint::default() })?;
         let came = || signals.came();
         let job = Job { overwrite, cancel: Some(&came), ..Job::new(&weights, &output) };
         checkpoint::convert(job, conversion)

@@ -37,7 +37,8 @@ mod _halfbyte {
     use crate::model::{Generation, Model, load};
     #[pymodule_export]
     use crate::paddle::{
-        _paddle_apply_per_channel_scale, _paddle_linear, _paddle_llm_int8_linear, _paddle_weight_dequantize, _paddle_weight_quantize,
+        _paddle_apply_per_channel_scale, _paddle_linear, _paddle_llm_int8_linear, _paddle_weight_dequantize,
+        _paddle_weight_quantize,
     };
     #[pymodule_export]
     use crate::quantize::{Hessian, QuantizedTensor, quantize};

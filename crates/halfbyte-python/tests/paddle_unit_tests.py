@@ -106,7 +106,7 @@ def matmul_of_bytes(function):
 
 def host():
     """Puts all of it in place."""
-    for name in ours.__all__:
+    for name in (name for name in ours.__all__ if hasattr(quant, name)):
         function = weight_quantize if name == "weight_quantize" else getattr(ours, name)
         setattr(quant, name, function)
         setattr(quantized_linear, name, function)

@@ -146,7 +146,7 @@ W, X = np.ones((64, 16), np.float16), np.ones((2, 64), np.float16)
         (ValueError, "divisible by 16", lambda: quant.weight_quantize(W[:, :8])),
         (AssertionError, "-1/64/128", lambda: quant.weight_quantize(W, group_size=32)),
         (RuntimeError, "float32", lambda: quant.weight_quantize(W.astype(np.float32))),
-        (ValueError, "nan", lambda: quant.weight_quantize(np.full((64, 16), np.nan, np.float16))),
+        (ValueError, "NaN", lambda: quant.weight_quantize(np.full((64, 16), np.nan, np.float16))),
         (ValueError, "algo", lambda: quant.weight_dequantize(*quantised(), algo="llm.int8")),
         (ValueError, "scales of shape", lambda: quant.weight_dequantize(quantised()[0], quantised()[1][:8])),
         (ValueError, "weight_scale", lambda: quant.weight_only_linear(X, quantised()[0])),

@@ -24,6 +24,7 @@ from . import _halfbyte
 
 __all__ = [
     "apply_per_channel_scale",
+    "linear",
     "llm_int8_linear",
     "weight_dequantize",
     "weight_only_linear",
@@ -95,26 +96,14 @@ def weight_only_linear(
 ) -> Any:
     """``x @ dequantised(weight) + bias`` of x ``[..., k]``, with a weight of ``weight_quantize``.
 
-    The weight is packed anew in each call: where it is multiplied often, `halfbyte.Linear` packs it once. Gradients with respect to x
-    are computed for tensors of paddle.
+    The weight is packed anew in each call; `linear` packs it once. Gradients with respect to x are computed for tensors of paddle.
     """
     name = "weight_only_linear"
     arch = _arch(x, arch)
     _check_group_size(group_size)
     bits = _weight_bits(weight_dtype)
-    if weight_scale is None:
-        raise ValueError(f"{name}: argument 'weight_scale' (position 3) must be Tensor, but got None")
-    if len(weight.shape) != 2:
-        raise ValueError(f"{name}: the input(weight) must be a 2D Tensor.")
-    for i, which in ((0, "first"), (1, "second")):
-        if weight.shape[i] % 16 != 0:
-            raise ValueError(f"{name}: the {which} dimension of input must be divisible by 16, but got[{weight.shape[i]}]")
+    _check_layer(name, weight, bias, weight_scale, bits, group_size)
     _check_inputs(name, x, weight)
-    if bias is not None and len(bias.shape) != 1:
-        raise ValueError(f"{name}: the size of Input(Bias)'s dimension should equal to 1.")
-    rank, mode = (1, "per-channel") if group_size == -1 else (2, "groupwise")
-    if len(weight_scale.shape) != rank:
-        raise ValueError(f"{name}: the input(weight_scale) must be a {rank}D Tensor in {mode} mode.")
     _check_half(name, x)
 
     if _in_graph(x):
@@ -125,14 +114,30 @@ def weight_only_linear(
         return _node(again, [([*x.shape[:-1], weight.shape[0] * 8 // bits], x.dtype)], x, weight, weight_scale, bias)
 
     def multiply(x: Any) -> Any:
-        scale, _ = _widened(_detached(weight_scale))
-        layer = _halfbyte._paddle_linear(_detached(weight), scale, _wide(bias), bits, arch, group_size)
+        layer = linear(weight, weight_scale, bias, weight_dtype, arch, group_size)
         wide, bf16 = _widened(x)
         return _narrowed(layer(wide), bf16)
 
     if _has_paddle_gradient(x):
         return _with_gradient(x, multiply, lambda: _dequantised(weight, weight_scale, bits, arch, group_size))
     return multiply(_detached(x))
+
+
+def linear(
+    weight: Any,
+    weight_scale: Any,
+    bias: Any = None,
+    weight_dtype: str = "int8",
+    arch: int | None = None,
+    group_size: int = -1,
+) -> _halfbyte.Linear:
+    """The layer that ``weight_only_linear`` makes in each call, packed once. Paddle has no such function."""
+    arch = _arch(weight, arch)
+    _check_group_size(group_size)
+    bits = _weight_bits(weight_dtype)
+    _check_layer("linear", weight, bias, weight_scale, bits, group_size)
+    scale, _ = _widened(_detached(weight_scale))
+    return _halfbyte._paddle_linear(_detached(weight), scale, _wide(bias), bits, arch, group_size)
 
 
 def llm_int8_linear(x: Any, weight: Any, bias: Any = None, weight_scale: Any = None, threshold: float = 6.0) -> Any:
@@ -145,9 +150,7 @@ def llm_int8_linear(x: Any, weight: Any, bias: Any = None, weight_scale: Any = N
     if len(weight.shape) != 2:
         raise ValueError(f"{name}: the input(weight) must be a 2D Tensor.")
     _check_inputs(name, x, weight)
-    for i, which in ((0, "first"), (1, "second")):
-        if weight.shape[i] % 16 != 0:
-            raise ValueError(f"{name}: the {which} dimension of input must be divisible by 16, but got[{weight.shape[i]}]")
+    _check_weight(name, weight, 8)
     if weight_scale.shape[0] != weight.shape[0]:
         raise ValueError(
             f"{name}: input(weight_scale) dim[0] and input(weight) dim[0] should be equal, but received "
@@ -225,6 +228,26 @@ def _weight_bits(weight_dtype: Any) -> int:
 def _check_group_size(group_size: int) -> None:
     if group_size not in (-1, 64, 128):
         raise AssertionError(f"Currently group_size only support -1/64/128. but got {group_size} ")
+
+
+def _check_weight(name: str, weight: Any, bits: int) -> None:
+    """Of 4 bits Paddle refuses outputs that are no multiple of 32, though its quantiser takes those of 16; here both are taken."""
+    for size, which in ((weight.shape[0] * 8 // bits, "first"), (weight.shape[1], "second")):
+        if size % 16 != 0:
+            raise ValueError(f"{name}: the {which} dimension of input must be divisible by 16, but got[{size}]")
+
+
+def _check_layer(name: str, weight: Any, bias: Any, weight_scale: Any, bits: int, group_size: int) -> None:
+    if weight_scale is None:
+        raise ValueError(f"{name}: argument 'weight_scale' (position 3) must be Tensor, but got None")
+    if len(weight.shape) != 2:
+        raise ValueError(f"{name}: the input(weight) must be a 2D Tensor.")
+    _check_weight(name, weight, bits)
+    if bias is not None and len(bias.shape) != 1:
+        raise ValueError(f"{name}: the size of Input(Bias)'s dimension should equal to 1.")
+    rank, mode = (1, "per-channel") if group_size == -1 else (2, "groupwise")
+    if len(weight_scale.shape) != rank:
+        raise ValueError(f"{name}: the input(weight_scale) must be a {rank}D Tensor in {mode} mode.")
 
 
 def _check_inputs(name: str, x: Any, weight: Any) -> None:

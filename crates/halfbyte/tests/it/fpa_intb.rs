@@ -146,6 +146,22 @@ fn streams_of_fastertransformer_are_read_and_written() {
     }
 }
 
+/// Registers as the kernels of these layouts convert them: what comes out in order are the outputs of a row-major word.
+#[test]
+fn words_are_the_registers_of_fast_conversions() {
+    for (name, bits, values) in [("int4", 4u32, "ft_fp16"), ("int8", 8, "fp16_interleaved")] {
+        let file = Golden::read(&format!("fast_dequant/{name}_registers"));
+        let (words, values) = (file.bits("reg"), file.floats(values).to_f32());
+        let [n, k] = [32 / bits as usize, words.len() / 4];
+        let codes = FpaIntB::RowMajor.unpack(words, [n, k], bits).unwrap();
+        let middle = (1 << (bits - 1)) as f32;
+        for (at, &code) in codes.iter().enumerate() {
+            assert_eq!(f32::from(code) - middle, values[at % k * n + at / k], "{name} at {at}");
+        }
+        assert_eq!(FpaIntB::RowMajor.pack(&codes, [n, k], bits).unwrap(), words);
+    }
+}
+
 #[test]
 fn codes_scales_and_streams_are_those_of_paddle() {
     let mut streams = 0;

@@ -71,6 +71,11 @@ impl Golden {
         }
     }
 
+    /// Elements of any type as their bytes.
+    pub fn bits(&self, name: &str) -> &[u8] {
+        &self.0[name].2
+    }
+
     /// Bytes as their bits, and whether they are signed.
     pub fn bytes(&self, name: &str) -> (bool, Vec<u8>) {
         let (dtype, _, data) = &self.0[name];
