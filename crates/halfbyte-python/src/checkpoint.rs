@@ -8,10 +8,11 @@ use crate::tensor::{DataType, Input, Place, numpy_array};
 use halfbyte::{Act, Format, Group, StoredTensor, Weight};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{self as checkpoint, Hint, LinearWeight, MemoryTensor, StoredLinear, StoredWeight, Weights};
-use pyo3::exceptions::{PyKeyError, PyRuntimeError};
+use pyo3::exceptions::{PyKeyError, PyRuntimeError, PyUserWarning};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -46,7 +47,11 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Packs a layer for a device.
     fn packed(&self, py: Python<'_>, prefix: &str, act: Act, options: Options<'_, '_>) -> Result<Linear> {
-        let StoredLinear { weight, bias, .. } = py.detach(|| self.weights.stored_linear(prefix))?;
+        let StoredLinear { weight, bias, findings } = py.detach(|| self.weights.stored_linear(prefix))?;
+        for finding in findings {
+            let text = CString::new(finding.to_string().replace('\0', " ")).unwrap_or_default();
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
+        }
         let bias = match options.bias {
             Some(bias) => bias_of("linear", Some(bias), weight.shape()[0])?,
             None => bias,
