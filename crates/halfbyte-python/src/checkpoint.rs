@@ -8,10 +8,11 @@ use crate::tensor::{DataType, Input, Place, numpy_array};
 use halfbyte::{Act, Format, Group, StoredTensor, Weight};
 use halfbyte_checkpoint::safetensors::DType;
 use halfbyte_checkpoint::{self as checkpoint, Hint, LinearWeight, MemoryTensor, StoredLinear, StoredWeight, Weights};
-use pyo3::exceptions::{PyKeyError, PyRuntimeError};
+use pyo3::exceptions::{PyKeyError, PyRuntimeError, PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
+use std::ffi::CString;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -41,12 +42,23 @@ pub fn group_of(group: Option<i64>) -> PyResult<Option<Group>> {
 #[derive(Debug)]
 pub struct Checkpoint {
     weights: Weights,
+    /// Whether its tensors are a program's, and no files.
+    in_memory: bool,
 }
 
 impl Checkpoint {
     /// Packs a layer for a device.
     fn packed(&self, py: Python<'_>, prefix: &str, act: Act, options: Options<'_, '_>) -> Result<Linear> {
-        let StoredLinear { weight, bias, .. } = py.detach(|| self.weights.stored_linear(prefix))?;
+        let StoredLinear { weight, bias, findings } = match py.detach(|| self.weights.stored_linear(prefix)) {
+            Err(missing @ checkpoint::Error::Missing { .. }) if self.in_memory => {
+                return Err(PyValueError::new_err(missing.to_string()).into());
+            }
+            other => other?,
+        };
+        for finding in findings {
+            let text = CString::new(finding.to_string().replace('\0', " ")).unwrap_or_default();
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 1)?;
+        }
         let bias = match options.bias {
             Some(bias) => bias_of("linear", Some(bias), weight.shape()[0])?,
             None => bias,
@@ -79,7 +91,7 @@ impl Checkpoint {
     #[pyo3(signature = (path, *, group=None))]
     fn new(py: Python<'_>, path: PathBuf, group: Option<i64>) -> Result<Self> {
         let hint = Hint { group: group_of(group)?, ..Hint::default() };
-        Ok(Self { weights: device::compute(py, || Weights::open_with(&path, hint))? })
+        Ok(Self { weights: device::compute(py, || Weights::open_with(&path, hint))?, in_memory: false })
     }
 
     /// Names of all modules with a matrix of weights, in the order of the files.
@@ -177,7 +189,7 @@ pub fn linear_from_tensors(
         all.push(MemoryTensor { name: format!("{module}.{name}"), dtype, shape, bytes: input.to_bytes()? });
     }
     let config = config.map(object).transpose()?;
-    let checkpoint = Checkpoint { weights: Weights::of_tensors(OP, all, config.as_ref())? };
+    let checkpoint = Checkpoint { weights: Weights::of_tensors(OP, all, config.as_ref())?, in_memory: true };
     let place = device.filter(|device| !device.is_none()).map_or(Ok(Place::Cpu), place_of)?;
     let bias = bias.filter(|bias| !bias.is_none());
     checkpoint.packed(py, module, act_of(act)?, Options { bias, activation, place })

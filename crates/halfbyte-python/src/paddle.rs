@@ -80,7 +80,7 @@ pub fn _paddle_weight_quantize<'py>(
         }
         let (queue, gpu) = (device::queue(py, index, x.stream())?, device::gpu(py, index)?);
         let (w, to, scales_to) = (x.float_view(OP)?, out.view_mut::<u8>(), scales.float_view_mut()?);
-        fpa_intb::quantize(&gpu, queue.stream(), layout, w, [k, n], format, to, scales_to)?;
+        fpa_intb::quantize(&gpu, queue.stream(), layout, w, [k, n], format, (to, scales_to))?;
         return Ok((out.finish(py)?, scales.finish(py)?));
     }
     {

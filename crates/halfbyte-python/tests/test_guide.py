@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 def examples(path: Path) -> list[tuple[str, str]]:
     """Headings with the Python code below them."""
     found, heading = [], path.stem
-    for block in re.finditer(r"^(?:#+ (?P<heading>.*)|```python\n(?P<code>.*?)^```)$", path.read_text(), re.M | re.S):
+    for block in re.finditer(r"^(?:#+ (?P<heading>[^\n]*)|```python\n(?P<code>.*?)^```)$", path.read_text(), re.M | re.S):
         if block["heading"]:
             heading = block["heading"]
         else:

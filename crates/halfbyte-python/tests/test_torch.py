@@ -100,6 +100,9 @@ def test_under_vmap_and_tracing_the_operator_is_seen() -> None:
     layer = module()
     graph = make_fx(layer)(torch.zeros(3, 64))
     assert any("halfbyte.linear" in str(node.target) for node in graph.graph.nodes)
+    x = torch.from_numpy(random((7, 5, 64), 12))
+    for dim in (0, 1):
+        assert torch.equal(torch.vmap(layer, dim)(x), layer(x.movedim(dim, 0)))
     with torch._subclasses.FakeTensorMode() as mode:
         y = layer(mode.from_tensor(torch.zeros(3, 64)))
         assert y.shape == (3, 48)

@@ -16,6 +16,7 @@ mod inspect;
 mod labels;
 mod malicious;
 mod marlin;
+mod memory;
 mod native;
 mod onnx;
 mod onnx_malformed;

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
+import torch.utils.dlpack
 
 from . import _halfbyte
 
@@ -48,7 +49,7 @@ def _linear_backward(grad: torch.Tensor, handle: int, in_features: int) -> torch
     total = rows.new_zeros((rows.shape[0], in_features))
     for start in range(0, layer.out_features, _ROWS):
         stop = min(start + _ROWS, layer.out_features)
-        weight = torch.from_dlpack(layer.dequantize(start, stop))[:, :in_features]
+        weight = torch.utils.dlpack.from_dlpack(layer.dequantize(start, stop))[:, :in_features]
         total += rows[:, start:stop] @ weight
     return total.to(grad.dtype).reshape(*grad.shape[:-1], in_features)
 
@@ -60,7 +61,8 @@ def _(grad: torch.Tensor, handle: int, in_features: int) -> torch.Tensor:
 
 def _setup_context(ctx: Any, inputs: tuple[torch.Tensor, int, int], output: torch.Tensor) -> None:
     x, handle, _ = inputs
-    ctx.handle, ctx.in_features = handle, x.shape[-1]
+    # The layer lives as long as its gradient may be asked for.
+    ctx.layer, ctx.handle, ctx.in_features = _layers.get(handle), handle, x.shape[-1]
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -68,6 +70,27 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
 
 
 _linear.register_autograd(_backward, setup_context=_setup_context)
+
+
+@_linear.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, None, None], x: torch.Tensor, handle: int, out_features: int
+) -> tuple[torch.Tensor, int]:
+    rows = x if in_dims[0] is None else x.movedim(in_dims[0], 0)
+    y: torch.Tensor = torch.ops.halfbyte.linear(rows, handle, out_features)
+    return (y.expand(info.batch_size, *y.shape) if in_dims[0] is None else y), 0
+
+
+def _is_watched(x: torch.Tensor) -> bool:
+    """Whether anything but a kernel is to see a product: a gradient, a compiler, a mode, a transformation, a subclass."""
+    return (
+        type(x) is not torch.Tensor
+        or (x.requires_grad and torch.is_grad_enabled())
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )
 
 
 class Linear(torch.nn.Module):
@@ -107,18 +130,13 @@ class Linear(torch.nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Straight to the kernel where nobody watches: no gradient, no tracing, no subclass.
-        if (
-            type(x) is torch.Tensor
-            and not (x.requires_grad and torch.is_grad_enabled())
-            and not torch.compiler.is_compiling()
-            and not torch.jit.is_tracing()
-        ):
+        if not _is_watched(x):
             return self.layer(x.detach() if x.requires_grad else x)
-        return torch.ops.halfbyte.linear(x, self.handle, self.out_features)
+        y: torch.Tensor = torch.ops.halfbyte.linear(x, self.handle, self.out_features)
+        return y
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         device = fn(torch.empty(0, device=self.layer.device)).device
         if device.type not in ("cpu", "cuda"):
             raise ValueError(f"Linear.to: expected cpu or cuda, got {device}")

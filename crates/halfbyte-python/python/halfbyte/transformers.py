@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig
-from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from . import _halfbyte
@@ -53,7 +53,7 @@ class HalfbyteConfig(QuantizationConfigMixin):
         skip: list[str] | None = None,
         **fields: Any,
     ) -> None:
-        self.quant_method = "halfbyte"
+        self.quant_method: Any = "halfbyte"
         self.format = None if format is None else _halfbyte.parse_format(format)
         if act not in ("a16", "a32", "a8", "a8-xasym"):
             raise ValueError(f"HalfbyteConfig: expected act a16, a32, a8 or a8-xasym, got {act!r}")

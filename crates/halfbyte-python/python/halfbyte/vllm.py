@@ -119,6 +119,7 @@ def register() -> None:
 
         def __init__(self, config: HalfbyteConfig, prefix: str) -> None:
             self.config, self.prefix = config, prefix
+            self.sizes = (0, 0, 0)
 
         def create_weights(
             self,
@@ -135,23 +136,27 @@ def register() -> None:
             loader = attributes["weight_loader"]
             for part, parameter in _parameters(self.prefix, self.config.method, shards, sizes, loader).items():
                 layer.register_parameter(part, parameter)
-            layer.halfbyte_sizes = sizes
+            self.sizes = sizes
 
         def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-            _, inputs, outputs = layer.halfbyte_sizes
+            _, inputs, outputs = self.sizes
             tensors = {part: getattr(layer, part).data for part in _PARTS[self.config.method] if hasattr(layer, part)}
             device = tensors[_codes_of(self.config.method)].device
             if "weight_shape" in tensors:
                 tensors["weight_shape"] = torch.tensor([outputs, inputs], dtype=torch.int64)
+            if self.config.method == "gptq":
+                # Of columns in their order, which is what is left where act-order is refused.
+                tensors["g_idx"] = torch.arange(inputs, dtype=torch.int32) // -(-inputs // len(tensors["scales"]))
             packed = _halfbyte.linear_from_tensors(
                 tensors, json.dumps(self.config.config), module=self.config.shards(self.prefix)[0], device=device
             )
-            for part in tensors:
+            for part in _PARTS[self.config.method].keys() & tensors.keys():
                 delattr(layer, part)
             layer.halfbyte = Linear(packed)
 
         def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-            y: torch.Tensor = layer.halfbyte(x)
+            packed: Any = layer.halfbyte
+            y: torch.Tensor = packed(x)
             return y if bias is None else y + bias
 
 

@@ -79,7 +79,7 @@ pub fn unpack(
     run(gpu, stream, instance("unpack", layout, bits), tiles([n, k]), &params)
 }
 
-/// Weights `[k, n]` to the stream and its scales `[groups, n]` by Paddle's rule, on the device: the bits of
+/// Weights `[k, n]` to the stream and its scales `[groups, n]`, the pair that is written, by Paddle's rule, on the device: the bits of
 /// [`weight_only`](crate::quantize::weight_only). A group with NaN or infinity gets a scale of NaN.
 ///
 /// *Errors:* those of [`pack`]; a format that is not symmetric or has one scale for the tensor; scales of another type than the
@@ -91,8 +91,7 @@ pub fn quantize(
     w: FloatView<'_>,
     [k, n]: [usize; 2],
     format: WeightFormat,
-    out: ViewMut<'_, u8>,
-    scales: FloatViewMut<'_>,
+    (out, scales): (ViewMut<'_, u8>, FloatViewMut<'_>),
 ) -> Result<()> {
     let WeightFormat { bits, group, zero, scale, channel_scale } = format;
     if zero != Zero::Symmetric || channel_scale.is_some() || matches!(group, Group::Tensor | Group::Size(0)) {

@@ -118,7 +118,7 @@ fn weights_become_the_codes_and_scales_of_the_cpu() {
                 Float::F32 => bytes.cast::<f32>().into(),
             };
             let to = out.view_mut().slice(GUARD..GUARD + expected.len());
-            fpa_intb::quantize(&gpu, &stream, layout, view, [k, n], format, to, scales_view).unwrap();
+            fpa_intb::quantize(&gpu, &stream, layout, view, [k, n], format, (to, scales_view)).unwrap();
             let what = format!("{layout:?} {bits} bits {dtype} {scale} {group} [{n}, {k}]");
             assert!(read(&stream, &to_scales) == expected_scales, "scales: {what}");
             assert!(read(&stream, &out) == expected, "codes: {what}");
