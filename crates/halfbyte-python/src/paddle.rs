@@ -54,7 +54,6 @@ fn bytes_of<'a>(out: &'a mut Output<'_>) -> PyResult<&'a mut [i8]> {
 /// Weights `[k, n]` to a stream of codes and their scales. plain: signed codes `[n, k]` with float32 scales (llm.int8), else the layout
 /// of an architecture, with scales of x's type. bfloat16: x is float32 that stands for brain floats, and so are the scales.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "one of Python's functions, which has named them")]
 pub fn _paddle_weight_quantize<'py>(
     py: Python<'py>,
     x: &Bound<'py, PyAny>,
