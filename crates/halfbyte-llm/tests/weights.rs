@@ -214,6 +214,7 @@ fn weights_of_paddle_are_the_same_in_every_form_and_run() {
     assert_eq!(expected.len(), 6 * 7);
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);
+    std::fs::create_dir(path("paddle")).unwrap();
     let mut writer = create(path("paddle"), &specs, u64::MAX).unwrap();
     specs.iter().zip(&contents).for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
     writer.finish().unwrap();

@@ -14,6 +14,7 @@ ValueError; products are rounded once, to the type of x, also where Paddle round
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 from typing import Any
@@ -301,7 +302,7 @@ def _in_graph(x: Any) -> bool:
 
 def _node(function: Any, metas: list[tuple[Any, Any]], *tensors: Any) -> Any:
     """A call of Python in a static graph, of outputs of these shapes and types."""
-    import paddle
+    paddle: Any = importlib.import_module("paddle")
 
     given = [tensor for tensor in tensors if tensor is not None]
     names = ["a", "b", "c", "d"][: len(given)]
@@ -346,7 +347,7 @@ def _dequantised(weight: Any, scale: Any, bits: int, arch: int, group_size: int)
 
 
 def _with_gradient(x: Any, multiply: Any, dequantised: Any) -> Any:
-    import paddle
+    paddle: Any = importlib.import_module("paddle")
 
     class WeightOnlyLinear(paddle.autograd.PyLayer):  # type: ignore[misc]
         @staticmethod
