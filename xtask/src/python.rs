@@ -1,6 +1,6 @@
-//! `cargo xtask python`: the Python package, built in the profile of the tests, with its tests and the check of its types.
+//! `cargo xtask python`: the Python package, installed in the profile of the tests, its tests, and the check of its types.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[derive(clap::Args)]
@@ -12,11 +12,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no folder")?;
     let package = root.join("crates/halfbyte-python");
-    built(root, &package)?;
     let python = environment(root, &package)?;
-    let path = package.join("python");
+    // As `pip install .` does, in the profile that the tests of the workspace have built.
+    let mut pip = Command::new(&python);
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall", "."]);
+    succeed(pip.arg("--config-settings=build-args=--profile=dev --locked").current_dir(root))?;
     let mut tests = Command::new(&python);
-    tests.args(["-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]).args(&args.tests).env("PYTHONPATH", &path);
+    tests.args(["-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider"]).args(&args.tests);
     succeed(tests.current_dir(&package))?;
     if args.tests.is_empty() {
         let cache = root.join("target/mypy");
@@ -25,19 +27,8 @@ pub fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Builds the extension module in the dev profile, and lays it where the package looks for it.
-fn built(root: &Path, package: &Path) -> Result<(), String> {
-    let mut build = Command::new(env!("CARGO"));
-    succeed(build.args(["build", "--quiet", "--locked", "--package", "halfbyte-python"]).current_dir(root))?;
-    let (from, to) = (root.join("target/debug/lib_halfbyte.so"), package.join("python/halfbyte/_halfbyte.abi3.so"));
-    // Another file, not other bytes in one that a program may have mapped.
-    let fresh = to.with_extension("so.tmp");
-    std::fs::copy(&from, &fresh).map_err(|e| format!("{}: {e}", from.display()))?;
-    std::fs::rename(&fresh, &to).map_err(|e| format!("{}: {e}", to.display()))
-}
-
 /// The interpreter of a small virtual environment, which has torch and transformers from that of the oracles.
-fn environment(root: &Path, package: &Path) -> Result<std::path::PathBuf, String> {
+fn environment(root: &Path, package: &Path) -> Result<PathBuf, String> {
     let others = root.join("target/oracles-venv/lib");
     let version = std::fs::read_dir(&others).ok().and_then(|mut entries| entries.next()?.ok());
     let version = version.ok_or("there is no target/oracles-venv: run `cargo xtask oracles` first")?.file_name();

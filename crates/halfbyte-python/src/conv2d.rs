@@ -14,6 +14,7 @@ const OP: &str = "conv2d";
 
 /// A layer on the device that its weight was packed for.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "each lies in an object of Python by itself")]
 enum Layer {
     Cpu(halfbyte::Conv2d<Cpu>),
     Cuda(u32, halfbyte::Conv2d<Cuda>),

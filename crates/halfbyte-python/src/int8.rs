@@ -100,6 +100,7 @@ impl Bias {
 macro_rules! layers {
     ($name:ident, $library:ident) => {
         #[derive(Debug)]
+        #[expect(clippy::large_enum_variant, reason = "each lies in an object of Python by itself")]
         enum $name {
             Cpu(halfbyte::$library<Cpu>),
             Cuda(u32, halfbyte::$library<Cuda>),

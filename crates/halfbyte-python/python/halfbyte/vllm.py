@@ -92,6 +92,8 @@ def register() -> None:
 
             for name, said in get_safetensors_params_metadata(model_name, revision=revision).items():
                 module, _, part = name.rpartition(".")
+                if "dtype" not in said:
+                    continue  # What a file says of itself.
                 self.stored.setdefault(module, {})[part] = (said["dtype"], list(said["shape"]))
 
         def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:

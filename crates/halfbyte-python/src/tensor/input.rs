@@ -107,7 +107,9 @@ impl<'py> Input<'py> {
     pub fn writable(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Self> {
         match Self::read(object, what)? {
             None => invalid(what, "a tensor whose elements lie row by row", "one with other strides"),
-            Some(input) if input.read_only => invalid(what, "a tensor that may be written", "a read-only one"),
+            Some(input) if input.read_only || is_constant(object)? => {
+                invalid(what, "a tensor that may be written", "a read-only one")
+            }
             Some(input) => Ok(input),
         }
     }
@@ -364,6 +366,11 @@ fn is_dense(shape: &Shape, stride: impl Fn(usize) -> i64) -> bool {
         next *= shape[i] as i64;
         here
     })
+}
+
+/// Whether a library's arrays never change, though it hands them out as if they might.
+fn is_constant(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(matches!(object.get_type().module()?.to_str()?.split('.').next(), Some("jax" | "jaxlib")))
 }
 
 /// ValueError: a tensor that autograd watches; through here its gradient would be lost.
