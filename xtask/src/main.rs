@@ -10,6 +10,8 @@ mod install_c;
 mod kernels;
 mod oracles;
 mod plots;
+mod paddle;
+mod python;
 
 use clap::Parser;
 
@@ -35,6 +37,10 @@ enum Task {
     Oracles(oracles::Args),
     /// Make docs/plots.md and its pictures from the records.
     Plots(plots::Args),
+    /// Run our functions of Paddle's names beside Paddle, and Paddle's tests of them.
+    Paddle(paddle::Args),
+    /// Build the Python package, run its tests and check its types.
+    Python(python::Args),
 }
 
 fn main() -> std::process::ExitCode {
@@ -48,6 +54,8 @@ fn main() -> std::process::ExitCode {
         Task::Kernels(args) => kernels::run(&args),
         Task::Oracles(args) => oracles::run(&args),
         Task::Plots(args) => plots::run(&args),
+        Task::Paddle(args) => paddle::run(&args),
+        Task::Python(args) => python::run(&args),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,

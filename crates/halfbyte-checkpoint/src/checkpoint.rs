@@ -109,14 +109,7 @@ impl Checkpoint {
             std::io::ErrorKind::NotFound => Error::missing(path, "there is no such file or folder"),
             _ => Error::io("open", path)(source),
         })?;
-        let mut this = Self {
-            path: path.to_owned(),
-            files: Vec::new(),
-            tensors: Vec::new(),
-            by_name: HashMap::new(),
-            findings: Vec::new(),
-            container: Container::Plain,
-        };
+        let mut this = Self::empty(path);
         if !metadata.is_dir() {
             this.open_file(path)?;
         } else if !safetensors::files::open_folder(path, &mut this)? && !pytorch::files::open_folder(path, &mut this)? {
@@ -142,6 +135,31 @@ impl Checkpoint {
             this.open_file(only)?;
         }
         this.experts_apart()?;
+        Ok(this)
+    }
+
+    /// Without a tensor.
+    fn empty(path: &Path) -> Self {
+        Self {
+            path: path.to_owned(),
+            files: Vec::new(),
+            tensors: Vec::new(),
+            by_name: HashMap::new(),
+            findings: Vec::new(),
+            container: Container::Plain,
+        }
+    }
+
+    /// Tensors of a program's memory as those of one file of this name. Error: two of one name.
+    pub(crate) fn of_memory(
+        name: &Path,
+        tensors: impl Iterator<Item = (String, DType, Vec<usize>, Vec<u8>)>,
+    ) -> Result<Self> {
+        let mut this = Self::empty(name);
+        let file = this.add_file(MappedFile { path: name.to_owned(), map: Mapping::none() });
+        for (name, dtype, shape, bytes) in tensors {
+            this.add_tensor(Tensor { name, dtype, shape, file, place: Place::Decoded(bytes) })?;
+        }
         Ok(this)
     }
 

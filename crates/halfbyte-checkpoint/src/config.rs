@@ -15,6 +15,7 @@ mod awq;
 mod bitsandbytes;
 mod compressed_tensors;
 mod expectation;
+mod fpa_intb;
 mod gptq;
 mod halfbyte;
 mod patterns;
@@ -25,6 +26,7 @@ pub use compressed_tensors::{
     CompressedTensorsConfig, CompressedTensorsFormat, CompressedTensorsGroup, CompressedTensorsStrategy,
 };
 pub(crate) use expectation::{Expectation, in_block, is_head, other_names};
+pub use fpa_intb::FpaIntBConfig;
 pub(crate) use gptq::GptqSettings;
 pub use gptq::{GptqConfig, GptqDynamic, GptqOverride, GptqVersion};
 pub use halfbyte::HalfbyteConfig;
@@ -45,6 +47,9 @@ pub enum QuantizationConfig {
     /// bitsandbytes.
     #[serde(rename = "bitsandbytes")]
     BitsAndBytes(BitsAndBytesConfig),
+    /// The layouts of fpA_intB kernels.
+    #[serde(rename = "fpa_intb")]
+    FpaIntB(FpaIntBConfig),
     /// Our own form.
     Halfbyte(HalfbyteConfig),
 }
@@ -71,6 +76,12 @@ pub fn read(folder: &Path) -> Result<Option<QuantizationConfig>> {
                 }
             }
         }
+        // TensorRT-LLM's; other programs have a field of this name too.
+        if let Some(Value::Object(inner)) = fields.get("quantization")
+            && inner.get("quant_algo").is_some_and(Value::is_string)
+        {
+            return parse(inner, "quantization", &config).map(Some);
+        }
     }
     for name in ["quantize_config.json", "quant_config.json"] {
         let separate = folder.join(name);
@@ -79,6 +90,11 @@ pub fn read(folder: &Path) -> Result<Option<QuantizationConfig>> {
         }
     }
     Ok(None)
+}
+
+/// What an object says that would be `quantization_config` in this file. Errors: those of [`read`].
+pub(crate) fn of_object(fields: &Map<String, Value>, file: &Path) -> Result<QuantizationConfig> {
+    parse(fields, "quantization_config", file)
 }
 
 /// The JSON object in a file; None if there is no such file.
@@ -102,6 +118,9 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
     if method.as_deref() == Some("halfbyte") {
         return halfbyte::parse(&fields).map(QuantizationConfig::Halfbyte);
     }
+    if method.as_deref().map_or(fpa_intb::is_declared(&fields), |method| method == "fpa_intb") {
+        return fpa_intb::parse(&fields).map(QuantizationConfig::FpaIntB);
+    }
     if bitsandbytes::is_declared(&fields, method.as_deref()) {
         return bitsandbytes::parse(&fields).map(QuantizationConfig::BitsAndBytes);
     }
@@ -121,7 +140,7 @@ fn parse(fields: &Map<String, Value>, prefix: &str, file: &Path) -> Result<Quant
 
 fn not_read<T>(fields: &Fields<'_>, key: &str, name: &str) -> Result<T> {
     let what = format!(
-        "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, gptq, halfbyte, marlin",
+        "{} `{name}` is not read yet; methods that are: awq, bitsandbytes, compressed-tensors, fpa_intb, gptq, halfbyte, marlin",
         fields.path(key)
     );
     Err(Error::unsupported(fields.file, what))

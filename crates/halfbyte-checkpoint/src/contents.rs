@@ -1,7 +1,7 @@
 //! What the tensors of a checkpoint say by themselves, whatever the architecture: parts of modules that are left over, matrices of
 //! types that are not read, blocks that lack what the others have, and numbers that no trained weight is.
 
-use crate::checkpoint::TensorInfo;
+use crate::checkpoint::{Container, TensorInfo};
 use crate::config::in_block;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
@@ -129,7 +129,17 @@ impl Weights {
         Ok(shortened(findings))
     }
 
+    /// Whether a tensor holds codes where floats have their place, whatever its type says: some forms store them as halfs.
+    fn is_codes(&self, name: &str) -> bool {
+        let module =
+            name.strip_suffix(".weight").filter(|_| !matches!(self.checkpoint().container(), Container::Gguf(_)));
+        module.is_some_and(|module| matches!(self.kind(module), Ok(ModuleKind::Quantized(_))))
+    }
+
     fn value_of(&self, info: &TensorInfo<'_>) -> Result<Option<Finding>> {
+        if self.is_codes(info.name) {
+            return Ok(None);
+        }
         if info.dtype.float().is_some() {
             return Ok(odd_values(info.name, self.checkpoint().floats(info.name)?.as_floats()));
         }

@@ -41,8 +41,8 @@ mod writer;
 
 pub use checkpoint::{Checkpoint, TensorInfo};
 pub use config::{
-    AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, GptqConfig, GptqVersion,
-    HalfbyteConfig, QuantizationConfig,
+    AwqConfig, AwqVersion, BitsAndBytesConfig, BitsAndBytesKind, CompressedTensorsConfig, FpaIntBConfig, GptqConfig,
+    GptqVersion, HalfbyteConfig, QuantizationConfig,
 };
 pub use cut::Cut;
 pub use error::{Error, Result};
@@ -55,7 +55,8 @@ pub use folder::{
 pub use inspect::{Inspection, inspect};
 pub use safetensors::{DType, FloatData};
 pub use scheme::{
-    Hint, LinearWeight, LoadedLinear, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight, Weights,
+    Hint, LinearWeight, LoadedLinear, MemoryTensor, ModuleKind, StoredFormat, StoredLinear, StoredModule, StoredWeight,
+    Weights,
 };
 pub use target::Target;
 pub use verify::{Verification, verify, verify_parts};

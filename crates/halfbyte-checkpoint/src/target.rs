@@ -3,8 +3,9 @@
 use crate::config::{GptqVersion, is_head};
 use crate::error::{Error, Result};
 use crate::safetensors::{self, DType, TensorSpec};
-use crate::scheme::{Weights, awq, compressed_tensors, gguf, gptq, matmul_nbits, native};
+use crate::scheme::{Weights, awq, compressed_tensors, fpa_intb, gguf, gptq, matmul_nbits, native};
 use crate::writer::Writer;
+use halfbyte::layout::codes::FpaIntB;
 use halfbyte::{QTensor, WeightFormat, Zero};
 use serde_json::Value;
 use std::borrow::Cow;
@@ -22,6 +23,8 @@ pub enum Target {
     Awq,
     /// compressed-tensors, `pack-quantized`.
     CompressedTensors,
+    /// TensorRT-LLM's tensors, in a layout of fpA_intB kernels: 4 or 8 bits.
+    FpaIntB(FpaIntB),
     /// ONNX: a `MatMulNBits` node for each module, other tensors as initialisers.
     Onnx,
     /// GGUF: blocks of Q4_0, Q4_1 and Q8_0; config and tokenizer are in the file too.
@@ -37,6 +40,7 @@ impl Target {
             Target::Gptq(_) => "gptq",
             Target::Awq => "awq",
             Target::CompressedTensors => "compressed-tensors",
+            Target::FpaIntB(_) => "fpa_intb",
             Target::Onnx => "onnx",
             Target::Gguf => "gguf",
             Target::Native => "halfbyte",
@@ -50,6 +54,7 @@ impl Target {
             Target::Gptq(_) => gptq::nearest(format, shape),
             Target::Awq => awq::nearest(format, shape),
             Target::CompressedTensors => compressed_tensors::nearest(format, shape),
+            Target::FpaIntB(layout) => fpa_intb::nearest(layout, format, shape),
             Target::Onnx => matmul_nbits::nearest(format, shape),
             Target::Gguf => gguf::nearest(format, shape),
             Target::Native => native::nearest(format, shape),
@@ -72,6 +77,7 @@ impl Target {
             }
             Target::Awq => Box::new(awq::Writer),
             Target::CompressedTensors => Box::new(compressed_tensors::Writer),
+            Target::FpaIntB(layout) => Box::new(fpa_intb::Writer(layout)),
             Target::Onnx => Box::new(matmul_nbits::OnnxForm),
             Target::Gguf => Box::new(gguf::GgufForm::new(source)?),
             Target::Native => Box::new(native::Writer),

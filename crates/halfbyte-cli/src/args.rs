@@ -4,6 +4,7 @@ pub mod conv;
 
 use clap::{Args, ValueEnum};
 use halfbyte::kernel::KvType;
+use halfbyte::layout::codes::FpaIntB;
 use halfbyte::quantize::{Rtn, SymmetricScale};
 use halfbyte::{Act, Float, Format, Group};
 use halfbyte_checkpoint::{GptqVersion, Hint, Target};
@@ -171,6 +172,12 @@ pub fn group(text: &str) -> Result<Group, String> {
     }
 }
 
+/// An architecture of GPUs that has a layout of fpA_intB kernels.
+pub fn arch(text: &str) -> std::result::Result<u32, String> {
+    let arch = text.parse().ok().filter(|&arch| FpaIntB::of_arch(arch).is_ok());
+    arch.ok_or_else(|| format!("expected one of {:?}", FpaIntB::ARCHS))
+}
+
 /// What a person knows of a model whose files do not say it.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct HintArgs {
@@ -178,16 +185,20 @@ pub struct HintArgs {
     /// leave it open. What files say is not overruled.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
     pub group: Option<Group>,
+    /// Architecture of GPUs in whose layout codes lie, as 70 or 80: for fpA_intB weights (TensorRT-LLM, Paddle) without a config
+    /// that says it.
+    #[arg(long, value_name = "SM", value_parser = arch)]
+    pub arch: Option<u32>,
 }
 
 impl HintArgs {
     /// Nothing is known.
-    pub const NONE: Self = Self { group: None };
+    pub const NONE: Self = Self { group: None, arch: None };
 }
 
 impl From<HintArgs> for Hint {
     fn from(args: HintArgs) -> Hint {
-        Hint { group: args.group }
+        Hint { group: args.group, arch: args.arch }
     }
 }
 
@@ -206,6 +217,12 @@ pub enum FormArg {
     Awq,
     /// compressed-tensors, pack-quantized.
     CompressedTensors,
+    /// The layout of fpA_intB kernels from sm_75 on, under TensorRT-LLM's names: 4 or 8 bits.
+    #[value(name = "fpa_intb")]
+    FpaIntB,
+    /// The same for sm_70.
+    #[value(name = "fpa_intb_sm70")]
+    FpaIntBSm70,
     /// ONNX: a MatMulNBits node for each layer.
     Onnx,
     /// GGUF: Q4_0, Q4_1 and Q8_0 blocks, with config and tokenizer in one file.
@@ -229,6 +246,8 @@ impl From<FormArg> for Target {
             FormArg::GptqV2 => Target::Gptq(Some(GptqVersion::V2)),
             FormArg::Awq => Target::Awq,
             FormArg::CompressedTensors => Target::CompressedTensors,
+            FormArg::FpaIntB => Target::FpaIntB(FpaIntB::Interleaved),
+            FormArg::FpaIntBSm70 => Target::FpaIntB(FpaIntB::RowMajor),
             FormArg::Onnx => Target::Onnx,
             FormArg::Gguf => Target::Gguf,
             FormArg::Native => Target::Native,

@@ -2,11 +2,13 @@
 
 use half::f16;
 use halfbyte::cpu::Cpu;
-use halfbyte::quantize::{Rtn, rtn};
-use halfbyte::{Act, Float, Format};
+use halfbyte::layout::codes::FpaIntB;
+use halfbyte::quantize::{Rtn, WeightOnlyRule, rtn, weight_only};
+use halfbyte::{Act, Float, Floats, Format};
 use halfbyte_checkpoint::safetensors::{TensorSpec, create};
 use halfbyte_checkpoint::{
-    Checkpoint, DType, Job, LinearWeight, ModuleKind, Quantization, Target, Weights, write_dense, write_model,
+    Checkpoint, Conversion, DType, Job, LinearWeight, ModuleKind, Quantization, Target, Weights, convert, verify,
+    write_dense, write_model,
 };
 use halfbyte_llm::arch::spec::{LinearSpec, Shape};
 use halfbyte_llm::comm::Alone;
@@ -180,4 +182,76 @@ fn a_quantized_embedding_is_read_as_what_its_codes_stand_for() {
             assert!((got - want).abs() <= 1e-5 * largest, "{name}: {got} {want}");
         }
     }
+}
+
+/// From Paddle's quantiser (its rule, its layout, its names) to text: every form on the way has the same codes, and the same logits.
+#[test]
+fn weights_of_paddle_are_the_same_in_every_form_and_run() {
+    let stdlib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let source = Weights::open(&stdlib).unwrap();
+    let checkpoint = source.checkpoint();
+    let (bits, format) = (4, "w4a16-g64".parse::<Format>().unwrap().weight);
+    let (mut specs, mut contents, mut expected) = (Vec::new(), Vec::new(), Vec::new());
+    let mut put = |name: String, dtype, shape: &[usize], bytes: Vec<u8>| {
+        specs.push(TensorSpec { name, dtype, shape: shape.to_vec() });
+        contents.push(bytes);
+    };
+    for info in checkpoint.tensors() {
+        let Some(module) = info.name.strip_suffix("_proj.weight").map(|start| format!("{start}_proj")) else {
+            put(info.name.to_owned(), info.dtype, info.shape, checkpoint.bytes(info.name).unwrap().to_vec());
+            continue;
+        };
+        let (&[n, k], w) = (info.shape, checkpoint.floats(info.name).unwrap().to_f32()) else { panic!("a matrix") };
+        let transposed: Vec<f32> = (0..k * n).map(|at| w[at % n * k + at / n]).collect();
+        let q = weight_only(Floats::from(&transposed), [k, n], format, WeightOnlyRule::Paddle).unwrap();
+        let stream = FpaIntB::Interleaved.pack(q.codes(), [n, k], bits).unwrap();
+        let groups = q.groups();
+        let scale = |at: usize| f16::from_f32(q.scales()[at % n * groups + at / n]).to_le_bytes();
+        put(format!("{module}.quant_weight"), DType::I8, &[n / 2, k], stream);
+        put(format!("{module}.quant_scale"), DType::F16, &[groups, n], (0..n * groups).flat_map(scale).collect());
+        expected.push((module, q));
+    }
+    assert_eq!(expected.len(), 6 * 7);
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::create_dir(path("paddle")).unwrap();
+    let mut writer = create(path("paddle"), &specs, u64::MAX).unwrap();
+    specs.iter().zip(&contents).for_each(|(spec, bytes)| writer.write(&spec.name, bytes).unwrap());
+    writer.finish().unwrap();
+    let config = std::fs::read_to_string(stdlib.join("config.json")).unwrap();
+    let declared =
+        r#"{"quantization_config": {"weight_quantize_algo": "weight_only_int4", "group_size": 64, "arch": 80},"#;
+    std::fs::write(path("paddle/config.json"), config.replacen('{', declared, 1)).unwrap();
+
+    let cpu = Cpu::new(2).unwrap();
+    let mut logits = Vec::new();
+    let forms = [
+        ("paddle", None),
+        ("fpa_intb", Some(Target::FpaIntB(FpaIntB::Interleaved))),
+        ("fpa_intb_sm70", Some(Target::FpaIntB(FpaIntB::RowMajor))),
+        ("gptq", Some(Target::Gptq(None))),
+        ("again", Some(Target::FpaIntB(FpaIntB::Interleaved))),
+    ];
+    let mut before = path("paddle");
+    for (name, target) in forms {
+        if let Some(target) = target {
+            let conversion = Conversion { target, bits: None, group: None, channel_scale: None, requantize: false };
+            convert(Job::new(&Weights::open(&before).unwrap(), &path(name)), conversion).unwrap();
+            let [a, b] = [&before, &path(name)].map(|path| Weights::open(path).unwrap());
+            assert!(verify(&a, &b, &mut |_, _, _| true).unwrap().equal(), "{name}");
+            before = path(name);
+        }
+        let weights = Weights::open(path(name)).unwrap();
+        for (module, q) in &expected {
+            match weights.load_linear(module).unwrap().weight {
+                LinearWeight::Quantized(read) => assert!(read == *q, "{name}: {module}"),
+                LinearWeight::Dense { .. } => panic!("{name}: {module} is dense"),
+            }
+        }
+        let model = Model::load(&path(name), &LoadOptions::default()).unwrap();
+        let mut session = Session::new(&model, &cpu, 10).unwrap();
+        logits.push(session.prefill(&[1, 20, 300]).unwrap().to_vec());
+    }
+    assert!(logits[0].iter().all(|logit| logit.is_finite()) && logits[0].iter().any(|&logit| logit != 0.0));
+    assert!(logits.iter().all(|other| *other == logits[0]));
 }

@@ -6,6 +6,7 @@
 //! | [`Cpu`], [`Cuda`] | devices: a team of threads, a GPU with a queue of work ([`Device`]) |
 //! | [`Linear`], [`Conv2d`] | layers of quantised or dense weights ([`Weight`]), with bias and [`Activation`] |
 //! | [`LinearInt8`], [`Conv2dInt8`] | layers of bytes in and bytes, or floats, out |
+//! | [`LlmInt8Linear`] | a layer of bytes with outlier columns in floats |
 //! | [`Format`], [`Act`] | what codes mean, and what becomes of activations: `w4a16-g128` |
 //! | [`QTensor`] | a quantised weight, as [`quantize`] makes it |
 //! | [`Floats`], [`FloatsMut`], [`Float`] | tensors of f16, bf16 and f32, from slices and vectors |
@@ -57,7 +58,7 @@ pub use cpu::Cpu;
 pub use cuda::Cuda;
 pub use error::{Error, Result};
 pub use format::{Act, Format, QTensor};
-pub use ops::{Activation, Conv2d, Conv2dInt8, Device, Linear, LinearInt8, Weight};
+pub use ops::{Activation, Conv2d, Conv2dInt8, Device, Linear, LinearInt8, LlmInt8Linear, Weight};
 pub use tensor::{Float, Floats, FloatsMut};
 
 // Shorter ways to what quantises, reads and writes weights; the docs show them where they stand.

@@ -1,6 +1,9 @@
 //! What a config leads one to expect of a module: quantised or dense.
 
-use super::{AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, GptqConfig, HalfbyteConfig, QuantizationConfig};
+use super::{
+    AwqConfig, BitsAndBytesConfig, CompressedTensorsConfig, FpaIntBConfig, GptqConfig, HalfbyteConfig,
+    QuantizationConfig,
+};
 
 /// Whether a config has a module quantised.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +27,7 @@ impl QuantizationConfig {
             QuantizationConfig::Awq(config) => of_awq(config, module),
             QuantizationConfig::CompressedTensors(config) => of_compressed_tensors(config, module),
             QuantizationConfig::BitsAndBytes(config) => of_bitsandbytes(config, module),
+            QuantizationConfig::FpaIntB(config) => of_fpa_intb(config, module),
             QuantizationConfig::Halfbyte(config) => of_halfbyte(config, module),
         }
     }
@@ -36,6 +40,7 @@ impl QuantizationConfig {
             QuantizationConfig::Awq(_) => "awq",
             QuantizationConfig::CompressedTensors(_) => "compressed-tensors",
             QuantizationConfig::BitsAndBytes(_) => "bitsandbytes",
+            QuantizationConfig::FpaIntB(_) => "fpa_intb",
             QuantizationConfig::Halfbyte(_) => "halfbyte",
         }
     }
@@ -45,6 +50,7 @@ impl QuantizationConfig {
         let lists: Vec<(String, &super::ModulePatterns)> = match self {
             QuantizationConfig::Gptq(c) => vec![("dynamic".into(), &c.dynamic.modules)],
             QuantizationConfig::Halfbyte(_) => Vec::new(),
+            QuantizationConfig::FpaIntB(c) => vec![("exclude_modules".into(), &c.exclude_modules)],
             QuantizationConfig::Awq(c) => vec![("modules_to_not_convert".into(), &c.modules_to_not_convert)],
             QuantizationConfig::BitsAndBytes(c) => vec![("llm_int8_skip_modules".into(), &c.skip_modules)],
             QuantizationConfig::CompressedTensors(c) => {
@@ -103,6 +109,17 @@ fn of_bitsandbytes(config: &BitsAndBytesConfig, module: &str) -> Expectation {
         Some(part) => Dense(format!("the config's {LIST} has `{part}`")),
         None if in_block(module) => {
             Quantized(format!("the config says {}, and its {LIST} does not have it", config.kind.name()))
+        }
+        None => Unsaid,
+    }
+}
+
+fn of_fpa_intb(config: &FpaIntBConfig, module: &str) -> Expectation {
+    const LIST: &str = "exclude_modules";
+    match config.exclude_modules.matching(module) {
+        Some(text) => Dense(format!("the config's {LIST} has `{text}`")),
+        None if in_block(module) => {
+            Quantized(format!("the config says {} bits, and its {LIST} does not have it", config.bits))
         }
         None => Unsaid,
     }

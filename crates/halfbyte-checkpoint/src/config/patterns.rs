@@ -38,6 +38,8 @@ pub(super) enum Meaning<'a> {
     Expression(&'a str),
     /// Parts of the name, or its end, or an expression for its first parts, as transformers skips modules.
     Parts(&'a str),
+    /// The whole name, with `*` for anything and `?` for any character, as Python's `fnmatch` does it.
+    Wildcards(&'a str),
 }
 
 impl ModulePatterns {
@@ -51,6 +53,14 @@ impl ModulePatterns {
                     Some((name, kind)) if name.len() <= MAX_NAME_BYTES => this.add_literal(at, &name, kind),
                     _ => this.add_expression(at, expression),
                 },
+                Meaning::Wildcards(text) => {
+                    let wild = |c: char| match c {
+                        '*' => ".*".to_owned(),
+                        '?' => ".".to_owned(),
+                        c => regex::escape(c.encode_utf8(&mut [0; 4])),
+                    };
+                    this.add_expression(at, &format!("(?s:{})$", text.chars().map(wild).collect::<String>()));
+                }
                 Meaning::Parts(name) => {
                     this.parts.entry(name.to_owned()).or_insert(at);
                     if name.contains(|c: char| !c.is_alphanumeric() && !"._-".contains(c)) {

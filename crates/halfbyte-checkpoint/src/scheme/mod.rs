@@ -6,14 +6,17 @@
 pub(crate) mod awq;
 mod bitsandbytes;
 pub(crate) mod compressed_tensors;
+pub(crate) mod fpa_intb;
 pub(crate) mod gguf;
 pub mod gptq;
 mod marlin;
 pub(crate) mod matmul_nbits;
+mod memory;
 pub(crate) mod native;
 
-use crate::checkpoint::Checkpoint;
-use crate::checkpoint::Container;
+pub use memory::MemoryTensor;
+
+use crate::checkpoint::{Checkpoint, Container};
 use crate::config::{self, Expectation, QuantizationConfig};
 use crate::contents::not_finite;
 use crate::error::{Error, Result};
@@ -53,6 +56,8 @@ pub static SCHEMES: &[Scheme] = &[
     marlin::SCHEME,
     bitsandbytes::BYTES,
     bitsandbytes::FOUR_BITS,
+    fpa_intb::SCHEME,
+    fpa_intb::PADDLE,
     native::SCHEME,
 ];
 
@@ -208,6 +213,9 @@ pub struct Weights {
 pub struct Hint {
     /// Groups along k, for GPTQ's modules without a config where several sizes fit their shapes.
     pub group: Option<Group>,
+    /// Architecture, 10 · major + minor of the compute capability, in whose layout the codes of fpA_intB modules lie, where no
+    /// config says it.
+    pub arch: Option<u32>,
 }
 
 impl Weights {
@@ -388,7 +396,8 @@ impl Weights {
 
     /// Why a module cannot be loaded: the tensor of scales with NaN or infinity, if that is it.
     fn blamed(&self, prefix: &str, scheme: &Scheme, why: Error) -> Error {
-        let names = scheme.parts.iter().map(|part| format!("{prefix}.{part}"));
+        // Codes may be stored as if they were floats.
+        let names = scheme.parts.iter().filter(|part| **part != "weight").map(|part| format!("{prefix}.{part}"));
         let odd = names.filter_map(|name| {
             let info = self.checkpoint.get(&name)?;
             let floats = self.checkpoint.floats(&name).ok()?;

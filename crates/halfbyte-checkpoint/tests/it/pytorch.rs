@@ -205,7 +205,7 @@ fn two_readings(config: &str) -> tempfile::TempDir {
 fn two_readings_are_refused_unless_the_caller_says_which() {
     let dir = two_readings("");
     let load = |group: Option<Group>| {
-        let weights = Weights::open_with(dir.path(), Hint { group }).unwrap();
+        let weights = Weights::open_with(dir.path(), Hint { group, ..Hint::default() }).unwrap();
         match weights.load_linear("m")?.weight {
             LinearWeight::Quantized(q) => Ok(q.format().group),
             LinearWeight::Dense { .. } => panic!("expected codes"),
@@ -218,7 +218,7 @@ fn two_readings_are_refused_unless_the_caller_says_which() {
     assert_eq!(load(Some(Group::Size(128))).unwrap(), Group::Size(128));
     // What the files say is not overruled.
     let dir = two_readings(r#"{"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 128}}"#);
-    let weights = Weights::open_with(dir.path(), Hint { group: Some(Group::Size(96)) }).unwrap();
+    let weights = Weights::open_with(dir.path(), Hint { group: Some(Group::Size(96)), ..Hint::default() }).unwrap();
     let LinearWeight::Quantized(q) = weights.load_linear("m").unwrap().weight else { panic!() };
     assert_eq!(q.format().group, Group::Size(128));
 }

@@ -1,7 +1,7 @@
 //! `halfbyte convert`: the same numbers in another form of files.
 
 use crate::app::App;
-use crate::args::{FormArg, bits, group};
+use crate::args::{FormArg, arch, bits, group};
 use crate::escape::{escaped, path};
 use crate::failure::{Failure, Result};
 use crate::interrupt;
@@ -39,6 +39,9 @@ pub struct Args {
     /// form has]. GPTQ files without a config, whose shapes leave it open, are read so too.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group)]
     group: Option<Group>,
+    /// Architecture of GPUs in whose layout the codes of MODEL lie: for fpA_intB weights without a config that says it.
+    #[arg(long, value_name = "SM", value_parser = arch)]
+    arch: Option<u32>,
     /// Scales of groups as factors of 8 bits of one f16 scale an output channel, where they are such: 4 bits, and --to native.
     #[arg(long)]
     two_level: bool,
@@ -85,7 +88,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
 
 fn to_form(args: &Args, form: FormArg, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open_complete(&args.model, Hint { group: args.group })?;
+    let source = open_complete(&args.model, Hint { group: args.group, arch: args.arch })?;
     let conversion = Conversion {
         target: form.into(),
         bits: args.bits,
@@ -148,7 +151,7 @@ struct Parts {
 
 fn for_ranks(args: &Args, ranks: usize, app: &App) -> Result<()> {
     let begun = Instant::now();
-    let source = open_complete(&args.model, Hint { group: args.group })?;
+    let source = open_complete(&args.model, Hint { group: args.group, arch: args.arch })?;
     let config = Config::from_weights(&source)?;
     let parts = shard::parts(&config.spec, &source, ranks)?;
     let folders: Vec<PathBuf> = (0..ranks).map(|rank| args.output.join(Part::folder(rank))).collect();

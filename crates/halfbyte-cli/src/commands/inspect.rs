@@ -136,6 +136,11 @@ fn declared(config: &QuantizationConfig) -> Vec<String> {
             let nested = if q.double_quant == Some(true) { ", scales quantised too" } else { "" };
             vec![format!("bitsandbytes {}{nested}", q.kind.name())]
         }
+        QuantizationConfig::FpaIntB(q) => {
+            let arch = q.arch.map_or("architecture not stated".to_owned(), |arch| format!("for sm_{arch}"));
+            let groups = q.group_size.map_or(String::new(), |size| format!(", {}", group(size)));
+            vec![format!("fpa_intb {} bits, {arch}{groups}", q.bits)]
+        }
         QuantizationConfig::Halfbyte(q) => {
             let others = if q.modules.is_empty() { "" } else { ", others by name" };
             vec![format!("halfbyte {}{others}", q.format)]

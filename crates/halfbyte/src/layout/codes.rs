@@ -3,6 +3,7 @@
 //! `Codes::rows` says what a layout means, code by code; `cpu/pack.rs` knows faster ways to what kernels read.
 
 mod blocks;
+mod fpa_intb;
 #[doc(hidden)]
 pub mod random;
 mod words_across;
@@ -15,6 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 pub use blocks::{BlockForm, Fields, UnpackBlocks};
+pub use fpa_intb::{FpaIntB, Pairs};
 pub use words_across::{NIBBLES, OUTPUT_OF_NIBBLE};
 
 /// Unpacks rows `range` of a matrix to one code a byte, `[rows, k]`.

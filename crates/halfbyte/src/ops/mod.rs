@@ -8,6 +8,7 @@ mod conv2d_int8;
 mod device;
 mod linear;
 mod linear_int8;
+mod llm_int8;
 mod on_cpu;
 mod on_cuda;
 
@@ -16,6 +17,7 @@ pub use conv2d_int8::Conv2dInt8;
 pub use device::{Device, Tensor};
 pub use linear::{Activation, Linear, Weight};
 pub use linear_int8::LinearInt8;
+pub use llm_int8::LlmInt8Linear;
 
 use crate::error::{Error, Result};
 

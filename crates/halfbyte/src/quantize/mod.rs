@@ -12,6 +12,7 @@ mod refine;
 mod rtn;
 mod stats;
 mod two_levels;
+mod weight_only;
 
 pub use awq::{AwqScales, awq_scales, rtn_clipped};
 pub use conv2d::rtn_conv2d;
@@ -20,3 +21,4 @@ pub use gptq::{Calibrated, Gptq, gptq};
 pub use refine::{Refine, refine};
 pub use rtn::{Rtn, SymmetricScale, rtn};
 pub use stats::{CrossMoment, Hessian};
+pub use weight_only::{WeightOnlyRule, weight_only};

@@ -1,5 +1,7 @@
 //! Tensors that other software computed, from `testdata`.
 
+use half::{bf16, f16};
+use halfbyte::FloatData;
 use safetensors::{Dtype, SafeTensors};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -41,6 +43,17 @@ impl Golden {
         data.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect()
     }
 
+    /// Floats of any of the three types, as they are.
+    pub fn floats(&self, name: &str) -> FloatData<'static> {
+        let (dtype, _, data) = &self.0[name];
+        let halfs = || data.as_chunks::<2>().0.iter().map(|v| u16::from_le_bytes(*v));
+        match dtype {
+            Dtype::F16 => FloatData::F16(halfs().map(f16::from_bits).collect::<Vec<_>>().into()),
+            Dtype::BF16 => FloatData::BF16(halfs().map(bf16::from_bits).collect::<Vec<_>>().into()),
+            _ => FloatData::F32(self.f32s(name).into()),
+        }
+    }
+
     pub fn f64s(&self, name: &str) -> Vec<f64> {
         let (dtype, _, data) = &self.0[name];
         assert_eq!(*dtype, Dtype::F64, "{name}");
@@ -56,6 +69,11 @@ impl Golden {
             Dtype::U8 => data.iter().map(|&v| i32::from(v)).collect(),
             other => panic!("{name} is {other:?}"),
         }
+    }
+
+    /// Elements of any type as their bytes.
+    pub fn bits(&self, name: &str) -> &[u8] {
+        &self.0[name].2
     }
 
     /// Bytes as their bits, and whether they are signed.

@@ -8,6 +8,7 @@ mod data;
 mod drift;
 mod express;
 mod format;
+mod fpa_intb;
 mod golden;
 mod gptq;
 mod int8;

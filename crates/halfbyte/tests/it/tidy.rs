@@ -87,6 +87,20 @@ fn unsafe_code_stands_only_where_it_may() {
     }
 }
 
+/// In the Python package: where tensors of other libraries come in and go out, and once where their streams do.
+#[test]
+fn unsafe_code_of_the_python_package_handles_foreign_tensors() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("halfbyte-python/src");
+    for path in files(&root, &["rs"]) {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let place = path.strip_prefix(&root).unwrap().to_str().unwrap().replace('\\', "/");
+        let blocks =
+            text.lines().filter(|line| !line.trim_start().starts_with("//") && line.contains("unsafe ")).count();
+        let most = if place == "device.rs" { 1 } else { 0 };
+        assert!(place.starts_with("tensor/") || blocks <= most, "{place}: {blocks} lines with unsafe code");
+    }
+}
+
 #[test]
 fn every_kernel_is_a_file_of_its_name() {
     let files: Vec<PathBuf> = sources().into_iter().map(|(path, _)| path).collect();

@@ -7,7 +7,7 @@
 //! gemv       qweight i32 [N, K/8]   in order along K
 //!            qzeros  i32 [N, W]     in order along G, padded to 8W groups
 //!            scales  f16 [N, 8W]    padded with zeros
-//! gemv_fast  qweight i16 [N/4, K]   see `pack::unpack_gemv_fast`
+//! gemv_fast  qweight i16 [N/4, K]   the interleaved stream of `halfbyte::layout::codes::FpaIntB`
 //!            qzeros  f16 [≥ G, N]   −scale·zero, padded
 //!            scales  f16 [≥ G, N]   padded with zeros
 //! w[k, n] = scales[k / group, n] · (q[k, n] − zero[k / group, n])
@@ -23,6 +23,7 @@ mod pack;
 mod read;
 mod write;
 
+pub(super) use read::transposed;
 pub(crate) use write::{Writer, nearest};
 
 use super::{Description, Scheme, StoredFormat};

@@ -1,7 +1,6 @@
-//! Nibbles out of words, in each of the three layouts.
+//! Nibbles out of words, in the layouts `gemm` and `gemv`.
 
 use rayon::prelude::*;
-use std::ops::Range;
 
 /// Column of eight that nibble i of a `gemm` word holds.
 const ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
@@ -59,22 +58,3 @@ pub(super) const FAST_INPUTS: usize = 64;
 
 /// Outputs that `gemv_fast` packs together.
 pub(super) const FAST_OUTPUTS: usize = 4;
-
-/// `gemv_fast` words `[n/4, k]` of 16 bits, as bytes, to the codes of these outputs, `[outputs, k]`.
-///
-/// Row b holds outputs 4b to 4b + 3, 64 words for every 64 inputs: 16 words an output, 8 for each half of the inputs.
-/// Nibble i of word q of these is input 8i + q of the half.
-pub(super) fn unpack_gemv_fast(bytes: &[u8], k: usize, outputs: Range<usize>, codes: &mut [u8]) {
-    for (output, codes) in outputs.zip(codes.chunks_exact_mut(k)) {
-        let row = &bytes[output / FAST_OUTPUTS * 2 * k..][..2 * k];
-        let words = row.chunks_exact(2 * FAST_INPUTS).map(|block| &block[output % FAST_OUTPUTS * 32..][..32]);
-        for (codes, words) in codes.chunks_exact_mut(FAST_INPUTS).zip(words) {
-            for (t, word) in words.chunks_exact(2).enumerate() {
-                let word = u32::from(u16::from_le_bytes([word[0], word[1]]));
-                for i in 0..4 {
-                    codes[t / 8 * 32 + 8 * i + t % 8] = nibble(word, i) as u8;
-                }
-            }
-        }
-    }
-}

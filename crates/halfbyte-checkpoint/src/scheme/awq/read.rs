@@ -7,7 +7,7 @@ use crate::config::AwqVersion;
 use crate::error::{Error, Result};
 use crate::finding::Finding;
 use crate::safetensors::DType;
-use halfbyte::layout::codes::Codes;
+use halfbyte::layout::codes::{Codes, FpaIntB};
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::{Float, FloatData, WeightFormat, Zero};
 use std::sync::Arc;
@@ -111,7 +111,8 @@ pub(super) fn load<'a>(weights: &'a Weights, prefix: &str) -> Result<StoredModul
         AwqVersion::Gemv => Codes::WordsAlong(weights.checkpoint().words(&name)?),
         AwqVersion::GemvFast => {
             let bytes = weights.checkpoint().bytes(&name)?;
-            Codes::Rows(Arc::new(move |outputs, codes| pack::unpack_gemv_fast(bytes, k, outputs, codes)))
+            let layout = FpaIntB::Interleaved;
+            Codes::Rows(Arc::new(move |outputs, codes| layout.rows(bytes, outputs, [n, k], 4, codes)))
         }
     };
     let tensor = StoredTensor::new(format, [n, k], codes, scales, zeros, None).map_err(Error::numbers(prefix))?;
@@ -148,6 +149,6 @@ fn first_groups<T: Copy>(values: &[T], room: usize, groups: usize) -> Vec<T> {
 }
 
 /// `[rows, columns]` to `[columns, rows]`.
-pub(super) fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
+pub(in crate::scheme) fn transposed<T: Copy>(values: &[T], rows: usize, columns: usize) -> Vec<T> {
     (0..columns).flat_map(|c| (0..rows).map(move |r| values[r * columns + c])).collect()
 }

@@ -18,6 +18,7 @@ pub mod dequantize;
 #[doc(hidden)]
 pub mod dequantize_cublaslt;
 pub(in crate::cuda) mod finish;
+pub mod fpa_intb;
 mod gather;
 mod gemm;
 pub(in crate::cuda) mod grouped;
@@ -178,7 +179,7 @@ pub static KERNELS: &[Kernel] = &[
 /// What is launched before kernels, and what packs weights for them.
 #[doc(hidden)]
 pub fn auxiliary() -> Vec<Instance> {
-    [vec![gather::instance()], pack::instances()].concat()
+    [vec![gather::instance()], pack::instances(), fpa_intb::instances()].concat()
 }
 
 /// Every instance that products with weights of a format are computed by on a processor, with x of any type, y of the same one or f32,

@@ -11,6 +11,7 @@ mod conversions;
 mod convolutions;
 mod dequantize;
 mod driver;
+mod fpa_intb;
 mod grouped;
 mod int8;
 mod library;

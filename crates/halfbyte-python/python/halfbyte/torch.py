@@ -1,0 +1,183 @@
+"""Layers as torch modules, and products as operators that torch.compile and torch.export trace through."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from . import _halfbyte
+
+__all__ = ["Linear", "replace_linears"]
+
+# Operators take numbers, not layers: each layer has one as long as it lives.
+_layers: weakref.WeakValueDictionary[int, _halfbyte.Linear] = weakref.WeakValueDictionary()
+_handles = itertools.count(1)
+
+# Rows of W that a gradient takes at a time, so that little of it is in memory as floats.
+_ROWS = 4096
+
+
+def _layer(handle: int) -> _halfbyte.Linear:
+    layer = _layers.get(handle)
+    if layer is None:
+        raise RuntimeError(
+            f"halfbyte::linear: expected a layer that lives in this process, got number {handle}; an exported program needs "
+            "the module that it was exported from"
+        )
+    return layer
+
+
+@torch.library.custom_op("halfbyte::linear", mutates_args=())
+def _linear(x: torch.Tensor, handle: int, out_features: int) -> torch.Tensor:
+    return _layer(handle)(x.detach())
+
+
+@_linear.register_fake
+def _(x: torch.Tensor, handle: int, out_features: int) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
+@torch.library.custom_op("halfbyte::linear_backward", mutates_args=())
+def _linear_backward(grad: torch.Tensor, handle: int, in_features: int) -> torch.Tensor:
+    layer = _layer(handle)
+    rows = grad.detach().reshape(-1, grad.shape[-1]).float()
+    total = rows.new_zeros((rows.shape[0], in_features))
+    for start in range(0, layer.out_features, _ROWS):
+        stop = min(start + _ROWS, layer.out_features)
+        weight = torch.utils.dlpack.from_dlpack(layer.dequantize(start, stop))[:, :in_features]
+        total += rows[:, start:stop] @ weight
+    return total.to(grad.dtype).reshape(*grad.shape[:-1], in_features)
+
+
+@_linear_backward.register_fake
+def _(grad: torch.Tensor, handle: int, in_features: int) -> torch.Tensor:
+    return grad.new_empty((*grad.shape[:-1], in_features))
+
+
+def _setup_context(ctx: Any, inputs: tuple[torch.Tensor, int, int], output: torch.Tensor) -> None:
+    x, handle, _ = inputs
+    # The layer lives as long as its gradient may be asked for.
+    ctx.layer, ctx.handle, ctx.in_features = _layers.get(handle), handle, x.shape[-1]
+
+
+def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    return torch.ops.halfbyte.linear_backward(grad, ctx.handle, ctx.in_features), None, None
+
+
+_linear.register_autograd(_backward, setup_context=_setup_context)
+
+
+@_linear.register_vmap
+def _(
+    info: Any, in_dims: tuple[int | None, None, None], x: torch.Tensor, handle: int, out_features: int
+) -> tuple[torch.Tensor, int]:
+    rows = x if in_dims[0] is None else x.movedim(in_dims[0], 0)
+    y: torch.Tensor = torch.ops.halfbyte.linear(rows, handle, out_features)
+    return (y.expand(info.batch_size, *y.shape) if in_dims[0] is None else y), 0
+
+
+def _is_watched(x: torch.Tensor) -> bool:
+    """Whether anything but a kernel is to see a product: a gradient, a compiler, a mode, a transformation, a subclass."""
+    return (
+        type(x) is not torch.Tensor
+        or (x.requires_grad and torch.is_grad_enabled())
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+class Linear(torch.nn.Module):
+    """A :class:`halfbyte.Linear` as a module: constant weights, gradients with respect to x.
+
+    The packed weight is no parameter: it is neither in ``state_dict()`` nor changed by ``half()``. ``to(device)`` packs it for
+    another device, from a CPU.
+    """
+
+    def __init__(self, layer: _halfbyte.Linear) -> None:
+        super().__init__()
+        if layer.activation != "none":
+            raise ValueError(f"Linear: expected a layer without activation function, got one with {layer.activation}")
+        self._set(layer)
+
+    def _set(self, layer: _halfbyte.Linear) -> None:
+        self.layer = layer
+        self.handle = next(_handles)
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        _layers[self.handle] = layer
+
+    @classmethod
+    def from_linear(
+        cls, linear: torch.nn.Linear, format: str, *, device: Any = None, search: bool = False, symmetric: str = "narrow"
+    ) -> Linear:
+        """The layer with its weight rounded to nearest."""
+        weight, bias = linear.weight.detach(), linear.bias
+        return cls(
+            _halfbyte.Linear(
+                weight,
+                None if bias is None else bias.detach(),
+                format,
+                device=weight.device if device is None else device,
+                search=search,
+                symmetric=symmetric,
+            )
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not _is_watched(x):
+            return self.layer(x.detach() if x.requires_grad else x)
+        y: torch.Tensor = torch.ops.halfbyte.linear(x, self.handle, self.out_features)
+        return y
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0, device=self.layer.device)).device
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"Linear.to: expected cpu or cuda, got {device}")
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device())
+        if str(device) != self.layer.device:
+            self._set(self.layer.to(device))
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Linear:
+        return Linear(self.layer)
+
+    def extra_repr(self) -> str:
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.layer.has_bias}, "
+            f"format={self.layer.format}, device={self.layer.device}"
+        )
+
+
+def replace_linears(
+    model: torch.nn.Module,
+    format: str,
+    *,
+    skip: Collection[str] = ("lm_head",),
+    device: Any = None,
+    search: bool = False,
+    symmetric: str = "narrow",
+) -> torch.nn.Module:
+    """Replaces each ``torch.nn.Linear`` of a model in memory by a :class:`Linear` of this format; returns the model.
+
+    ``skip`` names modules that stay, by their full name or its last part.
+    """
+    for name, module in list(model.named_modules()):
+        for child_name, child in list(module.named_children()):
+            full_name = f"{name}.{child_name}" if name else child_name
+            if type(child) is not torch.nn.Linear or child_name in skip or full_name in skip:
+                continue
+            try:
+                replacement = Linear.from_linear(child, format, device=device, search=search, symmetric=symmetric)
+            except ValueError as error:
+                raise ValueError(f"replace_linears: {full_name}: {error}") from None
+            replacement.train(child.training)
+            setattr(module, child_name, replacement)
+    return model

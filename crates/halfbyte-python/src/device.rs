@@ -1,0 +1,184 @@
+//! What computes: the team of threads, and GPUs with a queue for each stream that callers work in. After a fork a process has its own.
+
+use crate::error::{Result, invalid};
+use crate::tensor::Place;
+use halfbyte::cuda::Gpu;
+use halfbyte::cuda::driver::Stream;
+use halfbyte::{Cpu, Cuda};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use std::collections::HashMap;
+use std::ptr::without_provenance_mut;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// All that lives as long as the process.
+#[derive(Default)]
+struct Devices {
+    cpu: Option<Arc<Cpu>>,
+    gpus: HashMap<u32, Opened>,
+    /// By GPU and stream. None is ever let go of: work that a caller has recorded goes on using the memory of its queue.
+    queues: HashMap<(u32, usize), Cuda>,
+    forked: Forked,
+}
+
+struct Opened {
+    gpu: Arc<Gpu>,
+    /// For libraries that do not say in which stream they work.
+    own: Cuda,
+}
+
+/// What a process that was forked must not use.
+#[derive(Clone, Default)]
+struct Forked {
+    /// A GPU was open in the process that this one was forked from.
+    cuda: bool,
+    /// The pool of rayon's threads stayed there: this process has one of its own.
+    pool: Option<Arc<rayon::ThreadPool>>,
+    /// How often processes were forked on the way to this one.
+    generation: u32,
+}
+
+/// Taken under Python's lock and let go of before that is: a fork finds it free.
+static DEVICES: Mutex<Option<Devices>> = Mutex::new(None);
+
+/// The table, for as long as the result lives; `py` says that Python's lock is held.
+fn devices(_: Python<'_>) -> MutexGuard<'static, Option<Devices>> {
+    DEVICES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The team of threads.
+pub fn cpu(py: Python<'_>) -> Result<Arc<Cpu>> {
+    let mut devices = devices(py);
+    let cpu = &mut devices.get_or_insert_default().cpu;
+    if let Some(cpu) = cpu {
+        return Ok(cpu.clone());
+    }
+    Ok(cpu.insert(Arc::new(Cpu::all_threads()?)).clone())
+}
+
+/// GPU `index` with a caller's stream.
+pub fn queue(py: Python<'_>, index: u32, stream: usize) -> Result<Cuda> {
+    alive(py)?;
+    if let Some(queue) = devices(py).get_or_insert_default().queues.get(&(index, stream)) {
+        return Ok(queue.clone());
+    }
+    let gpu = opened(py, index)?.0;
+    // SAFETY: a stream that a tensor library says it works in, on this device; libraries keep theirs as long as work goes there.
+    let of_caller = unsafe { Stream::from_raw(gpu.context(), without_provenance_mut(stream)) };
+    let queue = Cuda::new(gpu, of_caller)?;
+    let mut devices = devices(py);
+    Ok(devices.get_or_insert_default().queues.entry((index, stream)).or_insert(queue).clone())
+}
+
+/// A GPU, opened when it is first needed, and our own queue of it.
+fn opened(py: Python<'_>, index: u32) -> Result<(Arc<Gpu>, Cuda)> {
+    alive(py)?;
+    let known = |devices: &Devices| devices.gpus.get(&index).map(|found| (found.gpu.clone(), found.own.clone()));
+    if let Some(found) = devices(py).as_ref().and_then(known) {
+        return Ok(found);
+    }
+    let (gpu, own) = py.detach(|| -> halfbyte::Result<_> {
+        let gpu = Arc::new(Gpu::open(index)?);
+        let own = Cuda::new(gpu.clone(), gpu.stream()?)?;
+        Ok((gpu, own))
+    })?;
+    let mut devices = devices(py);
+    let found = devices.get_or_insert_default().gpus.entry(index).or_insert(Opened { gpu, own });
+    Ok((found.gpu.clone(), found.own.clone()))
+}
+
+/// A GPU.
+pub fn gpu(py: Python<'_>, index: u32) -> Result<Arc<Gpu>> {
+    Ok(opened(py, index)?.0)
+}
+
+/// Our own queue of a GPU.
+pub fn own_queue(py: Python<'_>, index: u32) -> Result<Cuda> {
+    Ok(opened(py, index)?.1)
+}
+
+/// The stream of our own queue, as its handle.
+pub fn own_stream(py: Python<'_>, index: u32) -> PyResult<usize> {
+    let queue = own_queue(py, index)?;
+    let stream = queue.stream().raw().addr();
+    devices(py).get_or_insert_default().queues.entry((index, stream)).or_insert(queue);
+    Ok(stream)
+}
+
+/// Error: GPUs were in use before this process was forked from another, which ends their use here.
+pub fn alive(py: Python<'_>) -> Result<()> {
+    match devices(py).as_ref().is_some_and(|devices| devices.forked.cuda) {
+        true => Err(PyRuntimeError::new_err(
+            "cuda: expected a process of its own, got one that was forked after a GPU was in use; start processes with \
+             multiprocessing.get_context(\"spawn\")",
+        )
+        .into()),
+        false => Ok(()),
+    }
+}
+
+/// How often processes were forked on the way to this one.
+pub fn generation(py: Python<'_>) -> u32 {
+    devices(py).as_ref().map_or(0, |devices| devices.forked.generation)
+}
+
+/// Does long work without Python's lock, with threads that this process has.
+pub fn compute<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
+    let pool = devices(py).as_ref().and_then(|devices| devices.forked.pool.clone());
+    py.detach(|| match pool {
+        Some(pool) => pool.install(work),
+        None => work(),
+    })
+}
+
+/// Called in each process that was forked, before anything else: its threads and GPUs stayed behind.
+#[pyfunction]
+pub fn _after_fork(py: Python<'_>) {
+    let mut devices = devices(py);
+    let before = devices.take().unwrap_or_default();
+    let cuda = before.forked.cuda || !before.gpus.is_empty();
+    let generation = before.forked.generation + 1;
+    // Their threads are not there to be waited for, and their driver takes no calls.
+    std::mem::forget(before);
+    let pool = rayon::ThreadPoolBuilder::new().build().ok().map(Arc::new);
+    *devices = Some(Devices { forked: Forked { cuda, pool, generation }, ..Devices::default() });
+}
+
+/// Sets how many threads compute on the CPU; None: as many as the system offers.
+#[pyfunction]
+#[pyo3(signature = (threads=None))]
+pub fn set_num_threads(py: Python<'_>, threads: Option<usize>) -> Result<()> {
+    let cpu = match threads {
+        None => Cpu::all_threads()?,
+        Some(threads @ 1..=4096) => Cpu::new(threads)?,
+        Some(other) => return Ok(invalid("set_num_threads", "1 to 4096 threads", other)?),
+    };
+    devices(py).get_or_insert_default().cpu = Some(Arc::new(cpu));
+    Ok(())
+}
+
+/// How many threads compute on the CPU.
+#[pyfunction]
+pub fn get_num_threads(py: Python<'_>) -> Result<usize> {
+    Ok(cpu(py)?.threads().count())
+}
+
+/// Number of GPUs that this process sees; 0 also where there is no driver.
+#[pyfunction]
+pub fn cuda_device_count() -> usize {
+    Gpu::count()
+}
+
+/// `cpu`, `cuda` or `cuda:N` as text, or what torch calls a device. *Error:* anything else.
+pub fn place_of(device: &Bound<'_, PyAny>) -> PyResult<Place> {
+    let text = device.str()?.to_string();
+    let index = match text.as_str() {
+        "cpu" => return Ok(Place::Cpu),
+        "cuda" => Some(0),
+        other => other.strip_prefix("cuda:").and_then(|index| index.parse().ok()),
+    };
+    match index {
+        Some(index) => Ok(Place::Cuda(index)),
+        None => invalid("device", "cpu, cuda or cuda:N", format_args!("\"{text}\"")),
+    }
+}

@@ -1,0 +1,134 @@
+//! Whole model folders: `convert`, and `quantize_model`, which rounds to nearest.
+
+use crate::checkpoint::{Signals, group_of, text_of};
+use crate::device;
+use crate::error::{Result, invalid};
+use crate::quantize::Rounding;
+use halfbyte::quantize::rtn;
+use halfbyte::{Float, Format};
+use halfbyte_checkpoint::{
+    self as checkpoint, Conversion, Error, GptqVersion, Hint, Job, LinearWeight, Quantization, Target, Weights, linears,
+};
+use pyo3::prelude::*;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// The form of files by its name.
+fn target_of(name: &str) -> PyResult<Target> {
+    Ok(match name {
+        "gptq" => Target::Gptq(None),
+        "gptq_v1" => Target::Gptq(Some(GptqVersion::V1)),
+        "gptq_v2" => Target::Gptq(Some(GptqVersion::V2)),
+        "awq" => Target::Awq,
+        "compressed-tensors" => Target::CompressedTensors,
+        "onnx" => Target::Onnx,
+        "gguf" => Target::Gguf,
+        "native" => Target::Native,
+        other => {
+            let names = "gptq, gptq_v1, gptq_v2, awq, compressed-tensors, onnx, gguf or native";
+            return invalid("to", names, format_args!("\"{other}\""));
+        }
+    })
+}
+
+/// `convert` with what it told as JSON text.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "Python's options have names")]
+pub fn _convert(
+    py: Python<'_>,
+    source: PathBuf,
+    output: PathBuf,
+    to: &str,
+    bits: Option<u32>,
+    group: Option<i64>,
+    two_level: bool,
+    requantize: bool,
+    overwrite: bool,
+) -> Result<String> {
+    let group = group_of(group)?;
+    let channel_scale = two_level.then_some(Float::F16);
+    let conversion = Conversion { target: target_of(to)?, bits, group, channel_scale, requantize };
+    let signals = Signals::default();
+    let converted = device::compute(py, || {
+        let weights = Weights::open_with(&source, Hint { group, ..Hint::default() })?;
+        let came = || signals.came();
+        let job = Job { overwrite, cancel: Some(&came), ..Job::new(&weights, &output) };
+        checkpoint::convert(job, conversion)
+    });
+    let converted = signals.first(converted)?;
+    let told = json!({
+        "path": converted.written.path,
+        "to": to,
+        "bytes": converted.written.tensor_bytes,
+        "modules": converted.written.quantized,
+        "requantized": converted.requantized,
+        "findings": converted.written.findings,
+    });
+    Ok(text_of(&told)?)
+}
+
+/// `quantize_model` with what it told as JSON text.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "Python's options have names")]
+pub fn _quantize_model(
+    py: Python<'_>,
+    source: PathBuf,
+    output: PathBuf,
+    format: &str,
+    to: &str,
+    search: bool,
+    symmetric: &str,
+    overwrite: bool,
+) -> Result<String> {
+    let format = format.parse::<Format>()?.weight;
+    let (target, options) = (target_of(to)?, Rounding::new(search, symmetric)?.rtn);
+    let signals = Signals::default();
+    let written = device::compute(py, || {
+        let weights = Weights::open(&source)?;
+        let layers = linears(&weights)?;
+        if let Some(layer) = layers.iter().find(|layer| layer.source.is_some()) {
+            return Err(refused("a model that is not quantised yet", format!("codes in `{}`", layer.name)));
+        }
+        let chosen: Vec<_> = layers.into_iter().filter(|layer| layer.in_block() && !layer.is_router()).collect();
+        if chosen.is_empty() {
+            return Err(refused("linear layers in numbered blocks", "none".to_owned()));
+        }
+        for layer in &chosen {
+            if let Err(reason) = target.check(format, layer.shape) {
+                return Err(refused(&format!("a format that the form {to} has for `{}`", layer.name), reason));
+            }
+        }
+        let came = || signals.came();
+        let job = Job { overwrite, cancel: Some(&came), ..Job::new(&weights, &output) };
+        let quantization = Quantization {
+            target,
+            format: &mut |layer| chosen.iter().any(|known| known.name == layer.name).then_some(format),
+            quantize: &mut |_, weight, format| match weight {
+                LinearWeight::Dense { floats, shape } => rtn(floats.as_floats(), *shape, format, options),
+                LinearWeight::Quantized(_) => Err(halfbyte::Error::Invalid {
+                    op: OP,
+                    expected: "a dense layer".to_owned(),
+                    got: "a quantised one".to_owned(),
+                }),
+            },
+            dense: &mut |_| None,
+            untied: None,
+        };
+        checkpoint::write_model(job, quantization)
+    });
+    let written = signals.first(written)?;
+    let told = json!({
+        "path": written.path,
+        "to": to,
+        "bytes": written.tensor_bytes,
+        "modules": written.quantized,
+        "findings": written.findings,
+    });
+    Ok(text_of(&told)?)
+}
+
+const OP: &str = "quantize_model";
+
+fn refused(expected: &str, got: String) -> Error {
+    Error::Invalid { op: OP, expected: expected.to_owned(), got }
+}

@@ -1,0 +1,441 @@
+//! `LinearInt8` and `Conv2dInt8`: bytes with a scale and a zero point in, bytes or floats out.
+
+use crate::conv2d::{Pair, geometry, images, layout_of};
+use crate::device::{self, place_of};
+use crate::error::{Failure, Result, invalid};
+use crate::linear::{activation_of, bias_of};
+use crate::quantize::matrix;
+use crate::tensor::{DataType, Input, Output, Place, Shape, type_of_byte, wrong_type};
+use halfbyte::conv::{Geometry, Layout2d};
+use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
+use halfbyte::{Cpu, Cuda, Device};
+use pyo3::prelude::*;
+
+/// One number for the tensor, or one for each output.
+#[derive(FromPyObject)]
+enum PerOutput<T> {
+    One(T),
+    Each(Vec<T>),
+}
+
+impl<T> PerOutput<T> {
+    fn into_vec(self) -> Vec<T> {
+        match self {
+            Self::One(value) => vec![value],
+            Self::Each(values) => values,
+        }
+    }
+}
+
+/// What a tensor's bytes stand for, as Python says it.
+struct Bytewise {
+    scale: f32,
+    zero: i32,
+    dtype: String,
+}
+
+impl Bytewise {
+    fn affine(&self) -> Result<Affine> {
+        let byte = match self.dtype.as_str() {
+            "uint8" => Byte::U8,
+            "int8" => Byte::I8,
+            other => return Ok(invalid("int8", "uint8 or int8", format_args!("{other:?}"))?),
+        };
+        Ok(Affine::new(byte, self.scale, self.zero)?)
+    }
+}
+
+/// A weight in bytes with what belongs to it.
+struct Given<'py> {
+    codes: Input<'py>,
+    shape: [usize; 2],
+    scales: Vec<f32>,
+    zeros: Vec<i32>,
+    x: Affine,
+    y: Option<Affine>,
+}
+
+impl Given<'_> {
+    /// The codes in memory of the host, in the order of rows.
+    fn codes(&self, rows: Option<&Geometry>) -> Result<(Vec<u8>, Byte)> {
+        let byte = match self.codes.dtype() {
+            DataType::U8 => Byte::U8,
+            DataType::I8 => Byte::I8,
+            other => return Err(wrong_type("int8", "a weight of uint8 or int8", other).into()),
+        };
+        let codes = self.codes.to_bytes()?;
+        Ok((if let Some(geometry) = rows { geometry.weight_rows(&codes)? } else { codes }, byte))
+    }
+}
+
+fn typed(codes: &[u8], byte: Byte) -> Bytes<'_> {
+    match byte {
+        Byte::U8 => Bytes::U8(codes),
+        Byte::I8 => Bytes::I8(bytemuck::cast_slice(codes)),
+    }
+}
+
+/// A bias of int32, in steps of the product of scales, or of floats.
+enum Bias {
+    None,
+    Int(Vec<i32>),
+    Float(Vec<f32>),
+}
+
+impl Bias {
+    fn of(op: &str, bias: Option<&Bound<'_, PyAny>>, n: usize) -> PyResult<Self> {
+        let Some(object) = bias.filter(|bias| !bias.is_none()) else { return Ok(Self::None) };
+        let bias = Input::of(object, "bias")?;
+        if bias.dtype() != DataType::I32 {
+            return Ok(bias_of(op, Some(object), n)?.map_or(Self::None, Self::Float));
+        }
+        if **bias.shape() != [n] {
+            return invalid(op, format_args!("a bias of shape ({n},)"), format_args!("shape {}", bias.shape()));
+        }
+        Ok(Self::Int(bytemuck::pod_collect_to_vec(&bias.to_bytes()?)))
+    }
+}
+
+/// A layer of either kind on either device.
+macro_rules! layers {
+    ($name:ident, $library:ident) => {
+        #[derive(Debug)]
+        #[expect(clippy::large_enum_variant, reason = "each lies in an object of Python by itself")]
+        enum $name {
+            Cpu(halfbyte::$library<Cpu>),
+            Cuda(u32, halfbyte::$library<Cuda>),
+        }
+
+        impl $name {
+            fn place(&self) -> Place {
+                match self {
+                    Self::Cpu(_) => Place::Cpu,
+                    Self::Cuda(index, _) => Place::Cuda(*index),
+                }
+            }
+
+            fn bytes(&self) -> usize {
+                match self {
+                    Self::Cpu(layer) => layer.bytes(),
+                    Self::Cuda(_, layer) => layer.bytes(),
+                }
+            }
+
+            /// Bias and activation.
+            fn finished<D: Device>(
+                layer: halfbyte::$library<D>,
+                bias: &Bias,
+                activation: halfbyte::Activation,
+            ) -> halfbyte::Result<halfbyte::$library<D>> {
+                let layer = match bias {
+                    Bias::None => layer,
+                    Bias::Int(bias) => layer.with_bias(bias.clone())?,
+                    Bias::Float(bias) => layer.with_float_bias(bias.clone())?,
+                };
+                layer.with_activation(activation)
+            }
+        }
+    };
+}
+
+layers!(LinearLayer, LinearInt8);
+layers!(ConvLayer, Conv2dInt8);
+
+/// The type of y: its bytes, or the floats that were asked for.
+fn type_of_y(y: Option<Affine>, floats: &str) -> PyResult<DataType> {
+    match (y, floats) {
+        (Some(y), _) => Ok(type_of_byte(y.byte())),
+        (None, "float32") => Ok(DataType::F32),
+        (None, "float16") => Ok(DataType::F16),
+        (None, "bfloat16") => Ok(DataType::BF16),
+        (None, other) => invalid("int8", "outputs in float32, float16 or bfloat16", format_args!("{other:?}")),
+    }
+}
+
+/// Error: x lies elsewhere than the weight.
+fn same_place(op: &str, x: &Input<'_>, place: Place) -> PyResult<()> {
+    if x.place() == place {
+        return Ok(());
+    }
+    invalid(op, format_args!("an x on {place}, where the weight lies"), format_args!("one on {}", x.place()))
+}
+
+/// Bytes in memory of a GPU.
+fn device_bytes<'a>(x: &'a Input<'_>) -> PyResult<halfbyte::cuda::AnyBytes<'a>> {
+    match x.dtype() {
+        DataType::U8 => Ok(x.view::<u8>().into()),
+        DataType::I8 => Ok(x.view::<i8>().into()),
+        other => Err(wrong_type("int8", "an x of uint8 or int8", other)),
+    }
+}
+
+/// Bytes in memory of a GPU, to be written.
+fn device_bytes_mut<'a>(y: &'a mut Output<'_>, byte: Byte) -> halfbyte::cuda::AnyBytesMut<'a> {
+    match byte {
+        Byte::U8 => y.view_mut::<u8>().into(),
+        Byte::I8 => y.view_mut::<i8>().into(),
+    }
+}
+
+/// Runs a layer of bytes: `$arguments` are what its `forward` takes between x and y.
+macro_rules! forward {
+    ($py:ident, $kind:ident, $of:expr, $x:ident, ($($argument:expr),*), $y:ident) => {
+        match (&$of.layer, $of.y) {
+            ($kind::Cpu(layer), Some(_)) => {
+                let cpu = device::cpu($py)?;
+                let (x, y) = ($x.bytes("x")?, $y.bytes_mut()?);
+                $py.detach(|| layer.forward(&*cpu, x, $($argument,)* y)).map_err(Failure::from)?;
+            }
+            ($kind::Cpu(layer), None) => {
+                let cpu = device::cpu($py)?;
+                let (x, y) = ($x.bytes("x")?, $y.floats_mut()?);
+                $py.detach(|| layer.forward_floats(&*cpu, x, $($argument,)* y)).map_err(Failure::from)?;
+            }
+            ($kind::Cuda(index, layer), Some(affine)) => {
+                let queue = device::queue($py, *index, $x.stream())?;
+                let (x, y) = (device_bytes(&$x)?, device_bytes_mut(&mut $y, affine.byte()));
+                $py.detach(|| layer.forward(&queue, x, $($argument,)* y)).map_err(Failure::from)?;
+            }
+            ($kind::Cuda(index, layer), None) => {
+                let queue = device::queue($py, *index, $x.stream())?;
+                let (x, y) = (device_bytes(&$x)?, $y.float_view_mut()?);
+                $py.detach(|| layer.forward_floats(&queue, x, $($argument,)* y)).map_err(Failure::from)?;
+            }
+        }
+    };
+}
+
+/// `y = activation(x · Wᵀ + bias)` of bytes: sums are exact, rounded once, to the bit as onnxruntime's QLinearMatMul.
+#[pyclass(frozen, module = "halfbyte")]
+#[derive(Debug)]
+pub struct LinearInt8 {
+    layer: LinearLayer,
+    sizes: [usize; 2],
+    x: Byte,
+    /// None: outputs are floats.
+    y: Option<Affine>,
+    y_type: DataType,
+}
+
+#[pymethods]
+impl LinearInt8 {
+    /// weight: codes `[n, k]` of int8 or uint8 with a scale and zero point an output, or one of each. Inputs stand for
+    /// `x_scale · (x − x_zero)`. With y_scale outputs are bytes, else floats of y_dtype.
+    #[new]
+    #[pyo3(signature = (weight, weight_scale, bias=None, *, x_scale, x_zero=0, x_dtype="uint8", weight_zero=None, y_scale=None,
+                        y_zero=0, y_dtype=None, activation=None, device=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
+    fn new(
+        py: Python<'_>,
+        weight: &Bound<'_, PyAny>,
+        weight_scale: PerOutput<f32>,
+        bias: Option<&Bound<'_, PyAny>>,
+        x_scale: f32,
+        x_zero: i32,
+        x_dtype: &str,
+        weight_zero: Option<PerOutput<i32>>,
+        y_scale: Option<f32>,
+        y_zero: i32,
+        y_dtype: Option<&str>,
+        activation: Option<&str>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> Result<Self> {
+        const OP: &str = "linear int8";
+        let codes = Input::of(weight, "weight")?;
+        let shape = matrix(OP, "a weight", &codes)?;
+        let place = device.filter(|device| !device.is_none()).map_or(Ok(codes.place()), place_of)?;
+        let given =
+            given(codes, shape, weight_scale, weight_zero, (x_scale, x_zero, x_dtype), (y_scale, y_zero, y_dtype))?;
+        let (codes, byte) = given.codes(None)?;
+        let (bias, activation) = (Bias::of(OP, bias, shape[0])?, activation_of(activation)?);
+        let w = Int8Weight::new(typed(&codes, byte), shape, &given.scales, &given.zeros)?;
+        let layer = match place {
+            Place::Cpu => {
+                let cpu = device::cpu(py)?;
+                let pack = || {
+                    let layer = halfbyte::LinearInt8::on(&*cpu, &w, given.x, given.y)?;
+                    LinearLayer::finished(layer, &bias, activation)
+                };
+                LinearLayer::Cpu(pack()?)
+            }
+            Place::Cuda(index) => {
+                let queue = device::own_queue(py, index)?;
+                let layer = halfbyte::LinearInt8::on(&queue, &w, given.x, given.y)?;
+                let layer = LinearLayer::finished(layer, &bias, activation)?;
+                queue.synchronize()?;
+                LinearLayer::Cuda(index, layer)
+            }
+        };
+        let y_type = type_of_y(given.y, y_dtype.unwrap_or("float32"))?;
+        Ok(Self { layer, sizes: shape, x: given.x.byte(), y: given.y, y_type })
+    }
+
+    /// Multiplies x `[..., k]` of bytes to `[..., n]`.
+    #[pyo3(signature = (x, out=None))]
+    fn __call__<'py>(
+        &self,
+        py: Python<'py>,
+        x: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        const OP: &str = "linear int8";
+        let x = Input::of(x, "x")?;
+        let [n, k] = self.sizes;
+        if x.shape().last() != Some(&k) {
+            return invalid(OP, format_args!("an x of shape (..., {k})"), format_args!("shape {}", x.shape()));
+        }
+        if x.dtype() != type_of_byte(self.x) {
+            return Err(wrong_type(OP, &format!("an x of {}", type_of_byte(self.x)), x.dtype()));
+        }
+        same_place(OP, &x, self.layer.place())?;
+        let m: usize = x.shape()[..x.shape().len() - 1].iter().product();
+        let mut y = Output::new(OP, out, &x, x.shape().with_last(n), self.y_type)?;
+        forward!(py, LinearLayer, self, x, (m), y);
+        y.finish(py)
+    }
+
+    /// Bytes that the packed weight takes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.layer.bytes()
+    }
+
+    /// Where the weight lies: `cpu` or `cuda:N`.
+    #[getter]
+    fn device(&self) -> String {
+        self.layer.place().to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        let [n, k] = self.sizes;
+        format!("LinearInt8(in_features={k}, out_features={n}, out={}, device={})", self.y_type, self.device())
+    }
+}
+
+/// What belongs to a weight, put together.
+fn given<'py>(
+    codes: Input<'py>,
+    shape: [usize; 2],
+    scales: PerOutput<f32>,
+    zeros: Option<PerOutput<i32>>,
+    (x_scale, x_zero, x_dtype): (f32, i32, &str),
+    (y_scale, y_zero, y_dtype): (Option<f32>, i32, Option<&str>),
+) -> Result<Given<'py>> {
+    let x = Bytewise { scale: x_scale, zero: x_zero, dtype: x_dtype.to_owned() }.affine()?;
+    let y = match y_scale {
+        None => None,
+        Some(scale) => {
+            let dtype = y_dtype.unwrap_or("uint8").to_owned();
+            Some(Bytewise { scale, zero: y_zero, dtype }.affine()?)
+        }
+    };
+    let zeros = zeros.map(PerOutput::into_vec).unwrap_or_default();
+    Ok(Given { codes, shape, scales: scales.into_vec(), zeros, x, y })
+}
+
+/// `y = activation(x ∗ W + bias)` of bytes: sums are exact, rounded once, to the bit as onnxruntime's QLinearConv.
+#[pyclass(frozen, module = "halfbyte")]
+#[derive(Debug)]
+pub struct Conv2dInt8 {
+    layer: ConvLayer,
+    geometry: Geometry,
+    layout: Layout2d,
+    x: Byte,
+    /// None: outputs are floats.
+    y: Option<Affine>,
+    y_type: DataType,
+}
+
+#[pymethods]
+impl Conv2dInt8 {
+    /// weight: codes `[co, ci / groups, kh, kw]`; else as LinearInt8 and Conv2d.
+    #[new]
+    #[pyo3(signature = (weight, weight_scale, bias=None, *, x_scale, x_zero=0, x_dtype="uint8", weight_zero=None, y_scale=None,
+                        y_zero=0, y_dtype=None, stride=Pair::One(1), padding=Pair::One(0), dilation=Pair::One(1), groups=1,
+                        activation=None, layout="nchw", device=None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
+    fn new(
+        py: Python<'_>,
+        weight: &Bound<'_, PyAny>,
+        weight_scale: PerOutput<f32>,
+        bias: Option<&Bound<'_, PyAny>>,
+        x_scale: f32,
+        x_zero: i32,
+        x_dtype: &str,
+        weight_zero: Option<PerOutput<i32>>,
+        y_scale: Option<f32>,
+        y_zero: i32,
+        y_dtype: Option<&str>,
+        stride: Pair,
+        padding: Pair,
+        dilation: Pair,
+        groups: usize,
+        activation: Option<&str>,
+        layout: &str,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> Result<Self> {
+        const OP: &str = "conv2d int8";
+        let codes = Input::of(weight, "weight")?;
+        let geometry = geometry(OP, &codes, [&stride, &padding, &dilation], groups)?;
+        let (activation, layout) = (activation_of(activation)?, layout_of(layout)?);
+        let place = device.filter(|device| !device.is_none()).map_or(Ok(codes.place()), place_of)?;
+        let shape = [geometry.co, geometry.k()];
+        let given =
+            given(codes, shape, weight_scale, weight_zero, (x_scale, x_zero, x_dtype), (y_scale, y_zero, y_dtype))?;
+        let (codes, byte) = given.codes(Some(&geometry))?;
+        let bias = Bias::of(OP, bias, geometry.co)?;
+        let w = Int8Weight::new(typed(&codes, byte), given.shape, &given.scales, &given.zeros)?;
+        let layer = match place {
+            Place::Cpu => {
+                let layer = halfbyte::Conv2dInt8::on(&*device::cpu(py)?, &w, geometry, given.x, given.y)?;
+                ConvLayer::Cpu(ConvLayer::finished(layer, &bias, activation)?.with_layouts(layout, layout))
+            }
+            Place::Cuda(index) => {
+                let queue = device::own_queue(py, index)?;
+                let layer = halfbyte::Conv2dInt8::on(&queue, &w, geometry, given.x, given.y)?;
+                let layer = ConvLayer::finished(layer, &bias, activation)?.with_layouts(layout, layout);
+                queue.synchronize()?;
+                ConvLayer::Cuda(index, layer)
+            }
+        };
+        let y_type = type_of_y(given.y, y_dtype.unwrap_or("float32"))?;
+        Ok(Self { layer, geometry, layout, x: given.x.byte(), y: given.y, y_type })
+    }
+
+    /// Convolves images of bytes.
+    #[pyo3(signature = (x, out=None))]
+    fn __call__<'py>(
+        &self,
+        py: Python<'py>,
+        x: &Bound<'py, PyAny>,
+        out: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        const OP: &str = "conv2d int8";
+        let x = Input::of(x, "x")?;
+        let (batch, size, shape): (usize, [usize; 2], Shape) = images(OP, &x, &self.geometry, self.layout)?;
+        if x.dtype() != type_of_byte(self.x) {
+            return Err(wrong_type(OP, &format!("an x of {}", type_of_byte(self.x)), x.dtype()));
+        }
+        same_place(OP, &x, self.layer.place())?;
+        let mut y = Output::new(OP, out, &x, shape, self.y_type)?;
+        forward!(py, ConvLayer, self, x, (batch, size), y);
+        y.finish(py)
+    }
+
+    /// Bytes that the packed weight takes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.layer.bytes()
+    }
+
+    /// Where the weight lies: `cpu` or `cuda:N`.
+    #[getter]
+    fn device(&self) -> String {
+        self.layer.place().to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        let Geometry { ci, co, kernel: [kh, kw], .. } = self.geometry;
+        format!("Conv2dInt8({ci}, {co}, kernel_size=({kh}, {kw}), out={}, device={})", self.y_type, self.device())
+    }
+}

@@ -1,0 +1,314 @@
+//! Floats to codes: `quantize`, what it needs to know of inputs, and what it returns.
+
+use crate::device;
+use crate::error::{Result, invalid};
+use crate::tensor::{DataType, Input, numpy_array};
+use halfbyte::format::reference;
+use halfbyte::quantize::{self as library, Gptq, Rtn, SymmetricScale, awq_scales, gptq, rtn, rtn_clipped};
+use halfbyte::{Act, Floats, Format, QTensor, WeightFormat, Zeros};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A weight matrix as codes with scales and zero points.
+#[pyclass(frozen, module = "halfbyte")]
+#[derive(Debug)]
+pub struct QuantizedTensor {
+    tensor: Arc<QTensor>,
+    act: Act,
+    /// What the inputs of AWQ's weights must be divided by.
+    input_scales: Option<Vec<f32>>,
+}
+
+impl QuantizedTensor {
+    /// One without scales of inputs.
+    pub fn new(tensor: QTensor, act: Act) -> Self {
+        Self { tensor: Arc::new(tensor), act, input_scales: None }
+    }
+
+    /// The weight, and what becomes of activations. Error: inputs have to be divided by scales first.
+    pub fn folded_weight(&self) -> PyResult<(&Arc<QTensor>, Act)> {
+        match self.input_scales {
+            Some(_) => invalid(
+                "linear",
+                "a weight whose inputs are as they were: divide what makes them by input_scales, then give weight.folded()",
+                "one that AWQ has scaled",
+            ),
+            None => Ok((&self.tensor, self.act)),
+        }
+    }
+}
+
+#[pymethods]
+impl QuantizedTensor {
+    /// Puts a tensor together from codes `[n, k]` (uint8), scales `[n, groups]` (float32), zero points or offsets of the same shape,
+    /// and the group of each column where it is not `column // group`.
+    #[new]
+    #[pyo3(signature = (format, codes, scales, zeros=None, group_index=None))]
+    fn from_parts(
+        format: &str,
+        codes: &Bound<'_, PyAny>,
+        scales: &Bound<'_, PyAny>,
+        zeros: Option<&Bound<'_, PyAny>>,
+        group_index: Option<Vec<u32>>,
+    ) -> Result<Self> {
+        const OP: &str = "QuantizedTensor";
+        let Format { weight, act } = format.parse()?;
+        let codes = Input::of(codes, OP)?;
+        let [n, k] = matrix(OP, "codes", &codes)?;
+        let scales = Input::of(scales, OP)?.to_f32(OP)?;
+        let zeros = match zeros {
+            None => Zeros::Symmetric,
+            Some(zeros) => {
+                let zeros = Input::of(zeros, OP)?;
+                match zeros.dtype() {
+                    DataType::U8 => {
+                        Zeros::Integer(zeros.slice::<u8>(OP, DataType::U8)?.iter().map(|&z| z.into()).collect())
+                    }
+                    DataType::I32 => {
+                        let zeros = zeros.slice::<i32>(OP, DataType::I32)?.iter();
+                        let zeros = zeros.map(|&z| u16::try_from(z).unwrap_or(u16::MAX));
+                        Zeros::Integer(zeros.collect())
+                    }
+                    _ => Zeros::Float(zeros.to_f32(OP)?),
+                }
+            }
+        };
+        let codes = codes.slice::<u8>(OP, DataType::U8)?.to_vec();
+        Ok(Self::new(QTensor::new(weight, [n, k], codes, scales, zeros, group_index)?, act))
+    }
+
+    /// Its format, as `w4a16-g128`.
+    #[getter]
+    pub fn format(&self) -> String {
+        Format { weight: self.tensor.format(), act: self.act }.to_string()
+    }
+
+    /// Outputs and inputs, `(n, k)`.
+    #[getter]
+    fn shape(&self) -> (usize, usize) {
+        (self.tensor.n(), self.tensor.k())
+    }
+
+    /// What inputs must be divided by, `[k]`; None where they are taken as they are.
+    #[getter]
+    fn input_scales<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let array = |scales: &Vec<f32>| numpy_array(py, scales, &[scales.len()], DataType::F32);
+        self.input_scales.as_ref().map(array).transpose()
+    }
+
+    /// The same for inputs that are divided by `input_scales` already.
+    fn folded(&self) -> Self {
+        Self { tensor: self.tensor.clone(), act: self.act, input_scales: None }
+    }
+
+    /// Codes `[n, k]` as uint8.
+    fn codes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        numpy_array(py, self.tensor.codes(), &[self.tensor.n(), self.tensor.k()], DataType::U8)
+    }
+
+    /// Scales `[n, groups]` as float32.
+    fn scales<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        numpy_array(py, self.tensor.scales(), &[self.tensor.n(), self.tensor.groups()], DataType::F32)
+    }
+
+    /// Zero points as int32 or offsets as float32, `[n, groups]`; None where codes are symmetric.
+    fn zeros<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let shape = [self.tensor.n(), self.tensor.groups()];
+        match self.tensor.zeros() {
+            Zeros::Symmetric => Ok(None),
+            Zeros::Integer(zeros) => {
+                let zeros: Vec<i32> = zeros.iter().map(|&z| z.into()).collect();
+                numpy_array(py, &zeros, &shape, DataType::I32).map(Some)
+            }
+            Zeros::Float(offsets) => numpy_array(py, offsets, &shape, DataType::F32).map(Some),
+        }
+    }
+
+    /// Group of each column where that is not `column // group` (act-order), else None.
+    #[getter]
+    fn group_index(&self) -> Option<Vec<u32>> {
+        self.tensor.group_index().map(<[u32]>::to_vec)
+    }
+
+    /// What the codes stand for, `[n, k]` as float32, rounded once.
+    fn dequantize<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let values = device::compute(py, || -> Vec<f32> {
+            reference::dequantize(&self.tensor).into_iter().map(|v| v as f32).collect()
+        });
+        numpy_array(py, &values, &[self.tensor.n(), self.tensor.k()], DataType::F32)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("QuantizedTensor({} x {}, {})", self.tensor.n(), self.tensor.k(), self.format())
+    }
+
+    fn __copy__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
+        slf
+    }
+}
+
+/// What GPTQ and AWQ need to know of a layer's inputs: the sum of `xᵀx` over all of them, in float64.
+#[pyclass(frozen, module = "halfbyte")]
+#[derive(Debug)]
+pub struct Hessian(Mutex<library::Hessian>);
+
+#[pymethods]
+impl Hessian {
+    /// Of no inputs yet, for a layer of k inputs.
+    #[new]
+    fn new(k: usize) -> Result<Self> {
+        Ok(Self(Mutex::new(library::Hessian::new(k)?)))
+    }
+
+    /// Adds inputs `[..., k]`.
+    fn add(&self, py: Python<'_>, x: &Bound<'_, PyAny>) -> Result<()> {
+        const OP: &str = "Hessian.add";
+        let x = Input::of(x, OP)?;
+        let (values, last) = (x.to_f32(OP)?, x.shape().last().copied());
+        device::compute(py, || {
+            let mut hessian = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let k = hessian.k();
+            if last != Some(k) {
+                let got = last.map_or_else(|| "a scalar".to_owned(), |last| format!("one of {last}"));
+                return Err(halfbyte::Error::Invalid { op: OP, expected: format!("a last dimension of {k}"), got });
+            }
+            hessian.add(&values, values.len() / k.max(1))
+        })?;
+        Ok(())
+    }
+
+    /// Inputs of the layer.
+    #[getter]
+    fn k(&self, py: Python<'_>) -> usize {
+        self.read(py, library::Hessian::k)
+    }
+
+    /// Inputs that were added, in rows.
+    #[getter]
+    fn rows(&self, py: Python<'_>) -> u64 {
+        self.read(py, library::Hessian::rows)
+    }
+}
+
+impl Hessian {
+    /// Who adds inputs meanwhile has no need of Python's lock to get on.
+    fn read<T: Send>(&self, py: Python<'_>, of: impl FnOnce(&library::Hessian) -> T + Send) -> T {
+        py.detach(|| of(&self.0.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+/// How a weight is rounded.
+#[derive(Clone, Copy, Debug)]
+pub struct Rounding {
+    /// Where the range of a group lies.
+    pub rtn: Rtn,
+}
+
+impl Rounding {
+    /// Error: a name that is not one of them.
+    pub fn new(search: bool, symmetric: &str) -> PyResult<Self> {
+        let symmetric = match symmetric {
+            "narrow" => SymmetricScale::Narrow,
+            "full" => SymmetricScale::Full,
+            other => return invalid("quantize", "symmetric to be \"narrow\" or \"full\"", format_args!("{other:?}")),
+        };
+        Ok(Self { rtn: Rtn { symmetric, search } })
+    }
+}
+
+/// Quantises a weight matrix `[n, k]`.
+///
+/// method "rtn" rounds to nearest; "gptq" and "awq" take what they know of inputs from `hessian` or `inputs` ([..., k]). AWQ scales
+/// the weight's columns: the result has `input_scales`, by which its inputs must be divided.
+#[pyfunction]
+#[pyo3(signature = (weight, format, *, method="rtn", hessian=None, inputs=None, search=false, symmetric="narrow",
+                    act_order=false, static_groups=false, damping=0.01))]
+#[expect(clippy::too_many_arguments, reason = "Python's options have names")]
+pub fn quantize(
+    py: Python<'_>,
+    weight: &Bound<'_, PyAny>,
+    format: &str,
+    method: &str,
+    hessian: Option<&Bound<'_, Hessian>>,
+    inputs: Option<&Bound<'_, PyAny>>,
+    search: bool,
+    symmetric: &str,
+    act_order: bool,
+    static_groups: bool,
+    damping: f64,
+) -> Result<QuantizedTensor> {
+    const OP: &str = "quantize";
+    let Format { weight: format, act } = format.parse()?;
+    let weight = Input::of(weight, OP)?;
+    let shape = matrix(OP, "a weight", &weight)?;
+    let rtn_options = Rounding::new(search, symmetric)?.rtn;
+    let own;
+    let hessian = match (method, hessian, inputs) {
+        ("rtn", None, None) => None,
+        ("rtn", ..) => return Ok(invalid(OP, "hessian or inputs with gptq or awq", "them with rtn")?),
+        ("gptq" | "awq", Some(hessian), None) => Some(hessian.get()),
+        ("gptq" | "awq", None, Some(inputs)) => {
+            own = Hessian::new(shape[1])?;
+            own.add(py, inputs)?;
+            Some(&own)
+        }
+        ("gptq" | "awq", ..) => {
+            return Ok(invalid(OP, format_args!("either hessian or inputs with {method}"), "none, or both")?);
+        }
+        (other, ..) => return Ok(invalid(OP, "method to be \"rtn\", \"gptq\" or \"awq\"", format_args!("{other:?}"))?),
+    };
+    if method != "gptq" && (act_order || static_groups) {
+        return Ok(invalid(OP, "act_order and static_groups with gptq", format_args!("them with {method}"))?);
+    }
+    // Of a GPU a copy, else where it lies.
+    let copied;
+    let floats = match weight.place() {
+        crate::tensor::Place::Cpu => weight.floats(OP)?,
+        crate::tensor::Place::Cuda(_) => {
+            copied = weight.to_f32(OP)?;
+            Floats::from(&copied)
+        }
+    };
+    let options = Gptq { damping, act_order, static_groups, symmetric: rtn_options.symmetric, search };
+    let (tensor, input_scales) = device::compute(py, || -> halfbyte::Result<_> {
+        let Some(hessian) = hessian else { return Ok((rtn(floats, shape, format, rtn_options)?, None)) };
+        let hessian = hessian.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match method {
+            "gptq" => Ok((gptq(floats, shape, format, &hessian, options)?.weights, None)),
+            _ => awq(floats, shape, format, &hessian, rtn_options.symmetric).map(|(q, scales)| (q, Some(scales))),
+        }
+    })?;
+    Ok(QuantizedTensor { tensor: Arc::new(tensor), act, input_scales })
+}
+
+/// AWQ of one matrix: its columns times scales, rounded with clipped ranges.
+fn awq(
+    w: Floats<'_>,
+    [n, k]: [usize; 2],
+    format: WeightFormat,
+    hessian: &library::Hessian,
+    symmetric: SymmetricScale,
+) -> halfbyte::Result<(QTensor, Vec<f32>)> {
+    let scales = awq_scales(&[(w, n)], k, format, hessian, symmetric)?.scales;
+    let mut scaled = w.to_f32();
+    for row in scaled.chunks_mut(k.max(1)) {
+        row.iter_mut().zip(&scales).for_each(|(v, scale)| *v *= scale);
+    }
+    // Inputs become x / s.
+    let factors: Vec<f32> = scales.iter().map(|scale| 1.0 / scale).collect();
+    let hessian = hessian.clone().scaled(&factors)?;
+    let calibrated = rtn_clipped(Floats::from(&scaled), [n, k], format, &hessian, symmetric)?;
+    Ok((calibrated.weights, scales))
+}
+
+/// The sizes of a matrix. Error: another number of dimensions.
+pub fn matrix(op: &str, what: &str, tensor: &Input<'_>) -> PyResult<[usize; 2]> {
+    match **tensor.shape() {
+        [n, k] => Ok([n, k]),
+        _ => invalid(op, format_args!("{what} of two dimensions [n, k]"), format_args!("shape {}", tensor.shape())),
+    }
+}

@@ -1,0 +1,130 @@
+//! Tensors of other libraries, in and out, without copies.
+//!
+//! ```text
+//! Python tensor ──Input──▶ address, place, type, shape ──▶ slices, or views of device memory
+//! Output::like(x) ──▶ a tensor of x's library, written in place ──finish──▶ Python tensor
+//! ```
+//!
+//! A tensor comes in by DLPack's C exchange where its type has that, else by `__dlpack__`, else by `__array_interface__`. What goes
+//! out is made by the library that x is of. All calls of foreign functions are made in this folder.
+
+pub mod dlpack;
+mod exchange;
+mod input;
+mod output;
+mod owned;
+
+pub use dlpack::DataType;
+pub use input::Input;
+pub use output::{Output, numpy_array};
+pub use owned::Tensor;
+
+use halfbyte::Float;
+use halfbyte::format::int8::Byte;
+use pyo3::exceptions::PyTypeError;
+use pyo3::{PyErr, PyResult};
+use std::ops::Deref;
+
+/// Dimensions that a tensor has at most.
+const MOST_DIMENSIONS: usize = 8;
+
+/// Where a tensor lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In memory of the host.
+    Cpu,
+    /// In memory of the GPU of this number.
+    Cuda(u32),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Cpu => f.write_str("cpu"),
+            Place::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// Sizes along each dimension, outermost first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    sizes: [usize; MOST_DIMENSIONS],
+    len: usize,
+}
+
+impl Shape {
+    /// Error: more dimensions than any tensor here has.
+    pub fn new(sizes: &[usize]) -> PyResult<Self> {
+        if sizes.len() > MOST_DIMENSIONS {
+            return crate::error::invalid("tensor", format_args!("at most {MOST_DIMENSIONS} dimensions"), sizes.len());
+        }
+        let mut shape = Self { sizes: [0; MOST_DIMENSIONS], len: sizes.len() };
+        shape.sizes[..sizes.len()].copy_from_slice(sizes);
+        Ok(shape)
+    }
+
+    /// The same with another innermost size.
+    pub fn with_last(mut self, size: usize) -> Self {
+        if let Some(last) = self.len.checked_sub(1) {
+            self.sizes[last] = size;
+        }
+        self
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.iter().product()
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.sizes[..self.len]
+    }
+}
+
+/// As Python writes a tuple.
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(")?;
+        for (i, size) in self.iter().enumerate() {
+            write!(f, "{}{size}", if i == 0 { "" } else { ", " })?;
+        }
+        f.write_str(if self.len == 1 { ",)" } else { ")" })
+    }
+}
+
+/// The float type that elements have, if it is one that layers take.
+pub fn float_of(dtype: DataType) -> Option<Float> {
+    match dtype {
+        DataType::F16 => Some(Float::F16),
+        DataType::BF16 => Some(Float::BF16),
+        DataType::F32 => Some(Float::F32),
+        _ => None,
+    }
+}
+
+/// The type of tensors with these floats.
+pub fn type_of(float: Float) -> DataType {
+    match float {
+        Float::F16 => DataType::F16,
+        Float::BF16 => DataType::BF16,
+        Float::F32 => DataType::F32,
+    }
+}
+
+/// The type of tensors with these bytes.
+pub fn type_of_byte(byte: Byte) -> DataType {
+    match byte {
+        Byte::U8 => DataType::U8,
+        Byte::I8 => DataType::I8,
+    }
+}
+
+/// TypeError: elements of another type than an operation takes.
+pub fn wrong_type(op: &str, expected: &str, got: DataType) -> PyErr {
+    PyTypeError::new_err(format!("{op}: expected {expected}, got {got}"))
+}

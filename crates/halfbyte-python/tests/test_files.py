@@ -1,0 +1,156 @@
+"""Checkpoints, conversion, verification, and a language model that runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import STDLIB, random
+
+import halfbyte
+
+PROMPT = "def "
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stdlib") / "gptq"
+    told = halfbyte.quantize_model(STDLIB, folder, "w4a16-g128")
+    assert told["to"] == "gptq" and told["modules"] > 0 and Path(told["path"]) == folder
+    return folder
+
+
+def test_inspect_convert_and_verify(quantized: Path, tmp_path: Path) -> None:
+    found = halfbyte.inspect(quantized)
+    assert found["quantization"]["quant_method"] == "gptq" and found["findings"] == []
+    quantised = [module for module in found["modules"] if module["scheme"] == "gptq"]
+    assert quantised and all(module["format"] == "w4a16-g128" for module in quantised)
+    told = halfbyte.convert(quantized, tmp_path / "ct", "compressed-tensors")
+    assert told["modules"] == len(quantised) and told["requantized"] == []
+    same = halfbyte.verify(quantized, tmp_path / "ct")
+    assert same["equal"] is True and same["differing"] == [] and same["compared"] > 0
+    other = halfbyte.verify(quantized, STDLIB)
+    assert other["equal"] is False and other["differing"]
+
+
+def test_errors_of_files_are_those_of_python(quantized: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        halfbyte.inspect(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError):
+        halfbyte.load(tmp_path / "nowhere")
+    with pytest.raises(FileExistsError):
+        halfbyte.convert(quantized, quantized.parent, "native")
+    with pytest.raises(ValueError, match="to: expected gptq"):
+        halfbyte.convert(quantized, tmp_path / "x", "marlin")
+    with pytest.raises(ValueError, match="a model that is not quantised yet"):
+        halfbyte.quantize_model(quantized, tmp_path / "x", "w4a16-g128")
+    with pytest.raises(ValueError):
+        halfbyte.quantize_model(STDLIB, tmp_path / "x", "w4a16-g128-float", to="awq")
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0nonsense")
+    with pytest.raises(ValueError):
+        halfbyte.Checkpoint(tmp_path)
+
+
+def test_layers_of_a_checkpoint_by_name(quantized: Path) -> None:
+    checkpoint = halfbyte.Checkpoint(quantized)
+    name = next(name for name in checkpoint.modules() if name.endswith("q_proj"))
+    codes, layer = checkpoint.quantized(name), checkpoint.linear(name, act="a8")
+    assert (layer.format, codes.format) == ("w4a8-g128", "w4a16-g128")
+    assert np.array_equal(layer.dequantize(), codes.dequantize())
+    x = random((3, layer.in_features), 1)
+    assert checkpoint.linear(name)(x).shape == (3, layer.out_features)
+    assert checkpoint.tensor_info(f"{name}.scales")[0] == "F16"
+    norm = next(tensor for tensor in checkpoint.tensors() if tensor.endswith("norm.weight"))
+    assert checkpoint.floats(norm).dtype == np.float32
+    with pytest.raises(KeyError):
+        checkpoint.tensor_info("nothing")
+    with pytest.raises(ValueError):
+        checkpoint.linear("nothing")
+    dense = halfbyte.Checkpoint(STDLIB)
+    with pytest.raises(ValueError, match="expected a quantised layer"):
+        dense.quantized(name)
+    assert dense.linear(name).format is None
+
+
+def test_tensors_that_another_loader_has_read(quantized: Path) -> None:
+    """By the names of each form, as transformers and vLLM hand them on."""
+    safetensors = pytest.importorskip("safetensors.numpy")
+    checkpoint = halfbyte.Checkpoint(quantized)
+    name = next(name for name in checkpoint.modules() if name.endswith("up_proj"))
+    tensors = safetensors.load_file(quantized / "model.safetensors")
+    parts = {tensor.removeprefix(f"{name}."): value for tensor, value in tensors.items() if tensor.startswith(f"{name}.")}
+    config = '{"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true, "desc_act": false}'
+    layer = halfbyte.linear_from_tensors(parts, config, module=name, bias=np.ones(checkpoint.quantized(name).shape[0], np.float32))
+    assert np.array_equal(layer.dequantize(), checkpoint.quantized(name).dequantize()) and layer.has_bias
+    assert np.array_equal(halfbyte.linear_from_tensors(parts).dequantize(), layer.dequantize())
+    for wrong in ({}, {"qweight": parts["qweight"]}, parts | {"scales": parts["scales"][:, 1:]}):
+        with pytest.raises(ValueError):
+            halfbyte.linear_from_tensors(wrong, config)
+    with pytest.raises(ValueError, match="JSON object"):
+        halfbyte.linear_from_tensors(parts, "[]")
+
+
+def test_text_is_streamed(quantized: Path) -> None:
+    model = halfbyte.load(quantized)
+    assert model.device == "cpu" and model.parameters > 1e6 and model.vocab > 0 and model.max_context > 0
+    writing = model.generate(PROMPT, max_tokens=24, ignore_end=True)
+    pieces = list(writing)
+    assert len(pieces) > 5 and writing.finish_reason == "length" and len(writing.tokens) == 24
+    assert "".join(pieces) == model.decode(writing.tokens)
+    # By tokens, the same; greedy is what the logits say.
+    ids = model.encode(PROMPT)
+    assert list(model.generate(ids, max_tokens=24, ignore_end=True)) == pieces
+    assert int(np.argmax(model.logits(ids))) == writing.tokens[0]
+    # Draws with a seed are the same each time; another seed's differ.
+    draws = ["".join(model.generate(PROMPT, max_tokens=24, temperature=1.0, top_k=50, seed=seed)) for seed in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+
+
+def test_text_ends_where_it_should(quantized: Path) -> None:
+    model = halfbyte.load(quantized)
+    whole = "".join(model.generate(PROMPT, max_tokens=40, ignore_end=True))
+    stop = whole[5:8]
+    writing = model.generate(PROMPT, max_tokens=40, ignore_end=True, stop=[stop, "never comes"])
+    assert "".join(writing) == whole[: whole.index(stop)] and writing.finish_reason == "stop"
+    writing = model.generate(PROMPT, max_tokens=10_000, ignore_end=True)
+    next(writing)
+    assert writing.finish_reason is None
+    writing.close()
+    assert list(writing) == [] and writing.finish_reason == "cancelled"
+    assert list(model.generate(PROMPT, max_tokens=0)) == []
+    for arguments, message in [
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 0.0}, "top-p"),
+        ({"min_p": 2.0}, "min-p"),
+        ({"repetition_penalty": 0.0}, "penalty"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            model.generate(PROMPT, **arguments)
+    with pytest.raises(ValueError, match="at least one token"):
+        model.generate([])
+    with pytest.raises(ValueError, match="expected an id below"):
+        model.generate([10_000_000])
+    with pytest.raises(TypeError):
+        model.generate(3.5)
+
+
+def test_models_are_rounded_while_they_are_loaded() -> None:
+    exact, rounded = halfbyte.load(STDLIB), halfbyte.load(STDLIB, format="w8a8-g128", kv="int8")
+    assert rounded.nbytes < exact.nbytes
+    a, b = (model.logits(PROMPT) for model in (exact, rounded))
+    assert not np.array_equal(a, b) and np.abs(a - b).max() < 1.0
+    with pytest.raises(ValueError, match="act to be what format says"):
+        halfbyte.load(STDLIB, format="w8a8-g128", act="a16")
+    with pytest.raises(ValueError, match="kv: expected"):
+        halfbyte.load(STDLIB, kv="f8")
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(quantized: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(quantized, folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises((OSError, ValueError)):
+        halfbyte.load(folder)

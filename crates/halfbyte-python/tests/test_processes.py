@@ -1,0 +1,133 @@
+"""Threads, the lock of the interpreter, forks, and the import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import STDLIB, random
+
+import halfbyte
+
+
+def test_many_threads_get_the_bits_of_one() -> None:
+    layer = halfbyte.Linear(random((96, 128), 1), format="w4a8-g32")
+    inputs = [random((1 + i % 7, 128), i) for i in range(16)]
+    expected = [layer(x) for x in inputs]
+    wrong: list[int] = []
+
+    def work(first: int) -> None:
+        for i in range(200):
+            at = (first + i) % len(inputs)
+            if not np.array_equal(layer(inputs[at]), expected[at]):
+                wrong.append(at)
+            if i % 50 == 0:
+                q = halfbyte.quantize(inputs[at], "w8a16")
+                halfbyte.Linear(q)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert not wrong
+
+
+def test_other_threads_run_while_one_computes() -> None:
+    """Python counts while a product of a tenth of a second or more is computed: the lock is free."""
+    layer, x = halfbyte.Linear(random((2048, 2048), 2)), random((512, 2048), 3)
+    layer(x)
+    done, counted = threading.Event(), 0
+
+    def compute() -> None:
+        for _ in range(4):
+            layer(x)
+        done.set()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)  # Nobody is made to hand the lock over: only who lets go of it does.
+    try:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        while not done.is_set():
+            counted += 1
+            time.sleep(0)
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert counted > 10
+
+
+def test_the_number_of_threads() -> None:
+    layer, x = halfbyte.Linear(random((256, 256), 4), format="w4a16-g64"), random((33, 256), 5)
+    before, expected = halfbyte.get_num_threads(), layer(x)
+    try:
+        for threads in (1, 2, 3):
+            halfbyte.set_num_threads(threads)
+            assert halfbyte.get_num_threads() == threads and np.array_equal(layer(x), expected)
+        with pytest.raises(ValueError, match="1 to 4096 threads"):
+            halfbyte.set_num_threads(0)
+    finally:
+        halfbyte.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    layer, x = halfbyte.Linear(random((512, 512), 6), format="w4a16-g64"), random((64, 512), 7)
+    model = halfbyte.load(STDLIB)
+    expected, writing = layer(x), model.generate("def ", max_tokens=1000)
+    next(writing)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert np.array_equal(layer(x), expected)
+            quantised = halfbyte.quantize(random((512, 512), 6), "w4a16-g64")
+            assert np.array_equal(halfbyte.Linear(quantised)(x), expected)
+            assert "".join(model.generate("def ", max_tokens=3, ignore_end=True))
+            with pytest.raises(RuntimeError, match="forked"):
+                next(writing)
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 120
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the forked process hangs")
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    writing.close()
+
+
+def test_the_import_brings_no_other_library() -> None:
+    program = (
+        "import sys; before = set(sys.modules); import halfbyte; "
+        "new = {m.split('.')[0] for m in set(sys.modules) - before}; print(sorted(new - {'halfbyte'}))"
+    )
+    out = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": _path()})
+    assert out.returncode == 0, out.stderr
+    assert not {"numpy", "torch", "json"} & set(eval(out.stdout)), out.stdout
+
+
+def _path() -> str:
+    return os.path.dirname(os.path.dirname(halfbyte.__file__))
+
+
+def test_ctrl_c_ends_a_text() -> None:
+    program = (
+        "import halfbyte, signal, threading, os\n"
+        f"model = halfbyte.load({str(STDLIB)!r})\n"
+        "threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    while True:\n"
+        "        for piece in model.generate('def ', max_tokens=400, ignore_end=True): pass\n"
+        "except KeyboardInterrupt: print('ended')\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": _path()})
+    assert out.stdout.strip() == "ended", out.stderr

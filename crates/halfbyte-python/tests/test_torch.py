@@ -1,0 +1,124 @@
+"""Modules, operators, gradients, torch.compile and torch.export."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import random
+
+import halfbyte
+
+torch = pytest.importorskip("torch")
+
+import halfbyte.torch as ht  # noqa: E402
+
+W, BIAS = random((48, 64), 1), random((48,), 2)
+
+
+def module(bias: bool = True) -> ht.Linear:
+    return ht.Linear(halfbyte.Linear(W, BIAS if bias else None, "w4a16-g32"))
+
+
+def dequantized() -> Any:
+    return torch.from_numpy(halfbyte.quantize(W, "w4a16-g32").dequantize())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_are_those_of_the_dequantised_weight(dtype: Any) -> None:
+    x = torch.from_numpy(random((2, 5, 64), 3)).to(dtype).requires_grad_()
+    y = module()(x)
+    assert y.requires_grad and y.dtype == dtype
+    grad = torch.from_numpy(random((2, 5, 48), 4)).to(dtype)
+    y.backward(grad)
+    reference = (grad.float() @ dequantized()).to(dtype)
+    assert x.grad.dtype == dtype and torch.allclose(x.grad, reference, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(module()(x), y.detach()) and not module()(x).requires_grad
+
+
+def test_gradients_by_differences() -> None:
+    layer = ht.Linear(halfbyte.Linear(np.eye(4, dtype=np.float32) * 3, format="w8a32-sf32"))
+    x = torch.ones(2, 4, requires_grad=True)
+    layer(x).sum().backward()
+    assert torch.allclose(x.grad, torch.full((2, 4), 3.0), rtol=1e-5)
+
+
+def test_the_operator_is_what_pytorch_expects_of_one() -> None:
+    layer = module()
+    x = torch.from_numpy(random((3, 64), 5)).requires_grad_()
+    torch.library.opcheck(torch.ops.halfbyte.linear.default, (x, layer.handle, 48))
+    torch.library.opcheck(torch.ops.halfbyte.linear_backward.default, (torch.randn(3, 48), layer.handle, 64))
+    number = layer.handle
+    del layer
+    with pytest.raises(RuntimeError, match="expected a layer that lives in this process"):
+        torch.ops.halfbyte.linear(x.detach(), number, 48)
+
+
+def test_compiled_as_one_graph() -> None:
+    network = torch.nn.Sequential(module(), torch.nn.ReLU(), ht.Linear(halfbyte.Linear(random((8, 48), 6), format="w8a16")))
+    compiled = torch.compile(network, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (1, 7):
+        x = torch.from_numpy(random((rows, 64), rows))
+        assert torch.equal(compiled(x), network(x))
+    x = torch.from_numpy(random((4, 64), 9)).requires_grad_()
+    other = x.detach().clone().requires_grad_()
+    compiled(x).sum().backward()
+    network(other).sum().backward()
+    assert torch.allclose(x.grad, other.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_exported_with_a_batch_of_any_size() -> None:
+    layer = module()
+    batch = torch.export.Dim("batch", min=2, max=1024)
+    program = torch.export.export(layer, (torch.zeros(3, 64),), dynamic_shapes=({0: batch},))
+    assert any("halfbyte.linear" in str(node.target) for node in program.graph.nodes)
+    x = torch.from_numpy(random((9, 64), 10))
+    assert torch.equal(program.module()(x), layer(x))
+
+
+def test_modules_are_copied_and_moved_as_constants() -> None:
+    layer = module()
+    twin = copy.deepcopy(layer)
+    assert twin.layer is layer.layer and twin.handle != layer.handle
+    x = torch.from_numpy(random((3, 64), 11))
+    assert torch.equal(twin(x), layer(x))
+    assert layer.half() is layer and layer.to("cpu") is layer and layer.state_dict() == {}
+    assert torch.equal(layer(x), twin(x)) and "w4a16-g32" in repr(layer)
+    with pytest.raises(ValueError, match="expected cpu or cuda"):
+        layer.to("meta")
+    with pytest.raises(ValueError, match="without activation function"):
+        ht.Linear(halfbyte.Linear(W, activation="relu"))
+    assert layer.layer.to("cpu") is layer.layer
+
+
+def test_under_vmap_and_tracing_the_operator_is_seen() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    layer = module()
+    graph = make_fx(layer)(torch.zeros(3, 64))
+    assert any("halfbyte.linear" in str(node.target) for node in graph.graph.nodes)
+    x = torch.from_numpy(random((7, 5, 64), 12))
+    for dim in (0, 1):
+        assert torch.equal(torch.vmap(layer, dim)(x), layer(x.movedim(dim, 0)))
+    with torch._subclasses.FakeTensorMode() as mode:
+        y = layer(mode.from_tensor(torch.zeros(3, 64)))
+        assert y.shape == (3, 48)
+
+
+def test_linears_of_a_model_are_replaced() -> None:
+    network = torch.nn.Module()
+    network.block = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU(), torch.nn.Linear(32, 64, bias=False))
+    network.lm_head = torch.nn.Linear(64, 7)
+    first = network.block[0]
+    replaced = ht.replace_linears(network, "w4a16-g32", search=True)
+    assert replaced is network and type(network.lm_head) is torch.nn.Linear
+    assert [type(child) for child in network.block] == [ht.Linear, torch.nn.GELU, ht.Linear]
+    x = torch.randn(3, 64)
+    weight = halfbyte.quantize(first.weight.detach(), "w4a16-g32", search=True).dequantize()
+    expected = torch.nn.functional.linear(x, torch.from_numpy(weight), first.bias)
+    assert torch.allclose(network.block[0](x), expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="replace_linears: lm_head: format"):
+        ht.replace_linears(network, "w9a9", skip=())
