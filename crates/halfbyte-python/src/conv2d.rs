@@ -233,8 +233,9 @@ impl Conv2d {
             }
             Layer::Cuda(index, layer) => {
                 let queue = device::queue(py, *index, x.stream())?;
-                let (x, y) = (x.float_view("x")?, y.float_view_mut()?);
-                py.detach(|| layer.forward(&queue, x, batch, size, y)).map_err(Failure::from)?;
+                let (view, y) = (x.float_view("x")?, y.float_view_mut()?);
+                py.detach(|| layer.forward(&queue, view, batch, size, y)).map_err(Failure::from)?;
+                x.settle(&queue).map_err(Failure::from)?;
             }
         }
         y.finish(py)

@@ -195,11 +195,13 @@ macro_rules! forward {
                 let queue = device::queue($py, *index, $x.stream())?;
                 let (x, y) = (device_bytes(&$x)?, device_bytes_mut(&mut $y, affine.byte()));
                 $py.detach(|| layer.forward(&queue, x, $($argument,)* y)).map_err(Failure::from)?;
+                $x.settle(&queue).map_err(Failure::from)?;
             }
             ($kind::Cuda(index, layer), None) => {
                 let queue = device::queue($py, *index, $x.stream())?;
                 let (x, y) = (device_bytes(&$x)?, $y.float_view_mut()?);
                 $py.detach(|| layer.forward_floats(&queue, x, $($argument,)* y)).map_err(Failure::from)?;
+                $x.settle(&queue).map_err(Failure::from)?;
             }
         }
     };

@@ -1,7 +1,7 @@
 //! halfbyte for Python: the extension module `halfbyte._halfbyte`, which the package `halfbyte` shows.
 //!
-//! A module a file: it takes tensors as [`tensor::Input`], computes without Python's lock ([`device::compute`]), and returns
-//! [`tensor::Output`]; errors become exceptions in [`error`].
+//! A class a file: it takes tensors as `tensor::Input`, computes without Python's lock (`device::compute`), and returns
+//! `tensor::Output`; errors become exceptions in `error`.
 
 mod checkpoint;
 mod conv2d;

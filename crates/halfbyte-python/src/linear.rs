@@ -283,8 +283,9 @@ impl Linear {
             }
             Layer::Cuda(index, linear) => {
                 let queue = device::queue(py, *index, x.stream())?;
-                let (x, y) = (x.float_view("x")?, y.float_view_mut()?);
-                py.detach(|| linear.forward(&queue, x, m, y)).map_err(Failure::from)?;
+                let (view, y) = (x.float_view("x")?, y.float_view_mut()?);
+                py.detach(|| linear.forward(&queue, view, m, y)).map_err(Failure::from)?;
+                x.settle(&queue).map_err(Failure::from)?;
             }
         }
         y.finish(py)

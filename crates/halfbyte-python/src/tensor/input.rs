@@ -83,6 +83,8 @@ pub struct Input<'py> {
     source: Source,
     /// The stream in which it may be used; 0 is the default one.
     stream: usize,
+    /// Whether that is one of ours, of which its library knows nothing.
+    own_stream: bool,
     _held: Option<Held>,
 }
 
@@ -124,7 +126,7 @@ impl<'py> Input<'py> {
                 CUDA => exchange::current_stream(py, api, CUDA, tensor.device.index)?,
                 _ => 0,
             };
-            return Self::of_tensor(object, what, tensor, flags, held, Source::Exchange(api), stream);
+            return Self::of_tensor(object, what, tensor, flags, held, Source::Exchange(api), (stream, false));
         }
         if let Some(method) = object.getattr_opt(intern!(py, "__dlpack__"))? {
             match by_method(object, &method) {
@@ -155,7 +157,7 @@ impl<'py> Input<'py> {
         flags: u64,
         held: Option<Held>,
         source: Source,
-        stream: usize,
+        (stream, own_stream): (usize, bool),
     ) -> PyResult<Option<Self>> {
         let place = match tensor.device.kind {
             CPU | CUDA_HOST => Place::Cpu,
@@ -182,8 +184,8 @@ impl<'py> Input<'py> {
         let address = tensor.data.addr().wrapping_add(usize::try_from(tensor.byte_offset).unwrap_or(0));
         let read_only = flags & READ_ONLY != 0;
         let dtype = tensor.dtype;
-        Self { object: object.clone(), address, place, dtype, shape, read_only, source, stream, _held: held }
-            .checked(what)
+        let object = object.clone();
+        Self { object, address, place, dtype, shape, read_only, source, stream, own_stream, _held: held }.checked(what)
     }
 
     /// numpy's own description of an array.
@@ -204,7 +206,8 @@ impl<'py> Input<'py> {
             }
         }
         let (object, place, source) = (object.clone(), Place::Cpu, Source::Methods);
-        Self { object, address, place, dtype, shape, read_only, source, stream: 0, _held: None }.checked(what)
+        Self { object, address, place, dtype, shape, read_only, source, stream: 0, own_stream: false, _held: None }
+            .checked(what)
     }
 
     /// None: elements that are not aligned. Error: a tensor without memory, as those that only stand for one.
@@ -228,6 +231,11 @@ impl<'py> Input<'py> {
     /// The stream in which it may be used.
     pub fn stream(&self) -> usize {
         self.stream
+    }
+
+    /// Waits for what was put in `queue`, where the library of this tensor would not: it may take the memory back.
+    pub fn settle(&self, queue: &halfbyte::Cuda) -> halfbyte::Result<()> {
+        if self.own_stream { queue.synchronize() } else { Ok(()) }
     }
 
     /// Type of the elements.
@@ -397,8 +405,8 @@ fn dense_copy<'py>(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Bound<'py
     }
 }
 
-/// The stream that an object without C exchange may be used in, as its number and as `__dlpack__` is told; None on a CPU.
-fn stream_for(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
+/// The stream that an object without C exchange may be used in, and whether it is ours; None on a CPU.
+fn stream_for(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, bool)>> {
     let py = object.py();
     let (kind, index): (i32, i32) = object.call_method0(intern!(py, "__dlpack_device__"))?.extract()?;
     if kind != CUDA {
@@ -415,21 +423,21 @@ fn stream_for(object: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
             current.getattr("stream_base")?.getattr("raw_stream")?.extract()?
         }
         // No library says which: a stream of ours, which the producer makes wait for its own.
-        _ => device::own_stream(py, index)?,
+        _ => return Ok(Some((device::own_stream(py, index)?, true))),
     };
-    // 1 is DLPack's number of the default stream.
-    Ok(Some((stream, if stream == 0 { 1 } else { stream })))
+    Ok(Some((stream, false)))
 }
 
 /// A tensor by `__dlpack__`.
-fn by_method(object: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> PyResult<(DlTensor, u64, Held, usize)> {
+fn by_method(object: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> PyResult<(DlTensor, u64, Held, (usize, bool))> {
     let py = object.py();
     let is_numpy = object.get_type().module()?.to_str()?.starts_with("numpy");
     let stream = if is_numpy { None } else { stream_for(object)? };
     let options = PyDict::new(py);
     options.set_item(intern!(py, "max_version"), (VERSION.major, VERSION.minor))?;
-    if let Some((_, told)) = stream {
-        options.set_item(intern!(py, "stream"), told)?;
+    if let Some((stream, _)) = stream {
+        // 1 is DLPack's number of the default stream.
+        options.set_item(intern!(py, "stream"), stream.max(1))?;
     }
     let capsule = match method.call((), Some(&options)) {
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
@@ -438,7 +446,7 @@ fn by_method(object: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> PyResult<(
         }
         other => other?,
     };
-    let stream = stream.map_or(0, |(stream, _)| stream);
+    let stream = stream.unwrap_or((0, false));
     if let Some(pointer) = taken(&capsule, c"dltensor_versioned", c"used_dltensor_versioned") {
         let managed = pointer.cast::<ManagedVersioned>();
         // SAFETY: the capsule held a tensor of this form and has given up its claim.
