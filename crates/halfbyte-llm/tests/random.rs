@@ -164,7 +164,8 @@ fn parts_of_random_weights_are_those_of_the_whole() {
     for name in ["w4a16-g128", "w4a16-g32-asym", "w3a16-g64", "w8a8", "w2a16-g32-float", "w4a8-g64-asym-si8"] {
         let (format, seed) = (weight(name), 7);
         let all = StoredTensor::random(format, whole, seed).unwrap();
-        for (rows, columns) in [(0..96, 0..512), (5..17, 0..512), (0..96, 128..384), (40..96, 256..512), (3..3, 0..512)] {
+        for (rows, columns) in [(0..96, 0..512), (5..17, 0..512), (0..96, 128..384), (40..96, 256..512), (3..3, 0..512)]
+        {
             let part = StoredTensor::random_part(format, whole, seed, [rows.clone(), columns.clone()]).unwrap();
             let want = all.part(&[rows.clone()], &[columns.clone()]).unwrap();
             assert_eq!(part.to_qtensor().unwrap(), want, "{name} {rows:?} {columns:?}");

@@ -9,7 +9,7 @@ use super::driver::{Stream, View, ViewMut};
 use super::library::{self, NCCL, Opened};
 use crate::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -85,8 +85,12 @@ impl std::fmt::Debug for Functions {
 }
 
 impl NcclLibrary {
-    /// Opens it. Errors: it is in none of the places, or is not whole.
-    pub fn open() -> Result<Self> {
+    /// Opens it, once in a process: it has threads of its own, and is never closed. Errors: it is in none of the places, or is not whole.
+    pub fn open() -> Result<&'static Self> {
+        static OPENED: OnceLock<NcclLibrary> = OnceLock::new();
+        if let Some(library) = OPENED.get() {
+            return Ok(library);
+        }
         let library = library::open(&NCCL, None)?;
         // SAFETY: the types are those of nccl.h, and the library is kept beside the functions.
         let functions = unsafe {
@@ -103,7 +107,7 @@ impl NcclLibrary {
                 broadcast: library.function("ncclBroadcast")?,
             }
         };
-        Ok(Self { functions, library })
+        Ok(OPENED.get_or_init(|| Self { functions, library }))
     }
 
     /// Its version, as 22707 for 2.27.7.
@@ -131,7 +135,7 @@ impl NcclLibrary {
 /// This rank among others that NCCL connects. Every rank makes the same calls in the same order.
 #[derive(Debug)]
 pub struct Nccl {
-    library: Arc<NcclLibrary>,
+    library: &'static NcclLibrary,
     /// Null once it is aborted.
     handle: AtomicPtr<c_void>,
     rank: usize,
@@ -146,7 +150,7 @@ unsafe impl Send for Made {}
 
 impl Nccl {
     /// Meets the others. Errors: a rank that does not come within 25 s, two ranks on one device, the library's own.
-    pub fn meet(gpu: &Gpu, library: NcclLibrary, id: NcclId, rank: usize, size: usize) -> Result<Self> {
+    pub fn meet(gpu: &Gpu, library: &'static NcclLibrary, id: NcclId, rank: usize, size: usize) -> Result<Self> {
         let (context, functions) = (gpu.context().clone(), library.functions);
         let [number, of] = [rank, size].map(|number| number as c_int);
         let (made, done) = channel();
@@ -166,7 +170,7 @@ impl Nccl {
             op: OP,
             cause: format!("the {size} ranks have not met within {} s", MEET.as_secs()),
         })??;
-        Ok(Self { library: Arc::new(library), handle: AtomicPtr::new(handle), rank, size })
+        Ok(Self { library, handle: AtomicPtr::new(handle), rank, size })
     }
 
     fn handle(&self) -> Result<Handle> {
@@ -245,23 +249,32 @@ impl Nccl {
     ///
     /// The library frees what it holds when no recording has a call of it any more, and waits for that: on a thread of its own.
     pub fn abort(&self) {
-        let handle = Made(self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel));
+        let (handle, functions) = (Made(self.taken()), self.library.functions);
         if handle.0.is_null() {
             return;
         }
-        let library = self.library.clone();
         let abort = move || {
             let Made(handle) = { handle };
-            // SAFETY: made in `meet`, given up once; the library is kept open until it is done.
-            let _ = unsafe { (library.functions.abort)(handle) };
+            // SAFETY: made in `meet`, given up once.
+            let _ = unsafe { (functions.abort)(handle) };
         };
         // Without a thread it stays until the process ends.
         drop(std::thread::Builder::new().name("halfbyte-nccl-abort".into()).spawn(abort));
     }
+
+    /// The handle, which nobody has any more then.
+    fn taken(&self) -> Handle {
+        self.handle.swap(std::ptr::null_mut(), Ordering::AcqRel)
+    }
 }
 
 impl Drop for Nccl {
+    /// Recordings that call it are dropped before.
     fn drop(&mut self) {
-        self.abort();
+        let handle = self.taken();
+        if !handle.is_null() {
+            // SAFETY: made in `meet`, given up once. All ranks have ended what they had begun, or this one waits for none.
+            let _ = unsafe { (self.library.functions.abort)(handle) };
+        }
     }
 }
