@@ -29,7 +29,7 @@ pub(super) struct Submitted {
 #[derive(Debug)]
 pub(super) enum Wanted {
     /// Tokens that follow it; perhaps how likely each was, with so many others.
-    Tokens { sampler: Sampler, logprobs: Option<usize> },
+    Tokens { sampler: Box<Sampler>, logprobs: Option<usize> },
     /// The vector after its last token.
     Vector,
 }
@@ -184,7 +184,7 @@ impl Queue {
     pub fn submit_with(&self, request: Request, extras: Extras) -> Result<Handle> {
         self.check(&request.prompt)?;
         let Extras { bias, constraint, logprobs } = extras;
-        let mut sampler = Sampler::new(request.sampling)?;
+        let mut sampler = Box::new(Sampler::new(request.sampling)?);
         sampler.set_bias(bias)?;
         constraint.into_iter().for_each(|constraint| sampler.set_constraint(constraint));
         sampler.saw(&request.prompt);

@@ -9,6 +9,7 @@ mod limits;
 mod load;
 mod matmul;
 pub mod model;
+mod serve;
 
 use crate::app::App;
 use crate::failure::Result;
@@ -23,6 +24,7 @@ pub enum Command {
     Load(load::Args),
     Matmul(matmul::Args),
     Model(model::Args),
+    Serve(serve::Args),
 }
 
 /// Runs one of them.
@@ -34,5 +36,6 @@ pub fn run(command: &Command, app: &App) -> Result<()> {
         Command::Load(args) => load::run(args, app),
         Command::Matmul(args) => matmul::run(args, app),
         Command::Model(args) => model::run(args, app),
+        Command::Serve(args) => serve::run(args, app),
     }
 }
