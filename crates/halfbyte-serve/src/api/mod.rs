@@ -14,13 +14,15 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::record::Record;
 use crate::served::Served;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
+use bytes::Bytes;
 use halfbyte_llm::{Finish, LogProb, LogProbs};
 use http_body_util::{BodyExt, Limited};
 use serde_json::{Value, json};
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A request that was let in: who asks, and what is noted of it.
 #[derive(Clone, Debug)]
@@ -54,6 +56,7 @@ impl Job {
         let limit = limits.body_bytes;
         let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|n| n.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|bytes| bytes > limit as u64) {
+            discard(body, limit.saturating_mul(4), limits.read).await;
             return Err(ApiError::too_large(limit));
         }
         let read = tokio::time::timeout(limits.read, Limited::new(body, limit).collect()).await;
@@ -96,6 +99,21 @@ impl Job {
         }
         Ok(())
     }
+}
+
+/// Reads on what is not taken, up to a length and for a while: a client that is still sending when the connection closes sees no answer.
+async fn discard(mut body: Body, bytes: usize, time: Duration) {
+    let read = async {
+        let mut left = bytes;
+        while let Some(Ok(frame)) = body.frame().await {
+            match left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) {
+                Some(rest) => left = rest,
+                None => break,
+            }
+        }
+    };
+    // What comes later is not waited for.
+    let _ = tokio::time::timeout(time, read).await;
 }
 
 /// Runs what computes for long on a thread for such. Error: it panicked.

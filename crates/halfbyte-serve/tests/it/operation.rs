@@ -90,3 +90,37 @@ async fn settings_that_make_no_sense_are_refused() {
     );
     taken.finish().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_where_certificates_are_given() {
+    use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+    use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
+    let data = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/testdata");
+    let tls = Some((data.join("localhost.pem"), data.join("localhost.key")));
+    let server = Running::with(Settings { tls, ..Settings::default() }).await;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(data.join("ca.pem")).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(std::sync::Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+    let stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
+    let mut stream = connector.connect(ServerName::try_from("localhost").unwrap(), stream).await.unwrap();
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("ok\n"), "{answer}");
+    // Without TLS there is no answer.
+    assert!(try_send(server.address, "GET", "/health", &[], Bytes::new()).await.is_err());
+    pages_are_back(server.end().await.unwrap().unwrap());
+    // A key of another certificate, and no key at all.
+    for (chain, key) in [("ca.pem", "localhost.key"), ("localhost.pem", "README.md"), ("README.md", "localhost.key")] {
+        let tls = Some((data.join(chain), data.join(key)));
+        let model = served("m", None, Options { positions: 256, ..Options::default() });
+        let settings = Settings { tls, address: ([127, 0, 0, 1], 0).into(), ..Settings::default() };
+        assert!(Server::bind(settings, vec![model]).await.is_err(), "{chain} {key}");
+    }
+}
