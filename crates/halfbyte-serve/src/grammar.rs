@@ -8,7 +8,7 @@ use halfbyte_llm::{Constraint, Error, Result, Tokenizer};
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{InferenceCapabilities, TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use llguidance::{Matcher, ParserFactory};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fmt;
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl Grammars {
     /// What lets only texts of a form come. Errors, as a text: a schema or grammar that is wrong, not served, or beyond its bounds.
     pub fn constraint(&self, form: &Form) -> std::result::Result<Box<dyn Constraint>, String> {
         let grammar = match form {
-            Form::Schema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Form::Schema(schema) => TopLevelGrammar::from_json_schema(spaced(schema.clone())),
             Form::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
         let mut matcher = Matcher::new(self.factory.create_parser(grammar));
@@ -106,6 +106,16 @@ impl Grammars {
             None => Err(matcher.grammar_warnings().join("; ")),
         }
     }
+}
+
+/// A schema whose texts have one space behind commas and colons and no other between their parts: where any number may stand, small models
+/// write nothing but spaces.
+pub(crate) fn spaced(mut schema: Value) -> Value {
+    if let Some(fields) = schema.as_object_mut() {
+        let spaces = json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "});
+        fields.insert("x-guidance".to_owned(), spaces);
+    }
+    schema
 }
 
 fn slices() -> Vec<String> {

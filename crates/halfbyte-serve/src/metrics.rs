@@ -149,18 +149,18 @@ impl Collector for OfEngines {
                 pages.push((with("state", state, model), count as i64));
             }
         }
-        Self::gauge(&mut encoder, "halfbyte_texts", "Texts that are written, and that wait for it", &texts)?;
+        Self::gauge(&mut encoder, "texts", "Texts that are written, and that wait for it", &texts)?;
         let help = "Pages of keys and values: of running texts, kept of ended ones for beginnings alike, free";
-        Self::gauge(&mut encoder, "halfbyte_kv_pages", help, &pages)?;
+        Self::gauge(&mut encoder, "kv_pages", help, &pages)?;
         let of = |count: fn(&Counts) -> u64| -> Vec<(Labels, u64)> {
             counts.iter().map(|(model, counts)| (of_model(&model.name), count(counts))).collect()
         };
         for (name, help, count) in [
-            ("halfbyte_steps", "Steps of the model", (|c: &Counts| c.steps) as fn(&Counts) -> u64),
-            ("halfbyte_read_tokens", "Tokens that went through the model", |c| c.read_tokens),
-            ("halfbyte_shared_tokens", "Tokens of prompts that another text had read", |c| c.shared_tokens),
-            ("halfbyte_chosen_tokens", "Tokens that were chosen", |c| c.chosen_tokens),
-            ("halfbyte_preemptions", "Times that a text gave up its pages and waited", |c| c.preempted),
+            ("steps", "Steps of the model", (|c: &Counts| c.steps) as fn(&Counts) -> u64),
+            ("read_tokens", "Tokens that went through the model", |c| c.read_tokens),
+            ("shared_tokens", "Tokens of prompts that another text had read", |c| c.shared_tokens),
+            ("chosen_tokens", "Tokens that were chosen", |c| c.chosen_tokens),
+            ("preemptions", "Times that a text gave up its pages and waited", |c| c.preempted),
         ] {
             Self::counter(&mut encoder, name, help, &of(count))?;
         }
@@ -170,11 +170,11 @@ impl Collector for OfEngines {
             memory.push((with("state", "used", model), (all - free) as i64));
         }
         if !memory.is_empty() {
-            Self::gauge(&mut encoder, "halfbyte_gpu_memory_bytes", "Memory of the GPU that a model lies on", &memory)?;
+            Self::gauge(&mut encoder, "gpu_memory_bytes", "Memory of the GPU that a model lies on", &memory)?;
         }
         if let Some(bytes) = resident() {
             let help = "Memory of this process that is in use";
-            Self::gauge(&mut encoder, "process_resident_memory_bytes", help, &[(Vec::new(), bytes)])?;
+            Self::gauge(&mut encoder, "resident_memory_bytes", help, &[(Vec::new(), bytes)])?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@
 //! | Mistral | `[TOOL_CALLS]` | `[TOOL_CALLS] [{"name": …, "arguments": {…}}, …]`, or `[TOOL_CALLS]name[ARGS]{…}` |
 //! | Llama 3 | `"parameters":`, and `ipython` or `<\|python_tag\|>` | `{"name": …, "parameters": {…}}` and nothing before, several with `;` |
 
-use crate::grammar::Form;
+use crate::grammar::{Form, spaced};
 use crate::random;
 use serde_json::{Value, json};
 
@@ -75,9 +75,10 @@ impl ToolForm {
             }
         };
         match self {
-            Self::Hermes => {
-                Some(Form::Lark(format!("start: \"{OPEN}\\n\" call \"\\n{CLOSE}\"\ncall: %json {}\n", of("arguments"))))
-            }
+            Self::Hermes => Some(Form::Lark(format!(
+                "start: \"{OPEN}\\n\" call \"\\n{CLOSE}\"\ncall: %json {}\n",
+                spaced(of("arguments"))
+            ))),
             Self::Llama3 => Some(Form::Schema(of("parameters"))),
             // Its mark is a special token as a rule.
             Self::Mistral => None,

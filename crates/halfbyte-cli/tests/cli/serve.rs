@@ -20,10 +20,10 @@ impl Running {
         let mut child = halfbyte(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        let told: Value = serde_json::from_str(&line).unwrap_or_else(|e| {
+        let Ok(told) = serde_json::from_str::<Value>(&line) else {
             let _ = child.kill();
-            panic!("{e}: {line:?} {}", text(&child.wait_with_output().unwrap().stderr))
-        });
+            panic!("{line:?} {}", text(&child.wait_with_output().unwrap().stderr));
+        };
         let address = told["address"].as_str().unwrap().trim_start_matches("http://").to_owned();
         Self { child, address }
     }

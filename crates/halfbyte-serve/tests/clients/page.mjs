@@ -26,15 +26,15 @@ await message.fill("Write a function that reads a file.");
 await message.press("Enter");
 const answers = page.locator("article.assistant");
 await page.locator("article.assistant:not(.busy)").first().waitFor();
-const first = await answers.first().locator(".text").innerText();
+const first = await answers.first().locator(".text").textContent();
 assert(first.length > 10, first);
 assert.match(await page.locator("#speed").innerText(), /tokens\/s, first after/);
-assert.equal(await page.locator("#said").innerText(), `Model: ${first}`);
+assert.equal(await page.locator("#said").textContent(), `Model: ${first}`);
 
 // Again, at temperature 0: the same.
 await page.getByRole("button", { name: "Regenerate" }).click();
 await page.waitForFunction(() => document.querySelectorAll("article.assistant:not(.busy)").length === 1);
-assert.equal(await answers.first().locator(".text").innerText(), first);
+assert.equal(await answers.first().locator(".text").textContent(), first);
 
 // Stopped in the middle.
 await page.getByLabel("Most new tokens").fill("900");

@@ -22,7 +22,7 @@ async fn health_models_metrics_and_the_page() {
     assert_eq!(server.metric("halfbyte_new_tokens_total{model=\"m\"}").await, 5.0);
     assert_eq!(server.metric("halfbyte_requests_total{path=\"/v1/completions\",status=\"200\"}").await, 1.0);
     assert_eq!(server.metric("halfbyte_time_to_first_token_seconds_count{model=\"m\"}").await, 1.0);
-    assert!(server.metric("process_resident_memory_bytes").await > 1e6);
+    assert!(server.metric("halfbyte_resident_memory_bytes").await > 1e6);
     assert!(server.get("/metrics").await.text().ends_with("# EOF\n"));
 
     for (path, kind) in [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")] {

@@ -102,7 +102,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let all = requests.len();
     let progress = Progress::new(app, "requests", Unit::Things("requests"));
     let counted = Arc::new(AtomicUsize::new(0));
-    let measured = runtime.block_on(async {
+    let measured: Result<(Option<String>, Duration, Vec<Outcome>)> = runtime.block_on(async {
         let models = target.models().await.map_err(|why| {
             Failure::new(
                 Exit::Device,
@@ -115,7 +115,9 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         let (model, target) = (target.model.clone(), Arc::new(target));
         let plan = Plan { arrivals, requests, ignore_eos: !args.heed_eos, seed: args.seed };
         let of_requests = counted.clone();
-        let making = make_requests(target, plan, move |done| drop(of_requests.fetch_max(done, Ordering::Relaxed)));
+        let making = make_requests(target, plan, move |done| {
+            of_requests.fetch_max(done, Ordering::Relaxed);
+        });
         tokio::pin!(making);
         loop {
             tokio::select! {
@@ -126,7 +128,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
             }
         }
     });
-    let (model, took, outcomes): (Option<String>, Duration, Vec<Outcome>) = measured?;
+    let (model, took, outcomes) = measured?;
     drop(progress);
     let report = Report::of(took, &outcomes);
     let arrivals = match arrivals {

@@ -154,7 +154,7 @@ impl TryFrom<toml::Value> for Size {
         match value {
             toml::Value::Integer(bytes) => bytes.to_string().parse(),
             toml::Value::String(text) => text.parse(),
-            other => Err(format!("expected bytes, as 24GB or 24GiB, got {other}")),
+            other => Err(format!("expected bytes, as 24GB or 24GiB, got {}", other.type_str())),
         }
     }
 }
