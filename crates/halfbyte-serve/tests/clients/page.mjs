@@ -4,7 +4,7 @@ import { chromium } from "playwright-core";
 
 const [url, key, screenshot] = process.argv.slice(2);
 const browser = await chromium.launch({ executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium", args: ["--no-sandbox"] });
-const page = await browser.newPage({ viewport: { width: 1200, height: 760 }, colorScheme: "light" });
+const page = await browser.newPage({ viewport: { width: 1240, height: 840 }, colorScheme: "light" });
 const wrong = [];
 page.on("pageerror", (error) => wrong.push(error.message));
 page.on("request", (request) => request.url().startsWith(url) || request.url().startsWith("data:") || wrong.push(request.url()));
