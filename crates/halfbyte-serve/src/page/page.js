@@ -241,7 +241,7 @@ async function look() {
   $("pagebar").children[1].style.width = share(kept);
   if (!before) return;
   const rate = (name, from, to) => ((to[name] ?? 0) - (from[name] ?? 0)) / ((to.at - from.at) / 1000);
-  $("rate").textContent = rate("halfbyte_new_tokens_total", before, now).toFixed(0);
+  $("rate").textContent = rate("halfbyte_chosen_tokens_total", before, now).toFixed(0);
   $("prompt_rate").textContent = rate("halfbyte_prompt_tokens_total", before, now).toFixed(0);
   graph(seen.slice(1).map((to, i) => Math.max(0, rate("halfbyte_chosen_tokens_total", seen[i], to))));
 }

@@ -137,7 +137,7 @@ fn request(random: &mut Random) -> Vec<u8> {
             b"authorization: Bearer \r\n",
             b"host: [\r\n",
         ];
-        head.extend_from_slice(*random.of(&odd));
+        head.extend_from_slice(odd[random.below(odd.len())]);
     }
     [head, b"\r\n".to_vec(), body].concat()
 }

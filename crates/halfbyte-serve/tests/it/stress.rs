@@ -50,10 +50,11 @@ async fn one(server: std::net::SocketAddr, at: usize, want: &[String]) -> Option
     match at % 10 {
         // Cancelled: whole answers that nobody waits for, and streams that break off.
         0 => {
-            let long = json!({"prompt": prompt(at).0, "max_tokens": 500, "ignore_eos": true, "stream": at % 20 == 0})
-                .to_string();
+            let long =
+                json!({"prompt": prompt(at).0, "max_tokens": 500, "ignore_eos": true, "stream": at.is_multiple_of(20)})
+                    .to_string();
             let mut stream = raw(server, &long).await;
-            if at % 20 == 0 {
+            if at.is_multiple_of(20) {
                 let _ = stream.read(&mut [0; 64]).await;
             } else {
                 tokio::time::sleep(Duration::from_millis((at % 7) as u64 * 10)).await;
@@ -88,7 +89,7 @@ async fn one(server: std::net::SocketAddr, at: usize, want: &[String]) -> Option
             (text != *want).then(|| format!("{at}, slowly: {text:?}, not {want:?}"))
         }
         kind => {
-            let stream = kind % 2 == 0;
+            let stream = kind.is_multiple_of(2);
             let answer = try_send(server, "POST", "/v1/completions", &[], Bytes::from(body(at, stream))).await;
             let answer = match answer {
                 Ok(answer) => answer,
