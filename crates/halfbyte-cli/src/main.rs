@@ -22,7 +22,9 @@ mod timing;
 use app::App;
 use args::Common;
 use clap::{CommandFactory, Parser, Subcommand};
-use commands::{bench, completions, convert, demo, dequantize, doctor, eval, explain, inspect, quantize, run, verify};
+use commands::{
+    bench, completions, convert, demo, dequantize, doctor, eval, explain, inspect, quantize, run, serve, verify,
+};
 use failure::{Failure, Result};
 use std::process::ExitCode;
 
@@ -49,6 +51,7 @@ enum Command {
     Dequantize(dequantize::Args),
     Verify(verify::Args),
     Run(run::Args),
+    Serve(Box<serve::Args>),
     #[command(subcommand)]
     Eval(eval::Command),
     #[command(subcommand)]
@@ -62,7 +65,8 @@ impl Command {
     /// Whether it heeds `--device`.
     fn takes_gpus(&self) -> bool {
         use bench::Command::{Conv, Experts, Launch, Matmul, Model, Ranks};
-        let models = matches!(self, Self::Demo(_) | Self::Run(_) | Self::Eval(_) | Self::Bench(Model(_)));
+        let models =
+            matches!(self, Self::Demo(_) | Self::Run(_) | Self::Serve(_) | Self::Eval(_) | Self::Bench(Model(_)));
         models
             || matches!(self, Self::Bench(Conv(_) | Experts(_) | Launch(_) | Matmul(_) | Ranks(_)) | Self::Explain(_))
     }
@@ -95,6 +99,7 @@ fn dispatch(cli: Cli) -> Result<()> {
         Command::Verify(args) => verify::run(&args, &app),
         Command::Dequantize(args) => dequantize::run(&args, &app),
         Command::Run(args) => run::run(&args, &app),
+        Command::Serve(args) => serve::run(&args, &app),
         Command::Eval(command) => eval::run(&command, &app),
         Command::Bench(command) => bench::run(&command, &app),
         Command::Explain(args) => explain::run(&args, &app),

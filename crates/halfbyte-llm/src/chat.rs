@@ -67,6 +67,12 @@ impl ChatTemplate {
         Ok(Self { path: path.to_owned(), environment, with_tools: None, tokens })
     }
 
+    /// The template's own text; of one for conversations with tools, if there is such and they are meant, that of the latter.
+    pub fn source(&self, tools: bool) -> String {
+        let environment = self.with_tools.as_ref().filter(|_| tools).unwrap_or(&self.environment);
+        template::source(environment)
+    }
+
     /// The tokens that it writes by name.
     pub fn tokens(&self) -> &SpecialTokens {
         &self.tokens

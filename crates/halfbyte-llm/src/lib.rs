@@ -59,7 +59,7 @@ mod random;
 pub mod sampling;
 pub mod schedule;
 pub mod shard;
-mod stop;
+pub mod stop;
 pub mod tokenizer;
 
 pub use arch::Spec;
@@ -71,7 +71,7 @@ pub use generate::{Finish, Generated, Piece, Request};
 pub use halfbyte::kernel::KvType;
 pub use load::LoadOptions;
 pub use random::RandomWeights;
-pub use sampling::{LogProb, LogProbs, Sampler, Sampling};
+pub use sampling::{Constraint, LogProb, LogProbs, Sampler, Sampling};
 pub use tokenizer::Tokenizer;
 
 /// The examples of the guide, compiled and run.

@@ -1,9 +1,14 @@
 //! From logits to the next token: the most likely one, or a draw.
 //!
-//! What changes logits or leaves tokens out comes in transformers' order: repetition penalty, temperature, top-k, top-p, min-p.
+//! What changes logits or leaves tokens out comes in transformers' order: repetition penalty, the other penalties, biases, a
+//! constraint, temperature, top-k, top-p, min-p.
+
+mod changes;
+
+pub use changes::Constraint;
 
 use crate::error::{Error, Result};
-use std::collections::BTreeSet;
+use changes::Changes;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +24,10 @@ pub struct Sampling {
     /// Logits of tokens that the text holds, the prompt's too, are divided by this if they are positive, else multiplied, before
     /// anything else; 1 changes nothing. It changes which token is the most likely one.
     pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time that it was chosen; 0 changes nothing. The prompt does not count.
+    pub frequency_penalty: f32,
+    /// Subtracted from the logits of tokens that were chosen at all; 0 changes nothing. The prompt does not count.
+    pub presence_penalty: f32,
     /// Same seed, same draws.
     pub seed: u64,
 }
@@ -26,18 +35,27 @@ pub struct Sampling {
 impl Default for Sampling {
     /// The most likely token.
     fn default() -> Self {
-        Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 }
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            frequency_penalty: 0.0,
+            presence_penalty: 0.0,
+            seed: 0,
+        }
     }
 }
 
 /// Chooses tokens, one after the other.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Sampler {
     options: Sampling,
     random: SplitMix64,
     candidates: Vec<Candidate>,
-    /// Tokens of the text, if that matters, and logits changed for it.
-    seen: BTreeSet<u32>,
+    changes: Changes,
+    /// Logits after them.
     changed: Vec<f32>,
 }
 
@@ -51,7 +69,7 @@ struct Candidate {
 
 impl Sampler {
     /// Errors: a temperature that is negative or not finite, a top-p that is not above 0 and at most 1, a min-p that is not from
-    /// 0 to 1, a repetition penalty that is not above 0 and finite.
+    /// 0 to 1, a repetition penalty that is not above 0, penalties that are not finite.
     pub fn new(options: Sampling) -> Result<Self> {
         if !(options.temperature.is_finite() && options.temperature >= 0.0) {
             let got = options.temperature.to_string();
@@ -63,28 +81,34 @@ impl Sampler {
         if !(0.0..=1.0).contains(&options.min_p) {
             return Err(Error::invalid("sampling", "a min-p from 0 to 1", options.min_p.to_string()));
         }
-        if !(options.repetition_penalty.is_finite() && options.repetition_penalty > 0.0) {
-            let got = options.repetition_penalty.to_string();
-            return Err(Error::invalid("sampling", "a repetition penalty above 0", got));
-        }
-        let (seen, changed) = (BTreeSet::new(), Vec::new());
-        Ok(Self { options, random: SplitMix64(options.seed), candidates: Vec::new(), seen, changed })
+        let changes = Changes::new(&options)?;
+        Ok(Self { options, random: SplitMix64(options.seed), candidates: Vec::new(), changes, changed: Vec::new() })
     }
 
     /// Takes note of tokens that the text holds already; those that it chooses it knows.
     pub fn saw(&mut self, tokens: &[u32]) {
-        if self.penalises() {
-            self.seen.extend(tokens);
-        }
+        self.changes.saw(tokens);
+    }
+
+    /// Adds these to the logits of tokens, after penalties. Errors: a bias that is NaN or plus infinity; minus infinity is a token
+    /// that never comes.
+    pub fn set_bias(&mut self, bias: Vec<(u32, f32)>) -> Result<()> {
+        self.changes.set_bias(bias)
+    }
+
+    /// Leaves only tokens that a constraint lets come, after penalties and biases.
+    pub fn set_constraint(&mut self, constraint: Box<dyn Constraint>) {
+        self.changes.set_constraint(constraint);
+    }
+
+    /// Whether its constraint, if it has one, said that the text is complete.
+    pub fn complete(&self) -> bool {
+        self.changes.complete()
     }
 
     /// Whether a device must hand over its logits: it has no kernel for what is asked for.
     pub(crate) fn needs_logits(&self) -> bool {
-        self.penalises() || (self.options.min_p > 0.0 && self.options.temperature > 0.0)
-    }
-
-    fn penalises(&self) -> bool {
-        self.options.repetition_penalty != 1.0
+        self.changes.any() || (self.options.min_p > 0.0 && self.options.temperature > 0.0)
     }
 
     /// What it was made with.
@@ -97,24 +121,20 @@ impl Sampler {
         self.random.unit()
     }
 
-    /// Chooses a token. Errors: no logits, NaN or infinity among them (minus infinity is a token that never comes).
+    /// Chooses a token. Errors: no logits, NaN or infinity among them (minus infinity is a token that never comes); those of its
+    /// constraint.
     pub fn next(&mut self, logits: &[f32]) -> Result<u32> {
-        if !self.penalises() {
+        if !self.changes.any() {
             return self.choose(logits);
         }
         let mut changed = std::mem::take(&mut self.changed);
         changed.clear();
         changed.extend_from_slice(logits);
-        let penalty = self.options.repetition_penalty;
-        for &token in &self.seen {
-            if let Some(logit) = changed.get_mut(token as usize) {
-                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
-            }
-        }
-        let chosen = self.choose(&changed);
+        let chosen = self.changes.apply(&mut changed).and_then(|()| self.choose(&changed));
         self.changed = changed;
-        self.seen.extend(chosen.as_ref().ok());
-        chosen
+        let chosen = chosen?;
+        self.changes.chose(chosen)?;
+        Ok(chosen)
     }
 
     fn choose(&mut self, logits: &[f32]) -> Result<u32> {

@@ -2,14 +2,14 @@
 
 /// Lets text pass until a stop string comes, and holds back what may be the beginning of one.
 #[derive(Clone, Debug)]
-pub(crate) struct StopFilter<'a> {
+pub struct StopFilter<'a> {
     stops: &'a [String],
     held: String,
 }
 
 /// What a piece of text brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Passed {
+pub struct Passed {
     /// Text that may be shown.
     pub text: String,
     /// Whether a stop string came; it and what follows are dropped.
@@ -22,6 +22,7 @@ impl<'a> StopFilter<'a> {
         Self { stops, held: String::new() }
     }
 
+    /// Takes a piece of text; gives what is certain not to begin a stop string.
     pub fn push(&mut self, text: &str) -> Passed {
         self.held.push_str(text);
         let stops = || self.stops.iter().filter(|s| !s.is_empty());
@@ -35,6 +36,7 @@ impl<'a> StopFilter<'a> {
         Passed { text: std::mem::replace(&mut self.held, rest), stopped: false }
     }
 
+    /// Ends the text; gives what was held back.
     pub fn finish(self) -> String {
         self.held
     }

@@ -1,9 +1,12 @@
 //! Text to token ids and back, also piece by piece.
 
+mod bytes;
 mod check;
 mod growth;
 mod guard;
 mod parts;
+
+pub use bytes::TokenBytes;
 
 use crate::config::read_bytes;
 use crate::error::{Error, Result};
@@ -101,7 +104,12 @@ impl Tokenizer {
 
     /// Text of ids, without special tokens. Bytes that are no UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        guarded(|| self.inner.decode(ids, true)).map_err(Error::Tokenizer)
+        self.decode_as(ids, false)
+    }
+
+    /// Text of ids, with the names of special tokens if they are asked for.
+    fn decode_as(&self, ids: &[u32], special: bool) -> Result<String> {
+        guarded(|| self.inner.decode(ids, !special)).map_err(Error::Tokenizer)
     }
 
     /// Number of tokens, the added ones included.
@@ -126,7 +134,12 @@ impl Tokenizer {
 
     /// Begins to decode a stream of ids.
     pub fn stream(&self) -> DecodeStream<'_> {
-        DecodeStream { tokenizer: self, ids: Vec::new(), settled: 0, shown: String::new() }
+        self.stream_as(false)
+    }
+
+    /// The same, with the names of special tokens if they are asked for: some models write calls of tools with such.
+    pub fn stream_as(&self, special: bool) -> DecodeStream<'_> {
+        DecodeStream { tokenizer: self, special, ids: Vec::new(), settled: 0, shown: String::new() }
     }
 }
 
@@ -134,6 +147,7 @@ impl Tokenizer {
 #[derive(Clone, Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
+    special: bool,
     /// The last ids: some that are shown, kept as context (a decoder may treat the first token apart), and those after.
     ids: Vec<u32>,
     /// Ids that are context only.
@@ -149,7 +163,7 @@ impl DecodeStream<'_> {
     /// Takes an id; gives the text that is now certain, perhaps none.
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
-        let text = self.tokenizer.decode(&self.ids)?;
+        let text = self.tokenizer.decode_as(&self.ids, self.special)?;
         let certain = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
         let held = (text.len() - certain.len()) / char::REPLACEMENT_CHARACTER.len_utf8();
         if held > 0 && held <= LONGEST_HELD {
@@ -162,13 +176,13 @@ impl DecodeStream<'_> {
         let new = unshown(&text, &self.shown);
         self.ids.drain(..self.settled);
         self.settled = self.ids.len();
-        self.shown = self.tokenizer.decode(&self.ids)?;
+        self.shown = self.tokenizer.decode_as(&self.ids, self.special)?;
         Ok(new)
     }
 
     /// Ends the stream; gives what was held back, bytes that never became a character as U+FFFD.
     pub fn finish(self) -> Result<String> {
-        Ok(unshown(&self.tokenizer.decode(&self.ids)?, &self.shown))
+        Ok(unshown(&self.tokenizer.decode_as(&self.ids, self.special)?, &self.shown))
     }
 }
 

@@ -142,6 +142,13 @@ impl Pages {
         self.tables.get(&sequence).map(Vec::as_slice).ok_or_else(|| unknown(sequence))
     }
 
+    /// Pages that these sequences have together, one that several have counted once.
+    pub fn of_all(&self, sequences: &[Sequence]) -> usize {
+        let mut seen = vec![false; self.owners.len()];
+        let tables = sequences.iter().filter_map(|sequence| self.tables.get(sequence));
+        tables.flatten().filter(|&&page| !std::mem::replace(&mut seen[page as usize], true)).count()
+    }
+
     /// Pages that one sequence less has.
     fn release(&mut self, pages: Vec<u32>) {
         for page in pages {
@@ -219,6 +226,8 @@ mod tests {
                 had.extend(table);
             }
             assert_eq!(pages.free() + had.len(), pages.budget());
+            let all: Vec<Sequence> = self.texts.iter().map(|(sequence, _)| *sequence).collect();
+            assert_eq!(pages.of_all(&all), had.len());
             assert!(had.iter().all(|&&page| (page as usize) < pages.used_with(0)));
             assert!(pages.used_with(0) <= pages.budget() && pages.used_with(pages.free()) == pages.budget());
         }

@@ -11,4 +11,5 @@ pub mod explain;
 pub mod inspect;
 pub mod quantize;
 pub mod run;
+pub mod serve;
 pub mod verify;

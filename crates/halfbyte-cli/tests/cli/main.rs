@@ -12,5 +12,6 @@ mod models;
 #[cfg(unix)]
 mod outputs;
 mod ranks;
+mod serve;
 mod support;
 mod usage;

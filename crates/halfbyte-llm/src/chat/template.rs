@@ -60,6 +60,11 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
     Ok(environment)
 }
 
+/// What it was made of.
+pub(super) fn source(environment: &Environment<'static>) -> String {
+    environment.get_template(NAME).map(|template| template.source().to_owned()).unwrap_or_default()
+}
+
 /// JSON as templates see it.
 pub(super) fn value(json: &serde_json::Value) -> Value {
     use serde_json::Value as Json;

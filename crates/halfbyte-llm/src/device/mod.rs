@@ -175,6 +175,9 @@ pub(crate) trait Texts: std::fmt::Debug + Send {
     /// Pages that no text has.
     fn free_pages(&self) -> usize;
 
+    /// Pages that these texts have together, one that several have counted once.
+    fn pages_of(&self, texts: &[TextId]) -> usize;
+
     /// A new text, without positions.
     fn begin(&mut self) -> TextId;
 
@@ -199,6 +202,9 @@ pub(crate) trait Texts: std::fmt::Debug + Send {
 
     /// Logits `[wanted, vocab]` after the last token of each of these texts.
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()>;
+
+    /// Vectors `[wanted, hidden]` after the last token of each of these texts, behind the last norm.
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()>;
 
     /// The tokens that samplers choose to follow the first texts that were read last, a sampler each; of each the error that
     /// [`Sampler::next`] has.

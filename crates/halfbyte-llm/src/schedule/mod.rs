@@ -46,61 +46,28 @@
 //! PagedAttention", 2023; Agrawal et al., "SARATHI: Efficient LLM Inference by Piggybacking Decodes with Chunked Prefills", 2023.
 
 mod handle;
+mod options;
 mod prefixes;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod toy;
 
-pub use handle::{Handle, Queue};
+pub use handle::{Handle, Queue, VectorHandle};
+pub use options::{Chosen, Counts, Extras, Options, Request};
 
 use crate::config::Config;
 use crate::device::{Room, Rows, TextId, Texts};
 use crate::engine::Model;
 use crate::error::{Error, Result};
 use crate::generate::Finish;
-use crate::sampling::{Sampler, Sampling};
+use crate::sampling::{LogProbs, Sampler};
 use halfbyte::cpu::Cpu;
-use handle::{Alive, Bounds, Command, Submitted, Writer};
+use handle::{Alive, Bounds, Command, Submitted, Wanted, Writer};
 use prefixes::Prefixes;
 use std::collections::VecDeque;
 use std::sync::Weak;
 use std::sync::mpsc::Receiver;
-
-/// How texts share a model.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Positions of keys and values that all texts together may have, rounded up to whole pages.
-    pub positions: usize,
-    /// Tokens of prompts in a step.
-    pub chunk: usize,
-    /// Texts that run at a time, at most.
-    pub texts: usize,
-    /// Tokens of a text that wait to be read, at most; then it waits.
-    pub unread: usize,
-    /// Whether the bits of a text's numbers are those that it would have alone, whatever runs beside it: its tokens then go through
-    /// the layers by themselves, prompts in whole chunks. It is slower: weights are read for each text anew.
-    pub batch_invariant: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { positions: 1 << 14, chunk: 256, texts: 64, unread: 256, batch_invariant: false }
-    }
-}
-
-/// A text to be written.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Token ids of the prompt.
-    pub prompt: Vec<u32>,
-    /// At most this many new tokens.
-    pub max_tokens: usize,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens that end the text.
-    pub end_tokens: Vec<u32>,
-}
 
 /// A text that waits or runs.
 #[derive(Debug)]
@@ -112,7 +79,7 @@ struct Live {
     prompt_len: usize,
     max_tokens: usize,
     end_tokens: Vec<u32>,
-    sampler: Sampler,
+    wanted: Wanted,
     writer: Writer,
     /// Its keys and values, while it runs, and the tokens that they are of.
     text: Option<TextId>,
@@ -139,7 +106,10 @@ pub struct Scheduler<'m> {
     waiting: VecDeque<Live>,
     running: Vec<Live>,
     prefixes: Prefixes,
-    preempted: u64,
+    /// What was done; the rest of it is counted when it is asked for.
+    done: Counts,
+    /// Kept to be used again.
+    numbers: Vec<f32>,
 }
 
 impl<'m> Scheduler<'m> {
@@ -180,7 +150,8 @@ impl<'m> Scheduler<'m> {
             waiting: VecDeque::new(),
             running: Vec::new(),
             prefixes: Prefixes::default(),
-            preempted: 0,
+            done: Counts::default(),
+            numbers: Vec::new(),
         };
         Ok((scheduler, queue))
     }
@@ -188,11 +159,18 @@ impl<'m> Scheduler<'m> {
     /// Steps until all queues are gone and all texts have ended; waits where there is nothing to do. Errors: as
     /// [`Scheduler::step`].
     pub fn run(&mut self) -> Result<()> {
+        self.run_and_tell(&mut |_| {})
+    }
+
+    /// The same; `tell` is called after each step and before waiting.
+    pub fn run_and_tell(&mut self, tell: &mut dyn FnMut(&Self)) -> Result<()> {
         loop {
-            if self.step()? {
+            let went_on = self.step()?;
+            tell(self);
+            if went_on {
                 continue;
             }
-            let idle = self.waiting.is_empty() && self.running.is_empty();
+            let idle = self.is_idle();
             if idle && self.alive.strong_count() == 0 {
                 return Ok(());
             }
@@ -220,10 +198,15 @@ impl<'m> Scheduler<'m> {
             return Ok(false);
         }
         // Those whose last token is read come first: logits are wanted of them.
-        let ends = |running: &[Live], &(i, count): &(usize, usize)| running[i].left() == count;
         let mut parts: Vec<(usize, usize)> =
             parts.into_iter().filter_map(|(age, count)| Some((self.place(age)?, count))).collect();
-        parts.sort_by_key(|part| !ends(&self.running, part));
+        // Of these, those that tokens are chosen for.
+        let order = |&(i, count): &(usize, usize)| match &self.running[i] {
+            live if live.left() > count => 2,
+            live if live.wanted.is_tokens() => 0,
+            _ => 1,
+        };
+        parts.sort_by_key(order);
         match self.options.batch_invariant {
             false => self.read(&parts)?,
             true => parts.iter().try_for_each(|part| self.read(&[*part]))?,
@@ -246,7 +229,25 @@ impl<'m> Scheduler<'m> {
 
     /// How often a text lost its pages to others.
     pub fn preempted(&self) -> u64 {
-        self.preempted
+        self.done.preempted
+    }
+
+    /// Whether no text waits or runs.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// How much is going on, and what was done.
+    pub fn counts(&self) -> Counts {
+        let running: Vec<TextId> = self.running.iter().filter_map(|live| live.text).collect();
+        Counts {
+            waiting: self.waiting.len(),
+            running: self.running.len(),
+            pages: self.texts.pages(),
+            free_pages: self.texts.free_pages(),
+            used_pages: self.texts.pages_of(&running),
+            ..self.done
+        }
     }
 
     /// Lets go of the beginnings that texts which have ended left for others.
@@ -257,9 +258,9 @@ impl<'m> Scheduler<'m> {
 
     fn take(&mut self, command: Command) {
         let Command::Submit(submitted) = command else { return };
-        let Submitted { request, sampler, writer } = *submitted;
+        let Submitted { request, wanted, writer } = *submitted;
         let Request { prompt, max_tokens, end_tokens, .. } = request;
-        if max_tokens == 0 {
+        if max_tokens == 0 && !matches!(wanted, Wanted::Vector) {
             return writer.done(Finish::Length);
         }
         let (age, prompt_len) = (self.begun, prompt.len());
@@ -270,7 +271,7 @@ impl<'m> Scheduler<'m> {
             prompt_len,
             max_tokens,
             end_tokens,
-            sampler,
+            wanted,
             writer,
             text: None,
             read: 0,
@@ -376,6 +377,7 @@ impl<'m> Scheduler<'m> {
             return self.texts.end(text).map(|()| false);
         };
         self.texts.reserve(text, len)?;
+        self.done.shared_tokens += read as u64;
         (live.text, live.read) = (Some(text), read);
         let place = self.running.partition_point(|other| other.age < live.age);
         self.running.insert(place, live);
@@ -411,43 +413,68 @@ impl<'m> Scheduler<'m> {
             self.texts.end(text)?;
         }
         live.read = 0;
-        self.preempted += 1;
+        self.done.preempted += 1;
         let place = self.waiting.partition_point(|other| other.age < live.age);
         self.waiting.insert(place, live);
         Ok(true)
     }
 
-    /// Reads tokens of running texts, and chooses what follows where the last one was read.
+    /// Reads tokens of running texts; where the last one was read, chooses what follows, or hands the vector on.
     fn read(&mut self, parts: &[(usize, usize)]) -> Result<()> {
-        let Self { texts, running, bounds, .. } = self;
-        let wanted = parts.iter().filter(|&&(i, count)| running[i].left() == count).count();
+        let Self { texts, running, bounds, done, numbers, .. } = self;
+        let ended = parts.iter().filter(|&&(i, count)| running[i].left() == count).count();
         let rows = parts.iter().filter_map(|&(i, count)| {
             let live = &running[i];
             Some(Rows { text: live.text?, tokens: &live.tokens[live.read..live.read + count] })
         });
-        texts.read(&rows.collect::<Vec<_>>(), wanted)?;
+        texts.read(&rows.collect::<Vec<_>>(), ended)?;
         for &(i, count) in parts {
             running[i].read += count;
+            done.read_tokens += count as u64;
         }
-        let mut samplers: Vec<Option<&mut Sampler>> = running.iter_mut().map(|live| Some(&mut live.sampler)).collect();
-        let mut samplers: Vec<&mut Sampler> = parts[..wanted].iter().filter_map(|&(i, _)| samplers[i].take()).collect();
+        done.steps += 1;
+        let written = parts[..ended].iter().filter(|&&(i, _)| running[i].wanted.is_tokens()).count();
+        let (written, vectors) = (&parts[..written], &parts[written..ended]);
+
+        let mut samplers: Vec<Option<&mut Sampler>> = running.iter_mut().map(|live| live.wanted.sampler()).collect();
+        let mut samplers: Vec<&mut Sampler> = written.iter().filter_map(|&(i, _)| samplers[i].take()).collect();
         let chosen = texts.choose(&mut samplers)?;
-        for (&(i, _), chosen) in parts[..wanted].iter().zip(chosen) {
+        done.chosen_tokens += chosen.len() as u64;
+        if written.iter().any(|&(i, _)| running[i].wanted.logprobs().is_some()) {
+            texts.logits(numbers)?;
+        }
+        for (at, (&(i, _), chosen)) in written.iter().zip(chosen).enumerate() {
             let live = &mut running[i];
+            let logits = || numbers.get(at * bounds.vocab..(at + 1) * bounds.vocab).unwrap_or_default();
+            let top = live.wanted.logprobs();
+            let chosen = chosen.and_then(|token| {
+                let ends = live.end_tokens.contains(&token);
+                let logprobs = top.filter(|_| !ends).map(|top| LogProbs::of(logits(), token, top)).transpose()?;
+                Ok((Chosen { token, logprobs }, ends))
+            });
             live.finish = match chosen {
                 Err(error) => {
                     live.writer.failed(error);
                     Some(Finish::Cancelled)
                 }
-                Ok(token) if live.end_tokens.contains(&token) => Some(Finish::End),
-                Ok(token) => {
-                    live.tokens.push(token);
-                    live.writer.token(token);
+                Ok((_, true)) => Some(Finish::End),
+                Ok((chosen, false)) => {
+                    live.tokens.push(chosen.token);
+                    live.writer.token(chosen);
                     let written = live.tokens.len() - live.prompt_len;
+                    let ended = live.wanted.complete().then_some(Finish::End);
                     let full = (live.tokens.len() > bounds.longest).then_some(Finish::Context);
-                    if written == live.max_tokens { Some(Finish::Length) } else { full }
+                    ended.or((written == live.max_tokens).then_some(Finish::Length)).or(full)
                 }
             };
+        }
+        if !vectors.is_empty() {
+            texts.vectors(numbers)?;
+            let hidden = numbers.len() / ended;
+            for (vector, &(i, _)) in numbers.chunks_exact(hidden.max(1)).skip(written.len()).zip(vectors) {
+                running[i].writer.vector(vector);
+                running[i].finish = Some(Finish::Length);
+            }
         }
         Ok(())
     }

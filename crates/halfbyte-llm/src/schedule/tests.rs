@@ -1,7 +1,7 @@
 //! Many texts against each of them alone, and what may go wrong with one.
 
 use super::*;
-use crate::LoadOptions;
+use crate::{LoadOptions, Sampling};
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -56,6 +56,12 @@ impl Texts for Recorder<'_> {
     }
     fn free_pages(&self) -> usize {
         self.texts.free_pages()
+    }
+    fn pages_of(&self, texts: &[TextId]) -> usize {
+        self.texts.pages_of(texts)
+    }
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        self.texts.vectors(out)
     }
     fn begin(&mut self) -> TextId {
         self.texts.begin()
@@ -120,8 +126,9 @@ fn batch_invariant_texts_have_the_bits_that_they_have_alone() {
     }
     // Without it they have not: the test can fail.
     let (together, _) = bits(&cpu, &model, &requests, Options { batch_invariant: false, ..options });
-    let (alone, _) = bits(&cpu, &model, &requests[1..2], options);
-    assert!(!alone.is_subset(&together));
+    let differs =
+        |request: &Request| !bits(&cpu, &model, std::slice::from_ref(request), options).0.is_subset(&together);
+    assert!(requests.iter().any(differs));
 }
 
 #[test]
@@ -315,5 +322,92 @@ fn beginnings_are_shared_and_a_chunk_is_the_most_that_a_step_reads_of_prompts() 
     }
     while scheduler.step().unwrap() {}
     assert_eq!((third.rest().unwrap(), joins.rest().unwrap().len()), (want, 1));
+    all_pages_return(&mut scheduler);
+}
+
+#[test]
+fn readers_that_poll_are_woken_and_get_what_the_others_get() {
+    use std::future::poll_fn;
+    use std::task::{Context, Poll, Wake, Waker};
+
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let mut future = std::pin::pin!(future);
+        loop {
+            match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(output) => return output,
+                Poll::Pending => std::thread::park_timeout(std::time::Duration::from_secs(60)),
+            }
+        }
+    }
+
+    let (cpu, model) = model();
+    let options = Options { unread: 4, batch_invariant: true, ..Options::default() };
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options).unwrap();
+    let requests: Vec<Request> = (0..6).map(|i| request(i, 40 + i, 30)).collect();
+    let (mut told, mut written) = (Vec::new(), Vec::new());
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            scheduler.run_and_tell(&mut |scheduler| told.push(scheduler.counts())).unwrap();
+        });
+        for request in &requests {
+            let extras = Extras { logprobs: Some(2), ..Extras::default() };
+            let mut handle = queue.submit_with(request.clone(), extras).unwrap();
+            let mut got = Vec::new();
+            while let Some(chosen) = block_on(poll_fn(|context| handle.poll(context))) {
+                let Chosen { token, logprobs } = chosen.unwrap();
+                let LogProbs { chosen, top } = logprobs.unwrap();
+                assert!(chosen.token == token && chosen.logprob <= top[0].logprob && top.len() == 2);
+                assert!(request.sampling.temperature > 0.0 || chosen == top[0]);
+                got.push(token);
+            }
+            written.push((got, handle.finish()));
+        }
+        drop(queue);
+        running.join().unwrap();
+    });
+    for (request, (got, finish)) in requests.iter().zip(written) {
+        let (want, _) = alone(&cpu, &model, request, Options { unread: 256, ..options });
+        assert_eq!((got, finish), (want, Some(Finish::Length)));
+    }
+    assert!(told.iter().any(|counts| counts.running == 1 && counts.used_pages > 0));
+    let last = *told.last().unwrap();
+    assert_eq!((last.running, last.waiting, last.used_pages, last.chosen_tokens), (0, 0, 0, 180));
+    all_pages_return(&mut scheduler);
+}
+
+#[test]
+fn biases_and_the_vector_of_a_text() {
+    let (cpu, model) = model();
+    let (mut scheduler, queue) = Scheduler::new(&model, &cpu, Options::default()).unwrap();
+    let extras = Extras { bias: vec![(77, 1000.0)], ..Extras::default() };
+    let mut biased = queue.submit_with(request(0, 12, 3), extras).unwrap();
+    let mut plain = queue.submit(request(0, 12, 3)).unwrap();
+    let text = request(1, 300, 1).prompt;
+    let vectors = [queue.submit_vector(text.clone()).unwrap(), queue.submit_vector(text[..20].to_vec()).unwrap()];
+    assert!(matches!(queue.submit_vector(Vec::new()), Err(Error::EmptyPrompt)));
+    drop(queue);
+    scheduler.run().unwrap();
+    assert_eq!(biased.rest().unwrap(), [77; 3]);
+    assert_ne!(plain.rest().unwrap(), [77; 3]);
+    let [whole, beginning] = vectors.map(|vector| vector.wait().unwrap());
+    assert!(whole.len() == 384 && whole != beginning);
+    // The head is the embedding: the vector with the head is what the logits of the text are.
+    let mut session = crate::Session::new(&model, &cpu, 400).unwrap();
+    let logits = session.prefill(&text).unwrap().to_vec();
+    let weights =
+        halfbyte_checkpoint::Weights::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m"));
+    let embedding = weights.unwrap().checkpoint().floats("model.embed_tokens.weight").unwrap().to_f32();
+    for token in [0usize, 5, 4095] {
+        let row = &embedding[token * 384..(token + 1) * 384];
+        let product: f32 = row.iter().zip(&whole).map(|(a, b)| a * b).sum();
+        assert!((product - logits[token]).abs() < 1e-2, "{product} {}", logits[token]);
+    }
     all_pages_return(&mut scheduler);
 }

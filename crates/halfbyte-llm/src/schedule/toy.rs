@@ -1,6 +1,7 @@
 //! Random schedules over a model that is a sum, with pages of four positions: nothing hangs, no page is lost, no token is another.
 
 use super::*;
+use crate::Sampling;
 use std::collections::{BTreeMap, BTreeSet};
 
 const PAGE: usize = 4;
@@ -26,6 +27,8 @@ struct Toy {
     texts: BTreeMap<TextId, (Vec<u32>, Vec<usize>)>,
     chunk: usize,
     logits: Vec<f32>,
+    /// Of each text that is wanted, the number of its tokens.
+    vectors: Vec<f32>,
 }
 
 impl Toy {
@@ -45,6 +48,9 @@ impl Texts for Toy {
     }
     fn free_pages(&self) -> usize {
         self.total - self.texts.values().flat_map(|(_, pages)| pages).collect::<BTreeSet<_>>().len()
+    }
+    fn pages_of(&self, texts: &[TextId]) -> usize {
+        texts.iter().flat_map(|text| &self.texts[text].1).collect::<BTreeSet<_>>().len()
     }
     fn begin(&mut self) -> TextId {
         self.add(Vec::new(), Vec::new())
@@ -81,11 +87,13 @@ impl Texts for Toy {
         assert!(!rows.is_empty() && prompts <= self.chunk && rows.iter().all(|rows| !rows.tokens.is_empty()));
         assert_eq!(rows.iter().map(|rows| rows.text).collect::<BTreeSet<_>>().len(), rows.len(), "a text twice");
         self.logits.clear();
+        self.vectors.clear();
         for (i, row) in rows.iter().enumerate() {
             let (tokens, pages) = self.texts.get_mut(&row.text).unwrap();
             tokens.extend(row.tokens);
             assert!(tokens.len() <= pages.len() * PAGE, "no page was reserved");
             if i < wanted {
+                self.vectors.push(tokens.len() as f32);
                 let next = following(tokens);
                 self.logits.extend(
                     (0..VOCAB as u32).map(|t| if next.is_none() { f32::NAN } else { f32::from(Some(t) == next) }),
@@ -98,8 +106,12 @@ impl Texts for Toy {
         out.clone_from(&self.logits);
         Ok(())
     }
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        out.clone_from(&self.vectors);
+        Ok(())
+    }
     fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
-        assert_eq!(self.logits.len(), samplers.len() * VOCAB);
+        assert!(self.logits.len() >= samplers.len() * VOCAB);
         Ok(samplers.iter_mut().zip(self.logits.chunks_exact(VOCAB)).map(|(s, logits)| s.next(logits)).collect())
     }
 }
@@ -151,7 +163,7 @@ impl Reader {
 
 #[test]
 fn whatever_comes_in_whatever_order() {
-    let (mut preempted, mut failed, mut cancelled, mut finished, mut stopped) = (0, 0, 0, 0, 0);
+    let (mut preempted, mut failed, mut cancelled, mut finished, mut stopped, mut of_vectors) = (0, 0, 0, 0, 0, 0);
     for seed in 0..400u64 {
         let mut state = seed * 977 + 1;
         let mut below = |n: usize| {
@@ -166,10 +178,12 @@ fn whatever_comes_in_whatever_order() {
             unread: 1 + below(4),
             batch_invariant: below(3) == 0,
         };
-        let toy = Toy { total, begun: 0, named: 0, texts: BTreeMap::new(), chunk, logits: Vec::new() };
+        let toy =
+            Toy { total, begun: 0, named: 0, texts: BTreeMap::new(), chunk, logits: Vec::new(), vectors: Vec::new() };
         let (mut scheduler, queue) = Scheduler::over(|| Ok(Box::new(toy)), VOCAB, max_context, options).unwrap();
         let longest = max_context.min(total * PAGE);
         let mut readers: Vec<Reader> = Vec::new();
+        let mut vectors: Vec<(usize, VectorHandle)> = Vec::new();
         for _ in 0..150 {
             match below(8) {
                 0 if readers.len() < 14 => {
@@ -182,6 +196,13 @@ fn whatever_comes_in_whatever_order() {
                     let request = Request { prompt, max_tokens, sampling, end_tokens };
                     let handle = queue.submit(request.clone()).unwrap();
                     readers.push(Reader { handle, request, got: Vec::new(), failed: false, cancelled: false });
+                }
+                0 => {
+                    let length = 1 + below(longest);
+                    let vector = queue.submit_vector(vec![1; length]).unwrap();
+                    if below(4) > 0 {
+                        vectors.push((length, vector));
+                    }
                 }
                 1 | 2 if !readers.is_empty() => {
                     let at = below(readers.len());
@@ -229,11 +250,16 @@ fn whatever_comes_in_whatever_order() {
             cancelled += u32::from(reader.handle.finish() == Some(Finish::Cancelled) && !reader.failed);
             finished += 1;
         }
+        for (length, vector) in vectors {
+            assert_eq!(vector.wait().unwrap(), [length as f32]);
+            of_vectors += 1;
+        }
+        assert_eq!(scheduler.counts().used_pages, 0);
         scheduler.forget_prefixes().unwrap();
         assert_eq!(scheduler.free_pages(), scheduler.pages(), "seed {seed}");
         preempted += scheduler.preempted();
     }
-    assert!(stopped > 50, "{stopped}");
+    assert!(stopped > 50 && of_vectors > 200, "{stopped} {of_vectors}");
     assert!(
         preempted > 100 && failed > 50 && cancelled > 20 && finished > 2000,
         "{preempted} {failed} {cancelled} {finished}"

@@ -110,3 +110,28 @@ fn a_text_that_is_cancelled_ends_and_the_others_go_on() {
     scheduler.forget_prefixes().unwrap();
     assert_eq!(scheduler.free_pages(), scheduler.pages());
 }
+
+#[test]
+fn vectors_of_texts_are_those_of_the_cpu() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let vectors = |model: &Model| -> Vec<Vec<f32>> {
+        let (mut scheduler, queue) = Scheduler::new(model, &cpu, Options { chunk: 128, ..Options::default() }).unwrap();
+        let handles: Vec<_> = (0..5).map(|i| queue.submit_vector(request(i, 1 + i * 90, 1).prompt).unwrap()).collect();
+        // A text beside them that is written.
+        let mut beside = queue.submit(request(9, 30, 12)).unwrap();
+        drop(queue);
+        scheduler.run().unwrap();
+        assert_eq!(beside.rest().unwrap().len(), 12);
+        assert_eq!(scheduler.counts().used_pages, 0);
+        handles.into_iter().map(|handle| handle.wait().unwrap()).collect()
+    };
+    let want = vectors(&Model::load(&stdlib(), &options(Device::Cpu, None)).unwrap());
+    for (activations, most) in [(Float::F32, 1e-3), (Float::F16, 2e-2)] {
+        let got = vectors(&Model::load(&stdlib(), &options(on(&gpu, activations), None)).unwrap());
+        for (a, b) in got.iter().zip(&want) {
+            let (apart, length) = a.iter().zip(b).fold((0f32, 0f32), |(d, n), (x, y)| (d + (x - y).powi(2), n + y * y));
+            assert!(a.len() == b.len() && (apart / length).sqrt() < most, "{activations}: {}", (apart / length).sqrt());
+        }
+    }
+}

@@ -10,6 +10,7 @@ mod load;
 mod matmul;
 pub mod model;
 mod ranks;
+mod serve;
 
 use crate::app::App;
 use crate::failure::Result;
@@ -25,6 +26,7 @@ pub enum Command {
     Matmul(matmul::Args),
     Model(model::Args),
     Ranks(ranks::Args),
+    Serve(serve::Args),
 }
 
 /// Runs one of them.
@@ -37,5 +39,6 @@ pub fn run(command: &Command, app: &App) -> Result<()> {
         Command::Matmul(args) => matmul::run(args, app),
         Command::Model(args) => model::run(args, app),
         Command::Ranks(args) => ranks::run(args, app),
+        Command::Serve(args) => serve::run(args, app),
     }
 }

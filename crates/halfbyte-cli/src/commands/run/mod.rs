@@ -103,7 +103,7 @@ struct SamplingArgs {
 impl From<SamplingArgs> for Sampling {
     fn from(args: SamplingArgs) -> Self {
         let SamplingArgs { temperature, top_p, top_k, min_p, repetition_penalty, seed } = args;
-        Self { temperature, top_p, top_k, min_p, repetition_penalty, seed }
+        Self { temperature, top_p, top_k, min_p, repetition_penalty, seed, ..Self::default() }
     }
 }
 

@@ -17,8 +17,9 @@ pub(super) struct CpuTexts<'m> {
     begun: u64,
     /// Of the texts that were read last, the first ones are wanted.
     wanted: usize,
-    /// Theirs; kept to be used again.
+    /// Theirs, as far as they are computed; kept to be used again.
     logits: Vec<f32>,
+    computed: bool,
 }
 
 impl<'m> CpuTexts<'m> {
@@ -26,12 +27,35 @@ impl<'m> CpuTexts<'m> {
         let decoder = &model.decoder;
         let cache = KvCache::new(decoder.layers.len(), decoder.heads, positions, model.kv)?;
         let state = State::new(decoder.hidden, decoder.heads, cache);
-        Ok(Self { model, cpu, state, sequences: BTreeMap::new(), begun: 0, wanted: 0, logits: Vec::new() })
+        Ok(Self {
+            model,
+            cpu,
+            state,
+            sequences: BTreeMap::new(),
+            begun: 0,
+            wanted: 0,
+            logits: Vec::new(),
+            computed: false,
+        })
     }
 
     fn sequence(&self, text: TextId) -> Result<Sequence> {
         let known = self.sequences.get(&text).copied();
         known.ok_or_else(|| Error::invalid("many texts", "a text that has not ended", format!("{text:?}")))
+    }
+
+    /// Logits of the texts that are wanted, computed once.
+    fn computed(&mut self) -> Result<&[f32]> {
+        let (CpuModel { decoder, comm, .. }, wanted) = (self.model, self.wanted);
+        if !self.computed {
+            self.logits.resize(wanted * decoder.vocab, 0.0);
+            if wanted > 0 {
+                let normed = self.state.normed(&(0..wanted));
+                decoder.vocabulary.logits(self.cpu, comm.as_ref(), normed, wanted, &mut self.logits)?;
+            }
+            self.computed = true;
+        }
+        Ok(&self.logits)
     }
 
     fn add(&mut self, sequence: Sequence) -> TextId {
@@ -53,6 +77,11 @@ impl Texts for CpuTexts<'_> {
 
     fn free_pages(&self) -> usize {
         self.state.cache.free() / PAGE_LENGTH
+    }
+
+    fn pages_of(&self, texts: &[TextId]) -> usize {
+        let sequences: Vec<Sequence> = texts.iter().filter_map(|text| self.sequences.get(text).copied()).collect();
+        self.state.cache.pages_of(&sequences)
     }
 
     fn begin(&mut self) -> TextId {
@@ -92,26 +121,29 @@ impl Texts for CpuTexts<'_> {
         self.state.begin(&texts);
         let CpuModel { decoder, comm, .. } = self.model;
         let mut run = Run { cpu: self.cpu, comm: comm.as_ref(), state: &mut self.state, tap: None };
+        (self.wanted, self.computed) = (wanted, false);
         decoder.forward(&mut run, false)?;
-        self.wanted = wanted;
         Ok(())
     }
 
     fn logits(&mut self, out: &mut Vec<f32>) -> Result<()> {
-        let (CpuModel { decoder, comm, .. }, wanted) = (self.model, self.wanted);
-        out.resize(wanted * decoder.vocab, 0.0);
-        if wanted == 0 {
-            return Ok(());
-        }
-        decoder.vocabulary.logits(self.cpu, comm.as_ref(), self.state.normed(&(0..wanted)), wanted, out)
+        out.clear();
+        out.extend_from_slice(self.computed()?);
+        Ok(())
+    }
+
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        out.clear();
+        out.extend_from_slice(self.state.normed(&(0..self.wanted)));
+        Ok(())
     }
 
     fn choose(&mut self, samplers: &mut [&mut Sampler]) -> Result<Vec<Result<u32>>> {
-        let mut logits = std::mem::take(&mut self.logits);
-        self.logits(&mut logits)?;
-        let of_texts = logits.chunks_exact(self.model.decoder.vocab);
-        let chosen = samplers.iter_mut().zip(of_texts).map(|(sampler, logits)| sampler.next(logits)).collect();
-        self.logits = logits;
-        Ok(chosen)
+        if samplers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let vocab = self.model.decoder.vocab;
+        let of_texts = self.computed()?.chunks_exact(vocab);
+        Ok(samplers.iter_mut().zip(of_texts).map(|(sampler, logits)| sampler.next(logits)).collect())
     }
 }

@@ -17,10 +17,11 @@ use crate::decoder::Decoder;
 use crate::device::{Room, Rows, TextId, Texts};
 use crate::error::{Error, Result};
 use crate::sampling::Sampler;
-use halfbyte::Cuda;
+use half::{bf16, f16};
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::nn::KvCache;
 use halfbyte::kv_pages::{PAGE_LENGTH, Pages, Sequence};
+use halfbyte::{Cuda, Float};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -168,6 +169,11 @@ impl Texts for CudaTexts<'_> {
         self.pages.free()
     }
 
+    fn pages_of(&self, texts: &[TextId]) -> usize {
+        let sequences: Vec<Sequence> = texts.iter().filter_map(|text| Some(self.texts.get(text)?.sequence)).collect();
+        self.pages.of_all(&sequences)
+    }
+
     fn begin(&mut self) -> TextId {
         let sequence = self.pages.begin();
         self.add(sequence, 0)
@@ -258,6 +264,33 @@ impl Texts for CudaTexts<'_> {
         for (place, out) in self.wanted.iter().zip(out.chunks_exact_mut(vocab)) {
             let of_text = self.logits.view().slice(place * vocab..(place + 1) * vocab);
             self.state.read(&self.cuda, of_text, out)?;
+        }
+        Ok(())
+    }
+
+    fn vectors(&mut self, out: &mut Vec<f32>) -> Result<()> {
+        let hidden = self.model.decoder.hidden;
+        self.state.wait(&self.cuda)?;
+        out.clear();
+        for place in &self.wanted {
+            let of_text = self.state.normed.view(place * hidden..(place + 1) * hidden);
+            match of_text.dtype() {
+                Float::F16 => {
+                    let mut row = vec![f16::ZERO; hidden];
+                    self.cuda.download(of_text, &mut row[..])?;
+                    out.extend(row.iter().map(|v| v.to_f32()));
+                }
+                Float::BF16 => {
+                    let mut row = vec![bf16::ZERO; hidden];
+                    self.cuda.download(of_text, &mut row[..])?;
+                    out.extend(row.iter().map(|v| v.to_f32()));
+                }
+                Float::F32 => {
+                    let mut row = vec![0f32; hidden];
+                    self.cuda.download(of_text, &mut row[..])?;
+                    out.extend(row);
+                }
+            }
         }
         Ok(())
     }

@@ -138,6 +138,11 @@ impl KvCache {
         self.pages.free().saturating_mul(PAGE_LENGTH)
     }
 
+    /// Pages that these sequences have together, one that several have counted once.
+    pub fn pages_of(&self, sequences: &[Sequence]) -> usize {
+        self.pages.of_all(sequences)
+    }
+
     /// Bytes of keys and values that are allocated.
     pub fn bytes(&self) -> usize {
         self.memory.iter().map(|page| size_of_val(&**page)).sum()
