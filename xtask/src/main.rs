@@ -9,8 +9,8 @@ mod gpu_bundle;
 mod install_c;
 mod kernels;
 mod oracles;
-mod plots;
 mod paddle;
+mod plots;
 mod python;
 
 use clap::Parser;

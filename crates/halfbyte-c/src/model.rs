@@ -92,6 +92,10 @@ pub struct halfbyte_generation_options {
     pub min_p: f32,
     /// Logits of tokens that the text holds are divided by this, or multiplied where they are negative; 1 changes nothing.
     pub repetition_penalty: f32,
+    /// Subtracted from a token's logit for each time that it was written; 0 changes nothing.
+    pub frequency_penalty: f32,
+    /// Subtracted from the logits of tokens that were written at all; 0 changes nothing.
+    pub presence_penalty: f32,
     /// Draw from this many of the most likely tokens; 0 for no limit.
     pub top_k: usize,
     /// Same seed, same text.
@@ -107,7 +111,8 @@ pub struct halfbyte_generation_options {
 /// The most likely tokens, 128 at most.
 #[unsafe(no_mangle)]
 pub extern "C" fn halfbyte_generation_options_default() -> halfbyte_generation_options {
-    let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed } = Sampling::default();
+    let Sampling { temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, seed } =
+        Sampling::default();
     halfbyte_generation_options {
         struct_size: size_of::<halfbyte_generation_options>(),
         max_tokens: 128,
@@ -115,6 +120,8 @@ pub extern "C" fn halfbyte_generation_options_default() -> halfbyte_generation_o
         top_p,
         min_p,
         repetition_penalty,
+        frequency_penalty,
+        presence_penalty,
         top_k,
         seed,
         stop: std::ptr::null(),
@@ -158,8 +165,18 @@ pub struct halfbyte_generation {
 
 impl halfbyte_generation_options {
     fn sampling(&self) -> Sampling {
-        let Self { temperature, top_p, min_p, repetition_penalty, top_k, seed, .. } = *self;
-        Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed }
+        let Self {
+            temperature,
+            top_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            top_k,
+            seed,
+            ..
+        } = *self;
+        Sampling { temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty, seed }
     }
 
     /// # Safety

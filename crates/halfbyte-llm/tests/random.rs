@@ -167,7 +167,7 @@ fn parts_of_random_weights_are_those_of_the_whole() {
         for (rows, columns) in [(0..96, 0..512), (5..17, 0..512), (0..96, 128..384), (40..96, 256..512), (3..3, 0..512)]
         {
             let part = StoredTensor::random_part(format, whole, seed, [rows.clone(), columns.clone()]).unwrap();
-            let want = all.part(&[rows.clone()], &[columns.clone()]).unwrap();
+            let want = all.part(std::slice::from_ref(&rows), std::slice::from_ref(&columns)).unwrap();
             assert_eq!(part.to_qtensor().unwrap(), want, "{name} {rows:?} {columns:?}");
         }
         for [rows, columns] in [[0..97, 0..512], [0..96, 3..512], [0..96, 0..513]] {

@@ -131,7 +131,8 @@ impl Model {
 #[pymethods]
 impl Model {
     /// Continues a prompt (text or tokens): an iterator over pieces of text as they are written, of whole characters.
-    #[pyo3(signature = (prompt, *, max_tokens=128, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed=0,
+    #[pyo3(signature = (prompt, *, max_tokens=128, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+        frequency_penalty=0.0, presence_penalty=0.0, seed=0,
                         stop=None, ignore_end=false))]
     #[expect(clippy::too_many_arguments, reason = "Python's options have names")]
     fn generate(
@@ -144,13 +145,24 @@ impl Model {
         top_p: f32,
         min_p: f32,
         repetition_penalty: f32,
+        frequency_penalty: f32,
+        presence_penalty: f32,
         seed: u64,
         stop: Option<Stop>,
         ignore_end: bool,
     ) -> Result<Generation> {
         self.check_process(py)?;
         let ids = self.ids(prompt)?;
-        let sampling = Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed };
+        let sampling = Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            seed,
+        };
         // What is refused is refused here, not when the text is read.
         halfbyte_llm::Sampler::new(sampling)?;
         let config = self.inner.model.config();

@@ -402,7 +402,7 @@ fn biases_and_the_vector_of_a_text() {
     let mut session = crate::Session::new(&model, &cpu, 400).unwrap();
     let logits = session.prefill(&text).unwrap().to_vec();
     let weights =
-        halfbyte_checkpoint::Weights::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m"));
+        halfbyte_checkpoint::Weights::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m"));
     let embedding = weights.unwrap().checkpoint().floats("model.embed_tokens.weight").unwrap().to_f32();
     for token in [0usize, 5, 4095] {
         let row = &embedding[token * 384..(token + 1) * 384];

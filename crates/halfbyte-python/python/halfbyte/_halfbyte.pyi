@@ -250,6 +250,8 @@ class Model:
         top_p: float = 1.0,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
         seed: int = 0,
         stop: str | Sequence[str] | None = None,
         ignore_end: bool = False,
