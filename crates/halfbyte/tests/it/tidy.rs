@@ -20,7 +20,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 /// Where `unsafe` may be written: vector code, the team of threads, and outputs that tasks share; libraries opened at run
 /// time, and the GPU driver.
 const MAY_BE_UNSAFE: &[&str] =
-    &["cpu/", "cuda/cublaslt.rs", "cuda/driver.rs", "cuda/driver/", "cuda/library.rs", "cuda/nvrtc.rs"];
+    &["cpu/", "cuda/cublaslt.rs", "cuda/driver.rs", "cuda/driver/", "cuda/library.rs", "cuda/nccl.rs", "cuda/nvrtc.rs"];
 
 /// Where it may be written once a file: the launch of a kernel.
 const LAUNCHERS: &[&str] = &["cuda/conv/", "cuda/int8/", "cuda/matmul/", "cuda/nn/", "cuda/roofline.rs"];
@@ -170,8 +170,8 @@ fn the_example_of_the_readme_differs_on_a_gpu_in_one_line() {
 #[test]
 fn parameters_of_gpu_kernels_are_checked_structs() {
     for (path, text) in sources().into_iter().filter(|(path, _)| path.starts_with("cuda")) {
-        // Declares them; a struct of a library of NVIDIA's.
-        let may = ["cuda/parameters.rs", "cuda/cublaslt.rs"].iter().any(|file| path == Path::new(file));
+        // Declares them; structs of libraries of NVIDIA's.
+        let may = ["cuda/parameters.rs", "cuda/cublaslt.rs", "cuda/nccl.rs"].iter().any(|file| path == Path::new(file));
         assert!(may || !text.contains("repr(C)"), "{}: declared by parameters!", path.display());
     }
     use halfbyte::cuda::{conv, int8, matmul, nn, roofline};
