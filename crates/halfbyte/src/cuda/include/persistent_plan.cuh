@@ -79,9 +79,9 @@ DEV u32 again(u32 v) {
 }
 // Words of a layer: the stream that it begins with, each rank's part of it; q, k, v; what attention gives; the stream
 // after that; what the gate gives.
-constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH,
-              AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2, AT_INNER = AT_MIDDLE + RANKS * HIDDEN,
-              AT_COUNTERS = AT_INNER + INNER / 2, WORDS_OF_LAYER = AT_COUNTERS + 32;
+constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
+              AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_COUNTERS = AT_INNER + INNER / 2,
+              WORDS_OF_LAYER = AT_COUNTERS + 32;
 enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, GATED };
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;

@@ -57,8 +57,7 @@ template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&v)[
     for (u32 rank = 0; rank < RANKS; rank++) {
       uint4 parts[N];
 #pragma unroll
-      for (u32 i = 0; i < N; i++)
-        parts[i] = at(i) ? look_at_part(at(i) + rank * HIDDEN) : make_uint4(0, 0, 0, 0);
+      for (u32 i = 0; i < N; i++) parts[i] = at(i) ? look_at_part(at(i) + rank * HIDDEN) : make_uint4(0, 0, 0, 0);
 #pragma unroll 1
       for (u32 looks = 1;; looks++) {
         bool all = true;
@@ -70,7 +69,8 @@ template <u32 N, class At> DEV void look_for_stream(const Params& p, uint4 (&v)[
 #pragma unroll
       for (u32 i = 0; i < N; i++) {
         const uint4 &own = v[i], &part = parts[i];
-        v[i] = rank == 0 ? part : make_uint4(add(own.x, part.x), add(own.y, part.y), add(own.z, part.z), add(own.w, part.w));
+        v[i] = rank == 0 ? part
+                         : make_uint4(add(own.x, part.x), add(own.y, part.y), add(own.z, part.z), add(own.w, part.w));
       }
     }
   }

@@ -292,9 +292,7 @@ DEV float load_float(const void* from, u64 at, u32 type) {
 }
 
 // The places of this step.
-DEV u32* set_of(const Params& p, const Shared& m) {
-  return p.words + m.step()[2];
-}
+DEV u32* set_of(const Params& p, const Shared& m) { return p.words + m.step()[2]; }
 
 #include "persistent_attention.cuh"
 
