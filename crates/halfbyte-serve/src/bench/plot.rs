@@ -1,7 +1,7 @@
 //! Times of a load as a picture: how many of all answers had their first token, and each further one, within a time.
 
 use super::report::{each, firsts};
-use super::{Outcome, Report};
+use super::{Outcome, Percentiles, Report};
 use std::fmt::Write;
 
 const WIDTH: f64 = 720.0;
@@ -27,14 +27,8 @@ pub fn svg(title: &str, report: &Report, outcomes: &[Outcome]) -> String {
         report.new_tokens_per_second,
         report.prompt_tokens_per_second,
     );
-    panel(&mut out, 0.0, "time to first token, ms", firsts(outcomes), [report.first_token.p50, report.first_token.p99]);
-    panel(
-        &mut out,
-        WIDTH,
-        "time a token after the first, ms",
-        each(outcomes),
-        [report.each_token.p50, report.each_token.p99],
-    );
+    panel(&mut out, 0.0, "time to first token, ms", firsts(outcomes), marks(&report.first_token));
+    panel(&mut out, WIDTH, "time a token after the first, ms", each(outcomes), marks(&report.each_token));
     out.push_str("</svg>\n");
     out
 }
@@ -87,6 +81,11 @@ fn panel(out: &mut String, left: f64, label: &str, mut seconds: Vec<f64>, marks:
 fn milliseconds(seconds: f64) -> String {
     let value = seconds * 1000.0;
     if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") }
+}
+
+/// What is marked in a panel: the median and the 99th percentile, if anything was measured.
+fn marks(of: &Option<Percentiles>) -> [f64; 2] {
+    of.as_ref().map_or([0.0; 2], |of| [of.p50, of.p99])
 }
 
 fn escaped(text: &str) -> String {

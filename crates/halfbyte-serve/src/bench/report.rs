@@ -23,17 +23,17 @@ pub struct Percentiles {
 }
 
 impl Percentiles {
-    /// Of some values, in any order; zeros of none. A percentile is the least value that so many of all do not pass.
-    pub fn of(values: &[f64]) -> Self {
+    /// Of some values, in any order; None of none. A percentile is the least value that so many of all do not pass.
+    pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_unstable_by(f64::total_cmp);
-        let Some(&max) = sorted.last() else { return Self::default() };
+        let &max = sorted.last()?;
         let at = |share: f64| {
             let rank = (share * sorted.len() as f64).ceil() as usize;
             sorted[rank.clamp(1, sorted.len()) - 1]
         };
         let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
-        Self { mean, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), max }
+        Some(Self { mean, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), max })
     }
 }
 
@@ -58,12 +58,12 @@ pub struct Report {
     pub prompt_tokens: usize,
     /// New tokens.
     pub new_tokens: usize,
-    /// Seconds from a request to its first text.
-    pub first_token: Percentiles,
+    /// Seconds from a request to its first text; None where no answer had any, as of tokens that are not shown.
+    pub first_token: Option<Percentiles>,
     /// Seconds a token after the first, on average over an answer.
-    pub each_token: Percentiles,
+    pub each_token: Option<Percentiles>,
     /// Seconds of a whole answer.
-    pub whole: Percentiles,
+    pub whole: Option<Percentiles>,
 }
 
 /// Seconds to the first text of each answer.
@@ -121,10 +121,10 @@ mod tests {
     #[test]
     fn percentiles_are_values_that_were_there() {
         let values: Vec<f64> = (1..=100).rev().map(f64::from).collect();
-        let all = Percentiles::of(&values);
+        let all = Percentiles::of(&values).unwrap();
         assert_eq!(all, Percentiles { mean: 50.5, p50: 50.0, p90: 90.0, p95: 95.0, p99: 99.0, max: 100.0 });
-        assert_eq!(Percentiles::of(&[3.0]).p99, 3.0);
-        assert_eq!(Percentiles::of(&[]), Percentiles::default());
+        assert_eq!(Percentiles::of(&[3.0]).unwrap().p99, 3.0);
+        assert_eq!(Percentiles::of(&[]), None);
     }
 
     #[test]
@@ -141,6 +141,7 @@ mod tests {
         let bad = Outcome { error: Some("busy".to_owned()), first: None, ..good.clone() };
         let report = Report::of(2 * second, &[good, bad.clone(), bad]);
         assert_eq!((report.answered, report.failed, report.errors["busy"]), (1, 2, 2));
-        assert_eq!((report.new_tokens_per_second, report.first_token.p50, report.each_token.p50), (2.5, 1.0, 0.5));
+        let [first, each] = [&report.first_token, &report.each_token].map(|of| of.as_ref().unwrap().p50);
+        assert_eq!((report.new_tokens_per_second, first, each), (2.5, 1.0, 0.5));
     }
 }

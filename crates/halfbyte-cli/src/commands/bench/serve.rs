@@ -197,9 +197,10 @@ fn human(measured: &Measured) -> String {
         rate(report.prompt_tokens_per_second),
     );
     let rows = [("first token", report.first_token), ("each token", report.each_token), ("whole answer", report.whole)];
-    let row = |(name, of): (&str, Percentiles)| {
-        let times = [of.mean, of.p50, of.p90, of.p95, of.p99, of.max];
-        [name.to_owned()].into_iter().chain(times.map(|seconds| format!("{:.2}", 1000.0 * seconds))).collect()
+    let row = |(name, of): (&str, Option<Percentiles>)| {
+        let times = of.map(|of| [of.mean, of.p50, of.p90, of.p95, of.p99, of.max]);
+        let times = times.map_or([(); 6].map(|()| "-".to_owned()), |of| of.map(|s| format!("{:.2}", 1000.0 * s)));
+        [name.to_owned()].into_iter().chain(times).collect()
     };
     let names = ["ms", "mean", "p50", "p90", "p95", "p99", "max"];
     let columns: Vec<(&str, Align)> =
