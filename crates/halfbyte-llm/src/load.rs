@@ -1,6 +1,6 @@
 //! From a checkpoint's tensors, or random ones, to what a device packs: checked, quantised if asked for, and cut for a rank.
 
-use crate::arch::spec::{FeedForward, LinearSpec, NormKind, Shape, Spec};
+use crate::arch::spec::{FeedForward, NormKind, Shape, Spec};
 use crate::comm::{Alone, Comm};
 use crate::device::Device;
 use crate::error::{Error, Result};
