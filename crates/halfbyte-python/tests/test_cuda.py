@@ -64,6 +64,7 @@ def test_the_current_stream_is_used() -> None:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
+        of(x)  # The first call in a stream makes its workspace, and waits.
         torch.cuda._sleep(50_000_000)
         late = torch.zeros_like(x)
         late.copy_(x)

@@ -165,8 +165,8 @@ template <int ZERO> HALFBYTE_FUNCTION void int4_linear_to_bf16(unsigned word, un
   in_order(pairs, out);
 }
 // In fragment order, with zero points known when the kernel runs: `zero` of registers 0 and 2, `zero_8` of 1 and 3,
-// which are rows R and R + 8 of mma.m16n8k16; each from 0 to 16.  fp16: 1 rotation, 4 LOP3, 4 additions; bf16: 3 shifts,
-// 4 LOP3, 4 fma.
+// which are rows R and R + 8 of mma.m16n8k16; each from 0 to 16.  fp16: 1 rotation, 4 LOP3, 4 additions; bf16: 3
+// shifts, 4 LOP3, 4 fma.
 HALFBYTE_FUNCTION void int4_fragment_to_half(unsigned word, unsigned zero, unsigned zero_8, unsigned (&out)[4]) {
   using namespace instruction;
   const unsigned rotated = word >> 8 | word << 24;
