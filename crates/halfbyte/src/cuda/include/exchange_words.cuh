@@ -5,8 +5,8 @@
 // NOT_YET, which no result is. Readers take words by relaxed loads, and wait while they are NOT_YET. So a word says for
 // itself that it is there, and nothing rests on the order in which words of different places are seen. Counters tell
 // readers when to begin to look, and nothing more.
-// There are two sets of places, used in turns by steps. A step resets the set of the step before, which has ended. Ranks
-// on other GPUs write into places too, and may be a step ahead: among them there are three sets.
+// There are two sets of places, used in turns by steps. A step resets the set of the step before, which has ended.
+// Ranks on other GPUs write into places too, and may be a step ahead: among them there are three sets.
 #pragma once
 #include "ampere.cuh"
 
