@@ -198,6 +198,10 @@ typedef struct {
   float min_p;
   // Logits of tokens that the text holds are divided by this, or multiplied where they are negative; 1 changes nothing.
   float repetition_penalty;
+  // Subtracted from a token's logit for each time that it was written; 0 changes nothing.
+  float frequency_penalty;
+  // Subtracted from the logits of tokens that were written at all; 0 changes nothing.
+  float presence_penalty;
   // Draw from this many of the most likely tokens; 0 for no limit.
   size_t top_k;
   // Same seed, same text.

@@ -17,6 +17,8 @@
 #![deny(missing_docs)]
 // The names that C sees.
 #![allow(non_camel_case_types)]
+// Lengths in brackets, as readers of the header know them, are no links.
+#![allow(rustdoc::broken_intra_doc_links)]
 // C calls these functions, where nothing is safe; Rust has the crates that they stand on.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 // Each lies in the box that is its handle.
