@@ -68,6 +68,7 @@ fn gpus() -> [(&'static str, Caps); 3] {
                 memory_mb_per_s: 320_064,
                 clock_khz: 1_590_000,
                 cublaslt: true,
+                rounded_weights: false,
             },
         ),
         (
@@ -80,6 +81,7 @@ fn gpus() -> [(&'static str, Caps); 3] {
                 memory_mb_per_s: 2_039_040,
                 clock_khz: 1_410_000,
                 cublaslt: true,
+                rounded_weights: false,
             },
         ),
         ("H200 (sm_90a)", Caps::H200),

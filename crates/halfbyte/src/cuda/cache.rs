@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <folder>/<content>.<processor>.nvrtc<version>.cubin
-//!     content = SHA-256 of: instantiation, options, definitions, source with its assertions, every header
+//!     content = SHA-256 of: instantiation, options, definitions, source with its assertions, headers that it includes
 //! file: "HBCUBIN1" · SHA-256 of what follows · length of the name (4 bytes, little-endian) · name · machine code
 //! ```
 //!
@@ -20,7 +20,7 @@
 
 use super::driver::Version;
 use super::nvrtc::{Compiled, FLAGS};
-use super::sources::{Arch, HEADERS, Instance};
+use super::sources::{Arch, Instance};
 use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::{self, File};
@@ -66,11 +66,16 @@ impl Key {
         part(&instance.expression);
         part(&FLAGS.join("\n"));
         part(&instance.defines.join("\n"));
-        for source in [instance.source].into_iter().chain(HEADERS) {
+        for source in [instance.source].into_iter().chain(instance.source.headers()?) {
             part(source.path);
             part(&source.checked()?);
         }
         Ok(Self { content: hex(&hash.finalize()), arch })
+    }
+
+    /// What its source, headers and options hash to, in hexadecimal digits.
+    pub fn content(&self) -> &str {
+        &self.content
     }
 
     fn stem(&self) -> String {

@@ -100,6 +100,9 @@ pub struct Caps {
     pub clock_khz: u32,
     /// Whether cuBLASLt was found.
     pub cublaslt: bool,
+    /// Whether products may round weights to the type of x where y is finer, and f16 holds them: a property of the weight
+    /// ([`Packed::allow_rounded_weights`](matmul::Packed::allow_rounded_weights)), not of the device.
+    pub rounded_weights: bool,
 }
 
 impl Caps {
@@ -112,6 +115,7 @@ impl Caps {
         memory_mb_per_s: 4_916_736,
         clock_khz: 1_980_000,
         cublaslt: true,
+        rounded_weights: false,
     };
 
     /// Clocks that memory takes to bring so many bytes to each multiprocessor; 0: unknown.
@@ -126,7 +130,8 @@ impl Caps {
     /// A processor of which nothing else is known: to enumerate what is compiled for it.
     pub(crate) fn of_arch(arch: Arch) -> Self {
         let (multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz) = (108, 101_376, 0, 0, 0);
-        Self { arch, multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz, cublaslt: false }
+        let (cublaslt, rounded_weights) = (false, false);
+        Self { arch, multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz, cublaslt, rounded_weights }
     }
 }
 
@@ -168,6 +173,7 @@ impl Gpu {
             memory_mb_per_s: info.memory_mb_per_s(),
             clock_khz: info.clock_khz,
             cublaslt: library::is_there(&CUBLASLT, Some(context.driver().version().major)),
+            rounded_weights: false,
         };
         Self {
             products: Mutex::default(),

@@ -106,6 +106,22 @@ impl Source {
         Ok(Cow::Owned(format!("{text}\n#line 1 \"structs of {}\"\n{assertions}", self.path)))
     }
 
+    /// The headers that it includes, and those that these include, in the order of [`HEADERS`]. Error: one cannot be read.
+    pub fn headers(&self) -> Result<Vec<&'static Source>> {
+        let mut included = vec![false; HEADERS.len()];
+        let mut unread = vec![self.read()?];
+        while let Some(text) = unread.pop() {
+            for line in text.lines().map(str::trim).filter(|line| line.starts_with("#include")) {
+                let is_named = |header: &Source| line.contains(&format!("\"{}\"", header.name()));
+                let place = HEADERS.iter().position(is_named);
+                if let Some(place) = place.filter(|&place| !std::mem::replace(&mut included[place], true)) {
+                    unread.push(HEADERS[place].read()?);
+                }
+            }
+        }
+        Ok(HEADERS.iter().zip(included).filter_map(|(header, is_included)| is_included.then_some(header)).collect())
+    }
+
     /// The name by which other sources include it.
     pub fn name(&self) -> &'static str {
         self.path.rsplit('/').next().unwrap_or(self.path)

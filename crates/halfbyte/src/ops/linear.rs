@@ -64,6 +64,13 @@ impl Linear<Cuda> {
         Self { layer: on_cuda::Linear::of_dense(device, weight), activation: Activation::None }
     }
 
+    /// Lets products with y finer than x round weights to the type of x, which makes those of many rows faster, if all lie within the
+    /// range of f16; says whether they do ([`allow_rounded_weights`](cuda::Packed::allow_rounded_weights)). A dense weight stays as it is.
+    /// *Errors:* memory that is short, a kernel that cannot be compiled.
+    pub fn allow_rounded_weights(&mut self) -> Result<bool> {
+        self.layer.allow_rounded_weights().map_err(|error| error.of(OP))
+    }
+
     /// The packed codes; None if it is dense.
     pub fn packed(&self) -> Option<&cuda::Packed> {
         self.layer.packed()

@@ -66,6 +66,14 @@ impl Linear {
         Self { device: device.clone(), weight: LinearWeight::Dense(weight), bias: None }
     }
 
+    /// Lets products round weights, if f16 holds them.
+    pub(super) fn allow_rounded_weights(&mut self) -> Result<bool> {
+        match &mut self.weight {
+            LinearWeight::Quantized(w) => w.allow_rounded_weights(self.device.gpu(), self.device.stream()),
+            LinearWeight::Dense(_) => Ok(false),
+        }
+    }
+
     /// The packed codes; None if it is dense.
     pub(super) fn packed(&self) -> Option<&Packed> {
         match &self.weight {
@@ -156,7 +164,7 @@ impl layers::Linear<Cuda> for Linear {
         match &self.weight {
             LinearWeight::Quantized(w) => {
                 let plans = w.plans(device.gpu(), problem.x, problem.y)?;
-                Ok(plans.at(problem.m, false)?.kernel().bound(&device.gpu().caps(), problem))
+                Ok(plans.at(problem.m, false)?.kernel().bound(&w.caps(device.gpu()), problem))
             }
             LinearWeight::Dense(_) => Ok(Bound::new(problem.y, problem.k)),
         }

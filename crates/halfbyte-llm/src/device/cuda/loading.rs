@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::load::{Embedding, Loader, alike};
 use crate::random::RandomFloats;
 use halfbyte::cuda::driver::{Buffer, Sent, Stream};
-use halfbyte::cuda::matmul::{Grouped, Packer};
+use halfbyte::cuda::matmul::{Grouped, Packed, Packer};
 use halfbyte::cuda::nn::{self, Dense, FloatBuffer};
 use halfbyte::cuda::roofline::Roofline;
 use halfbyte::ops::Linear;
@@ -104,6 +104,14 @@ impl<'a> Loading<'a> {
         Ok(Dense::of(FloatBuffer::F16(values), floats.shape())?)
     }
 
+    /// Of weights that are packed. With vectors in f16, which are rounded by 2⁻¹¹ themselves, so may weights be; bf16 would lose 2⁻⁸.
+    fn linear(&self, mut packed: Packed) -> Result<Linear<Cuda>> {
+        if self.activations == Float::F16 {
+            packed.allow_rounded_weights(self.cuda.gpu(), self.packer.stream())?;
+        }
+        Ok(Linear::of_packed(self.cuda, packed))
+    }
+
     fn part(&mut self, layers: &[StoredLinear<'_>], act: Act, prefix: &str) -> Result<Linear<Cuda>> {
         let named = |source: halfbyte::Error| Error::Weight {
             name: prefix.to_owned(),
@@ -116,7 +124,7 @@ impl<'a> Loading<'a> {
                 let parts: Vec<&StoredTensor<'_>> = layers.iter().filter_map(codes).collect();
                 match self.packer.pack(&parts, act, self.activations) {
                     Err(source @ halfbyte::Error::Invalid { .. }) => return Err(named(source)),
-                    packed => Linear::of_packed(self.cuda, packed?),
+                    packed => self.linear(packed?)?,
                 }
             }
             StoredWeight::Dense { shape: [_, k], .. } => {

@@ -11,7 +11,7 @@
 //!
 //! *Accuracy:* [`Kernel::bound`](super::Kernel::bound); with x a half float weights are rounded to its type. Of 512 terms or more of like size these
 //! roundings, of either sign, average out and leave the bound of exact weights alone; fewer terms, and a y that is finer than
-//! x, are not served. f16 weights must be within f16's range, so that f16 x needs f16 scales. x in f32 is multiplied by weights
+//! x where the weight does not allow it ([`Packed::allow_rounded_weights`](super::Packed::allow_rounded_weights)), are not served. f16 weights must be within f16's range, so that f16 x needs f16 scales. x in f32 is multiplied by weights
 //! in f32, without TF32.
 //!
 //! It reads the layouts of other kernels and has none of its own: weights are never packed for it. When it is chosen: [`pays`].
@@ -26,7 +26,7 @@ use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::kernel::{Activation, Problem, Reason};
-use crate::layout::cuda_wna16::STRIP;
+use crate::layout::cuda_wna16::{STEP, STRIP};
 use crate::tensor::Float;
 
 const NAME: &str = "dequantize_cublaslt";
@@ -131,7 +131,7 @@ impl Configured for Slabs {
 /// Whether it is faster than the other kernels of a layout, or why not: a pure function of what was measured on an H200
 /// (`docs/decisions/0008-the-floor.md`).
 ///
-/// Weights for the tensor cores: never where `wna16_sm90` serves, from 1 to 16384 rows; from 384 on where
+/// Weights for the tensor cores: where `wna16_sm90` serves, of some hundred rows on with scales in f32 or offsets of groups, else never; from 384 on where
 /// `wna16_sm80` does; always with x in f32, which nothing else takes. Plain weights: always, from one row on.
 pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result<(), Reason> {
     if layout != wna16::LAYOUT {
@@ -141,12 +141,33 @@ pub fn pays(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
         };
     }
     if wna16_sm90::KERNEL.supports(caps, problem).is_ok() {
-        return Err(Reason("is slower than wna16_sm90 for every number of rows".into()));
+        return match least_rows_on_hopper(caps, problem) {
+            None => Err(Reason("is slower than wna16_sm90 for every number of rows".into())),
+            Some(least) if problem.m < least => Err(Reason(format!("is faster than wna16_sm90 from {least} rows on"))),
+            Some(_) => Ok(()),
+        };
     }
     if problem.m < MOST_ROWS_OF_SM80 && wna16_sm80::KERNEL.supports(caps, problem).is_ok() {
         return Err(Reason(format!("is faster than wna16_sm80 from {MOST_ROWS_OF_SM80} rows on")));
     }
     Ok(())
+}
+
+/// Clocks of a multiprocessor, at its highest clock, that a product of one weight and one row of x takes longer where scales in f32 or
+/// offsets apply to the sums of small groups than by cuBLASLt: on an H200 1548 and 941 µs for 1024 rows of (21504, 14336) in Q4_K's form.
+const CLOCKS_OF_GROUPS: f64 = 5e-4;
+
+/// The share of the memory's bandwidth that weights become floats at.
+const SHARE_OF_BANDWIDTH: f64 = 0.8;
+
+/// Rows from which on it pays on Hopper that weights become floats first: their bytes are read, and written as halfs, in less time than
+/// the other kernel takes for its groups. None: it never does, as with half scales of groups, which apply to weights there too.
+fn least_rows_on_hopper(caps: &Caps, problem: &Problem) -> Option<usize> {
+    let atom = wna16::atom(problem).ok().filter(|atom| atom.is_wide() && (1..128).contains(&atom.group))?;
+    const WEIGHTS: usize = STRIP * STEP;
+    let known = if caps.memory_mb_per_s > 0 { caps } else { &Caps::H200 };
+    let clocks = known.clocks_of_memory(atom.bytes() + 2 * WEIGHTS) / WEIGHTS as f64 / SHARE_OF_BANDWIDTH;
+    Some((clocks / CLOCKS_OF_GROUPS).ceil() as usize)
 }
 
 /// Whether the result would be right, however long it takes.
@@ -163,14 +184,14 @@ fn computes(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
     if !caps.cublaslt {
         return refuse("cuBLASLt was not found".into());
     }
-    if x != Float::F32 && y.unit_roundoff() < x.unit_roundoff() {
+    if x != Float::F32 && y.unit_roundoff() < x.unit_roundoff() && !caps.rounded_weights {
         return refuse(format!("rounds weights to {x}, which a result in {y} does not allow"));
     }
     if x != Float::F32 && k < LEAST_TERMS {
         return refuse(format!("rounds weights, which averages out from {LEAST_TERMS} columns on; k is {k}"));
     }
     let scale = format.weight.scale;
-    if x == Float::F16 && scale != Float::F16 {
+    if x == Float::F16 && scale != Float::F16 && !caps.rounded_weights {
         return refuse(format!(
             "weights with scales in {scale} may lie outside the range of f16, to which it rounds them"
         ));
@@ -225,7 +246,7 @@ impl Division {
 pub fn run_as(slab_bytes: usize, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result<()> {
     super::check_lengths(call)?;
     let problem = super::problem(call);
-    computes(&gpu.caps(), &problem, call.w.layout())
+    computes(&call.w.caps(gpu), &problem, call.w.layout())
         .map_err(|why| Error::invalid(NAME, "a product that it computes", format!("{problem}: it {why}")))?;
     if call.y.is_empty() {
         return Ok(());

@@ -185,8 +185,12 @@ impl<'a> Packer<'a> {
         Self { gpu, stream, uploader: Uploader::new(gpu.context()), staging: None, slab_bytes: SLAB_BYTES }
     }
 
-    /// The same with at most so many bytes of codes on the device that are not packed yet, but no fewer than those of 256
-    /// rows.
+    /// The stream that it packs in.
+    pub fn stream(&self) -> &'a Stream {
+        self.stream
+    }
+
+    /// The same with at most so many bytes of unpacked codes on the device, but no fewer than those of 256 rows.
     pub fn with_slab_bytes(self, slab_bytes: usize) -> Self {
         Self { slab_bytes, ..self }
     }

@@ -316,7 +316,7 @@ impl Packed {
     pub fn plans(&self, gpu: &Gpu, x: Float, y: Float) -> Result<Arc<Plans>> {
         let [n, k] = self.shape();
         let format: Option<Format> = Some(self.format());
-        let (caps, problem, layout) = (gpu.caps(), Problem { format, x, y, m: 1, n, k }, self.layout());
+        let (caps, problem, layout) = (self.caps(gpu), Problem { format, x, y, m: 1, n, k }, self.layout());
         let new = || Ok(Arc::new(Plans::new(caps, problem, layout)?));
         self.kept_plans().get(&caps, &problem, layout, || gpu.plans().get(&caps, &problem, layout, new))
     }

@@ -206,6 +206,8 @@ pub struct Weights {
     group_of: Option<Buffer<u32>>,
     /// Of x, where it is quantised.
     groups_of_x: Option<Groups>,
+    /// Whether products may round them to the type of x.
+    pub(super) rounded: bool,
     /// Choices for all numbers of rows.
     pub(super) plans: KeptPlans,
 }
@@ -234,6 +236,7 @@ impl Weights {
                 true => Some(Groups::new(packer, (format, k, groups), group_of)?),
                 false => None,
             },
+            rounded: false,
             plans: Default::default(),
         };
         let target = Target::Plain {
@@ -265,8 +268,18 @@ impl Weights {
         [self.n, self.k]
     }
 
+    /// What its products are chosen by on a device.
+    pub(super) fn caps(&self, gpu: &Gpu) -> Caps {
+        Caps { rounded_weights: self.rounded, ..gpu.caps() }
+    }
+
     pub(super) fn format(&self) -> Format {
         Format { weight: self.format, act: self.act }
+    }
+
+    /// How many scales it has.
+    pub(super) fn scales(&self) -> usize {
+        self.scales.view().len()
     }
 
     /// What kernels are told of it.

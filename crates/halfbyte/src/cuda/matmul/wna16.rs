@@ -9,6 +9,7 @@ use super::{float_type, wna8_sm80, wna8_sm90, wna16_sm80, wna16_sm90};
 use crate::cuda::driver::{Buffer, FloatView, Stream, View};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::tiled::Form;
+use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, WeightFormat};
 use crate::kernel::{Activation, Problem, Reason};
@@ -66,6 +67,8 @@ pub struct Weights {
     order: Option<Buffer<u32>>,
     /// Rows of gates and of what they let through take turns.
     gated: bool,
+    /// Whether products may round them to the type of x.
+    pub(super) rounded: bool,
     /// Choices for all numbers of rows.
     pub(super) plans: KeptPlans,
     /// What kernels keep prepared.
@@ -92,6 +95,7 @@ impl Weights {
             rows: packer.allocate(atom.bytes_of_rows(n))?,
             order: order.map(|order| packer.upload(&order)).transpose()?,
             gated,
+            rounded: false,
             plans: Default::default(),
             products: Default::default(),
         };
@@ -122,6 +126,11 @@ impl Weights {
     /// Whether rows of gates and of what they let through take turns, as [`Packer::pack_gated`] leaves them.
     pub(super) fn is_gated(&self) -> bool {
         self.gated
+    }
+
+    /// What its products are chosen by on a device.
+    pub(super) fn caps(&self, gpu: &Gpu) -> Caps {
+        Caps { rounded_weights: self.rounded, ..gpu.caps() }
     }
 
     /// The form of its atoms.

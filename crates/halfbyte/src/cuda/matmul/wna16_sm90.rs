@@ -2,8 +2,8 @@
 //!
 //! Weights are converted in registers and multiplied by `wgmma` or, for few rows, `mma.sync`; TMA and bulk copies bring x and
 //! weights; tiles are cut among all blocks (stream-K) or shared by a cluster (split-K); blocks start while the kernel before ends
-//! (PDL). Products use exact codes and scale the sums of each group. Those of more than 128 rows, with y a half float, use weights
-//! that were scaled and rounded to the type of x, once.
+//! (PDL). Products use exact codes and scale the sums of each group. Those of more than 128 rows, with y a half float or where the weight
+//! allows it, use weights that were scaled and rounded to the type of x, once.
 
 mod candidates;
 pub mod config;
@@ -63,13 +63,22 @@ fn instances() -> Vec<Instance> {
         shapes.map(|shape| config::config(atom, shape, out, &Caps::H200).instance(&Form::floats(atom, out), activation))
     });
     let f32 = Form::floats(atom, Float::F32);
+    let rounding = Caps { rounded_weights: true, ..Caps::H200 };
+    let rounded = [32, 128].into_iter().flat_map(|group| {
+        let atom = Atom { group, ..atom };
+        let config = move |m| config::config(atom, [m, 21504, 14336], Float::F32, &rounding);
+        [200, 1024].map(|m| config(m).instance(&Form::floats(atom, Float::F32), Activation::None))
+    });
     let forms = [
         Form::floats(atom, Float::F16),
         f32,
         Form::floats(Atom { bits: 8, zero: true, group: 32, ..atom }, Float::F16),
     ];
     let others = Form::floats(Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F32);
-    all.chain(few).chain(grouped::samples::<Wna16Sm90>(&Caps::H200, &[&forms[..], &[others]].concat())).collect()
+    all.chain(few)
+        .chain(rounded)
+        .chain(grouped::samples::<Wna16Sm90>(&Caps::H200, &[&forms[..], &[others]].concat()))
+        .collect()
 }
 
 /// The kernel as launchers see it.
@@ -119,8 +128,8 @@ impl Gemm for Wna16Sm90 {
         config.takes_sums_of_x(atom).then_some(SumsOfX { group: atom.group, tokens: config.tokens })
     }
 
-    fn candidates(form: &Form, m: usize, _: &Caps) -> Vec<Config> {
-        candidates(form.atom, m, form.out)
+    fn candidates(form: &Form, m: usize, caps: &Caps) -> Vec<Config> {
+        candidates(form.atom, m, form.out, caps)
     }
 
     fn allows(form: &Form, config: Config, _: &Caps) -> bool {

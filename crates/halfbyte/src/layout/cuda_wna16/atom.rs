@@ -213,7 +213,7 @@ impl Atom {
     }
 
     /// Where the scales and zero points of a group of an atom begin: all scales lie before all zero points.
-    pub(super) fn params_of(self, g: usize) -> [usize; 2] {
+    pub(crate) fn params_of(self, g: usize) -> [usize; 2] {
         let (first, scales) = (self.codes_bytes(), STRIP * self.scale.size_bytes());
         [first + g * scales, first + self.groups() * scales + g * STRIP * self.zero_bytes()]
     }

@@ -25,6 +25,7 @@ mod plans;
 mod products;
 mod quantized;
 mod quantized_rows;
+mod rounded_weights;
 mod sums;
 mod values;
 mod wide;

@@ -238,7 +238,7 @@ impl<T: Gemm> Chosen<T> {
 
     /// Finds all that does not change from a product to the next.
     fn prepare(&self, on: &Device<'_>, problem: &Problem, x: Input<'_>, to: &Output<'_>) -> Result<Product<T::Config>> {
-        let (caps, batch_invariant, m) = (on.gpu.caps(), to.batch_invariant, problem.m);
+        let (caps, batch_invariant, m) = (on.w.caps(on.gpu), to.batch_invariant, problem.m);
         let form = T::form(problem).map_err(unserved::<T>)?;
         let given = self.given(&caps, &form, problem, batch_invariant)?;
         let places = Places::of::<T>(&caps, &form, problem, batch_invariant, given);

@@ -1,7 +1,8 @@
 //! Configurations to measure against the one that is chosen, and all that are chosen.
 
 use super::config::{
-    self, Config, EARLY, LEAST_APART, MOST_EXACT_ROWS, PAIRED, Shape, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups,
+    self, Config, EARLY, LEAST_APART, MOST_EXACT_ROWS, PAIRED, Shape, TWO_BY_TWO, TWO_SETS, may_round,
+    most_tokens_of_groups,
 };
 use crate::cuda::Caps;
 use crate::cuda::tiled::{Form, Tile};
@@ -42,7 +43,7 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
                     || (tokens <= 16 && strips == 1 && !atom.offset)
             }
         };
-    let scales = !early || (out != Float::F32 && atom.group > 0 && wgmma);
+    let scales = !early || (atom.group > 0 && wgmma);
     let groups = early || !wgmma || matches!(atom.group, 0 | 128) || strips == 1;
     let most = if blocks == 2 { 115_712 } else { 232_448 };
     let rings = config.stages_w >= 2.max(sets) && config.stages_x >= 2.max(sets);
@@ -50,8 +51,8 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
     registers && wide && scales && groups && rings && room && (sets == 1 || split == 1) && (blocks == 1 || joint)
 }
 
-/// Configurations for a number of rows that may be worth measuring.
-pub fn candidates(atom: Atom, m: usize, out: Float) -> Vec<Config> {
+/// Configurations for a number of rows that may be worth measuring, on a device.
+pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> {
     let least = TOKENS.into_iter().find(|&tokens| tokens >= m).unwrap_or(256);
     let tokens = TOKENS.into_iter().filter(|&tokens| tokens <= least && tokens * 2 >= least.min(128));
     let paired = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
@@ -67,10 +68,11 @@ pub fn candidates(atom: Atom, m: usize, out: Float) -> Vec<Config> {
         narrow,
         Config { boxes: 1, ..narrow },
     ];
+    let orders: &[bool] = if may_round(atom, out, caps) { &[false, true] } else { &[false] };
     let mut all = Vec::new();
     for tokens in tokens {
         for base in bases {
-            for (early, split) in [false, true].into_iter().flat_map(|early| [1, 2, 4, 8].map(|split| (early, split))) {
+            for (early, split) in orders.iter().flat_map(|&early| [1, 2, 4, 8].map(|split| (early, split))) {
                 let config = Config { tokens, early, split, ..base }.fitted(atom, out);
                 let joint = config.joint() && config.boxes != 2;
                 if !joint && compiles(config, atom, out) && !all.contains(&config) {
@@ -98,11 +100,15 @@ pub fn all(atom: Atom, out: Float) -> Vec<Config> {
     all
 }
 
-/// Every configuration that is chosen for a form of atoms, whatever shape and device are.
+/// Every configuration that is chosen for a form of atoms, whatever shape and device are, and whether weights may be rounded or not.
 pub fn every(atom: Atom, out: Float) -> Vec<Config> {
     const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
     let (base, narrow) = (TWO_BY_TWO, Config { strips: 1, ..TWO_BY_TWO });
-    let shape = |m| Shape::new(atom, [m, 1, 1], out, &Caps::H200);
+    let of = Shape::new(atom, [1, 1, 1], out, &Caps::H200);
+    let orders = [false, true].map(|rounded_weights| {
+        let caps = Caps { rounded_weights, ..Caps::H200 };
+        Shape::new(atom, [MOST_EXACT_ROWS + 1, 1, 1], out, &caps).rounds
+    });
     let mut all = vec![EARLY, TWO_SETS, Config { tokens: 16, ..TWO_SETS }];
     for split in CLUSTERS {
         let paired = Config { split, ..PAIRED };
@@ -115,16 +121,17 @@ pub fn every(atom: Atom, out: Float) -> Vec<Config> {
         // Shared by a cluster, or batch-invariant.
         let few = [8, 16, 32, 48, 64, 96, 128].map(|tokens| Config { tokens, split, trigger: 0, ..narrow });
         all.extend(few);
-        let early = shape(MOST_EXACT_ROWS + 1).rounds;
-        all.extend([96, 128].map(|tokens| Config { tokens, split, early, ..narrow }));
+        for early in orders {
+            all.extend([96, 128].map(|tokens| Config { tokens, split, early, ..narrow }));
+        }
     }
     all.extend([24, 32].map(|tokens| Config { tokens, trigger: 0, ..base }));
     all.extend([48, 64].into_iter().flat_map(|tokens| [narrow, base].map(|config| Config { tokens, ..config })));
     all.extend([96, 128].map(|tokens| Config { tokens, ..narrow }));
-    let early = shape(MOST_EXACT_ROWS + 1).rounds;
-    all.extend([192, 256].map(|tokens| Config { tokens, early, boxes: 1, ..narrow }));
+    for early in orders {
+        all.extend([192, 256].map(|tokens| Config { tokens, early, boxes: 1, ..narrow }));
+    }
     let mut unlike = Vec::new();
-    let of = shape(1);
     if atom.is_wide() {
         all.retain(|config| config.boxes == 2);
         all.extend([1, 2].map(|split| Config { tokens: LEAST_APART, split, trigger: 0, ..narrow }));

@@ -101,7 +101,7 @@ pub(super) struct Shape {
     pub rounds: bool,
 }
 
-/// Rows beyond which weights are scaled and rounded where y is a half float: tiles of 256 tokens leave no registers for the sums
+/// Rows beyond which weights are scaled and rounded where y is a half float or the weight allows it: tiles of 256 tokens leave no registers for the sums
 /// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
 pub(super) const MOST_EXACT_ROWS: usize = 128;
 
@@ -110,6 +110,12 @@ pub(super) const MOST_EXACT_ROWS: usize = 128;
 /// an H200, where they do, and the 1280 on an H100, where they do not.
 const UNIT_BYTES: usize = 4 * STRIP * STEP / 2;
 const UNIT_CLOCKS: f64 = 1100.0;
+
+/// Whether scales may be applied to weights: where y is as coarse as what that rounds, or the weight allows it. Scales in f32 and
+/// offsets apply to sums only.
+pub(super) fn may_round(atom: Atom, out: Float, caps: &Caps) -> bool {
+    !atom.is_wide() && (out != Float::F32 || caps.rounded_weights)
+}
 
 impl Shape {
     pub fn new(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Self {
@@ -120,7 +126,7 @@ impl Shape {
             multiprocessors: caps.multiprocessors.max(1) as usize,
             waits_for_memory: caps.clocks_of_memory(UNIT_BYTES) > UNIT_CLOCKS,
             atom,
-            rounds: atom.group > 0 && m > MOST_EXACT_ROWS && out != Float::F32 && !atom.is_wide(),
+            rounds: atom.group > 0 && m > MOST_EXACT_ROWS && may_round(atom, out, caps),
         }
     }
 

@@ -1,0 +1,31 @@
+// The largest magnitude that a weight may have, from its scales and offsets: |scale| · span + |offset|, span the most that a code
+// lies from its zero point. NaN and infinity count as the largest.
+#include "floats.cuh"
+
+// As in weight_range.rs.
+struct Terms {
+  const u8* scales;  // of the first run
+  const u8* offsets;  // likewise, or null
+  u64 stride;  // bytes from run to run
+  u64 runs;
+  u64 each;  // scales of a run, which lie side by side
+  u32* largest;  // the bits of a float that is not negative
+  FloatType scale_type;
+  float span;
+};
+
+constexpr u32 THREADS = 256;
+
+extern "C" __global__ void __launch_bounds__(THREADS) weight_range(const Terms t) {
+  u32 largest = 0;
+  for (u64 i = u64(blockIdx.x) * THREADS + threadIdx.x; i < t.runs * t.each; i += u64(gridDim.x) * THREADS) {
+    const u64 at = i / t.each * t.stride, within = i % t.each;
+    float most = fabsf(load_float(t.scales + at, within, t.scale_type)) * t.span;
+    if (t.offsets) most += fabsf(load_float(t.offsets + at, within, t.scale_type));
+    // Bits of floats without a sign are in the order of their values, those of NaN above all.
+    largest = max(largest, __float_as_uint(most));
+  }
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, apart));
+  if (threadIdx.x % 32 == 0) atomicMax(t.largest, largest);
+}
