@@ -391,7 +391,7 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let cpu = Cpu::all_threads().unwrap();
     let tokens: Vec<u32> = (0..300).map(|i| (i * 103 + 12) % 517).collect();
-    for format in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym"] {
+    for format in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym", "w4a8-g128", "w8a8-g128-asym"] {
         let want = all_logits(&random(Device::Cpu, Some(format), None, false), &cpu, &tokens);
         let deviation = |values: &mut dyn Iterator<Item = f32>| {
             let (sum, count) = values.fold((0.0, 0), |(sum, count), v| (sum + f64::from(v) * f64::from(v), count + 1));
@@ -414,9 +414,10 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
             println!("{format} {persistent}: {off:.5} off the CPU's, of deviation {size:.2}");
             off
         });
-        // Both round to halves in the same places.
+        // Both round to halves in the same places. What lies between two codes of x may become either.
+        let [times, most] = if format.contains("a8") { [1.5, 0.1] } else { [1.2, 2e-2] };
         assert!(
-            in_one <= 1.2 * by_kernels && in_one <= 2e-2 * size,
+            in_one <= times * by_kernels && in_one <= most * size,
             "{format}: {in_one}, kernel by kernel {by_kernels}"
         );
     }
