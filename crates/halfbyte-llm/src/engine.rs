@@ -21,9 +21,6 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Tokens that go through the layers together: enough for the products to run at full speed.
-pub(crate) const PREFILL_TOKENS: usize = 512;
-
 /// Logits computed at a time where they are wanted for every token, in elements (4 MiB).
 const LOGITS_AT_A_TIME: usize = 1 << 20;
 
@@ -279,7 +276,7 @@ impl<'m> Session<'m> {
     pub fn read_unless(&mut self, tokens: &[u32], cancel: Option<&AtomicBool>) -> Result<()> {
         self.check(tokens)?;
         let before = self.len();
-        for tokens in tokens.chunks(PREFILL_TOKENS) {
+        for tokens in tokens.chunks(self.model.resident.prefill_tokens()) {
             if cancel.is_some_and(|flag| flag.load(Ordering::Relaxed)) {
                 self.forget(before)?;
                 return Err(Error::Cancelled);
@@ -300,7 +297,7 @@ impl<'m> Session<'m> {
         self.check(tokens)?;
         let before = self.len();
         let mut all = Profile::default();
-        for tokens in tokens.chunks(PREFILL_TOKENS) {
+        for tokens in tokens.chunks(self.model.resident.prefill_tokens()) {
             let read = self.text.profile(tokens);
             if read.is_err() {
                 self.forget(before)?;
@@ -348,7 +345,7 @@ impl<'m> Session<'m> {
         let Self { model, text, logits, .. } = self;
         let vocab = model.config.spec.vocab;
         let at_a_time = (LOGITS_AT_A_TIME / vocab).max(16);
-        for tokens in tokens.chunks(PREFILL_TOKENS) {
+        for tokens in tokens.chunks(model.resident.prefill_tokens()) {
             text.read(Batch { tokens, all_rows: true })?;
             for first in (0..tokens.len()).step_by(at_a_time) {
                 let rows = first..(first + at_a_time).min(tokens.len());

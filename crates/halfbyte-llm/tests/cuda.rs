@@ -457,9 +457,9 @@ fn a_profile_has_the_steps_of_the_cpu_and_leaves_the_text_as_reading_does() {
 
 /// Four windows: what rounds otherwise changes the perplexity of a few by some tenths of a percent.
 #[test]
-fn formats_that_the_scalar_kernel_multiplies_have_the_perplexities_of_the_cpu() {
+fn two_bits_and_odd_groups_have_the_perplexities_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
-    for format in ["w2a8-g64-asym", "w2a16-g64-asym", "w4a8-g20-asym"] {
+    for format in ["w2a8-g64-asym", "w2a16-g64-asym", "w4a8-g20-asym", "w4a16-g20-asym"] {
         let (want, got) =
             (perplexity(Device::Cpu, Some(format), Some(4)), perplexity(on(&gpu, Float::F16), Some(format), Some(4)));
         assert!((got / want - 1.0).abs() < 1e-2, "{format}: {got}, on the CPU {want}");

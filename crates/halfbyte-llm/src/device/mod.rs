@@ -18,6 +18,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Tokens of one text that go through the layers together on most devices.
+pub(crate) const PREFILL_TOKENS: usize = 512;
+
 /// Where a model lies and computes.
 #[derive(Clone, Debug, Default)]
 pub enum Device {
@@ -85,6 +88,11 @@ pub struct LoadTimes {
 pub(crate) trait Resident: std::fmt::Debug + Send + Sync {
     /// Begins a text with room for `context` tokens; `cpu` computes if the weights lie there.
     fn begin<'m>(&'m self, cpu: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>>;
+
+    /// Tokens of one text that go through the layers together: enough for the products to run at full speed.
+    fn prefill_tokens(&self) -> usize {
+        PREFILL_TOKENS
+    }
 
     /// Makes room for texts that go through the layers together; `cpu` computes if the weights lie there.
     fn begin_many<'m>(&'m self, cpu: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>>;

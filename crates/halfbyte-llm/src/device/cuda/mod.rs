@@ -13,13 +13,12 @@ mod run;
 mod text;
 mod texts;
 
-use super::{Gpu as Device, LoadTimes, Resident, Room, Text, Texts};
+use super::{Gpu as Device, LoadTimes, PREFILL_TOKENS, Resident, Room, Text, Texts};
 use crate::arch::Spec;
 use crate::arch::spec::MlpKind;
 use crate::comm::Comm;
 use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice};
 use crate::device::rope::Rope;
-use crate::engine::PREFILL_TOKENS;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
 use crate::load::Loader;
@@ -40,6 +39,9 @@ use text::CudaText;
 use texts::CudaTexts;
 
 const OP: &str = "load a model onto a GPU";
+
+/// Tokens of one text that go through the layers together where weights become floats for each product, which costs the same for few.
+const DEQUANTIZING_TOKENS: usize = 2048;
 
 /// A GPU, as the decoder knows it.
 #[derive(Debug)]
@@ -87,6 +89,8 @@ pub(crate) struct CudaModel {
     persistent: Option<PersistentPlan>,
     /// Of each mixture, in order, all experts together; None: they are multiplied one by one.
     expert_layers: Vec<Option<ExpertLayer>>,
+    /// Of one text, that go through the layers together.
+    prefill_tokens: usize,
     times: LoadTimes,
 }
 
@@ -139,10 +143,25 @@ impl CudaModel {
         }
         let times = LoadTimes { weights: begun.elapsed(), kernels, lanes: lanes.count(), sent: lanes.sent() };
         let expert_layers = experts::layers(&cuda, &decoder, activations)?;
-        let model = Self { cuda, comm, activations, kv, fused, no_rope, decoder, persistent, expert_layers, times };
         // What products are computed by is decided here, and not by the first token.
-        model.projections().try_for_each(|projection| projection.plans(&model.cuda, activations).map(drop))?;
-        Ok(model)
+        let mut dequantizes = false;
+        for projection in decoder.projections().chain(&decoder.vocabulary.head) {
+            dequantizes |= projection.dequantizes(&cuda, activations, PREFILL_TOKENS)?;
+        }
+        let prefill_tokens = if dequantizes { DEQUANTIZING_TOKENS } else { PREFILL_TOKENS };
+        Ok(Self {
+            cuda,
+            comm,
+            activations,
+            kv,
+            fused,
+            no_rope,
+            decoder,
+            persistent,
+            expert_layers,
+            prefill_tokens,
+            times,
+        })
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projection> {
@@ -191,7 +210,11 @@ fn dense_mlp(layer: &Layer<OnCuda>) -> Option<&crate::decoder::FeedForward<OnCud
 impl Resident for CudaModel {
     fn begin<'m>(&'m self, _: &'m Cpu, context: usize) -> Result<Box<dyn Text + 'm>> {
         let cuda = Cuda::new(self.cuda.gpu().clone(), self.cuda.gpu().stream()?)?;
-        Ok(Box::new(CudaText::new(self, cuda, context, context.clamp(1, PREFILL_TOKENS))?))
+        Ok(Box::new(CudaText::new(self, cuda, context, context.clamp(1, self.prefill_tokens))?))
+    }
+
+    fn prefill_tokens(&self) -> usize {
+        self.prefill_tokens
     }
 
     fn begin_many<'m>(&'m self, _: &'m Cpu, room: Room) -> Result<Box<dyn Texts + 'm>> {
@@ -201,8 +224,8 @@ impl Resident for CudaModel {
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
         let mut instances = nn::instances(Some(self.decoder.heads.head_size));
-        instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
-        instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
+        instances.extend(self.forms_of_rows(self.prefill_tokens).into_iter().flat_map(nn::quantized_instances));
+        instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, self.prefill_tokens)?);
         if persistent::unlike_llama(&self.decoder).is_some() {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size)));
         }

@@ -58,8 +58,7 @@ fn wna16_instance(bits: u32, to: Float, sorted: bool) -> Instance {
 /// What weights of a format are made floats by, whose columns may have been sorted.
 pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) -> Vec<Instance> {
     match tensor_cores {
-        true if format.bits < 3 => Vec::new(),
-        true => [false, true].map(|sorted| wna16_instance(field_bits(format.bits), to, sorted)).into(),
+        true => [false, true].map(|sorted| wna16_instance(if format.bits > 4 { 8 } else { 4 }, to, sorted)).into(),
         false => vec![plain_instance(field_bits(format.bits), to)],
     }
 }

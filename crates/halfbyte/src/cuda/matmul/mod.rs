@@ -7,7 +7,7 @@
 //! | kernel | processors | formats |
 //! |---|---|---|
 //! | `dequantize_cublaslt` | all from sm_80 on | all with exact activations: reads the layouts of the others, where it is faster |
-//! | `wna16_sm90` | sm_90a | 3, 4 and 8 bits, groups of a multiple of 16 or whole rows, zero points, offsets, x half |
+//! | `wna16_sm90` | sm_90a | 2, 3, 4 and 8 bits, groups of a multiple of 16 or whole rows, zero points, offsets, x half |
 //! | `wna16_sm80` | all from sm_80 on | the same, x half of either type |
 //! | `wna8_sm90` | sm_90a | the same with quantised activations |
 //! | `wna8_sm80` | all from sm_80 on | the same |

@@ -261,9 +261,9 @@ DEV u32 zeros_bytes(const Params& p) {
   return p.factors ? 0 : p.zero_kind == INTEGER ? 64 : p.zero_kind == OFFSET ? scales_bytes(p) : 0;
 }
 
-// A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on.
+// A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on. BITS: of a code's place there; FIELD: in the file.
 // Of a gated matrix it is another kernel, so that this one takes no more registers.
-template <int BITS, bool GATED = false>
+template <int BITS, bool GATED, int FIELD>
 __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) {
   __shared__ __align__(16) u32 tile[OUTPUTS][STRIDE];
   // Blocks begin with a super-strip: 4 strips, at the end of the matrix fewer.
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   u32 group = threadIdx.x / 64;
   Loaded loaded;
   if (group < groups) loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
-  fill<BITS, GATED>(tile, p, strip * 64, step * 128, p.middle);
+  fill<FIELD, GATED>(tile, p, strip * 64, step * 128, p.middle);
   // The two codes of a row from an even column on, in bytes 0 and 1.
   const auto pair = [&](int row, int column) -> u32 {
     return reinterpret_cast<const u16*>(tile[row])[column / 2] + (BITS == 4 ? 0x101 * p.raised : 0);

@@ -52,10 +52,12 @@ const SLAB_BYTES: usize = 64 << 20;
 
 pub(super) fn instances() -> Vec<Instance> {
     let packing = [
-        "wna16<4>",
-        "wna16<8>",
-        "wna16<4, true>",
-        "wna16<8, true>",
+        "wna16<4, false, 2>",
+        "wna16<4, false, 4>",
+        "wna16<8, false, 8>",
+        "wna16<4, true, 2>",
+        "wna16<4, true, 4>",
+        "wna16<8, true, 8>",
         "wna16_rows",
         "plain<2>",
         "plain<4>",
@@ -458,7 +460,7 @@ impl<'a> Packer<'a> {
                 (params.atom_group, params.raised) = (atom.group as u32, atom.raised(format));
                 (params.factors, params.scale_type) = (atom.factors.into(), float_type(atom.scale));
                 let rows = if atom.has_rows() { strips } else { 0 };
-                let kernel = format!("wna16<{}{}>", atom.bits, if gated { ", true" } else { "" });
+                let kernel = format!("wna16<{}, {gated}, {}>", atom.bits, field_bits(format.bits));
                 [(kernel, tiles, THREADS), ("wna16_rows".into(), rows, OUTPUTS as u32)]
             }
             Target::Plain { codes, scales, zeros } => {

@@ -62,9 +62,9 @@ impl Atom {
             return Err(Error::invalid(OP, "at least one column, for such scales", "none"));
         }
         let bits = match format.bits {
-            3 | 4 => 4,
+            2..=4 => 4,
             8 => 8,
-            other => return Err(Error::invalid(OP, "codes of 3, 4 or 8 bits", other.to_string())),
+            other => return Err(Error::invalid(OP, "codes of 2, 3, 4 or 8 bits", other.to_string())),
         };
         // Sums of x, which offsets multiply, are those of a stage, and the shortest has 64 columns: a longer group would be added in as
         // many parts as a configuration has stages for it, and rows would not have the same bits with all.

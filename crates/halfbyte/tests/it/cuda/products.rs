@@ -140,8 +140,8 @@ pub(super) fn caps(arch: &str) -> Caps {
     Caps { arch: arch.parse().unwrap(), ..Caps::H200 }
 }
 
-/// Formats with scales in f32, offsets, groups of 16 or codes of 3 bits.
-pub(super) const WIDE: [&str; 16] = [
+/// Formats with scales in f32, offsets, groups of 16 or codes of 2 and 3 bits.
+pub(super) const WIDE: [&str; 19] = [
     "w4a16-g32-float-sf32",
     "w8a16-g16-sf32",
     "w8a16-g32-float-sf32",
@@ -158,6 +158,9 @@ pub(super) const WIDE: [&str; 16] = [
     "w3a16-g64-asym-sbf16",
     "w4a16-g16-float-sf32",
     "w4a16-g64-asym-si8",
+    "w2a16-g64-asym",
+    "w2a16-g128-sbf16",
+    "w2a16-g16-float-sf32",
 ];
 
 /// Every form of atoms of the Hopper kernel.

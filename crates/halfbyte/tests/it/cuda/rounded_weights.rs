@@ -106,6 +106,6 @@ fn the_choice_follows_what_the_weight_allows() {
     assert_eq!(tensor_cores(&rounding, q4_k, 512), ("dequantize_cublaslt", true));
     assert_eq!(tensor_cores(&slow_memory, q4_k, 512), ("wna16_sm90", false));
     // Nothing else multiplies these on tensor cores.
-    assert_eq!(of(&exact, "w2a16-g32", 64, "cuda_plain"), ("simt", false));
-    assert_eq!(of(&rounding, "w2a16-g32", 64, "cuda_plain"), ("dequantize_cublaslt", true));
+    assert_eq!(of(&exact, "w4a16-g20", 64, "cuda_plain"), ("simt", false));
+    assert_eq!(of(&rounding, "w4a16-g20", 64, "cuda_plain"), ("dequantize_cublaslt", true));
 }

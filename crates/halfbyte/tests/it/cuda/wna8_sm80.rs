@@ -208,10 +208,10 @@ fn it_serves_what_the_kernel_for_hopper_does_on_all_processors_from_sm_80_on() {
         assert_eq!(of("sm_90a", name, 1000).as_deref(), Ok("wna8_sm90"), "{name}");
         assert_eq!(of("sm_75", name, 1000).as_deref(), Ok("simt"), "{name}");
     }
-    for name in ["w4a8-g32-float-sf32", "w3a8-g64-asym", "w8a8-float-xasym"] {
+    for name in ["w4a8-g32-float-sf32", "w3a8-g64-asym", "w8a8-float-xasym", "w2a8-g64-asym"] {
         assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("wna8_sm80"), "{name}");
     }
-    for name in ["w2a8-g64-asym", "w8a8-g16-sf32", "w4a8-g100-asym"] {
+    for name in ["w8a8-g16-sf32", "w4a8-g100-asym"] {
         assert_eq!(of("sm_89", name, 1000).as_deref(), Ok("simt"), "{name}");
     }
     assert_eq!(of("sm_80", "w8a8", 1 << 17).as_deref(), Ok("simt"));
