@@ -1,5 +1,6 @@
 //! What callers say and are told: how texts share a model, what a text is to be, how much is going on.
 
+use crate::device::Device;
 use crate::sampling::{Constraint, LogProbs, Sampling};
 
 /// How texts share a model.
@@ -18,9 +19,21 @@ pub struct Options {
     pub batch_invariant: bool,
 }
 
+/// Tokens of prompts in a step, in memory and on a GPU.
+const CHUNKS: [usize; 2] = [256, 1024];
+
+impl Options {
+    /// As usual on the device that a model lies on: a GPU reads prompts in longer chunks.
+    pub fn on(device: &Device) -> Self {
+        let [in_memory, on_gpu] = CHUNKS;
+        let chunk = if let Device::Cuda(_) = device { on_gpu } else { in_memory };
+        Self { chunk, ..Self::default() }
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
-        Self { positions: 1 << 14, chunk: 256, texts: 64, unread: 256, batch_invariant: false }
+        Self { positions: 1 << 14, chunk: CHUNKS[0], texts: 64, unread: 256, batch_invariant: false }
     }
 }
 

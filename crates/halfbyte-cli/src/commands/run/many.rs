@@ -46,7 +46,8 @@ pub fn run(args: &Args, file: &Path, app: &App) -> Result<()> {
     let positions = args.positions.map_or(needed, |positions| positions as usize);
     // Of ranks none waits for what is printed: all make the same steps.
     let unread = if ranks > 1 { usize::MAX } else { UNREAD };
-    let options = Options { positions, texts, unread, batch_invariant: args.batch_invariant, ..Options::default() };
+    let options =
+        Options { positions, texts, unread, batch_invariant: args.batch_invariant, ..Options::on(model.device()) };
     let (mut scheduler, queue) = Scheduler::new(&model, &cpu, options)?;
     let begun = Instant::now();
     let cooperate = interrupt::cooperate();

@@ -12,16 +12,13 @@ use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::Weights;
 use halfbyte_llm::chat::ChatTemplate;
 use halfbyte_llm::schedule::Options;
-use halfbyte_llm::{Device, Model, Tokenizer};
+use halfbyte_llm::{Model, Tokenizer};
 use halfbyte_serve::{Error as ServeError, Served, Server, Settings};
 use serde::Serialize;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Tokens of prompts in a step, in memory and on a GPU.
-const CHUNK: (usize, usize) = (256, 1024);
 
 /// Texts of a model that run at a time.
 const PARALLEL: usize = 64;
@@ -142,16 +139,13 @@ fn load(args: &Args, app: &App, choices: ModelChoices) -> Result<Loaded> {
 
 fn serve(loaded: Loaded, positions: usize, choices: &Choices, cpu: &Arc<Cpu>) -> Result<(Served, Listed)> {
     let Loaded { name, choices: of_model, model, tokenizer, template } = loaded;
-    let chunk = match model.device() {
-        Device::Cpu => CHUNK.0,
-        Device::Cuda(_) => CHUNK.1,
-    };
+    let usual = Options::on(model.device());
     let options = Options {
         positions,
         texts: of_model.parallel.or(choices.parallel).map_or(PARALLEL, |n| n as usize),
-        chunk: choices.chunk.map_or(chunk, |n| n as usize),
+        chunk: choices.chunk.map_or(usual.chunk, |n| n as usize),
         batch_invariant: choices.batch_invariant(),
-        ..Options::default()
+        ..usual
     };
     let listed = Listed {
         name: name.clone(),
