@@ -77,7 +77,7 @@ pub(crate) struct CudaModel {
     comm: Arc<dyn Comm>,
     activations: Float,
     /// Of keys and values.
-    kv: Float,
+    kv: KvType,
     /// Whether norms quantise what only products with quantised activations read.
     fused: bool,
     /// For layers without rotary positions: it rotates nothing.
@@ -100,12 +100,6 @@ impl CudaModel {
         kv: KvType,
     ) -> Result<Self> {
         let shard = Shard::of(comm.as_ref());
-        let kv = match kv {
-            KvType::F32 => Float::F32,
-            KvType::F16 => Float::F16,
-            KvType::Bf16 => Float::BF16,
-            KvType::Int8 => return Err(Error::invalid(OP, "keys and values in floats", kv.name())),
-        };
         if !spec.hidden.is_multiple_of(4)
             && spec.layers.iter().any(|layer| matches!(layer.mlp.kind, MlpKind::Experts(_)))
         {
@@ -117,7 +111,7 @@ impl CudaModel {
         let cuda = Cuda::new(gpu, stream)?;
         let begun = Instant::now();
         let (kernels, lanes) = (Kernels::default(), Lanes::new(&cuda)?);
-        let of_any_model = nn::instances(Some(spec.heads.head_size));
+        let of_any_model = nn::instances(Some(spec.heads.head_size), &[kv]);
         let (decoder, kernels) = std::thread::scope(|scope| {
             let load = || kernels.load(cuda.gpu(), &of_any_model);
             let loaded = std::thread::Builder::new().spawn_scoped(scope, load).ok();
@@ -131,7 +125,7 @@ impl CudaModel {
         cuda.synchronize()?;
         let caps = cuda.gpu().caps();
         let plan = || persistent::plan(&caps, &decoder, activations, comm.size()).ok();
-        let mut persistent = (persistent && kv == activations).then(plan).flatten();
+        let mut persistent = (persistent && kv == KvType::from(activations)).then(plan).flatten();
         if comm.size() > 1 {
             // All of them, or none.
             let all = comm.all_gather_bytes(&[persistent.is_some().into()])?;
@@ -200,11 +194,11 @@ impl Resident for CudaModel {
     }
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
-        let mut instances = nn::instances(Some(self.decoder.heads.head_size));
+        let mut instances = nn::instances(Some(self.decoder.heads.head_size), &[self.kv]);
         instances.extend(self.forms_of_rows(PREFILL_TOKENS).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, PREFILL_TOKENS)?);
         if persistent::unlike_llama(&self.decoder).is_some() {
-            instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size)));
+            instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
         instances.extend(self.instances_of_experts());
@@ -277,6 +271,6 @@ impl Resident for CudaModel {
 
     fn kv_bytes_per_token(&self) -> usize {
         let Decoder { layers, heads, .. } = &self.decoder;
-        2 * layers.len() * heads.kv_heads * heads.head_size * self.kv.size_bytes()
+        2 * layers.len() * heads.kv_heads * self.kv.bytes(heads.head_size)
     }
 }

@@ -91,7 +91,7 @@ impl State {
         clock: &mut Events<'_>,
     ) -> Result<Vec<Step>> {
         let embedding = model.decoder.hidden * model.decoder.vocabulary.embedding.rows().dtype().size_bytes();
-        let sizes = Sizes::of(&model.decoder, self.cache.dtype().into(), embedding);
+        let sizes = Sizes::of(&model.decoder, self.cache.kv(), embedding);
         let m = rows.tokens.len();
         let mut run = Run::new(model, cuda, self, rows);
         let mut profiled = Profiled::new(&mut run, clock, sizes, m, position);
