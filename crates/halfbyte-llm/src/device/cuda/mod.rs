@@ -12,6 +12,7 @@ mod recording;
 mod run;
 mod text;
 mod texts;
+mod vocabulary;
 
 use super::{Gpu as Device, LoadTimes, Resident, Room, Text, Texts};
 use crate::arch::Spec;
@@ -27,7 +28,7 @@ use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, Dense, ExpertLayer, PersistentPlan};
+use halfbyte::cuda::nn::{self, ExpertLayer, PersistentPlan};
 use halfbyte::kernel::KvType;
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use text::CudaText;
 use texts::CudaTexts;
+use vocabulary::Vocabulary;
 
 const OP: &str = "load a model onto a GPU";
 
@@ -51,21 +53,6 @@ impl ModelDevice for OnCuda {
     type Rope = Rope<nn::Rope>;
     type Vocabulary = Vocabulary;
     type Run<'m> = Run<'m>;
-}
-
-/// Embedding and head on a GPU.
-#[derive(Debug)]
-pub(crate) struct Vocabulary {
-    /// Of this rank's tokens, `[tokens, hidden]`.
-    embedding: Dense,
-    /// The first of them.
-    first: usize,
-    /// What its vectors are multiplied by.
-    scale: f32,
-    /// None where the head's weight is the embedding.
-    head: Option<Projection>,
-    /// A logit becomes `cap · tanh(logit / cap)`.
-    logit_cap: Option<f32>,
 }
 
 /// A model on a GPU.
@@ -140,7 +127,7 @@ impl CudaModel {
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projection> {
-        self.decoder.projections().chain(&self.decoder.vocabulary.head)
+        self.decoder.projections().chain(self.decoder.vocabulary.product())
     }
 
     /// How m rows lie that are quantised before a projection reads them; None where it reads floats.
@@ -200,6 +187,7 @@ impl Resident for CudaModel {
         if persistent::unlike_llama(&self.decoder).is_some() {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }
+        instances.extend(self.decoder.vocabulary.embedding.instance());
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
         instances.extend(self.instances_of_experts());
         if self.comm.size() > 1 {
@@ -257,16 +245,14 @@ impl Resident for CudaModel {
             .flatten()
             .map(Buffer::bytes)
             .sum();
-        let products: usize = self.projections().map(Projection::bytes).sum();
-        norms + products + self.decoder.vocabulary.embedding.bytes()
+        let products: usize = self.decoder.projections().map(Projection::bytes).sum();
+        norms + products + self.decoder.vocabulary.bytes()
     }
 
     fn bytes_of_step(&self, tokens: usize) -> usize {
-        let Vocabulary { embedding, head, .. } = &self.decoder.vocabulary;
-        let [rows, _] = embedding.shape();
-        let read = embedding.bytes() / rows.max(1) * tokens.min(rows);
-        let others = if head.is_some() { embedding.bytes() - read } else { 0 };
-        self.bytes() - others - self.decoder.idle_bytes(tokens, Projection::bytes)
+        self.bytes()
+            - self.decoder.vocabulary.bytes_not_read(tokens)
+            - self.decoder.idle_bytes(tokens, Projection::bytes)
     }
 
     fn kv_bytes_per_token(&self) -> usize {

@@ -42,7 +42,7 @@ pub use attention::{
 pub use collectives::{Collectives, Mailbox, Neighbours, Update};
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
-pub use embed::embed;
+pub use embed::{Table, embed};
 pub use expert_layer::{ExpertLayer, ExpertRoom};
 pub use experts::{combine_experts, gather, rounding_error, route};
 pub use experts_gemv::{ChosenRows, ExpertWeight, ExpertsGemv};

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, View, ViewMut};
 use halfbyte::cuda::nn::{
-    self, Attention, AttentionWorkspace, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope, Rows,
+    self, Attention, AttentionWorkspace, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope, Rows, Table,
 };
 use halfbyte::kernel::{Heads, KvType};
 use halfbyte::{Error, Float, Floats};
@@ -191,10 +191,25 @@ fn wrong_shapes_are_errors() {
         let (ids, two) = (bench.upload(&[0u32]), bench.upload(&[0f32; 2]));
         let table = bench.floats(&[0.0; 6], Float::F32);
         let mut to = bench.upload(&[0f32; 6]);
-        assert!(nn::embed(&gpu, stream, (whole(&table), 0), 4, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
-        assert!(nn::embed(&gpu, stream, (whole(&table), 0), 3, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
         assert!(
-            nn::embed(&gpu, stream, (whole(&table), 1 << 40), 3, ids.view(), 1.0, to.view_mut().slice(0..3)).is_err()
+            nn::embed(&gpu, stream, (Table::Floats(whole(&table)), 0), 4, ids.view(), 1.0, to.view_mut().slice(0..4))
+                .is_err()
+        );
+        assert!(
+            nn::embed(&gpu, stream, (Table::Floats(whole(&table)), 0), 3, ids.view(), 1.0, to.view_mut().slice(0..4))
+                .is_err()
+        );
+        assert!(
+            nn::embed(
+                &gpu,
+                stream,
+                (Table::Floats(whole(&table)), 1 << 40),
+                3,
+                ids.view(),
+                1.0,
+                to.view_mut().slice(0..3)
+            )
+            .is_err()
         );
         assert!(nn::columns(&gpu, stream, two.view(), to.view_mut(), 3, 2..4).is_err());
         assert!(Dense::new(&gpu, stream, Floats::F32(&[0.0; 5]), [2, 3]).is_err());
