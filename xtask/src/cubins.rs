@@ -9,6 +9,7 @@ use halfbyte::cuda::matmul::{self, KERNELS};
 use halfbyte::cuda::nn;
 use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance};
+use halfbyte::kernel::KvType;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,8 +50,9 @@ pub fn run(args: &Args) -> Result<(), String> {
         }
         let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch));
         instances.extend(of_bytes.flat_map(|kernel| (kernel.instances)()));
-        instances.extend(args.head_size.iter().flat_map(|&size| nn::instances(Some(size))));
-        instances.extend(args.head_size.iter().flat_map(|&size| nn::instances_of_some_models(Some(size))));
+        instances.extend(args.head_size.iter().flat_map(|&size| nn::instances(Some(size), &KvType::ALL)));
+        instances
+            .extend(args.head_size.iter().flat_map(|&size| nn::instances_of_some_models(Some(size), &KvType::ALL)));
         instances.sort_by_cached_key(Instance::to_string);
         instances.dedup_by_key(|instance| instance.to_string());
         let (next, failure) = (AtomicUsize::new(0), Mutex::new(None));

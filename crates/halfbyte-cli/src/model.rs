@@ -29,7 +29,7 @@ pub struct LoadArgs {
     #[arg(long, value_enum)]
     pub act: Option<ActArg>,
     /// Keep keys and values as this type; int8: codes of 8 bits with a scale for each position and head [default: f32 on the CPU; on a
-    /// GPU they have the type of activations, or another of floats].
+    /// GPU the type of activations].
     #[arg(long, value_enum, value_name = "TYPE")]
     pub kv: Option<KvArg>,
     /// Share the model among so many ranks (tensor parallelism): processes that each hold a part of every layer, on CPUs, or on GPUs of

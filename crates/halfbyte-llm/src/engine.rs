@@ -99,7 +99,7 @@ impl Model {
     }
 
     fn of(config: Config, mut loader: Loader<'_>, options: &LoadOptions) -> Result<Self> {
-        let kv = options.kv_type()?;
+        let kv = options.kv_type();
         let shard = Shard::of(options.comm.as_ref());
         let resident: Box<dyn Resident> = match &options.device {
             Device::Cpu => {

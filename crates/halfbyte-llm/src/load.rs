@@ -27,8 +27,8 @@ pub struct LoadOptions {
     pub act: Act,
     /// Quantise every dense linear layer of the blocks while loading; the embedding and the head stay as they are.
     pub quantize: Option<(WeightFormat, Rtn)>,
-    /// What texts keep their keys and values as: on the CPU f32 unless another type is named; on a GPU the type of its activations, or
-    /// another type of floats.
+    /// What texts keep their keys and values as: on the CPU f32 unless another type is named; on a GPU the type of its
+    /// activations.
     pub kv: Option<KvType>,
     /// The ranks that share the model; each loads its part.
     pub comm: Arc<dyn Comm>,
@@ -42,15 +42,12 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// What texts will keep their keys and values as. Error: the device does not have the type that was named.
-    pub fn kv_type(&self) -> Result<KvType> {
-        match (&self.device, self.kv) {
-            (Device::Cpu, kv) => Ok(kv.unwrap_or_default()),
-            (Device::Cuda(_), Some(KvType::Int8)) => {
-                Err(Error::invalid("keys and values", "f16, bf16 or f32 on a GPU, or a model on the CPU", "int8"))
-            }
-            (Device::Cuda(gpu), kv) => Ok(kv.unwrap_or(KvType::from(gpu.activations))),
-        }
+    /// What texts will keep their keys and values as.
+    pub fn kv_type(&self) -> KvType {
+        self.kv.unwrap_or_else(|| match &self.device {
+            Device::Cpu => KvType::default(),
+            Device::Cuda(gpu) => gpu.activations.into(),
+        })
     }
 }
 

@@ -38,6 +38,7 @@ pub const HEADERS: &[Source] = headers![
     "activation.cuh"
     "ampere.cuh"
     "attention.cuh"
+    "attention_tiles.cuh"
     "cluster_join.cuh"
     "cp_async_ring.cuh"
     "decode_codes.cuh"

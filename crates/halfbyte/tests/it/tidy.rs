@@ -132,7 +132,7 @@ fn gpu_sources_include_nothing_but_our_headers() {
     let kernels = halfbyte::cuda::matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let kernels = kernels.map(|instance| instance.source);
     let others = [
-        halfbyte::cuda::nn::instances(None),
+        halfbyte::cuda::nn::instances(None, &halfbyte::kernel::KvType::ALL),
         halfbyte::cuda::nn::instances_of_ampere(),
         halfbyte::cuda::nn::instances_of_hopper(),
     ]
@@ -178,10 +178,11 @@ fn parameters_of_gpu_kernels_are_checked_structs() {
     let products = matmul::KERNELS.iter().flat_map(|kernel| (kernel.instances)()).chain(matmul::auxiliary());
     let convolutions = conv::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
     let of_bytes = int8::KERNELS.iter().flat_map(|kernel| (kernel.instances)());
-    let others = [nn::instances(None), nn::instances_of_ampere(), nn::instances_of_hopper()]
-        .concat()
-        .into_iter()
-        .chain(roofline::instances());
+    let others =
+        [nn::instances(None, &halfbyte::kernel::KvType::ALL), nn::instances_of_ampere(), nn::instances_of_hopper()]
+            .concat()
+            .into_iter()
+            .chain(roofline::instances());
     for instance in products.chain(convolutions).chain(of_bytes).chain(others) {
         let source = instance.source;
         for declared in source.text.split("__global__").skip(1) {

@@ -231,7 +231,7 @@ fn random(args: &Args, app: &App, path: &Path, work: Work) -> Result<Model> {
         Device::Cpu => machine::memory_available(),
         Device::Cuda(gpu) => Some(gpu.gpu.context().memory()?[0] as u64),
     };
-    let cache = (config.spec.kv_bytes_per_token(options.kv_type()?) as u64).saturating_mul(work.context() as u64);
+    let cache = (config.spec.kv_bytes_per_token(options.kv_type()) as u64).saturating_mul(work.context() as u64);
     let needed = weights.bytes(&config.spec).saturating_add(cache) / u64::from(args.load.tp);
     if let Some(available) = available.filter(|&available| needed > available) {
         return Err(Failure::memory(

@@ -9,7 +9,8 @@
 
 use super::kernels::Kernels;
 use super::projection::Projection;
-use super::{OnCuda, Vocabulary, experts};
+use super::vocabulary::{Embedding as Rows, Vocabulary};
+use super::{OnCuda, experts};
 use crate::arch::spec::{RopeSpec, Spec};
 use crate::decoder::{FeedForward, LoadDevice};
 use crate::device::rope::Rope;
@@ -220,16 +221,23 @@ impl LoadDevice for Loading<'_> {
         tokens: Range<usize>,
         spec: &Spec,
         head: Option<Projection>,
-        _: Act,
+        act: Act,
     ) -> Result<Vocabulary> {
         let shape = [tokens.len(), spec.hidden];
         let embedding = match embedding {
-            Embedding::Stored(rows) => Dense::of(self.packer.floats(&[rows.as_floats()])?, shape)?,
-            Embedding::Codes(codes) => Dense::of(FloatBuffer::F32(self.packer.values(&codes)?), shape)?,
-            Embedding::Random(floats) => self.draw(&floats)?,
+            Embedding::Stored(rows) => Rows::Floats(Dense::of(self.packer.floats(&[rows.as_floats()])?, shape)?),
+            Embedding::Codes(codes) => {
+                // Rows of scales on two levels are not read where products of quantised activations have them.
+                let multiplies = head.is_none() && codes.format().channel_scale.is_none();
+                let packed = self.packer.pack(&[&codes], if multiplies { act } else { Act::A16 }, self.activations)?;
+                Rows::of_packed(Linear::of_packed(self.cuda, packed))
+            }
+            Embedding::Random(floats) => Rows::Floats(self.draw(&floats)?),
         };
         let scale = spec.embedding_scale.unwrap_or(1.0);
-        Ok(Vocabulary { embedding, first: tokens.start, scale, head, logit_cap: spec.logit_cap })
+        let vocabulary = Vocabulary { embedding, first: tokens.start, scale, head, logit_cap: spec.logit_cap };
+        vocabulary.product().into_iter().for_each(|head| self.kernels.want(self.cuda, head, self.activations));
+        Ok(vocabulary)
     }
 
     /// Each by a lane, several at a time.

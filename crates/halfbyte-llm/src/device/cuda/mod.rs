@@ -12,6 +12,7 @@ mod recording;
 mod run;
 mod text;
 mod texts;
+mod vocabulary;
 
 use super::{Gpu as Device, LoadTimes, PREFILL_TOKENS, Resident, Room, Text, Texts};
 use crate::arch::Spec;
@@ -26,7 +27,7 @@ use crate::shard::Shard;
 use halfbyte::cpu::Cpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{Plan, QuantizedForm};
-use halfbyte::cuda::nn::{self, Dense, ExpertLayer, PersistentPlan};
+use halfbyte::cuda::nn::{self, ExpertLayer, PersistentPlan};
 use halfbyte::kernel::KvType;
 use halfbyte::{Cuda, Float};
 use kernels::Kernels;
@@ -37,6 +38,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use text::CudaText;
 use texts::CudaTexts;
+use vocabulary::Vocabulary;
 
 const OP: &str = "load a model onto a GPU";
 
@@ -55,21 +57,6 @@ impl ModelDevice for OnCuda {
     type Run<'m> = Run<'m>;
 }
 
-/// Embedding and head on a GPU.
-#[derive(Debug)]
-pub(crate) struct Vocabulary {
-    /// Of this rank's tokens, `[tokens, hidden]`.
-    embedding: Dense,
-    /// The first of them.
-    first: usize,
-    /// What its vectors are multiplied by.
-    scale: f32,
-    /// None where the head's weight is the embedding.
-    head: Option<Projection>,
-    /// A logit becomes `cap · tanh(logit / cap)`.
-    logit_cap: Option<f32>,
-}
-
 /// A model on a GPU.
 #[derive(Debug)]
 pub(crate) struct CudaModel {
@@ -79,7 +66,7 @@ pub(crate) struct CudaModel {
     comm: Arc<dyn Comm>,
     activations: Float,
     /// Of keys and values.
-    kv: Float,
+    kv: KvType,
     /// Whether norms quantise what only products with quantised activations read.
     fused: bool,
     /// For layers without rotary positions: it rotates nothing.
@@ -104,12 +91,6 @@ impl CudaModel {
         kv: KvType,
     ) -> Result<Self> {
         let shard = Shard::of(comm.as_ref());
-        let kv = match kv {
-            KvType::F32 => Float::F32,
-            KvType::F16 => Float::F16,
-            KvType::Bf16 => Float::BF16,
-            KvType::Int8 => return Err(Error::invalid(OP, "keys and values in floats", kv.name())),
-        };
         if !spec.hidden.is_multiple_of(4)
             && spec.layers.iter().any(|layer| matches!(layer.mlp.kind, MlpKind::Experts(_)))
         {
@@ -121,7 +102,7 @@ impl CudaModel {
         let cuda = Cuda::new(gpu, stream)?;
         let begun = Instant::now();
         let (kernels, lanes) = (Kernels::default(), Lanes::new(&cuda)?);
-        let of_any_model = nn::instances(Some(spec.heads.head_size));
+        let of_any_model = nn::instances(Some(spec.heads.head_size), &[kv]);
         let (decoder, kernels) = std::thread::scope(|scope| {
             let load = || kernels.load(cuda.gpu(), &of_any_model);
             let loaded = std::thread::Builder::new().spawn_scoped(scope, load).ok();
@@ -135,7 +116,7 @@ impl CudaModel {
         cuda.synchronize()?;
         let caps = cuda.gpu().caps();
         let plan = || persistent::plan(&caps, &decoder, activations, comm.size()).ok();
-        let mut persistent = (persistent && kv == activations).then(plan).flatten();
+        let mut persistent = (persistent && kv == KvType::from(activations)).then(plan).flatten();
         if comm.size() > 1 {
             // All of them, or none.
             let all = comm.all_gather_bytes(&[persistent.is_some().into()])?;
@@ -165,7 +146,7 @@ impl CudaModel {
     }
 
     fn projections(&self) -> impl Iterator<Item = &Projection> {
-        self.decoder.projections().chain(&self.decoder.vocabulary.head)
+        self.decoder.projections().chain(self.decoder.vocabulary.product())
     }
 
     /// How m rows lie that are quantised before a projection reads them; None where it reads floats.
@@ -223,12 +204,13 @@ impl Resident for CudaModel {
     }
 
     fn prepare(&self, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<()> {
-        let mut instances = nn::instances(Some(self.decoder.heads.head_size));
+        let mut instances = nn::instances(Some(self.decoder.heads.head_size), &[self.kv]);
         instances.extend(self.forms_of_rows(self.prefill_tokens).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, self.prefill_tokens)?);
         if persistent::unlike_llama(&self.decoder).is_some() {
-            instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size)));
+            instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }
+        instances.extend(self.decoder.vocabulary.embedding.instance());
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
         instances.extend(self.instances_of_experts());
         if self.comm.size() > 1 {
@@ -286,20 +268,18 @@ impl Resident for CudaModel {
             .flatten()
             .map(Buffer::bytes)
             .sum();
-        let products: usize = self.projections().map(Projection::bytes).sum();
-        norms + products + self.decoder.vocabulary.embedding.bytes()
+        let products: usize = self.decoder.projections().map(Projection::bytes).sum();
+        norms + products + self.decoder.vocabulary.bytes()
     }
 
     fn bytes_of_step(&self, tokens: usize) -> usize {
-        let Vocabulary { embedding, head, .. } = &self.decoder.vocabulary;
-        let [rows, _] = embedding.shape();
-        let read = embedding.bytes() / rows.max(1) * tokens.min(rows);
-        let others = if head.is_some() { embedding.bytes() - read } else { 0 };
-        self.bytes() - others - self.decoder.idle_bytes(tokens, Projection::bytes)
+        self.bytes()
+            - self.decoder.vocabulary.bytes_not_read(tokens)
+            - self.decoder.idle_bytes(tokens, Projection::bytes)
     }
 
     fn kv_bytes_per_token(&self) -> usize {
         let Decoder { layers, heads, .. } = &self.decoder;
-        2 * layers.len() * heads.kv_heads * heads.head_size * self.kv.size_bytes()
+        2 * layers.len() * heads.kv_heads * self.kv.bytes(heads.head_size)
     }
 }

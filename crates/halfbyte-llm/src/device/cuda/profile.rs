@@ -90,27 +90,13 @@ impl State {
         position: usize,
         clock: &mut Events<'_>,
     ) -> Result<Vec<Step>> {
-        let embedding = model.decoder.hidden * model.decoder.vocabulary.embedding.rows().dtype().size_bytes();
-        let sizes = Sizes::of(&model.decoder, self.cache.dtype().into(), embedding);
+        let sizes = Sizes::of(&model.decoder, self.cache.kv(), model.decoder.vocabulary.row_bytes());
         let m = rows.tokens.len();
         let mut run = Run::new(model, cuda, self, rows);
         let mut profiled = Profiled::new(&mut run, clock, sizes, m, position);
         model.decoder.forward(&mut profiled, false)?;
         Ok(profiled.into_steps())
     }
-}
-
-/// What computes the logits of a row, and what it multiplies by.
-fn head(model: &CudaModel, cuda: &Cuda) -> Result<(String, Product)> {
-    let (vocabulary, x) = (&model.decoder.vocabulary, model.activations);
-    Ok(match &vocabulary.head {
-        Some(head) => (head.kernel(cuda, 1, x)?, Product { n: head.n(), k: head.k(), bytes: head.bytes() }),
-        None => {
-            let [n, k] = vocabulary.embedding.shape();
-            let kernel = vocabulary.embedding.kernel(cuda.gpu(), 1, x).to_owned();
-            (kernel, Product { n, k, bytes: vocabulary.embedding.bytes() })
-        }
-    })
 }
 
 impl CudaText<'_> {
@@ -123,7 +109,7 @@ impl CudaText<'_> {
         let Self { model, cuda, state, next, logits, .. } = self;
         let most = model.decoder.layers.len() * STEPS[0] + STEPS[1];
         let mut clock = Events::new(cuda.stream(), 2 * most)?;
-        let (kernel, Product { n, k, bytes }) = head(model, cuda)?;
+        let (kernel, Product { n, k, bytes }) = model.decoder.vocabulary.kernel(cuda, model.activations)?;
         cuda.stream().synchronize()?;
         cuda.stream().delay(HOST_TIME * u32::try_from(most).unwrap_or(u32::MAX))?;
         let mut steps = state.timed(model, cuda, next.rows(m, longest), position, &mut clock)?;

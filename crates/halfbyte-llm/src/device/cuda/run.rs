@@ -11,8 +11,8 @@ use halfbyte::Cuda;
 use halfbyte::cuda::driver::{Buffer, View};
 use halfbyte::cuda::matmul::{QuantizedForm, QuantizedRows};
 use halfbyte::cuda::nn::{
-    self, AttentionWorkspace, DenseCall, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode,
-    QuantizedNorm, StepOfText, Update,
+    self, AttentionWorkspace, FloatBuffer, Gate, HeadNorms, KvCache, NewRows, PersistentDecode, QuantizedNorm,
+    StepOfText, Update,
 };
 use std::ops::{ControlFlow, Range};
 
@@ -39,6 +39,8 @@ pub(super) struct State {
     attention: AttentionWorkspace,
     /// All layers of a step of one token, where they are one kernel.
     persistent: Option<PersistentDecode>,
+    /// The number of the one vector that is read where an embedding has no floats, `[1]`: 0.
+    only_row: Buffer<u32>,
     /// Those that the model is shared with.
     ranks: Option<Ranks>,
 }
@@ -96,7 +98,10 @@ impl State {
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
         let ranks = Ranks::meet(model, cuda, texts)?;
         let persistent = if one_kernel { persistent::of_text(model, cuda, &cache, ranks.as_ref())? } else { None };
+        let mut only_row = context.allocate(1)?;
+        cuda.stream().fill(only_row.view_mut(), 0)?;
         Ok(Self {
+            only_row,
             residual: context.allocate(rows * hidden)?,
             normed: floats(*hidden)?,
             update: context.allocate(rows * hidden)?,
@@ -146,15 +151,23 @@ impl State {
 
     /// As [`State::layers`], of one token of a text alone.
     pub(super) fn step(&mut self, model: &CudaModel, cuda: &Cuda, rows: Rows<'_>) -> Result<()> {
-        let hidden = model.decoder.hidden;
-        let Self { persistent: Some(kernel), cache, normed, room, .. } = self else {
+        let (hidden, vocabulary) = (model.decoder.hidden, &model.decoder.vocabulary);
+        let Self { persistent: Some(kernel), cache, normed, room, residual, only_row, .. } = self else {
             return self.layers(model, cuda, rows, false);
         };
+        let (token, embedding, first_token) = match vocabulary.embedding.floats() {
+            Some(floats) => (rows.tokens, floats, vocabulary.first),
+            // The kernel reads floats: the vector is all that there is, in f32.
+            None => {
+                vocabulary.embed(cuda, rows.tokens, residual.view_mut().slice(0..hidden))?;
+                (only_row.view(), residual.view().slice(0..hidden).into(), 0)
+            }
+        };
         let step = StepOfText {
-            token: rows.tokens,
+            token,
             position: rows.positions,
-            embedding: model.decoder.vocabulary.embedding.rows(),
-            first_token: model.decoder.vocabulary.first,
+            embedding,
+            first_token,
             norm: persistent::last_norm(model),
             rope: persistent::rope(model, *room),
             cache,
@@ -177,15 +190,7 @@ impl State {
             None => &mut *out,
             Some(ranks) => ranks.own_logits(cuda, m)?,
         };
-        match &vocabulary.head {
-            None => {
-                let [tokens, _] = vocabulary.embedding.shape();
-                let y = own.view_mut().slice(0..m * tokens).into();
-                let call = DenseCall { x, m, bias: None, y };
-                vocabulary.embedding.forward(cuda.gpu(), cuda.stream(), call)?;
-            }
-            Some(head) => head.run(cuda, Input::Floats(x), m, (own, 0), &mut self.part)?,
-        }
+        vocabulary.logits(cuda, x, m, own, &mut self.part)?;
         if let Some(ranks) = &self.ranks {
             ranks.join_logits(cuda, m, out.view_mut().slice(0..m * vocab))?;
         }
@@ -276,10 +281,7 @@ impl Steps<OnCuda> for Run<'_> {
     fn embed(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (m, hidden) = (self.on.len(), self.model.decoder.hidden);
         let State { residual, ranks, .. } = &mut *self.state;
-        let (gpu, stream, tokens) = (self.cuda.gpu(), self.cuda.stream(), self.rows.tokens);
-        let Vocabulary { embedding, first, scale, .. } = vocabulary;
-        let of_rows = residual.view_mut().slice(0..m * hidden);
-        nn::embed(gpu, stream, (embedding.rows(), *first), hidden, tokens, *scale, of_rows)?;
+        vocabulary.embed(self.cuda, self.rows.tokens, residual.view_mut().slice(0..m * hidden))?;
         // Each token's vector is one rank's; the others add nothing.
         match ranks {
             None => Ok(()),

@@ -1,12 +1,18 @@
 // What the kernels of attention over the cache take, and what they have in common.
 #pragma once
+#include "dequant.cuh"
 #include "floats.cuh"
+
+// What keys and values lie in, for kernels on tensor cores; CODES: of 8 bits, with a scale for each position and head.
+enum KvType : u32 { HALVES, BFLOATS, CODES };
 
 // As `Params` in nn/attention.rs.
 struct Params {
   const float* qkv;  // [rows][row_length], the query heads first
   const void* keys;  // of one layer: [kv_heads][capacity][head_size]
   const void* values;  // likewise
+  const float* key_scales;  // of codes of 8 bits, [kv_heads][capacity]; null: keys and values are floats
+  const float* value_scales;  // likewise
   float* partial;  // [rows][heads][parts][head_size + 2], where there are several parts
   void* out;  // [rows][heads][head_size]
   const u32* positions;  // [rows], each in its text
@@ -16,7 +22,7 @@ struct Params {
   u32 heads, kv_heads, head_size;
   u32 parts, part_length;
   float scale;
-  FloatType kind, out_type;  // kind: of the cache
+  FloatType kind, out_type;  // kind: of a cache of floats
   u32 window;  // 2^32 - 1: none
   float cap;  // a scaled score becomes cap * tanh(score / cap); 0: it stays
   const float* slopes;  // [heads]: of scores by the distance (ALiBi), or null
@@ -85,4 +91,20 @@ DEV void load_transposed(u32 (&b)[4], u32 a) {
                : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                : "r"(a)
                : "memory");
+}
+
+template <bool BF16> DEV u32 pair(float low, float high) {
+  if constexpr (BF16)
+    return bf16_pair(low, high);
+  else
+    return half_pair(low, high);
+}
+
+// Four codes of 8 bits, elements 0, 2 and elements 1, 3.
+template <bool BF16> DEV void halves_of_codes(u32 codes, u32 (&pairs)[2]) {
+  const u32 biased = codes ^ 0x80808080;
+  if constexpr (BF16)
+    int8_to_bf16(biased, pairs);
+  else
+    int8_to_half(biased, int8_half_zero(128), int8_half_zero(128), pairs);
 }

@@ -41,3 +41,9 @@ DEV uint4 load_once(const void* from) {
                : "l"(from));
   return v;
 }
+// The same of 8 bytes.
+DEV uint2 load_8_once(const void* from) {
+  uint2 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from));
+  return v;
+}

@@ -4,6 +4,8 @@
 //   codes -> value, exact in f32 (in f64 where scales are f32 or there are offsets) -> rounded -> shared memory
 //   shared memory -> rows, 16 bytes a thread, so that memory is written in whole lines
 //
+//   rows that are asked for by number, as of an embedding: a thread has a value, which it reads where its code lies
+//
 // Bound by what is written. Layouts: cuda_plain (layout/cuda_plain.rs), cuda_wna16 (layout/cuda_wna16.rs). Columns of
 // cuda_wna16 that were sorted by group go back to where they belong in shared memory, so that x needs no other order.
 #include "dequant.cuh"
@@ -17,6 +19,15 @@ struct Output {
   u64 pitch;
   u32 n, k;  // of the matrix
   u32 first, rows;  // which rows
+};
+
+// Rows that are chosen: out[i] = W[tokens[i] - first] * scale in f32; zeros for tokens that W has not.
+struct Chosen {
+  const u32* tokens;  // [rows]
+  float* out;  // [rows][k]
+  u32 n, k;  // of the matrix
+  u32 first;
+  float scale;
 };
 
 // ---- values
@@ -179,6 +190,21 @@ __global__ void __launch_bounds__(THREADS, 5) dequantize_plain(const Output out,
     store_row(out, tile + r * PITCH, first_row + r, first_column, width, threadIdx.x % 16, 16);
 }
 
+// A block has 256 columns of a row.
+template <int FIELD> __global__ void __launch_bounds__(THREADS) dequantize_rows_plain(const Chosen out, const Plain p) {
+  constexpr u32 PER_WORD = 32 / FIELD, MASK = (1u << FIELD) - 1;
+  const u32 column = blockIdx.y * THREADS + threadIdx.x, token = out.tokens[blockIdx.x] - out.first;
+  if (column >= out.k) return;
+  float value = 0;
+  if (token < out.n) {
+    const bool exact = p.scale_type != F32 && p.zero_kind != 2;
+    const Terms t = terms_of(p, out.n, token, p.group_of ? p.group_of[column] : column / p.group);
+    const u32 word = p.codes[u64(column / PER_WORD) * out.n + token], code = word >> column % PER_WORD * FIELD & MASK;
+    value = exact ? t.scale * integer(code, t.zero + TWO_23) : rounded<F32>(t, p.zero_kind == 2, float(code));
+  }
+  out.out[u64(blockIdx.x) * out.k + column] = value * out.scale;
+}
+
 // ---- cuda_wna16
 
 struct Wna16 {
@@ -192,7 +218,7 @@ struct Wna16 {
   FloatType scale_type;
   u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
   u32 window;  // columns of a block
-  u32 padding;
+  u32 twice;  // values that f32 does not hold may round to it first
 };
 
 // What a group's codes of rows R and R + 8 are made values by; `zero` has 2^23 in it.
@@ -274,9 +300,18 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
 #pragma unroll
         for (int f = 0; f < 4; f++) {
           const u32 code = __funnelshift_r(words[j], words[j], F[f] + 8 * half) & MASK;
-          const float scale = f < 2 ? t.scale : t.scale8, whole = integer(code, f < 2 ? t.zero : t.zero8);
-          v[f] =
-              exact ? whole * scale : rounded_to_odd<OUT>(double(scale) * whole + double(f < 2 ? t.offset : t.offset8));
+          v[f] = integer(code, f < 2 ? t.zero : t.zero8);
+        }
+        if (exact) {
+          v[0] *= t.scale, v[1] *= t.scale, v[2] *= t.scale8, v[3] *= t.scale8;
+        } else if (p.twice) {
+          v[0] = fmaf(v[0], t.scale, t.offset), v[1] = fmaf(v[1], t.scale, t.offset);
+          v[2] = fmaf(v[2], t.scale8, t.offset8), v[3] = fmaf(v[3], t.scale8, t.offset8);
+        } else {
+#pragma unroll
+          for (int f = 0; f < 4; f++)
+            v[f] =
+                rounded_to_odd<OUT>(double(f < 2 ? t.scale : t.scale8) * v[f] + double(f < 2 ? t.offset : t.offset8));
         }
         if constexpr (!SORTED) {
           store_pair<OUT>(upper + (c - from), v[0], v[1]);
@@ -307,4 +342,36 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
       store_row(out, tile + r * pitch, row, from, width, threadIdx.x % 32, 32);
     }
   }
+}
+
+// A block has 256 columns of a row, as they lie.
+template <int BITS> __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen out, const Wna16 p) {
+  constexpr u32 CODES = 1024 * BITS, PARTS = BITS / 2, MASK = (1u << BITS) - 1, SPAN = BITS == 4 ? 64 : 32;
+  const u32 lies = blockIdx.y * THREADS + threadIdx.x, token = out.tokens[blockIdx.x] - out.first;
+  if (lies >= out.k) return;
+  float value = 0;
+  if (token < out.n) {
+    const bool exact = p.scale_type != F32 && p.zero_kind != 2;
+    const u32 scales_bytes = p.scale_type == F32 ? 256 : 128, zeros_bytes = p.zero_kind == 1   ? 64
+                                                                            : p.zero_kind == 2 ? scales_bytes
+                                                                                               : 0;
+    const u32 strip = token / 64, first_strip = strip & ~3u, wide = min(4u, (out.n + 63) / 64 - first_strip);
+    const u8* atom = p.atoms + (u64(first_strip) * p.steps + (strip & 3) + u64(lies / 128 * wide)) * p.atom_bytes;
+    const u32 warp = token % 64 / 16, r = token % 8, c = lies % 128;
+    const bool lower = token % 16 >= 8;
+    // The word, and where in it the code lies: columns c, c + 1 and, with 4 bits, c + 8, c + 9 share one.
+    const u32 j = BITS == 4 ? c % SPAN / 16 : c % SPAN / 8, four = c % 8 / 2;
+    const u8* quad = atom + ((warp * PARTS + c / SPAN) * 32 + 4 * r + four) * 16;
+    const u32 word = reinterpret_cast<const u32*>(quad)[j];
+    const u32 field = (BITS == 4 ? (lower ? 2 : 6) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
+    const u32 code = __funnelshift_r(word, word, field) & MASK, group = c >> p.shift;
+    const u8* scales =
+        p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
+    const u8* zeros = p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
+    const PairTerms t = pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
+    const float scale = lower ? t.scale8 : t.scale, whole = integer(code, lower ? t.zero8 : t.zero);
+    value = exact ? whole * scale : float(double(scale) * whole + double(lower ? t.offset8 : t.offset));
+  }
+  const u32 column = p.order ? p.order[lies] : lies;
+  out.out[u64(blockIdx.x) * out.k + column] = value * out.scale;
 }

@@ -1,8 +1,8 @@
 //! Launches of `dequantize.cu`: rows of quantised weights as floats.
 
-use super::{Packed, float_type, simt};
+use super::{Packed, PlainWeights, Wna16Weights, float_type, simt};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream};
+use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -15,7 +15,7 @@ use std::ops::Range;
 static SOURCE: Source = Source {
     path: "matmul/dequantize.cu",
     text: include_str!("dequantize.cu"),
-    parameters: &[Output::LAYOUT, Plain::LAYOUT, Wna16::LAYOUT],
+    parameters: &[Output::LAYOUT, Chosen::LAYOUT, Plain::LAYOUT, Wna16::LAYOUT],
 };
 
 const OP: &str = "dequantize";
@@ -63,6 +63,17 @@ pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) 
     }
 }
 
+/// What rows that are chosen are made floats by.
+pub(super) fn chosen_instances() -> Vec<Instance> {
+    let plain = [2, 4, 8].map(|field_bits| chosen_instance(false, field_bits));
+    plain.into_iter().chain([4, 8].map(|bits| chosen_instance(true, bits))).collect()
+}
+
+fn chosen_instance(tensor_cores: bool, bits: u32) -> Instance {
+    let layout = if tensor_cores { "wna16" } else { "plain" };
+    Instance::new(&SOURCE, format!("dequantize_rows_{layout}<{bits}>"))
+}
+
 pub(super) fn plain_instances() -> Vec<Instance> {
     [2, 4, 8].into_iter().flat_map(|field| TYPES.map(|to| plain_instance(field, to))).collect()
 }
@@ -81,6 +92,16 @@ parameters! {
         k: u32,
         first: u32,
         rows: u32,
+    }
+
+    /// As in the source.
+    struct Chosen {
+        tokens: u64,
+        out: u64,
+        n: u32,
+        k: u32,
+        first: u32,
+        scale: f32,
     }
 
     struct Plain {
@@ -105,7 +126,7 @@ parameters! {
         scale_type: u32,
         zero_kind: u32,
         window: u32,
-        padding: u32,
+        twice: u32,
     }
 }
 
@@ -129,7 +150,7 @@ pub fn run(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>, to: &mut 
         let got = format!("{} elements at {:#x}", to.len(), to.pointer());
         return Err(Error::invalid(OP, format!("{} × {pitch} elements at a multiple of 16 bytes", rows.len()), got));
     }
-    launch(gpu, stream, w, rows, to.dtype(), to.pointer())
+    launch(gpu, stream, w, rows, (to.dtype(), to.pointer()), false)
 }
 
 /// Elements from row to row.
@@ -137,8 +158,16 @@ pub(super) fn pitch(k: usize) -> usize {
     k.next_multiple_of(8)
 }
 
-/// As [`run`], to an address; the caller has checked what that checks.
-pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>, to: Float, at: u64) -> Result<()> {
+/// As [`run`], to an address; the caller has checked what that checks. `twice`: for tensor cores values that f32 does not hold may round to
+/// it before they round to the type, which is faster.
+pub(super) fn launch(
+    gpu: &Gpu,
+    stream: &Stream,
+    w: &Packed,
+    rows: Range<usize>,
+    (to, at): (Float, u64),
+    twice: bool,
+) -> Result<()> {
     let [n, k] = w.shape();
     if rows.is_empty() || k == 0 {
         return Ok(());
@@ -155,13 +184,11 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
     let strips = rows.len().div_ceil(STRIP) as u32;
     let (function, form, args) = match w {
         Packed::Plain(w) => {
-            let simt::Parts { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind, field_bits } =
-                w.parts();
             let windows = (pitch * to.size_bytes()).div_ceil(PLAIN_WINDOW_BYTES) as u32;
             let form = Launch { grid: [windows, strips, 1], ..Launch::linear(1, THREADS) };
-            let plain = Plain { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind };
+            let field_bits = w.parts().field_bits;
             let key = ("dequantize_plain", [field_bits, float_type(to)]);
-            (gpu.function_once(key, || plain_instance(field_bits, to))?, form, Args::Plain(plain))
+            (gpu.function_once(key, || plain_instance(field_bits, to))?, form, Args::plain(w))
         }
         Packed::Wna16(w) => {
             let sorted = w.order() != 0;
@@ -174,35 +201,15 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
             };
             let shared_bytes = (rows * (window * to.size_bytes() + PADDING_BYTES)) as u32;
             let form = Launch { grid, shared_bytes, ..Launch::linear(1, THREADS) };
-            let atom = w.atom();
-            if atom.factors {
-                return Err(Error::invalid(
-                    OP,
-                    "weights with one level of scales, or in layout cuda_plain",
-                    "two levels",
-                ));
+            let (mut args, bits) = (Args::wna16(w, k, window)?, w.atom().bits);
+            if let Args::Wna16(args) = &mut args {
+                args.twice = twice.into();
             }
-            let wna16 = Wna16 {
-                atoms: w.atoms(),
-                rows: w.rows(),
-                order: w.order(),
-                steps: k.div_ceil(STEP) as u32,
-                groups: atom.groups() as u32,
-                shift: if atom.group > 0 { atom.group.trailing_zeros() } else { STEP.trailing_zeros() },
-                atom_bytes: atom.bytes() as u32,
-                scale_type: float_type(atom.scale),
-                zero_kind: simt::zero_kind(w.format().weight.zero),
-                window: window as u32,
-                padding: 0,
-            };
-            let key = ("dequantize_wna16", [atom.bits, 2 * float_type(to) + u32::from(sorted)]);
-            (gpu.function_once(key, || wna16_instance(atom.bits, to, sorted))?, form, Args::Wna16(wna16))
+            let key = ("dequantize_wna16", [bits, 2 * float_type(to) + u32::from(sorted)]);
+            (gpu.function_once(key, || wna16_instance(bits, to, sorted))?, form, args)
         }
     };
-    let args = match &args {
-        Args::Plain(plain) => [Arg::new(&output), Arg::new(plain)],
-        Args::Wna16(wna16) => [Arg::new(&output), Arg::new(wna16)],
-    };
+    let args = args.after(Arg::new(&output));
     // SAFETY: the parameters are the source's; the output has room for the rows, and the rest is that of a packed weight.
     unsafe { function.launch(stream, &form, &args) }
 }
@@ -211,6 +218,81 @@ pub(super) fn launch(gpu: &Gpu, stream: &Stream, w: &Packed, rows: Range<usize>,
 enum Args {
     Plain(Plain),
     Wna16(Wna16),
+}
+
+impl Args {
+    fn plain(w: &PlainWeights) -> Self {
+        let simt::Parts { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind, .. } = w.parts();
+        Self::Plain(Plain { codes, scales, zeros, group_of, group, middle, scale_type, zero_kind })
+    }
+
+    /// Error: scales on two levels.
+    fn wna16(w: &Wna16Weights, k: usize, window: usize) -> Result<Self> {
+        let atom = w.atom();
+        if atom.factors {
+            return Err(Error::invalid(OP, "weights with one level of scales, or in layout cuda_plain", "two levels"));
+        }
+        Ok(Self::Wna16(Wna16 {
+            atoms: w.atoms(),
+            rows: w.rows(),
+            order: w.order(),
+            steps: k.div_ceil(STEP) as u32,
+            groups: atom.groups() as u32,
+            shift: if atom.group > 0 { atom.group.trailing_zeros() } else { STEP.trailing_zeros() },
+            atom_bytes: atom.bytes() as u32,
+            scale_type: float_type(atom.scale),
+            zero_kind: simt::zero_kind(w.format().weight.zero),
+            window: window as u32,
+            twice: 0,
+        }))
+    }
+
+    fn after<'a>(&'a self, first: Arg<'a>) -> [Arg<'a>; 2] {
+        match self {
+            Self::Plain(plain) => [first, Arg::new(plain)],
+            Self::Wna16(wna16) => [first, Arg::new(wna16)],
+        }
+    }
+}
+
+/// The kernel that [`rows`] launches.
+pub(in crate::cuda) fn instance_of_rows(w: &Packed) -> Instance {
+    match w {
+        Packed::Plain(w) => chosen_instance(false, w.parts().field_bits),
+        Packed::Wna16(w) => chosen_instance(true, w.atom().bits),
+    }
+}
+
+/// Rows of a weight by their numbers, less `first`: `out[i] = scale · W[tokens[i] − first]`, each value rounded to f32 as [`run`] rounds
+/// it and then times the scale; zeros for tokens that the weight has not.
+///
+/// *Shapes:* out `[tokens, k]`. *Errors:* scales on two levels as [`run`], lengths that do not fit.
+pub(in crate::cuda) fn rows(
+    gpu: &Gpu,
+    stream: &Stream,
+    (w, first): (&Packed, u32),
+    tokens: View<'_, u32>,
+    scale: f32,
+    out: ViewMut<'_, f32>,
+) -> Result<()> {
+    let [n, k] = w.shape();
+    if w.is_gated() || tokens.len().checked_mul(k) != Some(out.len()) || k > MOST_COLUMNS || tokens.len() > MOST_ROWS {
+        let expected = format!("{} rows of {k} elements, not of gates", tokens.len());
+        return Err(Error::invalid(OP, expected, format!("{} elements", out.len())));
+    }
+    if out.is_empty() {
+        return Ok(());
+    }
+    let chosen = Chosen { tokens: tokens.pointer(), out: out.pointer(), n: n as u32, k: k as u32, first, scale };
+    let args = match w {
+        Packed::Plain(w) => Args::plain(w),
+        Packed::Wna16(w) => Args::wna16(w, k, 0)?,
+    };
+    let grid = [tokens.len() as u32, k.div_ceil(THREADS as usize) as u32, 1];
+    let form = Launch { grid, ..Launch::linear(1, THREADS) };
+    let function = gpu.function(&instance_of_rows(w))?;
+    // SAFETY: the parameters are the source's; the output has room for the rows, and the rest is that of a packed weight.
+    unsafe { function.launch(stream, &form, &args.after(Arg::new(&chosen))) }
 }
 
 /// Columns that a block has at once of a weight for the tensor cores.

@@ -9,7 +9,8 @@
 //! Sums go to memory where there is a bias or an activation, or y has a type that cuBLASLt does not give for x's; where y is
 //! f32 they are finished in place. The workspace is bounded: [`SLAB_BYTES`] of weights and [`SUMS_BYTES`] of sums.
 //!
-//! *Accuracy:* [`Kernel::bound`](super::Kernel::bound); with x a half float weights are rounded to its type. Of 512 terms or more of like size these
+//! *Accuracy:* [`Kernel::bound`](super::Kernel::bound); with x a half float weights are rounded to its type, those with scales in f32 or
+//! offsets to f32 before. Of 512 terms or more of like size these
 //! roundings, of either sign, average out and leave the bound of exact weights alone; fewer terms, and a y that is finer than
 //! x where the weight does not allow it ([`Packed::allow_rounded_weights`](super::Packed::allow_rounded_weights)), are not served. f16 weights must be within f16's range, so that f16 x needs f16 scales. x in f32 is multiplied by weights
 //! in f32, without TF32.
@@ -280,7 +281,7 @@ fn run(slab_bytes: usize, gpu: &Gpu, stream: &Stream, call: &Call<'_>) -> Result
     let finished = call.epilogue.bias.is_none() && call.epilogue.activation == Activation::None;
     for first in (0..n).step_by(division.outputs) {
         let outputs = division.outputs.min(n - first);
-        dequantize::launch(gpu, stream, call.w, first..first + outputs, x, weights)?;
+        dequantize::launch(gpu, stream, call.w, first..first + outputs, (x, weights), x != Float::F32)?;
         let y_at = |row: usize| call.y.pointer() + ((row * n + first) * y.size_bytes()) as u64;
         // x · Wᵀ for some rows of x, in a type, to an address.
         let multiply = |row: usize, rows: usize, out: Float, to: u64, y_pitch: usize| {

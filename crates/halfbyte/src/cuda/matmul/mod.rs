@@ -199,10 +199,11 @@ pub static KERNELS: &[Kernel] = &[
     simt::KERNEL,
 ];
 
-/// What is launched before kernels, and what packs weights for them.
+/// What is launched before kernels, what packs weights for them, and what reads single rows of these.
 #[doc(hidden)]
 pub fn auxiliary() -> Vec<Instance> {
-    [vec![gather::instance(), weight_range::instance()], pack::instances(), fpa_intb::instances()].concat()
+    let before = vec![gather::instance(), weight_range::instance()];
+    [before, dequantize::chosen_instances(), pack::instances(), fpa_intb::instances()].concat()
 }
 
 /// Every instance that products with weights of a format are computed by on a processor, with x of any type, y of the same one or f32,

@@ -2,7 +2,7 @@
 //
 //   attention: a block owns one key/value head, a tile of queries (a row's heads of the group, row after row) and a
 //   part of the positions:
-//       for each run of 32 positions: keys and values -> f32 in shared memory
+//       for each run of 32 positions: keys and values -> f32 in shared memory, codes times their scales
 //           each warp, for its queries: a lane scores one position; shift the running maximum; weights =
 //               2^(score - maximum)
 //           sums = sums * 2^(old - new maximum) + weights * values, a lane has every 32nd element of the head
@@ -18,6 +18,12 @@
 // multiples of their lengths, and what is skipped would have weights of 0: the bits are those without skipping.
 #include "ampere.cuh"
 #include "attention.cuh"
+
+// An element of a key or a value; of codes `scales` has that of each position.
+DEV float load_element(const void* from, const float* scales, u64 position, u64 at, FloatType kind) {
+  if (scales) return float(static_cast<const signed char*>(from)[at]) * scales[position];
+  return load_float(from, at, kind);
+}
 
 // HEAD: size of a head, rounded up to 32; QUERIES: of a warp; WINDOW: whether there is one.
 template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(128, 2) attention(const Params p) {
@@ -73,9 +79,9 @@ template <int HEAD, int QUERIES, bool WINDOW> __global__ void __launch_bounds__(
     for (u32 i = thread; i < RUN * HEAD; i += 32 * WARPS) {
       const u32 j = i / HEAD, d = i % HEAD;
       const bool within = run + j < end && d < p.head_size;
-      const u64 at = (u64(kv_head) * p.capacity + slot + j) * p.head_size + d;
-      keys[j * PADDED + d] = within ? load_float(p.keys, at, p.kind) : 0;
-      values[i] = within ? load_float(p.values, at, p.kind) : 0;
+      const u64 position = u64(kv_head) * p.capacity + slot + j, at = position * p.head_size + d;
+      keys[j * PADDED + d] = within ? load_element(p.keys, p.key_scales, position, at, p.kind) : 0;
+      values[i] = within ? load_element(p.values, p.value_scales, position, at, p.kind) : 0;
     }
     __syncthreads();
 

@@ -1,16 +1,16 @@
 //! Attention over a cache of keys and values: launches of `attention.cu`, and the choice between it, `attention_mma.cu` for many rows
 //! and `flash_decoding.cu` for one row of each text.
 
-use super::floats::{FloatBuffer, float_type};
+use super::floats::float_type;
+use super::kv_cache::{KvCache, element_type};
 use super::{attention_mma, flash_decoding, launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Stream, View};
+use crate::cuda::driver::{Arg, Buffer, FloatViewMut, Stream, View};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
 use crate::kernel::Heads;
 pub use crate::kv_pages::PAGE_LENGTH;
-use crate::tensor::Float;
 
 static SOURCE: Source =
     Source { path: "nn/attention.cu", text: include_str!("attention.cu"), parameters: &[Params::LAYOUT] };
@@ -55,85 +55,6 @@ fn instance(head_size: usize, queries: usize, window: bool) -> Instance {
 
 fn combine(window: bool) -> Instance {
     Instance::new(&SOURCE, format!("combine<{THREADS}, {window}>"))
-}
-
-/// The keys and values of all layers, on a device.
-///
-/// For each layer the keys `[kv_heads][capacity][head_size]`, and the values likewise. A text that has the cache for itself lies there in
-/// order; of several each has pages of [`PAGE_LENGTH`] positions, which a table names ([`Attention::pages`]).
-#[derive(Debug)]
-pub struct KvCache {
-    keys: FloatBuffer,
-    values: FloatBuffer,
-    layers: usize,
-    heads: Heads,
-    capacity: usize,
-}
-
-impl KvCache {
-    /// Memory for `capacity` positions. *Errors:* heads that make no sense or are larger than [`LARGEST_HEAD`], sizes
-    /// beyond the address space, memory that is short.
-    pub fn new(gpu: &Gpu, layers: usize, heads: Heads, capacity: usize, dtype: Float) -> Result<Self> {
-        const OP: &str = "kv cache";
-        let heads = heads.checked(OP)?;
-        if heads.head_size > LARGEST_HEAD {
-            let expected = format!("heads of at most {LARGEST_HEAD} elements");
-            return Err(Error::invalid(OP, expected, heads.head_size.to_string()));
-        }
-        narrow(OP, "positions", capacity)?;
-        let sizes = [heads.kv_heads, capacity, heads.head_size];
-        let len = sizes.iter().try_fold(layers, |len, &n| len.checked_mul(n));
-        let len = len.ok_or_else(|| Error::invalid(OP, "a size that fits memory", format!("{layers} × {sizes:?}")))?;
-        let [keys, values] = [FloatBuffer::allocate(gpu, dtype, len)?, FloatBuffer::allocate(gpu, dtype, len)?];
-        Ok(Self { keys, values, layers, heads, capacity })
-    }
-
-    /// The heads that it is for.
-    pub fn heads(&self) -> Heads {
-        self.heads
-    }
-
-    /// Positions that it has room for.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// Type of its elements.
-    pub fn dtype(&self) -> Float {
-        self.keys.dtype()
-    }
-
-    /// Bytes that it takes.
-    pub fn bytes(&self) -> usize {
-        self.keys.bytes() + self.values.bytes()
-    }
-
-    /// Copies a page to another, in all layers. *Errors:* there are not so many pages.
-    pub fn copy_page(&mut self, stream: &Stream, from: usize, to: usize) -> Result<()> {
-        let Self { keys, values, layers, heads, capacity } = self;
-        let pages = *capacity / PAGE_LENGTH;
-        if from >= pages || to >= pages {
-            return Err(Error::invalid("kv cache", format!("pages below {pages}"), format!("{from} and {to}")));
-        }
-        let page = PAGE_LENGTH * heads.head_size;
-        for of_head in 0..*layers * heads.kv_heads {
-            let first = of_head * *capacity * heads.head_size;
-            for all in [&mut *keys, &mut *values] {
-                let from = first + from * page;
-                all.copy_within(stream, from..from + page, first + to * page)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Keys and values of a layer, each `[kv_heads, capacity, head_size]`. Error, which names `op`: there is none.
-    pub fn layer(&self, op: &'static str, layer: usize) -> Result<[FloatView<'_>; 2]> {
-        if layer >= self.layers {
-            return Err(Error::invalid(op, format!("a layer below {}", self.layers), layer.to_string()));
-        }
-        let len = self.heads.kv_heads * self.capacity * self.heads.head_size;
-        Ok([&self.keys, &self.values].map(|all| all.view(layer * len..(layer + 1) * len)))
-    }
 }
 
 /// Whose rows attend.
@@ -266,6 +187,8 @@ parameters! {
         qkv: u64,
         keys: u64,
         values: u64,
+        key_scales: u64,
+        value_scales: u64,
         partial: u64,
         out: u64,
         positions: u64,
@@ -299,17 +222,19 @@ parameters! {
 /// A row sees the positions of its text up to its own, those of the window or all; its own must be in the cache and below `longest`.
 /// The positions of a text's single row are divided into parts that run side by side.
 ///
-/// Tensor cores compute where there are any (from sm_80 on) that take a cache's type (f16 and bf16) and its heads (a multiple of 8
+/// Tensor cores compute where there are any (from sm_80 on) that take a cache's type (all but f32) and its heads (a multiple of 8
 /// elements): single rows of texts, and several rows of more than [`FEW_QUERIES`] queries a head of keys. Queries of the latter are
 /// rounded to the cache's type, after a power of two has brought each where halves are normal, and so are the weights; queries and
-/// weights of single rows become two such numbers each. Without them the rows of several texts are computed one after the other.
+/// weights of single rows become two such numbers each. Beside codes of 8 bits queries become f16; weights, times the scales of their
+/// values, bf16. Without tensor cores the rows of several texts are computed one after the other.
 ///
 /// *Shapes:* `out` `[m, heads·head_size]`. *Accuracy:* with `n` visible positions, head
 /// size `h` and `t = max |scale| · Σ|q·k|` over them, each output is within `(n/8 + h + 64 + 4·t·h)·2⁻²⁴ · max|v|` of the
-/// exact one, before it is rounded to out's type; on the tensor cores, with the unit roundoff `u` of the cache's type, several rows
+/// exact one of the keys and values as the cache has them, before it is rounded to out's type; on the tensor cores, with the unit
+/// roundoffs `u` of the type that weights are rounded to and `q` of that of queries, several rows
 /// of a text within `u · Σ w·|v| + (2·n + h + 64 + 8·t·h)·2⁻²⁴ · max|v|` of the one that the rounded queries have with the exact
-/// weights `w`, which is within `(exp(2·u·t) - 1) · max|v|` of the exact one; single rows within
-/// `((2·n + h + 64 + 8·t·h)·2⁻²⁴ + 2·u² + exp(4·u²·t) - 1) · max|v|` of it. NaN in a query, or in a key or value that it sees, gives
+/// weights `w`, which is within `(exp(2·q·t) - 1) · max|v|` of the exact one; single rows within
+/// `((2·n + h + 64 + 8·t·h)·2⁻²⁴ + 2·u² + exp(4·q²·t) - 1) · max|v|` of it. NaN in a query, or in a key or value that it sees, gives
 /// NaN in its output and touches no other query's. A cap and slopes add `(t + cap + 16)·2⁻²¹ · max|v|`. *Errors:* shapes that do
 /// not fit, more positions than the cache has, a window of 0, a workspace for fewer texts or positions.
 ///
@@ -352,6 +277,8 @@ pub fn attention(
         qkv: what.qkv.pointer(),
         keys: keys.pointer(),
         values: values.pointer(),
+        key_scales: keys.scales(),
+        value_scales: values.scales(),
         partial: partial.pointer(),
         out: out.pointer(),
         positions: what.positions.pointer(),
@@ -366,7 +293,7 @@ pub fn attention(
         parts: narrow(OP, "parts", parts)?,
         part_length: narrow(OP, "positions", if parts == 1 { what.longest } else { part_length })?,
         scale: what.scale,
-        kind: float_type(cache.dtype()),
+        kind: element_type(cache.kv()),
         out_type: float_type(out.dtype()),
         // No text is longer than positions have bits for.
         window: what.window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX),

@@ -1,5 +1,5 @@
-// Causal grouped-query attention of many rows over a cache of halves, on the tensor cores from sm_80 on:
-// out = softmax(scale * q * keys^T) * values.
+// Causal grouped-query attention of many rows over a cache of halves or of codes of 8 bits, on the tensor cores from
+// sm_80 on: out = softmax(scale * q * keys^T) * values.
 //
 //   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row); each half
 //   of its
@@ -8,111 +8,34 @@
 //       sums = sums * 2^(old - new maximum) + weights * values
 //   at the end the sums of the second half are added to those of the first, both shifted to the common maximum
 //
-// Queries are rounded to the cache's type, each brought by a power of two to where halves are normal.  Tiles begin at
+// Queries are rounded to the type that keys have in products, each brought by a power of two to where halves are normal.  Tiles begin at
 // multiples of their length and are added in their order, and what a query does not see adds nothing: its bits depend
 // on its position and not on the rows beside it.  Blocks of the last rows, which see most, come first.
+//
+// Codes become halves between shared memory and the products: keys fp16, and values bf16, which has room for weights
+// times any scale.  Scores are multiplied by the scales of their keys, weights by those of their values.  A product
+// takes four codes of a row as elements 0, 2, 1, 3: queries lie in this order, and so do the sums until they are stored.
 //
 // NaN: a score that a query does not see is minus infinity by selection.  Its weight is 0, but 0 * NaN is NaN: in
 // tiles
 // that some query of a warp sees in part, values that are not finite are taken as 0, and where there was one, the
 // sums
-// of those that see it become NaN.
-#include "ampere.cuh"
-#include "attention.cuh"
-
-// Warps of half a block; each has queries of its own.
-constexpr int STRIPS = 4;
-constexpr int THREADS = 2 * 32 * STRIPS;
-
-template <bool BF16> DEV u32 pair(float low, float high) {
-  if constexpr (BF16)
-    return bf16_pair(low, high);
-  else
-    return half_pair(low, high);
-}
-
-// All bits of each half of a pair that is infinite or NaN: a carry into the sign if all bits of the exponent are set.
-template <bool BF16> DEV u32 not_finite(u32 pair) {
-  constexpr u32 EXPONENT = BF16 ? 0x7f807f80 : 0x7c007c00, LAST = BF16 ? 0x00800080 : 0x04000400;
-  return ((((pair & EXPONENT) + LAST) >> 15) & 0x00010001) * 0xffff;
-}
-
-// Rows of HEAD halves in shared memory, in chunks of 16 bytes: the same chunk of 8 rows lies in all banks.
-template <int HEAD> struct Rows {
-  static constexpr int CHUNKS = HEAD / 8;
-  static constexpr bool SWIZZLED = HEAD % 64 == 0;  // else rows have an odd number of chunks
-  static constexpr int BYTES = 16 * (SWIZZLED ? CHUNKS : CHUNKS + 1);
-  DEV u32 at(u32 row, u32 chunk) { return row * BYTES + 16 * (SWIZZLED ? chunk ^ (row & 7) : chunk); }
-  // `chunks` (an even number) behind the address of chunk 0 or 1.
-  DEV u32 behind(u32 address, u32 chunks) {
-    return SWIZZLED ? (address ^ (16 * (chunks & 6))) + 16 * (chunks & ~7u) : address + 16 * chunks;
-  }
-};
-
-// HEAD: size of a head, rounded up to 16.  TILES: times 16 queries are a warp's, QUERIES a block's; KEYS:
-// positions of a
-// tile.
-template <int HEAD, bool CHANGED> struct Shape {
-  static constexpr int TILES = HEAD <= 128 ? 2 : 1;
-  static constexpr int QUERIES = 16 * TILES * STRIPS;
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 870 || __CUDA_ARCH__ / 300 == 3)
-  static constexpr int KEYS = HEAD <= 128 ? 64 : CHANGED ? 16 : 32;
-#else  // 99 KB of shared memory
-  static constexpr int KEYS = HEAD <= 128 ? 32 : 16;
-#endif
-  static constexpr u32 PART = KEYS * Rows<HEAD>::BYTES;  // keys of a stage, or values
-  // In shared memory: queries, the ring, and for each query the factor of its scores and its position.
-  static constexpr u32 RING = QUERIES * Rows<HEAD>::BYTES, FACTORS = RING + 8 * PART, POSITIONS = FACTORS + 4 * QUERIES;
-};
-
-// sums += weights * values of a tile, each rounded to a half.  PARTLY: where some query may not see all of it; values
-// that are not finite are taken as 0, and the result says whether this lane had one.
-template <bool PARTLY, bool BF16, int HEAD, int KEYS, int TILES>
-DEV bool add_values(const float (&weights)[TILES][KEYS / 8][4], u32 values, float (&sums)[TILES][HEAD / 8][4]) {
-  u32 a[KEYS / 16][TILES][4], refused = 0;
-#pragma unroll
-  for (int k = 0; k < KEYS / 16; k++) {
-#pragma unroll
-    for (int m = 0; m < TILES; m++) {
-#pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const float* two = &weights[m][2 * k + i / 2][i % 2 * 2];
-        a[k][m][i] = pair<BF16>(two[0], two[1]);
-      }
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < HEAD / 16; n++) {
-    const u32 at = Rows<HEAD>::behind(values, 2 * n);
-#pragma unroll
-    for (int k = 0; k < KEYS / 16; k++) {
-      u32 v[4];
-      load_transposed(v, at + k * (16 * Rows<HEAD>::BYTES));
-#pragma unroll
-      for (int i = 0; PARTLY && i < 4; i++) {
-        refused |= not_finite<BF16>(v[i]);
-        v[i] &= ~not_finite<BF16>(v[i]);
-      }
-#pragma unroll
-      for (int m = 0; m < TILES; m++) {
-        mma_sync<BF16>(sums[m][2 * n], a[k][m], v[0], v[1]);
-        mma_sync<BF16>(sums[m][2 * n + 1], a[k][m], v[2], v[3]);
-      }
-    }
-  }
-  return refused != 0;
-}
+// of those that see it become NaN.  Codes are finite, and a scale is multiplied by where it is seen.
+#include "attention_tiles.cuh"
 
 // CHANGED: scores are capped, fall with the distance, or have sinks beside them; they are brought to powers of two
 // before.
-template <int HEAD, bool BF16, bool CHANGED>
+template <int HEAD, KvType KV, bool CHANGED>
 __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
 #if __CUDA_ARCH__ >= 800
   using Row = Rows<HEAD>;
-  using S = Shape<HEAD, CHANGED>;
+  using KvRow = KvRows<HEAD, KV>;
+  using S = Shape<HEAD, KV, CHANGED>;
+  typedef typename Choice<KV == CODES, u8, u16>::Type Element;
+  constexpr bool BF16 = KV == BFLOATS;  // queries and keys
   constexpr int TILES = S::TILES, KEYS = S::KEYS;
   // Weights are 2^LIFT times as large: those of 2^-28 are normal halves.
-  constexpr float LIFT = BF16 ? 0 : 14;
+  constexpr float LIFT = KV == HALVES ? 14 : 0;
   constexpr u32 ONES = BF16 ? 0x3f803f80 : 0x3c003c00;
   extern __shared__ __align__(1024) u8 shared[];
   const u32 base = shared_address(shared);
@@ -132,21 +55,35 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
   const int tiles = (end + KEYS - 1) / KEYS;
   int tile = max(position_of_query(first) + 1 - window, 0) / KEYS;
   tile += (tile ^ half) & 1;
-  const u32 ring = base + S::RING + half * (4 * S::PART);
+  const u32 ring = base + S::RING + half * (2 * S::STAGE);
   const auto fill = [&](u32 stage, int tile) {
-    const u64 begin = (u64(kv_head) * p.capacity + slot_of(p, 0, u32(tile * KEYS))) * p.head_size;
-    const u16* keys = static_cast<const u16*>(p.keys) + begin;
-    const u16* values = static_cast<const u16*>(p.values) + begin;
+    const u64 vector = u64(kv_head) * p.capacity + slot_of(p, 0, u32(tile * KEYS)), begin = vector * p.head_size;
+    const Element* keys = static_cast<const Element*>(p.keys) + begin;
+    const Element* values = static_cast<const Element*>(p.values) + begin;
     constexpr int AT_ONCE = KEYS == 32 ? 2 : 8;  // where tiles are short, registers are too
+    constexpr u32 CHUNKS = HEAD / 8, BYTES = 8 * sizeof(Element);  // chunks of 8 elements
 #pragma unroll AT_ONCE
-    for (u32 i = 0; i < KEYS * Row::CHUNKS; i += 32 * STRIPS) {
-      const u32 piece = i + thread, row = piece / Row::CHUNKS, chunk = piece % Row::CHUNKS;
-      if (piece >= KEYS * Row::CHUNKS) break;
+    for (u32 i = 0; i < KEYS * CHUNKS; i += 32 * STRIPS) {
+      const u32 piece = i + thread, row = piece / CHUNKS, chunk = piece % CHUNKS;
+      if (piece >= KEYS * CHUNKS) break;
       const bool there = tile * KEYS + int(row) < end && 8 * chunk < p.head_size;
-      const u32 from = there ? row * p.head_size + 8 * chunk : 0,
-                to = ring + stage * (2 * S::PART) + Row::at(row, chunk);
-      copy_16_or_zero(to, keys + from, there);
-      copy_16_or_zero(to + S::PART, values + from, there);
+      const u32 from = there ? row * p.head_size + 8 * chunk : 0;
+      if constexpr (KV == CODES) {
+        const u32 to = ring + stage * S::STAGE + KvRow::at(row, chunk / 2) + 8 * (chunk % 2);
+        copy_few_or_zero<BYTES>(to, keys + from, there);
+        copy_few_or_zero<BYTES>(to + S::PART, values + from, there);
+      } else {
+        const u32 to = ring + stage * S::STAGE + Row::at(row, chunk);
+        copy_16_or_zero(to, keys + from, there);
+        copy_16_or_zero(to + S::PART, values + from, there);
+      }
+    }
+    if (KV == CODES && thread < 2 * KEYS) {
+      const u32 row = thread % KEYS;
+      const bool there = tile * KEYS + int(row) < end;
+      const float* scales = thread < KEYS ? p.key_scales : p.value_scales;
+      copy_few_or_zero<4>(ring + stage * S::STAGE + 2 * S::PART + 4 * thread, scales + vector + (there ? row : 0),
+                          there);
     }
     copy_commit();
   };
@@ -161,10 +98,10 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
     float x[(HEAD + 63) / 64][2], most = 0;
 #pragma unroll
     for (int c = 0; c < (HEAD + 63) / 64; c++) {
-      const u32 d = 64 * c + 2 * lane;
+      const u32 place = 64 * c + 2 * lane, d = KV == CODES ? element_at(place) : place;
       const bool there = query < total && d < p.head_size;
       x[c][0] = there ? from[d] : 0;
-      x[c][1] = there ? from[d + 1] : 0;
+      x[c][1] = there ? from[d + (KV == CODES ? 2 : 1)] : 0;
       most = fmaxf(most, fmaxf(fabsf(x[c][0]), fabsf(x[c][1])));
     }
     // The power of two that brings the largest element between 2^14 and 2^15, and its inverse.
@@ -199,8 +136,15 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
   const auto factor_of = [&](int m, int r) { return CHANGED ? 1.0f : factors[row_of(m, r)]; };
   const auto head_of = [&](int m, int r) { return kv_head * group + (first + row_of(m, r)) % group; };
   const u32 q_at = base + Row::at(own + lane % 16, lane / 16);
-  const u32 k_at = ring + Row::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-  const u32 v_at = ring + S::PART + Row::at(lane % 16, lane / 16);
+  const u32 k_at = ring + KvRow::at(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+  const u32 v_at = ring + S::PART + KvRow::at(lane % 16, lane / 16);
+  // Scales of the two positions of this lane in each eight, of keys and KEYS further of values.
+  const u32 scales_at = ring + 2 * S::PART + lane % 4 * 8;
+  const auto scales_of = [&](u32 stage, int n) {
+    u32 v[2];
+    load_shared(v, scales_at + stage * S::STAGE + 32 * n);
+    return make_float2(__uint_as_float(v[0]), __uint_as_float(v[1]));
+  };
 
   for (u32 stage = 0; tile < tiles; tile += 2, stage ^= 1) {
     copy_wait<0>();
@@ -211,9 +155,32 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
     const bool all = begin + KEYS - 1 <= lowest && begin > highest - window;
 
     float scores[TILES][KEYS / 8][4] = {};
-    const u32 k_stage = k_at + stage * (2 * S::PART);
+    const u32 k_stage = k_at + stage * S::STAGE;
 #pragma unroll
-    for (int d = 0; d < HEAD / 16; d++) {
+    for (int d = 0; KV == CODES && d < HEAD / 16; d += 2) {
+      u32 q[2][TILES][4];
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+          load_matrices(q[e][m], Row::behind(q_at, 2 * d + 2 * e) + m * (16 * Row::BYTES));
+      }
+      const u32 at = KvRow::behind(k_stage, d);
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; n++) {
+        u32 k[4];  // of two eights of keys, two sixteens of elements
+        load_matrices(k, at + n * (16 * KvRow::BYTES));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          u32 b[2];
+          halves_of_codes<false>(k[i], b);
+#pragma unroll
+          for (int m = 0; m < TILES; m++) mma_sync<false>(scores[m][2 * n + i / 2], q[i % 2][m], b[0], b[1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int d = 0; KV != CODES && d < HEAD / 16; d++) {
       u32 q[TILES][4];
 #pragma unroll
       for (int m = 0; m < TILES; m++) load_matrices(q[m], Row::behind(q_at, 2 * d) + m * (16 * Row::BYTES));
@@ -230,6 +197,17 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
       }
     }
 
+    if constexpr (KV == CODES) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; n++) {
+        const float2 scale = scales_of(stage, n);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+          scores[m][n][0] *= scale.x, scores[m][n][1] *= scale.y;
+          scores[m][n][2] *= scale.x, scores[m][n][3] *= scale.y;
+        }
+      }
+    }
     if constexpr (CHANGED) {
 #pragma unroll
       for (int m = 0; m < TILES; m++) {
@@ -304,8 +282,22 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
       }
     }
 
-    const u32 v_stage = v_at + stage * (2 * S::PART);
-    if (all) {
+    const u32 v_stage = v_at + stage * S::STAGE;
+    if constexpr (KV == CODES) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; n++) {
+        const float2 scale = scales_of(stage, KEYS / 8 + n);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const bool seen = all || sees(positions[row_of(m, i / 2)], begin + 8 * n + 2 * int(lane % 4) + i % 2);
+            scores[m][n][i] = seen ? scores[m][n][i] * (i % 2 ? scale.y : scale.x) : 0;
+          }
+        }
+      }
+      add_codes<HEAD, KEYS>(scores, v_stage, sums);
+    } else if (all) {
       add_values<false, BF16, HEAD, KEYS>(scores, v_stage, sums);
     } else if (__any_sync(ALL_LANES, add_values<true, BF16, HEAD, KEYS>(scores, v_stage, sums))) {
 #pragma unroll
@@ -342,8 +334,7 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
 
   // ---- the second half's sums to the first, then out, by way of shared memory: a row's sums, its maximum, its
   // weight
-  constexpr int PITCH = HEAD + 8;
-  static_assert(4 * S::QUERIES * PITCH <= S::FACTORS, "where queries and the ring were");
+  constexpr int PITCH = S::PITCH;
   float* const left = reinterpret_cast<float*>(shared);
 #pragma unroll
   for (int m = 0; m < TILES; m++) {
@@ -397,7 +388,10 @@ __global__ void __launch_bounds__(THREADS, 1) attention_mma(const Params p) {
   for (u32 row = warp; row < S::QUERIES && first + row < total; row += 2 * STRIPS) {
     const u32 query = first + row;
     const u64 to = (u64(query / group) * p.heads + kv_head * group + query % group) * p.head_size;
-    for (u32 d = lane; d < p.head_size; d += 32) store_float(p.out, to + d, left[row * PITCH + d], p.out_type);
+    for (u32 d = lane; d < p.head_size; d += 32) {
+      const u32 place = KV == CODES ? place_of(d) : d;
+      store_float(p.out, to + d, left[row * PITCH + place], p.out_type);
+    }
   }
 #endif
 }

@@ -1,5 +1,5 @@
-// Causal grouped-query attention of one row of each of many texts over a cache of halves, on the tensor cores from
-// sm_80 on: out = softmax(scale * q * keys^T) * values.
+// Causal grouped-query attention of one row of each of many texts over a cache of halves or of
+// codes of 8 bits, on the tensor cores from sm_80 on: out = softmax(scale * q * keys^T) * values.
 //
 //   a block owns a text's row, up to 8 heads of a key/value head's group and a part of the positions; each of its warps
 //   takes every fourth tile of 16 positions, from memory to the fragments of the products:
@@ -10,6 +10,8 @@
 //   comes last adds theirs, in their order
 //
 // Queries and weights are two halves each, the second what the first leaves, so that products lose next to nothing.
+// Codes of 8 bits become halves in registers: keys fp16, and values bf16, which has room for weights times any scale. A
+// key's scale is taken into its scores, a value's into its weights.
 // Where the rows of a tile are not seen, the row beside them is read in their place, with a weight of 0: what a query
 // does not see does not reach it.
 //
@@ -19,12 +21,6 @@
 
 constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
 
-template <bool BF16> DEV u32 pair(float low, float high) {
-  if constexpr (BF16)
-    return bf16_pair(low, high);
-  else
-    return half_pair(low, high);
-}
 // What is left of two floats by the pair that they became.
 template <bool BF16> DEV u32 rest(float low, float high, u32 taken) {
   const FloatType type = BF16 ? FloatType::BF16 : F16;
@@ -33,25 +29,64 @@ template <bool BF16> DEV u32 rest(float low, float high, u32 taken) {
 
 // A lane's words of a tile, 8 elements of a row each; of keys rows lane / 4 and + 8, elements 8 (lane % 4) of each 32;
 // of values rows 2 (lane % 4), + 1, + 8, + 9, elements 8 (lane / 4) of each 64.
-template <int HEAD> struct Tile {
-  u32 keys[HEAD / 32][2][4], values[HEAD / 64][4][4];
+template <int HEAD, KvType KV> struct Tile {
+  typedef typename Choice<KV == CODES, u8, u16>::Type Element;
+  static constexpr u32 WORDS = KV == CODES ? 2 : 4;
+  u32 keys[HEAD / 32][2][WORDS], values[HEAD / 64][4][WORDS];
+  float key_scales[2], value_scales[2];  // of rows lane / 4 and + 8, where elements are codes
 
-  __device__ __forceinline__ static void load(u32 (&w)[4], const u16* row, u32 element, u32 head_size) {
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (element < head_size) v = load_once(row + element);
-    w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+  __device__ __forceinline__ static void load(u32 (&w)[WORDS], const Element* row, u32 element, u32 head_size) {
+    if constexpr (KV == CODES) {
+      uint2 v = make_uint2(0, 0);
+      if (element < head_size) v = load_8_once(row + element);
+      w[0] = v.x, w[1] = v.y;
+    } else {
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (element < head_size) v = load_once(row + element);
+      w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;
+    }
+  }
+
+  // Keys of 16 elements as the products take them: of halves words 2 e and 2 e + 1 of both rows, elements in order; of
+  // codes word e, elements 0, 2, 1, 3 of each four.
+  __device__ __forceinline__ void keys_of(u32 (&a)[4], u32 i, u32 e) const {
+    if constexpr (KV == CODES) {
+      u32 first[2], second[2];
+      halves_of_codes<false>(keys[i][0][e], first);
+      halves_of_codes<false>(keys[i][1][e], second);
+      a[0] = first[0], a[1] = second[0], a[2] = first[1], a[3] = second[1];
+    } else {
+      a[0] = keys[i][0][2 * e], a[1] = keys[i][1][2 * e], a[2] = keys[i][0][2 * e + 1], a[3] = keys[i][1][2 * e + 1];
+    }
+  }
+
+  // Values of all positions of elements 2 j and 2 j + 1 of a lane's 8, transposed.
+  __device__ __forceinline__ void values_of(u32 (&a)[4], u32 i, u32 j) const {
+    const u32(&v)[4][WORDS] = values[i];
+    if constexpr (KV == CODES) {
+      const u32 selected = j % 2 ? 0x7632 : 0x5410;
+      u32 first[2], second[2];
+      halves_of_codes<true>(__byte_perm(v[0][j / 2], v[1][j / 2], selected), first);
+      halves_of_codes<true>(__byte_perm(v[2][j / 2], v[3][j / 2], selected), second);
+      a[0] = first[0], a[1] = first[1], a[2] = second[0], a[3] = second[1];
+    } else {
+      a[0] = __byte_perm(v[0][j], v[1][j], 0x5410), a[1] = __byte_perm(v[0][j], v[1][j], 0x7632);
+      a[2] = __byte_perm(v[2][j], v[3][j], 0x5410), a[3] = __byte_perm(v[2][j], v[3][j], 0x7632);
+    }
   }
 };
 
 // HEAD: size of a head, rounded up to 64.
-template <int HEAD, bool BF16>
+template <int HEAD, KvType KV>
 __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
                                            : HEAD <= 128 ? 3
                                                          : 2) flash_decoding(const Params p) {
 #if __CUDA_ARCH__ >= 800
   constexpr u32 TILE = 16, COLUMNS = 8;  // positions; heads
+  constexpr bool BF16_KEYS = KV == BFLOATS, BF16_VALUES = KV != HALVES;  // in the products
   constexpr u32 PITCH = HEAD + 32;  // of queries: eight lanes read 16 bytes each from all banks
-  constexpr float LIFT = BF16 ? 0 : 14;  // weights are 2^LIFT times as large: what the second half leaves is small
+  constexpr float LIFT =
+      BF16_VALUES ? 0 : 14;  // weights are 2^LIFT times as large: what the second half leaves is small
   __shared__ __align__(16) u16 queries[2][COLUMNS][PITCH];
   __shared__ float factors[COLUMNS], greatest_of[WARPS][COLUMNS], weight_of[WARPS][COLUMNS];
   __shared__ __align__(8) float left[WARPS][COLUMNS][HEAD + 8];
@@ -70,25 +105,30 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
 
   // ---- the first tile is asked for, before the kernel ahead has ended where that does not write to it
   const u64 of_head = u64(kv_head) * p.capacity;
-  const u16* const keys = static_cast<const u16*>(p.keys) + of_head * p.head_size;
-  const u16* const values = static_cast<const u16*>(p.values) + of_head * p.head_size;
-  Tile<HEAD> t;
+  typedef typename Tile<HEAD, KV>::Element Element;
+  const Element* const keys = static_cast<const Element*>(p.keys) + of_head * p.head_size;
+  const Element* const values = static_cast<const Element*>(p.values) + of_head * p.head_size;
+  Tile<HEAD, KV> t;
   // Rows that are not seen are one that is.
-  const auto row_at = [&](const u16* all, u32 slot, u32 tile, u32 i) {
-    return all + (slot + (min(max(tile + i, from), to - 1) - tile)) * p.head_size;
+  const auto slot_at = [&](u32 slot, u32 tile, u32 i) { return slot + (min(max(tile + i, from), to - 1) - tile); };
+  const auto row_at = [&](const Element* all, u32 slot, u32 tile, u32 i) {
+    return all + slot_at(slot, tile, i) * p.head_size;
   };
   const auto load_keys = [&](u32 slot, u32 tile) {
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
-      const u16* const of_row = row_at(keys, slot, tile, g + 8 * r);
+      const Element* const of_row = row_at(keys, slot, tile, g + 8 * r);
+      if (KV == CODES) t.key_scales[r] = load_l2(p.key_scales + of_head + slot_at(slot, tile, g + 8 * r));
 #pragma unroll
       for (u32 i = 0; i < HEAD / 32; i++) t.load(t.keys[i][r], of_row, 32 * i + 8 * c, p.head_size);
     }
   };
   const auto load_values = [&](u32 slot, u32 tile) {
+    for (u32 r = 0; KV == CODES && r < 2; r++)
+      t.value_scales[r] = load_l2(p.value_scales + of_head + slot_at(slot, tile, g + 8 * r));
 #pragma unroll
     for (u32 r = 0; r < 4; r++) {
-      const u16* const of_row = row_at(values, slot, tile, 2 * c + r % 2 + r / 2 * 8);
+      const Element* const of_row = row_at(values, slot, tile, 2 * c + r % 2 + r / 2 * 8);
 #pragma unroll
       for (u32 i = 0; i < HEAD / 64; i++) t.load(t.values[i][r], of_row, 64 * i + 8 * g, p.head_size);
     }
@@ -108,22 +148,23 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
     float x[HEAD / 64][2], most = 0;
 #pragma unroll
     for (u32 i = 0; i < HEAD / 64; i++) {
-      const u32 d = 64 * i + 2 * lane;
+      // Beside codes elements lie in the order of `keys_of`.
+      const u32 d = 64 * i + (KV == CODES ? 4 * (lane / 2) + lane % 2 : 2 * lane);
       const bool there = h < columns && d < p.head_size;
       x[i][0] = there ? query[d] : 0;
-      x[i][1] = there ? query[d + 1] : 0;
+      x[i][1] = there ? query[d + (KV == CODES ? 2 : 1)] : 0;
       most = fmaxf(most, fmaxf(fabsf(x[i][0]), fabsf(x[i][1])));
     }
     // The power of two that brings the largest element between 2^14 and 2^15, and its inverse.
     const u32 exponent = min(max(268 - int(__float_as_uint(warp_max(most)) >> 23), 1), 253);
-    const float up = BF16 ? 1 : __uint_as_float(exponent << 23),
-                down = BF16 ? 1 : __uint_as_float((254 - exponent) << 23);
+    const float up = BF16_KEYS ? 1 : __uint_as_float(exponent << 23),
+                down = BF16_KEYS ? 1 : __uint_as_float((254 - exponent) << 23);
 #pragma unroll
     for (u32 i = 0; i < HEAD / 64; i++) {
       const float a = x[i][0] * up, b = x[i][1] * up;
-      const u32 high = pair<BF16>(a, b), d = 64 * i + 2 * lane;
+      const u32 high = pair<BF16_KEYS>(a, b), d = 64 * i + 2 * lane;
       *reinterpret_cast<u32*>(&queries[0][h][d]) = high;
-      *reinterpret_cast<u32*>(&queries[1][h][d]) = rest<BF16>(a, b, high);
+      *reinterpret_cast<u32*>(&queries[1][h][d]) = rest<BF16_KEYS>(a, b, high);
     }
     if (lane == 0) factors[h] = p.scale * LOG2_E * down;
   }
@@ -146,11 +187,13 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
       load_shared(low, shared_address(&queries[1][g][32 * i + 8 * c]));
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        const u32 a[4] = {t.keys[i][0][2 * e], t.keys[i][1][2 * e], t.keys[i][0][2 * e + 1], t.keys[i][1][2 * e + 1]};
-        mma_sync<BF16>(s, a, high[2 * e], high[2 * e + 1]);
-        mma_sync<BF16>(less, a, low[2 * e], low[2 * e + 1]);
+        u32 a[4];
+        t.keys_of(a, i, e);
+        mma_sync<BF16_KEYS>(s, a, high[2 * e], high[2 * e + 1]);
+        mma_sync<BF16_KEYS>(less, a, low[2 * e], low[2 * e + 1]);
       }
     }
+    const float of_keys[2] = {KV == CODES ? t.key_scales[0] : 1, KV == CODES ? t.key_scales[1] : 1};
     if (next < to) load_keys(next_slot, next);
 
     float shrink[2];
@@ -162,7 +205,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
       for (u32 r = 0; r < 2; r++) {
         const u32 position = tile + g + 8 * r;
         float& score = s[2 * r + h];
-        score = (HEAD <= 128 ? score + of_rest[2 * r + h] : score) * factor;
+        score = (HEAD <= 128 ? score + of_rest[2 * r + h] : score) * (KV == CODES ? factor * of_keys[r] : factor);
         if (changes) {
           const float slope = slope_of(p, first_head + min(2 * c + h, columns - 1));
           score = changed(score, p, slope, int(position) - int(end) + 1);
@@ -181,21 +224,21 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
     }
 #pragma unroll
     for (u32 r = 0; r < 2; r++) {
-      const u32 taken = pair<BF16>(s[2 * r], s[2 * r + 1]);
+      if (KV == CODES) s[2 * r] *= t.value_scales[r], s[2 * r + 1] *= t.value_scales[r];
+      const u32 taken = pair<BF16_VALUES>(s[2 * r], s[2 * r + 1]);
       high[r] = transpose_8x8(taken);
-      low[r] = transpose_8x8(rest<BF16>(s[2 * r], s[2 * r + 1], taken));
+      low[r] = transpose_8x8(rest<BF16_VALUES>(s[2 * r], s[2 * r + 1], taken));
     }
 #pragma unroll
     for (u32 i = 0; i < HEAD / 64; i++) {
 #pragma unroll
       for (u32 j = 0; j < 4; j++) {
-        const u32(&v)[4][4] = t.values[i];
-        const u32 a[4] = {__byte_perm(v[0][j], v[1][j], 0x5410), __byte_perm(v[0][j], v[1][j], 0x7632),
-                          __byte_perm(v[2][j], v[3][j], 0x5410), __byte_perm(v[2][j], v[3][j], 0x7632)};
+        u32 a[4];
+        t.values_of(a, i, j);
         float (&sum)[4] = sums[i][j];
         sum[0] *= shrink[0], sum[1] *= shrink[1], sum[2] *= shrink[0], sum[3] *= shrink[1];
-        mma_sync<BF16>(sum, a, high[0], high[1]);
-        mma_sync<BF16>(sum, a, low[0], low[1]);
+        mma_sync<BF16_VALUES>(sum, a, high[0], high[1]);
+        mma_sync<BF16_VALUES>(sum, a, low[0], low[1]);
       }
     }
     if (next < to) load_values(next_slot, next);

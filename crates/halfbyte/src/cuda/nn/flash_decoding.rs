@@ -1,14 +1,14 @@
 //! When `flash_decoding.cu` runs, and how it is launched: attention of one row of each text on tensor cores.
 
-use super::attention::{KvCache, LARGEST_HEAD, PART_LENGTH, Params};
+use super::attention::{LARGEST_HEAD, PART_LENGTH, Params};
+use super::kv_cache::{KvCache, on_tensor_cores};
 use super::{launch, overlapping};
 use crate::cuda::Gpu;
 use crate::cuda::driver::Launch;
 use crate::cuda::parameters::Parameters;
 use crate::cuda::sources::{Instance, Source};
 use crate::error::Result;
-use crate::kernel::Heads;
-use crate::tensor::Float;
+use crate::kernel::{Heads, KvType};
 
 static SOURCE: Source =
     Source { path: "nn/flash_decoding.cu", text: include_str!("flash_decoding.cu"), parameters: &[Params::LAYOUT] };
@@ -17,32 +17,28 @@ static SOURCE: Source =
 const THREADS: u32 = 128;
 const COLUMNS: usize = 8;
 
-/// Of either type, for heads of this size; none for heads that it does not take.
-pub(super) fn instances(head_size: usize) -> Vec<Instance> {
-    let types = if takes(head_size) { vec![false, true] } else { vec![] };
-    types.into_iter().map(|bf16| instance(head_size, bf16)).collect()
+/// Those for heads of this size and the types among these that it takes; none for heads that it does not take.
+pub(super) fn instances(head_size: usize, kv: &[KvType]) -> Vec<Instance> {
+    let types = if takes(head_size) { kv } else { &[] };
+    types.iter().filter_map(|&kv| instance(head_size, kv)).collect()
 }
 
-fn instance(head_size: usize, bf16: bool) -> Instance {
-    Instance::new(&SOURCE, format!("flash_decoding<{}, {bf16}>", head_size.next_multiple_of(64)))
+fn instance(head_size: usize, kv: KvType) -> Option<Instance> {
+    let kv = on_tensor_cores(kv)?;
+    Some(Instance::new(&SOURCE, format!("flash_decoding<{}, {kv}>", head_size.next_multiple_of(64))))
 }
 
-/// Whether rows of keys are whole pieces of 16 bytes.
+/// Whether rows of keys are whole pieces of 8 elements.
 fn takes(head_size: usize) -> bool {
     head_size.is_multiple_of(8) && (1..=LARGEST_HEAD).contains(&head_size)
 }
 
 /// The kernel for this cache; none: it is not for the processor, the type or the heads.
 pub(super) fn kernel(gpu: &Gpu, cache: &KvCache) -> Option<Instance> {
-    let bf16 = match cache.dtype() {
-        Float::F16 => false,
-        Float::BF16 => true,
-        Float::F32 => return None,
-    };
     let head_size = cache.heads().head_size;
     // Where a row lies among those of its head is counted in 32 bits.
     let counts = cache.capacity().saturating_mul(head_size) < 1 << 32;
-    (gpu.caps().arch.number >= 80 && takes(head_size) && counts).then(|| instance(head_size, bf16))
+    instance(head_size, cache.kv()).filter(|_| gpu.caps().arch.number >= 80 && takes(head_size) && counts)
 }
 
 /// Blocks that run at a time, as the source bounds its registers.

@@ -23,6 +23,7 @@ mod experts_gemv;
 mod flash_decoding;
 mod floats;
 mod gate;
+mod kv_cache;
 mod layer_norm;
 mod mean;
 mod persistent_decode;
@@ -35,18 +36,19 @@ pub use add::{add, add_codes, add_to};
 pub use argmax::{Step, argmax};
 pub use assign::{Assignment, Deal};
 pub use attention::{
-    Attention, AttentionWorkspace, FEW_QUERIES, KvCache, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
+    Attention, AttentionWorkspace, FEW_QUERIES, LARGEST_HEAD, PAGE_LENGTH, PART_LENGTH, Rows, attention,
     attention_kernel,
 };
 pub use collectives::{Collectives, Mailbox, Neighbours, Update};
 pub use columns::columns;
 pub use dense::{Call as DenseCall, Dense};
-pub use embed::embed;
+pub use embed::{Table, embed};
 pub use expert_layer::{ExpertLayer, ExpertRoom};
 pub use experts::{combine_experts, gather, rounding_error, route};
 pub use experts_gemv::{ChosenRows, ExpertWeight, ExpertsGemv};
 pub use floats::FloatBuffer;
 pub use gate::{Gate, gate, gate_quantized};
+pub use kv_cache::{KvCache, KvView};
 pub use layer_norm::LayerNorm;
 pub use mean::{mean, mean_codes};
 pub use persistent_decode::{
@@ -62,28 +64,30 @@ use super::driver::Launch;
 use super::matmul::QuantizedForm;
 use super::sources::Instance;
 use crate::error::{Error, Result};
+use crate::kernel::KvType;
 
 /// Blocks of a launch in its first direction, at most.
 const MOST_BLOCKS: usize = i32::MAX as usize;
 /// And in the others.
 const MOST_BLOCKS_ACROSS: usize = 65_535;
 
-/// Every kernel that a model with heads of this size and Llama's steps runs, but for [`quantized_instances`]; without one, those of other networks too, and enough that nothing in the sources is left out.
-pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
+/// Every kernel that a model with heads of this size and Llama's steps runs, but for [`quantized_instances`], with keys and values of one
+/// of these types; without a size, those of other networks too, and enough that nothing in the sources is left out.
+pub fn instances(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
     let mut all =
         vec![embed::instance(), gate::instance(), argmax::instance(), sample::instance(), columns::instance()];
     if head_size.is_none() {
         all.extend([rms_norm::quantized_instances(), gate::quantized_instances()].concat());
         all.extend([add::instances(), mean::instances()].concat());
-        all.extend(instances_of_some_models(None));
+        all.extend(instances_of_some_models(None, kv));
         all.extend(instances_of_ranks());
     }
     all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
     let heads = head_size.map_or_else(|| vec![64, 80, 128, LARGEST_HEAD], |size| vec![size]);
-    all.extend(heads.iter().copied().flat_map(attention_mma::instances));
-    all.extend(heads.into_iter().flat_map(flash_decoding::instances));
+    all.extend(heads.iter().flat_map(|&size| attention_mma::instances(size, kv, false)));
+    all.extend(heads.iter().flat_map(|&size| flash_decoding::instances(size, kv)));
     all.extend(dense::instances(false));
     if head_size.is_none() {
         all.extend(dense::instances(true));
@@ -91,9 +95,9 @@ pub fn instances(head_size: Option<usize>) -> Vec<Instance> {
     all
 }
 
-/// Kernels that models with more than Llama's steps run besides, with heads of this size; without one, enough that nothing in the sources
-/// is left out.
-pub fn instances_of_some_models(head_size: Option<usize>) -> Vec<Instance> {
+/// Kernels that models with more than Llama's steps run besides, with heads of this size, and keys and values of one of these types; without
+/// a size, enough that nothing in the sources is left out.
+pub fn instances_of_some_models(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
     let mut all = vec![soft_cap::instance()];
     all.extend(layer_norm::instances());
     all.extend(experts::instances());
@@ -102,7 +106,7 @@ pub fn instances_of_some_models(head_size: Option<usize>) -> Vec<Instance> {
         all.extend(add::instances());
     }
     let heads = head_size.map_or_else(|| vec![64, LARGEST_HEAD], |size| vec![size]);
-    all.extend(heads.into_iter().flat_map(attention_mma::changed_instances));
+    all.extend(heads.into_iter().flat_map(|size| attention_mma::instances(size, kv, true)));
     all
 }
 

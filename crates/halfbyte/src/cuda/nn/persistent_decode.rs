@@ -1,8 +1,8 @@
 //! Launches of `persistent_decode.cu`: all layers of a step of one token in one kernel.
 
-use super::attention::KvCache;
 use super::collectives::Neighbours;
 use super::floats::float_type;
+use super::kv_cache::KvCache;
 use super::rope::{HeadNorms, Rope};
 use super::{narrow, same_length};
 use crate::cuda::driver::{Arg, Buffer, FloatView, FloatViewMut, Inbox, Launch, Stream, View};
@@ -374,7 +374,7 @@ impl PersistentDecode {
     pub fn new(gpu: &Gpu, stream: &Stream, plan: Plan, layers: &[StepLayer<'_>], cache: &KvCache) -> Result<Self> {
         let Sizes { hidden, heads, .. } = plan.sizes;
         same_length(OP, "layers", Some(plan.layers), layers.len())?;
-        if cache.heads() != heads || cache.dtype() != plan.dtype || cache.capacity() == 0 {
+        if cache.heads() != heads || cache.kv() != plan.dtype.into() || cache.capacity() == 0 {
             return Err(Error::invalid(OP, "a cache of the model's heads and type, with room", "another"));
         }
         let mut table = Vec::with_capacity(layers.len());

@@ -5,6 +5,7 @@
 //       cosine and sine of each pair's angle, once for the block
 //       with norms: a query or key head becomes head / sqrt(mean(head^2) + eps) * weight as it is read
 //       a query head: rotated in place;  a key head: rotated into the cache;  a value head: copied into the cache
+//       a cache of codes of 8 bits: scale = max |element| / 127, codes = element / scale, rounded to the nearest
 //
 // Element i is paired with element i + pairs; a model without rotations has 0 pairs. Angles are in turns and in double
 // precision, so that far positions lose nothing and the reduction to one turn is exact.
@@ -20,12 +21,14 @@ struct Params {
   float* qkv;  // [rows][heads + 2 kv_heads][head_size]
   void* keys;  // of one layer: [kv_heads][capacity][head_size]
   void* values;  // likewise
+  float* key_scales;  // of codes of 8 bits, [kv_heads][capacity]; null: keys and values are floats
+  float* value_scales;  // likewise
   const double* turns;  // [pairs]: of a position
   const u32* positions;  // [rows], each in its text
   const u32* slots;  // [rows], where each lies in the cache
   u64 capacity;
   u32 heads, kv_heads, head_size, pairs;
-  FloatType kind;  // of the cache
+  FloatType kind;  // of a cache of floats
   float eps;  // of the norms
   const float *query_norm, *key_norm;  // weights [head_size], with norms
 };
@@ -65,6 +68,35 @@ struct Head {
 #pragma unroll
     for (u32 j = 0; j < LARGEST_HEAD / 32; j++) alone[j] *= factor * weight.alone[j];
   }
+
+  // Rotates the pairs by their angles.
+  __device__ __forceinline__ void rotate(const float2 (&angles)[MOST_PAIRS], u32 pairs) {
+#pragma unroll
+    for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
+      const u32 i = threadIdx.x % 32 + 32 * j;
+      if (i >= pairs) break;
+      const float a = first[j], b = second[j], cosine = angles[i].x, sine = angles[i].y;
+      first[j] = a * cosine - b * sine;
+      second[j] = fmaf(b, cosine, a * sine);
+    }
+  }
+
+  // The scale of codes for it, as the caches of CPUs have it; NaN where an element is none or infinite. All lanes of the
+  // warp together.
+  __device__ __forceinline__ float scale() const {
+    float greatest = 0;
+    bool finite = true;
+    const auto add = [&](float v) {
+      greatest = fmaxf(greatest, fabsf(v));
+      finite &= fabsf(v) < __uint_as_float(0x7f800000);
+    };
+#pragma unroll
+    for (u32 j = 0; j < MOST_PAIRS / 32; j++) add(first[j]), add(second[j]);
+#pragma unroll
+    for (u32 j = 0; j < LARGEST_HEAD / 32; j++) add(alone[j]);
+    if (!__all_sync(ALL_LANES, finite)) return __uint_as_float(0x7fc00000);
+    return fmaxf(__fdiv_rn(warp_max(greatest), 127.f), 0x1p-126f);
+  }
 };
 
 template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
@@ -94,21 +126,27 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const P
   if (!there) return;
   if (NORMS && !is_value) own.norm(weight, p.head_size, p.eps);
   const u32 kv_head = is_value ? head - rotated : head - p.heads;
-  void* cache = is_value ? p.values : p.keys;
-  const u64 place = (u64(kv_head) * p.capacity + slot) * p.head_size;
-  auto store = [&](u32 i, float value) {
+  if (!is_value) own.rotate(angles, pairs);
+  const u64 vector = u64(kv_head) * p.capacity + slot;
+  void* const cache = is_value ? p.values : p.keys;
+  float* const scales = is_value ? p.value_scales : p.key_scales;
+  const bool codes = !is_query && scales;
+  const float scale = codes ? own.scale() : 0;
+  if (codes && lane == 0) scales[vector] = scale;
+  const auto store = [&](u32 i, float value) {
     if (is_query)
       from[i] = value;
+    else if (codes)  // of a scale that is NaN the code is 0
+      static_cast<signed char*>(cache)[vector * p.head_size + i] = __float2int_rn(__fdiv_rn(value, scale));
     else
-      store_float(cache, place + i, value, p.kind);
+      store_float(cache, vector * p.head_size + i, value, p.kind);
   };
 #pragma unroll
   for (u32 j = 0; j < MOST_PAIRS / 32; j++) {
     const u32 i = lane + 32 * j;
     if (i >= pairs) break;
-    const float a = own.first[j], b = own.second[j], cosine = angles[i].x, sine = angles[i].y;
-    store(i, a * cosine - b * sine);
-    store(i + pairs, fmaf(b, cosine, a * sine));
+    store(i, own.first[j]);
+    store(i + pairs, own.second[j]);
   }
   if (is_query && !NORMS) return;
 #pragma unroll

@@ -1,7 +1,6 @@
 //! Launches of `rope.cu`: positions come into queries and keys, and keys and values into the cache.
 
-use super::attention::KvCache;
-use super::floats::float_type;
+use super::kv_cache::{KvCache, element_type};
 use super::{launch, narrow, overlapping, rows_of, same_length};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, Buffer, Stream, View, ViewMut};
@@ -30,6 +29,8 @@ parameters! {
         qkv: u64,
         keys: u64,
         values: u64,
+        key_scales: u64,
+        value_scales: u64,
         turns: u64,
         positions: u64,
         slots: u64,
@@ -113,8 +114,8 @@ impl Rope {
     /// `layer` of the cache, where the value heads go too. No two rows have the same slot.
     ///
     /// Rows beyond the cache's capacity are left out. *Accuracy:* absolute error ≤ 3·2⁻²⁴ of the pair's norm, before it is
-    /// rounded to the cache's type; with head norms, (head_size/8 + 19)·2⁻²⁴ of the normed pair's norm, as long as the squares
-    /// stay in the range of f32. *Errors:* lengths that do not fit, heads smaller than what is rotated, a layer that the cache
+    /// rounded to the cache's type (codes of 8 bits by the rule of [`crate::kernel::KvType::Int8`]); with head norms,
+    /// (head_size/8 + 19)·2⁻²⁴ of the normed pair's norm, as long as the squares stay in the range of f32. *Errors:* lengths that do not fit, heads smaller than what is rotated, a layer that the cache
     /// does not have.
     pub fn apply(
         &self,
@@ -144,6 +145,8 @@ impl Rope {
             qkv: qkv.pointer(),
             keys: keys.pointer(),
             values: values.pointer(),
+            key_scales: keys.scales(),
+            value_scales: values.scales(),
             turns: self.turns.pointer(),
             positions: positions.pointer(),
             slots: slots.pointer(),
@@ -152,7 +155,7 @@ impl Rope {
             kv_heads: narrow(OP, "heads", heads.kv_heads)?,
             head_size: narrow(OP, "a head", heads.head_size)?,
             pairs: narrow(OP, "pairs", self.turns.len())?,
-            kind: float_type(cache.dtype()),
+            kind: element_type(cache.kv()),
             eps: norms.map_or(0.0, |norms| norms.eps),
             query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
             key_norm: norms.map_or(0, |norms| norms.keys.pointer()),

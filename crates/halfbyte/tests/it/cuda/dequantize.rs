@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream};
 use halfbyte::cuda::matmul::dequantize_cublaslt::{self as floor, SLAB_BYTES};
 use halfbyte::cuda::matmul::{self, Call, Epilogue, KERNELS, Packed, dequantize};
+use halfbyte::cuda::nn::{self, Table};
 use halfbyte::cuda::{Caps, Gpu, Workspace};
 use halfbyte::format::FORMATS;
 use halfbyte::format::reference::{self, Bound};
@@ -158,6 +159,45 @@ fn weights_are_those_of_the_reference_rounded_once() {
         }
         let all = KERNELS.iter().filter(|kernel| kernel.packs && (kernel.serves)(gpu.caps().arch));
         assert!(all.clone().all(|kernel| layouts.contains(kernel.layout)), "{layouts:?}");
+    }
+}
+
+/// An embedding of codes: rows by number, as in the reference times a scale.
+#[test]
+fn rows_that_are_chosen_are_those_of_the_reference() {
+    for gpu in gpus() {
+        let (stream, mut random) = (gpu.stream().unwrap(), Random(27));
+        let quantized = ["w4a8-g32", "w8a8-g128-asym"].map(str::to_owned);
+        for name in formats().into_iter().chain(quantized) {
+            for ([n, k], act_order) in
+                [[130, 300], [64, 128], [37, 20], [330, 1032]].map(|s| [(s, false), (s, true)]).concat()
+            {
+                let w = with_zeros_in_bytes(random.qtensor(parse(&name).weight, [n, k], act_order));
+                let expected = reference::dequantize(&w);
+                // Some are other ranks': before the first of this one, and behind its last.
+                let first = 5usize;
+                let tokens: Vec<u32> = (0..40).map(|_| random.below(n + 10) as u32).chain([5, n as u32 + 4]).collect();
+                let mut on_device = gpu.context().allocate(tokens.len()).unwrap();
+                stream.upload(&tokens, on_device.view_mut()).unwrap();
+                for packed in packed(&gpu, &stream, &w, &name) {
+                    for scale in [1.0f32, 19.6] {
+                        let what = format!("{name} {n} × {k} of {}, act-order {act_order}", packed.layout());
+                        let mut floats = Floats::new(&gpu, &stream, Float::F32, tokens.len() * k);
+                        let FloatViewMut::F32(out) = floats.view_mut(tokens.len() * k) else { panic!("f32") };
+                        let table = (Table::Codes(&packed), first);
+                        nn::embed(&gpu, &stream, table, k, on_device.view(), scale, out).unwrap();
+                        let got = floats.read(&stream, &what);
+                        for (&token, got) in tokens.iter().zip(got.chunks_exact(k)) {
+                            let row = (token as usize).checked_sub(first).filter(|&row| row < n);
+                            for (column, got) in got.iter().enumerate() {
+                                let want = row.map_or(0.0, |row| expected[row * k + column] as f32 * scale);
+                                assert_eq!(got.to_bits(), want.to_bits(), "{what}: {token}, {column}: {got}, {want}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 

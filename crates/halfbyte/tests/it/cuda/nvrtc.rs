@@ -9,7 +9,7 @@ use halfbyte::cuda::nvrtc::Nvrtc;
 use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::tiled::{Form, Tile};
 use halfbyte::cuda::{Caps, conv, int8, nn, roofline};
-use halfbyte::kernel::Activation;
+use halfbyte::kernel::{Activation, KvType};
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Error, Float};
 use rayon::prelude::*;
@@ -103,7 +103,7 @@ fn compile_and_compare(step: usize) {
         let of_bytes = int8::KERNELS.iter().filter(|kernel| (kernel.serves)(arch)).map(|kernel| (kernel.instances)());
         let of_hopper = if arch.is_hopper() { nn::instances_of_hopper() } else { Vec::new() };
         let of_ampere = if arch.number >= 80 { nn::instances_of_ampere() } else { Vec::new() };
-        let others = [nn::instances(None), of_ampere, of_hopper, matmul::auxiliary()];
+        let others = [nn::instances(None, &KvType::ALL), of_ampere, of_hopper, matmul::auxiliary()];
         for mut instances in products.chain(convolutions).chain(of_bytes).chain(others) {
             instances.retain(|instance| seen.insert(instance.to_string()));
             instances.sort_by_key(Instance::to_string);

@@ -7,6 +7,7 @@ use halfbyte::cuda::matmul::KERNELS;
 use halfbyte::cuda::parameters::{FieldLayout, StructLayout};
 use halfbyte::cuda::sources::{Arch, Instance, Source};
 use halfbyte::cuda::{conv, int8, matmul, nn};
+use halfbyte::kernel::KvType;
 use rayon::prelude::*;
 use std::collections::HashMap;
 
@@ -18,7 +19,7 @@ fn one_of_each_source() -> Vec<Instance> {
     let all = products
         .chain(convolutions)
         .chain(of_bytes)
-        .chain(nn::instances(None))
+        .chain(nn::instances(None, &KvType::ALL))
         .chain(nn::instances_of_ampere())
         .chain(nn::instances_of_hopper())
         .chain(matmul::auxiliary());

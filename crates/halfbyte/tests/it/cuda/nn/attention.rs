@@ -1,5 +1,6 @@
 //! Attention over the cache, and what brings rows there: norms of heads and rotations.
 
+mod cached;
 mod texts;
 
 use super::{Bench, TYPES, bits, close};
@@ -7,11 +8,11 @@ use crate::cuda::gpus;
 use crate::data::Random;
 use halfbyte::Float;
 use halfbyte::cuda::Gpu;
-use halfbyte::cuda::driver::{Buffer, ViewMut};
+use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::nn::{
     self, Attention, AttentionWorkspace, FEW_QUERIES, HeadNorms, KvCache, NewRows, PAGE_LENGTH, PART_LENGTH, Rope, Rows,
 };
-use halfbyte::kernel::Heads;
+use halfbyte::kernel::{Heads, KvType};
 
 /// A text in one layer on the device and, rotated and rounded as there, in f64.
 struct Text<'a> {
@@ -55,22 +56,18 @@ const MOST_TEXTS: usize = 40;
 const EPS: f32 = 1e-6;
 
 impl<'a> Text<'a> {
-    fn new(gpu: &'a Gpu, heads: Heads, rotated: usize, dtype: Float) -> Self {
-        Self::with_capacity(gpu, heads, rotated, dtype, CAPACITY)
+    fn new(gpu: &'a Gpu, heads: Heads, rotated: usize, kv: KvType) -> Self {
+        Self::with_capacity(gpu, heads, rotated, kv, CAPACITY)
     }
 
-    fn with_capacity(gpu: &'a Gpu, heads: Heads, rotated: usize, dtype: Float, capacity: usize) -> Self {
+    fn with_capacity(gpu: &'a Gpu, heads: Heads, rotated: usize, kv: KvType, capacity: usize) -> Self {
         let bench = Bench::new(gpu);
         let frequencies: Vec<f64> =
             (0..rotated / 2).map(|i| 10_000f64.powf(-2.0 * i as f64 / rotated as f64)).collect();
         let rope = Rope::new(gpu, &bench.stream, &frequencies).unwrap();
-        let cache = KvCache::new(gpu, 3, heads, capacity, dtype).unwrap();
+        let cache = KvCache::new(gpu, 3, heads, capacity, kv).unwrap();
         // NaN wherever nothing was written: it must not be read.
-        for view in cache.layer("test", LAYER).unwrap() {
-            let (pointer, bytes) = (view.pointer(), view.len() * dtype.size_bytes());
-            // SAFETY: nothing else uses the cache now.
-            bench.stream.fill(unsafe { ViewMut::<u8>::from_raw(pointer, bytes) }, 0xff).unwrap();
-        }
+        cached::fill_with_nan(&bench, &cache);
         let workspace = AttentionWorkspace::new(gpu, &bench.stream, heads, MOST_TEXTS, capacity).unwrap();
         let (seen, pages) = Default::default();
         let (window, cap, slopes, sinks, norms) = (None, None, None, None, None);
@@ -161,11 +158,7 @@ impl<'a> Text<'a> {
         let rows = NewRows { qkv: qkv_on_device, positions, slots, norms };
         self.rope.apply(self.bench.gpu, stream, rows, &mut self.cache, LAYER).unwrap();
         let queries = self.bench.read(on_device.view());
-        let [keys, values] = self.cache.layer("test", LAYER).unwrap().map(|view| self.bench.widened(view));
-        let capacity = self.capacity;
-        let cached = |from: &[f32], head: usize, slot: usize| -> Vec<f64> {
-            from[(head * capacity + slot) * size..][..size].iter().map(|&v| f64::from(v)).collect()
-        };
+        let [keys, values] = cached::layer(&self.bench, &self.cache);
         for i in 0..m {
             let head = |h: usize| &qkv[i * row + h * size..][..size];
             for h in 0..heads.heads {
@@ -175,16 +168,12 @@ impl<'a> Text<'a> {
             let (slot, mut of_keys, mut of_values) = (self.slot(first + i), Vec::new(), Vec::new());
             for h in 0..heads.kv_heads {
                 let (key, value) = (head(heads.heads + h), head(heads.heads + heads.kv_heads + h));
-                let got = cached(&keys, h, slot);
+                let vector = h * self.capacity + slot;
                 let (want, bound) = self.expected(key, 1, first + i);
-                let narrow: Vec<f32> = got.iter().map(|&v| v as f32).collect();
-                let dtype = self.cache.dtype();
-                close(&narrow, &want, dtype, bound, 0.0, "k");
-                of_keys.extend(got);
-                let got = cached(&values, h, slot);
-                assert!(
-                    got.iter().zip(value).all(|(&a, &b)| a == f64::from(dtype.round(b)) || a.is_nan() && b.is_nan())
-                );
+                of_keys.extend(keys.checked(vector, &want, bound));
+                let (got, want) = (values.vector(vector), values.rule(value));
+                let same = |(&a, &b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
+                assert!(got.iter().zip(&want).all(same), "value {got:?}, expected {want:?}");
                 of_values.extend(got);
             }
             self.seen[0].push(of_keys);
@@ -245,8 +234,7 @@ impl<'a> Text<'a> {
     /// How so many rows are attended.
     fn computed(&self, rows: usize) -> Computed {
         let (heads, arch) = (self.heads, self.bench.gpu.caps().arch);
-        let on_tensor_cores =
-            self.cache.dtype() != Float::F32 && heads.head_size.is_multiple_of(8) && arch.number >= 80;
+        let on_tensor_cores = self.cache.kv() != KvType::F32 && heads.head_size.is_multiple_of(8) && arch.number >= 80;
         match rows {
             1 if on_tensor_cores => Computed::InTwoHalves,
             _ if on_tensor_cores && rows * heads.group() > FEW_QUERIES => Computed::Rounded,
@@ -254,9 +242,19 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// A query in the cache's type, after a power of two has brought it to where halves are normal.
+    /// The types that queries and weights are rounded to on tensor cores.
+    fn rounded_to(&self) -> [Float; 2] {
+        match self.cache.kv() {
+            KvType::F32 => [Float::F32; 2],
+            KvType::F16 => [Float::F16; 2],
+            KvType::Bf16 => [Float::BF16; 2],
+            KvType::Int8 => [Float::F16, Float::BF16],
+        }
+    }
+
+    /// A query in the type of those in products, after a power of two has brought it to where halves are normal.
     fn rounded(&self, mut query: Vec<f64>) -> Vec<f64> {
-        let (dtype, most) = (self.cache.dtype(), query.iter().fold(0f64, |a, v| a.max(v.abs())));
+        let ([dtype, _], most) = (self.rounded_to(), query.iter().fold(0f64, |a, v| a.max(v.abs())));
         let up = if dtype == Float::F16 && most > 0.0 { (14.0 - most.log2().floor()).exp2() } else { 1.0 };
         query.iter_mut().for_each(|v| *v = f64::from(dtype.round((*v * up) as f32)) / up);
         query
@@ -289,12 +287,13 @@ impl<'a> Text<'a> {
         let changes = self.cap.is_some() || self.slopes.is_some();
         let of_changes = if changes { 8.0 * (t + f64::from(self.cap.unwrap_or(0.0)) + 16.0) } else { 0.0 };
         let n = seen.len() as f64;
-        let (of_sums, u) = (n / 8.0 + size as f64 + 64.0 + 4.0 * t * size as f64, self.cache.dtype().unit_roundoff());
+        let of_sums = n / 8.0 + size as f64 + 64.0 + 4.0 * t * size as f64;
+        let [q, u] = self.rounded_to().map(Float::unit_roundoff);
         let on_tensor_cores = 2.0 * n + size as f64 + 64.0 + 8.0 * t * size as f64;
         let (units, roundoff, absolute) = match computed {
             Computed::Exactly => (of_sums, 0.0, 0.0),
             Computed::Rounded => (on_tensor_cores, u, 0.0),
-            Computed::InTwoHalves => (on_tensor_cores, 0.0, 2.0 * u * u + (4.0 * u * u * t).exp_m1()),
+            Computed::InTwoHalves => (on_tensor_cores, 0.0, 2.0 * u * u + (4.0 * q * q * t).exp_m1()),
         };
         let what = format!("position {position}, head {h} of {:?}", self.heads);
         for (d, &got) in kv.zip(got) {
@@ -320,10 +319,10 @@ fn attention_over_the_cache_is_within_the_bound() {
             if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
                 continue;
             }
-            for (j, dtype) in TYPES.into_iter().enumerate() {
+            for (j, kv) in KvType::ALL.into_iter().enumerate() {
                 let mut text = match (i + j) % 3 {
-                    0 => Text::with_capacity(&gpu, heads, rotated, dtype, 5 * PAGE_LENGTH).shuffled(&mut random),
-                    _ => Text::new(&gpu, heads, rotated, dtype),
+                    0 => Text::with_capacity(&gpu, heads, rotated, kv, 5 * PAGE_LENGTH).shuffled(&mut random),
+                    _ => Text::new(&gpu, heads, rotated, kv),
                 };
                 // Prompts of several sizes with single steps between, over the borders of runs and parts.
                 let steps = [1, 1, 30, 1, 7, 64, 21, 1, 1, 1, 1, 2, 120, 1, 1, 1, 100, 1];
@@ -340,11 +339,12 @@ fn attention_over_the_cache_is_within_the_bound() {
 fn windows_and_norms_of_heads_are_within_the_bound() {
     for gpu in gpus() {
         let mut random = Random(10);
-        for (i, window) in [1, 2, 31, 32, 33, 127, 128, 129, 130, 200, 300, usize::MAX].into_iter().enumerate() {
-            let (heads, kv_heads, head_size, rotated) = [HEADS[0], HEADS[3], HEADS[6]][i % 3];
-            let mut text = Text::new(&gpu, Heads { heads, kv_heads, head_size }, rotated, TYPES[i / 2 % 3]);
+        let windows = [1, 2, 31, 32, 33, 127, 128, 129, 130, 200, 300, usize::MAX];
+        for (i, (window, kv)) in windows.into_iter().flat_map(|window| KvType::ALL.map(|kv| (window, kv))).enumerate() {
+            let (heads, kv_heads, head_size, rotated) = [HEADS[0], HEADS[3], HEADS[6]][i / 4 % 3];
+            let mut text = Text::new(&gpu, Heads { heads, kv_heads, head_size }, rotated, kv);
             text.window = Some(window);
-            if i % 2 == 0 {
+            if i / 4 % 2 == 0 {
                 text = text.with_norms(&mut random);
             }
             for (step, m) in [1, 30, 1, 97, 1, 1, 60, 1, 1, 130, 1, 1, 50, 1].into_iter().enumerate() {
@@ -356,16 +356,23 @@ fn windows_and_norms_of_heads_are_within_the_bound() {
 }
 
 /// Heads for tests of NaN: of the kernel without and of that with tensor cores.
-const OF_NAN: [(usize, Float); 4] = [(20, Float::F32), (20, Float::F16), (24, Float::F16), (64, Float::BF16)];
+const OF_NAN: [(usize, KvType); 6] = [
+    (20, KvType::F32),
+    (20, KvType::F16),
+    (24, KvType::F16),
+    (64, KvType::Bf16),
+    (20, KvType::Int8),
+    (64, KvType::Int8),
+];
 
 #[test]
 fn nan_reaches_nobody_whose_window_it_has_left() {
     for gpu in gpus() {
         let mut random = Random(11);
-        for (size, dtype) in OF_NAN {
+        for (size, kv) in OF_NAN {
             let heads = Heads { heads: 4, kv_heads: 2, head_size: size };
             for place in [4 * size + 5, 6 * size + 9] {
-                let mut text = Text::new(&gpu, heads, size, dtype);
+                let mut text = Text::new(&gpu, heads, size, kv);
                 text.window = Some(40);
                 let mut rows = random.normals(20 * heads.row());
                 rows[17 * heads.row() + place] = f32::NAN;
@@ -375,7 +382,7 @@ fn nan_reaches_nobody_whose_window_it_has_left() {
                 let all = [prompt, more].concat();
                 for (position, row) in all.chunks_exact(row_length).enumerate() {
                     let seen = (17..17 + 40).contains(&position);
-                    assert_eq!(row.iter().any(|v| v.is_nan()), seen, "{dtype} {size}, position {position}");
+                    assert_eq!(row.iter().any(|v| v.is_nan()), seen, "{kv} {size}, position {position}");
                 }
                 // The last step is past the window by far, and in another part.
                 for _ in 0..60 {
@@ -390,26 +397,26 @@ fn nan_reaches_nobody_whose_window_it_has_left() {
 fn nan_reaches_those_that_see_it() {
     for gpu in gpus() {
         let mut random = Random(8);
-        for (size, dtype) in OF_NAN {
+        for (size, kv) in OF_NAN {
             let heads = Heads { heads: 4, kv_heads: 2, head_size: size };
             let places = [("a query", size + 3), ("a key", 4 * size + 5), ("a value", 6 * size + 9)];
             for (what, place) in places {
-                let mut text = Text::new(&gpu, heads, size, dtype);
+                let mut text = Text::new(&gpu, heads, size, kv);
                 text.read(&random.normals(40 * heads.row()), Float::F32);
                 let mut rows = random.normals(250 * heads.row());
                 rows[17 * heads.row() + place] = f32::NAN;
                 let out = text.read(&rows, Float::F32);
                 let row_length = heads.heads * heads.head_size;
                 let bad = |row: usize| out[row * row_length..][..row_length].iter().filter(|v| v.is_nan()).count();
-                // A whole head for queries, both heads of the group for keys, one element of each for values.
+                // A whole head for queries, both heads of the group for keys and codes, one element of each for other values.
                 let of_one = match what {
                     "a query" => size,
-                    "a key" => 2 * size,
-                    _ => 2,
+                    "a value" if kv != KvType::Int8 => 2,
+                    _ => 2 * size,
                 };
                 for row in 0..250 {
                     let sees = row == 17 || row > 17 && what != "a query";
-                    assert_eq!(bad(row), if sees { of_one } else { 0 }, "{what}, {dtype} {size}, row {row}");
+                    assert_eq!(bad(row), if sees { of_one } else { 0 }, "{what}, {kv} {size}, row {row}");
                 }
                 let after = text.read(&random.normals(heads.row()), Float::F32);
                 assert_eq!(after.iter().any(|v| v.is_nan()), what != "a query");
@@ -422,17 +429,17 @@ fn nan_reaches_those_that_see_it() {
 fn many_rows_of_any_shape_are_within_the_bound() {
     for gpu in gpus() {
         let mut random = Random(21);
-        for case in 0..24 {
+        for case in 0..36 {
             let head_size = 8 * (1 + random.below(32));
             let kv_heads = 1 + random.below(3);
             let heads = Heads { heads: kv_heads * (1 + random.below(7)), kv_heads, head_size };
-            let (dtype, capacity) = ([Float::F16, Float::BF16][case % 2], 200 + random.below(500));
+            let (kv, capacity) = (KvType::ALL[1 + case % 3], 200 + random.below(500));
             let capacity = if case % 4 == 1 { capacity.next_multiple_of(PAGE_LENGTH) } else { capacity };
             if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
                 continue;
             }
-            let mut text = Text::with_capacity(&gpu, heads, 0, dtype, capacity);
-            text.window = (case % 3 == 0).then(|| 1 + random.below(300));
+            let mut text = Text::with_capacity(&gpu, heads, 0, kv, capacity);
+            text.window = (case % 5 < 2).then(|| 1 + random.below(300));
             if case % 4 == 1 {
                 text = text.shuffled(&mut random);
             }
@@ -449,8 +456,9 @@ fn many_rows_of_any_shape_are_within_the_bound() {
 fn queries_that_no_half_holds_are_within_the_bound() {
     for gpu in gpus() {
         let (heads, mut random) = (Heads { heads: 8, kv_heads: 2, head_size: 64 }, Random(22));
-        for (factor, dtype) in [(1e6, Float::F16), (1e-6, Float::F16), (1e6, Float::BF16), (0.0, Float::F16)] {
-            let mut text = Text::new(&gpu, heads, 0, dtype);
+        let factors = [1e6, 1e-6, 0.0].map(|factor| [KvType::F16, KvType::Bf16, KvType::Int8].map(|kv| (factor, kv)));
+        for (factor, kv) in factors.concat() {
+            let mut text = Text::new(&gpu, heads, 0, kv);
             let mut rows = random.normals(90 * heads.row());
             for row in rows.chunks_exact_mut(heads.row()) {
                 let (queries, others) = row.split_at_mut(8 * 64);
@@ -468,14 +476,14 @@ fn queries_that_no_half_holds_are_within_the_bound() {
 fn caps_slopes_and_sinks_are_within_the_bound() {
     for gpu in gpus() {
         let mut random = Random(23);
-        for case in 0..18 {
+        for case in 0..24 {
             let head_size = [64, 128, 20, 80, 256, 8 * (1 + random.below(32))][case % 6];
             if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
                 continue;
             }
             let kv_heads = 1 + random.below(3);
             let heads = Heads { heads: kv_heads * (1 + random.below(7)), kv_heads, head_size };
-            let mut text = Text::new(&gpu, heads, 0, TYPES[case / 2 % 3]);
+            let mut text = Text::new(&gpu, heads, 0, KvType::ALL[case / 2 % 4]);
             text.window = (case % 4 == 3).then(|| 1 + random.below(300));
             text.cap = (case % 2 == 0).then(|| 0.5 + random.below(50) as f32);
             if case % 3 == 0 {

@@ -15,9 +15,9 @@ use half::{bf16, f16};
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::{Buffer, FloatView, FloatViewMut, Stream, View, ViewMut};
 use halfbyte::cuda::nn::{
-    self, Attention, AttentionWorkspace, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope, Rows,
+    self, Attention, AttentionWorkspace, Dense, FloatBuffer, HeadNorms, KvCache, NewRows, Rope, Rows, Table,
 };
-use halfbyte::kernel::Heads;
+use halfbyte::kernel::{Heads, KvType};
 use halfbyte::{Error, Float, Floats};
 
 const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
@@ -120,8 +120,10 @@ fn wrong_shapes_are_errors() {
     for gpu in gpus() {
         let bench = Bench::new(&gpu);
         let heads = Heads { heads: 4, kv_heads: 2, head_size: 16 };
-        let mut cache = KvCache::new(&gpu, 2, heads, 8, Float::F16).unwrap();
-        assert_eq!(cache.bytes(), 2 * 2 * 2 * 8 * 16 * 2);
+        let mut cache = KvCache::new(&gpu, 2, heads, 8, KvType::F16).unwrap();
+        for kv in KvType::ALL {
+            assert_eq!(KvCache::new(&gpu, 2, heads, 8, kv).unwrap().bytes(), 2 * 2 * 2 * 8 * kv.bytes(16));
+        }
         let rope = Rope::new(&gpu, &bench.stream, &[1.0; 8]).unwrap();
         let (positions, mut qkv) = (bench.upload(&[0u32, 1]), bench.upload(&vec![0f32; 2 * heads.row()]));
         let table = bench.upload(&[0u32, 0]);
@@ -184,15 +186,30 @@ fn wrong_shapes_are_errors() {
             (heads, usize::MAX / 2),
             (heads, 1 << 31),
         ] {
-            assert!(KvCache::new(&gpu, 1 << 20, heads, capacity, Float::F32).is_err());
+            assert!(KvCache::new(&gpu, 1 << 20, heads, capacity, KvType::F32).is_err());
         }
         let (ids, two) = (bench.upload(&[0u32]), bench.upload(&[0f32; 2]));
         let table = bench.floats(&[0.0; 6], Float::F32);
         let mut to = bench.upload(&[0f32; 6]);
-        assert!(nn::embed(&gpu, stream, (whole(&table), 0), 4, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
-        assert!(nn::embed(&gpu, stream, (whole(&table), 0), 3, ids.view(), 1.0, to.view_mut().slice(0..4)).is_err());
         assert!(
-            nn::embed(&gpu, stream, (whole(&table), 1 << 40), 3, ids.view(), 1.0, to.view_mut().slice(0..3)).is_err()
+            nn::embed(&gpu, stream, (Table::Floats(whole(&table)), 0), 4, ids.view(), 1.0, to.view_mut().slice(0..4))
+                .is_err()
+        );
+        assert!(
+            nn::embed(&gpu, stream, (Table::Floats(whole(&table)), 0), 3, ids.view(), 1.0, to.view_mut().slice(0..4))
+                .is_err()
+        );
+        assert!(
+            nn::embed(
+                &gpu,
+                stream,
+                (Table::Floats(whole(&table)), 1 << 40),
+                3,
+                ids.view(),
+                1.0,
+                to.view_mut().slice(0..3)
+            )
+            .is_err()
         );
         assert!(nn::columns(&gpu, stream, two.view(), to.view_mut(), 3, 2..4).is_err());
         assert!(Dense::new(&gpu, stream, Floats::F32(&[0.0; 5]), [2, 3]).is_err());

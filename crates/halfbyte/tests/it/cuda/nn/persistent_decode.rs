@@ -163,7 +163,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
     let frequencies: Vec<f64> = (0..pairs).map(|i| 10_000f64.powf(-(i as f64) / pairs as f64)).collect();
     let rope = Rope::new(gpu, &bench.stream, &frequencies).unwrap();
     let steps = case.before + 3;
-    let mut cache = KvCache::new(gpu, LAYERS, heads, steps, case.dtype).unwrap();
+    let mut cache = KvCache::new(gpu, LAYERS, heads, steps, case.dtype.into()).unwrap();
     let embedding_values = rounded(&random.normals(VOCAB * hidden), case.dtype);
     let embedding = bench.floats(&embedding_values, case.dtype);
     let last: Vec<f32> = random.normals(hidden).iter().map(|v| 1.0 + 0.2 * v).collect();

@@ -5,7 +5,7 @@ use crate::cuda::gpus;
 use crate::data::{Random, rounded};
 use halfbyte::Float;
 use halfbyte::cuda::driver::ViewMut;
-use halfbyte::cuda::nn::{self, Gate, LayerNorm, Norm};
+use halfbyte::cuda::nn::{self, Gate, LayerNorm, Norm, Table};
 use halfbyte::kernel::Activation;
 
 #[test]
@@ -21,7 +21,7 @@ fn rows_of_the_embedding_are_exact() {
             for (scale, part) in [(1.0, 0..vocab), (19.6, 0..vocab), (2.0, 1..vocab - 1), (1.0, 2..2)] {
                 let rows = on_device.view(part.start * hidden..part.end * hidden);
                 let got = bench.output(Float::F32, tokens.len() * hidden, &mut |out| {
-                    let rows = (rows, part.start);
+                    let rows = (Table::Floats(rows), part.start);
                     nn::embed(&gpu, &bench.stream, rows, hidden, ids.view(), scale, single(out)).unwrap();
                 });
                 let vector = |&token: &u32| {

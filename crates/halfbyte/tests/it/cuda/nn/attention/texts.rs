@@ -6,17 +6,17 @@ use super::*;
 fn one_row_of_each_of_many_texts_is_within_the_bound() {
     for gpu in gpus() {
         let mut random = Random(24);
-        for case in 0..20 {
+        for case in 0..28 {
             let head_size = [128, 64, 80, 256, 20, 8 * (1 + random.below(32))][case % 6];
             if head_size > 128 && gpu.caps().shared_bytes < 100_000 {
                 continue;
             }
             let kv_heads = 1 + random.below(4);
             let heads = Heads { heads: kv_heads * (1 + random.below(12)), kv_heads, head_size };
-            let (texts, dtype) = (1 + random.below([3, MOST_TEXTS][case % 2]), TYPES[case / 2 % 3]);
+            let (texts, kv) = (1 + random.below([3, MOST_TEXTS][case % 2]), KvType::ALL[case / 2 % 4]);
             let lengths: Vec<usize> = (0..texts).map(|i| 1 + random.below([60, 700][i % 2])).collect();
             let of_text = lengths.iter().max().map_or(0, |length| length.div_ceil(PAGE_LENGTH)) + random.below(2);
-            let mut text = Text::with_capacity(&gpu, heads, 0, dtype, texts * of_text * PAGE_LENGTH);
+            let mut text = Text::with_capacity(&gpu, heads, 0, kv, texts * of_text * PAGE_LENGTH);
             text = text.shuffled(&mut random);
             text.window = (case % 4 == 3).then(|| 1 + random.below(300));
             text.cap = (case % 5 == 0).then(|| 0.5 + random.below(50) as f32);
