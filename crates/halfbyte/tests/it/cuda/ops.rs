@@ -106,10 +106,6 @@ fn work_is_recorded_with_a_workspace_that_was_reserved() {
 fn what_no_kernel_serves_names_the_operation() {
     let mut random = Random(92);
     for cuda in queues() {
-        let format = parse("w3a8-g32");
-        let w = random.qtensor(format.weight, [8, 64], false);
-        let why = Linear::on(&cuda, Weight::Quantized(&w, format.act)).unwrap_err().to_string();
-        assert!(why.starts_with("linear: expected a problem that some kernel serves, got w3a8-g32"), "{why}");
         let format = parse("w4a16-g64");
         let w = random.qtensor(format.weight, [64, 64], false);
         let linear = Linear::on(&cuda, Weight::Quantized(&w, format.act)).unwrap();

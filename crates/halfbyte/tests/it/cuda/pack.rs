@@ -13,7 +13,7 @@ use halfbyte::layout::codes::{Codes, random::word};
 use halfbyte::layout::cuda_plain::{CudaPlain, PlainZeros};
 use halfbyte::layout::cuda_wna16::CudaWna16;
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
-use halfbyte::{Act, FloatData, QTensor};
+use halfbyte::{Act, FloatData, QTensor, Zero};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,7 +42,11 @@ fn kernel(layout: &str) -> &'static Kernel {
 }
 
 fn download(packed: &Packed, stream: &Stream) -> Vec<Vec<u8>> {
-    let parts = packed.memory().into_iter().map(|view| {
+    // Behind codes, scales, zeros and the group of each column the columns of each group lie, where x is quantised.
+    let format = packed.format();
+    let of_w = 3 + usize::from(format.weight.zero != Zero::Symmetric);
+    let most = if format.act.is_quantized() && packed.layout() == "cuda_plain" { of_w } else { usize::MAX };
+    let parts = packed.memory().into_iter().take(most).map(|view| {
         let mut bytes = vec![0u8; view.len()];
         stream.download(view, &mut bytes).unwrap();
         bytes
