@@ -1,4 +1,5 @@
-// Tiles of attention_mma.cu: how queries, keys and values lie in shared memory, and what weights times values add to sums.
+// Tiles of attention_mma.cu: how queries, keys and values lie in shared memory, and what weights times values add to
+// sums.
 #pragma once
 #include "ampere.cuh"
 #include "attention.cuh"

@@ -2,7 +2,7 @@
 
 use super::{Packed, PlainWeights, Wna16Weights, float_type, simt};
 use crate::cuda::Gpu;
-use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
+use crate::cuda::driver::{Arg, FloatViewMut, Function, Launch, Stream, View, ViewMut};
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
@@ -209,9 +209,13 @@ pub(super) fn launch(
             (gpu.function_once(key, || wna16_instance(bits, to, sorted))?, form, args)
         }
     };
-    let args = args.after(Arg::new(&output));
+    put(stream, &function, &form, Arg::new(&output), &args)
+}
+
+/// Launches a kernel of the source with its parameters; the caller has checked that the output has room for the rows.
+fn put(stream: &Stream, function: &Function, form: &Launch, output: Arg<'_>, weight: &Args) -> Result<()> {
     // SAFETY: the parameters are the source's; the output has room for the rows, and the rest is that of a packed weight.
-    unsafe { function.launch(stream, &form, &args) }
+    unsafe { function.launch(stream, form, &weight.after(output)) }
 }
 
 /// The second parameter.
@@ -291,8 +295,7 @@ pub(in crate::cuda) fn rows(
     let grid = [tokens.len() as u32, k.div_ceil(THREADS as usize) as u32, 1];
     let form = Launch { grid, ..Launch::linear(1, THREADS) };
     let function = gpu.function(&instance_of_rows(w))?;
-    // SAFETY: the parameters are the source's; the output has room for the rows, and the rest is that of a packed weight.
-    unsafe { function.launch(stream, &form, &args.after(Arg::new(&chosen))) }
+    put(stream, &function, &form, Arg::new(&chosen), &args)
 }
 
 /// Columns that a block has at once of a weight for the tensor cores.

@@ -20,7 +20,7 @@
 #include "attention.cuh"
 
 // An element of a key or a value; of codes `scales` has that of each position.
-DEV float load_element(const void* from, const float* scales, u64 position, u64 at, FloatType kind) {
+[[maybe_unused]] DEV float load_element(const void* from, const float* scales, u64 position, u64 at, FloatType kind) {
   if (scales) return float(static_cast<const signed char*>(from)[at]) * scales[position];
   return load_float(from, at, kind);
 }

@@ -2,25 +2,24 @@
 // sm_80 on: out = softmax(scale * q * keys^T) * values.
 //
 //   a block owns one key/value head and a tile of queries (a row's heads of the group, row after row); each half
-//   of its
-//   warps takes every second tile of positions, in a ring of two stages that cp.async fills:
+//   of its warps takes every second tile of positions, in a ring of two stages that cp.async fills:
 //       scores = q * keys^T; shift the running maximum; weights = 2^(score - maximum), rounded to halves
 //       sums = sums * 2^(old - new maximum) + weights * values
 //   at the end the sums of the second half are added to those of the first, both shifted to the common maximum
 //
-// Queries are rounded to the type that keys have in products, each brought by a power of two to where halves are normal.  Tiles begin at
-// multiples of their length and are added in their order, and what a query does not see adds nothing: its bits depend
-// on its position and not on the rows beside it.  Blocks of the last rows, which see most, come first.
+// Queries are rounded to the type that keys have in products, each brought by a power of two to where halves are
+// normal.  Tiles begin at multiples of their length and are added in their order, and what a query does not see adds
+// nothing: its bits depend on its position and not on the rows beside it.  Blocks of the last rows, which see most,
+// come first.
 //
 // Codes become halves between shared memory and the products: keys fp16, and values bf16, which has room for weights
 // times any scale.  Scores are multiplied by the scales of their keys, weights by those of their values.  A product
-// takes four codes of a row as elements 0, 2, 1, 3: queries lie in this order, and so do the sums until they are stored.
+// takes four codes of a row as elements 0, 2, 1, 3: queries lie in this order, and so do the sums until they are
+// stored.
 //
 // NaN: a score that a query does not see is minus infinity by selection.  Its weight is 0, but 0 * NaN is NaN: in
-// tiles
-// that some query of a warp sees in part, values that are not finite are taken as 0, and where there was one, the
-// sums
-// of those that see it become NaN.  Codes are finite, and a scale is multiplied by where it is seen.
+// tiles that some query of a warp sees in part, values that are not finite are taken as 0, and where there was one, the
+// sums of those that see it become NaN.  Codes are finite, and a scale is multiplied by where it is seen.
 #include "attention_tiles.cuh"
 
 // CHANGED: scores are capped, fall with the distance, or have sinks beside them; they are brought to powers of two

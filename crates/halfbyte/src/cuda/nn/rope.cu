@@ -81,8 +81,8 @@ struct Head {
     }
   }
 
-  // The scale of codes for it, as the caches of CPUs have it; NaN where an element is none or infinite. All lanes of the
-  // warp together.
+  // The scale of codes for it, as the caches of CPUs have it; NaN where an element is none or infinite. All lanes of
+  // the warp together.
   __device__ __forceinline__ float scale() const {
     float greatest = 0;
     bool finite = true;

@@ -115,8 +115,8 @@ impl Rope {
     ///
     /// Rows beyond the cache's capacity are left out. *Accuracy:* absolute error ≤ 3·2⁻²⁴ of the pair's norm, before it is
     /// rounded to the cache's type (codes of 8 bits by the rule of [`crate::kernel::KvType::Int8`]); with head norms,
-    /// (head_size/8 + 19)·2⁻²⁴ of the normed pair's norm, as long as the squares stay in the range of f32. *Errors:* lengths that do not fit, heads smaller than what is rotated, a layer that the cache
-    /// does not have.
+    /// (head_size/8 + 19)·2⁻²⁴ of the normed pair's norm, as long as the squares stay in the range of f32. *Errors:* lengths
+    /// that do not fit, heads smaller than what is rotated, a layer that the cache does not have.
     pub fn apply(
         &self,
         gpu: &Gpu,
