@@ -23,6 +23,7 @@ mod gather;
 mod gemm;
 pub(in crate::cuda) mod grouped;
 mod kernel;
+mod llm_int8;
 mod pack;
 mod plans;
 pub(in crate::cuda) mod quantize_activations;
@@ -44,6 +45,7 @@ pub mod wna8_sm90;
 
 pub use grouped::{Grouped, GroupedCall};
 pub use kernel::{Configuration, Kernel};
+pub use llm_int8::{LlmInt8, LlmInt8Call};
 pub use pack::Packer;
 pub use plans::{Plan, Plans};
 pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
@@ -179,7 +181,7 @@ pub static KERNELS: &[Kernel] = &[
 /// What is launched before kernels, and what packs weights for them.
 #[doc(hidden)]
 pub fn auxiliary() -> Vec<Instance> {
-    [vec![gather::instance()], pack::instances(), fpa_intb::instances()].concat()
+    [vec![gather::instance()], pack::instances(), fpa_intb::instances(), llm_int8::instances()].concat()
 }
 
 /// Every instance that products with weights of a format are computed by on a processor, with x of any type, y of the same one or f32,
