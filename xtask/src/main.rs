@@ -12,6 +12,7 @@ mod oracles;
 mod paddle;
 mod plots;
 mod python;
+mod wheel;
 
 use clap::Parser;
 
@@ -41,6 +42,8 @@ enum Task {
     Paddle(paddle::Args),
     /// Build the Python package, run its tests and check its types.
     Python(python::Args),
+    /// Build the wheel of the Python package, check its size, and run it where nothing else is installed.
+    Wheel(wheel::Args),
 }
 
 fn main() -> std::process::ExitCode {
@@ -56,6 +59,7 @@ fn main() -> std::process::ExitCode {
         Task::Plots(args) => plots::run(&args),
         Task::Paddle(args) => paddle::run(&args),
         Task::Python(args) => python::run(&args),
+        Task::Wheel(args) => wheel::run(&args),
     };
     match result {
         Ok(()) => std::process::ExitCode::SUCCESS,

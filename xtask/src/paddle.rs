@@ -1,6 +1,8 @@
 //! `cargo xtask paddle`: `halfbyte.paddle` beside paddlepaddle's CPU wheel, and Paddle's own unit tests with our functions in the place of
-//! its kernels. After `cargo xtask python`, which builds the package.
+//! its kernels.
 
+use crate::python::succeed;
+use crate::wheel;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,17 +18,13 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no folder")?;
     let package = root.join("crates/halfbyte-python");
-    let module = package.join("python/halfbyte/_halfbyte.abi3.so");
-    if !module.exists() {
-        return Err(format!("there is no {}: run `cargo xtask python` first", module.display()));
-    }
     let mut build = Command::new(env!("CARGO"));
     succeed(build.args(["build", "--quiet", "--locked", "--package", "halfbyte-cli"]).current_dir(root))?;
     let python = environment(root)?;
+    wheel::install(root, &python)?;
     let run = |arguments: &[&Path]| {
         let mut command = Command::new(&python);
-        command.env("PYTHONPATH", package.join("python")).env("HALFBYTE_REQUIRE_PADDLE", "1").current_dir(&package);
-        succeed(command.args(arguments))
+        succeed(command.env("HALFBYTE_REQUIRE_PADDLE", "1").current_dir(&package).args(arguments))
     };
     let [with, without] = ["test_with_paddle.py", "test_paddle.py"].map(|name| package.join("tests").join(name));
     run(&["-m", "pytest", "-q", "-p", "no:cacheprovider"]
@@ -55,9 +53,4 @@ fn environment(root: &Path) -> Result<PathBuf, String> {
     succeed(pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(PACKAGES))?;
     std::fs::write(&installed, wanted).map_err(|e| format!("{}: {e}", installed.display()))?;
     Ok(python)
-}
-
-fn succeed(command: &mut Command) -> Result<(), String> {
-    let status = command.status().map_err(|e| format!("{command:?}: {e}"))?;
-    if status.success() { Ok(()) } else { Err(format!("{command:?}: {status}")) }
 }

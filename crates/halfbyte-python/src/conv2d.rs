@@ -1,10 +1,10 @@
 //! `Conv2d`: a convolution's weight packed for a device, and calls of it.
 
-use crate::device::{self, place_of};
+use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{Input32, activation_of, bias_of};
 use crate::quantize::Rounding;
-use crate::tensor::{Input, Output, Place, Shape, float_of, wrong_type};
+use crate::tensor::{Input, Output, Place, Shape, float_of, same_place, wrong_type};
 use halfbyte::conv::{Conv2dShape, Geometry, Layout2d};
 use halfbyte::quantize::rtn_conv2d;
 use halfbyte::{Activation, Cpu, Cuda, Device, Format, QTensor, Weight};
@@ -12,13 +12,7 @@ use pyo3::prelude::*;
 
 const OP: &str = "conv2d";
 
-/// A layer on the device that its weight was packed for.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "each lies in an object of Python by itself")]
-enum Layer {
-    Cpu(halfbyte::Conv2d<Cpu>),
-    Cuda(u32, halfbyte::Conv2d<Cuda>),
-}
+type Layer = On<halfbyte::Conv2d<Cpu>, halfbyte::Conv2d<Cuda>>;
 
 /// `y = activation(x ∗ W + bias)` of images `[batch, channels, h, w]`, or `[batch, h, w, channels]` with layout="nhwc".
 #[pyclass(frozen, module = "halfbyte")]
@@ -220,10 +214,7 @@ impl Conv2d {
         if float_of(x.dtype()).is_none() {
             return Err(wrong_type(OP, "an x of float16, bfloat16 or float32", x.dtype()));
         }
-        if x.place().to_string() != self.device() {
-            let got = format_args!("one on {}", x.place());
-            return invalid(OP, format_args!("an x on {}, where the weight lies", self.device()), got);
-        }
+        same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, shape, x.dtype())?;
         match &self.layer {
             Layer::Cpu(layer) => {
@@ -263,10 +254,7 @@ impl Conv2d {
     /// Where the weight lies: `cpu` or `cuda:N`.
     #[getter]
     fn device(&self) -> String {
-        match self.layer {
-            Layer::Cpu(_) => Place::Cpu.to_string(),
-            Layer::Cuda(index, _) => Place::Cuda(index).to_string(),
-        }
+        self.layer.place().to_string()
     }
 
     fn __repr__(&self) -> String {

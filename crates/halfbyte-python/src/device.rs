@@ -56,6 +56,22 @@ pub fn cpu(py: Python<'_>) -> Result<Arc<Cpu>> {
     Ok(cpu.insert(Arc::new(Cpu::all_threads()?)).clone())
 }
 
+/// A layer on the device that its weight was packed for; a GPU by its number.
+#[derive(Debug)]
+pub enum On<C, G> {
+    Cpu(C),
+    Cuda(u32, G),
+}
+
+impl<C, G> On<C, G> {
+    pub fn place(&self) -> Place {
+        match self {
+            Self::Cpu(_) => Place::Cpu,
+            Self::Cuda(index, _) => Place::Cuda(*index),
+        }
+    }
+}
+
 /// GPU `index` with a caller's stream.
 pub fn queue(py: Python<'_>, index: u32, stream: usize) -> Result<Cuda> {
     alive(py)?;

@@ -1,14 +1,14 @@
 //! `LinearInt8` and `Conv2dInt8`: bytes with a scale and a zero point in, bytes or floats out.
 
 use crate::conv2d::{Pair, geometry, images, layout_of};
-use crate::device::{self, place_of};
+use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::linear::{activation_of, bias_of};
 use crate::quantize::matrix;
-use crate::tensor::{DataType, Input, Output, Place, Shape, type_of_byte, wrong_type};
+use crate::tensor::{DataType, Input, Output, Place, Shape, rows_of, same_place, type_of_byte, wrong_type};
 use halfbyte::conv::{Geometry, Layout2d};
 use halfbyte::format::int8::{Affine, Byte, Bytes, Int8Weight};
-use halfbyte::{Cpu, Cuda, Device};
+use halfbyte::{Cpu, Cuda};
 use pyo3::prelude::*;
 
 /// One number for the tensor, or one for each output.
@@ -96,50 +96,20 @@ impl Bias {
     }
 }
 
-/// A layer of either kind on either device.
-macro_rules! layers {
-    ($name:ident, $library:ident) => {
-        #[derive(Debug)]
-        #[expect(clippy::large_enum_variant, reason = "each lies in an object of Python by itself")]
-        enum $name {
-            Cpu(halfbyte::$library<Cpu>),
-            Cuda(u32, halfbyte::$library<Cuda>),
-        }
+type LinearLayer = On<halfbyte::LinearInt8<Cpu>, halfbyte::LinearInt8<Cuda>>;
+type ConvLayer = On<halfbyte::Conv2dInt8<Cpu>, halfbyte::Conv2dInt8<Cuda>>;
 
-        impl $name {
-            fn place(&self) -> Place {
-                match self {
-                    Self::Cpu(_) => Place::Cpu,
-                    Self::Cuda(index, _) => Place::Cuda(*index),
-                }
-            }
-
-            fn bytes(&self) -> usize {
-                match self {
-                    Self::Cpu(layer) => layer.bytes(),
-                    Self::Cuda(_, layer) => layer.bytes(),
-                }
-            }
-
-            /// Bias and activation.
-            fn finished<D: Device>(
-                layer: halfbyte::$library<D>,
-                bias: &Bias,
-                activation: halfbyte::Activation,
-            ) -> halfbyte::Result<halfbyte::$library<D>> {
-                let layer = match bias {
-                    Bias::None => layer,
-                    Bias::Int(bias) => layer.with_bias(bias.clone())?,
-                    Bias::Float(bias) => layer.with_float_bias(bias.clone())?,
-                };
-                layer.with_activation(activation)
-            }
-        }
-    };
+/// A layer of either kind on either device, with bias and activation.
+macro_rules! finished {
+    ($layer:expr, $bias:expr, $activation:expr) => {{
+        let layer = match &$bias {
+            Bias::None => $layer,
+            Bias::Int(bias) => $layer.with_bias(bias.clone())?,
+            Bias::Float(bias) => $layer.with_float_bias(bias.clone())?,
+        };
+        layer.with_activation($activation)?
+    }};
 }
-
-layers!(LinearLayer, LinearInt8);
-layers!(ConvLayer, Conv2dInt8);
 
 /// The type of y: its bytes, or the floats that were asked for.
 fn type_of_y(y: Option<Affine>, floats: &str) -> PyResult<DataType> {
@@ -150,14 +120,6 @@ fn type_of_y(y: Option<Affine>, floats: &str) -> PyResult<DataType> {
         (None, "bfloat16") => Ok(DataType::BF16),
         (None, other) => invalid("int8", "outputs in float32, float16 or bfloat16", format_args!("{other:?}")),
     }
-}
-
-/// Error: x lies elsewhere than the weight.
-fn same_place(op: &str, x: &Input<'_>, place: Place) -> PyResult<()> {
-    if x.place() == place {
-        return Ok(());
-    }
-    invalid(op, format_args!("an x on {place}, where the weight lies"), format_args!("one on {}", x.place()))
 }
 
 /// Bytes in memory of a GPU.
@@ -253,17 +215,13 @@ impl LinearInt8 {
         let w = Int8Weight::new(typed(&codes, byte), shape, &given.scales, &given.zeros)?;
         let layer = match place {
             Place::Cpu => {
-                let cpu = device::cpu(py)?;
-                let pack = || {
-                    let layer = halfbyte::LinearInt8::on(&*cpu, &w, given.x, given.y)?;
-                    LinearLayer::finished(layer, &bias, activation)
-                };
-                LinearLayer::Cpu(pack()?)
+                let layer = halfbyte::LinearInt8::on(&*device::cpu(py)?, &w, given.x, given.y)?;
+                LinearLayer::Cpu(finished!(layer, bias, activation))
             }
             Place::Cuda(index) => {
                 let queue = device::own_queue(py, index)?;
                 let layer = halfbyte::LinearInt8::on(&queue, &w, given.x, given.y)?;
-                let layer = LinearLayer::finished(layer, &bias, activation)?;
+                let layer = finished!(layer, bias, activation);
                 queue.synchronize()?;
                 LinearLayer::Cuda(index, layer)
             }
@@ -283,14 +241,11 @@ impl LinearInt8 {
         const OP: &str = "linear int8";
         let x = Input::of(x, "x")?;
         let [n, k] = self.sizes;
-        if x.shape().last() != Some(&k) {
-            return invalid(OP, format_args!("an x of shape (..., {k})"), format_args!("shape {}", x.shape()));
-        }
+        let m = rows_of(OP, &x, k)?;
         if x.dtype() != type_of_byte(self.x) {
             return Err(wrong_type(OP, &format!("an x of {}", type_of_byte(self.x)), x.dtype()));
         }
-        same_place(OP, &x, self.layer.place())?;
-        let m: usize = x.shape()[..x.shape().len() - 1].iter().product();
+        same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, x.shape().with_last(n), self.y_type)?;
         forward!(py, LinearLayer, self, x, (m), y);
         y.finish(py)
@@ -299,7 +254,10 @@ impl LinearInt8 {
     /// Bytes that the packed weight takes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.layer.bytes()
+        match &self.layer {
+            LinearLayer::Cpu(layer) => layer.bytes(),
+            LinearLayer::Cuda(_, layer) => layer.bytes(),
+        }
     }
 
     /// Where the weight lies: `cpu` or `cuda:N`.
@@ -390,12 +348,12 @@ impl Conv2dInt8 {
         let layer = match place {
             Place::Cpu => {
                 let layer = halfbyte::Conv2dInt8::on(&*device::cpu(py)?, &w, geometry, given.x, given.y)?;
-                ConvLayer::Cpu(ConvLayer::finished(layer, &bias, activation)?.with_layouts(layout, layout))
+                ConvLayer::Cpu(finished!(layer, bias, activation).with_layouts(layout, layout))
             }
             Place::Cuda(index) => {
                 let queue = device::own_queue(py, index)?;
                 let layer = halfbyte::Conv2dInt8::on(&queue, &w, geometry, given.x, given.y)?;
-                let layer = ConvLayer::finished(layer, &bias, activation)?.with_layouts(layout, layout);
+                let layer = finished!(layer, bias, activation).with_layouts(layout, layout);
                 queue.synchronize()?;
                 ConvLayer::Cuda(index, layer)
             }
@@ -418,7 +376,7 @@ impl Conv2dInt8 {
         if x.dtype() != type_of_byte(self.x) {
             return Err(wrong_type(OP, &format!("an x of {}", type_of_byte(self.x)), x.dtype()));
         }
-        same_place(OP, &x, self.layer.place())?;
+        same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, shape, self.y_type)?;
         forward!(py, ConvLayer, self, x, (batch, size), y);
         y.finish(py)
@@ -427,7 +385,10 @@ impl Conv2dInt8 {
     /// Bytes that the packed weight takes.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.layer.bytes()
+        match &self.layer {
+            ConvLayer::Cpu(layer) => layer.bytes(),
+            ConvLayer::Cuda(_, layer) => layer.bytes(),
+        }
     }
 
     /// Where the weight lies: `cpu` or `cuda:N`.

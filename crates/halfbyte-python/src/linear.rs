@@ -1,9 +1,11 @@
 //! `Linear`: a weight packed for a device, and calls of it.
 
-use crate::device::{self, place_of};
+use crate::device::{self, On, place_of};
 use crate::error::{Failure, Result, invalid};
 use crate::quantize::{QuantizedTensor, Rounding, matrix};
-use crate::tensor::{DataType, Input, Output, Place, Shape, Tensor, float_of, numpy_array, wrong_type};
+use crate::tensor::{
+    DataType, Input, Output, Place, Shape, Tensor, float_of, numpy_array, rows_of, same_place, wrong_type,
+};
 use halfbyte::cpu::matmul::Packed;
 use halfbyte::cuda::matmul::dequantize;
 use halfbyte::quantize::rtn;
@@ -17,13 +19,7 @@ const OP: &str = "linear";
 /// Multiplications that take a microsecond or two at most.
 const BRIEF: usize = 1 << 14;
 
-/// A layer on the device that its weight was packed for.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "each lies in an object of Python by itself")]
-enum Layer {
-    Cpu(halfbyte::Linear<Cpu>),
-    Cuda(u32, halfbyte::Linear<Cuda>),
-}
+type Layer = On<halfbyte::Linear<Cpu>, halfbyte::Linear<Cuda>>;
 
 /// `y = activation(x · Wᵀ + bias)`, with W packed once for a device.
 ///
@@ -177,13 +173,6 @@ impl Linear {
         Ok(Self { layer, bias, activation })
     }
 
-    fn place_packed(&self) -> Place {
-        match self.layer {
-            Layer::Cpu(_) => Place::Cpu,
-            Layer::Cuda(index, _) => Place::Cuda(index),
-        }
-    }
-
     fn sizes(&self) -> [usize; 2] {
         match &self.layer {
             Layer::Cpu(linear) => [linear.n(), linear.k()],
@@ -260,17 +249,11 @@ impl Linear {
     ) -> PyResult<Bound<'py, PyAny>> {
         let x = Input::of(x, "x")?;
         let [n, k] = self.sizes();
-        if x.shape().last() != Some(&k) {
-            return invalid(OP, format_args!("an x of shape (..., {k})"), format_args!("shape {}", x.shape()));
-        }
+        let m = rows_of(OP, &x, k)?;
         if float_of(x.dtype()).is_none() {
             return Err(wrong_type(OP, "an x of float16, bfloat16 or float32", x.dtype()));
         }
-        if x.place() != self.place_packed() {
-            let got = format_args!("one on {}", x.place());
-            return invalid(OP, format_args!("an x on {}, where the weight lies", self.place_packed()), got);
-        }
-        let m: usize = x.shape()[..x.shape().len() - 1].iter().product();
+        same_place(OP, &x, self.layer.place(), "the weight lies")?;
         let mut y = Output::new(OP, out, &x, x.shape().with_last(n), x.dtype())?;
         match &self.layer {
             Layer::Cpu(linear) => {
@@ -294,7 +277,7 @@ impl Linear {
     /// Nanoseconds that a product of one row of f32 takes from Rust, of so many: what calls from Python are compared with.
     fn _time(&self, py: Python<'_>, calls: u32) -> Result<f64> {
         let Layer::Cpu(linear) = &self.layer else {
-            return Ok(invalid("_time", "a layer on the CPU", format_args!("one on {}", self.place_packed()))?);
+            return Ok(invalid("_time", "a layer on the CPU", format_args!("one on {}", self.layer.place()))?);
         };
         let (cpu, [n, k]) = (device::cpu(py)?, self.sizes());
         let (x, mut y) = (vec![1f32; k], vec![0f32; n]);
@@ -380,12 +363,12 @@ impl Linear {
     /// is not kept.
     fn to(slf: &Bound<'_, Self>, device: &Bound<'_, PyAny>) -> Result<Py<Self>> {
         let (py, this, place) = (slf.py(), slf.get(), place_of(device)?);
-        if place == this.place_packed() {
+        if place == this.layer.place() {
             return Ok(slf.clone().unbind());
         }
         let Layer::Cpu(linear) = &this.layer else {
             let expected = format_args!("a layer on the CPU, or made for {place} from its weight");
-            return Ok(invalid("to", expected, format_args!("one packed for {}", this.place_packed()))?);
+            return Ok(invalid("to", expected, format_args!("one packed for {}", this.layer.place()))?);
         };
         let moved = match linear.packed() {
             Packed::Quantized(packed, act) => {
@@ -418,7 +401,7 @@ impl Linear {
     /// Where the weight lies: `cpu` or `cuda:N`.
     #[getter]
     fn device(&self) -> String {
-        self.place_packed().to_string()
+        self.layer.place().to_string()
     }
 
     /// Name of the kernel that multiplies m rows of a type.
@@ -445,7 +428,7 @@ impl Linear {
     fn __repr__(&self) -> String {
         let [n, k] = self.sizes();
         let format = self.format().unwrap_or_else(|| "dense".to_owned());
-        format!("Linear(in_features={k}, out_features={n}, format={format}, device={})", self.place_packed())
+        format!("Linear(in_features={k}, out_features={n}, format={format}, device={})", self.layer.place())
     }
 
     /// Weights are constants: a copy is the same layer.

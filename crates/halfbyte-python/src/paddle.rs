@@ -5,7 +5,7 @@ use crate::device;
 use crate::error::{Result, invalid};
 use crate::linear::{Linear, bias_of};
 use crate::quantize::matrix;
-use crate::tensor::{DataType, Input, Output, Place, Shape, float_of, type_of, wrong_type};
+use crate::tensor::{DataType, Input, Output, Place, Shape, float_of, rows_of, same_place, type_of, wrong_type};
 use half::{bf16, f16};
 use halfbyte::cuda::matmul::fpa_intb;
 use halfbyte::format::int8::BytesMut;
@@ -13,7 +13,7 @@ use halfbyte::layout::codes::{Codes, FpaIntB};
 use halfbyte::layout::stored::{StoredTensor, StoredZeros, Strides};
 use halfbyte::quantize::{WeightOnlyRule, weight_only};
 use halfbyte::{
-    Act, Activation, Float, FloatData, Floats, FloatsMut, Group, LlmInt8Linear, Weight, WeightFormat, Zero,
+    Act, Activation, Device, Float, FloatData, Floats, FloatsMut, Group, LlmInt8Linear, Weight, WeightFormat, Zero,
 };
 use pyo3::prelude::*;
 use rayon::prelude::*;
@@ -74,12 +74,16 @@ pub fn _paddle_weight_quantize<'py>(
     let mut out = Output::like(&x, shape, DataType::I8)?;
     let mut scales = Output::like(&x, shape_of_scales(format, [n, k])?, type_of(dtype))?;
     if let Place::Cuda(index) = x.place() {
-        if plain || bfloat16 {
-            return Ok(invalid(OP, "a tensor on the CPU for llm.int8", format_args!("one on {}", x.place()))?);
-        }
         let (queue, gpu) = (device::queue(py, index, x.stream())?, device::gpu(py, index)?);
-        let (w, to, scales_to) = (x.float_view(OP)?, out.view_mut::<u8>(), scales.float_view_mut()?);
-        fpa_intb::quantize(&gpu, queue.stream(), layout, w, [k, n], format, (to, scales_to))?;
+        let (w, stream) = (x.float_view(OP)?, queue.stream());
+        if plain {
+            let to = (out.view_mut::<i8>(), scales.float_view_mut()?);
+            fpa_intb::quantize_signed(&gpu, stream, w, [k, n], format, to)?;
+        } else {
+            let to = (out.view_mut::<u8>(), scales.float_view_mut()?);
+            fpa_intb::quantize(&gpu, stream, layout, w, [k, n], format, to)?;
+        }
+        x.settle(&queue)?;
         return Ok((out.finish(py)?, scales.finish(py)?));
     }
     {
@@ -114,8 +118,17 @@ pub fn _paddle_weight_dequantize<'py>(
     let n = rows * (8 / bits as usize);
     let format = format(bits, group_size, float);
     same_shape(OP, &scale, shape_of_scales(format, [n, k])?)?;
+    same_place(OP, &x, scale.place(), "the scales lie")?;
     let mut out = Output::like(&scale, Shape::new(&[k, n])?, scale.dtype())?;
-    {
+    if let Place::Cuda(index) = x.place() {
+        if x.dtype() != DataType::I8 {
+            return Err(wrong_type(OP, "int8", x.dtype()).into());
+        }
+        let (queue, gpu) = (device::queue(py, index, scale.stream())?, device::gpu(py, index)?);
+        let (from, to) = ((x.view::<u8>(), scale.float_view(OP)?), out.float_view_mut()?);
+        fpa_intb::dequantize(&gpu, queue.stream(), FpaIntB::Interleaved, from, [k, n], format, to)?;
+        scale.settle(&queue)?;
+    } else {
         let (codes, scales, to) = (x.slice::<i8>(OP, DataType::I8)?, scale.floats(OP)?, out.floats_mut()?);
         device::compute(py, || -> halfbyte::Result<()> {
             let codes = FpaIntB::Interleaved.unpack(bytemuck::cast_slice(codes), [n, k], bits)?;
@@ -186,29 +199,42 @@ pub fn _paddle_llm_int8_linear<'py>(
     const OP: &str = "llm_int8_linear";
     let (x, weight, scale) = (Input::of(x, OP)?, Input::of(weight, OP)?, Input::of(scale, OP)?);
     let [n, k] = matrix(OP, "weight", &weight)?;
-    if x.shape().last() != Some(&k) {
-        return Ok(invalid(OP, format_args!("an x of shape (..., {k})"), format_args!("shape {}", x.shape()))?);
-    }
+    let m = rows_of(OP, &x, k)?;
+    same_place(OP, &x, weight.place(), "the weight lies")?;
     same_shape(OP, &scale, Shape::new(&[n])?)?;
     if float_of(x.dtype()).is_none() {
         return Err(wrong_type(OP, "an x of float16, bfloat16 or float32", x.dtype()).into());
     }
-    let m = x.shape()[..x.shape().len() - 1].iter().product();
+    if weight.dtype() != DataType::I8 {
+        return Err(wrong_type(OP, "a weight of int8", weight.dtype()).into());
+    }
     let (scales, bias) = (scale.to_f32(OP)?, bias_of(OP, bias, n)?);
     let mut y = Output::like(&x, x.shape().with_last(n), x.dtype())?;
-    {
+    if let Place::Cuda(index) = x.place() {
+        let queue = device::queue(py, index, x.stream())?;
+        let (codes, x_view, to) = (weight.to_bytes()?, x.float_view(OP)?, y.float_view_mut()?);
+        device::compute(py, || -> halfbyte::Result<()> {
+            let layer = llm_int8(LlmInt8Linear::on(&queue, bytemuck::cast_slice(&codes), [n, k], &scales)?, bias)?;
+            layer.forward(&queue, x_view, m, threshold, to)?;
+            // The layer goes before the work is done.
+            queue.synchronize()
+        })?;
+    } else {
         let cpu = device::cpu(py)?;
         let (codes, x, to) = (weight.slice::<i8>(OP, DataType::I8)?, x.floats(OP)?, y.floats_mut()?);
         device::compute(py, || -> halfbyte::Result<()> {
-            let layer = LlmInt8Linear::new(codes, [n, k], &scales)?;
-            let layer = match bias {
-                Some(bias) => layer.with_bias(bias)?,
-                None => layer,
-            };
-            layer.forward(&cpu, x, m, threshold, to)
+            let layer = llm_int8(LlmInt8Linear::on(&*cpu, codes, [n, k], &scales)?, bias)?;
+            layer.forward(&*cpu, x, m, threshold, to)
         })?;
     }
     Ok(y.finish(py)?)
+}
+
+fn llm_int8<D: Device>(layer: LlmInt8Linear<D>, bias: Option<Vec<f32>>) -> halfbyte::Result<LlmInt8Linear<D>> {
+    match bias {
+        Some(bias) => layer.with_bias(bias),
+        None => Ok(layer),
+    }
 }
 
 /// x `[m, n]` times scales `[n]`, each product rounded once.

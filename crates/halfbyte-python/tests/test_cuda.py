@@ -6,6 +6,7 @@ checkout, or a folder with its models/.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -25,6 +26,7 @@ if halfbyte.cuda_device_count() == 0:
 if not torch.cuda.is_available():
     pytest.skip("this torch sees no GPU: nothing on a GPU was tested", allow_module_level=True)
 
+import halfbyte.paddle as quant  # noqa: E402
 import halfbyte.torch as ht  # noqa: E402
 
 ROOT = Path(os.environ.get("HALFBYTE_ROOT", Path(__file__).resolve().parents[3]))
@@ -115,6 +117,31 @@ def test_convolutions_and_bytes() -> None:
     options: dict[str, Any] = {"x_scale": 0.02, "x_zero": 128, "y_scale": 0.5, "y_zero": 100}
     both = [halfbyte.LinearInt8(codes, 0.01, device=device, **options) for device in ("cpu", "cuda")]
     assert np.array_equal(both[1](torch.from_numpy(bytes_).cuda()).cpu().numpy(), both[0](bytes_))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_functions_of_paddle_have_the_bits_of_the_cpu(dtype: Any) -> None:
+    w, x = (torch.from_numpy(random(shape, seed)).to(dtype) for shape, seed in (((512, 96), 8), ((2, 9, 512), 9)))
+    x[0, 3, 7] = 40.0
+    for algo, group_size in itertools.product(("llm.int8", "weight_only_int8", "weight_only_int4"), (-1, 64, 128)):
+        on_cpu, on_gpu = (quant.weight_quantize(t, algo, 80, group_size) for t in (w, w.cuda()))
+        for mine, want in zip(on_gpu, on_cpu, strict=True):
+            assert mine.is_cuda and mine.dtype == want.dtype and torch.equal(mine.cpu(), want)
+        if algo != "llm.int8":
+            wide = [quant.weight_dequantize(*tensors, algo, group_size=group_size) for tensors in (on_gpu, on_cpu)]
+            assert wide[0].is_cuda and wide[0].dtype == dtype and torch.equal(wide[0].cpu(), wide[1])
+    codes, scale = quant.weight_quantize(w, "llm.int8", 80)
+    for bias in (None, torch.from_numpy(random((96,), 10)).to(dtype)):
+        for threshold in (6.0, 2.0, 0.0):
+            want = quant.llm_int8_linear(x, codes, bias, scale, threshold)
+            there = [None if t is None else t.cuda() for t in (x, codes, bias, scale)]
+            y = quant.llm_int8_linear(*there, threshold)
+            assert y.is_cuda and y.dtype == dtype and y.shape == (2, 9, 96) and torch.equal(y.cpu(), want)
+    assert quant.llm_int8_linear(x[:, :0].cuda(), codes.cuda(), None, scale.cuda()).shape == (2, 0, 96)
+    with pytest.raises(ValueError, match="where the weight lies"):
+        quant.llm_int8_linear(x.cuda(), codes, None, scale)
+    with pytest.raises(ValueError, match="where the scales lie"):
+        quant.weight_dequantize(codes.cuda(), scale)
 
 
 def test_cupy() -> None:

@@ -124,6 +124,39 @@ def test_tensors_of_torch() -> None:
     assert ((y.double() - expected).abs() <= 3 * 2.0**-8 * magnitude).all()
 
 
+@pytest.mark.parametrize("algo", ["weight_only_int8", "weight_only_int4", "llm.int8"])
+@pytest.mark.parametrize("bf16", [False, True], ids=["float16", "bfloat16"])
+def test_weight_quantize_as_documented(algo: str, bf16: bool) -> None:
+    """Shapes and types for every architecture and group size, and codes that are the nearest to the weight over its scale."""
+    k, n = 256, 48
+    w = np.random.default_rng(3).standard_normal((k, n)).astype(np.float32)
+    w = (w.view(np.uint32) >> 16).astype(np.uint16) if bf16 else w.astype(np.float16)
+    bits, most = (4, 7) if algo.endswith("int4") else (8, 127)
+    for group_size in (-1, 64, 128):
+        groups = (1, k) if group_size == -1 else (k // group_size, group_size)
+        of_volta, of_others = set(), set()
+        for arch in ARCHS:
+            codes, scale = quant.weight_quantize(w, algo, arch, group_size)
+            assert codes.dtype == np.int8 and codes.shape == (n * bits // 8, k)
+            assert scale.dtype == (np.float32 if algo == "llm.int8" else w.dtype)
+            assert scale.shape == ((n,) if group_size == -1 else (groups[0], n))
+            (of_volta if arch == 70 else of_others).add(codes.tobytes())
+        # One layout for sm_70, one for all others; llm.int8 has one for all.
+        assert len(of_volta) == len(of_others) == 1 and (of_volta == of_others) == (algo == "llm.int8")
+        # Without an architecture, that of sm_80.
+        assert quant.weight_quantize(w, algo, group_size=group_size)[0].tobytes() in of_others
+        largest = np.abs(wide(w)).reshape(groups[0], groups[1], n).max(1)
+        unit = 2.0**-8 if bf16 and algo != "llm.int8" else 2.0**-11
+        np.testing.assert_allclose(wide(scale).reshape(groups[0], n), largest / most, rtol=unit)
+        steps = np.repeat(wide(scale).reshape(groups[0], n), groups[1], 0)
+        if algo == "llm.int8":
+            stands_for = codes.T * steps
+        else:
+            stands_for = wide(quant.weight_dequantize(codes, scale, algo, group_size=group_size))
+        # Half a step, and the rounding of the scale and of what is given back.
+        assert (np.abs(stands_for - wide(w)) <= steps * (0.5 + most * 2 * unit)).all()
+
+
 def test_zeros_and_empty_rows() -> None:
     w = np.zeros((64, 16), np.float16)
     codes, scale = quant.weight_quantize(w)
@@ -141,6 +174,14 @@ W, X = np.ones((64, 16), np.float16), np.ones((2, 64), np.float16)
     [
         (ValueError, "arch", lambda: quant.weight_quantize(W, arch=60)),
         (ValueError, "algo", lambda: quant.weight_quantize(W, algo="w4a8")),
+        (ValueError, "algo", lambda: quant.weight_quantize(W.astype(np.int8), algo="w4a8")),
+        (ValueError, "algo", lambda: quant.weight_quantize(W, algo="w4afp8")),
+        (ValueError, "algo", lambda: quant.weight_quantize(W, algo="int8")),
+        (ValueError, "arch", lambda: quant.weight_quantize(W, arch=0)),
+        (AssertionError, "-1/64/128", lambda: quant.weight_quantize(W, group_size=0)),
+        (ValueError, "2D", lambda: quant.weight_quantize(W[None])),
+        (RuntimeError, "int8", lambda: quant.weight_quantize(W.astype(np.int8))),
+        (ValueError, "NaN|infinity|finite", lambda: quant.weight_quantize(np.full((64, 16), np.inf, np.float16))),
         (ValueError, "2D", lambda: quant.weight_quantize(W[0])),
         (ValueError, "divisible by 64", lambda: quant.weight_quantize(W[:32])),
         (ValueError, "divisible by 16", lambda: quant.weight_quantize(W[:, :8])),

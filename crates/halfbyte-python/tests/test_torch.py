@@ -51,6 +51,7 @@ def test_the_operator_is_what_pytorch_expects_of_one() -> None:
     x = torch.from_numpy(random((3, 64), 5)).requires_grad_()
     torch.library.opcheck(torch.ops.halfbyte.linear.default, (x, layer.handle, 48))
     torch.library.opcheck(torch.ops.halfbyte.linear_backward.default, (torch.randn(3, 48), layer.handle, 64))
+    torch.library.opcheck(torch.ops.halfbyte.linear_tangent.default, (torch.randn(3, 64), layer.handle, 48))
     number = layer.handle
     del layer
     with pytest.raises(RuntimeError, match="expected a layer that lives in this process"):
@@ -106,6 +107,50 @@ def test_under_vmap_and_tracing_the_operator_is_seen() -> None:
     with torch._subclasses.FakeTensorMode() as mode:
         y = layer(mode.from_tensor(torch.zeros(3, 64)))
         assert y.shape == (3, 48)
+
+
+def test_transformations_of_torch_func() -> None:
+    layer, weight = module(), dequantized()
+    x = torch.from_numpy(random((5, 64), 13))
+
+    def loss(x: Any) -> Any:
+        return (layer(x) ** 2).sum()
+
+    def close(got: Any, want: Any) -> None:
+        assert got.shape == want.shape and torch.allclose(got, want, rtol=1e-3, atol=1e-3)
+
+    gradient = 2 * layer(x) @ weight
+    close(torch.func.grad(loss)(x), gradient)
+    close(torch.vmap(torch.func.grad(loss))(x), gradient)
+    close(torch.func.vjp(layer, x)[1](layer(x))[0], gradient / 2)
+    close(torch.func.grad(lambda x: torch.vmap(layer, 1)(x).sum())(x.T), weight.sum(0).expand(5, -1).T)
+    close(torch.func.jvp(layer, (x,), (x,))[1], x @ weight.T)
+    for jacobian in (torch.func.jacrev, torch.func.jacfwd):
+        close(jacobian(layer)(x[0]), weight)
+    close(torch.func.hessian(loss)(x[0]), 2 * weight.T @ weight)
+    # Parameters of other modules beside it.
+    network = torch.nn.Sequential(torch.nn.Linear(16, 64), layer)
+    inputs = torch.from_numpy(random((3, 16), 14))
+
+    def with_parameters(parameters: Any) -> Any:
+        return torch.func.functional_call(network, parameters, (inputs,)).square().sum()
+
+    parameters = {name: p.detach() for name, p in network.named_parameters()}
+    network(inputs).square().sum().backward()
+    for name, got in torch.func.grad(with_parameters)(parameters).items():
+        close(got, network.get_parameter(name).grad)
+
+
+def test_second_gradients_and_tangents() -> None:
+    layer, weight = module(), dequantized()
+    x = torch.from_numpy(random((5, 64), 15)).requires_grad_()
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.allclose(second, (2 * weight.T @ weight).sum(0).expand(5, -1), rtol=1e-3, atol=1e-3)
+    with torch.autograd.forward_ad.dual_level():
+        dual = layer(torch.autograd.forward_ad.make_dual(x.detach(), x.detach()))
+        tangent = torch.autograd.forward_ad.unpack_dual(dual).tangent
+    assert torch.allclose(tangent, x.detach() @ weight.T, rtol=1e-3, atol=1e-3)
 
 
 def test_linears_of_a_model_are_replaced() -> None:

@@ -1,6 +1,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, final
 
 import numpy
 import numpy.typing
@@ -17,6 +17,7 @@ _Symmetric = Literal["narrow", "full"]
 
 __version__: str
 
+@final
 class Tensor:
     """Elements in memory of our own, which ``from_dlpack`` of any library takes without a copy."""
 
@@ -37,6 +38,7 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
+@final
 class QuantizedTensor:
     """A weight matrix as codes with scales and zero points."""
 
@@ -56,7 +58,10 @@ class QuantizedTensor:
     def scales(self) -> _Floats: ...
     def zeros(self) -> numpy.typing.NDArray[numpy.int32] | _Floats | None: ...
     def dequantize(self) -> _Floats: ...
+    def __copy__(self) -> QuantizedTensor: ...
+    def __deepcopy__(self, _memo: Any) -> QuantizedTensor: ...
 
+@final
 class Hessian:
     """What GPTQ and AWQ need to know of a layer's inputs: the sum of xᵀx over all of them, in float64."""
 
@@ -82,6 +87,7 @@ def quantize(
 ) -> QuantizedTensor:
     """Quantises a weight matrix ``[n, k]``; AWQ's result has ``input_scales``, by which its inputs must be divided."""
 
+@final
 class Linear:
     """``y = activation(x · Wᵀ + bias)``, with W packed once for a device."""
 
@@ -118,7 +124,10 @@ class Linear:
     def dequantize(self, start: int = 0, stop: int | None = None) -> Any: ...
     def to(self, device: Any) -> Linear: ...
     def _time(self, calls: int) -> float: ...
+    def __copy__(self) -> Linear: ...
+    def __deepcopy__(self, _memo: Any) -> Linear: ...
 
+@final
 class Conv2d:
     """``y = activation(x ∗ W + bias)`` of images ``[batch, channels, h, w]``, or ``[batch, h, w, channels]``."""
 
@@ -128,9 +137,9 @@ class Conv2d:
         bias: Any | None = None,
         format: str | None = None,
         *,
-        stride: _Pair = 1,
-        padding: _Padding = 0,
-        dilation: _Pair = 1,
+        stride: _Pair = ...,  # 1
+        padding: _Padding = ...,  # 0
+        dilation: _Pair = ...,  # 1
         groups: int = 1,
         activation: _Activation | None = None,
         layout: _Layout = "nchw",
@@ -145,7 +154,10 @@ class Conv2d:
     def nbytes(self) -> int: ...
     @property
     def device(self) -> str: ...
+    def __copy__(self) -> Conv2d: ...
+    def __deepcopy__(self, _memo: Any) -> Conv2d: ...
 
+@final
 class LinearInt8:
     """``y = activation(x · Wᵀ + bias)`` of bytes: sums are exact, rounded once, to the bit as onnxruntime's QLinearMatMul."""
 
@@ -171,6 +183,7 @@ class LinearInt8:
     @property
     def device(self) -> str: ...
 
+@final
 class Conv2dInt8:
     """``y = activation(x ∗ W + bias)`` of bytes: sums are exact, rounded once, to the bit as onnxruntime's QLinearConv."""
 
@@ -187,9 +200,9 @@ class Conv2dInt8:
         y_scale: float | None = None,
         y_zero: int = 0,
         y_dtype: Literal["uint8", "int8", "float32", "float16", "bfloat16"] | None = None,
-        stride: _Pair = 1,
-        padding: _Padding = 0,
-        dilation: _Pair = 1,
+        stride: _Pair = ...,  # 1
+        padding: _Padding = ...,  # 0
+        dilation: _Pair = ...,  # 1
         groups: int = 1,
         activation: _Activation | None = None,
         layout: _Layout = "nchw",
@@ -201,6 +214,7 @@ class Conv2dInt8:
     @property
     def device(self) -> str: ...
 
+@final
 class Checkpoint:
     """The tensors of a model folder or file, and its linear layers by name."""
 
@@ -226,6 +240,7 @@ def linear_from_tensors(
 ) -> Linear:
     """A layer whose tensors another loader has read, by the names that they have in files."""
 
+@final
 class Generation:
     """A text as it is written. Ends early when it is closed or let go of."""
 
@@ -237,6 +252,7 @@ class Generation:
     @property
     def finish_reason(self) -> Literal["length", "end", "stop", "context", "cancelled"] | None: ...
 
+@final
 class Model:
     """A language model: its weights on a device, its tokenizer."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -37,48 +37,95 @@ def _linear(x: torch.Tensor, handle: int, out_features: int) -> torch.Tensor:
     return _layer(handle)(x.detach())
 
 
-@_linear.register_fake
-def _(x: torch.Tensor, handle: int, out_features: int) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], out_features))
+def _weights(layer: _halfbyte.Linear, in_features: int) -> Iterator[tuple[slice, torch.Tensor]]:
+    """W as floats, some rows at a time."""
+    for start in range(0, layer.out_features, _ROWS):
+        stop = min(start + _ROWS, layer.out_features)
+        yield slice(start, stop), torch.utils.dlpack.from_dlpack(layer.dequantize(start, stop))[:, :in_features]
 
 
 @torch.library.custom_op("halfbyte::linear_backward", mutates_args=())
 def _linear_backward(grad: torch.Tensor, handle: int, in_features: int) -> torch.Tensor:
-    layer = _layer(handle)
     rows = grad.detach().reshape(-1, grad.shape[-1]).float()
     total = rows.new_zeros((rows.shape[0], in_features))
-    for start in range(0, layer.out_features, _ROWS):
-        stop = min(start + _ROWS, layer.out_features)
-        weight = torch.utils.dlpack.from_dlpack(layer.dequantize(start, stop))[:, :in_features]
-        total += rows[:, start:stop] @ weight
+    for part, weight in _weights(_layer(handle), in_features):
+        total += rows[:, part] @ weight
     return total.to(grad.dtype).reshape(*grad.shape[:-1], in_features)
 
 
-@_linear_backward.register_fake
-def _(grad: torch.Tensor, handle: int, in_features: int) -> torch.Tensor:
-    return grad.new_empty((*grad.shape[:-1], in_features))
+@torch.library.custom_op("halfbyte::linear_tangent", mutates_args=())
+def _linear_tangent(tangent: torch.Tensor, handle: int, out_features: int) -> torch.Tensor:
+    rows = tangent.detach().reshape(-1, tangent.shape[-1]).float()
+    total = rows.new_empty((rows.shape[0], out_features))
+    for part, weight in _weights(_layer(handle), rows.shape[1]):
+        total[:, part] = rows @ weight.T
+    return total.to(tangent.dtype).reshape(*tangent.shape[:-1], out_features)
+
+
+def _register(operator: Any, backward: Callable[..., torch.Tensor]) -> None:
+    """What an operator of rows needs: shapes, gradients, and all rows at once under vmap."""
+
+    def fake(x: torch.Tensor, handle: int, size: int) -> torch.Tensor:
+        return x.new_empty((*x.shape[:-1], size))
+
+    def vmap(info: Any, in_dims: tuple[int | None, None, None], x: torch.Tensor, handle: int, size: int) -> tuple[torch.Tensor, int]:
+        rows = x if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        y: torch.Tensor = operator(rows, handle, size)
+        return (y.expand(info.batch_size, *y.shape) if in_dims[0] is None else y), 0
+
+    operator.register_fake(fake)
+    operator.register_vmap(vmap)
+    operator.register_autograd(_gradient(backward), setup_context=_setup_context)
 
 
 def _setup_context(ctx: Any, inputs: tuple[torch.Tensor, int, int], output: torch.Tensor) -> None:
-    x, handle, _ = inputs
+    x, handle, size = inputs
     # The layer lives as long as its gradient may be asked for.
-    ctx.layer, ctx.handle, ctx.in_features = _layers.get(handle), handle, x.shape[-1]
+    ctx.layer, ctx.handle, ctx.sizes = _layers.get(handle), handle, (x.shape[-1], size)
 
 
-def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-    return torch.ops.halfbyte.linear_backward(grad, ctx.handle, ctx.in_features), None, None
+def _gradient(backward: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    return lambda ctx, grad: (backward(grad, ctx.handle, ctx.sizes[0]), None, None)
 
 
-_linear.register_autograd(_backward, setup_context=_setup_context)
+def _tangent(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda ctx, tangent, *_: forward(tangent, ctx.handle, ctx.sizes[1])
 
 
-@_linear.register_vmap
-def _(
-    info: Any, in_dims: tuple[int | None, None, None], x: torch.Tensor, handle: int, out_features: int
-) -> tuple[torch.Tensor, int]:
-    rows = x if in_dims[0] is None else x.movedim(in_dims[0], 0)
-    y: torch.Tensor = torch.ops.halfbyte.linear(rows, handle, out_features)
-    return (y.expand(info.batch_size, *y.shape) if in_dims[0] is None else y), 0
+_register(_linear, lambda *inputs: _linear_backward(*inputs))
+_register(_linear_backward, lambda *inputs: _linear_tangent(*inputs))
+_register(_linear_tangent, lambda *inputs: _linear_backward(*inputs))
+
+
+# The same for transformations of torch.func, which take no operator with gradients of its own, and for tangents.
+class _Rows(torch.autograd.Function):
+    generate_vmap_rule = True
+    setup_context = staticmethod(_setup_context)
+
+
+class _Product(_Rows):
+    forward = staticmethod(lambda *inputs: _linear(*inputs))
+    backward = staticmethod(_gradient(lambda *inputs: _Transposed.apply(*inputs)))
+    jvp = staticmethod(_tangent(lambda *inputs: _Straight.apply(*inputs)))
+
+
+class _Transposed(_Rows):
+    forward = staticmethod(lambda *inputs: _linear_backward(*inputs))
+    backward = staticmethod(_gradient(lambda *inputs: _Straight.apply(*inputs)))
+    jvp = staticmethod(_tangent(lambda *inputs: _Transposed.apply(*inputs)))
+
+
+class _Straight(_Rows):
+    forward = staticmethod(lambda *inputs: _linear_tangent(*inputs))
+    backward = staticmethod(_gradient(lambda *inputs: _Transposed.apply(*inputs)))
+    jvp = staticmethod(_tangent(lambda *inputs: _Straight.apply(*inputs)))
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func, or forward mode, is to see a product. A compiler takes the operator."""
+    return not torch.compiler.is_compiling() and (
+        torch._C._functorch.peek_interpreter_stack() is not None or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def _is_watched(x: torch.Tensor) -> bool:
@@ -88,7 +135,7 @@ def _is_watched(x: torch.Tensor) -> bool:
         or (x.requires_grad and torch.is_grad_enabled())
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or _is_transformed()
         or torch._C._get_tracing_state() is not None
     )
 
@@ -132,7 +179,8 @@ class Linear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not _is_watched(x):
             return self.layer(x.detach() if x.requires_grad else x)
-        y: torch.Tensor = torch.ops.halfbyte.linear(x, self.handle, self.out_features)
+        product = _Product.apply if _is_transformed() else torch.ops.halfbyte.linear
+        y: torch.Tensor = product(x, self.handle, self.out_features)
         return y
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Linear:

@@ -19,6 +19,7 @@ pub use input::Input;
 pub use output::{Output, numpy_array};
 pub use owned::Tensor;
 
+use crate::error::invalid;
 use halfbyte::Float;
 use halfbyte::format::int8::Byte;
 use pyo3::exceptions::PyTypeError;
@@ -127,4 +128,20 @@ pub fn type_of_byte(byte: Byte) -> DataType {
 /// TypeError: elements of another type than an operation takes.
 pub fn wrong_type(op: &str, expected: &str, got: DataType) -> PyErr {
     PyTypeError::new_err(format!("{op}: expected {expected}, got {got}"))
+}
+
+/// Rows of k elements: all dimensions but the last together. ValueError: another last dimension.
+pub fn rows_of(op: &str, x: &Input<'_>, k: usize) -> PyResult<usize> {
+    match x.shape().split_last() {
+        Some((&last, rows)) if last == k => Ok(rows.iter().product()),
+        _ => invalid(op, format_args!("an x of shape (..., {k})"), format_args!("shape {}", x.shape())),
+    }
+}
+
+/// ValueError: x lies elsewhere than something else, as "the weight lies".
+pub fn same_place(op: &str, x: &Input<'_>, place: Place, of: &str) -> PyResult<()> {
+    if x.place() == place {
+        return Ok(());
+    }
+    invalid(op, format_args!("an x on {place}, where {of}"), format_args!("one on {}", x.place()))
 }

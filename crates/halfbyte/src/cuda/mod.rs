@@ -307,6 +307,13 @@ impl Workspace {
         let (buffer, others) = self.buffer.split_at(bytes);
         (Part { workspace: Self { buffer }, life: PhantomData }, others)
     }
+
+    /// The same with others that are written.
+    fn split_at_mut(&mut self, bytes: usize) -> (Part<'_>, ViewMut<'_, u8>) {
+        let (buffer, _) = self.buffer.split_at(bytes);
+        let len = self.buffer.len();
+        (Part { workspace: Self { buffer }, life: PhantomData }, self.buffer.view_mut().slice(bytes..len))
+    }
 }
 
 /// The first bytes of a workspace.

@@ -33,6 +33,8 @@ pub trait Device: sealed::Sealed + Debug + Sized {
     type LinearInt8: layers::LinearInt8<Self>;
     #[doc(hidden)]
     type Conv2dInt8: layers::Conv2dInt8<Self>;
+    #[doc(hidden)]
+    type LlmInt8: layers::LlmInt8<Self>;
 }
 
 impl Device for Cpu {
@@ -44,6 +46,7 @@ impl Device for Cpu {
     type Conv2d = on_cpu::Conv2d;
     type LinearInt8 = on_cpu::LinearInt8;
     type Conv2dInt8 = on_cpu::Conv2dInt8;
+    type LlmInt8 = on_cpu::LlmInt8;
 }
 
 impl Device for Cuda {
@@ -55,6 +58,7 @@ impl Device for Cuda {
     type Conv2d = on_cuda::Conv2d;
     type LinearInt8 = on_cuda::LayerInt8;
     type Conv2dInt8 = on_cuda::LayerInt8;
+    type LlmInt8 = on_cuda::LlmInt8;
 }
 
 /// A tensor that a layer reads or writes.
@@ -207,6 +211,18 @@ pub mod layers {
         fn forward(&self, device: &D, call: ImagesInt8<'_>, x: D::XBytes<'_>, y: D::YBytes<'_>) -> Result<()>;
         /// Convolves, to floats.
         fn forward_floats(&self, device: &D, call: ImagesInt8<'_>, x: D::XBytes<'_>, y: D::Y<'_>) -> Result<()>;
+    }
+
+    /// A weight in signed bytes, which outlier columns of x meet as it is.
+    pub trait LlmInt8<D: Device>: Debug + Sized {
+        /// Packs codes `[n, k]` with scales `[n]`.
+        fn pack(device: &D, codes: &[i8], shape: [usize; 2], scales: &[f32]) -> Result<Self>;
+        /// Bytes that the weight takes.
+        fn bytes(&self) -> usize;
+        /// Sets the bias `[n]`.
+        fn set_bias(&mut self, bias: Vec<f32>) -> Result<()>;
+        /// Multiplies; the threshold is one of x's type.
+        fn forward(&self, device: &D, x: D::X<'_>, m: usize, threshold: f32, y: D::Y<'_>) -> Result<()>;
     }
 
     /// One convolution of bytes.

@@ -1,5 +1,9 @@
 //! Layers on a CPU.
 
+mod llm_int8;
+
+pub use llm_int8::LlmInt8;
+
 use super::Weight;
 use super::device::layers::{self, Convolution, EpilogueInt8, ImagesInt8};
 use crate::conv::Geometry;

@@ -5,7 +5,7 @@ use super::device::layers::{self, Convolution, EpilogueInt8, ImagesInt8};
 use crate::conv::{Conv2dShape, Geometry, Layout2d};
 use crate::cuda::driver::{Buffer, FloatView, FloatViewMut, View};
 use crate::cuda::int8::{self, Layer, Target};
-use crate::cuda::matmul::{self, Epilogue, Packed, Packer, QuantizedCall, QuantizedView, run_quantized};
+use crate::cuda::matmul::{self, Epilogue, LlmInt8Call, Packed, Packer, QuantizedCall, QuantizedView, run_quantized};
 use crate::cuda::nn::{Dense, DenseCall};
 use crate::cuda::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut, Cuda, Workspace, conv};
 use crate::error::{Error, Result};
@@ -379,5 +379,35 @@ impl layers::Conv2dInt8<Cuda> for LayerInt8 {
 
     fn forward_floats(&self, device: &Cuda, call: ImagesInt8<'_>, x: AnyBytes<'_>, y: AnyFloatsMut<'_>) -> Result<()> {
         self.to_floats(device, call, x, y)
+    }
+}
+
+/// A weight of LLM.int8().
+#[derive(Debug)]
+pub struct LlmInt8 {
+    device: Cuda,
+    weight: matmul::LlmInt8,
+}
+
+impl layers::LlmInt8<Cuda> for LlmInt8 {
+    fn pack(device: &Cuda, codes: &[i8], shape: [usize; 2], scales: &[f32]) -> Result<Self> {
+        let weight = matmul::LlmInt8::new(device.gpu(), device.stream(), codes, shape, scales)?;
+        Ok(Self { device: device.clone(), weight })
+    }
+
+    fn bytes(&self) -> usize {
+        self.weight.bytes()
+    }
+
+    fn set_bias(&mut self, bias: Vec<f32>) -> Result<()> {
+        self.weight.set_bias(self.device.gpu(), self.device.stream(), &bias)
+    }
+
+    fn forward(&self, device: &Cuda, x: AnyFloats<'_>, m: usize, threshold: f32, y: AnyFloatsMut<'_>) -> Result<()> {
+        same_gpu(&self.device, device)?;
+        let (gpu, stream) = (device.gpu(), device.stream());
+        device.floats("llm.int8 linear", x, y, self.weight.workspace_bytes(gpu, m)?, |x, y, workspace| {
+            self.weight.run(gpu, stream, LlmInt8Call { x, m, threshold, y, workspace })
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! Layouts of fpA_intB kernels against streams that Paddle and FasterTransformer wrote; rules of quantisers; LLM.int8().
 
-mod llm_int8;
+pub mod llm_int8;
 
 use crate::data::Random;
 use crate::golden::Golden;

@@ -227,6 +227,11 @@ impl<'a, T: Pod> ViewMut<'a, T> {
         ViewMut { ..*self }
     }
 
+    /// The same memory, to be read.
+    pub fn view(&self) -> View<'_, T> {
+        View { pointer: self.pointer, len: self.len, elements: PhantomData }
+    }
+
     /// The elements before one, and the others; panics if there are fewer.
     pub fn split_at(self, at: usize) -> (ViewMut<'a, T>, ViewMut<'a, T>) {
         checked_range(&(at..self.len), self.len);

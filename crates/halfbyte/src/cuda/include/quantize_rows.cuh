@@ -48,10 +48,8 @@ DEV Range range_of(const float (&v)[COLUMNS], int there) {
 }
 
 // Writes the codes of 16 columns in the order of fragments and returns their sum.
-DEV int write_codes(const Target& p, u64 row, u64 c, const float (&v)[COLUMNS], int there, const Rule& rule) {
-  int code[COLUMNS], sum = 0;
-#pragma unroll
-  for (int i = 0; i < COLUMNS; i++) code[i] = i < there ? code_of(v[i], rule) : 0;
+DEV int write_bytes(const Target& p, u64 row, u64 c, const int (&code)[COLUMNS]) {
+  int sum = 0;
   u32 words[4];
 #pragma unroll
   for (int t = 0; t < 4; t++) {
@@ -62,6 +60,14 @@ DEV int write_codes(const Target& p, u64 row, u64 c, const float (&v)[COLUMNS], 
   }
   *reinterpret_cast<uint4*>(p.codes + row * p.pitch + c) = make_uint4(words[0], words[1], words[2], words[3]);
   return sum;
+}
+
+// The same of 16 columns of numbers, of which `there` are there.
+DEV int write_codes(const Target& p, u64 row, u64 c, const float (&v)[COLUMNS], int there, const Rule& rule) {
+  int code[COLUMNS];
+#pragma unroll
+  for (int i = 0; i < COLUMNS; i++) code[i] = i < there ? code_of(v[i], rule) : 0;
+  return write_bytes(p, row, c, code);
 }
 
 // Scale, sum and offset of a piece of a row.

@@ -5,6 +5,8 @@
 //       pack      bytes [n][k]              -> tile -> words of the stream
 //       unpack    words of the stream       -> tile -> bytes [n][k]
 //       quantize  floats [k][n] over scales -> tile -> words of the stream
+//       quantize_signed    the same          -> tile -> bytes [n][k] with sign
+//       dequantize         words of the stream -> tile, times scales -> floats [k][n]
 //   scales: a block has one group of 32 outputs, eight threads an output
 #include "floats.cuh"
 
@@ -18,7 +20,7 @@ constexpr int LANES = THREADS / OUTPUTS;  // of an output, in `scales`
 
 // As `Params` in fpa_intb.rs.
 struct Params {
-  const void* floats;  // [k][n]
+  void* floats;  // [k][n]
   void* scales;  // [groups][n]
   u8* codes;  // [n][k]
   u32* stream;
@@ -91,21 +93,46 @@ template <int BITS, bool INTERLEAVED> __global__ void __launch_bounds__(THREADS)
   store_words<BITS, INTERLEAVED>(p, from, tile);
 }
 
-template <int BITS, bool INTERLEAVED> __global__ void __launch_bounds__(THREADS) unpack(const Params p) {
-  __shared__ u8 tile[OUTPUTS * STRIDE];
-  const uint2 from = corner(p);
+template <int BITS, bool INTERLEAVED> DEV void load_words(const Params& p, uint2 corner, u8* tile) {
 #pragma unroll
   for (int first = 0; first < WORDS_OF_TILE<BITS>; first += THREADS) {
-    const Word<BITS, INTERLEAVED> word(p, from, first + threadIdx.x);
+    const Word<BITS, INTERLEAVED> word(p, corner, first + threadIdx.x);
     if (!word.there) continue;
     const u32 packed = p.stream[word.at];
 #pragma unroll
     for (int i = 0; i < 32 / BITS; i++) tile[word.place(i)] = packed >> (BITS * i) & ((1u << BITS) - 1);
   }
+}
+
+// Codes of the tile to bytes [n][k], with some bits flipped.
+DEV void store_bytes(const Params& p, uint2 corner, const u8* tile, u8 flipped) {
+  for (u32 i = threadIdx.x; i < OUTPUTS * INPUTS; i += THREADS) {
+    const u32 output = corner.x + i / INPUTS, input = corner.y + i % INPUTS;
+    if (output < p.n && input < p.k)
+      p.codes[u64(output) * p.k + input] = tile[i / INPUTS * STRIDE + i % INPUTS] ^ flipped;
+  }
+}
+
+template <int BITS, bool INTERLEAVED> __global__ void __launch_bounds__(THREADS) unpack(const Params p) {
+  __shared__ u8 tile[OUTPUTS * STRIDE];
+  const uint2 from = corner(p);
+  load_words<BITS, INTERLEAVED>(p, from, tile);
+  __syncthreads();
+  store_bytes(p, from, tile, 0);
+}
+
+// Each product is rounded once, to the type of the scales.
+template <int BITS, bool INTERLEAVED> __global__ void __launch_bounds__(THREADS) dequantize(const Params p) {
+  __shared__ u8 tile[OUTPUTS * STRIDE];
+  const uint2 from = corner(p);
+  load_words<BITS, INTERLEAVED>(p, from, tile);
   __syncthreads();
   for (u32 i = threadIdx.x; i < OUTPUTS * INPUTS; i += THREADS) {
-    const u32 output = from.x + i / INPUTS, input = from.y + i % INPUTS;
-    if (output < p.n && input < p.k) p.codes[u64(output) * p.k + input] = tile[i / INPUTS * STRIDE + i % INPUTS];
+    const u32 output = from.x + i % OUTPUTS, input = from.y + i / OUTPUTS;
+    if (output >= p.n || input >= p.k) continue;
+    const int code = int(tile[i % OUTPUTS * STRIDE + i / OUTPUTS]) - (1 << (BITS - 1));
+    const float scale = load_float(p.scales, u64(input / p.group) * p.n + output, p.scale_type);
+    store_float(p.floats, u64(input) * p.n + output, __fmul_rn(float(code), scale), p.scale_type);
   }
 }
 
@@ -120,18 +147,30 @@ template <int BITS> DEV u32 code_of(float weight, float scale) {
   return int(code) + (1 << (BITS - 1));
 }
 
-template <int BITS, bool INTERLEAVED> __global__ void __launch_bounds__(THREADS) quantize(const Params p) {
-  __shared__ u8 tile[OUTPUTS * STRIDE];
-  const uint2 from = corner(p);
+template <int BITS> DEV void load_floats(const Params& p, uint2 corner, u8* tile) {
   for (u32 i = threadIdx.x; i < OUTPUTS * INPUTS; i += THREADS) {
-    const u32 output = from.x + i % OUTPUTS, input = from.y + i / OUTPUTS;
+    const u32 output = corner.x + i % OUTPUTS, input = corner.y + i / OUTPUTS;
     if (output >= p.n || input >= p.k) continue;
     const float weight = load_float(p.floats, u64(input) * p.n + output, p.float_type);
     const float scale = load_float(p.scales, u64(input / p.group) * p.n + output, p.scale_type);
     tile[i % OUTPUTS * STRIDE + i / OUTPUTS] = code_of<BITS>(weight, scale);
   }
+}
+
+template <int BITS, bool INTERLEAVED> __global__ void __launch_bounds__(THREADS) quantize(const Params p) {
+  __shared__ u8 tile[OUTPUTS * STRIDE];
+  const uint2 from = corner(p);
+  load_floats<BITS>(p, from, tile);
   __syncthreads();
   store_words<BITS, INTERLEAVED>(p, from, tile);
+}
+
+__global__ void __launch_bounds__(THREADS) quantize_signed(const Params p) {
+  __shared__ u8 tile[OUTPUTS * STRIDE];
+  const uint2 from = corner(p);
+  load_floats<8>(p, from, tile);
+  __syncthreads();
+  store_bytes(p, from, tile, 0x80);
 }
 
 // NaN where a weight is no number.

@@ -23,6 +23,7 @@ mod gather;
 mod gemm;
 pub(in crate::cuda) mod grouped;
 mod kernel;
+mod llm_int8;
 mod pack;
 mod plans;
 pub(in crate::cuda) mod quantize_activations;
@@ -45,6 +46,7 @@ pub mod wna8_sm90;
 
 pub use grouped::{Grouped, GroupedCall};
 pub use kernel::{Configuration, Kernel};
+pub use llm_int8::{LlmInt8, LlmInt8Call};
 pub use pack::Packer;
 pub use plans::{Plan, Plans};
 pub use quantize_activations::{Form as QuantizedForm, quantize_activations};
@@ -203,7 +205,7 @@ pub static KERNELS: &[Kernel] = &[
 #[doc(hidden)]
 pub fn auxiliary() -> Vec<Instance> {
     let before = vec![gather::instance(), weight_range::instance()];
-    [before, dequantize::chosen_instances(), pack::instances(), fpa_intb::instances()].concat()
+    [before, dequantize::chosen_instances(), pack::instances(), fpa_intb::instances(), llm_int8::instances()].concat()
 }
 
 /// Every instance that products with weights of a format are computed by on a processor, with x of any type, y of the same one or f32,

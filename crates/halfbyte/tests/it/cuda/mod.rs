@@ -15,6 +15,7 @@ mod fpa_intb;
 mod grouped;
 mod int8;
 mod library;
+mod llm_int8;
 mod matmul;
 mod nn;
 mod nvrtc;

@@ -49,8 +49,8 @@ fn products_are_those_of_the_goldens() {
     }
 }
 
-/// What the layer says that it computes, in f64, with the magnitude that its bound is a part of.
-fn reference(x: &[f32], codes: &[i8], scales: &[f32], bias: &[f32], m: usize, threshold: f32) -> Vec<(f64, f64)> {
+/// What the layer says that it computes of x in halves, in f64, with the magnitude that its bound is a part of.
+pub fn reference(x: &[f32], codes: &[i8], scales: &[f32], bias: &[f32], m: usize, threshold: f32) -> Vec<(f64, f64)> {
     let (n, k) = (scales.len(), x.len() / m);
     let outlier: Vec<bool> = (0..k).map(|j| (0..m).any(|r| x[r * k + j].abs() > threshold)).collect();
     let mut y = Vec::new();
