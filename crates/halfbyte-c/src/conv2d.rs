@@ -1,6 +1,6 @@
 //! Convolutions' layers.
 
-use crate::device::{Device, halfbyte_device, index, other_device};
+use crate::device::{Device, On, halfbyte_device, index, other_device};
 use crate::handle::{Out, given};
 use crate::linear::{activation, bias};
 use crate::status::{Failure, Result, guard, guard_quietly, halfbyte_status};
@@ -90,11 +90,7 @@ pub struct halfbyte_conv2d {
     layouts: [Layout2d; 2],
 }
 
-#[derive(Debug)]
-enum Layer {
-    Cpu(Conv2d<Cpu>),
-    Cuda(Conv2d<Cuda>),
-}
+type Layer = On<Conv2d<Cpu>, Conv2d<Cuda>>;
 
 /// Packs a weight [co, k] for a device, k being kernel rows, kernel columns, channels in this order, as halfbyte_weight_rtn_conv2d
 /// makes it. `bias`: floats [co] of the host, or null; `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.

@@ -29,6 +29,13 @@ impl Device {
     }
 }
 
+/// A layer of the kind of device that its weight was packed for.
+#[derive(Debug)]
+pub(crate) enum On<C, G> {
+    Cpu(C),
+    Cuda(G),
+}
+
 /// The number of a queue's GPU.
 pub(crate) fn index(cuda: &Cuda) -> u32 {
     cuda.gpu().context().info().index

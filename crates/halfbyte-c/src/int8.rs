@@ -1,7 +1,7 @@
 //! Layers of bytes: products and convolutions, to bytes or to floats.
 
 use crate::conv2d::{batch, halfbyte_conv2d_geometry, layout};
-use crate::device::{Device, halfbyte_device, index, other_device};
+use crate::device::{Device, On, halfbyte_device, index, other_device};
 use crate::handle::{Out, given};
 use crate::linear::activation;
 use crate::status::{Failure, Result, guard, guard_quietly, halfbyte_status};
@@ -108,15 +108,38 @@ macro_rules! finished {
     }};
 }
 
+/// Runs a layer of either kind, to bytes or to floats as y is: `$arguments` are what its `forward` takes between x and y.
+macro_rules! forward {
+    ($layer:expr, $device:expr, $x:expr, ($($argument:expr),*), $y:expr) => {{
+        let (x, y, floats) = (&$x, &$y, matches!($y.element, Element::Float(_)));
+        // SAFETY: the caller's tensors, which share nothing; on a GPU they stay until the work is done, as the header says.
+        unsafe {
+            match (&$layer, &$device.0) {
+                (On::Cpu(layer), Device::Cpu(cpu)) if floats => {
+                    layer.forward_floats(cpu, x.bytes()?, $($argument,)* y.floats_mut()?)?;
+                }
+                (On::Cpu(layer), Device::Cpu(cpu)) => layer.forward(cpu, x.bytes()?, $($argument,)* y.bytes_mut()?)?,
+                (On::Cuda(layer), Device::Cuda(cuda)) if floats => {
+                    let index = index(cuda);
+                    layer.forward_floats(cuda, x.any_bytes(index)?, $($argument,)* y.any_floats_mut(index)?)?;
+                }
+                (On::Cuda(layer), Device::Cuda(cuda)) => {
+                    let index = index(cuda);
+                    layer.forward(cuda, x.any_bytes(index)?, $($argument,)* y.any_bytes_mut(index)?)?;
+                }
+                (On::Cpu(_), device) => return other_device("a CPU", device),
+                (On::Cuda(_), device) => return other_device("a GPU", device),
+            }
+        }
+        Ok(())
+    }};
+}
+
 /// Bytes in, bytes or floats out: sums exact in int32, rounded once. To the bit as onnxruntime's QLinearMatMul.
 #[derive(Debug)]
 pub struct halfbyte_linear_int8(Linear);
 
-#[derive(Debug)]
-enum Linear {
-    Cpu(LinearInt8<Cpu>),
-    Cuda(LinearInt8<Cuda>),
-}
+type Linear = On<LinearInt8<Cpu>, LinearInt8<Cuda>>;
 
 /// Packs a weight [n, k] of bytes for a device.
 #[unsafe(no_mangle)]
@@ -151,32 +174,12 @@ pub extern "C" fn halfbyte_linear_int8_forward(
     guard(|| {
         let (linear, device) = (given("linear", linear)?, given("device", device)?);
         let (x, y) = (Tensor::new("x", x)?, Tensor::new("y", y)?);
-        let [n, k] = match &linear.0 {
+        let shape = match &linear.0 {
             Linear::Cpu(layer) => [layer.n(), layer.k()],
             Linear::Cuda(layer) => [layer.n(), layer.k()],
         };
-        let m = x.rows_of(k)?;
-        y.expect_shape(&[&x.shape[..x.shape.len() - 1], &[n]].concat())?;
-        y.expect_apart(&x)?;
-        let floats = matches!(y.element, Element::Float(_));
-        // SAFETY: the caller's tensors, which share nothing; on a GPU they stay until the work is done, as the header says.
-        unsafe {
-            match (&linear.0, &device.0) {
-                (Linear::Cpu(layer), Device::Cpu(cpu)) if floats => {
-                    layer.forward_floats(cpu, x.bytes()?, m, y.floats_mut()?)?;
-                }
-                (Linear::Cpu(layer), Device::Cpu(cpu)) => layer.forward(cpu, x.bytes()?, m, y.bytes_mut()?)?,
-                (Linear::Cuda(layer), Device::Cuda(cuda)) if floats => {
-                    layer.forward_floats(cuda, x.any_bytes(index(cuda))?, m, y.any_floats_mut(index(cuda))?)?;
-                }
-                (Linear::Cuda(layer), Device::Cuda(cuda)) => {
-                    layer.forward(cuda, x.any_bytes(index(cuda))?, m, y.any_bytes_mut(index(cuda))?)?;
-                }
-                (Linear::Cpu(_), device) => return other_device("a CPU", device),
-                (Linear::Cuda(_), device) => return other_device("a GPU", device),
-            }
-        }
-        Ok(())
+        let m = x.rows_to(&y, shape)?;
+        forward!(linear.0, device, x, (m), y)
     })
 }
 
@@ -194,11 +197,7 @@ pub struct halfbyte_conv2d_int8 {
     layouts: [Layout2d; 2],
 }
 
-#[derive(Debug)]
-enum Conv {
-    Cpu(Conv2dInt8<Cpu>),
-    Cuda(Conv2dInt8<Cuda>),
-}
+type Conv = On<Conv2dInt8<Cpu>, Conv2dInt8<Cuda>>;
 
 /// Packs a weight [co, ci / groups, kh, kw] of bytes for a device. `x_layout`, `y_layout`: HALFBYTE_LAYOUT_*.
 #[unsafe(no_mangle)]
@@ -259,27 +258,7 @@ pub extern "C" fn halfbyte_conv2d_int8_forward(
         let (conv2d, device) = (given("conv2d", conv2d)?, given("device", device)?);
         let (x, y) = (Tensor::new("x", x)?, Tensor::new("y", y)?);
         let (batch, size) = batch(conv2d.geometry, conv2d.layouts, &x, &y)?;
-        let floats = matches!(y.element, Element::Float(_));
-        // SAFETY: the caller's tensors, which share nothing; on a GPU they stay until the work is done, as the header says.
-        unsafe {
-            match (&conv2d.layer, &device.0) {
-                (Conv::Cpu(layer), Device::Cpu(cpu)) if floats => {
-                    layer.forward_floats(cpu, x.bytes()?, batch, size, y.floats_mut()?)?;
-                }
-                (Conv::Cpu(layer), Device::Cpu(cpu)) => layer.forward(cpu, x.bytes()?, batch, size, y.bytes_mut()?)?,
-                (Conv::Cuda(layer), Device::Cuda(cuda)) => {
-                    let (index, x) = (index(cuda), x.any_bytes(index(cuda))?);
-                    if floats {
-                        layer.forward_floats(cuda, x, batch, size, y.any_floats_mut(index)?)?;
-                    } else {
-                        layer.forward(cuda, x, batch, size, y.any_bytes_mut(index)?)?;
-                    }
-                }
-                (Conv::Cpu(_), device) => return other_device("a CPU", device),
-                (Conv::Cuda(_), device) => return other_device("a GPU", device),
-            }
-        }
-        Ok(())
+        forward!(conv2d.layer, device, x, (batch, size), y)
     })
 }
 

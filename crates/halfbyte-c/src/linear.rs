@@ -1,7 +1,7 @@
 //! Linear layers.
 
 use crate::checkpoint::halfbyte_checkpoint;
-use crate::device::{Device, halfbyte_device, index, other_device};
+use crate::device::{Device, On, halfbyte_device, index, other_device};
 use crate::handle::{Out, given};
 use crate::status::{Failure, Result, guard, guard_quietly, halfbyte_status};
 use crate::tensor::{DLTensor, Tensor};
@@ -16,11 +16,7 @@ use std::mem::MaybeUninit;
 #[derive(Debug)]
 pub struct halfbyte_linear(Layer);
 
-#[derive(Debug)]
-enum Layer {
-    Cpu(Linear<Cpu>),
-    Cuda(Linear<Cuda>),
-}
+type Layer = On<Linear<Cpu>, Linear<Cuda>>;
 
 /// Results as they are.
 pub const HALFBYTE_ACTIVATION_NONE: i32 = 0;
@@ -162,10 +158,7 @@ pub extern "C" fn halfbyte_linear_forward(
     guard(|| {
         let (linear, device) = (given("linear", linear)?, given("device", device)?);
         let (x, y) = (Tensor::new("x", x)?, Tensor::new("y", y)?);
-        let [n, k] = linear.0.shape();
-        let m = x.rows_of(k)?;
-        y.expect_shape(&[&x.shape[..x.shape.len() - 1], &[n]].concat())?;
-        y.expect_apart(&x)?;
+        let m = x.rows_to(&y, linear.0.shape())?;
         // SAFETY: the caller's tensors, which share nothing; on a GPU they stay until the work is done, as the header says.
         unsafe {
             match (&linear.0, &device.0) {

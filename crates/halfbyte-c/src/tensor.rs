@@ -219,7 +219,7 @@ impl Tensor {
     }
 
     /// Rows of `columns` elements: all dimensions but the last together.
-    pub fn rows_of(&self, columns: usize) -> Result<usize> {
+    fn rows_of(&self, columns: usize) -> Result<usize> {
         match self.shape.split_last() {
             Some((&last, rows)) if last == columns => {
                 let rows = rows.iter().try_fold(1usize, |product, &n| product.checked_mul(n));
@@ -227,6 +227,14 @@ impl Tensor {
             }
             _ => self.fail(format!("shape [.., {columns}]"), format!("{:?}", self.shape)),
         }
+    }
+
+    /// Rows of k elements, and n in each row of `y`, which is to be written and has memory of its own.
+    pub fn rows_to(&self, y: &Tensor, [n, k]: [usize; 2]) -> Result<usize> {
+        let m = self.rows_of(k)?;
+        y.expect_shape(&[&self.shape[..self.shape.len() - 1], &[n]].concat())?;
+        y.expect_apart(self)?;
+        Ok(m)
     }
 
     /// Refuses two tensors that share memory, one of which is written.
