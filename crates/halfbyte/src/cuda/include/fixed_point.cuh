@@ -5,11 +5,15 @@
 //   with |x| / power < 2^30 for the greatest of them. So x is rounded to 2^-30 of that one at worst: an fp16 within
 //   2^19 of it is exact. Where an x is infinite or NaN, the power is NaN, and so is each row.
 //   A unit in shared memory: digits, as B fragments lie, and the power.
+//
+// Quantised activations (QUANTIZED) are the same with codes of 8 bits by the rule of quantize.cuh, of which d0 alone is not
+// zero, and the scale in place of the power.
 #pragma once
 #include "ampere.cuh"
 #include "weight_atom.cuh"
 
 constexpr u32 POWER = 512, X_UNIT = POWER + 16;
+constexpr bool QUANTIZED = HB_QUANTIZED;
 
 // Words are read four at a time, and a word of a fragment has columns 2c, 2c+8, 2c+1, 2c+9 of 16: these lie together.
 DEV u32 place_of(u32 k) { return (k & ~15u) | (k >> 1 & 3) << 2 | (k & 1) << 1 | (k >> 3 & 1); }
@@ -18,13 +22,23 @@ DEV u32 column_at(u32 place) { return (place & ~15u) | (place & 1) << 3 | (place
 DEV u32 place_of_pair(u32 i) { return (i & ~7u) | (i & 3) << 1 | (i >> 2 & 1); }
 DEV u32 pair_at(u32 place) { return (place & ~7u) | (place & 1) << 2 | (place >> 1 & 3); }
 
-DEV float power_of(u32 greatest) {  // bits of the greatest |x|
-  const u32 e = max(greatest >> 23, 30u);
-  return __uint_as_float(e == 255 ? 0x7fffffffu : (e - 29) << 23);
+// What an integer stands for, and what x is multiplied by to become one.
+struct Step {
+  float power, over;
+};
+DEV Step step_of(u32 greatest) {  // bits of the greatest |x|
+  if constexpr (QUANTIZED) {
+    // The symmetric rule of quantize.cuh.
+    const float most = __uint_as_float(greatest);
+    if (greatest >= 0x7f800000) return {__uint_as_float(0x7fffffff), 0.f};
+    if (most < 7.8886090522101181e-31f) return {0.f, 0.f};  // 2^-100
+    return {__fdiv_rn(most, 127.f), __fdiv_rn(127.f, most)};
+  }
+  const u32 e = max(greatest >> 23, 30u), power = e == 255 ? 0x7fffffffu : (e - 29) << 23;
+  return {__uint_as_float(power), __uint_as_float(0x7f000000u - power)};
 }
 // Four columns that lie together: the word of lane c in k16 step `step`.
-DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float power) {
-  const float over = __uint_as_float(0x7f000000u - __float_as_uint(power));  // 1 / power
+DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float over) {
   u32 y[4];
 #pragma unroll
   for (int e = 0; e < 4; e++) y[e] = u32(__float2int_rn(x[e] * over) + 0x00808080) ^ 0x00808080u;

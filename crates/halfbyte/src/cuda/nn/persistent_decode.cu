@@ -234,9 +234,9 @@ DEV void put_x(u32 e, const float (&x)[4]) {
   u32 greatest = 0;
 #pragma unroll
   for (int i = 0; i < 4; i++) greatest = max(greatest, bits_of_magnitude(x[i]));
-  const float power = power_of(__reduce_max_sync(ALL_LANES, greatest));
-  put_digits(unit, e >> 4 & 7, e >> 2 & 3, x, power);
-  if ((thread_index() & 31) == 0) put_power(unit, power);
+  const Step of = step_of(__reduce_max_sync(ALL_LANES, greatest));
+  put_digits(unit, e >> 4 & 7, e >> 2 & 3, x, of.over);
+  if ((thread_index() & 31) == 0) put_power(unit, of.power);
 }
 // x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once.
 DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n) {
@@ -248,7 +248,7 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
   for (u32 first = 4 * thread_index(); first - 4 * lane < n; first += 4 * THREADS * AT_ONCE) {
     auto word = [&](u32 i) { return first + 4 * THREADS * i; };
     uint4 v[AT_ONCE];
-    float power[AT_ONCE];
+    Step of[AT_ONCE];
     look_for(v, [&](u32 i) { return word(i) < n ? from + word(i) : nullptr; });
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
@@ -257,7 +257,7 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
                          __vmaxu2(v[i].z & 0x7fff7fff, v[i].w & 0x7fff7fff));
 #pragma unroll
       for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
-      power[i] = power_of(bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))));
+      of[i] = step_of(bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))));
     }
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
@@ -266,8 +266,8 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
       const float x[2][4] = {{first_of(v[i].x), first_of(v[i].y), second_of(v[i].x), second_of(v[i].y)},
                              {first_of(v[i].z), first_of(v[i].w), second_of(v[i].z), second_of(v[i].w)}};
 #pragma unroll
-      for (int h = 0; h < 2; h++) put_digits(unit, word(i) >> 3 & 7, (word(i) >> 1 & 3) + h, x[h], power[i]);
-      if ((lane & 15) == 0) put_power(unit, power[i]);
+      for (int h = 0; h < 2; h++) put_digits(unit, word(i) >> 3 & 7, (word(i) >> 1 & 3) + h, x[h], of[i].over);
+      if ((lane & 15) == 0) put_power(unit, of[i].power);
     }
   }
   sync();

@@ -11,6 +11,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::cuda::{Caps, Gpu};
 use crate::error::{Error, Result};
+use crate::format::Act;
 use crate::kernel::{Heads, Reason};
 use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
 use crate::tensor::Float;
@@ -116,6 +117,8 @@ impl Sizes {
 pub struct Plan {
     sizes: Sizes,
     atom: Atom,
+    /// Whether activations are quantised.
+    quantized: bool,
     dtype: Float,
     layers: usize,
     /// That share the model.
@@ -130,30 +133,32 @@ pub struct Plan {
 
 impl Plan {
     /// The kernel for a model with these products, the same number in each layer, and keys and values of a type; or why there
-    /// is none: it takes Hopper, codes of 4 or 8 bits with scales of groups along k in the type of x, heads of 64 or 128
-    /// elements, at most 8 query heads a key head, and sizes that are multiples of 128.
+    /// is none: it takes Hopper, codes of 4 or 8 bits with scales of groups along k in the type of x, exact activations or symmetric codes
+    /// of them in groups of 128, heads of 64 or 128 elements, at most 8 query heads a key head, and sizes that are multiples of 128.
     pub fn of(
         caps: &Caps,
         sizes: Sizes,
         products: &[[&Packed; PRODUCTS]],
         dtype: Float,
     ) -> std::result::Result<Self, Reason> {
-        let Some(atom) = products.first().and_then(|layer| layer.first()).and_then(|first| atom_of(first)) else {
+        let first = products.first().and_then(|layer| layer.first());
+        let Some((atom, act)) = first.and_then(|first| Some((atom_of(first)?, first.format().act))) else {
             return Err(Reason("weights in layout cuda_wna16".into()));
         };
+        if act.is_quantized() && (act != Act::A8 || atom.group != STEP) {
+            return Err(Reason("exact activations, or symmetric codes of them in groups of 128".into()));
+        }
         for layer in products {
             for (w, shape) in layer.iter().zip(sizes.shapes()) {
-                if atom_of(w) != Some(atom) || !w.in_order() || w.format().act.is_quantized() {
-                    return Err(Reason(
-                        "all products in one format, with exact activations and columns in order".into(),
-                    ));
+                if atom_of(w) != Some(atom) || !w.in_order() || w.format().act != act {
+                    return Err(Reason("all products in one format, with columns in order".into()));
                 }
                 if w.shape() != shape {
                     return Err(Reason(format!("a product of {shape:?}, there is one of {:?}", w.shape())));
                 }
             }
         }
-        Self::sized(caps, sizes, atom, dtype, products.len())
+        Self::sized(caps, sizes, (atom, act.is_quantized()), dtype, products.len())
     }
 
     /// The same for ranks, each with a part of the model and a GPU; or why there is none.
@@ -164,7 +169,14 @@ impl Plan {
         }
     }
 
-    fn sized(caps: &Caps, sizes: Sizes, atom: Atom, dtype: Float, layers: usize) -> std::result::Result<Self, Reason> {
+    /// With weights of a form, and activations as codes or not.
+    fn sized(
+        caps: &Caps,
+        sizes: Sizes,
+        (atom, quantized): (Atom, bool),
+        dtype: Float,
+        layers: usize,
+    ) -> std::result::Result<Self, Reason> {
         let refuse = |why: String| Err(Reason(why));
         if !caps.arch.is_hopper() {
             return refuse("takes sm_90a".into());
@@ -188,7 +200,7 @@ impl Plan {
         }
         let even = sizes.shapes().iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
         let with = |steps, stages| {
-            let plan = Self { sizes, atom, dtype, layers, ranks: 1, blocks, steps, stages, table: 0 };
+            let plan = Self { sizes, atom, quantized, dtype, layers, ranks: 1, blocks, steps, stages, table: 0 };
             Self { table: plan.begin_of_table(), ..plan }
         };
         let steps = if even { 1..=2 } else { 1..=1 };
@@ -251,6 +263,7 @@ impl Plan {
             ("BF16", (self.dtype == Float::BF16).into()),
             ("GROUP", atom.group),
             ("ZERO", atom.zero.into()),
+            ("QUANTIZED", self.quantized.into()),
             ("OUT", 2),
             ("ACTIVATION", 0),
             ("HIDDEN", hidden),
@@ -282,11 +295,13 @@ pub(super) fn samples() -> Vec<Instance> {
     let narrow = Sizes { hidden: 384, inner: 1024, heads: heads(6, 2, 64), pairs: 32 };
     let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, factors: false, offset: false };
     let models = [
-        (wide, atom(4, 128, false, Float::F16)),
-        (wide, atom(8, 32, true, Float::BF16)),
-        (narrow, atom(4, 32, true, Float::F16)),
+        (wide, (atom(4, 128, false, Float::F16), false)),
+        (wide, (atom(8, 32, true, Float::BF16), false)),
+        (narrow, (atom(4, 32, true, Float::F16), false)),
+        (wide, (atom(4, 128, false, Float::F16), true)),
+        (narrow, (atom(8, 128, true, Float::BF16), true)),
     ];
-    let plan = |(sizes, atom): (Sizes, Atom)| Plan::sized(&Caps::H200, sizes, atom, atom.scale, 32).ok();
+    let plan = |(sizes, form): (Sizes, (Atom, bool))| Plan::sized(&Caps::H200, sizes, form, form.0.scale, 32).ok();
     let alone: Vec<Plan> = models.into_iter().filter_map(plan).collect();
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
     alone.iter().chain(&shared).map(Plan::instance).collect()
