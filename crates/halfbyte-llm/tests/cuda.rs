@@ -391,10 +391,8 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
     let Some(gpu) = gpu() else { return };
     let cpu = Cpu::all_threads().unwrap();
     let tokens: Vec<u32> = (0..300).map(|i| (i * 103 + 12) % 517).collect();
-    for format in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym", "w4a8-g128", "w8a8-g128-asym"] {
-        // With exact activations: which code a number between two becomes is chance, how far codes are from numbers is not.
-        let exact = format.replace("a8", "a16");
-        let want = all_logits(&random(Device::Cpu, Some(&exact), None, false), &cpu, &tokens);
+    for format in ["w4a16-g128", "w4a16-g32-asym", "w8a16-g64-asym"] {
+        let want = all_logits(&random(Device::Cpu, Some(format), None, false), &cpu, &tokens);
         let deviation = |values: &mut dyn Iterator<Item = f32>| {
             let (sum, count) = values.fold((0.0, 0), |(sum, count), v| (sum + f64::from(v) * f64::from(v), count + 1));
             (sum / f64::from(count)).sqrt()
@@ -417,12 +415,46 @@ fn steps_in_one_kernel_give_the_logits_of_the_cpu() {
             off
         });
         // Both round to halves in the same places.
-        let most = if exact == format { 2e-2 } else { 0.1 };
         assert!(
-            in_one <= 1.2 * by_kernels && in_one <= most * size,
+            in_one <= 1.2 * by_kernels && in_one <= 2e-2 * size,
             "{format}: {in_one}, kernel by kernel {by_kernels}"
         );
     }
+}
+
+/// Codes of activations lose as much in one kernel as kernel by kernel. Which of two codes a number becomes is chance, and a few positions
+/// make much of it: so half of all positions, of the model that ships, against exact activations.
+#[test]
+fn quantised_activations_lose_no_more_in_one_kernel() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let text = std::fs::read_to_string(stdlib().join("reference.json")).unwrap();
+    let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let of_case = |case: &serde_json::Value| [ids(&case["prompt_ids"]), ids(&case["new_ids"])].concat();
+    let tokens: Vec<u32> = reference["greedy"].as_array().unwrap().iter().flat_map(of_case).take(300).collect();
+    let exact = Model::load(&stdlib(), &options(Device::Cpu, Some("w4a16-g128"))).unwrap();
+    let (want, vocab) = (all_logits(&exact, &cpu, &tokens), exact.config().spec.vocab);
+    let [in_one, by_kernels] = [true, false].map(|persistent| {
+        let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
+        let model = Model::load(&stdlib(), &options(device, Some("w4a8-g128"))).unwrap();
+        let steps = model.explain(&cpu).unwrap();
+        let named = steps.iter().any(|product| product.plans.iter().any(|plan| plan.kernel == "persistent_decode"));
+        assert_eq!(named, persistent && gpu.gpu.caps().arch.is_hopper());
+        let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+        session.prefill(&tokens[..8]).unwrap();
+        let mut off: Vec<f64> = (8..tokens.len())
+            .map(|i| {
+                let want = &want[i * vocab..(i + 1) * vocab];
+                let got = session.decode(tokens[i]).unwrap();
+                let sum: f64 = got.iter().zip(want).map(|(got, want)| f64::from(got - want).powi(2)).sum();
+                (sum / vocab as f64).sqrt()
+            })
+            .collect();
+        off.sort_by(f64::total_cmp);
+        off[off.len() / 2]
+    });
+    assert!(by_kernels > 1e-3, "codes lose something: {by_kernels}");
+    assert!(in_one <= 1.5 * by_kernels, "{in_one}, kernel by kernel {by_kernels}");
 }
 
 #[test]
