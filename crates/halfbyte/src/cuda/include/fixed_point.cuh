@@ -6,8 +6,8 @@
 //   2^19 of it is exact. Where an x is infinite or NaN, the power is NaN, and so is each row.
 //   A unit in shared memory: digits, as B fragments lie, and the power.
 //
-// Quantised activations (QUANTIZED) are the same with codes of 8 bits by the rule of quantize.cuh, of which d0 alone is not
-// zero, and the scale in place of the power.
+// Quantised activations (QUANTIZED) are the same with codes of 8 bits by the rule of quantize.cuh, of which d0 alone is
+// not zero, and the scale in place of the power.
 #pragma once
 #include "ampere.cuh"
 #include "weight_atom.cuh"

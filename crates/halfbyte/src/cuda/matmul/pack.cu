@@ -261,7 +261,8 @@ DEV u32 zeros_bytes(const Params& p) {
   return p.factors ? 0 : p.zero_kind == INTEGER ? 64 : p.zero_kind == OFFSET ? scales_bytes(p) : 0;
 }
 
-// A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on. BITS: of a code's place there; FIELD: in the file.
+// A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on. BITS: of a code's place there;
+// FIELD: in the file.
 // Of a gated matrix it is another kernel, so that this one takes no more registers.
 template <int BITS, bool GATED, int FIELD>
 __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) {

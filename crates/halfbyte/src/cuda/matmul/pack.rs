@@ -51,21 +51,12 @@ const SLAB_ROWS: usize = 256;
 const SLAB_BYTES: usize = 64 << 20;
 
 pub(super) fn instances() -> Vec<Instance> {
-    let packing = [
-        "wna16<4, false, 2>",
-        "wna16<4, false, 4>",
-        "wna16<8, false, 8>",
-        "wna16<4, true, 2>",
-        "wna16<4, true, 4>",
-        "wna16<8, true, 8>",
-        "wna16_rows",
-        "plain<2>",
-        "plain<4>",
-        "plain<8>",
-        "plain_params",
-    ];
-    let all = packing.into_iter().chain(["values<2>", "values<4>", "values<8>"]);
-    all.map(|name| Instance::new(&SOURCE, name)).collect()
+    let forms =
+        [(4, 2), (4, 4), (8, 8)].into_iter().flat_map(|(bits, field)| [(bits, false, field), (bits, true, field)]);
+    let atoms = forms.map(|(bits, gated, field)| format!("wna16<{bits}, {gated}, {field}>"));
+    let fields = [2, 4, 8].into_iter().flat_map(|field| [format!("plain<{field}>"), format!("values<{field}>")]);
+    let others = ["wna16_rows", "plain_params"].map(str::to_owned);
+    atoms.chain(fields).chain(others).map(|name| Instance::new(&SOURCE, name)).collect()
 }
 
 /// Packs weights, with the memory that it takes: pinned and on the device, kept until it is dropped.

@@ -1,5 +1,5 @@
-// The largest magnitude that a weight may have, from its scales and offsets: |scale| · span + |offset|, span the most that a code
-// lies from its zero point. NaN and infinity count as the largest.
+// The largest magnitude that a weight may have, from its scales and offsets: |scale| * span + |offset|, span the most
+// that a code lies from its zero point. NaN and infinity count as the largest.
 #include "floats.cuh"
 
 // As in weight_range.rs.

@@ -24,13 +24,14 @@ static SOURCE: Source = Source {
 
 const OP: &str = "persistent_decode";
 
-/// As in the source: warps that compute, rows that they multiply together, positions of a tile.
+type Answer<T> = std::result::Result<T, Reason>;
+
+/// As in the source: warps that compute, warps that bring weights, rows that are multiplied together.
 const WARPS: usize = 12;
+const COPYING_WARPS: usize = 3;
 const ROWS: usize = STRIP / 4;
 /// Bytes of 128 columns of x: four digits of each, and their power of two.
 const X_UNIT: usize = 4 * STEP + 16;
-/// And warps that bring weights.
-const COPYING_WARPS: usize = 3;
 /// Products of a layer: q, k, v; output; gate, up; down.
 pub const PRODUCTS: usize = 4;
 /// Stages of a warp's ring, at least and at most.
@@ -135,12 +136,7 @@ impl Plan {
     /// The kernel for a model with these products, the same number in each layer, and keys and values of a type; or why there
     /// is none: it takes Hopper, codes of 4 or 8 bits with scales of groups along k in the type of x, exact activations or symmetric codes
     /// of them in groups of 128, heads of 64 or 128 elements, at most 8 query heads a key head, and sizes that are multiples of 128.
-    pub fn of(
-        caps: &Caps,
-        sizes: Sizes,
-        products: &[[&Packed; PRODUCTS]],
-        dtype: Float,
-    ) -> std::result::Result<Self, Reason> {
+    pub fn of(caps: &Caps, sizes: Sizes, products: &[[&Packed; PRODUCTS]], dtype: Float) -> Answer<Self> {
         let first = products.first().and_then(|layer| layer.first());
         let Some((atom, act)) = first.and_then(|first| Some((atom_of(first)?, first.format().act))) else {
             return Err(Reason("weights in layout cuda_wna16".into()));
@@ -162,7 +158,7 @@ impl Plan {
     }
 
     /// The same for ranks, each with a part of the model and a GPU; or why there is none.
-    pub fn among(self, ranks: usize) -> std::result::Result<Self, Reason> {
+    pub fn among(self, ranks: usize) -> Answer<Self> {
         match ranks {
             1..=MOST_RANKS => Ok(Self { ranks, ..self }),
             _ => Err(Reason(format!("1 to {MOST_RANKS} ranks"))),
@@ -170,13 +166,8 @@ impl Plan {
     }
 
     /// With weights of a form, and activations as codes or not.
-    fn sized(
-        caps: &Caps,
-        sizes: Sizes,
-        (atom, quantized): (Atom, bool),
-        dtype: Float,
-        layers: usize,
-    ) -> std::result::Result<Self, Reason> {
+    fn sized(caps: &Caps, sizes: Sizes, form: (Atom, bool), dtype: Float, layers: usize) -> Answer<Self> {
+        let (atom, quantized) = form;
         let refuse = |why: String| Err(Reason(why));
         if !caps.arch.is_hopper() {
             return refuse("takes sm_90a".into());
