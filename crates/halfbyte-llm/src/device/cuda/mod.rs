@@ -18,7 +18,7 @@ use super::{Gpu as Device, LoadTimes, PREFILL_TOKENS, Resident, Room, Text, Text
 use crate::arch::Spec;
 use crate::arch::spec::MlpKind;
 use crate::comm::Comm;
-use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice};
+use crate::decoder::{Decoder, Experts, Layer, Mlp, ModelDevice, Slot};
 use crate::device::rope::Rope;
 use crate::error::{Error, Result};
 use crate::explain::{self, PlanOfRows, Product};
@@ -129,6 +129,11 @@ impl CudaModel {
         for projection in decoder.projections().chain(&decoder.vocabulary.head) {
             dequantizes |= projection.dequantizes(&cuda, activations, PREFILL_TOKENS)?;
         }
+        if comm.size() > 1 {
+            // All of them make the same steps: one rank's part of a layer may be dequantised where another's is not.
+            let all = comm.all_gather_bytes(&[dequantizes.into()])?;
+            dequantizes = all.iter().any(|one| *one == [1]);
+        }
         let prefill_tokens = if dequantizes { DEQUANTIZING_TOKENS } else { PREFILL_TOKENS };
         Ok(Self {
             cuda,
@@ -149,18 +154,26 @@ impl CudaModel {
         self.decoder.projections().chain(self.decoder.vocabulary.product())
     }
 
-    /// How m rows lie that are quantised before a projection reads them; None where it reads floats.
-    fn form_of_rows(&self, projection: &Projection, m: usize) -> Option<QuantizedForm> {
-        self.fused.then(|| projection.rows_form(&self.cuda, m)).flatten()
+    /// How m rows lie that are quantised where they are made, before a projection reads them; None where it reads floats. Attention leaves
+    /// floats, and so do activations where a row has one scale: one kernel for both makes all results twice.
+    fn form_of_rows(&self, projection: &Projection, from: Slot, m: usize) -> Option<QuantizedForm> {
+        let form = self.fused.then(|| projection.rows_form(&self.cuda, m)).flatten()?;
+        match from {
+            Slot::Attended => None,
+            Slot::Inner if form.is_long() => None,
+            _ => Some(form),
+        }
     }
 
     /// Every form of rows that norms and activations leave.
     fn forms_of_rows(&self, m: usize) -> Vec<QuantizedForm> {
         let mut forms = Vec::new();
         for layer in &self.decoder.layers {
-            let of_mlp = dense_mlp(layer).map(|mlp| [&mlp.up, &mlp.down]).into_iter().flatten();
-            for projection in [&layer.attention.qkv].into_iter().chain(of_mlp) {
-                forms.extend(self.form_of_rows(projection, m).filter(|form| !forms.contains(form)));
+            let of_mlp = dense_mlp(layer).map(|mlp| [(&mlp.up, Slot::Normed), (&mlp.down, Slot::Inner)]);
+            for (projection, from) in
+                [(&layer.attention.qkv, Slot::Normed)].into_iter().chain(of_mlp.into_iter().flatten())
+            {
+                forms.extend(self.form_of_rows(projection, from, m).filter(|form| !forms.contains(form)));
             }
         }
         forms
@@ -210,7 +223,7 @@ impl Resident for CudaModel {
         if persistent::unlike_llama(&self.decoder).is_some() {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }
-        instances.extend(self.decoder.vocabulary.embedding.instance());
+        instances.push(self.decoder.vocabulary.embedding.instance()?);
         instances.extend(self.persistent.iter().map(PersistentPlan::instance));
         instances.extend(self.instances_of_experts());
         if self.comm.size() > 1 {
@@ -234,7 +247,7 @@ impl Resident for CudaModel {
                 workspace_bytes: 0,
             });
             // Rows that are quantised where they are made come as the codes of floats in f32.
-            let codes = self.form_of_rows(projection, 1).is_some();
+            let codes = self.form_of_rows(projection, Slot::Normed, 1).is_some();
             let x = if codes { Float::F32 } else { self.activations };
             for (problem, plans) in projection.plans(&self.cuda, x)? {
                 let [fastest, _] = plans.explain();

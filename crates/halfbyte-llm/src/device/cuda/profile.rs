@@ -48,19 +48,25 @@ impl Clock for Events<'_> {
 
 impl Describe<OnCuda> for Run<'_> {
     fn kernel(&self, what: &What<'_, OnCuda>, rows: usize) -> Result<String> {
-        let quantized = |reader: Option<&Projection>| reader.and_then(|r| self.model.form_of_rows(r, rows)).is_some();
+        let quantized = |reader: Option<&Projection>, from: Slot| {
+            reader.is_some_and(|reader| self.model.form_of_rows(reader, from, rows).is_some())
+        };
         Ok(match what {
             What::Embed => "embed".to_owned(),
             What::Norm { norm, .. } if norm.kind == NormKind::Layer => "layer_norm".to_owned(),
-            What::Norm { reader, .. } => if quantized(*reader) { "rms_norm_quantized" } else { "rms_norm" }.to_owned(),
+            What::Norm { reader, .. } => {
+                if quantized(*reader, Slot::Normed) { "rms_norm_quantized" } else { "rms_norm" }.to_owned()
+            }
             What::Product { by, from } => {
                 // Rows that are quantised where they are made come as the codes of floats in f32.
-                let codes = *from != Slot::Attended && quantized(Some(by));
+                let codes = quantized(Some(by), *from);
                 by.kernel(self.cuda, rows, if codes { Float::F32 } else { self.model.activations })?
             }
             What::Append(_) => "rope".to_owned(),
             What::Attend(attention) => self.attention_kernel(attention.window, rows)?.to_owned(),
-            What::Activate(mlp) => if quantized(Some(&mlp.down)) { "gate_quantized" } else { "gate" }.to_owned(),
+            What::Activate(mlp) => {
+                if quantized(Some(&mlp.down), Slot::Inner) { "gate_quantized" } else { "gate" }.to_owned()
+            }
             What::Add => "add".to_owned(),
             What::Experts(experts) => {
                 format!("route, {}", self.model.kernels_of_experts(experts, rows)?)
@@ -73,7 +79,7 @@ impl Describe<OnCuda> for Run<'_> {
     }
 
     fn input_bytes(&self, reader: Option<&Projection>, rows: usize) -> usize {
-        match reader.and_then(|reader| self.model.form_of_rows(reader, rows)) {
+        match reader.and_then(|reader| self.model.form_of_rows(reader, Slot::Normed, rows)) {
             Some(_) => 1,
             None => self.model.activations.size_bytes(),
         }

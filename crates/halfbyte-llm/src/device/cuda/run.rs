@@ -261,9 +261,9 @@ impl<'m> Run<'m> {
     }
 
     /// The buffer in which rows are quantised for a projection; None where it reads floats.
-    fn codes_for(&self, reader: Option<&Projection>) -> Option<usize> {
+    fn codes_for(&self, reader: Option<&Projection>, from: Slot) -> Option<usize> {
         let m = self.on.len();
-        let form = self.model.form_of_rows(reader?, m)?;
+        let form = self.model.form_of_rows(reader?, from, m)?;
         self.state.codes.iter().position(|rows| QuantizedForm { m, ..rows.form() } == form)
     }
 }
@@ -291,7 +291,7 @@ impl Steps<OnCuda> for Run<'_> {
 
     fn norm(&mut self, add: bool, norm: &Norm<OnCuda>, reader: Option<&Projection>) -> Result<()> {
         // A LayerNorm leaves floats.
-        self.codes = self.codes_for(reader.filter(|_| norm.kind == NormKind::Rms));
+        self.codes = self.codes_for(reader.filter(|_| norm.kind == NormKind::Rms), Slot::Normed);
         let (m, hidden, as_floats) = (self.on.len(), self.model.decoder.hidden, self.codes.is_none());
         let in_norm = |ranks: &Ranks| as_floats && ranks.in_norm(m, hidden).is_some();
         let sums_itself = add && !self.summed && self.state.ranks.as_ref().is_some_and(in_norm);
@@ -439,7 +439,7 @@ impl Steps<OnCuda> for Run<'_> {
     }
 
     fn activate(&mut self, mlp: &FeedForward<OnCuda>) -> Result<()> {
-        self.codes = self.codes_for(Some(&mlp.down));
+        self.codes = self.codes_for(Some(&mlp.down), Slot::Inner);
         let (gpu, m, width, gate) = (self.cuda.gpu(), self.on.len(), mlp.inner, gate_of(mlp));
         let State { up, inner, codes, .. } = &mut *self.state;
         let x = up.view().slice(0..m * mlp.up.n());

@@ -2,7 +2,7 @@
 
 use super::projection::{Input, Projection};
 use crate::decoder::Product;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use halfbyte::cuda::driver::{Buffer, FloatView, View, ViewMut};
 use halfbyte::cuda::nn::{self, Dense, DenseCall, Table};
 use halfbyte::cuda::sources::Instance;
@@ -54,12 +54,15 @@ impl Embedding {
         }
     }
 
-    /// What vectors are read from; None of codes that are not one weight, which there are none of.
-    fn table(&self) -> Option<Table<'_>> {
-        Some(match self {
-            Self::Floats(dense) => Table::Floats(dense.rows()),
-            Self::Codes(codes) => Table::Codes(codes.single()?.0),
-        })
+    /// What vectors are read from. Error: codes that are not one weight.
+    fn table(&self) -> Result<Table<'_>> {
+        match self {
+            Self::Floats(dense) => Ok(Table::Floats(dense.rows())),
+            Self::Codes(codes) => match codes.single() {
+                Some((packed, _)) => Ok(Table::Codes(packed)),
+                None => Err(Error::invalid("embedding", "codes of one weight", "several")),
+            },
+        }
     }
 
     /// Floats, if it is such.
@@ -67,9 +70,9 @@ impl Embedding {
         if let Self::Floats(dense) = self { Some(dense.rows()) } else { None }
     }
 
-    /// The kernel that reads vectors.
-    pub(super) fn instance(&self) -> Option<Instance> {
-        self.table().map(|table| table.instance())
+    /// The kernel that reads vectors. Error: as of [`Embedding::table`].
+    pub(super) fn instance(&self) -> Result<Instance> {
+        Ok(self.table()?.instance())
     }
 }
 
@@ -103,8 +106,8 @@ impl Vocabulary {
     /// Vectors of tokens; zeros for those that other ranks have. Shape: out `[tokens, hidden]`.
     pub(super) fn embed(&self, cuda: &Cuda, tokens: View<'_, u32>, out: ViewMut<'_, f32>) -> Result<()> {
         let [_, hidden] = self.embedding.shape();
-        let Some(table) = self.embedding.table() else { return Ok(()) };
-        Ok(nn::embed(cuda.gpu(), cuda.stream(), (table, self.first), hidden, tokens, self.scale, out)?)
+        let table = (self.embedding.table()?, self.first);
+        Ok(nn::embed(cuda.gpu(), cuda.stream(), table, hidden, tokens, self.scale, out)?)
     }
 
     /// Logits of m vectors, but for the cap. Shapes: x `[m, hidden]`, y at least `[m, tokens]`.
@@ -116,27 +119,25 @@ impl Vocabulary {
         y: &mut Buffer<f32>,
         room: &mut Buffer<f32>,
     ) -> Result<()> {
-        match (self.product(), &self.embedding) {
+        match (&self.head, &self.embedding) {
+            (Some(head), _) | (None, Embedding::Codes(head)) => head.run(cuda, Input::Floats(x), m, (y, 0), room),
             (None, Embedding::Floats(dense)) => {
                 let [tokens, _] = dense.shape();
                 let call = DenseCall { x, m, bias: None, y: y.view_mut().slice(0..m * tokens).into() };
                 Ok(dense.forward(cuda.gpu(), cuda.stream(), call)?)
             }
-            (product, _) => product.map_or(Ok(()), |head| head.run(cuda, Input::Floats(x), m, (y, 0), room)),
         }
     }
 
     /// What computes the logits of a row, and what it multiplies by.
     pub(super) fn kernel(&self, cuda: &Cuda, x: Float) -> Result<(String, Product)> {
-        Ok(match (self.product(), &self.embedding) {
+        Ok(match (&self.head, &self.embedding) {
+            (Some(head), _) | (None, Embedding::Codes(head)) => {
+                (head.kernel(cuda, 1, x)?, Product { n: head.n(), k: head.k(), bytes: head.bytes() })
+            }
             (None, Embedding::Floats(dense)) => {
                 let [n, k] = dense.shape();
                 (dense.kernel(cuda.gpu(), 1, x).to_owned(), Product { n, k, bytes: dense.bytes() })
-            }
-            (product, _) => {
-                let (n, k) = product.map_or((0, 0), |head| (head.n(), head.k()));
-                let kernel = product.map_or_else(|| Ok(String::new()), |head| head.kernel(cuda, 1, x))?;
-                (kernel, Product { n, k, bytes: product.map_or(0, Projection::bytes) })
             }
         })
     }

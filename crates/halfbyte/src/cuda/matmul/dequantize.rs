@@ -201,10 +201,7 @@ pub(super) fn launch(
             };
             let shared_bytes = (rows * (window * to.size_bytes() + PADDING_BYTES)) as u32;
             let form = Launch { grid, shared_bytes, ..Launch::linear(1, THREADS) };
-            let (mut args, bits) = (Args::wna16(w, k, window)?, w.atom().bits);
-            if let Args::Wna16(args) = &mut args {
-                args.twice = twice.into();
-            }
+            let (args, bits) = (Args::wna16(w, k, window, twice)?, w.atom().bits);
             let key = ("dequantize_wna16", [bits, 2 * float_type(to) + u32::from(sorted)]);
             (gpu.function_once(key, || wna16_instance(bits, to, sorted))?, form, args)
         }
@@ -231,7 +228,7 @@ impl Args {
     }
 
     /// Error: scales on two levels.
-    fn wna16(w: &Wna16Weights, k: usize, window: usize) -> Result<Self> {
+    fn wna16(w: &Wna16Weights, k: usize, window: usize, twice: bool) -> Result<Self> {
         let atom = w.atom();
         if atom.factors {
             return Err(Error::invalid(OP, "weights with one level of scales, or in layout cuda_plain", "two levels"));
@@ -247,7 +244,7 @@ impl Args {
             scale_type: float_type(atom.scale),
             zero_kind: simt::zero_kind(w.format().weight.zero),
             window: window as u32,
-            twice: 0,
+            twice: twice.into(),
         }))
     }
 
@@ -290,7 +287,7 @@ pub(in crate::cuda) fn rows(
     let chosen = Chosen { tokens: tokens.pointer(), out: out.pointer(), n: n as u32, k: k as u32, first, scale };
     let args = match w {
         Packed::Plain(w) => Args::plain(w),
-        Packed::Wna16(w) => Args::wna16(w, k, 0)?,
+        Packed::Wna16(w) => Args::wna16(w, k, 0, false)?,
     };
     let grid = [tokens.len() as u32, k.div_ceil(THREADS as usize) as u32, 1];
     let form = Launch { grid, ..Launch::linear(1, THREADS) };

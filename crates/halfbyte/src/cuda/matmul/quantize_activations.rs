@@ -74,6 +74,11 @@ impl Form {
         self.k.div_ceil(self.piece.max(1))
     }
 
+    /// Whether groups are so long that a block quantises one, and reads what its threads do not hold twice.
+    pub fn is_long(self) -> bool {
+        threads(self.span()) == THREADS
+    }
+
     /// Columns of codes from a group to the next.
     fn span(self) -> usize {
         if self.groups() == 1 { self.pitch() } else { self.group }
@@ -182,16 +187,16 @@ impl Target {
             // Of a row that is one group whole, all that its codes take.
             piece: if form.piece == form.group { span } else { form.piece } as u32,
             pieces: form.pieces() as u32,
-            threads: if is_long(form) { MOST_THREADS } else { THREADS } as u32,
+            threads: if form.is_long() { MOST_THREADS } else { THREADS } as u32,
             rows: 1,
-            blocks: if is_long(form) { form.groups() } else { threads_of_a_row(form).div_ceil(THREADS) } as u32,
+            blocks: if form.is_long() { form.groups() } else { threads_of_a_row(form).div_ceil(THREADS) } as u32,
             padding: 0,
         }
     }
 
     /// Short rows share blocks.
     fn sharing(self, form: Form) -> Self {
-        if is_long(form) {
+        if form.is_long() {
             return self;
         }
         let of_a_row = threads_of_a_row(form).min(THREADS);
@@ -226,14 +231,9 @@ fn threads(span: usize) -> usize {
     OF_A_GROUP.into_iter().find(|threads| threads * COLUMNS >= span).unwrap_or(THREADS)
 }
 
-/// Whether a group is a whole block's.
-fn is_long(form: Form) -> bool {
-    threads(form.span()) == THREADS
-}
-
 /// Threads of a block; of one that has a group for itself, as many as its columns keep busy.
 fn block_of(form: Form) -> usize {
-    if !is_long(form) {
+    if !form.is_long() {
         return THREADS;
     }
     let most = if form.m <= FEW_ROWS { MOST_THREADS } else { THREADS };
