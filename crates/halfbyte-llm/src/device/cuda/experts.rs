@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! router ─ route ─ the experts of a layer together (nn::ExpertLayer)
-//! experts whose weights have no such kernels (floats, 2 and 3 bits, K types, act-order):
+//! experts whose weights have no such kernels (floats, K types, act-order):
 //!             the choice comes to the host, which says which rows are whose
 //!             for each expert that is chosen:  gather its rows ─ up ─ gate ─ down;  then combine_experts
 //! ```

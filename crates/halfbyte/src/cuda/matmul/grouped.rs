@@ -188,7 +188,7 @@ pub(super) fn samples<T: Gemm>(caps: &Caps, forms: &[Form]) -> Vec<Instance> {
 
 impl Grouped {
     /// Of weights of one shape and format, each with its bias, for x of a type; or why there is no kernel for them: it takes sm_80, codes
-    /// of 4 or 8 bits, columns in order, a multiple of 8 of them, and weights that are all gated, or none. A gate is given where they
+    /// with half scales and no offsets, columns in order, a multiple of 8 of them, and weights that are all gated, or none. A gate is given where they
     /// are.
     pub fn new(
         gpu: &Gpu,

@@ -115,7 +115,7 @@ pub type ExpertWeight<'a> = (&'a Packed, Option<View<'a, f32>>);
 
 impl ExpertsGemv {
     /// Of experts of one shape and format, up as [`crate::cuda::matmul::Packer::pack_gated`] packs it, each row of which chooses `top_k`
-    /// ones. Or why there is no kernel for them: it takes sm_80, codes of 4 or 8 bits with scales of groups along k in the type of x,
+    /// ones. Or why there is no kernel for them: it takes sm_80, codes in places of 4 or 8 bits with scales of groups along k in the type of x,
     /// columns in order, exact activations, and what a row's experts read within shared memory.
     pub fn new(
         gpu: &Gpu,
@@ -138,7 +138,7 @@ impl ExpertsGemv {
         };
         let of_kernel = |atom: &Atom| atom.group > 0 && !atom.factors && !atom.is_wide() && atom.scale == dtype;
         let Some(atom) = atom_of(of_up).filter(of_kernel) else {
-            return refuse("takes 4 or 8 bits in groups, scales of the type of x, columns in order, exact activations");
+            return refuse("takes codes in groups, scales of the type of x, columns in order, exact activations");
         };
         let ([n, hidden], [outputs, width]) = (of_up.shape(), of_down.shape());
         let alike = |all: &[ExpertWeight<'_>], gated: bool| {

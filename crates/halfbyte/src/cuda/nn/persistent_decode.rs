@@ -134,7 +134,7 @@ pub struct Plan {
 
 impl Plan {
     /// The kernel for a model with these products, the same number in each layer, and keys and values of a type; or why there
-    /// is none: it takes Hopper, codes of 4 or 8 bits with scales of groups along k in the type of x, exact activations or symmetric codes
+    /// is none: it takes Hopper, codes in places of 4 or 8 bits with scales of groups along k in the type of x, exact activations or symmetric codes
     /// of them in groups of 128, heads of 64 or 128 elements, at most 8 query heads a key head, and sizes that are multiples of 128.
     pub fn of(caps: &Caps, sizes: Sizes, products: &[[&Packed; PRODUCTS]], dtype: Float) -> Answer<Self> {
         let first = products.first().and_then(|layer| layer.first());
