@@ -53,6 +53,7 @@ pub const HEADERS: &[Source] = headers![
     "output_function.cuh"
     "persistent_attention.cuh"
     "persistent_plan.cuh"
+    "persistent_products.cuh"
     "persistent_ranks.cuh"
     "ptx.cuh"
     "quantize.cuh"

@@ -103,17 +103,19 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   };
   u32 high[2], less[2];
   float s[4], shrink[2];
+  // Two sums side by side, since each product waits for the one before.
+  float less_s[4];
   auto multiply_keys = [&](const Keys& k, u32 half) {
 #pragma unroll
     for (u32 i = 0; i < 2; i++)
 #pragma unroll
       for (int part_of_q = 0; part_of_q < 2; part_of_q++) {
         u32 q[4];
-        load_shared(q, shared_address(m.queries() + (8 * part_of_q + g) * HEAD + 64 * half + 32 * i + 8 * c));
+        load_shared(q, shared_address(m.queries() + (8 * part_of_q + g) * QUERY_ROW + 64 * half + 32 * i + 8 * c));
 #pragma unroll
         for (int e = 0; e < 2; e++) {
           const u32 a[4] = {k.w[i][0][2 * e], k.w[i][1][2 * e], k.w[i][0][2 * e + 1], k.w[i][1][2 * e + 1]};
-          mma_sync<BF16>(s, a, q[2 * e], q[2 * e + 1]);
+          mma_sync<BF16>(part_of_q ? less_s : s, a, q[2 * e], q[2 * e + 1]);
         }
       }
   };
@@ -180,8 +182,8 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
       if (h < G) {
         const float scaled = value * (layer.scale * LOG2_E);
         const u32 high = pair(scaled, 0);
-        m.queries()[h * HEAD + e] = u16(high);
-        m.queries()[(8 + h) * HEAD + e] = u16(pair(scaled - first_of(high), 0));
+        m.queries()[h * QUERY_ROW + e] = u16(high);
+        m.queries()[(8 + h) * QUERY_ROW + e] = u16(pair(scaled - first_of(high), 0));
       } else {
         const u16 bits = u16(pair(value, 0));
         (h == G ? keys : values)[u64(now) * HEAD + e] = bits;
@@ -195,27 +197,31 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   for (int i = 0; i < 16 * HALVES; i++) sums[i / 16][i / 4 % 4][i % 4] = 0;
 #pragma unroll 1
   for (u32 now_tile = tile; now_tile < to; now_tile += TILE * SLOTS) {
-    s[0] = s[1] = s[2] = s[3] = 0;
     // All keys of a tile are asked for at once, then all values.
     Keys k[HALVES];
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) load_keys(k[half], now_tile, half);
+    const bool own = now_tile + TILE > now;  // this token is in the tile
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[i] = less_s[i] = 0;
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
-      take_own_keys(k[half], now_tile, half);
+      if (own) take_own_keys(k[half], now_tile, half);
       multiply_keys(k[half], half);
     }
     Values v[HALVES];
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) load_values(v[half], now_tile, half);
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[i] += less_s[i];
     weigh(now_tile);
 #pragma unroll
     for (u32 half = 0; half < HALVES; half++) {
-      take_own_values(v[half], now_tile, half);
+      if (own) take_own_values(v[half], now_tile, half);
       add_values(v[half], sums[half]);
     }
   }
-  float* const of_warps = m.shifts();  // [2][SLOTS][8]: greatest scores, weights
+  float* const of_warps = m.shifts();  // [2][8][SLOTS]: greatest scores, weights
   float* const all = m.attended();  // [slots][G][HEAD]
 #pragma unroll
   for (int h = 0; h < 2; h++)
@@ -224,7 +230,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   if (g == 0) {
 #pragma unroll
     for (int h = 0; h < 2; h++)
-      of_warps[slot * 8 + 2 * c + h] = greatest[h], of_warps[(SLOTS + slot) * 8 + 2 * c + h] = weight[h];
+      of_warps[(2 * c + h) * SLOTS + slot] = greatest[h], of_warps[(8 + 2 * c + h) * SLOTS + slot] = weight[h];
   }
   if (from + TILE * slot < to) {
 #pragma unroll
@@ -249,46 +255,39 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
             active = min(u32(SLOTS), (to - from + TILE - 1) / TILE);
   float* const of_warps = m.shifts();
   float* const all = m.attended();
-  // What the sums of each slot are shifted by, and the weights: a thread a slot and head; SLOTS lanes that lie together
-  // have a head.
-  float* const factors = of_warps + 2 * SLOTS * 8;  // [SLOTS][8]
-  float* const of_all = factors + SLOTS * 8;  // [2][8]: greatest score, weight
-  constexpr u32 LANES = SLOTS <= 8 ? 8 : 16;
-  if (thread_index() < LANES * 8) {
-    const u32 w = thread_index() % LANES, h = thread_index() / LANES;
-    const float own = w < active ? of_warps[w * 8 + h] : __int_as_float(0xff800000);
-    float higher = own;
-#pragma unroll
-    for (u32 d = 1; d < LANES; d *= 2) higher = fmaxf(higher, __shfl_xor_sync(ALL_LANES, higher, d));
-    const float factor = exp2f(own - base_of(higher));
-    float sum = w < active ? of_warps[(SLOTS + w) * 8 + h] * factor : 0;
-#pragma unroll
-    for (u32 d = 1; d < LANES; d *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, d);
-    if (w < SLOTS) factors[w * 8 + h] = factor;
-    if (w == 0) of_all[h] = higher, of_all[8 + h] = sum;
-  }
-  sync();
   u32* const set = set_of(p, m);
   u32* const words = set + again(layer_number) * WORDS_OF_LAYER;
   u32* const counter = words + ATTENDED;
   constexpr u32 WORDS_OF_GROUP = G * HEAD / 2;
   u32* const attended = words + AT_ATTENDED + kv_head * WORDS_OF_GROUP;
+  // Two columns of a head: the sums of all warps, shifted to the greatest score; that score; the weights' sum.
+  struct Sum {
+    float2 sum;
+    float greatest, over;
+  };
   auto sum_of = [&](u32 i) {
-    float2 sum = make_float2(0, 0);
-#pragma unroll 1
-    for (u32 w = 0; w < active; w++) {
+    const u32 h = 2 * i / HEAD;
+    float shift[SLOTS];
+#pragma unroll
+    for (u32 w = 0; w < SLOTS; w++) shift[w] = w < active ? of_warps[h * SLOTS + w] : __int_as_float(0xff800000);
+    Sum sum{make_float2(0, 0), shift[0], 0};
+#pragma unroll
+    for (u32 w = 1; w < SLOTS; w++) sum.greatest = fmaxf(sum.greatest, shift[w]);
+    const float base = base_of(sum.greatest);
+#pragma unroll
+    for (u32 w = 0; w < SLOTS; w++) {
+      if (w >= active) break;
+      const float factor = exp2f(shift[w] - base);
       const float2 v = *reinterpret_cast<const float2*>(all + w * G * HEAD + 2 * i);
-      const float factor = factors[w * 8 + 2 * i / HEAD];
-      sum.x = fmaf(v.x, factor, sum.x), sum.y = fmaf(v.y, factor, sum.y);
+      sum.over = fmaf(of_warps[(8 + h) * SLOTS + w], factor, sum.over);
+      sum.sum.x = fmaf(v.x, factor, sum.sum.x), sum.sum.y = fmaf(v.y, factor, sum.sum.y);
     }
     return sum;
   };
   if (parts.count == 1) {
     leave_words(WORDS_OF_GROUP, counter, [&](u32 place) {
-      const u32 i = pair_at(place);
-      const float2 sum = sum_of(i);
-      const float over = of_all[8 + 2 * i / HEAD];
-      leave(attended + place, pair(sum.x / over, sum.y / over));
+      const Sum all = sum_of(pair_at(place));
+      leave(attended + place, pair(__fdividef(all.sum.x, all.over), __fdividef(all.sum.y, all.over)));
     });
     return;
   }
@@ -296,13 +295,13 @@ DEV void join(const Params& p, const Shared& m, u32 layer_number) {
       set + u64(p.count + 1) * WORDS_OF_LAYER + u64(again(layer_number)) * PARTS_OF_LAYER + kv_head * MOST_PARTS * PART;
 #pragma unroll 1
   for (u32 i = thread_index(); i < WORDS_OF_GROUP; i += THREADS) {
-    const float2 sum = sum_of(i);
-    leave(of_parts + part * PART + 2 * i, __float_as_uint(sum.x));
-    leave(of_parts + part * PART + 2 * i + 1, __float_as_uint(sum.y));
-  }
-  if (thread_index() < G) {
-    leave(of_parts + part * PART + G * HEAD + thread_index(), __float_as_uint(of_all[thread_index()]));
-    leave(of_parts + part * PART + G * HEAD + G + thread_index(), __float_as_uint(of_all[8 + thread_index()]));
+    const Sum all = sum_of(i);
+    u32* const own = of_parts + part * PART;
+    leave(own + 2 * i, __float_as_uint(all.sum.x));
+    leave(own + 2 * i + 1, __float_as_uint(all.sum.y));
+    if (2 * i % HEAD) continue;
+    leave(own + G * HEAD + 2 * i / HEAD, __float_as_uint(all.greatest));
+    leave(own + G * HEAD + G + 2 * i / HEAD, __float_as_uint(all.over));
   }
   // Each part joins its share of the words: as many lanes as there are parts, rounded up to a power of two, a word.
   u32 lanes = 2;

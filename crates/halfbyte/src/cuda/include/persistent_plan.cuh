@@ -117,7 +117,6 @@ struct Plan {
   // columns; 16 bits each.
   u32 run[WARPS], start[WARPS];
   u32 padding[2];
-  u16 warps[MOST_BLOCKS];  // a bit for each warp that has a part of a row block
   Place places[MOST_BLOCKS];
 };
 // The row block that is the j-th of a block.
@@ -125,16 +124,21 @@ DEV u32 row_block(const Plan& plan, u32 product, u32 j) {
   const Shape s = shape(product);
   return s.paired ? plan.first + (j >> 1) + (j & 1) * s.row_blocks : plan.first + j;
 }
+// The sums of all warps for a row block, [WARPS][2 pairs of digits][8 rows]{row, row + 8}, and what keeps row blocks in
+// different banks.
+constexpr u32 SUMS_OF_BLOCK = 16 * WARPS + 8;
+// Queries lie in rows that begin in different banks.
+constexpr u32 QUERY_ROW = HEAD + 32;
 // Shared memory, as the host counts it: rings; x, and sums of warps behind it, or sums of attention; the rest.
 static __device__ constexpr u32 bytes_of_x(u32 product) { return shape(product).stages * STEPS * X_UNIT; }
 static __device__ constexpr u32 x_and_sums(u32 product) {
-  return bytes_of_x(product) + WARPS * most_blocks(product) * 64;
+  return bytes_of_x(product) + most_blocks(product) * SUMS_OF_BLOCK * 8;
 }
 constexpr u32 HALVES = HEAD / 64, SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF_GROUP * HEAD * 4,
               X_BYTES = most(most(most(x_and_sums(0), x_and_sums(1)), most(x_and_sums(2), x_and_sums(3))),
-                             OF_ATTENTION + 3 * SLOTS * 32 + 64);
+                             OF_ATTENTION + 2 * SLOTS * 32);
 constexpr u32 X = WARPS * STAGES * STAGE, OWN = X + X_BYTES, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 192,
-              QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * HEAD, VALUE = KEY + 2 * HEAD,
+              QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
               PLANS = BARRIERS + WARPS * STAGES * 16, TABLE = PLANS + 4 * sizeof(Plan);
 
@@ -145,8 +149,8 @@ struct Shared {
   // Of attention: sums of warps; what they are shifted by.
   __device__ __forceinline__ float* attended() const { return at_shared<float>(X); }
   __device__ __forceinline__ float* shifts() const { return at_shared<float>(X + OF_ATTENTION); }
-  // Of a product: [WARPS][row blocks][16].
-  __device__ __forceinline__ float* sums(u32 product) const { return at_shared<float>(X + bytes_of_x(product)); }
+  // Of a product: [row blocks][SUMS_OF_BLOCK].
+  __device__ __forceinline__ float2* sums(u32 product) const { return at_shared<float2>(X + bytes_of_x(product)); }
   __device__ __forceinline__ float* own() const {
     return at_shared<float>(OWN);
   }  // rows of the stream that this block adds to
@@ -158,7 +162,7 @@ struct Shared {
   __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }
   __device__ __forceinline__ Plan& plan(u32 product) const { return at_shared<Plan>(PLANS)[product]; }
   __device__ __forceinline__ const Layer* layers() const { return at_shared<const Layer>(TABLE); }
-  __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][HEAD]
+  __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][QUERY_ROW]
   __device__ __forceinline__ u32* key() const { return at_shared<u32>(KEY); }  // of this token [HEAD / 2]
   __device__ __forceinline__ u32* value() const { return at_shared<u32>(VALUE); }
   __device__ __forceinline__ float* raw() const { return at_shared<float>(RAW); }  // [HEADS_OF_GROUP + 2][HEAD]
@@ -178,12 +182,6 @@ DEV void make_plan(Plan& plan, u32 product) {
     plan.start[lane] = blocks ? begin % blocks | begin / blocks << 16 : 0;
   }
   for (u32 j = lane; j < blocks; j += 32) {
-    u32 bits = 0;
-    for (u32 w = 0; w < workers; w++) {
-      const u32 begin = w * all / workers, end = (w + 1) * all / workers;
-      if ((j + blocks - begin % blocks) % blocks < end - begin) bits |= 1 << w;
-    }
-    plan.warps[j] = u16(bits);
     const u32 block = s.paired ? first + (j >> 1) + (j & 1) * s.row_blocks : first + j, quarter = block & 3,
               strip = block >> 2, super = strip & ~3u, strips = ((s.row_blocks << s.paired) + 3) / 4,
               wide = min(4u, strips - super) * ATOM;

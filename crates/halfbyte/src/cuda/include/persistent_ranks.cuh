@@ -15,18 +15,18 @@ DEV void leave_at_rank(u32* p, float v) {
   const u32 bits = __float_as_uint(v);
   asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(bits == NOT_YET ? 0x7fff7fffu : bits) : "memory");
 }
-// This rank's parts of N words of the stream, two places apart; the first one's place for rank 0 is `to`.
+// This rank's parts of N words of the stream; the first one's place for rank 0 is `to`.
 template <u32 N> DEV void leave_parts(const Params& p, u32* to, const float (&v)[N]) {
   if constexpr (RANKS == 1) {
 #pragma unroll
-    for (u32 i = 0; i < N; i++) leave(to + 2 * i, __float_as_uint(v[i]));
+    for (u32 i = 0; i < N; i++) leave(to + i, __float_as_uint(v[i]));
   } else {
     const u32 at = u32(to - p.words) + p.rank * HIDDEN;
 #pragma unroll 1
     for (u32 r = 0; r < RANKS; r++) {
       u32* const of_rank = p.of_ranks[r] + at;
 #pragma unroll
-      for (u32 i = 0; i < N; i++) leave_at_rank(of_rank + 2 * i, v[i]);
+      for (u32 i = 0; i < N; i++) leave_at_rank(of_rank + i, v[i]);
     }
   }
 }

@@ -15,160 +15,10 @@
 #include "decode_codes.cuh"
 #include "exchange_words.cuh"
 #include "persistent_plan.cuh"
+#include "persistent_products.cuh"
 #include "persistent_ranks.cuh"
 #include "warp.cuh"
 
-// The warps that bring weights: a lane a ring. Lanes do not wait for each other: one whose ring is full looks again.
-DEV void bring(u32 count, const Shared& m) {
-  constexpr u32 RINGS = WARPS / COPYING_WARPS;
-  if ((threadIdx.x & 31) >= RINGS) return;
-  const u32 warp = (threadIdx.x - THREADS) / 32 * RINGS + (threadIdx.x & 31);
-  const u32 base = shared_address(shared), own = base + warp * STAGES * STAGE,
-            full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
-  const u64 policy = policy_evict_first();
-  u32 stage = 0, phase = 1;
-  // The product after this one, of all layers; what is left of this one's stages, and the next of them.
-  u32 next = 0, left = 0, blocks = 0, j = 0, t = 0;
-  const Place* places = nullptr;
-  const u8* w = nullptr;
-  auto begin = [&] {
-    for (; left == 0 && next < 4 * count; next++) {
-      const Plan& plan = m.plan(next & 3);
-      w = m.layers()[next >> 2].product(next & 3).w, places = plan.places, blocks = plan.blocks;
-      left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
-      j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
-    }
-  };
-  begin();
-#pragma unroll 1
-  while (left) {
-    if (!mbarrier_is(empty + 8 * stage, phase)) continue;
-    const Place place = places[j];
-    const u8* codes = w + u64(place.offset) * 32 + t * place.wide;
-    mbarrier_expect(full + 8 * stage, STAGE);
-#pragma unroll
-    for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
-      const u32 to = own + stage * STAGE + k * UNIT;
-      copy_bulk(to, codes, UNIT_SCALES, full + 8 * stage, policy);
-      copy_bulk(to + UNIT_SCALES, codes + place.scales, SCALE_BYTES, full + 8 * stage, policy);
-    }
-    if (++stage == STAGES) stage = 0, phase ^= 1;
-    if (++j == blocks) j = 0, t += STEPS;
-    if (--left == 0) begin();
-  }
-}
-
-// This warp's stages of a product with x times a factor, to its sums. Digits of x stay in registers for all row blocks
-// of a stage's columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
-DEV void multiply(const Shared& m, u32 product, float factor) {
-  const Plan& plan = m.plan(product);
-  const u32 warp = thread_index() / 32, lane = thread_index() & 31;
-  const u32 blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp];
-  const u32 base = shared_address(shared), full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
-  const u32 ring = base + warp * STAGES * STAGE;
-  factor *= (lane & 3) == 0 ? 1.0f : (lane & 3) == 1 ? 65536.0f : 0.0f;  // of this lane's two digits
-  float* const sums = m.sums(product) + warp * blocks * 16 + (lane >> 2);
-  u32 j = start & 0xffff, unit = base + X + (start >> 16) * STEPS * X_UNIT, left = (run >> 16) - (run & 0xffff),
-      fresh = blocks;  // row blocks that this warp has not been at
-  u32 stage = m.turns()[warp] >> 1, phase = m.turns()[warp] & 1;
-#pragma unroll 1
-  while (left) {
-    u32 b[STEPS][8];
-    int digit_sums[STEPS][GROUPS][4];  // over the columns of a group: what zero points are multiplied by
-    float weight[STEPS];
-#pragma unroll
-    for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {
-#pragma unroll
-      for (int v = 0; v < 2; v++) {
-        u32 w[4];
-        load_shared(w, unit + v * 256 + (lane >> 2 & 3) * 64 + (lane & 3) * 16);
-        b[k][4 * v] = w[0], b[k][4 * v + 1] = w[1], b[k][4 * v + 2] = w[2], b[k][4 * v + 3] = w[3];
-      }
-#pragma unroll
-      for (int g = 0; g < GROUPS; g++) {
-        const u32 ones[4] = {0x01010101, 0x01010101, 0x01010101, 0x01010101};
-        int (&sums)[4] = digit_sums[k][g];
-        sums[0] = sums[1] = sums[2] = sums[3] = 0;
-#pragma unroll
-        for (int h = 4 * g / GROUPS; h < 4 * (g + 1) / GROUPS; h++)
-          mma_sync_int8<true>(sums, ones, b[k][2 * h], b[k][2 * h + 1]);
-      }
-      weight[k] = __uint_as_float(load_shared(unit + POWER)) * factor;
-    }
-#pragma unroll 1
-    for (; j < blocks && left; j++, left--) {
-      const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
-      mbarrier_wait(full + 8 * stage, phase);
-      u32 codes[STEPS][8 * WORDS], scales[STEPS][GROUPS];
-#pragma unroll
-      for (u32 k = 0; k < STEPS; k++) {
-#pragma unroll
-        for (int v = 0; v < 2 * WORDS; v++) {
-          u32 w[4];
-          load_shared(w, at + lane * 16 + k * UNIT + v * 512);
-          codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
-        }
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-          scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + UNIT_SCALES + quarter * 32 + 128 * g);
-      }
-      float sum = 0, sum8 = 0;
-#pragma unroll
-      for (u32 k = 0; k < STEPS; k++)
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++) {
-          constexpr int EACH = 4 / GROUPS;  // k32 steps of a group
-          int zero = BITS == 4 ? 8 : 128, zero8 = zero;
-          if (ZERO) {
-            const u32 z =
-                load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + UNIT_SCALES + ZEROS - SCALES + quarter * 16 + 64 * g);
-            zero = z & 255, zero8 = z >> 8;
-          }
-          const int d0 = digit_sums[k][g][0], d1 = digit_sums[k][g][1];
-          int c[4] = {INTEGER - zero * d0, INTEGER - zero * d1, INTEGER - TIMES_8 * zero8 * d0,
-                      INTEGER - TIMES_8 * zero8 * d1};
-#pragma unroll
-          for (int h = g * EACH; h < (g + 1) * EACH; h++) {
-            u32 a[4];
-            codes_as_bytes(&codes[k][2 * h * WORDS], a);
-            mma_sync_int8<true>(c, a, b[k][2 * h], b[k][2 * h + 1]);
-          }
-          auto number = [&](int v) { return __int_as_float(v) - INTEGER_FLOAT; };
-          sum = fmaf(fmaf(number(c[1]), 256.0f, number(c[0])) * weight[k], low(scales[k][g]), sum);
-          sum8 = fmaf(fmaf(number(c[3]), 256.0f, number(c[2])) * weight[k], high(scales[k][g]), sum8);
-        }
-      loads_before_copies();
-      __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + 8 * stage);
-      if (++stage == STAGES) stage = 0, phase ^= 1;
-      sum += __shfl_xor_sync(ALL_LANES, sum, 1), sum8 += __shfl_xor_sync(ALL_LANES, sum8, 1);
-      if ((lane & 3) == 0) {
-        float* const to = sums + j * 16;
-        sum8 *= 1.0f / TIMES_8;
-        if (fresh)
-          to[0] = sum, to[8] = sum8;
-        else
-          to[0] += sum, to[8] += sum8;
-      }
-      if (fresh) fresh--;
-    }
-    j = 0;
-  }
-  if (lane == 0) m.turns()[warp] = stage << 1 | phase;
-  sync();
-}
-// Rows 2i and 2i+1 of a product: the sums of warps, in order.
-DEV float2 rows(const Shared& m, u32 product, u32 i) {
-  const Plan& plan = m.plan(product);
-  const u32 warps = plan.warps[i / 8];
-  const float2* const from = reinterpret_cast<const float2*>(m.sums(product)) + i;
-  float2 v[WARPS], total = make_float2(0, 0);
-#pragma unroll
-  for (u32 w = 0; w < WARPS; w++) v[w] = warps >> w & 1 ? from[w * plan.blocks * 8] : make_float2(0, 0);
-#pragma unroll
-  for (u32 w = 0; w < WARPS; w++) total.x += v[w].x, total.y += v[w].y;
-  return total;
-}
 // Waits until about all of n words are counted.
 DEV void wait_for(const u32* counter, u32 n) {
   if (thread_index() == 0)
@@ -296,41 +146,63 @@ DEV u32* set_of(const Params& p, const Shared& m) { return p.words + m.step()[2]
 
 #include "persistent_attention.cuh"
 
-// What is left of a product: rows of q, k and v; the stream with rows of output and down added; gated rows in pairs.
-DEV void leave_product(const Params& p, const Shared& m, u32* words, u32 layer, u32 product) {
-  const Plan& plan = m.plan(product);
-  const float* const bias = m.layers()[layer].product(product).bias;
-  const u32 first = 16 * plan.first;
-  const u32 at = product == 0 ? AT_QKV : product == 1 ? AT_MIDDLE : product == 2 ? AT_INNER : WORDS_OF_LAYER;
-  const u32 counter = product == 0 ? QKV : product == 1 ? MIDDLE : product == 2 ? GATED : WORDS_OF_LAYER + STREAM;
-  const bool gates = product == 2;
+DEV float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
+// Leaves what a product gives: rows of q, k and v; the stream with rows of output and down added; gated
+// rows in pairs. A norm's factor comes to them here. What does not need the sums is done before they are waited for.
+template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32 layer) {
+  constexpr bool GATES = PRODUCT == 2, ADDS = PRODUCT & 1;
+  constexpr u32 AT = PRODUCT == 0   ? AT_QKV
+                     : PRODUCT == 1 ? AT_MIDDLE
+                     : GATES        ? AT_INNER
+                                    : WORDS_OF_LAYER,
+                COUNTER = PRODUCT == 0   ? QKV
+                          : PRODUCT == 1 ? MIDDLE
+                          : GATES        ? GATED
+                                         : WORDS_OF_LAYER + STREAM;
+  const Plan& plan = m.plan(PRODUCT);
+  u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
+  const Product& of = m.layers()[layer].product(PRODUCT);
+  const float* const bias = of.bias;
+  const float factor = ADDS ? 1.0f : factor_of_norm(m, of.eps);
+  const u32 first = 16 * plan.first, pairs = 8 * plan.blocks;
+  bool waits = true;
 #pragma unroll 1
-  for (u32 i0 = thread_index() & ~31u; i0 < 8 * plan.blocks; i0 += THREADS) {
-    const u32 i = i0 + (thread_index() & 31);  // a pair of rows
-    const bool there = i < 8 * plan.blocks;
-    float2 v = there ? rows(m, product, i) : make_float2(0, 0);
-    // The row in the product, and in what is left; rows of gate and up are 8 lanes apart.
-    const u32 own = gates ? 16 * (i / 16) + 2 * (i & 7) : 2 * i, row = first + own;
+  for (u32 i0 = thread_index() & ~31u; i0 < pairs || waits; i0 += THREADS) {
+    const u32 i = i0 + (thread_index() & 31);  // rows r and r + 8 of a row block
+    const bool there = i < pairs;
+    // The row in the product, and its place in what is left; rows of gate and up are 8 lanes apart.
+    const u32 row = first + 16 * (GATES ? i / 16 : i / 8) + (i & 7),
+              place = GATES  ? place_of_pair((row - (i & 1)) / 2 + 4 * (i & 1))
+                      : ADDS ? place_of(row)
+                             : row;
+    float2 added = make_float2(0, 0);
     if (bias && there) {
-      const float* const of = bias + row + (gates && i & 8 ? INNER : 0);
-      v.x += __ldg(of), v.y += __ldg(of + 1);
+      const float* const of_row = bias + row + (GATES && i & 8 ? INNER : 0);
+      added = make_float2(__ldg(of_row), __ldg(of_row + 8));
     }
-    if (gates) {
+    if (ADDS && there && (RANKS == 1 || p.rank == 0))
+      added.x += m.own()[place - first], added.y += m.own()[place - first + 1];
+    if (waits) sync();
+    waits = false;
+    if (i0 >= pairs) break;
+    float2 v = rows(m, PRODUCT, there ? i : 0);
+    v.x = fmaf(v.x, factor, added.x), v.y = fmaf(v.y, factor, added.y);
+    u32* const to = words + AT + place;
+    if (GATES) {
       const float2 up = make_float2(__shfl_xor_sync(ALL_LANES, v.x, 8), __shfl_xor_sync(ALL_LANES, v.y, 8));
-      auto gated = [](float gate, float up) { return gate / (1.0f + expf(-gate)) * up; };
-      if (there && !(i & 8)) leave(words + at + place_of_pair(row / 2), pair(gated(v.x, up.x), gated(v.y, up.y)));
+      const float one = gated(v.x, up.x), other = gated(v.y, up.y);
+      // A word has two rows: the even lane of two leaves the first ones of both, the other lane the second ones.
+      const float given = __shfl_xor_sync(ALL_LANES, i & 1 ? one : other, 1);
+      if (there && !(i & 8)) leave(to, i & 1 ? pair(given, other) : pair(one, given));
     } else if (there) {
-      const u32 place = product == 0 ? row : place_of(row), next = product == 0 ? 1 : 2;
-      if (product & 1) {
-        if (RANKS == 1 || p.rank == 0) v.x += m.own()[place - first], v.y += m.own()[place - first + 2];
-        leave_parts(p, words + at + place, {v.x, v.y});
-      } else {
-        leave(words + at + place, __float_as_uint(v.x)), leave(words + at + place + next, __float_as_uint(v.y));
-      }
+      if (ADDS)
+        leave_parts(p, to, {v.x, v.y});
+      else
+        leave(to, __float_as_uint(v.x)), leave(to + 8, __float_as_uint(v.y));
     }
     __syncwarp();
-    const u32 here = min(32u, 8 * plan.blocks - i0);
-    if ((thread_index() & 31) == 0) count(words + counter, gates ? here / 2 : 2 * here);
+    const u32 here = min(32u, pairs - i0);
+    if ((thread_index() & 31) == 0) count(words + COUNTER, GATES ? here / 2 : 2 * here);
   }
 }
 
@@ -381,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
     sincospi(2 * turns, &sine, &cosine);
     m.angles()[i] = make_float2(float(cosine), float(sine));
   }
-  for (u32 i = threadIdx.x; i < 2 * 8 * HEAD / 2; i += THREADS) reinterpret_cast<u32*>(m.queries())[i] = 0;
+  for (u32 i = threadIdx.x; i < 2 * 8 * QUERY_ROW / 2; i += THREADS) reinterpret_cast<u32*>(m.queries())[i] = 0;
 
   sync();
 
@@ -409,11 +281,17 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
         norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norm, put_x);
     }
     if (product == 0) prefetch(p, m, again(number) >> 2);
-    multiply(m, product, product & 1 ? 1.0f : factor_of_norm(m, of.eps));
-    leave_product(p, m, set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER, again(number) >> 2, again(number) & 3);
-    if ((again(number) & 3) == 0) {
-      attend(p, m, again(number) >> 2);
-      join(p, m, again(number) >> 2);
+    multiply(m, product);
+    const u32 layer = again(number) >> 2;
+    switch (again(number) & 3) {
+      case 0:
+        leave_rows<0>(p, m, layer);
+        attend(p, m, layer);
+        join(p, m, layer);
+        break;
+      case 1: leave_rows<1>(p, m, layer); break;
+      case 2: leave_rows<2>(p, m, layer); break;
+      default: leave_rows<3>(p, m, layer);
     }
   }
   if (block_index() != 0) return;

@@ -216,11 +216,12 @@ impl Plan {
             (n / ROWS).div_ceil(self.blocks) << paired
         };
         let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
-        let plan = 8 + 8 * WARPS + 8 + (2 + 16) * most;
-        let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * X_UNIT + WARPS * of_product(at) * 64;
-        let attended = WARPS * (group * head * 4 + 96) + 64;
+        let plan = 8 + 8 * WARPS + 8 + 16 * most;
+        let sums = 8 * (ROWS * WARPS + 8);
+        let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * X_UNIT + of_product(at) * sums;
+        let attended = WARPS * (group * head * 4 + 64);
         let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended);
-        let rest = of_product(1) * 64 + 192 + 8 * pairs.max(2) + 32 * head + 4 * head + (group + 2) * head * 4;
+        let rest = of_product(1) * 64 + 192 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
         WARPS * self.stages * (self.steps * unit + 16) + x + rest + PRODUCTS * plan
     }
 
