@@ -54,8 +54,7 @@ def main() -> None:
         calls["1 row, numpy"] = lambda array=rows[1].numpy(): layer(array)
     print(f"({args.n}, {args.k}), w4a16-g32, {args.device}, {layer.kernel(1, 'float32')}; torch {torch.__version__}")
     batches: dict[str, Callable[[], float]] = {name: lambda c=call: batch(c, synchronize) for name, call in calls.items()}
-    if args.device == "cpu":
-        batches["1 row, from Rust"] = lambda: layer._time(CALLS)
+    batches["1 row, from Rust"] = lambda: layer._time(CALLS)
     times: dict[str, list[float]] = {name: [] for name in batches}
     with torch.no_grad():
         for _ in range(BATCHES):
