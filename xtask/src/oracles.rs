@@ -8,6 +8,9 @@ use std::process::Command;
 pub struct Args {
     /// Check only the formats of these names, as gptq, onnx.
     formats: Vec<String>,
+    /// The command line that writes the files; built if none is named.
+    #[arg(long)]
+    program: Option<PathBuf>,
 }
 
 /// A model that the command line writes in target/oracles.
@@ -111,11 +114,17 @@ pub fn run(args: &Args) -> Result<(), String> {
     if let Some(unknown) = args.formats.iter().find(|format| !formats.contains(format.as_str())) {
         return Err(format!("no format {unknown}: there are {}", Vec::from_iter(formats).join(", ")));
     }
-    let python = environment(root)?;
+    output_of(Command::new("bash").arg(root.join("oracles/install")))?;
+    let python = root.join("target/oracles-venv/bin/python");
+    let program = match &args.program {
+        Some(program) => std::path::absolute(program).map_err(|e| format!("{}: {e}", program.display()))?,
+        None => build(root)?,
+    };
     let folder = root.join("target/oracles");
     if folder.exists() {
         std::fs::remove_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     }
+    let writer = Writer { root, folder: &folder, program: &program };
     let wanted = |format: &str| args.formats.is_empty() || args.formats.iter().any(|f| f == format);
     for format in formats.into_iter().filter(|format| wanted(format)) {
         let mut check = Command::new(&python);
@@ -125,7 +134,7 @@ pub fn run(args: &Args) -> Result<(), String> {
                 Verb::Quantize => model.name,
                 Verb::Convert => model.source,
             };
-            check.arg(written(root, &folder, model.name)?).arg(expected(root, &folder, reference)?);
+            check.arg(writer.written(model.name)?).arg(writer.expected(reference)?);
         }
         // Without the variable the interpreter keeps what it compiles: the second run starts in half the time.
         print!("{}", output_of(check.env_remove("PYTHONDONTWRITEBYTECODE"))?);
@@ -133,64 +142,55 @@ pub fn run(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Where a model is, written now if it is not there yet.
-fn written(root: &Path, folder: &Path, name: &str) -> Result<PathBuf, String> {
-    if name == DENSE {
-        return Ok(root.join("models").join(DENSE));
-    }
-    let path = folder.join(name);
-    if !path.exists() {
-        let model = MODELS.iter().find(|model| model.name == name).ok_or_else(|| format!("no model {name}"))?;
-        let verb = match model.verb {
-            Verb::Quantize => "quantize",
-            Verb::Convert => "convert",
-        };
-        halfbyte(root, verb, &written(root, folder, model.source)?, &path, model.options)?;
-    }
-    Ok(path)
+/// Writes models, each once.
+struct Writer<'a> {
+    root: &'a Path,
+    folder: &'a Path,
+    program: &'a Path,
 }
 
-/// The dense model in f32 that a model stands for.
-fn expected(root: &Path, folder: &Path, name: &str) -> Result<PathBuf, String> {
-    let path = folder.join(format!("{name}.dense"));
-    if !path.exists() {
-        halfbyte(root, "dequantize", &written(root, folder, name)?, &path, &["--dtype", "f32"])?;
+impl Writer<'_> {
+    /// Where a model is, written now if it is not there yet.
+    fn written(&self, name: &str) -> Result<PathBuf, String> {
+        if name == DENSE {
+            return Ok(self.root.join("models").join(DENSE));
+        }
+        let path = self.folder.join(name);
+        if !path.exists() {
+            let model = MODELS.iter().find(|model| model.name == name).ok_or_else(|| format!("no model {name}"))?;
+            let verb = match model.verb {
+                Verb::Quantize => "quantize",
+                Verb::Convert => "convert",
+            };
+            self.halfbyte(verb, &self.written(model.source)?, &path, model.options)?;
+        }
+        Ok(path)
     }
-    Ok(path)
+
+    /// The dense model in f32 that a model stands for.
+    fn expected(&self, name: &str) -> Result<PathBuf, String> {
+        let path = self.folder.join(format!("{name}.dense"));
+        if !path.exists() {
+            self.halfbyte("dequantize", &self.written(name)?, &path, &["--dtype", "f32"])?;
+        }
+        Ok(path)
+    }
+
+    /// Runs the command line of this repository.
+    fn halfbyte(&self, verb: &str, model: &Path, output: &Path, options: &[&str]) -> Result<(), String> {
+        let mut command = Command::new(self.program);
+        command.arg(verb).arg(model).arg("--output").arg(output).args(options).args(["--quiet", "--json"]);
+        output_of(command.current_dir(self.root)).map(drop)
+    }
 }
 
-/// Runs the command line of this repository, in the profile that the tests have built it in.
-fn halfbyte(root: &Path, verb: &str, model: &Path, output: &Path, options: &[&str]) -> Result<(), String> {
-    let mut command = Command::new(env!("CARGO"));
-    command.args(["run", "--quiet", "--locked", "--package", "halfbyte-cli", "--", verb]).arg(model);
-    command.arg("--output").arg(output).args(options).args(["--quiet", "--json"]);
-    output_of(command.current_dir(root)).map(drop)
-}
-
-/// The interpreter of the virtual environment, made anew where what it should hold has changed.
-fn environment(root: &Path) -> Result<PathBuf, String> {
-    let requirements = ["requirements-build.txt", "requirements.txt"].map(|name| root.join("oracles").join(name));
-    let mut wanted = String::new();
-    for file in &requirements {
-        wanted += &std::fs::read_to_string(file).map_err(|e| format!("{}: {e}", file.display()))?;
-    }
-    let folder = root.join("target/oracles-venv");
-    let (python, installed) = (folder.join("bin/python"), folder.join("installed.txt"));
-    if std::fs::read_to_string(&installed).is_ok_and(|text| text == wanted) {
-        return Ok(python);
-    }
-    eprintln!("installing {} from PyPI, 4.3 GB unpacked", requirements[1].display());
-    output_of(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
-    for file in &requirements {
-        let mut pip = Command::new(&python);
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile"]);
-        // AutoGPTQ as sources, without its kernels: its wheels end with Python 3.11.
-        pip.args(["--use-pep517", "--no-build-isolation", "--no-binary", "auto-gptq", "--requirement"]).arg(file);
-        output_of(pip.env("BUILD_CUDA_EXT", "0"))?;
-    }
-    // Last, so that what was interrupted begins again.
-    std::fs::write(&installed, wanted).map_err(|e| format!("{}: {e}", installed.display()))?;
-    Ok(python)
+/// Builds the command line of this repository, in the profile of the tests.
+fn build(root: &Path) -> Result<PathBuf, String> {
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--locked", "--package", "halfbyte-cli"]);
+    output_of(cargo.current_dir(root))?;
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    Ok(target.join("debug/halfbyte"))
 }
 
 /// Runs a command; what it says on standard error is shown only if it fails.

@@ -12,6 +12,9 @@ use std::process::Command;
 pub struct Args {
     /// Run these tests only, as pytest names them, and no check of types but of the stubs.
     tests: Vec<String>,
+    /// Install what the tests need and run nothing.
+    #[arg(long)]
+    install: bool,
 }
 
 /// What imports neither torch nor transformers: the stubs, what stands on them alone, and a program that uses them.
@@ -26,6 +29,9 @@ pub fn run(args: &Args) -> Result<(), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("xtask lies in no folder")?;
     let package = root.join("crates/halfbyte-python");
     let python = environment(root, &package)?;
+    if args.install {
+        return Ok(());
+    }
     wheel::install(root, &python)?;
     check_types(root, &package, &python, &STUBBED)?;
     // Names, parameters and defaults of the stubs are those of the module.
