@@ -216,8 +216,7 @@ impl Plan {
             (n / ROWS).div_ceil(self.blocks) << paired
         };
         let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
-        let plan = 8 + 8 * WARPS + 8 + 16 * most;
-        let sums = 8 * (ROWS * WARPS + 8);
+        let (plan, sums) = (8 + 8 * WARPS + 8 + 16 * most, 8 * (ROWS * WARPS + 8));
         let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * X_UNIT + of_product(at) * sums;
         let attended = WARPS * (group * head * 4 + 64);
         let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended);
