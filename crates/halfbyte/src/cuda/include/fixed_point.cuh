@@ -7,13 +7,16 @@
 //   A unit in shared memory: digits, as B fragments lie, and the power.
 //
 // Quantised activations (QUANTIZED) are the same with codes of 8 bits by the rule of quantize.cuh, of which d0 alone is
-// not zero, and the scale in place of the power.
+// not zero, and the scale in place of the power. Where a row of weights has one scale, alone or above the factors of its
+// groups (ROWS_SCALED), all of x has one such rule (WHOLE), and sums stay integers.
 #pragma once
 #include "ampere.cuh"
 #include "weight_atom.cuh"
 
 constexpr u32 POWER = 512, X_UNIT = POWER + 16;
-constexpr bool QUANTIZED = HB_QUANTIZED;
+constexpr bool QUANTIZED = HB_QUANTIZED, ROWS_SCALED = FACTORS || GROUP == 0, WHOLE = QUANTIZED && ROWS_SCALED;
+static_assert(!FACTORS || QUANTIZED, "factors are multiplied with sums of codes");
+static_assert(GROUP != 0 || !ZERO, "zero points lie in atoms");
 
 // Words are read four at a time, and a word of a fragment has columns 2c, 2c+8, 2c+1, 2c+9 of 16: these lie together.
 DEV u32 place_of(u32 k) { return (k & ~15u) | (k >> 1 & 3) << 2 | (k & 1) << 1 | (k >> 3 & 1); }

@@ -15,7 +15,7 @@ constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 3;  // that comp
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
 // A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece,
-// else those of all four row blocks of the atom, since copies are what is scarce.
+// else those of all four row blocks of the atom, since copies are what is scarce. Scales of rows lie elsewhere.
 constexpr bool OWN_SCALES = GROUPS == 1 && !ZERO;
 constexpr u32 SCALE_BYTES = OWN_SCALES ? 32 : ATOM - SCALES;
 constexpr u32 UNIT_SCALES = 256 * BITS, UNIT = UNIT_SCALES + SCALE_BYTES, STAGE = STEPS * UNIT;
@@ -25,7 +25,6 @@ static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTEN
 static_assert(HEAD == 64 || HEAD == 128, "heads of one or two runs of 64");
 static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step knows");
 static_assert(HEADS_OF_GROUP <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
-static_assert(GROUPS > 0 && !FACTORS, "scales of groups lie in atoms");
 
 struct Product {
   const u8* w;
@@ -43,6 +42,7 @@ struct Layer {
 };
 struct Params {
   const Layer* layers;
+  const u64* scales;  // [layers][products]: where the scales of a product's rows are, two bytes each, in their order
   const u32 *token, *position;
   const void* embedding;  // [vocab][HIDDEN]
   const float* norm;  // the last one
@@ -126,6 +126,13 @@ DEV u32 row_block(const Plan& plan, u32 product, u32 j) {
 }
 // The sums of all warps for a row block, [WARPS][2 pairs of digits][8 rows]{row, row + 8}, and what keeps row blocks in
 // different banks.
+template <bool INTEGERS> struct SumsOf {
+  float x, y;
+};
+template <> struct SumsOf<true> {
+  int x, y;
+};
+using Sums = SumsOf<WHOLE>;
 constexpr u32 SUMS_OF_BLOCK = 16 * WARPS + 8;
 // Queries lie in rows that begin in different banks.
 constexpr u32 QUERY_ROW = HEAD + 32;
@@ -150,13 +157,15 @@ struct Shared {
   __device__ __forceinline__ float* attended() const { return at_shared<float>(X); }
   __device__ __forceinline__ float* shifts() const { return at_shared<float>(X + OF_ATTENTION); }
   // Of a product: [row blocks][SUMS_OF_BLOCK].
-  __device__ __forceinline__ float2* sums(u32 product) const { return at_shared<float2>(X + bytes_of_x(product)); }
+  __device__ __forceinline__ Sums* sums(u32 product) const { return at_shared<Sums>(X + bytes_of_x(product)); }
   __device__ __forceinline__ float* own() const {
     return at_shared<float>(OWN);
   }  // rows of the stream that this block adds to
   __device__ __forceinline__ float* reduce() const { return at_shared<float>(REDUCE); }
   // Of the step: its position, how many were before it, where its set begins.
   __device__ __forceinline__ u32* step() const { return at_shared<u32>(REDUCE + 64); }
+  // The greatest |x| that each warp has.
+  __device__ __forceinline__ u32* greatest() const { return at_shared<u32>(REDUCE + 80); }
   // Where each warp is in its ring: stage and phase.
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
   __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }

@@ -27,6 +27,7 @@ mod kv_cache;
 mod layer_norm;
 mod mean;
 mod persistent_decode;
+mod persistent_plan;
 mod rms_norm;
 mod rope;
 mod sample;
@@ -51,9 +52,8 @@ pub use gate::{Gate, gate, gate_quantized};
 pub use kv_cache::{KvCache, KvView};
 pub use layer_norm::LayerNorm;
 pub use mean::{mean, mean_codes};
-pub use persistent_decode::{
-    PRODUCTS, PersistentDecode, Plan as PersistentPlan, Sizes as StepSizes, StepLayer, StepOfText, StreamNorm,
-};
+pub use persistent_decode::{PersistentDecode, StepLayer, StepOfText, StreamNorm};
+pub use persistent_plan::{PRODUCTS, Plan as PersistentPlan, Sizes as StepSizes};
 pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_in_place, rms_norm_quantized};
 pub use rope::{HeadNorms, NewRows, Rope};
 pub use sample::{Draw, Drawn, sample};
@@ -125,7 +125,7 @@ pub fn instances_of_ampere() -> Vec<Instance> {
 
 /// Kernels that are compiled for a model and run on Hopper only, for a few models.
 pub fn instances_of_hopper() -> Vec<Instance> {
-    persistent_decode::samples()
+    persistent_plan::samples()
 }
 
 /// The kernels that leave quantised rows of a form.

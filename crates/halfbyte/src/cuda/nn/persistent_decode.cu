@@ -33,8 +33,27 @@ DEV float2 load_early(const float* p) {
   return v;
 }
 constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;
+DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
+DEV u32 greatest_of(const float (&x)[4]) {
+  return max(max(bits_of_magnitude(x[0]), bits_of_magnitude(x[1])),
+             max(bits_of_magnitude(x[2]), bits_of_magnitude(x[3])));
+}
+// The greatest |x| of all, of those of threads.
+DEV void leave_greatest(const Shared& m, u32 of_thread) {
+  const u32 of_warp = __reduce_max_sync(ALL_LANES, of_thread);
+  if ((thread_index() & 31) == 0) m.greatest()[thread_index() / 32] = of_warp;
+}
+DEV Step step_of_all(const Shared& m) {
+  u32 greatest = 0;
+#pragma unroll
+  for (u32 w = 0; w < WARPS; w++) greatest = max(greatest, m.greatest()[w]);
+  const Step of = step_of(greatest);
+  if (thread_index() == 0) put_power(shared_address(shared) + X, of.power);
+  return of;
+}
 // The stream times a norm's weights, when it is counted, four columns at a time, as they lie together. What the norm
-// divides by is left to `factor_of_norm`. The rows that this block will add to are kept.
+// divides by is left to `factor_of_norm`. The rows that this block will add to are kept. Where x has one rule, `put`
+// gets it when all is known.
 template <class Put>
 DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* counter, const float* weight, Put&& put) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
@@ -53,6 +72,11 @@ DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* coun
     return e < HIDDEN ? from + e : nullptr;
   });
   float sum = 0;
+  u32 greatest = 0;
+  auto normed = [&](u32 i, float (&to)[4]) {
+    to[0] = __uint_as_float(v[i].x) * w[i][0].x, to[1] = __uint_as_float(v[i].y) * w[i][1].x;
+    to[2] = __uint_as_float(v[i].z) * w[i][0].y, to[3] = __uint_as_float(v[i].w) * w[i][1].y;
+  };
 #pragma unroll
   for (u32 i = 0; i < LOADS; i++) {
     const u32 e = 4 * (thread_index() + i * THREADS);
@@ -61,12 +85,29 @@ DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* coun
                         __uint_as_float(v[i].w)};
     sum = fmaf(x[0], x[0], fmaf(x[1], x[1], fmaf(x[2], x[2], fmaf(x[3], x[3], sum))));
     if (e - 16 * own.first < 16 * own.blocks) *reinterpret_cast<uint4*>(m.own() + e - 16 * own.first) = v[i];
-    const float normed[4] = {x[0] * w[i][0].x, x[1] * w[i][1].x, x[2] * w[i][0].y, x[3] * w[i][1].y};
-    put(e, normed);
+    float here[4];
+    normed(i, here);
+    if constexpr (WHOLE)
+      greatest = max(greatest, greatest_of(here));
+    else
+      put(e, here, Step{});
   }
   sum = warp_sum(sum);
   if ((thread_index() & 31) == 0) m.reduce()[thread_index() / 32] = sum;
+  if constexpr (WHOLE) leave_greatest(m, greatest);
   sync();
+  if constexpr (WHOLE) {
+    const Step of = step_of_all(m);
+#pragma unroll
+    for (u32 i = 0; i < LOADS; i++) {
+      const u32 e = 4 * (thread_index() + i * THREADS);
+      if (e >= HIDDEN) break;
+      float here[4];
+      normed(i, here);
+      put(e, here, of);
+    }
+    sync();
+  }
 }
 DEV float factor_of_norm(const Shared& m, float eps) {
   float sum = 0;
@@ -77,23 +118,39 @@ DEV float factor_of_norm(const Shared& m, float eps) {
   }
   return rsqrtf(sum / float(HIDDEN) + eps);
 }
-DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
 // A warp's four columns a lane are a unit of x.
-DEV void put_x(u32 e, const float (&x)[4]) {
+DEV void put_x(u32 e, const float (&x)[4], Step of) {
   const u32 unit = shared_address(shared) + X + e / 128 * X_UNIT;
-  u32 greatest = 0;
-#pragma unroll
-  for (int i = 0; i < 4; i++) greatest = max(greatest, bits_of_magnitude(x[i]));
-  const Step of = step_of(__reduce_max_sync(ALL_LANES, greatest));
+  if (!WHOLE) of = step_of(__reduce_max_sync(ALL_LANES, greatest_of(x)));
   put_digits(unit, e >> 4 & 7, e >> 2 & 3, x, of.over);
-  if ((thread_index() & 31) == 0) put_power(unit, of.power);
+  if (!WHOLE && (thread_index() & 31) == 0) put_power(unit, of.power);
 }
-// x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once.
+// x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once,
+// and where x has one rule, once more when that is known.
 DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n) {
   constexpr u32 ALL = most(INNER, ATTENDED_LENGTH) / 2, LOADS = (ALL / 4 + THREADS - 1) / THREADS,
                 AT_ONCE = LOADS < 6 ? LOADS : 6;
   wait_for(counter, n);
   const u32 lane = thread_index() & 31;
+  // Bits of two halves at a time; what is infinite or NaN stays greatest.
+  auto greatest_two = [](const uint4& v) {
+    return __vmaxu2(__vmaxu2(v.x & 0x7fff7fff, v.y & 0x7fff7fff), __vmaxu2(v.z & 0x7fff7fff, v.w & 0x7fff7fff));
+  };
+  auto float_bits = [](u32 two) { return bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))); };
+  Step all = {};
+  if constexpr (WHOLE) {
+    u32 two = 0;
+#pragma unroll 1
+    for (u32 first = 4 * thread_index(); first < n; first += 4 * THREADS * AT_ONCE) {
+      uint4 v[AT_ONCE];
+      look_for(v, [&](u32 i) { return first + 4 * THREADS * i < n ? from + first + 4 * THREADS * i : nullptr; });
+#pragma unroll
+      for (u32 i = 0; i < AT_ONCE; i++) two = __vmaxu2(two, greatest_two(v[i]));
+    }
+    leave_greatest(m, float_bits(two));
+    sync();
+    all = step_of_all(m);
+  }
 #pragma unroll 1
   for (u32 first = 4 * thread_index(); first - 4 * lane < n; first += 4 * THREADS * AT_ONCE) {
     auto word = [&](u32 i) { return first + 4 * THREADS * i; };
@@ -102,12 +159,12 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
     look_for(v, [&](u32 i) { return word(i) < n ? from + word(i) : nullptr; });
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
-      // Bits of two halves at a time; what is infinite or NaN stays greatest.
-      u32 two = __vmaxu2(__vmaxu2(v[i].x & 0x7fff7fff, v[i].y & 0x7fff7fff),
-                         __vmaxu2(v[i].z & 0x7fff7fff, v[i].w & 0x7fff7fff));
+      of[i] = all;
+      if (WHOLE) continue;
+      u32 two = greatest_two(v[i]);
 #pragma unroll
       for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
-      of[i] = step_of(bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))));
+      of[i] = step_of(float_bits(two));
     }
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
@@ -117,7 +174,7 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
                              {first_of(v[i].z), first_of(v[i].w), second_of(v[i].z), second_of(v[i].w)}};
 #pragma unroll
       for (int h = 0; h < 2; h++) put_digits(unit, word(i) >> 3 & 7, (word(i) >> 1 & 3) + h, x[h], of[i].over);
-      if ((lane & 15) == 0) put_power(unit, of[i].power);
+      if (!WHOLE && (lane & 15) == 0) put_power(unit, of[i].power);
     }
   }
   sync();
@@ -163,7 +220,8 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
   const Product& of = m.layers()[layer].product(PRODUCT);
   const float* const bias = of.bias;
-  const float factor = ADDS ? 1.0f : factor_of_norm(m, of.eps);
+  float factor = ADDS ? 1.0f : factor_of_norm(m, of.eps);
+  if (WHOLE) factor *= __uint_as_float(load_shared(shared_address(shared) + X + POWER));
   const u32 first = 16 * plan.first, pairs = 8 * plan.blocks;
   bool waits = true;
 #pragma unroll 1
@@ -180,12 +238,18 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       const float* const of_row = bias + row + (GATES && i & 8 ? INNER : 0);
       added = make_float2(__ldg(of_row), __ldg(of_row + 8));
     }
+    u32 scales = 0;
+    if (ROWS_SCALED && there) {
+      const u32 of_all = row + (GATES && i & 8 ? INNER : 0);
+      scales = __ldg(reinterpret_cast<const u32*>(p.scales[4 * layer + PRODUCT]) + of_all / 16 * 8 + of_all % 8);
+    }
     if (ADDS && there && (RANKS == 1 || p.rank == 0))
       added.x += m.own()[place - first], added.y += m.own()[place - first + 1];
     if (waits) sync();
     waits = false;
     if (i0 >= pairs) break;
     float2 v = rows(m, PRODUCT, there ? i : 0);
+    if (ROWS_SCALED) v.x *= low(scales), v.y *= high(scales);
     v.x = fmaf(v.x, factor, added.x), v.y = fmaf(v.y, factor, added.y);
     u32* const to = words + AT + place;
     if (GATES) {
@@ -296,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   }
   if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
-  norm(p, m, last, last + STREAM, p.norm, [&](u32 e, const float (&x)[4]) {
+  norm(p, m, last, last + STREAM, p.norm, [&](u32 e, const float (&x)[4], Step) {
     float* const to = at_shared<float>(X) + e;
     to[0] = x[0], to[1] = x[1], to[2] = x[2], to[3] = x[3];
   });

@@ -17,6 +17,8 @@ const EPS: f32 = 1e-5;
 
 struct Product {
     w: Vec<f64>,
+    /// Columns of x that are quantised together; None: x is multiplied as it is.
+    quantized: Option<usize>,
     packed: Packed,
     bias: Option<(Vec<f32>, Buffer<f32>)>,
 }
@@ -53,7 +55,15 @@ fn round(v: f64, dtype: Float) -> f64 {
     f64::from(dtype.round(v as f32))
 }
 
+/// What codes of 8 bits stand for.
+fn quantized(x: &[f64]) -> Vec<f64> {
+    let scale = x.iter().fold(0f64, |most, v| most.max(v.abs())) / 127.0;
+    x.iter().map(|v| (v / scale).round_ties_even() * scale).collect()
+}
+
 fn multiply(product: &Product, x: &[f64]) -> Vec<f64> {
+    let codes = product.quantized.map(|group| x.chunks(group).flat_map(quantized).collect::<Vec<_>>());
+    let x = codes.as_deref().unwrap_or(x);
     let mut y: Vec<f64> =
         product.w.chunks_exact(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
     if let Some((bias, _)) = &product.bias {
@@ -65,6 +75,8 @@ fn multiply(product: &Product, x: &[f64]) -> Vec<f64> {
 /// The tensor with scales that make outputs about as large as inputs.
 fn of_order_one(w: &QTensor) -> QTensor {
     let factor = 300.0 / (w.format().max_code() as f32 * (w.k() as f32).sqrt());
+    // What is a whole multiple of a half stays one.
+    let factor = if w.format().channel_scale.is_some() { factor.log2().round().exp2() } else { factor };
     let scales = w.scales().iter().map(|&s| w.format().scale.round(s * factor)).collect();
     QTensor::new(w.format(), [w.n(), w.k()], w.codes().to_vec(), scales, w.zeros().clone(), None).unwrap()
 }
@@ -82,11 +94,15 @@ impl Layer {
         };
         let products = shapes.map(|[n, k]| {
             let mut weight = format.weight;
-            weight.scale = case.dtype;
+            match &mut weight.channel_scale {
+                Some(scale) => *scale = case.dtype,
+                None => weight.scale = case.dtype,
+            }
             let w = of_order_one(&with_zeros_in_bytes(random.qtensor(weight, [n, k], false)));
             let packed = matmul::pack(bench.gpu, &bench.stream, &w, format.act, case.dtype).unwrap();
             let bias = case.biases.then(|| vector(random, n, 0.0));
-            Product { w: dequantize(&w), packed, bias }
+            let quantized = format.act.is_quantized().then(|| weight.activation_group().len(k));
+            Product { w: dequantize(&w), quantized, packed, bias }
         });
         let norms = [(); 2].map(|()| vector(random, hidden, 1.0));
         let head_norms = case.head_norms.then(|| [(); 2].map(|()| vector(random, heads.head_size, 1.0)));
@@ -214,7 +230,7 @@ fn steps_of_random_models_are_those_of_f64() {
             continue;
         }
         let mut random = Random(77);
-        for round in 0..14 {
+        for round in 0..24 {
             let head_size = [64, 128][random.below(2)];
             let kv_heads = 1 + random.below(4);
             let heads = Heads { heads: kv_heads * (1 + random.below(8)), kv_heads, head_size };
@@ -227,10 +243,23 @@ fn steps_of_random_models_are_those_of_f64() {
                 heads,
                 pairs: head_size / [2, 4][random.below(2)],
             };
-            let formats = ["w4a16-g128", "w4a16-g64", "w4a16-g32-asym", "w8a16-g128", "w8a16-g32-asym"];
+            let formats = [
+                "w4a16-g128",
+                "w4a16-g64",
+                "w4a16-g32-asym",
+                "w4a16",
+                "w8a16-g128",
+                "w8a16-g32-asym",
+                "w8a16",
+                "w4a8-g128-asym",
+                "w4a8-g128-si8",
+                "w4a8-g32-asym-si8",
+                "w4a8",
+                "w8a8",
+            ];
             let case = Case {
                 sizes,
-                format: formats[random.below(formats.len())],
+                format: formats[round % formats.len()],
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 before: [0, 20, 150][random.below(3)],
                 window: [None, Some(17)][random.below(2)],
