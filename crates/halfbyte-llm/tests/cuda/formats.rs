@@ -12,29 +12,33 @@ fn quantised_activations_lose_no_more_in_one_kernel() {
     let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
     let of_case = |case: &serde_json::Value| [ids(&case["prompt_ids"]), ids(&case["new_ids"])].concat();
     let tokens: Vec<u32> = reference["greedy"].as_array().unwrap().iter().flat_map(of_case).take(300).collect();
-    let exact = Model::load(&stdlib(), &options(Device::Cpu, Some("w4a16-g128"))).unwrap();
-    let (want, vocab) = (all_logits(&exact, &cpu, &tokens), exact.config().spec.vocab);
-    let [in_one, by_kernels] = [true, false].map(|persistent| {
-        let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
-        let model = Model::load(&stdlib(), &options(device, Some("w4a8-g128"))).unwrap();
-        let steps = model.explain(&cpu).unwrap();
-        let named = steps.iter().any(|product| product.plans.iter().any(|plan| plan.kernel == "persistent_decode"));
-        assert_eq!(named, persistent && gpu.gpu.caps().arch.is_hopper());
-        let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
-        session.prefill(&tokens[..8]).unwrap();
-        let mut off: Vec<f64> = (8..tokens.len())
-            .map(|i| {
-                let want = &want[i * vocab..(i + 1) * vocab];
-                let got = session.decode(tokens[i]).unwrap();
-                let sum: f64 = got.iter().zip(want).map(|(got, want)| f64::from(got - want).powi(2)).sum();
-                (sum / vocab as f64).sqrt()
-            })
-            .collect();
-        off.sort_by(f64::total_cmp);
-        off[off.len() / 2]
-    });
-    assert!(by_kernels > 1e-3, "codes lose something: {by_kernels}");
-    assert!(in_one <= 1.5 * by_kernels, "{in_one}, kernel by kernel {by_kernels}");
+    // Of groups of 128; of whole rows, whose groups have factors or nothing.
+    for [exact, coded] in [["w4a16-g128", "w4a8-g128"], ["w4a16-g128-si8", "w4a8-g128-si8"], ["w8a16", "w8a8"]] {
+        let exact = Model::load(&stdlib(), &options(Device::Cpu, Some(exact))).unwrap();
+        let (want, vocab) = (all_logits(&exact, &cpu, &tokens), exact.config().spec.vocab);
+        let [in_one, by_kernels] = [true, false].map(|persistent| {
+            let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
+            let model = Model::load(&stdlib(), &options(device, Some(coded))).unwrap();
+            let steps = model.explain(&cpu).unwrap();
+            let named = steps.iter().any(|product| product.plans.iter().any(|plan| plan.kernel == "persistent_decode"));
+            assert_eq!(named, persistent && gpu.gpu.caps().arch.is_hopper(), "{coded}");
+            let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+            session.prefill(&tokens[..8]).unwrap();
+            let mut off: Vec<f64> = (8..tokens.len())
+                .map(|i| {
+                    let want = &want[i * vocab..(i + 1) * vocab];
+                    let got = session.decode(tokens[i]).unwrap();
+                    let sum: f64 = got.iter().zip(want).map(|(got, want)| f64::from(got - want).powi(2)).sum();
+                    (sum / vocab as f64).sqrt()
+                })
+                .collect();
+            off.sort_by(f64::total_cmp);
+            off[off.len() / 2]
+        });
+        println!("{coded}: off by {in_one} in one kernel, by {by_kernels} kernel by kernel");
+        assert!(by_kernels > 3e-4, "{coded}: codes lose something: {by_kernels}");
+        assert!(in_one <= 1.5 * by_kernels, "{coded}: {in_one}, kernel by kernel {by_kernels}");
+    }
 }
 
 /// Four windows: what rounds otherwise changes the perplexity of a few by some tenths of a percent.

@@ -121,17 +121,20 @@ fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
     })
 }
 
-/// The kernel with the cache of a text; None where the model has none, or ranks do not run it side by side.
-pub(super) fn of_text(
+/// The kernel with the cache of a text, or of texts whose keys and values lie in pages; None where the model has none, or ranks do not
+/// run it side by side.
+pub(super) fn over(
     model: &CudaModel,
     cuda: &Cuda,
     cache: &KvCache,
+    paged: bool,
     ranks: Option<&Ranks>,
 ) -> Result<Option<PersistentDecode>> {
-    let Some(plan) = &model.persistent else { return Ok(None) };
+    let Some(plan) = model.persistent.clone() else { return Ok(None) };
+    let plan = if paged { plan.paged() } else { plan };
     let layers = model.decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
     let layers = layers.ok_or_else(|| Error::invalid("a step in one kernel", "layers that it takes", "others"))?;
-    let kernel = PersistentDecode::new(cuda.gpu(), cuda.stream(), plan.clone(), &layers, cache)?;
+    let kernel = PersistentDecode::new(cuda.gpu(), cuda.stream(), plan, &layers, cache)?;
     match ranks {
         None => Ok(Some(kernel)),
         Some(ranks) => ranks.side_by_side(cuda, kernel),

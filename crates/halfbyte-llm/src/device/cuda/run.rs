@@ -83,13 +83,13 @@ impl<'a> Pages<'a> {
 }
 
 impl State {
-    /// For so many rows, of so many texts up to `longest` positions each; where there is one, its steps are one kernel if the model has it.
+    /// For so many rows, of so many texts up to `longest` positions each, which lie in order or in pages.
     pub(super) fn new(
         model: &CudaModel,
         cuda: &Cuda,
         cache: KvCache,
         [rows, texts, longest]: [usize; 3],
-        one_kernel: bool,
+        paged: bool,
     ) -> Result<Self> {
         let (gpu, context) = (&**cuda.gpu(), cuda.gpu().context());
         let (Decoder { hidden, heads, .. }, inner) = (&model.decoder, model.inner());
@@ -97,7 +97,7 @@ impl State {
         let forms = model.forms_of_rows(rows).into_iter();
         let part = model.projections().map(Projection::widest_part).max().unwrap_or(0);
         let ranks = Ranks::meet(model, cuda, texts)?;
-        let persistent = if one_kernel { persistent::of_text(model, cuda, &cache, ranks.as_ref())? } else { None };
+        let persistent = persistent::over(model, cuda, &cache, paged, ranks.as_ref())?;
         let mut only_row = context.allocate(1)?;
         cuda.stream().fill(only_row.view_mut(), 0)?;
         Ok(Self {
@@ -166,6 +166,7 @@ impl State {
         let step = StepOfText {
             token,
             position: rows.positions,
+            pages: rows.texts.map(|texts| texts.tables),
             embedding,
             first_token,
             norm: persistent::last_norm(model),

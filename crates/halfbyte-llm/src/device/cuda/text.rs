@@ -57,7 +57,7 @@ impl<'m> CudaText<'m> {
     pub(super) fn new(model: &'m CudaModel, cuda: Cuda, context: usize, rows: usize) -> Result<Self> {
         let (gpu, Decoder { layers, heads, .. }) = (cuda.gpu(), &model.decoder);
         let cache = KvCache::new(gpu, layers.len(), *heads, context, model.kv)?;
-        let state = State::new(model, &cuda, cache, [rows, 1, context], true)?;
+        let state = State::new(model, &cuda, cache, [rows, 1, context], false)?;
         let next = Next::new(&cuda, 1, rows)?;
         let context = gpu.context().clone();
         Ok(Self {

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Rows of texts that read one token come first, then those of chunks. A step in which every text reads one token is recorded when it
-//! comes a second time, for each number of texts and each power of two of positions. What lies on the device for it keeps its place.
+//! comes a second time, for each number of texts and each power of two of positions. What lies on the device for it keeps its place. The
+//! layers of a text that reads one token alone are one kernel, where the model has it.
 
 use super::CudaModel;
 use super::next::Next;
@@ -54,7 +55,7 @@ pub(super) struct CudaTexts<'m> {
     wanted: Vec<usize>,
 }
 
-/// Where a step's words lie, whatever its number of texts.
+/// Where a step's words lie, one kind behind the other.
 struct Words {
     tokens: Range<usize>,
     positions: Range<usize>,
@@ -64,16 +65,15 @@ struct Words {
 }
 
 impl Words {
-    /// Of so many rows and texts with so many pages each, where there is room for `room`.
-    fn of(room: Room, rows: usize, texts: usize, pages: usize) -> Self {
+    /// Of so many rows and texts with so many pages each.
+    fn of(rows: usize, texts: usize, pages: usize) -> Self {
         let at = |first: usize, len: usize| first..first + len;
-        let (of_texts, of_pages) = (3 * room.rows, 3 * room.rows + room.texts);
         Self {
             tokens: at(0, rows),
-            positions: at(room.rows, rows),
-            slots: at(2 * room.rows, rows),
-            last: at(of_texts, texts),
-            tables: at(of_pages, texts * pages),
+            positions: at(rows, rows),
+            slots: at(2 * rows, rows),
+            last: at(3 * rows, texts),
+            tables: at(3 * rows + texts, texts * pages),
         }
     }
 }
@@ -83,9 +83,9 @@ impl<'m> CudaTexts<'m> {
         let (gpu, Decoder { layers, heads, vocab, .. }) = (cuda.gpu(), &model.decoder);
         let pages = room.positions.div_ceil(PAGE_LENGTH);
         let cache = KvCache::new(gpu, layers.len(), *heads, pages * PAGE_LENGTH, model.kv)?;
-        let state = State::new(model, &cuda, cache, [room.rows, room.texts, room.longest], false)?;
+        let state = State::new(model, &cuda, cache, [room.rows, room.texts, room.longest], true)?;
         let next = Next::new(&cuda, room.texts, room.texts)?;
-        let most = Words::of(room, room.rows, room.texts, room.longest.div_ceil(PAGE_LENGTH)).tables.end;
+        let most = Words::of(room.rows, room.texts, room.longest.div_ceil(PAGE_LENGTH)).tables.end;
         Ok(Self {
             words: gpu.context().allocate(most)?,
             on_host: vec![0; most],
@@ -124,7 +124,7 @@ impl<'m> CudaTexts<'m> {
             let got = format!("{} texts with {rows} rows and {longest} positions", order.len());
             return Err(Error::invalid("many texts", expected, got));
         }
-        let words = Words::of(self.room, rows, order.len(), pages);
+        let words = Words::of(rows, order.len(), pages);
         let (mut chunks, mut first) = (Vec::new(), 0);
         for (i, Rows { text, tokens }) in order.iter().enumerate() {
             let Held { sequence, len } = self.held(*text)?;
@@ -245,7 +245,10 @@ impl Texts for CudaTexts<'_> {
         };
         let asks_host = state.asks_host();
         let mut step = || {
-            state.layers(model, cuda, rows_of_step, false)?;
+            match (texts, chunks.len()) {
+                (1, 0) => state.step(model, cuda, rows_of_step),
+                _ => state.layers(model, cuda, rows_of_step, false),
+            }?;
             state.head(model, cuda, 0..texts, logits)?;
             next.most_likely(cuda, texts, 0, logits.view().slice(0..texts * model.decoder.vocab))
         };

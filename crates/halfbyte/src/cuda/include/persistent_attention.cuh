@@ -24,12 +24,21 @@ DEV void take_row(u32 (&w)[4], const u32* own, u32 dim) {
 // What is subtracted before 2^x: a row of only minus infinities has weights 0, not NaN.
 DEV float base_of(float greatest) { return greatest == __int_as_float(0xff800000) ? 0 : greatest; }
 
-// Positions that a layer's queries see, in parts of equal length.
+// Where a position lies in the cache: in order, or in the pages of the text.
+DEV u32 slot_of(const Params& p, u32 position) {
+  if (!PAGED) return position;
+  const u32 page = __ldg(p.pages + position / PAGE_LENGTH);
+  return min(page, u32(p.capacity / PAGE_LENGTH) - 1) * PAGE_LENGTH + position % PAGE_LENGTH;
+}
+// The first position that a layer's queries see.
+DEV u32 first_seen(u32 end, u32 window) { return window && end > window ? end - window : 0; }
+// Positions that a layer's queries see, in parts of equal length; in pages from a whole tile on, so that none lies in two.
 struct Parts {
   u32 begin, end, length, count;
   __device__ __forceinline__ Parts(u32 position, u32 window) {
     end = position + 1;
-    begin = window && end > window ? end - window : 0;
+    begin = first_seen(end, window);
+    if (PAGED) begin = begin / TILE * TILE;
     const u32 seen = end - begin, most = min(MOST_PARTS, (seen + PART_POSITIONS - 1) / PART_POSITIONS);
     length = ((seen + most - 1) / most + TILE - 1) / TILE * TILE;
     count = (seen + length - 1) / length;
@@ -51,12 +60,12 @@ DEV void prefetch_cache(const Params& p, const Layer& layer, u32 now) {
   if (block_index() >= KV_HEADS * parts.count) return;
   const u32 kv_head = block_index() % KV_HEADS, part = block_index() / KV_HEADS;
   const u32 from = parts.begin + part * parts.length, to = min(min(from + parts.length, parts.end), now);
-  const u64 at = (u64(kv_head) * p.capacity + from) * HEAD;
   if (from >= to) return;
 #pragma unroll 1
   for (u64 i = 64 * thread_index(); i < u64(to - from) * HEAD; i += 64 * THREADS) {
-    prefetch_l2(static_cast<const u16*>(layer.keys) + at + i);
-    prefetch_l2(static_cast<const u16*>(layer.values) + at + i);
+    const u64 at = (u64(kv_head) * p.capacity + slot_of(p, from + u32(i / HEAD))) * HEAD + i % HEAD;
+    prefetch_l2(static_cast<const u16*>(layer.keys) + at);
+    prefetch_l2(static_cast<const u16*>(layer.values) + at);
   }
 }
 
@@ -76,18 +85,21 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
 
   float greatest[2], weight[2] = {}, sums[HALVES][4][4];
   greatest[0] = greatest[1] = __int_as_float(0xff800000);
-  // Rows of a tile behind the last position are the last one's, with a weight of zero.
-  auto load_keys = [&](Keys& k, u32 tile, u32 half) {
+  // Rows of a tile behind the last position are the last one's, with a weight of zero. `lies`: from a position of the
+  // tile to its place.
+  auto load_keys = [&](Keys& k, u32 tile, u32 half, u32 lies) {
 #pragma unroll
     for (int r = 0; r < 2; r++)
 #pragma unroll
       for (u32 i = 0; i < 2; i++)
-        load_row(k.w[i][r], keys + u64(min(tile + g + 8 * r, to - 1)) * HEAD + 64 * half + 8 * c + 32 * i);
+        load_row(k.w[i][r], keys + u64(min(tile + g + 8 * r, to - 1) + lies) * HEAD + 64 * half + 8 * c + 32 * i);
   };
-  auto load_values = [&](Values& v, u32 tile, u32 half) {
+  auto load_values = [&](Values& v, u32 tile, u32 half, u32 lies) {
 #pragma unroll
-    for (int r = 0; r < 4; r++)
-      load_row(v.w[r], values + u64(min(tile + 2 * c + (r & 1) + 8 * (r >> 1), to - 1)) * HEAD + 64 * half + 8 * g);
+    for (int r = 0; r < 4; r++) {
+      const u32 position = min(tile + 2 * c + (r & 1) + 8 * (r >> 1), to - 1);
+      load_row(v.w[r], values + u64(position + lies) * HEAD + 64 * half + 8 * g);
+    }
   };
   auto take_own_keys = [&](Keys& k, u32 tile, u32 half) {
 #pragma unroll
@@ -122,6 +134,11 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   auto weigh = [&](u32 tile) {
     if (tile + g >= to) s[0] = s[1] = __int_as_float(0xff800000);
     if (tile + g + 8 >= to) s[2] = s[3] = __int_as_float(0xff800000);
+    if (PAGED) {
+      const u32 first = first_seen(m.step()[0] + 1, m.layers()[again(layer_number)].window);
+      if (tile + g < first) s[0] = s[1] = __int_as_float(0xff800000);
+      if (tile + g + 8 < first) s[2] = s[3] = __int_as_float(0xff800000);
+    }
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       float higher = fmaxf(s[h], s[2 + h]);
@@ -186,7 +203,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
         m.queries()[(8 + h) * QUERY_ROW + e] = u16(pair(scaled - first_of(high), 0));
       } else {
         const u16 bits = u16(pair(value, 0));
-        (h == G ? keys : values)[u64(now) * HEAD + e] = bits;
+        (h == G ? keys : values)[u64(slot_of(p, now)) * HEAD + e] = bits;
         reinterpret_cast<u16*>(h == G ? m.key() : m.value())[e] = bits;
       }
     }
@@ -197,10 +214,11 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
   for (int i = 0; i < 16 * HALVES; i++) sums[i / 16][i / 4 % 4][i % 4] = 0;
 #pragma unroll 1
   for (u32 now_tile = tile; now_tile < to; now_tile += TILE * SLOTS) {
+    const u32 lies = PAGED ? slot_of(p, now_tile) - now_tile : 0;
     // All keys of a tile are asked for at once, then all values.
     Keys k[HALVES];
 #pragma unroll
-    for (u32 half = 0; half < HALVES; half++) load_keys(k[half], now_tile, half);
+    for (u32 half = 0; half < HALVES; half++) load_keys(k[half], now_tile, half, lies);
     const bool own = now_tile + TILE > now;  // this token is in the tile
 #pragma unroll
     for (int i = 0; i < 4; i++) s[i] = less_s[i] = 0;
@@ -211,7 +229,7 @@ DEV void attend(const Params& p, const Shared& m, u32 layer_number) {
     }
     Values v[HALVES];
 #pragma unroll
-    for (u32 half = 0; half < HALVES; half++) load_values(v[half], now_tile, half);
+    for (u32 half = 0; half < HALVES; half++) load_values(v[half], now_tile, half, lies);
 #pragma unroll
     for (int i = 0; i < 4; i++) s[i] += less_s[i];
     weigh(now_tile);

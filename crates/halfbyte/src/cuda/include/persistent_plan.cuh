@@ -6,6 +6,9 @@
 // The model, as the host compiles it in, and what follows.
 constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS = HB_KV_HEADS, HEAD = HB_HEAD,
               PAIRS = HB_PAIRS, BLOCKS = HB_BLOCKS;
+// Whether keys and values lie in pages; positions of a page, as `PAGE_LENGTH` in kv_pages.rs.
+constexpr bool PAGED = HB_PAGED;
+constexpr u32 PAGE_LENGTH = 128;
 // Ranks that share the model, each on a GPU; what a word of the stream is added up from.
 constexpr u32 RANKS = HB_RANKS, MOST_RANKS_OF_STEP = 8;
 // Sets of words: of this step and of the one before; other ranks may be a step ahead.
@@ -52,7 +55,9 @@ struct Params {
   u32* state;  // [0] steps done; [1] parts of attention in the step before
   u32* of_ranks[MOST_RANKS_OF_STEP];  // the sets of each rank
   u32 *failed, *silent;  // 0, or 1 and the rank that was silent; the host's
+  const u32* pages;  // of the text; null: its positions lie in order
   u64 capacity;
+  u64 positions;  // that the text has room for
   u64 first, tokens;  // those whose vectors this rank has
   u32 count;  // layers
   u32 embedding_type;  // 0 f16, 1 bf16, 2 f32

@@ -125,11 +125,12 @@ DEV void put_x(u32 e, const float (&x)[4], Step of) {
   put_digits(unit, e >> 4 & 7, e >> 2 & 3, x, of.over);
   if (!WHOLE && (thread_index() & 31) == 0) put_power(unit, of.power);
 }
-// x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once,
-// and where x has one rule, once more when that is known.
+// x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once;
+// where x has one rule and is more than that, once more when the rule is known.
 DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n) {
   constexpr u32 ALL = most(INNER, ATTENDED_LENGTH) / 2, LOADS = (ALL / 4 + THREADS - 1) / THREADS,
                 AT_ONCE = LOADS < 6 ? LOADS : 6;
+  constexpr bool KEPT = WHOLE && LOADS == AT_ONCE;
   wait_for(counter, n);
   const u32 lane = thread_index() & 31;
   // Bits of two halves at a time; what is infinite or NaN stays greatest.
@@ -138,14 +139,15 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
   };
   auto float_bits = [](u32 two) { return bits_of_magnitude(first_of(max(two & 0xffff, two >> 16))); };
   Step all = {};
+  uint4 v[AT_ONCE];
   if constexpr (WHOLE) {
     u32 two = 0;
 #pragma unroll 1
-    for (u32 first = 4 * thread_index(); first < n; first += 4 * THREADS * AT_ONCE) {
-      uint4 v[AT_ONCE];
+    for (u32 first = 4 * thread_index(); KEPT || first < n; first += 4 * THREADS * AT_ONCE) {
       look_for(v, [&](u32 i) { return first + 4 * THREADS * i < n ? from + first + 4 * THREADS * i : nullptr; });
 #pragma unroll
       for (u32 i = 0; i < AT_ONCE; i++) two = __vmaxu2(two, greatest_two(v[i]));
+      if (KEPT) break;
     }
     leave_greatest(m, float_bits(two));
     sync();
@@ -154,9 +156,8 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
 #pragma unroll 1
   for (u32 first = 4 * thread_index(); first - 4 * lane < n; first += 4 * THREADS * AT_ONCE) {
     auto word = [&](u32 i) { return first + 4 * THREADS * i; };
-    uint4 v[AT_ONCE];
     Step of[AT_ONCE];
-    look_for(v, [&](u32 i) { return word(i) < n ? from + word(i) : nullptr; });
+    if (!KEPT) look_for(v, [&](u32 i) { return word(i) < n ? from + word(i) : nullptr; });
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
       of[i] = all;
@@ -300,7 +301,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
     return;
   }
 
-  const u32 step = p.state[0], position = min(*p.position, u32(p.capacity) - 1);  // the limit guards memory
+  const u32 step = p.state[0], position = min(*p.position, u32(p.positions) - 1);  // the limit guards memory
   if (threadIdx.x < WARPS) m.turns()[threadIdx.x] = 0;
   const u64 of_set = u64(p.count + 1) * WORDS_OF_LAYER + u64(p.count) * PARTS_OF_LAYER;
   if (threadIdx.x == 0) m.step()[0] = position, m.step()[1] = step, m.step()[2] = u32(step % SETS * of_set);

@@ -12,6 +12,7 @@ use crate::cuda::matmul::Packed;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::Source;
 use crate::error::{Error, Result};
+use crate::kv_pages::PAGE_LENGTH;
 
 pub(super) static SOURCE: Source = Source {
     path: "nn/persistent_decode.cu",
@@ -62,7 +63,9 @@ parameters! {
         of_ranks: [u64; MOST_RANKS],
         failed: u64,
         silent: u64,
+        pages: u64,
         capacity: u64,
+        positions: u64,
         first: u64,
         tokens: u64,
         count: u32,
@@ -117,6 +120,8 @@ pub struct StepOfText<'a> {
     pub token: View<'a, u32>,
     /// Its position, `[1]`.
     pub position: View<'a, u32>,
+    /// The pages of the text in the cache, for a plan of [paged](Plan::paged) texts; none: its positions lie in order.
+    pub pages: Option<View<'a, u32>>,
     /// `[tokens, hidden]`: of all tokens, or of those from `first_token` on that this rank has.
     pub embedding: FloatView<'a>,
     /// The first of them.
@@ -183,6 +188,8 @@ impl PersistentDecode {
                 window: layer.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
             });
         }
+        // Compiled now, not in the first step.
+        gpu.function(&plan.instance())?;
         let context = gpu.context();
         let bytes: &[u8] = bytemuck::cast_slice(&table);
         let mut buffer = context.allocate(bytes.len())?;
@@ -232,6 +239,11 @@ impl PersistentDecode {
                 step.normed.dtype().to_string(),
             ));
         }
+        let pages = step.pages.map_or(0, |pages| pages.len());
+        if step.pages.is_some() != self.plan.paged || self.plan.paged && pages == 0 {
+            let expected = if self.plan.paged { "the pages of a text" } else { "a text in order" };
+            return Err(Error::invalid(OP, expected, format!("{pages} pages")));
+        }
         let tokens = step.embedding.len() / hidden;
         let mut of_ranks = [0; MOST_RANKS];
         let (mut failed, mut silent, mut rank) = (self.state.pointer() + 8, 0, 0);
@@ -260,7 +272,9 @@ impl PersistentDecode {
             turns: step.rope.pointer(),
             words: self.words.pointer(),
             state: self.state.pointer(),
+            pages: step.pages.map_or(0, |pages| pages.pointer()),
             capacity: step.cache.capacity() as u64,
+            positions: if self.plan.paged { pages * PAGE_LENGTH } else { step.cache.capacity() } as u64,
             count: narrow(OP, "layers", self.plan.layers)?,
             embedding_type: float_type(step.embedding.dtype()),
             eps: step.norm.eps,

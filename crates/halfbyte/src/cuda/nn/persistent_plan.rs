@@ -61,6 +61,8 @@ pub struct Plan {
     pub(super) layers: usize,
     /// That share the model.
     pub(super) ranks: usize,
+    /// Whether keys and values lie in pages.
+    pub(super) paged: bool,
     pub(super) blocks: usize,
     /// Steps of 128 columns in a stage.
     steps: usize,
@@ -103,6 +105,11 @@ impl Plan {
         }
     }
 
+    /// The same for texts whose keys and values lie in pages.
+    pub fn paged(self) -> Self {
+        Self { paged: true, ..self }
+    }
+
     /// With weights of a form, and activations as codes or not.
     fn sized(caps: &Caps, sizes: Sizes, form: (Atom, bool), dtype: Float, layers: usize) -> Answer<Self> {
         let (atom, quantized) = form;
@@ -131,7 +138,8 @@ impl Plan {
         }
         let even = sizes.shapes().iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
         let with = |steps, stages| {
-            let plan = Self { sizes, atom, quantized, dtype, layers, ranks: 1, blocks, steps, stages, table: 0 };
+            let plan =
+                Self { sizes, atom, quantized, dtype, layers, ranks: 1, paged: false, blocks, steps, stages, table: 0 };
             Self { table: plan.begin_of_table(), ..plan }
         };
         let steps = if even { 1..=2 } else { 1..=1 };
@@ -205,6 +213,7 @@ impl Plan {
             ("HEAD", heads.head_size),
             ("PAIRS", pairs),
             ("RANKS", self.ranks),
+            ("PAGED", self.paged.into()),
             ("BLOCKS", self.blocks),
             ("STEPS", self.steps),
             ("STAGES", self.stages),
@@ -240,7 +249,8 @@ pub(super) fn samples() -> Vec<Instance> {
     let plan = |(sizes, form): (Sizes, (Atom, bool))| Plan::sized(&Caps::H200, sizes, form, form.0.scale, 32).ok();
     let alone: Vec<Plan> = models.into_iter().filter_map(plan).collect();
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
-    alone.iter().chain(&shared).map(Plan::instance).collect()
+    let paged = alone.iter().take(3).map(|plan| plan.clone().paged());
+    alone.iter().cloned().chain(shared).chain(paged).map(|plan| plan.instance()).collect()
 }
 
 fn atom_of(w: &Packed) -> Option<Atom> {

@@ -11,6 +11,7 @@ use halfbyte::cuda::nn::{
 };
 use halfbyte::format::reference::dequantize;
 use halfbyte::kernel::Heads;
+use halfbyte::kv_pages::PAGE_LENGTH;
 use halfbyte::{Float, QTensor};
 
 const EPS: f32 = 1e-5;
@@ -43,6 +44,8 @@ struct Case {
     window: Option<usize>,
     head_norms: bool,
     biases: bool,
+    /// Whether keys and values lie in pages.
+    paged: bool,
 }
 
 fn norm(stream: &[f64], weight: &[f32]) -> Vec<f64> {
@@ -179,7 +182,11 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
     let frequencies: Vec<f64> = (0..pairs).map(|i| 10_000f64.powf(-(i as f64) / pairs as f64)).collect();
     let rope = Rope::new(gpu, &bench.stream, &frequencies).unwrap();
     let steps = case.before + 3;
-    let mut cache = KvCache::new(gpu, LAYERS, heads, steps, case.dtype.into()).unwrap();
+    // Every other page, the last one first.
+    let pages: Vec<u32> = (0..steps.div_ceil(PAGE_LENGTH) as u32).rev().map(|page| 2 * page + 1).collect();
+    let capacity = if case.paged { 2 * pages.len() * PAGE_LENGTH } else { steps };
+    let pages_on_device = bench.upload(&pages);
+    let mut cache = KvCache::new(gpu, LAYERS, heads, capacity, case.dtype.into()).unwrap();
     let embedding_values = rounded(&random.normals(VOCAB * hidden), case.dtype);
     let embedding = bench.floats(&embedding_values, case.dtype);
     let last: Vec<f32> = random.normals(hidden).iter().map(|v| 1.0 + 0.2 * v).collect();
@@ -187,6 +194,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
     let products: Vec<[&Packed; PRODUCTS]> =
         layers.iter().map(|layer| layer.products.each_ref().map(|product| &product.packed)).collect();
     let plan = PersistentPlan::of(&gpu.caps(), case.sizes, &products, case.dtype).unwrap();
+    let plan = if case.paged { plan.paged() } else { plan };
     let of_layers: Vec<_> = layers.iter().map(|layer| layer.step_layer(scale)).collect();
     let kernel = PersistentDecode::new(gpu, &bench.stream, plan, &of_layers, &cache).unwrap();
     let mut normed = bench.floats(&vec![0.0; hidden], case.dtype);
@@ -196,6 +204,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
         let step = StepOfText {
             token: token_on_device.view(),
             position: position_on_device.view(),
+            pages: case.paged.then(|| pages_on_device.view()),
             embedding: embedding.view(0..embedding.len()),
             first_token: 0,
             norm: StreamNorm { weight: last_on_device.view(), eps: EPS },
@@ -265,8 +274,9 @@ fn steps_of_random_models_are_those_of_f64() {
                 window: [None, Some(17)][random.below(2)],
                 head_norms: random.below(2) == 0,
                 biases: random.below(2) == 0,
+                paged: random.below(2) == 0,
             };
-            println!("{round}: {sizes:?} {} {} {:?}", case.format, case.dtype, case.window);
+            println!("{round}: {sizes:?} {} {} {:?} {}", case.format, case.dtype, case.window, case.paged);
             run(&gpu, &case, &mut random);
         }
     }
@@ -281,16 +291,19 @@ fn long_texts_are_those_of_f64() {
         }
         let heads = Heads { heads: 8, kv_heads: 2, head_size: 128 };
         let sizes = StepSizes { hidden: 256, inner: 384, heads, pairs: 64 };
-        let case = Case {
-            sizes,
-            format: "w4a16-g128",
-            dtype: Float::F16,
-            before: 900,
-            window: None,
-            head_norms: false,
-            biases: false,
-        };
-        run(&gpu, &case, &mut Random(5));
+        for (paged, window) in [(false, None), (true, None), (true, Some(701))] {
+            let case = Case {
+                sizes,
+                format: "w4a16-g128",
+                dtype: Float::F16,
+                before: 900,
+                window,
+                head_norms: false,
+                biases: false,
+                paged,
+            };
+            run(&gpu, &case, &mut Random(5));
+        }
     }
 }
 
