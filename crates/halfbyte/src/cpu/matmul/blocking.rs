@@ -8,8 +8,13 @@ use std::ops::Range;
 /// Bytes of x that a task goes over again and again: half of a level-2 cache of 1 MiB, less the weights' share.
 const X_BLOCK_BYTES: usize = 384 << 10;
 
-/// Panels of 16 outputs that a task takes: at most where there are many rows, at least where there is one panel of them.
+/// Panels of 16 outputs that a task takes at most where there are many rows.
 const CHUNK_PANELS: usize = 16;
+
+/// Panels that a task takes at least where there is one panel of rows, and tasks that a thread gets at most then: with fewer of them all
+/// wait for the slowest thread.
+const LEAST_PANELS: usize = 4;
+const TASKS_OF_THREAD: usize = 8;
 
 /// Rows of x, cut evenly into panels of one height; the last rows of a panel may be filler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +64,7 @@ impl Tasks {
         // One panel of rows reads each weight once: a few even chunks a thread, or one if there are few outputs. More
         // rows: chunks whose sums stay in the cache.
         let (wanted, most) = match rows.count {
-            0 | 1 => (threads * (panels / (threads * CHUNK_PANELS)).clamp(1, 8), usize::MAX),
+            0 | 1 => (threads * (panels / (threads * LEAST_PANELS)).clamp(1, TASKS_OF_THREAD), usize::MAX),
             _ => ((threads * 4).div_ceil(blocks.max(1)), CHUNK_PANELS.max(tile_panels)),
         };
         let chunk = panels.div_ceil(wanted.max(1)).next_multiple_of(tile_panels).min(most);
