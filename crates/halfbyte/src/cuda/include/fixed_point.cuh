@@ -6,15 +6,15 @@
 //   2^19 of it is exact. Where an x is infinite or NaN, the power is NaN, and so is each row.
 //   A unit in shared memory: digits, as B fragments lie, and the power.
 //
-// Quantised activations (QUANTIZED) are the same with codes of 8 bits by the rule of quantize.cuh, of which d0 alone is
-// not zero, and the scale in place of the power. Where a row of weights has one scale, alone or above the factors of its
+// Quantised activations (QUANTIZED) are the same with codes of 8 bits by the rule of quantize.cuh, which are d0 alone,
+// and the scale in place of the power. Where a row of weights has one scale, alone or above the factors of its
 // groups (ROWS_SCALED), all of x has one such rule (WHOLE), and sums stay integers.
 #pragma once
 #include "ampere.cuh"
 #include "weight_atom.cuh"
 
-constexpr u32 POWER = 512, X_UNIT = POWER + 16;
 constexpr bool QUANTIZED = HB_QUANTIZED, ROWS_SCALED = FACTORS || GROUP == 0, WHOLE = QUANTIZED && ROWS_SCALED;
+constexpr u32 POWER = QUANTIZED ? 128 : 512, X_UNIT = POWER + 16;
 static_assert(!FACTORS || QUANTIZED, "factors are multiplied with sums of codes");
 static_assert(GROUP != 0 || !ZERO, "zero points lie in atoms");
 
@@ -42,6 +42,13 @@ DEV Step step_of(u32 greatest) {  // bits of the greatest |x|
 }
 // Four columns that lie together: the word of lane c in k16 step `step`.
 DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float over) {
+  if constexpr (QUANTIZED) {
+    u32 codes = 0;
+#pragma unroll
+    for (int e = 0; e < 4; e++) codes |= (u32(__float2int_rn(x[e] * over)) & 255) << (8 * e);
+    store_shared(unit + (step >> 2) * 64 + c * 16 + (step & 3) * 4, codes);
+    return;
+  }
   u32 y[4];
 #pragma unroll
   for (int e = 0; e < 4; e++) y[e] = u32(__float2int_rn(x[e] * over) + 0x00808080) ^ 0x00808080u;
@@ -52,6 +59,18 @@ DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float over) 
   const u32 at = unit + (step >> 2) * 256 + c * 16 + (step & 3) * 4;
 #pragma unroll
   for (u32 n = 0; n < 4; n++) store_shared(at + n * 64, w[n]);
+}
+// The word of a lane in each of the 8 fragments: those of a digit are one column's.
+DEV void load_digits(u32 (&b)[8], u32 unit, u32 lane) {
+#pragma unroll
+  for (int v = 0; v < 2; v++) {
+    u32 w[4] = {};
+    if (!QUANTIZED)
+      load_shared(w, unit + v * 256 + (lane >> 2 & 3) * 64 + (lane & 3) * 16);
+    else if (lane < 4)
+      load_shared(w, unit + v * 64 + lane * 16);
+    b[4 * v] = w[0], b[4 * v + 1] = w[1], b[4 * v + 2] = w[2], b[4 * v + 3] = w[3];
+  }
 }
 DEV void put_power(u32 unit, float power) { store_shared(unit + POWER, __float_as_uint(power)); }
 // Sums start here: an integer of up to 22 bits added to these bits is that integer added to this float.

@@ -68,12 +68,7 @@ DEV void multiply(const Shared& m, u32 product) {
     float weight[STEPS];
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {
-#pragma unroll
-      for (int v = 0; v < 2; v++) {
-        u32 w[4];
-        load_shared(w, unit + v * 256 + (lane >> 2 & 3) * 64 + (lane & 3) * 16);
-        b[k][4 * v] = w[0], b[k][4 * v + 1] = w[1], b[k][4 * v + 2] = w[2], b[k][4 * v + 3] = w[3];
-      }
+      load_digits(b[k], unit, lane);
 #pragma unroll
       for (int g = 0; g < PARTS; g++) {
         const u32 ones[4] = {0x01010101, 0x01010101, 0x01010101, 0x01010101};

@@ -15,8 +15,6 @@ type Answer<T> = std::result::Result<T, Reason>;
 pub(super) const WARPS: usize = 12;
 pub(super) const COPYING_WARPS: usize = 3;
 const ROWS: usize = STRIP / 4;
-/// Bytes of 128 columns of x: four digits of each, and their power of two.
-const X_UNIT: usize = 4 * STEP + 16;
 /// Products of a layer: q, k, v; output; gate, up; down.
 pub const PRODUCTS: usize = 4;
 /// Stages of a warp's ring, at least and at most.
@@ -165,7 +163,9 @@ impl Plan {
         };
         let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
         let (plan, sums) = (8 + 8 * WARPS + 8 + 16 * most, 8 * (ROWS * WARPS + 8));
-        let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * X_UNIT + of_product(at) * sums;
+        // 128 columns of x: four digits of each, or a code, and their power of two or scale.
+        let x_unit = if self.quantized { STEP } else { 4 * STEP } + 16;
+        let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * x_unit + of_product(at) * sums;
         let attended = WARPS * (group * head * 4 + 64);
         let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended);
         let rest = of_product(1) * 64 + 192 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
