@@ -217,6 +217,14 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
         let mut stream: Vec<f64> = embedding_values[token * hidden..][..hidden].iter().map(|&v| f64::from(v)).collect();
         layers.iter_mut().for_each(|layer| layer.step(case, &frequencies, scale, &mut stream));
         let want: Vec<f64> = norm(&stream, &last).into_iter().map(|v| round(v, case.dtype)).collect();
+        if parse(case.format).act.is_quantized() {
+            // Where a number lies at the middle between two codes, the kernel may take the other, and with it other codes of later
+            // layers and steps: elements differ by what codes lose, which their mean square bounds.
+            let errors = got.iter().zip(&want).map(|(&got, &want)| (f64::from(got) - want).powi(2));
+            let error = (errors.sum::<f64>() / hidden as f64).sqrt();
+            assert!(error <= 0.04, "{:?} {} position {position}: off by {error}", case.sizes, case.format);
+            continue;
+        }
         // Where a sum of f32 lies at the middle between two halves, the kernel may round the other way, and what follows differs
         // by a unit or two: of normed numbers, whose mean square is about 1.
         let allowed = 8.0 * case.dtype.unit_roundoff();
