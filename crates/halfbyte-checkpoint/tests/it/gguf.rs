@@ -3,6 +3,7 @@
 mod blocks;
 mod header;
 mod model;
+mod products;
 mod tokenizer;
 mod writer;
 

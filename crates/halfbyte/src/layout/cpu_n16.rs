@@ -17,9 +17,11 @@
 //!
 //! Columns are sorted by group (stably), and each group begins a new tile, the rest of its last tile filled with code 0.
 //! Kernels sum within a *span*, a group or a piece of at most [`SPAN_COLUMNS`] columns of one, and scale span by span.
-//! Scales, zero points and offsets lie as `[panel][group][16]`.
+//! Scales, zero points and offsets lie as `[panel][group][16]`. Those that are known to be whole multiples of halves of several
+//! groups (GGUF's K types) lie so, a byte a group and a half a block, and are multiplied when a group's are loaded.
 
 use super::Lines;
+use super::multiples::Multiples;
 use super::places::{Places, runs};
 use super::stored::{StoredTensor, Strides};
 use crate::format::{QTensor, WeightFormat, Zero, Zeros};
@@ -55,12 +57,56 @@ pub enum PerGroup {
     BF16(Vec<bf16>),
     /// Singles.
     F32(Vec<f32>),
+    /// Whole multiples of halves.
+    Multiples(Box<PanelMultiples>),
+}
+
+/// Numbers as whole multiples of halves that neighbouring groups share.
+#[derive(Clone, Debug)]
+pub struct PanelMultiples {
+    /// `[panel][block][16]`.
+    halves: Vec<f16>,
+    /// `[panel][group][16]`.
+    factors: Vec<i8>,
+    /// Binary logarithm of the number of groups of a block. Panels have whole blocks.
+    log2_block: u32,
+}
+
+impl PanelMultiples {
+    /// The halves and the factors of 16 outputs, from element `at` of `[panel][group][16]` on: a multiple of 16.
+    #[inline(always)]
+    pub fn sixteen(&self, at: usize) -> (&[f16], &[i8]) {
+        (&self.halves[((at / PANEL) >> self.log2_block) * PANEL..][..PANEL], &self.factors[at..][..PANEL])
+    }
+
+    fn get(&self, i: usize) -> f32 {
+        let (halves, factors) = self.sixteen(i / PANEL * PANEL);
+        halves[i % PANEL].to_f32() * f32::from(factors[i % PANEL])
+    }
 }
 
 impl PerGroup {
-    /// Values of tensors one below the other, which are exact in `dtype`.
-    fn of(values: Vec<(&FloatData<'_>, Strides)>, parts: &[&StoredTensor<'_>], groups: usize, dtype: Float) -> Self {
+    /// Values of tensors one below the other, which are exact in `dtype`; `multiples` of those whose are known.
+    fn of(
+        (values, multiples): (Vec<(&FloatData<'_>, Strides)>, Vec<&Multiples<'_>>),
+        parts: &[&StoredTensor<'_>],
+        groups: usize,
+        dtype: Float,
+    ) -> Self {
         let heights = heights(parts);
+        if let [first, ..] = multiples[..]
+            && multiples.len() == parts.len()
+            && multiples.iter().all(|multiples| multiples.block() == first.block())
+        {
+            let blocks = groups / first.block();
+            let halves: Vec<_> = multiples.iter().map(|m| (m.halves(), Strides::of_outputs(blocks))).collect();
+            let factors: Vec<_> = multiples.iter().map(|m| (m.factors(), Strides::of_outputs(groups))).collect();
+            return Self::Multiples(Box::new(PanelMultiples {
+                halves: spread(&halves, &heights, blocks),
+                factors: spread(&factors, &heights, groups),
+                log2_block: first.block().ilog2(),
+            }));
+        }
         macro_rules! in_their_type {
             ($variant:ident) => {{
                 let tables: Option<Vec<_>> = values
@@ -93,6 +139,7 @@ impl PerGroup {
             Self::F16(v) => v[i].to_f32(),
             Self::BF16(v) => v[i].to_f32(),
             Self::F32(v) => v[i],
+            Self::Multiples(multiples) => multiples.get(i),
         }
     }
 
@@ -101,6 +148,7 @@ impl PerGroup {
             Self::F16(v) => v.len() * 2,
             Self::BF16(v) => v.len() * 2,
             Self::F32(v) => v.len() * 4,
+            Self::Multiples(multiples) => multiples.halves.len() * 2 + multiples.factors.len(),
         }
     }
 }
@@ -172,7 +220,9 @@ impl CpuN16 {
         let bytes = n.div_ceil(PANEL) * places.tiles * 64;
         let mut codes = Lines::zeroed(bytes + Self::READABLE_AFTER);
         fill(&places, &mut codes.as_mut_slice::<u8>()[..bytes]);
-        let scales = PerGroup::of(parts.iter().map(|part| part.scales()).collect(), parts, groups, format.scale);
+        let tables = parts.iter().map(|part| part.scales()).collect();
+        let multiples = parts.iter().filter_map(|part| part.scale_multiples()).collect();
+        let scales = PerGroup::of((tables, multiples), parts, groups, format.scale);
         let zeros = match format.zero {
             Zero::Symmetric => PackedZeros::Symmetric,
             Zero::Integer => {
@@ -181,7 +231,8 @@ impl CpuN16 {
             }
             Zero::Float => {
                 let tables = parts.iter().filter_map(|part| part.offsets()).collect();
-                PackedZeros::Float(PerGroup::of(tables, parts, groups, format.scale))
+                let multiples = parts.iter().filter_map(|part| part.offset_multiples()).collect();
+                PackedZeros::Float(PerGroup::of((tables, multiples), parts, groups, format.scale))
             }
         };
         let Places { tiles, spans, columns } = places;

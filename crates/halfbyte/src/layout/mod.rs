@@ -24,6 +24,7 @@ pub mod cuda_plain;
 #[doc(hidden)]
 pub mod cuda_wna16;
 mod lines;
+pub mod multiples;
 pub(crate) mod places;
 mod random;
 pub mod stored;

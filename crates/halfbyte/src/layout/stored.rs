@@ -4,6 +4,7 @@
 //! canonical tensor for whoever computes with codes.
 
 use super::codes::Codes;
+use super::multiples::Multiples;
 use crate::error::{Error, Result};
 use crate::format::factors::Factors;
 use crate::format::{Group, QTensor, WeightFormat, Zero, Zeros, groups};
@@ -72,6 +73,7 @@ pub struct StoredTensor<'a> {
     zeros: StoredZeros<'a>,
     group_index: Option<Cow<'a, [u32]>>,
     channel_scales: Option<Cow<'a, [f32]>>,
+    multiples: Option<Box<(Multiples<'a>, Option<Multiples<'a>>)>>,
 }
 
 /// Outputs that are unpacked together: their words share cache lines.
@@ -158,7 +160,24 @@ impl<'a> StoredTensor<'a> {
                 Some(Cow::Owned(Factors::of(OP, [n, groups], scale, zero, dtype)?.channel))
             }
         };
-        Ok(Self { format, n, k, groups, codes, scales, zeros, group_index, channel_scales })
+        Ok(Self { format, n, k, groups, codes, scales, zeros, group_index, channel_scales, multiples: None })
+    }
+
+    /// Says what the scales, and the offsets where there are such, are whole multiples of, for layouts that hold them so.
+    ///
+    /// Errors: other products than the scales and offsets, which must lie output by output in f32.
+    pub fn with_multiples(self, scales: Multiples<'a>, offsets: Option<Multiples<'a>>) -> Result<Self> {
+        let shape = [self.n, self.groups];
+        let same = match (&self.zeros, &offsets) {
+            (StoredZeros::Float(o, strides), Some(multiples)) => multiples.are(o, *strides, shape),
+            (StoredZeros::Float(..), None) | (_, Some(_)) => false,
+            (_, None) => true,
+        };
+        if !same || !scales.are(&self.scales.0, self.scales.1, shape) {
+            let expected = "multiples that are its scales and offsets, f32 in rows of whole blocks";
+            return Err(Error::invalid("stored tensor", expected, "others"));
+        }
+        Ok(Self { multiples: Some(Box::new((scales, offsets))), ..self })
     }
 
     /// What the codes mean.
@@ -209,6 +228,16 @@ impl<'a> StoredTensor<'a> {
     /// Float offsets; None in formats without.
     pub(super) fn offsets(&self) -> Option<(&FloatData<'a>, Strides)> {
         if let StoredZeros::Float(o, strides) = &self.zeros { Some((o, *strides)) } else { None }
+    }
+
+    /// What the scales are whole multiples of, if that was said.
+    pub(super) fn scale_multiples(&self) -> Option<&Multiples<'a>> {
+        self.multiples.as_ref().map(|multiples| &multiples.0)
+    }
+
+    /// What the offsets are whole multiples of, if that was said.
+    pub(super) fn offset_multiples(&self) -> Option<&Multiples<'a>> {
+        self.multiples.as_ref().and_then(|multiples| multiples.1.as_ref())
     }
 
     /// Group of each column, if it is not simply `j / group size`.
@@ -389,6 +418,7 @@ impl<'a> From<&'a QTensor> for StoredTensor<'a> {
             zeros,
             group_index: q.group_index().map(Cow::Borrowed),
             channel_scales: q.channel_scales().map(Cow::Borrowed),
+            multiples: None,
         }
     }
 }
@@ -410,6 +440,7 @@ impl From<QTensor> for StoredTensor<'static> {
             zeros,
             group_index: q.group_index().map(|index| Cow::Owned(index.to_vec())),
             channel_scales: q.channel_scales().map(|scales| Cow::Owned(scales.to_vec())),
+            multiples: None,
             codes: Codes::Bytes { codes: Cow::Owned(q.into_codes()), flip: 0 },
         }
     }

@@ -1,5 +1,6 @@
 //! Layouts are bijections.
 
+mod multiples;
 mod parts;
 
 use crate::data::{Random, below_each_other, parse, rounded, with_zeros_in_bytes};

@@ -1,6 +1,6 @@
 //! The types as forms of blocks, and what their codes are scaled by.
 
-use super::k_types::scales as of_k;
+use super::k_types::multiples::{self, GROUPS};
 use super::{groups_of_32, half, k_types};
 use crate::gguf::types::GgmlType;
 use halfbyte::layout::codes::{BlockForm, Fields, UnpackBlocks};
@@ -48,13 +48,44 @@ pub(super) fn scales_of(ggml_type: GgmlType, bytes: &[u8], scales: &mut [f32], o
         GgmlType::Q5_0 => each(bytes, scales, one::<22>),
         GgmlType::Q5_1 => each_two(bytes, scales, offsets, two::<24>),
         GgmlType::Q8_0 => each(bytes, scales, one::<34>),
-        GgmlType::Q2_K => each_two(bytes, scales, offsets, of_k::q2_k),
-        GgmlType::Q3_K => each(bytes, scales, of_k::q3_k),
-        GgmlType::Q4_K => each_two(bytes, scales, offsets, of_k::first::<144>),
-        GgmlType::Q5_K => each_two(bytes, scales, offsets, of_k::first::<176>),
-        GgmlType::Q6_K => each(bytes, scales, of_k::q6_k),
-        _ => {}
+        _ => {
+            let Some(form) = form_of(ggml_type) else { return };
+            let (groups, blocks) = (scales.len() / (bytes.len() / form.bytes).max(1), bytes.chunks_exact(form.bytes));
+            let mut factors = [[0; GROUPS]; 2];
+            for (i, block) in blocks.enumerate() {
+                let [of_scales, of_offsets] = &mut factors;
+                let halves = multiples_of(ggml_type, block, of_scales, of_offsets).unwrap_or_default();
+                let numbers = [&mut *scales, &mut *offsets].into_iter().zip(halves).zip(&factors);
+                for ((numbers, bits), factors) in numbers {
+                    let half = half(&bits.to_le_bytes());
+                    let numbers = numbers.iter_mut().skip(i * groups).take(groups);
+                    numbers.zip(factors).for_each(|(number, &factor)| *number = half * f32::from(factor));
+                }
+            }
+        }
     }
+}
+
+/// What scales and offsets of a K type's block are whole multiples of, as bits of halves, and the factors of its groups; None:
+/// another type.
+pub(super) fn multiples_of(
+    ggml_type: GgmlType,
+    block: &[u8],
+    scales: &mut [i8],
+    offsets: &mut [i8],
+) -> Option<[u16; 2]> {
+    Some(match ggml_type {
+        GgmlType::Q2_K => multiples::q2_k(block.first_chunk()?, scales.first_chunk_mut()?, offsets.first_chunk_mut()?),
+        GgmlType::Q3_K => multiples::q3_k(block.first_chunk()?, scales.first_chunk_mut()?),
+        GgmlType::Q4_K => first::<144>(block, scales, offsets)?,
+        GgmlType::Q5_K => first::<176>(block, scales, offsets)?,
+        GgmlType::Q6_K => multiples::q6_k(block.first_chunk()?, scales.first_chunk_mut()?),
+        _ => return None,
+    })
+}
+
+fn first<const BYTES: usize>(block: &[u8], scales: &mut [i8], offsets: &mut [i8]) -> Option<[u16; 2]> {
+    Some(multiples::first::<BYTES>(block.first_chunk()?, scales.first_chunk_mut()?, offsets.first_chunk_mut()?))
 }
 
 /// The bits of the scales and offsets of blocks of the types whose blocks have one of each, a half; `block` bytes a block.

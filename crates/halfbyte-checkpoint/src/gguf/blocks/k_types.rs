@@ -10,47 +10,61 @@
 //!
 //! `d·sc` and `dmin·m` have at most 11 + 8 bits: f32 holds them exactly.
 
-use super::{half, split};
+use super::split;
 
-/// Scales of blocks.
-pub(super) mod scales {
-    use super::{half, halves, six_bits, split};
+/// Factors of a block's groups, for scales and for offsets, and the bits of the halves that they are multiplied by.
+pub(super) mod multiples {
+    use super::split;
 
-    pub(in crate::gguf) fn q2_k(block: &[u8; 84], scales: &mut [f32; 16], offsets: &mut [f32; 16]) {
+    /// Groups of a block at most.
+    pub(in crate::gguf) const GROUPS: usize = 16;
+
+    pub(in crate::gguf) fn q2_k(block: &[u8; 84], scales: &mut [i8; GROUPS], offsets: &mut [i8; GROUPS]) -> [u16; 2] {
         let (packed, rest) = split::<16>(block);
-        let (d, dmin) = halves(&rest[64..]);
         for ((scale, offset), byte) in scales.iter_mut().zip(offsets).zip(packed) {
-            *scale = d * f32::from(byte & 15);
-            *offset = -(dmin * f32::from(byte >> 4));
+            (*scale, *offset) = ((byte & 15) as i8, (byte >> 4) as i8);
         }
+        with_minus(&rest[64..])
     }
 
-    pub(in crate::gguf) fn q3_k(block: &[u8; 110], scales: &mut [f32; 16]) {
+    pub(in crate::gguf) fn q3_k(block: &[u8; 110], scales: &mut [i8; GROUPS]) -> [u16; 2] {
         let (packed, rest) = split::<12>(&block[96..]);
-        let d = half(split(rest).0);
         for (i, scale) in scales.iter_mut().enumerate() {
             let low = packed[i % 8] >> (4 * (i / 8)) & 15;
             let high = packed[8 + i % 4] >> (2 * (i / 4)) & 3;
-            *scale = d * (f32::from(high << 4 | low) - 32.0);
+            *scale = (high << 4 | low) as i8 - 32;
         }
+        [u16::from_le_bytes(*split(rest).0), 0]
     }
 
-    /// Of Q4_K and Q5_K.
+    /// Of Q4_K and Q5_K: the first four of each lie in the low 6 bits of bytes 0..4 and 4..8, whose upper two bits belong to
+    /// the last four, with nibbles of bytes 8..12 below them.
     pub(in crate::gguf) fn first<const BYTES: usize>(
         block: &[u8; BYTES],
-        scales: &mut [f32; 8],
-        offsets: &mut [f32; 8],
-    ) {
-        let (halves_of, rest) = split::<4>(block);
-        six_bits(halves(halves_of), split(rest).0, scales, offsets);
+        scales: &mut [i8; 8],
+        offsets: &mut [i8; 8],
+    ) -> [u16; 2] {
+        let (halves, rest) = split::<4>(block);
+        let packed = split::<12>(rest).0;
+        for i in 0..4 {
+            let (scale, offset, rest) = (packed[i], packed[4 + i], packed[8 + i]);
+            (scales[i], offsets[i]) = ((scale & 63) as i8, (offset & 63) as i8);
+            (scales[4 + i], offsets[4 + i]) =
+                ((rest & 15 | scale >> 6 << 4) as i8, (rest >> 4 | offset >> 6 << 4) as i8);
+        }
+        with_minus(halves)
     }
 
-    pub(in crate::gguf) fn q6_k(block: &[u8; 210], scales: &mut [f32; 16]) {
+    pub(in crate::gguf) fn q6_k(block: &[u8; 210], scales: &mut [i8; GROUPS]) -> [u16; 2] {
         let (packed, rest) = split::<16>(&block[192..]);
-        let d = half(split(rest).0);
-        for (scale, &byte) in scales.iter_mut().zip(packed) {
-            *scale = d * f32::from(byte as i8);
-        }
+        scales.iter_mut().zip(packed).for_each(|(scale, &byte)| *scale = byte as i8);
+        [u16::from_le_bytes(*split(rest).0), 0]
+    }
+
+    /// The two halves that four bytes are, the second with its sign changed.
+    fn with_minus(bytes: &[u8]) -> [u16; 2] {
+        let (first, rest) = split(bytes);
+        [u16::from_le_bytes(*first), u16::from_le_bytes(*split(rest).0) ^ 0x8000]
     }
 }
 
@@ -99,12 +113,6 @@ pub(super) fn q6_k(block: &[u8; 210], codes: &mut [u8; 256]) {
     }
 }
 
-/// The two halves that four bytes are.
-fn halves(bytes: &[u8]) -> (f32, f32) {
-    let (first, rest) = split(bytes);
-    (half(first), half(split(rest).0))
-}
-
 /// Codes of two bits: 32 bytes hold the lowest bits of 32 codes, then of the next 32, four times.
 fn two_bits(pairs: &[u8; 64], codes: &mut [u8; 256]) {
     for (pairs, codes) in pairs.as_chunks::<32>().0.iter().zip(codes.as_chunks_mut::<128>().0) {
@@ -124,17 +132,5 @@ fn pairs_of_32(nibbles: &[u8], codes: &mut [u8; 256]) {
             *low = byte & 15;
             *high = byte >> 4;
         }
-    }
-}
-
-/// Eight scales and eight offsets of 6 bits: the first four of each lie in the low bits of bytes 0..4 and 4..8, whose
-/// upper two bits belong to the last four, with nibbles of bytes 8..12 below them.
-fn six_bits((d, dmin): (f32, f32), packed: &[u8; 12], scales: &mut [f32; 8], offsets: &mut [f32; 8]) {
-    for i in 0..4 {
-        let (scale, offset, rest) = (packed[i], packed[4 + i], packed[8 + i]);
-        scales[i] = d * f32::from(scale & 63);
-        offsets[i] = -(dmin * f32::from(offset & 63));
-        scales[4 + i] = d * f32::from(rest & 15 | scale >> 6 << 4);
-        offsets[4 + i] = -(dmin * f32::from(rest >> 4 | offset >> 6 << 4));
     }
 }

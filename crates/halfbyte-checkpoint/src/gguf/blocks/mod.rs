@@ -18,6 +18,7 @@ use crate::safetensors::FloatData;
 use half::f16;
 use half::vec::HalfBitsVecExt;
 use halfbyte::layout::codes::{BlockForm, Codes};
+use halfbyte::layout::multiples::Multiples;
 use halfbyte::layout::stored::{StoredZeros, Strides};
 use halfbyte::{Float, Group, StoredTensor, WeightFormat, Zero};
 use rayon::prelude::*;
@@ -48,23 +49,66 @@ pub fn load<'a>(
         let expected = format!("whole blocks of {} for [{n}, {k}]", ggml_type.block_len());
         return Err(invalid(expected, format!("{} bytes of {ggml_type}", bytes.len())));
     }
-    let [scales, offsets] = match format.scale {
-        Float::F16 => gathered(&bytes, form, format, |bytes, scales, offsets| {
+    let strides = Strides::of_outputs(format.group.count(k));
+    let tensor_of = |codes, scales, offsets: FloatData<'static>| {
+        let zeros = match format.zero {
+            Zero::Float => StoredZeros::Float(offsets, strides),
+            _ => StoredZeros::Symmetric,
+        };
+        let codes = Codes::Blocks { bytes: codes, form: form.into() };
+        StoredTensor::new(format, [n, k], codes, (scales, strides), zeros, None)
+    };
+    let stored = if format.scale == Float::F16 {
+        let [scales, offsets] = gathered(&bytes, form, format, |bytes, scales, offsets| {
             forms::halves_of(form.bytes, bytes, scales, offsets);
         })
-        .map(|halves: Vec<u16>| FloatData::F16(halves.reinterpret_into::<f16>().into())),
-        _ => gathered(&bytes, form, format, |bytes, scales, offsets| {
-            forms::scales_of(ggml_type, bytes, scales, offsets);
+        .map(|halves: Vec<u16>| FloatData::F16(halves.reinterpret_into::<f16>().into()));
+        tensor_of(bytes, scales, offsets)
+    } else {
+        multiples_of_blocks(ggml_type, &bytes, form, format).and_then(|(scales, offsets)| {
+            let products = |multiples: &Multiples<'_>| FloatData::F32(multiples.products().into());
+            let of_offsets = offsets.as_ref().map_or(FloatData::F32(Cow::default()), products);
+            tensor_of(bytes, products(&scales), of_offsets)?.with_multiples(scales, offsets)
         })
-        .map(|singles: Vec<f32>| FloatData::F32(singles.into())),
     };
-    let strides = Strides::of_outputs(format.group.count(k));
-    let zeros = match format.zero {
-        Zero::Float => StoredZeros::Float(offsets, strides),
-        _ => StoredZeros::Symmetric,
+    stored.map_err(Error::numbers(tensor))
+}
+
+/// What scales and offsets of a K type's blocks are whole multiples of.
+fn multiples_of_blocks(
+    ggml_type: GgmlType,
+    bytes: &[u8],
+    form: BlockForm,
+    format: WeightFormat,
+) -> halfbyte::Result<(Multiples<'static>, Option<Multiples<'static>>)> {
+    let (groups, blocks) = (form.codes / format.group.len(form.codes).max(1), bytes.len() / form.bytes);
+    let has_offsets = format.zero == Zero::Float;
+    let [mut of_scales, mut of_offsets] =
+        [true, has_offsets].map(|there| vec![0; if there { blocks * groups } else { 0 }]);
+    let mut halves = vec![[0; 2]; blocks];
+    let each = TASK_CODES / form.codes;
+    let mut offset_tasks: Vec<&mut [i8]> = of_offsets.chunks_mut(each * groups).collect();
+    offset_tasks.resize_with(blocks.div_ceil(each), Default::default);
+    (
+        bytes.par_chunks(each * form.bytes),
+        of_scales.par_chunks_mut(each * groups),
+        offset_tasks,
+        halves.par_chunks_mut(each),
+    )
+        .into_par_iter()
+        .for_each(|(bytes, scales, offsets, halves)| {
+            for (i, (block, halves)) in bytes.chunks_exact(form.bytes).zip(halves).enumerate() {
+                let [scales, offsets] = [&mut *scales, &mut *offsets]
+                    .map(|factors| factors.get_mut(i * groups..(i + 1) * groups).unwrap_or_default());
+                *halves = forms::multiples_of(ggml_type, block, scales, offsets).unwrap_or_default();
+            }
+        });
+    let multiples = |at: usize, factors: Vec<i8>| {
+        let halves: Vec<f16> = halves.iter().map(|halves| f16::from_bits(halves[at])).collect();
+        Multiples::new(groups, halves, factors)
     };
-    let codes = Codes::Blocks { bytes, form: form.into() };
-    StoredTensor::new(format, [n, k], codes, (scales, strides), zeros, None).map_err(Error::numbers(tensor))
+    let offsets = if has_offsets { Some(multiples(1, of_offsets)?) } else { None };
+    Ok((multiples(0, of_scales)?, offsets))
 }
 
 /// Scales and offsets of blocks, read by several threads.

@@ -17,7 +17,7 @@ fn unpack(tensor: &str, kind: GgmlType, bytes: &[u8], shape: [usize; 2]) -> Resu
 }
 
 /// The types that are unpacked, by name of their golden file.
-fn unpacked() -> Vec<(String, GgmlType)> {
+pub fn unpacked() -> Vec<(String, GgmlType)> {
     let types = GgmlType::ALL.iter().filter(|kind| kind.weight_format().is_some());
     types.map(|kind| (kind.name().to_lowercase(), *kind)).collect()
 }

@@ -44,6 +44,16 @@ pub(in crate::cpu) fn load_u16(v: &[u16]) -> [__m256i; 2] {
     [_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high)]
 }
 
+/// 16 bytes with sign, widened to int32.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_i8(v: &[i8]) -> [__m256i; 2] {
+    let v = &v[..16];
+    // SAFETY: 16 bytes, checked above.
+    let bytes = unsafe { _mm_loadu_si128(v.as_ptr().cast()) };
+    [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))]
+}
+
 /// The numbers of a panel's group, from element `at` on.
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
@@ -52,6 +62,14 @@ pub(in crate::cpu) fn load_per_group(v: &PerGroup, at: usize) -> [__m256; 2] {
         PerGroup::F16(v) => load_f16(&v[at..]),
         PerGroup::BF16(v) => load_bf16(&v[at..]),
         PerGroup::F32(v) => load_f32(&v[at..]),
+        PerGroup::Multiples(multiples) => {
+            let (halves, factors) = multiples.sixteen(at);
+            let (halves, factors) = (load_f16(halves), load_i8(factors));
+            [
+                _mm256_mul_ps(halves[0], _mm256_cvtepi32_ps(factors[0])),
+                _mm256_mul_ps(halves[1], _mm256_cvtepi32_ps(factors[1])),
+            ]
+        }
     }
 }
 

@@ -41,6 +41,15 @@ pub(in crate::cpu) fn load_u16(v: &[u16]) -> __m512i {
     _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(v.as_ptr().cast()) })
 }
 
+/// 16 bytes with sign, widened to int32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_i8(v: &[i8]) -> __m512i {
+    let v = &v[..16];
+    // SAFETY: 16 bytes, checked above.
+    _mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
+}
+
 /// The numbers of a panel's group, from element `at` on.
 #[inline]
 #[target_feature(enable = "avx512f,f16c")]
@@ -49,5 +58,9 @@ pub(in crate::cpu) fn load_per_group(v: &PerGroup, at: usize) -> __m512 {
         PerGroup::F16(v) => load_f16(&v[at..]),
         PerGroup::BF16(v) => load_bf16(&v[at..]),
         PerGroup::F32(v) => load_f32(&v[at..]),
+        PerGroup::Multiples(multiples) => {
+            let (halves, factors) = multiples.sixteen(at);
+            _mm512_mul_ps(load_f16(halves), _mm512_cvtepi32_ps(load_i8(factors)))
+        }
     }
 }
