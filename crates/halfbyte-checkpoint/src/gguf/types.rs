@@ -136,8 +136,8 @@ impl GgmlType {
 
     /// What its blocks are exactly, if they are codes with scales that this crate reads.
     ///
-    /// Codes of 5 and 6 bits are held as codes of 8. The scales of the K types are products of two numbers of the block,
-    /// exact in f32.
+    /// Codes of 5 and 6 bits are codes of 8 that use a part of them. The scales of the K types are products of two numbers of
+    /// the block, exact in f32. (Layouts may hold fewer bits, and the two numbers: `halfbyte::layout::cpu_n16`.)
     pub fn weight_format(self) -> Option<WeightFormat> {
         let (bits, group, zero, scale) = match self {
             GgmlType::Q4_0 => (4, 32, Zero::Symmetric, Float::F16),

@@ -5,7 +5,7 @@
 //!     if the codes lie in words of 2, 4 or 8 bits and every tile is whole:
 //!         tile by tile: order the codes within each word, bring the words of 16 outputs side by side
 //!     else, panel by panel:
-//!         unpack rows to bytes, sort them by group, put them in words, and then as above
+//!         unpack rows to bytes, sort them by group, put them in words, or in those of two planes, and then as above
 //!     each into a small buffer, and from there past the caches to its place
 //! ```
 //!
@@ -20,7 +20,7 @@ mod words;
 use super::isa::{Caps, Isa};
 use crate::error::{Error, Result};
 use crate::layout::codes::{Codes, NIBBLES};
-use crate::layout::cpu_n16::{CpuN16, FILLER, PANEL, columns_per_tile, field_bits};
+use crate::layout::cpu_n16::{CpuN16, FILLER, Held, PANEL, columns_per_tile, planes, tile_bytes};
 use crate::layout::places::{Places, runs};
 use crate::layout::stored::StoredTensor;
 use rayon::prelude::*;
@@ -39,7 +39,7 @@ pub fn pack(caps: Caps, parts: &[&StoredTensor<'_>], code_sums: bool) -> Result<
         return Err(Error::invalid(OP, expected, describe(other)));
     }
     let isa = Caps::detect().limited_to(caps.isa)?.isa;
-    Ok(CpuN16::assemble(parts, code_sums, |places, out| Packing::new(isa, parts, places).fill(out)))
+    Ok(CpuN16::assemble(parts, code_sums, |places, held, out| Packing::new(isa, parts, (places, held)).fill(out)))
 }
 
 /// Panels of a block at most: what they have of a row of words is a page or a good part of one.
@@ -53,19 +53,21 @@ struct Packing<'a> {
     parts: &'a [&'a StoredTensor<'a>],
     heights: Vec<usize>,
     places: &'a Places,
+    held: Held,
+    /// Bits of the codes of files.
     bits: u32,
     k: usize,
 }
 
 impl<'a> Packing<'a> {
-    fn new(isa: Isa, parts: &'a [&'a StoredTensor<'a>], places: &'a Places) -> Self {
+    fn new(isa: Isa, parts: &'a [&'a StoredTensor<'a>], (places, held): (&'a Places, Held)) -> Self {
         let heights = parts.iter().map(|part| part.n()).collect();
-        Self { isa, parts, heights, places, bits: parts[0].format().bits, k: parts[0].k() }
+        Self { isa, parts, heights, places, held, bits: parts[0].format().bits, k: parts[0].k() }
     }
 
     /// Writes all tiles.
     fn fill(&self, out: &mut [u8]) {
-        let panel_bytes = self.places.tiles * 64;
+        let panel_bytes = self.places.tiles * tile_bytes(self.held.bits);
         if out.is_empty() {
             return;
         }
@@ -101,7 +103,8 @@ impl<'a> Packing<'a> {
     /// nothing, if they cannot be.
     fn words(&self, part: usize, first: usize, out: &mut [u8], room: &mut Room) -> bool {
         let (isa, tiles, bits) = (self.isa, self.places.tiles, self.bits);
-        if self.places.columns.is_some() || !self.k.is_multiple_of(columns_per_tile(bits)) {
+        let whole = self.k.is_multiple_of(columns_per_tile(bits));
+        if self.places.columns.is_some() || !whole || self.held.bits != bits {
             return false;
         }
         let part = self.parts[part];
@@ -114,7 +117,7 @@ impl<'a> Packing<'a> {
             }
             Codes::Bytes { codes, flip } => {
                 let rows = Rows { codes: &codes[first * self.k..], stride: self.k, flip: *flip };
-                words::bytes(isa, rows, field_bits(bits), to);
+                words::bytes(isa, rows, planes(bits).0, to);
             }
             _ => return false,
         }
@@ -123,7 +126,8 @@ impl<'a> Packing<'a> {
 
     /// Packs panels by way of bytes.
     fn bytes(&self, rows: std::ops::Range<usize>, out: &mut [u8], room: &mut Room) {
-        let per_tile = columns_per_tile(self.bits);
+        let Held { bits, base } = self.held;
+        let per_tile = columns_per_tile(bits);
         let (k, places) = (self.k, self.places.tiles * per_tile);
         let Room { codes, placed, tiles } = room;
         codes.resize(rows.len() * k, 0);
@@ -139,17 +143,20 @@ impl<'a> Packing<'a> {
         placed.resize(rows.len().next_multiple_of(PANEL) * places, 0);
         for (placed, codes) in placed.chunks_exact_mut(places).zip(codes.chunks_exact(k)) {
             match &self.places.columns {
-                None => placed[..k].copy_from_slice(codes),
+                None => placed.iter_mut().zip(codes).for_each(|(placed, code)| *placed = code.wrapping_sub(base)),
                 Some(columns) => {
                     for (placed, &column) in placed.iter_mut().zip(columns).filter(|&(_, &column)| column != FILLER) {
-                        *placed = codes[column as usize];
+                        *placed = codes[column as usize].wrapping_sub(base);
                     }
                 }
             }
         }
         let rows = Rows { codes: placed, stride: places, flip: 0 };
         let to = &mut Panels { isa: self.isa, tiles: self.places.tiles, room: tiles, out };
-        words::bytes(self.isa, rows, field_bits(self.bits), to);
+        match planes(bits) {
+            (field, 0) => words::bytes(self.isa, rows, field, to),
+            (_, high) => words::planes(self.isa, rows, high, to),
+        }
     }
 }
 

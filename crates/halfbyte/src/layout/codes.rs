@@ -82,6 +82,14 @@ impl Codes<'_> {
         }
     }
 
+    /// The least and the greatest code of `bits` bits that may be there.
+    pub(super) fn range(&self, bits: u32) -> (u8, u8) {
+        match self {
+            Codes::Blocks { form, .. } => form.range(bits),
+            _ => (0, ((1u32 << bits) - 1) as u8),
+        }
+    }
+
     /// Unpacks rows `range` of the matrix `[n, k]`, one code a byte, to `out` `[rows, k]`.
     pub(crate) fn rows(&self, range: Range<usize>, [n, k]: [usize; 2], bits: u32, out: &mut [u8]) {
         match self {

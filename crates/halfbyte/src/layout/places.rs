@@ -1,6 +1,6 @@
 //! The order of columns along the tiles of a panel, and the spans that are summed before scaling.
 
-use super::cpu_n16::{FILLER, SPAN_COLUMNS, Span, columns_per_tile};
+use super::cpu_n16::{FILLER, SPAN_COLUMNS, Span};
 use super::stored::StoredTensor;
 use crate::format::Group;
 
@@ -15,10 +15,9 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// The order that a tensor's groups ask for.
-    pub fn of(w: &StoredTensor<'_>) -> Self {
+    /// The order that a tensor's groups ask for in tiles of so many columns.
+    pub fn of(w: &StoredTensor<'_>, per_tile: usize) -> Self {
         let (k, groups, group) = (w.k(), w.groups(), w.format().group);
-        let per_tile = columns_per_tile(w.format().bits);
         let members: Vec<Vec<u32>> = match w.group_index() {
             Some(index) => {
                 let mut members = vec![Vec::new(); groups];

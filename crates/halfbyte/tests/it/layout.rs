@@ -2,6 +2,7 @@
 
 mod multiples;
 mod parts;
+pub mod planes;
 
 use crate::data::{Random, below_each_other, parse, rounded, with_zeros_in_bytes};
 use half::f16;

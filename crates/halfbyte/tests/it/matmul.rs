@@ -1,6 +1,8 @@
 //! Every kernel × format × edge shape against the f64 reference, element by element.
 
 use crate::data::{Random, parse, rounded};
+use crate::layout::planes::{NARROW, narrow};
+use crate::layout::stored;
 use half::{bf16, f16};
 use halfbyte::cpu::Cpu;
 use halfbyte::cpu::isa::{Caps, Isa};
@@ -122,6 +124,39 @@ fn long_reductions_and_many_rows_cross_every_block() {
             for cpu in devices(3).iter().filter(|cpu| cpu.caps().isa != Isa::Plain || m < 40) {
                 let y = forward(&linear, cpu, &x, x_type, m, Float::F32);
                 check(&y, &reference, k, Float::F32, &format!("{name} m={m} on {:?}", cpu.caps()));
+            }
+        }
+    }
+}
+
+#[test]
+fn codes_in_two_planes_are_within_the_bound() {
+    let mut random = Random(9);
+    for (i, name) in NARROW.iter().enumerate() {
+        let format = parse(name);
+        for (s, [n, k]) in [[1, 16], [17, 48], [80, 304], [33, 1040]].into_iter().enumerate() {
+            for bits in [5, 6] {
+                let (w, codes) = narrow(&mut random, format.weight, bits, [n, k], (i + s) % 3 == 0);
+                let stored = stored(&w, codes, false, false);
+                let linear = Linear::new(Weight::Stored(&[&stored], format.act)).unwrap();
+                for m in [1, 2, 3, 5, 7, 8, 9, 11, 12, 17, 25, 64] {
+                    if m > 9 && (i + s + m) % 3 != 0 {
+                        continue;
+                    }
+                    let x_type = [Float::F32, Float::BF16][(m + s) % 2];
+                    let x = rounded(&random.activations(m * k), x_type);
+                    let reference = reference::linear(&x, m, &w, format.act);
+                    for cpu in devices(2) {
+                        let y = forward(&linear, &cpu, &x, x_type, m, Float::F32);
+                        check(
+                            &y,
+                            &reference,
+                            k,
+                            Float::F32,
+                            &format!("{name} of {bits} bits, m={m} on {:?}", cpu.caps()),
+                        );
+                    }
+                }
             }
         }
     }

@@ -1,14 +1,14 @@
 //! Tiles of f32 multiply-adds with AVX2 and FMA.
 //!
 //! As [`a16_avx512`](super::a16_avx512), 16 outputs in two registers of 8. There is no lookup among 16 floats; a code
-//! becomes a float by conversion. With zero points or offsets it is shifted down and masked first, and the zero point
-//! taken off after. In a symmetric format the code less the middle one is a signed number, two's complement, once its
+//! becomes a float by conversion. With zero points or offsets, and in two planes, codes of four columns become bytes first, of
+//! which a shuffle makes lanes, and the zero point is taken off after. In a symmetric format the code less the middle one is a signed number, two's complement, once its
 //! highest bit is flipped: shifted up and, with its sign, down again, it needs no zero point.
 //!
 //! Up to four rows are multiplied by weights converted in registers. More rows take the weights from a buffer.
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
-use crate::layout::cpu_n16::{PackedZeros, field_bits};
+use crate::layout::cpu_n16::PackedZeros;
 use crate::tensor::Float;
 
 pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6], panels, direct, convert, product };
@@ -40,23 +40,29 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
         }
     }
     match w {
-        Weights::Quantized(w) if height == 6 => match field_bits(w.format().bits) {
+        Weights::Quantized(w) if height == 6 => match w.bits() {
             2 => x86::direct_through_buffer::<2, 6>,
-            4 => x86::direct_through_buffer::<4, 6>,
+            3 | 4 => x86::direct_through_buffer::<4, 6>,
+            5 => x86::direct_through_buffer::<5, 6>,
+            6 => x86::direct_through_buffer::<6, 6>,
             _ => x86::direct_through_buffer::<8, 6>,
         },
-        // Only signs depend on the bits of a code, all else on those of its field.
-        Weights::Quantized(w) => match (w.zeros(), w.format().bits, field_bits(w.format().bits)) {
-            (PackedZeros::Symmetric, 2, _) => quantized::<2, { x86::SIGNED }>(height, panels),
-            (PackedZeros::Symmetric, 3, _) => quantized::<3, { x86::SIGNED }>(height, panels),
-            (PackedZeros::Symmetric, 4, _) => quantized::<4, { x86::SIGNED }>(height, panels),
-            (PackedZeros::Symmetric, _, _) => quantized::<8, { x86::SIGNED }>(height, panels),
-            (PackedZeros::Integer(_), _, 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
-            (PackedZeros::Integer(_), _, 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
-            (PackedZeros::Integer(_), _, _) => quantized::<8, { x86::ZERO_POINT }>(height, panels),
-            (PackedZeros::Float(_), _, 2) => quantized::<2, { x86::OFFSET }>(height, panels),
-            (PackedZeros::Float(_), _, 4) => quantized::<4, { x86::OFFSET }>(height, panels),
-            (PackedZeros::Float(_), _, _) => quantized::<8, { x86::OFFSET }>(height, panels),
+        // Only signs depend on the bits of a code, all else on those of its field. In planes are no zero points but the middle.
+        Weights::Quantized(w) => match (w.zeros(), w.bits()) {
+            (PackedZeros::Symmetric, 2) => quantized::<2, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 3) => quantized::<3, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 4) => quantized::<4, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 5) => quantized::<5, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Symmetric, 6) => quantized::<6, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Symmetric, _) => quantized::<8, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Integer(_), 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), 3 | 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), _) => quantized::<8, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Float(_), 2) => quantized::<2, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 3 | 4) => quantized::<4, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 5) => quantized::<5, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 6) => quantized::<6, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), _) => quantized::<8, { x86::OFFSET }>(height, panels),
         },
         Weights::Dense(w) => match w.dtype() {
             Float::F16 => dense::<{ x86::F16 }>(height, panels),
@@ -68,9 +74,11 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
 
 fn convert(w: Weights<'_>) -> ConvertFn {
     match w {
-        Weights::Quantized(w) => match field_bits(w.format().bits) {
+        Weights::Quantized(w) => match w.bits() {
             2 => x86::convert_quantized::<2>,
-            4 => x86::convert_quantized::<4>,
+            3 | 4 => x86::convert_quantized::<4>,
+            5 => x86::convert_quantized::<5>,
+            6 => x86::convert_quantized::<6>,
             _ => x86::convert_quantized::<8>,
         },
         Weights::Dense(_) => x86::convert_dense,
@@ -91,8 +99,8 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx2::{load_bf16, load_f16, load_f32, load_per_group, load_u16, store_f32};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, field_bits};
+    use crate::cpu::x86::avx2::{load_bf16, load_f16, load_f32, load_per_group, load_u16, quad, store_f32};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, field_bits, tile_bytes};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -126,9 +134,7 @@ mod x86 {
         let scale = load_per_group(w.scales(), at);
         let none = [_mm256_setzero_ps(); 2];
         match w.zeros() {
-            PackedZeros::Symmetric => {
-                GroupParams { scale, zero: [_mm256_set1_ps(w.format().middle() as f32); 2], offset: none }
-            }
+            PackedZeros::Symmetric => GroupParams { scale, zero: [_mm256_set1_ps(w.middle() as f32); 2], offset: none },
             PackedZeros::Integer(zeros) => {
                 let zero = load_u16(&zeros[at..]);
                 GroupParams { scale, zero: [_mm256_cvtepi32_ps(zero[0]), _mm256_cvtepi32_ps(zero[1])], offset: none }
@@ -137,12 +143,14 @@ mod x86 {
         }
     }
 
-    /// Codes at bit `shift` of each lane as floats.
+    /// Column `byte` of a quad as floats: a shuffle of bytes does what a shift and a mask would.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
-        let shifted = _mm256_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32));
-        _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)))
+    fn codes(quad: __m256i, byte: usize) -> __m256 {
+        let lanes = _mm256_set_epi32(12, 8, 4, 0, 12, 8, 4, 0);
+        // A byte to the lowest of each lane, zeros above.
+        let from = _mm256_add_epi32(lanes, _mm256_set1_epi32(0x8080_8000u32.wrapping_add(byte as u32) as i32));
+        _mm256_cvtepi32_ps(_mm256_shuffle_epi8(quad, from))
     }
 
     /// Codes at bit `shift` of each lane, whose highest bits have been flipped, less the middle code, as floats.
@@ -163,7 +171,7 @@ mod x86 {
     ) {
         let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
         let per_tile = w.columns_per_tile();
-        let panel_bytes = w.tiles() * 64;
+        let panel_bytes = w.panel_bytes();
         let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes];
         assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
         c.fill(0.0);
@@ -172,7 +180,7 @@ mod x86 {
             for p in 1..P {
                 params[p] = group_params(w, panel + p, span.group);
             }
-            let data = &data[span.tile * 64..];
+            let data = &data[span.tile * const { tile_bytes(BITS) }..];
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
             direct_span::<BITS, R, P, ZERO>(data, panel_bytes, x, &params, &mut sums);
@@ -206,37 +214,44 @@ mod x86 {
         params: &[GroupParams; P],
         sums: &mut Sums<R, P>,
     ) {
-        let field_step = const { field_bits(BITS) };
-        let per_tile = const { (32 / field_bits(BITS)) as usize };
+        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
         let flip = _mm256_set1_epi32(const { highest_bits(BITS) } as i32);
         let tiles = x.len() / (per_tile * R);
-        assert!(tiles * 64 + (P - 1) * panel_bytes <= data.len());
+        assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= data.len());
         let mut acc: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
         let (mut tile, mut x) = (data.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
             let mut raw = [[_mm256_setzero_si256(); 2]; P];
             for p in 0..P {
-                for h in 0..2 {
-                    // SAFETY: half of the 64 bytes of panel p's tile, within `data` as asserted.
-                    raw[p][h] = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
-                    if ZERO == SIGNED {
-                        raw[p][h] = _mm256_xor_si256(raw[p][h], flip);
-                    }
+                for line in 0..tile_bytes / 64 {
+                    // Far enough ahead to hide memory; a prefetch never faults.
+                    let ahead = p * panel_bytes + line * 64 + 1024;
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(ahead).cast());
                 }
-                // Far enough ahead to hide memory; a prefetch never faults.
-                _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + 1024).cast());
             }
             for field in 0..per_tile / 4 {
+                for p in 0..P {
+                    for h in 0..2 {
+                        if ZERO != SIGNED {
+                            // SAFETY: panel p's tile, within `data` as asserted.
+                            raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), field, h) };
+                        } else if field == 0 {
+                            // SAFETY: half of the 64 bytes of panel p's tile, within `data` as asserted.
+                            let codes = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                            raw[p][h] = _mm256_xor_si256(codes, flip);
+                        }
+                    }
+                }
                 for byte in 0..4 {
-                    let shift = byte as u32 * 8 + field as u32 * field_step;
+                    let shift = byte as u32 * 8 + field as u32 * const { field_bits(BITS) };
                     let mut weight = [[_mm256_setzero_ps(); 2]; P];
                     for p in 0..P {
                         for h in 0..2 {
                             weight[p][h] = match ZERO {
                                 SIGNED => signed_codes::<BITS>(raw[p][h], shift),
-                                ZERO_POINT => _mm256_sub_ps(codes::<BITS>(raw[p][h], shift), params[p].zero[h]),
+                                ZERO_POINT => _mm256_sub_ps(codes(raw[p][h], byte), params[p].zero[h]),
                                 _ => {
-                                    let code = codes::<BITS>(raw[p][h], shift);
+                                    let code = codes(raw[p][h], byte);
                                     _mm256_fmadd_ps(code, params[p].scale[h], params[p].offset[h])
                                 }
                             };
@@ -253,7 +268,7 @@ mod x86 {
                     }
                 }
             }
-            tile = tile.wrapping_add(64);
+            tile = tile.wrapping_add(tile_bytes);
             x = x.wrapping_add(per_tile * R);
         }
         *sums = acc;
@@ -271,7 +286,7 @@ mod x86 {
 
     /// More rows than leave registers for converting: one panel of weights, a few places at a time.
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn direct_through_buffer<const FIELD: u32, const R: usize>(
+    pub(super) fn direct_through_buffer<const BITS: u32, const R: usize>(
         w: Weights<'_>,
         panel: usize,
         x: &[f32],
@@ -285,7 +300,7 @@ mod x86 {
         for start in (0..places).step_by(BLOCK) {
             let block = start..(start + BLOCK).min(places);
             let buffer = &mut buffer[..block.len() * PANEL];
-            convert_quantized::<FIELD>(w, panel, block.clone(), buffer, PANEL);
+            convert_quantized::<BITS>(w, panel, block.clone(), buffer, PANEL);
             product::<R, 1>(&x[block.start * R..block.end * R], buffer, c);
         }
     }
@@ -354,7 +369,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn convert_quantized<const FIELD: u32>(
+    pub(super) fn convert_quantized<const BITS: u32>(
         w: Weights<'_>,
         panel: usize,
         places: Range<usize>,
@@ -362,25 +377,23 @@ mod x86 {
         stride: usize,
     ) {
         let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
-        let per_tile = const { (32 / FIELD) as usize };
-        let panel_bytes = w.tiles() * 64;
-        let data = &w.codes()[panel * panel_bytes..(panel + 1) * panel_bytes];
+        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
+        let data = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
             let params = group_params(w, panel, span.group);
             for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
-                let bytes = &data[tile * 64..][..64];
-                // SAFETY: 64 bytes, checked by the slice.
-                let raw = unsafe {
-                    [_mm256_loadu_si256(bytes.as_ptr().cast()), _mm256_loadu_si256(bytes[32..].as_ptr().cast())]
-                };
+                let bytes = &data[tile * tile_bytes..][..tile_bytes];
                 let out = &mut out[(tile - first) * per_tile * stride..][..(per_tile - 1) * stride + PANEL];
                 for field in 0..per_tile / 4 {
+                    // SAFETY: a tile, checked by the slice.
+                    let quad =
+                        unsafe { [quad::<BITS>(bytes.as_ptr(), field, 0), quad::<BITS>(bytes.as_ptr(), field, 1)] };
                     for byte in 0..4 {
                         let mut weight = params.offset;
                         for h in 0..2 {
-                            let code = codes::<FIELD>(raw[h], byte as u32 * 8 + field as u32 * FIELD);
+                            let code = codes(quad[h], byte);
                             let code = _mm256_sub_ps(code, params.zero[h]);
                             weight[h] = _mm256_fmadd_ps(code, params.scale[h], params.offset[h]);
                         }

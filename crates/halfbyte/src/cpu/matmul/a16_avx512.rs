@@ -10,7 +10,6 @@
 //! from one byte further on, and so on: loads have room to spare where shifts have none.
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
-use crate::layout::cpu_n16::field_bits;
 use crate::tensor::Float;
 
 pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, direct, convert, product };
@@ -43,16 +42,18 @@ macro_rules! of_shape {
 }
 
 fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
-    fn quantized<const FIELD: u32>(height: usize, panels: usize) -> DirectFn {
-        of_shape!(height, panels, x86::direct_quantized, FIELD)
+    fn quantized<const BITS: u32>(height: usize, panels: usize) -> DirectFn {
+        of_shape!(height, panels, x86::direct_quantized, BITS)
     }
     fn dense<const BYTES: usize>(height: usize, panels: usize) -> DirectFn {
         of_shape!(height, panels, x86::direct_dense, BYTES)
     }
     match w {
-        Weights::Quantized(w) => match field_bits(w.format().bits) {
+        Weights::Quantized(w) => match w.bits() {
             2 => quantized::<2>(height, panels),
-            4 => quantized::<4>(height, panels),
+            3 | 4 => quantized::<4>(height, panels),
+            5 => quantized::<5>(height, panels),
+            6 => quantized::<6>(height, panels),
             _ => quantized::<8>(height, panels),
         },
         Weights::Dense(w) => match w.dtype() {
@@ -65,9 +66,11 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
 
 fn convert(w: Weights<'_>) -> ConvertFn {
     match w {
-        Weights::Quantized(w) => match field_bits(w.format().bits) {
+        Weights::Quantized(w) => match w.bits() {
             2 => x86::convert_quantized::<2>,
-            4 => x86::convert_quantized::<4>,
+            3 | 4 => x86::convert_quantized::<4>,
+            5 => x86::convert_quantized::<5>,
+            6 => x86::convert_quantized::<6>,
             _ => x86::convert_quantized::<8>,
         },
         Weights::Dense(_) => x86::convert_dense,
@@ -80,8 +83,8 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx512::{load_bf16, load_f16, load_f32, load_per_group, load_u16};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros};
+    use crate::cpu::x86::avx512::{load_bf16, load_f16, load_f32, load_per_group, load_u16, quad};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, planes, tile_bytes};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -91,7 +94,10 @@ mod x86 {
     pub(super) const BF16: usize = 1;
     pub(super) const F32: usize = 2;
 
-    /// 2²³, which [`codes`] adds to codes of 8 bits: the float whose lowest bits they become.
+    /// Codes of up to so many bits become floats by a lookup; those in planes come as bytes, as codes of 8 bits.
+    const LOOKUP: u32 = 4;
+
+    /// 2²³, which [`codes`] adds to codes of a byte: the float whose lowest bits they become.
     const ADDED_TO_BYTES: f32 = 8_388_608.0;
 
     /// How the codes of a group become weights.
@@ -105,15 +111,15 @@ mod x86 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,f16c")]
-    fn group_params<const FIELD: u32>(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
+    fn group_params<const BITS: u32>(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
         let at = (panel * w.groups() + group) * PANEL;
         let scale = load_per_group(w.scales(), at);
         let none = _mm512_setzero_ps();
-        let added = _mm512_set1_ps(if FIELD == 8 { ADDED_TO_BYTES } else { 0.0 });
+        let added = _mm512_set1_ps(if BITS > LOOKUP { ADDED_TO_BYTES } else { 0.0 });
         match w.zeros() {
-            PackedZeros::Symmetric if FIELD < 8 => GroupParams { scale, zero: none, offset: none },
+            PackedZeros::Symmetric if BITS <= LOOKUP => GroupParams { scale, zero: none, offset: none },
             PackedZeros::Symmetric => {
-                let middle = _mm512_set1_ps(w.format().middle() as f32);
+                let middle = _mm512_set1_ps(w.middle() as f32);
                 GroupParams { scale, zero: _mm512_add_ps(middle, added), offset: none }
             }
             PackedZeros::Integer(zeros) => {
@@ -124,24 +130,24 @@ mod x86 {
         }
     }
 
-    /// Floats of the codes 0…15 (of their lowest FIELD bits), less the middle code if the format is symmetric.
+    /// Floats of the codes 0…15 (of their lowest BITS bits), less the middle code if the format is symmetric.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn table<const FIELD: u32>(w: &CpuN16) -> __m512 {
-        let middle = if matches!(w.zeros(), PackedZeros::Symmetric) { w.format().middle() as f32 } else { 0.0 };
+    fn table<const BITS: u32>(w: &CpuN16) -> __m512 {
+        let middle = if matches!(w.zeros(), PackedZeros::Symmetric) { w.middle() as f32 } else { 0.0 };
         let mut entries = [0.0f32; 16];
         for (code, entry) in entries.iter_mut().enumerate() {
-            *entry = (code as u32 & ((1 << FIELD) - 1)) as f32 - middle;
+            *entry = (code as u32 & ((1 << BITS) - 1)) as f32 - middle;
         }
         load_f32(&entries)
     }
 
-    /// Codes at bit `shift` of each lane as floats; codes of 8 bits with [`ADDED_TO_BYTES`].
+    /// Codes at bit `shift` of each lane as floats; codes of a byte with [`ADDED_TO_BYTES`].
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn codes<const FIELD: u32>(raw: __m512i, shift: u32, table: __m512) -> __m512 {
+    fn codes<const BITS: u32>(raw: __m512i, shift: u32, table: __m512) -> __m512 {
         let shifted = if shift == 0 { raw } else { _mm512_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32)) };
-        if FIELD == 8 {
+        if BITS > LOOKUP {
             // (lane & 0xff) | bits of 2²³
             let (mask, added) = (_mm512_set1_epi32(0xff), _mm512_set1_epi32(ADDED_TO_BYTES.to_bits() as i32));
             _mm512_castsi512_ps(_mm512_ternarylogic_epi32::<0xea>(shifted, mask, added))
@@ -151,7 +157,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512dq,f16c")]
-    pub(super) fn direct_quantized<const FIELD: u32, const R: usize, const P: usize>(
+    pub(super) fn direct_quantized<const BITS: u32, const R: usize, const P: usize>(
         w: Weights<'_>,
         panel: usize,
         x: &[f32],
@@ -159,9 +165,9 @@ mod x86 {
     ) {
         let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
         match w.zeros() {
-            PackedZeros::Symmetric if FIELD < 8 => direct_zero::<FIELD, R, P, TABLE_ZERO>(w, panel, x, c),
-            PackedZeros::Symmetric | PackedZeros::Integer(_) => direct_zero::<FIELD, R, P, GROUP_ZERO>(w, panel, x, c),
-            PackedZeros::Float(_) => direct_zero::<FIELD, R, P, OFFSET>(w, panel, x, c),
+            PackedZeros::Symmetric if BITS <= LOOKUP => direct_zero::<BITS, R, P, TABLE_ZERO>(w, panel, x, c),
+            PackedZeros::Symmetric | PackedZeros::Integer(_) => direct_zero::<BITS, R, P, GROUP_ZERO>(w, panel, x, c),
+            PackedZeros::Float(_) => direct_zero::<BITS, R, P, OFFSET>(w, panel, x, c),
         }
     }
 
@@ -171,25 +177,25 @@ mod x86 {
     const OFFSET: u8 = 2;
 
     #[target_feature(enable = "avx512f,avx512dq,f16c")]
-    fn direct_zero<const FIELD: u32, const R: usize, const P: usize, const ZERO: u8>(
+    fn direct_zero<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(
         w: &CpuN16,
         panel: usize,
         x: &[f32],
         c: &mut [f32],
     ) {
-        let per_tile = const { (32 / FIELD) as usize };
-        let panel_bytes = w.tiles() * 64;
+        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
+        let panel_bytes = w.panel_bytes();
         let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes + CpuN16::READABLE_AFTER];
-        let table = table::<FIELD>(w);
+        let table = table::<BITS>(w);
         c.fill(0.0);
         for span in w.spans() {
-            let mut params = [group_params::<FIELD>(w, panel, span.group); P];
+            let mut params = [group_params::<BITS>(w, panel, span.group); P];
             for p in 1..P {
-                params[p] = group_params::<FIELD>(w, panel + p, span.group);
+                params[p] = group_params::<BITS>(w, panel + p, span.group);
             }
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
-            let operands = Operands { codes: &data[span.tile * 64..], panel_bytes, x, table, params };
-            add_span::<FIELD, R, P, ZERO>(&operands, c);
+            let operands = Operands { codes: &data[span.tile * tile_bytes..], panel_bytes, x, table, params };
+            add_span::<BITS, R, P, ZERO>(&operands, c);
         }
     }
 
@@ -218,10 +224,10 @@ mod x86 {
     /// Adds the product of a span to `c`. A function of its own so that the sums stay in registers.
     #[inline(never)]
     #[target_feature(enable = "avx512f")]
-    fn add_span<const FIELD: u32, const R: usize, const P: usize, const ZERO: u8>(o: &Operands<'_, P>, c: &mut [f32]) {
-        let per_tile = const { (32 / FIELD) as usize };
+    fn add_span<const BITS: u32, const R: usize, const P: usize, const ZERO: u8>(o: &Operands<'_, P>, c: &mut [f32]) {
+        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
         let tiles = o.x.len() / (per_tile * R);
-        assert!(tiles * 64 + (P - 1) * o.panel_bytes + 3 <= o.codes.len() && c.len() == R * P * PANEL);
+        assert!(tiles * tile_bytes + (P - 1) * o.panel_bytes + 3 <= o.codes.len() && c.len() == R * P * PANEL);
         let c = c.as_mut_ptr();
         let mut sum = [[_mm512_setzero_ps(); P]; R];
         if ZERO == OFFSET {
@@ -235,8 +241,49 @@ mod x86 {
         let (mut tile, mut x) = (o.codes.as_ptr(), o.x.as_ptr());
         for _ in 0..tiles {
             for p in 0..P {
-                // Far enough ahead to hide memory; a prefetch never faults.
-                _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * o.panel_bytes + 1024).cast());
+                for at in (0..tile_bytes).step_by(64) {
+                    // Far enough ahead to hide memory; a prefetch never faults.
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * o.panel_bytes + at + 1024).cast());
+                }
+            }
+            /// Adds the products of a column: the codes at a shift of a lane's words, and a place of x.
+            macro_rules! add_column {
+                ($raw:expr, $shift:expr, $place:expr) => {{
+                    let mut weight = [_mm512_setzero_ps(); P];
+                    for p in 0..P {
+                        let code = codes::<BITS>($raw[p], $shift, o.table);
+                        let params = &o.params[p];
+                        weight[p] = match ZERO {
+                            TABLE_ZERO => code,
+                            GROUP_ZERO => _mm512_sub_ps(code, params.zero),
+                            _ => _mm512_fmadd_ps(_mm512_sub_ps(code, params.zero), params.scale, params.offset),
+                        };
+                    }
+                    for r in 0..R {
+                        // SAFETY: a place of this tile of row r, within x, from whose length `tiles` comes.
+                        let v = _mm512_set1_ps(unsafe { *x.add($place * R + r) });
+                        for p in 0..P {
+                            sum[r][p] = _mm512_fmadd_ps(v, weight[p], sum[r][p]);
+                        }
+                    }
+                }};
+            }
+            if const { planes(BITS).1 > 0 } {
+                unrolled!(QUAD in [0, 1, 2, 3, 4, 5, 6, 7] {
+                    if QUAD < per_tile / 4 {
+                        let mut raw = [_mm512_setzero_si512(); P];
+                        for p in 0..P {
+                            // SAFETY: panel p's tile, within `codes` as asserted.
+                            raw[p] = unsafe { quad::<BITS>(tile.add(p * o.panel_bytes), QUAD) };
+                        }
+                        unrolled!(BYTE in [0, 1, 2, 3] {
+                            add_column!(raw, BYTE as u32 * 8, QUAD * 4 + BYTE);
+                        });
+                    }
+                });
+                tile = tile.wrapping_add(tile_bytes);
+                x = x.wrapping_add(per_tile * R);
+                continue;
             }
             unrolled!(BYTE in [0, 1, 2, 3] {
                 let mut raw = [_mm512_setzero_si512(); P];
@@ -246,27 +293,11 @@ mod x86 {
                 }
                 unrolled!(INDEX in [0, 1, 2, 3] {
                     if INDEX < per_tile / 4 {
-                        let mut weight = [_mm512_setzero_ps(); P];
-                        for p in 0..P {
-                            let code = codes::<FIELD>(raw[p], INDEX as u32 * FIELD, o.table);
-                            let params = &o.params[p];
-                            weight[p] = match ZERO {
-                                TABLE_ZERO => code,
-                                GROUP_ZERO => _mm512_sub_ps(code, params.zero),
-                                _ => _mm512_fmadd_ps(_mm512_sub_ps(code, params.zero), params.scale, params.offset),
-                            };
-                        }
-                        for r in 0..R {
-                            // SAFETY: a place of this tile of row r, within x, from whose length `tiles` comes.
-                            let v = _mm512_set1_ps(unsafe { *x.add((INDEX * 4 + BYTE) * R + r) });
-                            for p in 0..P {
-                                sum[r][p] = _mm512_fmadd_ps(v, weight[p], sum[r][p]);
-                            }
-                        }
+                        add_column!(raw, INDEX as u32 * BITS, INDEX * 4 + BYTE);
                     }
                 });
             });
-            tile = tile.wrapping_add(64);
+            tile = tile.wrapping_add(tile_bytes);
             x = x.wrapping_add(per_tile * R);
         }
         for r in 0..R {
@@ -351,7 +382,7 @@ mod x86 {
     }
 
     #[target_feature(enable = "avx512f,avx512dq,f16c")]
-    pub(super) fn convert_quantized<const FIELD: u32>(
+    pub(super) fn convert_quantized<const BITS: u32>(
         w: Weights<'_>,
         panel: usize,
         places: Range<usize>,
@@ -359,22 +390,27 @@ mod x86 {
         stride: usize,
     ) {
         let Weights::Quantized(w) = w else { unreachable!("asked for with quantised weights") };
-        let per_tile = (32 / FIELD) as usize;
-        let panel_bytes = w.tiles() * 64;
-        let data = &w.codes()[panel * panel_bytes..(panel + 1) * panel_bytes];
-        let table = table::<FIELD>(w);
+        let planes = const { planes(BITS).1 > 0 };
+        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
+        let data = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
+        let table = table::<BITS>(w);
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
-            let params = group_params::<FIELD>(w, panel, span.group);
+            let params = group_params::<BITS>(w, panel, span.group);
             for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
-                let bytes = &data[tile * 64..][..64];
+                let bytes = &data[tile * tile_bytes..][..tile_bytes];
                 // SAFETY: 64 bytes, checked by the slice.
-                let raw = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
+                let mut raw = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
                 let out = &mut out[(tile - first) * per_tile * stride..];
                 for field in 0..per_tile / 4 {
+                    if planes {
+                        // SAFETY: a tile, checked by the slice.
+                        raw = unsafe { quad::<BITS>(bytes.as_ptr(), field) };
+                    }
                     for byte in 0..4 {
-                        let code = codes::<FIELD>(raw, byte as u32 * 8 + field as u32 * FIELD, table);
+                        let shift = byte as u32 * 8 + if planes { 0 } else { field as u32 * BITS };
+                        let code = codes::<BITS>(raw, shift, table);
                         let weight = _mm512_fmadd_ps(_mm512_sub_ps(code, params.zero), params.scale, params.offset);
                         let out = &mut out[(field * 4 + byte) * stride..][..PANEL];
                         // SAFETY: `out` is 16 floats.

@@ -230,9 +230,11 @@ fn pair(row: &[bf16], columns: Option<&[u32]>, out: &mut [u32]) {
 }
 
 pub(super) fn convert(w: &CpuN16) -> ConvertFn {
-    match crate::layout::cpu_n16::field_bits(w.format().bits) {
+    match w.bits() {
         2 => x86::convert::<2>,
-        4 => x86::convert::<4>,
+        3 | 4 => x86::convert::<4>,
+        5 => x86::convert::<5>,
+        6 => x86::convert::<6>,
         _ => x86::convert::<8>,
     }
 }
@@ -253,8 +255,8 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::{Converted, pieces};
-    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros};
+    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16, quad};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, planes, tile_bytes};
     use half::bf16;
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -263,19 +265,19 @@ mod x86 {
     const GREATEST_ZERO: i16 = 16;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,f16c")]
-    pub(super) fn convert<const FIELD: u32>(w: &CpuN16, panel: usize, places: Range<usize>, out: Converted<'_>) {
-        let per_tile = const { (32 / FIELD) as usize };
-        let panel_bytes = w.tiles() * 64;
-        let data = &w.codes()[panel * panel_bytes..(panel + 1) * panel_bytes];
-        let data = &data[places.start / per_tile * 64..];
+    pub(super) fn convert<const BITS: u32>(w: &CpuN16, panel: usize, places: Range<usize>, out: Converted<'_>) {
+        let planes = const { planes(BITS).1 > 0 };
+        let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
+        let data = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
+        let data = &data[places.start / per_tile * tile_bytes..];
         let words = |f: &dyn Fn(i16) -> i16| {
             let mut words = [0; 32];
             (0..32).zip(&mut words).for_each(|(i, word)| *word = bf16::from_f32(f32::from(f(i))).to_bits());
             // SAFETY: 64 bytes.
             unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
         };
-        let mask = (1i16 << FIELD) - 1;
-        let middle = w.format().middle() as i32;
+        let mask = (1i16 << BITS) - 1;
+        let middle = w.middle() as i32;
         // By the code and whatever bits come after it; by the code less the zero point.
         let (of_code, of_difference) = (words(&|i| (i & mask) - middle as i16), words(&|i| i - GREATEST_ZERO));
         for (i, piece) in pieces(w, places).enumerate() {
@@ -288,13 +290,17 @@ mod x86 {
                 _ => None,
             };
             for tile in piece.places.start / per_tile..piece.places.end / per_tile {
-                let bytes = &data[tile * 64..][..64];
+                let bytes = &data[tile * tile_bytes..][..tile_bytes];
                 // SAFETY: 64 bytes, checked by the slice.
-                let raw = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
+                let mut raw = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
                 for pair in 0..per_tile / 2 {
-                    let shift = (pair % 2 * 8) as u32 + (pair / 2) as u32 * FIELD;
+                    if planes {
+                        // SAFETY: a tile, checked by the slice.
+                        raw = unsafe { quad::<BITS>(bytes.as_ptr(), pair / 2) };
+                    }
+                    let shift = (pair % 2 * 8) as u32 + if planes { 0 } else { (pair / 2) as u32 * BITS };
                     let codes = _mm512_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32));
-                    let pairs = if FIELD == 8 {
+                    let pairs = if BITS > 4 {
                         let byte = _mm512_set1_epi32(0xff);
                         let zero = zero.unwrap_or(_mm512_set1_epi32(middle));
                         let float = |code| _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_sub_epi32(code, zero)));

@@ -18,7 +18,7 @@ use crate::cpu::isa::{Caps, Isa};
 use crate::cpu::x86::amx::{ROWS, Sums};
 use crate::format::{Act, Zero};
 use crate::kernel::{Problem, Reason};
-use crate::layout::cpu_n16::{CpuN16, PANEL, field_bits};
+use crate::layout::cpu_n16::{CpuN16, PANEL};
 use std::ops::Range;
 
 /// Whether this kernel serves a problem; else why not.
@@ -82,9 +82,11 @@ impl Operands for Bytes<'_> {
     unsafe fn convert(&self, panel: usize, piece: &Piece, out: &mut [u8]) {
         // SAFETY: promised to this function.
         unsafe {
-            match field_bits(self.w.format().bits) {
+            match self.w.bits() {
                 2 => x86::convert::<2>(self.w, panel, piece, out),
-                4 => x86::convert::<4>(self.w, panel, piece, out),
+                3 | 4 => x86::convert::<4>(self.w, panel, piece, out),
+                5 => x86::convert::<5>(self.w, panel, piece, out),
+                6 => x86::convert::<6>(self.w, panel, piece, out),
                 _ => x86::convert::<8>(self.w, panel, piece, out),
             }
         }
@@ -97,7 +99,7 @@ impl Operands for Bytes<'_> {
 
     fn add(&self) -> AddFn<Self> {
         let format = self.w.format();
-        let zeros = format.bits == 8 && format.zero != Zero::Symmetric;
+        let zeros = self.w.bits() == 8 && format.zero != Zero::Symmetric;
         match (zeros, self.act == Act::A8Asym, format.zero == Zero::Float) {
             (false, false, false) => x86::add::<false, false, false>,
             (false, false, true) => x86::add::<false, false, true>,
@@ -124,22 +126,23 @@ struct Outputs {
 
 mod x86 {
     use super::{CpuN16, Outputs, Piece, ROWS, RowSpan, Sums, TILE};
-    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros};
+    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16, quad};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros, columns_per_tile, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
 
     /// What is subtracted from codes of 8 bits, so that they are int8 whatever their zero point.
     const MIDDLE: i32 = 128;
 
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn convert<const FIELD: u32>(w: &CpuN16, panel: usize, piece: &Piece, out: &mut [u8]) {
-        let (per_tile, fields) = const { ((32 / FIELD) as usize, (8 / FIELD) as usize) };
-        let codes = &w.codes()[(panel * w.tiles() + piece.places.0 / per_tile) * 64..];
-        let tiles = &codes[..piece.range().len() / per_tile * 64];
-        assert_eq!(out.len(), tiles.len() * fields);
+    pub(super) fn convert<const BITS: u32>(w: &CpuN16, panel: usize, piece: &Piece, out: &mut [u8]) {
+        let planes = const { planes(BITS).1 > 0 };
+        let (per_tile, quads, tile_bytes) = const { (columns_per_tile(BITS), quads(BITS), tile_bytes(BITS)) };
+        let codes = &w.codes()[(panel * w.tiles() + piece.places.0 / per_tile) * tile_bytes..];
+        let tiles = &codes[..piece.range().len() / per_tile * tile_bytes];
+        assert_eq!(out.len(), tiles.len() / tile_bytes * quads * 64);
         let zero = match w.zeros() {
-            _ if w.format().bits == 8 => _mm512_set1_epi8(MIDDLE as i8),
-            PackedZeros::Symmetric => _mm512_set1_epi8(w.format().middle() as i8),
+            _ if BITS == 8 => _mm512_set1_epi8(MIDDLE as i8),
+            PackedZeros::Symmetric => _mm512_set1_epi8(w.middle() as i8),
             PackedZeros::Integer(zeros) => {
                 let zero = load_u16(&zeros[(panel * w.groups() + piece.group) * PANEL..]);
                 let two = _mm512_or_si512(zero, _mm512_slli_epi32::<8>(zero));
@@ -147,18 +150,26 @@ mod x86 {
             }
             PackedZeros::Float(_) => _mm512_setzero_si512(),
         };
-        let mask = _mm512_set1_epi8(((1u32 << FIELD) - 1) as u8 as i8);
-        let (count, tiles, out) = (tiles.len() / 64, tiles.as_ptr(), out.as_mut_ptr());
+        let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as u8 as i8);
+        let (count, tiles, out) = (tiles.len() / tile_bytes, tiles.as_ptr(), out.as_mut_ptr());
         for tile in 0..count {
-            // SAFETY: 64 bytes of each tile.
-            let raw = unsafe { _mm512_loadu_si512(tiles.add(tile * 64).cast()) };
-            // The same tile of the panel that is converted next but one; a prefetch never faults.
-            _mm_prefetch::<_MM_HINT_T0>(tiles.wrapping_add((tile + 2 * w.tiles()) * 64).cast());
-            for i in 0..fields {
-                let codes = _mm512_srl_epi32(raw, _mm_cvtsi32_si128((i as u32 * FIELD) as i32));
-                let codes = if FIELD < 8 { _mm512_and_si512(codes, mask) } else { codes };
-                // SAFETY: 64 bytes of `out`, which has as many for each field of each tile, as asserted.
-                unsafe { _mm512_storeu_si512(out.add((tile * fields + i) * 64).cast(), _mm512_sub_epi8(codes, zero)) };
+            // SAFETY: the first 64 bytes of each tile.
+            let raw = unsafe { _mm512_loadu_si512(tiles.add(tile * tile_bytes).cast()) };
+            for at in (0..tile_bytes).step_by(64) {
+                // The same tile of the panel that is converted next but one; a prefetch never faults.
+                let ahead = (tile + 2 * w.tiles()) * tile_bytes + at;
+                _mm_prefetch::<_MM_HINT_T0>(tiles.wrapping_add(ahead).cast());
+            }
+            for i in 0..quads {
+                let codes = if planes {
+                    // SAFETY: a whole tile.
+                    unsafe { quad::<BITS>(tiles.add(tile * tile_bytes), i) }
+                } else {
+                    _mm512_srl_epi32(raw, _mm_cvtsi32_si128((i as u32 * BITS) as i32))
+                };
+                let codes = if BITS < 8 && !planes { _mm512_and_si512(codes, mask) } else { codes };
+                // SAFETY: 64 bytes of `out`, which has as many for each quad of each tile, as asserted.
+                unsafe { _mm512_storeu_si512(out.add((tile * quads + i) * 64).cast(), _mm512_sub_epi8(codes, zero)) };
             }
         }
     }
@@ -185,7 +196,7 @@ mod x86 {
                 }
             }
             // Codes of fewer bits come less their zero point.
-            if w.format().bits < 8 {
+            if w.bits() < 8 {
                 zero = _mm512_setzero_si512();
             }
             // SAFETY: 16 numbers each.

@@ -17,42 +17,44 @@ fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }
 }
 
-fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
-    fn of_field<const FIELD: u32>(height: usize, panels: usize) -> TileFn {
+fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
+    fn of_bits<const BITS: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
-            (1, 2) => x86::tile::<FIELD, 1, 2>,
-            (2, 2) => x86::tile::<FIELD, 2, 2>,
-            (1, 1) => x86::tile::<FIELD, 1, 1>,
-            (2, 1) => x86::tile::<FIELD, 2, 1>,
-            (4, 1) => x86::tile::<FIELD, 4, 1>,
+            (1, 2) => x86::tile::<BITS, 1, 2>,
+            (2, 2) => x86::tile::<BITS, 2, 2>,
+            (1, 1) => x86::tile::<BITS, 1, 1>,
+            (2, 1) => x86::tile::<BITS, 2, 1>,
+            (4, 1) => x86::tile::<BITS, 4, 1>,
             _ => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
-    match field_bits {
-        2 => of_field::<2>(height, panels),
-        4 => of_field::<4>(height, panels),
-        8 => of_field::<8>(height, panels),
-        _ => unreachable!("no fields of {field_bits} bits"),
+    match bits {
+        2 => of_bits::<2>(height, panels),
+        3 | 4 => of_bits::<4>(height, panels),
+        5 => of_bits::<5>(height, panels),
+        6 => of_bits::<6>(height, panels),
+        8 => of_bits::<8>(height, panels),
+        _ => unreachable!("no codes of {bits} bits"),
     }
 }
 
 mod x86 {
     use super::super::quantized_act::Tile;
-    use crate::cpu::x86::avx2::{load_f32, load_per_group, load_u16, store_f32};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros};
+    use crate::cpu::x86::avx2::{load_f32, load_per_group, load_u16, quad, store_f32};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
 
     /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
     type Sums<const R: usize, const P: usize> = [[[__m256i; 2]; P]; R];
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    pub(super) fn tile<const FIELD: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
+    pub(super) fn tile<const BITS: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
         let w = t.w;
-        let panel_bytes = w.tiles() * 64;
-        let fields = const { (8 / FIELD) as usize };
+        let panel_bytes = w.panel_bytes();
+        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
         let spans = &w.spans()[t.spans.clone()];
         let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
-        let middle = w.format().middle() as i32;
+        let middle = w.middle() as i32;
 
         for (s, span) in t.spans.clone().zip(spans) {
             let rows = &t.rows[s * R..(s + 1) * R];
@@ -81,11 +83,14 @@ mod x86 {
                 PackedZeros::Float(_) => {}
             }
 
-            let x = &t.x[span.tile * fields * R * 4..(span.tile + span.tiles) * fields * R * 4];
-            if FIELD == 8 {
-                dot_bytes::<R, P>(&codes[span.tile * 64..], panel_bytes, x, &mut acc);
+            let x = &t.x[span.tile * quads * R * 4..(span.tile + span.tiles) * quads * R * 4];
+            let codes = &codes[span.tile * tile_bytes..];
+            if BITS == 8 {
+                dot_bytes::<R, P>(codes, panel_bytes, x, &mut acc);
+            } else if const { planes(BITS).1 > 0 } {
+                dot_planes::<BITS, R, P>(codes, panel_bytes, x, &mut acc);
             } else {
-                dot::<FIELD, R, P>(&codes[span.tile * 64..], panel_bytes, x, &mut acc);
+                dot::<BITS, R, P>(codes, panel_bytes, x, &mut acc);
             }
 
             for p in 0..P {
@@ -132,11 +137,11 @@ mod x86 {
         acc: &mut Sums<R, P>,
     ) {
         let fields = const { (8 / FIELD) as usize };
-        // Sums of this many tiles stay within int16. (Codes of 8 bits go to `dot_bytes`.)
+        // Sums of this many tiles stay within int16. (Codes of more bits go to `dot_planes` and `dot_bytes`.)
         let chunk = const {
             let pair = 2 * ((1 << FIELD) - 1) * 128;
             let tiles = if FIELD == 4 { 4 } else { 8 };
-            assert!(FIELD == 8 || tiles * (8 / FIELD as i32) * pair <= i16::MAX as i32);
+            assert!(FIELD > 4 || tiles * (8 / FIELD as i32) * pair <= i16::MAX as i32);
             tiles as usize
         };
         let tiles = x.len() / (fields * R * 4);
@@ -189,6 +194,71 @@ mod x86 {
                 }
             }
         }
+    }
+
+    /// As [`dot`], for codes in two planes.
+    #[inline(never)]
+    #[target_feature(enable = "avx2")]
+    fn dot_planes<const BITS: u32, const R: usize, const P: usize>(
+        codes: &[u8],
+        panel_bytes: usize,
+        x: &[i8],
+        acc: &mut Sums<R, P>,
+    ) {
+        // Sums of half of a tile's quads stay within int16.
+        let chunk = const {
+            let pair = 2 * ((1 << BITS) - 1) * 128;
+            assert!(planes(BITS).1 == 0 || quads(BITS) as i32 / 2 * pair <= i16::MAX as i32);
+            quads(BITS) / 2
+        };
+        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+        let tiles = x.len() / (quads * R * 4);
+        assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= codes.len());
+        let ones = _mm256_set1_epi16(1);
+        let mut wide = *acc;
+        let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
+        for _ in 0..tiles {
+            for first in [0, chunk] {
+                let mut sums: Sums<R, P> = [[[_mm256_setzero_si256(); 2]; P]; R];
+                for i in first..first + chunk {
+                    let mut codes = [[_mm256_setzero_si256(); 2]; P];
+                    for p in 0..P {
+                        for h in 0..2 {
+                            // SAFETY: panel p's tile, within `codes` as asserted.
+                            codes[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
+                        }
+                    }
+                    for r in 0..R {
+                        // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                        let four = _mm256_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
+                        for p in 0..P {
+                            for h in 0..2 {
+                                let pairs = _mm256_maddubs_epi16(codes[p][h], four);
+                                sums[r][p][h] = _mm256_add_epi16(sums[r][p][h], pairs);
+                            }
+                        }
+                    }
+                }
+                for r in 0..R {
+                    for p in 0..P {
+                        for h in 0..2 {
+                            wide[r][p][h] = _mm256_add_epi32(wide[r][p][h], _mm256_madd_epi16(sums[r][p][h], ones));
+                        }
+                    }
+                }
+            }
+            if R <= 2 {
+                for at in (0..tile_bytes).step_by(64) {
+                    for p in 0..P {
+                        // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
+                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + at + 1024).cast());
+                    }
+                }
+            }
+            x = x.wrapping_add(quads * R * 4);
+            tile = tile.wrapping_add(tile_bytes);
+        }
+        *acc = wide;
     }
 
     /// As [`dot`], for codes of 8 bits.

@@ -20,48 +20,50 @@ fn panels(height: usize) -> usize {
     if height <= 6 { 4 } else { 2 }
 }
 
-fn tile(field_bits: u32, height: usize, panels: usize) -> TileFn {
-    fn of_field<const FIELD: u32>(height: usize, panels: usize) -> TileFn {
+fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
+    fn of_bits<const BITS: u32>(height: usize, panels: usize) -> TileFn {
         match (height, panels) {
-            (1, 4) => x86::tile::<FIELD, 1, 4>,
-            (2, 4) => x86::tile::<FIELD, 2, 4>,
-            (4, 4) => x86::tile::<FIELD, 4, 4>,
-            (6, 4) => x86::tile::<FIELD, 6, 4>,
-            (8, 2) => x86::tile::<FIELD, 8, 2>,
-            (10, 2) => x86::tile::<FIELD, 10, 2>,
-            (12, 2) => x86::tile::<FIELD, 12, 2>,
-            (1, 1) => x86::tile::<FIELD, 1, 1>,
-            (2, 1) => x86::tile::<FIELD, 2, 1>,
-            (4, 1) => x86::tile::<FIELD, 4, 1>,
-            (6, 1) => x86::tile::<FIELD, 6, 1>,
-            (8, 1) => x86::tile::<FIELD, 8, 1>,
-            (10, 1) => x86::tile::<FIELD, 10, 1>,
-            (12, 1) => x86::tile::<FIELD, 12, 1>,
+            (1, 4) => x86::tile::<BITS, 1, 4>,
+            (2, 4) => x86::tile::<BITS, 2, 4>,
+            (4, 4) => x86::tile::<BITS, 4, 4>,
+            (6, 4) => x86::tile::<BITS, 6, 4>,
+            (8, 2) => x86::tile::<BITS, 8, 2>,
+            (10, 2) => x86::tile::<BITS, 10, 2>,
+            (12, 2) => x86::tile::<BITS, 12, 2>,
+            (1, 1) => x86::tile::<BITS, 1, 1>,
+            (2, 1) => x86::tile::<BITS, 2, 1>,
+            (4, 1) => x86::tile::<BITS, 4, 1>,
+            (6, 1) => x86::tile::<BITS, 6, 1>,
+            (8, 1) => x86::tile::<BITS, 8, 1>,
+            (10, 1) => x86::tile::<BITS, 10, 1>,
+            (12, 1) => x86::tile::<BITS, 12, 1>,
             _ => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
-    match field_bits {
-        2 => of_field::<2>(height, panels),
-        4 => of_field::<4>(height, panels),
-        8 => of_field::<8>(height, panels),
-        _ => unreachable!("no fields of {field_bits} bits"),
+    match bits {
+        2 => of_bits::<2>(height, panels),
+        3 | 4 => of_bits::<4>(height, panels),
+        5 => of_bits::<5>(height, panels),
+        6 => of_bits::<6>(height, panels),
+        8 => of_bits::<8>(height, panels),
+        _ => unreachable!("no codes of {bits} bits"),
     }
 }
 
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;
-    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16};
-    use crate::layout::cpu_n16::{PANEL, PackedZeros};
+    use crate::cpu::x86::avx512::{load_f32, load_per_group, load_u16, quad};
+    use crate::layout::cpu_n16::{PANEL, PackedZeros, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,f16c")]
-    pub(super) fn tile<const FIELD: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
+    pub(super) fn tile<const BITS: u32, const R: usize, const P: usize>(t: &Tile<'_>, c: &mut [f32]) {
         let w = t.w;
-        let panel_bytes = w.tiles() * 64;
-        let fields = const { (8 / FIELD) as usize };
+        let panel_bytes = w.panel_bytes();
+        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
         let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
-        let middle = _mm512_set1_epi32(w.format().middle() as i32);
+        let middle = _mm512_set1_epi32(w.middle() as i32);
         let per_span = |s: usize, p: usize| ((t.panel + p) * w.spans().len() + s) * PANEL;
 
         for (s, span) in t.spans.clone().zip(&w.spans()[t.spans.clone()]) {
@@ -82,14 +84,14 @@ mod x86 {
                 PackedZeros::Float(_) => zeros = [_mm512_setzero_si512(); P],
             }
             let operands = Operands {
-                codes: &codes[span.tile * 64..],
+                codes: &codes[span.tile * tile_bytes..],
                 panel_bytes,
-                x: &t.x[span.tile * fields * R * 4..(span.tile + span.tiles) * fields * R * 4],
+                x: &t.x[span.tile * quads * R * 4..(span.tile + span.tiles) * quads * R * 4],
                 rows,
                 zeros,
                 scales,
             };
-            add_product::<FIELD, R, P>(&operands, c);
+            add_product::<BITS, R, P>(&operands, c);
 
             if t.x_offsets {
                 for p in 0..P {
@@ -125,11 +127,12 @@ mod x86 {
     /// panels: only then do the sums stay in registers.
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-    fn add_product<const FIELD: u32, const R: usize, const P: usize>(o: &Operands<'_, R, P>, c: &mut [f32]) {
-        let fields = const { (8 / FIELD) as usize };
-        let tiles = o.x.len() / (fields * R * 4);
-        assert!(tiles * 64 + (P - 1) * o.panel_bytes <= o.codes.len() && c.len() >= R * P * PANEL);
-        let mask = _mm512_set1_epi8(((1u32 << FIELD) - 1) as u8 as i8);
+    fn add_product<const BITS: u32, const R: usize, const P: usize>(o: &Operands<'_, R, P>, c: &mut [f32]) {
+        let planes = const { planes(BITS).1 > 0 };
+        let (tile_bytes, quads) = const { (tile_bytes(BITS), quads(BITS)) };
+        let tiles = o.x.len() / (quads * R * 4);
+        assert!(tiles * tile_bytes + (P - 1) * o.panel_bytes <= o.codes.len() && c.len() >= R * P * PANEL);
+        let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as u8 as i8);
         let mut sums = [[_mm512_setzero_si512(); P]; R];
         for r in 0..R {
             for p in 0..P {
@@ -144,16 +147,23 @@ mod x86 {
                 raw[p] = unsafe { _mm512_loadu_si512(tile.add(p * o.panel_bytes).cast()) };
                 // Far enough ahead to hide memory behind other tiles; a prefetch never faults.
                 if R <= 8 {
-                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * o.panel_bytes + 1024).cast());
+                    for at in (0..tile_bytes).step_by(64) {
+                        _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * o.panel_bytes + at + 1024).cast());
+                    }
                 }
             }
-            for i in 0..fields {
+            for i in 0..quads {
                 let mut codes = raw;
                 for p in 0..P {
-                    if i > 0 {
-                        codes[p] = _mm512_srl_epi32(raw[p], _mm_cvtsi32_si128((i as u32 * FIELD) as i32));
+                    if planes {
+                        // SAFETY: panel p's tile, within `codes` as asserted.
+                        codes[p] = unsafe { quad::<BITS>(tile.add(p * o.panel_bytes), i) };
+                        continue;
                     }
-                    if FIELD < 8 {
+                    if i > 0 {
+                        codes[p] = _mm512_srl_epi32(raw[p], _mm_cvtsi32_si128((i as u32 * BITS) as i32));
+                    }
+                    if BITS < 8 {
                         codes[p] = _mm512_and_si512(codes[p], mask);
                     }
                 }
@@ -165,8 +175,8 @@ mod x86 {
                     }
                 }
             }
-            x = x.wrapping_add(fields * R * 4);
-            tile = tile.wrapping_add(64);
+            x = x.wrapping_add(quads * R * 4);
+            tile = tile.wrapping_add(tile_bytes);
         }
         let c = c.as_mut_ptr();
         for r in 0..R {

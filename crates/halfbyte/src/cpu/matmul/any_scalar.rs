@@ -2,7 +2,7 @@
 //! as the processor's baseline goes.
 
 use super::{exact_act, quantized_act};
-use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, Span};
+use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, Span, code};
 use exact_act::Weights;
 use quantized_act::Tile;
 use std::ops::Range;
@@ -18,21 +18,18 @@ pub(super) static EXACT_ACT_TILES: exact_act::Tiles = exact_act::Tiles {
     product: |height, _| if height == 1 { product::<1> } else { product::<4> },
 };
 
-/// Codes of place `place` of a panel.
+/// Codes of place `place` of a panel, as tiles hold them.
 fn codes(w: &CpuN16, panel: usize, place: usize) -> [u32; PANEL] {
-    let field = crate::layout::cpu_n16::field_bits(w.format().bits);
-    let per_tile = w.columns_per_tile();
-    let (tile, within) = (place / per_tile, place % per_tile);
-    let bytes = &w.codes()[(panel * w.tiles() + tile) * 64..][..64];
-    let shift = (within / 4) as u32 * field;
-    std::array::from_fn(|lane| (u32::from(bytes[lane * 4 + within % 4]) >> shift) & ((1 << field) - 1))
+    let (tile, within) = (place / w.columns_per_tile(), place % w.columns_per_tile());
+    let tile = &w.codes()[panel * w.panel_bytes() + tile * w.tile_bytes()..][..w.tile_bytes()];
+    std::array::from_fn(|lane| u32::from(code(tile, w.bits(), lane, within)))
 }
 
 /// Zero points of a panel's group; 0 where there are offsets instead.
 fn zeros(w: &CpuN16, panel: usize, group: usize) -> [u32; PANEL] {
     let at = (panel * w.groups() + group) * PANEL;
     match w.zeros() {
-        PackedZeros::Symmetric => [w.format().middle(); PANEL],
+        PackedZeros::Symmetric => [w.middle(); PANEL],
         PackedZeros::Integer(z) => std::array::from_fn(|lane| u32::from(z[at + lane])),
         PackedZeros::Float(_) => [0; PANEL],
     }

@@ -217,6 +217,52 @@ per_isa! {
     }
 }
 
+per_isa! {
+    /// Codes that take a byte each, their low nibbles and `high` bits above in planes of a tile.
+    pub(super) fn planes(rows: Rows<'_>, high: u32, to: &mut Panels<'_>) {
+        match high {
+            1 => planes_of::<1>(&rows, to),
+            _ => planes_of::<2>(&rows, to),
+        }
+    }
+}
+
+#[inline(always)]
+fn planes_of<const HIGH: usize>(rows: &Rows<'_>, to: &mut Panels<'_>) {
+    /// Columns at a time: 16 words of nibbles.
+    const COLUMNS: usize = 128;
+    let (per_tile, lows) = const { (32 / HIGH, 4 / HIGH) };
+    let (tile, mask) = (const { (4 / HIGH + 1) * PANEL }, const { ((1u32 << HIGH) - 1) * 0x0101_0101 });
+    let tiles = to.tiles;
+    for (panel, out) in to.out.chunks_exact_mut(tiles * tile * 4).enumerate() {
+        for first in (0..tiles).step_by(COLUMNS / per_tile) {
+            let run = (COLUMNS / per_tile).min(tiles - first);
+            let (mut low, mut high) = ([0u32; 256], [0u32; 256]);
+            let of_rows = low.as_chunks_mut::<16>().0.iter_mut().zip(high.as_chunks_mut::<16>().0);
+            for (i, (low, high)) in of_rows.enumerate() {
+                let from = (panel * PANEL + i) * rows.stride + first * per_tile;
+                let codes = rows.codes[from..][..run * per_tile].as_chunks::<4>().0;
+                for (word, [a, b]) in low.iter_mut().zip(codes.as_chunks::<2>().0) {
+                    let [a, b] = [a, b].map(|&four| u32::from_le_bytes(four) & 0x0f0f_0f0f);
+                    *word = a | b << 4;
+                }
+                for (word, codes) in high.iter_mut().zip(codes.chunks_exact(8 / HIGH)) {
+                    let fields = codes.iter().map(|&four| u32::from_le_bytes(four) >> 4 & mask);
+                    *word = fields.enumerate().fold(0, |word, (i, field)| word | field << (i * HIGH));
+                }
+            }
+            let (low, high) = (transposed(&low), transposed(&high));
+            let mut block = [0u32; (16 + 8) * PANEL];
+            for (t, block) in block.chunks_exact_mut(tile).enumerate().take(run) {
+                let (of_low, of_high) = block.split_at_mut(lows * PANEL);
+                of_low.copy_from_slice(&low[t * lows * PANEL..][..lows * PANEL]);
+                of_high.copy_from_slice(&high[t * PANEL..][..PANEL]);
+            }
+            stream::copy(to.isa, &block[..run * tile], &mut out[first * tile * 4..][..run * tile * 4]);
+        }
+    }
+}
+
 /// Each `FIELDS` times four codes to a lane: the first four in the lowest fields of its bytes.
 #[inline(always)]
 fn words_of<const FIELDS: usize>(codes: &[[u8; 4]], flip: u32, words: &mut [u32; 16]) {

@@ -1,6 +1,6 @@
 //! Loads of 16 numbers with AVX2, as two registers of 8.
 
-use crate::layout::cpu_n16::PerGroup;
+use crate::layout::cpu_n16::{PerGroup, Sixteen, planes, tile_bytes};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -44,13 +44,15 @@ pub(in crate::cpu) fn load_u16(v: &[u16]) -> [__m256i; 2] {
     [_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high)]
 }
 
-/// 16 bytes with sign, widened to int32.
+/// 16 factors, widened to int32.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_i8(v: &[i8]) -> [__m256i; 2] {
-    let v = &v[..16];
+fn load_factors(v: Sixteen<'_>) -> [__m256i; 2] {
+    let factors = &v.factors[..16];
     // SAFETY: 16 bytes, checked above.
-    let bytes = unsafe { _mm_loadu_si128(v.as_ptr().cast()) };
+    let bytes = unsafe { _mm_loadu_si128(factors.as_ptr().cast()) };
+    let bytes = _mm_srl_epi16(bytes, _mm_cvtsi32_si128(v.shift as i32));
+    let bytes = _mm_and_si128(bytes, _mm_set1_epi8(v.mask as i8));
     [_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_unpackhi_epi64(bytes, bytes))]
 }
 
@@ -63,8 +65,8 @@ pub(in crate::cpu) fn load_per_group(v: &PerGroup, at: usize) -> [__m256; 2] {
         PerGroup::BF16(v) => load_bf16(&v[at..]),
         PerGroup::F32(v) => load_f32(&v[at..]),
         PerGroup::Multiples(multiples) => {
-            let (halves, factors) = multiples.sixteen(at);
-            let (halves, factors) = (load_f16(halves), load_i8(factors));
+            let sixteen = multiples.sixteen(at);
+            let (halves, factors) = (load_f16(sixteen.halves), load_factors(sixteen));
             [
                 _mm256_mul_ps(halves[0], _mm256_cvtepi32_ps(factors[0])),
                 _mm256_mul_ps(halves[1], _mm256_cvtepi32_ps(factors[1])),
@@ -83,4 +85,36 @@ pub(in crate::cpu) fn store_f32(v: [__m256; 2], out: &mut [f32]) {
         _mm256_storeu_ps(out.as_mut_ptr(), v[0]);
         _mm256_storeu_ps(out[8..].as_mut_ptr(), v[1]);
     }
+}
+
+/// Quad `i` of a tile: four columns of eight outputs, from output `8·half` on, a byte each.
+///
+/// # Safety
+/// `tile` is that of a tile of codes of BITS bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize, half: usize) -> __m256i {
+    let (field, high) = const { planes(BITS) };
+    let fields = const { 8 / planes(BITS).0 as usize };
+    // SAFETY: half of the 64 bytes that hold the low fields of this quad.
+    let mut codes = unsafe { _mm256_loadu_si256(tile.add(i / fields * 64 + half * 32).cast()) };
+    let shift = i % fields * field as usize;
+    if shift > 0 {
+        codes = _mm256_srl_epi32(codes, _mm_cvtsi32_si128(shift as i32));
+    }
+    if field < 8 {
+        codes = _mm256_and_si256(codes, _mm256_set1_epi8(const { ((1u32 << planes(BITS).0) - 1) as u8 as i8 }));
+    }
+    if high == 0 {
+        return codes;
+    }
+    // SAFETY: half of the 64 bytes that a tile of two planes ends with.
+    let above = unsafe { _mm256_loadu_si256(tile.add(const { tile_bytes(BITS) - 64 } + half * 32).cast()) };
+    // Bit `i · high` of each byte becomes bit 4.
+    let above = match 4usize.checked_sub(i * high as usize) {
+        Some(up) => _mm256_sll_epi32(above, _mm_cvtsi32_si128(up as i32)),
+        None => _mm256_srl_epi32(above, _mm_cvtsi32_si128((i * high as usize - 4) as i32)),
+    };
+    let mask = _mm256_set1_epi8(const { ((1 << planes(BITS).1) - 1) << 4 });
+    _mm256_or_si256(codes, _mm256_and_si256(above, mask))
 }

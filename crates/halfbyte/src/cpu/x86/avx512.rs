@@ -1,6 +1,6 @@
 //! Loads of 16 numbers with AVX-512.
 
-use crate::layout::cpu_n16::PerGroup;
+use crate::layout::cpu_n16::{PerGroup, Sixteen, planes, tile_bytes};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -41,13 +41,15 @@ pub(in crate::cpu) fn load_u16(v: &[u16]) -> __m512i {
     _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(v.as_ptr().cast()) })
 }
 
-/// 16 bytes with sign, widened to int32.
+/// 16 factors, widened to int32.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_i8(v: &[i8]) -> __m512i {
-    let v = &v[..16];
+fn load_factors(v: Sixteen<'_>) -> __m512i {
+    let factors = &v.factors[..16];
     // SAFETY: 16 bytes, checked above.
-    _mm512_cvtepi8_epi32(unsafe { _mm_loadu_si128(v.as_ptr().cast()) })
+    let bytes = unsafe { _mm_loadu_si128(factors.as_ptr().cast()) };
+    let bytes = _mm_srl_epi16(bytes, _mm_cvtsi32_si128(v.shift as i32));
+    _mm512_cvtepi8_epi32(_mm_and_si128(bytes, _mm_set1_epi8(v.mask as i8)))
 }
 
 /// The numbers of a panel's group, from element `at` on.
@@ -59,8 +61,33 @@ pub(in crate::cpu) fn load_per_group(v: &PerGroup, at: usize) -> __m512 {
         PerGroup::BF16(v) => load_bf16(&v[at..]),
         PerGroup::F32(v) => load_f32(&v[at..]),
         PerGroup::Multiples(multiples) => {
-            let (halves, factors) = multiples.sixteen(at);
-            _mm512_mul_ps(load_f16(halves), _mm512_cvtepi32_ps(load_i8(factors)))
+            let sixteen = multiples.sixteen(at);
+            _mm512_mul_ps(load_f16(sixteen.halves), _mm512_cvtepi32_ps(load_factors(sixteen)))
         }
     }
+}
+
+/// Quad `i` of a tile whose codes lie in two planes: four columns of 16 outputs, a byte each.
+///
+/// # Safety
+/// `tile` is that of a tile of codes of BITS bits.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(in crate::cpu) unsafe fn quad<const BITS: u32>(tile: *const u8, i: usize) -> __m512i {
+    let (high, above) = const { (planes(BITS).1 as usize, tile_bytes(BITS) - 64) };
+    // SAFETY: a tile of nibbles, and the plane above them.
+    let (mut low, above) =
+        unsafe { (_mm512_loadu_si512(tile.add(i / 2 * 64).cast()), _mm512_loadu_si512(tile.add(above).cast())) };
+    if i % 2 == 1 {
+        low = _mm512_srli_epi32::<4>(low);
+    }
+    // Bit `i · high` of each byte becomes bit 4.
+    let shifted = match 4usize.checked_sub(i * high) {
+        Some(up) => _mm512_sll_epi32(above, _mm_cvtsi32_si128(up as i32)),
+        None => _mm512_srl_epi32(above, _mm_cvtsi32_si128((i * high - 4) as i32)),
+    };
+    let mask = _mm512_set1_epi32(const { (((1 << planes(BITS).1) - 1) << 4) * 0x0101_0101 });
+    let low = _mm512_and_si512(low, _mm512_set1_epi32(0x0f0f_0f0f));
+    // low | shifted & mask
+    _mm512_ternarylogic_epi32::<0xf8>(low, shifted, mask)
 }

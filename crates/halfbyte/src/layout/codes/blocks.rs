@@ -71,6 +71,14 @@ impl BlockForm {
         (code as u8).wrapping_add(self.add) ^ self.flip
     }
 
+    /// The least and the greatest code that its fields can hold; of inverted ones any of `bits` bits.
+    pub fn range(&self, bits: u32) -> (u8, u8) {
+        match self.flip {
+            0 => (self.add, self.add.saturating_add(((1u32 << (self.low.bits + self.high.bits)) - 1) as u8)),
+            _ => (0, ((1u32 << bits) - 1) as u8),
+        }
+    }
+
     /// Bytes of a row of `k` codes; None: they are no whole blocks.
     pub fn bytes_of_row(&self, k: usize) -> Option<usize> {
         k.is_multiple_of(self.codes).then(|| k / self.codes).and_then(|blocks| blocks.checked_mul(self.bytes))
