@@ -47,13 +47,13 @@ fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
             6 => x86::direct_through_buffer::<6, 6>,
             _ => x86::direct_through_buffer::<8, 6>,
         },
-        // Only signs depend on the bits of a code, all else on those of its field. In planes are no zero points but the middle.
+        // Only signs depend on the bits of a code, all else on those of its field. In planes are no zero points.
         Weights::Quantized(w) => match (w.zeros(), w.bits()) {
             (PackedZeros::Symmetric, 2) => quantized::<2, { x86::SIGNED }>(height, panels),
             (PackedZeros::Symmetric, 3) => quantized::<3, { x86::SIGNED }>(height, panels),
             (PackedZeros::Symmetric, 4) => quantized::<4, { x86::SIGNED }>(height, panels),
-            (PackedZeros::Symmetric, 5) => quantized::<5, { x86::ZERO_POINT }>(height, panels),
-            (PackedZeros::Symmetric, 6) => quantized::<6, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Symmetric, 5) => quantized::<5, { x86::MIDDLE }>(height, panels),
+            (PackedZeros::Symmetric, 6) => quantized::<6, { x86::MIDDLE }>(height, panels),
             (PackedZeros::Symmetric, _) => quantized::<8, { x86::SIGNED }>(height, panels),
             (PackedZeros::Integer(_), 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
             (PackedZeros::Integer(_), 3 | 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
@@ -99,7 +99,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx2::{load_bf16, load_f16, load_f32, load_per_group, load_u16, quad, store_f32};
+    use crate::cpu::x86::avx2::{InOrder, load_bf16, load_f16, load_f32, load_u16, quad, store_f32};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, field_bits, tile_bytes};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
@@ -110,10 +110,12 @@ mod x86 {
     pub(super) const BF16: usize = 1;
     pub(super) const F32: usize = 2;
 
-    /// Where zero is taken off: by making codes signed, from each code, or with an offset to each scaled code.
+    /// Where zero is taken off: by making codes signed, from each code, with an offset to each scaled code, or from each code
+    /// where it is the middle of BITS.
     pub(super) const SIGNED: u8 = 0;
     pub(super) const ZERO_POINT: u8 = 1;
     pub(super) const OFFSET: u8 = 2;
+    pub(super) const MIDDLE: u8 = 3;
 
     /// Sums of `R` rows by `P` panels, each in two registers of 8 outputs.
     type Sums<const R: usize, const P: usize> = [[[__m256; 2]; P]; R];
@@ -127,19 +129,51 @@ mod x86 {
         offset: [__m256; 2],
     }
 
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn group_params(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
-        let at = (panel * w.groups() + group) * PANEL;
-        let scale = load_per_group(w.scales(), at);
-        let none = [_mm256_setzero_ps(); 2];
-        match w.zeros() {
-            PackedZeros::Symmetric => GroupParams { scale, zero: [_mm256_set1_ps(w.middle() as f32); 2], offset: none },
-            PackedZeros::Integer(zeros) => {
-                let zero = load_u16(&zeros[at..]);
-                GroupParams { scale, zero: [_mm256_cvtepi32_ps(zero[0]), _mm256_cvtepi32_ps(zero[1])], offset: none }
+    /// Scales of a weight's panels, and its offsets if it has any.
+    struct Numbers<'a, const P: usize> {
+        w: &'a CpuN16,
+        panel: usize,
+        scales: InOrder<'a, P>,
+        offsets: Option<InOrder<'a, P>>,
+    }
+
+    impl<'a, const P: usize> Numbers<'a, P> {
+        fn new(w: &'a CpuN16, panel: usize) -> Self {
+            let offsets = match w.zeros() {
+                PackedZeros::Float(offsets) => Some(InOrder::new(offsets, panel, w.groups())),
+                _ => None,
+            };
+            Self { w, panel, scales: InOrder::new(w.scales(), panel, w.groups()), offsets }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn of_group(&mut self, group: usize) -> [GroupParams; P] {
+            let none = [_mm256_setzero_ps(); 2];
+            let scales = self.scales.load(group);
+            let offsets = match &mut self.offsets {
+                Some(offsets) => offsets.load(group),
+                None => [none; P],
+            };
+            let mut params = [GroupParams { scale: none, zero: none, offset: none }; P];
+            for p in 0..P {
+                let zero = zeros(self.w, self.panel + p, group);
+                params[p] = GroupParams { scale: scales[p], zero, offset: offsets[p] };
             }
-            PackedZeros::Float(offsets) => GroupParams { scale, zero: none, offset: load_per_group(offsets, at) },
+            params
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn zeros(w: &CpuN16, panel: usize, group: usize) -> [__m256; 2] {
+        match w.zeros() {
+            PackedZeros::Symmetric => [_mm256_set1_ps(w.middle() as f32); 2],
+            PackedZeros::Integer(zeros) => {
+                let zero = load_u16(&zeros[(panel * w.groups() + group) * PANEL..]);
+                [_mm256_cvtepi32_ps(zero[0]), _mm256_cvtepi32_ps(zero[1])]
+            }
+            PackedZeros::Float(_) => [_mm256_setzero_ps(); 2],
         }
     }
 
@@ -175,11 +209,9 @@ mod x86 {
         let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes];
         assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
         c.fill(0.0);
+        let mut numbers = Numbers::<P>::new(w, panel);
         for span in w.spans() {
-            let mut params = [group_params(w, panel, span.group); P];
-            for p in 1..P {
-                params[p] = group_params(w, panel + p, span.group);
-            }
+            let params = numbers.of_group(span.group);
             let data = &data[span.tile * const { tile_bytes(BITS) }..];
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
@@ -218,6 +250,7 @@ mod x86 {
         let flip = _mm256_set1_epi32(const { highest_bits(BITS) } as i32);
         let tiles = x.len() / (per_tile * R);
         assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= data.len());
+        let middle = _mm256_set1_ps(const { 1u32 << (BITS - 1) } as f32);
         let mut acc: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
         let (mut tile, mut x) = (data.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
@@ -229,40 +262,43 @@ mod x86 {
                     _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(ahead).cast());
                 }
             }
+            // Scales and offsets fill the registers: with them one panel after the other.
+            let step = const { if ZERO == OFFSET { 1 } else { P } };
             for field in 0..per_tile / 4 {
-                for p in 0..P {
-                    for h in 0..2 {
-                        if ZERO != SIGNED {
-                            // SAFETY: panel p's tile, within `data` as asserted.
-                            raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), field, h) };
-                        } else if field == 0 {
-                            // SAFETY: half of the 64 bytes of panel p's tile, within `data` as asserted.
-                            let codes = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
-                            raw[p][h] = _mm256_xor_si256(codes, flip);
-                        }
-                    }
-                }
-                for byte in 0..4 {
-                    let shift = byte as u32 * 8 + field as u32 * const { field_bits(BITS) };
-                    let mut weight = [[_mm256_setzero_ps(); 2]; P];
-                    for p in 0..P {
+                for first in (0..P).step_by(step) {
+                    for p in first..first + step {
                         for h in 0..2 {
-                            weight[p][h] = match ZERO {
-                                SIGNED => signed_codes::<BITS>(raw[p][h], shift),
-                                ZERO_POINT => _mm256_sub_ps(codes(raw[p][h], byte), params[p].zero[h]),
-                                _ => {
-                                    let code = codes(raw[p][h], byte);
-                                    _mm256_fmadd_ps(code, params[p].scale[h], params[p].offset[h])
-                                }
-                            };
+                            if ZERO != SIGNED {
+                                // SAFETY: panel p's tile, within `data` as asserted.
+                                raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), field, h) };
+                            } else if field == 0 {
+                                // SAFETY: half of the 64 bytes of panel p's tile, within `data` as asserted.
+                                let codes = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                                raw[p][h] = _mm256_xor_si256(codes, flip);
+                            }
                         }
                     }
-                    for r in 0..R {
-                        // SAFETY: within x, from whose length `tiles` comes.
-                        let v = _mm256_set1_ps(unsafe { *x.add((field * 4 + byte) * R + r) });
-                        for p in 0..P {
+                    for byte in 0..4 {
+                        let shift = byte as u32 * 8 + field as u32 * const { field_bits(BITS) };
+                        let mut weight = [[_mm256_setzero_ps(); 2]; P];
+                        for p in first..first + step {
                             for h in 0..2 {
-                                acc[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], acc[r][p][h]);
+                                let params = &params[p];
+                                weight[p][h] = match ZERO {
+                                    SIGNED => signed_codes::<BITS>(raw[p][h], shift),
+                                    ZERO_POINT => _mm256_sub_ps(codes(raw[p][h], byte), params.zero[h]),
+                                    MIDDLE => _mm256_sub_ps(codes(raw[p][h], byte), middle),
+                                    _ => _mm256_fmadd_ps(codes(raw[p][h], byte), params.scale[h], params.offset[h]),
+                                };
+                            }
+                        }
+                        for r in 0..R {
+                            // SAFETY: within x, from whose length `tiles` comes.
+                            let v = _mm256_set1_ps(unsafe { *x.add((field * 4 + byte) * R + r) });
+                            for p in first..first + step {
+                                for h in 0..2 {
+                                    acc[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], acc[r][p][h]);
+                                }
                             }
                         }
                     }
@@ -381,8 +417,9 @@ mod x86 {
         let data = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
+        let mut numbers = Numbers::<1>::new(w, panel);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
-            let params = group_params(w, panel, span.group);
+            let [params] = numbers.of_group(span.group);
             for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
                 let bytes = &data[tile * tile_bytes..][..tile_bytes];
                 let out = &mut out[(tile - first) * per_tile * stride..][..(per_tile - 1) * stride + PANEL];

@@ -83,7 +83,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx512::{load_bf16, load_f16, load_f32, load_per_group, load_u16, quad};
+    use crate::cpu::x86::avx512::{InOrder, load_bf16, load_f16, load_f32, load_u16, quad};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, planes, tile_bytes};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
@@ -109,24 +109,53 @@ mod x86 {
         offset: __m512,
     }
 
+    /// Scales of a weight's panels, and its offsets if it has any.
+    struct Numbers<'a, const P: usize> {
+        w: &'a CpuN16,
+        panel: usize,
+        scales: InOrder<'a, P>,
+        offsets: Option<InOrder<'a, P>>,
+    }
+
+    impl<'a, const P: usize> Numbers<'a, P> {
+        fn new(w: &'a CpuN16, panel: usize) -> Self {
+            let offsets = match w.zeros() {
+                PackedZeros::Float(offsets) => Some(InOrder::new(offsets, panel, w.groups())),
+                _ => None,
+            };
+            Self { w, panel, scales: InOrder::new(w.scales(), panel, w.groups()), offsets }
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512dq,f16c")]
+        fn of_group<const BITS: u32>(&mut self, group: usize) -> [GroupParams; P] {
+            let none = _mm512_setzero_ps();
+            let scales = self.scales.load(group);
+            let offsets = match &mut self.offsets {
+                Some(offsets) => offsets.load(group),
+                None => [none; P],
+            };
+            let mut params = [GroupParams { scale: none, zero: none, offset: none }; P];
+            for p in 0..P {
+                let zero = zeros::<BITS>(self.w, self.panel + p, group);
+                params[p] = GroupParams { scale: scales[p], zero, offset: offsets[p] };
+            }
+            params
+        }
+    }
+
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,f16c")]
-    fn group_params<const BITS: u32>(w: &CpuN16, panel: usize, group: usize) -> GroupParams {
-        let at = (panel * w.groups() + group) * PANEL;
-        let scale = load_per_group(w.scales(), at);
-        let none = _mm512_setzero_ps();
+    fn zeros<const BITS: u32>(w: &CpuN16, panel: usize, group: usize) -> __m512 {
         let added = _mm512_set1_ps(if BITS > LOOKUP { ADDED_TO_BYTES } else { 0.0 });
         match w.zeros() {
-            PackedZeros::Symmetric if BITS <= LOOKUP => GroupParams { scale, zero: none, offset: none },
-            PackedZeros::Symmetric => {
-                let middle = _mm512_set1_ps(w.middle() as f32);
-                GroupParams { scale, zero: _mm512_add_ps(middle, added), offset: none }
-            }
+            PackedZeros::Symmetric if BITS <= LOOKUP => _mm512_setzero_ps(),
+            PackedZeros::Symmetric => _mm512_add_ps(_mm512_set1_ps(w.middle() as f32), added),
             PackedZeros::Integer(zeros) => {
-                let zero = _mm512_cvtepi32_ps(load_u16(&zeros[at..]));
-                GroupParams { scale, zero: _mm512_add_ps(zero, added), offset: none }
+                let zero = load_u16(&zeros[(panel * w.groups() + group) * PANEL..]);
+                _mm512_add_ps(_mm512_cvtepi32_ps(zero), added)
             }
-            PackedZeros::Float(offsets) => GroupParams { scale, zero: added, offset: load_per_group(offsets, at) },
+            PackedZeros::Float(_) => added,
         }
     }
 
@@ -188,11 +217,9 @@ mod x86 {
         let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes + CpuN16::READABLE_AFTER];
         let table = table::<BITS>(w);
         c.fill(0.0);
+        let mut numbers = Numbers::<P>::new(w, panel);
         for span in w.spans() {
-            let mut params = [group_params::<BITS>(w, panel, span.group); P];
-            for p in 1..P {
-                params[p] = group_params::<BITS>(w, panel + p, span.group);
-            }
+            let params = numbers.of_group::<BITS>(span.group);
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             let operands = Operands { codes: &data[span.tile * tile_bytes..], panel_bytes, x, table, params };
             add_span::<BITS, R, P, ZERO>(&operands, c);
@@ -396,8 +423,9 @@ mod x86 {
         let table = table::<BITS>(w);
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
+        let mut numbers = Numbers::<1>::new(w, panel);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
-            let params = group_params::<BITS>(w, panel, span.group);
+            let [params] = numbers.of_group::<BITS>(span.group);
             for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
                 let bytes = &data[tile * tile_bytes..][..tile_bytes];
                 // SAFETY: 64 bytes, checked by the slice.

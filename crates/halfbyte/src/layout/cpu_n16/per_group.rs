@@ -77,6 +77,20 @@ impl PanelMultiples {
         }
     }
 
+    /// Groups of an aligned run that share halves, 16 at most: a power of two.
+    pub fn run(&self) -> usize {
+        1 << self.log2_block.min(PANEL.ilog2())
+    }
+
+    /// The halves of a run of groups from row `row` of `[panel][group]` on, its factors, and whether they are nibbles.
+    pub fn run_at(&self, row: usize) -> (&[f16], &[u8], bool) {
+        let factors = match self.nibbles {
+            true => &self.factors[row / 2 * PANEL..][..self.run() / 2 * PANEL],
+            false => &self.factors[row * PANEL..][..self.run() * PANEL],
+        };
+        (&self.halves[(row >> self.log2_block) * PANEL..][..PANEL], factors, self.nibbles)
+    }
+
     fn get(&self, i: usize) -> f32 {
         let Sixteen { halves, factors, shift, mask } = self.sixteen(i);
         halves[i % PANEL].to_f32() * f32::from((factors[i % PANEL] >> shift & mask) as i8)
