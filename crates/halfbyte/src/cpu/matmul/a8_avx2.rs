@@ -224,31 +224,59 @@ mod x86 {
         let mut wide = *acc;
         let (mut tile, mut x) = (codes.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
-            for first in [0, chunk] {
-                let mut sums: Sums<R, P> = [[[_mm256_setzero_si256(); 2]; P]; R];
-                for i in first..first + chunk {
-                    let mut codes = [[_mm256_setzero_si256(); 2]; P];
-                    for p in 0..P {
-                        for h in 0..2 {
-                            // SAFETY: panel p's tile, within `codes` as asserted.
-                            codes[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
-                        }
-                    }
-                    for r in 0..R {
-                        // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
-                        let four = _mm256_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
+            if BITS == 6 {
+                // Halves of the outputs one after the other: few sums stay in registers. With 5 bits both at once are faster.
+                for (first, h) in [(0, 0), (0, 1), (chunk, 0), (chunk, 1)] {
+                    let mut sums = [[_mm256_setzero_si256(); P]; R];
+                    for i in first..first + chunk {
+                        let mut codes = [_mm256_setzero_si256(); P];
                         for p in 0..P {
-                            for h in 0..2 {
-                                let pairs = _mm256_maddubs_epi16(codes[p][h], four);
-                                sums[r][p][h] = _mm256_add_epi16(sums[r][p][h], pairs);
+                            // SAFETY: panel p's tile, within `codes` as asserted.
+                            codes[p] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
+                        }
+                        for r in 0..R {
+                            // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                            let four =
+                                _mm256_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
+                            for p in 0..P {
+                                sums[r][p] = _mm256_add_epi16(sums[r][p], _mm256_maddubs_epi16(codes[p], four));
                             }
                         }
                     }
+                    for r in 0..R {
+                        for p in 0..P {
+                            wide[r][p][h] = _mm256_add_epi32(wide[r][p][h], _mm256_madd_epi16(sums[r][p], ones));
+                        }
+                    }
                 }
-                for r in 0..R {
-                    for p in 0..P {
-                        for h in 0..2 {
-                            wide[r][p][h] = _mm256_add_epi32(wide[r][p][h], _mm256_madd_epi16(sums[r][p][h], ones));
+            } else {
+                for first in [0, chunk] {
+                    let mut sums: Sums<R, P> = [[[_mm256_setzero_si256(); 2]; P]; R];
+                    for i in first..first + chunk {
+                        let mut codes = [[_mm256_setzero_si256(); 2]; P];
+                        for p in 0..P {
+                            for h in 0..2 {
+                                // SAFETY: panel p's tile, within `codes` as asserted.
+                                codes[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), i, h) };
+                            }
+                        }
+                        for r in 0..R {
+                            // SAFETY: 4 codes of row r, within x, from whose length `tiles` comes; any alignment.
+                            let four =
+                                _mm256_set1_epi32(unsafe { x.add((i * R + r) * 4).cast::<i32>().read_unaligned() });
+                            for p in 0..P {
+                                for h in 0..2 {
+                                    let pairs = _mm256_maddubs_epi16(codes[p][h], four);
+                                    sums[r][p][h] = _mm256_add_epi16(sums[r][p][h], pairs);
+                                }
+                            }
+                        }
+                    }
+                    for r in 0..R {
+                        for p in 0..P {
+                            for h in 0..2 {
+                                wide[r][p][h] = _mm256_add_epi32(wide[r][p][h], _mm256_madd_epi16(sums[r][p][h], ones));
+                            }
                         }
                     }
                 }
