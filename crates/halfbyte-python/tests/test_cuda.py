@@ -66,11 +66,11 @@ def test_the_current_stream_is_used() -> None:
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        of(x)  # The first call in a stream makes its workspace, and waits.
-        torch.cuda._sleep(50_000_000)
-        late = torch.zeros_like(x)
+        late, y = torch.zeros_like(x), torch.empty_like(expected)
+        of(late, y)  # The first call in a stream makes its workspace, and torch its memory: both wait.
+        torch.cuda._sleep(100_000_000)
         late.copy_(x)
-        y = of(late)  # Behind the copy, which is behind the pause.
+        of(late, y)  # Behind the copy, which is behind the pause.
         assert not stream.query()
     stream.synchronize()
     assert torch.equal(y, expected)

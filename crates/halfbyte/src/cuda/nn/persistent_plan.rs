@@ -249,7 +249,7 @@ pub(super) fn samples() -> Vec<Instance> {
     let plan = |(sizes, form): (Sizes, (Atom, bool))| Plan::sized(&Caps::H200, sizes, form, form.0.scale, 32).ok();
     let alone: Vec<Plan> = models.into_iter().filter_map(plan).collect();
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
-    let paged = alone.iter().take(3).map(|plan| plan.clone().paged());
+    let paged = alone.iter().take(1).map(|plan| plan.clone().paged());
     alone.iter().cloned().chain(shared).chain(paged).map(|plan| plan.instance()).collect()
 }
 
