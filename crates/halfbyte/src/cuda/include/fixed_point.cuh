@@ -47,18 +47,18 @@ DEV void put_digits(u32 unit, u32 step, u32 c, const float (&x)[4], float over) 
 #pragma unroll
     for (int e = 0; e < 4; e++) codes |= (u32(__float2int_rn(x[e] * over)) & 255) << (8 * e);
     store_shared(unit + (step >> 2) * 64 + c * 16 + (step & 3) * 4, codes);
-    return;
+  } else {
+    u32 y[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++) y[e] = u32(__float2int_rn(x[e] * over) + 0x00808080) ^ 0x00808080u;
+    const u32 a = __byte_perm(y[0], y[1], 0x5140), b = __byte_perm(y[2], y[3], 0x5140),
+              d = __byte_perm(y[0], y[1], 0x7362), f = __byte_perm(y[2], y[3], 0x7362);
+    const u32 w[4] = {__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(d, f, 0x5410),
+                      __byte_perm(d, f, 0x7632)};
+    const u32 at = unit + (step >> 2) * 256 + c * 16 + (step & 3) * 4;
+#pragma unroll
+    for (u32 n = 0; n < 4; n++) store_shared(at + n * 64, w[n]);
   }
-  u32 y[4];
-#pragma unroll
-  for (int e = 0; e < 4; e++) y[e] = u32(__float2int_rn(x[e] * over) + 0x00808080) ^ 0x00808080u;
-  const u32 a = __byte_perm(y[0], y[1], 0x5140), b = __byte_perm(y[2], y[3], 0x5140),
-            d = __byte_perm(y[0], y[1], 0x7362), f = __byte_perm(y[2], y[3], 0x7362);
-  const u32 w[4] = {__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632), __byte_perm(d, f, 0x5410),
-                    __byte_perm(d, f, 0x7632)};
-  const u32 at = unit + (step >> 2) * 256 + c * 16 + (step & 3) * 4;
-#pragma unroll
-  for (u32 n = 0; n < 4; n++) store_shared(at + n * 64, w[n]);
 }
 // The word of a lane in each of the 8 fragments: those of a digit are one column's.
 DEV void load_digits(u32 (&b)[8], u32 unit, u32 lane) {

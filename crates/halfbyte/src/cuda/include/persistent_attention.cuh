@@ -32,7 +32,8 @@ DEV u32 slot_of(const Params& p, u32 position) {
 }
 // The first position that a layer's queries see.
 DEV u32 first_seen(u32 end, u32 window) { return window && end > window ? end - window : 0; }
-// Positions that a layer's queries see, in parts of equal length; in pages from a whole tile on, so that none lies in two.
+// Positions that a layer's queries see, in parts of equal length; in pages from a whole tile on, so that none lies in
+// two.
 struct Parts {
   u32 begin, end, length, count;
   __device__ __forceinline__ Parts(u32 position, u32 window) {

@@ -160,12 +160,14 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
     if (!KEPT) look_for(v, [&](u32 i) { return word(i) < n ? from + word(i) : nullptr; });
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
-      of[i] = all;
-      if (WHOLE) continue;
-      u32 two = greatest_two(v[i]);
+      if constexpr (WHOLE) {
+        of[i] = all;
+      } else {
+        u32 two = greatest_two(v[i]);
 #pragma unroll
-      for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
-      of[i] = step_of(float_bits(two));
+        for (u32 d = 1; d < 16; d *= 2) two = __vmaxu2(two, __shfl_xor_sync(ALL_LANES, two, d));
+        of[i] = step_of(float_bits(two));
+      }
     }
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) {
