@@ -64,7 +64,7 @@ pub(crate) enum Embedding<'a> {
     /// Rows of a file.
     Stored(FloatData<'a>),
     /// Rows of a file, as codes.
-    Codes(StoredTensor<'a>),
+    Codes(Box<StoredTensor<'a>>),
     /// Rows that are drawn where they will lie.
     Random(RandomFloats),
 }
@@ -298,7 +298,7 @@ impl<'a> Loader<'a> {
         }
         Ok(match self.stored(prefix, shape, &cut)?.weight {
             StoredWeight::Dense { floats, .. } => Embedding::Stored(floats),
-            StoredWeight::Quantized(codes) => Embedding::Codes(codes),
+            StoredWeight::Quantized(codes) => Embedding::Codes(Box::new(codes)),
         })
     }
 
