@@ -99,8 +99,8 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx2::{InOrder, load_bf16, load_f16, load_f32, load_u16, quad, store_f32};
-    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, field_bits, tile_bytes};
+    use crate::cpu::x86::avx2::{Numbers, load_bf16, load_f16, load_f32, load_u16, quad, room, store_f32};
+    use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, field_bits, planes, tile_bytes};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
     use std::ops::Range;
@@ -129,58 +129,45 @@ mod x86 {
         offset: [__m256; 2],
     }
 
-    /// Scales of a weight's panels, and its offsets if it has any.
-    struct Numbers<'a, const P: usize> {
-        w: &'a CpuN16,
+    /// Those of a group, from panel `panel` on.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn group_params<const P: usize>(
+        w: &CpuN16,
         panel: usize,
-        scales: InOrder<'a, P>,
-        offsets: Option<InOrder<'a, P>>,
-    }
-
-    impl<'a, const P: usize> Numbers<'a, P> {
-        fn new(w: &'a CpuN16, panel: usize) -> Self {
-            let offsets = match w.zeros() {
-                PackedZeros::Float(offsets) => Some(InOrder::new(offsets, panel, w.groups())),
-                _ => None,
-            };
-            Self { w, panel, scales: InOrder::new(w.scales(), panel, w.groups()), offsets }
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx2,fma,f16c")]
-        fn of_group(&mut self, group: usize) -> [GroupParams; P] {
-            let none = [_mm256_setzero_ps(); 2];
-            let scales = self.scales.load(group);
-            let offsets = match &mut self.offsets {
-                Some(offsets) => offsets.load(group),
-                None => [none; P],
-            };
-            let mut params = [GroupParams { scale: none, zero: none, offset: none }; P];
-            for p in 0..P {
-                let zero = zeros(self.w, self.panel + p, group);
-                params[p] = GroupParams { scale: scales[p], zero, offset: offsets[p] };
+        group: usize,
+        numbers: &mut Numbers<'_, P>,
+    ) -> [GroupParams; P] {
+        numbers.to(group);
+        let none = [_mm256_setzero_ps(); 2];
+        let mut params = [GroupParams { scale: none, zero: none, offset: none }; P];
+        for p in 0..P {
+            let at = ((panel + p) * w.groups() + group) * PANEL;
+            params[p].scale = numbers.scale(p, at);
+            match w.zeros() {
+                PackedZeros::Symmetric => params[p].zero = [_mm256_set1_ps(w.middle() as f32); 2],
+                PackedZeros::Integer(zeros) => {
+                    let zero = load_u16(&zeros[at..]);
+                    params[p].zero = [_mm256_cvtepi32_ps(zero[0]), _mm256_cvtepi32_ps(zero[1])];
+                }
+                PackedZeros::Float(_) => params[p].offset = numbers.offset(p, at).unwrap_or(none),
             }
-            params
         }
+        params
     }
 
+    /// Codes at bit `shift` of each lane as floats.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn zeros(w: &CpuN16, panel: usize, group: usize) -> [__m256; 2] {
-        match w.zeros() {
-            PackedZeros::Symmetric => [_mm256_set1_ps(w.middle() as f32); 2],
-            PackedZeros::Integer(zeros) => {
-                let zero = load_u16(&zeros[(panel * w.groups() + group) * PANEL..]);
-                [_mm256_cvtepi32_ps(zero[0]), _mm256_cvtepi32_ps(zero[1])]
-            }
-            PackedZeros::Float(_) => [_mm256_setzero_ps(); 2],
-        }
+    fn codes<const BITS: u32>(raw: __m256i, shift: u32) -> __m256 {
+        let shifted = _mm256_srl_epi32(raw, _mm_cvtsi32_si128(shift as i32));
+        _mm256_cvtepi32_ps(_mm256_and_si256(shifted, _mm256_set1_epi32((1 << BITS) - 1)))
     }
 
     /// Column `byte` of a quad as floats: a shuffle of bytes does what a shift and a mask would.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn codes(quad: __m256i, byte: usize) -> __m256 {
+    fn column(quad: __m256i, byte: usize) -> __m256 {
         let lanes = _mm256_set_epi32(12, 8, 4, 0, 12, 8, 4, 0);
         // A byte to the lowest of each lane, zeros above.
         let from = _mm256_add_epi32(lanes, _mm256_set1_epi32(0x8080_8000u32.wrapping_add(byte as u32) as i32));
@@ -209,9 +196,10 @@ mod x86 {
         let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes];
         assert!(x.len() == w.tiles() * per_tile * R && c.len() == R * P * PANEL);
         c.fill(0.0);
-        let mut numbers = Numbers::<P>::new(w, panel);
+        let mut room = room();
+        let mut numbers = Numbers::<P>::new(w, panel, &mut room);
         for span in w.spans() {
-            let params = numbers.of_group(span.group);
+            let params = group_params(w, panel, span.group, &mut numbers);
             let data = &data[span.tile * const { tile_bytes(BITS) }..];
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             let mut sums: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
@@ -248,60 +236,76 @@ mod x86 {
     ) {
         let (tile_bytes, per_tile) = const { (tile_bytes(BITS), columns_per_tile(BITS)) };
         let flip = _mm256_set1_epi32(const { highest_bits(BITS) } as i32);
+        let middle = _mm256_set1_ps(const { 1u32 << (BITS - 1) } as f32);
         let tiles = x.len() / (per_tile * R);
         assert!(tiles * tile_bytes + (P - 1) * panel_bytes <= data.len());
-        let middle = _mm256_set1_ps(const { 1u32 << (BITS - 1) } as f32);
         let mut acc: Sums<R, P> = [[[_mm256_setzero_ps(); 2]; P]; R];
         let (mut tile, mut x) = (data.as_ptr(), x.as_ptr());
         for _ in 0..tiles {
+            /// Adds the products of a column of some panels with a place of x.
+            macro_rules! add_column {
+                ($panels:expr, $place:expr, |$p:ident, $h:ident| $weight:expr) => {{
+                    let mut weight = [[_mm256_setzero_ps(); 2]; P];
+                    for $p in $panels {
+                        for $h in 0..2 {
+                            weight[$p][$h] = $weight;
+                        }
+                    }
+                    for r in 0..R {
+                        // SAFETY: within x, from whose length `tiles` comes.
+                        let v = _mm256_set1_ps(unsafe { *x.add($place * R + r) });
+                        for p in $panels {
+                            for h in 0..2 {
+                                acc[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], acc[r][p][h]);
+                            }
+                        }
+                    }
+                }};
+            }
             let mut raw = [[_mm256_setzero_si256(); 2]; P];
             for p in 0..P {
+                for h in 0..2 {
+                    // SAFETY: half of the first 64 bytes of panel p's tile, within `data` as asserted.
+                    raw[p][h] = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
+                    if ZERO == SIGNED {
+                        raw[p][h] = _mm256_xor_si256(raw[p][h], flip);
+                    }
+                }
                 for line in 0..tile_bytes / 64 {
                     // Far enough ahead to hide memory; a prefetch never faults.
-                    let ahead = p * panel_bytes + line * 64 + 1024;
-                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(tile.wrapping_add(p * panel_bytes + line * 64 + 1024).cast());
                 }
             }
-            // Scales and offsets fill the registers: with them one panel after the other.
-            let step = const { if ZERO == OFFSET { 1 } else { P } };
             for field in 0..per_tile / 4 {
-                for first in (0..P).step_by(step) {
-                    for p in first..first + step {
-                        for h in 0..2 {
-                            if ZERO != SIGNED {
-                                // SAFETY: panel p's tile, within `data` as asserted.
-                                raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), field, h) };
-                            } else if field == 0 {
-                                // SAFETY: half of the 64 bytes of panel p's tile, within `data` as asserted.
-                                let codes = unsafe { _mm256_loadu_si256(tile.add(p * panel_bytes + h * 32).cast()) };
-                                raw[p][h] = _mm256_xor_si256(codes, flip);
-                            }
-                        }
-                    }
-                    for byte in 0..4 {
-                        let shift = byte as u32 * 8 + field as u32 * const { field_bits(BITS) };
-                        let mut weight = [[_mm256_setzero_ps(); 2]; P];
+                if const { planes(BITS).1 > 0 } {
+                    // Scales and offsets fill the registers: with them one panel after the other.
+                    let step = const { if ZERO == OFFSET { 1 } else { P } };
+                    for first in (0..P).step_by(step) {
                         for p in first..first + step {
                             for h in 0..2 {
-                                let params = &params[p];
-                                weight[p][h] = match ZERO {
-                                    SIGNED => signed_codes::<BITS>(raw[p][h], shift),
-                                    ZERO_POINT => _mm256_sub_ps(codes(raw[p][h], byte), params.zero[h]),
-                                    MIDDLE => _mm256_sub_ps(codes(raw[p][h], byte), middle),
-                                    _ => _mm256_fmadd_ps(codes(raw[p][h], byte), params.scale[h], params.offset[h]),
-                                };
+                                // SAFETY: panel p's tile, within `data` as asserted.
+                                raw[p][h] = unsafe { quad::<BITS>(tile.add(p * panel_bytes), field, h) };
                             }
                         }
-                        for r in 0..R {
-                            // SAFETY: within x, from whose length `tiles` comes.
-                            let v = _mm256_set1_ps(unsafe { *x.add((field * 4 + byte) * R + r) });
-                            for p in first..first + step {
-                                for h in 0..2 {
-                                    acc[r][p][h] = _mm256_fmadd_ps(v, weight[p][h], acc[r][p][h]);
+                        for byte in 0..4 {
+                            add_column!(first..first + step, field * 4 + byte, |p, h| {
+                                let code = column(raw[p][h], byte);
+                                match ZERO {
+                                    MIDDLE => _mm256_sub_ps(code, middle),
+                                    _ => _mm256_fmadd_ps(code, params[p].scale[h], params[p].offset[h]),
                                 }
-                            }
+                            });
                         }
                     }
+                    continue;
+                }
+                for byte in 0..4 {
+                    let shift = byte as u32 * 8 + field as u32 * const { field_bits(BITS) };
+                    add_column!(0..P, field * 4 + byte, |p, h| match ZERO {
+                        SIGNED => signed_codes::<BITS>(raw[p][h], shift),
+                        ZERO_POINT => _mm256_sub_ps(codes::<BITS>(raw[p][h], shift), params[p].zero[h]),
+                        _ => _mm256_fmadd_ps(codes::<BITS>(raw[p][h], shift), params[p].scale[h], params[p].offset[h]),
+                    });
                 }
             }
             tile = tile.wrapping_add(tile_bytes);
@@ -417,9 +421,10 @@ mod x86 {
         let data = &w.codes()[panel * w.panel_bytes()..(panel + 1) * w.panel_bytes()];
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
-        let mut numbers = Numbers::<1>::new(w, panel);
+        let mut room = room();
+        let mut numbers = Numbers::<1>::new(w, panel, &mut room);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
-            let [params] = numbers.of_group(span.group);
+            let [params] = group_params(w, panel, span.group, &mut numbers);
             for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
                 let bytes = &data[tile * tile_bytes..][..tile_bytes];
                 let out = &mut out[(tile - first) * per_tile * stride..][..(per_tile - 1) * stride + PANEL];
@@ -430,7 +435,7 @@ mod x86 {
                     for byte in 0..4 {
                         let mut weight = params.offset;
                         for h in 0..2 {
-                            let code = codes(quad[h], byte);
+                            let code = column(quad[h], byte);
                             let code = _mm256_sub_ps(code, params.zero[h]);
                             weight[h] = _mm256_fmadd_ps(code, params.scale[h], params.offset[h]);
                         }

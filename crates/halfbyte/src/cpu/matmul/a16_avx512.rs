@@ -83,7 +83,7 @@ fn product(height: usize, panels: usize) -> ProductFn {
 
 mod x86 {
     use super::Weights;
-    use crate::cpu::x86::avx512::{InOrder, load_bf16, load_f16, load_f32, load_u16, quad};
+    use crate::cpu::x86::avx512::{Numbers, load_bf16, load_f16, load_f32, load_u16, quad, room};
     use crate::layout::cpu_n16::{CpuN16, PANEL, PackedZeros, columns_per_tile, planes, tile_bytes};
     use crate::tensor::Floats;
     use std::arch::x86_64::*;
@@ -109,39 +109,27 @@ mod x86 {
         offset: __m512,
     }
 
-    /// Scales of a weight's panels, and its offsets if it has any.
-    struct Numbers<'a, const P: usize> {
-        w: &'a CpuN16,
+    /// Those of a group, from panel `panel` on.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq,f16c")]
+    fn group_params<const BITS: u32, const P: usize>(
+        w: &CpuN16,
         panel: usize,
-        scales: InOrder<'a, P>,
-        offsets: Option<InOrder<'a, P>>,
-    }
-
-    impl<'a, const P: usize> Numbers<'a, P> {
-        fn new(w: &'a CpuN16, panel: usize) -> Self {
-            let offsets = match w.zeros() {
-                PackedZeros::Float(offsets) => Some(InOrder::new(offsets, panel, w.groups())),
-                _ => None,
-            };
-            Self { w, panel, scales: InOrder::new(w.scales(), panel, w.groups()), offsets }
-        }
-
-        #[inline]
-        #[target_feature(enable = "avx512f,avx512dq,f16c")]
-        fn of_group<const BITS: u32>(&mut self, group: usize) -> [GroupParams; P] {
-            let none = _mm512_setzero_ps();
-            let scales = self.scales.load(group);
-            let offsets = match &mut self.offsets {
-                Some(offsets) => offsets.load(group),
-                None => [none; P],
-            };
-            let mut params = [GroupParams { scale: none, zero: none, offset: none }; P];
-            for p in 0..P {
-                let zero = zeros::<BITS>(self.w, self.panel + p, group);
-                params[p] = GroupParams { scale: scales[p], zero, offset: offsets[p] };
+        group: usize,
+        numbers: &mut Numbers<'_, P>,
+    ) -> [GroupParams; P] {
+        numbers.to(group);
+        let none = _mm512_setzero_ps();
+        let mut params = [GroupParams { scale: none, zero: none, offset: none }; P];
+        for p in 0..P {
+            let at = ((panel + p) * w.groups() + group) * PANEL;
+            params[p].scale = numbers.scale(p, at);
+            params[p].zero = zeros::<BITS>(w, panel + p, group);
+            if let Some(offset) = numbers.offset(p, at) {
+                params[p].offset = offset;
             }
-            params
         }
+        params
     }
 
     #[inline]
@@ -217,9 +205,10 @@ mod x86 {
         let data = &w.codes()[panel * panel_bytes..(panel + P) * panel_bytes + CpuN16::READABLE_AFTER];
         let table = table::<BITS>(w);
         c.fill(0.0);
-        let mut numbers = Numbers::<P>::new(w, panel);
+        let mut room = room();
+        let mut numbers = Numbers::<P>::new(w, panel, &mut room);
         for span in w.spans() {
-            let params = numbers.of_group::<BITS>(span.group);
+            let params = group_params::<BITS, _>(w, panel, span.group, &mut numbers);
             let x = &x[span.tile * per_tile * R..(span.tile + span.tiles) * per_tile * R];
             let operands = Operands { codes: &data[span.tile * tile_bytes..], panel_bytes, x, table, params };
             add_span::<BITS, R, P, ZERO>(&operands, c);
@@ -423,9 +412,10 @@ mod x86 {
         let table = table::<BITS>(w);
         let (first, end) = (places.start / per_tile, places.end / per_tile);
         let begin = w.spans().partition_point(|s| s.tile + s.tiles <= first);
-        let mut numbers = Numbers::<1>::new(w, panel);
+        let mut room = room();
+        let mut numbers = Numbers::<1>::new(w, panel, &mut room);
         for span in w.spans()[begin..].iter().take_while(|s| s.tile < end) {
-            let [params] = numbers.of_group::<BITS>(span.group);
+            let [params] = group_params::<BITS, _>(w, panel, span.group, &mut numbers);
             for tile in span.tile.max(first)..(span.tile + span.tiles).min(end) {
                 let bytes = &data[tile * tile_bytes..][..tile_bytes];
                 // SAFETY: 64 bytes, checked by the slice.

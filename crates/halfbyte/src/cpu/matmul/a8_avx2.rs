@@ -40,7 +40,7 @@ fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
 
 mod x86 {
     use super::super::quantized_act::Tile;
-    use crate::cpu::x86::avx2::{InOrder, load_f32, load_u16, quad, store_f32};
+    use crate::cpu::x86::avx2::{Numbers, load_f32, load_u16, quad, room, store_f32};
     use crate::layout::cpu_n16::{PANEL, PackedZeros, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
 
@@ -56,11 +56,8 @@ mod x86 {
         let codes = &w.codes()[t.panel * panel_bytes..(t.panel + P) * panel_bytes];
         let middle = w.middle() as i32;
 
-        let mut all_scales = InOrder::<P>::new(w.scales(), t.panel, w.groups());
-        let mut all_offsets = match w.zeros() {
-            PackedZeros::Float(offsets) => Some(InOrder::<P>::new(offsets, t.panel, w.groups())),
-            _ => None,
-        };
+        let mut room = room();
+        let mut numbers = Numbers::<P>::new(w, t.panel, &mut room);
         for (s, span) in t.spans.clone().zip(spans) {
             let rows = &t.rows[s * R..(s + 1) * R];
             let mut group_at = [0; P];
@@ -98,13 +95,9 @@ mod x86 {
                 dot::<BITS, R, P>(codes, panel_bytes, x, &mut acc);
             }
 
-            let scales = all_scales.load(span.group);
-            let mut offsets = [[_mm256_setzero_ps(); 2]; P];
-            if let Some(all) = &mut all_offsets {
-                offsets = all.load(span.group);
-            }
+            numbers.to(span.group);
             for p in 0..P {
-                let scale = scales[p];
+                let (scale, offset) = (numbers.scale(p, group_at[p]), numbers.offset(p, group_at[p]));
                 let code_sums = if t.x_offsets {
                     load_f32(&w.code_sums()[((t.panel + p) * w.spans().len() + s) * PANEL..])
                 } else {
@@ -120,8 +113,8 @@ mod x86 {
                             sum = _mm256_fmadd_ps(code_sums[h], _mm256_set1_ps(row.offset), sum);
                         }
                         y[h] = _mm256_fmadd_ps(sum, scale[h], y[h]);
-                        if all_offsets.is_some() {
-                            y[h] = _mm256_fmadd_ps(offsets[p][h], _mm256_set1_ps(row.total), y[h]);
+                        if let Some(offset) = offset {
+                            y[h] = _mm256_fmadd_ps(offset[h], _mm256_set1_ps(row.total), y[h]);
                         }
                     }
                     store_f32(y, out);

@@ -53,7 +53,7 @@ fn tile(bits: u32, height: usize, panels: usize) -> TileFn {
 mod x86 {
     use super::Tile;
     use crate::cpu::matmul::quantized_act::RowSpan;
-    use crate::cpu::x86::avx512::{InOrder, load_f32, load_u16, quad};
+    use crate::cpu::x86::avx512::{Numbers, load_f32, load_u16, quad, room};
     use crate::layout::cpu_n16::{PANEL, PackedZeros, planes, quads, tile_bytes};
     use std::arch::x86_64::*;
 
@@ -66,15 +66,16 @@ mod x86 {
         let middle = _mm512_set1_epi32(w.middle() as i32);
         let per_span = |s: usize, p: usize| ((t.panel + p) * w.spans().len() + s) * PANEL;
 
-        let mut all_scales = InOrder::<P>::new(w.scales(), t.panel, w.groups());
-        let mut all_offsets = match w.zeros() {
-            PackedZeros::Float(offsets) => Some(InOrder::<P>::new(offsets, t.panel, w.groups())),
-            _ => None,
-        };
+        let mut room = room();
+        let mut numbers = Numbers::<P>::new(w, t.panel, &mut room);
         for (s, span) in t.spans.clone().zip(&w.spans()[t.spans.clone()]) {
             let per_group = |p: usize| ((t.panel + p) * w.groups() + span.group) * PANEL;
             let rows: &[RowSpan; R] = t.rows[s * R..].first_chunk().unwrap_or_else(|| unreachable!("R rows a span"));
-            let scales = all_scales.load(span.group);
+            numbers.to(span.group);
+            let mut scales = [_mm512_setzero_ps(); P];
+            for p in 0..P {
+                scales[p] = numbers.scale(p, per_group(p));
+            }
             let mut zeros = [middle; P];
             match w.zeros() {
                 PackedZeros::Symmetric => {}
@@ -101,10 +102,9 @@ mod x86 {
                     add_outer::<R, P>(c, p, sums, |r| rows[r].offset);
                 }
             }
-            if let Some(offsets) = &mut all_offsets {
-                let offsets = offsets.load(span.group);
-                for p in 0..P {
-                    add_outer::<R, P>(c, p, offsets[p], |r| rows[r].total);
+            for p in 0..P {
+                if let Some(offset) = numbers.offset(p, per_group(p)) {
+                    add_outer::<R, P>(c, p, offset, |r| rows[r].total);
                 }
             }
         }

@@ -3,3 +3,4 @@
 pub(super) mod amx;
 pub(super) mod avx2;
 pub(super) mod avx512;
+mod in_order;
