@@ -20,7 +20,7 @@ struct Params {
   u64 row_length, capacity;
   u32 rows, pages_of_text;
   u32 heads, kv_heads, head_size;
-  u32 parts, part_length;
+  u32 parts, part_length;  // length 0: as follows from each row's positions
   float scale;
   FloatType kind, out_type;  // kind: of a cache of floats
   u32 window;  // 2^32 - 1: none

@@ -260,12 +260,14 @@ pub fn attention(
         return one_by_one(gpu, stream, what, cache, layer, workspace, out);
     }
     let single = rows == 1 || what.rows == Rows::OnePerText;
-    let part_length = match (&decoding, single) {
-        (_, false) => what.longest,
-        (None, true) => PART_LENGTH,
-        (Some(_), true) => flash_decoding::part_length(gpu, heads, rows, what.longest),
+    let division = match &decoding {
+        Some(_) if rows > 1 => {
+            let longest = what.window.map_or(what.longest, |window| window.min(what.longest));
+            flash_decoding::of_texts(gpu, heads, rows, longest)
+        }
+        _ => flash_decoding::of_one_text(if single { parts_of(what.longest, what.window, PART_LENGTH) } else { 1 }),
     };
-    let parts = if single { parts_of(what.longest, what.window, part_length) } else { 1 };
+    let parts = division.parts;
     let AttentionWorkspace { partial, counters } = workspace;
     let needed = [rows * heads.heads * parts * (heads.head_size + 2), rows * flash_decoding::blocks_of_text(heads)];
     if parts > 1 && (partial.len() < needed[0] || counters.len() < needed[1]) {
@@ -291,7 +293,7 @@ pub fn attention(
         kv_heads: narrow(OP, "heads", heads.kv_heads)?,
         head_size: narrow(OP, "a head", heads.head_size)?,
         parts: narrow(OP, "parts", parts)?,
-        part_length: narrow(OP, "positions", if parts == 1 { what.longest } else { part_length })?,
+        part_length: narrow(OP, "positions", if single { division.part_length } else { what.longest })?,
         scale: what.scale,
         kind: element_type(cache.kv()),
         out_type: float_type(out.dtype()),
@@ -306,7 +308,7 @@ pub fn attention(
     };
     let joins = decoding.is_some();
     let attend = match (decoding, attention_mma::choice(gpu.caps(), rows, what.changes_scores(), cache)?) {
-        (Some(instance), _) => (instance, flash_decoding::form(gpu, heads, rows, parts)?),
+        (Some(instance), _) => (instance, flash_decoding::form(gpu, heads, rows, division)?),
         (None, Some(many_rows)) => many_rows,
         (None, None) => {
             let queries = rows * heads.group();

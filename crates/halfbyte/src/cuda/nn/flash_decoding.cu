@@ -1,8 +1,8 @@
 // Causal grouped-query attention of one row of each of many texts over a cache of halves or of
 // codes of 8 bits, on the tensor cores from sm_80 on: out = softmax(scale * q * keys^T) * values.
 //
-//   a block owns a text's row, up to 8 heads of a key/value head's group and a part of the positions; each of its warps
-//   takes every fourth tile of 16 positions, from memory to the fragments of the products:
+//   a block owns a text's row, up to 8 heads of a key/value head's group and a part of the positions; its warps take
+//   tiles of 16 positions in turn, from memory to the fragments of the products:
 //       scores [positions][heads] = keys * q^T; shift the running maximum; weights = 2^(score - maximum)
 //       sums [elements][heads] = sums * 2^(old - new maximum) + values^T * weights
 //   the keys of a warp's next tile are asked for when those of this one are multiplied, the values likewise; at the end
@@ -18,8 +18,6 @@
 // Source: Dao et al., "Flash-Decoding for long-context inference", 2023.
 #include "ampere.cuh"
 #include "attention.cuh"
-
-constexpr u32 WARPS = 4, THREADS = 32 * WARPS;
 
 // What is left of two floats by the pair that they became.
 template <bool BF16> DEV u32 rest(float low, float high, u32 taken) {
@@ -76,20 +74,26 @@ template <int HEAD, KvType KV> struct Tile {
   }
 };
 
-// HEAD: size of a head, rounded up to 64.
+// Warps of a multiprocessor, of one block or several, as `most_warps` in flash_decoding.rs: what registers allow.
+static __device__ constexpr u32 most_warps(int head) { return head <= 64 ? 16 : head <= 128 ? 12 : 8; }
+extern __shared__ __align__(16) u8 shared[];
+
+// HEAD: size of a head, rounded up to 64. A block has as many warps as the launch gives it.
 template <int HEAD, KvType KV>
-__global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
-                                           : HEAD <= 128 ? 3
-                                                         : 2) flash_decoding(const Params p) {
+__global__ void __launch_bounds__(32 * most_warps(HEAD), 1) flash_decoding(const Params p) {
 #if __CUDA_ARCH__ >= 800
   constexpr u32 TILE = 16, COLUMNS = 8;  // positions; heads
   constexpr bool BF16_KEYS = KV == BFLOATS, BF16_VALUES = KV != HALVES;  // in the products
   constexpr u32 PITCH = HEAD + 32;  // of queries: eight lanes read 16 bytes each from all banks
   constexpr float LIFT =
       BF16_VALUES ? 0 : 14;  // weights are 2^LIFT times as large: what the second half leaves is small
-  __shared__ __align__(16) u16 queries[2][COLUMNS][PITCH];
-  __shared__ float factors[COLUMNS], greatest_of[WARPS][COLUMNS], weight_of[WARPS][COLUMNS];
-  __shared__ __align__(8) float left[WARPS][COLUMNS][HEAD + 8];
+  const u32 warps = blockDim.x / 32;
+  // As `shared_bytes` in flash_decoding.rs: queries; sums of warps; what these are shifted by, and their weights.
+  u16(&queries)[2][COLUMNS][PITCH] = *reinterpret_cast<u16(*)[2][COLUMNS][PITCH]>(shared);
+  float (*const left)[COLUMNS][HEAD + 8] = reinterpret_cast<float (*)[COLUMNS][HEAD + 8]>(shared + sizeof(queries));
+  float (*const greatest_of)[COLUMNS] = reinterpret_cast<float (*)[COLUMNS]>(left + warps);
+  float (*const weight_of)[COLUMNS] = greatest_of + warps;
+  __shared__ float factors[COLUMNS];
 
   const u32 thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, c = lane % 4;
   const u32 group = p.heads / p.kv_heads, blocks = (group + COLUMNS - 1) / COLUMNS, part = blockIdx.z;
@@ -97,10 +101,12 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
   const u32 columns = min(COLUMNS, group - first), first_head = kv_head * group + first;
   // Positions and pages are older than the kernel before this one.
   const u32 end = u32(position_of(p, row, 1)) + 1, seen_from = u32(first_seen<true>(p, end));
-  const u32 part_begin = (seen_from / p.part_length + part) * p.part_length;
-  const u32 from = max(part_begin, seen_from), to = min(part_begin + p.part_length, end);
+  // Parts of a length that is given, or of one that gives each warp of all parts as many tiles.
+  const u32 given = p.part_length, begin = seen_from - seen_from % (given ? given : TILE), round = TILE * warps,
+            each = given ? given : (end - begin + p.parts * round - 1) / (p.parts * round) * round;
+  const u32 part_begin = begin + part * each, from = max(part_begin, seen_from), to = min(part_begin + each, end);
   // Those of the row that see something.
-  const u32 parts = min(p.parts, (end + p.part_length - 1) / p.part_length - seen_from / p.part_length);
+  const u32 parts = min(p.parts, (end - begin + each - 1) / each);
   if (from >= to) return;
 
   // ---- the first tile is asked for, before the kernel ahead has ended where that does not write to it
@@ -142,31 +148,43 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
   if (tile < to && !settled) load_keys(slot, tile), load_values(slot, tile);
 
   // ---- queries
+  constexpr u32 AT_ONCE = 2;  // heads of a warp
 #pragma unroll 1
-  for (u32 h = warp; h < COLUMNS; h += WARPS) {
-    const float* const query = p.qkv + row * p.row_length + u64(first_head + h) * p.head_size;
-    float x[HEAD / 64][2], most = 0;
+  for (u32 h0 = warp; h0 < COLUMNS; h0 += AT_ONCE * warps) {
+    float x[AT_ONCE][HEAD / 64][2];
 #pragma unroll
-    for (u32 i = 0; i < HEAD / 64; i++) {
-      // Beside codes elements lie in the order of `keys_of`.
-      const u32 d = 64 * i + (KV == CODES ? 4 * (lane / 2) + lane % 2 : 2 * lane);
-      const bool there = h < columns && d < p.head_size;
-      x[i][0] = there ? query[d] : 0;
-      x[i][1] = there ? query[d + (KV == CODES ? 2 : 1)] : 0;
-      most = fmaxf(most, fmaxf(fabsf(x[i][0]), fabsf(x[i][1])));
-    }
-    // The power of two that brings the largest element between 2^14 and 2^15, and its inverse.
-    const u32 exponent = min(max(268 - int(__float_as_uint(warp_max(most)) >> 23), 1), 253);
-    const float up = BF16_KEYS ? 1 : __uint_as_float(exponent << 23),
-                down = BF16_KEYS ? 1 : __uint_as_float((254 - exponent) << 23);
+    for (u32 n = 0; n < AT_ONCE; n++) {
+      const u32 h = h0 + n * warps;
+      const float* const query = p.qkv + row * p.row_length + u64(first_head + h) * p.head_size;
 #pragma unroll
-    for (u32 i = 0; i < HEAD / 64; i++) {
-      const float a = x[i][0] * up, b = x[i][1] * up;
-      const u32 high = pair<BF16_KEYS>(a, b), d = 64 * i + 2 * lane;
-      *reinterpret_cast<u32*>(&queries[0][h][d]) = high;
-      *reinterpret_cast<u32*>(&queries[1][h][d]) = rest<BF16_KEYS>(a, b, high);
+      for (u32 i = 0; i < HEAD / 64; i++) {
+        // Beside codes elements lie in the order of `keys_of`.
+        const u32 d = 64 * i + (KV == CODES ? 4 * (lane / 2) + lane % 2 : 2 * lane);
+        const bool there = h < columns && d < p.head_size;
+        x[n][i][0] = there ? query[d] : 0;
+        x[n][i][1] = there ? query[d + (KV == CODES ? 2 : 1)] : 0;
+      }
     }
-    if (lane == 0) factors[h] = p.scale * LOG2_E * down;
+#pragma unroll
+    for (u32 n = 0; n < AT_ONCE; n++) {
+      const u32 h = h0 + n * warps;
+      if (h >= COLUMNS) break;
+      float most = 0;
+#pragma unroll
+      for (u32 i = 0; i < HEAD / 64; i++) most = fmaxf(most, fmaxf(fabsf(x[n][i][0]), fabsf(x[n][i][1])));
+      // The power of two that brings the largest element between 2^14 and 2^15, and its inverse.
+      const u32 exponent = min(max(268 - int(__float_as_uint(warp_max(most)) >> 23), 1), 253);
+      const float up = BF16_KEYS ? 1 : __uint_as_float(exponent << 23),
+                  down = BF16_KEYS ? 1 : __uint_as_float((254 - exponent) << 23);
+#pragma unroll
+      for (u32 i = 0; i < HEAD / 64; i++) {
+        const float a = x[n][i][0] * up, b = x[n][i][1] * up;
+        const u32 high = pair<BF16_KEYS>(a, b), d = 64 * i + 2 * lane;
+        *reinterpret_cast<u32*>(&queries[0][h][d]) = high;
+        *reinterpret_cast<u32*>(&queries[1][h][d]) = rest<BF16_KEYS>(a, b, high);
+      }
+      if (lane == 0) factors[h] = p.scale * LOG2_E * down;
+    }
   }
   __syncthreads();
 
@@ -175,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
   float weight[2] = {}, greatest[2] = {minus_infinity(), minus_infinity()}, sums[HEAD / 64][4][4] = {};
 #pragma unroll 1
   while (tile < to) {
-    const u32 next = tile + WARPS * TILE;
+    const u32 next = tile + warps * TILE;
     const u32 next_slot = next < to ? u32(slot_of(p, row, next)) : 0;
 
     float s[4] = {}, of_rest[4] = {};
@@ -260,14 +278,12 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
     }
   }
   __syncthreads();
-  for (u32 i = thread; i < columns * HEAD; i += THREADS) {
+  for (u32 i = thread; i < columns * HEAD; i += blockDim.x) {
     const u32 h = i / HEAD, d = i % HEAD;
     if (d >= p.head_size) continue;
     float higher = greatest_of[0][h], sum = 0, all = 0;
-#pragma unroll
-    for (u32 w = 1; w < WARPS; w++) higher = fmaxf(higher, greatest_of[w][h]);
-#pragma unroll
-    for (u32 w = 0; w < WARPS; w++) {
+    for (u32 w = 1; w < warps; w++) higher = fmaxf(higher, greatest_of[w][h]);
+    for (u32 w = 0; w < warps; w++) {
       const float shrink = power_of_two(greatest_of[w][h] - base_of(higher));
       sum = fmaf(left[w][h][d], shrink, sum);
       all = fmaf(weight_of[w][h], shrink, all);
@@ -297,7 +313,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
   if (before + 1 < parts) return;
   const u32 length = p.head_size + 2;
   const float* const of_row = p.partial + (u64(row) * p.heads + first_head) * p.parts * length;
-  for (u32 h = warp; h < columns; h += WARPS) {
+  for (u32 h = warp; h < columns; h += warps) {
     const float* const of_head = of_row + u64(h) * p.parts * length + p.head_size;
     float higher = minus_infinity(), all = 0;
     for (u32 i = lane; i < parts; i += 32) higher = fmaxf(higher, load_l2(of_head + i * length));
@@ -309,7 +325,7 @@ __global__ void __launch_bounds__(THREADS, HEAD <= 64    ? 4
     if (lane == 0) greatest_of[0][h] = base, weight_of[0][h] = total_of(higher, all, sink_of(p, first_head + h));
   }
   __syncthreads();
-  for (u32 i = thread; i < columns * HEAD; i += THREADS) {
+  for (u32 i = thread; i < columns * HEAD; i += blockDim.x) {
     const u32 h = i / HEAD, d = i % HEAD;
     if (d >= p.head_size) continue;
     const float* const of_head = of_row + u64(h) * p.parts * length;

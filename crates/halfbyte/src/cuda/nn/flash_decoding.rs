@@ -13,9 +13,18 @@ use crate::kernel::{Heads, KvType};
 static SOURCE: Source =
     Source { path: "nn/flash_decoding.cu", text: include_str!("flash_decoding.cu"), parameters: &[Params::LAYOUT] };
 
-/// As in the source.
-const THREADS: u32 = 128;
+/// As in the source: heads of a block, positions of a tile.
 const COLUMNS: usize = 8;
+const TILE: usize = 16;
+
+/// Times, of what memory takes to bring a tile for each warp that a GPU holds: a block before its first tile is there and after its
+/// last one, with one warp and more with few; a tile at least, and more where a multiprocessor is full; parts that are joined. From an
+/// H100, where memory takes 4.3 µs.
+const OF_BLOCK: [f64; 2] = [0.8, 2.0];
+const OF_TILE: [f64; 2] = [0.25, 0.14];
+const OF_JOIN: f64 = 1.0;
+/// Warps of a block where there are more blocks than run at a time.
+const WARPS_OF_MANY: usize = 4;
 
 /// Those for heads of this size and the types among these that it takes; none for heads that it does not take.
 pub(super) fn instances(head_size: usize, kv: &[KvType]) -> Vec<Instance> {
@@ -41,29 +50,64 @@ pub(super) fn kernel(gpu: &Gpu, cache: &KvCache) -> Option<Instance> {
     instance(head_size, cache.kv()).filter(|_| gpu.caps().arch.number >= 80 && takes(head_size) && counts)
 }
 
-/// Blocks that run at a time, as the source bounds its registers.
-fn at_a_time(gpu: &Gpu, heads: Heads) -> usize {
-    let of_multiprocessor = match heads.head_size {
-        0..=64 => 4,
-        65..=128 => 3,
-        _ => 2,
-    };
-    gpu.caps().multiprocessors as usize * of_multiprocessor
+/// Warps that a multiprocessor holds, as the source bounds its registers.
+fn most_warps(head_size: usize) -> usize {
+    match head_size {
+        0..=64 => 16,
+        65..=128 => 12,
+        _ => 8,
+    }
 }
 
-/// Positions of a part of rows that see up to `longest` of them. Those of one text have a length of their own, so that its bits
-/// depend on its position alone; those of several are so long that all blocks run at a time, where these are so few.
-pub(super) fn part_length(gpu: &Gpu, heads: Heads, texts: usize, longest: usize) -> usize {
-    if texts == 1 {
-        return PART_LENGTH;
+/// How rows are divided among blocks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Division {
+    /// Of a block.
+    pub warps: usize,
+    /// Blocks that share a row's positions.
+    pub parts: usize,
+    /// Positions of a part; 0: as follows from each row's positions.
+    pub part_length: usize,
+}
+
+/// The division of the only row of a text, so that its bits depend on its position alone.
+pub(super) fn of_one_text(parts: usize) -> Division {
+    Division { warps: WARPS_OF_MANY, parts, part_length: PART_LENGTH }
+}
+
+/// The division that takes least, of several texts whose rows see up to `longest` positions each.
+pub(super) fn of_texts(gpu: &Gpu, heads: Heads, texts: usize, longest: usize) -> Division {
+    let (multiprocessors, most) = (gpu.caps().multiprocessors as usize, most_warps(heads.head_size));
+    let of_row = (texts * blocks_of_text(heads)).max(1);
+    // Blocks that end make room for the next kernel's, which then begins piece by piece.
+    if of_row >= multiprocessors * (most / WARPS_OF_MANY) {
+        return Division { warps: WARPS_OF_MANY, parts: 1, part_length: 0 };
     }
-    let parts = at_a_time(gpu, heads) / (texts * blocks_of_text(heads)).max(1);
-    longest.div_ceil(parts.min(longest.div_ceil(PART_LENGTH)).max(1)).next_multiple_of(PART_LENGTH / 2)
+    // A recorded step serves lengths from half of the longest on.
+    let expected = (longest / 4 * 3).max(1);
+    let time = |&Division { warps, parts, .. }: &Division| {
+        let (blocks, of_multiprocessor) = (of_row * parts, most / warps);
+        let at_a_time = blocks.min(multiprocessors * of_multiprocessor);
+        let full = |of: usize, all: usize| (of * warps) as f64 / (all * most) as f64;
+        let of_one = OF_TILE[0] + OF_TILE[1] * full(blocks.div_ceil(multiprocessors).min(of_multiprocessor), 1);
+        let of_tile = full(at_a_time, multiprocessors).max(of_one);
+        let of_tiles = expected.div_ceil(parts * warps * TILE) as f64 * of_tile;
+        let join = if parts > 1 { OF_JOIN } else { 0.0 };
+        blocks.div_ceil(at_a_time) as f64 * (OF_BLOCK[0] + OF_BLOCK[1] / warps as f64 + of_tiles) + join
+    };
+    let divisions = (1..=4).flat_map(|of_multiprocessor| {
+        let warps = most / of_multiprocessor;
+        let most_parts = (multiprocessors * most / of_row).min(expected.div_ceil(warps * TILE)).max(1);
+        let tried =
+            std::iter::successors(Some(1), |parts| Some(2 * parts)).take_while(move |&tried| tried <= most_parts);
+        tried.map(move |parts| Division { warps, parts, part_length: 0 })
+    });
+    divisions.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or_else(|| of_one_text(1))
 }
 
 /// Query heads times parts of several texts, at most, where there are several parts.
 pub(super) fn most_parts(gpu: &Gpu, heads: Heads) -> usize {
-    COLUMNS * at_a_time(gpu, heads)
+    COLUMNS * gpu.caps().multiprocessors as usize * most_warps(heads.head_size)
 }
 
 /// Blocks that compute a part of a text's row.
@@ -71,8 +115,15 @@ pub(super) fn blocks_of_text(heads: Heads) -> usize {
     heads.kv_heads * heads.group().div_ceil(COLUMNS)
 }
 
-/// The launch for so many texts, each row in so many parts. Error: more blocks than a launch may have.
-pub(super) fn form(gpu: &Gpu, heads: Heads, texts: usize, parts: usize) -> Result<Launch> {
-    let grid = [texts, blocks_of_text(heads), parts];
-    Ok(overlapping(gpu, launch("attention", grid, THREADS, 0)?))
+/// The launch for so many texts. Error: more blocks than a launch may have.
+pub(super) fn form(gpu: &Gpu, heads: Heads, texts: usize, division: Division) -> Result<Launch> {
+    let grid = [texts, blocks_of_text(heads), division.parts];
+    let threads = 32 * division.warps as u32;
+    Ok(overlapping(gpu, launch("attention", grid, threads, shared_bytes(heads, division.warps))?))
+}
+
+/// Shared memory of a block, as in the source: queries as two halves; sums of warps, greatest scores and weights.
+fn shared_bytes(heads: Heads, warps: usize) -> u32 {
+    let head = heads.head_size.next_multiple_of(64);
+    (4 * COLUMNS * (head + 32) + 4 * warps * COLUMNS * (head + 8 + 2)) as u32
 }
