@@ -7,7 +7,7 @@ use halfbyte::cuda::driver::Stream;
 use halfbyte::{Cpu, Cuda};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ptr::without_provenance_mut;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -17,7 +17,7 @@ struct Devices {
     cpu: Option<Arc<Cpu>>,
     gpus: HashMap<u32, Opened>,
     /// By GPU and stream. None is ever let go of: work that a caller has recorded goes on using the memory of its queue.
-    queues: HashMap<(u32, usize), Cuda>,
+    queues: BTreeMap<(u32, usize), Cuda>,
     forked: Forked,
 }
 
@@ -74,10 +74,11 @@ impl<C, G> On<C, G> {
 
 /// GPU `index` with a caller's stream.
 pub fn queue(py: Python<'_>, index: u32, stream: usize) -> Result<Cuda> {
-    alive(py)?;
-    if let Some(queue) = devices(py).get_or_insert_default().queues.get(&(index, stream)) {
+    // A process that was forked has none.
+    if let Some(queue) = devices(py).as_ref().and_then(|devices| devices.queues.get(&(index, stream))) {
         return Ok(queue.clone());
     }
+    alive(py)?;
     let gpu = opened(py, index)?.0;
     // SAFETY: a stream that a tensor library says it works in, on this device; libraries keep theirs as long as work goes there.
     let of_caller = unsafe { Stream::from_raw(gpu.context(), without_provenance_mut(stream)) };

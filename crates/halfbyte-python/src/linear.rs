@@ -12,6 +12,7 @@ use halfbyte::quantize::rtn;
 use halfbyte::{Act, Activation, Cpu, Cuda, Float, Floats, Format, QTensor, Weight};
 use pyo3::prelude::*;
 use rayon::prelude::*;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 const OP: &str = "linear";
@@ -274,34 +275,29 @@ impl Linear {
         y.finish(py)
     }
 
-    /// Nanoseconds that a product of one row of f32 takes from Rust, of so many: what calls from Python are compared with. On a GPU
-    /// the host's time, until the last one is put in a stream.
-    fn _time(&self, py: Python<'_>, calls: u32) -> Result<f64> {
-        let [n, k] = self.sizes();
-        let each = |begun: std::time::Instant| begun.elapsed().as_nanos() as f64 / f64::from(calls.max(1));
+    /// Nanoseconds that a call with these tensors takes from Rust, of so many: what calls from Python are compared with. On a GPU the
+    /// host's time, in the stream that x's library works in, until the last one is put there.
+    fn _time(&self, py: Python<'_>, x: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, calls: NonZeroU32) -> PyResult<f64> {
+        let (x, [n, k]) = (Input::of(x, "x")?, self.sizes());
+        let m = rows_of(OP, &x, k)?;
+        same_place(OP, &x, self.layer.place(), "the weight lies")?;
+        let mut y = Output::new(OP, Some(out), &x, x.shape().with_last(n), x.dtype())?;
+        let begun = std::time::Instant::now();
         match &self.layer {
             Layer::Cpu(linear) => {
                 let cpu = device::cpu(py)?;
-                let (x, mut y) = (vec![1f32; k], vec![0f32; n]);
-                let begun = std::time::Instant::now();
-                for _ in 0..calls {
-                    linear.forward(&*cpu, &x, 1, &mut y)?;
+                for _ in 0..calls.get() {
+                    linear.forward(&*cpu, x.floats("x")?, m, y.floats_mut()?).map_err(Failure::from)?;
                 }
-                Ok(each(begun))
             }
             Layer::Cuda(index, linear) => {
-                let queue = device::own_queue(py, *index)?;
-                let (x, mut y) = (queue.upload(vec![1f32; k].as_slice())?, queue.allocate(Float::F32, n)?);
-                queue.synchronize()?;
-                let begun = std::time::Instant::now();
-                for _ in 0..calls {
-                    linear.forward(&queue, x.view(0..k), 1, y.view_mut(0..n))?;
+                let queue = device::queue(py, *index, x.stream())?;
+                for _ in 0..calls.get() {
+                    linear.forward(&queue, x.float_view("x")?, m, y.float_view_mut()?).map_err(Failure::from)?;
                 }
-                let each = each(begun);
-                queue.synchronize()?;
-                Ok(each)
             }
         }
+        Ok(begun.elapsed().as_nanos() as f64 / f64::from(calls.get()))
     }
 
     /// Outputs.

@@ -12,32 +12,43 @@ use std::sync::{Mutex, PoisonError};
 /// Types that are remembered: programs have a handful.
 const MOST_TYPES: usize = 32;
 
-/// A type by its address, with its table if it has one.
-type Known = (usize, Option<&'static ExchangeApi>);
+/// What is known of a type of tensors.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// Its table, if it has one of this version.
+    pub api: Option<&'static ExchangeApi>,
+    /// Its tensors never change, though it may hand them out as if they might.
+    pub constant: bool,
+}
+
+/// A type by its address.
+type Known = (usize, Kind);
 
 /// The types seen so far. Each is kept alive, so that its address is its own.
 static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
-/// The table of an object's type; None if it has none of this version.
-pub fn api_of(object: &Bound<'_, PyAny>) -> PyResult<Option<&'static ExchangeApi>> {
+/// What is known of an object's type.
+pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     let address = object.get_type_ptr().addr();
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, api)) = known().iter().find(|(of, _)| *of == address) {
-        return Ok(*api);
+    if let Some((_, kind)) = known().iter().find(|(of, _)| *of == address) {
+        return Ok(*kind);
     }
-    let kind = object.get_type();
+    let of = object.get_type();
     // A static type's attribute: what an instance says of itself does not count.
-    let api = match kind.getattr_opt(intern!(object.py(), "__dlpack_c_exchange_api__"))? {
+    let api = match of.getattr_opt(intern!(object.py(), "__dlpack_c_exchange_api__"))? {
         Some(capsule) => of_capsule(&capsule),
         None => None,
     };
+    let constant = matches!(of.module()?.to_str()?.split('.').next(), Some("jax" | "jaxlib"));
+    let kind = Kind { api, constant };
     let mut known = known();
     if known.len() < MOST_TYPES && known.iter().all(|(of, _)| *of != address) {
-        known.push((address, api));
+        known.push((address, kind));
         // Never let go of.
-        let _ = kind.into_ptr();
+        let _ = of.into_ptr();
     }
-    Ok(api)
+    Ok(kind)
 }
 
 fn of_capsule(capsule: &Bound<'_, PyAny>) -> Option<&'static ExchangeApi> {

@@ -3,6 +3,7 @@
 use super::dlpack::{
     self, CPU, CUDA, CUDA_HOST, DataType, DlTensor, ExchangeApi, Managed, ManagedVersioned, READ_ONLY, VERSION,
 };
+use super::exchange::Kind;
 use super::{Place, Shape, exchange, float_of, wrong_type};
 use crate::device;
 use crate::error::invalid;
@@ -94,36 +95,42 @@ impl<'py> Input<'py> {
     /// *Errors:* TypeError: no tensor; ValueError: one that needs a gradient, lies on another kind of device, or that its library
     /// does not hand out.
     pub fn of(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Self> {
-        match Self::read(object, what)? {
+        match Self::read(object, what, exchange::kind_of(object)?.api, true)? {
             Some(input) => Ok(input),
             None => {
                 let dense = dense_copy(object, what)?;
                 let refuse = || PyValueError::new_err(format!("{what}: expected elements that lie row by row"));
-                Self::read(&dense, what)?.ok_or_else(refuse)
+                Self::read(&dense, what, exchange::kind_of(&dense)?.api, true)?.ok_or_else(refuse)
             }
         }
     }
 
-    /// A tensor to be written where it lies. *Errors:* those of [`Input::of`]; ValueError: one that is read-only, or whose elements
-    /// do not lie row by row.
+    /// A tensor to be written where it lies, in the stream of another one. *Errors:* those of [`Input::of`]; ValueError: one that is
+    /// read-only, or whose elements do not lie row by row.
     pub fn writable(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Self> {
-        match Self::read(object, what)? {
+        let Kind { api, constant } = exchange::kind_of(object)?;
+        match Self::read(object, what, api, false)? {
             None => invalid(what, "a tensor whose elements lie row by row", "one with other strides"),
-            Some(input) if input.read_only || is_constant(object)? => {
+            Some(input) if input.read_only || constant => {
                 invalid(what, "a tensor that may be written", "a read-only one")
             }
             Some(input) => Ok(input),
         }
     }
 
-    /// None: the elements do not lie row by row.
-    fn read(object: &Bound<'py, PyAny>, what: &str) -> PyResult<Option<Self>> {
+    /// By the table of its type, if there is one, which is asked for its stream or not. None: the elements do not lie row by row.
+    fn read(
+        object: &Bound<'py, PyAny>,
+        what: &str,
+        api: Option<&'static ExchangeApi>,
+        asks_stream: bool,
+    ) -> PyResult<Option<Self>> {
         let py = object.py();
-        if let Some(api) = exchange::api_of(object)? {
+        if let Some(api) = api {
             refuse_gradient(object, what)?;
             let (tensor, flags, held) = exchange::tensor_of(api, object)?;
             let stream = match tensor.device.kind {
-                CUDA => exchange::current_stream(py, api, CUDA, tensor.device.index)?,
+                CUDA if asks_stream => exchange::current_stream(py, api, CUDA, tensor.device.index)?,
                 _ => 0,
             };
             return Self::of_tensor(object, what, tensor, flags, held, Source::Exchange(api), (stream, false));
@@ -374,11 +381,6 @@ fn is_dense(shape: &Shape, stride: impl Fn(usize) -> i64) -> bool {
         next *= shape[i] as i64;
         here
     })
-}
-
-/// Whether a library's arrays never change, though it hands them out as if they might.
-fn is_constant(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(matches!(object.get_type().module()?.to_str()?.split('.').next(), Some("jax" | "jaxlib")))
 }
 
 /// ValueError: a tensor that autograd watches; through here its gradient would be lost.
