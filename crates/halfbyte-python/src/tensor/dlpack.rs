@@ -151,3 +151,48 @@ unsafe impl Sync for ExchangeApi {}
 
 /// Name of the capsule with an [`ExchangeApi`].
 pub const EXCHANGE_NAME: &std::ffi::CStr = c"dlpack_exchange_api";
+
+/// A claim on a tensor's memory, let go of when dropped.
+#[derive(Debug)]
+pub struct Held(Claim);
+
+#[derive(Debug)]
+enum Claim {
+    Old(*mut Managed),
+    Versioned(*mut ManagedVersioned),
+}
+
+impl Held {
+    /// # Safety
+    /// The claim on `managed` is the caller's and nobody else's.
+    pub unsafe fn versioned(managed: *mut ManagedVersioned) -> Self {
+        Self(Claim::Versioned(managed))
+    }
+
+    /// # Safety
+    /// As of [`Held::versioned`].
+    pub unsafe fn old(managed: *mut Managed) -> Self {
+        Self(Claim::Old(managed))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        match self.0 {
+            Claim::Old(managed) => {
+                // SAFETY: the claim is ours, and its deleter is called once; Python's lock is held wherever tensors are.
+                if let Some(deleter) = unsafe { (*managed).deleter } {
+                    // SAFETY: as above.
+                    unsafe { deleter(managed) }
+                }
+            }
+            Claim::Versioned(managed) => {
+                // SAFETY: as above.
+                if let Some(deleter) = unsafe { (*managed).deleter } {
+                    // SAFETY: as above.
+                    unsafe { deleter(managed) }
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,6 @@
 //! DLPack's C exchange: a table of functions that a type of tensors has.
 
-use super::dlpack::{DlTensor, EXCHANGE_NAME, ExchangeApi, ManagedVersioned, VERSION};
-use super::input::Held;
+use super::dlpack::{DlTensor, EXCHANGE_NAME, ExchangeApi, Held, ManagedVersioned, VERSION};
 use pyo3::exceptions::{PyBufferError, PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::{ffi, intern};

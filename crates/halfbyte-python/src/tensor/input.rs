@@ -1,7 +1,7 @@
 //! A Python tensor that is read, or written where the caller says so.
 
 use super::dlpack::{
-    self, CPU, CUDA, CUDA_HOST, DataType, DlTensor, ExchangeApi, Managed, ManagedVersioned, READ_ONLY, VERSION,
+    self, CPU, CUDA, CUDA_HOST, DataType, DlTensor, ExchangeApi, Held, Managed, ManagedVersioned, READ_ONLY, VERSION,
 };
 use super::exchange::Kind;
 use super::{Place, Shape, exchange, float_of, wrong_type};
@@ -17,51 +17,6 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict, PyTuple};
 use pyo3::{ffi, intern};
 use std::ffi::CStr;
-
-/// A claim on a tensor's memory, let go of when dropped.
-#[derive(Debug)]
-pub struct Held(Claim);
-
-#[derive(Debug)]
-enum Claim {
-    Old(*mut Managed),
-    Versioned(*mut ManagedVersioned),
-}
-
-impl Held {
-    /// # Safety
-    /// The claim on `managed` is the caller's and nobody else's.
-    pub unsafe fn versioned(managed: *mut ManagedVersioned) -> Self {
-        Self(Claim::Versioned(managed))
-    }
-
-    /// # Safety
-    /// As of [`Held::versioned`].
-    unsafe fn old(managed: *mut Managed) -> Self {
-        Self(Claim::Old(managed))
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        match self.0 {
-            Claim::Old(managed) => {
-                // SAFETY: the claim is ours, and its deleter is called once; Python's lock is held wherever tensors are.
-                if let Some(deleter) = unsafe { (*managed).deleter } {
-                    // SAFETY: as above.
-                    unsafe { deleter(managed) }
-                }
-            }
-            Claim::Versioned(managed) => {
-                // SAFETY: as above.
-                if let Some(deleter) = unsafe { (*managed).deleter } {
-                    // SAFETY: as above.
-                    unsafe { deleter(managed) }
-                }
-            }
-        }
-    }
-}
 
 /// How a tensor came in, which is how its library is known.
 #[derive(Clone, Copy, Debug)]

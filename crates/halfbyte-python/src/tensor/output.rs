@@ -1,7 +1,7 @@
 //! A tensor that is written, in the library that the input is of.
 
-use super::dlpack::{CPU, CUDA, DataType, Device, DlTensor, ExchangeApi, ManagedVersioned};
-use super::input::{Held, Source};
+use super::dlpack::{CPU, CUDA, DataType, Device, DlTensor, ExchangeApi, Held, ManagedVersioned};
+use super::input::Source;
 use super::{Input, Place, Shape, Tensor, exchange, float_of, wrong_type};
 use crate::device;
 use crate::error::{Failure, invalid};
