@@ -43,6 +43,7 @@ pub const HEADERS: &[Source] = headers![
     "cp_async_ring.cuh"
     "decode_codes.cuh"
     "dequant.cuh"
+    "early_launch.cuh"
     "epilogue.cuh"
     "exchange_words.cuh"
     "fixed_point.cuh"

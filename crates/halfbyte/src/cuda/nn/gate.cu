@@ -8,6 +8,7 @@
 
 #include "activation.cuh"
 #include "ampere.cuh"
+#include "early_launch.cuh"
 
 constexpr int THREADS = 128;
 
@@ -50,8 +51,7 @@ DEV float result(float gate, float up, const Function& f) {
 }
 
 __global__ void __launch_bounds__(THREADS) gate(const Params p) {
-  dependency_wait();
-  launch_dependents();
+  wait_and_launch(p.rows > FEW_ROWS);
   const u64 column = 4 * (u64(blockIdx.x) * THREADS + threadIdx.x);
   if (column >= p.inner) return;
   const u64 left = p.inner - column;

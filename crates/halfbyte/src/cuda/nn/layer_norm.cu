@@ -8,6 +8,7 @@
 //
 // layer_norm_of_ranks adds the sum of all ranks' updates (ranks.cuh), without leaving it anywhere.
 #include "ampere.cuh"
+#include "early_launch.cuh"
 
 #include "ranks.cuh"
 #include "threads_of_row.cuh"
@@ -120,8 +121,7 @@ template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& be
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p.bias + c));
   }
   Threads::meet();
-  dependency_wait();
-  launch_dependents();
+  wait_and_launch(!decltype(begin())::WAITS && (ALONE ? gridDim.y : gridDim.x) > FEW_ROWS);
   auto call = begin();
   Row<Threads, decltype(call)> row{p, call, p.stream + Threads::row() * p.length, {}};
   row.read();

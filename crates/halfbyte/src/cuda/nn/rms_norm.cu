@@ -15,6 +15,7 @@
 #include "quantize_rows.cuh"
 
 #include "ampere.cuh"
+#include "early_launch.cuh"
 #include "ranks.cuh"
 #include "threads_of_row.cuh"
 
@@ -120,8 +121,8 @@ template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& be
   // The weight is a model's: no kernel before this one writes it.
   if constexpr (ALONE) load_weight();
   Threads::meet();
-  dependency_wait();
-  launch_dependents();
+  // Where ranks share a GPU, the next kernel must leave room for the others' kernels that this one waits for.
+  wait_and_launch(!decltype(begin())::WAITS);
   auto call = begin();
   const float factor = factor_of_row<Threads>(r, kept, call);
   if constexpr (!ALONE) load_weight();

@@ -10,6 +10,7 @@
 // Element i is paired with element i + pairs; a model without rotations has 0 pairs. Angles are in turns and in double
 // precision, so that far positions lose nothing and the reduction to one turn is exact.
 #include "ampere.cuh"
+#include "early_launch.cuh"
 #include "floats.cuh"
 
 constexpr int WARPS = 4;
@@ -106,8 +107,7 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const P
   const bool is_query = head < p.heads, is_value = head >= rotated;
   const u32 pairs = is_value ? 0 : p.pairs;
   const double of_position = pair < p.pairs ? p.turns[pair] : 0;
-  dependency_wait();
-  launch_dependents();
+  wait_and_launch(true);
   const u64 position = p.positions[row], slot = p.slots[row];
   // The host knows how long texts are; the limit guards memory.
   const bool there = head < rotated + p.kv_heads && slot < p.capacity;
