@@ -45,31 +45,6 @@ pub(in crate::cpu) fn load_u16(v: &[u16]) -> [__m256i; 2] {
     [_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high)]
 }
 
-/// 16 factors, a byte with sign each.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn load_factors(v: Sixteen<'_>) -> __m128i {
-    let factors = &v.factors[..16];
-    // SAFETY: 16 bytes, checked above.
-    let bytes = unsafe { _mm_loadu_si128(factors.as_ptr().cast()) };
-    _mm_and_si128(_mm_srl_epi16(bytes, _mm_cvtsi32_si128(v.shift as i32)), _mm_set1_epi8(v.mask as i8))
-}
-
-/// The numbers of a panel's group, from element `at` on.
-#[inline]
-#[target_feature(enable = "avx2,f16c")]
-pub(in crate::cpu) fn load_per_group(v: &PerGroup, at: usize) -> [__m256; 2] {
-    match v {
-        PerGroup::F16(v) => load_f16(&v[at..]),
-        PerGroup::BF16(v) => load_bf16(&v[at..]),
-        PerGroup::F32(v) => load_f32(&v[at..]),
-        PerGroup::Multiples(multiples) => {
-            let sixteen = multiples.sixteen(at);
-            product(load_f16(sixteen.halves), load_factors(sixteen))
-        }
-    }
-}
-
 in_order!("avx2,f16c", [__m256; 2]);
 
 /// Halves times 16 bytes with sign.

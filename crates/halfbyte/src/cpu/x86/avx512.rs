@@ -42,31 +42,6 @@ pub(in crate::cpu) fn load_u16(v: &[u16]) -> __m512i {
     _mm512_cvtepu16_epi32(unsafe { _mm256_loadu_si256(v.as_ptr().cast()) })
 }
 
-/// 16 factors, a byte with sign each.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load_factors(v: Sixteen<'_>) -> __m128i {
-    let factors = &v.factors[..16];
-    // SAFETY: 16 bytes, checked above.
-    let bytes = unsafe { _mm_loadu_si128(factors.as_ptr().cast()) };
-    _mm_and_si128(_mm_srl_epi16(bytes, _mm_cvtsi32_si128(v.shift as i32)), _mm_set1_epi8(v.mask as i8))
-}
-
-/// The numbers of a panel's group, from element `at` on.
-#[inline]
-#[target_feature(enable = "avx512f,f16c")]
-pub(in crate::cpu) fn load_per_group(v: &PerGroup, at: usize) -> __m512 {
-    match v {
-        PerGroup::F16(v) => load_f16(&v[at..]),
-        PerGroup::BF16(v) => load_bf16(&v[at..]),
-        PerGroup::F32(v) => load_f32(&v[at..]),
-        PerGroup::Multiples(multiples) => {
-            let sixteen = multiples.sixteen(at);
-            product(load_f16(sixteen.halves), load_factors(sixteen))
-        }
-    }
-}
-
 in_order!("avx512f,f16c", __m512);
 
 /// Halves times 16 bytes with sign.

@@ -1,12 +1,37 @@
 //! Scales and offsets of panels, read one group after the other.
 
-/// For an instruction set whose module has `load_per_group`, `load_f16`, `load_f32`, `store_f32` and `product`, and what a packed
-/// weight is: 16 numbers are `$sixteen`.
+/// For an instruction set whose module has `load_f16`, `load_bf16`, `load_f32`, `store_f32` and `product`, and what a packed weight is:
+/// 16 numbers are `$sixteen`.
 ///
 /// Whole multiples of halves are made for a run of groups at once: made for each group they took a fifth of the time of a product of
 /// one row. Other numbers are loaded where they lie.
 macro_rules! in_order {
     ($features:literal, $sixteen:ty) => {
+        /// The numbers of a panel's group, from element `at` on.
+        #[inline]
+        #[target_feature(enable = $features)]
+        pub(in crate::cpu) fn load_per_group(v: &PerGroup, at: usize) -> $sixteen {
+            match v {
+                PerGroup::F16(v) => load_f16(&v[at..]),
+                PerGroup::BF16(v) => load_bf16(&v[at..]),
+                PerGroup::F32(v) => load_f32(&v[at..]),
+                PerGroup::Multiples(multiples) => {
+                    let sixteen = multiples.sixteen(at);
+                    product(load_f16(sixteen.halves), load_factors(sixteen))
+                }
+            }
+        }
+
+        /// 16 factors, a byte with sign each.
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn load_factors(v: Sixteen<'_>) -> __m128i {
+            let factors = &v.factors[..16];
+            // SAFETY: 16 bytes, checked above.
+            let bytes = unsafe { _mm_loadu_si128(factors.as_ptr().cast()) };
+            _mm_and_si128(_mm_srl_epi16(bytes, _mm_cvtsi32_si128(v.shift as i32)), _mm_set1_epi8(v.mask as i8))
+        }
+
         /// Scales of `P` panels, and their offsets if there are any: [`Numbers::to`] a group, then each panel's.
         pub(in crate::cpu) struct Numbers<'a, const P: usize> {
             w: &'a CpuN16,
