@@ -148,7 +148,11 @@ impl AttentionWorkspace {
     /// For so many texts of up to `longest` positions each. *Errors:* memory that is short.
     pub fn new(gpu: &Gpu, stream: &Stream, heads: Heads, texts: usize, longest: usize) -> Result<Self> {
         let of_one = heads.heads * longest.div_ceil(PART_LENGTH);
-        let parts = if texts > 1 { of_one.max(flash_decoding::most_parts(gpu, heads)) } else { of_one };
+        let parts = if texts > 1 {
+            of_one.max(flash_decoding::most_parts(gpu.caps().multiprocessors as usize, heads))
+        } else {
+            of_one
+        };
         let mut counters = gpu.context().allocate(texts * flash_decoding::blocks_of_text(heads))?;
         stream.fill(counters.view_mut(), 0)?;
         Ok(Self { partial: gpu.context().allocate(parts * (heads.head_size + 2))?, counters })
@@ -263,7 +267,7 @@ pub fn attention(
     let division = match &decoding {
         Some(_) if rows > 1 => {
             let longest = what.window.map_or(what.longest, |window| window.min(what.longest));
-            flash_decoding::of_texts(gpu, heads, rows, longest)
+            flash_decoding::of_texts(gpu.caps().multiprocessors as usize, heads, rows, longest)
         }
         _ => flash_decoding::of_one_text(if single { parts_of(what.longest, what.window, PART_LENGTH) } else { 1 }),
     };

@@ -76,8 +76,8 @@ pub(super) fn of_one_text(parts: usize) -> Division {
 }
 
 /// The division that takes least, of several texts whose rows see up to `longest` positions each.
-pub(super) fn of_texts(gpu: &Gpu, heads: Heads, texts: usize, longest: usize) -> Division {
-    let (multiprocessors, most) = (gpu.caps().multiprocessors as usize, most_warps(heads.head_size));
+pub(super) fn of_texts(multiprocessors: usize, heads: Heads, texts: usize, longest: usize) -> Division {
+    let most = most_warps(heads.head_size);
     let of_row = (texts * blocks_of_text(heads)).max(1);
     // Blocks that end make room for the next kernel's, which then begins piece by piece.
     if of_row >= multiprocessors * (most / WARPS_OF_MANY) {
@@ -106,8 +106,8 @@ pub(super) fn of_texts(gpu: &Gpu, heads: Heads, texts: usize, longest: usize) ->
 }
 
 /// Query heads times parts of several texts, at most, where there are several parts.
-pub(super) fn most_parts(gpu: &Gpu, heads: Heads) -> usize {
-    COLUMNS * gpu.caps().multiprocessors as usize * most_warps(heads.head_size)
+pub(super) fn most_parts(multiprocessors: usize, heads: Heads) -> usize {
+    COLUMNS * multiprocessors * most_warps(heads.head_size)
 }
 
 /// Blocks that compute a part of a text's row.
@@ -126,4 +126,34 @@ pub(super) fn form(gpu: &Gpu, heads: Heads, texts: usize, division: Division) ->
 fn shared_bytes(heads: Heads, warps: usize) -> u32 {
     let head = heads.head_size.next_multiple_of(64);
     (4 * COLUMNS * (head + 32) + 4 * warps * COLUMNS * (head + 8 + 2)) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_division_fits_a_multiprocessor_and_the_workspace() {
+        // The least that processors with tensor cores from sm_80 on let a block have.
+        const SHARED_BYTES: u32 = 99 << 10;
+        for multiprocessors in [1, 16, 58, 108, 132, 144] {
+            for head_size in [8, 64, 72, 128, 136, 256] {
+                for (kv_heads, group) in [(1, 1), (1, 71), (2, 9), (8, 4), (32, 1)] {
+                    let heads = Heads { heads: kv_heads * group, kv_heads, head_size };
+                    for (texts, longest) in
+                        (2..80).flat_map(|texts| [1, 17, 256, 1000, 1 << 17].map(|longest| (texts, longest)))
+                    {
+                        let division = of_texts(multiprocessors, heads, texts, longest);
+                        let Division { warps, parts, .. } = division;
+                        let case = format!("{division:?} of {texts} × {longest}, {heads:?}, {multiprocessors}");
+                        assert!((1..=most_warps(head_size)).contains(&warps), "{case}");
+                        assert!(shared_bytes(heads, warps) <= SHARED_BYTES, "{case}");
+                        let partial = texts * heads.heads * parts;
+                        assert!(parts == 1 || partial <= most_parts(multiprocessors, heads), "{case}");
+                        assert!(parts == 1 || parts * TILE <= longest.next_multiple_of(TILE), "{case}");
+                    }
+                }
+            }
+        }
+    }
 }
