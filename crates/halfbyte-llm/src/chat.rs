@@ -88,7 +88,7 @@ impl ChatTemplate {
     ///
     /// Errors: what the template refuses (`raise_exception`), a template that is wrong, or one that passes its bounds.
     pub fn render(&self, conversation: &Conversation, answer: bool) -> Result<String> {
-        let refuse = |e: minijinja::Error| refused(&self.path, &e);
+        let refuse = |what: String| Error::Chat { path: self.path.clone(), what };
         let SpecialTokens { bos, eos } = &self.tokens;
         let Conversation { messages, tools, documents } = conversation;
         let turns: Vec<Value> = messages.iter().map(|message| template::object(message.fields())).collect();

@@ -35,7 +35,7 @@ fn files_of(folder: &Path) -> Vec<PathBuf> {
 fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     let (here, whole) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = |name: &str| here.path().join(name).display().to_string();
-    let model = first_layers(whole.path(), 3);
+    let model = first_layers(whole.path(), 2);
     let all = |target: &str, more: &[&str]| -> Vec<String> {
         by_gptq(&model, &path(target)).into_iter().chain(more.iter().map(|&arg| arg.to_owned())).collect()
     };
@@ -45,17 +45,17 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     };
     let planned = quantize("plain", &["--asym", "--dry-run"]);
     assert_eq!(fs::read_dir(here.path()).unwrap().count(), 0, "nothing was written");
-    assert!(number(&planned, "seconds") > 0.0 && number(&planned, "work_bytes") > 2e6);
+    assert!(number(&planned, "seconds") > 0.0 && number(&planned, "work_bytes") > 1e6);
     assert!(planned["work"].as_str().unwrap().ends_with(".plain.partial"));
 
     let done = quantize("plain", &["--asym", "--report", &path("report.json")]);
     assert_eq!((&done["method"], &done["windows"], &done["window"]), (&"gptq".into(), &3.into(), &64.into()));
-    assert_eq!((&done["modules"], &done["format"]), (&21.into(), &"w4a16-g128-asym".into()));
+    assert_eq!((&done["modules"], &done["format"]), (&14.into(), &"w4a16-g128-asym".into()));
     let peak = number(&planned, "peak_memory_bytes");
     assert!(!cfg!(target_os = "linux") || number(&done, "peak_resident_bytes") < peak + 24e6, "{peak}: {done}");
     let report: Value = serde_json::from_slice(&fs::read(path("report.json")).unwrap()).unwrap();
     assert_eq!(report["layers"], done["layers"]);
-    assert_eq!((report["layers"].as_array().unwrap().len(), &report["report_act"]), (21, &"a8".into()));
+    assert_eq!((report["layers"].as_array().unwrap().len(), &report["report_act"]), (14, &"a8".into()));
     for layer in report["layers"].as_array().unwrap() {
         let activations = &layer["activations"];
         let [error, whole] = ["error", "whole_error"].map(|field| number(activations, field));
@@ -90,7 +90,7 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
         .map(|arg| arg.replace("gptq", "awq"))
         .collect();
     let table = quiet(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    for part in ["a16 error", "a8-xasym adds", "with scale and offset", "0 of 21 layers", "2.mlp.down_proj", "AWQ"] {
+    for part in ["a16 error", "a8-xasym adds", "with scale and offset", "0 of 14 layers", "1.mlp.down_proj", "AWQ"] {
         assert!(table.contains(part), "{part}: {table}");
     }
     // Factors of channels were folded into the norms.
@@ -145,14 +145,14 @@ fn calibration_refuses_what_cannot_be_meant() {
 #[test]
 fn a_killed_quantize_goes_on_to_the_same_bits() {
     let (here, whole) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let model = first_layers(whole.path(), 4);
+    let model = first_layers(whole.path(), 3);
     let path = |name: &str| here.path().join(name).display().to_string();
     let quantize = |target: &str| {
         let arguments = by_gptq(&model, &path(target));
         halfbyte(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
     };
     assert!(quantize("whole").output().unwrap().status.success());
-    for (blocks, signal) in [(1, "-INT"), (3, "-KILL")] {
+    for (blocks, signal) in [(1, "-INT"), (2, "-KILL")] {
         let mut child = quantize("killed").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let block = here.path().join(format!(".killed.partial/block-{:05}", blocks - 1));
         let begun = Instant::now();

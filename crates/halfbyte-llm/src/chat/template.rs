@@ -32,7 +32,9 @@ const DEEPEST: usize = 64;
 /// Time for a text; templates in the field take milliseconds.
 const LONGEST: Duration = Duration::from_secs(10);
 
-const STACK_BYTES: usize = 64 << 20;
+/// Stack: at least this, and for each instruction: lists in lists, of which a level takes eight, are freed by functions that call each
+/// other.
+const STACK_BYTES: (usize, usize) = (64 << 20, 64);
 
 const NAME: &str = "chat";
 
@@ -104,16 +106,18 @@ fn size(conversation: &Conversation) -> (u64, usize) {
 /// The text that it makes of a conversation, which `context` holds too.
 ///
 /// Fuel does not see all: a list that is added to itself again and again is walked through for longer than anybody lives. So this
-/// is done on a thread, which also has stack enough for lists in lists, and which is left behind where it takes too long.
+/// is done on a thread, which also has stack enough for lists in lists, and which is left behind where it takes too long. Errors, which
+/// may hold such lists, become words there.
 pub(super) fn render(
     environment: &Environment<'static>,
     conversation: &Conversation,
     context: Value,
-) -> Result<String, Error> {
+) -> Result<String, String> {
     let (turns, bytes) = size(conversation);
     let mut environment = Environment::clone(environment);
     // A template copies a turn some times: trims it, joins it to others, writes it.
-    environment.set_fuel(Some(FUEL + FUEL_OF_A_TURN * turns + bytes as u64));
+    let fuel = FUEL + FUEL_OF_A_TURN * turns + bytes as u64;
+    environment.set_fuel(Some(fuel));
     let mut text = Bounded { bytes: Vec::new(), most: LONGEST_TEXT.0 + LONGEST_TEXT.1 * bytes };
     let (done, rendered) = mpsc::sync_channel(1);
     let run = move || {
@@ -122,12 +126,12 @@ pub(super) fn render(
             String::from_utf8(text.bytes).map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))
         });
         // Nobody waits any more where it took too long.
-        let _ = done.send(written);
+        let _ = done.send(written.map_err(|error| what(&error)));
     };
-    let refuse = |what: String| Error::new(ErrorKind::InvalidOperation, what);
-    Builder::new().stack_size(STACK_BYTES).spawn(run).map_err(|e| refuse(format!("cannot start a thread: {e}")))?;
+    let stack = STACK_BYTES.0.max(usize::try_from(fuel).unwrap_or(usize::MAX).saturating_mul(STACK_BYTES.1));
+    Builder::new().stack_size(stack).spawn(run).map_err(|e| format!("cannot start a thread: {e}"))?;
     rendered.recv_timeout(LONGEST).map_err(|_| {
-        refuse(format!("expected one that comes to an end within {} seconds, got one that does not", LONGEST.as_secs()))
+        format!("expected one that comes to an end within {} seconds, got one that does not", LONGEST.as_secs())
     })?
 }
 

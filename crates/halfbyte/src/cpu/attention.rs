@@ -20,8 +20,6 @@ mod cache;
 mod element;
 mod product;
 mod scores;
-#[cfg(test)]
-mod tests;
 mod tile;
 
 pub use crate::kernel::{Heads, KvType};

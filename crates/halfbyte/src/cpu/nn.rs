@@ -9,8 +9,6 @@ mod logits;
 mod norm;
 mod rope;
 mod route;
-#[cfg(test)]
-mod tests;
 
 pub use activation::{clamped_swiglu, geglu, geglu_tanh, gelu, gelu_tanh, soft_cap, swiglu};
 pub use logits::{argmax, kl_divergence, log_sum_exp, softmax_in_place};

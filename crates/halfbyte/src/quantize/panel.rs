@@ -3,7 +3,7 @@
 //! Each element is a sum in one fixed order, whatever rows it is computed with: results do not depend on how rows are
 //! divided among threads. They depend on the processor as far as one that multiplies and adds with one rounding does so.
 
-use pulp::{Arch, NullaryFnOnce};
+use pulp::{Arch, Simd, WithSimd};
 use std::ops::Range;
 
 /// Columns that the innermost loop handles at a time: a vector of AVX-512, two of AVX2.
@@ -157,38 +157,57 @@ fn tile(left: [&[f64]; ROWS], strip: &[[f64; COLUMNS]]) -> [[f64; COLUMNS]; ROWS
     let left = left.map(|row| &row[..strip.len()]);
     match Arch::new() {
         // Without the instruction, a multiplication and an addition with one rounding are many.
-        Arch::Scalar => product(left, strip, |sum, a, b| sum + a * b),
+        Arch::Scalar => {
+            let mut sums = [[0.0; COLUMNS]; ROWS];
+            for (d, right) in strip.iter().enumerate() {
+                for (sums, row) in sums.iter_mut().zip(left) {
+                    sums.iter_mut().zip(right).for_each(|(sum, r)| *sum += row[d] * r);
+                }
+            }
+            sums
+        }
         arch => arch.dispatch(Fused { left, strip }),
     }
 }
 
+/// [`tile`] by vectors, each sum in one of its own.
 struct Fused<'a> {
     left: [&'a [f64]; ROWS],
     strip: &'a [[f64; COLUMNS]],
 }
 
-impl NullaryFnOnce for Fused<'_> {
+impl WithSimd for Fused<'_> {
     type Output = [[f64; COLUMNS]; ROWS];
 
     #[inline(always)]
-    fn call(self) -> Self::Output {
-        product(self.left, self.strip, |sum, a, b| a.mul_add(b, sum))
+    fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
+        match S::F64_LANES {
+            8 => self.by::<S, 1>(simd),
+            4 => self.by::<S, 2>(simd),
+            2 => self.by::<S, 4>(simd),
+            _ => self.by::<S, COLUMNS>(simd),
+        }
     }
 }
 
-#[inline(always)]
-fn product(
-    left: [&[f64]; ROWS],
-    strip: &[[f64; COLUMNS]],
-    add: impl Fn(f64, f64, f64) -> f64,
-) -> [[f64; COLUMNS]; ROWS] {
-    let mut sums = [[0.0; COLUMNS]; ROWS];
-    for (d, right) in strip.iter().enumerate() {
-        for (sums, row) in sums.iter_mut().zip(left) {
-            for (sum, &r) in sums.iter_mut().zip(right) {
-                *sum = add(*sum, row[d], r);
+impl Fused<'_> {
+    /// With `VECTORS` a strip is wide.
+    #[inline(always)]
+    fn by<S: Simd, const VECTORS: usize>(self, simd: S) -> [[f64; COLUMNS]; ROWS] {
+        let mut sums = [[simd.splat_f64s(0.0); VECTORS]; ROWS];
+        for (d, right) in self.strip.iter().enumerate() {
+            let right = S::as_simd_f64s(right).0;
+            for row in 0..ROWS {
+                let left = simd.splat_f64s(self.left[row][d]);
+                for v in 0..VECTORS {
+                    sums[row][v] = simd.mul_add_f64s(left, right[v], sums[row][v]);
+                }
             }
         }
+        let mut product = [[0.0; COLUMNS]; ROWS];
+        for row in 0..ROWS {
+            S::as_mut_simd_f64s(&mut product[row]).0.copy_from_slice(&sums[row]);
+        }
+        product
     }
-    sums
 }

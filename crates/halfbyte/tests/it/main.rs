@@ -3,6 +3,7 @@
 mod awq;
 mod conv;
 mod conv_int8;
+mod cpu;
 mod cuda;
 mod data;
 mod drift;

@@ -12,6 +12,7 @@ use crate::cpu::lanes::{Kernel, Simd};
 use crate::cpu::nn::exp2;
 use half::{bf16, f16};
 use std::cell::RefCell;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 /// Elements from a row of weights to the next. The extra line keeps rows out of each other's cache sets.
@@ -132,20 +133,40 @@ impl Kernel for Attend<'_> {
     }
 }
 
-impl Attend<'_> {
+impl<'a> Attend<'a> {
     #[inline(always)]
     fn with<S: Simd, E: Element>(self, s: S) -> Totals {
-        let Self { tile, pages, scratch } = self;
-        match tile.rows {
-            1 => attend::<S, E, 1>(s, &tile, pages, scratch),
-            2 => attend::<S, E, 2>(s, &tile, pages, scratch),
-            3 => attend::<S, E, 3>(s, &tile, pages, scratch),
-            4 => attend::<S, E, 4>(s, &tile, pages, scratch),
-            5..=6 if S::LANES >= 8 => attend::<S, E, 6>(s, &tile, pages, scratch),
-            7..=8 if S::LANES == 16 => attend::<S, E, 8>(s, &tile, pages, scratch),
-            9..=12 if S::LANES == 16 => attend::<S, E, 12>(s, &tile, pages, scratch),
+        match self.tile.rows {
+            1 => s.apart(self.rows::<E, 1>()),
+            2 => s.apart(self.rows::<E, 2>()),
+            3 => s.apart(self.rows::<E, 3>()),
+            4 => s.apart(self.rows::<E, 4>()),
+            5..=6 if S::LANES >= 8 => s.apart(self.rows::<E, 6>()),
+            7..=8 if S::LANES == 16 => s.apart(self.rows::<E, 8>()),
+            9..=12 if S::LANES == 16 => s.apart(self.rows::<E, 12>()),
             rows => unreachable!("a tile of {rows} rows with vectors of {}", S::LANES),
         }
+    }
+
+    fn rows<E, const R: usize>(self) -> AttendRows<'a, E, R> {
+        AttendRows { attend: self, element: PhantomData }
+    }
+}
+
+/// [`Attend`] for elements of a type and tiles of up to `R` rows, a function of its own: all of them in one took the compiler longest of
+/// all functions.
+struct AttendRows<'a, E, const R: usize> {
+    attend: Attend<'a>,
+    element: PhantomData<E>,
+}
+
+impl<E: Element, const R: usize> Kernel for AttendRows<'_, E, R> {
+    type Output = Totals;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Totals {
+        let Attend { tile, pages, scratch } = self.attend;
+        attend::<S, E, R>(s, &tile, pages, scratch)
     }
 }
 

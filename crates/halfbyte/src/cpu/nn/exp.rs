@@ -86,3 +86,51 @@ pub(super) fn exp_f64<const N: usize>(x: [f64; N]) -> [f64; N] {
     }
     y
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::Cpu;
+    use crate::cpu::isa::{Caps, Isa};
+    use crate::cpu::lanes::{Kernel, dispatch};
+
+    /// `exp` and `exp2` of each number in turn.
+    struct Exponentials<'a>(&'a [f32]);
+
+    impl Kernel for Exponentials<'_> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn run<S: Simd>(self, s: S) -> Vec<f32> {
+            let mut results = Vec::new();
+            for &x in self.0 {
+                results.push(s.to_array(exp(s, s.splat(x)))[0]);
+                results.push(s.to_array(exp2(s, s.splat(x)))[0]);
+            }
+            results
+        }
+    }
+
+    #[test]
+    fn exponentials_are_within_their_bound() {
+        let x: Vec<f32> =
+            (-87_200..88_300).map(|i| i as f32 * 1e-3).chain((-9_999..9_999).map(|i| i as f32 * 1e-4)).collect();
+        let ends = [f32::NEG_INFINITY, f32::MIN, -200.0, 200.0, f32::MAX, f32::INFINITY];
+        let nans = [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff)];
+        for isa in [Isa::Plain, Isa::Avx2, Isa::Avx512] {
+            let Ok(caps) = Caps::detect().limited_to(isa) else { continue };
+            let cpu = Cpu::with_caps(1, caps).unwrap();
+            for (&x, got) in x.iter().zip(dispatch(&cpu, Exponentials(&x)).chunks(2)) {
+                let exact = [f64::from(x).exp(), f64::from(x).exp2()];
+                for (got, exact) in got.iter().zip(exact) {
+                    let error = f64::from(*got) / exact - 1.0;
+                    assert!(error.abs() <= 2f64.powi(-22), "{isa:?}: at {x}: {got}, expected {exact}: {error:e}");
+                }
+            }
+            let got = dispatch(&cpu, Exponentials(&ends));
+            assert!(got[..6].iter().all(|&x| x == 0.0), "{isa:?}: {got:?}");
+            assert!(got[6..].iter().all(|&x| x == f32::INFINITY), "{isa:?}: {got:?}");
+            assert!(dispatch(&cpu, Exponentials(&nans)).iter().all(|x| x.is_nan()), "{isa:?}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! How far the dense model is from the quantised one.
 
-use crate::case::*;
+use super::case::*;
 use halfbyte::WeightFormat;
 use halfbyte::quantize::{CrossMoment, Drift, Hessian, Rtn};
 use halfbyte_llm::LoadOptions;

@@ -2,10 +2,11 @@ mod activation;
 mod norm;
 mod route;
 
-use super::*;
-use crate::cpu::attention::Heads;
-use crate::cpu::isa::Isa;
-use crate::cpu::lanes::tests::{noise, on_every_cpu};
+use super::{noise, on_every_cpu};
+use halfbyte::cpu::attention::Heads;
+use halfbyte::cpu::isa::Isa;
+use halfbyte::cpu::nn::*;
+use halfbyte::{Cpu, Error, Result};
 
 const U: f64 = 1.0 / 16_777_216.0;
 const ROWS: [usize; 4] = [0, 1, 3, 17];

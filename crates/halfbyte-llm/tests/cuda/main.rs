@@ -2,15 +2,10 @@
 //!
 //! Without a GPU these tests say so and pass; `HALFBYTE_REQUIRE_CUDA=1` makes them fail instead.
 
-#[path = "cuda/architectures.rs"]
 mod architectures;
-#[path = "cuda/files.rs"]
 mod files;
-#[path = "cuda/formats.rs"]
 mod formats;
-#[path = "cuda/ranks.rs"]
 mod ranks;
-#[path = "cuda/texts.rs"]
 mod texts;
 
 use half::f16;

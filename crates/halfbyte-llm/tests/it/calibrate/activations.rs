@@ -1,6 +1,6 @@
 //! What quantised activations would add, against outputs that are computed one by one.
 
-use crate::case::*;
+use super::case::*;
 use halfbyte::format::reference;
 use halfbyte::quantize::activations::quantize_activations;
 use halfbyte::{Act, Float, Group, QTensor, WeightFormat, Zero};

@@ -1,6 +1,6 @@
 //! Stopping and going on, on any number of threads.
 
-use crate::case::*;
+use super::case::*;
 use halfbyte::cpu::Cpu;
 use halfbyte::quantize::{Gptq, SymmetricScale};
 use halfbyte_checkpoint::Weights;

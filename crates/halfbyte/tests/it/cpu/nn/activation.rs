@@ -44,53 +44,6 @@ fn swiglu_at_the_ends() {
     );
 }
 
-struct Exponentials<'a>(&'a [f32]);
-
-impl Kernel for Exponentials<'_> {
-    type Output = Vec<f32>;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Vec<f32> {
-        let mut results = Vec::new();
-        for &x in self.0 {
-            results.push(s.to_array(exp::exp(s, s.splat(x)))[0]);
-            results.push(s.to_array(exp2(s, s.splat(x)))[0]);
-        }
-        results
-    }
-}
-
-#[test]
-fn exponentials_are_within_their_bound() {
-    let mut x: Vec<f32> = (-87_200..88_300).map(|i| i as f32 * 1e-3).collect();
-    x.extend(noise(5, 20_000));
-    on_every_cpu(
-        |cpu| dispatch(cpu, Exponentials(&x)),
-        |isa, got| {
-            for (&x, got) in x.iter().zip(got.chunks(2)) {
-                let exact = [f64::from(x).exp(), f64::from(x).exp2()];
-                for (got, exact) in got.iter().zip(exact) {
-                    let error = f64::from(*got) / exact - 1.0;
-                    assert!(error.abs() <= 4.0 * U, "{isa:?}: at {x}: {got}, expected {exact}: {error:e}");
-                }
-            }
-        },
-    );
-    let ends = [f32::NEG_INFINITY, f32::MIN, -200.0, 200.0, f32::MAX, f32::INFINITY];
-    let nans = [f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff)];
-    on_every_cpu(
-        |cpu| dispatch(cpu, Exponentials(&ends)),
-        |isa, got| {
-            assert!(got[..6].iter().all(|&x| x == 0.0), "{isa:?}: {got:?}");
-            assert!(got[6..].iter().all(|&x| x == f32::INFINITY), "{isa:?}: {got:?}");
-        },
-    );
-    on_every_cpu(
-        |cpu| dispatch(cpu, Exponentials(&nans)),
-        |isa, got| assert!(got.iter().all(|x| x.is_nan()), "{isa:?}"),
-    );
-}
-
 /// Gates over the range of both, dense around 0, and their number is no multiple of a vector.
 fn gates() -> Vec<f32> {
     let wide = (0..8_001).map(|i| (i as f32 - 4_000.0) / 300.0);

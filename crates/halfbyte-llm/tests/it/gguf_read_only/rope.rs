@@ -1,6 +1,6 @@
 //! Scaling of rotary positions: keys and tensors of GGUF, and what serves which text.
 
-use crate::files::*;
+use super::files::*;
 use halfbyte_checkpoint::Weights;
 use halfbyte_checkpoint::gguf::Value;
 use halfbyte_llm::{Config, Spec};

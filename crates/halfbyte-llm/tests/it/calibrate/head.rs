@@ -1,6 +1,6 @@
 //! The output head: its inputs, and that a run which was stopped at it goes on.
 
-use crate::case::*;
+use super::case::*;
 use halfbyte::quantize::Rtn;
 use halfbyte::{WeightFormat, Zero};
 use halfbyte_llm::Error;

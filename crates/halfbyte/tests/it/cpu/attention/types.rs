@@ -100,63 +100,6 @@ fn outputs_are_within_the_bound_of_rounded_keys_and_values() {
     }
 }
 
-/// What a cache has of keys and values, `[position][key, then value]`.
-fn stored<E: element::Element + Copy + Into<f64>>(cache: &KvCache, sequence: Sequence, positions: usize) -> Vec<f64> {
-    let (cached, size) = (cache.cached("test", sequence, 0).unwrap(), cache.head_size());
-    let mut out = Vec::new();
-    for p in 0..positions {
-        let [keys, values] = cached.page::<E>(0, p / PAGE_LENGTH);
-        let (p, scaled) = (p % PAGE_LENGTH, E::SCALED);
-        let [of_key, of_value] = [keys, values].map(|part| if scaled { f64::from(part.scales[p]) } else { 1.0 });
-        out.extend((0..size).map(|d| keys.elements[p / 16 * 16 * size + d * 16 + p % 16].into() * of_key));
-        out.extend((0..size).map(|d| values.elements[p * cache::padded(size) + d].into() * of_value));
-    }
-    out
-}
-
-#[test]
-fn elements_are_rounded_to_the_nearest() {
-    let (cpu, heads) = (Cpu::new(1).unwrap(), Heads { heads: 1, kv_heads: 1, head_size: 24 });
-    let (positions, row) = (150, heads.row());
-    // From subnormal numbers to the greatest, and a row of zeros.
-    let factor =
-        |p: usize| if p == 40 { 0.0 } else { 2f32.powi((p as i32 % 75) * 3 - 140) * if p < 75 { 1.0 } else { 1e-5 } };
-    let mut qkv = noise(8, positions * row);
-    qkv.chunks_mut(row).enumerate().for_each(|(p, row)| row.iter_mut().for_each(|v| *v *= factor(p)));
-    qkv[90 * row + 30] = f32::MAX;
-    let of_kv: Vec<f64> = qkv.chunks(row).flat_map(|row| &row[24..]).map(|&v| v.into()).collect();
-    for kv in KvType::ALL {
-        let mut cache = KvCache::new(1, heads, positions, kv).unwrap();
-        let sequence = cache.begin();
-        // Whole panels and single positions.
-        for rows in [0..37, 37..38, 38..positions] {
-            cache.append(&cpu, sequence, 0, rows.start, &qkv[rows.start * row..rows.end * row]).unwrap();
-        }
-        let got = match kv {
-            KvType::F32 => stored::<f32>(&cache, sequence, positions),
-            KvType::F16 => stored::<f16>(&cache, sequence, positions),
-            KvType::Bf16 => stored::<bf16>(&cache, sequence, positions),
-            KvType::Int8 => stored::<i8>(&cache, sequence, positions),
-        };
-        for (got, vector) in got.chunks(24).zip(of_kv.chunks(24)) {
-            let greatest = vector.iter().fold(0f64, |a, v| a.max(v.abs()));
-            for (&got, &v) in got.iter().zip(vector) {
-                let fine = match kv {
-                    KvType::F32 => got == v,
-                    KvType::F16 if v.abs() >= 65520.0 => got.is_infinite(),
-                    KvType::F16 => (got - v).abs() <= (v.abs() * 2f64.powi(-11)).max(2f64.powi(-25)),
-                    KvType::Bf16 if v.abs() > 3.38e38 => got.is_infinite(),
-                    KvType::Bf16 => (got - v).abs() <= (v.abs() * 2f64.powi(-8)).max(2f64.powi(-134)),
-                    // Half a scale, and what dividing by it rounds.
-                    KvType::Int8 => (got - v).abs() <= (greatest / 254.0).max(2f64.powi(-127)) * (1.0 + 2f64.powi(-15)),
-                };
-                assert!(fine, "{kv}: {v:e} became {got:e}, the greatest is {greatest:e}");
-            }
-        }
-        assert_eq!(cache.bytes(), 2 * 128 * (kv.bytes(24) + kv.bytes(32)), "{kv}");
-    }
-}
-
 #[test]
 fn what_a_type_cannot_hold_is_not_finite_for_those_who_see_it() {
     let heads = Heads { heads: 4, kv_heads: 2, head_size: 20 };

@@ -1,6 +1,6 @@
 //! What methods are given, and what is reported of their answers.
 
-use crate::case::*;
+use super::case::*;
 use halfbyte::cpu::nn;
 use halfbyte::format::reference;
 use halfbyte::quantize::{Gptq, Hessian};

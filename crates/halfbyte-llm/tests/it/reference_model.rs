@@ -108,7 +108,7 @@ fn greedy_continuations_equal_the_reference() {
 }
 
 #[test]
-#[ignore = "a minute; run with: cargo test -p halfbyte-llm --test reference_model -- --ignored perplexity_of_all_windows"]
+#[ignore = "a minute; run with: cargo test -p halfbyte-llm --test it -- --ignored perplexity_of_all_windows"]
 fn perplexity_of_all_windows_equals_the_reference() {
     let found = perplexity(LoadOptions::default(), None);
     assert!((found - 5.2916).abs() < 0.002, "{found}");
@@ -119,7 +119,7 @@ const OF_KV: [(KvType, f64, f64); 3] =
     [(KvType::F16, 1e-4, 5e-4), (KvType::Bf16, 2e-3, 4e-3), (KvType::Int8, 2e-3, 4e-3)];
 
 #[test]
-#[ignore = "minutes; run with: cargo test --release -p halfbyte-llm --test reference_model -- --ignored keys_and_values"]
+#[ignore = "minutes; run with: cargo test --release -p halfbyte-llm --test it -- --ignored keys_and_values"]
 fn keys_and_values_in_fewer_bytes_cost_little_over_all_windows() {
     let exact = perplexity(LoadOptions::default(), None);
     for (kv, at_most, _) in OF_KV {
@@ -150,7 +150,7 @@ const RTN: [(&str, f64); 7] = [
 ];
 
 #[test]
-#[ignore = "minutes; run with: cargo test --release -p halfbyte-llm --test reference_model -- --ignored"]
+#[ignore = "minutes; run with: cargo test --release -p halfbyte-llm --test it -- --ignored"]
 fn perplexities_after_rounding_to_nearest_equal_the_table() {
     for (format, want) in RTN {
         let found = perplexity(quantized(format), None);
@@ -160,7 +160,7 @@ fn perplexities_after_rounding_to_nearest_equal_the_table() {
 }
 
 #[test]
-#[ignore = "minutes; run with: cargo test --release -p halfbyte-llm --test reference_model -- --ignored"]
+#[ignore = "minutes; run with: cargo test --release -p halfbyte-llm --test it -- --ignored"]
 fn quantized_activations_cost_at_most_half_a_percent_over_all_windows() {
     for format in ["w4a16-g128", "w4a16-g128-asym", "w4a16-g32-asym", "w8a16-g128", "w3a16-g128-asym"] {
         let exact = perplexity(quantized(format), None);

@@ -1,0 +1,18 @@
+//! Tests of models on a CPU, one binary; `cuda` has those on a GPU, and `bounds` those that limit the memory of their process.
+
+mod architectures;
+mod calibrate;
+mod chat;
+mod config;
+mod config_of_each;
+mod every_architecture;
+mod gguf;
+mod gguf_read_only;
+mod kl;
+mod malicious;
+mod random;
+mod reference_model;
+mod tensor_parallel;
+mod text;
+mod tidy;
+mod weights;
