@@ -176,7 +176,7 @@ fn quantized_activations_cost_at_most_half_a_percent_over_all_windows() {
 /// The order of quality looks like on a few windows, and what activations in 8 bits cost.
 #[test]
 fn a_few_windows_show_the_cost_of_quantizing() {
-    let windows = Some(12);
+    let windows = Some(6);
     let dense = perplexity(LoadOptions::default(), windows);
     let eight = perplexity(quantized("w8a16-g128"), windows);
     let exact = perplexity(quantized("w4a16-g128"), windows);

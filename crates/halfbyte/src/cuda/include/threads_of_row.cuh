@@ -8,14 +8,21 @@
 
 #if __CUDA_ARCH__ >= 900
 constexpr int BLOCKS_OF_ROW = 8;
+// Threads that a multiprocessor holds.
+constexpr int MOST_THREADS = __CUDA_ARCH__ >= 1200 ? 1536 : 2048;
 #else
-constexpr int BLOCKS_OF_ROW = 1;
+constexpr int BLOCKS_OF_ROW = 1, MOST_THREADS = 0;
 #endif
 
-template <bool ALONE> struct ThreadsOfRow {
+// SHORT: alone, and a thread has one vector at most; in so few registers that blocks fit beside those of a product, of
+// which the largest leave 4096, and are there when it ends.
+template <bool ALONE, bool SHORT_ROW = false> struct ThreadsOfRow {
+  static constexpr bool SHORT = SHORT_ROW;
   static constexpr int BLOCKS = ALONE ? BLOCKS_OF_ROW : 1, ALL = ALONE ? 1024 : 256, BLOCK = ALL / BLOCKS;
   // Vectors that a thread keeps in registers.
-  static constexpr int KEPT = ALONE && BLOCKS == 1 ? 2 : 4;
+  static constexpr int KEPT = SHORT ? 1 : ALONE && BLOCKS == 1 ? 2 : 4;
+  // Blocks that registers of a multiprocessor are asked to hold.
+  static constexpr int BLOCKS_AT_LEAST = BLOCKS == 1 ? 1 : SHORT ? MOST_THREADS / BLOCK : 8;
   static __device__ __forceinline__ u32 row() { return ALONE ? blockIdx.y : blockIdx.x; }
   static __device__ __forceinline__ u32 thread() { return (ALONE ? blockIdx.x * BLOCK : 0) + threadIdx.x; }
   // Before anything else: all blocks run, their shared memory can be written.

@@ -83,7 +83,8 @@ pub fn instances(head_size: Option<usize>, kv: &[KvType]) -> Vec<Instance> {
         all.extend(instances_of_some_models(None, kv));
         all.extend(instances_of_ranks());
     }
-    all.extend([rms_norm::instances(), rope::instances(), attention::combines()].concat());
+    all.extend(rms_norm::instances());
+    all.extend([rope::instances(), attention::combines()].concat());
     all.extend(heads.iter().copied().flat_map(attention::instances));
     let heads = head_size.map_or_else(|| vec![64, 80, 128, LARGEST_HEAD], |size| vec![size]);
     all.extend(heads.iter().flat_map(|&size| attention_mma::instances(size, kv, false)));

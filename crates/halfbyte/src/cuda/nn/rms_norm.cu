@@ -93,7 +93,7 @@ template <class Threads, class Call> DEV float factor_of_row(const Rows& p, floa
 #pragma unroll
   for (int i = 0; i < KEPT; i++) add(kept[i], sums[i % EACH]);
 #pragma unroll 1
-  for (u64 c = 4 * (Threads::thread() + KEPT * THREADS); c < p.length; c += 4 * PLACES) {
+  for (u64 c = 4 * (Threads::thread() + KEPT * THREADS); !Threads::SHORT && c < p.length; c += 4 * PLACES) {
     float4 more[EACH];
     read_row<Threads>(p, c, more, call);
 #pragma unroll
@@ -109,8 +109,8 @@ template <class Threads, class Call> DEV float factor_of_row(const Rows& p, floa
 }
 
 // The norm of a row; `begin` begins the ranks' call.
-template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
-  using Threads = ThreadsOfRow<ALONE>;
+template <bool ALONE, bool SHORT, class Begin> DEV void norm_row(const Params& p, Begin&& begin) {
+  using Threads = ThreadsOfRow<ALONE, SHORT>;
   constexpr int THREADS = Threads::ALL, KEPT = Threads::KEPT;
   const Rows& r = p.rows;
   const u64 row = Threads::row(), first = 4 * Threads::thread();
@@ -137,7 +137,7 @@ template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& be
     if (c < r.length) store(c, kept[i], weight[i]);
   }
 #pragma unroll 1
-  for (u64 c = first + 4 * KEPT * THREADS; c < r.length; c += 4 * THREADS) {
+  for (u64 c = first + 4 * KEPT * THREADS; !SHORT && c < r.length; c += 4 * THREADS) {
     float4 v[1], w[1];
     load_fours<1, 1>(r.stream + row * r.length + c, r.length - c, r.aligned, v);
     load_fours<1, 1>(r.weight + c, r.length - c, r.aligned, w);
@@ -146,14 +146,16 @@ template <bool ALONE, class Begin> DEV void norm_row(const Params& p, Begin&& be
   call.end();
 }
 
-template <bool ALONE> __global__ void __launch_bounds__(ThreadsOfRow<ALONE>::BLOCK) rms_norm(const Params p) {
-  norm_row<ALONE>(p, [] { return Alone(); });
+template <bool ALONE, bool SHORT>
+__global__ void __launch_bounds__(ThreadsOfRow<ALONE, SHORT>::BLOCK, ThreadsOfRow<ALONE, SHORT>::BLOCKS_AT_LEAST)
+    rms_norm(const Params p) {
+  norm_row<ALONE, SHORT>(p, [] { return Alone(); });
 }
 
 template <bool ALONE>
 __global__ void __launch_bounds__(ThreadsOfRow<ALONE>::BLOCK)
     rms_norm_of_ranks(const Params p, const __grid_constant__ Ranks ranks) {
-  norm_row<ALONE>(p, [&] { return Call(ranks); });
+  norm_row<ALONE, false>(p, [&] { return Call(ranks); });
 }
 
 // A row of the result.

@@ -2,7 +2,9 @@
 
 use super::collectives::{Collectives, Ranks, Update};
 use super::floats::float_type;
-use super::{THREADS_OF_ROW, form_of_rows, launch, overlapping, rows_alone, rows_of, same_length};
+use super::{
+    THREADS_OF_ROW, THREADS_OF_ROW_ALONE, form_of_rows, launch, overlapping, rows_alone, rows_of, same_length,
+};
 use crate::cuda::Gpu;
 use crate::cuda::driver::{Arg, FloatViewMut, Launch, Stream, View, ViewMut};
 use crate::cuda::matmul::quantize_activations::{Target, quantizer, quantizers};
@@ -21,18 +23,21 @@ static SOURCE: Source = Source {
 const OP: &str = "rms_norm";
 const QUANTIZED: &str = "rms_norm_quantized";
 
-pub(super) fn instances() -> [Instance; 2] {
-    [false, true].map(|alone| instance(alone, false))
+pub(super) fn instances() -> [Instance; 3] {
+    [(false, false), (true, false), (true, true)].map(|(alone, short)| instance(alone, short))
 }
 
 /// Of ranks.
 pub(super) fn summing_instances() -> [Instance; 2] {
-    [false, true].map(|alone| instance(alone, true))
+    [false, true].map(summing_instance)
 }
 
-fn instance(alone: bool, of_ranks: bool) -> Instance {
-    let kernel = if of_ranks { "rms_norm_of_ranks" } else { "rms_norm" };
-    Instance::new(&SOURCE, format!("{kernel}<{alone}>"))
+fn instance(alone: bool, short: bool) -> Instance {
+    Instance::new(&SOURCE, format!("rms_norm<{alone}, {short}>"))
+}
+
+fn summing_instance(alone: bool) -> Instance {
+    Instance::new(&SOURCE, format!("rms_norm_of_ranks<{alone}>"))
 }
 
 pub(super) fn quantized_instance(form: QuantizedForm) -> Instance {
@@ -124,10 +129,13 @@ fn put_norm(
 ) -> Result<()> {
     let alone = rows_alone(gpu, m, length);
     let form = form_of_rows(gpu, OP, m, alone)?;
-    let instance = instance(alone, ranks.is_some());
     match ranks.map(Collectives::params).transpose()? {
-        None => put(gpu, stream, &instance, &form, &[Arg::new(&params)]),
-        Some(ranks) => put(gpu, stream, &instance, &form, &[Arg::new(&params), Arg::new(&ranks)]),
+        None => {
+            // A vector of four for each thread.
+            let short = alone && length <= 4 * THREADS_OF_ROW_ALONE as usize;
+            put(gpu, stream, &instance(alone, short), &form, &[Arg::new(&params)])
+        }
+        Some(ranks) => put(gpu, stream, &summing_instance(alone), &form, &[Arg::new(&params), Arg::new(&ranks)]),
     }
 }
 
