@@ -45,7 +45,7 @@ fn quantize_by_gptq_reports_each_layer_and_the_loss_is_less() {
     };
     let planned = quantize("plain", &["--asym", "--dry-run"]);
     assert_eq!(fs::read_dir(here.path()).unwrap().count(), 0, "nothing was written");
-    assert!(number(&planned, "seconds") > 0.0 && number(&planned, "work_bytes") > 1e6);
+    assert!(number(&planned, "seconds") > 0.0 && number(&planned, "work_bytes") > 1.8e6);
     assert!(planned["work"].as_str().unwrap().ends_with(".plain.partial"));
 
     let done = quantize("plain", &["--asym", "--report", &path("report.json")]);

@@ -1,3 +1,5 @@
+//! Attention over cached keys and values against sums in f64.
+
 mod pages;
 mod types;
 

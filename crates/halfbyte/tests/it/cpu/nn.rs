@@ -1,3 +1,5 @@
+//! Norms, activations, rotations, routes and what reads logits, against sums in f64.
+
 mod activation;
 mod norm;
 mod route;
