@@ -4,7 +4,6 @@ use halfbyte::cpu::Cpu;
 use halfbyte_checkpoint::Checkpoint;
 use halfbyte_llm::{Error, LoadOptions, Model, Session, eval};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
 
 const MODELS: [&str; 15] = [
     "bloom",
@@ -24,10 +23,6 @@ const MODELS: [&str; 15] = [
     "qwen3-moe",
 ];
 
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
-}
-
 fn argmax(logits: &[f32]) -> u32 {
     (0..logits.len()).rev().max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as u32
 }
@@ -36,8 +31,8 @@ fn argmax(logits: &[f32]) -> u32 {
 fn logits_and_greedy_tokens_equal_those_of_transformers() {
     let cpu = Cpu::all_threads().unwrap();
     for name in MODELS {
-        let model = Model::load(&folder(name), &LoadOptions::default()).unwrap();
-        let expected = Checkpoint::open(folder(name).join("expected.safetensors")).unwrap();
+        let model = Model::load(&crate::architecture(name), &LoadOptions::default()).unwrap();
+        let expected = Checkpoint::open(crate::architecture(name).join("expected.safetensors")).unwrap();
         let (ids, want) = (expected.ints("input_ids").unwrap(), expected.floats("logits").unwrap().to_f32());
         let mut got = Vec::new();
         let mut write = |logits: &[f32]| {
@@ -78,9 +73,9 @@ fn logits_and_greedy_tokens_equal_those_of_transformers() {
 #[test]
 fn a_wrong_tensor_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let copy = |from: &str| std::fs::copy(folder("llama").join(from), dir.path().join(from)).unwrap();
+    let copy = |from: &str| std::fs::copy(crate::architecture("llama").join(from), dir.path().join(from)).unwrap();
     copy("model.safetensors");
-    let config = std::fs::read_to_string(folder("llama").join("config.json")).unwrap();
+    let config = std::fs::read_to_string(crate::architecture("llama").join("config.json")).unwrap();
     let refused = |from: &str, to: &str| {
         assert!(config.contains(from));
         std::fs::write(dir.path().join("config.json"), config.replace(from, to)).unwrap();
@@ -99,7 +94,7 @@ fn a_wrong_tensor_is_named() {
 #[test]
 fn ids_that_cannot_run_are_refused() {
     let cpu = Cpu::new(1).unwrap();
-    let model = Model::load(&folder("llama"), &LoadOptions::default()).unwrap();
+    let model = Model::load(&crate::architecture("llama"), &LoadOptions::default()).unwrap();
     let run = |ids: &[i32], shape| {
         eval::logits(&model, &cpu, &eval::Ids { ids, shape }, &mut |_| Ok(()), &mut |_| ControlFlow::Continue(()))
     };

@@ -98,13 +98,13 @@ fn what_is_wrong_with_a_template_is_told_with_its_line() {
 
 #[test]
 fn a_folder_names_its_template_and_tokens() {
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures/llama");
+    let model = crate::architecture("llama");
     let here = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(&model).unwrap() {
         let path = entry.unwrap().path();
         std::fs::copy(&path, here.path().join(path.file_name().unwrap())).unwrap();
     }
-    let real = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let real = crate::stdlib();
     let tokenizer = Tokenizer::from_folder(&real).unwrap();
     let config = Config { bos: Some(0), ..Config::from_folder(&real).unwrap() };
     let read = |file: Option<(&str, &str)>| {

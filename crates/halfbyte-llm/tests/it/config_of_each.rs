@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 fn golden(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name).join("config.json");
+    let path = crate::architecture(name).join("config.json");
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 

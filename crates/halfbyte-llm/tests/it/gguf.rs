@@ -7,11 +7,7 @@ use halfbyte_checkpoint::{Checkpoint, FloatData, Weights};
 use halfbyte_llm::arch::spec::Positions;
 use halfbyte_llm::check::contradictions;
 use halfbyte_llm::{Config, LoadOptions, Model, Session};
-use std::path::{Path, PathBuf};
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
-}
+use std::path::Path;
 
 /// Writes a folder's tensors with metadata of an architecture; q and k in pairs if GGUF has them so.
 fn write(name: &str, gguf: &str, paired: bool, more: &[(&str, Value)], path: &Path) {
@@ -20,7 +16,7 @@ fn write(name: &str, gguf: &str, paired: bool, more: &[(&str, Value)], path: &Pa
 
 /// The same of those tensors whose name in the folder is kept.
 fn write_kept(name: &str, gguf: &str, paired: bool, more: &[(&str, Value)], kept: fn(&str) -> bool, path: &Path) {
-    let config = Config::from_folder(&folder(name)).unwrap();
+    let config = Config::from_folder(&crate::architecture(name)).unwrap();
     let spec = &config.spec;
     let number = |n: usize| Value::U32(n as u32);
     let Positions::Rope(rope) = &spec.layers[0].attention.positions else { panic!("no rope") };
@@ -41,7 +37,7 @@ fn write_kept(name: &str, gguf: &str, paired: bool, more: &[(&str, Value)], kept
     let keys = keys.into_iter().chain(more.iter().map(|(key, value)| (*key, value.clone())));
     let mut metadata = vec![("general.architecture".to_owned(), Value::String(gguf.to_owned()))];
     metadata.extend(keys.map(|(key, value)| (format!("{gguf}.{key}"), value)));
-    let from = Checkpoint::open(folder(name)).unwrap();
+    let from = Checkpoint::open(crate::architecture(name)).unwrap();
     let infos = from.tensors().filter(|info| kept(info.name));
     let infos: Vec<_> = infos.map(|info| (info.name.to_owned(), info.shape.to_vec())).collect();
     let data = |hf: &str| from.floats(hf).unwrap();
@@ -86,13 +82,13 @@ fn models_in_one_file_are_the_same_specs_and_bits() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("model.gguf");
         write(name, gguf, paired, more, &path);
-        let [of_folder, of_file] = [&folder(name), &path].map(|path| {
+        let [of_folder, of_file] = [&crate::architecture(name), &path].map(|path| {
             let weights = Weights::open(path).unwrap();
             Config::from_weights(&weights).unwrap()
         });
         assert_eq!(of_file.architecture, of_folder.architecture);
         assert_eq!(of_file.spec, of_folder.spec, "{name}");
-        let logits = [&folder(name), &path].map(|path| {
+        let logits = [&crate::architecture(name), &path].map(|path| {
             let model = Model::load(path, &LoadOptions::default()).unwrap();
             let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 320).collect();
             let mut session = Session::new(&model, &cpu, 40).unwrap();

@@ -84,7 +84,7 @@ fn models_as_llama_cpp_writes_them_compute_what_the_folders_compute() {
         let findings = contradictions(&config, &weights).into_findings();
         assert!(findings.is_empty(), "{name}: {findings:?}");
         if gguf.starts_with("gpt") {
-            assert_eq!(config.spec, Config::from_folder(&folder(name)).unwrap().spec, "{name}");
+            assert_eq!(config.spec, Config::from_folder(&crate::architecture(name)).unwrap().spec, "{name}");
         }
         let want = expected(name);
         assert_near(name, &logits(&path), &want);

@@ -6,12 +6,11 @@ use halfbyte::quantize::Rtn;
 use halfbyte_llm::eval::{self, KlDivergence, Scored};
 use halfbyte_llm::{Error, LoadOptions, Model, Result};
 use std::ops::ControlFlow;
-use std::path::Path;
 
 const VOCAB: usize = 320;
 
 fn load(name: &str, quantize: Option<&str>) -> Model {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name);
+    let folder = crate::architecture(name);
     let options = quantize.map_or_else(LoadOptions::default, |format| {
         let format: Format = format.parse().unwrap();
         LoadOptions { act: format.act, quantize: Some((format.weight, Rtn::default())), ..LoadOptions::default() }
@@ -174,7 +173,7 @@ fn what_cannot_be_compared_is_refused() {
     let cpu = Cpu::new(1).unwrap();
     let cancelled = eval::kl_divergence(&model, &other, &cpu, &tokens(80), 40, &mut |_| ControlFlow::Break(()));
     assert!(matches!(cancelled, Err(Error::Cancelled)));
-    let larger = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let larger = crate::stdlib();
     let larger = Model::load(&larger, &LoadOptions::default()).unwrap();
     for (model, reference) in [(&model, &larger), (&larger, &model)] {
         let error = run(model, reference, &tokens(80), 40).unwrap_err().to_string();

@@ -16,3 +16,15 @@ mod tensor_parallel;
 mod text;
 mod tidy;
 mod weights;
+
+use std::path::{Path, PathBuf};
+
+/// The tiny model of an architecture.
+fn architecture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
+}
+
+/// The small real model.
+fn stdlib() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m")
+}

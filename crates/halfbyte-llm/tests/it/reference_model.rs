@@ -5,15 +5,10 @@ use halfbyte::cpu::Cpu;
 use halfbyte::quantize::Rtn;
 use halfbyte_llm::{Error, Finish, KvType, LoadOptions, Model, Request, Sampler, Sampling, Session, Tokenizer, eval};
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m")
-}
 
 fn load(options: LoadOptions) -> (Cpu, Model, Tokenizer) {
-    let model = Model::load(&folder(), &options).unwrap();
-    (Cpu::all_threads().unwrap(), model, Tokenizer::from_folder(&folder()).unwrap())
+    let model = Model::load(&crate::stdlib(), &options).unwrap();
+    (Cpu::all_threads().unwrap(), model, Tokenizer::from_folder(&crate::stdlib()).unwrap())
 }
 
 fn quantized(format: &str) -> LoadOptions {
@@ -22,7 +17,7 @@ fn quantized(format: &str) -> LoadOptions {
 }
 
 fn validation(model: &Model, tokenizer: &Tokenizer) -> Vec<u32> {
-    let documents = eval::documents(&folder().join("validation.jsonl")).unwrap();
+    let documents = eval::documents(&crate::stdlib().join("validation.jsonl")).unwrap();
     assert_eq!(documents.len(), 46);
     let tokens = eval::token_stream(tokenizer, &documents, model.config().bos).unwrap();
     assert_eq!(tokens.len(), 131_933);
@@ -68,7 +63,7 @@ fn sizes_are_those_of_the_files() {
 #[test]
 fn greedy_continuations_equal_the_reference() {
     let (cpu, model, tokenizer) = load(LoadOptions::default());
-    let text = std::fs::read_to_string(folder().join("reference.json")).unwrap();
+    let text = std::fs::read_to_string(crate::stdlib().join("reference.json")).unwrap();
     let reference: serde_json::Value = serde_json::from_str(&text).unwrap();
     let ids = |value: &serde_json::Value| -> Vec<u32> {
         value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()

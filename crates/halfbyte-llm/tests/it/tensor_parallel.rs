@@ -12,12 +12,8 @@ use halfbyte_llm::comm::Thread;
 use halfbyte_llm::{Config, Error, LoadOptions, Model, Session, eval, shard};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
-}
 
 /// What each rank does, side by side, with its options.
 fn ranks<T: Send>(size: usize, options: &LoadOptions, work: impl Fn(&LoadOptions) -> T + Sync) -> Vec<T> {
@@ -123,7 +119,7 @@ fn verified(whole: &Weights, parts: &[(Part, HashMap<String, Cut>)], folder: &Pa
 #[test]
 fn parts_that_are_not_those_of_a_model_are_told() {
     let (dir, ids) = (tempfile::tempdir().unwrap(), (3..9).collect::<Vec<i32>>());
-    let (path, to) = (folder("mixtral"), dir.path());
+    let (path, to) = (crate::architecture("mixtral"), dir.path());
     write_parts(&path, 2, to);
     // Of another rank, of fewer ranks, quantised on the way, and cut once more.
     let (first, second) = (to.join(Part::folder(0)), to.join(Part::folder(1)));
@@ -143,7 +139,7 @@ fn parts_that_are_not_those_of_a_model_are_told() {
     assert!(refused.to_string().contains("a whole model") && !again.exists(), "{refused}");
     // Parts of two models do not go together.
     let other = tempfile::tempdir().unwrap();
-    write_parts(&folder("llama"), 2, other.path());
+    write_parts(&crate::architecture("llama"), 2, other.path());
     let mixed = [first, other.path().join(Part::folder(1))];
     for end in ranks(2, &LoadOptions::default(), |options| logits(&mixed[options.comm.rank()], options, &ids)) {
         assert_eq!(end.unwrap_err().to_string(), "rank 1 has another model than rank 0");
@@ -173,15 +169,15 @@ fn parts_that_are_not_those_of_a_model_are_told() {
 #[test]
 fn every_architecture_on_ranks_has_the_logits_of_one() {
     let (mut compared, mut models) = (0, 0);
-    for entry in std::fs::read_dir(folder("")).unwrap() {
+    for entry in std::fs::read_dir(crate::architecture("")).unwrap() {
         let name = &entry.unwrap().file_name().into_string().unwrap();
         models += 1;
-        compared += compare(&folder(name), &LoadOptions::default(), 5e-5, name);
+        compared += compare(&crate::architecture(name), &LoadOptions::default(), 5e-5, name);
         // In groups that heads and inner features do not divide, and of whole rows.
         for format in ["w4a16-g32-asym", "w8a16"] {
             let weight = format.parse::<Format>().unwrap().weight;
             let options = LoadOptions { quantize: Some((weight, Rtn::default())), ..LoadOptions::default() };
-            compared += compare(&folder(name), &options, 1e-4, &format!("{name} in {format}"));
+            compared += compare(&crate::architecture(name), &options, 1e-4, &format!("{name} in {format}"));
         }
     }
     // As stored and in two formats, on 2, 3 and 4 ranks.
@@ -205,7 +201,7 @@ fn quantized(name: &str, target: Target, format: &str, to: &Path, order: impl Fn
         dense: &mut |_| None,
         untied: None,
     };
-    write_model(Job::new(&Weights::open(folder(name)).unwrap(), to), quantization).unwrap();
+    write_model(Job::new(&Weights::open(crate::architecture(name)).unwrap(), to), quantization).unwrap();
 }
 
 #[test]
@@ -237,11 +233,11 @@ fn every_scheme_on_ranks_has_the_logits_of_one() {
 #[test]
 fn greedy_tokens_of_ranks_are_those_of_transformers() {
     for name in ["llama", "qwen3-moe", "bloom", "gpt-oss"] {
-        let expected = Checkpoint::open(folder(name).join("expected.safetensors")).unwrap();
+        let expected = Checkpoint::open(crate::architecture(name).join("expected.safetensors")).unwrap();
         let prompt: Vec<u32> = expected.ints("input_ids").unwrap()[..12].iter().map(|&id| id as u32).collect();
         let want: Vec<u32> = expected.ints("greedy_new_ids").unwrap().iter().map(|&id| id as u32).collect();
         let texts = ranks(2, &LoadOptions::default(), |options| {
-            let (model, cpu) = (Model::load(&folder(name), options).unwrap(), Cpu::new(1).unwrap());
+            let (model, cpu) = (Model::load(&crate::architecture(name), options).unwrap(), Cpu::new(1).unwrap());
             let mut session = Session::new(&model, &cpu, 36).unwrap();
             let ends = model.config().eos.clone();
             let choose = |logits: &[f32]| {
@@ -265,21 +261,21 @@ fn a_rank_that_fails_is_named_by_the_others() {
     let ids: Vec<i32> = (3..40).collect();
     let ends = ranks(3, &LoadOptions::default(), |options| {
         let name = if options.comm.rank() == 1 { "llama3-rope" } else { "llama" };
-        logits(&folder(name), options, &ids)
+        logits(&crate::architecture(name), options, &ids)
     });
     for end in ends {
         assert_eq!(end.unwrap_err().to_string(), "rank 1 has another model than rank 0");
     }
     let ends = ranks(2, &LoadOptions::default(), |options| {
         let act = if options.comm.rank() == 1 { Act::A8 } else { Act::A16 };
-        logits(&folder("llama"), &LoadOptions { act, ..options.clone() }, &ids)
+        logits(&crate::architecture("llama"), &LoadOptions { act, ..options.clone() }, &ids)
     });
     for end in ends {
         assert_eq!(end.unwrap_err().to_string(), "rank 1 has another way of loading it than rank 0");
     }
     let ends = ranks(3, &LoadOptions::default(), |options| {
         let last = options.comm.rank() == 2;
-        logits(&folder("llama"), options, if last { &ids[..1] } else { &ids })
+        logits(&crate::architecture("llama"), options, if last { &ids[..1] } else { &ids })
     });
     for end in ends {
         let text = end.unwrap_err().to_string();
@@ -288,10 +284,10 @@ fn a_rank_that_fails_is_named_by_the_others() {
     // A rank whose file is broken off tells the others why.
     let broken = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(folder("llama").join(file), broken.path().join(file)).unwrap();
+        std::fs::copy(crate::architecture("llama").join(file), broken.path().join(file)).unwrap();
     }
     let ends = ranks(2, &LoadOptions::default(), |options| {
-        let path = if options.comm.rank() == 1 { broken.path().join("none") } else { folder("llama") };
+        let path = if options.comm.rank() == 1 { broken.path().join("none") } else { crate::architecture("llama") };
         logits(&path, options, &ids)
     });
     let texts = ends.into_iter().map(|end| end.unwrap_err().to_string()).collect::<Vec<_>>();

@@ -2,10 +2,10 @@
 
 use halfbyte_llm::{Error, Tokenizer, eval};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 fn real() -> Tokenizer {
-    let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let folder: PathBuf = crate::stdlib();
     Tokenizer::from_folder(&folder).unwrap()
 }
 
@@ -133,7 +133,7 @@ fn lines_that_are_no_documents_are_numbered() {
 
 #[test]
 fn a_text_for_two_models_must_mean_the_same_to_both() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let folder = crate::stdlib();
     let tokenizer = Tokenizer::from_folder(&folder).unwrap();
     let documents = ["def read(self):".to_owned(), "return 1".to_owned()];
     let own = (&tokenizer, Some(0));

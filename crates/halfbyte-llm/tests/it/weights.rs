@@ -19,7 +19,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 fn llama() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures/llama")
+    crate::architecture("llama")
 }
 
 struct Tensor {
@@ -139,7 +139,7 @@ fn weights_that_are_not_finite_are_named_when_quantized_and_felt_when_not() {
 #[test]
 fn a_quantized_embedding_is_read_as_what_its_codes_stand_for() {
     const EMBEDDING: &str = "model.embed_tokens";
-    let stdlib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let stdlib = crate::stdlib();
     let cases = [
         (stdlib, Target::Gguf, "w8a16-g32", "model.gguf"),
         (llama(), Target::CompressedTensors, "w4a16-g32-asym", "packed"),
@@ -187,7 +187,7 @@ fn a_quantized_embedding_is_read_as_what_its_codes_stand_for() {
 /// From Paddle's quantiser (its rule, its layout, its names) to text: every form on the way has the same codes, and the same logits.
 #[test]
 fn weights_of_paddle_are_the_same_in_every_form_and_run() {
-    let stdlib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stdlib-11m");
+    let stdlib = crate::stdlib();
     let source = Weights::open(&stdlib).unwrap();
     let checkpoint = source.checkpoint();
     let (bits, format) = (4, "w4a16-g64".parse::<Format>().unwrap().weight);

@@ -76,7 +76,7 @@ fn methods_come_near_the_dense_model_of_every_architecture() {
     for name in ["bloom", "gemma2", "gemma3", "gpt-neox", "gpt-oss", "mixtral", "phi3", "qwen2", "qwen3-moe"] {
         for (method, what) in [(&Factors as &dyn Method, "factors"), (&gptq, "gptq"), (&awq, "awq")] {
             let case = Case::new(name);
-            let dense = logits(&super::case::folder(name));
+            let dense = logits(&crate::architecture(name));
             let format = WeightFormat { bits: 8, zero: Zero::Symmetric, ..FORMAT };
             let finished = case.run(method, |job| job.format = format).unwrap();
             let error = error(&case, &finished, &dense);

@@ -12,17 +12,13 @@ use halfbyte_llm::calibrate::{
 use halfbyte_llm::{Config, Error};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Mutex;
 use tempfile::TempDir;
 
 pub const WINDOW: usize = 24;
 pub const FORMAT: WeightFormat =
     WeightFormat { bits: 4, group: Group::Size(32), zero: Zero::Integer, scale: Float::F16, channel_scale: None };
-
-pub fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
-}
 
 pub fn tokens(windows: usize) -> Vec<u32> {
     (0..windows * WINDOW).map(|i| (i as u32 * 7919 + 13) % 1009 % 320).collect()
@@ -42,8 +38,8 @@ impl Case {
     pub fn new(model: &str) -> Self {
         let here = TempDir::new().unwrap();
         Self {
-            source: Weights::open(folder(model)).unwrap(),
-            config: Config::from_folder(&folder(model)).unwrap(),
+            source: Weights::open(crate::architecture(model)).unwrap(),
+            config: Config::from_folder(&crate::architecture(model)).unwrap(),
             cpu: Cpu::new(2).unwrap(),
             tokens: tokens(6),
             target: here.path().join("out"),
@@ -60,8 +56,10 @@ impl Case {
         let mut case = Self::new(model);
         let copy = case.here.path().join("biased");
         std::fs::create_dir(&copy).unwrap();
-        let (config, path) =
-            (std::fs::read_to_string(folder(model).join("config.json")).unwrap(), copy.join("config.json"));
+        let (config, path) = (
+            std::fs::read_to_string(crate::architecture(model).join("config.json")).unwrap(),
+            copy.join("config.json"),
+        );
         std::fs::write(path, config.replace("_bias\": false", "_bias\": true")).unwrap();
         case.config = Config::from_folder(&copy).unwrap();
         assert!(case.config.spec.linears().all(|layer| layer.shape.bias));

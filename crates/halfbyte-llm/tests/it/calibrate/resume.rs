@@ -103,7 +103,7 @@ fn work_that_was_begun_with_something_else_is_not_gone_on_with() {
     let copy = case.here.path().join("copy");
     std::fs::create_dir(&copy).unwrap();
     for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(folder("llama").join(file), copy.join(file)).unwrap();
+        std::fs::copy(crate::architecture("llama").join(file), copy.join(file)).unwrap();
     }
     case.source = Weights::open(&copy).unwrap();
     refused(&case, &method, "files", &|_| {});

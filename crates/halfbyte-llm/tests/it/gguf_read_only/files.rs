@@ -5,11 +5,7 @@ use halfbyte_checkpoint::Checkpoint;
 use halfbyte_checkpoint::gguf::{GgmlType, TensorSpec, Value, create};
 use halfbyte_llm::{Config, LoadOptions, Model, Session};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-
-pub fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("testdata/architectures").join(name)
-}
+use std::path::Path;
 
 /// A tensor of a GGUF file, in f32.
 pub struct Tensor {
@@ -115,7 +111,10 @@ pub type Case = (&'static str, &'static str, &'static [(&'static str, &'static s
 
 /// The tensors of a folder in GGUF's terms.
 pub fn tensors(name: &str, modules: &[(&str, &str)]) -> Vec<Tensor> {
-    let (from, spec) = (Checkpoint::open(folder(name)).unwrap(), Config::from_folder(&folder(name)).unwrap().spec);
+    let (from, spec) = (
+        Checkpoint::open(crate::architecture(name)).unwrap(),
+        Config::from_folder(&crate::architecture(name)).unwrap().spec,
+    );
     let (heads, d) = (spec.heads.heads, spec.heads.head_size);
     let find = |table: &[(&str, &str)], module: &str| {
         table.iter().find(|(hf, _)| *hf == module).unwrap_or_else(|| panic!("{module}")).1.to_owned()
@@ -191,7 +190,7 @@ pub fn write(path: &Path, metadata: &[(String, Value)], tensors: &[&Tensor]) {
 }
 
 pub fn metadata(name: &str, gguf: &str, more: &[(&str, Value)]) -> Vec<(String, Value)> {
-    let spec = Config::from_folder(&folder(name)).unwrap().spec;
+    let spec = Config::from_folder(&crate::architecture(name)).unwrap().spec;
     let number = |n: usize| Value::U32(n as u32);
     let eps = if ["bloom", "gptneox"].contains(&gguf) {
         "attention.layer_norm_epsilon"
@@ -226,10 +225,10 @@ pub fn logits_with_room(path: &Path, room: usize) -> Vec<f32> {
 /// The folder's logits; of Qwen3-MoE with the shares of the chosen experts normed, as GGUF has it.
 pub fn expected(name: &str) -> Vec<f32> {
     let dir = tempfile::tempdir().unwrap();
-    let config = std::fs::read_to_string(folder(name).join("config.json")).unwrap();
+    let config = std::fs::read_to_string(crate::architecture(name).join("config.json")).unwrap();
     let config = config.replace("\"norm_topk_prob\": false", "\"norm_topk_prob\": true");
     std::fs::write(dir.path().join("config.json"), config).unwrap();
-    std::fs::copy(folder(name).join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+    std::fs::copy(crate::architecture(name).join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
     logits(dir.path())
 }
 

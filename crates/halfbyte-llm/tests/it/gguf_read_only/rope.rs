@@ -12,7 +12,7 @@ fn yarn_is_read_by_its_keys() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.gguf");
     let mut tensors = tensors("llama-yarn", LLAMA_DENSE);
-    let of_folder = Config::from_folder(&folder("llama-yarn")).unwrap().spec;
+    let of_folder = Config::from_folder(&crate::architecture("llama-yarn")).unwrap().spec;
     paired(&mut tensors, of_folder.heads.head_size);
     let yarn = [
         ("feed_forward_length", Value::U32(256)),
@@ -52,9 +52,9 @@ fn longrope_serves_by_the_room_of_a_text() {
     // Twice: as a folder, and as a file.
     let in_folder = here.path().join("folder");
     std::fs::create_dir(&in_folder).unwrap();
-    std::fs::copy(folder("phi3").join("model.safetensors"), in_folder.join("model.safetensors")).unwrap();
+    std::fs::copy(crate::architecture("phi3").join("model.safetensors"), in_folder.join("model.safetensors")).unwrap();
     let mut config: serde_json::Value =
-        serde_json::from_slice(&std::fs::read(folder("phi3").join("config.json")).unwrap()).unwrap();
+        serde_json::from_slice(&std::fs::read(crate::architecture("phi3").join("config.json")).unwrap()).unwrap();
     config["max_position_embeddings"] = json!(2048);
     config["original_max_position_embeddings"] = json!(256);
     config["rope_parameters"] = json!({
