@@ -5,6 +5,7 @@ mod bench_record;
 mod bench_results;
 mod c_header;
 mod cubins;
+mod dependencies;
 mod gpu_bundle;
 mod install_c;
 mod kernels;
@@ -28,6 +29,8 @@ enum Task {
     CHeader(c_header::Args),
     /// Compile GPU kernels into a folder that serves machines without a compiler.
     Cubins(cubins::Args),
+    /// Check licences, sources and versions of dependencies.
+    Dependencies(dependencies::Args),
     /// Build tests and command line for a machine with a GPU, and put them in a folder with a script that runs them.
     GpuBundle(gpu_bundle::Args),
     /// Build the C interface and put libraries, headers and a file for pkg-config below a folder.
@@ -52,6 +55,7 @@ fn main() -> std::process::ExitCode {
         Task::BenchResults(args) => bench_results::run(&args),
         Task::CHeader(args) => c_header::run(&args),
         Task::Cubins(args) => cubins::run(&args),
+        Task::Dependencies(args) => dependencies::run(&args),
         Task::GpuBundle(args) => gpu_bundle::run(&args),
         Task::InstallC(args) => install_c::run(&args),
         Task::Kernels(args) => kernels::run(&args),

@@ -141,9 +141,9 @@ impl<'a> Attend<'a> {
             2 => s.apart(self.rows::<E, 2>()),
             3 => s.apart(self.rows::<E, 3>()),
             4 => s.apart(self.rows::<E, 4>()),
-            5..=6 if S::LANES >= 8 => s.apart(self.rows::<E, 6>()),
-            7..=8 if S::LANES == 16 => s.apart(self.rows::<E, 8>()),
-            9..=12 if S::LANES == 16 => s.apart(self.rows::<E, 12>()),
+            5..=6 if const { S::LANES >= 8 } => s.apart(self.rows::<E, 6>()),
+            7..=8 if const { S::LANES == 16 } => s.apart(self.rows::<E, 8>()),
+            9..=12 if const { S::LANES == 16 } => s.apart(self.rows::<E, 12>()),
             rows => unreachable!("a tile of {rows} rows with vectors of {}", S::LANES),
         }
     }

@@ -11,7 +11,7 @@
 
 use super::quantized_act::{TileFn, Tiles};
 
-pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile };
+pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4], panels, tile };
 
 fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }

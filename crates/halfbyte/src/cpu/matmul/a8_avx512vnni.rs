@@ -14,7 +14,7 @@
 
 use super::quantized_act::{Tile, TileFn, Tiles};
 
-pub(super) static TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile };
+pub(super) const TILES: Tiles = Tiles { heights: &[1, 2, 4, 6, 8, 10, 12], panels, tile };
 
 fn panels(height: usize) -> usize {
     if height <= 6 { 4 } else { 2 }

@@ -13,7 +13,7 @@
 #include "early_launch.cuh"
 #include "floats.cuh"
 
-constexpr int WARPS = 4;
+constexpr int WARPS = 4, BLOCKS = 7;  // of a block, and blocks that a multiprocessor holds at once
 constexpr int MOST_PAIRS = 128, LARGEST_HEAD = 256;
 static_assert(MOST_PAIRS == 32 * WARPS, "a thread has the angle of one pair");
 
@@ -32,6 +32,8 @@ struct Params {
   FloatType kind;  // of a cache of floats
   float eps;  // of the norms
   const float *query_norm, *key_norm;  // weights [head_size], with norms
+  u32 at_once;  // whether all blocks run at once
+  u32 padding;
 };
 
 // What a lane has of a head: both elements of pairs lane, lane + 32, ..., and of those that are in no pair as many.
@@ -100,14 +102,18 @@ struct Head {
   }
 };
 
-template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS) rope(const Params p) {
+template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS, BLOCKS) rope(const Params p) {
   __shared__ float2 angles[MOST_PAIRS];
   const u32 row = blockIdx.x, lane = threadIdx.x % 32, pair = threadIdx.x;
   const u32 head = blockIdx.y * WARPS + threadIdx.x / 32, rotated = p.heads + p.kv_heads;
   const bool is_query = head < p.heads, is_value = head >= rotated;
   const u32 pairs = is_value ? 0 : p.pairs;
   const double of_position = pair < p.pairs ? p.turns[pair] : 0;
-  wait_and_launch(true);
+  // Blocks of attention that find room between the last of these are unevenly many on each multiprocessor, until the end.
+  if (p.at_once)
+    wait_and_launch(true);
+  else
+    dependency_wait();
   const u64 position = p.positions[row], slot = p.slots[row];
   // The host knows how long texts are; the limit guards memory.
   const bool there = head < rotated + p.kv_heads && slot < p.capacity;

@@ -11,8 +11,9 @@ use std::f64::consts::TAU;
 
 static SOURCE: Source = Source { path: "nn/rope.cu", text: include_str!("rope.cu"), parameters: &[Params::LAYOUT] };
 
-/// As in the source: heads of a block.
+/// As in the source: heads of a block, and blocks that a multiprocessor holds at once.
 const WARPS: usize = 4;
+const BLOCKS: usize = 7;
 const MOST_PAIRS: usize = 128;
 
 pub(super) fn instances() -> [Instance; 2] {
@@ -43,6 +44,8 @@ parameters! {
         eps: f32,
         query_norm: u64,
         key_norm: u64,
+        at_once: u32,
+        padding: u32,
     }
 }
 
@@ -141,6 +144,8 @@ impl Rope {
         if rows == 0 {
             return Ok(());
         }
+        let blocks = (heads.heads + 2 * heads.kv_heads).div_ceil(WARPS);
+        let at_once = rows * blocks <= BLOCKS * gpu.caps().multiprocessors as usize;
         let params = Params {
             qkv: qkv.pointer(),
             keys: keys.pointer(),
@@ -159,8 +164,9 @@ impl Rope {
             eps: norms.map_or(0.0, |norms| norms.eps),
             query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
             key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
+            at_once: at_once.into(),
+            padding: 0,
         };
-        let blocks = (heads.heads + 2 * heads.kv_heads).div_ceil(WARPS);
         let form = overlapping(gpu, launch(OP, [rows, blocks, 1], 32 * WARPS as u32, 0)?);
         let function = gpu.function(&instance(norms.is_some()))?;
         // SAFETY: the one parameter is the source's `Params`, whose lengths were checked above; the cache is borrowed to be
