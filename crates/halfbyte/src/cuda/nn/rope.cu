@@ -109,7 +109,7 @@ template <bool NORMS> __global__ void __launch_bounds__(32 * WARPS, BLOCKS) rope
   const bool is_query = head < p.heads, is_value = head >= rotated;
   const u32 pairs = is_value ? 0 : p.pairs;
   const double of_position = pair < p.pairs ? p.turns[pair] : 0;
-  // Blocks of attention that find room between the last of these are unevenly many on each multiprocessor, until the end.
+  // Blocks of attention that find room between the last of these would lie unevenly over the multiprocessors.
   if (p.at_once)
     wait_and_launch(true);
   else
