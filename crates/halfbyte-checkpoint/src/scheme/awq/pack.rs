@@ -25,7 +25,7 @@ pub(super) fn unpack_gemm(words: &[i32]) -> Vec<u16> {
 
 /// Codes `[columns, rows]` to `gemm` words `[rows, columns/8]`: the inverse of [`unpack_gemm`] on the transpose.
 pub(super) fn pack_gemm(codes: &[u8], [columns, rows]: [usize; 2]) -> Vec<i32> {
-    debug_assert_eq!(codes.len(), rows * columns);
+    assert_eq!(codes.len(), rows * columns);
     let width = columns / 8;
     let mut words = vec![0i32; rows * width];
     if words.is_empty() {

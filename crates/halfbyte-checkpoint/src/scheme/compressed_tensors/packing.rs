@@ -56,7 +56,7 @@ impl Packing {
 
     /// Words `[words_of(n), groups]`, a stream down each column, to codes `[n, groups]`, for the same widths.
     pub fn unpack_columns(&self, words: &[i32], [n, groups]: [usize; 2]) -> Vec<u8> {
-        debug_assert_eq!(words.len(), self.words_of(n) * groups);
+        assert_eq!(words.len(), self.words_of(n) * groups);
         let mut codes = vec![0u8; n * groups];
         if codes.is_empty() {
             return codes;
@@ -85,7 +85,7 @@ impl Packing {
 
     /// Codes `[n, k]` to rows of words: the inverse of [`Packing::unpack`].
     pub fn pack(&self, codes: &[u8], [n, k]: [usize; 2]) -> Vec<i32> {
-        debug_assert_eq!(codes.len(), n * k);
+        assert_eq!(codes.len(), n * k);
         let row = self.words_of(k);
         let mut words = vec![0i32; n * row];
         if !words.is_empty() {
@@ -96,7 +96,7 @@ impl Packing {
 
     /// Codes `[n, groups]` to columns of words: the inverse of [`Packing::unpack_columns`].
     pub fn pack_columns(&self, codes: &[u8], [n, groups]: [usize; 2]) -> Vec<i32> {
-        debug_assert_eq!(codes.len(), n * groups);
+        assert_eq!(codes.len(), n * groups);
         let rows = self.words_of(n);
         let mut words = vec![0i32; rows * groups];
         let mut stream = vec![0i32; rows];

@@ -13,7 +13,7 @@ fn period(bits: u32) -> usize {
 /// Words `[k·bits/32, n]`, a stream down each column, to the codes of these columns, `[columns, k]`. `k · bits` must be a
 /// multiple of 32.
 pub(super) fn unpack_columns(words: &[u32], bits: u32, [n, k]: [usize; 2], columns: Range<usize>, codes: &mut [u8]) {
-    debug_assert_eq!(words.len() * 32, n * k * bits as usize);
+    assert_eq!(words.len() * 32, n * k * bits as usize);
     let (words_in_period, codes_in_period) = (period(bits), 32 * period(bits) / bits as usize);
     for p in 0..k / codes_in_period {
         for (column, row) in columns.clone().zip(codes.chunks_exact_mut(k)) {
@@ -37,7 +37,7 @@ pub(super) fn repeated(words: &[i32], bits: u32) -> Option<u8> {
 
 /// Codes `[n, k]` to words `[k·bits/32, n]`: the inverse of [`unpack_columns`].
 pub(super) fn pack_columns(codes: &[u8], bits: u32, [n, k]: [usize; 2]) -> Vec<i32> {
-    debug_assert_eq!(codes.len(), n * k);
+    assert_eq!(codes.len(), n * k);
     let mut words = vec![0i32; n * k * bits as usize / 32];
     if words.is_empty() {
         return words;
