@@ -45,6 +45,8 @@ pub(super) fn environment(source: String) -> Result<Environment<'static>, Error>
         return Err(Error::new(ErrorKind::SyntaxError, expected));
     }
     let mut environment = Environment::new();
+    // Errors name what a template refers to and what that was, in a release too.
+    environment.set_debug(true);
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     environment.set_syntax(syntax);
     environment.set_recursion_limit(RECURSION);
