@@ -14,52 +14,73 @@ struct RouteParams {
   u32 of_chosen;  // softmax over the chosen, else over all
 };
 
-// Whether an expert comes before another: by its logit, of equals the lower id.
-DEV bool before(float a, u32 id, float b, u32 other) { return a > b || (a == b && id < other); }
+// The greatest and the least that lanes have.
+DEV u32 greatest_of_warp(u32 v) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(ALL_LANES, v);
+#else
+  for (int d = 16; d > 0; d /= 2) v = max(v, __shfl_xor_sync(ALL_LANES, v, d));
+  return v;
+#endif
+}
+DEV u32 least_of_warp(u32 v) { return ~greatest_of_warp(~v); }
 
-// A warp has a row. Each round finds the first that comes behind the one before.
+// Is greater where a logit is; above 0 where it is finite.
+DEV u32 rank(float logit) {
+  const u32 bits = __float_as_uint(logit + 0.f);  // -0 + 0 is 0
+  return bits ^ (u32(int(bits) >> 31) | 0x80000000u);
+}
+
+// A warp has a row, a lane each 32nd expert, of which it knows the first that is not chosen yet. Each round takes the
+// first of all lanes.
 __global__ void __launch_bounds__(32 * WARPS) route(const RouteParams p) {
   const u32 row = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
   dependency_wait();
   launch_dependents();
   if (row >= p.rows) return;
   const float* const logits = p.logits + u64(row) * p.experts;
-  u32* const ids = p.ids + u64(row) * p.top_k;
-  float* const shares = p.shares + u64(row) * p.top_k;
   bool finite = true;
   float greatest = __int_as_float(0xff800000);
+  u32 own_rank = 0, own_id = 0;
+#pragma unroll 4
   for (u32 i = lane; i < p.experts; i += 32) {
-    finite &= fabsf(logits[i]) < __int_as_float(0x7f800000);
-    greatest = fmaxf(greatest, logits[i]);
+    const float logit = logits[i];
+    finite &= fabsf(logit) < __int_as_float(0x7f800000);
+    greatest = fmaxf(greatest, logit);
+    if (rank(logit) > own_rank) own_rank = rank(logit), own_id = i;
   }
   // Where a logit is not finite all shares are NaN, of experts that there are.
-  greatest = __all_sync(ALL_LANES, finite) ? warp_max(greatest) : __int_as_float(0x7fffffff);
-  float sum = 0, last = __int_as_float(0x7f800000);
-  u32 last_id = 0;
+  finite = __all_sync(ALL_LANES, finite);
+  greatest = finite ? warp_max(greatest) : __int_as_float(0x7fffffff);
+  float sum = 0;
   if (!p.of_chosen) {
     for (u32 i = lane; i < p.experts; i += 32) sum += expf(logits[i] - greatest);
     sum = warp_sum(sum);
   }
+  const u32 last = (p.top_k - 1) / 32 * 32;  // the choices from there on end the row
 #pragma unroll 1
-  for (u32 k = 0; k < p.top_k; k++) {
-    float best = __int_as_float(0xff800000);
-    u32 id = 0xffffffffu;
+  for (u32 first = 0; first < p.top_k; first += 32) {
+    const u32 count = min(32u, p.top_k - first);
+    u32 chosen = 0;  // choice `first + lane`
 #pragma unroll 1
-    for (u32 i = lane; i < p.experts; i += 32)
-      if (before(last, last_id, logits[i], i) && before(logits[i], i, best, id)) best = logits[i], id = i;
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) {
-      const float other = __shfl_xor_sync(ALL_LANES, best, d);
-      const u32 other_id = __shfl_xor_sync(ALL_LANES, id, d);
-      if (before(other, other_id, best, id)) best = other, id = other_id;
+    for (u32 k = 0; k < count; k++) {
+      const u32 best = greatest_of_warp(own_rank), id = least_of_warp(own_rank == best ? own_id : 0xffffffffu);
+      if (lane == k) chosen = finite ? id : first + k;
+      if (own_id != id) continue;
+      own_rank = 0;
+#pragma unroll 4
+      for (u32 i = lane; i < p.experts; i += 32) {
+        const u32 of = rank(logits[i]);
+        if ((of < best || (of == best && i > id)) && of > own_rank) own_rank = of, own_id = i;
+      }
     }
-    last = best, last_id = id;
-    const float weight = expf(best - greatest);
-    if (p.of_chosen) sum += weight;
-    if (lane == 0) ids[k] = isnan(greatest) ? k : id, shares[k] = weight;
+    const bool there = lane < count;
+    const float share = there ? expf(logits[chosen] - greatest) : 0;
+    if (p.of_chosen) sum += warp_sum(share);
+    const u64 to = u64(row) * p.top_k + first + lane;
+    if (there) p.ids[to] = chosen, p.shares[to] = first == last ? share / sum : share;
   }
-  __syncwarp();
-  for (u32 k = lane; k < p.top_k; k += 32) shares[k] /= sum;
+  for (u32 k = lane; k < last; k += 32) p.shares[u64(row) * p.top_k + k] /= sum;
 }
 
 // As `RoundingErrorParams` in experts.rs.

@@ -36,12 +36,13 @@ struct Params {
 
 constexpr u32 WARPS = 16, MOST_CHOICES = 16;  // of a block, of a row
 constexpr int AT_ONCE = HB_AT_ONCE;  // units on their way, of each warp
-constexpr int BLOCKS_OF_16 = 8 / BITS;  // of rows, of an item: what x is loaded for at once
-constexpr u32 ROWS = 16 * BLOCKS_OF_16;
+// Blocks of 16 rows of an item: what x is loaded for at once. Of down fewer, where that gives more blocks something to
+// do; chosen before it is compiled, since code that has to come takes as long as what it saves.
+constexpr int OF_UP = 8 / BITS, OF_DOWN = HB_OF_DOWN;
 
 extern __shared__ __align__(16) u32 x_words[];  // [units][8 k16 steps in pairs][4 lanes][4]
 
-struct Unit {
+template <int BLOCKS_OF_16> struct Unit {
   u32 codes[BLOCKS_OF_16][8 * WORDS], scales[BLOCKS_OF_16][GROUPS], zeros[BLOCKS_OF_16][GROUPS];
   // From where the codes of an item's rows and 128 columns lie, less than an atom behind its beginning.
   __device__ __forceinline__ void load(const u8* atom, u32 first, u32 lane) {
@@ -97,19 +98,20 @@ struct Chosen {
 };
 
 struct Shared {
-  float sums[2][WARPS][ROWS];
+  float sums[2][WARPS][16 * OF_UP];
   Chosen chosen[MOST_CHOICES];
 };
 
 // Elements of rows, past the first-level cache, to the places that B fragments have: eight columns at a time, words of
-// one k16 step and one half of it.
+// one k16 step and one half of it. Short rows come several at once.
 DEV void stage(const u16* from, u32 rows, u32 columns) {
-  const u32 steps = (columns + 127) / 128;
+  const u32 steps = (columns + 127) / 128, vectors = 16 * steps, at_once = max(1, 32 * WARPS / vectors);
+  const u32 own = at_once > 1 ? threadIdx.x / vectors : 0;
 #pragma unroll 1
-  for (u32 row = 0; row < rows; row++) {
+  for (u32 row = own < at_once ? own : rows; row < rows; row += at_once) {
     const uint4* const x = reinterpret_cast<const uint4*>(from + u64(row) * columns);
 #pragma unroll 2
-    for (u32 i = threadIdx.x; i < steps * 16; i += 32 * WARPS) {
+    for (u32 i = threadIdx.x - own * vectors; i < vectors; i += 32 * WARPS) {
       uint4 v = make_uint4(0, 0, 0, 0);
       if (8 * i < columns)
         asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -124,7 +126,8 @@ DEV void stage(const u16* from, u32 rows, u32 columns) {
 }
 
 // Up, or down with the sum over a row's experts.
-template <bool DOWN> struct Phase {
+template <bool DOWN, int BLOCKS_OF_16> struct Phase {
+  static constexpr u32 ROWS = 16 * BLOCKS_OF_16;
   const Params& p;
   Shared& shared;
   u32 warp, lane, row, steps, strips, row_blocks, items, all;
@@ -162,7 +165,7 @@ template <bool DOWN> struct Phase {
 
   // Adds up what the warps have of an item.
   __device__ __forceinline__ void finish(const Walk& at, u32 turn, float (&sum)[BLOCKS_OF_16][2]) const {
-    float (&sums)[WARPS][ROWS] = shared.sums[turn % 2];
+    float (&sums)[WARPS][16 * OF_UP] = shared.sums[turn % 2];
 #pragma unroll
     for (int r = 0; r < BLOCKS_OF_16; r++) {
       if (lane % 4 == 0) sums[at.part][16 * r + lane / 4] = sum[r][0], sums[at.part][16 * r + 8 + lane / 4] = sum[r][1];
@@ -202,13 +205,13 @@ template <bool DOWN> struct Phase {
       step = in * ATOM;
       from = shared.chosen[ahead.of].atoms[DOWN] + (u64(super) * steps + u64(k) * in + (strip - super)) * ATOM;
     };
-    const auto load = [&](Unit& unit) {
+    const auto load = [&](Unit<BLOCKS_OF_16>& unit) {
       if (ahead.item >= items) return;
       unit.load(from, ahead.rows % (64 / ROWS) * BLOCKS_OF_16, lane);
       from += step;
       if (!next_unit(ahead)) find();
     };
-    Unit units[AT_ONCE];
+    Unit<BLOCKS_OF_16> units[AT_ONCE];
     find();
 #pragma unroll
     for (u32 i = 0; i < AT_ONCE; i++) load(units[i]);
@@ -248,11 +251,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) experts_gemv(const _
     chosen.share = p.shares[at];
   }
   __syncthreads();
-  Phase<false>(p, shared).run([&] { stage(p.x + u64(row) * p.hidden, 1, p.hidden); });
+  Phase<false, OF_UP>(p, shared).run([&] { stage(p.x + u64(row) * p.hidden, 1, p.hidden); });
   u32* const counters = p.counters + 2 * row;
   __syncthreads();
   if (threadIdx.x == 0) count_up(counters);
-  Phase<true>(p, shared).run([&] {
+  Phase<true, OF_DOWN>(p, shared).run([&] {
     if (threadIdx.x == 0)
       while (load_acquire(counters) != gridDim.x) {
       }

@@ -62,6 +62,8 @@ pub struct ExpertsGemv {
     width: usize,
     top_k: usize,
     experts: usize,
+    /// Of 16 rows, of an item of down.
+    blocks: usize,
     /// Atoms and biases of up, then of down; empty: there are none.
     addresses: [Buffer<u64>; 4],
 }
@@ -83,7 +85,13 @@ fn units(atom: Atom) -> usize {
     if (parameters, atom.bits) == (8, 4) { 1 } else { 2 }
 }
 
-fn instance(atom: Atom, dtype: Float, gate: Gate) -> Instance {
+/// Blocks of 16 rows of an item of down: as many as up has, or one where fewer than half of the multiprocessors had an item then.
+fn blocks_of_down(atom: Atom, hidden: usize, multiprocessors: usize) -> usize {
+    let most = 8 / atom.bits as usize;
+    if 2 * hidden.div_ceil(16 * most) <= multiprocessors { 1 } else { most }
+}
+
+fn instance(atom: Atom, dtype: Float, gate: Gate, blocks: usize) -> Instance {
     let numbers = [
         ("BITS", atom.bits as usize),
         ("BF16", (dtype == Float::BF16).into()),
@@ -91,6 +99,7 @@ fn instance(atom: Atom, dtype: Float, gate: Gate) -> Instance {
         ("ZERO", atom.zero.into()),
         ("OUT", 2),
         ("AT_ONCE", units(atom)),
+        ("OF_DOWN", blocks),
     ];
     let all = numbers.into_iter().fold(Instance::new(&SOURCE, OP), |all, (name, value)| all.defining(name, value));
     grouped::with_output_function(all, Activation::None, Some(gate))
@@ -98,15 +107,16 @@ fn instance(atom: Atom, dtype: Float, gate: Gate) -> Instance {
 
 /// Of some formats, for the record of what kernels take.
 pub(super) fn samples() -> Vec<Instance> {
-    let of = |bits, group, zero, scale| {
-        instance(Atom { bits, group, zero, scale, factors: false, offset: false }, scale, Gate::SWIGLU)
+    let of = |bits, group, zero, scale, blocks| {
+        instance(Atom { bits, group, zero, scale, factors: false, offset: false }, scale, Gate::SWIGLU, blocks)
     };
     vec![
-        of(4, 128, false, Float::F16),
-        of(4, 32, true, Float::BF16),
-        of(4, 64, true, Float::F16),
-        of(8, 128, false, Float::F16),
-        of(8, 32, true, Float::F16),
+        of(4, 128, false, Float::F16, 2),
+        of(4, 128, false, Float::F16, 1),
+        of(4, 32, true, Float::BF16, 2),
+        of(4, 64, true, Float::F16, 1),
+        of(8, 128, false, Float::F16, 1),
+        of(8, 32, true, Float::F16, 1),
     ]
 }
 
@@ -175,7 +185,8 @@ impl ExpertsGemv {
             upload(all.iter().filter_map(|(_, bias)| Some(bias.as_ref()?.pointer())).collect())
         };
         let addresses = [atoms(up)?, biases(up)?, atoms(down)?, biases(down)?];
-        let of = Self { atom, dtype, gate, hidden, width, top_k, experts: up.len(), addresses };
+        let blocks = blocks_of_down(atom, hidden, gpu.caps().multiprocessors as usize);
+        let of = Self { atom, dtype, gate, hidden, width, top_k, experts: up.len(), blocks, addresses };
         let room = gpu.caps().shared_bytes as usize;
         if top_k == 0 || top_k > MOST_CHOICES.min(of.experts) || of.shared_bytes() + STATIC_BYTES > room {
             return refuse("takes up to 16 choices of a row, and what they read within shared memory");
@@ -185,7 +196,7 @@ impl ExpertsGemv {
 
     /// The kernel as it is compiled.
     pub fn instance(&self) -> Instance {
-        instance(self.atom, self.dtype, self.gate)
+        instance(self.atom, self.dtype, self.gate, self.blocks)
     }
 
     /// Elements between up and down of so many rows.
