@@ -37,7 +37,7 @@ struct Params {
 constexpr u32 WARPS = 16, MOST_CHOICES = 16;  // of a block, of a row
 constexpr int AT_ONCE = HB_AT_ONCE;  // units on their way, of each warp
 // Blocks of 16 rows of an item: what x is loaded for at once. Of down fewer, where that gives more blocks something to
-// do; chosen before it is compiled, since code that has to come takes as long as what it saves.
+// do; chosen before it is compiled, since a kernel with both was slower.
 constexpr int OF_UP = 8 / BITS, OF_DOWN = HB_OF_DOWN;
 
 extern __shared__ __align__(16) u32 x_words[];  // [units][8 k16 steps in pairs][4 lanes][4]
