@@ -113,7 +113,8 @@ fn what_does_not_fit_is_said() {
     let device = Device::Cpu;
     let w = Tensor::from_vec(numbers(8 * 32, 6), (8, 32), &device).unwrap();
     let refused = |result: candle_core::Result<QLinear>, words: &str| {
-        let error = result.err().expect(words).to_string();
+        let Err(error) = result else { panic!("{words}") };
+        let error = error.to_string();
         assert!(error.contains(words), "{error}");
     };
     refused(QLinear::quantize(&w, None, "w5a16"), "weights of 2, 3, 4 or 8 bits");
