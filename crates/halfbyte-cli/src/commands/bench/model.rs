@@ -174,7 +174,7 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     let machine = Machine::measure(&model, &cpu, args.load.act_of(args.format))?;
     drop(progress);
     let profile = timed.map(|timed| Profiles::new(timed, &model, &cpu, &speed, machine.as_ref())).transpose()?;
-    let on_gpu = matches!(model.device(), Device::Cuda(_));
+    let (on_gpu, ranks) = (matches!(model.device(), Device::Cuda(_)), usize::from(args.load.tp));
     let taken = free_before.zip(free_after).map(|(before, after)| before.saturating_sub(after));
     let report = Report {
         model: path.clone(),
@@ -200,8 +200,8 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
         prefill_ms_per_token: 1e3 / speed.prefill_tokens_per_second,
         decode_ms_per_token: 1e3 / speed.decode_tokens_per_second,
         speed,
-        batches: batches.into_iter().map(|steps| Batch::new(steps, &model, machine.as_ref())).collect(),
-        limits: machine.map(|machine| Limits::new(machine, &model, work, &speed)),
+        batches: batches.into_iter().map(|steps| Batch::new(steps, &model, machine.as_ref(), ranks)).collect(),
+        limits: machine.map(|machine| Limits::new(machine, &model, work, &speed, ranks)),
         profile,
     };
     app.result(&report, human)

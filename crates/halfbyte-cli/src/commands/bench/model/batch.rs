@@ -109,9 +109,9 @@ pub fn steps(model: &Model, cpu: &Cpu, texts: usize, work: Work, progress: &Prog
 
 impl Batch {
     /// Of steps on a machine.
-    pub fn new(steps: Steps, model: &Model, machine: Option<&Machine>) -> Self {
+    pub fn new(steps: Steps, model: &Model, machine: Option<&Machine>, ranks: usize) -> Self {
         let Steps { texts, depth, begin_seconds, each } = steps;
-        let limit = machine.map(|machine| StepLimit::new(machine, model, texts, depth, each.len()));
+        let limit = machine.map(|machine| StepLimit::new(machine, model, [texts, each.len(), ranks], depth));
         let step = Measured::of(each);
         let per_second = |seconds: f64| texts as f64 / seconds;
         Self {

@@ -60,13 +60,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Of a model on a machine, beside the speed that was measured.
-    pub fn new(machine: Machine, model: &Model, work: Work, speed: &Speed) -> Self {
+    /// Of a model on a machine, beside the speed that was measured; of one of `ranks`, each of which does its part.
+    pub fn new(machine: Machine, model: &Model, work: Work, speed: &Speed, ranks: usize) -> Self {
         let spec = &model.config().spec;
         let weight_bytes_per_step = model.bytes_of_step(1) as f64;
         let kv_bytes_per_step = kv_bytes(spec, model.kv_bytes_per_token(), work.depth, work.generate);
         let decode = machine.read_bytes_per_second / (weight_bytes_per_step + kv_bytes_per_step);
-        let prefill_flop = flop(spec, work.prompt, 1);
+        let prefill_flop = flop(spec, work.prompt, 1) / ranks as f64;
         let prefill = machine.flop_per_second.map(|rate| rate * work.prompt as f64 / prefill_flop);
         Self {
             machine,
@@ -121,15 +121,15 @@ pub struct StepLimit {
 }
 
 impl StepLimit {
-    /// After so many tokens of each text, on average over some steps.
-    pub fn new(machine: &Machine, model: &Model, texts: usize, depth: f64, steps: usize) -> Self {
+    /// After so many tokens of each text, on average over some steps; of one of `ranks`.
+    pub fn new(machine: &Machine, model: &Model, [texts, steps, ranks]: [usize; 3], depth: f64) -> Self {
         let spec = &model.config().spec;
         let of_text = kv_bytes(spec, model.kv_bytes_per_token(), depth as usize, steps);
         let (weights, cached) = (model.bytes_of_step(texts) as f64, texts as f64 * of_text);
         // A query meets each key and each value that its text has: two operations an element of each head.
         let elements = of_text / model.kv_bytes_per_token() as f64 * spec.layers.len() as f64;
-        let attention = 4.0 * elements * (spec.heads.heads * spec.heads.head_size * texts) as f64;
-        let products = flop(spec, texts, texts);
+        let attention = 4.0 * elements * (spec.heads.heads * spec.heads.head_size * texts) as f64 / ranks as f64;
+        let products = flop(spec, texts, texts) / ranks as f64;
         let seconds = |bytes: f64, flop: f64| {
             (bytes / machine.read_bytes_per_second).max(machine.flop_per_second.map_or(0.0, |rate| flop / rate))
         };
