@@ -5,8 +5,7 @@
 //! which a shuffle makes lanes, and the zero point is taken off after. In a symmetric format the code less the middle one is a signed number, two's complement, once its
 //! highest bit is flipped: shifted up and, with its sign, down again, it needs no zero point.
 //!
-//! Up to four rows are multiplied by weights converted in registers. More rows leave no registers for converting: they take
-//! quantised weights from a buffer.
+//! Up to four rows are multiplied by weights converted in registers. More rows take the weights from a buffer.
 
 use super::exact_act::{ConvertFn, DirectFn, ProductFn, Tiles, Weights};
 use crate::layout::cpu_n16::PackedZeros;
@@ -18,49 +17,59 @@ fn panels(height: usize) -> usize {
     if height <= 2 { 2 } else { 1 }
 }
 
-fn direct(w: Weights<'_>, height: usize) -> Option<DirectFn> {
-    fn quantized<const BITS: u32, const ZERO: u8>(height: usize) -> DirectFn {
-        match height {
-            1 => x86::direct_quantized::<BITS, 1, 2, ZERO>,
-            2 => x86::direct_quantized::<BITS, 2, 2, ZERO>,
-            4 => x86::direct_quantized::<BITS, 4, 1, ZERO>,
-            _ => unreachable!("no tile of {height} rows"),
+fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
+    fn quantized<const BITS: u32, const ZERO: u8>(height: usize, panels: usize) -> DirectFn {
+        match (height, panels) {
+            (1, 2) => x86::direct_quantized::<BITS, 1, 2, ZERO>,
+            (2, 2) => x86::direct_quantized::<BITS, 2, 2, ZERO>,
+            (1, 1) => x86::direct_quantized::<BITS, 1, 1, ZERO>,
+            (2, 1) => x86::direct_quantized::<BITS, 2, 1, ZERO>,
+            (4, 1) => x86::direct_quantized::<BITS, 4, 1, ZERO>,
+            (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
-    fn dense<const DTYPE: usize>(height: usize) -> DirectFn {
-        match height {
-            1 => x86::direct_dense::<DTYPE, 1, 2>,
-            2 => x86::direct_dense::<DTYPE, 2, 2>,
-            4 => x86::direct_dense::<DTYPE, 4, 1>,
-            6 => x86::direct_dense::<DTYPE, 6, 1>,
-            _ => unreachable!("no tile of {height} rows"),
+    fn dense<const DTYPE: usize>(height: usize, panels: usize) -> DirectFn {
+        match (height, panels) {
+            (1, 2) => x86::direct_dense::<DTYPE, 1, 2>,
+            (2, 2) => x86::direct_dense::<DTYPE, 2, 2>,
+            (1, 1) => x86::direct_dense::<DTYPE, 1, 1>,
+            (2, 1) => x86::direct_dense::<DTYPE, 2, 1>,
+            (4, 1) => x86::direct_dense::<DTYPE, 4, 1>,
+            (6, 1) => x86::direct_dense::<DTYPE, 6, 1>,
+            (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     }
-    Some(match w {
-        Weights::Quantized(_) if height == 6 => return None,
+    match w {
+        Weights::Quantized(w) if height == 6 => match w.bits() {
+            2 => x86::direct_through_buffer::<2, 6>,
+            3 | 4 => x86::direct_through_buffer::<4, 6>,
+            5 => x86::direct_through_buffer::<5, 6>,
+            6 => x86::direct_through_buffer::<6, 6>,
+            _ => x86::direct_through_buffer::<8, 6>,
+        },
         // Only signs depend on the bits of a code, all else on those of its field. In planes are no zero points.
         Weights::Quantized(w) => match (w.zeros(), w.bits()) {
-            (PackedZeros::Symmetric, 2) => quantized::<2, { x86::SIGNED }>(height),
-            (PackedZeros::Symmetric, 3) => quantized::<3, { x86::SIGNED }>(height),
-            (PackedZeros::Symmetric, 4) => quantized::<4, { x86::SIGNED }>(height),
-            (PackedZeros::Symmetric, 5) => quantized::<5, { x86::MIDDLE }>(height),
-            (PackedZeros::Symmetric, 6) => quantized::<6, { x86::MIDDLE }>(height),
-            (PackedZeros::Symmetric, _) => quantized::<8, { x86::SIGNED }>(height),
-            (PackedZeros::Integer(_), 2) => quantized::<2, { x86::ZERO_POINT }>(height),
-            (PackedZeros::Integer(_), 3 | 4) => quantized::<4, { x86::ZERO_POINT }>(height),
-            (PackedZeros::Integer(_), _) => quantized::<8, { x86::ZERO_POINT }>(height),
-            (PackedZeros::Float(_), 2) => quantized::<2, { x86::OFFSET }>(height),
-            (PackedZeros::Float(_), 3 | 4) => quantized::<4, { x86::OFFSET }>(height),
-            (PackedZeros::Float(_), 5) => quantized::<5, { x86::OFFSET }>(height),
-            (PackedZeros::Float(_), 6) => quantized::<6, { x86::OFFSET }>(height),
-            (PackedZeros::Float(_), _) => quantized::<8, { x86::OFFSET }>(height),
+            (PackedZeros::Symmetric, 2) => quantized::<2, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 3) => quantized::<3, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 4) => quantized::<4, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Symmetric, 5) => quantized::<5, { x86::MIDDLE }>(height, panels),
+            (PackedZeros::Symmetric, 6) => quantized::<6, { x86::MIDDLE }>(height, panels),
+            (PackedZeros::Symmetric, _) => quantized::<8, { x86::SIGNED }>(height, panels),
+            (PackedZeros::Integer(_), 2) => quantized::<2, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), 3 | 4) => quantized::<4, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Integer(_), _) => quantized::<8, { x86::ZERO_POINT }>(height, panels),
+            (PackedZeros::Float(_), 2) => quantized::<2, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 3 | 4) => quantized::<4, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 5) => quantized::<5, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), 6) => quantized::<6, { x86::OFFSET }>(height, panels),
+            (PackedZeros::Float(_), _) => quantized::<8, { x86::OFFSET }>(height, panels),
         },
         Weights::Dense(w) => match w.dtype() {
-            Float::F16 => dense::<{ x86::F16 }>(height),
-            Float::BF16 => dense::<{ x86::BF16 }>(height),
-            Float::F32 => dense::<{ x86::F32 }>(height),
+            Float::F16 => dense::<{ x86::F16 }>(height, panels),
+            Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
+            Float::F32 => dense::<{ x86::F32 }>(height, panels),
         },
-    })
+    }
 }
 
 fn convert(w: Weights<'_>) -> ConvertFn {
@@ -313,6 +322,27 @@ mod x86 {
             at += field_bits(bits);
         }
         mask
+    }
+
+    /// More rows than leave registers for converting: one panel of weights, a few places at a time.
+    #[target_feature(enable = "avx2,fma,f16c")]
+    pub(super) fn direct_through_buffer<const BITS: u32, const R: usize>(
+        w: Weights<'_>,
+        panel: usize,
+        x: &[f32],
+        c: &mut [f32],
+    ) {
+        /// A multiple of the places of every tile.
+        const BLOCK: usize = 128;
+        let places = x.len() / R;
+        let mut buffer = [0.0f32; BLOCK * PANEL];
+        c.fill(0.0);
+        for start in (0..places).step_by(BLOCK) {
+            let block = start..(start + BLOCK).min(places);
+            let buffer = &mut buffer[..block.len() * PANEL];
+            convert_quantized::<BITS>(w, panel, block.clone(), buffer, PANEL);
+            product::<R, 1>(&x[block.start * R..block.end * R], buffer, c);
+        }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]

@@ -18,43 +18,50 @@ fn panels(height: usize) -> usize {
     if height <= 4 { 4 } else { 2 }
 }
 
-/// Instantiates a function for the height of a tile and the number of panels that tiles of this height span.
-macro_rules! of_height {
-    ($height:expr, $($path:ident)::+ $(, $field:ident)?) => {
-        match $height {
-            1 => $($path)::+::<$($field,)? 1, 4>,
-            2 => $($path)::+::<$($field,)? 2, 4>,
-            4 => $($path)::+::<$($field,)? 4, 4>,
-            6 => $($path)::+::<$($field,)? 6, 2>,
-            8 => $($path)::+::<$($field,)? 8, 2>,
-            10 => $($path)::+::<$($field,)? 10, 2>,
-            12 => $($path)::+::<$($field,)? 12, 2>,
-            height => unreachable!("no tile of {height} rows"),
+/// Instantiates `$function` for the height and number of panels of a tile.
+macro_rules! of_shape {
+    ($height:expr, $panels:expr, $($path:ident)::+ $(, $field:ident)?) => {
+        match ($height, $panels) {
+            (1, 4) => $($path)::+::<$($field,)? 1, 4>,
+            (2, 4) => $($path)::+::<$($field,)? 2, 4>,
+            (4, 4) => $($path)::+::<$($field,)? 4, 4>,
+            (6, 2) => $($path)::+::<$($field,)? 6, 2>,
+            (8, 2) => $($path)::+::<$($field,)? 8, 2>,
+            (10, 2) => $($path)::+::<$($field,)? 10, 2>,
+            (12, 2) => $($path)::+::<$($field,)? 12, 2>,
+            (1, 1) => $($path)::+::<$($field,)? 1, 1>,
+            (2, 1) => $($path)::+::<$($field,)? 2, 1>,
+            (4, 1) => $($path)::+::<$($field,)? 4, 1>,
+            (6, 1) => $($path)::+::<$($field,)? 6, 1>,
+            (8, 1) => $($path)::+::<$($field,)? 8, 1>,
+            (10, 1) => $($path)::+::<$($field,)? 10, 1>,
+            (12, 1) => $($path)::+::<$($field,)? 12, 1>,
+            (height, panels) => unreachable!("no tile of {height} rows × {panels} panels"),
         }
     };
 }
 
-fn direct(w: Weights<'_>, height: usize) -> Option<DirectFn> {
-    fn quantized<const BITS: u32>(height: usize) -> DirectFn {
-        of_height!(height, x86::direct_quantized, BITS)
+fn direct(w: Weights<'_>, height: usize, panels: usize) -> DirectFn {
+    fn quantized<const BITS: u32>(height: usize, panels: usize) -> DirectFn {
+        of_shape!(height, panels, x86::direct_quantized, BITS)
     }
-    fn dense<const BYTES: usize>(height: usize) -> DirectFn {
-        of_height!(height, x86::direct_dense, BYTES)
+    fn dense<const BYTES: usize>(height: usize, panels: usize) -> DirectFn {
+        of_shape!(height, panels, x86::direct_dense, BYTES)
     }
-    Some(match w {
+    match w {
         Weights::Quantized(w) => match w.bits() {
-            2 => quantized::<2>(height),
-            3 | 4 => quantized::<4>(height),
-            5 => quantized::<5>(height),
-            6 => quantized::<6>(height),
-            _ => quantized::<8>(height),
+            2 => quantized::<2>(height, panels),
+            3 | 4 => quantized::<4>(height, panels),
+            5 => quantized::<5>(height, panels),
+            6 => quantized::<6>(height, panels),
+            _ => quantized::<8>(height, panels),
         },
         Weights::Dense(w) => match w.dtype() {
-            Float::F16 => dense::<{ x86::F16 }>(height),
-            Float::BF16 => dense::<{ x86::BF16 }>(height),
-            Float::F32 => dense::<{ x86::F32 }>(height),
+            Float::F16 => dense::<{ x86::F16 }>(height, panels),
+            Float::BF16 => dense::<{ x86::BF16 }>(height, panels),
+            Float::F32 => dense::<{ x86::F32 }>(height, panels),
         },
-    })
+    }
 }
 
 fn convert(w: Weights<'_>) -> ConvertFn {
@@ -71,16 +78,7 @@ fn convert(w: Weights<'_>) -> ConvertFn {
 }
 
 fn product(height: usize, panels: usize) -> ProductFn {
-    match (height, panels) {
-        (1, 1) => x86::product::<1, 1>,
-        (2, 1) => x86::product::<2, 1>,
-        (4, 1) => x86::product::<4, 1>,
-        (6, 1) => x86::product::<6, 1>,
-        (8, 1) => x86::product::<8, 1>,
-        (10, 1) => x86::product::<10, 1>,
-        (12, 1) => x86::product::<12, 1>,
-        _ => of_height!(height, x86::product),
-    }
+    of_shape!(height, panels, x86::product)
 }
 
 mod x86 {

@@ -13,7 +13,7 @@ pub(super) const QUANTIZED_ACT_TILES: quantized_act::Tiles =
 pub(super) const EXACT_ACT_TILES: exact_act::Tiles = exact_act::Tiles {
     heights: &[1, 4],
     panels: |_| 1,
-    direct: |_, _| None,
+    direct: |_, height, _| if height == 1 { direct::<1> } else { direct::<4> },
     convert: |_| convert,
     product: |height, _| if height == 1 { product::<1> } else { product::<4> },
 };
@@ -73,6 +73,19 @@ fn quantized_tile(t: &Tile<'_>, c: &mut [f32]) {
 
 fn places(w: &CpuN16, span: &Span) -> Range<usize> {
     span.tile * w.columns_per_tile()..(span.tile + span.tiles) * w.columns_per_tile()
+}
+
+fn direct<const R: usize>(w: Weights<'_>, panel: usize, x: &[f32], c: &mut [f32]) {
+    const BLOCK: usize = 64;
+    let places = x.len() / R;
+    let mut buffer = [0.0; BLOCK * PANEL];
+    c.fill(0.0);
+    for start in (0..places).step_by(BLOCK) {
+        let end = (start + BLOCK).min(places);
+        let buffer = &mut buffer[..(end - start) * PANEL];
+        convert(w, panel, start..end, buffer, PANEL);
+        product::<R>(&x[start * R..end * R], buffer, c);
+    }
 }
 
 fn convert(w: Weights<'_>, panel: usize, range: Range<usize>, out: &mut [f32], stride: usize) {

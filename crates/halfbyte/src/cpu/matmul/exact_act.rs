@@ -1,7 +1,6 @@
 //! Driver of products with exact activations: x in f32, weights converted to f32, f32 accumulation.
 //!
-//! Few rows (one panel of x): weights are converted in registers and multiplied there and then. The panels of outputs that are
-//! left beside whole tiles go through a small buffer instead, so that there are half as many functions to compile.
+//! Few rows (one panel of x): weights are converted in registers and multiplied there and then.
 //!
 //! ```text
 //! for each tile of outputs, for each span:  sum += x · (code − zero);  y += scale · sum
@@ -29,9 +28,6 @@ use std::ops::Range;
 /// Places along k that are converted at a time: two panels of 16 outputs take 64 KiB.
 const BLOCK_PLACES: usize = 512;
 
-/// The same where there is one panel of rows, for one panel of outputs: 8 KiB. A multiple of the columns of every tile.
-const FEW_PLACES: usize = 128;
-
 /// Below this many elements of x, one thread packs them all.
 const PARALLEL_ELEMENTS: usize = 1 << 15;
 
@@ -41,11 +37,11 @@ pub(super) struct Tiles {
     pub heights: &'static [usize],
     /// Panels of outputs that a tile of this height spans.
     pub panels: fn(height: usize) -> usize,
-    /// Multiplies weights as they are packed, by tiles as wide as `panels` says; none where registers don't suffice for it.
-    pub direct: fn(weights: Weights<'_>, height: usize) -> Option<DirectFn>,
+    /// Multiplies weights as they are packed.
+    pub direct: fn(weights: Weights<'_>, height: usize, panels: usize) -> DirectFn,
     /// Converts a block of weights to f32.
     pub convert: fn(weights: Weights<'_>) -> ConvertFn,
-    /// Multiplies converted weights, for one panel or as many as `panels` says.
+    /// Multiplies converted weights.
     pub product: fn(height: usize, panels: usize) -> ProductFn,
 }
 
@@ -114,35 +110,17 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
     }
     let x = scratch.x.as_slice::<f32>();
     let tile_panels = (tiles.panels)(height);
-    let convert = (tiles.convert)(w);
-    let (wide, narrow) = ((tiles.product)(height, tile_panels), (tiles.product)(height, 1));
     if rows.count == 1 {
-        let direct = (tiles.direct)(w, height);
-        let tile_panels = if direct.is_some() { tile_panels } else { 1 };
+        let (wide, narrow) = ((tiles.direct)(w, height, tile_panels), (tiles.direct)(w, height, 1));
         let tasks = Tasks::new(rows, x_len * 4, w.panels(), tile_panels, cpu.threads().count());
         cpu.threads().run(tasks.count, &|i| {
             let steps = Steps { panels: tasks.get(i).1, wide: tile_panels };
-            with_buffers([height * tile_panels * PANEL, FEW_PLACES * PANEL], |c, buffer| {
+            with_buffers([height * tile_panels * PANEL, 0], |c, _| {
                 for step in 0..steps.count() {
                     let (panel, width) = steps.get(step);
                     let c = &mut c[..height * width * PANEL];
-                    match direct.filter(|_| width == tile_panels) {
-                        // SAFETY: `select` found the instruction set.
-                        Some(direct) => unsafe { direct(w, panel, &x[..x_len], c) },
-                        None => {
-                            c.fill(0.0);
-                            for start in (0..places).step_by(FEW_PLACES) {
-                                let end = (start + FEW_PLACES).min(places);
-                                let (x, buffer) =
-                                    (&x[start * height..end * height], &mut buffer[..(end - start) * PANEL]);
-                                // SAFETY: as above.
-                                unsafe {
-                                    convert(w, panel, start..end, buffer, PANEL);
-                                    narrow(x, buffer, c);
-                                }
-                            }
-                        }
-                    }
+                    // SAFETY: `select` found the instruction set.
+                    unsafe { (if width == tile_panels { wide } else { narrow })(w, panel, &x[..x_len], c) };
                     for (row, c) in rows.rows(0).zip(c.chunks_exact(width * PANEL)) {
                         // SAFETY: tasks cover disjoint outputs.
                         unsafe { y.store(row, panel * PANEL, c) };
@@ -153,6 +131,8 @@ pub(super) fn run(cpu: &Cpu, scratch: &mut Scratch, input: &Input<'_>, y: &Outpu
         return;
     }
 
+    let convert = (tiles.convert)(w);
+    let (wide, narrow) = ((tiles.product)(height, tile_panels), (tiles.product)(height, 1));
     let x_block = places.min(BLOCK_PLACES) * height * 4;
     let tasks = Tasks::new(rows, x_block, w.panels(), tile_panels, cpu.threads().count());
     cpu.threads().run(tasks.count, &|i| {
