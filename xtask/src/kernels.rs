@@ -67,8 +67,7 @@ fn gpus() -> [(&'static str, Caps); 3] {
                 l2_bytes: 4 << 20,
                 memory_mb_per_s: 320_064,
                 clock_khz: 1_590_000,
-                cublaslt: true,
-                rounded_weights: false,
+                ..Caps::H200
             },
         ),
         (
@@ -80,8 +79,7 @@ fn gpus() -> [(&'static str, Caps); 3] {
                 l2_bytes: 40 << 20,
                 memory_mb_per_s: 2_039_040,
                 clock_khz: 1_410_000,
-                cublaslt: true,
-                rounded_weights: false,
+                ..Caps::H200
             },
         ),
         ("H200 (sm_90a)", Caps::H200),

@@ -71,6 +71,7 @@ pub use queue::Cuda;
 pub use tensor::{AnyBytes, AnyBytesMut, AnyFloats, AnyFloatsMut};
 
 use crate::error::Result;
+use crate::layout::cuda_wna16::Atom;
 use compile::Compiler;
 use cublaslt::Products;
 use driver::{Buffer, Context, Driver, Function, Module, Stream, View, ViewMut};
@@ -103,6 +104,8 @@ pub struct Caps {
     /// Whether products may round weights to the type of x where y is finer, and f16 holds them: a property of the weight
     /// ([`Packed::allow_rounded_weights`](matmul::Packed::allow_rounded_weights)), not of the device.
     pub rounded_weights: bool,
+    /// The form of the weight's atoms in layout `cuda_wna16`; None: what its format alone says. Of the weight as well.
+    pub atom: Option<Atom>,
 }
 
 impl Caps {
@@ -116,6 +119,7 @@ impl Caps {
         clock_khz: 1_980_000,
         cublaslt: true,
         rounded_weights: false,
+        atom: None,
     };
 
     /// Clocks that memory takes to bring so many bytes to each multiprocessor; 0: unknown.
@@ -129,9 +133,19 @@ impl Caps {
 
     /// A processor of which nothing else is known: to enumerate what is compiled for it.
     pub(crate) fn of_arch(arch: Arch) -> Self {
-        let (multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz) = (108, 101_376, 0, 0, 0);
-        let (cublaslt, rounded_weights) = (false, false);
-        Self { arch, multiprocessors, shared_bytes, l2_bytes, memory_mb_per_s, clock_khz, cublaslt, rounded_weights }
+        let (multiprocessors, shared_bytes) = (108, 101_376);
+        let (l2_bytes, memory_mb_per_s, clock_khz, cublaslt, rounded_weights, atom) = (0, 0, 0, false, false, None);
+        Self {
+            arch,
+            multiprocessors,
+            shared_bytes,
+            l2_bytes,
+            memory_mb_per_s,
+            clock_khz,
+            cublaslt,
+            rounded_weights,
+            atom,
+        }
     }
 }
 
@@ -174,6 +188,7 @@ impl Gpu {
             clock_khz: info.clock_khz,
             cublaslt: library::is_there(&CUBLASLT, Some(context.driver().version().major)),
             rounded_weights: false,
+            atom: None,
         };
         Self {
             products: Mutex::default(),

@@ -51,6 +51,7 @@ pub const HEADERS: &[Source] = headers![
     "grouped.cuh"
     "hopper.cuh"
     "images.cuh"
+    "multiples.cuh"
     "output_function.cuh"
     "persistent_attention.cuh"
     "persistent_plan.cuh"

@@ -13,6 +13,7 @@
 //!     bits  2 (R+8, c)     18 (R+8, c+1)      register 1
 //!     bits 14 (R, c+8)     30 (R, c+9)        register 2; what passes bit 31 goes on at bit 0
 //!     bits 10 (R+8, c+8)   26 (R+8, c+9)      register 3
+//! codes of 6 bits: in two planes (`planes.rs`)
 //! codes of 8 bits  [warp w 0..4][quarter i 0..4][lane 0..32][word j 0..4]:
 //!     column c = 32i + 16·(j / 2) + 2·(lane % 4) + 8·(j % 2); bytes (R, c) (R+8, c) (R, c+1) (R+8, c+1)
 //! scales, zero points and offsets of a group  [warp w 0..4][i 0..8]: rows 16w + i, 16w + i + 8
@@ -20,18 +21,23 @@
 //! one scale a row: the atoms hold codes only, and a table beside them has for each strip 64 scales and 64 zero points
 //! scales on two levels: the table has the scales of the rows, and a group in an atom has, where its scale would lie, 2 bytes:
 //!     its factor f, and 128 − zero point · f; so code · f + 128 − zero point · f is the byte that a weight is, plus 128
+//! scales and offsets that are whole multiples of halves (GGUF's K types): 10 bytes a row and atom instead (`multiples.rs`)
 //! ```
 //!
 //! Rows are padded to 64 and columns to 128, with scales of zero. Groups of a multiple of 128, 64, 32 or 16 columns lie as groups
-//! of that size with the same scale, those with offsets as groups of 64 at most. Codes of 3 bits lie in places of 4, symmetric ones with 4 added: zero is 8. Columns that were quantised in another order (act-order) are sorted by their group, and
+//! of that size with the same scale, those with offsets as groups of 64 at most. Codes of 3 bits lie in places of 4, symmetric ones with 4 added: zero is 8.
+//! Codes of 8 bits that a file holds in 6 or fewer lie in 6 beside such multiples, symmetric ones with 96 taken off: zero is 32. Columns that were quantised in another order (act-order) are sorted by their group, and
 //! `order` tells which column of x belongs to each.
 
 mod atom;
+mod multiples;
+mod planes;
 
 pub use atom::{Atom, STEP, STRIP};
 
 use crate::error::Result;
 use crate::format::{Act, QTensor, WeightFormat, Zero, Zeros};
+use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -82,7 +88,17 @@ pub struct CudaWna16 {
 impl CudaWna16 {
     /// Packs a tensor, on the CPU: what the GPU's packing is tested against. Errors: those of [`Atom::holding`].
     pub fn pack(w: &QTensor, act: Act) -> Result<Self> {
-        let atom = Atom::holding(&w.into(), act)?;
+        Self::pack_as(Atom::holding(&w.into(), act)?, w, None)
+    }
+
+    /// The same of a tensor of which more may be known than its numbers: that its scales are multiples of halves, or how many bits its
+    /// codes have.
+    pub fn pack_stored(w: &StoredTensor<'_>, act: Act) -> Result<Self> {
+        let of = w.scale_multiples().map(|scales| (scales, w.offset_multiples()));
+        Self::pack_as(Atom::holding_all(&[w], act)?, &w.to_qtensor()?, of)
+    }
+
+    fn pack_as(atom: Atom, w: &QTensor, of: Option<multiples::OfTensor<'_>>) -> Result<Self> {
         let (n, k) = (w.n(), w.k());
         let order = w.group_index().map(order_of);
         let (strips, steps) = (n.div_ceil(STRIP), k.div_ceil(STEP));
@@ -91,6 +107,9 @@ impl CudaWna16 {
         atoms.par_chunks_mut(atom.bytes()).enumerate().for_each(|(at, out)| {
             let [strip, step] = place_of_atom(at, [strips, steps]);
             source.codes(strip, step, &mut out[..atom.codes_bytes()]);
+            if let Some(of) = of.filter(|_| atom.multiples) {
+                return multiples::pack(atom, of, [n, w.groups()], [strip, step], &mut out[atom.codes_bytes()..]);
+            }
             for g in 0..atom.groups() {
                 source.params(strip, step * STEP + g * atom.group, atom.params_of(g), out);
             }
@@ -120,6 +139,13 @@ impl CudaWna16 {
                 let row = strip * STRIP + row_at(at);
                 if row < n && group < groups {
                     let to = row * groups + group;
+                    if atom.multiples {
+                        let [scale, offset] =
+                            multiples::unpack(atom, &bytes[atom.codes_bytes()..], at, group % atom.groups());
+                        scales[to] = scale;
+                        offsets.get_mut(to).into_iter().for_each(|to| *to = offset);
+                        continue;
+                    }
                     if atom.factors {
                         let (factor, zero) = (bytes[scales_at + 2 * at], bytes[scales_at + 2 * at + 1]);
                         scales[to] = f32::from(factor);
@@ -138,14 +164,18 @@ impl CudaWna16 {
         };
         for (at, bytes) in self.atoms.chunks_exact(atom.bytes()).enumerate() {
             let [strip, step] = place_of_atom(at, [strips, steps]);
-            for (i, word) in bytes[..atom.codes_bytes()].chunks_exact(4).enumerate() {
-                let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-                for f in 0..32 / atom.bits as usize {
+            let words = bytes[..atom.codes_bytes()].chunks_exact(4);
+            let mut words: Vec<u32> = words.map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+            if atom.bits == 6 {
+                words = planes::unfold(&words).into();
+            }
+            for (i, word) in words.into_iter().enumerate() {
+                for f in 0..atom.fields() {
                     let (row, c) = atom.place(i, f);
                     let (row, c) = (strip * STRIP + row, step * STEP + c);
                     if row < n && c < k {
-                        let code = word.rotate_right(atom.shift(f)) & ((1 << atom.bits) - 1);
-                        codes[row * k + column(c)] = (code - atom.raised(self.format)) as u8;
+                        let code = word.rotate_right(atom.shift(f)) & atom.mask();
+                        codes[row * k + column(c)] = (code as i32 + atom.base(self.format)) as u8;
                     }
                 }
             }
@@ -237,7 +267,7 @@ impl Source<'_> {
         let (n, k) = (self.w.n(), self.w.k());
         let (rows, columns) = (strip * STRIP..n.min((strip + 1) * STRIP), step * STEP..k.min((step + 1) * STEP));
         // Codes beyond the edges meet x of zero, or go to outputs that nobody stores.
-        let raised = self.atom.raised(self.w.format());
+        let base = self.atom.base(self.w.format());
         let mut tile = [self.w.format().middle() as u8; STRIP * STEP];
         for (line, row) in tile.chunks_exact_mut(STEP).zip(rows) {
             let row = &self.w.codes()[row * k..(row + 1) * k];
@@ -248,13 +278,20 @@ impl Source<'_> {
                 }
             }
         }
-        let fields = 32 / self.atom.bits as usize;
-        for (at, out) in out.chunks_exact_mut(4).enumerate() {
-            let word = (0..fields).fold(0u32, |word, f| {
+        let word = |at: usize| {
+            (0..self.atom.fields()).fold(0u32, |word, f| {
                 let (row, c) = self.atom.place(at, f);
-                word | (u32::from(tile[row * STEP + c]) + raised).rotate_left(self.atom.shift(f))
-            });
-            out.copy_from_slice(&word.to_le_bytes());
+                let code = (i32::from(tile[row * STEP + c]) - base) as u32 & self.atom.mask();
+                word | code.rotate_left(self.atom.shift(f))
+            })
+        };
+        let out = out.chunks_exact_mut(4);
+        match self.atom.bits {
+            6 => {
+                let words = planes::fold(&std::array::from_fn(word));
+                out.zip(words).for_each(|(out, word)| out.copy_from_slice(&word.to_le_bytes()));
+            }
+            _ => out.enumerate().for_each(|(at, out)| out.copy_from_slice(&word(at).to_le_bytes())),
         }
     }
 

@@ -50,6 +50,16 @@ impl<'a> Multiples<'a> {
         &self.factors
     }
 
+    /// 1 or -1, by which every factor becomes one of 6 bits without a sign, as GGUF's types with offsets have them; None: some have more
+    /// bits, or another sign.
+    pub(crate) fn sign_of_small(&self) -> Option<i8> {
+        let all = |sign: i32| {
+            let small = |&factor: &i8| (0..1 << 6).contains(&(sign * i32::from(factor)));
+            self.factors.par_chunks(PIECE).all(|factors| factors.iter().all(small))
+        };
+        [1, -1].into_iter().find(|&sign| all(i32::from(sign)))
+    }
+
     /// The numbers, `[n, groups]`.
     pub fn products(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.factors.len()];

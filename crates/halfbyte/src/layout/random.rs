@@ -7,14 +7,20 @@
 //! zero (i, g)      element i + g of a table: uniform over the codes; an offset puts zero in the middle
 //! ```
 //!
+//! or, as GGUF's K types have them: scale = half (i, block) · factor (i, g); offset = −half (i, block) · factor (i, g), of blocks of 256
+//! columns; factors of 6 bits and of a signed byte where there are no offsets; codes of at most 6 bits
+//!
 //! So outputs of inputs of deviation 1 have about deviation 1, through as many layers as there are.
 
-use super::codes::{Codes, random::first_of, random::word, random::words_of_row};
+use super::codes::{BlockForm, Codes, Fields, random::first_of, random::word, random::words_of_row};
 use super::cpu_n16::field_bits;
+use super::multiples::Multiples;
 use super::stored::{StoredTensor, StoredZeros, Strides};
 use crate::error::{Error, Result};
 use crate::format::{Group, WeightFormat, Zero};
-use crate::tensor::FloatData;
+use crate::tensor::{Float, FloatData};
+use half::f16;
+use rayon::prelude::*;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -24,6 +30,20 @@ const OF_ZEROS: u64 = OF_SCALES + (1 << 38);
 
 /// Factors up to this every zero point allows.
 const MOST_FACTOR: u32 = 8;
+
+/// Codes that share a half in a K type.
+const BLOCK: usize = 256;
+
+/// Codes of 6 bits in a block: the lower 4 of all, then the upper 2.
+const OF_6_BITS: BlockForm = BlockForm {
+    codes: BLOCK,
+    bytes: BLOCK * 6 / 8,
+    low: Fields { at: 0, run: 64, bits: 4 },
+    high: Fields { at: BLOCK / 2, run: 64, bits: 2 },
+    add: 0,
+    flip: 0,
+    unpack: None,
+};
 
 /// From 0 to 1, 1 excluded.
 fn uniform(number: u64) -> f32 {
@@ -35,6 +55,67 @@ impl StoredTensor<'static> {
     /// packed. Errors: a format that does not exist, a matrix that fits no memory.
     pub fn random(format: WeightFormat, [n, k]: [usize; 2], seed: u32) -> Result<Self> {
         Self::random_part(format, [n, k], seed, [0..n, 0..k])
+    }
+
+    /// A matrix of random weights whose scales, and offsets where there are such, are whole multiples of halves, as those of GGUF's K types:
+    /// Q4_K is `w4a16-g32-float-sf32`, Q5_K the same with 8 bits, Q3_K `w3a16-g16-sf32`, Q6_K `w8a16-g16-sf32`. Error: another format,
+    /// columns that are no multiple of 256, a matrix that fits no memory.
+    pub fn random_k_type(format: WeightFormat, [n, k]: [usize; 2], seed: u32) -> Result<Self> {
+        const OP: &str = "random weights of a K type";
+        let has_offsets = format.zero == Zero::Float;
+        let is_k_type = matches!(format.group, Group::Size(32) if has_offsets)
+            || matches!(format.group, Group::Size(16) if format.zero == Zero::Symmetric);
+        if !is_k_type || format.scale != Float::F32 || format.channel_scale.is_some() || !k.is_multiple_of(BLOCK) {
+            let expected =
+                "scales in f32 of 32 columns with float offsets, or of 16 without, and columns in multiples of 256";
+            return Err(Error::invalid(OP, expected, format!("{format:?} of {k} columns")));
+        }
+        let fits = n.checked_mul(k).filter(|&len| len <= isize::MAX as usize / 4);
+        fits.ok_or_else(|| Error::invalid(OP, "a matrix that fits memory", format!("{n} × {k}")))?;
+        let (groups, blocks, first) = (format.group.count(k), k / BLOCK, first_of(seed));
+        let codes = if format.bits == 8 { 64.0 } else { f64::from(format.max_code()) + 1.0 };
+        // What a weight would be on average, squared, with halves of 1: of factors 0 … 63 and offsets that take the middle of codes off,
+        // or of factors −128 … 127.
+        let (middle, variance) = ((codes - 1.0) / 2.0, (codes * codes - 1.0) / 12.0);
+        let squared = match has_offsets {
+            true => 63.0 * 127.0 / 6.0 * (variance + 2.0 * middle * middle) - 2.0 * (31.5 * middle).powi(2),
+            false => 65535.0 / 12.0 * variance,
+        };
+        let scale = (k as f64).powf(-0.5) / squared.sqrt();
+        let halves = |of: u64, times: f64| -> Vec<f16> {
+            let drawn =
+                |at: usize| f16::from_f64(scale * times * (0.75 + 0.5 * f64::from(uniform(first + of + at as u64))));
+            (0..n * blocks).into_par_iter().map(drawn).collect()
+        };
+        let factors = |of: u64| -> Vec<i8> {
+            let drawn = |at: usize| {
+                let bits = word(first + of + at as u64);
+                if has_offsets { (bits & 63) as i8 } else { bits as i8 }
+            };
+            (0..n * groups).into_par_iter().map(drawn).collect()
+        };
+        let scales = Multiples::new(groups / blocks.max(1), halves(OF_SCALES, 1.0), factors(OF_ZEROS))?;
+        let negative = |of: Vec<i8>| of.into_iter().map(|factor| -factor).collect::<Vec<_>>();
+        let offsets = has_offsets.then(|| {
+            let halves = halves(OF_SCALES + (1 << 37), middle);
+            Multiples::new(scales.block(), halves, negative(factors(OF_ZEROS + (1 << 37))))
+        });
+        let (offsets, strides) = (offsets.transpose()?, Strides::of_outputs(groups));
+        let zeros = match &offsets {
+            Some(offsets) => StoredZeros::Float(FloatData::F32(offsets.products().into()), strides),
+            None => StoredZeros::Symmetric,
+        };
+        let codes = match format.bits {
+            8 => {
+                let words = n * blocks * OF_6_BITS.bytes / 4;
+                let bytes = (0..words).into_par_iter().flat_map_iter(|at| word(first + at as u64).to_le_bytes());
+                let add = if has_offsets { 0 } else { 96 };
+                Codes::Blocks { bytes: bytes.collect::<Vec<u8>>().into(), form: BlockForm { add, ..OF_6_BITS }.into() }
+            }
+            bits => Codes::Random { first, stride: words_of_row(k, bits) },
+        };
+        let numbers = (FloatData::F32(scales.products().into()), strides);
+        Self::new(format, [n, k], codes, numbers, zeros, None)?.with_multiples(scales, offsets)
     }
 
     /// Some rows and columns of such a matrix `[n, k]`: the numbers that it has there. Errors: as [`StoredTensor::random`]; what is not

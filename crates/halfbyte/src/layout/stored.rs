@@ -231,12 +231,12 @@ impl<'a> StoredTensor<'a> {
     }
 
     /// What the scales are whole multiples of, if that was said.
-    pub(super) fn scale_multiples(&self) -> Option<&Multiples<'a>> {
+    pub(crate) fn scale_multiples(&self) -> Option<&Multiples<'a>> {
         self.multiples.as_ref().map(|multiples| &multiples.0)
     }
 
     /// What the offsets are whole multiples of, if that was said.
-    pub(super) fn offset_multiples(&self) -> Option<&Multiples<'a>> {
+    pub(crate) fn offset_multiples(&self) -> Option<&Multiples<'a>> {
         self.multiples.as_ref().and_then(|multiples| multiples.1.as_ref())
     }
 

@@ -1,5 +1,6 @@
 //! Layouts are bijections.
 
+pub mod k_types;
 mod multiples;
 mod parts;
 pub mod planes;

@@ -60,6 +60,10 @@ pub struct Args {
     /// Type of y, on a GPU [default: that of x].
     #[arg(long, value_enum)]
     y: Option<FloatArg>,
+    /// On a GPU: scales and offsets as GGUF's K types have them, in multiples of halves, and codes of 8 bits in 6. Q4_K is
+    /// w4a16-g32-float-sf32, Q5_K w8a16-g32-float-sf32, Q3_K w3a16-g16-sf32, Q6_K w8a16-g16-sf32.
+    #[arg(long)]
+    k_types: bool,
     /// Compare a sample of every result with the f64 reference; exit status 1 if one is out of bounds.
     #[arg(long)]
     check: bool,
@@ -72,6 +76,9 @@ pub struct Args {
     /// On a GPU: time every configuration of the kernel that has several, beside the one it chooses, instead of the products.
     #[arg(long)]
     sweep: bool,
+    /// With --sweep: begin no other product after so many seconds, and report those that were measured.
+    #[arg(long, value_name = "SECONDS", requires = "sweep")]
+    within: Option<u64>,
 }
 
 /// What is measured unless told: w4a8-g128.
@@ -202,7 +209,12 @@ pub fn run(args: &Args, app: &App) -> Result<()> {
     if let Some(number) = app.cuda()? {
         return cuda::run(args, &plan, number, app);
     }
-    let asked = [("--sweep", args.sweep), ("--y", args.y.is_some()), ("--kernel", args.kernel.is_some())];
+    let asked = [
+        ("--sweep", args.sweep),
+        ("--y", args.y.is_some()),
+        ("--kernel", args.kernel.is_some()),
+        ("--k-types", args.k_types),
+    ];
     if let Some((option, _)) = asked.iter().find(|(_, given)| *given) {
         return Err(Failure::usage(
             "it asks for what only kernels on a GPU have",

@@ -58,7 +58,7 @@ const TERM_ELEMENTS: usize = 16 / TERM_BYTES;
 
 /// Both widths of tiles for the commonest formats, and the other terms.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
+    let atom = Atom::W4_G128;
     let plain = Terms { sums: false, offsets: false, pixels: true };
     let all = Terms { sums: true, offsets: true, ..plain };
     let forms = [

@@ -41,12 +41,12 @@ const ALIGNMENT: usize = 256;
 /// A third of the forms each for the commonest formats with one strip, and others with more: but for how the rows of x lie they
 /// are those of `implicit_gemm_sm90`.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, factors: false, offset: false };
+    let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, ..Atom::W4_G128 };
     let forms = [
         (atom, 64, Float::F16, Activation::Relu),
         (Atom { bits: 8, ..atom }, 64, Float::F16, Activation::None),
         (
-            Atom { bits: 8, zero: true, group: 32, scale: Float::BF16, factors: false, offset: false },
+            Atom { bits: 8, zero: true, group: 32, scale: Float::BF16, ..Atom::W4_G128 },
             64,
             Float::BF16,
             Activation::None,

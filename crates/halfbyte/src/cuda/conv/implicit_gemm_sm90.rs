@@ -74,7 +74,7 @@ impl<const CHANNELS: usize> Windowed for OnWindows<CHANNELS> {
 
 /// The widths of tiles for the commonest formats, with one strip and more.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, factors: false, offset: false };
+    let atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, ..Atom::W4_G128 };
     let forms = [
         (atom, Float::F16, Activation::Relu),
         (Atom { bits: 8, zero: true, scale: Float::BF16, ..atom }, Float::BF16, Activation::None),

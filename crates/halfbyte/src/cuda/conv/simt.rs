@@ -126,7 +126,7 @@ fn weight(part: &Packed) -> (Weight, [u32; 2]) {
         Packed::Wna16(w) => {
             let atom = w.atom();
             let (group, dtype) = (atom.group as u32, matmul::float_type(atom.scale));
-            let middle = middle + atom.raised(format);
+            let middle = middle.wrapping_add_signed(-atom.base(format));
             let weight = Weight { codes: w.atoms(), scales: w.rows(), zeros: 0, n, k, group, middle, dtype, zero_kind };
             (weight, [2, atom.bits])
         }

@@ -60,6 +60,11 @@ struct Feed {
 // Of the pieces of W of a stage, every THREADS-th one from `first` on.
 DEV void copy_w(const Feed& f, u32 to, int first) {
   constexpr int PIECES = STRIP_CODES / 16, OF_WARP = WARP_CODES / 16;
+  if constexpr (BITS == 6) {  // a strip is a stage's whole atom, whose pieces are no power of two
+    const int piece = first + threadIdx.x, strip = piece / PIECES, at = piece % PIECES * 16;
+    if (piece < W_PIECES && strip < f.strips) copy_16(to + strip * STRIP_BYTES + at, f.source + strip * ATOM + at);
+    return;
+  }
   const int t = threadIdx.x, strip = first / PIECES, rest = first % PIECES;
   const u32 from = t / PIECES * ATOM + (t % PIECES) / OF_WARP * (256 * BITS) + t % OF_WARP * 16 + f.half * WARP_CODES;
   if ((W_PIECES % THREADS == 0 || first + t < W_PIECES) && strip + t / PIECES < f.strips)
@@ -68,8 +73,10 @@ DEV void copy_w(const Feed& f, u32 to, int first) {
 }
 // Scales, zero points, offsets.
 DEV void copy_groups(const Feed& f, u32 to) {
-  constexpr int SCALE_PIECES = GROUP_SCALES / 16 * STAGE_GROUPS,
-                EACH = GROUP == 0 ? 1 : SCALE_PIECES + GROUP_ZEROS / 16 * STAGE_GROUPS;
+  constexpr int SCALE_PIECES = MULTIPLES ? MULTIPLES_BYTES / 16 : GROUP_SCALES / 16 * STAGE_GROUPS,
+                EACH = GROUP == 0  ? 1
+                       : MULTIPLES ? SCALE_PIECES
+                                   : SCALE_PIECES + GROUP_ZEROS / 16 * STAGE_GROUPS;
   if constexpr (GROUP != 0) {
     const int group = GROUP == 128 ? 0 : f.half * STAGE_GROUPS;
 #pragma unroll
@@ -173,20 +180,24 @@ struct Ring {
   __device__ __forceinline__ u32 terms(u32 of) const { return w + STAGES * STAGE_W + of * STAGE_TERMS; }
 };
 
-constexpr int WORDS_A_STAGE = K16 * WORDS;  // a lane's words of a strip of a stage
 typedef u32 Step[(NT + 15) / 16][4];  // B fragments of 16 k
 
 // A warp's place in the stages.
 struct Warp {
   u32 row, codes, scales,
       // addresses in the first stage: this lane's row of x for ldmatrix, and what W has for it; zeros or offsets
-      zeros;
+      zeros, params, upper;  // what scales are multiples of and by; upper bits of codes of 6
+  int pair;  // of rows
   DEV Warp make(const Ring& r, int wg, int warp, int lane) {
     const int token = (lane & 7) + (WIDTH == 8 ? 0 : (lane >> 4) << 3), piece = lane >> 3 & (WIDTH == 8 ? 3 : 1);
     const u32 w = r.w + wg * STRIPS * STRIP_BYTES;
-    return {r.x + token * 128 + ((piece ^ (lane & 7)) << 4), w + warp * WARP_CODES + lane * 16,
+    return {r.x + token * 128 + ((piece ^ (lane & 7)) << 4),
+            w + warp * WARP_CODES + lane * 16,
             w + STRIP_SCALES + warp * (GROUP_SCALES / 4) + (lane >> 2) * (GROUP_SCALES / 32),
-            w + STRIP_ZEROS + warp * (GROUP_ZEROS / 4) + (lane >> 2) * (GROUP_ZEROS / 32)};
+            w + STRIP_ZEROS + warp * (GROUP_ZEROS / 4) + (lane >> 2) * (GROUP_ZEROS / 32),
+            w + STRIP_SCALES,
+            w + warp * WARP_CODES + 512 + lane * 8,
+            8 * warp + (lane >> 2)};
   }
   // x of WIDTH tokens and 32 bytes of columns; with 8 tokens and PAIR, 64 bytes.
   template <bool PAIR = false> __device__ __forceinline__ void load_block(u32 (&b)[4], u32 stage, int j, int i) const {
@@ -200,18 +211,30 @@ struct Warp {
 #pragma unroll
     for (int i = 0; i < (NT + 15) / 16; i++) load_block(b[i], stage, j, i);
   }
-  // So many of a lane's words of a strip of a stage, from word `first` on.
-  template <int COUNT> __device__ __forceinline__ void load_words(u32 (&q)[COUNT], u32 stage, int p, int first) const {
-    const u32 at = codes + stage * STAGE_W + p * STRIP_BYTES;
-    if constexpr (COUNT == 2)
-      load_shared(q, at + (first >> 2) * 512 + (first & 2) * 4);
-    else
+  // A lane's words of STEPS k16 steps of a strip of a stage, from a step on.
+  template <int STEPS>
+  __device__ __forceinline__ void load_steps(u32 (&q)[words_of(STEPS)], u32 stage, int p, int step) const {
+    constexpr int COUNT = BITS == 6 ? STEPS : words_of(STEPS), APART = BITS == 6 ? 768 : 512;  // of the lower bits
+    const u32 strip = stage * STAGE_W + p * STRIP_BYTES, at = codes + strip;
+    const int first = BITS == 6 ? step : step * (BITS / 4);
+    if constexpr (COUNT == 2) {
+      u32 v[2];
+      load_shared(v, at + (first >> 2) * APART + (first & 2) * 4);
+      q[0] = v[0];
+      q[1] = v[1];
+    } else {
 #pragma unroll
       for (int i = 0; i < COUNT; i += 4) {
         u32 v[4];
-        load_shared(v, at + ((first + i) >> 2) * 512);
+        load_shared(v, at + ((first + i) >> 2) * APART);
 #pragma unroll
         for (int e = 0; e < 4; e++) q[i + e] = v[e];
       }
+    }
+    if constexpr (BITS == 6) {
+#pragma unroll
+      for (int i = 0; i < STEPS / 2; i++)
+        q[STEPS + i] = load_shared(upper + strip + (step / 2 + i) / 2 * APART + (step / 2 + i) % 2 * 4);
+    }
   }
 };

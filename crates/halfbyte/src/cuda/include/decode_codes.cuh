@@ -3,19 +3,39 @@
 #include "ampere.cuh"
 #include "weight_atom.cuh"
 
-constexpr int WORDS = BITS / 4;  // a lane's words for one k16 step
-typedef u32 Codes[8 * WORDS];  // a lane's words of an atom
+// A lane's words for so many k16 steps, of 6 bits at least two: first the lower bits of all, then the upper ones.
+DEV constexpr int words_of(int steps) { return steps * BITS / 4; }
+typedef u32 Codes[words_of(8)];  // a lane's words of an atom
 
 // The lane's codes of one atom; base: address of the atom.
 DEV void load_codes(Codes& q, u32 base, int warp, int lane) {
+  const u32 own = base + warp * (256 * BITS);
+  constexpr int QUADS = BITS == 8 ? 4 : 2, APART = BITS == 6 ? 768 : 512;
 #pragma unroll
-  for (int i = 0; i < 2 * WORDS; i++) {
+  for (int i = 0; i < QUADS; i++) {
     u32 v[4];
-    load_shared(v, base + warp * (256 * BITS) + i * 512 + lane * 16);
-    q[4 * i] = v[0];
-    q[4 * i + 1] = v[1];
-    q[4 * i + 2] = v[2];
-    q[4 * i + 3] = v[3];
+    load_shared(v, own + i * APART + lane * 16);
+#pragma unroll
+    for (int j = 0; j < 4; j++) q[4 * i + j] = v[j];
+  }
+#pragma unroll
+  for (int i = 0; BITS == 6 && i < 2; i++) {
+    u32 v[2];
+    load_shared(v, own + i * APART + 512 + lane * 8);
+    q[(8 + 2 * i) % words_of(8)] = v[0];
+    q[(9 + 2 * i) % words_of(8)] = v[1];
+  }
+}
+// The words of a k16 step out of those of STEPS: one of 4-bit codes, or two of bytes, which codes of 6 bits become.
+template <int STEPS> DEV void words_of_step(const u32* q, int step, u32 (&words)[BITS == 4 ? 1 : 2]) {
+  if constexpr (BITS == 6) {
+    const u32 low = q[step], high = q[STEPS + step / 2];
+    const u32 upper[2] = {step % 2 ? high : high << 4, step % 2 ? high >> 2 : high << 2};
+#pragma unroll
+    for (int i = 0; i < 2; i++) words[i] = and_or(upper[i], 0x30303030, (i ? low >> 4 : low) & 0x0f0f0f0f);
+  } else {
+#pragma unroll
+    for (int i = 0; i < BITS / 4; i++) words[i] = q[step * (BITS / 4) + i];
   }
 }
 // The constants that take the zero points of rows R and R+8 off.
@@ -34,6 +54,8 @@ DEV Zeros zeros_symmetric() {
       return {0xc220c220, 0xc220c220};
     else
       return {0xce00ce00, 0xdc20dc20};
+  } else if constexpr (BITS == 6) {
+    return BF16 ? Zeros{0x42c042c0, 0x42c042c0} : Zeros{int8_half_zero(32), int8_half_zero(32)};
   } else {
     if constexpr (BF16)
       return {0, 0};
@@ -70,9 +92,45 @@ DEV RowPair load_row_pair(u32 at) {
   }
   return pair;
 }
+// The same out of multiples of halves.
+DEV RowPair row_pair(TwoFloats v) {
+  RowPair pair;
+  pair.v[0] = __float_as_uint(v.r), pair.v[SCALE_F32] = __float_as_uint(v.r8);
+  return pair;
+}
+DEV RowPair scale_pair(u32 word, u32 halves, int group) {
+  return row_pair(scales_of_group<W_OFFSET>(word, halves, group));
+}
+DEV RowPair offset_pair(u32 word, u32 halves) { return row_pair(offsets_of_group(word, halves)); }
+// All of them; nothing where scales are no multiples.
+struct Multiples {
+  u32 words[4], halves;
+  // at: where those of an atom begin.
+  DEV Multiples load(u32 at, int pair) {
+    Multiples m;
+    if constexpr (MULTIPLES) {
+      load_shared(m.words, at + pair * 16);
+      m.halves = load_shared(at + HALVES_AT + pair * 4);
+    }
+    return m;
+  }
+  __device__ __forceinline__ RowPair scales(int group) const {
+    if constexpr (!MULTIPLES)
+      return {};
+    else if constexpr (W_OFFSET)
+      return scale_pair(words[group], scale_halves(words), group);
+    else
+      return scale_pair(words[group / 2], halves, group);
+  }
+  __device__ __forceinline__ RowPair offsets(int group) const {
+    return MULTIPLES ? offset_pair(words[group], halves) : RowPair{};
+  }
+};
 
-// One k16 step: exact integers q - z.
-DEV void decode(const u32* q, Zeros z, u32 (&a)[4]) {
+// One k16 step out of STEPS: exact integers q - z.
+template <int STEPS> DEV void decode(const u32* words, int step, Zeros z, u32 (&a)[4]) {
+  u32 q[BITS == 4 ? 1 : 2];
+  words_of_step<STEPS>(words, step, q);
   if constexpr (BITS == 4) {
     if constexpr (BF16)
       int4_to_bf16(q[0], z.r, z.r8, a);
@@ -91,7 +149,7 @@ DEV void decode(const u32* q, Zeros z, u32 (&a)[4]) {
     a[1] = lo[1];
     a[2] = hi[0];
     a[3] = hi[1];
-    if constexpr (BF16 && (ZERO || W_OFFSET)) {
+    if constexpr (BF16 && (BITS == 6 || FROM_ZERO)) {
       a[0] = bf16_add(a[0], z.r);
       a[1] = bf16_add(a[1], z.r8);
       a[2] = bf16_add(a[2], z.r);

@@ -86,11 +86,11 @@ DEV void multiply(const Shared& m, u32 product) {
     for (; j < end; j++) {
       const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
       mbarrier_wait(full + 8 * stage, phase);
-      u32 codes[STEPS][8 * WORDS], scales[STEPS][PARTS];
+      u32 codes[STEPS][words_of(8)], scales[STEPS][PARTS];
 #pragma unroll
       for (u32 k = 0; k < STEPS; k++) {
 #pragma unroll
-        for (int v = 0; v < 2 * WORDS; v++) {
+        for (int v = 0; v < words_of(2); v++) {
           u32 w[4];
           load_shared(w, at + lane * 16 + k * UNIT + v * 512);
           codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
@@ -118,7 +118,7 @@ DEV void multiply(const Shared& m, u32 product) {
 #pragma unroll
           for (int h = g * EACH; h < (g + 1) * EACH; h++) {
             u32 a[4];
-            codes_as_bytes(&codes[k][2 * h * WORDS], a);
+            codes_as_bytes(&codes[k][words_of(2 * h)], a);
             mma_sync_int8<true>(c, a, b[k][2 * h], b[k][2 * h + 1]);
           }
           if constexpr (FACTORS) {

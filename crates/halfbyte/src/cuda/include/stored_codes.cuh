@@ -18,7 +18,9 @@ struct Part {
   u64 scale_output, scale_group;  // elements from a value to that of the next output, and of the next group
   const void* zeros;  // u16 zero points, or offsets
   u64 zero_output, zero_group;
-  const float* channels;  // scales of the rows, where scales have two levels
+  // Scales of the rows in f32, where scales have two levels; or the halves that scales are multiples of, as f16.
+  const void* channels;
+  const u16* offset_halves;  // the same of offsets
   u32 top, rows;  // the first row in the packed matrix, and how many there are
   Kind kind;
   u32 flip;  // bits to invert in each of four bytes; of random ones the bits that codes have
@@ -26,7 +28,9 @@ struct Part {
   u32 block_codes, block_bytes;  // of a block
   Fields low, high;
   u32 add;  // to each of four codes
-  u32 padding;
+  // Of multiples: `scales` and `zeros` are factors in signed bytes. Groups that share a half, and what factors are times.
+  u32 block;
+  int scale_sign, offset_sign;
 };
 
 // The codes of a word, the lowest bits first, one a byte.

@@ -21,6 +21,11 @@
 //     k0 = 32i + 16j' + 2*(lane%4)
 //       even word, bytes 0..3: (R, k0) (R+8, k0) (R, k0+1) (R+8, k0+1)
 //       odd word: the same for k0+8
+//   codes, 6 bits: [warp w 0..3][half h 0..1] { [lane 0..31][word j 0..3], [lane 0..31][word i 0..1] }:
+//   word j of the first has the lower 4 bits of the k16 step 4h + j: those that its even word of 8-bit codes would have in
+//     the lower nibbles, byte for byte, those of the odd word in the upper ones;
+//   word i of the second has the upper 2 bits of steps 4h + 2i and 4h + 2i + 1, in bits 2t, 2t+1 of each byte:
+//     t = 0, 1: even and odd word of the first step; t = 2, 3: of the second
 //   scales and offsets of a group: [warp w][i 0..7] {row 16w+i, row 16w+i+8}, 2 or 4 bytes each.
 //   zero points of a group: the same order, one byte each (4 bits: 0..16; 8 bits: 0..255, of biased codes).
 //   GROUP 0 (one scale a row): atoms hold codes only; a second array holds, for each strip, 128 bytes of scales and,
@@ -29,9 +34,9 @@
 //       in
 //   a group are its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
 #pragma once
-#include "dequant.cuh"
+#include "multiples.cuh"
 
-constexpr int BITS = HB_BITS;  // 4 or 8
+constexpr int BITS = HB_BITS;  // 4, 6 or 8
 constexpr bool BF16 = HB_BF16;  // type of x: bf16 or fp16
 #ifdef HB_SCALE_BF16
 constexpr bool SCALE_BF16 = HB_SCALE_BF16;  // type of the scales
@@ -66,6 +71,11 @@ constexpr bool W_OFFSET = HB_W_OFFSET;  // w = scale * code + offset
 #else
 constexpr bool W_OFFSET = false;
 #endif
+#ifdef HB_MULTIPLES
+constexpr bool MULTIPLES = HB_MULTIPLES;  // scales and offsets are multiples of halves
+#else
+constexpr bool MULTIPLES = false;
+#endif
 
 // Codes count from 0, and sums of what multiplies them come with x.
 constexpr bool FROM_ZERO = ZERO || W_OFFSET;
@@ -77,10 +87,11 @@ constexpr int GROUP_SCALES = SCALE_F32 ? 256 : 128,
                                        : 0;  // bytes of a group, of 64 rows
 constexpr int SUM_GROUP = FACTORS ? 0 : GROUP, SUM_GROUPS = FACTORS ? 0 : GROUPS;  // whose sums are scaled apart
 constexpr int CODES = 1024 * BITS, SCALES = CODES, ZEROS = SCALES + GROUP_SCALES * GROUPS,
-              ATOM = ZEROS + GROUP_ZEROS * GROUPS;
+              ATOM = MULTIPLES ? SCALES + MULTIPLES_BYTES : ZEROS + GROUP_ZEROS * GROUPS;
 constexpr int ROW_BLOCK = ZERO ? 192 : 128;  // bytes a strip in the array of GROUP 0
 
-static_assert(BITS == 4 || BITS == 8, "bits");
+static_assert(BITS == 4 || BITS == 8 || (BITS == 6 && MULTIPLES), "bits");
+static_assert(!MULTIPLES || (SCALE_F32 && !ZERO && GROUP == (W_OFFSET ? 32 : 16)), "forms of multiples");
 static_assert(!FACTORS || (BITS == 4 && GROUP != 0 && !ZERO), "factors have the zero points in them");
 static_assert(GROUP == 0 || GROUP == 16 || GROUP == 32 || GROUP == 64 || GROUP == 128, "group");
 static_assert(GROUP != 0 || (!SCALE_F32 && !W_OFFSET), "rows have half scales, and no offsets");

@@ -38,12 +38,19 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   Turn<STAGES_W> w;
   Turn<STAGES_X> x;
   __device__ __forceinline__ u32 atom(int p) const { return r.w + w.stage * STAGE_W + (wg * STRIPS + p) * ATOM; }
-  __device__ __forceinline__ RowPair scales(int p, int group) const {
+  __device__ __forceinline__ int pair_of_rows() const { return 8 * warp + (lane >> 2); }
+  __device__ __forceinline__ Multiples multiples(int p) const {
+    return Multiples::load(atom(p) + SCALES, pair_of_rows());
+  }
+  __device__ __forceinline__ RowPair scales(const Multiples& m, int p, int group) const {
+    if constexpr (MULTIPLES) return m.scales(group);
     return load_row_pair(atom(p) + SCALES + group * GROUP_SCALES + warp * (GROUP_SCALES / 4) +
                          (lane >> 2) * (GROUP_SCALES / 32));
   }
-  __device__ __forceinline__ RowPair offsets(int p, int group) const {
-    if constexpr (W_OFFSET)
+  __device__ __forceinline__ RowPair offsets(const Multiples& m, int p, int group) const {
+    if constexpr (MULTIPLES && W_OFFSET)
+      return m.offsets(group);
+    else if constexpr (W_OFFSET)
       return load_row_pair(atom(p) + ZEROS + group * GROUP_ZEROS + warp * (GROUP_ZEROS / 4) +
                            (lane >> 2) * (GROUP_ZEROS / 32));
     else
@@ -83,12 +90,12 @@ template <int C> DEV void promote(float (&sum)[C], const float (&acc)[C], float 
 struct UnitTerms {
   RowPair s[GROUPS + 1], o[GROUPS + 1];
   Zeros z[GROUPS + 1];
-  __device__ __forceinline__ void load_factors(const Consumer& c, int p, int group) {
-    s[group] = c.scales(p, group);
-    o[group] = c.offsets(p, group);
+  __device__ __forceinline__ void load_factors(const Consumer& c, const Multiples& m, int p, int group) {
+    s[group] = c.scales(m, p, group);
+    o[group] = c.offsets(m, p, group);
   }
   __device__ __forceinline__ void load(const Consumer& c, int p, int group) {
-    load_factors(c, p, group);
+    load_factors(c, {}, p, group);
     z[group] = c.zeros(p, group);
   }
 };
@@ -112,9 +119,11 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
     mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
     Codes q[STRIPS];
     UnitTerms t[STRIPS];
+    Multiples m[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
       load_codes(q[p], c.atom(p), c.warp, c.lane);
+      m[p] = c.multiples(p);
 #pragma unroll
       for (int i = 0; TERMS_FIRST && i < GROUPS; i++) t[p].load(c, p, i);
       if constexpr (GROUP == 0) t[p].z[0] = row_zeros[p];
@@ -145,7 +154,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
           for (int p = 0; p < STRIPS; p++) {
             u32 a[4];
-            decode(&q[p][(jj + h) * WORDS], t[p].z[GROUP ? group + own : 0], a);
+            decode<8>(q[p], jj + h, t[p].z[GROUP ? group + own : 0], a);
 #pragma unroll
             for (int n = 0; n < NT / 8; n++)
               mma_sync<BF16>(acc[p][h % CHAINS] + 4 * n, a, b[n][2 * h], b[n][2 * h + 1]);
@@ -158,7 +167,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
       for (int i = group; !TERMS_FIRST && i < group + AT_ONCE; i++)
 #pragma unroll
-        for (int p = 0; p < STRIPS; p++) t[p].load_factors(c, p, i);
+        for (int p = 0; p < STRIPS; p++) t[p].load_factors(c, m[p], p, i);
       if (group == 8 * AT_ONCE / STEPS - AT_ONCE) c.release_loaded(c.r.empty_w + 8 * c.w.stage);
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
@@ -183,19 +192,28 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 struct Unit {
   Codes q[STRIPS];
   UnitTerms t[STRIPS];
+  Multiples m[STRIPS];
   RowPair o[STRIPS];  // offsets of the group that this lane has a column of
   u32 empty_w;
+  __device__ __forceinline__ RowPair scales(int p, int group) const {
+    return MULTIPLES ? m[p].scales(group) : t[p].s[group];
+  }
 };
 DEV void load_unit(Consumer& c, Unit& u, const Zeros (&row_zeros)[STRIPS]) {
   mbarrier_wait(c.r.full_w + 8 * c.w.stage, c.w.phase);
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
+    u.m[p] = c.multiples(p);
 #pragma unroll
     for (int i = 0; i < GROUPS; i++) {
-      u.t[p].s[i] = c.scales(p, i);
+      if constexpr (!MULTIPLES) u.t[p].s[i] = c.scales({}, p, i);
       u.t[p].z[i] = c.zeros(p, i);
     }
-    if constexpr (W_OFFSET) u.o[p] = c.offsets(p, (c.lane & 3) % (GROUPS ? GROUPS : 1));
+    const int group = (c.lane & 3) % (GROUPS ? GROUPS : 1);
+    if constexpr (MULTIPLES && W_OFFSET)
+      u.o[p] = offset_pair(load_shared(c.atom(p) + SCALES + c.pair_of_rows() * 16 + group * 4), u.m[p].halves);
+    else if constexpr (W_OFFSET)
+      u.o[p] = c.offsets({}, p, group);
     if constexpr (GROUP == 0) u.t[p].z[0] = row_zeros[p];
   }
 #pragma unroll
@@ -245,7 +263,7 @@ DEV void decode_step(const Unit& u, int i, u32 (&a)[4][4]) {
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     const int k16 = 4 * (i / STRIPS) + j, p = i % STRIPS, group = GROUP ? k16 / (GROUP / 16) : 0;
-    decode(&u.q[p][k16 * WORDS], u.t[p].z[group], a[j]);
+    decode<8>(u.q[p], k16, u.t[p].z[group], a[j]);
     if constexpr (EARLY && GROUP != 0) scale_fragment(u.t[p].s[group].v[0], a[j]);
   }
   pin(a);
@@ -386,7 +404,7 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       if (opens) descriptor = open_x(c);
       u32(&fragments)[K16][4] = a[step & 1];
 #pragma unroll
-      for (int j = 0; j < K16; j++) decode(&u.q[0][(first + j) * WORDS], u.t[0].z[group], fragments[j]);
+      for (int j = 0; j < K16; j++) decode<8>(u.q[0], first + j, u.t[0].z[group], fragments[j]);
       pin(fragments);
       const u64 b = descriptor + (BOXES == 2 ? half_k * (BOX / 16) : 0);
       const auto multiply = [&](int h) {
@@ -416,8 +434,9 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
         pin(acc[LAST]);
         if constexpr (X_SUMS) pin(sums[LAST]);
         promote(sums[LAST], acc[LAST], s, s8);
-        s = first_row(u.t[0].s[group]);
-        s8 = second_row(u.t[0].s[group]);
+        const RowPair scales = u.scales(0, group);
+        s = first_row(scales);
+        s8 = second_row(scales);
       }
       if (HALVES == 2 || begins) multiply(LAST);
       if (HALVES == 2 && ends) {

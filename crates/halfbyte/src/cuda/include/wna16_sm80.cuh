@@ -20,7 +20,7 @@ constexpr int HALVES = 128 / STEP, K16 = STEP / 16;  // stages an atom, and step
 constexpr int STAGE_GROUPS = GROUP == 0 ? 0 : GROUP < STEP ? STEP / GROUP : 1;
 constexpr int WARP_CODES = 2 * BITS * STEP, STRIP_CODES = 4 * WARP_CODES, STRIP_SCALES = STRIP_CODES;
 constexpr int STRIP_ZEROS = STRIP_SCALES + GROUP_SCALES * STAGE_GROUPS,
-              STRIP_BYTES = STRIP_ZEROS + GROUP_ZEROS * STAGE_GROUPS;
+              STRIP_BYTES = MULTIPLES ? STRIP_SCALES + MULTIPLES_BYTES : STRIP_ZEROS + GROUP_ZEROS * STAGE_GROUPS;
 // x lies in boxes of 64 k, 128 bytes a token, whose 16-byte pieces are XORed with the token.
 constexpr int BOX = NT * 128, STAGE_X = STEP / 64 * BOX, STAGE_W = TILE_STRIPS * STRIP_BYTES;
 constexpr int W_PIECES = TILE_STRIPS * STRIP_CODES / 16,
@@ -38,7 +38,7 @@ constexpr int SHARED_BYTES = FLAGS + 16;
 
 static_assert(NT % 8 == 0 && (NT == 8 || NT % 16 == 0), "tokens");
 static_assert(TILE_STRIPS == 1 || TILE_STRIPS == 2 || TILE_STRIPS == 4, "strips");
-static_assert(STEP == 64 || STEP == 128, "step");
+static_assert(STEP == 128 || (STEP == 64 && !MULTIPLES), "step");
 static_assert(STAGES >= (W_OFFSET ? 3 : 2) && WARPGROUPS <= 4, "form of a block");
 static_assert(SHARED_BYTES == HB_SHARED_BYTES && THREADS == HB_THREADS, "the host's sums");
 

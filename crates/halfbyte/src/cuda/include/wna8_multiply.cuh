@@ -38,10 +38,10 @@ struct Consumer {  // what a consumer warp keeps from piece to piece
   __device__ __forceinline__ RowGroup rows(int p, int group) const {
     const u32 s = SCALES + group * GROUP_SCALES + warp * (GROUP_SCALES / 4) + (lane >> 2) * (GROUP_SCALES / 32);
     const u32 z = ZEROS + group * GROUP_ZEROS + warp * (GROUP_ZEROS / 4) + (lane >> 2) * (GROUP_ZEROS / 32);
-    return load_row_group(atom(p) + s, atom(p) + z);
+    return load_row_group(atom(p) + SCALES, group, 8 * warp + (lane >> 2), atom(p) + s, atom(p) + z);
   }
   // Of the group that a k32 step of a unit lies in.
-  __device__ __forceinline__ Multiples multiples(int p, int k32) const {
+  __device__ __forceinline__ Factors factors(int p, int k32) const {
     if constexpr (!FACTORS) return {};
     const u32 s = load_shared(atom(p) + SCALES + (k32 * GROUPS / 4) * 128 + warp * 32 + (lane >> 2) * 4);
     return {s & 255, s >> 16 & 255, __byte_perm(s, 0, 0x1111), __byte_perm(s, 0, 0x3333)};
@@ -105,7 +105,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
       for (int p = 0; p < STRIPS; p++) {
         if (opens) bytes[p] = {0, 0};
         u32 a[4];
-        decode_fragment(q[p], k32, c.multiples(p, k32), a);
+        decode_fragment(q[p], k32, c.factors(p, k32), a);
         if constexpr (OFFSET) bytes[p].add(a, c.columns - 32 * k32, c.lane);
 #pragma unroll
         for (int n = 0; n < NT / 8; n++)
@@ -289,7 +289,7 @@ DEV void multiply_rows(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, bool
       for (int p = 0; p < STRIPS; p++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          decode_fragment(q[p], 2 * half + j, c.multiples(p, 2 * half + j), a[half][p][j]);
+          decode_fragment(q[p], 2 * half + j, c.factors(p, 2 * half + j), a[half][p][j]);
           if constexpr (OFFSET) bytes[p].add(a[half][p][j], c.columns - 32 * (2 * half + j), c.lane);
         }
 #pragma unroll

@@ -9,7 +9,9 @@
 constexpr float UNIT = BITS == 4 && !FACTORS ? 0.0625f : 1.f;  // what a byte's 1 stands for
 constexpr int BYTE_OF_ZERO = BITS == 4 ? 16 : 1;  // what a zero point's 1 is in bytes
 // The bytes of rows R and R+8 of one k16 step.
-DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
+template <int STEPS> DEV void decode_bytes(const u32* words, int step, u32& r, u32& r8) {
+  u32 q[BITS == 4 ? 1 : 2];
+  words_of_step<STEPS>(words, step, q);
   if constexpr (BITS == 4) {
     const u32 x = __funnelshift_r(q[0], q[0], 2), x8 = q[0] << 2;
     if constexpr (FROM_ZERO) {
@@ -29,11 +31,11 @@ DEV void decode_bytes(const u32* q, u32& r, u32& r8) {
   }
 }
 // Of rows R and R+8 and one group on two levels: factors, and 128 less the zero point times that in each byte.
-struct Multiples {
+struct Factors {
   u32 f, f8, b, b8;
 };
 // The A fragment of a k32 step.
-DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Multiples& w, u32 (&a)[4]) {
+DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Factors& w, u32 (&a)[4]) {
   if constexpr (FACTORS) {  // bytes from 0 to 255, so that none carries into the next; then less 128
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -43,8 +45,8 @@ DEV void decode_fragment(const Codes& q, int k32, [[maybe_unused]] const Multipl
     }
     return;
   }
-  decode_bytes(&q[k32 * 2 * WORDS], a[0], a[1]);
-  decode_bytes(&q[(k32 * 2 + 1) * WORDS], a[2], a[3]);
+  decode_bytes<8>(q, 2 * k32, a[0], a[1]);
+  decode_bytes<8>(q, 2 * k32 + 1, a[2], a[3]);
 }
 
 // Of rows R and R+8 and one group: scales in what a byte stands for, what takes MAGIC off, zero points in bytes, scaled
@@ -97,20 +99,28 @@ struct ByteSums {
 // integer, rounded once; for scales in f32 MAGIC comes off first.
 constexpr float MAGIC = 12582912.f;
 constexpr int MAGIC_BITS = 0x4b400000;
-// Scales, and zero points or offsets, of rows R and R+8, from where they lie in an atom.
-DEV RowGroup load_row_group(u32 scales, u32 zeros) {
-  const RowPair s = load_row_pair(scales);
-  u32 z = 0;
-  if constexpr (ZERO) z = load_shared_u16(zeros);
+// Of rows R and R+8, from their scales, and zero points or offsets.
+DEV RowGroup row_group(RowPair s, u32 z, RowPair o) {
   const float r = first_row(s) * UNIT, r8 = second_row(s) * UNIT;
   RowGroup w = {r,   r8,  -MAGIC * r, -MAGIC * r8, (int)(z & 255) * BYTE_OF_ZERO, (int)(z >> 8) * BYTE_OF_ZERO,
                 0.f, 0.f, 0.f,        0.f};
   if constexpr (W_OFFSET) {
-    const RowPair o = load_row_pair(zeros);
     w.o = first_row(o);
     w.o8 = second_row(o);
   }
   return w;
+}
+// `params`: where those of an atom's strip begin; `scales` and `zeros`: those of a group, where they are no multiples.
+DEV RowGroup load_row_group([[maybe_unused]] u32 params, [[maybe_unused]] int group, [[maybe_unused]] int pair,
+                            [[maybe_unused]] u32 scales, [[maybe_unused]] u32 zeros) {
+  if constexpr (MULTIPLES) {
+    const Multiples all = Multiples::load(params, pair);
+    const u32 word = load_shared(params + pair * 16 + group * 4);
+    return row_group(scale_pair(word, scale_halves(all.words), 0), 0, offset_pair(word, all.halves));
+  } else {
+    return row_group(load_row_pair(scales), ZERO ? load_shared_u16(zeros) : 0,
+                     W_OFFSET ? load_row_pair(zeros) : RowPair{});
+  }
 }
 DEV float2 load_pair(u32 a) {
   float2 v;

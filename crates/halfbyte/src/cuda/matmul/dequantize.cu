@@ -8,8 +8,8 @@
 //
 // Bound by what is written. Layouts: cuda_plain (layout/cuda_plain.rs), cuda_wna16 (layout/cuda_wna16.rs). Columns of
 // cuda_wna16 that were sorted by group go back to where they belong in shared memory, so that x needs no other order.
-#include "dequant.cuh"
 #include "floats.cuh"
+#include "multiples.cuh"
 
 constexpr int THREADS = 256;
 
@@ -219,12 +219,45 @@ struct Wna16 {
   u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
   u32 window;  // columns of a block
   u32 twice;  // values that f32 does not hold may round to it first
+  u32 multiples;  // scales and offsets are multiples of halves
+  u32 padding;
 };
 
 // What a group's codes of rows R and R + 8 are made values by; `zero` has 2^23 in it.
 struct PairTerms {
   float scale, scale8, zero, zero8, offset, offset8;
 };
+
+// Codes of 6 bits lie beside such multiples, those of 8 never do.
+template <int BITS> DEV bool of_multiples(const Wna16& p) { return BITS == 6 || (BITS == 4 && p.multiples); }
+
+// The same out of multiples of halves, from where those of an atom begin.
+[[maybe_unused]] DEV PairTerms pair_of_multiples(const Wna16& p, const u8* params, u32 pair, u32 group, float middle) {
+  const bool offsets = p.zero_kind == 2;
+  const PairOfRows rows = PairOfRows::load(params, pair);
+  const TwoFloats s = rows.scales(group, offsets), o = offsets ? rows.offsets(group) : TwoFloats{0.f, 0.f};
+  const float zero = TWO_23 + (offsets ? 0.f : middle);
+  return {s.r, s.r8, zero, zero, o.r, o.r8};
+}
+
+// Four neighbouring words of an atom of 64 outputs, as those of 4 or of 8 bits lie; of 6 bits as if they were 8. unit: of
+// 16 bytes.
+template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* atom, u32 unit) {
+  if constexpr (BITS == 6) {
+    // A quad of bytes is two steps of 16 columns: [warp][quarter][lane].
+    const u32 lane = unit % 32, quarter = unit / 32 % 4, warp = unit / 128;
+    const u8* own = atom + (warp * 2 + quarter / 2) * 768;
+    const uint2 low = reinterpret_cast<const uint2*>(own)[2 * lane + quarter % 2];
+    const u32 high = reinterpret_cast<const u32*>(own + 512)[2 * lane + quarter % 2];
+    words[0] = and_or(high << 4, 0x30303030, low.x & 0x0f0f0f0f);
+    words[1] = and_or(high << 2, 0x30303030, low.x >> 4 & 0x0f0f0f0f);
+    words[2] = and_or(high, 0x30303030, low.y & 0x0f0f0f0f);
+    words[3] = and_or(high >> 2, 0x30303030, low.y >> 4 & 0x0f0f0f0f);
+  } else {
+    const uint4 quad = reinterpret_cast<const uint4*>(atom)[unit];
+    words[0] = quad.x, words[1] = quad.y, words[2] = quad.z, words[3] = quad.w;
+  }
+}
 
 // `scales`, `zeros`: where those of 64 rows begin; at: of the pair of rows.
 template <int BITS> DEV PairTerms pair_terms(const Wna16& p, const u8* scales, const u8* zeros, u32 at) {
@@ -242,13 +275,14 @@ template <int BITS> DEV PairTerms pair_terms(const Wna16& p, const u8* scales, c
   return t;
 }
 
-// BITS: 4 or 8. A block has a strip of 64 rows and 512 bytes of each; or, where columns were SORTED, rows R and R + 8
+// BITS: 4, 6 or 8. A block has a strip of 64 rows and 512 bytes of each; or, where columns were SORTED, rows R and R + 8
 // and a window of columns: it looks at all and takes those that belong there. Shared memory: rows of the window and 16
 // bytes each.
 template <int BITS, FloatType OUT, bool SORTED>
 __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(const Output out, const Wna16 p) {
   typedef typename Stored<OUT>::type T;
-  constexpr u32 CODES = 1024 * BITS, PARTS = BITS / 2, MASK = (1u << BITS) - 1;
+  constexpr int CODE = BITS == 4 ? 4 : 8;
+  constexpr u32 CODES = 1024 * BITS, PARTS = CODE / 2, MASK = (1u << BITS) - 1;
   constexpr u32 PAIRS = SORTED ? 1 : 32;  // of rows R and R + 8
   extern __shared__ uint4 shared[];
   T* tile = reinterpret_cast<T*>(shared);
@@ -272,8 +306,8 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
               step = first_step + i / (4 * PAIRS * PARTS);
     const u32 warp = (first_pair + pair) / 8, r = (first_pair + pair) % 8;
     const u8* atom = base + u64(step * wide) * p.atom_bytes;
-    const uint4 quad = *reinterpret_cast<const uint4*>(atom + ((warp * PARTS + part) * 32 + 4 * r + four) * 16);
-    const u32 words[4] = {quad.x, quad.y, quad.z, quad.w};
+    u32 words[4];
+    load_quad<BITS>(words, atom, (warp * PARTS + part) * 32 + 4 * r + four);
     T* upper = tile + pair * pitch;
     T* lower = tile + (PAIRS + pair) * pitch;
     PairTerms t;
@@ -288,7 +322,8 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
             p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
         const u8* zeros =
             p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
-        t = pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
+        t = of_multiples<BITS>(p) ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
+                                  : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
       const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
@@ -346,7 +381,7 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
 
 // A block has 256 columns of a row, as they lie.
 template <int BITS> __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen out, const Wna16 p) {
-  constexpr u32 CODES = 1024 * BITS, PARTS = BITS / 2, MASK = (1u << BITS) - 1, SPAN = BITS == 4 ? 64 : 32;
+  constexpr u32 CODES = 1024 * BITS, PARTS = BITS == 4 ? 2 : 4, MASK = (1u << BITS) - 1, SPAN = BITS == 4 ? 64 : 32;
   const u32 lies = blockIdx.y * THREADS + threadIdx.x, token = out.tokens[blockIdx.x] - out.first;
   if (lies >= out.k) return;
   float value = 0;
@@ -361,14 +396,16 @@ template <int BITS> __global__ void __launch_bounds__(THREADS) dequantize_rows_w
     const bool lower = token % 16 >= 8;
     // The word, and where in it the code lies: columns c, c + 1 and, with 4 bits, c + 8, c + 9 share one.
     const u32 j = BITS == 4 ? c % SPAN / 16 : c % SPAN / 8, four = c % 8 / 2;
-    const u8* quad = atom + ((warp * PARTS + c / SPAN) * 32 + 4 * r + four) * 16;
-    const u32 word = reinterpret_cast<const u32*>(quad)[j];
+    u32 words[4];
+    load_quad<BITS>(words, atom, (warp * PARTS + c / SPAN) * 32 + 4 * r + four);
+    const u32 word = j == 0 ? words[0] : j == 1 ? words[1] : j == 2 ? words[2] : words[3];
     const u32 field = (BITS == 4 ? (lower ? 2 : 6) + c / 8 % 2 * 8 : (lower ? 8 : 0)) + c % 2 * 16;
     const u32 code = __funnelshift_r(word, word, field) & MASK, group = c >> p.shift;
     const u8* scales =
         p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
     const u8* zeros = p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
-    const PairTerms t = pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
+    const PairTerms t = of_multiples<BITS>(p) ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
+                                              : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
     const float scale = lower ? t.scale8 : t.scale, whole = integer(code, lower ? t.zero8 : t.zero);
     value = exact ? whole * scale : float(double(scale) * whole + double(lower ? t.offset8 : t.offset));
   }

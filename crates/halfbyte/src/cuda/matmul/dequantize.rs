@@ -58,7 +58,11 @@ fn wna16_instance(bits: u32, to: Float, sorted: bool) -> Instance {
 /// What weights of a format are made floats by, whose columns may have been sorted.
 pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) -> Vec<Instance> {
     match tensor_cores {
-        true => [false, true].map(|sorted| wna16_instance(if format.bits > 4 { 8 } else { 4 }, to, sorted)).into(),
+        true => {
+            // Codes of 8 bits may lie in 6.
+            let bits: &[u32] = if format.bits > 4 { &[6, 8] } else { &[4] };
+            bits.iter().flat_map(|&bits| [false, true].map(|sorted| wna16_instance(bits, to, sorted))).collect()
+        }
         false => vec![plain_instance(field_bits(format.bits), to)],
     }
 }
@@ -66,7 +70,7 @@ pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) 
 /// What rows that are chosen are made floats by.
 pub(super) fn chosen_instances() -> Vec<Instance> {
     let plain = [2, 4, 8].map(|field_bits| chosen_instance(false, field_bits));
-    plain.into_iter().chain([4, 8].map(|bits| chosen_instance(true, bits))).collect()
+    plain.into_iter().chain([4, 6, 8].map(|bits| chosen_instance(true, bits))).collect()
 }
 
 fn chosen_instance(tensor_cores: bool, bits: u32) -> Instance {
@@ -79,7 +83,7 @@ pub(super) fn plain_instances() -> Vec<Instance> {
 }
 
 pub(super) fn wna16_instances() -> Vec<Instance> {
-    let forms = [(4, false), (4, true), (8, false), (8, true)];
+    let forms = [(4, false), (4, true), (6, false), (6, true), (8, false), (8, true)];
     forms.into_iter().flat_map(|(bits, sorted)| TYPES.map(|to| wna16_instance(bits, to, sorted))).collect()
 }
 
@@ -127,6 +131,8 @@ parameters! {
         zero_kind: u32,
         window: u32,
         twice: u32,
+        multiples: u32,
+        padding: u32,
     }
 }
 
@@ -245,6 +251,8 @@ impl Args {
             zero_kind: simt::zero_kind(w.format().weight.zero),
             window: window as u32,
             twice: twice.into(),
+            multiples: atom.multiples.into(),
+            padding: 0,
         }))
     }
 

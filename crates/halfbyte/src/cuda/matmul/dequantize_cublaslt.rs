@@ -164,7 +164,7 @@ const SHARE_OF_BANDWIDTH: f64 = 0.8;
 /// Rows from which on it pays on Hopper that weights become floats first: their bytes are read, and written as halfs, in less time than
 /// the other kernel takes for its groups. None: it never does, as with half scales of groups, which apply to weights there too.
 fn least_rows_on_hopper(caps: &Caps, problem: &Problem) -> Option<usize> {
-    let atom = wna16::atom(problem).ok().filter(|atom| atom.is_wide() && (1..128).contains(&atom.group))?;
+    let atom = wna16::atom(caps.atom, problem).ok().filter(|atom| atom.is_wide() && (1..128).contains(&atom.group))?;
     const WEIGHTS: usize = STRIP * STEP;
     let known = if caps.memory_mb_per_s > 0 { caps } else { &Caps::H200 };
     let clocks = known.clocks_of_memory(atom.bytes() + 2 * WEIGHTS) / WEIGHTS as f64 / SHARE_OF_BANDWIDTH;
@@ -180,7 +180,7 @@ fn computes(caps: &Caps, problem: &Problem, layout: &str) -> std::result::Result
         return refuse("multiplies exact activations (a16, a32), the format says quantised ones".into());
     }
     if layout == wna16::LAYOUT {
-        wna16::atom(problem)?;
+        wna16::atom(caps.atom, problem)?;
     }
     if !caps.cublaslt {
         return refuse("cuBLASLt was not found".into());

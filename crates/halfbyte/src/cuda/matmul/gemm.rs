@@ -31,6 +31,7 @@ use crate::cuda::tiled::{self, Form, Tile};
 use crate::error::Result;
 use crate::format::{Format, Zero};
 use crate::kernel::{Activation, Problem};
+use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use chosen::{Chosen, Places};
 
@@ -56,8 +57,8 @@ pub(super) trait Gemm: Sized + 'static {
     /// The same with several weights.
     type Grouped: Parameters;
 
-    /// The form of a problem, or why there is none.
-    fn form(problem: &Problem) -> Answer<Form>;
+    /// The form of a problem whose weights have atoms of a form that is known, or that which their format says; or why there is none.
+    fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form>;
 
     /// The configuration for so many rows, outputs and columns.
     fn config(form: &Form, shape: [usize; 3], caps: &Caps, batch_invariant: bool) -> Self::Config;
@@ -131,7 +132,7 @@ pub(super) const fn row<T: Gemm>(
         candidates: candidates::<T>,
         rows_form: rows_form::<T>,
         rounds_weights: |caps, problem| {
-            T::form(problem).is_ok_and(|form| T::config(&form, shape(problem), caps, false).rounds_weights())
+            T::form(caps.atom, problem).is_ok_and(|form| T::config(&form, shape(problem), caps, false).rounds_weights())
         },
         workspace_bytes: |caps, problem| {
             let of = |batch_invariant| bytes::<T>(caps, problem, batch_invariant, None).unwrap_or(0);
@@ -168,7 +169,7 @@ fn plan<T: Gemm>(
 }
 
 fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Answer<Configuration> {
-    let form = T::form(problem)?;
+    let form = T::form(caps.atom, problem)?;
     // Whether rows may depend on each other is a matter of calls: a kernel serves both, or neither.
     let of = |invariant: bool| {
         let plan = plan::<T>(caps, &form, problem, at_once::<T>(problem.m, invariant), invariant, None);
@@ -177,11 +178,11 @@ fn choose<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool) -> Ans
     let fastest = of(false)?;
     let invariant = T::INVARIANT_ROWS.map(|_| of(true)).transpose()?;
     let config = invariant.filter(|_| batch_invariant).unwrap_or(fastest);
-    Ok(Configuration::new(Chosen::<T> { config, given: false }))
+    Ok(Configuration::new(Chosen::<T> { config, given: false, held: caps.atom }))
 }
 
 fn candidates<T: Gemm>(caps: &Caps, problem: &Problem) -> Answer<Vec<Configuration>> {
-    let form = T::form(problem)?;
+    let form = T::form(caps.atom, problem)?;
     let all = T::candidates(&form, problem.m, caps).into_iter();
     let covered = all.filter(|&config| covers::<T>(caps, &form, problem, config, false));
     Ok(covered.map(Configuration::given::<T>).collect())
@@ -195,17 +196,21 @@ fn covers<T: Gemm>(caps: &Caps, form: &Form, problem: &Problem, config: T::Confi
 }
 
 fn rows_form<T: Gemm>(problem: &Problem) -> Option<QuantizedForm> {
-    let form = T::form(problem).ok().filter(|_| T::QUANTIZES)?;
+    let form = T::form(None, problem).ok().filter(|_| T::QUANTIZES)?;
     Some(wna8::x_form(problem, &form))
 }
 
 /// Every form of a format's weights, whatever their number of columns is: groups may be whole rows.
 fn forms<T: Gemm>(format: Format, [x, y]: [Float; 2]) -> impl Iterator<Item = Form> {
-    let of = move |k| T::form(&Problem { format: Some(format), x, y, m: 1, n: 1, k }).ok();
+    let problem = move |k| Problem { format: Some(format), x, y, m: 1, n: 1, k };
+    let of = move |k| T::form(None, &problem(k)).ok();
     let group = format.weight.group.len(wna8::MOST_K);
     let [many, one] = [of(wna8::MOST_COLUMNS.max(2 * group).min(wna8::MOST_K)), of(1)];
     let one = one.filter(|_| one != many);
-    many.into_iter().chain(one)
+    // As files hold them, too, of which more is known.
+    let held = many.into_iter().flat_map(|form| form.atom.forms_of_multiples());
+    let held = held.filter_map(move |atom| T::form(Some(atom), &problem(wna8::MOST_K)).ok());
+    many.into_iter().chain(one).chain(held)
 }
 
 fn every_instance<T: Gemm>(format: Format, types: [Float; 2]) -> Vec<Instance> {
@@ -221,7 +226,7 @@ fn every_instance<T: Gemm>(format: Format, types: [Float; 2]) -> Vec<Instance> {
 
 /// Bytes of workspace for a problem.
 fn bytes<T: Gemm>(caps: &Caps, problem: &Problem, batch_invariant: bool, given: Option<T::Config>) -> Answer<usize> {
-    Ok(Places::of::<T>(caps, &T::form(problem)?, problem, batch_invariant, given).bytes)
+    Ok(Places::of::<T>(caps, &T::form(caps.atom, problem)?, problem, batch_invariant, given).bytes)
 }
 
 /// Sums of cut tiles at most, in bytes: the rows that are left in the end may be cut another way.

@@ -90,7 +90,7 @@ macro_rules! first_kernel {
     (@of $why:ident, $caps:expr, $problem:expr, $kernel:ident, $form:ident, $then:expr, $module:ident::$of:ident) => {
         if ($module::KERNEL.serves)($caps.arch) {
             type $kernel = $module::$of;
-            match $kernel::form($problem) {
+            match $kernel::form($caps.atom, $problem) {
                 Ok($form) => return $then,
                 Err(reason) => $why = reason,
             }

@@ -7,6 +7,7 @@
 //
 // Each byte is read once and written once, but under act-order, where the eight codes of a word go to several tiles:
 // those of 256 outputs come one after the other, and find the words in the cache.
+#include "multiples.cuh"
 #include "stored_codes.cuh"
 
 constexpr int OUTPUTS = 64;  // of a tile
@@ -36,7 +37,9 @@ struct Params {
   ZeroKind zero_kind;
   u32 factors;  // scales on two levels: atoms have factors, with zero points in them
   u32 gated;  // two parts: 8 rows of the first, 8 of the second, and so on; tops are in rows of a part
-  u32 raised;  // added to codes in places of 4 bits
+  u32 raised;  // added to codes in places of 4 and 6 bits, modulo 2^32
+  u32 atom_bits;  // of a code's place
+  u32 multiples;  // scales and offsets are multiples of halves, which another kernel writes
   u32 padding;
 };
 
@@ -233,7 +236,7 @@ DEV Loaded load_param(const Params& p, u32 strip, u32 column, u32 at) {
       loaded.offset_type = part.offset_type;
       loaded.offset = load_bits(part.zeros, own * part.zero_output + group * part.zero_group, part.offset_type);
     }
-    if (p.factors) loaded.channel = part.channels[own];
+    if (p.factors) loaded.channel = static_cast<const float*>(part.channels)[own];
     loaded.there = true;
   }
   return loaded;
@@ -261,6 +264,10 @@ DEV u32 zeros_bytes(const Params& p) {
   return p.factors ? 0 : p.zero_kind == INTEGER ? 64 : p.zero_kind == OFFSET ? scales_bytes(p) : 0;
 }
 
+[[maybe_unused]] DEV u32 params_bytes(const Params& p, u32 groups) {
+  return p.multiples ? MULTIPLES_BYTES : groups * (scales_bytes(p) + zeros_bytes(p));
+}
+
 // A block makes one atom of layout/cuda_wna16.rs, from the strip of row `first` on. BITS: of a code's place there;
 // FIELD: in the file.
 // Of a gated matrix it is another kernel, so that this one takes no more registers.
@@ -274,19 +281,38 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   const u32 strip = first + within % wide, step = within / wide;
   const u32 groups = p.atom_group ? COLUMNS / p.atom_group : 0;
   const u64 at = u64(p.first / 64) * steps + blockIdx.x;
-  u8* atom = static_cast<u8*>(p.codes) + at * (1024 * BITS + groups * (scales_bytes(p) + zeros_bytes(p)));
+  u8* atom = static_cast<u8*>(p.codes) + at * (1024 * BITS + params_bytes(p, groups));
 
   static_assert(THREADS == 4 * 64, "a thread for each scale of an atom, or for two");
   u32 group = threadIdx.x / 64;
   Loaded loaded;
-  if (group < groups) loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
+  if (group < groups && !p.multiples)
+    loaded = load_param(p, strip, step * 128 + group * p.atom_group, threadIdx.x % 64);
   fill<FIELD, GATED>(tile, p, strip * 64, step * 128, p.middle);
   // The two codes of a row from an even column on, in bytes 0 and 1.
   const auto pair = [&](int row, int column) -> u32 {
-    return reinterpret_cast<const u16*>(tile[row])[column / 2] + (BITS == 4 ? 0x101 * p.raised : 0);
+    return reinterpret_cast<const u16*>(tile[row])[column / 2] + (BITS < 8 ? 0x101 * p.raised : 0);
   };
+  // The word of 8-bit codes of a step of 16 columns, from row and column on.
+  const auto bytes_at = [&](int row, int column) -> u32 {
+    return __byte_perm(pair(row, column), pair(row + 8, column), 0x5140);
+  };
+  if constexpr (BITS == 6) {  // in two planes: layout/cuda_wna16/planes.rs
+    const int warp = threadIdx.x / 64, lane = threadIdx.x % 32, half = threadIdx.x / 32 % 2;
+    u32 low[4], high[2] = {0, 0};
 #pragma unroll
-  for (int i = threadIdx.x; i < 64 * BITS; i += THREADS) {
+    for (int j = 0; j < 4; j++) {
+      const int row = warp * 16 + lane / 4, column = 64 * half + 16 * j + lane % 4 * 2;
+      const u32 even = bytes_at(row, column) & 0x3f3f3f3f, odd = bytes_at(row, column + 8) & 0x3f3f3f3f;
+      low[j] = (even & 0x0f0f0f0f) | (odd & 0x0f0f0f0f) << 4;
+      high[j / 2] |= ((even >> 4 & 0x03030303) | (odd >> 4 & 0x03030303) << 2) << (4 * (j % 2));
+    }
+    u8* own = atom + (warp * 2 + half) * 768;
+    reinterpret_cast<uint4*>(own)[lane] = make_uint4(low[0], low[1], low[2], low[3]);
+    reinterpret_cast<uint2*>(own + 512)[lane] = make_uint2(high[0], high[1]);
+  }
+#pragma unroll
+  for (int i = threadIdx.x; BITS != 6 && i < 64 * BITS; i += THREADS) {
     const int lane = i % 32;
     u32 words[4];
 #pragma unroll
@@ -302,11 +328,12 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
       } else {
         const int row = i / 128 * 16 + lane / 4;
         const int column = i / 32 % 4 * 32 + 16 * (j / 2) + 8 * (j % 2) + lane % 4 * 2;
-        words[j] = __byte_perm(pair(row, column), pair(row + 8, column), 0x5140);
+        words[j] = bytes_at(row, column);
       }
     }
     reinterpret_cast<uint4*>(atom)[i] = make_uint4(words[0], words[1], words[2], words[3]);
   }
+  if (p.multiples) return;
   u8* scales = atom + 1024 * BITS;
   if (p.factors) {
     if (group < groups) reinterpret_cast<u16*>(scales + group * 128)[threadIdx.x % 64] = factor_of(loaded);
@@ -320,13 +347,67 @@ __global__ void __launch_bounds__(THREADS, GATED ? 4 : 1) wna16(const Params p) 
   }
 }
 
+// Of a row and a run of groups: a half, and as many factors as an atom has; zeros where there are none.
+struct Multiples {
+  u32 half;
+  u32 factors[8];
+};
+DEV Multiples load_multiples(const Params& p, u32 row, u32 group, bool offsets) {
+  Multiples m = {};
+  if (row >= p.n || group >= p.groups) return m;
+  const Part& part = part_of(p, row);
+  const u32 own = own_row(p, part, row);
+  const u64 at = u64(own) * p.groups + group;
+  const int sign = offsets ? part.offset_sign : part.scale_sign;
+  m.half = (offsets ? part.offset_halves : static_cast<const u16*>(part.channels))[at / part.block];
+  if (sign < 0) m.half ^= 0x8000;
+  const signed char* factors = static_cast<const signed char*>(offsets ? part.zeros : part.scales) + at;
+#pragma unroll
+  for (u32 i = 0; i < 8; i++)
+    if (i < 128 / p.atom_group && group + i < p.groups) m.factors[i] = u32(sign * factors[i]);
+  return m;
+}
+
+// What atoms have in the place of scales and offsets that are multiples of halves, as layout/cuda_wna16/multiples.rs
+// says: a block has a strip, and of it 8 atoms.
+extern "C" __global__ void __launch_bounds__(THREADS) wna16_multiples(const Params p) {
+  const u32 strips = (p.n + 63) / 64, steps = (p.k + 127) / 128, blocks = (steps + 7) / 8;
+  const u32 strip = p.first / 64 + blockIdx.x / blocks, step = blockIdx.x % blocks * 8 + threadIdx.x % 8;
+  if (step >= steps) return;
+  const u32 pair = threadIdx.x / 8, row = strip * 64 + pair / 8 * 16 + pair % 8, group = step * (128 / p.atom_group);
+  const u32 super = strip & ~3u, wide = strips - super < 4 ? strips - super : 4;
+  const u64 at = u64(super) * steps + u64(step) * wide + (strip - super);
+  const u32 codes = 1024 * p.atom_bits;
+  u8* to = static_cast<u8*>(p.codes) + at * (codes + MULTIPLES_BYTES) + codes;
+  const Multiples s = load_multiples(p, row, group, false), s8 = load_multiples(p, row + 8, group, false);
+  const u32 of_scales = s.half | s8.half << 16;
+  u32 words[4], last = of_scales;
+  if (p.zero_kind == OFFSET) {
+    const Multiples o = load_multiples(p, row, group, true), o8 = load_multiples(p, row + 8, group, true);
+#pragma unroll
+    for (int g = 0; g < 4; g++)
+      words[g] = s.factors[g] | s8.factors[g] << 6 | o.factors[g] << 12 | o8.factors[g] << 18 |
+                 (of_scales >> (8 * g) & 0xff) << 24;
+    last = o.half | o8.half << 16;
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const auto byte = [](u32 factor) { return (factor + 128) & 0xff; };
+      words[i] = byte(s.factors[2 * i]) | byte(s8.factors[2 * i]) << 8 | byte(s.factors[2 * i + 1]) << 16 |
+                 byte(s8.factors[2 * i + 1]) << 24;
+    }
+  }
+  reinterpret_cast<uint4*>(to)[pair] = make_uint4(words[0], words[1], words[2], words[3]);
+  reinterpret_cast<u32*>(to + HALVES_AT)[pair] = last;
+}
+
 // Scales and zero points where a row has one of each: a block has those of a strip.
 extern "C" __global__ void wna16_rows(const Params p) {
   const u32 strip = p.first / 64 + blockIdx.x;
   if (p.factors) {
     const u32 at = threadIdx.x, row = strip * 64 + at / 16 * 16 + at % 16 / 2 + 8 * (at % 2);
     const Part& part = part_of(p, row);
-    const float scale = row < p.n ? part.channels[own_row(p, part, row)] : 0.f;
+    const float scale = row < p.n ? static_cast<const float*>(part.channels)[own_row(p, part, row)] : 0.f;
     static_cast<u16*>(p.scales)[strip * 64 + at] = p.scale_type == F16 ? half_of_float(scale) : bfloat_of_float(scale);
     return;
   }

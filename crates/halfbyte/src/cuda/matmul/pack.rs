@@ -28,8 +28,9 @@ use crate::kernel::{self as table, Problem};
 use crate::layout::codes::{self, BlockForm, Codes, NIBBLES};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::cuda_wna16::Atom;
+use crate::layout::multiples::Multiples;
 use crate::layout::places::runs;
-use crate::layout::stored::{StoredTensor, StoredZeros, Strides};
+use crate::layout::stored::{StoredTensor, StoredZeros};
 use crate::tensor::{Float, Floats};
 use bytemuck::{Pod, cast_slice};
 use rayon::prelude::*;
@@ -51,11 +52,13 @@ const SLAB_ROWS: usize = 256;
 const SLAB_BYTES: usize = 64 << 20;
 
 pub(super) fn instances() -> Vec<Instance> {
-    let forms =
-        [(4, 2), (4, 4), (8, 8)].into_iter().flat_map(|(bits, field)| [(bits, false, field), (bits, true, field)]);
+    let forms = [(4, 2), (4, 4), (6, 8), (8, 8)]
+        .into_iter()
+        .flat_map(|(bits, field)| [(bits, false, field), (bits, true, field)]);
+    let forms = forms.filter(|&(bits, gated, _)| bits != 6 || !gated);
     let atoms = forms.map(|(bits, gated, field)| format!("wna16<{bits}, {gated}, {field}>"));
     let fields = [2, 4, 8].into_iter().flat_map(|field| [format!("plain<{field}>"), format!("values<{field}>")]);
-    let others = ["wna16_rows", "plain_params"].map(str::to_owned);
+    let others = ["wna16_rows", "wna16_multiples", "plain_params"].map(str::to_owned);
     atoms.chain(fields).chain(others).map(|name| Instance::new(&SOURCE, name)).collect()
 }
 
@@ -88,6 +91,7 @@ parameters! {
         zero_output: u64,
         zero_group: u64,
         channels: u64,
+        offset_halves: u64,
         top: u32,
         rows: u32,
         kind: u32,
@@ -99,7 +103,9 @@ parameters! {
         low: Fields,
         high: Fields,
         add: u32,
-        padding: u32,
+        block: u32,
+        scale_sign: i32,
+        offset_sign: i32,
     }
 
     /// As in the source.
@@ -122,6 +128,8 @@ parameters! {
         factors: u32,
         gated: u32,
         raised: u32,
+        atom_bits: u32,
+        multiples: u32,
         padding: u32,
     }
 }
@@ -269,6 +277,7 @@ impl<'a> Packer<'a> {
 
     /// Writes a layout, and waits for it.
     pub(super) fn write(&mut self, whole: Whole, parts: &[&StoredTensor<'_>], target: &Target) -> Result<()> {
+        let multiples = matches!(target, Target::Wna16 { atom, .. } if atom.multiples);
         let heights: Vec<usize> = parts.iter().map(|part| part.n()).collect();
         let row_bytes = parts.iter().map(|part| bytes_of_rows(part, NIBBLES)).max().unwrap_or(0).div_ceil(NIBBLES);
         let rows = (self.slab_bytes / row_bytes.max(1) / SLAB_ROWS).max(1) * SLAB_ROWS;
@@ -279,7 +288,8 @@ impl<'a> Packer<'a> {
             whole.runs(&heights, slab.clone()).into_iter().map(codes).sum()
         };
         let table_bytes = aligned(parts.len() * size_of::<Part>());
-        let params_bytes: usize = parts.iter().flat_map(|part| params_of(part)).map(|(v, _)| aligned(v.len())).sum();
+        let params_bytes: usize =
+            parts.iter().flat_map(|part| params_of(part, multiples)).map(|(v, _)| aligned(v.len())).sum();
         let codes_bytes = slabs.iter().map(slab_bytes).max().unwrap_or(0);
         let needed = table_bytes + params_bytes + codes_bytes;
         let mut staging = match self.staging.take().filter(|staging| staging.len() >= needed) {
@@ -289,8 +299,8 @@ impl<'a> Packer<'a> {
         let mut free = table_bytes;
         let mut params = Vec::with_capacity(parts.len());
         for part in parts {
-            let mut addresses = [0; 3];
-            for (address, (values, _)) in addresses.iter_mut().zip(params_of(part)) {
+            let mut addresses = [0; 4];
+            for (address, (values, _)) in addresses.iter_mut().zip(params_of(part, multiples)) {
                 *address = self.stage(&mut staging, &mut free, values.len(), 1, |range, to| copy(values, range, to))?;
             }
             params.push(addresses);
@@ -300,7 +310,8 @@ impl<'a> Packer<'a> {
             free = first_of_codes;
             let mut table = Vec::with_capacity(parts.len());
             for [part, first, top, rows] in whole.runs(&heights, slab.clone()) {
-                table.push(self.part(&mut staging, &mut free, parts[part], [top, first, rows], params[part])?);
+                let place = ([top, first, rows], multiples);
+                table.push(self.part(&mut staging, &mut free, parts[part], place, params[part])?);
             }
             let bytes: &[u8] = cast_slice(&table);
             self.stage(&mut staging, &mut 0, bytes.len(), 1, |range, to| copy(bytes, range, to))?;
@@ -317,8 +328,8 @@ impl<'a> Packer<'a> {
         staging: &mut Buffer<u8>,
         free: &mut usize,
         tensor: &StoredTensor<'_>,
-        [top, first, rows]: [usize; 3],
-        [scales, zeros, channels]: [u64; 3],
+        ([top, first, rows], multiples): ([usize; 3], bool),
+        addresses: [u64; 4],
     ) -> Result<Part> {
         let (n, k, format) = (tensor.n(), tensor.k(), tensor.format());
         let per_word = 32 / format.bits as usize;
@@ -366,13 +377,20 @@ impl<'a> Packer<'a> {
                 (0, 0, k, self.stage(staging, free, bytes, k, write)?)
             }
         };
-        let (scales_stored, by_scale) = tensor.scales();
-        let (offset_type, zero_bytes, by_zero) = match tensor.zeros() {
-            StoredZeros::Symmetric => (Float::F32, 0, Strides::TENSOR),
-            StoredZeros::Integer(_, strides) => (Float::F32, 2, *strides),
-            StoredZeros::Float(o, strides) => (o.dtype(), o.dtype().size_bytes(), *strides),
+        let scale_type = tensor.scales().0.dtype();
+        let (offset_type, zero_bytes) = match tensor.zeros() {
+            StoredZeros::Symmetric => (Float::F32, 0),
+            StoredZeros::Integer(..) => (Float::F32, 2),
+            StoredZeros::Float(o, _) => (o.dtype(), o.dtype().size_bytes()),
         };
-        let scale_type = scales_stored.dtype();
+        let sizes = if multiples { [1, 1, 2, 2] } else { [scale_type.size_bytes(), zero_bytes, size_of::<f32>(), 0] };
+        // From the first of these rows on.
+        let [by_scale, by_zero, by_channel, by_half] = params_of(tensor, multiples).map(|(_, strides)| strides);
+        let strides = [by_scale, by_zero, by_channel, by_half];
+        let [scales, zeros, channels, offset_halves] =
+            std::array::from_fn(|i| addresses[i] + (first * strides[i].output * sizes[i]) as u64);
+        let sign = |of: Option<&Multiples<'_>>| of.and_then(|of| of.sign_of_small()).map_or(1, i32::from);
+        let (of_scales, of_offsets) = (tensor.scale_multiples(), tensor.offset_multiples());
         let form = if let Codes::Blocks { form, .. } = tensor.codes() { Some(&**form) } else { None };
         let fields = |of: fn(&BlockForm) -> codes::Fields| {
             let codes::Fields { at, run, bits } = form.map_or(codes::Fields::NONE, of);
@@ -381,13 +399,14 @@ impl<'a> Packer<'a> {
         Ok(Part {
             codes,
             stride: stride as u64,
-            scales: scales + (first * by_scale.output * scale_type.size_bytes()) as u64,
+            scales,
             scale_output: by_scale.output as u64,
             scale_group: by_scale.group as u64,
-            zeros: zeros + (first * by_zero.output * zero_bytes) as u64,
+            zeros,
             zero_output: by_zero.output as u64,
             zero_group: by_zero.group as u64,
-            channels: channels + (first * size_of::<f32>()) as u64,
+            channels,
+            offset_halves,
             top: top as u32,
             rows: rows as u32,
             kind,
@@ -399,7 +418,9 @@ impl<'a> Packer<'a> {
             low: fields(|form| form.low),
             high: fields(|form| form.high),
             add: form.map_or(0, |form| u32::from(form.add) * 0x0101_0101),
-            padding: 0,
+            block: of_scales.map_or(1, |of| of.block() as u32),
+            scale_sign: if of_offsets.is_some() { sign(of_scales) } else { 1 },
+            offset_sign: sign(of_offsets),
         })
     }
 
@@ -441,6 +462,8 @@ impl<'a> Packer<'a> {
             factors: 0,
             gated: gated.into(),
             raised: 0,
+            atom_bits: 0,
+            multiples: 0,
             padding: 0,
         };
         let strips = slab.len().div_ceil(OUTPUTS);
@@ -448,11 +471,15 @@ impl<'a> Packer<'a> {
         let launches = match *target {
             Target::Wna16 { atom, atoms, rows, order } => {
                 (params.codes, params.scales, params.order) = (atoms, rows, order);
-                (params.atom_group, params.raised) = (atom.group as u32, atom.raised(format));
+                (params.atom_group, params.raised) = (atom.group as u32, (-atom.base(format)) as u32);
+                (params.atom_bits, params.multiples) = (atom.bits, atom.multiples.into());
                 (params.factors, params.scale_type) = (atom.factors.into(), float_type(atom.scale));
-                let rows = if atom.has_rows() { strips } else { 0 };
+                let rows = match atom.multiples {
+                    true => ("wna16_multiples", strips * k.div_ceil(8 * 128), THREADS),
+                    false => ("wna16_rows", if atom.has_rows() { strips } else { 0 }, OUTPUTS as u32),
+                };
                 let kernel = format!("wna16<{}, {gated}, {}>", atom.bits, field_bits(format.bits));
-                [(kernel, tiles, THREADS), ("wna16_rows".into(), rows, OUTPUTS as u32)]
+                [(kernel, tiles, THREADS), (rows.0.into(), rows.1, rows.2)]
             }
             Target::Plain { codes, scales, zeros } => {
                 (params.codes, params.scales, params.zeros) = (codes, scales, zeros);

@@ -133,7 +133,7 @@ pub fn run_quantized(gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Res
 /// The same by a kernel of the caller's choice. Error also: it does not read such rows.
 pub fn run_quantized_with(kernel: &Kernel, gpu: &Gpu, stream: &Stream, call: QuantizedCall<'_>) -> Result<()> {
     let problem = problem(call.w, call.x.form.m, call.y.dtype());
-    let chosen = kernel.choose(&gpu.caps(), &problem, false).ok().filter(|_| kernel.layout == call.w.layout());
+    let chosen = kernel.choose(&call.w.caps(gpu), &problem, false).ok().filter(|_| kernel.layout == call.w.layout());
     launch(gpu, stream, &problem, chosen.as_ref().map(|configuration| (kernel, configuration)), &call)
 }
 

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::layout::codes::{Codes, NIBBLES};
+use crate::layout::multiples::Multiples;
 use crate::layout::stored::{StoredTensor, StoredZeros, Strides};
 use crate::tensor::{FloatData, Floats};
 use bytemuck::cast_slice;
@@ -28,17 +29,26 @@ pub(super) fn bytes_of_rows(tensor: &StoredTensor<'_>, rows: usize) -> usize {
     }
 }
 
-/// Scales, zeros and scales of channels as they lie, with the strides of each; empty where there are none.
-pub(super) fn params_of<'a>(tensor: &'a StoredTensor<'_>) -> [(&'a [u8], Strides); 3] {
+/// Scales, zeros and scales of channels as they lie, with the strides of each; empty where there are none. Of multiples of halves
+/// factors and halves: of scales the first and the third, of offsets the second and the last.
+pub(super) fn params_of<'a>(tensor: &'a StoredTensor<'_>, multiples: bool) -> [(&'a [u8], Strides); 4] {
+    let none = (&[] as &[u8], Strides::TENSOR);
+    if let Some(of_scales) = tensor.scale_multiples().filter(|_| multiples) {
+        let factors = |of: &'a Multiples<'_>| (cast_slice(of.factors()), Strides::of_outputs(tensor.groups()));
+        let halves =
+            |of: &'a Multiples<'_>| (cast_slice(of.halves()), Strides::of_outputs(tensor.groups() / of.block()));
+        let offsets = tensor.offset_multiples();
+        return [factors(of_scales), offsets.map_or(none, factors), halves(of_scales), offsets.map_or(none, halves)];
+    }
     let floats = |values: &'a FloatData<'_>| bytes_of(values.as_floats());
     let (scales, strides) = tensor.scales();
     let zeros = match tensor.zeros() {
-        StoredZeros::Symmetric => (&[] as &[u8], Strides::TENSOR),
+        StoredZeros::Symmetric => none,
         StoredZeros::Integer(z, strides) => (cast_slice(z), *strides),
         StoredZeros::Float(o, strides) => (floats(o), *strides),
     };
     let channels = cast_slice(tensor.channel_scales().unwrap_or_default());
-    [(floats(scales), strides), zeros, (channels, Strides::of_outputs(1))]
+    [(floats(scales), strides), zeros, (channels, Strides::of_outputs(1)), none]
 }
 
 /// The bytes of floats.

@@ -30,6 +30,8 @@ parameters! {
         largest: u64,
         scale_type: u32,
         span: f32,
+        multiples: u32,
+        padding: u32,
     }
 }
 
@@ -63,16 +65,29 @@ fn terms(w: &Packed) -> Terms {
         Packed::Plain(w) => {
             let simt::Parts { scales, zeros, scale_type, zero_kind, .. } = w.parts();
             let offsets = if zero_kind == OFFSETS { zeros } else { 0 };
-            Terms { scales, offsets, stride: 0, runs: 1, each: w.scales() as u64, largest: 0, scale_type, span }
+            Terms {
+                scales,
+                offsets,
+                stride: 0,
+                runs: 1,
+                each: w.scales() as u64,
+                largest: 0,
+                scale_type,
+                span,
+                multiples: 0,
+                padding: 0,
+            }
         }
         Packed::Wna16(w) => {
             let (atom, strips) = (w.atom(), n.div_ceil(STRIP));
+            // Of fewer bits than the format has codes lie nearer.
+            let span = if atom.multiples { (1u32 << atom.bits) as f32 } else { span };
             let [scales_at, offsets_at] = atom.params_of(0).map(|at| at as u64);
             let (first, stride, runs) = match atom.group {
                 0 => (w.rows(), atom.params_bytes(), strips),
                 _ => (w.atoms() + scales_at, atom.bytes(), strips * k.div_ceil(STEP)),
             };
-            let each = STRIP * atom.groups().max(1);
+            let each = if atom.multiples { STRIP / 2 } else { STRIP * atom.groups().max(1) };
             let apart = if atom.group == 0 { (STRIP * atom.scale.size_bytes()) as u64 } else { offsets_at - scales_at };
             let offsets = if atom.offset { first + apart } else { 0 };
             let scale_type = float_type(atom.scale);
@@ -85,6 +100,8 @@ fn terms(w: &Packed) -> Terms {
                 largest: 0,
                 scale_type,
                 span,
+                multiples: if atom.multiples { atom.groups() as u32 } else { 0 },
+                padding: 0,
             }
         }
     }

@@ -40,7 +40,12 @@ pub(super) fn instance<const N: usize>(
     let numbers = form.into_iter().chain(config).map(|(name, value)| format!("HB_{name}={value}"));
     let limits = [("LOW", low), ("HIGH", high)];
     let limits = limits.map(|(name, v)| format!("HB_{name}=__uint_as_float({:#x}u)", v.to_bits()));
-    let more = [(atom.factors, "FACTORS"), (atom.scale == Float::F32, "SCALE_F32"), (atom.offset, "W_OFFSET")];
+    let more = [
+        (atom.factors, "FACTORS"),
+        (atom.scale == Float::F32, "SCALE_F32"),
+        (atom.offset, "W_OFFSET"),
+        (atom.multiples, "MULTIPLES"),
+    ];
     let more = more.into_iter().filter(|&(has, _)| has).map(|(_, name)| format!("HB_{name}=1"));
     Instance::new(source, kernel).with(numbers.chain(limits).chain(more))
 }
@@ -78,8 +83,7 @@ pub struct Weights {
 impl Weights {
     pub(super) fn new(packer: &mut Packer<'_>, whole: Whole, parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
         let Whole { format, n, k, gated, .. } = whole;
-        let atom = Atom::of_format(Format { weight: format, act }, k)?;
-        parts.iter().try_for_each(|part| Atom::holding(part, act).map(|_| ()))?;
+        let atom = Atom::holding_all(parts, act)?;
         if gated && atom.is_wide() {
             let expected = "gates with half scales, without offsets, in groups of 32 or more";
             return Err(Error::invalid("pack", expected, format!("{atom:?}")));
@@ -130,7 +134,7 @@ impl Weights {
 
     /// What its products are chosen by on a device.
     pub(super) fn caps(&self, gpu: &Gpu) -> Caps {
-        Caps { rounded_weights: self.rounded, ..gpu.caps() }
+        Caps { rounded_weights: self.rounded, atom: Some(self.atom), ..gpu.caps() }
     }
 
     /// The form of its atoms.
@@ -169,19 +173,21 @@ pub(super) fn holds(w: &StoredTensor<'_>, act: Act) -> std::result::Result<(), R
     Atom::holding(w, act).map(|_| ()).map_err(|why| Reason(why.to_string()))
 }
 
-/// The form of atoms that a problem's weights have, or why there is none that codes are multiplied from.
-pub(in crate::cuda) fn atom(problem: &Problem) -> std::result::Result<Atom, Reason> {
+/// The form of atoms that a problem's weights have (`held` if that is known, else what their format says), or why there is none that
+/// codes are multiplied from.
+pub(in crate::cuda) fn atom(held: Option<Atom>, problem: &Problem) -> std::result::Result<Atom, Reason> {
     let Some(format) = problem.format else { return Err(Reason("multiplies codes, the weights are dense".into())) };
     if format.act.is_quantized() {
         return Err(Reason("multiplies exact activations (a16, a32), the format says quantised ones".into()));
     }
     sized(problem)?;
-    Atom::of_any(format.weight, problem.k).map_err(|why| Reason(why.to_string()))
+    let atom = Atom::of_any(format.weight, problem.k).map_err(|why| Reason(why.to_string()))?;
+    Ok(held.unwrap_or(atom))
 }
 
 /// The form of a problem as the kernels for exact activations have it, or why they do not multiply it.
-pub(super) fn gemm_form(problem: &Problem) -> std::result::Result<Form, Reason> {
-    Ok(Form { atom: atom(problem)?, terms: Terms::default(), x: problem.x, out: problem.y })
+pub(super) fn gemm_form(held: Option<Atom>, problem: &Problem) -> std::result::Result<Form, Reason> {
+    Ok(Form { atom: atom(held, problem)?, terms: Terms::default(), x: problem.x, out: problem.y })
 }
 
 /// Whether a problem has columns, and no more of anything than the layout counts.

@@ -25,8 +25,18 @@ DEV void load_group(const Warp& w, GroupTerms (&t)[STRIPS], Zeros (&z)[STRIPS], 
 #pragma unroll
   for (int p = 0; p < STRIPS; p++) {
     const u32 strip = stage * STAGE_W + p * STRIP_BYTES, zeros = w.zeros + strip + group * GROUP_ZEROS;
-    t[p].s = load_row_pair(w.scales + strip + group * GROUP_SCALES);
-    if constexpr (W_OFFSET) t[p].o = load_row_pair(zeros);
+    if constexpr (MULTIPLES) {
+      const u32 params = w.params + strip, word = load_shared(params + w.pair * 16 + group / (W_OFFSET ? 1 : 2) * 4);
+      u32 halves = load_shared(params + HALVES_AT + w.pair * 4);
+      if constexpr (W_OFFSET) {
+        t[p].o = offset_pair(word, halves);
+        halves = scale_halves(Multiples::load(params, w.pair).words);
+      }
+      t[p].s = scale_pair(word, halves, group);
+    } else {
+      t[p].s = load_row_pair(w.scales + strip + group * GROUP_SCALES);
+      if constexpr (W_OFFSET) t[p].o = load_row_pair(zeros);
+    }
     z[p] = zeros_symmetric();
     if constexpr (ZERO) z[p] = zeros_of(load_shared_u16(zeros));
   }
@@ -59,14 +69,14 @@ DEV void multiply_step(float (&sum)[STRIPS][NT / 2], const u32 (&a)[STRIPS][4], 
 DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left,
                   const Zeros (&row_zeros)[STRIPS]) {
   float acc[STRIPS][NT / 2];  // sums of a group
-  u32 q[STRIPS][WORDS_A_STAGE];
+  u32 q[STRIPS][words_of(K16)];
   GroupTerms t[STRIPS];
   Zeros z[STRIPS];
   Step b[2];
   auto open = [&]() {
     r.open();
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) warp.load_words(q[p], r.stage, p, 0);
+    for (int p = 0; p < STRIPS; p++) warp.load_steps<K16>(q[p], r.stage, p, 0);
     if constexpr (GROUP != 0) load_group(warp, t, z, r.stage, 0);
     warp.load_x(b[0], r.stage, 0);
   };
@@ -89,7 +99,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         GroupTerms own[STRIPS];  // of the stage that `open` leaves
 #pragma unroll
         for (int p = 0; p < STRIPS; p++) {
-          decode(&q[p][j * WORDS], z[p], a[p]);
+          decode<K16>(q[p], j, z[p], a[p]);
           own[p] = t[p];
           if (starts)
 #pragma unroll
@@ -116,7 +126,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   constexpr int OF_GROUP = GROUP == 64 ? 2 : 1;  // times 32 k
   constexpr int GROUPS_OF_PAIR = GROUP == 16 ? 2 : 1;
   float acc[STRIPS][NT / 2];
-  u32 q[STRIPS][2 * WORDS];
+  u32 q[STRIPS][words_of(2)];
   GroupTerms t[STRIPS];
   Zeros z[STRIPS];
   Step b[2];
@@ -129,7 +139,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
   };
   auto load = [&]() {
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) warp.load_words(q[p], r.stage, p, pair * 2 * WORDS);
+    for (int p = 0; p < STRIPS; p++) warp.load_steps<2>(q[p], r.stage, p, 2 * pair);
     if (pair % OF_GROUP == 0) load_group(warp, t, z, r.stage, pair / OF_GROUP * GROUPS_OF_PAIR);
     warp.load_x(b[0], r.stage, 2 * pair);
   };
@@ -154,7 +164,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
     u32 sums = r.terms(r.stage) + pair / OF_GROUP * GROUPS_OF_PAIR * (NT * 4);
     u32 a[STRIPS][4];
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) decode(q[p], z[p], a[p]);
+    for (int p = 0; p < STRIPS; p++) decode<2>(q[p], 0, z[p], a[p]);
     warp.load_x(b[1], r.stage, 2 * pair + 1);
     multiply_step(acc, a, b[0]);
     if constexpr (GROUP == 16) {
@@ -165,7 +175,7 @@ DEV void multiply_short(Ring& r, const Given& g, const Warp& warp, float (&sum)[
     GroupTerms own[STRIPS];
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) {
-      decode(q[p] + WORDS, z[p], a[p]);
+      decode<2>(q[p], 1, z[p], a[p]);
       own[p] = t[p];
     }
     if (++pair == K16 / 2) {

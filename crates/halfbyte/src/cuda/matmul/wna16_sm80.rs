@@ -50,14 +50,14 @@ fn instances_on(caps: &Caps, atom: Atom, [x, out]: [Float; 2], activation: Activ
 
 /// Every configuration for the commonest format, and for the others' forms of conversion with the least shared memory.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
+    let atom = Atom::W4_G128;
     let all = every_device().flat_map(|caps| instances_on(&caps, atom, [Float::F16; 2], Activation::None));
     let wide = Atom { scale: Float::F32, ..atom };
     let others = [
         (Atom { scale: Float::BF16, ..atom }, [Float::BF16; 2], Activation::Silu),
         (Atom { bits: 8, zero: true, group: 32, ..atom }, [Float::BF16, Float::F32], Activation::Gelu),
         (
-            Atom { bits: 8, group: 0, zero: true, scale: Float::BF16, factors: false, offset: false },
+            Atom { bits: 8, group: 0, zero: true, scale: Float::BF16, ..Atom::W4_G128 },
             [Float::F16; 2],
             Activation::GeluTanh,
         ),
@@ -67,6 +67,12 @@ fn instances() -> Vec<Instance> {
         (Atom { bits: 8, group: 16, ..wide }, [Float::BF16, Float::F32], Activation::Silu),
         (Atom { offset: true, bits: 8, group: 128, ..atom }, [Float::BF16; 2], Activation::None),
         (Atom { zero: true, group: 64, ..wide }, [Float::F16; 2], Activation::None),
+        (
+            Atom { multiples: true, bits: 6, offset: true, group: 32, ..wide },
+            [Float::F16, Float::F32],
+            Activation::None,
+        ),
+        (Atom { multiples: true, group: 16, ..wide }, [Float::BF16, Float::F32], Activation::None),
     ];
     let least = every_device().take(1);
     let few = least.flat_map(|caps| others.map(|(atom, types, act)| instances_on(&caps, atom, types, act)));
@@ -98,10 +104,10 @@ impl Gemm for Wna16Sm80 {
     type Arguments = Arguments;
     type Grouped = GroupedArguments;
 
-    fn form(problem: &Problem) -> Answer<Form> {
+    fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
         match problem.x {
             Float::F32 => Err(Reason("multiplies x in f16 or bf16; x is f32".into())),
-            _ => wna16::gemm_form(problem),
+            _ => wna16::gemm_form(held, problem),
         }
     }
 

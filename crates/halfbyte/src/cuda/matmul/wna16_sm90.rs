@@ -41,22 +41,21 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna16Sm90>(
 
 /// Every configuration for the commonest format, and the others' forms of conversion.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
+    let atom = Atom::W4_G128;
     let all = config::all(atom, Float::F16)
         .into_iter()
         .map(|c| c.instance(&Form::floats(atom, Float::F16), Activation::None));
+    let of_halves = Atom { scale: Float::F32, multiples: true, ..atom };
     let others = [
         (Atom { scale: Float::BF16, ..atom }, Float::BF16, Activation::Silu),
-        (
-            Atom { bits: 8, scale: Float::BF16, zero: true, group: 32, factors: false, offset: false },
-            Float::F32,
-            Activation::Gelu,
-        ),
+        (Atom { bits: 8, scale: Float::BF16, zero: true, group: 32, ..Atom::W4_G128 }, Float::F32, Activation::Gelu),
         (Atom { bits: 8, group: 0, zero: true, ..atom }, Float::F16, Activation::GeluTanh),
         (Atom { zero: true, group: 64, ..atom }, Float::F16, Activation::Relu6),
         (Atom { scale: Float::F32, offset: true, group: 32, ..atom }, Float::F32, Activation::None),
         (Atom { bits: 8, scale: Float::F32, group: 16, ..atom }, Float::F32, Activation::None),
         (Atom { offset: true, group: 64, ..atom }, Float::F16, Activation::Silu),
+        (Atom { offset: true, group: 32, ..of_halves }, Float::F32, Activation::None),
+        (Atom { bits: 6, group: 16, ..of_halves }, Float::BF16, Activation::None),
     ];
     let few = others.into_iter().flat_map(|(atom, out, activation)| {
         let shapes = [[1, 21504, 14336], [64, 4096, 4096], [1024, 21504, 14336]];
@@ -95,8 +94,8 @@ impl Gemm for Wna16Sm90 {
     type Arguments = Arguments;
     type Grouped = GroupedArguments;
 
-    fn form(problem: &Problem) -> Answer<Form> {
-        let form = wna16::gemm_form(problem)?;
+    fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
+        let form = wna16::gemm_form(held, problem)?;
         if form.atom.group == 16 && form.atom.offset {
             return Err(Reason("has no registers for offsets of groups of 16".into()));
         }

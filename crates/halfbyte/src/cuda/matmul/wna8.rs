@@ -25,8 +25,8 @@ pub(super) const MOST_COLUMNS: usize = 1 << 16;
 /// Columns up to which the sources divide by the ratio of two groups with one multiplication.
 pub(in crate::cuda) const MOST_K: usize = 1 << 21;
 
-/// The form of atoms and terms, or why there is none.
-pub fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
+/// The form of atoms (`held` if that is known) and terms, or why there is none.
+pub fn form(held: Option<Atom>, problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     let refuse = |why: &str| Err(Reason(why.into()));
     let Some(format) = problem.format else { return refuse("multiplies codes, the weights are dense") };
     if !format.act.is_quantized() {
@@ -34,12 +34,13 @@ pub fn form(problem: &Problem) -> std::result::Result<(Atom, Terms), Reason> {
     }
     wna16::sized(problem)?;
     let atom = Atom::of_format(format, problem.k).map_err(|why| Reason(why.to_string()))?;
+    let atom = held.unwrap_or(atom);
     Ok((atom, Terms { sums: atom.zero || atom.offset, offsets: format.act == Act::A8Asym, pixels: false }))
 }
 
 /// The form of a problem as the kernels have it, or why they do not multiply it.
-pub(super) fn gemm_form(problem: &Problem) -> Answer<Form> {
-    let (atom, terms) = form(problem)?;
+pub(super) fn gemm_form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
+    let (atom, terms) = form(held, problem)?;
     if atom.has_rows() && problem.k > MOST_COLUMNS {
         return Err(Reason(format!("adds up to {MOST_COLUMNS} columns of one scale, k is {}", problem.k)));
     }

@@ -22,13 +22,13 @@ constexpr bool AHEAD =
     BITS == 4 && GROUP != 0 && NT >= 64;  // words of the next run are loaded before the last products of this one
 
 // Of a run and a strip: a lane's words, and the A fragments that they become.
-typedef u32 Words[K32 * 2 * WORDS];
+typedef u32 Words[words_of(2 * K32)];
 typedef u32 Fragments[K32][4];
 DEV void decode_words(Fragments& a, const Words& q) {
 #pragma unroll
   for (int j = 0; j < K32; j++) {
-    decode_bytes(&q[j * 2 * WORDS], a[j][0], a[j][1]);
-    decode_bytes(&q[(j * 2 + 1) * WORDS], a[j][2], a[j][3]);
+    decode_bytes<2 * K32>(q, 2 * j, a[j][0], a[j][1]);
+    decode_bytes<2 * K32>(q, 2 * j + 1, a[j][2], a[j][3]);
   }
 }
 // The B fragments of a run and WIDTH tokens.
@@ -50,7 +50,8 @@ DEV void load_columns(Columns& b, const Warp& warp, u32 stage, int run, int i) {
 // Scales, and zero points or offsets, of a group.
 DEV RowGroup load_group(const Warp& warp, u32 stage, int p, int group) {
   const u32 at = stage * STAGE_W + p * STRIP_BYTES;
-  return load_row_group(warp.scales + at + group * GROUP_SCALES, warp.zeros + at + group * GROUP_ZEROS);
+  return load_row_group(warp.params + at, group, warp.pair, warp.scales + at + group * GROUP_SCALES,
+                        warp.zeros + at + group * GROUP_ZEROS);
 }
 
 // The units of a piece; sum = the result.
@@ -73,7 +74,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
   auto load_ahead = [&]() {
     if (run == 0) r.open();
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) warp.load_words(ahead[p], r.stage, p, run * (K32 * 2 * WORDS));
+    for (int p = 0; p < STRIPS; p++) warp.load_steps<2 * K32>(ahead[p], r.stage, p, run * (2 * K32));
   };
   if (AHEAD) load_ahead();
 #pragma unroll 1
@@ -87,7 +88,7 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         decode_words(a[p], ahead[p]);
       else {
         Words q;
-        warp.load_words(q, r.stage, p, run * (K32 * 2 * WORDS));
+        warp.load_steps<2 * K32>(q, r.stage, p, run * (2 * K32));
         decode_words(a[p], q);
       }
     }

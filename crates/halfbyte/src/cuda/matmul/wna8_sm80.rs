@@ -44,7 +44,7 @@ fn instances() -> Vec<Instance> {
     };
     let devices: Vec<Caps> = every_device().collect();
     let [least, .., most] = devices.as_slice() else { return Vec::new() };
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
+    let atom = Atom::W4_G128;
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let common =
         [4, 8].into_iter().flat_map(|bits| of(most, Atom { bits, ..atom }, plain, Float::F16, Activation::None));
@@ -61,7 +61,13 @@ fn instances() -> Vec<Instance> {
         (Atom { zero: true, group: 32, ..atom }, all, Float::F32, Activation::GeluTanh),
         (Atom { bits: 8, zero: true, ..atom }, all, Float::F16, Activation::None),
         (
-            Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false, offset: false },
+            Atom { bits: 6, offset: true, group: 32, scale: Float::F32, multiples: true, ..atom },
+            all,
+            Float::F32,
+            Activation::None,
+        ),
+        (
+            Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, ..Atom::W4_G128 },
             all,
             Float::F16,
             Activation::Relu6,
@@ -91,8 +97,8 @@ impl Gemm for Wna8Sm80 {
     type Arguments = Arguments;
     type Grouped = GroupedArguments;
 
-    fn form(problem: &Problem) -> Answer<Form> {
-        let form = wna8::gemm_form(problem)?;
+    fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
+        let form = wna8::gemm_form(held, problem)?;
         if form.atom.factors {
             return Err(Reason("multiplies scales on one level, the format has two".into()));
         }

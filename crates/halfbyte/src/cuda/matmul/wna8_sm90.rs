@@ -41,7 +41,7 @@ pub(super) const KERNEL: Kernel = gemm::row::<Wna8Sm90>(
 
 /// Every number of tokens for the commonest formats, and the other forms of conversion.
 fn instances() -> Vec<Instance> {
-    let atom = Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
+    let atom = Atom::W4_G128;
     let plain = Terms { sums: false, offsets: false, pixels: false };
     let all = [8, 16, 32, 64, 128, 1024].into_iter().flat_map(|m| {
         let forms = [
@@ -54,9 +54,14 @@ fn instances() -> Vec<Instance> {
                 Float::F32,
             ),
             (Atom { bits: 8, group: 0, ..atom }, plain, Float::BF16),
+            (
+                Atom { offset: true, group: 32, scale: Float::F32, multiples: true, ..atom },
+                Terms { sums: true, ..plain },
+                Float::F32,
+            ),
             (Atom { zero: true, group: 32, ..atom }, Terms { sums: true, offsets: true, pixels: false }, Float::F32),
             (
-                Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, factors: false, offset: false },
+                Atom { bits: 8, zero: true, group: 0, scale: Float::BF16, ..Atom::W4_G128 },
                 Terms { sums: true, offsets: true, pixels: false },
                 Float::F16,
             ),
@@ -90,8 +95,8 @@ impl Gemm for Wna8Sm90 {
     type Arguments = Arguments;
     type Grouped = GroupedArguments;
 
-    fn form(problem: &Problem) -> Answer<Form> {
-        wna8::gemm_form(problem)
+    fn form(held: Option<Atom>, problem: &Problem) -> Answer<Form> {
+        wna8::gemm_form(held, problem)
     }
 
     fn config(form: &Form, shape: [usize; 3], caps: &Caps, _: bool) -> Config {

@@ -43,14 +43,14 @@ constexpr int OF_UP = 8 / BITS, OF_DOWN = HB_OF_DOWN;
 extern __shared__ __align__(16) u32 x_words[];  // [units][8 k16 steps in pairs][4 lanes][4]
 
 template <int BLOCKS_OF_16> struct Unit {
-  u32 codes[BLOCKS_OF_16][8 * WORDS], scales[BLOCKS_OF_16][GROUPS], zeros[BLOCKS_OF_16][GROUPS];
+  u32 codes[BLOCKS_OF_16][words_of(8)], scales[BLOCKS_OF_16][GROUPS], zeros[BLOCKS_OF_16][GROUPS];
   // From where the codes of an item's rows and 128 columns lie, less than an atom behind its beginning.
   __device__ __forceinline__ void load(const u8* atom, u32 first, u32 lane) {
 #pragma unroll
     for (int r = 0; r < BLOCKS_OF_16; r++) {
       const u32 quarter = first + r;
 #pragma unroll
-      for (int i = 0; i < 2 * WORDS; i++) {
+      for (int i = 0; i < words_of(2); i++) {
         const uint4 v = load_once(atom + quarter * (256 * BITS) + i * 512 + lane * 16);
         codes[r][4 * i] = v.x, codes[r][4 * i + 1] = v.y, codes[r][4 * i + 2] = v.z, codes[r][4 * i + 3] = v.w;
       }
@@ -77,7 +77,7 @@ template <int BLOCKS_OF_16> struct Unit {
 #pragma unroll
           for (int r = 0; r < BLOCKS_OF_16; r++) {
             u32 a[4];
-            decode(&codes[r][(j + half) * WORDS], ZERO ? zeros_of(zeros[r][g]) : zeros_symmetric(), a);
+            decode<8>(codes[r], j + half, ZERO ? zeros_of(zeros[r][g]) : zeros_symmetric(), a);
             mma_sync<BF16>(acc[r], a, half ? b.z : b.x, half ? b.w : b.y);
           }
       }

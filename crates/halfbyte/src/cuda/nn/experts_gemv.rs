@@ -108,7 +108,7 @@ fn instance(atom: Atom, dtype: Float, gate: Gate, blocks: usize) -> Instance {
 /// Of some formats, for the record of what kernels take.
 pub(super) fn samples() -> Vec<Instance> {
     let of = |bits, group, zero, scale, blocks| {
-        instance(Atom { bits, group, zero, scale, factors: false, offset: false }, scale, Gate::SWIGLU, blocks)
+        instance(Atom { bits, group, zero, scale, ..Atom::W4_G128 }, scale, Gate::SWIGLU, blocks)
     };
     vec![
         of(4, 128, false, Float::F16, 2),

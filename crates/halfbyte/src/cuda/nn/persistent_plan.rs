@@ -234,7 +234,7 @@ pub(super) fn samples() -> Vec<Instance> {
     let heads = |heads, kv_heads, head_size| Heads { heads, kv_heads, head_size };
     let wide = Sizes { hidden: 4096, inner: 14336, heads: heads(32, 8, 128), pairs: 64 };
     let narrow = Sizes { hidden: 384, inner: 1024, heads: heads(6, 2, 64), pairs: 32 };
-    let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, factors: false, offset: false };
+    let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, ..Atom::W4_G128 };
     let two_levels = Atom { factors: true, ..atom(4, 128, false, Float::F16) };
     let models = [
         (wide, (atom(4, 128, false, Float::F16), false)),

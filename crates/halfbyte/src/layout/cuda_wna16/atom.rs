@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Act, Format, Group, WeightFormat, Zero};
+use crate::layout::multiples::Multiples;
 use crate::layout::stored::StoredTensor;
 use crate::tensor::Float;
 use half::f16;
@@ -20,7 +21,7 @@ const FIELDS: [(usize, usize, u32); 8] =
 /// The form of an atom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Atom {
-    /// Bits of a code's place: 4 or 8.
+    /// Bits of a code's place: 4 or 8; 6 where scales are multiples.
     pub bits: u32,
     /// Columns that share a scale: 16, 32, 64 or 128; 0: all of a row.
     pub group: usize,
@@ -32,9 +33,18 @@ pub struct Atom {
     pub scale: Float,
     /// Scales on two levels: groups have factors (and zero points with them), rows have scales.
     pub factors: bool,
+    /// Scales and offsets are whole multiples of halves, one of each for a row of an atom: groups have their factors.
+    pub multiples: bool,
 }
 
+/// Bytes of the factors and halves of a row of an atom.
+const MULTIPLES_BYTES: usize = 10;
+
 impl Atom {
+    /// That of `w4a16-g128`: codes of 4 bits, groups of 128, half scales.
+    pub const W4_G128: Self =
+        Self { bits: 4, group: 128, zero: false, offset: false, scale: Float::F16, factors: false, multiples: false };
+
     /// The form for what becomes of activations: with exact ones scales of two levels are f32 ones; integer products have 32 columns.
     /// Error: there is none, and why.
     pub fn of_format(Format { weight, act }: Format, k: usize) -> Result<Self> {
@@ -79,7 +89,51 @@ impl Atom {
             _ => 0,
         };
         let (zero, offset) = (format.zero == Zero::Integer, format.zero == Zero::Float);
-        Ok(Self { bits, group, zero, offset, scale: format.scale, factors: false })
+        Ok(Self { bits, group, zero, offset, scale: format.scale, factors: false, multiples: false })
+    }
+
+    /// The form with scales and offsets as multiples of halves, and codes in as few bits as they have, if there is one for all of some
+    /// tensors one below the other, of which this is the form without.
+    fn of_multiples(self, parts: &[&StoredTensor<'_>]) -> Option<Self> {
+        let format = parts.first()?.format();
+        let of_scales = |part: &&StoredTensor<'_>| {
+            let whole = |multiples: &Multiples<'_>| (multiples.block() * self.group).is_multiple_of(STEP);
+            // A factor is found by its group, and groups lie in order.
+            let ordered = part.group_index().is_none() && format.group == Group::Size(self.group);
+            let small = |multiples: &Multiples<'_>| multiples.sign_of_small().is_some();
+            let scales = part.scale_multiples().filter(|&multiples| whole(multiples));
+            let offsets = part.offset_multiples().filter(|&multiples| whole(multiples));
+            match (self.group, self.offset) {
+                (32, true) => ordered && scales.is_some_and(small) && offsets.is_some_and(small),
+                (16, false) => ordered && scales.is_some(),
+                _ => false,
+            }
+        };
+        if self.zero || self.factors || !parts.iter().all(of_scales) {
+            return None;
+        }
+        let bits = match self.bits {
+            4 => 4,
+            _ => Some(6).filter(|&bits| {
+                let base = Self { bits, ..self }.base(format);
+                let held = |part: &&StoredTensor<'_>| {
+                    let (least, most) = part.codes().range(format.bits);
+                    i32::from(least) >= base && i32::from(most) < base + (1 << bits)
+                };
+                parts.iter().all(held)
+            })?,
+        };
+        Some(Self { bits, multiples: true, ..self })
+    }
+
+    /// The forms that tensors of this one may have where more is known of them than their format.
+    pub fn forms_of_multiples(self) -> Vec<Self> {
+        let has_form = self.scale == Float::F32
+            && !self.zero
+            && !self.factors
+            && matches!((self.group, self.offset), (32, true) | (16, false));
+        let bits = if self.bits == 4 { 4 } else { 6 };
+        if has_form { vec![Self { bits, multiples: true, ..self }] } else { Vec::new() }
     }
 
     /// Whether it has scales in f32, offsets or groups of 16: those are multiplied one weight at a time.
@@ -95,7 +149,10 @@ impl Atom {
         }
         match format.group {
             Group::Size(size) => match [128, 64, 32].into_iter().find(|&g| size.is_multiple_of(g)) {
-                Some(group) => Ok(Self { bits: format.bits, group, zero: false, offset: false, scale, factors: true }),
+                Some(group) => {
+                    let (zero, offset, multiples) = (false, false, false);
+                    Ok(Self { bits: format.bits, group, zero, offset, scale, factors: true, multiples })
+                }
                 None => Err(Error::invalid(OP, "groups of a multiple of 32", size.to_string())),
             },
             other => Err(Error::invalid(OP, "groups along k, for two levels of scales", other.to_string())),
@@ -126,10 +183,20 @@ impl Atom {
             _ => 0,
         };
         let zero = format.zero == Zero::Integer;
-        Ok(Self { bits: format.bits, group, zero, offset: false, scale: format.scale, factors: false })
+        let (offset, factors, multiples) = (false, false, false);
+        Ok(Self { bits: format.bits, group, zero, offset, scale: format.scale, factors, multiples })
     }
 
-    /// The form for a tensor: its numbers matter too.
+    /// The form for tensors one below the other: their numbers matter too. Error: as [`Atom::holding`], or no tensor.
+    pub fn holding_all(parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
+        let mut atom = Err(Error::invalid(OP, "at least one tensor", "none"));
+        for part in parts {
+            atom = Ok(Self::holding(part, act)?);
+        }
+        atom.map(|atom| atom.of_multiples(parts).unwrap_or(atom))
+    }
+
+    /// The form for a tensor whose scales have one part: its numbers matter too.
     ///
     /// Errors: those of [`Atom::of_format`]; zero points of 256; scales whose products with a code pass fp16; an order of columns
     /// whose groups are not full.
@@ -191,11 +258,17 @@ impl Atom {
 
     /// Bytes of an atom.
     pub fn bytes(self) -> usize {
-        self.codes_bytes() + self.groups() * self.params_bytes()
+        let params = if self.multiples { self.multiples_bytes() } else { self.groups() * self.params_bytes() };
+        self.codes_bytes() + params
     }
 
     pub(super) fn codes_bytes(self) -> usize {
         1024 * self.bits as usize
+    }
+
+    /// Bytes of the factors and halves of an atom.
+    pub fn multiples_bytes(self) -> usize {
+        STRIP * MULTIPLES_BYTES
     }
 
     /// Bytes of 64 scales and zero points or offsets, which is also what a strip has in the table of rows.
@@ -218,12 +291,23 @@ impl Atom {
         [first + g * scales, first + self.groups() * scales + g * STRIP * self.zero_bytes()]
     }
 
-    /// What is added to a code in its place, so that zero of a symmetric format is in the middle of the place.
-    pub fn raised(self, format: WeightFormat) -> u32 {
-        if format.zero == Zero::Symmetric { (1 << (self.bits - 1)) - format.middle() } else { 0 }
+    /// What is taken off a code in its place, so that zero of a symmetric format is in the middle of the place.
+    pub fn base(self, format: WeightFormat) -> i32 {
+        if format.zero == Zero::Symmetric { format.middle() as i32 - (1 << (self.bits - 1)) } else { 0 }
     }
 
-    /// Row and column, from the atom's first, of the code in field `f` of word `at`; 8 fields a word, or 4.
+    /// Codes of a word; of 6 bits as if they were 8.
+    pub(super) fn fields(self) -> usize {
+        if self.bits == 4 { 8 } else { 4 }
+    }
+
+    /// The bits of a code.
+    pub(super) fn mask(self) -> u32 {
+        (1 << self.bits) - 1
+    }
+
+    /// Row and column, from the atom's first, of the code in field `f` of word `at`; 8 fields a word, or 4. Of 6 bits as if they
+    /// were 8.
     pub(super) fn place(self, at: usize, f: usize) -> (usize, usize) {
         let (j, lane) = (at % 4, at / 4 % 32);
         let (row, column) = (lane / 4, 2 * (lane % 4));

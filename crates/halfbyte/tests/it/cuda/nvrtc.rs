@@ -164,10 +164,11 @@ fn candidates_compile_without_spills() {
     let Some(nvrtc) = nvrtc() else { return };
     let arch = "sm_90a".parse::<Arch>().unwrap();
     let atoms = [
-        (Atom { bits: 4, group: 128, zero: false, scale: Float::F16, factors: false, offset: false }, Float::F16),
-        (Atom { bits: 8, group: 32, zero: true, scale: Float::BF16, factors: false, offset: false }, Float::F32),
-        (Atom { bits: 4, group: 32, zero: false, scale: Float::F32, factors: false, offset: true }, Float::F32),
-        (Atom { bits: 8, group: 16, zero: false, scale: Float::F32, factors: false, offset: false }, Float::F16),
+        (Atom::W4_G128, Float::F16),
+        (Atom { bits: 8, group: 32, zero: true, scale: Float::BF16, ..Atom::W4_G128 }, Float::F32),
+        (Atom { group: 32, scale: Float::F32, offset: true, ..Atom::W4_G128 }, Float::F32),
+        (Atom { bits: 8, group: 16, zero: false, scale: Float::F32, ..Atom::W4_G128 }, Float::F16),
+        (Atom { bits: 6, group: 32, offset: true, scale: Float::F32, multiples: true, ..Atom::W4_G128 }, Float::F32),
     ];
     for (atom, out) in atoms {
         let of = |m| wna16_sm90::candidates(atom, m, out, &Caps { rounded_weights: true, ..Caps::H200 });

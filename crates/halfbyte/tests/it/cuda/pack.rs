@@ -279,11 +279,12 @@ struct Part {
     zeros: u64,
     by_zero: [u64; 2],
     channels: u64,
+    offset_halves: u64,
     rows: [u32; 2],
     kind: [u32; 2],
     types: [u32; 2],
-    /// Of blocks.
-    form: [u32; 10],
+    /// Of blocks, and of multiples.
+    form: [u32; 12],
 }
 
 /// As in the source.
@@ -300,7 +301,9 @@ struct Params {
     middle: u32,
     types: [u32; 2],
     factors: [u32; 2],
-    raised: [u32; 2],
+    raised: u32,
+    atom_bits: u32,
+    multiples: [u32; 2],
 }
 
 /// The kernels alone beside a copy within the device, and packing from files, with memory for the result, beside a copy to it from
@@ -413,10 +416,11 @@ fn packing_keeps_pace_with_copies() {
                 zeros: zeros_there.pointer(),
                 by_zero: by,
                 channels: 0,
+                offset_halves: 0,
                 rows: [0, N as u32],
                 kind: [number, 0],
                 types: [0, 0],
-                form: [0; 10],
+                form: [0; 12],
             };
             let mut table = gpu.context().allocate(1).unwrap();
             stream.upload(&[part], table.view_mut()).unwrap();
@@ -432,7 +436,9 @@ fn packing_keeps_pace_with_copies() {
                 middle: format.middle(),
                 types: [0, u32::from(asym)],
                 factors: [0; 2],
-                raised: [0; 2],
+                raised: 0,
+                atom_bits: bits as u32,
+                multiples: [0; 2],
             };
             let instance = format!("wna16<{bits}>");
             let instance = matmul::auxiliary().into_iter().find(|i| i.expression == instance).unwrap();

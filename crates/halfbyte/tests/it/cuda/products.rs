@@ -91,7 +91,7 @@ impl<'b> Bench<'b> {
         self.stream.fill(y.view_mut(), POISON).unwrap();
         let out = FloatViewMut::from(y.view_mut()).dtype();
         let problem = Problem { format: Some(w.format()), x: x.dtype(), y: out, m, n, k };
-        let (caps, batch_invariant) = (self.gpu.caps(), self.batch_invariant);
+        let (caps, batch_invariant) = (w.caps(self.gpu), self.batch_invariant);
         let bytes = match &self.configuration {
             None => self.kernel.workspace_bytes(&caps, &problem),
             Some(configuration) => configuration.workspace_bytes(&caps, &problem, batch_invariant),

@@ -213,7 +213,7 @@ fn every_configuration_is_within_the_bound() {
             let out = if x_type == Float::F32 { Float::F16 } else { x_type };
             for [n, k, most] in [[1100, 4104, 300], [2048, 2056, 500]] {
                 let problem = Problem { format: Some(format), x: x_type, y: out, m: most, n, k };
-                let (atom, terms) = wna8_sm90::form(&problem).unwrap();
+                let (atom, terms) = wna8_sm90::form(None, &problem).unwrap();
                 let w = with_zeros_in_bytes(random.qtensor(format.weight, [n, k], false));
                 let packed = matmul::pack_for(kernel(), &gpu, &stream, &w, format.act).unwrap();
                 let x = rounded(&random.activations(most * k), x_type);

@@ -22,7 +22,7 @@ fn kernel() -> &'static Kernel {
 fn form(name: &str, k: usize) -> (Atom, Terms) {
     let format = parse(name);
     let problem = Problem { format: Some(format), x: Float::F16, y: Float::F16, m: 1, n: 1, k };
-    wna8_sm90::form(&problem).unwrap()
+    wna8_sm90::form(None, &problem).unwrap()
 }
 
 #[test]

@@ -23,6 +23,7 @@ use halfbyte::cuda::{Gpu, Workspace};
 use halfbyte::kernel::Problem;
 use halfbyte::{Float, Format, QTensor, StoredTensor};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Bytes of the large read.
 const LARGE_BYTES: usize = 2 << 30;
@@ -75,24 +76,33 @@ pub fn run(args: &Args, plan: &Plan, number: u32, app: &App) -> Result<()> {
         x,
         y,
         kernel,
+        k_types: args.k_types,
         check: args.check,
         progress: &progress,
     };
     bench.fill()?;
     if args.sweep {
-        let mut swept = Vec::new();
+        let (start, within) = (Instant::now(), args.within.map_or(Duration::MAX, Duration::from_secs));
+        let (mut swept, mut left) = (Vec::new(), 0);
         for Rows { shape, m, .. } in &plan.shapes {
+            if start.elapsed() >= within {
+                left += m.len() * formats.len();
+                continue;
+            }
             let baselines = bench.baselines(shape, m)?;
             for &format in &formats {
                 let weights = bench.random_weights([shape.n, shape.k], format)?;
                 for (&m, &baseline_us) in m.iter().zip(&baselines) {
-                    swept.push(bench.sweep(format, &weights, [m, shape.n, shape.k], baseline_us)?);
+                    match start.elapsed() < within {
+                        true => swept.push(bench.sweep(format, &weights, [m, shape.n, shape.k], baseline_us)?),
+                        false => left += 1,
+                    }
                 }
             }
         }
         drop(bench);
         drop(progress);
-        return sweep::print(&swept, app);
+        return sweep::print(&swept, left, app);
     }
     progress.step("measuring the device");
     let before = bench.limits()?;
@@ -150,6 +160,8 @@ pub(super) struct Bench<'a> {
     pub(super) y: Float,
     /// The one that multiplies, if not the first that serves a product.
     pub(super) kernel: Option<&'static Kernel>,
+    /// Scales as GGUF's K types have them.
+    k_types: bool,
     check: bool,
     pub(super) progress: &'a Progress,
 }
@@ -318,22 +330,27 @@ impl Bench<'_> {
     /// Random weights on the CPU, and enough copies of them on the device.
     fn weights(&self, [n, k]: [usize; 2], format: Format) -> Result<(QTensor, Vec<Packed>)> {
         self.progress.step(format!("{format} n={n} k={k}: packing"));
+        if self.k_types {
+            let w = StoredTensor::random_k_type(format.weight, [n, k], 1)?;
+            return Ok((w.to_qtensor()?, self.duplicates(self.pack(&w, format)?)?));
+        }
         let w = random::qtensor(format.weight, [n, k], 1)?;
-        let first = match self.kernel {
-            None => matmul::pack(self.gpu, self.stream, &w, format.act, self.x)?,
-            Some(kernel) => matmul::pack_for(kernel, self.gpu, self.stream, &w, format.act)?,
-        };
+        let first = self.pack(&(&w).into(), format)?;
         Ok((w, self.duplicates(first)?))
     }
 
     /// The same, of weights that are drawn on the device.
     fn random_weights(&self, shape: [usize; 2], format: Format) -> Result<Vec<Packed>> {
         self.progress.step(format!("{format} n={} k={}: packing", shape[0], shape[1]));
-        let w = StoredTensor::random(format.weight, shape, 1)?;
+        let random = if self.k_types { StoredTensor::random_k_type } else { StoredTensor::random };
+        self.duplicates(self.pack(&random(format.weight, shape, 1)?, format)?)
+    }
+
+    fn pack(&self, w: &StoredTensor<'_>, format: Format) -> Result<Packed> {
         let mut packer = Packer::new(self.gpu, self.stream);
-        self.duplicates(match self.kernel {
-            None => packer.pack(&[&w], format.act, self.x)?,
-            Some(kernel) => packer.pack_for(kernel, &[&w], format.act)?,
+        Ok(match self.kernel {
+            None => packer.pack(&[w], format.act, self.x)?,
+            Some(kernel) => packer.pack_for(kernel, &[w], format.act)?,
         })
     }
 
@@ -357,7 +374,7 @@ impl Bench<'_> {
         let format = weights[0].format();
         self.progress.step(format!("{format} m={m} n={n} k={k}"));
         let problem = Problem { format: Some(format), x: self.x, y: self.y, m, n, k };
-        let caps = self.gpu.caps();
+        let caps = weights[0].caps(self.gpu);
         let kernel = match self.kernel {
             None => matmul::select(&caps, &problem, Some(weights[0].layout()))?,
             Some(kernel) => kernel,

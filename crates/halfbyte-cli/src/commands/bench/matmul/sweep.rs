@@ -19,6 +19,8 @@ const NAMED: usize = 3;
 #[derive(Serialize)]
 struct Report<'a> {
     results: &'a [Swept],
+    /// Products that `--within` left out.
+    left: usize,
 }
 
 /// One number of rows of one shape.
@@ -53,7 +55,7 @@ impl Bench<'_> {
         [m, n, k]: [usize; 3],
         baseline_us: Option<f64>,
     ) -> Result<Swept> {
-        let caps = self.gpu.caps();
+        let caps = weights[0].caps(self.gpu);
         let problem = Problem { format: Some(format), x: self.x, y: self.y, m, n, k };
         let kernel = match self.kernel {
             Some(kernel) => kernel,
@@ -117,8 +119,8 @@ impl Bench<'_> {
 }
 
 /// Prints what was measured.
-pub(super) fn print(results: &[Swept], app: &App) -> Result<()> {
-    app.result(&Report { results }, |Report { results }| {
+pub(super) fn print(results: &[Swept], left: usize, app: &App) -> Result<()> {
+    app.result(&Report { results, left }, |Report { results, left }| {
         let mut columns = vec![("format", Align::Left), ("y", Align::Left)];
         columns.extend(["m", "n", "k"].map(|name| (name, Align::Right)));
         columns.extend([("µs", Align::Right), ("", Align::Left), ("configuration", Align::Left)]);
@@ -136,7 +138,12 @@ pub(super) fn print(results: &[Swept], app: &App) -> Result<()> {
             }
         }
         let out = table(&columns, &rows);
-        if results.len() < 2 { out } else { out + "\n" + &summary(results) }
+        let out = if results.len() < 2 { out } else { out + "\n" + &summary(results) };
+        if *left == 0 {
+            out
+        } else {
+            format!("{out}{left} products were not measured: the time that --within gives was over\n")
+        }
     })
 }
 

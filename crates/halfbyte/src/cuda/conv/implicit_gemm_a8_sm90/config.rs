@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn every_tiling_computes_every_tile_once_in_memory_that_a_block_has() {
         for (bits, group, zero) in [(4, 128, false), (8, 64, false), (4, 32, true), (8, 128, true)] {
-            let atom = Atom { bits, group, zero, scale: Float::F16, factors: false, offset: false };
+            let atom = Atom { bits, group, zero, scale: Float::F16, ..Atom::W4_G128 };
             for terms in [TERMS, Terms { sums: zero, offsets: true, ..TERMS }] {
                 for (m, n, k) in [(1, 1, 64), (49, 512, 4608), (1000, 64, 576), (100352, 64, 576)] {
                     for out in [Float::F16, Float::F32] {
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn few_tiles_of_many_columns_are_cut() {
-        let atom = Atom { bits: 8, group: 128, zero: false, scale: Float::F16, factors: false, offset: false };
+        let atom = Atom { bits: 8, group: 128, zero: false, scale: Float::F16, ..Atom::W4_G128 };
         let (config, schedule) = tiling(atom, TERMS, [49, 512, 4608], Float::F16, 132);
         assert!(schedule.sharers > schedule.cut && config.parts_bytes(&schedule) > 0, "{config:?} {schedule:?}");
     }

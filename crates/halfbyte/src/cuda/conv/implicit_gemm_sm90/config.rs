@@ -186,7 +186,7 @@ fn total(schedule: &Schedule, unit: usize, end: usize) -> usize {
 mod tests {
     use super::*;
 
-    const ROWS: Atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, factors: false, offset: false };
+    const ROWS: Atom = Atom { bits: 4, group: 0, zero: false, scale: Float::F16, ..Atom::W4_G128 };
 
     #[test]
     fn the_layers_of_resnet_50_fill_whole_rounds() {

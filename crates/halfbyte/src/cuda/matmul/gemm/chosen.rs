@@ -16,6 +16,7 @@ use crate::cuda::tiled::{self, Form, Prepared, Room, Tile};
 use crate::cuda::{Caps, Gpu, Workspace};
 use crate::error::{Error, Result};
 use crate::kernel::{Activation, Problem, Reason};
+use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
 use gather::Gather;
 use half::{bf16, f16};
@@ -29,6 +30,8 @@ pub(super) struct Chosen<T: Gemm> {
     pub config: T::Config,
     /// Whether it is the caller's, for any number of rows.
     pub given: bool,
+    /// The form of the weight's atoms that it was chosen for, if that was known.
+    pub held: Option<Atom>,
 }
 
 impl<T: Gemm> PartialEq for Chosen<T> {
@@ -52,7 +55,7 @@ impl<T: Gemm> Display for Chosen<T> {
 impl Configuration {
     /// One of a kernel's [`Gemm::candidates`], or another that it allows.
     pub(super) fn given<T: Gemm>(config: T::Config) -> Self {
-        Self::new(Chosen::<T> { config, given: true })
+        Self::new(Chosen::<T> { config, given: true, held: None })
     }
 }
 
@@ -239,7 +242,7 @@ impl<T: Gemm> Chosen<T> {
     /// Finds all that does not change from a product to the next.
     fn prepare(&self, on: &Device<'_>, problem: &Problem, x: Input<'_>, to: &Output<'_>) -> Result<Product<T::Config>> {
         let (caps, batch_invariant, m) = (on.w.caps(on.gpu), to.batch_invariant, problem.m);
-        let form = T::form(problem).map_err(unserved::<T>)?;
+        let form = T::form(caps.atom, problem).map_err(unserved::<T>)?;
         let given = self.given(&caps, &form, problem, batch_invariant)?;
         let places = Places::of::<T>(&caps, &form, problem, batch_invariant, given);
         if to.workspace.len() < places.bytes {
@@ -320,7 +323,7 @@ impl<T: Gemm> Configured for Chosen<T> {
     }
 
     fn instances(&self, problem: &Problem) -> Vec<Instance> {
-        let Ok(form) = T::form(problem) else { return Vec::new() };
+        let Ok(form) = T::form(self.held, problem) else { return Vec::new() };
         let before = match T::QUANTIZES {
             true => quantize_activations::instance(wna8::x_form(problem, &form)),
             false => gather::instance(),

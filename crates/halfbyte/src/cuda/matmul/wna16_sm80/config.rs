@@ -112,19 +112,20 @@ impl Config {
     /// With stages of as many columns, and as many stages, as a device has room for.
     fn fitted(mut self, atom: Atom, out: Float, caps: &Caps) -> Self {
         // The loop for small groups keeps more in registers, 8 bits take twice the words, and f32 scales and offsets more.
-        let more = atom.bits == 8 || atom.is_wide();
+        let more = atom.bits > 4 || atom.is_wide();
         if more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > 16 {
             self.blocks = 1;
         }
         // Two strips of 64 tokens leave no registers for offsets where codes have 8 bits, or groups 64 columns.
-        if atom.offset && self.tokens == 64 && (atom.bits == 8 || atom.group == 64) {
+        if atom.offset && self.tokens == 64 && (atom.bits > 4 || atom.group == 64) {
             self.strips = 1;
         }
         let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);
-        self.step = STEP;
         // A stage's codes are in registers: 32 words of two strips of 8 bits would be too many.
         let few_words = self.strips * atom.bits as usize <= 8;
-        self.step = if few_words && 4 * self.stage_bytes(atom) <= room { STEP } else { STEP / 2 };
+        // Multiples of an atom's halves lie together.
+        let whole = atom.multiples || few_words && 4 * Self { step: STEP, ..self }.stage_bytes(atom) <= room;
+        self.step = if whole { STEP } else { STEP / 2 };
         // Sums of x are made of the stage behind the one that is read.
         let least = if atom.offset { 3 } else { 2 };
         self.stages = (room / self.stage_bytes(atom)).clamp(least, MOST_STAGES);
@@ -145,7 +146,8 @@ impl Config {
         let groups = self.step.checked_div(atom.group).map_or(0, |groups| groups.max(1));
         // Sums of x, which offsets multiply.
         let sums = if atom.offset { groups * self.tokens * 4 } else { 0 };
-        self.tile_strips() * (codes + groups * atom.params_bytes()) + self.tokens * self.step * 2 + sums
+        let params = if atom.multiples { atom.multiples_bytes() } else { groups * atom.params_bytes() };
+        self.tile_strips() * (codes + params) + self.tokens * self.step * 2 + sums
     }
 
     fn staging(self, out: Float) -> usize {

@@ -85,7 +85,7 @@ pub(super) const LEAST_APART: usize = 48;
 
 /// Tokens for which the registers hold sums of groups beside those of a tile.
 pub(super) fn most_tokens_of_groups(atom: Atom) -> usize {
-    if atom.offset && atom.bits == 8 && atom.group == 64 { 64 } else { 128 }
+    if atom.offset && atom.bits > 4 && atom.group == 64 { 64 } else { 128 }
 }
 
 /// Where the choice is made: a shape in strips and steps, and the device.
@@ -217,7 +217,7 @@ impl Shape {
                 let tokens = if self.m <= 48 { 48 } else { 64 };
                 let shared =
                     self.shared(narrow, 1.0, 0.9).or_else(|| self.shared(Config { tokens, ..narrow }, 1.0, 0.7));
-                let strips = if units < 30.0 || bits == 8 { 1 } else { 2 };
+                let strips = if units < 30.0 || bits > 4 { 1 } else { 2 };
                 shared.filter(|_| units < 8.0).unwrap_or(Config { tokens, strips, ..base })
             }
             65..=128 => {
@@ -296,7 +296,7 @@ pub fn grouped(atom: Atom, [tokens, n, k]: [usize; 3], out: Float) -> Config {
         ..=16 => Config { tokens, wgmma: false, ..PAIRED },
         17..=24 => Config { tokens, strips: 1, ..PAIRED },
         25..=32 => Config { tokens, trigger: 0, ..TWO_BY_TWO },
-        33..=64 => Config { tokens, strips: if atom.bits == 8 { 1 } else { 2 }, ..TWO_BY_TWO },
+        33..=64 => Config { tokens, strips: if atom.bits > 4 { 1 } else { 2 }, ..TWO_BY_TWO },
         65..=128 => Config { tokens, strips: 1, ..TWO_BY_TWO },
         _ => Config { tokens, strips: 1, early: of.rounds, boxes: 1, ..TWO_BY_TWO },
     };
@@ -355,7 +355,7 @@ impl Config {
             _ => 10,
         };
         let least_x = if self.boxes == 2 { 4 } else { 5 };
-        self.stages_w = if atom.bits == 8 { wanted * 5 / 8 } else { wanted }.max(3);
+        self.stages_w = if atom.bits > 4 { wanted * 5 / 8 } else { wanted }.max(3);
         while self.stages_w > 3 && room.saturating_sub(self.stages_w * w) / x < least_x {
             self.stages_w -= 1;
         }

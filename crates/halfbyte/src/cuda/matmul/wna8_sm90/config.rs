@@ -68,7 +68,7 @@ impl std::fmt::Display for Config {
 
 /// Tokens of a tile at most, where groups have scales: those in f32, and offsets, take registers.
 fn most_tokens(atom: Atom, terms: Terms) -> usize {
-    if atom.is_wide() && (atom.bits == 8 || terms.offsets) { 64 } else { 128 }
+    if atom.is_wide() && (atom.bits > 4 || atom.multiples || terms.offsets) { 64 } else { 128 }
 }
 
 /// The configuration for a shape, for y of a type on a device of so many multiprocessors.

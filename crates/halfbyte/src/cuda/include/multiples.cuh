@@ -1,0 +1,49 @@
+// Scales and offsets as whole multiples of halves: from the words that an atom has for a pair of rows R and R + 8, as
+// weight_atom.cuh and layout/cuda_wna16/multiples.rs say, to floats. All products are exact.
+#pragma once
+#include "dequant.cuh"
+
+constexpr u32 MULTIPLES_BYTES = 32 * 20, HALVES_AT = 32 * 16;  // of an atom, and where its last words begin
+
+// Numbers of R and of R + 8.
+struct TwoFloats {
+  float r, r8;
+};
+
+// The bits of a word as a whole number below 2^23.
+DEV float whole(u32 word, u32 bits) { return __uint_as_float(and_or(word, bits, 0x4b000000)) - 8388608.f; }
+
+// Scales of a group out of its word; with offsets beside them, or groups of which two share a word.
+template <bool OFFSETS> DEV TwoFloats scales_of_group(u32 word, u32 halves, u32 group) {
+  if constexpr (OFFSETS)
+    return {whole(word, 0x3f) * half_low(halves), whole(word, 0xfc0) * (half_high(halves) * 0x1p-6f)};
+  const u32 both = group % 2 ? word >> 16 : word;
+  const u32 low = __byte_perm(both, 0x4b000000, 0x7650), high = __byte_perm(both, 0x4b000000, 0x7651);
+  return {(__uint_as_float(low) - 8388736.f) * half_low(halves),
+          (__uint_as_float(high) - 8388736.f) * half_high(halves)};
+}
+DEV TwoFloats offsets_of_group(u32 word, u32 halves) {
+  return {whole(word, 0x3f000) * (half_low(halves) * 0x1p-12f),
+          whole(word >> 6, 0x3f000) * (half_high(halves) * 0x1p-12f)};
+}
+// The halves of the scales, where offsets have the last word.
+DEV u32 scale_halves(const u32 (&words)[4]) {
+  return __byte_perm(__byte_perm(words[0], words[1], 0x73), __byte_perm(words[2], words[3], 0x73), 0x5410);
+}
+
+// The same from memory: `params`, where those of an atom begin.
+struct PairOfRows {
+  u32 words[4], last;
+  __device__ __forceinline__ static PairOfRows load(const u8* params, u32 pair) {
+    const uint4 four = reinterpret_cast<const uint4*>(params)[pair];
+    return {{four.x, four.y, four.z, four.w}, reinterpret_cast<const u32*>(params + HALVES_AT)[pair]};
+  }
+  __device__ __forceinline__ u32 word(u32 at) const {
+    return at == 0 ? words[0] : at == 1 ? words[1] : at == 2 ? words[2] : words[3];
+  }
+  __device__ __forceinline__ TwoFloats scales(u32 group, bool offsets) const {
+    return offsets ? scales_of_group<true>(word(group), scale_halves(words), group)
+                   : scales_of_group<false>(word(group / 2), last, group);
+  }
+  __device__ __forceinline__ TwoFloats offsets(u32 group) const { return offsets_of_group(word(group), last); }
+};

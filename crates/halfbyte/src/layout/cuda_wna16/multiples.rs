@@ -1,0 +1,88 @@
+//! Scales and offsets of an atom as whole multiples of halves: what lies in the place of both.
+//!
+//! ```text
+//! pair of rows R, R + 8:   words 0..4 of factors at 16 · pair,   a word of two halves at 512 + 4 · pair
+//! with offsets, groups of 32:   word g = factors of group g, 6 bits each: scale of R, of R + 8, offset of R, of R + 8
+//!                               bytes 3 of the words = the halves of the scales of R and R + 8; last word: of the offsets
+//! without, groups of 16:        word g / 2, byte 2 (g % 2) = factor of group g plus 128, of R; the next byte of R + 8
+//!                               last word = the halves of the scales
+//! ```
+
+use super::{Atom, STEP, STRIP, row_at};
+use crate::layout::multiples::Multiples;
+use half::f16;
+
+/// Where the last words begin.
+const HALVES_AT: usize = 16 * STRIP / 2;
+
+/// A tensor's scales, and offsets where it has such.
+pub(super) type OfTensor<'a> = (&'a Multiples<'a>, Option<&'a Multiples<'a>>);
+
+/// Halves and factors of the groups of a row of an atom; nothing where the tensor has none.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    half: f16,
+    factors: [i32; 8],
+}
+
+impl Row {
+    fn of(of: &Multiples<'_>, [n, groups]: [usize; 2], row: usize, first: usize, small: bool) -> Self {
+        if row >= n || first >= groups {
+            return Self::default();
+        }
+        let sign = if small { of.sign_of_small().unwrap_or(1) } else { 1 };
+        let half = of.halves()[(row * groups + first) / of.block()];
+        let mut factors = [0; 8];
+        let there = &of.factors()[row * groups + first..(row + 1) * groups];
+        factors.iter_mut().zip(there).for_each(|(to, &factor)| *to = i32::from(sign) * i32::from(factor));
+        Self { half: if sign < 0 { -half } else { half }, factors }
+    }
+}
+
+/// Writes those of a strip and a step along k.
+pub(super) fn pack(atom: Atom, of: OfTensor<'_>, shape: [usize; 2], [strip, step]: [usize; 2], out: &mut [u8]) {
+    let first = step * (STEP / atom.group);
+    let pair_of = |of: &Multiples<'_>, pair: usize| {
+        [0, 1].map(|i| Row::of(of, shape, strip * STRIP + row_at(2 * pair + i), first, atom.offset))
+    };
+    let mut put = |at: usize, word: u32| out[at..at + 4].copy_from_slice(&word.to_le_bytes());
+    for pair in 0..STRIP / 2 {
+        let [scales, scales8] = pair_of(of.0, pair);
+        let halves = |[a, b]: [Row; 2]| u32::from(a.half.to_bits()) | u32::from(b.half.to_bits()) << 16;
+        let of_scales = halves([scales, scales8]);
+        match of.1 {
+            Some(offsets) => {
+                let [offsets, offsets8] = pair_of(offsets, pair);
+                for g in 0..4 {
+                    let fields = [scales, scales8, offsets, offsets8].map(|row| row.factors[g] as u32);
+                    let word = fields.iter().rev().fold(0, |word, field| word << 6 | field);
+                    put(16 * pair + 4 * g, word | (of_scales >> (8 * g) & 0xff) << 24);
+                }
+                put(HALVES_AT + 4 * pair, halves([offsets, offsets8]));
+            }
+            None => {
+                for i in 0..4 {
+                    let bytes = [0, 1].map(|e| [scales, scales8].map(|row| (row.factors[2 * i + e] + 128) as u8));
+                    put(16 * pair + 4 * i, u32::from_le_bytes([bytes[0][0], bytes[0][1], bytes[1][0], bytes[1][1]]));
+                }
+                put(HALVES_AT + 4 * pair, of_scales);
+            }
+        }
+    }
+}
+
+/// Scale and offset of the row at `at` of a strip and of group `g` of an atom, out of its bytes.
+pub(super) fn unpack(atom: Atom, bytes: &[u8], at: usize, g: usize) -> [f32; 2] {
+    let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+    let (pair, second) = (at / 2, at % 2);
+    let half = |word: u32| f16::from_bits((word >> (16 * second)) as u16).to_f32();
+    let last = word(HALVES_AT + 4 * pair);
+    if !atom.offset {
+        let factor = i32::from(bytes[16 * pair + 2 * g + second]) - 128;
+        return [half(last) * factor as f32, 0.0];
+    }
+    let words = [0, 1, 2, 3].map(|i| word(16 * pair + 4 * i));
+    let factor = |field: usize| (words[g] >> (6 * field) & 0x3f) as f32;
+    let of_scales = words.iter().rev().fold(0, |halves, word| halves << 8 | word >> 24);
+    [half(of_scales) * factor(second), half(last) * factor(2 + second)]
+}

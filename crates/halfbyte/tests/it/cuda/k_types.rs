@@ -1,0 +1,154 @@
+//! GGUF's K types at their own size: packed as on the CPU, made floats, multiplied by every kernel that reads the layout.
+
+use super::gpus;
+use super::matmul::{MOST, ROWS};
+use super::products::{Bench, TYPES, check, reference_of};
+use crate::data::{Random, rounded};
+use crate::layout::k_types::{K_TYPES, k_type};
+use halfbyte::cuda::Caps;
+use halfbyte::cuda::driver::FloatViewMut;
+use halfbyte::cuda::matmul::{self, Epilogue, KERNELS, Kernel, Packer, dequantize};
+use halfbyte::cuda::nn::{self, Table};
+use halfbyte::format::reference::{self, Bound};
+use halfbyte::kernel::Problem;
+use halfbyte::layout::cuda_wna16::CudaWna16;
+use halfbyte::{Act, Float, Format};
+
+fn of_layout() -> &'static Kernel {
+    KERNELS.iter().find(|kernel| kernel.layout == "cuda_wna16" && kernel.packs).unwrap()
+}
+
+#[test]
+fn k_types_pack_to_the_bits_of_the_cpu() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(61);
+        for (i, (name, bits)) in K_TYPES.into_iter().enumerate() {
+            for (s, heights) in [&[64][..], &[1], &[300], &[40, 300, 7], &[256, 520]].into_iter().enumerate() {
+                for k in [256, 768, 2304] {
+                    let (parts, whole) = k_type(&mut random, name, heights, k, (i + s) % 2 == 0);
+                    let want = CudaWna16::pack_stored(&whole, Act::A16).unwrap();
+                    let parts: Vec<_> = parts.iter().collect();
+                    for slab_bytes in [64 << 20, 1] {
+                        let mut packer = Packer::new(&gpu, &stream).with_slab_bytes(slab_bytes);
+                        let packed = packer.pack_for(of_layout(), &parts, Act::A16).unwrap();
+                        let mut got = vec![0u8; want.atoms().len()];
+                        stream.download(packed.memory()[0], &mut got).unwrap();
+                        let differs = got.iter().zip(want.atoms()).position(|(got, want)| got != want);
+                        assert_eq!(differs, None, "{name} {heights:?} × {k} of {} bytes", got.len());
+                        let n: usize = heights.iter().sum();
+                        assert_eq!(packed.bytes() as f64 * 8.0 / (n.next_multiple_of(64) * k) as f64, bits, "{name}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn k_types_as_floats_are_those_of_the_reference() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        let mut random = Random(62);
+        for (name, _) in K_TYPES {
+            for [n, k] in [[64, 256], [130, 768], [5, 2304]] {
+                let (_, w) = k_type(&mut random, name, &[n], k, true);
+                let expected = reference::dequantize(&w.to_qtensor().unwrap());
+                let mut packed = Packer::new(&gpu, &stream).pack_for(of_layout(), &[&w], Act::A16).unwrap();
+                let mut all = gpu.context().allocate::<f32>(n * k).unwrap();
+                let mut view = FloatViewMut::F32(all.view_mut());
+                dequantize::run(&gpu, &stream, &packed, 0..n, &mut view).unwrap();
+                let mut got = vec![0f32; n * k];
+                stream.download(all.view(), &mut got).unwrap();
+                for (at, (got, want)) in got.iter().zip(&expected).enumerate() {
+                    assert!(*got == *want as f32, "{name} {n} × {k}: {at} is {got}, expected {want}");
+                }
+                let tokens: Vec<u32> = (0..20).map(|_| random.below(n + 3) as u32).collect();
+                let mut on_device = gpu.context().allocate(tokens.len()).unwrap();
+                stream.upload(&tokens, on_device.view_mut()).unwrap();
+                let mut rows = gpu.context().allocate::<f32>(tokens.len() * k).unwrap();
+                let table = (Table::Codes(&packed), 0);
+                nn::embed(&gpu, &stream, table, k, on_device.view(), 19.6, rows.view_mut()).unwrap();
+                let mut got = vec![0f32; tokens.len() * k];
+                stream.download(rows.view(), &mut got).unwrap();
+                for (at, got) in got.iter().enumerate() {
+                    let want = expected.get(tokens[at / k] as usize * k + at % k).map_or(0.0, |&w| w as f32 * 19.6);
+                    assert!(*got == want, "{name} {n} × {k}: {at} is {got}, expected {want}");
+                }
+                assert!(packed.allow_rounded_weights(&gpu, &stream).unwrap(), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn products_of_k_types_are_within_the_bound() {
+    for gpu in gpus() {
+        let stream = gpu.stream().unwrap();
+        for kernel in KERNELS.iter().filter(|kernel| kernel.layout == "cuda_wna16") {
+            if !(kernel.serves)(gpu.caps().arch) {
+                continue;
+            }
+            let (mut random, mut served) = (Random(63), 0);
+            for (i, (name, _)) in K_TYPES.into_iter().enumerate() {
+                for (s, [n, k]) in [[600, 1024], [65, 256], [320, 2560], [4096, 1536]].into_iter().enumerate() {
+                    let (_, w) = k_type(&mut random, name, &[n], k, s % 2 == 0);
+                    let q = w.to_qtensor().unwrap();
+                    for act in [Act::A16, [Act::A8, Act::A8Asym][(i + s) % 2]] {
+                        let (x_type, out) = (TYPES[(i + s) % 2], TYPES[(i + s / 2) % 3]);
+                        let format = Format { weight: q.format(), act };
+                        let problem = Problem { format: Some(format), x: x_type, y: out, m: 1, n, k };
+                        let Ok(packed) = Packer::new(&gpu, &stream).pack_for(of_layout(), &[&w], act) else { continue };
+                        let x = rounded(&random.activations(MOST * k), x_type);
+                        let reference = reference_of(&x, MOST, &q, act);
+                        for batch_invariant in [false, true].into_iter().take(1 + usize::from(kernel.batch_invariant)) {
+                            let bench = Bench { batch_invariant, ..Bench::new(kernel, &gpu, &stream) };
+                            for &m in ROWS {
+                                let problem = Problem { m, ..problem };
+                                if kernel.supports(&packed.caps(&gpu), &problem).is_err() {
+                                    continue;
+                                }
+                                let y = bench.forward(&packed, &x[..m * k], [x_type, out], m, Epilogue::default());
+                                let bound = match batch_invariant {
+                                    true => Bound::new(out, k),
+                                    false => kernel.bound(&packed.caps(&gpu), &problem),
+                                };
+                                check(&y, &reference, bound, &format!("{} {problem} {batch_invariant}", kernel.name));
+                                served += 1;
+                            }
+                        }
+                    }
+                }
+            }
+            assert!(served > 100 || kernel.name == "dequantize_cublaslt", "{}: {served}", kernel.name);
+        }
+    }
+}
+
+/// Without a device: quantised and exact activations both have kernels, and none of more than one row is scalar.
+#[test]
+fn every_kernel_reads_k_types() {
+    let mut random = Random(64);
+    for (name, _) in K_TYPES {
+        let (_, w) = k_type(&mut random, name, &[64], 256, true);
+        let atom = CudaWna16::pack_stored(&w, Act::A16).unwrap().atom();
+        for arch in ["sm_80", "sm_90a"] {
+            let caps = Caps { atom: Some(atom), ..super::products::caps(arch) };
+            let problem = Problem {
+                format: Some(Format { weight: w.format(), act: Act::A16 }),
+                x: Float::F16,
+                y: Float::F32,
+                m: 1,
+                n: 4096,
+                k: 4096,
+            };
+            for m in [1, 8, 16, 64, 256, 2048] {
+                let kernel = matmul::select(&caps, &Problem { m, ..problem }, Some("cuda_wna16")).unwrap();
+                assert_ne!(kernel.name, "simt", "{name} {m}");
+                let instances = kernel.instances_of(&caps, &Problem { m, ..problem });
+                let own = instances.iter().any(|instance| instance.to_string().contains("MULTIPLES"));
+                assert!(own || kernel.name == "dequantize_cublaslt", "{name} {m}: {instances:?}");
+            }
+        }
+    }
+}
