@@ -47,7 +47,7 @@ pub trait Tile: Copy + PartialEq + Debug + Display + Send + Sync + 'static {
     fn tokens(self) -> usize;
 
     /// Threads of a block.
-    fn threads(self) -> usize;
+    fn threads(self, form: &Form) -> usize;
 
     /// Blocks of a cluster, which share the columns of one tile.
     fn split(self) -> usize {
@@ -115,7 +115,7 @@ impl Prepared {
                 cluster: [split as u32, 1, 1],
                 shared_bytes: config.shared_bytes(form) as u32,
                 programmatic: gpu.caps().arch.number >= 90,
-                ..Launch::linear((schedule.workers * split) as u32, config.threads() as u32)
+                ..Launch::linear((schedule.workers * split) as u32, config.threads(form) as u32)
             },
             function: gpu.function(instance)?,
         })

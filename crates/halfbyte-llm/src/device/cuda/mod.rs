@@ -127,7 +127,7 @@ impl CudaModel {
         // What products are computed by is decided here, and not by the first token.
         let mut dequantizes = false;
         for projection in decoder.projections().chain(&decoder.vocabulary.head) {
-            dequantizes |= projection.dequantizes(&cuda, activations, PREFILL_TOKENS)?;
+            dequantizes |= projection.dequantizes(&cuda, activations, DEQUANTIZING_TOKENS)?;
         }
         if comm.size() > 1 {
             // All of them make the same steps: one rank's part of a layer may be dequantised where another's is not.

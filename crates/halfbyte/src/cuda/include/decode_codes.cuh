@@ -98,6 +98,7 @@ DEV RowPair row_pair(TwoFloats v) {
   pair.v[0] = __float_as_uint(v.r), pair.v[SCALE_F32] = __float_as_uint(v.r8);
   return pair;
 }
+DEV TwoFloats both_halves(u32 halves) { return {half_low(halves), half_high(halves)}; }
 DEV RowPair scale_pair(u32 word, u32 halves, int group) {
   return row_pair(scales_of_group<W_OFFSET>(word, halves, group));
 }
@@ -114,18 +115,53 @@ struct Multiples {
     }
     return m;
   }
+  // FOLDED, in groups of 32: the word of a k16 step.
+  __device__ __forceinline__ u32 of_step(int step) const { return words[step / 2]; }
+  // Of a group; FOLDED: what all of them have in common.
   __device__ __forceinline__ RowPair scales(int group) const {
     if constexpr (!MULTIPLES)
       return {};
+    else if constexpr (FOLDED)
+      return row_pair(both_halves(scale_halves(words)));
     else if constexpr (W_OFFSET)
       return scale_pair(words[group], scale_halves(words), group);
     else
       return scale_pair(words[group / 2], halves, group);
   }
   __device__ __forceinline__ RowPair offsets(int group) const {
-    return MULTIPLES ? offset_pair(words[group], halves) : RowPair{};
+    if constexpr (!MULTIPLES) return {};
+    return FOLDED ? row_pair(both_halves(halves)) : offset_pair(words[group], halves);
   }
 };
+
+// The lower or the upper half of a pair, twice; a move that instructions on halves take over.
+DEV u32 twice_low(u32 v) {
+  u32 d;
+  asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {l, l};\n}" : "=r"(d) : "r"(v));
+  return d;
+}
+DEV u32 twice_high(u32 v) {
+  u32 d;
+  asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {h, h};\n}" : "=r"(d) : "r"(v));
+  return d;
+}
+// What codes of a group are multiplied by where they are FOLDED: pairs of the factor of row R and of what takes off the
+// float that its codes lie in, times that; of R + 8.
+struct Fold {
+  u32 f, c, f8, c8;
+  DEV Fold of(u32 word) {
+    const u32 both = factors_of_scales(word), less = half_mul(both, 0xdc00cc00);  // * -16, * -256
+    return {twice_low(both), twice_low(less), twice_high(both), twice_high(less)};
+  }
+};
+// One k16 step out of STEPS, codes of 4 bits as fp16: exact integers q * f.
+template <int STEPS> DEV void decode(const u32* words, int step, const Fold& fold, u32 (&a)[4]) {
+  const u32 w = words[step], x = rotate_right_8(w);
+  a[0] = half_fma(and_or(w, 0x03c003c0, 0x4c004c00), fold.f, fold.c);
+  a[1] = half_fma(and_or(w, 0x003c003c, 0x5c005c00), fold.f8, fold.c8);
+  a[2] = half_fma(and_or(x, 0x03c003c0, 0x4c004c00), fold.f, fold.c);
+  a[3] = half_fma(and_or(x, 0x003c003c, 0x5c005c00), fold.f8, fold.c8);
+}
 
 // One k16 step out of STEPS: exact integers q - z.
 template <int STEPS> DEV void decode(const u32* words, int step, Zeros z, u32 (&a)[4]) {

@@ -16,20 +16,22 @@ DEV float whole(u32 word, u32 bits) { return __uint_as_float(and_or(word, bits, 
 // Scales of a group out of its word; with offsets beside them, or groups of which two share a word.
 template <bool OFFSETS> DEV TwoFloats scales_of_group(u32 word, u32 halves, u32 group) {
   if constexpr (OFFSETS)
-    return {whole(word, 0x3f) * half_low(halves), whole(word, 0xfc0) * (half_high(halves) * 0x1p-6f)};
+    return {whole(word, 0x3f) * half_low(halves), whole(word, 0x3f0000) * (half_high(halves) * 0x1p-16f)};
   const u32 both = group % 2 ? word >> 16 : word;
   const u32 low = __byte_perm(both, 0x4b000000, 0x7650), high = __byte_perm(both, 0x4b000000, 0x7651);
   return {(__uint_as_float(low) - 8388736.f) * half_low(halves),
           (__uint_as_float(high) - 8388736.f) * half_high(halves)};
 }
 DEV TwoFloats offsets_of_group(u32 word, u32 halves) {
-  return {whole(word, 0x3f000) * (half_low(halves) * 0x1p-12f),
-          whole(word >> 6, 0x3f000) * (half_high(halves) * 0x1p-12f)};
+  return {whole(word, 0xfc0) * (half_low(halves) * 0x1p-6f), whole(word >> 16, 0xfc0) * (half_high(halves) * 0x1p-6f)};
 }
 // The halves of the scales, where offsets have the last word.
 DEV u32 scale_halves(const u32 (&words)[4]) {
-  return __byte_perm(__byte_perm(words[0], words[1], 0x73), __byte_perm(words[2], words[3], 0x73), 0x5410);
+  const u32 low = __byte_perm(words[0], words[1], 0x7531), high = __byte_perm(words[2], words[3], 0x7531);
+  return (low >> 4 & 0x0f0f0f0f) | (high & 0xf0f0f0f0);
 }
+// The factors of the scales of R and R + 8 as fp16.
+DEV u32 factors_of_scales(u32 word) { return half_add(and_or(word, 0x003f003f, 0x64006400), 0xe400e400); }
 
 // The same from memory: `params`, where those of an atom begin.
 struct PairOfRows {

@@ -31,8 +31,15 @@
 //   GROUP 0 (one scale a row): atoms hold codes only; a second array holds, for each strip, 128 bytes of scales and,
 //   where there are any, 64 bytes of zero points, in the order above.
 //   FACTORS (scales on two levels, 4 bits): the second array has the scales of the rows; the 2 bytes of a row's scale
-//       in
-//   a group are its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
+//   in a group are its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
+//   MULTIPLES (scales and offsets are whole multiples of halves that an atom has for each row): instead of scales and
+//   offsets [pair of rows 8w+i][word 0..3], then a word for each pair:
+//     with offsets, groups of 32: word g has the factors of group g: bits 0.. 5 of the scale of row R, 16..21 of R+8,
+//       6..11 and 22..27 of their offsets; what is left of the four words, 4 bits above each offset, are the halves of
+//       the scales of R and R+8: byte i has its lower 4 bits in word i/2, the upper ones in word 2 + i/2; the last word
+//       has the halves of the offsets
+//     without, groups of 16: byte 2(g%2) of word g/2 has the factor of group g and row R, the next one that of R+8,
+//       plus 128 each; the last word has the halves of the scales
 #pragma once
 #include "multiples.cuh"
 
@@ -76,6 +83,11 @@ constexpr bool MULTIPLES = HB_MULTIPLES;  // scales and offsets are multiples of
 #else
 constexpr bool MULTIPLES = false;
 #endif
+
+// Codes times the factors of scales are whole numbers that fp16 holds (15 * 63 below 2^11), as factors of offsets are:
+// what is left is one scale and one offset for all columns of a row of an atom.
+constexpr bool FOLDED = MULTIPLES && W_OFFSET && BITS == 4 && !BF16;
+constexpr int SCALED = FOLDED ? 128 : GROUP;  // columns whose sums are scaled together; 0: all of a row
 
 // Codes count from 0, and sums of what multiplies them come with x.
 constexpr bool FROM_ZERO = ZERO || W_OFFSET;

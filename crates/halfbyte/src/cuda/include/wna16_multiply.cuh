@@ -4,7 +4,7 @@
 #include "wna16_rows.cuh"
 
 struct Rings {  // addresses in shared memory
-  u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag;
+  u32 x, w, full_w, empty_w, full_x, empty_x, full_sums, flag, summed;
   DEV Rings make(u32 base) {
     const u32 b = base + BARRIERS;
     Rings r;
@@ -16,6 +16,7 @@ struct Rings {  // addresses in shared memory
     r.empty_x = JOINT ? r.empty_w : r.full_x + 8 * STAGES_X;
     r.full_sums = b + 16 * (STAGES_W + STAGES_X);
     r.flag = r.full_sums + 16;
+    r.summed = base + SUMMED;
     return r;
   }
   // Sums of a stage of x.
@@ -100,10 +101,54 @@ struct UnitTerms {
   }
 };
 
-// `left` units with mma.sync; sum = the result.  Sums of x come from a product with ones.
+// Sums of 32 columns of x in three parts of bf16, which are as exact as a float, as a B fragment: k 2g, 2g + 1, 2g + 8 of
+// group g.
+DEV void sum_units(const Rings& r, int units, int lane) {
+  Turn<STAGES_W> t;
+  const int token = lane >> 2, group = lane & 3;
+#pragma unroll 1
+  for (; units > 0; units--, t.advance()) {
+    mbarrier_wait(r.full_w + 8 * t.stage, t.phase);
+#pragma unroll
+    for (int n = 0; n < NT / 8; n++) {
+      const u32 row = r.x + t.stage * STAGE_X + group / 2 * BOX + (8 * n + token) * 128;
+      float sum[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        u32 v[4];
+        load_shared(v, row + ((((group & 1) * 4 + i) ^ token) << 4));
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[e] += first_of(v[e]) + second_of(v[e]);
+      }
+      const float all = (sum[0] + sum[1]) + (sum[2] + sum[3]), high = bf16_low(bf16_pair(all, 0.f));
+      const float rest = isfinite(high) ? all - high : 0.f, middle = bf16_low(bf16_pair(rest, 0.f));
+      store_shared(r.x_sums(t.stage) + n * 256 + lane * 8, bf16_pair(high, middle));
+      store_shared(r.x_sums(t.stage) + n * 256 + lane * 8 + 4, bf16_pair(rest - middle, 0.f));
+    }
+    loads_before_copies();
+    __syncwarp();
+    if (lane == 0) {
+      mbarrier_arrive(r.summed + 8 * t.stage);
+      mbarrier_arrive(r.empty_w + 8 * t.stage);
+    }
+  }
+}
+// The factors of offsets of a lane's group, times sums of x as sum_units leaves them.
+[[maybe_unused]] DEV void multiply_sums(float (&of_x)[NT / 2], u32 word, const u32 (&sums)[NT / 8][2]) {
+  const u32 both = bf16_add(and_or(word >> 6, 0x003f003f, 0x43004300), 0xc300c300);  // 128 and a factor, less 128
+  const u32 r = __byte_perm(both, 0, 0x1010), r8 = __byte_perm(both, 0, 0x3232), a[4] = {r, r8, r, r8};
+#pragma unroll
+  for (int n = 0; n < NT / 8; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) of_x[4 * n + i] = 0.f;
+    mma_sync<true>(of_x + 4 * n, a, sums[n][0], sums[n][1]);
+  }
+}
+
+// `left` units with mma.sync; sum = the result.  Sums of x come from a product with ones, or from another warp.
 DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
   constexpr int AT_ONCE = GROUP == 16 ? 2 : 1;  // groups that are summed side by side
-  constexpr int STEPS = GROUP ? GROUP * AT_ONCE / 16 : 8,
+  constexpr int STEPS = SCALED ? SCALED * AT_ONCE / 16 : 8,
                 CHAINS = NT == 8 || AT_ONCE == 2 ? 2 : 1;  // k16 steps of those; independent sums a token block
   constexpr bool TERMS_FIRST = !SCALE_F32 && !W_OFFSET && GROUP != 16;  // where there are registers for those of a unit
   constexpr u32 ONE = BF16 ? 0x3f803f80 : 0x3c003c00;
@@ -154,12 +199,15 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
 #pragma unroll
           for (int p = 0; p < STRIPS; p++) {
             u32 a[4];
-            decode<8>(q[p], jj + h, t[p].z[GROUP ? group + own : 0], a);
+            if constexpr (FOLDED)
+              decode<8>(q[p], jj + h, Fold::of(m[p].of_step(jj + h)), a);
+            else
+              decode<8>(q[p], jj + h, t[p].z[GROUP ? group + own : 0], a);
 #pragma unroll
             for (int n = 0; n < NT / 8; n++)
               mma_sync<BF16>(acc[p][h % CHAINS] + 4 * n, a, b[n][2 * h], b[n][2 * h + 1]);
           }
-          if constexpr (W_OFFSET)
+          if constexpr (W_OFFSET && !FOLDED)
 #pragma unroll
             for (int n = 0; n < NT / 8; n++) mma_sync<BF16>(of_x[own] + 4 * n, ones, b[n][2 * h], b[n][2 * h + 1]);
         }
@@ -168,6 +216,15 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
       for (int i = group; !TERMS_FIRST && i < group + AT_ONCE; i++)
 #pragma unroll
         for (int p = 0; p < STRIPS; p++) t[p].load_factors(c, m[p], p, i);
+      [[maybe_unused]] u32 offsets[STRIPS], sums[NT / 8][2];  // FOLDED: of this lane's group
+      if constexpr (FOLDED) {
+        mbarrier_wait(c.r.summed + 8 * c.w.stage, c.w.phase);
+#pragma unroll
+        for (int p = 0; p < STRIPS; p++)
+          offsets[p] = load_shared(c.atom(p) + SCALES + c.pair_of_rows() * 16 + (c.lane & 3) * 4);
+#pragma unroll
+        for (int n = 0; n < NT / 8; n++) load_shared(sums[n], c.r.x_sums(c.w.stage) + n * 256 + c.lane * 8);
+      }
       if (group == 8 * AT_ONCE / STEPS - AT_ONCE) c.release_loaded(c.r.empty_w + 8 * c.w.stage);
 #pragma unroll
       for (int p = 0; p < STRIPS; p++) {
@@ -180,6 +237,7 @@ DEV void multiply_sync(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
           const UnitTerms& terms = t[p];
           promote(sum[p], acc[p][i], GROUP ? first_row(terms.s[group + i]) : 1.f,
                   GROUP ? second_row(terms.s[group + i]) : 1.f);
+          if constexpr (FOLDED) multiply_sums(of_x[i], offsets[p], sums);
           if constexpr (W_OFFSET)
             promote(sum[p], of_x[i], first_row(terms.o[group + i]), second_row(terms.o[group + i]));
         }
@@ -377,7 +435,7 @@ DEV void multiply_late_of_strips(Consumer& c, float (&sum)[STRIPS][NT / 2], int 
 // steps of a group, of 64 k at most: fragments of a step are converted while the step before is in the tensor cores.
 // With many tokens each half of them has products of its own: one half is multiplied while the other is promoted.
 DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, const Zeros (&row_zeros)[STRIPS]) {
-  constexpr int K16 = GROUP && GROUP < 64 ? GROUP / 16 : 4, STEPS_A_UNIT = 8 / K16;  // k16 steps at once
+  constexpr int K16 = SCALED && SCALED < 64 ? SCALED / 16 : 4, STEPS_A_UNIT = 8 / K16;  // k16 steps at once
   constexpr int HALVES = NT >= 96 ? 2 : 1, TOKENS = NT / HALVES, OWN = TOKENS / 2, LAST = HALVES - 1;
   float acc[HALVES][OWN];
   u32 a[2][K16][4];
@@ -396,15 +454,20 @@ DEV void multiply_late(Consumer& c, float (&sum)[STRIPS][NT / 2], int left, cons
     u64 descriptor = 0;
 #pragma unroll
     for (int step = 0; step < STEPS_A_UNIT; step++) {
-      const int first = step * K16, half_k = first / 4, group = GROUP ? first * 16 / GROUP : 0;
-      const int columns = GROUP ? GROUP : 128;
+      const int first = step * K16, half_k = first / 4, group = SCALED ? first * 16 / SCALED : 0;
+      const int columns = SCALED ? SCALED : 128;
       const bool begins = first * 16 % columns == 0, ends = (first + K16) * 16 % columns == 0;  // a group
       const bool opens = first % 4 == 0 && (half_k == 0 || BOXES == 1),
                  closes = (first + K16) % 4 == 0 && (half_k == 1 || BOXES == 1);
       if (opens) descriptor = open_x(c);
       u32(&fragments)[K16][4] = a[step & 1];
 #pragma unroll
-      for (int j = 0; j < K16; j++) decode<8>(u.q[0], first + j, u.t[0].z[group], fragments[j]);
+      for (int j = 0; j < K16; j++) {
+        if constexpr (FOLDED)
+          decode<8>(u.q[0], first + j, Fold::of(u.m[0].of_step(first + j)), fragments[j]);
+        else
+          decode<8>(u.q[0], first + j, u.t[0].z[group], fragments[j]);
+      }
       pin(fragments);
       const u64 b = descriptor + (BOXES == 2 ? half_k * (BOX / 16) : 0);
       const auto multiply = [&](int h) {

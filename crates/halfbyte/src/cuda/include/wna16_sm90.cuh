@@ -35,7 +35,9 @@ constexpr bool JOINT = NT <= 32 || BLOCKS == 2;  // W and x in one ring with one
 constexpr bool PRODUCERS =
     !JOINT || WARPGROUPS == 4;  // a whole warpgroup for the copies, whose registers go to the others
 constexpr int BOX = NT * 128, STAGE_X = BOXES * BOX, STAGE_W = TILE_STRIPS * ATOM;
-constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : 32);
+// A warp beside the producer sums each unit of x, for offsets that mma.sync multiplies by what is FOLDED of them.
+constexpr bool SUMMING_WARP = MULTIPLES && W_OFFSET && BITS == 4 && !WGMMA;
+constexpr int THREADS = WARPGROUPS * 128 + (PRODUCERS ? 128 : SUMMING_WARP ? 64 : 32);
 constexpr int RING = STAGES_X * STAGE_X + STAGES_W * STAGE_W;
 constexpr int BLOCKS_OF_8 =
     TILE_STRIPS * 4 * (NT / 8);  // parts of 16 rows x 8 tokens in a tile, 512 bytes of sums each
@@ -49,12 +51,14 @@ constexpr int STAGED = NT < 64 || SPLIT > 1 || OUT == 2 ? 0
 // Sums of x, in two parts of [tokens][4 groups] a stage, which offsets multiply: for wgmma sum_groups.cu made them
 // before.
 constexpr bool X_SUMS = W_OFFSET && WGMMA;
-constexpr int SUMS_BYTES = X_SUMS ? 2 * NT * 16 : 0;
+// Of a SUMMING_WARP: a B fragment of bf16 for each 8 tokens.
+constexpr int SUMS_BYTES = X_SUMS || SUMMING_WARP ? 2 * NT * 16 : 0;
 constexpr int STAGING = EXCHANGE;  // 128 bytes a staged token and warpgroup of a set
 constexpr int X_SUMS_AT =
     EXCHANGE + SET_WARPS / 4 * STAGED * 128 + (SPLIT > 1 ? SPLIT * ((BLOCKS_OF_8 + SPLIT - 1) / SPLIT) * 512 : 0);
 constexpr int BARRIERS = X_SUMS_AT + STAGES_X * SUMS_BYTES;
-constexpr int SHARED_BYTES = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;
+constexpr int SUMMED = BARRIERS + 16 * (STAGES_W + STAGES_X) + 48;  // barriers of a SUMMING_WARP
+constexpr int SHARED_BYTES = SUMMED + (SUMMING_WARP ? 8 * STAGES_W : 0);
 
 static_assert(NT % 8 == 0 && NT <= 256, "tokens");
 static_assert(WINDOW == 0 || WINDOW == 32 || WINDOW == 64, "rows of a swizzle");

@@ -185,7 +185,8 @@ fn candidates<T: Gemm>(caps: &Caps, problem: &Problem) -> Answer<Vec<Configurati
     let form = T::form(caps.atom, problem)?;
     let all = T::candidates(&form, problem.m, caps).into_iter();
     let covered = all.filter(|&config| covers::<T>(caps, &form, problem, config, false));
-    Ok(covered.map(Configuration::given::<T>).collect())
+    let given = |config| Configuration::new(Chosen::<T> { config, given: true, held: caps.atom });
+    Ok(covered.map(given).collect())
 }
 
 /// Whether a configuration covers a problem on a device.

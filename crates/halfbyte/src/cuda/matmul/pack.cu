@@ -386,8 +386,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) wna16_multiples(const Para
     const Multiples o = load_multiples(p, row, group, true), o8 = load_multiples(p, row + 8, group, true);
 #pragma unroll
     for (int g = 0; g < 4; g++)
-      words[g] = s.factors[g] | s8.factors[g] << 6 | o.factors[g] << 12 | o8.factors[g] << 18 |
-                 (of_scales >> (8 * g) & 0xff) << 24;
+      words[g] = s.factors[g] | s8.factors[g] << 16 | o.factors[g] << 6 | o8.factors[g] << 22 |
+                 (of_scales >> (16 * (g % 2) + g / 2 * 4) & 15) << 12 |
+                 (of_scales >> (16 * (g % 2) + g / 2 * 4 + 8) & 15) << 28;
     last = o.half | o8.half << 16;
   } else {
 #pragma unroll

@@ -65,19 +65,23 @@ DEV void multiply_step(float (&sum)[STRIPS][NT / 2], const u32 (&a)[STRIPS][4], 
 #pragma unroll
     for (int p = 0; p < STRIPS; p++) mma_sync<BF16>(sum[p] + 4 * n, a[p], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
 }
-// `left` units of 128 k, where a group is a unit or a row; sum = the result.
+// `left` units of 128 k, where a group is a unit or a row, or its factors are in the codes; sum = the result.
 DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS][NT / 2], int left,
                   const Zeros (&row_zeros)[STRIPS]) {
   float acc[STRIPS][NT / 2];  // sums of a group
   u32 q[STRIPS][words_of(K16)];
   GroupTerms t[STRIPS];
   Zeros z[STRIPS];
+  Multiples m[STRIPS];  // FOLDED
   Step b[2];
   auto open = [&]() {
     r.open();
 #pragma unroll
-    for (int p = 0; p < STRIPS; p++) warp.load_steps<K16>(q[p], r.stage, p, 0);
-    if constexpr (GROUP != 0) load_group(warp, t, z, r.stage, 0);
+    for (int p = 0; p < STRIPS; p++) {
+      warp.load_steps<K16>(q[p], r.stage, p, 0);
+      if constexpr (FOLDED) m[p] = Multiples::load(warp.params + r.stage * STAGE_W + p * STRIP_BYTES, warp.pair);
+    }
+    if constexpr (GROUP != 0 && !FOLDED) load_group(warp, t, z, r.stage, 0);
     warp.load_x(b[0], r.stage, 0);
   };
 #pragma unroll
@@ -97,10 +101,17 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         const u32 sums = r.terms(r.stage);
         u32 a[STRIPS][4];
         GroupTerms own[STRIPS];  // of the stage that `open` leaves
+        Multiples own_multiples[STRIPS];
 #pragma unroll
         for (int p = 0; p < STRIPS; p++) {
-          decode<K16>(q[p], j, z[p], a[p]);
-          own[p] = t[p];
+          if constexpr (FOLDED) {
+            decode<K16>(q[p], j, Fold::of(m[p].of_step(j)), a[p]);
+            own_multiples[p] = m[p];
+            own[p].s = m[p].scales(0);
+          } else {
+            decode<K16>(q[p], j, z[p], a[p]);
+            own[p] = t[p];
+          }
           if (starts)
 #pragma unroll
             for (int i = 0; i < NT / 2; i++) acc[p][i] = 0.f;
@@ -115,7 +126,15 @@ DEV void multiply(Ring& r, const Given& g, const Warp& warp, float (&sum)[STRIPS
         multiply_step(GROUP ? acc : sum, a, b[j & 1]);
         if (ends) add_scaled(sum, acc, own);
         // Sums of x are those of a stage.
-        if (W_OFFSET && j == K16 - 1) add_offsets(sum, own, sums);
+        if (FOLDED && ends) {
+#pragma unroll
+          for (int p = 0; p < STRIPS; p++)
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++)
+              add_offsets(sum[p], offset_pair(own_multiples[p].words[g], own_multiples[p].halves), sums + g * (NT * 4));
+        } else if (W_OFFSET && j == K16 - 1) {
+          add_offsets(sum, own, sums);
+        }
       }
   }
 }
@@ -212,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) wna16_sm80(const _
                                         warp4 * 8 + (lane >> 2)));
     }
     float sum[STRIPS][NT / 2];
-    if constexpr (GROUP == 16 || GROUP == 32 || GROUP == 64)
+    if constexpr (SCALED == 16 || SCALED == 32 || SCALED == 64)
       multiply_short(r, g, own, sum, sc.kend - sc.k);
     else
       multiply(r, g, own, sum, sc.kend - sc.k, row_zeros);

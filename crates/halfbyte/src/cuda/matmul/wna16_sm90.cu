@@ -131,7 +131,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
   if (threadIdx.x == WARPGROUPS * 128) {
     for (int s = 0; s < STAGES_W; s++) {
       mbarrier_init(r.full_w + 8 * s, 1);
-      mbarrier_init(r.empty_w + 8 * s, SET_WARPS);
+      mbarrier_init(r.empty_w + 8 * s, SET_WARPS + (FOLDED && SUMMING_WARP));
+      if constexpr (SUMMING_WARP) mbarrier_init(r.summed + 8 * s, 1);
     }
     if constexpr (!JOINT)
       for (int s = 0; s < STAGES_X; s++) {
@@ -154,6 +155,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     if constexpr (PRODUCERS) registers_decrease<WARPGROUPS == 4 ? 32 : 40>();
     const int role = warp - WARPGROUPS * 4;  // 0: W (and x of a joint ring), 1: x
     if (role < (JOINT ? 1 : 2) && lane == 0) produce(g, &x_map, r, role == 1);
+    if constexpr (FOLDED && SUMMING_WARP)
+      if (role == 1) {
+        if constexpr (GROUPED) dependency_wait();
+        Schedule sc = Schedule::make(g);
+        int units = 0;
+        while (sc.next(g)) units += sc.kend - sc.k;
+        sum_units(r, units, lane);
+      }
     __syncwarp();
   } else {
     if constexpr (PRODUCERS) registers_increase<WARPGROUPS == 4 ? 112 : 232>();

@@ -136,6 +136,11 @@ impl Atom {
         if has_form { vec![Self { bits, multiples: true, ..self }] } else { Vec::new() }
     }
 
+    /// Whether kernels for x of a type multiply codes by the factors of their scales before, as whole numbers, which f16 holds.
+    pub fn takes_factors_in(self, x: Float) -> bool {
+        self.multiples && self.offset && self.bits == 4 && x != Float::BF16
+    }
+
     /// Whether it has scales in f32, offsets or groups of 16: those are multiplied one weight at a time.
     pub fn is_wide(self) -> bool {
         self.scale == Float::F32 || self.offset || self.group == 16

@@ -2,8 +2,9 @@
 //!
 //! ```text
 //! pair of rows R, R + 8:   words 0..4 of factors at 16 · pair,   a word of two halves at 512 + 4 · pair
-//! with offsets, groups of 32:   word g = factors of group g, 6 bits each: scale of R, of R + 8, offset of R, of R + 8
-//!                               bytes 3 of the words = the halves of the scales of R and R + 8; last word: of the offsets
+//! with offsets, groups of 32:   word g: bits 0 … 5 and 16 … 21 the factors of the scales of R and R + 8, above them 6 bits each of the
+//!                               offsets and 4 of the halves of the scales, which are four bytes: of byte i the lower bits in word
+//!                               i / 2, the upper ones in word 2 + i / 2, for even i above R's;   last word: the halves of the offsets
 //! without, groups of 16:        word g / 2, byte 2 (g % 2) = factor of group g plus 128, of R; the next byte of R + 8
 //!                               last word = the halves of the scales
 //! ```
@@ -54,9 +55,11 @@ pub(super) fn pack(atom: Atom, of: OfTensor<'_>, shape: [usize; 2], [strip, step
             Some(offsets) => {
                 let [offsets, offsets8] = pair_of(offsets, pair);
                 for g in 0..4 {
-                    let fields = [scales, scales8, offsets, offsets8].map(|row| row.factors[g] as u32);
-                    let word = fields.iter().rev().fold(0, |word, field| word << 6 | field);
-                    put(16 * pair + 4 * g, word | (of_scales >> (8 * g) & 0xff) << 24);
+                    let half = |scale: Row, offset: Row, i: usize| {
+                        let bits = of_scales >> (16 * (g % 2) + 8 * i + 4 * (g / 2)) & 15;
+                        scale.factors[g] as u32 | (offset.factors[g] as u32) << 6 | bits << 12
+                    };
+                    put(16 * pair + 4 * g, half(scales, offsets, 0) | half(scales8, offsets8, 1) << 16);
                 }
                 put(HALVES_AT + 4 * pair, halves([offsets, offsets8]));
             }
@@ -82,7 +85,9 @@ pub(super) fn unpack(atom: Atom, bytes: &[u8], at: usize, g: usize) -> [f32; 2] 
         return [half(last) * factor as f32, 0.0];
     }
     let words = [0, 1, 2, 3].map(|i| word(16 * pair + 4 * i));
-    let factor = |field: usize| (words[g] >> (6 * field) & 0x3f) as f32;
-    let of_scales = words.iter().rev().fold(0, |halves, word| halves << 8 | word >> 24);
-    [half(of_scales) * factor(second), half(last) * factor(2 + second)]
+    let factor = |field: usize| (words[g] >> (16 * second + 6 * field) & 0x3f) as f32;
+    let bits = |word: usize, i: usize| words[word] >> (16 * i + 12) & 15;
+    let byte = |i: usize| bits(i / 2, i % 2) | bits(2 + i / 2, i % 2) << 4;
+    let of_scales = (0..4).rev().fold(0, |halves, i| halves << 8 | byte(i));
+    [half(of_scales) * factor(0), half(last) * factor(1)]
 }

@@ -113,11 +113,12 @@ impl Config {
     fn fitted(mut self, atom: Atom, out: Float, caps: &Caps) -> Self {
         // The loop for small groups keeps more in registers, 8 bits take twice the words, and f32 scales and offsets more.
         let more = atom.bits > 4 || atom.is_wide();
-        if more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > 16 {
+        let most = if atom.bits == 6 { 8 } else { 16 };
+        if more && matches!(atom.group, 16 | 32 | 64) && self.tokens * self.strips > most {
             self.blocks = 1;
         }
         // Two strips of 64 tokens leave no registers for offsets where codes have 8 bits, or groups 64 columns.
-        if atom.offset && self.tokens == 64 && (atom.bits > 4 || atom.group == 64) {
+        if atom.offset && self.tokens == 64 && (atom.bits > 4 || atom.multiples || atom.group == 64) {
             self.strips = 1;
         }
         let room = room(caps, self.blocks).saturating_sub(self.staging(out) + 16);
@@ -166,7 +167,7 @@ impl Tile for Config {
         self.tokens
     }
 
-    fn threads(self) -> usize {
+    fn threads(self, _: &Form) -> usize {
         self.warpgroups * 128
     }
 
@@ -187,7 +188,7 @@ impl Tile for Config {
             ("STEP", self.step),
             ("STAGES", self.stages),
             ("BLOCKS", self.blocks),
-            ("THREADS", self.threads()),
+            ("THREADS", self.threads(form)),
             ("SHARED_BYTES", self.shared_bytes(form)),
         ];
         wna16::instance((&super::SOURCE, "wna16_sm80"), form, activation, config)

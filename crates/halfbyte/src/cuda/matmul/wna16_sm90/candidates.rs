@@ -41,6 +41,7 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
             false => {
                 (tokens <= 8 && (!atom.offset || split > 1 || strips * blocks < 4))
                     || (tokens <= 16 && strips == 1 && !atom.offset)
+                    || (tokens <= 16 && blocks == 1 && sets == 1 && atom.multiples)
             }
         };
     let scales = !early || (atom.group > 0 && wgmma);

@@ -171,6 +171,11 @@ impl Shape {
             }
             Config { tokens: ..=8, .. } => Config { wgmma: false, ..config },
             Config { tokens: ..=16, .. } if !self.atom.offset => Config { wgmma: false, strips: 1, ..config },
+            // Sums of x multiplied by factors take few registers, and no kernel before it.
+            Config { tokens: ..=16, strips: 1, split: 2.., .. } if self.atom.multiples && self.atom.bits == 4 => {
+                Config { wgmma: false, ..config }
+            }
+            Config { tokens: ..=16, .. } if self.atom.multiples => Config { tokens: 16, ..EARLY },
             Config { tokens: ..=32, split, .. } => {
                 Config { tokens: LEAST_APART, strips: 1, split: split.min(2), trigger: 0, ..TWO_BY_TWO }
             }
@@ -195,7 +200,7 @@ impl Shape {
         match self.m {
             ..=8 => self.shared(sync(paired), 1.75, 1.4).unwrap_or(match bits {
                 // The next launch begins eight units before the end: if all blocks are near it by then.
-                4 if units > 40.0 && !self.waits_for_memory => EARLY,
+                4 if units > 40.0 && !self.waits_for_memory && !self.atom.multiples => EARLY,
                 4 if units != 40.0 => TWO_SETS,
                 _ => sync(paired),
             }),
@@ -339,7 +344,8 @@ impl Config {
         let x = self.boxes * self.tokens * 128 + 16;
         let (w, x) = (self.tile_strips() * atom.bytes() + 16, x + self.bytes_of_sums_of_x(atom));
         if self.joint() {
-            let stages = (room / (w + x)).min(8);
+            let summed = if self.has_summing_warp(atom) { 8 } else { 0 };
+            let stages = (room / (w + x + summed)).min(8);
             self.stages_w = stages - stages % self.sets;
             self.stages_x = self.stages_w;
             return self;
@@ -368,9 +374,14 @@ impl Config {
         atom.offset && self.wgmma
     }
 
+    /// Whether a warp of its own does, as `mma.sync` multiplies them by whole factors.
+    fn has_summing_warp(self, atom: Atom) -> bool {
+        atom.multiples && atom.offset && atom.bits == 4 && !self.wgmma
+    }
+
     /// Of a stage of x.
     fn bytes_of_sums_of_x(self, atom: Atom) -> usize {
-        if self.takes_sums_of_x(atom) { 2 * self.tokens * 16 } else { 0 }
+        if self.takes_sums_of_x(atom) || self.has_summing_warp(atom) { 2 * self.tokens * 16 } else { 0 }
     }
 
     /// Strips of a tile.
@@ -389,8 +400,12 @@ impl Tile for Config {
         self.tokens
     }
 
-    fn threads(self) -> usize {
-        self.warpgroups * 128 + if !self.joint() || self.warpgroups == 4 { 128 } else { 32 }
+    fn threads(self, form: &Form) -> usize {
+        let others = match !self.joint() || self.warpgroups == 4 {
+            true => 128,
+            false => 32 * (1 + usize::from(self.has_summing_warp(form.atom))),
+        };
+        self.warpgroups * 128 + others
     }
 
     fn split(self) -> usize {
@@ -408,7 +423,9 @@ impl Tile for Config {
         };
         let exchange = if self.split > 1 { parts.next_multiple_of(self.split) * 512 } else { 0 };
         let sums = (self.sets - 1) * parts * 512 + exchange + self.warpgroups / self.sets * staged * 128;
-        ring + sums + 16 * (self.stages_w + self.stages_x) + 48 + self.stages_x * self.bytes_of_sums_of_x(atom)
+        let barriers =
+            16 * (self.stages_w + self.stages_x) + if self.has_summing_warp(atom) { 8 * self.stages_w } else { 0 };
+        ring + sums + barriers + 48 + self.stages_x * self.bytes_of_sums_of_x(atom)
     }
 
     fn parts_bytes(self, schedule: &Schedule) -> usize {
@@ -436,7 +453,7 @@ impl Tile for Config {
             ("BLOCKS", self.blocks),
             ("TRIGGER", self.trigger),
             ("PREFETCH", self.prefetch),
-            ("THREADS", self.threads()),
+            ("THREADS", self.threads(form)),
             ("SHARED_BYTES", self.shared_bytes(form)),
         ];
         wna16::instance((&super::SOURCE, "wna16_sm90"), form, activation, config)

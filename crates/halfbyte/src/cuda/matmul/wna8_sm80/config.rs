@@ -119,8 +119,8 @@ impl Tile for Config {
         self.tokens
     }
 
-    fn threads(self) -> usize {
-        self.tiles().threads()
+    fn threads(self, form: &Form) -> usize {
+        self.tiles().threads(form)
     }
 
     fn shared_bytes(self, &Form { atom, terms, out, .. }: &Form) -> usize {
@@ -140,7 +140,7 @@ impl Tile for Config {
             ("STRIPS", self.strips),
             ("STAGES", self.stages),
             ("BLOCKS", self.blocks),
-            ("THREADS", self.threads()),
+            ("THREADS", self.threads(form)),
             ("SHARED_BYTES", self.shared_bytes(form)),
         ];
         wna16::instance((&super::SOURCE, "wna8_sm80"), form, activation, config)

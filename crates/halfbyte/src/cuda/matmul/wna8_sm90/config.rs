@@ -193,7 +193,7 @@ impl Tile for Config {
         self.tokens
     }
 
-    fn threads(self) -> usize {
+    fn threads(self, _: &Form) -> usize {
         self.warpgroups * 128 + if self.tokens > 32 { 128 } else { 32 }
     }
 
@@ -223,7 +223,7 @@ impl Tile for Config {
             ("BLOCKS", self.blocks),
             ("TRIGGER", self.trigger),
             ("PREFETCH", self.prefetch),
-            ("THREADS", self.threads()),
+            ("THREADS", self.threads(form)),
             ("SHARED_BYTES", self.shared_bytes(form)),
         ];
         wna16::instance((&super::SOURCE, "wna8_sm90"), form, activation, config)
