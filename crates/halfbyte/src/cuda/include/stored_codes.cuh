@@ -28,7 +28,8 @@ struct Part {
   u32 block_codes, block_bytes;  // of a block
   Fields low, high;
   u32 add;  // to each of four codes
-  // Of multiples: `scales` and `zeros` are factors in signed bytes. Groups that share a half, and what factors are times.
+  // Of multiples, whose `scales` and `zeros` are factors in signed bytes: groups that share a half, and what factors
+  // are times.
   u32 block;
   int scale_sign, offset_sign;
 };

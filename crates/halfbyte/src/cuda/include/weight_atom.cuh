@@ -22,8 +22,8 @@
 //       even word, bytes 0..3: (R, k0) (R+8, k0) (R, k0+1) (R+8, k0+1)
 //       odd word: the same for k0+8
 //   codes, 6 bits: [warp w 0..3][half h 0..1] { [lane 0..31][word j 0..3], [lane 0..31][word i 0..1] }:
-//   word j of the first has the lower 4 bits of the k16 step 4h + j: those that its even word of 8-bit codes would have in
-//     the lower nibbles, byte for byte, those of the odd word in the upper ones;
+//   word j of the first has the lower 4 bits of the k16 step 4h + j: those that its even word of 8-bit codes would have
+//     in the lower nibbles, byte for byte, those of the odd word in the upper ones;
 //   word i of the second has the upper 2 bits of steps 4h + 2i and 4h + 2i + 1, in bits 2t, 2t+1 of each byte:
 //     t = 0, 1: even and odd word of the first step; t = 2, 3: of the second
 //   scales and offsets of a group: [warp w][i 0..7] {row 16w+i, row 16w+i+8}, 2 or 4 bytes each.

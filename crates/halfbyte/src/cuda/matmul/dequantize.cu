@@ -219,17 +219,12 @@ struct Wna16 {
   u32 zero_kind;  // 0 symmetric, 1 integer, 2 offset
   u32 window;  // columns of a block
   u32 twice;  // values that f32 does not hold may round to it first
-  u32 multiples;  // scales and offsets are multiples of halves
-  u32 padding;
 };
 
 // What a group's codes of rows R and R + 8 are made values by; `zero` has 2^23 in it.
 struct PairTerms {
   float scale, scale8, zero, zero8, offset, offset8;
 };
-
-// Codes of 6 bits lie beside such multiples, those of 8 never do.
-template <int BITS> DEV bool of_multiples(const Wna16& p) { return BITS == 6 || (BITS == 4 && p.multiples); }
 
 // The same out of multiples of halves, from where those of an atom begin.
 [[maybe_unused]] DEV PairTerms pair_of_multiples(const Wna16& p, const u8* params, u32 pair, u32 group, float middle) {
@@ -240,8 +235,8 @@ template <int BITS> DEV bool of_multiples(const Wna16& p) { return BITS == 6 || 
   return {s.r, s.r8, zero, zero, o.r, o.r8};
 }
 
-// Four neighbouring words of an atom of 64 outputs, as those of 4 or of 8 bits lie; of 6 bits as if they were 8. unit: of
-// 16 bytes.
+// Four neighbouring words of an atom of 64 outputs, as those of 4 or of 8 bits lie; of 6 bits as if they were 8.
+// unit: of 16 bytes.
 template <int BITS> DEV void load_quad(u32 (&words)[4], const u8* atom, u32 unit) {
   if constexpr (BITS == 6) {
     // A quad of bytes is two steps of 16 columns: [warp][quarter][lane].
@@ -275,11 +270,12 @@ template <int BITS> DEV PairTerms pair_terms(const Wna16& p, const u8* scales, c
   return t;
 }
 
-// BITS: 4, 6 or 8. A block has a strip of 64 rows and 512 bytes of each; or, where columns were SORTED, rows R and R + 8
-// and a window of columns: it looks at all and takes those that belong there. Shared memory: rows of the window and 16
-// bytes each.
-template <int BITS, FloatType OUT, bool SORTED>
-__global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(const Output out, const Wna16 p) {
+// BITS: 4, 6 or 8; MULTIPLES: scales and offsets are such of halves. A block has a strip of 64 rows and 512 bytes of
+// each; or, where columns were SORTED, rows R and R + 8 and a window of columns: it looks at all and takes those that
+// belong there. Shared memory: rows of the window and 16 bytes each.
+template <int BITS, FloatType OUT, bool SORTED, bool MULTIPLES>
+__global__ void __launch_bounds__(THREADS, SORTED || MULTIPLES ? 4 : 5)
+    dequantize_wna16(const Output out, const Wna16 p) {
   typedef typename Stored<OUT>::type T;
   constexpr int CODE = BITS == 4 ? 4 : 8;
   constexpr u32 CODES = 1024 * BITS, PARTS = CODE / 2, MASK = (1u << BITS) - 1;
@@ -322,8 +318,8 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
             p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
         const u8* zeros =
             p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
-        t = of_multiples<BITS>(p) ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
-                                  : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
+        t = MULTIPLES ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
+                      : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
       }
       // Columns c, c + 1 and, with 4 bits, c + 8, c + 9.
       const u32 within = SPAN * part + 2 * four + (BITS == 4 ? 16 * j : 16 * (j / 2) + 8 * (j % 2));
@@ -380,7 +376,8 @@ __global__ void __launch_bounds__(THREADS, SORTED ? 4 : 5) dequantize_wna16(cons
 }
 
 // A block has 256 columns of a row, as they lie.
-template <int BITS> __global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen out, const Wna16 p) {
+template <int BITS, bool MULTIPLES>
+__global__ void __launch_bounds__(THREADS) dequantize_rows_wna16(const Chosen out, const Wna16 p) {
   constexpr u32 CODES = 1024 * BITS, PARTS = BITS == 4 ? 2 : 4, MASK = (1u << BITS) - 1, SPAN = BITS == 4 ? 64 : 32;
   const u32 lies = blockIdx.y * THREADS + threadIdx.x, token = out.tokens[blockIdx.x] - out.first;
   if (lies >= out.k) return;
@@ -404,8 +401,8 @@ template <int BITS> __global__ void __launch_bounds__(THREADS) dequantize_rows_w
     const u8* scales =
         p.groups ? atom + CODES + group * scales_bytes : p.rows + u64(strip) * (scales_bytes + zeros_bytes);
     const u8* zeros = p.groups ? atom + CODES + p.groups * scales_bytes + group * zeros_bytes : scales + scales_bytes;
-    const PairTerms t = of_multiples<BITS>(p) ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
-                                              : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
+    const PairTerms t = MULTIPLES ? pair_of_multiples(p, atom + CODES, warp * 8 + r, group, 1 << (BITS - 1))
+                                  : pair_terms<BITS>(p, scales, zeros, warp * 8 + r);
     const float scale = lower ? t.scale8 : t.scale, whole = integer(code, lower ? t.zero8 : t.zero);
     value = exact ? whole * scale : float(double(scale) * whole + double(lower ? t.offset8 : t.offset));
   }

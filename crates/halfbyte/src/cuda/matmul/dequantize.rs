@@ -39,6 +39,16 @@ pub(super) const MOST_COLUMNS: usize = 1 << 22;
 
 const TYPES: [Float; 3] = [Float::F16, Float::BF16, Float::F32];
 
+/// Bits of a code's place, and whether scales and offsets are multiples of halves.
+type Held = (u32, bool);
+
+/// What there is of that.
+const HELD: [Held; 4] = [(4, false), (4, true), (6, true), (8, false)];
+
+fn held(w: &Wna16Weights) -> Held {
+    (w.atom().bits, w.atom().multiples)
+}
+
 fn name(to: Float) -> &'static str {
     match to {
         Float::F16 => "F16",
@@ -51,8 +61,8 @@ fn plain_instance(field_bits: u32, to: Float) -> Instance {
     Instance::new(&SOURCE, format!("dequantize_plain<{field_bits}, {}>", name(to)))
 }
 
-fn wna16_instance(bits: u32, to: Float, sorted: bool) -> Instance {
-    Instance::new(&SOURCE, format!("dequantize_wna16<{bits}, {}, {sorted}>", name(to)))
+fn wna16_instance((bits, multiples): Held, to: Float, sorted: bool) -> Instance {
+    Instance::new(&SOURCE, format!("dequantize_wna16<{bits}, {}, {sorted}, {multiples}>", name(to)))
 }
 
 /// What weights of a format are made floats by, whose columns may have been sorted.
@@ -60,8 +70,8 @@ pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) 
     match tensor_cores {
         true => {
             // Codes of 8 bits may lie in 6.
-            let bits: &[u32] = if format.bits > 4 { &[6, 8] } else { &[4] };
-            bits.iter().flat_map(|&bits| [false, true].map(|sorted| wna16_instance(bits, to, sorted))).collect()
+            let held = HELD.into_iter().filter(|(bits, _)| (*bits > 4) == (format.bits > 4));
+            held.flat_map(|held| [false, true].map(|sorted| wna16_instance(held, to, sorted))).collect()
         }
         false => vec![plain_instance(field_bits(format.bits), to)],
     }
@@ -69,13 +79,16 @@ pub(super) fn instances_of(format: WeightFormat, tensor_cores: bool, to: Float) 
 
 /// What rows that are chosen are made floats by.
 pub(super) fn chosen_instances() -> Vec<Instance> {
-    let plain = [2, 4, 8].map(|field_bits| chosen_instance(false, field_bits));
-    plain.into_iter().chain([4, 6, 8].map(|bits| chosen_instance(true, bits))).collect()
+    let plain = [2, 4, 8].map(plain_rows_instance);
+    plain.into_iter().chain(HELD.map(wna16_rows_instance)).collect()
 }
 
-fn chosen_instance(tensor_cores: bool, bits: u32) -> Instance {
-    let layout = if tensor_cores { "wna16" } else { "plain" };
-    Instance::new(&SOURCE, format!("dequantize_rows_{layout}<{bits}>"))
+fn plain_rows_instance(field_bits: u32) -> Instance {
+    Instance::new(&SOURCE, format!("dequantize_rows_plain<{field_bits}>"))
+}
+
+fn wna16_rows_instance((bits, multiples): Held) -> Instance {
+    Instance::new(&SOURCE, format!("dequantize_rows_wna16<{bits}, {multiples}>"))
 }
 
 pub(super) fn plain_instances() -> Vec<Instance> {
@@ -83,8 +96,8 @@ pub(super) fn plain_instances() -> Vec<Instance> {
 }
 
 pub(super) fn wna16_instances() -> Vec<Instance> {
-    let forms = [(4, false), (4, true), (6, false), (6, true), (8, false), (8, true)];
-    forms.into_iter().flat_map(|(bits, sorted)| TYPES.map(|to| wna16_instance(bits, to, sorted))).collect()
+    let forms = HELD.into_iter().flat_map(|held| [(held, false), (held, true)]);
+    forms.flat_map(|(held, sorted)| TYPES.map(|to| wna16_instance(held, to, sorted))).collect()
 }
 
 parameters! {
@@ -131,8 +144,6 @@ parameters! {
         zero_kind: u32,
         window: u32,
         twice: u32,
-        multiples: u32,
-        padding: u32,
     }
 }
 
@@ -207,9 +218,10 @@ pub(super) fn launch(
             };
             let shared_bytes = (rows * (window * to.size_bytes() + PADDING_BYTES)) as u32;
             let form = Launch { grid, shared_bytes, ..Launch::linear(1, THREADS) };
-            let (args, bits) = (Args::wna16(w, k, window, twice)?, w.atom().bits);
-            let key = ("dequantize_wna16", [bits, 2 * float_type(to) + u32::from(sorted)]);
-            (gpu.function_once(key, || wna16_instance(bits, to, sorted))?, form, args)
+            let (args, held) = (Args::wna16(w, k, window, twice)?, held(w));
+            let key = [held.0 + u32::from(held.1), 2 * float_type(to) + u32::from(sorted)];
+            let function = gpu.function_once(("dequantize_wna16", key), || wna16_instance(held, to, sorted))?;
+            (function, form, args)
         }
     };
     put(stream, &function, &form, Arg::new(&output), &args)
@@ -251,8 +263,6 @@ impl Args {
             zero_kind: simt::zero_kind(w.format().weight.zero),
             window: window as u32,
             twice: twice.into(),
-            multiples: atom.multiples.into(),
-            padding: 0,
         }))
     }
 
@@ -267,8 +277,8 @@ impl Args {
 /// The kernel that [`rows`] launches.
 pub(in crate::cuda) fn instance_of_rows(w: &Packed) -> Instance {
     match w {
-        Packed::Plain(w) => chosen_instance(false, w.parts().field_bits),
-        Packed::Wna16(w) => chosen_instance(true, w.atom().bits),
+        Packed::Plain(w) => plain_rows_instance(w.parts().field_bits),
+        Packed::Wna16(w) => wna16_rows_instance(held(w)),
     }
 }
 

@@ -12,6 +12,10 @@
 //! of [`CudaWna16::pack`](crate::layout::cuda_wna16::CudaWna16::pack) and of
 //! [`CudaPlain::pack`](crate::layout::cuda_plain::CudaPlain::pack), bit for bit.
 
+mod whole;
+
+pub(super) use whole::Whole;
+
 use super::float_type;
 use super::simt::zero_kind;
 use super::staged::{aligned, bytes_of, bytes_of_rows, copy, copy_lines, params_of};
@@ -23,18 +27,18 @@ use crate::cuda::nn::FloatBuffer;
 use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::{Instance, Source};
 use crate::error::{Error, Result};
-use crate::format::{Act, Format, WeightFormat};
+use crate::format::{Act, Format};
 use crate::kernel::{self as table, Problem};
 use crate::layout::codes::{self, BlockForm, Codes, NIBBLES};
 use crate::layout::cpu_n16::field_bits;
 use crate::layout::cuda_wna16::Atom;
 use crate::layout::multiples::Multiples;
-use crate::layout::places::runs;
 use crate::layout::stored::{StoredTensor, StoredZeros};
 use crate::tensor::{Float, Floats};
 use bytemuck::{Pod, cast_slice};
 use rayon::prelude::*;
 use std::ops::Range;
+use whole::EIGHT;
 
 static SOURCE: Source =
     Source { path: "matmul/pack.cu", text: include_str!("pack.cu"), parameters: &[Part::LAYOUT, Params::LAYOUT] };
@@ -144,42 +148,6 @@ pub(super) enum Target {
     Values { out: u64, group_index: u64 },
 }
 
-/// What the parts have in common.
-#[derive(Clone, Copy)]
-pub(super) struct Whole {
-    pub format: WeightFormat,
-    pub n: usize,
-    pub k: usize,
-    pub groups: usize,
-    /// Two parts of which rows take turns, eight at a time.
-    pub gated: bool,
-}
-
-/// Rows that lie together in a gated matrix.
-const EIGHT: usize = 8;
-
-impl Whole {
-    /// The parts that some rows lie in: each with its first row there, the first of them in the packed matrix (of a gated one in rows
-    /// of a part), and how many.
-    fn runs(&self, heights: &[usize], rows: Range<usize>) -> Vec<[usize; 4]> {
-        if self.gated {
-            let [first, end] = [rows.start, rows.end].map(|row| row / 2);
-            return (0..heights.len()).map(|part| [part, first, first, end - first]).collect();
-        }
-        let top = |part: usize| rows.start.max(heights[..part].iter().sum());
-        runs(heights, rows.clone()).map(|(part, first, count)| [part, first, top(part), count]).collect()
-    }
-
-    /// Error: more rows or columns than kernels count.
-    fn checked(self) -> Result<Self> {
-        let Self { n, k, .. } = self;
-        if n > i32::MAX as usize || k > i32::MAX as usize {
-            return Err(Error::invalid(OP, "fewer than 2³¹ rows and columns", format!("{n} × {k}")));
-        }
-        Ok(self)
-    }
-}
-
 impl<'a> Packer<'a> {
     /// Takes memory when it is first used.
     pub fn new(gpu: &'a Gpu, stream: &'a Stream) -> Self {
@@ -200,7 +168,7 @@ impl<'a> Packer<'a> {
     ///
     /// Errors: no tensor; tensors that differ in format, k or group index; no kernel serves the format; memory is short.
     pub fn pack(&mut self, parts: &[&StoredTensor<'_>], act: Act, x: Float) -> Result<Packed> {
-        let whole = whole(parts)?;
+        let whole = Whole::of(parts)?;
         let format = Format { weight: whole.format, act };
         let problem = Problem { format: Some(format), x, y: x, m: 1, n: whole.n, k: whole.k };
         let packing = KERNELS.iter().filter(|kernel| kernel.packs);
@@ -213,7 +181,7 @@ impl<'a> Packer<'a> {
 
     /// The same in the layout of a kernel of the caller's choice. Error also: the layout does not hold the numbers.
     pub fn pack_for(&mut self, kernel: &Kernel, parts: &[&StoredTensor<'_>], act: Act) -> Result<Packed> {
-        (kernel.pack)(self, whole(parts)?.checked()?, parts, act)
+        (kernel.pack)(self, Whole::of(parts)?.checked()?, parts, act)
     }
 
     /// Packs gates and what they let through for products that multiply the two ([`super::Grouped`]): of each sixteen rows eight are of
@@ -222,7 +190,7 @@ impl<'a> Packer<'a> {
     /// Errors: tensors that differ in shape, format or group index; outputs that eight does not divide; no such product has a kernel
     /// for the format; memory is short.
     pub fn pack_gated(&mut self, gate: &StoredTensor<'_>, up: &StoredTensor<'_>, act: Act) -> Result<Packed> {
-        let (parts, whole) = ([gate, up], whole(&[gate, up])?.checked()?);
+        let (parts, whole) = ([gate, up], Whole::of(&[gate, up])?.checked()?);
         if gate.n() != up.n() || !gate.n().is_multiple_of(EIGHT) {
             let expected = "gates, and as many others, a multiple of 8";
             return Err(Error::invalid(OP, expected, format!("{} and {}", gate.n(), up.n())));
@@ -234,7 +202,7 @@ impl<'a> Packer<'a> {
     ///
     /// Errors: a code beyond the format's bits, more rows or columns than 2³¹, memory is short.
     pub fn values(&mut self, w: &StoredTensor<'_>) -> Result<Buffer<f32>> {
-        let whole = whole(&[w])?.checked()?;
+        let whole = Whole::of(&[w])?.checked()?;
         let index = w.group_index().map(|index| self.upload(index)).transpose()?;
         let out = self.allocate(whole.n * whole.k)?;
         let target = Target::Values { out: out.pointer(), group_index: index.as_ref().map_or(0, Buffer::pointer) };
@@ -504,17 +472,4 @@ impl<'a> Packer<'a> {
         }
         Ok(())
     }
-}
-
-/// What the parts have in common. Errors: no tensor; tensors that differ in format, k or group index.
-fn whole(parts: &[&StoredTensor<'_>]) -> Result<Whole> {
-    let first = parts.first().ok_or_else(|| Error::invalid(OP, "at least one tensor", "none"))?;
-    if let Some(other) = parts.iter().find(|part| !first.continues(part)) {
-        let describe = |part: &StoredTensor<'_>| format!("format {:?}, k {}", part.format(), part.k());
-        let expected = format!("{} and the same group index everywhere", describe(first));
-        return Err(Error::invalid(OP, expected, describe(other)));
-    }
-    let n = parts.iter().try_fold(0usize, |n, part| n.checked_add(part.n()));
-    let n = n.ok_or_else(|| Error::invalid(OP, "rows that fit memory", "more"))?;
-    Ok(Whole { format: first.format(), n, k: first.k(), groups: first.groups(), gated: false })
 }
