@@ -33,7 +33,7 @@ impl Cut {
         [&self.rows, &self.columns].map(|ranges| ranges.iter().map(Range::len).sum())
     }
 
-    /// The part of a whole layer. Errors: rows or columns that are not there, those of [`halfbyte::StoredTensor::part`].
+    /// The part of a whole layer. Errors: rows or columns that are not there, those of [`halfbyte::StoredTensor::cut`].
     pub fn of<'a>(&self, layer: StoredLinear<'a>, prefix: &str) -> Result<StoredLinear<'a>> {
         let StoredLinear { weight, bias, findings } = layer;
         let weight = match weight {
@@ -41,8 +41,7 @@ impl Cut {
                 StoredWeight::Dense { floats: self.of_floats(&floats, k), shape: self.shape() }
             }
             StoredWeight::Quantized(codes) => {
-                let part = codes.part(&self.rows, &self.columns).map_err(Error::numbers(prefix))?;
-                StoredWeight::Quantized(part.into())
+                StoredWeight::Quantized(codes.cut(&self.rows, &self.columns).map_err(Error::numbers(prefix))?)
             }
         };
         Ok(StoredLinear { weight, bias: bias.filter(|_| self.bias).map(|bias| self.of_rows(&bias)), findings })

@@ -3,6 +3,8 @@
 //! Packing for the kernels goes from here in one pass over the file's bytes; [`StoredTensor::to_qtensor`] makes the
 //! canonical tensor for whoever computes with codes.
 
+mod cut;
+
 use super::codes::Codes;
 use super::multiples::Multiples;
 use crate::error::{Error, Result};

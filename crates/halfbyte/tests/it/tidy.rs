@@ -28,10 +28,11 @@ const LAUNCHERS: &[&str] = &["cuda/conv/", "cuda/int8/", "cuda/matmul/", "cuda/n
 /// Lines that a file may have: what is longer is about more than one thing.
 const MOST_LINES: [(&str, usize); 3] = [("rs", 500), ("cu", 450), ("cuh", 450)];
 
-/// Files below a folder whose names end so.
+/// Files below a folder whose names end so, but what a compiler has left.
 fn files(folder: &Path, extensions: &[&str]) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let of = |path: PathBuf| match path.is_dir() {
+        true if path.ends_with("target") => Vec::new(),
         true => files(&path, extensions),
         false if path.extension().is_some_and(|e| extensions.iter().any(|other| e == *other)) => vec![path],
         false => Vec::new(),

@@ -37,3 +37,30 @@ fn a_part_of_a_tensor_has_the_numbers_of_the_whole() {
     assert!(stored.part(all, &[3..5, 4..6]).unwrap_err().to_string().contains("column 4 twice"));
     assert!(stored.part(all, std::slice::from_ref(&(60..65))).unwrap_err().to_string().contains("columns below 64"));
 }
+
+/// Whole blocks of a file stay blocks, and known multiples known; others become numbers.
+#[test]
+fn a_cut_of_whole_blocks_leaves_them_as_they_are() {
+    let mut random = Random(43);
+    for name in ["w8a16-g32-float-sf32", "w8a16-g16-sf32"] {
+        let (_, w) = super::k_types::k_type(&mut random, name, &[20], 1024, true);
+        for (columns, whole) in [
+            (vec![0..1024], true),
+            (vec![256..512, 768..1024], true),
+            (vec![512..512], false),
+            (vec![512..1024, 0..256], false),
+            (vec![128..512], false),
+            (vec![0..256, 300..310], false),
+        ] {
+            let rows = [3..9, 0..2, 20..20, 8..20];
+            let (cut, part) = (w.cut(&rows, &columns).unwrap(), w.part(&rows, &columns).unwrap());
+            assert_eq!(cut.to_qtensor().unwrap(), part, "{name} {columns:?}");
+            assert_eq!(matches!(cut.codes(), Codes::Blocks { .. }), whole, "{name} {columns:?}");
+            let atom = Atom::holding_all(&[&cut], Act::A16);
+            assert_eq!(atom.is_ok_and(|atom| atom.multiples), whole, "{name} {columns:?}");
+        }
+        let twice = w.cut(std::slice::from_ref(&(0..1)), &[0..256, 0..256]).unwrap_err().to_string();
+        assert!(twice.contains("column 0 twice"), "{twice}");
+        assert!(w.cut(&[0..21], std::slice::from_ref(&(0..256))).unwrap_err().to_string().contains("rows below 20"));
+    }
+}
