@@ -17,6 +17,8 @@ pub struct Multiples<'a> {
     block: usize,
     halves: Cow<'a, [f16]>,
     factors: Cow<'a, [i8]>,
+    /// What [`Multiples::sign_of_small`] says.
+    sign_of_small: Option<i8>,
 }
 
 /// Products that a task makes.
@@ -32,7 +34,12 @@ impl<'a> Multiples<'a> {
             let got = format!("{} of {} factors in blocks of {block}", halves.len(), factors.len());
             return Err(Error::invalid("multiples of halves", "a half for every block of 1, 2, 4 … factors", got));
         }
-        Ok(Self { block, halves, factors })
+        let all = |sign: i32| {
+            let small = |&factor: &i8| (0..1 << 6).contains(&(sign * i32::from(factor)));
+            factors.par_chunks(PIECE).all(|factors| factors.iter().all(small))
+        };
+        let sign_of_small = [1, -1].into_iter().find(|&sign| all(i32::from(sign)));
+        Ok(Self { block, halves, factors, sign_of_small })
     }
 
     /// Groups of a block, a power of two.
@@ -53,11 +60,7 @@ impl<'a> Multiples<'a> {
     /// 1 or -1, by which every factor becomes one of 6 bits without a sign, as GGUF's types with offsets have them; None: some have more
     /// bits, or another sign.
     pub(crate) fn sign_of_small(&self) -> Option<i8> {
-        let all = |sign: i32| {
-            let small = |&factor: &i8| (0..1 << 6).contains(&(sign * i32::from(factor)));
-            self.factors.par_chunks(PIECE).all(|factors| factors.iter().all(small))
-        };
-        [1, -1].into_iter().find(|&sign| all(i32::from(sign)))
+        self.sign_of_small
     }
 
     /// The numbers, `[n, groups]`.

@@ -112,18 +112,13 @@ impl Atom {
         if self.zero || self.factors || !parts.iter().all(of_scales) {
             return None;
         }
-        let bits = match self.bits {
-            4 => 4,
-            _ => Some(6).filter(|&bits| {
-                let base = Self { bits, ..self }.base(format);
-                let held = |part: &&StoredTensor<'_>| {
-                    let (least, most) = part.codes().range(format.bits);
-                    i32::from(least) >= base && i32::from(most) < base + (1 << bits)
-                };
-                parts.iter().all(held)
-            })?,
+        let atom = Self { bits: if self.bits == 4 { 4 } else { 6 }, multiples: true, ..self };
+        let base = atom.base(format);
+        let holds = |part: &&StoredTensor<'_>| {
+            let (least, most) = part.codes().range(format.bits);
+            i32::from(least) >= base && i32::from(most) < base + (1 << atom.bits)
         };
-        Some(Self { bits, multiples: true, ..self })
+        parts.iter().all(holds).then_some(atom)
     }
 
     /// The forms that tensors of this one may have where more is known of them than their format.
@@ -194,14 +189,12 @@ impl Atom {
 
     /// The form for tensors one below the other: their numbers matter too. Error: as [`Atom::holding`], or no tensor.
     pub fn holding_all(parts: &[&StoredTensor<'_>], act: Act) -> Result<Self> {
-        let mut atom = Err(Error::invalid(OP, "at least one tensor", "none"));
-        for part in parts {
-            atom = Ok(Self::holding(part, act)?);
-        }
-        atom.map(|atom| atom.of_multiples(parts).unwrap_or(atom))
+        let none = Err(Error::invalid(OP, "at least one tensor", "none"));
+        let atom = parts.iter().map(|part| Self::holding(part, act)).reduce(Result::and).unwrap_or(none)?;
+        Ok(atom.of_multiples(parts).unwrap_or(atom))
     }
 
-    /// The form for a tensor whose scales have one part: its numbers matter too.
+    /// The form for a tensor of which nothing but its numbers is known.
     ///
     /// Errors: those of [`Atom::of_format`]; zero points of 256; scales whose products with a code pass fp16; an order of columns
     /// whose groups are not full.

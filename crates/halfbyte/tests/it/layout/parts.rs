@@ -64,4 +64,15 @@ fn a_cut_of_whole_blocks_leaves_them_as_they_are() {
             w.cut(&[0..3, 4..21], std::slice::from_ref(&(0..256))).unwrap_err().to_string().contains("rows below 20")
         );
     }
+    // Scales of their own, in any order of strides: blocks of 16 codes, groups of 32.
+    let (q, codes) = super::planes::narrow(&mut random, parse("w8a16-g32").weight, 5, [20, 256], false);
+    for (by_groups, wide) in [(false, false), (true, false), (true, true)] {
+        let w = stored(&q, codes.clone(), by_groups, wide);
+        for (columns, whole) in [([32..96, 128..256], true), ([32..64, 80..112], false)] {
+            let rows = [5..17, 1..3];
+            let (cut, part) = (w.cut(&rows, &columns).unwrap(), w.part(&rows, &columns).unwrap());
+            assert_eq!(cut.to_qtensor().unwrap(), part, "{columns:?} {by_groups} {wide}");
+            assert_eq!(matches!(cut.codes(), Codes::Blocks { .. }), whole, "{columns:?}");
+        }
+    }
 }
