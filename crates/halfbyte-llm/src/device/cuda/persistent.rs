@@ -6,10 +6,8 @@ use crate::arch::spec::{NormKind, Residual};
 use crate::decoder::{Attention, Decoder, FeedForward, Layer, Mlp, Norm};
 use crate::error::{Error, Result};
 use halfbyte::cuda::Caps;
-use halfbyte::cuda::driver::View;
-use halfbyte::cuda::matmul::Packed;
 use halfbyte::cuda::nn::{
-    HeadNorms, KvCache, PRODUCTS, PersistentDecode, PersistentPlan, Rope, StepLayer, StepSizes, StreamNorm,
+    HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepLayer, StepSizes, StreamNorm,
 };
 use halfbyte::kernel::{Activation, Reason};
 use halfbyte::{Cuda, Float};
@@ -35,13 +33,12 @@ pub(super) fn plan(
     if !decoder.layers.iter().all(same) {
         return Err(refuse("one kind of rotary positions in all layers"));
     }
-    let products = decoder.layers.iter().map(|layer| products(layer).map(|of| of.map(|(w, _)| w)));
-    let products =
-        products.collect::<Option<Vec<_>>>().ok_or_else(|| refuse("quantised layers, each stored in one format"))?;
+    let layers = decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
+    let layers = layers.ok_or_else(|| refuse("quantised layers, each stored in one format but for values"))?;
     let inner = dense_mlp(first).map_or(0, |mlp| mlp.inner);
     let pairs = rope.map_or(0, |rope| rope.of(0).pairs());
     let sizes = StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs };
-    PersistentPlan::of(caps, sizes, &products, dtype)?.among(ranks)
+    PersistentPlan::of(caps, sizes, &layers, dtype)?.among(ranks)
 }
 
 /// What the kernel would need for a model that has more than Llama's steps. All of a model is taken apart here, so that what is
@@ -92,28 +89,23 @@ pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
     })
 }
 
-/// The products of a layer, with their biases.
-type Products<'a> = [(&'a Packed, Option<View<'a, f32>>); PRODUCTS];
-
-fn products(layer: &Layer<OnCuda>) -> Option<Products<'_>> {
-    let mlp = dense_mlp(layer)?;
-    let attention = &layer.attention;
-    Some([attention.qkv.single()?, attention.output.single()?, mlp.up.single()?, mlp.down.single()?])
-}
-
 fn norm(norm: &Norm<OnCuda>) -> StreamNorm<'_> {
     StreamNorm { weight: norm.weight.view(), eps: norm.eps }
 }
 
 fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
-    let attention = &layer.attention;
+    let (attention, mlp) = (&layer.attention, dense_mlp(layer)?);
+    let mut qkv = attention.qkv.products()?;
+    let values = if qkv.len() == 2 { qkv.pop() } else { None };
+    let [qkv] = qkv.as_slice() else { return None };
     let head_norms = attention.head_norms.as_ref().map(|[queries, keys]| HeadNorms {
         queries: queries.weight.view(),
         keys: keys.weight.view(),
         eps: queries.eps,
     });
     Some(StepLayer {
-        products: products(layer)?,
+        products: [*qkv, attention.output.single()?, mlp.up.single()?, mlp.down.single()?],
+        values,
         norms: [norm(&attention.norm), norm(layer.mlp_norm.as_ref()?)],
         head_norms,
         scale: attention.scale,

@@ -1,9 +1,9 @@
 //! Linear layers on a GPU.
 
 use crate::error::Result;
-use halfbyte::cuda::driver::{Buffer, FloatView, View};
-use halfbyte::cuda::matmul::{Packed, Plans, QuantizedForm, QuantizedView};
-use halfbyte::cuda::nn;
+use halfbyte::cuda::driver::{Buffer, FloatView};
+use halfbyte::cuda::matmul::{Plans, QuantizedForm, QuantizedView};
+use halfbyte::cuda::nn::{self, StepProduct};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::kernel::Problem;
 use halfbyte::ops::Linear;
@@ -35,9 +35,14 @@ impl Projection {
     }
 
     /// The one product that it is, with its bias; None where it has several parts or is dense.
-    pub(crate) fn single(&self) -> Option<(&Packed, Option<View<'_, f32>>)> {
+    pub(crate) fn single(&self) -> Option<StepProduct<'_>> {
         let [part] = self.parts.as_slice() else { return None };
         Some((part.packed()?, part.bias()))
+    }
+
+    /// The products of its parts, with their biases; None where one is dense.
+    pub(crate) fn products(&self) -> Option<Vec<StepProduct<'_>>> {
+        self.parts.iter().map(|part| Some((part.packed()?, part.bias()))).collect()
     }
 
     /// Whether it is of gates and what they let through, for products with all experts of a layer only.

@@ -149,6 +149,12 @@ template <bool BF16> DEV void mma_sync(float* c, const u32 (&a)[4], u32 b0, u32 
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+// c += A * B, m16n8k16 of signed bytes, 32-bit integer sums.
+DEV void mma_sync_int8_k16(int* c, u32 a0, u32 a1, u32 b) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
 // c += A * B, m16n8k32 of bytes, A signed or unsigned, B signed, 32-bit integer sums.
 template <bool UNSIGNED> DEV void mma_sync_int8(int* c, const u32 (&a)[4], u32 b0, u32 b1) {
   if constexpr (UNSIGNED)

@@ -110,8 +110,8 @@ struct Multiples {
   DEV Multiples load(u32 at, int pair) {
     Multiples m;
     if constexpr (MULTIPLES) {
-      load_shared(m.words, at + pair * 16);
-      m.halves = load_shared(at + HALVES_AT + pair * 4);
+      load_shared(m.words, at + words_of_pair(pair));
+      m.halves = load_shared(at + last_of_pair(pair));
     }
     return m;
   }

@@ -77,7 +77,7 @@ DEV void put_power(u32 unit, float power) { store_shared(unit + POWER, __float_a
 constexpr int INTEGER = 0x4b400000;
 constexpr float INTEGER_FLOAT = 12582912.0f;
 // Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are four times as great.
-constexpr int TIMES_8 = BITS == 4 ? 4 : 1;
+constexpr int TIMES_8 = BITS == 4 && !MULTIPLES ? 4 : 1;
 DEV void codes_as_bytes(const u32* codes, u32 (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 2; i++) {

@@ -3,7 +3,10 @@
 #pragma once
 #include "dequant.cuh"
 
-constexpr u32 MULTIPLES_BYTES = 32 * 20, HALVES_AT = 32 * 16;  // of an atom, and where its last words begin
+// Bytes of the rows of a warp, and of an atom. Where a pair's words begin, and its last word.
+constexpr u32 MULTIPLES_OF_WARP = 8 * 20, MULTIPLES_BYTES = 4 * MULTIPLES_OF_WARP;
+DEV u32 words_of_pair(u32 pair) { return pair / 8 * MULTIPLES_OF_WARP + pair % 8 * 16; }
+DEV u32 last_of_pair(u32 pair) { return pair / 8 * MULTIPLES_OF_WARP + 128 + pair % 8 * 4; }
 
 // Numbers of R and of R + 8.
 struct TwoFloats {
@@ -37,8 +40,8 @@ DEV u32 factors_of_scales(u32 word) { return half_add(and_or(word, 0x003f003f, 0
 struct PairOfRows {
   u32 words[4], last;
   __device__ __forceinline__ static PairOfRows load(const u8* params, u32 pair) {
-    const uint4 four = reinterpret_cast<const uint4*>(params)[pair];
-    return {{four.x, four.y, four.z, four.w}, reinterpret_cast<const u32*>(params + HALVES_AT)[pair]};
+    const uint4 four = *reinterpret_cast<const uint4*>(params + words_of_pair(pair));
+    return {{four.x, four.y, four.z, four.w}, *reinterpret_cast<const u32*>(params + last_of_pair(pair))};
   }
   __device__ __forceinline__ u32 word(u32 at) const {
     return at == 0 ? words[0] : at == 1 ? words[1] : at == 2 ? words[2] : words[3];

@@ -21,7 +21,16 @@ constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
 // else those of all four row blocks of the atom, since copies are what is scarce. Scales of rows lie elsewhere.
 constexpr bool OWN_SCALES = GROUPS == 1 && !ZERO;
 constexpr u32 SCALE_BYTES = OWN_SCALES ? 32 : ATOM - SCALES;
-constexpr u32 UNIT_SCALES = 256 * BITS, UNIT = UNIT_SCALES + SCALE_BYTES, STAGE = STEPS * UNIT;
+// Weights whose scales and offsets are multiples of halves (GGUF's K types) may differ from tensor to tensor. Their form
+// is 1 with offsets, in groups of 32, or 0 without, in groups of 16; 2 more where codes have 6 bits, not 4.
+constexpr u32 FORMS = HB_FORMS;  // a bit for each form that the model has; 0: scales are as they are, all of one form
+constexpr bool VALUES_APART = HB_VALUES_APART;  // rows of values may be of another form than those of queries and keys
+constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2 & 1) + (FORMS >> 3 & 1) : 1;
+static __device__ constexpr u32 codes_of(u32 form) { return 256 * (!FORMS ? BITS : form & 2 ? 6 : 4); }
+static __device__ constexpr u32 scales_of() { return FORMS ? MULTIPLES_OF_WARP : SCALE_BYTES; }
+static __device__ constexpr u32 atom_of(u32 form) { return FORMS ? 4 * (codes_of(form) + scales_of()) : ATOM; }
+constexpr u32 UNIT = codes_of(FORMS >> 2 ? 2 : 0) + scales_of(), STAGE = STEPS * UNIT;
+static_assert((FORMS != 0) == MULTIPLES && (FORMS || !VALUES_APART), "forms of multiples");
 constexpr u32 TILE = 16, PART_POSITIONS = 256, MOST_PARTS = BLOCKS / KV_HEADS < 32 ? BLOCKS / KV_HEADS : 32;
 static_assert(HIDDEN % (128 * STEPS) == 0 && INNER % (128 * STEPS) == 0 && ATTENDED_LENGTH % (128 * STEPS) == 0,
               "whole stages");
@@ -33,12 +42,14 @@ struct Product {
   const u8* w;
   const float *bias, *norm;  // [n], or null; what the stream is normed with before it, [k], or null
   float eps;
-  u32 padding;  // of this struct
+  u32 forms;  // of the weights; in bits 8 and 9 that of values, where they are apart
 };
 struct Layer {
   Product qkv, output, up, down;
   const float *query_norm, *key_norm;  // [HEAD], or null
   void *keys, *values;  // [kv_heads][capacity][HEAD]
+  const u8* w_of_values;  // where they are apart; of their bias the place of row 0 of q, k, v, or null
+  const float* bias_of_values;
   float query_eps, key_eps, scale;
   u32 window;  // 0: none
   __device__ __forceinline__ const Product& product(u32 i) const { return (&qkv)[i]; }
@@ -107,6 +118,7 @@ static __device__ constexpr u32 most(u32 a, u32 b) { return a > b ? a : b; }
 static __device__ constexpr u32 most_blocks(u32 product) {
   return (shape(product).row_blocks + BLOCKS - 1) / BLOCKS << shape(product).paired;
 }
+constexpr u32 OF_QUERIES_AND_KEYS = (HEADS + KV_HEADS) * HEAD / 16;  // row blocks
 constexpr u32 MOST_BLOCKS =
     (most(most(most_blocks(0), most_blocks(1)), most(most_blocks(2), most_blocks(3))) + 7) / 8 * 8;
 
@@ -121,8 +133,13 @@ struct Plan {
   // Stages of a warp, in the order of columns, then of row blocks: begin, end; the first one's row block, its stage of
   // columns; 16 bits each.
   u32 run[WARPS], start[WARPS];
-  u32 padding[2];
-  Place places[MOST_BLOCKS];
+  u32 apart;  // the first of its row blocks that is of values, where those are apart
+  u32 padding;
+  Place places[FORMS_COUNT][MOST_BLOCKS];
+  // Of weights of a form.
+  __device__ __forceinline__ const Place* of(u32 form) const {
+    return places[FORMS_COUNT == 1 ? 0 : __popc(FORMS & ((1u << form) - 1))];
+  }
 };
 // The row block that is the j-th of a block.
 DEV u32 row_block(const Plan& plan, u32 product, u32 j) {
@@ -195,11 +212,23 @@ DEV void make_plan(Plan& plan, u32 product) {
     plan.run[lane] = begin | end << 16;
     plan.start[lane] = blocks ? begin % blocks | begin / blocks << 16 : 0;
   }
+  const bool apart = VALUES_APART && product == 0;
+  if (lane == 0) plan.apart = apart ? min(blocks, max(OF_QUERIES_AND_KEYS, first) - first) : blocks;
   for (u32 j = lane; j < blocks; j += 32) {
-    const u32 block = s.paired ? first + (j >> 1) + (j & 1) * s.row_blocks : first + j, quarter = block & 3,
-              strip = block >> 2, super = strip & ~3u, strips = ((s.row_blocks << s.paired) + 3) / 4,
-              wide = min(4u, strips - super) * ATOM;
-    const u64 offset = u64(super) * s.stages * STEPS * ATOM + (strip - super) * ATOM + quarter * UNIT_SCALES;
-    plan.places[j] = {u32(offset / 32), wide, SCALES - quarter * UNIT_SCALES + (OWN_SCALES ? quarter * 32 : 0), 0};
+    u32 block = s.paired ? first + (j >> 1) + (j & 1) * s.row_blocks : first + j, all_blocks = s.row_blocks << s.paired;
+    if (apart) {  // in the tensor that it is of
+      const bool value = block >= OF_QUERIES_AND_KEYS;
+      block -= value ? OF_QUERIES_AND_KEYS : 0;
+      all_blocks = value ? s.row_blocks - OF_QUERIES_AND_KEYS : OF_QUERIES_AND_KEYS;
+    }
+    const u32 quarter = block & 3, strip = block >> 2, super = strip & ~3u, strips = (all_blocks + 3) / 4;
+    u32 i = 0;
+#pragma unroll
+    for (u32 form = 0; form < 4; form++) {
+      if (FORMS ? !(FORMS >> form & 1) : form > 0) continue;
+      const u32 atom = atom_of(form), codes = codes_of(form), own = FORMS ? scales_of() : OWN_SCALES ? 32 : 0;
+      const u64 offset = u64(super) * s.stages * STEPS * atom + (strip - super) * atom + quarter * codes;
+      plan.places[i++][j] = {u32(offset / 32), min(4u, strips - super) * atom, (4 - quarter) * codes + quarter * own, 0};
+    }
   }
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include "decode_codes.cuh"
 #include "hopper.cuh"
+#include "persistent_multiples.cuh"
 #include "persistent_plan.cuh"
 
 // The warps that bring weights: a lane a ring. Lanes do not wait for each other: one whose ring is full looks again.
@@ -16,12 +17,20 @@ DEV void bring(u32 count, const Shared& m) {
   u32 stage = 0, phase = 1;
   // The product after this one, of all layers; what is left of this one's stages, and the next of them.
   u32 next = 0, left = 0, blocks = 0, j = 0, t = 0;
-  const Place* places = nullptr;
-  const u8* w = nullptr;
+  struct {
+    const u8* w;
+    const Place* places;
+    u32 codes;
+  } of, of_values;  // from row block `apart` on
+  u32 apart = 0;
   auto begin = [&] {
     for (; left == 0 && next < 4 * count; next++) {
       const Plan& plan = m.plan(next & 3);
-      w = m.layers()[next >> 2].product(next & 3).w, places = plan.places, blocks = plan.blocks;
+      const Layer& layer = m.layers()[next >> 2];
+      const Product& product = layer.product(next & 3);
+      const u32 form = product.forms & 255, form_of_values = product.forms >> 8;
+      of = {product.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
+      if (VALUES_APART) apart = plan.apart, of_values = {layer.w_of_values, plan.of(form_of_values), codes_of(form_of_values)};
       left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
       j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
     }
@@ -30,14 +39,16 @@ DEV void bring(u32 count, const Shared& m) {
 #pragma unroll 1
   while (left) {
     if (!mbarrier_is(empty + 8 * stage, phase)) continue;
-    const Place place = places[j];
-    const u8* codes = w + u64(place.offset) * 32 + t * place.wide;
-    mbarrier_expect(full + 8 * stage, STAGE);
+    const bool value = VALUES_APART && j >= apart;
+    const Place place = (value ? of_values : of).places[j];
+    const u8* codes = (value ? of_values : of).w + u64(place.offset) * 32 + t * place.wide;
+    const u32 of_codes = (value ? of_values : of).codes;
+    mbarrier_expect(full + 8 * stage, STEPS * (of_codes + scales_of()));
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
       const u32 to = own + stage * STAGE + k * UNIT;
-      copy_bulk(to, codes, UNIT_SCALES, full + 8 * stage, policy);
-      if (SCALE_BYTES) copy_bulk(to + UNIT_SCALES, codes + place.scales, SCALE_BYTES, full + 8 * stage, policy);
+      copy_bulk(to, codes, of_codes, full + 8 * stage, policy);
+      if (scales_of()) copy_bulk(to + of_codes, codes + place.scales, scales_of(), full + 8 * stage, policy);
     }
     if (++stage == STAGES) stage = 0, phase ^= 1;
     if (++j == blocks) j = 0, t += STEPS;
@@ -47,7 +58,7 @@ DEV void bring(u32 count, const Shared& m) {
 
 // This warp's stages of a product with x, to its sums. Digits of x stay in registers for all row blocks of a stage's
 // columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
-DEV void multiply(const Shared& m, u32 product) {
+DEV void multiply(const Shared& m, u32 product, u32 forms) {
   const Plan& plan = m.plan(product);
   const u32 warp = thread_index() / 32, lane = thread_index() & 31;
   const u32 blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp];
@@ -65,18 +76,23 @@ DEV void multiply(const Shared& m, u32 product) {
   while (left) {
     u32 b[STEPS][8];
     int digit_sums[STEPS][PARTS][4];  // over the columns of a group: what zero points are multiplied by
+    SumsOfDigits of_groups[STEPS];  // what factors of offsets are multiplied by
     float weight[STEPS];
 #pragma unroll
     for (u32 k = 0; k < STEPS; k++, unit += X_UNIT) {
       load_digits(b[k], unit, lane);
+      if constexpr (FORMS) {
+        of_groups[k] = SumsOfDigits::of(b[k]);
+      } else {
 #pragma unroll
-      for (int g = 0; g < PARTS; g++) {
-        const u32 ones[4] = {0x01010101, 0x01010101, 0x01010101, 0x01010101};
-        int (&sums)[4] = digit_sums[k][g];
-        sums[0] = sums[1] = sums[2] = sums[3] = 0;
+        for (int g = 0; g < PARTS; g++) {
+          const u32 ones[4] = {0x01010101, 0x01010101, 0x01010101, 0x01010101};
+          int (&sums)[4] = digit_sums[k][g];
+          sums[0] = sums[1] = sums[2] = sums[3] = 0;
 #pragma unroll
-        for (int h = 4 * g / PARTS; h < 4 * (g + 1) / PARTS; h++)
-          mma_sync_int8<true>(sums, ones, b[k][2 * h], b[k][2 * h + 1]);
+          for (int h = 4 * g / PARTS; h < 4 * (g + 1) / PARTS; h++)
+            mma_sync_int8<true>(sums, ones, b[k][2 * h], b[k][2 * h + 1]);
+        }
       }
       if (!WHOLE) weight[k] = __uint_as_float(load_shared(unit + POWER)) * factor;
     }
@@ -86,56 +102,61 @@ DEV void multiply(const Shared& m, u32 product) {
     for (; j < end; j++) {
       const u32 at = ring + stage * STAGE, quarter = OWN_SCALES ? 0 : row_block(plan, product, j) & 3;
       mbarrier_wait(full + 8 * stage, phase);
-      u32 codes[STEPS][words_of(8)], scales[STEPS][PARTS];
-#pragma unroll
-      for (u32 k = 0; k < STEPS; k++) {
-#pragma unroll
-        for (int v = 0; v < words_of(2); v++) {
-          u32 w[4];
-          load_shared(w, at + lane * 16 + k * UNIT + v * 512);
-          codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
-        }
-#pragma unroll
-        for (int g = 0; g < GROUPS; g++)
-          scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + UNIT_SCALES + quarter * 32 + 128 * g);
-      }
       Sums sum = {0, 0};
+      if constexpr (FORMS) {
+        const u32 form = VALUES_APART && j >= plan.apart ? forms >> 8 : forms & 255;
+        multiply_units(form, at, lane, b, of_groups, weight, sum);
+      } else {
+        u32 codes[STEPS][words_of(8)], scales[STEPS][PARTS];
 #pragma unroll
-      for (u32 k = 0; k < STEPS; k++)
+        for (u32 k = 0; k < STEPS; k++) {
 #pragma unroll
-        for (int g = 0; g < PARTS; g++) {
-          constexpr int EACH = 4 / PARTS;  // k32 steps of a group
-          int zero = BITS == 4 ? 8 : 128, zero8 = zero;
-          if (ZERO) {
-            const u32 z =
-                load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + UNIT_SCALES + ZEROS - SCALES + quarter * 16 + 64 * g);
-            zero = z & 255, zero8 = z >> 8;
+          for (int v = 0; v < words_of(2); v++) {
+            u32 w[4];
+            load_shared(w, at + lane * 16 + k * UNIT + v * 512);
+            codes[k][4 * v] = w[0], codes[k][4 * v + 1] = w[1], codes[k][4 * v + 2] = w[2], codes[k][4 * v + 3] = w[3];
           }
-          const int d0 = digit_sums[k][g][0], d1 = digit_sums[k][g][1];
-          if (FACTORS) zero = zero8 = 0;  // they come with the factors
-          constexpr int BEGIN = WHOLE ? 0 : INTEGER;
-          int c[4] = {BEGIN - zero * d0, BEGIN - zero * d1, BEGIN - TIMES_8 * zero8 * d0, BEGIN - TIMES_8 * zero8 * d1};
 #pragma unroll
-          for (int h = g * EACH; h < (g + 1) * EACH; h++) {
-            u32 a[4];
-            codes_as_bytes(&codes[k][words_of(2 * h)], a);
-            mma_sync_int8<true>(c, a, b[k][2 * h], b[k][2 * h + 1]);
-          }
-          if constexpr (FACTORS) {
-            // A byte is a factor, the next one 128 less the zero point times it; then the same of the other row.
-            auto byte = [&](int i) { return int(scales[k][g] >> (8 * i) & 255); };
-            sum.x += byte(0) * c[0] - (128 - byte(1)) * d0;
-            sum.y += byte(2) * c[2] - TIMES_8 * (128 - byte(3)) * d0;
-          } else if constexpr (WHOLE) {
-            sum.x += c[0], sum.y += c[2];
-          } else {
-            auto number = [&](int v) { return __int_as_float(v) - INTEGER_FLOAT; };
-            const float one = fmaf(number(c[1]), 256.0f, number(c[0])) * weight[k],
-                        other = fmaf(number(c[3]), 256.0f, number(c[2])) * weight[k];
-            sum.x = ROWS_SCALED ? sum.x + one : fmaf(one, low(scales[k][g]), sum.x);
-            sum.y = ROWS_SCALED ? sum.y + other : fmaf(other, high(scales[k][g]), sum.y);
-          }
+          for (int g = 0; g < GROUPS; g++)
+            scales[k][g] = load_shared(at + (lane >> 2) * 4 + k * UNIT + codes_of(0) + quarter * 32 + 128 * g);
         }
+#pragma unroll
+        for (u32 k = 0; k < STEPS; k++)
+#pragma unroll
+          for (int g = 0; g < PARTS; g++) {
+            constexpr int EACH = 4 / PARTS;  // k32 steps of a group
+            int zero = BITS == 4 ? 8 : 128, zero8 = zero;
+            if (ZERO) {
+              const u32 z =
+                  load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + codes_of(0) + ZEROS - SCALES + quarter * 16 + 64 * g);
+              zero = z & 255, zero8 = z >> 8;
+            }
+            const int d0 = digit_sums[k][g][0], d1 = digit_sums[k][g][1];
+            if (FACTORS) zero = zero8 = 0;  // they come with the factors
+            constexpr int BEGIN = WHOLE ? 0 : INTEGER;
+            int c[4] = {BEGIN - zero * d0, BEGIN - zero * d1, BEGIN - TIMES_8 * zero8 * d0, BEGIN - TIMES_8 * zero8 * d1};
+#pragma unroll
+            for (int h = g * EACH; h < (g + 1) * EACH; h++) {
+              u32 a[4];
+              codes_as_bytes(&codes[k][words_of(2 * h)], a);
+              mma_sync_int8<true>(c, a, b[k][2 * h], b[k][2 * h + 1]);
+            }
+            if constexpr (FACTORS) {
+              // A byte is a factor, the next one 128 less the zero point times it; then the same of the other row.
+              auto byte = [&](int i) { return int(scales[k][g] >> (8 * i) & 255); };
+              sum.x += byte(0) * c[0] - (128 - byte(1)) * d0;
+              sum.y += byte(2) * c[2] - TIMES_8 * (128 - byte(3)) * d0;
+            } else if constexpr (WHOLE) {
+              sum.x += c[0], sum.y += c[2];
+            } else {
+              auto number = [&](int v) { return __int_as_float(v) - INTEGER_FLOAT; };
+              const float one = fmaf(number(c[1]), 256.0f, number(c[0])) * weight[k],
+                          other = fmaf(number(c[3]), 256.0f, number(c[2])) * weight[k];
+              sum.x = ROWS_SCALED ? sum.x + one : fmaf(one, low(scales[k][g]), sum.x);
+              sum.y = ROWS_SCALED ? sum.y + other : fmaf(other, high(scales[k][g]), sum.y);
+            }
+          }
+      }
       loads_before_copies();
       __syncwarp();
       if (lane == 0) mbarrier_arrive(empty + 8 * stage);

@@ -33,7 +33,7 @@
 //   FACTORS (scales on two levels, 4 bits): the second array has the scales of the rows; the 2 bytes of a row's scale
 //   in a group are its factor f and 128 - z f: q f + (128 - z f) is the weight as a byte, plus 128.
 //   MULTIPLES (scales and offsets are whole multiples of halves that an atom has for each row): instead of scales and
-//   offsets [pair of rows 8w+i][word 0..3], then a word for each pair:
+//   offsets [warp w]{ [i 0..7][word 0..3], [i 0..7] last word } of the rows 16w+i and 16w+i+8:
 //     with offsets, groups of 32: word g has the factors of group g: bits 0.. 5 of the scale of row R, 16..21 of R+8,
 //       6..11 and 22..27 of their offsets; what is left of the four words, 4 bits above each offset, are the halves of
 //       the scales of R and R+8: byte i has its lower 4 bits in word i/2, the upper ones in word 2 + i/2; the last word

@@ -115,7 +115,7 @@ DEV RowGroup load_row_group([[maybe_unused]] u32 params, [[maybe_unused]] int gr
                             [[maybe_unused]] u32 scales, [[maybe_unused]] u32 zeros) {
   if constexpr (MULTIPLES) {
     const Multiples all = Multiples::load(params, pair);
-    const u32 word = load_shared(params + pair * 16 + group * 4);
+    const u32 word = load_shared(params + words_of_pair(pair) + group * 4);
     return row_group(scale_pair(word, scale_halves(all.words), 0), 0, offset_pair(word, all.halves));
   } else {
     return row_group(load_row_pair(scales), ZERO ? load_shared_u16(zeros) : 0,

@@ -359,8 +359,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) wna16_multiples(const Para
                  byte(s8.factors[2 * i + 1]) << 24;
     }
   }
-  reinterpret_cast<uint4*>(to)[pair] = make_uint4(words[0], words[1], words[2], words[3]);
-  reinterpret_cast<u32*>(to + HALVES_AT)[pair] = last;
+  *reinterpret_cast<uint4*>(to + words_of_pair(pair)) = make_uint4(words[0], words[1], words[2], words[3]);
+  *reinterpret_cast<u32*>(to + last_of_pair(pair)) = last;
 }
 
 // Scales and zero points where a row has one of each: a block has those of a strip.

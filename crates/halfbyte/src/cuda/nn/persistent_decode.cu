@@ -238,7 +238,8 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
                              : row;
     float2 added = make_float2(0, 0);
     if (bias && there) {
-      const float* const of_row = bias + row + (GATES && i & 8 ? INNER : 0);
+      const bool value = VALUES_APART && PRODUCT == 0 && row >= 16 * OF_QUERIES_AND_KEYS;
+      const float* const of_row = (value ? m.layers()[layer].bias_of_values : bias) + row + (GATES && i & 8 ? INNER : 0);
       added = make_float2(__ldg(of_row), __ldg(of_row + 8));
     }
     u32 scales = 0;
@@ -348,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
         norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norm, put_x);
     }
     if (product == 0) prefetch(p, m, again(number) >> 2);
-    multiply(m, product);
+    multiply(m, product, of.forms);
     const u32 layer = again(number) >> 2;
     switch (again(number) & 3) {
       case 0:

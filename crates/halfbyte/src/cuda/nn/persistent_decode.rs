@@ -3,7 +3,7 @@
 use super::collectives::Neighbours;
 use super::floats::float_type;
 use super::kv_cache::KvCache;
-use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, PRODUCTS, Plan, Sizes, WARPS};
+use super::persistent_plan::{COPYING_WARPS, MOST_RANKS, PRODUCTS, Plan, Sizes, WARPS, form};
 use super::rope::{HeadNorms, Rope};
 use super::{narrow, same_length};
 use crate::cuda::Gpu;
@@ -29,7 +29,7 @@ parameters! {
         bias: u64,
         norm: u64,
         eps: f32,
-        padding: u32,
+        forms: u32,
     }
 
     /// As in the source, where products are an array.
@@ -42,6 +42,8 @@ parameters! {
         key_norm: u64,
         keys: u64,
         values: u64,
+        w_of_values: u64,
+        bias_of_values: u64,
         query_eps: f32,
         key_eps: f32,
         scale: f32,
@@ -84,11 +86,16 @@ pub struct StreamNorm<'a> {
     pub eps: f32,
 }
 
+/// A weight and its bias.
+pub type StepProduct<'a> = (&'a Packed, Option<View<'a, f32>>);
+
 /// A layer of a model.
 #[derive(Debug)]
 pub struct StepLayer<'a> {
     /// Weights and biases of q, k and v; the output; gate and up; down.
-    pub products: [(&'a Packed, Option<View<'a, f32>>); PRODUCTS],
+    pub products: [StepProduct<'a>; PRODUCTS],
+    /// Those of v, where it is not in the first of them.
+    pub values: Option<StepProduct<'a>>,
     /// Before attention, and before the MLP.
     pub norms: [StreamNorm<'a>; 2],
     /// Norms of heads, where the model has them.
@@ -154,26 +161,39 @@ impl PersistentDecode {
             for weight in layer.head_norms.iter().flat_map(|norms| [norms.queries, norms.keys]) {
                 same_length(OP, "a norm of heads", Some(heads.head_size), weight.len())?;
             }
-            let mut product = |at: usize, norm: Option<StreamNorm<'_>>| {
-                let (Packed::Wna16(w), bias) = layer.products[at] else {
+            let of = |(w, bias): StepProduct<'_>| {
+                let Packed::Wna16(w) = w else {
                     return Err(Error::invalid(OP, "weights in layout cuda_wna16", "others"));
                 };
                 if let Some(bias) = bias {
                     same_length(OP, "a bias", Some(w.shape()[0]), bias.len())?;
                 }
-                scales.push(w.rows());
-                Ok(Product {
-                    w: w.atoms(),
-                    bias: bias.map_or(0, |bias| bias.pointer()),
-                    norm: norm.map_or(0, |norm| norm.weight.pointer()),
-                    eps: norm.map_or(0.0, |norm| norm.eps),
-                    padding: 0,
-                })
+                Ok((w.atom(), w.atoms(), bias.map_or(0, |bias| bias.pointer()), w.rows()))
             };
+            let mut product = |at: usize, norm: Option<StreamNorm<'_>>| {
+                let (atom, w, bias, rows) = of(layer.products[at])?;
+                scales.push(rows);
+                let (norm, eps) = norm.map_or((0, 0.0), |norm| (norm.weight.pointer(), norm.eps));
+                Ok(Product { w, bias, norm, eps, forms: form(atom) })
+            };
+            let mut qkv = product(0, Some(layer.norms[0]))?;
+            // Of q, k and v in one tensor the rows of v begin where their atoms do.
+            let of_values = match layer.values {
+                None => (qkv.forms, qkv.w + plan.bytes_before_values(of(layer.products[0])?.0) as u64, qkv.bias),
+                Some(values) => {
+                    let (atom, w, bias, _) = of(values)?;
+                    let rows_before = plan.sizes.rows_before_values() as u64;
+                    if (bias == 0) != (qkv.bias == 0) {
+                        return Err(Error::invalid(OP, "biases of q, k and v, or none", "of some"));
+                    }
+                    (form(atom), w, bias.wrapping_sub(4 * rows_before))
+                }
+            };
+            qkv.forms |= of_values.0 << 8;
             let [keys, values] = cache.layer(OP, i)?;
             let norms = layer.head_norms;
             table.push(Layer {
-                qkv: product(0, Some(layer.norms[0]))?,
+                qkv,
                 output: product(1, None)?,
                 up: product(2, Some(layer.norms[1]))?,
                 down: product(3, None)?,
@@ -181,6 +201,8 @@ impl PersistentDecode {
                 key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
                 keys: keys.pointer(),
                 values: values.pointer(),
+                w_of_values: of_values.1,
+                bias_of_values: of_values.2,
                 query_eps: norms.map_or(0.0, |norms| norms.eps),
                 key_eps: norms.map_or(0.0, |norms| norms.eps),
                 scale: layer.scale,

@@ -1,6 +1,6 @@
 //! Which models `persistent_decode.cu` takes, and what it is compiled for: sizes, forms of weights, shared memory.
 
-use super::persistent_decode::{Layer, SOURCE};
+use super::persistent_decode::{Layer, SOURCE, StepLayer};
 use crate::cuda::Caps;
 use crate::cuda::matmul::Packed;
 use crate::cuda::sources::Instance;
@@ -23,6 +23,8 @@ const STAGES: [usize; 2] = [3, 8];
 const MOST_OF_GROUP: usize = 8;
 /// Ranks that share a model, at most.
 pub(super) const MOST_RANKS: usize = 8;
+/// Rows of a super-strip: where rows of values begin at one, they lie as those of a tensor of their own do.
+const SUPER_STRIP: usize = 4 * STRIP;
 /// Columns whose products are summed as integers, at most: 127 · 128 of each, four times where rows share a word.
 const MOST_SUMMED: usize = 1 << 15;
 
@@ -46,15 +48,22 @@ impl Sizes {
         let attended = heads.heads * heads.head_size;
         [[heads.row(), hidden], [hidden, attended], [2 * inner, hidden], [hidden, inner]]
     }
+
+    /// Rows of values, the last ones of the first product.
+    fn rows_of_values(&self) -> usize {
+        self.heads.kv_heads * self.heads.head_size
+    }
+
+    pub(super) fn rows_before_values(&self) -> usize {
+        self.heads.row() - self.rows_of_values()
+    }
 }
 
 /// What a step of one token is computed by: the kernel for a model on a device.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) sizes: Sizes,
-    atom: Atom,
-    /// Whether activations are quantised.
-    quantized: bool,
+    weights: Weights,
     pub(super) dtype: Float,
     pub(super) layers: usize,
     /// That share the model.
@@ -69,30 +78,81 @@ pub struct Plan {
     table: usize,
 }
 
+/// The forms that a model's weights have, and whether activations are quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Weights {
+    /// Of all; of those whose scales are multiples of halves one for all: what each is, its [`form`] says.
+    atom: Atom,
+    quantized: bool,
+    /// A bit for each [`form`] of multiples of halves; 0: there are none such.
+    forms: u32,
+    /// Whether values may be another tensor than queries and keys.
+    values_apart: bool,
+}
+
+impl Weights {
+    const K_TYPES: Atom =
+        Atom { bits: 4, group: 32, zero: false, offset: true, scale: Float::F32, factors: false, multiples: true };
+
+    fn of(atom: Atom, quantized: bool) -> Self {
+        match atom.multiples {
+            true => Self { atom: Self::K_TYPES, quantized, forms: 1 << form(atom), values_apart: false },
+            false => Self { atom, quantized, forms: 0, values_apart: false },
+        }
+    }
+
+    /// Both together, if one kernel takes both.
+    fn with(self, other: Self) -> Option<Self> {
+        (self.atom == other.atom).then_some(Self { forms: self.forms | other.forms, ..self })
+    }
+}
+
+/// The form of an atom among those whose scales are multiples of halves, as the source counts them.
+pub(super) fn form(atom: Atom) -> u32 {
+    if atom.multiples { u32::from(atom.offset) | u32::from(atom.bits == 6) << 1 } else { 0 }
+}
+
 impl Plan {
-    /// The kernel for a model with these products, the same number in each layer, and keys and values of a type; or why there
-    /// is none: it takes Hopper, codes in places of 4 or 8 bits with scales of groups along k or of rows, or of both (`-si8`), in the type
-    /// of x, exact activations or symmetric codes of them in groups of 128 or whole rows, heads of 64 or 128 elements, at most 8 query
-    /// heads a key head, and sizes that are multiples of 128.
-    pub fn of(caps: &Caps, sizes: Sizes, products: &[[&Packed; PRODUCTS]], dtype: Float) -> Answer<Self> {
-        let first = products.first().and_then(|layer| layer.first());
-        let Some((atom, act)) = first.and_then(|first| Some((atom_of(first)?, first.format().act))) else {
+    /// The kernel for a model with these layers, and keys and values of a type; or why there is none: it takes Hopper, codes in places
+    /// of 4 or 8 bits with scales of groups along k or of rows, or of both (`-si8`), in the type of x, exact activations or symmetric
+    /// codes of them in groups of 128 or whole rows, heads of 64 or 128 elements, at most 8 query heads a key head, and sizes that are
+    /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's K types).
+    pub fn of(caps: &Caps, sizes: Sizes, layers: &[StepLayer<'_>], dtype: Float) -> Answer<Self> {
+        let Some((atom, act)) = layers.first().and_then(|layer| {
+            let (first, _) = layer.products.first()?;
+            Some((atom_of(first)?, first.format().act))
+        }) else {
             return Err(Reason("weights in layout cuda_wna16".into()));
         };
         if act.is_quantized() && (act != Act::A8 || atom.group != STEP && !atom.has_rows()) {
             return Err(Reason("exact activations, or symmetric codes of them in groups of 128 or whole rows".into()));
         }
-        for layer in products {
-            for (w, shape) in layer.iter().zip(sizes.shapes()) {
-                if atom_of(w) != Some(atom) || !w.in_order() || w.format().act != act {
-                    return Err(Reason("all products in one format, with columns in order".into()));
-                }
+        let values_apart = layers.iter().any(|layer| layer.values.is_some());
+        let mut weights = Weights { values_apart, ..Weights::of(atom, act.is_quantized()) };
+        for layer in layers {
+            let mut shapes = sizes.shapes();
+            if layer.values.is_some() {
+                shapes[0][0] = sizes.rows_before_values();
+            }
+            let values = layer.values.map(|values| (values, [sizes.rows_of_values(), sizes.hidden]));
+            for ((w, _), shape) in layer.products.into_iter().zip(shapes).chain(values) {
+                let of_this = atom_of(w).filter(|_| w.in_order() && w.format().act == act);
+                let together = of_this.and_then(|atom| weights.with(Weights::of(atom, act.is_quantized())));
+                let Some(together) = together else {
+                    return Err(Reason("all products in one format or in K types, with columns in order".into()));
+                };
+                weights = together;
                 if w.shape() != shape {
                     return Err(Reason(format!("a product of {shape:?}, there is one of {:?}", w.shape())));
                 }
             }
         }
-        Self::sized(caps, sizes, (atom, act.is_quantized()), dtype, products.len())
+        if values_apart && (weights.forms == 0 || !sizes.rows_before_values().is_multiple_of(SUPER_STRIP)) {
+            let why =
+                format!("K types, and queries and keys of a multiple of {SUPER_STRIP} rows, where values are apart");
+            return Err(Reason(why));
+        }
+        Self::sized(caps, sizes, weights, dtype, layers.len())
     }
 
     /// The same for ranks, each with a part of the model and a GPU; or why there is none.
@@ -108,15 +168,16 @@ impl Plan {
         Self { paged: true, ..self }
     }
 
-    /// With weights of a form, and activations as codes or not.
-    fn sized(caps: &Caps, sizes: Sizes, form: (Atom, bool), dtype: Float, layers: usize) -> Answer<Self> {
-        let (atom, quantized) = form;
+    /// With weights of a form.
+    fn sized(caps: &Caps, sizes: Sizes, weights: Weights, dtype: Float, layers: usize) -> Answer<Self> {
+        let Weights { atom, quantized, forms, .. } = weights;
         let refuse = |why: String| Err(Reason(why));
         if !caps.arch.is_hopper() {
             return refuse("takes sm_90a".into());
         }
         let of_rows = atom.group == 0 && atom.zero || atom.factors && !quantized;
-        if dtype == Float::F32 || of_rows || atom.is_wide() || atom.scale != dtype {
+        let other = forms == 0 && (atom.is_wide() || atom.scale != dtype);
+        if dtype == Float::F32 || of_rows || other {
             return refuse(format!("keys and values in {}, not {dtype}, and no zero points of whole rows", atom.scale));
         }
         let (Heads { head_size, kv_heads, .. }, blocks) = (sizes.heads, caps.multiprocessors as usize);
@@ -136,8 +197,7 @@ impl Plan {
         }
         let even = sizes.shapes().iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
         let with = |steps, stages| {
-            let plan =
-                Self { sizes, atom, quantized, dtype, layers, ranks: 1, paged: false, blocks, steps, stages, table: 0 };
+            let plan = Self { sizes, weights, dtype, layers, ranks: 1, paged: false, blocks, steps, stages, table: 0 };
             Self { table: plan.begin_of_table(), ..plan }
         };
         let steps = if even { 1..=2 } else { 1..=1 };
@@ -154,17 +214,23 @@ impl Plan {
     fn begin_of_table(&self) -> usize {
         let Sizes { inner, heads, pairs, .. } = self.sizes;
         let (head, group) = (heads.head_size, heads.group());
-        let (groups, zero) = (self.atom.groups(), self.atom.zero);
+        let Weights { atom, forms, .. } = self.weights;
+        let (groups, zero) = (atom.groups(), atom.zero);
         let scales = if groups == 1 && !zero { 32 } else { groups * if zero { 192 } else { 128 } }; // of rows: none
-        let unit = 256 * self.atom.bits as usize + scales;
+        let unit = match forms {
+            0 => 256 * atom.bits as usize + scales,
+            ..4 => 256 * 4 + 160,
+            _ => 256 * 6 + 160,
+        };
+        let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
             let (paired, n) = if at == 2 { (1, inner) } else { (0, self.sizes.shapes()[at][0]) };
             (n / ROWS).div_ceil(self.blocks) << paired
         };
         let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
-        let (plan, sums) = (8 + 8 * WARPS + 8 + 16 * most, 8 * (ROWS * WARPS + 8));
+        let (plan, sums) = (8 + 8 * WARPS + 8 + 16 * most * kinds, 8 * (ROWS * WARPS + 8));
         // 128 columns of x: four digits of each, or a code, and their power of two or scale.
-        let x_unit = if self.quantized { STEP } else { 4 * STEP } + 16;
+        let x_unit = if self.weights.quantized { STEP } else { 4 * STEP } + 16;
         let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * x_unit + of_product(at) * sums;
         let attended = WARPS * (group * head * 4 + 64);
         let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended);
@@ -179,6 +245,11 @@ impl Plan {
     /// Positions of a text are divided into at most so many parts for each key head; as in the source.
     fn most_parts(&self) -> usize {
         (self.blocks / self.sizes.heads.kv_heads).min(32)
+    }
+
+    /// Bytes of q, k and v in one tensor before the rows of v, where these may be apart.
+    pub(super) fn bytes_before_values(&self, atom: Atom) -> usize {
+        self.sizes.rows_before_values() / STRIP * (self.sizes.hidden / STEP) * atom.bytes()
     }
 
     /// Sets of places; as in the source.
@@ -196,13 +267,19 @@ impl Plan {
 
     /// The kernel as it is compiled.
     pub fn instance(&self) -> Instance {
-        let Self { sizes: Sizes { hidden, inner, heads, pairs }, atom, .. } = *self;
+        let Self { sizes: Sizes { hidden, inner, heads, pairs }, weights, .. } = *self;
+        let Weights { atom, quantized, forms, values_apart } = weights;
         let numbers = [
             ("BITS", atom.bits as usize),
             ("BF16", (self.dtype == Float::BF16).into()),
             ("GROUP", atom.group),
             ("ZERO", atom.zero.into()),
-            ("QUANTIZED", self.quantized.into()),
+            ("QUANTIZED", quantized.into()),
+            ("W_OFFSET", atom.offset.into()),
+            ("SCALE_F32", (atom.scale == Float::F32).into()),
+            ("MULTIPLES", atom.multiples.into()),
+            ("FORMS", forms as usize),
+            ("VALUES_APART", values_apart.into()),
             ("FACTORS", atom.factors.into()),
             ("OUT", 2),
             ("ACTIVATION", 0),
@@ -235,18 +312,24 @@ pub(super) fn samples() -> Vec<Instance> {
     let wide = Sizes { hidden: 4096, inner: 14336, heads: heads(32, 8, 128), pairs: 64 };
     let narrow = Sizes { hidden: 384, inner: 1024, heads: heads(6, 2, 64), pairs: 32 };
     let atom = |bits, group, zero, scale| Atom { bits, group, zero, scale, ..Atom::W4_G128 };
+    let of = Weights::of;
+    let k_types = |forms, values_apart| Weights { forms, values_apart, ..Weights::of(Weights::K_TYPES, false) };
     let two_levels = Atom { factors: true, ..atom(4, 128, false, Float::F16) };
     let models = [
-        (wide, (atom(4, 128, false, Float::F16), false)),
-        (wide, (atom(8, 32, true, Float::BF16), false)),
-        (narrow, (atom(4, 32, true, Float::F16), false)),
-        (wide, (atom(4, 128, false, Float::F16), true)),
-        (narrow, (atom(8, 128, true, Float::BF16), true)),
-        (wide, (two_levels, true)),
-        (wide, (atom(8, 0, false, Float::F16), true)),
-        (narrow, (atom(4, 0, false, Float::BF16), false)),
+        (wide, of(atom(4, 128, false, Float::F16), false), Float::F16),
+        (wide, of(atom(8, 32, true, Float::BF16), false), Float::BF16),
+        (narrow, of(atom(4, 32, true, Float::F16), false), Float::F16),
+        (wide, of(atom(4, 128, false, Float::F16), true), Float::F16),
+        (narrow, of(atom(8, 128, true, Float::BF16), true), Float::BF16),
+        (wide, of(two_levels, true), Float::F16),
+        (wide, of(atom(8, 0, false, Float::F16), true), Float::F16),
+        (narrow, of(atom(4, 0, false, Float::BF16), false), Float::BF16),
+        (wide, k_types(0b0110, true), Float::F16),
+        (wide, k_types(0b1100, true), Float::BF16),
+        (narrow, k_types(0b0011, false), Float::F16),
     ];
-    let plan = |(sizes, form): (Sizes, (Atom, bool))| Plan::sized(&Caps::H200, sizes, form, form.0.scale, 32).ok();
+    let plan =
+        |(sizes, weights, dtype): (Sizes, Weights, Float)| Plan::sized(&Caps::H200, sizes, weights, dtype, 32).ok();
     let alone: Vec<Plan> = models.into_iter().filter_map(plan).collect();
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
     let paged = alone.iter().take(1).map(|plan| plan.clone().paged());

@@ -1,7 +1,7 @@
 //! Scales and offsets of an atom as whole multiples of halves: what lies in the place of both.
 //!
 //! ```text
-//! pair of rows R, R + 8:   words 0..4 of factors at 16 · pair,   a word of two halves at 512 + 4 · pair
+//! [warp 0..4]{ [i 0..8][word 0..4] of factors, [i 0..8] a last word of two halves }    of rows R = 16 · warp + i and R + 8
 //! with offsets, groups of 32:   word g: bits 0 … 5 and 16 … 21 the factors of the scales of R and R + 8, above them 6 bits each of the
 //!                               offsets and 4 of the halves of the scales, which are four bytes: of byte i the lower bits in word
 //!                               i / 2, the upper ones in word 2 + i / 2, for even i above R's;   last word: the halves of the offsets
@@ -13,8 +13,11 @@ use super::{Atom, STEP, STRIP, row_at};
 use crate::layout::multiples::Multiples;
 use half::f16;
 
-/// Where the last words begin.
-const HALVES_AT: usize = 16 * STRIP / 2;
+/// Where the words of a pair of rows begin, and its last word.
+fn words_of(pair: usize) -> [usize; 2] {
+    let (warp, i) = (pair / 8, pair % 8);
+    [16 * i, 128 + 4 * i].map(|at| 160 * warp + at)
+}
 
 /// A tensor's scales, and offsets where it has such.
 pub(super) type OfTensor<'a> = (&'a Multiples<'a>, Option<&'a Multiples<'a>>);
@@ -48,6 +51,7 @@ pub(super) fn pack(atom: Atom, of: OfTensor<'_>, shape: [usize; 2], [strip, step
     };
     let mut put = |at: usize, word: u32| out[at..at + 4].copy_from_slice(&word.to_le_bytes());
     for pair in 0..STRIP / 2 {
+        let [first, last] = words_of(pair);
         let [scales, scales8] = pair_of(of.0, pair);
         let halves = |[a, b]: [Row; 2]| u32::from(a.half.to_bits()) | u32::from(b.half.to_bits()) << 16;
         let of_scales = halves([scales, scales8]);
@@ -59,16 +63,16 @@ pub(super) fn pack(atom: Atom, of: OfTensor<'_>, shape: [usize; 2], [strip, step
                         let bits = of_scales >> (16 * (g % 2) + 8 * i + 4 * (g / 2)) & 15;
                         scale.factors[g] as u32 | (offset.factors[g] as u32) << 6 | bits << 12
                     };
-                    put(16 * pair + 4 * g, half(scales, offsets, 0) | half(scales8, offsets8, 1) << 16);
+                    put(first + 4 * g, half(scales, offsets, 0) | half(scales8, offsets8, 1) << 16);
                 }
-                put(HALVES_AT + 4 * pair, halves([offsets, offsets8]));
+                put(last, halves([offsets, offsets8]));
             }
             None => {
                 for i in 0..4 {
                     let bytes = [0, 1].map(|e| [scales, scales8].map(|row| (row.factors[2 * i + e] + 128) as u8));
-                    put(16 * pair + 4 * i, u32::from_le_bytes([bytes[0][0], bytes[0][1], bytes[1][0], bytes[1][1]]));
+                    put(first + 4 * i, u32::from_le_bytes([bytes[0][0], bytes[0][1], bytes[1][0], bytes[1][1]]));
                 }
-                put(HALVES_AT + 4 * pair, of_scales);
+                put(last, of_scales);
             }
         }
     }
@@ -79,12 +83,13 @@ pub(super) fn unpack(atom: Atom, bytes: &[u8], at: usize, g: usize) -> [f32; 2] 
     let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
     let (pair, second) = (at / 2, at % 2);
     let half = |word: u32| f16::from_bits((word >> (16 * second)) as u16).to_f32();
-    let last = word(HALVES_AT + 4 * pair);
+    let [first, last] = words_of(pair);
+    let last = word(last);
     if !atom.offset {
-        let factor = i32::from(bytes[16 * pair + 2 * g + second]) - 128;
+        let factor = i32::from(bytes[first + 2 * g + second]) - 128;
         return [half(last) * factor as f32, 0.0];
     }
-    let words = [0, 1, 2, 3].map(|i| word(16 * pair + 4 * i));
+    let words = [0, 1, 2, 3].map(|i| word(first + 4 * i));
     let factor = |field: usize| (words[g] >> (16 * second + 6 * field) & 0x3f) as f32;
     let bits = |word: usize, i: usize| words[word] >> (16 * i + 12) & 15;
     let byte = |i: usize| bits(i / 2, i % 2) | bits(2 + i / 2, i % 2) << 4;

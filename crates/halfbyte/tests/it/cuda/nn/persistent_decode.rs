@@ -5,14 +5,15 @@ use crate::cuda::gpus;
 use crate::data::{Random, parse, rounded, with_zeros_in_bytes};
 use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
-use halfbyte::cuda::matmul::{self, Packed};
+use halfbyte::cuda::matmul::{self, Packed, Packer};
 use halfbyte::cuda::nn::{
-    HeadNorms, KvCache, PRODUCTS, PersistentDecode, PersistentPlan, Rope, StepLayer, StepOfText, StepSizes, StreamNorm,
+    HeadNorms, KvCache, PRODUCTS, PersistentDecode, PersistentPlan, Rope, StepLayer, StepOfText, StepProduct,
+    StepSizes, StreamNorm,
 };
 use halfbyte::format::reference::dequantize;
 use halfbyte::kernel::Heads;
 use halfbyte::kv_pages::PAGE_LENGTH;
-use halfbyte::{Float, QTensor};
+use halfbyte::{Float, QTensor, StoredTensor};
 
 const EPS: f32 = 1e-5;
 
@@ -28,6 +29,8 @@ type Vector = (Vec<f32>, Buffer<f32>);
 
 struct Layer {
     products: [Product; PRODUCTS],
+    /// Rows of values, where they are not in the first product.
+    values: Option<Product>,
     norms: [Vector; 2],
     head_norms: Option<[Vector; 2]>,
     window: Option<usize>,
@@ -38,6 +41,8 @@ struct Layer {
 struct Case {
     sizes: StepSizes,
     format: &'static str,
+    /// Instead of the format: of each weight one of these.
+    k_types: &'static [&'static str],
     dtype: Float,
     /// Tokens before the first that is looked at.
     before: usize,
@@ -84,6 +89,12 @@ fn of_order_one(w: &QTensor) -> QTensor {
     QTensor::new(w.format(), [w.n(), w.k()], w.codes().to_vec(), scales, w.zeros().clone(), None).unwrap()
 }
 
+impl Product {
+    fn of_step(&self) -> StepProduct<'_> {
+        (&self.packed, self.bias.as_ref().map(|(_, bias)| bias.view()))
+    }
+}
+
 impl Layer {
     fn new(bench: &Bench<'_>, random: &mut Random, case: &Case) -> Self {
         let StepSizes { hidden, inner, heads, .. } = case.sizes;
@@ -95,28 +106,44 @@ impl Layer {
             let buffer = bench.upload(&values);
             (values, buffer)
         };
-        let products = shapes.map(|[n, k]| {
-            let mut weight = format.weight;
-            match &mut weight.channel_scale {
-                Some(scale) => *scale = case.dtype,
-                None => weight.scale = case.dtype,
-            }
-            let w = of_order_one(&with_zeros_in_bytes(random.qtensor(weight, [n, k], false)));
-            let packed = matmul::pack(bench.gpu, &bench.stream, &w, format.act, case.dtype).unwrap();
+        let product = |random: &mut Random, [n, k]: [usize; 2]| {
+            let (w, packed, quantized) = if !case.k_types.is_empty() {
+                let of = case.k_types[random.below(case.k_types.len())];
+                let seed = random.bits() as u32;
+                let w = StoredTensor::random_k_type(parse(of).weight, [n, k], seed).unwrap();
+                let packed = Packer::new(bench.gpu, &bench.stream).pack(&[&w], format.act, case.dtype).unwrap();
+                (w.to_qtensor().unwrap(), packed, None)
+            } else {
+                let mut weight = format.weight;
+                match &mut weight.channel_scale {
+                    Some(scale) => *scale = case.dtype,
+                    None => weight.scale = case.dtype,
+                }
+                let w = of_order_one(&with_zeros_in_bytes(random.qtensor(weight, [n, k], false)));
+                let packed = matmul::pack(bench.gpu, &bench.stream, &w, format.act, case.dtype).unwrap();
+                let quantized = format.act.is_quantized().then(|| weight.activation_group().len(k));
+                (w, packed, quantized)
+            };
             let bias = case.biases.then(|| vector(random, n, 0.0));
-            let quantized = format.act.is_quantized().then(|| weight.activation_group().len(k));
             Product { w: dequantize(&w), quantized, packed, bias }
-        });
+        };
+        let of_values = heads.kv_heads * heads.head_size;
+        let apart = !case.k_types.is_empty() && (heads.row() - of_values).is_multiple_of(256) && random.below(2) == 0;
+        let values = apart.then(|| product(random, [of_values, hidden]));
+        let mut shapes = shapes;
+        shapes[0][0] -= if apart { of_values } else { 0 };
+        let products = shapes.map(|shape| product(random, shape));
         let norms = [(); 2].map(|()| vector(random, hidden, 1.0));
         let head_norms = case.head_norms.then(|| [(); 2].map(|()| vector(random, heads.head_size, 1.0)));
-        Self { products, norms, head_norms, window: case.window, seen: Default::default() }
+        Self { products, values, norms, head_norms, window: case.window, seen: Default::default() }
     }
 
     fn step_layer(&self, scale: f32) -> StepLayer<'_> {
         let norms = self.norms.each_ref().map(|(_, weight)| StreamNorm { weight: weight.view(), eps: EPS });
         let head_norms = self.head_norms.as_ref();
         StepLayer {
-            products: self.products.each_ref().map(|p| (&p.packed, p.bias.as_ref().map(|(_, bias)| bias.view()))),
+            products: self.products.each_ref().map(Product::of_step),
+            values: self.values.as_ref().map(Product::of_step),
             norms,
             head_norms: head_norms.map(|[q, k]| HeadNorms { queries: q.1.view(), keys: k.1.view(), eps: EPS }),
             scale,
@@ -128,7 +155,9 @@ impl Layer {
     fn step(&mut self, case: &Case, frequencies: &[f64], scale: f32, stream: &mut [f64]) {
         let (heads, dtype, position) = (case.sizes.heads, case.dtype, self.seen[0].len());
         let Heads { heads: query_heads, kv_heads, head_size } = heads;
-        let mut qkv = multiply(&self.products[0], &norm(stream, &self.norms[0].0));
+        let normed = norm(stream, &self.norms[0].0);
+        let parts = self.products.iter().take(1).chain(&self.values);
+        let mut qkv: Vec<f64> = parts.flat_map(|part| multiply(part, &normed)).collect();
         for (h, head) in qkv.chunks_exact_mut(head_size).take(query_heads + kv_heads).enumerate() {
             if let Some(norms) = &self.head_norms {
                 let weight = &norms[usize::from(h >= query_heads)].0;
@@ -191,11 +220,9 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
     let embedding = bench.floats(&embedding_values, case.dtype);
     let last: Vec<f32> = random.normals(hidden).iter().map(|v| 1.0 + 0.2 * v).collect();
     let last_on_device = bench.upload(&last);
-    let products: Vec<[&Packed; PRODUCTS]> =
-        layers.iter().map(|layer| layer.products.each_ref().map(|product| &product.packed)).collect();
-    let plan = PersistentPlan::of(&gpu.caps(), case.sizes, &products, case.dtype).unwrap();
-    let plan = if case.paged { plan.paged() } else { plan };
     let of_layers: Vec<_> = layers.iter().map(|layer| layer.step_layer(scale)).collect();
+    let plan = PersistentPlan::of(&gpu.caps(), case.sizes, &of_layers, case.dtype).unwrap();
+    let plan = if case.paged { plan.paged() } else { plan };
     let kernel = PersistentDecode::new(gpu, &bench.stream, plan, &of_layers, &cache).unwrap();
     let mut normed = bench.floats(&vec![0.0; hidden], case.dtype);
     for position in 0..steps {
@@ -277,6 +304,7 @@ fn steps_of_random_models_are_those_of_f64() {
             let case = Case {
                 sizes,
                 format: formats[round % formats.len()],
+                k_types: &[],
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 before: [0, 20, 150][random.below(3)],
                 window: [None, Some(17)][random.below(2)],
@@ -285,6 +313,50 @@ fn steps_of_random_models_are_those_of_f64() {
                 paged: random.below(2) == 0,
             };
             println!("{round}: {sizes:?} {} {} {:?} {}", case.format, case.dtype, case.window, case.paged);
+            run(&gpu, &case, &mut random);
+        }
+    }
+}
+
+/// Tensors of several K types, values among them in a tensor of their own.
+#[test]
+fn steps_of_models_in_k_types_are_those_of_f64() {
+    const K_TYPES: [&[&str]; 7] = [
+        &["w4a16-g32-float-sf32", "w8a16-g16-sf32"],
+        &["w8a16-g32-float-sf32", "w8a16-g16-sf32"],
+        &["w4a16-g32-float-sf32"],
+        &["w8a16-g16-sf32"],
+        &["w3a16-g16-sf32", "w4a16-g32-float-sf32"],
+        &["w3a16-g16-sf32"],
+        &["w3a16-g16-sf32", "w4a16-g32-float-sf32", "w8a16-g16-sf32", "w8a16-g32-float-sf32"],
+    ];
+    for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
+        let mut random = Random(78);
+        for round in 0..14 {
+            let head_size = [64, 128][random.below(2)];
+            let kv_heads = 256 / head_size * (1 + random.below(2));
+            let heads = Heads { heads: kv_heads * (1 + random.below(4)), kv_heads, head_size };
+            let sizes = StepSizes {
+                hidden: 256 * (1 + random.below(5)),
+                inner: 256 * (1 + random.below(5)),
+                heads,
+                pairs: head_size / 2,
+            };
+            let case = Case {
+                sizes,
+                format: "w4a16-g32",
+                k_types: K_TYPES[round % K_TYPES.len()],
+                dtype: [Float::F16, Float::BF16][random.below(2)],
+                before: [0, 20][random.below(2)],
+                window: None,
+                head_norms: false,
+                biases: random.below(2) == 0,
+                paged: random.below(2) == 0,
+            };
+            println!("{round}: {sizes:?} {:?} {} {}", case.k_types, case.dtype, case.paged);
             run(&gpu, &case, &mut random);
         }
     }
@@ -303,6 +375,7 @@ fn long_texts_are_those_of_f64() {
             let case = Case {
                 sizes,
                 format: "w4a16-g128",
+                k_types: &[],
                 dtype: Float::F16,
                 before: 900,
                 window,
@@ -318,13 +391,32 @@ fn long_texts_are_those_of_f64() {
 #[test]
 fn models_that_it_does_not_take_are_refused_with_the_reason() {
     for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
         let bench = Bench::new(&gpu);
         let sizes =
             StepSizes { hidden: 128, inner: 128, heads: Heads { heads: 2, kv_heads: 1, head_size: 64 }, pairs: 32 };
         let w = Random(1).qtensor(parse("w4a16-g32").weight, [128, 128], false);
         let packed = matmul::pack(&gpu, &bench.stream, &w, halfbyte::Act::A16, Float::F16).unwrap();
-        let why = PersistentPlan::of(&gpu.caps(), sizes, &[[&packed; PRODUCTS]], Float::F16).unwrap_err().to_string();
-        assert!(why.contains("a product of [256, 128]") || !gpu.caps().arch.is_hopper(), "{why}");
+        let weight = bench.upload(&[1.0; 128]);
+        let norms = [(); 2].map(|()| StreamNorm { weight: weight.view(), eps: EPS });
+        let of = |w| StepLayer {
+            products: [(w, None); PRODUCTS],
+            values: None,
+            norms,
+            head_norms: None,
+            scale: 1.0,
+            window: None,
+        };
+        let refused = |layers: &[StepLayer<'_>]| {
+            PersistentPlan::of(&gpu.caps(), sizes, layers, Float::F16).unwrap_err().to_string()
+        };
+        let why = refused(&[of(&packed)]);
+        assert!(why.contains("a product of [256, 128]"), "{why}");
+        let apart = StepLayer { values: Some((&packed, None)), ..of(&packed) };
+        let why = refused(&[apart]);
+        assert!(why.contains("a product of [192, 128]"), "{why}");
         assert!(PersistentPlan::of(&gpu.caps(), sizes, &[], Float::F16).is_err());
     }
 }
