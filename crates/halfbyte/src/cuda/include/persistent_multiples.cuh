@@ -2,7 +2,8 @@
 // columns an integer sum of codes and digits, times the factor of its scale; for an offset the sum of digits, times its
 // factor. So a row has one integer sum of scales and one of offsets for 128 columns, each of which the halves multiply.
 //
-//   most of them: 4 * 63 * 128 * 32 (codes of 6 bits, four times as great) * 63 * 4 groups, or 8 * 16 * 128 * 16 * 128 * 8
+//   The greatest that these sums can be: 4 * 63 * 128 * 32 (codes of 6 bits, four times as great) * 63 * 4 groups with
+//   offsets, 128 * 128 * 16 * 128 * 8 without; 257 * 128 * 32 * 63 * 4 of offsets. All are below 2^31.
 #pragma once
 #include "fixed_point.cuh"
 #include "multiples.cuh"
@@ -14,6 +15,7 @@ template <u32 FORM> struct UnitForm {
   // How many times too great the codes of rows R and R + 8 are.
   static constexpr float TIMES = FORM == 0 ? 16 : FORM == 1 ? 1 : 4, TIMES_OF_8 = FORM == 0 ? 16 : 4;
 };
+
 // Sums of a lane's two digits d0 + 256 d1 over the columns of each group of 32.
 struct SumsOfDigits {
   int v[4];
@@ -36,7 +38,8 @@ DEV int signed_byte(u32 word, int i) {
   asm("prmt.b32 %0, %1, 0, %2;" : "=r"(v) : "r"(word), "r"(0x8880 | 0x1111 * i));
   return v;
 }
-// A lane's codes of half a unit, four k16 steps, as bytes of rows R and of R + 8; those without offsets less their middle.
+// A lane's codes of half a unit, four k16 steps, as bytes of rows R and of R + 8; those without offsets less their
+// middle.
 template <u32 FORM> DEV void load_bytes(u32 at, u32 lane, u32 (&r)[4], u32 (&r8)[4]) {
   constexpr bool SIGNED = !UnitForm<FORM>::OFFSETS;
   u32 low[4];
@@ -64,7 +67,7 @@ template <u32 FORM> DEV void load_bytes(u32 at, u32 lane, u32 (&r)[4], u32 (&r8)
     }
   }
 }
-// A row block's unit times x: added to the sums of rows R and R + 8. `weight`: what the lane's digits stand for.
+// A row block's unit times x, added to the sums of rows R and R + 8. `weight`: what the lane's digits stand for.
 template <u32 FORM>
 DEV void multiply_unit(u32 at, u32 lane, const u32 (&b)[8], const SumsOfDigits& digits, float weight, Sums& sum) {
   typedef UnitForm<FORM> Form;

@@ -21,11 +21,12 @@ constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
 // else those of all four row blocks of the atom, since copies are what is scarce. Scales of rows lie elsewhere.
 constexpr bool OWN_SCALES = GROUPS == 1 && !ZERO;
 constexpr u32 SCALE_BYTES = OWN_SCALES ? 32 : ATOM - SCALES;
-// Weights whose scales and offsets are multiples of halves (GGUF's K types) may differ from tensor to tensor. Their form
-// is 1 with offsets, in groups of 32, or 0 without, in groups of 16; 2 more where codes have 6 bits, not 4.
+// Weights whose scales and offsets are multiples of halves (GGUF's K types) may differ from tensor to tensor. Such a
+// form is 1 with offsets, in groups of 32, or 0 without, in groups of 16; 2 more where codes have 6 bits, not 4.
 constexpr u32 FORMS = HB_FORMS;  // a bit for each form that the model has; 0: scales are as they are, all of one form
 constexpr bool VALUES_APART = HB_VALUES_APART;  // rows of values may be of another form than those of queries and keys
 constexpr u32 FORMS_COUNT = FORMS ? (FORMS & 1) + (FORMS >> 1 & 1) + (FORMS >> 2 & 1) + (FORMS >> 3 & 1) : 1;
+// Bytes of a unit's codes and of its scales, and of an atom.
 static __device__ constexpr u32 codes_of(u32 form) { return 256 * (!FORMS ? BITS : form & 2 ? 6 : 4); }
 static __device__ constexpr u32 scales_of() { return FORMS ? MULTIPLES_OF_WARP : SCALE_BYTES; }
 static __device__ constexpr u32 atom_of(u32 form) { return FORMS ? 4 * (codes_of(form) + scales_of()) : ATOM; }
@@ -228,7 +229,8 @@ DEV void make_plan(Plan& plan, u32 product) {
       if (FORMS ? !(FORMS >> form & 1) : form > 0) continue;
       const u32 atom = atom_of(form), codes = codes_of(form), own = FORMS ? scales_of() : OWN_SCALES ? 32 : 0;
       const u64 offset = u64(super) * s.stages * STEPS * atom + (strip - super) * atom + quarter * codes;
-      plan.places[i++][j] = {u32(offset / 32), min(4u, strips - super) * atom, (4 - quarter) * codes + quarter * own, 0};
+      plan.places[i++][j] = {u32(offset / 32), min(4u, strips - super) * atom, (4 - quarter) * codes + quarter * own,
+                             0};
     }
   }
 }

@@ -30,7 +30,8 @@ DEV void bring(u32 count, const Shared& m) {
       const Product& product = layer.product(next & 3);
       const u32 form = product.forms & 255, form_of_values = product.forms >> 8;
       of = {product.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
-      if (VALUES_APART) apart = plan.apart, of_values = {layer.w_of_values, plan.of(form_of_values), codes_of(form_of_values)};
+      if (VALUES_APART)
+        apart = plan.apart, of_values = {layer.w_of_values, plan.of(form_of_values), codes_of(form_of_values)};
       left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
       j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
     }
@@ -127,14 +128,15 @@ DEV void multiply(const Shared& m, u32 product, u32 forms) {
             constexpr int EACH = 4 / PARTS;  // k32 steps of a group
             int zero = BITS == 4 ? 8 : 128, zero8 = zero;
             if (ZERO) {
-              const u32 z =
-                  load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + codes_of(0) + ZEROS - SCALES + quarter * 16 + 64 * g);
+              const u32 z = load_shared_u16(at + (lane >> 2) * 2 + k * UNIT + codes_of(0) + ZEROS - SCALES +
+                                            quarter * 16 + 64 * g);
               zero = z & 255, zero8 = z >> 8;
             }
             const int d0 = digit_sums[k][g][0], d1 = digit_sums[k][g][1];
             if (FACTORS) zero = zero8 = 0;  // they come with the factors
             constexpr int BEGIN = WHOLE ? 0 : INTEGER;
-            int c[4] = {BEGIN - zero * d0, BEGIN - zero * d1, BEGIN - TIMES_8 * zero8 * d0, BEGIN - TIMES_8 * zero8 * d1};
+            int c[4] = {BEGIN - zero * d0, BEGIN - zero * d1, BEGIN - TIMES_8 * zero8 * d0,
+                        BEGIN - TIMES_8 * zero8 * d1};
 #pragma unroll
             for (int h = g * EACH; h < (g + 1) * EACH; h++) {
               u32 a[4];

@@ -26,7 +26,8 @@ DEV void load_group(const Warp& w, GroupTerms (&t)[STRIPS], Zeros (&z)[STRIPS], 
   for (int p = 0; p < STRIPS; p++) {
     const u32 strip = stage * STAGE_W + p * STRIP_BYTES, zeros = w.zeros + strip + group * GROUP_ZEROS;
     if constexpr (MULTIPLES) {
-      const u32 params = w.params + strip, word = load_shared(params + words_of_pair(w.pair) + group / (W_OFFSET ? 1 : 2) * 4);
+      const u32 params = w.params + strip,
+                word = load_shared(params + words_of_pair(w.pair) + group / (W_OFFSET ? 1 : 2) * 4);
       u32 halves = load_shared(params + last_of_pair(w.pair));
       if constexpr (W_OFFSET) {
         t[p].o = offset_pair(word, halves);

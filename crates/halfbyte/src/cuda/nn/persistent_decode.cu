@@ -239,7 +239,8 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     float2 added = make_float2(0, 0);
     if (bias && there) {
       const bool value = VALUES_APART && PRODUCT == 0 && row >= 16 * OF_QUERIES_AND_KEYS;
-      const float* const of_row = (value ? m.layers()[layer].bias_of_values : bias) + row + (GATES && i & 8 ? INNER : 0);
+      const float* const of_row =
+          (value ? m.layers()[layer].bias_of_values : bias) + row + (GATES && i & 8 ? INNER : 0);
       added = make_float2(__ldg(of_row), __ldg(of_row + 8));
     }
     u32 scales = 0;
