@@ -25,11 +25,11 @@ use std::fmt::{Display, Formatter};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Rows up to which tiles are multiples of [`FEW`].
-const EACH: usize = 512;
-const FEW: usize = 8;
+pub(super) const EACH: usize = 512;
+pub(super) const FEW: usize = 8;
 
 /// Rows of which tiles are multiples, beyond [`EACH`].
-const STEP: usize = 32;
+pub(super) const STEP: usize = 32;
 
 /// Steps of each range that are tried in its end, and the share of its rows that these are at least, up to some rows.
 const LAST: usize = 16;
@@ -195,7 +195,7 @@ fn most_bytes(kernel: &Kernel, caps: &Caps, problem: &Problem, [first, last]: [u
 }
 
 /// Rows from which on no choice depends on the number of tiles.
-fn settled(caps: &Caps, n: usize) -> usize {
+pub(super) fn settled(caps: &Caps, n: usize) -> usize {
     let [rows, outputs] = LARGEST_TILE;
     let columns = (2 * caps.multiprocessors.max(1) as usize).div_ceil(n.div_ceil(outputs).max(1)) + 1;
     (columns * rows).max(EACH)

@@ -6,7 +6,9 @@
 //! allows it, use weights that were scaled and rounded to the type of x, once.
 
 mod candidates;
+mod choice;
 pub mod config;
+mod cost;
 
 pub use candidates::{candidates, compiles};
 
@@ -140,11 +142,11 @@ impl Gemm for Wna16Sm90 {
     }
 
     fn grouped_tiles(form: &Form) -> Vec<usize> {
-        config::grouped_tiles(form.atom, form.out)
+        choice::grouped_tiles(form.atom, form.out)
     }
 
-    fn grouped_config(form: &Form, shape: [usize; 3], caps: &Caps) -> (Config, usize) {
-        let config = config::grouped(form.atom, shape, form.out);
+    fn grouped_config(form: &Form, [tokens, ..]: [usize; 3], caps: &Caps) -> (Config, usize) {
+        let config = choice::grouped(form.atom, tokens, form.out);
         (config, caps.multiprocessors.max(1) as usize * config.blocks)
     }
 

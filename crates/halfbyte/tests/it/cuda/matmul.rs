@@ -421,9 +421,9 @@ fn wrong_lengths_and_problems_are_errors() {
     }
 }
 
-/// Shared memory and stages of whatever is chosen, and the choices that were measured.
+/// Shared memory and stages of whatever is chosen.
 #[test]
-fn configurations_fit_the_device_and_follow_what_was_measured() {
+fn configurations_fit_the_device() {
     for name in formats_of_atoms() {
         let weight = parse(&name).weight;
         for [n, k] in [[1, 8], [63, 136], [600, 1000], [4096, 4096], [6144, 4096], [21504, 14336], [1 << 20, 256]] {
@@ -450,23 +450,6 @@ fn configurations_fit_the_device_and_follow_what_was_measured() {
             }
         }
     }
-    let atom = Atom::of(parse("w4a16-g128").weight, 4096).unwrap();
-    let chosen = |m, n, k| {
-        let c = config::config(atom, [m, n, k], Float::F16, &Caps::H200);
-        (c.tokens, c.tile_strips(), c.sets, c.split, c.blocks, [c.stages_w, c.stages_x], c.early)
-    };
-    assert_eq!(chosen(1, 21504, 14336), (8, 4, 1, 1, 1, [8, 8], false));
-    assert_eq!(chosen(16, 21504, 14336), (16, 4, 2, 1, 1, [8, 8], false));
-    assert_eq!(chosen(64, 21504, 14336), (64, 4, 1, 1, 1, [5, 7], false));
-    assert_eq!(chosen(128, 21504, 14336), (128, 2, 1, 1, 1, [8, 4], false));
-    assert_eq!(chosen(256, 21504, 14336), (256, 2, 1, 1, 1, [4, 5], true));
-    assert_eq!(chosen(8, 4096, 4096), (8, 4, 1, 8, 2, [5, 5], false));
-    assert_eq!(chosen(16, 4096, 4096), (16, 2, 1, 4, 2, [8, 8], false));
-    assert_eq!(chosen(32, 4096, 4096), (32, 2, 1, 4, 2, [5, 5], false));
-    assert_eq!(chosen(64, 4096, 4096), (32, 2, 1, 2, 1, [8, 8], false));
-    assert_eq!(chosen(128, 4096, 4096), (64, 2, 1, 2, 1, [8, 7], false));
-    assert_eq!(chosen(256, 4096, 4096).3, 2);
-    assert_eq!(chosen(1024, 4096, 4096).0, 256);
 }
 
 #[test]

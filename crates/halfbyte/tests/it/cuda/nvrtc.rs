@@ -184,6 +184,61 @@ fn candidates_compile_without_spills() {
     }
 }
 
+/// What may be chosen for a shape lies in registers, in every form of weights and with the epilogue that takes most.
+#[test]
+#[ignore = "a quarter of an hour; run with: cargo test --test it -- --ignored every_choice_compiles"]
+fn every_choice_compiles_without_spills() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let arch = "sm_90a".parse::<Arch>().unwrap();
+    let plain = |bits, group, zero, scale| Atom { bits, group, zero, scale, ..Atom::W4_G128 };
+    let wide = |bits, group, offset, scale| Atom { bits, group, offset, scale, ..Atom::W4_G128 };
+    let of_halves = |bits, group, offset| Atom { multiples: true, ..wide(bits, group, offset, Float::F32) };
+    let atoms = [
+        plain(4, 128, false, Float::F16),
+        plain(4, 32, true, Float::BF16),
+        plain(4, 64, false, Float::BF16),
+        plain(4, 0, true, Float::F16),
+        plain(8, 128, true, Float::F16),
+        plain(8, 32, true, Float::BF16),
+        plain(8, 64, false, Float::F16),
+        plain(8, 0, true, Float::F16),
+        wide(4, 32, true, Float::F32),
+        wide(4, 64, true, Float::F16),
+        wide(8, 32, true, Float::F32),
+        wide(8, 64, true, Float::BF16),
+        wide(8, 16, false, Float::F32),
+        wide(4, 16, false, Float::F32),
+        of_halves(4, 32, true),
+        of_halves(6, 32, true),
+        of_halves(6, 16, false),
+        of_halves(4, 16, false),
+    ];
+    let forms = atoms.into_iter().enumerate().flat_map(|(i, atom)| {
+        let out = [Float::F16, Float::F32, Float::BF16][i % 3];
+        // With x in bf16 some for codes in planes with offsets do not (docs/decisions/0025).
+        let spills = atom.bits == 6 && atom.offset;
+        let types = match atom.scale {
+            Float::F32 if spills => vec![Float::F16],
+            Float::F32 => vec![Float::F16, Float::BF16],
+            scale => vec![scale],
+        };
+        types.into_iter().map(move |x| Form { x, ..Form::floats(atom, out) })
+    });
+    let all: Vec<_> = forms
+        .flat_map(|form| wna16_sm90::config::every(form.atom, form.out).into_iter().map(move |config| (form, config)))
+        .collect();
+    let spilled: Vec<String> = all
+        .par_iter()
+        .filter_map(|(form, config)| {
+            let (_, log) = nvrtc.compile_with(&config.instance(form, Activation::GeluTanh), arch, told(nvrtc)).unwrap();
+            let taken = taken(&log);
+            let spills = (taken.stack_bytes, taken.spilled_bytes) != (0, 0);
+            spills.then(|| format!("{form:?} {config}: {} bytes, {} registers", taken.spilled_bytes, taken.registers))
+        })
+        .collect();
+    assert!(spilled.is_empty(), "{} of {}: {spilled:#?}", spilled.len(), all.len());
+}
+
 /// One in so many forms is compiled.
 const SOME_FORMS: usize = 40;
 

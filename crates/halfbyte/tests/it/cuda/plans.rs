@@ -10,7 +10,7 @@ use halfbyte::format::FORMATS;
 use halfbyte::kernel::Problem;
 use halfbyte::layout::cuda_wna16::Atom;
 use halfbyte::{Error, Float};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::time::Instant;
 
 /// An H100 with HBM3.
@@ -135,48 +135,60 @@ fn cubins_have_every_instance_of_every_plan() {
     }
 }
 
-/// What was chosen by numbers of an H200 is still chosen there.
-#[test]
-fn an_h200_takes_what_was_measured_on_it() {
-    let mut random = Random(64);
-    for name in ["w4a16-g128", "w4a16", "w4a16-g32-asym-sbf16", "w8a16-g128"] {
-        let format = parse(name).weight;
-        let shapes = (0..400).map(|_| [1 + random.below(30_000), 1 + random.below(20_000)]);
-        // 40 units a multiprocessor, and one more or less.
-        let even = [[44 * 256, 120 * 128], [44 * 256, 121 * 128], [44 * 256, 119 * 128], [21504, 14336], [4096, 4096]];
-        for [n, k] in shapes.collect::<Vec<_>>().into_iter().chain(even) {
-            let atom = Atom::of(format, k).unwrap();
-            for m in [1, 5, 8] {
-                let c = config::config(atom, [m, n, k], Float::F16, &Caps::H200);
-                let units = (n.div_ceil(64).div_ceil(4) * k.div_ceil(128)) as f64 / 132.0;
-                let want = match (c.split, atom.bits) {
-                    (2.., _) => (1, 2, 0, 0),
-                    (_, 4) if units > 40.0 => (1, 1, 8, 4),
-                    (_, 4) if units < 40.0 => (2, 1, 0, 0),
-                    _ => (1, 2, 0, 0),
-                };
-                assert_eq!((c.sets, c.blocks, c.trigger, c.prefetch), want, "{name} {m} {n} {k}: {c}");
-            }
-        }
-    }
+/// A product of a sweep (`bench matmul --sweep`), with the microseconds of every configuration that was timed.
+struct Swept {
+    /// Drawn at random, for the model of the machine; listed; or drawn at random afterwards, to check it.
+    kind: String,
+    format: String,
+    y: Float,
+    shape: [usize; 3],
+    times: Vec<(f64, String)>,
 }
 
-/// Where memory is slower, blocks do not end together: the next launch does not begin before that.
+fn sweeps() -> Vec<Swept> {
+    let text = include_str!("sweeps/nvidia-h100.txt");
+    let mut all: Vec<Swept> = Vec::new();
+    for line in text.lines() {
+        if let Some((time, config)) = line.strip_prefix("  ").and_then(|line| line.split_once(' ')) {
+            all.last_mut().unwrap().times.push((time.parse().unwrap(), config.to_owned()));
+            continue;
+        }
+        let [format, y, m, n, k, kind] = line.split(' ').collect::<Vec<_>>().try_into().unwrap();
+        let y = TYPES.into_iter().find(|of| of.name() == y).unwrap();
+        let (y, shape) = (y, [m, n, k].map(|size: &str| size.parse().unwrap()));
+        all.push(Swept { kind: kind.to_owned(), format: format.to_owned(), y, shape, times: Vec::new() });
+    }
+    all
+}
+
+/// On an H100: what is chosen beside the fastest configuration that may be.
 #[test]
-fn an_h100_takes_another_form_where_early_launches_cost_time() {
-    let atom = Atom::of(parse("w4a16-g128").weight, 14336).unwrap();
-    let of = |caps: &Caps, m| config::config(atom, [m, 21504, 14336], Float::F16, caps);
-    assert_eq!((of(&Caps::H200, 1).trigger, of(&Caps::H200, 1).prefetch), (8, 4));
-    for m in 1..=8 {
-        let c = of(&H100, m);
-        assert_eq!((c.sets, c.blocks, c.trigger, c.prefetch), (2, 1, 0, 0), "{c}");
+fn choices_are_near_the_fastest_that_was_measured() {
+    let mut shares: BTreeMap<String, Vec<(f64, String)>> = BTreeMap::new();
+    for Swept { kind, format, y, shape: [m, n, k], times } in sweeps() {
+        let atom = Atom::of_any(parse(&format).weight, k).unwrap();
+        // Scales in f32 were timed as GGUF's K types have them.
+        let atom = atom.forms_of_multiples().pop().unwrap_or(atom);
+        let chosen = config::config(atom, [m, n, k], y, &H100).to_string();
+        let fastest = times.iter().map(|(time, _)| *time).fold(f64::INFINITY, f64::min);
+        let of_chosen = times.iter().find(|(_, config)| *config == chosen);
+        let (time, _) = of_chosen.unwrap_or_else(|| panic!("{format} {m} {n} {k}: {chosen} was not timed"));
+        let what = format!("{format} m={m} n={n} k={k}: {chosen}, {time} µs");
+        shares.entry(kind).or_default().push((time / fastest, what));
     }
-    for m in (9..600).step_by(13) {
-        assert_eq!(of(&H100, m), of(&Caps::H200, m), "m={m}");
+    let mut within = BTreeMap::new();
+    for (kind, mut shares) in shares {
+        shares.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let of = |most: f64| shares.partition_point(|(share, _)| *share <= most) as f64 / shares.len() as f64;
+        let all = [of(1.05), of(1.1), of(1.2)];
+        println!("{kind}: {} products, at most 1.05, 1.1, 1.2: {all:.3?}", shares.len());
+        shares.iter().rev().take(5).for_each(|(share, what)| println!("    {share:.2} {what}"));
+        within.insert(kind, all);
     }
-    // A driver that does not tell.
-    let unknown = Caps { memory_mb_per_s: 0, clock_khz: 0, ..H100 };
-    assert_eq!(of(&unknown, 1), of(&Caps::H200, 1));
+    for (kind, least) in [("random", [0.71, 0.82, 0.95]), ("listed", [0.8, 0.95, 0.98]), ("checked", [0.7, 0.9, 1.0])] {
+        let got = within[kind];
+        assert!(got.iter().zip(least).all(|(got, least)| *got >= least), "{kind}: {got:?}, expected {least:?}");
+    }
 }
 
 #[test]

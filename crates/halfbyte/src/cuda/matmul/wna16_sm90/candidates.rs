@@ -1,16 +1,11 @@
-//! Configurations to measure against the one that is chosen, and all that are chosen.
+//! Configurations to measure against the one that is chosen, and those that compile.
 
-use super::config::{
-    self, Config, EARLY, LEAST_APART, MOST_EXACT_ROWS, PAIRED, Shape, TWO_BY_TWO, TWO_SETS, may_round,
-    most_tokens_of_groups,
-};
+use super::choice::{SPLITS, may_round, tokens_for};
+use super::config::{self, Config, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups};
 use crate::cuda::Caps;
 use crate::cuda::tiled::{Form, Tile};
 use crate::layout::cuda_wna16::Atom;
 use crate::tensor::Float;
-
-/// Tokens a tile.
-const TOKENS: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
 
 /// Whether the kernel compiles with a configuration, without spills, for atoms of a form and y of a type.
 pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
@@ -25,12 +20,15 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
         (true, true) => {
             sums <= if blocks == 1 {
                 64
+            } else if two_sums && atom.bits == 8 && atom.zero {
+                16
             } else if two_sums && split == 1 {
                 24
             } else {
                 32
             }
         }
+        (true, false) if strips == 2 && tokens == 128 => early && atom.bits == 4 && atom.scale == Float::F16,
         (true, false) if two_sums && atom.group < 128 => sums <= most_tokens_of_groups(atom) && config.boxes == 2,
         (true, false) => sums <= if two_sums { 128 } else { 256 },
     };
@@ -54,8 +52,6 @@ pub fn compiles(config: Config, atom: Atom, out: Float) -> bool {
 
 /// Configurations for a number of rows that may be worth measuring, on a device.
 pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> {
-    let least = TOKENS.into_iter().find(|&tokens| tokens >= m).unwrap_or(256);
-    let tokens = TOKENS.into_iter().filter(|&tokens| tokens <= least && tokens * 2 >= least.min(128));
     let paired = Config { blocks: 2, trigger: 0, ..TWO_BY_TWO };
     let narrow = Config { strips: 1, ..TWO_BY_TWO };
     let bases = [
@@ -71,9 +67,9 @@ pub fn candidates(atom: Atom, m: usize, out: Float, caps: &Caps) -> Vec<Config> 
     ];
     let orders: &[bool] = if may_round(atom, out, caps) { &[false, true] } else { &[false] };
     let mut all = Vec::new();
-    for tokens in tokens {
+    for tokens in tokens_for(m) {
         for base in bases {
-            for (early, split) in orders.iter().flat_map(|&early| [1, 2, 4, 8].map(|split| (early, split))) {
+            for (early, split) in orders.iter().flat_map(|&early| SPLITS.map(|split| (early, split))) {
                 let config = Config { tokens, early, split, ..base }.fitted(atom, out);
                 let joint = config.joint() && config.boxes != 2;
                 if !joint && compiles(config, atom, out) && !all.contains(&config) {
@@ -99,48 +95,4 @@ pub fn all(atom: Atom, out: Float) -> Vec<Config> {
         }
     }
     all
-}
-
-/// Every configuration that is chosen for a form of atoms, whatever shape and device are, and whether weights may be rounded or not.
-pub fn every(atom: Atom, out: Float) -> Vec<Config> {
-    const CLUSTERS: [usize; 4] = [1, 2, 4, 8];
-    let (base, narrow) = (TWO_BY_TWO, Config { strips: 1, ..TWO_BY_TWO });
-    let of = Shape::new(atom, [1, 1, 1], out, &Caps::H200);
-    let orders = [false, true].map(|rounded_weights| {
-        let caps = Caps { rounded_weights, ..Caps::H200 };
-        Shape::new(atom, [MOST_EXACT_ROWS + 1, 1, 1], out, &caps).rounds
-    });
-    let mut all = vec![EARLY, TWO_SETS, Config { tokens: 16, ..TWO_SETS }];
-    for split in CLUSTERS {
-        let paired = Config { split, ..PAIRED };
-        let narrow = Config { strips: 1, ..paired };
-        all.push(Config { wgmma: false, ..paired });
-        all.extend([narrow, paired].map(|config| Config { tokens: 16, wgmma: false, ..config }));
-        all.extend([16, 24, 32].map(|tokens| Config { tokens, ..narrow }));
-    }
-    for split in CLUSTERS.into_iter().take(2) {
-        // Shared by a cluster, or batch-invariant.
-        let few = [8, 16, 32, 48, 64, 96, 128].map(|tokens| Config { tokens, split, trigger: 0, ..narrow });
-        all.extend(few);
-        for early in orders {
-            all.extend([96, 128].map(|tokens| Config { tokens, split, early, ..narrow }));
-        }
-    }
-    all.extend([24, 32].map(|tokens| Config { tokens, trigger: 0, ..base }));
-    all.extend([48, 64].into_iter().flat_map(|tokens| [narrow, base].map(|config| Config { tokens, ..config })));
-    all.extend([96, 128].map(|tokens| Config { tokens, ..narrow }));
-    for early in orders {
-        all.extend([192, 256].map(|tokens| Config { tokens, early, boxes: 1, ..narrow }));
-    }
-    let mut unlike = Vec::new();
-    if atom.is_wide() {
-        all.retain(|config| config.boxes == 2);
-        all.extend([1, 2].map(|split| Config { tokens: LEAST_APART, split, trigger: 0, ..narrow }));
-    }
-    for config in all.into_iter().map(|config| of.wide(of.small(config)).fitted(atom, out)) {
-        if !unlike.contains(&config) {
-            unlike.push(config);
-        }
-    }
-    unlike
 }

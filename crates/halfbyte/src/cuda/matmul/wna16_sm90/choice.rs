@@ -1,0 +1,195 @@
+//! Which configuration a product takes: of those that are compiled the one that the model of the machine expects to be the fastest.
+
+use super::candidates::compiles;
+use super::config::{Config, EARLY, LEAST_APART, PAIRED, TWO_BY_TWO, TWO_SETS, most_tokens_of_groups};
+use super::cost::Timed;
+use crate::cuda::Caps;
+use crate::cuda::matmul::plans::{EACH, FEW, STEP as ROWS, settled};
+use crate::layout::cuda_wna16::{Atom, STEP, STRIP};
+use crate::tensor::Float;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+/// Tokens of a tile.
+pub(super) const TOKENS: [usize; 10] = [8, 16, 24, 32, 48, 64, 96, 128, 192, 256];
+
+/// Blocks that may share the columns of a tile.
+pub(super) const SPLITS: [usize; 4] = [1, 2, 4, 8];
+
+/// Rows beyond which weights are scaled and rounded where y is a half float or the weight allows it: tiles of 256 tokens leave no registers for the sums
+/// of a group, and with narrower ones 256 rows take 9 % longer, 1024 rows 8 %. Up to here the cost of exact weights is at most 3 %.
+const MOST_EXACT_ROWS: usize = 128;
+
+/// Whether scales may be applied to weights: where y is as coarse as what that rounds, or the weight allows it. Scales in f32 and
+/// offsets apply to sums only.
+pub(super) fn may_round(atom: Atom, out: Float, caps: &Caps) -> bool {
+    !atom.is_wide() && (out != Float::F32 || caps.rounded_weights)
+}
+
+/// Whether weights may be scaled and rounded for so many rows.
+pub(super) fn rounds(atom: Atom, m: usize, out: Float, caps: &Caps) -> bool {
+    atom.group > 0 && m > MOST_EXACT_ROWS && may_round(atom, out, caps)
+}
+
+/// Tokens of tiles for a number of rows: no more than it takes, and no less than half of that, or of 128.
+pub(super) fn tokens_for(m: usize) -> impl Iterator<Item = usize> {
+    let least = TOKENS.into_iter().find(|&tokens| tokens >= m).unwrap_or(256);
+    TOKENS.into_iter().filter(move |&tokens| tokens <= least && tokens * 2 >= least.min(128))
+}
+
+/// What may be chosen with tiles of so many tokens, and scales that apply to weights or not.
+fn of_tokens(tokens: usize, early: bool) -> Vec<Config> {
+    let narrow = Config { strips: 1, ..TWO_BY_TWO };
+    let mut bases = Vec::new();
+    match tokens {
+        ..=32 => {
+            bases.extend([narrow, Config { strips: 1, ..PAIRED }]);
+            if tokens <= 16 {
+                bases.extend([1, 2].map(|strips| Config { strips, wgmma: false, ..PAIRED }));
+                bases.push(EARLY);
+            }
+        }
+        33..192 => bases.push(narrow),
+        _ => bases.push(Config { boxes: 1, ..narrow }),
+    }
+    let splits = match tokens {
+        ..192 => &SPLITS[..],
+        192 => &SPLITS[..2],
+        _ => &SPLITS[..1],
+    };
+    let mut all: Vec<Config> =
+        bases.into_iter().flat_map(|base| splits.iter().map(move |&split| Config { split, ..base })).collect();
+    match tokens {
+        ..=16 => all.push(TWO_SETS),
+        33..192 => all.push(TWO_BY_TWO),
+        _ => {}
+    }
+    all.into_iter().map(|config| Config { tokens, early, ..config }).collect()
+}
+
+/// What may be chosen for atoms of a form and y of a type: of that what compiles.
+fn choices(atom: Atom, out: Float) -> impl Iterator<Item = Config> {
+    let rounding = Caps { rounded_weights: true, ..Caps::H200 };
+    let orders: &[bool] = if rounds(atom, usize::MAX, out, &rounding) { &[false, true] } else { &[false] };
+    // Weights are not rounded for few rows, whose tiles have few tokens.
+    let of =
+        |tokens: usize| orders.iter().filter(move |&&early| !early || tokens >= 64).map(move |&early| (tokens, early));
+    let all = TOKENS.into_iter().flat_map(of).flat_map(|(tokens, early)| of_tokens(tokens, early));
+    all.map(move |config| config.fitted(atom, out)).filter(move |&config| compiles(config, atom, out))
+}
+
+/// Rows as the choice sees them: as many as plans tell apart.
+fn rows(m: usize, n: usize, caps: &Caps) -> usize {
+    if m <= EACH { m.max(1).next_multiple_of(FEW) } else { m.next_multiple_of(ROWS).min(settled(caps, n)) }
+}
+
+/// The configurations for a form, and what their units take, found once.
+fn known(atom: Atom, out: Float) -> Arc<[Timed]> {
+    type Known = HashMap<(Atom, Float), Arc<[Timed]>>;
+    static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let find = || choices(atom, out).map(|config| Timed::new(config, atom)).collect();
+    Arc::clone(known.entry((atom, out)).or_insert_with(find))
+}
+
+/// Units of four strips a multiprocessor from which on a product of few rows is a stream of weights.
+const STREAM: f64 = 40.0;
+
+/// Codes of 4 bits in such a unit, and the clocks in which a multiprocessor converts and multiplies it for up to 8 rows, with
+/// what it waits between. Where memory brings it sooner, blocks keep in step and end together, so that the next kernel may start before.
+/// The number lies between the 870 clocks of memory on an H200, where they do, and the 1280 on an H100, where they do not
+/// (`docs/decisions/0014-choices-and-devices.md`).
+const UNIT_BYTES: usize = 4 * STRIP * STEP / 2;
+const UNIT_CLOCKS: f64 = 1100.0;
+
+/// What few rows of a large weight take: how blocks keep up with memory decides, not what each does.
+fn streaming(atom: Atom, [m, n, k]: [usize; 3], caps: &Caps) -> Option<Config> {
+    let units = n.div_ceil(4 * STRIP) as f64 * k.div_ceil(STEP) as f64 / f64::from(caps.multiprocessors.max(1));
+    if units <= STREAM || m > 16 || atom.bits != 4 || atom.is_wide() {
+        return None;
+    }
+    let waits = caps.clocks_of_memory(UNIT_BYTES) > UNIT_CLOCKS;
+    Some(match m {
+        ..=8 if !waits => EARLY,
+        ..=8 => TWO_SETS,
+        _ => Config { tokens: 16, ..TWO_SETS },
+    })
+}
+
+/// The configuration for a shape, for y of a type on a device.
+pub fn config(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+    if let Some(config) = streaming(atom, [m, n, k], caps) {
+        return config.fitted(atom, out);
+    }
+    let (steps, seen) = (k.div_ceil(STEP).max(1), rows(m, n, caps));
+    let shape = [seen, n.max(1), k.max(1)];
+    let rounds = rounds(atom, m, out, caps);
+    // Scales in f32 and offsets have fewer forms for few rows. Of many rows plans tell multiples of 32 apart.
+    let fits = |tokens: usize| {
+        tokens_for(seen).any(|of| of == tokens) || atom.is_wide() && tokens == LEAST_APART && seen <= tokens
+    };
+    let fits = |tokens: usize| fits(tokens) && (m <= EACH || tokens.is_multiple_of(ROWS));
+    let known = known(atom, out);
+    let fitting = known
+        .iter()
+        .filter(|Timed { config, .. }| fits(config.tokens) && config.split <= steps && (rounds || !config.early));
+    let timed = fitting.map(|timed| (timed.config, timed.microseconds(shape, caps)));
+    let least = timed.min_by(|(_, one), (_, other)| one.total_cmp(other));
+    least.map_or_else(|| batch_invariant(atom, [m, n, k], out, caps), |(config, _)| config)
+}
+
+/// The configuration for a shape with which a row of y has the same bits whatever the number of rows is: exact, with tiles that are
+/// never cut, and shared by a cluster or not as n and k alone tell.
+pub fn batch_invariant(atom: Atom, [m, n, k]: [usize; 3], out: Float, caps: &Caps) -> Config {
+    let tokens = match m {
+        ..=LEAST_APART if atom.is_wide() => LEAST_APART,
+        ..=8 => 8,
+        9..=16 => 16,
+        17..=32 => 32,
+        33..=64 => 64,
+        _ => most_tokens_of_groups(atom),
+    };
+    let config = Config { tokens, strips: 1, trigger: 0, ..TWO_BY_TWO };
+    let tiles = n.div_ceil(STRIP).max(1).div_ceil(config.tile_strips());
+    let split = if tiles * 2 <= caps.multiprocessors.max(1) as usize { 2 } else { 1 };
+    Config { split: split.min(k.div_ceil(STEP).max(1)), ..config }.fitted(atom, out)
+}
+
+/// Every configuration that is chosen for a form of atoms, whatever shape and device are, and whether weights may be rounded or not.
+pub fn every(atom: Atom, out: Float) -> Vec<Config> {
+    let mut every: Vec<Config> = choices(atom, out).collect();
+    for m in [8, 16, 32, LEAST_APART, 64, 128] {
+        for n in [1, usize::MAX >> 1] {
+            let config = batch_invariant(atom, [m, n, usize::MAX >> 1], out, &Caps::H200);
+            if !every.contains(&config) {
+                every.push(config);
+            }
+        }
+    }
+    every
+}
+
+/// Rows of tiles where there are several weights.
+pub(super) fn grouped_tiles(atom: Atom, out: Float) -> Vec<usize> {
+    let rounds = rounds(atom, usize::MAX, out, &Caps::H200);
+    let most = if rounds || atom.group == 0 { 256 } else { most_tokens_of_groups(atom) };
+    [8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256].into_iter().filter(|&tokens| tokens <= most).collect()
+}
+
+/// The configuration for such a tile: tiles are cut among all blocks, two on each multiprocessor for few rows.
+pub(super) fn grouped(atom: Atom, tokens: usize, out: Float) -> Config {
+    let config = match tokens {
+        ..=16 => Config { tokens, wgmma: false, ..PAIRED },
+        17..=24 => Config { tokens, strips: 1, ..PAIRED },
+        25..=32 => Config { tokens, trigger: 0, ..TWO_BY_TWO },
+        33..=64 => Config { tokens, strips: if atom.bits > 4 { 1 } else { 2 }, ..TWO_BY_TWO },
+        65..=128 => Config { tokens, strips: 1, ..TWO_BY_TWO },
+        _ => Config { tokens, strips: 1, early: rounds(atom, tokens, out, &Caps::H200), boxes: 1, ..TWO_BY_TWO },
+    };
+    // The sums of small groups take registers.
+    let config = match !config.wgmma || config.early || matches!(atom.group, 0 | 128) {
+        true => config,
+        false => Config { strips: 1, tokens: config.tokens.min(most_tokens_of_groups(atom)), ..config },
+    };
+    config.fitted(atom, out)
+}
