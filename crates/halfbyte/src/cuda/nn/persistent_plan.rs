@@ -219,7 +219,7 @@ impl Plan {
         let scales = if groups == 1 && !zero { 32 } else { groups * if zero { 192 } else { 128 } }; // of rows: none
         let unit = match forms {
             0 => 256 * atom.bits as usize + scales,
-            ..4 => 256 * 4 + 160,
+            1..4 => 256 * 4 + 160,
             _ => 256 * 6 + 160,
         };
         let kinds = forms.count_ones().max(1) as usize;
