@@ -1,4 +1,4 @@
-//! The many forms of the kernel, and who computes what in each: pure functions of the numbers. Which one a shape takes: [`super::choice`].
+//! The many forms of the kernel, and who computes what in each: pure functions of the numbers. `choice.rs` says which one a shape takes.
 
 use crate::cuda::matmul::wna16;
 use crate::cuda::schedule::MOST_CUT;
