@@ -25,6 +25,8 @@ const MOST_OF_GROUP: usize = 8;
 pub(super) const MOST_RANKS: usize = 8;
 /// Rows of a super-strip: where rows of values begin at one, they lie as those of a tensor of their own do.
 const SUPER_STRIP: usize = 4 * STRIP;
+/// Bytes of the factors and halves of 16 rows of an atom.
+const MULTIPLES_BYTES: usize = 10 * ROWS;
 /// Columns whose products are summed as integers, at most: 127 · 128 of each, four times where rows share a word.
 const MOST_SUMMED: usize = 1 << 15;
 
@@ -219,8 +221,8 @@ impl Plan {
         let scales = if groups == 1 && !zero { 32 } else { groups * if zero { 192 } else { 128 } }; // of rows: none
         let unit = match forms {
             0 => 256 * atom.bits as usize + scales,
-            1..4 => 256 * 4 + 160,
-            _ => 256 * 6 + 160,
+            1..4 => 256 * 4 + MULTIPLES_BYTES,
+            _ => 256 * 6 + MULTIPLES_BYTES,
         };
         let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
