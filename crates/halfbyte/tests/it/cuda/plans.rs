@@ -181,7 +181,8 @@ fn choices_are_near_the_fastest_that_was_measured() {
         shares.sort_by(|one, other| one.0.total_cmp(&other.0));
         let of = |most: f64| shares.partition_point(|(share, _)| *share <= most) as f64 / shares.len() as f64;
         let all = [of(1.05), of(1.1), of(1.2)];
-        println!("{kind}: {} products, at most 1.05, 1.1, 1.2: {all:.3?}", shares.len());
+        let mean = shares.iter().map(|(share, _)| share).sum::<f64>() / shares.len() as f64;
+        println!("{kind}: {} products, at most 1.05, 1.1, 1.2: {all:.3?}; mean {mean:.3}", shares.len());
         shares.iter().rev().take(5).for_each(|(share, what)| println!("    {share:.2} {what}"));
         within.insert(kind, all);
     }
