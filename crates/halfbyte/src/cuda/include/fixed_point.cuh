@@ -76,8 +76,8 @@ DEV void put_power(u32 unit, float power) { store_shared(unit + POWER, __float_a
 // Sums start here: an integer of up to 22 bits added to these bits is that integer added to this float.
 constexpr int INTEGER = 0x4b400000;
 constexpr float INTEGER_FLOAT = 12582912.0f;
-// Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are four times as great; units of multiples
-// (persistent_multiples.cuh) take that back themselves.
+// Codes of 32 columns as bytes: rows R, R+8 in turns. Of 4 bits those of R+8 are four times as great, which units
+// of multiples (persistent_multiples.cuh) take back themselves.
 constexpr int TIMES_8 = BITS == 4 && !MULTIPLES ? 4 : 1;
 DEV void codes_as_bytes(const u32* codes, u32 (&a)[4]) {
 #pragma unroll
