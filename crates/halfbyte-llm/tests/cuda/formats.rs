@@ -51,3 +51,48 @@ fn two_bits_and_odd_groups_have_the_perplexities_of_the_cpu() {
         assert!((got / want - 1.0).abs() < 1e-2, "{format}: {got}, on the CPU {want}");
     }
 }
+
+/// Experts of a token in the kernel of all layers. Which experts a token has is chance where two are about as good: so half of all positions.
+#[test]
+fn mixtures_in_one_kernel_have_the_logits_of_kernels_one_by_one() {
+    let Some(gpu) = gpu() else { return };
+    let cpu = Cpu::all_threads().unwrap();
+    let tokens: Vec<u32> = (0..80).map(|i| (i * 103 + 12) % 517).collect();
+    let kinds = [
+        r#""model_type": "mixtral", "intermediate_size": 768, "num_local_experts": 5, "num_experts_per_tok": 2"#,
+        r#""model_type": "qwen3_moe", "intermediate_size": 1024, "moe_intermediate_size": 256, "num_experts": 40, "num_experts_per_tok": 6, "norm_topk_prob": false"#,
+    ];
+    for (kind, format) in kinds.iter().flat_map(|kind| ["w4a16-g128", "w8a16-g32-asym"].map(|format| (kind, format))) {
+        let config = format!(
+            r#"{{{kind}, "vocab_size": 517, "hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 8, "head_dim": 64,
+                "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}}"#
+        );
+        let [in_one, by_kernels] = [true, false].map(|persistent| {
+            let config = Config::parse(&config, Path::new("config.json")).unwrap();
+            let weights = RandomWeights { format: Some(format.parse::<Format>().unwrap().weight), head: None };
+            let device = Device::Cuda(Gpu { persistent, ..gpu.clone() });
+            let model = Model::random(config, weights, &LoadOptions { device, ..LoadOptions::default() }).unwrap();
+            let steps = model.explain(&cpu).unwrap();
+            let named =
+                steps.iter().filter(|product| product.plans.iter().any(|plan| plan.kernel == "persistent_decode"));
+            // Products of q, k, v and of the output; gate and up; down.
+            let expected = if persistent && gpu.gpu.caps().arch.is_hopper() { 4 } else { 0 };
+            assert_eq!(named.count(), expected, "{format}");
+            let mut session = Session::new(&model, &cpu, tokens.len()).unwrap();
+            session.prefill(&tokens[..8]).unwrap();
+            tokens[8..].iter().map(|&token| session.decode(token).unwrap().to_vec()).collect::<Vec<_>>()
+        });
+        let deviation = |values: &mut dyn Iterator<Item = f32>| (values.map(|v| v * v).sum::<f32>() / 517.0).sqrt();
+        let mut off: Vec<f32> = in_one
+            .iter()
+            .zip(&by_kernels)
+            .map(|(got, want)| {
+                deviation(&mut got.iter().zip(want).map(|(got, want)| got - want))
+                    / deviation(&mut want.iter().copied())
+            })
+            .collect();
+        off.sort_by(f32::total_cmp);
+        println!("{format}: off by {} at the median, {} at most", off[off.len() / 2], off[off.len() - 1]);
+        assert!(off[off.len() / 2] <= 1e-2, "{format}: {off:?}");
+    }
+}

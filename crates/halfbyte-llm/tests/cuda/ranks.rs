@@ -29,28 +29,33 @@ const ASYMMETRIC: usize = 2;
 /// Where a rank leaves its logits; what makes a process one.
 const FOLDER: &str = "HALFBYTE_TEST_RANKS";
 
-/// A model whose steps of one token are one kernel, on each rank too.
-const ONE_KERNEL: &str = "one kernel";
+/// Models whose steps of one token are one kernel, on each rank too.
+const ONE_KERNEL: [&str; 2] = ["one kernel", "one kernel with experts"];
 
 /// Of random weights.
-fn one_kernel() -> Config {
-    Config::parse(
-        r#"{"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 3,
+fn one_kernel(name: &str) -> Config {
+    let kind = match name == ONE_KERNEL[0] {
+        true => r#""model_type": "llama", "intermediate_size": 1024"#,
+        false => {
+            r#""model_type": "qwen3_moe", "intermediate_size": 1024, "moe_intermediate_size": 768, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true"#
+        }
+    };
+    let config = format!(
+        r#"{{{kind}, "hidden_size": 512, "num_hidden_layers": 3,
             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-            "max_position_embeddings": 512, "vocab_size": 320, "hidden_act": "silu", "tie_word_embeddings": false}"#,
-        Path::new("config.json"),
-    )
-    .unwrap()
+            "max_position_embeddings": 512, "vocab_size": 320, "hidden_act": "silu", "tie_word_embeddings": false}}"#
+    );
+    Config::parse(&config, Path::new("config.json")).unwrap()
 }
 
 /// Logits of all rows of a prompt, then of a continuation, token by token (recorded from the second on).
 fn logits(gpu: &Gpu, comm: Arc<dyn Comm>, name: &str, (format, activations): (Option<&str>, Float)) -> Vec<f32> {
-    let gpu = Gpu { activations, persistent: name == ONE_KERNEL, ..gpu.clone() };
+    let gpu = Gpu { activations, persistent: ONE_KERNEL.contains(&name), ..gpu.clone() };
     let (device, cpu) = (Device::Cuda(gpu), Cpu::new(1).unwrap());
-    let model = if name == ONE_KERNEL {
+    let model = if ONE_KERNEL.contains(&name) {
         let format = format.map(|format| format.parse::<Format>().unwrap().weight);
         let options = LoadOptions { comm, ..options(device, None) };
-        Model::random(one_kernel(), RandomWeights { format, head: None }, &options).unwrap()
+        Model::random(one_kernel(name), RandomWeights { format, head: None }, &options).unwrap()
     } else {
         Model::load(&architecture(name), &LoadOptions { comm, ..options(device, format) }).unwrap()
     };
@@ -72,7 +77,7 @@ fn logits(gpu: &Gpu, comm: Arc<dyn Comm>, name: &str, (format, activations): (Op
 /// What is computed with each number of ranks: models, formats.
 fn cases() -> impl Iterator<Item = (&'static str, usize)> {
     let of_all = ARCHITECTURES.into_iter().flat_map(|name| (0..FORMATS.len()).map(move |format| (name, format)));
-    of_all.chain([(ONE_KERNEL, ASYMMETRIC)])
+    of_all.chain(ONE_KERNEL.map(|name| (name, ASYMMETRIC)))
 }
 
 fn file(folder: &Path, rank: usize, name: &str, format: usize) -> std::path::PathBuf {

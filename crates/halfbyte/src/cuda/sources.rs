@@ -55,6 +55,7 @@ pub const HEADERS: &[Source] = headers![
     "output_function.cuh"
     "packing.cuh"
     "persistent_attention.cuh"
+    "persistent_experts.cuh"
     "persistent_multiples.cuh"
     "persistent_plan.cuh"
     "persistent_products.cuh"

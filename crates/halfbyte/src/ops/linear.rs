@@ -71,6 +71,11 @@ impl Linear<Cuda> {
         self.layer.allow_rounded_weights().map_err(|error| error.of(OP))
     }
 
+    /// The floats; None if it is quantised.
+    pub fn dense(&self) -> Option<&Dense> {
+        self.layer.dense()
+    }
+
     /// The packed codes; None if it is dense.
     pub fn packed(&self) -> Option<&cuda::Packed> {
         self.layer.packed()

@@ -74,6 +74,11 @@ impl Linear {
         }
     }
 
+    /// The floats; None if it is quantised.
+    pub(super) fn dense(&self) -> Option<&Dense> {
+        if let LinearWeight::Dense(w) = &self.weight { Some(w) } else { None }
+    }
+
     /// The packed codes; None if it is dense.
     pub(super) fn packed(&self) -> Option<&Packed> {
         match &self.weight {

@@ -82,8 +82,11 @@ impl CudaModel {
                 configuration: format!("all of {} experts, {} of a row", mix.experts.len(), mix.top_k),
                 workspace_bytes: 0,
             };
-            let plans = [of_rows([1, few], "experts_gemv"), of_rows([few + 1, usize::MAX], "grouped GEMM")];
-            let plans: Vec<_> = plans.into_iter().filter(|plan| plan.rows[0] <= plan.rows[1]).collect();
+            let first = 1 + usize::from(self.persistent.is_some());
+            let plans =
+                [of_rows([first, few], "experts_gemv"), of_rows([first.max(few + 1), usize::MAX], "grouped GEMM")];
+            let plans = self.plan_of_one_row().into_iter().chain(plans).filter(|plan| plan.rows[0] <= plan.rows[1]);
+            let plans: Vec<_> = plans.collect();
             for projection in mix.experts.iter().flat_map(|mlp| [&mlp.up, &mlp.down]) {
                 let Some((packed, _)) = projection.single() else { continue };
                 let ([n, k], format) = (packed.shape(), Some(packed.format()));

@@ -179,6 +179,16 @@ impl CudaModel {
         forms
     }
 
+    /// What computes one row of all layers, if they go through one kernel.
+    fn plan_of_one_row(&self) -> Option<PlanOfRows> {
+        self.persistent.as_ref().map(|plan| PlanOfRows {
+            rows: [1, 1],
+            kernel: "persistent_decode",
+            configuration: plan.describe(),
+            workspace_bytes: 0,
+        })
+    }
+
     /// The longest vector inside an MLP.
     fn inner(&self) -> usize {
         let of_layer = |layer: &Layer<OnCuda>| match &layer.mlp {
@@ -220,7 +230,7 @@ impl Resident for CudaModel {
         let mut instances = nn::instances(Some(self.decoder.heads.head_size), &[self.kv]);
         instances.extend(self.forms_of_rows(self.prefill_tokens).into_iter().flat_map(nn::quantized_instances));
         instances.extend(projection::instances(&self.cuda, self.projections(), self.activations, self.prefill_tokens)?);
-        if persistent::unlike_llama(&self.decoder).is_some() {
+        if persistent::unlike_llama(&self.decoder).is_some() || self.mixtures().next().is_some() {
             instances.extend(nn::instances_of_some_models(Some(self.decoder.heads.head_size), &[self.kv]));
         }
         instances.push(self.decoder.vocabulary.embedding.instance()?);
@@ -238,14 +248,8 @@ impl Resident for CudaModel {
         let together = self.explain_experts(&mut products);
         for projection in self.projections().filter(|&projection| !together.contains(&std::ptr::from_ref(projection))) {
             // One row of all layers goes through one kernel.
-            let one_row =
-                self.persistent.as_ref().filter(|_| of_layers.iter().any(|&known| std::ptr::eq(known, projection)));
-            let one_row = one_row.map(|plan| PlanOfRows {
-                rows: [1, 1],
-                kernel: "persistent_decode",
-                configuration: plan.describe(),
-                workspace_bytes: 0,
-            });
+            let is_of_layer = of_layers.iter().any(|&known| std::ptr::eq(known, projection));
+            let one_row = self.plan_of_one_row().filter(|_| is_of_layer);
             // Rows that are quantised where they are made come as the codes of floats in f32.
             let codes = self.form_of_rows(projection, Slot::Normed, 1).is_some();
             let x = if codes { Float::F32 } else { self.activations };

@@ -1,13 +1,13 @@
 //! All layers of a step of one token in one kernel, for the models that it takes.
 
 use super::ranks::Ranks;
-use super::{CudaModel, OnCuda, Vocabulary, dense_mlp};
-use crate::arch::spec::{NormKind, Residual};
-use crate::decoder::{Attention, Decoder, FeedForward, Layer, Mlp, Norm};
+use super::{CudaModel, OnCuda, Vocabulary};
+use crate::arch::spec::{NormKind, Residual, Routing};
+use crate::decoder::{Attention, Decoder, Experts, FeedForward, Layer, Mlp, Norm};
 use crate::error::{Error, Result};
 use halfbyte::cuda::Caps;
 use halfbyte::cuda::nn::{
-    HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepLayer, StepSizes, StreamNorm,
+    HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepExperts, StepLayer, StepMlp, StepSizes, StreamNorm,
 };
 use halfbyte::kernel::{Activation, Reason};
 use halfbyte::{Cuda, Float};
@@ -34,8 +34,9 @@ pub(super) fn plan(
         return Err(refuse("one kind of rotary positions in all layers"));
     }
     let layers = decoder.layers.iter().map(step_layer).collect::<Option<Vec<_>>>();
-    let layers = layers.ok_or_else(|| refuse("quantised layers, each stored in one format but for values"))?;
-    let inner = dense_mlp(first).map_or(0, |mlp| mlp.inner);
+    let layers =
+        layers.ok_or_else(|| refuse("quantised layers, each stored in one format but for values and routers"))?;
+    let inner = parts(&first.mlp).first().map_or(0, |mlp| mlp.inner);
     let pairs = rope.map_or(0, |rope| rope.of(0).pairs());
     let sizes = StepSizes { hidden: decoder.hidden, inner, heads: decoder.heads, pairs };
     PersistentPlan::of(caps, sizes, &layers, dtype)?.among(ranks)
@@ -73,9 +74,6 @@ pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
             output: _,
             post_norm,
         } = attention;
-        let Mlp::Dense(FeedForward { up: _, down: _, activation, clamp, gated, inner: _ }) = mlp else {
-            return Some("one MLP for all tokens");
-        };
         if *residual != Residual::Sequential || post_norm.is_some() || mlp_post_norm.is_some() {
             return Some("one norm before attention and one before the MLP behind it");
         }
@@ -85,8 +83,19 @@ pub(super) fn unlike_llama(decoder: &Decoder<OnCuda>) -> Option<&'static str> {
         if alibi.is_some() || cap.is_some() || sinks.is_some() {
             return Some("scores as they are");
         }
-        (!gated || clamp.is_some() || *activation != Activation::Silu).then_some("an MLP gated by SiLU")
+        let plain = |FeedForward { up: _, down: _, activation, clamp, gated, inner: _ }: &FeedForward<OnCuda>| {
+            *gated && clamp.is_none() && *activation == Activation::Silu
+        };
+        (!parts(mlp).iter().all(plain)).then_some("MLPs gated by SiLU")
     })
+}
+
+/// The MLP of a layer, or its experts.
+fn parts(mlp: &Mlp<OnCuda>) -> &[FeedForward<OnCuda>] {
+    match mlp {
+        Mlp::Dense(mlp) => std::slice::from_ref(mlp),
+        Mlp::Experts(experts) => &experts.experts,
+    }
 }
 
 fn norm(norm: &Norm<OnCuda>) -> StreamNorm<'_> {
@@ -94,7 +103,7 @@ fn norm(norm: &Norm<OnCuda>) -> StreamNorm<'_> {
 }
 
 fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
-    let (attention, mlp) = (&layer.attention, dense_mlp(layer)?);
+    let attention = &layer.attention;
     let mut qkv = attention.qkv.products()?;
     let values = if qkv.len() == 2 { qkv.pop() } else { None };
     let [qkv] = qkv.as_slice() else { return None };
@@ -104,12 +113,32 @@ fn step_layer(layer: &Layer<OnCuda>) -> Option<StepLayer<'_>> {
         eps: queries.eps,
     });
     Some(StepLayer {
-        products: [*qkv, attention.output.single()?, mlp.up.single()?, mlp.down.single()?],
+        products: [*qkv, attention.output.single()?],
+        mlp: match &layer.mlp {
+            Mlp::Dense(mlp) => StepMlp::Dense([mlp.up.single()?, mlp.down.single()?]),
+            Mlp::Experts(experts) => StepMlp::Experts(step_experts(experts)?),
+        },
         values,
         norms: [norm(&attention.norm), norm(layer.mlp_norm.as_ref()?)],
         head_norms,
         scale: attention.scale,
         window: attention.window,
+    })
+}
+
+/// None where routers are quantised, or anything has a bias.
+fn step_experts(of: &Experts<OnCuda>) -> Option<StepExperts<'_>> {
+    let Experts { router, top_k, routing, experts } = of;
+    let mut weights = Vec::with_capacity(experts.len());
+    for mlp in experts {
+        let [(up, None), (down, None)] = [mlp.up.single()?, mlp.down.single()?] else { return None };
+        weights.push([up, down]);
+    }
+    Some(StepExperts {
+        experts: weights,
+        router: router.floats()?,
+        top_k: *top_k,
+        of_chosen: *routing == Routing::SoftmaxOfChosen,
     })
 }
 

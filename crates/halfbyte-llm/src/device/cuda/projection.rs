@@ -3,7 +3,7 @@
 use crate::error::Result;
 use halfbyte::cuda::driver::{Buffer, FloatView};
 use halfbyte::cuda::matmul::{Plans, QuantizedForm, QuantizedView};
-use halfbyte::cuda::nn::{self, StepProduct};
+use halfbyte::cuda::nn::{self, Dense, StepProduct};
 use halfbyte::cuda::sources::Instance;
 use halfbyte::kernel::Problem;
 use halfbyte::ops::Linear;
@@ -38,6 +38,12 @@ impl Projection {
     pub(crate) fn single(&self) -> Option<StepProduct<'_>> {
         let [part] = self.parts.as_slice() else { return None };
         Some((part.packed()?, part.bias()))
+    }
+
+    /// The floats that it is, without a bias; None where it has several parts, a bias or codes.
+    pub(crate) fn floats(&self) -> Option<FloatView<'_>> {
+        let [part] = self.parts.as_slice() else { return None };
+        part.bias().is_none().then(|| part.dense())?.map(Dense::rows)
     }
 
     /// The products of its parts, with their biases; None where one is dense.

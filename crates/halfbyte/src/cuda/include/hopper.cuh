@@ -46,6 +46,8 @@ DEV void copy_bulk(u32 dst, const void* src, u32 bytes, u32 bar, u64 policy) {
       "l"(src), "r"(bytes), "r"(bar), "l"(policy)
       : "memory");
 }
+// Fetches a line into L2.
+DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 // Fetches a linear piece into L2.
 DEV void prefetch_bulk(const void* src, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(src), "r"(bytes) : "memory");

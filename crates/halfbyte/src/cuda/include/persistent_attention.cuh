@@ -10,7 +10,6 @@ struct Values {  // 64 dims of them
   u32 w[4][4];  // positions 2 (lane % 4), + 1, + 8, + 9; dims 8 (lane / 4) on
 };
 
-DEV void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DEV void load_row(u32 (&w)[4], const u16* from) {
   const uint4 v = load_once(from);
   w[0] = v.x, w[1] = v.y, w[2] = v.z, w[3] = v.w;

@@ -6,6 +6,11 @@
 // The model, as the host compiles it in, and what follows.
 constexpr u32 HIDDEN = HB_HIDDEN, INNER = HB_INNER, HEADS = HB_HEADS, KV_HEADS = HB_KV_HEADS, HEAD = HB_HEAD,
               PAIRS = HB_PAIRS, BLOCKS = HB_BLOCKS;
+// Experts that the MLP of a layer consists of, 0: it is one; how many of them a token has, and whether their shares are a
+// softmax of these alone; the type of the router, as `load_float` counts types. A token's experts lie side by side.
+constexpr u32 EXPERTS = HB_EXPERTS, CHOSEN = EXPERTS ? HB_CHOSEN : 1, ROUTER_TYPE = HB_ROUTER_TYPE;
+constexpr bool SHARES_OF_CHOSEN = HB_SHARES_OF_CHOSEN;
+constexpr u32 WIDTH = CHOSEN * INNER;  // of the vector inside the MLP
 // Whether keys and values lie in pages; positions of a page, as `PAGE_LENGTH` in kv_pages.rs.
 constexpr bool PAGED = HB_PAGED;
 constexpr u32 PAGE_LENGTH = 128;
@@ -15,6 +20,7 @@ constexpr u32 RANKS = HB_RANKS, MOST_RANKS_OF_STEP = 8;
 constexpr u32 SETS = RANKS == 1 ? 2 : 3;
 constexpr u32 STEPS = HB_STEPS, STAGES = HB_STAGES;  // steps of 128 columns in a stage; stages of a warp's ring
 constexpr u32 WARPS = 12, THREADS = 32 * WARPS, COPYING_WARPS = 3;  // that compute; that bring weights
+constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;  // of four words, of each thread
 constexpr u32 HEADS_OF_GROUP = HEADS / KV_HEADS, ATTENDED_LENGTH = HEADS * HEAD,
               QKV_LENGTH = (HEADS + 2 * KV_HEADS) * HEAD;
 // A unit is what a row block has of an atom: codes, then scales and zero points: its own where these are one piece,
@@ -40,21 +46,25 @@ static_assert(RANKS >= 1 && RANKS <= MOST_RANKS_OF_STEP, "ranks that a step know
 static_assert(HEADS_OF_GROUP <= 8 && MOST_PARTS >= 1, "a column of B for each query head");
 
 struct Product {
-  const u8* w;
-  const float *bias, *norm;  // [n], or null; what the stream is normed with before it, [k], or null
-  float eps;
-  u32 forms;  // of the weights; in bits 8 and 9 that of values, where they are apart
+  const u8* w;  // of experts a table of u64, [experts]: where the weights of each are
+  const float* bias;  // [n], or null
 };
 struct Layer {
   Product qkv, output, up, down;
+  const float* norms[2];  // what the stream is normed with before q, k, v and before gate and up, [HIDDEN]
   const float *query_norm, *key_norm;  // [HEAD], or null
   void *keys, *values;  // [kv_heads][capacity][HEAD]
   const u8* w_of_values;  // where they are apart; of their bias the place of row 0 of q, k, v, or null
   const float* bias_of_values;
+  const void* router;  // [EXPERTS][HIDDEN]
+  float eps[2];  // of norms
   float query_eps, key_eps, scale;
   u32 window;  // 0: none
+  u32 forms, padding;  // of the weights of each product, and of values where they are apart: 4 bits each
   __device__ __forceinline__ const Product& product(u32 i) const { return (&qkv)[i]; }
+  __device__ __forceinline__ u32 form(u32 i) const { return forms >> (4 * i) & 15; }
 };
+constexpr u32 VALUES = 4;  // their place among forms
 struct Params {
   const Layer* layers;
   const u64* scales;  // [layers][products]: where the scales of a product's rows are, two bytes each, in their order
@@ -95,25 +105,25 @@ DEV u32 again(u32 v) {
   return v;
 }
 // Words of a layer: the stream that it begins with, each rank's part of it; q, k, v; what attention gives; the stream
-// after that; what the gate gives.
+// after that; what the gate gives; what the router gives.
 constexpr u32 AT_QKV = RANKS * HIDDEN, AT_ATTENDED = AT_QKV + QKV_LENGTH, AT_MIDDLE = AT_ATTENDED + ATTENDED_LENGTH / 2,
-              AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_COUNTERS = AT_INNER + INNER / 2,
-              WORDS_OF_LAYER = AT_COUNTERS + 32;
+              AT_INNER = AT_MIDDLE + RANKS * HIDDEN, AT_LOGITS = AT_INNER + WIDTH / 2,
+              AT_COUNTERS = AT_LOGITS + (EXPERTS + 3) / 4 * 4, WORDS_OF_LAYER = AT_COUNTERS + 32;
 enum Counter : u32 { STREAM = AT_COUNTERS, QKV, ATTENDED, MIDDLE, GATED };
 // A part of attention: sums, then greatest scores, then weights.  Parts lie behind all layers.
 constexpr u32 PART = HEADS_OF_GROUP * (HEAD + 2), PARTS_OF_LAYER = KV_HEADS * MOST_PARTS * PART;
 
 extern __shared__ __align__(1024) u8 shared[];
-// Row blocks of a product, that of a pair counted once; stages of a row block; row blocks of both of a pair that a
-// block has at most.
+// Row blocks of a product, that of a pair counted once; stages of a row block; whether gate and up are such pairs. Of
+// experts a row block has 8 rows of both.
 struct Shape {
   u32 row_blocks, stages, paired;
 };
 static __device__ constexpr Shape shape(u32 product) {
   return product == 0   ? Shape{QKV_LENGTH / 16, HIDDEN / (128 * STEPS), 0}
          : product == 1 ? Shape{HIDDEN / 16, ATTENDED_LENGTH / (128 * STEPS), 0}
-         : product == 2 ? Shape{INNER / 16, HIDDEN / (128 * STEPS), 1}
-                        : Shape{HIDDEN / 16, INNER / (128 * STEPS), 0};
+         : product == 2 ? Shape{EXPERTS ? WIDTH / 8 : INNER / 16, HIDDEN / (128 * STEPS), EXPERTS == 0}
+                        : Shape{HIDDEN / 16, WIDTH / (128 * STEPS), 0};
 }
 static __device__ constexpr u32 most(u32 a, u32 b) { return a > b ? a : b; }
 static __device__ constexpr u32 most_blocks(u32 product) {
@@ -124,9 +134,9 @@ constexpr u32 MOST_BLOCKS =
     (most(most(most_blocks(0), most_blocks(1)), most(most_blocks(2), most_blocks(3))) + 7) / 8 * 8;
 
 // Where a row block's weights lie: codes of its first columns, in 32 bytes; from a step of columns to the next; scales,
-// from the codes.
+// from the codes; of gate and up which of a token's experts it is of.
 struct __align__(16) Place {
-  u32 offset, wide, scales, padding;
+  u32 offset, wide, scales, choice;
 };
 // What a block computes of a product, the same in every layer.
 struct Plan {
@@ -157,6 +167,13 @@ template <> struct SumsOf<true> {
 };
 using Sums = SumsOf<WHOLE>;
 constexpr u32 SUMS_OF_BLOCK = 16 * WARPS + 8;
+// An expert of the token: its gate and up, and down; its share.
+struct __align__(16) Expert {
+  const u8* w[2];
+  float share;
+};
+// Experts whose logits a block has at most.
+constexpr u32 OF_BLOCK = (EXPERTS + BLOCKS - 1) / BLOCKS;
 // Queries lie in rows that begin in different banks.
 constexpr u32 QUERY_ROW = HEAD + 32;
 // Shared memory, as the host counts it: rings; x, and sums of warps behind it, or sums of attention; the rest.
@@ -170,7 +187,9 @@ constexpr u32 HALVES = HEAD / 64, SLOTS = WARPS, OF_ATTENTION = SLOTS * HEADS_OF
 constexpr u32 X = WARPS * STAGES * STAGE, OWN = X + X_BYTES, REDUCE = OWN + most_blocks(1) * 64, ANGLES = REDUCE + 192,
               QUERIES = ANGLES + most(PAIRS, 2) * 8, KEY = QUERIES + 32 * QUERY_ROW, VALUE = KEY + 2 * HEAD,
               RAW = VALUE + 2 * HEAD, BARRIERS = RAW + (HEADS_OF_GROUP + 2) * HEAD * 4,
-              PLANS = BARRIERS + WARPS * STAGES * 16, TABLE = PLANS + 4 * sizeof(Plan);
+              ROUTED = BARRIERS + WARPS * STAGES * 16, CHOICES = ROUTED + (EXPERTS ? 16 : 0),
+              DOTS = CHOICES + (EXPERTS ? CHOSEN * sizeof(Expert) : 0), PLANS = DOTS + OF_BLOCK * WARPS * 4,
+              TABLE = PLANS + 4 * sizeof(Plan);
 
 static_assert(TABLE == HB_TABLE, "the host's sum");
 static_assert(sizeof(Plan) % 16 == 0 && QUERIES % 16 == 0, "alignment");
@@ -192,6 +211,9 @@ struct Shared {
   // Where each warp is in its ring: stage and phase.
   __device__ __forceinline__ u32* turns() const { return at_shared<u32>(REDUCE + 128); }
   __device__ __forceinline__ float2* angles() const { return at_shared<float2>(ANGLES); }
+  __device__ __forceinline__ Expert* chosen() const { return at_shared<Expert>(CHOICES); }
+  // Of the stream with the router's rows that this block has, those of each warp: [OF_BLOCK][WARPS].
+  __device__ __forceinline__ float* dots() const { return at_shared<float>(DOTS); }
   __device__ __forceinline__ Plan& plan(u32 product) const { return at_shared<Plan>(PLANS)[product]; }
   __device__ __forceinline__ const Layer* layers() const { return at_shared<const Layer>(TABLE); }
   __device__ __forceinline__ u16* queries() const { return at_shared<u16>(QUERIES); }  // [2][8][QUERY_ROW]
@@ -217,6 +239,9 @@ DEV void make_plan(Plan& plan, u32 product) {
   if (lane == 0) plan.apart = apart ? min(blocks, max(OF_QUERIES_AND_KEYS, first) - first) : blocks;
   for (u32 j = lane; j < blocks; j += 32) {
     u32 block = s.paired ? first + (j >> 1) + (j & 1) * s.row_blocks : first + j, all_blocks = s.row_blocks << s.paired;
+    u32 choice = 0, stages = s.stages;  // of one matrix
+    if (EXPERTS && product == 2) choice = block / (INNER / 8), block %= INNER / 8, all_blocks = INNER / 8;
+    if (EXPERTS && product == 3) stages /= CHOSEN;
     if (apart) {  // in the tensor that it is of
       const bool value = block >= OF_QUERIES_AND_KEYS;
       block -= value ? OF_QUERIES_AND_KEYS : 0;
@@ -228,9 +253,9 @@ DEV void make_plan(Plan& plan, u32 product) {
     for (u32 form = 0; form < 4; form++) {
       if (FORMS ? !(FORMS >> form & 1) : form > 0) continue;
       const u32 atom = atom_of(form), codes = codes_of(form), own = FORMS ? scales_of() : OWN_SCALES ? 32 : 0;
-      const u64 offset = u64(super) * s.stages * STEPS * atom + (strip - super) * atom + quarter * codes;
+      const u64 offset = u64(super) * stages * STEPS * atom + (strip - super) * atom + quarter * codes;
       plan.places[i++][j] = {u32(offset / 32), min(4u, strips - super) * atom, (4 - quarter) * codes + quarter * own,
-                             0};
+                             choice};
     }
   }
 }

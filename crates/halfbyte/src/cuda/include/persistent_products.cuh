@@ -15,6 +15,8 @@ DEV void bring(u32 count, const Shared& m) {
             full = base + BARRIERS + warp * STAGES * 16, empty = full + 8 * STAGES;
   const u64 policy = policy_evict_first();
   u32 stage = 0, phase = 1;
+  // Of a token's experts: done with a layer's choice.
+  const u32 routed = base + ROUTED;
   // The product after this one, of all layers; what is left of this one's stages, and the next of them.
   u32 next = 0, left = 0, blocks = 0, j = 0, t = 0;
   struct {
@@ -28,7 +30,7 @@ DEV void bring(u32 count, const Shared& m) {
       const Plan& plan = m.plan(next & 3);
       const Layer& layer = m.layers()[next >> 2];
       const Product& product = layer.product(next & 3);
-      const u32 form = product.forms & 255, form_of_values = product.forms >> 8;
+      const u32 form = layer.form(next & 3), form_of_values = layer.form(VALUES);
       of = {product.w, plan.of(form), codes_of(form)}, blocks = plan.blocks;
       if (VALUES_APART)
         apart = plan.apart, of_values = {layer.w_of_values, plan.of(form_of_values), codes_of(form_of_values)};
@@ -40,9 +42,19 @@ DEV void bring(u32 count, const Shared& m) {
 #pragma unroll 1
   while (left) {
     if (!mbarrier_is(empty + 8 * stage, phase)) continue;
+    const u32 product = (next - 1) & 3;
+    const bool of_expert = EXPERTS && product >= 2;
+    if (of_expert && !mbarrier_is(routed, (next - 1) >> 2 & 1)) continue;
     const bool value = VALUES_APART && j >= apart;
     const Place place = (value ? of_values : of).places[j];
-    const u8* codes = (value ? of_values : of).w + u64(place.offset) * 32 + t * place.wide;
+    const u8* w = (value ? of_values : of).w;
+    u32 column = t;
+    if (of_expert) {
+      constexpr u32 EACH = INNER / 128;
+      w = m.chosen()[product == 2 ? place.choice : t / EACH].w[product - 2];
+      if (product == 3) column = t % EACH;
+    }
+    const u8* codes = w + u64(place.offset) * 32 + column * place.wide;
     const u32 of_codes = (value ? of_values : of).codes;
     mbarrier_expect(full + 8 * stage, STEPS * (of_codes + scales_of()));
 #pragma unroll
@@ -59,7 +71,7 @@ DEV void bring(u32 count, const Shared& m) {
 
 // This warp's stages of a product with x, to its sums. Digits of x stay in registers for all row blocks of a stage's
 // columns. A lane has the sums of two digits: of four lanes the first two have all, the others copies.
-DEV void multiply(const Shared& m, u32 product, u32 forms) {
+DEV void multiply(const Shared& m, u32 product, const Layer& layer) {
   const Plan& plan = m.plan(product);
   const u32 warp = thread_index() / 32, lane = thread_index() & 31;
   const u32 blocks = plan.blocks, run = plan.run[warp], start = plan.start[warp];
@@ -105,7 +117,7 @@ DEV void multiply(const Shared& m, u32 product, u32 forms) {
       mbarrier_wait(full + 8 * stage, phase);
       Sums sum = {0, 0};
       if constexpr (FORMS) {
-        const u32 form = VALUES_APART && j >= plan.apart ? forms >> 8 : forms & 255;
+        const u32 form = layer.form(VALUES_APART && j >= plan.apart ? VALUES : product);
         multiply_units(form, at, lane, b, of_groups, weight, sum);
       } else {
         u32 codes[STEPS][words_of(8)], scales[STEPS][PARTS];

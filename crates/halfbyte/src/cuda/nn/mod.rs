@@ -52,7 +52,7 @@ pub use gate::{Gate, gate, gate_quantized};
 pub use kv_cache::{KvCache, KvView};
 pub use layer_norm::LayerNorm;
 pub use mean::{mean, mean_codes};
-pub use persistent_decode::{PersistentDecode, StepLayer, StepOfText, StepProduct, StreamNorm};
+pub use persistent_decode::{PersistentDecode, StepExperts, StepLayer, StepMlp, StepOfText, StepProduct, StreamNorm};
 pub use persistent_plan::{PRODUCTS, Plan as PersistentPlan, Sizes as StepSizes};
 pub use rms_norm::{Norm, QuantizedNorm, rms_norm, rms_norm_in_place, rms_norm_quantized};
 pub use rope::{HeadNorms, NewRows, Rope};

@@ -3,6 +3,7 @@
 //
 //   a layer, with | where all blocks wait:
 //       norm, q k v | attention | output, added | norm, gate and up, gated | down, added
+//       (experts:                                 norm, router | choice, gate and up, gated | down, added)
 //   a product (GEMV): a block owns blocks of 16 rows. Its warps cut columns x rows into runs of equally many stages,
 //       each with a ring of its own; codes are multiplied as bytes by mma.sync, x in four columns of B as the four
 //       bytes of integers (fixed_point.cuh); the sums of warps are added in order.
@@ -32,7 +33,20 @@ DEV float2 load_early(const float* p) {
   asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(p));
   return v;
 }
-constexpr u32 LOADS_OF_STREAM = (HIDDEN / 4 + THREADS - 1) / THREADS;
+// The places of this step.
+DEV u32* set_of(const Params& p, const Shared& m) { return p.words + m.step()[2]; }
+// 1 / what a norm divides by, from the squares that warps have added up.
+DEV float factor_of_norm(const Shared& m, float eps) {
+  float sum = 0;
+#pragma unroll
+  for (u32 w = 0; w < WARPS; w += 4) {
+    const float4 v = *reinterpret_cast<const float4*>(m.reduce() + w);
+    sum += v.x + v.y + (v.z + v.w);
+  }
+  return rsqrtf(sum / float(HIDDEN) + eps);
+}
+#include "persistent_experts.cuh"
+
 DEV u32 bits_of_magnitude(float v) { return __float_as_uint(v) & 0x7fffffff; }
 DEV u32 greatest_of(const float (&x)[4]) {
   return max(max(bits_of_magnitude(x[0]), bits_of_magnitude(x[1])),
@@ -53,9 +67,10 @@ DEV Step step_of_all(const Shared& m) {
 }
 // The stream times a norm's weights, when it is counted, four columns at a time, as they lie together. What the norm
 // divides by is left to `factor_of_norm`. The rows that this block will add to are kept. Where x has one rule, `put`
-// gets it when all is known.
+// gets it when all is known. `router`: of experts, whose logits this block has some of, or null.
 template <class Put>
-DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* counter, const float* weight, Put&& put) {
+DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* counter, const float* weight,
+              const void* router, Put&& put) {
   constexpr u32 LOADS = LOADS_OF_STREAM;
   const Plan& own = m.plan(1);
   float2 w[LOADS][2];
@@ -66,6 +81,8 @@ DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* coun
 #pragma unroll
     for (u32 h = 0; h < 2; h++) w[i][h] = e < HIDDEN ? load_early(weight + column_at(e) + 8 * h) : make_float2(0, 0);
   }
+  RowsOfRouter rows;
+  rows.load(router);
   wait_for(counter, HIDDEN);
   look_for_stream(p, v, [&](u32 i) {
     const u32 e = 4 * (thread_index() + i * THREADS);
@@ -87,6 +104,7 @@ DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* coun
     if (e - 16 * own.first < 16 * own.blocks) *reinterpret_cast<uint4*>(m.own() + e - 16 * own.first) = v[i];
     float here[4];
     normed(i, here);
+    rows.add(i, here);
     if constexpr (WHOLE)
       greatest = max(greatest, greatest_of(here));
     else
@@ -94,6 +112,7 @@ DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* coun
   }
   sum = warp_sum(sum);
   if ((thread_index() & 31) == 0) m.reduce()[thread_index() / 32] = sum;
+  rows.leave(m);
   if constexpr (WHOLE) leave_greatest(m, greatest);
   sync();
   if constexpr (WHOLE) {
@@ -109,15 +128,6 @@ DEV void norm(const Params& p, const Shared& m, const u32* from, const u32* coun
     sync();
   }
 }
-DEV float factor_of_norm(const Shared& m, float eps) {
-  float sum = 0;
-#pragma unroll
-  for (u32 w = 0; w < WARPS; w += 4) {
-    const float4 v = *reinterpret_cast<const float4*>(m.reduce() + w);
-    sum += v.x + v.y + (v.z + v.w);
-  }
-  return rsqrtf(sum / float(HIDDEN) + eps);
-}
 // A warp's four columns a lane are a unit of x.
 DEV void put_x(u32 e, const float (&x)[4], Step of) {
   const u32 unit = shared_address(shared) + X + e / 128 * X_UNIT;
@@ -126,9 +136,10 @@ DEV void put_x(u32 e, const float (&x)[4], Step of) {
   if (!WHOLE && (thread_index() & 31) == 0) put_power(unit, of.power);
 }
 // x = n words of pairs, when they are counted: sixteen lanes have a unit. All that a thread needs is asked for at once;
-// where x has one rule and is more than that, once more when the rule is known.
-DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n) {
-  constexpr u32 ALL = most(INNER, ATTENDED_LENGTH) / 2, LOADS = (ALL / 4 + THREADS - 1) / THREADS,
+// where x has one rule and is more than that, once more when the rule is known. `shared_out`: x is of experts, each of
+// which has its share.
+DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n, bool shared_out) {
+  constexpr u32 ALL = most(WIDTH, ATTENDED_LENGTH) / 2, LOADS = (ALL / 4 + THREADS - 1) / THREADS,
                 AT_ONCE = LOADS < 6 ? LOADS : 6;
   constexpr bool KEPT = WHOLE && LOADS == AT_ONCE;
   wait_for(counter, n);
@@ -177,7 +188,8 @@ DEV void words_to_x(const Shared& m, const u32* from, const u32* counter, u32 n)
                              {first_of(v[i].z), first_of(v[i].w), second_of(v[i].z), second_of(v[i].w)}};
 #pragma unroll
       for (int h = 0; h < 2; h++) put_digits(unit, word(i) >> 3 & 7, (word(i) >> 1 & 3) + h, x[h], of[i].over);
-      if (!WHOLE && (lane & 15) == 0) put_power(unit, of[i].power);
+      if (!WHOLE && (lane & 15) == 0)
+        put_power(unit, EXPERTS && shared_out ? of[i].power * m.chosen()[2 * word(i) / INNER].share : of[i].power);
     }
   }
   sync();
@@ -201,29 +213,26 @@ DEV float load_float(const void* from, u64 at, u32 type) {
   return type == 1 ? bf16_low(bits) : half_low(bits);
 }
 
-// The places of this step.
-DEV u32* set_of(const Params& p, const Shared& m) { return p.words + m.step()[2]; }
-
 #include "persistent_attention.cuh"
 
 DEV float gated(float gate, float up) { return __fdividef(gate, 1.0f + __expf(-gate)) * up; }
 // Leaves what a product gives: rows of q, k and v; the stream with rows of output and down added; gated
 // rows in pairs. A norm's factor comes to them here. What does not need the sums is done before they are waited for.
 template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32 layer) {
-  constexpr bool GATES = PRODUCT == 2, ADDS = PRODUCT & 1;
+  // Gates and what they let through: in row blocks of their own, or of experts both in one.
+  constexpr bool GATES = PRODUCT == 2 && !EXPERTS, GATES_BESIDE = PRODUCT == 2 && EXPERTS, ADDS = PRODUCT & 1;
   constexpr u32 AT = PRODUCT == 0   ? AT_QKV
                      : PRODUCT == 1 ? AT_MIDDLE
-                     : GATES        ? AT_INNER
+                     : PRODUCT == 2 ? AT_INNER
                                     : WORDS_OF_LAYER,
                 COUNTER = PRODUCT == 0   ? QKV
                           : PRODUCT == 1 ? MIDDLE
-                          : GATES        ? GATED
+                          : PRODUCT == 2 ? GATED
                                          : WORDS_OF_LAYER + STREAM;
   const Plan& plan = m.plan(PRODUCT);
   u32* const words = set_of(p, m) + layer * WORDS_OF_LAYER;
-  const Product& of = m.layers()[layer].product(PRODUCT);
-  const float* const bias = of.bias;
-  float factor = ADDS ? 1.0f : factor_of_norm(m, of.eps);
+  const float* const bias = m.layers()[layer].product(PRODUCT).bias;
+  float factor = ADDS ? 1.0f : factor_of_norm(m, m.layers()[layer].eps[PRODUCT / 2]);
   if (WHOLE) factor *= __uint_as_float(load_shared(shared_address(shared) + X + POWER));
   const u32 first = 16 * plan.first, pairs = 8 * plan.blocks;
   bool waits = true;
@@ -233,9 +242,10 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     const bool there = i < pairs;
     // The row in the product, and its place in what is left; rows of gate and up are 8 lanes apart.
     const u32 row = first + 16 * (GATES ? i / 16 : i / 8) + (i & 7),
-              place = GATES  ? place_of_pair((row - (i & 1)) / 2 + 4 * (i & 1))
-                      : ADDS ? place_of(row)
-                             : row;
+              place = GATES          ? place_of_pair((row - (i & 1)) / 2 + 4 * (i & 1))
+                      : GATES_BESIDE ? place_of_pair((first / 2 + i) / 2)
+                      : ADDS         ? place_of(row)
+                                     : row;
     float2 added = make_float2(0, 0);
     if (bias && there) {
       const bool value = VALUES_APART && PRODUCT == 0 && row >= 16 * OF_QUERIES_AND_KEYS;
@@ -263,6 +273,9 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
       // A word has two rows: the even lane of two leaves the first ones of both, the other lane the second ones.
       const float given = __shfl_xor_sync(ALL_LANES, i & 1 ? one : other, 1);
       if (there && !(i & 8)) leave(to, i & 1 ? pair(given, other) : pair(one, given));
+    } else if (GATES_BESIDE) {
+      const float one = gated(v.x, v.y), other = __shfl_xor_sync(ALL_LANES, one, 1);
+      if (there && !(i & 1)) leave(to, pair(one, other));
     } else if (there) {
       if (ADDS)
         leave_parts(p, to, {v.x, v.y});
@@ -271,7 +284,7 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
     }
     __syncwarp();
     const u32 here = min(32u, pairs - i0);
-    if ((thread_index() & 31) == 0) count(words + COUNTER, GATES ? here / 2 : 2 * here);
+    if ((thread_index() & 31) == 0) count(words + COUNTER, PRODUCT == 2 ? here / 2 : 2 * here);
   }
 }
 
@@ -279,11 +292,12 @@ template <u32 PRODUCT> DEV void leave_rows(const Params& p, const Shared& m, u32
 DEV void prefetch(const Params& p, const Shared& m, u32 i) {
   const Layer& layer = m.layers()[i];
   prefetch_cache(p, layer, m.step()[0]);
+  prefetch_router(layer);
   if (block_index() != BLOCKS - 1) return;
-  const float* next = i + 1 < p.count ? m.layers()[i + 1].product(0).norm : p.norm;
+  const float* next = i + 1 < p.count ? m.layers()[i + 1].norms[0] : p.norm;
 #pragma unroll 1
   for (u32 e = 32 * thread_index(); e < HIDDEN; e += 32 * THREADS)
-    prefetch_l2(layer.product(2).norm + e), prefetch_l2(next + e);
+    prefetch_l2(layer.norms[1] + e), prefetch_l2(next + e);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
@@ -295,6 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
     mbarrier_init(bar, 1);
     mbarrier_init(bar + 8 * STAGES, 1);
   }
+  if (EXPERTS && threadIdx.x == 0) mbarrier_init(shared_address(shared) + ROUTED, 1);
   for (u32 i = threadIdx.x; i < p.count * sizeof(Layer) / 4; i += THREADS + 32 * COPYING_WARPS)
     at_shared<u32>(TABLE)[i] = reinterpret_cast<const u32*>(p.layers)[i];
   mbarrier_init_fence();
@@ -340,17 +355,19 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
 #pragma unroll 1
   for (u32 number = 0; number < 4 * p.count; number++) {
     const u32 product = number & 3;
-    const Product& of = m.layers()[number >> 2].product(product);
+    const Layer& of = m.layers()[number >> 2];
     {
       const u32* const words = set_of(p, m) + (again(number) >> 2) * WORDS_OF_LAYER;
       if (product & 1)
         words_to_x(m, words + (product == 1 ? AT_ATTENDED : AT_INNER), words + (product == 1 ? ATTENDED : GATED),
-                   (product == 1 ? ATTENDED_LENGTH : INNER) / 2);
+                   (product == 1 ? ATTENDED_LENGTH : WIDTH) / 2, product == 3);
       else
-        norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norm, put_x);
+        norm(p, m, words + (product ? AT_MIDDLE : 0), words + (product ? MIDDLE : STREAM), of.norms[product / 2],
+             product ? of.router : nullptr, put_x);
     }
     if (product == 0) prefetch(p, m, again(number) >> 2);
-    multiply(m, product, of.forms);
+    if (EXPERTS && product == 2) choose(p, m, again(number) >> 2);
+    multiply(m, product, of);
     const u32 layer = again(number) >> 2;
     switch (again(number) & 3) {
       case 0:
@@ -365,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32 * COPYING_WARPS, 1)
   }
   if (block_index() != 0) return;
   u32* const last = set_of(p, m) + p.count * WORDS_OF_LAYER;
-  norm(p, m, last, last + STREAM, p.norm, [&](u32 e, const float (&x)[4], Step) {
+  norm(p, m, last, last + STREAM, p.norm, nullptr, [&](u32 e, const float (&x)[4], Step) {
     float* const to = at_shared<float>(X) + e;
     to[0] = x[0], to[1] = x[1], to[2] = x[2], to[3] = x[3];
   });

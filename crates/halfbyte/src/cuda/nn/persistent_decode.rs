@@ -13,6 +13,7 @@ use crate::cuda::parameters::{Parameters, parameters};
 use crate::cuda::sources::Source;
 use crate::error::{Error, Result};
 use crate::kv_pages::PAGE_LENGTH;
+use crate::layout::cuda_wna16::Atom;
 
 pub(super) static SOURCE: Source = Source {
     path: "nn/persistent_decode.cu",
@@ -27,9 +28,6 @@ parameters! {
     struct Product {
         w: u64,
         bias: u64,
-        norm: u64,
-        eps: f32,
-        forms: u32,
     }
 
     /// As in the source, where products are an array.
@@ -38,16 +36,21 @@ parameters! {
         output: Product,
         up: Product,
         down: Product,
+        norms: [u64; 2],
         query_norm: u64,
         key_norm: u64,
         keys: u64,
         values: u64,
         w_of_values: u64,
         bias_of_values: u64,
+        router: u64,
+        eps: [f32; 2],
         query_eps: f32,
         key_eps: f32,
         scale: f32,
         window: u32,
+        forms: u32,
+        padding: u32,
     }
 
     /// As in the source.
@@ -89,11 +92,52 @@ pub struct StreamNorm<'a> {
 /// A weight and its bias.
 pub type StepProduct<'a> = (&'a Packed, Option<View<'a, f32>>);
 
+/// The MLP of a layer, gated by SiLU.
+#[derive(Debug)]
+pub enum StepMlp<'a> {
+    /// Weights and biases of gate and up; down.
+    Dense([StepProduct<'a>; 2]),
+    /// A mixture of experts.
+    Experts(StepExperts<'a>),
+}
+
+impl<'a> StepMlp<'a> {
+    pub(super) fn experts(&self) -> Option<&StepExperts<'a>> {
+        if let Self::Experts(experts) = self { Some(experts) } else { None }
+    }
+}
+
+/// A mixture of experts without biases.
+#[derive(Debug)]
+pub struct StepExperts<'a> {
+    /// Of each expert gate and up, as [`Packer::pack_gated`](crate::cuda::matmul::Packer::pack_gated) leaves them; down.
+    pub experts: Vec<[&'a Packed; 2]>,
+    /// `[experts, hidden]`.
+    pub router: FloatView<'a>,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Whether their shares are a softmax of their logits alone, or of all.
+    pub of_chosen: bool,
+}
+
+impl StepExperts<'_> {
+    /// What the kernel would need.
+    pub(super) fn unlike(&self, hidden: usize) -> Option<&'static str> {
+        if self.router.len() != self.experts.len() * hidden {
+            return Some("a router of all experts");
+        }
+        let gated = |[up, down]: &[&Packed; 2]| up.is_gated() && !down.is_gated();
+        (!self.experts.iter().all(gated)).then_some("experts whose gates and what they let through take turns")
+    }
+}
+
 /// A layer of a model.
 #[derive(Debug)]
 pub struct StepLayer<'a> {
-    /// Weights and biases of q, k and v; the output; gate and up; down.
-    pub products: [StepProduct<'a>; PRODUCTS],
+    /// Weights and biases of q, k and v; the output.
+    pub products: [StepProduct<'a>; 2],
+    /// What follows attention.
+    pub mlp: StepMlp<'a>,
     /// Those of v, where it is not in the first of them.
     pub values: Option<StepProduct<'a>>,
     /// Before attention, and before the MLP.
@@ -113,6 +157,8 @@ pub struct PersistentDecode {
     layers: Buffer<u8>,
     /// Where the scales of rows are, of each layer and product.
     scales: Buffer<u64>,
+    /// Where weights of experts are, of each layer gate and up of all, then down.
+    experts: Buffer<u64>,
     /// The sets of places, which other ranks write into too.
     words: Inbox,
     state: Buffer<u32>,
@@ -143,6 +189,26 @@ pub struct StepOfText<'a> {
     pub normed: FloatViewMut<'a>,
 }
 
+/// What the source is told of a product.
+#[derive(Clone, Copy)]
+struct OfProduct {
+    atom: Atom,
+    w: u64,
+    bias: u64,
+    rows: u64,
+}
+
+/// *Errors:* weights in another layout, a bias of another length.
+fn of_product((w, bias): StepProduct<'_>) -> Result<OfProduct> {
+    let Packed::Wna16(w) = w else {
+        return Err(Error::invalid(OP, "weights in layout cuda_wna16", "others"));
+    };
+    if let Some(bias) = bias {
+        same_length(OP, "a bias", Some(w.shape()[0]), bias.len())?;
+    }
+    Ok(OfProduct { atom: w.atom(), w: w.atoms(), bias: bias.map_or(0, |bias| bias.pointer()), rows: w.rows() })
+}
+
 impl PersistentDecode {
     /// The layers of a model with the cache of a text. *Errors:* another number of layers than the plan has, vectors of a wrong
     /// length, memory that is short.
@@ -152,6 +218,21 @@ impl PersistentDecode {
         if cache.heads() != heads || cache.kv() != plan.dtype.into() || cache.capacity() == 0 {
             return Err(Error::invalid(OP, "a cache of the model's heads and type, with room", "another"));
         }
+        let context = gpu.context();
+        let mut addresses = Vec::new();
+        for experts in layers.iter().filter_map(|layer| layer.mlp.experts()) {
+            for at in 0..2 {
+                for weights in &experts.experts {
+                    addresses.push(of_product((weights[at], None))?.w);
+                }
+            }
+        }
+        let mut experts = context.allocate(addresses.len())?;
+        stream.upload(&addresses, experts.view_mut())?;
+        let table_of = |layer: usize, at: usize| {
+            let count = plan.mixture.map_or(0, |mixture| mixture.experts);
+            experts.pointer() + (8 * count * (2 * layer + at)) as u64
+        };
         let mut table = Vec::with_capacity(layers.len());
         let mut scales = Vec::with_capacity(layers.len() * PRODUCTS);
         for (i, layer) in layers.iter().enumerate() {
@@ -161,58 +242,58 @@ impl PersistentDecode {
             for weight in layer.head_norms.iter().flat_map(|norms| [norms.queries, norms.keys]) {
                 same_length(OP, "a norm of heads", Some(heads.head_size), weight.len())?;
             }
-            let of = |(w, bias): StepProduct<'_>| {
-                let Packed::Wna16(w) = w else {
-                    return Err(Error::invalid(OP, "weights in layout cuda_wna16", "others"));
-                };
-                if let Some(bias) = bias {
-                    same_length(OP, "a bias", Some(w.shape()[0]), bias.len())?;
-                }
-                Ok((w.atom(), w.atoms(), bias.map_or(0, |bias| bias.pointer()), w.rows()))
+            let [qkv, output] = [of_product(layer.products[0])?, of_product(layer.products[1])?];
+            let [up, down] = match &layer.mlp {
+                StepMlp::Dense(products) => [of_product(products[0])?, of_product(products[1])?],
+                StepMlp::Experts(_) => [0, 1].map(|at| OfProduct { w: table_of(i, at), ..qkv }),
             };
-            let mut product = |at: usize, norm: Option<StreamNorm<'_>>| {
-                let (atom, w, bias, rows) = of(layer.products[at])?;
-                scales.push(rows);
-                let (norm, eps) = norm.map_or((0, 0.0), |norm| (norm.weight.pointer(), norm.eps));
-                Ok(Product { w, bias, norm, eps, forms: form(atom) })
-            };
-            let mut qkv = product(0, Some(layer.norms[0]))?;
             // Of q, k and v in one tensor the rows of v begin where their atoms do.
-            let of_values = match layer.values {
-                None => (qkv.forms, qkv.w + plan.bytes_before_values(of(layer.products[0])?.0) as u64, qkv.bias),
+            let values = match layer.values {
+                None => {
+                    let bytes_before = plan.bytes_before_values(qkv.atom) as u64;
+                    OfProduct { w: qkv.w + bytes_before, ..qkv }
+                }
                 Some(values) => {
-                    let (atom, w, bias, _) = of(values)?;
-                    let rows_before = plan.sizes.rows_before_values() as u64;
-                    if (bias == 0) != (qkv.bias == 0) {
+                    let values = of_product(values)?;
+                    if (values.bias == 0) != (qkv.bias == 0) {
                         return Err(Error::invalid(OP, "biases of q, k and v, or none", "of some"));
                     }
-                    (form(atom), w, bias.wrapping_sub(4 * rows_before))
+                    let rows_before = plan.sizes.rows_before_values() as u64;
+                    OfProduct { bias: values.bias.wrapping_sub(4 * rows_before), ..values }
                 }
             };
-            qkv.forms |= of_values.0 << 8;
-            let [keys, values] = cache.layer(OP, i)?;
+            let products = [qkv, output, up, down];
+            scales.extend(products.map(|product| product.rows));
+            let forms = products.iter().chain([&values]).enumerate();
+            let forms = forms.fold(0, |forms, (at, product)| forms | form(product.atom) << (4 * at));
+            let [qkv, output, up, down] = products.map(|OfProduct { w, bias, .. }| Product { w, bias });
+            let [keys, of_cache] = cache.layer(OP, i)?;
             let norms = layer.head_norms;
             table.push(Layer {
                 qkv,
-                output: product(1, None)?,
-                up: product(2, Some(layer.norms[1]))?,
-                down: product(3, None)?,
+                output,
+                up,
+                down,
+                norms: layer.norms.map(|norm| norm.weight.pointer()),
                 query_norm: norms.map_or(0, |norms| norms.queries.pointer()),
                 key_norm: norms.map_or(0, |norms| norms.keys.pointer()),
                 keys: keys.pointer(),
-                values: values.pointer(),
-                w_of_values: of_values.1,
-                bias_of_values: of_values.2,
+                values: of_cache.pointer(),
+                w_of_values: values.w,
+                bias_of_values: values.bias,
+                router: layer.mlp.experts().map_or(0, |experts| experts.router.pointer()),
+                eps: layer.norms.map(|norm| norm.eps),
                 query_eps: norms.map_or(0.0, |norms| norms.eps),
                 key_eps: norms.map_or(0.0, |norms| norms.eps),
                 scale: layer.scale,
                 // No text is longer than positions have bits for.
                 window: layer.window.map_or(0, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+                forms,
+                padding: 0,
             });
         }
         // Compiled now, not in the first step.
         gpu.function(&plan.instance())?;
-        let context = gpu.context();
         let bytes: &[u8] = bytemuck::cast_slice(&table);
         let mut buffer = context.allocate(bytes.len())?;
         stream.upload(bytes, buffer.view_mut())?;
@@ -221,7 +302,7 @@ impl PersistentDecode {
         let words = Inbox::new(context, stream, plan.sets() * plan.words())?;
         let mut state = context.allocate(3)?;
         stream.upload(&[0, 0, 0], state.view_mut())?;
-        Ok(Self { plan, layers: buffer, scales: of_rows, words, state, neighbours: None })
+        Ok(Self { plan, layers: buffer, scales: of_rows, experts, words, state, neighbours: None })
     }
 
     /// What the other ranks are told of the places that they write into. Error: the system lets no other process open them.
@@ -238,7 +319,8 @@ impl PersistentDecode {
 
     /// Bytes that it takes on the device.
     pub fn bytes(&self) -> usize {
-        self.layers.bytes() + self.scales.bytes() + 4 * self.plan.sets() * self.plan.words() + self.state.bytes()
+        let tables = self.layers.bytes() + self.scales.bytes() + self.experts.bytes();
+        tables + 4 * self.plan.sets() * self.plan.words() + self.state.bytes()
     }
 
     /// One token through all layers: keys and values go to the cache, the normed stream to `normed`.

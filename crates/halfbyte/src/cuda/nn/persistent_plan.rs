@@ -1,6 +1,7 @@
 //! Which models `persistent_decode.cu` takes, and what it is compiled for: sizes, forms of weights, shared memory.
 
-use super::persistent_decode::{Layer, SOURCE, StepLayer};
+use super::floats::float_type;
+use super::persistent_decode::{Layer, SOURCE, StepExperts, StepLayer, StepMlp};
 use crate::cuda::Caps;
 use crate::cuda::matmul::Packed;
 use crate::cuda::sources::Instance;
@@ -19,6 +20,8 @@ const ROWS: usize = STRIP / 4;
 pub const PRODUCTS: usize = 4;
 /// Stages of a warp's ring, at least and at most.
 const STAGES: [usize; 2] = [3, 8];
+/// Experts of a model, and of a token, at most: registers and lanes for their logits.
+const MOST_EXPERTS: [usize; 2] = [256, 32];
 /// Query heads that share a key head, at most.
 const MOST_OF_GROUP: usize = 8;
 /// Ranks that share a model, at most.
@@ -35,7 +38,7 @@ const MOST_SUMMED: usize = 1 << 15;
 pub struct Sizes {
     /// Length of the residual stream.
     pub hidden: usize,
-    /// Length of the vector inside the MLP.
+    /// Length of the vector inside the MLP, or inside each expert.
     pub inner: usize,
     /// Heads of attention.
     pub heads: Heads,
@@ -44,10 +47,10 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Outputs and reduction of each product.
-    fn shapes(&self) -> [[usize; 2]; PRODUCTS] {
-        let Self { hidden, inner, heads, .. } = *self;
-        let attended = heads.heads * heads.head_size;
+    /// Outputs and reduction of each product, with so many experts of a token side by side.
+    fn shapes(&self, experts: usize) -> [[usize; 2]; PRODUCTS] {
+        let Self { hidden, heads, .. } = *self;
+        let (attended, inner) = (heads.heads * heads.head_size, experts * self.inner);
         [[heads.row(), hidden], [hidden, attended], [2 * inner, hidden], [hidden, inner]]
     }
 
@@ -66,6 +69,7 @@ impl Sizes {
 pub struct Plan {
     pub(super) sizes: Sizes,
     weights: Weights,
+    pub(super) mixture: Option<Mixture>,
     pub(super) dtype: Float,
     pub(super) layers: usize,
     /// That share the model.
@@ -78,6 +82,24 @@ pub struct Plan {
     stages: usize,
     /// Bytes of shared memory before the table of layers.
     table: usize,
+}
+
+/// What the MLPs of a model are, if they consist of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mixture {
+    pub(super) experts: usize,
+    /// Experts of a token.
+    pub(super) top_k: usize,
+    /// Whether their shares are a softmax of these alone.
+    of_chosen: bool,
+    /// The type of the router.
+    router: Float,
+}
+
+impl Mixture {
+    fn of(StepExperts { experts, router, top_k, of_chosen }: &StepExperts<'_>) -> Self {
+        Self { experts: experts.len(), top_k: *top_k, of_chosen: *of_chosen, router: router.dtype() }
+    }
 }
 
 /// The forms that a model's weights have, and whether activations are quantised.
@@ -118,7 +140,8 @@ impl Plan {
     /// The kernel for a model with these layers, and keys and values of a type; or why there is none: it takes Hopper, codes in places
     /// of 4 or 8 bits with scales of groups along k or of rows, or of both (`-si8`), in the type of x, exact activations or symmetric
     /// codes of them in groups of 128 or whole rows, heads of 64 or 128 elements, at most 8 query heads a key head, and sizes that are
-    /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's K types).
+    /// multiples of 128. All products have one format, but where scales and offsets are multiples of halves (GGUF's K types). Experts
+    /// have scales of groups.
     pub fn of(caps: &Caps, sizes: Sizes, layers: &[StepLayer<'_>], dtype: Float) -> Answer<Self> {
         let Some((atom, act)) = layers.first().and_then(|layer| {
             let (first, _) = layer.products.first()?;
@@ -129,15 +152,29 @@ impl Plan {
         if act.is_quantized() && (act != Act::A8 || atom.group != STEP && !atom.has_rows()) {
             return Err(Reason("exact activations, or symmetric codes of them in groups of 128 or whole rows".into()));
         }
+        let mixture = layers.first().and_then(|layer| layer.mlp.experts()).map(Mixture::of);
         let values_apart = layers.iter().any(|layer| layer.values.is_some());
         let mut weights = Weights { values_apart, ..Weights::of(atom, act.is_quantized()) };
+        if layers.iter().any(|layer| layer.mlp.experts().map(Mixture::of) != mixture) {
+            return Err(Reason("as many experts in all layers, or none".into()));
+        }
         for layer in layers {
-            let mut shapes = sizes.shapes();
+            let mut shapes = sizes.shapes(1);
             if layer.values.is_some() {
                 shapes[0][0] = sizes.rows_before_values();
             }
             let values = layer.values.map(|values| (values, [sizes.rows_of_values(), sizes.hidden]));
-            for ((w, _), shape) in layer.products.into_iter().zip(shapes).chain(values) {
+            let [of_attention @ .., of_up, of_down] = shapes;
+            let mlps: Vec<_> = match &layer.mlp {
+                StepMlp::Dense([up, down]) => vec![(*up, of_up), (*down, of_down)],
+                StepMlp::Experts(of) => {
+                    of.experts.iter().flat_map(|[up, down]| [((*up, None), of_up), ((*down, None), of_down)]).collect()
+                }
+            };
+            if let Some(why) = layer.mlp.experts().and_then(|experts| experts.unlike(sizes.hidden)) {
+                return Err(Reason(why.into()));
+            }
+            for ((w, _), shape) in layer.products.into_iter().zip(of_attention).chain(mlps).chain(values) {
                 let of_this = atom_of(w).filter(|_| w.in_order() && w.format().act == act);
                 let together = of_this.and_then(|atom| weights.with(Weights::of(atom, act.is_quantized())));
                 let Some(together) = together else {
@@ -154,7 +191,7 @@ impl Plan {
                 format!("K types, and queries and keys of a multiple of {SUPER_STRIP} rows, where values are apart");
             return Err(Reason(why));
         }
-        Self::sized(caps, sizes, weights, dtype, layers.len())
+        Self::sized(caps, sizes, (weights, mixture), dtype, layers.len())
     }
 
     /// The same for ranks, each with a part of the model and a GPU; or why there is none.
@@ -171,8 +208,15 @@ impl Plan {
     }
 
     /// With weights of a form.
-    fn sized(caps: &Caps, sizes: Sizes, weights: Weights, dtype: Float, layers: usize) -> Answer<Self> {
+    fn sized(
+        caps: &Caps,
+        sizes: Sizes,
+        (weights, mixture): (Weights, Option<Mixture>),
+        dtype: Float,
+        layers: usize,
+    ) -> Answer<Self> {
         let Weights { atom, quantized, forms, .. } = weights;
+        let shapes = sizes.shapes(mixture.map_or(1, |mixture| mixture.top_k));
         let refuse = |why: String| Err(Reason(why));
         if !caps.arch.is_hopper() {
             return refuse("takes sm_90a".into());
@@ -191,15 +235,25 @@ impl Plan {
         if sizes.heads.group() > MOST_OF_GROUP || kv_heads > blocks {
             return refuse(format!("at most {MOST_OF_GROUP} query heads a key head, and {blocks} key heads"));
         }
-        if sizes.shapes().iter().any(|[n, k]| !n.is_multiple_of(STRIP) || !k.is_multiple_of(STEP)) {
+        let of_one = sizes.shapes(1);
+        if of_one.iter().any(|[n, k]| !n.is_multiple_of(STRIP) || !k.is_multiple_of(STEP)) {
             return refuse(format!("outputs in multiples of {STRIP}, columns of {STEP}"));
         }
-        if quantized && atom.has_rows() && sizes.shapes().iter().any(|[_, k]| *k > MOST_SUMMED) {
+        if let Some(Mixture { experts, top_k, .. }) = mixture {
+            let [most, most_chosen] = MOST_EXPERTS;
+            if experts > most || top_k > most_chosen.min(experts) || top_k == 0 || atom.has_rows() || forms != 0 {
+                return refuse(format!(
+                    "up to {most} experts with scales of groups, of which a token has {most_chosen}"
+                ));
+            }
+        }
+        if quantized && atom.has_rows() && shapes.iter().any(|[_, k]| *k > MOST_SUMMED) {
             return refuse(format!("at most {MOST_SUMMED} columns, whose products 32 bits hold"));
         }
-        let even = sizes.shapes().iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
+        let even = of_one.iter().all(|[_, k]| k.is_multiple_of(2 * STEP));
         let with = |steps, stages| {
-            let plan = Self { sizes, weights, dtype, layers, ranks: 1, paged: false, blocks, steps, stages, table: 0 };
+            let (ranks, paged) = (1, false);
+            let plan = Self { sizes, weights, mixture, dtype, layers, ranks, paged, blocks, steps, stages, table: 0 };
             Self { table: plan.begin_of_table(), ..plan }
         };
         let steps = if even { 1..=2 } else { 1..=1 };
@@ -215,7 +269,7 @@ impl Plan {
     /// Where the table of layers begins in shared memory; as the source counts it.
     fn begin_of_table(&self) -> usize {
         let Sizes { inner, heads, pairs, .. } = self.sizes;
-        let (head, group) = (heads.head_size, heads.group());
+        let (head, group, shapes) = (heads.head_size, heads.group(), self.shapes());
         let Weights { atom, forms, .. } = self.weights;
         let (groups, zero) = (atom.groups(), atom.zero);
         let scales = if groups == 1 && !zero { 32 } else { groups * if zero { 192 } else { 128 } }; // of rows: none
@@ -226,18 +280,27 @@ impl Plan {
         };
         let kinds = forms.count_ones().max(1) as usize;
         let of_product = |at: usize| {
-            let (paired, n) = if at == 2 { (1, inner) } else { (0, self.sizes.shapes()[at][0]) };
+            let (paired, n) = if at == 2 && self.mixture.is_none() { (1, inner) } else { (0, shapes[at][0]) };
             (n / ROWS).div_ceil(self.blocks) << paired
         };
         let most = (0..PRODUCTS).map(of_product).max().unwrap_or(0).next_multiple_of(8);
         let (plan, sums) = (8 + 8 * WARPS + 8 + 16 * most * kinds, 8 * (ROWS * WARPS + 8));
         // 128 columns of x: four digits of each, or a code, and their power of two or scale.
         let x_unit = if self.weights.quantized { STEP } else { 4 * STEP } + 16;
-        let x_and_sums = |at: usize| self.sizes.shapes()[at][1] / STEP * x_unit + of_product(at) * sums;
+        let x_and_sums = |at: usize| shapes[at][1] / STEP * x_unit + of_product(at) * sums;
         let attended = WARPS * (group * head * 4 + 64);
         let x = (0..PRODUCTS).map(x_and_sums).max().unwrap_or(0).max(attended);
         let rest = of_product(1) * 64 + 192 + 8 * pairs.max(2) + 32 * (head + 32) + 4 * head + (group + 2) * head * 4;
-        WARPS * self.stages * (self.steps * unit + 16) + x + rest + PRODUCTS * plan
+        // A barrier, a token's experts, and what warps add up of a block's logits.
+        let of_experts = self
+            .mixture
+            .map_or(0, |Mixture { experts, top_k, .. }| 16 + 32 * top_k + 4 * WARPS * experts.div_ceil(self.blocks));
+        WARPS * self.stages * (self.steps * unit + 16) + x + rest + of_experts + PRODUCTS * plan
+    }
+
+    /// Outputs and reduction of each product.
+    fn shapes(&self) -> [[usize; 2]; PRODUCTS] {
+        self.sizes.shapes(self.mixture.map_or(1, |mixture| mixture.top_k))
     }
 
     pub(super) fn shared_bytes(&self) -> usize {
@@ -261,8 +324,10 @@ impl Plan {
 
     /// Words of a set of places; as in the source.
     pub(super) fn words(&self) -> usize {
-        let Sizes { hidden, inner, heads, .. } = self.sizes;
-        let of_layer = 2 * self.ranks * hidden + heads.row() + heads.heads * heads.head_size / 2 + inner / 2 + 32;
+        let Sizes { hidden, heads, .. } = self.sizes;
+        let [[qkv, _], [_, attended], _, [_, width]] = self.shapes();
+        let logits = self.mixture.map_or(0, |mixture| mixture.experts.next_multiple_of(4));
+        let of_layer = 2 * self.ranks * hidden + qkv + attended / 2 + width / 2 + logits + 32;
         let parts = heads.kv_heads * self.most_parts() * heads.group() * (heads.head_size + 2);
         (self.layers + 1) * of_layer + self.layers * parts
     }
@@ -271,6 +336,7 @@ impl Plan {
     pub fn instance(&self) -> Instance {
         let Self { sizes: Sizes { hidden, inner, heads, pairs }, weights, .. } = *self;
         let Weights { atom, quantized, forms, values_apart } = weights;
+        let of_mixture = |of: fn(Mixture) -> usize| self.mixture.map_or(0, of);
         let numbers = [
             ("BITS", atom.bits as usize),
             ("BF16", (self.dtype == Float::BF16).into()),
@@ -291,6 +357,10 @@ impl Plan {
             ("KV_HEADS", heads.kv_heads),
             ("HEAD", heads.head_size),
             ("PAIRS", pairs),
+            ("EXPERTS", of_mixture(|mixture| mixture.experts)),
+            ("CHOSEN", of_mixture(|mixture| mixture.top_k)),
+            ("SHARES_OF_CHOSEN", of_mixture(|mixture| mixture.of_chosen.into())),
+            ("ROUTER_TYPE", of_mixture(|mixture| float_type(mixture.router) as usize)),
             ("RANKS", self.ranks),
             ("PAGED", self.paged.into()),
             ("BLOCKS", self.blocks),
@@ -330,9 +400,17 @@ pub(super) fn samples() -> Vec<Instance> {
         (wide, k_types(0b1100, true), Float::BF16),
         (narrow, k_types(0b0011, false), Float::F16),
     ];
-    let plan =
-        |(sizes, weights, dtype): (Sizes, Weights, Float)| Plan::sized(&Caps::H200, sizes, weights, dtype, 32).ok();
-    let alone: Vec<Plan> = models.into_iter().filter_map(plan).collect();
+    let plan = |(sizes, weights, dtype): (Sizes, Weights, Float), mixture| {
+        Plan::sized(&Caps::H200, sizes, (weights, mixture), dtype, 32).ok()
+    };
+    let mixture = |experts, top_k, of_chosen, router| Some(Mixture { experts, top_k, of_chosen, router });
+    let experts = [
+        plan(models[0], mixture(8, 2, true, Float::F16)),
+        plan(models[1], mixture(16, 2, true, Float::BF16)),
+        plan(models[2], mixture(200, 8, false, Float::F32)),
+    ];
+    let alone: Vec<Plan> =
+        models.into_iter().filter_map(|model| plan(model, None)).chain(experts.into_iter().flatten()).collect();
     let shared = alone.first().and_then(|plan| plan.clone().among(2).ok());
     let paged = alone.iter().take(1).map(|plan| plan.clone().paged());
     alone.iter().cloned().chain(shared).chain(paged).map(|plan| plan.instance()).collect()

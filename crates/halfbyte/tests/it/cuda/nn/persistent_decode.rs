@@ -7,8 +7,8 @@ use halfbyte::cuda::Gpu;
 use halfbyte::cuda::driver::Buffer;
 use halfbyte::cuda::matmul::{self, Packed, Packer};
 use halfbyte::cuda::nn::{
-    HeadNorms, KvCache, PRODUCTS, PersistentDecode, PersistentPlan, Rope, StepLayer, StepOfText, StepProduct,
-    StepSizes, StreamNorm,
+    FloatBuffer, HeadNorms, KvCache, PersistentDecode, PersistentPlan, Rope, StepExperts, StepLayer, StepMlp,
+    StepOfText, StepProduct, StepSizes, StreamNorm,
 };
 use halfbyte::format::reference::dequantize;
 use halfbyte::kernel::Heads;
@@ -27,8 +27,27 @@ struct Product {
 
 type Vector = (Vec<f32>, Buffer<f32>);
 
+/// A router: its numbers, and how many of the experts a token has.
+struct Router {
+    w: Vec<f64>,
+    on_device: FloatBuffer,
+    mixture: Mixture,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Mixture {
+    experts: usize,
+    top_k: usize,
+    of_chosen: bool,
+    router: Float,
+}
+
 struct Layer {
-    products: [Product; PRODUCTS],
+    /// Of q, k and v; the output.
+    products: [Product; 2],
+    /// Of gate and up; down: of the MLP, or of each expert.
+    mlps: Vec<[Product; 2]>,
+    router: Option<Router>,
     /// Rows of values, where they are not in the first product.
     values: Option<Product>,
     norms: [Vector; 2],
@@ -43,6 +62,7 @@ struct Case {
     format: &'static str,
     /// Instead of the format: of each weight one of these.
     k_types: &'static [&'static str],
+    mixture: Option<Mixture>,
     dtype: Float,
     /// Tokens before the first that is looked at.
     before: usize,
@@ -98,8 +118,6 @@ impl Product {
 impl Layer {
     fn new(bench: &Bench<'_>, random: &mut Random, case: &Case) -> Self {
         let StepSizes { hidden, inner, heads, .. } = case.sizes;
-        let shapes =
-            [[heads.row(), hidden], [hidden, heads.heads * heads.head_size], [2 * inner, hidden], [hidden, inner]];
         let format = parse(case.format);
         let vector = |random: &mut Random, len: usize, around: f32| -> Vector {
             let values: Vec<f32> = random.normals(len).iter().map(|v| around + 0.2 * v).collect();
@@ -120,7 +138,13 @@ impl Layer {
                     None => weight.scale = case.dtype,
                 }
                 let w = of_order_one(&with_zeros_in_bytes(random.qtensor(weight, [n, k], false)));
-                let packed = matmul::pack(bench.gpu, &bench.stream, &w, format.act, case.dtype).unwrap();
+                let mut packer = Packer::new(bench.gpu, &bench.stream);
+                let packed = if case.mixture.is_some() && n == 2 * inner {
+                    let [gate, up] = [0..inner, inner..n].map(|rows| w.rows(rows).unwrap());
+                    packer.pack_gated(&(&gate).into(), &(&up).into(), format.act).unwrap()
+                } else {
+                    packer.pack(&[&(&w).into()], format.act, case.dtype).unwrap()
+                };
                 let quantized = format.act.is_quantized().then(|| weight.activation_group().len(k));
                 (w, packed, quantized)
             };
@@ -130,12 +154,23 @@ impl Layer {
         let of_values = heads.kv_heads * heads.head_size;
         let apart = !case.k_types.is_empty() && (heads.row() - of_values).is_multiple_of(256) && random.below(2) == 0;
         let values = apart.then(|| product(random, [of_values, hidden]));
-        let mut shapes = shapes;
-        shapes[0][0] -= if apart { of_values } else { 0 };
-        let products = shapes.map(|shape| product(random, shape));
+        let of_qkv = heads.row() - if apart { of_values } else { 0 };
+        let products = [[of_qkv, hidden], [hidden, heads.heads * heads.head_size]].map(|shape| product(random, shape));
+        let count = case.mixture.map_or(1, |mixture| mixture.experts);
+        let mlps = (0..count).map(|_| [[2 * inner, hidden], [hidden, inner]].map(|shape| product(random, shape)));
+        let mlps = mlps.collect();
+        let router = case.mixture.map(|mixture| {
+            // Logits of a few units: shares of which none is all.
+            let scale = 2.0 / (hidden as f32).sqrt();
+            let drawn: Vec<f32> = random.normals(mixture.experts * hidden).iter().map(|v| v * scale).collect();
+            let values = rounded(&drawn, mixture.router);
+            let on_device = bench.floats(&values, mixture.router);
+            Router { w: values.into_iter().map(f64::from).collect(), on_device, mixture }
+        });
         let norms = [(); 2].map(|()| vector(random, hidden, 1.0));
         let head_norms = case.head_norms.then(|| [(); 2].map(|()| vector(random, heads.head_size, 1.0)));
-        Self { products, values, norms, head_norms, window: case.window, seen: Default::default() }
+        let window = case.window;
+        Self { products, mlps, router, values, norms, head_norms, window, seen: Default::default() }
     }
 
     fn step_layer(&self, scale: f32) -> StepLayer<'_> {
@@ -143,6 +178,17 @@ impl Layer {
         let head_norms = self.head_norms.as_ref();
         StepLayer {
             products: self.products.each_ref().map(Product::of_step),
+            mlp: match &self.router {
+                None => StepMlp::Dense(self.mlps[0].each_ref().map(Product::of_step)),
+                Some(Router { w, on_device, mixture: Mixture { top_k, of_chosen, .. } }) => {
+                    StepMlp::Experts(StepExperts {
+                        experts: self.mlps.iter().map(|mlp| mlp.each_ref().map(|product| &product.packed)).collect(),
+                        router: on_device.view(0..w.len()),
+                        top_k: *top_k,
+                        of_chosen: *of_chosen,
+                    })
+                }
+            },
             values: self.values.as_ref().map(Product::of_step),
             norms,
             head_norms: head_norms.map(|[q, k]| HeadNorms { queries: q.1.view(), keys: k.1.view(), eps: EPS }),
@@ -151,8 +197,9 @@ impl Layer {
         }
     }
 
-    /// The same in f64: what attention gives and what the gate gives is rounded as it is in the kernel; the normed stream is not.
-    fn step(&mut self, case: &Case, frequencies: &[f64], scale: f32, stream: &mut [f64]) {
+    /// The same in f64: what attention gives and what the gate gives is rounded as it is in the kernel; the normed stream is not. Gives by
+    /// how much the last logit of a router that is chosen is above the first that is not.
+    fn step(&mut self, case: &Case, frequencies: &[f64], scale: f32, stream: &mut [f64]) -> f64 {
         let (heads, dtype, position) = (case.sizes.heads, case.dtype, self.seen[0].len());
         let Heads { heads: query_heads, kv_heads, head_size } = heads;
         let normed = norm(stream, &self.norms[0].0);
@@ -192,16 +239,39 @@ impl Layer {
         }
         let output = multiply(&self.products[1], &attended);
         stream.iter_mut().zip(output).for_each(|(s, v)| *s += v);
-        let up = multiply(&self.products[2], &norm(stream, &self.norms[1].0));
-        let (gate, up) = up.split_at(case.sizes.inner);
-        let gated: Vec<f64> = gate.iter().zip(up).map(|(g, u)| round(g / (1.0 + (-g).exp()) * u, dtype)).collect();
-        let down = multiply(&self.products[3], &gated);
-        stream.iter_mut().zip(down).for_each(|(s, v)| *s += v);
+        let normed = norm(stream, &self.norms[1].0);
+        let (chosen, margin) =
+            self.router.as_ref().map_or((vec![(0, 1.0)], f64::INFINITY), |router| router.of(&normed));
+        for (expert, share) in chosen {
+            let [of_up, of_down] = &self.mlps[expert];
+            let up = multiply(of_up, &normed);
+            let (gate, up) = up.split_at(case.sizes.inner);
+            let gated: Vec<f64> = gate.iter().zip(up).map(|(g, u)| round(g / (1.0 + (-g).exp()) * u, dtype)).collect();
+            stream.iter_mut().zip(multiply(of_down, &gated)).for_each(|(s, v)| *s += share * v);
+        }
+        margin
     }
 }
 
-/// Runs some steps, of which those after `before` are compared. Gives the largest error as a share of the stream's deviation.
-fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
+impl Router {
+    /// The experts of a token with their shares; by how much the last is ahead of the next.
+    fn of(&self, normed: &[f64]) -> (Vec<(usize, f64)>, f64) {
+        let Mixture { top_k, of_chosen, .. } = self.mixture;
+        let rows = self.w.chunks_exact(normed.len());
+        let logits: Vec<f64> = rows.map(|row| row.iter().zip(normed).map(|(w, x)| w * x).sum()).collect();
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        let of_all = if of_chosen { &order[..top_k] } else { &order };
+        let sum: f64 = of_all.iter().map(|&expert| logits[expert].exp()).sum();
+        let chosen = order[..top_k].iter().map(|&expert| (expert, logits[expert].exp() / sum)).collect();
+        let next = order.get(top_k).map_or(f64::NEG_INFINITY, |&next| logits[next]);
+        (chosen, logits[order[top_k - 1]] - next)
+    }
+}
+
+/// Runs some steps, which are compared. Gives how many were: where two experts are about as good as each other, either may be chosen, and
+/// what follows in the text hangs on it.
+fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> usize {
     const LAYERS: usize = 2;
     const VOCAB: usize = 32;
     let bench = Bench::new(gpu);
@@ -242,7 +312,11 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
         kernel.step(gpu, &bench.stream, step).unwrap();
         let got = bench.widened(normed.view(0..hidden));
         let mut stream: Vec<f64> = embedding_values[token * hidden..][..hidden].iter().map(|&v| f64::from(v)).collect();
-        layers.iter_mut().for_each(|layer| layer.step(case, &frequencies, scale, &mut stream));
+        let margins = layers.iter_mut().map(|layer| layer.step(case, &frequencies, scale, &mut stream));
+        let uncertain = if parse(case.format).act.is_quantized() { 0.1 } else { 4.0 * case.dtype.unit_roundoff() };
+        if margins.fold(f64::INFINITY, f64::min) < uncertain {
+            return position;
+        }
         let want: Vec<f64> = norm(&stream, &last).into_iter().map(|v| round(v, case.dtype)).collect();
         if parse(case.format).act.is_quantized() {
             // Where a number lies at the middle between two codes, the kernel may take the other, and with it other codes of later
@@ -265,6 +339,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) {
             );
         }
     }
+    steps
 }
 
 #[test]
@@ -305,6 +380,7 @@ fn steps_of_random_models_are_those_of_f64() {
                 sizes,
                 format: formats[round % formats.len()],
                 k_types: &[],
+                mixture: None,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 before: [0, 20, 150][random.below(3)],
                 window: [None, Some(17)][random.below(2)],
@@ -349,6 +425,7 @@ fn steps_of_models_in_k_types_are_those_of_f64() {
                 sizes,
                 format: "w4a16-g32",
                 k_types: K_TYPES[round % K_TYPES.len()],
+                mixture: None,
                 dtype: [Float::F16, Float::BF16][random.below(2)],
                 before: [0, 20][random.below(2)],
                 window: None,
@@ -359,6 +436,60 @@ fn steps_of_models_in_k_types_are_those_of_f64() {
             println!("{round}: {sizes:?} {:?} {} {}", case.k_types, case.dtype, case.paged);
             run(&gpu, &case, &mut random);
         }
+    }
+}
+
+#[test]
+fn steps_of_mixtures_of_experts_are_those_of_f64() {
+    for gpu in gpus() {
+        if !gpu.caps().arch.is_hopper() {
+            continue;
+        }
+        let (mut random, mut compared) = (Random(79), [0; 2]);
+        for round in 0..16 {
+            let kv_heads = 2 * (1 + random.below(2));
+            let heads = Heads { heads: kv_heads * (1 + random.below(4)), kv_heads, head_size: 64 };
+            let sizes = StepSizes {
+                hidden: 128 * (2 + random.below(5)),
+                // A row has several groups.
+                inner: 128 * (2 + random.below(3)),
+                heads,
+                pairs: [16, 32][random.below(2)],
+            };
+            let formats = [
+                "w4a16-g128",
+                "w4a16-g32-asym",
+                "w8a16-g128",
+                "w4a16-g64",
+                "w8a16-g32-asym",
+                "w4a8-g128",
+                "w8a8-g128-asym",
+            ];
+            // More than there are multiprocessors, too.
+            let experts = [2, 8, 33, 160][round % 4];
+            let mixture = Mixture {
+                experts,
+                top_k: 1 + random.below(experts.min(8)),
+                of_chosen: random.below(2) == 0,
+                router: [Float::F16, Float::BF16, Float::F32][random.below(3)],
+            };
+            let case = Case {
+                sizes,
+                format: formats[round % formats.len()],
+                k_types: &[],
+                mixture: Some(mixture),
+                dtype: [Float::F16, Float::BF16][random.below(2)],
+                before: [0, 8][random.below(2)],
+                window: None,
+                head_norms: random.below(2) == 0,
+                biases: false,
+                paged: random.below(2) == 0,
+            };
+            println!("{round}: {sizes:?} {mixture:?} {} {} {}", case.format, case.dtype, case.paged);
+            compared[0] += run(&gpu, &case, &mut random);
+            compared[1] += case.before + 3;
+        }
+        assert!(2 * compared[0] >= compared[1], "{} of {} steps were compared", compared[0], compared[1]);
     }
 }
 
@@ -376,6 +507,7 @@ fn long_texts_are_those_of_f64() {
                 sizes,
                 format: "w4a16-g128",
                 k_types: &[],
+                mixture: None,
                 dtype: Float::F16,
                 before: 900,
                 window,
@@ -402,7 +534,8 @@ fn models_that_it_does_not_take_are_refused_with_the_reason() {
         let weight = bench.upload(&[1.0; 128]);
         let norms = [(); 2].map(|()| StreamNorm { weight: weight.view(), eps: EPS });
         let of = |w| StepLayer {
-            products: [(w, None); PRODUCTS],
+            products: [(w, None); 2],
+            mlp: StepMlp::Dense([(w, None); 2]),
             values: None,
             norms,
             head_norms: None,
@@ -418,5 +551,26 @@ fn models_that_it_does_not_take_are_refused_with_the_reason() {
         let why = refused(&[apart]);
         assert!(why.contains("a product of [192, 128]"), "{why}");
         assert!(PersistentPlan::of(&gpu.caps(), sizes, &[], Float::F16).is_err());
+        // Experts that are no such: gates and what they let through do not take turns, and a router of fewer.
+        let wide = Random(2).qtensor(parse("w4a16-g32").weight, [256, 128], false);
+        let wide = matmul::pack(&gpu, &bench.stream, &wide, halfbyte::Act::A16, Float::F16).unwrap();
+        let router = bench.floats(&vec![0.0; 3 * 128], Float::F16);
+        let experts = |count| StepExperts {
+            experts: vec![[&wide, &packed]; count],
+            router: router.view(0..3 * 128),
+            top_k: 2,
+            of_chosen: true,
+        };
+        let of = |count| StepLayer {
+            products: [(&wide, None), (&packed, None)],
+            mlp: StepMlp::Experts(experts(count)),
+            ..of(&packed)
+        };
+        let why = refused(&[of(3)]);
+        assert!(why.contains("take turns"), "{why}");
+        let why = refused(&[of(4)]);
+        assert!(why.contains("a router of all experts"), "{why}");
+        let why = refused(&[of(3), StepLayer { mlp: StepMlp::Dense([(&wide, None), (&packed, None)]), ..of(3) }]);
+        assert!(why.contains("as many experts in all layers"), "{why}");
     }
 }
