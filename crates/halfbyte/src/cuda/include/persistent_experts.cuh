@@ -80,8 +80,8 @@ DEV float logit_of(u32 rank) { return __uint_as_float(rank >> 31 ? rank ^ 0x8000
 // are. The first warp does it, and tells the warps that bring weights.
 DEV void choose(const Params& p, const Shared& m, u32 layer) {
   if (thread_index() >= 32) return;
-  constexpr u32 OF_LANE = (EXPERTS + 31) / 32;  // experts lane + 32 i
-  const u32 lane = thread_index();
+  constexpr u32 OF_LANE = (EXPERTS + 31) / 32;
+  const u32 lane = thread_index(), first = lane * OF_LANE;  // a lane's experts lie side by side
   const Layer& of = m.layers()[layer];
   u32* const logits = set_of(p, m) + layer * WORDS_OF_LAYER + AT_LOGITS;
   u64 w[OF_LANE][2];
@@ -90,8 +90,8 @@ DEV void choose(const Params& p, const Shared& m, u32 layer) {
 #pragma unroll
     for (u32 j = 0; j < 2; j++) {
       w[i][j] = 0;
-      const u8* const table = of.product(2 + j).w + 8 * (lane + 32 * i);
-      if (lane + 32 * i < EXPERTS) asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(w[i][j]) : "l"(table));
+      const u8* const table = of.product(2 + j).w + 8 * (first + i);
+      if (first + i < EXPERTS) asm volatile("ld.global.nc.u64 %0, [%1];" : "=l"(w[i][j]) : "l"(table));
     }
   const float factor = factor_of_norm(m, of.eps[1]);
 #pragma unroll
@@ -101,45 +101,47 @@ DEV void choose(const Params& p, const Shared& m, u32 layer) {
     if (lane == 0 && expert < EXPERTS) leave(logits + expert, __float_as_uint(dot * factor));
   }
   u32 rank[OF_LANE];
-  look_for(rank, [&](u32 i) { return lane + 32 * i < EXPERTS ? logits + lane + 32 * i : nullptr; });
+  look_for(rank, [&](u32 i) { return first + i < EXPERTS ? logits + first + i : nullptr; });
   bool finite = true;
 #pragma unroll
   for (u32 i = 0; i < OF_LANE; i++) finite &= (rank[i] & 0x7fffffff) < 0x7f800000;
   finite = __all_sync(ALL_LANES, finite);
 #pragma unroll
-  for (u32 i = 0; i < OF_LANE; i++) {
-    const u32 expert = lane + 32 * i;
-    rank[i] = expert >= EXPERTS ? 0 : finite ? rank_of(__uint_as_float(rank[i])) : ~expert;
-  }
-  float all = 0, greatest = 0;  // the sum of exp(logit - greatest) of all; the greatest logit
-  u32 of_choice = 0;  // the rank of choice `lane`
+  for (u32 i = 0; i < OF_LANE; i++)
+    rank[i] = first + i >= EXPERTS ? 0 : finite ? rank_of(__uint_as_float(rank[i])) : ~(first + i);
+  float logit[OF_LANE];
+#pragma unroll
+  for (u32 i = 0; i < OF_LANE; i++) logit[i] = logit_of(rank[i]);
+  float greatest = 0, of_choice = 0;  // logits: of all; of choice `lane`
 #pragma unroll 1
   for (u32 choice = 0; choice < CHOSEN; choice++) {
-    u32 own = 0, own_expert = 0xffffffff;
-    u64 own_w[2] = {0, 0};
+    u32 own = rank[0];
 #pragma unroll
-    for (u32 i = 0; i < OF_LANE; i++)
-      if (rank[i] > own) own = rank[i], own_expert = lane + 32 * i, own_w[0] = w[i][0], own_w[1] = w[i][1];
-    const u32 best = __reduce_max_sync(ALL_LANES, own),
-              expert = __reduce_min_sync(ALL_LANES, own == best ? own_expert : 0xffffffff);
-    if (choice == 0) {
-      greatest = logit_of(best);
-      if constexpr (!SHARES_OF_CHOSEN)
+    for (u32 i = 1; i < OF_LANE; i++) own = max(own, rank[i]);
+    const u32 best = __reduce_max_sync(ALL_LANES, own), taken = __ffs(__ballot_sync(ALL_LANES, own == best)) - 1;
+    if (choice == 0) greatest = logit_of(best);
+    if (lane == choice) of_choice = logit_of(best);
+    if (lane != taken) continue;
+    bool found = false;
 #pragma unroll
-        for (u32 i = 0; i < OF_LANE; i++) all += rank[i] ? expf(logit_of(rank[i]) - greatest) : 0.f;
+    for (u32 i = 0; i < OF_LANE; i++) {
+      if (found || rank[i] != best) continue;
+      found = true, rank[i] = 0;
+#pragma unroll
+      for (u32 j = 0; j < 2; j++) m.chosen()[choice].w[j] = reinterpret_cast<const u8*>(w[i][j]);
     }
-    if (lane == choice) of_choice = best;
-    if (own_expert != expert) continue;
-    m.chosen()[choice].w[0] = reinterpret_cast<const u8*>(own_w[0]);
-    m.chosen()[choice].w[1] = reinterpret_cast<const u8*>(own_w[1]);
-#pragma unroll
-    for (u32 i = 0; i < OF_LANE; i++) rank[i] = lane + 32 * i == expert ? 0 : rank[i];
   }
-  const float share = lane < CHOSEN ? expf(logit_of(of_choice) - greatest) : 0.f;
-  all = warp_sum(SHARES_OF_CHOSEN ? share : all);
-  if (lane < CHOSEN) m.chosen()[lane].share = finite ? share / all : __int_as_float(0x7fffffff);
   __syncwarp();
   if (lane == 0) mbarrier_arrive(shared_address(shared) + ROUTED);
+  const float share = lane < CHOSEN ? expf(of_choice - greatest) : 0.f;
+  float all = share;
+  if constexpr (!SHARES_OF_CHOSEN) {
+    all = 0;
+#pragma unroll
+    for (u32 i = 0; i < OF_LANE; i++) all += first + i < EXPERTS ? expf(logit[i] - greatest) : 0.f;
+  }
+  all = warp_sum(all);
+  if (lane < CHOSEN) m.chosen()[lane].share = finite ? share / all : __int_as_float(0x7fffffff);
 }
 
 // Brings the router's rows that this block will read into the second-level cache.

@@ -6,6 +6,35 @@
 #include "persistent_multiples.cuh"
 #include "persistent_plan.cuh"
 
+// What a lane brings into the second-level cache while it is not known which experts a token has: its stages of the next
+// layer's q, k, v and output.
+struct Ahead {
+  u32 layer = 0, product = 0, left = 0, j, t;
+  __device__ __forceinline__ void begin(const Plan& plan, u32 warp) {
+    left = (plan.run[warp] >> 16) - (plan.run[warp] & 0xffff);
+    j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
+  }
+  // One stage, if there is one left.
+  __device__ __forceinline__ void bring(const Shared& m, u32 warp, u32 of_layer, u32 count) {
+    if (layer != of_layer) {
+      layer = of_layer, product = 0;
+      begin(m.plan(0), warp);
+    }
+    if (left == 0 && product == 0) begin(m.plan(++product), warp);
+    if (left == 0 || layer == count) return;
+    const Plan& plan = m.plan(product);
+    const Place place = plan.of(0)[j];
+    const u8* codes = m.layers()[layer].product(product).w + u64(place.offset) * 32 + t * place.wide;
+#pragma unroll
+    for (u32 k = 0; k < STEPS; k++, codes += place.wide) {
+      prefetch_bulk(codes, codes_of(0));
+      if (scales_of()) prefetch_bulk(codes + place.scales, scales_of());
+    }
+    if (++j == plan.blocks) j = 0, t += STEPS;
+    left--;
+  }
+};
+
 // The warps that bring weights: a lane a ring. Lanes do not wait for each other: one whose ring is full looks again.
 DEV void bring(u32 count, const Shared& m) {
   constexpr u32 RINGS = WARPS / COPYING_WARPS;
@@ -38,13 +67,17 @@ DEV void bring(u32 count, const Shared& m) {
       j = plan.start[warp] & 0xffff, t = (plan.start[warp] >> 16) * STEPS;
     }
   };
+  Ahead ahead;
   begin();
 #pragma unroll 1
   while (left) {
     if (!mbarrier_is(empty + 8 * stage, phase)) continue;
     const u32 product = (next - 1) & 3;
     const bool of_expert = EXPERTS && product >= 2;
-    if (of_expert && !mbarrier_is(routed, (next - 1) >> 2 & 1)) continue;
+    if (of_expert && !mbarrier_is(routed, (next - 1) >> 2 & 1)) {
+      ahead.bring(m, warp, ((next - 1) >> 2) + 1, count);
+      continue;
+    }
     const bool value = VALUES_APART && j >= apart;
     const Place place = (value ? of_values : of).places[j];
     const u8* w = (value ? of_values : of).w;

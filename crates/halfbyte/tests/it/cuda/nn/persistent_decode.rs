@@ -124,7 +124,7 @@ impl Layer {
             let buffer = bench.upload(&values);
             (values, buffer)
         };
-        let product = |random: &mut Random, [n, k]: [usize; 2]| {
+        let product = |random: &mut Random, [n, k]: [usize; 2], gated: bool| {
             let (w, packed, quantized) = if !case.k_types.is_empty() {
                 let of = case.k_types[random.below(case.k_types.len())];
                 let seed = random.bits() as u32;
@@ -139,7 +139,7 @@ impl Layer {
                 }
                 let w = of_order_one(&with_zeros_in_bytes(random.qtensor(weight, [n, k], false)));
                 let mut packer = Packer::new(bench.gpu, &bench.stream);
-                let packed = if case.mixture.is_some() && n == 2 * inner {
+                let packed = if gated {
                     let [gate, up] = [0..inner, inner..n].map(|rows| w.rows(rows).unwrap());
                     packer.pack_gated(&(&gate).into(), &(&up).into(), format.act).unwrap()
                 } else {
@@ -153,12 +153,14 @@ impl Layer {
         };
         let of_values = heads.kv_heads * heads.head_size;
         let apart = !case.k_types.is_empty() && (heads.row() - of_values).is_multiple_of(256) && random.below(2) == 0;
-        let values = apart.then(|| product(random, [of_values, hidden]));
+        let values = apart.then(|| product(random, [of_values, hidden], false));
         let of_qkv = heads.row() - if apart { of_values } else { 0 };
-        let products = [[of_qkv, hidden], [hidden, heads.heads * heads.head_size]].map(|shape| product(random, shape));
+        let shapes = [[of_qkv, hidden], [hidden, heads.heads * heads.head_size]];
+        let products = shapes.map(|shape| product(random, shape, false));
         let count = case.mixture.map_or(1, |mixture| mixture.experts);
-        let mlps = (0..count).map(|_| [[2 * inner, hidden], [hidden, inner]].map(|shape| product(random, shape)));
-        let mlps = mlps.collect();
+        let gated = case.mixture.is_some();
+        let mlp = |_| [product(random, [2 * inner, hidden], gated), product(random, [hidden, inner], false)];
+        let mlps = (0..count).map(mlp).collect();
         let router = case.mixture.map(|mixture| {
             // Logits of a few units: shares of which none is all.
             let scale = 2.0 / (hidden as f32).sqrt();
